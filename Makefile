@@ -1,0 +1,137 @@
+# make help          what there is to make
+#
+# Needs g++ 12 or newer and the headers of CLI11 and nlohmann/json. What else helps is found by compiling and linking a few lines
+# (scripts/probe.sh); the result is kept in build/probe.mk until this file, the script or the compiler changes, or `make probe`.
+#   ONEDNN=0, OPENBLAS=0    do without that library, though it is there
+#   SAN=1                   with the address and undefined-behaviour sanitizers, in build/san
+
+CXX      := g++
+CXXFLAGS := -std=c++20 -O3 -march=native -mprefer-vector-width=512 -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra
+PYTHON   := $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
+BUILD    := build
+PROGRAM  := train_llama
+
+ifeq ($(SAN),1)
+BUILD    := build/san
+PROGRAM  := $(BUILD)/train_llama
+CXXFLAGS += -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+endif
+ifeq ($(MUTANTS),1)  # set by test-mutants
+BUILD    := build/mutants
+CXXFLAGS += -O1 -DLLMC_MUTANTS
+endif
+
+.DEFAULT_GOAL := train_llama
+.PHONY: deps demo test test-all test-mutants bench compare format tidy probe help clean FORCE
+.DELETE_ON_ERROR:
+
+# ---- what is on this machine ------------------------------------------------------------------------------------------------------
+
+COMPILER := $(CXX): $(shell $(CXX) --version 2>/dev/null | head -n 1)
+ifneq ($(filter-out deps format tidy probe help clean,$(or $(MAKECMDGOALS),train_llama)),)
+include build/probe.mk
+endif
+
+build/probe.mk: Makefile scripts/probe.sh
+	@COMPILER="$(COMPILER)" CXX="$(CXX)" CXXFLAGS="$(CXXFLAGS)" bash scripts/probe.sh $@
+ifneq ($(COMPILER),$(PROBED_COMPILER))
+build/probe.mk: FORCE
+endif
+
+probe:                                       ## look again for libraries
+	@COMPILER="$(COMPILER)" CXX="$(CXX)" CXXFLAGS="$(CXXFLAGS)" bash scripts/probe.sh build/probe.mk
+
+ifeq ($(HAVE_ONEDNN)$(filter 0,$(ONEDNN)),1)
+CXXFLAGS += -DLLMC_ONEDNN
+LDLIBS   += -ldnnl
+else ifeq ($(HAVE_OPENBLAS)$(filter 0,$(OPENBLAS)),1)
+CXXFLAGS += -DLLMC_OPENBLAS
+LDLIBS   += -lopenblas
+endif
+
+# ---- compile and link -------------------------------------------------------------------------------------------------------------
+
+LIBRARY := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard llmc/*/*.cpp))
+TESTS   := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/*.cpp))
+BENCHES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard dev/bench/*.cpp))
+
+$(PROGRAM): $(BUILD)/train_llama.o $(LIBRARY)
+	@echo 'link    $@'
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
+
+$(BUILD)/test/test_llmc: $(TESTS) $(LIBRARY)
+	@echo 'link    $@'
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
+
+$(BENCHES): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
+	@echo 'link    $@'
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
+
+$(BUILD)/%.o: %.cpp $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo 'compile $<'
+	@$(CXX) $(CXXFLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/%.o: %.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo 'compile $<'
+	@$(CXX) $(CXXFLAGS) -MMD -MP -x c++ -c $< -o $@
+
+# Changes when the compiler or a flag does, and everything is compiled again.
+$(BUILD)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(COMPILER) $(CXXFLAGS)' | cmp -s - $@ || echo '$(COMPILER) $(CXXFLAGS)' | tee $@
+
+ifeq ($(SAN),1)
+train_llama: $(PROGRAM)
+.PHONY: train_llama
+endif
+
+ifneq ($(HAVE_GTEST),1)
+$(TESTS): no-gtest
+.PHONY: no-gtest
+no-gtest:
+	@echo 'The tests need GoogleTest, which was not found: make deps (or: apt-get install libgtest-dev), then make probe'; exit 1
+endif
+
+-include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(BENCHES:=.d) $(BUILD)/train_llama.d
+
+# ---- what to make -----------------------------------------------------------------------------------------------------------------
+
+deps:                                        ## install what is missing (Debian packages, .venv)
+	@bash scripts/install_deps.sh
+	@rm -f build/probe.mk
+
+demo: $(PROGRAM)                             ## train the bundled demo
+	./$(PROGRAM)
+
+test: $(PROGRAM) $(BUILD)/test/test_llmc     ## all tests but the slow ones; the last line counts them
+	@$(PYTHON) scripts/run_tests.py --build $(BUILD)
+
+test-all: $(PROGRAM) $(BUILD)/test/test_llmc ## slow tests, mutants and the format, too
+	@$(MAKE) --no-print-directory MUTANTS=1 build/mutants/test/test_llmc
+	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --all
+
+test-mutants:                                ## build known bugs in and require that a test fails
+	@$(MAKE) --no-print-directory MUTANTS=1 build/mutants/test/test_llmc
+	@$(PYTHON) scripts/mutants.py
+
+bench: $(BENCHES)                            ## speed of the ops on this CPU
+	@for b in $(BENCHES); do ./$$b || exit 1; done
+
+compare: $(PROGRAM)                          ## the same training step here and in Hugging Face transformers
+	@$(PYTHON) scripts/compare_hf.py
+
+SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp test/*.h test/*.cpp dev/bench/*.cpp)
+format:                                      ## check the layout of the C++ files; FIX=1 mends it
+	@clang-format $(if $(FIX),-i,--dry-run -Werror --ferror-limit=1) $(SOURCES) || { echo 'fix: make format FIX=1'; exit 1; }
+
+tidy:                                        ## clang-tidy
+	@clang-tidy --quiet $(wildcard llmc/*/*.cpp) -- -x c++ -std=c++20 -Wno-unknown-pragmas
+
+help:                                        ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | sort | awk -F '\t' '{ printf "  make %-14s %s\n", $$1, $$2 }'
+	@echo '  make               the program, train_llama'
+
+clean:                                       ## remove what was built
+	rm -rf build train_llama

@@ -1,0 +1,185 @@
+"""From the fields of a record to a document ready to be tokenised: which formats are known, and what is trained in each."""
+
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from chat import Span
+from errors import DataError
+from records import json_kind
+
+SFT_FORMATS = ("messages; conversations; prompt and completion; text; input_ids and labels; "
+               "or the fields named by --input_key and --output_key")
+PRETRAIN_FORMATS = "text; input_ids; or the field named by --input_key"
+PROMPT_FORMATS = "prompt; messages"
+OPENRLHF_TEMPLATE = "User: {}\nAssistant: "
+SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+
+
+class Draft(NamedTuple):
+    """A text with its trained spans (None: all of it is trained), or ready-made ids with their mask."""
+
+    text: Optional[str] = None
+    spans: Any = None
+    is_chat: bool = False  # as the template renders it; else the rules for BOS and EOS apply
+    ids: Optional[np.ndarray] = None
+    mask: Optional[np.ndarray] = None
+
+
+def sft_draft(fields, options, template):
+    if options.input_key:
+        return keyed_draft(fields, options, template)
+    if has(fields, "messages") or has(fields, "conversations"):
+        return chat_draft(messages_of(fields), 0, fields, template)
+    if has(fields, "prompt") and has(fields, "completion"):
+        prompt, completion = fields["prompt"], fields["completion"]
+        if isinstance(prompt, str) and isinstance(completion, str):
+            return completion_draft(prompt, completion)
+        prompt, completion = checked_messages(prompt, "prompt"), checked_messages(completion, "completion")
+        return chat_draft(prompt + completion, len(prompt), fields, template)
+    if has(fields, "text"):
+        return Draft(string(fields, "text"))
+    if has(fields, "input_ids") and has(fields, "labels"):
+        return ids_draft(fields)
+    raise missing(fields, SFT_FORMATS)
+
+
+def pretrain_draft(fields, options, template):
+    if options.input_key:
+        return Draft(string(fields, options.input_key))
+    if has(fields, "text"):
+        return Draft(string(fields, "text"))
+    if has(fields, "input_ids"):
+        return ids_draft(fields)
+    raise missing(fields, PRETRAIN_FORMATS)
+
+
+def prompts_draft(fields, options, template):
+    if has(fields, "messages") or isinstance(fields.get("prompt"), list):
+        name = "messages" if has(fields, "messages") else "prompt"
+        messages = checked_messages(fields[name], name)
+        if not options.chat_template:
+            raise DataError("holds messages, and there is no chat template to render them with",
+                            "give `prompt` strings, or a template: --tokenizer_chat_template FILE without --no_chat_template")
+        if messages[-1]["role"] == "assistant":
+            raise DataError("its last message is the assistant's, so there is nothing to answer",
+                            "end it with the user's message")
+    elif not has(fields, "prompt"):
+        raise missing(fields, PROMPT_FORMATS)
+    elif options.chat_template:
+        messages = [{"role": "user", "content": string(fields, "prompt")}]
+    else:
+        return Draft(string(fields, "prompt"), [])
+    return Draft(template.prompt(messages, fields.get("tools")), [], is_chat=True)
+
+
+def keyed_draft(fields, options, template):
+    """OpenRLHF's way to name the fields; without an output_key the last message of the list is the answer."""
+    prompt = field(fields, options.input_key)
+    answer = field(fields, options.output_key) if options.output_key else None
+    if isinstance(prompt, str) and not options.apply_chat_template:
+        if answer is None:
+            raise DataError(f"there is no answer to the prompt in {options.input_key!r}",
+                            "--output_key FIELD, or --apply_chat_template for a list of messages")
+        return completion_draft(options.input_template.replace("{}", prompt, 1), string(fields, options.output_key))
+    if answer is None:
+        messages = checked_messages(prompt, options.input_key)
+        first_trained = len(messages) - 1
+    else:
+        prompt = as_messages(prompt, "user", options.input_key)
+        messages = prompt + as_messages(answer, "assistant", options.output_key)
+        first_trained = len(prompt)
+    return chat_draft(messages, 0 if options.multiturn else first_trained, fields, template)
+
+
+def chat_draft(messages, first_trained, fields, template):
+    """Every assistant message from number first_trained on is trained."""
+    trained = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= first_trained]
+    text, spans = template.conversation(messages, fields.get("tools"), trained)
+    return Draft(text, spans, is_chat=True)
+
+
+def completion_draft(prompt, completion):
+    text = prompt + completion
+    return Draft(text if completion else "", [Span(len(prompt), len(text), len(text))])
+
+
+def ids_draft(fields):
+    """Labels stand at the place of their token, as transformers has them: -100, or the same id. Without labels all is trained."""
+    ids = integers(fields, "input_ids")
+    if not has(fields, "labels"):
+        return Draft(ids=ids, mask=np.ones(len(ids), np.uint8))
+    labels = integers(fields, "labels")
+    if len(labels) != len(ids):
+        raise DataError(f"has {len(ids)} input_ids but {len(labels)} labels",
+                        "give one label for each id, -100 where it is no target")
+    wrong = np.flatnonzero((labels != -100) & (labels != ids))
+    if wrong.size:
+        t = wrong[0]
+        raise DataError(f"labels[{t}] is {labels[t]} but input_ids[{t}] is {ids[t]}",
+                        "do not shift labels: each is -100 or the id beside it")
+    return Draft(ids=ids, mask=(labels != -100).astype(np.uint8))
+
+
+def has(fields, name):
+    return fields.get(name) is not None
+
+
+def field(fields, name):
+    if not has(fields, name):
+        raise DataError(f"has no field {name!r}; it has {seen(fields)}", "name the right one with --input_key and --output_key")
+    return fields[name]
+
+
+def missing(fields, accepted):
+    return DataError(f"has fields {seen(fields)}, none of which can be used", f"accepted are: {accepted}")
+
+
+def seen(fields):
+    return ", ".join(fields) if fields else "none"
+
+
+def string(fields, name):
+    value = field(fields, name)
+    if not isinstance(value, str):
+        raise DataError(f"{name!r} is a {json_kind(value)}, not a string", f"write {name!r} as a string")
+    return value
+
+
+def integers(fields, name):
+    try:
+        values = np.array(field(fields, name))
+    except ValueError:  # a ragged list
+        values = np.array(None)
+    if values.ndim != 1 or (values.size and values.dtype.kind != "i"):
+        raise DataError(f"{name!r} is not a list of integers", f"write {name!r} as one flat list of integers")
+    return values.astype(np.int64)
+
+
+def messages_of(fields):
+    """`messages` of {role, content}, or ShareGPT's `conversations` of {from, value}."""
+    if has(fields, "messages"):
+        return checked_messages(fields["messages"], "messages")
+    turns = fields["conversations"]
+    if isinstance(turns, list) and all(isinstance(turn, dict) and "from" in turn and "value" in turn for turn in turns):
+        turns = [{"role": SHAREGPT_ROLES.get(turn["from"], turn["from"]), "content": turn["value"]} for turn in turns]
+    return checked_messages(turns, "conversations")
+
+
+def as_messages(value, role, name):
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    return checked_messages([value] if isinstance(value, dict) else value, name)
+
+
+def checked_messages(value, name):
+    fix = f'write {name!r} as [{{"role": "user", "content": "..."}}, ...]'
+    if not isinstance(value, list) or not value:
+        raise DataError(f"{name!r} is {'an empty list' if value == [] else f'a {json_kind(value)}'}, not a list of messages", fix)
+    for i, message in enumerate(value):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            found = seen(message) if isinstance(message, dict) else f"a {json_kind(message)}"
+            raise DataError(f"{name}[{i}] is no message with a role; it has {found}", fix)
+        if not has(message, "content") and not has(message, "tool_calls"):
+            raise DataError(f"{name}[{i}] has no content; it has {seen(message)}", fix)
+    return value

@@ -1,0 +1,427 @@
+#!/usr/bin/env python3
+"""Makes token files for training from chats, prompts with answers, or plain text, with a Hugging Face tokenizer.
+
+A text is rendered once and tokenised once. A token is a target when it lies wholly inside a trained span: each assistant message
+and its end-of-turn token, the completion, or all of the text. A document's first token is never one: nothing comes before it."""
+
+import argparse
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections import Counter, deque
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import NamedTuple
+
+import numpy as np
+
+from chat import ChatTemplate, mark_targets
+from documents import OPENRLHF_TEMPLATE, PRETRAIN_FORMATS, PROMPT_FORMATS, SFT_FORMATS, pretrain_draft, prompts_draft, sft_draft
+from errors import DataError
+from records import Record, check_inputs, read_records, total_size
+from token_file import TokenFile
+from tokenizer import Tokenizer, fnv1a, offsets
+
+FORMAT_VERSION = "1"
+DRAFTS = {"sft": sft_draft, "pretrain": pretrain_draft, "prompts": prompts_draft}
+
+
+# ---- documents
+
+
+class Lot(NamedTuple):
+    """The documents of some records, end to end."""
+
+    tokens: np.ndarray
+    mask: np.ndarray
+    lengths: np.ndarray
+    counts: Counter
+    size: int  # of the records in their source
+
+
+class Recipe:
+    """How records become documents. Each worker process has its own, the parent's copied by fork."""
+
+    def __init__(self, task, options, tokenizer):
+        self.draft = DRAFTS[task]
+        self.has_targets = task != "prompts"
+        self.options = options
+        self.tokenizer = tokenizer
+        self.template = ChatTemplate(tokenizer.hf)
+        self.adds_bos = {"auto": tokenizer.adds_bos, "always": True, "never": False}[options.add_bos]
+        self.appends_eos = options.append_eos
+        if options.add_bos == "always" and tokenizer.bos is None:
+            raise DataError(f"{options.tokenizer}: the tokenizer has no bos_token",
+                            "--add_bos auto, or set it in tokenizer_config.json")
+
+    def lot(self, records):
+        drafts = [self._in_record(record, lambda: self._drafted(record)) for record in records]
+        texts = [draft.text for draft in drafts if draft.ids is None]
+        encodings = iter(self.tokenizer.encode(texts, with_offsets=any(draft.spans for draft in drafts)))
+        counts = Counter(read=len(records))
+        documents = []
+        for record, draft in zip(records, drafts):
+            encoding = next(encodings) if draft.ids is None else None
+            ids, mask = self._in_record(record, lambda: self._tokens(draft, encoding, counts))
+            documents += self._fitted(ids, mask, counts)
+        ids, masks = zip(*documents) if documents else ((), ())
+        return Lot(np.concatenate([np.empty(0, np.int32), *ids]), np.concatenate([np.empty(0, np.uint8), *masks]),
+                   np.array([len(i) for i in ids], np.int64), counts, sum(record.size for record in records))
+
+    @staticmethod
+    def _in_record(record, work):
+        try:
+            return work()
+        except DataError as error:
+            raise DataError(f"{record.where()}: {error.what}", error.fix) from None
+
+    def _drafted(self, record):
+        draft = self.draft(record.fields(), self.options, self.template)
+        try:
+            (draft.text or "").encode()
+        except UnicodeEncodeError as error:
+            half = draft.text[error.start]
+            raise DataError(f"its text has half of a surrogate pair: {half!r}", "write the whole character") from None
+        return draft
+
+    def _tokens(self, draft, encoding, counts):
+        if draft.ids is not None:
+            outside = np.flatnonzero((draft.ids < 0) | (draft.ids >= self.tokenizer.vocab_size))
+            if outside.size:
+                t = outside[0]
+                raise DataError(f"input_ids[{t}] is {draft.ids[t]}, outside the vocabulary of {self.tokenizer.vocab_size}",
+                                "give --tokenizer the one that made these ids")
+            return draft.ids.astype(np.int32), draft.mask
+        ids = np.array(encoding.ids, np.int32)
+        mask = np.full(len(ids), draft.spans is None, np.uint8)
+        if draft.spans:
+            starts, ends = offsets(encoding)
+            for span in draft.spans:
+                counts["straddling"] += mark_targets(mask, span, ids, starts, ends, self.tokenizer.special)
+                counts["open turns"] += draft.is_chat and not self._ends_turn(ids, mask, starts, span)
+        if not draft.is_chat and len(ids):
+            ids, mask = self._with_bos_and_eos(ids, mask)
+        if not self.has_targets and not len(ids):
+            raise DataError("the prompt is empty", "leave it away, or write one")
+        return ids, mask
+
+    def _ends_turn(self, ids, mask, starts, span):
+        last = np.flatnonzero(mask[:np.searchsorted(starts, span.limit)])
+        return last.size > 0 and self.tokenizer.special[ids[last[-1]]]
+
+    def _with_bos_and_eos(self, ids, mask):
+        bos, eos = self.tokenizer.bos, self.tokenizer.eos
+        if self.adds_bos and ids[0] != bos:
+            ids, mask = np.insert(ids, 0, bos), np.insert(mask, 0, 0)
+        if self.appends_eos:
+            if eos is None:
+                raise DataError("cannot be ended: the tokenizer has no eos_token",
+                                "--append_eos false, or set it in tokenizer_config.json")
+            if ids[-1] != eos:
+                ids, mask = np.append(ids, np.int32(eos)), np.append(mask, np.uint8(1))
+        return ids, mask
+
+    def _fitted(self, ids, mask, counts):
+        """The document as samples of at most max_len tokens; none if there is nothing to learn."""
+        if not len(ids):
+            counts["empty"] += 1
+            return []
+        limit = self.options.max_len or len(ids)
+        pieces = [(ids, mask)]
+        if len(ids) > limit:
+            if self.options.truncation == "drop":
+                counts["too long"] += 1
+                return []
+            if self.options.truncation == "split":
+                pieces = [(ids[t:t + limit], mask[t:t + limit]) for t in range(0, len(ids), limit)]
+            else:
+                counts["cut"] += 1
+                pieces = [(ids[:limit], mask[:limit])]
+        for _, piece_mask in pieces:
+            piece_mask[0] = 0
+        if self.has_targets:
+            pieces = [piece for piece in pieces if piece[1].any()]
+            counts["no target"] += not pieces
+        if len(ids) > limit and self.options.truncation == "split":
+            counts["split"] += 1
+            counts["pieces"] += len(pieces)
+        return pieces
+
+
+# ---- all records, on all cores
+
+
+def lots_of_records(records, count=1000, size=1 << 20):
+    """Lists of records, small enough that memory stays bounded."""
+    lot, lot_size = [], 0
+    for record in records:
+        lot.append(record)
+        lot_size += record.size
+        if len(lot) == count or lot_size >= size:
+            yield lot
+            lot, lot_size = [], 0
+    if lot:
+        yield lot
+
+
+worker_recipe = None  # of a worker process, set once when it starts
+
+
+def start_worker(recipe):
+    global worker_recipe
+    worker_recipe = recipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def work(records):
+    return worker_recipe.lot(records)
+
+
+def prepared_lots(recipe, records, processes):
+    """The lots in the order of their records, whatever the number of processes."""
+    waiting = lots_of_records(records)
+    first = list(itertools.islice(waiting, processes))
+    if len(first) < 2:  # too little to share out
+        yield from map(recipe.lot, itertools.chain(first, waiting))
+        return
+    pool = ProcessPoolExecutor(len(first), multiprocessing.get_context("fork"), start_worker, (recipe,))
+    pending = deque()
+    try:
+        for lot in itertools.chain(first, waiting):
+            pending.append(pool.submit(work, lot))
+            if len(pending) > 2 * len(first):
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    except BrokenProcessPool:
+        raise DataError("a worker process was killed, probably for want of memory",
+                        "free memory, or fewer cores: taskset -c 0-3") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class Progress:
+    """One line on a terminal; nothing elsewhere."""
+
+    def __init__(self, total):
+        self.total = total
+        self.done = self.records = self.tokens = 0
+        self.begin = self.shown = time.monotonic()
+        self.is_terminal = sys.stderr.isatty()
+
+    def add(self, lot):
+        self.done += lot.size
+        self.records += lot.counts["read"]
+        self.tokens += len(lot.tokens)
+        now = time.monotonic()
+        if self.is_terminal and now - self.shown > 0.2:
+            self.shown = now
+            seconds = now - self.begin
+            share = min(1.0, self.done / self.total) if self.total else 0
+            left = f"{100 * share:3.0f} %  {seconds * (1 - share) / share:,.0f} s left  " if share else ""
+            print(f"\r\033[K  {left}{self.records:,} records  {self.tokens:,} tokens  {self.tokens / seconds:,.0f} tokens/s",
+                  end="", file=sys.stderr, flush=True)
+
+    def end(self):
+        if self.is_terminal:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def prepare(task, options, processes):
+    names = options.input or []
+    check_inputs(names)
+    tokenizer = Tokenizer(options.tokenizer, options.tokenizer_chat_template)
+    options.chat_template = options.chat_template and tokenizer.hf.chat_template is not None
+    recipe = Recipe(task, options, tokenizer)
+    typed = (Record("--prompt", i, None, {"prompt": text}, len(text)) for i, text in enumerate(options.prompt or [], 1))
+    records = itertools.chain(typed, read_records(names))
+    progress = Progress(total_size(names))
+    counts, targets = Counter(), 0
+    file = TokenFile(options.out, tokenizer.vocab_size)
+    try:
+        for lot in prepared_lots(recipe, records, processes):
+            file.append(lot.tokens, lot.mask, lot.lengths)
+            counts += lot.counts
+            targets += int(lot.mask.sum())
+            progress.add(lot)
+        progress.end()
+        lengths = np.concatenate(file.lengths)
+        summary = table(task, options, counts, lengths, targets)
+        if not len(lengths):
+            raise DataError(f"no record is left:\n{summary}", "a longer --max_len, or records with something to learn")
+        file.write(metadata(task, options, tokenizer))
+    finally:
+        progress.end()
+        file.close()
+    print(summary)
+
+
+def metadata(task, options, tokenizer):
+    template = tokenizer.hf.chat_template
+    return {"kind": task, "vocab_size": str(tokenizer.vocab_size), "tokenizer_hash": tokenizer.hash,
+            "max_len": str(options.max_len or 0), "template_hash": fnv1a(str(template)) if template else "",
+            "source": source(options), "version": FORMAT_VERSION}
+
+
+def source(options):
+    return ",".join(options.input or ["--prompt"])
+
+
+def table(task, options, counts, lengths, targets):
+    tokens = int(lengths.sum())
+    reasons = {"too long": f"longer than {options.max_len} tokens", "no target": "without a target token", "empty": "empty"}
+    dropped = {text: counts[key] for key, text in reasons.items() if counts[key]}
+    rows = [("records read", f"{counts['read']:,}", ""), ("dropped", f"{sum(dropped.values()):,}", "")]
+    rows += [(f"  {text}", f"{count:,}", "") for text, count in dropped.items()]
+    rows += [(f"cut to {options.max_len} tokens", f"{counts['cut']:,}", "")] if counts["cut"] else []
+    rows += [("split", f"{counts['split']:,}", f"into {counts['pieces']:,} documents")] if counts["split"] else []
+    rows += [("documents kept", f"{len(lengths):,}", ""), ("tokens", f"{tokens:,}", "")]
+    if task != "prompts":
+        rows += [("target tokens", f"{targets:,}", f"{100 * targets / max(1, tokens):.1f} %")]
+    if len(lengths):
+        p50, p95 = np.percentile(lengths, [50, 95], method="inverted_cdf")
+        note = f"mean; min {lengths.min():,}, p50 {p50:,}, p95 {p95:,}, max {lengths.max():,}"
+        rows += [("length", f"{lengths.mean():,.1f}", note)]
+    if counts["straddling"]:
+        note = "answers whose first token also holds the end of the prompt: not a target"
+        rows += [("merged starts", f"{counts['straddling']:,}", note)]
+    if counts["open turns"]:
+        note = "answers after which the template puts no special token: stopping is not learnt"
+        rows += [("open turns", f"{counts['open turns']:,}", note)]
+    lines = [f"  {name:<32}{value:>16}  {note}".rstrip() for name, value, note in rows]
+    return "\n".join([f"{task}: {source(options)} -> {options.out}", *lines])
+
+
+# ---- options
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise DataError(f"{self.prog}: {message}", f"{self.prog} --help")
+
+
+def boolean(text):
+    values = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return values[text.lower()]
+
+
+def comma_list(text):
+    return [name for name in text.split(",") if name]
+
+
+def length(text):
+    value = int(text)
+    if value < 2:
+        raise argparse.ArgumentTypeError(f"{text} is too short: one token to predict another takes two")
+    return value
+
+
+def template_text(text):
+    """A Jinja template, or the file that holds one."""
+    if not os.path.isfile(text):
+        if "{" not in text:
+            raise argparse.ArgumentTypeError(f"{text!r} is neither a template nor a file")
+        return text
+    with open(text, encoding="utf-8") as file:
+        return file.read()
+
+
+def input_template(text):
+    if "{}" not in text:
+        raise argparse.ArgumentTypeError(f"{text!r} has no {{}} for the prompt")
+    return text
+
+
+FLAG = {"type": boolean, "nargs": "?", "const": True, "metavar": "BOOL"}  # --flag, --flag true, --flag false
+
+
+def add_common(parser, needs_input):
+    parser.add_argument("--input", metavar="FILE[,FILE]", required=needs_input, type=comma_list,
+                        help="JSON lines, JSON, CSV, parquet (by extension), or the train split of a hub dataset OWNER/NAME")
+    parser.add_argument("--tokenizer", metavar="DIR", required=True, help="Hugging Face directory with tokenizer.json")
+    parser.add_argument("--out", metavar="F.safetensors", required=True, help="the file to write")
+    parser.add_argument("--add_bos", choices=["auto", "always", "never"], default="auto",
+                        help="begin what is no chat with the BOS token; auto: as the tokenizer does by itself (default auto)")
+
+
+def add_length(parser, default, choices):
+    parser.add_argument("--max_len", type=length, default=2048, metavar="N", help="longest document in tokens (default 2048)")
+    parser.add_argument("--truncation", choices=choices, default=default, help=f"what to do with longer ones (default {default})")
+    parser.add_argument("--append_eos", default=True, **FLAG,
+                        help="end what is no chat with the EOS token, unless it has it; it is a target (default true)")
+
+
+def add_template(parser):
+    parser.add_argument("--tokenizer_chat_template", type=template_text, metavar="FILE|TEXT",
+                        help="chat template in place of the tokenizer's own")
+
+
+def build_parser():
+    parser = Parser(prog="prepare.py", description=__doc__, allow_abbrev=False)
+    tasks = parser.add_subparsers(dest="task", required=True, metavar="|".join(DRAFTS), parser_class=Parser)
+    # What a task has no flag for.
+    parser.set_defaults(prompt=None, tokenizer_chat_template=None, input_key=None, append_eos=False, max_len=None,
+                        truncation=None, chat_template=True)
+
+    sft = tasks.add_parser("sft", help="chats, or prompts with completions", allow_abbrev=False,
+                           description=f"Fields: {SFT_FORMATS}.")
+    add_common(sft, needs_input=True)
+    add_length(sft, "drop", ["drop", "keep"])
+    add_template(sft)
+    sft.add_argument("--input_key", metavar="FIELD", help="the prompt: a string, or a list of messages")
+    sft.add_argument("--output_key", metavar="FIELD", help="the answer: a string, a message or a list of messages")
+    sft.add_argument("--input_template", metavar="TEXT", type=input_template, default=OPENRLHF_TEMPLATE,
+                     help=f"around the prompt string where no chat template is applied (default {OPENRLHF_TEMPLATE!r})")
+    sft.add_argument("--apply_chat_template", default=False, **FLAG,
+                     help="make messages of the strings in --input_key and --output_key")
+    sft.add_argument("--multiturn", default=False, **FLAG,
+                     help="with --input_key: train every assistant message, not only the answer")
+
+    pretrain = tasks.add_parser("pretrain", help="plain text", allow_abbrev=False, description=f"Fields: {PRETRAIN_FORMATS}.")
+    add_common(pretrain, needs_input=True)
+    add_length(pretrain, "split", ["split", "drop", "keep"])
+    pretrain.add_argument("--input_key", metavar="FIELD", help="the text")
+
+    prompts = tasks.add_parser("prompts", help="prompts to generate from", allow_abbrev=False,
+                               description=f"Fields: {PROMPT_FORMATS}.")
+    add_common(prompts, needs_input=False)
+    add_template(prompts)
+    prompts.add_argument("--prompt", action="append", metavar="TEXT", help="a prompt; can be given several times")
+    prompts.add_argument("--no_chat_template", dest="chat_template", action="store_false",
+                         help="take prompts as plain text; without it the tokenizer's chat template makes user messages of them")
+    return parser
+
+
+def snake_case(argument):
+    """--max-len=5 is --max_len=5."""
+    name, equals, value = argument.partition("=")
+    return name.replace("-", "_").replace("__", "--", 1) + equals + value if name.startswith("--") else argument
+
+
+def main(arguments):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an orderly end, so that nothing is left behind
+    try:
+        options = build_parser().parse_args([snake_case(argument) for argument in arguments])
+        if not options.input and not options.prompt:
+            raise DataError("there is nothing to prepare", "--input FILE, or --prompt TEXT for the task prompts")
+        prepare(options.task, options, len(os.sched_getaffinity(0)))
+    except DataError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except OSError as error:
+        where = error.filename or "input or output"
+        print(f"{where}: {error.strerror}\n  fix: free space and permission to read and write", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

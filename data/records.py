@@ -1,0 +1,156 @@
+"""Reading records: JSON lines, JSON, CSV, parquet or a dataset of the Hugging Face hub, one record at a time."""
+
+import csv
+import json
+import os
+import re
+import sys
+from typing import Any, NamedTuple, Optional
+
+from errors import DataError
+
+EXTENSIONS = (".jsonl", ".json", ".csv", ".parquet")
+
+
+class Record(NamedTuple):
+    source: str
+    number: int  # from 1
+    line: Optional[int]  # from 1, where the source has lines
+    raw: Any  # a dict, or the bytes of one JSON object, which fields() parses
+    size: int  # bytes it takes in its source, about
+
+    def where(self):
+        line = f" (line {self.line})" if self.line else ""
+        return f"record {self.number}{line} of {self.source}"
+
+    def fields(self):
+        if not isinstance(self.raw, bytes):
+            value = self.raw
+        else:
+            try:
+                value = json.loads(self.raw)
+            except ValueError as error:  # not JSON, or not UTF-8
+                raise DataError(f"broken JSON: {error}", "one whole JSON object a line, in UTF-8") from None
+        if not isinstance(value, dict):
+            raise DataError(f"is a JSON {json_kind(value)}, not an object", 'write a record as an object: {"messages": [...]}')
+        return value
+
+
+def json_kind(value):
+    kinds = {list: "list", str: "string", bool: "boolean", int: "number", float: "number", type(None): "null", dict: "object"}
+    return kinds.get(type(value), type(value).__name__)
+
+
+def check_inputs(names):
+    """Refuses, before any work is done, what read_records() would not find."""
+    for name in names:
+        if is_hub_name(name):
+            continue
+        if not os.path.isfile(name):
+            kind = "is a directory" if os.path.isdir(name) else "there is no such file"
+            raise DataError(f"{name}: {kind}", "give --input an existing file, several with commas between them")
+        if not name.endswith(EXTENSIONS):
+            raise DataError(f"{name}: unknown kind of file", f"convert it to one of {' '.join(EXTENSIONS)}")
+        if os.path.getsize(name) == 0:
+            raise DataError(f"{name}: the file is empty", "give --input a file with records")
+
+
+def is_hub_name(name):
+    """OWNER/NAME, unless a file is meant."""
+    return not os.path.exists(name) and not name.endswith(EXTENSIONS) and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
+
+
+def total_size(names):
+    """What the sizes of all records add up to, about; None if that cannot be known."""
+    if any(is_hub_name(name) for name in names):
+        return None
+    return sum(parquet_size(name) if name.endswith(".parquet") else os.path.getsize(name) for name in names)
+
+
+def read_records(names):
+    readers = {".jsonl": read_json_lines, ".json": read_json, ".csv": read_csv, ".parquet": read_parquet}
+    for name in names:
+        reader = read_hub if is_hub_name(name) else readers[os.path.splitext(name)[1]]
+        number = 0
+        for number, (line, raw, size) in enumerate(reader(name), 1):
+            yield Record(name, number, line, raw, size)
+        if number == 0:
+            raise DataError(f"{name}: holds no records", "give --input a file with records")
+
+
+def read_json_lines(path):
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, line, len(line)
+
+
+def read_json(path):
+    """A list of records in one piece; or JSON lines under the name .json, which is as common."""
+    with open(path, "rb") as file:
+        is_list = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+    if not is_list:
+        yield from read_json_lines(path)
+        return
+    try:
+        with open(path, "rb") as file:
+            records = json.loads(file.read())
+    except ValueError as error:
+        raise DataError(f"{path}: broken JSON: {error}", "a .json file holds one list of objects") from None
+    for record in records:
+        yield None, record, os.path.getsize(path) // len(records)
+
+
+def read_csv(path):
+    """Cells are strings as they stand: nothing is guessed to be a number or missing."""
+    csv.field_size_limit(sys.maxsize)
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        rows = csv.reader(file, strict=True)
+        line = 1
+        try:
+            header = next(rows, [])
+            line = rows.line_num + 1  # of the row that is read next
+            for row in rows:
+                if row and len(row) != len(header):
+                    raise DataError(f"line {line} of {path}: has {len(row)} cells but the header has {len(header)}",
+                                    "put cells that hold commas or line breaks in double quotes")
+                if row:
+                    yield line, dict(zip(header, row)), sum(map(len, row)) + len(row)
+                line = rows.line_num + 1
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError(f"{path}: broken CSV at line {line}: {error}", "CSV in UTF-8 with a header line") from None
+
+
+def open_parquet(path):
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: broken parquet file: {error}", "write the file again") from None
+
+
+def parquet_size(path):
+    metadata = open_parquet(path).metadata
+    return sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+
+
+def read_parquet(path):
+    file = open_parquet(path)
+    size = parquet_size(path) // max(1, file.metadata.num_rows)
+    for batch in file.iter_batches(batch_size=500):
+        for record in batch.to_pylist():
+            yield None, record, size
+
+
+def read_hub(name):
+    import datasets
+
+    try:
+        records = datasets.load_dataset(name, split="train", streaming=True)
+        for record in records:
+            yield None, record, len(str(record))
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(f"{name}: is no file, and the hub does not give it: {error}",
+                        "check the name, or download it first") from None

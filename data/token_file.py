@@ -1,0 +1,89 @@
+"""The file of prepared data: one safetensors file, read by llmc/data/tokens.h.
+
+    doc_offsets I64 (documents + 1)   document i holds the tokens doc_offsets[i] .. doc_offsets[i+1]-1
+    tokens      U16 or I32 (N)        U16 where the vocabulary allows it
+    loss_mask   U8 (N)                1: the token is a target, predicted from those before it; never a document's first
+
+Metadata, all strings: what TokenFile.write() is given."""
+
+import json
+import os
+import shutil
+import tempfile
+
+import numpy as np
+
+from errors import DataError
+
+DTYPES = {"U16": np.dtype("<u2"), "I32": np.dtype("<i4"), "U8": np.dtype("u1"), "I64": np.dtype("<i8")}
+
+
+class TokenFile:
+    """Takes documents one lot after another, in bounded memory, and writes the file at the end: whole, or not at all."""
+
+    def __init__(self, path, vocab_size):
+        self.path = path
+        self.directory = os.path.dirname(os.path.abspath(path))
+        if not os.path.isdir(self.directory) or os.path.isdir(path):
+            raise DataError(f"{path}: cannot be written: its directory does not exist, or it is one itself",
+                            f"mkdir -p {self.directory}, or another --out")
+        self.dtype = "U16" if vocab_size <= 65536 else "I32"
+        try:  # without a name, so that nothing is left behind however this ends
+            self.tokens = tempfile.TemporaryFile(dir=self.directory)
+            self.mask = tempfile.TemporaryFile(dir=self.directory)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be written: {error.strerror}", "give --out a place that can be written to") from None
+        self.lengths = []
+
+    def append(self, tokens, mask, lengths):
+        self.tokens.write(tokens.astype(DTYPES[self.dtype]).tobytes())
+        self.mask.write(mask.astype(np.uint8).tobytes())
+        self.lengths.append(lengths)
+
+    def write(self, metadata):
+        lengths = np.concatenate(self.lengths)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(DTYPES["I64"])
+        count = int(offsets[-1])
+        # The widest first, so that each is aligned.
+        tensors = [("doc_offsets", "I64", len(offsets)), ("tokens", self.dtype, count), ("loss_mask", "U8", count)]
+        temporary = f"{self.path}.tmp"
+        try:
+            with open(temporary, "wb") as file:
+                file.write(header(tensors, metadata))
+                file.write(offsets.tobytes())
+                for part in (self.tokens, self.mask):
+                    part.seek(0)
+                    shutil.copyfileobj(part, file, 1 << 20)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
+        except BaseException:
+            if os.path.exists(temporary):
+                os.remove(temporary)
+            raise
+        sync_directory(self.directory)
+
+    def close(self):
+        self.tokens.close()
+        self.mask.close()
+
+
+def header(tensors, metadata):
+    """Length and JSON header, padded with spaces so that the arrays begin at a multiple of 8."""
+    entries, begin = {"__metadata__": metadata}, 0
+    for name, dtype, count in tensors:
+        end = begin + count * DTYPES[dtype].itemsize
+        entries[name] = {"dtype": dtype, "shape": [count], "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(entries, ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def sync_directory(path):
+    """Makes the new name itself survive a power cut."""
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,95 @@
+"""A Hugging Face tokenizer directory: text to ids with offsets, special tokens, and the hash that ties data to a model."""
+
+import json
+import os
+from itertools import chain
+
+import numpy as np
+
+from errors import DataError
+
+
+class Tokenizer:
+    """What preparation needs of a fast tokenizer. It reads tokenizer.json as it stands, so that ids mean what the hash says."""
+
+    def __init__(self, directory, chat_template=None):
+        entries = read_vocabulary(directory)
+        self.hash = tokenizer_hash(entries)
+        self.vocab_size = max(entries) + 1  # the largest id + 1
+        self.hf = load_fast_tokenizer(directory)
+        if max(self.hf.get_vocab().values()) >= self.vocab_size:
+            raise DataError(f"{directory}: tokenizer_config.json adds tokens that tokenizer.json does not have",
+                            "load it with transformers' AutoTokenizer and save it again with save_pretrained")
+        if chat_template is not None:
+            self.hf.chat_template = chat_template
+        self.bos = self.hf.bos_token_id
+        self.eos = self.hf.eos_token_id
+        self.special = np.zeros(self.vocab_size, bool)
+        self.special[[i for i, (_, special) in entries.items() if special] + self.hf.all_special_ids] = True
+
+        self.encoder = self.hf.backend_tokenizer
+        self.encoder.no_truncation()
+        self.encoder.no_padding()
+        self.adds_bos = self.bos is not None and self.encoder.encode("a").ids[:1] == [self.bos]
+        # The post-processor adds special tokens, which is done elsewhere, and may shorten offsets by the space before a word: a
+        # token that holds the prompt's last space would look as if it lay wholly inside the answer.
+        self.encoder.post_processor = None
+
+    def encode(self, texts, with_offsets):
+        """One encoding per text, no special tokens added; without offsets it is faster."""
+        encode = self.encoder.encode_batch if with_offsets else self.encoder.encode_batch_fast
+        return encode(texts, add_special_tokens=False)
+
+
+def offsets(encoding):
+    """Of each token the first character and the end, in characters of the text. The bytes of one character all have all of it."""
+    pairs = np.fromiter(chain.from_iterable(encoding.offsets), np.int64, 2 * len(encoding)).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def read_vocabulary(directory):
+    """{id: (token, special)} of tokenizer.json: the model's vocabulary with the added tokens over it."""
+    if not os.path.isdir(directory):
+        raise DataError(f"{directory}: there is no such directory", "give --tokenizer the directory of a model or tokenizer")
+    path = os.path.join(directory, "tokenizer.json")
+    if not os.path.isfile(path):
+        raise DataError(f"{directory}: holds no tokenizer.json",
+                        "load it with transformers' AutoTokenizer and save it again with save_pretrained")
+    try:
+        with open(path, encoding="utf-8") as file:
+            tokenizer = json.load(file)
+        vocab = tokenizer["model"]["vocab"]
+        by_id = {i: token for token, i in vocab.items()} if isinstance(vocab, dict) else {i: v[0] for i, v in enumerate(vocab)}
+        entries = {i: (token, False) for i, token in by_id.items()}
+        entries.update({added["id"]: (added["content"], added["special"]) for added in tokenizer["added_tokens"]})
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: is no tokenizer: {error!r}", "copy the file from the model again") from None
+    if not entries:
+        raise DataError(f"{path}: has an empty vocabulary", "copy the file from the model again")
+    return entries
+
+
+def tokenizer_hash(entries):
+    """FNV-1a (64 bit, 16 hex digits) of the UTF-8 of f"{id}\\t{token}\\t{special}\\n" for all ids, increasing; special is 1 or 0.
+
+    Equal for two tokenizers exactly if they mean the same by every id, however their files are laid out."""
+    return fnv1a("".join(f"{i}\t{token}\t{int(special)}\n" for i, (token, special) in sorted(entries.items())))
+
+
+def fnv1a(text):
+    value = 0xCBF29CE484222325
+    for byte in text.encode():
+        value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    return f"{value:016x}"
+
+
+def load_fast_tokenizer(directory):
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its note that there is no torch
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the work is spread over processes, one thread each
+    from transformers import PreTrainedTokenizerFast  # here, because it takes a second
+
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # a broken file can fail anywhere in there, with anything
+        raise DataError(f"{directory}: transformers cannot load the tokenizer: {error}",
+                        "copy its files from the model again") from None

@@ -1,0 +1,141 @@
+#include "arena.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <numeric>
+
+#include "common.h"
+
+static constexpr size_t guard_bytes = 256;
+static constexpr uint8_t guard_pattern = 0xA5;
+static constexpr uint8_t poison_pattern = 0xFF;  // a NaN in f32 and in bf16, -1 as an index
+
+void Plan::add(void **pointer, std::string name, const char *dtype, size_t element, std::vector<size_t> shape, size_t first, size_t last) {
+    size_t bytes = element;
+    for (size_t n : shape)
+        if (__builtin_mul_overflow(bytes, n, &bytes)) die("%s is too large to address: its size overflows 64 bits", name.c_str());
+    if (bytes == 0) {  // an array that this model does not have
+        *pointer = nullptr;
+        return;
+    }
+    segments_.push_back({std::move(name), dtype, std::move(shape), bytes, first, last, pointer, 0});
+}
+
+void Plan::place(bool guards) {
+    guards_ = guards;
+    std::vector<size_t> order(segments_.size());
+    std::iota(order.begin(), order.end(), size_t(0));
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return segments_[a].bytes > segments_[b].bytes; });
+
+    struct Placed { size_t begin, end, first, last; };
+    std::vector<Placed> placed;  // sorted by begin
+    bytes_ = 0;
+    for (size_t i : order) {
+        Segment &s = segments_[i];
+        const size_t room = round_up(s.bytes + (guards ? guard_bytes : 0), alignment);
+        size_t at = 0;
+        for (const Placed &p : placed) {
+            if (!guards && (p.last < s.first || s.last < p.first)) continue;  // never alive together
+            if (at + room <= p.begin) break;                     // the gap before p is large enough
+            at = std::max(at, p.end);
+        }
+        s.offset = at;
+        const auto behind = std::upper_bound(placed.begin(), placed.end(), at, [](size_t x, const Placed &p) { return x < p.begin; });
+        placed.insert(behind, {at, at + room, s.first, s.last});
+        bytes_ = std::max(bytes_, at + room);
+    }
+}
+
+size_t Plan::sum() const {
+    size_t sum = 0;
+    for (const Segment &s : segments_) sum += s.bytes;
+    return sum;
+}
+
+std::string human_bytes(size_t bytes) {
+    if (bytes >= size_t(1) << 30) return format("%.2f GiB", double(bytes) / double(1 << 30));
+    if (bytes >= size_t(1) << 20) return format("%.1f MiB", double(bytes) / double(1 << 20));
+    return format("%.1f KiB", double(bytes) / 1024);
+}
+
+// "act.12.qkv" -> "act.*.qkv": one line for all layers.
+static std::string without_numbers(const std::string &name) {
+    std::string out;
+    for (size_t i = 0; i < name.size(); i++)
+        if (!isdigit(name[i]) || (i > 0 && name[i - 1] != '.' && out.back() != '*')) out += name[i];
+        else if (out.empty() || out.back() != '*') out += '*';
+    return out;
+}
+
+std::string Plan::table() const {
+    struct Line { size_t count = 0, bytes = 0; const Segment *one = nullptr; };
+    std::vector<std::string> names;
+    std::map<std::string, Line> lines;
+    for (const Segment &s : segments_) {
+        Line &line = lines[without_numbers(s.name)];
+        if (line.count == 0) names.push_back(without_numbers(s.name));
+        line.count++, line.bytes += s.bytes, line.one = &s;
+    }
+    std::string out = format("%-28s %5s %-5s %-24s %12s %12s\n", "array", "count", "type", "shape", "bytes each", "in all");
+    for (const std::string &name : names) {
+        const Line &line = lines[name];
+        std::string shape;
+        for (size_t n : line.one->shape) shape += (shape.empty() ? "" : " x ") + std::to_string(n);
+        out += format("%-28s %5zu %-5s %-24s %12s %12s\n", name.c_str(), line.count, line.one->dtype, shape.c_str(), human_bytes(line.one->bytes).c_str(),
+                      human_bytes(line.bytes).c_str());
+    }
+    return out + format("%-78s %12s\n%-78s %12s\n", "sum", human_bytes(sum()).c_str(), "placed: arrays that never live together share bytes",
+                        human_bytes(bytes()).c_str());
+}
+
+Arena::Arena(const Plan &plan) : plan_(plan) {
+    void *base = mmap(nullptr, std::max<size_t>(plan.bytes(), 1), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED)
+        die("cannot allocate %s: %s\n  fix: see --plan; a smaller --row_tokens or --recompute layer needs less", human_bytes(plan.bytes()).c_str(), strerror(errno));
+    madvise(base, plan.bytes(), MADV_HUGEPAGE);
+    base_ = static_cast<std::byte *>(base);
+    memset(base_, 0, plan.bytes());  // touch every page now; parameters' gradients and moments start at zero
+    for (const Segment &s : plan.segments()) {
+        *s.pointer = base_ + s.offset;
+        if (plan.guards()) memset(base_ + s.offset + s.bytes, guard_pattern, guard_bytes);
+    }
+    for (auto [pointer, added] : plan.aliases_) *pointer = *added;
+}
+
+Arena::~Arena() { munmap(base_, std::max<size_t>(plan_.bytes(), 1)); }
+
+void Arena::check_guards() const {
+    if (!plan_.guards()) return;
+    for (const Segment &s : plan_.segments())
+        for (size_t i = 0; i < guard_bytes; i++)
+            if (base_[s.offset + s.bytes + i] != std::byte(guard_pattern))
+                die("somebody wrote behind the end of %s (%s), at its byte %zu", s.name.c_str(), human_bytes(s.bytes).c_str(), s.bytes + i);
+}
+
+void Arena::poison_dead(size_t now) {
+    if (plan_.guards()) return;  // it would tread on them
+    std::vector<std::pair<size_t, size_t>> alive;  // byte ranges
+    for (const Segment &s : plan_.segments())
+        if (s.first <= now && now <= s.last) alive.push_back({s.offset, s.offset + s.bytes});
+    std::sort(alive.begin(), alive.end());
+    size_t at = 0;
+    for (auto [begin, end] : alive) {
+        if (at < begin) memset(base_ + at, poison_pattern, begin - at);
+        at = std::max(at, end);
+    }
+    if (at < plan_.bytes()) memset(base_ + at, poison_pattern, plan_.bytes() - at);
+}
+
+size_t peak_memory() {
+    std::ifstream status("/proc/self/status");
+    std::string word;
+    size_t kib = 0;
+    while (status >> word)
+        if (word == "VmHWM:") status >> kib;
+    return kib * 1024;
+}

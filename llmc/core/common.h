@@ -1,0 +1,44 @@
+// What every other file uses: one kind of error, printf into a string, integer helpers.
+#pragma once
+#include <cstdarg>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+
+// An error a user can cause or mend. It is thrown, never printed on the spot: main() prints it once and exits 1, and ranks that
+// are threads survive it. The text is the cause, and where it helps a second line "  fix: ...".
+struct Error : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+inline std::string vformat(const char *text, va_list args) {
+    va_list again;
+    va_copy(again, args);
+    const int length = vsnprintf(nullptr, 0, text, args);
+    std::string out(size_t(length < 0 ? 0 : length), '\0');
+    vsnprintf(out.data(), out.size() + 1, text, again);
+    va_end(again);
+    return out;
+}
+
+__attribute__((format(printf, 1, 2))) inline std::string format(const char *text, ...) {
+    va_list args;
+    va_start(args, text);
+    std::string out = vformat(text, args);
+    va_end(args);
+    return out;
+}
+
+// die("row %zu has %zu tokens but a row holds %zu\n  fix: --row_tokens %zu", ...): cause first, then the fix.
+[[noreturn]] __attribute__((format(printf, 1, 2))) inline void die(const char *text, ...) {
+    va_list args;
+    va_start(args, text);
+    std::string message = vformat(text, args);
+    va_end(args);
+    throw Error(message);
+}
+
+constexpr size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
+constexpr size_t round_up(size_t a, size_t multiple) { return ceil_div(a, multiple) * multiple; }

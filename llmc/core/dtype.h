@@ -1,0 +1,31 @@
+// bf16: the upper half of a float. Our own type, so that host, device and emulator share one definition and one rounding.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#ifdef __CUDACC__
+#define HOST_DEVICE __host__ __device__
+#else
+#define HOST_DEVICE
+#endif
+
+struct bf16 {
+    uint16_t bits;
+
+    bf16() = default;
+    HOST_DEVICE bf16(float f) {  // round to nearest, ties to even; NaN stays NaN
+        uint32_t u;
+        memcpy(&u, &f, 4);
+        bits = (u & 0x7fffffff) > 0x7f800000 ? uint16_t(u >> 16 | 0x40) : uint16_t((u + 0x7fff + (u >> 16 & 1)) >> 16);
+    }
+    HOST_DEVICE operator float() const {
+        uint32_t u = uint32_t(bits) << 16;
+        float f;
+        memcpy(&f, &u, 4);
+        return f;
+    }
+};
+
+template <class X> constexpr const char *dtype_name = nullptr;
+template <> inline constexpr const char *dtype_name<float> = "f32";
+template <> inline constexpr const char *dtype_name<bf16> = "bf16";

@@ -1,0 +1,102 @@
+#include "file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <vector>
+
+#include "common.h"
+
+InputFile::InputFile(const std::string &path) : path_(path), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+    if (fd_ < 0) die("%s: cannot open: %s", path.c_str(), strerror(errno));  // O_NONBLOCK: a pipe must not hang us
+    struct stat info;
+    if (fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
+        close(fd_);
+        die("%s is not a regular file", path.c_str());
+    }
+    size_ = size_t(info.st_size);
+}
+
+InputFile::~InputFile() { close(fd_); }
+
+void InputFile::read(void *dst, size_t bytes, size_t offset) const {
+    for (char *to = static_cast<char *>(dst); bytes > 0;) {
+        const ssize_t got = pread(fd_, to, bytes, off_t(offset));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) die("%s: cannot read: %s", path_.c_str(), strerror(errno));
+        if (got == 0) die("%s: ends at byte %zu, %zu more were expected", path_.c_str(), offset, bytes);
+        to += got, bytes -= size_t(got), offset += size_t(got);
+    }
+}
+
+MappedFile::MappedFile(const InputFile &file) : size_(file.size()) {
+    if (size_ == 0) die("%s: is empty", file.path().c_str());
+    void *data = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.descriptor(), 0);
+    if (data == MAP_FAILED) die("%s: cannot map: %s", file.path().c_str(), strerror(errno));
+    data_ = static_cast<const std::byte *>(data);
+}
+
+MappedFile::~MappedFile() { munmap(const_cast<std::byte *>(data_), size_); }
+
+OutputFile::OutputFile(const std::string &path)
+    : path_(path), temporary_(path + ".tmp"), fd_(open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+    if (fd_ < 0) fail("create");
+}
+
+OutputFile::~OutputFile() {
+    if (fd_ < 0) return;
+    close(fd_);
+    unlink(temporary_.c_str());
+}
+
+void OutputFile::fail(const char *action) const { die("%s: cannot %s: %s", temporary_.c_str(), action, strerror(errno)); }
+
+void OutputFile::write(const void *data, size_t bytes) {
+    for (const char *from = static_cast<const char *>(data); bytes > 0;) {
+        const ssize_t put = ::write(fd_, from, bytes);
+        if (put < 0 && errno == EINTR) continue;
+        if (put < 0) fail("write");
+        from += put, bytes -= size_t(put);
+    }
+}
+
+void OutputFile::commit() {
+    if (fsync(fd_) != 0) fail("sync");
+    if (rename(temporary_.c_str(), path_.c_str()) != 0) fail("rename");
+    close(fd_);
+    fd_ = -1;
+    const auto parent = std::filesystem::path(path_).parent_path();
+    sync_directory(parent.empty() ? "." : parent.string());
+}
+
+void write_file(const std::string &path, const std::string &text) {
+    OutputFile file(path);
+    file.write(text.data(), text.size());
+    file.commit();
+}
+
+void copy_file(const std::string &from, const std::string &to) {
+    const InputFile in(from);
+    OutputFile out(to);
+    std::vector<char> buffer(std::min(in.size(), size_t(1) << 20));
+    for (size_t at = 0; at < in.size(); at += buffer.size()) {
+        const size_t bytes = std::min(buffer.size(), in.size() - at);
+        in.read(buffer.data(), bytes, at);
+        out.write(buffer.data(), bytes);
+    }
+    out.commit();
+}
+
+void sync_directory(const std::string &dir) {
+    const int fd = open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) die("%s: cannot open: %s", dir.c_str(), strerror(errno));
+    const int error = fsync(fd) == 0 || errno == EINVAL ? 0 : errno;  // EINVAL: a file system that cannot sync directories
+    close(fd);
+    if (error) die("%s: cannot sync: %s", dir.c_str(), strerror(error));
+}

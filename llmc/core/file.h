@@ -1,0 +1,58 @@
+// Files as this program uses them: read at an offset, mapped, or written so that a crash never leaves half a file under the final
+// name. Every failure ends in die() with the path and the system's reason.
+#pragma once
+#include <cstddef>
+#include <string>
+
+class InputFile {
+  public:
+    explicit InputFile(const std::string &path);  // must be a regular file
+    ~InputFile();
+    InputFile(const InputFile &) = delete;
+
+    void read(void *dst, size_t bytes, size_t offset) const;  // all of it or die; safe from several threads
+    const std::string &path() const { return path_; }
+    size_t size() const { return size_; }
+    int descriptor() const { return fd_; }
+
+  private:
+    std::string path_;
+    int fd_;
+    size_t size_;
+};
+
+// The whole file, read-only, in the address space: pages come and go as they are touched.
+class MappedFile {
+  public:
+    explicit MappedFile(const InputFile &file);
+    ~MappedFile();
+    MappedFile(const MappedFile &) = delete;
+
+    const std::byte *data() const { return data_; }
+
+  private:
+    const std::byte *data_;
+    size_t size_;
+};
+
+// Written as PATH.tmp; commit() syncs it, gives it its name and syncs the directory. Without commit() it is removed again.
+class OutputFile {
+  public:
+    explicit OutputFile(const std::string &path);
+    ~OutputFile();
+    OutputFile(const OutputFile &) = delete;
+
+    void write(const void *data, size_t bytes);
+    void commit();
+    const std::string &path() const { return path_; }
+
+  private:
+    [[noreturn]] void fail(const char *action) const;
+
+    std::string path_, temporary_;
+    int fd_;
+};
+
+void write_file(const std::string &path, const std::string &text);
+void copy_file(const std::string &from, const std::string &to);
+void sync_directory(const std::string &dir);  // makes renames and removals in it survive a power cut

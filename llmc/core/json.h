@@ -1,0 +1,39 @@
+// JSON files: read with a message that says where, and looked into with a message that says which field.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+constexpr size_t json_max_bytes = size_t(64) << 20;
+
+// `where` is how messages call the text. Refused besides what JSON forbids: a key twice in one object, nesting deeper than 64.
+nlohmann::json parse_json(std::string_view text, const std::string &where);
+nlohmann::json read_json(const std::string &path, size_t max_bytes = json_max_bytes);
+void write_json(const std::string &path, const nlohmann::json &value);  // indented by 2, through PATH.tmp
+
+// The fields of one JSON object, typed. null counts as absent; an absent field is its fallback, and without one it is an error.
+// The object must outlive its Fields.
+class Fields {
+  public:
+    Fields(const nlohmann::json &object, const std::string &where, const std::string &prefix = "");
+
+    const nlohmann::json *find(const std::string &name) const;  // null where absent
+    const nlohmann::json &source() const { return object_; }
+    bool has(const std::string &name) const { return find(name) != nullptr; }
+    size_t count(const std::string &name, std::optional<size_t> fallback = {}) const;   // an integer from 1 to 2^31 - 1
+    double number(const std::string &name, std::optional<double> fallback = {}) const;  // finite
+    bool boolean(const std::string &name, std::optional<bool> fallback = {}) const;
+    std::string text(const std::string &name, std::optional<std::string> fallback = {}) const;
+    std::vector<int32_t> ids(const std::string &name) const;  // token ids: an integer or a list of them; absent: empty
+    Fields object(const std::string &name) const;
+
+    [[noreturn]] void refuse(const std::string &name, const std::string &why) const;  // "config.json: head_dim WHY"
+
+  private:
+    const nlohmann::json *find_or_refuse(const std::string &name, bool optional) const;
+
+    const nlohmann::json &object_;
+    std::string where_, prefix_;
+};

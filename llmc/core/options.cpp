@@ -1,0 +1,535 @@
+#include "options.h"
+
+#include <omp.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "common.h"
+#include "mutant.h"
+
+using nlohmann::ordered_json;
+
+// ---- tables ---------------------------------------------------------------------------------------------------------------------
+
+static constexpr Task tasks[] = {DEMO, PRETRAIN, SFT, EVAL, GENERATE};
+
+struct Flag {
+    const char *name;
+    unsigned tasks;
+    std::vector<std::string> aliases;
+    const char *wanted;  // what a value must be
+    bool boolean, list;
+};
+
+static const char *wanted(const std::string &) { return "text"; }
+static const char *wanted(bool) { return "true or false"; }
+static const char *wanted(size_t) { return "a whole number, 0 or more"; }
+static const char *wanted(int64_t) { return "a whole number"; }
+static const char *wanted(double) { return "a number"; }
+static const char *wanted(const Betas &) { return "two numbers such as 0.9,0.95"; }
+
+static std::vector<std::string> split(const std::string &names) {
+    return names.empty() ? std::vector<std::string>{} : CLI::detail::split(names, ',');
+}
+
+static const std::vector<Flag> &flags() {
+    static const std::vector<Flag> all = {
+#define OPT(type, name, value, tasks, aliases, help) \
+    {#name, tasks, split(aliases), wanted(type{}), std::is_same_v<type, bool>, std::is_same_v<type, Betas>},
+#include "options.def"
+    };
+    return all;
+}
+
+// OpenRLHF's switches that are a value of one of our flags.
+struct Switch {
+    const char *names, *flag, *value;
+};
+static constexpr Switch switches[] = {
+    {"gradient_checkpointing_enable,model.gradient_checkpointing_enable,gradient_checkpointing", "recompute", "layer"},
+    {"load_enable,ckpt.load_enable,load_checkpoint", "resume", "auto"},
+};
+
+// OpenRLHF's samples of a micro-batch: row_tokens = N * max_len.
+static constexpr const char *micro_batch_size = "micro_batch_size,train.micro_batch_size,micro_train_batch_size";
+
+// OpenRLHF's names without meaning here, matched with any prefix ("ds.packing_samples"). `values` are those that can be accepted,
+// empty if all can.
+struct Meaningless {
+    const char *names, *values, *note;
+};
+static constexpr Meaningless meaningless[] = {
+    {"attn_implementation,flash_attn", "", "attention is this program's own: exact, blocked, on packed rows"},
+    {"packing_samples", "", "samples are always packed into rows of --row_tokens"},
+    {"use_dynamic_batch,dynamic_batch_enable", "", "rows are always filled by tokens (--row_tokens)"},
+    {"param_dtype,bf16", "bf16,true", "--dtype decides; auto is f32 on the CPU"},
+    {"grad_accum_dtype", "", "gradients of parameters are always summed in float"},
+    {"optim", "adam", "the optimizer is AdamW"},
+    {"adam_offload,zpg,overlap_comm,deepcompile,use_liger_kernel", "",
+     "it belongs to DeepSpeed or PyTorch; nothing here needs it"},
+    {"gradient_checkpointing_reentrant,gradient_checkpointing_use_reentrant", "", "--recompute decides what is computed again"},
+    {"disable_fast_tokenizer,dataloader_num_workers", "", "samples are tokenised once, by data/prepare.py"},
+    {"full_determinism_enable,full_determinism", "", "runs are deterministic anyway"},
+    {"ckpt.path,ckpt_path", "", "checkpoints are written to output_dir/step_N"},
+    {"max_mem,max_ckpt_mem", "", "--max_num limits the checkpoints kept"},
+    {"save_hf,save_hf_ckpt", "", "every checkpoint holds the model as a Hugging Face directory"},
+    {"use_universal_ckpt,use_ds_universal_ckpt", "", "every checkpoint can be resumed by any number of ranks"},
+    {"tensorboard_dir,use_tensorboard,use_wandb,wandb.key,wandb.org,wandb.group,wandb.project,wandb.run_name", "",
+     "metrics go to --log, one JSON object a line"},
+    {"wandb_org,wandb_group,wandb_project,wandb_run_name", "", "metrics go to --log, one JSON object a line"},
+    {"local_rank", "", "MPI tells each rank its number"},
+    {"aux_loss_coef", "0,0.0", "there are no mixtures of experts"},
+    {"tensor_parallel_size,ds_tensor_parallel_size", "1", "there is no tensor parallelism"},
+    {"lora.rank,lora_rank", "0", "all weights are trained"},
+    {"lora.alpha,lora_alpha,lora.dropout,lora_dropout,lora.target_modules,target_modules", "", "all weights are trained"},
+};
+
+// OpenRLHF's names whose meaning a run must not silently lose.
+struct Refused {
+    const char *names, *fix;
+};
+static constexpr Refused refused[] = {
+    {"pretrain_mode_enable,model.pretrain_mode_enable,pretrain_mode",
+     "the task pretrain trains on all tokens: ./train_llama pretrain ..."},
+    {"load_in_4bit,ds.load_in_4bit", "weights are trained in f32 or bf16 (--dtype); leave it out"},
+    {"disable_ds,ckpt.disable_ds,disable_ds_ckpt", "checkpoints always hold the optimizer; --save_steps -1 writes none"},
+    {"use_ms", "ModelScope is not read; give a local directory"},
+};
+
+// Names of TRL and Axolotl, and what to write instead.
+struct Foreign {
+    const char *names, *flag;
+};
+static constexpr Foreign foreign[] = {
+    {"per_device_train_batch_size,gradient_accumulation_steps",
+     "train_batch_size, the samples of a whole step; rows and ranks follow from it"},
+    {"per_device_eval_batch_size,packing,sample_packing,padding_free", "row_tokens; samples are always packed into rows"},
+    {"num_train_epochs,num_epochs,epochs", "max_epochs"},
+    {"max_length,max_seq_length,sequence_len,cutoff_len", "max_len"},
+    {"lr_scheduler_type", "lr_scheduler"},
+    {"warmup_ratio,warmup_steps", "lr_warmup_ratio"},
+    {"cosine_min_lr_ratio", "min_lr_ratio"},
+    {"max_grad_norm,gradient_clipping", "max_norm"},
+    {"adam_beta1,adam_beta2", "adam_betas 0.9,0.95"},
+    {"adam_epsilon", "adam_eps"},
+    {"base_model", "model"},
+    {"dataset_name,datasets,train_file", "data"},
+    {"chat_template,chat_template_path", "tokenizer_chat_template"},
+    {"logging_dir,report_to", "log"},
+    {"overwrite_output_dir", "overwrite"},
+    {"save_total_limit", "max_num"},
+    {"save_strategy", "save_steps"},
+    {"resume_from_checkpoint,auto_resume_from_checkpoints", "resume auto"},
+    {"eval_strategy,evaluation_strategy,evals_per_epoch", "eval_steps"},
+    {"val_set_size", "eval_fraction"},
+    {"test_datasets", "eval_data"},
+    {"fp16,torch_dtype", "dtype bf16"},
+    {"use_cpu,no_cuda", "device cpu"},
+    {"excess_length_strategy", "truncation"},
+    {"num_samples,max_train_samples", "max_samples"},
+};
+
+// Where a user of OpenRLHF would expect something else when the flag is left out.
+struct Difference {
+    const char *flag, *theirs;
+};
+static constexpr Difference differences[] = {
+    {"max_epochs", "2"},
+    {"dtype", "bf16"},
+    {"row_tokens", "8 samples of max_len"},
+    {"input_key", "\"input\""},
+    {"input_template", "\"User: {}\\nAssistant: \""},
+    {"output_dir", "./ckpt"},
+};
+
+static bool contains(const std::string &names, const std::string &name) {
+    const auto all = split(names);
+    return std::find(all.begin(), all.end(), name) != all.end();
+}
+
+static bool contains_with_prefix(const std::string &names, const std::string &name) {
+    for (const std::string &one : split(names))
+        if (name == one || name.ends_with("." + one)) return true;
+    return false;
+}
+
+static const Flag *find_flag(const std::string &name) {
+    for (const Flag &f : flags())
+        if (name == f.name || std::find(f.aliases.begin(), f.aliases.end(), name) != f.aliases.end()) return &f;
+    return nullptr;
+}
+
+// ---- settings: a name and its values, from the command line or from --config -----------------------------------------------------
+
+struct Setting {
+    std::string name;  // with `_`, without dashes
+    std::vector<std::string> values;
+    std::string where;  // as the user wrote it: "--max-len" or "max-len in run.json"
+};
+
+static void read_json(std::vector<Setting> &out, const ordered_json &json, const std::string &prefix, const std::string &file) {
+    const auto text = [](const ordered_json &v) { return v.is_string() ? v.get<std::string>() : v.dump(); };
+    for (const auto &[key, value] : json.items()) {
+        const std::string where = prefix + key + " in " + file;
+        Setting s{prefix + key, {}, where};
+        std::replace(s.name.begin(), s.name.end(), '-', '_');
+        if (value.is_object()) {  // {"adam": {"lr": 1e-5}} is adam.lr
+            read_json(out, value, s.name + ".", file);
+            continue;
+        }
+        if (value.is_null()) die("%s is null\n  fix: give it a value or remove it", where.c_str());
+        if (value.is_array())
+            for (const ordered_json &v : value) s.values.push_back(text(v));
+        else s.values.push_back(text(value));
+        out.push_back(s);
+    }
+}
+
+static void read_config(std::vector<Setting> &out, const std::string &file) {
+    std::ifstream in(file);
+    if (!in) die("cannot open %s\n  fix: --config takes a JSON file with flags, such as {\"max_len\": 4096}", file.c_str());
+    try {
+        const ordered_json json = ordered_json::parse(in);
+        if (!json.is_object()) die("%s is not a JSON object\n  fix: write the flags as {\"max_len\": 4096, ...}", file.c_str());
+        read_json(out, json, "", file);
+    } catch (const ordered_json::parse_error &e) {
+        die("%s is not valid JSON: %s", file.c_str(), e.what());
+    }
+}
+
+// The settings in order of rising precedence: those of --config first.
+static std::vector<Setting> read_settings(const std::vector<std::string> &arguments, size_t first) {
+    std::vector<Setting> given, all;
+    for (size_t i = first; i < arguments.size(); i++) {
+        const std::string &word = arguments[i];
+        if (!word.starts_with("--"))
+            die("unexpected argument \"%s\"\n  fix: flags are --name value; put quotes around a value with spaces", word.c_str());
+        const size_t equals = word.find('=');
+        Setting s{word.substr(2, equals == word.npos ? equals : equals - 2), {}, word.substr(0, equals)};
+        std::replace(s.name.begin(), s.name.end(), '-', '_');
+        if (equals != word.npos) s.values.push_back(word.substr(equals + 1));
+        while (equals == word.npos && i + 1 < arguments.size() && !arguments[i + 1].starts_with("--"))
+            s.values.push_back(arguments[++i]);
+        if (s.name != "config") given.push_back(s);
+        else if (s.values.size() == 1) read_config(all, s.values[0]);
+        else die("--config needs one file");
+    }
+    all.insert(MUTANT(1, all.begin(), all.end()), given.begin(), given.end());
+    return all;
+}
+
+// ---- unknown flags ---------------------------------------------------------------------------------------------------------------
+
+// Levenshtein's: insertions, deletions and replacements that turn a into b.
+static size_t edit_distance(const std::string &a, const std::string &b) {
+    std::vector<size_t> row(b.size() + 1);
+    for (size_t j = 0; j <= b.size(); j++) row[j] = j;
+    for (size_t i = 1; i <= a.size(); i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= b.size(); j++) {
+            const size_t above = row[j];
+            row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
+            diagonal = above;
+        }
+    }
+    return row[b.size()];
+}
+
+static std::string task_words(unsigned mask) {
+    std::string out;
+    for (Task t : tasks)
+        if (mask & t) out += (out.empty() ? "" : ", ") + std::string(task_name(t));
+    return out;
+}
+
+[[noreturn]] static void die_unknown(const Setting &s, Task task) {
+    const std::string last = s.name.substr(s.name.rfind('.') + 1);
+    for (const Foreign &f : foreign)
+        if (contains(f.names, last)) die("unknown flag %s\n  fix: did you mean --%s?", s.where.c_str(), f.flag);
+    std::string best;
+    size_t least = std::max<size_t>(1, last.size() / 3) + 1;
+    for (const Flag &f : flags()) {
+        if (!(f.tasks & task)) continue;
+        std::vector<std::string> names = f.aliases;
+        names.push_back(f.name);
+        for (const std::string &name : names)
+            if (const size_t d = edit_distance(last, name); d < least) least = d, best = f.name;
+    }
+    if (best.empty())
+        die("unknown flag %s\n  fix: ./train_llama %s --help lists the flags of %s", s.where.c_str(), task_name(task),
+            task_name(task));
+    die("unknown flag %s\n  fix: did you mean --%s?", s.where.c_str(), best.c_str());
+}
+
+// ---- from settings to Options ----------------------------------------------------------------------------------------------------
+
+struct Parser {
+    Task task;
+    Options options;
+    std::vector<std::string> notes;
+    std::set<std::string> given;  // our names of the flags that were set
+    bool openrlhf = false;        // one of its names was used
+    size_t rows_of = 0;           // micro_batch_size
+    CLI::App app;
+
+    explicit Parser(Task t) : task(t), options(default_options(t)), app(about(t), std::string("train_llama ") + task_name(t)) {
+        app.get_formatter()->column_width(44);
+        app.set_help_flag();  // ours has no -h
+#define OPT(type, name, value, tasks, aliases, help) \
+    if (task & (tasks)) add("--" #name, options.name, help, aliases);
+#include "options.def"
+    }
+
+    static std::string about(Task t) {
+        switch (t) {
+            case DEMO:
+                return "The bundled demo: trains a small model on bundled text.\nTasks, each with its own --help: pretrain, sft, eval, generate.";
+            case PRETRAIN: return "Train on all tokens of plain text.";
+            case SFT: return "Supervised fine-tuning: train on the responses of chats or of prompts with completions.";
+            case EVAL: return "Loss, accuracy and entropy of a model on a data file.";
+            case GENERATE: return "Continue prompts.";
+        }
+        return "";
+    }
+
+    template <class T> void add(const char *name, T &field, std::string help, const std::string &aliases) {
+        if (!aliases.empty()) help += " [" + aliases + "]";
+        CLI::Option *option = app.add_option(name, field, help)->capture_default_str();
+        if constexpr (std::is_same_v<T, bool>)
+            option->default_str(field ? "true" : "false")->check(true_or_false, "")->type_name("BOOL");
+        if constexpr (std::is_unsigned_v<T> && !std::is_same_v<T, bool>) option->check(decimal, "");
+        if constexpr (std::is_same_v<T, double> || std::is_same_v<T, Betas>) option->check(finite, "");
+        if constexpr (std::is_same_v<T, Betas>) option->delimiter(',')->type_name("FLOAT,FLOAT");
+    }
+
+    // What CLI11 lets through: "-5" and "010" (as 8) for an unsigned number, "nan", "yes". They return what is wrong, if anything.
+    static std::string true_or_false(const std::string &text) { return text == "true" || text == "false" ? "" : "neither"; }
+    static std::string finite(const std::string &text) {
+        return std::isfinite(strtod(text.c_str(), nullptr)) ? "" : "not finite";
+    }
+    static std::string decimal(const std::string &text) {
+        return text.find_first_not_of("0123456789") == text.npos && (text.size() == 1 || text[0] != '0') ? "" : "not decimal";
+    }
+
+    void set(const Flag &flag, const Setting &s) {
+        if (!(flag.tasks & task))
+            die("%s belongs to %s, not to %s\n  fix: leave it out, or start with another task", s.where.c_str(),
+                task_words(flag.tasks).c_str(), task_name(task));
+        std::vector<std::string> values = s.values;
+        if (values.empty() && flag.boolean) values = {"true"};
+        if (values.empty()) die("%s needs a value: %s", s.where.c_str(), flag.wanted);
+        if (values.size() > 1 && !flag.list)
+            die("%s has more than one value: \"%s\" and \"%s\"\n  fix: quotes around a value with spaces, commas between several files",
+                s.where.c_str(), values[0].c_str(), values[1].c_str());
+        CLI::Option *option = app.get_option("--" + std::string(flag.name));
+        try {
+            option->clear();
+            option->add_result(values);
+            option->run_callback();
+        } catch (const CLI::ParseError &) {
+            die("%s \"%s\" is not %s", s.where.c_str(), CLI::detail::join(values, " ").c_str(), flag.wanted);
+        }
+        given.insert(flag.name);
+        if (flag.name == std::string("row_tokens")) rows_of = 0;  // the later one wins
+        openrlhf |= contains("pretrain,save_path,l2,max_ckpt_num,eval_dataset", s.name) || s.name.find('.') != s.name.npos;
+    }
+
+    void set(const Setting &s) {
+        if (const Flag *flag = find_flag(s.name)) return set(*flag, s);
+        const std::string value = s.values.empty() ? "true" : s.values[0];
+        for (const Switch &w : switches)
+            if (contains(w.names, s.name)) {
+                openrlhf = true;
+                if (value == "false") return;
+                notes.push_back(s.where + format(": --%s %s", w.flag, w.value));
+                return set(*find_flag(w.flag), {w.flag, {w.value}, s.where});
+            }
+        if (contains(micro_batch_size, s.name)) {
+            openrlhf = true;
+            if (value.find_first_not_of("0123456789") != value.npos || value.size() > 9 ||
+                (rows_of = size_t(std::stoul(value))) == 0)
+                die("%s \"%s\" is not a whole number above 0", s.where.c_str(), value.c_str());
+            return;
+        }
+        for (const Refused &r : refused)
+            if (contains(r.names, s.name)) {
+                openrlhf = true;
+                if (value != "false") die("%s has no meaning here\n  fix: %s", s.where.c_str(), r.fix);
+                return;
+            }
+        for (const Meaningless &m : meaningless)
+            if (contains_with_prefix(m.names, s.name)) {
+                openrlhf = true;
+                if (*m.values && !contains(m.values, value))
+                    die("%s %s is not supported: %s\n  fix: leave it out", s.where.c_str(), value.c_str(), m.note);
+                notes.push_back(s.where + ": " + m.note);
+                return;
+            }
+        die_unknown(s, task);
+    }
+
+    // What follows from several flags together.
+    void finish() {
+        if (rows_of) {
+            if (__builtin_mul_overflow(rows_of, options.max_len, &options.row_tokens))
+                die("--micro_batch_size %zu is too large", rows_of);
+            notes.push_back(
+                format("micro_batch_size %zu: a row holds %zu * max_len = %zu tokens", rows_of, rows_of, options.row_tokens));
+        }
+        if (options.row_tokens == 0) options.row_tokens = options.max_len;
+        if (options.threads == 0) options.threads = size_t(omp_get_max_threads());
+        if (options.train_batch_tokens && !given.count("train_batch_size")) options.train_batch_size = 0;
+        if (task == DEMO && !given.count("output_dir") && options.resume == "never")
+            options.overwrite = true;  // only ever the demo's own
+        if (!openrlhf) return;
+        const ordered_json ours = to_json(options, task);
+        std::string line;
+        for (const Difference &d : differences)
+            if (ours.contains(d.flag) && !given.count(d.flag) && !(rows_of && !strcmp(d.flag, "row_tokens")))
+                line += (line.empty() ? "" : ", ") + format("%s %s (%s)", d.flag, ours[d.flag].dump().c_str(), d.theirs);
+        if (!line.empty()) notes.push_back("defaults that differ from OpenRLHF's (in brackets): " + line);
+    }
+};
+
+// ---- checks ----------------------------------------------------------------------------------------------------------------------
+
+static void check_values(const Options &o, Task task) {
+    const ordered_json json = to_json(o, task);
+    const auto must = [&](bool ok, const char *flag, const char *rule) {
+        if (!ok) die("--%s is %s but must be %s", flag, json.value(flag, ordered_json()).dump().c_str(), rule);
+    };
+    const auto one_of = [&](const std::string &value, const char *flag, const char *choices) {
+        if (!contains(choices, value)) die("--%s is \"%s\"\n  fix: one of %s", flag, value.c_str(), choices);
+    };
+    const auto share = [](double x) { return x >= 0 && x <= 1; };
+    one_of(o.add_bos, "add_bos", "auto,never,always");
+    one_of(o.truncation, "truncation", "drop,keep,split");
+    one_of(o.lr_scheduler, "lr_scheduler", "cosine_with_min_lr,cosine,linear,constant");
+    one_of(o.dtype, "dtype", "auto,f32,bf16");
+    one_of(o.export_dtype, "export_dtype", "auto,f32,bf16");
+    one_of(o.device, "device", "auto,cpu");
+    one_of(o.recompute, "recompute", "auto,none,cheap,layer");
+
+    must(o.train_batch_size > 0 || o.train_batch_tokens > 0, "train_batch_size", "at least 1");
+    must(o.max_len >= 2 && o.max_len <= size_t(INT32_MAX), "max_len",
+         "at least 2 and less than 2^31: a token is predicted from the one before");
+    must(o.row_tokens <= size_t(INT32_MAX), "row_tokens", "less than 2^31");
+    if (o.row_tokens < o.max_len)
+        die("--row_tokens %zu is less than --max_len %zu: the longest sample would not fit\n  fix: --row_tokens %zu, or a smaller --max_len",
+            o.row_tokens, o.max_len, o.max_len);
+    must(o.max_epochs > 0, "max_epochs", "at least 1");
+    must(o.learning_rate > 0, "learning_rate", "above 0");
+    must(share(o.lr_warmup_ratio), "lr_warmup_ratio", "between 0 and 1");
+    must(share(o.min_lr_ratio), "min_lr_ratio", "between 0 and 1");
+    for (double beta : o.adam_betas) must(beta >= 0 && beta < 1, "adam_betas", "two numbers in [0, 1)");
+    must(o.adam_eps > 0, "adam_eps", "above 0");
+    must(o.weight_decay >= 0, "weight_decay", "0 or more");
+    must(o.max_norm >= 0, "max_norm", "0 (no clipping) or more");
+    must(o.threads <= 4096, "threads", "at most 4096");
+    must(o.save_steps == -1 || o.save_steps > 0, "save_steps", "-1 (never) or at least 1");
+    must(o.eval_steps == -1 || o.eval_steps > 0, "eval_steps", "-1 (after each epoch) or at least 1");
+    must(o.logging_steps > 0, "logging_steps", "at least 1");
+    must(o.max_num > 0, "max_num", "at least 1");
+    must(o.eval_fraction >= 0 && o.eval_fraction < 1, "eval_fraction", "at least 0 and less than 1");
+    must(o.max_new_tokens > 0, "max_new_tokens", "at least 1");
+    must(o.temperature >= 0, "temperature", "0 (greedy) or more");
+    must(o.top_p > 0 && o.top_p <= 1, "top_p", "above 0 and at most 1");
+}
+
+static void check_together(const Options &o, Task task) {
+    const auto both = [](bool wrong, const char *a, const char *b, const char *why) {
+        if (wrong)
+            die("--%s and --%s were both given: %s\n  fix: leave one of them out, on the command line or in --config", a, b, why);
+    };
+    const auto need = [&](bool missing, const char *what) {
+        if (missing) die("%s needs %s\n  fix: ./train_llama %s --help shows its flags", task_name(task), what, task_name(task));
+    };
+    both(o.train_batch_size > 0 && o.train_batch_tokens > 0, "train_batch_size", "train_batch_tokens",
+         "each says what a step is");
+    both(!o.model.empty() && !o.preset.empty(), "model", "preset", "a preset starts from random weights");
+    both(!o.eval_data.empty() && o.eval_fraction > 0, "eval_data", "eval_fraction", "evaluation has one source");
+    both(o.overwrite && o.resume != "never", "overwrite", "resume", "one discards the earlier run, the other goes on with it");
+    both(o.guard && o.poison, "guard", "poison", "with guards no array shares memory, so none is ever dead");
+    both(!o.prompt.empty() && !o.prompts.empty(), "prompt", "prompts", "they have one source");
+    if (task == DEMO) return;  // brings its own model and data
+    if (task & TRAINING) need(o.model.empty() && o.preset.empty(), "--model DIR, or --preset NAME to start from random weights");
+    else need(o.model.empty(), "--model DIR");
+    if (o.plan) return;
+    if (task == GENERATE) need(o.prompt.empty() && o.prompts.empty(), "--prompt TEXT or --prompts FILE");
+    else need(o.data.empty(), "--data FILE");
+    if (task & TRAINING) need(o.output_dir.empty(), "--output_dir DIR");
+}
+
+// ---- the interface ---------------------------------------------------------------------------------------------------------------
+
+const char *task_name(Task task) {
+    switch (task) {
+        case DEMO: return "demo";
+        case PRETRAIN: return "pretrain";
+        case SFT: return "sft";
+        case EVAL: return "eval";
+        case GENERATE: return "generate";
+    }
+    return "";
+}
+
+Options default_options(Task task) {
+    Options o;
+    if (task == SFT) o.learning_rate = 5e-6;
+    if (task == PRETRAIN) o.truncation = "split";
+    if (task == DEMO) {
+        o.train_batch_size = 8;
+        o.output_dir = "out/demo";
+    }
+    return o;
+}
+
+ordered_json to_json(const Options &options, Task task) {
+    ordered_json json = ordered_json::object();
+#define OPT(type, name, value, tasks, aliases, help) \
+    if (task & (tasks)) json[#name] = options.name;
+#include "options.def"
+    return json;
+}
+
+std::vector<std::string> prepare_flags(const Options &options, Task task) {
+    std::vector<std::string> out;
+    const ordered_json json = to_json(options, task);
+    for (const Flag &f : flags()) {
+        if (!(f.tasks & PREPARE) || !(f.tasks & task) || json[f.name] == "") continue;
+        out.push_back("--" + std::string(f.name));
+        out.push_back(json[f.name].is_string() ? json[f.name].get<std::string>() : json[f.name].dump());
+    }
+    return out;
+}
+
+static Task task_of(const std::vector<std::string> &arguments) {
+    if (arguments.empty() || arguments[0].starts_with("-")) return DEMO;
+    for (Task t : tasks)
+        if (arguments[0] == task_name(t)) return t;
+    die("there is no task \"%s\"\n  fix: one of %s", arguments[0].c_str(), task_words(ALL_TASKS).c_str());
+}
+
+Parsed parse(const std::vector<std::string> &arguments) {
+    const Task task = task_of(arguments);
+    const bool named = !arguments.empty() && !arguments[0].starts_with("-");
+    Parser parser(task);
+    if (std::find(arguments.begin(), arguments.end(), "--help") != arguments.end() ||
+        std::find(arguments.begin(), arguments.end(), "-h") != arguments.end()) {
+        std::string config;
+        parser.app.add_option("--config", config, "JSON file with any of these flags; the command line wins");
+        return {task, parser.options, {}, parser.app.help()};
+    }
+    for (const Setting &s : read_settings(arguments, named)) parser.set(s);
+    parser.finish();
+    check_values(parser.options, task);
+    check_together(parser.options, task);
+    return {task, parser.options, parser.notes, ""};
+}

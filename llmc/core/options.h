@@ -1,0 +1,40 @@
+// The command line. The flags themselves, one line each, are in options.def.
+//
+//     train_llama pretrain|sft|eval|generate [--flag value | --flag=value]...        no task: the demo
+//
+// `-` and `_` in a flag's name are the same. A boolean is --flag, --flag true or --flag false. --config FILE.json holds flags, too;
+// the command line wins. A flag that the task does not have, a misspelled one and a value out of range end the run with a message.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+enum Task : unsigned { DEMO = 1, PRETRAIN = 2, SFT = 4, EVAL = 8, GENERATE = 16 };
+constexpr unsigned TRAINING = DEMO | PRETRAIN | SFT;
+constexpr unsigned ALL_TASKS = TRAINING | EVAL | GENERATE;
+constexpr unsigned PREPARE = 1u << 31;  // not a task: the flag is handed on to data/prepare.py
+
+const char *task_name(Task);  // "sft"
+
+using Betas = std::array<double, 2>;
+
+struct Options {
+#define OPT(type, name, value, tasks, aliases, help) type name = value;
+#include "options.def"
+};
+
+struct Parsed {
+    Task task;
+    Options options;                 // checked; defaults of the task filled in, row_tokens and threads never 0
+    std::vector<std::string> notes;  // lines to show at start: what an OpenRLHF flag means here, which defaults differ
+    std::string help;                // not empty: --help was asked for; print it and exit 0
+};
+
+Parsed parse(const std::vector<std::string> &arguments);  // argv without the program's name; dies on a user's error
+
+Options default_options(Task);                                  // before flags, checks and what follows from them
+nlohmann::ordered_json to_json(const Options &, Task);          // the task's flags, for the run log; --config reads it back
+std::vector<std::string> prepare_flags(const Options &, Task);  // {"--input_key", "question", ...} for data/prepare.py

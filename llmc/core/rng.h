@@ -1,0 +1,48 @@
+// Randomness without state: every number is a pure function of (seed, purpose, stream, index), so that it does not depend on ranks,
+// threads or on where a run was resumed. Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+#pragma once
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <string_view>
+
+enum class Purpose : uint32_t { init = 1, shuffle = 2, sampling = 3, holdout = 4, test = 5 };
+
+inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
+    for (int round = 0; round < 10; round++) {
+        const uint64_t a = uint64_t(0xD2511F53) * counter[0], b = uint64_t(0xCD9E8D57) * counter[2];
+        counter = {uint32_t(b >> 32) ^ counter[1] ^ key[0], uint32_t(b), uint32_t(a >> 32) ^ counter[3] ^ key[1], uint32_t(a)};
+        key[0] += 0x9E3779B9;
+        key[1] += 0xBB67AE85;
+    }
+    return counter;
+}
+
+struct Random {
+    uint64_t seed;
+    Purpose purpose;
+    uint32_t stream;  // tensor (init), epoch (shuffle), prompt (sampling)
+
+    std::array<uint32_t, 4> block(uint64_t index) const {
+        return philox4x32({uint32_t(index), uint32_t(index >> 32), stream, uint32_t(purpose)},
+                          {uint32_t(seed), uint32_t(seed >> 32)});
+    }
+    uint64_t bits(uint64_t index) const {
+        const auto b = block(index);
+        return uint64_t(b[1]) << 32 | b[0];
+    }
+    double uniform(uint64_t index) const { return double(bits(index) >> 11) * 0x1p-53; }  // in [0, 1)
+    double normal(uint64_t index) const {                                                 // Box-Muller
+        const auto b = block(index);
+        const double u = (double(b[0]) + 1) * 0x1p-32, v = double(b[1]) * 0x1p-32;
+        return std::sqrt(-2 * std::log(u)) * std::cos(6.283185307179586 * v);
+    }
+    uint64_t below(uint64_t index, uint64_t n) const { return uint64_t((unsigned __int128)bits(index) * n >> 64); }
+};
+
+// A stream number from a name (FNV-1a), for tensors.
+inline uint32_t stream_of(std::string_view name) {
+    uint32_t h = 2166136261u;
+    for (char c : name) h = (h ^ uint8_t(c)) * 16777619u;
+    return h;
+}

@@ -1,0 +1,163 @@
+#include "dataloader.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "../core/common.h"
+#include "../core/rng.h"
+#include "packing.h"
+
+// ---- rows
+
+static Row empty_row(size_t tokens, size_t documents) {
+    Row row;
+    row.T = round_up(tokens, row_multiple);
+    for (auto *v : {&row.tokens, &row.doc_pos, &row.doc_begin}) v->reserve(row.T);
+    row.doc_offsets.reserve(documents + 1);
+    row.samples.reserve(documents);
+    row.doc_offsets.push_back(0);
+    return row;
+}
+
+static void append_token(Row &row, int32_t id, size_t begin) {
+    row.doc_pos.push_back(int32_t(row.tokens.size() - begin));
+    row.doc_begin.push_back(int32_t(begin));
+    row.tokens.push_back(id);
+}
+
+// An empty mask has no targets. A document's first token is never one: nothing in its document comes before it.
+static void append_document(Row &row, size_t sample, TokenIds tokens, std::span<const uint8_t> mask) {
+    const size_t begin = row.tokens.size();
+    for (size_t t = 0; t < tokens.size(); t++) {
+        if (t > 0 && !mask.empty() && mask[t]) {
+            row.rows.push_back(int32_t(begin + t - 1));
+            row.targets.push_back(tokens[t]);
+        }
+        append_token(row, tokens[t], begin);
+    }
+    row.samples.push_back(sample);
+    row.doc_offsets.push_back(row.tokens.size());
+}
+
+static void append_padding(Row &row) {
+    for (const size_t begin = row.tokens.size(); row.tokens.size() < row.T;) append_token(row, 0, begin);
+}
+
+Row make_row(const PreparedData &data, std::span<const size_t> samples) {
+    size_t tokens = 0;
+    for (size_t i : samples) tokens += data.length(i);
+    Row row = empty_row(tokens, samples.size());
+    for (size_t i : samples) append_document(row, i, data.tokens(i), data.mask(i));
+    append_padding(row);
+    return row;
+}
+
+Row make_row(const std::vector<std::vector<int32_t>> &documents, const std::vector<std::vector<uint8_t>> &masks) {
+    size_t tokens = 0;
+    for (const auto &document : documents) tokens += document.size();
+    Row row = empty_row(tokens, documents.size());
+    for (size_t i = 0; i < documents.size(); i++)
+        append_document(row, i, TokenIds{nullptr, documents[i].data(), documents[i].size()},
+                        masks.empty() ? std::span<const uint8_t>() : masks[i]);
+    append_padding(row);
+    return row;
+}
+
+static void check_lengths(const PreparedData &data, std::span<const size_t> samples, size_t row_tokens) {
+    const auto shorter = [&](size_t a, size_t b) { return data.length(a) < data.length(b); };
+    const auto longest = std::max_element(samples.begin(), samples.end(), shorter);
+    if (longest != samples.end() && data.length(*longest) > row_tokens)
+        die("%s: document %zu has %zu tokens, the most of any, but a row holds %zu\n  fix: --row_tokens %zu, or prepare the data "
+            "again with --max_len %zu and --truncation",
+            data.path().c_str(), *longest, data.length(*longest), row_tokens, data.length(*longest), row_tokens);
+}
+
+std::vector<std::vector<size_t>> pack_samples(const PreparedData &data, std::span<const size_t> samples, size_t row_tokens) {
+    check_lengths(data, samples, row_tokens);
+    std::vector<size_t> lengths;
+    lengths.reserve(samples.size());
+    for (size_t i : samples) lengths.push_back(data.length(i));
+    auto rows = pack_best_fit(lengths, row_tokens);
+    for (auto &row : rows)
+        for (size_t &entry : row) entry = samples[entry];
+    return rows;
+}
+
+// ---- steps
+
+static std::vector<size_t> shuffled(std::vector<size_t> v, Random random) {  // Fisher and Yates
+    for (size_t i = v.size(); i > 1; i--) std::swap(v[i - 1], v[random.below(i - 1, i)]);
+    return v;
+}
+
+static std::vector<size_t> first_numbers(size_t n) {
+    std::vector<size_t> v(n);
+    std::iota(v.begin(), v.end(), size_t(0));
+    return v;
+}
+
+DataLoader::DataLoader(const PreparedData &data, const LoaderOptions &options) : data_(data), options_(options) {
+    if (options.batch_size == 0 && options.batch_tokens == 0)
+        die("an optimizer step needs samples\n  fix: --train_batch_size of at least 1");
+    if (!(options.eval_fraction >= 0 && options.eval_fraction < 1))
+        die("eval_fraction is %g but must be at least 0 and less than 1\n  fix: --eval_fraction 0.05", options.eval_fraction);
+    const size_t used = options.max_samples ? std::min(options.max_samples, data.size()) : data.size();
+    train_ = first_numbers(used);
+    check_lengths(data, train_, options.row_tokens);  // before the first step, not when a sample's turn comes
+    if (options.eval_fraction > 0) {
+        const size_t held_out = std::max<size_t>(1, size_t(std::llround(options.eval_fraction * double(used))));
+        if (held_out >= used)
+            die("%s: eval_fraction %g of %zu samples leaves none to train on\n  fix: a smaller --eval_fraction, or --eval_data",
+                data.path().c_str(), options.eval_fraction, used);
+        const auto drawn = shuffled(train_, Random{options.seed, Purpose::holdout, 0});
+        eval_.assign(drawn.begin(), drawn.begin() + ptrdiff_t(held_out));
+        train_.assign(drawn.begin() + ptrdiff_t(held_out), drawn.end());
+        std::sort(eval_.begin(), eval_.end());
+        std::sort(train_.begin(), train_.end());
+    }
+    order_ = order(0);
+}
+
+std::vector<size_t> DataLoader::order(size_t epoch) const {
+    return options_.shuffle ? shuffled(train_, Random{options_.seed, Purpose::shuffle, uint32_t(epoch)}) : train_;
+}
+
+// Where the step ends that begins at `begin` of the epoch's order.
+size_t DataLoader::step_end(std::span<const size_t> order, size_t begin) const {
+    if (options_.batch_tokens == 0) return std::min(begin + options_.batch_size, order.size());
+    size_t end = begin + 1, tokens = data_.length(order[begin]);
+    while (end < order.size() && tokens + data_.length(order[end]) <= options_.batch_tokens) tokens += data_.length(order[end++]);
+    return end;
+}
+
+size_t DataLoader::steps(size_t epochs) const {
+    if (options_.batch_tokens == 0) return epochs * ceil_div(train_.size(), options_.batch_size);
+    size_t steps = 0;
+    for (size_t epoch = 0; epoch < epochs; epoch++) {  // how samples fill the steps depends on their order
+        const auto samples = order(epoch);
+        for (size_t begin = 0; begin < samples.size(); begin = step_end(samples, begin)) steps++;
+    }
+    return steps;
+}
+
+Step DataLoader::next() {
+    Step step{};
+    step.epoch = cursor_ / train_.size();
+    if (step.epoch != order_epoch_) {
+        order_ = order(step.epoch);
+        order_epoch_ = step.epoch;
+    }
+    const size_t begin = cursor_ % train_.size(), end = step_end(order_, begin);
+    cursor_ += end - begin;
+
+    step.samples.assign(order_.begin() + ptrdiff_t(begin), order_.begin() + ptrdiff_t(end));
+    for (size_t i : step.samples) {
+        step.tokens += data_.length(i);
+        step.target_tokens += data_.targets(i);
+    }
+    for (const auto &samples : pack_samples(data_, step.samples, options_.row_tokens))
+        step.rows.push_back(make_row(data_, samples));
+    return step;
+}

@@ -1,0 +1,166 @@
+#include "tokenizer.h"
+
+#include <array>
+#include <charconv>
+#include <map>
+#include <utility>
+
+#include "../core/common.h"
+#include "../core/json.h"
+
+using json = nlohmann::json;
+
+namespace {
+
+struct Entry {
+    std::string text;
+    bool special = false;
+};
+using Vocabulary = std::map<size_t, Entry>;  // by id
+
+// What the "decoder" section asks for, as far as the two kinds of byte-pair encoding use it.
+struct Decoder {
+    bool byte_level = false, byte_fallback = false;
+    std::vector<std::pair<std::string, std::string>> replace;
+    size_t strip = 0;
+};
+
+constexpr size_t max_vocabulary = size_t(1) << 24;  // an id beyond this is a broken file, not a vocabulary
+
+}  // namespace
+
+// The id that the section `name` of `fields` gives to a token.
+static size_t read_id(const Fields &fields, const char *name, const std::string &text, const json *id) {
+    if (!id || !id->is_number_integer() || id->get<int64_t>() < 0 || id->get<int64_t>() >= int64_t(max_vocabulary))
+        fields.refuse(name, format("gives token \"%s\" the id %s, which is no number from 0 to %zu", text.c_str(),
+                                   id ? id->dump().c_str() : "null", max_vocabulary - 1));
+    return id->get<size_t>();
+}
+
+// model.vocab with added_tokens over it.
+static Vocabulary read_vocabulary(const json &tokenizer, const std::string &path) {
+    const Fields fields(tokenizer, path), model = fields.object("model");
+    const json *vocab = model.find("vocab"), *added_tokens = fields.find("added_tokens");
+    if (!vocab || !vocab->is_object()) model.refuse("vocab", "must be a table of token and id, as byte-pair encoding has it");
+    Vocabulary entries;
+    for (const auto &[text, id] : vocab->items()) {
+        const auto [at, fresh] = entries.try_emplace(read_id(model, "vocab", text, &id), Entry{text});
+        const char *one = at->second.text.c_str(), *two = text.c_str();
+        if (!fresh) model.refuse("vocab", format("gives id %zu to both \"%s\" and \"%s\"", at->first, one, two));
+    }
+    if (added_tokens && !added_tokens->is_array()) fields.refuse("added_tokens", "must be a list");
+    for (const json &entry : added_tokens ? *added_tokens : json::array()) {
+        const Fields added(entry, path, "added_tokens.");
+        const std::string text = added.text("content");
+        entries[read_id(fields, "added_tokens", text, added.find("id"))] = {text, added.boolean("special")};
+    }
+    if (entries.empty()) model.refuse("vocab", "is empty");
+    return entries;
+}
+
+// ---- decoders
+
+static void read_decoder(Decoder &decoder, const json &section, const std::string &path) {
+    const Fields fields(section, path, "decoder.");
+    const std::string type = fields.text("type");
+    if (type == "Sequence") {
+        const json *parts = fields.find("decoders");
+        if (!parts || !parts->is_array()) fields.refuse("decoders", "must be a list");
+        for (const json &part : *parts) read_decoder(decoder, part, path);
+    } else if (type == "ByteLevel") {
+        decoder.byte_level = true;
+    } else if (type == "ByteFallback") {
+        decoder.byte_fallback = true;
+    } else if (type == "Replace") {
+        decoder.replace.emplace_back(fields.object("pattern").text("String"), fields.text("content"));
+    } else if (type == "Strip" && section.value("content", json()) == " " && section.value("stop", json()) == 0) {
+        decoder.strip = fields.count("start");
+    } else if (type != "Fuse") {  // joins the pieces, which is what we do anyway
+        die("%s: decoder %s is not known; ByteLevel is, and the sequence of Replace, ByteFallback, Fuse and Strip that "
+            "SentencePiece's tokenizers have",
+            path.c_str(), section.dump().c_str());
+    }
+}
+
+// GPT-2 writes every byte as one printable character: the printable ones of Latin-1 stand for themselves, the other 68 are
+// numbered from U+0100. Here by code point; -1 where none stands.
+static std::array<int, 256 + 68> make_byte_of_character() {
+    std::array<int, 256 + 68> byte;
+    byte.fill(-1);
+    size_t next = 256;
+    for (int b = 0; b < 256; b++) {
+        const bool printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+        byte[printable ? size_t(b) : next++] = b;
+    }
+    return byte;
+}
+
+// A token with any other character in it (some added ones have) is its own text.
+static std::string decode_byte_level(const std::string &text) {
+    static const auto byte_of_character = make_byte_of_character();
+    std::string bytes;
+    for (size_t i = 0; i < text.size(); i++) {
+        size_t character = uint8_t(text[i]);
+        if (character >> 5 == 6 && i + 1 < text.size())  // 110xxxxx 10xxxxxx: none of the characters needs a longer code
+            character = (character & 0x1F) << 6 | (uint8_t(text[++i]) & 0x3F);
+        else if (character >= 0x80) return text;
+        if (character >= byte_of_character.size() || byte_of_character[character] < 0) return text;
+        bytes.push_back(char(byte_of_character[character]));
+    }
+    return bytes;
+}
+
+static std::string replace_all(std::string text, const std::string &from, const std::string &to) {
+    for (size_t at = 0; !from.empty() && (at = text.find(from, at)) != std::string::npos; at += to.size())
+        text.replace(at, from.size(), to);
+    return text;
+}
+
+static std::string decode_token(const Decoder &decoder, const std::string &text) {
+    if (decoder.byte_level) return decode_byte_level(text);
+    if (decoder.byte_fallback && text.size() == 6 && text.starts_with("<0x") && text.ends_with('>')) {
+        uint8_t byte = 0;
+        if (std::from_chars(&text[3], &text[5], byte, 16).ptr == &text[5]) return {char(byte)};
+    }
+    std::string bytes = text;
+    for (const auto &[from, to] : decoder.replace) bytes = replace_all(bytes, from, to);
+    return bytes;
+}
+
+// ---- Tokenizer
+
+Tokenizer::Tokenizer(const std::string &path) : path_(path) {
+    const json tokenizer = read_json(path);
+    const Vocabulary vocabulary = read_vocabulary(tokenizer, path);
+    Decoder decoder;
+    read_decoder(decoder, tokenizer.value("decoder", json()), path);
+    strip_ = decoder.strip;
+    tokens_.resize(vocabulary.rbegin()->first + 1);
+    for (const auto &[id, entry] : vocabulary) tokens_[id] = {decode_token(decoder, entry.text), true, entry.special};
+}
+
+const Tokenizer::Token &Tokenizer::token(int32_t id) const {
+    if (id < 0 || size_t(id) >= tokens_.size() || !tokens_[size_t(id)].known)
+        die("%s: there is no token with id %d; the vocabulary has ids below %zu\n  fix: the tokenizer.json of the model itself",
+            path_.c_str(), id, tokens_.size());
+    return tokens_[size_t(id)];
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
+    std::string text;
+    for (int32_t id : ids)
+        if (const Token &t = token(id); !(t.special && skip_special)) text += t.bytes;
+    size_t spaces = 0;
+    while (spaces < strip_ && spaces < text.size() && text[spaces] == ' ') spaces++;
+    return text.substr(spaces);
+}
+
+// ---- hash
+
+std::string tokenizer_hash(const std::string &path) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (const auto &[id, entry] : read_vocabulary(read_json(path), path))
+        for (char c : std::to_string(id) + "\t" + entry.text + (entry.special ? "\t1\n" : "\t0\n"))
+            hash = (hash ^ uint8_t(c)) * 0x100000001b3u;
+    return format("%016llx", (unsigned long long)(hash));
+}

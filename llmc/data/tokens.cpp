@@ -1,0 +1,103 @@
+#include "tokens.h"
+
+#include <algorithm>
+
+#include "../core/common.h"
+
+constexpr const char *prepare_again = "prepare it again with data/prepare.py";
+
+PreparedData::PreparedData(const std::string &path, size_t vocab, const std::string &tokenizer_hash) : map_(path) {
+    check_metadata(tokenizer_hash);
+    find_arrays();
+    check_offsets();
+    check_documents(vocab);
+}
+
+TokenIds PreparedData::tokens(size_t i) const {
+    const size_t begin = size_t(offsets_[i]);
+    return {u16_.empty() ? nullptr : &u16_[begin], i32_.empty() ? nullptr : &i32_[begin], length(i)};
+}
+
+void PreparedData::check_metadata(const std::string &tokenizer_hash) const {
+    for (const char *key : {"kind", "vocab_size"})
+        if (!metadata().contains(key))
+            die("%s: this is no prepared data: its metadata has no \"%s\"\n  fix: %s", path().c_str(), key, prepare_again);
+    if (kind() != "pretrain" && kind() != "sft")
+        die("%s: kind of data \"%s\" is not known; \"pretrain\" and \"sft\" are\n  fix: %s", path().c_str(), kind().c_str(),
+            prepare_again);
+    const auto hash = metadata().find("tokenizer_hash");
+    if (hash != metadata().end() && !tokenizer_hash.empty() && hash->second != tokenizer_hash)
+        die("%s: was made with another tokenizer than the model's (tokenizer_hash %s, the model's is %s)\n"
+            "  fix: %s and the model's directory as --tokenizer",
+            path().c_str(), hash->second.c_str(), tokenizer_hash.c_str(), prepare_again);
+}
+
+void PreparedData::find_arrays() {
+    const auto &tensors = map_.file().tensors();
+    for (const char *name : {"tokens", "loss_mask", "doc_offsets"})
+        if (!tensors.contains(name))
+            die("%s: this is no prepared data: there is no array \"%s\"\n  fix: %s", path().c_str(), name, prepare_again);
+    if (tensors.at("tokens").dtype == "U16") u16_ = map_.span<uint16_t>("tokens");
+    else i32_ = map_.span<int32_t>("tokens");
+    mask_ = map_.span<uint8_t>("loss_mask");
+    offsets_ = map_.span<int64_t>("doc_offsets");
+    const size_t tokens = std::max(u16_.size(), i32_.size());
+    if (mask_.size() != tokens)
+        die("%s: has %zu tokens but a loss_mask of %zu\n  fix: %s", path().c_str(), tokens, mask_.size(), prepare_again);
+}
+
+void PreparedData::check_offsets() const {
+    const size_t tokens = mask_.size();
+    if (offsets_.size() < 2) die("%s: holds no documents\n  fix: %s from input with text in it", path().c_str(), prepare_again);
+    if (offsets_[0] != 0)
+        die("%s: document 0 begins at token %lld instead of 0\n  fix: %s", path().c_str(), (long long)(offsets_[0]),
+            prepare_again);
+    for (size_t i = 0; i + 1 < offsets_.size(); i++)
+        if (offsets_[i + 1] <= offsets_[i])
+            die("%s: document %zu begins at token %lld and ends at %lld; each must hold at least one token\n  fix: %s",
+                path().c_str(), i, (long long)(offsets_[i]), (long long)(offsets_[i + 1]), prepare_again);
+    if (size_t(offsets_.back()) != tokens)
+        die("%s: document %zu, the last, ends at token %lld but the file has %zu tokens\n  fix: %s", path().c_str(), size() - 1,
+            (long long)(offsets_.back()), tokens, prepare_again);
+}
+
+// Each document is read once, ids and mask together; what is wrong with the first bad one is found out afterwards.
+void PreparedData::check_documents(size_t vocab) {
+    targets_.resize(size());
+    size_t total = 0, first_bad = size();
+#pragma omp parallel for schedule(dynamic, 16) reduction(+ : total) reduction(min : first_bad)
+    for (size_t i = 0; i < size(); i++) {
+        const TokenIds ids = tokens(i);
+        const auto document_mask = mask(i);
+        size_t targets = 0;
+        bool bad = document_mask[0] != 0;
+        for (size_t t = 0; t < ids.size(); t++) {
+            bad |= uint32_t(ids[t]) >= vocab || document_mask[t] > 1;  // a negative id is a large one
+            targets += document_mask[t];
+        }
+        if (bad) first_bad = std::min(first_bad, i);
+        targets_[i] = targets;
+        total += targets;
+    }
+    if (first_bad < size()) refuse_document(first_bad, vocab);
+    if (total == 0)
+        die("%s: none of its %zu tokens is a target, so there is nothing to learn\n"
+            "  fix: %s and see what it says about targets",
+            path().c_str(), total_tokens(), prepare_again);
+    total_targets_ = total;
+}
+
+void PreparedData::refuse_document(size_t i, size_t vocab) const {
+    const TokenIds ids = tokens(i);
+    for (size_t t = 0; t < ids.size(); t++) {
+        if (uint32_t(ids[t]) >= vocab)
+            die("%s: document %zu has token id %d at position %zu, but the model has a vocabulary of %zu "
+                "(the data was made for one of %s)\n  fix: %s and the model's directory as --tokenizer",
+                path().c_str(), i, ids[t], t, vocab, metadata().at("vocab_size").c_str(), prepare_again);
+        if (mask(i)[t] > 1)
+            die("%s: document %zu has loss_mask %d at position %zu; only 0 and 1 are allowed\n  fix: %s", path().c_str(), i,
+                mask(i)[t], t, prepare_again);
+    }
+    die("%s: document %zu has loss_mask 1 on its first token, which nothing comes before to predict it from\n  fix: %s",
+        path().c_str(), i, prepare_again);
+}

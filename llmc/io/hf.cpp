@@ -1,0 +1,507 @@
+#include "hf.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <set>
+
+#include "../core/json.h"
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+static bool exists(const std::string &path) {
+    std::error_code error;  // a directory we may not enter: as if it were not there
+    return fs::exists(path, error);
+}
+
+// ------------------------------------------------------------------------------------------------------------- config.json
+
+// The defaults of the transformers configuration class, for fields a file leaves out.
+struct Family {
+    const char *name, *architecture;
+    size_t kv_heads, head_dim;  // 0: as many as heads, hidden_size / heads
+    size_t positions;
+};
+static const Family families[] = {
+    {"llama", "Llama", 0, 0, 2048},
+    {"mistral", "Mistral", 8, 0, 131072},
+    {"qwen2", "Qwen2", 32, 0, 32768},
+    {"qwen3", "Qwen3", 32, 128, 32768},
+};
+
+static const Family &family_of(const std::string &type, const Fields &fields) {
+    std::string supported;
+    for (const Family &family : families) {
+        if (type == family.name) return family;
+        supported += (supported.empty() ? "" : ", ") + std::string(family.name);
+    }
+    fields.refuse("model_type", "is \"" + type + "\", but we have " + supported);
+}
+
+// Fields that change the computation in a way we do not have. `neutral` is the number that changes nothing.
+struct Unsupported {
+    const char *field;
+    double neutral;
+    const char *what;
+};
+static const Unsupported unsupported[] = {
+    {"quantization_config", 0, "quantized weights"},
+    {"compression_config", 0, "quantized weights"},
+    {"num_experts", 0, "mixture of experts"},
+    {"num_local_experts", 0, "mixture of experts"},
+    {"n_routed_experts", 0, "mixture of experts"},
+    {"moe_intermediate_size", 0, "mixture of experts"},
+    {"shared_expert_intermediate_size", 0, "mixture of experts"},
+    {"attn_logit_softcapping", 0, "softcapping"},
+    {"final_logit_softcapping", 0, "softcapping"},
+    {"logits_soft_cap", 0, "softcapping"},
+    {"clip_qkv", 0, "clipped projections"},
+    {"embedding_multiplier", 1, "multipliers"},
+    {"residual_multiplier", 1, "multipliers"},
+    {"attention_multiplier", 1, "multipliers"},
+    {"lm_head_multiplier", 1, "multipliers"},
+    {"logits_scaling", 1, "multipliers"},
+    {"logit_scale", 1, "multipliers"},
+    {"query_pre_attn_scalar", 0, "another attention scale"},
+    {"partial_rotary_factor", 1, "partial rotation"},
+    {"no_rope_layers", 0, "layers without rotation"},
+    {"no_rope_layer_interval", 0, "layers without rotation"},
+    {"rope_interleaved", 0, "interleaved rotation"},
+    {"use_mrope", 0, "multimodal rotation"},
+    {"alibi", 0, "ALiBi"},
+    {"attention_chunk_size", 0, "chunked attention"},
+    {"per_layer_config", 0, "sizes that differ between layers"},
+    {"is_encoder_decoder", 0, "encoders"},
+    {"add_cross_attention", 0, "cross-attention"},
+};
+
+static void refuse_unsupported(const Fields &fields) {
+    for (const Unsupported &feature : unsupported) {
+        const json *value = fields.find(feature.field);
+        if (!value || (value->is_number() && value->get<double>() == feature.neutral) || *value == false) continue;
+        fields.refuse(feature.field, format("asks for %s, which we do not have", feature.what));
+    }
+    const std::string act = fields.text("hidden_act", "silu");
+    if (act != "silu") fields.refuse("hidden_act", "is \"" + act + "\", but we have silu");
+}
+
+static void note_dropouts(const Fields &fields, const std::string &where, std::vector<std::string> &notes) {
+    for (const char *name :
+         {"attention_dropout", "hidden_dropout", "resid_dropout", "resid_pdrop", "embd_pdrop", "embedding_dropout"}) {
+        const double p = fields.number(name, 0);
+        if (p != 0) notes.push_back(format("%s: %s %g is left out: training runs without dropout", where.c_str(), name, p));
+    }
+}
+
+static void read_llama3(RopeConfig &rope, const Fields &dict) {
+    rope.low_freq_factor = dict.number("low_freq_factor");
+    rope.high_freq_factor = dict.number("high_freq_factor");
+    if (!(0 < rope.low_freq_factor && rope.low_freq_factor < rope.high_freq_factor))
+        dict.refuse("high_freq_factor", "must be greater than low_freq_factor, and that greater than 0");
+}
+
+static void read_yarn(RopeConfig &rope, const Fields &dict) {
+    rope.beta_fast = dict.number("beta_fast", rope.beta_fast);
+    rope.beta_slow = dict.number("beta_slow", rope.beta_slow);
+    rope.attention_factor = dict.number("attention_factor", 0);
+    rope.mscale = dict.number("mscale", 0);
+    rope.mscale_all_dim = dict.number("mscale_all_dim", 0);
+    rope.truncate = dict.boolean("truncate", true);
+    if (!(0 < rope.beta_slow && rope.beta_slow <= rope.beta_fast))
+        dict.refuse("beta_fast", "must be no less than beta_slow, and that greater than 0");
+    if (dict.has("attention_factor") && !(rope.attention_factor > 0)) dict.refuse("attention_factor", "must be greater than 0");
+    if (rope.mscale < 0 || rope.mscale_all_dim < 0) dict.refuse("mscale", "and mscale_all_dim must not be negative");
+}
+
+// v4: rope_theta and rope_scaling (with `rope_type` or the older `type`); v5: all of it in rope_parameters. Where both are given
+// rope_scaling wins, and original_max_position_embeddings of the top level, as in transformers.
+static RopeConfig read_rope(const Fields &fields, size_t max_positions) {
+    RopeConfig rope;
+    rope.theta = fields.number("rope_theta", rope.theta);
+    const json *scaling = fields.find("rope_scaling"), nothing = json::object();
+    const std::string name = scaling && !scaling->empty() ? "rope_scaling" : "rope_parameters";
+    const Fields dict = fields.has(name) ? fields.object(name) : Fields(nothing, "");
+    for (const char *key : {"full_attention", "sliding_attention", "mrope_section"})
+        if (dict.has(key)) dict.refuse(key, "makes rotation differ between layers or axes, which we do not have");
+    if (dict.number("partial_rotary_factor", 1) != 1) dict.refuse("partial_rotary_factor", "is not 1, which we do not have");
+
+    rope.type = dict.text("rope_type", dict.text("type", "default"));
+    rope.theta = dict.number("rope_theta", rope.theta);
+    if (!(rope.theta > 1)) fields.refuse("rope_theta", format("is %g, but must be greater than 1", rope.theta));
+    if (rope.type == "default") return rope;
+    if (rope.type == "linear") {
+        rope.factor = dict.number("factor");
+    } else if (rope.type == "llama3" || rope.type == "yarn") {
+        rope.original_max_position =
+            fields.count("original_max_position_embeddings", dict.count("original_max_position_embeddings", max_positions));
+        const double implied = double(max_positions) / double(rope.original_max_position);
+        rope.factor = rope.type == "yarn" ? dict.number("factor", implied) : dict.number("factor");
+        if (rope.type == "yarn") read_yarn(rope, dict);
+        else read_llama3(rope, dict);
+    } else {
+        dict.refuse("rope_type", "is \"" + rope.type + "\", but we have default, linear, llama3, yarn");
+    }
+    if (!(rope.factor >= 1)) dict.refuse("factor", format("is %g, but must be 1 or more", rope.factor));
+    return rope;
+}
+
+// Mistral: every layer has the window, 4096 if the file does not say. Qwen: where use_sliding_window is set, the layers that
+// layer_types names, or else those from max_window_layers on. Llama: none. A window counts the query itself.
+static std::vector<size_t> read_windows(const Fields &fields, const std::string &family, size_t L) {
+    std::vector<size_t> window(L, 0);
+    const bool qwen = family == "qwen2" || family == "qwen3";
+    const bool absent = !fields.source().contains("sliding_window");  // whereas null means none
+    const bool used = qwen ? fields.boolean("use_sliding_window", false) : family == "mistral";
+    const size_t size = used && (absent || fields.has("sliding_window")) ? fields.count("sliding_window", 4096) : 0;
+    const double first = qwen ? fields.number("max_window_layers", 28) : 0;
+    for (size_t l = 0; l < L; l++)
+        if (double(l) >= first) window[l] = size;
+
+    const json *types = fields.find("layer_types");
+    if (!types) return window;
+    if (!types->is_array() || types->size() != L)
+        fields.refuse("layer_types", format("must be a list of %zu, one for each layer", L));
+    for (size_t l = 0; l < L; l++) {
+        const bool sliding = (*types)[l] == "sliding_attention";
+        if (!sliding && (*types)[l] != "full_attention")
+            fields.refuse("layer_types", format("of layer %zu is %s, but we have full_attention and sliding_attention", l,
+                                                (*types)[l].dump().c_str()));
+        if (sliding && size == 0)
+            fields.refuse("layer_types", format("of layer %zu is sliding_attention, but no sliding_window is in use", l));
+        if (!qwen && !sliding && size != 0)
+            fields.refuse("layer_types",
+                          format("of layer %zu is full_attention, but transformers gives each %s layer the sliding_window", l,
+                                 family.c_str()));
+        window[l] = sliding ? size : 0;
+    }
+    return window;
+}
+
+template <class Number>
+static Number parameters(const ModelConfig &c) {  // in double it cannot overflow
+    const Number V = Number(c.V), C = Number(c.C), L = Number(c.L), F = Number(c.F), D = Number(c.D);
+    const Number q = Number(c.H) * D, kv = Number(c.KV) * D;
+    const Number attention =
+        2 * q * C + 2 * kv * C + Number(c.qkv_bias) * (q + 2 * kv) + Number(c.o_bias) * C + Number(c.qk_norm) * 2 * D;
+    const Number mlp = 3 * C * F + Number(c.mlp_bias) * (2 * F + C);
+    return V * C * (c.tied ? 1 : 2) + L * (attention + mlp + 2 * C) + C;
+}
+
+size_t parameter_count(const ModelConfig &config) { return parameters<size_t>(config); }
+
+static void check_sizes(const ModelConfig &c, const Fields &fields) {
+    if (c.H % c.KV != 0) fields.refuse("num_key_value_heads", format("%zu does not divide num_attention_heads %zu", c.KV, c.H));
+    if (c.D % 8 != 0 || c.D > 256)
+        fields.refuse(
+            "head_dim",
+            format("is %zu (hidden_size %zu, num_attention_heads %zu), but must be a multiple of 8 up to 256", c.D, c.C, c.H));
+    if (c.L > 4096) fields.refuse("num_hidden_layers", format("is %zu, more than the 4096 we allow", c.L));
+    if (parameters<double>(c) > 1e13)
+        fields.refuse("hidden_size", format("%zu and the other sizes make %.3g parameters; is there a typing error?", c.C,
+                                            parameters<double>(c)));
+    if (!(c.eps > 0 && c.eps < 1)) fields.refuse("rms_norm_eps", format("is %g, but must lie between 0 and 1", c.eps));
+    if (!(c.initializer_range >= 0 && c.initializer_range <= 1))
+        fields.refuse("initializer_range", format("is %g, but must lie between 0 and 1", c.initializer_range));
+}
+
+static void read_token_ids(ModelConfig &config, const Fields &fields) {
+    for (const char *name : {"eos_token_id", "bos_token_id"})
+        for (const int32_t id : fields.ids(name))
+            if (size_t(id) >= config.V) fields.refuse(name, format("is %d, beyond vocab_size %zu", id, config.V));
+    if (const auto eos = fields.ids("eos_token_id"); !eos.empty()) config.eos = eos;
+    if (const auto bos = fields.ids("bos_token_id"); !bos.empty()) config.bos = bos[0];
+}
+
+ModelConfig parse_config(const json &source, const std::string &where, std::vector<std::string> &notes) {
+    const Fields fields(source, where);
+    const Family &family = family_of(fields.text("model_type"), fields);
+    refuse_unsupported(fields);
+    note_dropouts(fields, where, notes);
+
+    ModelConfig c{};
+    c.source = source;
+    c.family = family.name;
+    const bool llama = c.family == "llama", qwen2 = c.family == "qwen2", qwen3 = c.family == "qwen3";
+    c.V = fields.count("vocab_size");
+    c.C = fields.count("hidden_size");
+    c.L = fields.count("num_hidden_layers");
+    c.H = fields.count("num_attention_heads");
+    c.F = fields.count("intermediate_size");
+    c.KV = family.kv_heads == 0 || source.contains("num_key_value_heads") ? fields.count("num_key_value_heads", c.H)
+                                                                          : family.kv_heads;
+    c.D = fields.count("head_dim", family.head_dim ? family.head_dim : c.C / c.H);
+    if (!fields.has("head_dim") && !family.head_dim && c.C % c.H != 0)
+        fields.refuse("hidden_size",
+                      format("%zu is not divisible by num_attention_heads %zu, and there is no head_dim", c.C, c.H));
+    c.max_positions = fields.count("max_position_embeddings", family.positions);
+    c.eps = float(fields.number("rms_norm_eps", 1e-6));
+    c.initializer_range = fields.number("initializer_range", 0.02);
+    c.tied = fields.boolean("tie_word_embeddings", false);
+    c.o_bias = (llama || qwen3) && fields.boolean("attention_bias", false);
+    c.qkv_bias = c.o_bias || qwen2;
+    c.mlp_bias = llama && fields.boolean("mlp_bias", false);
+    c.qk_norm = qwen3;
+    check_sizes(c, fields);
+    c.window = read_windows(fields, c.family, c.L);
+    c.rope = read_rope(fields, c.max_positions);
+    c.bos = -1;
+    read_token_ids(c, fields);
+    return c;
+}
+
+ModelConfig read_config(const std::string &dir, std::vector<std::string> &notes) {
+    if (!exists(dir + "/."))
+        die("%s is not a directory\n  fix: give one with config.json; `hf download NAME --local-dir DIR` fetches one",
+            dir.c_str());
+    const std::string file = dir + "/config.json", generation = dir + "/generation_config.json";
+    ModelConfig config = parse_config(read_json(file), file, notes);
+    if (exists(generation)) {
+        const json source = read_json(generation);
+        read_token_ids(config, Fields(source, generation));
+    }
+    return config;
+}
+
+// ----------------------------------------------------------------------------------------------------------------- presets
+
+struct Preset {
+    const char *name, *family;
+    size_t C, F, L, H, KV, D, V, positions;
+    double theta, factor;  // factor: of llama3 scaling from 8192 positions, 0 without
+    double eps;
+    bool tied;
+    int bos, eos;
+    size_t window = 0;
+    double init = 0.02;
+};
+
+// clang-format off
+static const Preset presets[] = {
+    //                             C     F      L   H   KV  D    V       positions  theta   factor eps   tied   bos     eos
+    {"llama2-7b",       "llama",   4096, 11008, 32, 32, 32, 128, 32000,  4096,      10000,  0,     1e-5, false, 1,      2},
+    {"llama2-13b",      "llama",   5120, 13824, 40, 40, 40, 128, 32000,  4096,      10000,  0,     1e-5, false, 1,      2},
+    {"llama3-8b",       "llama",   4096, 14336, 32, 32, 8,  128, 128256, 8192,      500000, 0,     1e-5, false, 128000, 128001},
+    {"llama3.1-8b",     "llama",   4096, 14336, 32, 32, 8,  128, 128256, 131072,    500000, 8,     1e-5, false, 128000, 128001},
+    {"llama3.1-70b",    "llama",   8192, 28672, 80, 64, 8,  128, 128256, 131072,    500000, 8,     1e-5, false, 128000, 128001},
+    {"llama3.2-1b",     "llama",   2048, 8192,  16, 32, 8,  64,  128256, 131072,    500000, 32,    1e-5, true,  128000, 128001},
+    {"llama3.2-3b",     "llama",   3072, 8192,  28, 24, 8,  128, 128256, 131072,    500000, 32,    1e-5, true,  128000, 128001},
+    {"tinyllama-1.1b",  "llama",   2048, 5632,  22, 32, 4,  64,  32000,  2048,      10000,  0,     1e-5, false, 1,      2},
+    {"mistral-7b-v0.1", "mistral", 4096, 14336, 32, 32, 8,  128, 32000,  32768,     10000,  0,     1e-5, false, 1,      2, 4096},
+    {"mistral-7b-v0.3", "mistral", 4096, 14336, 32, 32, 8,  128, 32768,  32768,     1e6,    0,     1e-5, false, 1,      2},
+    {"qwen2.5-0.5b",    "qwen2",   896,  4864,  24, 14, 2,  64,  151936, 32768,     1e6,    0,     1e-6, true,  151643, 151643},
+    {"qwen2.5-1.5b",    "qwen2",   1536, 8960,  28, 12, 2,  128, 151936, 131072,    1e6,    0,     1e-6, true,  151643, 151643},
+    {"qwen2.5-3b",      "qwen2",   2048, 11008, 36, 16, 2,  128, 151936, 32768,     1e6,    0,     1e-6, true,  151643, 151643},
+    {"qwen2.5-7b",      "qwen2",   3584, 18944, 28, 28, 4,  128, 152064, 131072,    1e6,    0,     1e-6, false, 151643, 151643},
+    {"qwen2.5-14b",     "qwen2",   5120, 13824, 48, 40, 8,  128, 152064, 131072,    1e6,    0,     1e-5, false, 151643, 151643},
+    {"qwen3-0.6b",      "qwen3",   1024, 3072,  28, 16, 8,  128, 151936, 40960,     1e6,    0,     1e-6, true,  151643, 151645},
+    {"qwen3-1.7b",      "qwen3",   2048, 6144,  28, 16, 8,  128, 151936, 40960,     1e6,    0,     1e-6, true,  151643, 151645},
+    {"qwen3-4b",        "qwen3",   2560, 9728,  36, 32, 8,  128, 151936, 40960,     1e6,    0,     1e-6, true,  151643, 151645},
+    {"qwen3-8b",        "qwen3",   4096, 12288, 36, 32, 8,  128, 151936, 40960,     1e6,    0,     1e-6, false, 151643, 151645},
+    {"smollm2-135m",    "llama",   576,  1536,  30, 9,  3,  64,  49152,  8192,      100000, 0,     1e-5, true,  0,      0, 0, 1. / 24},
+    {"smollm2-360m",    "llama",   960,  2560,  32, 15, 5,  64,  49152,  8192,      100000, 0,     1e-5, true,  0,      0},
+    {"smollm2-1.7b",    "llama",   2048, 8192,  24, 32, 32, 64,  49152,  8192,      130000, 0,     1e-5, true,  0,      0},
+};
+// clang-format on
+
+std::vector<std::string> preset_names() {
+    std::vector<std::string> names;
+    for (const Preset &p : presets) names.push_back(p.name);
+    return names;
+}
+
+// The config.json of a preset, read by the same parser as any other.
+static json preset_source(const Preset &p) {
+    // clang-format off
+    json source = {
+        {"model_type", p.family}, {"hidden_size", p.C}, {"intermediate_size", p.F}, {"num_hidden_layers", p.L},
+        {"num_attention_heads", p.H}, {"num_key_value_heads", p.KV}, {"head_dim", p.D}, {"vocab_size", p.V},
+        {"max_position_embeddings", p.positions}, {"rope_theta", p.theta}, {"rms_norm_eps", p.eps}, {"hidden_act", "silu"},
+        {"tie_word_embeddings", p.tied}, {"bos_token_id", p.bos}, {"eos_token_id", p.eos}, {"initializer_range", p.init},
+        {"torch_dtype", "bfloat16"}};
+    if (p.factor != 0)
+        source["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", p.factor}, {"low_freq_factor", 1.0},
+                                  {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 8192}};
+    // clang-format on
+    if (p.family == std::string("mistral")) source["sliding_window"] = p.window ? json(p.window) : json();
+    return source;
+}
+
+ModelConfig preset(const std::string &name) {
+    std::string known;
+    for (const Preset &p : presets) {
+        std::vector<std::string> notes;
+        if (name == p.name) return parse_config(preset_source(p), "preset " + name, notes);
+        known += std::string(" ") + p.name;
+    }
+    die("there is no preset \"%s\"\n  fix: one of%s", name.c_str(), known.c_str());
+}
+
+// ------------------------------------------------------------------------------------------------------------------ export
+
+static std::string architecture(const ModelConfig &config, const char *head) {
+    return family_of(config.family, Fields(config.source, "config.json")).architecture + std::string(head);
+}
+
+void write_config(const std::string &dir, const ModelConfig &config, const std::string &dtype) {
+    json source = config.source;
+    if (!source.contains("torch_dtype") && !source.contains("dtype"))  // spelt as the file's age has it
+        source[source.contains("rope_parameters") ? "dtype" : "torch_dtype"] = nullptr;
+    for (const char *key : {"torch_dtype", "dtype"})
+        if (source.contains(key)) source[key] = dtype == "BF16" ? "bfloat16" : "float32";
+    if (!source.contains("architectures")) source["architectures"] = json::array({architecture(config, "ForCausalLM")});
+    write_json(dir + "/config.json", source);
+}
+
+ModelConfig reward_config(ModelConfig config) {
+    config.source["architectures"] = json::array({architecture(config, "ForSequenceClassification")});
+    config.source["id2label"] = json::object({{"0", "LABEL_0"}});  // how transformers writes that there is one label
+    config.source["label2id"] = json::object({{"LABEL_0", 0}});
+    return config;
+}
+
+void copy_tokenizer(const std::string &from_dir, const std::string &to_dir) {
+    std::error_code error;
+    if (fs::equivalent(from_dir, to_dir, error)) return;
+    for (const char *name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                             "tokenizer.model", "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"})
+        if (exists(from_dir + "/" + name)) copy_file(from_dir + "/" + name, to_dir + "/" + name);
+}
+
+// ----------------------------------------------------------------------------------------------------------------- weights
+
+static const std::string single_name = "model.safetensors", index_name = "model.safetensors.index.json";
+
+bool HfWeights::present(const std::string &dir) {
+    if (exists(dir + "/" + single_name) || exists(dir + "/" + index_name)) return true;
+    for (const char *other : {"pytorch_model.bin", "pytorch_model.bin.index.json"})
+        if (exists(dir + "/" + other))
+            die("%s has its weights in %s, which we do not read\n  fix: load it with transformers and save_pretrained() it",
+                dir.c_str(), other);
+    return false;
+}
+
+HfWeights::HfWeights(const std::string &dir) {
+    if (!present(dir)) die("%s has neither %s nor %s", dir.c_str(), single_name.c_str(), index_name.c_str());
+    if (exists(dir + "/" + single_name)) {
+        listing_ = dir + "/" + single_name;
+        const SafetensorsFile &file = files_.try_emplace(single_name, listing_).first->second;
+        for (const auto &entry : file.tensors()) where_[entry.first] = &file;
+    } else {
+        listing_ = dir + "/" + index_name;
+        open_shards(dir);
+    }
+}
+
+void HfWeights::open_shards(const std::string &dir) {
+    const json index = read_json(listing_);
+    for (const auto &[name, value] : Fields(index, listing_).object("weight_map").source().items()) {
+        if (!value.is_string() || value.get<std::string>().find('/') != std::string::npos)
+            die("%s: weight_map \"%s\" is not the name of a file beside it", listing_.c_str(), name.c_str());
+        const std::string shard = value.get<std::string>(), path = dir + "/" + shard;
+        if (!files_.contains(shard) && !exists(path))
+            die("%s is missing, but %s names it\n  fix: fetch the model again", path.c_str(), listing_.c_str());
+        const SafetensorsFile &file = files_.try_emplace(shard, path).first->second;
+        if (!file.tensors().contains(name))
+            die("%s: has no tensor \"%s\", but %s says so\n  fix: fetch the model again", path.c_str(), name.c_str(),
+                listing_.c_str());
+        where_[name] = &file;
+    }
+}
+
+const TensorInfo *HfWeights::find(const std::string &name) const {
+    const auto it = where_.find(name);
+    return it == where_.end() ? nullptr : &it->second->at(name);
+}
+
+template <class X>
+void HfWeights::read(const std::string &name, const Shape &shape, X *dst) const {
+    const auto it = where_.find(name);
+    if (it == where_.end()) die("%s: has no tensor \"%s\", which config.json asks for", listing_.c_str(), name.c_str());
+    it->second->expect_shape(name, shape);
+    it->second->read(name, dst);
+}
+
+template void HfWeights::read(const std::string &, const Shape &, float *) const;
+template void HfWeights::read(const std::string &, const Shape &, bf16 *) const;
+
+void HfWeights::expect_only(const std::vector<std::string> &known) const {
+    const std::set<std::string> names(known.begin(), known.end());
+    for (const auto &[name, file] : where_)
+        if (!names.contains(name) && !name.ends_with("rotary_emb.inv_freq"))  // old files hold this buffer; we compute it
+            die("%s: tensor \"%s\" %s is not part of the model that config.json describes", file->path().c_str(), name.c_str(),
+                shape_text(file->at(name).shape).c_str());
+}
+
+HfWriter::HfWriter(const std::string &dir, const std::vector<TensorSpec> &specs, size_t shard_bytes) : dir_(dir), shards_(1) {
+    size_t filled = 0;
+    for (const TensorSpec &spec : specs) {
+        const size_t bytes = elements(spec.shape) * dtype_bytes(spec.dtype);
+        if (filled > 0 && filled + bytes > shard_bytes) {
+            shards_.emplace_back();
+            filled = 0;
+        }
+        shards_.back().push_back(spec);
+        filled += bytes;
+    }
+    open_shard();
+}
+
+std::string HfWriter::file_name(size_t shard) const {
+    return shards_.size() == 1 ? single_name : format("model-%05zu-of-%05zu.safetensors", shard + 1, shards_.size());
+}
+
+void HfWriter::open_shard() {
+    file_ = std::make_unique<SafetensorsWriter>(dir_ + "/" + file_name(shard_), shards_[shard_]);
+    written_ = 0;
+}
+
+template <class X>
+void HfWriter::write(const std::string &name, const X *data) {
+    if (written_ == shards_[shard_].size() && shard_ + 1 < shards_.size()) {
+        file_->finish();
+        shard_++;
+        open_shard();
+    }
+    file_->write(name, data);
+    written_++;
+}
+
+template void HfWriter::write(const std::string &, const float *);
+template void HfWriter::write(const std::string &, const bf16 *);
+
+void HfWriter::finish() {
+    file_->finish();
+    if (shard_ + 1 < shards_.size()) die("%s: %s was not written", dir_.c_str(), file_name(shard_ + 1).c_str());
+    if (shards_.size() > 1) write_index();
+    remove_others();
+}
+
+void HfWriter::write_index() const {
+    json map = json::object();
+    size_t total = 0;
+    for (size_t s = 0; s < shards_.size(); s++)
+        for (const TensorSpec &spec : shards_[s]) {
+            map[spec.name] = file_name(s);
+            total += elements(spec.shape) * dtype_bytes(spec.dtype);
+        }
+    write_json(dir_ + "/" + index_name, {{"metadata", {{"total_size", total}}}, {"weight_map", map}});
+}
+
+// A reader takes model.safetensors before any index, so what an earlier save left would hide this one.
+void HfWriter::remove_others() const {
+    std::set<std::string> ours;
+    for (size_t s = 0; s < shards_.size(); s++) ours.insert(file_name(s));
+    if (shards_.size() > 1) ours.insert(index_name);
+    std::vector<fs::path> others;
+    std::error_code error;
+    for (const auto &entry : fs::directory_iterator(dir_, error)) {
+        const std::string name = entry.path().filename().string();
+        const bool weights =
+            name == single_name || name == index_name || (name.starts_with("model-") && name.ends_with(".safetensors"));
+        if (weights && !ours.contains(name)) others.push_back(entry.path());
+    }
+    for (const fs::path &path : others)
+        if (!fs::remove(path, error)) die("%s: cannot remove: %s", path.c_str(), error.message().c_str());
+    sync_directory(dir_);
+}

@@ -1,0 +1,79 @@
+// A model as Hugging Face keeps it: a directory with config.json, model.safetensors (or shards with an index), tokenizer files.
+// What we cannot compute exactly as transformers would is refused by the name of the field or the tensor.
+#pragma once
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../ops/rope.h"
+#include "safetensors.h"
+
+struct ModelConfig {
+    std::string family;           // "llama" | "mistral" | "qwen2" | "qwen3"   (model_type)
+    size_t V, C, L, H, KV, D, F;  // vocabulary, hidden, layers, heads, key/value heads, head size, ffn
+    size_t max_positions;         // max_position_embeddings
+    float eps;
+    bool tied, qkv_bias, o_bias, mlp_bias, qk_norm;
+    std::vector<size_t> window;  // (L) keys a query of the layer sees, itself included; 0 = all
+    RopeConfig rope;
+    double initializer_range;
+    std::vector<int32_t> eos;  // from generation_config.json, else config.json
+    int32_t bos;               // -1 if none
+    nlohmann::json source;     // config.json as read, so that export writes it back
+};
+
+// `notes`: what the file asks for and training leaves out (dropout), one line each, for the user to see.
+ModelConfig read_config(const std::string &dir, std::vector<std::string> &notes);
+ModelConfig parse_config(const nlohmann::json &source, const std::string &where, std::vector<std::string> &notes);
+ModelConfig preset(const std::string &name);  // a published configuration; an unknown name is answered with the list
+std::vector<std::string> preset_names();
+size_t parameter_count(const ModelConfig &config);  // tied weights once
+
+// config.json with `dtype` ("F32" or "BF16") as that of the weights.
+void write_config(const std::string &dir, const ModelConfig &config, const std::string &dtype);
+// The same model with one scalar head `score.weight` (1, C) for the LM head, as AutoModelForSequenceClassification loads it.
+ModelConfig reward_config(ModelConfig config);
+// Tokenizer, chat template and generation settings, those that are there.
+void copy_tokenizer(const std::string &from_dir, const std::string &to_dir);
+
+// The weights of a directory, in one file or in shards.
+class HfWeights {
+  public:
+    static bool present(const std::string &dir);  // false: only config.json, so start from random weights
+    explicit HfWeights(const std::string &dir);
+
+    const TensorInfo *find(const std::string &name) const;  // null where there is none
+    template <class X>
+    void read(const std::string &name, const Shape &shape, X *dst) const;  // X float or bf16
+    void expect_only(const std::vector<std::string> &known) const;  // die at a tensor that is not known (rotary buffers aside)
+
+  private:
+    void open_shards(const std::string &dir);
+
+    std::string listing_;                                   // the index, or the only file
+    std::map<std::string, SafetensorsFile> files_;          // by file name
+    std::map<std::string, const SafetensorsFile *> where_;  // by tensor
+};
+
+// Writes weights in the order of `specs`, in shards when they exceed `shard_bytes`, then removes what was there before.
+class HfWriter {
+  public:
+    HfWriter(const std::string &dir, const std::vector<TensorSpec> &specs, size_t shard_bytes = 5'000'000'000);
+
+    template <class X>
+    void write(const std::string &name, const X *data);  // X float or bf16
+    void finish();
+
+  private:
+    void open_shard();
+    std::string file_name(size_t shard) const;
+    void write_index() const;
+    void remove_others() const;
+
+    std::string dir_;
+    std::vector<std::vector<TensorSpec>> shards_;
+    size_t shard_ = 0, written_ = 0;  // the open shard and how many of its tensors it has
+    std::unique_ptr<SafetensorsWriter> file_;
+};

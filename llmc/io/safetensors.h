@@ -1,0 +1,113 @@
+// safetensors (https://github.com/huggingface/safetensors): u64 length of a JSON header, the header
+// {"name": {"dtype", "shape", "data_offsets"}, ..., "__metadata__": {string: string}}, then the tensors' bytes without gaps,
+// row-major and little-endian. Reading trusts nothing: a malformed file ends in a message, never in a crash.
+#pragma once
+#include <bit>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "../core/common.h"
+#include "../core/dtype.h"
+#include "../core/file.h"
+
+static_assert(std::endian::native == std::endian::little, "tensors are read and written as they lie in memory");
+
+using Shape = std::vector<size_t>;
+using Metadata = std::map<std::string, std::string>;
+
+struct TensorInfo {  // of a file
+    std::string dtype;
+    Shape shape;
+    size_t begin, bytes;  // begin: offset in the file
+};
+
+struct TensorSpec {  // to be written
+    std::string name;
+    Shape shape;
+    std::string dtype;
+};
+
+template <class T>
+constexpr const char *safetensors_dtype = nullptr;
+template <>
+inline constexpr const char *safetensors_dtype<float> = "F32";
+template <>
+inline constexpr const char *safetensors_dtype<bf16> = "BF16";
+template <>
+inline constexpr const char *safetensors_dtype<uint8_t> = "U8";
+template <>
+inline constexpr const char *safetensors_dtype<uint16_t> = "U16";
+template <>
+inline constexpr const char *safetensors_dtype<int32_t> = "I32";
+template <>
+inline constexpr const char *safetensors_dtype<int64_t> = "I64";
+
+size_t dtype_bytes(const std::string &dtype);  // 0 for one we do not know
+size_t elements(const Shape &shape);
+std::string shape_text(const Shape &shape);  // "(4096, 1024)"
+
+class SafetensorsFile {
+  public:
+    explicit SafetensorsFile(const std::string &path);
+
+    const std::string &path() const { return file_.path(); }
+    const InputFile &file() const { return file_; }
+    const std::map<std::string, TensorInfo> &tensors() const { return tensors_; }
+    const Metadata &metadata() const { return metadata_; }
+
+    const TensorInfo &at(const std::string &name) const;  // or die: the file has no such tensor
+    const TensorInfo &expect_shape(const std::string &name, const Shape &shape) const;
+
+    // F32, F16 or BF16 converted to X (float or bf16), in row-major order; read_part takes `count` elements from element `first`.
+    // Safe from several threads. Extra memory is one buffer of 1 MiB.
+    template <class X>
+    void read(const std::string &name, X *dst) const;
+    template <class X>
+    void read_part(const std::string &name, size_t first, size_t count, X *dst) const;
+
+  private:
+    void parse_header();
+
+    InputFile file_;
+    std::map<std::string, TensorInfo> tensors_;
+    Metadata metadata_;
+};
+
+// A file whose tensors are used in place, without reading them: prepared data.
+class SafetensorsMap {
+  public:
+    explicit SafetensorsMap(const std::string &path) : file_(path), map_(file_.file()) {}
+
+    const SafetensorsFile &file() const { return file_; }
+    const std::byte *data(const std::string &name) const { return map_.data() + file_.at(name).begin; }
+    template <class T>
+    std::span<const T> span(const std::string &name) const {  // die unless the dtype is T's
+        return {reinterpret_cast<const T *>(typed(name, safetensors_dtype<T>)), elements(file_.at(name).shape)};
+    }
+
+  private:
+    const std::byte *typed(const std::string &name, const char *dtype) const;
+
+    SafetensorsFile file_;
+    MappedFile map_;
+};
+
+// Declares every tensor, then takes their data in the declared order. The file appears under its name at finish(), and not at all
+// if that is never reached.
+class SafetensorsWriter {
+  public:
+    SafetensorsWriter(const std::string &path, std::vector<TensorSpec> specs, const Metadata &metadata = {{"format", "pt"}});
+
+    // float and bf16 are rounded to the declared F32 or BF16; any other T must be the declared dtype.
+    template <class T>
+    void write(const std::string &name, const T *data);
+    void finish();
+
+  private:
+    OutputFile file_;
+    std::vector<TensorSpec> specs_;
+    size_t next_ = 0;
+};

@@ -1,0 +1,36 @@
+// Adam with decoupled weight decay (Loshchilov and Hutter, 2017, arXiv:1711.05101), as torch.optim.AdamW computes it:
+//
+//   adamw_update(dev, params, master, m, v, grads, a, n)         with g = grad_scale * grads, step = 1, 2, ...
+//       m = beta1 * m + (1 - beta1) * g          v = beta2 * v + (1 - beta2) * g^2
+//       master = master * (1 - lr * weight_decay) - lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps)
+//       params = master, rounded to X
+//
+//   params (n) X     master, m, v, grads (n) float     where X is float, master is params itself; nothing else may alias
+#pragma once
+#include <cmath>
+#include <cstddef>
+
+#include "../core/device.h"
+
+struct AdamW {  // double, because 1 - 0.999f is off by 1e-5
+    double lr, beta1, beta2, eps, weight_decay;
+    double grad_scale;  // for example max_norm / norm where gradients are clipped
+    size_t step;        // the first update is step 1
+};
+
+template <class X>
+void adamw_update(Cpu<X> dev, X *params, float *master, float *m, float *v, const float *grads, AdamW a, size_t n) {
+    const float scale = a.grad_scale, one_minus_beta1 = 1 - a.beta1, beta2 = a.beta2, one_minus_beta2 = 1 - a.beta2, eps = a.eps;
+    const float decay = 1 - a.lr * a.weight_decay, step_size = a.lr / (1 - std::pow(a.beta1, double(a.step)));
+    const float root_correction2 = std::sqrt(1 - std::pow(a.beta2, double(a.step)));
+#pragma omp parallel for simd num_threads(dev.threads)
+    for (size_t i = 0; i < n; i++) {
+        const float g = scale * grads[i];
+        const float m_i = m[i] + one_minus_beta1 * (g - m[i]), v_i = beta2 * v[i] + one_minus_beta2 * g * g;
+        const float p = master[i] * decay - step_size * m_i / (std::sqrt(v_i) / root_correction2 + eps);
+        m[i] = m_i;
+        v[i] = v_i;
+        master[i] = p;
+        params[i] = p;
+    }
+}

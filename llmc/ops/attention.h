@@ -1,0 +1,407 @@
+// Attention in which every query sees one interval of keys: causal, packed, sliding-window and split over ranks alike.
+//
+//   The query at global position p of the packed row sees the keys lo[p] .. p, where lo[p] is the first position of p's document,
+//   or p - window + 1 if that is larger. With s[p,r] = scale * q_p . k_r over those keys:
+//       lse[p] = log sum_r exp(s[p,r])        P[p,r] = exp(s[p,r] - lse[p])        out_p = sum_r P[p,r] v_r
+//       delta[p] = dout_p . out_p             dS[p,r] = P[p,r] * (dout_p . v_r - delta[p])
+//       dv_r = sum_p P[p,r] dout_p            dq_p = scale * sum_r dS[p,r] k_r            dk_r = scale * sum_p dS[p,r] q_p
+//
+//   A part is some of the queries against some of the keys. begin, then a part per block of keys that arrives, then end:
+//
+//   attention_begin         (dev, out32, lse, T, H, D)                          out32 = 0, lse = -inf
+//   attention_forward_part  (dev, out32, lse, q, k, v, lo, q_pieces, k_pieces, T, H, KV, D, scale)
+//                                                                               merges the part into (out32, lse)
+//   attention_end           (dev, out, out32, n)                                out = out32 rounded, n elements
+//   attention_backward_begin(dev, dq32, dk32, dv32, delta, out, dout, T, H, KV, D)
+//                                                                               dq32 = dk32 = dv32 = 0, and delta
+//   attention_backward_part (dev, dq32, dk32, dv32, scratch, q, k, v, delta, lse, dout, lo, q_pieces, k_pieces, T, H, KV, D,
+//                            scale)                                             adds to dq32, dk32, dv32
+//   attention_backward_end  (dev, dqkv, dq32, dk32, dv32, T, H, KV, D)          rounds them into rows of [dq | dk | dv]
+//
+//   q, out, dout, out32, dq32 (T, H, D)    k, v, dk32, dv32 (T, KV, D)    dqkv (T, (H+2*KV)*D)    lse, delta (H, T)
+//   q, k, v, out, dout, dqkv X, the others float; q, k, v are views with a row stride. T counts the local query rows.
+//   lo (int32) is indexed by global position and does not decrease. Query head h uses KV head h / (H/KV). D is a multiple of 8,
+//   at most 256. scratch: attention_scratch(dev.threads) floats. No aliasing.
+//   Sums are float, in an order that depends on sizes and pieces alone, never on threads.
+//
+// No (T, T) array exists: tiles of scores live in cache, with a running maximum and sum per query (Milakov and Gimelshein, 2018,
+// arXiv:1805.02867; Dao et al., "FlashAttention", 2022, arXiv:2205.14135). Keys that no query of a block sees are skipped.
+// A tile of scores is held transposed, (keys, queries): its softmax then runs along vectors of queries and needs no sum across
+// lanes, and K and V serve all products as they lie; only Q and dO are also needed transposed, once per block of queries.
+#pragma once
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "../core/common.h"
+#include "../core/device.h"
+#include "simd.h"
+
+// Global positions [begin, end) of the packed row, which lie in local rows offset, offset + 1, ...
+struct Piece {
+    size_t begin, end, offset;
+};
+struct Pieces {  // what one rank holds, sorted by begin
+    static constexpr size_t capacity = 16;
+    Piece piece[capacity];
+    size_t count;
+};
+
+template <class X> struct Heads {  // element (t, h, d) at data[t * stride + h * D + d]
+    X *data;
+    size_t stride;
+};
+
+namespace attention {
+
+constexpr size_t max_D = 256;
+constexpr size_t queries = 192, keys = 96;  // largest tile of scores: multiples of 64 and 6, see product(); 72 KiB
+constexpr size_t max_row = max_D + 16;      // row length of a tile of heads
+
+inline Piece clip(Piece p, size_t begin, size_t end) {
+    begin = std::max(begin, p.begin);
+    return {begin, std::min(end, p.end), p.offset + begin - p.begin};
+}
+inline size_t length(Piece p) { return p.end > p.begin ? p.end - p.begin : 0; }
+
+inline std::vector<Piece> cut(const Pieces &pieces, size_t size) {
+    std::vector<Piece> blocks;
+    for (size_t i = 0; i < pieces.count; i++)
+        for (size_t at = pieces.piece[i].begin; at < pieces.piece[i].end; at += size)
+            blocks.push_back(clip(pieces.piece[i], at, at + size));
+    return blocks;
+}
+
+// ---- matrix product of tiles
+
+#ifdef __AVX512F__
+constexpr size_t lanes = 16, panel = 64;  // 6 x 4 accumulators, 4 of b and 1 of a in 32 registers
+#else
+constexpr size_t lanes = 8, panel = 16;  // 6 x 2 accumulators, 2 of b and 1 of a in 16 registers
+#endif
+typedef float Vector __attribute__((vector_size(lanes * sizeof(float))));
+
+struct Tile {  // element (i, j) at data[i * row + j * column]; a vector starts at every 16th element of a row
+    float *data;
+    size_t row, column = 1;
+};
+
+template <size_t rows, size_t columns> inline void product_block(Tile c, Tile a, Tile b, size_t K, bool add) {
+    constexpr size_t W = columns / lanes;
+    Vector sum[rows][W];
+#pragma GCC unroll 8
+    for (size_t i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (size_t j = 0; j < W; j++) sum[i][j] = add ? reinterpret_cast<Vector *>(c.data + i * c.row)[j] : Vector{};
+    for (size_t k = 0; k < K; k++) {
+        const Vector *b_row = reinterpret_cast<const Vector *>(b.data + k * b.row);
+#pragma GCC unroll 8
+        for (size_t i = 0; i < rows; i++)
+#pragma GCC unroll 4
+            for (size_t j = 0; j < W; j++) sum[i][j] += a.data[i * a.row + k * a.column] * b_row[j];
+    }
+#pragma GCC unroll 8
+    for (size_t i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (size_t j = 0; j < W; j++) reinterpret_cast<Vector *>(c.data + i * c.row)[j] = sum[i][j];
+}
+
+template <size_t columns> void product_panel(Tile c, Tile a, Tile b, size_t M, size_t K, bool add) {
+    size_t i = 0;
+    for (; i + 6 <= M; i += 6)
+        product_block<6, columns>({c.data + i * c.row, c.row}, {a.data + i * a.row, a.row, a.column}, b, K, add);
+    for (; i < M; i++) product_block<1, columns>({c.data + i * c.row, c.row}, {a.data + i * a.row, a.row, a.column}, b, K, add);
+}
+
+// c (M, N) = or += a (M, K) b (K, N), where N is a multiple of 16. a may be a transposed tile, c and b have column 1.
+inline void product(Tile c, Tile a, Tile b, size_t M, size_t N, size_t K, bool add) {
+    size_t j = 0;
+    for (; j + panel <= N; j += panel) product_panel<panel>({c.data + j, c.row}, a, {b.data + j, b.row}, M, K, add);
+    for (; j < N; j += 16) product_panel<16>({c.data + j, c.row}, a, {b.data + j, b.row}, M, K, add);
+}
+
+// ---- between memory and tiles
+
+// Row length of a tile of heads: whole vectors, and not a power of two, which would map its rows to few sets of the cache.
+inline size_t row_length(size_t D) { return round_up(D, 16) + 16; }
+
+template <class X> void load(float *tile, Heads<const X> x, size_t n, size_t D) {
+    for (size_t i = 0; i < n; i++) {
+        const X *from = x.data + i * x.stride;
+        float *to = tile + i * row_length(D);
+#pragma omp simd
+        for (size_t d = 0; d < D; d++) to[d] = float(from[d]);
+        std::fill(to + D, to + round_up(D, 16), 0.0f);
+    }
+}
+
+template <class X> void load_transposed(float *tile, Heads<const X> x, size_t n, size_t D, float factor) {  // tile (D, queries)
+    for (size_t i0 = 0; i0 < n; i0 += 16)
+        for (size_t d = 0; d < D; d++)
+            for (size_t i = i0; i < i0 + 16; i++) tile[d * queries + i] = i < n ? factor * float(x.data[i * x.stride + d]) : 0.0f;
+}
+
+inline void add_rows(float *out, size_t stride, const float *tile, size_t n, size_t D, float factor) {
+    for (size_t i = 0; i < n; i++)
+#pragma omp simd
+        for (size_t d = 0; d < D; d++) out[i * stride + d] += factor * tile[i * row_length(D) + d];
+}
+
+template <class X> Heads<const X> rows_of(Heads<const X> x, size_t row, size_t head, size_t D) {
+    return {x.data + row * x.stride + head * D, x.stride};
+}
+
+// The queries of a block that see some key of a tile: both ends of [lo[p], p] grow with p, so they are a range [first, end) of
+// the block. first is rounded down to a whole vector.
+struct Seeing {
+    size_t first, end;
+};
+inline Seeing seeing(Piece q, Piece k, const int32_t *lo) {
+    const size_t first = k.begin > q.begin ? (k.begin - q.begin) / 16 * 16 : 0;
+    return {first, size_t(std::lower_bound(lo + q.begin, lo + q.end, int64_t(k.end)) - (lo + q.begin))};
+}
+
+// ---- forward
+
+struct ForwardTiles {
+    alignas(64) float q_t[max_D * queries];  // scale * q, transposed
+    float k[keys * max_row], v[keys * max_row];
+    float scores[keys * queries];  // then exp(score - max)
+    float out[queries * max_row];  // sum of exp(score - max) * v
+    float max[queries], base[queries], sum[queries], shrink[queries];
+    int32_t lo[queries];
+};
+
+// One step of the online softmax: scores become exp(score - max); what was summed under the old maximum shrinks to the new one.
+inline void softmax_tile(ForwardTiles &t, Piece q, Piece k, Seeing s, size_t D) {
+    const size_t end = round_up(s.end, 16);
+    std::copy(t.max + s.first, t.max + end, t.shrink + s.first);
+    for (size_t r = 0; r < length(k); r++) {
+        const int32_t key = int32_t(k.begin + r), own = key - int32_t(q.begin);  // own: the query at the key's position
+        float *row = t.scores + r * queries;
+#pragma omp simd
+        for (size_t j = s.first; j < end; j++) {
+            row[j] = t.lo[j] <= key && int32_t(j) >= own ? row[j] : -INFINITY;
+            t.max[j] = row[j] > t.max[j] ? row[j] : t.max[j];  // leaves a NaN to exp
+        }
+    }
+#pragma omp simd
+    for (size_t j = s.first; j < end; j++) {
+        t.base[j] = t.max[j] == -INFINITY ? 0.0f : t.max[j];  // no key so far: exp(-inf - 0) = 0 instead of NaN
+        t.shrink[j] = fast_exp(t.shrink[j] - t.base[j]);
+        t.sum[j] *= t.shrink[j];
+    }
+    for (size_t r = 0; r < length(k); r++) {
+        float *row = t.scores + r * queries;
+#pragma omp simd
+        for (size_t j = s.first; j < end; j++) {
+            row[j] = fast_exp(row[j] - t.base[j]);
+            t.sum[j] += row[j];
+        }
+    }
+    for (size_t j = s.first; j < s.end; j++)
+#pragma omp simd
+        for (size_t d = 0; d < round_up(D, 16); d++) t.out[j * row_length(D) + d] *= t.shrink[j];
+}
+
+// One block of queries of one head against all keys it sees, merged into out (rows of `stride`) and lse.
+template <class X>
+void forward_block(ForwardTiles &t, float *out, size_t stride, float *lse, Heads<const X> q, Heads<const X> k, Heads<const X> v,
+                   const int32_t *lo, Piece block, const Pieces &k_pieces, size_t D, float scale) {
+    const size_t n = length(block), row = row_length(D), width = round_up(D, 16);
+    load_transposed(t.q_t, q, n, D, scale);
+    std::fill(t.out, t.out + n * row, 0.0f);
+    for (size_t j = 0; j < round_up(n, 16); j++) {
+        t.lo[j] = j < n ? lo[block.begin + j] : INT32_MAX;  // rows beyond the block see nothing
+        t.max[j] = -INFINITY;
+        t.sum[j] = 0;
+    }
+    for (size_t i = 0; i < k_pieces.count; i++) {
+        const Piece seen = clip(k_pieces.piece[i], size_t(lo[block.begin]), block.end);
+        for (size_t at = seen.begin; at < seen.end; at += keys) {
+            const Piece tile = clip(seen, at, at + keys);
+            const Seeing s = seeing(block, tile, lo);
+            load(t.k, rows_of(k, tile.offset, 0, D), length(tile), D);
+            load(t.v, rows_of(v, tile.offset, 0, D), length(tile), D);
+            product({t.scores + s.first, queries}, {t.k, row}, {t.q_t + s.first, queries}, length(tile),
+                    round_up(s.end - s.first, 16), D, false);
+            softmax_tile(t, block, tile, s, D);
+            product({t.out + s.first * row, row}, {t.scores + s.first, 1, queries}, {t.v, row}, s.end - s.first, width,
+                    length(tile), true);
+        }
+    }
+    for (size_t j = 0; j < n; j++) {
+        if (t.sum[j] == 0) continue;  // saw no key of this part
+        const float part = t.max[j] + std::log(t.sum[j]);
+        const float whole = std::max(lse[j], part) + std::log1p(std::exp(-std::abs(lse[j] - part)));
+        const float weight = std::exp(part - whole);
+        lse[j] = whole;
+#pragma omp simd
+        for (size_t d = 0; d < D; d++) out[j * stride + d] += weight * (t.out[j * row + d] / t.sum[j] - out[j * stride + d]);
+    }
+}
+
+// ---- backward
+
+struct BackwardTiles {
+    alignas(64) float q_t[max_D * queries], dout_t[max_D * queries];  // scale * q and dout, transposed
+    float q[queries * max_row], dout[queries * max_row], dq[queries * max_row];
+    float k[keys * max_row], v[keys * max_row], dk[keys * max_row], dv[keys * max_row];
+    float p[keys * queries], ds[keys * queries];
+    float lse[queries], delta[queries];
+    int32_t lo[queries];
+};
+
+// From scores and dP = dout . v to P and dS, in place.
+inline void softmax_backward_tile(BackwardTiles &t, Piece q, Piece k, Seeing s) {
+    for (size_t r = 0; r < length(k); r++) {
+        const int32_t key = int32_t(k.begin + r), own = key - int32_t(q.begin);
+        float *p = t.p + r * queries, *ds = t.ds + r * queries;
+#pragma omp simd
+        for (size_t j = s.first; j < round_up(s.end, 16); j++) {
+            p[j] = t.lo[j] <= key && int32_t(j) >= own ? fast_exp(p[j] - t.lse[j]) : 0.0f;
+            ds[j] = p[j] * (ds[j] - t.delta[j]);
+        }
+    }
+}
+
+// One block of queries of one head against one block of keys; all pointers stand at the first row of their block, at the head.
+template <class X>
+void backward_block(BackwardTiles &t, float *dq, size_t q_stride, float *dk, float *dv, size_t k_stride, Heads<const X> q,
+                    Heads<const X> k, Heads<const X> v, const float *delta, const float *lse, Heads<const X> dout,
+                    const int32_t *lo, Piece q_block, Piece k_block, size_t D, float scale) {
+    const size_t n = length(q_block), row = row_length(D), width = round_up(D, 16);
+    load_transposed(t.q_t, q, n, D, scale);
+    load_transposed(t.dout_t, dout, n, D, 1.0f);
+    load(t.q, q, n, D);
+    load(t.dout, dout, n, D);
+    std::fill(t.dq, t.dq + n * row, 0.0f);
+    for (size_t j = 0; j < round_up(n, 16); j++) {
+        t.lo[j] = j < n ? lo[q_block.begin + j] : INT32_MAX;
+        t.lse[j] = j < n ? lse[j] : 0.0f;
+        t.delta[j] = j < n ? delta[j] : 0.0f;
+    }
+    for (size_t at = k_block.begin; at < k_block.end; at += keys) {
+        const Piece tile = clip(k_block, at, at + keys);
+        const Seeing s = seeing(q_block, tile, lo);
+        const size_t m = length(tile), skip = at - k_block.begin, first = s.first, count = s.end - s.first;
+        load(t.k, rows_of(k, skip, 0, D), m, D);
+        load(t.v, rows_of(v, skip, 0, D), m, D);
+        product({t.p + first, queries}, {t.k, row}, {t.q_t + first, queries}, m, round_up(count, 16), D, false);
+        product({t.ds + first, queries}, {t.v, row}, {t.dout_t + first, queries}, m, round_up(count, 16), D, false);
+        softmax_backward_tile(t, q_block, tile, s);
+        product({t.dv, row}, {t.p + first, queries}, {t.dout + first * row, row}, m, width, count, false);
+        product({t.dk, row}, {t.ds + first, queries}, {t.q + first * row, row}, m, width, count, false);
+        product({t.dq + first * row, row}, {t.ds + first, 1, queries}, {t.k, row}, count, width, m, true);
+        add_rows(dv + skip * k_stride, k_stride, t.dv, m, D, 1.0f);
+        add_rows(dk + skip * k_stride, k_stride, t.dk, m, D, scale);
+    }
+    add_rows(dq, q_stride, t.dq, n, D, scale);
+}
+
+}  // namespace attention
+
+template <class X> void attention_begin(Cpu<X> dev, float *out32, float *lse, size_t T, size_t H, size_t D) {
+    if (D % 8 || D > attention::max_D)
+        die("head_dim in config.json is %zu, but attention takes multiples of 8 up to %zu\n  fix: use a model with such heads", D,
+            attention::max_D);
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t t = 0; t < T; t++) std::fill(out32 + t * H * D, out32 + (t + 1) * H * D, 0.0f);
+    std::fill(lse, lse + H * T, -INFINITY);
+}
+
+template <class X>
+void attention_forward_part(Cpu<X> dev, float *out32, float *lse, Heads<const X> q, Heads<const X> k, Heads<const X> v,
+                            const int32_t *lo, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D,
+                            float scale) {
+    using namespace attention;
+    const std::vector<Piece> blocks = cut(q_pieces, queries);
+#pragma omp parallel num_threads(dev.threads)
+    {
+        const auto tiles = std::make_unique_for_overwrite<ForwardTiles>();
+#pragma omp for collapse(2) schedule(dynamic)
+        for (size_t i = 0; i < blocks.size(); i++)
+            for (size_t h = 0; h < H; h++) {
+                const Piece block = blocks[blocks.size() - 1 - i];  // long tasks first: late queries see most
+                forward_block(*tiles, out32 + (block.offset * H + h) * D, H * D, lse + h * T + block.offset,
+                              rows_of(q, block.offset, h, D), rows_of(k, 0, h / (H / KV), D), rows_of(v, 0, h / (H / KV), D), lo,
+                              block, k_pieces, D, scale);
+            }
+    }
+}
+
+template <class X> void attention_end(Cpu<X> dev, X *out, const float *out32, size_t n) {
+#pragma omp parallel for simd num_threads(dev.threads)
+    for (size_t i = 0; i < n; i++) out[i] = X(out32[i]);
+}
+
+inline size_t attention_scratch(size_t threads) { return threads * sizeof(attention::BackwardTiles) / sizeof(float) + 16; }
+
+template <class X>
+void attention_backward_begin(Cpu<X> dev, float *dq32, float *dk32, float *dv32, float *delta, const X *out, const X *dout,
+                              size_t T, size_t H, size_t KV, size_t D) {
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t t = 0; t < T; t++) {
+        std::fill(dq32 + t * H * D, dq32 + (t + 1) * H * D, 0.0f);
+        std::fill(dk32 + t * KV * D, dk32 + (t + 1) * KV * D, 0.0f);
+        std::fill(dv32 + t * KV * D, dv32 + (t + 1) * KV * D, 0.0f);
+        for (size_t h = 0; h < H; h++) {
+            const X *out_h = out + (t * H + h) * D, *dout_h = dout + (t * H + h) * D;
+            float sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (size_t d = 0; d < D; d++) sum += float(out_h[d]) * float(dout_h[d]);
+            delta[h * T + t] = sum;
+        }
+    }
+}
+
+// Step s pairs the key block j with the query block (j + s) mod n. No two pairs of a step share a block of either kind, so they
+// run in parallel and add to dq32, dk32 and dv32 in place, without atomics or private copies; one step follows the other, so the
+// order of every sum is fixed.
+template <class X>
+void attention_backward_part(Cpu<X> dev, float *dq32, float *dk32, float *dv32, float *scratch, Heads<const X> q,
+                             Heads<const X> k, Heads<const X> v, const float *delta, const float *lse, const X *dout,
+                             const int32_t *lo, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D,
+                             float scale) {
+    using namespace attention;
+    const std::vector<Piece> q_blocks = cut(q_pieces, queries), k_blocks = cut(k_pieces, queries);
+    const size_t n = std::max(q_blocks.size(), k_blocks.size());
+    BackwardTiles *tiles = reinterpret_cast<BackwardTiles *>(round_up(reinterpret_cast<uintptr_t>(scratch), 64));
+#pragma omp parallel num_threads(dev.threads)
+    for (size_t s = 0; s < n; s++)
+#pragma omp for collapse(2) schedule(dynamic)
+        for (size_t j = 0; j < k_blocks.size(); j++)
+            for (size_t kv = 0; kv < KV; kv++) {
+                if ((j + s) % n >= q_blocks.size()) continue;
+                const Piece q_block = q_blocks[(j + s) % n], k_block = clip(k_blocks[j], size_t(lo[q_block.begin]), q_block.end);
+                if (length(k_block) == 0) continue;
+                const size_t row = k_block.offset * KV + kv;
+                for (size_t h = kv * (H / KV); h < (kv + 1) * (H / KV); h++)
+                    backward_block(tiles[omp_get_thread_num()], dq32 + (q_block.offset * H + h) * D, H * D, dk32 + row * D,
+                                   dv32 + row * D, KV * D, rows_of(q, q_block.offset, h, D), rows_of(k, k_block.offset, kv, D),
+                                   rows_of(v, k_block.offset, kv, D), delta + h * T + q_block.offset,
+                                   lse + h * T + q_block.offset, rows_of(Heads<const X>{dout, H * D}, q_block.offset, h, D), lo,
+                                   q_block, k_block, D, scale);
+            }
+}
+
+template <class X>
+void attention_backward_end(Cpu<X> dev, X *dqkv, const float *dq32, const float *dk32, const float *dv32, size_t T, size_t H,
+                            size_t KV, size_t D) {
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t t = 0; t < T; t++) {
+        X *row = dqkv + t * (H + 2 * KV) * D;
+#pragma omp simd
+        for (size_t i = 0; i < H * D; i++) row[i] = X(dq32[t * H * D + i]);
+#pragma omp simd
+        for (size_t i = 0; i < KV * D; i++) {
+            row[H * D + i] = X(dk32[t * KV * D + i]);
+            row[(H + KV) * D + i] = X(dv32[t * KV * D + i]);
+        }
+    }
+}

@@ -1,0 +1,34 @@
+// Token embedding.
+//
+//   embedding_forward (dev, out, w, tokens, T, C)           out[t] = w[tokens[t]]
+//   embedding_backward(dev, dw, dout, tokens, T, C)         dw[tokens[t]] += dout[t]
+//
+//   out, dout (T, C) X     w (V, C) X     dw (V, C) float, accumulated     tokens (T), each in [0, V)
+//   Nothing may alias. A row of dw takes its tokens in the order of the text, whatever the number of threads.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "../core/common.h"
+#include "../core/device.h"
+
+template <class X> void embedding_forward(Cpu<X> dev, X *out, const X *w, const int32_t *tokens, size_t T, size_t C) {
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t t = 0; t < T; t++) std::copy_n(w + size_t(tokens[t]) * C, C, out + t * C);
+}
+
+// A token that occurs twice writes one row of dw twice, so threads share the channels, not the tokens.
+template <class X> void embedding_backward(Cpu<X> dev, float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C) {
+    constexpr size_t slice = 64;  // four cache lines of dw: short enough to share 576 channels, long enough to stream
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t s = 0; s < ceil_div(C, slice); s++) {
+        const size_t begin = s * slice, end = std::min(C, begin + slice);
+        for (size_t t = 0; t < T; t++) {
+            const X *dout_t = dout + t * C;
+            float *row = dw + size_t(tokens[t]) * C;
+#pragma omp simd
+            for (size_t c = begin; c < end; c++) row[c] += float(dout_t[c]);
+        }
+    }
+}

@@ -1,0 +1,243 @@
+#include "matmul.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <unordered_map>
+
+#include "../core/common.h"
+#include "sgemm.h"
+
+#if defined(LLMC_ONEDNN)
+#include <dnnl.hpp>
+#elif defined(LLMC_OPENBLAS)
+#include <cblas.h>
+#endif
+
+const char *matmul_backend() {
+#if defined(LLMC_ONEDNN)
+    return "oneDNN";
+#elif defined(LLMC_OPENBLAS)
+    return "OpenBLAS";
+#else
+    return "own sgemm";
+#endif
+}
+
+// A library multiplies tiles of C, each on one thread, and the threads are ours. With threads of its own oneDNN splits a long sum among
+// them (dw, where T is long), so that results depend on their number, and OpenBLAS's fight OpenMP's for the cores. Whole products would
+// be 2 to 5 % faster on 2 cores. Lengths depend on n alone and are multiples of 64, but for the last.
+struct Cut {
+    size_t n, step;
+    Cut(size_t n, size_t longest) : n(n), step(round_up(ceil_div(n, ceil_div(n, longest)), 64)) {}
+    size_t count() const { return ceil_div(n, step); }
+    size_t length(size_t i) const { return std::min(step, n - i * step); }
+};
+constexpr size_t tile_rows = 256, tile_columns = 512;
+
+// ---- what is kept between calls -------------------------------------------------------------------------------------------------
+
+#ifdef LLMC_ONEDNN
+using dnnl::memory;
+template <class X> constexpr memory::data_type dnnl_type = sizeof(X) == 2 ? memory::data_type::bf16 : memory::data_type::f32;
+
+struct Shape {  // of the product of one tile
+    memory::data_type x, out;
+    memory::dim M, N, K, a_row, a_column, b_row, b_column, c_row;
+    bool bias, accumulate;
+    auto operator<=>(const Shape &) const = default;
+};
+struct Product {
+    dnnl::matmul matmul;
+    memory::desc a, b, bias, c, scratchpad;
+};
+#endif
+
+struct Context {
+    // Pieces for the threads, one each. sgemm asks for 1 MiB and make_context() has that ready; oneDNN asks for less (measured: at most
+    // 0.6 MiB a tile), so the buffer grows only for more threads than were announced. Nothing else of size is allocated here.
+    struct Free {
+        void operator()(char *p) const { free(p); }
+    };
+    std::unique_ptr<char, Free> scratch;
+    size_t scratch_bytes = 0;
+
+    template <class T> T *scratch_for(int threads, size_t bytes_per_thread) {
+        const size_t bytes = round_up(size_t(threads) * bytes_per_thread, 4096);
+        if (bytes > scratch_bytes) {
+            scratch.reset();
+            scratch.reset(static_cast<char *>(aligned_alloc(4096, bytes)));
+            if (!scratch) die("matmul needs %zu bytes of scratch memory and there is no more memory\n  fix: fewer --threads", bytes);
+            scratch_bytes = bytes;
+        }
+        return reinterpret_cast<T *>(scratch.get());
+    }
+
+#ifdef LLMC_ONEDNN
+    dnnl::engine engine{dnnl::engine::kind::cpu, 0};
+    bool has_bf16;  // oneDNN multiplies bf16 from AVX-512 on
+
+    // Making a product compiles it: 0.05 to 0.5 ms (measured), so all are kept. Since rows are multiples of 64 and tiles are small, a
+    // model needs some hundred of them, whatever the lengths of its rows; the limit is for shapes that never repeat.
+    static constexpr size_t most_products = 1024;
+    std::map<Shape, Product> products;
+    const Product &product(const Shape &shape);
+
+    Context() {
+        const memory::desc m({64, 64}, memory::data_type::bf16, memory::dims{64, 1});
+        has_bf16 = bool(dnnl::matmul::primitive_desc(dnnl::matmul::desc(m, m, m), engine, true));
+    }
+#endif
+};
+
+ContextPtr make_context(int threads) {
+#if defined(LLMC_OPENBLAS)
+    openblas_set_num_threads(1);
+#endif
+    ContextPtr ctx(new Context);
+    ctx->scratch_for<float>(threads, sgemm_scratch * sizeof(float));
+    return ctx;
+}
+void ContextDeleter::operator()(Context *ctx) const { delete ctx; }
+
+// ---- C = A B + bias or C += A B, C (M, N) row-major -----------------------------------------------------------------------------
+
+#if defined(LLMC_ONEDNN)
+
+const Product &Context::product(const Shape &s) {
+    if (const auto found = products.find(s); found != products.end()) return found->second;
+    Product p;
+    p.a = memory::desc({s.M, s.K}, s.x, memory::dims{s.a_row, s.a_column});
+    p.b = memory::desc({s.K, s.N}, s.x, memory::dims{s.b_row, s.b_column});
+    p.c = memory::desc({s.M, s.N}, s.out, memory::dims{s.c_row, 1});
+    if (s.bias) p.bias = memory::desc({1, s.N}, s.x, memory::dims{s.N, 1});
+    dnnl::primitive_attr attributes;
+    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    if (s.accumulate) {
+        dnnl::post_ops sum;
+        sum.append_sum(1.0f);
+        attributes.set_post_ops(sum);
+    }
+    const int threads = omp_get_max_threads();
+    omp_set_num_threads(1);
+    try {
+        const dnnl::matmul::primitive_desc made(s.bias ? dnnl::matmul::desc(p.a, p.b, p.bias, p.c) : dnnl::matmul::desc(p.a, p.b, p.c), attributes, engine);
+        p.scratchpad = made.scratchpad_desc();
+        p.matmul = dnnl::matmul(made);
+    } catch (const dnnl::error &e) {
+        omp_set_num_threads(threads);
+        die("oneDNN refuses a product of %zd x %zd x %zd: %s", ssize_t(s.M), ssize_t(s.N), ssize_t(s.K), e.what());
+    }
+    omp_set_num_threads(threads);
+    return products.emplace(s, std::move(p)).first->second;
+}
+
+// Long sums over tokens are cut too, which C += allows: otherwise each T would need products of its own.
+template <class X, class Out>
+static void onednn_gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K, bool accumulate) {
+    Context &ctx = *dev.ctx;
+    const Cut rows(M, tile_rows), columns(N, tile_columns), depth(K, accumulate ? 512 : K);
+    if (ctx.products.size() + 8 > Context::most_products) ctx.products.clear();
+    const Product *products[2][2][2];  // [last row of tiles][last column][last piece of the sum]: only those differ in size
+    size_t scratchpad = 0;
+    for (size_t i : {size_t(0), rows.count() - 1})
+        for (size_t j : {size_t(0), columns.count() - 1})
+            for (size_t k : {size_t(0), depth.count() - 1}) {
+                const auto dim = [](size_t n) { return memory::dim(n); };
+                const Product &p = ctx.product({dnnl_type<X>, dnnl_type<Out>, dim(rows.length(i)), dim(columns.length(j)), dim(depth.length(k)),
+                                                dim(A.row), dim(A.column), dim(B.row), dim(B.column), dim(N), bias != nullptr, accumulate});
+                products[i + 1 == rows.count()][j + 1 == columns.count()][k + 1 == depth.count()] = &p;
+                scratchpad = std::max(scratchpad, round_up(p.scratchpad.get_size(), 4096));
+            }
+    char *scratch = ctx.scratch_for<char>(dev.threads, scratchpad);
+#pragma omp parallel num_threads(dev.threads)
+    {
+        omp_set_num_threads(1);  // of oneDNN, in this thread and until the end of the region
+        dnnl::stream stream(ctx.engine);
+        char *own_scratch = scratch + size_t(omp_get_thread_num()) * scratchpad;
+        const auto view = [&](const memory::desc &desc, const void *data) { return memory(desc, ctx.engine, const_cast<void *>(data)); };
+#pragma omp for collapse(2) schedule(dynamic)
+        for (size_t j = 0; j < columns.count(); j++)
+            for (size_t i = 0; i < rows.count(); i++)
+                for (size_t k = 0; k < depth.count(); k++) {
+                    const Product &p = *products[i + 1 == rows.count()][j + 1 == columns.count()][k + 1 == depth.count()];
+                    const size_t i0 = i * rows.step, j0 = j * columns.step, k0 = k * depth.step;
+                    std::unordered_map<int, memory> arguments{{DNNL_ARG_SRC, view(p.a, A.data + i0 * A.row + k0 * A.column)},
+                                                              {DNNL_ARG_WEIGHTS, view(p.b, B.data + k0 * B.row + j0 * B.column)},
+                                                              {DNNL_ARG_DST, view(p.c, C + i0 * N + j0)},
+                                                              {DNNL_ARG_SCRATCHPAD, view(p.scratchpad, own_scratch)}};
+                    if (bias) arguments[DNNL_ARG_BIAS] = view(p.bias, bias + j0);
+                    p.matmul.execute(stream, arguments);
+                }
+    }
+}
+
+#elif defined(LLMC_OPENBLAS)
+
+static void openblas_gemm(CpuF32 dev, float *C, Matrix<float> A, Matrix<float> B, const float *bias, size_t M, size_t N, size_t K, bool accumulate) {
+    const Cut rows(M, tile_rows), columns(N, tile_columns);
+#pragma omp parallel for num_threads(dev.threads) collapse(2) schedule(dynamic)
+    for (size_t j = 0; j < columns.count(); j++)
+        for (size_t i = 0; i < rows.count(); i++) {
+            const size_t i0 = i * rows.step, j0 = j * columns.step, m = rows.length(i), n = columns.length(j);
+            float *tile = C + i0 * N + j0;
+            if (bias)
+                for (size_t r = 0; r < m; r++) std::copy_n(bias + j0, n, tile + r * N);
+            const size_t a_step = A.column == 1 ? std::max(A.row, K) : A.column;  // one of the strides is 1; if both are, a side has length 1,
+            const size_t b_step = B.column == 1 ? std::max(B.row, n) : B.column;  // and the step, which is then unused, must still be legal
+            cblas_sgemm(CblasRowMajor, A.column == 1 ? CblasNoTrans : CblasTrans, B.column == 1 ? CblasNoTrans : CblasTrans, int(m), int(n), int(K),
+                        1.0f, A.data + i0 * A.row, int(a_step), B.data + j0 * B.column, int(b_step), bias || accumulate ? 1.0f : 0.0f, tile, int(N));
+        }
+}
+
+#endif
+
+template <class X, class Out>
+static void gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K, bool accumulate) {
+#if defined(LLMC_ONEDNN)
+    if (sizeof(X) == sizeof(float) || dev.ctx->has_bf16) return onednn_gemm(dev, C, A, B, bias, M, N, K, accumulate);
+#elif defined(LLMC_OPENBLAS)
+    if constexpr (sizeof(X) == sizeof(float)) return openblas_gemm(dev, C, A, B, bias, M, N, K, accumulate);
+#endif
+    float *scratch = dev.ctx->template scratch_for<float>(dev.threads, sgemm_scratch * sizeof(float));
+    sgemm(dev.threads, scratch, C, A, B, bias, M, N, K, accumulate);
+}
+
+// ---- the three products of a linear layer ---------------------------------------------------------------------------------------
+
+template <class X, class Out>
+void matmul_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const std::type_identity_t<X> *bias, size_t T, size_t IC, size_t OC) {
+    gemm<X, Out>(dev, out, {x, IC, 1}, {w, 1, IC}, bias, T, OC, IC, false);
+}
+
+template <class X> void matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC) {
+    gemm<X, X>(dev, dx, {dout, OC, 1}, {w, IC, 1}, nullptr, T, IC, OC, false);
+}
+
+template <class X>
+void matmul_backward_weight(Cpu<X> dev, float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC) {
+    gemm<X, float>(dev, dw, {dout, 1, OC}, {x, IC, 1}, nullptr, OC, IC, T, true);
+    if (!dbias) return;
+    constexpr size_t width = 64, run = 256;  // columns of a task; tokens that are summed on their own before they join the rest
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t o0 = 0; o0 < OC; o0 += width)
+        for (size_t t0 = 0; t0 < T; t0 += run) {
+            const size_t n = std::min(width, OC - o0);
+            float sum[width] = {};
+            for (size_t t = t0; t < std::min(T, t0 + run); t++)
+                for (size_t o = 0; o < n; o++) sum[o] += float(dout[t * OC + o0 + o]);
+            for (size_t o = 0; o < n; o++) dbias[o0 + o] += sum[o];
+        }
+}
+
+template void matmul_forward(CpuF32, float *, const float *, const float *, const float *, size_t, size_t, size_t);
+template void matmul_forward(CpuBf16, bf16 *, const bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t);
+template void matmul_forward(CpuBf16, float *, const bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t);
+template void matmul_backward_input(CpuF32, float *, const float *, const float *, size_t, size_t, size_t);
+template void matmul_backward_input(CpuBf16, bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t);
+template void matmul_backward_weight(CpuF32, float *, float *, const float *, const float *, size_t, size_t, size_t);
+template void matmul_backward_weight(CpuBf16, float *, float *, const bf16 *, const bf16 *, size_t, size_t, size_t);

@@ -1,0 +1,22 @@
+// The linear layer. Weights are stored (OC, IC), as Hugging Face does.
+//
+//   matmul_forward        (dev, out, x, w, bias, T, IC, OC)          out[t,o] = sum_i x[t,i] w[o,i] + bias[o]         bias may be null
+//   matmul_backward_input (dev, dx, dout, w, T, IC, OC)              dx[t,i] = sum_o dout[t,o] w[o,i]
+//   matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC)       dw[o,i] += sum_t dout[t,o] x[t,i],  dbias[o] += sum_t dout[t,o]    dbias may be null
+//
+//   x, dx (T, IC), w (OC, IC), bias (OC), dout (T, OC) X     out (T, OC) X or float     dw (OC, IC), dbias (OC) float, accumulated
+//   No output may alias an input. Sums are float, rounded once to the type of the output.
+#pragma once
+#include <type_traits>
+
+#include "../core/device.h"
+
+const char *matmul_backend();  // for the run log: which library, or "own sgemm"
+
+template <class X, class Out>
+void matmul_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const std::type_identity_t<X> *bias, size_t T, size_t IC, size_t OC);
+
+template <class X> void matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC);
+
+template <class X>
+void matmul_backward_weight(Cpu<X> dev, float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC);

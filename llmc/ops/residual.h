@@ -1,0 +1,11 @@
+// residual_forward(dev, out, a, b, n): out = a + b.     out, a, b (n) X; out may alias either. The backward pass of a sum is
+// no op: both branches get the gradient, which rmsnorm_backward adds as dresidual.
+#pragma once
+#include <cstddef>
+
+#include "../core/device.h"
+
+template <class X> void residual_forward(Cpu<X> dev, X *out, const X *a, const X *b, size_t n) {
+#pragma omp parallel for simd num_threads(dev.threads)
+    for (size_t i = 0; i < n; i++) out[i] = float(a[i]) + float(b[i]);
+}

@@ -1,0 +1,141 @@
+// Root-mean-square normalisation (Zhang and Sennrich, 2019, arXiv:1910.07467), the norm of every Llama-class model.
+//
+//   rmsnorm_forward (dev, out, rstd, x, w, T, C, eps)
+//       rstd[t] = 1 / sqrt(mean_c x[t,c]^2 + eps)            out[t,c] = x[t,c] * rstd[t] * w[c]
+//   residual_rmsnorm_forward(dev, sum, out, rstd, x, y, w, T, C, eps)
+//       sum = x + y, rounded to X                            out, rstd = rmsnorm_forward of the rounded sum
+//   rmsnorm_backward(dev, dx, dw, scratch, dresidual, dout, x, w, rstd, T, C)
+//       with g = dout * w and xh = x * rstd:                 dx = dresidual + rstd * (g - xh * mean_c(g * xh))
+//                                                            dw += sum_t dout * xh
+//   qk_norm_forward (dev, qkv, qk_raw, rstd, wq, wk, T, H, KV, D, eps)
+//       the norm of each query and key head over its own D channels (Qwen3), in place; qk_raw keeps the values before
+//   qk_norm_backward(dev, dqkv, dwq, dwk, scratch, qk_raw, wq, wk, rstd, T, H, KV, D)          in place on the first H + KV heads
+//
+//   out, sum, x, y, dx, dresidual, dout (T, C) X     w (C) X     rstd (T) float     dw (C) float, accumulated
+//   qkv, dqkv (T, (H + 2 KV) * D) X: query heads, then key heads, then value heads, which these ops leave alone
+//   qk_raw (T, (H + KV) * D) X     wq, wk (D) X     rstd (T, H + KV) float     dwq, dwk (D) float, accumulated
+//   scratch: rmsnorm_scratch(C) or qk_norm_scratch(D) floats     dresidual may be null: nothing is added
+//   out may alias x, sum may alias x or y, dx may alias dout or dresidual.
+//
+// Everything between reading and writing an element is float. (Hugging Face rounds x * rstd to the storage type before it
+// multiplies by w: in bf16 the two differ by one rounding.) Sums are taken in an order that depends on the sizes alone,
+// never on threads.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+#include "../core/common.h"
+#include "../core/device.h"
+
+// ---- one row ----------------------------------------------------------------------------------------------------------------
+
+template <class X> float rmsnorm_row(X *out, const X *x, const X *w, size_t C, float eps) {  // returns rstd
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (size_t c = 0; c < C; c++) sum += float(x[c]) * float(x[c]);
+    const float rstd = 1.0f / std::sqrt(sum / float(C) + eps);
+#pragma omp simd
+    for (size_t c = 0; c < C; c++) out[c] = float(x[c]) * rstd * float(w[c]);
+    return rstd;
+}
+
+template <class X>
+void rmsnorm_backward_row(X *dx, float *dw, const X *dresidual, const X *dout, const X *x, const X *w, float rstd, size_t C) {
+    float dot = 0;
+#pragma omp simd reduction(+ : dot)
+    for (size_t c = 0; c < C; c++) dot += float(dout[c]) * float(w[c]) * float(x[c]);
+    const float mean = dot * rstd / float(C);
+#pragma omp simd
+    for (size_t c = 0; c < C; c++) {
+        const float xh = float(x[c]) * rstd, g = float(dout[c]) * float(w[c]);
+        dw[c] += float(dout[c]) * xh;  // before dx, which may overwrite dout
+        dx[c] = (dresidual ? float(dresidual[c]) : 0.0f) + rstd * (g - xh * mean);
+    }
+}
+
+// ---- gradients of the weights: summed in runs of tokens, one run a thread, then over the runs -------------------------------
+
+constexpr size_t rmsnorm_runs = 64;
+constexpr size_t rmsnorm_scratch(size_t C) { return rmsnorm_runs * C; }
+constexpr size_t qk_norm_scratch(size_t D) { return rmsnorm_scratch(2 * D); }
+
+// dw[c] += sum_run parts[run * stride + c]
+template <class X> void rmsnorm_add_runs(Cpu<X> dev, float *dw, const float *parts, size_t runs, size_t stride, size_t C) {
+    constexpr size_t slice = 64;
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t s = 0; s < ceil_div(C, slice); s++) {
+        const size_t begin = s * slice, end = std::min(C, begin + slice);
+        for (size_t run = 0; run < runs; run++)
+#pragma omp simd
+            for (size_t c = begin; c < end; c++) dw[c] += parts[run * stride + c];
+    }
+}
+
+// ---- the norm of the residual stream ----------------------------------------------------------------------------------------
+
+template <class X> void rmsnorm_forward(Cpu<X> dev, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t t = 0; t < T; t++) rstd[t] = rmsnorm_row(out + t * C, x + t * C, w, C, eps);
+}
+
+template <class X>
+void residual_rmsnorm_forward(Cpu<X> dev, X *sum, X *out, float *rstd, const X *x, const X *y, const X *w, size_t T, size_t C,
+                              float eps) {
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t t = 0; t < T; t++) {
+        const X *x_t = x + t * C, *y_t = y + t * C;
+        X *sum_t = sum + t * C;
+#pragma omp simd
+        for (size_t c = 0; c < C; c++) sum_t[c] = float(x_t[c]) + float(y_t[c]);
+        rstd[t] = rmsnorm_row(out + t * C, sum_t, w, C, eps);
+    }
+}
+
+template <class X>
+void rmsnorm_backward(Cpu<X> dev, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
+                      const float *rstd, size_t T, size_t C) {
+    const size_t length = ceil_div(T, rmsnorm_runs), runs = ceil_div(T, std::max<size_t>(length, 1));
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t run = 0; run < runs; run++) {
+        float *dw_run = scratch + run * C;
+        std::fill_n(dw_run, C, 0.0f);
+        for (size_t t = run * length; t < std::min(T, (run + 1) * length); t++)
+            rmsnorm_backward_row(dx + t * C, dw_run, dresidual ? dresidual + t * C : nullptr, dout + t * C, x + t * C, w, rstd[t],
+                                 C);
+    }
+    rmsnorm_add_runs(dev, dw, scratch, runs, C, C);
+}
+
+// ---- the norm of query and key heads ----------------------------------------------------------------------------------------
+
+template <class X>
+void qk_norm_forward(Cpu<X> dev, X *qkv, X *qk_raw, float *rstd, const X *wq, const X *wk, size_t T, size_t H, size_t KV,
+                     size_t D, float eps) {
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t t = 0; t < T; t++) {
+        X *raw_t = qk_raw + t * (H + KV) * D, *qkv_t = qkv + t * (H + 2 * KV) * D;
+        std::copy_n(qkv_t, (H + KV) * D, raw_t);
+        for (size_t h = 0; h < H + KV; h++)
+            rstd[t * (H + KV) + h] = rmsnorm_row(qkv_t + h * D, raw_t + h * D, h < H ? wq : wk, D, eps);
+    }
+}
+
+template <class X>
+void qk_norm_backward(Cpu<X> dev, X *dqkv, float *dwq, float *dwk, float *scratch, const X *qk_raw, const X *wq, const X *wk,
+                      const float *rstd, size_t T, size_t H, size_t KV, size_t D) {
+    const size_t length = ceil_div(T, rmsnorm_runs), runs = ceil_div(T, std::max<size_t>(length, 1));
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t run = 0; run < runs; run++) {
+        float *dwq_run = scratch + run * 2 * D, *dwk_run = dwq_run + D;
+        std::fill_n(dwq_run, 2 * D, 0.0f);
+        for (size_t t = run * length; t < std::min(T, (run + 1) * length); t++)
+            for (size_t h = 0; h < H + KV; h++) {
+                X *d = dqkv + t * (H + 2 * KV) * D + h * D;
+                const X *none = nullptr, *x = qk_raw + t * (H + KV) * D + h * D;
+                rmsnorm_backward_row(d, h < H ? dwq_run : dwk_run, none, d, x, h < H ? wq : wk, rstd[t * (H + KV) + h], D);
+            }
+    }
+    rmsnorm_add_runs(dev, dwq, scratch, runs, 2 * D, D);
+    rmsnorm_add_runs(dev, dwk, scratch + D, runs, 2 * D, D);
+}

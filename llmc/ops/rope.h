@@ -1,0 +1,69 @@
+// Rotary position embedding (Su et al., 2021, arXiv:2104.09864), in Hugging Face's layout: channel i turns together with i + D/2.
+//
+//   rope_forward (dev, qkv, table, doc_pos, T, heads, D, stride)
+//       with (cos, sin) = table[doc_pos[t], i], for each of the first `heads` heads of row t and each i < D/2:
+//           (x[i], x[i + D/2])  <-  (x[i] * cos - x[i + D/2] * sin,  x[i + D/2] * cos + x[i] * sin)
+//   rope_backward(dev, dqkv, table, doc_pos, T, heads, D, stride)
+//       the transposed map: the rotation by the negative angle
+//
+//   qkv, dqkv: T rows of `stride` elements X, changed in place; heads are D elements each, from the start of a row
+//   table (positions, D/2, 2) float, by rope_table     doc_pos (T), position within the document, in [0, positions)     D even
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "../core/device.h"
+
+// What config.json says about positions: rope_theta and rope_scaling (rope_parameters in newer files).
+struct RopeConfig {
+    std::string type = "default";  // "default" | "linear" | "llama3" | "yarn"
+    double theta = 10000;
+    double factor = 1;                 // all but default: how much longer than the original positions
+    double low_freq_factor = 1;        // llama3
+    double high_freq_factor = 4;       // llama3
+    size_t original_max_position = 0;  // llama3, yarn
+    double beta_fast = 32;             // yarn: more rotations than this over the original positions are left alone,
+    double beta_slow = 1;              // yarn: fewer than this are divided by factor
+    double attention_factor = 0;       // yarn: multiplies cos and sin; 0 = from factor, mscale and mscale_all_dim
+    double mscale = 0;                 // yarn, 0 = not given
+    double mscale_all_dim = 0;         // yarn, 0 = not given
+    bool truncate = true;              // yarn: the limits of the ramp are whole channels
+};
+
+// table (positions, D/2, 2) = cos, sin of float(position) * inv_freq[i], times the attention factor. Frequencies and angles
+// are float and rounded where transformers rounds them: at position 100000 an angle's last bit is 0.008 radians.
+void rope_table(float *table, const RopeConfig &config, size_t positions, size_t D);
+
+// sign * angle: +1 forward, -1 backward
+template <class X>
+void rope_rotate(Cpu<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D, size_t stride,
+                 float sign) {
+    const size_t half = D / 2;
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t t = 0; t < T; t++) {
+        const float *row = table + size_t(doc_pos[t]) * D;
+        for (size_t h = 0; h < heads; h++) {
+            X *x = qkv + t * stride + h * D;
+#pragma omp simd
+            for (size_t i = 0; i < half; i++) {
+                const float cos = row[2 * i], sin = sign * row[2 * i + 1];
+                const float a = x[i], b = x[i + half];
+                x[i] = a * cos - b * sin;
+                x[i + half] = b * cos + a * sin;
+            }
+        }
+    }
+}
+
+template <class X>
+void rope_forward(Cpu<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D,
+                  size_t stride) {
+    rope_rotate(dev, qkv, table, doc_pos, T, heads, D, stride, 1.0f);
+}
+
+template <class X>
+void rope_backward(Cpu<X> dev, X *dqkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D,
+                   size_t stride) {
+    rope_rotate(dev, dqkv, table, doc_pos, T, heads, D, stride, -1.0f);
+}

@@ -1,0 +1,36 @@
+// SwiGLU (Shazeer, 2020, arXiv:2002.05202) on the fused projection of gate and up.
+//
+//   swiglu_forward (dev, out, gate_up, T, F)                with s = 1 / (1 + exp(-gate)):     out = gate * s * up
+//   swiglu_backward(dev, dgate_up, dout, gate_up, T, F)     dgate = dout * up * s * (1 + gate * (1 - s)),  dup = dout * gate * s
+//
+//   gate_up, dgate_up (T, 2F) X: a row is F gates, then F ups     out, dout (T, F) X     dgate_up may alias gate_up
+#pragma once
+#include <cstddef>
+
+#include "../core/device.h"
+#include "simd.h"
+
+template <class X> void swiglu_forward(Cpu<X> dev, X *out, const X *gate_up, size_t T, size_t F) {
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t t = 0; t < T; t++) {
+        const X *gate = gate_up + t * 2 * F, *up = gate + F;
+        X *out_t = out + t * F;
+#pragma omp simd
+        for (size_t f = 0; f < F; f++) out_t[f] = float(gate[f]) / (1.0f + fast_exp(-float(gate[f]))) * float(up[f]);
+    }
+}
+
+template <class X> void swiglu_backward(Cpu<X> dev, X *dgate_up, const X *dout, const X *gate_up, size_t T, size_t F) {
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t t = 0; t < T; t++) {
+        const X *gate = gate_up + t * 2 * F, *up = gate + F, *dout_t = dout + t * F;
+        X *dgate = dgate_up + t * 2 * F, *dup = dgate + F;
+#pragma omp simd
+        for (size_t f = 0; f < F; f++) {
+            const float g = gate[f], u = up[f], d = dout_t[f];
+            const float s = 1.0f / (1.0f + fast_exp(-g));
+            dgate[f] = d * u * s * (1.0f + g * (1.0f - s));
+            dup[f] = d * g * s;
+        }
+    }
+}

@@ -1,0 +1,162 @@
+// Generation with a key/value cache: up to Pieces::capacity prompts at a time, their caches side by side like documents in a row.
+// First all prompts go through the model in one packed row, then one token of each per step.
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "../core/common.h"
+#include "../core/rng.h"
+#include "../data/tokenizer.h"
+#include "run.h"
+#include "sampler.h"
+
+using Ids = std::vector<int32_t>;
+
+namespace {
+
+struct Group {  // prompts that are generated together; prompt i has positions begin[i] .. begin[i+1] of the cache
+    size_t first, count, prompt_tokens;
+    std::vector<size_t> begin;
+};
+
+std::vector<Group> make_groups(const std::vector<Ids> &prompts, size_t max_new_tokens) {
+    std::vector<Group> groups;
+    for (size_t first = 0; first < prompts.size(); first += Pieces::capacity) {
+        Group g{first, std::min(Pieces::capacity, prompts.size() - first), 0, {0}};
+        for (size_t i = first; i < first + g.count; i++) {
+            g.prompt_tokens += prompts[i].size();
+            g.begin.push_back(g.begin.back() + prompts[i].size() + max_new_tokens);
+        }
+        groups.push_back(std::move(g));
+    }
+    return groups;
+}
+
+// The row of the next tokens of the sequences `active`, and where they go in the cache. The prompts themselves at first, then the
+// last token of each.
+Row next_row(const Group &g, const std::vector<Ids> &sequences, const std::vector<size_t> &active, bool prompts, Pieces &where) {
+    std::vector<Ids> documents;
+    for (size_t i : active) documents.push_back(prompts ? sequences[i] : Ids{sequences[i].back()});
+    Row row = make_row(documents);
+    where = {};
+    for (size_t j = 0; j < active.size(); j++) {
+        const size_t n = documents[j].size(), done = sequences[active[j]].size() - n, begin = g.begin[active[j]] + done, offset = row.doc_offsets[j];
+        where.piece[where.count++] = {begin, begin + n, offset};
+        for (size_t t = 0; t < n; t++) row.doc_pos[offset + t] = int32_t(done + t);
+    }
+    return row;
+}
+
+struct GenerateSettings {
+    size_t max_new_tokens;
+    Sampling sampling;
+    uint64_t seed;
+};
+
+// What follows each prompt, up to and without the end-of-sequence token.
+std::vector<Ids> complete(Model &model, const ModelConfig &config, const std::vector<Ids> &prompts, const GenerateSettings &s) {
+    std::vector<Ids> completions;
+    for (const Group &g : make_groups(prompts, s.max_new_tokens)) {
+        std::vector<Ids> sequences(prompts.begin() + ptrdiff_t(g.first), prompts.begin() + ptrdiff_t(g.first + g.count));
+        std::vector<int32_t> cache_begin;
+        for (size_t i = 0; i < g.count; i++) cache_begin.resize(g.begin[i + 1], int32_t(g.begin[i]));
+        std::vector<size_t> active(g.count);
+        for (size_t i = 0; i < g.count; i++) active[i] = i;
+
+        for (size_t n = 0; n < s.max_new_tokens && !active.empty(); n++) {
+            Pieces where;
+            const Row row = next_row(g, sequences, active, n == 0, where);
+            const float *logits = model.next_logits(row, where, cache_begin);
+            std::vector<size_t> still;
+            for (size_t j = 0; j < active.size(); j++) {
+                const size_t i = active[j];
+                const double uniform = Random{s.seed, Purpose::sampling, uint32_t(g.first + i)}.uniform(n);
+                const int32_t token = sample_token({logits + j * config.V, config.V}, s.sampling, uniform);
+                sequences[i].push_back(token);
+                if (std::find(config.eos.begin(), config.eos.end(), token) == config.eos.end()) still.push_back(i);
+            }
+            active = still;
+        }
+        for (size_t i = 0; i < g.count; i++) {
+            Ids tail(sequences[i].begin() + ptrdiff_t(prompts[g.first + i].size()), sequences[i].end());
+            if (!tail.empty() && std::find(config.eos.begin(), config.eos.end(), tail.back()) != config.eos.end()) tail.pop_back();
+            completions.push_back(std::move(tail));
+        }
+    }
+    return completions;
+}
+
+std::unique_ptr<Model> open_generator(const Run &run, const std::vector<Ids> &prompts, size_t max_new_tokens) {
+    ModelLimits limits;
+    limits.mode = Mode::generate;
+    limits.row_tokens = row_multiple;
+    for (const Group &g : make_groups(prompts, max_new_tokens)) {
+        limits.row_tokens = std::max(limits.row_tokens, round_up(g.prompt_tokens, row_multiple));
+        limits.cache_tokens = std::max(limits.cache_tokens, g.begin.back());
+    }
+    for (const Ids &prompt : prompts) limits.positions = std::max(limits.positions, prompt.size() + max_new_tokens);
+    if (limits.positions > run.config.max_positions)
+        printf("note: a prompt and its continuation may reach %zu tokens, max_position_embeddings is %zu\n", limits.positions, run.config.max_positions);
+    limits.positions = std::max(limits.positions, row_multiple);
+    return open_model(run, limits);
+}
+
+Ids document(const PreparedData &data, size_t i) {
+    const TokenIds ids = data.tokens(i);
+    Ids out(ids.size());
+    for (size_t t = 0; t < out.size(); t++) out[t] = ids[t];
+    return out;
+}
+
+}  // namespace
+
+int generate(Run &run) {
+    const Options &o = run.options;
+    if (o.prompt.empty() == o.prompts.empty()) die("generate needs prompts\n  fix: either --prompt TEXT or --prompts FILE.jsonl");
+    const std::vector<std::string> text = {"--prompt", o.prompt};
+    const auto data = open_data(run, prepared_file(run, "prompts", o.prompts, o.prompts.empty() ? text : std::vector<std::string>{}));
+    std::vector<Ids> prompts;
+    for (size_t i = 0; i < data->size(); i++) prompts.push_back(document(*data, i));
+
+    const auto model = open_generator(run, prompts, o.max_new_tokens);
+    const Tokenizer tokenizer(run.model_dir + "/tokenizer.json");
+    const auto completions = complete(*model, run.config, prompts, {o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, o.seed});
+    for (size_t i = 0; i < prompts.size(); i++) {
+        const std::string completion = tokenizer.decode(completions[i]);
+        if (o.prompts.empty()) {
+            printf("%s\n", completion.c_str());
+            continue;
+        }
+        const nlohmann::ordered_json line = {{"prompt", tokenizer.decode(prompts[i])}, {"completion", completion}, {"tokens", completions[i].size()}};
+        printf("%s\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+    }
+    return 0;
+}
+
+// Each document's targets are the answer to what stands before them: the share of documents whose answer comes out token by token
+// under greedy decoding. Shows the first few.
+double exact_match(Run &run, const std::string &model_dir, const PreparedData &data, size_t show) {
+    std::vector<Ids> prompts, answers;
+    size_t longest = 1;
+    for (size_t i = 0; i < data.size(); i++) {
+        const Ids ids = document(data, i);
+        const auto mask = data.mask(i);
+        const size_t answer = size_t(std::find(mask.begin(), mask.end(), 1) - mask.begin());
+        size_t end = ids.size();
+        while (end > answer && (!mask[end - 1] || std::find(run.config.eos.begin(), run.config.eos.end(), ids[end - 1]) != run.config.eos.end())) end--;
+        prompts.emplace_back(ids.begin(), ids.begin() + ptrdiff_t(answer));
+        answers.emplace_back(ids.begin() + ptrdiff_t(answer), ids.begin() + ptrdiff_t(end));
+        longest = std::max(longest, ids.size() - answer + 1);
+    }
+    run.model_dir = model_dir;
+    const auto model = open_generator(run, prompts, longest);
+    const Tokenizer tokenizer(model_dir + "/tokenizer.json");
+    const auto completions = complete(*model, run.config, prompts, {longest, {}, 0});
+    size_t right = 0;
+    for (size_t i = 0; i < prompts.size(); i++) {
+        right += completions[i] == answers[i];
+        if (i < show)
+            printf("  %-40s -> %-16s %s\n", tokenizer.decode(prompts[i]).c_str(), tokenizer.decode(completions[i]).c_str(),
+                   completions[i] == answers[i] ? "right" : ("wrong, " + tokenizer.decode(answers[i])).c_str());
+    }
+    return double(right) / double(prompts.size());
+}

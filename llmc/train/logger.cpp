@@ -1,0 +1,74 @@
+#include "logger.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "../core/common.h"
+#include "../core/file.h"
+
+static void drop_lines_beyond(const std::string &path, size_t step) {
+    std::ifstream file(path);
+    std::string kept, line;
+    while (std::getline(file, line)) {
+        const auto json = nlohmann::json::parse(line, nullptr, false);
+        if (json.is_discarded()) continue;  // cut off by a crash
+        if (json.contains("step") && json["step"].get<size_t>() > step) continue;
+        kept += line + "\n";
+    }
+    write_file(path, kept);
+}
+
+Logger::Logger(const std::string &path, bool resume, size_t resumed_step) : path_(path), terminal_(isatty(STDOUT_FILENO)) {
+    if (resume && std::filesystem::exists(path)) drop_lines_beyond(path, resumed_step);
+    file_ = fopen(path.c_str(), resume ? "a" : "w");
+    if (!file_) die("cannot write the log %s: %s\n  fix: --log FILE", path.c_str(), strerror(errno));
+}
+
+Logger::~Logger() {
+    if (bar_) printf("\n");
+    fclose(file_);
+}
+
+void Logger::write(const nlohmann::ordered_json &line) {
+    const std::string text = line.dump() + "\n";
+    if (fwrite(text.data(), 1, text.size(), file_) != text.size() || fflush(file_) != 0)
+        die("cannot write the log %s: %s", path_.c_str(), strerror(errno));
+}
+
+static std::string duration(double seconds) {
+    const size_t s = size_t(seconds);
+    if (s >= 3600) return format("%zu h %02zu min", s / 3600, s / 60 % 60);
+    if (s >= 60) return format("%zu min %02zu s", s / 60, s % 60);
+    return format("%zu s", s);
+}
+
+void Logger::show_step(const nlohmann::ordered_json &line, size_t steps) {
+    const size_t step = line["step"];
+    seconds_ += line["step_s"].get<double>(), shown_++;
+    const std::string left = duration(seconds_ / double(shown_) * double(steps - step));
+    const std::string text = format("step %zu/%zu  loss %.4f  norm %.3f  lr %.2e  %.0f tok/s", step, steps, line["loss"].get<double>(),
+                                    line["grad_norm"].get<double>(), line["lr"].get<double>(), line["tok_s"].get<double>());
+    if (!terminal_) {
+        printf("%s  %s left\n", text.c_str(), left.c_str());
+        fflush(stdout);
+        return;
+    }
+    constexpr size_t width = 24;
+    const size_t done = steps ? step * width / steps : width;
+    printf("\r[%s%s] %s  %s left \033[K", std::string(done, '#').c_str(), std::string(width - done, ' ').c_str(), text.c_str(), left.c_str());
+    fflush(stdout);
+    bar_ = true;
+}
+
+void Logger::say(const char *text, ...) {
+    va_list args;
+    va_start(args, text);
+    printf("%s%s\n", bar_ ? "\n" : "", vformat(text, args).c_str());
+    va_end(args);
+    fflush(stdout);
+    bar_ = false;
+}

@@ -1,0 +1,99 @@
+// All parameters of a model as flat arrays in the order of its parameter table: weights, float master weights, gradients, AdamW's
+// moments. Loading, initialising, exporting, clipping and updating walk the table; nothing else lists tensors.
+#pragma once
+#include <cmath>
+
+#include "../core/common.h"
+#include "../core/rng.h"
+#include "../io/hf.h"
+#include "../ops/reduce.h"
+#include "model.h"
+
+template <class Dev> struct Parameters {
+    using X = typename Dev::X;
+    Dev dev;
+    std::vector<Tensor> table;
+    size_t count = 0;            // elements of all tensors
+    X *params = nullptr;         // (count)
+    float *master = nullptr;     // (count) what AdamW updates; in f32 the parameters themselves. Null unless training
+    float *grads = nullptr;      // (count)
+    float *m = nullptr, *v = nullptr;  // (count)
+
+    Parameters(Dev dev, std::vector<Tensor> tensors) : dev(dev), table(std::move(tensors)) {
+        for (const Tensor &t : table) count += t.count;
+    }
+
+    void plan(Plan &plan, bool training) {
+        plan.add(&params, "params", {count});
+        if (!training) return;
+        if constexpr (sizeof(X) == sizeof(float)) plan.alias(&master, &params);
+        else plan.add(&master, "master weights", {count});
+        plan.add(&grads, "gradients", {count});
+        plan.add(&m, "adamw m", {count});
+        plan.add(&v, "adamw v", {count});
+    }
+
+    void load(const HfWeights &weights) {
+        for (const Tensor &t : table) {
+            if (master) weights.read(t.name, t.shape, master + t.offset);
+            else weights.read(t.name, t.shape, params + t.offset);
+            if (!(master ? all_finite(master + t.offset, t.count) : all_finite(params + t.offset, t.count)))
+                die("%s holds a NaN or an infinity\n  fix: a directory whose weights were saved whole; these were not trained, or diverged", t.name.c_str());
+        }
+        if (master) round_master();
+    }
+
+    void initialise(uint64_t seed, double deviation) {
+        for (const Tensor &t : table) {
+            const Random random{seed, Purpose::init, stream_of(t.name)};
+#pragma omp parallel for num_threads(dev.threads)
+            for (size_t i = 0; i < t.count; i++) {
+                const float value = t.init == Tensor::normal ? float(deviation * random.normal(i)) : t.init == Tensor::ones ? 1.0f : 0.0f;
+                if (master) master[t.offset + i] = value;
+                params[t.offset + i] = value;
+            }
+        }
+    }
+
+    void save(const std::string &dir, const std::string &export_dtype) {
+        std::vector<TensorSpec> tensors;
+        for (const Tensor &t : table) tensors.push_back({t.name, t.shape, export_dtype});
+        HfWriter writer(dir, tensors);
+        for (const Tensor &t : table)
+            if (master) writer.write(t.name, master + t.offset);
+            else writer.write(t.name, params + t.offset);
+        writer.finish();
+    }
+
+    double gradient_norm() { return std::sqrt(squared_norm(dev, grads, count)); }
+
+    std::string nonfinite_gradient() {
+        for (const Tensor &t : table)
+            if (!std::isfinite(squared_norm(dev, grads + t.offset, t.count))) return t.name;
+        return "";
+    }
+
+    void update(const AdamW &adamw) {
+        for (size_t i = 0, end; i < table.size(); i = end) {  // runs of tensors that decay, or do not
+            for (end = i + 1; end < table.size() && table[end].decay == table[i].decay;) end++;
+            AdamW run = adamw;
+            if (!table[i].decay) run.weight_decay = 0;
+            const size_t from = table[i].offset, n = table[end - 1].offset + table[end - 1].count - from;
+            adamw_update(dev, params + from, master + from, m + from, v + from, grads + from, run, n);
+        }
+    }
+
+    template <class Y> bool all_finite(const Y *x, size_t n) {
+        bool finite = true;
+#pragma omp parallel for num_threads(dev.threads) reduction(&& : finite)
+        for (size_t i = 0; i < n; i++) finite = finite && std::isfinite(float(x[i]));
+        return finite;
+    }
+
+    void round_master() {
+        if constexpr (sizeof(X) != sizeof(float)) {
+#pragma omp parallel for simd num_threads(dev.threads)
+            for (size_t i = 0; i < count; i++) params[i] = master[i];
+        }
+    }
+};

@@ -1,0 +1,286 @@
+#include "run.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "../core/common.h"
+#include "../core/file.h"
+#include "../core/rng.h"
+#include "../data/packing.h"
+#include "../data/tokenizer.h"
+#include "logger.h"
+
+namespace fs = std::filesystem;
+
+// ---- files around the program -------------------------------------------------------------------------------------------------------
+
+std::string program_file(const std::string &path) { return (fs::read_symlink("/proc/self/exe").parent_path() / path).string(); }
+
+// The project's own Python environment if `make deps` made one, else whatever python3 is.
+static std::string python() {
+    const std::string own = program_file(".venv/bin/python3");
+    return fs::exists(own) ? own : "python3";
+}
+
+static void run_prepare(const std::vector<std::string> &arguments) {
+    std::vector<std::string> command = {python(), program_file("data/prepare.py")};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    std::vector<char *> argv;
+    for (std::string &a : command) argv.push_back(a.data());
+    argv.push_back(nullptr);
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child < 0) die("cannot start %s", command[0].c_str());
+    if (child == 0) {
+        dup2(STDERR_FILENO, STDOUT_FILENO);  // its table is for the person, our standard output may be read by a program
+        execvp(argv[0], argv.data());
+        _exit(127);
+    }
+    int status = 0;
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {}
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
+        die("raw data needs Python, and %s is not there\n  fix: make deps, or give --data a prepared .safetensors file", command[0].c_str());
+    die("data/prepare.py could not prepare the data; its message is above");
+}
+
+// Everything that shapes the prepared file, as text.
+static std::string preparation_key(const std::string &path, const std::vector<std::string> &arguments, const std::string &tokenizer_hash) {
+    std::string key = tokenizer_hash;
+    for (const std::string &a : arguments) key += "\n" + a;
+    std::error_code none;
+    for (const std::string &file : {path, program_file("data/prepare.py")})
+        if (fs::exists(file, none))
+            key += format("\n%s %zu %lld", fs::canonical(file).c_str(), size_t(fs::file_size(file, none)),
+                          (long long)fs::last_write_time(file).time_since_epoch().count());
+    return key;
+}
+
+static uint64_t fnv64(std::string_view text) {
+    uint64_t h = 14695981039346656037ull;
+    for (char c : text) h = (h ^ uint8_t(c)) * 1099511628211ull;
+    return h;
+}
+
+static std::string cache_directory() {
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    return cache && *cache ? std::string(cache) + "/train_llama" : std::string(home && *home ? home : "/tmp") + "/.cache/train_llama";
+}
+
+std::string prepared_file(const Run &run, const std::string &kind, const std::string &path, const std::vector<std::string> &extra) {
+    if (path.ends_with(".safetensors")) return path;
+    if (run.tokenizer_hash.empty())
+        die("%s is raw data, which needs a tokenizer, but %s has no tokenizer.json\n  fix: --model DIR with a tokenizer, or a prepared .safetensors file",
+            path.empty() ? "the prompt" : path.c_str(), run.model_dir.empty() ? "a --preset" : run.model_dir.c_str());
+    if (!path.empty() && path.find(',') == std::string::npos && path.find('.') != std::string::npos && !fs::exists(path))
+        die("no such file: %s\n  fix: --data FILE, prepared (.safetensors) or raw (.jsonl, .csv, .parquet)", path.c_str());
+    std::vector<std::string> arguments = {kind, "--tokenizer", run.model_dir};
+    if (!path.empty()) arguments.insert(arguments.end(), {"--input", path});
+    arguments.insert(arguments.end(), extra.begin(), extra.end());
+    const std::string dir = cache_directory();
+    const std::string out = format("%s/%016llx.safetensors", dir.c_str(), (unsigned long long)fnv64(preparation_key(path, arguments, run.tokenizer_hash)));
+    if (fs::exists(out)) return out;
+    std::error_code error;
+    fs::create_directories(dir, error);
+    if (error) die("cannot create the cache %s: %s\n  fix: set XDG_CACHE_HOME", dir.c_str(), error.message().c_str());
+    arguments.insert(arguments.end(), {"--out", out});
+    run_prepare(arguments);
+    return out;
+}
+
+// ---- opening model and data -----------------------------------------------------------------------------------------------------------
+
+static ModelConfig open_config(Run &run) {
+    const Options &o = run.options;
+    if (!o.preset.empty() && !o.model.empty()) die("--preset and --model both name a model\n  fix: give one of them");
+    if (!o.preset.empty()) return preset(o.preset);
+    run.model_dir = run.task == DEMO ? program_file("data/demo/model") : o.model;
+    if (run.model_dir.empty()) die("no model\n  fix: --model DIR (a Hugging Face directory), or --preset NAME");
+    std::vector<std::string> notes;
+    ModelConfig config = read_config(run.model_dir, notes);
+    for (const std::string &note : notes) printf("note: %s\n", note.c_str());
+    const std::string tokenizer = run.model_dir + "/tokenizer.json";
+    if (fs::exists(tokenizer)) run.tokenizer_hash = tokenizer_hash(tokenizer);
+    return config;
+}
+
+std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path) {
+    auto data = std::make_unique<PreparedData>(path, run.config.V, run.tokenizer_hash);
+    for (size_t i = 0; i < data->size(); i++)
+        if (data->length(i) > run.config.max_positions)
+            die("document %zu of %s has %zu tokens but max_position_embeddings is %zu\n  fix: prepare with --max_len %zu, or rope scaling in config.json", i,
+                path.c_str(), data->length(i), run.config.max_positions, run.config.max_positions);
+    return data;
+}
+
+size_t rows_capacity(const PreparedData &data, size_t row_tokens) {
+    return round_up(std::min(row_tokens, data.total_tokens()), row_multiple);
+}
+
+ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data) {
+    size_t longest = 0;
+    for (size_t i = 0; i < data.size(); i++) longest = std::max(longest, data.length(i));
+    if (longest > run.options.row_tokens)
+        for (size_t i = 0; i < data.size(); i++)
+            if (data.length(i) > run.options.row_tokens)
+                die("document %zu of %s has %zu tokens but a row holds %zu\n  fix: --row_tokens %zu, or prepare with --max_len %zu", i, data.path().c_str(),
+                    data.length(i), run.options.row_tokens, longest, run.options.row_tokens);
+    ModelLimits limits;
+    limits.mode = mode;
+    limits.row_tokens = rows_capacity(data, run.options.row_tokens);
+    limits.positions = std::max(longest, row_multiple);
+    return limits;
+}
+
+static size_t available_memory() {
+    std::ifstream file("/proc/meminfo");
+    std::string word;
+    size_t kib = 0;
+    while (file >> word)
+        if (word == "MemAvailable:") file >> kib;
+    return kib * 1024;
+}
+
+static const std::pair<const char *, Recompute> recompute_levels[] = {
+    {"none", Recompute::none}, {"cheap", Recompute::cheap}, {"layer", Recompute::layer}};
+
+// A model whose plan is placed. `auto` takes the first level whose plan fits into `memory` bytes, else the last.
+static std::unique_ptr<Model> plan_model(const Run &run, ModelLimits &limits, size_t memory) {
+    std::unique_ptr<Model> model;
+    for (auto [name, level] : recompute_levels) {
+        if (run.options.recompute != "auto" && run.options.recompute != name) continue;
+        limits.recompute = level;
+        model = run.make_model(run.config, limits);
+        model->plan().place(run.options.guard);
+        if (model->plan().bytes() <= memory || limits.mode != Mode::train) break;
+    }
+    return model;
+}
+
+std::unique_ptr<Model> open_model(const Run &run, ModelLimits limits) {
+    const size_t memory = available_memory();
+    auto model = plan_model(run, limits, memory / 20 * 19);
+    if (model->plan().bytes() > memory)
+        die("the plan needs %s but only %s of memory are free\n  fix: a smaller --row_tokens (now %zu), --recompute layer, --dtype bf16, or a smaller model; see --plan",
+            human_bytes(model->plan().bytes()).c_str(), human_bytes(memory).c_str(), limits.row_tokens);
+    model->allocate(run.options.guard, run.options.poison);
+    if (!run.model_dir.empty() && HfWeights::present(run.model_dir)) {
+        const HfWeights weights(run.model_dir);
+        std::vector<std::string> names;
+        for (const Tensor &t : model->tensors()) names.push_back(t.name);
+        if (run.config.tied) names.push_back("lm_head.weight");  // some files store it twice
+        weights.expect_only(names);
+        model->load(weights);
+    } else if (limits.mode == Mode::train) {
+        model->initialise(run.options.seed);
+    } else {
+        die("%s has no weights (model.safetensors, or shards with an index)\n  fix: the directory of a trained model", run.model_dir.c_str());
+    }
+    return model;
+}
+
+// ---- --plan ---------------------------------------------------------------------------------------------------------------------------
+
+struct Gpu { const char *name; double gib; };
+static const Gpu gpus[] = {{"rtx3090", 24}, {"rtx4090", 24}, {"rtx5090", 32}, {"a10", 24},  {"l4", 24},   {"l40s", 48},  {"a6000", 48},
+                           {"a100-40", 40}, {"a100", 80},    {"h100", 80},    {"h200", 141}, {"b200", 180}, {"rtxpro6000", 96}};
+static constexpr double usable = 0.94;  // of a GPU's memory; the rest is the driver's, cuBLAS' and fragmentation of its pages
+
+static size_t memory_to_plan_for(const Options &o) {
+    if (o.gpu.empty()) return available_memory();
+    std::string known;
+    for (const Gpu &gpu : gpus) {
+        if (o.gpu == gpu.name) return size_t(gpu.gib * usable * double(1 << 30));
+        known += std::string(known.empty() ? "" : ", ") + gpu.name;
+    }
+    char *end;
+    const double gib = strtod(o.gpu.c_str(), &end);
+    if (*end || !(gib > 0)) die("--gpu %s is not known\n  fix: one of %s, or its memory in GiB", o.gpu.c_str(), known.c_str());
+    return size_t(gib * usable * double(1 << 30));
+}
+
+static size_t planned_bytes(const Run &run, size_t tokens, size_t memory) {
+    ModelLimits limits;
+    limits.row_tokens = limits.positions = round_up(tokens, row_multiple);
+    return plan_model(run, limits, memory)->plan().bytes();
+}
+
+static int print_plan(const Run &run) {
+    const Options &o = run.options;
+    const size_t memory = memory_to_plan_for(o);
+    ModelLimits limits;
+    limits.row_tokens = round_up(o.row_tokens, row_multiple);
+    limits.positions = o.max_len;
+    const auto model = plan_model(run, limits, memory);
+    const size_t bytes = model->plan().bytes();
+    printf("%zu parameters; rows of %zu tokens, samples of up to %zu; recompute %s\n\n%s\n", parameter_count(run.config), o.row_tokens, o.max_len,
+           recompute_levels[size_t(limits.recompute)].first, model->plan().table().c_str());
+    const bool fits = bytes <= memory;
+    printf("%s: %s of %s usable%s\n", fits ? "fits" : "does not fit", human_bytes(bytes).c_str(), human_bytes(memory).c_str(), o.gpu.empty() ? " here" : (" on " + o.gpu).c_str());
+
+    size_t low = 0, high = ceil_div(run.config.max_positions, row_multiple) + 1;  // in units of row_multiple: low fits, high does not
+    while (low + 1 < high) {
+        const size_t middle = (low + high) / 2;
+        (planned_bytes(run, middle * row_multiple, memory) <= memory ? low : high) = middle;
+    }
+    if (low == 0) {
+        printf("longest sample that fits: none; parameters and optimizer alone need %s\n", human_bytes(planned_bytes(run, row_multiple, memory)).c_str());
+        return 0;
+    }
+    const size_t longest = std::min(low * row_multiple, run.config.max_positions);
+    printf("longest sample that fits: %zu tokens%s\n", longest, longest == run.config.max_positions ? " (max_position_embeddings)" : "");
+    return 0;
+}
+
+// ---- evaluation -----------------------------------------------------------------------------------------------------------------------
+
+LossSums over_ranks(Comm &comm, const LossSums &sums) {
+    return {comm.sum(sums.nll), comm.sum(sums.entropy), comm.sum(sums.correct), comm.sum(sums.targets)};
+}
+
+LossSums evaluate(Comm &comm, Model &model, const PreparedData &data, std::span<const size_t> samples, size_t row_tokens) {
+    LossSums sums;
+    for (const auto &row : pack_samples(data, samples, row_tokens)) sums += model.evaluate(make_row(data, row));
+    return over_ranks(comm, sums);
+}
+
+static int evaluate_task(Run &run) {
+    const Options &o = run.options;
+    if (o.data.empty()) die("eval needs data\n  fix: --data FILE");
+    const auto data = open_data(run, prepared_file(run, "sft", o.data, prepare_flags(o, run.task)));
+    const auto model = open_model(run, limits_for(run, Mode::evaluate, *data));
+    std::vector<size_t> samples(o.max_samples ? std::min(o.max_samples, data->size()) : data->size());
+    for (size_t i = 0; i < samples.size(); i++) samples[i] = i;
+
+    const auto start = std::chrono::steady_clock::now();
+    const LossSums sums = evaluate(run.comm, *model, *data, samples, o.row_tokens);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), n = sums.targets;
+    size_t tokens = 0;
+    for (size_t i : samples) tokens += data->length(i);
+    const double loss = sums.nll / n;
+    if (!std::isfinite(loss)) die("the loss of %s on %s is not finite\n  fix: look for NaN in the weights", o.model.c_str(), o.data.c_str());
+    printf("loss %.6f  perplexity %.4f  entropy %.4f  accuracy %.4f  over %.0f target tokens of %zu tokens in %zu documents, %.0f tok/s\n", loss, std::exp(loss),
+           sums.entropy / n, sums.correct / n, n, tokens, samples.size(), double(tokens) / seconds);
+    if (!o.log.empty()) {
+        Logger logger(o.log, true, Plan::always);
+        logger.write({{"eval_loss", loss}, {"eval_perplexity", std::exp(loss)}, {"eval_entropy", sums.entropy / n},
+                      {"eval_mean_token_accuracy", sums.correct / n}, {"eval_target_tokens", size_t(n)}, {"eval_tokens", tokens}});
+    }
+    return 0;
+}
+
+int run_task(const Parsed &parsed, Comm &comm, const ModelFactory &make_model) {
+    Run run{parsed.task, parsed.options, comm, make_model, "", {}, ""};
+    run.config = open_config(run);
+    if (run.options.plan) return print_plan(run);
+    switch (run.task) {
+        case EVAL: return evaluate_task(run);
+        case GENERATE: return generate(run);
+        default: return train(run);
+    }
+}

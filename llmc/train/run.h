@@ -1,0 +1,44 @@
+// What a trainer binary does apart from its model: the tasks pretrain, sft, eval, generate, the demo and --plan.
+#pragma once
+#include <functional>
+#include <memory>
+
+#include "../core/options.h"
+#include "../io/hf.h"
+#include "../parallel/comm.h"
+#include "model.h"
+
+// Makes a model of the device and dtype that the options ask for; its memory is planned, not yet allocated.
+using ModelFactory = std::function<std::unique_ptr<Model>(const ModelConfig &, const ModelLimits &)>;
+
+int run_task(const Parsed &parsed, Comm &comm, const ModelFactory &make_model);  // the exit code
+
+// ---- shared by the tasks --------------------------------------------------------------------------------------------------------------
+
+struct Run {
+    Task task;
+    Options options;
+    Comm &comm;
+    ModelFactory make_model;
+    std::string model_dir;  // empty with --preset
+    ModelConfig config;
+    std::string tokenizer_hash;  // of model_dir's tokenizer; empty if it has none
+};
+
+std::string program_file(const std::string &path);  // a file of the project, relative to the executable
+
+// A prepared file for `path`: itself, or what data/prepare.py makes of raw data, kept in a cache keyed by all that shapes it.
+// `extra`: further arguments for prepare.py.
+std::string prepared_file(const Run &run, const std::string &kind, const std::string &path, const std::vector<std::string> &extra = {});
+
+std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path);
+size_t rows_capacity(const PreparedData &data, size_t row_tokens);  // T of the largest row that this data can fill
+ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data);
+std::unique_ptr<Model> open_model(const Run &run, ModelLimits limits);  // chooses --recompute auto, allocates, loads or initialises
+
+LossSums over_ranks(Comm &comm, const LossSums &sums);
+LossSums evaluate(Comm &comm, Model &model, const PreparedData &data, std::span<const size_t> samples, size_t row_tokens);
+
+int train(Run &run);     // training.cpp
+int generate(Run &run);  // generate.cpp
+double exact_match(Run &run, const std::string &model_dir, const PreparedData &data, size_t show);  // generate.cpp: for the demo

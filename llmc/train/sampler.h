@@ -1,0 +1,38 @@
+// The next token from its logits. Temperature 0 is greedy. Else: softmax(logits / temperature), restricted to the top_k likeliest
+// tokens, then to the smallest set of likeliest tokens whose probability reaches top_p (Holtzman et al., 2019, arXiv:1904.09751).
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <vector>
+
+struct Sampling {
+    double temperature = 0;
+    size_t top_k = 0;  // 0: all
+    double top_p = 1;
+};
+
+// `uniform` in [0, 1) decides; the same logits and the same number give the same token.
+inline int32_t sample_token(std::span<const float> logits, const Sampling &s, double uniform) {
+    if (s.temperature <= 0) return int32_t(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    std::vector<int32_t> order(logits.size());
+    std::iota(order.begin(), order.end(), 0);
+    const auto likelier = [&](int32_t a, int32_t b) { return logits[size_t(a)] != logits[size_t(b)] ? logits[size_t(a)] > logits[size_t(b)] : a < b; };
+    const size_t k = s.top_k ? std::min(s.top_k, order.size()) : order.size();
+    std::partial_sort(order.begin(), order.begin() + ptrdiff_t(k), order.end(), likelier);
+    order.resize(k);
+
+    std::vector<double> p(k);
+    double sum = 0;
+    for (size_t i = 0; i < k; i++) sum += p[i] = std::exp((double(logits[size_t(order[i])]) - double(logits[size_t(order[0])])) / s.temperature);
+    size_t kept = 0;
+    double mass = 0;
+    while (kept < k && (kept == 0 || mass < s.top_p * sum)) mass += p[kept++];
+
+    double left = uniform * mass;
+    for (size_t i = 0; i < kept; i++)
+        if ((left -= p[i]) < 0) return order[i];
+    return order[kept - 1];
+}

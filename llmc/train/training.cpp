@@ -1,0 +1,294 @@
+// The training loop: steps, evaluation, checkpoints, the log, signals, resuming.
+#include <signal.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+
+#include "../core/common.h"
+#include "../core/file.h"
+#include "../core/json.h"
+#include "../io/checkpoint.h"
+#include "logger.h"
+#include "run.h"
+#include "schedule.h"
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+// The only global of the program: a signal handler has nowhere else to write.
+static volatile sig_atomic_t received_signal = 0;
+extern "C" void remember_signal(int signal) { received_signal = signal; }
+
+static constexpr size_t max_skips_in_a_row = 5;
+
+namespace {
+
+struct Totals { size_t samples = 0, tokens = 0, targets = 0, skipped = 0; };
+
+class Trainer {
+  public:
+    explicit Trainer(Run &run);
+    int train();
+
+  private:
+    void check_output_dir();
+    void start_or_resume();
+    void resume(const std::string &dir);
+    ordered_json state() const;
+    void describe_run();
+    void try_saving();
+    void save_model(const std::string &dir);
+    void save_checkpoint();
+    ordered_json optimizer_step(const Step &batch);
+    void evaluate_now();
+    void finish();
+
+    Run &run_;
+    const Options &o_;
+    std::unique_ptr<PreparedData> data_, eval_data_;
+    std::unique_ptr<DataLoader> loader_;
+    std::unique_ptr<Model> model_;
+    std::unique_ptr<Logger> logger_;
+    std::string export_dtype_, resume_from_;
+    size_t steps_ = 0, step_ = 0, skips_in_a_row_ = 0;
+    Totals totals_;
+};
+
+// What a step computes depends on these; a run cannot be resumed with others. More may differ, and is noted.
+const char *const fixed_options[] = {"train_batch_size", "train_batch_tokens", "seed", "shuffle", "dtype", "max_samples", "eval_fraction"};
+
+// Cheap, and enough to notice another file: its size, and a hash of its first and last MiB.
+std::string fingerprint(const std::string &path) {
+    const InputFile file(path);
+    const size_t part = std::min<size_t>(file.size(), 1 << 20);
+    std::vector<uint8_t> bytes(2 * part);
+    file.read(bytes.data(), part, 0);
+    file.read(bytes.data() + part, part, file.size() - part);
+    uint64_t h = 14695981039346656037ull;
+    for (uint8_t b : bytes) h = (h ^ b) * 1099511628211ull;
+    return format("%zu-%016llx", file.size(), (unsigned long long)h);
+}
+
+Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
+    check_output_dir();
+    const std::string kind = run.task == PRETRAIN ? "pretrain" : "sft";
+    if (run.task != DEMO && o_.data.empty()) die("%s needs data\n  fix: --data FILE, prepared (.safetensors) or raw (.jsonl, .csv, .parquet)", kind.c_str());
+    const auto flags = prepare_flags(o_, run.task);
+    data_ = open_data(run, run.task == DEMO ? program_file("data/demo/train.safetensors") : prepared_file(run, kind, o_.data, flags));
+    if (!o_.eval_data.empty()) eval_data_ = open_data(run, prepared_file(run, kind, o_.eval_data, flags));
+
+    LoaderOptions options;
+    options.batch_size = o_.train_batch_size, options.batch_tokens = o_.train_batch_tokens, options.row_tokens = o_.row_tokens;
+    options.max_samples = o_.max_samples, options.eval_fraction = o_.eval_fraction, options.seed = o_.seed, options.shuffle = o_.shuffle;
+    loader_ = std::make_unique<DataLoader>(*data_, options);
+    steps_ = loader_->steps(o_.max_epochs);
+    if (o_.max_steps) steps_ = o_.max_steps;
+
+    ModelLimits limits = limits_for(run, Mode::train, *data_);
+    if (eval_data_) {
+        const ModelLimits other = limits_for(run, Mode::train, *eval_data_);
+        limits.row_tokens = std::max(limits.row_tokens, other.row_tokens);
+        limits.positions = std::max(limits.positions, other.positions);
+    }
+    model_ = open_model(run, limits);
+    export_dtype_ = (o_.export_dtype == "auto" ? o_.dtype : o_.export_dtype) == "bf16" ? "BF16" : "F32";
+}
+
+void Trainer::check_output_dir() {
+    const std::string &dir = o_.output_dir;
+    if (dir.empty()) die("no output directory\n  fix: --output_dir DIR");
+    if (fs::exists(dir) && !fs::is_directory(dir)) die("--output_dir %s is a file\n  fix: a directory, which may be new", dir.c_str());
+    if (o_.resume != "never") {
+        resume_from_ = o_.resume == "auto" ? latest_checkpoint(dir) : o_.resume;
+        if (!resume_from_.empty() && !fs::is_directory(resume_from_)) die("--resume %s: no such checkpoint\n  fix: auto, never, or a step_N directory", resume_from_.c_str());
+    }
+    if (o_.resume == "never" && !o_.overwrite && fs::exists(dir + "/log.jsonl"))
+        die("%s already holds a run\n  fix: --resume auto to go on, --overwrite to replace it, or another --output_dir", dir.c_str());
+    std::error_code error;
+    fs::create_directories(dir, error);
+    if (error) die("cannot create --output_dir %s: %s", dir.c_str(), error.message().c_str());
+    if (o_.overwrite && resume_from_.empty()) prune_checkpoints(dir, 0), fs::remove(dir + "/latest");
+}
+
+// ---- state ----------------------------------------------------------------------------------------------------------------------------
+
+ordered_json Trainer::state() const {
+    return {{"step", step_}, {"cursor", loader_->cursor()}, {"samples", totals_.samples}, {"tokens", totals_.tokens}, {"target_tokens", totals_.targets},
+            {"skipped", totals_.skipped}, {"skips_in_a_row", skips_in_a_row_}, {"steps", steps_}, {"task", task_name(run_.task)}, {"data", data_->path()},
+            {"data_fingerprint", fingerprint(data_->path())}, {"options", to_json(o_, run_.task)}};
+}
+
+void Trainer::resume(const std::string &dir) {
+    const auto saved = read_json(dir + "/trainer_state.json");
+    const ordered_json now = state();
+    const std::string where = dir + "/trainer_state.json";
+    const Fields fields(saved, where);
+    auto refuse = [&](const std::string &what, const std::string &was, const std::string &is) {
+        die("%s was made with %s %s, this run has %s\n  fix: the same %s, or --overwrite for a new run", dir.c_str(), what.c_str(), was.c_str(), is.c_str(), what.c_str());
+    };
+    for (const char *name : {"task", "data_fingerprint"})
+        if (fields.text(name) != now[name]) refuse(name == std::string("task") ? "task" : "data", fields.text(name), now[name]);
+    const nlohmann::json &options = saved.at("options");
+    for (const auto &[name, value] : now["options"].items()) {
+        if (!options.contains(name) || options[name] == nlohmann::json(value)) continue;
+        if (std::find(std::begin(fixed_options), std::end(fixed_options), name) != std::end(fixed_options)) refuse("--" + name, options[name].dump(), value.dump());
+        if (name != "resume" && name != "overwrite") printf("note: --%s was %s in the checkpoint, is %s now\n", name.c_str(), options[name].dump().c_str(), value.dump().c_str());
+    }
+    load_optimizer(dir, model_->optimizer_state());
+    model_->optimizer_state_loaded();
+    step_ = saved.at("step");
+    loader_->seek(saved.at("cursor"));
+    totals_ = {saved.at("samples"), saved.at("tokens"), saved.at("target_tokens"), saved.at("skipped")};
+    skips_in_a_row_ = saved.at("skips_in_a_row");
+    printf("resumed from %s at step %zu\n", dir.c_str(), step_);
+}
+
+void Trainer::start_or_resume() {
+    if (!resume_from_.empty()) resume(resume_from_);
+    logger_ = std::make_unique<Logger>(o_.log.empty() ? o_.output_dir + "/log.jsonl" : o_.log, !resume_from_.empty(), step_);
+    if (resume_from_.empty()) describe_run();
+    try_saving();
+}
+
+void Trainer::describe_run() {
+    const Plan &plan = model_->plan();
+    const size_t parameters = parameter_count(run_.config);
+    logger_->write({{"task", task_name(run_.task)}, {"options", to_json(o_, run_.task)}, {"device", "cpu"}, {"threads", o_.threads}, {"world", run_.comm.size},
+                    {"model", {{"family", run_.config.family}, {"parameters", parameters}, {"dir", run_.model_dir}}},
+                    {"data", {{"path", data_->path()}, {"samples", loader_->train_samples().size()}, {"tokens", data_->total_tokens()}, {"target_tokens", data_->total_targets()}}},
+                    {"steps", steps_}, {"plan_bytes", plan.bytes()}, {"compiler", __VERSION__}});
+    logger_->say("%s: %zu parameters, %s on %zu threads; %zu samples, %zu steps; plan %s", task_name(run_.task), parameters, o_.dtype.c_str(), o_.threads,
+                 loader_->train_samples().size(), steps_, human_bytes(plan.bytes()).c_str());
+}
+
+// ---- saving ---------------------------------------------------------------------------------------------------------------------------
+
+void Trainer::save_model(const std::string &dir) {
+    model_->save(dir, export_dtype_);
+    write_config(dir, run_.config, export_dtype_);
+    if (!run_.model_dir.empty()) copy_tokenizer(run_.model_dir, dir);
+}
+
+// The last save of a long run should not be the first: what the run will write is written once before its first step, and read back.
+void Trainer::try_saving() {
+    const std::string trial = o_.output_dir + "/step_trial";
+    write_directory(trial, [&](const std::string &dir) {
+        save_model(dir);
+        const HfWeights weights(dir);
+        for (const Tensor &t : model_->tensors())
+            if (!weights.find(t.name)) die("%s was written without %s", dir.c_str(), t.name.c_str());
+        if (o_.save_steps <= 0) return;
+        save_optimizer(dir, model_->optimizer_state());
+        verify_optimizer(dir, model_->optimizer_state());
+    });
+    fs::remove_all(trial);
+}
+
+void Trainer::save_checkpoint() {
+    write_directory(checkpoint_path(o_.output_dir, step_), [&](const std::string &dir) {
+        save_model(dir);
+        save_optimizer(dir, model_->optimizer_state());
+        write_json(dir + "/trainer_state.json", state());
+    });
+    set_latest(o_.output_dir, step_);
+    prune_checkpoints(o_.output_dir, o_.max_num);
+}
+
+// ---- steps ----------------------------------------------------------------------------------------------------------------------------
+
+ordered_json Trainer::optimizer_step(const Step &batch) {
+    const auto start = std::chrono::steady_clock::now();
+    LossSums sums;
+    double norm = 0;
+    const double lr = learning_rate_at({o_.lr_scheduler, o_.learning_rate, o_.lr_warmup_ratio, o_.min_lr_ratio, steps_}, step_);
+    if (batch.target_tokens) {  // else there is nothing to learn from, and no denominator
+        model_->zero_gradients();
+        for (const Row &row : batch.rows) sums += model_->accumulate(row, 1 / float(batch.target_tokens));
+        sums = over_ranks(run_.comm, sums);
+        norm = model_->gradient_norm();
+        model_->arena().check_guards();
+    }
+    const bool finite = std::isfinite(norm) && std::isfinite(sums.nll), skip = !finite || !batch.target_tokens;
+    if (!skip) {
+        AdamW adamw{};
+        adamw.lr = float(lr), adamw.beta1 = float(o_.adam_betas[0]), adamw.beta2 = float(o_.adam_betas[1]), adamw.eps = float(o_.adam_eps);
+        adamw.weight_decay = float(o_.weight_decay);
+        adamw.grad_scale = o_.max_norm > 0 && norm > o_.max_norm ? float(o_.max_norm / norm) : 1;
+        adamw.step = step_ - totals_.skipped + 1;
+        model_->update(adamw);
+        skips_in_a_row_ = 0;
+    } else {
+        totals_.skipped++;
+        logger_->say("step %zu skipped: %s", step_ + 1, finite ? "no token of its samples is a target" : "its loss or gradient is not finite");
+        if (!finite && ++skips_in_a_row_ == max_skips_in_a_row) {
+            const std::string tensor = model_->nonfinite_gradient();
+            die("%zu steps in a row had a loss or gradient that is not finite; first in %s\n  fix: a smaller --learning_rate, or look for NaN in the model's weights",
+                skips_in_a_row_, tensor.empty() ? "the loss" : tensor.c_str());
+        }
+    }
+    step_++;
+    totals_.samples += batch.samples.size(), totals_.tokens += batch.tokens, totals_.targets += batch.target_tokens;
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double n = std::max(sums.targets, 1.0), progress = double(loader_->cursor()) / double(loader_->train_samples().size());
+    return {{"step", step_}, {"epoch", progress}, {"loss", sums.nll / n}, {"grad_norm", norm}, {"lr", lr}, {"samples", totals_.samples},
+            {"tokens", totals_.tokens}, {"target_tokens", totals_.targets}, {"tok_s", double(batch.tokens) / seconds}, {"step_s", seconds}, {"mfu", nullptr},
+            {"peak_mem", peak_memory()}, {"entropy", sums.entropy / n}, {"mean_token_accuracy", sums.correct / n}, {"skipped", totals_.skipped}};
+}
+
+void Trainer::evaluate_now() {
+    const PreparedData &data = eval_data_ ? *eval_data_ : *data_;
+    std::vector<size_t> samples = loader_->eval_samples();
+    if (eval_data_) {
+        samples.resize(eval_data_->size());
+        for (size_t i = 0; i < samples.size(); i++) samples[i] = i;
+    }
+    if (samples.empty()) return;
+    const LossSums sums = evaluate(run_.comm, *model_, data, samples, o_.row_tokens);
+    const double n = std::max(sums.targets, 1.0), loss = sums.nll / n;
+    logger_->write({{"step", step_}, {"eval_loss", loss}, {"eval_perplexity", std::exp(loss)}, {"eval_entropy", sums.entropy / n},
+                    {"eval_mean_token_accuracy", sums.correct / n}, {"eval_target_tokens", size_t(sums.targets)}});
+    logger_->say("step %zu: eval loss %.4f  perplexity %.3f  accuracy %.4f", step_, loss, std::exp(loss), sums.correct / n);
+}
+
+int Trainer::train() {
+    start_or_resume();
+    struct sigaction action = {};
+    action.sa_handler = remember_signal;
+    for (int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaction(signal, &action, nullptr);
+
+    while (step_ < steps_) {
+        const Step batch = loader_->next();
+        const ordered_json line = optimizer_step(batch);
+        if (step_ % o_.logging_steps == 0 || step_ == steps_) logger_->write(line), logger_->show_step(line, steps_);
+        const bool epoch_ends = loader_->cursor() % loader_->train_samples().size() == 0;
+        if (o_.eval_steps > 0 ? step_ % size_t(o_.eval_steps) == 0 : epoch_ends || step_ == steps_) evaluate_now();
+        const bool stop = run_.comm.max(received_signal != 0) > 0;
+        if (stop || (o_.save_steps > 0 && step_ % size_t(o_.save_steps) == 0)) save_checkpoint();
+        if (stop) {
+            logger_->say("stopped by signal %s after step %zu; saved %s\n  go on: the same command with --resume auto", strsignal(received_signal), step_,
+                         checkpoint_path(o_.output_dir, step_).c_str());
+            return 128 + received_signal;
+        }
+    }
+    finish();
+    return 0;
+}
+
+void Trainer::finish() {
+    save_model(o_.output_dir);
+    logger_->say("saved %s; %zu steps, %zu samples, %zu tokens, %zu steps skipped; peak memory %s, planned %s", o_.output_dir.c_str(), steps_, totals_.samples,
+                 totals_.tokens, totals_.skipped, human_bytes(peak_memory()).c_str(), human_bytes(model_->plan().bytes()).c_str());
+}
+
+}  // namespace
+
+int train(Run &run) {
+    const int code = Trainer(run).train();
+    if (run.task != DEMO || code != 0) return code;
+    const auto unseen = open_data(run, program_file("data/demo/test.safetensors"));
+    const double share = exact_match(run, run.options.output_dir, *unseen, 5);
+    printf("exact match: %.1f %% of %zu unseen prompts\n", 100 * share, unseen->size());
+    return 0;
+}

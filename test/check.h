@@ -1,0 +1,55 @@
+// What the tests of ops share: random inputs, and one way to compare with a float64 reference that prints measured / allowed.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <vector>
+
+#include "../llmc/core/device.h"
+#include "../llmc/core/rng.h"
+
+using CpuDevices = testing::Types<CpuF32, CpuBf16>;
+
+template <class Dev> Dev make_device(int threads = 2) {  // one context per type for the whole test program
+    static ContextPtr ctx = make_context(threads);
+    return Dev{threads, ctx.get()};
+}
+
+template <class X> constexpr double unit_roundoff = sizeof(X) == 2 ? 0x1p-9 : 0x1p-24;
+
+// n values of mean + deviation * N(0,1), rounded to X: what the op sees and what the reference sees are then the same numbers.
+template <class X> std::vector<X> random_values(size_t n, uint32_t stream, double deviation = 1, double mean = 0) {
+    const Random random{1, Purpose::test, stream};
+    std::vector<X> out(n);
+    for (size_t i = 0; i < n; i++) out[i] = X(float(mean + deviation * random.normal(i)));
+    return out;
+}
+
+template <class X> std::vector<double> widen(const std::vector<X> &v) {
+    std::vector<double> out(v.size());
+    for (size_t i = 0; i < v.size(); i++) out[i] = double(float(v[i]));
+    return out;
+}
+inline std::vector<double> widen(const std::vector<double> &v) { return v; }
+
+// Largest absolute difference; a NaN anywhere makes it infinite, so that it can never pass.
+template <class A, class B> double worst_difference(const std::vector<A> &got, const std::vector<B> &want) {
+    EXPECT_EQ(got.size(), want.size());
+    double worst = 0;
+    for (size_t i = 0; i < std::min(got.size(), want.size()); i++) {
+        const double d = std::abs(double(got[i]) - double(want[i]));
+        worst = d == d ? std::max(worst, d) : INFINITY;
+    }
+    return worst;
+}
+
+// `allowed` is absolute: derive it (roundoff of the storage type times the growth of the op), do not tune it.
+template <class A, class B>
+void expect_close(const char *what, const std::vector<A> &got, const std::vector<B> &want, double allowed) {
+    const auto g = widen(got), w = widen(want);
+    const double worst = worst_difference(g, w);
+    printf("  %-40s %.2g of %.2g allowed\n", what, worst, allowed);
+    EXPECT_LE(worst, allowed) << what;
+}

@@ -1,0 +1,286 @@
+#!/usr/bin/env python3
+"""Tiny random models and what Hugging Face transformers computes with them in float64.
+
+    pip install torch transformers safetensors numpy
+    python3 test/golden/make.py [--only NAME]
+
+writes, for each model, test/golden/NAME/:
+  config.json, *.safetensors   the model, as save_pretrained writes it (some configs then respelled as transformers 4 wrote them)
+  golden.safetensors           tokens I32, loss_mask U8 (1: this token is predicted), doc_offsets I64,
+                               logits F32 (rows, V): all positions of the documents `logits_documents`, one after the other
+  golden.json                  what is expected, in float64 unless it says otherwise:
+    loss, entropy, accuracy    means over all targets: negative log-likelihood, entropy of the prediction (nats), argmax == target
+    bf16_loss                  the same loss by transformers with the model in bfloat16 (loss from float32 logits)
+    grad_norm                  L2 norm of the gradient of loss; tied embeddings count once
+    gradients.NAME             of each tensor by its Hugging Face name: L2 norm, projections sum_i gradient[i] * sign[i] / sqrt(n) for k < 4,
+                               sign[i] = Random{1, Purpose::test, stream_of(NAME) + k}.block(i)[0] & 1 ? 1 : -1   (llmc/core/rng.h)
+    losses[0..10]              before the first and after each of 10 AdamW steps on the same documents (OPTIMIZER below)
+
+Documents are run one by one: nothing is packed here. The modelling code is transformers' own with eager attention; its float32
+islands (norms, softmax) are widened to float64. Rope angles, cosines and sines stay float32, as they are for any dtype.
+"""
+import argparse
+import importlib
+import json
+import shutil
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+import transformers
+from safetensors.numpy import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+HERE = Path(__file__).parent
+OPTIMIZER = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
+WEIGHT_DECAY, MAX_NORM, STEPS = 0.1, 1.0, 10  # decay of matrices, embeddings too; not of norms and biases
+
+DOCUMENTS = [  # length, spans of targets
+    (5, [(2, 5)]),
+    (1, []),
+    (13, [(4, 13)]),
+    (33, [(1, 33)]),
+    (2, [(1, 2)]),
+    (70, [(10, 30), (45, 70)]),
+]
+LOGITS_DOCUMENTS = [2, 3]
+
+SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64, vocab_size=96,
+             max_position_embeddings=128, rms_norm_eps=1e-5)
+LLAMA3_SCALING = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                      original_max_position_embeddings=64)
+
+
+def rope(theta, rope_type="default", **scaling):
+    return dict(rope_parameters=dict(rope_type=rope_type, rope_theta=theta, **scaling))
+
+
+# name: model_type, what differs from SMALL, and how the files are written
+MODELS = {
+    "llama2": ("llama", dict(num_key_value_heads=4, **rope(1e4)), dict(v4=True, drop=["num_key_value_heads", "head_dim"])),
+    "llama3": ("llama", dict(vocab_size=112, **rope(5e5)), dict(max_shard_size="60KB")),
+    "llama31": ("llama", dict(rope_parameters=LLAMA3_SCALING, eos_token_id=[2, 3]), dict(v4=True, drop=["head_dim"])),
+    "llama32": ("llama", dict(rope_parameters=LLAMA3_SCALING, head_dim=16, tie_word_embeddings=True), {}),
+    "llama_bias": ("llama", dict(attention_bias=True, mlp_bias=True, **rope(1e4)), {}),
+    "llama_yarn": ("llama", rope(1e4, "yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=8.0, beta_slow=1.0),
+                   dict(dtype=torch.bfloat16)),
+    "llama_linear": ("llama", rope(1e4, "linear", factor=4.0), dict(dtype=torch.float16, v4=True, legacy_type=True)),
+    "qwen2": ("qwen2", dict(hidden_size=56, num_attention_heads=7, num_key_value_heads=1, rms_norm_eps=1e-6,
+                            tie_word_embeddings=True, use_sliding_window=False, **rope(1e6)),
+              dict(v4=True, extra=dict(sliding_window=24, max_window_layers=1))),  # a window that is not used, as Qwen2.5 ships it
+    "qwen2_window": ("qwen2", dict(num_hidden_layers=3, rms_norm_eps=1e-6, use_sliding_window=True, sliding_window=16,
+                                   max_window_layers=1, **rope(1e6)), {}),
+    "qwen3": ("qwen3", dict(head_dim=16, rms_norm_eps=1e-6, tie_word_embeddings=True, **rope(1e6)), {}),
+    "mistral": ("mistral", dict(sliding_window=24, vocab_size=101, **rope(1e4)), {}),
+    "smollm2": ("llama", dict(hidden_size=72, num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True,
+                              **rope(1e5)), dict(dtype=torch.bfloat16)),
+}
+
+
+# ---- random numbers that C++ can repeat (llmc/core/rng.h) -----------------------------------------------------------------------
+
+def stream_of(name):
+    h = 2166136261
+    for c in name.encode():
+        h = (h ^ c) * 16777619 & 0xFFFFFFFF
+    return h
+
+
+def philox4x32(counter, key):
+    """Philox4x32-10 of four arrays of 32-bit words (held in uint64) under two key words."""
+    low = np.uint64(0xFFFFFFFF)
+    for _ in range(10):
+        a, b = np.uint64(0xD2511F53) * counter[0], np.uint64(0xCD9E8D57) * counter[2]
+        counter = [(b >> np.uint64(32)) ^ counter[1] ^ np.uint64(key[0]), b & low,
+                   (a >> np.uint64(32)) ^ counter[3] ^ np.uint64(key[1]), a & low]
+        key = (key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF
+    return counter
+
+
+def signs(name, k, n):
+    index, word = np.arange(n, dtype=np.uint64), lambda x: np.full(n, x, np.uint64)
+    purpose_test = 5
+    block = philox4x32([index, word(0), word((stream_of(name) + k) & 0xFFFFFFFF), word(purpose_test)], (1, 0))
+    return np.where(block[0] & np.uint64(1), 1.0, -1.0)
+
+
+# ---- the model ------------------------------------------------------------------------------------------------------------------
+
+def write_model(name, folder):
+    model_type, config, files = MODELS[name]
+    config = AutoConfig.for_model(model_type, **{**SMALL, **config})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for tensor, p in model.named_parameters():
+            p.normal_(generator=torch.Generator().manual_seed(stream_of(f"{name}.{tensor}")))
+            p.mul_(0.1 if p.dim() == 1 else 1.5 / config.hidden_size**0.5)  # large enough that attention and rope matter
+            if tensor.endswith("norm.weight"):
+                p.add_(1)
+    model = model.to(files.get("dtype", torch.float32))
+    model.save_pretrained(folder, max_shard_size=files.get("max_shard_size", "1GB"))
+    if files.get("v4"):
+        path = folder / "config.json"
+        path.write_text(json.dumps(v4_spelling(json.loads(path.read_text()), files), indent=2) + "\n")
+
+
+def v4_spelling(config, files):
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    kind = rope.pop("rope_type")
+    config["rope_scaling"] = None if kind == "default" else {"type" if files.get("legacy_type") else "rope_type": kind, **rope}
+    config["torch_dtype"] = config.pop("dtype")
+    for key in ["layer_types", "transformers_version", *files.get("drop", [])]:
+        config.pop(key, None)
+    return dict(sorted({**config, **files.get("extra", {})}.items()))
+
+
+class Float64Torch:
+    """torch as the modelling code sees it, where float32 means float64."""
+    float32 = torch.float64
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+def widened(model):
+    return mock.patch.object(importlib.import_module(type(model).__module__), "torch", Float64Torch())
+
+
+def load(folder, dtype, **changes):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager", **changes)
+    return model.train()  # no dropout in any of them
+
+
+# ---- documents, loss, optimizer -------------------------------------------------------------------------------------------------
+
+def make_documents(name, model):
+    """Random tokens, four in ten of them the model's own greedy choice, so that the accuracy is neither 0 nor 1."""
+    random = np.random.Generator(np.random.PCG64(stream_of(name)))
+    tokens, masks = [], []
+    for length, spans in DOCUMENTS:
+        ids = torch.from_numpy(random.integers(0, model.config.vocab_size, length))
+        for t in range(1, length):
+            if random.random() < 0.4:
+                ids[t] = model(input_ids=ids[None, :t], use_cache=False).logits[0, -1].argmax()
+        tokens.append(ids)
+        masks.append(np.zeros(length, np.uint8))
+        for begin, end in spans:
+            masks[-1][begin:end] = 1
+    return tokens, masks
+
+
+def evaluate(model, tokens, masks):
+    """Mean loss, entropy and accuracy over the targets of all documents, and the logits of each."""
+    loss = entropy = correct = 0
+    logits = []
+    for ids, mask in zip(tokens, masks):
+        out = model(input_ids=ids[None], use_cache=False).logits[0]
+        logits.append(out.detach())
+        out = out.float() if out.dtype == torch.bfloat16 else out
+        targets = torch.from_numpy(np.flatnonzero(mask))
+        logp = torch.log_softmax(out[targets - 1], dim=-1)
+        loss = loss - logp.gather(1, ids[targets, None]).sum()
+        entropy = entropy - (logp.exp() * logp).sum().item()
+        correct += (logp.argmax(-1) == ids[targets]).sum().item()
+    N = sum(int(mask.sum()) for mask in masks)
+    return loss / N, entropy / N, correct / N, logits
+
+
+def describe_gradients(model):
+    out = {}
+    for name, p in model.named_parameters():
+        g = p.grad.numpy().ravel()
+        projections = [float(g @ signs(name, k, g.size)) / g.size**0.5 for k in range(4)]
+        out[name] = dict(norm=float(np.linalg.norm(g)), projections=projections)
+    return out
+
+
+def global_norm(parameters):
+    return torch.stack([p.grad.norm() for p in parameters]).norm()
+
+
+def train(model, tokens, masks):
+    parameters = list(model.parameters())
+    groups = [dict(params=[p for p in parameters if p.dim() == 2], weight_decay=WEIGHT_DECAY),
+              dict(params=[p for p in parameters if p.dim() == 1], weight_decay=0.0)]
+    optimizer = torch.optim.AdamW(groups, **OPTIMIZER)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = evaluate(model, tokens, masks)[0]
+        loss.backward()
+        losses.append(loss.item())
+        norm = global_norm(parameters)
+        if norm > MAX_NORM:
+            for p in parameters:
+                p.grad *= MAX_NORM / norm
+        optimizer.step()
+    with torch.no_grad():
+        losses.append(evaluate(model, tokens, masks)[0].item())
+    return losses
+
+
+def without_specials(config):
+    """Config changes that take away what the model is there to test: the loss must notice."""
+    changes = {"other theta": rope(config.rope_parameters["rope_theta"] * 10)}
+    if config.rope_parameters["rope_type"] != "default":
+        changes["without scaling"] = rope(config.rope_parameters["rope_theta"])
+    if config.model_type == "mistral":
+        changes["without window"] = dict(sliding_window=None)
+    if config.model_type == "qwen2" and config.use_sliding_window:
+        changes["without window"] = dict(layer_types=["full_attention"] * config.num_hidden_layers)
+        changes["window everywhere"] = dict(layer_types=["sliding_attention"] * config.num_hidden_layers)
+    return changes
+
+
+def make(name):
+    folder = HERE / name
+    shutil.rmtree(folder, ignore_errors=True)
+    write_model(name, folder)
+    model = load(folder, torch.float64)
+
+    with widened(model):
+        with torch.no_grad():
+            tokens, masks = make_documents(name, model)
+        loss, entropy, accuracy, logits = evaluate(model, tokens, masks)
+        loss.backward()
+        grad_norm = global_norm(list(model.parameters())).item()
+        gradients = describe_gradients(model)
+        losses = train(load(folder, torch.float64), tokens, masks)
+        with torch.no_grad():
+            for what, changes in without_specials(model.config).items():
+                difference = abs(evaluate(load(folder, torch.float64, **changes), tokens, masks)[0].item() - loss.item())
+                assert difference > 1e-3 * loss.item(), f"{name} {what}: the loss changes by {difference:.1e} only"
+    with torch.no_grad():
+        bf16_loss = evaluate(load(folder, torch.bfloat16), tokens, masks)[0].item()
+
+    arrays = dict(tokens=torch.cat(tokens).int().numpy(), loss_mask=np.concatenate(masks),
+                  doc_offsets=np.cumsum([0] + [len(t) for t in tokens], dtype=np.int64),
+                  logits=torch.cat([logits[d] for d in LOGITS_DOCUMENTS]).float().numpy())
+    save_file(arrays, folder / "golden.safetensors", metadata=dict(kind="sft", vocab_size=str(model.config.vocab_size)))
+    golden = dict(transformers=transformers.__version__, torch=torch.__version__, targets=int(arrays["loss_mask"].sum()),
+                  loss=loss.item(), bf16_loss=bf16_loss, entropy=entropy, accuracy=accuracy, grad_norm=grad_norm, losses=losses,
+                  logits_documents=LOGITS_DOCUMENTS, gradients=gradients)
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in golden.items()]
+    (folder / "golden.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    size = sum(f.stat().st_size for f in folder.iterdir())
+    print(f"{name:13} {sum(p.numel() for p in model.parameters()):6} {loss.item():9.6f} {bf16_loss - loss.item():+10.1e} "
+          f"{entropy:9.6f} {accuracy:9.4f} {grad_norm:9.5f} {losses[-1]:9.6f} {size / 1e3:8.1f}", flush=True)
+    return size
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=MODELS, metavar="NAME", help="one model: " + ", ".join(MODELS))
+    only = parser.parse_args().only
+    torch.set_num_threads(1)  # the order of sums, and with it the last digits
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    print("model         params      loss  bf16-loss   entropy  accuracy grad norm   loss 10       kB")
+    total = sum(make(name) for name in ([only] if only else MODELS))
+    print(f"total {total / 1e3:.1f} kB")
+
+
+if __name__ == "__main__":
+    main()

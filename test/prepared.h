@@ -1,0 +1,76 @@
+// Prepared data files for tests, written byte by byte as llmc/data/tokens.h describes them, right or wrong as the test wants.
+#pragma once
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "../llmc/core/common.h"
+
+struct TemporaryFile {
+    std::string path;
+    explicit TemporaryFile(const std::string &name) : path(testing::TempDir() + std::to_string(getpid()) + "_" + name) {}
+    TemporaryFile(const TemporaryFile &) = delete;
+    ~TemporaryFile() { std::filesystem::remove(path); }
+
+    void write(const std::string &bytes) const { std::ofstream(path, std::ios::binary) << bytes; }
+};
+
+struct Prepared {
+    std::vector<int32_t> tokens;
+    std::vector<uint8_t> mask;
+    std::vector<int64_t> offsets = {0};
+    std::map<std::string, std::string> metadata = {
+        {"kind", "sft"}, {"vocab_size", "100"}, {"tokenizer_hash", "00000000deadbeef"}};
+    bool wide = false;  // I32 instead of U16
+
+    void add(const std::vector<int32_t> &ids, const std::vector<uint8_t> &targets) {
+        tokens.insert(tokens.end(), ids.begin(), ids.end());
+        mask.insert(mask.end(), targets.begin(), targets.end());
+        offsets.push_back(int64_t(tokens.size()));
+    }
+
+    std::string bytes() const {
+        std::string header = "{", data;
+        const auto append = [&](const char *name, const char *dtype, const auto &values) {
+            const size_t begin = data.size(), size = values.size() * sizeof(values[0]);
+            if (size) data.append(reinterpret_cast<const char *>(values.data()), size);
+            header += format(R"("%s": {"dtype": "%s", "shape": [%zu], "data_offsets": [%zu, %zu]}, )", name, dtype, values.size(),
+                             begin, data.size());
+        };
+        append("doc_offsets", "I64", offsets);
+        if (wide) append("tokens", "I32", tokens);
+        else append("tokens", "U16", std::vector<uint16_t>(tokens.begin(), tokens.end()));
+        append("loss_mask", "U8", mask);
+        header += R"("__metadata__": {)";
+        for (const char *comma = ""; const auto &[key, value] : metadata) {
+            header += format(R"(%s"%s": "%s")", comma, key.c_str(), value.c_str());
+            comma = ", ";
+        }
+        header += "}}";
+        header.resize(round_up(header.size(), 8), ' ');
+        const uint64_t length = header.size();
+        return std::string(reinterpret_cast<const char *>(&length), 8) + header + data;
+    }
+};
+
+// What `f` dies of.
+template <class F> std::string error_of(F f) {
+    try {
+        f();
+    } catch (const Error &e) {
+        printf("  %s\n", e.what());
+        return e.what();
+    }
+    return "no error";
+}
+
+inline void expect_contains(const std::string &text, const std::vector<std::string> &parts) {
+    for (const auto &part : parts) EXPECT_NE(text.find(part), std::string::npos) << "\"" << part << "\" is not in: " << text;
+}

@@ -1,0 +1,373 @@
+// config.json in all the spellings that are about, what it may not ask for, and directories of weights.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "../llmc/core/json.h"
+#include "../llmc/io/hf.h"
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+static ModelConfig parse(const json &source) {
+    std::vector<std::string> notes;
+    return parse_config(source, "config.json", notes);
+}
+
+static json tiny(const char *family = "llama") {
+    return {{"model_type", family},   {"vocab_size", 100},        {"hidden_size", 64},
+            {"num_hidden_layers", 4}, {"num_attention_heads", 4}, {"num_key_value_heads", 2},
+            {"head_dim", 16},         {"intermediate_size", 96},  {"max_position_embeddings", 128}};
+}
+
+static json with(json source, const char *more) {
+    source.update(json::parse(more));
+    return source;
+}
+
+static json without(json source, const char *name) {
+    source.erase(name);
+    return source;
+}
+
+template <class F>
+static void expect_error(F &&f, const std::string &where, const std::string &words) {
+    try {
+        f();
+        ADD_FAILURE() << "no error, but expected: " << words;
+    } catch (const Error &error) {
+        EXPECT_NE(std::string(error.what()).find(where), std::string::npos) << error.what();
+        EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
+    }
+}
+
+static void expect_same(const ModelConfig &a, const ModelConfig &b) {
+    EXPECT_EQ(std::tie(a.family, a.V, a.C, a.L, a.H, a.KV, a.D, a.F, a.max_positions, a.eps),
+              std::tie(b.family, b.V, b.C, b.L, b.H, b.KV, b.D, b.F, b.max_positions, b.eps));
+    EXPECT_EQ(std::tie(a.tied, a.qkv_bias, a.o_bias, a.mlp_bias, a.qk_norm, a.window, a.initializer_range, a.eos, a.bos),
+              std::tie(b.tied, b.qkv_bias, b.o_bias, b.mlp_bias, b.qk_norm, b.window, b.initializer_range, b.eos, b.bos));
+    const RopeConfig &r = a.rope, &s = b.rope;
+    EXPECT_EQ(std::tie(r.type, r.theta, r.factor, r.low_freq_factor, r.high_freq_factor, r.original_max_position),
+              std::tie(s.type, s.theta, s.factor, s.low_freq_factor, s.high_freq_factor, s.original_max_position));
+    EXPECT_EQ(std::tie(r.beta_fast, r.beta_slow, r.attention_factor, r.mscale, r.mscale_all_dim, r.truncate),
+              std::tie(s.beta_fast, s.beta_slow, s.attention_factor, s.mscale, s.mscale_all_dim, s.truncate));
+}
+
+TEST(Config, Llama) {
+    const ModelConfig c =
+        parse(with(tiny(), R"({"rms_norm_eps": 1e-5, "tie_word_embeddings": true, "eos_token_id": [1, 2], "bos_token_id": 0,
+                                                 "initializer_range": 0.5, "rope_theta": 500000.0, "some_new_field": {"x": 1}})"));
+    EXPECT_EQ(c.family, "llama");
+    EXPECT_EQ(std::vector<size_t>({c.V, c.C, c.L, c.H, c.KV, c.D, c.F, c.max_positions}),
+              std::vector<size_t>({100, 64, 4, 4, 2, 16, 96, 128}));
+    EXPECT_EQ(c.eps, 1e-5f);
+    EXPECT_TRUE(c.tied && !c.qkv_bias && !c.o_bias && !c.mlp_bias && !c.qk_norm);
+    EXPECT_EQ(c.window, std::vector<size_t>(4, 0));
+    EXPECT_EQ(c.rope.type, "default");
+    EXPECT_EQ(c.rope.theta, 500000);
+    EXPECT_EQ(c.eos, std::vector<int32_t>({1, 2}));
+    EXPECT_EQ(c.bos, 0);
+    EXPECT_EQ(c.initializer_range, 0.5);
+}
+
+TEST(Config, HeadsAndHeadSize) {
+    EXPECT_EQ(parse(without(tiny(), "head_dim")).D, 16u);
+    EXPECT_EQ(parse(with(tiny(), R"({"head_dim": null})")).D, 16u);
+    EXPECT_EQ(parse(with(tiny(), R"({"head_dim": 24})")).D, 24u);
+    EXPECT_EQ(parse(without(tiny("qwen3"), "head_dim")).D, 128u);
+    EXPECT_EQ(parse(without(tiny(), "num_key_value_heads")).KV, 4u);
+    for (const char *family : {"llama", "mistral", "qwen2", "qwen3"})
+        EXPECT_EQ(parse(with(tiny(family), R"({"num_key_value_heads": null})")).KV, 4u);
+}
+
+TEST(Config, Biases) {
+    const auto flags = [](const ModelConfig &c) { return std::vector<bool>({c.qkv_bias, c.o_bias, c.mlp_bias, c.qk_norm}); };
+    const char *all = R"({"attention_bias": true, "mlp_bias": true})";
+    EXPECT_EQ(flags(parse(with(tiny("llama"), all))), std::vector<bool>({1, 1, 1, 0}));
+    EXPECT_EQ(flags(parse(tiny("qwen2"))), std::vector<bool>({1, 0, 0, 0}));
+    EXPECT_EQ(flags(parse(tiny("qwen3"))), std::vector<bool>({0, 0, 0, 1}));
+    EXPECT_EQ(flags(parse(with(tiny("qwen3"), all))), std::vector<bool>({1, 1, 0, 1}));
+    EXPECT_EQ(flags(parse(tiny("mistral"))), std::vector<bool>({0, 0, 0, 0}));
+}
+
+TEST(Config, Windows) {
+    const auto window = [](const char *family, const char *more) { return parse(with(tiny(family), more)).window; };
+    using W = std::vector<size_t>;
+    EXPECT_EQ(window("llama", R"({"sliding_window": 8})"), W({0, 0, 0, 0}));
+    EXPECT_EQ(window("mistral", R"({"sliding_window": 8})"), W({8, 8, 8, 8}));
+    EXPECT_EQ(window("mistral", R"({"sliding_window": null})"), W({0, 0, 0, 0}));
+    EXPECT_EQ(window("mistral", "{}"), W({4096, 4096, 4096, 4096}));
+    EXPECT_EQ(window("mistral", R"({"sliding_window": 8, "use_sliding_window": false})"), W({8, 8, 8, 8}));
+    for (const char *qwen : {"qwen2", "qwen3"}) {
+        EXPECT_EQ(window(qwen, R"({"sliding_window": 8, "max_window_layers": 0})"), W({0, 0, 0, 0}));
+        EXPECT_EQ(window(qwen, R"({"sliding_window": 8, "use_sliding_window": true, "max_window_layers": 3})"), W({0, 0, 0, 8}));
+        EXPECT_EQ(window(qwen, R"({"sliding_window": 8, "use_sliding_window": true, "max_window_layers": 0})"), W({8, 8, 8, 8}));
+        EXPECT_EQ(window(qwen, R"({"sliding_window": 8, "use_sliding_window": true})"), W({0, 0, 0, 0}));  // from layer 28 on
+        EXPECT_EQ(window(qwen, R"({"sliding_window": null, "use_sliding_window": true, "max_window_layers": 0})"),
+                  W({0, 0, 0, 0}));
+        EXPECT_EQ(window(qwen, R"({"sliding_window": 8, "use_sliding_window": true, "layer_types":
+            ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]})"),
+                  W({8, 0, 8, 0}));
+    }
+    const auto refused = [&](const char *family, const char *more, const char *words) {
+        expect_error([&] { parse(with(tiny(family), more)); }, "config.json: layer_types", words);
+    };
+    const char *mixed =
+        R"({"layer_types": ["full_attention", "full_attention", "full_attention", "sliding_attention"], "sliding_window": 8})";
+    refused("qwen2", mixed, "layer 3");  // use_sliding_window is not set
+    refused("llama", mixed, "layer 3");
+    refused("mistral", mixed, "layer 0");
+    refused("qwen2", R"({"layer_types": ["full_attention"]})", "list of 4");
+    refused("qwen2", R"({"layer_types": "full_attention"})", "list of 4");
+    refused("qwen2", R"({"layer_types": ["full_attention", "linear_attention", 3, 4]})", "layer 1");
+    expect_error([&] { parse(with(tiny("mistral"), R"({"sliding_window": 0})")); }, "config.json", "sliding_window is 0");
+}
+
+TEST(Config, BothSpellingsOfRope) {
+    const auto same = [](const char *v4, const char *v5) { expect_same(parse(with(tiny(), v4)), parse(with(tiny(), v5))); };
+    same(R"({"rope_theta": 5e5, "rope_scaling": null})", R"({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}})");
+    same(R"({"rope_scaling": {"type": "linear", "factor": 2}})",
+         R"({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}})");
+    same(
+        R"({"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+             "original_max_position_embeddings": 64}})",
+        R"({"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+             "original_max_position_embeddings": 64, "rope_theta": 5e5}})");
+    same(
+        R"({"rope_theta": 1e6, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "truncate": false,
+             "beta_fast": 16, "beta_slow": 2, "mscale": 1.0, "mscale_all_dim": 0.5, "attention_factor": 1.25}})",
+        R"({"original_max_position_embeddings": 32, "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "truncate": false,
+             "beta_fast": 16, "beta_slow": 2, "mscale": 1.0, "mscale_all_dim": 0.5, "attention_factor": 1.25, "rope_theta": 1e6}})");
+
+    const RopeConfig yarn =
+        parse(with(tiny(), R"({"rope_scaling": {"rope_type": "yarn", "factor": null, "original_max_position_embeddings": 32}})"))
+            .rope;
+    EXPECT_EQ(yarn.factor, 4);  // 128 / 32
+    EXPECT_EQ(yarn.attention_factor, 0);
+    EXPECT_EQ(yarn.beta_fast, 32);
+    EXPECT_TRUE(yarn.truncate);
+    const char *llama3 = R"({"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}})";
+    EXPECT_EQ(parse(with(tiny(), llama3)).rope.original_max_position, 128u);
+    EXPECT_EQ(parse(with(tiny(), R"({"rope_scaling": {}, "rope_parameters": {"rope_theta": 7}})")).rope.theta, 7);
+}
+
+TEST(Config, Refusals) {
+    const auto refused = [](const char *more, const char *words) {
+        expect_error([&] { parse(with(tiny(), more)); }, "config.json: ", words);
+    };
+    refused(R"({"model_type": "gemma3"})", "model_type is \"gemma3\", but we have llama, mistral, qwen2, qwen3");
+    refused(R"({"model_type": 3})", "model_type is 3");
+    refused(R"({"model_type": null})", "model_type is missing");
+    for (const char *field :
+         {"num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size", "attn_logit_softcapping",
+          "final_logit_softcapping", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling",
+          "partial_rotary_factor", "query_pre_attn_scalar", "clip_qkv", "attention_chunk_size"})
+        expect_error([&] { parse(with(tiny(), (std::string("{\"") + field + "\": 8}").c_str())); }, "config.json: ", field);
+    refused(R"({"quantization_config": {"quant_method": "awq"}})", "quantization_config asks for quantized weights");
+    refused(R"({"is_encoder_decoder": true})", "is_encoder_decoder");
+    refused(R"({"hidden_act": "gelu"})", "hidden_act is \"gelu\"");
+    for (const char *type : {"dynamic", "longrope", "su", "proportional"})
+        for (const char *text : {R"({"rope_scaling": {"type": "%s", "factor": 2.0}})",
+                                 R"({"rope_parameters": {"rope_type": "%s", "factor": 2.0}})"}) {
+            std::string more = text;
+            refused(more.replace(more.find("%s"), 2, type).c_str(), (std::string("rope_type is \"") + type).c_str());
+        }
+    refused(R"({"rope_parameters": {"partial_rotary_factor": 0.5}})", "rope_parameters.partial_rotary_factor");
+    refused(R"({"rope_parameters": {"full_attention": {"rope_type": "default"}}})", "rope_parameters.full_attention");
+    refused(R"({"rope_scaling": {"type": "default", "mrope_section": [16, 24, 24]}})", "rope_scaling.mrope_section");
+    refused(R"({"rope_scaling": "linear"})", "rope_scaling must be an object");
+    refused(R"({"rope_scaling": {"type": "linear"}})", "rope_scaling.factor is missing");
+    refused(R"({"rope_scaling": {"type": "linear", "factor": 0.5}})", "rope_scaling.factor is 0.5");
+    refused(R"({"rope_scaling": {"type": "linear", "factor": "2"}})", "rope_scaling.factor is \"2\"");
+    refused(R"({"rope_scaling": {"type": "llama3", "factor": 8}})", "rope_scaling.low_freq_factor is missing");
+    refused(R"({"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}})",
+            "high_freq_factor");
+    refused(R"({"rope_scaling": {"type": "yarn", "factor": 8, "beta_fast": 1, "beta_slow": 2}})", "beta_fast");
+    refused(R"({"rope_scaling": {"type": "yarn", "factor": 8, "attention_factor": 0}})", "attention_factor");
+    refused(R"({"rope_theta": 0})", "rope_theta is 0");
+    refused(R"({"rope_theta": "10000"})", "rope_theta is \"10000\"");
+    refused(R"({"num_key_value_heads": 3})", "num_key_value_heads 3 does not divide");
+    refused(R"({"head_dim": 20})", "head_dim is 20");
+    refused(R"({"head_dim": 264})", "head_dim is 264");
+    refused(R"({"head_dim": null, "num_attention_heads": 6})", "hidden_size 64 is not divisible");
+    for (const char *field : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+                              "head_dim", "intermediate_size", "max_position_embeddings"})
+        for (const char *value :
+             {"0", "-1", "1.5", "\"64\"", "[64]", "true", "1e30", "18446744073709551615", "99999999999999999999999"})
+            expect_error([&] { parse(with(tiny(), (std::string("{\"") + field + "\": " + value + "}").c_str())); },
+                         "config.json: ", field);
+    for (const char *field : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"})
+        expect_error([&] { parse(without(tiny(), field)); }, "config.json: ", std::string(field) + " is missing");
+    refused(R"({"hidden_size": 2000000000, "intermediate_size": 2000000000, "vocab_size": 2000000000})",
+            "parameters; is there a typing error?");
+    refused(R"({"num_hidden_layers": 2000000000})", "num_hidden_layers is 2000000000");
+    refused(R"({"rms_norm_eps": 0})", "rms_norm_eps is 0");
+    refused(R"({"rms_norm_eps": "1e-5"})", "rms_norm_eps");
+    refused(R"({"initializer_range": -1})", "initializer_range is -1");
+    refused(R"({"tie_word_embeddings": "true"})", "tie_word_embeddings");
+    refused(R"({"eos_token_id": -1})", "eos_token_id");
+    refused(R"({"eos_token_id": 100})", "eos_token_id is 100, beyond vocab_size 100");
+    refused(R"({"bos_token_id": 100})", "bos_token_id is 100");
+    expect_error([] { parse(json::array()); }, "config.json", "must be an object");
+    EXPECT_EQ(
+        parse(
+            with(
+                tiny(),
+                R"({"bos_token_id": [], "eos_token_id": [], "embedding_multiplier": 1.0, "num_experts": null, "use_mrope": false})"))
+            .bos,
+        -1);
+}
+
+TEST(Config, DropoutIsNoted) {
+    std::vector<std::string> notes;
+    parse_config(with(tiny(), R"({"attention_dropout": 0.1, "resid_pdrop": 0.0})"), "config.json", notes);
+    ASSERT_EQ(notes.size(), 1u);
+    EXPECT_EQ(notes[0], "config.json: attention_dropout 0.1 is left out: training runs without dropout");
+}
+
+TEST(Presets, HaveThePublishedNumberOfParameters) {
+    const std::map<std::string, size_t> published = {
+        {"llama2-7b", 6738415616},       {"llama2-13b", 13015864320},    {"llama3-8b", 8030261248},
+        {"llama3.1-8b", 8030261248},     {"llama3.1-70b", 70553706496},  {"llama3.2-1b", 1235814400},
+        {"llama3.2-3b", 3212749824},     {"tinyllama-1.1b", 1100048384}, {"mistral-7b-v0.1", 7241732096},
+        {"mistral-7b-v0.3", 7248023552}, {"qwen2.5-0.5b", 494032768},    {"qwen2.5-1.5b", 1543714304},
+        {"qwen2.5-3b", 3085938688},      {"qwen2.5-7b", 7615616512},     {"qwen2.5-14b", 14770033664},
+        {"qwen3-0.6b", 596049920},       {"qwen3-1.7b", 1720574976},     {"qwen3-4b", 4022468096},
+        {"qwen3-8b", 8190735360},        {"smollm2-135m", 134515008},    {"smollm2-360m", 361821120},
+        {"smollm2-1.7b", 1711376384}};
+    EXPECT_EQ(preset_names().size(), published.size());
+    for (const auto &[name, count] : published) EXPECT_EQ(parameter_count(preset(name)), count) << name;
+    EXPECT_EQ(preset("mistral-7b-v0.1").window[31], 4096u);
+    EXPECT_EQ(preset("mistral-7b-v0.3").window[31], 0u);
+    EXPECT_EQ(preset("llama3.2-1b").rope.factor, 32);
+    expect_error([] { preset("llama9"); }, "\"llama9\"", "smollm2-1.7b");
+}
+
+struct Hf : testing::Test {
+    const std::string dir = testing::TempDir() + "llmc_hf_" + std::to_string(getpid());
+    const std::string single = dir + "/model.safetensors", index = dir + "/model.safetensors.index.json";
+
+    void SetUp() override { fs::create_directories(dir); }
+    void TearDown() override { fs::remove_all(dir); }
+
+    void put(const std::string &name, const std::string &text) { std::ofstream(dir + "/" + name) << text; }
+    void write_weights(size_t shard_bytes) {
+        const std::vector<float> a = {1, 2, 3, 4}, b = {5, 6}, c = {7};
+        HfWriter writer(dir, {{"a", {2, 2}, "F32"}, {"b", {2}, "BF16"}, {"c", {1}, "F32"}}, shard_bytes);
+        writer.write("a", a.data()), writer.write("b", b.data()), writer.write("c", c.data());
+        writer.finish();
+    }
+};
+
+TEST_F(Hf, ReadsGenerationConfig) {
+    std::vector<std::string> notes;
+    expect_error([&] { read_config(dir + "/none", notes); }, dir + "/none", "is not a directory");
+    expect_error([&] { read_config(dir, notes); }, dir + "/config.json", "No such file");
+    put("config.json", with(tiny(), R"({"eos_token_id": 1, "bos_token_id": 4})").dump());
+    EXPECT_EQ(read_config(dir, notes).eos, std::vector<int32_t>({1}));
+    put("generation_config.json", R"({"eos_token_id": [2, 3]})");
+    const ModelConfig config = read_config(dir, notes);
+    EXPECT_EQ(config.eos, std::vector<int32_t>({2, 3}));
+    EXPECT_EQ(config.bos, 4);
+    put("generation_config.json", R"({"eos_token_id": 1000})");
+    expect_error([&] { read_config(dir, notes); }, dir + "/generation_config.json", "eos_token_id is 1000");
+    put("config.json", "{\n\"hidden_size\": 64,\n}");
+    expect_error([&] { read_config(dir, notes); }, dir + "/config.json", "line 3");
+}
+
+TEST_F(Hf, ConfigIsWrittenAsItWasRead) {
+    std::vector<std::string> notes;
+    const auto written = [&](const json &source, const char *dtype) {
+        write_config(dir, parse(source), dtype);
+        expect_same(read_config(dir, notes), parse(source));
+        return read_json(dir + "/config.json");
+    };
+    const json v4 =
+        with(tiny(), R"({"torch_dtype": "float16", "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-05, "new": [1]})");
+    EXPECT_EQ(written(v4, "BF16"), with(v4, R"({"torch_dtype": "bfloat16"})"));
+    const json v5 =
+        with(tiny(),
+             R"({"dtype": "bfloat16", "architectures": ["X"], "rope_parameters": {"rope_type": "default", "rope_theta": 7.0}})");
+    EXPECT_EQ(written(v5, "F32"), with(v5, R"({"dtype": "float32"})"));
+    EXPECT_EQ(written(tiny("qwen2"), "F32"),
+              with(tiny("qwen2"), R"({"torch_dtype": "float32", "architectures": ["Qwen2ForCausalLM"]})"));
+    EXPECT_EQ(reward_config(parse(v4)).source["architectures"], json::array({"LlamaForSequenceClassification"}));
+    EXPECT_EQ(reward_config(parse(v4)).source["id2label"], json::parse(R"({"0": "LABEL_0"})"));
+}
+
+TEST_F(Hf, TokenizerFilesAreCopied) {
+    put("tokenizer.json", std::string(3 << 20, 'x'));
+    put("chat_template.jinja", "{{ messages }}");
+    put("optimizer.bin", "no");
+    const std::string to = dir + "/out";
+    fs::create_directory(to);
+    copy_tokenizer(dir, to);
+    copy_tokenizer(dir, dir);
+    EXPECT_EQ(fs::file_size(to + "/tokenizer.json"), size_t(3) << 20);
+    EXPECT_TRUE(fs::exists(to + "/chat_template.jinja"));
+    EXPECT_EQ(std::distance(fs::directory_iterator(to), {}), 2);
+}
+
+TEST_F(Hf, OneFileOrShards) {
+    for (const size_t shard_bytes : {1000, 20, 1}) {  // each run removes what the one before left
+        write_weights(shard_bytes);
+        EXPECT_EQ(fs::exists(single), shard_bytes == 1000);
+        EXPECT_EQ(fs::exists(index), shard_bytes != 1000);
+        const HfWeights weights(dir);
+        float a[4];
+        bf16 b[2], c[1];
+        weights.read("a", {2, 2}, a), weights.read("b", {2}, b), weights.read("c", {1}, c);
+        EXPECT_EQ(a[3], 4);
+        EXPECT_EQ(float(b[1]), 6);
+        EXPECT_EQ(float(c[0]), 7);
+        EXPECT_EQ(weights.find("b")->dtype, "BF16");
+        EXPECT_EQ(weights.find("d"), nullptr);
+        weights.expect_only({"a", "b", "c", "d"});
+        const std::string file = shard_bytes == 1000 ? single : index;
+        expect_error([&] { weights.read("d", {1}, a); }, file, "no tensor \"d\"");
+        expect_error([&] { weights.read("a", {4}, a); }, dir, "\"a\" has shape (2, 2), but (4) is needed");
+        expect_error([&] { weights.expect_only({"a", "b"}); }, dir, "tensor \"c\" (1) is not part of the model");
+    }
+    EXPECT_EQ(read_json(index)["metadata"]["total_size"], 24);
+    EXPECT_EQ(read_json(index)["weight_map"]["b"], "model-00002-of-00003.safetensors");
+    EXPECT_EQ(std::distance(fs::directory_iterator(dir), {}), 4);
+    write_weights(1000);
+    EXPECT_EQ(std::distance(fs::directory_iterator(dir), {}), 1);
+}
+
+TEST_F(Hf, BrokenDirectories) {
+    const auto refused = [&](const std::string &where, const char *words) {
+        expect_error([&] { HfWeights weights(dir); }, where, words);
+    };
+    EXPECT_FALSE(HfWeights::present(dir));
+    refused(dir, "neither model.safetensors nor");
+    put("pytorch_model.bin", "");
+    refused(dir, "pytorch_model.bin");
+    put("model.safetensors.index.json", "{}");
+    refused(index, "weight_map is missing");
+    put("model.safetensors.index.json", R"({"weight_map": {"a": 3}})");
+    refused(index, "weight_map \"a\" is not the name of a file");
+    put("model.safetensors.index.json", R"({"weight_map": {"a": "../x.safetensors"}})");
+    refused(index, "weight_map \"a\" is not the name of a file");
+    put("model.safetensors.index.json", R"({"weight_map": {"a": "x.safetensors"}})");
+    refused(index, "x.safetensors is missing");
+    write_weights(20);
+    json broken = read_json(index);
+    broken["weight_map"]["c"] = "model-00001-of-00002.safetensors";
+    write_json(index, broken);
+    refused(index, "model-00001-of-00002.safetensors: has no tensor \"c\"");
+    HfWriter writer(dir, {{"a", {1}, "F32"}, {"b", {1}, "F32"}}, 4);
+    const float x = 1;
+    writer.write("a", &x);
+    expect_error([&] { writer.finish(); }, dir, "model-00002-of-00002.safetensors was not written");
+}
+
+TEST_F(Hf, RotaryBuffersAreIgnored) {
+    const float x = 1;
+    HfWriter writer(dir, {{"model.layers.0.self_attn.rotary_emb.inv_freq", {1}, "F32"}});
+    writer.write("model.layers.0.self_attn.rotary_emb.inv_freq", &x);
+    writer.finish();
+    HfWeights(dir).expect_only({});
+}

@@ -1,0 +1,236 @@
+// The command line: every flag is in --help, in the run log and in --config; what a user can get wrong is refused with a message.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "../llmc/core/common.h"
+#include "../llmc/core/options.h"
+
+using nlohmann::ordered_json;
+
+static std::vector<std::string> words(const std::string &line) {
+    std::istringstream in(line);
+    return {std::istream_iterator<std::string>(in), {}};
+}
+
+static const std::string sft = "sft --model M --data D --output_dir O ";
+
+static Options options(const std::string &line) { return parse(words(line)).options; }
+
+static std::string message(const std::vector<std::string> &arguments) {  // of the error that parse() ends with
+    try {
+        parse(arguments);
+    } catch (const Error &e) {
+        return e.what();
+    }
+    return "no error";
+}
+
+static void expect_error(const std::string &line, const std::string &part) {
+    const std::string got = message(words(line));
+    EXPECT_NE(got.find(part), got.npos) << line << "\n  said: " << got;
+}
+
+// All notes in one text.
+static std::string notes(const std::string &line) {
+    std::string out;
+    for (const std::string &note : parse(words(line)).notes) out += note + "\n";
+    return out;
+}
+
+struct ConfigFile {
+    const std::string path =
+        testing::TempDir() + "test_options_" + testing::UnitTest::GetInstance()->current_test_info()->name() + ".json";
+    explicit ConfigFile(const std::string &text) { std::ofstream(path) << text; }
+    ~ConfigFile() { remove(path.c_str()); }
+};
+
+TEST(Options, DefaultsDependOnTheTask) {
+    EXPECT_EQ(parse({}).task, DEMO);
+    EXPECT_EQ(parse({}).options.train_batch_size, 8u);
+    EXPECT_TRUE(parse({}).options.overwrite);
+    EXPECT_FALSE(parse({"--output_dir", "mine"}).options.overwrite);
+    EXPECT_EQ(parse(words(sft)).task, SFT);
+    EXPECT_EQ(options(sft).learning_rate, 5e-6);
+    EXPECT_EQ(options(sft).truncation, "drop");
+    EXPECT_EQ(options("pretrain --preset tiny --data D --output_dir O").learning_rate, 3e-4);
+    EXPECT_EQ(options("pretrain --preset tiny --data D --output_dir O").truncation, "split");
+    EXPECT_EQ(options(sft).train_batch_size, 128u);
+    EXPECT_EQ(options(sft).row_tokens, 2048u);
+    EXPECT_EQ(options("generate --model M --prompt Hi").max_new_tokens, 128u);
+    EXPECT_TRUE(parse(words(sft)).notes.empty());
+}
+
+TEST(Options, WaysToWriteAFlag) {
+    EXPECT_EQ(options(sft + "--max-len 100").max_len, 100u);
+    EXPECT_EQ(options(sft + "--max_len=100").max_len, 100u);
+    EXPECT_EQ(options(sft + "--data.max-len 100 --max_len 200").max_len, 200u);  // the last one wins
+    EXPECT_TRUE(options(sft + "--overwrite").overwrite);
+    EXPECT_FALSE(options(sft + "--shuffle false").shuffle);
+    EXPECT_TRUE(options(sft + "--shuffle=true --overwrite").shuffle);
+    EXPECT_EQ(options(sft + "--save_steps -1").save_steps, -1);
+    EXPECT_EQ(options(sft + "--lr 2e-5").learning_rate, 2e-5);
+    EXPECT_EQ(options(sft + "--adam_betas 0.8,0.9").adam_betas, (Betas{0.8, 0.9}));
+    EXPECT_EQ(options(sft + "--adam.betas 0.8 0.9").adam_betas, (Betas{0.8, 0.9}));
+    EXPECT_EQ(parse({"generate", "--model", "M", "--prompt=--help = [a, b] {}"}).options.prompt, "--help = [a, b] {}");
+    EXPECT_EQ(parse({"sft", "--model", "M", "--data", "D", "--output_dir", "O", "--log", ""}).options.log, "");
+    EXPECT_EQ(options(sft + "--seed 18446744073709551615").seed, UINT64_MAX);
+}
+
+TEST(Options, EveryFlagIsInHelpAndInTheLog) {
+    for (Task task : {DEMO, PRETRAIN, SFT, EVAL, GENERATE}) {
+        const Parsed p = parse({task_name(task), "--help"});
+        const ordered_json json = to_json(default_options(task), task);
+        size_t count = 0;
+#define OPT(type, name, value, tasks, aliases, text)                                    \
+    EXPECT_EQ(p.help.find("--" #name " ") != p.help.npos, bool((tasks)&task)) << #name; \
+    EXPECT_EQ(json.contains(#name), bool((tasks)&task)) << #name;                       \
+    count += bool((tasks)&task);
+#include "../llmc/core/options.def"
+        EXPECT_EQ(json.size(), count);
+    }
+    EXPECT_NE(parse({"--help"}).help.find("pretrain, sft, eval, generate"), std::string::npos);
+    EXPECT_NE(parse({"sft", "--help"}).help.find("--learning_rate FLOAT=5e-06"), std::string::npos);
+    EXPECT_NE(parse({"sft", "--help"}).help.find("--shuffle BOOL=true"), std::string::npos);
+}
+
+TEST(Options, EveryAliasNamesOneFlag) {
+    std::map<std::string, std::string> owner;
+    const auto take = [&](const std::string &name, const std::string &flag) {
+        EXPECT_TRUE(owner.emplace(name, flag).second) << name << " means " << owner[name] << " and " << flag;
+    };
+#define OPT(type, name, value, tasks, aliases, text)                             \
+    take(#name, #name);                                                          \
+    for (std::string alias, rest = aliases; !rest.empty();) {                    \
+        alias = rest.substr(0, rest.find(','));                                  \
+        rest = alias.size() == rest.size() ? "" : rest.substr(alias.size() + 1); \
+        take(alias, #name);                                                      \
+    }
+#include "../llmc/core/options.def"
+}
+
+TEST(Options, LogRoundTripsThroughConfig) {
+    const std::string changed[] = {
+        sft +
+            "--lr 1.2345678901234567e-5 --adam_betas 0.1,0.7 --max_len 77 --micro_batch_size 3 --shuffle false --input_template User:{} --recompute layer",
+        "pretrain --preset tiny --data D --output_dir O --train_batch_tokens 1000 --seed 18446744073709551615 --eval_fraction 0.125 --resume auto",
+        "eval --model M --data D --poison",
+        "generate --model M --prompt Hi --top_k 5 --temperature 0.7",
+        "demo --max_steps 5",
+    };
+    for (const std::string &line : changed) {
+        const Parsed first = parse(words(line));
+        const ConfigFile file(to_json(first.options, first.task).dump());
+        const Parsed second = parse({task_name(first.task), "--config", file.path});
+        EXPECT_EQ(to_json(first.options, first.task).dump(), to_json(second.options, second.task).dump());
+    }
+}
+
+TEST(Options, ConfigHoldsAnyFlagAndTheCommandLineWins) {
+    const ConfigFile file(
+        R"({"model-name-or-path": "M", "data": {"dataset": "D", "max_len": 64}, "output_dir": "O", "adam": {"betas": [0.5, 0.6]}, "overwrite": true})");
+    const Options o = options("sft --max_len 32 --config " + file.path);
+    EXPECT_EQ(o.model, "M");
+    EXPECT_EQ(o.data, "D");
+    EXPECT_EQ(o.max_len, 32u);
+    EXPECT_EQ(o.adam_betas, (Betas{0.5, 0.6}));
+    EXPECT_TRUE(o.overwrite);
+
+    const ConfigFile wrong(R"({"max_len": "many"})");
+    expect_error("sft --config " + wrong.path, "max_len in " + wrong.path + " \"many\" is not a whole number");
+    const ConfigFile broken("{");
+    expect_error("sft --config " + broken.path, "is not valid JSON");
+    expect_error("sft --config /nowhere.json", "cannot open /nowhere.json");
+}
+
+TEST(Options, MistakesAreNamed) {
+    expect_error("stf", "there is no task \"stf\"");
+    expect_error(sft + "--prompt Hi", "--prompt belongs to generate, not to sft");
+    expect_error("generate --model M --prompt Hi --learning_rate 1",
+                 "--learning_rate belongs to demo, pretrain, sft, not to generate");
+    expect_error(sft + "--learnin_rate 1e-5", "did you mean --learning_rate?");
+    expect_error(sft + "--per_device_train_batch_size 4", "did you mean --train_batch_size");
+    expect_error(sft + "--num-train-epochs 4", "did you mean --max_epochs?");
+    expect_error(sft + "--sequence_len 4", "did you mean --max_len?");
+    expect_error(sft + "--max_grad_norm 1", "did you mean --max_norm?");
+    expect_error(sft + "--frobnicate 1", "unknown flag --frobnicate");
+    expect_error(sft + "--max_len", "--max_len needs a value: a whole number");
+    expect_error(sft + "--max_len 12x", "--max_len \"12x\" is not a whole number");
+    expect_error(sft + "--max_len -5", "--max_len \"-5\" is not a whole number, 0 or more");
+    expect_error(sft + "--max_len 010", "is not a whole number");
+    expect_error(sft + "--max_len 1e3", "is not a whole number");
+    expect_error(sft + "--learning_rate fast", "is not a number");
+    expect_error(sft + "--learning_rate nan", "is not a number");
+    expect_error(sft + "--learning_rate inf", "is not a number");
+    expect_error(sft + "--shuffle maybe", "is not true or false");
+    expect_error(sft + "--adam_betas 0.9", "is not two numbers");
+    expect_error(sft + "--adam_betas 0.9,0.95,0.99", "is not two numbers");
+    expect_error(sft + "--eval_data a b", "more than one value");
+    expect_error("sft stray", "unexpected argument \"stray\"");
+}
+
+TEST(Options, ValuesAreChecked) {
+    expect_error(sft + "--learning_rate 0", "--learning_rate is 0.0 but must be above 0");
+    expect_error(sft + "--adam_betas 0.9,1", "--adam_betas is [0.9,1.0] but must be");
+    expect_error(sft + "--max_len 1", "--max_len is 1 but must be at least 2");
+    expect_error(sft + "--max_len 100 --row_tokens 99", "the longest sample would not fit");
+    expect_error(sft + "--train_batch_size 0", "--train_batch_size is 0 but must be at least 1");
+    expect_error(sft + "--train_batch_size 4 --train_batch_tokens 4", "were both given");
+    expect_error(sft + "--save_steps 0", "--save_steps is 0");
+    expect_error(sft + "--eval_fraction 1", "--eval_fraction is 1.0");
+    expect_error(sft + "--eval_data E --eval_fraction 0.5", "were both given");
+    expect_error(sft + "--dtype fp8", "fix: one of auto,f32,bf16");
+    expect_error(sft + "--preset tiny", "--model and --preset were both given");
+    expect_error(sft + "--overwrite --resume auto", "were both given");
+    expect_error(sft + "--micro_batch_size 0", "not a whole number above 0");
+    expect_error("generate --model M --prompt Hi --top_p 0", "--top_p is 0.0");
+    expect_error("sft --data D --output_dir O", "sft needs --model DIR");
+    expect_error("sft --model M --output_dir O", "sft needs --data FILE");
+    expect_error("sft --model M --data D", "sft needs --output_dir DIR");
+    expect_error("eval --data D", "eval needs --model DIR");
+    expect_error("generate --model M", "generate needs --prompt TEXT");
+    EXPECT_TRUE(options("sft --preset tiny --plan").plan);  // a plan needs neither data nor a place to write
+}
+
+TEST(Options, OpenRlhfCommandLinesRun) {
+    const std::string line =
+        "sft --model.model_name_or_path M --data.dataset D --ckpt.output_dir O --train.batch_size 256 --train.micro_batch_size 2 --data.max_len 100 "
+        "--ds.packing_samples --ds.attn_implementation flash_attention_2 --ds.param_dtype bf16 --model.gradient_checkpointing_enable --adam.lr 1e-5 "
+        "--data.input_key question --ckpt.load_enable --logger.wandb.key abc";
+    const Options o = options(line);
+    EXPECT_EQ(o.model, "M");
+    EXPECT_EQ(o.train_batch_size, 256u);
+    EXPECT_EQ(o.row_tokens, 200u);
+    EXPECT_EQ(o.recompute, "layer");
+    EXPECT_EQ(o.resume, "auto");
+    EXPECT_EQ(o.input_key, "question");
+    const std::string said = notes(line);
+    for (const char *part : {"--ds.packing_samples: samples are always packed", "--ds.attn_implementation: ",
+                             "--ds.param_dtype: ", "--model.gradient_checkpointing_enable: --recompute layer",
+                             "--logger.wandb.key: ", "a row holds 2 * max_len = 200 tokens",
+                             "defaults that differ from OpenRLHF's (in brackets): max_epochs 1 (2)"})
+        EXPECT_NE(said.find(part), said.npos) << part << "\n" << said;
+    EXPECT_EQ(said.find("input_key"), said.npos);  // given, so no default
+    EXPECT_EQ(said.find("row_tokens 200"), said.npos);
+
+    const std::string older =
+        "sft --pretrain M --dataset D --save_path O --micro_train_batch_size 1 --train_batch_size 8 --packing_samples --bf16 --flash_attn --l2 0.1 --lora_rank 0";
+    EXPECT_EQ(options(older).weight_decay, 0.1);
+    EXPECT_NE(notes(older).find("defaults that differ"), std::string::npos);
+    EXPECT_EQ(options(sft + "--micro_batch_size 4 --row_tokens 3000").row_tokens, 3000u);  // the later one wins
+    expect_error(sft + "--ds.param_dtype fp16", "--ds.param_dtype fp16 is not supported");
+    expect_error(sft + "--ds.lora.rank 8", "is not supported: all weights are trained");
+    expect_error(sft + "--pretrain_mode", "the task pretrain trains on all tokens");
+}
+
+TEST(Options, DataFlagsAreHandedToPrepare) {
+    const Parsed p = parse(words(sft + "--input_key question --multiturn --max_len 64"));
+    const std::vector<std::string> want = words(
+        "--input_key question --apply_chat_template false --multiturn true --add_bos auto --append_eos true --truncation drop --max_len 64");
+    EXPECT_EQ(prepare_flags(p.options, p.task), want);
+}

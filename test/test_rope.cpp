@@ -1,0 +1,223 @@
+#include "../llmc/ops/rope.h"
+
+#include "../llmc/core/common.h"
+#include "check.h"
+#include "finite_difference.h"
+
+using Vector = std::vector<double>;
+
+// ---- the table --------------------------------------------------------------------------------------------------------------
+
+struct Entry {
+    size_t position, channel;
+    float cos, sin;
+};
+
+// One unit in the last place from either libm, on values below 2.
+static void expect_entries(const RopeConfig &config, size_t D, const std::vector<Entry> &entries) {
+    const size_t positions = 131072;
+    std::vector<float> table(positions * D), got, want;
+    rope_table(table.data(), config, positions, D);
+    for (const Entry &e : entries) {
+        got.push_back(table[e.position * D + 2 * e.channel]), want.push_back(e.cos);
+        got.push_back(table[e.position * D + 2 * e.channel + 1]), want.push_back(e.sin);
+    }
+    expect_close(config.type.c_str(), got, want, 2 * 0x1p-23);
+}
+
+// Made with transformers 5.23.0 and torch 2.15.0: the cos and sin that LlamaRotaryEmbedding gives in float32, from a
+// LlamaConfig with max_position_embeddings 131072 and these rope_parameters. A wrong last bit of a frequency shows in the
+// first channels.
+TEST(RopeTable, Default1e4) {
+    const RopeConfig config;
+    expect_entries(config, 64,
+                   {{1000, 0, 0.562379062f, 0.826879561f},
+                    {1000, 10, 0.950938582f, -0.309379756f},
+                    {1000, 14, 0.482962996f, -0.87564075f},
+                    {1000, 31, 0.991121769f, 0.132957265f},
+                    {131071, 0, -0.817983508f, -0.575241685f},
+                    {131071, 10, 0.883642972f, 0.468161374f},
+                    {131071, 14, 0.968127012f, -0.25045985f},
+                    {131071, 31, 0.19851248f, -0.980098367f}});
+}
+
+TEST(RopeTable, Default5e5) {
+    RopeConfig config;
+    config.theta = 5e5;
+    expect_entries(config, 128,
+                   {{1000, 0, 0.562379062f, 0.826879561f},
+                    {1000, 20, -0.658120334f, -0.75291276f},
+                    {1000, 30, -0.531459987f, 0.84708339f},
+                    {1000, 63, 0.99999702f, 0.00245513814f},
+                    {131071, 0, -0.817983508f, -0.575241685f},
+                    {131071, 20, -0.969645917f, 0.244513348f},
+                    {131071, 30, -0.962757468f, 0.270366579f},
+                    {131071, 63, 0.948668361f, 0.316272557f}});
+}
+
+TEST(RopeTable, Linear4) {
+    RopeConfig config;
+    config.type = "linear";
+    config.factor = 4;
+    expect_entries(config, 128,
+                   {{1000, 0, 0.240988299f, -0.970528007f},
+                    {1000, 20, 0.0785541683f, 0.996909857f},
+                    {1000, 30, -0.981584251f, -0.191029638f},
+                    {1000, 63, 0.999583304f, 0.0288655385f},
+                    {131071, 0, 0.590899408f, 0.806745231f},
+                    {131071, 20, -0.121501274f, 0.992591262f},
+                    {131071, 30, -0.96004945f, -0.279830456f},
+                    {131071, 63, -0.800679386f, -0.59909308f}});
+}
+
+TEST(RopeTable, Llama31) {
+    RopeConfig config;
+    config.type = "llama3";
+    config.theta = 5e5;
+    config.factor = 8;
+    config.low_freq_factor = 1;
+    config.high_freq_factor = 4;
+    config.original_max_position = 8192;
+    expect_entries(config, 128,
+                   {{1000, 0, 0.562379062f, 0.826879561f},
+                    {1000, 20, -0.658120334f, -0.75291276f},
+                    {1000, 30, 0.197593763f, 0.980283976f},
+                    {1000, 63, 0.99999994f, 0.000306892587f},
+                    {131071, 0, -0.817983508f, -0.575241685f},
+                    {131071, 20, -0.969645917f, 0.244513348f},
+                    {131071, 30, -0.735295177f, -0.677747011f},
+                    {131071, 63, 0.999191105f, 0.0402138717f}});
+}
+
+TEST(RopeTable, Llama32) {
+    RopeConfig config;
+    config.type = "llama3";
+    config.theta = 5e5;
+    config.factor = 32;
+    config.low_freq_factor = 1;
+    config.high_freq_factor = 4;
+    config.original_max_position = 8192;
+    expect_entries(config, 64,
+                   {{1000, 0, 0.562379062f, 0.826879561f},
+                    {1000, 10, -0.658120334f, -0.75291276f},
+                    {1000, 14, -0.997561216f, -0.0697965994f},
+                    {1000, 31, 1.0f, 9.41830658e-05f},
+                    {131071, 0, -0.817983508f, -0.575241685f},
+                    {131071, 10, -0.969645917f, 0.244513348f},
+                    {131071, 14, 0.998944223f, -0.0459396914f},
+                    {131071, 31, 0.999923825f, 0.0123443548f}});
+}
+
+TEST(RopeTable, YarnQwen25) {
+    RopeConfig config;
+    config.type = "yarn";
+    config.theta = 1e6;
+    config.factor = 4;
+    config.original_max_position = 32768;
+    expect_entries(config, 128,
+                   {{1000, 0, 0.640341341f, 0.941509426f},
+                    {1000, 20, 0.818349957f, 0.791694582f},
+                    {1000, 30, 0.552307189f, 0.995707691f},
+                    {1000, 63, 1.13862932f, 0.000353242067f},
+                    {131071, 0, -0.931380093f, -0.654987097f},
+                    {131071, 20, 0.481199473f, 1.03195167f},
+                    {131071, 30, 0.329979211f, 1.08976638f},
+                    {131071, 63, 1.13768828f, 0.0462870337f}});
+}
+
+TEST(RopeTable, YarnWithMscale) {
+    RopeConfig config;
+    config.type = "yarn";
+    config.factor = 40;
+    config.original_max_position = 4096;
+    config.mscale = 1;
+    config.mscale_all_dim = 0.5;
+    config.truncate = false;
+    expect_entries(config, 64,
+                   {{1000, 0, 0.649953842f, 0.955642939f},
+                    {1000, 10, 1.09902072f, -0.357556999f},
+                    {1000, 14, 1.14492893f, 0.157578617f},
+                    {1000, 31, 1.15571558f, 0.00385294296f},
+                    {131071, 0, -0.945361555f, -0.664819479f},
+                    {131071, 10, 1.0212456f, 0.541064382f},
+                    {131071, 14, 1.15518689f, -0.0351684242f},
+                    {131071, 31, 1.0471307f, 0.489091784f}});
+}
+
+TEST(RopeTable, AttentionFactorOfYarn) {
+    RopeConfig config{.type = "yarn", .factor = 4, .original_max_position = 1024};
+    const auto factor = [&] {  // position 0 has cos 1
+        std::vector<float> table(8);
+        rope_table(table.data(), config, 1, 8);
+        return double(table[0]);
+    };
+    EXPECT_NEAR(factor(), 0.1 * std::log(4) + 1, 1e-7);
+    config.mscale = 1, config.mscale_all_dim = 0.5;
+    EXPECT_NEAR(factor(), (0.1 * std::log(4) + 1) / (0.05 * std::log(4) + 1), 1e-7);
+    config.attention_factor = 1.5;
+    EXPECT_EQ(factor(), 1.5);
+    config = {.type = "yarn", .factor = 1, .original_max_position = 1024};
+    EXPECT_EQ(factor(), 1);
+}
+
+TEST(RopeTable, UnknownTypeIsRefused) {
+    std::vector<float> table(8);
+    EXPECT_THROW(rope_table(table.data(), {.type = "dynamic"}, 1, 8), Error);
+}
+
+// ---- the rotation -----------------------------------------------------------------------------------------------------------
+
+static Vector rope_reference(Vector x, const std::vector<float> &table, const std::vector<int32_t> &doc_pos, size_t heads,
+                             size_t D, size_t stride, double sign) {
+    for (size_t t = 0; t < doc_pos.size(); t++)
+        for (size_t h = 0; h < heads; h++)
+            for (size_t i = 0; i < D / 2; i++) {
+                const double cos = table[size_t(doc_pos[t]) * D + 2 * i], sin = sign * table[size_t(doc_pos[t]) * D + 2 * i + 1];
+                double &a = x[t * stride + h * D + i], &b = x[t * stride + h * D + i + D / 2];
+                const double turned = a * cos - b * sin;
+                b = b * cos + a * sin;
+                a = turned;
+            }
+    return x;
+}
+
+template <class Dev> struct Rope : testing::Test {
+    using X = typename Dev::X;
+    static constexpr size_t heads = 3, D = 22, stride = 4 * D + 5, positions = 9;
+    const std::vector<int32_t> doc_pos = {0, 1, 2, 3, 0, 1, 8, 0, 5};
+    const std::vector<X> x = random_values<X>(doc_pos.size() * stride, 1);
+    std::vector<float> table = std::vector<float>(positions * D);
+
+    Rope() { rope_table(table.data(), {.theta = 100}, positions, D); }
+    std::vector<X> turn(void op(Dev, X *, const float *, const int32_t *, size_t, size_t, size_t, size_t), int threads) {
+        std::vector<X> out = x;
+        op(make_device<Dev>(threads), out.data(), table.data(), doc_pos.data(), doc_pos.size(), heads, D, stride);
+        return out;
+    }
+};
+TYPED_TEST_SUITE(Rope, CpuDevices);
+
+TYPED_TEST(Rope, EqualsReferenceForAnyThreads) {
+    using X = typename TypeParam::X;
+    const double allowed = (3 * unit_roundoff<float> + unit_roundoff<X>)*2 * 5;  // two products of |x| < 5
+    for (double sign : {1.0, -1.0}) {
+        const auto op = sign > 0 ? rope_forward<X> : rope_backward<X>;
+        const auto out = this->turn(op, 1);
+        const Vector want = rope_reference(widen(this->x), this->table, this->doc_pos, this->heads, this->D, this->stride, sign);
+        expect_close(sign > 0 ? "rope_forward" : "rope_backward", out, want, allowed);
+        for (int threads : {2, 3}) EXPECT_EQ(widen(this->turn(op, threads)), widen(out)) << threads << " threads";
+        for (size_t t = 0; t < this->doc_pos.size(); t++)
+            for (size_t i = this->heads * this->D; i < this->stride; i++)
+                ASSERT_EQ(float(out[t * this->stride + i]), float(this->x[t * this->stride + i])) << "beyond the heads";
+    }
+}
+
+TEST(RopeReference, BackwardEqualsFiniteDifferences) {
+    const size_t heads = 2, D = 6, stride = 14, positions = 5;
+    const std::vector<int32_t> doc_pos = {4, 0, 3};
+    std::vector<float> table(positions * D);
+    rope_table(table.data(), {.type = "yarn", .theta = 100, .factor = 4, .original_max_position = 64}, positions, D);
+    const Vector x = widen(random_values<float>(doc_pos.size() * stride, 1)), dout = widen(random_values<float>(x.size(), 2));
+    const auto forward = [&](const Vector &v) { return rope_reference(v, table, doc_pos, heads, D, stride, 1); };
+    expect_close("dx", rope_reference(dout, table, doc_pos, heads, D, stride, -1), finite_difference(forward, x, dout), 1e-8);
+}

@@ -1,0 +1,130 @@
+// Prepared data: what is read from a right file, and the message for every kind of wrong one.
+#include <functional>
+
+#include "../llmc/data/tokens.h"
+#include "prepared.h"
+
+static Prepared three_documents() {
+    Prepared p;
+    p.add({5, 6, 7}, {0, 0, 1});
+    p.add({99}, {0});
+    p.add({1, 2, 3, 4}, {0, 1, 0, 1});
+    return p;
+}
+
+// The message for a file that differs from a right one by `change`; "no error" if it is accepted.
+static std::string refusal(const std::function<void(Prepared &)> &change, size_t vocab = 100,
+                           const std::string &hash = "00000000deadbeef") {
+    Prepared p = three_documents();
+    change(p);
+    TemporaryFile file("tokens.safetensors");
+    file.write(p.bytes());
+    const auto message = error_of([&] { PreparedData(file.path, vocab, hash); });
+    if (message != "no error") expect_contains(message, {file.path, "\n  fix: "});
+    return message;
+}
+
+TEST(PreparedData, ReadsBothWidths) {
+    for (bool wide : {false, true}) {
+        Prepared p = three_documents();
+        p.wide = wide;
+        p.metadata["max_len"] = "4";
+        TemporaryFile file("widths.safetensors");
+        file.write(p.bytes());
+        const PreparedData data(file.path, 100, "00000000deadbeef");
+        ASSERT_EQ(data.size(), 3u);
+        EXPECT_EQ(data.kind(), "sft");
+        EXPECT_EQ(data.metadata().at("max_len"), "4");
+        EXPECT_EQ(data.total_tokens(), 8u);
+        EXPECT_EQ(data.total_targets(), 3u);
+        const size_t lengths[] = {3, 1, 4}, targets[] = {1, 0, 2};
+        for (size_t i = 0, at = 0; i < 3; at += lengths[i++]) {
+            EXPECT_EQ(data.length(i), lengths[i]);
+            EXPECT_EQ(data.targets(i), targets[i]);
+            ASSERT_EQ(data.tokens(i).size(), lengths[i]);
+            ASSERT_EQ(data.mask(i).size(), lengths[i]);
+            for (size_t t = 0; t < lengths[i]; t++) {
+                EXPECT_EQ(data.tokens(i)[t], p.tokens[at + t]);
+                EXPECT_EQ(data.mask(i)[t], p.mask[at + t]);
+            }
+        }
+    }
+}
+
+TEST(PreparedData, IdsAboveInt16) {
+    Prepared p;
+    p.add({0, 65535}, {0, 1});
+    TemporaryFile file("int16.safetensors");
+    file.write(p.bytes());
+    EXPECT_EQ(PreparedData(file.path, 65536, "").tokens(0)[1], 65535);
+}
+
+TEST(PreparedData, RefusesBrokenOffsets) {
+    expect_contains(refusal([](Prepared &p) { p.offsets[0] = 1; }), {"document 0 begins at token 1"});
+    expect_contains(refusal([](Prepared &p) { p.offsets[2] = 3; }), {"document 1 begins at token 3 and ends at 3"});
+    expect_contains(refusal([](Prepared &p) { p.offsets[1] = 7; }), {"document 1 begins at token 7 and ends at 4"});
+    expect_contains(refusal([](Prepared &p) { p.offsets[1] = -2; }), {"document 0 begins at token 0 and ends at -2"});
+    expect_contains(refusal([](Prepared &p) { p.offsets[3] = 7; }), {"document 2", "ends at token 7", "8 tokens"});
+    expect_contains(refusal([](Prepared &p) { p.offsets[3] = int64_t(1) << 62; }), {"document 2", "8 tokens"});
+    expect_contains(refusal([](Prepared &p) { p.offsets = {0}; }), {"no documents"});
+    expect_contains(refusal([](Prepared &p) { p.offsets = {}; }), {"no documents"});
+    expect_contains(refusal([](Prepared &p) { p = Prepared(); }), {"no documents"});
+}
+
+TEST(PreparedData, RefusesBrokenArrays) {
+    expect_contains(refusal([](Prepared &p) { p.mask.pop_back(); }), {"8 tokens", "loss_mask of 7"});
+    expect_contains(refusal([](Prepared &p) { p.mask[6] = 2; }), {"document 2", "loss_mask 2", "position 2"});
+    expect_contains(refusal([](Prepared &p) { p.mask[4] = 1; }), {"document 2", "first token"});
+    expect_contains(refusal([](Prepared &p) { p.mask.assign(8, 0); }), {"none of its 8 tokens is a target"});
+}
+
+TEST(PreparedData, RefusesOtherVocabularies) {
+    expect_contains(refusal([](Prepared &) {}, 99), {"document 1", "id 99", "vocabulary of 99", "100"});
+    expect_contains(refusal([](Prepared &p) { p.wide = true, p.tokens[1] = -1; }), {"document 0", "id -1", "position 1"});
+    expect_contains(refusal([](Prepared &) {}, 100, "0123456789abcdef"),
+                    {"another tokenizer", "00000000deadbeef", "0123456789abcdef"});
+    EXPECT_EQ(refusal([](Prepared &) {}, 128), "no error");      // a model's embedding may have rows to spare
+    EXPECT_EQ(refusal([](Prepared &) {}, 100, ""), "no error");  // a model without a tokenizer
+}
+
+TEST(PreparedData, RefusesOtherFiles) {
+    expect_contains(refusal([](Prepared &p) { p.metadata.erase("kind"); }), {"no prepared data", "kind"});
+    expect_contains(refusal([](Prepared &p) { p.metadata.erase("vocab_size"); }), {"no prepared data", "vocab_size"});
+    expect_contains(refusal([](Prepared &p) { p.metadata["kind"] = "images"; }), {"images"});
+
+    TemporaryFile file("other.safetensors");
+    const std::string right = three_documents().bytes();
+    std::string renamed = right;
+    renamed.replace(renamed.find("loss_mask"), 9, "loss_musk");
+    file.write(renamed);
+    expect_contains(error_of([&] { PreparedData(file.path, 100, ""); }), {file.path, "loss_mask"});
+    std::string retyped = right;
+    retyped.replace(retyped.find("\"U16\""), 5, "\"F16\"");
+    file.write(retyped);
+    expect_contains(error_of([&] { PreparedData(file.path, 100, ""); }), {file.path, "tokens", "F16"});
+}
+
+TEST(PreparedData, RefusesEveryTruncation) {
+    const std::string right = three_documents().bytes();
+    TemporaryFile file("truncated.safetensors");
+    for (size_t size = 0; size < right.size(); size++) {
+        file.write(right.substr(0, size));
+        try {
+            PreparedData(file.path, 100, "");
+            ADD_FAILURE() << "accepted with " << size << " of " << right.size() << " bytes";
+        } catch (const Error &e) {
+            EXPECT_NE(std::string(e.what()).find(file.path), std::string::npos) << e.what();
+        }
+    }
+    file.write(right.substr(0, right.size() - 1));
+    error_of([&] { PreparedData(file.path, 100, ""); });
+    EXPECT_THROW(PreparedData(file.path + ".absent", 100, ""), Error);
+}
+
+TEST(PreparedData, FirstBadDocumentIsNamedWhateverTheThreads) {
+    Prepared p;
+    for (int i = 0; i < 1000; i++) p.add({1, 2, i == 700 || i == 300 || i == 999 ? 200 : 3}, {0, 1, 1});
+    TemporaryFile file("many.safetensors");
+    file.write(p.bytes());
+    expect_contains(error_of([&] { PreparedData(file.path, 100, ""); }), {"document 300 "});
+}

@@ -1,0 +1,516 @@
+// train_llama: trains Llama-class models (Llama 2/3, Qwen2/2.5/3, Mistral, SmolLM2) on packed sequences.
+//
+// This file is the model, top to bottom: the parameter table, the activation plan, the forward pass, the backward pass, and a small main.
+// Each op is a free function in llmc/ops, one file an op, with its formula and shapes above it. What a run is made of (data, steps,
+// checkpoints, evaluation, generation) stands in llmc/train/run.h and asks this file only what llmc/train/model.h declares.
+//
+// Sizes, here and in every op:   T tokens of the packed row     C hidden size     H query heads     KV key/value heads     D head size
+//                                F feed-forward size            V vocabulary      L layers          N tokens of the row that are targets
+// There is no batch dimension: a micro-batch is one packed row of documents laid end to end (llmc/data/dataloader.h).
+#include <cmath>
+#include <cstring>
+
+#include "llmc/core/arena.h"      // defines: Plan, Arena
+#include "llmc/core/options.h"    // defines: Options, Parsed, parse
+#include "llmc/data/dataloader.h" // defines: Row
+#include "llmc/io/hf.h"           // defines: ModelConfig, HfWeights, HfWriter
+#include "llmc/ops/attention.h"   // defines: attention_{begin,forward_part,end}, attention_backward_{begin,part,end}, Heads, Pieces
+#include "llmc/ops/embedding.h"   // defines: embedding_{forward,backward}
+#include "llmc/ops/loss.h"        // defines: lm_head
+#include "llmc/ops/matmul.h"      // defines: matmul_forward, matmul_backward_{input,weight}
+#include "llmc/ops/residual.h"    // defines: residual_forward
+#include "llmc/ops/rmsnorm.h"     // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward, qk_norm_{forward,backward}
+#include "llmc/ops/rope.h"        // defines: rope_table, rope_{forward,backward}
+#include "llmc/ops/swiglu.h"      // defines: swiglu_{forward,backward}
+#include "llmc/train/model.h"     // defines: Model, ModelLimits, Recompute, LossSums
+#include "llmc/train/parameters.h"  // defines: Parameters
+#include "llmc/train/run.h"       // defines: run_task
+
+// ---- parameter table ------------------------------------------------------------------------------------------------------------------
+
+template <class P> struct LlamaLayer {  // P: the storage type for weights, float for their gradients
+    P *qkv;           // ((H+2*KV)*D, C)  rows of the query heads, then of the key heads, then of the value heads
+    P *o;             // (C, H*D)
+    P *gate_up;       // (2*F, C)         rows of the gate, then of the up projection
+    P *down;          // (C, F)
+    P *qkv_bias;      // ((H+2*KV)*D)     this and what follows down to down_bias: null where the model has none
+    P *o_bias;        // (C)
+    P *gate_up_bias;  // (2*F)
+    P *down_bias;     // (C)
+    P *q_norm;        // (D)
+    P *k_norm;        // (D)
+    P *ln1;           // (C)              before attention
+    P *ln2;           // (C)              before the feed-forward part
+};
+
+template <class P> struct LlamaWeights {
+    P *embed;  // (V, C)
+    std::vector<LlamaLayer<P>> layer;
+    P *norm;   // (C)
+    P *head;   // (V, C)  the embedding itself where the two are tied
+};
+
+// One row per tensor of the Hugging Face files, in the order in which they lie in the flat arrays, and the member that points at it.
+// A tensor without a member continues the matrix before it: q, k and v are row blocks of one matrix, and so are gate and up.
+// Within a layer what decays comes first. Called without `flat` it only makes the table.
+template <class P> std::vector<Tensor> llama_table(const ModelConfig &c, LlamaWeights<P> &w, P *flat) {
+    const size_t C = c.C, V = c.V, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
+    std::vector<Tensor> table;
+    size_t offset = 0;
+    std::string prefix;
+    auto add = [&](bool exists, const char *name, P **member, std::vector<size_t> shape, Tensor::Init init, bool decay) {
+        if (member) *member = exists && flat ? flat + offset : nullptr;
+        if (!exists) return;
+        size_t count = 1;
+        for (size_t n : shape) count *= n;
+        table.push_back({prefix + name, std::move(shape), init, decay, offset, count});
+        offset += count;
+    };
+    const auto normal = Tensor::normal, ones = Tensor::ones, zeros = Tensor::zeros;
+    w.layer.resize(c.L);
+
+    //  exists       Hugging Face name                  member           shape      init   decay
+    add(true,        "model.embed_tokens.weight",       &w.embed,        {V, C},    normal, true);
+    for (size_t l = 0; l < c.L; l++) {
+        LlamaLayer<P> &y = w.layer[l];
+        prefix = format("model.layers.%zu.", l);
+        add(true,       "self_attn.q_proj.weight",         &y.qkv,          {Q, C},    normal, true);
+        add(true,       "self_attn.k_proj.weight",         nullptr,         {K, C},    normal, true);
+        add(true,       "self_attn.v_proj.weight",         nullptr,         {K, C},    normal, true);
+        add(true,       "self_attn.o_proj.weight",         &y.o,            {C, Q},    normal, true);
+        add(true,       "mlp.gate_proj.weight",            &y.gate_up,      {F, C},    normal, true);
+        add(true,       "mlp.up_proj.weight",              nullptr,         {F, C},    normal, true);
+        add(true,       "mlp.down_proj.weight",            &y.down,         {C, F},    normal, true);
+        add(c.qkv_bias, "self_attn.q_proj.bias",           &y.qkv_bias,     {Q},       zeros,  false);
+        add(c.qkv_bias, "self_attn.k_proj.bias",           nullptr,         {K},       zeros,  false);
+        add(c.qkv_bias, "self_attn.v_proj.bias",           nullptr,         {K},       zeros,  false);
+        add(c.o_bias,   "self_attn.o_proj.bias",           &y.o_bias,       {C},       zeros,  false);
+        add(c.mlp_bias, "mlp.gate_proj.bias",              &y.gate_up_bias, {F},       zeros,  false);
+        add(c.mlp_bias, "mlp.up_proj.bias",                nullptr,         {F},       zeros,  false);
+        add(c.mlp_bias, "mlp.down_proj.bias",              &y.down_bias,    {C},       zeros,  false);
+        add(c.qk_norm,  "self_attn.q_norm.weight",         &y.q_norm,       {c.D},     ones,   false);
+        add(c.qk_norm,  "self_attn.k_norm.weight",         &y.k_norm,       {c.D},     ones,   false);
+        add(true,       "input_layernorm.weight",          &y.ln1,          {C},       ones,   false);
+        add(true,       "post_attention_layernorm.weight", &y.ln2,          {C},       ones,   false);
+    }
+    prefix = "";
+    add(!c.tied,     "lm_head.weight",                  &w.head,         {V, C},    normal, true);
+    add(true,        "model.norm.weight",               &w.norm,         {C},       ones,   false);
+    if (c.tied) w.head = w.embed;
+    return table;
+}
+
+// ---- activation plan ------------------------------------------------------------------------------------------------------------------
+
+template <class X> struct LlamaActs {  // of one layer
+    X *ln1;         // (T, C)             norm of the layer's input
+    float *rstd1;   // (T)
+    X *qkv;         // (T, (H+2*KV)*D)    queries, keys, values; normed and rotated in place. Backward: becomes dqkv
+    X *qk_raw;      // (T, (H+KV)*D)      queries and keys before their norm (Qwen3)
+    float *qk_rstd; // (T, H+KV)
+    X *att;         // (T, H*D)
+    float *lse;     // (H, T)
+    X *mid;         // (T, C)             residual stream after attention
+    X *ln2;         // (T, C)             norm of mid
+    float *rstd2;   // (T)
+    X *gate_up;     // (T, 2*F)           Backward: becomes its gradient
+    X *act;         // (T, F)             silu(gate) * up
+    float *out32;   // (T, H*D)           attention output while blocks are merged
+    X *datt;        // (T, H*D)
+    float *dq32;    // (T, H*D)
+    float *dk32;    // (T, KV*D)
+    float *dv32;    // (T, KV*D)
+    float *delta;   // (H, T)
+    float *scratch; // attention_scratch
+};
+
+// The ops of a layer, in the order of the forward pass, and the time of each in a step. The backward pass of a layer is its
+// recomputation, in forward order, and then its gradients, in reverse.
+enum Op : size_t { LN1, QKV, ATTENTION, PROJ, LN2, GATE_UP, SWIGLU, DOWN, OPS };
+
+struct Clock {
+    size_t L;
+    size_t embed() const { return 0; }
+    size_t forward(size_t l, size_t op) const { return 1 + l * OPS + op; }
+    size_t head() const { return 1 + L * OPS; }
+    size_t recompute(size_t l, size_t op) const { return head() + 1 + (L - 1 - l) * 2 * OPS + op; }
+    size_t backward(size_t l, size_t op) const { return recompute(l, 0) + 2 * OPS - 1 - op; }
+    size_t end() const { return head() + 1 + L * 2 * OPS; }
+};
+
+template <class Dev> class Llama final : public Model {
+    using X = typename Dev::X;
+
+  public:
+    Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits);
+
+    Plan &plan() override { return plan_; }
+    Arena &arena() override { return *arena_; }
+    void allocate(bool guards, bool poison) override;
+    const std::vector<Tensor> &tensors() const override { return p.table; }
+    void load(const HfWeights &weights) override { p.load(weights); }
+    void initialise(uint64_t seed) override { p.initialise(seed, config.initializer_range); }
+    void save(const std::string &dir, const std::string &export_dtype) override { p.save(dir, export_dtype); }
+    void zero_gradients() override { memset(p.grads, 0, p.count * sizeof(float)); }
+    double gradient_norm() override { return p.gradient_norm(); }
+    std::string nonfinite_gradient() override { return p.nonfinite_gradient(); }
+    void update(const AdamW &adamw) override { p.update(adamw); }
+    const float *gradients() const { return p.grads; }
+    OptimizerState optimizer_state() override { return {p.master, p.m, p.v, p.count}; }
+    void optimizer_state_loaded() override { p.round_master(); }
+
+    LossSums evaluate(const Row &row) override;
+    LossSums accumulate(const Row &row, float weight) override;
+    const float *next_logits(const Row &row, const Pieces &where, std::span<const int32_t> cache_begin) override;
+
+  private:
+    // Which of a layer's arrays outlive its forward pass.
+    struct Kept { bool norms, qkv, mid, gate_up, act; };
+    static constexpr Kept everything = {true, true, true, true, true}, nothing = {false, false, false, false, false};
+
+    void plan_activations();
+    void plan_layer(size_t l);
+    void load_row(const Row &row, float weight);
+    void forward();
+    void layer_forward(size_t l, const LlamaActs<X> &a, bool again);
+    void attention_forward(size_t l, const LlamaActs<X> &a);
+    void backward();
+    void layer_backward(size_t l, const LlamaActs<X> &a);
+    LossSums head(bool backward);
+    void reach(size_t time) {  // the clock, at the start of each layer's work
+        if (poison_) arena_->poison_dead(time);
+    }
+
+    Dev dev;
+    ModelConfig config;
+    ModelLimits limits;
+    Kept keep;
+    Plan plan_;
+    std::unique_ptr<Arena> arena_;
+    bool poison_ = false;
+    LlamaWeights<X> w;
+    LlamaWeights<float> dw;
+    Parameters<Dev> p;
+
+    struct {                   // the packed row on the device
+        size_t T, N;
+        int32_t *tokens;       // (T)
+        int32_t *doc_pos;      // (T) position in the document, for rope
+        int32_t *lo;           // (T) the first key that position t of the row sees; generate: (cache)
+        int32_t *lo_window;    // (T) the same in layers with a sliding window
+        int32_t *rows;         // (N) predictors
+        int32_t *targets;      // (N)
+        float *weights;        // (N) dL/dnll
+        Pieces queries, keys;  // where this row's queries and keys are in the whole sequence
+    } row;
+
+    struct {
+        std::vector<X *> x;    // (L+1) x (T, C)   residual stream: input of each layer, then of the final norm
+        std::vector<LlamaActs<X>> forward, backward;  // (L) each; the same arrays where they are kept
+        std::vector<X *> cache;  // (L) x (cache, 2*KV*D)   generate: keys and values so far
+        X *normf;              // (T, C)
+        float *rstdf;          // (T)
+        X *dx;                 // (T, C)           gradient of the residual stream
+        float *dw_scratch;     // rmsnorm_scratch
+        std::byte *head;       // lm_head_scratch
+        HeadStats stats;       // (N) each
+        X *last;               // (documents, C)   generate
+        float *logits;         // (documents, V)   generate
+        float *rope;           // (positions, D/2, 2)
+    } acts;
+};
+
+template <class Dev>
+Llama<Dev>::Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits) : dev(dev), config(config), limits(limits), p(dev, llama_table<X>(config, w, nullptr)) {
+    const bool train = limits.mode == Mode::train;
+    const Recompute r = limits.recompute;
+    keep = train && r == Recompute::none ? everything : train && r == Recompute::cheap ? Kept{false, true, true, true, false} : nothing;
+    p.plan(plan_, train);
+    plan_activations();
+}
+
+template <class Dev> void Llama<Dev>::plan_activations() {
+    const ModelConfig &c = config;
+    const Clock clock{c.L};
+    const size_t T = limits.row_tokens, C = c.C;
+    const bool train = limits.mode == Mode::train, generate = limits.mode == Mode::generate;
+
+    const size_t positions = std::max(T, limits.cache_tokens);
+    plan_.add(&row.tokens, "row.tokens", {T});
+    plan_.add(&row.doc_pos, "row.doc_pos", {T});
+    plan_.add(&row.lo, "row.lo", {positions});
+    plan_.add(&row.lo_window, "row.lo_window", {positions});
+    plan_.add(&row.rows, "row.rows", {T});
+    plan_.add(&row.targets, "row.targets", {T});
+    plan_.add(&row.weights, "row.weights", {T});
+    plan_.add(&acts.rope, "rope table", {limits.positions, c.D / 2, 2});
+
+    acts.x.resize(c.L + 1);
+    acts.forward.resize(c.L);
+    acts.backward.resize(c.L);
+    acts.cache.resize(c.L);
+    for (size_t l = 0; l <= c.L; l++) {
+        const size_t written = l == 0 ? clock.embed() : clock.forward(l - 1, DOWN);
+        const size_t read = l == c.L ? clock.head() : train ? clock.backward(l, LN1) : clock.forward(l, DOWN);
+        plan_.add(&acts.x[l], format("act.%zu.x", l), {T, C}, written, read);
+        if (l < c.L) plan_layer(l);
+    }
+    plan_.add(&acts.normf, "act.normf", {T, C}, clock.head(), clock.head());
+    plan_.add(&acts.rstdf, "act.rstdf", {T}, clock.head(), clock.head());
+    if (generate) {
+        for (size_t l = 0; l < c.L; l++) plan_.add(&acts.cache[l], format("cache.%zu", l), {limits.cache_tokens, 2 * c.KV * c.D});
+        plan_.add(&acts.last, "last rows", {Pieces::capacity, C}, clock.head(), clock.head());
+        plan_.add(&acts.logits, "logits", {Pieces::capacity, c.V}, clock.head(), Plan::always);
+        return;
+    }
+    plan_.add(&acts.head, "head chunk", {lm_head_scratch(T, C, c.V)}, clock.head(), clock.head());
+    plan_.add(&acts.stats.nll, "stats.nll", {T});
+    plan_.add(&acts.stats.entropy, "stats.entropy", {T});
+    plan_.add(&acts.stats.correct, "stats.correct", {T});
+    if (train) {
+        plan_.add(&acts.dx, "dx", {T, C}, clock.head(), clock.end());
+        plan_.add(&acts.dw_scratch, "norm scratch", {std::max(rmsnorm_scratch(C), qk_norm_scratch(c.D))}, clock.head(), clock.end());
+    }
+}
+
+template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
+    const ModelConfig &c = config;
+    const Clock clock{c.L};
+    const size_t T = limits.row_tokens, C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
+    const bool train = limits.mode == Mode::train;
+    using A = LlamaActs<X>;
+    A &f = acts.forward[l], &b = acts.backward[l];
+
+    // Kept: one array, from the op that writes it to the last op of the backward pass that reads it. Else two: one for the forward
+    // pass, which the next op or two consume, and one into which the backward pass computes it again.
+    auto act = [&](const char *name, auto member, std::vector<size_t> shape, Op written, Op consumed, Op last_gradient, bool kept) {
+        const std::string full = format("act.%zu.%s", l, name);
+        if (!train || !kept) plan_.add(&(f.*member), full, shape, clock.forward(l, written), clock.forward(l, consumed));
+        if (train && !kept) plan_.add(&(b.*member), full + " again", shape, clock.recompute(l, written), clock.backward(l, last_gradient));
+        if (train && kept) {
+            plan_.add(&(f.*member), full, shape, clock.forward(l, written), clock.backward(l, last_gradient));
+            plan_.alias(&(b.*member), &(f.*member));
+        }
+    };
+    //   name       member       shape               written    consumed   last grad  kept
+    act("ln1",     &A::ln1,     {T, C},             LN1,       QKV,       LN1,       keep.norms);
+    act("rstd1",   &A::rstd1,   {T},                LN1,       QKV,       LN1,       true);
+    act("qkv",     &A::qkv,     {T, Q + 2 * K},     QKV,       ATTENTION, QKV,       keep.qkv);
+    act("qk_raw",  &A::qk_raw,  {c.qk_norm * T, Q + K},       QKV, QKV,   QKV,       keep.qkv);
+    act("qk_rstd", &A::qk_rstd, {c.qk_norm * T, c.H + c.KV},  QKV, QKV,   QKV,       true);
+    act("att",     &A::att,     {T, Q},             ATTENTION, PROJ,      ATTENTION, true);
+    act("lse",     &A::lse,     {c.H, T},           ATTENTION, ATTENTION, ATTENTION, true);
+    act("mid",     &A::mid,     {T, C},             LN2,       DOWN,      LN2,       keep.mid);
+    act("ln2",     &A::ln2,     {T, C},             PROJ,      GATE_UP,   LN2,       keep.norms);
+    act("rstd2",   &A::rstd2,   {T},                LN2,       LN2,       LN2,       true);
+    act("gate_up", &A::gate_up, {T, 2 * F},         GATE_UP,   SWIGLU,    GATE_UP,   keep.gate_up);
+    act("act",     &A::act,     {T, F},             SWIGLU,    DOWN,      SWIGLU,    keep.act);
+
+    auto transient = [&](const char *name, auto pointer, std::vector<size_t> shape, size_t first, size_t last) {
+        plan_.add(pointer, format("act.%zu.%s", l, name), std::move(shape), first, last);
+    };
+    const size_t forward = clock.forward(l, ATTENTION), backward = clock.backward(l, ATTENTION);
+    transient("out32", &f.out32, {T, Q}, forward, forward);
+    if (!train) return;
+    transient("datt", &b.datt, {T, Q}, clock.backward(l, PROJ), backward);
+    transient("dq32", &b.dq32, {T, Q}, backward, backward);
+    transient("dk32", &b.dk32, {T, K}, backward, backward);
+    transient("dv32", &b.dv32, {T, K}, backward, backward);
+    transient("delta", &b.delta, {c.H, T}, backward, backward);
+    transient("scratch", &b.scratch, {attention_scratch(dev.threads)}, backward, backward);
+}
+
+template <class Dev> void Llama<Dev>::allocate(bool guards, bool poison) {
+    poison_ = poison;
+    plan_.place(guards);
+    arena_ = std::make_unique<Arena>(plan_);
+    llama_table(config, w, p.params);
+    if (limits.mode == Mode::train) llama_table(config, dw, p.grads);
+    rope_table(acts.rope, config.rope, limits.positions, config.D);
+}
+
+// ---- forward --------------------------------------------------------------------------------------------------------------------------
+
+template <class Dev> void Llama<Dev>::load_row(const Row &r, float weight) {
+    row.T = r.T, row.N = r.rows.size();
+    row.queries = row.keys = Pieces{{{0, r.T, 0}}, 1};
+    std::copy(r.tokens.begin(), r.tokens.end(), row.tokens);
+    std::copy(r.doc_pos.begin(), r.doc_pos.end(), row.doc_pos);
+    std::copy(r.doc_begin.begin(), r.doc_begin.end(), row.lo);
+    std::copy(r.rows.begin(), r.rows.end(), row.rows);
+    std::copy(r.targets.begin(), r.targets.end(), row.targets);
+    std::fill_n(row.weights, row.N, weight);
+    const int32_t window = int32_t(*std::max_element(config.window.begin(), config.window.end()));
+    for (int32_t t = 0; t < int32_t(r.doc_begin.size()); t++) row.lo_window[t] = std::max(row.lo[t], t - window + 1);
+}
+
+template <class Dev> void Llama<Dev>::forward() {
+    embedding_forward(dev, acts.x[0], w.embed, row.tokens, row.T, config.C);
+    for (size_t l = 0; l < config.L; l++) {
+        reach(Clock{config.L}.forward(l, LN1));
+        layer_forward(l, acts.forward[l], false);
+    }
+    rmsnorm_forward(dev, acts.normf, acts.rstdf, acts.x[config.L], w.norm, row.T, config.C, config.eps);
+}
+
+// One layer. `again`: the backward pass wants back what was not kept; ops whose output is still there are left out.
+template <class Dev> void Llama<Dev>::layer_forward(size_t l, const LlamaActs<X> &a, bool again) {
+    const size_t T = row.T, C = config.C, H = config.H, KV = config.KV, D = config.D, F = config.F;
+    const LlamaLayer<X> &y = w.layer[l];
+    const X *x = acts.x[l];  // (T, C)
+    const float eps = config.eps;
+
+    if (!again || !keep.norms) rmsnorm_forward(dev, a.ln1, a.rstd1, x, y.ln1, T, C, eps);
+    if (!again || !keep.qkv) {
+        matmul_forward(dev, a.qkv, a.ln1, y.qkv, y.qkv_bias, T, C, (H + 2 * KV) * D);
+        if (config.qk_norm) qk_norm_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, y.q_norm, y.k_norm, T, H, KV, D, eps);
+        rope_forward(dev, a.qkv, acts.rope, row.doc_pos, T, H + KV, D, (H + 2 * KV) * D);
+    }
+    if (!again) attention_forward(l, a);
+    if (!again || !keep.mid) {
+        matmul_forward(dev, a.ln2, a.att, y.o, y.o_bias, T, H * D, C);  // ln2 holds the projection until its norm replaces it
+        residual_rmsnorm_forward(dev, a.mid, a.ln2, a.rstd2, x, a.ln2, y.ln2, T, C, eps);
+    } else if (!keep.norms) {
+        rmsnorm_forward(dev, a.ln2, a.rstd2, a.mid, y.ln2, T, C, eps);
+    }
+    if (!again || !keep.gate_up) matmul_forward(dev, a.gate_up, a.ln2, y.gate_up, y.gate_up_bias, T, C, 2 * F);
+    if (!again || !keep.act) swiglu_forward(dev, a.act, a.gate_up, T, F);
+    if (!again) {
+        X *next = acts.x[l + 1];
+        matmul_forward(dev, next, a.act, y.down, y.down_bias, T, F, C);
+        residual_forward(dev, next, next, a.mid, T * C);
+    }
+}
+
+template <class Dev> void Llama<Dev>::attention_forward(size_t l, const LlamaActs<X> &a) {
+    const size_t T = row.T, H = config.H, KV = config.KV, D = config.D, stride = (H + 2 * KV) * D;
+    const int32_t *lo = config.window[l] ? row.lo_window : row.lo;
+    const Heads<const X> q = {a.qkv, stride};
+    Heads<const X> k = {a.qkv + H * D, stride}, v = {a.qkv + (H + KV) * D, stride};
+    if (limits.mode == Mode::generate) {  // keys and values of all tokens so far are in the cache; these tokens join them
+        X *cache = acts.cache[l];
+        for (size_t i = 0; i < row.queries.count; i++) {
+            const Piece &piece = row.queries.piece[i];
+            for (size_t t = piece.begin; t < piece.end; t++)
+                std::copy_n(k.data + (piece.offset + t - piece.begin) * stride, 2 * KV * D, cache + t * 2 * KV * D);
+        }
+        k = {cache, 2 * KV * D}, v = {cache + KV * D, 2 * KV * D};
+    }
+    attention_begin(dev, a.out32, a.lse, T, H, D);
+    attention_forward_part(dev, a.out32, a.lse, q, k, v, lo, row.queries, row.keys, T, H, KV, D, 1 / std::sqrt(float(D)));
+    attention_end(dev, a.att, a.out32, T * H * D);
+}
+
+// The loss and its sums; with `backward` also the gradients of the head and, in dx, of the final norm's output.
+template <class Dev> LossSums Llama<Dev>::head(bool backward) {
+    lm_head(dev, acts.stats, backward ? acts.dx : nullptr, dw.head, acts.head, acts.normf, w.head, row.rows, row.targets, row.weights,
+            row.T, config.C, config.V, row.N);
+    LossSums sums;
+    for (size_t i = 0; i < row.N; i++) {
+        sums.nll += acts.stats.nll[i];
+        sums.entropy += acts.stats.entropy[i];
+        sums.correct += acts.stats.correct[i];
+    }
+    sums.targets = double(row.N);
+    return sums;
+}
+
+template <class Dev> LossSums Llama<Dev>::evaluate(const Row &r) {
+    load_row(r, 0);
+    forward();
+    return head(false);
+}
+
+template <class Dev>
+const float *Llama<Dev>::next_logits(const Row &r, const Pieces &where, std::span<const int32_t> cache_begin) {
+    load_row(r, 0);
+    row.queries = where;
+    row.keys = Pieces{{{0, cache_begin.size(), 0}}, 1};
+    const int32_t window = int32_t(*std::max_element(config.window.begin(), config.window.end()));
+    for (int32_t t = 0; t < int32_t(cache_begin.size()); t++) {
+        row.lo[t] = cache_begin[t];
+        row.lo_window[t] = std::max(row.lo[t], t - window + 1);
+    }
+    forward();
+    for (size_t i = 0; i < where.count; i++) std::copy_n(acts.normf + (r.doc_offsets[i + 1] - 1) * config.C, config.C, acts.last + i * config.C);
+    matmul_forward(dev, acts.logits, acts.last, w.head, (const X *)nullptr, where.count, config.C, config.V);
+    return acts.logits;
+}
+
+// ---- backward -------------------------------------------------------------------------------------------------------------------------
+
+template <class Dev> LossSums Llama<Dev>::accumulate(const Row &r, float weight) {
+    load_row(r, weight);
+    forward();
+    const LossSums sums = head(true);
+    backward();
+    return sums;
+}
+
+template <class Dev> void Llama<Dev>::backward() {
+    rmsnorm_backward(dev, acts.dx, dw.norm, acts.dw_scratch, (const X *)nullptr, acts.dx, acts.x[config.L], w.norm, acts.rstdf, row.T, config.C);
+    for (size_t l = config.L; l-- > 0;) {
+        reach(Clock{config.L}.recompute(l, LN1));
+        layer_forward(l, acts.backward[l], true);
+        layer_backward(l, acts.backward[l]);
+    }
+    embedding_backward(dev, dw.embed, acts.dx, row.tokens, row.T, config.C);
+}
+
+// dx comes in as the gradient of the layer's output and leaves as that of its input. Within a line the weight's gradient goes first:
+// the input's gradient then takes the place of the input, which nobody needs any more.
+template <class Dev> void Llama<Dev>::layer_backward(size_t l, const LlamaActs<X> &a) {
+    const size_t T = row.T, C = config.C, H = config.H, KV = config.KV, D = config.D, F = config.F, stride = (H + 2 * KV) * D;
+    const LlamaLayer<X> &y = w.layer[l];
+    const LlamaLayer<float> &dy = dw.layer[l];
+    X *dx = acts.dx;  // (T, C)
+
+    matmul_backward_weight(dev, dy.down, dy.down_bias, dx, a.act, T, F, C);
+    X *dact = a.act;
+    matmul_backward_input(dev, dact, dx, y.down, T, F, C);
+    X *dgate_up = a.gate_up;
+    swiglu_backward(dev, dgate_up, dact, a.gate_up, T, F);
+    matmul_backward_weight(dev, dy.gate_up, dy.gate_up_bias, dgate_up, a.ln2, T, C, 2 * F);
+    X *dln2 = a.ln2;
+    matmul_backward_input(dev, dln2, dgate_up, y.gate_up, T, C, 2 * F);
+    rmsnorm_backward(dev, dx, dy.ln2, acts.dw_scratch, dx, dln2, a.mid, y.ln2, a.rstd2, T, C);
+
+    matmul_backward_weight(dev, dy.o, dy.o_bias, dx, a.att, T, H * D, C);
+    matmul_backward_input(dev, a.datt, dx, y.o, T, H * D, C);
+    attention_backward_begin(dev, a.dq32, a.dk32, a.dv32, a.delta, a.att, a.datt, T, H, KV, D);
+    const Heads<const X> q = {a.qkv, stride}, k = {a.qkv + H * D, stride}, v = {a.qkv + (H + KV) * D, stride};
+    attention_backward_part(dev, a.dq32, a.dk32, a.dv32, a.scratch, q, k, v, a.delta, a.lse, a.datt, config.window[l] ? row.lo_window : row.lo,
+                            row.queries, row.keys, T, H, KV, D, 1 / std::sqrt(float(D)));
+    X *dqkv = a.qkv;
+    attention_backward_end(dev, dqkv, a.dq32, a.dk32, a.dv32, T, H, KV, D);
+    rope_backward(dev, dqkv, acts.rope, row.doc_pos, T, H + KV, D, stride);
+    if (config.qk_norm)
+        qk_norm_backward(dev, dqkv, dy.q_norm, dy.k_norm, acts.dw_scratch, a.qk_raw, y.q_norm, y.k_norm, a.qk_rstd, T, H, KV, D);
+    matmul_backward_weight(dev, dy.qkv, dy.qkv_bias, dqkv, a.ln1, T, C, stride);
+    X *dln1 = a.ln1;
+    matmul_backward_input(dev, dln1, dqkv, y.qkv, T, C, stride);
+    rmsnorm_backward(dev, dx, dy.ln1, acts.dw_scratch, dx, dln1, acts.x[l], y.ln1, a.rstd1, T, C);
+}
+
+// ---- main -----------------------------------------------------------------------------------------------------------------------------
+
+#ifndef LLMC_NO_MAIN  // tests include this file and bring their own
+int main(int argc, char **argv) {
+    try {
+        const Parsed parsed = parse({argv + 1, argv + argc});
+        if (!parsed.help.empty()) return printf("%s", parsed.help.c_str()), 0;
+        for (const std::string &note : parsed.notes) printf("note: %s\n", note.c_str());
+        const int threads = int(parsed.options.threads);
+        const ContextPtr ctx = make_context(threads);
+        SelfComm comm;
+        return run_task(parsed, comm, [&](const ModelConfig &config, const ModelLimits &limits) -> std::unique_ptr<Model> {
+            if (parsed.options.dtype == "bf16") return std::make_unique<Llama<CpuBf16>>(CpuBf16{threads, ctx.get()}, config, limits);
+            return std::make_unique<Llama<CpuF32>>(CpuF32{threads, ctx.get()}, config, limits);
+        });
+    } catch (const Error &error) {
+        fflush(stdout);
+        fprintf(stderr, "train_llama: %s\n", error.what());
+        return 1;
+    }
+}
+#endif
