@@ -11,14 +11,13 @@ PYTHON   := $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 BUILD    := build
 PROGRAM  := train_llama
 
-ifeq ($(SAN),1)
-BUILD    := build/san
-PROGRAM  := $(BUILD)/train_llama
-CXXFLAGS += -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
-endif
 ifeq ($(MUTANTS),1)  # set by test-mutants
 BUILD    := build/mutants
 CXXFLAGS += -O1 -DLLMC_MUTANTS
+else ifeq ($(SAN),1)
+BUILD    := build/san
+PROGRAM  := $(BUILD)/train_llama
+CXXFLAGS += -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 endif
 
 .DEFAULT_GOAL := train_llama
@@ -120,14 +119,15 @@ bench: $(BENCHES)                            ## speed of the ops on this CPU
 	@for b in $(BENCHES); do ./$$b || exit 1; done
 
 compare: $(PROGRAM)                          ## the same training step here and in Hugging Face transformers
-	@$(PYTHON) scripts/compare_hf.py
+	@test -x .venv-compare/bin/python || { echo 'This needs PyTorch: python3 -m venv .venv-compare && .venv-compare/bin/pip install torch transformers numpy'; exit 1; }
+	@.venv-compare/bin/python scripts/compare.py
 
 SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp test/*.h test/*.cpp dev/bench/*.cpp)
 format:                                      ## check the layout of the C++ files; FIX=1 mends it
 	@clang-format $(if $(FIX),-i,--dry-run -Werror --ferror-limit=1) $(SOURCES) || { echo 'fix: make format FIX=1'; exit 1; }
 
 tidy:                                        ## clang-tidy
-	@clang-tidy --quiet $(wildcard llmc/*/*.cpp) -- -x c++ -std=c++20 -Wno-unknown-pragmas
+	@clang-tidy --quiet $(wildcard *.cu llmc/*/*.cpp) -- -x c++ -std=c++20 -Wno-unknown-pragmas -idirafter $(shell $(CXX) -print-file-name=include)
 
 help:                                        ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | sort | awk -F '\t' '{ printf "  make %-14s %s\n", $$1, $$2 }'

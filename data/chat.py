@@ -66,15 +66,15 @@ class ChatTemplate:
         """With a template that marks what the assistant writes by {% generation %}: the marks, one for each assistant message."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        text = self._render_or_refuse(messages, tools)
+        self._render_or_refuse(messages, tools)
         messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
-        texts, marks = render_jinja_template([messages], tools, chat_template=self._template(tools),
-                                             return_assistant_tokens_mask=True, **self.hf.special_tokens_map)
+        (text,), (marks,) = render_jinja_template([messages], tools, chat_template=self._template(tools),
+                                                  return_assistant_tokens_mask=True, **self.hf.special_tokens_map)
         assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if texts[0] != text or len(marks[0]) != len(assistant):
-            raise DataError(f"the chat template's generation marks are {len(marks[0])} for {len(assistant)} assistant messages",
+        if len(marks) != len(assistant):
+            raise DataError(f"the chat template's generation marks are {len(marks)} for {len(assistant)} assistant messages",
                             "put the content and the end of turn of each assistant message, and nothing else, into one mark")
-        return text, [Span(start, end, end) for i, (start, end) in zip(assistant, marks[0]) if i in trained]
+        return text, [Span(start, end, end) for i, (start, end) in zip(assistant, marks) if i in trained]
 
 
 class Turns:
@@ -89,7 +89,7 @@ class Turns:
         self.render = render
         self.messages = messages
         self.text = text
-        self.rendered = {}
+        self.rendered = {(len(messages), False): text}
 
     def span(self, i):
         before, after = self._around_sentinel(self.messages[:i])
@@ -109,13 +109,14 @@ class Turns:
                         "take a template with {% generation %} marks: --tokenizer_chat_template FILE")
 
     def _start(self, i, before_content):
-        """Where the turn begins: after the generation prompt, or, where the template has none or another one, at the content."""
+        """Where the turn begins: after the generation prompt, or, where the template has none or another one, at the content and
+        the spaces before it, which most tokenizers take into the first word's token."""
         prompt = self._prefix(i, generation_prompt=True)
         if prompt is not None and self.text.startswith(prompt):
             gap = before_content[len(prompt):] if before_content and before_content.startswith(prompt) else None
-            if prompt != self._prefix(i) or (gap is not None and not gap.strip()):
+            if (gap is not None and not gap.strip()) or prompt != self._prefix(i):
                 return len(prompt)
-        return len(before_content) if before_content is not None and self.text.startswith(before_content) else None
+        return len(before_content.rstrip(" ")) if before_content is not None and self.text.startswith(before_content) else None
 
     def _prefix(self, count, generation_prompt=False):
         """The rendering of the first messages alone, or None."""
@@ -139,12 +140,12 @@ class Turns:
 def mark_targets(mask, span, ids, starts, ends, special):
     """Sets mask to 1 for the tokens of a span: those wholly inside it, and its end-of-turn token.
 
-    A special token may swallow the white space beside it, so for it the place where it begins decides.
+    A special token may swallow the white space after it, so for that one the place where it begins decides.
     True if a token straddles the start of the span, which leaves the first characters untrained."""
     first = np.searchsorted(starts, span.start)
     stop = np.searchsorted(starts, span.content_end)
     inside = slice(first, stop)
-    mask[inside] |= (ends[inside] <= span.content_end) | special[ids[inside]]
+    mask[inside] |= ends[inside] <= span.content_end
     end_of_turn = np.flatnonzero(special[ids[first:]] & (ends[first:] > span.content_end) & (starts[first:] < span.limit))
     if end_of_turn.size:
         mask[first:first + end_of_turn[0] + 1] = 1

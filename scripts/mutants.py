@@ -25,15 +25,16 @@ def read_table():
 
 
 def numbers_in_sources():
-    files = [p for folder in ("llmc", ".") for p in pathlib.Path(folder).glob("**/*" if folder == "llmc" else "*.cu") if p.suffix in (".h", ".cpp", ".cu", ".cuh")]
+    files = [*pathlib.Path("llmc").glob("*/*.h"), *pathlib.Path("llmc").glob("*/*.cpp"), *pathlib.Path(".").glob("*.cu")]
     return sorted(int(n) for p in files if p.name != "mutant.h" for n in re.findall(r"\bMUTANT\((\d+),", p.read_text()))
 
 
 def run(tests, number=0):
     """"green", "red", or "nothing": what the filtered tests say with this mutant switched on."""
     try:
-        process = subprocess.run([BINARY, "--gtest_filter=" + tests, "--gtest_brief=1"], env={**os.environ, "LLMC_MUTANT": str(number)},
-                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=300)
+        process = subprocess.run([BINARY, "--gtest_filter=" + tests, "--gtest_brief=1"],
+                                 env={**os.environ, "LLMC_MUTANT": str(number)}, stdout=subprocess.PIPE,
+                                 stderr=subprocess.STDOUT, text=True, errors="replace", timeout=300)
     except subprocess.TimeoutExpired:
         return "red"
     if process.returncode != 0:

@@ -1,7 +1,7 @@
 """Runs the C++ and the Python tests and ends with one line, "N passed, M failed"; the exit code is the verdict.
 
     scripts/run_tests.py --build build          from the repository root, as `make test` does
-    scripts/run_tests.py --build build --all    slow tests (C++ suites named Slow*, pytest's mark `slow`), mutants and the format, too
+    scripts/run_tests.py --build build --all    the slow ones, too (C++ suites Slow*, pytest's mark `slow`), mutants and format
 
 A suite that crashes, does not start or runs nothing counts as a failure.
 """
@@ -50,8 +50,7 @@ def pytest(folder, build, all_tests):
     if os.path.exists(report):
         os.remove(report)
     command = [sys.executable, "-m", "pytest", "-q", folder, "--junitxml", report, "-o", "markers=slow: left out of make test"]
-    env = {**os.environ, "TRAIN_LLAMA": "./train_llama" if build == "build" else build + "/train_llama"}
-    code = subprocess.run(command + ([] if all_tests else ["-m", "not slow"]), env=env).returncode
+    code = subprocess.run(command + ([] if all_tests else ["-m", "not slow"])).returncode
     if not os.path.exists(report):
         print(f"FAILED: pytest ended with code {code}")
         return 0, 1

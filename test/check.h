@@ -17,7 +17,8 @@ template <class Dev> Dev make_device(int threads = 2) {  // one context per type
     return Dev{threads, ctx.get()};
 }
 
-template <class X> constexpr double unit_roundoff = sizeof(X) == 2 ? 0x1p-9 : 0x1p-24;
+// Largest relative error of rounding to nearest: 2^-p with p significant bits.
+template <class X> constexpr double unit_roundoff = sizeof(X) == 2 ? 0x1p-8 : 0x1p-24;
 
 // n values of mean + deviation * N(0,1), rounded to X: what the op sees and what the reference sees are then the same numbers.
 template <class X> std::vector<X> random_values(size_t n, uint32_t stream, double deviation = 1, double mean = 0) {

@@ -226,13 +226,13 @@ template <class Dev> void Attention<Dev>::check(const char *what, const Shape &a
     const auto qkv = widen(in.qkv);
     Reference ref = attention_reference(a, qkv);
     attention_reference_backward(ref, a, qkv, widen(got.out), widen(in.dout));
-    const double rounding = sizeof(X) == 2 ? 0x1p-8 : 0x1p-24;  // of the result to X
     // a score is a sum over D and lse a sum of exp(score); to hold, scale and merge them costs a few roundings of numbers below 8
     const double lse_error = sum_error(a.D) * ref.score_size + sum_error(a.T()) + sum_error(1) * 8;
     const double p_error = 2 * lse_error;  // relative, of exp(score - lse)
     const auto expect = [&](const char *tensor, const auto &x, const std::vector<double> &want, const std::vector<double> &size,
                             double e) {
-        expect_close(format("%s: %s", what, tensor).c_str(), relative(widen(x), size), relative(want, size), e + rounding);
+        expect_close(format("%s: %s", what, tensor).c_str(), relative(widen(x), size), relative(want, size),
+                     e + unit_roundoff<X>);
     };
     expect_close(format("%s: lse", what).c_str(), got.lse, ref.lse, lse_error);
     // out sums over keys; dq, dk, dv over keys or over queries and heads, and dP over D

@@ -58,7 +58,7 @@ static void expect_same(const ModelConfig &a, const ModelConfig &b) {
 TEST(Config, Llama) {
     const ModelConfig c =
         parse(with(tiny(), R"({"rms_norm_eps": 1e-5, "tie_word_embeddings": true, "eos_token_id": [1, 2], "bos_token_id": 0,
-                                                 "initializer_range": 0.5, "rope_theta": 500000.0, "some_new_field": {"x": 1}})"));
+                                     "initializer_range": 0.5, "rope_theta": 500000.0, "some_new_field": {"x": 1}})"));
     EXPECT_EQ(c.family, "llama");
     EXPECT_EQ(std::vector<size_t>({c.V, c.C, c.L, c.H, c.KV, c.D, c.F, c.max_positions}),
               std::vector<size_t>({100, 64, 4, 4, 2, 16, 96, 128}));
@@ -131,15 +131,18 @@ TEST(Config, BothSpellingsOfRope) {
     same(R"({"rope_scaling": {"type": "linear", "factor": 2}})",
          R"({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}})");
     same(
-        R"({"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        R"({"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
              "original_max_position_embeddings": 64}})",
         R"({"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
              "original_max_position_embeddings": 64, "rope_theta": 5e5}})");
     same(
-        R"({"rope_theta": 1e6, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "truncate": false,
+        R"({"rope_theta": 1e6, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
+            "truncate": false,
              "beta_fast": 16, "beta_slow": 2, "mscale": 1.0, "mscale_all_dim": 0.5, "attention_factor": 1.25}})",
         R"({"original_max_position_embeddings": 32, "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "truncate": false,
-             "beta_fast": 16, "beta_slow": 2, "mscale": 1.0, "mscale_all_dim": 0.5, "attention_factor": 1.25, "rope_theta": 1e6}})");
+             "beta_fast": 16, "beta_slow": 2, "mscale": 1.0, "mscale_all_dim": 0.5, "attention_factor": 1.25,
+             "rope_theta": 1e6}})");
 
     const RopeConfig yarn =
         parse(with(tiny(), R"({"rope_scaling": {"rope_type": "yarn", "factor": null, "original_max_position_embeddings": 32}})"))
@@ -215,7 +218,8 @@ TEST(Config, Refusals) {
         parse(
             with(
                 tiny(),
-                R"({"bos_token_id": [], "eos_token_id": [], "embedding_multiplier": 1.0, "num_experts": null, "use_mrope": false})"))
+                R"({"bos_token_id": [], "eos_token_id": [], "embedding_multiplier": 1.0, "num_experts": null,
+                    "use_mrope": false})"))
             .bos,
         -1);
 }

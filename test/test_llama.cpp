@@ -128,8 +128,8 @@ TEST_P(Goldens, LossesOfTenSteps) {
         const double loss = t.loss_and_gradient(g, rows), norm = t.model->gradient_norm();
         if (step == 5 || step == 10) expect_near_relative(step == 5 ? "loss after 5 steps" : "loss after 10 steps", loss, g.expected["losses"][step], 2e-4);
         AdamW adamw{};
-        adamw.lr = 1e-3f, adamw.beta1 = 0.9f, adamw.beta2 = 0.95f, adamw.eps = 1e-8f, adamw.weight_decay = 0.1f;
-        adamw.grad_scale = norm > 1 ? float(1 / norm) : 1, adamw.step = step + 1;
+        adamw.lr = 1e-3, adamw.beta1 = 0.9, adamw.beta2 = 0.95, adamw.eps = 1e-8, adamw.weight_decay = 0.1;
+        adamw.grad_scale = norm > 1 ? 1 / norm : 1, adamw.step = step + 1;
         t.model->update(adamw);
     }
 }

@@ -85,11 +85,13 @@ template <class Dev> struct Head : testing::Test {
         const size_t bytes = lm_head_scratch(N, C, V);
         std::vector<char> scratch(bytes + 64 + 64, 77);
         char *aligned = reinterpret_cast<char *>(round_up(reinterpret_cast<size_t>(scratch.data()), 64));
-        lm_head(make_device<Dev>(threads), {nll.data(), entropy.data(), correct.data()}, backward ? dx.data() : nullptr, backward ? dw.data() : nullptr, aligned,
-                x.data(), w.data(), rows.data(), targets.data(), backward ? weights.data() : nullptr, T, C, V, N);
-        for (char *p = aligned + bytes; p < scratch.data() + scratch.size(); p++) ASSERT_EQ(*p, 77);  // nothing beyond the scratch
+        lm_head(make_device<Dev>(threads), {nll.data(), entropy.data(), correct.data()}, backward ? dx.data() : nullptr,
+                backward ? dw.data() : nullptr, aligned, x.data(), w.data(), rows.data(), targets.data(),
+                backward ? weights.data() : nullptr, T, C, V, N);
+        for (char *p = aligned + bytes; p < scratch.data() + scratch.size(); p++)
+            ASSERT_EQ(*p, 77);  // nothing beyond the scratch
     }
-    // logit: the error of a float sum of C products (see test_matmul.cpp). e: of exp and of a sum of at most 1024 of them in float, relative.
+    // logit: the error of a float sum of C products (see test_matmul.cpp); e: the relative error of exp and a float sum of 1024.
     void check() {
         const auto want = head_reference(widen(x), widen(w), rows, targets, widen(weights), C);
         const double u = 0x1p-24, uX = unit_roundoff<X>, logit = sum_error(C) * want.size, e = 4 * u + sum_error(1024);
@@ -114,7 +116,9 @@ TEST(HeadReference, EqualsFiniteDifferences) {
     const auto x = widen(random_values<float>(T * C, 1)), w = widen(random_values<float>(V * C, 2));
     const std::vector<int32_t> rows = {0, 2, 3, 5}, targets = {10, 0, 3, 3};
     const std::vector<double> weights = {0.5, -1, 0, 2};
-    const auto loss = [&](const std::vector<double> &x, const std::vector<double> &w) { return head_reference(x, w, rows, targets, weights, C).loss; };
+    const auto loss = [&](const std::vector<double> &x, const std::vector<double> &w) {
+        return head_reference(x, w, rows, targets, weights, C).loss;
+    };
     const auto at = head_reference(x, w, rows, targets, weights, C);
     const double h = 1e-5;  // truncation h^2, roundoff 1e-16 / h
     std::vector<double> dx, dw;

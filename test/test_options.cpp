@@ -164,6 +164,9 @@ TEST(Options, MistakesAreNamed) {
     expect_error(sft + "--max_len -5", "--max_len \"-5\" is not a whole number, 0 or more");
     expect_error(sft + "--max_len 010", "is not a whole number");
     expect_error(sft + "--max_len 1e3", "is not a whole number");
+    expect_error(sft + "--max_steps=", "--max_steps \"\" is not a whole number");
+    expect_error(sft + "--weight_decay=", "is not a number");
+    expect_error(sft + "--save_steps=", "is not a whole number");
     expect_error(sft + "--learning_rate fast", "is not a number");
     expect_error(sft + "--learning_rate nan", "is not a number");
     expect_error(sft + "--learning_rate inf", "is not a number");
@@ -184,10 +187,12 @@ TEST(Options, ValuesAreChecked) {
     expect_error(sft + "--save_steps 0", "--save_steps is 0");
     expect_error(sft + "--eval_fraction 1", "--eval_fraction is 1.0");
     expect_error(sft + "--eval_data E --eval_fraction 0.5", "were both given");
+    expect_error(sft + "--truncation split", "fix: one of drop,keep");
     expect_error(sft + "--dtype fp8", "fix: one of auto,f32,bf16");
     expect_error(sft + "--preset tiny", "--model and --preset were both given");
     expect_error(sft + "--overwrite --resume auto", "were both given");
-    expect_error(sft + "--micro_batch_size 0", "not a whole number above 0");
+    for (const char *n : {"0", "-1", "010", "many", "9999999999", ""})
+        expect_error(sft + "--micro_batch_size=" + n, "not a whole number above 0");
     expect_error("generate --model M --prompt Hi --top_p 0", "--top_p is 0.0");
     expect_error("sft --data D --output_dir O", "sft needs --model DIR");
     expect_error("sft --model M --output_dir O", "sft needs --data FILE");
@@ -233,4 +238,7 @@ TEST(Options, DataFlagsAreHandedToPrepare) {
     const std::vector<std::string> want = words(
         "--input_key question --apply_chat_template false --multiturn true --add_bos auto --append_eos true --truncation drop --max_len 64");
     EXPECT_EQ(prepare_flags(p.options, p.task), want);
+    const Parsed text = parse(words("pretrain --preset tiny --data D --output_dir O --input_key body"));
+    EXPECT_EQ(prepare_flags(text.options, PRETRAIN),
+              words("--input_key body --add_bos auto --append_eos true --truncation split --max_len 2048"));
 }

@@ -18,6 +18,10 @@ struct bf16 {
         memcpy(&u, &f, 4);
         bits = (u & 0x7fffffff) > 0x7f800000 ? uint16_t(u >> 16 | 0x40) : uint16_t((u + 0x7fff + (u >> 16 & 1)) >> 16);
     }
+    HOST_DEVICE bf16 &operator=(float f) {  // without it g++ makes a temporary, and then vectorises no loop that writes bf16
+        bits = bf16(f).bits;
+        return *this;
+    }
     HOST_DEVICE operator float() const {
         uint32_t u = uint32_t(bits) << 16;
         float f;

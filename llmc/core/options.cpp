@@ -75,6 +75,8 @@ static constexpr Meaningless meaningless[] = {
      "it belongs to DeepSpeed or PyTorch; nothing here needs it"},
     {"gradient_checkpointing_reentrant,gradient_checkpointing_use_reentrant", "", "--recompute decides what is computed again"},
     {"disable_fast_tokenizer,dataloader_num_workers", "", "samples are tokenised once, by data/prepare.py"},
+    {"dataset_split,train_split,eval.split,eval_split", "train", "a hub data set is read from its train split"},
+    {"dataset_probs", "1,1.0", "the inputs are read one after the other"},
     {"full_determinism_enable,full_determinism", "", "runs are deterministic anyway"},
     {"ckpt.path,ckpt_path", "", "checkpoints are written to output_dir/step_N"},
     {"max_mem,max_ckpt_mem", "", "--max_num limits the checkpoints kept"},
@@ -140,12 +142,8 @@ struct Difference {
     const char *flag, *theirs;
 };
 static constexpr Difference differences[] = {
-    {"max_epochs", "2"},
-    {"dtype", "bf16"},
-    {"row_tokens", "8 samples of max_len"},
-    {"input_key", "\"input\""},
-    {"input_template", "\"User: {}\\nAssistant: \""},
-    {"output_dir", "./ckpt"},
+    {"max_epochs", "2"},        {"dtype", "bf16"},        {"row_tokens", "8 samples of max_len"},
+    {"input_key", "\"input\""}, {"output_dir", "./ckpt"},
 };
 
 static bool contains(const std::string &names, const std::string &name) {
@@ -165,7 +163,7 @@ static const Flag *find_flag(const std::string &name) {
     return nullptr;
 }
 
-// ---- settings: a name and its values, from the command line or from --config -----------------------------------------------------
+// ---- settings: a name and its values, from the command line or from --config ----------------------------------------------------
 
 struct Setting {
     std::string name;  // with `_`, without dashes
@@ -173,8 +171,9 @@ struct Setting {
     std::string where;  // as the user wrote it: "--max-len" or "max-len in run.json"
 };
 
+static std::string text(const ordered_json &value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
+
 static void read_json(std::vector<Setting> &out, const ordered_json &json, const std::string &prefix, const std::string &file) {
-    const auto text = [](const ordered_json &v) { return v.is_string() ? v.get<std::string>() : v.dump(); };
     for (const auto &[key, value] : json.items()) {
         const std::string where = prefix + key + " in " + file;
         Setting s{prefix + key, {}, where};
@@ -304,12 +303,14 @@ struct Parser {
         CLI::Option *option = app.add_option(name, field, help)->capture_default_str();
         if constexpr (std::is_same_v<T, bool>)
             option->default_str(field ? "true" : "false")->check(true_or_false, "")->type_name("BOOL");
+        if constexpr (!std::is_same_v<T, std::string>) option->check(not_empty, "");
         if constexpr (std::is_unsigned_v<T> && !std::is_same_v<T, bool>) option->check(decimal, "");
         if constexpr (std::is_same_v<T, double> || std::is_same_v<T, Betas>) option->check(finite, "");
         if constexpr (std::is_same_v<T, Betas>) option->delimiter(',')->type_name("FLOAT,FLOAT");
     }
 
-    // What CLI11 lets through: "-5" and "010" (as 8) for an unsigned number, "nan", "yes". They return what is wrong, if anything.
+    // What CLI11 lets through: "" (as 0), "yes", "nan", "-5" and "010" (as 8) for an unsigned number. They return what is wrong.
+    static std::string not_empty(const std::string &text) { return text.empty() ? "empty" : ""; }
     static std::string true_or_false(const std::string &text) { return text == "true" || text == "false" ? "" : "neither"; }
     static std::string finite(const std::string &text) {
         return std::isfinite(strtod(text.c_str(), nullptr)) ? "" : "not finite";
@@ -353,8 +354,8 @@ struct Parser {
             }
         if (contains(micro_batch_size, s.name)) {
             openrlhf = true;
-            if (value.find_first_not_of("0123456789") != value.npos || value.size() > 9 ||
-                (rows_of = size_t(std::stoul(value))) == 0)
+            rows_of = value.size() < 10 ? strtoul(value.c_str(), nullptr, 10) : 0;
+            if (rows_of == 0 || !decimal(value).empty())
                 die("%s \"%s\" is not a whole number above 0", s.where.c_str(), value.c_str());
             return;
         }
@@ -410,7 +411,7 @@ static void check_values(const Options &o, Task task) {
     };
     const auto share = [](double x) { return x >= 0 && x <= 1; };
     one_of(o.add_bos, "add_bos", "auto,never,always");
-    one_of(o.truncation, "truncation", "drop,keep,split");
+    one_of(o.truncation, "truncation", task == PRETRAIN ? "split,drop,keep" : "drop,keep");
     one_of(o.lr_scheduler, "lr_scheduler", "cosine_with_min_lr,cosine,linear,constant");
     one_of(o.dtype, "dtype", "auto,f32,bf16");
     one_of(o.export_dtype, "export_dtype", "auto,f32,bf16");
@@ -503,9 +504,9 @@ std::vector<std::string> prepare_flags(const Options &options, Task task) {
     std::vector<std::string> out;
     const ordered_json json = to_json(options, task);
     for (const Flag &f : flags()) {
-        if (!(f.tasks & PREPARE) || !(f.tasks & task) || json[f.name] == "") continue;
-        out.push_back("--" + std::string(f.name));
-        out.push_back(json[f.name].is_string() ? json[f.name].get<std::string>() : json[f.name].dump());
+        if (!(f.tasks & PREPARE) || !(f.tasks & task)) continue;
+        const std::string value = text(json[f.name]);
+        if (!value.empty()) out.insert(out.end(), {"--" + std::string(f.name), value});
     }
     return out;
 }

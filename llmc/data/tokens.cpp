@@ -22,8 +22,8 @@ void PreparedData::check_metadata(const std::string &tokenizer_hash) const {
     for (const char *key : {"kind", "vocab_size"})
         if (!metadata().contains(key))
             die("%s: this is no prepared data: its metadata has no \"%s\"\n  fix: %s", path().c_str(), key, prepare_again);
-    if (kind() != "pretrain" && kind() != "sft")
-        die("%s: kind of data \"%s\" is not known; \"pretrain\" and \"sft\" are\n  fix: %s", path().c_str(), kind().c_str(),
+    if (kind() != "pretrain" && kind() != "sft" && kind() != "prompts")
+        die("%s: kind of data \"%s\" is not known; \"pretrain\", \"sft\" and \"prompts\" are\n  fix: %s", path().c_str(), kind().c_str(),
             prepare_again);
     const auto hash = metadata().find("tokenizer_hash");
     if (hash != metadata().end() && !tokenizer_hash.empty() && hash->second != tokenizer_hash)
@@ -80,7 +80,7 @@ void PreparedData::check_documents(size_t vocab) {
         total += targets;
     }
     if (first_bad < size()) refuse_document(first_bad, vocab);
-    if (total == 0)
+    if (total == 0 && kind() != "prompts")
         die("%s: none of its %zu tokens is a target, so there is nothing to learn\n"
             "  fix: %s and see what it says about targets",
             path().c_str(), total_tokens(), prepare_again);

@@ -4,7 +4,7 @@
 // One safetensors file:  tokens (N) U16 or I32     loss_mask (N) U8     doc_offsets (documents + 1) I64
 //   loss_mask[t] = 1 says that token t is predicted from the tokens before it, so a document's first token never has it;
 //   document i holds the tokens doc_offsets[i] .. doc_offsets[i+1]-1.
-// Metadata, all strings: kind ("pretrain" or "sft"), vocab_size of the tokenizer, tokenizer_hash (tokenizer.h), and what
+// Metadata, all strings: kind ("pretrain", "sft", or "prompts" without targets), vocab_size of the tokenizer, tokenizer_hash (tokenizer.h), and what
 // data/prepare.py adds for the record.
 #pragma once
 #include <cstddef>

@@ -50,7 +50,7 @@ static Metadata parse_metadata(const json &value, const std::string &path) {
 // One entry of the header; `data` is the file's first byte after it, `data_bytes` all that follow.
 static TensorInfo parse_tensor(const std::string &name, const json &entry, size_t data, size_t data_bytes,
                                const std::string &path) {
-    const auto fail = [&](const char *what) { die("%s: tensor \"%s\": %s", path.c_str(), name.c_str(), what); };
+    const auto fail = [&](const std::string &what) { die("%s: tensor \"%s\": %s", path.c_str(), name.c_str(), what.c_str()); };
     if (!entry.is_object()) fail("its entry in the header is not an object");
     const json dtype = entry.value("dtype", json()), shape = entry.value("shape", json());
     const json offsets = entry.value("data_offsets", json());
@@ -61,15 +61,14 @@ static TensorInfo parse_tensor(const std::string &name, const json &entry, size_
     TensorInfo info{dtype.get<std::string>(), shape.get<Shape>(), 0, 0};
     const size_t begin = offsets[0].get<size_t>(), end = offsets[1].get<size_t>();
     size_t bytes = dtype_bytes(info.dtype);
-    if (bytes == 0) fail(format("its dtype is %s, which we do not know", info.dtype.c_str()).c_str());
+    if (bytes == 0) fail(format("its dtype is %s, which we do not know", info.dtype.c_str()));
     for (size_t size : info.shape)
         if (__builtin_mul_overflow(bytes, size, &bytes)) fail("its shape has more bytes than a file can hold");
     if (begin > end || end > data_bytes)
-        fail(format("its bytes [%zu, %zu) are outside the file's data of %zu bytes", begin, end, data_bytes).c_str());
+        fail(format("its bytes [%zu, %zu) are outside the file's data of %zu bytes", begin, end, data_bytes));
     if (end - begin != bytes)
         fail(format("%s of %s is %zu bytes but data_offsets span %zu", info.dtype.c_str(), shape_text(info.shape).c_str(), bytes,
-                    end - begin)
-                 .c_str());
+                    end - begin));
     info.begin = data + begin;
     info.bytes = bytes;
     return info;
@@ -208,7 +207,7 @@ static std::string header_of(const std::vector<TensorSpec> &specs, const Metadat
         if (dtype_bytes(spec.dtype) == 0) die("%s: cannot write dtype %s", path.c_str(), spec.dtype.c_str());
         const size_t end = begin + elements(spec.shape) * dtype_bytes(spec.dtype);
         const json entry = {{"dtype", spec.dtype}, {"shape", spec.shape}, {"data_offsets", {begin, end}}};
-        text += "," + json(spec.name).dump() + ":" + entry.dump();
+        text += format(",%s:%s", json(spec.name).dump().c_str(), entry.dump().c_str());
         begin = end;
     }
     text += "}";

@@ -30,20 +30,13 @@ struct TensorSpec {  // to be written
     std::string dtype;
 };
 
-template <class T>
-constexpr const char *safetensors_dtype = nullptr;
-template <>
-inline constexpr const char *safetensors_dtype<float> = "F32";
-template <>
-inline constexpr const char *safetensors_dtype<bf16> = "BF16";
-template <>
-inline constexpr const char *safetensors_dtype<uint8_t> = "U8";
-template <>
-inline constexpr const char *safetensors_dtype<uint16_t> = "U16";
-template <>
-inline constexpr const char *safetensors_dtype<int32_t> = "I32";
-template <>
-inline constexpr const char *safetensors_dtype<int64_t> = "I64";
+template <class T> constexpr const char *safetensors_dtype = nullptr;
+template <> inline constexpr const char *safetensors_dtype<float> = "F32";
+template <> inline constexpr const char *safetensors_dtype<bf16> = "BF16";
+template <> inline constexpr const char *safetensors_dtype<uint8_t> = "U8";
+template <> inline constexpr const char *safetensors_dtype<uint16_t> = "U16";
+template <> inline constexpr const char *safetensors_dtype<int32_t> = "I32";
+template <> inline constexpr const char *safetensors_dtype<int64_t> = "I64";
 
 size_t dtype_bytes(const std::string &dtype);  // 0 for one we do not know
 size_t elements(const Shape &shape);
@@ -63,10 +56,8 @@ class SafetensorsFile {
 
     // F32, F16 or BF16 converted to X (float or bf16), in row-major order; read_part takes `count` elements from element `first`.
     // Safe from several threads. Extra memory is one buffer of 1 MiB.
-    template <class X>
-    void read(const std::string &name, X *dst) const;
-    template <class X>
-    void read_part(const std::string &name, size_t first, size_t count, X *dst) const;
+    template <class X> void read(const std::string &name, X *dst) const;
+    template <class X> void read_part(const std::string &name, size_t first, size_t count, X *dst) const;
 
   private:
     void parse_header();
@@ -83,8 +74,7 @@ class SafetensorsMap {
 
     const SafetensorsFile &file() const { return file_; }
     const std::byte *data(const std::string &name) const { return map_.data() + file_.at(name).begin; }
-    template <class T>
-    std::span<const T> span(const std::string &name) const {  // die unless the dtype is T's
+    template <class T> std::span<const T> span(const std::string &name) const {  // die unless the dtype is T's
         return {reinterpret_cast<const T *>(typed(name, safetensors_dtype<T>)), elements(file_.at(name).shape)};
     }
 
@@ -102,8 +92,7 @@ class SafetensorsWriter {
     SafetensorsWriter(const std::string &path, std::vector<TensorSpec> specs, const Metadata &metadata = {{"format", "pt"}});
 
     // float and bf16 are rounded to the declared F32 or BF16; any other T must be the declared dtype.
-    template <class T>
-    void write(const std::string &name, const T *data);
+    template <class T> void write(const std::string &name, const T *data);
     void finish();
 
   private:

@@ -1,13 +1,13 @@
-// The language-model head fused with the loss, so that the (T, V) logits never exist: chunks of rows go through the three products of
-// the head and the softmax between them, and at most 64 MiB of logits are alive.
+// The language-model head fused with the loss, so that the (T, V) logits never exist: chunks of rows go through the three
+// products of the head and the softmax between them, and at most 64 MiB of logits are alive.
 //
-//   lm_head(dev, stats, dx, dw, scratch, x, w, rows, targets, weights, T, C, V, N)           for n < N, with t = rows[n], y = targets[n]:
+//   lm_head(dev, stats, dx, dw, scratch, x, w, rows, targets, weights, T, C, V, N)   for n < N, with t = rows[n], y = targets[n]:
 //       logit[v] = sum_c x[t,c] w[v,c]       p = softmax(logit)       lse = log sum_v exp(logit[v])
-//       nll[n] = lse - logit[y]              entropy[n] = lse - sum_v p[v] logit[v]        correct[n] = 1 if y is the first maximum, else 0
-//       dlogit[v] = weights[n] (p[v] - [v == y]),  weights[n] being dL/dnll[n]:
+//       nll[n] = lse - logit[y]              entropy[n] = lse - sum_v p[v] logit[v]     correct[n] = 1 if y is the first maximum
+//       dlogit[v] = weights[n] (p[v] - [v == y])                      weights[n] is dL/dnll[n]
 //       dx[t,c] = sum_v dlogit[v] w[v,c]     dw[v,c] += sum_n dlogit[v] x[t,c]
 //
-//   x, dx (T, C), w (V, C) X     dw (V, C) float, accumulated     rows, targets (N) int32, rows strictly increasing     weights (N) float
+//   x, dx (T, C), w (V, C) X     dw (V, C) float, accumulated     rows, targets (N) int32, rows increasing     weights (N) float
 //   stats: nll, entropy (nats), correct, (N) float each; rows of weight 0 count in them too
 //   dx is overwritten and 0 in rows without a target. dx null: forward only, dw and weights are not touched and may be null.
 //   scratch: lm_head_scratch(N, C, V) bytes, aligned to 64. Nothing may alias.
@@ -15,7 +15,6 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "../core/common.h"
 #include "matmul.h"
@@ -39,7 +38,7 @@ constexpr size_t lm_head_scratch(size_t N, size_t C, size_t V) {
     return round_up(V * sizeof(bf16), 64) + round_up(rows * V * sizeof(float), 64) + rows * C * sizeof(float);
 }
 
-// The statistics of row n; logits become exp(logit - max), whose sum is returned. Sums are float in short runs, double over the runs.
+// The statistics of row n; logits become exp(logit - max), whose sum is returned. Sums: float in a run, double over the runs.
 inline double softmax_row(HeadStats stats, size_t n, float *logits, size_t y, size_t V) {
     constexpr size_t run = 1024;
     float max = -INFINITY;
@@ -72,8 +71,8 @@ inline double softmax_row(HeadStats stats, size_t n, float *logits, size_t y, si
 template <class X>
 void lm_head(Cpu<X> dev, HeadStats stats, std::type_identity_t<X> *dx, float *dw, void *scratch, const X *x, const X *w,
              const int32_t *rows, const int32_t *targets, const float *weights, size_t T, size_t C, size_t V, size_t N) {
-    // Gradients overwrite the logits. In bf16 row r of them takes the place of logits r/2 - 1/2 to r/2, half a row being free in front;
-    // so once rows below `first` are done, rows [first, 2 first) may be worked on at the same time.
+    // Gradients overwrite the logits. In bf16 row r takes the place of rows (r-1)/2 to r/2 of the logits, half a row being free
+    // in front; so once the rows below `first` are done, rows first to 2 first may be worked on at the same time.
     char *front = static_cast<char *>(scratch);
     float *logits = reinterpret_cast<float *>(front + round_up(V * sizeof(bf16), 64));
     X *dlogits = reinterpret_cast<X *>(sizeof(X) == sizeof(float) ? reinterpret_cast<char *>(logits) : front);
@@ -93,7 +92,8 @@ void lm_head(Cpu<X> dev, HeadStats stats, std::type_identity_t<X> *dx, float *dw
                 float *e = logits + r * V;
                 const double sum = softmax_row(stats, n0 + r, e, y, V);
                 if (!dx) continue;
-                const float weight = weights[n0 + r], scale = float(weight / sum), at_target = e[y] * scale - weight;
+                const float weight = weights[n0 + r], scale = float(weight / sum);
+                const float at_target = e[y] * scale - weight;  // read before it is overwritten
                 X *out = dlogits + r * V;
 #pragma omp simd
                 for (size_t v = 0; v < V; v++) out[v] = e[v] * scale;

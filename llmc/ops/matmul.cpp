@@ -3,7 +3,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -28,9 +27,9 @@ const char *matmul_backend() {
 #endif
 }
 
-// A library multiplies tiles of C, each on one thread, and the threads are ours. With threads of its own oneDNN splits a long sum among
-// them (dw, where T is long), so that results depend on their number, and OpenBLAS's fight OpenMP's for the cores. Whole products would
-// be 2 to 5 % faster on 2 cores. Lengths depend on n alone and are multiples of 64, but for the last.
+// A library multiplies tiles of C, each on one thread, and the threads are ours. With threads of its own oneDNN splits a long sum
+// among them (dw, where T is long), so that results depend on their number, and OpenBLAS's fight OpenMP's for the cores. Whole
+// products would be 2 to 5 % faster on 2 cores. Lengths depend on n alone and are multiples of 64, but for the last.
 struct Cut {
     size_t n, step;
     Cut(size_t n, size_t longest) : n(n), step(round_up(ceil_div(n, ceil_div(n, longest)), 64)) {}
@@ -39,11 +38,11 @@ struct Cut {
 };
 constexpr size_t tile_rows = 256, tile_columns = 512;
 
-// ---- what is kept between calls -------------------------------------------------------------------------------------------------
+// ---- what is kept between calls ---------------------------------------------------------------------------------------------
 
 #ifdef LLMC_ONEDNN
 using dnnl::memory;
-template <class X> constexpr memory::data_type dnnl_type = sizeof(X) == 2 ? memory::data_type::bf16 : memory::data_type::f32;
+template <class X> constexpr memory::data_type onednn_type = sizeof(X) == 2 ? memory::data_type::bf16 : memory::data_type::f32;
 
 struct Shape {  // of the product of one tile
     memory::data_type x, out;
@@ -58,8 +57,8 @@ struct Product {
 #endif
 
 struct Context {
-    // Pieces for the threads, one each. sgemm asks for 1 MiB and make_context() has that ready; oneDNN asks for less (measured: at most
-    // 0.6 MiB a tile), so the buffer grows only for more threads than were announced. Nothing else of size is allocated here.
+    // One piece per thread. sgemm asks for 1 MiB, which make_context() has ready; oneDNN asks for less (0.5 MiB for a bf16 tile,
+    // measured), so the buffer grows only for more threads than were announced.
     struct Free {
         void operator()(char *p) const { free(p); }
     };
@@ -71,7 +70,7 @@ struct Context {
         if (bytes > scratch_bytes) {
             scratch.reset();
             scratch.reset(static_cast<char *>(aligned_alloc(4096, bytes)));
-            if (!scratch) die("matmul needs %zu bytes of scratch memory and there is no more memory\n  fix: fewer --threads", bytes);
+            if (!scratch) die("no memory for %zu bytes of matmul's scratch\n  fix: fewer --threads", bytes);
             scratch_bytes = bytes;
         }
         return reinterpret_cast<T *>(scratch.get());
@@ -81,9 +80,9 @@ struct Context {
     dnnl::engine engine{dnnl::engine::kind::cpu, 0};
     bool has_bf16;  // oneDNN multiplies bf16 from AVX-512 on
 
-    // Making a product compiles it: 0.05 to 0.5 ms (measured), so all are kept. Since rows are multiples of 64 and tiles are small, a
-    // model needs some hundred of them, whatever the lengths of its rows; the limit is for shapes that never repeat.
-    static constexpr size_t most_products = 1024;
+    // Making a product compiles it: 0.05 to 0.5 ms (measured), so all are kept. As rows are multiples of 64 and tiles are small,
+    // a model needs two or three hundred whatever the lengths of its rows; the limit is for shapes that never repeat.
+    static constexpr size_t most_products = 512;
     std::map<Shape, Product> products;
     const Product &product(const Shape &shape);
 
@@ -104,7 +103,7 @@ ContextPtr make_context(int threads) {
 }
 void ContextDeleter::operator()(Context *ctx) const { delete ctx; }
 
-// ---- C = A B + bias or C += A B, C (M, N) row-major -----------------------------------------------------------------------------
+// ---- C = A B + bias or C += A B, C (M, N) row-major -------------------------------------------------------------------------
 
 #if defined(LLMC_ONEDNN)
 
@@ -123,14 +122,15 @@ const Product &Context::product(const Shape &s) {
         attributes.set_post_ops(sum);
     }
     const int threads = omp_get_max_threads();
-    omp_set_num_threads(1);
+    omp_set_num_threads(1);  // the number a product is made for
     try {
-        const dnnl::matmul::primitive_desc made(s.bias ? dnnl::matmul::desc(p.a, p.b, p.bias, p.c) : dnnl::matmul::desc(p.a, p.b, p.c), attributes, engine);
+        const auto desc = s.bias ? dnnl::matmul::desc(p.a, p.b, p.bias, p.c) : dnnl::matmul::desc(p.a, p.b, p.c);
+        const dnnl::matmul::primitive_desc made(desc, attributes, engine);
         p.scratchpad = made.scratchpad_desc();
         p.matmul = dnnl::matmul(made);
     } catch (const dnnl::error &e) {
         omp_set_num_threads(threads);
-        die("oneDNN refuses a product of %zd x %zd x %zd: %s", ssize_t(s.M), ssize_t(s.N), ssize_t(s.K), e.what());
+        die("oneDNN cannot multiply (%zu, %zu) by (%zu, %zu): %s", size_t(s.M), size_t(s.K), size_t(s.K), size_t(s.N), e.what());
     }
     omp_set_num_threads(threads);
     return products.emplace(s, std::move(p)).first->second;
@@ -138,7 +138,8 @@ const Product &Context::product(const Shape &s) {
 
 // Long sums over tokens are cut too, which C += allows: otherwise each T would need products of its own.
 template <class X, class Out>
-static void onednn_gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K, bool accumulate) {
+static void onednn_gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K,
+                        bool accumulate) {
     Context &ctx = *dev.ctx;
     const Cut rows(M, tile_rows), columns(N, tile_columns), depth(K, accumulate ? 512 : K);
     if (ctx.products.size() + 8 > Context::most_products) ctx.products.clear();
@@ -147,9 +148,10 @@ static void onednn_gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *b
     for (size_t i : {size_t(0), rows.count() - 1})
         for (size_t j : {size_t(0), columns.count() - 1})
             for (size_t k : {size_t(0), depth.count() - 1}) {
-                const auto dim = [](size_t n) { return memory::dim(n); };
-                const Product &p = ctx.product({dnnl_type<X>, dnnl_type<Out>, dim(rows.length(i)), dim(columns.length(j)), dim(depth.length(k)),
-                                                dim(A.row), dim(A.column), dim(B.row), dim(B.column), dim(N), bias != nullptr, accumulate});
+                const Product &p =
+                    ctx.product({onednn_type<X>, onednn_type<Out>, memory::dim(rows.length(i)), memory::dim(columns.length(j)),
+                                 memory::dim(depth.length(k)), memory::dim(A.row), memory::dim(A.column), memory::dim(B.row),
+                                 memory::dim(B.column), memory::dim(N), bias != nullptr, accumulate});
                 products[i + 1 == rows.count()][j + 1 == columns.count()][k + 1 == depth.count()] = &p;
                 scratchpad = std::max(scratchpad, round_up(p.scratchpad.get_size(), 4096));
             }
@@ -159,7 +161,9 @@ static void onednn_gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *b
         omp_set_num_threads(1);  // of oneDNN, in this thread and until the end of the region
         dnnl::stream stream(ctx.engine);
         char *own_scratch = scratch + size_t(omp_get_thread_num()) * scratchpad;
-        const auto view = [&](const memory::desc &desc, const void *data) { return memory(desc, ctx.engine, const_cast<void *>(data)); };
+        const auto view = [&](const memory::desc &desc, const void *data) {
+            return memory(desc, ctx.engine, const_cast<void *>(data));
+        };
 #pragma omp for collapse(2) schedule(dynamic)
         for (size_t j = 0; j < columns.count(); j++)
             for (size_t i = 0; i < rows.count(); i++)
@@ -178,7 +182,8 @@ static void onednn_gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *b
 
 #elif defined(LLMC_OPENBLAS)
 
-static void openblas_gemm(CpuF32 dev, float *C, Matrix<float> A, Matrix<float> B, const float *bias, size_t M, size_t N, size_t K, bool accumulate) {
+static void openblas_gemm(CpuF32 dev, float *C, Matrix<float> A, Matrix<float> B, const float *bias, size_t M, size_t N, size_t K,
+                          bool accumulate) {
     const Cut rows(M, tile_rows), columns(N, tile_columns);
 #pragma omp parallel for num_threads(dev.threads) collapse(2) schedule(dynamic)
     for (size_t j = 0; j < columns.count(); j++)
@@ -187,10 +192,12 @@ static void openblas_gemm(CpuF32 dev, float *C, Matrix<float> A, Matrix<float> B
             float *tile = C + i0 * N + j0;
             if (bias)
                 for (size_t r = 0; r < m; r++) std::copy_n(bias + j0, n, tile + r * N);
-            const size_t a_step = A.column == 1 ? std::max(A.row, K) : A.column;  // one of the strides is 1; if both are, a side has length 1,
-            const size_t b_step = B.column == 1 ? std::max(B.row, n) : B.column;  // and the step, which is then unused, must still be legal
-            cblas_sgemm(CblasRowMajor, A.column == 1 ? CblasNoTrans : CblasTrans, B.column == 1 ? CblasNoTrans : CblasTrans, int(m), int(n), int(K),
-                        1.0f, A.data + i0 * A.row, int(a_step), B.data + j0 * B.column, int(b_step), bias || accumulate ? 1.0f : 0.0f, tile, int(N));
+            // One of the strides is 1. If both are, a side has length 1, and the step, though not used, must still be legal.
+            const size_t a_step = A.column == 1 ? std::max(A.row, K) : A.column,
+                         b_step = B.column == 1 ? std::max(B.row, n) : B.column;
+            cblas_sgemm(CblasRowMajor, A.column == 1 ? CblasNoTrans : CblasTrans, B.column == 1 ? CblasNoTrans : CblasTrans,
+                        int(m), int(n), int(K), 1.0f, A.data + i0 * A.row, int(a_step), B.data + j0 * B.column, int(b_step),
+                        bias || accumulate ? 1.0f : 0.0f, tile, int(N));
         }
 }
 
@@ -207,10 +214,11 @@ static void gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, si
     sgemm(dev.threads, scratch, C, A, B, bias, M, N, K, accumulate);
 }
 
-// ---- the three products of a linear layer ---------------------------------------------------------------------------------------
+// ---- the three products of a linear layer -----------------------------------------------------------------------------------
 
 template <class X, class Out>
-void matmul_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const std::type_identity_t<X> *bias, size_t T, size_t IC, size_t OC) {
+void matmul_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const std::type_identity_t<X> *bias, size_t T, size_t IC,
+                    size_t OC) {
     gemm<X, Out>(dev, out, {x, IC, 1}, {w, 1, IC}, bias, T, OC, IC, false);
 }
 

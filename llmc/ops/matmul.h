@@ -1,11 +1,12 @@
 // The linear layer. Weights are stored (OC, IC), as Hugging Face does.
 //
-//   matmul_forward        (dev, out, x, w, bias, T, IC, OC)          out[t,o] = sum_i x[t,i] w[o,i] + bias[o]         bias may be null
-//   matmul_backward_input (dev, dx, dout, w, T, IC, OC)              dx[t,i] = sum_o dout[t,o] w[o,i]
-//   matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC)       dw[o,i] += sum_t dout[t,o] x[t,i],  dbias[o] += sum_t dout[t,o]    dbias may be null
+//   matmul_forward        (dev, out, x, w, bias, T, IC, OC)       out[t,o] = sum_i x[t,i] w[o,i] + bias[o]
+//   matmul_backward_input (dev, dx, dout, w, T, IC, OC)           dx[t,i] = sum_o dout[t,o] w[o,i]
+//   matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC)    dw[o,i] += sum_t dout[t,o] x[t,i]   dbias[o] += sum_t dout[t,o]
 //
-//   x, dx (T, IC), w (OC, IC), bias (OC), dout (T, OC) X     out (T, OC) X or float     dw (OC, IC), dbias (OC) float, accumulated
-//   No output may alias an input. Sums are float, rounded once to the type of the output.
+//   x, dx (T, IC), w (OC, IC), bias (OC), dout (T, OC) X     out (T, OC) X or float    dw (OC, IC), dbias (OC) float, accumulated
+//   bias and dbias may be null. No output may alias an input. Sums are float and rounded once, to the type of the output, in an
+//   order that depends on the sizes alone, never on threads. A context serves any shapes, one call at a time.
 #pragma once
 #include <type_traits>
 
@@ -13,8 +14,9 @@
 
 const char *matmul_backend();  // for the run log: which library, or "own sgemm"
 
-template <class X, class Out>
-void matmul_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const std::type_identity_t<X> *bias, size_t T, size_t IC, size_t OC);
+template <class X, class Out>  // Out: X, or float for logits
+void matmul_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const std::type_identity_t<X> *bias, size_t T, size_t IC,
+                    size_t OC);
 
 template <class X> void matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC);
 

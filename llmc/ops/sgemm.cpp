@@ -57,7 +57,8 @@ template <class X, size_t R> void pack(float *out, Matrix<X> m, size_t K, size_t
 }  // namespace
 
 template <class X, class Out>
-void sgemm(int threads, float *scratch, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K, bool accumulate) {
+void sgemm(int threads, float *scratch, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K,
+           bool accumulate) {
 #pragma omp parallel for num_threads(threads) collapse(2) schedule(dynamic)
     for (size_t j0 = 0; j0 < N; j0 += NC)
         for (size_t i0 = 0; i0 < M; i0 += MC) {

@@ -53,7 +53,8 @@ struct GenerateSettings {
 };
 
 // What follows each prompt, up to and without the end-of-sequence token.
-std::vector<Ids> complete(Model &model, const ModelConfig &config, const std::vector<Ids> &prompts, const GenerateSettings &s) {
+std::vector<Ids> complete(Model &model, const ModelConfig &config, const Tokenizer &tokenizer, const std::vector<Ids> &prompts, const GenerateSettings &s) {
+    const size_t vocab = std::min(config.V, tokenizer.size());  // some models have more rows than their tokenizer has tokens
     std::vector<Ids> completions;
     for (const Group &g : make_groups(prompts, s.max_new_tokens)) {
         std::vector<Ids> sequences(prompts.begin() + ptrdiff_t(g.first), prompts.begin() + ptrdiff_t(g.first + g.count));
@@ -70,7 +71,7 @@ std::vector<Ids> complete(Model &model, const ModelConfig &config, const std::ve
             for (size_t j = 0; j < active.size(); j++) {
                 const size_t i = active[j];
                 const double uniform = Random{s.seed, Purpose::sampling, uint32_t(g.first + i)}.uniform(n);
-                const int32_t token = sample_token({logits + j * config.V, config.V}, s.sampling, uniform);
+                const int32_t token = sample_token({logits + j * config.V, vocab}, s.sampling, uniform);
                 sequences[i].push_back(token);
                 if (std::find(config.eos.begin(), config.eos.end(), token) == config.eos.end()) still.push_back(i);
             }
@@ -119,7 +120,7 @@ int generate(Run &run) {
 
     const auto model = open_generator(run, prompts, o.max_new_tokens);
     const Tokenizer tokenizer(run.model_dir + "/tokenizer.json");
-    const auto completions = complete(*model, run.config, prompts, {o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, o.seed});
+    const auto completions = complete(*model, run.config, tokenizer, prompts, {o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, o.seed});
     for (size_t i = 0; i < prompts.size(); i++) {
         const std::string completion = tokenizer.decode(completions[i]);
         if (o.prompts.empty()) {
@@ -150,7 +151,7 @@ double exact_match(Run &run, const std::string &model_dir, const PreparedData &d
     run.model_dir = model_dir;
     const auto model = open_generator(run, prompts, longest);
     const Tokenizer tokenizer(model_dir + "/tokenizer.json");
-    const auto completions = complete(*model, run.config, prompts, {longest, {}, 0});
+    const auto completions = complete(*model, run.config, tokenizer, prompts, {longest, {}, 0});
     size_t right = 0;
     for (size_t i = 0; i < prompts.size(); i++) {
         right += completions[i] == answers[i];

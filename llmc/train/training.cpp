@@ -213,9 +213,9 @@ ordered_json Trainer::optimizer_step(const Step &batch) {
     const bool finite = std::isfinite(norm) && std::isfinite(sums.nll), skip = !finite || !batch.target_tokens;
     if (!skip) {
         AdamW adamw{};
-        adamw.lr = float(lr), adamw.beta1 = float(o_.adam_betas[0]), adamw.beta2 = float(o_.adam_betas[1]), adamw.eps = float(o_.adam_eps);
-        adamw.weight_decay = float(o_.weight_decay);
-        adamw.grad_scale = o_.max_norm > 0 && norm > o_.max_norm ? float(o_.max_norm / norm) : 1;
+        adamw.lr = lr, adamw.beta1 = o_.adam_betas[0], adamw.beta2 = o_.adam_betas[1], adamw.eps = o_.adam_eps;
+        adamw.weight_decay = o_.weight_decay;
+        adamw.grad_scale = o_.max_norm > 0 && norm > o_.max_norm ? o_.max_norm / norm : 1;
         adamw.step = step_ - totals_.skipped + 1;
         model_->update(adamw);
         skips_in_a_row_ = 0;

@@ -1,4 +1,4 @@
-"""data/prepare.py: what is trained, told by decoding the trained tokens; the files it reads and writes; what it says when it refuses."""
+"""data/prepare.py: what is trained, told by decoding the trained tokens; the files it reads and writes; its refusals."""
 
 import csv
 import json
@@ -24,8 +24,8 @@ CHATML_WITHOUT_PROMPT = CHATML[:CHATML.index("{% if")]
 CHATML_MARKED = ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}{% if m['role'] == 'assistant' %}"
                  "{% generation %}{{ m['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}"
                  "{% else %}{{ m['content'] + '<|im_end|>\\n' }}{% endif %}{% endfor %}")
-STRICT = ("{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}{{ raise_exception('unknown role ' + m['role']) }}"
-          "{% endif %}{% endfor %}" + CHATML)
+STRICT = ("{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}"
+          "{{ raise_exception('unknown role ' + m['role']) }}{% endif %}{% endfor %}" + CHATML)
 # As Qwen3: earlier turns lose their reasoning, the last one always has some.
 THINKING = ("{% for m in messages %}{% set c = m['content'] %}{{ '<|im_start|>' + m['role'] + '\\n' }}"
             "{% if m['role'] == 'assistant' %}{% set a = c.split('</think>')[-1].lstrip('\\n') %}"
@@ -36,11 +36,15 @@ THINKING = ("{% for m in messages %}{% set c = m['content'] %}{{ '<|im_start|>' 
 # As Llama 2: no header, and a space before and after the answer.
 LLAMA2 = ("{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + m['content'].strip() + ' [/INST]' }}"
           "{% else %}{{ ' ' + m['content'].strip() + ' ' + eos_token }}{% endif %}{% endfor %}")
+# As one of Mistral's: something stands before the last user message only, so that no earlier rendering begins the whole one.
+LAST_MARKED = LLAMA2.replace("{{ bos_token + ", "{% if loop.last or loop.index == loop.length - 1 %}{{ '#' }}{% endif %}{{ ")
 # No special token ends a turn.
 PLAIN = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
 
-CHAT = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there"},
-        {"role": "user", "content": "And?"}, {"role": "assistant", "content": "Bye"}]
+CHAT = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello there"}, {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": "Bye"}]
+BOTH_TURNS = [["Hello there<|im_end|>", "Bye<|im_end|>"]]
 
 
 def chain(*words):
@@ -53,7 +57,8 @@ def chain(*words):
     return merges
 
 
-def make_tokenizer(path, template=None, merges=chain("Hello", "ĠHello", "ĊĊ"), rstrip=False, bos=None, eos="<|endoftext|>", post=None):
+def make_tokenizer(path, template=None, merges=chain("Hello", "ĠHello", "ĊĊ"), rstrip=False, bos=None, eos="<|endoftext|>",
+                   post=None):
     """A byte-level BPE: 256 bytes, the merges in the order given, and special tokens, saved as transformers does."""
     from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -181,12 +186,13 @@ def test_every_assistant_turn_is_trained_with_its_end_of_turn_and_nothing_after(
     assert documents.texts() == ["<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
                                  "<|im_start|>assistant\nHello there<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n"
                                  "<|im_start|>assistant\nBye<|im_end|>\n"]
-    assert documents.trained() == [["Hello there<|im_end|>", "Bye<|im_end|>"]]
+    assert documents.trained() == BOTH_TURNS
 
 
-@pytest.mark.parametrize("template", [CHATML_MARKED, CHATML_WITHOUT_PROMPT, CHATML_STRIPPED, CHATML.replace("<|im_end|>\\n", "<|im_end|>")])
+@pytest.mark.parametrize("template", [CHATML_MARKED, CHATML_WITHOUT_PROMPT, CHATML_STRIPPED,
+                                      CHATML.replace("<|im_end|>\\n", "<|im_end|>")])
 def test_spellings_of_a_template_train_the_same(bench, template):
-    assert bench.run("sft", bench.tokenizer(template), [{"messages": CHAT}]).trained() == [["Hello there<|im_end|>", "Bye<|im_end|>"]]
+    assert bench.run("sft", bench.tokenizer(template), [{"messages": CHAT}]).trained() == BOTH_TURNS
 
 
 def test_chat_is_what_transformers_makes_of_it(bench):
@@ -197,13 +203,15 @@ def test_chat_is_what_transformers_makes_of_it(bench):
 @pytest.mark.parametrize("merges", [chain("Hello"), chain("ðŁ", "ĺĢ"), chain("ðŁĺĢ"), chain("ĺĢ<")])
 def test_non_ascii_split_over_tokens(bench, merges):
     chat = [{"role": "user", "content": "😀é"}, {"role": "assistant", "content": "😀 naïve 漢字😀"}]
-    assert bench.run("sft", bench.tokenizer(CHATML, merges=merges), [{"messages": chat}]).trained() == [["😀 naïve 漢字😀<|im_end|>"]]
+    documents = bench.run("sft", bench.tokenizer(CHATML, merges=merges), [{"messages": chat}])
+    assert documents.trained() == [["😀 naïve 漢字😀<|im_end|>"]]
 
 
 def test_stripped_content_is_trained_as_rendered(bench):
-    chat = [{"role": "user", "content": " Hi "}, {"role": "assistant", "content": "\n One \n"}, {"role": "user", "content": "more"},
-            {"role": "assistant", "content": "  Two"}]
-    assert bench.run("sft", bench.tokenizer(CHATML_STRIPPED), [{"messages": chat}]).trained() == [["One<|im_end|>", "Two<|im_end|>"]]
+    chat = [{"role": "user", "content": " Hi "}, {"role": "assistant", "content": "\n One \n"},
+            {"role": "user", "content": "more"}, {"role": "assistant", "content": "  Two"}]
+    documents = bench.run("sft", bench.tokenizer(CHATML_STRIPPED), [{"messages": chat}])
+    assert documents.trained() == [["One<|im_end|>", "Two<|im_end|>"]]
 
 
 def test_reasoning_stripped_from_earlier_turns(bench):
@@ -232,28 +240,35 @@ def test_space_between_header_and_answer_belongs_to_the_answer(bench):
     documents = bench.run("sft", bench.tokenizer(LLAMA2, bos="<s>"), [{"messages": chat}])
     assert documents.trained() == [[" Hello you <|endoftext|>", " Hello <|endoftext|>"]]
     assert documents.texts()[0].startswith("<s>[INST] Hi [/INST] Hello")
+    documents = bench.run("sft", bench.tokenizer(LAST_MARKED), [{"messages": chat}])
+    assert documents.trained() == [[" Hello you <|endoftext|>", " Hello <|endoftext|>"]]
+    assert documents.texts()[0].startswith("[INST] Hi [/INST] Hello you <|endoftext|>#[INST] ? [/INST] Hello")
 
 
 def test_end_of_turn_that_swallows_the_line_break_after_it(bench):
     for template in (CHATML, CHATML_MARKED):
         documents = bench.run("sft", bench.tokenizer(template, rstrip=True), [{"messages": CHAT}])
-        assert documents.trained() == [["Hello there<|im_end|>", "Bye<|im_end|>"]]
+        assert documents.trained() == BOTH_TURNS
 
 
 def test_template_without_end_of_turn_tokens(bench):
     documents = bench.run("sft", bench.tokenizer(PLAIN, merges=[]), [{"messages": CHAT}])
-    assert documents.trained() == [["Hello there", "Bye"]]
+    assert documents.trained() == [[" Hello there", " Bye"]]
     assert bench.row("open turns") == 2
+    # A token over the end of the answer is none of its tokens.
+    documents = bench.run("sft", bench.tokenizer(PLAIN, merges=[("e", "Ċ")]), [{"messages": CHAT}])
+    assert documents.trained() == [[" Hello ther", " By"]]
 
 
 def test_special_tokens_inside_the_content_do_not_end_the_turn(bench):
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "a<|im_end|>b<|im_start|>c"}]
-    assert bench.run("sft", bench.tokenizer(CHATML), [{"messages": chat}]).trained() == [["a<|im_end|>b<|im_start|>c<|im_end|>"]]
+    documents = bench.run("sft", bench.tokenizer(CHATML), [{"messages": chat}])
+    assert documents.trained() == [["a<|im_end|>b<|im_start|>c<|im_end|>"]]
 
 
 def test_consecutive_and_leading_assistant_messages(bench):
-    chat = [{"role": "assistant", "content": "Welcome"}, {"role": "assistant", "content": "You"}, {"role": "user", "content": "Hi"},
-            {"role": "assistant", "content": ""}]
+    chat = [{"role": "assistant", "content": "Welcome"}, {"role": "assistant", "content": "You"},
+            {"role": "user", "content": "Hi"}, {"role": "assistant", "content": ""}]
     documents = bench.run("sft", bench.tokenizer(CHATML), [{"messages": chat}])
     assert documents.trained() == [["Welcome<|im_end|>", "You<|im_end|>", "<|im_end|>"]]
 
@@ -269,7 +284,7 @@ def test_given_template_replaces_the_tokenizers(bench):
     (bench.path / "chat.jinja").write_text(CHATML)
     for given in (CHATML, str(bench.path / "chat.jinja")):
         documents = bench.run("sft", bench.tokenizer(PLAIN), [{"messages": CHAT}], "--tokenizer_chat_template", given)
-        assert documents.trained() == [["Hello there<|im_end|>", "Bye<|im_end|>"]]
+        assert documents.trained() == BOTH_TURNS
 
 
 @pytest.mark.parametrize("template", [CHATML, CHATML_MARKED])
@@ -284,18 +299,19 @@ def test_prompt_and_completion_messages_train_the_completion_only(bench, templat
 
 def test_prompt_and_completion(bench):
     documents = bench.run("sft", bench.tokenizer(merges=[]), [
-        {"prompt": "Q: ", "completion": "yes"}, {"prompt": "Q:", "completion": " yes"}, {"prompt": "Q:", "completion": "\n\nyes\n"},
-        {"prompt": "Q:", "completion": "yes<|endoftext|>"}, {"prompt": "é", "completion": "😀"}, {"prompt": "", "completion": "yes"}])
-    assert documents.trained() == [["yes<|endoftext|>"], [" yes<|endoftext|>"], ["\n\nyes\n<|endoftext|>"], ["yes<|endoftext|>"],
-                                   ["😀<|endoftext|>"], ["es<|endoftext|>"]]
+        {"prompt": "Q: ", "completion": "yes"}, {"prompt": "Q:", "completion": " yes"},
+        {"prompt": "Q:", "completion": "\n\nyes\n"}, {"prompt": "Q:", "completion": "yes<|endoftext|>"},
+        {"prompt": "é", "completion": "😀"}, {"prompt": "", "completion": "yes"}])
+    assert documents.trained() == [["yes<|endoftext|>"], [" yes<|endoftext|>"], ["\n\nyes\n<|endoftext|>"],
+                                   ["yes<|endoftext|>"], ["😀<|endoftext|>"], ["es<|endoftext|>"]]
     assert documents.texts()[3] == "Q:yes<|endoftext|>"
 
 
 def test_token_over_the_border_is_no_target(bench):
     tokenizer = bench.tokenizer(merges=chain("ĠHello", "ĊĊ"))
     documents = bench.run("sft", tokenizer, [
-        {"prompt": "Q: ", "completion": "Hello"}, {"prompt": "Q:", "completion": " Hello"}, {"prompt": "Q\n", "completion": "\nHello"},
-        {"prompt": "Q ", "completion": "He"}])
+        {"prompt": "Q: ", "completion": "Hello"}, {"prompt": "Q:", "completion": " Hello"},
+        {"prompt": "Q\n", "completion": "\nHello"}, {"prompt": "Q ", "completion": "He"}])
     assert documents.trained() == [["<|endoftext|>"], [" Hello<|endoftext|>"], ["Hello<|endoftext|>"], ["<|endoftext|>"]]
     assert bench.row("merged starts") == 3
     # Bytes of one character in a token with what comes before it.
@@ -308,14 +324,15 @@ def test_text_is_trained_whole_and_ended(bench, task):
     documents = bench.run(task, bench.tokenizer(merges=[]), [{"text": "One"}, {"text": "Two<|endoftext|>"}, {"text": ""}])
     assert documents.texts() == ["One<|endoftext|>", "Two<|endoftext|>"]
     assert documents.trained() == [["ne<|endoftext|>"], ["wo<|endoftext|>"]]
-    assert (bench.row("records read"), bench.row("dropped"), bench.row("empty"), bench.row("documents kept")) == (3, 1, 1, 2)
+    assert [bench.row(name) for name in ("records read", "dropped", "empty", "documents kept")] == [3, 1, 1, 2]
     assert bench.run(task, bench.tokenizer(merges=[]), [{"text": "One"}], "--append-eos=false").texts() == ["One"]
 
 
 def test_bos(bench):
     silent, adding = bench.tokenizer(bos="<s>"), make_tokenizer(bench.path / "adding", bos="<s>", post="bos")
     one = [{"text": "One"}, {"text": "<s>Two"}]
-    with_bos, without = ["<s>One<|endoftext|>", "<s>Two<|endoftext|>"], ["One<|endoftext|>", "<s>Two<|endoftext|>"]
+    with_bos = ["<s>One<|endoftext|>", "<s>Two<|endoftext|>"]
+    without = ["One<|endoftext|>", "<s>Two<|endoftext|>"]
     assert bench.run("pretrain", silent, one).texts() == without
     assert bench.run("pretrain", silent, one, "--add_bos", "always").texts() == with_bos
     assert bench.run("pretrain", adding, one).texts() == with_bos
@@ -337,7 +354,8 @@ def test_split(bench):
 
 
 def test_drop_and_keep(bench):
-    records = [{"prompt": "Q:", "completion": "abcdef"}, {"prompt": "Q:", "completion": "a"}, {"prompt": "QQQQQQ", "completion": "a"}]
+    records = [{"prompt": "Q:", "completion": "abcdef"}, {"prompt": "Q:", "completion": "a"},
+               {"prompt": "QQQQQQ", "completion": "a"}]
     tokenizer = bench.tokenizer(merges=[])
     assert bench.run("sft", tokenizer, records, "--max_len", "5").trained() == [["a<|endoftext|>"]]
     assert (bench.row("dropped"), bench.row("longer than 5 tokens")) == (2, 2)
@@ -379,12 +397,14 @@ def test_openrlhf_keys(bench):
     assert documents.trained() == [["So<|im_end|>"]]
 
     chat = [{"chat": CHAT}]
-    assert bench.run("sft", tokenizer, chat, "--input_key", "chat", "--apply-chat-template", "true").trained() == [["Bye<|im_end|>"]]
+    documents = bench.run("sft", tokenizer, chat, "--input_key", "chat", "--apply-chat-template", "true")
+    assert documents.trained() == [["Bye<|im_end|>"]]
     documents = bench.run("sft", tokenizer, chat, "--input_key", "chat", "--apply_chat_template", "--multiturn")
-    assert documents.trained() == [["Hello there<|im_end|>", "Bye<|im_end|>"]]
+    assert documents.trained() == BOTH_TURNS
     parts = [{"chat": CHAT[:4], "last": CHAT[4]}]
-    documents = bench.run("sft", tokenizer, parts, "--input_key", "chat", "--output_key", "last", "--apply_chat_template", "--multiturn")
-    assert documents.trained() == [["Hello there<|im_end|>", "Bye<|im_end|>"]]
+    keys = ["--input_key", "chat", "--output_key", "last"]
+    documents = bench.run("sft", tokenizer, parts, *keys, "--apply_chat_template", "--multiturn")
+    assert documents.trained() == BOTH_TURNS
     assert bench.run("pretrain", tokenizer, [{"body": "One"}], "--input_key", "body").texts() == ["One<|endoftext|>"]
 
 
@@ -402,7 +422,7 @@ def test_json_csv_parquet_and_several_files(bench):
     sources = ",".join([*(str(bench.path / name) for name in ("a.json", "b.csv", "c.parquet")), lines])
     documents = bench.run("sft", tokenizer, sources)
     assert documents.trained() == [["1<|endoftext|>"], ["null<|endoftext|>"], ["007<|endoftext|>"],
-                                   ["Hello there<|im_end|>", "Bye<|im_end|>"], ["é<|im_end|>"], ["ne<|endoftext|>"], ["wo<|endoftext|>"]]
+                                   *BOTH_TURNS, ["é<|im_end|>"], ["ne<|endoftext|>"], ["wo<|endoftext|>"]]
     assert documents.texts()[1] == "Q, \"and\"\nsonull<|endoftext|>"
     assert documents.metadata["source"] == sources
 
@@ -415,7 +435,7 @@ def test_dataset_of_the_hub(bench, monkeypatch):
         return iter([{"messages": CHAT}])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert bench.run("sft", bench.tokenizer(CHATML), "owner/chats").trained() == [["Hello there<|im_end|>", "Bye<|im_end|>"]]
+    assert bench.run("sft", bench.tokenizer(CHATML), "owner/chats").trained() == BOTH_TURNS
 
 
 # ---- prompts
@@ -443,8 +463,8 @@ def test_file(bench):
     arrays, metadata = documents.arrays, documents.metadata
     assert (arrays["tokens"].dtype, arrays["loss_mask"].dtype, arrays["doc_offsets"].dtype) == (np.uint16, np.uint8, np.int64)
     assert len(arrays["tokens"]) == len(arrays["loss_mask"]) == arrays["doc_offsets"][-1]
-    assert metadata == {"kind": "sft", "vocab_size": str(len(documents.hf)), "tokenizer_hash": Tokenizer(tokenizer).hash, "max_len": "999",
-                        "template_hash": fnv1a(CHATML), "source": str(bench.path / "in.jsonl"), "version": "1"}
+    assert metadata == {"kind": "sft", "vocab_size": str(len(documents.hf)), "tokenizer_hash": Tokenizer(tokenizer).hash,
+                        "max_len": "999", "template_hash": fnv1a(CHATML), "source": str(bench.path / "in.jsonl"), "version": "1"}
     assert [name for name in os.listdir(bench.path) if name.startswith("out")] == ["out.safetensors"]
     data = (bench.path / "out.safetensors").read_bytes()
     assert int.from_bytes(data[:8], "little") % 8 == 0 and list(arrays)[0] == "doc_offsets"  # so that 8-byte integers are aligned
@@ -479,10 +499,11 @@ def test_result_does_not_depend_on_the_number_of_processes(bench):
 def test_hash(tmp_path):
     assert [fnv1a(text) for text in ("", "a", "foobar")] == ["cbf29ce484222325", "af63dc4c8601ec8c", "85944171f73967e8"]
     vocabulary = {"é": 2, "a": 0, "<x>": 1}
-    added = [{"id": 3, "content": "<|end|>", "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False},
-             {"id": 1, "content": "<x>", "special": False, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}]
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [{"id": 3, "content": "<|end|>", "special": True, **plain}, {"id": 1, "content": "<x>", "special": False, **plain}]
     model = {"type": "BPE", "vocab": vocabulary, "merges": []}
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": added, "model": model}), encoding="utf-8")
+    tokenizer = {"version": "1.0", "added_tokens": added, "model": model}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     assert Tokenizer(str(tmp_path)).hash == fnv1a("0\ta\t0\n1\t<x>\t0\n2\té\t0\n3\t<|end|>\t1\n") == "4822e3d0bf5859d2"
 
 
@@ -539,7 +560,8 @@ def test_bad_record_in_a_worker_process(bench):
 
 
 def test_rewritten_content_is_refused(bench):
-    error = bench.refused("sft", bench.tokenizer("{% for m in messages %}{{ m['content'] | length }}{% endfor %}"), [{"messages": CHAT}])
+    counting = "{% for m in messages %}{{ m['content'] | length }}{% endfor %}"
+    error = bench.refused("sft", bench.tokenizer(counting), [{"messages": CHAT}])
     assert error.startswith("record 1 (line 1) of in.jsonl: messages[2], the assistant's, cannot be found in the rendered chat")
     assert bench.run("sft", bench.tokenizer(CHATML), [{"messages": CHAT}])
 
@@ -555,7 +577,8 @@ def test_bad_inputs(bench):
     (bench.path / "latin.jsonl").write_bytes(b'{"text": "\xe9"}\n')
     for name, expected in {"none.jsonl": "none.jsonl: there is no such file", "empty.jsonl": "empty.jsonl: the file is empty",
                            "blank.jsonl": "blank.jsonl: holds no records", "x.txt": "x.txt: unknown kind of file",
-                           "list.json": "list.json: broken JSON", "bad.csv": "line 3 of bad.csv: has 3 cells but the header has 2",
+                           "list.json": "list.json: broken JSON",
+                           "bad.csv": "line 3 of bad.csv: has 3 cells but the header has 2",
                            "bad.parquet": "bad.parquet: broken parquet file", "": " is a directory",
                            "latin.jsonl": "record 1 (line 1) of latin.jsonl: broken JSON: 'utf-8' codec"}.items():
         assert expected in bench.refused("sft", tokenizer, str(bench.path / name))
@@ -586,14 +609,15 @@ def test_bad_flags(bench):
     assert "there is no answer to the prompt" in bench.refused("sft", tokenizer, [{"q": "a"}], "--input_key", "q")
     assert "there is nothing to prepare" in bench.refused("prompts", tokenizer, None)
     assert "nothing to answer" in bench.refused("prompts", tokenizer, good)
-    assert "the prompt is empty" in bench.refused("prompts", tokenizer, None, "--prompt", "", "--prompt", "a", "--no_chat_template")
+    error = bench.refused("prompts", tokenizer, None, "--prompt", "", "--prompt", "a", "--no_chat_template")
+    assert "record 1 of --prompt: the prompt is empty" in error
 
 
 def test_refusal_leaves_an_older_file_alone_and_has_no_traceback(bench):
     (bench.path / "out.safetensors").write_text("old")
     source = bench.jsonl({"messages": CHAT}, "{")
-    command = [sys.executable, str(DATA / "prepare.py"), "sft", "--input", source, "--tokenizer", bench.tokenizer(CHATML), "--out",
-               str(bench.path / "out.safetensors")]
+    command = [sys.executable, str(DATA / "prepare.py"), "sft", "--input", source, "--tokenizer", bench.tokenizer(CHATML),
+               "--out", str(bench.path / "out.safetensors")]
     result = subprocess.run(command, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith(f"record 2 (line 2) of {source}: broken JSON") and len(result.stderr.splitlines()) == 2
@@ -602,7 +626,7 @@ def test_refusal_leaves_an_older_file_alone_and_has_no_traceback(bench):
     bench.jsonl({"messages": CHAT})
     result = subprocess.run(command, capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "") and "target tokens" in result.stdout
-    assert Documents(bench.path / "out.safetensors", str(bench.path / "tokenizer")).trained() == [["Hello there<|im_end|>", "Bye<|im_end|>"]]
+    assert Documents(bench.path / "out.safetensors", str(bench.path / "tokenizer")).trained() == BOTH_TURNS
 
 
 def test_out_in_no_directory(bench):
