@@ -20,6 +20,7 @@ PROGRAM  := $(BUILD)/train_llama
 CXXFLAGS += -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 endif
 
+MAKEFLAGS += -j$(shell nproc)
 .DEFAULT_GOAL := train_llama
 .PHONY: deps demo test test-all test-mutants bench compare format tidy probe help clean FORCE
 .DELETE_ON_ERROR:
@@ -118,9 +119,12 @@ test-mutants:                                ## build known bugs in and require 
 bench: $(BENCHES)                            ## speed of the ops on this CPU
 	@for b in $(BENCHES); do ./$$b || exit 1; done
 
-compare: $(PROGRAM)                          ## the same training step here and in Hugging Face transformers
-	@test -x .venv-compare/bin/python || { echo 'This needs PyTorch: python3 -m venv .venv-compare && .venv-compare/bin/pip install torch transformers numpy'; exit 1; }
-	@.venv-compare/bin/python scripts/compare.py
+compare: $(PROGRAM) .venv-compare/bin/python ## the same training step here and in Hugging Face transformers
+	@.venv-compare/bin/python scripts/compare.py --out docs/benchmarks.md
+
+.venv-compare/bin/python:
+	@echo 'installing PyTorch and transformers into .venv-compare (2 GB)'
+	@python3 -m venv .venv-compare && .venv-compare/bin/pip install --quiet torch 'transformers>=5' numpy
 
 SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp test/*.h test/*.cpp dev/bench/*.cpp)
 format:                                      ## check the layout of the C++ files; FIX=1 mends it

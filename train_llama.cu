@@ -497,9 +497,10 @@ template <class Dev> void Llama<Dev>::layer_backward(size_t l, const LlamaActs<X
 #ifndef LLMC_NO_MAIN  // tests include this file and bring their own
 int main(int argc, char **argv) {
     try {
-        const Parsed parsed = parse({argv + 1, argv + argc});
+        Parsed parsed = parse({argv + 1, argv + argc});
         if (!parsed.help.empty()) return printf("%s", parsed.help.c_str()), 0;
         for (const std::string &note : parsed.notes) printf("note: %s\n", note.c_str());
+        if (parsed.options.dtype == "auto") parsed.options.dtype = parsed.options.gpu.empty() ? "f32" : "bf16";  // what GPUs train in
         const int threads = int(parsed.options.threads);
         const ContextPtr ctx = make_context(threads);
         SelfComm comm;

@@ -112,10 +112,8 @@ class Turns:
         """Where the turn begins: after the generation prompt, or, where the template has none or another one, at the content and
         the spaces before it, which most tokenizers take into the first word's token."""
         prompt = self._prefix(i, generation_prompt=True)
-        if prompt is not None and self.text.startswith(prompt):
-            gap = before_content[len(prompt):] if before_content and before_content.startswith(prompt) else None
-            if (gap is not None and not gap.strip()) or prompt != self._prefix(i):
-                return len(prompt)
+        if prompt is not None and self.text.startswith(prompt) and prompt != self._prefix(i):
+            return len(prompt)
         return len(before_content.rstrip(" ")) if before_content is not None and self.text.startswith(before_content) else None
 
     def _prefix(self, count, generation_prompt=False):

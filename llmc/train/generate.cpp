@@ -113,7 +113,7 @@ Ids document(const PreparedData &data, size_t i) {
 int generate(Run &run) {
     const Options &o = run.options;
     if (o.prompt.empty() == o.prompts.empty()) die("generate needs prompts\n  fix: either --prompt TEXT or --prompts FILE.jsonl");
-    const std::vector<std::string> text = {"--prompt", o.prompt};
+    const std::vector<std::string> text = {"--prompt=" + o.prompt};  // one word: a prompt may begin with a dash
     const auto data = open_data(run, prepared_file(run, "prompts", o.prompts, o.prompts.empty() ? text : std::vector<std::string>{}));
     std::vector<Ids> prompts;
     for (size_t i = 0; i < data->size(); i++) prompts.push_back(document(*data, i));

@@ -11,6 +11,7 @@ writes, for each model, test/golden/NAME/:
   golden.json                  what is expected, in float64 unless it says otherwise:
     loss, entropy, accuracy    means over all targets: negative log-likelihood, entropy of the prediction (nats), argmax == target
     bf16_loss                  the same loss by transformers with the model in bfloat16 (loss from float32 logits)
+    bf16_token_rms             root mean square, over the targets, of the error of each one's loss there
     grad_norm                  L2 norm of the gradient of loss; tied embeddings count once
     gradients.NAME             of each tensor by its Hugging Face name: L2 norm, projections sum_i gradient[i] * sign[i] / sqrt(n) for k < 4,
                                sign[i] = Random{1, Purpose::test, stream_of(NAME) + k}.block(i)[0] & 1 ? 1 : -1   (llmc/core/rng.h)
@@ -171,20 +172,20 @@ def make_documents(name, model):
 
 
 def evaluate(model, tokens, masks):
-    """Mean loss, entropy and accuracy over the targets of all documents, and the logits of each."""
-    loss = entropy = correct = 0
-    logits = []
+    """Mean loss, entropy and accuracy over the targets of all documents, the logits of each, and each target's loss."""
+    entropy = correct = 0
+    logits, losses = [], []
     for ids, mask in zip(tokens, masks):
         out = model(input_ids=ids[None], use_cache=False).logits[0]
         logits.append(out.detach())
         out = out.float() if out.dtype == torch.bfloat16 else out
         targets = torch.from_numpy(np.flatnonzero(mask))
         logp = torch.log_softmax(out[targets - 1], dim=-1)
-        loss = loss - logp.gather(1, ids[targets, None]).sum()
+        losses.append(-logp.gather(1, ids[targets, None])[:, 0])
         entropy = entropy - (logp.exp() * logp).sum().item()
         correct += (logp.argmax(-1) == ids[targets]).sum().item()
-    N = sum(int(mask.sum()) for mask in masks)
-    return loss / N, entropy / N, correct / N, logits
+    losses = torch.cat(losses)
+    return losses.mean(), entropy / len(losses), correct / len(losses), logits, losses
 
 
 def describe_gradients(model):
@@ -243,7 +244,7 @@ def make(name):
     with widened(model):
         with torch.no_grad():
             tokens, masks = make_documents(name, model)
-        loss, entropy, accuracy, logits = evaluate(model, tokens, masks)
+        loss, entropy, accuracy, logits, token_losses = evaluate(model, tokens, masks)
         loss.backward()
         grad_norm = global_norm(list(model.parameters())).item()
         gradients = describe_gradients(model)
@@ -253,14 +254,16 @@ def make(name):
                 difference = abs(evaluate(load(folder, torch.float64, **changes), tokens, masks)[0].item() - loss.item())
                 assert difference > 1e-3 * loss.item(), f"{name} {what}: the loss changes by {difference:.1e} only"
     with torch.no_grad():
-        bf16_loss = evaluate(load(folder, torch.bfloat16), tokens, masks)[0].item()
+        bf16_losses = evaluate(load(folder, torch.bfloat16), tokens, masks)[4].double()
+        bf16_loss = bf16_losses.mean().item()
+        bf16_token_rms = (bf16_losses - token_losses).square().mean().sqrt().item()
 
     arrays = dict(tokens=torch.cat(tokens).int().numpy(), loss_mask=np.concatenate(masks),
                   doc_offsets=np.cumsum([0] + [len(t) for t in tokens], dtype=np.int64),
                   logits=torch.cat([logits[d] for d in LOGITS_DOCUMENTS]).float().numpy())
     save_file(arrays, folder / "golden.safetensors", metadata=dict(kind="sft", vocab_size=str(model.config.vocab_size)))
     golden = dict(transformers=transformers.__version__, torch=torch.__version__, targets=int(arrays["loss_mask"].sum()),
-                  loss=loss.item(), bf16_loss=bf16_loss, entropy=entropy, accuracy=accuracy, grad_norm=grad_norm, losses=losses,
+                  loss=loss.item(), bf16_loss=bf16_loss, bf16_token_rms=bf16_token_rms, entropy=entropy, accuracy=accuracy, grad_norm=grad_norm, losses=losses,
                   logits_documents=LOGITS_DOCUMENTS, gradients=gradients)
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in golden.items()]
     (folder / "golden.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")

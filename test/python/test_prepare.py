@@ -561,8 +561,10 @@ def test_bad_record_in_a_worker_process(bench):
 
 def test_rewritten_content_is_refused(bench):
     counting = "{% for m in messages %}{{ m['content'] | length }}{% endfor %}"
-    error = bench.refused("sft", bench.tokenizer(counting), [{"messages": CHAT}])
-    assert error.startswith("record 1 (line 1) of in.jsonl: messages[2], the assistant's, cannot be found in the rendered chat")
+    moody = CHATML.replace("'<|im_end|>\\n'", "('<|im_end|>' if m['content'] == 'Bye' else '<|im_end|>\\n')")
+    for template, turn in ((counting, 2), (moody, 4)):
+        error = bench.refused("sft", bench.tokenizer(template), [{"messages": CHAT}])
+        assert error.startswith(f"record 1 (line 1) of in.jsonl: messages[{turn}], the assistant's, cannot be found in the")
     assert bench.run("sft", bench.tokenizer(CHATML), [{"messages": CHAT}])
 
 
