@@ -508,7 +508,7 @@ int main(int argc, char **argv) {
             if (parsed.options.dtype == "bf16") return std::make_unique<Llama<CpuBf16>>(CpuBf16{threads, ctx.get()}, config, limits);
             return std::make_unique<Llama<CpuF32>>(CpuF32{threads, ctx.get()}, config, limits);
         });
-    } catch (const Error &error) {
+    } catch (const std::exception &error) {
         fflush(stdout);
         fprintf(stderr, "train_llama: %s\n", error.what());
         return 1;

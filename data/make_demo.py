@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 
 HERE = Path(__file__).resolve().parent
 DEMO = HERE / "demo"
-TRAIN_CHATS, TEST_CHATS = 16000, 200
+TRAIN_CHATS, TEST_CHATS = 20000, 200
 
 TASKS = {
     "reverse": lambda word: word[::-1],

@@ -264,11 +264,11 @@ def metadata(task, options, tokenizer):
     template = tokenizer.hf.chat_template
     return {"kind": task, "vocab_size": str(tokenizer.vocab_size), "tokenizer_hash": tokenizer.hash,
             "max_len": str(options.max_len or 0), "template_hash": fnv1a(str(template)) if template else "",
-            "source": source(options), "version": FORMAT_VERSION}
+            "source": source(options, name=os.path.basename), "version": FORMAT_VERSION}
 
 
-def source(options):
-    return ",".join(options.input or ["--prompt"])
+def source(options, name=str):
+    return ",".join(map(name, options.input or ["--prompt"]))
 
 
 def table(task, options, counts, lengths, targets):

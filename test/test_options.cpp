@@ -52,7 +52,7 @@ struct ConfigFile {
 
 TEST(Options, DefaultsDependOnTheTask) {
     EXPECT_EQ(parse({}).task, DEMO);
-    EXPECT_EQ(parse({}).options.train_batch_size, 8u);
+    EXPECT_EQ(parse({}).options.train_batch_size, 64u);
     EXPECT_TRUE(parse({}).options.overwrite);
     EXPECT_FALSE(parse({"--output_dir", "mine"}).options.overwrite);
     EXPECT_EQ(parse(words(sft)).task, SFT);

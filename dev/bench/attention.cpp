@@ -6,25 +6,7 @@
 // head. The best of several rounds; every round times all columns of a line, so that other work on the machine slows them alike.
 #include "../../llmc/ops/attention.h"
 
-#include <chrono>
-#include <cstdlib>
-#include <functional>
-
-#include "../../llmc/core/rng.h"
-#include "../../llmc/ops/matmul.h"
-
-static double seconds(const std::function<void()> &work) {
-    const auto begin = std::chrono::steady_clock::now();
-    work();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-template <class X> static std::vector<X> noise(size_t n, uint32_t stream) {
-    const Random random{1, Purpose::test, stream};
-    std::vector<X> out(n);
-    for (size_t i = 0; i < n; i++) out[i] = X(float(2 * random.uniform(i) - 1));
-    return out;
-}
+#include "bench.h"
 
 template <class Dev> struct AttentionBench {
     using X = typename Dev::X;
@@ -65,54 +47,38 @@ template <class Dev> struct AttentionBench {
     }
 };
 
-struct Times {
-    double matmul = INFINITY, forward = INFINITY, backward = INFINITY;
-};
-
-template <class Dev> static Times measure(AttentionBench<Dev> &bench, CpuF32 matmul_dev, int rounds) {
-    constexpr size_t n = 2048;
-    static const std::vector<float> x = noise<float>(n * n, 3), w = noise<float>(n * n, 4);
-    static std::vector<float> y(n * n);
-    Times best;
-    for (int round = 0; round < rounds; round++) {
-        best.matmul =
-            std::min(best.matmul, seconds([&] { matmul_forward(matmul_dev, y.data(), x.data(), w.data(), nullptr, n, n, n); }));
-        best.forward = std::min(best.forward, seconds([&] { bench.forward(); }));
-        best.backward = std::min(best.backward, seconds([&] { bench.backward(); }));
-    }
-    return best;
-}
-
-template <class Dev> static void line(int threads, CpuF32 matmul_dev, size_t T, size_t H, size_t KV, size_t D) {
-    AttentionBench<Dev> bench(Dev{threads}, {T}, H, KV, D);
-    const Times t = measure(bench, matmul_dev, T > 4096 ? 4 : 10);
-    const double flop = bench.pairs * double(H * D), matmul = 2.0 * 2048 * 2048 * 2048 / t.matmul;
-    const double forward = 4 * flop / t.forward, backward = 10 * flop / t.backward;
+template <class Dev> static void line(PlainMatmul<CpuF32> &plain, size_t T, size_t H, size_t KV, size_t D) {
+    AttentionBench<Dev> bench(Dev{plain.dev.threads}, {T}, H, KV, D);
+    const auto t = fastest(T > 4096 ? 4 : 10, {[&] { bench.forward(); }, [&] { bench.backward(); }, [&] { plain(); }});
+    const double flop = bench.pairs * double(H * D), matmul = plain.flop / t[2];
+    const double forward = 4 * flop / t[0], backward = 10 * flop / t[1];
     printf("%-5s %6zu %3zu %3zu %4zu %10.0f %6.2f %10.0f %6.2f %10.0f\n", dtype_name<typename Dev::X>, T, H, KV, D,
            forward * 1e-9, forward / matmul, backward * 1e-9, backward / matmul, matmul * 1e-9);
 }
 
 int main(int argc, char **argv) {
-    const int threads = argc > 1 ? atoi(argv[1]) : omp_get_max_threads();
+    const int threads = threads_argument(argc, argv);
     const ContextPtr ctx = make_context(threads);
-    const CpuF32 dev{threads, ctx.get()};
-    printf("%d threads, matmul: %s, float, 2048 x 2048 x 2048; GFLOP/s and share of the matmul's\n", threads, matmul_backend());
+    heading("attention", threads);
+    PlainMatmul<CpuF32> plain(CpuF32{threads, ctx.get()});
+    printf("GFLOP/s and share of the plain matmul's, float, 2048 x 2048 x 2048\n");
     printf("dtype      T   H  KV    D    forward         backward            matmul\n");
     for (size_t T : {2048, 8192}) {
-        line<CpuF32>(threads, dev, T, 9, 3, 64);
-        line<CpuBf16>(threads, dev, T, 9, 3, 64);
+        line<CpuF32>(plain, T, 9, 3, 64);
+        line<CpuBf16>(plain, T, 9, 3, 64);
     }
     for (size_t D : {32, 80, 128, 256}) {
-        line<CpuF32>(threads, dev, 2048, 4, 2, D);
-        line<CpuBf16>(threads, dev, 2048, 4, 2, D);
+        line<CpuF32>(plain, 2048, 4, 2, D);
+        line<CpuBf16>(plain, 2048, 4, 2, D);
     }
 
     // One document of 2048 tokens and seven of 50: packed a row of 2398 tokens, padded a batch of 8 x 2048.
-    AttentionBench<CpuF32> longest(dev, {2048}, 9, 3, 64), packed(dev, {2048, 50, 50, 50, 50, 50, 50, 50}, 9, 3, 64),
-        padded(dev, std::vector<size_t>(8, 2048), 9, 3, 64);
-    const Times one = measure(longest, dev, 6), a = measure(packed, dev, 6), b = measure(padded, dev, 3);
+    AttentionBench<CpuF32> longest(plain.dev, {2048}, 9, 3, 64), packed(plain.dev, {2048, 50, 50, 50, 50, 50, 50, 50}, 9, 3, 64),
+        padded(plain.dev, std::vector<size_t>(8, 2048), 9, 3, 64);
+    const auto t = fastest(4, {[&] { longest.forward(); }, [&] { longest.backward(); }, [&] { packed.forward(); },
+                               [&] { packed.backward(); }, [&] { padded.forward(); }, [&] { padded.backward(); }});
     printf("\nms, f32, D = 64            forward  backward\n");
-    printf("the 2048 alone            %8.1f  %8.1f\n", one.forward * 1e3, one.backward * 1e3);
-    printf("2048 and 7 x 50, packed   %8.1f  %8.1f\n", a.forward * 1e3, a.backward * 1e3);
-    printf("2048 and 7 x 50, padded   %8.1f  %8.1f\n", b.forward * 1e3, b.backward * 1e3);
+    printf("the 2048 alone            %8.1f  %8.1f\n", t[0] * 1e3, t[1] * 1e3);
+    printf("2048 and 7 x 50, packed   %8.1f  %8.1f\n", t[2] * 1e3, t[3] * 1e3);
+    printf("2048 and 7 x 50, padded   %8.1f  %8.1f\n", t[4] * 1e3, t[5] * 1e3);
 }

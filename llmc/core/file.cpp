@@ -55,7 +55,9 @@ OutputFile::~OutputFile() {
     unlink(temporary_.c_str());
 }
 
-void OutputFile::fail(const char *action) const { die("%s: cannot %s: %s", temporary_.c_str(), action, strerror(errno)); }
+void OutputFile::fail(const char *action) const {
+    die("%s: cannot %s: %s\n  fix: a place with enough free space that may be written to", temporary_.c_str(), action, strerror(errno));
+}
 
 void OutputFile::write(const void *data, size_t bytes) {
     for (const char *from = static_cast<const char *>(data); bytes > 0;) {

@@ -486,7 +486,9 @@ Options default_options(Task task) {
     if (task == SFT) o.learning_rate = 5e-6;
     if (task == PRETRAIN) o.truncation = "split";
     if (task == DEMO) {
-        o.train_batch_size = 8;
+        o.train_batch_size = 64;
+        o.max_epochs = 8;
+        o.learning_rate = 2e-3;
         o.output_dir = "out/demo";
     }
     return o;
@@ -512,7 +514,10 @@ std::vector<std::string> prepare_flags(const Options &options, Task task) {
 }
 
 static Task task_of(const std::vector<std::string> &arguments) {
-    if (arguments.empty() || arguments[0].starts_with("-")) return DEMO;
+    if (arguments.empty() || arguments[0].starts_with("-")) {
+        const bool plan = std::find(arguments.begin(), arguments.end(), "--plan") != arguments.end();
+        return plan ? SFT : DEMO;  // the plan is the same for all training
+    }
     for (Task t : tasks)
         if (arguments[0] == task_name(t)) return t;
     die("there is no task \"%s\"\n  fix: one of %s", arguments[0].c_str(), task_words(ALL_TASKS).c_str());

@@ -1,6 +1,6 @@
 // The command line. The flags themselves, one line each, are in options.def.
 //
-//     train_llama pretrain|sft|eval|generate [--flag value | --flag=value]...        no task: the demo
+//     train_llama pretrain|sft|eval|generate [--flag value | --flag=value]...        no task: the demo, with --plan sft
 //
 // `-` and `_` in a flag's name are the same. A boolean is --flag, --flag true or --flag false. --config FILE.json holds flags, too;
 // the command line wins. A flag that the task does not have, a misspelled one and a value out of range end the run with a message.

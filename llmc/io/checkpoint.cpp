@@ -1,6 +1,7 @@
 #include "checkpoint.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -75,18 +76,33 @@ std::string latest_checkpoint(const std::string &output_dir) {
 
 void set_latest(const std::string &output_dir, size_t step) { write_file(output_dir + "/latest", format("step_%zu\n", step)); }
 
-void prune_checkpoints(const std::string &output_dir, size_t max_num) {
+// The steps of the checkpoints in a directory, rising. What a crash left of one that was being written is removed.
+static std::vector<size_t> checkpoint_steps(const std::string &output_dir) {
     std::vector<size_t> steps;
     std::vector<fs::path> leftovers;
     for (const auto &entry : fs::directory_iterator(output_dir)) {
         const std::string name = entry.path().filename();
-        size_t step;
-        int end = 0;
         if (!entry.is_directory() || !name.starts_with("step_")) continue;
-        if (sscanf(name.c_str(), "step_%zu%n", &step, &end) == 1 && size_t(end) == name.size()) steps.push_back(step);
-        else leftovers.push_back(entry.path());
+        size_t step;
+        const char *digits = name.data() + 5, *end = name.data() + name.size();
+        const auto [rest, error] = std::from_chars(digits, end, step);
+        const bool number = error == std::errc() && checkpoint_path(output_dir, step) == output_dir + "/" + std::string(name.data(), rest);
+        if (number && rest == end) steps.push_back(step);
+        else if ((number && !strcmp(rest, ".tmp")) || name == "step_trial" || name == "step_trial.tmp") leftovers.push_back(entry.path());
     }
-    std::sort(steps.begin(), steps.end());
-    for (size_t i = 0; i + max_num < steps.size(); i++) leftovers.push_back(checkpoint_path(output_dir, steps[i]));
     for (const fs::path &path : leftovers) fs::remove_all(path);
+    std::sort(steps.begin(), steps.end());
+    return steps;
+}
+
+void prune_checkpoints(const std::string &output_dir, size_t max_num) {
+    const auto steps = checkpoint_steps(output_dir);
+    for (size_t i = 0; i + max_num < steps.size(); i++) fs::remove_all(checkpoint_path(output_dir, steps[i]));
+}
+
+void remove_checkpoints_beyond(const std::string &output_dir, size_t step) {
+    if (fs::is_directory(checkpoint_path(output_dir, step))) set_latest(output_dir, step);
+    else fs::remove(output_dir + "/latest");
+    for (size_t later : checkpoint_steps(output_dir))
+        if (later > step) fs::remove_all(checkpoint_path(output_dir, later));
 }

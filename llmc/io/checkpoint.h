@@ -22,4 +22,7 @@ void verify_optimizer(const std::string &dir, const OptimizerState &state); // r
 std::string checkpoint_path(const std::string &output_dir, size_t step);
 std::string latest_checkpoint(const std::string &output_dir);               // empty if there is none
 void set_latest(const std::string &output_dir, size_t step);
-void prune_checkpoints(const std::string &output_dir, size_t max_num);      // the oldest go; leftovers of a crash go, too
+
+// Both also remove what a crash left behind.
+void prune_checkpoints(const std::string &output_dir, size_t max_num);         // the oldest go
+void remove_checkpoints_beyond(const std::string &output_dir, size_t step);    // of a future that never happened; `latest` becomes `step`

@@ -36,7 +36,7 @@ static const Family &family_of(const std::string &type, const Fields &fields) {
         if (type == family.name) return family;
         supported += (supported.empty() ? "" : ", ") + std::string(family.name);
     }
-    fields.refuse("model_type", "is \"" + type + "\", but we have " + supported);
+    fields.refuse("model_type", "is \"" + type + "\", but we have " + supported + "\n  fix: a model of one of these families");
 }
 
 // Fields that change the computation in a way we do not have. `neutral` is the number that changes nothing.

@@ -65,7 +65,8 @@ static TensorInfo parse_tensor(const std::string &name, const json &entry, size_
     for (size_t size : info.shape)
         if (__builtin_mul_overflow(bytes, size, &bytes)) fail("its shape has more bytes than a file can hold");
     if (begin > end || end > data_bytes)
-        fail(format("its bytes [%zu, %zu) are outside the file's data of %zu bytes", begin, end, data_bytes));
+        fail(format("its bytes [%zu, %zu) are outside the file's data of %zu bytes\n  fix: fetch the file again, it is cut off", begin, end,
+                    data_bytes));
     if (end - begin != bytes)
         fail(format("%s of %s is %zu bytes but data_offsets span %zu", info.dtype.c_str(), shape_text(info.shape).c_str(), bytes,
                     end - begin));

@@ -216,10 +216,27 @@ static void gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, si
 
 // ---- the three products of a linear layer -----------------------------------------------------------------------------------
 
+// A token or a few, as generation has them: bound by reading the weights, so each is read once, in place.
+constexpr size_t few_rows = 16;
+
+template <class X, class Out>
+void few_rows_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC) {
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t o = 0; o < OC; o++)
+        for (size_t t = 0; t < T; t++) {
+            const X *x_t = x + t * IC, *w_o = w + o * IC;
+            float sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (size_t i = 0; i < IC; i++) sum += float(x_t[i]) * float(w_o[i]);
+            out[t * OC + o] = sum + (bias ? float(bias[o]) : 0.0f);
+        }
+}
+
 template <class X, class Out>
 void matmul_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const std::type_identity_t<X> *bias, size_t T, size_t IC,
                     size_t OC) {
-    gemm<X, Out>(dev, out, {x, IC, 1}, {w, 1, IC}, bias, T, OC, IC, false);
+    if (T <= few_rows) few_rows_forward(dev, out, x, w, bias, T, IC, OC);
+    else gemm<X, Out>(dev, out, {x, IC, 1}, {w, 1, IC}, bias, T, OC, IC, false);
 }
 
 template <class X> void matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC) {

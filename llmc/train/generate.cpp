@@ -37,6 +37,7 @@ Row next_row(const Group &g, const std::vector<Ids> &sequences, const std::vecto
     std::vector<Ids> documents;
     for (size_t i : active) documents.push_back(prompts ? sequences[i] : Ids{sequences[i].back()});
     Row row = make_row(documents);
+    row.T = row.doc_offsets.back();  // without the padding: one token of each prompt is a short row
     where = {};
     for (size_t j = 0; j < active.size(); j++) {
         const size_t n = documents[j].size(), done = sequences[active[j]].size() - n, begin = g.begin[active[j]] + done, offset = row.doc_offsets[j];
@@ -112,7 +113,6 @@ Ids document(const PreparedData &data, size_t i) {
 
 int generate(Run &run) {
     const Options &o = run.options;
-    if (o.prompt.empty() == o.prompts.empty()) die("generate needs prompts\n  fix: either --prompt TEXT or --prompts FILE.jsonl");
     const std::vector<std::string> text = {"--prompt=" + o.prompt};  // one word: a prompt may begin with a dash
     const auto data = open_data(run, prepared_file(run, "prompts", o.prompts, o.prompts.empty() ? text : std::vector<std::string>{}));
     std::vector<Ids> prompts;

@@ -36,7 +36,7 @@ Logger::~Logger() {
 void Logger::write(const nlohmann::ordered_json &line) {
     const std::string text = line.dump() + "\n";
     if (fwrite(text.data(), 1, text.size(), file_) != text.size() || fflush(file_) != 0)
-        die("cannot write the log %s: %s", path_.c_str(), strerror(errno));
+        die("cannot write the log %s: %s\n  fix: free space, or --log FILE elsewhere", path_.c_str(), strerror(errno));
 }
 
 static std::string duration(double seconds) {

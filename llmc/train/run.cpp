@@ -73,12 +73,12 @@ static std::string cache_directory() {
 }
 
 std::string prepared_file(const Run &run, const std::string &kind, const std::string &path, const std::vector<std::string> &extra) {
+    if (!path.empty() && path.find(',') == std::string::npos && path.find('.') != std::string::npos && !fs::exists(path))
+        die("no such file: %s\n  fix: --data FILE, prepared (.safetensors) or raw (.jsonl, .csv, .parquet)", path.c_str());
     if (path.ends_with(".safetensors")) return path;
     if (run.tokenizer_hash.empty())
         die("%s is raw data, which needs a tokenizer, but %s has no tokenizer.json\n  fix: --model DIR with a tokenizer, or a prepared .safetensors file",
             path.empty() ? "the prompt" : path.c_str(), run.model_dir.empty() ? "a --preset" : run.model_dir.c_str());
-    if (!path.empty() && path.find(',') == std::string::npos && path.find('.') != std::string::npos && !fs::exists(path))
-        die("no such file: %s\n  fix: --data FILE, prepared (.safetensors) or raw (.jsonl, .csv, .parquet)", path.c_str());
     std::vector<std::string> arguments = {kind, "--tokenizer", run.model_dir};
     if (!path.empty()) arguments.insert(arguments.end(), {"--input", path});
     arguments.insert(arguments.end(), extra.begin(), extra.end());
@@ -97,10 +97,8 @@ std::string prepared_file(const Run &run, const std::string &kind, const std::st
 
 static ModelConfig open_config(Run &run) {
     const Options &o = run.options;
-    if (!o.preset.empty() && !o.model.empty()) die("--preset and --model both name a model\n  fix: give one of them");
     if (!o.preset.empty()) return preset(o.preset);
     run.model_dir = run.task == DEMO ? program_file("data/demo/model") : o.model;
-    if (run.model_dir.empty()) die("no model\n  fix: --model DIR (a Hugging Face directory), or --preset NAME");
     std::vector<std::string> notes;
     ModelConfig config = read_config(run.model_dir, notes);
     for (const std::string &note : notes) printf("note: %s\n", note.c_str());
@@ -123,6 +121,9 @@ size_t rows_capacity(const PreparedData &data, size_t row_tokens) {
 }
 
 ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data) {
+    if (data.total_targets() == 0)
+        die("%s holds prompts, and nothing in it is a target\n  fix: prepare it again with data/prepare.py %s", data.path().c_str(),
+            run.task == PRETRAIN ? "pretrain" : "sft");
     size_t longest = 0;
     for (size_t i = 0; i < data.size(); i++) longest = std::max(longest, data.length(i));
     if (longest > run.options.row_tokens)
@@ -251,7 +252,6 @@ LossSums evaluate(Comm &comm, Model &model, const PreparedData &data, std::span<
 
 static int evaluate_task(Run &run) {
     const Options &o = run.options;
-    if (o.data.empty()) die("eval needs data\n  fix: --data FILE");
     const auto data = open_data(run, prepared_file(run, "sft", o.data, prepare_flags(o, run.task)));
     const auto model = open_model(run, limits_for(run, Mode::evaluate, *data));
     std::vector<size_t> samples(o.max_samples ? std::min(o.max_samples, data->size()) : data->size());
@@ -262,6 +262,7 @@ static int evaluate_task(Run &run) {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), n = sums.targets;
     size_t tokens = 0;
     for (size_t i : samples) tokens += data->length(i);
+    if (n == 0) die("no token of the first %zu documents of %s is a target\n  fix: a larger --max_samples", samples.size(), o.data.c_str());
     const double loss = sums.nll / n;
     if (!std::isfinite(loss)) die("the loss of %s on %s is not finite\n  fix: look for NaN in the weights", o.model.c_str(), o.data.c_str());
     printf("loss %.6f  perplexity %.4f  entropy %.4f  accuracy %.4f  over %.0f target tokens of %zu tokens in %zu documents, %.0f tok/s\n", loss, std::exp(loss),

@@ -74,7 +74,6 @@ std::string fingerprint(const std::string &path) {
 Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     check_output_dir();
     const std::string kind = run.task == PRETRAIN ? "pretrain" : "sft";
-    if (run.task != DEMO && o_.data.empty()) die("%s needs data\n  fix: --data FILE, prepared (.safetensors) or raw (.jsonl, .csv, .parquet)", kind.c_str());
     const auto flags = prepare_flags(o_, run.task);
     data_ = open_data(run, run.task == DEMO ? program_file("data/demo/train.safetensors") : prepared_file(run, kind, o_.data, flags));
     if (!o_.eval_data.empty()) eval_data_ = open_data(run, prepared_file(run, kind, o_.eval_data, flags));
@@ -98,18 +97,20 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
 
 void Trainer::check_output_dir() {
     const std::string &dir = o_.output_dir;
-    if (dir.empty()) die("no output directory\n  fix: --output_dir DIR");
     if (fs::exists(dir) && !fs::is_directory(dir)) die("--output_dir %s is a file\n  fix: a directory, which may be new", dir.c_str());
     if (o_.resume != "never") {
         resume_from_ = o_.resume == "auto" ? latest_checkpoint(dir) : o_.resume;
-        if (!resume_from_.empty() && !fs::is_directory(resume_from_)) die("--resume %s: no such checkpoint\n  fix: auto, never, or a step_N directory", resume_from_.c_str());
+        if (!resume_from_.empty() && !fs::exists(resume_from_ + "/trainer_state.json"))
+            die("--resume %s: no such checkpoint\n  fix: auto, never, or a step_N directory", resume_from_.c_str());
     }
-    if (o_.resume == "never" && !o_.overwrite && fs::exists(dir + "/log.jsonl"))
-        die("%s already holds a run\n  fix: --resume auto to go on, --overwrite to replace it, or another --output_dir", dir.c_str());
     std::error_code error;
+    const bool goes_on = o_.resume == "auto" || (!resume_from_.empty() && fs::equivalent(fs::path(resume_from_) / "..", dir, error));
+    if (!goes_on && !o_.overwrite)
+        for (const char *file : {"/log.jsonl", "/latest", "/config.json"})
+            if (fs::exists(dir + file))
+                die("%s already holds a run or a model\n  fix: --resume auto to go on, --overwrite to replace it, or another --output_dir", dir.c_str());
     fs::create_directories(dir, error);
-    if (error) die("cannot create --output_dir %s: %s", dir.c_str(), error.message().c_str());
-    if (o_.overwrite && resume_from_.empty()) prune_checkpoints(dir, 0), fs::remove(dir + "/latest");
+    if (error) die("cannot create --output_dir %s: %s\n  fix: a directory that can be written to", dir.c_str(), error.message().c_str());
 }
 
 // ---- state ----------------------------------------------------------------------------------------------------------------------------
@@ -121,15 +122,17 @@ ordered_json Trainer::state() const {
 }
 
 void Trainer::resume(const std::string &dir) {
-    const auto saved = read_json(dir + "/trainer_state.json");
-    const ordered_json now = state();
     const std::string where = dir + "/trainer_state.json";
-    const Fields fields(saved, where);
+    const auto saved = read_json(where);
+    const ordered_json now = state();
+    for (const auto &[name, value] : now.items())
+        if (!saved.contains(name) || saved[name].type() != nlohmann::json(value).type())
+            die("%s: \"%s\" is missing or damaged\n  fix: --resume another step_N directory", where.c_str(), name.c_str());
     auto refuse = [&](const std::string &what, const std::string &was, const std::string &is) {
         die("%s was made with %s %s, this run has %s\n  fix: the same %s, or --overwrite for a new run", dir.c_str(), what.c_str(), was.c_str(), is.c_str(), what.c_str());
     };
     for (const char *name : {"task", "data_fingerprint"})
-        if (fields.text(name) != now[name]) refuse(name == std::string("task") ? "task" : "data", fields.text(name), now[name]);
+        if (saved[name] != nlohmann::json(now[name])) refuse(name == std::string("task") ? "task" : "data", saved[name], now[name]);
     const nlohmann::json &options = saved.at("options");
     for (const auto &[name, value] : now["options"].items()) {
         if (!options.contains(name) || options[name] == nlohmann::json(value)) continue;
@@ -147,9 +150,12 @@ void Trainer::resume(const std::string &dir) {
 
 void Trainer::start_or_resume() {
     if (!resume_from_.empty()) resume(resume_from_);
-    logger_ = std::make_unique<Logger>(o_.log.empty() ? o_.output_dir + "/log.jsonl" : o_.log, !resume_from_.empty(), step_);
-    if (resume_from_.empty()) describe_run();
     try_saving();
+    remove_checkpoints_beyond(o_.output_dir, step_);
+    const std::string log = o_.log.empty() ? o_.output_dir + "/log.jsonl" : o_.log;
+    const bool same_log = !resume_from_.empty() && fs::exists(log);
+    logger_ = std::make_unique<Logger>(log, same_log, step_);
+    if (!same_log) describe_run();
 }
 
 void Trainer::describe_run() {
@@ -231,7 +237,7 @@ ordered_json Trainer::optimizer_step(const Step &batch) {
     step_++;
     totals_.samples += batch.samples.size(), totals_.tokens += batch.tokens, totals_.targets += batch.target_tokens;
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    const double n = std::max(sums.targets, 1.0), progress = double(loader_->cursor()) / double(loader_->train_samples().size());
+    const double n = sums.targets, progress = double(loader_->cursor()) / double(loader_->train_samples().size());
     return {{"step", step_}, {"epoch", progress}, {"loss", sums.nll / n}, {"grad_norm", norm}, {"lr", lr}, {"samples", totals_.samples},
             {"tokens", totals_.tokens}, {"target_tokens", totals_.targets}, {"tok_s", double(batch.tokens) / seconds}, {"step_s", seconds}, {"mfu", nullptr},
             {"peak_mem", peak_memory()}, {"entropy", sums.entropy / n}, {"mean_token_accuracy", sums.correct / n}, {"skipped", totals_.skipped}};
@@ -246,17 +252,20 @@ void Trainer::evaluate_now() {
     }
     if (samples.empty()) return;
     const LossSums sums = evaluate(run_.comm, *model_, data, samples, o_.row_tokens);
-    const double n = std::max(sums.targets, 1.0), loss = sums.nll / n;
+    const double n = sums.targets, loss = sums.nll / n;
+    if (n == 0) return logger_->say("step %zu: nothing to evaluate, no token of the evaluation samples is a target", step_);
     logger_->write({{"step", step_}, {"eval_loss", loss}, {"eval_perplexity", std::exp(loss)}, {"eval_entropy", sums.entropy / n},
                     {"eval_mean_token_accuracy", sums.correct / n}, {"eval_target_tokens", size_t(sums.targets)}});
     logger_->say("step %zu: eval loss %.4f  perplexity %.3f  accuracy %.4f", step_, loss, std::exp(loss), sums.correct / n);
 }
 
 int Trainer::train() {
+    signal(SIGXFSZ, SIG_IGN);  // a file beyond the user's limit is an error of write(), with a message
     start_or_resume();
     struct sigaction action = {};
     action.sa_handler = remember_signal;
-    for (int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaction(signal, &action, nullptr);
+    action.sa_flags = SA_RESTART;
+    for (int number : {SIGINT, SIGTERM, SIGUSR1}) sigaction(number, &action, nullptr);
 
     while (step_ < steps_) {
         const Step batch = loader_->next();

@@ -1,0 +1,116 @@
+// How fast the other ops are on this CPU: the linear layers of SmolLM2-135M and its head as a share of a plain matmul of the same
+// type, what streams through memory as a share of a copy. (Attention has a benchmark of its own.)
+//
+//   ./ops [threads]
+//
+// GFLOP/s count two operations per multiply and add. GB/s count each array that an op reads or writes once. A copy also loads the
+// lines that it will overwrite, three transfers for the two counted, whereas AdamW writes only what it has read: hence its share
+// of 1.5 where memory is the limit.
+#include "../../llmc/ops/adamw.h"
+#include "../../llmc/ops/loss.h"
+#include "../../llmc/ops/rmsnorm.h"
+#include "../../llmc/ops/swiglu.h"
+#include "bench.h"
+
+static constexpr size_t C = 576, QKV = (9 + 2 * 3) * 64, F = 1536, V = 49152;  // SmolLM2-135M: H 9, KV 3, D 64
+
+static void print_rates(const std::vector<double> &amounts, const std::vector<double> &times, double reference) {
+    for (size_t i = 0; i < amounts.size(); i++)
+        printf(" %8.1f %5.2f", amounts[i] / times[i] * 1e-9, amounts[i] / times[i] / reference);
+}
+
+template <class Dev> static void linear_layers(PlainMatmul<Dev> &plain) {
+    using X = typename Dev::X;
+    constexpr size_t T = 2048;
+    struct Layer {
+        const char *name;
+        size_t IC, OC;
+    };
+    for (const auto &[name, IC, OC] : {Layer{"qkv", C, QKV}, {"o", C, C}, {"gate_up", C, 2 * F}, {"down", F, C}}) {
+        const auto w = noise<X>(OC * IC, 3);
+        auto x = noise<X>(T * IC, 4), y = noise<X>(T * OC, 5);
+        std::vector<float> dw(OC * IC);
+        const auto t = fastest(
+            5, {[&] { matmul_forward(plain.dev, y.data(), x.data(), w.data(), nullptr, T, IC, OC); },
+                [&] { matmul_backward_input(plain.dev, x.data(), y.data(), w.data(), T, IC, OC); },
+                [&] { matmul_backward_weight(plain.dev, dw.data(), nullptr, y.data(), x.data(), T, IC, OC); }, [&] { plain(); }});
+        const double flop = 2.0 * T * IC * OC, reference = plain.flop / t[3];
+        printf("%-5s %-8s %5zu %5zu", dtype_name<X>, name, IC, OC);
+        print_rates({flop, flop, flop}, t, reference);
+        printf(" %8.1f\n", reference * 1e-9);
+    }
+}
+
+// Two chunks of rows, every row with a target; forward only, and all three products.
+template <class Dev> static void head(PlainMatmul<Dev> &plain) {
+    using X = typename Dev::X;
+    constexpr size_t N = 2 * lm_head_chunk(V);
+    const auto x = noise<X>(N * C, 6), w = noise<X>(V * C, 7);
+    std::vector<X> dx(N * C);
+    std::vector<float> dw(V * C), nll(N), entropy(N), correct(N), weights(N, 1.0f / N);
+    std::vector<int32_t> rows(N), targets(N);
+    for (size_t n = 0; n < N; n++) rows[n] = int32_t(n), targets[n] = int32_t(n * 7919 % V);
+    std::vector<float> scratch(lm_head_scratch(N, C, V) / sizeof(float) + 16);  // to be aligned to 64
+    float *aligned = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) / sizeof(float);
+    const auto run = [&](X *dx_or_null) {
+        lm_head(plain.dev, HeadStats{nll.data(), entropy.data(), correct.data()}, dx_or_null, dw.data(), aligned, x.data(),
+                w.data(), rows.data(), targets.data(), weights.data(), N, C, V, N);
+    };
+    const auto t = fastest(3, {[&] { run(nullptr); }, [&] { run(dx.data()); }, [&] { plain(); }});
+    const double flop = 2.0 * N * C * V, reference = plain.flop / t[2];
+    printf("%-5s %-8s %5zu %5zu", dtype_name<X>, "lm_head", C, V);
+    print_rates({flop, 3 * flop}, t, reference);
+    printf(" %14s %8.1f\n", "", reference * 1e-9);
+}
+
+template <class Dev> static void streams(Dev dev) {
+    using X = typename Dev::X;
+    constexpr size_t T = 16384, n = T * 2 * F;  // of every array n elements at most
+    const auto a = noise<X>(n, 8), b = noise<X>(n, 9), w = noise<X>(C, 10);
+    std::vector<X> out(n);
+    std::vector<float> rstd(T), dw(C), scratch(rmsnorm_scratch(C)), m(n), v(n), copied(n);
+    const std::vector<float> grads = noise<float>(n, 11);
+    std::vector<float> master = grads;
+    X *params = sizeof(X) == sizeof(float) ? reinterpret_cast<X *>(master.data()) : out.data();
+    const AdamW adamw{1e-4, 0.9, 0.95, 1e-8, 0.1, 1, 10};
+
+    const auto t = fastest(5, {[&] { rmsnorm_forward(dev, out.data(), rstd.data(), a.data(), w.data(), T, C, 1e-5f); },
+                               [&] {
+                                   rmsnorm_backward(dev, out.data(), dw.data(), scratch.data(), b.data(), b.data() + T * C,
+                                                    a.data(), w.data(), rstd.data(), T, C);
+                               },
+                               [&] { swiglu_forward(dev, out.data(), a.data(), T, F); },
+                               [&] { swiglu_backward(dev, out.data(), b.data(), a.data(), T, F); },
+                               [&] { adamw_update(dev, params, master.data(), m.data(), v.data(), grads.data(), adamw, n); },
+                               [&] {
+#pragma omp parallel for simd num_threads(dev.threads)
+                                   for (size_t i = 0; i < n; i++) copied[i] = grads[i];
+                               }});
+    const double x = sizeof(X), TC = double(T * C) * x, TF = double(T * F) * x;
+    const double updated = double(n) * (7 * sizeof(float) + (sizeof(X) == sizeof(float) ? 0 : x));
+    const double copy = 2 * sizeof(float) * double(n) / t[5];
+    printf("%-5s", dtype_name<X>);
+    print_rates({2 * TC, 4 * TC, 3 * TF, 5 * TF, updated}, t, copy);
+    printf(" %8.1f\n", copy * 1e-9);
+}
+
+int main(int argc, char **argv) {
+    const int threads = threads_argument(argc, argv);
+    const ContextPtr ctx = make_context(threads);
+    heading("ops", threads);
+    PlainMatmul<CpuF32> f32(CpuF32{threads, ctx.get()});
+    PlainMatmul<CpuBf16> bf16(CpuBf16{threads, ctx.get()});
+
+    printf("T = 2048; GFLOP/s and share of the plain matmul's, 2048 x 2048 x 2048\n");
+    printf("dtype weight      IC    OC        forward             dx             dw    plain\n");
+    linear_layers(f32);
+    linear_layers(bf16);
+    printf("\n%zu rows; the loss between the products counts as time, not as work\n", 2 * lm_head_chunk(V));
+    printf("dtype weight      IC    OC        forward    forward, dx, dw                plain\n");
+    head(f32);
+    head(bf16);
+    printf("\n16384 rows of 576 (rmsnorm) and 1536 (swiglu), 50 M parameters (adamw); GB/s and share of a copy's\n");
+    printf("dtype        rmsnorm       backward         swiglu       backward          adamw     copy\n");
+    streams(f32.dev);
+    streams(bf16.dev);
+}

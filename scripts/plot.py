@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Draws what train_llama logs: loss (and evaluation loss), learning rate, gradient norm and tokens per second over the steps.
+
+    scripts/plot.py out/demo/log.jsonl --out loss.png
+    scripts/plot.py out/a/log.jsonl out/b/log.jsonl       several runs, to compare
+
+Where a curve has hundreds of points, a running mean over one in fifty of them is drawn over the faint points themselves.
+"""
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+
+PANELS = [("loss", "loss (nats per target token)"), ("lr", "learning rate"), ("grad_norm", "gradient norm, before clipping"),
+          ("tok_s", "tokens per second")]
+
+
+class PlotError(Exception):
+    pass
+
+
+def read_log(path):
+    """The lines of the steps and those of the evaluations. A line cut off by a crash is left out."""
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise PlotError(f"{path}: no such file\n  fix: the log.jsonl of a run's --output_dir") from None
+    except OSError as error:
+        raise PlotError(f"{path}: {error.strerror}\n  fix: the log.jsonl of a run's --output_dir") from None
+    steps, evaluations = [], []
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+            (evaluations if "eval_loss" in entry else steps).append(entry)
+    if not steps:
+        raise PlotError(f"{path}: there are no steps in it\n  fix: the log.jsonl of a training run that has done a step")
+    return steps, evaluations
+
+
+def series(entries, key):
+    """Steps and values; what is not a number in the log (null) becomes a gap."""
+    values = [entry.get(key) for entry in entries]
+    return [entry["step"] for entry in entries], [v if isinstance(v, (int, float)) else math.nan for v in values]
+
+
+def running_mean(values, window):
+    """Of each value and its neighbours, as many on either side as there are, at most window / 2. Gaps are left out."""
+    half = window // 2
+    means = []
+    for i in range(len(values)):
+        reach = min(half, i, len(values) - 1 - i)
+        near = [v for v in values[i - reach:i + reach + 1] if not math.isnan(v)]
+        means.append(sum(near) / len(near) if near else math.nan)
+    return means
+
+
+def name_of(path):
+    path = Path(path)
+    return path.parent.name if path.name == "log.jsonl" and path.parent.name else path.stem
+
+
+def draw(logs, out):
+    try:
+        import matplotlib
+    except ImportError:
+        raise PlotError("drawing needs matplotlib, which this Python does not have\n  fix: make deps, then .venv/bin/python scripts/plot.py") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 2, figsize=(11, 7), sharex=True, layout="constrained")
+    for i, (path, (steps, evaluations)) in enumerate(logs.items()):
+        color = f"C{i % 10}"
+        for axis, (key, _) in zip(axes.flat, PANELS):
+            x, y = series(steps, key)
+            window = len(y) // 50
+            smooth = window > 2 and key != "lr"
+            axis.plot(x, y, color=color, linewidth=0.7 if smooth else 1.5, alpha=0.25 if smooth else 1, marker="." if len(x) == 1 else None,
+                      label=None if smooth else name_of(path))
+            if smooth:
+                axis.plot(x, running_mean(y, window), color=color, linewidth=1.5, label=name_of(path))
+        if evaluations:
+            axes[0, 0].plot(*series(evaluations, "eval_loss"), color=color, linestyle="--", marker="o", markersize=4,
+                            label=name_of(path) + ", evaluation")
+    for axis, (_, title) in zip(axes.flat, PANELS):
+        axis.set_title(title, fontsize=10, loc="left")
+        axis.grid(alpha=0.3)
+    for axis in axes[1]:
+        axis.set_xlabel("step")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    axes[1, 1].set_ylim(bottom=0)
+    axes[0, 0].legend(fontsize=8)
+    try:
+        figure.savefig(out, dpi=110, format="png")
+    except OSError as error:
+        raise PlotError(f"cannot write {out}: {error.strerror}\n  fix: --out FILE.png") from None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("log", nargs="+", help="log.jsonl of a run")
+    parser.add_argument("--out", default="plot.png", metavar="FILE.png", help="the picture to write (default plot.png)")
+    args = parser.parse_args()
+    try:
+        draw({path: read_log(path) for path in args.log}, args.out)
+    except PlotError as error:
+        print(f"plot.py: {error}", file=sys.stderr)
+        return 1
+    print(args.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

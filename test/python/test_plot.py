@@ -1,0 +1,83 @@
+"""scripts/plot.py: what it reads from a log, that it draws, and its refusals."""
+
+import json
+import math
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+import plot  # noqa: E402
+
+RUN = {"task": "sft", "options": {}, "steps": 3}
+
+
+def step(n, **more):
+    return {"step": n, "loss": 4 / n, "grad_norm": 1.0, "lr": 1e-4 * n, "tok_s": 100.0, **more}
+
+
+def write_log(folder, lines, name="log.jsonl"):
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, SCRIPTS / "plot.py", *map(str, arguments)], capture_output=True, text=True)
+
+
+def test_steps_and_evaluations_are_told_apart(tmp_path):
+    log = write_log(tmp_path, [RUN, step(1), step(2), {"step": 2, "eval_loss": 2.5}, step(3), '{"step": 4, "lo'])
+    steps, evaluations = plot.read_log(log)
+    assert plot.series(steps, "loss") == ([1, 2, 3], [4, 2, 4 / 3])
+    assert plot.series(evaluations, "eval_loss") == ([2], [2.5])
+
+
+def test_null_is_a_gap(tmp_path):
+    steps, _ = plot.read_log(write_log(tmp_path, [RUN, step(1), step(2, loss=None)]))
+    values = plot.series(steps, "loss")[1]
+    assert values[0] == 4 and math.isnan(values[1])
+
+
+def test_running_mean():
+    assert plot.running_mean([0, 3, 6, 0, 3], 3) == [0, 3, 3, 3, 3]
+    assert plot.running_mean([1, math.nan, 3], 3) == [1, 2, 3]
+    assert plot.running_mean([5], 3) == [5]
+
+
+@pytest.mark.parametrize("steps", [1, 3, 400])
+def test_draws_a_png(tmp_path, steps):
+    logs = [write_log(tmp_path / name, [RUN, *map(step, range(1, steps + 1)), {"step": steps, "eval_loss": 1.0}]) for name in ("a", "b")]
+    out = tmp_path / "both.png"
+    done = run(*logs, "--out", out)
+    assert done.returncode == 0, done.stderr
+    header = out.read_bytes()[:24]
+    assert header.startswith(b"\x89PNG") and min(struct.unpack(">II", header[16:])) > 500
+
+
+def test_names_of_runs():
+    assert plot.name_of("out/demo/log.jsonl") == "demo"
+    assert plot.name_of("first.jsonl") == "first"
+    assert plot.name_of("log.jsonl") == "log"
+
+
+def refused(*arguments):
+    done = run(*arguments)
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr.startswith("plot.py: ") and len(done.stderr.splitlines()) == 2 and "fix:" in done.stderr
+    return done.stderr
+
+
+def test_refusals(tmp_path):
+    assert "missing.jsonl: no such file" in refused(tmp_path / "missing.jsonl")
+    assert "no steps" in refused(write_log(tmp_path, [RUN, {"eval_loss": 1.0}]))
+    assert "no steps" in refused(write_log(tmp_path, ["not a log\n"], "text.jsonl"))
+    assert str(tmp_path) in refused(tmp_path)  # a directory
+    good = write_log(tmp_path, [RUN, step(1)], "good.jsonl")
+    assert "cannot write" in refused(good, "--out", tmp_path / "no" / "such" / "folder.png")

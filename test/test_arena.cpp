@@ -1,0 +1,190 @@
+// The memory plan: arrays that live together never share a byte, and what the debugging aids promise.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <list>
+#include <vector>
+
+#include "../llmc/core/arena.h"
+#include "../llmc/core/common.h"
+#include "../llmc/core/rng.h"
+
+namespace {
+
+struct Planned {  // a plan of bytes, and the pointers it sets
+    Plan plan;
+    std::list<uint8_t *> pointers;
+
+    uint8_t *&add(const char *name, size_t bytes, size_t first, size_t last) {
+        pointers.push_back(nullptr);
+        plan.add(&pointers.back(), name, {bytes}, first, last);
+        return pointers.back();
+    }
+};
+
+bool overlap(const Segment &a, const Segment &b, size_t behind) {
+    const bool time = a.first <= b.last && b.first <= a.last, space = a.offset < b.offset + b.bytes + behind && b.offset < a.offset + a.bytes + behind;
+    return time && space;
+}
+
+// Bytes alive at the worst moment: no placement needs less.
+size_t lower_bound(const Plan &plan, size_t ops) {
+    size_t most = 0;
+    for (size_t t = 0; t < ops; t++) {
+        size_t alive = 0;
+        for (const Segment &s : plan.segments())
+            if (s.first <= t && t <= s.last) alive += round_up(s.bytes, Plan::alignment);
+        most = std::max(most, alive);
+    }
+    return most;
+}
+
+}  // namespace
+
+TEST(Arena, NothingThatLivesTogetherShares) {
+    const size_t ops = 40;
+    double worst = 0;
+    for (uint32_t run = 0; run < 300; run++) {
+        const Random random{run, Purpose::test, 0};
+        Planned p;
+        const size_t n = 1 + random.below(0, 60);
+        for (size_t i = 0; i < n; i++) {
+            const size_t first = random.below(4 * i + 1, ops), length = random.below(4 * i + 2, 1 + random.below(4 * i + 3, ops));
+            p.add("a", 1 + random.below(4 * i + 4, 3000), first, i % 9 ? first + length : Plan::always);
+        }
+        for (const bool guards : {false, true}) {
+            p.plan.place(guards);
+            const auto &segments = p.plan.segments();
+            for (size_t i = 0; i < n; i++) {
+                EXPECT_EQ(segments[i].offset % Plan::alignment, 0u);
+                EXPECT_LE(segments[i].offset + segments[i].bytes + (guards ? 256 : 0), p.plan.bytes());
+                for (size_t j = 0; j < i; j++) EXPECT_FALSE(overlap(segments[i], segments[j], guards ? 256 : 0)) << run << " " << i << " " << j;
+            }
+            if (guards) EXPECT_GE(p.plan.bytes(), p.plan.sum() + 256 * n);
+            else worst = std::max(worst, double(p.plan.bytes()) / double(lower_bound(p.plan, 2 * ops)));
+        }
+        if (HasFailure()) return;
+    }
+    printf("  %-40s %.2f times the lower bound at worst\n", "300 random plans", worst);
+    EXPECT_LT(worst, 2);
+}
+
+TEST(Arena, LayersShareTheirTransients) {
+    Planned p;  // a small kept array and a large transient one per layer, as in a forward and backward pass
+    const size_t layers = 12;
+    for (size_t l = 0; l < layers; l++) {
+        p.add("kept", 640, l, 2 * layers - 1 - l);
+        p.add("forward", 6400, l, l);
+        p.add("backward", 12800, 2 * layers - 1 - l, 2 * layers - 1 - l);
+    }
+    p.add("gradients", 1280, 0, Plan::always);
+    p.plan.place();
+    EXPECT_EQ(p.plan.sum(), layers * (640 + 6400 + 12800) + 1280);
+    EXPECT_EQ(p.plan.bytes(), lower_bound(p.plan, 2 * layers));
+    EXPECT_EQ(p.plan.bytes(), layers * 640 + 12800 + 1280);
+}
+
+TEST(Arena, AllAliveAtOnceLieOneBehindTheOther) {
+    Planned p;
+    for (size_t bytes : {100, 64, 1, 200}) p.add("a", bytes, 0, 5);
+    p.plan.place();
+    EXPECT_EQ(p.plan.bytes(), 128u + 64 + 64 + 256);
+}
+
+TEST(Arena, PointersAliasesAndMissingArrays) {
+    Plan plan;
+    float *a, *second_name = nullptr;
+    int32_t *b, *none = &*std::vector<int32_t>(1).begin();
+    plan.add(&a, "a", {3, 5});
+    plan.add(&b, "b", {7});
+    plan.add(&none, "none", {0, 9});
+    plan.alias(&second_name, &a);
+    plan.place();
+    Arena arena(plan);
+    EXPECT_EQ(none, nullptr);
+    EXPECT_EQ(second_name, a);
+    EXPECT_NE(static_cast<void *>(a), static_cast<void *>(b));
+    for (size_t i = 0; i < 15; i++) EXPECT_EQ(a[i], 0);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(b) % Plan::alignment, 0u);
+    EXPECT_STREQ(plan.segments()[0].dtype, "f32");
+    EXPECT_STREQ(plan.segments()[1].dtype, "i32");
+}
+
+TEST(Arena, ASizeThatOverflowsIsRefused) {
+    Plan plan;
+    float *a;
+    EXPECT_THROW(plan.add(&a, "a", {size_t(1) << 40, size_t(1) << 30}), Error);
+}
+
+TEST(Arena, GuardsNameTheArrayWrittenBeyond) {
+    for (const size_t bytes : {64, 65, 127}) {
+        Planned p;
+        p.add("act.0.other", 300, 0, 1);
+        uint8_t *&a = p.add("act.3.qkv", bytes, 0, 1);
+        p.add("act.0.next", 64, 2, 3);
+        p.plan.place(true);
+        Arena arena(p.plan);
+        memset(a, 7, bytes);
+        arena.check_guards();
+        for (const size_t behind : {0, 255}) {
+            const uint8_t before = a[bytes + behind];
+            a[bytes + behind] = 1;
+            try {
+                arena.check_guards();
+                ADD_FAILURE() << "not noticed";
+            } catch (const Error &e) {
+                EXPECT_NE(std::string(e.what()).find("act.3.qkv"), std::string::npos) << e.what();
+                EXPECT_NE(std::string(e.what()).find(std::to_string(bytes + behind)), std::string::npos) << e.what();
+            }
+            a[bytes + behind] = before;
+        }
+        arena.check_guards();
+    }
+}
+
+TEST(Arena, PoisonFillsOnlyTheDead) {
+    for (uint32_t run = 0; run < 20; run++) {
+        const Random random{run, Purpose::test, 1};
+        Planned p;
+        for (size_t i = 0; i < 30; i++) {
+            const size_t first = random.below(3 * i, 20);
+            p.add("a", 1 + random.below(3 * i + 1, 700), first, first + random.below(3 * i + 2, 9));
+        }
+        p.plan.place();
+        Arena arena(p.plan);
+        for (size_t now = 0; now < 30; now++) {
+            std::vector<bool> alive(p.plan.bytes());
+            uint8_t *base = nullptr;
+            for (const Segment &s : p.plan.segments()) {
+                base = static_cast<uint8_t *>(*s.pointer) - s.offset;
+                if (s.first <= now && now <= s.last) std::fill_n(alive.begin() + ptrdiff_t(s.offset), s.bytes, true);
+            }
+            memset(base, 1, p.plan.bytes());
+            arena.poison_dead(now);
+            for (size_t i = 0; i < alive.size(); i++) ASSERT_EQ(base[i], alive[i] ? 1 : 0xFF) << "byte " << i << " at " << now;
+        }
+    }
+    Plan plan;
+    float *f, *always;
+    bf16 *h;
+    plan.add(&f, "f", {4}, 0, 1), plan.add(&h, "h", {4}, 0, 1), plan.add(&always, "always", {1});
+    plan.place();
+    Arena arena(plan);
+    arena.poison_dead(2);
+    EXPECT_TRUE(std::isnan(f[3]) && std::isnan(float(h[3])));
+    EXPECT_EQ(*always, 0);
+}
+
+TEST(Arena, TheTableSumsLayers) {
+    Plan plan;
+    float *x[3], *y;
+    for (size_t l = 0; l < 3; l++) plan.add(&x[l], format("act.%zu.x", l), {256, 4}, l, l);
+    plan.add(&y, "params", {1024});
+    plan.place();
+    const std::string table = plan.table();
+    EXPECT_NE(table.find("act.*.x                          3 f32   256 x 4                       4.0 KiB     12.0 KiB"), std::string::npos) << table;
+    EXPECT_NE(table.find("8.0 KiB\n", table.find("placed")), std::string::npos) << table;
+    EXPECT_EQ(human_bytes(size_t(3) << 29), "1.50 GiB");
+    EXPECT_GT(peak_memory(), size_t(1) << 20);
+}

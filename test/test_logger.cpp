@@ -1,0 +1,60 @@
+// The log file: what a resumed run keeps of it.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <sstream>
+
+#include "../llmc/train/logger.h"
+#include "prepared.h"
+
+static std::string text_of(const std::string &path) {
+    std::ostringstream out;
+    out << std::ifstream(path).rdbuf();
+    return out.str();
+}
+
+static const char *const earlier = "{\"task\":\"sft\"}\n{\"step\":1,\"loss\":3}\n{\"step\":2,\"loss\":2}\n{\"step\":2,\"eval_loss\":2}\n"
+                                   "{\"step\":3,\"loss\":1}\n{\"step\":4,\"lo";
+
+TEST(Logger, ResumingDropsLaterStepsAndTheLineOfACrash) {
+    const TemporaryFile file("log.jsonl");
+    file.write(earlier);
+    {
+        Logger logger(file.path, true, 2);
+        logger.write({{"step", 3}, {"loss", 1.5}});
+    }
+    EXPECT_EQ(text_of(file.path), "{\"task\":\"sft\"}\n{\"step\":1,\"loss\":3}\n{\"step\":2,\"loss\":2}\n{\"step\":2,\"eval_loss\":2}\n{\"step\":3,\"loss\":1.5}\n");
+}
+
+TEST(Logger, WithoutALastNewlineAWholeLineIsKept) {
+    const TemporaryFile file("log.jsonl");
+    file.write("{\"step\":1}");
+    Logger(file.path, true, 1).write({{"step", 2}});
+    EXPECT_EQ(text_of(file.path), "{\"step\":1}\n{\"step\":2}\n");
+}
+
+TEST(Logger, ForeignLinesDoNotHurt) {
+    const TemporaryFile file("log.jsonl");
+    file.write("12\n\n{\"step\":\"three\"}\n[1]\n{\"step\":9}\n{\"step\":1}\n");
+    Logger(file.path, true, 1).write({{"step", 2}});
+    EXPECT_EQ(text_of(file.path), "{\"step\":1}\n{\"step\":2}\n");
+}
+
+TEST(Logger, ANewRunStartsANewFile) {
+    const TemporaryFile file("log.jsonl");
+    file.write(earlier);
+    Logger(file.path, false, 0).write({{"task", "sft"}});
+    EXPECT_EQ(text_of(file.path), "{\"task\":\"sft\"}\n");
+}
+
+TEST(Logger, NotANumberBecomesNull) {
+    const TemporaryFile file("log.jsonl");
+    Logger(file.path, false, 0).write({{"loss", NAN}, {"text", "a\n\"b\""}});
+    EXPECT_EQ(text_of(file.path), "{\"loss\":null,\"text\":\"a\\n\\\"b\\\"\"}\n");
+}
+
+TEST(Logger, WhereItCannotWriteItSaysSo) {
+    expect_contains(error_of([] { Logger("/nonexistent/log.jsonl", false, 0); }), {"/nonexistent/log.jsonl", "fix: "});
+    expect_contains(error_of([] { Logger("/dev/full", false, 0).write({{"step", 1}}); }), {"/dev/full", "fix: "});
+}
