@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "llmc/core/arena.h"      // defines: Plan, Arena
+#include "llmc/core/mutant.h"    // defines: MUTANT, a test-only bug
 #include "llmc/core/options.h"    // defines: Options, Parsed, parse
 #include "llmc/data/dataloader.h" // defines: Row
 #include "llmc/io/hf.h"           // defines: ModelConfig, HfWeights, HfWriter
@@ -341,7 +342,7 @@ template <class Dev> void Llama<Dev>::load_row(const Row &r, float weight) {
     std::copy(r.targets.begin(), r.targets.end(), row.targets);
     std::fill_n(row.weights, row.N, weight);
     const int32_t window = int32_t(*std::max_element(config.window.begin(), config.window.end()));
-    for (int32_t t = 0; t < int32_t(r.doc_begin.size()); t++) row.lo_window[t] = std::max(row.lo[t], t - window + 1);
+    for (int32_t t = 0; t < int32_t(r.doc_begin.size()); t++) row.lo_window[t] = std::max(row.lo[t], t - window + MUTANT(18, 0, 1));
 }
 
 template <class Dev> void Llama<Dev>::forward() {
@@ -364,7 +365,7 @@ template <class Dev> void Llama<Dev>::layer_forward(size_t l, const LlamaActs<X>
     if (!again || !keep.qkv) {
         matmul_forward(dev, a.qkv, a.ln1, y.qkv, y.qkv_bias, T, C, (H + 2 * KV) * D);
         if (config.qk_norm) qk_norm_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, y.q_norm, y.k_norm, T, H, KV, D, eps);
-        rope_forward(dev, a.qkv, acts.rope, row.doc_pos, T, H + KV, D, (H + 2 * KV) * D);
+        if (MUTANT(20, !again, true)) rope_forward(dev, a.qkv, acts.rope, row.doc_pos, T, H + KV, D, (H + 2 * KV) * D);
     }
     if (!again) attention_forward(l, a);
     if (!again || !keep.mid) {
@@ -473,7 +474,7 @@ template <class Dev> void Llama<Dev>::layer_backward(size_t l, const LlamaActs<X
     matmul_backward_weight(dev, dy.gate_up, dy.gate_up_bias, dgate_up, a.ln2, T, C, 2 * F);
     X *dln2 = a.ln2;
     matmul_backward_input(dev, dln2, dgate_up, y.gate_up, T, C, 2 * F);
-    rmsnorm_backward(dev, dx, dy.ln2, acts.dw_scratch, dx, dln2, a.mid, y.ln2, a.rstd2, T, C);
+    rmsnorm_backward(dev, dx, dy.ln2, acts.dw_scratch, MUTANT(19, nullptr, dx), dln2, a.mid, y.ln2, a.rstd2, T, C);
 
     matmul_backward_weight(dev, dy.o, dy.o_bias, dx, a.att, T, H * D, C);
     matmul_backward_input(dev, a.datt, dx, y.o, T, H * D, C);

@@ -75,15 +75,15 @@ def make_chats():
     rng = random.Random(1)
     words = set()
     while len(words) < (TRAIN_CHATS + TEST_CHATS) // len(TASKS):
-        words.add(make_word(rng))
+        word = make_word(rng)
+        if TASKS["no vowels"](word):  # an answer must not be empty
+            words.add(word)
     words = sorted(words)
     rng.shuffle(words)
     held_out = set(words[: TEST_CHATS // len(TASKS)])
     chats = {True: [], False: []}
     for word in words:
         for task, answer in TASKS.items():
-            if not answer(word):
-                continue
             turns = [{"role": "user", "content": f"{task} {word}"}, {"role": "assistant", "content": answer(word)}]
             chats[word in held_out].append({"messages": turns})
     rng.shuffle(chats[False])

@@ -95,7 +95,7 @@ TEST(Arena, AllAliveAtOnceLieOneBehindTheOther) {
 TEST(Arena, PointersAliasesAndMissingArrays) {
     Plan plan;
     float *a, *second_name = nullptr;
-    int32_t *b, *none = &*std::vector<int32_t>(1).begin();
+    int32_t something, *b, *none = &something;
     plan.add(&a, "a", {3, 5});
     plan.add(&b, "b", {7});
     plan.add(&none, "none", {0, 9});

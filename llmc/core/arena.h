@@ -66,13 +66,17 @@ class Arena {
     Arena(const Arena &) = delete;
     Arena &operator=(const Arena &) = delete;
 
+    // What the process will have used at its peak: what it held before, the arena, and what libraries take on first use.
+    size_t planned_peak() const { return process_ + plan_.bytes(); }
     void check_guards() const;       // dies naming the array behind whose end somebody wrote
     void poison_dead(size_t now);    // --poison: fills with NaN every byte that no segment alive at `now` owns (not with guards)
 
   private:
     const Plan &plan_;
+    size_t process_;
     std::byte *base_;
 };
 
 size_t peak_memory();               // of this process so far, in bytes (VmHWM)
+size_t process_memory();            // what it holds now, and what libraries will still take: code that oneDNN generates, thread stacks
 std::string human_bytes(size_t);    // "3.91 GiB"

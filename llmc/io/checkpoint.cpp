@@ -4,7 +4,8 @@
 #include <charconv>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <optional>
+#include <vector>
 
 #include "../core/common.h"
 #include "../core/file.h"
@@ -68,41 +69,50 @@ void verify_optimizer(const std::string &dir, const OptimizerState &state) {
 
 std::string checkpoint_path(const std::string &output_dir, size_t step) { return format("%s/step_%zu", output_dir.c_str(), step); }
 
-std::string latest_checkpoint(const std::string &output_dir) {
-    std::ifstream file(output_dir + "/latest");
-    std::string name;
-    return std::getline(file, name) && fs::is_directory(output_dir + "/" + name) ? output_dir + "/" + name : "";
+// 12 for "step_12", nothing for other names.
+static std::optional<size_t> step_of(const std::string &name) {
+    size_t step;
+    if (!name.starts_with("step_")) return {};
+    const auto parsed = std::from_chars(name.data() + 5, name.data() + name.size(), step);
+    if (parsed.ec != std::errc() || name != format("step_%zu", step)) return {};
+    return step;
 }
 
-void set_latest(const std::string &output_dir, size_t step) { write_file(output_dir + "/latest", format("step_%zu\n", step)); }
-
-// The steps of the checkpoints in a directory, rising. What a crash left of one that was being written is removed.
-static std::vector<size_t> checkpoint_steps(const std::string &output_dir) {
+static std::vector<size_t> checkpoint_steps(const std::string &output_dir) {  // rising
     std::vector<size_t> steps;
-    std::vector<fs::path> leftovers;
-    for (const auto &entry : fs::directory_iterator(output_dir)) {
-        const std::string name = entry.path().filename();
-        if (!entry.is_directory() || !name.starts_with("step_")) continue;
-        size_t step;
-        const char *digits = name.data() + 5, *end = name.data() + name.size();
-        const auto [rest, error] = std::from_chars(digits, end, step);
-        const bool number = error == std::errc() && checkpoint_path(output_dir, step) == output_dir + "/" + std::string(name.data(), rest);
-        if (number && rest == end) steps.push_back(step);
-        else if ((number && !strcmp(rest, ".tmp")) || name == "step_trial" || name == "step_trial.tmp") leftovers.push_back(entry.path());
-    }
-    for (const fs::path &path : leftovers) fs::remove_all(path);
+    std::error_code absent;
+    for (const auto &entry : fs::directory_iterator(output_dir, absent))
+        if (const auto step = step_of(entry.path().filename()); step && entry.is_directory()) steps.push_back(*step);
     std::sort(steps.begin(), steps.end());
     return steps;
 }
 
+static void remove_leftovers(const std::string &output_dir) {
+    std::vector<fs::path> leftovers;
+    for (const auto &entry : fs::directory_iterator(output_dir)) {
+        const fs::path name = entry.path().filename();
+        if (name.stem() == trial_name || (name.extension() == ".tmp" && step_of(name.stem()))) leftovers.push_back(entry.path());
+    }
+    for (const fs::path &path : leftovers) fs::remove_all(path);
+}
+
+std::string latest_checkpoint(const std::string &output_dir) {
+    const auto steps = checkpoint_steps(output_dir);
+    return steps.empty() ? "" : checkpoint_path(output_dir, steps.back());
+}
+
+void set_latest(const std::string &output_dir, size_t step) { write_file(output_dir + "/latest", format("step_%zu\n", step)); }
+
 void prune_checkpoints(const std::string &output_dir, size_t max_num) {
+    remove_leftovers(output_dir);
     const auto steps = checkpoint_steps(output_dir);
     for (size_t i = 0; i + max_num < steps.size(); i++) fs::remove_all(checkpoint_path(output_dir, steps[i]));
 }
 
 void remove_checkpoints_beyond(const std::string &output_dir, size_t step) {
-    if (fs::is_directory(checkpoint_path(output_dir, step))) set_latest(output_dir, step);
-    else fs::remove(output_dir + "/latest");
+    remove_leftovers(output_dir);
     for (size_t later : checkpoint_steps(output_dir))
         if (later > step) fs::remove_all(checkpoint_path(output_dir, later));
+    if (fs::is_directory(checkpoint_path(output_dir, step))) set_latest(output_dir, step);
+    else fs::remove(output_dir + "/latest");
 }

@@ -1,6 +1,6 @@
 // Checkpoints: OUTPUT_DIR/step_N/ holds the model as a Hugging Face directory, the optimizer's state by global element offsets, and
-// trainer_state.json. A checkpoint is written as step_N.tmp, synced and renamed, so whatever is called step_N is complete; the
-// file `latest` names the newest.
+// trainer_state.json. A checkpoint is written as step_N.tmp, synced and renamed, so whatever is called step_N is complete. The
+// file `latest` names the newest, for people and scripts.
 #pragma once
 #include <cstddef>
 #include <functional>
@@ -19,6 +19,7 @@ void save_optimizer(const std::string &dir, const OptimizerState &state);
 void load_optimizer(const std::string &dir, const OptimizerState &state);   // dies when the sizes differ
 void verify_optimizer(const std::string &dir, const OptimizerState &state); // reads back and compares bit by bit
 
+inline constexpr const char *trial_name = "step_trial";  // the save that is tried before the first step
 std::string checkpoint_path(const std::string &output_dir, size_t step);
 std::string latest_checkpoint(const std::string &output_dir);               // empty if there is none
 void set_latest(const std::string &output_dir, size_t step);

@@ -11,6 +11,7 @@
 #include <cstddef>
 
 #include "../core/device.h"
+#include "../core/mutant.h"
 
 struct AdamW {  // double, because 1 - 0.999f is off by 1e-5
     double lr, beta1, beta2, eps, weight_decay;
@@ -21,7 +22,7 @@ struct AdamW {  // double, because 1 - 0.999f is off by 1e-5
 template <class X>
 void adamw_update(Cpu<X> dev, X *params, float *master, float *m, float *v, const float *grads, AdamW a, size_t n) {
     const float scale = a.grad_scale, one_minus_beta1 = 1 - a.beta1, beta2 = a.beta2, one_minus_beta2 = 1 - a.beta2, eps = a.eps;
-    const float decay = 1 - a.lr * a.weight_decay, step_size = a.lr / (1 - std::pow(a.beta1, double(a.step)));
+    const float decay = 1 - a.lr * a.weight_decay, step_size = a.lr / MUTANT(11, 1, 1 - std::pow(a.beta1, double(a.step)));
     const float root_correction2 = std::sqrt(1 - std::pow(a.beta2, double(a.step)));
 #pragma omp parallel for simd num_threads(dev.threads)
     for (size_t i = 0; i < n; i++) {

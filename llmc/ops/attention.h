@@ -40,6 +40,7 @@
 
 #include "../core/common.h"
 #include "../core/device.h"
+#include "../core/mutant.h"
 #include "simd.h"
 
 // Global positions [begin, end) of the packed row, which lie in local rows offset, offset + 1, ...
@@ -186,7 +187,7 @@ inline void softmax_tile(ForwardTiles &t, Piece q, Piece k, Seeing s, size_t D) 
         float *row = t.scores + r * queries;
 #pragma omp simd
         for (size_t j = s.first; j < end; j++) {
-            row[j] = t.lo[j] <= key && int32_t(j) >= own ? row[j] : -INFINITY;
+            row[j] = t.lo[j] <= MUTANT(4, key - 1, key) && int32_t(j) >= own ? row[j] : -INFINITY;
             t.max[j] = row[j] > t.max[j] ? row[j] : t.max[j];  // leaves a NaN to exp
         }
     }
@@ -264,7 +265,7 @@ inline void softmax_backward_tile(BackwardTiles &t, Piece q, Piece k, Seeing s) 
         float *p = t.p + r * queries, *ds = t.ds + r * queries;
 #pragma omp simd
         for (size_t j = s.first; j < round_up(s.end, 16); j++) {
-            p[j] = t.lo[j] <= key && int32_t(j) >= own ? fast_exp(p[j] - t.lse[j]) : 0.0f;
+            p[j] = t.lo[j] <= key && int32_t(j) >= MUTANT(5, own - 1, own) ? fast_exp(p[j] - t.lse[j]) : 0.0f;
             ds[j] = p[j] * (ds[j] - t.delta[j]);
         }
     }
@@ -299,7 +300,7 @@ void backward_block(BackwardTiles &t, float *dq, size_t q_stride, float *dk, flo
         product({t.dk, row}, {t.ds + first, queries}, {t.q + first * row, row}, m, width, count, false);
         product({t.dq + first * row, row}, {t.ds + first, 1, queries}, {t.k, row}, count, width, m, true);
         add_rows(dv + skip * k_stride, k_stride, t.dv, m, D, 1.0f);
-        add_rows(dk + skip * k_stride, k_stride, t.dk, m, D, scale);
+        add_rows(dk + skip * k_stride, k_stride, t.dk, m, D, MUTANT(6, 1.0f, scale));
     }
     add_rows(dq, q_stride, t.dq, n, D, scale);
 }

@@ -12,6 +12,7 @@
 
 #include "../core/common.h"
 #include "../core/device.h"
+#include "../core/mutant.h"
 
 template <class X> void embedding_forward(Cpu<X> dev, X *out, const X *w, const int32_t *tokens, size_t T, size_t C) {
 #pragma omp parallel for num_threads(dev.threads)
@@ -28,7 +29,7 @@ template <class X> void embedding_backward(Cpu<X> dev, float *dw, const X *dout,
             const X *dout_t = dout + t * C;
             float *row = dw + size_t(tokens[t]) * C;
 #pragma omp simd
-            for (size_t c = begin; c < end; c++) row[c] += float(dout_t[c]);
+            for (size_t c = begin; c < end; c++) row[c] = MUTANT(10, 0.0f, row[c]) + float(dout_t[c]);
         }
     }
 }

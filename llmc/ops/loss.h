@@ -17,6 +17,7 @@
 #include <cmath>
 
 #include "../core/common.h"
+#include "../core/mutant.h"
 #include "matmul.h"
 #include "simd.h"
 
@@ -93,7 +94,7 @@ void lm_head(Cpu<X> dev, HeadStats stats, std::type_identity_t<X> *dx, float *dw
                 const double sum = softmax_row(stats, n0 + r, e, y, V);
                 if (!dx) continue;
                 const float weight = weights[n0 + r], scale = float(weight / sum);
-                const float at_target = e[y] * scale - weight;  // read before it is overwritten
+                const float at_target = e[y] * scale - MUTANT(12, 1, weight);  // read before it is overwritten
                 X *out = dlogits + r * V;
 #pragma omp simd
                 for (size_t v = 0; v < V; v++) out[v] = e[v] * scale;

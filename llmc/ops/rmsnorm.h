@@ -27,6 +27,7 @@
 
 #include "../core/common.h"
 #include "../core/device.h"
+#include "../core/mutant.h"
 
 // ---- one row ----------------------------------------------------------------------------------------------------------------
 
@@ -49,8 +50,8 @@ void rmsnorm_backward_row(X *dx, float *dw, const X *dresidual, const X *dout, c
 #pragma omp simd
     for (size_t c = 0; c < C; c++) {
         const float xh = float(x[c]) * rstd, g = float(dout[c]) * float(w[c]);
-        dw[c] += float(dout[c]) * xh;  // before dx, which may overwrite dout
-        dx[c] = (dresidual ? float(dresidual[c]) : 0.0f) + rstd * (g - xh * mean);
+        dw[c] = MUTANT(2, 0, dw[c]) + float(dout[c]) * xh;  // before dx, which may overwrite dout
+        dx[c] = (dresidual ? float(dresidual[c]) : 0.0f) + rstd * (g - MUTANT(3, 0, xh * mean));
     }
 }
 

@@ -8,6 +8,7 @@
 #include <cstddef>
 
 #include "../core/device.h"
+#include "../core/mutant.h"
 #include "simd.h"
 
 template <class X> void swiglu_forward(Cpu<X> dev, X *out, const X *gate_up, size_t T, size_t F) {
@@ -29,7 +30,7 @@ template <class X> void swiglu_backward(Cpu<X> dev, X *dgate_up, const X *dout, 
         for (size_t f = 0; f < F; f++) {
             const float g = gate[f], u = up[f], d = dout_t[f];
             const float s = 1.0f / (1.0f + fast_exp(-g));
-            dgate[f] = d * u * s * (1.0f + g * (1.0f - s));
+            dgate[f] = d * u * s * (1.0f + MUTANT(9, 0.0f, g * (1.0f - s)));
             dup[f] = d * g * s;
         }
     }

@@ -15,8 +15,9 @@ static void drop_lines_beyond(const std::string &path, size_t step) {
     std::string kept, line;
     while (std::getline(file, line)) {
         const auto json = nlohmann::json::parse(line, nullptr, false);
-        if (json.is_discarded()) continue;  // cut off by a crash
-        if (json.contains("step") && json["step"].get<size_t>() > step) continue;
+        if (!json.is_object()) continue;  // cut off by a crash
+        const auto at = json.find("step");
+        if (at != json.end() && (!at->is_number() || at->get<double>() > double(step))) continue;
         kept += line + "\n";
     }
     write_file(path, kept);

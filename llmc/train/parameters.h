@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "../core/common.h"
+#include "../core/mutant.h"
 #include "../core/rng.h"
 #include "../io/hf.h"
 #include "../ops/reduce.h"
@@ -77,7 +78,7 @@ template <class Dev> struct Parameters {
         for (size_t i = 0, end; i < table.size(); i = end) {  // runs of tensors that decay, or do not
             for (end = i + 1; end < table.size() && table[end].decay == table[i].decay;) end++;
             AdamW run = adamw;
-            if (!table[i].decay) run.weight_decay = 0;
+            if (MUTANT(17, false, !table[i].decay)) run.weight_decay = 0;
             const size_t from = table[i].offset, n = table[end - 1].offset + table[end - 1].count - from;
             adamw_update(dev, params + from, master + from, m + from, v + from, grads + from, run, n);
         }

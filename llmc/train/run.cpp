@@ -126,11 +126,6 @@ ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data) {
             run.task == PRETRAIN ? "pretrain" : "sft");
     size_t longest = 0;
     for (size_t i = 0; i < data.size(); i++) longest = std::max(longest, data.length(i));
-    if (longest > run.options.row_tokens)
-        for (size_t i = 0; i < data.size(); i++)
-            if (data.length(i) > run.options.row_tokens)
-                die("document %zu of %s has %zu tokens but a row holds %zu\n  fix: --row_tokens %zu, or prepare with --max_len %zu", i, data.path().c_str(),
-                    data.length(i), run.options.row_tokens, longest, run.options.row_tokens);
     ModelLimits limits;
     limits.mode = mode;
     limits.row_tokens = rows_capacity(data, run.options.row_tokens);
@@ -218,9 +213,10 @@ static int print_plan(const Run &run) {
     limits.row_tokens = round_up(o.row_tokens, row_multiple);
     limits.positions = o.max_len;
     const auto model = plan_model(run, limits, memory);
-    const size_t bytes = model->plan().bytes();
+    const size_t process = o.gpu.empty() ? process_memory() : 0, bytes = model->plan().bytes() + process;
     printf("%zu parameters; rows of %zu tokens, samples of up to %zu; recompute %s\n\n%s\n", parameter_count(run.config), o.row_tokens, o.max_len,
            recompute_levels[size_t(limits.recompute)].first, model->plan().table().c_str());
+    if (process) printf("%-78s %12s\n", "the process itself, with what its libraries generate", human_bytes(process).c_str());
     const bool fits = bytes <= memory;
     printf("%s: %s of %s usable%s\n", fits ? "fits" : "does not fit", human_bytes(bytes).c_str(), human_bytes(memory).c_str(), o.gpu.empty() ? " here" : (" on " + o.gpu).c_str());
 

@@ -106,8 +106,8 @@ void Trainer::check_output_dir() {
     std::error_code error;
     const bool goes_on = o_.resume == "auto" || (!resume_from_.empty() && fs::equivalent(fs::path(resume_from_) / "..", dir, error));
     if (!goes_on && !o_.overwrite)
-        for (const char *file : {"/log.jsonl", "/latest", "/config.json"})
-            if (fs::exists(dir + file))
+        for (const std::string &file : {dir + "/log.jsonl", dir + "/config.json", latest_checkpoint(dir)})
+            if (fs::exists(file))
                 die("%s already holds a run or a model\n  fix: --resume auto to go on, --overwrite to replace it, or another --output_dir", dir.c_str());
     fs::create_directories(dir, error);
     if (error) die("cannot create --output_dir %s: %s\n  fix: a directory that can be written to", dir.c_str(), error.message().c_str());
@@ -164,7 +164,7 @@ void Trainer::describe_run() {
     logger_->write({{"task", task_name(run_.task)}, {"options", to_json(o_, run_.task)}, {"device", "cpu"}, {"threads", o_.threads}, {"world", run_.comm.size},
                     {"model", {{"family", run_.config.family}, {"parameters", parameters}, {"dir", run_.model_dir}}},
                     {"data", {{"path", data_->path()}, {"samples", loader_->train_samples().size()}, {"tokens", data_->total_tokens()}, {"target_tokens", data_->total_targets()}}},
-                    {"steps", steps_}, {"plan_bytes", plan.bytes()}, {"compiler", __VERSION__}});
+                    {"steps", steps_}, {"plan_bytes", plan.bytes()}, {"planned_peak_mem", model_->arena().planned_peak()}, {"compiler", __VERSION__}});
     logger_->say("%s: %zu parameters, %s on %zu threads; %zu samples, %zu steps; plan %s", task_name(run_.task), parameters, o_.dtype.c_str(), o_.threads,
                  loader_->train_samples().size(), steps_, human_bytes(plan.bytes()).c_str());
 }
@@ -179,7 +179,7 @@ void Trainer::save_model(const std::string &dir) {
 
 // The last save of a long run should not be the first: what the run will write is written once before its first step, and read back.
 void Trainer::try_saving() {
-    const std::string trial = o_.output_dir + "/step_trial";
+    const std::string trial = o_.output_dir + "/" + trial_name;
     write_directory(trial, [&](const std::string &dir) {
         save_model(dir);
         const HfWeights weights(dir);
@@ -288,7 +288,7 @@ int Trainer::train() {
 void Trainer::finish() {
     save_model(o_.output_dir);
     logger_->say("saved %s; %zu steps, %zu samples, %zu tokens, %zu steps skipped; peak memory %s, planned %s", o_.output_dir.c_str(), steps_, totals_.samples,
-                 totals_.tokens, totals_.skipped, human_bytes(peak_memory()).c_str(), human_bytes(model_->plan().bytes()).c_str());
+                 totals_.tokens, totals_.skipped, human_bytes(peak_memory()).c_str(), human_bytes(model_->arena().planned_peak()).c_str());
 }
 
 }  // namespace

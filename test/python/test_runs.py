@@ -266,10 +266,9 @@ def test_killed_again_and_again(data, tmp_path):
     begin = time.monotonic()
     train(straight, **options)
     whole = time.monotonic() - begin
-    stepping = sum(line["step_s"] for line in log_lines(straight)[1:])
     start = min(whole / 4, 0.1)  # about what loading takes
     rng = random.Random(1)
-    landed = []
+    landed = []  # steps saved at each kill
     while len(landed) < kills:
         process = subprocess.Popen(command("sft", output_dir=run, resume="auto", **options), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         try:
@@ -284,12 +283,12 @@ def test_killed_again_and_again(data, tmp_path):
         landed.append(int(latest.name[5:]) if latest else 0)
         if latest:
             assert json.loads((latest / "trainer_state.json").read_text())["step"] == landed[-1]
-    print(f"\n  killed {len(landed)} times, after steps {landed} of {steps}; {whole:.1f} s undisturbed, {stepping:.1f} s in steps")
+    print(f"\n  killed {len(landed)} times, after steps {landed} of {steps}; {whole:.1f} s undisturbed")
     assert len(landed) >= kills // 2
     assert landed == sorted(landed)
     train(run, resume="auto", **options)
     assert weights(run) == weights(straight)
-    assert [line.get("step") for line in log_lines(run)] == [None] + list(range(1, steps + 1)) or "eval_loss" in str(log_lines(run))
+    assert [line.get("step") for line in log_lines(run)] == [None, *range(1, steps + 1)]
     assert stable(log_lines(run)) == stable(log_lines(straight))
     assert checkpoints(run) == [steps - 1, steps]
     assert sorted(p.name for p in run.iterdir()) == sorted(p.name for p in straight.iterdir())  # nothing is left of the crashes
@@ -610,13 +609,14 @@ def test_a_step_without_targets_is_skipped(tmp_path):
 
 def test_nothing_to_evaluate_is_said(tmp_path):
     documents = random_documents(8, longest=20)
-    for held_out in range(8):  # whichever is held out
-        documents[held_out] = (documents[held_out][0], documents[held_out][1] * (held_out == 0))
+    documents = [(ids, mask * (i == 0)) for i, (ids, mask) in enumerate(documents)]  # only document 0 has targets
     data = write_data(tmp_path / "data.safetensors", documents)
-    said = train(tmp_path / "a", data=data, eval_fraction=0.5, seed=1)
-    evals = [line for line in log_lines(tmp_path / "a") if "eval_loss" in line]
-    assert evals or "nothing to evaluate" in said
-    assert all(line["eval_target_tokens"] > 0 for line in evals)
+    said = {}
+    for seed in range(8):  # which documents are held out depends on it
+        output = tmp_path / str(seed)
+        said[seed] = "nothing to evaluate" in train(output, data=data, eval_fraction=0.5, seed=seed)
+        assert said[seed] != any("eval_loss" in line for line in log_lines(output))
+    assert set(said.values()) == {True, False}
 
 
 def limit_file_size(size):
