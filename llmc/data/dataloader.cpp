@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "../core/common.h"
+#include "../core/mutant.h"
 #include "../core/rng.h"
 #include "packing.h"
 
