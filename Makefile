@@ -126,7 +126,7 @@ compare: $(PROGRAM) .venv-compare/bin/python ## the same training step here and 
 	@echo 'installing PyTorch and transformers into .venv-compare (2 GB)'
 	@python3 -m venv .venv-compare && .venv-compare/bin/pip install --quiet torch 'transformers>=5' numpy
 
-SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp test/*.h test/*.cpp dev/bench/*.cpp)
+SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp test/*.h test/*.cpp dev/bench/*.h dev/bench/*.cpp)
 format:                                      ## check the layout of the C++ files; FIX=1 mends it
 	@clang-format $(if $(FIX),-i,--dry-run -Werror --ferror-limit=1) $(SOURCES) || { echo 'fix: make format FIX=1'; exit 1; }
 

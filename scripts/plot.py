@@ -48,12 +48,11 @@ def series(entries, key):
 
 
 def running_mean(values, window):
-    """Of each value and its neighbours, as many on either side as there are, at most window / 2. Gaps are left out."""
+    """Of each value and up to window / 2 neighbours on either side. Gaps are left out."""
     half = window // 2
     means = []
     for i in range(len(values)):
-        reach = min(half, i, len(values) - 1 - i)
-        near = [v for v in values[i - reach:i + reach + 1] if not math.isnan(v)]
+        near = [v for v in values[max(0, i - half):i + half + 1] if not math.isnan(v)]
         means.append(sum(near) / len(near) if near else math.nan)
     return means
 

@@ -24,7 +24,8 @@ struct Planned {  // a plan of bytes, and the pointers it sets
 };
 
 bool overlap(const Segment &a, const Segment &b, size_t behind) {
-    const bool time = a.first <= b.last && b.first <= a.last, space = a.offset < b.offset + b.bytes + behind && b.offset < a.offset + a.bytes + behind;
+    const bool time = a.first <= b.last && b.first <= a.last,
+               space = a.offset < b.offset + b.bytes + behind && b.offset < a.offset + a.bytes + behind;
     return time && space;
 }
 
@@ -59,7 +60,8 @@ TEST(Arena, NothingThatLivesTogetherShares) {
             for (size_t i = 0; i < n; i++) {
                 EXPECT_EQ(segments[i].offset % Plan::alignment, 0u);
                 EXPECT_LE(segments[i].offset + segments[i].bytes + (guards ? 256 : 0), p.plan.bytes());
-                for (size_t j = 0; j < i; j++) EXPECT_FALSE(overlap(segments[i], segments[j], guards ? 256 : 0)) << run << " " << i << " " << j;
+                for (size_t j = 0; j < i; j++)
+                    EXPECT_FALSE(overlap(segments[i], segments[j], guards ? 256 : 0)) << run << " " << i << " " << j;
             }
             if (guards) EXPECT_GE(p.plan.bytes(), p.plan.sum() + 256 * n);
             else worst = std::max(worst, double(p.plan.bytes()) / double(lower_bound(p.plan, 2 * ops)));
@@ -183,7 +185,9 @@ TEST(Arena, TheTableSumsLayers) {
     plan.add(&y, "params", {1024});
     plan.place();
     const std::string table = plan.table();
-    EXPECT_NE(table.find("act.*.x                          3 f32   256 x 4                       4.0 KiB     12.0 KiB"), std::string::npos) << table;
+    EXPECT_NE(table.find("act.*.x                          3 f32   256 x 4                       4.0 KiB     12.0 KiB"),
+              std::string::npos)
+        << table;
     EXPECT_NE(table.find("8.0 KiB\n", table.find("placed")), std::string::npos) << table;
     EXPECT_EQ(human_bytes(size_t(3) << 29), "1.50 GiB");
     EXPECT_GT(peak_memory(), size_t(1) << 20);

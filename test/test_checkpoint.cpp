@@ -28,7 +28,8 @@ struct Checkpoint : testing::Test {
         return out;
     }
     void make(const std::vector<const char *> &directories) const {
-        for (const char *name : directories) write_file((fs::create_directories(dir + "/" + name), dir + "/" + name + "/file"), "x");
+        for (const char *name : directories)
+            write_file((fs::create_directories(dir + "/" + name), dir + "/" + name + "/file"), "x");
     }
 };
 
@@ -99,11 +100,12 @@ TEST_F(Checkpoint, ADirectoryAppearsWhole) {
 TEST_F(Checkpoint, NothingRemainsAfterAnError) {
     make({"step_1"});
     EXPECT_EQ(error_of([&] {
-        write_directory(dir + "/step_1", [&](const std::string &to) {
-            write_file(to + "/half", "y");
-            die("the disk is full");
-        });
-    }), "the disk is full");
+                  write_directory(dir + "/step_1", [&](const std::string &to) {
+                      write_file(to + "/half", "y");
+                      die("the disk is full");
+                  });
+              }),
+              "the disk is full");
     EXPECT_EQ(names(), std::set<std::string>({"step_1"}));
     EXPECT_TRUE(fs::exists(dir + "/step_1/file"));  // untouched
     expect_contains(error_of([&] { write_directory("/dev/null/step_1", [](const std::string &) {}); }), {"/dev/null/step_1"});
@@ -119,10 +121,12 @@ TEST_F(Checkpoint, TheLatestIsTheOneWithTheMostSteps) {
 }
 
 TEST_F(Checkpoint, PruningKeepsTheNewestAndWhatIsNotOurs) {
-    make({"step_2", "step_10", "step_9", "step_100", "step_11.tmp", "step_trial", "step_trial.tmp", "step_5_notes", "step_", "step_-3", "step_007", "other"});
+    make({"step_2", "step_10", "step_9", "step_100", "step_11.tmp", "step_trial", "step_trial.tmp", "step_5_notes", "step_",
+          "step_-3", "step_007", "other"});
     write_file(dir + "/step_1", "a file");
     prune_checkpoints(dir, 2);
-    EXPECT_EQ(names(), std::set<std::string>({"step_10", "step_100", "step_5_notes", "step_", "step_-3", "step_007", "other", "step_1"}));
+    EXPECT_EQ(names(),
+              std::set<std::string>({"step_10", "step_100", "step_5_notes", "step_", "step_-3", "step_007", "other", "step_1"}));
     prune_checkpoints(dir, 2);
     EXPECT_EQ(names().size(), 8u);
 }

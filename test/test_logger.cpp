@@ -14,8 +14,9 @@ static std::string text_of(const std::string &path) {
     return out.str();
 }
 
-static const char *const earlier = "{\"task\":\"sft\"}\n{\"step\":1,\"loss\":3}\n{\"step\":2,\"loss\":2}\n{\"step\":2,\"eval_loss\":2}\n"
-                                   "{\"step\":3,\"loss\":1}\n{\"step\":4,\"lo";
+static const char *const earlier =
+    "{\"task\":\"sft\"}\n{\"step\":1,\"loss\":3}\n{\"step\":2,\"loss\":2}\n{\"step\":2,\"eval_loss\":2}\n"
+    "{\"step\":3,\"loss\":1}\n{\"step\":4,\"lo";
 
 TEST(Logger, ResumingDropsLaterStepsAndTheLineOfACrash) {
     const TemporaryFile file("log.jsonl");
@@ -24,7 +25,9 @@ TEST(Logger, ResumingDropsLaterStepsAndTheLineOfACrash) {
         Logger logger(file.path, true, 2);
         logger.write({{"step", 3}, {"loss", 1.5}});
     }
-    EXPECT_EQ(text_of(file.path), "{\"task\":\"sft\"}\n{\"step\":1,\"loss\":3}\n{\"step\":2,\"loss\":2}\n{\"step\":2,\"eval_loss\":2}\n{\"step\":3,\"loss\":1.5}\n");
+    EXPECT_EQ(
+        text_of(file.path),
+        "{\"task\":\"sft\"}\n{\"step\":1,\"loss\":3}\n{\"step\":2,\"loss\":2}\n{\"step\":2,\"eval_loss\":2}\n{\"step\":3,\"loss\":1.5}\n");
 }
 
 TEST(Logger, WithoutALastNewlineAWholeLineIsKept) {

@@ -38,17 +38,20 @@ TEST(Sampler, TemperatureScalesLogits) {
 TEST(Sampler, TopKAndTopP) {
     expect_distribution(frequencies(logits, {.temperature = 1, .top_k = 2}), {0, 0.4, 0, 0.3});
     expect_distribution(frequencies(logits, {.temperature = 1, .top_k = 9}), {0.1, 0.4, 0.2, 0.3});
-    expect_distribution(frequencies(logits, {.temperature = 1, .top_p = 0.39}), {0, 1, 0, 0});     // at least one
-    expect_distribution(frequencies(logits, {.temperature = 1, .top_p = 0.41}), {0, 0.4, 0, 0.3});  // the one that crosses the border belongs to them
+    expect_distribution(frequencies(logits, {.temperature = 1, .top_p = 0.39}), {0, 1, 0, 0});  // at least one
+    expect_distribution(frequencies(logits, {.temperature = 1, .top_p = 0.41}),
+                        {0, 0.4, 0, 0.3});  // the one that crosses the border belongs to them
     expect_distribution(frequencies(logits, {.temperature = 1, .top_p = 0.85}), {0, 0.4, 0.2, 0.3});
-    expect_distribution(frequencies(logits, {.temperature = 1, .top_k = 3, .top_p = 0.7}), {0, 0.4, 0, 0.3});  // top_p of what top_k left
+    expect_distribution(frequencies(logits, {.temperature = 1, .top_k = 3, .top_p = 0.7}),
+                        {0, 0.4, 0, 0.3});  // top_p of what top_k left
     expect_distribution(frequencies(logits, {.temperature = 1, .top_k = 1, .top_p = 1e-9}), {0, 1, 0, 0});
 }
 
 TEST(Sampler, AlwaysAToken) {
     const std::vector<float> extreme = {-1e38f, 3e38f, -INFINITY, 3e38f};
     for (double uniform : {0.0, 0.25, 0.75, std::nextafter(1.0, 0.0)})
-        for (const Sampling &s : {Sampling{.temperature = 0.7}, {.temperature = 1, .top_k = 3}, {.temperature = 1, .top_p = 0.9}}) {
+        for (const Sampling &s :
+             {Sampling{.temperature = 0.7}, {.temperature = 1, .top_k = 3}, {.temperature = 1, .top_p = 0.9}}) {
             const int32_t token = sample_token(extreme, s, uniform);
             EXPECT_TRUE(token == 1 || token == 3) << token;
         }
@@ -58,7 +61,8 @@ TEST(Sampler, AlwaysAToken) {
 TEST(Sampler, TheSameSeedGivesTheSameTokens) {
     const auto draw = [](uint64_t seed) {
         std::vector<int32_t> out;
-        for (size_t n = 0; n < 50; n++) out.push_back(sample_token(logits, {.temperature = 1}, Random{seed, Purpose::sampling, 0}.uniform(n)));
+        for (size_t n = 0; n < 50; n++)
+            out.push_back(sample_token(logits, {.temperature = 1}, Random{seed, Purpose::sampling, 0}.uniform(n)));
         return out;
     };
     EXPECT_EQ(draw(1), draw(1));

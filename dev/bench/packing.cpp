@@ -70,7 +70,7 @@ template <class Dev> static void table(Dev dev, std::vector<Case> cases) {
             adamw.grad_scale = std::min(1.0, 1 / model.gradient_norm());
             model.update(adamw);
         });
-    const auto t = fastest(4, steps);
+    const auto t = fastest(8, steps);
     for (size_t i = 0; i < cases.size(); i++) {
         size_t tokens = 0;
         for (const Row &row : cases[i].rows) tokens += row.T;

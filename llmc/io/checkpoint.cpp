@@ -38,7 +38,9 @@ static const char *const optimizer_file = "/optimizer.safetensors";
 
 void save_optimizer(const std::string &dir, const OptimizerState &state) {
     const Metadata metadata = {{"begin", "0"}, {"end", std::to_string(state.count)}};
-    SafetensorsWriter writer(dir + optimizer_file, {{"master", {state.count}, "F32"}, {"m", {state.count}, "F32"}, {"v", {state.count}, "F32"}}, metadata);
+    SafetensorsWriter writer(dir + optimizer_file,
+                             {{"master", {state.count}, "F32"}, {"m", {state.count}, "F32"}, {"v", {state.count}, "F32"}},
+                             metadata);
     writer.write("master", state.master);
     writer.write("m", state.m);
     writer.write("v", state.v);
@@ -67,7 +69,9 @@ void verify_optimizer(const std::string &dir, const OptimizerState &state) {
         }
 }
 
-std::string checkpoint_path(const std::string &output_dir, size_t step) { return format("%s/step_%zu", output_dir.c_str(), step); }
+std::string checkpoint_path(const std::string &output_dir, size_t step) {
+    return format("%s/step_%zu", output_dir.c_str(), step);
+}
 
 // 12 for "step_12", nothing for other names.
 static std::optional<size_t> step_of(const std::string &name) {

@@ -16,14 +16,15 @@ struct OptimizerState {
 void write_directory(const std::string &path, const std::function<void(const std::string &)> &fill);
 
 void save_optimizer(const std::string &dir, const OptimizerState &state);
-void load_optimizer(const std::string &dir, const OptimizerState &state);   // dies when the sizes differ
-void verify_optimizer(const std::string &dir, const OptimizerState &state); // reads back and compares bit by bit
+void load_optimizer(const std::string &dir, const OptimizerState &state);    // dies when the sizes differ
+void verify_optimizer(const std::string &dir, const OptimizerState &state);  // reads back and compares bit by bit
 
 inline constexpr const char *trial_name = "step_trial";  // the save that is tried before the first step
 std::string checkpoint_path(const std::string &output_dir, size_t step);
-std::string latest_checkpoint(const std::string &output_dir);               // empty if there is none
+std::string latest_checkpoint(const std::string &output_dir);  // empty if there is none
 void set_latest(const std::string &output_dir, size_t step);
 
 // Both also remove what a crash left behind.
-void prune_checkpoints(const std::string &output_dir, size_t max_num);         // the oldest go
-void remove_checkpoints_beyond(const std::string &output_dir, size_t step);    // of a future that never happened; `latest` becomes `step`
+void prune_checkpoints(const std::string &output_dir, size_t max_num);  // the oldest go
+void remove_checkpoints_beyond(const std::string &output_dir,
+                               size_t step);  // of a future that never happened; `latest` becomes `step`

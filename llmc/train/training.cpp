@@ -152,6 +152,7 @@ void Trainer::start_or_resume() {
     if (!resume_from_.empty()) resume(resume_from_);
     try_saving();
     remove_checkpoints_beyond(o_.output_dir, step_);
+    if (o_.save_steps > 0) prune_checkpoints(o_.output_dir, o_.max_num);  // a crash may have come between a save and this
     const std::string log = o_.log.empty() ? o_.output_dir + "/log.jsonl" : o_.log;
     const bool same_log = !resume_from_.empty() && fs::exists(log);
     logger_ = std::make_unique<Logger>(log, same_log, step_);

@@ -46,7 +46,7 @@ def test_null_is_a_gap(tmp_path):
 
 
 def test_running_mean():
-    assert plot.running_mean([0, 3, 6, 0, 3], 3) == [0, 3, 3, 3, 3]
+    assert plot.running_mean([0, 3, 6, 0, 3], 3) == [1.5, 3, 3, 3, 1.5]
     assert plot.running_mean([1, math.nan, 3], 3) == [1, 2, 3]
     assert plot.running_mean([5], 3) == [5]
 

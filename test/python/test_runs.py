@@ -214,8 +214,8 @@ def test_resuming_into_another_directory(data, tmp_path):
     refused_training(data, tmp_path / "b", "already holds a run", resume=tmp_path / "a" / "step_2", train_batch_size=4)
 
 
-REFUSED = [("seed", {"seed": 7}), ("train_batch_size", {"train_batch_size": 5}), ("dtype", {"dtype": "bf16"}), ("shuffle", {"shuffle": "false"}),
-           ("eval_fraction", {"eval_fraction": 0.3}), ("max_samples", {"max_samples": 9}),
+REFUSED = [("seed", {"seed": 7}), ("train_batch_size", {"train_batch_size": 5}), ("dtype", {"dtype": "bf16"}),
+           ("shuffle", {"shuffle": "false"}), ("eval_fraction", {"eval_fraction": 0.3}), ("max_samples", {"max_samples": 9}),
            ("train_batch_size", {"train_batch_size": None, "train_batch_tokens": 100})]
 
 
@@ -266,32 +266,35 @@ def test_killed_again_and_again(data, tmp_path):
     begin = time.monotonic()
     train(straight, **options)
     whole = time.monotonic() - begin
-    start = min(whole / 4, 0.1)  # about what loading takes
     rng = random.Random(1)
     landed = []  # steps saved at each kill
+
+    def finished():
+        assert weights(run) == weights(straight)
+        assert [line.get("step") for line in log_lines(run)] == [None, *range(1, steps + 1)]
+        assert stable(log_lines(run)) == stable(log_lines(straight))
+        assert checkpoints(run) == [steps - 1, steps]
+        assert sorted(p.name for p in run.iterdir()) == sorted(p.name for p in straight.iterdir())  # nothing is left of the crashes
+
     while len(landed) < kills:
-        process = subprocess.Popen(command("sft", output_dir=run, resume="auto", **options), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        words = command("sft", output_dir=run, resume="auto", **options)
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         try:
-            process.wait(rng.uniform(0, start + 2 * whole / kills))
+            process.wait(rng.uniform(0, whole / 3))
         except subprocess.TimeoutExpired:
             process.kill()
         error = process.communicate()[1]
-        if process.returncode == 0:
-            break
+        if process.returncode == 0:  # this one made it to the end: kill another
+            finished()
+            shutil.rmtree(run)
+            continue
         assert process.returncode == -signal.SIGKILL, error
-        latest = run / (run / "latest").read_text().strip() if (run / "latest").exists() else None
-        landed.append(int(latest.name[5:]) if latest else 0)
-        if latest:
-            assert json.loads((latest / "trainer_state.json").read_text())["step"] == landed[-1]
-    print(f"\n  killed {len(landed)} times, after steps {landed} of {steps}; {whole:.1f} s undisturbed")
-    assert len(landed) >= kills // 2
-    assert landed == sorted(landed)
+        landed.append(max((int(path.name[5:]) for path in run.glob("step_*") if path.name[5:].isdigit()), default=0))
+        if landed[-1]:
+            assert json.loads((run / f"step_{landed[-1]}" / "trainer_state.json").read_text())["step"] == landed[-1]
+    print(f"\n  killed {kills} times, after steps {landed} of {steps}; {whole:.1f} s undisturbed")
     train(run, resume="auto", **options)
-    assert weights(run) == weights(straight)
-    assert [line.get("step") for line in log_lines(run)] == [None, *range(1, steps + 1)]
-    assert stable(log_lines(run)) == stable(log_lines(straight))
-    assert checkpoints(run) == [steps - 1, steps]
-    assert sorted(p.name for p in run.iterdir()) == sorted(p.name for p in straight.iterdir())  # nothing is left of the crashes
+    finished()
 
 
 def test_signals_end_a_run_in_good_order(data, tmp_path):
@@ -302,7 +305,8 @@ def test_signals_end_a_run_in_good_order(data, tmp_path):
     train(straight, **options)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         done = len(log_lines(run)) if run.exists() else 0
-        process = subprocess.Popen(command("sft", output_dir=run, resume="auto", **options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        words = command("sft", output_dir=run, resume="auto", **options)
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         log = run / "log.jsonl"
         while process.poll() is None and (not log.exists() or log.read_bytes().count(b"\n") < done + 3):
             time.sleep(0.001)
@@ -335,6 +339,8 @@ def test_max_num_keeps_the_newest(data, tmp_path):
     train(tmp_path / "a", data=data, max_steps=11, save_steps=1, max_num=2)
     assert checkpoints(tmp_path / "a") == [10, 11]
     assert (tmp_path / "a" / "latest").read_text() == "step_11\n"
+    train(tmp_path / "a", data=data, max_steps=11, save_steps=1, max_num=1, resume="auto")  # as after a crash just before it pruned
+    assert checkpoints(tmp_path / "a") == [11]
 
 
 def test_a_directory_in_use_is_refused(data, tmp_path):
@@ -389,7 +395,8 @@ def many(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name, change", [
-    ("rows of 512", {"row_tokens": 512}), ("rows of 64", {"row_tokens": 64}), ("file order", {"shuffle": "false"}), ("2 threads", {"threads": 2}),
+    ("rows of 512", {"row_tokens": 512}), ("rows of 64", {"row_tokens": 64}), ("file order", {"shuffle": "false"}),
+    ("2 threads", {"threads": 2}),
 ])
 def test_how_a_step_is_executed_does_not_matter(name, change, many, tmp_path):
     options = {"data": many, "max_steps": 1, "train_batch_size": 90, "row_tokens": 2048}
@@ -406,10 +413,9 @@ def test_how_a_step_is_executed_does_not_matter(name, change, many, tmp_path):
 def test_recompute_guards_and_poison_give_the_same_bits(dtype, data, tmp_path):
     options = {"data": data, "max_steps": 3, "dtype": dtype}
     train(tmp_path / "none", recompute="none", **options)
-    for name, flags, change in [("cheap", [], {}), ("layer", [], {}), ("layer", ["--guard"], {}), ("none", ["--poison"], {}), ("cheap", ["--poison"], {}),
-                                ("layer", ["--poison"], {})]:
-        train(tmp_path / "other", "--overwrite", *flags, recompute=name, **options)
-        assert weights(tmp_path / "other") == weights(tmp_path / "none"), (name, flags)
+    for level, *flags in [("cheap",), ("layer",), ("layer", "--guard"), ("none", "--poison"), ("cheap", "--poison"), ("layer", "--poison")]:
+        train(tmp_path / "other", "--overwrite", *flags, recompute=level, **options)
+        assert weights(tmp_path / "other") == weights(tmp_path / "none"), (level, flags)
 
 
 # ---- models in and out ------------------------------------------------------------------------------------------------------------
@@ -487,11 +493,12 @@ def test_train_the_demo_and_generate(python_for_data, tmp_path):
 
 
 def test_a_broken_line_of_raw_data_is_named(python_for_data, tmp_path):
-    (tmp_path / "x.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "a", "completion": "b"}\n{"prompt": "a", \n')
+    good = '{"prompt": "a", "completion": "b"}\n'
+    (tmp_path / "x.jsonl").write_text(2 * good + '{"prompt": "a", \n')
     words = command("sft", model=DEMO, data=tmp_path / "x.jsonl", output_dir=tmp_path / "a")
     result = subprocess.run(words, capture_output=True, text=True, env={**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path)}, timeout=120)
     assert result.returncode == 1
-    assert "x.jsonl" in result.stderr and "3" in result.stderr and result.stderr.count("fix: ") == 1
+    assert "(line 3) of" in result.stderr and "x.jsonl" in result.stderr and result.stderr.count("fix: ") == 1
     assert not (tmp_path / "a" / "log.jsonl").exists()
 
 
@@ -530,7 +537,8 @@ def test_a_missing_shard(data, tmp_path):
 
 
 def test_data_of_another_vocabulary(tmp_path):
-    data = write_data(tmp_path / "data.safetensors", [(np.array([5, 6, 7]), np.array([0, 1, 1])), (np.array([5, 96, 7]), np.array([0, 1, 1]))], vocab=200)
+    mask = np.array([0, 1, 1])
+    data = write_data(tmp_path / "data.safetensors", [(np.array([5, 6, 7]), mask), (np.array([5, 96, 7]), mask)], vocab=200)
     refused_training(data, tmp_path / "a", "document 1", "token id 96 at position 1", "vocabulary of 96")
 
 
