@@ -14,7 +14,12 @@ import time
 from collections import Counter, deque
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from importlib.util import find_spec
 from typing import NamedTuple
+
+missing = [name for name in ("numpy", "tokenizers", "transformers", "jinja2") if find_spec(name) is None]
+if missing:
+    sys.exit(f"prepare.py: Python has no {', '.join(missing)}\n  fix: make deps (or: pip install -r requirements.txt)")
 
 import numpy as np
 
@@ -257,7 +262,8 @@ def prepare(task, options, processes):
     finally:
         progress.end()
         file.close()
-    print(summary)
+    if task != "prompts":
+        print(summary)
 
 
 def metadata(task, options, tokenizer):

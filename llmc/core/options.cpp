@@ -412,7 +412,7 @@ static void check_values(const Options &o, Task task) {
     const auto share = [](double x) { return x >= 0 && x <= 1; };
     one_of(o.add_bos, "add_bos", "auto,never,always");
     one_of(o.truncation, "truncation", task == PRETRAIN ? "split,drop,keep" : "drop,keep");
-    one_of(o.lr_scheduler, "lr_scheduler", "cosine_with_min_lr,cosine,linear,constant");
+    one_of(o.lr_scheduler, "lr_scheduler", "cosine_with_min_lr,cosine,linear,constant_with_warmup,constant");
     one_of(o.dtype, "dtype", "auto,f32,bf16");
     one_of(o.export_dtype, "export_dtype", "auto,f32,bf16");
     one_of(o.device, "device", "auto,cpu");

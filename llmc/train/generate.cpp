@@ -1,6 +1,7 @@
 // Generation with a key/value cache: up to Pieces::capacity prompts at a time, their caches side by side like documents in a row.
 // First all prompts go through the model in one packed row, then one token of each per step.
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "../core/common.h"
@@ -114,7 +115,9 @@ Ids document(const PreparedData &data, size_t i) {
 int generate(Run &run) {
     const Options &o = run.options;
     const std::vector<std::string> text = {"--prompt=" + o.prompt};  // one word: a prompt may begin with a dash
-    const auto data = open_data(run, prepared_file(run, "prompts", o.prompts, o.prompts.empty() ? text : std::vector<std::string>{}));
+    const std::string prepared = prepared_file(run, "prompts", o.prompts, o.prompts.empty() ? text : std::vector<std::string>{});
+    const auto data = open_data(run, prepared);
+    if (o.prompts.empty()) std::filesystem::remove(prepared);  // nobody asks for it again
     std::vector<Ids> prompts;
     for (size_t i = 0; i < data->size(); i++) prompts.push_back(document(*data, i));
 

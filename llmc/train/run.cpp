@@ -73,7 +73,8 @@ static std::string cache_directory() {
 }
 
 std::string prepared_file(const Run &run, const std::string &kind, const std::string &path, const std::vector<std::string> &extra) {
-    if (!path.empty() && path.find(',') == std::string::npos && path.find('.') != std::string::npos && !fs::exists(path))
+    const std::string extension = fs::path(path).extension();  // else it may be a hub name, OWNER/NAME
+    if ((extension == ".jsonl" || extension == ".json" || extension == ".csv" || extension == ".parquet") && path.find(',') == path.npos && !fs::exists(path))
         die("no such file: %s\n  fix: --data FILE, prepared (.safetensors) or raw (.jsonl, .csv, .parquet)", path.c_str());
     if (path.ends_with(".safetensors")) return path;
     if (run.tokenizer_hash.empty())
