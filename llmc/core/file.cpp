@@ -13,12 +13,13 @@
 
 #include "common.h"
 
-InputFile::InputFile(const std::string &path) : path_(path), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-    if (fd_ < 0) die("%s: cannot open: %s", path.c_str(), strerror(errno));  // O_NONBLOCK: a pipe must not hang us
+InputFile::InputFile(const std::string &path)
+    : path_(path), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {  // O_NONBLOCK: a pipe must not hang us
+    if (fd_ < 0) die("%s: cannot open: %s\n  fix: the path of a file that may be read", path.c_str(), strerror(errno));
     struct stat info;
     if (fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
         close(fd_);
-        die("%s is not a regular file", path.c_str());
+        die("%s: not a regular file\n  fix: the path of a file that may be read", path.c_str());
     }
     size_ = size_t(info.st_size);
 }
