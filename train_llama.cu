@@ -10,22 +10,22 @@
 #include <cmath>
 #include <cstring>
 
-#include "llmc/core/arena.h"      // defines: Plan, Arena
-#include "llmc/core/mutant.h"    // defines: MUTANT, a test-only bug
-#include "llmc/core/options.h"    // defines: Options, Parsed, parse
-#include "llmc/data/dataloader.h" // defines: Row
-#include "llmc/io/hf.h"           // defines: ModelConfig, HfWeights, HfWriter
-#include "llmc/ops/attention.h"   // defines: attention_{begin,forward_part,end}, attention_backward_{begin,part,end}, Heads, Pieces
-#include "llmc/ops/embedding.h"   // defines: embedding_{forward,backward}
-#include "llmc/ops/loss.h"        // defines: lm_head
-#include "llmc/ops/matmul.h"      // defines: matmul_forward, matmul_backward_{input,weight}
-#include "llmc/ops/residual.h"    // defines: residual_forward
-#include "llmc/ops/rmsnorm.h"     // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward, qk_norm_{forward,backward}
-#include "llmc/ops/rope.h"        // defines: rope_table, rope_{forward,backward}
-#include "llmc/ops/swiglu.h"      // defines: swiglu_{forward,backward}
-#include "llmc/train/model.h"     // defines: Model, ModelLimits, Recompute, LossSums
+#include "llmc/core/arena.h"        // defines: Plan, Arena
+#include "llmc/core/mutant.h"       // defines: MUTANT, a test-only bug
+#include "llmc/core/options.h"      // defines: Options, Parsed, parse
+#include "llmc/data/dataloader.h"   // defines: Row
+#include "llmc/io/hf.h"             // defines: ModelConfig, HfWeights, HfWriter
+#include "llmc/ops/attention.h"     // defines: attention{,_backward}_{begin,part,end}, Heads, Pieces
+#include "llmc/ops/embedding.h"     // defines: embedding_{forward,backward}
+#include "llmc/ops/loss.h"          // defines: lm_head
+#include "llmc/ops/matmul.h"        // defines: matmul_forward, matmul_backward_{input,weight}
+#include "llmc/ops/residual.h"      // defines: residual_forward
+#include "llmc/ops/rmsnorm.h"       // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward, qk_norm_{forward,backward}
+#include "llmc/ops/rope.h"          // defines: rope_table, rope_{forward,backward}
+#include "llmc/ops/swiglu.h"        // defines: swiglu_{forward,backward}
+#include "llmc/train/model.h"       // defines: Model, ModelLimits, Recompute, LossSums
 #include "llmc/train/parameters.h"  // defines: Parameters
-#include "llmc/train/run.h"       // defines: run_task
+#include "llmc/train/run.h"         // defines: run_task
 
 // ---- parameter table ------------------------------------------------------------------------------------------------------------------
 
@@ -47,8 +47,8 @@ template <class P> struct LlamaLayer {  // P: the storage type for weights, floa
 template <class P> struct LlamaWeights {
     P *embed;  // (V, C)
     std::vector<LlamaLayer<P>> layer;
-    P *norm;   // (C)
-    P *head;   // (V, C)  the embedding itself where the two are tied
+    P *norm;  // (C)
+    P *head;  // (V, C)  the embedding itself where the two are tied
 };
 
 // One row per tensor of the Hugging Face files, in the order in which they lie in the flat arrays, and the member that points at it.
@@ -70,6 +70,7 @@ template <class P> std::vector<Tensor> llama_table(const ModelConfig &c, LlamaWe
     const auto normal = Tensor::normal, ones = Tensor::ones, zeros = Tensor::zeros;
     w.layer.resize(c.L);
 
+    // clang-format off
     //  exists       Hugging Face name                  member           shape      init   decay
     add(true,        "model.embed_tokens.weight",       &w.embed,        {V, C},    normal, true);
     for (size_t l = 0; l < c.L; l++) {
@@ -97,32 +98,34 @@ template <class P> std::vector<Tensor> llama_table(const ModelConfig &c, LlamaWe
     prefix = "";
     add(!c.tied,     "lm_head.weight",                  &w.head,         {V, C},    normal, true);
     add(true,        "model.norm.weight",               &w.norm,         {C},       ones,   false);
+    // clang-format on
     if (c.tied) w.head = w.embed;
     return table;
 }
 
 // ---- activation plan ------------------------------------------------------------------------------------------------------------------
 
-template <class X> struct LlamaActs {  // of one layer
-    X *ln1;         // (T, C)             norm of the layer's input
-    float *rstd1;   // (T)
-    X *qkv;         // (T, (H+2*KV)*D)    queries, keys, values; normed and rotated in place. Backward: becomes dqkv
-    X *qk_raw;      // (T, (H+KV)*D)      queries and keys before their norm (Qwen3)
-    float *qk_rstd; // (T, H+KV)
-    X *att;         // (T, H*D)
-    float *lse;     // (H, T)
-    X *mid;         // (T, C)             residual stream after attention
-    X *ln2;         // (T, C)             norm of mid
-    float *rstd2;   // (T)
-    X *gate_up;     // (T, 2*F)           Backward: becomes its gradient
-    X *act;         // (T, F)             silu(gate) * up
-    float *out32;   // (T, H*D)           attention output while blocks are merged
-    X *datt;        // (T, H*D)
-    float *dq32;    // (T, H*D)
-    float *dk32;    // (T, KV*D)
-    float *dv32;    // (T, KV*D)
-    float *delta;   // (H, T)
-    float *scratch; // attention_scratch
+// The arrays of one layer.
+template <class X> struct LlamaActs {
+    X *ln1;          // (T, C)             norm of the layer's input
+    float *rstd1;    // (T)
+    X *qkv;          // (T, (H+2*KV)*D)    queries, keys, values; normed and rotated in place. Backward: becomes dqkv
+    X *qk_raw;       // (T, (H+KV)*D)      queries and keys before their norm (Qwen3)
+    float *qk_rstd;  // (T, H+KV)
+    X *att;          // (T, H*D)
+    float *lse;      // (H, T)
+    X *mid;          // (T, C)             residual stream after attention
+    X *ln2;          // (T, C)             norm of mid
+    float *rstd2;    // (T)
+    X *gate_up;      // (T, 2*F)           Backward: becomes its gradient
+    X *act;          // (T, F)             silu(gate) * up
+    float *out32;    // (T, H*D)           attention output while blocks are merged
+    X *datt;         // (T, H*D)
+    float *dq32;     // (T, H*D)
+    float *dk32;     // (T, KV*D)
+    float *dv32;     // (T, KV*D)
+    float *delta;    // (H, T)
+    float *scratch;  // attention_scratch
 };
 
 // The ops of a layer, in the order of the forward pass, and the time of each in a step. The backward pass of a layer is its
@@ -166,7 +169,9 @@ template <class Dev> class Llama final : public Model {
 
   private:
     // Which of a layer's arrays outlive its forward pass.
-    struct Kept { bool norms, qkv, mid, gate_up, act; };
+    struct Kept {
+        bool norms, qkv, mid, gate_up, act;
+    };
     static constexpr Kept everything = {true, true, true, true, true}, nothing = {false, false, false, false, false};
 
     void plan_activations();
@@ -193,7 +198,8 @@ template <class Dev> class Llama final : public Model {
     LlamaWeights<float> dw;
     Parameters<Dev> p;
 
-    struct {                   // the packed row on the device
+    // The packed row on the device.
+    struct {
         size_t T, N;
         int32_t *tokens;       // (T)
         int32_t *doc_pos;      // (T) position in the document, for rope
@@ -206,26 +212,29 @@ template <class Dev> class Llama final : public Model {
     } row;
 
     struct {
-        std::vector<X *> x;    // (L+1) x (T, C)   residual stream: input of each layer, then of the final norm
+        std::vector<X *> x;  // (L+1) x (T, C)   residual stream: input of each layer, then of the final norm
         std::vector<LlamaActs<X>> forward, backward;  // (L) each; the same arrays where they are kept
-        std::vector<X *> cache;  // (L) x (cache, 2*KV*D)   generate: keys and values so far
-        X *normf;              // (T, C)
-        float *rstdf;          // (T)
-        X *dx;                 // (T, C)           gradient of the residual stream
-        float *dw_scratch;     // rmsnorm_scratch
-        std::byte *head;       // lm_head_scratch
-        HeadStats stats;       // (N) each
-        X *last;               // (documents, C)   generate
-        float *logits;         // (documents, V)   generate
-        float *rope;           // (positions, D/2, 2)
+        std::vector<X *> cache;                       // (L) x (cache, 2*KV*D)   generate: keys and values so far
+        X *normf;                                     // (T, C)
+        float *rstdf;                                 // (T)
+        X *dx;                                        // (T, C)           gradient of the residual stream
+        float *dw_scratch;                            // rmsnorm_scratch
+        std::byte *head;                              // lm_head_scratch
+        HeadStats stats;                              // (N) each
+        X *last;                                      // (documents, C)   generate
+        float *logits;                                // (documents, V)   generate
+        float *rope;                                  // (positions, D/2, 2)
     } acts;
 };
 
 template <class Dev>
-Llama<Dev>::Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits) : dev(dev), config(config), limits(limits), p(dev, llama_table<X>(config, w, nullptr)) {
+Llama<Dev>::Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits)
+    : dev(dev), config(config), limits(limits), p(dev, llama_table<X>(config, w, nullptr)) {
     const bool train = limits.mode == Mode::train;
     const Recompute r = limits.recompute;
-    keep = train && r == Recompute::none ? everything : train && r == Recompute::cheap ? Kept{false, true, true, true, false} : nothing;
+    keep = train && r == Recompute::none    ? everything
+           : train && r == Recompute::cheap ? Kept{false, true, true, true, false}
+                                            : nothing;
     p.plan(plan_, train);
     plan_activations();
 }
@@ -270,7 +279,8 @@ template <class Dev> void Llama<Dev>::plan_activations() {
     plan_.add(&acts.stats.correct, "stats.correct", {T});
     if (train) {
         plan_.add(&acts.dx, "dx", {T, C}, clock.head(), clock.end());
-        plan_.add(&acts.dw_scratch, "norm scratch", {std::max(rmsnorm_scratch(C), qk_norm_scratch(c.D))}, clock.head(), clock.end());
+        plan_.add(&acts.dw_scratch, "norm scratch", {std::max(rmsnorm_scratch(C), qk_norm_scratch(c.D))}, clock.head(),
+                  clock.end());
     }
 }
 
@@ -284,15 +294,18 @@ template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
 
     // Kept: one array, from the op that writes it to the last op of the backward pass that reads it. Else two: one for the forward
     // pass, which the next op or two consume, and one into which the backward pass computes it again.
-    auto act = [&](const char *name, auto member, std::vector<size_t> shape, Op written, Op consumed, Op last_gradient, bool kept) {
+    auto act = [&](const char *name, auto member, std::vector<size_t> shape, Op written, Op consumed, Op last_gradient,
+                   bool kept) {
         const std::string full = format("act.%zu.%s", l, name);
         if (!train || !kept) plan_.add(&(f.*member), full, shape, clock.forward(l, written), clock.forward(l, consumed));
-        if (train && !kept) plan_.add(&(b.*member), full + " again", shape, clock.recompute(l, written), clock.backward(l, last_gradient));
+        if (train && !kept)
+            plan_.add(&(b.*member), full + " again", shape, clock.recompute(l, written), clock.backward(l, last_gradient));
         if (train && kept) {
             plan_.add(&(f.*member), full, shape, clock.forward(l, written), clock.backward(l, last_gradient));
             plan_.alias(&(b.*member), &(f.*member));
         }
     };
+    // clang-format off
     //   name       member       shape               written    consumed   last grad  kept
     act("ln1",     &A::ln1,     {T, C},             LN1,       QKV,       LN1,       keep.norms);
     act("rstd1",   &A::rstd1,   {T},                LN1,       QKV,       LN1,       true);
@@ -306,6 +319,7 @@ template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
     act("rstd2",   &A::rstd2,   {T},                LN2,       LN2,       LN2,       true);
     act("gate_up", &A::gate_up, {T, 2 * F},         GATE_UP,   SWIGLU,    GATE_UP,   keep.gate_up);
     act("act",     &A::act,     {T, F},             SWIGLU,    DOWN,      SWIGLU,    keep.act);
+    // clang-format on
 
     auto transient = [&](const char *name, auto pointer, std::vector<size_t> shape, size_t first, size_t last) {
         plan_.add(pointer, format("act.%zu.%s", l, name), std::move(shape), first, last);
@@ -342,7 +356,8 @@ template <class Dev> void Llama<Dev>::load_row(const Row &r, float weight) {
     std::copy(r.targets.begin(), r.targets.end(), row.targets);
     std::fill_n(row.weights, row.N, weight);
     const int32_t window = int32_t(*std::max_element(config.window.begin(), config.window.end()));
-    for (int32_t t = 0; t < int32_t(r.doc_begin.size()); t++) row.lo_window[t] = std::max(row.lo[t], t - window + MUTANT(18, 0, 1));
+    for (int32_t t = 0; t < int32_t(r.doc_begin.size()); t++)
+        row.lo_window[t] = std::max(row.lo[t], t - window + MUTANT(18, 0, 1));
 }
 
 template <class Dev> void Llama<Dev>::forward() {
@@ -404,8 +419,8 @@ template <class Dev> void Llama<Dev>::attention_forward(size_t l, const LlamaAct
 
 // The loss and its sums; with `backward` also the gradients of the head and, in dx, of the final norm's output.
 template <class Dev> LossSums Llama<Dev>::head(bool backward) {
-    lm_head(dev, acts.stats, backward ? acts.dx : nullptr, dw.head, acts.head, acts.normf, w.head, row.rows, row.targets, row.weights,
-            row.T, config.C, config.V, row.N);
+    lm_head(dev, acts.stats, backward ? acts.dx : nullptr, dw.head, acts.head, acts.normf, w.head, row.rows, row.targets,
+            row.weights, row.T, config.C, config.V, row.N);
     LossSums sums;
     for (size_t i = 0; i < row.N; i++) {
         sums.nll += acts.stats.nll[i];
@@ -433,7 +448,8 @@ const float *Llama<Dev>::next_logits(const Row &r, const Pieces &where, std::spa
         row.lo_window[t] = std::max(row.lo[t], t - window + 1);
     }
     forward();
-    for (size_t i = 0; i < where.count; i++) std::copy_n(acts.normf + (r.doc_offsets[i + 1] - 1) * config.C, config.C, acts.last + i * config.C);
+    for (size_t i = 0; i < where.count; i++)
+        std::copy_n(acts.normf + (r.doc_offsets[i + 1] - 1) * config.C, config.C, acts.last + i * config.C);
     matmul_forward(dev, acts.logits, acts.last, w.head, (const X *)nullptr, where.count, config.C, config.V);
     return acts.logits;
 }
@@ -449,7 +465,8 @@ template <class Dev> LossSums Llama<Dev>::accumulate(const Row &r, float weight)
 }
 
 template <class Dev> void Llama<Dev>::backward() {
-    rmsnorm_backward(dev, acts.dx, dw.norm, acts.dw_scratch, (const X *)nullptr, acts.dx, acts.x[config.L], w.norm, acts.rstdf, row.T, config.C);
+    rmsnorm_backward(dev, acts.dx, dw.norm, acts.dw_scratch, (const X *)nullptr, acts.dx, acts.x[config.L], w.norm, acts.rstdf,
+                     row.T, config.C);
     for (size_t l = config.L; l-- > 0;) {
         reach(Clock{config.L}.recompute(l, LN1));
         layer_forward(l, acts.backward[l], true);
@@ -480,8 +497,9 @@ template <class Dev> void Llama<Dev>::layer_backward(size_t l, const LlamaActs<X
     matmul_backward_input(dev, a.datt, dx, y.o, T, H * D, C);
     attention_backward_begin(dev, a.dq32, a.dk32, a.dv32, a.delta, a.att, a.datt, T, H, KV, D);
     const Heads<const X> q = {a.qkv, stride}, k = {a.qkv + H * D, stride}, v = {a.qkv + (H + KV) * D, stride};
-    attention_backward_part(dev, a.dq32, a.dk32, a.dv32, a.scratch, q, k, v, a.delta, a.lse, a.datt, config.window[l] ? row.lo_window : row.lo,
-                            row.queries, row.keys, T, H, KV, D, 1 / std::sqrt(float(D)));
+    attention_backward_part(dev, a.dq32, a.dk32, a.dv32, a.scratch, q, k, v, a.delta, a.lse, a.datt,
+                            config.window[l] ? row.lo_window : row.lo, row.queries, row.keys, T, H, KV, D,
+                            1 / std::sqrt(float(D)));
     X *dqkv = a.qkv;
     attention_backward_end(dev, dqkv, a.dq32, a.dk32, a.dv32, T, H, KV, D);
     rope_backward(dev, dqkv, acts.rope, row.doc_pos, T, H + KV, D, stride);
@@ -501,12 +519,14 @@ int main(int argc, char **argv) {
         Parsed parsed = parse({argv + 1, argv + argc});
         if (!parsed.help.empty()) return printf("%s", parsed.help.c_str()), 0;
         for (const std::string &note : parsed.notes) printf("note: %s\n", note.c_str());
-        if (parsed.options.dtype == "auto") parsed.options.dtype = parsed.options.gpu.empty() ? "f32" : "bf16";  // what GPUs train in
+        if (parsed.options.dtype == "auto")
+            parsed.options.dtype = parsed.options.gpu.empty() ? "f32" : "bf16";  // what GPUs train in
         const int threads = int(parsed.options.threads);
         const ContextPtr ctx = make_context(threads);
         SelfComm comm;
         return run_task(parsed, comm, [&](const ModelConfig &config, const ModelLimits &limits) -> std::unique_ptr<Model> {
-            if (parsed.options.dtype == "bf16") return std::make_unique<Llama<CpuBf16>>(CpuBf16{threads, ctx.get()}, config, limits);
+            if (parsed.options.dtype == "bf16")
+                return std::make_unique<Llama<CpuBf16>>(CpuBf16{threads, ctx.get()}, config, limits);
             return std::make_unique<Llama<CpuF32>>(CpuF32{threads, ctx.get()}, config, limits);
         });
     } catch (const std::exception &error) {

@@ -32,8 +32,7 @@ static json without(json source, const char *name) {
     return source;
 }
 
-template <class F>
-static void expect_error(F &&f, const std::string &where, const std::string &words) {
+template <class F> static void expect_error(F &&f, const std::string &where, const std::string &words) {
     try {
         f();
         ADD_FAILURE() << "no error, but expected: " << words;
@@ -214,14 +213,11 @@ TEST(Config, Refusals) {
     refused(R"({"eos_token_id": 100})", "eos_token_id is 100, beyond vocab_size 100");
     refused(R"({"bos_token_id": 100})", "bos_token_id is 100");
     expect_error([] { parse(json::array()); }, "config.json", "must be an object");
-    EXPECT_EQ(
-        parse(
-            with(
-                tiny(),
-                R"({"bos_token_id": [], "eos_token_id": [], "embedding_multiplier": 1.0, "num_experts": null,
+    EXPECT_EQ(parse(with(tiny(),
+                         R"({"bos_token_id": [], "eos_token_id": [], "embedding_multiplier": 1.0, "num_experts": null,
                     "use_mrope": false})"))
-            .bos,
-        -1);
+                  .bos,
+              -1);
 }
 
 TEST(Config, DropoutIsNoted) {

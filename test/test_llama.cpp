@@ -53,7 +53,8 @@ struct Golden {
 
 template <class Dev> struct Trained {  // a model with weights, ready to step
     std::unique_ptr<Llama<Dev>> model;
-    Trained(const Golden &g, Recompute recompute = Recompute::none, Mode mode = Mode::train, int threads = 2, bool guards = false, bool poison = false) {
+    Trained(const Golden &g, Recompute recompute = Recompute::none, Mode mode = Mode::train, int threads = 2, bool guards = false,
+            bool poison = false) {
         ModelLimits limits;
         limits.mode = mode, limits.row_tokens = limits.positions = limits.cache_tokens = 128, limits.recompute = recompute;
         model = std::make_unique<Llama<Dev>>(make_device<Dev>(threads), g.config, limits);
@@ -131,7 +132,9 @@ TEST_P(Goldens, LossesOfTenSteps) {
     const auto rows = g.rows(2);
     for (size_t step = 0; step <= 10; step++) {
         const double loss = t.loss_and_gradient(g, rows), norm = t.model->gradient_norm();
-        if (step == 5 || step == 10) expect_near_relative(step == 5 ? "loss after 5 steps" : "loss after 10 steps", loss, g.expected["losses"][step], 2e-4);
+        if (step == 5 || step == 10)
+            expect_near_relative(step == 5 ? "loss after 5 steps" : "loss after 10 steps", loss, g.expected["losses"][step],
+                                 2e-4);
         AdamW adamw{};
         adamw.lr = 1e-3, adamw.beta1 = 0.9, adamw.beta2 = 0.95, adamw.eps = 1e-8, adamw.weight_decay = 0.1;
         adamw.grad_scale = norm > 1 ? 1 / norm : 1, adamw.step = step + 1;
@@ -180,7 +183,9 @@ TEST_P(Goldens, LogitsThroughTheCache) {
         std::vector<size_t> members;
         for (size_t j = 0; j < which.size(); j++) {
             const auto &document = g.documents[which[j]];
-            if (done + n <= document.size()) next.emplace_back(document.begin() + ptrdiff_t(done), document.begin() + ptrdiff_t(done + n)), members.push_back(j);
+            if (done + n <= document.size())
+                next.emplace_back(document.begin() + ptrdiff_t(done), document.begin() + ptrdiff_t(done + n)),
+                    members.push_back(j);
         }
         if (next.empty()) break;
         Row row = make_row(next);
@@ -223,14 +228,16 @@ TEST_P(Goldens, RecomputeThreadsGuardsAndPoisonGiveTheSameBits) {
     auto expect_same = [&](const char *what, Trained<CpuF32> t) {
         EXPECT_EQ(t.loss_and_gradient(g, g.rows(3)), loss) << what;
         for (const Tensor &tensor : t.model->tensors())
-            EXPECT_EQ(memcmp(t.gradient(tensor), reference.gradient(tensor), tensor.count * sizeof(float)), 0) << what << " " << tensor.name;
+            EXPECT_EQ(memcmp(t.gradient(tensor), reference.gradient(tensor), tensor.count * sizeof(float)), 0)
+                << what << " " << tensor.name;
         t.model->arena().check_guards();
     };
     expect_same("one thread", Trained<CpuF32>(g, Recompute::none, Mode::train, 1));
     expect_same("cheap", Trained<CpuF32>(g, Recompute::cheap));
     expect_same("layer", Trained<CpuF32>(g, Recompute::layer));
     expect_same("guards", Trained<CpuF32>(g, Recompute::layer, Mode::train, 2, true));
-    for (Recompute r : {Recompute::none, Recompute::cheap, Recompute::layer}) expect_same("poison", Trained<CpuF32>(g, r, Mode::train, 2, false, true));
+    for (Recompute r : {Recompute::none, Recompute::cheap, Recompute::layer})
+        expect_same("poison", Trained<CpuF32>(g, r, Mode::train, 2, false, true));
 }
 
 // Noise in one document leaves the losses of the others as they were, bit for bit.
@@ -242,12 +249,13 @@ TEST_P(Goldens, DocumentsDoNotLeak) {
         auto masks = g.masks;
         std::fill(masks[noisy].begin(), masks[noisy].end(), 0);
         const double before = t.model->evaluate(make_row(documents, masks)).nll;
-        for (size_t i = 0; i < documents[noisy].size(); i++) documents[noisy][i] = int32_t((documents[noisy][i] * 7 + 13 + i) % g.config.V);
+        for (size_t i = 0; i < documents[noisy].size(); i++)
+            documents[noisy][i] = int32_t((documents[noisy][i] * 7 + 13 + i) % g.config.V);
         EXPECT_EQ(t.model->evaluate(make_row(documents, masks)).nll, before) << "document " << noisy;
     }
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, Goldens,
-                         testing::Values("llama2", "llama3", "llama31", "llama32", "llama_bias", "llama_linear", "llama_yarn", "qwen2", "qwen2_window",
-                                         "qwen3", "mistral", "smollm2"),
+                         testing::Values("llama2", "llama3", "llama31", "llama32", "llama_bias", "llama_linear", "llama_yarn",
+                                         "qwen2", "qwen2_window", "qwen3", "mistral", "smollm2"),
                          [](const auto &info) { return std::string(info.param); });

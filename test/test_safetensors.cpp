@@ -35,14 +35,12 @@ struct Safetensors : testing::Test {
     }
 };
 
-template <class T>
-static std::string bytes_of(const std::vector<T> &v) {
+template <class T> static std::string bytes_of(const std::vector<T> &v) {
     return {reinterpret_cast<const char *>(v.data()), v.size() * sizeof(T)};
 }
 
 // The message must name the file and say `words`.
-template <class F>
-static void expect_error(F &&f, const std::string &path, const std::string &words) {
+template <class F> static void expect_error(F &&f, const std::string &path, const std::string &words) {
     try {
         f();
         ADD_FAILURE() << "no error, but expected: " << words;

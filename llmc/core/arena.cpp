@@ -15,7 +15,8 @@ static constexpr size_t guard_bytes = 256;
 static constexpr uint8_t guard_pattern = 0xA5;
 static constexpr uint8_t poison_pattern = 0xFF;  // a NaN in f32 and in bf16, -1 as an index
 
-void Plan::add(void **pointer, std::string name, const char *dtype, size_t element, std::vector<size_t> shape, size_t first, size_t last) {
+void Plan::add(void **pointer, std::string name, const char *dtype, size_t element, std::vector<size_t> shape, size_t first,
+               size_t last) {
     size_t bytes = element;
     for (size_t n : shape)
         if (__builtin_mul_overflow(bytes, n, &bytes)) die("%s is too large to address: its size overflows 64 bits", name.c_str());
@@ -32,7 +33,9 @@ void Plan::place(bool guards) {
     std::iota(order.begin(), order.end(), size_t(0));
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return segments_[a].bytes > segments_[b].bytes; });
 
-    struct Placed { size_t begin, end, first, last; };
+    struct Placed {
+        size_t begin, end, first, last;
+    };
     std::vector<Placed> placed;  // sorted by begin
     bytes_ = 0;
     for (size_t i : order) {
@@ -41,11 +44,12 @@ void Plan::place(bool guards) {
         size_t at = 0;
         for (const Placed &p : placed) {
             if (!guards && (p.last < s.first || s.last < p.first)) continue;  // never alive together
-            if (at + room <= p.begin) break;                     // the gap before p is large enough
+            if (at + room <= p.begin) break;                                  // the gap before p is large enough
             at = std::max(at, p.end);
         }
         s.offset = at;
-        const auto behind = std::upper_bound(placed.begin(), placed.end(), at, [](size_t x, const Placed &p) { return x < p.begin; });
+        const auto behind =
+            std::upper_bound(placed.begin(), placed.end(), at, [](size_t x, const Placed &p) { return x < p.begin; });
         placed.insert(behind, {at, at + room, s.first, s.last});
         bytes_ = std::max(bytes_, at + room);
     }
@@ -73,7 +77,10 @@ static std::string without_numbers(const std::string &name) {
 }
 
 std::string Plan::table() const {
-    struct Line { size_t count = 0, bytes = 0; const Segment *one = nullptr; };
+    struct Line {
+        size_t count = 0, bytes = 0;
+        const Segment *one = nullptr;
+    };
     std::vector<std::string> names;
     std::map<std::string, Line> lines;
     for (const Segment &s : segments_) {
@@ -86,17 +93,18 @@ std::string Plan::table() const {
         const Line &line = lines[name];
         std::string shape;
         for (size_t n : line.one->shape) shape += (shape.empty() ? "" : " x ") + std::to_string(n);
-        out += format("%-28s %5zu %-5s %-24s %12s %12s\n", name.c_str(), line.count, line.one->dtype, shape.c_str(), human_bytes(line.one->bytes).c_str(),
-                      human_bytes(line.bytes).c_str());
+        out += format("%-28s %5zu %-5s %-24s %12s %12s\n", name.c_str(), line.count, line.one->dtype, shape.c_str(),
+                      human_bytes(line.one->bytes).c_str(), human_bytes(line.bytes).c_str());
     }
-    return out + format("%-78s %12s\n%-78s %12s\n", "sum", human_bytes(sum()).c_str(), "placed: arrays that never live together share bytes",
-                        human_bytes(bytes()).c_str());
+    return out + format("%-78s %12s\n%-78s %12s\n", "sum", human_bytes(sum()).c_str(),
+                        "placed: arrays that never live together share bytes", human_bytes(bytes()).c_str());
 }
 
 Arena::Arena(const Plan &plan) : plan_(plan), process_(process_memory()) {
     void *base = mmap(nullptr, std::max<size_t>(plan.bytes(), 1), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED)
-        die("cannot allocate %s: %s\n  fix: see --plan; a smaller --row_tokens or --recompute layer needs less", human_bytes(plan.bytes()).c_str(), strerror(errno));
+        die("cannot allocate %s: %s\n  fix: see --plan; a smaller --row_tokens or --recompute layer needs less",
+            human_bytes(plan.bytes()).c_str(), strerror(errno));
     madvise(base, plan.bytes(), MADV_HUGEPAGE);
     base_ = static_cast<std::byte *>(base);
     memset(base_, 0, plan.bytes());  // touch every page now; parameters' gradients and moments start at zero
@@ -114,11 +122,12 @@ void Arena::check_guards() const {
     for (const Segment &s : plan_.segments())
         for (size_t i = 0; i < guard_bytes; i++)
             if (base_[s.offset + s.bytes + i] != std::byte(guard_pattern))
-                die("somebody wrote behind the end of %s (%s), at its byte %zu", s.name.c_str(), human_bytes(s.bytes).c_str(), s.bytes + i);
+                die("somebody wrote behind the end of %s (%s), at its byte %zu", s.name.c_str(), human_bytes(s.bytes).c_str(),
+                    s.bytes + i);
 }
 
 void Arena::poison_dead(size_t now) {
-    if (plan_.guards()) return;  // it would tread on them
+    if (plan_.guards()) return;                    // it would tread on them
     std::vector<std::pair<size_t, size_t>> alive;  // byte ranges
     for (const Segment &s : plan_.segments())
         if (s.first <= now && now <= s.last) alive.push_back({s.offset, s.offset + s.bytes});

@@ -29,26 +29,30 @@ class Plan {
     static constexpr size_t alignment = 64;
     static constexpr size_t always = size_t(-1) / 2;  // as `last`: alive for the whole run
 
-    template <class T> void add(T **pointer, std::string name, std::vector<size_t> shape, size_t first = 0, size_t last = always) {
+    template <class T>
+    void add(T **pointer, std::string name, std::vector<size_t> shape, size_t first = 0, size_t last = always) {
         const char *dtype = dtype_name<T> ? dtype_name<T> : sizeof(T) == 4 ? "i32" : "u8";
         add(reinterpret_cast<void **>(pointer), std::move(name), dtype, sizeof(T), std::move(shape), first, last);
     }
 
     // A second name for an array that was added.
-    template <class T> void alias(T **pointer, T **added) { aliases_.push_back({reinterpret_cast<void **>(pointer), reinterpret_cast<void **>(added)}); }
+    template <class T> void alias(T **pointer, T **added) {
+        aliases_.push_back({reinterpret_cast<void **>(pointer), reinterpret_cast<void **>(added)});
+    }
 
     // First fit, largest first, against the segments whose lives overlap. With guards nothing shares and 256 bytes stay free
     // behind every segment.
     void place(bool guards = false);
 
-    size_t bytes() const { return bytes_; }        // of the placed arena
-    size_t sum() const;                            // of all segments, had they not shared
+    size_t bytes() const { return bytes_; }  // of the placed arena
+    size_t sum() const;                      // of all segments, had they not shared
     bool guards() const { return guards_; }
     const std::vector<Segment> &segments() const { return segments_; }
-    std::string table() const;                     // one line per array, layers summed
+    std::string table() const;  // one line per array, layers summed
 
   private:
-    void add(void **pointer, std::string name, const char *dtype, size_t element, std::vector<size_t> shape, size_t first, size_t last);
+    void add(void **pointer, std::string name, const char *dtype, size_t element, std::vector<size_t> shape, size_t first,
+             size_t last);
     friend class Arena;
 
     std::vector<Segment> segments_;
@@ -68,8 +72,8 @@ class Arena {
 
     // What the process will have used at its peak: what it held before, the arena, and what libraries take on first use.
     size_t planned_peak() const { return process_ + plan_.bytes(); }
-    void check_guards() const;       // dies naming the array behind whose end somebody wrote
-    void poison_dead(size_t now);    // --poison: fills with NaN every byte that no segment alive at `now` owns (not with guards)
+    void check_guards() const;     // dies naming the array behind whose end somebody wrote
+    void poison_dead(size_t now);  // --poison: fills with NaN every byte that no segment alive at `now` owns (not with guards)
 
   private:
     const Plan &plan_;
@@ -77,6 +81,6 @@ class Arena {
     std::byte *base_;
 };
 
-size_t peak_memory();               // of this process so far, in bytes (VmHWM)
-size_t process_memory();            // what it holds now, and what libraries will still take: code that oneDNN generates, thread stacks
-std::string human_bytes(size_t);    // "3.91 GiB"
+size_t peak_memory();     // of this process so far, in bytes (VmHWM)
+size_t process_memory();  // what it holds now, and what libraries will still take: code that oneDNN generates, thread stacks
+std::string human_bytes(size_t);  // "3.91 GiB"

@@ -5,10 +5,12 @@
 
 #include "dtype.h"
 
-struct Context;                                      // what a device remembers between calls (oneDNN primitives): ops/matmul.cpp
-struct ContextDeleter { void operator()(Context *) const; };
+struct Context;  // what a device remembers between calls (oneDNN primitives): ops/matmul.cpp
+struct ContextDeleter {
+    void operator()(Context *) const;
+};
 using ContextPtr = std::unique_ptr<Context, ContextDeleter>;
-ContextPtr make_context(int threads);                // owned by run(), alive as long as the device value
+ContextPtr make_context(int threads);  // owned by run(), alive as long as the device value
 
 template <class Storage> struct Cpu {
     using X = Storage;  // weights and activations; sums, statistics, parameter gradients and the optimizer are float

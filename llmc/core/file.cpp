@@ -57,7 +57,8 @@ OutputFile::~OutputFile() {
 }
 
 void OutputFile::fail(const char *action) const {
-    die("%s: cannot %s: %s\n  fix: a place with enough free space that may be written to", temporary_.c_str(), action, strerror(errno));
+    die("%s: cannot %s: %s\n  fix: a place with enough free space that may be written to", temporary_.c_str(), action,
+        strerror(errno));
 }
 
 void OutputFile::write(const void *data, size_t bytes) {

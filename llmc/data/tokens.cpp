@@ -23,8 +23,8 @@ void PreparedData::check_metadata(const std::string &tokenizer_hash) const {
         if (!metadata().contains(key))
             die("%s: this is no prepared data: its metadata has no \"%s\"\n  fix: %s", path().c_str(), key, prepare_again);
     if (kind() != "pretrain" && kind() != "sft" && kind() != "prompts")
-        die("%s: kind of data \"%s\" is not known; \"pretrain\", \"sft\" and \"prompts\" are\n  fix: %s", path().c_str(), kind().c_str(),
-            prepare_again);
+        die("%s: kind of data \"%s\" is not known; \"pretrain\", \"sft\" and \"prompts\" are\n  fix: %s", path().c_str(),
+            kind().c_str(), prepare_again);
     const auto hash = metadata().find("tokenizer_hash");
     if (hash != metadata().end() && !tokenizer_hash.empty() && hash->second != tokenizer_hash)
         die("%s: was made with another tokenizer than the model's (tokenizer_hash %s, the model's is %s)\n"

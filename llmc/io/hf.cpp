@@ -178,8 +178,7 @@ static std::vector<size_t> read_windows(const Fields &fields, const std::string 
     return window;
 }
 
-template <class Number>
-static Number parameters(const ModelConfig &c) {  // in double it cannot overflow
+template <class Number> static Number parameters(const ModelConfig &c) {  // in double it cannot overflow
     const Number V = Number(c.V), C = Number(c.C), L = Number(c.L), F = Number(c.F), D = Number(c.D);
     const Number q = Number(c.H) * D, kv = Number(c.KV) * D;
     const Number attention =
@@ -414,8 +413,7 @@ const TensorInfo *HfWeights::find(const std::string &name) const {
     return it == where_.end() ? nullptr : &it->second->at(name);
 }
 
-template <class X>
-void HfWeights::read(const std::string &name, const Shape &shape, X *dst) const {
+template <class X> void HfWeights::read(const std::string &name, const Shape &shape, X *dst) const {
     const auto it = where_.find(name);
     if (it == where_.end()) die("%s: has no tensor \"%s\", which config.json asks for", listing_.c_str(), name.c_str());
     it->second->expect_shape(name, shape);
@@ -456,8 +454,7 @@ void HfWriter::open_shard() {
     written_ = 0;
 }
 
-template <class X>
-void HfWriter::write(const std::string &name, const X *data) {
+template <class X> void HfWriter::write(const std::string &name, const X *data) {
     if (written_ == shards_[shard_].size() && shard_ + 1 < shards_.size()) {
         file_->finish();
         shard_++;

@@ -44,7 +44,7 @@ class HfWeights {
     static bool present(const std::string &dir);  // false: only config.json, so start from random weights
     explicit HfWeights(const std::string &dir);
 
-    const TensorInfo *find(const std::string &name) const;  // null where there is none
+    const TensorInfo *find(const std::string &name) const;                                    // null where there is none
     template <class X> void read(const std::string &name, const Shape &shape, X *dst) const;  // X float or bf16
     void expect_only(const std::vector<std::string> &known) const;  // die at a tensor that is not known (rotary buffers aside)
 

@@ -65,8 +65,8 @@ static TensorInfo parse_tensor(const std::string &name, const json &entry, size_
     for (size_t size : info.shape)
         if (__builtin_mul_overflow(bytes, size, &bytes)) fail("its shape has more bytes than a file can hold");
     if (begin > end || end > data_bytes)
-        fail(format("its bytes [%zu, %zu) are outside the file's data of %zu bytes\n  fix: fetch the file again, it is cut off", begin, end,
-                    data_bytes));
+        fail(format("its bytes [%zu, %zu) are outside the file's data of %zu bytes\n  fix: fetch the file again, it is cut off",
+                    begin, end, data_bytes));
     if (end - begin != bytes)
         fail(format("%s of %s is %zu bytes but data_offsets span %zu", info.dtype.c_str(), shape_text(info.shape).c_str(), bytes,
                     end - begin));
@@ -145,13 +145,11 @@ struct f16 {  // IEEE half precision: only ever read
     }
 };
 
-template <class To, class From>
-static void convert(To *to, const From *from, size_t n) {
+template <class To, class From> static void convert(To *to, const From *from, size_t n) {
     for (size_t i = 0; i < n; i++) to[i] = To(float(from[i]));
 }
 
-template <class X, class Stored>
-static void read_as(const InputFile &file, size_t offset, size_t count, X *dst) {
+template <class X, class Stored> static void read_as(const InputFile &file, size_t offset, size_t count, X *dst) {
     if constexpr (std::is_same_v<X, Stored>) {
         file.read(dst, count * sizeof(X), offset);
     } else {
@@ -164,8 +162,7 @@ static void read_as(const InputFile &file, size_t offset, size_t count, X *dst) 
     }
 }
 
-template <class X>
-void SafetensorsFile::read_part(const std::string &name, size_t first, size_t count, X *dst) const {
+template <class X> void SafetensorsFile::read_part(const std::string &name, size_t first, size_t count, X *dst) const {
     const TensorInfo &info = at(name);
     const size_t n = elements(info.shape);
     if (first > n || count > n - first)
@@ -178,8 +175,7 @@ void SafetensorsFile::read_part(const std::string &name, size_t first, size_t co
         path().c_str(), name.c_str(), info.dtype.c_str());
 }
 
-template <class X>
-void SafetensorsFile::read(const std::string &name, X *dst) const {
+template <class X> void SafetensorsFile::read(const std::string &name, X *dst) const {
     read_part(name, 0, elements(at(name).shape), dst);
 }
 
@@ -223,8 +219,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string &path, std::vector<Tensor
     file_.write(header.data(), header.size());
 }
 
-template <class Stored, class T>
-static void write_as(OutputFile &file, const T *data, size_t count) {
+template <class Stored, class T> static void write_as(OutputFile &file, const T *data, size_t count) {
     std::vector<Stored> buffer(std::min(count, chunk_bytes / sizeof(Stored)));
     for (size_t at = 0; at < count; at += buffer.size()) {
         const size_t n = std::min(buffer.size(), count - at);
@@ -233,8 +228,7 @@ static void write_as(OutputFile &file, const T *data, size_t count) {
     }
 }
 
-template <class T>
-void SafetensorsWriter::write(const std::string &name, const T *data) {
+template <class T> void SafetensorsWriter::write(const std::string &name, const T *data) {
     if (next_ == specs_.size() || specs_[next_].name != name)
         die("%s: tensor \"%s\" is not the next that was declared", file_.path().c_str(), name.c_str());
     const TensorSpec &spec = specs_[next_++];

@@ -41,7 +41,8 @@ Row next_row(const Group &g, const std::vector<Ids> &sequences, const std::vecto
     row.T = row.doc_offsets.back();  // without the padding: one token of each prompt is a short row
     where = {};
     for (size_t j = 0; j < active.size(); j++) {
-        const size_t n = documents[j].size(), done = sequences[active[j]].size() - n, begin = g.begin[active[j]] + done, offset = row.doc_offsets[j];
+        const size_t n = documents[j].size(), done = sequences[active[j]].size() - n, begin = g.begin[active[j]] + done,
+                     offset = row.doc_offsets[j];
         where.piece[where.count++] = {begin, begin + n, offset};
         for (size_t t = 0; t < n; t++) row.doc_pos[offset + t] = int32_t(done + t);
     }
@@ -55,7 +56,8 @@ struct GenerateSettings {
 };
 
 // What follows each prompt, up to and without the end-of-sequence token.
-std::vector<Ids> complete(Model &model, const ModelConfig &config, const Tokenizer &tokenizer, const std::vector<Ids> &prompts, const GenerateSettings &s) {
+std::vector<Ids> complete(Model &model, const ModelConfig &config, const Tokenizer &tokenizer, const std::vector<Ids> &prompts,
+                          const GenerateSettings &s) {
     const size_t vocab = std::min(config.V, tokenizer.size());  // some models have more rows than their tokenizer has tokens
     std::vector<Ids> completions;
     for (const Group &g : make_groups(prompts, s.max_new_tokens)) {
@@ -81,7 +83,8 @@ std::vector<Ids> complete(Model &model, const ModelConfig &config, const Tokeniz
         }
         for (size_t i = 0; i < g.count; i++) {
             Ids tail(sequences[i].begin() + ptrdiff_t(prompts[g.first + i].size()), sequences[i].end());
-            if (!tail.empty() && std::find(config.eos.begin(), config.eos.end(), tail.back()) != config.eos.end()) tail.pop_back();
+            if (!tail.empty() && std::find(config.eos.begin(), config.eos.end(), tail.back()) != config.eos.end())
+                tail.pop_back();
             completions.push_back(std::move(tail));
         }
     }
@@ -98,7 +101,8 @@ std::unique_ptr<Model> open_generator(const Run &run, const std::vector<Ids> &pr
     }
     for (const Ids &prompt : prompts) limits.positions = std::max(limits.positions, prompt.size() + max_new_tokens);
     if (limits.positions > run.config.max_positions)
-        printf("note: a prompt and its continuation may reach %zu tokens, max_position_embeddings is %zu\n", limits.positions, run.config.max_positions);
+        printf("note: a prompt and its continuation may reach %zu tokens, max_position_embeddings is %zu\n", limits.positions,
+               run.config.max_positions);
     limits.positions = std::max(limits.positions, row_multiple);
     return open_model(run, limits);
 }
@@ -123,14 +127,16 @@ int generate(Run &run) {
 
     const auto model = open_generator(run, prompts, o.max_new_tokens);
     const Tokenizer tokenizer(run.model_dir + "/tokenizer.json");
-    const auto completions = complete(*model, run.config, tokenizer, prompts, {o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, o.seed});
+    const auto completions =
+        complete(*model, run.config, tokenizer, prompts, {o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, o.seed});
     for (size_t i = 0; i < prompts.size(); i++) {
         const std::string completion = tokenizer.decode(completions[i]);
         if (o.prompts.empty()) {
             printf("%s\n", completion.c_str());
             continue;
         }
-        const nlohmann::ordered_json line = {{"prompt", tokenizer.decode(prompts[i])}, {"completion", completion}, {"tokens", completions[i].size()}};
+        const nlohmann::ordered_json line = {
+            {"prompt", tokenizer.decode(prompts[i])}, {"completion", completion}, {"tokens", completions[i].size()}};
         printf("%s\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
     }
     return 0;
@@ -146,7 +152,9 @@ double exact_match(Run &run, const std::string &model_dir, const PreparedData &d
         const auto mask = data.mask(i);
         const size_t answer = size_t(std::find(mask.begin(), mask.end(), 1) - mask.begin());
         size_t end = ids.size();
-        while (end > answer && (!mask[end - 1] || std::find(run.config.eos.begin(), run.config.eos.end(), ids[end - 1]) != run.config.eos.end())) end--;
+        while (end > answer &&
+               (!mask[end - 1] || std::find(run.config.eos.begin(), run.config.eos.end(), ids[end - 1]) != run.config.eos.end()))
+            end--;
         prompts.emplace_back(ids.begin(), ids.begin() + ptrdiff_t(answer));
         answers.emplace_back(ids.begin() + ptrdiff_t(answer), ids.begin() + ptrdiff_t(end));
         longest = std::max(longest, ids.size() - answer + 1);

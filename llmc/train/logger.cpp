@@ -51,8 +51,9 @@ void Logger::show_step(const nlohmann::ordered_json &line, size_t steps) {
     const size_t step = line["step"];
     seconds_ += line["step_s"].get<double>(), shown_++;
     const std::string left = duration(seconds_ / double(shown_) * double(steps - step));
-    const std::string text = format("step %zu/%zu  loss %.4f  norm %.3f  lr %.2e  %.0f tok/s", step, steps, line["loss"].get<double>(),
-                                    line["grad_norm"].get<double>(), line["lr"].get<double>(), line["tok_s"].get<double>());
+    const std::string text =
+        format("step %zu/%zu  loss %.4f  norm %.3f  lr %.2e  %.0f tok/s", step, steps, line["loss"].get<double>(),
+               line["grad_norm"].get<double>(), line["lr"].get<double>(), line["tok_s"].get<double>());
     if (!terminal_) {
         printf("%s  %s left\n", text.c_str(), left.c_str());
         fflush(stdout);
@@ -60,7 +61,8 @@ void Logger::show_step(const nlohmann::ordered_json &line, size_t steps) {
     }
     constexpr size_t width = 24;
     const size_t done = steps ? step * width / steps : width;
-    printf("\r[%s%s] %s  %s left \033[K", std::string(done, '#').c_str(), std::string(width - done, ' ').c_str(), text.c_str(), left.c_str());
+    printf("\r[%s%s] %s  %s left \033[K", std::string(done, '#').c_str(), std::string(width - done, ' ').c_str(), text.c_str(),
+           left.c_str());
     fflush(stdout);
     bar_ = true;
 }

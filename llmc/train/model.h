@@ -24,7 +24,9 @@ struct Tensor {
 // Sums over target tokens; divide by `targets` for means. nll and entropy in nats.
 struct LossSums {
     double nll = 0, entropy = 0, correct = 0, targets = 0;
-    LossSums &operator+=(const LossSums &o) { return nll += o.nll, entropy += o.entropy, correct += o.correct, targets += o.targets, *this; }
+    LossSums &operator+=(const LossSums &o) {
+        return nll += o.nll, entropy += o.entropy, correct += o.correct, targets += o.targets, *this;
+    }
 };
 
 // What is kept of the forward pass for the backward pass; the rest is computed again. Less memory, more work, the same bits.
@@ -37,30 +39,31 @@ struct ModelLimits {
     size_t row_tokens = 2048;  // T of the longest row, a multiple of row_multiple
     size_t positions = 2048;   // longest document, for the rope table
     Recompute recompute = Recompute::none;
-    size_t cache_tokens = 0;   // generate: positions of the key/value cache
+    size_t cache_tokens = 0;  // generate: positions of the key/value cache
 };
 
 class Model {
   public:
     virtual ~Model() = default;
 
-    virtual Plan &plan() = 0;                              // placed by allocate(), or by the caller who only wants to look
-    virtual void allocate(bool guards, bool poison) = 0;   // debugging aids of arena.h
+    virtual Plan &plan() = 0;                             // placed by allocate(), or by the caller who only wants to look
+    virtual void allocate(bool guards, bool poison) = 0;  // debugging aids of arena.h
     virtual Arena &arena() = 0;
     virtual const std::vector<Tensor> &tensors() const = 0;
 
     virtual void load(const class HfWeights &) = 0;  // every tensor of the table
     virtual void initialise(uint64_t seed) = 0;      // random weights, a function of seed and tensor name alone
-    virtual void save(const std::string &dir, const std::string &export_dtype) = 0;  // weights only; config and tokenizer are the caller's
+    virtual void save(const std::string &dir,
+                      const std::string &export_dtype) = 0;  // weights only; config and tokenizer are the caller's
 
     virtual LossSums evaluate(const Row &) = 0;
     virtual void zero_gradients() = 0;
     virtual LossSums accumulate(const Row &, float weight) = 0;  // forward and backward of weight * sum of nll; gradients add up
     virtual double gradient_norm() = 0;
-    virtual std::string nonfinite_gradient() = 0;                // name of the first tensor whose gradient is not finite
-    virtual void update(const AdamW &) = 0;                      // one step over all parameters; weight decay as the table says
+    virtual std::string nonfinite_gradient() = 0;  // name of the first tensor whose gradient is not finite
+    virtual void update(const AdamW &) = 0;        // one step over all parameters; weight decay as the table says
     virtual OptimizerState optimizer_state() = 0;
-    virtual void optimizer_state_loaded() = 0;                   // parameters follow the master weights just read
+    virtual void optimizer_state_loaded() = 0;  // parameters follow the master weights just read
 
     // Generation. `row` holds the next tokens of some sequences, one document each; where[i] are their positions in the cache, whose
     // sequence begins at cache_begin[position]. Returns (documents, V) logits of each document's last token.

@@ -14,10 +14,10 @@ template <class Dev> struct Parameters {
     using X = typename Dev::X;
     Dev dev;
     std::vector<Tensor> table;
-    size_t count = 0;            // elements of all tensors
-    X *params = nullptr;         // (count)
-    float *master = nullptr;     // (count) what AdamW updates; in f32 the parameters themselves. Null unless training
-    float *grads = nullptr;      // (count)
+    size_t count = 0;                  // elements of all tensors
+    X *params = nullptr;               // (count)
+    float *master = nullptr;           // (count) what AdamW updates; in f32 the parameters themselves. Null unless training
+    float *grads = nullptr;            // (count)
     float *m = nullptr, *v = nullptr;  // (count)
 
     Parameters(Dev dev, std::vector<Tensor> tensors) : dev(dev), table(std::move(tensors)) {
@@ -39,7 +39,8 @@ template <class Dev> struct Parameters {
             if (master) weights.read(t.name, t.shape, master + t.offset);
             else weights.read(t.name, t.shape, params + t.offset);
             if (!(master ? all_finite(master + t.offset, t.count) : all_finite(params + t.offset, t.count)))
-                die("%s holds a NaN or an infinity\n  fix: a directory whose weights were saved whole; these were not trained, or diverged", t.name.c_str());
+                die("%s holds a NaN or an infinity\n  fix: a directory whose weights were saved whole; these were not trained, or diverged",
+                    t.name.c_str());
         }
         if (master) round_master();
     }
@@ -49,7 +50,9 @@ template <class Dev> struct Parameters {
             const Random random{seed, Purpose::init, stream_of(t.name)};
 #pragma omp parallel for num_threads(dev.threads)
             for (size_t i = 0; i < t.count; i++) {
-                const float value = t.init == Tensor::normal ? float(deviation * random.normal(i)) : t.init == Tensor::ones ? 1.0f : 0.0f;
+                const float value = t.init == Tensor::normal ? float(deviation * random.normal(i))
+                                    : t.init == Tensor::ones ? 1.0f
+                                                             : 0.0f;
                 if (master) master[t.offset + i] = value;
                 params[t.offset + i] = value;
             }

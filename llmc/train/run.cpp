@@ -45,12 +45,14 @@ static void run_prepare(const std::vector<std::string> &arguments) {
     while (waitpid(child, &status, 0) < 0 && errno == EINTR) {}
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
     if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
-        die("raw data needs Python, and %s is not there\n  fix: make deps, or give --data a prepared .safetensors file", command[0].c_str());
+        die("raw data needs Python, and %s is not there\n  fix: make deps, or give --data a prepared .safetensors file",
+            command[0].c_str());
     die("data/prepare.py could not prepare the data; its message is above");
 }
 
 // Everything that shapes the prepared file, as text.
-static std::string preparation_key(const std::string &path, const std::vector<std::string> &arguments, const std::string &tokenizer_hash) {
+static std::string preparation_key(const std::string &path, const std::vector<std::string> &arguments,
+                                   const std::string &tokenizer_hash) {
     std::string key = tokenizer_hash;
     for (const std::string &a : arguments) key += "\n" + a;
     std::error_code none;
@@ -69,12 +71,15 @@ static uint64_t fnv64(std::string_view text) {
 
 static std::string cache_directory() {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    return cache && *cache ? std::string(cache) + "/train_llama" : std::string(home && *home ? home : "/tmp") + "/.cache/train_llama";
+    return cache && *cache ? std::string(cache) + "/train_llama"
+                           : std::string(home && *home ? home : "/tmp") + "/.cache/train_llama";
 }
 
-std::string prepared_file(const Run &run, const std::string &kind, const std::string &path, const std::vector<std::string> &extra) {
+std::string prepared_file(const Run &run, const std::string &kind, const std::string &path,
+                          const std::vector<std::string> &extra) {
     const std::string extension = fs::path(path).extension();  // else it may be a hub name, OWNER/NAME
-    if ((extension == ".jsonl" || extension == ".json" || extension == ".csv" || extension == ".parquet") && path.find(',') == path.npos && !fs::exists(path))
+    if ((extension == ".jsonl" || extension == ".json" || extension == ".csv" || extension == ".parquet") &&
+        path.find(',') == path.npos && !fs::exists(path))
         die("no such file: %s\n  fix: --data FILE, prepared (.safetensors) or raw (.jsonl, .csv, .parquet)", path.c_str());
     if (path.ends_with(".safetensors")) return path;
     if (run.tokenizer_hash.empty())
@@ -84,7 +89,8 @@ std::string prepared_file(const Run &run, const std::string &kind, const std::st
     if (!path.empty()) arguments.insert(arguments.end(), {"--input", path});
     arguments.insert(arguments.end(), extra.begin(), extra.end());
     const std::string dir = cache_directory();
-    const std::string out = format("%s/%016llx.safetensors", dir.c_str(), (unsigned long long)fnv64(preparation_key(path, arguments, run.tokenizer_hash)));
+    const std::string out = format("%s/%016llx.safetensors", dir.c_str(),
+                                   (unsigned long long)fnv64(preparation_key(path, arguments, run.tokenizer_hash)));
     if (fs::exists(out)) return out;
     std::error_code error;
     fs::create_directories(dir, error);
@@ -112,8 +118,8 @@ std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path)
     auto data = std::make_unique<PreparedData>(path, run.config.V, run.tokenizer_hash);
     for (size_t i = 0; i < data->size(); i++)
         if (data->length(i) > run.config.max_positions)
-            die("document %zu of %s has %zu tokens but max_position_embeddings is %zu\n  fix: prepare with --max_len %zu, or rope scaling in config.json", i,
-                path.c_str(), data->length(i), run.config.max_positions, run.config.max_positions);
+            die("document %zu of %s has %zu tokens but max_position_embeddings is %zu\n  fix: prepare with --max_len %zu, or rope scaling in config.json",
+                i, path.c_str(), data->length(i), run.config.max_positions, run.config.max_positions);
     return data;
 }
 
@@ -123,8 +129,8 @@ size_t rows_capacity(const PreparedData &data, size_t row_tokens) {
 
 ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data) {
     if (data.total_targets() == 0)
-        die("%s holds prompts, and nothing in it is a target\n  fix: prepare it again with data/prepare.py %s", data.path().c_str(),
-            run.task == PRETRAIN ? "pretrain" : "sft");
+        die("%s holds prompts, and nothing in it is a target\n  fix: prepare it again with data/prepare.py %s",
+            data.path().c_str(), run.task == PRETRAIN ? "pretrain" : "sft");
     size_t longest = 0;
     for (size_t i = 0; i < data.size(); i++) longest = std::max(longest, data.length(i));
     ModelLimits limits;
@@ -176,16 +182,21 @@ std::unique_ptr<Model> open_model(const Run &run, ModelLimits limits) {
     } else if (limits.mode == Mode::train) {
         model->initialise(run.options.seed);
     } else {
-        die("%s has no weights (model.safetensors, or shards with an index)\n  fix: the directory of a trained model", run.model_dir.c_str());
+        die("%s has no weights (model.safetensors, or shards with an index)\n  fix: the directory of a trained model",
+            run.model_dir.c_str());
     }
     return model;
 }
 
 // ---- --plan ---------------------------------------------------------------------------------------------------------------------------
 
-struct Gpu { const char *name; double gib; };
-static const Gpu gpus[] = {{"rtx3090", 24}, {"rtx4090", 24}, {"rtx5090", 32}, {"a10", 24},  {"l4", 24},   {"l40s", 48},  {"a6000", 48},
-                           {"a100-40", 40}, {"a100", 80},    {"h100", 80},    {"h200", 141}, {"b200", 180}, {"rtxpro6000", 96}};
+struct Gpu {
+    const char *name;
+    double gib;
+};
+static const Gpu gpus[] = {{"rtx3090", 24}, {"rtx4090", 24}, {"rtx5090", 32},   {"a10", 24},  {"l4", 24},
+                           {"l40s", 48},    {"a6000", 48},   {"a100-40", 40},   {"a100", 80}, {"h100", 80},
+                           {"h200", 141},   {"b200", 180},   {"rtxpro6000", 96}};
 static constexpr double usable = 0.94;  // of a GPU's memory; the rest is the driver's, cuBLAS' and fragmentation of its pages
 
 static size_t memory_to_plan_for(const Options &o) {
@@ -215,23 +226,27 @@ static int print_plan(const Run &run) {
     limits.positions = o.max_len;
     const auto model = plan_model(run, limits, memory);
     const size_t process = o.gpu.empty() ? process_memory() : 0, bytes = model->plan().bytes() + process;
-    printf("%zu parameters; rows of %zu tokens, samples of up to %zu; recompute %s\n\n%s\n", parameter_count(run.config), o.row_tokens, o.max_len,
-           recompute_levels[size_t(limits.recompute)].first, model->plan().table().c_str());
+    printf("%zu parameters; rows of %zu tokens, samples of up to %zu; recompute %s\n\n%s\n", parameter_count(run.config),
+           o.row_tokens, o.max_len, recompute_levels[size_t(limits.recompute)].first, model->plan().table().c_str());
     if (process) printf("%-78s %12s\n", "the process itself, with what its libraries generate", human_bytes(process).c_str());
     const bool fits = bytes <= memory;
-    printf("%s: %s of %s usable%s\n", fits ? "fits" : "does not fit", human_bytes(bytes).c_str(), human_bytes(memory).c_str(), o.gpu.empty() ? " here" : (" on " + o.gpu).c_str());
+    printf("%s: %s of %s usable%s\n", fits ? "fits" : "does not fit", human_bytes(bytes).c_str(), human_bytes(memory).c_str(),
+           o.gpu.empty() ? " here" : (" on " + o.gpu).c_str());
 
-    size_t low = 0, high = ceil_div(run.config.max_positions, row_multiple) + 1;  // in units of row_multiple: low fits, high does not
+    size_t low = 0,
+           high = ceil_div(run.config.max_positions, row_multiple) + 1;  // in units of row_multiple: low fits, high does not
     while (low + 1 < high) {
         const size_t middle = (low + high) / 2;
         (planned_bytes(run, middle * row_multiple, memory) <= memory ? low : high) = middle;
     }
     if (low == 0) {
-        printf("longest sample that fits: none; parameters and optimizer alone need %s\n", human_bytes(planned_bytes(run, row_multiple, memory)).c_str());
+        printf("longest sample that fits: none; parameters and optimizer alone need %s\n",
+               human_bytes(planned_bytes(run, row_multiple, memory)).c_str());
         return 0;
     }
     const size_t longest = std::min(low * row_multiple, run.config.max_positions);
-    printf("longest sample that fits: %zu tokens%s\n", longest, longest == run.config.max_positions ? " (max_position_embeddings)" : "");
+    printf("longest sample that fits: %zu tokens%s\n", longest,
+           longest == run.config.max_positions ? " (max_position_embeddings)" : "");
     return 0;
 }
 
@@ -259,15 +274,23 @@ static int evaluate_task(Run &run) {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), n = sums.targets;
     size_t tokens = 0;
     for (size_t i : samples) tokens += data->length(i);
-    if (n == 0) die("no token of the first %zu documents of %s is a target\n  fix: a larger --max_samples", samples.size(), o.data.c_str());
+    if (n == 0)
+        die("no token of the first %zu documents of %s is a target\n  fix: a larger --max_samples", samples.size(),
+            o.data.c_str());
     const double loss = sums.nll / n;
-    if (!std::isfinite(loss)) die("the loss of %s on %s is not finite\n  fix: look for NaN in the weights", o.model.c_str(), o.data.c_str());
-    printf("loss %.6f  perplexity %.4f  entropy %.4f  accuracy %.4f  over %.0f target tokens of %zu tokens in %zu documents, %.0f tok/s\n", loss, std::exp(loss),
-           sums.entropy / n, sums.correct / n, n, tokens, samples.size(), double(tokens) / seconds);
+    if (!std::isfinite(loss))
+        die("the loss of %s on %s is not finite\n  fix: look for NaN in the weights", o.model.c_str(), o.data.c_str());
+    printf(
+        "loss %.6f  perplexity %.4f  entropy %.4f  accuracy %.4f  over %.0f target tokens of %zu tokens in %zu documents, %.0f tok/s\n",
+        loss, std::exp(loss), sums.entropy / n, sums.correct / n, n, tokens, samples.size(), double(tokens) / seconds);
     if (!o.log.empty()) {
         Logger logger(o.log, true, Plan::always);
-        logger.write({{"eval_loss", loss}, {"eval_perplexity", std::exp(loss)}, {"eval_entropy", sums.entropy / n},
-                      {"eval_mean_token_accuracy", sums.correct / n}, {"eval_target_tokens", size_t(n)}, {"eval_tokens", tokens}});
+        logger.write({{"eval_loss", loss},
+                      {"eval_perplexity", std::exp(loss)},
+                      {"eval_entropy", sums.entropy / n},
+                      {"eval_mean_token_accuracy", sums.correct / n},
+                      {"eval_target_tokens", size_t(n)},
+                      {"eval_tokens", tokens}});
     }
     return 0;
 }

@@ -29,16 +29,18 @@ std::string program_file(const std::string &path);  // a file of the project, re
 
 // A prepared file for `path`: itself, or what data/prepare.py makes of raw data, kept in a cache keyed by all that shapes it.
 // `extra`: further arguments for prepare.py.
-std::string prepared_file(const Run &run, const std::string &kind, const std::string &path, const std::vector<std::string> &extra = {});
+std::string prepared_file(const Run &run, const std::string &kind, const std::string &path,
+                          const std::vector<std::string> &extra = {});
 
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path);
 size_t rows_capacity(const PreparedData &data, size_t row_tokens);  // T of the largest row that this data can fill
 ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data);
-std::unique_ptr<Model> open_model(const Run &run, ModelLimits limits);  // chooses --recompute auto, allocates, loads or initialises
+std::unique_ptr<Model> open_model(const Run &run,
+                                  ModelLimits limits);  // chooses --recompute auto, allocates, loads or initialises
 
 LossSums over_ranks(Comm &comm, const LossSums &sums);
 LossSums evaluate(Comm &comm, Model &model, const PreparedData &data, std::span<const size_t> samples, size_t row_tokens);
 
-int train(Run &run);     // training.cpp
-int generate(Run &run);  // generate.cpp
+int train(Run &run);                                                                                // training.cpp
+int generate(Run &run);                                                                             // generate.cpp
 double exact_match(Run &run, const std::string &model_dir, const PreparedData &data, size_t show);  // generate.cpp: for the demo

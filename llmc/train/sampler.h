@@ -19,14 +19,17 @@ inline int32_t sample_token(std::span<const float> logits, const Sampling &s, do
     if (s.temperature <= 0) return int32_t(std::max_element(logits.begin(), logits.end()) - logits.begin());
     std::vector<int32_t> order(logits.size());
     std::iota(order.begin(), order.end(), 0);
-    const auto likelier = [&](int32_t a, int32_t b) { return logits[size_t(a)] != logits[size_t(b)] ? logits[size_t(a)] > logits[size_t(b)] : a < b; };
+    const auto likelier = [&](int32_t a, int32_t b) {
+        return logits[size_t(a)] != logits[size_t(b)] ? logits[size_t(a)] > logits[size_t(b)] : a < b;
+    };
     const size_t k = s.top_k ? std::min(s.top_k, order.size()) : order.size();
     std::partial_sort(order.begin(), order.begin() + ptrdiff_t(k), order.end(), likelier);
     order.resize(k);
 
     std::vector<double> p(k);
     double sum = 0;
-    for (size_t i = 0; i < k; i++) sum += p[i] = std::exp((double(logits[size_t(order[i])]) - double(logits[size_t(order[0])])) / s.temperature);
+    for (size_t i = 0; i < k; i++)
+        sum += p[i] = std::exp((double(logits[size_t(order[i])]) - double(logits[size_t(order[0])])) / s.temperature);
     size_t kept = 0;
     double mass = 0;
     while (kept < k && (kept == 0 || mass < s.top_p * sum)) mass += p[kept++];

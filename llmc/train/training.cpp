@@ -25,7 +25,9 @@ static constexpr size_t max_skips_in_a_row = 5;
 
 namespace {
 
-struct Totals { size_t samples = 0, tokens = 0, targets = 0, skipped = 0; };
+struct Totals {
+    size_t samples = 0, tokens = 0, targets = 0, skipped = 0;
+};
 
 class Trainer {
   public:
@@ -57,7 +59,8 @@ class Trainer {
 };
 
 // What a step computes depends on these; a run cannot be resumed with others. More may differ, and is noted.
-const char *const fixed_options[] = {"train_batch_size", "train_batch_tokens", "seed", "shuffle", "dtype", "max_samples", "eval_fraction"};
+const char *const fixed_options[] = {"train_batch_size", "train_batch_tokens", "seed", "shuffle", "dtype",
+                                     "max_samples",      "eval_fraction"};
 
 // Cheap, and enough to notice another file: its size, and a hash of its first and last MiB.
 std::string fingerprint(const std::string &path) {
@@ -75,12 +78,14 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     check_output_dir();
     const std::string kind = run.task == PRETRAIN ? "pretrain" : "sft";
     const auto flags = prepare_flags(o_, run.task);
-    data_ = open_data(run, run.task == DEMO ? program_file("data/demo/train.safetensors") : prepared_file(run, kind, o_.data, flags));
+    data_ =
+        open_data(run, run.task == DEMO ? program_file("data/demo/train.safetensors") : prepared_file(run, kind, o_.data, flags));
     if (!o_.eval_data.empty()) eval_data_ = open_data(run, prepared_file(run, kind, o_.eval_data, flags));
 
     LoaderOptions options;
     options.batch_size = o_.train_batch_size, options.batch_tokens = o_.train_batch_tokens, options.row_tokens = o_.row_tokens;
-    options.max_samples = o_.max_samples, options.eval_fraction = o_.eval_fraction, options.seed = o_.seed, options.shuffle = o_.shuffle;
+    options.max_samples = o_.max_samples, options.eval_fraction = o_.eval_fraction, options.seed = o_.seed,
+    options.shuffle = o_.shuffle;
     loader_ = std::make_unique<DataLoader>(*data_, options);
     steps_ = loader_->steps(o_.max_epochs);
     if (o_.max_steps) steps_ = o_.max_steps;
@@ -97,28 +102,41 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
 
 void Trainer::check_output_dir() {
     const std::string &dir = o_.output_dir;
-    if (fs::exists(dir) && !fs::is_directory(dir)) die("--output_dir %s is a file\n  fix: a directory, which may be new", dir.c_str());
+    if (fs::exists(dir) && !fs::is_directory(dir))
+        die("--output_dir %s is a file\n  fix: a directory, which may be new", dir.c_str());
     if (o_.resume != "never") {
         resume_from_ = o_.resume == "auto" ? latest_checkpoint(dir) : o_.resume;
         if (!resume_from_.empty() && !fs::exists(resume_from_ + "/trainer_state.json"))
             die("--resume %s: no such checkpoint\n  fix: auto, never, or a step_N directory", resume_from_.c_str());
     }
     std::error_code error;
-    const bool goes_on = o_.resume == "auto" || (!resume_from_.empty() && fs::equivalent(fs::path(resume_from_) / "..", dir, error));
+    const bool goes_on =
+        o_.resume == "auto" || (!resume_from_.empty() && fs::equivalent(fs::path(resume_from_) / "..", dir, error));
     if (!goes_on && !o_.overwrite)
         for (const std::string &file : {dir + "/log.jsonl", dir + "/config.json", latest_checkpoint(dir)})
             if (fs::exists(file))
-                die("%s already holds a run or a model\n  fix: --resume auto to go on, --overwrite to replace it, or another --output_dir", dir.c_str());
+                die("%s already holds a run or a model\n  fix: --resume auto to go on, --overwrite to replace it, or another --output_dir",
+                    dir.c_str());
     fs::create_directories(dir, error);
-    if (error) die("cannot create --output_dir %s: %s\n  fix: a directory that can be written to", dir.c_str(), error.message().c_str());
+    if (error)
+        die("cannot create --output_dir %s: %s\n  fix: a directory that can be written to", dir.c_str(), error.message().c_str());
 }
 
 // ---- state ----------------------------------------------------------------------------------------------------------------------------
 
 ordered_json Trainer::state() const {
-    return {{"step", step_}, {"cursor", loader_->cursor()}, {"samples", totals_.samples}, {"tokens", totals_.tokens}, {"target_tokens", totals_.targets},
-            {"skipped", totals_.skipped}, {"skips_in_a_row", skips_in_a_row_}, {"steps", steps_}, {"task", task_name(run_.task)}, {"data", data_->path()},
-            {"data_fingerprint", fingerprint(data_->path())}, {"options", to_json(o_, run_.task)}};
+    return {{"step", step_},
+            {"cursor", loader_->cursor()},
+            {"samples", totals_.samples},
+            {"tokens", totals_.tokens},
+            {"target_tokens", totals_.targets},
+            {"skipped", totals_.skipped},
+            {"skips_in_a_row", skips_in_a_row_},
+            {"steps", steps_},
+            {"task", task_name(run_.task)},
+            {"data", data_->path()},
+            {"data_fingerprint", fingerprint(data_->path())},
+            {"options", to_json(o_, run_.task)}};
 }
 
 void Trainer::resume(const std::string &dir) {
@@ -129,15 +147,20 @@ void Trainer::resume(const std::string &dir) {
         if (!saved.contains(name) || saved[name].type() != nlohmann::json(value).type())
             die("%s: \"%s\" is missing or damaged\n  fix: --resume another step_N directory", where.c_str(), name.c_str());
     auto refuse = [&](const std::string &what, const std::string &was, const std::string &is) {
-        die("%s was made with %s %s, this run has %s\n  fix: the same %s, or --overwrite for a new run", dir.c_str(), what.c_str(), was.c_str(), is.c_str(), what.c_str());
+        die("%s was made with %s %s, this run has %s\n  fix: the same %s, or --overwrite for a new run", dir.c_str(),
+            what.c_str(), was.c_str(), is.c_str(), what.c_str());
     };
     for (const char *name : {"task", "data_fingerprint"})
-        if (saved[name] != nlohmann::json(now[name])) refuse(name == std::string("task") ? "task" : "data", saved[name], now[name]);
+        if (saved[name] != nlohmann::json(now[name]))
+            refuse(name == std::string("task") ? "task" : "data", saved[name], now[name]);
     const nlohmann::json &options = saved.at("options");
     for (const auto &[name, value] : now["options"].items()) {
         if (!options.contains(name) || options[name] == nlohmann::json(value)) continue;
-        if (std::find(std::begin(fixed_options), std::end(fixed_options), name) != std::end(fixed_options)) refuse("--" + name, options[name].dump(), value.dump());
-        if (name != "resume" && name != "overwrite") printf("note: --%s was %s in the checkpoint, is %s now\n", name.c_str(), options[name].dump().c_str(), value.dump().c_str());
+        if (std::find(std::begin(fixed_options), std::end(fixed_options), name) != std::end(fixed_options))
+            refuse("--" + name, options[name].dump(), value.dump());
+        if (name != "resume" && name != "overwrite")
+            printf("note: --%s was %s in the checkpoint, is %s now\n", name.c_str(), options[name].dump().c_str(),
+                   value.dump().c_str());
     }
     load_optimizer(dir, model_->optimizer_state());
     model_->optimizer_state_loaded();
@@ -162,12 +185,23 @@ void Trainer::start_or_resume() {
 void Trainer::describe_run() {
     const Plan &plan = model_->plan();
     const size_t parameters = parameter_count(run_.config);
-    logger_->write({{"task", task_name(run_.task)}, {"options", to_json(o_, run_.task)}, {"device", "cpu"}, {"threads", o_.threads}, {"world", run_.comm.size},
+    logger_->write({{"task", task_name(run_.task)},
+                    {"options", to_json(o_, run_.task)},
+                    {"device", "cpu"},
+                    {"threads", o_.threads},
+                    {"world", run_.comm.size},
                     {"model", {{"family", run_.config.family}, {"parameters", parameters}, {"dir", run_.model_dir}}},
-                    {"data", {{"path", data_->path()}, {"samples", loader_->train_samples().size()}, {"tokens", data_->total_tokens()}, {"target_tokens", data_->total_targets()}}},
-                    {"steps", steps_}, {"plan_bytes", plan.bytes()}, {"planned_peak_mem", model_->arena().planned_peak()}, {"compiler", __VERSION__}});
-    logger_->say("%s: %zu parameters, %s on %zu threads; %zu samples, %zu steps; plan %s", task_name(run_.task), parameters, o_.dtype.c_str(), o_.threads,
-                 loader_->train_samples().size(), steps_, human_bytes(plan.bytes()).c_str());
+                    {"data",
+                     {{"path", data_->path()},
+                      {"samples", loader_->train_samples().size()},
+                      {"tokens", data_->total_tokens()},
+                      {"target_tokens", data_->total_targets()}}},
+                    {"steps", steps_},
+                    {"plan_bytes", plan.bytes()},
+                    {"planned_peak_mem", model_->arena().planned_peak()},
+                    {"compiler", __VERSION__}});
+    logger_->say("%s: %zu parameters, %s on %zu threads; %zu samples, %zu steps; plan %s", task_name(run_.task), parameters,
+                 o_.dtype.c_str(), o_.threads, loader_->train_samples().size(), steps_, human_bytes(plan.bytes()).c_str());
 }
 
 // ---- saving ---------------------------------------------------------------------------------------------------------------------------
@@ -228,7 +262,8 @@ ordered_json Trainer::optimizer_step(const Step &batch) {
         skips_in_a_row_ = 0;
     } else {
         totals_.skipped++;
-        logger_->say("step %zu skipped: %s", step_ + 1, finite ? "no token of its samples is a target" : "its loss or gradient is not finite");
+        logger_->say("step %zu skipped: %s", step_ + 1,
+                     finite ? "no token of its samples is a target" : "its loss or gradient is not finite");
         if (!finite && ++skips_in_a_row_ == max_skips_in_a_row) {
             const std::string tensor = model_->nonfinite_gradient();
             die("%zu steps in a row had a loss or gradient that is not finite; first in %s\n  fix: a smaller --learning_rate, or look for NaN in the model's weights",
@@ -239,9 +274,21 @@ ordered_json Trainer::optimizer_step(const Step &batch) {
     totals_.samples += batch.samples.size(), totals_.tokens += batch.tokens, totals_.targets += batch.target_tokens;
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     const double n = sums.targets, progress = double(loader_->cursor()) / double(loader_->train_samples().size());
-    return {{"step", step_}, {"epoch", progress}, {"loss", sums.nll / n}, {"grad_norm", norm}, {"lr", lr}, {"samples", totals_.samples},
-            {"tokens", totals_.tokens}, {"target_tokens", totals_.targets}, {"tok_s", double(batch.tokens) / seconds}, {"step_s", seconds}, {"mfu", nullptr},
-            {"peak_mem", peak_memory()}, {"entropy", sums.entropy / n}, {"mean_token_accuracy", sums.correct / n}, {"skipped", totals_.skipped}};
+    return {{"step", step_},
+            {"epoch", progress},
+            {"loss", sums.nll / n},
+            {"grad_norm", norm},
+            {"lr", lr},
+            {"samples", totals_.samples},
+            {"tokens", totals_.tokens},
+            {"target_tokens", totals_.targets},
+            {"tok_s", double(batch.tokens) / seconds},
+            {"step_s", seconds},
+            {"mfu", nullptr},
+            {"peak_mem", peak_memory()},
+            {"entropy", sums.entropy / n},
+            {"mean_token_accuracy", sums.correct / n},
+            {"skipped", totals_.skipped}};
 }
 
 void Trainer::evaluate_now() {
@@ -255,8 +302,12 @@ void Trainer::evaluate_now() {
     const LossSums sums = evaluate(run_.comm, *model_, data, samples, o_.row_tokens);
     const double n = sums.targets, loss = sums.nll / n;
     if (n == 0) return logger_->say("step %zu: nothing to evaluate, no token of the evaluation samples is a target", step_);
-    logger_->write({{"step", step_}, {"eval_loss", loss}, {"eval_perplexity", std::exp(loss)}, {"eval_entropy", sums.entropy / n},
-                    {"eval_mean_token_accuracy", sums.correct / n}, {"eval_target_tokens", size_t(sums.targets)}});
+    logger_->write({{"step", step_},
+                    {"eval_loss", loss},
+                    {"eval_perplexity", std::exp(loss)},
+                    {"eval_entropy", sums.entropy / n},
+                    {"eval_mean_token_accuracy", sums.correct / n},
+                    {"eval_target_tokens", size_t(sums.targets)}});
     logger_->say("step %zu: eval loss %.4f  perplexity %.3f  accuracy %.4f", step_, loss, std::exp(loss), sums.correct / n);
 }
 
@@ -277,8 +328,8 @@ int Trainer::train() {
         const bool stop = run_.comm.max(received_signal != 0) > 0;
         if (stop || (o_.save_steps > 0 && step_ % size_t(o_.save_steps) == 0)) save_checkpoint();
         if (stop) {
-            logger_->say("stopped by signal %s after step %zu; saved %s\n  go on: the same command with --resume auto", strsignal(received_signal), step_,
-                         checkpoint_path(o_.output_dir, step_).c_str());
+            logger_->say("stopped by signal %s after step %zu; saved %s\n  go on: the same command with --resume auto",
+                         strsignal(received_signal), step_, checkpoint_path(o_.output_dir, step_).c_str());
             return 128 + received_signal;
         }
     }
@@ -288,8 +339,9 @@ int Trainer::train() {
 
 void Trainer::finish() {
     save_model(o_.output_dir);
-    logger_->say("saved %s; %zu steps, %zu samples, %zu tokens, %zu steps skipped; peak memory %s, planned %s", o_.output_dir.c_str(), steps_, totals_.samples,
-                 totals_.tokens, totals_.skipped, human_bytes(peak_memory()).c_str(), human_bytes(model_->arena().planned_peak()).c_str());
+    logger_->say("saved %s; %zu steps, %zu samples, %zu tokens, %zu steps skipped; peak memory %s, planned %s",
+                 o_.output_dir.c_str(), steps_, totals_.samples, totals_.tokens, totals_.skipped,
+                 human_bytes(peak_memory()).c_str(), human_bytes(model_->arena().planned_peak()).c_str());
 }
 
 }  // namespace
