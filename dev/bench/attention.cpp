@@ -48,7 +48,7 @@ template <class Dev> struct AttentionBench {
 };
 
 template <class Dev> static void line(PlainMatmul<CpuF32> &plain, size_t T, size_t H, size_t KV, size_t D) {
-    AttentionBench<Dev> bench(Dev{plain.dev.threads}, {T}, H, KV, D);
+    AttentionBench<Dev> bench(Dev{plain.dev.threads, plain.dev.ctx}, {T}, H, KV, D);
     const auto t = fastest(T > 4096 ? 4 : 10, {[&] { bench.forward(); }, [&] { bench.backward(); }, [&] { plain(); }});
     const double flop = bench.pairs * double(H * D), matmul = plain.flop / t[2];
     const double forward = 4 * flop / t[0], backward = 10 * flop / t[1];

@@ -15,7 +15,7 @@ ContextPtr make_context(int threads);  // owned by run(), alive as long as the d
 template <class Storage> struct Cpu {
     using X = Storage;  // weights and activations; sums, statistics, parameter gradients and the optimizer are float
     int threads;
-    Context *ctx = nullptr;  // only matmul needs one
+    Context *ctx = nullptr;  // only matmul and attention need one
 };
 using CpuF32 = Cpu<float>;
 using CpuBf16 = Cpu<bf16>;

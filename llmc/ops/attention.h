@@ -22,7 +22,8 @@
 //   q, k, v, out, dout, dqkv X, the others float; q, k, v are views with a row stride. T counts the local query rows.
 //   lo (int32) is indexed by global position and does not decrease. Query head h uses KV head h / (H/KV). D is a multiple of 8,
 //   at most 256. scratch: attention_scratch(dev.threads) floats. No aliasing.
-//   Sums are float, in an order that depends on sizes and pieces alone, never on threads.
+//   Sums are float, in an order that depends on sizes and pieces alone, never on threads. The products of tiles multiply floats or,
+//   for bf16 on a CPU with instructions for it, bf16: P and dS are then rounded to bf16 first, as on a GPU.
 //
 // No (T, T) array exists: tiles of scores live in cache, with a running maximum and sum per query (Milakov and Gimelshein, 2018,
 // arXiv:1805.02867; Dao et al., "FlashAttention", 2022, arXiv:2205.14135). Keys that no query of a block sees are skipped.
@@ -41,6 +42,7 @@
 #include "../core/common.h"
 #include "../core/device.h"
 #include "../core/mutant.h"
+#include "matmul.h"
 #include "simd.h"
 
 // Global positions [begin, end) of the packed row, which lie in local rows offset, offset + 1, ...
@@ -61,7 +63,7 @@ template <class X> struct Heads {  // element (t, h, d) at data[t * stride + h *
 namespace attention {
 
 constexpr size_t max_D = 256;
-constexpr size_t queries = 192, keys = 96;  // largest tile of scores: multiples of 64 and 6, see product(); 72 KiB
+constexpr size_t queries = 192, keys = 96;  // largest tile of scores: multiples of 64 and 6, see product(); 72 KiB of floats
 constexpr size_t max_row = max_D + 16;      // row length of a tile of heads
 
 inline Piece clip(Piece p, size_t begin, size_t end) {
@@ -78,7 +80,7 @@ inline std::vector<Piece> cut(const Pieces &pieces, size_t size) {
     return blocks;
 }
 
-// ---- matrix product of tiles
+// ---- matrix product of float tiles
 
 #ifdef __AVX512F__
 constexpr size_t lanes = 16, panel = 64;  // 6 x 4 accumulators, 4 of b and 1 of a in 32 registers
@@ -126,25 +128,32 @@ inline void product(Tile c, Tile a, Tile b, size_t M, size_t N, size_t K, bool a
     for (; j < N; j += 16) product_panel<16>({c.data + j, c.row}, a, {b.data + j, b.row}, M, K, add);
 }
 
-// ---- between memory and tiles
+// ---- between memory and tiles. E, the type in which products take their inputs: float or bf16
 
 // Row length of a tile of heads: whole vectors, and not a power of two, which would map its rows to few sets of the cache.
 inline size_t row_length(size_t D) { return round_up(D, 16) + 16; }
 
-template <class X> void load(float *tile, Heads<const X> x, size_t n, size_t D) {
+// Tiles are ragged at the ends of documents. Products of bf16 are made for few sizes, so theirs are filled up with zeros.
+template <class E> constexpr size_t query_unit = sizeof(E) == sizeof(float) ? 16 : 64;
+template <class E> constexpr size_t key_unit = sizeof(E) == sizeof(float) ? 1 : 32;
+
+template <class E, class X> void load(E *tile, Heads<const X> x, size_t n, size_t unit, size_t D) {
     for (size_t i = 0; i < n; i++) {
         const X *from = x.data + i * x.stride;
-        float *to = tile + i * row_length(D);
+        E *to = tile + i * row_length(D);
+        if constexpr (std::is_same_v<E, X>) std::copy_n(from, D, to);
+        else
 #pragma omp simd
-        for (size_t d = 0; d < D; d++) to[d] = float(from[d]);
-        std::fill(to + D, to + round_up(D, 16), 0.0f);
+            for (size_t d = 0; d < D; d++) to[d] = float(from[d]);
+        std::fill(to + D, to + round_up(D, 16), E(0.0f));
     }
+    std::fill(tile + n * row_length(D), tile + round_up(n, unit) * row_length(D), E(0.0f));
 }
 
-template <class X> void load_transposed(float *tile, Heads<const X> x, size_t n, size_t D, float factor) {  // tile (D, queries)
+template <class X> void load_transposed(float *tile, Heads<const X> x, size_t n, size_t D) {  // tile (D, queries)
     for (size_t i0 = 0; i0 < n; i0 += 16)
         for (size_t d = 0; d < D; d++)
-            for (size_t i = i0; i < i0 + 16; i++) tile[d * queries + i] = i < n ? factor * float(x.data[i * x.stride + d]) : 0.0f;
+            for (size_t i = i0; i < i0 + 16; i++) tile[d * queries + i] = i < n ? float(x.data[i * x.stride + d]) : 0.0f;
 }
 
 inline void add_rows(float *out, size_t stride, const float *tile, size_t n, size_t D, float factor) {
@@ -158,66 +167,164 @@ template <class X> Heads<const X> rows_of(Heads<const X> x, size_t row, size_t h
 }
 
 // The queries of a block that see some key of a tile: both ends of [lo[p], p] grow with p, so they are a range [first, end) of
-// the block. first is rounded down to a whole vector.
+// the block, rounded to multiples of query_unit: those in excess see nothing of the tile by the mask.
 struct Seeing {
     size_t first, end;
 };
-inline Seeing seeing(Piece q, Piece k, const int32_t *lo) {
-    const size_t first = k.begin > q.begin ? (k.begin - q.begin) / 16 * 16 : 0;
-    return {first, size_t(std::lower_bound(lo + q.begin, lo + q.end, int64_t(k.end)) - (lo + q.begin))};
+template <class E> Seeing seeing(Piece q, Piece k, const int32_t *lo) {
+    const size_t first = k.begin > q.begin ? (k.begin - q.begin) / query_unit<E> * query_unit<E> : 0;
+    const size_t end = size_t(std::lower_bound(lo + q.begin, lo + q.end, int64_t(k.end)) - (lo + q.begin));
+    return {first, round_up(end, query_unit<E>)};
+}
+
+// ---- the three products, each in float and in bf16
+
+// A block of queries or of dout: rows (n, D) and, for the products of floats, columns (D, n).
+template <class E> struct QueryTile {
+    alignas(64) E rows[queries * max_row];
+    template <class X> void load(Heads<const X> x, size_t n, size_t D) { attention::load(rows, x, n, query_unit<E>, D); }
+};
+template <> struct QueryTile<float> {
+    alignas(64) float rows[queries * max_row], columns[max_D * queries];
+    template <class X> void load(Heads<const X> x, size_t n, size_t D) {
+        attention::load(rows, x, n, query_unit<float>, D);
+        load_transposed(columns, x, n, D);
+    }
+};
+
+// Scores (keys, queries), which a softmax turns in place into P or dS, and the same as the products take it.
+template <class E> struct ScoreTile {
+    alignas(64) float scores[keys * queries];
+    alignas(64) E rounded[keys * queries];
+    E *result() { return rounded; }
+    void round_row(size_t r, Seeing s) {
+#pragma omp simd
+        for (size_t j = s.first; j < s.end; j++) rounded[r * queries + j] = scores[r * queries + j];
+    }
+    void fill_up(size_t m, Seeing s) {  // rows up to the next multiple of key_unit are part of the product too
+        for (size_t r = m; r < round_up(m, key_unit<E>); r++)
+            std::fill_n(rounded + r * queries + s.first, s.end - s.first, E(0.0f));
+    }
+};
+template <> struct ScoreTile<float> {
+    alignas(64) float scores[keys * queries];
+    float *result() { return scores; }
+    void round_row(size_t, Seeing) {}
+    void fill_up(size_t, Seeing) {}
+};
+
+template <class E> struct Products;
+
+template <> struct Products<float> {
+    size_t D, row, width;
+    template <class Dev> Products(Dev, size_t D) : D(D), row(row_length(D)), width(round_up(D, 16)) {}
+
+    // out (m, n) = k (m, D) q^T            of the queries that see some key, as below
+    void scores(float *out, float *k, QueryTile<float> &q, Seeing s, size_t m) const {
+        product({out + s.first, queries}, {k, row}, {q.columns + s.first, queries}, m, s.end - s.first, D, false);
+    }
+    // out (m, D) = p (m, n) q (n, D)
+    void sum_over_queries(float *out, float *p, QueryTile<float> &q, Seeing s, size_t m) const {
+        product({out, row}, {p + s.first, queries}, {q.rows + s.first * row, row}, m, width, s.end - s.first, false);
+    }
+    // out (n, D) += p^T (n, m) k (m, D)
+    void sum_over_keys(float *out, float *p, float *k, Seeing s, size_t m) const {
+        product({out + s.first * row, row}, {p + s.first, 1, queries}, {k, row}, s.end - s.first, width, m, true);
+    }
+};
+
+template <> struct Products<bf16> {
+    static constexpr size_t M = keys / key_unit<bf16>, N = queries / query_unit<bf16>;
+    size_t row;
+    struct Three {
+        TileMatmul scores, sum_over_queries, sum_over_keys;
+    } of_size[M][N];
+
+    Products(CpuBf16 dev, size_t D) : row(row_length(D)) {
+        const size_t width = round_up(D, 16);
+        for (size_t i = 0; i < M; i++)
+            for (size_t j = 0; j < N; j++) {
+                const size_t m = (i + 1) * key_unit<bf16>, n = (j + 1) * query_unit<bf16>;
+                of_size[i][j] = {{dev, queries, {row, 1}, {1, row}, m, n, width, false},
+                                 {dev, row, {queries, 1}, {row, 1}, m, width, n, false},
+                                 {dev, row, {1, queries}, {row, 1}, n, width, m, true}};
+            }
+    }
+    const Three &of(Seeing s, size_t m) const {
+        return of_size[ceil_div(m, key_unit<bf16>) - 1][ceil_div(s.end - s.first, query_unit<bf16>) - 1];
+    }
+    void scores(float *out, const bf16 *k, const QueryTile<bf16> &q, Seeing s, size_t m) const {
+        of(s, m).scores(out + s.first, k, q.rows + s.first * row);
+    }
+    void sum_over_queries(float *out, const bf16 *p, const QueryTile<bf16> &q, Seeing s, size_t m) const {
+        of(s, m).sum_over_queries(out, p + s.first, q.rows + s.first * row);
+    }
+    void sum_over_keys(float *out, const bf16 *p, const bf16 *k, Seeing s, size_t m) const {
+        of(s, m).sum_over_keys(out + s.first * row, p + s.first, k);
+    }
+};
+
+// f(E()) with the type of the products: float for the few rows of a step of generation, which bf16 would fill up with zeros.
+template <class X, class F> void with_product_type(Cpu<X> dev, size_t T, F f) {
+    if constexpr (std::is_same_v<X, bf16>)
+        if (TileMatmul::available(dev) && T >= query_unit<bf16>) return f(bf16());
+    f(float());
 }
 
 // ---- forward
 
-struct ForwardTiles {
-    alignas(64) float q_t[max_D * queries];  // scale * q, transposed
-    float k[keys * max_row], v[keys * max_row];
-    float scores[keys * queries];  // then exp(score - max)
-    float out[queries * max_row];  // sum of exp(score - max) * v
+template <class E> struct ForwardTiles {
+    QueryTile<E> q;
+    alignas(64) E k[keys * max_row];
+    alignas(64) E v[keys * max_row];
+    ScoreTile<E> p;                            // exp(score - max)
+    alignas(64) float out[queries * max_row];  // sum of exp(score - max) * v
     float max[queries], base[queries], sum[queries], shrink[queries];
     int32_t lo[queries];
 };
 
 // One step of the online softmax: scores become exp(score - max); what was summed under the old maximum shrinks to the new one.
-inline void softmax_tile(ForwardTiles &t, Piece q, Piece k, Seeing s, size_t D) {
-    const size_t end = round_up(s.end, 16);
-    std::copy(t.max + s.first, t.max + end, t.shrink + s.first);
+template <class E> void softmax_tile(ForwardTiles<E> &t, Piece q, Piece k, Seeing s, size_t D, float scale) {
+    std::copy(t.max + s.first, t.max + s.end, t.shrink + s.first);
     for (size_t r = 0; r < length(k); r++) {
         const int32_t key = int32_t(k.begin + r), own = key - int32_t(q.begin);  // own: the query at the key's position
-        float *row = t.scores + r * queries;
+        float *scores = t.p.scores + r * queries;
 #pragma omp simd
-        for (size_t j = s.first; j < end; j++) {
-            row[j] = t.lo[j] <= MUTANT(4, key - 1, key) && int32_t(j) >= own ? row[j] : -INFINITY;
-            t.max[j] = row[j] > t.max[j] ? row[j] : t.max[j];  // leaves a NaN to exp
+        for (size_t j = s.first; j < s.end; j++) {
+            scores[j] = t.lo[j] <= MUTANT(4, key - 1, key) && int32_t(j) >= own ? scale * scores[j] : -INFINITY;
+            t.max[j] = scores[j] > t.max[j] ? scores[j] : t.max[j];  // leaves a NaN to exp
         }
     }
 #pragma omp simd
-    for (size_t j = s.first; j < end; j++) {
+    for (size_t j = s.first; j < s.end; j++) {
         t.base[j] = t.max[j] == -INFINITY ? 0.0f : t.max[j];  // no key so far: exp(-inf - 0) = 0 instead of NaN
         t.shrink[j] = fast_exp(t.shrink[j] - t.base[j]);
         t.sum[j] *= t.shrink[j];
     }
     for (size_t r = 0; r < length(k); r++) {
-        float *row = t.scores + r * queries;
+        float *p = t.p.scores + r * queries;
 #pragma omp simd
-        for (size_t j = s.first; j < end; j++) {
-            row[j] = fast_exp(row[j] - t.base[j]);
-            t.sum[j] += row[j];
+        for (size_t j = s.first; j < s.end; j++) {
+            p[j] = fast_exp(p[j] - t.base[j]);
+            t.sum[j] += p[j];
         }
+        t.p.round_row(r, s);
     }
+    t.p.fill_up(length(k), s);
     for (size_t j = s.first; j < s.end; j++)
 #pragma omp simd
         for (size_t d = 0; d < round_up(D, 16); d++) t.out[j * row_length(D) + d] *= t.shrink[j];
 }
 
 // One block of queries of one head against all keys it sees, merged into out (rows of `stride`) and lse.
-template <class X>
-void forward_block(ForwardTiles &t, float *out, size_t stride, float *lse, Heads<const X> q, Heads<const X> k, Heads<const X> v,
-                   const int32_t *lo, Piece block, const Pieces &k_pieces, size_t D, float scale) {
-    const size_t n = length(block), row = row_length(D), width = round_up(D, 16);
-    load_transposed(t.q_t, q, n, D, scale);
-    std::fill(t.out, t.out + n * row, 0.0f);
-    for (size_t j = 0; j < round_up(n, 16); j++) {
+template <class E, class X>
+void forward_block(ForwardTiles<E> &t, const Products<E> &products, float *out, size_t stride, float *lse, Heads<const X> q,
+                   Heads<const X> k, Heads<const X> v, const int32_t *lo, Piece block, const Pieces &k_pieces, size_t D,
+                   float scale) {
+    const size_t n = length(block), padded = round_up(n, query_unit<E>), row = row_length(D);
+    t.q.load(q, n, D);
+    std::fill(t.out, t.out + padded * row, 0.0f);
+    for (size_t j = 0; j < padded; j++) {
         t.lo[j] = j < n ? lo[block.begin + j] : INT32_MAX;  // rows beyond the block see nothing
         t.max[j] = -INFINITY;
         t.sum[j] = 0;
@@ -226,14 +333,12 @@ void forward_block(ForwardTiles &t, float *out, size_t stride, float *lse, Heads
         const Piece seen = clip(k_pieces.piece[i], size_t(lo[block.begin]), block.end);
         for (size_t at = seen.begin; at < seen.end; at += keys) {
             const Piece tile = clip(seen, at, at + keys);
-            const Seeing s = seeing(block, tile, lo);
-            load(t.k, rows_of(k, tile.offset, 0, D), length(tile), D);
-            load(t.v, rows_of(v, tile.offset, 0, D), length(tile), D);
-            product({t.scores + s.first, queries}, {t.k, row}, {t.q_t + s.first, queries}, length(tile),
-                    round_up(s.end - s.first, 16), D, false);
-            softmax_tile(t, block, tile, s, D);
-            product({t.out + s.first * row, row}, {t.scores + s.first, 1, queries}, {t.v, row}, s.end - s.first, width,
-                    length(tile), true);
+            const Seeing s = seeing<E>(block, tile, lo);
+            load(t.k, rows_of(k, tile.offset, 0, D), length(tile), key_unit<E>, D);
+            load(t.v, rows_of(v, tile.offset, 0, D), length(tile), key_unit<E>, D);
+            products.scores(t.p.scores, t.k, t.q, s, length(tile));
+            softmax_tile(t, block, tile, s, D, scale);
+            products.sum_over_keys(t.out, t.p.result(), t.v, s, length(tile));
         }
     }
     for (size_t j = 0; j < n; j++) {
@@ -249,56 +354,61 @@ void forward_block(ForwardTiles &t, float *out, size_t stride, float *lse, Heads
 
 // ---- backward
 
-struct BackwardTiles {
-    alignas(64) float q_t[max_D * queries], dout_t[max_D * queries];  // scale * q and dout, transposed
-    float q[queries * max_row], dout[queries * max_row], dq[queries * max_row];
-    float k[keys * max_row], v[keys * max_row], dk[keys * max_row], dv[keys * max_row];
-    float p[keys * queries], ds[keys * queries];
+template <class E> struct BackwardTiles {
+    QueryTile<E> q, dout;
+    alignas(64) E k[keys * max_row];
+    alignas(64) E v[keys * max_row];
+    ScoreTile<E> p, ds;
+    alignas(64) float dq[queries * max_row];
+    alignas(64) float dk[keys * max_row];
+    alignas(64) float dv[keys * max_row];
     float lse[queries], delta[queries];
     int32_t lo[queries];
 };
 
 // From scores and dP = dout . v to P and dS, in place.
-inline void softmax_backward_tile(BackwardTiles &t, Piece q, Piece k, Seeing s) {
+template <class E> void softmax_backward_tile(BackwardTiles<E> &t, Piece q, Piece k, Seeing s, float scale) {
     for (size_t r = 0; r < length(k); r++) {
         const int32_t key = int32_t(k.begin + r), own = key - int32_t(q.begin);
-        float *p = t.p + r * queries, *ds = t.ds + r * queries;
+        float *p = t.p.scores + r * queries, *ds = t.ds.scores + r * queries;
 #pragma omp simd
-        for (size_t j = s.first; j < round_up(s.end, 16); j++) {
-            p[j] = t.lo[j] <= key && int32_t(j) >= MUTANT(5, own - 1, own) ? fast_exp(p[j] - t.lse[j]) : 0.0f;
+        for (size_t j = s.first; j < s.end; j++) {
+            p[j] = t.lo[j] <= key && int32_t(j) >= MUTANT(5, own - 1, own) ? fast_exp(scale * p[j] - t.lse[j]) : 0.0f;
             ds[j] = p[j] * (ds[j] - t.delta[j]);
         }
+        t.p.round_row(r, s);
+        t.ds.round_row(r, s);
     }
+    t.p.fill_up(length(k), s);
+    t.ds.fill_up(length(k), s);
 }
 
 // One block of queries of one head against one block of keys; all pointers stand at the first row of their block, at the head.
-template <class X>
-void backward_block(BackwardTiles &t, float *dq, size_t q_stride, float *dk, float *dv, size_t k_stride, Heads<const X> q,
-                    Heads<const X> k, Heads<const X> v, const float *delta, const float *lse, Heads<const X> dout,
-                    const int32_t *lo, Piece q_block, Piece k_block, size_t D, float scale) {
-    const size_t n = length(q_block), row = row_length(D), width = round_up(D, 16);
-    load_transposed(t.q_t, q, n, D, scale);
-    load_transposed(t.dout_t, dout, n, D, 1.0f);
-    load(t.q, q, n, D);
-    load(t.dout, dout, n, D);
-    std::fill(t.dq, t.dq + n * row, 0.0f);
-    for (size_t j = 0; j < round_up(n, 16); j++) {
+template <class E, class X>
+void backward_block(BackwardTiles<E> &t, const Products<E> &products, float *dq, size_t q_stride, float *dk, float *dv,
+                    size_t k_stride, Heads<const X> q, Heads<const X> k, Heads<const X> v, const float *delta, const float *lse,
+                    Heads<const X> dout, const int32_t *lo, Piece q_block, Piece k_block, size_t D, float scale) {
+    const size_t n = length(q_block), padded = round_up(n, query_unit<E>);
+    t.q.load(q, n, D);
+    t.dout.load(dout, n, D);
+    std::fill(t.dq, t.dq + padded * row_length(D), 0.0f);
+    for (size_t j = 0; j < padded; j++) {
         t.lo[j] = j < n ? lo[q_block.begin + j] : INT32_MAX;
         t.lse[j] = j < n ? lse[j] : 0.0f;
         t.delta[j] = j < n ? delta[j] : 0.0f;
     }
     for (size_t at = k_block.begin; at < k_block.end; at += keys) {
         const Piece tile = clip(k_block, at, at + keys);
-        const Seeing s = seeing(q_block, tile, lo);
-        const size_t m = length(tile), skip = at - k_block.begin, first = s.first, count = s.end - s.first;
-        load(t.k, rows_of(k, skip, 0, D), m, D);
-        load(t.v, rows_of(v, skip, 0, D), m, D);
-        product({t.p + first, queries}, {t.k, row}, {t.q_t + first, queries}, m, round_up(count, 16), D, false);
-        product({t.ds + first, queries}, {t.v, row}, {t.dout_t + first, queries}, m, round_up(count, 16), D, false);
-        softmax_backward_tile(t, q_block, tile, s);
-        product({t.dv, row}, {t.p + first, queries}, {t.dout + first * row, row}, m, width, count, false);
-        product({t.dk, row}, {t.ds + first, queries}, {t.q + first * row, row}, m, width, count, false);
-        product({t.dq + first * row, row}, {t.ds + first, 1, queries}, {t.k, row}, count, width, m, true);
+        const Seeing s = seeing<E>(q_block, tile, lo);
+        const size_t m = length(tile), skip = at - k_block.begin;
+        load(t.k, rows_of(k, skip, 0, D), m, key_unit<E>, D);
+        load(t.v, rows_of(v, skip, 0, D), m, key_unit<E>, D);
+        products.scores(t.p.scores, t.k, t.q, s, m);
+        products.scores(t.ds.scores, t.v, t.dout, s, m);
+        softmax_backward_tile(t, q_block, tile, s, scale);
+        products.sum_over_queries(t.dv, t.p.result(), t.dout, s, m);
+        products.sum_over_queries(t.dk, t.ds.result(), t.q, s, m);
+        products.sum_over_keys(t.dq, t.ds.result(), t.k, s, m);
         add_rows(dv + skip * k_stride, k_stride, t.dv, m, D, 1.0f);
         add_rows(dk + skip * k_stride, k_stride, t.dk, m, D, MUTANT(6, 1.0f, scale));
     }
@@ -322,18 +432,21 @@ void attention_forward_part(Cpu<X> dev, float *out32, float *lse, Heads<const X>
                             float scale) {
     using namespace attention;
     const std::vector<Piece> blocks = cut(q_pieces, queries);
+    with_product_type(dev, T, [&]<class E>(E) {
+        const Products<E> products(dev, D);
 #pragma omp parallel num_threads(dev.threads)
-    {
-        const auto tiles = std::make_unique_for_overwrite<ForwardTiles>();
+        {
+            const auto tiles = std::make_unique_for_overwrite<ForwardTiles<E>>();
 #pragma omp for collapse(2) schedule(dynamic)
-        for (size_t i = 0; i < blocks.size(); i++)
-            for (size_t h = 0; h < H; h++) {
-                const Piece block = blocks[blocks.size() - 1 - i];  // long tasks first: late queries see most
-                forward_block(*tiles, out32 + (block.offset * H + h) * D, H * D, lse + h * T + block.offset,
-                              rows_of(q, block.offset, h, D), rows_of(k, 0, h / (H / KV), D), rows_of(v, 0, h / (H / KV), D), lo,
-                              block, k_pieces, D, scale);
-            }
-    }
+            for (size_t i = 0; i < blocks.size(); i++)
+                for (size_t h = 0; h < H; h++) {
+                    const Piece block = blocks[blocks.size() - 1 - i];  // long tasks first: late queries see most
+                    forward_block(*tiles, products, out32 + (block.offset * H + h) * D, H * D, lse + h * T + block.offset,
+                                  rows_of(q, block.offset, h, D), rows_of(k, 0, h / (H / KV), D), rows_of(v, 0, h / (H / KV), D),
+                                  lo, block, k_pieces, D, scale);
+                }
+        }
+    });
 }
 
 template <class X> void attention_end(Cpu<X> dev, X *out, const float *out32, size_t n) {
@@ -341,7 +454,10 @@ template <class X> void attention_end(Cpu<X> dev, X *out, const float *out32, si
     for (size_t i = 0; i < n; i++) out[i] = X(out32[i]);
 }
 
-inline size_t attention_scratch(size_t threads) { return threads * sizeof(attention::BackwardTiles) / sizeof(float) + 16; }
+inline size_t attention_scratch(size_t threads) {
+    using namespace attention;
+    return threads * std::max(sizeof(BackwardTiles<float>), sizeof(BackwardTiles<bf16>)) / sizeof(float) + 16;
+}
 
 template <class X>
 void attention_backward_begin(Cpu<X> dev, float *dq32, float *dk32, float *dv32, float *delta, const X *out, const X *dout,
@@ -372,23 +488,27 @@ void attention_backward_part(Cpu<X> dev, float *dq32, float *dk32, float *dv32, 
     using namespace attention;
     const std::vector<Piece> q_blocks = cut(q_pieces, queries), k_blocks = cut(k_pieces, queries);
     const size_t n = std::max(q_blocks.size(), k_blocks.size());
-    BackwardTiles *tiles = reinterpret_cast<BackwardTiles *>(round_up(reinterpret_cast<uintptr_t>(scratch), 64));
+    with_product_type(dev, T, [&]<class E>(E) {
+        const Products<E> products(dev, D);
+        auto *tiles = reinterpret_cast<BackwardTiles<E> *>(round_up(reinterpret_cast<uintptr_t>(scratch), 64));
 #pragma omp parallel num_threads(dev.threads)
-    for (size_t s = 0; s < n; s++)
+        for (size_t s = 0; s < n; s++)
 #pragma omp for collapse(2) schedule(dynamic)
-        for (size_t j = 0; j < k_blocks.size(); j++)
-            for (size_t kv = 0; kv < KV; kv++) {
-                if ((j + s) % n >= q_blocks.size()) continue;
-                const Piece q_block = q_blocks[(j + s) % n], k_block = clip(k_blocks[j], size_t(lo[q_block.begin]), q_block.end);
-                if (length(k_block) == 0) continue;
-                const size_t row = k_block.offset * KV + kv;
-                for (size_t h = kv * (H / KV); h < (kv + 1) * (H / KV); h++)
-                    backward_block(tiles[omp_get_thread_num()], dq32 + (q_block.offset * H + h) * D, H * D, dk32 + row * D,
-                                   dv32 + row * D, KV * D, rows_of(q, q_block.offset, h, D), rows_of(k, k_block.offset, kv, D),
-                                   rows_of(v, k_block.offset, kv, D), delta + h * T + q_block.offset,
-                                   lse + h * T + q_block.offset, rows_of(Heads<const X>{dout, H * D}, q_block.offset, h, D), lo,
-                                   q_block, k_block, D, scale);
-            }
+            for (size_t j = 0; j < k_blocks.size(); j++)
+                for (size_t kv = 0; kv < KV; kv++) {
+                    if ((j + s) % n >= q_blocks.size()) continue;
+                    const Piece q_block = q_blocks[(j + s) % n];
+                    const Piece k_block = clip(k_blocks[j], size_t(lo[q_block.begin]), q_block.end);
+                    if (length(k_block) == 0) continue;
+                    const size_t row = k_block.offset * KV + kv;
+                    for (size_t h = kv * (H / KV); h < (kv + 1) * (H / KV); h++)
+                        backward_block(
+                            tiles[omp_get_thread_num()], products, dq32 + (q_block.offset * H + h) * D, H * D, dk32 + row * D,
+                            dv32 + row * D, KV * D, rows_of(q, q_block.offset, h, D), rows_of(k, k_block.offset, kv, D),
+                            rows_of(v, k_block.offset, kv, D), delta + h * T + q_block.offset, lse + h * T + q_block.offset,
+                            rows_of(Heads<const X>{dout, H * D}, q_block.offset, h, D), lo, q_block, k_block, D, scale);
+                }
+    });
 }
 
 template <class X>

@@ -22,3 +22,25 @@ template <class X> void matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, 
 
 template <class X>
 void matmul_backward_weight(Cpu<X> dev, float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC);
+
+// A product of bf16 tiles in cache, for ops that multiply within parallel regions of their own: C = A B or, if accumulate, C += A B,
+// on the calling thread.
+//
+//   C (M, N) float, rows of c_row    A (M, K), B (K, N) bf16, element (i, j) at [i * row + j * column], one of the two strides 1
+//
+// Made outside of parallel regions, from the context of the device, as often as needed: the context remembers.
+struct TileProduct;
+class TileMatmul {
+  public:
+    struct Strides {
+        size_t row, column;
+    };
+    static bool available(CpuBf16 dev);  // or else the CPU or the library multiplies bf16 no faster than float
+
+    TileMatmul() = default;
+    TileMatmul(CpuBf16 dev, size_t c_row, Strides a, Strides b, size_t M, size_t N, size_t K, bool accumulate);
+    void operator()(float *C, const bf16 *A, const bf16 *B) const;
+
+  private:
+    const TileProduct *product_ = nullptr;
+};
