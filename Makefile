@@ -102,8 +102,9 @@ deps:                                        ## install what is missing (Debian 
 	@bash scripts/install_deps.sh
 	@rm -f build/probe.mk
 
-demo: $(PROGRAM)                             ## train the bundled demo
-	./$(PROGRAM)
+demo: $(PROGRAM)                             ## train the bundled demo and draw its curves
+	./$(PROGRAM) --overwrite
+	@$(PYTHON) scripts/plot.py out/demo/log.jsonl --out out/demo/loss.png
 
 test: $(PROGRAM) $(BUILD)/test/test_llmc     ## all tests but the slow ones; the last line counts them
 	@$(PYTHON) scripts/run_tests.py --build $(BUILD)
