@@ -89,8 +89,8 @@ std::string prepared_file(const Run &run, const std::string &kind, const std::st
     if (!path.empty()) arguments.insert(arguments.end(), {"--input", path});
     arguments.insert(arguments.end(), extra.begin(), extra.end());
     const std::string dir = cache_directory();
-    const std::string out = format("%s/%016llx.safetensors", dir.c_str(),
-                                   (unsigned long long)fnv64(preparation_key(path, arguments, run.tokenizer_hash)));
+    std::string out = format("%s/%016llx.safetensors", dir.c_str(),
+                             (unsigned long long)fnv64(preparation_key(path, arguments, run.tokenizer_hash)));
     if (fs::exists(out)) return out;
     std::error_code error;
     fs::create_directories(dir, error);
