@@ -1,6 +1,8 @@
 // Sums and maxima over a warp and over a block, in an order that depends on the number of threads alone, and 16-byte vectors.
 #pragma once
+#include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "../core/launch.cuh"
 
@@ -8,7 +10,7 @@ inline namespace CUDA_BACKEND {
 constexpr unsigned all_lanes = 0xffffffff;
 
 // Butterfly: after the step with distance d a lane holds the sum over 2d lanes; in the end every lane holds the sum over all 32.
-__device__ inline float warp_sum(float v) {
+template <class T> __device__ T warp_sum(T v) {
     for (int distance = 16; distance > 0; distance /= 2) v += __shfl_xor_sync(all_lanes, v, distance);
     return v;
 }
@@ -18,14 +20,14 @@ __device__ inline float warp_max(float v) {
     return v;
 }
 
-// Sum over all threads of a block, known to all of them; `partial` is 32 floats of shared memory, free to be used again at once.
+// Sum over all threads of a block, known to all of them; `partial` is 32 values of shared memory, free to be used again at once.
 // The number of threads must be a multiple of 32.
-__device__ inline float block_sum(float v, float *partial) {
+template <class T> __device__ T block_sum(T v, T *partial) {
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     v = warp_sum(v);
     if (lane == 0) partial[warp] = v;
     __syncthreads();
-    v = warp_sum(lane < blockDim.x / 32 ? partial[lane] : 0.0f);
+    v = warp_sum(lane < blockDim.x / 32 ? partial[lane] : T(0));
     __syncthreads();
     return v;
 }
@@ -40,23 +42,33 @@ __device__ inline float block_max(float v, float *partial) {
     return v;
 }
 
-// 16 bytes of X, read and written by one instruction: 4 floats or 8 bf16. The address must be a multiple of 16.
-template <class X> struct alignas(16) Vec {
-    static constexpr int size = 16 / sizeof(X);
-    X v[size];
+// N values of X, read and written 16 (or 8) bytes at a time. The address must be a multiple of as many bytes; Vec<X, 1> is a plain X.
+template <class X, int N = 16 / sizeof(X)> struct Vec {
+    static constexpr int size = N;
+    static constexpr size_t bytes = N * sizeof(X);
+    using Word = std::conditional_t<bytes % 16 == 0, uint4, std::conditional_t<bytes == 8, uint2, X>>;
+    X v[N];
 
     __device__ X &operator[](int i) { return v[i]; }
     __device__ const X &operator[](int i) const { return v[i]; }
     __device__ static Vec load(const X *from) {
-        const uint4 bits = *reinterpret_cast<const uint4 *>(from);
+        Word words[bytes / sizeof(Word)];
+#pragma unroll
+        for (size_t i = 0; i < bytes / sizeof(Word); i++) words[i] = reinterpret_cast<const Word *>(from)[i];
         Vec out;
-        memcpy(&out, &bits, 16);
+        memcpy(&out, words, bytes);
         return out;
     }
     __device__ void store(X *to) const {
-        uint4 bits;
-        memcpy(&bits, this, 16);
-        *reinterpret_cast<uint4 *>(to) = bits;
+        Word words[bytes / sizeof(Word)];
+        memcpy(words, this, bytes);
+#pragma unroll
+        for (size_t i = 0; i < bytes / sizeof(Word); i++) reinterpret_cast<Word *>(to)[i] = words[i];
     }
 };
+
+// Whether these arrays, read as rows of C elements, can be read and written by Vec<., N>. Where they cannot, kernels run with N = 1.
+template <int N, class... Arrays> bool fit_vectors(size_t C, const Arrays *...arrays) {
+    return C % N == 0 && ((reinterpret_cast<uintptr_t>(arrays) % std::min<size_t>(16, N * sizeof(Arrays)) == 0) && ...);
+}
 }  // namespace CUDA_BACKEND
