@@ -4,29 +4,9 @@
 
 #include "check.h"
 #include "finite_difference.h"
+#include "reference_swiglu.h"
 
 using Vector = std::vector<double>;
-
-static Vector swiglu_reference(const Vector &gate_up, size_t T, size_t F) {
-    Vector out(T * F);
-    for (size_t t = 0; t < T; t++)
-        for (size_t f = 0; f < F; f++) {
-            const double g = gate_up[t * 2 * F + f], u = gate_up[t * 2 * F + F + f];
-            out[t * F + f] = g / (1 + std::exp(-g)) * u;
-        }
-    return out;
-}
-
-static Vector swiglu_backward_reference(const Vector &dout, const Vector &gate_up, size_t T, size_t F) {
-    Vector d(T * 2 * F);
-    for (size_t t = 0; t < T; t++)
-        for (size_t f = 0; f < F; f++) {
-            const double g = gate_up[t * 2 * F + f], u = gate_up[t * 2 * F + F + f], s = 1 / (1 + std::exp(-g));
-            d[t * 2 * F + f] = dout[t * F + f] * u * (s + g * s * (1 - s));
-            d[t * 2 * F + F + f] = dout[t * F + f] * g * s;
-        }
-    return d;
-}
 
 TEST(SwigluReference, BackwardEqualsFiniteDifferences) {
     const size_t T = 2, F = 5;
@@ -42,38 +22,23 @@ template <class Dev> struct Swiglu : testing::Test {
 };
 TYPED_TEST_SUITE(Swiglu, CpuDevices);
 
-// At most 8 roundings of float (exp counts for two) on factors no larger than the result, then one to X.
-template <class X> double allowed_error(double largest) { return (8 * unit_roundoff<float> + unit_roundoff<X>)*largest; }
-
-static double largest(const Vector &v) {
-    double worst = 0;
-    for (double x : v) worst = std::max(worst, std::abs(x));
-    return worst;
-}
-
 TYPED_TEST(Swiglu, ForwardEqualsReference) {
     using X = typename TypeParam::X;
     const Vector want = swiglu_reference(widen(this->gate_up), this->T, this->F);
     std::vector<X> out(this->T * this->F);
     for (int threads : {1, 2, 3}) {
         swiglu_forward(make_device<TypeParam>(threads), out.data(), this->gate_up.data(), this->T, this->F);
-        expect_close("swiglu_forward", out, want, allowed_error<X>(largest(want)));
+        expect_close("swiglu_forward", out, want, swiglu_error<X>(want));
     }
 }
 
 TYPED_TEST(Swiglu, BackwardEqualsReferenceAlsoInPlace) {
     using X = typename TypeParam::X;
     const Vector want = swiglu_backward_reference(widen(this->dout), widen(this->gate_up), this->T, this->F);
-    // 1 + g (1 - s) may cancel: its error is that of g (1 - s), which is smaller than the largest |g|
-    double terms = 0;
-    for (size_t t = 0; t < this->T; t++)
-        for (size_t f = 0; f < this->F; f++) {
-            const double g = this->gate_up[t * 2 * this->F + f], u = this->gate_up[t * 2 * this->F + this->F + f];
-            terms = std::max(terms, std::abs(double(float(this->dout[t * this->F + f])) * u) * (1 + std::abs(g)));
-        }
     std::vector<X> apart(this->gate_up.size());
     swiglu_backward(make_device<TypeParam>(1), apart.data(), this->dout.data(), this->gate_up.data(), this->T, this->F);
-    expect_close("swiglu_backward", apart, want, 8 * unit_roundoff<float> * terms + unit_roundoff<X> * largest(want));
+    expect_close("swiglu_backward", apart, want,
+                 swiglu_backward_error<X>(want, widen(this->dout), widen(this->gate_up), this->T, this->F));
     for (int threads : {1, 2, 3}) {
         std::vector<X> in_place = this->gate_up;
         swiglu_backward(make_device<TypeParam>(threads), in_place.data(), this->dout.data(), in_place.data(), this->T, this->F);
