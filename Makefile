@@ -88,7 +88,7 @@ build/race/%.o: %.cpp $(BUILD)/flags
 # The same tests for a GPU: what is compiled here is what a GPU would run.
 GPU_ARCHS ?= 80 90 100
 NVCC      := $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2> /dev/null))
-NVCCFLAGS := -std=c++20 -O3 -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wno-unused-parameter
+NVCCFLAGS := -std=c++20 -O3 -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-Wno-unknown-pragmas
 
 define compile_for_gpu
 build/sm_$(1)/%.o: %.cpp Makefile
