@@ -80,11 +80,11 @@ struct Warp {  // the state of its lanes is three sets of bits; a lane in none o
 
 struct Barrier {
     int arrived, expected;
-    Place place;                   // of the first to arrive
-    Thread *waiting;               // a list
-    int arrived_of[max_warps];     // the rest is the race detector's: threads of each warp
-    unsigned waiting_warps;        //
-    uint32_t clock[max_warps];     // what has happened before all that arrived
+    Place place;                // of the first to arrive
+    Thread *waiting;            // a list
+    int arrived_of[max_warps];  // the rest is the race detector's: threads of each warp
+    unsigned waiting_warps;     //
+    uint32_t clock[max_warps];  // what has happened before all that arrived
 };
 
 struct Write {      // the last one to two bytes of shared memory
@@ -104,7 +104,7 @@ struct Buffer {  // device memory: which block of which launch last wrote and re
     uintptr_t begin, end;
     struct Cell {
         uint64_t written, read;  // launch << 32 | block + 1, or `several` blocks
-    } *cells;
+    } * cells;
 };
 
 struct Launch {
@@ -169,15 +169,25 @@ std::string where(Place place) {
     std::string out;
     for (const auto &[function, line] : frames(static_cast<const char *>(place.pc) - 1))  // the call before the return address
         if (line[0] != '?' && base_name(line).rfind("simt.", 0) != 0) out += (out.empty() ? "" : " < ") + base_name(line);
-    if (!out.empty() || !place.at.line()) return out.empty() ? "?" : out;
+    if (!out.empty() || !place.at.line()) return out.empty() ? "an unknown line" : out;
     return format("%s:%u", base_name(place.at.file_name()).c_str(), unsigned(place.at.line()));
 }
 
-std::string kernel_name(const void *kernel) {
+std::string kernel_name(const void *kernel) {  // "void emulated::op_kernel<bf16>(bf16*, unsigned long)" -> "op_kernel<bf16>"
     const auto found = frames(kernel);
     if (found.empty() || found.back().first == "??") return "a kernel";
     std::string name = found.back().first;
-    return name.substr(0, name.find('('));
+    size_t end = name.size();
+    if (name.ends_with(')')) {
+        int open = 0;
+        do {
+            end--;
+            open += (name[end] == ')') - (name[end] == '(');
+        } while (open && end);
+    }
+    const size_t space = name.find(' '), begin = space < name.find_first_of("<(") ? space + 1 : 0;
+    name = name.substr(begin, end - begin);
+    return name.rfind("emulated::", 0) == 0 ? name.substr(strlen("emulated::")) : name;
 }
 
 std::string lanes(unsigned mask) { return format("%#010x", mask); }
@@ -321,7 +331,9 @@ void access_shared(size_t cell, bool write, const void *pc, bool in_flight, bool
     if (last.time && concurrent(last.time, last.warp, last.lane))
         race(here, cell * 2, write ? "written" : "read", "written", last.warp, last.lane, last.pc);
     if (last.in_flight && !landing)
-        fail(here, format("shared memory +%zu is %s before the wait for its cp.async at %s", cell * 2, write ? "written" : "read", where({{}, last.pc}).c_str()),
+        fail(here,
+             format("shared memory +%zu is %s before the wait for its cp.async at %s", cell * 2, write ? "written" : "read",
+                    where({{}, last.pc}).c_str()),
              "cp_async_wait for its group, then a barrier");
     const int warp = current->warp->number;
     const uint32_t now = block->clock[warp][warp];
@@ -331,7 +343,9 @@ void access_shared(size_t cell, bool write, const void *pc, bool in_flight, bool
                 race(here, cell * 2, "written", "read", w, reads[w].lane, reads[w].pc);
         last = {now, uint8_t(warp), uint8_t(current->lane), in_flight, pc};
     } else {
-        if (!last.time) fail(here, format("shared memory +%zu is read and was never written", cell * 2), "write it first");
+        if (!last.time)
+            fail(here, format("shared memory +%zu is read before anything was written there", cell * 2),
+                 "write it first, and then a barrier");
         Read &mine = reads[warp];
         mine = {now, mine.time == now && mine.lane != current->lane ? 32 : current->lane, pc};
     }
@@ -348,8 +362,8 @@ void access_device(uintptr_t begin, size_t bytes, bool write, const void *pc) {
         const uint64_t writer = written.load(std::memory_order_relaxed), reader = read.load(std::memory_order_relaxed);
         if (other(writer) || (write && other(reader)))
             fail({{}, pc},
-                 format("two blocks race on device memory +%zu of %zu bytes: %s here, %s by another block of the same launch", cell * 2,
-                        b->end - b->begin, write ? "written" : "read", other(writer) ? "written" : "read"),
+                 format("two blocks race on device memory +%zu of %zu bytes: %s here, %s by another block of the same launch",
+                        cell * 2, b->end - b->begin, write ? "written" : "read", other(writer) ? "written" : "read"),
                  "one block writes it all, or one launch after the other");
         if (write) written.store(me, std::memory_order_relaxed);
         else read.store(other(reader) ? several : me, std::memory_order_relaxed);
@@ -362,8 +376,7 @@ void access(const void *p, size_t bytes, bool write, const void *pc, bool in_fli
     if (offset < block->shared_bytes)
         for (size_t cell = offset / 2; cell <= (std::min(offset + bytes, block->shared_bytes) - 1) / 2; cell++)
             access_shared(cell, write, pc, in_flight, landing);
-    else if (uintptr_t(p) - uintptr_t(block->stacks) >= max_threads * stack_bytes)
-        access_device(uintptr_t(p), bytes, write, pc);
+    else if (uintptr_t(p) - uintptr_t(block->stacks) >= max_threads * stack_bytes) access_device(uintptr_t(p), bytes, write, pc);
 }
 
 // What has happened before the barrier is known to those who waited at it.
@@ -568,7 +581,8 @@ void *shared_bytes(size_t bytes) {
 }
 
 void sync_warp(unsigned mask, std::source_location at) {
-    warp_operation("__syncwarp", mask, nullptr, {at, __builtin_return_address(0)}, [](unsigned, void **) { advance(current->warp->number); });
+    warp_operation("__syncwarp", mask, nullptr, {at, __builtin_return_address(0)},
+                   [](unsigned, void **) { advance(current->warp->number); });
 }
 
 void shuffle(const char *name, unsigned mask, void *value, size_t bytes, int source_lane, std::source_location at) {
@@ -691,8 +705,9 @@ void cp_async_16(void *to, const void *from, bool valid, std::source_location at
         fail(place, "cp.async: the source is not 16-byte aligned", "rows that are multiples of 16 bytes");
     if (valid) {
         access(from, 16, false, place.pc);
-        [[maybe_unused]] volatile unsigned char byte = static_cast<const unsigned char *>(from)[0];  // AddressSanitizer should speak here
-        byte = static_cast<const unsigned char *>(from)[15];                                         // and not at the wait
+        [[maybe_unused]] volatile unsigned char byte =
+            static_cast<const unsigned char *>(from)[0];      // AddressSanitizer should speak here
+        byte = static_cast<const unsigned char *>(from)[15];  // and not at the wait
     }
     access(to, 16, true, place.pc, true);
     memset(to, 0xff, 16);
@@ -751,24 +766,24 @@ cudaError_t cudaFree(void *p) {
 // ---- what g++ -fsanitize=thread calls; this file itself must be built without it -----------------------------------------------------
 
 #define HERE __builtin_return_address(0)
-#define READ_AND_WRITE(name, bytes)                                                  \
-    void __tsan_read##name(void *p) { emulated::simt::access(p, bytes, false, HERE); } \
-    void __tsan_write##name(void *p) { emulated::simt::access(p, bytes, true, HERE); } \
+#define READ_AND_WRITE(name, bytes)                                                              \
+    void __tsan_read##name(void *p) { emulated::simt::access(p, bytes, false, HERE); }           \
+    void __tsan_write##name(void *p) { emulated::simt::access(p, bytes, true, HERE); }           \
     void __tsan_unaligned_read##name(void *p) { emulated::simt::access(p, bytes, false, HERE); } \
     void __tsan_unaligned_write##name(void *p) { emulated::simt::access(p, bytes, true, HERE); }
 // The test program's own atomics, in headers of the standard library and GoogleTest: as if not instrumented.
-#define ATOMICS(bits)                                                                                                                \
-    using A##bits = std::atomic<uint##bits##_t>;                                                                                     \
-    uint##bits##_t __tsan_atomic##bits##_load(const A##bits *p, int) { return p->load(); }                                           \
-    void __tsan_atomic##bits##_store(A##bits *p, uint##bits##_t v, int) { p->store(v); }                                             \
-    uint##bits##_t __tsan_atomic##bits##_exchange(A##bits *p, uint##bits##_t v, int) { return p->exchange(v); }                      \
-    uint##bits##_t __tsan_atomic##bits##_fetch_add(A##bits *p, uint##bits##_t v, int) { return p->fetch_add(v); }                    \
-    uint##bits##_t __tsan_atomic##bits##_fetch_sub(A##bits *p, uint##bits##_t v, int) { return p->fetch_sub(v); }                    \
-    int __tsan_atomic##bits##_compare_exchange_strong(A##bits *p, uint##bits##_t *e, uint##bits##_t v, int, int) {                   \
-        return p->compare_exchange_strong(*e, v);                                                                                    \
-    }                                                                                                                                \
-    int __tsan_atomic##bits##_compare_exchange_weak(A##bits *p, uint##bits##_t *e, uint##bits##_t v, int, int) {                     \
-        return p->compare_exchange_strong(*e, v);                                                                                    \
+#define ATOMICS(bits)                                                                                              \
+    using A##bits = std::atomic<uint##bits##_t>;                                                                   \
+    uint##bits##_t __tsan_atomic##bits##_load(const A##bits *p, int) { return p->load(); }                         \
+    void __tsan_atomic##bits##_store(A##bits *p, uint##bits##_t v, int) { p->store(v); }                           \
+    uint##bits##_t __tsan_atomic##bits##_exchange(A##bits *p, uint##bits##_t v, int) { return p->exchange(v); }    \
+    uint##bits##_t __tsan_atomic##bits##_fetch_add(A##bits *p, uint##bits##_t v, int) { return p->fetch_add(v); }  \
+    uint##bits##_t __tsan_atomic##bits##_fetch_sub(A##bits *p, uint##bits##_t v, int) { return p->fetch_sub(v); }  \
+    int __tsan_atomic##bits##_compare_exchange_strong(A##bits *p, uint##bits##_t *e, uint##bits##_t v, int, int) { \
+        return p->compare_exchange_strong(*e, v);                                                                  \
+    }                                                                                                              \
+    int __tsan_atomic##bits##_compare_exchange_weak(A##bits *p, uint##bits##_t *e, uint##bits##_t v, int, int) {   \
+        return p->compare_exchange_strong(*e, v);                                                                  \
     }
 
 extern "C" {
