@@ -143,12 +143,7 @@ template <class Dev> struct QkNorm : testing::Test {
     std::vector<float> rstd = std::vector<float>(T * (H + KV)), dwq = std::vector<float>(D, 1), dwk = std::vector<float>(D, 2);
     std::vector<float> scratch = std::vector<float>(qk_norm_scratch(make_device<Dev>(), D));
 
-    static Vector heads(const std::vector<X> &rows, size_t begin, size_t end) {
-        Vector out;
-        for (size_t t = 0; t < T; t++)
-            for (size_t i = begin * D; i < end * D; i++) out.push_back(double(float(rows[t * width + i])));
-        return out;
-    }
+    static Vector heads(const std::vector<X> &rows, size_t begin, size_t end) { return gather_heads(rows, width, D, begin, end); }
     void forward(int threads = 2) {
         normed = qkv;
         qk_norm_forward(make_device<Dev>(threads), normed.data(), qk_raw.data(), rstd.data(), wq.data(), wk.data(), T, H, KV, D,
