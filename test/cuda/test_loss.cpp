@@ -50,6 +50,8 @@ template <class Dev> struct Head : testing::Test, HeadCase<typename Dev::X> {
     }
 };
 TYPED_TEST_SUITE(Head, CudaDevices);
+template <class Dev> struct SlowHead : Head<Dev> {};
+TYPED_TEST_SUITE(SlowHead, CudaDevices);
 
 TYPED_TEST(Head, EqualsReference) {  // one warp, a part of one; vectors and none; more vectors than threads
     for (const auto &[T, C, V] : {std::array<size_t, 3>{1, 8, 3}, {37, 24, 51}, {20, 16, 136}, {6, 8, 4100}}) {
@@ -69,7 +71,7 @@ TYPED_TEST(Head, LargeLogits) {  // exp(logit) would overflow
     this->check();
 }
 
-TYPED_TEST(Head, SeveralChunks) {
+TYPED_TEST(SlowHead, SeveralChunks) {  // more than 64 MiB of logits
     this->make(10, 1, size_t(1) << 22);
     ASSERT_GT(this->N, lm_head_chunk(this->V));
     this->run(TypeParam{});
