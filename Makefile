@@ -151,12 +151,12 @@ test: $(PROGRAM) $(BUILD)/test/test_llmc $(TEST_CUDA)  ## all tests but the slow
 	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA)
 
 test-all: $(PROGRAM) $(BUILD)/test/test_llmc $(filter-out build/san/%,$(TEST_CUDA_ALL))  ## slow tests, mutants, sanitizers and the format, too
-	@$(MAKE) --no-print-directory MUTANTS=1 build/mutants/test/test_llmc
+	@$(MAKE) --no-print-directory MUTANTS=1 $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
 	@$(if $(TEST_CUDA),$(MAKE) --no-print-directory SAN=1 build/san/test/test_cuda)
 	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA_ALL) --all
 
 test-mutants:                                ## build known bugs in and require that a test fails
-	@$(MAKE) --no-print-directory MUTANTS=1 build/mutants/test/test_llmc
+	@$(MAKE) --no-print-directory MUTANTS=1 $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
 	@$(PYTHON) scripts/mutants.py
 
 ptxas: $(if $(NVCC),$(GPU_TESTS))             ## compile the kernels for GPU_ARCHS (80 90 100), if nvcc is there

@@ -167,7 +167,8 @@ std::string base_name(const std::string &path) { return path.substr(path.rfind('
 // "warp.cuh:17 < rmsnorm.cuh:20": a line and those that inlined it, without the emulator's own.
 std::string where(Place place) {
     std::string out;
-    for (const auto &[function, line] : frames(static_cast<const char *>(place.pc) - 1))  // the call before the return address
+    const auto call = reinterpret_cast<const void *>(uintptr_t(place.pc) - 1);  // pc is where it returns to
+    for (const auto &[function, line] : frames(call))
         if (line[0] != '?' && base_name(line).rfind("simt.", 0) != 0) out += (out.empty() ? "" : " < ") + base_name(line);
     if (!out.empty() || !place.at.line()) return out.empty() ? "an unknown line" : out;
     return format("%s:%u", base_name(place.at.file_name()).c_str(), unsigned(place.at.line()));
@@ -194,24 +195,35 @@ std::string lanes(unsigned mask) { return format("%#010x", mask); }
 
 void switch_to(Thread *to);
 
-// Keeps the message, if no lower block has failed yet, and gives the block up.
-[[noreturn]] void fail(Place place, const std::string &cause, const char *fix) {
+void keep(const std::string &cause, const char *fix) {  // of the lowest block that fails
     Launch &launch = *block->launch;
-    {
-        const std::lock_guard guard(launch.lock);
-        if (block->number < launch.failed_block) {
-            const uint3 b = block->index, t = current->index;
-            launch.failed_block = block->number;
-            launch.failure =
-                format("%s\n  at %s, block (%u,%u,%u) thread (%u,%u,%u) of %s, launched at %s:%u\n  fix: %s", cause.c_str(),
-                       where(place).c_str(), b.x, b.y, b.z, t.x, t.y, t.z, kernel_name(launch.kernel).c_str(),
-                       base_name(launch.grid.at.file_name()).c_str(), unsigned(launch.grid.at.line()), fix);
-        }
-    }
+    const std::lock_guard guard(launch.lock);
+    if (block->number >= launch.failed_block) return;
+    launch.failed_block = block->number;
+    const std::source_location at = launch.grid.at;
+    launch.failure = format("%s of %s, launched at %s:%u\n  fix: %s", cause.c_str(), kernel_name(launch.kernel).c_str(),
+                            base_name(at.file_name()).c_str(), unsigned(at.line()), fix);
+}
+
+void report(Place place, const std::string &cause, const char *fix) {
+    const uint3 b = block->index, t = current->index;
+    keep(format("%s\n  at %s, block (%u,%u,%u) thread (%u,%u,%u)", cause.c_str(), where(place).c_str(), b.x, b.y, b.z, t.x, t.y,
+                t.z),
+         fix);
+}
+
+[[noreturn]] void give_block_up() {
     block->failed = true;
     switch_to(&block->host);
     abort();
 }
+
+// A statement of its own after the report: this thread's stack is never unwound, so no string may be alive.
+#define FAIL(...)            \
+    do {                     \
+        report(__VA_ARGS__); \
+        give_block_up();     \
+    } while (0)
 
 // ---- fibers ---------------------------------------------------------------------------------------------------------------------
 
@@ -278,19 +290,22 @@ void interrupt() {  // in random orders now and then a thread that could go on w
 void thread_main(transfer_t from) {
     landed(from);
     Warp &warp = *current->warp;
+    bool threw = false;
     try {
         block->launch->body();
     } catch (const std::exception &error) {
-        fail({}, error.what(), "kernels must not throw");
+        report({}, error.what(), "kernels must not throw");
+        threw = true;
     }
+    if (threw) give_block_up();
     if (!current->copies.empty())
-        fail({{}, current->copies.back().pc}, "a thread returned before its cp.async landed",
+        FAIL({{}, current->copies.back().pc}, "a thread returned before its cp.async landed",
              "cp_async_wait<0>() before the end");
     warp.returned |= 1u << current->lane;
     for (unsigned set = warp.waiting; set; set &= set - 1) {
         const Arrival &other = warp.arrival[std::countr_zero(set)];
         if (other.mask >> current->lane & 1)
-            fail(other.place, format("%s waits for lane %d, which has returned", other.name, current->lane),
+            FAIL(other.place, format("%s waits for lane %d, which has returned", other.name, current->lane),
                  "let all lanes of the mask take part, or leave out those that return");
     }
     run_another(&warp);
@@ -316,11 +331,11 @@ bool concurrent(uint32_t time, int warp, int lane) {  // with what the current t
     return warp == w ? time == block->clock[w][w] && lane != current->lane : time > block->clock[w][warp];
 }
 
-void race(Place here, size_t offset, const char *now, const char *then, int warp, int lane, const void *pc) {
-    const std::string other = lane < 32 ? format("lane %d of warp %d", lane, warp) : format("several lanes of warp %d", warp);
-    fail(here,
-         format("race on shared memory +%zu: %s by lane %d of warp %d, %s by %s at %s, and nothing orders the two", offset, now,
-                current->lane, current->warp->number, then, other.c_str(), where({{}, pc}).c_str()),
+[[noreturn]] void race(Place here, size_t offset, const char *now, const char *then, int warp, int lane, const void *pc) {
+    FAIL(here,
+         format("race on shared memory +%zu: %s by lane %d of warp %d, %s by %s of warp %d at %s, and nothing orders the two",
+                offset, now, current->lane, current->warp->number, then,
+                lane < 32 ? format("lane %d", lane).c_str() : "several lanes", warp, where({{}, pc}).c_str()),
          warp == current->warp->number ? "__syncwarp() in between" : "__syncthreads() in between");
 }
 
@@ -331,7 +346,7 @@ void access_shared(size_t cell, bool write, const void *pc, bool in_flight, bool
     if (last.time && concurrent(last.time, last.warp, last.lane))
         race(here, cell * 2, write ? "written" : "read", "written", last.warp, last.lane, last.pc);
     if (last.in_flight && !landing)
-        fail(here,
+        FAIL(here,
              format("shared memory +%zu is %s before the wait for its cp.async at %s", cell * 2, write ? "written" : "read",
                     where({{}, last.pc}).c_str()),
              "cp_async_wait for its group, then a barrier");
@@ -344,7 +359,7 @@ void access_shared(size_t cell, bool write, const void *pc, bool in_flight, bool
         last = {now, uint8_t(warp), uint8_t(current->lane), in_flight, pc};
     } else {
         if (!last.time)
-            fail(here, format("shared memory +%zu is read before anything was written there", cell * 2),
+            FAIL(here, format("shared memory +%zu is read before anything was written there", cell * 2),
                  "write it first, and then a barrier");
         Read &mine = reads[warp];
         mine = {now, mine.time == now && mine.lane != current->lane ? 32 : current->lane, pc};
@@ -361,7 +376,7 @@ void access_device(uintptr_t begin, size_t bytes, bool write, const void *pc) {
         std::atomic_ref<uint64_t> written(b->cells[cell].written), read(b->cells[cell].read);
         const uint64_t writer = written.load(std::memory_order_relaxed), reader = read.load(std::memory_order_relaxed);
         if (other(writer) || (write && other(reader)))
-            fail({{}, pc},
+            FAIL({{}, pc},
                  format("two blocks race on device memory +%zu of %zu bytes: %s here, %s by another block of the same launch",
                         cell * 2, b->end - b->begin, write ? "written" : "read", other(writer) ? "written" : "read"),
                  "one block writes it all, or one launch after the other");
@@ -409,10 +424,10 @@ template <class Work> void warp_operation(const char *name, unsigned mask, void 
     Warp &warp = *current->warp;
     const int lane = current->lane;
     if (!(mask >> lane & 1))
-        fail(place, format("%s by lane %d, which is not in its mask %s", name, lane, lanes(mask).c_str()), "add it to the mask");
+        FAIL(place, format("%s by lane %d, which is not in its mask %s", name, lane, lanes(mask).c_str()), "add it to the mask");
     mask &= warp.lanes;  // a block of 48 threads: the second warp has 16
     if (mask & warp.returned)
-        fail(place, format("%s waits for lanes %s, which have returned", name, lanes(mask & warp.returned).c_str()),
+        FAIL(place, format("%s waits for lanes %s, which have returned", name, lanes(mask & warp.returned).c_str()),
              "let all lanes of the mask take part, or leave out those that return");
     warp.arrival[lane] = {name, mask, place, data};
     warp.waiting |= 1u << lane;
@@ -423,7 +438,7 @@ template <class Work> void warp_operation(const char *name, unsigned mask, void 
         const int i = std::countr_zero(set);
         const Arrival &other = warp.arrival[i];
         if (other.mask != mask || strcmp(other.name, name) || other.place.at.line() != place.at.line())
-            fail(place,
+            FAIL(place,
                  format("lane %d is at %s with mask %s, lane %d at %s with mask %s (%s)", lane, name, lanes(mask).c_str(), i,
                         other.name, lanes(other.mask).c_str(), where(other.place).c_str()),
                  "lanes of one mask must meet at one operation");
@@ -440,9 +455,9 @@ template <class Work> void warp_operation(const char *name, unsigned mask, void 
 void check_shared(const char *name, const void *p, Place place) {
     const size_t offset = size_t(static_cast<const unsigned char *>(p) - block->shared);
     if (offset >= block->shared_bytes || offset + 16 > block->shared_bytes)
-        fail(place, format("%s: the address is not in the block's shared memory", name), "an address inside shared_mem<T>()");
+        FAIL(place, format("%s: the address is not in the block's shared memory", name), "an address inside shared_mem<T>()");
     if (offset % 16)
-        fail(place, format("%s: shared memory +%zu is not 16-byte aligned", name, offset), "alignas(16), whole rows");
+        FAIL(place, format("%s: shared memory +%zu is not 16-byte aligned", name, offset), "alignas(16), whole rows");
 }
 
 // ---- blocks ---------------------------------------------------------------------------------------------------------------------------
@@ -529,17 +544,10 @@ void run(Block &b, size_t number) {
 
     int returned = 0;
     for (int w = 0; w < b.warps_count; w++) returned += std::popcount(b.warp[w].returned);
-    if (!b.failed && returned < b.threads_count) {
-        const std::lock_guard guard(b.launch->lock);
-        if (number < b.launch->failed_block) {
-            b.launch->failed_block = number;
-            b.launch->failure = format(
-                "deadlock: %d of %d threads have returned%s\n  in block (%u,%u,%u) of %s, launched at %s:%u\n"
-                "  fix: every thread that is waited for must come, or must return only afterwards",
-                returned, b.threads_count, who_waits(b).c_str(), b.index.x, b.index.y, b.index.z,
-                kernel_name(b.launch->kernel).c_str(), base_name(grid.at.file_name()).c_str(), unsigned(grid.at.line()));
-        }
-    }
+    if (!b.failed && returned < b.threads_count)
+        keep(format("deadlock: %d of %d threads have returned%s\n  in block (%u,%u,%u)", returned, b.threads_count,
+                    who_waits(b).c_str(), b.index.x, b.index.y, b.index.z),
+             "every thread that is waited for must come, or must return only afterwards");
     current = nullptr;
     self_block = nullptr;
 }
@@ -574,7 +582,7 @@ void launch(unsigned order, const void *kernel, Grid grid, unsigned threads, siz
 
 void *shared_bytes(size_t bytes) {
     if (bytes > block->shared_bytes)
-        fail({{}, __builtin_return_address(0)},
+        FAIL({{}, __builtin_return_address(0)},
              format("shared_mem of %zu bytes, but the launch gave %zu", bytes, block->shared_bytes),
              "launch(..., sizeof(T), ...)");
     return block->shared;
@@ -599,7 +607,7 @@ void shuffle(const char *name, unsigned mask, void *value, size_t bytes, int sou
             if (data[i]) {
                 const Request &r = *static_cast<Request *>(data[i]);
                 if (!(lanes_here >> r.source & 1))
-                    fail(place,
+                    FAIL(place,
                          format("%s: lane %d reads lane %d, which is not in the mask %s", name, i, r.source, lanes(mask).c_str()),
                          "read only lanes of the mask");
                 memcpy(r.value, before[r.source], bytes);
@@ -627,14 +635,14 @@ void barrier(int id, int threads, bool wait, std::source_location at) {
     Barrier &b = block->barrier[id];
     if (id == 0) threads = block->threads_count;
     else if (threads % 32 || threads > block->threads_count)
-        fail(place, format("barrier %d for %d threads of %d", id, threads, block->threads_count),
+        FAIL(place, format("barrier %d for %d threads of %d", id, threads, block->threads_count),
              "a multiple of 32 of the block's threads");
     if (b.arrived == 0) b = {0, threads, place, nullptr, {}, 0, {}};
     else if (id == 0 && b.place.at.line() != at.line())
-        fail(place, format("__syncthreads while other threads of the block wait at another one (%s)", where(b.place).c_str()),
+        FAIL(place, format("__syncthreads while other threads of the block wait at another one (%s)", where(b.place).c_str()),
              "all threads of the block must meet at the same __syncthreads");
     else if (b.expected != threads)
-        fail(place, format("barrier %d for %d threads, but for %d at %s", id, threads, b.expected, where(b.place).c_str()),
+        FAIL(place, format("barrier %d for %d threads, but for %d at %s", id, threads, b.expected, where(b.place).c_str()),
              "the same number at both places");
     if (wait) current->next = b.waiting, b.waiting = current, b.waiting_warps |= 1u << current->warp->number;
     pass_clocks_in(b);
@@ -702,7 +710,7 @@ void cp_async_16(void *to, const void *from, bool valid, std::source_location at
     const Place place{at, __builtin_return_address(0)};
     check_shared("cp.async", to, place);
     if (valid && uintptr_t(from) % 16)
-        fail(place, "cp.async: the source is not 16-byte aligned", "rows that are multiples of 16 bytes");
+        FAIL(place, "cp.async: the source is not 16-byte aligned", "rows that are multiples of 16 bytes");
     if (valid) {
         access(from, 16, false, place.pc);
         [[maybe_unused]] volatile unsigned char byte =
