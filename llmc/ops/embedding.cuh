@@ -16,9 +16,9 @@ template <class X> void embedding_forward(Cuda<X> dev, X *out, const X *w, const
            out, w, tokens, C);
 }
 
-// The vocabulary is dealt out to as many parts as there are warps in a row of the grid; a warp reads all tokens, 32 at a time, and adds up,
-// in the order of the text, those of its part in its slice of 32 N channels. No two warps share an element of dw: no atomics, no sorting,
-// no scratch. Besides 3 T C elements each warp moves the T tokens, out of cache.
+// The vocabulary is dealt out to as many parts as there are warps in a row of the grid. A warp reads all tokens, 32 at a time, and
+// adds up those of its part, in the order of the text, in its slice of 32 N channels. No two warps share an element of dw: no
+// atomics, no sorting, no scratch. Moves T C elements of dout, twice as many floats of dw, and T tokens a warp, out of cache.
 template <class X, int N>
 __global__ void embedding_backward_kernel1(float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C) {
     const unsigned lane = threadIdx.x % 32, warps = blockDim.x / 32, part = blockIdx.x * warps + threadIdx.x / 32,
@@ -32,7 +32,7 @@ __global__ void embedding_backward_kernel1(float *dw, const X *dout, const int32
             float *row = dw + size_t(tokens[t]) * C + c;
             const auto d = Vec<X, N>::load(dout + t * C + c);
             auto sum = Vec<float, N>::load(row);
-            for (int i = 0; i < N; i++) sum[i] += float(d[i]);
+            for (int i = 0; i < N; i++) sum[i] = MUTANT(33, 0, sum[i]) + float(d[i]);
             sum.store(row);
         }
     }

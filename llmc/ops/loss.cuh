@@ -4,7 +4,7 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// ---- rows of a chunk ------------------------------------------------------------------------------------------------------------------
+// ---- rows of a chunk ----------------------------------------------------------------------------------------------------------
 
 // A block per row: out[r] = x[rows[r]], 0 from row n on.
 template <class X, int N> __global__ void gather_rows_kernel2(X *out, const X *x, const int32_t *rows, size_t n, size_t C) {
@@ -34,7 +34,7 @@ template <class X> void scatter_rows(Cuda<X> dev, X *out, const X *x, const int3
            rows, C);
 }
 
-// ---- softmax, loss and gradient of a row ---------------------------------------------------------------------------------------------------
+// ---- softmax, loss and gradient of a row --------------------------------------------------------------------------------------
 
 // All rows are worked on at once, so gradients in bf16 cannot take the place of the logits of other rows, as on the CPU.
 template <class X> size_t dlogits_room(Cuda<X>, size_t rows, size_t V) {
@@ -48,7 +48,8 @@ struct SoftmaxPart {
 };
 
 __device__ inline SoftmaxPart merge(const SoftmaxPart &a, const SoftmaxPart &b) {
-    const float max = fmaxf(a.max, b.max), to_a = a.max - max, to_b = b.max - max, scale_a = expf(to_a), scale_b = expf(to_b);
+    const float max = fmaxf(a.max, b.max), to_a = a.max - max, to_b = b.max - max, scale_a = MUTANT(34, 1, expf(to_a)),
+                scale_b = expf(to_b);
     return {max, scale_a * a.sum + scale_b * b.sum, scale_a * (a.dot + a.sum * to_a) + scale_b * (b.dot + b.sum * to_b),
             b.max > a.max    ? b.first
             : b.max == a.max ? min(a.first, b.first)
@@ -66,8 +67,8 @@ struct SoftmaxWarps {
     SoftmaxPart part[32];
 };
 
-// A block per row. The logits are read twice, once for maximum and sums at the same time (Milakov and Gimelshein, 2018, arXiv:1805.02867), then
-// for the gradients: 8 V + V sizeof(X) bytes a row. dlogits may be the logits.
+// A block per row. The logits are read twice: for maximum and sums at once (Milakov and Gimelshein, 2018, arXiv:1805.02867), then
+// for the gradients. Moves 8 V + V sizeof(X) bytes a row. dlogits may be the logits.
 template <class X, int N>
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel2(HeadStats stats, X *dlogits, const float *logits, const int32_t *targets, const float *weights,

@@ -5,10 +5,10 @@
 
 inline namespace CUDA_BACKEND {
 
-// ---- one row, by one warp -----------------------------------------------------------------------------------------------------------
+// ---- one row, by one warp -----------------------------------------------------------------------------------------------------
 
-// The norm of x, or of x + y rounded to X, which also goes to `sum`; y and sum may be null. The row stays in shared memory between the sum
-// of its squares and the products: every byte is read once. A lane meets only what it wrote there itself, so no barrier is needed.
+// The norm of x, or of x + y rounded to X, which also goes to `sum`; y and sum may be null. The row stays in shared memory between
+// the sum of its squares and the products, so every byte is read once. A lane meets only what it wrote there itself: no barrier.
 template <class X, int N>
 __device__ float rmsnorm_warp(X *out, X *sum, const X *x, const X *y, const X *w, X *row, size_t C, float eps) {  // returns rstd
     const size_t lane = threadIdx.x % 32;
@@ -51,7 +51,7 @@ __device__ void rmsnorm_backward_warp(X *dx, float *dw, const X *dresidual, cons
         for (int i = 0; i < N; i++) {
             const float xh = float(v[i]) * rstd, g = float(d[i]) * float(weight[i]);
             dw_c[i] += float(d[i]) * xh;
-            gradient[i] = rstd * (g - xh * mean);
+            gradient[i] = rstd * (g - MUTANT(31, 0, xh * mean));
         }
         dw_c.store(dw + c);
         if (dresidual) {
@@ -69,7 +69,7 @@ inline size_t rmsnorm_warps(size_t shared_bytes, size_t bytes_per_warp) {
     return std::clamp<size_t>(shared_bytes / bytes_per_warp, 1, 8);
 }
 
-// ---- gradients of the weights: summed over the rows of a warp, the warps of a block, the blocks ----------------------------------------
+// ---- gradients of the weights: summed over the rows of a warp, the warps of a block, the blocks -------------------------------
 
 constexpr size_t rmsnorm_blocks = 256;  // at most: two for every SM, and little to sum
 template <class X> size_t rmsnorm_scratch(Cuda<X>, size_t C) { return rmsnorm_blocks * C; }
@@ -85,7 +85,7 @@ __device__ inline void rmsnorm_sum_warps(float *out, const float *dw, size_t C) 
     __syncthreads();
     for (size_t c = threadIdx.x; c < C; c += blockDim.x) {
         float sum = 0;
-        for (size_t warp = 0; warp < blockDim.x / 32; warp++) sum += dw[warp * C + c];
+        for (size_t warp = 0; warp < MUTANT(30, 1, blockDim.x / 32); warp++) sum += dw[warp * C + c];
         out[c] = sum;
     }
 }
@@ -105,7 +105,7 @@ __global__ void rmsnorm_add_runs_kernel2(float *dw, const float *parts, size_t r
     __syncthreads();
     if (warp > 0 || c >= C) return;
     for (int i = 1; i < warps; i++) sum += columns.sum[i][lane];
-    dw[c] += sum;
+    dw[c] = MUTANT(32, 0, dw[c]) + sum;
 }
 
 template <class X> void rmsnorm_add_runs(Cuda<X> dev, float *dw, const float *parts, size_t runs, size_t stride, size_t C) {
@@ -114,7 +114,7 @@ template <class X> void rmsnorm_add_runs(Cuda<X> dev, float *dw, const float *pa
            runs, stride, C);
 }
 
-// ---- the norm of the residual stream ---------------------------------------------------------------------------------------------------
+// ---- the norm of the residual stream ------------------------------------------------------------------------------------------
 
 // One warp per token. Moves 2 T C elements, with the sum 4 T C.
 template <class X, int N>
@@ -167,7 +167,7 @@ void rmsnorm_backward(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *dr
     rmsnorm_add_runs(dev, dw, scratch, blocks, C, C);
 }
 
-// ---- the norm of query and key heads -----------------------------------------------------------------------------------------------------
+// ---- the norm of query and key heads ------------------------------------------------------------------------------------------
 
 constexpr int qk_norm_vector = 4;  // a head of 128 channels is one vector for each lane of a warp
 

@@ -4,8 +4,8 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// A block per token; a thread turns N neighbouring pairs of a head. Moves 2 T heads D elements; the row of the table, read once per head,
-// comes from cache.
+// A block per token; a thread turns N neighbouring pairs of a head. Moves 2 T heads D elements; the row of the table, read once for
+// each head, comes from cache.
 template <class X, int N>
 __global__ void rope_kernel2(X *qkv, const float *table, const int32_t *doc_pos, unsigned heads, unsigned D, size_t stride,
                              float sign) {
@@ -46,6 +46,6 @@ void rope_forward(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_po
 template <class X>
 void rope_backward(Cuda<X> dev, X *dqkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D,
                    size_t stride) {
-    rope_rotate(dev, dqkv, table, doc_pos, T, heads, D, stride, -1.0f);
+    rope_rotate(dev, dqkv, table, doc_pos, T, heads, D, stride, MUTANT(35, 1.0f, -1.0f));
 }
 }  // namespace CUDA_BACKEND

@@ -42,7 +42,7 @@ __device__ inline float block_max(float v, float *partial) {
     return v;
 }
 
-// N values of X, read and written 16 (or 8) bytes at a time. The address must be a multiple of as many bytes; Vec<X, 1> is a plain X.
+// N values of X, read and written 16 or 8 bytes at a time; the address must be a multiple of that. Vec<X, 1> is a plain X.
 template <class X, int N = 16 / sizeof(X)> struct Vec {
     static constexpr int size = N;
     static constexpr size_t bytes = N * sizeof(X);
@@ -67,7 +67,7 @@ template <class X, int N = 16 / sizeof(X)> struct Vec {
     }
 };
 
-// Whether these arrays, read as rows of C elements, can be read and written by Vec<., N>. Where they cannot, kernels run with N = 1.
+// Whether rows of C elements of these arrays can be read and written as Vec<., N>. Where they cannot, kernels run with N = 1.
 template <int N, class... Arrays> bool fit_vectors(size_t C, const Arrays *...arrays) {
     return C % N == 0 && ((reinterpret_cast<uintptr_t>(arrays) % std::min<size_t>(16, N * sizeof(Arrays)) == 0) && ...);
 }

@@ -6,7 +6,7 @@
 #include "../reference_loss.h"
 #include "check.cuh"
 
-// ---- the three products, which are not what is tested here: summed in double --------------------------------------------------------
+// ---- the three products, which are not what is tested here: summed in double --------------------------------------------------
 
 inline namespace CUDA_BACKEND {
 template <class Out, class A, class B>  // out[m,n] = (accumulate ? out[m,n] : 0) + sum_k a[m,k] b[k,n], strides in elements
@@ -31,7 +31,7 @@ void matmul_backward_weight(Cuda<X> dev, float *dw, std::nullptr_t, const X *dou
 }
 }  // namespace CUDA_BACKEND
 
-// ---- the head ----------------------------------------------------------------------------------------------------------------------
+// ---- the head -----------------------------------------------------------------------------------------------------------------
 
 template <class Dev> struct Head : testing::Test, HeadCase<typename Dev::X> {
     using X = typename Dev::X;

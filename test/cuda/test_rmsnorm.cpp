@@ -136,7 +136,7 @@ TYPED_TEST(RmsNorm, ResidualInPlace) {
     }
 }
 
-// ---- query and key heads: each is a row of its own, so the reference is the reference of rmsnorm on the heads gathered ------
+// ---- query and key heads: each is a row of its own, so the reference is the reference of rmsnorm on the heads gathered --------
 
 template <class Dev> struct QkNorm : testing::Test {};
 TYPED_TEST_SUITE(QkNorm, CudaDevices);
