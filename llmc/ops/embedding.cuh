@@ -16,8 +16,8 @@ template <class X> void embedding_forward(Cuda<X> dev, X *out, const X *w, const
            out, w, tokens, C);
 }
 
-// The vocabulary is dealt out to as many parts as there are warps in a row of the grid. A warp reads all tokens, 32 at a time, and
-// adds up those of its part, in the order of the text, in its slice of 32 N channels. No two warps share an element of dw: no
+// The vocabulary is dealt out to as many parts as there are warps in a row of the grid. A warp reads all tokens, 32 at a time,
+// and adds up those of its part, in the order of the text, in its slice of 32 N channels. No two warps share an element of dw: no
 // atomics, no sorting, no scratch. Moves T C elements of dout, twice as many floats of dw, and T tokens a warp, out of cache.
 template <class X, int N>
 __global__ void embedding_backward_kernel1(float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C) {

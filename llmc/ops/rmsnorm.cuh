@@ -7,8 +7,8 @@ inline namespace CUDA_BACKEND {
 
 // ---- one row, by one warp -----------------------------------------------------------------------------------------------------
 
-// The norm of x, or of x + y rounded to X, which also goes to `sum`; y and sum may be null. The row stays in shared memory between
-// the sum of its squares and the products, so every byte is read once. A lane meets only what it wrote there itself: no barrier.
+// The norm of x, or of x + y rounded to X, which also goes to `sum`; y and sum may be null. The row stays in shared memory from the
+// sum of its squares to the products, so every byte is read once. A lane meets only what it wrote there itself: no barrier.
 template <class X, int N>
 __device__ float rmsnorm_warp(X *out, X *sum, const X *x, const X *y, const X *w, X *row, size_t C, float eps) {  // returns rstd
     const size_t lane = threadIdx.x % 32;

@@ -4,8 +4,8 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// A block per token; a thread turns N neighbouring pairs of a head. Moves 2 T heads D elements; the row of the table, read once for
-// each head, comes from cache.
+// A block per token; a thread turns N neighbouring pairs of a head. Moves 2 T heads D elements; the row of the table comes from
+// cache.
 template <class X, int N>
 __global__ void rope_kernel2(X *qkv, const float *table, const int32_t *doc_pos, unsigned heads, unsigned D, size_t stride,
                              float sign) {
