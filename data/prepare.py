@@ -216,7 +216,7 @@ class Progress:
         self.total = total
         self.done = self.records = self.tokens = 0
         self.begin = self.shown = time.monotonic()
-        self.is_terminal = sys.stderr.isatty()
+        self.is_terminal = sys.stdout.isatty()
 
     def add(self, lot):
         self.done += lot.size
@@ -229,11 +229,11 @@ class Progress:
             share = min(1.0, self.done / self.total) if self.total else 0
             left = f"{100 * share:3.0f} %  {seconds * (1 - share) / share:,.0f} s left  " if share else ""
             print(f"\r\033[K  {left}{self.records:,} records  {self.tokens:,} tokens  {self.tokens / seconds:,.0f} tokens/s",
-                  end="", file=sys.stderr, flush=True)
+                  end="", flush=True)
 
     def end(self):
         if self.is_terminal:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+            print("\r\033[K", end="", flush=True)
 
 
 def prepare(task, options, processes):

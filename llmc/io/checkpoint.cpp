@@ -63,7 +63,7 @@ void verify_optimizer(const std::string &dir, const OptimizerState &state) {
         for (size_t i = 0; i < state.count; i += chunk) {
             const size_t n = std::min(chunk, state.count - i);
             file.read_part(name, i, n, back.data());
-            if (memcmp(back.data(), in_memory + i, n * sizeof(float)))
+            if (memcmp(back.data(), in_memory + i, n * sizeof(float)) != 0)
                 die("%s was written but reads back differently (tensor %s, near element %zu)\n  fix: another disk; this one loses data",
                     file.path().c_str(), name, i);
         }

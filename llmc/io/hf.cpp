@@ -15,7 +15,7 @@ static bool exists(const std::string &path) {
     return fs::exists(path, error);
 }
 
-// ------------------------------------------------------------------------------------------------------------- config.json
+// ---- config.json --------------------------------------------------------------------------------------------------------------
 
 // The defaults of the transformers configuration class, for fields a file leaves out.
 struct Family {
@@ -262,7 +262,7 @@ ModelConfig read_config(const std::string &dir, std::vector<std::string> &notes)
     return config;
 }
 
-// ----------------------------------------------------------------------------------------------------------------- presets
+// ---- presets ------------------------------------------------------------------------------------------------------------------
 
 struct Preset {
     const char *name, *family;
@@ -336,11 +336,7 @@ ModelConfig preset(const std::string &name) {
     die("there is no preset \"%s\"\n  fix: one of%s", name.c_str(), known.c_str());
 }
 
-// ------------------------------------------------------------------------------------------------------------------ export
-
-static std::string architecture(const ModelConfig &config, const char *head) {
-    return family_of(config.family, Fields(config.source, "config.json")).architecture + std::string(head);
-}
+// ---- export -------------------------------------------------------------------------------------------------------------------
 
 void write_config(const std::string &dir, const ModelConfig &config, const std::string &dtype) {
     json source = config.source;
@@ -348,15 +344,11 @@ void write_config(const std::string &dir, const ModelConfig &config, const std::
         source[source.contains("rope_parameters") ? "dtype" : "torch_dtype"] = nullptr;
     for (const char *key : {"torch_dtype", "dtype"})
         if (source.contains(key)) source[key] = dtype == "BF16" ? "bfloat16" : "float32";
-    if (!source.contains("architectures")) source["architectures"] = json::array({architecture(config, "ForCausalLM")});
+    if (!source.contains("architectures")) {
+        const std::string architecture = family_of(config.family, Fields(source, "config.json")).architecture;
+        source["architectures"] = json::array({architecture + "ForCausalLM"});
+    }
     write_json(dir + "/config.json", source);
-}
-
-ModelConfig reward_config(ModelConfig config) {
-    config.source["architectures"] = json::array({architecture(config, "ForSequenceClassification")});
-    config.source["id2label"] = json::object({{"0", "LABEL_0"}});  // how transformers writes that there is one label
-    config.source["label2id"] = json::object({{"LABEL_0", 0}});
-    return config;
 }
 
 void copy_tokenizer(const std::string &from_dir, const std::string &to_dir) {
@@ -367,7 +359,7 @@ void copy_tokenizer(const std::string &from_dir, const std::string &to_dir) {
         if (exists(from_dir + "/" + name)) copy_file(from_dir + "/" + name, to_dir + "/" + name);
 }
 
-// ----------------------------------------------------------------------------------------------------------------- weights
+// ---- weights ------------------------------------------------------------------------------------------------------------------
 
 static const std::string single_name = "model.safetensors", index_name = "model.safetensors.index.json";
 

@@ -33,8 +33,6 @@ size_t parameter_count(const ModelConfig &config);  // tied weights once
 
 // config.json with `dtype` ("F32" or "BF16") as that of the weights.
 void write_config(const std::string &dir, const ModelConfig &config, const std::string &dtype);
-// The same model with one scalar head `score.weight` (1, C) for the LM head, as AutoModelForSequenceClassification loads it.
-ModelConfig reward_config(ModelConfig config);
 // Tokenizer, chat template and generation settings, those that are there.
 void copy_tokenizer(const std::string &from_dir, const std::string &to_dir);
 

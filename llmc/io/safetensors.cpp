@@ -31,7 +31,7 @@ std::string shape_text(const Shape &shape) {
     return "(" + text + ")";
 }
 
-// ------------------------------------------------------------------------------------------------------------------- header
+// ---- header -------------------------------------------------------------------------------------------------------------------
 
 static bool is_size(const json &value) { return value.is_number_unsigned(); }
 
@@ -133,7 +133,7 @@ const TensorInfo &SafetensorsFile::expect_shape(const std::string &name, const S
     return info;
 }
 
-// --------------------------------------------------------------------------------------------------------------- conversion
+// ---- conversion ---------------------------------------------------------------------------------------------------------------
 
 struct f16 {  // IEEE half precision: only ever read
     uint16_t bits;
@@ -195,7 +195,7 @@ const std::byte *SafetensorsMap::typed(const std::string &name, const char *dtyp
     return data(name);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ writing
+// ---- writing ------------------------------------------------------------------------------------------------------------------
 
 static std::string header_of(const std::vector<TensorSpec> &specs, const Metadata &metadata, const std::string &path) {
     std::string text = "{\"__metadata__\":" + json(metadata).dump();

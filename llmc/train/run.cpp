@@ -1,10 +1,13 @@
 #include "run.h"
 
+#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -34,20 +37,34 @@ static void run_prepare(const std::vector<std::string> &arguments) {
     for (std::string &a : command) argv.push_back(a.data());
     argv.push_back(nullptr);
     fflush(stdout);
-    const pid_t child = fork();
-    if (child < 0) die("cannot start %s", command[0].c_str());
+    int errors[2];
+    const pid_t child = pipe2(errors, O_CLOEXEC) == 0 ? fork() : -1;
+    if (child < 0) die("cannot start %s: %s", command[0].c_str(), strerror(errno));
     if (child == 0) {
         dup2(STDERR_FILENO, STDOUT_FILENO);  // its table is for the person, our standard output may be read by a program
+        dup2(errors[1], STDERR_FILENO);      // its error becomes ours
         execvp(argv[0], argv.data());
         _exit(127);
     }
+    close(errors[1]);
+    std::string message;
+    char buffer[4096];
+    for (ssize_t n; (n = read(errors[0], buffer, sizeof(buffer))) != 0;)
+        if (n > 0) message.append(buffer, size_t(n));
+        else if (errno != EINTR) break;
+    close(errors[0]);
+    while (!message.empty() && message.back() == '\n') message.pop_back();
     int status = 0;
     while (waitpid(child, &status, 0) < 0 && errno == EINTR) {}
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
+        if (!message.empty()) fprintf(stderr, "%s\n", message.c_str());
+        return;
+    }
     if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
         die("raw data needs Python, and %s is not there\n  fix: make deps, or give --data a prepared .safetensors file",
             command[0].c_str());
-    die("data/prepare.py could not prepare the data; its message is above");
+    if (message.empty()) die("data/prepare.py ended with status %d and no message", status);
+    die("%s", message.c_str());
 }
 
 // Everything that shapes the prepared file, as text.
@@ -89,8 +106,8 @@ std::string prepared_file(const Run &run, const std::string &kind, const std::st
     if (!path.empty()) arguments.insert(arguments.end(), {"--input", path});
     arguments.insert(arguments.end(), extra.begin(), extra.end());
     const std::string dir = cache_directory();
-    const std::string out = format("%s/%016llx.safetensors", dir.c_str(),
-                                   (unsigned long long)fnv64(preparation_key(path, arguments, run.tokenizer_hash)));
+    std::string out = format("%s/%016llx.safetensors", dir.c_str(),
+                             (unsigned long long)fnv64(preparation_key(path, arguments, run.tokenizer_hash)));
     if (fs::exists(out)) return out;
     std::error_code error;
     fs::create_directories(dir, error);

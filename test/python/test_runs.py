@@ -498,7 +498,8 @@ def test_a_broken_line_of_raw_data_is_named(python_for_data, tmp_path):
     words = command("sft", model=DEMO, data=tmp_path / "x.jsonl", output_dir=tmp_path / "a")
     result = subprocess.run(words, capture_output=True, text=True, env={**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path)}, timeout=120)
     assert result.returncode == 1
-    assert "(line 3) of" in result.stderr and "x.jsonl" in result.stderr and result.stderr.count("fix: ") == 1
+    assert result.stderr.startswith("train_llama: record 3 (line 3) of ") and "x.jsonl" in result.stderr
+    assert len(result.stderr.splitlines()) == 2 and result.stderr.count("fix: ") == 1
     assert not (tmp_path / "a" / "log.jsonl").exists()
 
 
