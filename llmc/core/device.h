@@ -32,10 +32,12 @@ struct CUstream_st;  // as in cuda_runtime.h, which g++ need not have
 using cudaStream_t = CUstream_st *;
 
 inline namespace CUDA_BACKEND {
+struct CudaContext;  // what such a device remembers between calls (cuBLASLt's algorithms and workspace): ops/matmul.cuh
+
 template <class Storage> struct Cuda {
     using X = Storage;
     cudaStream_t stream = nullptr;  // in the emulator it says in which order threads run
-    Context *ctx = nullptr;
+    CudaContext *ctx = nullptr;     // only matmul needs one
 };
 using CudaF32 = Cuda<float>;
 using CudaBf16 = Cuda<bf16>;
