@@ -22,7 +22,7 @@ endif
 
 MAKEFLAGS += -j$(shell nproc)
 .DEFAULT_GOAL := train_llama
-.PHONY: deps demo test test-all test-mutants bench compare format tidy probe help clean FORCE
+.PHONY: deps demo test test-all test-mutants ptxas bench compare format tidy probe help clean FORCE
 .DELETE_ON_ERROR:
 
 # ---- what is on this machine ------------------------------------------------------------------------------------------------------
@@ -54,6 +54,7 @@ endif
 LIBRARY := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard llmc/*/*.cpp))
 TESTS   := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/*.cpp))
 BENCHES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard dev/bench/*.cpp))
+CUDA_TESTS := $(wildcard test/cuda/*.cpp)
 
 $(PROGRAM): $(BUILD)/train_llama.o $(LIBRARY)
 	@echo 'link    $@'
@@ -63,6 +64,41 @@ $(BUILD)/test/test_llmc: $(TESTS) $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
 
+# Kernels on the CPU: dev/cuda/simt.h. In the race build only the kernels' files call the race detector, at every load and store.
+EMULATE  := -DLLMC_EMULATE -Wno-unknown-pragmas -g1 -fno-optimize-sibling-calls  # so that messages name lines
+EMULATED := $(BUILD)/dev/cuda/simt.o $(CUDA_TESTS:%.cpp=$(BUILD)/%.o)
+RACE     := $(BUILD)/dev/cuda/simt.o $(CUDA_TESTS:%.cpp=build/race/%.o)
+
+$(BUILD)/test/test_cuda: $(EMULATED) $(LIBRARY)
+	@echo 'link    $@'
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
+
+build/race/test/test_cuda: $(RACE) $(LIBRARY)
+	@echo 'link    $@'
+	@mkdir -p $(@D)
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
+
+$(EMULATED): private EMULATE_FLAGS := $(EMULATE)
+
+build/race/%.o: %.cpp $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo 'compile $< for races'
+	@$(CXX) $(CXXFLAGS) $(EMULATE) -O2 -fsanitize=thread -MMD -MP -c $< -o $@
+
+# The same tests for a GPU: what is compiled here is what a GPU would run.
+GPU_ARCHS ?= 80 90 100
+NVCC      := $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2> /dev/null))
+NVCCFLAGS := -std=c++20 -O3 -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-Wno-unknown-pragmas
+
+define compile_for_gpu
+build/sm_$(1)/%.o: %.cpp Makefile
+	@mkdir -p $$(@D)
+	@echo 'compile $$< for sm_$(1)'
+	@$$(NVCC) $$(NVCCFLAGS) -arch=sm_$(1) -MMD -MP -x cu -c $$< -o $$@
+endef
+$(foreach arch,$(GPU_ARCHS),$(eval $(call compile_for_gpu,$(arch))))
+GPU_TESTS := $(foreach arch,$(GPU_ARCHS),$(CUDA_TESTS:%.cpp=build/sm_$(arch)/%.o))
+
 $(BENCHES): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
@@ -70,7 +106,7 @@ $(BENCHES): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
 $(BUILD)/%.o: %.cpp $(BUILD)/flags
 	@mkdir -p $(@D)
 	@echo 'compile $<'
-	@$(CXX) $(CXXFLAGS) -MMD -MP -c $< -o $@
+	@$(CXX) $(CXXFLAGS) $(EMULATE_FLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/%.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
@@ -94,7 +130,7 @@ no-gtest:
 	@echo 'The tests need GoogleTest, which was not found: make deps (or: apt-get install libgtest-dev), then make probe'; exit 1
 endif
 
--include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(BENCHES:=.d) $(BUILD)/train_llama.d
+-include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_TESTS:.o=.d) $(BENCHES:=.d) $(BUILD)/train_llama.d
 
 # ---- what to make -----------------------------------------------------------------------------------------------------------------
 
@@ -106,16 +142,25 @@ demo: $(PROGRAM)                             ## train the bundled demo and draw 
 	./$(PROGRAM) --overwrite
 	@$(PYTHON) scripts/plot.py out/demo/log.jsonl --out out/demo/loss.png
 
-test: $(PROGRAM) $(BUILD)/test/test_llmc     ## all tests but the slow ones; the last line counts them
-	@$(PYTHON) scripts/run_tests.py --build $(BUILD)
+ifeq ($(HAVE_BOOST_CONTEXT),1)
+TEST_CUDA     := $(BUILD)/test/test_cuda
+TEST_CUDA_ALL := $(TEST_CUDA) build/race/test/test_cuda build/san/test/test_cuda
+endif
 
-test-all: $(PROGRAM) $(BUILD)/test/test_llmc ## slow tests, mutants and the format, too
-	@$(MAKE) --no-print-directory MUTANTS=1 build/mutants/test/test_llmc
-	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --all
+test: $(PROGRAM) $(BUILD)/test/test_llmc $(TEST_CUDA)  ## all tests but the slow ones; the last line counts them
+	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA)
+
+test-all: $(PROGRAM) $(BUILD)/test/test_llmc $(filter-out build/san/%,$(TEST_CUDA_ALL))  ## slow tests, mutants, sanitizers and the format, too
+	@$(MAKE) --no-print-directory MUTANTS=1 $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
+	@$(if $(TEST_CUDA),$(MAKE) --no-print-directory SAN=1 build/san/test/test_cuda)
+	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA_ALL) --all
 
 test-mutants:                                ## build known bugs in and require that a test fails
-	@$(MAKE) --no-print-directory MUTANTS=1 build/mutants/test/test_llmc
+	@$(MAKE) --no-print-directory MUTANTS=1 $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
 	@$(PYTHON) scripts/mutants.py
+
+ptxas: $(if $(NVCC),$(GPU_TESTS))             ## compile the kernels for GPU_ARCHS (80 90 100), if nvcc is there
+	@$(if $(NVCC),true,echo 'no nvcc: nothing compiled')
 
 bench: $(BENCHES)                            ## speed of the ops on this CPU
 	@for b in $(BENCHES); do ./$$b || exit 1; done
@@ -127,7 +172,7 @@ compare: $(PROGRAM) .venv-compare/bin/python ## the same training step here and 
 	@echo 'installing PyTorch and transformers into .venv-compare (2 GB)'
 	@python3 -m venv .venv-compare && .venv-compare/bin/pip install --quiet torch 'transformers>=5' numpy
 
-SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp test/*.h test/*.cpp dev/bench/*.h dev/bench/*.cpp)
+SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh test/*.h test/*.cpp test/cuda/* dev/*/*.h dev/*/*.cpp)
 format:                                      ## check the layout of the C++ files; FIX=1 mends it
 	@clang-format $(if $(FIX),-i,--dry-run -Werror --ferror-limit=1) $(SOURCES) || { echo 'fix: make format FIX=1'; exit 1; }
 

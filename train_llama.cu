@@ -273,13 +273,13 @@ template <class Dev> void Llama<Dev>::plan_activations() {
         plan_.add(&acts.logits, "logits", {Pieces::capacity, c.V}, clock.head(), Plan::always);
         return;
     }
-    plan_.add(&acts.head, "head chunk", {lm_head_scratch(T, C, c.V)}, clock.head(), clock.head());
+    plan_.add(&acts.head, "head chunk", {lm_head_scratch(dev, T, C, c.V)}, clock.head(), clock.head());
     plan_.add(&acts.stats.nll, "stats.nll", {T});
     plan_.add(&acts.stats.entropy, "stats.entropy", {T});
     plan_.add(&acts.stats.correct, "stats.correct", {T});
     if (train) {
         plan_.add(&acts.dx, "dx", {T, C}, clock.head(), clock.end());
-        plan_.add(&acts.dw_scratch, "norm scratch", {std::max(rmsnorm_scratch(C), qk_norm_scratch(c.D))}, clock.head(),
+        plan_.add(&acts.dw_scratch, "norm scratch", {std::max(rmsnorm_scratch(dev, C), qk_norm_scratch(dev, c.D))}, clock.head(),
                   clock.end());
     }
 }

@@ -1,6 +1,8 @@
 """Tests the tests: every known bug of test/mutants.txt is switched on (llmc/core/mutant.h) and some test must fail.
 
-    scripts/mutants.py [NUMBER...]     after `make test-mutants` has built build/mutants/test/test_llmc; from the repository root
+    scripts/mutants.py [NUMBER...]     after `make test-mutants` has built the tests in build/mutants/test; from the repository root
+
+Bugs in kernels (.cuh) are for test_cuda; where it was not built (no boost.context), they are left out.
 
 Ends with "N passed, M failed", where a mutant that no test notices has failed.
 """
@@ -11,7 +13,7 @@ import re
 import subprocess
 import sys
 
-BINARY = "build/mutants/test/test_llmc"
+TESTS, CUDA_TESTS = "build/mutants/test/test_llmc", "build/mutants/test/test_cuda"
 TABLE = "test/mutants.txt"
 
 
@@ -25,14 +27,16 @@ def read_table():
 
 
 def numbers_in_sources():
-    files = [*pathlib.Path("llmc").glob("*/*.h"), *pathlib.Path("llmc").glob("*/*.cpp"), *pathlib.Path(".").glob("*.cu")]
-    return sorted(int(n) for p in files if p.name != "mutant.h" for n in re.findall(r"\bMUTANT\((\d+),", p.read_text()))
+    """Every MUTANT's number, and the binary that tests it."""
+    files = [p for pattern in ("*/*.h", "*/*.cuh", "*/*.cpp") for p in pathlib.Path("llmc").glob(pattern)] + [*pathlib.Path(".").glob("*.cu")]
+    return [(int(n), CUDA_TESTS if p.suffix == ".cuh" else TESTS)
+            for p in files if p.name != "mutant.h" for n in re.findall(r"\bMUTANT\((\d+),", p.read_text())]
 
 
-def run(tests, number=0):
+def run(binary, tests, number=0):
     """"green", "red", or "nothing": what the filtered tests say with this mutant switched on."""
     try:
-        process = subprocess.run([BINARY, "--gtest_filter=" + tests, "--gtest_brief=1"],
+        process = subprocess.run([binary, "--gtest_filter=" + tests, "--gtest_brief=1"],
                                  env={**os.environ, "LLMC_MUTANT": str(number)}, stdout=subprocess.PIPE,
                                  stderr=subprocess.STDOUT, text=True, errors="replace", timeout=300)
     except subprocess.TimeoutExpired:
@@ -45,17 +49,20 @@ def run(tests, number=0):
 def main():
     mutants = read_table()
     failures = []
-    listed = sorted(number for number, _, _ in mutants)
-    if listed != numbers_in_sources():
-        failures.append(f"{TABLE} lists {listed}, but the sources have MUTANT({numbers_in_sources()})")
+    listed, found = sorted(number for number, _, _ in mutants), numbers_in_sources()
+    if listed != sorted(number for number, _ in found):
+        failures.append(f"{TABLE} lists {listed}, but the sources have MUTANT({sorted(number for number, _ in found)})")
+    binaries = dict(found)
     chosen = [int(n) for n in sys.argv[1:]] or listed
     passed = 0
-    right = {}  # what a filter's tests say without a mutant
+    right = {}  # what a filter says without a mutant
     for number, bug, tests in mutants:
-        if number not in chosen:
+        binary = binaries.get(number, TESTS)
+        if number not in chosen or (binary == CUDA_TESTS and not os.path.exists(CUDA_TESTS)):
             continue
-        right[tests] = right.get(tests) or run(tests)
-        said = run(tests, number) if right[tests] == "green" else right[tests] + " without it"
+        key = binary, tests
+        right[key] = right.get(key) or run(*key)
+        said = run(*key, number) if right[key] == "green" else right[key] + " without it"
         print(f"  mutant {number:3d}  {'noticed' if said == 'red' else 'FAILED: ' + said}  {bug} ({tests})", flush=True)
         passed += said == "red"
         if said != "red":

@@ -35,6 +35,12 @@ template <class X> std::vector<double> widen(const std::vector<X> &v) {
 }
 inline std::vector<double> widen(const std::vector<double> &v) { return v; }
 
+template <class T> double largest(const std::vector<T> &v) {
+    double out = 0;
+    for (const T &e : v) out = std::max(out, std::abs(double(e)));
+    return out;
+}
+
 // Largest absolute difference; a NaN anywhere makes it infinite, so that it can never pass.
 template <class A, class B> double worst_difference(const std::vector<A> &got, const std::vector<B> &want) {
     EXPECT_EQ(got.size(), want.size());

@@ -1,6 +1,4 @@
-// The three products of a linear layer against float64. A float sum of K products, in any order, is off by at most
-// (K + 1) u sum |a b| with u = 2^-24, and, as the signs of roundings vary, hardly by more than a few sqrt(K + 1) u sum |a b|
-// (Higham and Mary, SIAM J. Sci. Comput. 2019): four are allowed. The sum is then rounded once to the type of the output.
+// The three products of a linear layer against float64.
 #include "check.h"
 
 #include <array>
@@ -8,36 +6,7 @@
 #include "../llmc/core/common.h"
 #include "../llmc/ops/matmul.h"
 #include "../llmc/ops/sgemm.h"
-
-struct Sums {
-    std::vector<double> value;
-    double largest = 0, largest_absolute = 0;  // over the elements: |sum a b + c|, sum |a b| + |c|
-};
-
-// (M, N): sum_k a(i, k) b(k, j) + c(i, j) with strides as in Matrix; c may be empty, one row or whole.
-template <class X>
-static Sums product_reference(const std::vector<X> &a, size_t a_row, size_t a_column, const std::vector<X> &b, size_t b_row,
-                              size_t b_column, const std::vector<double> &c, size_t M, size_t N, size_t K) {
-    Sums out;
-    const auto wa = widen(a), wb = widen(b);
-    for (size_t i = 0; i < M; i++)
-        for (size_t j = 0; j < N; j++) {
-            double sum = c.empty() ? 0 : c[c.size() == N ? j : i * N + j], absolute = std::abs(sum);
-            for (size_t k = 0; k < K; k++) {
-                const double p = wa[i * a_row + k * a_column] * wb[k * b_row + j * b_column];
-                sum += p;
-                absolute += std::abs(p);
-            }
-            out.value.push_back(sum);
-            out.largest = std::max(out.largest, std::abs(sum));
-            out.largest_absolute = std::max(out.largest_absolute, absolute);
-        }
-    return out;
-}
-
-template <class Out> static double allowed(const Sums &s, size_t K) {
-    return 4 * std::sqrt(double(K + 1)) * 0x1p-24 * s.largest_absolute + unit_roundoff<Out> * s.largest * 1.01;
-}
+#include "reference_matmul.h"
 
 struct Sizes {
     size_t T, IC, OC;

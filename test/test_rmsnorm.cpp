@@ -4,64 +4,21 @@
 #include "../llmc/ops/residual.h"
 #include "check.h"
 #include "finite_difference.h"
+#include "reference_rmsnorm.h"
 
 using Vector = std::vector<double>;
 
 static const double eps = 0.125;  // large enough to show where it is forgotten
 
-static Vector rmsnorm_reference(const Vector &x, const Vector &w, size_t T, size_t C) {
-    Vector out(T * C);
-    for (size_t t = 0; t < T; t++) {
-        double sum = 0;
-        for (size_t c = 0; c < C; c++) sum += x[t * C + c] * x[t * C + c];
-        for (size_t c = 0; c < C; c++) out[t * C + c] = x[t * C + c] / std::sqrt(sum / double(C) + eps) * w[c];
-    }
-    return out;
-}
-
-struct Gradient {
-    Vector dx, dw;
-    Vector dw_terms;  // sum of the absolute values of what dw sums: its rounding errors are a part of this
-};
-
-static Gradient rmsnorm_backward_reference(const Vector &dout, const Vector &x, const Vector &w, size_t T, size_t C) {
-    Gradient g{Vector(T * C), Vector(C), Vector(C)};
-    for (size_t t = 0; t < T; t++) {
-        double sum = 0, dot = 0;
-        for (size_t c = 0; c < C; c++) sum += x[t * C + c] * x[t * C + c];
-        const double rstd = 1 / std::sqrt(sum / double(C) + eps);
-        for (size_t c = 0; c < C; c++) dot += dout[t * C + c] * w[c] * x[t * C + c] * rstd;
-        for (size_t c = 0; c < C; c++) {
-            const double xh = x[t * C + c] * rstd;
-            g.dx[t * C + c] = rstd * (dout[t * C + c] * w[c] - xh * dot / double(C));
-            g.dw[c] += dout[t * C + c] * xh;
-            g.dw_terms[c] += std::abs(dout[t * C + c] * xh);
-        }
-    }
-    return g;
-}
-
-static double largest(const Vector &v) {
-    double worst = 0;
-    for (double x : v) worst = std::max(worst, std::abs(x));
-    return worst;
-}
-
-// A float sum of C terms is off by at most C roundings, the few products around it by 8 more; then one rounding to X.
-template <class X> double allowed_error(size_t C, const Vector &want) {
-    return (double(C + 8) * unit_roundoff<float> + unit_roundoff<X>)*largest(want);
-}
-static double allowed_dw_error(size_t T, size_t C, const Gradient &g) {
-    return double(T + C + 8) * unit_roundoff<float> * largest(g.dw_terms);
-}
-
 TEST(RmsNormReference, BackwardEqualsFiniteDifferences) {
     const size_t T = 3, C = 7;
     const Vector x = widen(random_values<float>(T * C, 1)), w = widen(random_values<float>(C, 2, 0.1, 1));
     const Vector dout = widen(random_values<float>(T * C, 3));
-    const Gradient g = rmsnorm_backward_reference(dout, x, w, T, C);
-    expect_close("dx", g.dx, finite_difference([&](const Vector &v) { return rmsnorm_reference(v, w, T, C); }, x, dout), 1e-8);
-    expect_close("dw", g.dw, finite_difference([&](const Vector &v) { return rmsnorm_reference(x, v, T, C); }, w, dout), 1e-8);
+    const RmsNormGradient g = rmsnorm_backward_reference(dout, x, w, T, C, eps);
+    expect_close("dx", g.dx, finite_difference([&](const Vector &v) { return rmsnorm_reference(v, w, T, C, eps); }, x, dout),
+                 1e-8);
+    expect_close("dw", g.dw, finite_difference([&](const Vector &v) { return rmsnorm_reference(x, v, T, C, eps); }, w, dout),
+                 1e-8);
 }
 
 template <class Dev> struct RmsNorm : testing::Test {
@@ -70,7 +27,8 @@ template <class Dev> struct RmsNorm : testing::Test {
     const std::vector<X> x = random_values<X>(T * C, 1), w = random_values<X>(C, 2, 0.1, 1), dout = random_values<X>(T * C, 3);
     const std::vector<X> dresidual = random_values<X>(T * C, 4);
     std::vector<X> out = std::vector<X>(T * C), dx = out;
-    std::vector<float> rstd = std::vector<float>(T), dw = std::vector<float>(C), scratch = std::vector<float>(rmsnorm_scratch(C));
+    std::vector<float> rstd = std::vector<float>(T), dw = std::vector<float>(C),
+                       scratch = std::vector<float>(rmsnorm_scratch(make_device<Dev>(), C));
 
     void forward(int threads = 2) {
         rmsnorm_forward(make_device<Dev>(threads), out.data(), rstd.data(), x.data(), w.data(), T, C, float(eps));
@@ -84,8 +42,8 @@ TYPED_TEST_SUITE(RmsNorm, CpuDevices);
 
 TYPED_TEST(RmsNorm, ForwardEqualsReference) {
     this->forward();
-    const Vector want = rmsnorm_reference(widen(this->x), widen(this->w), this->T, this->C);
-    expect_close("rmsnorm_forward", this->out, want, allowed_error<typename TypeParam::X>(this->C, want));
+    const Vector want = rmsnorm_reference(widen(this->x), widen(this->w), this->T, this->C, eps);
+    expect_close("rmsnorm_forward", this->out, want, rmsnorm_error<typename TypeParam::X>(this->C, want));
 }
 
 TYPED_TEST(RmsNorm, ForwardInPlace) {
@@ -100,14 +58,15 @@ TYPED_TEST(RmsNorm, BackwardEqualsReferenceAndAccumulates) {
     using X = typename TypeParam::X;
     this->forward();
     for (bool with_residual : {false, true}) {
-        Gradient want = rmsnorm_backward_reference(widen(this->dout), widen(this->x), widen(this->w), this->T, this->C);
-        const double dw_error = allowed_dw_error(this->T, this->C, want);
+        RmsNormGradient want =
+            rmsnorm_backward_reference(widen(this->dout), widen(this->x), widen(this->w), this->T, this->C, eps);
+        const double dw_error = rmsnorm_dw_error(this->T, this->C, want);
         if (with_residual)
             for (size_t i = 0; i < want.dx.size(); i++) want.dx[i] += double(float(this->dresidual[i]));
         for (double &d : want.dw) d = 3 + 2 * d;
         this->dw.assign(this->C, 3);
         for (int pass = 0; pass < 2; pass++) this->backward(with_residual ? this->dresidual.data() : nullptr, this->dout.data());
-        expect_close(with_residual ? "dx with residual" : "dx", this->dx, want.dx, allowed_error<X>(this->C, want.dx));
+        expect_close(with_residual ? "dx with residual" : "dx", this->dx, want.dx, rmsnorm_error<X>(this->C, want.dx));
         expect_close("dw", this->dw, want.dw, 2 * dw_error + 4 * unit_roundoff<float> * largest(want.dw));
     }
 }
@@ -182,14 +141,9 @@ template <class Dev> struct QkNorm : testing::Test {
     const std::vector<X> wq = random_values<X>(D, 7, 0.1, 1), wk = random_values<X>(D, 8, 0.1, 2);
     std::vector<X> qk_raw = std::vector<X>(T * (H + KV) * D), normed, gradient;
     std::vector<float> rstd = std::vector<float>(T * (H + KV)), dwq = std::vector<float>(D, 1), dwk = std::vector<float>(D, 2);
-    std::vector<float> scratch = std::vector<float>(qk_norm_scratch(D));
+    std::vector<float> scratch = std::vector<float>(qk_norm_scratch(make_device<Dev>(), D));
 
-    static Vector heads(const std::vector<X> &rows, size_t begin, size_t end) {
-        Vector out;
-        for (size_t t = 0; t < T; t++)
-            for (size_t i = begin * D; i < end * D; i++) out.push_back(double(float(rows[t * width + i])));
-        return out;
-    }
+    static Vector heads(const std::vector<X> &rows, size_t begin, size_t end) { return gather_heads(rows, width, D, begin, end); }
     void forward(int threads = 2) {
         normed = qkv;
         qk_norm_forward(make_device<Dev>(threads), normed.data(), qk_raw.data(), rstd.data(), wq.data(), wk.data(), T, H, KV, D,
@@ -207,10 +161,10 @@ TYPED_TEST(QkNorm, ForwardNormalisesHeadsAndKeepsTheRaw) {
     using X = typename TypeParam::X;
     const size_t T = this->T, H = this->H, KV = this->KV, D = this->D;
     this->forward();
-    const Vector want_q = rmsnorm_reference(this->heads(this->qkv, 0, H), widen(this->wq), T * H, D);
-    const Vector want_k = rmsnorm_reference(this->heads(this->qkv, H, H + KV), widen(this->wk), T * KV, D);
-    expect_close("query heads", this->heads(this->normed, 0, H), want_q, allowed_error<X>(D, want_q));
-    expect_close("key heads", this->heads(this->normed, H, H + KV), want_k, allowed_error<X>(D, want_k));
+    const Vector want_q = rmsnorm_reference(this->heads(this->qkv, 0, H), widen(this->wq), T * H, D, eps);
+    const Vector want_k = rmsnorm_reference(this->heads(this->qkv, H, H + KV), widen(this->wk), T * KV, D, eps);
+    expect_close("query heads", this->heads(this->normed, 0, H), want_q, rmsnorm_error<X>(D, want_q));
+    expect_close("key heads", this->heads(this->normed, H, H + KV), want_k, rmsnorm_error<X>(D, want_k));
     EXPECT_EQ(this->heads(this->normed, H + KV, H + 2 * KV), this->heads(this->qkv, H + KV, H + 2 * KV)) << "value heads";
     EXPECT_EQ(widen(this->qk_raw), this->heads(this->qkv, 0, H + KV));
 }
@@ -220,16 +174,17 @@ TYPED_TEST(QkNorm, BackwardEqualsReferenceAndAccumulates) {
     const size_t T = this->T, H = this->H, KV = this->KV, D = this->D;
     this->forward();
     for (int pass = 0; pass < 2; pass++) this->backward();
-    auto q = rmsnorm_backward_reference(this->heads(this->dqkv, 0, H), this->heads(this->qkv, 0, H), widen(this->wq), T * H, D);
+    auto q =
+        rmsnorm_backward_reference(this->heads(this->dqkv, 0, H), this->heads(this->qkv, 0, H), widen(this->wq), T * H, D, eps);
     auto k = rmsnorm_backward_reference(this->heads(this->dqkv, H, H + KV), this->heads(this->qkv, H, H + KV), widen(this->wk),
-                                        T * KV, D);
+                                        T * KV, D, eps);
     for (double &d : q.dw) d = 1 + 2 * d;
     for (double &d : k.dw) d = 2 + 2 * d;
-    expect_close("d query heads", this->heads(this->gradient, 0, H), q.dx, allowed_error<X>(D, q.dx));
-    expect_close("d key heads", this->heads(this->gradient, H, H + KV), k.dx, allowed_error<X>(D, k.dx));
+    expect_close("d query heads", this->heads(this->gradient, 0, H), q.dx, rmsnorm_error<X>(D, q.dx));
+    expect_close("d key heads", this->heads(this->gradient, H, H + KV), k.dx, rmsnorm_error<X>(D, k.dx));
     EXPECT_EQ(this->heads(this->gradient, H + KV, H + 2 * KV), this->heads(this->dqkv, H + KV, H + 2 * KV)) << "value heads";
-    expect_close("dwq", this->dwq, q.dw, 2 * allowed_dw_error(T * H, D, q) + 4 * unit_roundoff<float> * largest(q.dw));
-    expect_close("dwk", this->dwk, k.dw, 2 * allowed_dw_error(T * KV, D, k) + 4 * unit_roundoff<float> * largest(k.dw));
+    expect_close("dwq", this->dwq, q.dw, 2 * rmsnorm_dw_error(T * H, D, q) + 4 * unit_roundoff<float> * largest(q.dw));
+    expect_close("dwk", this->dwk, k.dw, 2 * rmsnorm_dw_error(T * KV, D, k) + 4 * unit_roundoff<float> * largest(k.dw));
 }
 
 TYPED_TEST(QkNorm, ThreadsDoNotChangeABit) {

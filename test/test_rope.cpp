@@ -3,6 +3,7 @@
 #include "../llmc/core/common.h"
 #include "check.h"
 #include "finite_difference.h"
+#include "reference_rope.h"
 
 using Vector = std::vector<double>;
 
@@ -167,20 +168,6 @@ TEST(RopeTable, UnknownTypeIsRefused) {
 
 // ---- the rotation -----------------------------------------------------------------------------------------------------------
 
-static Vector rope_reference(Vector x, const std::vector<float> &table, const std::vector<int32_t> &doc_pos, size_t heads,
-                             size_t D, size_t stride, double sign) {
-    for (size_t t = 0; t < doc_pos.size(); t++)
-        for (size_t h = 0; h < heads; h++)
-            for (size_t i = 0; i < D / 2; i++) {
-                const double cos = table[size_t(doc_pos[t]) * D + 2 * i], sin = sign * table[size_t(doc_pos[t]) * D + 2 * i + 1];
-                double &a = x[t * stride + h * D + i], &b = x[t * stride + h * D + i + D / 2];
-                const double turned = a * cos - b * sin;
-                b = b * cos + a * sin;
-                a = turned;
-            }
-    return x;
-}
-
 template <class Dev> struct Rope : testing::Test {
     using X = typename Dev::X;
     static constexpr size_t heads = 3, D = 22, stride = 4 * D + 5, positions = 9;
@@ -199,12 +186,11 @@ TYPED_TEST_SUITE(Rope, CpuDevices);
 
 TYPED_TEST(Rope, EqualsReferenceForAnyThreads) {
     using X = typename TypeParam::X;
-    const double allowed = (3 * unit_roundoff<float> + unit_roundoff<X>)*2 * 5;  // two products of |x| < 5
     for (double sign : {1.0, -1.0}) {
         const auto op = sign > 0 ? rope_forward<X> : rope_backward<X>;
         const auto out = this->turn(op, 1);
         const Vector want = rope_reference(widen(this->x), this->table, this->doc_pos, this->heads, this->D, this->stride, sign);
-        expect_close(sign > 0 ? "rope_forward" : "rope_backward", out, want, allowed);
+        expect_close(sign > 0 ? "rope_forward" : "rope_backward", out, want, rope_error<X>);
         for (int threads : {2, 3}) EXPECT_EQ(widen(this->turn(op, threads)), widen(out)) << threads << " threads";
         for (size_t t = 0; t < this->doc_pos.size(); t++)
             for (size_t i = this->heads * this->D; i < this->stride; i++)

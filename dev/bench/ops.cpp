@@ -50,7 +50,7 @@ template <class Dev> static void head(PlainMatmul<Dev> &plain) {
     std::vector<float> dw(V * C), nll(N), entropy(N), correct(N), weights(N, 1.0f / N);
     std::vector<int32_t> rows(N), targets(N);
     for (size_t n = 0; n < N; n++) rows[n] = int32_t(n), targets[n] = int32_t(n * 7919 % V);
-    std::vector<float> scratch(lm_head_scratch(N, C, V) / sizeof(float) + 16);  // to be aligned to 64
+    std::vector<float> scratch(lm_head_scratch(plain.dev, N, C, V) / sizeof(float) + 16);  // to be aligned to 64
     float *aligned = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) / sizeof(float);
     const auto run = [&](X *dx_or_null) {
         lm_head(plain.dev, HeadStats{nll.data(), entropy.data(), correct.data()}, dx_or_null, dw.data(), aligned, x.data(),
@@ -68,7 +68,7 @@ template <class Dev> static void streams(Dev dev) {
     constexpr size_t T = 16384, n = T * 2 * F;  // of every array n elements at most
     const auto a = noise<X>(n, 8), b = noise<X>(n, 9), w = noise<X>(C, 10);
     std::vector<X> out(n);
-    std::vector<float> rstd(T), dw(C), scratch(rmsnorm_scratch(C)), m(n), v(n), copied(n);
+    std::vector<float> rstd(T), dw(C), scratch(rmsnorm_scratch(dev, C)), m(n), v(n), copied(n);
     const std::vector<float> grads = noise<float>(n, 11);
     std::vector<float> master = grads;
     X *params = sizeof(X) == sizeof(float) ? reinterpret_cast<X *>(master.data()) : out.data();

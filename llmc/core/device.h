@@ -19,3 +19,26 @@ template <class Storage> struct Cpu {
 };
 using CpuF32 = Cpu<float>;
 using CpuBf16 = Cpu<bf16>;
+
+// Kernels are compiled by nvcc for the GPU, and by g++ with -DLLMC_EMULATE for the emulator dev/cuda/simt.h. Whatever both compilers
+// see stands in this inline namespace, so that the two instances of one .cuh can be linked into one binary.
+#ifdef LLMC_EMULATE
+#define CUDA_BACKEND emulated
+#else
+#define CUDA_BACKEND gpu
+#endif
+
+struct CUstream_st;  // as in cuda_runtime.h, which g++ need not have
+using cudaStream_t = CUstream_st *;
+
+inline namespace CUDA_BACKEND {
+struct CudaContext;  // what such a device remembers between calls (cuBLASLt's algorithms and workspace): ops/matmul.cuh
+
+template <class Storage> struct Cuda {
+    using X = Storage;
+    cudaStream_t stream = nullptr;  // in the emulator it says in which order threads run
+    CudaContext *ctx = nullptr;     // only matmul needs one
+};
+using CudaF32 = Cuda<float>;
+using CudaBf16 = Cuda<bf16>;
+}  // namespace CUDA_BACKEND

@@ -33,3 +33,4 @@ struct bf16 {
 template <class X> constexpr const char *dtype_name = nullptr;
 template <> inline constexpr const char *dtype_name<float> = "f32";
 template <> inline constexpr const char *dtype_name<bf16> = "bf16";
+template <> inline constexpr const char *dtype_name<double> = "f64";

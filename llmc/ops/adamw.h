@@ -19,16 +19,35 @@ struct AdamW {  // double, because 1 - 0.999f is off by 1e-5
     size_t step;        // the first update is step 1
 };
 
+// The factors of one step, in float, and the update of one parameter: p of master.
+struct AdamWFactors {
+    float scale, one_minus_beta1, beta2, one_minus_beta2, eps, decay, step_size, root_correction2;
+
+    explicit AdamWFactors(const AdamW &a)
+        : scale(float(a.grad_scale)),
+          one_minus_beta1(float(1 - a.beta1)),
+          beta2(float(a.beta2)),
+          one_minus_beta2(float(1 - a.beta2)),
+          eps(float(a.eps)),
+          decay(float(1 - a.lr * a.weight_decay)),
+          step_size(float(a.lr / MUTANT(11, 1, 1 - std::pow(a.beta1, double(a.step))))),
+          root_correction2(float(std::sqrt(1 - std::pow(a.beta2, double(a.step))))) {}
+
+    HOST_DEVICE void update(float &p, float &m, float &v, float grad) const {
+        const float g = scale * grad;
+        m = m + one_minus_beta1 * (g - m);
+        v = beta2 * v + one_minus_beta2 * g * g;
+        p = p * decay - step_size * m / (sqrtf(v) / root_correction2 + eps);
+    }
+};
+
 template <class X>
 void adamw_update(Cpu<X> dev, X *params, float *master, float *m, float *v, const float *grads, AdamW a, size_t n) {
-    const float scale = a.grad_scale, one_minus_beta1 = 1 - a.beta1, beta2 = a.beta2, one_minus_beta2 = 1 - a.beta2, eps = a.eps;
-    const float decay = 1 - a.lr * a.weight_decay, step_size = a.lr / MUTANT(11, 1, 1 - std::pow(a.beta1, double(a.step)));
-    const float root_correction2 = std::sqrt(1 - std::pow(a.beta2, double(a.step)));
+    const AdamWFactors factors(a);
 #pragma omp parallel for simd num_threads(dev.threads)
     for (size_t i = 0; i < n; i++) {
-        const float g = scale * grads[i];
-        const float m_i = m[i] + one_minus_beta1 * (g - m[i]), v_i = beta2 * v[i] + one_minus_beta2 * g * g;
-        const float p = master[i] * decay - step_size * m_i / (std::sqrt(v_i) / root_correction2 + eps);
+        float p = master[i], m_i = m[i], v_i = v[i];
+        factors.update(p, m_i, v_i, grads[i]);
         m[i] = m_i;
         v[i] = v_i;
         master[i] = p;

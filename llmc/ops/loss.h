@@ -10,7 +10,7 @@
 //   x, dx (T, C), w (V, C) X     dw (V, C) float, accumulated     rows, targets (N) int32, rows increasing     weights (N) float
 //   stats: nll, entropy (nats), correct, (N) float each; rows of weight 0 count in them too
 //   dx is overwritten and 0 in rows without a target. dx null: forward only, dw and weights are not touched and may be null.
-//   scratch: lm_head_scratch(N, C, V) bytes, aligned to 64. Nothing may alias.
+//   scratch: lm_head_scratch(dev, N, C, V) bytes, aligned to 64. Nothing may alias.
 //   Logits and softmax are float; dlogit is rounded to X before its products. A NaN among the logits of a row makes its nll NaN.
 #pragma once
 #include <algorithm>
@@ -33,11 +33,6 @@ constexpr size_t lm_head_chunk(size_t V) {
 
 // Rows are multiples of 64 in the last chunk too (filled with zeros), so that the products see few different shapes.
 constexpr size_t lm_head_rows(size_t n, size_t V) { return std::min(lm_head_chunk(V), round_up(n, 64)); }
-
-constexpr size_t lm_head_scratch(size_t N, size_t C, size_t V) {
-    const size_t rows = lm_head_rows(N, V);
-    return round_up(V * sizeof(bf16), 64) + round_up(rows * V * sizeof(float), 64) + rows * C * sizeof(float);
-}
 
 // The statistics of row n; logits become exp(logit - max), whose sum is returned. Sums: float in a run, double over the runs.
 inline double softmax_row(HeadStats stats, size_t n, float *logits, size_t y, size_t V) {
@@ -69,41 +64,73 @@ inline double softmax_row(HeadStats stats, size_t n, float *logits, size_t y, si
     return sum;
 }
 
+// Statistics of rows 0 to n of a chunk and, unless dlogits is null, the gradients of their logits; 0 in rows n to `padded`.
+// Gradients overwrite the logits. In bf16 row r takes the place of rows (r-1)/2 to r/2 of the logits, half a row being free
+// in front; so once the rows below `first` are done, rows first to 2 first may be worked on at the same time.
 template <class X>
-void lm_head(Cpu<X> dev, HeadStats stats, std::type_identity_t<X> *dx, float *dw, void *scratch, const X *x, const X *w,
-             const int32_t *rows, const int32_t *targets, const float *weights, size_t T, size_t C, size_t V, size_t N) {
-    // Gradients overwrite the logits. In bf16 row r takes the place of rows (r-1)/2 to r/2 of the logits, half a row being free
-    // in front; so once the rows below `first` are done, rows first to 2 first may be worked on at the same time.
-    char *front = static_cast<char *>(scratch);
-    float *logits = reinterpret_cast<float *>(front + round_up(V * sizeof(bf16), 64));
-    X *dlogits = reinterpret_cast<X *>(sizeof(X) == sizeof(float) ? reinterpret_cast<char *>(logits) : front);
-    X *xc = reinterpret_cast<X *>(reinterpret_cast<char *>(logits) + round_up(lm_head_rows(N, V) * V * sizeof(float), 64));
-    if (dx) std::fill(dx, dx + T * C, X(0.0f));
-
-    for (size_t n0 = 0; n0 < N; n0 += lm_head_chunk(V)) {
-        const size_t n = std::min(lm_head_chunk(V), N - n0), padded = lm_head_rows(n, V);
-        for (size_t r = 0; r < n; r++) std::copy_n(x + size_t(rows[n0 + r]) * C, C, xc + r * C);
-        std::fill(xc + n * C, xc + padded * C, X(0.0f));
-        matmul_forward(dev, logits, xc, w, nullptr, padded, C, V);
-
-        for (size_t first = 0, last = 1; first < n; first = last, last *= 2)
+void fused_classifier(Cpu<X> dev, HeadStats stats, X *dlogits, float *logits, const int32_t *targets, const float *weights,
+                      size_t n, size_t padded, size_t V) {
+    for (size_t first = 0, last = 1; first < n; first = last, last *= 2)
 #pragma omp parallel for num_threads(dev.threads)
-            for (size_t r = first; r < std::min(last, n); r++) {
-                const size_t y = size_t(targets[n0 + r]);
-                float *e = logits + r * V;
-                const double sum = softmax_row(stats, n0 + r, e, y, V);
-                if (!dx) continue;
-                const float weight = weights[n0 + r], scale = float(weight / sum);
-                const float at_target = e[y] * scale - MUTANT(12, 1, weight);  // read before it is overwritten
-                X *out = dlogits + r * V;
+        for (size_t r = first; r < std::min(last, n); r++) {
+            const size_t y = size_t(targets[r]);
+            float *e = logits + r * V;
+            const double sum = softmax_row(stats, r, e, y, V);
+            if (!dlogits) continue;
+            const float weight = weights[r], scale = float(weight / sum);
+            const float at_target = e[y] * scale - MUTANT(12, 1, weight);  // read before it is overwritten
+            X *out = dlogits + r * V;
 #pragma omp simd
-                for (size_t v = 0; v < V; v++) out[v] = e[v] * scale;
-                out[y] = at_target;
-            }
+            for (size_t v = 0; v < V; v++) out[v] = e[v] * scale;
+            out[y] = at_target;
+        }
+    if (dlogits) std::fill(dlogits + n * V, dlogits + padded * V, X(0.0f));
+}
+
+// Bytes in front of the logits at which their gradients begin: 0 where they take the place of the logits.
+template <class X> size_t dlogits_room(Cpu<X>, size_t, size_t V) {
+    return sizeof(X) == sizeof(float) ? 0 : round_up(V * sizeof(X), 64);
+}
+
+// out[r] = x[rows[r]] for r < n, 0 for r from n to `padded`
+template <class X> void gather_rows(Cpu<X>, X *out, const X *x, const int32_t *rows, size_t n, size_t padded, size_t C) {
+    for (size_t r = 0; r < n; r++) std::copy_n(x + size_t(rows[r]) * C, C, out + r * C);
+    std::fill(out + n * C, out + padded * C, X(0.0f));
+}
+
+// out[rows[r]] = x[r] for r < n
+template <class X> void scatter_rows(Cpu<X>, X *out, const X *x, const int32_t *rows, size_t n, size_t C) {
+    for (size_t r = 0; r < n; r++) std::copy_n(x + r * C, C, out + size_t(rows[r]) * C);
+}
+
+// ---- the head, of any device -------------------------------------------------------------------------------------------------
+
+template <class Dev> size_t lm_head_scratch(Dev dev, size_t N, size_t C, size_t V) {
+    const size_t rows = lm_head_rows(N, V);
+    return dlogits_room(dev, rows, V) + round_up(rows * V * sizeof(float), 64) + rows * C * sizeof(typename Dev::X);
+}
+
+template <class Dev, class X = typename Dev::X>
+void lm_head(Dev dev, HeadStats stats, std::type_identity_t<X> *dx, float *dw, void *scratch, const X *x, const X *w,
+             const int32_t *rows, const int32_t *targets, const float *weights, size_t T, size_t C, size_t V, size_t N) {
+    const size_t most = lm_head_rows(N, V);
+    char *at = static_cast<char *>(scratch);
+    X *dlogits = reinterpret_cast<X *>(at);
+    at += dlogits_room(dev, most, V);
+    float *logits = reinterpret_cast<float *>(at);
+    at += round_up(most * V * sizeof(float), 64);
+    X *xc = reinterpret_cast<X *>(at);
+    if (dx) gather_rows(dev, dx, x, rows, 0, T, C);  // all rows 0
+
+    for (size_t n0 = 0; n0 < N; n0 += most) {
+        const size_t n = std::min(most, N - n0), padded = lm_head_rows(n, V);
+        const HeadStats at_n0 = {stats.nll + n0, stats.entropy + n0, stats.correct + n0};
+        gather_rows(dev, xc, x, rows + n0, n, padded, C);
+        matmul_forward(dev, logits, xc, w, nullptr, padded, C, V);
+        fused_classifier(dev, at_n0, dx ? dlogits : nullptr, logits, targets + n0, weights + (dx ? n0 : 0), n, padded, V);
         if (!dx) continue;
-        std::fill(dlogits + n * V, dlogits + padded * V, X(0.0f));
         matmul_backward_weight(dev, dw, nullptr, dlogits, xc, padded, C, V);
         matmul_backward_input(dev, xc, dlogits, w, padded, C, V);
-        for (size_t r = 0; r < n; r++) std::copy_n(xc + r * C, C, dx + size_t(rows[n0 + r]) * C);
+        scatter_rows(dev, dx, xc, rows + n0, n, C);
     }
 }

@@ -1,24 +1,26 @@
-// squared_norm(dev, x, n) = sum_i x[i]^2.     x (n) float. Summed in double over blocks of a fixed size, then over the
-// blocks in order, so that the result does not depend on threads.
+// squared_norm(dev, scratch, x, n) = sum_i x[i]^2.     x (n) float     scratch (squared_norm_scratch(n)) double
+// Summed in double over parts of a fixed size, then over the parts in order, so that the result does not depend on threads.
 #pragma once
 #include <algorithm>
 #include <cstddef>
-#include <vector>
 
 #include "../core/common.h"
 #include "../core/device.h"
 
-template <class X> double squared_norm(Cpu<X> dev, const float *x, size_t n) {
-    constexpr size_t block = size_t(1) << 16;
-    std::vector<double> sums(ceil_div(n, block));
+constexpr size_t squared_norm_part = size_t(1) << 16;
+constexpr size_t squared_norm_scratch(size_t n) { return ceil_div(n, squared_norm_part); }
+
+template <class X> double squared_norm(Cpu<X> dev, double *scratch, const float *x, size_t n) {
+    const size_t parts = squared_norm_scratch(n);
 #pragma omp parallel for num_threads(dev.threads)
-    for (size_t b = 0; b < sums.size(); b++) {
+    for (size_t p = 0; p < parts; p++) {
         double sum = 0;
 #pragma omp simd reduction(+ : sum)
-        for (size_t i = b * block; i < std::min(n, (b + 1) * block); i++) sum += double(x[i]) * double(x[i]);
-        sums[b] = sum;
+        for (size_t i = p * squared_norm_part; i < std::min(n, (p + 1) * squared_norm_part); i++)
+            sum += double(x[i]) * double(x[i]);
+        scratch[p] = sum;
     }
     double sum = 0;
-    for (double s : sums) sum += s;
+    for (size_t p = 0; p < parts; p++) sum += scratch[p];
     return sum;
 }

@@ -14,7 +14,7 @@
 //   out, sum, x, y, dx, dresidual, dout (T, C) X     w (C) X     rstd (T) float     dw (C) float, accumulated
 //   qkv, dqkv (T, (H + 2 KV) * D) X: query heads, then key heads, then value heads, which these ops leave alone
 //   qk_raw (T, (H + KV) * D) X     wq, wk (D) X     rstd (T, H + KV) float     dwq, dwk (D) float, accumulated
-//   scratch: rmsnorm_scratch(C) or qk_norm_scratch(D) floats     dresidual may be null: nothing is added
+//   scratch: rmsnorm_scratch(dev, C) or qk_norm_scratch(dev, D) floats     dresidual may be null: nothing is added
 //   out may alias x, sum may alias x or y, dx may alias dout or dresidual.
 //
 // Everything between reading and writing an element is float. (Hugging Face rounds x * rstd to the storage type before it
@@ -58,8 +58,8 @@ void rmsnorm_backward_row(X *dx, float *dw, const X *dresidual, const X *dout, c
 // ---- gradients of the weights: summed in runs of tokens, one run a thread, then over the runs -------------------------------
 
 constexpr size_t rmsnorm_runs = 64;
-constexpr size_t rmsnorm_scratch(size_t C) { return rmsnorm_runs * C; }
-constexpr size_t qk_norm_scratch(size_t D) { return rmsnorm_scratch(2 * D); }
+template <class X> size_t rmsnorm_scratch(Cpu<X>, size_t C) { return rmsnorm_runs * C; }
+template <class X> size_t qk_norm_scratch(Cpu<X> dev, size_t D) { return rmsnorm_scratch(dev, 2 * D); }
 
 // dw[c] += sum_run parts[run * stride + c]
 template <class X> void rmsnorm_add_runs(Cpu<X> dev, float *dw, const float *parts, size_t runs, size_t stride, size_t C) {

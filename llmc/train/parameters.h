@@ -19,6 +19,7 @@ template <class Dev> struct Parameters {
     float *master = nullptr;           // (count) what AdamW updates; in f32 the parameters themselves. Null unless training
     float *grads = nullptr;            // (count)
     float *m = nullptr, *v = nullptr;  // (count)
+    double *norm_scratch = nullptr;    // squared_norm_scratch
 
     Parameters(Dev dev, std::vector<Tensor> tensors) : dev(dev), table(std::move(tensors)) {
         for (const Tensor &t : table) count += t.count;
@@ -32,6 +33,7 @@ template <class Dev> struct Parameters {
         plan.add(&grads, "gradients", {count});
         plan.add(&m, "adamw m", {count});
         plan.add(&v, "adamw v", {count});
+        plan.add(&norm_scratch, "gradient norm scratch", {squared_norm_scratch(count)});
     }
 
     void load(const HfWeights &weights) {
@@ -69,11 +71,11 @@ template <class Dev> struct Parameters {
         writer.finish();
     }
 
-    double gradient_norm() { return std::sqrt(squared_norm(dev, grads, count)); }
+    double gradient_norm() { return std::sqrt(squared_norm(dev, norm_scratch, grads, count)); }
 
     std::string nonfinite_gradient() {
         for (const Tensor &t : table)
-            if (!std::isfinite(squared_norm(dev, grads + t.offset, t.count))) return t.name;
+            if (!std::isfinite(squared_norm(dev, norm_scratch, grads + t.offset, t.count))) return t.name;
         return "";
     }
 

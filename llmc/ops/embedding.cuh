@@ -1,0 +1,47 @@
+// embedding on CUDA. Contract and formulas: embedding.h.
+#pragma once
+#include "embedding.h"
+#include "warp.cuh"
+
+inline namespace CUDA_BACKEND {
+// A block copies a row. Moves 2 T C elements.
+template <class X, int N> __global__ void embedding_forward_kernel2(X *out, const X *w, const int32_t *tokens, size_t C) {
+    const X *row = w + size_t(tokens[blockIdx.x]) * C;
+    for (size_t c = threadIdx.x * N; c < C; c += blockDim.x * N) Vec<X, N>::load(row + c).store(out + blockIdx.x * C + c);
+}
+
+template <class X> void embedding_forward(Cuda<X> dev, X *out, const X *w, const int32_t *tokens, size_t T, size_t C) {
+    constexpr int N = Vec<X>::size;
+    launch(dev, fit_vectors<N>(C, out, w) ? embedding_forward_kernel2<X, N> : embedding_forward_kernel2<X, 1>, Grid{T}, 128, 0,
+           out, w, tokens, C);
+}
+
+// The vocabulary is dealt out to as many parts as there are warps in a row of the grid. A warp reads all tokens, 32 at a time,
+// and adds up those of its part, in the order of the text, in its slice of 32 N channels. No two warps share an element of dw: no
+// atomics, no sorting, no scratch. Moves T C elements of dout, twice as many floats of dw, and T tokens a warp, out of cache.
+template <class X, int N>
+__global__ void embedding_backward_kernel1(float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C) {
+    const unsigned lane = threadIdx.x % 32, warps = blockDim.x / 32, part = blockIdx.x * warps + threadIdx.x / 32,
+                   parts = gridDim.x * warps;
+    const size_t c = (blockIdx.y * size_t(32) + lane) * N;
+    for (size_t t0 = 0; t0 < T; t0 += 32) {
+        const bool ours = t0 + lane < T && unsigned(tokens[t0 + lane]) % parts == part;
+        for (unsigned left = __ballot_sync(all_lanes, ours); left; left &= left - 1) {
+            const size_t t = t0 + __ffs(left) - 1;
+            if (c >= C) continue;
+            float *row = dw + size_t(tokens[t]) * C + c;
+            const auto d = Vec<X, N>::load(dout + t * C + c);
+            auto sum = Vec<float, N>::load(row);
+            for (int i = 0; i < N; i++) sum[i] = MUTANT(33, 0, sum[i]) + float(d[i]);
+            sum.store(row);
+        }
+    }
+}
+
+template <class X> void embedding_backward(Cuda<X> dev, float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C) {
+    constexpr int N = Vec<X>::size;
+    const bool wide = fit_vectors<N>(C, dw, dout);
+    launch(dev, wide ? embedding_backward_kernel1<X, N> : embedding_backward_kernel1<X, 1>,
+           Grid{32, ceil_div(C, 32 * (wide ? N : 1))}, 256, 0, dw, dout, tokens, T, C);
+}
+}  // namespace CUDA_BACKEND

@@ -1,0 +1,121 @@
+// The head and its loss on CUDA. Contract, formulas and lm_head itself: loss.h.
+#pragma once
+#include "loss.h"
+#include "warp.cuh"
+
+inline namespace CUDA_BACKEND {
+// ---- rows of a chunk ----------------------------------------------------------------------------------------------------------
+
+// A block per row: out[r] = x[rows[r]], 0 from row n on.
+template <class X, int N> __global__ void gather_rows_kernel2(X *out, const X *x, const int32_t *rows, size_t n, size_t C) {
+    const size_t r = blockIdx.x;
+    for (size_t c = threadIdx.x * N; c < C; c += blockDim.x * N) {
+        Vec<X, N> v = {};
+        if (r < n) v = Vec<X, N>::load(x + size_t(rows[r]) * C + c);
+        v.store(out + r * C + c);
+    }
+}
+
+template <class X> void gather_rows(Cuda<X> dev, X *out, const X *x, const int32_t *rows, size_t n, size_t padded, size_t C) {
+    constexpr int N = Vec<X>::size;
+    launch(dev, fit_vectors<N>(C, out, x) ? gather_rows_kernel2<X, N> : gather_rows_kernel2<X, 1>, Grid{padded}, 128, 0, out, x,
+           rows, n, C);
+}
+
+// A block per row: out[rows[r]] = x[r].
+template <class X, int N> __global__ void scatter_rows_kernel2(X *out, const X *x, const int32_t *rows, size_t C) {
+    X *row = out + size_t(rows[blockIdx.x]) * C;
+    for (size_t c = threadIdx.x * N; c < C; c += blockDim.x * N) Vec<X, N>::load(x + blockIdx.x * C + c).store(row + c);
+}
+
+template <class X> void scatter_rows(Cuda<X> dev, X *out, const X *x, const int32_t *rows, size_t n, size_t C) {
+    constexpr int N = Vec<X>::size;
+    launch(dev, fit_vectors<N>(C, out, x) ? scatter_rows_kernel2<X, N> : scatter_rows_kernel2<X, 1>, Grid{n}, 128, 0, out, x,
+           rows, C);
+}
+
+// ---- softmax, loss and gradient of a row --------------------------------------------------------------------------------------
+
+// All rows are worked on at once, so gradients in bf16 cannot take the place of the logits of other rows, as on the CPU.
+template <class X> size_t dlogits_room(Cuda<X>, size_t rows, size_t V) {
+    return sizeof(X) == sizeof(float) ? 0 : round_up(rows * V * sizeof(X), 64);
+}
+
+// What is known of a part of a row; `first` is where its maximum stands first.
+struct SoftmaxPart {
+    float max = -3.4e38f, sum = 0, dot = 0;  // sum_v e[v] and sum_v e[v] (logit[v] - max) with e[v] = exp(logit[v] - max)
+    unsigned first = ~0u;
+};
+
+__device__ inline SoftmaxPart merge(const SoftmaxPart &a, const SoftmaxPart &b) {
+    const float max = fmaxf(a.max, b.max), to_a = a.max - max, to_b = b.max - max, scale_a = MUTANT(34, 1, expf(to_a)),
+                scale_b = expf(to_b);
+    return {max, scale_a * a.sum + scale_b * b.sum, scale_a * (a.dot + a.sum * to_a) + scale_b * (b.dot + b.sum * to_b),
+            b.max > a.max    ? b.first
+            : b.max == a.max ? min(a.first, b.first)
+                             : a.first};
+}
+
+__device__ inline SoftmaxPart warp_merge(SoftmaxPart part) {
+    for (int distance = 16; distance > 0; distance /= 2)
+        part = merge(part, {__shfl_xor_sync(all_lanes, part.max, distance), __shfl_xor_sync(all_lanes, part.sum, distance),
+                            __shfl_xor_sync(all_lanes, part.dot, distance), __shfl_xor_sync(all_lanes, part.first, distance)});
+    return part;
+}
+
+struct SoftmaxWarps {
+    SoftmaxPart part[32];
+};
+
+// A block per row. The logits are read twice: for maximum and sums at once (Milakov and Gimelshein, 2018, arXiv:1805.02867), then
+// for the gradients. Moves 8 V + V sizeof(X) bytes a row. dlogits may be the logits.
+template <class X, int N>
+__global__ void __launch_bounds__(1024)
+    fused_classifier_kernel2(HeadStats stats, X *dlogits, const float *logits, const int32_t *targets, const float *weights,
+                             size_t n, size_t V) {
+    SoftmaxWarps &warps = shared_mem<SoftmaxWarps>();
+    const size_t r = blockIdx.x;
+    const float *row = logits + r * V;
+    if (r >= n) {  // padding
+        for (size_t v = threadIdx.x * N; v < V; v += blockDim.x * N) Vec<X, N>{}.store(dlogits + r * V + v);
+        return;
+    }
+    const unsigned y = unsigned(targets[r]), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const float target = row[y];
+
+    SoftmaxPart part;
+    for (size_t v = threadIdx.x * N; v < V; v += blockDim.x * N) {
+        const auto l = Vec<float, N>::load(row + v);
+        for (int i = 0; i < N; i++) part = merge(part, {l[i], 1, 0, unsigned(v) + i});
+    }
+    part = warp_merge(part);
+    if (lane == 0) warps.part[warp] = part;
+    __syncthreads();
+    part = warp_merge(lane < blockDim.x / 32 ? warps.part[lane] : SoftmaxPart{});
+
+    if (threadIdx.x == 0) {
+        const double log_sum = log(double(part.sum));
+        stats.nll[r] = float(log_sum - (double(target) - double(part.max)));
+        stats.entropy[r] = float(log_sum - double(part.dot) / double(part.sum));
+        stats.correct[r] = part.first == y;
+    }
+    if (!dlogits) return;
+    const float weight = weights[r], scale = weight / part.sum;
+    for (size_t v = threadIdx.x * N; v < V; v += blockDim.x * N) {
+        const auto l = Vec<float, N>::load(row + v);
+        Vec<X, N> d;
+        for (int i = 0; i < N; i++) d[i] = expf(l[i] - part.max) * scale - (v + i == y ? weight : 0.0f);
+        d.store(dlogits + r * V + v);
+    }
+}
+
+template <class X>
+void fused_classifier(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, const int32_t *targets, const float *weights,
+                      size_t n, size_t padded, size_t V) {
+    constexpr int N = Vec<float>::size;
+    const bool wide = fit_vectors<N>(V, logits, dlogits);
+    const size_t threads = std::min<size_t>(1024, round_up(ceil_div(V, wide ? N : 1), 32));
+    launch(dev, wide ? fused_classifier_kernel2<X, N> : fused_classifier_kernel2<X, 1>, Grid{dlogits ? padded : n},
+           unsigned(threads), sizeof(SoftmaxWarps), stats, dlogits, logits, targets, weights, n, V);
+}
+}  // namespace CUDA_BACKEND

@@ -1,0 +1,221 @@
+// The linear layer on CUDA. Contract and formulas: matmul.h. The products are cuBLASLt's, with the bias in their epilogue and dw added
+// to in place; in the emulator they are the CPU's. Only splits of a sum that are added up in a fixed order are allowed.
+#pragma once
+#include <map>
+#include <memory>
+#include <type_traits>
+
+#include "matmul.h"
+#include "warp.cuh"
+#ifndef LLMC_EMULATE
+#include <cublasLt.h>
+#endif
+
+inline namespace CUDA_BACKEND {
+
+// ---- what is kept between calls -------------------------------------------------------------------------------------------------
+
+#ifdef LLMC_EMULATE
+
+struct CudaContext {
+    int threads;
+    ContextPtr cpu;
+};
+inline std::unique_ptr<CudaContext> make_cuda_context(int threads) {
+    return std::make_unique<CudaContext>(CudaContext{threads, make_context(threads)});
+}
+
+template <class X> Cpu<X> emulating(Cuda<X> dev) { return {dev.ctx->threads, dev.ctx->cpu.get()}; }
+
+template <class X, class Out>
+void matmul_product(Cuda<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC) {
+    matmul_forward(emulating(dev), out, x, w, bias, T, IC, OC);
+}
+template <class X> void matmul_product_dx(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC) {
+    matmul_backward_input(emulating(dev), dx, dout, w, T, IC, OC);
+}
+template <class X> void matmul_product_dw(Cuda<X> dev, float *dw, const X *dout, const X *x, size_t T, size_t IC, size_t OC) {
+    matmul_backward_weight(emulating(dev), dw, nullptr, dout, x, T, IC, OC);
+}
+
+#else
+
+inline void cublas_check(cublasStatus_t status, const char *what) {
+    if (status != CUBLAS_STATUS_SUCCESS) die("cuBLASLt: %s: %s", what, cublasLtGetStatusString(status));
+}
+
+// D (m, n) = op(A) op(B) [+ bias] or D += op(A) op(B), column-major as in BLAS: our row-major arrays are their transposes.
+struct MatmulShape {
+    cudaDataType_t type, out;
+    cublasOperation_t a_op, b_op;
+    size_t m, n, k, a_ld, b_ld;
+    bool bias, accumulate;
+    uint32_t alignment;  // of all pointers, in bytes
+    auto operator<=>(const MatmulShape &) const = default;
+};
+
+constexpr size_t matmul_workspace = 32 << 20;  // what NVIDIA recommends for Hopper
+
+struct MatmulPlan {
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t a, b, d;
+    cublasLtMatmulAlgo_t algorithm;
+
+    MatmulPlan(cublasLtHandle_t handle, const MatmulShape &s) {
+        cublas_check(cublasLtMatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a description of a product");
+        set(CUBLASLT_MATMUL_DESC_TRANSA, s.a_op);
+        set(CUBLASLT_MATMUL_DESC_TRANSB, s.b_op);
+        if (s.bias) set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+        if (s.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, s.type);
+        a = layout(s.type, s.a_op == CUBLAS_OP_N ? s.m : s.k, s.a_op == CUBLAS_OP_N ? s.k : s.m, s.a_ld);
+        b = layout(s.type, s.b_op == CUBLAS_OP_N ? s.k : s.n, s.b_op == CUBLAS_OP_N ? s.n : s.k, s.b_ld);
+        d = layout(s.out, s.m, s.n, s.m);
+
+        cublasLtMatmulPreference_t preference;
+        cublas_check(cublasLtMatmulPreferenceCreate(&preference), "a preference");
+        const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+            cublas_check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value), "a preference");
+        };
+        prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, matmul_workspace);
+        prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+               uint32_t(CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+        prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, s.alignment);
+        prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, s.alignment);
+        prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, s.alignment);
+        prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, s.alignment);
+        cublasLtMatmulHeuristicResult_t found;
+        int count = 0;
+        const auto status = cublasLtMatmulAlgoGetHeuristic(handle, product, a, b, d, d, preference, 1, &found, &count);
+        cublasLtMatmulPreferenceDestroy(preference);
+        if (status != CUBLAS_STATUS_SUCCESS || count == 0)
+            die("cuBLASLt has no algorithm for a product of (%zu, %zu) and (%zu, %zu) aligned to %u bytes: %s", s.m, s.k, s.k,
+                s.n, s.alignment, cublasLtGetStatusString(status));
+        algorithm = found.algo;
+    }
+    MatmulPlan(const MatmulPlan &) = delete;
+    MatmulPlan &operator=(const MatmulPlan &) = delete;
+    ~MatmulPlan() {
+        cublasLtMatmulDescDestroy(product);
+        for (auto matrix : {a, b, d}) cublasLtMatrixLayoutDestroy(matrix);
+    }
+
+    template <class Value> void set(cublasLtMatmulDescAttributes_t attribute, Value value) {
+        cublas_check(cublasLtMatmulDescSetAttribute(product, attribute, &value, sizeof value), "an attribute of a product");
+    }
+
+  private:
+    static cublasLtMatrixLayout_t layout(cudaDataType_t type, size_t rows, size_t columns, size_t ld) {
+        cublasLtMatrixLayout_t matrix;
+        cublas_check(cublasLtMatrixLayoutCreate(&matrix, type, rows, columns, int64_t(ld)), "the layout of a matrix");
+        return matrix;
+    }
+};
+
+struct CudaContext {
+    cublasLtHandle_t handle = nullptr;
+    void *workspace = nullptr;
+    // To ask for an algorithm takes longer than to launch it, so all answers are kept, up to a limit for shapes that never repeat.
+    static constexpr size_t most_plans = 512;
+    std::map<MatmulShape, std::unique_ptr<MatmulPlan>> plans;
+
+    CudaContext() {
+        cublas_check(cublasLtCreate(&handle), "no handle");
+        if (cudaError_t error = cudaMalloc(&workspace, matmul_workspace))
+            die("no %zu MiB of device memory for cuBLASLt's workspace: %s", matmul_workspace >> 20, cudaGetErrorString(error));
+    }
+    CudaContext(const CudaContext &) = delete;
+    CudaContext &operator=(const CudaContext &) = delete;
+    ~CudaContext() {
+        plans.clear();
+        cudaFree(workspace);
+        cublasLtDestroy(handle);
+    }
+
+    MatmulPlan &plan(const MatmulShape &shape) {
+        if (const auto found = plans.find(shape); found != plans.end()) return *found->second;
+        if (plans.size() >= most_plans) plans.clear();
+        return *plans.emplace(shape, std::make_unique<MatmulPlan>(handle, shape)).first->second;
+    }
+};
+inline std::unique_ptr<CudaContext> make_cuda_context(int /*threads*/) { return std::make_unique<CudaContext>(); }
+
+template <class X> constexpr cudaDataType_t cuda_type = sizeof(X) == 2 ? CUDA_R_16BF : CUDA_R_32F;
+
+template <class X, class Out>
+void cublas_product(Cuda<X> dev, Out *D, const X *A, const X *B, const X *bias, cublasOperation_t a_op, cublasOperation_t b_op,
+                    size_t m, size_t n, size_t k, size_t a_ld, size_t b_ld, bool accumulate) {
+    uint32_t alignment = 256;
+    for (const void *p : {static_cast<const void *>(D), static_cast<const void *>(A), static_cast<const void *>(B)})
+        while (uintptr_t(p) % alignment) alignment /= 2;
+    MatmulPlan &plan =
+        dev.ctx->plan({cuda_type<X>, cuda_type<Out>, a_op, b_op, m, n, k, a_ld, b_ld, bias != nullptr, accumulate, alignment});
+    if (bias) plan.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    const float one = 1, beta = accumulate ? 1 : 0;
+    cublas_check(cublasLtMatmul(dev.ctx->handle, plan.product, &one, A, plan.a, B, plan.b, &beta, D, plan.d, D, plan.d,
+                                &plan.algorithm, dev.ctx->workspace, matmul_workspace, dev.stream),
+                 "a product");
+}
+
+// Column-major, x is (IC, T), w (IC, OC), out (OC, T), and so for their gradients.
+template <class X, class Out>
+void matmul_product(Cuda<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC) {
+    cublas_product(dev, out, w, x, bias, CUBLAS_OP_T, CUBLAS_OP_N, OC, T, IC, IC, IC, false);
+}
+template <class X> void matmul_product_dx(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC) {
+    const X *no_bias = nullptr;
+    cublas_product(dev, dx, w, dout, no_bias, CUBLAS_OP_N, CUBLAS_OP_N, IC, T, OC, IC, OC, false);
+}
+template <class X> void matmul_product_dw(Cuda<X> dev, float *dw, const X *dout, const X *x, size_t T, size_t IC, size_t OC) {
+    const X *no_bias = nullptr;
+    cublas_product(dev, dw, x, dout, no_bias, CUBLAS_OP_N, CUBLAS_OP_T, IC, OC, T, IC, OC, true);
+}
+
+#endif
+
+// ---- the gradient of the bias -----------------------------------------------------------------------------------------------------
+
+constexpr unsigned matmul_bias_columns = 32, matmul_bias_rows = 32;
+
+struct MatmulBiasShared {
+    float sum[matmul_bias_rows][matmul_bias_columns];
+};
+
+// A block sums 32 columns: thread (r, c) takes rows r, r + 32, ..., then the first row of threads adds up the 32 sums in order.
+// Memory bound: reads T * OC * sizeof(X) bytes.
+template <class X>
+__global__ void __launch_bounds__(matmul_bias_rows *matmul_bias_columns)
+    matmul_bias_backward_kernel1(float *dbias, const X *dout, size_t T, size_t OC) {
+    MatmulBiasShared &s = shared_mem<MatmulBiasShared>();
+    const unsigned c = threadIdx.x % matmul_bias_columns, r = threadIdx.x / matmul_bias_columns;
+    const size_t o = blockIdx.x * size_t(matmul_bias_columns) + c;
+    float sum = 0;
+    for (size_t t = r; t < T && o < OC; t += matmul_bias_rows) sum += float(dout[t * OC + o]);
+    s.sum[r][c] = sum;
+    __syncthreads();
+    if (r > 0 || o >= OC) return;
+    sum = 0;
+    for (unsigned i = 0; i < matmul_bias_rows; i++) sum += s.sum[i][c];
+    dbias[o] += sum;
+}
+
+// ---- launchers ----------------------------------------------------------------------------------------------------------------------
+
+template <class X, class Out>  // Out: X, or float for logits, which have no bias
+void matmul_forward(Cuda<X> dev, Out *out, const X *x, const X *w, const std::type_identity_t<X> *bias, size_t T, size_t IC,
+                    size_t OC) {
+    if (T > 0) matmul_product(dev, out, x, w, bias, T, IC, OC);
+}
+
+template <class X> void matmul_backward_input(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC) {
+    if (T > 0) matmul_product_dx(dev, dx, dout, w, T, IC, OC);
+}
+
+template <class X>
+void matmul_backward_weight(Cuda<X> dev, float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC) {
+    if (T == 0) return;
+    matmul_product_dw(dev, dw, dout, x, T, IC, OC);
+    if (dbias)
+        launch(dev, matmul_bias_backward_kernel1<X>, Grid{ceil_div(OC, matmul_bias_columns)},
+               matmul_bias_rows * matmul_bias_columns, sizeof(MatmulBiasShared), dbias, dout, T, OC);
+}
+}  // namespace CUDA_BACKEND

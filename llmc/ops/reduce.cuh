@@ -1,0 +1,43 @@
+// reduce on CUDA. Contract: reduce.h.
+#pragma once
+#include "reduce.h"
+#include "warp.cuh"
+
+inline namespace CUDA_BACKEND {
+template <class T> struct WarpSums { T partial[32]; };
+
+// A block sums one part. Moves n floats.
+template <int N> __global__ void squared_norm_kernel2(double *parts, const float *x, size_t n) {
+    const size_t begin = blockIdx.x * squared_norm_part, end = min(n, begin + squared_norm_part);
+    double sum = 0;
+    for (size_t i = begin + threadIdx.x * N; i < end; i += blockDim.x * N) {
+        const auto v = Vec<float, N>::load(x + i);
+        for (int j = 0; j < N; j++) sum += double(v[j]) * double(v[j]);
+    }
+    sum = block_sum(sum, shared_mem<WarpSums<double>>().partial);
+    if (threadIdx.x == 0) parts[blockIdx.x] = sum;
+}
+
+// One block: parts[0] = the sum of all of them
+template <class T> __global__ void sum_parts_kernel1(T *parts, size_t n) {
+    T sum = 0;
+    for (size_t i = threadIdx.x; i < n; i += blockDim.x) sum += parts[i];
+    sum = block_sum(sum, shared_mem<WarpSums<T>>().partial);
+    if (threadIdx.x == 0) parts[0] = sum;
+}
+
+// Waits for the stream.
+template <class X> double squared_norm(Cuda<X> dev, double *scratch, const float *x, size_t n) {
+    constexpr int N = Vec<float>::size;
+    if (n == 0) return 0;
+    const size_t parts = squared_norm_scratch(n);
+    launch(dev, fit_vectors<N>(n, x) ? squared_norm_kernel2<N> : squared_norm_kernel2<1>, Grid{parts}, 512,
+           sizeof(WarpSums<double>), scratch, x, n);
+    launch(dev, sum_parts_kernel1<double>, Grid{1}, 512, sizeof(WarpSums<double>), scratch, parts);
+    double sum;
+    cudaError_t error = cudaMemcpyAsync(&sum, scratch, sizeof sum, cudaMemcpyDeviceToHost, dev.stream);
+    if (!error) error = cudaStreamSynchronize(dev.stream);
+    if (error) die("squared_norm of %zu floats: %s", n, cudaGetErrorString(error));
+    return sum;
+}
+}  // namespace CUDA_BACKEND

@@ -1,0 +1,51 @@
+// rope on CUDA. Contract and formulas: rope.h.
+#pragma once
+#include "rope.h"
+#include "warp.cuh"
+
+inline namespace CUDA_BACKEND {
+// A block per token; a thread turns N neighbouring pairs of a head. Moves 2 T heads D elements; the row of the table comes from
+// cache.
+template <class X, int N>
+__global__ void rope_kernel2(X *qkv, const float *table, const int32_t *doc_pos, unsigned heads, unsigned D, size_t stride,
+                             float sign) {
+    const unsigned half = D / 2, vectors = half / N;
+    const float *row = table + size_t(doc_pos[blockIdx.x]) * D;
+    for (unsigned i = threadIdx.x; i < heads * vectors; i += blockDim.x) {
+        const unsigned h = i / vectors, c = i % vectors * N;
+        X *first = qkv + blockIdx.x * stride + h * D + c, *second = first + half;
+        auto a = Vec<X, N>::load(first), b = Vec<X, N>::load(second);
+        const auto turn = Vec<float, 2 * N>::load(row + 2 * c);
+        for (int j = 0; j < N; j++) {
+            const float cos = turn[2 * j], sin = sign * turn[2 * j + 1];
+            const float x = a[j], y = b[j];
+            a[j] = x * cos - y * sin;
+            b[j] = y * cos + x * sin;
+        }
+        a.store(first);
+        b.store(second);
+    }
+}
+
+// sign * angle: +1 forward, -1 backward
+template <class X>
+void rope_rotate(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D, size_t stride,
+                 float sign) {
+    constexpr int N = Vec<X>::size;
+    const bool wide = D % (2 * N) == 0 && fit_vectors<N>(stride, qkv) && fit_vectors<N>(D, table);
+    launch(dev, wide ? rope_kernel2<X, N> : rope_kernel2<X, 1>, Grid{T}, 128, 0, qkv, table, doc_pos, unsigned(heads),
+           unsigned(D), stride, sign);
+}
+
+template <class X>
+void rope_forward(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D,
+                  size_t stride) {
+    rope_rotate(dev, qkv, table, doc_pos, T, heads, D, stride, 1.0f);
+}
+
+template <class X>
+void rope_backward(Cuda<X> dev, X *dqkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D,
+                   size_t stride) {
+    rope_rotate(dev, dqkv, table, doc_pos, T, heads, D, stride, MUTANT(35, 1.0f, -1.0f));
+}
+}  // namespace CUDA_BACKEND

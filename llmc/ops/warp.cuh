@@ -1,0 +1,74 @@
+// Sums and maxima over a warp and over a block, in an order that depends on the number of threads alone, and 16-byte vectors.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "../core/launch.cuh"
+
+inline namespace CUDA_BACKEND {
+constexpr unsigned all_lanes = 0xffffffff;
+
+// Butterfly: after the step with distance d a lane holds the sum over 2d lanes; in the end every lane holds the sum over all 32.
+template <class T> __device__ T warp_sum(T v) {
+    for (int distance = 16; distance > 0; distance /= 2) v += __shfl_xor_sync(all_lanes, v, distance);
+    return v;
+}
+
+__device__ inline float warp_max(float v) {
+    for (int distance = 16; distance > 0; distance /= 2) v = fmaxf(v, __shfl_xor_sync(all_lanes, v, distance));
+    return v;
+}
+
+// Sum over all threads of a block, known to all of them; `partial` is 32 values of shared memory, free to be used again at once.
+// The number of threads must be a multiple of 32.
+template <class T> __device__ T block_sum(T v, T *partial) {
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    v = warp_sum(v);
+    if (lane == 0) partial[warp] = v;
+    __syncthreads();
+    v = warp_sum(lane < blockDim.x / 32 ? partial[lane] : T(0));
+    __syncthreads();
+    return v;
+}
+
+__device__ inline float block_max(float v, float *partial) {
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    v = warp_max(v);
+    if (lane == 0) partial[warp] = v;
+    __syncthreads();
+    v = warp_max(lane < blockDim.x / 32 ? partial[lane] : -INFINITY);
+    __syncthreads();
+    return v;
+}
+
+// N values of X, read and written 16 or 8 bytes at a time; the address must be a multiple of that. Vec<X, 1> is a plain X.
+template <class X, int N = 16 / sizeof(X)> struct Vec {
+    static constexpr int size = N;
+    static constexpr size_t bytes = N * sizeof(X);
+    using Word = std::conditional_t<bytes % 16 == 0, uint4, std::conditional_t<bytes == 8, uint2, X>>;
+    X v[N];
+
+    __device__ X &operator[](int i) { return v[i]; }
+    __device__ const X &operator[](int i) const { return v[i]; }
+    __device__ static Vec load(const X *from) {
+        Word words[bytes / sizeof(Word)];
+#pragma unroll
+        for (size_t i = 0; i < bytes / sizeof(Word); i++) words[i] = reinterpret_cast<const Word *>(from)[i];
+        Vec out;
+        memcpy(&out, words, bytes);
+        return out;
+    }
+    __device__ void store(X *to) const {
+        Word words[bytes / sizeof(Word)];
+        memcpy(words, this, bytes);
+#pragma unroll
+        for (size_t i = 0; i < bytes / sizeof(Word); i++) reinterpret_cast<Word *>(to)[i] = words[i];
+    }
+};
+
+// Whether rows of C elements of these arrays can be read and written as Vec<., N>. Where they cannot, kernels run with N = 1.
+template <int N, class... Arrays> bool fit_vectors(size_t C, const Arrays *...arrays) {
+    return C % N == 0 && ((reinterpret_cast<uintptr_t>(arrays) % std::min<size_t>(16, N * sizeof(Arrays)) == 0) && ...);
+}
+}  // namespace CUDA_BACKEND

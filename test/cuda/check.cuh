@@ -1,0 +1,67 @@
+// What the tests of kernels share. They are compiled by g++ for the emulator and by nvcc for a GPU.
+#pragma once
+#include "../../llmc/core/launch.cuh"
+#include "../check.h"
+
+using CudaDevices = testing::Types<CudaF32, CudaBf16>;
+
+// Runs the body once per order of threads; on a GPU once. EXPECT_... inside it say which order failed.
+template <class Dev, class Body> void for_each_order(Body body) {
+#ifdef LLMC_EMULATE
+    for (const unsigned order : {0, 1, 20260}) {
+        SCOPED_TRACE(format("threads in order %u", order));
+        CUstream_st stream{order};
+        body(Dev{&stream, nullptr});
+    }
+#else
+    body(Dev{});
+#endif
+}
+
+// An array in device memory: copied in from a vector, or full of NaN; values() copies it out.
+template <class T> class DeviceArray {
+    T *p = nullptr;
+    size_t n = 0;
+
+    static void check(cudaError_t error) {
+        if (error) die("a test's device memory: %s", cudaGetErrorString(error));
+    }
+
+  public:
+    explicit DeviceArray(size_t n) : n(n) {
+        check(cudaMalloc(&p, n * sizeof(T)));
+        check(cudaMemsetAsync(p, 0xff, n * sizeof(T)));
+    }
+    explicit DeviceArray(const std::vector<T> &v) : DeviceArray(v.size()) {
+        check(cudaMemcpy(p, v.data(), n * sizeof(T), cudaMemcpyHostToDevice));
+    }
+    DeviceArray(const DeviceArray &) = delete;
+    DeviceArray &operator=(const DeviceArray &) = delete;
+    ~DeviceArray() { cudaFree(p); }
+
+    operator T *() { return p; }
+    T *data() { return p; }
+    size_t size() const { return n; }
+    std::vector<T> values() const {
+        std::vector<T> out(n);
+        check(cudaMemcpy(out.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
+        return out;
+    }
+};
+
+// The same bits in every order of threads, and wherever else a test says so: what comes first is kept, the rest compared with it.
+class SameBits {
+    std::vector<unsigned char> first_;
+
+  public:
+    template <class... T> void operator()(const std::vector<T> &...arrays) {
+        std::vector<unsigned char> bits;
+        const auto append = [&](const auto &v) {
+            const auto *p = reinterpret_cast<const unsigned char *>(v.data());
+            bits.insert(bits.end(), p, p + v.size() * sizeof v[0]);
+        };
+        (append(arrays), ...);
+        if (first_.empty()) first_ = bits;
+        EXPECT_TRUE(bits == first_) << "other bits than before";
+    }
+};

@@ -1,0 +1,38 @@
+#include "../../llmc/ops/embedding.cuh"
+
+#include <array>
+
+#include "check.cuh"
+
+template <class Dev> struct Embedding : testing::Test {};
+TYPED_TEST_SUITE(Embedding, CudaDevices);
+
+// Few different tokens and many, channels in several slices of a warp with and without vectors. Copies are exact, and the order
+// of the sum is part of the contract, so the float sums are equal.
+TYPED_TEST(Embedding, CopiesRowsAndAddsInTheOrderOfTheText) {
+    using X = typename TypeParam::X;
+    for (const auto &[T, V, C] : {std::array<size_t, 3>{1, 7, 8}, {33, 3, 139}, {100, 7, 520}, {700, 600, 40}}) {
+        SCOPED_TRACE(format("T %zu, V %zu, C %zu", T, V, C));
+        std::vector<int32_t> tokens(T);
+        const Random random{1, Purpose::test, 1};
+        for (size_t t = 0; t < T; t++) tokens[t] = int32_t(random.below(t, V));
+        const auto w = random_values<X>(V * C, 2), dout = random_values<X>(T * C, 3);
+        const auto before = random_values<float>(V * C, 4);
+        auto want = before;
+        for (int pass = 0; pass < 2; pass++)
+            for (size_t t = 0; t < T; t++)
+                for (size_t c = 0; c < C; c++) want[size_t(tokens[t]) * C + c] += float(dout[t * C + c]);
+        for_each_order<TypeParam>([&, T = T, V = V, C = C](TypeParam dev) {
+            DeviceArray<X> d_w(w), d_dout(dout), out(T * C);
+            DeviceArray<float> dw(before);
+            DeviceArray<int32_t> d_tokens(tokens);
+            embedding_forward(dev, out.data(), d_w.data(), d_tokens.data(), T, C);
+            const auto got = out.values();
+            for (size_t t = 0; t < T; t++)
+                for (size_t c = 0; c < C; c++)
+                    ASSERT_EQ(float(got[t * C + c]), float(w[size_t(tokens[t]) * C + c])) << t << " " << c;
+            for (int pass = 0; pass < 2; pass++) embedding_backward(dev, dw.data(), d_dout.data(), d_tokens.data(), T, C);
+            EXPECT_EQ(dw.values(), want);
+        });
+    }
+}

@@ -1,0 +1,130 @@
+// The head fused with the loss against float64: statistics and gradients, over several chunks, with rows that have no target.
+#include "../../llmc/ops/loss.cuh"
+
+#include <array>
+
+#include "../reference_loss.h"
+#include "check.cuh"
+
+// ---- the three products, which are not what is tested here: summed in double --------------------------------------------------
+
+inline namespace CUDA_BACKEND {
+template <class Out, class A, class B>  // out[m,n] = (accumulate ? out[m,n] : 0) + sum_k a[m,k] b[k,n], strides in elements
+__global__ void product_kernel(Out *out, const A *a, size_t a_row, size_t a_column, const B *b, size_t b_row, size_t b_column,
+                               size_t M, size_t N, size_t K, bool accumulate) {
+    for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < M * N; i += gridDim.x * blockDim.x) {
+        double sum = accumulate ? float(out[i]) : 0;
+        for (size_t k = 0; k < K; k++) sum += float(a[i / N * a_row + k * a_column]) * float(b[k * b_row + i % N * b_column]);
+        out[i] = float(sum);
+    }
+}
+template <class X>
+void matmul_forward(Cuda<X> dev, float *out, const X *x, const X *w, std::nullptr_t, size_t T, size_t IC, size_t OC) {
+    launch(dev, product_kernel<float, X, X>, Grid{16}, 64, 0, out, x, IC, 1, w, 1, IC, T, OC, IC, false);
+}
+template <class X> void matmul_backward_input(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC) {
+    launch(dev, product_kernel<X, X, X>, Grid{16}, 64, 0, dx, dout, OC, 1, w, IC, 1, T, IC, OC, false);
+}
+template <class X>
+void matmul_backward_weight(Cuda<X> dev, float *dw, std::nullptr_t, const X *dout, const X *x, size_t T, size_t IC, size_t OC) {
+    launch(dev, product_kernel<float, X, X>, Grid{16}, 64, 0, dw, dout, 1, OC, x, IC, 1, OC, IC, T, true);
+}
+}  // namespace CUDA_BACKEND
+
+// ---- the head -----------------------------------------------------------------------------------------------------------------
+
+template <class Dev> struct Head : testing::Test, HeadCase<typename Dev::X> {
+    using X = typename Dev::X;
+
+    void run(Dev dev, bool backward = true) {
+        DeviceArray<X> d_x(this->x), d_w(this->w), d_dx(this->T * this->C);
+        DeviceArray<int32_t> d_rows(this->rows), d_targets(this->targets);
+        DeviceArray<float> d_weights(this->weights), d_dw(this->dw_before), d_nll(this->N), d_entropy(this->N),
+            d_correct(this->N);
+        DeviceArray<char> scratch(lm_head_scratch(dev, this->N, this->C, this->V));
+        lm_head(dev, {d_nll.data(), d_entropy.data(), d_correct.data()}, backward ? d_dx.data() : nullptr,
+                backward ? d_dw.data() : nullptr, scratch.data(), d_x.data(), d_w.data(), d_rows.data(), d_targets.data(),
+                backward ? d_weights.data() : nullptr, this->T, this->C, this->V, this->N);
+        this->nll = d_nll.values(), this->entropy = d_entropy.values(), this->correct = d_correct.values();
+        this->dx = d_dx.values(), this->dw = d_dw.values();
+    }
+};
+TYPED_TEST_SUITE(Head, CudaDevices);
+template <class Dev> struct SlowHead : Head<Dev> {};
+TYPED_TEST_SUITE(SlowHead, CudaDevices);
+
+TYPED_TEST(Head, EqualsReference) {  // one warp, a part of one; vectors and none; more vectors than threads
+    for (const auto &[T, C, V] : {std::array<size_t, 3>{1, 8, 3}, {37, 24, 51}, {20, 16, 136}, {6, 8, 4100}}) {
+        this->make(T, C, V);
+        SameBits same;
+        for_each_order<TypeParam>([&](TypeParam dev) {
+            this->run(dev);
+            this->check();
+            same(this->nll, this->entropy, this->correct, this->dx, this->dw);
+        });
+    }
+}
+
+TYPED_TEST(Head, LargeLogits) {  // exp(logit) would overflow
+    this->make(20, 16, 60, 100);
+    this->run(TypeParam{});
+    this->check();
+}
+
+TYPED_TEST(SlowHead, SeveralChunks) {  // more than 64 MiB of logits
+    this->make(10, 1, size_t(1) << 22);
+    ASSERT_GT(this->N, lm_head_chunk(this->V));
+    this->run(TypeParam{});
+    this->check();
+}
+
+TYPED_TEST(Head, ForwardAloneGivesTheSameStatistics) {
+    this->make(20, 24, 300);
+    SameBits same;
+    for_each_order<TypeParam>([&](TypeParam dev) {
+        for (bool backward : {true, false}) {
+            this->run(dev, backward);
+            same(this->nll, this->entropy, this->correct);
+        }
+        EXPECT_EQ(this->dw, this->dw_before);
+    });
+}
+
+TYPED_TEST(Head, RowsWithoutATargetOrWeightGetNoGradient) {
+    this->make(30, 24, 70);
+    this->run(TypeParam{});
+    std::vector<bool> has(this->T, false);
+    for (size_t n = 0; n < this->N; n++) has[size_t(this->rows[n])] = this->weights[n] != 0;
+    for (size_t t = 0; t < this->T; t++)
+        for (size_t c = 0; c < this->C && !has[t]; c++) EXPECT_EQ(float(this->dx[t * this->C + c]), 0.0f);
+
+    this->N = 0;  // no target at all
+    this->run(TypeParam{});
+    EXPECT_EQ(largest(widen(this->dx)), 0);
+    EXPECT_EQ(this->dw, this->dw_before);
+}
+
+TYPED_TEST(Head, ANaNIsNeverHidden) {
+    using X = typename TypeParam::X;
+    this->make(12, 24, 90);
+    for (float bad : {NAN, INFINITY}) {
+        auto x = this->x;
+        this->x[size_t(this->rows[1]) * this->C + 5] = X(bad);
+        this->run(TypeParam{});
+        for (size_t n = 0; n < this->N; n++) EXPECT_EQ(std::isnan(this->nll[n]), n == 1) << n;
+        this->x = x;
+    }
+}
+
+TYPED_TEST(Head, TiesGoToTheFirst) {  // all logits 0
+    using X = typename TypeParam::X;
+    this->make(3, 8, 200);
+    this->rows = {0, 1, 2}, this->targets = {0, 1, 199}, this->weights = {1, 1, 1}, this->N = 3;
+    std::fill(this->x.begin(), this->x.end(), X(0.0f));
+    for_each_order<TypeParam>([&](TypeParam dev) {
+        this->run(dev);
+        EXPECT_EQ(this->correct, (std::vector<float>{1, 0, 0}));
+        expect_close("nll", this->nll, std::vector<double>(3, std::log(200.0)), 0x1p-21);
+        expect_close("entropy", this->entropy, std::vector<double>(3, std::log(200.0)), 0x1p-21);
+    });
+}

@@ -1,0 +1,40 @@
+#include "../../llmc/ops/rope.cuh"
+
+#include "../reference_rope.h"
+#include "check.cuh"
+
+template <class Dev> struct Rope : testing::Test {};
+TYPED_TEST_SUITE(Rope, CudaDevices);
+
+TYPED_TEST(Rope, EqualsReference) {
+    using X = typename TypeParam::X;
+    const size_t positions = 9;
+    struct Case {
+        size_t heads, D, stride;
+    };
+    // No vectors; vectors of float alone; vectors, a loop over the heads of a token; one pair
+    for (const auto &[heads, D, stride] : {Case{3, 22, 93}, {3, 24, 120}, {21, 128, 23 * 128}, {2, 16, 64}, {1, 2, 2}})
+        for (const std::vector<int32_t> &doc_pos : {std::vector<int32_t>{8}, {0, 1, 2, 3, 0, 1, 8, 0, 5}}) {
+            const size_t T = doc_pos.size();
+            const auto x = random_values<X>(T * stride, 1);
+            std::vector<float> table(positions * D);
+            rope_table(table.data(), {.theta = 100}, positions, D);
+            for (double sign : {1.0, -1.0}) {
+                const std::vector<double> want = rope_reference(widen(x), table, doc_pos, heads, D, stride, sign);
+                SameBits same;
+                for_each_order<TypeParam>([&, heads = heads, D = D, stride = stride](TypeParam dev) {
+                    DeviceArray<X> d_x(x);
+                    DeviceArray<float> d_table(table);
+                    DeviceArray<int32_t> d_pos(doc_pos);
+                    if (sign > 0) rope_forward(dev, d_x.data(), d_table.data(), d_pos.data(), T, heads, D, stride);
+                    else rope_backward(dev, d_x.data(), d_table.data(), d_pos.data(), T, heads, D, stride);
+                    const auto got = d_x.values();
+                    expect_close(format("rope T %zu heads %zu D %zu", T, heads, D).c_str(), got, want, rope_error<X>);
+                    for (size_t t = 0; t < T; t++)
+                        for (size_t i = heads * D; i < stride; i++)
+                            ASSERT_EQ(float(got[t * stride + i]), float(x[t * stride + i])) << "beyond the heads";
+                    same(got);
+                });
+            }
+        }
+}

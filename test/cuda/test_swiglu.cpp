@@ -1,0 +1,39 @@
+#include "../../llmc/ops/swiglu.cuh"
+
+#include <array>
+
+#include "../reference_swiglu.h"
+#include "check.cuh"
+
+template <class Dev> struct Swiglu : testing::Test {};
+TYPED_TEST_SUITE(Swiglu, CudaDevices);
+
+TYPED_TEST(Swiglu, EqualsReferenceAlsoInPlace) {
+    using X = typename TypeParam::X;
+    for (const auto &[T, F] : {std::array<size_t, 2>{1, 8}, {11, 83}, {5, 1032}, {3, 131}}) {
+        const auto gate_up = random_values<X>(T * 2 * F, 1, 2), dout = random_values<X>(T * F, 2);
+        const auto g = widen(gate_up), d = widen(dout);
+        const auto want = swiglu_reference(g, T, F), want_d = swiglu_backward_reference(d, g, T, F);
+        SameBits same;
+        for_each_order<TypeParam>([&, T = T, F = F](TypeParam dev) {
+            DeviceArray<X> d_gate_up(gate_up), d_dout(dout), out(T * F), apart(T * 2 * F);
+            swiglu_forward(dev, out.data(), d_gate_up.data(), T, F);
+            swiglu_backward(dev, apart.data(), d_dout.data(), d_gate_up.data(), T, F);
+            expect_close(format("swiglu_forward T %zu F %zu", T, F).c_str(), out.values(), want, swiglu_error<X>(want));
+            expect_close(format("swiglu_backward T %zu F %zu", T, F).c_str(), apart.values(), want_d,
+                         swiglu_backward_error<X>(want_d, d, g, T, F));
+            same(out.values(), apart.values());
+            swiglu_backward(dev, d_gate_up.data(), d_dout.data(), d_gate_up.data(), T, F);
+            same(out.values(), d_gate_up.values());
+        });
+    }
+}
+
+TYPED_TEST(Swiglu, ExtremeGates) {
+    using X = typename TypeParam::X;
+    const size_t F = extreme_gates.size();
+    DeviceArray<X> gate_up(extreme_gate_up<X>()), dout(std::vector<X>(F, X(1.0f))), out(F), d(2 * F);
+    swiglu_forward(TypeParam{}, out.data(), gate_up.data(), 1, F);
+    swiglu_backward(TypeParam{}, d.data(), dout.data(), gate_up.data(), 1, F);
+    expect_extremes(out.values(), d.values());
+}

@@ -1,0 +1,63 @@
+// swiglu in float64, and how far float may be from it.
+#pragma once
+#include "check.h"
+
+inline std::vector<double> swiglu_reference(const std::vector<double> &gate_up, size_t T, size_t F) {
+    std::vector<double> out(T * F);
+    for (size_t t = 0; t < T; t++)
+        for (size_t f = 0; f < F; f++) {
+            const double g = gate_up[t * 2 * F + f], u = gate_up[t * 2 * F + F + f];
+            out[t * F + f] = g / (1 + std::exp(-g)) * u;
+        }
+    return out;
+}
+
+inline std::vector<double> swiglu_backward_reference(const std::vector<double> &dout, const std::vector<double> &gate_up,
+                                                     size_t T, size_t F) {
+    std::vector<double> d(T * 2 * F);
+    for (size_t t = 0; t < T; t++)
+        for (size_t f = 0; f < F; f++) {
+            const double g = gate_up[t * 2 * F + f], u = gate_up[t * 2 * F + F + f], s = 1 / (1 + std::exp(-g));
+            d[t * 2 * F + f] = dout[t * F + f] * u * (s + g * s * (1 - s));
+            d[t * 2 * F + F + f] = dout[t * F + f] * g * s;
+        }
+    return d;
+}
+
+// At most 8 roundings of float (exp counts for two) on factors no larger than the result, then one to X.
+template <class X> double swiglu_error(const std::vector<double> &want) {
+    return (8 * unit_roundoff<float> + unit_roundoff<X>)*largest(want);
+}
+
+// 1 + g (1 - s) may cancel: its error is that of g (1 - s), which is smaller than the largest |g|
+template <class X>
+double swiglu_backward_error(const std::vector<double> &want, const std::vector<double> &dout, const std::vector<double> &gate_up,
+                             size_t T, size_t F) {
+    double terms = 0;
+    for (size_t t = 0; t < T; t++)
+        for (size_t f = 0; f < F; f++) {
+            const double g = gate_up[t * 2 * F + f], u = gate_up[t * 2 * F + F + f];
+            terms = std::max(terms, std::abs(dout[t * F + f] * u) * (1 + std::abs(g)));
+        }
+    return 8 * unit_roundoff<float> * terms + unit_roundoff<X> * largest(want);
+}
+
+// Where exp(-gate) overflows or vanishes, silu is 0 or the gate itself and its derivative 0 or 1; a NaN stays one.
+inline const std::vector<float> extreme_gates = {-1e30f, -1000, -100, -0.0f, 0, 100, 1000, 1e30f, NAN};
+
+template <class X> std::vector<X> extreme_gate_up() {  // ups are 1
+    std::vector<X> out(extreme_gates.begin(), extreme_gates.end());
+    out.resize(2 * out.size(), X(1.0f));
+    return out;
+}
+
+template <class X> void expect_extremes(const std::vector<X> &out, const std::vector<X> &d) {  // d: gradients where dout is 1
+    const std::vector<float> silu = {0, 0, 0, 0, 0, 100, 1000, 1e30f}, slope = {0, 0, 0, 0.5f, 0.5f, 1, 1, 1};
+    const size_t F = extreme_gates.size();
+    for (size_t f = 0; f + 1 < F; f++) {
+        EXPECT_NEAR(float(out[f]), float(X(silu[f])), 1e-30) << extreme_gates[f];
+        EXPECT_NEAR(float(d[f]), slope[f], 1e-30) << extreme_gates[f];
+        EXPECT_NEAR(float(d[F + f]), float(X(silu[f])), 1e-30) << extreme_gates[f];
+    }
+    EXPECT_TRUE(std::isnan(float(out[F - 1])) && std::isnan(float(d[F - 1])) && std::isnan(float(d[2 * F - 1])));
+}
