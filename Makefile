@@ -65,7 +65,7 @@ $(BUILD)/test/test_llmc: $(TESTS) $(LIBRARY)
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
 
 # Kernels on the CPU: dev/cuda/simt.h. In the race build only the kernels' files call the race detector, at every load and store.
-EMULATE  := -DLLMC_EMULATE -g1 -Wno-unknown-pragmas
+EMULATE  := -DLLMC_EMULATE -Wno-unknown-pragmas -g1 -fno-optimize-sibling-calls  # so that messages name lines
 EMULATED := $(BUILD)/dev/cuda/simt.o $(CUDA_TESTS:%.cpp=$(BUILD)/%.o)
 RACE     := $(BUILD)/dev/cuda/simt.o $(CUDA_TESTS:%.cpp=build/race/%.o)
 
@@ -142,12 +142,18 @@ demo: $(PROGRAM)                             ## train the bundled demo and draw 
 	./$(PROGRAM) --overwrite
 	@$(PYTHON) scripts/plot.py out/demo/log.jsonl --out out/demo/loss.png
 
-test: $(PROGRAM) $(BUILD)/test/test_llmc     ## all tests but the slow ones; the last line counts them
-	@$(PYTHON) scripts/run_tests.py --build $(BUILD)
+ifeq ($(HAVE_BOOST_CONTEXT),1)
+TEST_CUDA     := $(BUILD)/test/test_cuda
+TEST_CUDA_ALL := $(TEST_CUDA) build/race/test/test_cuda build/san/test/test_cuda
+endif
 
-test-all: $(PROGRAM) $(BUILD)/test/test_llmc ## slow tests, mutants and the format, too
+test: $(PROGRAM) $(BUILD)/test/test_llmc $(TEST_CUDA)  ## all tests but the slow ones; the last line counts them
+	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA)
+
+test-all: $(PROGRAM) $(BUILD)/test/test_llmc $(filter-out build/san/%,$(TEST_CUDA_ALL))  ## slow tests, mutants, sanitizers and the format, too
 	@$(MAKE) --no-print-directory MUTANTS=1 build/mutants/test/test_llmc
-	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --all
+	@$(if $(TEST_CUDA),$(MAKE) --no-print-directory SAN=1 build/san/test/test_cuda)
+	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA_ALL) --all
 
 test-mutants:                                ## build known bugs in and require that a test fails
 	@$(MAKE) --no-print-directory MUTANTS=1 build/mutants/test/test_llmc

@@ -33,6 +33,7 @@ then
     try OPENBLAS '#include <cblas.h>\nint main() { return int(cblas_sdot(0, nullptr, 1, nullptr, 1)); }' '-lopenblas' 'package libopenblas-dev' && matmul=OpenBLAS
     try ONEDNN '#include <dnnl.hpp>\nint main() { return dnnl::engine::get_count(dnnl::engine::kind::cpu) == 0; }' '-ldnnl' "using $matmul; package libdnnl-dev" && matmul=oneDNN
     try GTEST '#include <gtest/gtest.h>\nTEST(A, B) {}' '-lgtest_main -lgtest -lpthread' 'no make test; package libgtest-dev'
+    try BOOST_CONTEXT '#include <boost/context/detail/fcontext.hpp>\nint main() { return boost::context::detail::make_fcontext(nullptr, 0, nullptr) != nullptr; }' '-lboost_context' 'no tests of CUDA kernels on the CPU; package libboost-context-dev'
     echo "  Matrices are multiplied by $matmul, unless ONEDNN=0 or OPENBLAS=0 says otherwise."
 else
     needed=1

@@ -15,13 +15,15 @@ import sys
 import xml.etree.ElementTree as ET
 
 
-def googletest(binary, all_tests):
+def googletest(binary, all_tests, environment={}):
     """Passed, failed. Shows what the tests print, but not the frame around every test."""
     command = [binary] + ([] if all_tests else ["--gtest_filter=-Slow*"])
     passed = failed = 0
     current = None
     try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        process = subprocess.Popen(
+            command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
     except OSError as error:
         print(f"FAILED: {binary} does not start: {error}")
         return 0, 1
@@ -77,12 +79,16 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", required=True)
     parser.add_argument("--all", action="store_true")
+    parser.add_argument("--cuda", nargs="*", default=[], help="the tests of CUDA kernels on the CPU, in one or several builds")
     args = parser.parse_args()
 
     suites = {
         "C++": lambda: googletest(args.build + "/test/test_llmc", args.all),
         "Python": lambda: pytest("test/python", args.build, args.all),
     }
+    for binary in args.cuda:  # many small launches: OpenMP's threads should not spin in between
+        name = {"race": "CUDA kernels, races", "san": "CUDA kernels, sanitizers"}.get(binary.split("/")[1], "CUDA kernels")
+        suites[name] = lambda binary=binary: googletest(binary, args.all, {"OMP_WAIT_POLICY": "passive"})
     if args.all:
         suites["mutants"] = lambda: counted([sys.executable, "scripts/mutants.py"])
         suites["format"] = lambda: checked(["make", "--no-print-directory", "format"])

@@ -1,4 +1,4 @@
-// The emulator behind simt.h: fibers and who runs next, warp operations, barriers, cp.async, launches.
+// The emulator behind simt.h: fibers and who runs next, the race detector, warp operations, barriers, cp.async, launches.
 #include "simt.h"
 
 #include <dlfcn.h>
@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <boost/context/detail/fcontext.hpp>
 #include <memory>
 #include <mutex>
@@ -79,8 +80,31 @@ struct Warp {  // the state of its lanes is three sets of bits; a lane in none o
 
 struct Barrier {
     int arrived, expected;
-    Place place;      // of the first to arrive
-    Thread *waiting;  // a list
+    Place place;                // of the first to arrive
+    Thread *waiting;            // a list
+    int arrived_of[max_warps];  // the rest is the race detector's: threads of each warp
+    unsigned waiting_warps;     //
+    uint32_t clock[max_warps];  // what has happened before all that arrived
+};
+
+struct Write {      // the last one to two bytes of shared memory
+    uint32_t time;  // 0: never
+    uint8_t warp, lane;
+    bool in_flight;  // a cp.async that has not landed
+    const void *pc;
+};
+
+struct Read {  // the last one of two bytes of shared memory by one warp
+    uint32_t time;
+    int lane;  // 32: several
+    const void *pc;
+};
+
+struct Buffer {  // device memory: which block of which launch last wrote and read each two bytes
+    uintptr_t begin, end;
+    struct Cell {
+        uint64_t written, read;  // launch << 32 | block + 1, or `several` blocks
+    } * cells;
 };
 
 struct Launch {
@@ -90,6 +114,8 @@ struct Launch {
     size_t shared;
     const std::function<void()> &body;
     std::mutex lock{};
+    std::vector<Buffer> buffers{};  // sorted by address
+    uint64_t number = 0;
     size_t failed_block = SIZE_MAX;
     std::string failure{};  // of the lowest block that failed
 };
@@ -105,6 +131,9 @@ struct Block : BlockInfo {
     Barrier barrier[barriers];
     uint32_t random;
     bool failed;
+    uint32_t clock[max_warps][max_warps];
+    std::vector<Write> writes;  // (shared_bytes / 2)
+    std::vector<Read> reads;    // (shared_bytes / 2, warps)
     char *stacks = nullptr;
     std::unique_ptr<unsigned char, decltype(&free)> memory{nullptr, free};
 };
@@ -140,15 +169,25 @@ std::string where(Place place) {
     std::string out;
     for (const auto &[function, line] : frames(static_cast<const char *>(place.pc) - 1))  // the call before the return address
         if (line[0] != '?' && base_name(line).rfind("simt.", 0) != 0) out += (out.empty() ? "" : " < ") + base_name(line);
-    if (!out.empty() || !place.at.line()) return out.empty() ? "?" : out;
+    if (!out.empty() || !place.at.line()) return out.empty() ? "an unknown line" : out;
     return format("%s:%u", base_name(place.at.file_name()).c_str(), unsigned(place.at.line()));
 }
 
-std::string kernel_name(const void *kernel) {
+std::string kernel_name(const void *kernel) {  // "void emulated::op_kernel<bf16>(bf16*, unsigned long)" -> "op_kernel<bf16>"
     const auto found = frames(kernel);
     if (found.empty() || found.back().first == "??") return "a kernel";
     std::string name = found.back().first;
-    return name.substr(0, name.find('('));
+    size_t end = name.size();
+    if (name.ends_with(')')) {
+        int open = 0;
+        do {
+            end--;
+            open += (name[end] == ')') - (name[end] == '(');
+        } while (open && end);
+    }
+    const size_t space = name.find(' '), begin = space < name.find_first_of("<(") ? space + 1 : 0;
+    name = name.substr(begin, end - begin);
+    return name.rfind("emulated::", 0) == 0 ? name.substr(strlen("emulated::")) : name;
 }
 
 std::string lanes(unsigned mask) { return format("%#010x", mask); }
@@ -256,6 +295,111 @@ void thread_main(transfer_t from) {
     }
     run_another(&warp);
     abort();  // a thread that has returned is never run
+}
+
+// ---- races ------------------------------------------------------------------------------------------------------------------------
+//
+// Vector clocks (Flanagan and Freund, FastTrack, 2009), one per warp: what warp v did up to its time clock[w][v] has happened before what
+// warp w does now. Only barriers pass clocks on. A warp's own time advances at barriers and at __syncwarp, so lanes of one warp race
+// if they touch the same two bytes at the same time of their warp. (A __syncwarp of some lanes counts for the whole warp.)
+// Device memory is only checked between blocks: none may touch what another one of the same launch writes.
+
+bool detecting = false;  // set by __tsan_init, which files built with -fsanitize=thread call before main
+std::mutex buffers_lock;
+std::vector<Buffer> all_buffers;
+uint64_t launches = 0;
+
+void advance(int warp) { block->clock[warp][warp]++; }
+
+bool concurrent(uint32_t time, int warp, int lane) {  // with what the current thread does now
+    const int w = current->warp->number;
+    return warp == w ? time == block->clock[w][w] && lane != current->lane : time > block->clock[w][warp];
+}
+
+void race(Place here, size_t offset, const char *now, const char *then, int warp, int lane, const void *pc) {
+    const std::string other = lane < 32 ? format("lane %d of warp %d", lane, warp) : format("several lanes of warp %d", warp);
+    fail(here,
+         format("race on shared memory +%zu: %s by lane %d of warp %d, %s by %s at %s, and nothing orders the two", offset, now,
+                current->lane, current->warp->number, then, other.c_str(), where({{}, pc}).c_str()),
+         warp == current->warp->number ? "__syncwarp() in between" : "__syncthreads() in between");
+}
+
+void access_shared(size_t cell, bool write, const void *pc, bool in_flight, bool landing) {
+    const Place here{{}, pc};
+    Write &last = block->writes[cell];
+    Read *reads = &block->reads[cell * size_t(block->warps_count)];
+    if (last.time && concurrent(last.time, last.warp, last.lane))
+        race(here, cell * 2, write ? "written" : "read", "written", last.warp, last.lane, last.pc);
+    if (last.in_flight && !landing)
+        fail(here,
+             format("shared memory +%zu is %s before the wait for its cp.async at %s", cell * 2, write ? "written" : "read",
+                    where({{}, last.pc}).c_str()),
+             "cp_async_wait for its group, then a barrier");
+    const int warp = current->warp->number;
+    const uint32_t now = block->clock[warp][warp];
+    if (write) {
+        for (int w = 0; w < block->warps_count; w++)
+            if (reads[w].time && concurrent(reads[w].time, w, reads[w].lane))
+                race(here, cell * 2, "written", "read", w, reads[w].lane, reads[w].pc);
+        last = {now, uint8_t(warp), uint8_t(current->lane), in_flight, pc};
+    } else {
+        if (!last.time)
+            fail(here, format("shared memory +%zu is read before anything was written there", cell * 2),
+                 "write it first, and then a barrier");
+        Read &mine = reads[warp];
+        mine = {now, mine.time == now && mine.lane != current->lane ? 32 : current->lane, pc};
+    }
+}
+
+void access_device(uintptr_t begin, size_t bytes, bool write, const void *pc) {
+    const auto &buffers = block->launch->buffers;
+    auto b = std::upper_bound(buffers.begin(), buffers.end(), begin, [](uintptr_t p, const Buffer &x) { return p < x.begin; });
+    if (b == buffers.begin() || begin >= (--b)->end) return;
+    const uint64_t launch = block->launch->number << 32, me = launch | (block->number + 1), several = launch | 0xffffffff;
+    const auto other = [&](uint64_t who) { return who > launch && who != me; };
+    for (size_t cell = (begin - b->begin) / 2; cell <= (std::min(begin + bytes, b->end) - 1 - b->begin) / 2; cell++) {
+        std::atomic_ref<uint64_t> written(b->cells[cell].written), read(b->cells[cell].read);
+        const uint64_t writer = written.load(std::memory_order_relaxed), reader = read.load(std::memory_order_relaxed);
+        if (other(writer) || (write && other(reader)))
+            fail({{}, pc},
+                 format("two blocks race on device memory +%zu of %zu bytes: %s here, %s by another block of the same launch",
+                        cell * 2, b->end - b->begin, write ? "written" : "read", other(writer) ? "written" : "read"),
+                 "one block writes it all, or one launch after the other");
+        if (write) written.store(me, std::memory_order_relaxed);
+        else read.store(other(reader) ? several : me, std::memory_order_relaxed);
+    }
+}
+
+void access(const void *p, size_t bytes, bool write, const void *pc, bool in_flight = false, bool landing = false) {
+    if (!self || !detecting) return;
+    const size_t offset = uintptr_t(p) - uintptr_t(block->shared);
+    if (offset < block->shared_bytes)
+        for (size_t cell = offset / 2; cell <= (std::min(offset + bytes, block->shared_bytes) - 1) / 2; cell++)
+            access_shared(cell, write, pc, in_flight, landing);
+    else if (uintptr_t(p) - uintptr_t(block->stacks) >= max_threads * stack_bytes) access_device(uintptr_t(p), bytes, write, pc);
+}
+
+// What has happened before the barrier is known to those who waited at it.
+void pass_clocks_in(Barrier &b) {
+    const int warp = current->warp->number;
+    if (++b.arrived_of[warp] < std::popcount(current->warp->lanes)) return;
+    for (int w = 0; w < block->warps_count; w++) b.clock[w] = std::max(b.clock[w], block->clock[warp][w]);
+    advance(warp);
+}
+void pass_clocks_out(const Barrier &b) {
+    for (unsigned set = b.waiting_warps; set; set &= set - 1) {
+        const int warp = std::countr_zero(set);
+        for (int w = 0; w < block->warps_count; w++)
+            if (w != warp) block->clock[warp][w] = std::max(block->clock[warp][w], b.clock[w]);
+    }
+}
+
+void start_clocks(Block &b) {  // everyone's time 1; nothing has happened before
+    for (int w = 0; w < b.warps_count; w++)
+        for (int v = 0; v < b.warps_count; v++) b.clock[w][v] = w == v;
+    if (!detecting) return;
+    b.writes.assign(b.shared_bytes / 2 + 1, {});
+    b.reads.assign((b.shared_bytes / 2 + 1) * size_t(b.warps_count), {});
 }
 
 // ---- warp operations ----------------------------------------------------------------------------------------------------------------
@@ -380,6 +524,7 @@ void run(Block &b, size_t number) {
         set_ready(b.warp[w], b.warp[w].lanes);
     }
     for (int i = 0; i < b.threads_count; i++) start_thread(b, i);
+    start_clocks(b);
     run_another(nullptr);
 
     int returned = 0;
@@ -411,6 +556,11 @@ void launch(unsigned order, const void *kernel, Grid grid, unsigned threads, siz
             kernel_name(kernel).c_str(), grid.at.file_name(), unsigned(grid.at.line()), grid.x, grid.y, grid.z, threads, shared,
             max_threads, max_shared);
     Launch launch{kernel, grid, threads, order, shared, body};
+    if (detecting) {
+        const std::lock_guard guard(buffers_lock);
+        launch.buffers = all_buffers;
+        launch.number = ++launches;
+    }
 #pragma omp parallel num_threads(int(std::min(blocks, size_t(omp_get_max_threads()))))
     {
         static thread_local Block mine;
@@ -431,7 +581,8 @@ void *shared_bytes(size_t bytes) {
 }
 
 void sync_warp(unsigned mask, std::source_location at) {
-    warp_operation("__syncwarp", mask, nullptr, {at, __builtin_return_address(0)}, [](unsigned, void **) {});
+    warp_operation("__syncwarp", mask, nullptr, {at, __builtin_return_address(0)},
+                   [](unsigned, void **) { advance(current->warp->number); });
 }
 
 void shuffle(const char *name, unsigned mask, void *value, size_t bytes, int source_lane, std::source_location at) {
@@ -478,15 +629,17 @@ void barrier(int id, int threads, bool wait, std::source_location at) {
     else if (threads % 32 || threads > block->threads_count)
         fail(place, format("barrier %d for %d threads of %d", id, threads, block->threads_count),
              "a multiple of 32 of the block's threads");
-    if (b.arrived == 0) b = {0, threads, place, nullptr};
+    if (b.arrived == 0) b = {0, threads, place, nullptr, {}, 0, {}};
     else if (id == 0 && b.place.at.line() != at.line())
         fail(place, format("__syncthreads while other threads of the block wait at another one (%s)", where(b.place).c_str()),
              "all threads of the block must meet at the same __syncthreads");
     else if (b.expected != threads)
         fail(place, format("barrier %d for %d threads, but for %d at %s", id, threads, b.expected, where(b.place).c_str()),
              "the same number at both places");
-    if (wait) current->next = b.waiting, b.waiting = current;
+    if (wait) current->next = b.waiting, b.waiting = current, b.waiting_warps |= 1u << current->warp->number;
+    pass_clocks_in(b);
     if (++b.arrived == b.expected) {
+        pass_clocks_out(b);
         for (Thread *t = b.waiting; t; t = t->next) set_ready(*t->warp, 1u << t->lane);
         b.arrived = 0;
     }
@@ -530,6 +683,7 @@ void ldmatrix(uint32_t (&r)[4], const void *row, bool transposed, std::source_lo
     const char *name = transposed ? "ldmatrix.trans" : "ldmatrix";
     const Place place{at, __builtin_return_address(0)};
     check_shared(name, row, place);
+    access(row, 16, false, place.pc);
     warp_operation(name, ~0u, &mine, place, [transposed](unsigned, void **data) {
         const uint16_t *rows[32];
         for (int lane = 0; lane < 32; lane++) rows[lane] = static_cast<Request *>(data[lane])->row;
@@ -550,11 +704,12 @@ void cp_async_16(void *to, const void *from, bool valid, std::source_location at
     if (valid && uintptr_t(from) % 16)
         fail(place, "cp.async: the source is not 16-byte aligned", "rows that are multiples of 16 bytes");
     if (valid) {
-        volatile unsigned char first =
-            *static_cast<const unsigned char *>(from);  // AddressSanitizer should speak here, not at the wait
-        first = static_cast<const unsigned char *>(from)[15];
-        (void)first;
+        access(from, 16, false, place.pc);
+        [[maybe_unused]] volatile unsigned char byte =
+            static_cast<const unsigned char *>(from)[0];      // AddressSanitizer should speak here
+        byte = static_cast<const unsigned char *>(from)[15];  // and not at the wait
     }
+    access(to, 16, true, place.pc, true);
     memset(to, 0xff, 16);
     current->copies.push_back({to, from, valid, place.pc});
 }
@@ -567,6 +722,7 @@ void cp_async_wait_group(int still_open) {
     if (groups.size() <= size_t(still_open)) return;
     const size_t landed_groups = groups.size() - size_t(still_open), end = groups[landed_groups - 1];
     for (size_t i = 0; i < end; i++) {
+        access(copies[i].to, 16, true, copies[i].pc, false, true);
         if (copies[i].valid) memcpy(copies[i].to, copies[i].from, 16);
         else memset(copies[i].to, 0, 16);
     }
@@ -576,15 +732,74 @@ void cp_async_wait_group(int still_open) {
 }
 }  // namespace CUDA_BACKEND::simt
 
+// ---- device memory --------------------------------------------------------------------------------------------------------------------
+
 namespace CUDA_BACKEND {
+using namespace simt;
+
 cudaError_t cudaMalloc(void **p, size_t bytes) {
-    *p = nullptr;
-    if (posix_memalign(p, 256, bytes)) return cudaErrorMemoryAllocation;
+    if (posix_memalign(p, 256, std::max<size_t>(bytes, 1))) return cudaErrorMemoryAllocation;
     memset(*p, 0xff, bytes);
+    if (detecting) {
+        const std::lock_guard guard(buffers_lock);
+        const uintptr_t begin = uintptr_t(*p);
+        const auto at = std::find_if(all_buffers.begin(), all_buffers.end(), [&](const Buffer &b) { return b.begin > begin; });
+        auto *cells = static_cast<Buffer::Cell *>(calloc(bytes / 2 + 1, sizeof(Buffer::Cell)));
+        if (!cells) return cudaErrorMemoryAllocation;
+        all_buffers.insert(at, {begin, begin + bytes, cells});
+    }
     return cudaSuccess;
 }
+
 cudaError_t cudaFree(void *p) {
+    const std::lock_guard guard(buffers_lock);
+    const auto is_it = [&](const Buffer &b) { return b.begin == uintptr_t(p); };
+    if (const auto at = std::find_if(all_buffers.begin(), all_buffers.end(), is_it); at != all_buffers.end()) {
+        free(at->cells);
+        all_buffers.erase(at);
+    }
     free(p);
     return cudaSuccess;
 }
 }  // namespace CUDA_BACKEND
+
+// ---- what g++ -fsanitize=thread calls; this file itself must be built without it -----------------------------------------------------
+
+#define HERE __builtin_return_address(0)
+#define READ_AND_WRITE(name, bytes)                                                              \
+    void __tsan_read##name(void *p) { emulated::simt::access(p, bytes, false, HERE); }           \
+    void __tsan_write##name(void *p) { emulated::simt::access(p, bytes, true, HERE); }           \
+    void __tsan_unaligned_read##name(void *p) { emulated::simt::access(p, bytes, false, HERE); } \
+    void __tsan_unaligned_write##name(void *p) { emulated::simt::access(p, bytes, true, HERE); }
+// The test program's own atomics, in headers of the standard library and GoogleTest: as if not instrumented.
+#define ATOMICS(bits)                                                                                              \
+    using A##bits = std::atomic<uint##bits##_t>;                                                                   \
+    uint##bits##_t __tsan_atomic##bits##_load(const A##bits *p, int) { return p->load(); }                         \
+    void __tsan_atomic##bits##_store(A##bits *p, uint##bits##_t v, int) { p->store(v); }                           \
+    uint##bits##_t __tsan_atomic##bits##_exchange(A##bits *p, uint##bits##_t v, int) { return p->exchange(v); }    \
+    uint##bits##_t __tsan_atomic##bits##_fetch_add(A##bits *p, uint##bits##_t v, int) { return p->fetch_add(v); }  \
+    uint##bits##_t __tsan_atomic##bits##_fetch_sub(A##bits *p, uint##bits##_t v, int) { return p->fetch_sub(v); }  \
+    int __tsan_atomic##bits##_compare_exchange_strong(A##bits *p, uint##bits##_t *e, uint##bits##_t v, int, int) { \
+        return p->compare_exchange_strong(*e, v);                                                                  \
+    }                                                                                                              \
+    int __tsan_atomic##bits##_compare_exchange_weak(A##bits *p, uint##bits##_t *e, uint##bits##_t v, int, int) {   \
+        return p->compare_exchange_strong(*e, v);                                                                  \
+    }
+
+extern "C" {
+READ_AND_WRITE(1, 1)
+READ_AND_WRITE(2, 2)
+READ_AND_WRITE(4, 4)
+READ_AND_WRITE(8, 8)
+READ_AND_WRITE(16, 16)
+void __tsan_read_range(void *p, size_t bytes) { emulated::simt::access(p, bytes, false, HERE); }
+void __tsan_write_range(void *p, size_t bytes) { emulated::simt::access(p, bytes, true, HERE); }
+void __tsan_init() { emulated::simt::detecting = true; }
+void __tsan_func_entry(void *) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_update(void *, void *) {}
+void __tsan_vptr_read(void *) {}
+ATOMICS(8)
+ATOMICS(32)
+ATOMICS(64)
+}

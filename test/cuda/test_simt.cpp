@@ -1,31 +1,601 @@
-// The emulator itself.
+// The emulator itself (dev/cuda/simt.h): that it does what the documentation says, and that it notices what a kernel must not do.
+// What a GPU can do as well is tested there, too, when nvcc compiles this file.
 #include "../../llmc/ops/ptx.cuh"
 #include "../../llmc/ops/warp.cuh"
 #include "check.cuh"
 
-template <class X> __global__ void sum_rows_kernel(float *out, const X *x, size_t C) {
-    struct Shared {
-        float partial[32];
-    };
-    float sum = 0;
-    for (size_t c = threadIdx.x; c < C; c += blockDim.x) sum += float(x[blockIdx.x * C + c]);
-    sum = block_sum(sum, shared_mem<Shared>().partial);
-    if (threadIdx.x == 0) out[blockIdx.x] = sum;
+inline namespace CUDA_BACKEND {
+using Device = CudaF32;
+#ifdef __SANITIZE_THREAD__
+constexpr bool race_build = true;
+#else
+constexpr bool race_build = false;
+#endif
+
+// ---- threads, blocks, warp operations -----------------------------------------------------------------------------------------
+
+__global__ void index_kernel(unsigned *out) {
+    const unsigned block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    out[block * blockDim.x + threadIdx.x] = block * 1000 + threadIdx.x;
 }
 
-template <class Dev> struct Simt : testing::Test {};
-TYPED_TEST_SUITE(Simt, CudaDevices);
-
-TYPED_TEST(Simt, BlockSum) {
-    using X = typename TypeParam::X;
-    const size_t T = 37, C = 301;
-    const auto x = random_values<X>(T * C, 1);
-    std::vector<double> want(T);
-    for (size_t i = 0; i < T * C; i++) want[i / C] += double(float(x[i]));
-    for_each_order<TypeParam>([&](TypeParam dev) {
-        DeviceArray<X> d_x(x);
-        DeviceArray<float> out(T);
-        launch(dev, sum_rows_kernel<X>, Grid{T}, 128, 128, out.data(), d_x.data(), C);
-        expect_close("block_sum", out.values(), want, 0x1p-24 * 10 * 60 * 4);
+TEST(Simt, EveryThreadOfEveryBlockRunsOnce) {
+    const unsigned blocks = 3 * 4 * 5, threads = 48;
+    for_each_order<Device>([&](Device dev) {
+        DeviceArray<unsigned> out(blocks * threads);
+        launch(dev, index_kernel, Grid{3, 4, 5}, threads, 0, out.data());
+        const auto got = out.values();
+        for (unsigned i = 0; i < got.size(); i++) ASSERT_EQ(got[i], i / threads * 1000 + i % threads);
+        launch(dev, index_kernel, Grid{0}, threads, 0, out.data());  // an empty grid does nothing
     });
 }
+
+__global__ void warp_kernel(int *out) {  // (9, 32); the last warp of the block has 16 lanes
+    const int lane = int(threadIdx.x), v = lane * lane;
+    if (lane >= 32) {
+        out[8 * 32 + lane - 32] = __shfl_xor_sync(0xffff, v, 8);
+        return;
+    }
+    out[0 * 32 + lane] = __shfl_xor_sync(all_lanes, v, 5);
+    out[1 * 32 + lane] = __shfl_sync(all_lanes, v, 31 - lane);
+    out[2 * 32 + lane] = __shfl_down_sync(all_lanes, v, 3);
+    out[3 * 32 + lane] = __shfl_up_sync(all_lanes, v, 3);
+    out[4 * 32 + lane] = int(__ballot_sync(all_lanes, lane % 3 == 0));
+    out[5 * 32 + lane] = __any_sync(all_lanes, lane == 7) * 2 + __all_sync(all_lanes, lane != 7);
+    if (lane < 16) out[6 * 32 + lane] = __shfl_xor_sync(0x0000ffff, v, 1);
+    else out[6 * 32 + lane] = __shfl_xor_sync(0xffff0000, v, 2);
+    out[7 * 32 + lane] = int(warp_sum(float(lane))) * 100 + int(warp_max(float(lane)));
+}
+
+TEST(Simt, WarpOperations) {
+    for_each_order<Device>([&](Device dev) {
+        DeviceArray<int> out(9 * 32);
+        launch(dev, warp_kernel, Grid{1}, 48, 0, out.data());
+        const auto got = out.values();
+        const auto square = [](int x) { return x * x; };
+        for (int lane = 0; lane < 32; lane++) {
+            EXPECT_EQ(got[0 * 32 + lane], square(lane ^ 5));
+            EXPECT_EQ(got[1 * 32 + lane], square(31 - lane));
+            EXPECT_EQ(got[2 * 32 + lane], square(lane + 3 < 32 ? lane + 3 : lane));
+            EXPECT_EQ(got[3 * 32 + lane], square(lane >= 3 ? lane - 3 : lane));
+            EXPECT_EQ(got[4 * 32 + lane], int(0x49249249));
+            EXPECT_EQ(got[5 * 32 + lane], 2);
+            EXPECT_EQ(got[6 * 32 + lane], square(lane ^ (lane < 16 ? 1 : 2)));
+            EXPECT_EQ(got[7 * 32 + lane], 31 * 16 * 100 + 31);
+            if (lane < 16) {
+                EXPECT_EQ(got[8 * 32 + lane], square(32 + (lane ^ 8)));
+            }
+        }
+    });
+}
+
+struct Partial {
+    float sum[32], max[32];
+};
+__global__ void block_kernel(float *out, const float *x) {  // out (blocks, 2)
+    const float v = x[blockIdx.x * blockDim.x + threadIdx.x];
+    const float sum = block_sum(v, shared_mem<Partial>().sum), max = block_max(v, shared_mem<Partial>().max);
+    const float again = block_sum(v, shared_mem<Partial>().sum);
+    if (threadIdx.x == blockDim.x - 1) out[blockIdx.x * 2] = sum, out[blockIdx.x * 2 + 1] = sum == again ? max : NAN;
+}
+
+TEST(Simt, BlockSumAndMax) {
+    for (const unsigned threads : {32u, 96u, 256u, 1024u})
+        for_each_order<Device>([&](Device dev) {
+            const size_t blocks = 5;
+            const auto x = random_values<float>(blocks * threads, 1);
+            std::vector<double> want(blocks * 2, -INFINITY);
+            double magnitude = 0;
+            for (size_t b = 0; b < blocks; b++) {
+                double sum = 0, absolute = 0;
+                for (size_t i = b * threads; i < (b + 1) * threads; i++) {
+                    sum += double(x[i]), absolute += std::abs(double(x[i]));
+                    want[b * 2 + 1] = std::max(want[b * 2 + 1], double(x[i]));
+                }
+                want[b * 2] = sum;
+                magnitude = std::max(magnitude, absolute);
+            }
+            DeviceArray<float> out(blocks * 2), d_x(x);
+            launch(dev, block_kernel, Grid{blocks}, threads, sizeof(Partial), out.data(), d_x.data());
+            expect_close("block_sum, block_max", out.values(), want, 0x1p-24 * 10 * magnitude);  // at most 10 additions in a row
+        });
+}
+
+template <class X> __global__ void vec_kernel(X *out, const X *x, size_t n) {
+    const size_t i = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * Vec<X>::size;
+    if (i >= n) return;
+    Vec<X> v = Vec<X>::load(x + i);
+    for (int k = 0; k < v.size; k++) v[k] = X(2 * float(v[k]));
+    v.store(out + i);
+}
+
+template <class Dev> struct SimtVec : testing::Test {};
+TYPED_TEST_SUITE(SimtVec, CudaDevices);
+TYPED_TEST(SimtVec, LoadAndStore) {
+    using X = typename TypeParam::X;
+    const size_t n = 1000;
+    const auto x = random_values<X>(n, 2);
+    for_each_order<TypeParam>([&](TypeParam dev) {
+        DeviceArray<X> d_x(x), out(n);
+        launch(dev, vec_kernel<X>, Grid{ceil_div(n / Vec<X>::size, 64)}, 64, 0, out.data(), d_x.data(), n);
+        const auto got = out.values();
+        for (size_t i = 0; i < n; i++) ASSERT_EQ(float(got[i]), 2 * float(x[i]));
+    });
+}
+
+// ---- mma, ldmatrix, cp.async -----------------------------------------------------------------------------------------------------
+
+// The fragments exactly as the PTX ISA draws them. Integers of 4 bits: every sum is exact.
+__global__ void mma_kernel(float *D, const bf16 *A, const bf16 *B) {  // D (16, 8)   A (16, 16)   B (16, 8)
+    const unsigned g = threadIdx.x / 4, t = threadIdx.x % 4;
+    const auto pair = [](bf16 low, bf16 high) { return uint32_t(low.bits) | uint32_t(high.bits) << 16; };
+    const auto a_pair = [&](unsigned row, unsigned column) { return pair(A[row * 16 + column], A[row * 16 + column + 1]); };
+    const auto b_pair = [&](unsigned row, unsigned column) { return pair(B[row * 8 + column], B[(row + 1) * 8 + column]); };
+    const uint32_t a[4] = {a_pair(g, 2 * t), a_pair(g + 8, 2 * t), a_pair(g, 2 * t + 8), a_pair(g + 8, 2 * t + 8)};
+    const uint32_t b[2] = {b_pair(2 * t, g), b_pair(2 * t + 8, g)};
+    float *const d_at[4] = {&D[g * 8 + 2 * t], &D[g * 8 + 2 * t + 1], &D[(g + 8) * 8 + 2 * t], &D[(g + 8) * 8 + 2 * t + 1]};
+    float d[4] = {*d_at[0], *d_at[1], *d_at[2], *d_at[3]};
+    mma_m16n8k16(d, a, b);
+    for (int i = 0; i < 4; i++) *d_at[i] = d[i];
+}
+
+TEST(Simt, MmaEqualsALoop) {
+    std::vector<bf16> A(16 * 16), B(16 * 8);
+    std::vector<float> D(16 * 8);
+    const Random random{1, Purpose::test, 3};
+    uint64_t at = 0;
+    const auto integer = [&] { return std::floor(float(random.uniform(at++)) * 16) - 8; };
+    for (bf16 &v : A) v = integer();
+    for (bf16 &v : B) v = integer();
+    for (float &v : D) v = integer();
+    std::vector<float> want = D;
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 8; j++)
+            for (int k = 0; k < 16; k++) want[i * 8 + j] += float(A[i * 16 + k]) * float(B[k * 8 + j]);
+    for_each_order<Device>([&](Device dev) {
+        DeviceArray<bf16> d_A(A), d_B(B);
+        DeviceArray<float> d_D(D);
+        launch(dev, mma_kernel, Grid{1}, 32, 0, d_D.data(), d_A.data(), d_B.data());
+        EXPECT_EQ(d_D.values(), want);
+    });
+}
+
+struct FourMatrices {
+    alignas(16) uint16_t element[4][8][8];
+};
+__global__ void ldmatrix_kernel(uint32_t *out) {  // (2, 32, 4): plain and transposed
+    FourMatrices &m = shared_mem<FourMatrices>();
+    const unsigned lane = threadIdx.x;
+    for (unsigned i = lane; i < 256; i += 32) m.element[i / 64][i / 8 % 8][i % 8] = uint16_t(i);
+    __syncwarp();
+    uint32_t plain[4], transposed[4];
+    ldmatrix_x4(plain, m.element[lane / 8][lane % 8]);
+    ldmatrix_x4_trans(transposed, m.element[lane / 8][lane % 8]);
+    for (unsigned i = 0; i < 4; i++) out[lane * 4 + i] = plain[i], out[128 + lane * 4 + i] = transposed[i];
+}
+
+TEST(Simt, LdmatrixDealsAsDocumented) {
+    for_each_order<Device>([&](Device dev) {
+        DeviceArray<uint32_t> out(2 * 32 * 4);
+        launch(dev, ldmatrix_kernel, Grid{1}, 32, sizeof(FourMatrices), out.data());
+        const auto got = out.values();
+        for (uint32_t lane = 0; lane < 32; lane++)
+            for (uint32_t i = 0; i < 4; i++) {
+                const uint32_t g = lane / 4, t = lane % 4, first = i * 64 + g * 8 + 2 * t, down = i * 64 + 2 * t * 8 + g;
+                EXPECT_EQ(got[lane * 4 + i], first | (first + 1) << 16);
+                EXPECT_EQ(got[128 + lane * 4 + i], down | (down + 8) << 16);
+            }
+    });
+}
+
+struct Chunks {
+    uint4 chunk[3][32];
+};
+__global__ void cp_async_kernel(uint4 *out, const uint4 *x) {  // both (3, 32); the last of x is not read
+    Chunks &s = shared_mem<Chunks>();
+    const unsigned lane = threadIdx.x;
+    cp_async_16(&s.chunk[0][lane], x + lane);
+    cp_async_commit();
+    cp_async_16(&s.chunk[1][lane], x + 32 + lane);
+    cp_async_16(&s.chunk[2][lane], x + 64 + lane, false);
+    cp_async_commit();
+    cp_async_wait<1>();
+    __syncwarp();
+    out[lane] = s.chunk[0][lane ^ 1];
+    cp_async_wait<0>();
+    __syncwarp();
+    out[32 + lane] = s.chunk[1][lane ^ 1];
+    out[64 + lane] = s.chunk[2][lane ^ 1];
+}
+
+TEST(Simt, CpAsyncCopiesAndFillsWithZeros) {
+    std::vector<uint4> x(64);
+    for (unsigned i = 0; i < 64; i++) x[i] = uint4{i, i + 100, i + 200, i + 300};
+    for_each_order<Device>([&](Device dev) {
+        DeviceArray<uint4> d_x(x), out(96);
+        launch(dev, cp_async_kernel, Grid{1}, 32, sizeof(Chunks), out.data(), d_x.data());
+        const auto got = out.values();
+        for (unsigned i = 0; i < 96; i++) EXPECT_EQ(got[i].w, i < 64 ? (i ^ 1) + 300 : 0) << i;
+    });
+}
+
+__global__ void numbers_kernel(uint32_t *packed, float *power, const float *x) {
+    const unsigned i = threadIdx.x;
+    packed[i] = pack_bf16(x[i], -x[i]);
+    power[i] = exp2_approx(x[i]);
+}
+
+TEST(Simt, PackAndExp2) {
+    const auto x = random_values<float>(64, 4, 4);
+    for_each_order<Device>([&](Device dev) {
+        DeviceArray<uint32_t> packed(64);
+        DeviceArray<float> power(64), d_x(x);
+        launch(dev, numbers_kernel, Grid{1}, 64, 0, packed.data(), power.data(), d_x.data());
+        const auto got_packed = packed.values();
+        const auto got_power = power.values();
+        for (size_t i = 0; i < 64; i++) {
+            EXPECT_EQ(got_packed[i], uint32_t(bf16(x[i]).bits) | uint32_t(bf16(-x[i]).bits) << 16);
+            EXPECT_NEAR(double(got_power[i]) / std::exp2(double(x[i])), 1, 0x1p-22);
+        }
+    });
+}
+
+__global__ void named_barrier_kernel(float *out) {  // warps 0 and 1 meet at one barrier, 2 and 3 at another
+    struct Shared {
+        float v[4];
+    };
+    Shared &s = shared_mem<Shared>();
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (lane == 0) s.v[warp] = float(warp);
+    bar_sync(1 + int(warp / 2), 64);
+    if (lane == 0) out[warp] = s.v[warp ^ 1];
+}
+
+TEST(Simt, NamedBarriers) {
+    for_each_order<Device>([&](Device dev) {
+        DeviceArray<float> out(4);
+        launch(dev, named_barrier_kernel, Grid{1}, 128, 16, out.data());
+        EXPECT_EQ(out.values(), (std::vector<float>{1, 0, 3, 2}));
+    });
+}
+
+// ---- a kernel with bugs ------------------------------------------------------------------------------------------------------------
+
+enum Bug {
+    none,
+    no_barrier_before_use,
+    no_barrier_before_reuse,
+    wait_for_too_few,
+    wrong_shuffle,
+    swapped_fragment,
+    no_bounds_check
+};
+
+// out = A B^T and its sums over rows: A (M, K), B (16, K), out (M, 16), sums (M). A block of two warps does 32 rows; tiles of 16
+// columns of A and B come by double-buffered cp.async.
+struct Tiles {
+    alignas(16) bf16 a[2][32][16], b[2][16][16];
+};
+__device__ inline void load_tiles(Tiles &s, int buffer, const bf16 *A, const bf16 *B, size_t column, size_t M, size_t K) {
+    for (unsigned i = threadIdx.x; i < 96; i += 64) {
+        const unsigned r = i / 2 % 32, c = i % 2 * 8;
+        const size_t row = blockIdx.x * size_t(32) + r;
+        if (i < 64) cp_async_16(&s.a[buffer][r][c], A + (row < M ? row : 0) * K + column + c, row < M);
+        else cp_async_16(&s.b[buffer][r][c], B + r * K + column + c);
+    }
+}
+template <Bug bug> __global__ void matmul_kernel(float *out, float *sums, const bf16 *A, const bf16 *B, size_t M, size_t K) {
+    Tiles &s = shared_mem<Tiles>();
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    float d[2][4] = {};
+    load_tiles(s, 0, A, B, 0, M, K);
+    cp_async_commit();
+    for (size_t k = 0; k < K; k += 16) {
+        const int now = int(k / 16 % 2);
+        if (k + 16 < K) load_tiles(s, 1 - now, A, B, k + 16, M, K);
+        cp_async_commit();
+        cp_async_wait<bug == wait_for_too_few ? 2 : 1>();
+        if (bug != no_barrier_before_use) __syncthreads();
+        uint32_t a[4], b[4];
+        ldmatrix_x4(a, &s.a[now][warp * 16 + lane % 16][lane / 16 * 8]);
+        ldmatrix_x4(b, &s.b[now][lane / 16 * 8 + lane % 8][lane / 8 % 2 * 8]);
+        for (int n = 0; n < 2; n++) {
+            const uint32_t b_n[2] = {b[2 * n], bug == swapped_fragment ? b[3 - 2 * n] : b[2 * n + 1]};
+            mma_m16n8k16(d[n], a, b_n);
+        }
+        if (bug != no_barrier_before_reuse) __syncthreads();
+    }
+    for (int half = 0; half < 2; half++) {
+        float sum = d[0][half * 2] + d[0][half * 2 + 1] + d[1][half * 2] + d[1][half * 2 + 1];
+        for (int distance = 1; distance < 4; distance *= 2)
+            sum += __shfl_xor_sync(all_lanes, sum, bug == wrong_shuffle ? distance * 2 : distance);
+        const size_t row = blockIdx.x * size_t(32) + warp * 16 + half * 8 + g;
+        if (row >= M && bug != no_bounds_check) continue;
+        if (t == 0) sums[row] = sum;
+        for (int n = 0; n < 2; n++)
+            for (int i = 0; i < 2; i++) out[row * 16 + n * 8 + 2 * t + i] = d[n][half * 2 + i];
+    }
+}
+
+// True if the results are right; false, or an Error, if not.
+template <Bug bug> bool matmul_is_right(Device dev) {
+    const size_t M = 45, K = 80, room = 64;  // what lies beyond row M must stay as it was
+    const auto A = random_values<bf16>(M * K, 5), B = random_values<bf16>(16 * K, 6);
+    DeviceArray<bf16> d_A(A), d_B(B);
+    DeviceArray<float> out(room * 16), sums(room);
+    launch(dev, matmul_kernel<bug>, Grid{ceil_div(M, 32)}, 64, sizeof(Tiles), out.data(), sums.data(), d_A.data(), d_B.data(), M,
+           K);
+    const auto got = out.values(), got_sums = sums.values();
+    bool right = true;
+    for (size_t i = 0; i < room; i++) {
+        double sum = 0;
+        for (size_t j = 0; j < 16; j++) {
+            double want = 0, magnitude = 0;
+            for (size_t k = 0; k < K && i < M; k++) {
+                const double term = double(float(A[i * K + k])) * double(float(B[j * K + k]));
+                want += term, magnitude += std::abs(term);
+            }
+            sum += want;
+            const double error = std::abs(double(got[i * 16 + j]) - want);
+            right &= i < M ? error <= 0x1p-24 * K * magnitude : std::isnan(got[i * 16 + j]);
+        }
+        right &= i < M ? std::abs(double(got_sums[i]) - sum) <= 0x1p-24 * (K + 16) * 16 * 80 : std::isnan(got_sums[i]);
+    }
+    return right;
+}
+
+TEST(Simt, KernelWithoutBugs) {
+    for_each_order<Device>([&](Device dev) { EXPECT_TRUE(matmul_is_right<none>(dev)); });
+}
+}  // namespace CUDA_BACKEND
+
+#ifdef LLMC_EMULATE
+// ---- what must be noticed; from here on only the emulator --------------------------------------------------------------------------------
+
+constexpr unsigned orders = 12;
+
+// What the emulator says, or "".
+template <class Body> std::string message_of(unsigned order, Body body) {
+    CUstream_st stream{order};
+    try {
+        body(Device{&stream, nullptr});
+    } catch (const Error &error) {
+        return error.what();
+    }
+    return "";
+}
+
+// In every order the message contains all these texts.
+template <class Body> void expect_message(const std::vector<std::string> &texts, Body body) {
+    for (unsigned order = 0; order < 4; order++) {
+        const std::string message = message_of(order, body);
+        if (order == 0) printf("  %s\n", message.c_str());
+        for (const std::string &text : texts)
+            EXPECT_NE(message.find(text), std::string::npos) << "in order " << order << " no \"" << text << "\" in: " << message;
+    }
+}
+
+template <Bug bug> void expect_caught(const char *race) {  // null: no race, but wrong results in every order
+    unsigned wrong = 0, named = 0;
+    for (unsigned order = 0; order < orders; order++) {
+        bool right = false;
+        const std::string message = message_of(order, [&](Device dev) { right = matmul_is_right<bug>(dev); });
+        wrong += !right;
+        named += race && message.find(race) != std::string::npos;
+        if (order == 0) printf("  %s\n", message.empty() ? "wrong results" : message.c_str());
+    }
+    printf("  noticed in %u of %u orders\n", wrong, orders);
+    EXPECT_GE(wrong, race_build || !race ? orders : 1);
+    EXPECT_GE(named, race_build && race ? orders : 0);
+}
+
+TEST(SimtCatches, MissingBarrierBeforeUse) { expect_caught<no_barrier_before_use>("shared memory +"); }
+TEST(SimtCatches, MissingBarrierBeforeReuse) { expect_caught<no_barrier_before_reuse>("race"); }
+TEST(SimtCatches, WaitForTooFewGroups) { expect_caught<wait_for_too_few>("before the wait for its cp.async"); }
+TEST(SimtCatches, WrongShuffle) { expect_caught<wrong_shuffle>(nullptr); }
+TEST(SimtCatches, SwappedFragment) { expect_caught<swapped_fragment>(nullptr); }
+TEST(SimtCatches, MissingBoundsCheck) { expect_caught<no_bounds_check>(nullptr); }
+
+// ---- misuse of warps and barriers
+
+template <int misuse> __global__ void warp_misuse_kernel(float *out) {
+    const unsigned lane = threadIdx.x;
+    float v = float(lane);
+    if (misuse == 0 && lane < 16) v = __shfl_xor_sync(0xffff0000, v, 1);
+    if (misuse == 1 && lane >= 16) return;
+    if (misuse == 1) v = __shfl_xor_sync(0xffffffff, v, 1);
+    if (misuse == 2) v = lane < 16 ? __shfl_xor_sync(0xffffffff, v, 1) : __shfl_down_sync(0xffffffff, v, 1);
+    if (misuse == 3 && lane < 16) v = __shfl_sync(0x0000ffff, v, 20);
+    if (misuse == 4) v = __shfl_xor_sync(lane < 16 ? 0xffffffff : 0xfffffffe, v, 1);
+    if (misuse == 5 && lane >= 16) __syncwarp();
+    if (misuse == 6 && lane == 3) throw Error("a kernel that throws");
+    out[lane] = v;
+}
+template <int misuse> void run_warp_misuse(Device dev) {
+    DeviceArray<float> out(32);
+    launch(dev, warp_misuse_kernel<misuse>, Grid{1}, 32, 0, out.data());
+}
+
+TEST(SimtCatches, CallerNotInMask) {
+    expect_message({"__shfl_xor_sync by lane", "not in its mask 0xffff0000", "block (0,0,0) thread (", "warp_misuse_kernel<0>",
+                    "test_simt.cpp:"},
+                   run_warp_misuse<0>);
+}
+TEST(SimtCatches, LanesThatHaveReturned) { expect_message({"__shfl_xor_sync waits for lane", "returned"}, run_warp_misuse<1>); }
+TEST(SimtCatches, LanesAtDifferentOperations) {
+    expect_message({"__shfl_xor_sync with mask 0xffffffff", "__shfl_down_sync with mask 0xffffffff"}, run_warp_misuse<2>);
+}
+TEST(SimtCatches, ShuffleFromOutsideTheMask) {
+    expect_message({"reads lane 20, which is not in the mask 0x0000ffff"}, run_warp_misuse<3>);
+}
+TEST(SimtCatches, DifferentMasks) { expect_message({"mask 0xffffffff", "mask 0xfffffffe"}, run_warp_misuse<4>); }
+TEST(SimtCatches, SyncwarpWithoutAllLanes) { expect_message({"__syncwarp waits for lane", "returned"}, run_warp_misuse<5>); }
+TEST(SimtCatches, Exceptions) { expect_message({"a kernel that throws", "thread (3,0,0)"}, run_warp_misuse<6>); }
+
+constexpr unsigned divergent_line = __LINE__ + 4;
+template <int misuse> __global__ void barrier_misuse_kernel(float *out) {
+    const unsigned warp = threadIdx.x / 32;
+    if (misuse == 0 && warp == 1) {
+        __syncthreads();
+        out[threadIdx.x] = 1;
+    } else if (misuse == 0) {
+        __syncthreads();
+        out[threadIdx.x] = 2;
+    }
+    if (misuse == 1 && threadIdx.x == 40) return;
+    if (misuse == 1) __syncthreads();
+    if (misuse == 2) bar_sync(1, warp < 2 ? 128 : 96);
+    if (misuse == 3) bar_sync(2, 50);
+    if (misuse == 4 && warp == 0) bar_sync(3, 64);
+    if (misuse == 5 && warp == 0) bar_sync(1, 64);
+    if (misuse == 5 && warp == 1) bar_sync(2, 64);
+}
+template <int misuse> void run_barrier_misuse(Device dev) {
+    DeviceArray<float> out(64);
+    launch(dev, barrier_misuse_kernel<misuse>, Grid{1}, misuse == 2 ? 128 : 64, 0, out.data());
+}
+
+TEST(SimtCatches, DivergentSyncthreads) {
+    expect_message({"__syncthreads while other threads of the block wait at another one",
+                    format("test_simt.cpp:%u", divergent_line), format("test_simt.cpp:%u", divergent_line + 3)},
+                   run_barrier_misuse<0>);
+}
+TEST(SimtCatches, SyncthreadsWithoutAllThreads) {
+    expect_message({"deadlock: 1 of 64 threads have returned", "63 of 64 threads are at __syncthreads (test_simt.cpp:"},
+                   run_barrier_misuse<1>);
+}
+TEST(SimtCatches, BarrierWithTwoCounts) { expect_message({"barrier 1 for", "test_simt.cpp:"}, run_barrier_misuse<2>); }
+TEST(SimtCatches, BarrierWithHalfAWarp) { expect_message({"barrier 2 for 50 threads of 64"}, run_barrier_misuse<3>); }
+TEST(SimtCatches, BarrierThatNobodyElseReaches) {
+    expect_message({"deadlock: 32 of 64 threads have returned", "32 of 64 threads are at barrier 3"}, run_barrier_misuse<4>);
+}
+TEST(SimtCatches, TwoBarriersThatWaitForEachOther) {
+    expect_message({"deadlock: 0 of 64", "at barrier 1", "at barrier 2", "barrier_misuse_kernel<5>"}, run_barrier_misuse<5>);
+}
+
+// ---- misuse of memory
+
+struct Memory {
+    alignas(16) float v[64];
+};
+template <int misuse> __global__ void memory_misuse_kernel(float *out, const float *x) {
+    Memory &s = shared_mem<Memory>();
+    const unsigned i = threadIdx.x, warp = i / 32;
+    if (misuse == 0) cp_async_16(&s.v[1], x);
+    if (misuse == 1) cp_async_16(&s.v[0], x + 1);
+    if (misuse == 2) cp_async_16(out, x);
+    if (misuse == 3) cp_async_16(&s.v[i * 4 % 64], x), cp_async_commit();
+    if (misuse == 4) {
+        s.v[i] = 1;
+        __syncthreads();
+        uint32_t r[4];
+        ldmatrix_x4(r, &s.v[i % 32 + 1]);
+    }
+    if (misuse == 5) {  // cp.async is seen before its wait
+        if (i < 16) cp_async_16(&s.v[i * 4], x + i * 4);
+        cp_async_commit();
+        if (i < 16) out[i] = s.v[i * 4];
+        cp_async_wait<0>();
+    }
+    if (misuse == 6) out[i] = s.v[i];  // never written
+    if (misuse >= 7 && misuse <= 13) {
+        s.v[i] = 1;
+        __syncthreads();
+    }
+    if (misuse == 7) s.v[i] = 2, out[i] = s.v[i ^ 1];                     // no __syncwarp
+    if (misuse == 8) s.v[i] = 2, __syncwarp(), out[i] = s.v[i ^ 1];       // right
+    if (misuse == 9) s.v[i] = 2, __syncwarp(), out[i] = s.v[i ^ 32];      // no __syncthreads
+    if (misuse == 10) s.v[i] = 2, __syncthreads(), out[i] = s.v[i ^ 32];  // right
+    if (misuse == 11) out[i] = s.v[i ^ 32], s.v[i] = 2;                   // written after it was read
+    if (misuse == 12) s.v[0] = 2;                                         // all write one element
+    if (misuse == 13) {                                                   // a named barrier orders its own warps only
+        s.v[i] = 2;
+        bar_sync(1 + int(warp), 32);
+        out[i] = s.v[i ^ 32];
+    }
+    if (misuse == 14) out[0] = x[i];                                              // all blocks write one element
+    if (misuse == 15) out[blockIdx.x * 64 + i] = out[(blockIdx.x ^ 1) * 64 + i];  // one block reads what another writes
+    if (misuse == 16) out[blockIdx.x * 64 + i] = x[i];                            // right: blocks share what they read
+}
+template <int misuse> void run_memory_misuse(Device dev) {
+    DeviceArray<float> out(256), x(std::vector<float>(256, 1));
+    launch(dev, memory_misuse_kernel<misuse>, Grid{misuse < 14 ? 1 : 4}, 64, sizeof(Memory), out.data(), x.data());
+}
+template <int misuse> void expect_race(const std::vector<std::string> &texts) {
+    if (race_build) expect_message(texts, run_memory_misuse<misuse>);
+    else GTEST_SKIP() << "only in the race build";
+}
+template <int misuse> void expect_silence() {
+    for (unsigned order = 0; order < orders; order++) EXPECT_EQ(message_of(order, run_memory_misuse<misuse>), "");
+}
+
+TEST(SimtCatches, CpAsyncToAMisalignedAddress) {
+    expect_message({"cp.async: shared memory +4 is not 16-byte"}, run_memory_misuse<0>);
+}
+TEST(SimtCatches, CpAsyncFromAMisalignedAddress) { expect_message({"cp.async: the source is not"}, run_memory_misuse<1>); }
+TEST(SimtCatches, CpAsyncToDeviceMemory) {
+    expect_message({"cp.async: the address is not in the block's"}, run_memory_misuse<2>);
+}
+TEST(SimtCatches, CpAsyncThatNobodyWaitsFor) { expect_message({"returned before its cp.async landed"}, run_memory_misuse<3>); }
+TEST(SimtCatches, LdmatrixOfAMisalignedRow) {
+    expect_message({"ldmatrix: shared memory +", "not 16-byte"}, run_memory_misuse<4>);
+}
+TEST(SimtCatches, CpAsyncSeenBeforeItsWait) {
+    if (race_build) return expect_message({"is read before the wait for its cp.async at test_simt.cpp:"}, run_memory_misuse<5>);
+    for (unsigned order = 0; order < orders; order++) {
+        CUstream_st stream{order};
+        DeviceArray<float> out(64), x(std::vector<float>(64, 1));
+        launch(Device{&stream}, memory_misuse_kernel<5>, Grid{1}, 64, sizeof(Memory), out.data(), x.data());
+        for (int i = 0; i < 16; i++) EXPECT_TRUE(std::isnan(out.values()[i]));
+    }
+}
+
+TEST(SimtRaces, NeverWritten) {
+    expect_race<6>({"is read before anything was written", "test_simt.cpp:", "memory_misuse_kernel<6>"});
+}
+TEST(SimtRaces, MissingSyncwarp) { expect_race<7>({"race on shared memory +", "fix: __syncwarp()"}); }
+TEST(SimtRaces, Syncwarp) { expect_silence<8>(); }
+TEST(SimtRaces, MissingSyncthreads) { expect_race<9>({"race on shared memory +", " at test_simt.cpp:", "fix: __syncthreads()"}); }
+TEST(SimtRaces, Syncthreads) { expect_silence<10>(); }
+TEST(SimtRaces, WrittenAfterRead) { expect_race<11>({"race on shared memory +", "written", "read", "fix: __syncthreads()"}); }
+TEST(SimtRaces, ThreadsWriteOneElement) { expect_race<12>({"race on shared memory +0: written by lane", ", written by lane"}); }
+TEST(SimtRaces, NamedBarrierOfOtherWarps) { expect_race<13>({"race on shared memory +", "fix: __syncthreads()"}); }
+TEST(SimtRaces, BlocksWriteOneElement) { expect_race<14>({"two blocks race on device memory +0 of 1024 bytes: written here"}); }
+TEST(SimtRaces, BlockReadsWhatAnotherWrites) { expect_race<15>({"two blocks race on device memory +"}); }
+TEST(SimtRaces, BlocksReadTheSame) { expect_silence<16>(); }
+
+// ---- launches
+
+TEST(SimtCatches, LaunchesThatAreTooLarge) {
+    expect_message({"index_kernel at ", "test_simt.cpp:", "1025 threads", "fix: at most"},
+                   [](Device dev) { launch(dev, index_kernel, Grid{2}, 1025, 0, nullptr); });
+    expect_message({"300000 bytes of shared memory"},
+                   [](Device dev) { launch(dev, index_kernel, Grid{2}, 32, 300000, nullptr); });
+    expect_message({"grid 1 x 65536 x 1"}, [](Device dev) { launch(dev, index_kernel, Grid{1, 65536}, 32, 0, nullptr); });
+    expect_message({"shared_mem of 256 bytes, but the launch gave 128"}, [](Device dev) {
+        DeviceArray<float> out(64);
+        launch(dev, block_kernel, Grid{1}, 64, 128, out.data(), out.data());
+    });
+}
+
+#ifdef __SANITIZE_ADDRESS__
+template <int misuse> __global__ void bounds_misuse_kernel(float *out, const float *x) {
+    Memory &s = shared_mem<Memory>();
+    if (misuse == 0) out[threadIdx.x + 33] = 1;
+    if (misuse == 1) out[threadIdx.x] = x[threadIdx.x + 33];
+    if (misuse == 2) s.v[threadIdx.x + 33] = 1;
+    if (misuse == 3) cp_async_16(&s.v[threadIdx.x % 16 * 4], x + threadIdx.x * 4);
+}
+template <int misuse> void run_bounds_misuse() {
+    DeviceArray<float> out(64), x(64);
+    launch(Device{}, bounds_misuse_kernel<misuse>, Grid{1}, 32, sizeof(Memory), out.data(), x.data());
+}
+TEST(SimtCatchesDeathTest, AccessesOutOfBounds) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    EXPECT_DEATH(run_bounds_misuse<0>(), "heap-buffer-overflow(.|\n)*WRITE of size 4(.|\n)*bounds_misuse_kernel<0>");
+    EXPECT_DEATH(run_bounds_misuse<1>(), "heap-buffer-overflow(.|\n)*READ of size 4(.|\n)*bounds_misuse_kernel<1>");
+    EXPECT_DEATH(run_bounds_misuse<2>(), "heap-buffer-overflow(.|\n)*WRITE of size 4(.|\n)*bounds_misuse_kernel<2>");
+    EXPECT_DEATH(run_bounds_misuse<3>(), "heap-buffer-overflow(.|\n)*READ of size(.|\n)*bounds_misuse_kernel<3>");
+}
+#endif
+#endif
