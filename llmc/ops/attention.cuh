@@ -14,10 +14,9 @@ inline namespace CUDA_BACKEND {
 
 constexpr unsigned flat_threads = 256;
 
-__global__ inline void begin_kernel(float *out32, float *lse, size_t n_out, size_t n_lse) {
+template <class T> __global__ void fill_kernel(T *x, T value, size_t n) {
     const size_t i = blockIdx.x * size_t(flat_threads) + threadIdx.x;
-    if (i < n_out / 4) reinterpret_cast<float4 *>(out32)[i] = make_float4(0, 0, 0, 0);
-    if (i < n_lse) lse[i] = -INFINITY;
+    if (i < n) x[i] = value;
 }
 
 template <class X> __global__ void round_kernel(X *out, const float *in, size_t n) {
@@ -77,7 +76,8 @@ inline namespace CUDA_BACKEND {
 template <class X> void attention_begin(Cuda<X> dev, float *out32, float *lse, size_t T, size_t H, size_t D) {
     using namespace attention;
     check_head_size(D);
-    launch(dev, begin_kernel, Grid{ceil_div(T * H * D / 4, flat_threads)}, flat_threads, 0, out32, lse, T * H * D, H * T);
+    zero(dev, out32, T * H * D);
+    launch(dev, fill_kernel<float>, Grid{ceil_div(H * T, flat_threads)}, flat_threads, 0, lse, -INFINITY, H * T);
 }
 
 template <class X>
@@ -92,8 +92,8 @@ void attention_forward_part(Cuda<X> dev, float *out32, float *lse, Heads<const X
                    sizeof(typename Shape::Shared), out32, lse, q, k, v, lo, q_pieces, k_pieces, T, H, KV, D, scale);
         });
     else
-        launch(dev, attention_forward_kernel1, Grid{count_blocks(q_pieces, plain_rows), H}, plain_threads, sizeof(PlainForward),
-               out32, lse, q, k, v, lo, q_pieces, k_pieces, T, H, KV, D, scale);
+        launch(dev, attention_forward_kernel1<X>, Grid{count_blocks(q_pieces, plain_rows), H}, plain_threads,
+               sizeof(PlainForward), out32, lse, q, k, v, lo, q_pieces, k_pieces, T, H, KV, D, scale);
 }
 
 template <class X> void attention_end(Cuda<X> dev, X *out, const float *out32, size_t n) {
@@ -132,7 +132,7 @@ void attention_backward_part(Cuda<X> dev, float *dq32, float *dk32, float *dv32,
             both(attention_backward_queries_kernel2<width.value>, attention_backward_keys_kernel2<width.value>,
                  BackwardQueriesShape<width.value>(), BackwardKeysShape<width.value>());
         });
-    else both(attention_backward_queries_kernel1, attention_backward_keys_kernel1, PlainShape(), PlainShape());
+    else both(attention_backward_queries_kernel1<X>, attention_backward_keys_kernel1<X>, PlainShape(), PlainShape());
 }
 
 template <class X>

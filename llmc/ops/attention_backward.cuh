@@ -34,6 +34,7 @@ template <int D_> struct BackwardQueriesShape {
     static constexpr int keys = D <= 64 ? 32 : D <= 128 ? 64 : 16;
     struct Shared {
         Tile<queries, D> q, dout;
+        int lo[queries];
         struct {
             Tile<keys, D> k, v;
         } stage[2];
@@ -64,15 +65,13 @@ __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
     load<Shape::threads>(s.dout, {dout.data + h * D, dout.stride}, block, D);
     load_keys(0, tile);
 
-    const Queries<m> queries(block, lo);
-    const int row0 = int(threadIdx.x) / 32 * 16 * m;
+    const Queries<m> queries(block, s.lo, lo);
     float lse_log2[m][2], row_delta[m][2], dq[m][width / 8][4] = {};
 #pragma unroll
     for (int i = 0; i < m; i++)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const int p = min(queries.position(i, r), block.end - 1);
-            const size_t row = h * T + size_t(block.row + p - block.begin);
+            const size_t row = h * T + size_t(block.row + min(queries.row(i, r), block.size() - 1));
             lse_log2[i][r] = lse[row] * log2_e, row_delta[i][r] = delta[row];
         }
     for (int stage = 0; !tile.empty(); stage ^= 1) {
@@ -83,9 +82,9 @@ __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
         if (!queries.see_none_of(tile)) {
             float p[m][N / 8][4], ds[m][N / 8][4];
             uint32_t rounded[m][N / 16][4];
-            product_transposed(p, s.q, row0, s.stage[stage].k);
+            product_transposed(p, s.q, queries.row0, s.stage[stage].k);
             if (tile.size() < N || !queries.see_all_of(tile)) queries.template mask<N>(p, tile);
-            product_transposed(ds, s.dout, row0, s.stage[stage].v);
+            product_transposed(ds, s.dout, queries.row0, s.stage[stage].v);
 #pragma unroll
             for (int i = 0; i < m; i++)
 #pragma unroll
@@ -100,8 +99,8 @@ __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
         tile = next;
     }
     add_to_rows<m, width>(dq, scale, D, [&](int i, int r) {
-        const int p = queries.position(i, r);
-        return p < queries.end ? dq32 + (size_t(block.row + p - block.begin) * H + h) * D : nullptr;
+        const int row = queries.row(i, r);
+        return row < block.size() ? dq32 + (size_t(block.row + row) * H + h) * D : nullptr;
     });
 }
 

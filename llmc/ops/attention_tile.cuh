@@ -89,7 +89,7 @@ __device__ void load(Tile<rows, width> &tile, Heads<const bf16> x, Span span, si
     constexpr int group = Tile<rows, width>::group, step = threads / group;  // a multiple of 8 rows: chunks change places alike
     const int r0 = int(threadIdx.x) / group, c0 = int(threadIdx.x) % group;
     bf16 *to = tile.chunk(r0, c0);
-    const bf16 *from = x.data + size_t(span.row + r0) * x.stride + c0 * 8;
+    const bf16 *from = x.data + size_t(unsigned(span.row + r0)) * unsigned(x.stride) + c0 * 8;
 #pragma unroll
     for (int r = 0; r < rows; r += step, from += step * x.stride)
         if (r0 + r < rows)
@@ -165,29 +165,30 @@ template <int m, int K> __device__ void round_to_operand(uint32_t (&a)[m][K / 16
 
 constexpr float log2_e = 1.44269504f;
 
-// The 16*m queries of one warp.
+// The 16*m queries of one warp, rows row0 ... of the block's. `lo` is that of the block, in shared memory.
 template <int m> struct Queries {
-    const int32_t *lo;
-    int begin, end;         // positions; none where end <= begin
-    int lo_first, lo_last;  // lo of the first and of the last
+    const int *lo;
+    int row0, begin, end;  // positions; none where end <= begin
 
-    __device__ Queries(Span block, const int32_t *lo) : lo(lo) {
-        begin = block.begin + int(threadIdx.x) / 32 * 16 * m;
-        end = min(begin + 16 * m, block.end);
-        lo_first = lo[min(begin, block.end - 1)], lo_last = lo[max(end, block.begin + 1) - 1];
+    // Fills lo (all rows of the block) and needs a __syncthreads before it is used.
+    __device__ Queries(Span block, int *lo, const int32_t *lo_global) : lo(lo) {
+        const int i = threadIdx.x;
+        row0 = i / 32 * 16 * m;
+        begin = block.begin + row0, end = min(begin + 16 * m, block.end);
+        if (i < int(blockDim.x) / 32 * 16 * m) lo[i] = i < block.size() ? lo_global[block.begin + i] : INT32_MAX;  // sees nothing
     }
-    __device__ bool see_none_of(Span keys) const { return begin >= end || keys.begin >= end || keys.end <= lo_first; }
-    __device__ bool see_all_of(Span keys) const { return keys.end - 1 <= begin && keys.begin >= lo_last; }
-    // Position of the row of this lane's accumulators [i][.][2*r] and [i][.][2*r + 1].
-    __device__ int position(int i, int r) const { return begin + 16 * i + 8 * r + int(threadIdx.x) % 32 / 4; }
+    __device__ bool see_none_of(Span keys) const { return begin >= end || keys.begin >= end || keys.end <= lo[row0]; }
+    __device__ bool see_all_of(Span keys) const { return keys.end - 1 <= begin && keys.begin >= lo[row0 + end - begin - 1]; }
+    // The row of the block of this lane's accumulators [i][.][2*r] and [i][.][2*r + 1].
+    __device__ int row(int i, int r) const { return row0 + 16 * i + 8 * r + int(threadIdx.x) % 32 / 4; }
 
     template <int N> __device__ void mask(float (&scores)[m][N / 8][4], Span keys) const {
 #pragma unroll
         for (int i = 0; i < m; i++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int p = position(i, e / 2), key = keys.begin + int(threadIdx.x) % 4 * 2 + e % 2;   // of n = 0
-                const int first = p < end ? lo[p] - key : INT32_MAX, last = min(p, keys.end - 1) - key;  // in excess: none
+                const int key = keys.begin + int(threadIdx.x) % 4 * 2 + e % 2;  // of n = 0
+                const int first = lo[row(i, e / 2)] - key, last = min(begin - row0 + row(i, e / 2), keys.end - 1) - key;
 #pragma unroll
                 for (int n = 0; n < N / 8; n++)
                     if (8 * n < first || 8 * n > last) scores[i][n][e] = -INFINITY;
