@@ -76,9 +76,9 @@ __device__ inline int first_unseeing(const int32_t *lo, Span keys, const Pieces 
 template <int rows, int D> struct Tile {
     static constexpr int group = D % 64 == 0 ? 8 : 4;  // chunks that change places among each other
     alignas(128) bf16 data[rows * D];
-    __device__ bf16 *chunk(int r, int c) { return data + r * D + (c ^ (group == 8 ? r % 8 : r / 2 % 4)) * 8; }
+    HOST_DEVICE bf16 *chunk(int r, int c) { return data + r * D + (c ^ (group == 8 ? r % 8 : r / 2 % 4)) * 8; }
     // From chunk (r, c) to (r, c + even) where c is 0 or 1: cheaper than to begin anew.
-    __device__ static bf16 *right(bf16 *at, int even) {
+    HOST_DEVICE static bf16 *right(bf16 *at, int even) {
         return reinterpret_cast<bf16 *>(reinterpret_cast<uintptr_t>(at) ^ even % group * 16) + even / group * group * 8;
     }
 };

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 
 #include "../reference_attention.h"
 #include "check.cuh"
@@ -106,4 +107,26 @@ TYPED_TEST(CudaAttention, UnseenBlocksAreSkipped) {
     const auto want = Test::run(dev, a, in), got = Test::run(dev, a, poisoned);
     EXPECT_TRUE(same_bits(&got.out[first * out_row], &want.out[first * out_row], 100 * out_row));
     EXPECT_TRUE(same_bits(&got.dqkv[first * row], &want.dqkv[first * row], 100 * row));
+}
+
+// ldmatrix reads 16 bytes of each of eight rows at once: no two of them may lie in the same banks, which repeat every 128 bytes.
+template <int D> static void expect_no_bank_conflicts() {
+    static attention::Tile<16, D> tile;
+    for (int r0 = 0; r0 < 16; r0 += 8)
+        for (int c = 0; c < D / 8; c++) {
+            std::set<size_t> banks;
+            for (int r = r0; r < r0 + 8; r++) {
+                banks.insert(reinterpret_cast<uintptr_t>(tile.chunk(r, c)) % 128);
+                EXPECT_EQ(tile.right(tile.chunk(r, c % 2), c / 2 * 2), tile.chunk(r, c)) << D << " " << r << " " << c;
+            }
+            EXPECT_EQ(banks.size(), 8u) << "head size " << D << ", rows from " << r0 << ", chunk " << c;
+        }
+}
+TEST(CudaAttentionTile, NoBankConflicts) {
+    expect_no_bank_conflicts<32>();
+    expect_no_bank_conflicts<64>();
+    expect_no_bank_conflicts<96>();
+    expect_no_bank_conflicts<128>();
+    expect_no_bank_conflicts<192>();
+    expect_no_bank_conflicts<256>();
 }
