@@ -332,7 +332,7 @@ template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
     transient("dk32", &b.dk32, {T, K}, backward, backward);
     transient("dv32", &b.dv32, {T, K}, backward, backward);
     transient("delta", &b.delta, {c.H, T}, backward, backward);
-    transient("scratch", &b.scratch, {attention_scratch(dev.threads)}, backward, backward);
+    transient("scratch", &b.scratch, {attention_scratch(dev)}, backward, backward);
 }
 
 template <class Dev> void Llama<Dev>::allocate(bool guards, bool poison) {

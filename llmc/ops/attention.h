@@ -21,7 +21,7 @@
 //   q, out, dout, out32, dq32 (T, H, D)    k, v, dk32, dv32 (T, KV, D)    dqkv (T, (H+2*KV)*D)    lse, delta (H, T)
 //   q, k, v, out, dout, dqkv X, the others float; q, k, v are views with a row stride. T counts the local query rows.
 //   lo (int32) is indexed by global position and does not decrease. Query head h uses KV head h / (H/KV). D is a multiple of 8,
-//   at most 256. scratch: attention_scratch(dev.threads) floats. No aliasing.
+//   at most 256. scratch: attention_scratch(dev) floats. No aliasing.
 //   Sums are float, in an order that depends on sizes and pieces alone, never on threads. The products of tiles multiply floats or,
 //   for bf16 on a CPU with instructions for it, bf16: P and dS are then rounded to bf16 first, as on a GPU.
 //
@@ -43,26 +43,11 @@
 #include "../core/device.h"
 #include "../core/mutant.h"
 #include "matmul.h"
+#include "pieces.h"
 #include "simd.h"
-
-// Global positions [begin, end) of the packed row, which lie in local rows offset, offset + 1, ...
-struct Piece {
-    size_t begin, end, offset;
-};
-struct Pieces {  // what one rank holds, sorted by begin
-    static constexpr size_t capacity = 16;
-    Piece piece[capacity];
-    size_t count;
-};
-
-template <class X> struct Heads {  // element (t, h, d) at data[t * stride + h * D + d]
-    X *data;
-    size_t stride;
-};
 
 namespace attention {
 
-constexpr size_t max_D = 256;
 constexpr size_t queries = 192, keys = 96;  // largest tile of scores: multiples of 64 and 6, see product(); 72 KiB of floats
 constexpr size_t max_row = max_D + 16;      // row length of a tile of heads
 
@@ -418,9 +403,7 @@ void backward_block(BackwardTiles<E> &t, const Products<E> &products, float *dq,
 }  // namespace attention
 
 template <class X> void attention_begin(Cpu<X> dev, float *out32, float *lse, size_t T, size_t H, size_t D) {
-    if (D % 8 || D > attention::max_D)
-        die("head_dim in config.json is %zu, but attention takes multiples of 8 up to %zu\n  fix: use a model with such heads", D,
-            attention::max_D);
+    attention::check_head_size(D);
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t t = 0; t < T; t++) std::fill(out32 + t * H * D, out32 + (t + 1) * H * D, 0.0f);
     std::fill(lse, lse + H * T, -INFINITY);
@@ -454,9 +437,9 @@ template <class X> void attention_end(Cpu<X> dev, X *out, const float *out32, si
     for (size_t i = 0; i < n; i++) out[i] = X(out32[i]);
 }
 
-inline size_t attention_scratch(size_t threads) {
+template <class X> size_t attention_scratch(Cpu<X> dev) {
     using namespace attention;
-    return threads * std::max(sizeof(BackwardTiles<float>), sizeof(BackwardTiles<bf16>)) / sizeof(float) + 16;
+    return size_t(dev.threads) * std::max(sizeof(BackwardTiles<float>), sizeof(BackwardTiles<bf16>)) / sizeof(float) + 16;
 }
 
 template <class X>

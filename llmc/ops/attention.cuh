@@ -1,0 +1,146 @@
+// Attention on CUDA. Contract and formulas: attention.h. bf16 runs on tensor cores (attention_forward.cuh, attention_backward.cuh,
+// what they share: attention_tile.cuh), float in plain kernels (attention_f32.cuh).
+#pragma once
+#include <type_traits>
+
+#include "attention_backward.cuh"
+#include "attention_f32.cuh"
+#include "attention_forward.cuh"
+
+namespace attention {
+inline namespace CUDA_BACKEND {
+
+// ---- what comes before and after the parts. All are bound by memory.
+
+constexpr unsigned flat_threads = 256;
+
+template <class T> __global__ void fill_kernel(T *x, T value, size_t n) {
+    const size_t i = blockIdx.x * size_t(flat_threads) + threadIdx.x;
+    if (i < n) x[i] = value;
+}
+
+template <class X> __global__ void round_kernel(X *out, const float *in, size_t n) {
+    const size_t i = (blockIdx.x * size_t(flat_threads) + threadIdx.x) * 4;
+    if (i >= n) return;
+    const Vec<float> from = Vec<float>::load(in + i);
+    for (int j = 0; j < 4; j++) out[i + j] = X(from[j]);
+}
+
+// A warp per query and head.
+template <class X> __global__ void delta_kernel(float *delta, const X *out, const X *dout, size_t T, size_t H, size_t D) {
+    const size_t row = (blockIdx.x * size_t(flat_threads) + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    if (row >= T * H) return;
+    float sum = 0;
+    for (size_t d = lane * Vec<X>::size; d < D; d += 32 * Vec<X>::size) {
+        const Vec<X> a = Vec<X>::load(out + row * D + d), b = Vec<X>::load(dout + row * D + d);
+        for (int j = 0; j < Vec<X>::size; j++) sum += float(a[j]) * float(b[j]);
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) delta[row % H * T + row / H] = sum;
+}
+
+// A thread per 4 elements of a row [dq | dk | dv] of heads.
+template <class X>
+__global__ void round_rows_kernel(X *dqkv, const float *dq32, const float *dk32, const float *dv32, size_t T, size_t q_columns,
+                                  size_t kv_columns) {
+    const size_t columns = q_columns + 2 * kv_columns, i = (blockIdx.x * size_t(flat_threads) + threadIdx.x) * 4;
+    if (i >= T * columns) return;
+    const size_t t = i / columns, c = i % columns;
+    const float *from = c < q_columns                ? dq32 + t * q_columns + c
+                        : c < q_columns + kv_columns ? dk32 + t * kv_columns + c - q_columns
+                                                     : dv32 + t * kv_columns + c - q_columns - kv_columns;
+    const Vec<float> values = Vec<float>::load(from);
+    for (int j = 0; j < 4; j++) dqkv[i + j] = X(values[j]);
+}
+
+template <class X> void zero(Cuda<X> dev, float *x, size_t n) {
+    if (cudaError_t error = cudaMemsetAsync(x, 0, n * sizeof(float), dev.stream))
+        die("attention: cudaMemsetAsync of %zu floats: %s", n, cudaGetErrorString(error));
+}
+
+// f with the smallest head size that is compiled, and is not less than D; the columns in excess are 0.
+template <class F> void with_width(size_t D, F f) {
+    if (D <= 32) f(std::integral_constant<int, 32>());
+    else if (D <= 64) f(std::integral_constant<int, 64>());
+    else if (D <= 96) f(std::integral_constant<int, 96>());
+    else if (D <= 128) f(std::integral_constant<int, 128>());
+    else if (D <= 192) f(std::integral_constant<int, 192>());
+    else f(std::integral_constant<int, 256>());
+}
+
+}  // namespace CUDA_BACKEND
+}  // namespace attention
+
+inline namespace CUDA_BACKEND {
+
+template <class X> void attention_begin(Cuda<X> dev, float *out32, float *lse, size_t T, size_t H, size_t D) {
+    using namespace attention;
+    check_head_size(D);
+    zero(dev, out32, T * H * D);
+    launch(dev, fill_kernel<float>, Grid{ceil_div(H * T, flat_threads)}, flat_threads, 0, lse, -INFINITY, H * T);
+}
+
+template <class X>
+void attention_forward_part(Cuda<X> dev, float *out32, float *lse, Heads<const X> q, Heads<const X> k, Heads<const X> v,
+                            const int32_t *lo, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D,
+                            float scale) {
+    using namespace attention;
+    if constexpr (std::is_same_v<X, bf16>)
+        with_width(D, [&](auto width) {
+            using Shape = ForwardShape<width.value>;
+            launch(dev, attention_forward_kernel2<width.value>, Grid{count_blocks(q_pieces, Shape::queries), H}, Shape::threads,
+                   sizeof(typename Shape::Shared), out32, lse, q, k, v, lo, q_pieces, k_pieces, T, H, KV, D, scale);
+        });
+    else
+        launch(dev, attention_forward_kernel1<X>, Grid{count_blocks(q_pieces, plain_rows), H}, plain_threads,
+               sizeof(PlainForward), out32, lse, q, k, v, lo, q_pieces, k_pieces, T, H, KV, D, scale);
+}
+
+template <class X> void attention_end(Cuda<X> dev, X *out, const float *out32, size_t n) {
+    using namespace attention;
+    launch(dev, round_kernel<X>, Grid{ceil_div(n, 4 * flat_threads)}, flat_threads, 0, out, out32, n);
+}
+
+template <class X> size_t attention_scratch(Cuda<X>) { return 0; }
+
+template <class X>
+void attention_backward_begin(Cuda<X> dev, float *dq32, float *dk32, float *dv32, float *delta, const X *out, const X *dout,
+                              size_t T, size_t H, size_t KV, size_t D) {
+    using namespace attention;
+    zero(dev, dq32, T * H * D);
+    zero(dev, dk32, T * KV * D);
+    zero(dev, dv32, T * KV * D);
+    launch(dev, delta_kernel<X>, Grid{ceil_div(T * H * 32, flat_threads)}, flat_threads, 0, delta, out, dout, T, H, D);
+}
+
+template <class X>
+void attention_backward_part(Cuda<X> dev, float *dq32, float *dk32, float *dv32, float *, Heads<const X> q, Heads<const X> k,
+                             Heads<const X> v, const float *delta, const float *lse, const X *dout, const int32_t *lo,
+                             Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D, float scale) {
+    using namespace attention;
+    const Heads<const X> d_out{dout, H * D};
+    const auto both = [&](auto queries_kernel, auto keys_kernel, auto queries_shape, auto keys_shape) {
+        using Q = decltype(queries_shape);
+        using K = decltype(keys_shape);
+        launch(dev, queries_kernel, Grid{count_blocks(q_pieces, Q::queries), H}, Q::threads, sizeof(typename Q::Shared), dq32, q,
+               k, v, delta, lse, d_out, lo, q_pieces, k_pieces, T, H, KV, D, scale);
+        launch(dev, keys_kernel, Grid{count_blocks(k_pieces, K::keys), KV}, K::threads, sizeof(typename K::Shared), dk32, dv32, q,
+               k, v, delta, lse, d_out, lo, q_pieces, k_pieces, T, H, KV, D, scale);
+    };
+    if constexpr (std::is_same_v<X, bf16>)
+        with_width(D, [&](auto width) {
+            both(attention_backward_queries_kernel2<width.value>, attention_backward_keys_kernel2<width.value>,
+                 BackwardQueriesShape<width.value>(), BackwardKeysShape<width.value>());
+        });
+    else both(attention_backward_queries_kernel1<X>, attention_backward_keys_kernel1<X>, PlainShape(), PlainShape());
+}
+
+template <class X>
+void attention_backward_end(Cuda<X> dev, X *dqkv, const float *dq32, const float *dk32, const float *dv32, size_t T, size_t H,
+                            size_t KV, size_t D) {
+    using namespace attention;
+    launch(dev, round_rows_kernel<X>, Grid{ceil_div(T * (H + 2 * KV) * D, 4 * flat_threads)}, flat_threads, 0, dqkv, dq32, dk32,
+           dv32, T, H * D, KV * D);
+}
+
+}  // namespace CUDA_BACKEND

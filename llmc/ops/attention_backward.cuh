@@ -1,0 +1,251 @@
+// Attention backward on tensor cores. Contract and formulas: attention.h.
+//
+// Two kernels, so that every sum has one owner and a fixed order, without atomics: one by blocks of keys for dK and dV, one by blocks
+// of queries for dQ. Both compute P and dS anew: 14 * D FLOPs per pair of query and key, where 10 * D would do with atomics.
+#pragma once
+#include "attention_tile.cuh"
+
+namespace attention {
+inline namespace CUDA_BACKEND {
+
+// rows[...] += factor * c, the accumulators of 16*m rows; row_of(i, r) is the output row of c[i][.][2*r], null where there is none.
+template <int m, int width, class RowOf>
+__device__ void add_to_rows(const float (&c)[m][width / 8][4], float factor, size_t D, RowOf row_of) {
+#pragma unroll
+    for (int i = 0; i < m; i++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float *row = row_of(i, r);
+            if (!row) continue;
+#pragma unroll
+            for (int n = 0; n < width / 8; n++) {
+                if (n * 8 >= int(D)) break;
+                float2 *at = reinterpret_cast<float2 *>(row + n * 8 + int(threadIdx.x) % 4 * 2);
+                const float2 old = *at;
+                *at = make_float2(old.x + factor * c[i][n][2 * r], old.y + factor * c[i][n][2 * r + 1]);
+            }
+        }
+}
+
+// ---- dQ
+
+template <int D_> struct BackwardQueriesShape {
+    static constexpr int D = D_, m = D <= 64 ? 2 : 1, threads = 128, queries = threads / 32 * 16 * m;
+    static constexpr int keys = D <= 64 ? 32 : D <= 128 ? 64 : 16;
+    struct Shared {
+        Tile<queries, D> q, dout;
+        int lo[queries];
+        struct {
+            Tile<keys, D> k, v;
+        } stage[2];
+    };
+};
+
+// A block per tile of queries and head; walks over the keys they see.
+template <int width>
+__global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
+    attention_backward_queries_kernel2(float *dq32, Heads<const bf16> q, Heads<const bf16> k, Heads<const bf16> v,
+                                       const float *delta, const float *lse, Heads<const bf16> dout, const int32_t *lo,
+                                       Pieces q_pieces, Pieces k_pieces, size_t T, unsigned H, unsigned KV, size_t D,
+                                       float scale) {
+    using Shape = BackwardQueriesShape<width>;
+    constexpr int m = Shape::m, N = Shape::keys;
+    auto &s = shared_mem<typename Shape::Shared>();
+    const unsigned h = blockIdx.y, kv = h / (H / KV);
+    const Span block = nth_block(q_pieces, gridDim.x - 1 - blockIdx.x, Shape::queries);
+    Tiles tiles{k_pieces, lo[block.begin], block.end, N};
+    Span tile = tiles.front();
+    if (tile.empty()) return;
+    const auto load_keys = [&](int stage, Span keys) {
+        load<Shape::threads>(s.stage[stage].k, {k.data + kv * D, k.stride}, keys, D);
+        load<Shape::threads>(s.stage[stage].v, {v.data + kv * D, v.stride}, keys, D);
+        cp_async_commit();
+    };
+    load<Shape::threads>(s.q, {q.data + h * D, q.stride}, block, D);
+    load<Shape::threads>(s.dout, {dout.data + h * D, dout.stride}, block, D);
+    load_keys(0, tile);
+
+    const Queries<m> queries(block, s.lo, lo);
+    float lse_log2[m][2], row_delta[m][2], dq[m][width / 8][4] = {};
+#pragma unroll
+    for (int i = 0; i < m; i++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const size_t row = h * T + size_t(block.row + min(queries.row(i, r), block.size() - 1));
+            lse_log2[i][r] = lse[row] * log2_e, row_delta[i][r] = delta[row];
+        }
+    for (int stage = 0; !tile.empty(); stage ^= 1) {
+        const Span next = tiles.after(tile);
+        cp_async_wait<0>();
+        __syncthreads();  // this tile has landed, and all warps are done with the other stage
+        if (!next.empty()) load_keys(stage ^ 1, next);
+        if (!queries.see_none_of(tile)) {
+            float p[m][N / 8][4], ds[m][N / 8][4];
+            uint32_t rounded[m][N / 16][4];
+            product_transposed(p, s.q, queries.row0, s.stage[stage].k);
+            if (tile.size() < N || !queries.see_all_of(tile)) queries.template mask<N>(p, tile);
+            product_transposed(ds, s.dout, queries.row0, s.stage[stage].v);
+#pragma unroll
+            for (int i = 0; i < m; i++)
+#pragma unroll
+                for (int n = 0; n < N / 8; n++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        ds[i][n][e] =
+                            exp2_approx(p[i][n][e] * (scale * log2_e) - lse_log2[i][e / 2]) * (ds[i][n][e] - row_delta[i][e / 2]);
+            round_to_operand<m, N>(rounded, ds);
+            product_add<m, N, width>(dq, rounded, s.stage[stage].k);
+        }
+        tile = next;
+    }
+    add_to_rows<m, width>(dq, scale, D, [&](int i, int r) {
+        const int row = queries.row(i, r);
+        return row < block.size() ? dq32 + (size_t(block.row + row) * H + h) * D : nullptr;
+    });
+}
+
+// ---- dK and dV
+
+template <int D_> struct BackwardKeysShape {
+    static constexpr int D = D_, m = 1, threads = 128, keys = threads / 32 * 16 * m;
+    static constexpr int queries = D <= 64 ? 64 : D <= 128 ? 32 : 16;
+    struct Shared {
+        Tile<keys, D> k, v;
+        struct {
+            Tile<queries, D> q, dout;
+            float lse_log2[queries], delta[queries];
+            int lo[queries];
+        } stage[2];
+    };
+};
+
+// The 16*m keys of one warp; as Queries, the other way round. `lo` is that of the tile of queries.
+template <int m> struct Keys {
+    int begin, end;
+
+    __device__ explicit Keys(Span block) {
+        begin = block.begin + int(threadIdx.x) / 32 * 16 * m;
+        end = min(begin + 16 * m, block.end);
+    }
+    __device__ bool seen_by_none_of(Span queries, const int *lo) const {
+        return begin >= end || queries.end <= begin || lo[0] >= end;
+    }
+    __device__ bool seen_by_all_of(Span queries, const int *lo) const {
+        return queries.begin >= end - 1 && lo[queries.size() - 1] <= begin;
+    }
+    __device__ int position(int i, int r) const { return begin + 16 * i + 8 * r + int(threadIdx.x) % 32 / 4; }
+
+    template <int N> __device__ void mask(float (&scores)[m][N / 8][4], Span queries, const int *lo) const {
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int column = 8 * n + int(threadIdx.x) % 4 * 2 + e % 2, first = lo[column], p = queries.begin + column;
+#pragma unroll
+                for (int i = 0; i < m; i++)
+                    if (position(i, e / 2) < first || position(i, e / 2) > p) scores[i][n][e] = -INFINITY;
+            }
+    }
+};
+
+// A block per tile of keys and KV head; walks over the queries that see them, each tile for all query heads of the group.
+template <int width>
+__global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
+    attention_backward_keys_kernel2(float *dk32, float *dv32, Heads<const bf16> q, Heads<const bf16> k, Heads<const bf16> v,
+                                    const float *delta, const float *lse, Heads<const bf16> dout, const int32_t *lo,
+                                    Pieces q_pieces, Pieces k_pieces, size_t T, unsigned H, unsigned KV, size_t D, float scale) {
+    using Shape = BackwardKeysShape<width>;
+    constexpr int m = Shape::m, N = Shape::queries;
+    auto &s = shared_mem<typename Shape::Shared>();
+    const unsigned kv = blockIdx.y, group = H / KV;
+    const Span block = nth_block(k_pieces, blockIdx.x, Shape::keys);
+    Tiles tiles{q_pieces, block.begin, first_unseeing(lo, block, q_pieces), N};
+    Span tile = tiles.front();
+    if (tile.empty()) return;
+    unsigned h = kv * group;
+
+    const auto load_queries = [&](int stage, Span queries, unsigned head) {
+        load<Shape::threads>(s.stage[stage].q, {q.data + head * D, q.stride}, queries, D);
+        load<Shape::threads>(s.stage[stage].dout, {dout.data + head * D, dout.stride}, queries, D);
+        cp_async_commit();
+    };
+    // Three numbers per query: too few bytes for cp.async, so they wait in registers while the tile before is worked on.
+    struct Row {
+        float lse_log2, delta;
+        int lo;
+    };
+    const auto read_row = [&](Span queries, unsigned head) {
+        const int i = threadIdx.x;
+        if (i >= queries.size()) return Row{0, 0, INT32_MAX};  // sees nothing
+        const size_t row = head * T + size_t(queries.row + i);
+        return Row{lse[row] * log2_e, delta[row], lo[queries.begin + i]};
+    };
+    const auto write_row = [&](int stage, Row row) {
+        const int i = threadIdx.x;
+        if (i < N) s.stage[stage].lse_log2[i] = row.lse_log2, s.stage[stage].delta[i] = row.delta, s.stage[stage].lo[i] = row.lo;
+    };
+    load<Shape::threads>(s.k, {k.data + kv * D, k.stride}, block, D);
+    load<Shape::threads>(s.v, {v.data + kv * D, v.stride}, block, D);
+    load_queries(0, tile, h);
+    write_row(0, read_row(tile, h));
+
+    const Keys<m> keys(block);
+    const int row0 = int(threadIdx.x) / 32 * 16 * m, t = int(threadIdx.x) % 4;
+    float dk[m][width / 8][4] = {}, dv[m][width / 8][4] = {};
+    for (int stage = 0; !tile.empty(); stage ^= 1) {
+        const bool same_tile = h + 1 < (kv + 1) * group;
+        const unsigned next_h = same_tile ? h + 1 : kv * group;
+        const Span next = same_tile ? tile : tiles.after(tile);
+        cp_async_wait<0>();
+        __syncthreads();  // this tile has landed, and all warps are done with the other stage
+        if (!next.empty()) load_queries(stage ^ 1, next, next_h);
+        const Row next_row = read_row(next, next_h);
+        const auto &now = s.stage[stage];
+        if (!keys.seen_by_none_of(tile, now.lo)) {
+            float p[m][N / 8][4], ds[m][N / 8][4];  // transposed: (keys, queries)
+            uint32_t rounded[m][N / 16][4];
+            product_transposed(p, s.k, row0, s.stage[stage].q);
+            if (!keys.seen_by_all_of(tile, now.lo)) keys.template mask<N>(p, tile, now.lo);
+#pragma unroll
+            for (int n = 0; n < N / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const float column_lse = now.lse_log2[8 * n + 2 * t + e];
+#pragma unroll
+                    for (int i = 0; i < m; i++)
+#pragma unroll
+                        for (int r = 0; r < 2; r++)
+                            p[i][n][2 * r + e] = exp2_approx(p[i][n][2 * r + e] * (scale * log2_e) - column_lse);
+                }
+            round_to_operand<m, N>(rounded, p);
+            product_add<m, N, width>(dv, rounded, s.stage[stage].dout);
+            product_transposed(ds, s.v, row0, s.stage[stage].dout);
+#pragma unroll
+            for (int n = 0; n < N / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const float column_delta = now.delta[8 * n + 2 * t + e];
+#pragma unroll
+                    for (int i = 0; i < m; i++)
+#pragma unroll
+                        for (int r = 0; r < 2; r++)
+                            ds[i][n][2 * r + e] = p[i][n][2 * r + e] * (ds[i][n][2 * r + e] - column_delta);
+                }
+            round_to_operand<m, N>(rounded, ds);
+            product_add<m, N, width>(dk, rounded, s.stage[stage].q);
+        }
+        write_row(stage ^ 1, next_row);
+        tile = next, h = next_h;
+    }
+    const auto row_in = [&](float *out) {
+        return [=](int i, int r) {
+            const int p = keys.position(i, r);
+            return p < keys.end ? out + (size_t(block.row + p - block.begin) * KV + kv) * D : nullptr;
+        };
+    };
+    add_to_rows<m, width>(dk, scale, D, row_in(dk32));
+    add_to_rows<m, width>(dv, 1.0f, D, row_in(dv32));
+}
+
+}  // namespace CUDA_BACKEND
+}  // namespace attention

@@ -1,0 +1,211 @@
+// What the attention kernels share: which rows a block works on, tiles of heads in shared memory, their products on tensor cores.
+//
+// A block owns a tile of rows (queries, or keys) and walks over tiles of the other kind, which land in shared memory two stages
+// deep. Its four warps own 16*m rows each, whose scores stay in registers: the accumulators of one product of mma.m16n8k16 are, once
+// rounded to bf16, the left operand of the next, so P and dS never go to memory. Lane 4*g + t of a warp holds of each 16 x 8
+// accumulator c[0], c[1] = (g, 2t), (g, 2t + 1) and c[2], c[3] = (g + 8, 2t), (g + 8, 2t + 1).
+#pragma once
+#include <cstdint>
+
+#include "../core/launch.cuh"
+#include "pieces.h"
+#include "ptx.cuh"
+#include "warp.cuh"
+
+namespace attention {
+inline namespace CUDA_BACKEND {
+
+// ---- which rows
+
+struct Span {  // rows at global positions [begin, end), the first in local row `row`
+    int begin, end, row;
+    __device__ int size() const { return end - begin; }
+    __device__ bool empty() const { return begin >= end; }
+};
+
+// A launch has a block per `size` rows of each piece.
+inline size_t count_blocks(const Pieces &pieces, size_t size) {
+    size_t count = 0;
+    for (size_t i = 0; i < pieces.count; i++) count += ceil_div(pieces.piece[i].end - pieces.piece[i].begin, size);
+    return count;
+}
+__device__ inline Span nth_block(const Pieces &pieces, int n, int size) {
+    for (size_t i = 0;; i++) {
+        const Piece p = pieces.piece[i];
+        const int blocks = (int(p.end - p.begin) + size - 1) / size;
+        if (n < blocks)
+            return {int(p.begin) + n * size, min(int(p.begin) + (n + 1) * size, int(p.end)), int(p.offset) + n * size};
+        n -= blocks;
+    }
+}
+
+// Walks over what the pieces hold of the positions [first, last), in tiles of at most `size` rows.
+struct Tiles {
+    const Pieces &pieces;
+    int first, last, size;
+    int i = -1;  // the piece of the tile last given
+
+    __device__ Span after(Span tile) {  // empty: there are no more
+        int end = i < 0 ? tile.end : min(int(pieces.piece[i].end), last);
+        while (tile.end >= end && ++i < int(pieces.count)) {
+            const Piece p = pieces.piece[i];
+            end = min(int(p.end), last);
+            tile = {first, max(int(p.begin), first), int(p.offset) + first - int(p.begin)};
+        }
+        return {tile.end, min(tile.end + size, end), tile.row + tile.size()};
+    }
+    __device__ Span front() { return after({0, 0, 0}); }
+};
+
+// The queries that see some of the keys [begin, end) are [begin, first_unseeing): both ends of [lo[p], p] grow with p.
+__device__ inline int first_unseeing(const int32_t *lo, Span keys, const Pieces &q_pieces) {
+    int seeing = keys.begin, unseeing = max(keys.begin, int(q_pieces.piece[q_pieces.count - 1].end));
+    while (seeing < unseeing) {
+        const int p = seeing + (unseeing - seeing) / 2;
+        if (lo[p] < keys.end) seeing = p + 1;
+        else unseeing = p;
+    }
+    return seeing;
+}
+
+// ---- tiles in shared memory
+
+// Rows of D bf16. The 16-byte chunks of a row change places, so that eight rows of one column, which ldmatrix reads at once, lie in
+// eight different groups of four banks: chunk c of row r stands at c ^ (r % 8), or where a row is an odd number of half lines of 128
+// bytes at c ^ (r / 2 % 4).
+template <int rows, int D> struct Tile {
+    static constexpr int group = D % 64 == 0 ? 8 : 4;  // chunks that change places among each other
+    alignas(128) bf16 data[rows * D];
+    HOST_DEVICE bf16 *chunk(int r, int c) { return data + r * D + (c ^ (group == 8 ? r % 8 : r / 2 % 4)) * 8; }
+    // From chunk (r, c) to (r, c + even) where c is 0 or 1: cheaper than to begin anew.
+    HOST_DEVICE static bf16 *right(bf16 *at, int even) {
+        return reinterpret_cast<bf16 *>(reinterpret_cast<uintptr_t>(at) ^ even % group * 16) + even / group * group * 8;
+    }
+};
+
+// Starts to copy rows of one head (x stands at row 0), D <= width; what the tile has in excess becomes 0.
+template <int threads, int rows, int width>
+__device__ void load(Tile<rows, width> &tile, Heads<const bf16> x, Span span, size_t D) {
+    constexpr int group = Tile<rows, width>::group, step = threads / group;  // a multiple of 8 rows: chunks change places alike
+    const int r0 = int(threadIdx.x) / group, c0 = int(threadIdx.x) % group;
+    bf16 *to = tile.chunk(r0, c0);
+    const bf16 *from = x.data + size_t(unsigned(span.row + r0)) * unsigned(x.stride) + c0 * 8;
+#pragma unroll
+    for (int r = 0; r < rows; r += step, from += step * x.stride)
+        if (r0 + r < rows)
+#pragma unroll
+            for (int c = 0; c < width / 8; c += group) {
+                const bool valid = r0 + r < span.size() && (c0 + c) * 8 < int(D);
+                cp_async_16(to + r * width + c * 8, from + c * 8, valid);
+            }
+}
+
+// ---- products of tiles. A warp holds 16*m rows as c[m][columns / 8][4]
+
+// c (16*m, N) = rows row0 ... of a (rows, D) times b (N, D)^T
+template <int m, int N, int rows, int D>
+__device__ void product_transposed(float (&c)[m][N / 8][4], Tile<rows, D> &a, int row0, Tile<N, D> &b) {
+    const int lane = threadIdx.x % 32;
+    bf16 *a_at = a.chunk(row0 + lane % 16, lane / 16), *b_at = b.chunk(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll
+    for (int i = 0; i < m; i++)
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) c[i][n][e] = 0;
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t left[m][4];
+#pragma unroll
+        for (int i = 0; i < m; i++) ldmatrix_x4(left[i], a.right(a_at, k * 2) + i * 16 * D);
+#pragma unroll
+        for (int n = 0; n < N / 16; n++) {
+            uint32_t right[4];
+            ldmatrix_x4(right, b.right(b_at, k * 2) + n * 16 * D);
+#pragma unroll
+            for (int i = 0; i < m; i++) {
+                mma_m16n8k16(c[i][2 * n], left[i], {right[0], right[1]});
+                mma_m16n8k16(c[i][2 * n + 1], left[i], {right[2], right[3]});
+            }
+        }
+    }
+}
+
+// c (16*m, D) += a (16*m, K) b (K, D), where a comes from accumulators
+template <int m, int K, int D>
+__device__ void product_add(float (&c)[m][D / 8][4], const uint32_t (&a)[m][K / 16][4], Tile<K, D> &b) {
+    const int lane = threadIdx.x % 32;
+    bf16 *b_at = b.chunk(lane % 16, lane / 16);
+#pragma unroll
+    for (int k = 0; k < K / 16; k++)
+#pragma unroll
+        for (int n = 0; n < D / 16; n++) {
+            uint32_t right[4];
+            ldmatrix_x4_trans(right, b.right(b_at, n * 2) + k * 16 * D);
+#pragma unroll
+            for (int i = 0; i < m; i++) {
+                mma_m16n8k16(c[i][2 * n], a[i][k], {right[0], right[1]});
+                mma_m16n8k16(c[i][2 * n + 1], a[i][k], {right[2], right[3]});
+            }
+        }
+}
+
+// Accumulators as the left operand of a product: two of 16 x 8 make one of 16 x 16.
+template <int m, int K> __device__ void round_to_operand(uint32_t (&a)[m][K / 16][4], const float (&c)[m][K / 8][4]) {
+#pragma unroll
+    for (int i = 0; i < m; i++)
+#pragma unroll
+        for (int k = 0; k < K / 16; k++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                a[i][k][e] = pack_bf16(c[i][2 * k + e / 2][e % 2 * 2], c[i][2 * k + e / 2][e % 2 * 2 + 1]);
+}
+
+// ---- the mask
+
+constexpr float log2_e = 1.44269504f;
+
+// The 16*m queries of one warp, rows row0 ... of the block's. `lo` is that of the block, in shared memory.
+template <int m> struct Queries {
+    const int *lo;
+    int row0, begin, end;  // positions; none where end <= begin
+
+    // Fills lo (all rows of the block) and needs a __syncthreads before it is used.
+    __device__ Queries(Span block, int *lo, const int32_t *lo_global) : lo(lo) {
+        const int i = threadIdx.x;
+        row0 = i / 32 * 16 * m;
+        begin = block.begin + row0, end = min(begin + 16 * m, block.end);
+        if (i < int(blockDim.x) / 32 * 16 * m) lo[i] = i < block.size() ? lo_global[block.begin + i] : INT32_MAX;  // sees nothing
+    }
+    __device__ bool see_none_of(Span keys) const { return begin >= end || keys.begin >= end || keys.end <= lo[row0]; }
+    __device__ bool see_all_of(Span keys) const { return keys.end - 1 <= begin && keys.begin >= lo[row0 + end - begin - 1]; }
+    // The row of the block of this lane's accumulators [i][.][2*r] and [i][.][2*r + 1].
+    __device__ int row(int i, int r) const { return row0 + 16 * i + 8 * r + int(threadIdx.x) % 32 / 4; }
+
+    template <int N> __device__ void mask(float (&scores)[m][N / 8][4], Span keys) const {
+#pragma unroll
+        for (int i = 0; i < m; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int key = keys.begin + int(threadIdx.x) % 4 * 2 + e % 2;  // of n = 0
+                const int first = lo[row(i, e / 2)] - key, last = min(begin - row0 + row(i, e / 2), keys.end - 1) - key;
+#pragma unroll
+                for (int n = 0; n < N / 8; n++)
+                    if (8 * n < first || 8 * n > last) scores[i][n][e] = -INFINITY;
+            }
+    }
+};
+
+// ---- the running result
+
+// Merges the log-sum-exp of a part into *lse; then out += weight * (out of the part - out), with the weight returned. All lanes of a
+// warp take part, several may have the same row, and one of them writes.
+__device__ inline float merge_lse(float *lse, float part, bool valid, bool writes) {
+    const float before = valid ? *lse : 0.0f, whole = fmaxf(before, part) + log1pf(expf(-fabsf(before - part)));
+    __syncwarp();  // all have read lse
+    if (valid && writes) *lse = whole;
+    return expf(part - whole);
+}
+
+}  // namespace CUDA_BACKEND
+}  // namespace attention

@@ -1,0 +1,32 @@
+// What attention.h takes besides arrays: which rows of the packed sequence a rank holds, and views of heads.
+#pragma once
+#include <cstddef>
+
+#include "../core/common.h"
+
+// Global positions [begin, end) of the packed row, which lie in local rows offset, offset + 1, ...
+struct Piece {
+    size_t begin, end, offset;
+};
+struct Pieces {  // what one rank holds, sorted by begin
+    static constexpr size_t capacity = 16;
+    Piece piece[capacity];
+    size_t count;
+};
+
+template <class X> struct Heads {  // element (t, h, d) at data[t * stride + h * D + d]
+    X *data;
+    size_t stride;
+};
+
+namespace attention {
+
+constexpr size_t max_D = 256;
+
+inline void check_head_size(size_t D) {
+    if (D % 8 || D > max_D)
+        die("head_dim in config.json is %zu, but attention takes multiples of 8 up to %zu\n  fix: use a model with such heads", D,
+            max_D);
+}
+
+}  // namespace attention

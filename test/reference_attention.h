@@ -1,0 +1,242 @@
+// What the tests of attention share, on the CPU and of the kernels: a float64 reference that materialises every score, the op run with
+// its rows dealt to ranks, and the comparison of the two.
+#pragma once
+#include <cstring>
+#include <deque>
+#include <string>
+
+#include "../llmc/ops/pieces.h"
+#include "check.h"
+
+// ---- reference
+
+struct AttentionShape {
+    std::vector<size_t> documents;
+    size_t window, H, KV, D;  // window 0: none
+
+    size_t T() const {
+        size_t sum = 0;
+        for (size_t length : documents) sum += length;
+        return sum;
+    }
+    float scale() const { return float(1 / std::sqrt(double(D))); }
+    std::vector<int32_t> lo() const {
+        std::vector<int32_t> out;
+        for (size_t length : documents) {
+            const size_t begin = out.size();
+            for (size_t p = begin; p < begin + length; p++)
+                out.push_back(int32_t(window && p + 1 > begin + window ? p + 1 - window : begin));
+        }
+        return out;
+    }
+};
+
+// `*_size` is the same sum over absolute values: what rounding errors are relative to.
+struct AttentionReference {
+    std::vector<double> out, out_size, lse;  // (T, H, D), (H, T)
+    std::vector<double> dqkv, dqkv_size;     // (T, (H + 2 KV) * D)
+    double score_size = 0;                   // the largest
+};
+
+// P[t, r] of head h, over the keys lo .. t.
+inline std::vector<double> probabilities(AttentionReference &ref, const AttentionShape &a, const std::vector<double> &qkv,
+                                         size_t t, size_t h, size_t lo) {
+    const double *q = &qkv[(t * (a.H + 2 * a.KV) + h) * a.D];
+    std::vector<double> p(t + 1 - lo);
+    for (size_t r = lo; r <= t; r++) {
+        const double *k = &qkv[(r * (a.H + 2 * a.KV) + a.H + h / (a.H / a.KV)) * a.D];
+        double dot = 0, size = 0;
+        for (size_t d = 0; d < a.D; d++) dot += q[d] * k[d], size += std::abs(q[d] * k[d]);
+        p[r - lo] = dot * double(a.scale());
+        ref.score_size = std::max(ref.score_size, size * double(a.scale()));
+    }
+    double sum = 0;
+    const double largest = *std::max_element(p.begin(), p.end());
+    for (double s : p) sum += std::exp(s - largest);
+    ref.lse[h * a.T() + t] = largest + std::log(sum);
+    for (double &s : p) s = std::exp(s - largest) / sum;
+    return p;
+}
+
+inline AttentionReference attention_reference(const AttentionShape &a, const std::vector<double> &qkv) {
+    const size_t T = a.T(), D = a.D;
+    const auto lo = a.lo();
+    AttentionReference ref{
+        std::vector<double>(T * a.H * D), std::vector<double>(T * a.H * D), std::vector<double>(a.H * T), {}, {}};
+    for (size_t h = 0; h < a.H; h++)
+        for (size_t t = 0; t < T; t++) {
+            const auto p = probabilities(ref, a, qkv, t, h, size_t(lo[t]));
+            for (size_t r = size_t(lo[t]); r <= t; r++) {
+                const double p_r = p[r - size_t(lo[t])], *v = &qkv[(r * (a.H + 2 * a.KV) + a.H + a.KV + h / (a.H / a.KV)) * D];
+                for (size_t d = 0; d < D; d++) {
+                    ref.out[(t * a.H + h) * D + d] += p_r * v[d];
+                    ref.out_size[(t * a.H + h) * D + d] += p_r * std::abs(v[d]);
+                }
+            }
+        }
+    return ref;
+}
+
+// Adds ref.dqkv. delta comes from the `out` given, so that the op and the reference can be handed the same rounded one.
+inline void attention_reference_backward(AttentionReference &ref, const AttentionShape &a, const std::vector<double> &qkv,
+                                         const std::vector<double> &out, const std::vector<double> &dout) {
+    const size_t T = a.T(), D = a.D, row = (a.H + 2 * a.KV) * D;
+    const auto lo = a.lo();
+    ref.dqkv.assign(T * row, 0);
+    ref.dqkv_size.assign(T * row, 0);
+    const auto add = [&](size_t at, double term, double size) { ref.dqkv[at] += term, ref.dqkv_size[at] += size; };
+    for (size_t h = 0; h < a.H; h++)
+        for (size_t t = 0; t < T; t++) {
+            const size_t o = (t * a.H + h) * D, q = t * row + h * D;
+            const auto p = probabilities(ref, a, qkv, t, h, size_t(lo[t]));
+            for (size_t r = size_t(lo[t]); r <= t; r++) {
+                const size_t k = r * row + (a.H + h / (a.H / a.KV)) * D, v = k + a.KV * D;
+                const double p_r = p[r - size_t(lo[t])];
+                double ds = 0, size = 0;  // dP - delta
+                for (size_t d = 0; d < D; d++) {
+                    ds += dout[o + d] * (qkv[v + d] - out[o + d]);
+                    size += std::abs(dout[o + d]) * (std::abs(qkv[v + d]) + std::abs(out[o + d]));
+                }
+                ds *= p_r * double(a.scale()), size *= p_r * double(a.scale());
+                for (size_t d = 0; d < D; d++) {
+                    add(q + d, ds * qkv[k + d], size * std::abs(qkv[k + d]));
+                    add(k + d, ds * qkv[q + d], size * std::abs(qkv[q + d]));
+                    add(v + d, p_r * dout[o + d], p_r * std::abs(dout[o + d]));
+                }
+            }
+        }
+}
+
+// ---- the op
+
+template <class X> struct AttentionInputs {
+    std::vector<X> qkv, dout;
+    explicit AttentionInputs(const AttentionShape &a)
+        : qkv(random_values<X>(a.T() * (a.H + 2 * a.KV) * a.D, 1)), dout(random_values<X>(a.T() * a.H * a.D, 2)) {}
+};
+template <class X> struct AttentionResult {
+    std::vector<X> out, dqkv;
+    std::vector<float> lse;
+};
+
+template <template <class> class Array, class X> struct AttentionRank {  // what one rank holds: T rows
+    Pieces pieces;
+    size_t T;
+    Array<X> qkv, dout, out, dqkv;
+    Array<float> out32, lse, dq, dk, dv, delta;
+
+    AttentionRank(const Pieces &pieces, const std::vector<X> &qkv, const std::vector<X> &dout, size_t T, const AttentionShape &a)
+        : pieces(pieces),
+          T(T),
+          qkv(qkv),
+          dout(dout),
+          out(T * a.H * a.D),
+          dqkv(qkv.size()),
+          out32(T * a.H * a.D),
+          lse(a.H * T),
+          dq(T * a.H * a.D),
+          dk(T * a.KV * a.D),
+          dv(T * a.KV * a.D),
+          delta(a.H * T) {}
+    Heads<const X> view(const AttentionShape &a, size_t head) { return {qkv.data() + head * a.D, (a.H + 2 * a.KV) * a.D}; }
+};
+
+// Forward and backward with the rows dealt to ranks: rank r holds the pieces of ranks[r], one after the other. Array is an array in the
+// memory of the device: Array<T>(n) full of NaN or Array<T>(vector), and values() gives it back.
+template <template <class> class Array, class Dev, class X = typename Dev::X>
+AttentionResult<X> run_attention(Dev dev, const AttentionShape &a, const AttentionInputs<X> &in,
+                                 const std::vector<Pieces> &ranks) {
+    const size_t T = a.T(), D = a.D, H = a.H, KV = a.KV, row = (H + 2 * KV) * D;
+    Array<int32_t> lo(a.lo());
+    Array<float> scratch(attention_scratch(dev));
+    const auto each_row = [](const Pieces &pieces, auto &&f) {  // f(global row, local row)
+        for (size_t i = 0; i < pieces.count; i++)
+            for (size_t p = pieces.piece[i].begin; p < pieces.piece[i].end; p++)
+                f(p, pieces.piece[i].offset + p - pieces.piece[i].begin);
+    };
+    using Rank = AttentionRank<Array, X>;
+    std::deque<Rank> state;
+    for (const Pieces &pieces : ranks) {
+        std::vector<X> qkv, dout;
+        each_row(pieces, [&](size_t p, size_t) {
+            qkv.insert(qkv.end(), in.qkv.begin() + long(p * row), in.qkv.begin() + long((p + 1) * row));
+            dout.insert(dout.end(), in.dout.begin() + long(p * H * D), in.dout.begin() + long((p + 1) * H * D));
+        });
+        const size_t t = qkv.size() / row;
+        state.emplace_back(pieces, qkv, dout, t, a);
+    }
+    for (Rank &s : state) {
+        attention_begin(dev, s.out32.data(), s.lse.data(), s.T, H, D);
+        for (Rank &from : state)
+            attention_forward_part(dev, s.out32.data(), s.lse.data(), s.view(a, 0), from.view(a, H), from.view(a, H + KV),
+                                   lo.data(), s.pieces, from.pieces, s.T, H, KV, D, a.scale());
+        attention_end(dev, s.out.data(), s.out32.data(), s.T * H * D);
+        attention_backward_begin(dev, s.dq.data(), s.dk.data(), s.dv.data(), s.delta.data(), s.out.data(), s.dout.data(), s.T, H,
+                                 KV, D);
+    }
+    for (Rank &s : state)
+        for (Rank &from : state)
+            attention_backward_part(dev, s.dq.data(), from.dk.data(), from.dv.data(), scratch.data(), s.view(a, 0),
+                                    from.view(a, H), from.view(a, H + KV), s.delta.data(), s.lse.data(), s.dout.data(), lo.data(),
+                                    s.pieces, from.pieces, s.T, H, KV, D, a.scale());
+    AttentionResult<X> result{std::vector<X>(T * H * D), std::vector<X>(T * row), std::vector<float>(H * T)};
+    for (Rank &s : state) {
+        attention_backward_end(dev, s.dqkv.data(), s.dq.data(), s.dk.data(), s.dv.data(), s.T, H, KV, D);
+        const auto out = s.out.values(), dqkv = s.dqkv.values();
+        const auto lse = s.lse.values();
+        each_row(s.pieces, [&](size_t p, size_t t) {
+            std::copy_n(out.begin() + long(t * H * D), H * D, result.out.begin() + long(p * H * D));
+            std::copy_n(dqkv.begin() + long(t * row), row, result.dqkv.begin() + long(p * row));
+            for (size_t h = 0; h < H; h++) result.lse[h * T + p] = lse[h * s.T + t];
+        });
+    }
+    return result;
+}
+template <template <class> class Array, class Dev, class X = typename Dev::X>
+AttentionResult<X> run_attention(Dev dev, const AttentionShape &a, const AttentionInputs<X> &in) {
+    return run_attention<Array>(dev, a, in, {{{{0, a.T(), 0}}, 1}});
+}
+
+// Roundoff of a float sum of n terms, relative to the sum of their sizes, grows like sqrt(n) with high probability, times about 4
+// (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019). All but inputs, results and, where tiles of
+// bf16 are multiplied, P and dS is float.
+inline double sum_error(size_t n) { return 4 * std::sqrt(double(n)) * unit_roundoff<float>; }
+
+inline std::vector<double> relative(std::vector<double> x, const std::vector<double> &size) {
+    for (size_t i = 0; i < x.size(); i++) x[i] /= size[i];
+    return x;
+}
+
+template <class X>
+void check_attention(const char *what, const AttentionShape &a, const AttentionInputs<X> &in, const AttentionResult<X> &got) {
+    const auto qkv = widen(in.qkv);
+    AttentionReference ref = attention_reference(a, qkv);
+    attention_reference_backward(ref, a, qkv, widen(got.out), widen(in.dout));
+    // a score is a sum over D and lse a sum of exp(score); to hold, scale and merge them costs a few roundings of numbers below 8
+    const double lse_error = sum_error(a.D) * ref.score_size + sum_error(a.T()) + sum_error(1) * 8;
+    const double p_error = 2 * lse_error;  // relative, of exp(score - lse)
+    const auto expect = [&](const char *tensor, const auto &x, const std::vector<double> &want, const std::vector<double> &size,
+                            double e) {
+        expect_close(format("%s: %s", what, tensor).c_str(), relative(widen(x), size), relative(want, size),
+                     e + (sizeof(X) == sizeof(float) ? 1 : 2) * unit_roundoff<X>);  // of the result, and of P or dS
+    };
+    expect_close(format("%s: lse", what).c_str(), got.lse, ref.lse, lse_error);
+    // out sums over keys; dq, dk, dv over keys or over queries and heads, and dP over D
+    expect("out", got.out, ref.out, ref.out_size, p_error + sum_error(a.T()));
+    expect("dqkv", got.dqkv, ref.dqkv, ref.dqkv_size, p_error + sum_error(a.T() * a.H) + sum_error(a.D));
+}
+
+// chunks pieces of about equal length, dealt to the ranks in turn, there and back if `zigzag`
+inline std::vector<Pieces> deal(size_t T, size_t ranks, size_t chunks, bool zigzag) {
+    std::vector<Pieces> out(ranks);
+    std::vector<size_t> rows(ranks);
+    for (size_t c = 0; c < chunks; c++) {
+        const size_t begin = T * c / chunks, end = T * (c + 1) / chunks, turn = c % ranks;
+        const size_t r = zigzag && c / ranks % 2 ? ranks - 1 - turn : turn;
+        out[r].piece[out[r].count++] = {begin, end, rows[r]};
+        rows[r] += end - begin;
+    }
+    return out;
+}
+
+template <class A, class B> inline bool same_bits(const A *a, const B *b, size_t n) { return memcmp(a, b, n * sizeof(A)) == 0; }
