@@ -3,40 +3,16 @@
 
 #include <array>
 
+#include "../../llmc/ops/matmul.cuh"
 #include "../reference_loss.h"
 #include "check.cuh"
-
-// ---- the three products, which are not what is tested here: summed in double --------------------------------------------------
-
-inline namespace CUDA_BACKEND {
-template <class Out, class A, class B>  // out[m,n] = (accumulate ? out[m,n] : 0) + sum_k a[m,k] b[k,n], strides in elements
-__global__ void product_kernel(Out *out, const A *a, size_t a_row, size_t a_column, const B *b, size_t b_row, size_t b_column,
-                               size_t M, size_t N, size_t K, bool accumulate) {
-    for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < M * N; i += gridDim.x * blockDim.x) {
-        double sum = accumulate ? float(out[i]) : 0;
-        for (size_t k = 0; k < K; k++) sum += float(a[i / N * a_row + k * a_column]) * float(b[k * b_row + i % N * b_column]);
-        out[i] = float(sum);
-    }
-}
-template <class X>
-void matmul_forward(Cuda<X> dev, float *out, const X *x, const X *w, std::nullptr_t, size_t T, size_t IC, size_t OC) {
-    launch(dev, product_kernel<float, X, X>, Grid{16}, 64, 0, out, x, IC, 1, w, 1, IC, T, OC, IC, false);
-}
-template <class X> void matmul_backward_input(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC) {
-    launch(dev, product_kernel<X, X, X>, Grid{16}, 64, 0, dx, dout, OC, 1, w, IC, 1, T, IC, OC, false);
-}
-template <class X>
-void matmul_backward_weight(Cuda<X> dev, float *dw, std::nullptr_t, const X *dout, const X *x, size_t T, size_t IC, size_t OC) {
-    launch(dev, product_kernel<float, X, X>, Grid{16}, 64, 0, dw, dout, 1, OC, x, IC, 1, OC, IC, T, true);
-}
-}  // namespace CUDA_BACKEND
-
-// ---- the head -----------------------------------------------------------------------------------------------------------------
 
 template <class Dev> struct Head : testing::Test, HeadCase<typename Dev::X> {
     using X = typename Dev::X;
 
     void run(Dev dev, bool backward = true) {
+        static const auto ctx = make_cuda_context(2);
+        dev.ctx = ctx.get();
         DeviceArray<X> d_x(this->x), d_w(this->w), d_dx(this->T * this->C);
         DeviceArray<int32_t> d_rows(this->rows), d_targets(this->targets);
         DeviceArray<float> d_weights(this->weights), d_dw(this->dw_before), d_nll(this->N), d_entropy(this->N),
