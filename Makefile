@@ -22,7 +22,7 @@ endif
 
 MAKEFLAGS += -j$(shell nproc)
 .DEFAULT_GOAL := train_llama
-.PHONY: deps demo test test-all test-mutants ptxas bench compare format tidy probe help clean FORCE
+.PHONY: deps demo test test-all test-mutants test-gpu ptxas bench compare format tidy probe help clean FORCE
 .DELETE_ON_ERROR:
 
 # ---- what is on this machine ------------------------------------------------------------------------------------------------------
@@ -95,6 +95,10 @@ build/sm_$(1)/%.o: %.cpp Makefile
 	@mkdir -p $$(@D)
 	@echo 'compile $$< for sm_$(1)'
 	@$$(NVCC) $$(NVCCFLAGS) -arch=sm_$(1) -MMD -MP -x cu -c $$< -o $$@
+
+build/sm_$(1)/test/test_cuda: $$(CUDA_TESTS:%.cpp=build/sm_$(1)/%.o) $$(LIBRARY)
+	@echo 'link    $$@'
+	@$$(NVCC) -arch=sm_$(1) -Xcompiler -fopenmp $$^ $$(LDLIBS) -lcublasLt -lgtest_main -lgtest -lpthread -o $$@
 endef
 $(foreach arch,$(GPU_ARCHS),$(eval $(call compile_for_gpu,$(arch))))
 GPU_TESTS := $(foreach arch,$(GPU_ARCHS),$(CUDA_TESTS:%.cpp=build/sm_$(arch)/%.o))
@@ -158,6 +162,9 @@ test-all: $(PROGRAM) $(BUILD)/test/test_llmc $(filter-out build/san/%,$(TEST_CUD
 test-mutants:                                ## build known bugs in and require that a test fails
 	@$(MAKE) --no-print-directory MUTANTS=1 $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
 	@$(PYTHON) scripts/mutants.py
+
+test-gpu: build/sm_$(firstword $(GPU_ARCHS))/test/test_cuda  ## the kernels' tests on this machine's GPU, of GPU_ARCHS=90, say
+	./$<
 
 ptxas: $(if $(NVCC),$(GPU_TESTS))             ## compile the kernels for GPU_ARCHS (80 90 100), if nvcc is there
 	@$(if $(NVCC),true,echo 'no nvcc: nothing compiled')

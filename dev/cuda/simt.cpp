@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <boost/context/detail/fcontext.hpp>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -144,8 +145,14 @@ thread_local Thread *current = nullptr;
 // ---- messages -------------------------------------------------------------------------------------------------------------------
 
 // What addr2line knows of an address of this program: pairs of function and FILE:LINE, innermost inlined function first.
-std::vector<std::pair<std::string, std::string>> frames(const void *pc) {
-    std::vector<std::pair<std::string, std::string>> out;
+// Answers are kept, as each takes it a good part of a second.
+using Frames = std::vector<std::pair<std::string, std::string>>;
+Frames frames(const void *pc) {
+    static std::mutex lock;
+    static std::map<const void *, Frames> known;
+    const std::lock_guard guard(lock);
+    if (const auto found = known.find(pc); found != known.end()) return found->second;
+    Frames &out = known[pc];
     Dl_info info;
     if (!dladdr(pc, &info)) return out;
     char program[4096] = {};
