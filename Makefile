@@ -53,6 +53,7 @@ endif
 
 LIBRARY := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard llmc/*/*.cpp))
 TESTS   := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/*.cpp))
+OPS     := $(filter $(BUILD)/llmc/ops/%,$(LIBRARY))
 BENCHES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard dev/bench/*.cpp))
 CUDA_TESTS := $(wildcard test/cuda/*.cpp)
 
@@ -69,11 +70,11 @@ EMULATE  := -DLLMC_EMULATE -Wno-unknown-pragmas -g1 -fno-optimize-sibling-calls 
 EMULATED := $(BUILD)/dev/cuda/simt.o $(CUDA_TESTS:%.cpp=$(BUILD)/%.o)
 RACE     := $(BUILD)/dev/cuda/simt.o $(CUDA_TESTS:%.cpp=build/race/%.o)
 
-$(BUILD)/test/test_cuda: $(EMULATED) $(LIBRARY)
+$(BUILD)/test/test_cuda: $(EMULATED) $(OPS)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
 
-build/race/test/test_cuda: $(RACE) $(LIBRARY)
+build/race/test/test_cuda: $(RACE) $(OPS)
 	@echo 'link    $@'
 	@mkdir -p $(@D)
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
