@@ -8,6 +8,7 @@ writes DIR/model          SmolLM2-135M-Instruct (Apache-2.0), dequantised from t
        DIR/chats.jsonl    the English conversations of chatterbot-corpus (BSD), {"messages": [...]} a line
        DIR/heldout.jsonl  100 of them, drawn with a fixed seed. The corpus repeats itself, and 61 of the 100 also stand in
                           chats.jsonl: their loss says how well the model fits the corpus, not how well it generalises
+                          Another seed moves it by tenths: 0.88 after training with this one, 1.02 with seed 1
        DIR/prompts.jsonl  three questions to generate answers to
 scripts/smollm2.sh goes on from there.
 """
