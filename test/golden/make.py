@@ -10,8 +10,11 @@ writes, for each model, test/golden/NAME/:
                                logits F32 (rows, V): all positions of the documents `logits_documents`, one after the other
   golden.json                  what is expected, in float64 unless it says otherwise:
     loss, entropy, accuracy    means over all targets: negative log-likelihood, entropy of the prediction (nats), argmax == target
-    bf16_loss                  the same loss by transformers with the model in bfloat16 (loss from float32 logits)
-    bf16_token_rms             root mean square, over the targets, of the error of each one's loss there
+    bf16                       on 100 documents of 101 random tokens, so many that their mean is more than noise, with the weights
+                               rounded to bfloat16: losses, the mean loss of each document in float64; bf16_loss, the mean of all
+                               by transformers in bfloat16 (loss from float32 logits); document_rms, root mean square of the error
+                               of a document's loss there. Token t of document d is
+                               Random{1, Purpose::test, stream_of("bf16 documents") + d}.block(t)[0] % V
     grad_norm                  L2 norm of the gradient of loss; tied embeddings count once
     gradients.NAME             of each tensor by its Hugging Face name: L2 norm, projections sum_i gradient[i] * sign[i] / sqrt(n) for k < 4,
                                sign[i] = Random{1, Purpose::test, stream_of(NAME) + k}.block(i)[0] & 1 ? 1 : -1   (llmc/core/rng.h)
@@ -46,6 +49,7 @@ DOCUMENTS = [  # length, spans of targets
     (70, [(10, 30), (45, 70)]),
 ]
 LOGITS_DOCUMENTS = [2, 3]
+BF16_DOCUMENTS, BF16_LENGTH = 100, 101
 
 SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64, vocab_size=96,
              max_position_embeddings=128, rms_norm_eps=1e-5)
@@ -99,11 +103,14 @@ def philox4x32(counter, key):
     return counter
 
 
-def signs(name, k, n):
+def random_words(name, k, n):
     index, word = np.arange(n, dtype=np.uint64), lambda x: np.full(n, x, np.uint64)
     purpose_test = 5
-    block = philox4x32([index, word(0), word((stream_of(name) + k) & 0xFFFFFFFF), word(purpose_test)], (1, 0))
-    return np.where(block[0] & np.uint64(1), 1.0, -1.0)
+    return philox4x32([index, word(0), word((stream_of(name) + k) & 0xFFFFFFFF), word(purpose_test)], (1, 0))[0]
+
+
+def signs(name, k, n):
+    return np.where(random_words(name, k, n) & np.uint64(1), 1.0, -1.0)
 
 
 # ---- the model ------------------------------------------------------------------------------------------------------------------
@@ -172,7 +179,7 @@ def make_documents(name, model):
 
 
 def evaluate(model, tokens, masks):
-    """Mean loss, entropy and accuracy over the targets of all documents, the logits of each, and each target's loss."""
+    """Mean loss, entropy and accuracy over the targets of all documents, and the logits of each."""
     entropy = correct = 0
     logits, losses = [], []
     for ids, mask in zip(tokens, masks):
@@ -185,7 +192,30 @@ def evaluate(model, tokens, masks):
         entropy = entropy - (logp.exp() * logp).sum().item()
         correct += (logp.argmax(-1) == ids[targets]).sum().item()
     losses = torch.cat(losses)
-    return losses.mean(), entropy / len(losses), correct / len(losses), logits, losses
+    return losses.mean(), entropy / len(losses), correct / len(losses), logits
+
+
+def compare_bf16(folder):
+    """The losses of many random documents, exactly and in bfloat16. Both with rounded weights: what differs is arithmetic."""
+    model, rounded_model = load(folder, torch.float64), load(folder, torch.bfloat16)
+    with torch.no_grad():
+        for p, rounded in zip(model.parameters(), rounded_model.parameters()):
+            p.copy_(rounded)
+    words = np.stack([random_words("bf16 documents", d, BF16_LENGTH) for d in range(BF16_DOCUMENTS)])
+    ids = torch.from_numpy(words.astype(np.int64)) % model.config.vocab_size
+
+    def document_losses(model):
+        logits = torch.cat([model(input_ids=document[None], use_cache=False).logits[:, :-1] for document in ids])
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+        return losses.double().view(BF16_DOCUMENTS, -1).mean(1)
+
+    with torch.no_grad():
+        with widened(model):
+            exact = document_losses(model)
+        rounded = document_losses(rounded_model)
+    return dict(losses=[round(loss, 8) for loss in exact.tolist()], bf16_loss=rounded.mean().item(),
+                document_rms=(rounded - exact).square().mean().sqrt().item())
 
 
 def describe_gradients(model):
@@ -244,7 +274,7 @@ def make(name):
     with widened(model):
         with torch.no_grad():
             tokens, masks = make_documents(name, model)
-        loss, entropy, accuracy, logits, token_losses = evaluate(model, tokens, masks)
+        loss, entropy, accuracy, logits = evaluate(model, tokens, masks)
         loss.backward()
         grad_norm = global_norm(list(model.parameters())).item()
         gradients = describe_gradients(model)
@@ -253,22 +283,19 @@ def make(name):
             for what, changes in without_specials(model.config).items():
                 difference = abs(evaluate(load(folder, torch.float64, **changes), tokens, masks)[0].item() - loss.item())
                 assert difference > 1e-3 * loss.item(), f"{name} {what}: the loss changes by {difference:.1e} only"
-    with torch.no_grad():
-        bf16_losses = evaluate(load(folder, torch.bfloat16), tokens, masks)[4].double()
-        bf16_loss = bf16_losses.mean().item()
-        bf16_token_rms = (bf16_losses - token_losses).square().mean().sqrt().item()
+    bf16 = compare_bf16(folder)
 
     arrays = dict(tokens=torch.cat(tokens).int().numpy(), loss_mask=np.concatenate(masks),
                   doc_offsets=np.cumsum([0] + [len(t) for t in tokens], dtype=np.int64),
                   logits=torch.cat([logits[d] for d in LOGITS_DOCUMENTS]).float().numpy())
     save_file(arrays, folder / "golden.safetensors", metadata=dict(kind="sft", vocab_size=str(model.config.vocab_size)))
     golden = dict(transformers=transformers.__version__, torch=torch.__version__, targets=int(arrays["loss_mask"].sum()),
-                  loss=loss.item(), bf16_loss=bf16_loss, bf16_token_rms=bf16_token_rms, entropy=entropy, accuracy=accuracy, grad_norm=grad_norm, losses=losses,
+                  loss=loss.item(), bf16=bf16, entropy=entropy, accuracy=accuracy, grad_norm=grad_norm, losses=losses,
                   logits_documents=LOGITS_DOCUMENTS, gradients=gradients)
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in golden.items()]
     (folder / "golden.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
     size = sum(f.stat().st_size for f in folder.iterdir())
-    print(f"{name:13} {sum(p.numel() for p in model.parameters()):6} {loss.item():9.6f} {bf16_loss - loss.item():+10.1e} "
+    print(f"{name:13} {sum(p.numel() for p in model.parameters()):6} {loss.item():9.6f} {bf16['bf16_loss'] - np.mean(bf16['losses']):+10.1e} "
           f"{entropy:9.6f} {accuracy:9.4f} {grad_norm:9.5f} {losses[-1]:9.6f} {size / 1e3:8.1f}", flush=True)
     return size
 
