@@ -8,16 +8,18 @@
 //                                F feed-forward size            V vocabulary      L layers          N tokens of the row that are targets
 // There is no batch dimension: a micro-batch is one packed row of documents laid end to end (llmc/data/dataloader.h).
 #include <cmath>
-#include <cstring>
 
 #include "llmc/core/arena.h"        // defines: Plan, Arena
+#include "llmc/core/gpu.h"          // defines: use_gpu, query_gpus
+#include "llmc/core/memory.h"       // defines: Memory
 #include "llmc/core/mutant.h"       // defines: MUTANT, a test-only bug
 #include "llmc/core/options.h"      // defines: Options, Parsed, parse
 #include "llmc/data/dataloader.h"   // defines: Row
 #include "llmc/io/hf.h"             // defines: ModelConfig, HfWeights, HfWriter
 #include "llmc/ops/attention.h"     // defines: attention{,_backward}_{begin,part,end}, Heads, Pieces
 #include "llmc/ops/embedding.h"     // defines: embedding_{forward,backward}
-#include "llmc/ops/loss.h"          // defines: lm_head
+#include "llmc/ops/layout.h"        // defines: copy_rows
+#include "llmc/ops/loss.h"          // defines: lm_head, head_sums
 #include "llmc/ops/matmul.h"        // defines: matmul_forward, matmul_backward_{input,weight}
 #include "llmc/ops/residual.h"      // defines: residual_forward
 #include "llmc/ops/rmsnorm.h"       // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward, qk_norm_{forward,backward}
@@ -150,21 +152,23 @@ template <class Dev> class Llama final : public Model {
 
     Plan &plan() override { return plan_; }
     Arena &arena() override { return *arena_; }
+    Memory &memory() override { return p.memory(); }
     void allocate(bool guards, bool poison) override;
     const std::vector<Tensor> &tensors() const override { return p.table; }
     void load(const HfWeights &weights) override { p.load(weights); }
     void initialise(uint64_t seed) override { p.initialise(seed, config.initializer_range); }
     void save(const std::string &dir, const std::string &export_dtype) override { p.save(dir, export_dtype); }
-    void zero_gradients() override { memset(p.grads, 0, p.count * sizeof(float)); }
+    void zero_gradients() override { memory().fill(p.grads, 0, p.count * sizeof(float)); }
     double gradient_norm() override { return p.gradient_norm(); }
     std::string nonfinite_gradient() override { return p.nonfinite_gradient(); }
     void update(const AdamW &adamw) override { p.update(adamw); }
     const float *gradients() const { return p.grads; }
-    OptimizerState optimizer_state() override { return {p.master, p.m, p.v, p.count}; }
+    OptimizerState optimizer_state() override { return {p.master, p.m, p.v, p.count, &p.memory()}; }
     void optimizer_state_loaded() override { p.round_master(); }
 
-    LossSums evaluate(const Row &row) override;
-    LossSums accumulate(const Row &row, float weight) override;
+    void evaluate(const Row &row) override;
+    void accumulate(const Row &row, float weight) override;
+    LossSums take_sums() override;
     const float *next_logits(const Row &row, const Pieces &where, std::span<const int32_t> cache_begin) override;
 
   private:
@@ -177,12 +181,13 @@ template <class Dev> class Llama final : public Model {
     void plan_activations();
     void plan_layer(size_t l);
     void load_row(const Row &row, float weight);
+    void load_lo(std::span<const int32_t> doc_begin);
     void forward();
     void layer_forward(size_t l, const LlamaActs<X> &a, bool again);
     void attention_forward(size_t l, const LlamaActs<X> &a);
     void backward();
     void layer_backward(size_t l, const LlamaActs<X> &a);
-    LossSums head(bool backward);
+    void head(bool backward);
     void reach(size_t time) {  // the clock, at the start of each layer's work
         if (poison_) arena_->poison_dead(time);
     }
@@ -197,6 +202,8 @@ template <class Dev> class Llama final : public Model {
     LlamaWeights<X> w;
     LlamaWeights<float> dw;
     Parameters<Dev> p;
+    size_t targets_ = 0;         // of the rows whose sums were not taken yet
+    std::vector<float> logits_;  // generate: (documents, V)
 
     // The packed row on the device.
     struct {
@@ -221,6 +228,8 @@ template <class Dev> class Llama final : public Model {
         float *dw_scratch;                            // rmsnorm_scratch
         std::byte *head;                              // lm_head_scratch
         HeadStats stats;                              // (N) each
+        double *sums;                                 // (3)              of the rows since take_sums
+        std::byte *matmul;                            // matmul_scratch
         X *last;                                      // (documents, C)   generate
         float *logits;                                // (documents, V)   generate
         float *rope;                                  // (positions, D/2, 2)
@@ -254,6 +263,7 @@ template <class Dev> void Llama<Dev>::plan_activations() {
     plan_.add(&row.targets, "row.targets", {T});
     plan_.add(&row.weights, "row.weights", {T});
     plan_.add(&acts.rope, "rope table", {limits.positions, c.D / 2, 2});
+    plan_.add(&acts.matmul, "matmul workspace", {matmul_scratch(dev)});
 
     acts.x.resize(c.L + 1);
     acts.forward.resize(c.L);
@@ -277,6 +287,7 @@ template <class Dev> void Llama<Dev>::plan_activations() {
     plan_.add(&acts.stats.nll, "stats.nll", {T});
     plan_.add(&acts.stats.entropy, "stats.entropy", {T});
     plan_.add(&acts.stats.correct, "stats.correct", {T});
+    plan_.add(&acts.sums, "stats.sums", {3});
     if (train) {
         plan_.add(&acts.dx, "dx", {T, C}, clock.head(), clock.end());
         plan_.add(&acts.dw_scratch, "norm scratch", {std::max(rmsnorm_scratch(dev, C), qk_norm_scratch(dev, c.D))}, clock.head(),
@@ -338,10 +349,13 @@ template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
 template <class Dev> void Llama<Dev>::allocate(bool guards, bool poison) {
     poison_ = poison;
     plan_.place(guards);
-    arena_ = std::make_unique<Arena>(plan_);
+    arena_ = std::make_unique<Arena>(plan_, memory());
+    matmul_use_scratch(dev, acts.matmul);
     llama_table(config, w, p.params);
     if (limits.mode == Mode::train) llama_table(config, dw, p.grads);
-    rope_table(acts.rope, config.rope, limits.positions, config.D);
+    std::vector<float> rope(limits.positions * config.D);
+    rope_table(rope.data(), config.rope, limits.positions, config.D);
+    write(memory(), acts.rope, rope);
 }
 
 // ---- forward --------------------------------------------------------------------------------------------------------------------------
@@ -349,15 +363,21 @@ template <class Dev> void Llama<Dev>::allocate(bool guards, bool poison) {
 template <class Dev> void Llama<Dev>::load_row(const Row &r, float weight) {
     row.T = r.T, row.N = r.rows.size();
     row.queries = row.keys = Pieces{{{0, r.T, 0}}, 1};
-    std::copy(r.tokens.begin(), r.tokens.end(), row.tokens);
-    std::copy(r.doc_pos.begin(), r.doc_pos.end(), row.doc_pos);
-    std::copy(r.doc_begin.begin(), r.doc_begin.end(), row.lo);
-    std::copy(r.rows.begin(), r.rows.end(), row.rows);
-    std::copy(r.targets.begin(), r.targets.end(), row.targets);
-    std::fill_n(row.weights, row.N, weight);
+    write(memory(), row.tokens, r.tokens);
+    write(memory(), row.doc_pos, r.doc_pos);
+    write(memory(), row.rows, r.rows);
+    write(memory(), row.targets, r.targets);
+    write(memory(), row.weights, std::vector<float>(row.N, weight));
+    load_lo(r.doc_begin);
+}
+
+// doc_begin[p]: where the document of position p begins.
+template <class Dev> void Llama<Dev>::load_lo(std::span<const int32_t> doc_begin) {
     const int32_t window = int32_t(*std::max_element(config.window.begin(), config.window.end()));
-    for (int32_t t = 0; t < int32_t(r.doc_begin.size()); t++)
-        row.lo_window[t] = std::max(row.lo[t], t - window + MUTANT(18, 0, 1));
+    std::vector<int32_t> lo(doc_begin.begin(), doc_begin.end());
+    write(memory(), row.lo, lo);
+    for (size_t p = 0; p < lo.size(); p++) lo[p] = std::max(lo[p], int32_t(p) - window + MUTANT(18, 0, 1));
+    write(memory(), row.lo_window, lo);
 }
 
 template <class Dev> void Llama<Dev>::forward() {
@@ -407,8 +427,8 @@ template <class Dev> void Llama<Dev>::attention_forward(size_t l, const LlamaAct
         X *cache = acts.cache[l];
         for (size_t i = 0; i < row.queries.count; i++) {
             const Piece &piece = row.queries.piece[i];
-            for (size_t t = piece.begin; t < piece.end; t++)
-                std::copy_n(k.data + (piece.offset + t - piece.begin) * stride, 2 * KV * D, cache + t * 2 * KV * D);
+            copy_rows(dev, cache + piece.begin * 2 * KV * D, 2 * KV * D, k.data + piece.offset * stride, stride,
+                      piece.end - piece.begin, 2 * KV * D);
         }
         k = {cache, 2 * KV * D}, v = {cache + KV * D, 2 * KV * D};
     }
@@ -418,23 +438,23 @@ template <class Dev> void Llama<Dev>::attention_forward(size_t l, const LlamaAct
 }
 
 // The loss and its sums; with `backward` also the gradients of the head and, in dx, of the final norm's output.
-template <class Dev> LossSums Llama<Dev>::head(bool backward) {
+template <class Dev> void Llama<Dev>::head(bool backward) {
     lm_head(dev, acts.stats, backward ? acts.dx : nullptr, dw.head, acts.head, acts.normf, w.head, row.rows, row.targets,
             row.weights, row.T, config.C, config.V, row.N);
-    LossSums sums;
-    for (size_t i = 0; i < row.N; i++) {
-        sums.nll += acts.stats.nll[i];
-        sums.entropy += acts.stats.entropy[i];
-        sums.correct += acts.stats.correct[i];
-    }
-    sums.targets = double(row.N);
-    return sums;
+    head_sums(dev, acts.sums, acts.stats, row.N);
+    targets_ += row.N;
 }
 
-template <class Dev> LossSums Llama<Dev>::evaluate(const Row &r) {
+template <class Dev> void Llama<Dev>::evaluate(const Row &r) {
     load_row(r, 0);
     forward();
-    return head(false);
+    head(false);
+}
+
+template <class Dev> LossSums Llama<Dev>::take_sums() {
+    const auto sums = read(memory(), acts.sums, 3);
+    memory().fill(acts.sums, 0, 3 * sizeof(double));
+    return {sums[0], sums[1], sums[2], double(std::exchange(targets_, 0))};
 }
 
 template <class Dev>
@@ -442,26 +462,23 @@ const float *Llama<Dev>::next_logits(const Row &r, const Pieces &where, std::spa
     load_row(r, 0);
     row.queries = where;
     row.keys = Pieces{{{0, cache_begin.size(), 0}}, 1};
-    const int32_t window = int32_t(*std::max_element(config.window.begin(), config.window.end()));
-    for (int32_t t = 0; t < int32_t(cache_begin.size()); t++) {
-        row.lo[t] = cache_begin[t];
-        row.lo_window[t] = std::max(row.lo[t], t - window + 1);
-    }
+    load_lo(cache_begin);
     forward();
+    const size_t C = config.C;
     for (size_t i = 0; i < where.count; i++)
-        std::copy_n(acts.normf + (r.doc_offsets[i + 1] - 1) * config.C, config.C, acts.last + i * config.C);
-    matmul_forward(dev, acts.logits, acts.last, w.head, (const X *)nullptr, where.count, config.C, config.V);
-    return acts.logits;
+        copy_rows(dev, acts.last + i * C, C, acts.normf + (r.doc_offsets[i + 1] - 1) * C, C, 1, C);
+    matmul_forward(dev, acts.logits, acts.last, w.head, (const X *)nullptr, where.count, C, config.V);
+    logits_ = read(memory(), acts.logits, where.count * config.V);
+    return logits_.data();
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------------------------
 
-template <class Dev> LossSums Llama<Dev>::accumulate(const Row &r, float weight) {
+template <class Dev> void Llama<Dev>::accumulate(const Row &r, float weight) {
     load_row(r, weight);
     forward();
-    const LossSums sums = head(true);
+    head(true);
     backward();
-    return sums;
 }
 
 template <class Dev> void Llama<Dev>::backward() {
@@ -511,28 +528,79 @@ template <class Dev> void Llama<Dev>::layer_backward(size_t l, const LlamaActs<X
     rmsnorm_backward(dev, dx, dy.ln1, acts.dw_scratch, dx, dln1, acts.x[l], y.ln1, a.rstd1, T, C);
 }
 
+// ---- the GPU's half -------------------------------------------------------------------------------------------------------------------
+
+// This file is compiled once by g++, for main and the CPU, and once by nvcc, for CUDA. (Or by g++ again, with the emulator in place of
+// the GPU: dev/cuda/README.md.) Both halves are linked into one program.
+ModelFactory cuda_models(const Options &options);
+
+#ifdef CUDA_HALF
+#include "llmc/ops/kernels.cuh"  // defines: the same ops on CUDA; CudaStream, CudaMemory
+
+struct CudaHalf {
+    CudaStream stream;
+    std::unique_ptr<CudaContext> ctx;
+};
+
+ModelFactory cuda_models(const Options &options) {
+    std::shared_ptr<CudaHalf> half;  // a plan needs no GPU
+    if (!options.plan) {
+        half = std::make_shared<CudaHalf>();
+        half->ctx = make_cuda_context(int(options.threads));
+    }
+    return [half, bf16_storage = options.dtype == "bf16"](const ModelConfig &config,
+                                                          const ModelLimits &limits) -> std::unique_ptr<Model> {
+        const cudaStream_t stream = half ? half->stream : nullptr;
+        CudaContext *ctx = half ? half->ctx.get() : nullptr;
+        if (bf16_storage) return std::make_unique<Llama<CudaBf16>>(CudaBf16{stream, ctx}, config, limits);
+        return std::make_unique<Llama<CudaF32>>(CudaF32{stream, ctx}, config, limits);
+    };
+}
+#else
+
 // ---- main -----------------------------------------------------------------------------------------------------------------------------
 
 #ifndef LLMC_NO_MAIN  // tests include this file and bring their own
+static ModelFactory cpu_models(const Options &options) {
+    const int threads = int(options.threads);
+    std::shared_ptr<Context> ctx = make_context(threads);
+    return [=, bf16_storage = options.dtype == "bf16"](const ModelConfig &config,
+                                                       const ModelLimits &limits) -> std::unique_ptr<Model> {
+        if (bf16_storage) return std::make_unique<Llama<CpuBf16>>(CpuBf16{threads, ctx.get()}, config, limits);
+        return std::make_unique<Llama<CpuF32>>(CpuF32{threads, ctx.get()}, config, limits);
+    };
+}
+
+// Models of the device and dtype that the options ask for. --plan --gpu needs no GPU, only the sizes that the kernels ask for.
+static ModelFactory models(Options &o) {
+    bool gpu = false;
+    std::string note;
+#ifdef LLMC_CUDA
+    gpu = o.plan && !o.gpu.empty() ? o.device != "cpu" : use_gpu(o.device, query_gpus(), note);
+#else
+    gpu = use_gpu(o.device, {}, note);
+#endif
+    if (!note.empty()) printf("note: %s\n", note.c_str());
+    if (o.dtype == "auto") o.dtype = gpu || !o.gpu.empty() ? "bf16" : "f32";  // bf16 is what GPUs train in
+#ifdef LLMC_CUDA
+    if (gpu) return cuda_models(o);
+#endif
+    return cpu_models(o);
+}
+
 int main(int argc, char **argv) {
     try {
         Parsed parsed = parse({argv + 1, argv + argc});
         if (!parsed.help.empty()) return printf("%s", parsed.help.c_str()), 0;
         for (const std::string &note : parsed.notes) printf("note: %s\n", note.c_str());
-        if (parsed.options.dtype == "auto")
-            parsed.options.dtype = parsed.options.gpu.empty() ? "f32" : "bf16";  // what GPUs train in
-        const int threads = int(parsed.options.threads);
-        const ContextPtr ctx = make_context(threads);
+        const ModelFactory make_model = models(parsed.options);
         SelfComm comm;
-        return run_task(parsed, comm, [&](const ModelConfig &config, const ModelLimits &limits) -> std::unique_ptr<Model> {
-            if (parsed.options.dtype == "bf16")
-                return std::make_unique<Llama<CpuBf16>>(CpuBf16{threads, ctx.get()}, config, limits);
-            return std::make_unique<Llama<CpuF32>>(CpuF32{threads, ctx.get()}, config, limits);
-        });
+        return run_task(parsed, comm, make_model);
     } catch (const std::exception &error) {
         fflush(stdout);
         fprintf(stderr, "train_llama: %s\n", error.what());
         return 1;
     }
 }
+#endif
 #endif

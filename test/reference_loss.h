@@ -69,7 +69,7 @@ template <class X> struct HeadCase {
             }
         N = rows.size();
         dw_before = random_values<float>(V * C, 4);
-        printf(" T %zu, C %zu, V %zu, N %zu, chunks of %zu\n", T, C, V, N, lm_head_chunk(V));
+        printf(" T %zu, C %zu, V %zu, N %zu, chunks of %zu\n", T, C, V, N, lm_head_chunk(Cpu<X>{}, V));
     }
     // logit: the error of a float sum of C products (see test_matmul.cpp); e: the relative error of exp and a float sum of 1024.
     void check() {

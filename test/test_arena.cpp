@@ -103,7 +103,8 @@ TEST(Arena, PointersAliasesAndMissingArrays) {
     plan.add(&none, "none", {0, 9});
     plan.alias(&second_name, &a);
     plan.place();
-    Arena arena(plan);
+    HostMemory memory;
+    Arena arena(plan, memory);
     EXPECT_EQ(none, nullptr);
     EXPECT_EQ(second_name, a);
     EXPECT_NE(static_cast<void *>(a), static_cast<void *>(b));
@@ -126,7 +127,8 @@ TEST(Arena, GuardsNameTheArrayWrittenBeyond) {
         uint8_t *&a = p.add("act.3.qkv", bytes, 0, 1);
         p.add("act.0.next", 64, 2, 3);
         p.plan.place(true);
-        Arena arena(p.plan);
+        HostMemory memory;
+        Arena arena(p.plan, memory);
         memset(a, 7, bytes);
         arena.check_guards();
         for (const size_t behind : {0, 255}) {
@@ -154,7 +156,8 @@ TEST(Arena, PoisonFillsOnlyTheDead) {
             p.add("a", 1 + random.below(3 * i + 1, 700), first, first + random.below(3 * i + 2, 9));
         }
         p.plan.place();
-        Arena arena(p.plan);
+        HostMemory memory;
+        Arena arena(p.plan, memory);
         for (size_t now = 0; now < 30; now++) {
             std::vector<bool> alive(p.plan.bytes());
             uint8_t *base = nullptr;
@@ -172,7 +175,8 @@ TEST(Arena, PoisonFillsOnlyTheDead) {
     bf16 *h;
     plan.add(&f, "f", {4}, 0, 1), plan.add(&h, "h", {4}, 0, 1), plan.add(&always, "always", {1});
     plan.place();
-    Arena arena(plan);
+    HostMemory memory;
+    Arena arena(plan, memory);
     arena.poison_dead(2);
     EXPECT_TRUE(std::isnan(f[3]) && std::isnan(float(h[3])));
     EXPECT_EQ(*always, 0);
@@ -190,5 +194,5 @@ TEST(Arena, TheTableSumsLayers) {
         << table;
     EXPECT_NE(table.find("8.0 KiB\n", table.find("placed")), std::string::npos) << table;
     EXPECT_EQ(human_bytes(size_t(3) << 29), "1.50 GiB");
-    EXPECT_GT(peak_memory(), size_t(1) << 20);
+    EXPECT_GT(HostMemory().peak(), size_t(1) << 20);
 }

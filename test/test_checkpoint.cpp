@@ -12,6 +12,8 @@
 #include "../llmc/io/checkpoint.h"
 #include "prepared.h"
 
+static HostMemory memory;
+
 namespace fs = std::filesystem;
 
 namespace {
@@ -42,7 +44,7 @@ struct Moments {  // of an optimizer, on the heap
             for (size_t i = 0; i < n; i++) (*x)[i] = float(random.normal(i));
         }
     }
-    OptimizerState state() { return {master.data(), m.data(), v.data(), master.size()}; }
+    OptimizerState state() { return {master.data(), m.data(), v.data(), master.size(), &memory}; }
 };
 
 }  // namespace

@@ -8,6 +8,8 @@
 #include "../llmc/core/json.h"
 #include "../llmc/io/hf.h"
 
+static HostMemory memory;
+
 namespace fs = std::filesystem;
 using nlohmann::json;
 
@@ -256,7 +258,7 @@ struct Hf : testing::Test {
     void write_weights(size_t shard_bytes) {
         const std::vector<float> a = {1, 2, 3, 4}, b = {5, 6}, c = {7};
         HfWriter writer(dir, {{"a", {2, 2}, "F32"}, {"b", {2}, "BF16"}, {"c", {1}, "F32"}}, shard_bytes);
-        writer.write("a", a.data()), writer.write("b", b.data()), writer.write("c", c.data());
+        writer.write("a", a.data(), memory), writer.write("b", b.data(), memory), writer.write("c", c.data(), memory);
         writer.finish();
     }
 };
@@ -316,7 +318,7 @@ TEST_F(Hf, OneFileOrShards) {
         const HfWeights weights(dir);
         float a[4];
         bf16 b[2], c[1];
-        weights.read("a", {2, 2}, a), weights.read("b", {2}, b), weights.read("c", {1}, c);
+        weights.read("a", {2, 2}, a, memory), weights.read("b", {2}, b, memory), weights.read("c", {1}, c, memory);
         EXPECT_EQ(a[3], 4);
         EXPECT_EQ(float(b[1]), 6);
         EXPECT_EQ(float(c[0]), 7);
@@ -324,8 +326,8 @@ TEST_F(Hf, OneFileOrShards) {
         EXPECT_EQ(weights.find("d"), nullptr);
         weights.expect_only({"a", "b", "c", "d"});
         const std::string file = shard_bytes == 1000 ? single : index;
-        expect_error([&] { weights.read("d", {1}, a); }, file, "no tensor \"d\"");
-        expect_error([&] { weights.read("a", {4}, a); }, dir, "\"a\" has shape (2, 2), but (4) is needed");
+        expect_error([&] { weights.read("d", {1}, a, memory); }, file, "no tensor \"d\"");
+        expect_error([&] { weights.read("a", {4}, a, memory); }, dir, "\"a\" has shape (2, 2), but (4) is needed");
         expect_error([&] { weights.expect_only({"a", "b"}); }, dir, "tensor \"c\" (1) is not part of the model");
     }
     EXPECT_EQ(read_json(index)["metadata"]["total_size"], 24);
@@ -358,14 +360,14 @@ TEST_F(Hf, BrokenDirectories) {
     refused(index, "model-00001-of-00002.safetensors: has no tensor \"c\"");
     HfWriter writer(dir, {{"a", {1}, "F32"}, {"b", {1}, "F32"}}, 4);
     const float x = 1;
-    writer.write("a", &x);
+    writer.write("a", &x, memory);
     expect_error([&] { writer.finish(); }, dir, "model-00002-of-00002.safetensors was not written");
 }
 
 TEST_F(Hf, RotaryBuffersAreIgnored) {
     const float x = 1;
     HfWriter writer(dir, {{"model.layers.0.self_attn.rotary_emb.inv_freq", {1}, "F32"}});
-    writer.write("model.layers.0.self_attn.rotary_emb.inv_freq", &x);
+    writer.write("model.layers.0.self_attn.rotary_emb.inv_freq", &x, memory);
     writer.finish();
     HfWeights(dir).expect_only({});
 }

@@ -53,12 +53,12 @@ TEST(HeadReference, EqualsFiniteDifferences) {
 }
 
 TEST(HeadChunk, HoldsAtMost64MiB) {
-    EXPECT_EQ(lm_head_chunk(49152), 320u);
-    EXPECT_EQ(lm_head_chunk(128256), 128u);
-    EXPECT_EQ(lm_head_chunk(300001), 55u);
-    EXPECT_EQ(lm_head_chunk(size_t(1) << 26), 1u);
-    EXPECT_EQ(lm_head_rows(3, 49152), 64u);
-    EXPECT_EQ(lm_head_rows(30, size_t(1) << 22), 4u);
+    EXPECT_EQ(lm_head_chunk(CpuF32{}, 49152), 320u);
+    EXPECT_EQ(lm_head_chunk(CpuF32{}, 128256), 128u);
+    EXPECT_EQ(lm_head_chunk(CpuF32{}, 300001), 55u);
+    EXPECT_EQ(lm_head_chunk(CpuF32{}, size_t(1) << 26), 1u);
+    EXPECT_EQ(lm_head_rows(CpuF32{}, 3, 49152), 64u);
+    EXPECT_EQ(lm_head_rows(CpuF32{}, 30, size_t(1) << 22), 4u);
 }
 
 TYPED_TEST(Head, EqualsReference) {
@@ -77,7 +77,7 @@ TYPED_TEST(Head, LargeLogits) {  // exp(logit) would overflow
 
 TYPED_TEST(Head, SeveralChunks) {
     this->make(240, 3, 200003);
-    ASSERT_GT(this->N, 2 * lm_head_chunk(this->V));
+    ASSERT_GT(this->N, 2 * lm_head_chunk(TypeParam{}, this->V));
     this->run();
     this->check();
 }

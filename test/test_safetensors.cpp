@@ -12,6 +12,8 @@
 #include "../llmc/core/json.h"
 #include "../llmc/io/safetensors.h"
 
+static HostMemory memory;
+
 namespace fs = std::filesystem;
 
 struct Safetensors : testing::Test {
@@ -102,7 +104,7 @@ TEST_F(Safetensors, LargeTensorsAreConvertedInChunks) {
     std::vector<float> from(n), to(n);
     for (size_t i = 0; i < n; i++) from[i] = float(i % 251) - 125;  // exact in bf16
     SafetensorsWriter writer(path, {{"x", {n}, "BF16"}});
-    writer.write("x", from.data());
+    writer.write("x", from.data(), memory);
     writer.finish();
     SafetensorsFile(path).read("x", to.data());
     EXPECT_EQ(from, to);
@@ -125,10 +127,11 @@ TEST_F(Safetensors, WritesEveryType) {
                               {"b", {3}, "BF16"},
                               {"u8", {3}, "U8"}},
                              {{"kind", "sft \"x\""}});
-    writer.write("i64", i64.data());
+    writer.write("i64", i64.data(), memory);
     EXPECT_FALSE(fs::exists(path));
-    writer.write("f", f.data()), writer.write("bf", b.data()), writer.write("i32", i32.data()), writer.write("fb", f.data());
-    writer.write("u16", u16.data()), writer.write("b", b.data()), writer.write("u8", u8.data());
+    writer.write("f", f.data(), memory), writer.write("bf", b.data(), memory), writer.write("i32", i32.data(), memory),
+        writer.write("fb", f.data(), memory);
+    writer.write("u16", u16.data(), memory), writer.write("b", b.data(), memory), writer.write("u8", u8.data(), memory);
     writer.finish();
     EXPECT_FALSE(fs::exists(path + ".tmp"));
 
@@ -238,7 +241,7 @@ TEST_F(Safetensors, WriterErrors) {
     expect_error(
         [&] {
             SafetensorsWriter w(path, {{"a", {2}, "F32"}});
-            w.write("b", x);
+            w.write("b", x, memory);
         },
         path, "\"b\" is not the next");
     expect_error(
@@ -250,7 +253,7 @@ TEST_F(Safetensors, WriterErrors) {
     expect_error(
         [&] {
             SafetensorsWriter w(path, {{"a", {2}, "I64"}});
-            w.write("a", x);
+            w.write("a", x, memory);
         },
         path, "cannot be written from F32");
     EXPECT_TRUE(fs::is_empty(dir));  // no file and no .tmp
@@ -267,7 +270,7 @@ TEST_F(Safetensors, ADiskThatIsFullLeavesNothingBehind) {
         [&] {
             SafetensorsWriter writer(path, {{"x", {4096}, "F32"}});
             setrlimit(RLIMIT_FSIZE, &small);
-            writer.write("x", x.data());
+            writer.write("x", x.data(), memory);
         },
         path, "cannot write: File too large");
     setrlimit(RLIMIT_FSIZE, &before);

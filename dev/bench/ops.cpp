@@ -44,7 +44,7 @@ template <class Dev> static void linear_layers(PlainMatmul<Dev> &plain) {
 // Two chunks of rows, every row with a target; forward only, and all three products.
 template <class Dev> static void head(PlainMatmul<Dev> &plain) {
     using X = typename Dev::X;
-    constexpr size_t N = 2 * lm_head_chunk(V);
+    constexpr size_t N = 2 * lm_head_chunk(CpuF32{}, V);
     const auto x = noise<X>(N * C, 6), w = noise<X>(V * C, 7);
     std::vector<X> dx(N * C);
     std::vector<float> dw(V * C), nll(N), entropy(N), correct(N), weights(N, 1.0f / N);
@@ -105,7 +105,7 @@ int main(int argc, char **argv) {
     printf("dtype weight      IC    OC        forward             dx             dw    plain\n");
     linear_layers(f32);
     linear_layers(bf16);
-    printf("\n%zu rows; the loss between the products counts as time, not as work\n", 2 * lm_head_chunk(V));
+    printf("\n%zu rows; the loss between the products counts as time, not as work\n", 2 * lm_head_chunk(CpuF32{}, V));
     printf("dtype weight      IC    OC        forward    forward, dx, dw                plain\n");
     head(f32);
     head(bf16);

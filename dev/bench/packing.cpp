@@ -56,9 +56,8 @@ template <class Dev> static void table(Dev dev, std::vector<Case> cases) {
         size_t targets = 0;
         for (const Row &row : c.rows) targets += row.targets.size();
         model.zero_gradients();
-        LossSums sums;
-        for (const Row &row : c.rows) sums += model.accumulate(row, 1 / float(targets));
-        return sums.nll / double(targets);
+        for (const Row &row : c.rows) model.accumulate(row, 1 / float(targets));
+        return model.take_sums().nll / double(targets);
     };
     for (Case &c : cases) c.loss = loss_and_gradient(c);  // before any update
 

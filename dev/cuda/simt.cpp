@@ -766,6 +766,13 @@ cudaError_t cudaMalloc(void **p, size_t bytes) {
     return cudaSuccess;
 }
 
+cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
+    const size_t page = size_t(sysconf(_SC_PAGESIZE));
+    *free = size_t(sysconf(_SC_AVPHYS_PAGES)) * page;
+    *total = size_t(sysconf(_SC_PHYS_PAGES)) * page;
+    return cudaSuccess;
+}
+
 cudaError_t cudaFree(void *p) {
     const std::lock_guard guard(buffers_lock);
     const auto is_it = [&](const Buffer &b) { return b.begin == uintptr_t(p); };

@@ -180,6 +180,27 @@ inline cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_
     if (bytes) memset(to, byte, bytes);
     return cudaSuccess;
 }
+inline cudaError_t cudaMallocHost(std::byte **p, size_t bytes) {
+    return (*p = static_cast<std::byte *>(malloc(bytes))) ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+inline cudaError_t cudaFreeHost(void *p) { return free(p), cudaSuccess; }
+cudaError_t cudaMemGetInfo(size_t *free, size_t *total);  // the machine's
+
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) { return *stream = new CUstream_st, cudaSuccess; }
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
+constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2;
+using cudaEvent_t = struct CUevent_st *;
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *, unsigned) { return cudaSuccess; }
+inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t = nullptr) { return cudaSuccess; }
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+
+struct cudaDeviceProp {
+    char name[32] = "the emulator";
+};
+inline cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int) { return *properties = {}, cudaSuccess; }
+
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }

@@ -1,11 +1,6 @@
 #include "arena.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <map>
 #include <numeric>
 
@@ -61,12 +56,6 @@ size_t Plan::sum() const {
     return sum;
 }
 
-std::string human_bytes(size_t bytes) {
-    if (bytes >= size_t(1) << 30) return format("%.2f GiB", double(bytes) / double(1 << 30));
-    if (bytes >= size_t(1) << 20) return format("%.1f MiB", double(bytes) / double(1 << 20));
-    return format("%.1f KiB", double(bytes) / 1024);
-}
-
 // "act.12.qkv" -> "act.*.qkv": one line for all layers.
 static std::string without_numbers(const std::string &name) {
     std::string out;
@@ -100,30 +89,26 @@ std::string Plan::table() const {
                         "placed: arrays that never live together share bytes", human_bytes(bytes()).c_str());
 }
 
-Arena::Arena(const Plan &plan) : plan_(plan), process_(process_memory()) {
-    void *base = mmap(nullptr, std::max<size_t>(plan.bytes(), 1), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base == MAP_FAILED)
-        die("cannot allocate %s: %s\n  fix: see --plan; a smaller --row_tokens or --recompute layer needs less",
-            human_bytes(plan.bytes()).c_str(), strerror(errno));
-    madvise(base, plan.bytes(), MADV_HUGEPAGE);
-    base_ = static_cast<std::byte *>(base);
-    memset(base_, 0, plan.bytes());  // touch every page now; parameters' gradients and moments start at zero
+Arena::Arena(const Plan &plan, Memory &memory)
+    : plan_(plan), memory_(memory), process_(memory.process()), base_(memory.allocate(plan.bytes())) {
     for (const Segment &s : plan.segments()) {
         *s.pointer = base_ + s.offset;
-        if (plan.guards()) memset(base_ + s.offset + s.bytes, guard_pattern, guard_bytes);
+        if (plan.guards()) memory_.fill(base_ + s.offset + s.bytes, guard_pattern, guard_bytes);
     }
     for (auto [pointer, added] : plan.aliases_) *pointer = *added;
 }
 
-Arena::~Arena() { munmap(base_, std::max<size_t>(plan_.bytes(), 1)); }
+Arena::~Arena() { memory_.release(base_, plan_.bytes()); }
 
 void Arena::check_guards() const {
     if (!plan_.guards()) return;
-    for (const Segment &s : plan_.segments())
+    for (const Segment &s : plan_.segments()) {
+        const auto guard = read(memory_, base_ + s.offset + s.bytes, guard_bytes);
         for (size_t i = 0; i < guard_bytes; i++)
-            if (base_[s.offset + s.bytes + i] != std::byte(guard_pattern))
+            if (guard[i] != std::byte(guard_pattern))
                 die("somebody wrote behind the end of %s (%s), at its byte %zu", s.name.c_str(), human_bytes(s.bytes).c_str(),
                     s.bytes + i);
+    }
 }
 
 void Arena::poison_dead(size_t now) {
@@ -132,24 +117,10 @@ void Arena::poison_dead(size_t now) {
     for (const Segment &s : plan_.segments())
         if (s.first <= now && now <= s.last) alive.push_back({s.offset, s.offset + s.bytes});
     std::sort(alive.begin(), alive.end());
+    alive.push_back({plan_.bytes(), plan_.bytes()});
     size_t at = 0;
     for (auto [begin, end] : alive) {
-        if (at < begin) memset(base_ + at, poison_pattern, begin - at);
+        if (at < begin) memory_.fill(base_ + at, poison_pattern, begin - at);
         at = std::max(at, end);
     }
-    if (at < plan_.bytes()) memset(base_ + at, poison_pattern, plan_.bytes() - at);
 }
-
-static size_t status_line(const char *name) {
-    std::ifstream status("/proc/self/status");
-    std::string word;
-    size_t kib = 0;
-    while (status >> word)
-        if (word == name) status >> kib;
-    return kib * 1024;
-}
-
-size_t peak_memory() { return status_line("VmHWM:"); }
-
-static constexpr size_t library_bytes = size_t(10) << 20;  // measured with oneDNN 2.6.3: 8 to 12 MiB after the first step
-size_t process_memory() { return status_line("VmRSS:") + library_bytes; }

@@ -4,7 +4,7 @@
 //     Plan plan;
 //     plan.add(&acts.ln1, "act.0.ln1", {T, C}, first_op, last_op);     // the pointer is set when the arena is made
 //     plan.place();                                                    // offsets; plan.bytes() is what one allocation must hold
-//     Arena arena(plan);
+//     Arena arena(plan, memory);
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "dtype.h"
+#include "memory.h"
 
 struct Segment {
     std::string name;  // "act.12.qkv": the numbers are layers, and the printed table sums over them
@@ -61,11 +62,11 @@ class Plan {
     bool guards_ = false;
 };
 
-// One allocation that holds a placed plan and points every declared pointer into it. Its pages are touched at once, so that a run
-// that does not fit ends before its first step. The plan must outlive the arena.
+// One allocation that holds a placed plan, is 0 at first, and into which it points every declared pointer. Plan and memory must outlive
+// the arena.
 class Arena {
   public:
-    explicit Arena(const Plan &plan);
+    Arena(const Plan &plan, Memory &memory);
     ~Arena();
     Arena(const Arena &) = delete;
     Arena &operator=(const Arena &) = delete;
@@ -77,10 +78,7 @@ class Arena {
 
   private:
     const Plan &plan_;
+    Memory &memory_;
     size_t process_;
     std::byte *base_;
 };
-
-size_t peak_memory();     // of this process so far, in bytes (VmHWM)
-size_t process_memory();  // what it holds now, and what libraries will still take: code that oneDNN generates, thread stacks
-std::string human_bytes(size_t);  // "3.91 GiB"

@@ -27,6 +27,9 @@ using CpuBf16 = Cpu<bf16>;
 #else
 #define CUDA_BACKEND gpu
 #endif
+#if defined(LLMC_EMULATE) || defined(__CUDACC__)
+#define CUDA_HALF  // of a file that is compiled for both, CPU and GPU
+#endif
 
 struct CUstream_st;  // as in cuda_runtime.h, which g++ need not have
 using cudaStream_t = CUstream_st *;

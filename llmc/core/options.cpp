@@ -415,7 +415,7 @@ static void check_values(const Options &o, Task task) {
     one_of(o.lr_scheduler, "lr_scheduler", "cosine_with_min_lr,cosine,linear,constant_with_warmup,constant");
     one_of(o.dtype, "dtype", "auto,f32,bf16");
     one_of(o.export_dtype, "export_dtype", "auto,f32,bf16");
-    one_of(o.device, "device", "auto,cpu");
+    one_of(o.device, "device", "auto,cpu,cuda");
     one_of(o.recompute, "recompute", "auto,none,cheap,layer");
 
     must(o.train_batch_size > 0 || o.train_batch_tokens > 0, "train_batch_size", "at least 1");

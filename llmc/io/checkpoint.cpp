@@ -41,9 +41,9 @@ void save_optimizer(const std::string &dir, const OptimizerState &state) {
     SafetensorsWriter writer(dir + optimizer_file,
                              {{"master", {state.count}, "F32"}, {"m", {state.count}, "F32"}, {"v", {state.count}, "F32"}},
                              metadata);
-    writer.write("master", state.master);
-    writer.write("m", state.m);
-    writer.write("v", state.v);
+    writer.write("master", state.master, *state.memory);
+    writer.write("m", state.m, *state.memory);
+    writer.write("v", state.v, *state.memory);
     writer.finish();
 }
 
@@ -51,22 +51,26 @@ void load_optimizer(const std::string &dir, const OptimizerState &state) {
     const SafetensorsFile file(dir + optimizer_file);
     for (auto [name, to] : {std::pair{"master", state.master}, {"m", state.m}, {"v", state.v}}) {
         file.expect_shape(name, {state.count});
-        file.read(name, to);
+        std::vector<float> part;
+        in_parts(state.count, [&](size_t first, size_t n) {
+            part.resize(n);
+            file.read_part(name, first, n, part.data());
+            write(*state.memory, to + first, part);
+        });
     }
 }
 
 void verify_optimizer(const std::string &dir, const OptimizerState &state) {
     const SafetensorsFile file(dir + optimizer_file);
-    constexpr size_t chunk = size_t(1) << 20;
-    std::vector<float> back(std::min(chunk, state.count));
+    std::vector<float> back;
     for (auto [name, in_memory] : {std::pair{"master", state.master}, {"m", state.m}, {"v", state.v}})
-        for (size_t i = 0; i < state.count; i += chunk) {
-            const size_t n = std::min(chunk, state.count - i);
-            file.read_part(name, i, n, back.data());
-            if (memcmp(back.data(), in_memory + i, n * sizeof(float)) != 0)
+        in_parts(state.count, [&](size_t first, size_t n) {
+            back.resize(n);
+            file.read_part(name, first, n, back.data());
+            if (memcmp(back.data(), read(*state.memory, in_memory + first, n).data(), n * sizeof(float)) != 0)
                 die("%s was written but reads back differently (tensor %s, near element %zu)\n  fix: another disk; this one loses data",
-                    file.path().c_str(), name, i);
-        }
+                    file.path().c_str(), name, first);
+        });
 }
 
 std::string checkpoint_path(const std::string &output_dir, size_t step) {

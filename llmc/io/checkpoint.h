@@ -6,10 +6,13 @@
 #include <functional>
 #include <string>
 
+#include "../core/memory.h"
+
 // The optimizer's memory: float, flat, by global element offsets, so that it can be cut anywhere and read back by any number of ranks.
 struct OptimizerState {
-    float *master, *m, *v;  // (count)
+    float *master, *m, *v;  // (count), in `memory`
     size_t count;
+    Memory *memory;
 };
 
 // Writes into a temporary directory through `fill(dir)`, then syncs it and gives it its name. On an error nothing remains.

@@ -405,15 +405,25 @@ const TensorInfo *HfWeights::find(const std::string &name) const {
     return it == where_.end() ? nullptr : &it->second->at(name);
 }
 
-template <class X> void HfWeights::read(const std::string &name, const Shape &shape, X *dst) const {
+template <class X> void HfWeights::read(const std::string &name, const Shape &shape, X *dst, Memory &memory) const {
     const auto it = where_.find(name);
     if (it == where_.end()) die("%s: has no tensor \"%s\", which config.json asks for", listing_.c_str(), name.c_str());
     it->second->expect_shape(name, shape);
-    it->second->read(name, dst);
+    std::vector<X> part;
+    in_parts(elements(shape), [&](size_t first, size_t n) {
+        part.resize(n);
+        it->second->read_part(name, first, n, part.data());
+        bool finite = true;
+        for (X x : part) finite = finite && std::isfinite(float(x));
+        if (!finite)
+            die("%s holds a NaN or an infinity\n  fix: a directory whose weights were saved whole; these were not trained, or diverged",
+                name.c_str());
+        write(memory, dst + first, part);
+    });
 }
 
-template void HfWeights::read(const std::string &, const Shape &, float *) const;
-template void HfWeights::read(const std::string &, const Shape &, bf16 *) const;
+template void HfWeights::read(const std::string &, const Shape &, float *, Memory &) const;
+template void HfWeights::read(const std::string &, const Shape &, bf16 *, Memory &) const;
 
 void HfWeights::expect_only(const std::vector<std::string> &known) const {
     const std::set<std::string> names(known.begin(), known.end());
@@ -446,18 +456,18 @@ void HfWriter::open_shard() {
     written_ = 0;
 }
 
-template <class X> void HfWriter::write(const std::string &name, const X *data) {
+template <class X> void HfWriter::write(const std::string &name, const X *data, Memory &memory) {
     if (written_ == shards_[shard_].size() && shard_ + 1 < shards_.size()) {
         file_->finish();
         shard_++;
         open_shard();
     }
-    file_->write(name, data);
+    file_->write(name, data, memory);
     written_++;
 }
 
-template void HfWriter::write(const std::string &, const float *);
-template void HfWriter::write(const std::string &, const bf16 *);
+template void HfWriter::write(const std::string &, const float *, Memory &);
+template void HfWriter::write(const std::string &, const bf16 *, Memory &);
 
 void HfWriter::finish() {
     file_->finish();

@@ -42,8 +42,9 @@ class HfWeights {
     static bool present(const std::string &dir);  // false: only config.json, so start from random weights
     explicit HfWeights(const std::string &dir);
 
-    const TensorInfo *find(const std::string &name) const;                                    // null where there is none
-    template <class X> void read(const std::string &name, const Shape &shape, X *dst) const;  // X float or bf16
+    const TensorInfo *find(const std::string &name) const;  // null where there is none
+    // Into dst, which lies in `memory`; X float or bf16. Dies at a NaN or an infinity.
+    template <class X> void read(const std::string &name, const Shape &shape, X *dst, Memory &memory) const;
     void expect_only(const std::vector<std::string> &known) const;  // die at a tensor that is not known (rotary buffers aside)
 
   private:
@@ -59,7 +60,7 @@ class HfWriter {
   public:
     HfWriter(const std::string &dir, const std::vector<TensorSpec> &specs, size_t shard_bytes = 5'000'000'000);
 
-    template <class X> void write(const std::string &name, const X *data);  // X float or bf16
+    template <class X> void write(const std::string &name, const X *data, Memory &memory);  // X float or bf16
     void finish();
 
   private:

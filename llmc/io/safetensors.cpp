@@ -219,24 +219,26 @@ SafetensorsWriter::SafetensorsWriter(const std::string &path, std::vector<Tensor
     file_.write(header.data(), header.size());
 }
 
-template <class Stored, class T> static void write_as(OutputFile &file, const T *data, size_t count) {
-    std::vector<Stored> buffer(std::min(count, chunk_bytes / sizeof(Stored)));
-    for (size_t at = 0; at < count; at += buffer.size()) {
-        const size_t n = std::min(buffer.size(), count - at);
-        convert(buffer.data(), data + at, n);
-        file.write(buffer.data(), n * sizeof(Stored));
-    }
+template <class Stored, class T> static void write_as(OutputFile &file, const T *data, size_t count, Memory &memory) {
+    std::vector<T> part;
+    std::vector<Stored> converted;
+    in_parts(count, [&](size_t first, size_t n) {
+        part.resize(n), converted.resize(n);
+        memory.read(part.data(), data + first, n * sizeof(T));
+        for (size_t i = 0; i < n; i++) converted[i] = Stored(part[i]);
+        file.write(converted.data(), n * sizeof(Stored));
+    });
 }
 
-template <class T> void SafetensorsWriter::write(const std::string &name, const T *data) {
+template <class T> void SafetensorsWriter::write(const std::string &name, const T *data, Memory &memory) {
     if (next_ == specs_.size() || specs_[next_].name != name)
         die("%s: tensor \"%s\" is not the next that was declared", file_.path().c_str(), name.c_str());
     const TensorSpec &spec = specs_[next_++];
     const size_t count = elements(spec.shape);
-    if (spec.dtype == safetensors_dtype<T>) return file_.write(data, count * sizeof(T));
+    if (spec.dtype == safetensors_dtype<T>) return write_as<T>(file_, data, count, memory);
     if constexpr (std::is_same_v<T, float> || std::is_same_v<T, bf16>) {
-        if (spec.dtype == "F32") return write_as<float>(file_, data, count);
-        if (spec.dtype == "BF16") return write_as<bf16>(file_, data, count);
+        if (spec.dtype == "F32") return write_as<float>(file_, data, count, memory);
+        if (spec.dtype == "BF16") return write_as<bf16>(file_, data, count, memory);
     }
     die("%s: tensor \"%s\" is declared as %s and cannot be written from %s", file_.path().c_str(), name.c_str(),
         spec.dtype.c_str(), safetensors_dtype<T>);
@@ -248,9 +250,9 @@ void SafetensorsWriter::finish() {
     file_.commit();
 }
 
-template void SafetensorsWriter::write(const std::string &, const float *);
-template void SafetensorsWriter::write(const std::string &, const bf16 *);
-template void SafetensorsWriter::write(const std::string &, const uint8_t *);
-template void SafetensorsWriter::write(const std::string &, const uint16_t *);
-template void SafetensorsWriter::write(const std::string &, const int32_t *);
-template void SafetensorsWriter::write(const std::string &, const int64_t *);
+template void SafetensorsWriter::write(const std::string &, const float *, Memory &);
+template void SafetensorsWriter::write(const std::string &, const bf16 *, Memory &);
+template void SafetensorsWriter::write(const std::string &, const uint8_t *, Memory &);
+template void SafetensorsWriter::write(const std::string &, const uint16_t *, Memory &);
+template void SafetensorsWriter::write(const std::string &, const int32_t *, Memory &);
+template void SafetensorsWriter::write(const std::string &, const int64_t *, Memory &);

@@ -12,6 +12,7 @@
 #include "../core/common.h"
 #include "../core/dtype.h"
 #include "../core/file.h"
+#include "../core/memory.h"
 
 static_assert(std::endian::native == std::endian::little, "tensors are read and written as they lie in memory");
 
@@ -91,8 +92,8 @@ class SafetensorsWriter {
   public:
     SafetensorsWriter(const std::string &path, std::vector<TensorSpec> specs, const Metadata &metadata = {{"format", "pt"}});
 
-    // float and bf16 are rounded to the declared F32 or BF16; any other T must be the declared dtype.
-    template <class T> void write(const std::string &name, const T *data);
+    // float and bf16 are rounded to the declared F32 or BF16; any other T must be the declared dtype. `data` lies in `memory`.
+    template <class T> void write(const std::string &name, const T *data, Memory &memory);
     void finish();
 
   private:

@@ -6,6 +6,7 @@
 #include "attention_backward.cuh"
 #include "attention_f32.cuh"
 #include "attention_forward.cuh"
+#include "layout.cuh"
 
 namespace attention {
 inline namespace CUDA_BACKEND {
@@ -17,13 +18,6 @@ constexpr unsigned flat_threads = 256;
 template <class T> __global__ void fill_kernel(T *x, T value, size_t n) {
     const size_t i = blockIdx.x * size_t(flat_threads) + threadIdx.x;
     if (i < n) x[i] = value;
-}
-
-template <class X> __global__ void round_kernel(X *out, const float *in, size_t n) {
-    const size_t i = (blockIdx.x * size_t(flat_threads) + threadIdx.x) * 4;
-    if (i >= n) return;
-    const Vec<float> from = Vec<float>::load(in + i);
-    for (int j = 0; j < 4; j++) out[i + j] = X(from[j]);
 }
 
 // A warp per query and head.
@@ -94,11 +88,6 @@ void attention_forward_part(Cuda<X> dev, float *out32, float *lse, Heads<const X
     else
         launch(dev, attention_forward_kernel1<X>, Grid{count_blocks(q_pieces, plain_rows), H}, plain_threads,
                sizeof(PlainForward), out32, lse, q, k, v, lo, q_pieces, k_pieces, T, H, KV, D, scale);
-}
-
-template <class X> void attention_end(Cuda<X> dev, X *out, const float *out32, size_t n) {
-    using namespace attention;
-    launch(dev, round_kernel<X>, Grid{ceil_div(n, 4 * flat_threads)}, flat_threads, 0, out, out32, n);
 }
 
 template <class X> size_t attention_scratch(Cuda<X>) { return 0; }

@@ -42,6 +42,7 @@
 #include "../core/common.h"
 #include "../core/device.h"
 #include "../core/mutant.h"
+#include "layout.h"
 #include "matmul.h"
 #include "pieces.h"
 #include "simd.h"
@@ -432,9 +433,8 @@ void attention_forward_part(Cpu<X> dev, float *out32, float *lse, Heads<const X>
     });
 }
 
-template <class X> void attention_end(Cpu<X> dev, X *out, const float *out32, size_t n) {
-#pragma omp parallel for simd num_threads(dev.threads)
-    for (size_t i = 0; i < n; i++) out[i] = X(out32[i]);
+template <class Dev> void attention_end(Dev dev, typename Dev::X *out, const float *out32, size_t n) {
+    round_floats(dev, out, out32, n);
 }
 
 template <class X> size_t attention_scratch(Cpu<X> dev) {

@@ -34,6 +34,9 @@ template <class X> void scatter_rows(Cuda<X> dev, X *out, const X *x, const int3
            rows, C);
 }
 
+// Two products read the head's weights, (V, C), once for each chunk: with more rows that takes less time than the products themselves.
+template <class X> constexpr size_t lm_head_bytes(Cuda<X>) { return size_t(256) << 20; }
+
 // ---- softmax, loss and gradient of a row --------------------------------------------------------------------------------------
 
 // All rows are worked on at once, so gradients in bf16 cannot take the place of the logits of other rows, as on the CPU.
@@ -117,5 +120,20 @@ void fused_classifier(Cuda<X> dev, HeadStats stats, X *dlogits, const float *log
     const size_t threads = std::min<size_t>(1024, round_up(ceil_div(V, wide ? N : 1), 32));
     launch(dev, wide ? fused_classifier_kernel2<X, N> : fused_classifier_kernel2<X, 1>, Grid{dlogits ? padded : n},
            unsigned(threads), sizeof(SoftmaxWarps), stats, dlogits, logits, targets, weights, n, V);
+}
+
+// One block: thread i takes n = i, i + blockDim, ..., then the block adds up what its threads have.
+template <class X> __global__ void __launch_bounds__(1024) head_sums_kernel1(double *sums, HeadStats stats, size_t N) {
+    WarpSums<double> &shared = shared_mem<WarpSums<double>>();
+    double nll = 0, entropy = 0, correct = 0;
+    for (size_t n = threadIdx.x; n < N; n += blockDim.x)
+        nll += double(stats.nll[n]), entropy += double(stats.entropy[n]), correct += double(stats.correct[n]);
+    nll = block_sum(nll, shared.partial), entropy = block_sum(entropy, shared.partial);
+    correct = block_sum(correct, shared.partial);
+    if (threadIdx.x == 0) sums[0] += nll, sums[1] += entropy, sums[2] += correct;
+}
+
+template <class X> void head_sums(Cuda<X> dev, double *sums, HeadStats stats, size_t N) {
+    launch(dev, head_sums_kernel1<X>, Grid{1}, 1024, sizeof(WarpSums<double>), sums, stats, N);
 }
 }  // namespace CUDA_BACKEND

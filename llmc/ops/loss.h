@@ -1,5 +1,5 @@
 // The language-model head fused with the loss, so that the (T, V) logits never exist: chunks of rows go through the three
-// products of the head and the softmax between them, and at most 64 MiB of logits are alive.
+// products of the head and the softmax between them, and at most 64 MiB of logits are alive (256 on CUDA).
 //
 //   lm_head(dev, stats, dx, dw, scratch, x, w, rows, targets, weights, T, C, V, N)   for n < N, with t = rows[n], y = targets[n]:
 //       logit[v] = sum_c x[t,c] w[v,c]       p = softmax(logit)       lse = log sum_v exp(logit[v])
@@ -12,6 +12,8 @@
 //   dx is overwritten and 0 in rows without a target. dx null: forward only, dw and weights are not touched and may be null.
 //   scratch: lm_head_scratch(dev, N, C, V) bytes, aligned to 64. Nothing may alias.
 //   Logits and softmax are float; dlogit is rounded to X before its products. A NaN among the logits of a row makes its nll NaN.
+//
+//   head_sums(dev, sums, stats, N): sums[0..2] += sum_n nll[n], entropy[n], correct[n]     sums (3) double
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -25,14 +27,18 @@ struct HeadStats {
     float *nll, *entropy, *correct;  // (N) each
 };
 
-// Rows of a chunk: as many as 64 MiB of float logits hold, in multiples of 64 where it holds as many, and at least one.
-constexpr size_t lm_head_chunk(size_t V) {
-    const size_t rows = (size_t(64) << 20) / (V * sizeof(float));
+template <class X> constexpr size_t lm_head_bytes(Cpu<X>) { return size_t(64) << 20; }
+
+// Rows of a chunk: as many as its bytes of float logits hold, in multiples of 64 where it holds as many, and at least one.
+template <class Dev> constexpr size_t lm_head_chunk(Dev dev, size_t V) {
+    const size_t rows = lm_head_bytes(dev) / (V * sizeof(float));
     return rows >= 64 ? rows / 64 * 64 : std::max(rows, size_t(1));
 }
 
 // Rows are multiples of 64 in the last chunk too (filled with zeros), so that the products see few different shapes.
-constexpr size_t lm_head_rows(size_t n, size_t V) { return std::min(lm_head_chunk(V), round_up(n, 64)); }
+template <class Dev> constexpr size_t lm_head_rows(Dev dev, size_t n, size_t V) {
+    return std::min(lm_head_chunk(dev, V), round_up(n, 64));
+}
 
 // The statistics of row n; logits become exp(logit - max), whose sum is returned. Sums: float in a run, double over the runs.
 inline double softmax_row(HeadStats stats, size_t n, float *logits, size_t y, size_t V) {
@@ -103,17 +109,23 @@ template <class X> void scatter_rows(Cpu<X>, X *out, const X *x, const int32_t *
     for (size_t r = 0; r < n; r++) std::copy_n(x + r * C, C, out + size_t(rows[r]) * C);
 }
 
+template <class X> void head_sums(Cpu<X>, double *sums, HeadStats stats, size_t N) {
+    double nll = 0, entropy = 0, correct = 0;
+    for (size_t n = 0; n < N; n++) nll += stats.nll[n], entropy += stats.entropy[n], correct += stats.correct[n];
+    sums[0] += nll, sums[1] += entropy, sums[2] += correct;
+}
+
 // ---- the head, of any device -------------------------------------------------------------------------------------------------
 
 template <class Dev> size_t lm_head_scratch(Dev dev, size_t N, size_t C, size_t V) {
-    const size_t rows = lm_head_rows(N, V);
+    const size_t rows = lm_head_rows(dev, N, V);
     return dlogits_room(dev, rows, V) + round_up(rows * V * sizeof(float), 64) + rows * C * sizeof(typename Dev::X);
 }
 
 template <class Dev, class X = typename Dev::X>
 void lm_head(Dev dev, HeadStats stats, std::type_identity_t<X> *dx, float *dw, void *scratch, const X *x, const X *w,
              const int32_t *rows, const int32_t *targets, const float *weights, size_t T, size_t C, size_t V, size_t N) {
-    const size_t most = lm_head_rows(N, V);
+    const size_t most = lm_head_rows(dev, N, V);
     char *at = static_cast<char *>(scratch);
     X *dlogits = reinterpret_cast<X *>(at);
     at += dlogits_room(dev, most, V);
@@ -123,7 +135,7 @@ void lm_head(Dev dev, HeadStats stats, std::type_identity_t<X> *dx, float *dw, v
     if (dx) gather_rows(dev, dx, x, rows, 0, T, C);  // all rows 0
 
     for (size_t n0 = 0; n0 < N; n0 += most) {
-        const size_t n = std::min(most, N - n0), padded = lm_head_rows(n, V);
+        const size_t n = std::min(most, N - n0), padded = lm_head_rows(dev, n, V);
         const HeadStats at_n0 = {stats.nll + n0, stats.entropy + n0, stats.correct + n0};
         gather_rows(dev, xc, x, rows + n0, n, padded, C);
         matmul_forward(dev, logits, xc, w, nullptr, padded, C, V);

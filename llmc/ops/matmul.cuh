@@ -25,6 +25,9 @@ inline std::unique_ptr<CudaContext> make_cuda_context(int threads) {
     return std::make_unique<CudaContext>(CudaContext{threads, make_context(threads)});
 }
 
+template <class X> size_t matmul_scratch(Cuda<X>) { return 0; }
+template <class X> void matmul_use_scratch(Cuda<X>, void *) {}
+
 template <class X> Cpu<X> emulating(Cuda<X> dev) { return {dev.ctx->threads, dev.ctx->cpu.get()}; }
 
 template <class X, class Out>
@@ -118,16 +121,11 @@ struct CudaContext {
     static constexpr size_t most_plans = 512;
     std::map<MatmulShape, std::unique_ptr<MatmulPlan>> plans;
 
-    CudaContext() {
-        cublas_check(cublasLtCreate(&handle), "no handle");
-        if (cudaError_t error = cudaMalloc(&workspace, matmul_workspace))
-            die("no %zu MiB of device memory for cuBLASLt's workspace: %s", matmul_workspace >> 20, cudaGetErrorString(error));
-    }
+    CudaContext() { cublas_check(cublasLtCreate(&handle), "no handle"); }
     CudaContext(const CudaContext &) = delete;
     CudaContext &operator=(const CudaContext &) = delete;
     ~CudaContext() {
         plans.clear();
-        cudaFree(workspace);
         cublasLtDestroy(handle);
     }
 
@@ -138,6 +136,9 @@ struct CudaContext {
     }
 };
 inline std::unique_ptr<CudaContext> make_cuda_context(int /*threads*/) { return std::make_unique<CudaContext>(); }
+
+template <class X> size_t matmul_scratch(Cuda<X>) { return matmul_workspace; }
+template <class X> void matmul_use_scratch(Cuda<X> dev, void *scratch) { dev.ctx->workspace = scratch; }
 
 template <class X> constexpr cudaDataType_t cuda_type = sizeof(X) == 2 ? CUDA_R_16BF : CUDA_R_32F;
 

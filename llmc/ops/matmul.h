@@ -4,6 +4,8 @@
 //   matmul_backward_input (dev, dx, dout, w, T, IC, OC)           dx[t,i] = sum_o dout[t,o] w[o,i]
 //   matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC)    dw[o,i] += sum_t dout[t,o] x[t,i]   dbias[o] += sum_t dout[t,o]
 //
+//   matmul_scratch(dev) bytes, aligned to 256, are needed by all of them, one after the other: matmul_use_scratch(dev, scratch) says where.
+//
 //   x, dx (T, IC), w (OC, IC), bias (OC), dout (T, OC) X     out (T, OC) X or float    dw (OC, IC), dbias (OC) float, accumulated
 //   bias and dbias may be null. No output may alias an input. Sums are float and rounded once, to the type of the output, in an
 //   order that depends on the sizes alone, never on threads. A context serves any shapes, one call at a time.
@@ -22,6 +24,11 @@ template <class X> void matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, 
 
 template <class X>
 void matmul_backward_weight(Cpu<X> dev, float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC);
+
+template <class X> size_t matmul_scratch(Cpu<X>) {
+    return 0;
+}  // oneDNN asks for it at each product, and keeps it with the context
+template <class X> void matmul_use_scratch(Cpu<X>, void *) {}
 
 // A product of bf16 tiles in cache, for ops that multiply within parallel regions of their own: C = A B or, if accumulate, C += A B,
 // on the calling thread.

@@ -4,8 +4,6 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-template <class T> struct WarpSums { T partial[32]; };
-
 // A block sums one part. Moves n floats.
 template <int N> __global__ void squared_norm_kernel2(double *parts, const float *x, size_t n) {
     const size_t begin = blockIdx.x * squared_norm_part, end = min(n, begin + squared_norm_part);

@@ -20,6 +20,8 @@ __device__ inline float warp_max(float v) {
     return v;
 }
 
+template <class T> struct WarpSums { T partial[32]; };
+
 // Sum over all threads of a block, known to all of them; `partial` is 32 values of shared memory, free to be used again at once.
 // The number of threads must be a multiple of 32.
 template <class T> __device__ T block_sum(T v, T *partial) {

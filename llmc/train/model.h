@@ -49,6 +49,7 @@ class Model {
     virtual Plan &plan() = 0;                             // placed by allocate(), or by the caller who only wants to look
     virtual void allocate(bool guards, bool poison) = 0;  // debugging aids of arena.h
     virtual Arena &arena() = 0;
+    virtual Memory &memory() = 0;  // in which the arena lies
     virtual const std::vector<Tensor> &tensors() const = 0;
 
     virtual void load(const class HfWeights &) = 0;  // every tensor of the table
@@ -56,9 +57,11 @@ class Model {
     virtual void save(const std::string &dir,
                       const std::string &export_dtype) = 0;  // weights only; config and tokenizer are the caller's
 
-    virtual LossSums evaluate(const Row &) = 0;
+    virtual void evaluate(const Row &) = 0;  // forward; the sums add up
     virtual void zero_gradients() = 0;
-    virtual LossSums accumulate(const Row &, float weight) = 0;  // forward and backward of weight * sum of nll; gradients add up
+    virtual void accumulate(const Row &,
+                            float weight) = 0;  // forward and backward of weight * sum of nll; gradients, sums add up
+    virtual LossSums take_sums() = 0;           // of the rows since the last call; only this waits for the device
     virtual double gradient_norm() = 0;
     virtual std::string nonfinite_gradient() = 0;  // name of the first tensor whose gradient is not finite
     virtual void update(const AdamW &) = 0;        // one step over all parameters; weight decay as the table says

@@ -7,6 +7,7 @@
 #include "../core/mutant.h"
 #include "../core/rng.h"
 #include "../io/hf.h"
+#include "../ops/layout.h"
 #include "../ops/reduce.h"
 #include "model.h"
 
@@ -36,29 +37,32 @@ template <class Dev> struct Parameters {
         plan.add(&norm_scratch, "gradient norm scratch", {squared_norm_scratch(count)});
     }
 
+    Memory &memory() {  // made when it is first used: a plan needs no device
+        if (!memory_) memory_ = make_memory(dev);
+        return *memory_;
+    }
+
     void load(const HfWeights &weights) {
         for (const Tensor &t : table) {
-            if (master) weights.read(t.name, t.shape, master + t.offset);
-            else weights.read(t.name, t.shape, params + t.offset);
-            if (!(master ? all_finite(master + t.offset, t.count) : all_finite(params + t.offset, t.count)))
-                die("%s holds a NaN or an infinity\n  fix: a directory whose weights were saved whole; these were not trained, or diverged",
-                    t.name.c_str());
+            if (master) weights.read(t.name, t.shape, master + t.offset, memory());
+            else weights.read(t.name, t.shape, params + t.offset, memory());
         }
         if (master) round_master();
     }
 
     void initialise(uint64_t seed, double deviation) {
+        std::vector<float> part;
         for (const Tensor &t : table) {
             const Random random{seed, Purpose::init, stream_of(t.name)};
-#pragma omp parallel for num_threads(dev.threads)
-            for (size_t i = 0; i < t.count; i++) {
-                const float value = t.init == Tensor::normal ? float(deviation * random.normal(i))
-                                    : t.init == Tensor::ones ? 1.0f
-                                                             : 0.0f;
-                if (master) master[t.offset + i] = value;
-                params[t.offset + i] = value;
-            }
+            in_parts(t.count, [&](size_t first, size_t n) {
+                part.resize(n);
+#pragma omp parallel for
+                for (size_t i = 0; i < n; i++)
+                    part[i] = t.init == Tensor::normal ? float(deviation * random.normal(first + i)) : t.init == Tensor::ones;
+                write(memory(), master + t.offset + first, part);
+            });
         }
+        round_master();
     }
 
     void save(const std::string &dir, const std::string &export_dtype) {
@@ -66,8 +70,8 @@ template <class Dev> struct Parameters {
         for (const Tensor &t : table) tensors.push_back({t.name, t.shape, export_dtype});
         HfWriter writer(dir, tensors);
         for (const Tensor &t : table)
-            if (master) writer.write(t.name, master + t.offset);
-            else writer.write(t.name, params + t.offset);
+            if (master) writer.write(t.name, master + t.offset, memory());
+            else writer.write(t.name, params + t.offset, memory());
         writer.finish();
     }
 
@@ -89,17 +93,10 @@ template <class Dev> struct Parameters {
         }
     }
 
-    template <class Y> bool all_finite(const Y *x, size_t n) {
-        bool finite = true;
-#pragma omp parallel for num_threads(dev.threads) reduction(&& : finite)
-        for (size_t i = 0; i < n; i++) finite = finite && std::isfinite(float(x[i]));
-        return finite;
+    void round_master() {
+        if constexpr (sizeof(X) != sizeof(float)) round_floats(dev, params, master, count);
     }
 
-    void round_master() {
-        if constexpr (sizeof(X) != sizeof(float)) {
-#pragma omp parallel for simd num_threads(dev.threads)
-            for (size_t i = 0; i < count; i++) params[i] = master[i];
-        }
-    }
+  private:
+    std::unique_ptr<Memory> memory_;
 };

@@ -13,6 +13,7 @@
 
 #include "../core/common.h"
 #include "../core/file.h"
+#include "../core/gpu.h"
 #include "../core/rng.h"
 #include "../data/packing.h"
 #include "../data/tokenizer.h"
@@ -157,15 +158,6 @@ ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data) {
     return limits;
 }
 
-static size_t available_memory() {
-    std::ifstream file("/proc/meminfo");
-    std::string word;
-    size_t kib = 0;
-    while (file >> word)
-        if (word == "MemAvailable:") file >> kib;
-    return kib * 1024;
-}
-
 static const std::pair<const char *, Recompute> recompute_levels[] = {
     {"none", Recompute::none}, {"cheap", Recompute::cheap}, {"layer", Recompute::layer}};
 
@@ -182,12 +174,37 @@ static std::unique_ptr<Model> plan_model(const Run &run, ModelLimits &limits, si
     return model;
 }
 
+// The most tokens, in one row and in one sample, whose plan fits into `memory` bytes; 0 if not even the shortest row does.
+static size_t most_tokens(const Run &run, ModelLimits limits, size_t memory) {
+    size_t low = 0,
+           high = ceil_div(run.config.max_positions, row_multiple) + 1;  // in units of row_multiple: low fits, high does not
+    while (low + 1 < high) {
+        const size_t middle = (low + high) / 2;
+        limits.row_tokens = limits.positions = middle * row_multiple;
+        (plan_model(run, limits, memory)->plan().bytes() <= memory ? low : high) = middle;
+    }
+    return std::min(low * row_multiple, run.config.max_positions);
+}
+
+// A plan larger than the memory: what to change, and by how much.
+[[noreturn]] static void does_not_fit(const Run &run, const ModelLimits &limits, Model &model, size_t memory) {
+    const std::string cause =
+        format("the plan needs %s but only %s of memory are free (%s)", human_bytes(model.plan().bytes()).c_str(),
+               human_bytes(memory).c_str(), model.memory().device().c_str());
+    const std::string smaller = run.options.dtype == "f32" ? "--dtype bf16, or a smaller model" : "a smaller model";
+    const bool keeps_too_much = run.options.recompute != "auto" && run.options.recompute != "layer";
+    const size_t fits = limits.mode == Mode::generate ? 0 : most_tokens(run, limits, memory);
+    if (fits == 0)
+        die("%s\n  fix: %s%s; see --plan", cause.c_str(), keeps_too_much ? "--recompute layer, " : "", smaller.c_str());
+    die("%s\n  fix: --row_tokens %zu (now %zu)%s%s, %s; see --plan", cause.c_str(), fits, limits.row_tokens,
+        fits < limits.positions ? format(" with samples of at most --max_len %zu", fits).c_str() : "",
+        keeps_too_much ? ", --recompute layer" : "", smaller.c_str());
+}
+
 std::unique_ptr<Model> open_model(const Run &run, ModelLimits limits) {
-    const size_t memory = available_memory();
+    const size_t memory = run.make_model(run.config, limits)->memory().available();
     auto model = plan_model(run, limits, memory / 20 * 19);
-    if (model->plan().bytes() > memory)
-        die("the plan needs %s but only %s of memory are free\n  fix: a smaller --row_tokens (now %zu), --recompute layer, --dtype bf16, or a smaller model; see --plan",
-            human_bytes(model->plan().bytes()).c_str(), human_bytes(memory).c_str(), limits.row_tokens);
+    if (model->plan().bytes() > memory) does_not_fit(run, limits, *model, memory);
     model->allocate(run.options.guard, run.options.poison);
     if (!run.model_dir.empty() && HfWeights::present(run.model_dir)) {
         const HfWeights weights(run.model_dir);
@@ -207,63 +224,30 @@ std::unique_ptr<Model> open_model(const Run &run, ModelLimits limits) {
 
 // ---- --plan ---------------------------------------------------------------------------------------------------------------------------
 
-struct Gpu {
-    const char *name;
-    double gib;
-};
-static const Gpu gpus[] = {{"rtx3090", 24}, {"rtx4090", 24}, {"rtx5090", 32},   {"a10", 24},  {"l4", 24},
-                           {"l40s", 48},    {"a6000", 48},   {"a100-40", 40},   {"a100", 80}, {"h100", 80},
-                           {"h200", 141},   {"b200", 180},   {"rtxpro6000", 96}};
-static constexpr double usable = 0.94;  // of a GPU's memory; the rest is the driver's, cuBLAS' and fragmentation of its pages
-
-static size_t memory_to_plan_for(const Options &o) {
-    if (o.gpu.empty()) return available_memory();
-    std::string known;
-    for (const Gpu &gpu : gpus) {
-        if (o.gpu == gpu.name) return size_t(gpu.gib * usable * double(1 << 30));
-        known += std::string(known.empty() ? "" : ", ") + gpu.name;
-    }
-    char *end;
-    const double gib = strtod(o.gpu.c_str(), &end);
-    if (*end || !(gib > 0)) die("--gpu %s is not known\n  fix: one of %s, or its memory in GiB", o.gpu.c_str(), known.c_str());
-    return size_t(gib * usable * double(1 << 30));
-}
-
-static size_t planned_bytes(const Run &run, size_t tokens, size_t memory) {
-    ModelLimits limits;
-    limits.row_tokens = limits.positions = round_up(tokens, row_multiple);
-    return plan_model(run, limits, memory)->plan().bytes();
-}
-
 static int print_plan(const Run &run) {
     const Options &o = run.options;
-    const size_t memory = memory_to_plan_for(o);
     ModelLimits limits;
     limits.row_tokens = round_up(o.row_tokens, row_multiple);
     limits.positions = o.max_len;
+    const bool here = o.gpu.empty();
+    const size_t memory = here ? run.make_model(run.config, limits)->memory().available() : gpu_memory(o.gpu);
     const auto model = plan_model(run, limits, memory);
-    const size_t process = o.gpu.empty() ? process_memory() : 0, bytes = model->plan().bytes() + process;
+    const size_t process = here ? model->memory().process() : 0, bytes = model->plan().bytes() + process;
     printf("%zu parameters; rows of %zu tokens, samples of up to %zu; recompute %s\n\n%s\n", parameter_count(run.config),
            o.row_tokens, o.max_len, recompute_levels[size_t(limits.recompute)].first, model->plan().table().c_str());
     if (process) printf("%-78s %12s\n", "the process itself, with what its libraries generate", human_bytes(process).c_str());
     const bool fits = bytes <= memory;
     printf("%s: %s of %s usable%s\n", fits ? "fits" : "does not fit", human_bytes(bytes).c_str(), human_bytes(memory).c_str(),
-           o.gpu.empty() ? " here" : (" on " + o.gpu).c_str());
+           here ? " here" : (" on " + o.gpu).c_str());
 
-    size_t low = 0,
-           high = ceil_div(run.config.max_positions, row_multiple) + 1;  // in units of row_multiple: low fits, high does not
-    while (low + 1 < high) {
-        const size_t middle = (low + high) / 2;
-        (planned_bytes(run, middle * row_multiple, memory) <= memory ? low : high) = middle;
-    }
-    if (low == 0) {
-        printf("longest sample that fits: none; parameters and optimizer alone need %s\n",
-               human_bytes(planned_bytes(run, row_multiple, memory)).c_str());
+    if (const size_t longest = most_tokens(run, limits, memory)) {
+        printf("longest sample that fits: %zu tokens%s\n", longest,
+               longest == run.config.max_positions ? " (max_position_embeddings)" : "");
         return 0;
     }
-    const size_t longest = std::min(low * row_multiple, run.config.max_positions);
-    printf("longest sample that fits: %zu tokens%s\n", longest,
-           longest == run.config.max_positions ? " (max_position_embeddings)" : "");
+    limits.row_tokens = limits.positions = row_multiple;
+    printf("longest sample that fits: none; parameters and optimizer alone need %s\n",
+           human_bytes(plan_model(run, limits, memory)->plan().bytes()).c_str());
     return 0;
 }
 
@@ -274,9 +258,8 @@ LossSums over_ranks(Comm &comm, const LossSums &sums) {
 }
 
 LossSums evaluate(Comm &comm, Model &model, const PreparedData &data, std::span<const size_t> samples, size_t row_tokens) {
-    LossSums sums;
-    for (const auto &row : pack_samples(data, samples, row_tokens)) sums += model.evaluate(make_row(data, row));
-    return over_ranks(comm, sums);
+    for (const auto &row : pack_samples(data, samples, row_tokens)) model.evaluate(make_row(data, row));
+    return over_ranks(comm, model.take_sums());
 }
 
 static int evaluate_task(Run &run) {

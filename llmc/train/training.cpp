@@ -187,7 +187,7 @@ void Trainer::describe_run() {
     const size_t parameters = parameter_count(run_.config);
     logger_->write({{"task", task_name(run_.task)},
                     {"options", to_json(o_, run_.task)},
-                    {"device", "cpu"},
+                    {"device", model_->memory().device()},
                     {"threads", o_.threads},
                     {"world", run_.comm.size},
                     {"model", {{"family", run_.config.family}, {"parameters", parameters}, {"dir", run_.model_dir}}},
@@ -246,8 +246,8 @@ ordered_json Trainer::optimizer_step(const Step &batch) {
     const double lr = learning_rate_at({o_.lr_scheduler, o_.learning_rate, o_.lr_warmup_ratio, o_.min_lr_ratio, steps_}, step_);
     if (batch.target_tokens) {  // else there is nothing to learn from, and no denominator
         model_->zero_gradients();
-        for (const Row &row : batch.rows) sums += model_->accumulate(row, 1 / float(batch.target_tokens));
-        sums = over_ranks(run_.comm, sums);
+        for (const Row &row : batch.rows) model_->accumulate(row, 1 / float(batch.target_tokens));
+        sums = over_ranks(run_.comm, model_->take_sums());
         norm = model_->gradient_norm();
         model_->arena().check_guards();
     }
@@ -285,7 +285,7 @@ ordered_json Trainer::optimizer_step(const Step &batch) {
             {"tok_s", double(batch.tokens) / seconds},
             {"step_s", seconds},
             {"mfu", nullptr},
-            {"peak_mem", peak_memory()},
+            {"peak_mem", model_->memory().peak()},
             {"entropy", sums.entropy / n},
             {"mean_token_accuracy", sums.correct / n},
             {"skipped", totals_.skipped}};
@@ -341,7 +341,7 @@ void Trainer::finish() {
     save_model(o_.output_dir);
     logger_->say("saved %s; %zu steps, %zu samples, %zu tokens, %zu steps skipped; peak memory %s, planned %s",
                  o_.output_dir.c_str(), steps_, totals_.samples, totals_.tokens, totals_.skipped,
-                 human_bytes(peak_memory()).c_str(), human_bytes(model_->arena().planned_peak()).c_str());
+                 human_bytes(model_->memory().peak()).c_str(), human_bytes(model_->arena().planned_peak()).c_str());
 }
 
 }  // namespace

@@ -47,9 +47,9 @@ TYPED_TEST(Head, LargeLogits) {  // exp(logit) would overflow
     this->check();
 }
 
-TYPED_TEST(SlowHead, SeveralChunks) {  // more than 64 MiB of logits
-    this->make(10, 1, size_t(1) << 22);
-    ASSERT_GT(this->N, lm_head_chunk(this->V));
+TYPED_TEST(SlowHead, SeveralChunks) {  // more than 256 MiB of logits
+    this->make(40, 1, size_t(1) << 22);
+    ASSERT_GT(this->N, lm_head_chunk(TypeParam{}, this->V));
     this->run(TypeParam{});
     this->check();
 }
@@ -102,5 +102,21 @@ TYPED_TEST(Head, TiesGoToTheFirst) {  // all logits 0
         EXPECT_EQ(this->correct, (std::vector<float>{1, 0, 0}));
         expect_close("nll", this->nll, std::vector<double>(3, std::log(200.0)), 0x1p-21);
         expect_close("entropy", this->entropy, std::vector<double>(3, std::log(200.0)), 0x1p-21);
+    });
+}
+
+TYPED_TEST(Head, SumsAddUp) {
+    const size_t N = 2500;
+    std::vector<float> nll(N), entropy(N), correct(N);
+    std::vector<double> want = {1, 2, 3};
+    for (size_t n = 0; n < N; n++) {
+        nll[n] = float(n % 17) / 8, entropy[n] = float(n % 5) / 4, correct[n] = n % 3 == 0;  // sums are exact
+        want[0] += nll[n], want[1] += entropy[n], want[2] += correct[n];
+    }
+    for_each_order<TypeParam>([&](TypeParam dev) {
+        DeviceArray<float> d_nll(nll), d_entropy(entropy), d_correct(correct);
+        DeviceArray<double> sums(std::vector<double>{1, 2, 3});
+        head_sums(dev, sums.data(), {d_nll.data(), d_entropy.data(), d_correct.data()}, N);
+        EXPECT_EQ(sums.values(), want);
     });
 }

@@ -1,0 +1,71 @@
+#include "gpu.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "common.h"
+
+static std::string version(int cuda) { return format("%d.%d", cuda / 1000, cuda % 1000 / 10); }
+
+static std::string list(const std::vector<int> &archs) {
+    std::string out;
+    for (int arch : archs) out += format("%s%d.%d", out.empty() ? "" : ", ", arch / 10, arch % 10);
+    return out;
+}
+
+// Kernels for 8.0 run on 8.6, not on 9.0; the newest are there as PTX, too, which the driver compiles for any later GPU.
+static bool runs_on(int arch, const std::vector<int> &archs) {
+    const bool same_major = std::any_of(archs.begin(), archs.end(), [&](int a) { return a / 10 == arch / 10 && a <= arch; });
+    return same_major || (!archs.empty() && archs.back() <= arch);
+}
+
+// Why the GPU cannot be used, and what to do about it; empty when it can.
+struct Reason {
+    std::string cause, fix;
+};
+static Reason reason_against(const GpuQuery &q) {
+    if (!q.compiled) return {"this program was built without CUDA", "make again where there is nvcc"};
+    if (q.driver == 0) return {"there is no NVIDIA driver", "install one"};
+    if (q.driver / 1000 < q.runtime / 1000)
+        return {format("the driver is for CUDA %s, this program was built with %s", version(q.driver).c_str(),
+                       version(q.runtime).c_str()),
+                format("a driver for CUDA %d, or build with CUDA %d", q.runtime / 1000, q.driver / 1000)};
+    if (q.gpus.empty())
+        return {q.error.empty() ? "the driver shows no GPU" : q.error, "look at nvidia-smi and at CUDA_VISIBLE_DEVICES"};
+    const auto &gpu = q.gpus[0];
+    if (runs_on(gpu.arch, q.archs)) return {};
+    const std::string cause = format("%s has compute capability %d.%d, this program has kernels for %s", gpu.name.c_str(),
+                                     gpu.arch / 10, gpu.arch % 10, list(q.archs).c_str());
+    if (gpu.arch < 80) return {cause, "a GPU of 8.0 (Ampere) or later: the kernels need its bf16"};
+    return {cause, format("build with GPU_ARCHS=%d", gpu.arch)};
+}
+
+bool use_gpu(const std::string &device, const GpuQuery &query, std::string &note) {
+    if (device == "cpu") return false;
+    const Reason reason = reason_against(query);
+    if (reason.cause.empty()) return true;
+    if (device == "cuda") die("no CUDA device: %s\n  fix: %s, or --device cpu", reason.cause.c_str(), reason.fix.c_str());
+    note = "no CUDA device: " + reason.cause + "; using the CPU";
+    return false;
+}
+
+struct KnownGpu {
+    const char *name;
+    double gib;
+};
+static const KnownGpu known_gpus[] = {{"rtx3090", 24}, {"rtx4090", 24}, {"rtx5090", 32},   {"a10", 24},  {"l4", 24},
+                                      {"l40s", 48},    {"a6000", 48},   {"a100-40", 40},   {"a100", 80}, {"h100", 80},
+                                      {"h200", 141},   {"b200", 180},   {"rtxpro6000", 96}};
+static constexpr double usable = 0.94;  // of a GPU's memory; the rest is the driver's, cuBLAS' and fragmentation of its pages
+
+size_t gpu_memory(const std::string &name) {
+    std::string known;
+    for (const KnownGpu &gpu : known_gpus) {
+        if (name == gpu.name) return size_t(gpu.gib * usable * double(1 << 30));
+        known += std::string(known.empty() ? "" : ", ") + gpu.name;
+    }
+    char *end;
+    const double gib = strtod(name.c_str(), &end);
+    if (*end || !(gib > 0)) die("--gpu %s is not known\n  fix: one of %s, or its memory in GiB", name.c_str(), known.c_str());
+    return size_t(gib * usable * double(1 << 30));
+}

@@ -1,0 +1,26 @@
+// Which device a run takes. The question to the driver (gpu.cu) and the answer (gpu.cpp) are apart, so that every answer can be tested.
+#pragma once
+#include <cstddef>
+#include <string>
+#include <vector>
+
+struct GpuQuery {
+    bool compiled = false;        // the program has kernels
+    std::vector<int> archs;       // for these compute capabilities, 10 * major + minor, rising
+    int runtime = 0, driver = 0;  // CUDA versions, 1000 * major + 10 * minor; driver 0: none
+    struct Gpu {
+        std::string name;
+        int arch;
+    };
+    std::vector<Gpu> gpus;
+    std::string error;  // what the runtime says where it finds no GPU
+};
+
+GpuQuery query_gpus();  // gpu.cu: only in programs with kernels
+
+// Whether to use the GPU. `device` is auto, cpu or cuda; auto takes a GPU that can be used. `note` says why there is none, or is empty.
+// Dies with the reason when cuda was asked for and cannot be had.
+bool use_gpu(const std::string &device, const GpuQuery &query, std::string &note);
+
+// Memory of a GPU in bytes, by name as in --gpu ("h100") or as a number of GiB, less what driver, libraries and page granularity take.
+size_t gpu_memory(const std::string &name);

@@ -1,0 +1,59 @@
+// The memory of a device, as the host uses it: one allocation for the arena, and what goes in and comes out of it (weights, the indices of a
+// packed row, gradients for a checkpoint). Calls are coarse, so a runtime interface is right. All of it keeps the order of the ops around it.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device.h"
+
+class Memory {
+  public:
+    virtual ~Memory() = default;
+
+    virtual std::string device() const = 0;  // "cpu", "NVIDIA H100 80GB HBM3"
+    virtual size_t available() const = 0;    // bytes that an allocation may still take
+    virtual size_t process() const = 0;  // bytes that this process holds without the arena, and that libraries will still take
+    virtual size_t peak() const = 0;     // the most that the process has held so far
+
+    virtual std::byte *allocate(size_t bytes) = 0;  // 0 everywhere; dies when there are not so many
+    virtual void release(std::byte *, size_t bytes) = 0;
+    virtual void fill(void *to, uint8_t byte, size_t bytes) = 0;
+    virtual void write(void *to, const void *host, size_t bytes) = 0;   // `host` may be changed as soon as this returns
+    virtual void read(void *host, const void *from, size_t bytes) = 0;  // has the bytes when it returns
+};
+
+template <class T> void write(Memory &memory, T *to, const std::vector<T> &host) {
+    memory.write(to, host.data(), host.size() * sizeof(T));
+}
+template <class T> std::vector<T> read(Memory &memory, const T *from, size_t n) {
+    std::vector<T> host(n);
+    memory.read(host.data(), from, n * sizeof(T));
+    return host;
+}
+
+// f(first, n) for the parts of an array that pass through the host one after the other, `elements` at most in each.
+template <class F> void in_parts(size_t count, F f, size_t elements = size_t(1) << 20) {
+    for (size_t first = 0; first < count; first += elements) f(first, std::min(elements, count - first));
+}
+
+class HostMemory final : public Memory {
+  public:
+    std::string device() const override { return "cpu"; }
+    size_t available() const override;  // MemAvailable
+    size_t process() const override;    // now, code that oneDNN generates and thread stacks included
+    size_t peak() const override;       // VmHWM
+
+    std::byte *allocate(size_t bytes) override;
+    void release(std::byte *, size_t bytes) override;
+    void fill(void *to, uint8_t byte, size_t bytes) override;
+    void write(void *to, const void *host, size_t bytes) override;
+    void read(void *host, const void *from, size_t bytes) override;
+};
+
+std::string human_bytes(size_t);  // "3.91 GiB"
+
+template <class X> std::unique_ptr<Memory> make_memory(Cpu<X>) { return std::make_unique<HostMemory>(); }

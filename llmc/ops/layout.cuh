@@ -1,0 +1,37 @@
+// Copies on CUDA. Contract and formulas: layout.h. All are bound by memory.
+#pragma once
+#include "layout.h"
+#include "warp.cuh"
+
+inline namespace CUDA_BACKEND {
+// A block per row.
+template <class X, int N> __global__ void copy_rows_kernel1(X *out, size_t out_stride, const X *x, size_t x_stride, size_t C) {
+    const size_t r = blockIdx.x;
+    for (size_t c = threadIdx.x * N; c < C; c += blockDim.x * N)
+        Vec<X, N>::load(x + r * x_stride + c).store(out + r * out_stride + c);
+}
+
+template <class X> void copy_rows(Cuda<X> dev, X *out, size_t out_stride, const X *x, size_t x_stride, size_t n, size_t C) {
+    constexpr int N = Vec<X>::size;
+    const bool wide = fit_vectors<N>(C, out, x) && out_stride % N == 0 && x_stride % N == 0;
+    launch(dev, wide ? copy_rows_kernel1<X, N> : copy_rows_kernel1<X, 1>, Grid{n}, 128, 0, out, out_stride, x, x_stride, C);
+}
+
+// N elements per thread.
+template <class X, int N> __global__ void round_floats_kernel2(X *out, const float *x, size_t n) {
+    const size_t i = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * N;
+    if (i >= n) return;
+    const auto from = Vec<float, N>::load(x + i);
+    Vec<X, N> rounded;
+    for (int j = 0; j < N; j++) rounded[j] = from[j];
+    rounded.store(out + i);
+}
+
+template <class X> void round_floats(Cuda<X> dev, X *out, const float *x, size_t n) {
+    constexpr unsigned threads = 256;
+    constexpr int N = Vec<float>::size;
+    const bool wide = fit_vectors<N>(n, out, x);
+    launch(dev, wide ? round_floats_kernel2<X, N> : round_floats_kernel2<X, 1>, Grid{ceil_div(n, threads * (wide ? N : 1))},
+           threads, 0, out, x, n);
+}
+}  // namespace CUDA_BACKEND

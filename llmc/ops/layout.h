@@ -1,0 +1,20 @@
+// Copies that change where rows lie, or how numbers are stored.
+//
+//   copy_rows   (dev, out, out_stride, x, x_stride, n, C)     out[r, c] = x[r, c]: n rows of C elements X, strides in elements
+//   round_floats(dev, out, x, n)                              out[i] = x[i] rounded to X, n elements
+//
+//   Nothing may alias.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+
+#include "../core/device.h"
+
+template <class X> void copy_rows(Cpu<X>, X *out, size_t out_stride, const X *x, size_t x_stride, size_t n, size_t C) {
+    for (size_t r = 0; r < n; r++) std::copy_n(x + r * x_stride, C, out + r * out_stride);
+}
+
+template <class X> void round_floats(Cpu<X> dev, X *out, const float *x, size_t n) {
+#pragma omp parallel for simd num_threads(dev.threads)
+    for (size_t i = 0; i < n; i++) out[i] = x[i];
+}
