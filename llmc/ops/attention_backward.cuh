@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
 // ---- dK and dV
 
 // dK and dV of a warp's 16 keys take D registers of each of its threads. Where that is too much, two warps share the keys, and the
-// first sums dV, the second dK; both compute P, which makes 16 * D FLOPs per pair of query and key of 14 * D.
+// first sums dV, the second dK. Both compute P: per pair of query and key 16 * D FLOPs instead of 14 * D.
 template <int D_> struct BackwardKeysShape {
     static constexpr int D = D_, m = 1, sums = D <= 128 ? 2 : 1;  // sums per warp
     static constexpr int row_warps = 4, threads = 32 * row_warps * 2 / sums, keys = row_warps * 16 * m;
