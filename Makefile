@@ -86,23 +86,23 @@ build/race/%.o: %.cpp $(BUILD)/flags
 	@echo 'compile $< for races'
 	@$(CXX) $(CXXFLAGS) $(EMULATE) -O2 -fsanitize=thread -MMD -MP -c $< -o $@
 
-# The same tests for a GPU: what is compiled here is what a GPU would run.
+# The same tests for GPUs: what is compiled here is what a GPU would run. What ptxas says of the kernels is kept beside each object.
 GPU_ARCHS ?= 80 90 100
 NVCC      := $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2> /dev/null))
-NVCCFLAGS := -std=c++20 -O3 -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-Wno-unknown-pragmas
+NVCCFLAGS := -std=c++20 -O3 -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-Wno-unused-parameter,-Wno-unknown-pragmas \
+             $(foreach arch,$(GPU_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch))
+GPU       := build/gpu$(subst $(eval) ,,$(GPU_ARCHS:%=_%))
+GPU_TESTS := $(CUDA_TESTS:%.cpp=$(GPU)/%.o)
+GPU_LOGS  := $(if $(NVCC),$(GPU_TESTS:.o=.ptxas))
 
-define compile_for_gpu
-build/sm_$(1)/%.o: %.cpp Makefile
-	@mkdir -p $$(@D)
-	@echo 'compile $$< for sm_$(1)'
-	@$$(NVCC) $$(NVCCFLAGS) -arch=sm_$(1) -MMD -MP -x cu -c $$< -o $$@
+$(GPU)/%.o: %.cpp Makefile
+	@mkdir -p $(@D)
+	@echo 'compile $< for sm $(GPU_ARCHS)'
+	@$(NVCC) $(NVCCFLAGS) -Xptxas -v -MMD -MP -x cu -c $< -o $@ 2> $(@:.o=.ptxas) || { cat $(@:.o=.ptxas); exit 1; }
 
-build/sm_$(1)/test/test_cuda: $$(CUDA_TESTS:%.cpp=build/sm_$(1)/%.o) $$(LIBRARY)
-	@echo 'link    $$@'
-	@$$(NVCC) -arch=sm_$(1) -Xcompiler -fopenmp $$^ $$(LDLIBS) -lcublasLt -lgtest_main -lgtest -lpthread -o $$@
-endef
-$(foreach arch,$(GPU_ARCHS),$(eval $(call compile_for_gpu,$(arch))))
-GPU_TESTS := $(foreach arch,$(GPU_ARCHS),$(CUDA_TESTS:%.cpp=build/sm_$(arch)/%.o))
+$(GPU)/test/test_cuda: $(GPU_TESTS) $(LIBRARY)
+	@echo 'link    $@'
+	@$(NVCC) $(NVCCFLAGS) -Xcompiler -fopenmp $^ $(LDLIBS) -lcublasLt -lgtest_main -lgtest -lpthread -o $@
 
 $(BENCHES): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
 	@echo 'link    $@'
@@ -155,20 +155,20 @@ endif
 test: $(PROGRAM) $(BUILD)/test/test_llmc $(TEST_CUDA)  ## all tests but the slow ones; the last line counts them
 	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA)
 
-test-all: $(PROGRAM) $(BUILD)/test/test_llmc $(filter-out build/san/%,$(TEST_CUDA_ALL))  ## slow tests, mutants, sanitizers and the format, too
+test-all: $(PROGRAM) $(BUILD)/test/test_llmc $(filter-out build/san/%,$(TEST_CUDA_ALL)) $(GPU_LOGS:.ptxas=.o)  ## slow tests, mutants, sanitizers and the format, too
 	@$(MAKE) --no-print-directory MUTANTS=1 $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
 	@$(if $(TEST_CUDA),$(MAKE) --no-print-directory SAN=1 build/san/test/test_cuda)
-	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA_ALL) --all
+	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA_ALL) --ptxas $(GPU_LOGS) --all
 
 test-mutants:                                ## build known bugs in and require that a test fails
 	@$(MAKE) --no-print-directory MUTANTS=1 $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
 	@$(PYTHON) scripts/mutants.py
 
-test-gpu: build/sm_$(firstword $(GPU_ARCHS))/test/test_cuda  ## the kernels' tests on this machine's GPU, of GPU_ARCHS=90, say
+test-gpu: $(GPU)/test/test_cuda               ## the kernels' tests on this machine's GPU, of GPU_ARCHS=90, say
 	./$<
 
-ptxas: $(if $(NVCC),$(GPU_TESTS))             ## compile the kernels for GPU_ARCHS (80 90 100), if nvcc is there
-	@$(if $(NVCC),true,echo 'no nvcc: nothing compiled')
+ptxas: $(GPU_LOGS:.ptxas=.o)                 ## compile the kernels for GPU_ARCHS (80 90 100), if nvcc is there: no spilled registers
+	@$(if $(NVCC),$(PYTHON) scripts/ptxas.py $(GPU_LOGS),echo 'no nvcc: nothing compiled')
 
 bench: $(BENCHES)                            ## speed of the ops on this CPU
 	@for b in $(BENCHES); do ./$$b || exit 1; done

@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""Draws docs/attention_rows.png: a packed row, the keys each query sees, and which tiles of scores attention computes.
+"""Draws the figures of docs/ that show how attention works.
 
-    scripts/figures.py [OUT.png]
+    scripts/figures.py [DIRECTORY]
 
-Blocks and tiles are cut as forward_block() of llmc/ops/attention.h cuts them: blocks of 192 queries, and for each the keys from the
-first that its first query sees, 96 at a time. Of a tile only those queries are computed that see a key in it.
+attention_rows.png: a packed row, the keys each query sees, and which tiles of scores attention computes. Blocks and tiles are cut as
+forward_block() of llmc/ops/attention.h cuts them: blocks of 192 queries, and for each the keys from the first that its first query sees,
+96 at a time. Of a tile only those queries are computed that see a key in it.
+
+attention_tile.png: who holds what in one mma.m16n8k16 (llmc/ops/ptx.cuh), and how attention_forward_kernel2 (attention_forward.cuh)
+walks over the keys of one block of queries at head width 64.
 """
 import sys
 from pathlib import Path
@@ -65,15 +69,142 @@ def draw(axis, documents, window, title):
     axis.set_title(f"{title}\n{visible / T**2:.1%} of the scores are seen, {computed / T**2:.1%} computed", fontsize=10)
 
 
-def main():
-    out = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent / "docs" / "attention_rows.png"
+def attention_rows():
     figure, axes = plt.subplots(1, 2, figsize=(12, 6.6), layout="constrained")
     draw(axes[0], DOCUMENTS, 0, "Five documents and the padding in one row")
     draw(axes[1], DOCUMENTS, 150, "The same row in a layer with a sliding window of 150")
     figure.legend(handles=[Patch(color=VISIBLE, label="seen: lo[p] to p"), Patch(color=COMPUTED, label="computed, then masked"),
                            Patch(facecolor=SKIPPED, edgecolor="#cccccc", label="skipped")], loc="outside lower center", ncols=3, frameon=False)
-    figure.savefig(out, dpi=100)
-    print(out)
+    return figure
+
+
+# ---- one tile on tensor cores
+
+REGISTERS = ["#bcd9f2", "#f6cfa6", "#c6e3bd", "#e3c8e6"]
+LANE = 5  # the one whose elements are framed
+
+
+def draw_fragment(axis, x, y, rows, columns, held_by):
+    """A matrix whose cells say which lane holds them, in the colour of the register; held_by(row, column) = lane, register."""
+    for row in range(rows):
+        for column in range(columns):
+            lane, register = held_by(row, column)
+            axis.add_patch(Rectangle((x + column, y + row), 1, 1, facecolor=REGISTERS[register], edgecolor="white", linewidth=0.7))
+            axis.text(x + column + 0.5, y + row + 0.5, str(lane), ha="center", va="center", fontsize=6.5,
+                      color="#000000" if lane == LANE else "#666666", weight="bold" if lane == LANE else "normal")
+    for row in range(rows):
+        for column in range(columns):
+            if held_by(row, column)[0] == LANE:
+                axis.add_patch(Rectangle((x + column, y + row), 1, 1, fill=False, edgecolor="#d02020", linewidth=1.4))
+
+
+def draw_mma(axis):
+    draw_fragment(axis, 0, 0, 16, 16, lambda r, c: (r % 8 * 4 + c % 8 // 2, r // 8 + c // 8 * 2))
+    draw_fragment(axis, 19, -20, 16, 8, lambda r, c: (c * 4 + r % 8 // 2, r // 8))
+    draw_fragment(axis, 19, 0, 16, 8, lambda r, c: (r % 8 * 4 + c // 2, r // 8))
+
+    def label(x, y, text, register, **how):
+        axis.text(x, y, text, ha="center", va="center", fontsize=8, bbox={"facecolor": REGISTERS[register], "edgecolor": "none", "pad": 2}, **how)
+
+    label(4, -1.2, "a[0] = c[2k][0], [1]", 0)
+    label(12.3, -1.2, "a[2] = c[2k+1][0], [1]", 2)
+    label(4, 17.2, "a[1] = c[2k][2], [3]", 1)
+    label(12.3, 17.2, "a[3] = c[2k+1][2], [3]", 3)
+    for y, name in (-16, "b[0]"), (-8, "b[1]"), (4, "d[0], d[1]"), (12, "d[2], d[3]"):
+        label(28, y, name, int(y in (-8, 12)), rotation=90)
+    axis.text(8, 19.6, "left operand: 16 queries x 16 keys of P", ha="center", va="center", fontsize=9)
+    axis.text(23, 18.2, "sum: 16 queries x\n8 channels of out", ha="center", va="center", fontsize=9)
+    axis.text(18.2, -12, "right operand: 16 keys x 8 channels of V", rotation=90, ha="center", va="center", fontsize=9)
+    axis.text(0, -20, "One mma.m16n8k16: who holds what", ha="left", va="top", fontsize=11)
+    axis.text(0, -18, f"""The number in a cell is its lane, the colour
+its register. Framed: all that lane {LANE} holds;
+{LANE} = 4g + t with g = {LANE // 4}, t = {LANE % 4}.
+
+Two sums c[2k], c[2k+1] of the product
+before, S = Q K$^T$, lie side by side in the
+lanes just as the left operand a of this
+one does: S becomes P and is rounded
+to bf16 where it is, in registers.""", ha="left", va="top", fontsize=9, linespacing=1.35)
+    axis.set(xlim=(-0.5, 29), ylim=(20.5, -20.5), aspect="equal")
+    axis.axis("off")
+
+
+BLOCK, TILE, WARP = (384, 512), 64, 32  # of attention_forward_kernel2 at head width 64: queries, keys of a tile, queries of a warp
+WALKED = [250, 170, 50, 90]             # lengths of the documents
+
+
+def walk(lo):
+    """(tile, its first key, end, first query of a warp, "none" | "part" | "all") in the order of the walk."""
+    for tile, key in enumerate(range(lo[BLOCK[0]], BLOCK[1], TILE)):
+        key_end = min(key + TILE, BLOCK[1])
+        for first in range(*BLOCK, WARP):
+            end = first + WARP
+            none = key >= end or key_end <= lo[first]
+            every = key_end - key == TILE and key_end - 1 <= first and key >= lo[end - 1]
+            yield tile, key, key_end, first, "none" if none else "all" if every else "part"
+
+
+def draw_walk(axis):
+    lo = first_keys(WALKED, 0)
+    for tile, key, key_end, first, seen in walk(lo):
+        colour = SKIPPED if seen == "none" else COMPUTED
+        axis.add_patch(Rectangle((key, first), key_end - key, WARP, facecolor=colour, edgecolor="white", linewidth=1.2))
+        if seen == "all":
+            axis.text((key + key_end) / 2, first + WARP / 2, "no mask", color="white", ha="center", va="center", fontsize=8, zorder=3)
+        if first == BLOCK[0]:
+            axis.text((key + key_end) / 2, first - 3, f"tile {tile}\nstage {tile % 2}" if key_end - key > 20 else f"{tile}\n{tile % 2}",
+                      ha="center", va="bottom", fontsize=8)
+    p = np.arange(*BLOCK)
+    axis.fill_betweenx(np.repeat([*p, BLOCK[1]], 2)[1:-1], np.repeat(lo[p], 2), np.repeat(p + 1, 2), color=VISIBLE, linewidth=0, alpha=0.75)
+    for warp, first in enumerate(range(*BLOCK, WARP)):
+        axis.text(BLOCK[1] + 4, first + WARP / 2, f"warp {warp}", va="center", fontsize=8)
+    axis.text(205, 440, "documents that no query\nof the block sees:\nnever read", ha="center", va="center", fontsize=8, color="#777777")
+    axis.annotate("lo of the block's\nfirst query", (lo[BLOCK[0]], BLOCK[1]), (lo[BLOCK[0]] - 80, BLOCK[1] - 26), color="#b04c00", fontsize=8,
+                  arrowprops={"arrowstyle": "->", "color": "#e06000"})
+    ends = np.cumsum(WALKED)[:-1]
+    axis.set_xticks([*ends, BLOCK[1]])
+    axis.set_yticks(range(*BLOCK, WARP))
+    axis.tick_params(labelsize=8)
+    axis.set(xlim=(160, BLOCK[1] + 24), ylim=(BLOCK[1], BLOCK[0]), ylabel="queries",
+             xlabel="keys; ticks where documents begin, and where the block ends")
+    axis.set_title("One block: 128 queries against tiles of 64 keys", fontsize=10, pad=34)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(handles=[Patch(color=VISIBLE, label="seen"), Patch(color=COMPUTED, label="computed, then masked"),
+                         Patch(facecolor=SKIPPED, edgecolor="#cccccc", label="skipped by this warp")], loc="upper left", fontsize=8, frameon=False)
+
+
+def draw_stages(axis):
+    tiles = 5
+    for tile in range(tiles):
+        for row, start, text, colour in (0, tile, f"copy {tile}", REGISTERS[1]), (1, tile + 1, f"products {tile}", COMPUTED):
+            axis.add_patch(Rectangle((start + 0.05, row + 0.1), 0.9, 0.8, facecolor=colour, linewidth=0))
+            axis.text(start + 0.5, row + 0.5, text, ha="center", va="center", fontsize=8)
+        axis.axvline(tile + 1, color="#d02020", linewidth=1.4)
+    axis.set_yticks([0.5, 1.5], ["cp.async", "tensor cores"], fontsize=8)
+    axis.set_xticks([])
+    axis.set(xlim=(0, tiles + 1), ylim=(2.05, -0.05))
+    axis.set_title("Time: while tile j is worked on, tile j + 1 lands in the other stage. Red: cp_async_wait<0> and __syncthreads",
+                   fontsize=10, pad=12)
+    axis.spines[:].set_visible(False)
+    axis.tick_params(length=0)
+
+
+def attention_tile():
+    figure = plt.figure(figsize=(14, 7.6), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(5.2, 8.8))
+    draw_mma(left.subplots())
+    above, below = right.subplots(2, 1, height_ratios=(4, 1))
+    draw_walk(above)
+    draw_stages(below)
+    return figure
+
+
+def main():
+    docs = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent / "docs"
+    for draw_figure in attention_rows, attention_tile:
+        out = docs / f"{draw_figure.__name__}.png"
+        draw_figure().savefig(out, dpi=100)
+        print(out)
 
 
 if __name__ == "__main__":

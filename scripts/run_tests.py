@@ -80,6 +80,7 @@ def main():
     parser.add_argument("--build", required=True)
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--cuda", nargs="*", default=[], help="the tests of CUDA kernels on the CPU, in one or several builds")
+    parser.add_argument("--ptxas", nargs="*", default=[], help="with --all: what nvcc said of the kernels")
     args = parser.parse_args()
 
     suites = {
@@ -91,6 +92,8 @@ def main():
         suites[name] = lambda binary=binary: googletest(binary, args.all, {"OMP_WAIT_POLICY": "passive"})
     if args.all:
         suites["mutants"] = lambda: counted([sys.executable, "scripts/mutants.py"])
+        if args.ptxas:
+            suites["ptxas"] = lambda: counted([sys.executable, "scripts/ptxas.py", *args.ptxas])
         suites["format"] = lambda: checked(["make", "--no-print-directory", "format"])
     results = {}
     for name, run in suites.items():

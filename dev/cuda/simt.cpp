@@ -88,23 +88,18 @@ struct Barrier {
     uint32_t clock[max_warps];  // what has happened before all that arrived
 };
 
-struct Write {      // the last one to two bytes of shared memory
-    uint32_t time;  // 0: never
-    uint8_t warp, lane;
-    bool in_flight;  // a cp.async that has not landed
+struct Touch {           // the last write, or read by one warp, of two bytes
+    uint32_t time;       // 0: never
+    uint8_t warp, lane;  // lane 32: several
+    bool in_flight;      // a cp.async that has not landed
     const void *pc;
 };
 
-struct Read {  // the last one of two bytes of shared memory by one warp
-    uint32_t time;
-    int lane;  // 32: several
-    const void *pc;
-};
-
-struct Buffer {  // device memory: which block of which launch last wrote and read each two bytes
+struct Buffer {  // device memory: which block of which launch last wrote and read each two bytes, and which thread of that block
     uintptr_t begin, end;
     struct Cell {
         uint64_t written, read;  // launch << 32 | block + 1, or `several` blocks
+        Touch writer, reader;
     } * cells;
 };
 
@@ -133,8 +128,8 @@ struct Block : BlockInfo {
     uint32_t random;
     bool failed;
     uint32_t clock[max_warps][max_warps];
-    std::vector<Write> writes;  // (shared_bytes / 2)
-    std::vector<Read> reads;    // (shared_bytes / 2, warps)
+    std::vector<Touch> writes;  // (shared_bytes / 2)
+    std::vector<Touch> reads;   // (shared_bytes / 2, warps)
     char *stacks = nullptr;
     std::unique_ptr<unsigned char, decltype(&free)> memory{nullptr, free};
 };
@@ -324,7 +319,8 @@ void thread_main(transfer_t from) {
 // Vector clocks (Flanagan and Freund, FastTrack, 2009), one per warp: what warp v did up to its time clock[w][v] has happened before what
 // warp w does now. Only barriers pass clocks on. A warp's own time advances at barriers and at __syncwarp, so lanes of one warp race
 // if they touch the same two bytes at the same time of their warp. (A __syncwarp of some lanes counts for the whole warp.)
-// Device memory is only checked between blocks: none may touch what another one of the same launch writes.
+// Of device memory only the last reader is known, not that of every warp: another order of threads finds what this misses. Between blocks
+// nothing is ordered: none may touch what another one of the same launch writes.
 
 bool detecting = false;  // set by __tsan_init, which files built with -fsanitize=thread call before main
 std::mutex buffers_lock;
@@ -333,43 +329,49 @@ uint64_t launches = 0;
 
 void advance(int warp) { block->clock[warp][warp]++; }
 
-bool concurrent(uint32_t time, int warp, int lane) {  // with what the current thread does now
-    const int w = current->warp->number;
-    return warp == w ? time == block->clock[w][w] && lane != current->lane : time > block->clock[w][warp];
+Touch touch(const void *pc, bool in_flight = false) {
+    const int warp = current->warp->number;
+    return {block->clock[warp][warp], uint8_t(warp), uint8_t(current->lane), in_flight, pc};
 }
 
-[[noreturn]] void race(Place here, size_t offset, const char *now, const char *then, int warp, int lane, const void *pc) {
-    FAIL(here,
-         format("race on shared memory +%zu: %s by lane %d of warp %d, %s by %s of warp %d at %s, and nothing orders the two",
-                offset, now, current->lane, current->warp->number, then,
-                lane < 32 ? format("lane %d", lane).c_str() : "several lanes", warp, where({{}, pc}).c_str()),
-         warp == current->warp->number ? "__syncwarp() in between" : "__syncthreads() in between");
+Touch read_again(const Touch &before, const void *pc) {
+    Touch now = touch(pc);
+    if (before.time == now.time && before.warp == now.warp && before.lane != now.lane) now.lane = 32;
+    return now;
+}
+
+// Ends in a message if nothing orders what the current thread does now, and what was done then.
+void check_order(const Touch &then, const char *memory, size_t offset, bool write, const char *done, const void *pc) {
+    const Touch now = touch(pc);
+    const bool concurrent =
+        then.warp == now.warp ? then.time == now.time && then.lane != now.lane : then.time > block->clock[now.warp][then.warp];
+    if (!then.time || !concurrent) return;
+    FAIL({{}, pc},
+         format("race on %s memory +%zu: %s by lane %d of warp %d, %s by %s of warp %d at %s, and nothing orders the two", memory,
+                offset, write ? "written" : "read", now.lane, now.warp, done,
+                then.lane < 32 ? format("lane %d", then.lane).c_str() : "several lanes", then.warp, where({{}, then.pc}).c_str()),
+         then.warp == now.warp ? "__syncwarp() in between" : "__syncthreads() in between");
 }
 
 void access_shared(size_t cell, bool write, const void *pc, bool in_flight, bool landing) {
     const Place here{{}, pc};
-    Write &last = block->writes[cell];
-    Read *reads = &block->reads[cell * size_t(block->warps_count)];
-    if (last.time && concurrent(last.time, last.warp, last.lane))
-        race(here, cell * 2, write ? "written" : "read", "written", last.warp, last.lane, last.pc);
+    Touch &last = block->writes[cell];
+    Touch *reads = &block->reads[cell * size_t(block->warps_count)];
+    check_order(last, "shared", cell * 2, write, "written", pc);
     if (last.in_flight && !landing)
         FAIL(here,
              format("shared memory +%zu is %s before the wait for its cp.async at %s", cell * 2, write ? "written" : "read",
                     where({{}, last.pc}).c_str()),
              "cp_async_wait for its group, then a barrier");
-    const int warp = current->warp->number;
-    const uint32_t now = block->clock[warp][warp];
     if (write) {
-        for (int w = 0; w < block->warps_count; w++)
-            if (reads[w].time && concurrent(reads[w].time, w, reads[w].lane))
-                race(here, cell * 2, "written", "read", w, reads[w].lane, reads[w].pc);
-        last = {now, uint8_t(warp), uint8_t(current->lane), in_flight, pc};
+        for (int w = 0; w < block->warps_count; w++) check_order(reads[w], "shared", cell * 2, true, "read", pc);
+        last = touch(pc, in_flight);
     } else {
         if (!last.time)
             FAIL(here, format("shared memory +%zu is read before anything was written there", cell * 2),
                  "write it first, and then a barrier");
-        Read &mine = reads[warp];
-        mine = {now, mine.time == now && mine.lane != current->lane ? 32 : current->lane, pc};
+        Touch &mine = reads[current->warp->number];
+        mine = read_again(mine, pc);
     }
 }
 
@@ -387,6 +389,12 @@ void access_device(uintptr_t begin, size_t bytes, bool write, const void *pc) {
                  format("two blocks race on device memory +%zu of %zu bytes: %s here, %s by another block of the same launch",
                         cell * 2, b->end - b->begin, write ? "written" : "read", other(writer) ? "written" : "read"),
                  "one block writes it all, or one launch after the other");
+        Touch &mine_written = b->cells[cell].writer,
+              &mine_read = b->cells[cell].reader;  // looked at where no other block touches them
+        if (writer == me) check_order(mine_written, "device", cell * 2, write, "written", pc);
+        if (write && reader == me) check_order(mine_read, "device", cell * 2, write, "read", pc);
+        if (write) mine_written = touch(pc);
+        else mine_read = reader == me ? read_again(mine_read, pc) : touch(pc);
         if (write) written.store(me, std::memory_order_relaxed);
         else read.store(other(reader) ? several : me, std::memory_order_relaxed);
     }

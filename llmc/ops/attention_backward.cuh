@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
         }
     for (int stage = 0; !tile.empty(); stage ^= 1) {
         const Span next = tiles.after(tile);
-        cp_async_wait<0>();
+        MUTANT(43, cp_async_wait<1>(), cp_async_wait<0>());
         __syncthreads();  // this tile has landed, and all warps are done with the other stage
         if (!next.empty()) load_keys(stage ^ 1, next);
         if (!queries.see_none_of(tile)) {
@@ -106,8 +106,11 @@ __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
 
 // ---- dK and dV
 
+// dK and dV of a warp's 16 keys take D registers of each of its threads. Where that is too much, two warps share the keys, and the
+// first sums dV, the second dK. Both compute P: per pair of query and key 16 * D FLOPs instead of 14 * D.
 template <int D_> struct BackwardKeysShape {
-    static constexpr int D = D_, m = 1, threads = 128, keys = threads / 32 * 16 * m;
+    static constexpr int D = D_, m = 1, sums = D <= 128 ? 2 : 1;  // sums per warp
+    static constexpr int row_warps = 4, threads = 32 * row_warps * 2 / sums, keys = row_warps * 16 * m;
     static constexpr int queries = D <= 64 ? 64 : D <= 128 ? 32 : 16;
     struct Shared {
         Tile<keys, D> k, v;
@@ -123,10 +126,7 @@ template <int D_> struct BackwardKeysShape {
 template <int m> struct Keys {
     int begin, end;
 
-    __device__ explicit Keys(Span block) {
-        begin = block.begin + int(threadIdx.x) / 32 * 16 * m;
-        end = min(begin + 16 * m, block.end);
-    }
+    __device__ Keys(Span block, int row0) : begin(block.begin + row0), end(min(begin + 16 * m, block.end)) {}
     __device__ bool seen_by_none_of(Span queries, const int *lo) const {
         return begin >= end || queries.end <= begin || lo[0] >= end;
     }
@@ -143,7 +143,7 @@ template <int m> struct Keys {
                 const int column = 8 * n + int(threadIdx.x) % 4 * 2 + e % 2, first = lo[column], p = queries.begin + column;
 #pragma unroll
                 for (int i = 0; i < m; i++)
-                    if (position(i, e / 2) < first || position(i, e / 2) > p) scores[i][n][e] = -INFINITY;
+                    if (position(i, e / 2) < first || position(i, e / 2) > p + MUTANT(46, 1, 0)) scores[i][n][e] = -INFINITY;
             }
     }
 };
@@ -189,9 +189,11 @@ __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
     load_queries(0, tile, h);
     write_row(0, read_row(tile, h));
 
-    const Keys<m> keys(block);
-    const int row0 = int(threadIdx.x) / 32 * 16 * m, t = int(threadIdx.x) % 4;
-    float dk[m][width / 8][4] = {}, dv[m][width / 8][4] = {};
+    const int warp = int(threadIdx.x) / 32, row0 = warp % Shape::row_warps * 16 * m, t = int(threadIdx.x) % 4;
+    const bool sums_dv = Shape::sums == 2 || warp < Shape::row_warps, sums_dk = Shape::sums == 2 || !sums_dv;
+    const Keys<m> keys(block, row0);
+    float sum[Shape::sums][m][width / 8][4] = {};
+    auto &dv = sum[0], &dk = sum[Shape::sums - 1];
     for (int stage = 0; !tile.empty(); stage ^= 1) {
         const bool same_tile = h + 1 < (kv + 1) * group;
         const unsigned next_h = same_tile ? h + 1 : kv * group;
@@ -217,24 +219,28 @@ __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
                         for (int r = 0; r < 2; r++)
                             p[i][n][2 * r + e] = exp2_approx(p[i][n][2 * r + e] * (scale * log2_e) - column_lse);
                 }
-            round_to_operand<m, N>(rounded, p);
-            product_add<m, N, width>(dv, rounded, s.stage[stage].dout);
-            product_transposed(ds, s.v, row0, s.stage[stage].dout);
+            if (sums_dv) {
+                round_to_operand<m, N>(rounded, p);
+                product_add<m, N, width>(dv, rounded, s.stage[stage].dout);
+            }
+            if (sums_dk) {
+                product_transposed(ds, s.v, row0, s.stage[stage].dout);
 #pragma unroll
-            for (int n = 0; n < N / 8; n++)
+                for (int n = 0; n < N / 8; n++)
 #pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    const float column_delta = now.delta[8 * n + 2 * t + e];
+                    for (int e = 0; e < 2; e++) {
+                        const float column_delta = now.delta[8 * n + 2 * t + e];
 #pragma unroll
-                    for (int i = 0; i < m; i++)
+                        for (int i = 0; i < m; i++)
 #pragma unroll
-                        for (int r = 0; r < 2; r++)
-                            ds[i][n][2 * r + e] = p[i][n][2 * r + e] * (ds[i][n][2 * r + e] - column_delta);
-                }
-            round_to_operand<m, N>(rounded, ds);
-            product_add<m, N, width>(dk, rounded, s.stage[stage].q);
+                            for (int r = 0; r < 2; r++)
+                                ds[i][n][2 * r + e] = p[i][n][2 * r + e] * (ds[i][n][2 * r + e] - column_delta);
+                    }
+                round_to_operand<m, N>(rounded, ds);
+                product_add<m, N, width>(dk, rounded, s.stage[stage].q);
+            }
         }
-        write_row(stage ^ 1, next_row);
+        write_row(MUTANT(49, stage, stage ^ 1), next_row);
         tile = next, h = next_h;
     }
     const auto row_in = [&](float *out) {
@@ -243,8 +249,8 @@ __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
             return p < keys.end ? out + (size_t(block.row + p - block.begin) * KV + kv) * D : nullptr;
         };
     };
-    add_to_rows<m, width>(dk, scale, D, row_in(dk32));
-    add_to_rows<m, width>(dv, 1.0f, D, row_in(dv32));
+    if (sums_dk) add_to_rows<m, width>(dk, scale, D, row_in(dk32));
+    if (sums_dv) add_to_rows<m, width>(dv, 1.0f, D, row_in(dv32));
 }
 
 }  // namespace CUDA_BACKEND

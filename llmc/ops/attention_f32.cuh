@@ -90,7 +90,11 @@ __global__ void __launch_bounds__(plain_threads)
     const float weight = merge_lse(lse + h * T + row, largest + logf(sum), saw, j == 0);
     if (!saw) return;
     float *to = out32 + (row * H + h) * D;
-    for (int c = 0, d = j; d < int(D); c++, d += plain_rows) to[d] += weight * (out[c] / sum - to[d]);
+    for (int c = 0; c < plain_columns; c++) {
+        const int d = j + c * plain_rows;
+        if (d >= int(D)) break;
+        to[d] += weight * (out[c] / sum - to[d]);
+    }
 }
 
 // ---- backward

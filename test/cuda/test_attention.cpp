@@ -43,7 +43,7 @@ TYPED_TEST(CudaAttention, EqualsReference) {
         {"window 1, D 24", {{70, 3}, 1, 2, 1, 24}},
         {"packed, D 96", {{90, 1, 70}, 0, 1, 1, 96}},
         {"packed, D 128", {{100, 1, 59}, 0, 2, 1, 128}},
-        {"packed, D 136", {{33, 40}, 0, 1, 1, 136}},
+        {"packed, 2:1, D 136", {{33, 90}, 0, 2, 1, 136}},
         {"packed, D 256", {{33, 80}, 0, 1, 1, 256}},
     };
     for (const auto &[name, a] : shapes) CudaAttention<TypeParam>::check(name.c_str(), a);

@@ -513,13 +513,22 @@ template <int misuse> __global__ void memory_misuse_kernel(float *out, const flo
         bar_sync(1 + int(warp), 32);
         out[i] = s.v[i ^ 32];
     }
-    if (misuse == 14) out[0] = x[i];                                              // all blocks write one element
+    if (misuse == 14 && i == 0) out[0] = x[i];                                    // all blocks write one element
     if (misuse == 15) out[blockIdx.x * 64 + i] = out[(blockIdx.x ^ 1) * 64 + i];  // one block reads what another writes
     if (misuse == 16) out[blockIdx.x * 64 + i] = x[i];                            // right: blocks share what they read
+    if (misuse >= 17) {
+        out[i] = x[i];
+        if (misuse == 17) out[64 + i] = out[i ^ 1];                    // no __syncwarp
+        if (misuse == 18) __syncwarp(), out[64 + i] = out[i ^ 32];     // no __syncthreads
+        if (misuse == 19) __syncthreads(), out[64 + i] = out[i ^ 32];  // right
+        if (misuse == 20) out[64 + i] = out[i], out[i ^ 32] = 2;       // written after it was read
+        if (misuse == 21) __syncwarp(), out[64 + i] = out[i ^ 1];      // right
+    }
 }
 template <int misuse> void run_memory_misuse(Device dev) {
     DeviceArray<float> out(256), x(std::vector<float>(256, 1));
-    launch(dev, memory_misuse_kernel<misuse>, Grid{misuse < 14 ? 1 : 4}, 64, sizeof(Memory), out.data(), x.data());
+    launch(dev, memory_misuse_kernel<misuse>, Grid{misuse >= 14 && misuse <= 16 ? 4 : 1}, 64, sizeof(Memory), out.data(),
+           x.data());
 }
 template <int misuse> void expect_silence() {
     for (unsigned order = 0; order < orders; order++) EXPECT_EQ(message_of(order, run_memory_misuse<misuse>), "");
@@ -550,6 +559,8 @@ TEST(SimtCatches, NothingWhereABarrierIs) {
     expect_silence<8>();
     expect_silence<10>();
     expect_silence<16>();
+    expect_silence<19>();
+    expect_silence<21>();
 }
 
 #ifdef __SANITIZE_THREAD__
@@ -571,6 +582,15 @@ TEST(SimtRaces, NamedBarrierOfOtherWarps) {
 }
 TEST(SimtRaces, BlocksWriteOneElement) {
     expect_message({"two blocks race on device memory +0 of 1024 bytes: written here"}, run_memory_misuse<14>);
+}
+TEST(SimtRaces, MissingSyncwarpOnDeviceMemory) {
+    expect_message({"race on device memory +", " at test_simt.cpp:", "fix: __syncwarp()"}, run_memory_misuse<17>);
+}
+TEST(SimtRaces, MissingSyncthreadsOnDeviceMemory) {
+    expect_message({"race on device memory +", " at test_simt.cpp:", "fix: __syncthreads()"}, run_memory_misuse<18>);
+}
+TEST(SimtRaces, WrittenAfterReadOnDeviceMemory) {
+    expect_message({"race on device memory +", "fix: __syncthreads()"}, run_memory_misuse<20>);
 }
 TEST(SimtRaces, BlockReadsWhatAnotherWrites) { expect_message({"two blocks race on device memory +"}, run_memory_misuse<15>); }
 #endif

@@ -1,0 +1,68 @@
+"""Reads what `nvcc -Xptxas -v` said of kernels and prints what each takes per thread on each GPU architecture. A kernel that uses local
+memory (a stack frame, or registers spilled to it) fails: local memory is device memory, and its loads wait in the innermost loops.
+
+    scripts/ptxas.py LOG...     `make ptxas` writes the logs
+
+Ends with "N passed, M failed", a test per architecture. All shared memory is asked for at the launch, so ptxas knows only what a kernel
+declares against that rule (`static`).
+"""
+
+import re
+import subprocess
+import sys
+from collections import namedtuple
+
+Use = namedtuple("Use", "registers static_shared stack stores loads")
+
+
+def read(text):
+    """{(mangled kernel, architecture): Use}. What a kernel calls without inlining counts as its own."""
+    kernels = {}
+    for block in re.split(r"Compiling entry function ", text)[1:]:
+        name, arch = re.match(r"'(\S+)' for '(\S+)'", block).groups()
+        frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", block)
+        stack, stores, loads = (sum(map(int, column)) for column in zip(*frames))
+        shared = re.search(r"(\d+) bytes smem", block)
+        kernels[name, arch] = Use(int(re.search(r"Used (\d+) registers", block)[1]), int(shared[1]) if shared else 0, stack, stores, loads)
+    return kernels
+
+
+def demangled(names):
+    """ "_ZN3gpu11rope_kernelI4bf16EEvPT_" -> "rope_kernel<bf16>" """
+    out = subprocess.run(["c++filt", "-p"], input="\n".join(names), stdout=subprocess.PIPE, text=True, check=True).stdout
+    return dict(zip(names, out.replace("gpu::", "").splitlines()))
+
+
+def describe(use):
+    if use is None:
+        return "-"
+    extra = [("static", use.static_shared), ("stack", use.stack), ("stored", use.stores), ("loaded", use.loads)]
+    return " ".join([str(use.registers)] + [f"{name} {bytes}" for name, bytes in extra if bytes])
+
+
+def main(logs):
+    kernels = {}
+    for log in logs:
+        kernels |= read(open(log).read())
+    archs = sorted({arch for _, arch in kernels}, key=lambda arch: int(re.search(r"\d+", arch)[0]))
+    names = demangled(sorted({name for name, _ in kernels}))
+    rows = [["registers", *archs]]
+    rows += sorted([shown, *[describe(kernels.get((name, arch))) for arch in archs]] for name, shown in names.items())
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+
+    failed = set()
+    for (name, arch), use in sorted(kernels.items()):
+        if use.stack or use.stores or use.loads:
+            failed.add(arch)
+            print(f"FAILED: {names[name]} for {arch}: {use.stack} bytes of stack, {use.stores} of spilled registers stored, {use.loads} loaded\n"
+                  "  fix: smaller tiles, or arrays whose indices the compiler knows (#pragma unroll)")
+    if not kernels:
+        print("FAILED: no kernels in", " ".join(logs) or "no logs")
+    print(f"{len(archs) - len(failed)} passed, {len(failed) or not kernels:d} failed")
+    return bool(failed) or not kernels
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
