@@ -5,6 +5,7 @@
 #   ONEDNN=0, OPENBLAS=0    do without that library, though it is there
 #   SAN=1                   with the address and undefined-behaviour sanitizers, in build/san
 
+, := ,
 CXX      := g++
 CXXFLAGS := -std=c++20 -O3 -march=native -mprefer-vector-width=512 -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra
 PYTHON   := $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
@@ -33,13 +34,13 @@ include build/probe.mk
 endif
 
 build/probe.mk: Makefile scripts/probe.sh
-	@COMPILER="$(COMPILER)" CXX="$(CXX)" CXXFLAGS="$(CXXFLAGS)" bash scripts/probe.sh $@
+	@COMPILER="$(COMPILER)" NVCC="$(NVCC)" CXX="$(CXX)" CXXFLAGS="$(CXXFLAGS)" bash scripts/probe.sh $@
 ifneq ($(COMPILER),$(PROBED_COMPILER))
 build/probe.mk: FORCE
 endif
 
 probe:                                       ## look again for libraries
-	@COMPILER="$(COMPILER)" CXX="$(CXX)" CXXFLAGS="$(CXXFLAGS)" bash scripts/probe.sh build/probe.mk
+	@COMPILER="$(COMPILER)" NVCC="$(NVCC)" CXX="$(CXX)" CXXFLAGS="$(CXXFLAGS)" bash scripts/probe.sh build/probe.mk
 
 ifeq ($(HAVE_ONEDNN)$(filter 0,$(ONEDNN)),1)
 CXXFLAGS += -DLLMC_ONEDNN
@@ -53,13 +54,28 @@ endif
 
 LIBRARY := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard llmc/*/*.cpp))
 TESTS   := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/*.cpp))
-OPS     := $(filter $(BUILD)/llmc/ops/%,$(LIBRARY))
 BENCHES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard dev/bench/*.cpp))
 CUDA_TESTS := $(wildcard test/cuda/*.cpp)
+EMULATED := $(BUILD)/dev/cuda/simt.o $(CUDA_TESTS:%.cpp=$(BUILD)/%.o)
+EMULATED_HALF := $(BUILD)/emulated/train_llama.o $(BUILD)/emulated/llmc/core/gpu.o
 
-$(PROGRAM): $(BUILD)/train_llama.o $(LIBRARY)
+GPU_ARCHS ?= 80 90 100
+NVCC      := $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2> /dev/null))
+NVCCFLAGS := -std=c++20 -O3 -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-Wno-unused-parameter,-Wno-unknown-pragmas \
+             $(foreach arch,$(GPU_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) -DLLMC_GPU_ARCHS=$(subst $(eval) ,$(,),$(strip $(GPU_ARCHS)))
+GPU       := build/gpu$(subst $(eval) ,,$(GPU_ARCHS:%=_%))
+CUDA      := $(and $(filter build,$(BUILD)),$(filter 1,$(HAVE_CUDA)),$(NVCC))
+CUDA_LIBS := -L$(dir $(NVCC))../lib64 -Wl,-rpath,$(realpath $(dir $(NVCC))../lib64) -lcudart_static -lcublasLt -ldl -lrt -lpthread
+
+# A trainer is one file, compiled twice: by g++ for main and the CPU, and by nvcc for CUDA; where there is no nvcc only the first.
+$(PROGRAM): $(if $(CUDA),$(BUILD)/with_cuda/train_llama.o $(GPU)/train_llama.o $(GPU)/llmc/core/gpu.o,$(BUILD)/train_llama.o) $(LIBRARY)
 	@echo 'link    $@'
-	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(CUDA),$(CUDA_LIBS)) -o $@
+
+# The same with the emulator in place of the GPU.
+$(PROGRAM)_emu: $(BUILD)/with_cuda/train_llama.o $(EMULATED_HALF) $(BUILD)/dev/cuda/simt.o $(LIBRARY)
+	@echo 'link    $@'
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -o $@
 
 $(BUILD)/test/test_llmc: $(TESTS) $(LIBRARY)
 	@echo 'link    $@'
@@ -67,38 +83,36 @@ $(BUILD)/test/test_llmc: $(TESTS) $(LIBRARY)
 
 # Kernels on the CPU: dev/cuda/simt.h. In the race build only the kernels' files call the race detector, at every load and store.
 EMULATE  := -DLLMC_EMULATE -Wno-unknown-pragmas -g1 -fno-optimize-sibling-calls  # so that messages name lines
-EMULATED := $(BUILD)/dev/cuda/simt.o $(CUDA_TESTS:%.cpp=$(BUILD)/%.o)
 RACE     := $(BUILD)/dev/cuda/simt.o $(CUDA_TESTS:%.cpp=build/race/%.o)
 
-$(BUILD)/test/test_cuda: $(EMULATED) $(OPS)
+$(BUILD)/test/test_cuda: $(EMULATED) $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
 
-build/race/test/test_cuda: $(RACE) $(OPS)
+build/race/test/test_cuda: $(RACE) $(LIBRARY)
 	@echo 'link    $@'
 	@mkdir -p $(@D)
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
 
-$(EMULATED): private EMULATE_FLAGS := $(EMULATE)
+$(EMULATED) $(EMULATED_HALF): private EMULATE_FLAGS := $(EMULATE)
+$(BUILD)/with_cuda/train_llama.o: private EMULATE_FLAGS := -DLLMC_CUDA
 
 build/race/%.o: %.cpp $(BUILD)/flags
 	@mkdir -p $(@D)
 	@echo 'compile $< for races'
 	@$(CXX) $(CXXFLAGS) $(EMULATE) -O2 -fsanitize=thread -MMD -MP -c $< -o $@
 
-# The same tests for GPUs: what is compiled here is what a GPU would run. What ptxas says of the kernels is kept beside each object.
-GPU_ARCHS ?= 80 90 100
-NVCC      := $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2> /dev/null))
-NVCCFLAGS := -std=c++20 -O3 -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-Wno-unused-parameter,-Wno-unknown-pragmas \
-             $(foreach arch,$(GPU_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch))
-GPU       := build/gpu$(subst $(eval) ,,$(GPU_ARCHS:%=_%))
+# For GPUs. What ptxas says of the kernels is kept beside each object.
 GPU_TESTS := $(CUDA_TESTS:%.cpp=$(GPU)/%.o)
 GPU_LOGS  := $(if $(NVCC),$(GPU_TESTS:.o=.ptxas))
 
-$(GPU)/%.o: %.cpp Makefile
-	@mkdir -p $(@D)
-	@echo 'compile $< for sm $(GPU_ARCHS)'
-	@$(NVCC) $(NVCCFLAGS) -Xptxas -v -MMD -MP -x cu -c $< -o $@ 2> $(@:.o=.ptxas) || { cat $(@:.o=.ptxas); exit 1; }
+define compile_for_gpu
+$(GPU)/%.o: %$(1) Makefile
+	@mkdir -p $$(@D)
+	@echo 'compile $$< for sm $(GPU_ARCHS)'
+	@$$(NVCC) $$(NVCCFLAGS) -Xptxas -v -MMD -MP -x cu -c $$< -o $$@ 2> $$(@:.o=.ptxas) || { cat $$(@:.o=.ptxas); exit 1; }
+endef
+$(foreach type,.cpp .cu,$(eval $(call compile_for_gpu,$(type))))
 
 $(GPU)/test/test_cuda: $(GPU_TESTS) $(LIBRARY)
 	@echo 'link    $@'
@@ -113,10 +127,13 @@ $(BUILD)/%.o: %.cpp $(BUILD)/flags
 	@echo 'compile $<'
 	@$(CXX) $(CXXFLAGS) $(EMULATE_FLAGS) -MMD -MP -c $< -o $@
 
-$(BUILD)/%.o: %.cu $(BUILD)/flags
-	@mkdir -p $(@D)
-	@echo 'compile $<'
-	@$(CXX) $(CXXFLAGS) -MMD -MP -x c++ -c $< -o $@
+define compile_cu
+$(BUILD)/$(1)%.o: %.cu $(BUILD)/flags
+	@mkdir -p $$(@D)
+	@echo 'compile $$<$(if $(1), ($(patsubst %/,%,$(1))))'
+	@$$(CXX) $$(CXXFLAGS) $$(EMULATE_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
+endef
+$(foreach variant,$(eval) with_cuda/ emulated/,$(eval $(call compile_cu,$(variant))))
 
 # Changes when the compiler or a flag does, and everything is compiled again.
 $(BUILD)/flags: FORCE
@@ -135,7 +152,7 @@ no-gtest:
 	@echo 'The tests need GoogleTest, which was not found: make deps (or: apt-get install libgtest-dev), then make probe'; exit 1
 endif
 
--include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_TESTS:.o=.d) $(BENCHES:=.d) $(BUILD)/train_llama.d
+-include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_TESTS:.o=.d) $(BENCHES:=.d) $(BUILD)/train_llama.d $(BUILD)/with_cuda/train_llama.d $(EMULATED_HALF:.o=.d) $(GPU)/train_llama.d $(GPU)/llmc/core/gpu.d
 
 # ---- what to make -----------------------------------------------------------------------------------------------------------------
 

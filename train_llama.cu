@@ -196,12 +196,12 @@ template <class Dev> class Llama final : public Model {
     ModelConfig config;
     ModelLimits limits;
     Kept keep;
-    Plan plan_;
-    std::unique_ptr<Arena> arena_;
-    bool poison_ = false;
     LlamaWeights<X> w;
     LlamaWeights<float> dw;
     Parameters<Dev> p;
+    Plan plan_;
+    std::unique_ptr<Arena> arena_;  // in the memory of p
+    bool poison_ = false;
     size_t targets_ = 0;         // of the rows whose sums were not taken yet
     std::vector<float> logits_;  // generate: (documents, V)
 
@@ -550,10 +550,11 @@ ModelFactory cuda_models(const Options &options) {
     }
     return [half, bf16_storage = options.dtype == "bf16"](const ModelConfig &config,
                                                           const ModelLimits &limits) -> std::unique_ptr<Model> {
-        const cudaStream_t stream = half ? half->stream : nullptr;
-        CudaContext *ctx = half ? half->ctx.get() : nullptr;
-        if (bf16_storage) return std::make_unique<Llama<CudaBf16>>(CudaBf16{stream, ctx}, config, limits);
-        return std::make_unique<Llama<CudaF32>>(CudaF32{stream, ctx}, config, limits);
+        const auto model_on = [&](auto dev) -> std::unique_ptr<Model> {
+            if (half) dev.stream = half->stream, dev.ctx = half->ctx.get();
+            return std::make_unique<Llama<decltype(dev)>>(dev, config, limits);
+        };
+        return bf16_storage ? model_on(CudaBf16()) : model_on(CudaF32());
     };
 }
 #else

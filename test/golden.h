@@ -5,6 +5,10 @@
 
 #include "../llmc/core/json.h"
 
+constexpr const char *golden_families[] = {"llama2",     "llama3", "llama31",      "llama32", "llama_bias", "llama_linear",
+                                           "llama_yarn", "qwen2",  "qwen2_window", "qwen3",   "mistral",    "smollm2"};
+inline std::string family_name(const testing::TestParamInfo<const char *> &info) { return info.param; }
+
 struct Golden {
     ModelConfig config;
     std::string dir;

@@ -112,7 +112,4 @@ TEST_P(Goldens, DocumentsDoNotLeak) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, Goldens,
-                         testing::Values("llama2", "llama3", "llama31", "llama32", "llama_bias", "llama_linear", "llama_yarn",
-                                         "qwen2", "qwen2_window", "qwen3", "mistral", "smollm2"),
-                         [](const auto &info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Families, Goldens, testing::ValuesIn(golden_families), family_name);

@@ -90,6 +90,8 @@ void attention_forward_part(Cuda<X> dev, float *out32, float *lse, Heads<const X
                sizeof(PlainForward), out32, lse, q, k, v, lo, q_pieces, k_pieces, T, H, KV, D, scale);
 }
 
+template <class X> void attention_end(Cuda<X> dev, X *out, const float *out32, size_t n) { round_floats(dev, out, out32, n); }
+
 template <class X> size_t attention_scratch(Cuda<X>) { return 0; }
 
 template <class X>

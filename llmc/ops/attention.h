@@ -433,9 +433,7 @@ void attention_forward_part(Cpu<X> dev, float *out32, float *lse, Heads<const X>
     });
 }
 
-template <class Dev> void attention_end(Dev dev, typename Dev::X *out, const float *out32, size_t n) {
-    round_floats(dev, out, out32, n);
-}
+template <class X> void attention_end(Cpu<X> dev, X *out, const float *out32, size_t n) { round_floats(dev, out, out32, n); }
 
 template <class X> size_t attention_scratch(Cpu<X> dev) {
     using namespace attention;
