@@ -5,7 +5,6 @@
 #   ONEDNN=0, OPENBLAS=0    do without that library, though it is there
 #   SAN=1                   with the address and undefined-behaviour sanitizers, in build/san
 
-, := ,
 CXX      := g++
 CXXFLAGS := -std=c++20 -O3 -march=native -mprefer-vector-width=512 -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra
 PYTHON   := $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
@@ -57,18 +56,18 @@ TESTS   := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/*.cpp))
 BENCHES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard dev/bench/*.cpp))
 CUDA_TESTS := $(wildcard test/cuda/*.cpp)
 EMULATED := $(BUILD)/dev/cuda/simt.o $(CUDA_TESTS:%.cpp=$(BUILD)/%.o)
-EMULATED_HALF := $(BUILD)/emulated/train_llama.o $(BUILD)/emulated/llmc/core/gpu.o
+EMULATED_HALF := $(BUILD)/emulated/train_llama.o $(BUILD)/emulated/llmc/core/gpu_query.o
 
 GPU_ARCHS ?= 80 90 100
 NVCC      := $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2> /dev/null))
-NVCCFLAGS := -std=c++20 -O3 -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-Wno-unused-parameter,-Wno-unknown-pragmas \
-             $(foreach arch,$(GPU_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) -DLLMC_GPU_ARCHS=$(subst $(eval) ,$(,),$(strip $(GPU_ARCHS)))
+NVCCFLAGS := -std=c++20 -O3 -Werror all-warnings -diag-suppress 1675 -Xcompiler -Wall,-Wextra,-Werror,-Wno-unused-parameter,-Wno-unknown-pragmas \
+             $(foreach arch,$(GPU_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) -DLLMC_GPU_ARCHS='"$(GPU_ARCHS)"'
 GPU       := build/gpu$(subst $(eval) ,,$(GPU_ARCHS:%=_%))
 CUDA      := $(and $(filter build,$(BUILD)),$(filter 1,$(HAVE_CUDA)),$(NVCC))
 CUDA_LIBS := -L$(dir $(NVCC))../lib64 -Wl,-rpath,$(realpath $(dir $(NVCC))../lib64) -lcudart_static -lcublasLt -ldl -lrt -lpthread
 
 # A trainer is one file, compiled twice: by g++ for main and the CPU, and by nvcc for CUDA; where there is no nvcc only the first.
-$(PROGRAM): $(if $(CUDA),$(BUILD)/with_cuda/train_llama.o $(GPU)/train_llama.o $(GPU)/llmc/core/gpu.o,$(BUILD)/train_llama.o) $(LIBRARY)
+$(PROGRAM): $(if $(CUDA),$(BUILD)/with_cuda/train_llama.o $(GPU)/train_llama.o $(GPU)/llmc/core/gpu_query.o,$(BUILD)/train_llama.o) $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(CUDA),$(CUDA_LIBS)) -o $@
 
@@ -152,7 +151,7 @@ no-gtest:
 	@echo 'The tests need GoogleTest, which was not found: make deps (or: apt-get install libgtest-dev), then make probe'; exit 1
 endif
 
--include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_TESTS:.o=.d) $(BENCHES:=.d) $(BUILD)/train_llama.d $(BUILD)/with_cuda/train_llama.d $(EMULATED_HALF:.o=.d) $(GPU)/train_llama.d $(GPU)/llmc/core/gpu.d
+-include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_TESTS:.o=.d) $(BENCHES:=.d) $(BUILD)/train_llama.d $(BUILD)/with_cuda/train_llama.d $(EMULATED_HALF:.o=.d) $(GPU)/train_llama.d $(GPU)/llmc/core/gpu_query.d
 
 # ---- what to make -----------------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-// Which device a run takes. The question to the driver (gpu.cu) and the answer (gpu.cpp) are apart, so that every answer can be tested.
+// Which device a run takes. The question to the driver (gpu_query.cu) and the answer (gpu.cpp) are apart, so that every answer can be tested.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -16,7 +16,7 @@ struct GpuQuery {
     std::string error;  // what the runtime says where it finds no GPU
 };
 
-GpuQuery query_gpus();  // gpu.cu: only in programs with kernels
+GpuQuery query_gpus();  // gpu_query.cu: only in programs with kernels
 
 // Whether to use the GPU. `device` is auto, cpu or cuda; auto takes a GPU that can be used. `note` says why there is none, or is empty.
 // Dies with the reason when cuda was asked for and cannot be had.

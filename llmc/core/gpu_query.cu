@@ -1,4 +1,6 @@
 // Asks the driver what GPUs there are. In the emulator there is one.
+#include <sstream>
+
 #include "gpu.h"
 #include "launch.cuh"
 
@@ -8,7 +10,8 @@ GpuQuery query_gpus() {
 #ifdef LLMC_EMULATE
     q.runtime = q.driver = 13000, q.archs = {80}, q.gpus = {{"the emulator", 80}};
 #else
-    q.archs = {LLMC_GPU_ARCHS};
+    std::istringstream archs(LLMC_GPU_ARCHS);
+    for (int arch; archs >> arch;) q.archs.push_back(arch);
     cudaRuntimeGetVersion(&q.runtime);
     cudaDriverGetVersion(&q.driver);
     int count = 0;
