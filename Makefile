@@ -56,6 +56,7 @@ TESTS   := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/*.cpp))
 OPS     := $(filter $(BUILD)/llmc/ops/%,$(LIBRARY))
 BENCHES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard dev/bench/*.cpp))
 CUDA_TESTS := $(wildcard test/cuda/*.cpp)
+LADDERS := $(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/timing.cu,$(wildcard dev/cuda/*.cu)))
 
 $(PROGRAM): $(BUILD)/train_llama.o $(LIBRARY)
 	@echo 'link    $@'
@@ -79,12 +80,16 @@ build/race/test/test_cuda: $(RACE) $(OPS)
 	@mkdir -p $(@D)
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
 
-$(EMULATED): private EMULATE_FLAGS := $(EMULATE)
+WORKSHOP := $(patsubst %,$(BUILD)/dev/cuda/%.o,simt common $(LADDERS))
+$(EMULATED) $(WORKSHOP): private EMULATE_FLAGS := $(EMULATE)
 
-build/race/%.o: %.cpp $(BUILD)/flags
-	@mkdir -p $(@D)
-	@echo 'compile $< for races'
-	@$(CXX) $(CXXFLAGS) $(EMULATE) -O2 -fsanitize=thread -MMD -MP -c $< -o $@
+define compile_for_races
+build/race/%.o: %$(1) $(BUILD)/flags
+	@mkdir -p $$(@D)
+	@echo 'compile $$< for races'
+	@$$(CXX) $$(CXXFLAGS) $$(EMULATE) -O2 -fsanitize=thread -MMD -MP -x c++ -c $$< -o $$@
+endef
+$(foreach type,.cpp .cu,$(eval $(call compile_for_races,$(type))))
 
 # The same tests for a GPU: what is compiled here is what a GPU would run.
 GPU_ARCHS ?= 80 90 100
@@ -92,17 +97,34 @@ NVCC      := $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v
 NVCCFLAGS := -std=c++20 -O3 -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-Wno-unknown-pragmas
 
 define compile_for_gpu
-build/sm_$(1)/%.o: %.cpp Makefile
+build/sm_$(1)/%.o: %$(2) Makefile
 	@mkdir -p $$(@D)
 	@echo 'compile $$< for sm_$(1)'
 	@$$(NVCC) $$(NVCCFLAGS) -arch=sm_$(1) -MMD -MP -x cu -c $$< -o $$@
-
+endef
+define link_for_gpu
 build/sm_$(1)/test/test_cuda: $$(CUDA_TESTS:%.cpp=build/sm_$(1)/%.o) $$(LIBRARY)
 	@echo 'link    $$@'
 	@$$(NVCC) -arch=sm_$(1) -Xcompiler -fopenmp $$^ $$(LDLIBS) -lcublasLt -lgtest_main -lgtest -lpthread -o $$@
 endef
-$(foreach arch,$(GPU_ARCHS),$(eval $(call compile_for_gpu,$(arch))))
-GPU_TESTS := $(foreach arch,$(GPU_ARCHS),$(CUDA_TESTS:%.cpp=build/sm_$(arch)/%.o))
+$(foreach arch,$(GPU_ARCHS),$(eval $(call link_for_gpu,$(arch)))$(foreach type,.cpp .cu,$(eval $(call compile_for_gpu,$(arch),$(type)))))
+GPU_ARCH  := $(firstword $(GPU_ARCHS))
+GPU_TESTS := $(foreach arch,$(GPU_ARCHS),$(CUDA_TESTS:%.cpp=build/sm_$(arch)/%.o) $(patsubst %,build/sm_$(arch)/dev/cuda/%.o,timing $(LADDERS)))
+
+# The workshop (dev/cuda/common.h): a program holds its ladder for the emulator and, where there is nvcc, for a GPU.
+LINK_WORKSHOP := $(CXX) $(CXXFLAGS)
+ifneq ($(and $(NVCC),$(filter build,$(BUILD))),)
+LINK_WORKSHOP := $(NVCC) -arch=sm_$(GPU_ARCH) -Xcompiler -fopenmp -lcublasLt
+$(LADDERS:%=build/dev/cuda/%): build/dev/cuda/%: build/sm_$(GPU_ARCH)/dev/cuda/%.o build/sm_$(GPU_ARCH)/dev/cuda/timing.o
+endif
+
+$(LADDERS:%=$(BUILD)/dev/cuda/%): $(BUILD)/dev/cuda/%: $(BUILD)/dev/cuda/%.o $(patsubst %,$(BUILD)/dev/cuda/%.o,common simt) $(OPS)
+	@echo 'link    $@'
+	@$(LINK_WORKSHOP) $^ $(LDLIBS) -lboost_context -lgtest -lpthread -o $@
+
+$(LADDERS:%=build/race/dev/cuda/%): build/race/dev/cuda/%: build/race/dev/cuda/%.o $(patsubst %,build/dev/cuda/%.o,common simt) $(OPS)
+	@echo 'link    $@'
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest -lpthread -o $@
 
 $(BENCHES): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
 	@echo 'link    $@'
@@ -116,7 +138,7 @@ $(BUILD)/%.o: %.cpp $(BUILD)/flags
 $(BUILD)/%.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	@echo 'compile $<'
-	@$(CXX) $(CXXFLAGS) -MMD -MP -x c++ -c $< -o $@
+	@$(CXX) $(CXXFLAGS) $(EMULATE_FLAGS) -MMD -MP -x c++ -c $< -o $@
 
 # Changes when the compiler or a flag does, and everything is compiled again.
 $(BUILD)/flags: FORCE
@@ -135,7 +157,7 @@ no-gtest:
 	@echo 'The tests need GoogleTest, which was not found: make deps (or: apt-get install libgtest-dev), then make probe'; exit 1
 endif
 
--include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_TESTS:.o=.d) $(BENCHES:=.d) $(BUILD)/train_llama.d
+-include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_TESTS:.o=.d) $(WORKSHOP:.o=.d) $(LADDERS:%=build/race/dev/cuda/%.d) $(BENCHES:=.d) $(BUILD)/train_llama.d
 
 # ---- what to make -----------------------------------------------------------------------------------------------------------------
 
@@ -150,21 +172,22 @@ demo: $(PROGRAM)                             ## train the bundled demo and draw 
 ifeq ($(HAVE_BOOST_CONTEXT),1)
 TEST_CUDA     := $(BUILD)/test/test_cuda
 TEST_CUDA_ALL := $(TEST_CUDA) build/race/test/test_cuda build/san/test/test_cuda
+TEST_LADDERS  := $(foreach build,build build/race build/san,$(LADDERS:%=$(build)/dev/cuda/%))
 endif
 
 test: $(PROGRAM) $(BUILD)/test/test_llmc $(TEST_CUDA)  ## all tests but the slow ones; the last line counts them
 	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA)
 
-test-all: $(PROGRAM) $(BUILD)/test/test_llmc $(filter-out build/san/%,$(TEST_CUDA_ALL))  ## slow tests, mutants, sanitizers and the format, too
+test-all: $(PROGRAM) $(BUILD)/test/test_llmc $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS))  ## slow tests, mutants, sanitizers and the format, too
 	@$(MAKE) --no-print-directory MUTANTS=1 $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
-	@$(if $(TEST_CUDA),$(MAKE) --no-print-directory SAN=1 build/san/test/test_cuda)
-	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA_ALL) --all
+	@$(if $(TEST_CUDA),$(MAKE) --no-print-directory SAN=1 $(filter build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)))
+	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA_ALL) --ladders $(TEST_LADDERS) --all
 
 test-mutants:                                ## build known bugs in and require that a test fails
 	@$(MAKE) --no-print-directory MUTANTS=1 $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
 	@$(PYTHON) scripts/mutants.py
 
-test-gpu: build/sm_$(firstword $(GPU_ARCHS))/test/test_cuda  ## the kernels' tests on this machine's GPU, of GPU_ARCHS=90, say
+test-gpu: build/sm_$(GPU_ARCH)/test/test_cuda  ## the kernels' tests on this machine's GPU, of GPU_ARCHS=90, say
 	./$<
 
 ptxas: $(if $(NVCC),$(GPU_TESTS))             ## compile the kernels for GPU_ARCHS (80 90 100), if nvcc is there
@@ -180,7 +203,7 @@ compare: $(PROGRAM) .venv-compare/bin/python ## the same training step here and 
 	@echo 'installing PyTorch and transformers into .venv-compare (2 GB)'
 	@python3 -m venv .venv-compare && .venv-compare/bin/pip install --quiet torch 'transformers>=5' numpy
 
-SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh test/*.h test/*.cpp test/cuda/* dev/*/*.h dev/*/*.cpp)
+SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh test/*.h test/*.cpp test/cuda/* dev/*/*.h dev/*/*.cpp dev/*/*.cu)
 format:                                      ## check the layout of the C++ files; FIX=1 mends it
 	@clang-format $(if $(FIX),-i,--dry-run -Werror --ferror-limit=1) $(SOURCES) || { echo 'fix: make format FIX=1'; exit 1; }
 
