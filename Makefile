@@ -114,7 +114,7 @@ GPU_TESTS := $(foreach arch,$(GPU_ARCHS),$(CUDA_TESTS:%.cpp=build/sm_$(arch)/%.o
 # The workshop (dev/cuda/common.h): a program holds its ladder for the emulator and, where there is nvcc, for a GPU.
 LINK_WORKSHOP := $(CXX) $(CXXFLAGS)
 ifneq ($(and $(NVCC),$(filter build,$(BUILD))),)
-LINK_WORKSHOP := $(NVCC) -arch=sm_$(GPU_ARCH) -Xcompiler -fopenmp -lcublasLt
+LINK_WORKSHOP := $(NVCC) -arch=sm_$(GPU_ARCH) -Xcompiler -fopenmp -lcublas -lcublasLt
 $(LADDERS:%=build/dev/cuda/%): build/dev/cuda/%: build/sm_$(GPU_ARCH)/dev/cuda/%.o build/sm_$(GPU_ARCH)/dev/cuda/timing.o
 endif
 

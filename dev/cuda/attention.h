@@ -66,26 +66,28 @@ struct WarpRow {
 // ---- inputs -------------------------------------------------------------------------------------------------------------------------
 
 inline const std::vector<Size> attention_sizes = {
-    {"T", "tokens of the packed row", 8192},
+    {"T", "tokens of the packed row", 4096},
     {"documents", "in it, each longer than the one before; the first of several is one token", 1},
     {"ranks", "that hold the row, in turn there and back", 1},
-    {"window", "0: none", 0},
+    {"window", "keys that a query sees at most", 4096},
     {"H", "query heads", 32},
     {"KV", "key and value heads", 8},
     {"D", "head size", 128}};
 inline const std::vector<Sizes> attention_checked = {
-    {1, 1, 1, 0, 1, 1, 8},       // one token
-    {67, 1, 1, 0, 2, 2, 64},     // one document
-    {150, 5, 1, 0, 7, 1, 64},    // GQA
-    {141, 4, 1, 24, 2, 1, 80},   // a window
-    {101, 3, 3, 24, 2, 1, 128},  // parts
+    {1, 1, 1, 1, 1, 1, 8},       // one token
+    {67, 1, 1, 67, 2, 2, 64},    // one document
+    {150, 5, 1, 150, 7, 1, 64},  // GQA
+    {141, 4, 1, 24, 7, 1, 80},   // a window
+    {270, 3, 2, 270, 2, 1, 24},  // two parts each, several blocks
+    {101, 3, 3, 24, 2, 1, 128},  // three, with a window
+    {70, 2, 1, 70, 1, 1, 256},   // the largest heads
 };
 
 inline AttentionShape attention_shape(const Sizes &s) {
     const size_t T = s[0], documents = s[1], ranks = s[2], window = s[3], H = s[4], KV = s[5], D = s[6];
     if (T == 0 || documents == 0 || documents > T || ranks == 0 || (ranks > 1 && 2 * ranks > T))
-        die("%zu tokens cannot be %zu documents on %zu ranks\n  fix: at least 1 of each, a token per document, 2 tokens per rank", T,
-            documents, ranks);
+        die("%zu tokens cannot be %zu documents on %zu ranks\n  fix: at least 1 of each, a token per document, 2 tokens per rank",
+            T, documents, ranks);
     if (KV == 0 || H == 0 || H % KV) die("%zu query heads cannot share %zu key heads\n  fix: H a multiple of KV", H, KV);
     check_head_size(D);
     AttentionShape shape{{documents == 1 ? T : 1}, window, H, KV, D};
@@ -125,8 +127,8 @@ struct AttentionRow {
             const size_t stride = (H + 2 * KV) * D;
             return Heads<const bf16>{qkv.data() + first[rank] * stride + head * D, stride};
         };
-        return {heads(q_rank, 0), heads(k_rank, H), heads(k_rank, H + KV), lo.data(), ranks[q_rank], ranks[k_rank],
-                T,                H,                KV,                    D,         shape.scale()};
+        return {heads(q_rank, 0), heads(k_rank, H), heads(k_rank, H + KV), lo.data(), ranks[q_rank], ranks[k_rank], T, H, KV, D,
+                shape.scale()};
     }
     template <class F> void for_each_part(F f) {  // f(part, first row of its queries, first row of its keys)
         for (size_t q = 0; q < ranks.size(); q++)

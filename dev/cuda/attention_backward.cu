@@ -3,9 +3,9 @@
 // of the queries and some of the keys make. dQ is a sum over keys, dK and dV are sums over queries: two kernels, so that every sum has one
 // owner and a fixed order, without atomics.
 //
-// One document of 8192 tokens, 32 query heads, 8 key heads, D 128 for timing. FLOP are counted as 10 D for each visible pair of query and
-// key and each head, half of T^2 for one document: 1374 GFLOP. That is what five products need; with two kernels Q K^T and dO V^T
-// are computed twice, so the versions really make 14 D. Q, K, V, dO and the float gradients are 369 MB: limited by arithmetic, if each is
+// One document of 4096 tokens, 32 query heads, 8 key heads, D 128 for timing. FLOP are counted as 10 D for each visible pair of query and
+// key and each head, half of T^2 for one document: 344 GFLOP. That is what five products need; with two kernels Q K^T and dO V^T
+// are computed twice, so the versions really make 14 D. Q, K, V, dO and the float gradients are 185 MB: limited by arithmetic, if each is
 // read about once.
 //
 //   version                           in dQ: K and V    in dK, dV: Q and dO    limited by
@@ -38,7 +38,8 @@ template <class F> __device__ void for_each_query(const BackwardPart &part, int 
         for_each_row(part.q_pieces, position, end, [&](size_t query) { f(h, query); });
 }
 
-// ---- 1: a thread per row ------------------------------------------------------------------------------------------------------------
+// ---- version 1: a thread per row ------------------------------------------------------------------------------------------------
+//
 // By the definition, a thread per query and head for dQ, one per key and key head for dK and dV. As a row is too long for the registers
 // of one thread, they add to it in memory.
 
@@ -76,13 +77,14 @@ __global__ void attention_backward_keys_kernel1(float *dk32, float *dv32, Backwa
 }
 
 void attention_backward_part1(CudaBf16 dev, float *dq32, float *dk32, float *dv32, const BackwardPart &part) {
-    launch(dev, attention_backward_queries_kernel1, Grid{count_blocks(part.q_pieces, naive_threads), part.H}, naive_threads, 0, dq32,
-           part);
-    launch(dev, attention_backward_keys_kernel1, Grid{count_blocks(part.k_pieces, naive_threads), part.KV}, naive_threads, 0, dk32,
-           dv32, part);
+    launch(dev, attention_backward_queries_kernel1, Grid{count_blocks(part.q_pieces, naive_threads), part.H}, naive_threads, 0,
+           dq32, part);
+    launch(dev, attention_backward_keys_kernel1, Grid{count_blocks(part.k_pieces, naive_threads), part.KV}, naive_threads, 0,
+           dk32, dv32, part);
 }
 
-// ---- 2: a warp per row --------------------------------------------------------------------------------------------------------------
+// ---- version 2: a warp per row --------------------------------------------------------------------------------------------------
+//
 // The same with rows spread over 32 lanes, whose registers hold the sums; they read 32 neighbours at a time. Both dot products of a pair
 // end in a sum over the warp.
 
@@ -106,7 +108,8 @@ __global__ void attention_backward_keys_kernel2(float *dk32, float *dv32, Backwa
     const Span block = nth_block(part.k_pieces, int(blockIdx.x), warps);
     const int position = block.begin + int(threadIdx.x) / 32;
     if (position >= block.end) return;
-    const size_t kv = blockIdx.y, row = size_t(block.row + position - block.begin), D = part.D, any_head = kv * (part.H / part.KV);
+    const size_t kv = blockIdx.y, row = size_t(block.row + position - block.begin), D = part.D,
+                 any_head = kv * (part.H / part.KV);
     const WarpRow k = WarpRow::load(part.key(row, any_head), D), v = WarpRow::load(part.value(row, any_head), D);
     WarpRow dk = {}, dv = {};
     for_each_query(part, position, kv, [&](size_t h, size_t query) {
@@ -121,10 +124,12 @@ __global__ void attention_backward_keys_kernel2(float *dk32, float *dv32, Backwa
 
 void attention_backward_part2(CudaBf16 dev, float *dq32, float *dk32, float *dv32, const BackwardPart &part) {
     launch(dev, attention_backward_queries_kernel2, Grid{count_blocks(part.q_pieces, warps), part.H}, warps * 32, 0, dq32, part);
-    launch(dev, attention_backward_keys_kernel2, Grid{count_blocks(part.k_pieces, warps), part.KV}, warps * 32, 0, dk32, dv32, part);
+    launch(dev, attention_backward_keys_kernel2, Grid{count_blocks(part.k_pieces, warps), part.KV}, warps * 32, 0, dk32, dv32,
+           part);
 }
 
-// ---- 3: 16 x 16 scores in float -----------------------------------------------------------------------------------------------------
+// ---- version 3: 16 x 16 scores in float -----------------------------------------------------------------------------------------
+//
 // What llmc ships for float (llmc/ops/attention_f32.cuh): 16 rows share tiles of 16 rows of the other kind in shared memory.
 
 void attention_backward_part3(CudaBf16 dev, float *dq32, float *dk32, float *dv32, const BackwardPart &part) {
@@ -132,27 +137,26 @@ void attention_backward_part3(CudaBf16 dev, float *dq32, float *dk32, float *dv3
            plain_threads, sizeof(PlainShape::Shared), dq32, part.q, part.k, part.v, part.delta, part.lse, part.dout, part.lo,
            part.q_pieces, part.k_pieces, part.T, part.H, part.KV, part.D, part.scale);
     launch(dev, attention::attention_backward_keys_kernel1<bf16>, Grid{count_blocks(part.k_pieces, plain_rows), part.KV},
-           plain_threads, sizeof(PlainShape::Shared), dk32, dv32, part.q, part.k, part.v, part.delta, part.lse, part.dout, part.lo,
-           part.q_pieces, part.k_pieces, part.T, part.H, part.KV, part.D, part.scale);
+           plain_threads, sizeof(PlainShape::Shared), dk32, dv32, part.q, part.k, part.v, part.delta, part.lse, part.dout,
+           part.lo, part.q_pieces, part.k_pieces, part.T, part.H, part.KV, part.D, part.scale);
 }
 
-// ---- 4: shipped ---------------------------------------------------------------------------------------------------------------------
-// Tiles on tensor cores, P and dS in registers from one product to the next, the next tile on its way while one is multiplied. The first
-// three steps of attention_forward's ladder in one.
+// ---- version 4: shipped ---------------------------------------------------------------------------------------------------------
+//
+// What versions 4 and 5 of attention_forward bring, in one step: tiles on tensor cores, P and dS in registers from one product to the
+// next, the next tile on its way while one is multiplied.
 
 void attention_backward_part4(CudaBf16 dev, float *dq32, float *dk32, float *dv32, const BackwardPart &part) {
     float *no_scratch = nullptr;
-    attention_backward_part(dev, dq32, dk32, dv32, no_scratch, part.q, part.k, part.v, part.delta, part.lse, part.dout.data, part.lo,
-                            part.q_pieces, part.k_pieces, part.T, part.H, part.KV, part.D, part.scale);
+    attention_backward_part(dev, dq32, dk32, dv32, no_scratch, part.q, part.k, part.v, part.delta, part.lse, part.dout.data,
+                            part.lo, part.q_pieces, part.k_pieces, part.T, part.H, part.KV, part.D, part.scale);
 }
 
-// ---- the ladder ---------------------------------------------------------------------------------------------------------------------
-
 template <class X> struct AttentionBackward : AttentionRow {
-    DeviceArray<bf16> dout, out;                  // (T, H, D)
-    DeviceArray<float> lse, delta;                // (H, T)
-    DeviceArray<float> dq32, dk32, dv32;          // (T, H, D), (T, KV, D) twice
-    size_t version = 0;                           // of the last run
+    DeviceArray<bf16> dout, out;          // (T, H, D)
+    DeviceArray<float> lse, delta;        // (H, T)
+    DeviceArray<float> dq32, dk32, dv32;  // (T, H, D), (T, KV, D) twice
+    size_t version = 0;                   // of the last run
 
     explicit AttentionBackward(const Sizes &sizes)
         : AttentionRow(sizes),
@@ -174,7 +178,7 @@ template <class X> struct AttentionBackward : AttentionRow {
         attention_backward_begin(dev, dq32.data(), dk32.data(), dv32.data(), delta.data(), out.data(), dout.data(), T, H, KV, D);
     }
 
-    static constexpr void (*versions[])(CudaBf16, float *dq32, float *dk32, float *dv32, const BackwardPart &) = {
+    static constexpr void (*versions[4])(CudaBf16, float *dq32, float *dk32, float *dv32, const BackwardPart &) = {
         attention_backward_part1, attention_backward_part2, attention_backward_part3, attention_backward_part4};
 
     void run(CudaBf16 dev, size_t v) {
@@ -207,6 +211,6 @@ static const Ladder<AttentionBackward, bf16> ladder({.name = "attention_backward
                                                      .checked = attention_checked,
                                                      .ideas = {"a thread per row, by definition", "a warp per row",
                                                                "16 x 16 scores in shared memory, float",
-                                                               "the shipped kernels: mma.sync, cp.async, two stages"}});
+                                                               "shipped: mma.sync, cp.async, two stages"}});
 
 }  // namespace CUDA_BACKEND::workshop

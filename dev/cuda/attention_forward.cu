@@ -1,8 +1,8 @@
 // Attention forward in bf16. Contract and formulas: llmc/ops/attention.h. A query at position p sees the keys lo[p] .. p, so all kinds of
 // masks are one. All versions are the op's middle part: they merge what some of the queries see of some of the keys into (out32, lse).
 //
-// One document of 8192 tokens, 32 query heads, 8 key heads, D 128 for timing. FLOP are counted as 4 D for each visible pair of query and
-// key and each head, so half of T^2 for one document: 550 GFLOP. Q, K, V and the float result are 235 MB: 2300 FLOP a byte, limited by
+// One document of 4096 tokens, 32 query heads, 8 key heads, D 128 for timing. FLOP are counted as 4 D for each visible pair of query and
+// key and each head, so half of T^2 for one document: 137 GFLOP. Q, K, V and the float result are 117 MB: 1200 FLOP a byte, limited by
 // arithmetic if each is read about once. No version writes scores to memory; what they differ in is who shares the reading of K and V.
 //
 //   version                          K and V are   FLOP per byte   limited by
@@ -16,7 +16,8 @@
 
 namespace CUDA_BACKEND::workshop {
 
-// ---- 1: a thread per query and head -------------------------------------------------------------------------------------------------
+// ---- version 1: a thread per query and head -------------------------------------------------------------------------------------
+//
 // By the definition, in two passes over the keys: the first gives lse, the second computes each score again and adds up P V, right in
 // memory, as a row is too long for the registers of one thread. Neighbouring threads are at the same key most of the time.
 
@@ -53,7 +54,8 @@ void attention_forward_part1(CudaBf16 dev, float *out32, float *lse, const Part 
            part);
 }
 
-// ---- 2: a warp per query and head ---------------------------------------------------------------------------------------------------
+// ---- version 2: a warp per query and head ---------------------------------------------------------------------------------------
+//
 // One pass, by the online softmax: what was summed under an old maximum shrinks when a larger score comes. The row of the sum lies in the
 // registers of 32 lanes, which also read K and V 32 neighbours at a time. A dot product ends in a sum over the warp.
 
@@ -84,16 +86,18 @@ void attention_forward_part2(CudaBf16 dev, float *out32, float *lse, const Part 
     launch(dev, attention_forward_kernel2, Grid{count_blocks(part.q_pieces, warps), part.H}, warps * 32, 0, out32, lse, part);
 }
 
-// ---- 3: 16 x 16 scores in float -----------------------------------------------------------------------------------------------------
+// ---- version 3: 16 x 16 scores in float -----------------------------------------------------------------------------------------
+//
 // What llmc ships for float (llmc/ops/attention_f32.cuh): 16 queries share tiles of 16 keys in shared memory. No tensor cores.
 
 void attention_forward_part3(CudaBf16 dev, float *out32, float *lse, const Part &part) {
     launch(dev, attention::attention_forward_kernel1<bf16>, Grid{count_blocks(part.q_pieces, plain_rows), part.H}, plain_threads,
-           sizeof(PlainForward), out32, lse, part.q, part.k, part.v, part.lo, part.q_pieces, part.k_pieces, part.T, part.H, part.KV,
-           part.D, part.scale);
+           sizeof(PlainForward), out32, lse, part.q, part.k, part.v, part.lo, part.q_pieces, part.k_pieces, part.T, part.H,
+           part.KV, part.D, part.scale);
 }
 
-// ---- 4: mma.sync, one stage ---------------------------------------------------------------------------------------------------------
+// ---- version 4: mma.sync, one stage ---------------------------------------------------------------------------------------------
+//
 // Scores are accumulators in registers, and rounded to bf16 they are the left operand of P V (llmc/ops/attention_tile.cuh). There is one
 // tile of keys, so that a block waits for its arrival, then multiplies, and only then fetches the next; and every score is masked.
 
@@ -104,8 +108,7 @@ template <int width> struct OneStage {
 };
 
 template <int width>
-__global__ void __launch_bounds__(ForwardShape<width>::threads)
-    attention_forward_kernel4(float *out32, float *lse, Part part) {
+__global__ void __launch_bounds__(ForwardShape<width>::threads) attention_forward_kernel4(float *out32, float *lse, Part part) {
     using Shape = ForwardShape<width>;
     constexpr int m = Shape::m, N = Shape::keys;
     auto &s = shared_mem<OneStage<width>>();
@@ -152,29 +155,30 @@ void attention_forward_part4(CudaBf16 dev, float *out32, float *lse, const Part 
     });
 }
 
-// ---- 5: shipped ---------------------------------------------------------------------------------------------------------------------
+// ---- version 5: shipped ---------------------------------------------------------------------------------------------------------
+//
 // The next tile of keys is on its way while one is multiplied; tiles that all see or none sees are not masked or not multiplied; blocks
 // with the longest rows start first.
 
 void attention_forward_part5(CudaBf16 dev, float *out32, float *lse, const Part &part) {
-    attention_forward_part(dev, out32, lse, part.q, part.k, part.v, part.lo, part.q_pieces, part.k_pieces, part.T, part.H, part.KV,
-                           part.D, part.scale);
+    attention_forward_part(dev, out32, lse, part.q, part.k, part.v, part.lo, part.q_pieces, part.k_pieces, part.T, part.H,
+                           part.KV, part.D, part.scale);
 }
-
-// ---- the ladder ---------------------------------------------------------------------------------------------------------------------
 
 template <class X> struct AttentionForward : AttentionRow {
     DeviceArray<float> out32, lse;
     size_t version = 0;  // of the last run
 
-    explicit AttentionForward(const Sizes &sizes) : AttentionRow(sizes), out32(T * H * D), lse(H * T) {}
+    explicit AttentionForward(const Sizes &sizes) : AttentionRow(sizes), out32(T * H * D), lse(H * T) {
+        attention_begin(CudaBf16{}, out32.data(), lse.data(), T, H, D);
+    }
 
-    static constexpr void (*versions[])(CudaBf16, float *out32, float *lse, const Part &) = {
-        attention_forward_part1, attention_forward_part2, attention_forward_part3, attention_forward_part4, attention_forward_part5};
+    static constexpr void (*versions[5])(CudaBf16, float *out32, float *lse, const Part &) = {
+        attention_forward_part1, attention_forward_part2, attention_forward_part3, attention_forward_part4,
+        attention_forward_part5};
 
     void run(CudaBf16 dev, size_t v) {
         version = v;
-        attention_begin(dev, out32.data(), lse.data(), T, H, D);
         for_each_part([&](const Part &part, size_t q_row, size_t) {
             versions[v - 1](dev, out32.data() + q_row * H * D, lse.data() + q_row, part);
         });
@@ -194,11 +198,12 @@ template <class X> struct AttentionForward : AttentionRow {
     Work work() const { return {.flops = 4 * pairs() * double(H * D)}; }
 };
 
-static const Ladder<AttentionForward, bf16> ladder({.name = "attention_forward",
-                                                    .sizes = attention_sizes,
-                                                    .checked = attention_checked,
-                                                    .ideas = {"a thread per query and head, two passes", "a warp per query and head, online softmax",
-                                                              "16 x 16 scores in shared memory, float", "mma.sync, one tile of keys at a time",
-                                                              "the shipped kernel: mma.sync, cp.async, two stages"}});
+static const Ladder<AttentionForward, bf16> ladder(
+    {.name = "attention_forward",
+     .sizes = attention_sizes,
+     .checked = attention_checked,
+     .ideas = {"a thread per query and head, two passes", "a warp per query and head, online softmax",
+               "16 x 16 scores in shared memory, float", "mma.sync, one tile of keys at a time",
+               "shipped: mma.sync, cp.async, two stages"}});
 
 }  // namespace CUDA_BACKEND::workshop

@@ -12,18 +12,22 @@
 //   3 an 8 x 8 tile per thread     128 x 128       64            1/2 byte                  the float units, without tensor cores
 //   4 mma.sync                     128 x 128       64            1/32 byte                 waiting: nobody multiplies while slabs arrive
 //   5 mma.sync and cp.async        128 x 128       64            1/32 byte                 shared memory, and mma.sync itself on sm_90 and 100
-//   6 shipped: cuBLASLt            its choice                                              (in the emulator: the CPU's matmul)
-//   7 cuBLAS, on a GPU only        its choice
+//   6 cuBLAS, 7 shipped: cuBLASLt  the library's choice
 //
 // What a library still does better: wgmma and TMA, larger tiles, and an order of blocks in which those that run at once share rows
 // of x and w in L2. Arbitrary T and OC; IC is a multiple of 8 for versions 3 to 5, which read 16 bytes at a time.
 #include "../../llmc/ops/attention_tile.cuh"
 #include "../../llmc/ops/matmul.cuh"
 #include "../../test/reference_matmul.h"
+#include "common.h"
+#ifndef LLMC_EMULATE
+#include <cublas_v2.h>
+#endif
 
-inline namespace CUDA_BACKEND {
+namespace CUDA_BACKEND::workshop {
 
-// ---- 1: a thread per output ---------------------------------------------------------------------------------------------------------
+// ---- version 1: a thread per output ---------------------------------------------------------------------------------------------
+//
 // Reads 4 bytes for every 2 FLOP. The threads of a row of the block read the same x, and 16 different rows of w.
 
 __global__ void matmul_forward_kernel1(bf16 *out, const bf16 *x, const bf16 *w, size_t T, size_t IC, size_t OC) {
@@ -38,7 +42,8 @@ void matmul_forward1(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
     launch(dev, matmul_forward_kernel1, Grid{ceil_div(T, 16), ceil_div(OC, 16)}, 256, 0, out, x, w, T, IC, OC);
 }
 
-// ---- 2: tiles in shared memory ------------------------------------------------------------------------------------------------------
+// ---- version 2: tiles in shared memory ------------------------------------------------------------------------------------------
+//
 // Still a thread per output, but the 1024 of a block fetch 32 x 32 of x and of w together, a warp 32 neighbours of one row, and then all
 // read them 32 times. Every multiply and add still waits for two loads, now from shared memory: of x one value for the whole warp, of w
 // a column, 33 floats from row to row, so that its 32 values lie in 32 banks.
@@ -67,7 +72,8 @@ void matmul_forward2(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
     launch(dev, matmul_forward_kernel2, Grid{ceil_div(T, 32), ceil_div(OC, 32)}, 1024, sizeof(SquareTiles), out, x, w, T, IC, OC);
 }
 
-// ---- 3: an 8 x 8 tile per thread ----------------------------------------------------------------------------------------------------
+// ---- version 3: an 8 x 8 tile per thread ----------------------------------------------------------------------------------------
+//
 // 16 values in registers make 64 products, so a load from shared memory is used 8 times. The slabs stand in it transposed, so that four
 // neighbours come with one 16-byte load, and 8 threads read 128 bytes at a stretch: all banks once. Written, a warp fills 32 neighbours.
 
@@ -128,11 +134,12 @@ __global__ void __launch_bounds__(256)
 }
 
 void matmul_forward3(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size_t T, size_t IC, size_t OC) {
-    launch(dev, matmul_forward_kernel3, Grid{ceil_div(T, block_rows), ceil_div(OC, block_rows)}, 256, sizeof(TransposedSlabs), out,
-           x, w, T, IC, OC);
+    launch(dev, matmul_forward_kernel3, Grid{ceil_div(T, block_rows), ceil_div(OC, block_rows)}, 256, sizeof(TransposedSlabs),
+           out, x, w, T, IC, OC);
 }
 
-// ---- 4: mma.sync --------------------------------------------------------------------------------------------------------------------
+// ---- version 4: mma.sync --------------------------------------------------------------------------------------------------------
+//
 // Four warps own 64 x 64 outputs each, 128 accumulators a lane. Per 16 values of depth a warp reads 4 KiB by 8 ldmatrix and makes 32
 // products of 16 x 8 x 16. ldmatrix reads eight chunks of 16 bytes at once, of eight rows: were rows of 64 bytes simply one after the
 // other, four of the eight chunks would lie in the same banks. A Tile swaps the chunks of a row by r / 2 % 4 (llmc/ops/attention_tile.cuh),
@@ -209,11 +216,12 @@ __global__ void __launch_bounds__(tensor_threads)
 }
 
 void matmul_forward4(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size_t T, size_t IC, size_t OC) {
-    launch(dev, matmul_forward_kernel4, Grid{ceil_div(T, block_rows), ceil_div(OC, block_rows)}, tensor_threads, sizeof(Slabs), out,
-           x, w, T, IC, OC);
+    launch(dev, matmul_forward_kernel4, Grid{ceil_div(T, block_rows), ceil_div(OC, block_rows)}, tensor_threads, sizeof(Slabs),
+           out, x, w, T, IC, OC);
 }
 
-// ---- 5: mma.sync and cp.async -------------------------------------------------------------------------------------------------------
+// ---- version 5: mma.sync and cp.async -------------------------------------------------------------------------------------------
+//
 // Four pairs of slabs, 64 KiB: while one is multiplied, the next three are on their way, from memory to shared memory past the
 // registers. One barrier a slab does: who passes it knows that the slab has landed for all, and that all are done with the one before,
 // whose place the next to be fetched takes. At the end that memory turns the outputs, of which a lane has two neighbours, into rows
@@ -273,4 +281,79 @@ void matmul_forward5(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
            out, x, w, T, IC, OC);
 }
 
-}  // namespace CUDA_BACKEND
+// ---- version 6: cuBLAS, version 7: shipped --------------------------------------------------------------------------------------------
+//
+// A library picks tiles, stages and the order of blocks for the shape. llmc takes cuBLASLt, which adds the bias in its epilogue, accumulates
+// gradients in place and lets one forbid sums in no fixed order; plain cuBLAS stands here to see whether that costs anything. The emulator
+// has no library of NVIDIA's: there the CPU's matmul stands for both.
+
+#ifdef LLMC_EMULATE
+void matmul_forward6(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size_t T, size_t IC, size_t OC) {
+    matmul_forward(dev, out, x, w, nullptr, T, IC, OC);
+}
+#else
+struct Cublas {
+    cublasHandle_t handle;
+    Cublas() {
+        if (const auto status = cublasCreate(&handle)) die("cuBLAS: no handle: %s", cublasGetStatusString(status));
+    }
+};
+
+// Column-major as in BLAS: out (OC, T) = w (IC, OC)^T x (IC, T).
+void matmul_forward6(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size_t T, size_t IC, size_t OC) {
+    static const Cublas cublas;
+    const float one = 1, zero = 0;
+    cublasSetStream(cublas.handle, dev.stream);
+    const auto status =
+        cublasGemmEx(cublas.handle, CUBLAS_OP_T, CUBLAS_OP_N, int(OC), int(T), int(IC), &one, w, CUDA_R_16BF, int(IC), x,
+                     CUDA_R_16BF, int(IC), &zero, out, CUDA_R_16BF, int(OC), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+    if (status) die("cuBLAS: cublasGemmEx: %s", cublasGetStatusString(status));
+}
+#endif
+
+void matmul_forward7(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size_t T, size_t IC, size_t OC) {
+    matmul_forward(dev, out, x, w, nullptr, T, IC, OC);
+}
+
+template <class X> struct MatmulForward {
+    size_t T, IC, OC;
+    std::vector<X> x, w;
+    DeviceArray<X> d_x, d_w, out;
+    std::unique_ptr<CudaContext> context;
+
+    explicit MatmulForward(const Sizes &s)
+        : T(s[0]),
+          IC(s[1]),
+          OC(s[2]),
+          x(random_values<X>(T * IC, 1)),
+          w(random_values<X>(OC * IC, 2)),
+          d_x(x),
+          d_w(w),
+          out(T * OC),
+          context(make_cuda_context(2)) {
+        if (IC % 8) die("IC is %zu, but rows are read 16 bytes at a time\n  fix: a multiple of 8", IC);
+    }
+
+    static constexpr void (*versions[7])(CudaBf16, X *out, const X *x, const X *w, size_t T, size_t IC, size_t OC) = {
+        matmul_forward1, matmul_forward2, matmul_forward3, matmul_forward4, matmul_forward5, matmul_forward6, matmul_forward7};
+
+    void run(CudaBf16 dev, size_t version) {
+        dev.ctx = context.get();
+        versions[version - 1](dev, out.data(), d_x.data(), d_w.data(), T, IC, OC);
+    }
+    void check(Check &check) const {
+        const Sums want = product_reference(x, IC, 1, w, 1, IC, {}, T, OC, IC);
+        check("out", out.values(), want.value, allowed<X>(want, IC));
+    }
+    Work work() const { return {.flops = 2.0 * double(T) * double(IC) * double(OC)}; }
+};
+
+static const Ladder<MatmulForward, bf16> ladder(
+    {.name = "matmul",
+     .sizes = {{"T", "tokens", 4096}, {"IC", "input channels", 4096}, {"OC", "output channels", 4096}},
+     .checked = {{1, 8, 1}, {37, 104, 72}, {300, 72, 131}, {130, 264, 257}},
+     .ideas = {"a thread per output", "32 x 32 tiles in shared memory", "an 8 x 8 tile in the registers of each thread",
+               "mma.sync, one slab at a time", "mma.sync and cp.async, four stages", "cuBLAS (in the emulator: the CPU's matmul)",
+               "shipped: cuBLASLt (in the emulator: the CPU's matmul)"}});
+
+}  // namespace CUDA_BACKEND::workshop
