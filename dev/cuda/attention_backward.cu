@@ -133,10 +133,10 @@ void attention_backward_part2(CudaBf16 dev, float *dq32, float *dk32, float *dv3
 // What llmc ships for float (llmc/ops/attention_f32.cuh): 16 rows share tiles of 16 rows of the other kind in shared memory.
 
 void attention_backward_part3(CudaBf16 dev, float *dq32, float *dk32, float *dv32, const BackwardPart &part) {
-    launch(dev, attention::attention_backward_queries_kernel1<bf16>, Grid{count_blocks(part.q_pieces, plain_rows), part.H},
+    launch(dev, attention::attention_backward_queries_kernel3<bf16>, Grid{count_blocks(part.q_pieces, plain_rows), part.H},
            plain_threads, sizeof(PlainShape::Shared), dq32, part.q, part.k, part.v, part.delta, part.lse, part.dout, part.lo,
            part.q_pieces, part.k_pieces, part.T, part.H, part.KV, part.D, part.scale);
-    launch(dev, attention::attention_backward_keys_kernel1<bf16>, Grid{count_blocks(part.k_pieces, plain_rows), part.KV},
+    launch(dev, attention::attention_backward_keys_kernel3<bf16>, Grid{count_blocks(part.k_pieces, plain_rows), part.KV},
            plain_threads, sizeof(PlainShape::Shared), dk32, dv32, part.q, part.k, part.v, part.delta, part.lse, part.dout,
            part.lo, part.q_pieces, part.k_pieces, part.T, part.H, part.KV, part.D, part.scale);
 }

@@ -91,7 +91,7 @@ void attention_forward_part2(CudaBf16 dev, float *out32, float *lse, const Part 
 // What llmc ships for float (llmc/ops/attention_f32.cuh): 16 queries share tiles of 16 keys in shared memory. No tensor cores.
 
 void attention_forward_part3(CudaBf16 dev, float *out32, float *lse, const Part &part) {
-    launch(dev, attention::attention_forward_kernel1<bf16>, Grid{count_blocks(part.q_pieces, plain_rows), part.H}, plain_threads,
+    launch(dev, attention::attention_forward_kernel3<bf16>, Grid{count_blocks(part.q_pieces, plain_rows), part.H}, plain_threads,
            sizeof(PlainForward), out32, lse, part.q, part.k, part.v, part.lo, part.q_pieces, part.k_pieces, part.T, part.H,
            part.KV, part.D, part.scale);
 }
