@@ -148,12 +148,8 @@ template <class X> struct RmsnormForward {
     void check(Check &check) const {
         const std::vector<double> want = rmsnorm_reference(widen(x), widen(w), T, C, eps);
         check("out", out.values(), want, rmsnorm_error<X>(C, want));
-        std::vector<double> want_rstd(T);
-        for (size_t t = 0; t < T; t++) {
-            for (size_t c = 0; c < C; c++) want_rstd[t] += double(float(x[t * C + c])) * double(float(x[t * C + c]));
-            want_rstd[t] = 1 / std::sqrt(want_rstd[t] / double(C) + eps);
-        }
-        check("rstd", rstd.values(), want_rstd, rmsnorm_error<float>(C, want_rstd));
+        const std::vector<float> want_rstd = rmsnorm_rstd(widen(x), T, C, eps);
+        check("rstd", rstd.values(), want_rstd, rmsnorm_error<float>(C, widen(want_rstd)));
     }
 
     Work work() const { return {.bytes = 2.0 * double(T) * double(C) * sizeof(X)}; }
