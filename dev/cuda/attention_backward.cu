@@ -14,7 +14,7 @@
 //   2 a warp per row                  one query         one key                twenty shuffles for 7 D / 32 multiply-adds a lane
 //   3 16 x 16 scores, float           16 queries        16 keys                two loads from shared memory for each multiply and add
 //   4 shipped: mma.sync, two stages   64 queries        64 keys                mma.sync and shared memory (wgmma would be next)
-#include "attention.h"
+#include "attention_common.h"
 
 namespace CUDA_BACKEND::workshop {
 

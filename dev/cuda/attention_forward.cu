@@ -12,7 +12,7 @@
 //   3 16 x 16 scores, float          16 queries    16              two loads from shared memory for each multiply and add
 //   4 mma.sync, one stage            128 queries   128             waiting: nobody multiplies while a tile of keys arrives
 //   5 shipped: two stages            128 queries   128             mma.sync and the exponentials (wgmma would be next)
-#include "attention.h"
+#include "attention_common.h"
 
 namespace CUDA_BACKEND::workshop {
 
