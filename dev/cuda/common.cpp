@@ -83,7 +83,7 @@ struct Counts {
     size_t passed = 0, failed = 0;
 };
 
-// The largest error / allowed of a version over types and shapes; nothing where it failed, which is printed.
+// The largest error / allowed of a version over types and shapes; nothing where it failed, and then the first failure is printed.
 static std::optional<double> check(const AnyLadder &ladder, size_t version, const std::vector<Sizes> &shapes, Counts &counts) {
     double worst = 0;
     size_t ran = 0;
