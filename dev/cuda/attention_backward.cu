@@ -1,18 +1,18 @@
 // Attention backward in bf16. Contract and formulas: llmc/ops/attention.h. All versions are the op's middle part: from what
-// attention_forward and attention_backward_begin left, lse and delta, they compute P and dS again and add to dq32, dk32 and dv32 what some
-// of the queries and some of the keys make. dQ is a sum over keys, dK and dV are sums over queries: two kernels, so that every sum has one
-// owner and a fixed order, without atomics.
+// attention_forward and attention_backward_begin left, lse and delta, they compute P and dS again and add to dq32, dk32 and dv32
+// what some of the queries and some of the keys make. dQ is a sum over keys, dK and dV are sums over queries: two kernels, so that
+// every sum has one owner and a fixed order, without atomics.
 //
-// One document of 4096 tokens, 32 query heads, 8 key heads, D 128 for timing. FLOP are counted as 10 D for each visible pair of query and
-// key and each head, half of T^2 for one document: 344 GFLOP. That is what five products need; with two kernels Q K^T and dO V^T
-// are computed twice, so the versions really make 14 D. Q, K, V, dO and the float gradients are 185 MB: limited by arithmetic, if each is
-// read about once.
+// One document of 4096 tokens, 32 query heads, 8 key heads, D 128 for timing. FLOP are counted as 10 D for each visible pair of
+// query and key and each head, half of T^2 for one document: 344 GFLOP. That is what five products need; with two kernels Q K^T and
+// dO V^T are computed twice, so the versions really make 14 D. Q, K, V, dO and the float gradients are 185 MB: limited by
+// arithmetic, if each is read about once.
 //
 //   version                           in dQ: K and V    in dK, dV: Q and dO    limited by
 //                                     are read for      are read for
 //   1 a thread per row                one query         one key                adding to rows in memory: 24 D bytes for 14 D FLOP
 //   2 a warp per row                  one query         one key                twenty shuffles for 7 D / 32 multiply-adds a lane
-//   3 16 x 16 scores, float           16 queries        16 keys                two loads from shared memory for each multiply and add
+//   3 16 x 16 scores, float           16 queries        16 keys                two loads from shared memory for each multiply-add
 //   4 shipped: mma.sync, two stages   64 queries        64 keys                mma.sync and shared memory (wgmma would be next)
 #include "attention_common.h"
 
@@ -38,10 +38,10 @@ template <class F> __device__ void for_each_query(const BackwardPart &part, int 
         for_each_row(part.q_pieces, position, end, [&](size_t query) { f(h, query); });
 }
 
-// ---- version 1: a thread per row ------------------------------------------------------------------------------------------------
+// ---- version 1: a thread per row -----------------------------------------------------------------------------------------------
 //
-// By the definition, a thread per query and head for dQ, one per key and key head for dK and dV. As a row is too long for the registers
-// of one thread, they add to it in memory.
+// By the definition, a thread per query and head for dQ, one per key and key head for dK and dV. As a row is too long for the
+// registers of one thread, they add to it in memory.
 
 constexpr int naive_threads = 64;
 
@@ -83,10 +83,10 @@ void attention_backward_part1(CudaBf16 dev, float *dq32, float *dk32, float *dv3
            dk32, dv32, part);
 }
 
-// ---- version 2: a warp per row --------------------------------------------------------------------------------------------------
+// ---- version 2: a warp per row -------------------------------------------------------------------------------------------------
 //
-// The same with rows spread over 32 lanes, whose registers hold the sums; they read 32 neighbours at a time. Both dot products of a pair
-// end in a sum over the warp.
+// The same with rows spread over 32 lanes, whose registers hold the sums; they read 32 neighbours at a time. Both dot products of a
+// pair end in a sum over the warp.
 
 constexpr int warps = 4;
 
@@ -128,7 +128,7 @@ void attention_backward_part2(CudaBf16 dev, float *dq32, float *dk32, float *dv3
            part);
 }
 
-// ---- version 3: 16 x 16 scores in float -----------------------------------------------------------------------------------------
+// ---- version 3: 16 x 16 scores in float ----------------------------------------------------------------------------------------
 //
 // What llmc ships for float (llmc/ops/attention_f32.cuh): 16 rows share tiles of 16 rows of the other kind in shared memory.
 
@@ -141,10 +141,10 @@ void attention_backward_part3(CudaBf16 dev, float *dq32, float *dk32, float *dv3
            part.lo, part.q_pieces, part.k_pieces, part.T, part.H, part.KV, part.D, part.scale);
 }
 
-// ---- version 4: shipped ---------------------------------------------------------------------------------------------------------
+// ---- version 4: shipped --------------------------------------------------------------------------------------------------------
 //
-// What versions 4 and 5 of attention_forward bring, in one step: tiles on tensor cores, P and dS in registers from one product to the
-// next, the next tile on its way while one is multiplied.
+// What versions 4 and 5 of attention_forward bring, in one step: tiles on tensor cores, P and dS in registers from one product to
+// the next, the next tile on its way while one is multiplied.
 
 void attention_backward_part4(CudaBf16 dev, float *dq32, float *dk32, float *dv32, const BackwardPart &part) {
     float *no_scratch = nullptr;

@@ -1,4 +1,4 @@
-// What the two ladders of attention share: a packed row of ragged documents, dealt to ranks, and rows as the simple versions read them.
+// What the two ladders of attention share: a packed row of ragged documents, dealt to ranks, and how the simple versions read it.
 #pragma once
 #include "../../llmc/ops/attention.cuh"
 #include "../../test/reference_attention.h"
@@ -7,7 +7,7 @@
 namespace CUDA_BACKEND::workshop {
 using namespace attention;
 
-// ---- kernels ------------------------------------------------------------------------------------------------------------------------
+// ---- kernels -----------------------------------------------------------------------------------------------------------------
 
 // Some of the queries against some of the keys, as attention_forward_part takes them (llmc/ops/attention.h).
 struct Part {
@@ -63,11 +63,11 @@ struct WarpRow {
     }
 };
 
-// ---- inputs -------------------------------------------------------------------------------------------------------------------------
+// ---- inputs ------------------------------------------------------------------------------------------------------------------
 
 inline const std::vector<Size> attention_sizes = {
     {"T", "tokens of the packed row", 4096},
-    {"documents", "in it, each longer than the one before; the first of several is one token", 1},
+    {"documents", "in it, of growing lengths: the first of several is one token", 1},
     {"ranks", "that hold the row, in turn there and back", 1},
     {"window", "keys that a query sees at most", 4096},
     {"H", "query heads", 32},

@@ -1,25 +1,27 @@
-// Attention forward in bf16. Contract and formulas: llmc/ops/attention.h. A query at position p sees the keys lo[p] .. p, so all kinds of
-// masks are one. All versions are the op's middle part: they merge what some of the queries see of some of the keys into (out32, lse).
+// Attention forward in bf16. Contract and formulas: llmc/ops/attention.h. A query at position p sees the keys lo[p] .. p, so all
+// kinds of masks are one. All versions are the op's middle part: they merge what some of the queries see of some of the keys into
+// (out32, lse).
 //
-// One document of 4096 tokens, 32 query heads, 8 key heads, D 128 for timing. FLOP are counted as 4 D for each visible pair of query and
-// key and each head, so half of T^2 for one document: 137 GFLOP. Q, K, V and the float result are 117 MB: 1200 FLOP a byte, limited by
-// arithmetic if each is read about once. No version writes scores to memory; what they differ in is who shares the reading of K and V.
+// One document of 4096 tokens, 32 query heads, 8 key heads, D 128 for timing. FLOP are counted as 4 D for each visible pair of
+// query and key and each head, so half of T^2 for one document: 137 GFLOP. Q, K, V and the float result are 117 MB: 1200 FLOP a
+// byte, limited by arithmetic if each is read about once. No version writes scores to memory; what they differ in is who shares the
+// reading of K and V.
 //
 //   version                          K and V are   FLOP per byte   limited by
 //                                    read for      of K and V
 //   1 a thread per query and head    one query     2/3             adding to a row in memory for every key: 8 D bytes for 6 D FLOP
-//   2 a warp per query and head      one query     1               five shuffles and two exponentials for D / 16 multiply-adds a lane
-//   3 16 x 16 scores, float          16 queries    16              two loads from shared memory for each multiply and add
-//   4 mma.sync, one stage            128 queries   128             waiting: nobody multiplies while a tile of keys arrives
+//   2 a warp per query and head      one query     1               five shuffles, two exponentials for D / 16 multiply-adds a lane
+//   3 16 x 16 scores, float          16 queries    16              two loads from shared memory for each multiply-add
+//   4 mma.sync, one stage            128 queries   128             waiting: no products while a tile of keys arrives
 //   5 shipped: two stages            128 queries   128             mma.sync and the exponentials (wgmma would be next)
 #include "attention_common.h"
 
 namespace CUDA_BACKEND::workshop {
 
-// ---- version 1: a thread per query and head -------------------------------------------------------------------------------------
+// ---- version 1: a thread per query and head ------------------------------------------------------------------------------------
 //
-// By the definition, in two passes over the keys: the first gives lse, the second computes each score again and adds up P V, right in
-// memory, as a row is too long for the registers of one thread. Neighbouring threads are at the same key most of the time.
+// By the definition, in two passes over the keys: the first gives lse, the second computes each score again and adds up P V, right
+// in memory, as a row is too long for the registers of one thread. Neighbouring threads are at the same key most of the time.
 
 constexpr int naive_threads = 64;
 
@@ -54,10 +56,10 @@ void attention_forward_part1(CudaBf16 dev, float *out32, float *lse, const Part 
            part);
 }
 
-// ---- version 2: a warp per query and head ---------------------------------------------------------------------------------------
+// ---- version 2: a warp per query and head --------------------------------------------------------------------------------------
 //
-// One pass, by the online softmax: what was summed under an old maximum shrinks when a larger score comes. The row of the sum lies in the
-// registers of 32 lanes, which also read K and V 32 neighbours at a time. A dot product ends in a sum over the warp.
+// One pass, by the online softmax: what was summed under an old maximum shrinks when a larger score comes. The row of the sum lies
+// in the registers of 32 lanes, which also read K and V 32 neighbours at a time. A dot product ends in a sum over the warp.
 
 constexpr int warps = 4;
 
@@ -86,7 +88,7 @@ void attention_forward_part2(CudaBf16 dev, float *out32, float *lse, const Part 
     launch(dev, attention_forward_kernel2, Grid{count_blocks(part.q_pieces, warps), part.H}, warps * 32, 0, out32, lse, part);
 }
 
-// ---- version 3: 16 x 16 scores in float -----------------------------------------------------------------------------------------
+// ---- version 3: 16 x 16 scores in float ----------------------------------------------------------------------------------------
 //
 // What llmc ships for float (llmc/ops/attention_f32.cuh): 16 queries share tiles of 16 keys in shared memory. No tensor cores.
 
@@ -96,10 +98,11 @@ void attention_forward_part3(CudaBf16 dev, float *out32, float *lse, const Part 
            part.KV, part.D, part.scale);
 }
 
-// ---- version 4: mma.sync, one stage ---------------------------------------------------------------------------------------------
+// ---- version 4: mma.sync, one stage --------------------------------------------------------------------------------------------
 //
-// Scores are accumulators in registers, and rounded to bf16 they are the left operand of P V (llmc/ops/attention_tile.cuh). There is one
-// tile of keys, so that a block waits for its arrival, then multiplies, and only then fetches the next; and every score is masked.
+// Scores are accumulators in registers, and rounded to bf16 they are the left operand of P V (llmc/ops/attention_tile.cuh). There
+// is one tile of keys, so that a block waits for its arrival, then multiplies, and only then fetches the next; and every score is
+// masked.
 
 template <int width> struct OneStage {
     Tile<ForwardShape<width>::queries, width> q;
@@ -155,10 +158,10 @@ void attention_forward_part4(CudaBf16 dev, float *out32, float *lse, const Part 
     });
 }
 
-// ---- version 5: shipped ---------------------------------------------------------------------------------------------------------
+// ---- version 5: shipped --------------------------------------------------------------------------------------------------------
 //
-// The next tile of keys is on its way while one is multiplied; tiles that all see or none sees are not masked or not multiplied; blocks
-// with the longest rows start first.
+// The next tile of keys is on its way while one is multiplied; tiles that all see or none sees are not masked or not multiplied;
+// blocks with the longest rows start first.
 
 void attention_forward_part5(CudaBf16 dev, float *out32, float *lse, const Part &part) {
     attention_forward_part(dev, out32, lse, part.q, part.k, part.v, part.lo, part.q_pieces, part.k_pieces, part.T, part.H,

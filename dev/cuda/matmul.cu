@@ -1,7 +1,8 @@
 // The forward pass of the linear layer in bf16: out[t,o] = sum_i x[t,i] w[o,i], contract in llmc/ops/matmul.h (here without bias).
 //
-// T = IC = OC = 4096 for timing: 2 T IC OC = 137 GFLOP, and 2 (T IC + OC IC + T OC) = 101 MB to read and write once, that is 1365 FLOP a
-// byte: whoever reads each value about once is limited by arithmetic. Every version is a way of reading it fewer times.
+// T = IC = OC = 4096 for timing: 2 T IC OC = 137 GFLOP, and 2 (T IC + OC IC + T OC) = 101 MB to read and write once, that is 1365
+// FLOP a byte: whoever reads each value about once is limited by arithmetic. Versions 2 and 3 read fewer times, 4 multiplies
+// faster, 5 does both at once.
 //
 // A tile of R x C outputs reads (R + C) IC values, for 2 R C IC FLOP. All tiles together read 2 T IC OC (1/R + 1/C) bytes from L2:
 //
@@ -10,7 +11,7 @@
 //   1 a thread per output          16 x 16         0.5 (L1)      none                      its loads: two for each multiply and add
 //   2 tiles in shared memory       32 x 32         16            4 bytes                   loads from shared memory
 //   3 an 8 x 8 tile per thread     128 x 128       64            1/2 byte                  the float units, without tensor cores
-//   4 mma.sync                     128 x 128       64            1/32 byte                 waiting: nobody multiplies while slabs arrive
+//   4 mma.sync                     128 x 128       64            1/32 byte                 waiting: no products while slabs arrive
 //   5 mma.sync and cp.async        128 x 128       64            1/32 byte                 shared memory, and mma.sync itself
 //   6 cuBLAS, 7 shipped: cuBLASLt  the library's choice
 //
@@ -26,7 +27,7 @@
 
 namespace CUDA_BACKEND::workshop {
 
-// ---- version 1: a thread per output ---------------------------------------------------------------------------------------------
+// ---- version 1: a thread per output --------------------------------------------------------------------------------------------
 //
 // Reads 4 bytes for every 2 FLOP. The threads of a row of the block read the same x, and 16 different rows of w.
 
@@ -42,11 +43,11 @@ void matmul_forward1(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
     launch(dev, matmul_forward_kernel1, Grid{ceil_div(T, 16), ceil_div(OC, 16)}, 256, 0, out, x, w, T, IC, OC);
 }
 
-// ---- version 2: tiles in shared memory ------------------------------------------------------------------------------------------
+// ---- version 2: tiles in shared memory -----------------------------------------------------------------------------------------
 //
-// Still a thread per output, but the 1024 of a block fetch 32 x 32 of x and of w together, a warp 32 neighbours of one row, and then all
-// read them 32 times. Every multiply and add still waits for two loads, now from shared memory: of x one value for the whole warp, of w
-// a column, 33 floats from row to row, so that its 32 values lie in 32 banks.
+// Still a thread per output, but the 1024 of a block fetch 32 x 32 of x and of w together, a warp 32 neighbours of one row, and
+// then all read them 32 times. Every multiply and add still waits for two loads, now from shared memory: of x one value for the
+// whole warp, of w a column, 33 floats from row to row, so that its 32 values lie in 32 banks.
 
 struct SquareTiles {
     float x[32][33], w[32][33];
@@ -72,10 +73,11 @@ void matmul_forward2(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
     launch(dev, matmul_forward_kernel2, Grid{ceil_div(T, 32), ceil_div(OC, 32)}, 1024, sizeof(SquareTiles), out, x, w, T, IC, OC);
 }
 
-// ---- version 3: an 8 x 8 tile per thread ----------------------------------------------------------------------------------------
+// ---- version 3: an 8 x 8 tile per thread ---------------------------------------------------------------------------------------
 //
-// 16 values in registers make 64 products, so a load from shared memory is used 8 times. The slabs stand in it transposed, so that four
-// neighbours come with one 16-byte load, and 8 threads read 128 bytes at a stretch: all banks once. Written, a warp fills 32 neighbours.
+// 16 values in registers make 64 products, so a load from shared memory is used 8 times. The slabs stand in it transposed, so that
+// four neighbours come with one 16-byte load, and 8 threads read 128 bytes at a stretch: all banks once. Written, a warp fills 32
+// neighbours.
 
 constexpr int block_rows = 128;  // of x, and as many of w: versions 3 to 5 make 128 x 128 outputs a block
 
@@ -138,12 +140,13 @@ void matmul_forward3(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
            out, x, w, T, IC, OC);
 }
 
-// ---- version 4: mma.sync --------------------------------------------------------------------------------------------------------
+// ---- version 4: mma.sync -------------------------------------------------------------------------------------------------------
 //
-// Four warps own 64 x 64 outputs each, 128 accumulators a lane. Per 16 values of depth a warp reads 4 KiB by 8 ldmatrix and makes 32
-// products of 16 x 8 x 16. ldmatrix reads eight chunks of 16 bytes at once, of eight rows: were rows of 64 bytes simply one after the
-// other, four of the eight chunks would lie in the same banks. A Tile swaps the chunks of a row by r / 2 % 4 (llmc/ops/attention_tile.cuh),
-// which puts them into eight different groups of four banks at no cost in memory; so do the 16-byte writes.
+// Four warps own 64 x 64 outputs each, 128 accumulators a lane. Per 16 values of depth a warp reads 4 KiB by 8 ldmatrix and makes
+// 32 products of 16 x 8 x 16. ldmatrix reads eight chunks of 16 bytes at once, of eight rows: were rows of 64 bytes simply one
+// after the other, four of the eight chunks would lie in the same banks. A Tile swaps the chunks of a row by r / 2 % 4
+// (llmc/ops/attention_tile.cuh), which puts them into eight different groups of four banks at no cost in memory; so do the 16-byte
+// writes.
 
 constexpr int depth = 32, tensor_threads = 128;
 using Slab = attention::Tile<block_rows, depth>;
@@ -220,15 +223,15 @@ void matmul_forward4(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
            out, x, w, T, IC, OC);
 }
 
-// ---- version 5: mma.sync and cp.async -------------------------------------------------------------------------------------------
+// ---- version 5: mma.sync and cp.async ------------------------------------------------------------------------------------------
 //
 // Four pairs of slabs, 64 KiB: while one is multiplied, the next three are on their way, from memory to shared memory past the
-// registers. One barrier a slab does: who passes it knows that the slab has landed for all, and that all are done with the one before,
-// whose place the next to be fetched takes. At the end that memory turns the outputs, of which a lane has two neighbours, into rows
-// of 16-byte chunks.
+// registers. One barrier a slab does: who passes it knows that the slab has landed for all, and that all are done with the one
+// before, whose place the next to be fetched takes. At the end that memory turns the outputs, of which a lane has two neighbours,
+// into rows of 16-byte chunks.
 //
-// The tensor cores of an SM of sm_80 make 2048 FLOP a clock: at 1/32 byte each that is half of the 128 bytes that its shared memory gives.
-// Those of sm_90 make 4096, for which it is all of them; wgmma, which needs no ldmatrix, is the way on.
+// The tensor cores of an SM of sm_80 make 2048 FLOP a clock: at 1/32 byte each that is half of the 128 bytes that its shared memory
+// gives. Those of sm_90 make 4096, for which it is all of them; wgmma, which needs no ldmatrix, is the way on.
 
 constexpr int stages = 4;
 
@@ -284,11 +287,11 @@ void matmul_forward5(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
            out, x, w, T, IC, OC);
 }
 
-// ---- version 6: cuBLAS, version 7: shipped --------------------------------------------------------------------------------------------
+// ---- version 6: cuBLAS, version 7: shipped -------------------------------------------------------------------------------------
 //
-// A library picks tiles, stages and the order of blocks for the shape. llmc takes cuBLASLt, which adds the bias in its epilogue, accumulates
-// gradients in place and lets one forbid sums in no fixed order; plain cuBLAS stands here to see whether that costs anything. The emulator
-// has no library of NVIDIA's: there the CPU's matmul stands for both.
+// A library picks tiles, stages and the order of blocks for the shape. llmc takes cuBLASLt, which adds the bias in its epilogue,
+// accumulates gradients in place and lets one forbid sums in no fixed order; plain cuBLAS stands here to see whether that costs
+// anything. The emulator has no library of NVIDIA's: there the CPU's matmul stands for both.
 
 #ifdef LLMC_EMULATE
 void matmul_forward6(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size_t T, size_t IC, size_t OC) {
