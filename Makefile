@@ -57,17 +57,19 @@ BENCHES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard dev/bench/*.cpp))
 CUDA_TESTS := $(wildcard test/cuda/*.cpp)
 EMULATED := $(BUILD)/dev/cuda/simt.o $(CUDA_TESTS:%.cpp=$(BUILD)/%.o)
 EMULATED_HALF := $(BUILD)/emulated/train_llama.o $(BUILD)/emulated/llmc/core/gpu_query.o
+LADDERS := $(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/timing.cu,$(wildcard dev/cuda/*.cu)))
 
 GPU_ARCHS ?= 80 90 100
 NVCC      := $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2> /dev/null))
 NVCCFLAGS := -std=c++20 -O3 -Werror all-warnings -diag-suppress 1675 -Xcompiler -Wall,-Wextra,-Werror,-Wno-unused-parameter,-Wno-unknown-pragmas \
              $(foreach arch,$(GPU_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) -DLLMC_GPU_ARCHS='"$(GPU_ARCHS)"'
 GPU       := build/gpu$(subst $(eval) ,,$(GPU_ARCHS:%=_%))
+GPU_HALF  := $(GPU)/train_llama.o $(GPU)/llmc/core/gpu_query.o
 CUDA      := $(and $(filter build,$(BUILD)),$(filter 1,$(HAVE_CUDA)),$(NVCC))
 CUDA_LIBS := -L$(dir $(NVCC))../lib64 -Wl,-rpath,$(realpath $(dir $(NVCC))../lib64) -lcudart_static -lcublasLt -ldl -lrt -lpthread
 
 # A trainer is one file, compiled twice: by g++ for main and the CPU, and by nvcc for CUDA; where there is no nvcc only the first.
-$(PROGRAM): $(if $(CUDA),$(BUILD)/with_cuda/train_llama.o $(GPU)/train_llama.o $(GPU)/llmc/core/gpu_query.o,$(BUILD)/train_llama.o) $(LIBRARY)
+$(PROGRAM): $(if $(CUDA),$(BUILD)/with_cuda/train_llama.o $(GPU_HALF),$(BUILD)/train_llama.o) $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(CUDA),$(CUDA_LIBS)) -o $@
 
@@ -93,17 +95,22 @@ build/race/test/test_cuda: $(RACE) $(LIBRARY)
 	@mkdir -p $(@D)
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
 
-$(EMULATED) $(EMULATED_HALF): private EMULATE_FLAGS := $(EMULATE)
+WORKSHOP := $(patsubst %,$(BUILD)/dev/cuda/%.o,simt common $(LADDERS))
+$(EMULATED) $(EMULATED_HALF) $(WORKSHOP): private EMULATE_FLAGS := $(EMULATE)
 $(BUILD)/with_cuda/train_llama.o: private EMULATE_FLAGS := -DLLMC_CUDA
 
-build/race/%.o: %.cpp $(BUILD)/flags
-	@mkdir -p $(@D)
-	@echo 'compile $< for races'
-	@$(CXX) $(CXXFLAGS) $(EMULATE) -O2 -fsanitize=thread -MMD -MP -c $< -o $@
+define compile_for_races
+build/race/%.o: %$(1) $(BUILD)/flags
+	@mkdir -p $$(@D)
+	@echo 'compile $$< for races'
+	@$$(CXX) $$(CXXFLAGS) $$(EMULATE) -O2 -fsanitize=thread -MMD -MP -x c++ -c $$< -o $$@
+endef
+$(foreach type,.cpp .cu,$(eval $(call compile_for_races,$(type))))
 
 # For GPUs. What ptxas says of the kernels is kept beside each object.
-GPU_TESTS := $(CUDA_TESTS:%.cpp=$(GPU)/%.o)
-GPU_LOGS  := $(if $(NVCC),$(GPU_TESTS:.o=.ptxas))
+GPU_TESTS   := $(CUDA_TESTS:%.cpp=$(GPU)/%.o)
+GPU_OBJECTS := $(GPU_HALF) $(GPU_TESTS) $(patsubst %,$(GPU)/dev/cuda/%.o,timing $(LADDERS))
+GPU_LOGS    := $(if $(NVCC),$(GPU)/train_llama.ptxas $(GPU_TESTS:.o=.ptxas))  # of what ships; the workshop's first versions may be worse
 
 define compile_for_gpu
 $(GPU)/%.o: %$(1) Makefile
@@ -116,6 +123,15 @@ $(foreach type,.cpp .cu,$(eval $(call compile_for_gpu,$(type))))
 $(GPU)/test/test_cuda: $(GPU_TESTS) $(LIBRARY)
 	@echo 'link    $@'
 	@$(NVCC) $(NVCCFLAGS) -Xcompiler -fopenmp $^ $(LDLIBS) -lcublasLt -lgtest_main -lgtest -lpthread -o $@
+
+# The workshop (dev/cuda/common.h): a program holds its ladder for the emulator and, where there is nvcc, for a GPU.
+$(LADDERS:%=$(BUILD)/dev/cuda/%): $(BUILD)/dev/cuda/%: $(BUILD)/dev/cuda/%.o $(patsubst %,$(BUILD)/dev/cuda/%.o,common simt) $(if $(CUDA),$(GPU)/dev/cuda/%.o $(GPU)/dev/cuda/timing.o) $(LIBRARY)
+	@echo 'link    $@'
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(CUDA),-lcublas $(CUDA_LIBS)) -lboost_context -lgtest -lpthread -o $@
+
+$(LADDERS:%=build/race/dev/cuda/%): build/race/dev/cuda/%: build/race/dev/cuda/%.o $(patsubst %,build/dev/cuda/%.o,common simt) $(LIBRARY)
+	@echo 'link    $@'
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest -lpthread -o $@
 
 $(BENCHES): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
 	@echo 'link    $@'
@@ -132,7 +148,8 @@ $(BUILD)/$(1)%.o: %.cu $(BUILD)/flags
 	@echo 'compile $$<$(if $(1), ($(patsubst %/,%,$(1))))'
 	@$$(CXX) $$(CXXFLAGS) $$(EMULATE_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
 endef
-$(foreach variant,$(eval) with_cuda/ emulated/,$(eval $(call compile_cu,$(variant))))
+$(eval $(call compile_cu,))
+$(foreach variant,with_cuda/ emulated/,$(eval $(call compile_cu,$(variant))))
 
 # Changes when the compiler or a flag does, and everything is compiled again.
 $(BUILD)/flags: FORCE
@@ -151,7 +168,8 @@ no-gtest:
 	@echo 'The tests need GoogleTest, which was not found: make deps (or: apt-get install libgtest-dev), then make probe'; exit 1
 endif
 
--include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_TESTS:.o=.d) $(BENCHES:=.d) $(BUILD)/train_llama.d $(BUILD)/with_cuda/train_llama.d $(EMULATED_HALF:.o=.d) $(GPU)/train_llama.d $(GPU)/llmc/core/gpu_query.d
+-include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_OBJECTS:.o=.d) $(WORKSHOP:.o=.d) $(LADDERS:%=build/race/dev/cuda/%.d) $(BENCHES:=.d)
+-include $(BUILD)/train_llama.d $(BUILD)/with_cuda/train_llama.d $(EMULATED_HALF:.o=.d)
 
 # ---- what to make -----------------------------------------------------------------------------------------------------------------
 
@@ -166,15 +184,16 @@ demo: $(PROGRAM)                             ## train the bundled demo and draw 
 ifeq ($(HAVE_BOOST_CONTEXT),1)
 TEST_CUDA     := $(BUILD)/test/test_cuda
 TEST_CUDA_ALL := $(TEST_CUDA) build/race/test/test_cuda build/san/test/test_cuda
+TEST_LADDERS  := $(foreach build,build build/race build/san,$(LADDERS:%=$(build)/dev/cuda/%))
 endif
 
 test: $(PROGRAM) $(BUILD)/test/test_llmc $(TEST_CUDA)  ## all tests but the slow ones; the last line counts them
 	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA)
 
-test-all: $(PROGRAM) $(BUILD)/test/test_llmc $(filter-out build/san/%,$(TEST_CUDA_ALL)) $(GPU_LOGS:.ptxas=.o)  ## slow tests, mutants, sanitizers and the format, too
+test-all: $(PROGRAM) $(PROGRAM)_emu $(BUILD)/test/test_llmc $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(if $(NVCC),$(GPU_OBJECTS))  ## slow tests, mutants, sanitizers and the format, too
 	@$(MAKE) --no-print-directory MUTANTS=1 $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
-	@$(if $(TEST_CUDA),$(MAKE) --no-print-directory SAN=1 build/san/test/test_cuda)
-	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA_ALL) --ptxas $(GPU_LOGS) --all
+	@$(if $(TEST_CUDA),$(MAKE) --no-print-directory SAN=1 $(filter build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)))
+	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA_ALL) --ladders $(TEST_LADDERS) --ptxas $(GPU_LOGS) --all
 
 test-mutants:                                ## build known bugs in and require that a test fails
 	@$(MAKE) --no-print-directory MUTANTS=1 $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
@@ -183,7 +202,7 @@ test-mutants:                                ## build known bugs in and require 
 test-gpu: $(GPU)/test/test_cuda               ## the kernels' tests on this machine's GPU, of GPU_ARCHS=90, say
 	./$<
 
-ptxas: $(GPU_LOGS:.ptxas=.o)                 ## compile the kernels for GPU_ARCHS (80 90 100), if nvcc is there: no spilled registers
+ptxas: $(if $(NVCC),$(GPU_OBJECTS))                 ## compile the kernels for GPU_ARCHS (80 90 100), if nvcc is there: no spilled registers
 	@$(if $(NVCC),$(PYTHON) scripts/ptxas.py $(GPU_LOGS),echo 'no nvcc: nothing compiled')
 
 bench: $(BENCHES)                            ## speed of the ops on this CPU
@@ -196,7 +215,7 @@ compare: $(PROGRAM) .venv-compare/bin/python ## the same training step here and 
 	@echo 'installing PyTorch and transformers into .venv-compare (2 GB)'
 	@python3 -m venv .venv-compare && .venv-compare/bin/pip install --quiet torch 'transformers>=5' numpy
 
-SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh test/*.h test/*.cpp test/cuda/* dev/*/*.h dev/*/*.cpp)
+SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh test/*.h test/*.cpp test/cuda/* dev/*/*.h dev/*/*.cpp dev/*/*.cu)
 format:                                      ## check the layout of the C++ files; FIX=1 mends it
 	@clang-format $(if $(FIX),-i,--dry-run -Werror --ferror-limit=1) $(SOURCES) || { echo 'fix: make format FIX=1'; exit 1; }
 

@@ -62,17 +62,28 @@ def pytest(folder, build, all_tests):
     return tests - failed - skipped, failed + (code != 0 and failed == 0)
 
 
-def counted(command):
+def counted(command, environment={}):
     """A program that ends with the same line as this one."""
-    process = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    print(process.stdout, end="")
+    process = subprocess.run(command, env=os.environ | environment, stdout=subprocess.PIPE, text=True)
+    print(process.stdout, end="", flush=True)
     last = re.search(r"(\d+) passed, (\d+) failed\s*$", process.stdout)
     return (int(last[1]), int(last[2])) if last else (0, 1)
+
+
+def ladders(programs):
+    """The workshop's programs (dev/cuda) in the emulator."""
+    results = [counted([program, "all", "--emu"], {"OMP_WAIT_POLICY": "passive"}) for program in programs]
+    return tuple(map(sum, zip(*results)))
 
 
 def checked(command):
     """A program whose exit code says all: one test."""
     return (1, 0) if subprocess.run(command).returncode == 0 else (0, 1)
+
+
+def of_build(binary):
+    """What is special about the build that a binary belongs to."""
+    return {"race": ", races", "san": ", sanitizers"}.get(binary.split("/")[1], "")
 
 
 def main():
@@ -81,6 +92,7 @@ def main():
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--cuda", nargs="*", default=[], help="the tests of CUDA kernels on the CPU, in one or several builds")
     parser.add_argument("--ptxas", nargs="*", default=[], help="with --all: what nvcc said of the kernels")
+    parser.add_argument("--ladders", nargs="*", default=[], help="programs of dev/cuda, in one or several builds")
     args = parser.parse_args()
 
     suites = {
@@ -88,8 +100,10 @@ def main():
         "Python": lambda: pytest("test/python", args.build, args.all),
     }
     for binary in args.cuda:  # many small launches: OpenMP's threads should not spin in between
-        name = {"race": "CUDA kernels, races", "san": "CUDA kernels, sanitizers"}.get(binary.split("/")[1], "CUDA kernels")
-        suites[name] = lambda binary=binary: googletest(binary, args.all, {"OMP_WAIT_POLICY": "passive"})
+        suites["CUDA kernels" + of_build(binary)] = lambda binary=binary: googletest(binary, args.all, {"OMP_WAIT_POLICY": "passive"})
+    for build in sorted({of_build(program) for program in args.ladders}):
+        programs = [program for program in args.ladders if of_build(program) == build]
+        suites["CUDA workshop" + build] = lambda programs=programs: ladders(programs)
     if args.all:
         suites["mutants"] = lambda: counted([sys.executable, "scripts/mutants.py"])
         if args.ptxas:

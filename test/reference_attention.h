@@ -207,20 +207,24 @@ inline std::vector<double> relative(std::vector<double> x, const std::vector<dou
     return x;
 }
 
+// A score is a sum over D and lse a sum of exp(score); to hold, scale and merge them costs a few roundings of numbers below 8. A
+// probability exp(score - lse) is off by twice that, relative to itself.
+inline double lse_error(const AttentionShape &a, const AttentionReference &ref) {
+    return sum_error(a.D) * ref.score_size + sum_error(a.T()) + sum_error(1) * 8;
+}
+
 template <class X>
 void check_attention(const char *what, const AttentionShape &a, const AttentionInputs<X> &in, const AttentionResult<X> &got) {
     const auto qkv = widen(in.qkv);
     AttentionReference ref = attention_reference(a, qkv);
     attention_reference_backward(ref, a, qkv, widen(got.out), widen(in.dout));
-    // a score is a sum over D and lse a sum of exp(score); to hold, scale and merge them costs a few roundings of numbers below 8
-    const double lse_error = sum_error(a.D) * ref.score_size + sum_error(a.T()) + sum_error(1) * 8;
-    const double p_error = 2 * lse_error;  // relative, of exp(score - lse)
+    const double p_error = 2 * lse_error(a, ref);
     const auto expect = [&](const char *tensor, const auto &x, const std::vector<double> &want, const std::vector<double> &size,
                             double e) {
         expect_close(format("%s: %s", what, tensor).c_str(), relative(widen(x), size), relative(want, size),
                      e + (sizeof(X) == sizeof(float) ? 1 : 2) * unit_roundoff<X>);  // of the result, and of P or dS
     };
-    expect_close(format("%s: lse", what).c_str(), got.lse, ref.lse, lse_error);
+    expect_close(format("%s: lse", what).c_str(), got.lse, ref.lse, lse_error(a, ref));
     // out sums over keys; dq, dk, dv over keys or over queries and heads, and dP over D
     expect("out", got.out, ref.out, ref.out_size, p_error + sum_error(a.T()));
     expect("dqkv", got.dqkv, ref.dqkv, ref.dqkv_size, p_error + sum_error(a.T() * a.H) + sum_error(a.D));

@@ -3,6 +3,23 @@
 #include "../llmc/ops/loss.h"
 #include "check.h"
 
+struct ClassifierRow {
+    double nll, entropy, correct;
+    std::vector<double> dlogit;
+    double spread;  // largest distance of its logits
+};
+
+inline ClassifierRow classifier_reference(const std::vector<double> &logit, size_t target, double weight) {
+    const auto max = std::max_element(logit.begin(), logit.end()), min = std::min_element(logit.begin(), logit.end());
+    double total = 0, entropy = 0;
+    for (double l : logit) total += std::exp(l - *max);
+    const double lse = *max + std::log(total);
+    for (double l : logit) entropy -= std::exp(l - lse) * (l - lse);
+    ClassifierRow out{lse - logit[target], entropy, double(size_t(max - logit.begin()) == target), {}, *max - *min};
+    for (size_t v = 0; v < logit.size(); v++) out.dlogit.push_back(weight * (std::exp(logit[v] - lse) - (v == target)));
+    return out;
+}
+
 struct HeadResult {
     std::vector<double> nll, entropy, correct, dx, dw;
     double loss = 0;              // sum_n weights[n] nll[n]
@@ -24,24 +41,17 @@ inline HeadResult head_reference(const std::vector<double> &x, const std::vector
             logit[v] = sum;
             out.size = std::max(out.size, size);
         }
-        const auto max = std::max_element(logit.begin(), logit.end()), min = std::min_element(logit.begin(), logit.end());
-        const size_t y = size_t(targets[n]);
-        double total = 0, entropy = 0;
-        for (double l : logit) total += std::exp(l - *max);
-        const double lse = *max + std::log(total);
-        for (double l : logit) entropy -= std::exp(l - lse) * (l - lse);
-        out.nll.push_back(lse - logit[y]);
-        out.entropy.push_back(entropy);
-        out.correct.push_back(size_t(max - logit.begin()) == y);
-        out.loss += weights[n] * (lse - logit[y]);
-        out.spread = std::max(out.spread, *max - *min);
-        for (size_t v = 0; v < V; v++) {
-            const double dlogit = weights[n] * (std::exp(logit[v] - lse) - (v == y));
+        const ClassifierRow row = classifier_reference(logit, size_t(targets[n]), weights[n]);
+        out.nll.push_back(row.nll);
+        out.entropy.push_back(row.entropy);
+        out.correct.push_back(row.correct);
+        out.loss += weights[n] * row.nll;
+        out.spread = std::max(out.spread, row.spread);
+        for (size_t v = 0; v < V; v++)
             for (size_t c = 0; c < C; c++) {
-                dx_t[c] += dlogit * w[v * C + c];
-                out.dw[v * C + c] += dlogit * x_t[c];
+                dx_t[c] += row.dlogit[v] * w[v * C + c];
+                out.dw[v * C + c] += row.dlogit[v] * x_t[c];
             }
-        }
     }
     return out;
 }

@@ -13,6 +13,16 @@ inline std::vector<double> rmsnorm_reference(const std::vector<double> &x, const
     return out;
 }
 
+inline std::vector<float> rmsnorm_rstd(const std::vector<double> &x, size_t T, size_t C, double eps) {  // rounded to float
+    std::vector<float> out(T);
+    for (size_t t = 0; t < T; t++) {
+        double sum = 0;
+        for (size_t c = 0; c < C; c++) sum += x[t * C + c] * x[t * C + c];
+        out[t] = float(1 / std::sqrt(sum / double(C) + eps));
+    }
+    return out;
+}
+
 struct RmsNormGradient {
     std::vector<double> dx, dw;
     std::vector<double> dw_terms;  // sum of the absolute values of what dw sums: its rounding errors are a part of this

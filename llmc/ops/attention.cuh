@@ -82,11 +82,11 @@ void attention_forward_part(Cuda<X> dev, float *out32, float *lse, Heads<const X
     if constexpr (std::is_same_v<X, bf16>)
         with_width(D, [&](auto width) {
             using Shape = ForwardShape<width.value>;
-            launch(dev, attention_forward_kernel2<width.value>, Grid{count_blocks(q_pieces, Shape::queries), H}, Shape::threads,
+            launch(dev, attention_forward_kernel5<width.value>, Grid{count_blocks(q_pieces, Shape::queries), H}, Shape::threads,
                    sizeof(typename Shape::Shared), out32, lse, q, k, v, lo, q_pieces, k_pieces, T, H, KV, D, scale);
         });
     else
-        launch(dev, attention_forward_kernel1<X>, Grid{count_blocks(q_pieces, plain_rows), H}, plain_threads,
+        launch(dev, attention_forward_kernel3<X>, Grid{count_blocks(q_pieces, plain_rows), H}, plain_threads,
                sizeof(PlainForward), out32, lse, q, k, v, lo, q_pieces, k_pieces, T, H, KV, D, scale);
 }
 
@@ -120,10 +120,10 @@ void attention_backward_part(Cuda<X> dev, float *dq32, float *dk32, float *dv32,
     };
     if constexpr (std::is_same_v<X, bf16>)
         with_width(D, [&](auto width) {
-            both(attention_backward_queries_kernel2<width.value>, attention_backward_keys_kernel2<width.value>,
+            both(attention_backward_queries_kernel4<width.value>, attention_backward_keys_kernel4<width.value>,
                  BackwardQueriesShape<width.value>(), BackwardKeysShape<width.value>());
         });
-    else both(attention_backward_queries_kernel1<X>, attention_backward_keys_kernel1<X>, PlainShape(), PlainShape());
+    else both(attention_backward_queries_kernel3<X>, attention_backward_keys_kernel3<X>, PlainShape(), PlainShape());
 }
 
 template <class X>

@@ -44,7 +44,7 @@ template <int D_> struct BackwardQueriesShape {
 // A block per tile of queries and head; walks over the keys they see.
 template <int width>
 __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
-    attention_backward_queries_kernel2(float *dq32, Heads<const bf16> q, Heads<const bf16> k, Heads<const bf16> v,
+    attention_backward_queries_kernel4(float *dq32, Heads<const bf16> q, Heads<const bf16> k, Heads<const bf16> v,
                                        const float *delta, const float *lse, Heads<const bf16> dout, const int32_t *lo,
                                        Pieces q_pieces, Pieces k_pieces, size_t T, unsigned H, unsigned KV, size_t D,
                                        float scale) {
@@ -151,7 +151,7 @@ template <int m> struct Keys {
 // A block per tile of keys and KV head; walks over the queries that see them, each tile for all query heads of the group.
 template <int width>
 __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
-    attention_backward_keys_kernel2(float *dk32, float *dv32, Heads<const bf16> q, Heads<const bf16> k, Heads<const bf16> v,
+    attention_backward_keys_kernel4(float *dk32, float *dv32, Heads<const bf16> q, Heads<const bf16> k, Heads<const bf16> v,
                                     const float *delta, const float *lse, Heads<const bf16> dout, const int32_t *lo,
                                     Pieces q_pieces, Pieces k_pieces, size_t T, unsigned H, unsigned KV, size_t D, float scale) {
     using Shape = BackwardKeysShape<width>;

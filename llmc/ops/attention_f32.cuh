@@ -55,7 +55,7 @@ struct PlainForward {
 // A block per 16 queries and head.
 template <class X>
 __global__ void __launch_bounds__(plain_threads)
-    attention_forward_kernel1(float *out32, float *lse, Heads<const X> q, Heads<const X> k, Heads<const X> v, const int32_t *lo,
+    attention_forward_kernel3(float *out32, float *lse, Heads<const X> q, Heads<const X> k, Heads<const X> v, const int32_t *lo,
                               Pieces q_pieces, Pieces k_pieces, size_t T, unsigned H, unsigned KV, size_t D, float scale) {
     auto &s = shared_mem<PlainForward>();
     const int i = int(threadIdx.x) / plain_rows, j = int(threadIdx.x) % plain_rows;
@@ -110,7 +110,7 @@ struct PlainShape {
 // A block per 16 queries and head: dQ.
 template <class X>
 __global__ void __launch_bounds__(plain_threads)
-    attention_backward_queries_kernel1(float *dq32, Heads<const X> q, Heads<const X> k, Heads<const X> v, const float *delta,
+    attention_backward_queries_kernel3(float *dq32, Heads<const X> q, Heads<const X> k, Heads<const X> v, const float *delta,
                                        const float *lse, Heads<const X> dout, const int32_t *lo, Pieces q_pieces, Pieces k_pieces,
                                        size_t T, unsigned H, unsigned KV, size_t D, float scale) {
     auto &s = shared_mem<PlainShape::Shared>();
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(plain_threads)
 // A block per 16 keys and KV head: dK and dV. Rows are keys, columns queries.
 template <class X>
 __global__ void __launch_bounds__(plain_threads)
-    attention_backward_keys_kernel1(float *dk32, float *dv32, Heads<const X> q, Heads<const X> k, Heads<const X> v,
+    attention_backward_keys_kernel3(float *dk32, float *dv32, Heads<const X> q, Heads<const X> k, Heads<const X> v,
                                     const float *delta, const float *lse, Heads<const X> dout, const int32_t *lo, Pieces q_pieces,
                                     Pieces k_pieces, size_t T, unsigned H, unsigned KV, size_t D, float scale) {
     auto &s = shared_mem<PlainShape::Shared>();

@@ -84,7 +84,7 @@ __device__ void merge_row(float *out, float *lse, const float (&part)[width / 8]
 // A block per tile of queries and head. 4 * D FLOPs per pair of query and key; reads K and V once per tile of queries that sees them.
 template <int width>
 __global__ void __launch_bounds__(ForwardShape<width>::threads)
-    attention_forward_kernel2(float *out32, float *lse, Heads<const bf16> q, Heads<const bf16> k, Heads<const bf16> v,
+    attention_forward_kernel5(float *out32, float *lse, Heads<const bf16> q, Heads<const bf16> k, Heads<const bf16> v,
                               const int32_t *lo, Pieces q_pieces, Pieces k_pieces, size_t T, unsigned H, unsigned KV, size_t D,
                               float scale) {
     using Shape = ForwardShape<width>;

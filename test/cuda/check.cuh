@@ -18,6 +18,7 @@ template <class Dev, class Body> void for_each_order(Body body) {
 #endif
 }
 
+inline namespace CUDA_BACKEND {
 // An array in device memory: copied in from a vector, or full of NaN; values() copies it out.
 template <class T> class DeviceArray {
     T *p = nullptr;
@@ -48,13 +49,14 @@ template <class T> class DeviceArray {
         return out;
     }
 };
+}  // namespace CUDA_BACKEND
 
 // The same bits in every order of threads, and wherever else a test says so: what comes first is kept, the rest compared with it.
 class SameBits {
     std::vector<unsigned char> first_;
 
   public:
-    template <class... T> void operator()(const std::vector<T> &...arrays) {
+    template <class... T> bool hold(const std::vector<T> &...arrays) {
         std::vector<unsigned char> bits;
         const auto append = [&](const auto &v) {
             const auto *p = reinterpret_cast<const unsigned char *>(v.data());
@@ -62,6 +64,9 @@ class SameBits {
         };
         (append(arrays), ...);
         if (first_.empty()) first_ = bits;
-        EXPECT_TRUE(bits == first_) << "other bits than before";
+        return bits == first_;
+    }
+    template <class... T> void operator()(const std::vector<T> &...arrays) {
+        EXPECT_TRUE(hold(arrays...)) << "other bits than before";
     }
 };

@@ -1,0 +1,216 @@
+// Attention backward in bf16. Contract and formulas: llmc/ops/attention.h. All versions are the op's middle part: from what
+// attention_forward and attention_backward_begin left, lse and delta, they compute P and dS again and add to dq32, dk32 and dv32
+// what some of the queries and some of the keys make. dQ is a sum over keys, dK and dV are sums over queries: two kernels, so that
+// every sum has one owner and a fixed order, without atomics.
+//
+// One document of 4096 tokens, 32 query heads, 8 key heads, D 128 for timing. FLOP are counted as 10 D for each visible pair of
+// query and key and each head, half of T^2 for one document: 344 GFLOP. That is what five products need; with two kernels Q K^T and
+// dO V^T are computed twice, so the versions really make 14 D. Q, K, V, dO and the float gradients are 185 MB: limited by
+// arithmetic, if each is read about once.
+//
+//   version                           in dQ: K and V    in dK, dV: Q and dO    limited by
+//                                     are read for      are read for
+//   1 a thread per row                one query         one key                adding to rows in memory: 24 D bytes for 14 D FLOP
+//   2 a warp per row                  one query         one key                twenty shuffles for 7 D / 32 multiply-adds a lane
+//   3 16 x 16 scores, float           16 queries        16 keys                two loads from shared memory for each multiply-add
+//   4 shipped: mma.sync, two stages   64 queries        64 keys                mma.sync and shared memory (wgmma would be next)
+#include "attention_common.h"
+
+namespace CUDA_BACKEND::workshop {
+
+// What comes in besides, and both sides of one pair of query and key. Rows are local: of queries, and of keys.
+struct BackwardPart : Part {
+    Heads<const bf16> dout;
+    const float *lse, *delta;
+
+    __device__ const bf16 *d_out(size_t row, size_t h) const { return dout.data + row * dout.stride + h * D; }
+    // P and dS, from q . k and dout . v
+    __device__ float2 p_ds(size_t query, size_t h, float qk, float dout_v) const {
+        const float p = expf(scale * qk - lse[h * T + query]);
+        return {p, p * (dout_v - delta[h * T + query])};
+    }
+};
+
+// f(head, query) for the group's heads and the queries that see the key
+template <class F> __device__ void for_each_query(const BackwardPart &part, int position, size_t kv, F f) {
+    const int end = first_unseeing(part.lo, {position, position + 1, 0}, part.q_pieces);
+    for (size_t h = kv * (part.H / part.KV); h < (kv + 1) * (part.H / part.KV); h++)
+        for_each_row(part.q_pieces, position, end, [&](size_t query) { f(h, query); });
+}
+
+// ---- version 1: a thread per row -----------------------------------------------------------------------------------------------
+//
+// By the definition, a thread per query and head for dQ, one per key and key head for dK and dV. As a row is too long for the
+// registers of one thread, they add to it in memory.
+
+constexpr int naive_threads = 64;
+
+__device__ float2 p_ds(const BackwardPart &part, size_t query, size_t h, size_t key) {
+    return part.p_ds(query, h, dot(part.query(query, h), part.key(key, h), part.D),
+                     dot(part.d_out(query, h), part.value(key, h), part.D));
+}
+
+__device__ void add(float *row, float factor, const bf16 *other, size_t D) {
+    for (size_t d = 0; d < D; d++) row[d] += factor * float(other[d]);
+}
+
+__global__ void attention_backward_queries_kernel1(float *dq32, BackwardPart part) {
+    const Span block = nth_block(part.q_pieces, int(blockIdx.x), naive_threads);
+    const int position = block.begin + int(threadIdx.x);
+    if (position >= block.end) return;
+    const size_t h = blockIdx.y, row = size_t(block.row + position - block.begin);
+    for_each_row(part.k_pieces, part.lo[position], position + 1, [&](size_t key) {
+        add(dq32 + (row * part.H + h) * part.D, part.scale * p_ds(part, row, h, key).y, part.key(key, h), part.D);
+    });
+}
+
+__global__ void attention_backward_keys_kernel1(float *dk32, float *dv32, BackwardPart part) {
+    const Span block = nth_block(part.k_pieces, int(blockIdx.x), naive_threads);
+    const int position = block.begin + int(threadIdx.x);
+    if (position >= block.end) return;
+    const size_t kv = blockIdx.y, row = size_t(block.row + position - block.begin), out = (row * part.KV + kv) * part.D;
+    for_each_query(part, position, kv, [&](size_t h, size_t query) {
+        const float2 p = p_ds(part, query, h, row);
+        add(dv32 + out, p.x, part.d_out(query, h), part.D);
+        add(dk32 + out, part.scale * p.y, part.query(query, h), part.D);
+    });
+}
+
+void attention_backward_part1(CudaBf16 dev, float *dq32, float *dk32, float *dv32, const BackwardPart &part) {
+    launch(dev, attention_backward_queries_kernel1, Grid{count_blocks(part.q_pieces, naive_threads), part.H}, naive_threads, 0,
+           dq32, part);
+    launch(dev, attention_backward_keys_kernel1, Grid{count_blocks(part.k_pieces, naive_threads), part.KV}, naive_threads, 0,
+           dk32, dv32, part);
+}
+
+// ---- version 2: a warp per row -------------------------------------------------------------------------------------------------
+//
+// The same with rows spread over 32 lanes, whose registers hold the sums; they read 32 neighbours at a time. Both dot products of a
+// pair end in a sum over the warp.
+
+constexpr int warps = 4;
+
+__global__ void attention_backward_queries_kernel2(float *dq32, BackwardPart part) {
+    const Span block = nth_block(part.q_pieces, int(blockIdx.x), warps);
+    const int position = block.begin + int(threadIdx.x) / 32;
+    if (position >= block.end) return;
+    const size_t h = blockIdx.y, row = size_t(block.row + position - block.begin), D = part.D;
+    const WarpRow q = WarpRow::load(part.query(row, h), D), dout = WarpRow::load(part.d_out(row, h), D);
+    WarpRow dq = {};
+    for_each_row(part.k_pieces, part.lo[position], position + 1, [&](size_t key) {
+        const WarpRow k = WarpRow::load(part.key(key, h), D), v = WarpRow::load(part.value(key, h), D);
+        dq.add(part.p_ds(row, h, q.dot(k), dout.dot(v)).y, k);
+    });
+    dq.for_each(D, [&](size_t d, float sum) { dq32[(row * part.H + h) * D + d] += part.scale * sum; });
+}
+
+__global__ void attention_backward_keys_kernel2(float *dk32, float *dv32, BackwardPart part) {
+    const Span block = nth_block(part.k_pieces, int(blockIdx.x), warps);
+    const int position = block.begin + int(threadIdx.x) / 32;
+    if (position >= block.end) return;
+    const size_t kv = blockIdx.y, row = size_t(block.row + position - block.begin), D = part.D,
+                 any_head = kv * (part.H / part.KV);
+    const WarpRow k = WarpRow::load(part.key(row, any_head), D), v = WarpRow::load(part.value(row, any_head), D);
+    WarpRow dk = {}, dv = {};
+    for_each_query(part, position, kv, [&](size_t h, size_t query) {
+        const WarpRow q = WarpRow::load(part.query(query, h), D), dout = WarpRow::load(part.d_out(query, h), D);
+        const float2 p = part.p_ds(query, h, q.dot(k), dout.dot(v));
+        dv.add(p.x, dout);
+        dk.add(p.y, q);
+    });
+    dk.for_each(D, [&](size_t d, float sum) { dk32[(row * part.KV + kv) * D + d] += part.scale * sum; });
+    dv.for_each(D, [&](size_t d, float sum) { dv32[(row * part.KV + kv) * D + d] += sum; });
+}
+
+void attention_backward_part2(CudaBf16 dev, float *dq32, float *dk32, float *dv32, const BackwardPart &part) {
+    launch(dev, attention_backward_queries_kernel2, Grid{count_blocks(part.q_pieces, warps), part.H}, warps * 32, 0, dq32, part);
+    launch(dev, attention_backward_keys_kernel2, Grid{count_blocks(part.k_pieces, warps), part.KV}, warps * 32, 0, dk32, dv32,
+           part);
+}
+
+// ---- version 3: 16 x 16 scores in float ----------------------------------------------------------------------------------------
+//
+// What llmc ships for float (llmc/ops/attention_f32.cuh): 16 rows share tiles of 16 rows of the other kind in shared memory.
+
+void attention_backward_part3(CudaBf16 dev, float *dq32, float *dk32, float *dv32, const BackwardPart &part) {
+    launch(dev, attention::attention_backward_queries_kernel3<bf16>, Grid{count_blocks(part.q_pieces, plain_rows), part.H},
+           plain_threads, sizeof(PlainShape::Shared), dq32, part.q, part.k, part.v, part.delta, part.lse, part.dout, part.lo,
+           part.q_pieces, part.k_pieces, part.T, part.H, part.KV, part.D, part.scale);
+    launch(dev, attention::attention_backward_keys_kernel3<bf16>, Grid{count_blocks(part.k_pieces, plain_rows), part.KV},
+           plain_threads, sizeof(PlainShape::Shared), dk32, dv32, part.q, part.k, part.v, part.delta, part.lse, part.dout,
+           part.lo, part.q_pieces, part.k_pieces, part.T, part.H, part.KV, part.D, part.scale);
+}
+
+// ---- version 4: shipped --------------------------------------------------------------------------------------------------------
+//
+// What versions 4 and 5 of attention_forward bring, in one step: tiles on tensor cores, P and dS in registers from one product to
+// the next, the next tile on its way while one is multiplied.
+
+void attention_backward_part4(CudaBf16 dev, float *dq32, float *dk32, float *dv32, const BackwardPart &part) {
+    float *no_scratch = nullptr;
+    attention_backward_part(dev, dq32, dk32, dv32, no_scratch, part.q, part.k, part.v, part.delta, part.lse, part.dout.data,
+                            part.lo, part.q_pieces, part.k_pieces, part.T, part.H, part.KV, part.D, part.scale);
+}
+
+template <class X> struct AttentionBackward : AttentionRow {
+    DeviceArray<bf16> dout, out;          // (T, H, D)
+    DeviceArray<float> lse, delta;        // (H, T)
+    DeviceArray<float> dq32, dk32, dv32;  // (T, H, D), (T, KV, D) twice
+    size_t version = 0;                   // of the last run
+
+    explicit AttentionBackward(const Sizes &sizes)
+        : AttentionRow(sizes),
+          dout(to_ranks(in.dout, H * D)),
+          out(T * H * D),
+          lse(H * T),
+          delta(H * T),
+          dq32(T * H * D),
+          dk32(T * KV * D),
+          dv32(T * KV * D) {
+        const CudaBf16 dev{};
+        DeviceArray<float> out32(T * H * D);
+        attention_begin(dev, out32.data(), lse.data(), T, H, D);
+        for_each_part([&](const Part &part, size_t q_row, size_t) {
+            attention_forward_part(dev, out32.data() + q_row * H * D, lse.data() + q_row, part.q, part.k, part.v, part.lo,
+                                   part.q_pieces, part.k_pieces, T, H, KV, D, part.scale);
+        });
+        attention_end(dev, out.data(), out32.data(), T * H * D);
+        attention_backward_begin(dev, dq32.data(), dk32.data(), dv32.data(), delta.data(), out.data(), dout.data(), T, H, KV, D);
+    }
+
+    static constexpr void (*versions[4])(CudaBf16, float *dq32, float *dk32, float *dv32, const BackwardPart &) = {
+        attention_backward_part1, attention_backward_part2, attention_backward_part3, attention_backward_part4};
+
+    void run(CudaBf16 dev, size_t v) {
+        version = v;
+        for_each_part([&](const Part &part, size_t q_row, size_t k_row) {
+            const BackwardPart all{part, {dout.data() + q_row * H * D, H * D}, lse.data() + q_row, delta.data() + q_row};
+            versions[v - 1](dev, dq32.data() + q_row * H * D, dk32.data() + k_row * KV * D, dv32.data() + k_row * KV * D, all);
+        });
+    }
+    void check(Check &check) const {
+        const auto qkv = widen(in.qkv);
+        AttentionReference ref = attention_reference(shape, qkv);
+        attention_reference_backward(ref, shape, qkv, widen(from_ranks(out.values(), H * D)), widen(in.dout));
+        const auto dq = from_ranks(dq32.values(), H * D), dk = from_ranks(dk32.values(), KV * D),
+                   dv = from_ranks(dv32.values(), KV * D);
+        std::vector<double> dqkv;  // (T, (H+2*KV)*D)
+        for (size_t t = 0; t < T; t++) {
+            dqkv.insert(dqkv.end(), &dq[t * H * D], &dq[t * H * D] + H * D);
+            dqkv.insert(dqkv.end(), &dk[t * KV * D], &dk[t * KV * D] + KV * D);
+            dqkv.insert(dqkv.end(), &dv[t * KV * D], &dv[t * KV * D] + KV * D);
+        }
+        check("dqkv", relative(dqkv, ref.dqkv_size), relative(ref.dqkv, ref.dqkv_size),
+              2 * lse_error(shape, ref) + sum_error(T * H) + sum_error(D) + (version >= 4 ? unit_roundoff<bf16> : 0));
+    }
+    Work work() const { return {.flops = 10 * pairs() * double(H * D)}; }
+};
+
+static const Ladder<AttentionBackward, bf16> ladder({.name = "attention_backward",
+                                                     .sizes = attention_sizes,
+                                                     .checked = attention_checked,
+                                                     .ideas = {"a thread per row, by definition", "a warp per row",
+                                                               "16 x 16 scores in shared memory, float",
+                                                               "shipped: mma.sync, cp.async, two stages"}});
+
+}  // namespace CUDA_BACKEND::workshop

@@ -1,0 +1,168 @@
+// What the two ladders of attention share: a packed row of ragged documents, dealt to ranks, and how the simple versions read it.
+#pragma once
+#include "../../llmc/ops/attention.cuh"
+#include "../../test/reference_attention.h"
+#include "common.h"
+
+namespace CUDA_BACKEND::workshop {
+using namespace attention;
+
+// ---- kernels -----------------------------------------------------------------------------------------------------------------
+
+// Some of the queries against some of the keys, as attention_forward_part takes them (llmc/ops/attention.h).
+struct Part {
+    Heads<const bf16> q, k, v;
+    const int32_t *lo;
+    Pieces q_pieces, k_pieces;
+    size_t T, H, KV, D;
+    float scale;
+
+    // Rows of D values. All take the number of a query head.
+    __device__ const bf16 *query(size_t row, size_t h) const { return q.data + row * q.stride + h * D; }
+    __device__ const bf16 *key(size_t row, size_t h) const { return k.data + row * k.stride + h / (H / KV) * D; }
+    __device__ const bf16 *value(size_t row, size_t h) const { return v.data + row * v.stride + h / (H / KV) * D; }
+};
+
+// f(local row) for what the pieces hold of the positions [begin, end), in order
+template <class F> __device__ void for_each_row(const Pieces &pieces, int begin, int end, F f) {
+    Tiles tiles{pieces, begin, end, 1 << 20};
+    for (Span tile = tiles.front(); !tile.empty(); tile = tiles.after(tile))
+        for (int i = 0; i < tile.size(); i++) f(size_t(tile.row + i));
+}
+
+__device__ inline float dot(const bf16 *a, const bf16 *b, size_t D) {
+    float sum = 0;
+    for (size_t d = 0; d < D; d++) sum += float(a[d]) * float(b[d]);
+    return sum;
+}
+
+// A row of D values spread over a warp: its lane l holds columns l, l + 32, ... and zeros beyond D.
+struct WarpRow {
+    static constexpr int columns = int(max_D) / 32;
+    float x[columns];
+
+    __device__ static WarpRow load(const bf16 *row, size_t D) {
+        WarpRow out;
+        for (int c = 0; c < columns; c++) {
+            const size_t d = threadIdx.x % 32 + c * 32;
+            out.x[c] = d < D ? float(row[d]) : 0.0f;
+        }
+        return out;
+    }
+    __device__ float dot(const WarpRow &other) const {  // known to all lanes
+        float sum = 0;
+        for (int c = 0; c < columns; c++) sum += x[c] * other.x[c];
+        return warp_sum(sum);
+    }
+    __device__ void add(float factor, const WarpRow &other, float keep = 1) {  // to what is kept of this row
+        for (int c = 0; c < columns; c++) x[c] = x[c] * keep + factor * other.x[c];
+    }
+    template <class F> __device__ void for_each(size_t D, F f) const {  // f(column, value)
+        for (int c = 0; c < columns; c++)
+            if (const size_t d = threadIdx.x % 32 + c * 32; d < D) f(d, x[c]);
+    }
+};
+
+// ---- inputs ------------------------------------------------------------------------------------------------------------------
+
+inline const std::vector<Size> attention_sizes = {
+    {"T", "tokens of the packed row", 4096},
+    {"documents", "in it, of growing lengths: the first of several is one token", 1},
+    {"ranks", "that hold the row, in turn there and back", 1},
+    {"window", "keys that a query sees at most", 4096},
+    {"H", "query heads", 32},
+    {"KV", "key and value heads", 8},
+    {"D", "head size", 128}};
+inline const std::vector<Sizes> attention_checked = {
+    {1, 1, 1, 1, 1, 1, 8},       // one token
+    {67, 1, 1, 67, 2, 2, 64},    // one document
+    {150, 5, 1, 150, 7, 1, 64},  // GQA
+    {141, 4, 1, 24, 7, 1, 80},   // a window
+    {270, 3, 2, 270, 2, 1, 24},  // two parts each, several blocks
+    {101, 3, 3, 24, 2, 1, 128},  // three, with a window
+    {70, 2, 1, 70, 1, 1, 256},   // the largest heads
+};
+
+inline AttentionShape attention_shape(const Sizes &s) {
+    const size_t T = s[0], documents = s[1], ranks = s[2], window = s[3], H = s[4], KV = s[5], D = s[6];
+    if (T == 0 || documents == 0 || documents > T || ranks == 0 || (ranks > 1 && 2 * ranks > T))
+        die("%zu tokens cannot be %zu documents on %zu ranks\n  fix: at least 1 of each, a token per document, 2 tokens per rank",
+            T, documents, ranks);
+    if (KV == 0 || H == 0 || H % KV) die("%zu query heads cannot share %zu key heads\n  fix: H a multiple of KV", H, KV);
+    check_head_size(D);
+    AttentionShape shape{{documents == 1 ? T : 1}, window, H, KV, D};
+    for (size_t i = 1, begin = 1; i < documents; i++) {
+        const size_t end = 1 + (T - 1) * i * i / ((documents - 1) * (documents - 1));
+        shape.documents.push_back(end - begin);
+        begin = end;
+    }
+    return shape;
+}
+
+// The rows of all ranks, one rank after the other.
+struct AttentionRow {
+    AttentionShape shape;
+    size_t T, H, KV, D;
+    std::vector<Pieces> ranks;
+    std::vector<size_t> first;   // of each rank, its first row
+    std::vector<size_t> global;  // of each row, its global position
+    AttentionInputs<bf16> in;    // by global position
+    DeviceArray<bf16> qkv;       // (T, (H+2*KV)*D)
+    DeviceArray<int32_t> lo;     // (T)
+
+    explicit AttentionRow(const Sizes &sizes)
+        : shape(attention_shape(sizes)),
+          T(shape.T()),
+          H(shape.H),
+          KV(shape.KV),
+          D(shape.D),
+          ranks(deal(T, sizes[2], sizes[2] == 1 ? 1 : 2 * sizes[2], true)),
+          global(positions(ranks, first)),
+          in(shape),
+          qkv(to_ranks(in.qkv, (H + 2 * KV) * D)),
+          lo(shape.lo()) {}
+
+    Part part(size_t q_rank, size_t k_rank) {
+        const auto heads = [&](size_t rank, size_t head) {
+            const size_t stride = (H + 2 * KV) * D;
+            return Heads<const bf16>{qkv.data() + first[rank] * stride + head * D, stride};
+        };
+        return {heads(q_rank, 0), heads(k_rank, H), heads(k_rank, H + KV), lo.data(), ranks[q_rank], ranks[k_rank], T, H, KV, D,
+                shape.scale()};
+    }
+    template <class F> void for_each_part(F f) {  // f(part, first row of its queries, first row of its keys)
+        for (size_t q = 0; q < ranks.size(); q++)
+            for (size_t k = 0; k < ranks.size(); k++) f(part(q, k), first[q], first[k]);
+    }
+    double pairs() const {  // of a query and a key that it sees
+        double sum = 0;
+        const auto lo = shape.lo();
+        for (size_t p = 0; p < T; p++) sum += double(p + 1 - size_t(lo[p]));
+        return sum;
+    }
+
+    // Rows of n values, by global position and as they lie on the device.
+    template <class V> std::vector<V> to_ranks(const std::vector<V> &rows, size_t n) const {
+        std::vector<V> out(rows.size());
+        for (size_t t = 0; t < T; t++) std::copy_n(&rows[global[t] * n], n, &out[t * n]);
+        return out;
+    }
+    template <class V> std::vector<V> from_ranks(const std::vector<V> &rows, size_t n) const {
+        std::vector<V> out(rows.size());
+        for (size_t t = 0; t < T; t++) std::copy_n(&rows[t * n], n, &out[global[t] * n]);
+        return out;
+    }
+
+  private:
+    static std::vector<size_t> positions(const std::vector<Pieces> &ranks, std::vector<size_t> &first) {
+        std::vector<size_t> out;
+        for (const Pieces &pieces : ranks) {
+            first.push_back(out.size());
+            for (size_t i = 0; i < pieces.count; i++)
+                for (size_t p = pieces.piece[i].begin; p < pieces.piece[i].end; p++) out.push_back(p);
+        }
+        return out;
+    }
+};
+
+}  // namespace CUDA_BACKEND::workshop

@@ -1,0 +1,212 @@
+// Attention forward in bf16. Contract and formulas: llmc/ops/attention.h. A query at position p sees the keys lo[p] .. p, so all
+// kinds of masks are one. All versions are the op's middle part: they merge what some of the queries see of some of the keys into
+// (out32, lse).
+//
+// One document of 4096 tokens, 32 query heads, 8 key heads, D 128 for timing. FLOP are counted as 4 D for each visible pair of
+// query and key and each head, so half of T^2 for one document: 137 GFLOP. Q, K, V and the float result are 117 MB: 1200 FLOP a
+// byte, limited by arithmetic if each is read about once. No version writes scores to memory; what they differ in is who shares the
+// reading of K and V.
+//
+//   version                          K and V are   FLOP per byte   limited by
+//                                    read for      of K and V
+//   1 a thread per query and head    one query     2/3             adding to a row in memory for every key: 8 D bytes for 6 D FLOP
+//   2 a warp per query and head      one query     1               five shuffles, two exponentials for D / 16 multiply-adds a lane
+//   3 16 x 16 scores, float          16 queries    16              two loads from shared memory for each multiply-add
+//   4 mma.sync, one stage            128 queries   128             waiting: no products while a tile of keys arrives
+//   5 shipped: two stages            128 queries   128             mma.sync and the exponentials (wgmma would be next)
+#include "attention_common.h"
+
+namespace CUDA_BACKEND::workshop {
+
+// ---- version 1: a thread per query and head ------------------------------------------------------------------------------------
+//
+// By the definition, in two passes over the keys: the first gives lse, the second computes each score again and adds up P V, right
+// in memory, as a row is too long for the registers of one thread. Neighbouring threads are at the same key most of the time.
+
+constexpr int naive_threads = 64;
+
+__global__ void attention_forward_kernel1(float *out32, float *lse, Part part) {
+    const Span block = nth_block(part.q_pieces, int(blockIdx.x), naive_threads);
+    const int i = threadIdx.x, position = block.begin + i;
+    const bool valid = i < block.size();
+    const int first = valid ? part.lo[position] : 0, end = valid ? position + 1 : 0;
+    const size_t h = blockIdx.y, row = size_t(block.row + i);
+    const auto score = [&](size_t key) { return part.scale * dot(part.query(row, h), part.key(key, h), part.D); };
+
+    float largest = -INFINITY, sum = 0;
+    for_each_row(part.k_pieces, first, end, [&](size_t key) {
+        const float s = score(key), before = largest;
+        largest = fmaxf(largest, s);
+        sum = sum * expf(before - largest) + expf(s - largest);
+    });
+    const float part_lse = largest + logf(sum);
+    const float weight = merge_lse(lse + h * part.T + row, part_lse, sum > 0, true);
+    if (sum == 0) return;  // sees no key of this part
+    float *out = out32 + (row * part.H + h) * part.D;
+    for (size_t d = 0; d < part.D; d++) out[d] *= 1 - weight;
+    for_each_row(part.k_pieces, first, end, [&](size_t key) {
+        const float p = weight * expf(score(key) - part_lse);
+        const bf16 *value = part.value(key, h);
+        for (size_t d = 0; d < part.D; d++) out[d] += p * float(value[d]);
+    });
+}
+
+void attention_forward_part1(CudaBf16 dev, float *out32, float *lse, const Part &part) {
+    launch(dev, attention_forward_kernel1, Grid{count_blocks(part.q_pieces, naive_threads), part.H}, naive_threads, 0, out32, lse,
+           part);
+}
+
+// ---- version 2: a warp per query and head --------------------------------------------------------------------------------------
+//
+// One pass, by the online softmax: what was summed under an old maximum shrinks when a larger score comes. The row of the sum lies
+// in the registers of 32 lanes, which also read K and V 32 neighbours at a time. A dot product ends in a sum over the warp.
+
+constexpr int warps = 4;
+
+__global__ void attention_forward_kernel2(float *out32, float *lse, Part part) {
+    const Span block = nth_block(part.q_pieces, int(blockIdx.x), warps);
+    const int i = int(threadIdx.x) / 32, position = block.begin + i;
+    if (i >= block.size()) return;
+    const size_t h = blockIdx.y, row = size_t(block.row + i);
+    const WarpRow query = WarpRow::load(part.query(row, h), part.D);
+    WarpRow out = {};
+    float largest = -INFINITY, sum = 0;
+    for_each_row(part.k_pieces, part.lo[position], position + 1, [&](size_t key) {
+        const float score = part.scale * query.dot(WarpRow::load(part.key(key, h), part.D)), before = largest;
+        largest = fmaxf(largest, score);
+        const float shrink = expf(before - largest), p = expf(score - largest);
+        sum = sum * shrink + p;
+        out.add(p, WarpRow::load(part.value(key, h), part.D), shrink);
+    });
+    if (sum == 0) return;
+    const float weight = merge_lse(lse + h * part.T + row, largest + logf(sum), true, threadIdx.x % 32 == 0);
+    float *to = out32 + (row * part.H + h) * part.D;
+    out.for_each(part.D, [&](size_t d, float value) { to[d] += weight * (value / sum - to[d]); });
+}
+
+void attention_forward_part2(CudaBf16 dev, float *out32, float *lse, const Part &part) {
+    launch(dev, attention_forward_kernel2, Grid{count_blocks(part.q_pieces, warps), part.H}, warps * 32, 0, out32, lse, part);
+}
+
+// ---- version 3: 16 x 16 scores in float ----------------------------------------------------------------------------------------
+//
+// What llmc ships for float (llmc/ops/attention_f32.cuh): 16 queries share tiles of 16 keys in shared memory. No tensor cores.
+
+void attention_forward_part3(CudaBf16 dev, float *out32, float *lse, const Part &part) {
+    launch(dev, attention::attention_forward_kernel3<bf16>, Grid{count_blocks(part.q_pieces, plain_rows), part.H}, plain_threads,
+           sizeof(PlainForward), out32, lse, part.q, part.k, part.v, part.lo, part.q_pieces, part.k_pieces, part.T, part.H,
+           part.KV, part.D, part.scale);
+}
+
+// ---- version 4: mma.sync, one stage --------------------------------------------------------------------------------------------
+//
+// Scores are accumulators in registers, and rounded to bf16 they are the left operand of P V (llmc/ops/attention_tile.cuh). There
+// is one tile of keys, so that a block waits for its arrival, then multiplies, and only then fetches the next; and every score is
+// masked.
+
+template <int width> struct OneStage {
+    Tile<ForwardShape<width>::queries, width> q;
+    int lo[ForwardShape<width>::queries];
+    Tile<ForwardShape<width>::keys, width> k, v;
+};
+
+template <int width>
+__global__ void __launch_bounds__(ForwardShape<width>::threads) attention_forward_kernel4(float *out32, float *lse, Part part) {
+    using Shape = ForwardShape<width>;
+    constexpr int m = Shape::m, N = Shape::keys;
+    auto &s = shared_mem<OneStage<width>>();
+    const size_t h = blockIdx.y;
+    const Span block = nth_block(part.q_pieces, int(blockIdx.x), Shape::queries);
+    Tiles tiles{part.k_pieces, part.lo[block.begin], block.end, N};
+    Span tile = tiles.front();
+    if (tile.empty()) return;
+    load<Shape::threads>(s.q, {part.query(0, h), part.q.stride}, block, part.D);
+    const Queries<m> queries(block, s.lo, part.lo);
+    float out[m][width / 8][4] = {}, largest[m][2], sum[m][2] = {};
+    for (auto &pair : largest) pair[0] = pair[1] = -INFINITY;
+    for (; !tile.empty(); tile = tiles.after(tile)) {
+        load<Shape::threads>(s.k, {part.key(0, h), part.k.stride}, tile, part.D);
+        load<Shape::threads>(s.v, {part.value(0, h), part.v.stride}, tile, part.D);
+        cp_async_commit();
+        cp_async_wait<0>();
+        __syncthreads();
+        float p[m][N / 8][4];
+        uint32_t rounded[m][N / 16][4];
+        product_transposed(p, s.q, queries.row0, s.k);
+        queries.template mask<N>(p, tile);
+        online_softmax<m, N, width>(p, out, largest, sum, part.scale * log2_e);
+        round_to_operand<m, N>(rounded, p);
+        product_add<m, N, width>(out, rounded, s.v);
+        __syncthreads();  // all are done with the tile
+    }
+#pragma unroll
+    for (int i = 0; i < m; i++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int i_row = queries.row(i, r);
+            const size_t row = size_t(block.row + i_row);
+            merge_row<width>(out32 + (row * part.H + h) * part.D, lse + h * part.T + row, out[i], r, largest[i][r], sum[i][r],
+                             part.D, i_row < block.size());
+        }
+}
+
+void attention_forward_part4(CudaBf16 dev, float *out32, float *lse, const Part &part) {
+    with_width(part.D, [&](auto width) {
+        using Shape = ForwardShape<width.value>;
+        launch(dev, attention_forward_kernel4<width.value>, Grid{count_blocks(part.q_pieces, Shape::queries), part.H},
+               Shape::threads, sizeof(OneStage<width.value>), out32, lse, part);
+    });
+}
+
+// ---- version 5: shipped --------------------------------------------------------------------------------------------------------
+//
+// The next tile of keys is on its way while one is multiplied; tiles that all see or none sees are not masked or not multiplied;
+// blocks with the longest rows start first.
+
+void attention_forward_part5(CudaBf16 dev, float *out32, float *lse, const Part &part) {
+    attention_forward_part(dev, out32, lse, part.q, part.k, part.v, part.lo, part.q_pieces, part.k_pieces, part.T, part.H,
+                           part.KV, part.D, part.scale);
+}
+
+template <class X> struct AttentionForward : AttentionRow {
+    DeviceArray<float> out32, lse;
+    size_t version = 0;  // of the last run
+
+    explicit AttentionForward(const Sizes &sizes) : AttentionRow(sizes), out32(T * H * D), lse(H * T) {
+        attention_begin(CudaBf16{}, out32.data(), lse.data(), T, H, D);
+    }
+
+    static constexpr void (*versions[5])(CudaBf16, float *out32, float *lse, const Part &) = {
+        attention_forward_part1, attention_forward_part2, attention_forward_part3, attention_forward_part4,
+        attention_forward_part5};
+
+    void run(CudaBf16 dev, size_t v) {
+        version = v;
+        for_each_part([&](const Part &part, size_t q_row, size_t) {
+            versions[v - 1](dev, out32.data() + q_row * H * D, lse.data() + q_row, part);
+        });
+    }
+    void check(Check &check) const {
+        const AttentionReference ref = attention_reference(shape, widen(in.qkv));
+        std::vector<float> got_lse;
+        const auto lse_values = lse.values();
+        for (size_t h = 0; h < H; h++) {
+            const auto row = from_ranks(std::vector<float>(&lse_values[h * T], &lse_values[h * T] + T), 1);
+            got_lse.insert(got_lse.end(), row.begin(), row.end());
+        }
+        check("lse", got_lse, ref.lse, lse_error(shape, ref));
+        check("out", relative(widen(from_ranks(out32.values(), H * D)), ref.out_size), relative(ref.out, ref.out_size),
+              2 * lse_error(shape, ref) + sum_error(T) + (version >= 4 ? unit_roundoff<bf16> : 0));
+    }
+    Work work() const { return {.flops = 4 * pairs() * double(H * D)}; }
+};
+
+static const Ladder<AttentionForward, bf16> ladder(
+    {.name = "attention_forward",
+     .sizes = attention_sizes,
+     .checked = attention_checked,
+     .ideas = {"a thread per query and head, two passes", "a warp per query and head, online softmax",
+               "16 x 16 scores in shared memory, float", "mma.sync, one tile of keys at a time",
+               "shipped: mma.sync, cp.async, two stages"}});
+
+}  // namespace CUDA_BACKEND::workshop

@@ -1,0 +1,172 @@
+// The workshop's harness. A ladder is a file dev/cuda/NAME.cu: versions of one op, from the obvious kernel (1) to the shipped one (the
+// last), which is included from llmc/ops and called through its launcher. g++ compiles the file for the emulator and nvcc for a GPU;
+// build/dev/cuda/NAME holds both, and its main() is common.cpp. A ladder is a template of the storage type:
+//
+//     namespace CUDA_BACKEND::workshop {                           // so that op_kernel2 here is not the op_kernel2 of llmc/ops
+//     template <class X> struct Op {
+//         explicit Op(const Sizes &sizes);                         // inputs on the device, outputs full of NaN; may die() of bad sizes
+//         static constexpr void (*versions[3])(Cuda<X>, X *out, const X *x, size_t n) = {op1, op2, op_forward};
+//         void run(Cuda<X> dev, size_t version) { versions[version - 1](dev, out.data(), x.data(), n); }
+//         void check(Check &check) const;                          // check("out", out.values(), reference, allowed), each output
+//         Work work() const;                                       // what no version can avoid
+//         bool runs(size_t version) const;                         // optional: false where it is not for this type or these sizes
+//     };
+//     static const Ladder<Op, float, bf16> ladder({.name = "op", .sizes = {{"T", "tokens", 8192}}, .checked = {{1}, {7}},
+//                                                  .ideas = {"a thread per row", "a warp per row", "the shipped kernel"}});
+//     }
+//
+// Each version is checked in each type at each of the shapes `checked`, on an Op of its own; in the emulator with three orders of
+// threads, which must give the same bits. An Op of the last type, with the shape in `sizes`, is what a GPU is timed with: there run()
+// is called many times, so it may accumulate, and it may use up its inputs as long as the time does not depend on their values.
+#pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "../../test/cuda/check.cuh"
+
+// ---- what a ladder says and does ------------------------------------------------------------------------------------------------
+
+using Sizes = std::vector<size_t>;
+
+struct Size {
+    const char *name, *meaning;
+    size_t timed;
+};
+
+struct Description {
+    const char *name;                 // of the file
+    std::vector<Size> sizes;          // what --shape sets, and the shape that is timed
+    std::vector<Sizes> checked;       // shapes that are checked: small and ragged
+    std::vector<const char *> ideas;  // a line for each version
+};
+
+// One of the two. Bytes: all inputs read once and all outputs written once, so that rates compare as times do; the rate is shown as a
+// share of a copy's. FLOP: the rate is shown as a share of what a large bf16 product reaches. Both are measured in the same run.
+struct Work {
+    double bytes = 0, flops = 0;
+};
+
+// What a version made against what it should have made, and against what it made in the first order of threads.
+class Check {
+    std::map<std::string, SameBits> bits_;
+
+  public:
+    double worst = 0;  // the largest error / allowed
+
+    // `allowed` is absolute: derive it as the op's test does; 0 where the bits are known.
+    template <class A, class B>
+    void operator()(const char *what, const std::vector<A> &got, const std::vector<B> &want, double allowed) {
+        if (got.size() != want.size()) die("%s: %zu values, but the reference has %zu", what, got.size(), want.size());
+        for (size_t i = 0; i < got.size(); i++) {
+            const double error = std::abs(double(got[i]) - double(want[i]));
+            if (!(error <= allowed))
+                die("%s[%zu] is %.9g and should be %.9g, give or take %.2g", what, i, double(got[i]), double(want[i]), allowed);
+            if (error > 0) worst = std::max(worst, error / allowed);
+        }
+        if (!bits_[what].hold(got)) die("%s has other bits than in another order of threads", what);
+    }
+};
+
+// ---- what common.cpp sees -------------------------------------------------------------------------------------------------------
+
+struct Timed {  // an Op on the GPU
+    virtual ~Timed() = default;
+    virtual void run(size_t version) = 0;
+    virtual bool runs(size_t version) const = 0;
+    virtual Work work() const = 0;
+};
+
+struct AnyLadder {  // on one backend
+    Description about;
+    std::vector<const char *> dtypes;
+
+    virtual ~AnyLadder() = default;
+    virtual std::optional<double> check(size_t dtype, size_t version, const Sizes &) const = 0;  // the largest error / allowed
+    virtual std::unique_ptr<Timed> timed(const Sizes &) const = 0;
+};
+
+struct Gpu {  // timing.cu
+    struct Seconds {
+        double median, best;
+    };
+    virtual ~Gpu() = default;
+    virtual std::string name() const = 0;                              // of the device; empty if none answers
+    virtual Seconds time(const std::function<void()> &run) const = 0;  // of one run, with a cold L2 cache
+    virtual double copied_per_second() const = 0;                      // bytes read and bytes written by a large copy
+    virtual double multiplied_per_second() const = 0;                  // FLOP of a large bf16 product
+};
+
+// Set before main(), by the ladder and by timing.cu; null where nvcc did not compile them.
+inline const AnyLadder *emulated_ladder = nullptr, *gpu_ladder = nullptr;
+inline const Gpu *the_gpu = nullptr;
+
+// ---- a ladder on this backend ---------------------------------------------------------------------------------------------------
+
+namespace CUDA_BACKEND::workshop {
+template <class Op> bool op_runs(const Op &op, size_t version) {
+    if constexpr (requires { op.runs(version); }) return op.runs(version);
+    else return true;
+}
+
+template <class Dev> const char *order_name([[maybe_unused]] Dev dev) {
+#ifdef LLMC_EMULATE
+    const unsigned order = dev.stream->order;
+    return order == 0 ? ", lowest threads first" : order == 1 ? ", highest threads first" : ", threads in random order";
+#else
+    return "";
+#endif
+}
+
+template <template <class> class Op, class... X> class Ladder : public AnyLadder {
+    template <class T> static std::optional<double> check_as(size_t version, const Sizes &sizes) {
+        Check check;
+        bool ran = true;
+        for_each_order<Cuda<T>>([&](Cuda<T> dev) {
+            try {
+                Op<T> op(sizes);
+                if (!(ran = op_runs(op, version))) return;
+                op.run(dev, version);
+                if (const cudaError_t error = cudaStreamSynchronize(dev.stream)) die("%s", cudaGetErrorString(error));
+                op.check(check);
+            } catch (const Error &error) {
+                die("%s%s: %s", dtype_name<T>, order_name(dev), error.what());
+            }
+        });
+        return ran ? std::optional(check.worst) : std::nullopt;
+    }
+
+    template <class T> struct TimedOp : Timed {
+        Op<T> op;
+        explicit TimedOp(const Sizes &sizes) : op(sizes) {}
+        void run(size_t version) override { op.run({}, version); }
+        bool runs(size_t version) const override { return op_runs(op, version); }
+        Work work() const override { return op.work(); }
+    };
+
+  public:
+    explicit Ladder(Description description) {
+        about = std::move(description);
+        dtypes = {dtype_name<X>...};
+        if (((std::size(Op<X>::versions) != about.ideas.size()) || ...)) die("%s: as many ideas as versions", about.name);
+#ifdef LLMC_EMULATE
+        emulated_ladder = this;
+#else
+        gpu_ladder = this;
+#endif
+    }
+
+    std::optional<double> check(size_t dtype, size_t version, const Sizes &sizes) const override {
+        static constexpr std::optional<double> (*checks[])(size_t, const Sizes &) = {check_as<X>...};
+        return checks[dtype](version, sizes);
+    }
+
+    std::unique_ptr<Timed> timed(const Sizes &sizes) const override {
+        return std::make_unique<TimedOp<std::tuple_element_t<sizeof...(X) - 1, std::tuple<X...>>>>(sizes);
+    }
+};
+}  // namespace CUDA_BACKEND::workshop

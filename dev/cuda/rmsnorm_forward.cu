@@ -1,0 +1,164 @@
+// rmsnorm_forward: out[t,c] = x[t,c] * rstd[t] * w[c] with rstd[t] = 1 / sqrt(mean_c x[t,c]^2 + eps).    Contract: llmc/ops/rmsnorm.h
+//
+// Timed with T 8192, C 4096 in bf16. A few FLOP per element: what counts is that each byte crosses the bus once, x in and out out,
+// 2 T C elements, and that enough bytes are under way at any time.
+#include "../../llmc/ops/rmsnorm.cuh"
+#include "../../test/reference_rmsnorm.h"
+#include "common.h"
+
+namespace CUDA_BACKEND::workshop {
+
+// ---- version 1: a thread per row --------------------------------------------------------------------------------------------------
+//
+// The loop of the CPU, T of them side by side. Neighbouring threads read addresses a row apart, so each load of a warp touches 32 lines
+// of 128 bytes and uses 2 bytes of each; the lines should serve the following loads, but 32 lines for each of the warps of an SM do not
+// fit its L1. And T threads are few: 8192 of the 270 000 that a large GPU holds.
+
+template <class X>
+__global__ void rmsnorm_forward_kernel1(X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
+    const size_t t = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
+    if (t >= T) return;
+    float squares = 0;
+    for (size_t c = 0; c < C; c++) squares += float(x[t * C + c]) * float(x[t * C + c]);
+    const float r = rsqrtf(squares / float(C) + eps);
+    for (size_t c = 0; c < C; c++) out[t * C + c] = float(x[t * C + c]) * r * float(w[c]);
+    rstd[t] = r;
+}
+
+template <class X>
+void rmsnorm_forward1(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
+    launch(dev, rmsnorm_forward_kernel1<X>, Grid{ceil_div(T, 128)}, 128, 0, out, rstd, x, w, T, C, eps);
+}
+
+// ---- version 2: a block per row ---------------------------------------------------------------------------------------------------
+//
+// Neighbouring threads read neighbouring elements, so a warp's load is one stretch of memory. The price is a sum over threads: a tree in
+// shared memory, whose every level waits at a barrier, 8 of them for 256 threads, and while it is climbed nothing is loaded.
+
+constexpr unsigned tree_threads = 256;
+struct Tree {
+    float sum[tree_threads];
+};
+
+template <class X> __global__ void rmsnorm_forward_kernel2(X *out, float *rstd, const X *x, const X *w, size_t C, float eps) {
+    float *sum = shared_mem<Tree>().sum;
+    const size_t t = blockIdx.x;
+    float squares = 0;
+    for (size_t c = threadIdx.x; c < C; c += tree_threads) squares += float(x[t * C + c]) * float(x[t * C + c]);
+    sum[threadIdx.x] = squares;
+    for (unsigned half = tree_threads / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) sum[threadIdx.x] += sum[threadIdx.x + half];
+    }
+    __syncthreads();
+    const float r = rsqrtf(sum[0] / float(C) + eps);
+    for (size_t c = threadIdx.x; c < C; c += tree_threads) out[t * C + c] = float(x[t * C + c]) * r * float(w[c]);
+    if (threadIdx.x == 0) rstd[t] = r;
+}
+
+template <class X>
+void rmsnorm_forward2(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
+    launch(dev, rmsnorm_forward_kernel2<X>, Grid{T}, tree_threads, sizeof(Tree), out, rstd, x, w, C, eps);
+}
+
+// ---- version 3: a warp per row ----------------------------------------------------------------------------------------------------
+//
+// The lanes of a warp exchange values without shared memory and without a barrier (warp_sum, 5 shuffles), and while one warp sums, the
+// others of its SM load. Same bytes as version 2: x is read twice, the second time from L2 if it is still there.
+
+constexpr unsigned row_warps = 4;  // rows of a block
+
+template <class X>
+__global__ void rmsnorm_forward_kernel3(X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
+    const size_t t = blockIdx.x * size_t(row_warps) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (t >= T) return;
+    float squares = 0;
+    for (size_t c = lane; c < C; c += 32) squares += float(x[t * C + c]) * float(x[t * C + c]);
+    const float r = rsqrtf(warp_sum(squares) / float(C) + eps);
+    for (size_t c = lane; c < C; c += 32) out[t * C + c] = float(x[t * C + c]) * r * float(w[c]);
+    if (lane == 0) rstd[t] = r;
+}
+
+template <class X>
+void rmsnorm_forward3(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
+    launch(dev, rmsnorm_forward_kernel3<X>, Grid{ceil_div(T, row_warps)}, row_warps * 32, 0, out, rstd, x, w, T, C, eps);
+}
+
+// ---- version 4: 16 bytes per load -------------------------------------------------------------------------------------------------
+//
+// 2 bytes a lane make 64 of a warp's load, half a line, and one instruction for each. With Vec a lane loads 16 bytes, a warp 512: an
+// eighth of the instructions for the same bytes, so eight times as many are under way. Rows that are not a multiple of 16 bytes, or do
+// not begin at one, take N = 1.
+
+template <class X, int N>
+__global__ void rmsnorm_forward_kernel4(X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
+    const size_t t = blockIdx.x * size_t(row_warps) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (t >= T) return;
+    float squares = 0;
+    for (size_t c = lane * N; c < C; c += 32 * N) {
+        const auto v = Vec<X, N>::load(x + t * C + c);
+        for (int i = 0; i < N; i++) squares += float(v[i]) * float(v[i]);
+    }
+    const float r = rsqrtf(warp_sum(squares) / float(C) + eps);
+    for (size_t c = lane * N; c < C; c += 32 * N) {
+        auto v = Vec<X, N>::load(x + t * C + c);
+        const auto weight = Vec<X, N>::load(w + c);
+        for (int i = 0; i < N; i++) v[i] = float(v[i]) * r * float(weight[i]);
+        v.store(out + t * C + c);
+    }
+    if (lane == 0) rstd[t] = r;
+}
+
+template <class X>
+void rmsnorm_forward4(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
+    constexpr int N = Vec<X>::size;
+    launch(dev, fit_vectors<N>(C, out, x, w) ? rmsnorm_forward_kernel4<X, N> : rmsnorm_forward_kernel4<X, 1>,
+           Grid{ceil_div(T, row_warps)}, row_warps * 32, 0, out, rstd, x, w, T, C, eps);
+}
+
+// ---- version 5: llmc/ops/rmsnorm.cuh ----------------------------------------------------------------------------------------------
+//
+// The row waits in shared memory for its rstd, so that x is read once, wherever the cache has put it meanwhile. A lane finds there what
+// it wrote itself: still no barrier. Every byte once; what limits it is the memory's bandwidth. The same kernel adds the residual.
+
+template <class X> struct RmsnormForward {
+    static constexpr double eps = 0.125;  // large enough to show where it is forgotten
+    size_t T, C;
+    std::vector<X> x, w;
+    DeviceArray<X> d_x, d_w, out;
+    DeviceArray<float> rstd;
+
+    explicit RmsnormForward(const Sizes &s)
+        : T(s[0]),
+          C(s[1]),
+          x(random_values<X>(T * C, 1)),
+          w(random_values<X>(C, 2, 0.1, 1)),
+          d_x(x),
+          d_w(w),
+          out(T * C),
+          rstd(T) {}
+
+    static constexpr void (*versions[5])(Cuda<X>, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) = {
+        rmsnorm_forward1, rmsnorm_forward2, rmsnorm_forward3, rmsnorm_forward4, rmsnorm_forward};
+
+    void run(Cuda<X> dev, size_t version) {
+        versions[version - 1](dev, out.data(), rstd.data(), d_x.data(), d_w.data(), T, C, float(eps));
+    }
+
+    void check(Check &check) const {
+        const std::vector<double> want = rmsnorm_reference(widen(x), widen(w), T, C, eps);
+        check("out", out.values(), want, rmsnorm_error<X>(C, want));
+        const std::vector<float> want_rstd = rmsnorm_rstd(widen(x), T, C, eps);
+        check("rstd", rstd.values(), want_rstd, rmsnorm_error<float>(C, widen(want_rstd)));
+    }
+
+    Work work() const { return {.bytes = 2.0 * double(T) * double(C) * sizeof(X)}; }
+};
+
+static const Ladder<RmsnormForward, float, bf16> ladder(
+    {.name = "rmsnorm_forward",
+     .sizes = {{"T", "tokens", 8192}, {"C", "channels", 4096}},
+     .checked = {{1, 8}, {7, 77}, {130, 24}, {5, 1032}},
+     .ideas = {"a thread per row", "a block per row, a tree of sums in shared memory", "a warp per row, sums by shuffles",
+               "16 bytes per load", "shipped: the row waits in shared memory, x is read once"}});
+}  // namespace CUDA_BACKEND::workshop

@@ -1,0 +1,139 @@
+// rope_forward: for each of the H + KV query and key heads of a row, and i < D/2, with (cos, sin) = table[doc_pos[t], i]
+//     (x[i], x[i + D/2])  <-  (x[i] * cos - x[i + D/2] * sin,  x[i + D/2] * cos + x[i] * sin)              Contract: llmc/ops/rope.h
+//
+// Timed with T 8192, H 32, KV 8, D 128 in bf16. In place, so 2 T (H + KV) D elements are moved; the table is read by all heads of a token
+// and should come from cache. With hardly anything to compute, what is left to get wrong is the arithmetic of addresses.
+#include "../../llmc/ops/rope.cuh"
+#include "../../test/reference_rope.h"
+#include "common.h"
+
+namespace CUDA_BACKEND::workshop {
+
+template <class X> __device__ void turn_pair(X *first, X *second, const float *cos_sin) {
+    const float x = *first, y = *second;
+    *first = x * cos_sin[0] - y * cos_sin[1];
+    *second = y * cos_sin[0] + x * cos_sin[1];
+}
+
+// ---- version 1: a thread per token -------------------------------------------------------------------------------------------------
+//
+// The loops of the CPU. Neighbouring threads are a row of heads apart: every element of a warp's load lies in a line of its own.
+
+template <class X>
+__global__ void rope_kernel1(X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D,
+                             size_t stride) {
+    const size_t t = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
+    if (t >= T) return;
+    for (size_t h = 0; h < heads; h++)
+        for (size_t i = 0; i < D / 2; i++) {
+            X *x = qkv + t * stride + h * D + i;
+            turn_pair(x, x + D / 2, table + size_t(doc_pos[t]) * D + 2 * i);
+        }
+}
+
+template <class X>
+void rope1(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D, size_t stride) {
+    launch(dev, rope_kernel1<X>, Grid{ceil_div(T, 64)}, 64, 0, qkv, table, doc_pos, T, heads, D, stride);
+}
+
+// ---- version 2: a thread per pair --------------------------------------------------------------------------------------------------
+//
+// Neighbouring threads turn neighbouring pairs, in as many threads as there are pairs. Now token, head and pair must be found from one
+// number, by 64-bit divisions: a GPU has no instruction for these, each takes dozens of others, and together they cost more than the
+// rotation. Instructions limit it, not bytes.
+
+template <class X>
+__global__ void rope_kernel2(X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D,
+                             size_t stride) {
+    const size_t n = blockIdx.x * size_t(blockDim.x) + threadIdx.x, half = D / 2;
+    const size_t i = n % half, h = n / half % heads, t = n / half / heads;
+    if (t >= T) return;
+    X *x = qkv + t * stride + h * D + i;
+    turn_pair(x, x + half, table + size_t(doc_pos[t]) * D + 2 * i);
+}
+
+template <class X>
+void rope2(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D, size_t stride) {
+    launch(dev, rope_kernel2<X>, Grid{ceil_div(T * heads * (D / 2), 256)}, 256, 0, qkv, table, doc_pos, T, heads, D, stride);
+}
+
+// ---- version 3: a block per token --------------------------------------------------------------------------------------------------
+//
+// The grid does the division by tokens, the rest fits 32 bits, and the row of the table is found once for the block: all heads of the
+// token read it from L1. Loads are still of 2 bytes.
+
+template <class X>
+__global__ void rope_kernel3(X *qkv, const float *table, const int32_t *doc_pos, unsigned heads, unsigned D, size_t stride) {
+    const unsigned half = D / 2;
+    const float *row = table + size_t(doc_pos[blockIdx.x]) * D;
+    for (unsigned n = threadIdx.x; n < heads * half; n += blockDim.x) {
+        const unsigned h = n / half, i = n % half;
+        X *x = qkv + blockIdx.x * stride + h * D + i;
+        turn_pair(x, x + half, row + 2 * i);
+    }
+}
+
+template <class X>
+void rope3(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D, size_t stride) {
+    launch(dev, rope_kernel3<X>, Grid{T}, 128, 0, qkv, table, doc_pos, unsigned(heads), unsigned(D), stride);
+}
+
+// ---- version 4: llmc/ops/rope.cuh ---------------------------------------------------------------------------------------------------
+//
+// A thread turns as many neighbouring pairs as 16 bytes hold of their first halves: one division and four wide loads for 8 pairs in bf16
+// (two of X, and the table's in pieces of 16 bytes). The memory's bandwidth is the limit.
+
+template <class X> struct Rope {
+    size_t T, heads, D, stride;
+    std::vector<X> x;
+    std::vector<int32_t> doc_pos;
+    std::vector<float> table;
+    DeviceArray<X> d_x;
+    DeviceArray<int32_t> d_pos;
+    DeviceArray<float> d_table;
+
+    explicit Rope(const Sizes &s)
+        : T(s[0]),
+          heads(s[1] + s[2]),
+          D(s[3]),
+          stride((s[1] + 2 * s[2]) * D),
+          x(random_values<X>(T * stride, 1)),
+          doc_pos(documents(T)),
+          table(angles(T, D)),
+          d_x(x),
+          d_pos(doc_pos),
+          d_table(table) {}
+
+    static std::vector<int32_t> documents(size_t T) {  // two of them
+        std::vector<int32_t> out(T);
+        for (size_t t = 0; t < T; t++) out[t] = int32_t(t < T / 3 ? t : t - T / 3);
+        return out;
+    }
+    static std::vector<float> angles(size_t positions, size_t D) {
+        if (D % 2) die("heads of %zu channels are not pairs\n  fix: an even D", D);
+        std::vector<float> out(positions * D);
+        rope_table(out.data(), {.theta = 100}, positions, D);
+        return out;
+    }
+
+    static constexpr void (*versions[4])(Cuda<X>, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads,
+                                         size_t D, size_t stride) = {rope1, rope2, rope3, rope_forward};
+
+    void run(Cuda<X> dev, size_t version) {
+        versions[version - 1](dev, d_x.data(), d_table.data(), d_pos.data(), T, heads, D, stride);
+    }
+
+    void check(Check &check) const {  // value heads, which stay as they are, are part of the reference
+        check("qkv", d_x.values(), rope_reference(widen(x), table, doc_pos, heads, D, stride, 1), rope_error<X>);
+    }
+
+    Work work() const { return {.bytes = 2.0 * double(T * heads * D) * sizeof(X)}; }
+};
+
+static const Ladder<Rope, float, bf16> ladder(
+    {.name = "rope",
+     .sizes = {{"T", "tokens", 8192}, {"H", "query heads", 32}, {"KV", "key heads", 8}, {"D", "channels of a head", 128}},
+     .checked = {{1, 1, 1, 2}, {7, 3, 1, 22}, {9, 2, 1, 16}, {70, 2, 2, 24}, {3, 16, 5, 64}},
+     .ideas = {"a thread per token", "a thread per pair", "a block per token, no 64-bit division",
+               "shipped: 16 bytes per load"}});
+}  // namespace CUDA_BACKEND::workshop
