@@ -268,19 +268,22 @@ def torch_rates(lengths, D):
 
     rows, rates = TorchAttention(lengths, D), {}
 
-    def flash():
-        if len(lengths) > 1 and importlib.util.find_spec("torch.nn.attention.varlen"):
-            from torch.nn.attention.varlen import varlen_attn
+    def varlen():
+        from torch.nn.attention.varlen import varlen_attn
 
-            return rows.varlen(varlen_attn)
-        return rows.documents(SDPBackend.FLASH_ATTENTION)
+        return rows.varlen(varlen_attn)
 
-    for name, make in (("cuDNN", lambda: rows.documents(SDPBackend.CUDNN_ATTENTION)), ("flash", flash)):
-        try:
-            seconds = rows.seconds(*make())
-        except (RuntimeError, TypeError) as error:
-            print(f"  {name}, D {D}, documents of {lengths[-1]}: {str(error).splitlines()[0]}", file=sys.stderr)
-            seconds = (None, None)
+    ways = dict(cuDNN=[lambda: rows.documents(SDPBackend.CUDNN_ATTENTION)], flash=[lambda: rows.documents(SDPBackend.FLASH_ATTENTION)])
+    if len(lengths) > 1:
+        ways["flash"].insert(0, varlen)
+    for name, makers in ways.items():
+        seconds = (None, None)
+        for make in makers:
+            try:
+                seconds = rows.seconds(*make())
+                break
+            except (ImportError, RuntimeError, TypeError) as error:
+                print(f"  {name}, D {D}, documents of up to {max(lengths)}: {str(error).splitlines()[0][:200]}", file=sys.stderr)
         for direction, s in zip(("forward", "backward"), seconds):
             rates[name, direction] = s and attention_flops(lengths, D, direction == "backward") / s
     rows.torch.cuda.empty_cache()
