@@ -78,6 +78,7 @@ class Report:
 
     def __init__(self, out, title, machine, columns):
         self.out, self.columns, self.rows, self.targets = out, columns, [], []
+        self.failed = False  # something of ours
         self.head = [f"## {machine['gpu']}: {title}", "", f"{datetime.date.today()}, {machine['versions']}. "
                      "`scripts/gpu_bench.py` repeats it and says what is measured.", ""]
 
@@ -148,7 +149,8 @@ def run_ladder(name, shape=None):
     try:
         done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE)
     except OSError as error:
-        sys.exit(f"scripts/gpu_bench.py: {command[0]}: {error.strerror}\n  fix: make -C dev/cuda")
+        print(f"  {command[0]}: {error.strerror}\n  fix: make -C dev/cuda", file=sys.stderr)
+        return None
     return read_csv(done.stdout) if done.returncode == 0 else None
 
 
@@ -157,6 +159,7 @@ def ops(machine, out, quick):
     for name in LADDERS:
         measured = run_ladder(name)
         if not measured:
+            report.failed = True
             report.add(name, "failed", "-", "-", "-")
             continue
         unit, scale = ("GB/s", 1e9) if measured["bytes"] else ("TFLOP/s", 1e12)
@@ -308,6 +311,7 @@ def attention(machine, out, quick):
                 theirs = torch_rates(lengths, D) if have_torch else {}
                 for direction in ("forward", "backward"):
                     rate = ours(direction, T, D) if documents == 1 else our_rate(direction, T, documents, D)
+                    report.failed |= rate is None
                     cudnn, flash = (theirs.get((backend, direction)) for backend in ("cuDNN", "flash"))
                     of_dense = ratio(rate, ours(direction, equal_dense(lengths), D)) if documents > 1 else None
                     report.add(D, T, row, direction, *(number(r and r / 1e12) for r in (rate, cudnn, flash)),
@@ -368,6 +372,7 @@ def training(machine, out, quick):
                 compare.write_data(Path(folder) / "data.safetensors", shape["vocab_size"], T, batch * count)
                 ours = attempt("train_llama", lambda: compare.train_llama_steps(count, T, "bf16", Path(folder), ["--preset", name], batch, "cuda"))
             theirs = attempt("transformers", lambda: their_steps(shape, T, batch, count)) if have_transformers else None
+            report.failed |= ours is None
             our_speed, our_memory = typical(ours, batch * T) if ours else (None, None)
             their_speed, their_memory = typical(theirs, batch * T) if theirs else (None, None)
             tensors = f" ({number(theirs[-1]['tensors'] / 2**30)})" if theirs else ""
@@ -400,7 +405,7 @@ def main():
         print(f"{name}:", file=sys.stderr, flush=True)
         report = SECTIONS[name](machine, options.out, options.quick)
         print(report.text(), flush=True)
-        failed |= any("failed" in row for row in report.rows)
+        failed |= report.failed
     return failed
 
 
