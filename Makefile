@@ -56,7 +56,7 @@ TESTS   := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/*.cpp))
 OPS     := $(filter $(BUILD)/llmc/ops/%,$(LIBRARY))
 BENCHES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard dev/bench/*.cpp))
 CUDA_TESTS := $(wildcard test/cuda/*.cpp)
-LADDERS := $(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/timing.cu,$(wildcard dev/cuda/*.cu)))
+LADDERS    := $(filter-out timing,$(patsubst dev/cuda/%.cu,%,$(wildcard dev/cuda/*.cu)))
 
 $(PROGRAM): $(BUILD)/train_llama.o $(LIBRARY)
 	@echo 'link    $@'
@@ -80,7 +80,8 @@ build/race/test/test_cuda: $(RACE) $(OPS)
 	@mkdir -p $(@D)
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
 
-WORKSHOP := $(patsubst %,$(BUILD)/dev/cuda/%.o,simt common $(LADDERS))
+HARNESS  := $(BUILD)/dev/cuda/common.o $(BUILD)/dev/cuda/simt.o
+WORKSHOP := $(HARNESS) $(LADDERS:%=$(BUILD)/dev/cuda/%.o)
 $(EMULATED) $(WORKSHOP): private EMULATE_FLAGS := $(EMULATE)
 
 define compile_for_races
@@ -107,22 +108,25 @@ build/sm_$(1)/test/test_cuda: $$(CUDA_TESTS:%.cpp=build/sm_$(1)/%.o) $$(LIBRARY)
 	@echo 'link    $$@'
 	@$$(NVCC) -arch=sm_$(1) -Xcompiler -fopenmp $$^ $$(LDLIBS) -lcublasLt -lgtest_main -lgtest -lpthread -o $$@
 endef
-$(foreach arch,$(GPU_ARCHS),$(eval $(call link_for_gpu,$(arch)))$(foreach type,.cpp .cu,$(eval $(call compile_for_gpu,$(arch),$(type)))))
-GPU_ARCH  := $(firstword $(GPU_ARCHS))
-GPU_TESTS := $(foreach arch,$(GPU_ARCHS),$(CUDA_TESTS:%.cpp=build/sm_$(arch)/%.o) $(patsubst %,build/sm_$(arch)/dev/cuda/%.o,timing $(LADDERS)))
+$(foreach arch,$(GPU_ARCHS),$(foreach type,.cpp .cu,$(eval $(call compile_for_gpu,$(arch),$(type)))))
+$(foreach arch,$(GPU_ARCHS),$(eval $(call link_for_gpu,$(arch))))
+GPU_ARCH    := $(firstword $(GPU_ARCHS))
+GPU_OBJECTS := $(CUDA_TESTS:.cpp=.o) dev/cuda/timing.o $(LADDERS:%=dev/cuda/%.o)
+GPU_OBJECTS := $(foreach arch,$(GPU_ARCHS),$(GPU_OBJECTS:%=build/sm_$(arch)/%))
 
 # The workshop (dev/cuda/common.h): a program holds its ladder for the emulator and, where there is nvcc, for a GPU.
 LINK_WORKSHOP := $(CXX) $(CXXFLAGS)
 ifneq ($(and $(NVCC),$(filter build,$(BUILD))),)
-LINK_WORKSHOP := $(NVCC) -arch=sm_$(GPU_ARCH) -Xcompiler -fopenmp -lcublasLt
+LINK_WORKSHOP := $(NVCC) -arch=sm_$(GPU_ARCH) -Xcompiler -fopenmp
+WORKSHOP_LIBS := -lcublasLt
 $(LADDERS:%=build/dev/cuda/%): build/dev/cuda/%: build/sm_$(GPU_ARCH)/dev/cuda/%.o build/sm_$(GPU_ARCH)/dev/cuda/timing.o
 endif
 
-$(LADDERS:%=$(BUILD)/dev/cuda/%): $(BUILD)/dev/cuda/%: $(BUILD)/dev/cuda/%.o $(patsubst %,$(BUILD)/dev/cuda/%.o,common simt) $(OPS)
+$(LADDERS:%=$(BUILD)/dev/cuda/%): $(BUILD)/dev/cuda/%: $(BUILD)/dev/cuda/%.o $(HARNESS) $(OPS)
 	@echo 'link    $@'
-	@$(LINK_WORKSHOP) $^ $(LDLIBS) -lboost_context -lgtest -lpthread -o $@
+	@$(LINK_WORKSHOP) $^ $(LDLIBS) $(WORKSHOP_LIBS) -lboost_context -lgtest -lpthread -o $@
 
-$(LADDERS:%=build/race/dev/cuda/%): build/race/dev/cuda/%: build/race/dev/cuda/%.o $(patsubst %,build/dev/cuda/%.o,common simt) $(OPS)
+$(LADDERS:%=build/race/dev/cuda/%): build/race/dev/cuda/%: build/race/dev/cuda/%.o $(HARNESS) $(OPS)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest -lpthread -o $@
 
@@ -157,7 +161,8 @@ no-gtest:
 	@echo 'The tests need GoogleTest, which was not found: make deps (or: apt-get install libgtest-dev), then make probe'; exit 1
 endif
 
--include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_TESTS:.o=.d) $(WORKSHOP:.o=.d) $(LADDERS:%=build/race/dev/cuda/%.d) $(BENCHES:=.d) $(BUILD)/train_llama.d
+-include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_OBJECTS:.o=.d) $(BENCHES:=.d) $(BUILD)/train_llama.d
+-include $(WORKSHOP:.o=.d) $(LADDERS:%=build/race/dev/cuda/%.d)
 
 # ---- what to make -----------------------------------------------------------------------------------------------------------------
 
@@ -178,7 +183,8 @@ endif
 test: $(PROGRAM) $(BUILD)/test/test_llmc $(TEST_CUDA)  ## all tests but the slow ones; the last line counts them
 	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA)
 
-test-all: $(PROGRAM) $(BUILD)/test/test_llmc $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS))  ## slow tests, mutants, sanitizers and the format, too
+test-all: $(PROGRAM) $(BUILD)/test/test_llmc $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS))
+test-all:                                    ## slow tests, dev/cuda, mutants, sanitizers and the format, too
 	@$(MAKE) --no-print-directory MUTANTS=1 $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
 	@$(if $(TEST_CUDA),$(MAKE) --no-print-directory SAN=1 $(filter build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)))
 	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA_ALL) --ladders $(TEST_LADDERS) --all
@@ -190,7 +196,7 @@ test-mutants:                                ## build known bugs in and require 
 test-gpu: build/sm_$(GPU_ARCH)/test/test_cuda  ## the kernels' tests on this machine's GPU, of GPU_ARCHS=90, say
 	./$<
 
-ptxas: $(if $(NVCC),$(GPU_TESTS))             ## compile the kernels for GPU_ARCHS (80 90 100), if nvcc is there
+ptxas: $(if $(NVCC),$(GPU_OBJECTS))             ## compile the kernels for GPU_ARCHS (80 90 100), if nvcc is there
 	@$(if $(NVCC),true,echo 'no nvcc: nothing compiled')
 
 bench: $(BENCHES)                            ## speed of the ops on this CPU
