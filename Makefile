@@ -62,7 +62,8 @@ LADDERS := $(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/timing.cu,$(wildcard
 GPU_ARCHS ?= 80 90 100
 NVCC      := $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2> /dev/null))
 NVCCFLAGS := -std=c++20 -O3 -Werror all-warnings -diag-suppress 1675 -Xcompiler -Wall,-Wextra,-Werror,-Wno-unused-parameter,-Wno-unknown-pragmas \
-             $(foreach arch,$(GPU_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) -DLLMC_GPU_ARCHS='"$(GPU_ARCHS)"'
+             $(foreach arch,$(GPU_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
+             -gencode arch=compute_$(lastword $(GPU_ARCHS)),code=compute_$(lastword $(GPU_ARCHS)) -DLLMC_GPU_ARCHS='"$(GPU_ARCHS)"'
 GPU       := build/gpu$(subst $(eval) ,,$(GPU_ARCHS:%=_%))
 GPU_HALF  := $(GPU)/train_llama.o $(GPU)/llmc/core/gpu_query.o
 CUDA      := $(and $(filter build,$(BUILD)),$(filter 1,$(HAVE_CUDA)),$(NVCC))

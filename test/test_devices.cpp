@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "../llmc/train/run.h"
-#include "expect_error.h"
+#include "prepared.h"
 
 namespace {
 
