@@ -32,14 +32,21 @@ ifneq ($(filter-out deps format tidy probe help clean,$(or $(MAKECMDGOALS),train
 include build/probe.mk
 endif
 
+PROBE_FLAGS := $(CXXFLAGS)
 build/probe.mk: Makefile scripts/probe.sh
-	@COMPILER="$(COMPILER)" NVCC="$(NVCC)" CXX="$(CXX)" CXXFLAGS="$(CXXFLAGS)" bash scripts/probe.sh $@
+	@$(RUN_PROBE)
+RUN_PROBE = COMPILER="$(COMPILER)" NVCC="$(NVCC)" CXX="$(CXX)" CXXFLAGS="$(PROBE_FLAGS)" bash scripts/probe.sh build/probe.mk
 ifneq ($(COMPILER),$(PROBED_COMPILER))
 build/probe.mk: FORCE
 endif
 
 probe:                                       ## look again for libraries
-	@COMPILER="$(COMPILER)" NVCC="$(NVCC)" CXX="$(CXX)" CXXFLAGS="$(CXXFLAGS)" bash scripts/probe.sh build/probe.mk
+	@$(RUN_PROBE)
+
+ifneq ($(CARRIED),)
+CXXFLAGS += -isystem $(CARRIED)/include
+LDLIBS   += -L$(CARRIED)/lib
+endif
 
 ifeq ($(HAVE_ONEDNN)$(filter 0,$(ONEDNN)),1)
 CXXFLAGS += -DLLMC_ONEDNN
@@ -59,11 +66,12 @@ EMULATED := $(BUILD)/dev/cuda/simt.o $(CUDA_TESTS:%.cpp=$(BUILD)/%.o)
 EMULATED_HALF := $(BUILD)/emulated/train_llama.o $(BUILD)/emulated/llmc/core/gpu_query.o
 LADDERS := $(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/timing.cu,$(wildcard dev/cuda/*.cu)))
 
+# Rising; of the last there is PTX, too, which the driver compiles for later GPUs.
 GPU_ARCHS ?= 80 90 100
 NVCC      := $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2> /dev/null))
-NVCCFLAGS := -std=c++20 -O3 -Werror all-warnings -diag-suppress 1675 -Xcompiler -Wall,-Wextra,-Werror,-Wno-unused-parameter,-Wno-unknown-pragmas \
-             $(foreach arch,$(GPU_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
-             -gencode arch=compute_$(lastword $(GPU_ARCHS)),code=compute_$(lastword $(GPU_ARCHS)) -DLLMC_GPU_ARCHS='"$(GPU_ARCHS)"'
+NVCCFLAGS := -std=c++20 -O3 -Werror all-warnings -diag-suppress 1675 -Xcompiler -fopenmp,-Wall,-Wextra,-Werror,-Wno-unused-parameter,-Wno-unknown-pragmas \
+             $(foreach arch,$(GPU_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) -DLLMC_GPU_ARCHS='"$(GPU_ARCHS)"' \
+             $(foreach arch,$(lastword $(GPU_ARCHS)),-gencode arch=compute_$(arch),code=compute_$(arch)) $(CARRIED:%=-isystem %/include)
 GPU       := build/gpu$(subst $(eval) ,,$(GPU_ARCHS:%=_%))
 GPU_HALF  := $(GPU)/train_llama.o $(GPU)/llmc/core/gpu_query.o
 CUDA      := $(and $(filter build,$(BUILD)),$(filter 1,$(HAVE_CUDA)),$(NVCC))
@@ -123,7 +131,7 @@ $(foreach type,.cpp .cu,$(eval $(call compile_for_gpu,$(type))))
 
 $(GPU)/test/test_cuda: $(GPU_TESTS) $(LIBRARY)
 	@echo 'link    $@'
-	@$(NVCC) $(NVCCFLAGS) -Xcompiler -fopenmp $^ $(LDLIBS) -lcublasLt -lgtest_main -lgtest -lpthread -o $@
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(CUDA_LIBS) -lgtest_main -lgtest -lpthread -o $@
 
 # The workshop (dev/cuda/common.h): a program holds its ladder for the emulator and, where there is nvcc, for a GPU.
 $(LADDERS:%=$(BUILD)/dev/cuda/%): $(BUILD)/dev/cuda/%: $(BUILD)/dev/cuda/%.o $(patsubst %,$(BUILD)/dev/cuda/%.o,common simt) $(if $(CUDA),$(GPU)/dev/cuda/%.o $(GPU)/dev/cuda/timing.o) $(LIBRARY)
@@ -174,7 +182,7 @@ endif
 
 # ---- what to make -----------------------------------------------------------------------------------------------------------------
 
-deps:                                        ## install what is missing (Debian packages, .venv)
+deps:                                        ## install what is missing (Debian packages, .venv); fill build/deps
 	@bash scripts/install_deps.sh
 	@rm -f build/probe.mk
 
@@ -228,5 +236,5 @@ help:                                        ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | sort | awk -F '\t' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 	@echo '  make               the program, train_llama'
 
-clean:                                       ## remove what was built
-	rm -rf build train_llama
+clean:                                       ## remove what was built, but for build/deps
+	rm -rf train_llama $(filter-out build/deps,$(wildcard build/*))

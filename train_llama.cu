@@ -546,7 +546,7 @@ ModelFactory cuda_models(const Options &options) {
     std::shared_ptr<CudaHalf> half;  // a plan needs no GPU
     if (!options.plan) {
         half = std::make_shared<CudaHalf>();
-        half->ctx = make_cuda_context(int(options.threads));
+        half->ctx = make_cuda_context(int(options.threads), options.tf32);
     }
     return [half, bf16_storage = options.dtype == "bf16"](const ModelConfig &config,
                                                           const ModelLimits &limits) -> std::unique_ptr<Model> {

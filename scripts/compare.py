@@ -8,7 +8,8 @@ A step is forward, backward, clipping to norm 1 and AdamW on one row of T random
 start from the same random weights, so that their first losses must agree; both have all cores. In each of three rounds either side does
 one step to warm up and two that count, while the other is idle; the fastest step is reported. Memory is the peak resident size of the
 process (VmHWM), libraries included. What differs: with bf16, transformers keeps AdamW's moments and the only copy of the weights in
-bfloat16; train_llama keeps moments, gradients and a master copy of the weights in float.
+bfloat16; train_llama keeps moments, gradients and a master copy of the weights in float. All of this is about CPUs; scripts/gpu_bench.py
+compares GPUs, with the functions below.
 """
 import argparse
 import datetime
@@ -35,6 +36,9 @@ MODELS = {  # shape, T
     "qwen2.5-0.5b": (dict(model_type="qwen2", hidden_size=896, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2,
                           intermediate_size=4864, vocab_size=151936, max_position_embeddings=32768, rms_norm_eps=1e-6,
                           tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6)), 1024),
+    "qwen2.5-1.5b": (dict(model_type="qwen2", hidden_size=1536, num_hidden_layers=28, num_attention_heads=12, num_key_value_heads=2,
+                          intermediate_size=8960, vocab_size=151936, max_position_embeddings=131072, rms_norm_eps=1e-6,
+                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6)), 1024),
 }
 
 
@@ -46,7 +50,8 @@ def random_tokens(V, T):
 
 # ---- the transformers side: a process of its own that does one step for each line it is sent ----------------------------------------
 
-def transformers_worker(shape, T, dtype, folder):
+def transformers_worker(shape, T, dtype, folder, batch=1, device="cpu"):
+    """A step has `batch` rows. On a GPU, where it is what people do: bf16 is autocast over float weights, and the model is compiled."""
     import torch
     import transformers
 
@@ -54,23 +59,39 @@ def transformers_worker(shape, T, dtype, folder):
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(1)
+    gpu = device == "cuda"
     config = transformers.AutoConfig.for_model(**shape)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype={"f32": torch.float32, "bf16": torch.bfloat16}[dtype],
-                                                          attn_implementation="sdpa").train()
-    model.save_pretrained(folder)  # train_llama starts from it
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if dtype == "bf16" and not gpu else torch.float32,
+                                                              attn_implementation="sdpa").train()
+    if folder:
+        model.save_pretrained(folder)  # train_llama starts from it
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
-    ids = torch.from_numpy(random_tokens(config.vocab_size, T))[None]
+    ids = torch.from_numpy(random_tokens(config.vocab_size, T))[None].repeat(batch, 1).to(device)
+    forward = torch.compile(model) if gpu else model
     print("ready", file=answers, flush=True)
 
     for _ in sys.stdin:
         start = time.perf_counter()
-        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        with torch.autocast(device, torch.bfloat16, enabled=gpu and dtype == "bf16"):
+            loss = forward(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
         optimizer.step()
         optimizer.zero_grad()
-        step = dict(step_s=time.perf_counter() - start, loss=loss.item(), peak_mem=peak_memory())
+        if gpu:
+            torch.cuda.synchronize()
+        step = dict(step_s=time.perf_counter() - start, loss=loss.item(), **(gpu_memory() if gpu else dict(peak_mem=peak_memory())))
         print(json.dumps(step), file=answers, flush=True)
+
+
+def gpu_memory():
+    """Bytes of the GPU that are taken, as train_llama counts them (the allocator gives nothing back, so this is the peak), and the
+    most that tensors took."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return dict(peak_mem=total - free, tensors=torch.cuda.max_memory_allocated())
 
 
 def peak_memory():
@@ -121,11 +142,12 @@ def write_data(path, V, T, documents):
     file.close()
 
 
-def train_llama_steps(count, T, dtype, folder):
+def train_llama_steps(count, T, dtype, folder, model, batch=1, device="cpu"):
+    """`model` is what chooses it: a flag and its value. The rows of a step are packed into one."""
     out = folder / "run"
-    command = [ROOT / "train_llama", "pretrain", "--model", folder / "model", "--data", folder / "data.safetensors", "--output_dir", out,
-               "--overwrite", "--dtype", dtype, "--max_len", T, "--row_tokens", T, "--train_batch_size", 1, "--max_steps", count,
-               "--threads", CORES, "--learning_rate", LEARNING_RATE, "--lr_scheduler", "constant", "--lr_warmup_ratio", 0,
+    command = [ROOT / "train_llama", "pretrain", *model, "--data", folder / "data.safetensors", "--output_dir", out, "--overwrite",
+               "--device", device, "--dtype", dtype, "--max_len", T, "--row_tokens", batch * T, "--train_batch_size", batch,
+               "--max_steps", count, "--threads", CORES, "--learning_rate", LEARNING_RATE, "--lr_scheduler", "constant", "--lr_warmup_ratio", 0,
                "--weight_decay", WEIGHT_DECAY, "--adam_betas", f"{BETAS[0]},{BETAS[1]}", "--max_norm", MAX_NORM]
     result = subprocess.run([str(word) for word in command], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if result.returncode:
@@ -146,7 +168,7 @@ def compare(name, dtype):
         theirs, ours = [], []
         for r in range(ROUNDS):
             theirs.append(peer.steps(steps))
-            ours.append(train_llama_steps(steps, T, dtype, folder))
+            ours.append(train_llama_steps(steps, T, dtype, folder, ["--model", folder / "model"]))
             both = ["  ".join(f"{step['step_s']:6.2f}" for step in side[r]) for side in (theirs, ours)]
             print(f"{name} {dtype}, seconds of the steps in round {r + 1}:  transformers {both[0]}   train_llama {both[1]}",
                   file=sys.stderr, flush=True)

@@ -1,6 +1,8 @@
 #!/bin/bash
 # What the project needs on a Debian or Ubuntu machine: packages for building, and .venv with requirements.txt for data preparation and
-# tests. Says what it is about to install, installs only what is missing; without root it prints the command instead.
+# tests. Says what it is about to install, installs only what is missing; without root it prints the command instead. Then copies
+# headers and sources to build/deps (3 MB), with which the project can be built on a machine that has a compiler but no network:
+#   tar czf train_llama.tar.gz $(git ls-files) build/deps
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -33,3 +35,25 @@ else
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
     cp requirements.txt .venv/installed.txt
 fi
+
+deps=build/deps
+rm -rf $deps
+mkdir -p $deps/include $deps/lib $deps/googletest
+left_out=()
+# carry NAME DIRECTORY FILE...: copies them, or notes that this machine has no NAME
+carry() {
+    local name=$1 to=$deps/$2
+    shift 2
+    if [ $# = 0 ] || ! cp -r "$@" "$to" 2> /dev/null; then left_out+=("$name"); fi
+}
+carry CLI11 include /usr/include/CLI
+carry nlohmann/json include /usr/include/nlohmann
+carry GoogleTest include /usr/include/gtest
+carry "GoogleTest's sources" googletest /usr/src/googletest/googletest/src
+boost=$(echo '#include <boost/context/detail/fcontext.hpp>' | g++ -x c++ -M - 2> /dev/null | grep -o '/usr/include/boost/[^ ]*' || true)
+for header in $boost; do
+    mkdir -p "$deps/include/$(dirname "${header#/usr/include/}")"
+    cp "$header" "$deps/include/${header#/usr/include/}"
+done
+carry boost.context lib "$(g++ -print-file-name=libboost_context.a)"
+echo "build/deps: $(du -sh $deps | cut -f 1) to carry along${left_out:+, without ${left_out[*]}}"

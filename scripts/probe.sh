@@ -1,19 +1,39 @@
 #!/bin/bash
 # probe.sh FILE: finds out by compiling and linking a few lines what this machine has, prints a table, and writes FILE for make.
+# What the system lacks is looked for in build/deps, too, which `make deps` fills on a machine that has it (install_deps.sh).
 set -u
+deps=build/deps
 out=$1
 mkdir -p "$(dirname "$out")"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+# Of GoogleTest the sources are carried, as the compilers of two machines may differ.
+build_googletest() {
+    [ -f $deps/googletest/src/gtest-all.cc ] && [ ! -f $deps/lib/libgtest.a ] || return 0
+    for part in gtest-all gtest_main; do
+        "$CXX" -std=c++20 -O1 -isystem $deps/include -I$deps/googletest -c $deps/googletest/src/$part.cc -o "$work/$part.o" || return 1
+    done
+    mkdir -p $deps/lib
+    ar rcs $deps/lib/libgtest_main.a "$work/gtest_main.o" && ar rcs $deps/lib/libgtest.a "$work/gtest-all.o"
+}
+
+# links "libraries": compiles and links probe.cpp
+# shellcheck disable=SC2086
+links() { $CXX $CXXFLAGS "$work/probe.cpp" $1 -o "$work/probe" 2> "$work/errors"; }
+
 # try NAME "source" "libraries" "what it means if missing": sets HAVE_NAME in the file and prints a line.
 try() {
     printf '%b\n' "$2" > "$work/probe.cpp"
-    # shellcheck disable=SC2086
-    if $CXX $CXXFLAGS "$work/probe.cpp" $3 -o "$work/probe" 2> "$work/errors"; then
+    if links "$3"; then
         echo "HAVE_$1 := 1" >> "$work/probe.mk"
         printf '  %-14s yes\n' "$1"
+    elif [ -d $deps/include ] && mv "$work/errors" "$work/system" && links "-isystem $deps/include -L$deps/lib $3"; then
+        echo "HAVE_$1 := 1" >> "$work/probe.mk"
+        echo "CARRIED := $deps" >> "$work/probe.mk"
+        printf '  %-14s yes   from %s\n' "$1" $deps
     else
+        [ ! -f "$work/system" ] || mv "$work/system" "$work/errors"
         echo "HAVE_$1 := 0" >> "$work/probe.mk"
         why=$(grep -m 1 -oE '(fatal error|error|cannot find|unrecognized|not found).*' "$work/errors")
         printf '  %-14s no    %s -> %s\n' "$1" "${why:-$CXX does not run}" "$4"
@@ -32,6 +52,7 @@ then
     matmul='our own sgemm, which is slower'
     try OPENBLAS '#include <cblas.h>\nint main() { return int(cblas_sdot(0, nullptr, 1, nullptr, 1)); }' '-lopenblas' 'package libopenblas-dev' && matmul=OpenBLAS
     try ONEDNN '#include <dnnl.hpp>\nint main() { return dnnl::engine::get_count(dnnl::engine::kind::cpu) == 0; }' '-ldnnl' "using $matmul; package libdnnl-dev" && matmul=oneDNN
+    build_googletest
     try GTEST '#include <gtest/gtest.h>\nTEST(A, B) {}' '-lgtest_main -lgtest -lpthread' 'no make test; package libgtest-dev'
     try BOOST_CONTEXT '#include <boost/context/detail/fcontext.hpp>\nint main() { return boost::context::detail::make_fcontext(nullptr, 0, nullptr) != nullptr; }' '-lboost_context' 'no tests of CUDA kernels on the CPU; package libboost-context-dev'
     cuda=$(dirname "$(command -v "${NVCC:-nvcc}" || echo /usr/local/cuda/bin/nvcc)")/..

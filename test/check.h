@@ -24,6 +24,7 @@ template <class X> constexpr double unit_roundoff = sizeof(X) == 2 ? 0x1p-8 : 0x
 template <class X> std::vector<X> random_values(size_t n, uint32_t stream, double deviation = 1, double mean = 0) {
     const Random random{1, Purpose::test, stream};
     std::vector<X> out(n);
+#pragma omp parallel for if (n > 1 << 20)  // what is timed may be large
     for (size_t i = 0; i < n; i++) out[i] = X(float(mean + deviation * random.normal(i)));
     return out;
 }

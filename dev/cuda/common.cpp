@@ -50,7 +50,7 @@ static std::optional<Arguments> parse(int argc, char **argv, const AnyLadder &la
     std::string version = "all", shape;
     Arguments out;
     CLI::App app(about_program(about), about.name);
-    app.add_option("version", version, format("1 to %zu, or all", about.ideas.size()))->capture_default_str();
+    app.add_option("version", version, format("1 to %zu, all, or shipped: the last", about.ideas.size()))->capture_default_str();
     app.add_option("--shape", shape, shapes);
     app.add_flag("--emu", out.emulate, "check in the emulator, no timings");
     app.add_flag("--csv", out.csv, "a table to be read by programs; what is passed and failed goes to stderr");
@@ -65,8 +65,9 @@ static std::optional<Arguments> parse(int argc, char **argv, const AnyLadder &la
 
     if (version == "all")
         for (size_t v = 1; v <= about.ideas.size(); v++) out.versions.push_back(v);
+    else if (version == "shipped") out.versions = {about.ideas.size()};
     else if (const size_t v = number(version); v >= 1 && v <= about.ideas.size()) out.versions = {v};
-    else die("%s has no version \"%s\"\n  fix: 1 to %zu, or all", about.name, version.c_str(), about.ideas.size());
+    else die("%s has no version \"%s\"\n  fix: 1 to %zu, all, or shipped", about.name, version.c_str(), about.ideas.size());
     if (!shape.empty()) {
         out.shape.emplace();
         for (const std::string &word : CLI::detail::split(shape, 'x')) out.shape->push_back(number(word));

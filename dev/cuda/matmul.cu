@@ -18,7 +18,7 @@
 // What a library still does better: wgmma and TMA, larger tiles, and an order of blocks in which those that run at once share rows
 // of x and w in L2. Arbitrary T and OC; IC is a multiple of 8 for versions 3 to 5, which read 16 bytes at a time.
 #include "../../llmc/ops/attention_tile.cuh"
-#include "../../llmc/ops/matmul.cuh"
+#include "../../test/cuda/matmul_context.cuh"
 #include "../../test/reference_matmul.h"
 #include "common.h"
 #ifndef LLMC_EMULATE
@@ -325,7 +325,7 @@ template <class X> struct MatmulForward {
     size_t T, IC, OC;
     std::vector<X> x, w;
     DeviceArray<X> d_x, d_w, out;
-    std::unique_ptr<CudaContext> context;
+    MatmulContext context;
 
     explicit MatmulForward(const Sizes &s)
         : T(s[0]),
@@ -335,8 +335,7 @@ template <class X> struct MatmulForward {
           w(random_values<X>(OC * IC, 2)),
           d_x(x),
           d_w(w),
-          out(T * OC),
-          context(make_cuda_context(2)) {
+          out(T * OC) {
         if (IC % 8) die("IC is %zu, but rows are read 16 bytes at a time\n  fix: a multiple of 8", IC);
     }
 

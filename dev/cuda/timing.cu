@@ -1,5 +1,5 @@
 // Timings of the workshop on a GPU, and the two rates that others are a share of. Only nvcc compiles this file.
-#include "../../llmc/ops/matmul.cuh"
+#include "../../test/cuda/matmul_context.cuh"
 #include "common.h"
 
 namespace CUDA_BACKEND::workshop {
@@ -70,7 +70,7 @@ struct ThisGpu : Gpu {
 
     double multiplied_per_second() const override {
         constexpr size_t n = 8192;
-        const auto context = make_cuda_context(1);
+        const MatmulContext context;
         std::vector<bf16> values = random_values<bf16>(1 << 20, 1);  // not zeros, which take less power
         while (values.size() < n * n) values.insert(values.end(), values.begin(), values.begin() + (1 << 20));
         DeviceArray<bf16> x(values), w(values), out(n * n);

@@ -21,7 +21,7 @@ struct CudaContext {
     int threads;
     ContextPtr cpu;
 };
-inline std::unique_ptr<CudaContext> make_cuda_context(int threads) {
+inline std::unique_ptr<CudaContext> make_cuda_context(int threads, bool /*tf32*/ = false) {
     return std::make_unique<CudaContext>(CudaContext{threads, make_context(threads)});
 }
 
@@ -53,23 +53,26 @@ struct MatmulShape {
     cublasOperation_t a_op, b_op;
     size_t m, n, k, a_ld, b_ld;
     bool bias, accumulate;
-    uint32_t alignment;  // of all pointers, in bytes
+    uint32_t alignment;  // of all pointers, in bytes, at most matmul_alignment
     auto operator<=>(const MatmulShape &) const = default;
 };
 
-constexpr size_t matmul_workspace = 32 << 20;  // what NVIDIA recommends for Hopper
+constexpr size_t matmul_workspace = 32 << 20, matmul_alignment = 256;  // what NVIDIA recommends for Hopper, and what cuBLASLt asks for
 
 struct MatmulPlan {
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algorithm;
 
-    MatmulPlan(cublasLtHandle_t handle, const MatmulShape &s) {
-        cublas_check(cublasLtMatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a description of a product");
+    MatmulPlan(cublasLtHandle_t handle, cublasComputeType_t floats, const MatmulShape &s,
+               const void *bias) {  // any bias of that alignment
+        const auto compute = s.type == CUDA_R_32F ? floats : CUBLAS_COMPUTE_32F;
+        cublas_check(cublasLtMatmulDescCreate(&product, compute, CUDA_R_32F), "a description of a product");
         set(CUBLASLT_MATMUL_DESC_TRANSA, s.a_op);
         set(CUBLASLT_MATMUL_DESC_TRANSB, s.b_op);
         if (s.bias) set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
         if (s.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, s.type);
+        if (s.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);  // the choice of an algorithm looks at its alignment
         a = layout(s.type, s.a_op == CUBLAS_OP_N ? s.m : s.k, s.a_op == CUBLAS_OP_N ? s.k : s.m, s.a_ld);
         b = layout(s.type, s.b_op == CUBLAS_OP_N ? s.k : s.n, s.b_op == CUBLAS_OP_N ? s.n : s.k, s.b_ld);
         d = layout(s.out, s.m, s.n, s.m);
@@ -115,13 +118,14 @@ struct MatmulPlan {
 };
 
 struct CudaContext {
+    const cublasComputeType_t compute;  // of floats
     cublasLtHandle_t handle = nullptr;
     void *workspace = nullptr;
     // To ask for an algorithm takes longer than to launch it, so all answers are kept, up to a limit for shapes that never repeat.
     static constexpr size_t most_plans = 512;
     std::map<MatmulShape, std::unique_ptr<MatmulPlan>> plans;
 
-    CudaContext() { cublas_check(cublasLtCreate(&handle), "no handle"); }
+    explicit CudaContext(cublasComputeType_t compute) : compute(compute) { cublas_check(cublasLtCreate(&handle), "no handle"); }
     CudaContext(const CudaContext &) = delete;
     CudaContext &operator=(const CudaContext &) = delete;
     ~CudaContext() {
@@ -129,27 +133,33 @@ struct CudaContext {
         cublasLtDestroy(handle);
     }
 
-    MatmulPlan &plan(const MatmulShape &shape) {
+    MatmulPlan &plan(const MatmulShape &shape, const void *bias) {
         if (const auto found = plans.find(shape); found != plans.end()) return *found->second;
         if (plans.size() >= most_plans) plans.clear();
-        return *plans.emplace(shape, std::make_unique<MatmulPlan>(handle, shape)).first->second;
+        return *plans.emplace(shape, std::make_unique<MatmulPlan>(handle, compute, shape, bias)).first->second;
     }
 };
-inline std::unique_ptr<CudaContext> make_cuda_context(int /*threads*/) { return std::make_unique<CudaContext>(); }
+// tf32: products of floats on tensor cores, which read them as TF32, with 10 bits of fraction.
+inline std::unique_ptr<CudaContext> make_cuda_context(int /*threads*/, bool tf32 = false) {
+    return std::make_unique<CudaContext>(tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F);
+}
 
-template <class X> size_t matmul_scratch(Cuda<X>) { return matmul_workspace; }
-template <class X> void matmul_use_scratch(Cuda<X> dev, void *scratch) { dev.ctx->workspace = scratch; }
+template <class X> size_t matmul_scratch(Cuda<X>) { return matmul_workspace + matmul_alignment; }
+template <class X> void matmul_use_scratch(Cuda<X> dev, void *scratch) {
+    dev.ctx->workspace = reinterpret_cast<void *>(round_up(reinterpret_cast<uintptr_t>(scratch), matmul_alignment));
+}
 
 template <class X> constexpr cudaDataType_t cuda_type = sizeof(X) == 2 ? CUDA_R_16BF : CUDA_R_32F;
 
 template <class X, class Out>
 void cublas_product(Cuda<X> dev, Out *D, const X *A, const X *B, const X *bias, cublasOperation_t a_op, cublasOperation_t b_op,
                     size_t m, size_t n, size_t k, size_t a_ld, size_t b_ld, bool accumulate) {
-    uint32_t alignment = 256;
-    for (const void *p : {static_cast<const void *>(D), static_cast<const void *>(A), static_cast<const void *>(B)})
+    uint32_t alignment = matmul_alignment;
+    for (const void *p : {static_cast<const void *>(D), static_cast<const void *>(A), static_cast<const void *>(B),
+                          static_cast<const void *>(bias)})
         while (uintptr_t(p) % alignment) alignment /= 2;
-    MatmulPlan &plan =
-        dev.ctx->plan({cuda_type<X>, cuda_type<Out>, a_op, b_op, m, n, k, a_ld, b_ld, bias != nullptr, accumulate, alignment});
+    MatmulPlan &plan = dev.ctx->plan(
+        {cuda_type<X>, cuda_type<Out>, a_op, b_op, m, n, k, a_ld, b_ld, bias != nullptr, accumulate, alignment}, bias);
     if (bias) plan.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     const float one = 1, beta = accumulate ? 1 : 0;
     cublas_check(cublasLtMatmul(dev.ctx->handle, plan.product, &one, A, plan.a, B, plan.b, &beta, D, plan.d, D, plan.d,

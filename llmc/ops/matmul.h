@@ -4,7 +4,7 @@
 //   matmul_backward_input (dev, dx, dout, w, T, IC, OC)           dx[t,i] = sum_o dout[t,o] w[o,i]
 //   matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC)    dw[o,i] += sum_t dout[t,o] x[t,i]   dbias[o] += sum_t dout[t,o]
 //
-//   matmul_scratch(dev) bytes, aligned to 256, are needed by all of them, one after the other: matmul_use_scratch(dev, scratch) says where.
+//   matmul_scratch(dev) bytes are needed by all of them, one after the other: matmul_use_scratch(dev, scratch) says where, before the first.
 //
 //   x, dx (T, IC), w (OC, IC), bias (OC), dout (T, OC) X     out (T, OC) X or float    dw (OC, IC), dbias (OC) float, accumulated
 //   bias and dbias may be null. No output may alias an input. Sums are float and rounded once, to the type of the output, in an

@@ -3,16 +3,15 @@
 
 #include <array>
 
-#include "../../llmc/ops/matmul.cuh"
 #include "../reference_loss.h"
-#include "check.cuh"
+#include "matmul_context.cuh"
 
 template <class Dev> struct Head : testing::Test, HeadCase<typename Dev::X> {
     using X = typename Dev::X;
+    const MatmulContext context;
 
     void run(Dev dev, bool backward = true) {
-        static const auto ctx = make_cuda_context(2);
-        dev.ctx = ctx.get();
+        dev.ctx = context.get();
         DeviceArray<X> d_x(this->x), d_w(this->w), d_dx(this->T * this->C);
         DeviceArray<int32_t> d_rows(this->rows), d_targets(this->targets);
         DeviceArray<float> d_weights(this->weights), d_dw(this->dw_before), d_nll(this->N), d_entropy(this->N),

@@ -1,15 +1,14 @@
 // The products of the linear layer on CUDA against float64. In the emulator they are the CPU's, so that only what is around them and
 // the kernel of the bias's gradient are new; on a GPU they are cuBLASLt's.
-#include "../../llmc/ops/matmul.cuh"
 #include "../reference_matmul.h"
-#include "check.cuh"
+#include "matmul_context.cuh"
 
 template <class Dev> struct CudaMatmul : testing::Test {};
 TYPED_TEST_SUITE(CudaMatmul, CudaDevices);
 
 TYPED_TEST(CudaMatmul, ForwardAndBackward) {
     using X = typename TypeParam::X;
-    const auto ctx = make_cuda_context(2);
+    const MatmulContext context;
     for (const auto [T, IC, OC] : {std::array<size_t, 3>{1, 96, 130}, {37, 104, 72}, {300, 72, 40}}) {
         printf(" T %zu, IC %zu, OC %zu\n", T, IC, OC);
         const auto x = random_values<X>(T * IC, 1), w = random_values<X>(OC * IC, 2);
@@ -21,7 +20,7 @@ TYPED_TEST(CudaMatmul, ForwardAndBackward) {
         const Sums want_dw = product_reference(dout, 1, OC, x, IC, 1, widen(dw_before), OC, IC, T);
         const Sums want_dbias = product_reference(std::vector<X>(T, X(1.0f)), 0, 1, dout, OC, 1, widen(dbias_before), 1, OC, T);
         for_each_order<TypeParam>([&](TypeParam dev) {
-            dev.ctx = ctx.get();
+            dev.ctx = context.get();
             DeviceArray<X> d_x(x), d_w(w), d_bias(bias), d_dout(dout), out(T * OC), dx(T * IC);
             DeviceArray<float> logits(T * OC), dw(dw_before), dbias(dbias_before), dw_again(dw_before);
             matmul_forward(dev, out.data(), d_x.data(), d_w.data(), nullptr, T, IC, OC);

@@ -1,0 +1,62 @@
+"""Whether two runs of train_llama did the same: every figure of their logs but for times and memory, and every weight.
+
+    scripts/compare_runs.py OUT_A OUT_B            bit for bit
+    scripts/compare_runs.py OUT_A OUT_B --loss R   only the losses, as far apart as R of their size: two devices, or two types
+"""
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+
+OF_THE_MACHINE = {"tok_s", "step_s", "mfu", "peak_mem"}
+
+
+def lines(out):
+    """The log's lines but for the first, which describes the run."""
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()][1:]
+    return [{key: value for key, value in line.items() if key not in OF_THE_MACHINE} for line in log]
+
+
+def first_difference(a, b):
+    """None, or in words where two runs part."""
+    logs = lines(a), lines(b)
+    for one, other in zip(*logs):
+        for key in one | other:
+            if one.get(key) != other.get(key):
+                return f"step {one['step']}: {key} is {one.get(key)} in {a} and {other.get(key)} in {b}"
+    if len(logs[0]) != len(logs[1]):
+        return f"{a} has logged {len(logs[0])} times, {b} {len(logs[1])}"
+    for file in sorted(a.glob("*.safetensors")):
+        if file.read_bytes() != (b / file.name).read_bytes():
+            return f"{file} and {b / file.name} differ"
+    return None
+
+
+def largest_difference(a, b):
+    """Of the losses, relative to them."""
+    losses = [[line["loss"] for line in lines(out) if "loss" in line] for out in (a, b)]
+    if not losses[0] or len(losses[0]) != len(losses[1]):
+        sys.exit(f"{a} has logged {len(losses[0])} losses, {b} {len(losses[1])}")
+    return max((abs(one - other) / abs(one) for one, other in zip(*losses)), key=lambda d: math.inf if math.isnan(d) else d)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs=2, type=Path, metavar="OUT")
+    parser.add_argument("--loss", type=float, metavar="R")
+    options = parser.parse_args()
+    for run in options.runs:
+        if not (run / "log.jsonl").exists():
+            sys.exit(f"{run} holds no run: there is no log.jsonl\n  fix: the --output_dir of a run")
+    if options.loss is None:
+        difference = first_difference(*options.runs)
+        print(difference or f"the same bits: {len(lines(options.runs[0]))} lines of the log, and the weights")
+        return difference is not None
+    difference = largest_difference(*options.runs)
+    print(f"losses differ by {difference:.2g} of their size, {options.loss:.2g} allowed")
+    return not difference <= options.loss
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+#!/bin/bash
+# What somebody with a GPU runs once: builds for it, checks everything that only a GPU can show, and measures.
+# No figure in the tree comes from it: this was never run on a GPU.
+#
+#   scripts/gpu_check.sh [--quick] [--out DIR] [SECTION...]          out/gpu_check, all sections
+#
+#   build        the trainer, the kernels' tests and the workshop, for this GPU alone
+#   tests        every op against float64, whole models against transformers; runs twice, which must give the same bits; GPU against CPU
+#   ladders      every version of every op in dev/cuda, checked and timed; with --quick the shipped ones alone
+#   sanitizer    compute-sanitizer on the tests of ops: memcheck, racecheck, synccheck
+#   ops, attention, training                                         what scripts/gpu_bench.py measures; `bench` is all three
+#
+# Needs the CUDA toolkit with cuBLAS, g++ and python3 with numpy; for comparisons PyTorch and transformers. No network: where CLI11, nlohmann/json,
+# GoogleTest and boost.context are not installed, they come from build/deps, which `make deps` fills where there is network.
+# Each step has a time limit and its own log in DIR; none that fails stops the next. A section ends within ten minutes, so they can be run
+# one by one. DIR/benchmarks.md holds the tables. Ends with "N passed, M failed".
+set -u
+cd "$(dirname "$0")/.." || exit 1
+
+out=out/gpu_check quick='' sections=()
+all=(build tests ladders sanitizer ops attention training)
+while [ $# -gt 0 ]; do
+    case $1 in
+        --quick) quick=--quick ;;
+        --out) out=${2:?--out needs a directory}; shift ;;
+        bench) sections+=(ops attention training) ;;
+        *)  if [[ " ${all[*]} " != *" $1 "* ]]; then
+                echo "scripts/gpu_check.sh: there is no section $1"$'\n'"  fix: some of ${all[*]}, or bench" >&2
+                exit 1
+            fi
+            sections+=("$1") ;;
+    esac
+    shift
+done
+[ ${#sections[@]} -gt 0 ] || sections=("${all[@]}")
+
+# ---- the machine --------------------------------------------------------------------------------------------------------------------
+
+visible=${CUDA_VISIBLE_DEVICES:-0}
+capability=$(nvidia-smi -i "${visible%%,*}" --query-gpu=compute_cap --format=csv,noheader 2> /dev/null) || capability=''
+if [[ ! $capability =~ ^[0-9]+\.[0-9]$ ]]; then
+    echo "scripts/gpu_check.sh: there is no GPU: nvidia-smi shows none"$'\n'"  fix: run it on a machine with one of compute capability 8.0 or later" >&2
+    exit 1
+fi
+arch=${capability/./}
+nvcc=/usr/local/cuda/bin/nvcc
+[ -x $nvcc ] || nvcc=$(command -v nvcc)
+if [ -z "$nvcc" ]; then
+    echo "scripts/gpu_check.sh: there is no nvcc"$'\n'"  fix: install the CUDA toolkit, 12.8 or later" >&2
+    exit 1
+fi
+mkdir -p "$out"
+{
+    nvidia-smi -i "${visible%%,*}" --query-gpu=name,driver_version,compute_cap,memory.total,power.limit --format=csv,noheader
+    $nvcc --version | tail -n 2 | head -n 1
+    g++ --version | head -n 1
+    python3 - <<'PYTHON'
+import importlib.metadata, sys
+print("Python", sys.version.split()[0], *(f", {p} {importlib.metadata.version(p)}" for p in ("torch", "transformers", "numpy")
+                                          if any(d.name == p for d in importlib.metadata.distributions())))
+PYTHON
+    git describe --always --dirty 2> /dev/null
+} | tee "$out/machine.txt"
+
+# ---- one step -----------------------------------------------------------------------------------------------------------------------
+
+passed=0 failed=0
+# check NAME SECONDS COMMAND...: one step, which passes if the command ends with 0 in time. What it printed is in DIR/NAME.log.
+check() {
+    local name=$1 limit=$2 log="$out/$1.log" begin=$SECONDS code=0
+    shift 2
+    timeout --kill-after=10 "$limit" "$@" > "$log" 2>&1 || code=$?
+    local summary
+    summary=$(grep -aE '^[0-9]+ passed, [0-9]+ failed|PASSED  \]|ERROR SUMMARY|RACECHECK SUMMARY|the same bits|losses differ' "$log" | tail -n 1)
+    if [ $code = 0 ]; then
+        passed=$((passed + 1))
+        printf 'passed  %-28s %4d s  %s\n' "$name" $((SECONDS - begin)) "$summary"
+    else
+        failed=$((failed + 1))
+        printf 'FAILED  %-28s %4d s  %s; %s ends with\n' "$name" $((SECONDS - begin)) \
+            "$([ $code = 124 ] || [ $code = 137 ] && echo "longer than $limit s" || echo "code $code")" "$log"
+        tail -n 15 "$log" | sed 's/^/        /'
+    fi
+    return $code
+}
+
+test_cuda=build/gpu_$arch/test/test_cuda
+programs=()
+for file in dev/cuda/*.cu; do [ "$file" = dev/cuda/timing.cu ] || programs+=("build/${file%.cu}"); done
+
+# ---- sections -----------------------------------------------------------------------------------------------------------------------
+
+build() {
+    check build 590 make --keep-going GPU_ARCHS="$arch" train_llama "$test_cuda" "${programs[@]}"
+}
+
+# run NAME ARGUMENTS...: a training run, into DIR/NAME
+run() {
+    local name=$1
+    shift
+    check "run-$name" 120 ./train_llama "$@" --overwrite --output_dir "$out/$name"
+}
+same() { check "$1" 30 python3 scripts/compare_runs.py "$out/$2" "$out/$3" "${@:4}"; }
+
+tests() {
+    check ops 300 "./$test_cuda" --gtest_filter='-*Goldens*'
+    check models 200 "./$test_cuda" --gtest_filter='*Goldens*'
+
+    local steps=200 golden=test/golden/qwen2
+    [ -z "$quick" ] || steps=20
+    for time in 1 2; do
+        for dtype in bf16 f32; do run demo-$dtype-$time demo --device cuda --dtype $dtype --max_steps $steps; done
+        run golden-$time sft --model $golden --data $golden/golden.safetensors --device cuda --train_batch_size 3 --max_epochs 20 --learning_rate 1e-3
+    done
+    for name in demo-bf16 demo-f32 golden; do same twice-$name $name-1 $name-2; done
+
+    # The same first steps on both devices. Sums in another order make differences that grow with the steps.
+    run cpu demo --device cpu --dtype f32 --max_steps 10
+    for dtype in bf16 f32; do run gpu-$dtype demo --device cuda --dtype $dtype --max_steps 10; done
+    same cpu-against-gpu-f32 cpu gpu-f32 --loss 1e-4
+    same cpu-against-gpu-bf16 cpu gpu-bf16 --loss 2e-2
+}
+
+ladders() {
+    local versions=all
+    [ -z "$quick" ] || versions=shipped
+    for program in "${programs[@]}"; do check "ladder-$(basename "$program")" 150 "$program" $versions; done
+}
+
+sanitizer() {
+    local tool
+    tool=$(command -v compute-sanitizer "$(dirname "$nvcc")/compute-sanitizer" | head -n 1)
+    if [ -z "$tool" ]; then
+        echo 'skipped sanitizer: this toolkit has no compute-sanitizer'
+        return
+    fi
+    # What the tests of ops launch is small, and device memory in them is never unwritten, so initcheck would find nothing. API errors are
+    # the program's to report. cuBLASLt's own kernels are not for racecheck.
+    local ops='-*Slow*:*Goldens*' kernels='-*Slow*:*Goldens*:*Matmul*:Head*'
+    [ -z "$quick" ] || ops='Rope*:RmsNorm*:CudaAttention*' kernels=$ops
+    check memcheck 280 "$tool" --tool memcheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter="$ops"
+    check memcheck-model 100 "$tool" --tool memcheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter='Families/Goldens*qwen3'
+    check racecheck 150 "$tool" --tool racecheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter="$kernels"
+    check synccheck 60 "$tool" --tool synccheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter="$kernels"
+}
+
+for section in "${sections[@]}"; do
+    echo "==== $section"
+    case $section in
+        ops | attention | training)
+            check "bench-$section" 590 python3 scripts/gpu_bench.py "$section" $quick --out "$out/benchmarks.md" ;;
+        *) "$section" ;;
+    esac
+done
+echo "$passed passed, $failed failed; logs and tables in $out"
+[ $failed = 0 ]

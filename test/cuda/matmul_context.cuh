@@ -1,0 +1,13 @@
+// What a device needs for products outside of a trainer: its context, and the scratch memory that goes with it.
+#pragma once
+#include "../../llmc/ops/matmul.cuh"
+#include "check.cuh"
+
+class MatmulContext {
+    std::unique_ptr<CudaContext> context_ = make_cuda_context(2);
+    DeviceArray<char> scratch_{matmul_scratch(CudaF32{})};
+
+  public:
+    MatmulContext() { matmul_use_scratch(CudaF32{nullptr, get()}, scratch_.data()); }
+    CudaContext *get() const { return context_.get(); }
+};
