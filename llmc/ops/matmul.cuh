@@ -57,7 +57,8 @@ struct MatmulShape {
     auto operator<=>(const MatmulShape &) const = default;
 };
 
-constexpr size_t matmul_workspace = 32 << 20, matmul_alignment = 256;  // what NVIDIA recommends for Hopper, and what cuBLASLt asks for
+constexpr size_t matmul_workspace = 32 << 20,
+                 matmul_alignment = 256;  // what NVIDIA recommends for Hopper, and what cuBLASLt asks for
 
 struct MatmulPlan {
     cublasLtMatmulDesc_t product;
