@@ -212,7 +212,8 @@ test-mutants:                                ## build known bugs in and require 
 test-gpu: $(GPU)/test/test_cuda               ## the kernels' tests on this machine's GPU, of GPU_ARCHS=90, say
 	./$<
 
-ptxas: $(if $(NVCC),$(GPU_OBJECTS))             ## compile the kernels for GPU_ARCHS (80 90 100), if nvcc is there: no spilled registers
+ptxas: $(if $(NVCC),$(GPU_OBJECTS)) $(TEST_CUDA)  ## compile the kernels for GPU_ARCHS (80 90 100), if nvcc is there: registers, none spilled
+	@$(if $(TEST_CUDA),$(TEST_CUDA) --gtest_filter='AttentionShapes*' --gtest_brief=1)
 	@$(if $(NVCC),$(PYTHON) scripts/ptxas.py $(GPU_LOGS),echo 'no nvcc: nothing compiled')
 
 bench: $(BENCHES)                            ## speed of the ops on this CPU
