@@ -202,7 +202,8 @@ endif
 test: $(PROGRAM) $(BUILD)/test/test_llmc $(TEST_CUDA)  ## all tests but the slow ones; the last line counts them
 	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA)
 
-test-all: $(PROGRAM) $(PROGRAM)_emu $(BUILD)/test/test_llmc $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(if $(NVCC),$(GPU_OBJECTS))  ## slow tests, mutants, sanitizers and the format, too
+test-all: $(PROGRAM) $(if $(TEST_CUDA),$(PROGRAM)_emu) $(BUILD)/test/test_llmc $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(if $(NVCC),$(GPU_OBJECTS))
+test-all:                                    ## slow tests, dev/cuda, mutants, sanitizers and the format, too
 	@$(MAKE) --no-print-directory MUTANTS=1 $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
 	@$(if $(TEST_CUDA),$(MAKE) --no-print-directory SAN=1 $(filter build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)))
 	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA_ALL) --ladders $(TEST_LADDERS) --ptxas $(GPU_LOGS) --all
@@ -214,7 +215,8 @@ test-mutants:                                ## build known bugs in and require 
 test-gpu: $(GPU)/test/test_cuda               ## the kernels' tests on this machine's GPU, of GPU_ARCHS=90, say
 	./$<
 
-ptxas: $(if $(NVCC),$(GPU_OBJECTS))                 ## compile the kernels for GPU_ARCHS (80 90 100), if nvcc is there: no spilled registers
+ptxas: $(if $(NVCC),$(GPU_OBJECTS)) $(TEST_CUDA)  ## compile the kernels for GPU_ARCHS (80 90 100), if nvcc is there: registers, none spilled
+	@$(if $(TEST_CUDA),$(TEST_CUDA) --gtest_filter='AttentionShapes*' --gtest_brief=1)
 	@$(if $(NVCC),$(PYTHON) scripts/ptxas.py $(GPU_LOGS),echo 'no nvcc: nothing compiled')
 
 bench: $(BENCHES)                            ## speed of the ops on this CPU

@@ -546,7 +546,7 @@ ModelFactory cuda_models(const Options &options) {
     std::shared_ptr<CudaHalf> half;  // a plan needs no GPU
     if (!options.plan) {
         half = std::make_shared<CudaHalf>();
-        half->ctx = make_cuda_context(int(options.threads));
+        half->ctx = make_cuda_context(int(options.threads), options.tf32);
     }
     return [half, bf16_storage = options.dtype == "bf16"](const ModelConfig &config,
                                                           const ModelLimits &limits) -> std::unique_ptr<Model> {
@@ -583,6 +583,8 @@ static ModelFactory models(Options &o) {
 #endif
     if (!note.empty()) printf("note: %s\n", note.c_str());
     if (o.dtype == "auto") o.dtype = gpu || !o.gpu.empty() ? "bf16" : "f32";  // bf16 is what GPUs train in
+    if (o.tf32 && (!gpu || o.dtype != "f32"))
+        printf("note: --tf32 is for float products on a GPU, and there are none in this run\n");
 #ifdef LLMC_CUDA
     if (gpu) return cuda_models(o);
 #endif

@@ -7,7 +7,7 @@ attention_rows.png: a packed row, the keys each query sees, and which tiles of s
 forward_block() of llmc/ops/attention.h cuts them: blocks of 192 queries, and for each the keys from the first that its first query sees,
 96 at a time. Of a tile only those queries are computed that see a key in it.
 
-attention_tile.png: who holds what in one mma.m16n8k16 (llmc/ops/ptx.cuh), and how attention_forward_kernel2 (attention_forward.cuh)
+attention_tile.png: who holds what in one mma.m16n8k16 (llmc/ops/ptx.cuh), and how attention_forward_kernel5 (attention_forward.cuh)
 walks over the keys of one block of queries at head width 64.
 """
 import sys
@@ -129,7 +129,7 @@ to bf16 where it is, in registers.""", ha="left", va="top", fontsize=9, linespac
     axis.axis("off")
 
 
-BLOCK, TILE, WARP = (384, 512), 64, 32  # of attention_forward_kernel2 at head width 64: queries, keys of a tile, queries of a warp
+BLOCK, TILE, WARP = (384, 512), 64, 32  # of attention_forward_kernel5 at head width 64: queries, keys of a tile, queries of a warp
 WALKED = [250, 170, 50, 90]             # lengths of the documents
 
 

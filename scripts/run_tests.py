@@ -14,6 +14,8 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 
+SMALL_LAUNCHES = {"OMP_WAIT_POLICY": "passive"}  # many of them: OpenMP's threads should not spin in between
+
 
 def googletest(binary, all_tests, environment={}):
     """Passed, failed. Shows what the tests print, but not the frame around every test."""
@@ -72,7 +74,7 @@ def counted(command, environment={}):
 
 def ladders(programs):
     """The workshop's programs (dev/cuda) in the emulator."""
-    results = [counted([program, "all", "--emu"], {"OMP_WAIT_POLICY": "passive"}) for program in programs]
+    results = [counted([program, "all", "--emu"], SMALL_LAUNCHES) for program in programs]
     return tuple(map(sum, zip(*results)))
 
 
@@ -99,8 +101,8 @@ def main():
         "C++": lambda: googletest(args.build + "/test/test_llmc", args.all),
         "Python": lambda: pytest("test/python", args.build, args.all),
     }
-    for binary in args.cuda:  # many small launches: OpenMP's threads should not spin in between
-        suites["CUDA kernels" + of_build(binary)] = lambda binary=binary: googletest(binary, args.all, {"OMP_WAIT_POLICY": "passive"})
+    for binary in args.cuda:
+        suites["CUDA kernels" + of_build(binary)] = lambda binary=binary: googletest(binary, args.all, SMALL_LAUNCHES)
     for build in sorted({of_build(program) for program in args.ladders}):
         programs = [program for program in args.ladders if of_build(program) == build]
         suites["CUDA workshop" + build] = lambda programs=programs: ladders(programs)

@@ -163,3 +163,17 @@ template <class Dev> void expect_bf16_as_good_as_transformers(Dev dev, const Gol
     expect_at_most("bf16, mean loss", std::abs(error), std::max(3 * their_error, 1e-3));
     expect_at_most("bf16, a document's loss, root mean square", std::sqrt(squares), 1.5 * theirs["document_rms"].get<double>());
 }
+
+// The gradient, against our own float one, which equals float64's: expect_gradients. Both have the rounded weights.
+template <class Dev> void expect_bf16_gradient_as_good_as_transformers(Dev dev, CpuF32 cpu, const Golden &g) {
+    Trained<CpuF32> exact(cpu, g);
+    const OptimizerState weights = exact.model->optimizer_state();
+    for (size_t i = 0; i < weights.count; i++) weights.master[i] = bf16(weights.master[i]);
+    Trained<Dev> t(dev, g);
+    exact.loss_and_gradient(g, g.rows(3)), t.loss_and_gradient(g, g.rows(3));
+    const auto want = read(exact.model->memory(), exact.model->gradients(), weights.count),
+               got = read(t.model->memory(), t.model->gradients(), weights.count);
+    double error = 0, squares = 0;
+    for (size_t i = 0; i < want.size(); i++) error += std::pow(double(got[i]) - want[i], 2), squares += double(want[i]) * want[i];
+    expect_at_most("bf16, gradient, L2", std::sqrt(error / squares), 1.5 * g.expected["bf16"]["gradient_error"].get<double>());
+}

@@ -20,6 +20,9 @@ TEST_P(Goldens, LossEntropyAccuracy) { expect_loss_entropy_accuracy(make_device<
 TEST_P(Goldens, Gradients) { expect_gradients(make_device<CpuF32>(), Golden(GetParam())); }
 TEST_P(Goldens, LossesOfTenSteps) { expect_losses(make_device<CpuF32>(), Golden(GetParam()), {5, 10}); }
 TEST_P(Goldens, Bf16AsGoodAsTransformers) { expect_bf16_as_good_as_transformers(make_device<CpuBf16>(), Golden(GetParam())); }
+TEST_P(Goldens, Bf16GradientAsGoodAsTransformers) {
+    expect_bf16_gradient_as_good_as_transformers(make_device<CpuBf16>(), make_device<CpuF32>(), Golden(GetParam()));
+}
 
 // Every position's logits, one token at a time through the key/value cache, several documents side by side.
 TEST_P(Goldens, LogitsThroughTheCache) {

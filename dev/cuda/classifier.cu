@@ -2,9 +2,9 @@
 //     p = softmax(logit)     nll = -log p[target]     entropy = -sum_v p[v] log p[v]     correct: is the target the first maximum?
 //     dlogit[v] = weight (p[v] - [v == target]), in place where X is float; 0 in the rows of padding
 //
-// Timed with n 128, V 128256 and dlogits in bf16: one chunk of Llama 3's head. The softmax needs the maximum before the sum and the sum
-// before the gradient, so a row is walked along more than once; it is 513 KB, too long for registers or shared memory. Moved at least:
-// the logits in, dlogits out.
+// Timed with n 128, V 128256 and dlogits in bf16: one chunk of Llama 3's head. The softmax needs the maximum before the sum and
+// the sum before the gradient, so a row is walked along more than once; it is 513 KB, too long for registers or shared memory.
+// Moved at least: the logits in, dlogits out.
 #include "../../llmc/ops/loss.cuh"
 #include "../../test/reference_loss.h"
 #include "common.h"
@@ -32,10 +32,10 @@ __device__ inline float dlogit(float logit, float max, float scale, float weight
     return expf(logit - max) * scale - (is_target ? weight : 0.0f);
 }
 
-// ---- version 1: a thread per row ---------------------------------------------------------------------------------------------------
+// ---- version 1: a thread per row -----------------------------------------------------------------------------------------------
 //
-// Three passes: maximum, sums, gradient. 12 V bytes read and V elements written for each row, a row apart between neighbouring threads; and
-// 128 rows are 4 warps, on a GPU with room for thousands. This is what parallel over rows alone means.
+// Three passes: maximum, sums, gradient. 12 V bytes read and V elements written for each row, a row apart between neighbouring
+// threads; and 128 rows are 4 warps, on a GPU with room for thousands. This is what parallel over rows alone means.
 
 template <class X>
 __global__ void classifier_kernel1(HeadStats stats, X *dlogits, const float *logits, const int32_t *targets, const float *weights,
@@ -65,11 +65,11 @@ void classifier1(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, 
     launch(dev, classifier_kernel1<X>, Grid{ceil_div(padded, 32)}, 32, 0, stats, dlogits, logits, targets, weights, n, padded, V);
 }
 
-// ---- version 2: a block per row ------------------------------------------------------------------------------------------------------
+// ---- version 2: a block per row ------------------------------------------------------------------------------------------------
 //
-// The same three passes by 256 threads side by side, with a maximum and two sums over the block in between (shuffles in each warp, then
-// over the warps). Still 12 V bytes read, some of them from L2: 128 rows are 66 MB. Whether an earlier logit equals the maximum takes a
-// vote of the block, as nobody has seen all of them.
+// The same three passes by 256 threads side by side, with a maximum and two sums over the block in between (shuffles in each
+// warp, then over the warps). Still 12 V bytes read, some of them from L2: 128 rows are 66 MB. Whether an earlier logit equals
+// the maximum takes a vote of the block, as nobody has seen all of them.
 
 template <class T> struct WarpValues { T partial[32]; };
 
@@ -107,11 +107,12 @@ void classifier2(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, 
            V);
 }
 
-// ---- version 3: online softmax -------------------------------------------------------------------------------------------------------
+// ---- version 3: online softmax -------------------------------------------------------------------------------------------------
 //
-// Maximum and sums in one pass (Milakov and Gimelshein, 2018, arXiv:1805.02867): sums relative to one maximum become sums relative to
-// another by a factor exp(old - new), so parts of a row can be merged in any grouping, by threads, lanes and warps alike (merge() in
-// loss.cuh). 8 V bytes read. The price is arithmetic, two exp for each merge; another way to spend it would be one per rise of the maximum.
+// Maximum and sums in one pass (Milakov and Gimelshein, 2018, arXiv:1805.02867): sums relative to one maximum become sums
+// relative to another by a factor exp(old - new), so parts of a row can be merged in any grouping, by threads, lanes and warps
+// alike (merge() in loss.cuh). 8 V bytes read. The price is arithmetic, two exp for each merge; another way to spend it would be
+// one per rise of the maximum.
 
 template <class X>
 __global__ void classifier_kernel3(HeadStats stats, X *dlogits, const float *logits, const int32_t *targets, const float *weights,
@@ -142,10 +143,11 @@ void classifier3(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, 
     launch(dev, classifier_kernel3<X>, Grid{padded}, 256, sizeof(SoftmaxWarps), stats, dlogits, logits, targets, weights, n, V);
 }
 
-// ---- version 4: llmc/ops/loss.cuh -----------------------------------------------------------------------------------------------------
+// ---- version 4: llmc/ops/loss.cuh ----------------------------------------------------------------------------------------------
 //
-// 16 bytes per load, and up to 1024 threads for a row: with about as many rows as SMs it is the threads of one block that must keep an SM's
-// loads under way. The second reading of a row should come from L2 where 128 rows fit it; then the limit is the memory's bandwidth.
+// 16 bytes per load, and up to 1024 threads for a row: with about as many rows as SMs it is the threads of one block that must
+// keep an SM's loads under way. The second reading of a row should come from L2 where 128 rows fit it; then the limit is the
+// memory's bandwidth.
 
 template <class X>
 void classifier4(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, const int32_t *targets, const float *weights,

@@ -78,7 +78,7 @@ static std::optional<Arguments> parse(int argc, char **argv, const AnyLadder &la
     return out;
 }
 
-// ---- checks ----------------------------------------------------------------------------------------------------------------------
+// ---- checks --------------------------------------------------------------------------------------------------------------------
 
 struct Counts {
     size_t passed = 0, failed = 0;
@@ -87,24 +87,25 @@ struct Counts {
 // The largest error / allowed of a version over types and shapes; nothing where it failed, and then the first failure is printed.
 static std::optional<double> check(const AnyLadder &ladder, size_t version, const std::vector<Sizes> &shapes, Counts &counts) {
     double worst = 0;
-    size_t ran = 0;
-    const Counts before = counts;
+    Counts here;
     for (size_t dtype = 0; dtype < ladder.dtypes.size(); dtype++)
         for (const Sizes &sizes : shapes) try {
                 const auto error = ladder.check(dtype, version, sizes);
-                if (!error) continue;
+                if (!error) continue;  // not for this type or these sizes
                 worst = std::max(worst, *error);
-                ran++, counts.passed++;
+                here.passed++;
             } catch (const std::exception &error) {
-                ran++, counts.failed++;
-                fprintf(stderr, "FAILED: %s %zu at %s, %s\n", ladder.about.name, version, shape_name(sizes).c_str(),
-                        error.what());
+                if (here.failed++ == 0)
+                    fprintf(stderr, "FAILED: %s %zu at %s, %s\n", ladder.about.name, version, shape_name(sizes).c_str(),
+                            error.what());
             }
-    if (ran == 0) {
-        counts.failed++;
+    if (here.passed + here.failed == 0) {
+        here.failed++;
         fprintf(stderr, "FAILED: %s %zu does not run at any of these shapes\n", ladder.about.name, version);
     }
-    return counts.failed > before.failed ? std::nullopt : std::optional(worst);
+    counts.passed += here.passed;
+    counts.failed += here.failed;
+    return here.failed ? std::nullopt : std::optional(worst);
 }
 
 static Counts check_all(const AnyLadder &ladder, const Arguments &args) {
@@ -112,6 +113,7 @@ static Counts check_all(const AnyLadder &ladder, const Arguments &args) {
     const std::vector<Sizes> shapes = args.shape ? std::vector<Sizes>{*args.shape} : ladder.about.checked;
     std::vector<std::string> names;
     for (const Sizes &sizes : shapes) names.push_back(shape_name(sizes));
+    if (args.shape) ladder.timed(*args.shape);  // if the op refuses it, one message for all versions
     if (args.csv) printf("op,version,error_of_allowed\n");
     else
         printf("%s in the emulator, %s = %s, %s\nversion  error / allowed\n", ladder.about.name,
@@ -127,7 +129,7 @@ static Counts check_all(const AnyLadder &ladder, const Arguments &args) {
     return counts;
 }
 
-// ---- timings ---------------------------------------------------------------------------------------------------------------------
+// ---- timings -------------------------------------------------------------------------------------------------------------------
 
 static Counts check_and_time(const AnyLadder &ladder, const Arguments &args) {
     Counts counts;

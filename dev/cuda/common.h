@@ -1,10 +1,10 @@
-// The workshop's harness. A ladder is a file dev/cuda/NAME.cu: versions of one op, from the obvious kernel (1) to the shipped one (the
-// last), which is included from llmc/ops and called through its launcher. g++ compiles the file for the emulator and nvcc for a GPU;
-// build/dev/cuda/NAME holds both, and its main() is common.cpp. A ladder is a template of the storage type:
+// The workshop's harness. A ladder is a file dev/cuda/NAME.cu: versions of one op, from the obvious kernel (1) to the shipped one
+// (the last), which is included from llmc/ops and called through its launcher. g++ compiles the file for the emulator and nvcc
+// for a GPU; build/dev/cuda/NAME holds both, and its main() is common.cpp. A ladder is a template of the storage type:
 //
 //     namespace CUDA_BACKEND::workshop {                           // so that op_kernel2 here is not the op_kernel2 of llmc/ops
 //     template <class X> struct Op {
-//         explicit Op(const Sizes &sizes);                         // inputs on the device, outputs full of NaN; may die() of bad sizes
+//         explicit Op(const Sizes &sizes);                       // inputs on the device, outputs full of NaN; may die() of sizes
 //         static constexpr void (*versions[3])(Cuda<X>, X *out, const X *x, size_t n) = {op1, op2, op_forward};
 //         void run(Cuda<X> dev, size_t version) { versions[version - 1](dev, out.data(), x.data(), n); }
 //         void check(Check &check) const;                          // check("out", out.values(), reference, allowed), each output
@@ -16,8 +16,8 @@
 //     }
 //
 // Each version is checked in each type at each of the shapes `checked`, on an Op of its own; in the emulator with three orders of
-// threads, which must give the same bits. An Op of the last type, with the shape in `sizes`, is what a GPU is timed with: there run()
-// is called many times, so it may accumulate, and it may use up its inputs as long as the time does not depend on their values.
+// threads, which must give the same bits. An Op of the last type, with the shape in `sizes`, is what a GPU is timed with: there
+// run() is called many times: it may accumulate, and use up its inputs as long as their values do not change the time.
 #pragma once
 #include <functional>
 #include <map>
@@ -29,7 +29,7 @@
 
 #include "../../test/cuda/check.cuh"
 
-// ---- what a ladder says and does ------------------------------------------------------------------------------------------------
+// ---- what a ladder says and does -----------------------------------------------------------------------------------------------
 
 using Sizes = std::vector<size_t>;
 
@@ -45,8 +45,9 @@ struct Description {
     std::vector<const char *> ideas;  // a line for each version
 };
 
-// One of the two. Bytes: all inputs read once and all outputs written once, so that rates compare as times do; the rate is shown as a
-// share of a copy's. FLOP: the rate is shown as a share of what a large bf16 product reaches. Both are measured in the same run.
+// One of the two. Bytes: all inputs read once and all outputs written once, so that rates compare as times do; the rate is shown
+// as a share of a copy's. FLOP: the rate is shown as a share of what a large bf16 product reaches. Both are measured in the same
+// run.
 struct Work {
     double bytes = 0, flops = 0;
 };
@@ -72,7 +73,7 @@ class Check {
     }
 };
 
-// ---- what common.cpp sees -------------------------------------------------------------------------------------------------------
+// ---- what common.cpp sees ------------------------------------------------------------------------------------------------------
 
 struct Timed {  // an Op on the GPU
     virtual ~Timed() = default;
@@ -105,7 +106,7 @@ struct Gpu {  // timing.cu
 inline const AnyLadder *emulated_ladder = nullptr, *gpu_ladder = nullptr;
 inline const Gpu *the_gpu = nullptr;
 
-// ---- a ladder on this backend ---------------------------------------------------------------------------------------------------
+// ---- a ladder on this backend --------------------------------------------------------------------------------------------------
 
 namespace CUDA_BACKEND::workshop {
 template <class Op> bool op_runs(const Op &op, size_t version) {

@@ -1,8 +1,8 @@
 // embedding_backward: dw[tokens[t]] += dout[t]                                                     Contract: llmc/ops/embedding.h
 //
-// Timed with T 8192, V 32000, C 4096 in bf16. A scatter with collisions: the same token may stand anywhere in the text, and each row of dw
-// must add up its tokens in the order of the text, so that every version gives the bits of the CPU. Float atomics do not. Moved at least:
-// T C elements of dout, and each row of dw that occurs, in and out.
+// Timed with T 8192, V 32000, C 4096 in bf16. A scatter with collisions: the same token may stand anywhere in the text, and each
+// row of dw must add up its tokens in the order of the text, so that every version gives the bits of the CPU. Float atomics do
+// not. Moved at least: T C elements of dout, and each row of dw that occurs, in and out.
 #include "../../llmc/ops/embedding.cuh"
 
 #include <set>
@@ -11,10 +11,11 @@
 
 namespace CUDA_BACKEND::workshop {
 
-// ---- version 1: a thread per vocabulary entry --------------------------------------------------------------------------------------
+// ---- version 1: a thread per vocabulary entry ----------------------------------------------------------------------------------
 //
-// Each entry looks through the whole text for itself. No two threads share a row of dw, so nothing can collide. V T comparisons, though
-// the tokens come from cache; worse, a thread that finds one adds C channels on its own, with neighbours that look elsewhere.
+// Each entry looks through the whole text for itself. No two threads share a row of dw, so nothing can collide. V T comparisons,
+// though the tokens come from cache; worse, a thread that finds one adds C channels on its own, with neighbours that look
+// elsewhere.
 
 template <class X>
 __global__ void embedding_backward_kernel1(float *dw, const X *dout, const int32_t *tokens, size_t T, size_t V, size_t C) {
@@ -30,10 +31,10 @@ void embedding_backward1(Cuda<X> dev, float *dw, const X *dout, const int32_t *t
     launch(dev, embedding_backward_kernel1<X>, Grid{ceil_div(V, 128)}, 128, 0, dw, dout, tokens, T, V, C);
 }
 
-// ---- version 2: a thread per channel -----------------------------------------------------------------------------------------------
+// ---- version 2: a thread per channel -------------------------------------------------------------------------------------------
 //
-// The CPU's way: threads share the channels, and each goes through the text. T steps instead of V T, and a warp reads and writes 32
-// neighbouring channels. But C threads are few, and each step waits for memory: the next token may be the same row of dw.
+// The CPU's way: threads share the channels, and each goes through the text. T steps instead of V T, and a warp reads and writes
+// 32 neighbouring channels. But C threads are few, and each step waits for memory: the next token may be the same row of dw.
 
 template <class X>
 __global__ void embedding_backward_kernel2(float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C) {
@@ -47,11 +48,11 @@ void embedding_backward2(Cuda<X> dev, float *dw, const X *dout, const int32_t *t
     launch(dev, embedding_backward_kernel2<X>, Grid{ceil_div(C, 32)}, 32, 0, dw, dout, tokens, T, C);
 }
 
-// ---- version 3: a warp per part of the vocabulary and slice of the channels --------------------------------------------------------
+// ---- version 3: a warp per part of the vocabulary and slice of the channels ----------------------------------------------------
 //
-// Both at once: the vocabulary is dealt out to `parts` warps, token v to warp v % parts, and each looks through the text for tokens of its
-// part, 256 warps for each slice of 32 channels. Whoever reads a token that is not its own loses one step, not a trip to dw; with 256
-// parts that is nearly every one, and T such steps, one after the other, are what limits it.
+// Both at once: the vocabulary is dealt out to `parts` warps, token v to warp v % parts, and each looks through the text for
+// tokens of its part, 256 warps for each slice of 32 channels. Whoever reads a token that is not its own loses one step, not a
+// trip to dw; with 256 parts that is nearly every one, and T such steps, one after the other, are what limits it.
 
 constexpr unsigned part_warps = 8;  // of a block
 constexpr size_t part_blocks = 32;
@@ -70,10 +71,10 @@ void embedding_backward3(Cuda<X> dev, float *dw, const X *dout, const int32_t *t
     launch(dev, embedding_backward_kernel3<X>, Grid{part_blocks, ceil_div(C, 32)}, part_warps * 32, 0, dw, dout, tokens, T, C);
 }
 
-// ---- version 4: 32 tokens at a time --------------------------------------------------------------------------------------------------
+// ---- version 4: 32 tokens at a time --------------------------------------------------------------------------------------------
 //
-// The lanes look at 32 different tokens, and __ballot_sync tells all of them which are their warp's: T / 32 steps, and then one for each
-// token found. No lane may leave early, as the others wait for its vote.
+// The lanes look at 32 different tokens, and __ballot_sync tells all of them which are their warp's: T / 32 steps, and then one
+// for each token found. No lane may leave early, as the others wait for its vote.
 
 template <class X>
 __global__ void embedding_backward_kernel4(float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C) {
@@ -93,7 +94,7 @@ void embedding_backward4(Cuda<X> dev, float *dw, const X *dout, const int32_t *t
     launch(dev, embedding_backward_kernel4<X>, Grid{part_blocks, ceil_div(C, 32)}, part_warps * 32, 0, dw, dout, tokens, T, C);
 }
 
-// ---- version 5: llmc/ops/embedding.cuh ------------------------------------------------------------------------------------------------
+// ---- version 5: llmc/ops/embedding.cuh -----------------------------------------------------------------------------------------
 //
 // The same with 16 bytes of dout per lane: a slice is 256 channels in bf16, so the text is looked through an eighth as often.
 

@@ -1,8 +1,8 @@
 // squared_norm = sum_i x[i]^2, in double, the global norm of the gradients                          Contract: llmc/ops/reduce.h
 //
-// Timed with 2^26 floats. 4 n bytes are moved, and nothing else should count. The order of the sum must depend on n alone, so that a run can
-// be repeated bit for bit: no atomics. (Sums are double because n terms in float lose log2(n) bits. Where a GPU has few units for double,
-// that is a limit of its own: an add and a multiply for 4 bytes.)
+// Timed with 2^26 floats. 4 n bytes are moved, and nothing else should count. The order of the sum must depend on n alone, so
+// that a run can be repeated bit for bit: no atomics. (Sums are double because n terms in float lose log2(n) bits. Where a GPU
+// has few units for double, that is a limit of its own: an add and a multiply for 4 bytes.)
 #include "../../llmc/ops/reduce.cuh"
 #include "common.h"
 
@@ -31,10 +31,10 @@ inline double fetch(Cuda<float> dev, const double *from) {  // waits for the str
     return out;
 }
 
-// ---- version 1: one block ------------------------------------------------------------------------------------------------------------
+// ---- version 1: one block ------------------------------------------------------------------------------------------------------
 //
-// Each thread takes every 512th element, and the 512 sums meet in a tree. Neighbours read neighbours, and yet only one SM works: it can have
-// so many bytes under way and no more, about a hundredth of what the memory could deliver.
+// Each thread takes every 512th element, and the 512 sums meet in a tree. Neighbours read neighbours, and yet only one SM works:
+// what it can have under way is all that is under way.
 
 __global__ void squared_norm_kernel1(double *out, const float *x, size_t n) {
     double sum = 0;
@@ -48,10 +48,11 @@ inline double squared_norm1(Cuda<float> dev, double *scratch, const float *x, si
     return fetch(dev, scratch);
 }
 
-// ---- version 2: two kernels ------------------------------------------------------------------------------------------------------------
+// ---- version 2: two kernels ----------------------------------------------------------------------------------------------------
 //
-// A block for each part of 65536 elements leaves its sum in scratch; then one block adds up the parts. Parts have a fixed size, not a
-// share of n that the number of SMs decides: the same bits on every GPU. All SMs load; small blocks spend part of their time in the tree.
+// A block for each part of 65536 elements leaves its sum in scratch; then one block adds up the parts. Parts have a fixed size,
+// not a share of n that the number of SMs decides: the same bits on every GPU. All SMs load; small blocks spend part of their
+// time in the tree.
 
 __global__ void squared_norm_kernel2(double *parts, const float *x, size_t n) {
     const size_t begin = blockIdx.x * squared_norm_part, end = min(n, begin + squared_norm_part);
@@ -75,9 +76,10 @@ inline double squared_norm2(Cuda<float> dev, double *scratch, const float *x, si
     return fetch(dev, scratch);
 }
 
-// ---- version 3: shuffles instead of the tree -------------------------------------------------------------------------------------------
+// ---- version 3: shuffles instead of the tree -----------------------------------------------------------------------------------
 //
-// Within a warp values go from register to register (warp_sum); only the 16 warps' sums go through shared memory, and 2 barriers replace 9.
+// Within a warp values go from register to register (warp_sum); only the 16 warps' sums go through shared memory, and 2 barriers
+// replace 9.
 
 __global__ void squared_norm_kernel3(double *parts, const float *x, size_t n) {
     const size_t begin = blockIdx.x * squared_norm_part, end = min(n, begin + squared_norm_part);
@@ -94,9 +96,10 @@ inline double squared_norm3(Cuda<float> dev, double *scratch, const float *x, si
     return fetch(dev, scratch);
 }
 
-// ---- version 4: llmc/ops/reduce.cuh -----------------------------------------------------------------------------------------------------
+// ---- version 4: llmc/ops/reduce.cuh --------------------------------------------------------------------------------------------
 //
-// 16 bytes per load: a quarter of the loads. The memory's bandwidth is the limit, and for small n two launches and the wait for the result.
+// 16 bytes per load: a quarter of the loads. The memory's bandwidth is the limit, and for small n two launches and the wait for
+// the result.
 
 template <class X> struct SquaredNorm {
     size_t n;

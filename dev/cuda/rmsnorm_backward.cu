@@ -1,8 +1,9 @@
 // rmsnorm_backward: with g = dout * w and xh = x * rstd                                           Contract: llmc/ops/rmsnorm.h
 //     dx[t,c] = dresidual[t,c] + rstd[t] * (g - xh * mean_c(g * xh))          dw[c] += sum_t dout[t,c] * xh[t,c]
 //
-// Timed with T 8192, C 4096 in bf16. dx sums over a row and dw over a column, so one of the two runs against the grain of any way to cut
-// up the work. Moved at least: x, dout, dresidual in and dx out, 4 T C elements. Float atomics would sum dw in another order each time.
+// Timed with T 8192, C 4096 in bf16. dx sums over a row and dw over a column, so one of the two runs against the grain of any way
+// to cut up the work. Moved at least: x, dout, dresidual in and dx out, 4 T C elements. Float atomics would sum dw in another
+// order each time.
 #include "../../llmc/ops/rmsnorm.cuh"
 #include "../../test/reference_rmsnorm.h"
 #include "common.h"
@@ -16,7 +17,7 @@ __device__ float dx_element(const X *dresidual, const X *dout, const X *x, const
     return float(dresidual[i]) + rstd * (float(dout[i]) * float(w[c]) - float(x[i]) * rstd * mean);
 }
 
-// ---- version 1: a thread per row for dx, a thread per column for dw ----------------------------------------------------------------
+// ---- version 1: a thread per row for dx, a thread per column for dw ------------------------------------------------------------
 //
 // Both loops of the CPU, one kernel each, and nobody shares a sum. dx reads a row apart (see rmsnorm_forward, version 1); dw reads
 // neighbouring columns, but C threads are too few to keep a memory busy. x and dout are read three times: 8 T C elements.
@@ -48,10 +49,10 @@ void rmsnorm_backward1(Cuda<X> dev, X *dx, float *dw, float *, const X *dresidua
     launch(dev, rmsnorm_dx_kernel1<X>, Grid{ceil_div(T, 128)}, 128, 0, dx, dresidual, dout, x, w, rstd, T, C);
 }
 
-// ---- version 2: a warp per row for dx, the warps of a block share the rows for dw ---------------------------------------------------
+// ---- version 2: a warp per row for dx, the warps of a block share the rows for dw ----------------------------------------------
 //
-// dx as in rmsnorm_forward, version 3. For dw a block has 32 columns and each of its 8 warps every eighth row; their sums meet in shared
-// memory. Eight times the threads, and still only C / 32 blocks: 128 at C 4096, less than one for each SM of a large GPU.
+// dx as in rmsnorm_forward, version 3. For dw a block has 32 columns and each of its 8 warps every eighth row; their sums meet in
+// shared memory. Eight times the threads, and still only C / 32 blocks: 128 at C 4096, less than one for each SM of a large GPU.
 
 constexpr unsigned row_warps = 4;  // rows of a block
 
@@ -93,11 +94,11 @@ void rmsnorm_backward2(Cuda<X> dev, X *dx, float *dw, float *, const X *dresidua
     launch(dev, rmsnorm_dx_kernel2<X>, Grid{ceil_div(T, row_warps)}, row_warps * 32, 0, dx, dresidual, dout, x, w, rstd, T, C);
 }
 
-// ---- version 3: the rows are cut into runs, too --------------------------------------------------------------------------------------
+// ---- version 3: the rows are cut into runs, too --------------------------------------------------------------------------------
 //
-// A second dimension of blocks takes runs of rows and writes one partial sum per run and column; a small kernel adds these up, always in
-// the same order. That is how to sum across blocks without atomics: 64 runs make 64 times the blocks for 2 * 64 C floats more to move.
-// What is left is reading x and dout three times.
+// A second dimension of blocks takes runs of rows and writes one partial sum per run and column; a small kernel adds these up,
+// always in the same order. That is how to sum across blocks without atomics: 64 runs make 64 times the blocks for 2 * 64 C
+// floats more to move. What is left is reading x and dout three times.
 
 constexpr size_t dw_runs = 64;
 
@@ -119,11 +120,11 @@ void rmsnorm_backward3(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *d
     launch(dev, rmsnorm_dx_kernel2<X>, Grid{ceil_div(T, row_warps)}, row_warps * 32, 0, dx, dresidual, dout, x, w, rstd, T, C);
 }
 
-// ---- version 4: dx and dw in one kernel -----------------------------------------------------------------------------------------------
+// ---- version 4: dx and dw in one kernel ----------------------------------------------------------------------------------------
 //
-// A warp that has a row at hand for dx adds its share of dw to sums of its own, in shared memory: C floats a warp, so that warps need no
-// barrier until the end. A block takes a run of rows and leaves one partial sum per column. x and dout come from memory once and a second
-// time from cache: 4 T C elements, and the partial sums.
+// A warp that has a row at hand for dx adds its share of dw to sums of its own, in shared memory: C floats a warp, so that warps
+// need no barrier until the end. A block takes a run of rows and leaves one partial sum per column. x and dout come from memory
+// once and a second time from cache: 4 T C elements, and the partial sums.
 
 template <class X>
 __global__ void rmsnorm_backward_kernel4(X *dx, float *parts, const X *dresidual, const X *dout, const X *x, const X *w,
@@ -153,7 +154,7 @@ void rmsnorm_backward4(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *d
     rmsnorm_add_runs(dev, dw, scratch, blocks, C, C);
 }
 
-// ---- version 5: llmc/ops/rmsnorm.cuh --------------------------------------------------------------------------------------------------
+// ---- version 5: llmc/ops/rmsnorm.cuh -------------------------------------------------------------------------------------------
 //
 // The same with 16-byte loads and stores, of the sums in shared memory, too. The memory's bandwidth is the limit.
 

@@ -1,4 +1,4 @@
-// rmsnorm_forward: out[t,c] = x[t,c] * rstd[t] * w[c] with rstd[t] = 1 / sqrt(mean_c x[t,c]^2 + eps).    Contract: llmc/ops/rmsnorm.h
+// rmsnorm_forward: out[t,c] = x[t,c] * rstd[t] * w[c] with rstd[t] = 1 / sqrt(mean_c x[t,c]^2 + eps).  Contract: llmc/ops/rmsnorm.h
 //
 // Timed with T 8192, C 4096 in bf16. A few FLOP per element: what counts is that each byte crosses the bus once, x in and out out,
 // 2 T C elements, and that enough bytes are under way at any time.
@@ -8,11 +8,11 @@
 
 namespace CUDA_BACKEND::workshop {
 
-// ---- version 1: a thread per row --------------------------------------------------------------------------------------------------
+// ---- version 1: a thread per row -----------------------------------------------------------------------------------------------
 //
-// The loop of the CPU, T of them side by side. Neighbouring threads read addresses a row apart, so each load of a warp touches 32 lines
-// of 128 bytes and uses 2 bytes of each; the lines should serve the following loads, but 32 lines for each of the warps of an SM do not
-// fit its L1. And T threads are few: 8192 of the 270 000 that a large GPU holds.
+// The loop of the CPU, T of them side by side. Neighbouring threads read addresses a row apart, so each load of a warp touches 32
+// lines of 128 bytes and uses 2 bytes of each; the lines should serve the following loads, but 32 lines for each of the warps of
+// an SM do not fit its L1. And T threads are few: 8192 of the 270 000 that a large GPU holds.
 
 template <class X>
 __global__ void rmsnorm_forward_kernel1(X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
@@ -30,10 +30,11 @@ void rmsnorm_forward1(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, 
     launch(dev, rmsnorm_forward_kernel1<X>, Grid{ceil_div(T, 128)}, 128, 0, out, rstd, x, w, T, C, eps);
 }
 
-// ---- version 2: a block per row ---------------------------------------------------------------------------------------------------
+// ---- version 2: a block per row ------------------------------------------------------------------------------------------------
 //
-// Neighbouring threads read neighbouring elements, so a warp's load is one stretch of memory. The price is a sum over threads: a tree in
-// shared memory, whose every level waits at a barrier, 8 of them for 256 threads, and while it is climbed nothing is loaded.
+// Neighbouring threads read neighbouring elements, so a warp's load is one stretch of memory. The price is a sum over threads: a
+// tree in shared memory, whose every level waits at a barrier, 8 of them for 256 threads, and while it is climbed nothing is
+// loaded.
 
 constexpr unsigned tree_threads = 256;
 struct Tree {
@@ -61,10 +62,10 @@ void rmsnorm_forward2(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, 
     launch(dev, rmsnorm_forward_kernel2<X>, Grid{T}, tree_threads, sizeof(Tree), out, rstd, x, w, C, eps);
 }
 
-// ---- version 3: a warp per row ----------------------------------------------------------------------------------------------------
+// ---- version 3: a warp per row -------------------------------------------------------------------------------------------------
 //
-// The lanes of a warp exchange values without shared memory and without a barrier (warp_sum, 5 shuffles), and while one warp sums, the
-// others of its SM load. Same bytes as version 2: x is read twice, the second time from L2 if it is still there.
+// The lanes of a warp exchange values without shared memory and without a barrier (warp_sum, 5 shuffles), and while one warp
+// sums, the others of its SM load. Same bytes as version 2: x is read twice, the second time from L2 if it is still there.
 
 constexpr unsigned row_warps = 4;  // rows of a block
 
@@ -84,11 +85,11 @@ void rmsnorm_forward3(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, 
     launch(dev, rmsnorm_forward_kernel3<X>, Grid{ceil_div(T, row_warps)}, row_warps * 32, 0, out, rstd, x, w, T, C, eps);
 }
 
-// ---- version 4: 16 bytes per load -------------------------------------------------------------------------------------------------
+// ---- version 4: 16 bytes per load ----------------------------------------------------------------------------------------------
 //
-// 2 bytes a lane make 64 of a warp's load, half a line, and one instruction for each. With Vec a lane loads 16 bytes, a warp 512: an
-// eighth of the instructions for the same bytes, so eight times as many are under way. Rows that are not a multiple of 16 bytes, or do
-// not begin at one, take N = 1.
+// 2 bytes a lane make 64 of a warp's load, half a line, and one instruction for each. With Vec a lane loads 16 bytes, a warp 512:
+// an eighth of the instructions for the same bytes, so eight times as many are under way. Rows that are not a multiple of 16
+// bytes, or do not begin at one, take N = 1.
 
 template <class X, int N>
 __global__ void rmsnorm_forward_kernel4(X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
@@ -116,10 +117,11 @@ void rmsnorm_forward4(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, 
            Grid{ceil_div(T, row_warps)}, row_warps * 32, 0, out, rstd, x, w, T, C, eps);
 }
 
-// ---- version 5: llmc/ops/rmsnorm.cuh ----------------------------------------------------------------------------------------------
+// ---- version 5: llmc/ops/rmsnorm.cuh -------------------------------------------------------------------------------------------
 //
-// The row waits in shared memory for its rstd, so that x is read once, wherever the cache has put it meanwhile. A lane finds there what
-// it wrote itself: still no barrier. Every byte once; what limits it is the memory's bandwidth. The same kernel adds the residual.
+// The row waits in shared memory for its rstd, so that x is read once, wherever the cache has put it meanwhile. A lane finds
+// there what it wrote itself: still no barrier. Every byte once; what limits it is the memory's bandwidth. The same kernel adds
+// the residual.
 
 template <class X> struct RmsnormForward {
     static constexpr double eps = 0.125;  // large enough to show where it is forgotten

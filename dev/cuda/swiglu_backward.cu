@@ -1,8 +1,8 @@
 // swiglu_backward: with s = 1 / (1 + exp(-gate))                                                     Contract: llmc/ops/swiglu.h
 //     dgate = dout * up * s * (1 + gate * (1 - s))          dup = dout * gate * s
 //
-// Timed with T 8192, F 14336 in bf16. Elementwise: gate, up and dout in, dgate and dup out, 5 T F elements. s is computed again, not kept
-// from the forward pass: an exp is cheaper than reading 2 bytes more, and activations are what memory runs out of.
+// Timed with T 8192, F 14336 in bf16. Elementwise: gate, up and dout in, dgate and dup out, 5 T F elements. s is computed again,
+// not kept from the forward pass: an exp is cheaper than reading 2 bytes more, and activations are what memory runs out of.
 #include "../../llmc/ops/swiglu.cuh"
 #include "../../test/reference_swiglu.h"
 #include "common.h"
@@ -17,10 +17,10 @@ __device__ inline SwigluGradient swiglu_gradient(float gate, float up, float dou
     return {dout * up * s * (1.0f + gate * (1.0f - s)), dout * gate * s};
 }
 
-// ---- version 1: a kernel for each gradient ------------------------------------------------------------------------------------------
+// ---- version 1: a kernel for each gradient -------------------------------------------------------------------------------------
 //
-// Two formulas, two kernels. Both read gate and dout and find s: 7 T F elements are moved. And it cannot work in place, where dgate_up is
-// gate_up: the first kernel would overwrite the gates that the second one needs.
+// Two formulas, two kernels. Both read gate and dout and find s: 7 T F elements are moved. And it cannot work in place, where
+// dgate_up is gate_up: the first kernel would overwrite the gates that the second one needs.
 
 template <class X> __global__ void swiglu_dgate_kernel1(X *dgate_up, const X *dout, const X *gate_up, size_t T, size_t F) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x, gate = i / F * 2 * F + i % F;
@@ -36,7 +36,7 @@ template <class X> void swiglu_backward1(Cuda<X> dev, X *dgate_up, const X *dout
     launch(dev, swiglu_dup_kernel1<X>, Grid{ceil_div(T * F, 256)}, 256, 0, dgate_up, dout, gate_up, T, F);
 }
 
-// ---- version 2: both in one -----------------------------------------------------------------------------------------------------------
+// ---- version 2: both in one ----------------------------------------------------------------------------------------------------
 //
 // 5 T F elements, and in place, as a thread has read what it overwrites. A 64-bit division for each thread.
 
@@ -52,10 +52,10 @@ template <class X> void swiglu_backward2(Cuda<X> dev, X *dgate_up, const X *dout
     launch(dev, swiglu_backward_kernel2<X>, Grid{ceil_div(T * F, 256)}, 256, 0, dgate_up, dout, gate_up, T, F);
 }
 
-// ---- version 3: a block walks along its row -----------------------------------------------------------------------------------------
+// ---- version 3: a block walks along its row ------------------------------------------------------------------------------------
 //
-// A block per row, whose threads take every 256th element: no division, T blocks instead of T F / 256, and the row's addresses are found
-// once. Loads are of 2 bytes; each turn of the loop waits for its three before the next begins.
+// A block per row, whose threads take every 256th element: no division, T blocks instead of T F / 256, and the row's addresses
+// are found once. Loads are of 2 bytes; each turn of the loop waits for its three before the next begins.
 
 template <class X> __global__ void swiglu_backward_kernel3(X *dgate_up, const X *dout, const X *gate_up, size_t F) {
     const X *gate = gate_up + blockIdx.x * 2 * F, *up = gate + F, *dout_t = dout + blockIdx.x * F;
@@ -71,9 +71,10 @@ template <class X> void swiglu_backward3(Cuda<X> dev, X *dgate_up, const X *dout
     launch(dev, swiglu_backward_kernel3<X>, Grid{T}, 256, 0, dgate_up, dout, gate_up, F);
 }
 
-// ---- version 4: llmc/ops/swiglu.cuh -----------------------------------------------------------------------------------------------------
+// ---- version 4: llmc/ops/swiglu.cuh --------------------------------------------------------------------------------------------
 //
-// 16 bytes per load, and no loop: the scheduler starts the next block where a loop would wait. The memory's bandwidth is the limit.
+// 16 bytes per load, and no loop: the scheduler starts the next block where a loop would wait. The memory's bandwidth is the
+// limit.
 
 template <class X> struct SwigluBackward {
     size_t T, F;

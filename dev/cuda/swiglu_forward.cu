@@ -9,10 +9,10 @@ namespace CUDA_BACKEND::workshop {
 
 __device__ inline float silu(float gate) { return gate / (1.0f + expf(-gate)); }
 
-// ---- version 1: two elementwise ops --------------------------------------------------------------------------------------------------
+// ---- version 1: two elementwise ops --------------------------------------------------------------------------------------------
 //
-// What one gets by composing: silu(gate), then times up, with the product's first factor in memory in between. It is kept in float, or it
-// would be rounded twice. In bf16 14 bytes an element are moved where 6 would do, and that is the speed.
+// What one gets by composing: silu(gate), then times up, with the product's first factor in memory in between. It is kept in
+// float, or it would be rounded twice. In bf16 14 bytes an element are moved where 6 would do, and that is the speed.
 
 template <class X> __global__ void swiglu_silu_kernel1(float *act, const X *gate_up, size_t T, size_t F) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
@@ -28,7 +28,7 @@ template <class X> void swiglu_forward1(Cuda<X> dev, X *out, float *scratch, con
     launch(dev, swiglu_times_up_kernel1<X>, Grid{ceil_div(T * F, 256)}, 256, 0, out, scratch, gate_up, T, F);
 }
 
-// ---- version 2: one kernel -------------------------------------------------------------------------------------------------------------
+// ---- version 2: one kernel -----------------------------------------------------------------------------------------------------
 //
 // Fused, so nothing is in memory that need not be: 3 T F elements. But each thread finds its row by a 64-bit division, dozens of
 // instructions for an element of 2 bytes.
@@ -44,7 +44,7 @@ template <class X> void swiglu_forward2(Cuda<X> dev, X *out, float *, const X *g
     launch(dev, swiglu_forward_kernel2<X>, Grid{ceil_div(T * F, 256)}, 256, 0, out, gate_up, T, F);
 }
 
-// ---- version 3: the grid has rows --------------------------------------------------------------------------------------------------
+// ---- version 3: the grid has rows ----------------------------------------------------------------------------------------------
 //
 // The block's number is the row: no division. Loads are of 2 bytes, 64 a warp, and an SM can only have so many loads under way.
 
@@ -58,7 +58,7 @@ template <class X> void swiglu_forward3(Cuda<X> dev, X *out, float *, const X *g
     launch(dev, swiglu_forward_kernel3<X>, Grid{T, ceil_div(F, 256)}, 256, 0, out, gate_up, F);
 }
 
-// ---- version 4: llmc/ops/swiglu.cuh -----------------------------------------------------------------------------------------------------
+// ---- version 4: llmc/ops/swiglu.cuh --------------------------------------------------------------------------------------------
 //
 // 16 bytes of gates and 16 of ups a thread: an eighth of the loads. The memory's bandwidth is the limit.
 

@@ -11,6 +11,14 @@ inline void cuda_check(cudaError_t error, const char *what) {
     if (error) die("%s: %s (cuda error %d)", what, cudaGetErrorString(error), int(error));
 }
 
+// Where the host waits for the stream, errors of the kernels in it appear: illegal addresses, ECC errors.
+inline void cuda_check_kernels(cudaError_t error) {
+    if (error)
+        die("a kernel or copy before this failed: %s (cuda error %d)\n  fix: CUDA_LAUNCH_BLOCKING=1 in the environment names the kernel; "
+            "for ECC errors another GPU",
+            cudaGetErrorString(error), int(error));
+}
+
 class CudaStream {
   public:
     CudaStream() { cuda_check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "no stream"); }
@@ -76,7 +84,7 @@ class CudaMemory final : public Memory {
     }
     void read(void *host, const void *from, size_t bytes) override {
         cuda_check(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, stream_), "copying from the GPU");
-        cuda_check(cudaStreamSynchronize(stream_), "waiting for the GPU");
+        cuda_check_kernels(cudaStreamSynchronize(stream_));
     }
 
   private:

@@ -21,7 +21,7 @@ struct CudaContext {
     int threads;
     ContextPtr cpu;
 };
-inline std::unique_ptr<CudaContext> make_cuda_context(int threads) {
+inline std::unique_ptr<CudaContext> make_cuda_context(int threads, bool /*tf32*/ = false) {
     return std::make_unique<CudaContext>(CudaContext{threads, make_context(threads)});
 }
 
@@ -57,15 +57,18 @@ struct MatmulShape {
     auto operator<=>(const MatmulShape &) const = default;
 };
 
-constexpr size_t matmul_workspace = 32 << 20, matmul_alignment = 256;  // what NVIDIA recommends for Hopper, and what cuBLASLt asks for
+constexpr size_t matmul_workspace = 32 << 20,
+                 matmul_alignment = 256;  // what NVIDIA recommends for Hopper, and what cuBLASLt asks for
 
 struct MatmulPlan {
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algorithm;
 
-    MatmulPlan(cublasLtHandle_t handle, const MatmulShape &s, const void *bias) {  // any bias of that alignment
-        cublas_check(cublasLtMatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a description of a product");
+    MatmulPlan(cublasLtHandle_t handle, cublasComputeType_t floats, const MatmulShape &s,
+               const void *bias) {  // any bias of that alignment
+        const auto compute = s.type == CUDA_R_32F ? floats : CUBLAS_COMPUTE_32F;
+        cublas_check(cublasLtMatmulDescCreate(&product, compute, CUDA_R_32F), "a description of a product");
         set(CUBLASLT_MATMUL_DESC_TRANSA, s.a_op);
         set(CUBLASLT_MATMUL_DESC_TRANSB, s.b_op);
         if (s.bias) set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
@@ -116,13 +119,14 @@ struct MatmulPlan {
 };
 
 struct CudaContext {
+    const cublasComputeType_t compute;  // of floats
     cublasLtHandle_t handle = nullptr;
     void *workspace = nullptr;
     // To ask for an algorithm takes longer than to launch it, so all answers are kept, up to a limit for shapes that never repeat.
     static constexpr size_t most_plans = 512;
     std::map<MatmulShape, std::unique_ptr<MatmulPlan>> plans;
 
-    CudaContext() { cublas_check(cublasLtCreate(&handle), "no handle"); }
+    explicit CudaContext(cublasComputeType_t compute) : compute(compute) { cublas_check(cublasLtCreate(&handle), "no handle"); }
     CudaContext(const CudaContext &) = delete;
     CudaContext &operator=(const CudaContext &) = delete;
     ~CudaContext() {
@@ -133,10 +137,13 @@ struct CudaContext {
     MatmulPlan &plan(const MatmulShape &shape, const void *bias) {
         if (const auto found = plans.find(shape); found != plans.end()) return *found->second;
         if (plans.size() >= most_plans) plans.clear();
-        return *plans.emplace(shape, std::make_unique<MatmulPlan>(handle, shape, bias)).first->second;
+        return *plans.emplace(shape, std::make_unique<MatmulPlan>(handle, compute, shape, bias)).first->second;
     }
 };
-inline std::unique_ptr<CudaContext> make_cuda_context(int /*threads*/) { return std::make_unique<CudaContext>(); }
+// tf32: products of floats on tensor cores, which read them as TF32, with 10 bits of fraction.
+inline std::unique_ptr<CudaContext> make_cuda_context(int /*threads*/, bool tf32 = false) {
+    return std::make_unique<CudaContext>(tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F);
+}
 
 template <class X> size_t matmul_scratch(Cuda<X>) { return matmul_workspace + matmul_alignment; }
 template <class X> void matmul_use_scratch(Cuda<X> dev, void *scratch) {

@@ -130,3 +130,19 @@ TEST(CudaAttentionTile, NoBankConflicts) {
     expect_no_bank_conflicts<192>();
     expect_no_bank_conflicts<256>();
 }
+
+// A block's shared memory, at most the 99 KiB that GPUs from 8.0 on have at least.
+TEST(AttentionShapes, SharedMemoryFits) {
+    const auto row = [](const char *kernel, size_t width, size_t bytes) {
+        printf("  %-20s width %3zu  %6.1f KiB of shared memory\n", kernel, width, double(bytes) / 1024);
+        EXPECT_LE(bytes, size_t(99) << 10);
+    };
+    for (size_t width : {32, 64, 96, 128, 192, 256})
+        attention::with_width(width, [&](auto D) {
+            row("attention_forward", width, sizeof(typename attention::ForwardShape<D.value>::Shared));
+            row("backward_queries", width, sizeof(typename attention::BackwardQueriesShape<D.value>::Shared));
+            row("backward_keys", width, sizeof(typename attention::BackwardKeysShape<D.value>::Shared));
+        });
+    row("f32 forward", attention::max_D, sizeof(attention::PlainForward));
+    row("f32 backward", attention::max_D, sizeof(attention::PlainShape::Shared));
+}

@@ -13,7 +13,7 @@ writes, for each model, test/golden/NAME/:
     bf16                       on 100 documents of 101 random tokens, so many that their mean is more than noise, with the weights
                                rounded to bfloat16: losses, the mean loss of each document in float64; bf16_loss, the mean of all
                                by transformers in bfloat16 (loss from float32 logits); document_rms, root mean square of the error
-                               of a document's loss there. Token t of document d is
+                               of a document's loss there; gradient_error, of the gradient of `loss`, relative, L2. Token t of document d is
                                Random{1, Purpose::test, stream_of("bf16 documents") + d}.block(t)[0] % V
     grad_norm                  L2 norm of the gradient of loss; tied embeddings count once
     gradients.NAME             of each tensor by its Hugging Face name: L2 norm, projections sum_i gradient[i] * sign[i] / sqrt(n) for k < 4,
@@ -195,8 +195,8 @@ def evaluate(model, tokens, masks):
     return losses.mean(), entropy / len(losses), correct / len(losses), logits
 
 
-def compare_bf16(folder):
-    """The losses of many random documents, exactly and in bfloat16. Both with rounded weights: what differs is arithmetic."""
+def compare_bf16(folder, tokens, masks):
+    """Losses and a gradient, exactly and in bfloat16. Both with rounded weights: what differs is arithmetic."""
     model, rounded_model = load(folder, torch.float64), load(folder, torch.bfloat16)
     with torch.no_grad():
         for p, rounded in zip(model.parameters(), rounded_model.parameters()):
@@ -214,8 +214,13 @@ def compare_bf16(folder):
         with widened(model):
             exact = document_losses(model)
         rounded = document_losses(rounded_model)
+    with widened(model):
+        evaluate(model, tokens, masks)[0].backward()
+    evaluate(rounded_model, tokens, masks)[0].backward()
+    gradients = [torch.cat([p.grad.double().flatten() for p in m.parameters()]) for m in (model, rounded_model)]
+    gradient_error = ((gradients[1] - gradients[0]).norm() / gradients[0].norm()).item()
     return dict(losses=[round(loss, 8) for loss in exact.tolist()], bf16_loss=rounded.mean().item(),
-                document_rms=(rounded - exact).square().mean().sqrt().item())
+                document_rms=(rounded - exact).square().mean().sqrt().item(), gradient_error=gradient_error)
 
 
 def describe_gradients(model):
@@ -283,7 +288,7 @@ def make(name):
             for what, changes in without_specials(model.config).items():
                 difference = abs(evaluate(load(folder, torch.float64, **changes), tokens, masks)[0].item() - loss.item())
                 assert difference > 1e-3 * loss.item(), f"{name} {what}: the loss changes by {difference:.1e} only"
-    bf16 = compare_bf16(folder)
+    bf16 = compare_bf16(folder, tokens, masks)
 
     arrays = dict(tokens=torch.cat(tokens).int().numpy(), loss_mask=np.concatenate(masks),
                   doc_offsets=np.cumsum([0] + [len(t) for t in tokens], dtype=np.int64),

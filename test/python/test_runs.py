@@ -60,8 +60,8 @@ def data(tmp_path_factory):
 
 
 def command(task, *flags, model=GOLDEN / "qwen3", **options):
-    """Flags as keywords. --threads 1 unless given: on matrices this small a second thread only waits."""
-    options = {"model": model, "threads": 1, **options}
+    """Flags as keywords. --threads 1 unless given: on matrices this small a second thread only waits. On the CPU, also where a GPU is."""
+    options = {"model": model, "threads": 1, "device": "cpu", **options}
     words = [str(PROGRAM), task, *flags]
     for name, value in options.items():
         words += [] if value is None else [f"--{name}", str(value)]

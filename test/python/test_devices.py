@@ -1,0 +1,85 @@
+"""Whole runs on the GPU's half of the program: what it says where there is no GPU, and what it computes in the emulator."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+from test_runs import GOLDEN, ROOT, call, checkpoints, command, data, log_lines, random_documents, refused, train, weights, write_data  # noqa: F401
+
+EMULATED = ROOT / "train_llama_emu"
+needs_emulator = pytest.mark.skipif(not EMULATED.exists(), reason="make train_llama_emu")
+without_gpu = pytest.mark.skipif(os.path.exists("/proc/driver/nvidia/version"), reason="there is a GPU")
+
+
+def emulate(words):
+    result = call([str(EMULATED), *words[1:]], errors="replace")  # what is generated need not be text
+    assert result.returncode == 0 and result.stderr == "", result.stdout + result.stderr
+    return result.stdout
+
+
+def emulated_run(output, task="sft", **options):
+    return emulate(command(task, **{"device": "cuda", "dtype": "f32", "max_len": 64, "train_batch_size": 4, "learning_rate": 1e-3,
+                                    "max_steps": 3, "output_dir": output, **options}))
+
+
+@without_gpu
+def test_without_a_gpu_the_cpu_is_taken_and_the_reason_said(data, tmp_path):
+    said = train(tmp_path / "auto", data=data, device="auto", max_steps=2)
+    assert "note: no CUDA device: " in said and "; using the CPU" in said
+    assert log_lines(tmp_path / "auto")[0]["device"] == "cpu"
+    train(tmp_path / "cpu", data=data, device="cpu", max_steps=2)
+    assert log_lines(tmp_path / "auto")[1]["loss"] == log_lines(tmp_path / "cpu")[1]["loss"]
+
+
+@without_gpu
+def test_a_gpu_that_is_not_there_is_refused(data, tmp_path):
+    refused(command("sft", data=data, output_dir=tmp_path / "out", max_len=64, device="cuda"), "no CUDA device: ", "or --device cpu")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["llama_bias", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("task", ["sft", "pretrain"])
+@pytest.mark.slow
+@needs_emulator
+def test_the_kernels_train_as_the_cpu_does(name, task, tmp_path):
+    documents = random_documents(12)
+    if task == "pretrain":
+        documents = [(ids, (np.arange(len(ids)) > 0).astype(np.uint8)) for ids, _ in documents]
+    data = write_data(tmp_path / "data.safetensors", documents, kind=task, vocab=101 if name == "mistral" else 96)
+    options = {"data": data, "model": GOLDEN / name, "max_steps": 3}
+    train(tmp_path / "cpu", task=task, **options)
+    emulated_run(tmp_path / "emulated", task=task, **options)
+    cpu, gpu = log_lines(tmp_path / "cpu"), log_lines(tmp_path / "emulated")
+    assert gpu[0]["device"] == "the emulator"
+    steps = [pair for pair in zip(cpu, gpu, strict=True) if "loss" in pair[0]]
+    assert len(steps) == 3
+    for c, g in steps:
+        assert g["loss"] == pytest.approx(c["loss"], rel=1e-5)
+        assert g["grad_norm"] == pytest.approx(c["grad_norm"], rel=1e-4)
+        assert g["mean_token_accuracy"] == c["mean_token_accuracy"]
+
+
+@pytest.mark.slow
+@needs_emulator
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_checkpoint_from_device_memory_resumes_bit_for_bit(dtype, data, tmp_path):
+    emulated_run(tmp_path / "whole", data=data, dtype=dtype, max_steps=3)
+    emulated_run(tmp_path / "parts", data=data, dtype=dtype, max_steps=3, save_steps=2)
+    shutil.rmtree(tmp_path / "parts" / "step_3", ignore_errors=True)
+    assert 2 in checkpoints(tmp_path / "parts")
+    emulated_run(tmp_path / "parts", data=data, dtype=dtype, max_steps=3, save_steps=2, resume="auto")
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@needs_emulator
+def test_evaluation_and_generation_equal_the_cpus(data, tmp_path):
+    words = {"data": data, "max_len": 64}
+    cpu, gpu = call(command("eval", **words)).stdout, emulate(command("eval", **words, device="cuda", dtype="f32"))
+    assert gpu.split("perplexity")[0] == cpu.split("perplexity")[0]  # the loss to six digits
+    demo = ROOT / "data" / "demo" / "model"
+    train(tmp_path / "model", data=ROOT / "data" / "demo" / "train.safetensors", model=demo, max_steps=1, max_samples=4)
+    words = {"model": tmp_path / "model", "data": None, "prompt": "sort dog", "max_new_tokens": 8, "max_len": None}
+    cpu = call(command("generate", **words), errors="replace").stdout
+    assert emulate(command("generate", **words, dtype="f32", device="cuda")) == cpu

@@ -1,0 +1,137 @@
+// Which device a run takes, and what it says when there is none or when the plan is larger than it: with made-up answers of the driver.
+#include "../llmc/core/gpu.h"
+
+#include <gtest/gtest.h>
+
+#include "../llmc/train/run.h"
+#include "prepared.h"
+
+namespace {
+
+GpuQuery healthy() {  // an H100, as a program built with CUDA 13.0 sees it
+    GpuQuery q;
+    q.compiled = true, q.archs = {80, 90, 100}, q.runtime = 13000, q.driver = 13010, q.gpus = {{"NVIDIA H100", 90}};
+    return q;
+}
+
+void expect_none(const GpuQuery &q, const std::string &cause, const std::string &fix) {
+    std::string note;
+    EXPECT_FALSE(use_gpu("auto", q, note));
+    EXPECT_EQ(note, "no CUDA device: " + cause + "; using the CPU");
+    expect_contains(error_of([&] { use_gpu("cuda", q, note); }), {"no CUDA device: " + cause, "fix: " + fix, "or --device cpu"});
+}
+
+}  // namespace
+
+TEST(Devices, AGpuIsTakenUnlessTheCpuIsAskedFor) {
+    std::string note;
+    EXPECT_TRUE(use_gpu("auto", healthy(), note));
+    EXPECT_TRUE(use_gpu("cuda", healthy(), note));
+    EXPECT_FALSE(use_gpu("cpu", healthy(), note));
+    EXPECT_EQ(note, "");
+}
+
+TEST(Devices, WhyThereIsNone) {
+    expect_none({}, "this program was built without CUDA", "make again where there is nvcc");
+    GpuQuery q = healthy();
+    q.driver = 0;
+    expect_none(q, "there is no NVIDIA driver", "install one");
+    q.driver = 12080;
+    expect_none(q, "the driver is for CUDA 12.8, this program was built with 13.0",
+                "a driver for CUDA 13, or build with CUDA 12");
+    q = healthy(), q.gpus.clear();
+    expect_none(q, "the driver shows no GPU", "look at nvidia-smi and at CUDA_VISIBLE_DEVICES");
+    q.error = "no CUDA-capable device is detected";
+    expect_none(q, "no CUDA-capable device is detected", "look at nvidia-smi");
+}
+
+TEST(Devices, GpusOlderThanTheProgram) {
+    GpuQuery q = healthy();
+    q.gpus = {{"Tesla T4", 75}};
+    expect_none(q, "Tesla T4 has compute capability 7.5, this program has kernels for 8.0, 9.0, 10.0",
+                "a GPU of 8.0 (Ampere) or later");
+    q.archs = {90}, q.gpus = {{"NVIDIA A100", 80}};
+    expect_none(q, "NVIDIA A100 has compute capability 8.0, this program has kernels for 9.0", "build with GPU_ARCHS=80");
+    std::string note;
+    q.archs = {80, 90, 100};
+    for (int arch : {86, 89, 103, 120}) {  // the same major, or newer than all: from PTX
+        q.gpus = {{"another", arch}};
+        EXPECT_TRUE(use_gpu("cuda", q, note)) << arch;
+    }
+    q.archs = {80, 100}, q.gpus = {{"NVIDIA H100", 90}};
+    EXPECT_FALSE(use_gpu("auto", q, note));
+}
+
+// ---- a plan larger than the card ------------------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr size_t MiB = size_t(1) << 20;
+
+class SmallCard final : public Memory {  // 1 GiB
+  public:
+    std::string device() const override { return "a card of 1 GiB"; }
+    size_t available() const override { return 1024 * MiB; }
+    size_t process() const override { return 0; }
+    size_t peak() const override { return 0; }
+    std::byte *allocate(size_t) override { throw std::logic_error("allocated"); }
+    void release(std::byte *, size_t) override {}
+    void fill(void *, uint8_t, size_t) override {}
+    void write(void *, const void *, size_t) override {}
+    void read(void *, const void *, size_t) override {}
+};
+
+// 512 MiB of parameters, and for every token 64 KiB, or half with --recompute layer.
+class PlannedModel final : public Model {
+    Plan plan_;
+    SmallCard card_;
+    std::byte *parameters_, *activations_;
+
+  public:
+    PlannedModel(const ModelLimits &limits, size_t parameter_bytes) {
+        plan_.add(&parameters_, "parameters", {parameter_bytes});
+        plan_.add(&activations_, "activations",
+                  {limits.row_tokens, size_t(limits.recompute == Recompute::layer ? 32 : 64) << 10});
+    }
+    Plan &plan() override { return plan_; }
+    Memory &memory() override { return card_; }
+    void allocate(bool, bool) override { throw std::logic_error("allocated"); }
+    Arena &arena() override { throw std::logic_error("no arena"); }
+    const std::vector<Tensor> &tensors() const override { throw std::logic_error("no tensors"); }
+    void load(const HfWeights &) override {}
+    void initialise(uint64_t) override {}
+    void save(const std::string &, const std::string &) override {}
+    void evaluate(const Row &) override {}
+    void zero_gradients() override {}
+    void accumulate(const Row &, float) override {}
+    LossSums take_sums() override { return {}; }
+    double gradient_norm() override { return 0; }
+    std::string nonfinite_gradient() override { return ""; }
+    void update(const AdamW &) override {}
+    OptimizerState optimizer_state() override { return {}; }
+    void optimizer_state_loaded() override {}
+    const float *next_logits(const Row &, const Pieces &, std::span<const int32_t>) override { return nullptr; }
+};
+
+std::string refusal(size_t parameters, size_t longest, const std::string &recompute) {
+    SelfComm comm;
+    Run run{SFT, {}, comm, {}, "", {}, ""};
+    run.make_model = [&](const ModelConfig &, const ModelLimits &l) { return std::make_unique<PlannedModel>(l, parameters); };
+    run.config.max_positions = 65536;
+    run.options.recompute = recompute, run.options.dtype = "f32";
+    ModelLimits limits;
+    limits.row_tokens = 32768, limits.positions = longest;
+    return error_of([&] { open_model(run, limits); });
+}
+
+}  // namespace
+
+TEST(Devices, APlanLargerThanTheCardSaysWhatToChangeAndByHowMuch) {
+    expect_contains(refusal(512 * MiB, 1000, "auto"),
+                    {"the plan needs 1.50 GiB but only 1.00 GiB of memory are free (a card of 1 GiB)",
+                     "fix: --row_tokens 16384 (now 32768), --dtype bf16"});
+    expect_contains(refusal(512 * MiB, 20000, "none"),
+                    {"the plan needs 2.50 GiB",
+                     "fix: --row_tokens 8192 (now 32768) with samples of at most --max_len 8192, --recompute layer"});
+    expect_contains(refusal(2048 * MiB, 1000, "auto"), {"the plan needs 3.00 GiB", "fix: --dtype bf16, or a smaller model"});
+}
