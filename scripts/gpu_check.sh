@@ -117,7 +117,9 @@ tests() {
     # The same first steps on both devices. Sums in another order make differences that grow with the steps.
     run cpu demo --device cpu --dtype f32 --max_steps 10
     for dtype in bf16 f32; do run gpu-$dtype demo --device cuda --dtype $dtype --max_steps 10; done
+    run gpu-tf32 demo --device cuda --dtype f32 --tf32 --max_steps 10
     same cpu-against-gpu-f32 cpu gpu-f32 --loss 1e-4
+    same cpu-against-gpu-tf32 cpu gpu-tf32 --loss 1e-2
     same cpu-against-gpu-bf16 cpu gpu-bf16 --loss 2e-2
 }
 
