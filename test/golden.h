@@ -174,7 +174,6 @@ template <class Dev> void expect_bf16_gradient_as_good_as_transformers(Dev dev, 
     const auto want = read(exact.model->memory(), exact.model->gradients(), weights.count),
                got = read(t.model->memory(), t.model->gradients(), weights.count);
     double error = 0, squares = 0;
-    for (size_t i = 0; i < want.size(); i++)
-        error += std::pow(double(got[i]) - want[i], 2), squares += double(want[i]) * want[i];
+    for (size_t i = 0; i < want.size(); i++) error += std::pow(double(got[i]) - want[i], 2), squares += double(want[i]) * want[i];
     expect_at_most("bf16, gradient, L2", std::sqrt(error / squares), 1.5 * g.expected["bf16"]["gradient_error"].get<double>());
 }

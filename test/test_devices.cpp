@@ -37,7 +37,8 @@ TEST(Devices, WhyThereIsNone) {
     q.driver = 0;
     expect_none(q, "there is no NVIDIA driver", "install one");
     q.driver = 12080;
-    expect_none(q, "the driver is for CUDA 12.8, this program was built with 13.0", "a driver for CUDA 13, or build with CUDA 12");
+    expect_none(q, "the driver is for CUDA 12.8, this program was built with 13.0",
+                "a driver for CUDA 13, or build with CUDA 12");
     q = healthy(), q.gpus.clear();
     expect_none(q, "the driver shows no GPU", "look at nvidia-smi and at CUDA_VISIBLE_DEVICES");
     q.error = "no CUDA-capable device is detected";
@@ -89,7 +90,8 @@ class PlannedModel final : public Model {
   public:
     PlannedModel(const ModelLimits &limits, size_t parameter_bytes) {
         plan_.add(&parameters_, "parameters", {parameter_bytes});
-        plan_.add(&activations_, "activations", {limits.row_tokens, size_t(limits.recompute == Recompute::layer ? 32 : 64) << 10});
+        plan_.add(&activations_, "activations",
+                  {limits.row_tokens, size_t(limits.recompute == Recompute::layer ? 32 : 64) << 10});
     }
     Plan &plan() override { return plan_; }
     Memory &memory() override { return card_; }
@@ -125,9 +127,11 @@ std::string refusal(size_t parameters, size_t longest, const std::string &recomp
 }  // namespace
 
 TEST(Devices, APlanLargerThanTheCardSaysWhatToChangeAndByHowMuch) {
-    expect_contains(refusal(512 * MiB, 1000, "auto"), {"the plan needs 1.50 GiB but only 1.00 GiB of memory are free (a card of 1 GiB)",
-                                                       "fix: --row_tokens 16384 (now 32768), --dtype bf16"});
+    expect_contains(refusal(512 * MiB, 1000, "auto"),
+                    {"the plan needs 1.50 GiB but only 1.00 GiB of memory are free (a card of 1 GiB)",
+                     "fix: --row_tokens 16384 (now 32768), --dtype bf16"});
     expect_contains(refusal(512 * MiB, 20000, "none"),
-                    {"the plan needs 2.50 GiB", "fix: --row_tokens 8192 (now 32768) with samples of at most --max_len 8192, --recompute layer"});
+                    {"the plan needs 2.50 GiB",
+                     "fix: --row_tokens 8192 (now 32768) with samples of at most --max_len 8192, --recompute layer"});
     expect_contains(refusal(2048 * MiB, 1000, "auto"), {"the plan needs 3.00 GiB", "fix: --dtype bf16, or a smaller model"});
 }
