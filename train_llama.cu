@@ -21,9 +21,10 @@
 #include "llmc/ops/layout.h"        // defines: copy_rows
 #include "llmc/ops/loss.h"          // defines: lm_head, head_sums
 #include "llmc/ops/matmul.h"        // defines: matmul_forward, matmul_backward_{input,weight}
+#include "llmc/ops/qk_norm_rope.h"  // defines: qk_norm_rope_{forward,backward}
 #include "llmc/ops/residual.h"      // defines: residual_forward
-#include "llmc/ops/rmsnorm.h"       // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward, qk_norm_{forward,backward}
-#include "llmc/ops/rope.h"          // defines: rope_table, rope_{forward,backward}
+#include "llmc/ops/rmsnorm.h"       // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward
+#include "llmc/ops/rope.h"          // defines: rope_table
 #include "llmc/ops/swiglu.h"        // defines: swiglu_{forward,backward}
 #include "llmc/train/model.h"       // defines: Model, ModelLimits, Recompute, LossSums
 #include "llmc/train/parameters.h"  // defines: Parameters
@@ -290,8 +291,7 @@ template <class Dev> void Llama<Dev>::plan_activations() {
     plan_.add(&acts.sums, "stats.sums", {3});
     if (train) {
         plan_.add(&acts.dx, "dx", {T, C}, clock.head(), clock.end());
-        plan_.add(&acts.dw_scratch, "norm scratch", {std::max(rmsnorm_scratch(dev, C), qk_norm_scratch(dev, c.D))}, clock.head(),
-                  clock.end());
+        plan_.add(&acts.dw_scratch, "norm scratch", {rmsnorm_scratch(dev, std::max(C, 2 * c.D))}, clock.head(), clock.end());
     }
 }
 
@@ -397,10 +397,9 @@ template <class Dev> void Llama<Dev>::layer_forward(size_t l, const LlamaActs<X>
     const float eps = config.eps;
 
     if (!again || !keep.norms) rmsnorm_forward(dev, a.ln1, a.rstd1, x, y.ln1, T, C, eps);
-    if (!again || !keep.qkv) {
+    if (!again || MUTANT(20, false, !keep.qkv)) {
         matmul_forward(dev, a.qkv, a.ln1, y.qkv, y.qkv_bias, T, C, (H + 2 * KV) * D);
-        if (config.qk_norm) qk_norm_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, y.q_norm, y.k_norm, T, H, KV, D, eps);
-        if (MUTANT(20, !again, true)) rope_forward(dev, a.qkv, acts.rope, row.doc_pos, T, H + KV, D, (H + 2 * KV) * D);
+        qk_norm_rope_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, y.q_norm, y.k_norm, acts.rope, row.doc_pos, T, H, KV, D, eps);
     }
     if (!again) attention_forward(l, a);
     if (!again || !keep.mid) {
@@ -519,9 +518,8 @@ template <class Dev> void Llama<Dev>::layer_backward(size_t l, const LlamaActs<X
                             1 / std::sqrt(float(D)));
     X *dqkv = a.qkv;
     attention_backward_end(dev, dqkv, a.dq32, a.dk32, a.dv32, T, H, KV, D);
-    rope_backward(dev, dqkv, acts.rope, row.doc_pos, T, H + KV, D, stride);
-    if (config.qk_norm)
-        qk_norm_backward(dev, dqkv, dy.q_norm, dy.k_norm, acts.dw_scratch, a.qk_raw, y.q_norm, y.k_norm, a.qk_rstd, T, H, KV, D);
+    qk_norm_rope_backward(dev, dqkv, dy.q_norm, dy.k_norm, acts.dw_scratch, a.qk_raw, y.q_norm, y.k_norm, a.qk_rstd, acts.rope,
+                          row.doc_pos, T, H, KV, D);
     matmul_backward_weight(dev, dy.qkv, dy.qkv_bias, dqkv, a.ln1, T, C, stride);
     X *dln1 = a.ln1;
     matmul_backward_input(dev, dln1, dqkv, y.qkv, T, C, stride);
