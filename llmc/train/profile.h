@@ -85,7 +85,7 @@ template <class Dev> double product_rate(Dev dev, Memory &memory, Timeline &time
     plan.place();
     const Arena arena(plan, memory);
     matmul_use_scratch(dev, scratch);
-    std::vector<X> part(size_t(1) << 20);
+    std::vector<X> part(size_t(1) << 20);  // of which n*n is a multiple
     for (size_t i = 0; i < part.size(); i++) part[i] = float(Random{1, Purpose::init, 0}.uniform(i) - 0.5);
     in_parts(
         n * n, [&](size_t first, size_t) { write(memory, x + first, part), write(memory, w + first, part); }, part.size());

@@ -245,9 +245,10 @@ void Trainer::save_checkpoint() {
 
 // ---- steps ----------------------------------------------------------------------------------------------------------------------------
 
-// Model FLOPs utilisation: the share of the device's peak that went into the model's own arithmetic. Null where no peak is known.
+// Model FLOPs utilisation: the share of the device's peak that went into the model's own arithmetic. Null where no peak is known, and
+// where a step had no target and did nothing.
 ordered_json Trainer::mfu(const Step &batch, double seconds) const {
-    if (peak_ == 0) return nullptr;
+    if (peak_ == 0 || batch.target_tokens == 0) return nullptr;
     double flops = 0;
     for (const Row &row : batch.rows) flops += model_flops(run_.config, row);
     return flops / (seconds * peak_);
