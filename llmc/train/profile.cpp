@@ -50,7 +50,7 @@ std::string Profiler::line(const char *op, const char *pass, const Total &t, dou
 }
 
 std::string Profiler::table() const {
-    if (sums_.steps == 0) return "";
+    if (sums_.steps == 0) return "profile: no step was measured";
     Total all;
     for (const auto &op : sums_.op)
         for (const Total &t : op)

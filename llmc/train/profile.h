@@ -31,7 +31,7 @@ class Profiler {
     void begin_row(const Row &row);              // the ops that follow are of this row
     void begin(Pass pass, Op op, size_t layer);  // of the step; without one, in an evaluation, nothing is recorded
     void end_step();                             // waits for the device
-    std::string table() const;                   // for people; empty without a step
+    std::string table() const;                   // for people
 
   private:
     struct Entry {
