@@ -1,6 +1,7 @@
 // All ops on CUDA, for a trainer.
 #pragma once
 #include "../core/memory.cuh"
+#include "../core/timeline.cuh"
 #include "adamw.cuh"
 #include "attention.cuh"
 #include "embedding.cuh"
