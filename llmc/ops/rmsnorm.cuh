@@ -74,6 +74,11 @@ inline size_t rmsnorm_warps(size_t shared_bytes, size_t bytes_per_warp) {
 constexpr size_t rmsnorm_blocks = 256;  // at most: two for every SM, and little to sum
 template <class X> size_t rmsnorm_scratch(Cuda<X>, size_t C) { return rmsnorm_blocks * C; }
 
+__device__ inline void rmsnorm_clear_dw(float *dw, size_t n) {
+    for (size_t i = threadIdx.x; i < n; i += blockDim.x) dw[i] = 0;
+    __syncthreads();
+}
+
 // out[c] = sum_part dw[part, c]
 __device__ inline void rmsnorm_sum_parts(float *out, const float *dw, size_t parts, size_t C) {
     __syncthreads();
@@ -143,8 +148,7 @@ __global__ void rmsnorm_backward_kernel2(X *dx, float *scratch, const X *dresidu
     float *dw = &shared_mem<float>();  // (warps, C)
     const size_t warps = blockDim.x / 32, warp = threadIdx.x / 32;
     const size_t begin = T * blockIdx.x / gridDim.x, end = T * (blockIdx.x + 1) / gridDim.x;
-    for (size_t i = threadIdx.x; i < warps * C; i += blockDim.x) dw[i] = 0;
-    __syncthreads();
+    rmsnorm_clear_dw(dw, warps * C);
     for (size_t t = begin + warp; t < end; t += warps)
         rmsnorm_backward_warp<X, N>(dx + t * C, dw + warp * C, dresidual ? dresidual + t * C : nullptr, dout + t * C, x + t * C,
                                     w, rstd[t], C);
