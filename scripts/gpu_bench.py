@@ -345,7 +345,7 @@ def torch_with_gpu():
 # ---- training, beside transformers ------------------------------------------------------------------------------------------------------
 
 def typical(steps, tokens):
-    """Tokens a second of the median step, and the memory at the end, in GiB."""
+    """Tokens a second of the median step, and the most memory, in GiB."""
     counted = [step["step_s"] for step in steps[STEPS_WARM_UP:]]
     return tokens / statistics.median(counted), max(step["peak_mem"] for step in steps) / 2**30
 
@@ -367,7 +367,7 @@ def their_steps(shape, T, batch, count):
 
 def training(machine, out, quick):
     report = Report(out, "training in bf16 against transformers", machine,
-                    ["model", "rows of a step", "transformers tokens/s", "train_llama tokens/s", "ratio", "transformers GiB (tensors)",
+                    ["model", "rows of a step", "transformers tokens/s", "train_llama tokens/s", "ratio", "mfu of train_llama", "transformers GiB (tensors)",
                      "train_llama GiB", "ratio", "first loss of each"])
     have_transformers = torch_with_gpu() and importlib.util.find_spec("transformers")
     count = STEPS_WARM_UP + STEPS_COUNTED
@@ -383,8 +383,10 @@ def training(machine, out, quick):
             their_speed, their_memory = typical(theirs, batch * T) if theirs else (None, None)
             tensors = f" ({number(theirs[-1]['tensors'] / 2**30)})" if theirs else ""
             speed, memory = ratio(our_speed, their_speed), ratio(our_memory, their_memory)
+            mfu = [step["mfu"] for step in ours[STEPS_WARM_UP:] if step["mfu"]] if ours else []
             losses = " / ".join(f"{steps[0]['loss']:.3f}" if steps else "-" for steps in (theirs, ours))
-            report.add(name, f"{batch} x {T}", number(their_speed, 4), number(our_speed, 4), number(speed), number(their_memory) + tensors,
+            report.add(name, f"{batch} x {T}", number(their_speed, 4), number(our_speed, 4), number(speed),
+                       number(statistics.median(mfu) if mfu else None), number(their_memory) + tensors,
                        number(our_memory), number(memory), losses)
             if name == "qwen2.5-0.5b":
                 report.add_target(f"{name}, {batch} x {T}, tokens/s of transformers'", speed, least=LEAST_SPEED)
