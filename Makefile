@@ -78,7 +78,8 @@ NVCCFLAGS := -std=c++20 -O3 -diag-suppress 1675 -Xcompiler -fopenmp,-Wall,-Wextr
 GPU       := build/gpu$(subst $(eval) ,,$(GPU_ARCHS:%=_%))
 GPU_HALF  := $(GPU)/train_llama.o $(GPU)/llmc/core/gpu_query.o
 CUDA      := $(and $(filter build,$(BUILD)),$(filter 1,$(HAVE_CUDA)),$(NVCC))
-CUDA_LIBS := -L$(dir $(NVCC))../lib64 -Wl,-rpath,$(realpath $(dir $(NVCC))../lib64) -lcudart_static -lcublasLt -ldl -lrt -lpthread
+CUDA_LIB  := $(firstword $(realpath $(dir $(NVCC))../lib64 $(dir $(NVCC))../lib))
+CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcudart_static -lcublasLt -ldl -lrt -lpthread
 
 # A trainer is one file, compiled twice: by g++ for main and the CPU, and by nvcc for CUDA; where there is no nvcc only the first.
 $(PROGRAM): $(if $(CUDA),$(BUILD)/with_cuda/train_llama.o $(GPU_HALF),$(BUILD)/train_llama.o) $(LIBRARY)

@@ -18,7 +18,8 @@ training   A step (forward, backward, clipping, AdamW) of Qwen2.5 shapes with ra
            alone on the GPU; the median step after those that warm up. Memory: what is taken of the GPU, driver and caches included; in
            brackets what PyTorch's tensors took at most.
 
-Times of ops and attention: CUDA events around the calls, the median of 31 after 3 to warm up, 512 MB read in between so that L2 is cold.
+Times of ops and attention: CUDA events around the calls, the median of 31 after 3 and 50 ms to warm up, 512 MB read before each so that L2
+is cold.
 """
 import argparse
 import csv
@@ -30,13 +31,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import compare
 from compare import ROOT
 
 LADDERS = sorted(path.stem for path in (ROOT / "dev" / "cuda").glob("*.cu") if path.stem != "timing")
-WARM_UP, RUNS = 3, 31  # as in dev/cuda/timing.cu
+WARM_UP, WARM_UP_S, RUNS = 3, 0.05, 31  # as in dev/cuda/timing.cu
 H, KV, DOCUMENTS = 16, 4, 8
 STEPS_WARM_UP, STEPS_COUNTED = 3, 10
 
@@ -253,16 +255,20 @@ class TorchAttention:
         return forward_s, self.time(lambda: self.torch.autograd.grad(outs, tensors, douts, retain_graph=True))
 
     def time(self, call):
-        times = []
-        for run in range(WARM_UP + RUNS):
+        def cold():
             self.flush.sum()
             begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             call()
             end.record()
             end.synchronize()
-            times.append(begin.elapsed_time(end) * 1e-3)
-        return statistics.median(times[WARM_UP:])
+            return begin.elapsed_time(end) * 1e-3
+
+        start, runs = time.perf_counter(), 0
+        while runs < WARM_UP or time.perf_counter() - start < WARM_UP_S:
+            cold()
+            runs += 1
+        return statistics.median(cold() for _ in range(RUNS))
 
 
 def torch_rates(lengths, D):
@@ -339,7 +345,7 @@ def torch_with_gpu():
 # ---- training, beside transformers ------------------------------------------------------------------------------------------------------
 
 def typical(steps, tokens):
-    """Tokens a second of the median step, and the memory at the end, in GiB."""
+    """Tokens a second of the median step, and the most memory, in GiB."""
     counted = [step["step_s"] for step in steps[STEPS_WARM_UP:]]
     return tokens / statistics.median(counted), max(step["peak_mem"] for step in steps) / 2**30
 
@@ -361,7 +367,7 @@ def their_steps(shape, T, batch, count):
 
 def training(machine, out, quick):
     report = Report(out, "training in bf16 against transformers", machine,
-                    ["model", "rows of a step", "transformers tokens/s", "train_llama tokens/s", "ratio", "transformers GiB (tensors)",
+                    ["model", "rows of a step", "transformers tokens/s", "train_llama tokens/s", "ratio", "mfu of train_llama", "transformers GiB (tensors)",
                      "train_llama GiB", "ratio", "first loss of each"])
     have_transformers = torch_with_gpu() and importlib.util.find_spec("transformers")
     count = STEPS_WARM_UP + STEPS_COUNTED
@@ -377,8 +383,10 @@ def training(machine, out, quick):
             their_speed, their_memory = typical(theirs, batch * T) if theirs else (None, None)
             tensors = f" ({number(theirs[-1]['tensors'] / 2**30)})" if theirs else ""
             speed, memory = ratio(our_speed, their_speed), ratio(our_memory, their_memory)
+            mfu = [step["mfu"] for step in ours[STEPS_WARM_UP:] if step["mfu"]] if ours else []
             losses = " / ".join(f"{steps[0]['loss']:.3f}" if steps else "-" for steps in (theirs, ours))
-            report.add(name, f"{batch} x {T}", number(their_speed, 4), number(our_speed, 4), number(speed), number(their_memory) + tensors,
+            report.add(name, f"{batch} x {T}", number(their_speed, 4), number(our_speed, 4), number(speed),
+                       number(statistics.median(mfu) if mfu else None), number(their_memory) + tensors,
                        number(our_memory), number(memory), losses)
             if name == "qwen2.5-0.5b":
                 report.add_target(f"{name}, {batch} x {T}, tokens/s of transformers'", speed, least=LEAST_SPEED)

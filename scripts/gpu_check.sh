@@ -114,6 +114,8 @@ tests() {
     done
     for name in demo-bf16 demo-f32 golden; do same twice-$name $name-1 $name-2; done
 
+    run profile demo --device cuda --max_steps 5 --profile
+
     # The same first steps on both devices. Sums in another order make differences that grow with the steps.
     run cpu demo --device cpu --dtype f32 --max_steps 10
     for dtype in bf16 f32; do run gpu-$dtype demo --device cuda --dtype $dtype --max_steps 10; done

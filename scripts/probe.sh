@@ -56,7 +56,7 @@ then
     try GTEST '#include <gtest/gtest.h>\nTEST(A, B) {}' '-lgtest_main -lgtest -lpthread' 'no make test; package libgtest-dev'
     try BOOST_CONTEXT '#include <boost/context/detail/fcontext.hpp>\nint main() { return boost::context::detail::make_fcontext(nullptr, 0, nullptr) != nullptr; }' '-lboost_context' 'no tests of CUDA kernels on the CPU; package libboost-context-dev'
     cuda=$(dirname "$(command -v "${NVCC:-nvcc}" || echo /usr/local/cuda/bin/nvcc)")/..
-    try CUDA '#include <cublasLt.h>\nint main() { cublasLtHandle_t handle; return cublasLtCreate(&handle) == 0; }' "-I$cuda/include -L$cuda/lib64 -lcublasLt -lcudart_static -ldl -lrt -lpthread" 'no GPUs; the CUDA toolkit with cuBLAS'
+    try CUDA '#include <cublasLt.h>\nint main() { cublasLtHandle_t handle; return cublasLtCreate(&handle) == 0; }' "-I$cuda/include -L$cuda/lib64 -L$cuda/lib -lcublasLt -lcudart_static -ldl -lrt -lpthread" 'no GPUs; the CUDA toolkit with cuBLAS'
     echo "  Matrices are multiplied by $matmul, unless ONEDNN=0 or OPENBLAS=0 says otherwise."
 else
     needed=1

@@ -2,12 +2,13 @@
 #pragma once
 #include "memory.cuh"
 #include "timeline.h"
-#ifndef LLMC_EMULATE
+#if !defined(LLMC_EMULATE) && __has_include(<nvtx3/nvToolsExt.h>)  // not every toolkit brings it
 #include <nvtx3/nvToolsExt.h>
+#define LLMC_NVTX
 #endif
 
 inline namespace CUDA_BACKEND {
-#ifdef LLMC_EMULATE
+#ifndef LLMC_NVTX
 inline void nvtxRangePushA(const char *) {}
 inline void nvtxRangePop() {}
 #endif
