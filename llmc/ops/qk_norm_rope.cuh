@@ -76,12 +76,10 @@ void qk_norm_rope_forward(Cuda<X> dev, X *qkv, X *qk_raw, float *rstd, const X *
 
 // Two blocks for a run of tokens: query heads and key heads. A lane sums dw over the heads that it meets, a block over its lanes.
 // Moves 3 T (H + KV) D elements.
-constexpr unsigned qk_norm_threads = 256;  // 64 registers each: then an SM takes four blocks, and a GPU all of them at once
 template <class X>
-__global__ void __launch_bounds__(qk_norm_threads, 4)
-    qk_norm_rope_backward_kernel1(X *dqkv, float *scratch, const X *qk_raw, const X *wq, const X *wk, const float *rstd,
-                                  const float *table, const int32_t *doc_pos, size_t T, unsigned H, unsigned KV, unsigned D,
-                                  unsigned lanes) {
+__global__ void qk_norm_rope_backward_kernel1(X *dqkv, float *scratch, const X *qk_raw, const X *wq, const X *wk,
+                                              const float *rstd, const float *table, const int32_t *doc_pos, size_t T, unsigned H,
+                                              unsigned KV, unsigned D, unsigned lanes) {
     const size_t begin = T * blockIdx.x / gridDim.x, end = T * (blockIdx.x + 1) / gridDim.x;
     const bool keys = blockIdx.y;
     const unsigned heads = keys ? KV : H, n = unsigned(end - begin) * heads, groups = blockDim.x / lanes;
@@ -119,7 +117,7 @@ void qk_norm_rope_backward(Cuda<X> dev, X *dqkv, float *dwq, float *dwk, float *
                            const X *wk, const float *rstd, const float *table, const int32_t *doc_pos, size_t T, size_t H,
                            size_t KV, size_t D) {
     if (!wq) return rope_backward(dev, dqkv, table, doc_pos, T, H + KV, D, (H + 2 * KV) * D);
-    const unsigned threads = qk_norm_threads, lanes = qk_norm_lanes(D);
+    const unsigned threads = 256, lanes = qk_norm_lanes(D);
     const size_t blocks = std::min(rmsnorm_blocks, T);
     launch(dev, qk_norm_rope_backward_kernel1<X>, Grid{blocks, 2}, threads, threads / lanes * D * sizeof(float), dqkv, scratch,
            qk_raw, wq, wk, rstd, table, doc_pos, T, unsigned(H), unsigned(KV), unsigned(D), lanes);
