@@ -32,7 +32,9 @@ TYPED_TEST(Swiglu, EqualsReferenceAlsoInPlace) {
 TYPED_TEST(Swiglu, ExtremeGates) {
     using X = typename TypeParam::X;
     const size_t F = extreme_gates.size();
-    DeviceArray<X> gate_up(extreme_gate_up<X>()), dout(std::vector<X>(F, X(1.0f))), out(F), d(2 * F);
+    std::vector<X> ones(F);
+    std::fill(ones.begin(), ones.end(), X(1.0f));
+    DeviceArray<X> gate_up(extreme_gate_up<X>()), dout(ones), out(F), d(2 * F);
     swiglu_forward(TypeParam{}, out.data(), gate_up.data(), 1, F);
     swiglu_backward(TypeParam{}, d.data(), dout.data(), gate_up.data(), 1, F);
     expect_extremes(out.values(), d.values());
