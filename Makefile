@@ -2,8 +2,8 @@
 #
 # Needs g++ 12 or newer and the headers of CLI11 and nlohmann/json. What else helps is found by compiling and linking a few lines
 # (scripts/probe.sh); the result is kept in build/probe.mk until this file, the script or the compiler changes, or `make probe`.
-#   ONEDNN=0, OPENBLAS=0    do without that library, though it is there
-#   SAN=1                   with the address and undefined-behaviour sanitizers, in build/san
+#   ONEDNN=0, OPENBLAS=0, MPI=0    do without that library, though it is there
+#   SAN=1                          with the address and undefined-behaviour sanitizers, in build/san
 
 CXX      := g++
 CXXFLAGS := -std=c++20 -O3 -march=native -mprefer-vector-width=512 -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra
@@ -54,6 +54,11 @@ LDLIBS   += -ldnnl
 else ifeq ($(HAVE_OPENBLAS)$(filter 0,$(OPENBLAS)),1)
 CXXFLAGS += -DLLMC_OPENBLAS
 LDLIBS   += -lopenblas
+endif
+
+ifeq ($(HAVE_MPI)$(filter 0,$(MPI)),1)
+CXXFLAGS += -DLLMC_MPI $(MPI_HEADERS)
+LDLIBS   += $(MPI_LIBRARIES)
 endif
 
 # ---- compile and link -------------------------------------------------------------------------------------------------------------
