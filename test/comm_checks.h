@@ -70,9 +70,9 @@ template <class T> void moves(Comm &c, size_t count) {
     c.all_to_all({blocks.data(), ranks * count}, {crossed.data(), ranks * count});
     for (size_t r = 0; r < ranks; r++) {
         const auto its = values<T>(int(r), count), for_me = part(values<T>(int(r), ranks * count), size_t(c.rank), count);
-        expect_bits("all_gather", &all[r * count], its.data(), count);
-        expect_bits("all_gather in place", &in_place[r * count], its.data(), count);
-        expect_bits("all_to_all", &crossed[r * count], for_me.data(), count);
+        expect_bits("all_gather", all.data() + r * count, its.data(), count);
+        expect_bits("all_gather in place", in_place.data() + r * count, its.data(), count);
+        expect_bits("all_to_all", crossed.data() + r * count, for_me.data(), count);
         auto data = mine;
         c.broadcast({data.data(), count}, int(r));
         expect_bits("broadcast", data.data(), its.data(), count);
