@@ -1,21 +1,189 @@
 // What ranks say to each other. Every task is written against this struct, so that one rank and many are one program.
+//
+// All ranks of a communicator make the same calls in the same order. Slices are arrays of the model (`memory` says where they lie);
+// agreement is about single values on the host. Whatever is summed is summed in rank order: the same bits everywhere and every time.
 #pragma once
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <source_location>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "../core/common.h"
+#include "../core/dtype.h"
+
+enum class SliceType : uint8_t { f32, f64, bf16, i32, i64, u8 };
+template <class T> constexpr SliceType slice_type = SliceType(-1);
+template <> inline constexpr SliceType slice_type<float> = SliceType::f32;
+template <> inline constexpr SliceType slice_type<double> = SliceType::f64;
+template <> inline constexpr SliceType slice_type<bf16> = SliceType::bf16;
+template <> inline constexpr SliceType slice_type<int32_t> = SliceType::i32;
+template <> inline constexpr SliceType slice_type<int64_t> = SliceType::i64;
+template <> inline constexpr SliceType slice_type<uint8_t> = SliceType::u8;
+size_t bytes_of(SliceType type);      // 4
+const char *name_of(SliceType type);  // "f32"
+
+struct Slice {
+    void *data = nullptr;
+    size_t count = 0;  // elements, always
+    SliceType type = SliceType::u8;
+
+    Slice() = default;  // empty: nothing to send, nothing to receive
+    template <class T>
+    Slice(T *data, size_t count)  // of const T only to send from
+        : data(const_cast<std::remove_const_t<T> *>(data)), count(count), type(slice_type<std::remove_const_t<T>>) {
+        static_assert(slice_type<std::remove_const_t<T>> != SliceType(-1), "float, double, bf16, int32_t, int64_t or uint8_t");
+    }
+    size_t bytes() const { return count * bytes_of(type); }
+    Slice part(size_t first, size_t n) const;  // elements [first, first + n)
+};
+
+// The memory that slices lie in. As it is, the host's; for a GPU `finish` waits for the stream, and `copy` is cudaMemcpyDefault on it.
+struct SliceMemory {
+    std::function<void()> finish = [] {};  // what was queued so far has been done
+    std::function<void(void *to, const void *from, size_t bytes)> copy = [](void *to, const void *from, size_t bytes) {
+        if (bytes) memcpy(to, from, bytes);
+    };  // from and to, each of this memory or of the host; done when it returns
+};
+
+struct Comm;
+using Where = std::source_location;
+
+// An exchange under way; wait() ends it. Forgotten on the way out of an exception it is withdrawn, so that nobody reads dead memory.
+class [[nodiscard]] Request {
+  public:
+    Request() = default;  // nothing under way
+    Request(Comm *comm, uint64_t id) : comm(comm), id(id) {}
+    Request(Request &&other) noexcept : comm(std::exchange(other.comm, nullptr)), id(other.id) {}
+    Request &operator=(Request &&other) noexcept {
+        std::swap(comm, other.comm), std::swap(id, other.id);
+        return *this;
+    }
+    ~Request();
+
+  private:
+    friend struct Comm;
+    Comm *comm = nullptr;
+    uint64_t id = 0;
+};
+
+// What a rank is doing: the call, and where in the source it stands.
+struct Stamp {
+    char call[24] = "", file[72] = "";
+    uint32_t line = 0;
+    SliceType type = SliceType::u8;
+    uint64_t count = 0, received = 0;  // `received`, `from`: of an exchange
+    int32_t to = -1, from = -1;        // `to`: of a broadcast its root
+
+    bool operator==(const Stamp &) const = default;
+    std::string text() const;  // "all_gather(5 f32) llmc/parallel/zero.cpp:88"
+};
+
+// Thrown by all ranks of a communicator with one text, so that one of them can print it and all can end in order.
+struct AgreedError : Error {
+    int ranks;  // of the communicator
+    AgreedError(const std::string &text, int ranks) : Error(text), ranks(ranks) {}
+};
 
 struct Comm {
     const int rank, size;
+    SliceMemory memory;  // set it before the first slice; split() passes it on
+    bool check = false;  // --check_comm: compare every call among the ranks before it is made; split() passes it on
 
     Comm(int rank, int size) : rank(rank), size(size) {}
+    Comm(const Comm &) = delete;
     virtual ~Comm() = default;
 
-    // Agreement, on the host: every rank calls with its own value and gets the same answer, summed in a fixed order.
-    virtual double sum(double) = 0;
-    virtual double max(double) = 0;
-    virtual bool all(bool) = 0;
+    // ---- slices: any count, 0 included. bf16 is summed in float and rounded once.
+
+    // data[i] = sum over ranks r of r's data[i]
+    void all_reduce_sum(Slice data, Where at = Where::current());
+
+    // recv[i] = sum over ranks r of r's send[rank * recv.count + i]; send.count = size * recv.count. recv may be that part of send.
+    void reduce_scatter_sum(Slice send, Slice recv, Where at = Where::current());
+
+    // recv[r * send.count + i] = r's send[i]; recv.count = size * send.count. send may be the part of recv that it becomes.
+    void all_gather(Slice send, Slice recv, Where at = Where::current());
+
+    // With n = send.count / size = recv.count / size: recv[r * n + i] = r's send[rank * n + i]. They do not overlap.
+    void all_to_all(Slice send, Slice recv, Where at = Where::current());
+
+    // data[i] = root's data[i]
+    void broadcast(Slice data, int root, Where at = Where::current());
+
+    // Sends to one rank while receiving from one: neither half exists alone, so no order of sends and receives can lock. Every rank
+    // calls it, with an empty slice ({}) for a half that it has not; if one side of a hop is empty, so is the other. `send` must not
+    // change and `recv` not be read before wait(). Several may be under way, waited for in any order, and other calls may come between.
+    Request exchange(Slice send, int to, Slice recv, int from, Where at = Where::current());
+    void wait(Request request, Where at = Where::current());
+
+    // ---- communicators and agreement, on the host
+
+    // The ranks of one color, in order of key (then of rank). It lives no longer than the run that this communicator is of.
+    std::unique_ptr<Comm> split(int color, int key, Where at = Where::current());
+
+    void barrier(Where at = Where::current());  // returns when all have come
+    double sum(double value, Where at = Where::current());
+    int64_t sum(int64_t value, Where at = Where::current());
+    double max(double value, Where at = Where::current());
+    bool all(bool value, Where at = Where::current());
+    std::vector<std::string> gather(const std::string &text, Where at = Where::current());  // [r] = r's text; short ones
+
+  protected:
+    friend class Request;
+    // The calls above, their arguments checked.
+    virtual void do_all_reduce_sum(Slice data) = 0;
+    virtual void do_reduce_scatter_sum(Slice send, Slice recv) = 0;
+    virtual void do_all_gather(Slice send, Slice recv) = 0;
+    virtual void do_all_to_all(Slice send, Slice recv) = 0;
+    virtual void do_broadcast(Slice data, int root) = 0;
+    virtual Request do_exchange(Slice send, int to, Slice recv, int from) = 0;
+    virtual void do_wait(uint64_t id) = 0;
+    virtual void withdraw(uint64_t id) noexcept = 0;  // a request that nobody will wait for: its slices are about to die
+    virtual std::unique_ptr<Comm> do_split(int color, int key) = 0;
+    // all[r] = r's `bytes` bytes; all on the host and in one round. All of agreement is made of it.
+    virtual void gather_host(const void *own, size_t bytes, void *all) = 0;
+    virtual void enter(const Stamp &) {}  // for a watchdog to tell
+    void complete(Request &request);      // do_wait, if there is something to wait for
+
+  private:
+    void stamp(Stamp stamp, const Where &at);
+    template <class T> std::vector<T> gathered(const char *call, T value, const Where &at);
 };
+
+// Runs f, which makes no calls of comm, on every rank. If it throws on some, all throw an AgreedError that says each distinct message once.
+void agree(Comm &comm, const std::function<void()> &f, Where at = Where::current());
+
+struct CommOptions {
+    bool check = false;    // --check_comm
+    double timeout = 600;  // --comm_timeout: seconds that a rank may wait for the others
+};
+
+// Runs f as `ranks` ranks, which are threads of this process, and returns rank 0's result. What a rank throws makes all others leave
+// their calls, and is thrown from here ("rank 2: ..."). So does a rank that waits too long, with what every rank was doing.
+int run_threads(int ranks, const CommOptions &options, const std::function<int(Comm &)> &f);
 
 struct SelfComm final : Comm {  // a world of one
     SelfComm() : Comm(0, 1) {}
-    double sum(double value) override { return value; }
-    double max(double value) override { return value; }
-    bool all(bool value) override { return value; }
+
+  protected:
+    void do_all_reduce_sum(Slice) override {}
+    void do_reduce_scatter_sum(Slice send, Slice recv) override { copy(send, recv); }
+    void do_all_gather(Slice send, Slice recv) override { copy(send, recv); }
+    void do_all_to_all(Slice send, Slice recv) override { copy(send, recv); }
+    void do_broadcast(Slice, int) override {}
+    Request do_exchange(Slice send, int, Slice recv, int) override { return copy(send, recv), Request(); }
+    void do_wait(uint64_t) override {}
+    void withdraw(uint64_t) noexcept override {}
+    std::unique_ptr<Comm> do_split(int, int) override { return std::make_unique<SelfComm>(); }
+    void gather_host(const void *own, size_t bytes, void *all) override { memcpy(all, own, bytes); }
+
+  private:
+    void copy(Slice send, Slice recv) {
+        if (recv.data != send.data) memory.copy(recv.data, send.data, recv.bytes());
+    }
 };

@@ -1,0 +1,175 @@
+#include "pairwise.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "../core/mutant.h"
+
+static const SliceMemory host_memory;
+static constexpr size_t scratch_bytes = size_t(4) << 20;  // what the parts to be summed may take at a time
+
+// out = the sum of parts[0], parts[1], ..., in that order, in Sum. out may be one of them.
+template <class T, class Sum> static void sum_in_order(T *out, const std::vector<const T *> &parts, size_t n) {
+    constexpr size_t block = 1024;
+    Sum sum[block];
+    for (size_t first = 0; first < n; first += block) {
+        const size_t m = std::min(block, n - first);
+        for (size_t i = 0; i < m; i++) sum[i] = Sum(parts[0][first + i]);
+        for (size_t r = 1; r < parts.size(); r++)
+            for (size_t i = 0; i < m; i++) sum[i] = Sum(sum[i] + Sum(parts[r][first + i]));
+        for (size_t i = 0; i < m; i++) out[first + i] = T(sum[i]);
+    }
+}
+
+template <class T, class Sum = T> static void sum_as(void *out, const std::vector<const std::byte *> &parts, size_t n) {
+    std::vector<const T *> typed;
+    for (const std::byte *p : parts) typed.push_back(reinterpret_cast<const T *>(p));
+    sum_in_order<T, Sum>(static_cast<T *>(out), typed, n);
+}
+
+static void sum_slices(SliceType type, void *out, const std::vector<const std::byte *> &parts, size_t n) {
+    switch (type) {
+        case SliceType::f32: return sum_as<float>(out, parts, n);
+        case SliceType::f64: return sum_as<double>(out, parts, n);
+        case SliceType::bf16: return MUTANT(62, sum_as<bf16>(out, parts, n), (sum_as<bf16, float>(out, parts, n)));
+        case SliceType::i32: return sum_as<int32_t>(out, parts, n);
+        case SliceType::i64: return sum_as<int64_t>(out, parts, n);
+        case SliceType::u8: return sum_as<uint8_t>(out, parts, n);
+    }
+}
+
+// ---- from the transport ---------------------------------------------------------------------------------------------------------------
+
+Request PairwiseComm::start(Slice send, int to, Slice recv, int from, const SliceMemory &memory) {
+    if (!send.count && !recv.count) return {};
+    return {this, transport_.post(tag_, send.data, send.bytes(), send.count ? members_[size_t(to)] : -1, recv.data, recv.bytes(),
+                                  recv.count ? members_[size_t(from)] : -1, memory)};
+}
+
+Request PairwiseComm::do_exchange(Slice send, int to, Slice recv, int from) {
+    memory.finish();
+    return start(send, to, recv, from, memory);
+}
+
+// Sends send_to(r) to every other rank r and receives receive_from(r), all at once.
+void PairwiseComm::with_each(const std::function<Slice(size_t)> &send_to, const std::function<Slice(size_t)> &receive_from,
+                             const SliceMemory &memory) {
+    std::vector<Request> requests;
+    for (int step = 1; step < size; step++) {
+        const int to = (rank + step) % size, from = (rank - step + size) % size;
+        requests.push_back(start(send_to(size_t(to)), to, receive_from(size_t(from)), from, memory));
+    }
+    for (Request &request : requests) complete(request);
+}
+
+void PairwiseComm::gather_host(const void *own, size_t bytes, void *all) {
+    const Slice mine(static_cast<const uint8_t *>(own), bytes), every(static_cast<uint8_t *>(all), bytes * size_t(size));
+    memcpy(every.part(size_t(rank) * bytes, bytes).data, own, bytes);
+    with_each([&](size_t) { return mine; }, [&](size_t r) { return every.part(r * bytes, bytes); }, host_memory);
+}
+
+// ---- slices ---------------------------------------------------------------------------------------------------------------------------
+
+// out = the sum over ranks of the elements [begin[rank], begin[rank + 1]) of data. They pass through the host, a piece at a time.
+void PairwiseComm::reduce_parts(Slice data, const std::vector<size_t> &begin, Slice out) {
+    const size_t ranks = size_t(size), own = size_t(rank), element = bytes_of(data.type);
+    size_t longest = 0;
+    for (size_t r = 0; r < ranks; r++) longest = std::max(longest, begin[r + 1] - begin[r]);
+    const size_t piece = std::min(longest, std::max<size_t>(1, scratch_bytes / element / ranks));
+    std::vector<std::byte> scratch(ranks * piece * element);
+    memory.finish();
+    for (size_t first = 0; first < MUTANT(61, longest / piece * piece, longest); first += piece) {
+        auto in_piece = [&](size_t r) {  // of rank r's part
+            return std::min(piece, begin[r + 1] - std::min(begin[r + 1], begin[r] + first));
+        };
+        const size_t n = in_piece(own);
+        auto from = [&](size_t r) {
+            Slice s = data;
+            s.data = scratch.data() + r * piece * element, s.count = n;
+            return s;
+        };
+        with_each([&](size_t r) { return data.part(begin[r] + first, in_piece(r)); }, from, memory);
+        if (n == 0) continue;
+        memory.copy(from(own).data, data.part(begin[own] + first, n).data, n * element);
+        std::vector<const std::byte *> parts;
+        for (size_t r = 0; r < ranks; r++)
+            parts.push_back(static_cast<const std::byte *>(from(MUTANT(60, (own + r) % ranks, r)).data));
+        sum_slices(data.type, scratch.data(), parts, n);
+        memory.copy(out.part(first, n).data, scratch.data(), n * element);
+    }
+}
+
+void PairwiseComm::do_reduce_scatter_sum(Slice send, Slice recv) {
+    std::vector<size_t> begin;
+    for (size_t r = 0; r <= size_t(size); r++) begin.push_back(r * recv.count);
+    reduce_parts(send, begin, recv);
+}
+
+// Each rank sums its part and sends it to all.
+void PairwiseComm::do_all_reduce_sum(Slice data) {
+    const size_t own = size_t(rank), part = ceil_div(data.count, size_t(size));
+    std::vector<size_t> begin;
+    for (size_t r = 0; r <= size_t(size); r++) begin.push_back(std::min(r * part, data.count));
+    auto of = [&](size_t r) { return data.part(begin[r], begin[r + 1] - begin[r]); };
+    reduce_parts(data, begin, of(own));
+    with_each([&](size_t) { return of(own); }, of, memory);
+}
+
+void PairwiseComm::do_all_gather(Slice send, Slice recv) {
+    const Slice own = recv.part(size_t(rank) * send.count, send.count);
+    memory.finish();
+    if (own.data != send.data) memory.copy(own.data, send.data, send.bytes());
+    with_each([&](size_t) { return send; }, [&](size_t r) { return recv.part(r * send.count, send.count); }, memory);
+}
+
+void PairwiseComm::do_all_to_all(Slice send, Slice recv) {
+    const size_t n = send.count / size_t(size), own = size_t(rank) * n;
+    memory.finish();
+    memory.copy(recv.part(own, n).data, send.part(own, n).data, send.part(own, n).bytes());
+    with_each([&](size_t r) { return send.part(r * n, n); }, [&](size_t r) { return recv.part(r * n, n); }, memory);
+}
+
+void PairwiseComm::do_broadcast(Slice data, int root) {
+    memory.finish();
+    with_each([&](size_t) { return rank == root ? data : Slice(); }, [&](size_t r) { return int(r) == root ? data : Slice(); },
+              memory);
+}
+
+// ---- communicators --------------------------------------------------------------------------------------------------------------------
+
+// Messages of the new communicator carry a tag that none of its ranks has used: larger than any of this communicator's ranks has.
+std::unique_ptr<Comm> PairwiseComm::do_split(int color, int key) {
+    struct Choice {
+        int color, key, tag;
+    };
+    const Choice own{color, key, transport_.next_tag};
+    std::vector<Choice> all(members_.size());
+    gather_host(&own, sizeof(own), all.data());
+
+    int tag = 0;
+    std::vector<int> group;  // ranks of this communicator
+    for (size_t r = 0; r < all.size(); r++) {
+        tag = std::max(tag, all[r].tag);
+        if (all[r].color == color) group.push_back(int(r));
+    }
+    transport_.next_tag = tag + 1;
+    std::stable_sort(group.begin(), group.end(), [&](int a, int b) { return all[size_t(a)].key < all[size_t(b)].key; });
+    std::vector<int> members;
+    for (int r : group) members.push_back(members_[size_t(r)]);
+    const int new_rank = int(std::find(group.begin(), group.end(), rank) - group.begin());
+    return std::make_unique<PairwiseComm>(transport_, members, new_rank, tag);
+}
+
+// ---- the watchdog's words -------------------------------------------------------------------------------------------------------------
+
+std::string describe_rank(const Stamp &last, bool waits) {
+    const std::string call = last.text();
+    return call.empty() ? "no call yet" : (waits ? "in " : "back from ") + call;
+}
+
+std::string hung_message(int rank, double timeout, const std::vector<std::string> &ranks) {
+    std::string text = format("rank %d has waited longer than --comm_timeout %g; the last call of each rank:", rank, timeout);
+    for (size_t r = 0; r < ranks.size(); r++)
+        text += format("\n  rank %zu: %s", r, ranks[r].empty() ? "no answer" : ranks[r].c_str());
+    return text + "\n  fix: a larger --comm_timeout if a rank is only slow; --check_comm compares the ranks' calls";
+}
