@@ -1,0 +1,19 @@
+#include "mesh.h"
+
+#include "../core/common.h"
+
+static int checked(int world, int sp) {
+    if (sp >= 1 && world % sp == 0) return sp;
+    std::string sizes;
+    for (int size = 1; size <= world; size++)
+        if (world % size == 0) sizes += format("%s%d", size > 1 ? ", " : "", size);
+    die("--ring_attn_size %d does not divide %d ranks\n  fix: one of %s", sp, world, sizes.c_str());
+}
+
+Mesh::Mesh(Comm &world, int ring_attn_size)
+    : all(world),
+      ring(world.split(world.rank / checked(world.size, ring_attn_size), world.rank)),
+      dp(world.size / ring_attn_size),
+      sp(ring_attn_size),
+      dp_rank(world.rank / sp),
+      sp_rank(world.rank % sp) {}
