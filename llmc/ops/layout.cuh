@@ -48,7 +48,8 @@ template <class X> void clear_floats(Cuda<X> dev, float *out, size_t n) {
     constexpr unsigned threads = 256;
     constexpr int N = Vec<float>::size;
     const bool wide = fit_vectors<N>(n, out);
-    launch(dev, wide ? clear_floats_kernel1<N> : clear_floats_kernel1<1>, Grid{ceil_div(n, threads * (wide ? N : 1))}, threads, 0, out, n);
+    launch(dev, wide ? clear_floats_kernel1<N> : clear_floats_kernel1<1>, Grid{ceil_div(n, threads * (wide ? N : 1))}, threads, 0,
+           out, n);
 }
 
 // N elements per thread.

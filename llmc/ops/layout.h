@@ -17,8 +17,7 @@ template <class X> void copy_rows(Cpu<X>, X *out, size_t out_stride, const X *x,
     for (size_t r = 0; r < n; r++) std::copy_n(x + r * x_stride, C, out + r * out_stride);
 }
 
-template <class X>
-void add_rows(Cpu<X> dev, float *out, size_t out_stride, const float *x, size_t x_stride, size_t n, size_t C) {
+template <class X> void add_rows(Cpu<X> dev, float *out, size_t out_stride, const float *x, size_t x_stride, size_t n, size_t C) {
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t r = 0; r < n; r++)
 #pragma omp simd

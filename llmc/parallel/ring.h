@@ -104,8 +104,8 @@ struct UlyssesHeads {
 
 }  // namespace ring
 
-inline RingBufferSizes ring_attention_buffers(SpMode mode, size_t ranks, size_t head_stride, size_t T, size_t H, size_t KV, size_t D,
-                                              bool backward) {
+inline RingBufferSizes ring_attention_buffers(SpMode mode, size_t ranks, size_t head_stride, size_t T, size_t H, size_t KV,
+                                              size_t D, bool backward) {
     if (ranks == 1) return {0, 0};
     const size_t kv = T * KV * D;
     if (mode == SpMode::ring) return {4 * kv, backward ? 8 * kv : 0};
@@ -142,15 +142,14 @@ void each_block(Dev dev, RingAttention &a, X *buffer, Heads<const X> k, Heads<co
             next = a.exchange(&Payload::kv, Slice(here, travel.rows(a.behind(hop), hop + 1) * 2 * width), a.ahead(1),
                               Slice(there, travel.rows(a.behind(hop + 1), hop + 1) * 2 * width), a.behind(1));
         if (hop == 0) f(hop, k, v, a.split.pieces[a.rank()]);
-        else
-            f(hop, Heads<const X>{here, 2 * width}, Heads<const X>{here + width, 2 * width}, travel.keys(a.behind(hop), hop));
+        else f(hop, Heads<const X>{here, 2 * width}, Heads<const X>{here + width, 2 * width}, travel.keys(a.behind(hop), hop));
         if (hop < hops) a.comm.wait(std::move(next));
     }
 }
 
 template <class Dev, class X = typename Dev::X>
-void ring_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, Heads<const X> q, Heads<const X> k, Heads<const X> v,
-                  const int32_t *lo, size_t H, size_t KV, size_t D, float scale, RingBuffers<X> buffers) {
+void ring_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, Heads<const X> q, Heads<const X> k,
+                  Heads<const X> v, const int32_t *lo, size_t H, size_t KV, size_t D, float scale, RingBuffers<X> buffers) {
     const size_t T = a.split.local_T();
     attention_begin(dev, out32, lse, T, H, D);
     each_block(dev, a, buffers.values, k, v, KV * D, [&](size_t hop, Heads<const X> k, Heads<const X> v, const Pieces &keys) {
@@ -228,8 +227,8 @@ void ring_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk32,
     each_block(dev, a, buffers.values, k, v, KV * D, [&](size_t hop, Heads<const X> k, Heads<const X> v, const Pieces &keys) {
         if (hop) visiting.clear(hop);
         if (a.travel.sees(a.rank(), a.behind(hop)))
-            attention_backward_part(dev, dq32, hop ? visiting.dk(hop) : dk32, hop ? visiting.dv(hop) : dv32, scratch, q, k, v, delta, lse,
-                                    dout, lo, a.split.pieces[a.rank()], keys, T, H, KV, D, scale);
+            attention_backward_part(dev, dq32, hop ? visiting.dk(hop) : dk32, hop ? visiting.dv(hop) : dv32, scratch, q, k, v,
+                                    delta, lse, dout, lo, a.split.pieces[a.rank()], keys, T, H, KV, D, scale);
         if (hop) visiting.pass_on(hop);
     });
     visiting.add_to(dk32, dv32);
@@ -266,8 +265,8 @@ void each_group(Dev dev, RingAttention &a, X *buffer, Heads<const X> k, Heads<co
 
 // A group of heads is an attention of its own, H / KV * g query heads and g KV heads: its arrays are copied from and to the layer's.
 template <class Dev, class X = typename Dev::X>
-void gather_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, Heads<const X> q, Heads<const X> k, Heads<const X> v,
-                    const int32_t *lo, size_t H, size_t KV, size_t D, float scale, RingBuffers<X> buffers) {
+void gather_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, Heads<const X> q, Heads<const X> k,
+                    Heads<const X> v, const int32_t *lo, size_t H, size_t KV, size_t D, float scale, RingBuffers<X> buffers) {
     const size_t T = a.split.local_T(), g = a.head_stride, h = H / KV * g, block = T * 2 * g * D;
     X *l_out = buffers.values + 2 * a.ranks() * block;
     each_group(dev, a, buffers.values, k, v, KV, D, [&](size_t kv0, const X *blocks) {
@@ -277,9 +276,9 @@ void gather_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse,
             const size_t from = a.behind(hop);
             const X *l_k = blocks + from * block;
             if (a.travel.sees(a.rank(), from))
-                attention_forward_part(dev, out32, lse + h0 * T, Heads<const X>{q.data + h0 * D, q.stride}, Heads<const X>{l_k, 2 * g * D},
-                                       Heads<const X>{l_k + g * D, 2 * g * D}, lo, a.split.pieces[a.rank()], a.split.pieces[from], T, h,
-                                       g, D, scale);
+                attention_forward_part(dev, out32, lse + h0 * T, Heads<const X>{q.data + h0 * D, q.stride},
+                                       Heads<const X>{l_k, 2 * g * D}, Heads<const X>{l_k + g * D, 2 * g * D}, lo,
+                                       a.split.pieces[a.rank()], a.split.pieces[from], T, h, g, D, scale);
         }
         attention_end(dev, l_out, out32, T * h * D);
         copy_rows(dev, out + h0 * D, H * D, l_out, h * D, T, h * D);
@@ -287,12 +286,12 @@ void gather_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse,
 }
 
 template <class Dev, class X = typename Dev::X>
-void gather_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *delta, float *scratch, Heads<const X> q, Heads<const X> k,
-                     Heads<const X> v, const X *out, const X *dout, const float *lse, const int32_t *lo, size_t H, size_t KV, size_t D,
-                     float scale, RingBuffers<X> buffers) {
+void gather_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *delta, float *scratch, Heads<const X> q,
+                     Heads<const X> k, Heads<const X> v, const X *out, const X *dout, const float *lse, const int32_t *lo,
+                     size_t H, size_t KV, size_t D, float scale, RingBuffers<X> buffers) {
     const size_t T = a.split.local_T(), g = a.head_stride, h = H / KV * g, block = T * 2 * g * D, row = (H + 2 * KV) * D;
     X *l_out = buffers.values + 2 * a.ranks() * block, *l_dout = l_out + T * h * D, *l_dqkv = l_dout + T * h * D;
-    float *gradients = buffers.floats;                      // (ranks, 2, T, g, D): dk and dv of each rank's rows
+    float *gradients = buffers.floats;                                      // (ranks, 2, T, g, D): dk and dv of each rank's rows
     float *l_dk = gradients + a.ranks() * block, *l_dv = l_dk + block / 2;  // summed over ranks, of this rank's rows
     each_group(dev, a, buffers.values, k, v, KV, D, [&](size_t kv0, const X *blocks) {
         const size_t h0 = kv0 * (H / KV);
@@ -307,7 +306,8 @@ void gather_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *del
             if (a.travel.sees(a.rank(), from))
                 attention_backward_part(dev, dq32, dk, dk + block / 2, scratch, Heads<const X>{q.data + h0 * D, q.stride},
                                         Heads<const X>{l_k, 2 * g * D}, Heads<const X>{l_k + g * D, 2 * g * D}, delta + h0 * T,
-                                        lse + h0 * T, l_dout, lo, a.split.pieces[a.rank()], a.split.pieces[from], T, h, g, D, scale);
+                                        lse + h0 * T, l_dout, lo, a.split.pieces[a.rank()], a.split.pieces[from], T, h, g, D,
+                                        scale);
         }
         a.reduce_scatter_sum(&Payload::dkv, Slice(gradients, a.ranks() * block), Slice(l_dk, block));
         attention_backward_end(dev, l_dqkv, dq32, l_dk, l_dv, T, h, g, D);
@@ -343,8 +343,8 @@ inline Pieces whole_row(const RingAttention &a) {
 }
 
 template <class Dev, class X = typename Dev::X>
-void ulysses_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, Heads<const X> q, Heads<const X> k, Heads<const X> v,
-                     const int32_t *lo, size_t H, size_t KV, size_t D, float scale, RingBuffers<X> buffers) {
+void ulysses_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, Heads<const X> q, Heads<const X> k,
+                     Heads<const X> v, const int32_t *lo, size_t H, size_t KV, size_t D, float scale, RingBuffers<X> buffers) {
     const UlyssesHeads heads(a.ranks(), H, KV);
     const size_t T = a.split.local_T(), all_T = a.split.T, h = heads.h, row = (h + 2 * heads.m) * D;
     const Pieces all = whole_row(a);
@@ -386,8 +386,7 @@ void ulysses_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk
     const auto home = [&](float *sum, size_t width, const float *part, size_t n, auto head_of) {
         a.all_to_all(&Payload::dkv, Slice(part, all_T * n * D), Slice(came, all_T * n * D));
         for (size_t r = 0; r < a.ranks(); r++)
-            for (size_t i = 0; i < n; i++)
-                add_rows(dev, sum + head_of(r, i) * D, width, came + (r * T * n + i) * D, n * D, T, D);
+            for (size_t i = 0; i < n; i++) add_rows(dev, sum + head_of(r, i) * D, width, came + (r * T * n + i) * D, n * D, T, D);
     };
     const auto kv_head = [&](size_t r, size_t i) { return heads.kv_head(r, i); };
     home(dq32, H * D, l_dq, h, [&](size_t r, size_t i) { return r * h + i; });
@@ -400,19 +399,25 @@ void ulysses_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk
 
 template <class Dev, class X = typename Dev::X>
 void ring_attention_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, Heads<const X> q, Heads<const X> k,
-                            Heads<const X> v, const int32_t *lo, size_t H, size_t KV, size_t D, float scale, RingBuffers<X> buffers) {
-    if (a.mode == SpMode::ring || a.ranks() == 1) ring::ring_forward(dev, a, out, out32, lse, q, k, v, lo, H, KV, D, scale, buffers);
+                            Heads<const X> v, const int32_t *lo, size_t H, size_t KV, size_t D, float scale,
+                            RingBuffers<X> buffers) {
+    if (a.mode == SpMode::ring || a.ranks() == 1)
+        ring::ring_forward(dev, a, out, out32, lse, q, k, v, lo, H, KV, D, scale, buffers);
     else if (a.mode == SpMode::gather) ring::gather_forward(dev, a, out, out32, lse, q, k, v, lo, H, KV, D, scale, buffers);
     else ring::ulysses_forward(dev, a, out, out32, lse, q, k, v, lo, H, KV, D, scale, buffers);
 }
 
 template <class Dev, class X = typename Dev::X>
-void ring_attention_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk32, float *dv32, float *delta, float *scratch,
-                             Heads<const X> q, Heads<const X> k, Heads<const X> v, const X *out, const X *dout, const float *lse,
-                             const int32_t *lo, size_t H, size_t KV, size_t D, float scale, RingBuffers<X> buffers) {
+void ring_attention_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk32, float *dv32, float *delta,
+                             float *scratch, Heads<const X> q, Heads<const X> k, Heads<const X> v, const X *out, const X *dout,
+                             const float *lse, const int32_t *lo, size_t H, size_t KV, size_t D, float scale,
+                             RingBuffers<X> buffers) {
     if (a.mode == SpMode::ring || a.ranks() == 1)
-        ring::ring_backward(dev, a, dqkv, dq32, dk32, dv32, delta, scratch, q, k, v, out, dout, lse, lo, H, KV, D, scale, buffers);
+        ring::ring_backward(dev, a, dqkv, dq32, dk32, dv32, delta, scratch, q, k, v, out, dout, lse, lo, H, KV, D, scale,
+                            buffers);
     else if (a.mode == SpMode::gather)
         ring::gather_backward(dev, a, dqkv, dq32, delta, scratch, q, k, v, out, dout, lse, lo, H, KV, D, scale, buffers);
-    else ring::ulysses_backward(dev, a, dqkv, dq32, dk32, dv32, delta, scratch, q, k, v, out, dout, lse, lo, H, KV, D, scale, buffers);
+    else
+        ring::ulysses_backward(dev, a, dqkv, dq32, dk32, dv32, delta, scratch, q, k, v, out, dout, lse, lo, H, KV, D, scale,
+                               buffers);
 }

@@ -61,7 +61,9 @@ static std::vector<size_t> deal_longest_first(std::span<const uint64_t> work, si
     std::iota(order.begin(), order.end(), size_t(0));
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return work[a] > work[b]; });
     for (size_t i : order) {
-        const auto stranger = [&](size_t r) { return !((i > 0 && owner[i - 1] == r) || (i + 1 < owner.size() && owner[i + 1] == r)); };
+        const auto stranger = [&](size_t r) {
+            return !((i > 0 && owner[i - 1] == r) || (i + 1 < owner.size() && owner[i + 1] == r));
+        };
         const auto rating = [&](size_t r) { return std::tuple(count[r] == pieces_per_rank, load[r], stranger(r), r); };
         size_t best = 0;
         for (size_t r = 1; r < ranks; r++)
@@ -227,7 +229,9 @@ Row local_row(const Row &row, const SequenceSplit &split, size_t rank) {
     }
     for (size_t i = 0; i < split.pieces[rank].count; i++) {
         const Piece &piece = split.pieces[rank].piece[i];
-        const auto at = [&](size_t p) { return std::lower_bound(row.rows.begin(), row.rows.end(), int32_t(p)) - row.rows.begin(); };
+        const auto at = [&](size_t p) {
+            return std::lower_bound(row.rows.begin(), row.rows.end(), int32_t(p)) - row.rows.begin();
+        };
         for (size_t j = size_t(at(piece.begin)); j < size_t(at(piece.end)); j++) {
             const size_t t = piece.offset + size_t(row.rows[j]) - piece.begin;
             local.rows.push_back(int32_t(t));

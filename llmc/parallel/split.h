@@ -52,9 +52,9 @@ class KeyTravel {
 
     KeyTravel(std::span<const uint64_t> pairs, std::span<const size_t> owner, size_t ranks, size_t size);
 
-    size_t hops() const { return hops_; }  // the most that any block makes
-    size_t rows(size_t source, size_t hop) const;     // that make hop number `hop`, from 1
-    Pieces keys(size_t source, size_t hop) const;     // the same as pieces of the block
+    size_t hops() const { return hops_; }          // the most that any block makes
+    size_t rows(size_t source, size_t hop) const;  // that make hop number `hop`, from 1
+    Pieces keys(size_t source, size_t hop) const;  // the same as pieces of the block
     bool sees(size_t rank, size_t source) const { return pairs_[rank * blocks_.size() + source] > 0; }
     uint64_t pairs(size_t rank, size_t source) const { return pairs_[rank * blocks_.size() + source]; }
     const std::vector<Stop> &block(size_t source) const { return blocks_[source]; }  // in the order of packing
@@ -73,13 +73,13 @@ const char *name_of(Layout layout);
 struct SequenceSplit {
     Layout layout;
     size_t T, ranks;
-    std::vector<Pieces> pieces;      // (ranks) what each holds, neighbours merged
-    std::vector<KeyTravel> travel;   // (kinds of layers)
-    std::vector<double> work;        // (ranks) pairs of query and key, over all layers
-    double seconds = 0;              // estimated, forward and backward of all layers
+    std::vector<Pieces> pieces;     // (ranks) what each holds, neighbours merged
+    std::vector<KeyTravel> travel;  // (kinds of layers)
+    std::vector<double> work;       // (ranks) pairs of query and key, over all layers
+    double seconds = 0;             // estimated, forward and backward of all layers
 
     size_t local_T() const { return T / ranks; }
-    double balance() const;  // mean over max of the work: 1 is ideal
+    double balance() const;                            // mean over max of the work: 1 is ideal
     std::vector<size_t> positions(size_t rank) const;  // (local_T) the global position of each local row
 };
 

@@ -1,0 +1,236 @@
+// ring.h: ranks are threads, each with its share of the rows. Whatever the mode and the layout, results are those of one rank.
+#include "../llmc/parallel/ring.h"
+
+#include <map>
+#include <tuple>
+
+#include "reference_attention.h"
+
+static const AttentionCost any_cost{1, 1, 1, 2, 1e12, 1e10};
+
+struct RingCase {
+    size_t ranks;
+    SpMode mode;
+    Layout layout;
+    size_t head_stride = 1;
+
+    std::string name() const {
+        const char *modes[] = {"ring", "gather", "ulysses"};
+        return format("%s over %zu, %s", modes[size_t(mode)], ranks, name_of(layout)) +
+               (mode == SpMode::gather ? format(", %zu heads", head_stride) : "");
+    }
+};
+
+template <class X> struct RingResult {
+    AttentionResult<X> result;
+    Payload payload;  // of all ranks
+};
+
+// n values, NaN at first, and some behind the end that nobody may touch
+template <class T> struct Guarded {
+    static constexpr size_t guard = 64;
+    std::vector<T> values;
+    explicit Guarded(size_t n) : values(n + guard, T(NAN)) {}
+    T *data() { return values.data(); }
+    bool intact() const {
+        return std::all_of(values.end() - guard, values.end(), [](T x) { return std::isnan(float(x)); });
+    }
+};
+
+// One rank's share: copies its rows in, runs both passes, copies the results into their places of `all`, which ranks share.
+template <class Dev, class X = typename Dev::X>
+void run_rank(Comm &comm, const RingCase &c, const SequenceSplit &split, const AttentionShape &a, const AttentionInputs<X> &in,
+              RingResult<X> &all, Payload &payload) {
+    const size_t T = split.local_T(), H = a.H, KV = a.KV, D = a.D, row = (H + 2 * KV) * D;
+    const ContextPtr context = make_context(1);
+    const Dev dev{1, context.get()};
+    const auto lo = a.lo();
+    const auto positions = split.positions(size_t(comm.rank));
+    std::vector<X> qkv(T * row), dout(T * H * D);
+    for (size_t t = 0; t < T; t++) {
+        std::copy_n(in.qkv.begin() + long(positions[t] * row), row, qkv.begin() + long(t * row));
+        std::copy_n(in.dout.begin() + long(positions[t] * H * D), H * D, dout.begin() + long(t * H * D));
+    }
+    Guarded<X> out(T * H * D);
+    Guarded<float> out32(T * H * D), lse(H * T), dq(T * H * D), dk(T * KV * D), dv(T * KV * D), delta(H * T),
+        scratch(attention_scratch(dev));
+    const Heads<const X> q{qkv.data(), row}, k{qkv.data() + H * D, row}, v{qkv.data() + (H + KV) * D, row};
+    RingAttention ring{comm, c.mode, c.head_stride, split, split.travel[0], payload};
+    bool intact = true;
+    for (bool backward : {false, true}) {
+        const auto sizes = ring_attention_buffers(c.mode, split.ranks, c.head_stride, T, H, KV, D, backward);
+        Guarded<X> values(sizes.values);
+        Guarded<float> floats(sizes.floats);
+        const RingBuffers<X> buffers{values.data(), floats.data()};
+        if (backward)  // in place
+            ring_attention_backward(dev, ring, qkv.data(), dq.data(), dk.data(), dv.data(), delta.data(), scratch.data(), q, k, v,
+                                    out.data(), dout.data(), lse.data(), lo.data(), H, KV, D, a.scale(), buffers);
+        else
+            ring_attention_forward(dev, ring, out.data(), out32.data(), lse.data(), q, k, v, lo.data(), H, KV, D, a.scale(),
+                                   buffers);
+        intact = intact && values.intact() && floats.intact();
+    }
+    for (const auto *x : {&out32, &lse, &dq, &dk, &dv, &delta}) intact = intact && x->intact();
+    if (!intact || !out.intact()) die("written behind the end of an array");
+    for (size_t t = 0; t < T; t++) {
+        std::copy_n(out.data() + t * H * D, H * D, all.result.out.begin() + long(positions[t] * H * D));
+        std::copy_n(qkv.data() + t * row, row, all.result.dqkv.begin() + long(positions[t] * row));
+        for (size_t h = 0; h < H; h++)
+            if (c.mode != SpMode::ulysses) all.result.lse[h * a.T() + positions[t]] = lse.data()[h * T + t];
+    }
+    if (c.mode == SpMode::ulysses) std::copy_n(lse.data(), H * T, all.result.lse.begin() + long(size_t(comm.rank) * H * T));
+}
+
+template <class Dev> struct Ring : testing::Test {
+    using X = typename Dev::X;
+    static RingResult<X> run(const RingCase &c, const AttentionShape &a, const AttentionInputs<X> &in) {
+        std::vector<size_t> offsets{0};
+        for (size_t length : a.documents) offsets.push_back(offsets.back() + length);
+        const LayerKind kinds[] = {{a.window, 1}};
+        const SequenceSplit split = split_sequence(c.layout, offsets, a.T(), c.ranks, kinds, any_cost);
+        RingResult<X> all{{std::vector<X>(a.T() * a.H * a.D), std::vector<X>(in.qkv.size()), std::vector<float>(a.H * a.T())},
+                          {}};
+        std::vector<Payload> payloads(c.ranks);
+        run_threads(int(c.ranks), CommOptions{true, 60}, [&](Comm &comm) {
+            run_rank<Dev>(comm, c, split, a, in, all, payloads[size_t(comm.rank)]);
+            return 0;
+        });
+        for (const Payload &p : payloads) all.payload.kv += p.kv, all.payload.dkv += p.dkv;
+        return all;
+    }
+};
+TYPED_TEST_SUITE(Ring, CpuDevices);
+
+static std::vector<RingCase> ring_cases(const AttentionShape &a) {
+    std::vector<RingCase> cases;
+    for (size_t ranks : {1, 2, 3, 4, 8}) {
+        if (a.H % ranks == 0) cases.push_back({ranks, SpMode::ulysses, Layout::contiguous});
+        for (Layout layout : layouts) {
+            cases.push_back({ranks, SpMode::ring, layout});
+            cases.push_back({ranks, SpMode::gather, layout, 1 + size_t(layout) % a.KV == a.KV ? a.KV : 1});
+        }
+    }
+    return cases;
+}
+
+// With the float64 reference, both results are within the same derived bound of it, so within twice that of one another.
+TYPED_TEST(Ring, EqualsOneRank) {
+    using Test = Ring<TypeParam>;
+    const std::map<std::string, AttentionShape> shapes = {
+        {"4:2", {{1, 70, 1, 1, 40, 64, 15}, 0, 4, 2, 16}},
+        {"9:3", {{100, 1, 91}, 0, 9, 3, 8}},
+        {"7:1, window 24", {{30, 1, 120, 41}, 24, 7, 1, 8}},
+        {"8:2, window 24", {{192}, 24, 8, 2, 8}},
+        {"one document", {{192}, 0, 2, 1, 8}},
+    };
+    for (const auto &[name, a] : shapes) {
+        const AttentionInputs<typename TypeParam::X> in(a);
+        const auto one = run_attention<HostArray>(make_device<TypeParam>(), a, in);
+        for (const RingCase &c : ring_cases(a)) {
+            const auto got = Test::run(c, a, in).result;
+            check_attention((name + ", " + c.name()).c_str(), a, in, got);
+            if (c.ranks > 1) continue;
+            EXPECT_TRUE(same_bits(got.out.data(), one.out.data(), one.out.size()));
+            EXPECT_TRUE(same_bits(got.lse.data(), one.lse.data(), one.lse.size()));
+            EXPECT_TRUE(same_bits(got.dqkv.data(), one.dqkv.data(), one.dqkv.size()));
+        }
+    }
+}
+
+// Long enough that a rank has several blocks of queries, and that bf16 is multiplied as bf16.
+TYPED_TEST(Ring, LongerRows) {
+    using Test = Ring<TypeParam>;
+    const AttentionShape a{{300, 1, 250, 217}, 0, 2, 1, 16};
+    const AttentionInputs<typename TypeParam::X> in(a);
+    for (const RingCase &c : {RingCase{2, SpMode::ring, Layout::zigzag}, RingCase{3, SpMode::ring, Layout::longest_first},
+                              RingCase{3, SpMode::gather, Layout::zigzag}, RingCase{2, SpMode::ulysses, Layout::contiguous}})
+        check_attention(c.name().c_str(), a, in, Test::run(c, a, in).result);
+}
+
+TYPED_TEST(Ring, UlyssesCopiesKvHeads) {
+    using Test = Ring<TypeParam>;
+    // 7 ranks share one KV head; 6 ranks of 2 query heads in groups of 3 hold 2 copies each, 8 of 1 in groups of 2 one
+    for (const auto &[ranks, H, KV] : {std::tuple<size_t, size_t, size_t>{7, 7, 1}, {6, 12, 4}, {8, 8, 4}}) {
+        const AttentionShape a{{55, 1, 56 * 6 - 56}, 0, H, KV, 8};
+        const AttentionInputs<typename TypeParam::X> in(a);
+        check_attention(format("ulysses, %zu:%zu over %zu", H, KV, ranks).c_str(), a, in,
+                        Test::run({ranks, SpMode::ulysses, Layout::contiguous}, a, in).result);
+    }
+}
+
+TYPED_TEST(Ring, RepeatsToTheBit) {
+    using Test = Ring<TypeParam>;
+    const AttentionShape a{{1, 70, 1, 1, 40, 64, 15}, 0, 4, 2, 16};
+    const AttentionInputs<typename TypeParam::X> in(a);
+    for (const RingCase &c :
+         {RingCase{4, SpMode::ring, Layout::longest_first}, RingCase{4, SpMode::gather, Layout::longest_first},
+          RingCase{4, SpMode::ulysses, Layout::contiguous}}) {
+        const auto once = Test::run(c, a, in).result, again = Test::run(c, a, in).result;
+        EXPECT_TRUE(same_bits(once.out.data(), again.out.data(), once.out.size())) << c.name();
+        EXPECT_TRUE(same_bits(once.dqkv.data(), again.dqkv.data(), once.dqkv.size())) << c.name();
+    }
+}
+
+// The formulas in ring.h.
+TYPED_TEST(Ring, PayloadOfADenseRow) {
+    using Test = Ring<TypeParam>;
+    const AttentionShape a{{192}, 0, 8, 2, 8};
+    const size_t T = a.T(), D = a.D, b = sizeof(typename TypeParam::X);
+    const AttentionInputs<typename TypeParam::X> in(a);
+    const auto expect = [&](const RingCase &c, size_t kv, size_t dkv) {
+        const Payload got = Test::run(c, a, in).payload;
+        EXPECT_EQ(got.kv, kv) << c.name();
+        EXPECT_EQ(got.dkv, dkv) << c.name();
+    };
+    for (size_t P : {1, 2, 4, 8}) {
+        const size_t kv = 2 * a.KV * D * b, dkv = 2 * a.KV * D * 4;
+        const size_t contiguous = T * (P - 1) / 2, zigzag = P > 1 ? T * (P - 1) - T * (P - 1) / (2 * P) : 0;
+        expect({P, SpMode::ring, Layout::contiguous}, 2 * kv * contiguous, dkv * contiguous);
+        expect({P, SpMode::ring, Layout::zigzag}, 2 * kv * zigzag, dkv * zigzag);
+        for (size_t stride : {1, 2}) {
+            expect({P, SpMode::gather, Layout::contiguous, stride}, 2 * kv * T / P * (P * (P - 1) / 2), dkv * T * (P - 1));
+            expect({P, SpMode::gather, Layout::zigzag, stride}, 2 * kv * T * (P - 1), dkv * T * (P - 1));
+        }
+        const size_t h = a.H / P, m = std::max<size_t>(a.KV / P, 1);
+        expect({P, SpMode::ulysses, Layout::contiguous}, (2 * (2 * h + 2 * m) * D * b + h * 4) * T * (P - 1),
+               (h + 2 * m) * D * 4 * T * (P - 1));
+    }
+}
+
+TYPED_TEST(Ring, WhatNobodyNeedsIsNotSent) {
+    using Test = Ring<TypeParam>;
+    const auto payload = [](const std::vector<size_t> &documents, const RingCase &c, size_t window = 0) {
+        const AttentionShape a{documents, window, 2, 1, 8};
+        return Test::run(c, a, AttentionInputs<typename TypeParam::X>(a)).payload;
+    };
+    const size_t row = 2 * 8 * sizeof(typename TypeParam::X);
+    const RingCase ring{4, SpMode::ring, Layout::contiguous}, gather{4, SpMode::gather, Layout::contiguous};
+    EXPECT_EQ(payload({48, 48, 48, 48}, ring).kv, 0u);
+    EXPECT_EQ(payload({48, 48, 48, 48}, ring).dkv, 0u);
+    EXPECT_EQ(payload({48, 48, 48, 48}, gather).kv, 0u);
+    EXPECT_EQ(payload({45, 51, 96}, ring).kv, 2 * row * (6 + 48));  // a piece of 6 to the next rank; half of the last document
+    EXPECT_EQ(payload({192}, ring, 6).kv, 2 * row * 3 * 6);         // each rank but the last: its last piece
+}
+
+// ---- modes
+
+TEST(RingModes, SayWhatWorks) {
+    const auto message = [](auto... args) -> std::string {
+        try {
+            check_sp_mode(args...);
+        } catch (const Error &e) {
+            return e.what();
+        }
+        return "";
+    };
+    EXPECT_EQ(message(SpMode::ring, 4, 9, 3, 0), "");
+    EXPECT_EQ(message(SpMode::gather, 4, 9, 3, 3), "");
+    EXPECT_EQ(message(SpMode::ulysses, 3, 9, 3, 0), "");
+    EXPECT_EQ(
+        message(SpMode::ulysses, 4, 9, 3, 0),
+        "--sp_mode ulysses: 9 query heads cannot be dealt to 4 ranks\n  fix: --sp_mode ring or --sp_mode gather, which work with any "
+        "number of heads");
+    EXPECT_EQ(message(SpMode::gather, 4, 9, 3, 2),
+              "--ring_attn_head_stride 2 does not divide the model's 3 KV heads (it counts KV heads, not query heads)\n  fix: "
+              "--ring_attn_head_stride 1");
+}
