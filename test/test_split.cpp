@@ -48,6 +48,13 @@ TEST(Mesh, NamesTheSizesThatDivide) {
     }
 }
 
+TEST(Mesh, SaysThatARingSpansHosts) {
+    EXPECT_EQ(ring_across_hosts({"a", "a", "b", "b"}, 2), "");
+    EXPECT_EQ(ring_across_hosts({"a", "a", "b", "b"}, 1), "");
+    EXPECT_EQ(ring_across_hosts({"a", "a", "a", "b"}, 2),
+              "ranks 2 to 3 share their sequences between the hosts a and b: keys and values cross the network");
+}
+
 // ---- what the split says, against every query and key
 
 struct Documents {

@@ -16,3 +16,6 @@ struct Mesh {
     // ring_attn_size is sp; it must divide the world. Every rank calls it.
     Mesh(Comm &world, int ring_attn_size);
 };
+
+// hosts[r]: where rank r of the world runs. Names a ring that spans several, whose keys then cross the network; "" if none does.
+std::string ring_across_hosts(const std::vector<std::string> &hosts, int sp);

@@ -21,8 +21,8 @@
 //   R: row-hops (KeyTravel), dense: T*(P-1)/2 contiguous, T*(P-1)*(1 - 1/(2P)) zigzag
 //   N: pairs of a rank and another whose keys it sees, dense: P*(P-1)/2 contiguous, P*(P-1) zigzag
 //
-//   ring_attention_forward (dev, ring, out, out32, lse, q, k, v, lo, H, KV, D, scale, buffers)
-//   ring_attention_backward(dev, ring, dqkv, dq32, dk32, dv32, delta, scratch, q, k, v, out, dout, lse, lo, H, KV, D, scale, buffers)
+//   ring_attention_forward (dev, ring, out, out32, lse, in, buffers)
+//   ring_attention_backward(dev, ring, dqkv, dq32, dk32, dv32, delta, scratch, in, out, dout, lse, buffers)
 //
 //   Arrays are those of attention.h, with T = ring.split.local_T() rows: out, dout, out32, dq32 (T, H, D)   dk32, dv32 (T, KV, D)
 //   lse, delta (H, T)   dqkv (T, (H+2*KV)*D), which may be the array that q, k and v are views of. lo is of the whole row.
@@ -84,6 +84,14 @@ inline void check_sp_mode(SpMode mode, size_t ranks, size_t H, size_t KV, size_t
             H, ranks);
 }
 
+// What both passes read (attention.h).
+template <class X> struct RingInputs {
+    Heads<const X> q, k, v;
+    const int32_t *lo;
+    size_t H, KV, D;
+    float scale;
+};
+
 // Buffers of the caller, so that they are lines of the memory plan.
 template <class X> struct RingBuffers {
     X *values;
@@ -124,8 +132,10 @@ namespace ring {
 
 // f(hop, k, v, pieces) for the rank's own keys (hop 0) and each block that comes; the next one is on its way meanwhile.
 template <class Dev, class X, class F>
-void each_block(Dev dev, RingAttention &a, X *buffer, Heads<const X> k, Heads<const X> v, size_t width, F f) {
+void each_block(Dev dev, RingAttention &a, X *buffer, const RingInputs<X> &in, F f) {
     const KeyTravel &travel = a.travel;
+    const auto [k, v] = std::pair(in.k, in.v);
+    const size_t width = in.KV * in.D;
     X *block[2] = {buffer, buffer + a.split.local_T() * 2 * width};  // rows of [k | v]
     for (const KeyTravel::Stop &stop : travel.block(a.rank())) {
         if (stop.reach == 0) break;
@@ -148,11 +158,11 @@ void each_block(Dev dev, RingAttention &a, X *buffer, Heads<const X> k, Heads<co
 }
 
 template <class Dev, class X = typename Dev::X>
-void ring_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, Heads<const X> q, Heads<const X> k,
-                  Heads<const X> v, const int32_t *lo, size_t H, size_t KV, size_t D, float scale, RingBuffers<X> buffers) {
+void ring_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in, RingBuffers<X> buffers) {
+    const auto &[q, k, v, lo, H, KV, D, scale] = in;
     const size_t T = a.split.local_T();
     attention_begin(dev, out32, lse, T, H, D);
-    each_block(dev, a, buffers.values, k, v, KV * D, [&](size_t hop, Heads<const X> k, Heads<const X> v, const Pieces &keys) {
+    each_block(dev, a, buffers.values, in, [&](size_t hop, Heads<const X> k, Heads<const X> v, const Pieces &keys) {
         if (a.travel.sees(a.rank(), a.behind(hop)))
             attention_forward_part(dev, out32, lse, q, k, v, lo, a.split.pieces[a.rank()], keys, T, H, KV, D, scale);
     });
@@ -165,7 +175,6 @@ template <class Dev> class VisitingGradients {
   public:
     VisitingGradients(Dev dev, RingAttention &a, float *floats, size_t width)
         : dev_(dev), a_(a), width_(width), size_(a.split.local_T() * width), floats_(floats) {}
-    // The last exchanges end with the object's use: dk32, dv32 += what the others have summed.
 
     float *dk(size_t hop) { return floats_ + hop % 2 * 2 * size_; }
     float *dv(size_t hop) { return dk(hop) + size_; }
@@ -190,6 +199,7 @@ template <class Dev> class VisitingGradients {
         }
     }
 
+    // What the other ranks have summed for this rank's own keys; ends what is under way.
     void add_to(float *dk32, float *dv32) {
         wait();
         for (const KeyTravel::Stop &stop : a_.travel.block(a_.rank())) {
@@ -219,12 +229,12 @@ template <class Dev> class VisitingGradients {
 
 template <class Dev, class X = typename Dev::X>
 void ring_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk32, float *dv32, float *delta, float *scratch,
-                   Heads<const X> q, Heads<const X> k, Heads<const X> v, const X *out, const X *dout, const float *lse,
-                   const int32_t *lo, size_t H, size_t KV, size_t D, float scale, RingBuffers<X> buffers) {
+                   const RingInputs<X> &in, const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
+    const auto &[q, k, v, lo, H, KV, D, scale] = in;
     const size_t T = a.split.local_T();
     attention_backward_begin(dev, dq32, dk32, dv32, delta, out, dout, T, H, KV, D);
     VisitingGradients visiting(dev, a, buffers.floats, KV * D);
-    each_block(dev, a, buffers.values, k, v, KV * D, [&](size_t hop, Heads<const X> k, Heads<const X> v, const Pieces &keys) {
+    each_block(dev, a, buffers.values, in, [&](size_t hop, Heads<const X> k, Heads<const X> v, const Pieces &keys) {
         if (hop) visiting.clear(hop);
         if (a.travel.sees(a.rank(), a.behind(hop)))
             attention_backward_part(dev, dq32, hop ? visiting.dk(hop) : dk32, hop ? visiting.dv(hop) : dv32, scratch, q, k, v,
@@ -240,12 +250,12 @@ void ring_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk32,
 // f(first KV head, blocks) for each group of g KV heads; blocks (ranks, T, 2*g*D) holds rows of [k | v] of every rank that this one
 // sees. The next group's are on their way meanwhile.
 template <class Dev, class X, class F>
-void each_group(Dev dev, RingAttention &a, X *buffer, Heads<const X> k, Heads<const X> v, size_t KV, size_t D, F f) {
-    const size_t T = a.split.local_T(), g = a.head_stride, block = T * 2 * g * D;
+void each_group(Dev dev, RingAttention &a, X *buffer, const RingInputs<X> &in, F f) {
+    const size_t D = in.D, T = a.split.local_T(), g = a.head_stride, block = T * 2 * g * D;
     const auto start = [&](size_t group) {
         X *blocks = buffer + group % 2 * a.ranks() * block, *own = blocks + a.rank() * block;
-        copy_rows(dev, own, 2 * g * D, k.data + group * g * D, k.stride, T, g * D);
-        copy_rows(dev, own + g * D, 2 * g * D, v.data + group * g * D, v.stride, T, g * D);
+        copy_rows(dev, own, 2 * g * D, in.k.data + group * g * D, in.k.stride, T, g * D);
+        copy_rows(dev, own + g * D, 2 * g * D, in.v.data + group * g * D, in.v.stride, T, g * D);
         std::vector<Request> requests;
         for (size_t hop = 1; hop < a.ranks(); hop++) {
             const size_t to = a.ahead(hop), from = a.behind(hop);
@@ -255,21 +265,21 @@ void each_group(Dev dev, RingAttention &a, X *buffer, Heads<const X> k, Heads<co
         return requests;
     };
     std::vector<Request> requests = start(0);
-    for (size_t group = 0; group < KV / g; group++) {
+    for (size_t group = 0; group < in.KV / g; group++) {
         for (Request &request : requests) a.comm.wait(std::move(request));
         requests.clear();
-        if (group + 1 < KV / g) requests = start(group + 1);
+        if (group + 1 < in.KV / g) requests = start(group + 1);
         f(group * g, buffer + group % 2 * a.ranks() * block);
     }
 }
 
 // A group of heads is an attention of its own, H / KV * g query heads and g KV heads: its arrays are copied from and to the layer's.
 template <class Dev, class X = typename Dev::X>
-void gather_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, Heads<const X> q, Heads<const X> k,
-                    Heads<const X> v, const int32_t *lo, size_t H, size_t KV, size_t D, float scale, RingBuffers<X> buffers) {
+void gather_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in, RingBuffers<X> buffers) {
+    const auto &[q, k, v, lo, H, KV, D, scale] = in;
     const size_t T = a.split.local_T(), g = a.head_stride, h = H / KV * g, block = T * 2 * g * D;
     X *l_out = buffers.values + 2 * a.ranks() * block;
-    each_group(dev, a, buffers.values, k, v, KV, D, [&](size_t kv0, const X *blocks) {
+    each_group(dev, a, buffers.values, in, [&](size_t kv0, const X *blocks) {
         const size_t h0 = kv0 * (H / KV);
         attention_begin(dev, out32, lse + h0 * T, T, h, D);
         for (size_t hop = 0; hop < a.ranks(); hop++) {
@@ -286,14 +296,13 @@ void gather_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse,
 }
 
 template <class Dev, class X = typename Dev::X>
-void gather_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *delta, float *scratch, Heads<const X> q,
-                     Heads<const X> k, Heads<const X> v, const X *out, const X *dout, const float *lse, const int32_t *lo,
-                     size_t H, size_t KV, size_t D, float scale, RingBuffers<X> buffers) {
+void gather_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *delta, float *scratch, const RingInputs<X> &in, const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
+    const auto &[q, k, v, lo, H, KV, D, scale] = in;
     const size_t T = a.split.local_T(), g = a.head_stride, h = H / KV * g, block = T * 2 * g * D, row = (H + 2 * KV) * D;
     X *l_out = buffers.values + 2 * a.ranks() * block, *l_dout = l_out + T * h * D, *l_dqkv = l_dout + T * h * D;
     float *gradients = buffers.floats;                                      // (ranks, 2, T, g, D): dk and dv of each rank's rows
     float *l_dk = gradients + a.ranks() * block, *l_dv = l_dk + block / 2;  // summed over ranks, of this rank's rows
-    each_group(dev, a, buffers.values, k, v, KV, D, [&](size_t kv0, const X *blocks) {
+    each_group(dev, a, buffers.values, in, [&](size_t kv0, const X *blocks) {
         const size_t h0 = kv0 * (H / KV);
         copy_rows(dev, l_out, h * D, out + h0 * D, H * D, T, h * D);
         copy_rows(dev, l_dout, h * D, dout + h0 * D, H * D, T, h * D);
@@ -322,16 +331,15 @@ void gather_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *del
 
 // recv (ranks * T, (h+2m)*D): rows of [q | k | v] of the whole row, this rank's heads.
 template <class Dev, class X>
-void heads_of_all(Dev dev, RingAttention &a, X *recv, X *send, Heads<const X> q, Heads<const X> k, Heads<const X> v, size_t D,
-                  const UlyssesHeads &heads) {
-    const size_t T = a.split.local_T(), row = (heads.h + 2 * heads.m) * D;
+void heads_of_all(Dev dev, RingAttention &a, X *recv, X *send, const RingInputs<X> &in, const UlyssesHeads &heads) {
+    const size_t D = in.D, T = a.split.local_T(), row = (heads.h + 2 * heads.m) * D;
     for (size_t r = 0; r < a.ranks(); r++) {
         X *to = send + r * T * row;
-        copy_rows(dev, to, row, q.data + r * heads.h * D, q.stride, T, heads.h * D);
+        copy_rows(dev, to, row, in.q.data + r * heads.h * D, in.q.stride, T, heads.h * D);
         for (size_t i = 0; i < heads.m; i++) {
             const size_t head = heads.kv_head(r, i) * D;
-            copy_rows(dev, to + (heads.h + i) * D, row, k.data + head, k.stride, T, D);
-            copy_rows(dev, to + (heads.h + heads.m + i) * D, row, v.data + head, v.stride, T, D);
+            copy_rows(dev, to + (heads.h + i) * D, row, in.k.data + head, in.k.stride, T, D);
+            copy_rows(dev, to + (heads.h + heads.m + i) * D, row, in.v.data + head, in.v.stride, T, D);
         }
     }
     a.all_to_all(&Payload::kv, Slice(send, a.ranks() * T * row), Slice(recv, a.ranks() * T * row));
@@ -343,13 +351,13 @@ inline Pieces whole_row(const RingAttention &a) {
 }
 
 template <class Dev, class X = typename Dev::X>
-void ulysses_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, Heads<const X> q, Heads<const X> k,
-                     Heads<const X> v, const int32_t *lo, size_t H, size_t KV, size_t D, float scale, RingBuffers<X> buffers) {
+void ulysses_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in, RingBuffers<X> buffers) {
+    const auto &[q, k, v, lo, H, KV, D, scale] = in;
     const UlyssesHeads heads(a.ranks(), H, KV);
     const size_t T = a.split.local_T(), all_T = a.split.T, h = heads.h, row = (h + 2 * heads.m) * D;
     const Pieces all = whole_row(a);
     X *own = buffers.values, *send = own + all_T * row, *l_out = send + all_T * row;
-    heads_of_all(dev, a, own, send, q, k, v, D, heads);
+    heads_of_all(dev, a, own, send, in, heads);
     attention_begin(dev, out32, lse, all_T, h, D);
     attention_forward_part(dev, out32, lse, Heads<const X>{own, row}, Heads<const X>{own + h * D, row},
                            Heads<const X>{own + (h + heads.m) * D, row}, lo, all, all, all_T, h, heads.m, D, scale);
@@ -361,13 +369,13 @@ void ulysses_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse
 
 template <class Dev, class X = typename Dev::X>
 void ulysses_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk32, float *dv32, float *delta, float *scratch,
-                      Heads<const X> q, Heads<const X> k, Heads<const X> v, const X *out, const X *dout, const float *lse,
-                      const int32_t *lo, size_t H, size_t KV, size_t D, float scale, RingBuffers<X> buffers) {
+                      const RingInputs<X> &in, const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
+    const auto &[q, k, v, lo, H, KV, D, scale] = in;
     const UlyssesHeads heads(a.ranks(), H, KV);
     const size_t T = a.split.local_T(), all_T = a.split.T, h = heads.h, m = heads.m, row = (h + 2 * m) * D;
     const Pieces all = whole_row(a);
     X *own = buffers.values, *send = own + all_T * row, *l_dout = send + all_T * row, *send_dout = l_dout + all_T * h * D;
-    heads_of_all(dev, a, own, send, q, k, v, D, heads);
+    heads_of_all(dev, a, own, send, in, heads);
     for (size_t r = 0; r < a.ranks(); r++) copy_rows(dev, send_dout + r * T * h * D, h * D, dout + r * h * D, H * D, T, h * D);
     a.all_to_all(&Payload::kv, Slice(send_dout, all_T * h * D), Slice(l_dout, all_T * h * D));
 
@@ -398,26 +406,21 @@ void ulysses_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk
 }  // namespace ring
 
 template <class Dev, class X = typename Dev::X>
-void ring_attention_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, Heads<const X> q, Heads<const X> k,
-                            Heads<const X> v, const int32_t *lo, size_t H, size_t KV, size_t D, float scale,
-                            RingBuffers<X> buffers) {
+void ring_attention_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in, RingBuffers<X> buffers) {
     if (a.mode == SpMode::ring || a.ranks() == 1)
-        ring::ring_forward(dev, a, out, out32, lse, q, k, v, lo, H, KV, D, scale, buffers);
-    else if (a.mode == SpMode::gather) ring::gather_forward(dev, a, out, out32, lse, q, k, v, lo, H, KV, D, scale, buffers);
-    else ring::ulysses_forward(dev, a, out, out32, lse, q, k, v, lo, H, KV, D, scale, buffers);
+        ring::ring_forward(dev, a, out, out32, lse, in, buffers);
+    else if (a.mode == SpMode::gather) ring::gather_forward(dev, a, out, out32, lse, in, buffers);
+    else ring::ulysses_forward(dev, a, out, out32, lse, in, buffers);
 }
 
 template <class Dev, class X = typename Dev::X>
 void ring_attention_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk32, float *dv32, float *delta,
-                             float *scratch, Heads<const X> q, Heads<const X> k, Heads<const X> v, const X *out, const X *dout,
-                             const float *lse, const int32_t *lo, size_t H, size_t KV, size_t D, float scale,
-                             RingBuffers<X> buffers) {
+                             float *scratch, const RingInputs<X> &in, const X *out, const X *dout,
+                             const float *lse, RingBuffers<X> buffers) {
     if (a.mode == SpMode::ring || a.ranks() == 1)
-        ring::ring_backward(dev, a, dqkv, dq32, dk32, dv32, delta, scratch, q, k, v, out, dout, lse, lo, H, KV, D, scale,
-                            buffers);
+        ring::ring_backward(dev, a, dqkv, dq32, dk32, dv32, delta, scratch, in, out, dout, lse, buffers);
     else if (a.mode == SpMode::gather)
-        ring::gather_backward(dev, a, dqkv, dq32, delta, scratch, q, k, v, out, dout, lse, lo, H, KV, D, scale, buffers);
+        ring::gather_backward(dev, a, dqkv, dq32, delta, scratch, in, out, dout, lse, buffers);
     else
-        ring::ulysses_backward(dev, a, dqkv, dq32, dk32, dv32, delta, scratch, q, k, v, out, dout, lse, lo, H, KV, D, scale,
-                               buffers);
+        ring::ulysses_backward(dev, a, dqkv, dq32, dk32, dv32, delta, scratch, in, out, dout, lse, buffers);
 }
