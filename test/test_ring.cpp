@@ -54,7 +54,8 @@ void run_rank(Comm &comm, const RingCase &c, const SequenceSplit &split, const A
     Guarded<X> out(T * H * D);
     Guarded<float> out32(T * H * D), lse(H * T), dq(T * H * D), dk(T * KV * D), dv(T * KV * D), delta(H * T),
         scratch(attention_scratch(dev));
-    const RingInputs<X> inputs{{qkv.data(), row}, {qkv.data() + H * D, row}, {qkv.data() + (H + KV) * D, row}, lo.data(), H, KV, D, a.scale()};
+    const RingInputs<X> inputs{
+        {qkv.data(), row}, {qkv.data() + H * D, row}, {qkv.data() + (H + KV) * D, row}, lo.data(), H, KV, D, a.scale()};
     RingAttention ring{comm, c.mode, c.head_stride, split, split.travel[0], payload};
     bool intact = true;
     for (bool backward : {false, true}) {
@@ -63,9 +64,9 @@ void run_rank(Comm &comm, const RingCase &c, const SequenceSplit &split, const A
         Guarded<float> floats(sizes.floats);
         const RingBuffers<X> buffers{values.data(), floats.data()};
         if (backward)  // in place
-            ring_attention_backward(dev, ring, qkv.data(), dq.data(), dk.data(), dv.data(), delta.data(), scratch.data(), inputs, out.data(), dout.data(), lse.data(), buffers);
-        else
-            ring_attention_forward(dev, ring, out.data(), out32.data(), lse.data(), inputs, buffers);
+            ring_attention_backward(dev, ring, qkv.data(), dq.data(), dk.data(), dv.data(), delta.data(), scratch.data(), inputs,
+                                    out.data(), dout.data(), lse.data(), buffers);
+        else ring_attention_forward(dev, ring, out.data(), out32.data(), lse.data(), inputs, buffers);
         intact = intact && values.intact() && floats.intact();
     }
     for (const auto *x : {&out32, &lse, &dq, &dk, &dv, &delta}) intact = intact && x->intact();

@@ -27,7 +27,7 @@ struct Message {
 // What the ranks share. `mutex` guards all of it.
 struct World {
     explicit World(int ranks, double timeout)
-        : timeout(timeout), wake(size_t(ranks)), state(size_t(ranks)), ended(size_t(ranks)) {}
+        : timeout(timeout), wake(size_t(ranks)), state(size_t(ranks)), waits(size_t(ranks)), ended(size_t(ranks)) {}
 
     const double timeout;
     std::mutex mutex;
@@ -35,7 +35,7 @@ struct World {
     std::condition_variable all_ended;
     std::map<std::tuple<int, int, int>, std::deque<std::shared_ptr<Message>>> boxes;  // by tag, sender, receiver
     std::vector<Stamp> state;                                                         // each rank's last call
-    std::vector<bool> ended;
+    std::vector<bool> waits, ended;
     bool failed = false, agreed = false;
     std::string why;
 
@@ -72,18 +72,17 @@ class ThreadsTransport final : public Transport {
         const auto p = find(id);
         std::unique_lock lock(world_.mutex);
         const auto deadline = Clock::now() + std::chrono::duration<double>(world_.timeout);
+        world_.waits[size_t(rank_)] = true;
         while (!p->done()) {
             if (world_.failed) throw Left(world_.why);
             if (receive_something(lock)) continue;
             const int other = p->received ? std::get<2>(p->to) : std::get<1>(p->from);
             if (world_.ended[size_t(other)])
                 die("%s waits for rank %d, which has ended", world_.state[size_t(rank_)].text().c_str(), other);
-            if (world_.wake[size_t(rank_)].wait_until(lock, deadline) == std::cv_status::timeout && !p->done() &&
-                !world_.failed) {
-                world_.fail(hung(other), true);
-                throw Left(world_.why);
-            }
+            if (world_.wake[size_t(rank_)].wait_until(lock, deadline) == std::cv_status::timeout && !p->done() && !world_.failed)
+                world_.fail(hung(), true);
         }
+        world_.waits[size_t(rank_)] = false;
         pending_.erase(p);
     }
 
@@ -151,14 +150,11 @@ class ThreadsTransport final : public Transport {
         return false;
     }
 
-    std::string hung(int other) const {
-        std::string text =
-            format("rank %d has waited %g s for rank %d; the last call of each rank:", rank_, world_.timeout, other);
-        for (size_t r = 0; r < world_.state.size(); r++) {
-            const std::string call = world_.state[r].text();
-            text += format("\n  rank %zu: %s%s", r, call.empty() ? "none" : call.c_str(), world_.ended[r] ? " (has ended)" : "");
-        }
-        return text + "\n  fix: a larger --comm_timeout if a rank is slow; --check_comm compares the ranks' calls";
+    std::string hung() const {
+        std::vector<std::string> ranks;
+        for (size_t r = 0; r < world_.state.size(); r++)
+            ranks.push_back(world_.ended[r] ? "has ended" : describe_rank(world_.state[r], world_.waits[r]));
+        return hung_message(rank_, world_.timeout, ranks);
     }
 
     World &world_;

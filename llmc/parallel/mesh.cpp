@@ -22,8 +22,8 @@ std::string ring_across_hosts(const std::vector<std::string> &hosts, int sp) {
     for (size_t r = 0; r < hosts.size(); r++) {
         const size_t first = r / size_t(sp) * size_t(sp);
         if (hosts[r] != hosts[first])
-            return format("ranks %zu to %zu share their sequences between the hosts %s and %s: keys and values cross the network", first,
-                          first + size_t(sp) - 1, hosts[first].c_str(), hosts[r].c_str());
+            return format("ranks %zu to %zu share their sequences between the hosts %s and %s: keys and values cross the network",
+                          first, first + size_t(sp) - 1, hosts[first].c_str(), hosts[r].c_str());
     }
     return "";
 }

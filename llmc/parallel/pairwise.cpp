@@ -159,3 +159,17 @@ std::unique_ptr<Comm> PairwiseComm::do_split(int color, int key) {
     const int new_rank = int(std::find(group.begin(), group.end(), rank) - group.begin());
     return std::make_unique<PairwiseComm>(transport_, members, new_rank, tag);
 }
+
+// ---- the watchdog's words -------------------------------------------------------------------------------------------------------------
+
+std::string describe_rank(const Stamp &last, bool waits) {
+    const std::string call = last.text();
+    return call.empty() ? "no call yet" : (waits ? "in " : "back from ") + call;
+}
+
+std::string hung_message(int rank, double timeout, const std::vector<std::string> &ranks) {
+    std::string text = format("rank %d has waited longer than --comm_timeout %g; the last call of each rank:", rank, timeout);
+    for (size_t r = 0; r < ranks.size(); r++)
+        text += format("\n  rank %zu: %s", r, ranks[r].empty() ? "no answer" : ranks[r].c_str());
+    return text + "\n  fix: a larger --comm_timeout if a rank is only slow; --check_comm compares the ranks' calls";
+}

@@ -47,3 +47,7 @@ class PairwiseComm final : public Comm {
     std::vector<int> members_;
     int tag_;
 };
+
+// What a watchdog says: of one rank, and when the run ends.
+std::string describe_rank(const Stamp &last, bool waits);
+std::string hung_message(int rank, double timeout, const std::vector<std::string> &ranks);  // empty: no answer

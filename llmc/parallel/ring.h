@@ -131,8 +131,7 @@ namespace ring {
 // ---- ring
 
 // f(hop, k, v, pieces) for the rank's own keys (hop 0) and each block that comes; the next one is on its way meanwhile.
-template <class Dev, class X, class F>
-void each_block(Dev dev, RingAttention &a, X *buffer, const RingInputs<X> &in, F f) {
+template <class Dev, class X, class F> void each_block(Dev dev, RingAttention &a, X *buffer, const RingInputs<X> &in, F f) {
     const KeyTravel &travel = a.travel;
     const auto [k, v] = std::pair(in.k, in.v);
     const size_t width = in.KV * in.D;
@@ -249,8 +248,7 @@ void ring_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk32,
 
 // f(first KV head, blocks) for each group of g KV heads; blocks (ranks, T, 2*g*D) holds rows of [k | v] of every rank that this one
 // sees. The next group's are on their way meanwhile.
-template <class Dev, class X, class F>
-void each_group(Dev dev, RingAttention &a, X *buffer, const RingInputs<X> &in, F f) {
+template <class Dev, class X, class F> void each_group(Dev dev, RingAttention &a, X *buffer, const RingInputs<X> &in, F f) {
     const size_t D = in.D, T = a.split.local_T(), g = a.head_stride, block = T * 2 * g * D;
     const auto start = [&](size_t group) {
         X *blocks = buffer + group % 2 * a.ranks() * block, *own = blocks + a.rank() * block;
@@ -275,7 +273,8 @@ void each_group(Dev dev, RingAttention &a, X *buffer, const RingInputs<X> &in, F
 
 // A group of heads is an attention of its own, H / KV * g query heads and g KV heads: its arrays are copied from and to the layer's.
 template <class Dev, class X = typename Dev::X>
-void gather_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in, RingBuffers<X> buffers) {
+void gather_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in,
+                    RingBuffers<X> buffers) {
     const auto &[q, k, v, lo, H, KV, D, scale] = in;
     const size_t T = a.split.local_T(), g = a.head_stride, h = H / KV * g, block = T * 2 * g * D;
     X *l_out = buffers.values + 2 * a.ranks() * block;
@@ -296,7 +295,8 @@ void gather_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse,
 }
 
 template <class Dev, class X = typename Dev::X>
-void gather_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *delta, float *scratch, const RingInputs<X> &in, const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
+void gather_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *delta, float *scratch, const RingInputs<X> &in,
+                     const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
     const auto &[q, k, v, lo, H, KV, D, scale] = in;
     const size_t T = a.split.local_T(), g = a.head_stride, h = H / KV * g, block = T * 2 * g * D, row = (H + 2 * KV) * D;
     X *l_out = buffers.values + 2 * a.ranks() * block, *l_dout = l_out + T * h * D, *l_dqkv = l_dout + T * h * D;
@@ -351,7 +351,8 @@ inline Pieces whole_row(const RingAttention &a) {
 }
 
 template <class Dev, class X = typename Dev::X>
-void ulysses_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in, RingBuffers<X> buffers) {
+void ulysses_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in,
+                     RingBuffers<X> buffers) {
     const auto &[q, k, v, lo, H, KV, D, scale] = in;
     const UlyssesHeads heads(a.ranks(), H, KV);
     const size_t T = a.split.local_T(), all_T = a.split.T, h = heads.h, row = (h + 2 * heads.m) * D;
@@ -406,21 +407,19 @@ void ulysses_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk
 }  // namespace ring
 
 template <class Dev, class X = typename Dev::X>
-void ring_attention_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in, RingBuffers<X> buffers) {
-    if (a.mode == SpMode::ring || a.ranks() == 1)
-        ring::ring_forward(dev, a, out, out32, lse, in, buffers);
+void ring_attention_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in,
+                            RingBuffers<X> buffers) {
+    if (a.mode == SpMode::ring || a.ranks() == 1) ring::ring_forward(dev, a, out, out32, lse, in, buffers);
     else if (a.mode == SpMode::gather) ring::gather_forward(dev, a, out, out32, lse, in, buffers);
     else ring::ulysses_forward(dev, a, out, out32, lse, in, buffers);
 }
 
 template <class Dev, class X = typename Dev::X>
 void ring_attention_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk32, float *dv32, float *delta,
-                             float *scratch, const RingInputs<X> &in, const X *out, const X *dout,
-                             const float *lse, RingBuffers<X> buffers) {
+                             float *scratch, const RingInputs<X> &in, const X *out, const X *dout, const float *lse,
+                             RingBuffers<X> buffers) {
     if (a.mode == SpMode::ring || a.ranks() == 1)
         ring::ring_backward(dev, a, dqkv, dq32, dk32, dv32, delta, scratch, in, out, dout, lse, buffers);
-    else if (a.mode == SpMode::gather)
-        ring::gather_backward(dev, a, dqkv, dq32, delta, scratch, in, out, dout, lse, buffers);
-    else
-        ring::ulysses_backward(dev, a, dqkv, dq32, dk32, dv32, delta, scratch, in, out, dout, lse, buffers);
+    else if (a.mode == SpMode::gather) ring::gather_backward(dev, a, dqkv, dq32, delta, scratch, in, out, dout, lse, buffers);
+    else ring::ulysses_backward(dev, a, dqkv, dq32, dk32, dv32, delta, scratch, in, out, dout, lse, buffers);
 }

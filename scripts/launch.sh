@@ -1,0 +1,44 @@
+#!/bin/bash
+# launch.sh -np RANKS [options of mpirun] PROGRAM ARGUMENTS...
+# Starts a program on several ranks by mpirun, of Open MPI or MPICH, with what is needed on most machines, and prints the command:
+#   more ranks than cores, and root, are allowed; ranks are not bound to cores; OMP_NUM_THREADS is cores / ranks unless it is set.
+# SIGTERM and SIGUSR1 to this script reach every rank as SIGUSR1, on which train_llama saves a checkpoint and stops. (mpirun itself
+# answers SIGTERM by ending the ranks, one second later by SIGKILL. That second becomes 20, in which they may save, too.)
+set -euo pipefail
+
+ranks=""
+arguments=("$@")
+for ((i = 0; i + 1 < $#; i++)); do
+    case ${arguments[i]} in
+        -np | -n) ranks=${arguments[i + 1]} && break ;;
+        -*) ;;
+        *) [[ $i -gt 0 && ${arguments[i - 1]} == -* ]] || break ;;  # the program
+    esac
+done
+if ! [[ $ranks =~ ^[1-9][0-9]*$ ]]; then
+    printf 'launch.sh: how many ranks?\n  fix: scripts/launch.sh -np 8 ./train_llama ...\n' >&2
+    exit 1
+fi
+if ! version=$(mpirun --version 2> /dev/null); then
+    printf 'launch.sh: there is no mpirun here\n  fix: make deps, or the packages libopenmpi-dev and openmpi-bin; then make\n' >&2
+    exit 1
+fi
+
+cores=$(nproc)
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > ranks ? cores / ranks : 1))}
+options=(--bind-to none)
+if [[ $version == *"Open MPI"* ]]; then  # MPICH passes the environment on, allows root and counts no cores
+    options=(--oversubscribe --bind-to none -x OMP_NUM_THREADS --mca odls_base_sigkill_timeout 20)
+    [ "$(id -u)" != 0 ] || options+=(--allow-run-as-root)
+fi
+
+printf 'OMP_NUM_THREADS=%s' "$OMP_NUM_THREADS" >&2
+printf ' %q' mpirun "${options[@]}" "$@" >&2
+printf '\n' >&2
+mpirun "${options[@]}" "$@" <&0 &
+mpirun=$!
+trap 'kill -USR1 $mpirun' TERM USR1
+trap : INT  # mpirun has it, too
+code=0
+while wait $mpirun && code=0 || code=$?; kill -0 $mpirun 2> /dev/null; do :; done
+exit $code

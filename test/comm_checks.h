@@ -1,0 +1,268 @@
+// What every communicator must do, whoever its ranks are: test_comm.cpp runs it with threads, mpi/test_comm_mpi.cpp with processes.
+// Every rank knows what all ranks send, so each checks what it received by itself, to the bit.
+#pragma once
+#include <sys/resource.h>
+
+#include <chrono>
+#include <thread>
+
+#include "../llmc/parallel/comm.h"
+#include "check.h"
+
+namespace comm_checks {
+
+template <class T> std::vector<T> values(int rank, size_t count) {
+    if constexpr (std::is_integral_v<T>) {
+        std::vector<T> out(count);
+        for (size_t i = 0; i < count; i++) out[i] = T((size_t(rank) + 1) * 1000003 + i * 7919);
+        return out;
+    } else {
+        std::vector<T> out(count);
+        const auto v = random_values<float>(count, uint32_t(rank));
+        for (size_t i = 0; i < count; i++) out[i] = T(v[i] * (i % 3 ? 1.0f : 1e4f));  // the order of a sum shows
+        return out;
+    }
+}
+
+// Element i of the sum, in rank order; bf16 in float.
+template <class T> std::vector<T> sum_of_all(int ranks, size_t count) {
+    using Sum = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
+    std::vector<Sum> sum(count);
+    for (int r = 0; r < ranks; r++) {
+        const auto v = values<T>(r, count);
+        for (size_t i = 0; i < count; i++) sum[i] = r == 0 ? Sum(v[i]) : Sum(sum[i] + Sum(v[i]));
+    }
+    return std::vector<T>(sum.begin(), sum.end());
+}
+
+template <class T> void expect_bits(const char *what, const T *got, const T *want, size_t count) {
+    size_t wrong = 0;
+    for (size_t i = 0; i < count; i++) wrong += memcmp(&got[i], &want[i], sizeof(T)) != 0;
+    EXPECT_EQ(wrong, 0u) << what << " of " << count << " " << name_of(slice_type<T>);
+}
+
+template <class T> std::vector<T> part(const std::vector<T> &v, size_t index, size_t count) {
+    return std::vector<T>(v.begin() + ptrdiff_t(index * count), v.begin() + ptrdiff_t((index + 1) * count));
+}
+
+template <class T> void sums(Comm &c, size_t count) {
+    auto data = values<T>(c.rank, count);
+    c.all_reduce_sum({data.data(), count});
+    expect_bits("all_reduce_sum", data.data(), sum_of_all<T>(c.size, count).data(), count);
+
+    const size_t ranks = size_t(c.size), own = size_t(c.rank) * count;
+    const auto want = sum_of_all<T>(c.size, ranks * count);
+    auto send = values<T>(c.rank, ranks * count);
+    std::vector<T> recv(count);
+    c.reduce_scatter_sum({send.data(), ranks * count}, {recv.data(), count});
+    expect_bits("reduce_scatter_sum", recv.data(), want.data() + own, count);
+    c.reduce_scatter_sum({send.data(), ranks * count}, {send.data() + own, count});
+    expect_bits("reduce_scatter_sum in place", send.data() + own, want.data() + own, count);
+}
+
+template <class T> void moves(Comm &c, size_t count) {
+    const size_t ranks = size_t(c.size);
+    const auto mine = values<T>(c.rank, count), blocks = values<T>(c.rank, ranks * count);
+    std::vector<T> all(ranks * count), in_place(ranks * count), crossed(ranks * count);
+    c.all_gather({mine.data(), count}, {all.data(), ranks * count});
+    std::copy(mine.begin(), mine.end(), in_place.begin() + ptrdiff_t(size_t(c.rank) * count));
+    c.all_gather({in_place.data() + size_t(c.rank) * count, count}, {in_place.data(), ranks * count});
+    c.all_to_all({blocks.data(), ranks * count}, {crossed.data(), ranks * count});
+    for (size_t r = 0; r < ranks; r++) {
+        const auto its = values<T>(int(r), count), for_me = part(values<T>(int(r), ranks * count), size_t(c.rank), count);
+        expect_bits("all_gather", &all[r * count], its.data(), count);
+        expect_bits("all_gather in place", &in_place[r * count], its.data(), count);
+        expect_bits("all_to_all", &crossed[r * count], for_me.data(), count);
+        auto data = mine;
+        c.broadcast({data.data(), count}, int(r));
+        expect_bits("broadcast", data.data(), its.data(), count);
+    }
+}
+
+template <class T> void every_call(Comm &c) {
+    for (size_t count : {size_t(0), size_t(1), size_t(3), size_t(1001)}) {
+        sums<T>(c, count);
+        moves<T>(c, count);
+    }
+}
+
+inline void every_type(Comm &c) {
+    every_call<float>(c);
+    every_call<double>(c);
+    every_call<bf16>(c);
+    every_call<int32_t>(c);
+    every_call<int64_t>(c);
+    every_call<uint8_t>(c);
+}
+
+// Parts larger than what is summed at a time (4 MiB for all ranks), the last piece of them odd.
+inline void large_sums(Comm &c) { sums<float>(c, (size_t(1) << 20) / size_t(c.size) + 1001); }
+
+inline void agreement(Comm &c) {
+    const double big = c.rank == 0 ? 1e16 : 1;
+    double want = 1e16;
+    for (int r = 1; r < c.size; r++) want += 1;
+    EXPECT_EQ(c.sum(big), want);
+    EXPECT_EQ(c.sum(int64_t(c.rank) << 40), int64_t(c.size * (c.size - 1) / 2) << 40);
+    EXPECT_EQ(c.max(-double(c.rank + 1)), -1);
+    EXPECT_TRUE(c.all(true));
+    EXPECT_EQ(c.all(c.rank != c.size - 1), false);
+    c.barrier();
+    const auto texts = c.gather(std::string(size_t(c.rank) * 3, 'x'));
+    ASSERT_EQ(texts.size(), size_t(c.size));
+    for (size_t r = 0; r < texts.size(); r++) EXPECT_EQ(texts[r], std::string(r * 3, 'x'));
+}
+
+// Around the ring, several hops under way at a time, waited for last first, other calls in between; the hop between ranks r and r + 1 is empty
+// where (r + hop) % 3 is 0.
+inline void ring(Comm &c) {
+    constexpr size_t hops = 4, count = 777;
+    const int to = (c.rank + 1) % c.size, from = (c.rank + c.size - 1) % c.size;
+    std::vector<std::vector<float>> sent(hops), received(hops);
+    std::vector<Request> requests;
+    for (size_t h = 0; h < hops; h++) {
+        auto full = [&](int r) { return (size_t(r) + h) % 3 != 0 ? count + h : 0; };
+        sent[h] = values<float>(c.rank + int(h) * 100, full(c.rank));
+        received[h].resize(full(from));
+        requests.push_back(c.exchange({sent[h].data(), sent[h].size()}, to, {received[h].data(), received[h].size()}, from));
+        EXPECT_EQ(c.sum(int64_t(1)), c.size);
+    }
+    for (size_t i = 0; i < hops; i++) {  // first the last, and on odd ranks the first
+        const size_t h = c.rank % 2 ? i : hops - 1 - i;
+        c.wait(std::move(requests[h]));
+    }
+    for (size_t h = 0; h < hops; h++)
+        expect_bits("exchange", received[h].data(), values<float>(from + int(h) * 100, received[h].size()).data(),
+                    received[h].size());
+    c.wait(c.exchange({}, -1, {}, -1));
+}
+
+// A mesh of rows of at most two ranks, and its columns, which number their ranks backwards; calls of all three in turn.
+inline void rows_and_columns(Comm &c) {
+    const auto row = c.split(c.rank / 2, c.rank), column = c.split(c.rank % 2, -c.rank);
+    const int in_row = std::min(2, c.size - c.rank / 2 * 2), in_column = (c.size + 1 - c.rank % 2) / 2;
+    EXPECT_EQ(row->size, in_row);
+    EXPECT_EQ(row->rank, c.rank % 2);
+    EXPECT_EQ(column->size, in_column);
+    EXPECT_EQ(column->rank, in_column - 1 - c.rank / 2);
+    int64_t members = 0;
+    for (int r = c.rank / 2 * 2; r < c.rank / 2 * 2 + in_row; r++) members += 1 << r;
+    EXPECT_EQ(row->sum(int64_t(1) << c.rank), members);
+    EXPECT_EQ(c.sum(int64_t(1)), c.size);
+    every_call<float>(*column);
+    every_call<bf16>(*row);
+    const auto again = column->split(0, 0);
+    EXPECT_EQ(again->rank, column->rank);
+    agreement(*again);
+    ring(*again);
+}
+
+inline std::string error_of(const std::function<void()> &f) {
+    try {
+        f();
+    } catch (const std::exception &error) {
+        return error.what();
+    }
+    return "no error";
+}
+
+inline void errors_are_agreed(Comm &c) {
+    agree(c, [] {});
+    EXPECT_EQ(error_of([&] { agree(c, [] { die("no such file"); }); }), "no such file");
+    const std::string last = format("rank %d: disk full", c.size - 1);
+    const std::string one = error_of([&] {
+        agree(c, [&] {
+            if (c.rank == c.size - 1) die("disk full");
+        });
+    });
+    EXPECT_EQ(one, c.size == 1 ? "disk full" : last);
+}
+
+// The ranks of a mismatch leave with the same words and can go on together.
+inline void mismatch_is_named(Comm &c) {
+    if (c.size == 1) return;
+    const int last = c.size - 1;
+    std::vector<float> data(size_t(c.size) * 3);
+    c.check = true;
+    const std::string call = error_of([&] {
+        if (c.rank == last) c.all_gather({data.data(), 3}, {data.data(), data.size()});
+        else c.all_reduce_sum({data.data(), 5});
+    });
+    const std::string where = format("comm_checks.h:%d", __LINE__ - 3), other = format("comm_checks.h:%d", __LINE__ - 2);
+    EXPECT_NE(call.find(format("rank %d is at all_gather(3 f32) ", last)), call.npos) << call;
+    EXPECT_NE(call.find(where + " while rank 0 is at all_reduce_sum(5 f32)"), call.npos) << call;
+    EXPECT_NE(call.find(other), call.npos) << call;
+
+    const std::string count = error_of([&] { c.all_reduce_sum({data.data(), c.rank == 0 ? size_t(4) : size_t(5)}); });
+    EXPECT_NE(count.find("rank 1 is at all_reduce_sum(5 f32)"), count.npos) << count;
+    const std::string hop = error_of([&] {  // rank 0 sends, but nobody expects it
+        c.wait(c.exchange({data.data(), c.rank == 0 ? size_t(2) : size_t(0)}, 1, {}, 0));
+    });
+    EXPECT_NE(hop.find("rank 0 is at exchange(2 f32 to 1, 0 from 0)"), hop.npos) << hop;
+    every_call<float>(c);
+    ring(c);
+    rows_and_columns(c);
+    c.check = false;
+}
+
+// Rank 0 comes to each kind of call `seconds` late; the others must not have worked meanwhile. `who`: RUSAGE_THREAD or RUSAGE_SELF.
+inline void waiting_is_idle(Comm &c, double seconds, int who) {
+    const auto cpu_seconds = [&] {
+        rusage used;
+        getrusage(who, &used);
+        return double(used.ru_utime.tv_sec + used.ru_stime.tv_sec) + 1e-6 * double(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
+    };
+    const size_t n = 4096, ranks = size_t(c.size);
+    std::vector<float> one(n), all(n * ranks), other(n * ranks);
+    const int next = (c.rank + 1) % c.size, before = (c.rank + c.size - 1) % c.size;
+    const std::pair<const char *, std::function<void()>> calls[] = {
+        {"all_reduce_sum",
+         [&] {
+             c.all_reduce_sum({one.data(), n});
+         }},
+        {"reduce_scatter_sum",
+         [&] {
+             c.reduce_scatter_sum({all.data(), n * ranks}, {one.data(), n});
+         }},
+        {"all_gather",
+         [&] {
+             c.all_gather({one.data(), n}, {all.data(), n * ranks});
+         }},
+        {"all_to_all",
+         [&] {
+             c.all_to_all({all.data(), n * ranks}, {other.data(), n * ranks});
+         }},
+        {"broadcast",
+         [&] {
+             c.broadcast({one.data(), n}, 0);
+         }},
+        {"exchange",
+         [&] {
+             c.wait(c.exchange({one.data(), n}, next, {other.data(), n}, before));
+         }},
+        {"barrier", [&] { c.barrier(); }},
+        {"split", [&] { c.split(0, 0); }},
+        {"sum", [&] { c.sum(1.0); }},
+    };
+    for (const auto &[name, call] : calls) {
+        c.barrier();
+        if (c.rank == 0) std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+        const double start = cpu_seconds();
+        call();
+        const double used = cpu_seconds() - start;
+        if (c.rank == 1) printf("  %-40s %.4f s of %.2f s\n", name, used, seconds);
+        EXPECT_LT(c.rank == 0 ? 0 : used, seconds / 5) << name;
+    }
+}
+
+inline void everything(Comm &c) {
+    every_type(c);
+    large_sums(c);
+    agreement(c);
+    ring(c);
+    rows_and_columns(c);
+    errors_are_agreed(c);
+    mismatch_is_named(c);
+}
+
+}  // namespace comm_checks
