@@ -4,98 +4,15 @@
 #include <map>
 #include <tuple>
 
-#include "reference_attention.h"
-
-static const AttentionCost any_cost{1, 1, 1, 2, 1e12, 1e10};
-
-struct RingCase {
-    size_t ranks;
-    SpMode mode;
-    Layout layout;
-    size_t head_stride = 1;
-
-    std::string name() const {
-        const char *modes[] = {"ring", "gather", "ulysses"};
-        return format("%s over %zu, %s", modes[size_t(mode)], ranks, name_of(layout)) +
-               (mode == SpMode::gather ? format(", %zu heads", head_stride) : "");
-    }
-};
-
-template <class X> struct RingResult {
-    AttentionResult<X> result;
-    Payload payload;  // of all ranks
-};
-
-// n values, NaN at first, and some behind the end that nobody may touch
-template <class T> struct Guarded {
-    static constexpr size_t guard = 64;
-    std::vector<T> values;
-    explicit Guarded(size_t n) : values(n + guard, T(NAN)) {}
-    T *data() { return values.data(); }
-    bool intact() const {
-        return std::all_of(values.end() - guard, values.end(), [](T x) { return std::isnan(float(x)); });
-    }
-};
-
-// One rank's share: copies its rows in, runs both passes, copies the results into their places of `all`, which ranks share.
-template <class Dev, class X = typename Dev::X>
-void run_rank(Comm &comm, const RingCase &c, const SequenceSplit &split, const AttentionShape &a, const AttentionInputs<X> &in,
-              RingResult<X> &all, Payload &payload) {
-    const size_t T = split.local_T(), H = a.H, KV = a.KV, D = a.D, row = (H + 2 * KV) * D;
-    const ContextPtr context = make_context(1);
-    const Dev dev{1, context.get()};
-    const auto lo = a.lo();
-    const auto positions = split.positions(size_t(comm.rank));
-    std::vector<X> qkv(T * row), dout(T * H * D);
-    for (size_t t = 0; t < T; t++) {
-        std::copy_n(in.qkv.begin() + long(positions[t] * row), row, qkv.begin() + long(t * row));
-        std::copy_n(in.dout.begin() + long(positions[t] * H * D), H * D, dout.begin() + long(t * H * D));
-    }
-    Guarded<X> out(T * H * D);
-    Guarded<float> out32(T * H * D), lse(H * T), dq(T * H * D), dk(T * KV * D), dv(T * KV * D), delta(H * T),
-        scratch(attention_scratch(dev));
-    const RingInputs<X> inputs{
-        {qkv.data(), row}, {qkv.data() + H * D, row}, {qkv.data() + (H + KV) * D, row}, lo.data(), H, KV, D, a.scale()};
-    RingAttention ring{comm, c.mode, c.head_stride, split, split.travel[0], payload};
-    bool intact = true;
-    for (bool backward : {false, true}) {
-        const auto sizes = ring_attention_buffers(c.mode, split.ranks, c.head_stride, T, H, KV, D, backward);
-        Guarded<X> values(sizes.values);
-        Guarded<float> floats(sizes.floats);
-        const RingBuffers<X> buffers{values.data(), floats.data()};
-        if (backward)  // in place
-            ring_attention_backward(dev, ring, qkv.data(), dq.data(), dk.data(), dv.data(), delta.data(), scratch.data(), inputs,
-                                    out.data(), dout.data(), lse.data(), buffers);
-        else ring_attention_forward(dev, ring, out.data(), out32.data(), lse.data(), inputs, buffers);
-        intact = intact && values.intact() && floats.intact();
-    }
-    for (const auto *x : {&out32, &lse, &dq, &dk, &dv, &delta}) intact = intact && x->intact();
-    if (!intact || !out.intact()) die("written behind the end of an array");
-    for (size_t t = 0; t < T; t++) {
-        std::copy_n(out.data() + t * H * D, H * D, all.result.out.begin() + long(positions[t] * H * D));
-        std::copy_n(qkv.data() + t * row, row, all.result.dqkv.begin() + long(positions[t] * row));
-        for (size_t h = 0; h < H; h++)
-            if (c.mode != SpMode::ulysses) all.result.lse[h * a.T() + positions[t]] = lse.data()[h * T + t];
-    }
-    if (c.mode == SpMode::ulysses) std::copy_n(lse.data(), H * T, all.result.lse.begin() + long(size_t(comm.rank) * H * T));
-}
+#include "ring_ranks.h"
 
 template <class Dev> struct Ring : testing::Test {
     using X = typename Dev::X;
     static RingResult<X> run(const RingCase &c, const AttentionShape &a, const AttentionInputs<X> &in) {
-        std::vector<size_t> offsets{0};
-        for (size_t length : a.documents) offsets.push_back(offsets.back() + length);
-        const LayerKind kinds[] = {{a.window, 1}};
-        const SequenceSplit split = split_sequence(c.layout, offsets, a.T(), c.ranks, kinds, any_cost);
-        RingResult<X> all{{std::vector<X>(a.T() * a.H * a.D), std::vector<X>(in.qkv.size()), std::vector<float>(a.H * a.T())},
-                          {}};
-        std::vector<Payload> payloads(c.ranks);
-        run_threads(int(c.ranks), CommOptions{true, 60}, [&](Comm &comm) {
-            run_rank<Dev>(comm, c, split, a, in, all, payloads[size_t(comm.rank)]);
-            return 0;
+        return run_ring<HostArray>(c, a, in, [](Comm &, auto f) {
+            const ContextPtr context = make_context(1);
+            f(Dev{1, context.get()});
         });
-        for (const Payload &p : payloads) all.payload.kv += p.kv, all.payload.dkv += p.dkv;
-        return all;
     }
 };
 TYPED_TEST_SUITE(Ring, CpuDevices);

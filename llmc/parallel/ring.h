@@ -133,7 +133,7 @@ namespace ring {
 // f(hop, k, v, pieces) for the rank's own keys (hop 0) and each block that comes; the next one is on its way meanwhile.
 template <class Dev, class X, class F> void each_block(Dev dev, RingAttention &a, X *buffer, const RingInputs<X> &in, F f) {
     const KeyTravel &travel = a.travel;
-    const auto [k, v] = std::pair(in.k, in.v);
+    const Heads<const X> k = in.k, v = in.v;
     const size_t width = in.KV * in.D;
     X *block[2] = {buffer, buffer + a.split.local_T() * 2 * width};  // rows of [k | v]
     for (const KeyTravel::Stop &stop : travel.block(a.rank())) {
@@ -146,10 +146,10 @@ template <class Dev, class X, class F> void each_block(Dev dev, RingAttention &a
     const size_t hops = MUTANT(70, std::max<size_t>(travel.hops(), 1) - 1, travel.hops());
     for (size_t hop = 0; hop <= hops; hop++) {
         X *here = block[hop % 2], *there = block[(hop + 1) % 2];
-        Request next;
-        if (hop < hops)
-            next = a.exchange(&Payload::kv, Slice(here, travel.rows(a.behind(hop), hop + 1) * 2 * width), a.ahead(1),
-                              Slice(there, travel.rows(a.behind(hop + 1), hop + 1) * 2 * width), a.behind(1));
+        const auto rows = [&](X *block, size_t source) { return Slice(block, travel.rows(source, hop + 1) * 2 * width); };
+        Request next = hop == hops ? Request()
+                                   : a.exchange(&Payload::kv, rows(here, a.behind(hop)), a.ahead(1),
+                                                rows(there, a.behind(hop + 1)), a.behind(1));
         if (hop == 0) f(hop, k, v, a.split.pieces[a.rank()]);
         else f(hop, Heads<const X>{here, 2 * width}, Heads<const X>{here + width, 2 * width}, travel.keys(a.behind(hop), hop));
         if (hop < hops) a.comm.wait(std::move(next));
