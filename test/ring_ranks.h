@@ -62,7 +62,7 @@ void run_rank(Dev dev, Comm &comm, const RingCase &c, const SequenceSplit &split
         const auto sizes = ring_attention_buffers(c.mode, split.ranks, c.head_stride, T, H, KV, D, backward);
         Guarded<Array, X> values(sizes.values);
         Guarded<Array, float> floats(sizes.floats);
-        const RingBuffers<X> buffers{values.data(), floats.data()};
+        const RingBuffers<X> buffers{sizes.values ? values.data() : nullptr, sizes.floats ? floats.data() : nullptr};
         if (backward)  // in place
             ring_attention_backward(dev, ring, qkv.data(), dq.data(), dk.data(), dv.data(), delta.data(), scratch.data(), inputs,
                                     out.data(), dout.data(), lse.data(), buffers);

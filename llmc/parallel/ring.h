@@ -134,24 +134,23 @@ namespace ring {
 template <class Dev, class X, class F> void each_block(Dev dev, RingAttention &a, X *buffer, const RingInputs<X> &in, F f) {
     const KeyTravel &travel = a.travel;
     const Heads<const X> k = in.k, v = in.v;
-    const size_t width = in.KV * in.D;
-    X *block[2] = {buffer, buffer + a.split.local_T() * 2 * width};  // rows of [k | v]
+    const size_t width = in.KV * in.D, row = 2 * width;
+    const auto block = [&](size_t hop) { return buffer + hop % 2 * a.split.local_T() * row; };  // rows of [k | v]
+    const auto rows = [&](size_t at, size_t hop) { return Slice(block(at), travel.rows(a.behind(at), hop) * row); };
     for (const KeyTravel::Stop &stop : travel.block(a.rank())) {
         if (stop.reach == 0) break;
         const size_t from = stop.piece.offset, n = stop.piece.end - stop.piece.begin;
-        X *to = block[0] + stop.packed * 2 * width;
-        copy_rows(dev, to, 2 * width, k.data + from * k.stride, k.stride, n, width);
-        copy_rows(dev, to + width, 2 * width, v.data + from * v.stride, v.stride, n, width);
+        X *to = block(0) + stop.packed * row;
+        copy_rows(dev, to, row, k.data + from * k.stride, k.stride, n, width);
+        copy_rows(dev, to + width, row, v.data + from * v.stride, v.stride, n, width);
     }
     const size_t hops = MUTANT(70, std::max<size_t>(travel.hops(), 1) - 1, travel.hops());
     for (size_t hop = 0; hop <= hops; hop++) {
-        X *here = block[hop % 2], *there = block[(hop + 1) % 2];
-        const auto rows = [&](X *block, size_t source) { return Slice(block, travel.rows(source, hop + 1) * 2 * width); };
-        Request next = hop == hops ? Request()
-                                   : a.exchange(&Payload::kv, rows(here, a.behind(hop)), a.ahead(1),
-                                                rows(there, a.behind(hop + 1)), a.behind(1));
+        Request next = hop == hops
+                           ? Request()
+                           : a.exchange(&Payload::kv, rows(hop, hop + 1), a.ahead(1), rows(hop + 1, hop + 1), a.behind(1));
         if (hop == 0) f(hop, k, v, a.split.pieces[a.rank()]);
-        else f(hop, Heads<const X>{here, 2 * width}, Heads<const X>{here + width, 2 * width}, travel.keys(a.behind(hop), hop));
+        else f(hop, Heads<const X>{block(hop), row}, Heads<const X>{block(hop) + width, row}, travel.keys(a.behind(hop), hop));
         if (hop < hops) a.comm.wait(std::move(next));
     }
 }
