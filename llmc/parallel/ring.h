@@ -9,16 +9,16 @@
 //   ulysses   all-to-all: each rank attends to the whole row with H / ranks heads (Jacobs et al., "DeepSpeed Ulysses", 2023,
 //             arXiv:2309.14509). A KV head is copied to each rank that has query heads of it. The layout must be contiguous.
 //
-// Bytes sent by all ranks together for one layer, with P ranks, b bytes per element of X, h = H/P query heads of a rank and m KV heads
-// that they use (ulysses). "Dense" is one document as long as the row, with every key seen by all queries behind it.
+// Bytes sent by all ranks together for one layer and a row of S tokens, with P ranks, b bytes per element of X, h = H/P query heads of a
+// rank and m KV heads that they use (ulysses). "Dense" is one document as long as the row, every key seen by all queries behind it.
 //
-//             forward, and again backward              gradients, backward
-//   ring      2*KV*D*b * R                             2*KV*D*4 * R
-//   gather    2*KV*D*b * T/P * N                       2*KV*D*4 * T*(P-1)
-//   ulysses   (2h+2m)*D*b * T/P*(P-1)*P, and           (h+2m)*D*4 * T*(P-1)
-//             backward h*4 * T*(P-1) for delta
+//             forward, and again backward                    gradients, backward
+//   ring      2*KV*D*b * R                                   2*KV*D*4 * R
+//   gather    2*KV*D*b * S/P * N                             2*KV*D*4 * S*(P-1)
+//   ulysses   (2h+2m)*D*b * S*(P-1), backward h*4 * S*(P-1)  (h+2m)*D*4 * S*(P-1)
+//             more for delta
 //
-//   R: row-hops (KeyTravel), dense: T*(P-1)/2 contiguous, T*(P-1)*(1 - 1/(2P)) zigzag
+//   R: row-hops (KeyTravel), dense: S*(P-1)/2 contiguous, S*(P-1)*(1 - 1/(2P)) zigzag
 //   N: pairs of a rank and another whose keys it sees, dense: P*(P-1)/2 contiguous, P*(P-1) zigzag
 //
 //   ring_attention_forward (dev, ring, out, out32, lse, in, buffers)
@@ -92,7 +92,8 @@ template <class X> struct RingInputs {
     float scale;
 };
 
-// Buffers of the caller, so that they are lines of the memory plan.
+// Buffers of the caller, so that they are lines of the memory plan; they hold nothing between calls. ring_attention_buffers says how many
+// elements a pass needs, for T local rows.
 template <class X> struct RingBuffers {
     X *values;
     float *floats;
