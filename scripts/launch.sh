@@ -2,8 +2,9 @@
 # launch.sh -np RANKS [options of mpirun] PROGRAM ARGUMENTS...
 # Starts a program on several ranks by mpirun, of Open MPI or MPICH, with what is needed on most machines, and prints the command:
 #   more ranks than cores, and root, are allowed; ranks are not bound to cores; OMP_NUM_THREADS is cores / ranks unless it is set.
-# SIGTERM and SIGUSR1 to this script reach every rank as SIGUSR1, on which train_llama saves a checkpoint and stops. (mpirun itself
-# answers SIGTERM by ending the ranks, one second later by SIGKILL. That second becomes 20, in which they may save, too.)
+# SIGTERM and SIGUSR1 to this script reach every rank as SIGUSR1, on which train_llama saves a checkpoint and stops in its own time.
+# (A SIGTERM to mpirun itself ends the ranks: Open MPI waits, sends them SIGTERM, waits again, and sends SIGKILL. Both waits, 1 second
+# by default, become 5; longer ones would hold up the end of a run of which a rank has died.)
 set -euo pipefail
 
 ranks=""
@@ -28,7 +29,7 @@ cores=$(nproc)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > ranks ? cores / ranks : 1))}
 options=(--bind-to none)
 if [[ $version == *"Open MPI"* ]]; then  # MPICH passes the environment on, allows root and counts no cores
-    options=(--oversubscribe --bind-to none -x OMP_NUM_THREADS --mca odls_base_sigkill_timeout 20)
+    options=(--oversubscribe --bind-to none -x OMP_NUM_THREADS --mca odls_base_sigkill_timeout 5)
     [ "$(id -u)" != 0 ] || options+=(--allow-run-as-root)
 fi
 

@@ -105,7 +105,7 @@ TEST(Comm, ARankThatThrowsEndsAll) {
         });
         EXPECT_EQ(said, "rank 5: rank 5 is out of luck");
     });
-    EXPECT_LT(seconds, 5);
+    EXPECT_LT(seconds, 30);
 }
 
 // What rank 0 sends dies with it: nobody may read it afterwards (the sanitizer builds would see it).
@@ -130,16 +130,25 @@ TEST(Comm, ARankThatHasEndedIsNotWaitedFor) {
 }
 
 TEST(Comm, AHungRunEndsWithEveryRanksLastCall) {
-    const std::string said = error_of_run(3, {.check = false, .timeout = 0.5}, [](Comm &c) {
+    const std::string said = error_of_run(3, {.check = false, .timeout = 2}, [](Comm &c) {
         c.sum(1.0);
-        if (c.rank == 1) std::this_thread::sleep_for(std::chrono::seconds(1));
+        if (c.rank == 1) std::this_thread::sleep_for(std::chrono::seconds(4));
         if (c.rank == 2) c.wait(c.exchange({}, -1, {}, -1));
         c.max(1.0);
     });
-    EXPECT_NE(said.find("has waited longer than --comm_timeout 0.5"), said.npos) << said;
+    EXPECT_NE(said.find("has waited longer than --comm_timeout 2"), said.npos) << said;
     EXPECT_NE(said.find("rank 0: in max "), said.npos) << said;
     EXPECT_NE(said.find("rank 1: back from sum(double) "), said.npos) << said;
     EXPECT_NE(said.find("test_comm.cpp:"), said.npos) << said;
+}
+
+TEST(SlowComm, AThreadThatNeverComesBackIsNotWaitedFor) {
+    const auto run = [](Comm &c) {
+        if (c.rank == 1) std::this_thread::sleep_for(std::chrono::minutes(10));
+        c.barrier();
+        return 0;
+    };
+    EXPECT_EXIT(run_threads(2, {.check = false, .timeout = 1}, run), testing::ExitedWithCode(1), "rank 1: no call yet");
 }
 
 TEST(Comm, WrongArgumentsAreRefusedByTheCaller) {

@@ -172,7 +172,10 @@ class MpiTransport final : public Transport {
         std::vector<MPI_Status> statuses(p.requests.size());
         wait_until([&] {
             int done = 0;
-            check_mpi(MPI_Testall(int(p.requests.size()), p.requests.data(), &done, statuses.data()));
+            const int code = MPI_Testall(int(p.requests.size()), p.requests.data(), &done, statuses.data());
+            if (code == MPI_ERR_IN_STATUS)
+                for (const MPI_Status &status : statuses) check_mpi(status.MPI_ERROR);
+            check_mpi(code);
             return done != 0;
         });
         for (size_t i = 0; i < p.expected.size(); i++) {

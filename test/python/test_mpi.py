@@ -96,7 +96,7 @@ def test_launch_adds_what_open_mpi_needs_and_prints_the_command(stand_in):
     result = launch(["-np", "1000", "bash", "-c", "exit 7", "a b"], environment)
     assert result.returncode == 7
     command = result.stderr.strip()
-    for option in ["--oversubscribe", "--bind-to none", "-x OMP_NUM_THREADS", "odls_base_sigkill_timeout 20", "-np 1000", "a\\ b"]:
+    for option in ["--oversubscribe", "--bind-to none", "-x OMP_NUM_THREADS", "odls_base_sigkill_timeout 5", "-np 1000", "a\\ b"]:
         assert option in command
     assert ("--allow-run-as-root" in command) == (os.getuid() == 0)
     assert command.startswith("OMP_NUM_THREADS=1 mpirun ") and "; 1 threads" in result.stdout
