@@ -34,13 +34,6 @@ TEST(AttentionReference, GradientEqualsCentralDifferences) {
 
 // ---- the op
 
-template <class T> struct HostArray : std::vector<T> {
-    explicit HostArray(size_t n) : std::vector<T>(n, T(NAN)) {}
-    explicit HostArray(const std::vector<T> &v) : std::vector<T>(v) {}
-    const std::vector<T> &values() const { return *this; }
-};
-template <> inline HostArray<int32_t>::HostArray(size_t n) : std::vector<int32_t>(n) {}
-
 template <class Dev> struct Attention : testing::Test {
     using X = typename Dev::X;
     using Inputs = AttentionInputs<X>;

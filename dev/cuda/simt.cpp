@@ -132,6 +132,10 @@ struct Block : BlockInfo {
     std::vector<Touch> reads;   // (shared_bytes / 2, warps)
     char *stacks = nullptr;
     std::unique_ptr<unsigned char, decltype(&free)> memory{nullptr, free};
+
+    ~Block() {  // with its CPU thread: ranks that are threads come and go
+        if (stacks) munmap(stacks, max_threads * stack_bytes);
+    }
 };
 
 thread_local Block *block = nullptr;

@@ -331,7 +331,7 @@ void forward_block(ForwardTiles<E> &t, const Products<E> &products, float *out, 
         if (t.sum[j] == 0) continue;  // saw no key of this part
         const float part = t.max[j] + std::log(t.sum[j]);
         const float whole = std::max(lse[j], part) + std::log1p(std::exp(-std::abs(lse[j] - part)));
-        const float weight = std::exp(part - whole);
+        const float weight = std::exp(MUTANT(72, whole - part, part - whole));
         lse[j] = whole;
 #pragma omp simd
         for (size_t d = 0; d < D; d++) out[j * stride + d] += weight * (t.out[j * row + d] / t.sum[j] - out[j * stride + d]);

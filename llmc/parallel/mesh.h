@@ -1,0 +1,21 @@
+// The grid of ranks: world = dp x sp. Ranks of one ring (sp) share every packed row; rings (dp) take different rows.
+//
+//   rank = dp_rank * sp + sp_rank
+//
+// so that neighbours in a ring are neighbours in the world, which launchers put on one host. Data depend on dp_rank alone.
+#pragma once
+#include <memory>
+
+#include "comm.h"
+
+struct Mesh {
+    Comm &all;                         // the world: gradients, optimizer shards
+    const std::unique_ptr<Comm> ring;  // the ranks of this rank's sequence
+    const int dp, sp, dp_rank, sp_rank;
+
+    // ring_attn_size is sp; it must divide the world. Every rank calls it.
+    Mesh(Comm &world, int ring_attn_size);
+};
+
+// hosts[r]: where rank r of the world runs. Names a ring that spans several, whose keys then cross the network; "" if none does.
+std::string ring_across_hosts(const std::vector<std::string> &hosts, int sp);

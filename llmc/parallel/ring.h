@@ -1,0 +1,425 @@
+// Attention of one layer over the ranks of a ring: the parts of attention.h, and what must travel between them. Every rank holds the rows
+// that SequenceSplit gives it, of q, k, v, out and their gradients; results are those of one rank. Three ways:
+//
+//   ring      K and V hop from rank to rank, the next block in flight while one is computed with; a piece of a block goes on only to the
+//             last rank that needs it. Gradients of K and V follow, summed in float by each rank on the way, then straight home
+//             (Liu, Zaharia, Abbeel, "Ring attention with blockwise transformers", 2023, arXiv:2310.01889).
+//   gather    K and V of head_stride KV heads at a time come from all ranks that this one needs, the next heads' in flight meanwhile;
+//             their gradients are reduced and scattered in float.
+//   ulysses   all-to-all: each rank attends to the whole row with H / ranks heads (Jacobs et al., "DeepSpeed Ulysses", 2023,
+//             arXiv:2309.14509). A KV head is copied to each rank that has query heads of it. The layout must be contiguous.
+//
+// Bytes sent by all ranks together for one layer and a row of S tokens, with P ranks, b bytes per element of X, h = H/P query heads of a
+// rank and m KV heads that they use (ulysses). "Dense" is one document as long as the row, every key seen by all queries behind it.
+//
+//             forward, and again backward                    gradients, backward
+//   ring      2*KV*D*b * R                                   2*KV*D*4 * R
+//   gather    2*KV*D*b * S/P * N                             2*KV*D*4 * S*(P-1)
+//   ulysses   (2h+2m)*D*b * S*(P-1), backward h*4 * S*(P-1)  (h+2m)*D*4 * S*(P-1)
+//             more for delta
+//
+//   R: row-hops (KeyTravel), dense: S*(P-1)/2 contiguous, S*(P-1)*(1 - 1/(2P)) zigzag
+//   N: pairs of a rank and another whose keys it sees, dense: P*(P-1)/2 contiguous, P*(P-1) zigzag
+//
+//   ring_attention_forward (dev, ring, out, out32, lse, in, buffers)
+//   ring_attention_backward(dev, ring, dqkv, dq32, dk32, dv32, delta, scratch, in, out, dout, lse, buffers)
+//
+//   Arrays are those of attention.h, with T = ring.split.local_T() rows: out, dout, out32, dq32 (T, H, D)   dk32, dv32 (T, KV, D)
+//   lse, delta (H, T)   dqkv (T, (H+2*KV)*D), which may be the array that q, k and v are views of. lo is of the whole row.
+//   lse is for the backward pass alone (under ulysses it is (h, P*T)). scratch: attention_scratch(dev) floats.
+//   One rank makes exactly the calls of attention.h, and needs no buffers.
+#pragma once
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "../ops/attention.h"
+#include "../ops/layout.h"
+#include "comm.h"
+#include "split.h"
+
+enum class SpMode { ring, gather, ulysses };
+
+struct Payload {  // bytes sent by this rank: activations (K and V; Q, out, dout under ulysses), and gradients
+    size_t kv = 0, dkv = 0;
+};
+
+// What a layer's attention needs to know of ranks and row.
+struct RingAttention {
+    Comm &comm;  // of the ring
+    SpMode mode;
+    size_t head_stride;  // gather: KV heads at a time
+    const SequenceSplit &split;
+    const KeyTravel &travel;  // of this kind of layer
+    Payload &payload;
+
+    size_t rank() const { return size_t(comm.rank); }
+    size_t ranks() const { return size_t(comm.size); }
+    size_t behind(size_t hops) const { return (rank() + ranks() - hops) % ranks(); }
+    size_t ahead(size_t hops) const { return (rank() + hops) % ranks(); }
+
+    Request exchange(size_t Payload::*kind, Slice send, size_t to, Slice recv, size_t from) {
+        payload.*kind += send.bytes();
+        return comm.exchange(send, int(to), recv, int(from));
+    }
+    void all_to_all(size_t Payload::*kind, Slice send, Slice recv) {
+        payload.*kind += send.bytes() / ranks() * (ranks() - 1);
+        comm.all_to_all(send, recv);
+    }
+    void reduce_scatter_sum(size_t Payload::*kind, Slice send, Slice recv) {
+        payload.*kind += recv.bytes() * (ranks() - 1);
+        comm.reduce_scatter_sum(send, recv);
+    }
+};
+
+// Dies with the way out if the heads do not suit the mode. Each rank says the same.
+inline void check_sp_mode(SpMode mode, size_t ranks, size_t H, size_t KV, size_t head_stride) {
+    if (mode == SpMode::gather && (head_stride == 0 || KV % head_stride))
+        die("--ring_attn_head_stride %zu does not divide the model's %zu KV heads (it counts KV heads, not query heads)\n  fix: "
+            "--ring_attn_head_stride 1",
+            head_stride, KV);
+    if (mode == SpMode::ulysses && H % ranks)
+        die("--sp_mode ulysses: %zu query heads cannot be dealt to %zu ranks\n  fix: --sp_mode ring or --sp_mode gather, which work with any "
+            "number of heads",
+            H, ranks);
+}
+
+// What both passes read (attention.h).
+template <class X> struct RingInputs {
+    Heads<const X> q, k, v;
+    const int32_t *lo;
+    size_t H, KV, D;
+    float scale;
+};
+
+// Buffers of the caller, so that they are lines of the memory plan; they hold nothing between calls. ring_attention_buffers says how many
+// elements a pass needs, for T local rows.
+template <class X> struct RingBuffers {
+    X *values;
+    float *floats;
+};
+struct RingBufferSizes {
+    size_t values, floats;
+};
+
+namespace ring {
+
+// The heads of a rank under ulysses. Its query heads are h * rank .., in runs of `shared` that use one KV head.
+struct UlyssesHeads {
+    size_t h, group, shared, m;
+    UlyssesHeads(size_t ranks, size_t H, size_t KV) : h(H / ranks), group(H / KV), shared(std::gcd(h, group)), m(h / shared) {}
+    size_t kv_head(size_t rank, size_t i) const { return (rank * h + i * shared) / group; }  // i < m
+};
+
+}  // namespace ring
+
+inline RingBufferSizes ring_attention_buffers(SpMode mode, size_t ranks, size_t head_stride, size_t T, size_t H, size_t KV,
+                                              size_t D, bool backward) {
+    if (ranks == 1) return {0, 0};
+    const size_t kv = T * KV * D;
+    if (mode == SpMode::ring) return {4 * kv, backward ? 8 * kv : 0};
+    if (mode == SpMode::gather) {
+        const size_t g = T * head_stride * D, q = H / KV * g;
+        return {4 * ranks * g + (backward ? 3 * q + 2 * g : q), backward ? 2 * (ranks + 1) * g : 0};
+    }
+    const ring::UlyssesHeads heads(ranks, H, KV);
+    const size_t q = T * H * D, m = ranks * T * heads.m * D;
+    return {2 * (q + 2 * m) + (backward ? 2 * q : q), backward ? 2 * H * T + 2 * (q + 2 * m) : 0};
+}
+
+namespace ring {
+
+// ---- ring
+
+// f(hop, k, v, pieces) for the rank's own keys (hop 0) and each block that comes; the next one is on its way meanwhile.
+template <class Dev, class X, class F> void each_block(Dev dev, RingAttention &a, X *buffer, const RingInputs<X> &in, F f) {
+    const KeyTravel &travel = a.travel;
+    const Heads<const X> k = in.k, v = in.v;
+    const size_t width = in.KV * in.D, row = 2 * width;
+    const auto block = [&](size_t hop) { return buffer + hop % 2 * a.split.local_T() * row; };  // rows of [k | v]
+    const auto rows = [&](size_t at, size_t hop) { return Slice(block(at), travel.rows(a.behind(at), hop) * row); };
+    for (const KeyTravel::Stop &stop : travel.block(a.rank())) {
+        if (stop.reach == 0) break;
+        const size_t from = stop.piece.offset, n = stop.piece.end - stop.piece.begin;
+        X *to = block(0) + stop.packed * row;
+        copy_rows(dev, to, row, k.data + from * k.stride, k.stride, n, width);
+        copy_rows(dev, to + width, row, v.data + from * v.stride, v.stride, n, width);
+    }
+    const size_t hops = MUTANT(70, std::max<size_t>(travel.hops(), 1) - 1, travel.hops());
+    for (size_t hop = 0; hop <= hops; hop++) {
+        Request next = hop == hops
+                           ? Request()
+                           : a.exchange(&Payload::kv, rows(hop, hop + 1), a.ahead(1), rows(hop + 1, hop + 1), a.behind(1));
+        if (hop == 0) f(hop, k, v, a.split.pieces[a.rank()]);
+        else f(hop, Heads<const X>{block(hop), row}, Heads<const X>{block(hop) + width, row}, travel.keys(a.behind(hop), hop));
+        if (hop < hops) a.comm.wait(std::move(next));
+    }
+}
+
+template <class Dev, class X = typename Dev::X>
+void ring_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in, RingBuffers<X> buffers) {
+    const auto &[q, k, v, lo, H, KV, D, scale] = in;
+    const size_t T = a.split.local_T();
+    attention_begin(dev, out32, lse, T, H, D);
+    each_block(dev, a, buffers.values, in, [&](size_t hop, Heads<const X> k, Heads<const X> v, const Pieces &keys) {
+        if (a.travel.sees(a.rank(), a.behind(hop)))
+            attention_forward_part(dev, out32, lse, q, k, v, lo, a.split.pieces[a.rank()], keys, T, H, KV, D, scale);
+    });
+    attention_end(dev, out, out32, T * H * D);
+}
+
+// dk and dv of the blocks that visit. Of each block the sum so far comes from the rank behind while this rank computes its part, and
+// goes on with the rows that go on; the others go home.
+template <class Dev> class VisitingGradients {
+  public:
+    VisitingGradients(Dev dev, RingAttention &a, float *floats, size_t width)
+        : dev_(dev), a_(a), width_(width), size_(a.split.local_T() * width), floats_(floats) {}
+
+    float *dk(size_t hop) { return floats_ + hop % 2 * 2 * size_; }
+    float *dv(size_t hop) { return dk(hop) + size_; }
+
+    void clear(size_t hop) {
+        const size_t n = a_.travel.rows(a_.behind(hop), hop) * width_;
+        clear_floats(dev_, dk(hop), n);
+        clear_floats(dev_, dv(hop), n);
+    }
+
+    // This rank's part of the block is computed.
+    void pass_on(size_t hop) {
+        const size_t source = a_.behind(hop), next = a_.behind(hop + 1);
+        const size_t rows = a_.travel.rows(source, hop), on = a_.travel.rows(source, hop + 1);
+        wait();
+        for (size_t i = 0; i < 2; i++) {  // dk, dv
+            float *sum = i ? dv(hop) : dk(hop), *arriving = floats_ + (4 + i) * size_, *home = floats_ + (6 + i) * size_;
+            if (hop > 1) add_rows(dev_, sum, width_, arriving, width_, rows, width_);
+            const size_t own = a_.travel.rows(a_.rank(), hop + 1), own_end = a_.travel.rows(a_.rank(), hop);
+            send(slice(sum, 0, on), a_.ahead(1), slice(arriving, 0, a_.travel.rows(next, hop + 1)), a_.behind(1));
+            send(slice(sum, on, rows), source, slice(home, own, own_end), a_.ahead(hop));
+        }
+    }
+
+    // What the other ranks have summed for this rank's own keys; ends what is under way.
+    void add_to(float *dk32, float *dv32) {
+        wait();
+        for (const KeyTravel::Stop &stop : a_.travel.block(a_.rank())) {
+            if (stop.reach == 0) break;
+            const size_t to = stop.piece.offset * width_, from = stop.packed * width_, n = stop.piece.end - stop.piece.begin;
+            add_rows(dev_, dk32 + to, width_, floats_ + 6 * size_ + from, width_, n, width_);
+            add_rows(dev_, dv32 + to, width_, floats_ + 7 * size_ + from, width_, n, width_);
+        }
+    }
+
+  private:
+    Slice slice(float *x, size_t begin, size_t end) { return {x + begin * width_, (end - begin) * width_}; }
+    void send(Slice send, size_t to, Slice recv, size_t from) {
+        under_way_.push_back(a_.exchange(&Payload::dkv, send, to, recv, from));
+    }
+    void wait() {
+        for (Request &request : under_way_) a_.comm.wait(std::move(request));
+        under_way_.clear();
+    }
+
+    Dev dev_;
+    RingAttention &a_;
+    size_t width_, size_;
+    float *floats_;  // dk, dv of this hop | of the hop before, being sent | arriving | back home
+    std::vector<Request> under_way_;
+};
+
+template <class Dev, class X = typename Dev::X>
+void ring_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk32, float *dv32, float *delta, float *scratch,
+                   const RingInputs<X> &in, const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
+    const auto &[q, k, v, lo, H, KV, D, scale] = in;
+    const size_t T = a.split.local_T();
+    attention_backward_begin(dev, dq32, dk32, dv32, delta, out, dout, T, H, KV, D);
+    VisitingGradients visiting(dev, a, buffers.floats, KV * D);
+    each_block(dev, a, buffers.values, in, [&](size_t hop, Heads<const X> k, Heads<const X> v, const Pieces &keys) {
+        if (hop) visiting.clear(hop);
+        if (a.travel.sees(a.rank(), a.behind(hop)))
+            attention_backward_part(dev, dq32, hop ? visiting.dk(hop) : dk32, hop ? visiting.dv(hop) : dv32, scratch, q, k, v,
+                                    delta, lse, dout, lo, a.split.pieces[a.rank()], keys, T, H, KV, D, scale);
+        if (hop) visiting.pass_on(hop);
+    });
+    visiting.add_to(dk32, dv32);
+    attention_backward_end(dev, dqkv, dq32, dk32, dv32, T, H, KV, D);
+}
+
+// ---- gather
+
+// f(first KV head, blocks) for each group of g KV heads; blocks (ranks, T, 2*g*D) holds rows of [k | v] of every rank that this one
+// sees. The next group's are on their way meanwhile.
+template <class Dev, class X, class F> void each_group(Dev dev, RingAttention &a, X *buffer, const RingInputs<X> &in, F f) {
+    const size_t D = in.D, T = a.split.local_T(), g = a.head_stride, block = T * 2 * g * D;
+    const auto start = [&](size_t group) {
+        X *blocks = buffer + group % 2 * a.ranks() * block, *own = blocks + a.rank() * block;
+        copy_rows(dev, own, 2 * g * D, in.k.data + group * g * D, in.k.stride, T, g * D);
+        copy_rows(dev, own + g * D, 2 * g * D, in.v.data + group * g * D, in.v.stride, T, g * D);
+        std::vector<Request> requests;
+        for (size_t hop = 1; hop < a.ranks(); hop++) {
+            const size_t to = a.ahead(hop), from = a.behind(hop);
+            requests.push_back(a.exchange(&Payload::kv, a.travel.sees(to, a.rank()) ? Slice(own, block) : Slice(), to,
+                                          a.travel.sees(a.rank(), from) ? Slice(blocks + from * block, block) : Slice(), from));
+        }
+        return requests;
+    };
+    std::vector<Request> requests = start(0);
+    for (size_t group = 0; group < in.KV / g; group++) {
+        for (Request &request : requests) a.comm.wait(std::move(request));
+        requests.clear();
+        if (group + 1 < in.KV / g) requests = start(group + 1);
+        f(group * g, buffer + group % 2 * a.ranks() * block);
+    }
+}
+
+// A group of heads is an attention of its own, H / KV * g query heads and g KV heads: its arrays are copied from and to the layer's.
+template <class Dev, class X = typename Dev::X>
+void gather_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in,
+                    RingBuffers<X> buffers) {
+    const auto &[q, k, v, lo, H, KV, D, scale] = in;
+    const size_t T = a.split.local_T(), g = a.head_stride, h = H / KV * g, block = T * 2 * g * D;
+    X *l_out = buffers.values + 2 * a.ranks() * block;
+    each_group(dev, a, buffers.values, in, [&](size_t kv0, const X *blocks) {
+        const size_t h0 = kv0 * (H / KV);
+        attention_begin(dev, out32, lse + h0 * T, T, h, D);
+        for (size_t hop = 0; hop < a.ranks(); hop++) {
+            const size_t from = a.behind(hop);
+            const X *l_k = blocks + from * block;
+            if (a.travel.sees(a.rank(), from))
+                attention_forward_part(dev, out32, lse + h0 * T, Heads<const X>{q.data + h0 * D, q.stride},
+                                       Heads<const X>{l_k, 2 * g * D}, Heads<const X>{l_k + g * D, 2 * g * D}, lo,
+                                       a.split.pieces[a.rank()], a.split.pieces[from], T, h, g, D, scale);
+        }
+        attention_end(dev, l_out, out32, T * h * D);
+        copy_rows(dev, out + h0 * D, H * D, l_out, h * D, T, h * D);
+    });
+}
+
+template <class Dev, class X = typename Dev::X>
+void gather_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *delta, float *scratch, const RingInputs<X> &in,
+                     const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
+    const auto &[q, k, v, lo, H, KV, D, scale] = in;
+    const size_t T = a.split.local_T(), g = a.head_stride, h = H / KV * g, block = T * 2 * g * D, row = (H + 2 * KV) * D;
+    X *l_out = buffers.values + 2 * a.ranks() * block, *l_dout = l_out + T * h * D, *l_dqkv = l_dout + T * h * D;
+    float *gradients = buffers.floats;                                      // (ranks, 2, T, g, D): dk and dv of each rank's rows
+    float *l_dk = gradients + a.ranks() * block, *l_dv = l_dk + block / 2;  // summed over ranks, of this rank's rows
+    each_group(dev, a, buffers.values, in, [&](size_t kv0, const X *blocks) {
+        const size_t h0 = kv0 * (H / KV);
+        copy_rows(dev, l_out, h * D, out + h0 * D, H * D, T, h * D);
+        copy_rows(dev, l_dout, h * D, dout + h0 * D, H * D, T, h * D);
+        attention_backward_begin(dev, dq32, l_dk, l_dv, delta + h0 * T, l_out, l_dout, T, h, g, D);
+        clear_floats(dev, gradients, a.ranks() * block);
+        for (size_t hop = 0; hop < a.ranks(); hop++) {
+            const size_t from = a.behind(hop);
+            const X *l_k = blocks + from * block;
+            float *dk = gradients + from * block;
+            if (a.travel.sees(a.rank(), from))
+                attention_backward_part(dev, dq32, dk, dk + block / 2, scratch, Heads<const X>{q.data + h0 * D, q.stride},
+                                        Heads<const X>{l_k, 2 * g * D}, Heads<const X>{l_k + g * D, 2 * g * D}, delta + h0 * T,
+                                        lse + h0 * T, l_dout, lo, a.split.pieces[a.rank()], a.split.pieces[from], T, h, g, D,
+                                        scale);
+        }
+        a.reduce_scatter_sum(&Payload::dkv, Slice(gradients, a.ranks() * block), Slice(l_dk, block));
+        attention_backward_end(dev, l_dqkv, dq32, l_dk, l_dv, T, h, g, D);
+        const size_t l_row = (h + 2 * g) * D;
+        copy_rows(dev, dqkv + h0 * D, row, l_dqkv, l_row, T, h * D);
+        copy_rows(dev, dqkv + (H + kv0) * D, row, l_dqkv + h * D, l_row, T, g * D);
+        copy_rows(dev, dqkv + (H + KV + kv0) * D, row, l_dqkv + (h + g) * D, l_row, T, g * D);
+    });
+}
+
+// ---- ulysses
+
+// recv (ranks * T, (h+2m)*D): rows of [q | k | v] of the whole row, this rank's heads.
+template <class Dev, class X>
+void heads_of_all(Dev dev, RingAttention &a, X *recv, X *send, const RingInputs<X> &in, const UlyssesHeads &heads) {
+    const size_t D = in.D, T = a.split.local_T(), row = (heads.h + 2 * heads.m) * D;
+    for (size_t r = 0; r < a.ranks(); r++) {
+        X *to = send + r * T * row;
+        copy_rows(dev, to, row, in.q.data + r * heads.h * D, in.q.stride, T, heads.h * D);
+        for (size_t i = 0; i < heads.m; i++) {
+            const size_t head = heads.kv_head(r, i) * D;
+            copy_rows(dev, to + (heads.h + i) * D, row, in.k.data + head, in.k.stride, T, D);
+            copy_rows(dev, to + (heads.h + heads.m + i) * D, row, in.v.data + head, in.v.stride, T, D);
+        }
+    }
+    a.all_to_all(&Payload::kv, Slice(send, a.ranks() * T * row), Slice(recv, a.ranks() * T * row));
+}
+
+inline Pieces whole_row(const RingAttention &a) {
+    if (a.split.layout != Layout::contiguous) die("ulysses needs the contiguous layout");
+    return {{{0, a.split.T, 0}}, 1};
+}
+
+template <class Dev, class X = typename Dev::X>
+void ulysses_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in,
+                     RingBuffers<X> buffers) {
+    const auto &[q, k, v, lo, H, KV, D, scale] = in;
+    const UlyssesHeads heads(a.ranks(), H, KV);
+    const size_t T = a.split.local_T(), all_T = a.split.T, h = heads.h, row = (h + 2 * heads.m) * D;
+    const Pieces all = whole_row(a);
+    X *own = buffers.values, *send = own + all_T * row, *l_out = send + all_T * row;
+    heads_of_all(dev, a, own, send, in, heads);
+    attention_begin(dev, out32, lse, all_T, h, D);
+    attention_forward_part(dev, out32, lse, Heads<const X>{own, row}, Heads<const X>{own + h * D, row},
+                           Heads<const X>{own + (h + heads.m) * D, row}, lo, all, all, all_T, h, heads.m, D, scale);
+    attention_end(dev, l_out, out32, all_T * h * D);
+    X *came = send;  // (ranks, T, h, D): of this rank's rows, every rank's heads
+    a.all_to_all(&Payload::kv, Slice(l_out, all_T * h * D), Slice(came, all_T * h * D));
+    for (size_t r = 0; r < a.ranks(); r++) copy_rows(dev, out + r * h * D, H * D, came + r * T * h * D, h * D, T, h * D);
+}
+
+template <class Dev, class X = typename Dev::X>
+void ulysses_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk32, float *dv32, float *delta, float *scratch,
+                      const RingInputs<X> &in, const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
+    const auto &[q, k, v, lo, H, KV, D, scale] = in;
+    const UlyssesHeads heads(a.ranks(), H, KV);
+    const size_t T = a.split.local_T(), all_T = a.split.T, h = heads.h, m = heads.m, row = (h + 2 * m) * D;
+    const Pieces all = whole_row(a);
+    X *own = buffers.values, *send = own + all_T * row, *l_dout = send + all_T * row, *send_dout = l_dout + all_T * h * D;
+    heads_of_all(dev, a, own, send, in, heads);
+    for (size_t r = 0; r < a.ranks(); r++) copy_rows(dev, send_dout + r * T * h * D, h * D, dout + r * h * D, H * D, T, h * D);
+    a.all_to_all(&Payload::kv, Slice(send_dout, all_T * h * D), Slice(l_dout, all_T * h * D));
+
+    float *came_delta = buffers.floats, *l_delta = came_delta + H * T;  // (ranks, h, T), (h, ranks * T)
+    attention_backward_begin(dev, dq32, dk32, dv32, delta, out, dout, T, H, KV, D);
+    a.all_to_all(&Payload::kv, Slice(delta, H * T), Slice(came_delta, H * T));
+    clear_floats(dev, l_delta, H * T);
+    for (size_t r = 0; r < a.ranks(); r++) add_rows(dev, l_delta + r * T, all_T, came_delta + r * h * T, T, h, T);
+
+    float *l_dq = l_delta + H * T, *l_dk = l_dq + all_T * h * D, *l_dv = l_dk + all_T * m * D, *came = l_dv + all_T * m * D;
+    clear_floats(dev, l_dq, all_T * row);
+    attention_backward_part(dev, l_dq, l_dk, l_dv, scratch, Heads<const X>{own, row}, Heads<const X>{own + h * D, row},
+                            Heads<const X>{own + (h + m) * D, row}, l_delta, lse, l_dout, lo, all, all, all_T, h, m, D, scale);
+
+    // Home: rows of rank r lie together, so nothing needs packing. A KV head's gradients come from each rank that had a copy of it.
+    const auto home = [&](float *sum, size_t width, const float *part, size_t n, auto head_of) {
+        a.all_to_all(&Payload::dkv, Slice(part, all_T * n * D), Slice(came, all_T * n * D));
+        for (size_t r = 0; r < a.ranks(); r++)
+            for (size_t i = 0; i < n; i++) add_rows(dev, sum + head_of(r, i) * D, width, came + (r * T * n + i) * D, n * D, T, D);
+    };
+    const auto kv_head = [&](size_t r, size_t i) { return heads.kv_head(r, i); };
+    home(dq32, H * D, l_dq, h, [&](size_t r, size_t i) { return r * h + i; });
+    home(dk32, KV * D, l_dk, m, kv_head);
+    home(dv32, KV * D, l_dv, m, kv_head);
+    attention_backward_end(dev, dqkv, dq32, dk32, dv32, T, H, KV, D);
+}
+
+}  // namespace ring
+
+template <class Dev, class X = typename Dev::X>
+void ring_attention_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in,
+                            RingBuffers<X> buffers) {
+    if (a.mode == SpMode::ring || a.ranks() == 1) ring::ring_forward(dev, a, out, out32, lse, in, buffers);
+    else if (a.mode == SpMode::gather) ring::gather_forward(dev, a, out, out32, lse, in, buffers);
+    else ring::ulysses_forward(dev, a, out, out32, lse, in, buffers);
+}
+
+template <class Dev, class X = typename Dev::X>
+void ring_attention_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk32, float *dv32, float *delta,
+                             float *scratch, const RingInputs<X> &in, const X *out, const X *dout, const float *lse,
+                             RingBuffers<X> buffers) {
+    if (a.mode == SpMode::ring || a.ranks() == 1)
+        ring::ring_backward(dev, a, dqkv, dq32, dk32, dv32, delta, scratch, in, out, dout, lse, buffers);
+    else if (a.mode == SpMode::gather) ring::gather_backward(dev, a, dqkv, dq32, delta, scratch, in, out, dout, lse, buffers);
+    else ring::ulysses_backward(dev, a, dqkv, dq32, dk32, dv32, delta, scratch, in, out, dout, lse, buffers);
+}

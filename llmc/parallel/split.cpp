@@ -1,0 +1,259 @@
+#include "split.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+#include "../core/common.h"
+#include "../core/mutant.h"
+
+// ---- work
+
+// Pairs (q, k) with k <= q, of q in [q0, q1) and k in [k0, k1); positions may be negative.
+static uint64_t causal_pairs(int64_t q0, int64_t q1, int64_t k0, int64_t k1) {
+    const auto triangle = [](int64_t n) { return n > 0 ? uint64_t(n) * uint64_t(n + 1) / 2 : 0; };
+    return triangle(q1 - k0) - triangle(q1 - k1) - (triangle(q0 - k0) - triangle(q0 - k1));
+}
+
+template <class F> static void each_document(std::span<const size_t> doc_offsets, size_t T, F f) {
+    for (size_t d = 0; d < doc_offsets.size(); d++) {
+        const size_t end = d + 1 < doc_offsets.size() ? doc_offsets[d + 1] : T;  // the last is the padding
+        if (doc_offsets[d] < end) f(doc_offsets[d], end);
+    }
+}
+
+std::vector<uint64_t> attention_pairs(std::span<const size_t> doc_offsets, size_t T, size_t size, size_t window) {
+    const size_t n = ceil_div(T, size);
+    std::vector<uint64_t> pairs(n * n);
+    each_document(doc_offsets, T, [&](size_t begin, size_t end) {
+        for (size_t i = begin / size; i * size < end; i++)
+            for (size_t j = begin / size; j <= i; j++) {
+                const int64_t q0 = int64_t(std::max(begin, i * size)), q1 = int64_t(std::min(end, (i + 1) * size));
+                const int64_t k0 = int64_t(std::max(begin, j * size)), k1 = int64_t(std::min(end, (j + 1) * size));
+                const int64_t w = int64_t(window);
+                pairs[i * n + j] += causal_pairs(q0, q1, k0, k1) - (w ? causal_pairs(q0 - w, q1 - w, k0, k1) : 0);
+            }
+    });
+    return pairs;
+}
+
+double row_cost(const Row &row, std::span<const LayerKind> kinds, size_t H, size_t D, double flops_per_token) {
+    const AttentionCost unit{H, 0, D, 0, 1, 1};
+    double sum = flops_per_token * double(row.T);
+    for (const LayerKind &kind : kinds) {
+        const double pairs = double(attention_pairs(row.doc_offsets, row.T, row.T, kind.window)[0]);
+        sum += double(kind.layers) * (unit.forward(pairs) + unit.backward(pairs));
+    }
+    return sum;
+}
+
+// ---- dealing pieces
+
+const char *name_of(Layout layout) {
+    return layout == Layout::contiguous ? "contiguous" : layout == Layout::zigzag ? "zigzag" : "longest first";
+}
+
+static std::vector<size_t> deal_longest_first(std::span<const uint64_t> work, size_t ranks) {
+    std::vector<size_t> order(work.size()), owner(work.size(), ranks), count(ranks);
+    std::vector<uint64_t> load(ranks);
+    std::iota(order.begin(), order.end(), size_t(0));
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return work[a] > work[b]; });
+    for (size_t i : order) {
+        const auto stranger = [&](size_t r) {
+            return !((i > 0 && owner[i - 1] == r) || (i + 1 < owner.size() && owner[i + 1] == r));
+        };
+        const auto rating = [&](size_t r) { return std::tuple(count[r] == pieces_per_rank, load[r], stranger(r), r); };
+        size_t best = 0;
+        for (size_t r = 1; r < ranks; r++)
+            if (rating(r) < rating(best)) best = r;
+        owner[i] = best, count[best]++, load[best] += work[i];
+    }
+    return owner;
+}
+
+static std::vector<size_t> deal_pieces(Layout layout, std::span<const uint64_t> work, size_t ranks) {
+    if (layout == Layout::longest_first) return deal_longest_first(work, ranks);
+    std::vector<size_t> owner(work.size());
+    for (size_t i = 0; i < owner.size(); i++) {
+        const size_t half = i / (pieces_per_rank / 2);
+        owner[i] = layout == Layout::contiguous ? i / pieces_per_rank : std::min(half, 2 * ranks - 1 - half);
+    }
+    return owner;
+}
+
+static void append(Pieces &pieces, Piece piece) {
+    if (pieces.count) {
+        Piece &last = pieces.piece[pieces.count - 1];
+        if (last.end == piece.begin && last.offset + last.end - last.begin == piece.offset) {
+            last.end = piece.end;
+            return;
+        }
+    }
+    pieces.piece[pieces.count++] = piece;
+}
+
+// ---- what travels
+
+KeyTravel::KeyTravel(std::span<const uint64_t> pairs, std::span<const size_t> owner, size_t ranks, size_t size)
+    : blocks_(ranks), pairs_(ranks * ranks) {
+    const size_t n = owner.size();
+    for (size_t j = 0; j < n; j++) {
+        std::vector<Stop> &block = blocks_[owner[j]];
+        Stop stop{{j * size, (j + 1) * size, block.size() * size}, 0, 0};
+        for (size_t i = j; i < n; i++) {
+            pairs_[owner[i] * ranks + owner[j]] += pairs[i * n + j];
+            if (pairs[i * n + j]) stop.reach = std::max(stop.reach, (owner[i] + ranks - owner[j]) % ranks);
+        }
+        hops_ = std::max(hops_, stop.reach);
+        block.push_back(stop);
+    }
+    for (auto &block : blocks_) {
+        std::stable_sort(block.begin(), block.end(), [](const Stop &a, const Stop &b) { return a.reach > b.reach; });
+        for (size_t i = 0; i < block.size(); i++) block[i].packed = i * size;
+    }
+}
+
+size_t KeyTravel::rows(size_t source, size_t hop) const {
+    size_t sum = 0;
+    for (const Stop &stop : blocks_[source])
+        if (stop.reach >= hop) sum += stop.piece.end - stop.piece.begin;
+    return sum;
+}
+
+Pieces KeyTravel::keys(size_t source, size_t hop) const {
+    std::vector<Piece> there;
+    for (const Stop &stop : blocks_[source])
+        if (stop.reach >= hop) there.push_back({stop.piece.begin, stop.piece.end, stop.packed});
+    std::sort(there.begin(), there.end(), [](const Piece &a, const Piece &b) { return a.begin < b.begin; });
+    Pieces pieces{};
+    for (const Piece &piece : there) append(pieces, piece);
+    return pieces;
+}
+
+size_t KeyTravel::row_hops() const {
+    size_t sum = 0;
+    for (const auto &block : blocks_)
+        for (const Stop &stop : block) sum += stop.reach * (stop.piece.end - stop.piece.begin);
+    return sum;
+}
+
+// ---- the choice
+
+double estimate_seconds(const KeyTravel &travel, size_t ranks, const AttentionCost &cost) {
+    double slowest = 0;
+    for (size_t rank = 0; rank < ranks; rank++) {
+        double seconds = 0;
+        // Step h computes with the block that has made h hops, while the next block comes, and while the gradients of the one before
+        // leave for the next rank or for home: as many rows as had come.
+        const auto source = [&](size_t h) { return (rank + ranks - h) % ranks; };
+        const auto rows = [&](size_t h) { return h >= 1 && h <= travel.hops() ? double(travel.rows(source(h), h)) : 0.0; };
+        for (size_t h = 0; h <= travel.hops() + 1; h++) {
+            const double pairs = h <= travel.hops() ? double(travel.pairs(rank, source(h))) : 0;
+            const double coming = cost.kv(rows(h + 1)), leaving = cost.dkv(h ? rows(h - 1) : 0);
+            seconds += std::max(cost.forward(pairs), coming) + std::max(cost.backward(pairs), coming + leaving);
+        }
+        slowest = std::max(slowest, seconds);
+    }
+    return slowest;
+}
+
+SequenceSplit split_sequence(Layout layout, std::span<const size_t> doc_offsets, size_t T, size_t ranks,
+                             std::span<const LayerKind> kinds, const AttentionCost &cost) {
+    const size_t n = pieces_per_rank * ranks, size = T / n;
+    if (T == 0 || T % n) die("a row of %zu tokens cannot be cut into %zu equal pieces", T, n);
+    std::vector<std::vector<uint64_t>> pairs;
+    std::vector<uint64_t> work(n);
+    for (const LayerKind &kind : kinds) {
+        pairs.push_back(attention_pairs(doc_offsets, T, size, kind.window));
+        for (size_t i = 0; i < n; i++)
+            work[i] += kind.layers * std::accumulate(&pairs.back()[i * n], &pairs.back()[i * n] + n, uint64_t(0));
+    }
+    const std::vector<size_t> owner = deal_pieces(layout, work, ranks);
+    SequenceSplit split{layout, T, ranks, std::vector<Pieces>(ranks), {}, std::vector<double>(ranks)};
+    std::vector<size_t> rows(ranks);
+    for (size_t i = 0; i < n; i++) {
+        append(split.pieces[owner[i]], {i * size, (i + 1) * size, rows[owner[i]]});
+        rows[owner[i]] += size;
+        split.work[owner[i]] += double(work[i]);
+    }
+    for (size_t k = 0; k < kinds.size(); k++) {
+        split.travel.emplace_back(pairs[k], owner, ranks, size);
+        split.seconds += double(kinds[k].layers) * estimate_seconds(split.travel[k], ranks, cost);
+    }
+    return split;
+}
+
+SequenceSplit choose_split(std::span<const size_t> doc_offsets, size_t T, size_t ranks, std::span<const LayerKind> kinds,
+                           const AttentionCost &cost) {
+    SequenceSplit best = split_sequence(Layout::contiguous, doc_offsets, T, ranks, kinds, cost);
+    for (Layout layout : {Layout::zigzag, Layout::longest_first}) {
+        SequenceSplit other = split_sequence(layout, doc_offsets, T, ranks, kinds, cost);
+        if (other.seconds < best.seconds) best = std::move(other);
+    }
+    return best;
+}
+
+double SequenceSplit::balance() const {
+    return std::accumulate(work.begin(), work.end(), 0.0) / double(ranks) / *std::max_element(work.begin(), work.end());
+}
+
+std::vector<size_t> SequenceSplit::positions(size_t rank) const {
+    std::vector<size_t> out(local_T());
+    for (size_t i = 0; i < pieces[rank].count; i++) {
+        const Piece &piece = pieces[rank].piece[i];
+        std::iota(out.begin() + long(piece.offset), out.begin() + long(piece.offset + piece.end - piece.begin), piece.begin);
+    }
+    return out;
+}
+
+// ---- rows
+
+Row pad_row(Row row, size_t ranks) {
+    if (ranks > 1) row.T = round_up(row.T, row_multiple * ranks);
+    const size_t begin = row.doc_offsets.back();
+    for (size_t p = row.tokens.size(); p < row.T; p++) {
+        row.tokens.push_back(0);
+        row.doc_pos.push_back(int32_t(p - begin));
+        row.doc_begin.push_back(int32_t(begin));
+    }
+    return row;
+}
+
+Row local_row(const Row &row, const SequenceSplit &split, size_t rank) {
+    Row local{split.local_T(), {}, {}, row.doc_begin, row.doc_offsets, row.samples, {}, {}};
+    for (size_t p : split.positions(rank)) {
+        local.tokens.push_back(row.tokens[p]);
+        local.doc_pos.push_back(row.doc_pos[p]);
+    }
+    for (size_t i = 0; i < split.pieces[rank].count; i++) {
+        const Piece &piece = split.pieces[rank].piece[i];
+        const auto at = [&](size_t p) {
+            return std::lower_bound(row.rows.begin(), row.rows.end(), int32_t(p)) - row.rows.begin();
+        };
+        for (size_t j = size_t(at(piece.begin)); j < size_t(at(piece.end)); j++) {
+            const size_t t = piece.offset + size_t(row.rows[j]) - piece.begin;
+            local.rows.push_back(int32_t(t));
+            local.targets.push_back(MUTANT(73, local.tokens[(t + 1) % local.T], row.targets[j]));
+        }
+    }
+    return local;
+}
+
+std::vector<std::vector<size_t>> deal_rows(std::span<const double> costs, size_t groups) {
+    const size_t steps = ceil_div(costs.size(), groups);
+    std::vector<size_t> order(costs.size());
+    std::iota(order.begin(), order.end(), size_t(0));
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return costs[a] > costs[b]; });
+    std::vector<std::vector<size_t>> dealt(groups, std::vector<size_t>(steps, no_row));
+    std::vector<double> load(groups);
+    for (size_t i = 0; i < order.size(); i++) {
+        size_t best = groups;
+        for (size_t g = 0; g < groups; g++)
+            if (dealt[g][i / groups] == no_row && (best == groups || load[g] < load[best])) best = g;
+        dealt[best][i / groups] = order[i];
+        load[best] += costs[order[i]];
+    }
+    return dealt;
+}

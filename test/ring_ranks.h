@@ -1,0 +1,100 @@
+// Attention over a ring of ranks that are threads, on the CPU and of the kernels: the rows of a problem are dealt, and results put together.
+#pragma once
+#include "../llmc/parallel/ring.h"
+#include "reference_attention.h"
+
+inline const AttentionCost any_cost{1, 1, 1, 2, 1e12, 1e10};
+
+struct RingCase {
+    size_t ranks;
+    SpMode mode;
+    Layout layout;
+    size_t head_stride = 1;
+
+    std::string name() const {
+        const char *modes[] = {"ring", "gather", "ulysses"};
+        return format("%s over %zu, %s", modes[size_t(mode)], ranks, name_of(layout)) +
+               (mode == SpMode::gather ? format(", %zu heads", head_stride) : "");
+    }
+};
+
+template <class X> struct RingResult {
+    AttentionResult<X> result;
+    Payload payload;  // of all ranks
+};
+
+// n values, NaN at first, and some behind the end that nobody may touch
+template <template <class> class Array, class T> struct Guarded {
+    static constexpr size_t guard = 64;
+    size_t n;
+    Array<T> array;
+    explicit Guarded(size_t n) : n(n), array(n + guard) {}
+    T *data() { return array.data(); }
+    std::vector<T> values() const {
+        std::vector<T> out = array.values();
+        if (!std::all_of(out.begin() + long(n), out.end(), [](T x) { return std::isnan(float(x)); }))
+            die("written behind the end of an array");
+        out.resize(n);
+        return out;
+    }
+};
+
+// One rank's share: copies its rows in, runs both passes, copies the results into their places of `all`, which ranks share.
+template <template <class> class Array, class Dev, class X = typename Dev::X>
+void run_rank(Dev dev, Comm &comm, const RingCase &c, const SequenceSplit &split, const AttentionShape &a,
+              const AttentionInputs<X> &in, RingResult<X> &all, Payload &payload) {
+    const size_t T = split.local_T(), H = a.H, KV = a.KV, D = a.D, row = (H + 2 * KV) * D;
+    const auto positions = split.positions(size_t(comm.rank));
+    std::vector<X> l_qkv(T * row), l_dout(T * H * D);
+    for (size_t t = 0; t < T; t++) {
+        std::copy_n(in.qkv.begin() + long(positions[t] * row), row, l_qkv.begin() + long(t * row));
+        std::copy_n(in.dout.begin() + long(positions[t] * H * D), H * D, l_dout.begin() + long(t * H * D));
+    }
+    Array<X> qkv(l_qkv), dout(l_dout);
+    Array<int32_t> lo(a.lo());
+    Guarded<Array, X> out(T * H * D);
+    Guarded<Array, float> out32(T * H * D), lse(H * T), dq(T * H * D), dk(T * KV * D), dv(T * KV * D), delta(H * T),
+        scratch(attention_scratch(dev));
+    const RingInputs<X> inputs{
+        {qkv.data(), row}, {qkv.data() + H * D, row}, {qkv.data() + (H + KV) * D, row}, lo.data(), H, KV, D, a.scale()};
+    RingAttention ring{comm, c.mode, c.head_stride, split, split.travel[0], payload};
+    for (bool backward : {false, true}) {
+        const auto sizes = ring_attention_buffers(c.mode, split.ranks, c.head_stride, T, H, KV, D, backward);
+        Guarded<Array, X> values(sizes.values);
+        Guarded<Array, float> floats(sizes.floats);
+        const RingBuffers<X> buffers{sizes.values ? values.data() : nullptr, sizes.floats ? floats.data() : nullptr};
+        if (backward)  // in place
+            ring_attention_backward(dev, ring, qkv.data(), dq.data(), dk.data(), dv.data(), delta.data(), scratch.data(), inputs,
+                                    out.data(), dout.data(), lse.data(), buffers);
+        else ring_attention_forward(dev, ring, out.data(), out32.data(), lse.data(), inputs, buffers);
+        comm.barrier();  // nobody reads these buffers any more
+        values.values(), floats.values();
+    }
+    for (auto *x : {&out32, &dq, &dk, &dv, &delta}) x->values();
+    const auto got_out = out.values(), got_dqkv = qkv.values();
+    const auto got_lse = lse.values();
+    for (size_t t = 0; t < T; t++) {
+        std::copy_n(got_out.begin() + long(t * H * D), H * D, all.result.out.begin() + long(positions[t] * H * D));
+        std::copy_n(got_dqkv.begin() + long(t * row), row, all.result.dqkv.begin() + long(positions[t] * row));
+        for (size_t h = 0; h < H; h++)
+            if (c.mode != SpMode::ulysses) all.result.lse[h * a.T() + positions[t]] = got_lse[h * T + t];
+    }
+    if (c.mode == SpMode::ulysses) std::copy(got_lse.begin(), got_lse.end(), all.result.lse.begin() + comm.rank * long(H * T));
+}
+
+// with_device(comm, f) calls f with this rank's device.
+template <template <class> class Array, class X, class WithDevice>
+RingResult<X> run_ring(const RingCase &c, const AttentionShape &a, const AttentionInputs<X> &in, WithDevice with_device) {
+    std::vector<size_t> offsets{0};
+    for (size_t length : a.documents) offsets.push_back(offsets.back() + length);
+    const LayerKind kinds[] = {{a.window, 1}};
+    const SequenceSplit split = split_sequence(c.layout, offsets, a.T(), c.ranks, kinds, any_cost);
+    RingResult<X> all{{std::vector<X>(a.T() * a.H * a.D), std::vector<X>(in.qkv.size()), std::vector<float>(a.H * a.T())}, {}};
+    std::vector<Payload> payloads(c.ranks);
+    run_threads(int(c.ranks), CommOptions{true, 60}, [&](Comm &comm) {
+        with_device(comm, [&](auto dev) { run_rank<Array>(dev, comm, c, split, a, in, all, payloads[size_t(comm.rank)]); });
+        return 0;
+    });
+    for (const Payload &p : payloads) all.payload.kv += p.kv, all.payload.dkv += p.dkv;
+    return all;
+}

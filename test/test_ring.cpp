@@ -1,0 +1,152 @@
+// ring.h: ranks are threads, each with its share of the rows. Whatever the mode and the layout, results are those of one rank.
+#include "../llmc/parallel/ring.h"
+
+#include <map>
+#include <tuple>
+
+#include "ring_ranks.h"
+
+template <class Dev> struct Ring : testing::Test {
+    using X = typename Dev::X;
+    static RingResult<X> run(const RingCase &c, const AttentionShape &a, const AttentionInputs<X> &in) {
+        return run_ring<HostArray>(c, a, in, [](Comm &, auto f) {
+            const ContextPtr context = make_context(1);
+            f(Dev{1, context.get()});
+        });
+    }
+};
+TYPED_TEST_SUITE(Ring, CpuDevices);
+
+static std::vector<RingCase> ring_cases(const AttentionShape &a) {
+    std::vector<RingCase> cases;
+    for (size_t ranks : {1, 2, 3, 4, 8}) {
+        if (a.H % ranks == 0) cases.push_back({ranks, SpMode::ulysses, Layout::contiguous});
+        for (Layout layout : layouts) {
+            cases.push_back({ranks, SpMode::ring, layout});
+            cases.push_back({ranks, SpMode::gather, layout, 1 + size_t(layout) % a.KV == a.KV ? a.KV : 1});
+        }
+    }
+    return cases;
+}
+
+// With the float64 reference, both results are within the same derived bound of it, so within twice that of one another.
+TYPED_TEST(Ring, EqualsOneRank) {
+    using Test = Ring<TypeParam>;
+    const std::map<std::string, AttentionShape> shapes = {
+        {"4:2", {{1, 70, 1, 1, 40, 64, 15}, 0, 4, 2, 16}},
+        {"9:3", {{100, 1, 91}, 0, 9, 3, 8}},
+        {"7:1, window 24", {{30, 1, 120, 41}, 24, 7, 1, 8}},
+        {"8:2, window 24", {{192}, 24, 8, 2, 8}},
+        {"one document", {{192}, 0, 2, 1, 8}},
+    };
+    for (const auto &[name, a] : shapes) {
+        const AttentionInputs<typename TypeParam::X> in(a);
+        const auto one = run_attention<HostArray>(make_device<TypeParam>(), a, in);
+        for (const RingCase &c : ring_cases(a)) {
+            const auto got = Test::run(c, a, in).result;
+            check_attention((name + ", " + c.name()).c_str(), a, in, got);
+            if (c.ranks > 1) continue;
+            EXPECT_TRUE(same_bits(got.out.data(), one.out.data(), one.out.size()));
+            EXPECT_TRUE(same_bits(got.lse.data(), one.lse.data(), one.lse.size()));
+            EXPECT_TRUE(same_bits(got.dqkv.data(), one.dqkv.data(), one.dqkv.size()));
+        }
+    }
+}
+
+// Long enough that a rank has several blocks of queries, and that bf16 is multiplied as bf16.
+TYPED_TEST(Ring, LongerRows) {
+    using Test = Ring<TypeParam>;
+    const AttentionShape a{{300, 1, 250, 217}, 0, 2, 1, 16};
+    const AttentionInputs<typename TypeParam::X> in(a);
+    for (const RingCase &c : {RingCase{2, SpMode::ring, Layout::zigzag}, RingCase{3, SpMode::ring, Layout::longest_first},
+                              RingCase{3, SpMode::gather, Layout::zigzag}, RingCase{2, SpMode::ulysses, Layout::contiguous}})
+        check_attention(c.name().c_str(), a, in, Test::run(c, a, in).result);
+}
+
+TYPED_TEST(Ring, UlyssesCopiesKvHeads) {
+    using Test = Ring<TypeParam>;
+    // 7 ranks share one KV head; 6 ranks of 2 query heads in groups of 3 hold 2 copies each, 8 of 1 in groups of 2 one
+    for (const auto &[ranks, H, KV] : {std::tuple<size_t, size_t, size_t>{7, 7, 1}, {6, 12, 4}, {8, 8, 4}}) {
+        const AttentionShape a{{55, 1, 32 * ranks - 56}, 0, H, KV, 8};
+        const AttentionInputs<typename TypeParam::X> in(a);
+        check_attention(format("ulysses, %zu:%zu over %zu", H, KV, ranks).c_str(), a, in,
+                        Test::run({ranks, SpMode::ulysses, Layout::contiguous}, a, in).result);
+    }
+}
+
+TYPED_TEST(Ring, RepeatsToTheBit) {
+    using Test = Ring<TypeParam>;
+    const AttentionShape a{{1, 70, 1, 1, 40, 64, 15}, 0, 4, 2, 16};
+    const AttentionInputs<typename TypeParam::X> in(a);
+    for (const RingCase &c :
+         {RingCase{4, SpMode::ring, Layout::longest_first}, RingCase{4, SpMode::gather, Layout::longest_first},
+          RingCase{4, SpMode::ulysses, Layout::contiguous}}) {
+        const auto once = Test::run(c, a, in).result, again = Test::run(c, a, in).result;
+        EXPECT_TRUE(same_bits(once.out.data(), again.out.data(), once.out.size())) << c.name();
+        EXPECT_TRUE(same_bits(once.dqkv.data(), again.dqkv.data(), once.dqkv.size())) << c.name();
+    }
+}
+
+// The formulas in ring.h.
+TYPED_TEST(Ring, PayloadOfADenseRow) {
+    using Test = Ring<TypeParam>;
+    const AttentionShape a{{192}, 0, 8, 2, 8};
+    const size_t T = a.T(), D = a.D, b = sizeof(typename TypeParam::X);
+    const AttentionInputs<typename TypeParam::X> in(a);
+    const auto expect = [&](const RingCase &c, size_t kv, size_t dkv) {
+        const Payload got = Test::run(c, a, in).payload;
+        EXPECT_EQ(got.kv, kv) << c.name();
+        EXPECT_EQ(got.dkv, dkv) << c.name();
+    };
+    for (size_t P : {1, 2, 4, 8}) {
+        const size_t kv = 2 * a.KV * D * b, dkv = 2 * a.KV * D * 4;
+        const size_t contiguous = T * (P - 1) / 2, zigzag = P > 1 ? T * (P - 1) - T * (P - 1) / (2 * P) : 0;
+        expect({P, SpMode::ring, Layout::contiguous}, 2 * kv * contiguous, dkv * contiguous);
+        expect({P, SpMode::ring, Layout::zigzag}, 2 * kv * zigzag, dkv * zigzag);
+        for (size_t stride : {1, 2}) {
+            expect({P, SpMode::gather, Layout::contiguous, stride}, 2 * kv * T / P * (P * (P - 1) / 2), dkv * T * (P - 1));
+            expect({P, SpMode::gather, Layout::zigzag, stride}, 2 * kv * T * (P - 1), dkv * T * (P - 1));
+        }
+        const size_t h = a.H / P, m = std::max<size_t>(a.KV / P, 1);
+        expect({P, SpMode::ulysses, Layout::contiguous}, (2 * (2 * h + 2 * m) * D * b + h * 4) * T * (P - 1),
+               (h + 2 * m) * D * 4 * T * (P - 1));
+    }
+}
+
+TYPED_TEST(Ring, WhatNobodyNeedsIsNotSent) {
+    using Test = Ring<TypeParam>;
+    const auto payload = [](const std::vector<size_t> &documents, const RingCase &c, size_t window = 0) {
+        const AttentionShape a{documents, window, 2, 1, 8};
+        return Test::run(c, a, AttentionInputs<typename TypeParam::X>(a)).payload;
+    };
+    const size_t row = 2 * 8 * sizeof(typename TypeParam::X);
+    const RingCase ring{4, SpMode::ring, Layout::contiguous}, gather{4, SpMode::gather, Layout::contiguous};
+    EXPECT_EQ(payload({48, 48, 48, 48}, ring).kv, 0u);
+    EXPECT_EQ(payload({48, 48, 48, 48}, ring).dkv, 0u);
+    EXPECT_EQ(payload({48, 48, 48, 48}, gather).kv, 0u);
+    EXPECT_EQ(payload({45, 51, 96}, ring).kv, 2 * row * (6 + 48));  // a piece of 6 to the next rank; half of the last document
+    EXPECT_EQ(payload({192}, ring, 6).kv, 2 * row * 3 * 6);         // each rank but the last: its last piece
+}
+
+// ---- modes
+
+TEST(RingModes, SayWhatWorks) {
+    const auto message = [](auto... args) -> std::string {
+        try {
+            check_sp_mode(args...);
+        } catch (const Error &e) {
+            return e.what();
+        }
+        return "";
+    };
+    EXPECT_EQ(message(SpMode::ring, 4, 9, 3, 0), "");
+    EXPECT_EQ(message(SpMode::gather, 4, 9, 3, 3), "");
+    EXPECT_EQ(message(SpMode::ulysses, 3, 9, 3, 0), "");
+    EXPECT_EQ(
+        message(SpMode::ulysses, 4, 9, 3, 0),
+        "--sp_mode ulysses: 9 query heads cannot be dealt to 4 ranks\n  fix: --sp_mode ring or --sp_mode gather, which work with any "
+        "number of heads");
+    EXPECT_EQ(message(SpMode::gather, 4, 9, 3, 2),
+              "--ring_attn_head_stride 2 does not divide the model's 3 KV heads (it counts KV heads, not query heads)\n  fix: "
+              "--ring_attn_head_stride 1");
+}

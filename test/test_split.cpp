@@ -1,0 +1,315 @@
+// mesh.h and split.h: pure functions, against counting one by one and against the figures that the choice of a layout is for.
+#include "../llmc/parallel/split.h"
+
+#include <limits>
+#include <mutex>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "../llmc/parallel/mesh.h"
+#include "check.h"
+
+static const double infinity = std::numeric_limits<double>::infinity();
+static const LayerKind full_layers[] = {{0, 32}}, mixed_layers[] = {{0, 3}, {7, 5}};
+
+// Attention of Llama 3 8B in bf16 at 400 TFLOP/s.
+static AttentionCost cost_of_8b(double bandwidth) { return {32, 8, 128, 2, 400e12, bandwidth}; }
+
+// ---- mesh
+
+TEST(Mesh, RanksOfARingAreNeighbours) {
+    std::mutex mutex;
+    std::set<std::vector<int>> seen;
+    run_threads(6, {}, [&](Comm &world) {
+        Mesh mesh(world, 3);
+        const int first = int(mesh.ring->sum(double(world.rank))) / 3 - 1;  // of three neighbours
+        const std::lock_guard lock(mutex);
+        seen.insert({world.rank, mesh.dp, mesh.sp, mesh.dp_rank, mesh.sp_rank, mesh.ring->size, mesh.ring->rank, first});
+        return 0;
+    });
+    std::set<std::vector<int>> want;
+    for (int r = 0; r < 6; r++) want.insert({r, 2, 3, r / 3, r % 3, 3, r % 3, r / 3 * 3});
+    EXPECT_EQ(seen, want);
+}
+
+TEST(Mesh, NamesTheSizesThatDivide) {
+    SelfComm one;
+    EXPECT_EQ(Mesh(one, 1).ring->size, 1);
+    for (int size : {0, -1, 5, 24}) {
+        try {
+            run_threads(12, {}, [&](Comm &world) { return Mesh(world, size).dp; });
+            ADD_FAILURE() << size;
+        } catch (const Error &e) {
+            EXPECT_NE(std::string(e.what()).find(format("--ring_attn_size %d does not divide 12 ranks", size)), std::string::npos)
+                << e.what();
+            EXPECT_NE(std::string(e.what()).find("fix: one of 1, 2, 3, 4, 6, 12"), std::string::npos) << e.what();
+        }
+    }
+}
+
+TEST(Mesh, SaysThatARingSpansHosts) {
+    EXPECT_EQ(ring_across_hosts({"a", "a", "b", "b"}, 2), "");
+    EXPECT_EQ(ring_across_hosts({"a", "a", "b", "b"}, 1), "");
+    EXPECT_EQ(ring_across_hosts({"a", "a", "a", "b"}, 2),
+              "ranks 2 to 3 share their sequences between the hosts a and b: keys and values cross the network");
+}
+
+// ---- what the split says, against every query and key
+
+struct Documents {
+    std::vector<size_t> offsets;
+    size_t T;
+
+    // lengths, and then padding up to a multiple of `unit`
+    Documents(const std::vector<size_t> &lengths, size_t unit) : offsets{0} {
+        for (size_t length : lengths) offsets.push_back(offsets.back() + length);
+        T = round_up(offsets.back(), unit);
+    }
+    size_t lo(size_t p, size_t window) const {
+        const size_t begin = *(std::upper_bound(offsets.begin(), offsets.end(), p) - 1);
+        return window && p + 1 > begin + window ? p + 1 - window : begin;
+    }
+};
+
+TEST(Split, PairsAreThoseCountedOneByOne) {
+    const Documents docs({5, 1, 13, 40, 1, 1, 60, 3}, 64);
+    for (size_t window : {0, 1, 7, 50})
+        for (size_t size : {4, 16, 128}) {
+            const size_t n = docs.T / size;
+            std::vector<uint64_t> want(n * n);
+            for (size_t q = 0; q < docs.T; q++)
+                for (size_t k = docs.lo(q, window); k <= q; k++) want[q / size * n + k / size]++;
+            EXPECT_EQ(attention_pairs(docs.offsets, docs.T, size, window), want) << window << " " << size;
+        }
+}
+
+// Every query finds each of its keys in some block that reaches its rank, at the position that the block's pieces say.
+static void check_travel(const SequenceSplit &split, const KeyTravel &travel, const Documents &docs, size_t window) {
+    std::vector<size_t> rank_of(split.T), local(split.T);
+    for (size_t r = 0; r < split.ranks; r++) {
+        const auto positions = split.positions(r);
+        EXPECT_EQ(positions.size(), split.T / split.ranks);
+        for (size_t t = 0; t < positions.size(); t++) rank_of[positions[t]] = r, local[positions[t]] = t;
+    }
+    std::vector<uint64_t> pairs(split.ranks * split.ranks);
+    std::vector<std::set<size_t>> needed(split.ranks * split.ranks);  // by (source, hops): positions of keys
+    for (size_t q = 0; q < split.T; q++)
+        for (size_t k = docs.lo(q, window); k <= q; k++) {
+            pairs[rank_of[q] * split.ranks + rank_of[k]]++;
+            needed[rank_of[k] * split.ranks + (rank_of[q] + split.ranks - rank_of[k]) % split.ranks].insert(k);
+        }
+    for (size_t source = 0; source < split.ranks; source++) {
+        for (size_t rank = 0; rank < split.ranks; rank++)
+            EXPECT_EQ(travel.pairs(rank, source), pairs[rank * split.ranks + source]);
+        size_t last = 0;  // hop at which anything is needed
+        for (size_t hop = 1; hop < split.ranks; hop++) {
+            if (!needed[source * split.ranks + hop].empty()) last = hop;
+            std::set<size_t> there;
+            const Pieces keys = travel.keys(source, hop);
+            for (size_t i = 0; i < keys.count; i++)
+                for (size_t p = keys.piece[i].begin; p < keys.piece[i].end; p++) {
+                    EXPECT_EQ(rank_of[p], source);
+                    there.insert(p);
+                }
+            EXPECT_EQ(there.size(), travel.rows(source, hop));
+            for (size_t k : needed[source * split.ranks + hop]) EXPECT_TRUE(there.count(k)) << k;
+        }
+        for (size_t hop = last + 1; hop < split.ranks; hop++) EXPECT_EQ(travel.rows(source, hop), 0u);
+        for (const KeyTravel::Stop &stop : travel.block(source)) EXPECT_EQ(local[stop.piece.begin], stop.piece.offset);
+    }
+}
+
+TEST(Split, EveryQueryFindsItsKeys) {
+    for (size_t ranks : {1, 2, 3, 4, 8}) {
+        const Documents docs({5, 1, 13, 40, 1, 1, 60, 3}, 8 * ranks);
+        for (Layout layout : layouts) {
+            SCOPED_TRACE(format("%s over %zu", name_of(layout), ranks));
+            const SequenceSplit split = split_sequence(layout, docs.offsets, docs.T, ranks, mixed_layers, cost_of_8b(50e9));
+            std::set<size_t> all;
+            double pairs = 0;
+            for (size_t r = 0; r < ranks; r++)
+                for (size_t p : split.positions(r)) all.insert(p);
+            EXPECT_EQ(all.size(), docs.T);
+            for (size_t kind = 0; kind < 2; kind++) {
+                check_travel(split, split.travel[kind], docs, mixed_layers[kind].window);
+                for (size_t q = 0; q < docs.T; q++)
+                    pairs += double(mixed_layers[kind].layers) * double(q + 1 - docs.lo(q, mixed_layers[kind].window));
+            }
+            EXPECT_EQ(std::accumulate(split.work.begin(), split.work.end(), 0.0), pairs);
+        }
+    }
+}
+
+TEST(Split, LayoutsOfOneDocument) {
+    const auto owners = [](Layout layout) {
+        const SequenceSplit split = split_sequence(layout, std::vector<size_t>{0}, 32, 2, full_layers, cost_of_8b(infinity));
+        std::vector<std::vector<size_t>> out;
+        for (const Pieces &pieces : split.pieces) {
+            out.emplace_back();
+            for (size_t i = 0; i < pieces.count; i++)
+                out.back().insert(out.back().end(), {pieces.piece[i].begin, pieces.piece[i].end, pieces.piece[i].offset});
+        }
+        return out;
+    };
+    using Lists = std::vector<std::vector<size_t>>;
+    EXPECT_EQ(owners(Layout::contiguous), (Lists{{0, 16, 0}, {16, 32, 0}}));
+    EXPECT_EQ(owners(Layout::zigzag), (Lists{{0, 8, 0, 24, 32, 8}, {8, 24, 0}}));
+    // of pairs of pieces from the longest on, the first goes to the rank that is behind
+    EXPECT_EQ(owners(Layout::longest_first),
+              (Lists{{0, 2, 0, 6, 10, 2, 14, 18, 6, 22, 26, 10, 30, 32, 14}, {2, 6, 0, 10, 14, 4, 18, 22, 8, 26, 30, 12}}));
+}
+
+// ---- the choice
+
+static std::vector<Documents> log_normal_rows(size_t count, size_t T, uint32_t stream) {
+    const Random random{1, Purpose::test, stream};
+    std::vector<Documents> rows;
+    for (uint64_t drawn = 0; rows.size() < count;) {
+        std::vector<size_t> lengths;
+        for (size_t left = T; left;) {
+            const double length = std::exp(7.5 + 1.2 * random.normal(drawn++));
+            lengths.push_back(std::min(left, size_t(std::max(1.0, std::round(length)))));
+            left -= lengths.back();
+        }
+        rows.emplace_back(lengths, T);
+    }
+    return rows;
+}
+
+TEST(Split, BalancesLogNormalDocuments) {
+    double chosen = 0, each[3] = {};
+    const auto rows = log_normal_rows(300, 32768, 1);
+    for (const Documents &docs : rows) {
+        chosen += choose_split(docs.offsets, docs.T, 8, full_layers, cost_of_8b(infinity)).balance() / double(rows.size());
+        for (size_t i = 0; i < 3; i++)
+            each[i] += split_sequence(layouts[i], docs.offsets, docs.T, 8, full_layers, cost_of_8b(infinity)).balance() /
+                       double(rows.size());
+    }
+    printf(
+        "  attention work, mean over max, of 300 rows on 8 ranks: chosen %.4f (at least 0.99); contiguous %.3f, zigzag %.3f, longest "
+        "first %.4f\n",
+        chosen, each[0], each[1], each[2]);
+    EXPECT_GE(chosen, 0.99);
+}
+
+TEST(Split, ChoosesTheFastestLayout) {
+    const AttentionCost cost = cost_of_8b(50e9);
+    size_t taken[3] = {};
+    double chosen = 0, each[3] = {};
+    for (const Documents &docs : log_normal_rows(300, 32768, 2)) {
+        double best = infinity;
+        for (size_t i = 0; i < 3; i++) {
+            const double seconds = split_sequence(layouts[i], docs.offsets, docs.T, 8, full_layers, cost).seconds;
+            each[i] += seconds, best = std::min(best, seconds);
+        }
+        const SequenceSplit split = choose_split(docs.offsets, docs.T, 8, full_layers, cost);
+        EXPECT_LE(split.seconds, best);
+        taken[size_t(split.layout)]++, chosen += split.seconds;
+    }
+    printf(
+        "  estimated attention of 300 rows at 50 GB/s and 400 TFLOP/s: chosen %.2f s; contiguous %.2f, zigzag %.2f, longest first "
+        "%.2f; taken %zu, %zu, %zu times\n",
+        chosen, each[0], each[1], each[2], taken[0], taken[1], taken[2]);
+    for (double seconds : each) EXPECT_LT(chosen, seconds);
+}
+
+TEST(Split, ShortDocumentsStayWhereTheyAre) {
+    for (size_t length : {512, 509, 500}) {
+        const Documents docs(std::vector<size_t>(64, length), 8 * row_multiple);
+        for (double bandwidth : {50e9, infinity}) {
+            const SequenceSplit split = choose_split(docs.offsets, docs.T, 8, full_layers, cost_of_8b(bandwidth));
+            const double share = double(split.travel[0].row_hops()) / double(docs.T * 7);  // dense: each row goes to all others
+            printf(
+                "  64 documents of %zu at %.3g GB/s: %s, balance %.4f (at least 0.98), %.2f %% of a dense row's K and V (at most 5)\n",
+                length, bandwidth / 1e9, name_of(split.layout), split.balance(), 100 * share);
+            EXPECT_GE(split.balance(), 0.98);
+            EXPECT_LE(bandwidth < infinity ? share : 0, 0.05);
+        }
+    }
+}
+
+// The time of one document on two ranks, by hand. Contiguous: the second rank does 3/4 of the work and gets one block.
+TEST(Split, EstimateByHand) {
+    const LayerKind one[] = {{0, 1}};
+    const AttentionCost unit{1, 1, 1, 4, 4, 8};  // a pair takes 1 forward and 2.5 backward, a row of K and V 1, of dK and dV 1
+    // rank 1, T = 16: own 36 pairs while 8 rows come, then 64 pairs, then the gradients of 8 rows leave
+    const auto split = split_sequence(Layout::contiguous, std::vector<size_t>{0}, 16, 2, one, unit);
+    EXPECT_EQ(split.seconds, 36 + 64 + 2.5 * 36 + 2.5 * 64 + 8);
+    const AttentionCost slow{1, 1, 1, 4, 4, 8.0 / 100};  // the rows take 800
+    EXPECT_EQ(split_sequence(Layout::contiguous, std::vector<size_t>{0}, 16, 2, one, slow).seconds, 800 + 64 + 800 + 160 + 800);
+}
+
+// ---- rows
+
+static Row two_documents() {
+    std::vector<std::vector<int32_t>> documents;
+    std::vector<std::vector<uint8_t>> masks;
+    for (int length : {100, 1, 150, 37}) {
+        documents.emplace_back();
+        for (int t = 0; t < length; t++) documents.back().push_back(1000 * int(documents.size()) + t);
+        masks.emplace_back(length, 1);
+    }
+    for (size_t t = 0; t < 20; t++) masks[2][t] = 0;
+    return make_row(documents, masks);
+}
+
+TEST(Split, PaddingIsADocument) {
+    const Row row = two_documents();
+    EXPECT_EQ(row.T, 320u);
+    EXPECT_EQ(pad_row(row, 1).tokens, row.tokens);
+    const Row padded = pad_row(row, 3);
+    EXPECT_EQ(padded.T, 384u);
+    EXPECT_EQ(padded.tokens.size(), 384u);
+    EXPECT_EQ(padded.rows, row.rows);
+    for (size_t p = 288; p < 384; p++) {
+        EXPECT_EQ(padded.tokens[p], 0);
+        EXPECT_EQ(padded.doc_begin[p], 288);
+        EXPECT_EQ(padded.doc_pos[p], int32_t(p - 288));
+    }
+}
+
+TEST(Split, TargetsAreThoseOfTheWholeRow) {
+    const Row whole = two_documents();
+    for (size_t ranks : {1, 2, 3, 4, 8}) {
+        const Row row = pad_row(whole, ranks);
+        for (Layout layout : layouts) {
+            const SequenceSplit split = split_sequence(layout, row.doc_offsets, row.T, ranks, full_layers, cost_of_8b(50e9));
+            std::set<std::pair<int32_t, int32_t>> want, got;  // global predictor, target
+            for (size_t i = 0; i < row.rows.size(); i++) want.insert({row.rows[i], row.targets[i]});
+            size_t count = 0;
+            for (size_t r = 0; r < ranks; r++) {
+                const Row local = local_row(row, split, r);
+                const auto positions = split.positions(r);
+                EXPECT_EQ(local.T, row.T / ranks);
+                EXPECT_EQ(local.doc_begin, row.doc_begin);
+                EXPECT_TRUE(std::is_sorted(local.rows.begin(), local.rows.end()));
+                for (size_t t = 0; t < local.T; t++) {
+                    EXPECT_EQ(local.tokens[t], row.tokens[positions[t]]);
+                    EXPECT_EQ(local.doc_pos[t], row.doc_pos[positions[t]]);
+                }
+                for (size_t i = 0; i < local.rows.size(); i++)
+                    got.insert({int32_t(positions[size_t(local.rows[i])]), local.targets[i]});
+                count += local.rows.size();
+            }
+            EXPECT_EQ(got, want) << name_of(layout) << " over " << ranks;
+            EXPECT_EQ(count, row.rows.size());
+        }
+    }
+}
+
+TEST(Split, RowsAreDealtLongestFirst) {
+    using Dealt = std::vector<std::vector<size_t>>;
+    EXPECT_EQ(deal_rows(std::vector<double>{3, 9, 1, 8, 5}, 2), (Dealt{{1, 0, 2}, {3, 4, no_row}}));
+    EXPECT_EQ(deal_rows(std::vector<double>{4}, 3), (Dealt{{0}, {no_row}, {no_row}}));
+    EXPECT_EQ(deal_rows({}, 2), (Dealt{{}, {}}));
+    EXPECT_EQ(deal_rows(std::vector<double>{2, 2, 2, 2}, 1), (Dealt{{0, 1, 2, 3}}));
+}
+
+TEST(Split, CostOfARow) {
+    const Row row = two_documents();
+    double pairs = 0;  // of 3 layers without and 5 with a window of 7
+    for (size_t length : {100, 1, 150, 37, 32})
+        for (size_t q = 0; q < length; q++) pairs += 3.0 * double(q + 1) + 5.0 * double(std::min<size_t>(q + 1, 7));
+    EXPECT_EQ(row_cost(row, mixed_layers, 4, 16, 1e6), 320e6 + 14 * 64 * pairs);
+}
