@@ -56,7 +56,8 @@ then
     try GTEST '#include <gtest/gtest.h>\nTEST(A, B) {}' '-lgtest_main -lgtest -lpthread' 'no make test; package libgtest-dev'
     try BOOST_CONTEXT '#include <boost/context/detail/fcontext.hpp>\nint main() { return boost::context::detail::make_fcontext(nullptr, 0, nullptr) != nullptr; }' '-lboost_context' 'no tests of CUDA kernels on the CPU; package libboost-context-dev'
     mpi=$(mpicc --showme 2> /dev/null || mpicc -show 2> /dev/null)  # the compiler's own command: Open MPI, MPICH
-    mpi_headers=$(grep -oE -- '(^| )-I[^ ]+' <<< "$mpi" | tr -d '\n') mpi_libraries=$(grep -oE -- '(^| )(-L|-l|-Wl,)[^ ]+' <<< "$mpi" | tr -d '\n')
+    mpi_headers=" -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX$(grep -oE -- '(^| )-I[^ ]+' <<< "$mpi" | tr -d '\n')" # not the C++ bindings of old
+    mpi_libraries=$(grep -oE -- '(^| )(-L|-l|-Wl,)[^ ]+' <<< "$mpi" | tr -d '\n')
     try MPI '#include <mpi.h>\nint main() { return MPI_Finalize(); }' "$mpi_headers $mpi_libraries" 'no mpirun; packages libopenmpi-dev openmpi-bin' &&
         echo "MPI_HEADERS :=${mpi_headers// -I/ -isystem }"$'\n'"MPI_LIBRARIES :=$mpi_libraries" >> "$work/probe.mk"
     cuda=$(dirname "$(command -v "${NVCC:-nvcc}" || echo /usr/local/cuda/bin/nvcc)")/..
