@@ -21,12 +21,15 @@
 #include "llmc/ops/layout.h"        // defines: copy_rows
 #include "llmc/ops/loss.h"          // defines: lm_head, head_sums
 #include "llmc/ops/matmul.h"        // defines: matmul_forward, matmul_backward_{input,weight}
+#include "llmc/ops/qk_norm_rope.h"  // defines: qk_norm_rope_{forward,backward}
 #include "llmc/ops/residual.h"      // defines: residual_forward
-#include "llmc/ops/rmsnorm.h"       // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward, qk_norm_{forward,backward}
-#include "llmc/ops/rope.h"          // defines: rope_table, rope_{forward,backward}
+#include "llmc/ops/rmsnorm.h"       // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward
+#include "llmc/ops/rope.h"          // defines: rope_table
 #include "llmc/ops/swiglu.h"        // defines: swiglu_{forward,backward}
+#include "llmc/train/flops.h"       // defines: Op, Pass
 #include "llmc/train/model.h"       // defines: Model, ModelLimits, Recompute, LossSums
 #include "llmc/train/parameters.h"  // defines: Parameters
+#include "llmc/train/profile.h"     // defines: Profiler, measure_peaks
 #include "llmc/train/run.h"         // defines: run_task
 
 // ---- parameter table ------------------------------------------------------------------------------------------------------------------
@@ -130,18 +133,29 @@ template <class X> struct LlamaActs {
     float *scratch;  // attention_scratch
 };
 
-// The ops of a layer, in the order of the forward pass, and the time of each in a step. The backward pass of a layer is its
-// recomputation, in forward order, and then its gradients, in reverse.
-enum Op : size_t { LN1, QKV, ATTENTION, PROJ, LN2, GATE_UP, SWIGLU, DOWN, OPS };
+// When an op runs: time is counted in the ops of one row. The backward pass of a layer is its recomputation, in forward order, and then its
+// gradients, in reverse.
+struct Moment {
+    size_t time;
+    Pass pass;
+    Op op;
+    size_t layer = 0;
+    operator size_t() const { return time; }
+};
 
 struct Clock {
     size_t L;
-    size_t embed() const { return 0; }
-    size_t forward(size_t l, size_t op) const { return 1 + l * OPS + op; }
-    size_t head() const { return 1 + L * OPS; }
-    size_t recompute(size_t l, size_t op) const { return head() + 1 + (L - 1 - l) * 2 * OPS + op; }
-    size_t backward(size_t l, size_t op) const { return recompute(l, 0) + 2 * OPS - 1 - op; }
-    size_t end() const { return head() + 1 + L * 2 * OPS; }
+    Moment embed() const { return {0, Pass::forward, EMBED}; }
+    Moment forward(size_t l, Op op) const { return {1 + l * LAYER_OPS + op, Pass::forward, op, l}; }
+    Moment final_norm() const { return {1 + L * LAYER_OPS, Pass::forward, FINAL_NORM}; }
+    Moment head(bool backward = true) const { return {final_norm() + 1, backward ? Pass::both : Pass::forward, HEAD}; }
+    Moment final_norm_backward() const { return {final_norm() + 2, Pass::backward, FINAL_NORM}; }
+    Moment recompute(size_t l, Op op) const {
+        return {final_norm() + 3 + (L - 1 - l) * 2 * LAYER_OPS + op, Pass::recompute, op, l};
+    }
+    Moment backward(size_t l, Op op) const { return {recompute(l, LN1) + 2 * LAYER_OPS - 1 - op, Pass::backward, op, l}; }
+    Moment embed_backward() const { return {final_norm() + 3 + L * 2 * LAYER_OPS, Pass::backward, EMBED}; }
+    Moment between_rows(Op op) const { return {embed_backward() + 1, Pass::step, op}; }  // no activation is alive
 };
 
 template <class Dev> class Llama final : public Model {
@@ -153,15 +167,26 @@ template <class Dev> class Llama final : public Model {
     Plan &plan() override { return plan_; }
     Arena &arena() override { return *arena_; }
     Memory &memory() override { return p.memory(); }
+    void profile() override;
+    Profiler *profiler() override { return profiler_.get(); }
     void allocate(bool guards, bool poison) override;
     const std::vector<Tensor> &tensors() const override { return p.table; }
     void load(const HfWeights &weights) override { p.load(weights); }
     void initialise(uint64_t seed) override { p.initialise(seed, config.initializer_range); }
     void save(const std::string &dir, const std::string &export_dtype) override { p.save(dir, export_dtype); }
-    void zero_gradients() override { memory().fill(p.grads, 0, p.count * sizeof(float)); }
-    double gradient_norm() override { return p.gradient_norm(); }
+    void zero_gradients() override {
+        reach(clock.between_rows(ZERO_GRAD));
+        memory().fill(p.grads, 0, p.count * sizeof(float));
+    }
+    double gradient_norm() override {
+        reach(clock.between_rows(GRAD_NORM));
+        return p.gradient_norm();
+    }
     std::string nonfinite_gradient() override { return p.nonfinite_gradient(); }
-    void update(const AdamW &adamw) override { p.update(adamw); }
+    void update(const AdamW &adamw) override {
+        reach(clock.between_rows(ADAMW));
+        p.update(adamw);
+    }
     const float *gradients() const { return p.grads; }
     OptimizerState optimizer_state() override { return {p.master, p.m, p.v, p.count, &p.memory()}; }
     void optimizer_state_loaded() override { p.round_master(); }
@@ -188,19 +213,22 @@ template <class Dev> class Llama final : public Model {
     void backward();
     void layer_backward(size_t l, const LlamaActs<X> &a);
     void head(bool backward);
-    void reach(size_t time) {  // the clock, at the start of each layer's work
-        if (poison_) arena_->poison_dead(time);
+    void reach(const Moment &now) {  // at the start of each op
+        if (poison_) arena_->poison_dead(now.time);
+        if (profiler_) profiler_->begin(now.pass, now.op, now.layer);
     }
 
     Dev dev;
     ModelConfig config;
     ModelLimits limits;
+    Clock clock;
     Kept keep;
     LlamaWeights<X> w;
     LlamaWeights<float> dw;
     Parameters<Dev> p;
     Plan plan_;
     std::unique_ptr<Arena> arena_;  // in the memory of p
+    std::unique_ptr<Profiler> profiler_;
     bool poison_ = false;
     size_t targets_ = 0;         // of the rows whose sums were not taken yet
     std::vector<float> logits_;  // generate: (documents, V)
@@ -238,7 +266,7 @@ template <class Dev> class Llama final : public Model {
 
 template <class Dev>
 Llama<Dev>::Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits)
-    : dev(dev), config(config), limits(limits), p(dev, llama_table<X>(config, w, nullptr)) {
+    : dev(dev), config(config), limits(limits), clock{config.L}, p(dev, llama_table<X>(config, w, nullptr)) {
     const bool train = limits.mode == Mode::train;
     const Recompute r = limits.recompute;
     keep = train && r == Recompute::none    ? everything
@@ -250,7 +278,6 @@ Llama<Dev>::Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits)
 
 template <class Dev> void Llama<Dev>::plan_activations() {
     const ModelConfig &c = config;
-    const Clock clock{c.L};
     const size_t T = limits.row_tokens, C = c.C;
     const bool train = limits.mode == Mode::train, generate = limits.mode == Mode::generate;
 
@@ -271,12 +298,13 @@ template <class Dev> void Llama<Dev>::plan_activations() {
     acts.cache.resize(c.L);
     for (size_t l = 0; l <= c.L; l++) {
         const size_t written = l == 0 ? clock.embed() : clock.forward(l - 1, DOWN);
-        const size_t read = l == c.L ? clock.head() : train ? clock.backward(l, LN1) : clock.forward(l, DOWN);
+        const size_t read = l < c.L ? (train ? clock.backward(l, LN1) : clock.forward(l, LN2))
+                                    : (train ? clock.final_norm_backward() : clock.final_norm());
         plan_.add(&acts.x[l], format("act.%zu.x", l), {T, C}, written, read);
         if (l < c.L) plan_layer(l);
     }
-    plan_.add(&acts.normf, "act.normf", {T, C}, clock.head(), clock.head());
-    plan_.add(&acts.rstdf, "act.rstdf", {T}, clock.head(), clock.head());
+    plan_.add(&acts.normf, "act.normf", {T, C}, clock.final_norm(), clock.head());
+    plan_.add(&acts.rstdf, "act.rstdf", {T}, clock.final_norm(), train ? clock.final_norm_backward() : clock.final_norm());
     if (generate) {
         for (size_t l = 0; l < c.L; l++) plan_.add(&acts.cache[l], format("cache.%zu", l), {limits.cache_tokens, 2 * c.KV * c.D});
         plan_.add(&acts.last, "last rows", {Pieces::capacity, C}, clock.head(), clock.head());
@@ -289,15 +317,14 @@ template <class Dev> void Llama<Dev>::plan_activations() {
     plan_.add(&acts.stats.correct, "stats.correct", {T});
     plan_.add(&acts.sums, "stats.sums", {3});
     if (train) {
-        plan_.add(&acts.dx, "dx", {T, C}, clock.head(), clock.end());
-        plan_.add(&acts.dw_scratch, "norm scratch", {std::max(rmsnorm_scratch(dev, C), qk_norm_scratch(dev, c.D))}, clock.head(),
-                  clock.end());
+        plan_.add(&acts.dx, "dx", {T, C}, clock.head(), clock.embed_backward());
+        plan_.add(&acts.dw_scratch, "norm scratch", {rmsnorm_scratch(dev, std::max(C, 2 * c.D))}, clock.final_norm_backward(),
+                  clock.backward(0, LN1));
     }
 }
 
 template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
     const ModelConfig &c = config;
-    const Clock clock{c.L};
     const size_t T = limits.row_tokens, C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
     const bool train = limits.mode == Mode::train;
     using A = LlamaActs<X>;
@@ -321,8 +348,8 @@ template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
     act("ln1",     &A::ln1,     {T, C},             LN1,       QKV,       LN1,       keep.norms);
     act("rstd1",   &A::rstd1,   {T},                LN1,       QKV,       LN1,       true);
     act("qkv",     &A::qkv,     {T, Q + 2 * K},     QKV,       ATTENTION, QKV,       keep.qkv);
-    act("qk_raw",  &A::qk_raw,  {c.qk_norm * T, Q + K},       QKV, QKV,   QKV,       keep.qkv);
-    act("qk_rstd", &A::qk_rstd, {c.qk_norm * T, c.H + c.KV},  QKV, QKV,   QKV,       true);
+    act("qk_raw",  &A::qk_raw,  {c.qk_norm * T, Q + K},       ROPE, ROPE, ROPE,      keep.qkv);
+    act("qk_rstd", &A::qk_rstd, {c.qk_norm * T, c.H + c.KV},  ROPE, ROPE, ROPE,      true);
     act("att",     &A::att,     {T, Q},             ATTENTION, PROJ,      ATTENTION, true);
     act("lse",     &A::lse,     {c.H, T},           ATTENTION, ATTENTION, ATTENTION, true);
     act("mid",     &A::mid,     {T, C},             LN2,       DOWN,      LN2,       keep.mid);
@@ -346,6 +373,13 @@ template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
     transient("scratch", &b.scratch, {attention_scratch(dev)}, backward, backward);
 }
 
+// Before allocate(), while there is memory to measure the device's peaks in.
+template <class Dev> void Llama<Dev>::profile() {
+    auto timeline = make_timeline(dev);
+    const Peaks peaks = measure_peaks(dev, memory(), *timeline);
+    profiler_ = std::make_unique<Profiler>(std::move(timeline), peaks, config, sizeof(X), keep.mid);
+}
+
 template <class Dev> void Llama<Dev>::allocate(bool guards, bool poison) {
     poison_ = poison;
     plan_.place(guards);
@@ -361,6 +395,8 @@ template <class Dev> void Llama<Dev>::allocate(bool guards, bool poison) {
 // ---- forward --------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev> void Llama<Dev>::load_row(const Row &r, float weight) {
+    reach(clock.between_rows(COPY));
+    if (profiler_) profiler_->begin_row(r);
     row.T = r.T, row.N = r.rows.size();
     row.queries = row.keys = Pieces{{{0, r.T, 0}}, 1};
     write(memory(), row.tokens, r.tokens);
@@ -381,11 +417,10 @@ template <class Dev> void Llama<Dev>::load_lo(std::span<const int32_t> doc_begin
 }
 
 template <class Dev> void Llama<Dev>::forward() {
+    reach(clock.embed());
     embedding_forward(dev, acts.x[0], w.embed, row.tokens, row.T, config.C);
-    for (size_t l = 0; l < config.L; l++) {
-        reach(Clock{config.L}.forward(l, LN1));
-        layer_forward(l, acts.forward[l], false);
-    }
+    for (size_t l = 0; l < config.L; l++) layer_forward(l, acts.forward[l], false);
+    reach(clock.final_norm());
     rmsnorm_forward(dev, acts.normf, acts.rstdf, acts.x[config.L], w.norm, row.T, config.C, config.eps);
 }
 
@@ -395,24 +430,31 @@ template <class Dev> void Llama<Dev>::layer_forward(size_t l, const LlamaActs<X>
     const LlamaLayer<X> &y = w.layer[l];
     const X *x = acts.x[l];  // (T, C)
     const float eps = config.eps;
+    const auto at = [&](Op op) { return again ? clock.recompute(l, op) : clock.forward(l, op); };
 
-    if (!again || !keep.norms) rmsnorm_forward(dev, a.ln1, a.rstd1, x, y.ln1, T, C, eps);
-    if (!again || !keep.qkv) {
+    if (!again || !keep.norms) reach(at(LN1)), rmsnorm_forward(dev, a.ln1, a.rstd1, x, y.ln1, T, C, eps);
+    if (!again || MUTANT(20, false, !keep.qkv)) {
+        reach(at(QKV));
         matmul_forward(dev, a.qkv, a.ln1, y.qkv, y.qkv_bias, T, C, (H + 2 * KV) * D);
-        if (config.qk_norm) qk_norm_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, y.q_norm, y.k_norm, T, H, KV, D, eps);
-        if (MUTANT(20, !again, true)) rope_forward(dev, a.qkv, acts.rope, row.doc_pos, T, H + KV, D, (H + 2 * KV) * D);
+        reach(at(ROPE));
+        qk_norm_rope_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, y.q_norm, y.k_norm, acts.rope, row.doc_pos, T, H, KV, D, eps);
     }
-    if (!again) attention_forward(l, a);
+    if (!again) reach(at(ATTENTION)), attention_forward(l, a);
     if (!again || !keep.mid) {
+        reach(at(PROJ));
         matmul_forward(dev, a.ln2, a.att, y.o, y.o_bias, T, H * D, C);  // ln2 holds the projection until its norm replaces it
+        reach(at(LN2));
         residual_rmsnorm_forward(dev, a.mid, a.ln2, a.rstd2, x, a.ln2, y.ln2, T, C, eps);
     } else if (!keep.norms) {
+        reach(at(LN2));
         rmsnorm_forward(dev, a.ln2, a.rstd2, a.mid, y.ln2, T, C, eps);
     }
-    if (!again || !keep.gate_up) matmul_forward(dev, a.gate_up, a.ln2, y.gate_up, y.gate_up_bias, T, C, 2 * F);
-    if (!again || !keep.act) swiglu_forward(dev, a.act, a.gate_up, T, F);
+    if (!again || !keep.gate_up)
+        reach(at(GATE_UP)), matmul_forward(dev, a.gate_up, a.ln2, y.gate_up, y.gate_up_bias, T, C, 2 * F);
+    if (!again || !keep.act) reach(at(SWIGLU)), swiglu_forward(dev, a.act, a.gate_up, T, F);
     if (!again) {
         X *next = acts.x[l + 1];
+        reach(at(DOWN));
         matmul_forward(dev, next, a.act, y.down, y.down_bias, T, F, C);
         residual_forward(dev, next, next, a.mid, T * C);
     }
@@ -439,6 +481,7 @@ template <class Dev> void Llama<Dev>::attention_forward(size_t l, const LlamaAct
 
 // The loss and its sums; with `backward` also the gradients of the head and, in dx, of the final norm's output.
 template <class Dev> void Llama<Dev>::head(bool backward) {
+    reach(clock.head(backward));
     lm_head(dev, acts.stats, backward ? acts.dx : nullptr, dw.head, acts.head, acts.normf, w.head, row.rows, row.targets,
             row.weights, row.T, config.C, config.V, row.N);
     head_sums(dev, acts.sums, acts.stats, row.N);
@@ -452,6 +495,7 @@ template <class Dev> void Llama<Dev>::evaluate(const Row &r) {
 }
 
 template <class Dev> LossSums Llama<Dev>::take_sums() {
+    reach(clock.between_rows(COPY));
     const auto sums = read(memory(), acts.sums, 3);
     memory().fill(acts.sums, 0, 3 * sizeof(double));
     return {sums[0], sums[1], sums[2], double(std::exchange(targets_, 0))};
@@ -465,6 +509,7 @@ const float *Llama<Dev>::next_logits(const Row &r, const Pieces &where, std::spa
     load_lo(cache_begin);
     forward();
     const size_t C = config.C;
+    reach(clock.head(false));
     for (size_t i = 0; i < where.count; i++)
         copy_rows(dev, acts.last + i * C, C, acts.normf + (r.doc_offsets[i + 1] - 1) * C, C, 1, C);
     matmul_forward(dev, acts.logits, acts.last, w.head, (const X *)nullptr, where.count, C, config.V);
@@ -482,13 +527,14 @@ template <class Dev> void Llama<Dev>::accumulate(const Row &r, float weight) {
 }
 
 template <class Dev> void Llama<Dev>::backward() {
+    reach(clock.final_norm_backward());
     rmsnorm_backward(dev, acts.dx, dw.norm, acts.dw_scratch, (const X *)nullptr, acts.dx, acts.x[config.L], w.norm, acts.rstdf,
                      row.T, config.C);
     for (size_t l = config.L; l-- > 0;) {
-        reach(Clock{config.L}.recompute(l, LN1));
         layer_forward(l, acts.backward[l], true);
         layer_backward(l, acts.backward[l]);
     }
+    reach(clock.embed_backward());
     embedding_backward(dev, dw.embed, acts.dx, row.tokens, row.T, config.C);
 }
 
@@ -500,18 +546,24 @@ template <class Dev> void Llama<Dev>::layer_backward(size_t l, const LlamaActs<X
     const LlamaLayer<float> &dy = dw.layer[l];
     X *dx = acts.dx;  // (T, C)
 
+    reach(clock.backward(l, DOWN));
     matmul_backward_weight(dev, dy.down, dy.down_bias, dx, a.act, T, F, C);
     X *dact = a.act;
     matmul_backward_input(dev, dact, dx, y.down, T, F, C);
+    reach(clock.backward(l, SWIGLU));
     X *dgate_up = a.gate_up;
     swiglu_backward(dev, dgate_up, dact, a.gate_up, T, F);
+    reach(clock.backward(l, GATE_UP));
     matmul_backward_weight(dev, dy.gate_up, dy.gate_up_bias, dgate_up, a.ln2, T, C, 2 * F);
     X *dln2 = a.ln2;
     matmul_backward_input(dev, dln2, dgate_up, y.gate_up, T, C, 2 * F);
+    reach(clock.backward(l, LN2));
     rmsnorm_backward(dev, dx, dy.ln2, acts.dw_scratch, MUTANT(19, nullptr, dx), dln2, a.mid, y.ln2, a.rstd2, T, C);
 
+    reach(clock.backward(l, PROJ));
     matmul_backward_weight(dev, dy.o, dy.o_bias, dx, a.att, T, H * D, C);
     matmul_backward_input(dev, a.datt, dx, y.o, T, H * D, C);
+    reach(clock.backward(l, ATTENTION));
     attention_backward_begin(dev, a.dq32, a.dk32, a.dv32, a.delta, a.att, a.datt, T, H, KV, D);
     const Heads<const X> q = {a.qkv, stride}, k = {a.qkv + H * D, stride}, v = {a.qkv + (H + KV) * D, stride};
     attention_backward_part(dev, a.dq32, a.dk32, a.dv32, a.scratch, q, k, v, a.delta, a.lse, a.datt,
@@ -519,12 +571,14 @@ template <class Dev> void Llama<Dev>::layer_backward(size_t l, const LlamaActs<X
                             1 / std::sqrt(float(D)));
     X *dqkv = a.qkv;
     attention_backward_end(dev, dqkv, a.dq32, a.dk32, a.dv32, T, H, KV, D);
-    rope_backward(dev, dqkv, acts.rope, row.doc_pos, T, H + KV, D, stride);
-    if (config.qk_norm)
-        qk_norm_backward(dev, dqkv, dy.q_norm, dy.k_norm, acts.dw_scratch, a.qk_raw, y.q_norm, y.k_norm, a.qk_rstd, T, H, KV, D);
+    reach(clock.backward(l, ROPE));
+    qk_norm_rope_backward(dev, dqkv, dy.q_norm, dy.k_norm, acts.dw_scratch, a.qk_raw, y.q_norm, y.k_norm, a.qk_rstd, acts.rope,
+                          row.doc_pos, T, H, KV, D);
+    reach(clock.backward(l, QKV));
     matmul_backward_weight(dev, dy.qkv, dy.qkv_bias, dqkv, a.ln1, T, C, stride);
     X *dln1 = a.ln1;
     matmul_backward_input(dev, dln1, dqkv, y.qkv, T, C, stride);
+    reach(clock.backward(l, LN1));
     rmsnorm_backward(dev, dx, dy.ln1, acts.dw_scratch, dx, dln1, acts.x[l], y.ln1, a.rstd1, T, C);
 }
 
@@ -535,7 +589,7 @@ template <class Dev> void Llama<Dev>::layer_backward(size_t l, const LlamaActs<X
 ModelFactory cuda_models(const Options &options);
 
 #ifdef CUDA_HALF
-#include "llmc/ops/kernels.cuh"  // defines: the same ops on CUDA; CudaStream, CudaMemory
+#include "llmc/ops/kernels.cuh"  // defines: the same ops on CUDA; CudaStream, CudaMemory, CudaTimeline
 
 struct CudaHalf {
     CudaStream stream;

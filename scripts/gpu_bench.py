@@ -18,7 +18,8 @@ training   A step (forward, backward, clipping, AdamW) of Qwen2.5 shapes with ra
            alone on the GPU; the median step after those that warm up. Memory: what is taken of the GPU, driver and caches included; in
            brackets what PyTorch's tensors took at most.
 
-Times of ops and attention: CUDA events around the calls, the median of 31 after 3 to warm up, 512 MB read in between so that L2 is cold.
+Times of ops and attention: CUDA events around the calls, the median of 31 after 3 and 50 ms to warm up, 512 MB read before each so that L2
+is cold.
 """
 import argparse
 import csv
@@ -30,13 +31,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import compare
 from compare import ROOT
 
 LADDERS = sorted(path.stem for path in (ROOT / "dev" / "cuda").glob("*.cu") if path.stem != "timing")
-WARM_UP, RUNS = 3, 31  # as in dev/cuda/timing.cu
+WARM_UP, WARM_UP_S, RUNS = 3, 0.05, 31  # as in dev/cuda/timing.cu
 H, KV, DOCUMENTS = 16, 4, 8
 STEPS_WARM_UP, STEPS_COUNTED = 3, 10
 
@@ -78,6 +80,7 @@ class Report:
 
     def __init__(self, out, title, machine, columns):
         self.out, self.columns, self.rows, self.targets = out, columns, [], []
+        self.failed = False  # something of ours
         self.head = [f"## {machine['gpu']}: {title}", "", f"{datetime.date.today()}, {machine['versions']}. "
                      "`scripts/gpu_bench.py` repeats it and says what is measured.", ""]
 
@@ -148,7 +151,8 @@ def run_ladder(name, shape=None):
     try:
         done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE)
     except OSError as error:
-        sys.exit(f"scripts/gpu_bench.py: {command[0]}: {error.strerror}\n  fix: make -C dev/cuda")
+        print(f"  {command[0]}: {error.strerror}\n  fix: make -C dev/cuda", file=sys.stderr)
+        return None
     return read_csv(done.stdout) if done.returncode == 0 else None
 
 
@@ -157,6 +161,7 @@ def ops(machine, out, quick):
     for name in LADDERS:
         measured = run_ladder(name)
         if not measured:
+            report.failed = True
             report.add(name, "failed", "-", "-", "-")
             continue
         unit, scale = ("GB/s", 1e9) if measured["bytes"] else ("TFLOP/s", 1e12)
@@ -250,16 +255,20 @@ class TorchAttention:
         return forward_s, self.time(lambda: self.torch.autograd.grad(outs, tensors, douts, retain_graph=True))
 
     def time(self, call):
-        times = []
-        for run in range(WARM_UP + RUNS):
+        def cold():
             self.flush.sum()
             begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             call()
             end.record()
             end.synchronize()
-            times.append(begin.elapsed_time(end) * 1e-3)
-        return statistics.median(times[WARM_UP:])
+            return begin.elapsed_time(end) * 1e-3
+
+        start, runs = time.perf_counter(), 0
+        while runs < WARM_UP or time.perf_counter() - start < WARM_UP_S:
+            cold()
+            runs += 1
+        return statistics.median(cold() for _ in range(RUNS))
 
 
 def torch_rates(lengths, D):
@@ -268,19 +277,22 @@ def torch_rates(lengths, D):
 
     rows, rates = TorchAttention(lengths, D), {}
 
-    def flash():
-        if len(lengths) > 1 and importlib.util.find_spec("torch.nn.attention.varlen"):
-            from torch.nn.attention.varlen import varlen_attn
+    def varlen():
+        from torch.nn.attention.varlen import varlen_attn
 
-            return rows.varlen(varlen_attn)
-        return rows.documents(SDPBackend.FLASH_ATTENTION)
+        return rows.varlen(varlen_attn)
 
-    for name, make in (("cuDNN", lambda: rows.documents(SDPBackend.CUDNN_ATTENTION)), ("flash", flash)):
-        try:
-            seconds = rows.seconds(*make())
-        except (RuntimeError, TypeError) as error:
-            print(f"  {name}, D {D}, documents of {lengths[-1]}: {str(error).splitlines()[0]}", file=sys.stderr)
-            seconds = (None, None)
+    ways = dict(cuDNN=[lambda: rows.documents(SDPBackend.CUDNN_ATTENTION)], flash=[lambda: rows.documents(SDPBackend.FLASH_ATTENTION)])
+    if len(lengths) > 1:
+        ways["flash"].insert(0, varlen)
+    for name, makers in ways.items():
+        seconds = (None, None)
+        for make in makers:
+            try:
+                seconds = rows.seconds(*make())
+                break
+            except (ImportError, RuntimeError, TypeError) as error:
+                print(f"  {name}, D {D}, documents of up to {max(lengths)}: {str(error).splitlines()[0][:200]}", file=sys.stderr)
         for direction, s in zip(("forward", "backward"), seconds):
             rates[name, direction] = s and attention_flops(lengths, D, direction == "backward") / s
     rows.torch.cuda.empty_cache()
@@ -305,6 +317,7 @@ def attention(machine, out, quick):
                 theirs = torch_rates(lengths, D) if have_torch else {}
                 for direction in ("forward", "backward"):
                     rate = ours(direction, T, D) if documents == 1 else our_rate(direction, T, documents, D)
+                    report.failed |= rate is None
                     cudnn, flash = (theirs.get((backend, direction)) for backend in ("cuDNN", "flash"))
                     of_dense = ratio(rate, ours(direction, equal_dense(lengths), D)) if documents > 1 else None
                     report.add(D, T, row, direction, *(number(r and r / 1e12) for r in (rate, cudnn, flash)),
@@ -332,7 +345,7 @@ def torch_with_gpu():
 # ---- training, beside transformers ------------------------------------------------------------------------------------------------------
 
 def typical(steps, tokens):
-    """Tokens a second of the median step, and the memory at the end, in GiB."""
+    """Tokens a second of the median step, and the most memory, in GiB."""
     counted = [step["step_s"] for step in steps[STEPS_WARM_UP:]]
     return tokens / statistics.median(counted), max(step["peak_mem"] for step in steps) / 2**30
 
@@ -354,7 +367,7 @@ def their_steps(shape, T, batch, count):
 
 def training(machine, out, quick):
     report = Report(out, "training in bf16 against transformers", machine,
-                    ["model", "rows of a step", "transformers tokens/s", "train_llama tokens/s", "ratio", "transformers GiB (tensors)",
+                    ["model", "rows of a step", "transformers tokens/s", "train_llama tokens/s", "ratio", "mfu of train_llama", "transformers GiB (tensors)",
                      "train_llama GiB", "ratio", "first loss of each"])
     have_transformers = torch_with_gpu() and importlib.util.find_spec("transformers")
     count = STEPS_WARM_UP + STEPS_COUNTED
@@ -365,12 +378,15 @@ def training(machine, out, quick):
                 compare.write_data(Path(folder) / "data.safetensors", shape["vocab_size"], T, batch * count)
                 ours = attempt("train_llama", lambda: compare.train_llama_steps(count, T, "bf16", Path(folder), ["--preset", name], batch, "cuda"))
             theirs = attempt("transformers", lambda: their_steps(shape, T, batch, count)) if have_transformers else None
+            report.failed |= ours is None
             our_speed, our_memory = typical(ours, batch * T) if ours else (None, None)
             their_speed, their_memory = typical(theirs, batch * T) if theirs else (None, None)
             tensors = f" ({number(theirs[-1]['tensors'] / 2**30)})" if theirs else ""
             speed, memory = ratio(our_speed, their_speed), ratio(our_memory, their_memory)
+            mfu = [step["mfu"] for step in ours[STEPS_WARM_UP:] if step["mfu"]] if ours else []
             losses = " / ".join(f"{steps[0]['loss']:.3f}" if steps else "-" for steps in (theirs, ours))
-            report.add(name, f"{batch} x {T}", number(their_speed, 4), number(our_speed, 4), number(speed), number(their_memory) + tensors,
+            report.add(name, f"{batch} x {T}", number(their_speed, 4), number(our_speed, 4), number(speed),
+                       number(statistics.median(mfu) if mfu else None), number(their_memory) + tensors,
                        number(our_memory), number(memory), losses)
             if name == "qwen2.5-0.5b":
                 report.add_target(f"{name}, {batch} x {T}, tokens/s of transformers'", speed, least=LEAST_SPEED)
@@ -397,7 +413,7 @@ def main():
         print(f"{name}:", file=sys.stderr, flush=True)
         report = SECTIONS[name](machine, options.out, options.quick)
         print(report.text(), flush=True)
-        failed |= any("failed" in row for row in report.rows)
+        failed |= report.failed
     return failed
 
 

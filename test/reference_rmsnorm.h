@@ -46,15 +46,6 @@ inline RmsNormGradient rmsnorm_backward_reference(const std::vector<double> &dou
     return g;
 }
 
-// Heads `begin` to `end` of rows (T, width) of heads of D, one after the other.
-template <class X>
-std::vector<double> gather_heads(const std::vector<X> &rows, size_t width, size_t D, size_t begin, size_t end) {
-    std::vector<double> out;
-    for (size_t t = 0; t < rows.size() / width; t++)
-        for (size_t i = begin * D; i < end * D; i++) out.push_back(double(float(rows[t * width + i])));
-    return out;
-}
-
 // A float sum of C terms is off by at most C roundings, the few products around it by 8 more; then one rounding to X.
 template <class X> double rmsnorm_error(size_t C, const std::vector<double> &want) {
     return (double(C + 8) * unit_roundoff<float> + unit_roundoff<X>)*largest(want);

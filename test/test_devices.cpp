@@ -95,6 +95,8 @@ class PlannedModel final : public Model {
     }
     Plan &plan() override { return plan_; }
     Memory &memory() override { return card_; }
+    void profile() override {}
+    Profiler *profiler() override { return nullptr; }
     void allocate(bool, bool) override { throw std::logic_error("allocated"); }
     Arena &arena() override { throw std::logic_error("no arena"); }
     const std::vector<Tensor> &tensors() const override { throw std::logic_error("no tensors"); }

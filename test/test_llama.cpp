@@ -27,7 +27,7 @@ TEST_P(Goldens, Bf16GradientAsGoodAsTransformers) {
 // Every position's logits, one token at a time through the key/value cache, several documents side by side.
 TEST_P(Goldens, LogitsThroughTheCache) {
     const Golden g(GetParam());
-    Trained<CpuF32> t = trained(g, Recompute::none, Mode::generate);
+    Trained<CpuF32> t = trained(g, Recompute::none, Mode::generate, 2, false, true);
     const std::vector<size_t> which = g.expected["logits_documents"];
     const size_t V = g.config.V, prompt = 4;
     std::vector<int32_t> begin;
@@ -98,6 +98,7 @@ TEST_P(Goldens, RecomputeThreadsGuardsAndPoisonGiveTheSameBits) {
     expect_same("guards", trained(g, Recompute::layer, Mode::train, 2, true));
     for (Recompute r : {Recompute::none, Recompute::cheap, Recompute::layer})
         expect_same("poison", trained(g, r, Mode::train, 2, false, true));
+    EXPECT_EQ(trained(g, Recompute::none, Mode::evaluate, 2, false, true).loss(g.rows(3)), loss) << "poison in an evaluation";
 }
 
 // Noise in one document leaves the losses of the others as they were, bit for bit.

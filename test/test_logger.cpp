@@ -57,6 +57,21 @@ TEST(Logger, NotANumberBecomesNull) {
     EXPECT_EQ(text_of(file.path), "{\"loss\":null,\"text\":\"a\\n\\\"b\\\"\"}\n");
 }
 
+TEST(Logger, AStepShowsMfuWhereItIsKnown) {
+    const TemporaryFile file("log.jsonl");
+    Logger logger(file.path, false, 0);
+    nlohmann::ordered_json line = {{"step", 1},  {"loss", 2},   {"grad_norm", 1}, {"lr", 0.1},
+                                   {"tok_s", 5}, {"step_s", 1}, {"mfu", 0.4123}};
+    const auto shown = [&] {
+        testing::internal::CaptureStdout();
+        logger.show_step(line, 2);
+        return testing::internal::GetCapturedStdout();
+    };
+    EXPECT_NE(shown().find("5 tok/s  mfu 41.2 %"), std::string::npos);
+    line["mfu"] = nullptr;
+    EXPECT_EQ(shown().find("mfu"), std::string::npos);
+}
+
 TEST(Logger, WhereItCannotWriteItSaysSo) {
     expect_contains(error_of([] { Logger("/nonexistent/log.jsonl", false, 0); }), {"/nonexistent/log.jsonl", "fix: "});
     expect_contains(error_of([] { Logger("/dev/full", false, 0).write({{"step", 1}}); }), {"/dev/full", "fix: "});

@@ -1,4 +1,4 @@
-// rmsnorm, the residual sum fused with it, and the norm of query and key heads.
+// rmsnorm, and the residual sum fused with it.
 #include "../llmc/ops/rmsnorm.h"
 
 #include "../llmc/ops/residual.h"
@@ -130,74 +130,4 @@ TYPED_TEST(RmsNorm, ResidualInPlace) {
     residual_forward(make_device<TypeParam>(1), a.data(), a.data(), this->dresidual.data(), want.size());
     EXPECT_EQ(widen(a), widen(want));
     EXPECT_EQ(widen(b), widen(want));
-}
-
-// ---- query and key heads: each is a row of its own, so the reference is the reference of rmsnorm on the heads gathered ------
-
-template <class Dev> struct QkNorm : testing::Test {
-    using X = typename Dev::X;
-    static constexpr size_t T = 70, H = 3, KV = 1, D = 26, width = (H + 2 * KV) * D;
-    const std::vector<X> qkv = random_values<X>(T * width, 5), dqkv = random_values<X>(T * width, 6);
-    const std::vector<X> wq = random_values<X>(D, 7, 0.1, 1), wk = random_values<X>(D, 8, 0.1, 2);
-    std::vector<X> qk_raw = std::vector<X>(T * (H + KV) * D), normed, gradient;
-    std::vector<float> rstd = std::vector<float>(T * (H + KV)), dwq = std::vector<float>(D, 1), dwk = std::vector<float>(D, 2);
-    std::vector<float> scratch = std::vector<float>(qk_norm_scratch(make_device<Dev>(), D));
-
-    static Vector heads(const std::vector<X> &rows, size_t begin, size_t end) { return gather_heads(rows, width, D, begin, end); }
-    void forward(int threads = 2) {
-        normed = qkv;
-        qk_norm_forward(make_device<Dev>(threads), normed.data(), qk_raw.data(), rstd.data(), wq.data(), wk.data(), T, H, KV, D,
-                        float(eps));
-    }
-    void backward(int threads = 2) {
-        gradient = dqkv;
-        qk_norm_backward(make_device<Dev>(threads), gradient.data(), dwq.data(), dwk.data(), scratch.data(), qk_raw.data(),
-                         wq.data(), wk.data(), rstd.data(), T, H, KV, D);
-    }
-};
-TYPED_TEST_SUITE(QkNorm, CpuDevices);
-
-TYPED_TEST(QkNorm, ForwardNormalisesHeadsAndKeepsTheRaw) {
-    using X = typename TypeParam::X;
-    const size_t T = this->T, H = this->H, KV = this->KV, D = this->D;
-    this->forward();
-    const Vector want_q = rmsnorm_reference(this->heads(this->qkv, 0, H), widen(this->wq), T * H, D, eps);
-    const Vector want_k = rmsnorm_reference(this->heads(this->qkv, H, H + KV), widen(this->wk), T * KV, D, eps);
-    expect_close("query heads", this->heads(this->normed, 0, H), want_q, rmsnorm_error<X>(D, want_q));
-    expect_close("key heads", this->heads(this->normed, H, H + KV), want_k, rmsnorm_error<X>(D, want_k));
-    EXPECT_EQ(this->heads(this->normed, H + KV, H + 2 * KV), this->heads(this->qkv, H + KV, H + 2 * KV)) << "value heads";
-    EXPECT_EQ(widen(this->qk_raw), this->heads(this->qkv, 0, H + KV));
-}
-
-TYPED_TEST(QkNorm, BackwardEqualsReferenceAndAccumulates) {
-    using X = typename TypeParam::X;
-    const size_t T = this->T, H = this->H, KV = this->KV, D = this->D;
-    this->forward();
-    for (int pass = 0; pass < 2; pass++) this->backward();
-    auto q =
-        rmsnorm_backward_reference(this->heads(this->dqkv, 0, H), this->heads(this->qkv, 0, H), widen(this->wq), T * H, D, eps);
-    auto k = rmsnorm_backward_reference(this->heads(this->dqkv, H, H + KV), this->heads(this->qkv, H, H + KV), widen(this->wk),
-                                        T * KV, D, eps);
-    for (double &d : q.dw) d = 1 + 2 * d;
-    for (double &d : k.dw) d = 2 + 2 * d;
-    expect_close("d query heads", this->heads(this->gradient, 0, H), q.dx, rmsnorm_error<X>(D, q.dx));
-    expect_close("d key heads", this->heads(this->gradient, H, H + KV), k.dx, rmsnorm_error<X>(D, k.dx));
-    EXPECT_EQ(this->heads(this->gradient, H + KV, H + 2 * KV), this->heads(this->dqkv, H + KV, H + 2 * KV)) << "value heads";
-    expect_close("dwq", this->dwq, q.dw, 2 * rmsnorm_dw_error(T * H, D, q) + 4 * unit_roundoff<float> * largest(q.dw));
-    expect_close("dwk", this->dwk, k.dw, 2 * rmsnorm_dw_error(T * KV, D, k) + 4 * unit_roundoff<float> * largest(k.dw));
-}
-
-TYPED_TEST(QkNorm, ThreadsDoNotChangeABit) {
-    Vector want;
-    for (int threads : {1, 2, 3}) {
-        this->dwq.assign(this->D, 0), this->dwk.assign(this->D, 0);
-        this->forward(threads);
-        this->backward(threads);
-        Vector got;
-        for (const Vector &part :
-             {widen(this->normed), widen(this->rstd), widen(this->gradient), widen(this->dwq), widen(this->dwk)})
-            got.insert(got.end(), part.begin(), part.end());
-        if (want.empty()) want = got;
-        EXPECT_EQ(got, want) << threads << " threads";
-    }
 }

@@ -116,7 +116,7 @@ template <class X>
 void rmsnorm_backward3(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
                        const float *rstd, size_t T, size_t C) {
     launch(dev, rmsnorm_dw_kernel3<X>, Grid{ceil_div(C, 128), dw_runs}, 128, 0, scratch, dout, x, rstd, T, C);
-    rmsnorm_add_runs(dev, dw, scratch, dw_runs, C, C);
+    rmsnorm_add_runs(dev, dw, scratch, dw_runs, C);
     launch(dev, rmsnorm_dx_kernel2<X>, Grid{ceil_div(T, row_warps)}, row_warps * 32, 0, dx, dresidual, dout, x, w, rstd, T, C);
 }
 
@@ -142,7 +142,7 @@ __global__ void rmsnorm_backward_kernel4(X *dx, float *parts, const X *dresidual
             dx[t * C + c] = dx_element(dresidual, dout, x, w, rstd[t], mean, t * C + c, c);
         }
     }
-    rmsnorm_sum_warps(parts + blockIdx.x * C, dw, C);
+    rmsnorm_sum_parts(parts + blockIdx.x * C, dw, warps, C);
 }
 
 template <class X>
@@ -151,7 +151,7 @@ void rmsnorm_backward4(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *d
     const size_t warps = rmsnorm_warps(96 << 10, C * sizeof(float)), blocks = std::min(rmsnorm_blocks, ceil_div(T, warps));
     launch(dev, rmsnorm_backward_kernel4<X>, Grid{blocks}, unsigned(warps * 32), warps * C * sizeof(float), dx, scratch,
            dresidual, dout, x, w, rstd, T, C);
-    rmsnorm_add_runs(dev, dw, scratch, blocks, C, C);
+    rmsnorm_add_runs(dev, dw, scratch, blocks, C);
 }
 
 // ---- version 5: llmc/ops/rmsnorm.cuh -------------------------------------------------------------------------------------------

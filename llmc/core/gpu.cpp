@@ -49,6 +49,39 @@ bool use_gpu(const std::string &device, const GpuQuery &query, std::string &note
     return false;
 }
 
+// Dense bf16 products with float sums. From NVIDIA's data sheets, where figures with sparsity stand halved: A100 (2021), A30, A10, A40, L4,
+// L40S, H100, H200, GH200, B200 (HGX); GeForce and RTX cards from the tables of the architecture papers GA102, AD102 and RTX Blackwell.
+struct Peak {
+    const char *device;
+    double tflops;
+};
+static const Peak peaks[] = {
+    {"NVIDIA A100-SXM4-40GB", 312},
+    {"NVIDIA A100-SXM4-80GB", 312},
+    {"NVIDIA A100-PCIE-40GB", 312},
+    {"NVIDIA A100 80GB PCIe", 312},
+    {"NVIDIA H100 80GB HBM3", 989.4},
+    {"NVIDIA H100 PCIe", 756},
+    {"NVIDIA H200", 989.4},
+    {"NVIDIA GH200 480GB", 989.4},
+    {"NVIDIA B200", 2250},
+    {"NVIDIA A30", 165},
+    {"NVIDIA A40", 149.7},
+    {"NVIDIA A10", 125},
+    {"NVIDIA L4", 121},
+    {"NVIDIA L40S", 362},
+    {"NVIDIA RTX A6000", 154.8},
+    {"NVIDIA GeForce RTX 3090", 71},
+    {"NVIDIA GeForce RTX 4090", 165.2},
+    {"NVIDIA GeForce RTX 5090", 209.5},
+};
+
+double gpu_peak(const std::string &device, const std::string &dtype) {
+    for (const Peak &peak : peaks)
+        if (device == peak.device && dtype == "bf16") return peak.tflops * 1e12;
+    return 0;
+}
+
 struct KnownGpu {
     const char *name;
     double gib;

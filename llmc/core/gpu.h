@@ -22,5 +22,9 @@ GpuQuery query_gpus();  // gpu_query.cu: only in programs with kernels
 // Dies with the reason when cuda was asked for and cannot be had.
 bool use_gpu(const std::string &device, const GpuQuery &query, std::string &note);
 
+// FLOP/s that a GPU's tensor cores reach at most with `dtype`, by the name that the driver gives it ("NVIDIA H100 80GB HBM3"); 0 where that
+// is not known: another name, or f32, which does not run on them.
+double gpu_peak(const std::string &device, const std::string &dtype);
+
 // Memory of a GPU in bytes, by name as in --gpu ("h100") or as a number of GiB, less what driver, libraries and page granularity take.
 size_t gpu_memory(const std::string &name);

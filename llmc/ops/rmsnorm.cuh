@@ -73,34 +73,32 @@ inline size_t rmsnorm_warps(size_t shared_bytes, size_t bytes_per_warp) {
 
 constexpr size_t rmsnorm_blocks = 256;  // at most: two for every SM, and little to sum
 template <class X> size_t rmsnorm_scratch(Cuda<X>, size_t C) { return rmsnorm_blocks * C; }
-template <class X> size_t qk_norm_scratch(Cuda<X> dev, size_t D) { return rmsnorm_scratch(dev, 2 * D); }
 
 __device__ inline void rmsnorm_clear_dw(float *dw, size_t n) {
     for (size_t i = threadIdx.x; i < n; i += blockDim.x) dw[i] = 0;
     __syncthreads();
 }
 
-// out[c] = sum_warp dw[warp, c]
-__device__ inline void rmsnorm_sum_warps(float *out, const float *dw, size_t C) {
+// out[c] = sum_part dw[part, c]
+__device__ inline void rmsnorm_sum_parts(float *out, const float *dw, size_t parts, size_t C) {
     __syncthreads();
     for (size_t c = threadIdx.x; c < C; c += blockDim.x) {
         float sum = 0;
-        for (size_t warp = 0; warp < MUTANT(30, 1, blockDim.x / 32); warp++) sum += dw[warp * C + c];
+        for (size_t part = 0; part < MUTANT(30, 1, parts); part++) sum += dw[part * C + c];
         out[c] = sum;
     }
 }
 
 template <int warps> struct RmsnormColumns { float sum[warps][32]; };
 
-// dw[c] += sum_run parts[run * stride + c]. A block has 32 columns; each of its warps sums every warps-th run.
-template <int warps>
-__global__ void rmsnorm_add_runs_kernel2(float *dw, const float *parts, size_t runs, size_t stride, size_t C) {
+// dw[c] += sum_run parts[run, c]. A block has 32 columns; each of its warps sums every warps-th run.
+template <int warps> __global__ void rmsnorm_add_runs_kernel2(float *dw, const float *parts, size_t runs, size_t C) {
     auto &columns = shared_mem<RmsnormColumns<warps>>();
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const size_t c = blockIdx.x * size_t(32) + lane;
     float sum = 0;
     if (c < C)
-        for (size_t run = warp; run < runs; run += warps) sum += parts[run * stride + c];
+        for (size_t run = warp; run < runs; run += warps) sum += parts[run * C + c];
     columns.sum[warp][lane] = sum;
     __syncthreads();
     if (warp > 0 || c >= C) return;
@@ -108,10 +106,10 @@ __global__ void rmsnorm_add_runs_kernel2(float *dw, const float *parts, size_t r
     dw[c] = MUTANT(32, 0, dw[c]) + sum;
 }
 
-template <class X> void rmsnorm_add_runs(Cuda<X> dev, float *dw, const float *parts, size_t runs, size_t stride, size_t C) {
+template <class X> void rmsnorm_add_runs(Cuda<X> dev, float *dw, const float *parts, size_t runs, size_t C) {
     constexpr int warps = 8;
     launch(dev, rmsnorm_add_runs_kernel2<warps>, Grid{ceil_div(C, 32)}, warps * 32, sizeof(RmsnormColumns<warps>), dw, parts,
-           runs, stride, C);
+           runs, C);
 }
 
 // ---- the norm of the residual stream ------------------------------------------------------------------------------------------
@@ -154,7 +152,7 @@ __global__ void rmsnorm_backward_kernel2(X *dx, float *scratch, const X *dresidu
     for (size_t t = begin + warp; t < end; t += warps)
         rmsnorm_backward_warp<X, N>(dx + t * C, dw + warp * C, dresidual ? dresidual + t * C : nullptr, dout + t * C, x + t * C,
                                     w, rstd[t], C);
-    rmsnorm_sum_warps(scratch + blockIdx.x * C, dw, C);
+    rmsnorm_sum_parts(scratch + blockIdx.x * C, dw, warps, C);
 }
 
 template <class X>
@@ -164,61 +162,6 @@ void rmsnorm_backward(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *dr
     const size_t warps = rmsnorm_warps(96 << 10, C * sizeof(float)), blocks = std::min(rmsnorm_blocks, ceil_div(T, warps));
     launch(dev, fit_vectors<N>(C, dx, dresidual, dout, x, w) ? rmsnorm_backward_kernel2<X, N> : rmsnorm_backward_kernel2<X, 1>,
            Grid{blocks}, unsigned(warps * 32), warps * C * sizeof(float), dx, scratch, dresidual, dout, x, w, rstd, T, C);
-    rmsnorm_add_runs(dev, dw, scratch, blocks, C, C);
-}
-
-// ---- the norm of query and key heads ------------------------------------------------------------------------------------------
-
-constexpr int qk_norm_vector = 4;  // a head of 128 channels is one vector for each lane of a warp
-
-// One warp per head.
-template <class X, int N>
-__global__ void qk_norm_forward_kernel1(X *qkv, X *qk_raw, float *rstd, const X *wq, const X *wk, size_t T, size_t H, size_t KV,
-                                        size_t D, float eps) {
-    const size_t warp = threadIdx.x / 32, i = blockIdx.x * size_t(blockDim.x / 32) + warp, t = i / (H + KV), h = i % (H + KV);
-    if (t >= T) return;
-    X *head = qkv + (t * (H + 2 * KV) + h) * D, *row = &shared_mem<X>() + warp * D;
-    const X *no_y = nullptr;
-    const float r = rmsnorm_warp<X, N>(head, qk_raw + i * D, head, no_y, h < H ? wq : wk, row, D, eps);
-    if (threadIdx.x % 32 == 0) rstd[i] = r;
-}
-
-template <class X>
-void qk_norm_forward(Cuda<X> dev, X *qkv, X *qk_raw, float *rstd, const X *wq, const X *wk, size_t T, size_t H, size_t KV,
-                     size_t D, float eps) {
-    constexpr int N = qk_norm_vector;
-    const size_t warps = rmsnorm_warps(48 << 10, D * sizeof(X));
-    launch(dev, fit_vectors<N>(D, qkv, qk_raw, wq, wk) ? qk_norm_forward_kernel1<X, N> : qk_norm_forward_kernel1<X, 1>,
-           Grid{ceil_div(T * (H + KV), warps)}, unsigned(warps * 32), warps * D * sizeof(X), qkv, qk_raw, rstd, wq, wk, T, H, KV,
-           D, eps);
-}
-
-// A block has a run of tokens, each warp every warps-th of their heads.
-template <class X, int N>
-__global__ void qk_norm_backward_kernel1(X *dqkv, float *scratch, const X *qk_raw, const X *wq, const X *wk, const float *rstd,
-                                         size_t T, size_t H, size_t KV, size_t D) {
-    float *dw = &shared_mem<float>();  // (warps, 2, D): of wq, of wk
-    const size_t warps = blockDim.x / 32, warp = threadIdx.x / 32;
-    const size_t begin = T * blockIdx.x / gridDim.x * (H + KV), end = T * (blockIdx.x + 1) / gridDim.x * (H + KV);
-    rmsnorm_clear_dw(dw, warps * 2 * D);
-    for (size_t i = begin + warp; i < end; i += warps) {
-        const size_t t = i / (H + KV), h = i % (H + KV);
-        X *d = dqkv + (t * (H + 2 * KV) + h) * D;
-        const X *no_residual = nullptr;
-        rmsnorm_backward_warp<X, N>(d, dw + (warp * 2 + (h >= H)) * D, no_residual, d, qk_raw + i * D, h < H ? wq : wk, rstd[i],
-                                    D);
-    }
-    rmsnorm_sum_warps(scratch + blockIdx.x * 2 * D, dw, 2 * D);
-}
-
-template <class X>
-void qk_norm_backward(Cuda<X> dev, X *dqkv, float *dwq, float *dwk, float *scratch, const X *qk_raw, const X *wq, const X *wk,
-                      const float *rstd, size_t T, size_t H, size_t KV, size_t D) {
-    constexpr int N = qk_norm_vector;
-    const size_t warps = rmsnorm_warps(48 << 10, 2 * D * sizeof(float)), blocks = std::min(rmsnorm_blocks, T);
-    launch(dev, fit_vectors<N>(D, dqkv, qk_raw, wq, wk) ? qk_norm_backward_kernel1<X, N> : qk_norm_backward_kernel1<X, 1>,
-           Grid{blocks}, unsigned(warps * 32), warps * 2 * D * sizeof(float), dqkv, scratch, qk_raw, wq, wk, rstd, T, H, KV, D);
-    rmsnorm_add_runs(dev, dwq, scratch, blocks, 2 * D, D);
-    rmsnorm_add_runs(dev, dwk, scratch + D, blocks, 2 * D, D);
+    rmsnorm_add_runs(dev, dw, scratch, blocks, C);
 }
 }  // namespace CUDA_BACKEND

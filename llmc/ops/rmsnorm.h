@@ -7,14 +7,9 @@
 //   rmsnorm_backward(dev, dx, dw, scratch, dresidual, dout, x, w, rstd, T, C)
 //       with g = dout * w and xh = x * rstd:                 dx = dresidual + rstd * (g - xh * mean_c(g * xh))
 //                                                            dw += sum_t dout * xh
-//   qk_norm_forward (dev, qkv, qk_raw, rstd, wq, wk, T, H, KV, D, eps)
-//       the norm of each query and key head over its own D channels (Qwen3), in place; qk_raw keeps the values before
-//   qk_norm_backward(dev, dqkv, dwq, dwk, scratch, qk_raw, wq, wk, rstd, T, H, KV, D)          in place on the first H + KV heads
 //
 //   out, sum, x, y, dx, dresidual, dout (T, C) X     w (C) X     rstd (T) float     dw (C) float, accumulated
-//   qkv, dqkv (T, (H + 2 KV) * D) X: query heads, then key heads, then value heads, which these ops leave alone
-//   qk_raw (T, (H + KV) * D) X     wq, wk (D) X     rstd (T, H + KV) float     dwq, dwk (D) float, accumulated
-//   scratch: rmsnorm_scratch(dev, C) or qk_norm_scratch(dev, D) floats     dresidual may be null: nothing is added
+//   scratch: rmsnorm_scratch(dev, C) floats     dresidual may be null: nothing is added
 //   out may alias x, sum may alias x or y, dx may alias dout or dresidual.
 //
 // Everything between reading and writing an element is float. (Hugging Face rounds x * rstd to the storage type before it
@@ -59,17 +54,16 @@ void rmsnorm_backward_row(X *dx, float *dw, const X *dresidual, const X *dout, c
 
 constexpr size_t rmsnorm_runs = 64;
 template <class X> size_t rmsnorm_scratch(Cpu<X>, size_t C) { return rmsnorm_runs * C; }
-template <class X> size_t qk_norm_scratch(Cpu<X> dev, size_t D) { return rmsnorm_scratch(dev, 2 * D); }
 
-// dw[c] += sum_run parts[run * stride + c]
-template <class X> void rmsnorm_add_runs(Cpu<X> dev, float *dw, const float *parts, size_t runs, size_t stride, size_t C) {
+// dw[c] += sum_run parts[run, c]
+template <class X> void rmsnorm_add_runs(Cpu<X> dev, float *dw, const float *parts, size_t runs, size_t C) {
     constexpr size_t slice = 64;
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t s = 0; s < ceil_div(C, slice); s++) {
         const size_t begin = s * slice, end = std::min(C, begin + slice);
         for (size_t run = 0; run < runs; run++)
 #pragma omp simd
-            for (size_t c = begin; c < end; c++) dw[c] += parts[run * stride + c];
+            for (size_t c = begin; c < end; c++) dw[c] += parts[run * C + c];
     }
 }
 
@@ -105,38 +99,5 @@ void rmsnorm_backward(Cpu<X> dev, X *dx, float *dw, float *scratch, const X *dre
             rmsnorm_backward_row(dx + t * C, dw_run, dresidual ? dresidual + t * C : nullptr, dout + t * C, x + t * C, w, rstd[t],
                                  C);
     }
-    rmsnorm_add_runs(dev, dw, scratch, runs, C, C);
-}
-
-// ---- the norm of query and key heads ----------------------------------------------------------------------------------------
-
-template <class X>
-void qk_norm_forward(Cpu<X> dev, X *qkv, X *qk_raw, float *rstd, const X *wq, const X *wk, size_t T, size_t H, size_t KV,
-                     size_t D, float eps) {
-#pragma omp parallel for num_threads(dev.threads)
-    for (size_t t = 0; t < T; t++) {
-        X *raw_t = qk_raw + t * (H + KV) * D, *qkv_t = qkv + t * (H + 2 * KV) * D;
-        std::copy_n(qkv_t, (H + KV) * D, raw_t);
-        for (size_t h = 0; h < H + KV; h++)
-            rstd[t * (H + KV) + h] = rmsnorm_row(qkv_t + h * D, raw_t + h * D, h < H ? wq : wk, D, eps);
-    }
-}
-
-template <class X>
-void qk_norm_backward(Cpu<X> dev, X *dqkv, float *dwq, float *dwk, float *scratch, const X *qk_raw, const X *wq, const X *wk,
-                      const float *rstd, size_t T, size_t H, size_t KV, size_t D) {
-    const size_t length = ceil_div(T, rmsnorm_runs), runs = ceil_div(T, std::max<size_t>(length, 1));
-#pragma omp parallel for num_threads(dev.threads)
-    for (size_t run = 0; run < runs; run++) {
-        float *dwq_run = scratch + run * 2 * D, *dwk_run = dwq_run + D;
-        std::fill_n(dwq_run, 2 * D, 0.0f);
-        for (size_t t = run * length; t < std::min(T, (run + 1) * length); t++)
-            for (size_t h = 0; h < H + KV; h++) {
-                X *d = dqkv + t * (H + 2 * KV) * D + h * D;
-                const X *none = nullptr, *x = qk_raw + t * (H + KV) * D + h * D;
-                rmsnorm_backward_row(d, h < H ? dwq_run : dwk_run, none, d, x, h < H ? wq : wk, rstd[t * (H + KV) + h], D);
-            }
-    }
-    rmsnorm_add_runs(dev, dwq, scratch, runs, 2 * D, D);
-    rmsnorm_add_runs(dev, dwk, scratch + D, runs, 2 * D, D);
+    rmsnorm_add_runs(dev, dw, scratch, runs, C);
 }

@@ -4,6 +4,17 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
+// Turns N neighbouring pairs (a[i], b[i]) by sign times the angles whose cos and sin begin at `angles`.
+template <int N, class X> __device__ void rope_turn(X *a, X *b, const float *angles, float sign) {
+    const auto turn = Vec<float, 2 * N>::load(angles);
+    for (int i = 0; i < N; i++) {
+        const float cos = turn[2 * i], sin = sign * turn[2 * i + 1];
+        const float x = a[i], y = b[i];
+        a[i] = x * cos - y * sin;
+        b[i] = y * cos + x * sin;
+    }
+}
+
 // A block per token; a thread turns N neighbouring pairs of a head. Moves 2 T heads D elements; the row of the table comes from
 // cache.
 template <class X, int N>
@@ -15,13 +26,7 @@ __global__ void rope_kernel2(X *qkv, const float *table, const int32_t *doc_pos,
         const unsigned h = i / vectors, c = i % vectors * N;
         X *first = qkv + blockIdx.x * stride + h * D + c, *second = first + half;
         auto a = Vec<X, N>::load(first), b = Vec<X, N>::load(second);
-        const auto turn = Vec<float, 2 * N>::load(row + 2 * c);
-        for (int j = 0; j < N; j++) {
-            const float cos = turn[2 * j], sin = sign * turn[2 * j + 1];
-            const float x = a[j], y = b[j];
-            a[j] = x * cos - y * sin;
-            b[j] = y * cos + x * sin;
-        }
+        rope_turn<N>(a.v, b.v, row + 2 * c, sign);
         a.store(first);
         b.store(second);
     }

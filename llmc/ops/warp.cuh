@@ -9,9 +9,9 @@
 inline namespace CUDA_BACKEND {
 constexpr unsigned all_lanes = 0xffffffff;
 
-// Butterfly: after the step with distance d a lane holds the sum over 2d lanes; in the end every lane holds the sum over all 32.
-template <class T> __device__ T warp_sum(T v) {
-    for (int distance = 16; distance > 0; distance /= 2) v += __shfl_xor_sync(all_lanes, v, distance);
+// Butterfly: in the end every lane holds the sum over all 32, or over those of its `lanes` neighbours, a power of two.
+template <class T> __device__ T warp_sum(T v, unsigned lanes = 32) {
+    for (unsigned distance = lanes / 2; distance > 0; distance /= 2) v += __shfl_xor_sync(all_lanes, v, distance);
     return v;
 }
 

@@ -47,6 +47,8 @@ class Model {
     virtual ~Model() = default;
 
     virtual Plan &plan() = 0;                             // placed by allocate(), or by the caller who only wants to look
+    virtual void profile() = 0;                           // steps from now on; before allocate()
+    virtual class Profiler *profiler() = 0;               // null unless profile() was called
     virtual void allocate(bool guards, bool poison) = 0;  // debugging aids of arena.h
     virtual Arena &arena() = 0;
     virtual Memory &memory() = 0;  // in which the arena lies

@@ -205,6 +205,7 @@ std::unique_ptr<Model> open_model(const Run &run, ModelLimits limits) {
     const size_t memory = run.make_model(run.config, limits)->memory().available();
     auto model = plan_model(run, limits, memory / 20 * 19);
     if (model->plan().bytes() > memory) does_not_fit(run, limits, *model, memory);
+    if (run.options.profile) model->profile();
     model->allocate(run.options.guard, run.options.poison);
     if (!run.model_dir.empty() && HfWeights::present(run.model_dir)) {
         const HfWeights weights(run.model_dir);

@@ -8,9 +8,12 @@
 
 #include "../core/common.h"
 #include "../core/file.h"
+#include "../core/gpu.h"
 #include "../core/json.h"
 #include "../io/checkpoint.h"
+#include "flops.h"
 #include "logger.h"
+#include "profile.h"
 #include "run.h"
 #include "schedule.h"
 
@@ -43,6 +46,7 @@ class Trainer {
     void try_saving();
     void save_model(const std::string &dir);
     void save_checkpoint();
+    ordered_json mfu(const Step &batch, double seconds) const;
     ordered_json optimizer_step(const Step &batch);
     void evaluate_now();
     void finish();
@@ -52,6 +56,7 @@ class Trainer {
     std::unique_ptr<PreparedData> data_, eval_data_;
     std::unique_ptr<DataLoader> loader_;
     std::unique_ptr<Model> model_;
+    double peak_ = 0;  // FLOP/s of the device; 0: not known
     std::unique_ptr<Logger> logger_;
     std::string export_dtype_, resume_from_;
     size_t steps_ = 0, step_ = 0, skips_in_a_row_ = 0;
@@ -97,6 +102,7 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
         limits.positions = std::max(limits.positions, other.positions);
     }
     model_ = open_model(run, limits);
+    peak_ = gpu_peak(model_->memory().device(), o_.dtype);
     export_dtype_ = (o_.export_dtype == "auto" ? o_.dtype : o_.export_dtype) == "bf16" ? "BF16" : "F32";
 }
 
@@ -239,8 +245,19 @@ void Trainer::save_checkpoint() {
 
 // ---- steps ----------------------------------------------------------------------------------------------------------------------------
 
+// Model FLOPs utilisation: the share of the device's peak that went into the model's own arithmetic. Null where no peak is known, and
+// where a step had no target and did nothing.
+ordered_json Trainer::mfu(const Step &batch, double seconds) const {
+    if (peak_ == 0 || batch.target_tokens == 0) return nullptr;
+    double flops = 0;
+    for (const Row &row : batch.rows) flops += model_flops(run_.config, row);
+    return flops / (seconds * peak_);
+}
+
 ordered_json Trainer::optimizer_step(const Step &batch) {
     const auto start = std::chrono::steady_clock::now();
+    Profiler *profiler = model_->profiler();
+    if (profiler) profiler->begin_step();
     LossSums sums;
     double norm = 0;
     const double lr = learning_rate_at({o_.lr_scheduler, o_.learning_rate, o_.lr_warmup_ratio, o_.min_lr_ratio, steps_}, step_);
@@ -272,6 +289,7 @@ ordered_json Trainer::optimizer_step(const Step &batch) {
     }
     step_++;
     totals_.samples += batch.samples.size(), totals_.tokens += batch.tokens, totals_.targets += batch.target_tokens;
+    if (profiler) profiler->end_step();
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     const double n = sums.targets, progress = double(loader_->cursor()) / double(loader_->train_samples().size());
     return {{"step", step_},
@@ -284,7 +302,7 @@ ordered_json Trainer::optimizer_step(const Step &batch) {
             {"target_tokens", totals_.targets},
             {"tok_s", double(batch.tokens) / seconds},
             {"step_s", seconds},
-            {"mfu", nullptr},
+            {"mfu", mfu(batch, seconds)},
             {"peak_mem", model_->memory().peak()},
             {"entropy", sums.entropy / n},
             {"mean_token_accuracy", sums.correct / n},
@@ -339,6 +357,7 @@ int Trainer::train() {
 
 void Trainer::finish() {
     save_model(o_.output_dir);
+    if (const Profiler *profiler = model_->profiler()) logger_->say("%s", profiler->table().c_str());
     logger_->say("saved %s; %zu steps, %zu samples, %zu tokens, %zu steps skipped; peak memory %s, planned %s",
                  o_.output_dir.c_str(), steps_, totals_.samples, totals_.tokens, totals_.skipped,
                  human_bytes(model_->memory().peak()).c_str(), human_bytes(model_->arena().planned_peak()).c_str());

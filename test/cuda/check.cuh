@@ -30,6 +30,7 @@ template <class T> class DeviceArray {
 
   public:
     explicit DeviceArray(size_t n) : n(n) {
+        if (n == 0) return;
         check(cudaMalloc(&p, n * sizeof(T)));
         check(cudaMemsetAsync(p, 0xff, n * sizeof(T)));
     }

@@ -1,4 +1,4 @@
-// rmsnorm, the residual sum fused with it, and the norm of query and key heads.
+// rmsnorm, and the residual sum fused with it.
 #include "../../llmc/ops/rmsnorm.cuh"
 
 #include <array>
@@ -132,56 +132,6 @@ TYPED_TEST(RmsNorm, ResidualInPlace) {
             same(out.values());
             residual_forward(dev, d_b.data(), d_a.data(), d_b.data(), n);
             same(d_b.values());
-        });
-    }
-}
-
-// ---- query and key heads: each is a row of its own, so the reference is the reference of rmsnorm on the heads gathered --------
-
-template <class Dev> struct QkNorm : testing::Test {};
-TYPED_TEST_SUITE(QkNorm, CudaDevices);
-
-TYPED_TEST(QkNorm, EqualsReferenceAndAccumulates) {
-    using X = typename TypeParam::X;
-    const size_t KV = 2;
-    for (const auto &[T, H, D] : {std::array<size_t, 3>{1, 2, 128}, {70, 3, 26}, {300, 4, 20}, {9, 2, 136}}) {
-        const size_t width = (H + 2 * KV) * D;
-        const auto qkv = random_values<X>(T * width, 5), dqkv = random_values<X>(T * width, 6);
-        const auto wq = random_values<X>(D, 7, 0.1, 1), wk = random_values<X>(D, 8, 0.1, 2);
-        const auto q = gather_heads(qkv, width, D, 0, H), k = gather_heads(qkv, width, D, H, H + KV);
-        const Vector want_q = rmsnorm_reference(q, widen(wq), T * H, D, eps),
-                     want_k = rmsnorm_reference(k, widen(wk), T * KV, D, eps);
-        auto dq = rmsnorm_backward_reference(gather_heads(dqkv, width, D, 0, H), q, widen(wq), T * H, D, eps);
-        auto dk = rmsnorm_backward_reference(gather_heads(dqkv, width, D, H, H + KV), k, widen(wk), T * KV, D, eps);
-        for (double &d : dq.dw) d = 1 + 2 * d;
-        for (double &d : dk.dw) d = 2 + 2 * d;
-        printf(" T %zu, H %zu, KV %zu, D %zu\n", T, H, KV, D);
-        SameBits same;
-        for_each_order<TypeParam>([&, T = T, H = H, D = D](TypeParam dev) {
-            DeviceArray<X> d_qkv(qkv), raw(T * (H + KV) * D), d_wq(wq), d_wk(wk);
-            DeviceArray<float> rstd(T * (H + KV)), dwq(std::vector<float>(D, 1)), dwk(std::vector<float>(D, 2));
-            DeviceArray<float> scratch(qk_norm_scratch(dev, D));
-            qk_norm_forward(dev, d_qkv.data(), raw.data(), rstd.data(), d_wq.data(), d_wk.data(), T, H, KV, D, float(eps));
-            const auto normed = d_qkv.values();
-            expect_close("query heads", gather_heads(normed, width, D, 0, H), want_q, rmsnorm_error<X>(D, want_q));
-            expect_close("key heads", gather_heads(normed, width, D, H, H + KV), want_k, rmsnorm_error<X>(D, want_k));
-            EXPECT_EQ(gather_heads(normed, width, D, H + KV, H + 2 * KV), gather_heads(qkv, width, D, H + KV, H + 2 * KV));
-            EXPECT_EQ(widen(raw.values()), gather_heads(qkv, width, D, 0, H + KV));
-
-            std::vector<X> gradient;
-            for (int pass = 0; pass < 2; pass++) {
-                DeviceArray<X> d_dqkv(dqkv);
-                qk_norm_backward(dev, d_dqkv.data(), dwq.data(), dwk.data(), scratch.data(), raw.data(), d_wq.data(), d_wk.data(),
-                                 rstd.data(), T, H, KV, D);
-                gradient = d_dqkv.values();
-            }
-            const double u = unit_roundoff<float>;
-            expect_close("d query heads", gather_heads(gradient, width, D, 0, H), dq.dx, rmsnorm_error<X>(D, dq.dx));
-            expect_close("d key heads", gather_heads(gradient, width, D, H, H + KV), dk.dx, rmsnorm_error<X>(D, dk.dx));
-            EXPECT_EQ(gather_heads(gradient, width, D, H + KV, H + 2 * KV), gather_heads(dqkv, width, D, H + KV, H + 2 * KV));
-            expect_close("dwq", dwq.values(), dq.dw, 2 * rmsnorm_dw_error(T * H, D, dq) + 4 * u * largest(dq.dw));
-            expect_close("dwk", dwk.values(), dk.dw, 2 * rmsnorm_dw_error(T * KV, D, dk) + 4 * u * largest(dk.dw));
-            same(normed, rstd.values(), gradient, dwq.values(), dwk.values());
         });
     }
 }

@@ -1,0 +1,32 @@
+// When a device reached certain points of its work. A model's ops are queued on a device; a mark takes its place among them.
+#pragma once
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "device.h"
+
+class Timeline {
+  public:
+    virtual ~Timeline() = default;
+
+    virtual void mark(const char *next) = 0;  // `next` names what follows, for tools that draw a timeline; null: nothing
+    virtual std::vector<double> take() = 0;   // seconds between the marks since the last call; only this waits for the device
+};
+
+class HostTimeline final : public Timeline {  // an op has ended when its call returns
+  public:
+    void mark(const char *) override { marks_.push_back(std::chrono::steady_clock::now()); }
+    std::vector<double> take() override {
+        std::vector<double> seconds;
+        for (size_t i = 1; i < marks_.size(); i++)
+            seconds.push_back(std::chrono::duration<double>(marks_[i] - marks_[i - 1]).count());
+        marks_.clear();
+        return seconds;
+    }
+
+  private:
+    std::vector<std::chrono::steady_clock::time_point> marks_;
+};
+
+template <class X> std::unique_ptr<Timeline> make_timeline(Cpu<X>) { return std::make_unique<HostTimeline>(); }

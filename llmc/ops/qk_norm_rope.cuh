@@ -1,0 +1,127 @@
+// qk_norm_rope on CUDA: norm and rotation in one kernel, so that a head is read once. Contract and formulas: qk_norm_rope.h.
+//
+// A head lies in the registers of `lanes` neighbouring lanes, a power of two. Each has four channels c, c + 1, ... of the head's first
+// half, and the four of the second half that turn with them; where D / 8 is no power of two, the last lanes have none. A block has
+// query heads, or key heads: its threads meet one weight, which stays in registers, too. Arrays of heads begin at multiples of 16 bytes.
+#pragma once
+#include <bit>
+
+#include "qk_norm_rope.h"
+#include "rmsnorm.cuh"
+#include "rope.cuh"
+
+inline namespace CUDA_BACKEND {
+template <class X> struct HeadPart {
+    X v[8];  // from the first half, from the second
+
+    __device__ static HeadPart load(const X *x, unsigned half) {
+        const auto first = Vec<X, 4>::load(x), second = Vec<X, 4>::load(x + half);
+        HeadPart out;
+        for (int i = 0; i < 4; i++) out.v[i] = first[i], out.v[4 + i] = second[i];
+        return out;
+    }
+    __device__ void store(X *x, unsigned half) const {
+        Vec<X, 4> first, second;
+        for (int i = 0; i < 4; i++) first[i] = v[i], second[i] = v[4 + i];
+        first.store(x);
+        second.store(x + half);
+    }
+    __device__ void turn(const float *angles, float sign) { rope_turn<4>(v, v + 4, angles, sign); }
+};
+
+template <class X> __device__ HeadPart<float> qk_norm_weight(const X *w, unsigned half) {  // w may lie anywhere
+    HeadPart<float> out;
+    for (int i = 0; i < 4; i++) out.v[i] = w[i], out.v[4 + i] = w[half + i];
+    return out;
+}
+
+inline unsigned qk_norm_lanes(size_t D) { return unsigned(std::bit_ceil(D / 8)); }
+
+// Two blocks for a token: query heads and key heads. Moves 3 T (H + KV) D elements.
+template <class X>
+__global__ void qk_norm_rope_forward_kernel1(X *qkv, X *qk_raw, float *rstd, const X *wq, const X *wk, const float *table,
+                                             const int32_t *doc_pos, unsigned H, unsigned KV, unsigned D, unsigned lanes,
+                                             float eps) {
+    const size_t t = blockIdx.x;
+    const bool keys = blockIdx.y;
+    const unsigned c = threadIdx.x % lanes * 4, half = D / 2, end = keys ? H + KV : H;
+    HeadPart<float> w{};
+    if (c < half) w = qk_norm_weight((keys ? wk : wq) + c, half);
+    for (unsigned first = keys ? H : 0; first < end; first += blockDim.x / lanes) {  // every lane, for the sum
+        const unsigned h = first + threadIdx.x / lanes;
+        const bool mine = h < end && c < half;
+        X *head = qkv + (t * (H + 2 * KV) + h) * D + c;
+        HeadPart<X> x{};
+        if (mine) x = HeadPart<X>::load(head, half);
+        float squares = 0;
+        for (int i = 0; i < 8; i++) squares += float(x.v[i]) * float(x.v[i]);
+        const float r = rsqrtf(warp_sum(squares, lanes) / float(D) + eps);
+        if (!mine) continue;
+        const size_t row = t * (H + KV) + h;
+        x.store(qk_raw + row * D + c, half);
+        if (c == 0) rstd[row] = r;
+        for (int i = 0; i < 8; i++) x.v[i] = float(x.v[i]) * r * w.v[i];
+        x.turn(table + size_t(doc_pos[t]) * D + 2 * c, 1.0f);
+        x.store(head, half);
+    }
+}
+
+template <class X>
+void qk_norm_rope_forward(Cuda<X> dev, X *qkv, X *qk_raw, float *rstd, const X *wq, const X *wk, const float *table,
+                          const int32_t *doc_pos, size_t T, size_t H, size_t KV, size_t D, float eps) {
+    if (!wq) return rope_forward(dev, qkv, table, doc_pos, T, H + KV, D, (H + 2 * KV) * D);
+    launch(dev, qk_norm_rope_forward_kernel1<X>, Grid{T, 2}, 128, 0, qkv, qk_raw, rstd, wq, wk, table, doc_pos, unsigned(H),
+           unsigned(KV), unsigned(D), qk_norm_lanes(D), eps);
+}
+
+// Two blocks for a run of tokens: query heads and key heads. A lane sums dw over the heads that it meets, a block over its lanes.
+// Moves 3 T (H + KV) D elements.
+template <class X>
+__global__ void qk_norm_rope_backward_kernel1(X *dqkv, float *scratch, const X *qk_raw, const X *wq, const X *wk,
+                                              const float *rstd, const float *table, const int32_t *doc_pos, size_t T, unsigned H,
+                                              unsigned KV, unsigned D, unsigned lanes) {
+    const size_t begin = T * blockIdx.x / gridDim.x, end = T * (blockIdx.x + 1) / gridDim.x;
+    const bool keys = blockIdx.y;
+    const unsigned heads = keys ? KV : H, n = unsigned(end - begin) * heads, groups = blockDim.x / lanes;
+    const unsigned c = threadIdx.x % lanes * 4, half = D / 2, group = threadIdx.x / lanes;
+    HeadPart<float> w{}, dw{};
+    if (c < half) w = qk_norm_weight((keys ? wk : wq) + c, half);
+    for (unsigned first = 0; first < n; first += groups) {
+        const unsigned k = first + group;
+        const bool mine = k < n && c < half;
+        const size_t t = begin + k / heads, h = (keys ? H : 0) + k % heads, row = t * (H + KV) + h;
+        X *head = dqkv + (t * (H + 2 * KV) + h) * D + c;
+        HeadPart<X> d{}, x{};
+        float r = 0;
+        if (mine) {
+            d = HeadPart<X>::load(head, half), x = HeadPart<X>::load(qk_raw + row * D + c, half), r = rstd[row];
+            d.turn(table + size_t(doc_pos[t]) * D + 2 * c, MUTANT(37, 1.0f, -1.0f));
+        }
+        float dot = 0;
+        for (int i = 0; i < 8; i++) dot += float(d.v[i]) * w.v[i] * float(x.v[i]);
+        const float mean = warp_sum(dot, lanes) * r / float(D);
+        for (int i = 0; i < 8; i++) {
+            const float xh = float(x.v[i]) * r, g = float(d.v[i]) * w.v[i];
+            dw.v[i] += float(d.v[i]) * xh;
+            d.v[i] = r * (g - MUTANT(38, 0, xh * mean));
+        }
+        if (mine) d.store(head, half);
+    }
+    float *parts = &shared_mem<float>();  // (groups, D)
+    if (c < half) dw.store(parts + group * D + c, half);
+    rmsnorm_sum_parts(scratch + (blockIdx.y * gridDim.x + blockIdx.x) * D, parts, groups, D);
+}
+
+template <class X>
+void qk_norm_rope_backward(Cuda<X> dev, X *dqkv, float *dwq, float *dwk, float *scratch, const X *qk_raw, const X *wq,
+                           const X *wk, const float *rstd, const float *table, const int32_t *doc_pos, size_t T, size_t H,
+                           size_t KV, size_t D) {
+    if (!wq) return rope_backward(dev, dqkv, table, doc_pos, T, H + KV, D, (H + 2 * KV) * D);
+    const unsigned threads = 256, lanes = qk_norm_lanes(D);
+    const size_t blocks = std::min(rmsnorm_blocks, T);
+    launch(dev, qk_norm_rope_backward_kernel1<X>, Grid{blocks, 2}, threads, threads / lanes * D * sizeof(float), dqkv, scratch,
+           qk_raw, wq, wk, rstd, table, doc_pos, T, unsigned(H), unsigned(KV), unsigned(D), lanes);
+    rmsnorm_add_runs(dev, dwq, scratch, blocks, D);
+    rmsnorm_add_runs(dev, dwk, scratch + blocks * D, blocks, D);
+}
+}  // namespace CUDA_BACKEND

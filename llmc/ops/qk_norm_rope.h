@@ -1,0 +1,55 @@
+// What happens to queries and keys before attention: each head is normed over its own channels (Qwen3), and then turned by its position.
+//
+//   qk_norm_rope_forward (dev, qkv, qk_raw, rstd, wq, wk, table, doc_pos, T, H, KV, D, eps)
+//       of each query and key head x, with w = wq or wk:     qk_raw = x     qkv = rope_forward(rmsnorm_forward(x, w))
+//   qk_norm_rope_backward(dev, dqkv, dwq, dwk, scratch, qk_raw, wq, wk, rstd, table, doc_pos, T, H, KV, D)
+//       dqkv, dwq, dwk = rmsnorm_backward of rope_backward(dqkv)
+//
+//   qkv, dqkv (T, (H + 2 KV) * D) X, changed in place: query heads, then key heads, then value heads, which are left alone
+//   wq, wk (D) X, null in models without these norms: rope alone, and qk_raw, rstd, dwq, dwk, scratch are not touched
+//   qk_raw (T, (H + KV) * D) X     rstd (T, H + KV) float     dwq, dwk (D) float, accumulated     D a multiple of 8, up to 256
+//   scratch: rmsnorm_scratch(dev, 2 * D) floats     table, doc_pos: rope.h     formulas: rmsnorm.h, rope.h
+//
+// Between the two the values are rounded to X, as they are in Hugging Face: fused or not, the bits are the same.
+#pragma once
+#include "rmsnorm.h"
+#include "rope.h"
+
+template <class X>
+void qk_norm_rope_forward(Cpu<X> dev, X *qkv, X *qk_raw, float *rstd, const X *wq, const X *wk, const float *table,
+                          const int32_t *doc_pos, size_t T, size_t H, size_t KV, size_t D, float eps) {
+    const size_t heads = H + KV, stride = (H + 2 * KV) * D;
+    if (wq)
+#pragma omp parallel for num_threads(dev.threads)
+        for (size_t t = 0; t < T; t++) {
+            X *raw_t = qk_raw + t * heads * D, *qkv_t = qkv + t * stride;
+            std::copy_n(qkv_t, heads * D, raw_t);
+            for (size_t h = 0; h < heads; h++)
+                rstd[t * heads + h] = rmsnorm_row(qkv_t + h * D, raw_t + h * D, h < H ? wq : wk, D, eps);
+        }
+    rope_forward(dev, qkv, table, doc_pos, T, heads, D, stride);
+}
+
+template <class X>
+void qk_norm_rope_backward(Cpu<X> dev, X *dqkv, float *dwq, float *dwk, float *scratch, const X *qk_raw, const X *wq, const X *wk,
+                           const float *rstd, const float *table, const int32_t *doc_pos, size_t T, size_t H, size_t KV,
+                           size_t D) {
+    const size_t heads = H + KV, stride = (H + 2 * KV) * D;
+    rope_backward(dev, dqkv, table, doc_pos, T, heads, D, stride);
+    if (!wq) return;
+    const size_t length = ceil_div(T, rmsnorm_runs), runs = ceil_div(T, std::max<size_t>(length, 1));
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t run = 0; run < runs; run++) {
+        float *dwq_run = scratch + run * D, *dwk_run = dwq_run + runs * D;
+        std::fill_n(dwq_run, D, 0.0f);
+        std::fill_n(dwk_run, D, 0.0f);
+        for (size_t t = run * length; t < std::min(T, (run + 1) * length); t++)
+            for (size_t h = 0; h < heads; h++) {
+                X *d = dqkv + t * stride + h * D;
+                const X *none = nullptr, *x = qk_raw + (t * heads + h) * D;
+                rmsnorm_backward_row(d, h < H ? dwq_run : dwk_run, none, d, x, h < H ? wq : wk, rstd[t * heads + h], D);
+            }
+    }
+    rmsnorm_add_runs(dev, dwq, scratch, runs, D);
+    rmsnorm_add_runs(dev, dwk, scratch + runs * D, runs, D);
+}

@@ -1,0 +1,113 @@
+// The ops of a training step, and what each must do: its floating-point operations, and the bytes that it must at least move.
+#pragma once
+#include <vector>
+
+#include "../data/dataloader.h"
+#include "../io/hf.h"
+
+// clang-format off
+enum Op : size_t {
+    LN1, QKV, ROPE, ATTENTION, PROJ, LN2, GATE_UP, SWIGLU, DOWN, LAYER_OPS,            // of a layer, in the order of the forward pass
+    EMBED = LAYER_OPS, FINAL_NORM, HEAD, COPY, ZERO_GRAD, GRAD_NORM, ADAMW, OPS        // once a row, and once a step
+};
+constexpr const char *op_names[OPS] = {
+    "norm 1", "qkv", "rope", "attention", "proj", "norm 2", "gate_up", "swiglu", "down",
+    "embedding", "final norm", "head, loss", "copies", "zero gradients", "gradient norm", "adamw"};
+// clang-format on
+
+enum class Pass : size_t { forward, both, recompute, backward, step };  // both: the head's loss and gradients are one op
+constexpr size_t passes = 5;
+constexpr const char *pass_names[passes] = {"forward", "both", "recompute", "backward", ""};
+
+// The sizes of a row, and how it is computed.
+struct Work {
+    size_t T, N;                // tokens, targets
+    std::vector<double> pairs;  // (L) of a query and a key that the layer's mask lets through
+    size_t element = 4;         // bytes of a weight or an activation
+    bool keeps_mid = true;      // the residual stream in the middle of a layer is not computed again
+};
+
+// (query, key) pairs of a document of n tokens under the causal mask, where a query sees the last `window` keys (0: all).
+inline double attention_pairs(size_t n, size_t window) {
+    const double w = double(window == 0 ? n : std::min(n, window));
+    return w * (w + 1) / 2 + (double(n) - w) * w;
+}
+
+// The padding of a row is one more document for the ops, and none for who counts useful work.
+inline Work work_of(const ModelConfig &c, const Row &row, bool padding) {
+    std::vector<size_t> ends(row.doc_offsets.begin() + 1, row.doc_offsets.end());
+    if (padding) ends.push_back(row.T);
+    Work w{ends.empty() ? 0 : ends.back(), row.rows.size(), std::vector<double>(c.L)};
+    for (size_t l = 0; l < c.L; l++)
+        for (size_t i = 0, begin = 0; i < ends.size(); begin = ends[i++])
+            w.pairs[l] += attention_pairs(ends[i] - begin, c.window[l]);
+    return w;
+}
+
+struct Cost {
+    double flops, bytes;
+};
+
+// What an op of layer l costs.
+//
+//   flops: multiplications and additions of matrix products alone: T rows through an (IC, OC) matrix take 2*T*IC*OC forward, twice that
+//   backward (gradients of input and weight). Attention: 4*pairs*H*D forward (scores, weighted values); 10 backward, which computes the
+//   scores again, as is usual where their (T, T) matrix is never stored. The head is multiplied in the rows with a target only.
+//
+//   bytes: every input read once and every output written once; the least that any implementation must move. Vectors (norm weights,
+//   biases, rstd, lse, positions) are left out, intermediate arrays (the head's logits, float sums of attention) as well. Gradients of
+//   weights are float and added to: 8 bytes an element. COPY goes between host and device, at another rate, and is left at 0.
+inline Cost op_cost(const ModelConfig &c, const Work &w, Pass pass, Op op, size_t l) {
+    const double T = double(w.T), N = double(w.N), C = double(c.C), F = double(c.F), V = double(c.V), s = double(w.element);
+    const double Q = double(c.H * c.D), K = double(c.KV * c.D), raw = c.qk_norm ? 1 : 0;
+    const bool backward = pass == Pass::backward;
+    const auto product = [&](double IC, double OC) -> Cost {
+        if (backward) return {4 * T * IC * OC, s * (2 * T * IC + IC * OC + T * OC) + 8 * IC * OC};
+        return {2 * T * IC * OC, s * (T * IC + IC * OC + T * OC)};
+    };
+    const auto parameters = [&](double bytes) -> Cost { return {0, bytes * double(parameter_count(c))}; };
+    switch (op) {
+        case LN1: return {0, s * T * C * (backward ? 4 : 2)};  // backward: x, its gradient in and out, the output's gradient
+        case QKV: return product(C, Q + 2 * K);
+        case ROPE: return {0, s * T * (Q + K) * (2 + raw)};  // in place; with norms of queries and keys what they were before
+        case ATTENTION: {
+            if (backward) return {10 * w.pairs[l] * Q, s * T * (4 * Q + 4 * K)};
+            return {4 * w.pairs[l] * Q, s * T * (2 * Q + 2 * K)};
+        }
+        case PROJ: return product(Q, C);
+        case LN2: return {0, s * T * C * (pass == Pass::recompute && w.keeps_mid ? 2 : 4)};  // with the residual stream
+        case GATE_UP: return product(C, 2 * F);
+        case SWIGLU: return {0, s * T * F * (backward ? 5 : 3)};
+        case DOWN: {
+            Cost down = product(F, C);
+            if (!backward) down.bytes += s * T * C;  // the residual stream
+            return down;
+        }
+        case EMBED: return {0, T * C * (backward ? s + 8 : 2 * s)};
+        case FINAL_NORM: return {0, s * T * C * (backward ? 3 : 2)};
+        case HEAD: {
+            if (pass == Pass::forward) return {2 * N * C * V, s * (N * C + V * C)};
+            return {6 * N * C * V, s * (N * C + V * C + T * C) + 8 * V * C};
+        }
+        case ZERO_GRAD: return parameters(4);
+        case GRAD_NORM: return parameters(4);
+        case ADAMW: return parameters(w.element < 4 ? 30 : 28);  // gradient, both moments and weight; all but the first back
+        case COPY:
+        case OPS: break;
+    }
+    return {0, 0};
+}
+
+// Model FLOPs of a row in a training step, the numerator of MFU, as they are commonly counted (Chowdhery et al., "PaLM", 2022,
+// arXiv:2204.02311, appendix B): 6 for each token and parameter of a matrix that is multiplied, that is 2 forward and 4 backward, and
+// 12*pairs*H*D for each layer's attention. The lookup in the embedding is not counted. The head is, for every token, though rows
+// without a target are left out here: a property of model and data, so that trainers can be compared. Nor does it count what is
+// computed again, or padding. Unlike in PaLM, pairs are only those that the causal mask, the documents and the window let through.
+inline double model_flops(const ModelConfig &c, const Row &row) {
+    Work w = work_of(c, row, false);
+    w.N = w.T;
+    double forward = op_cost(c, w, Pass::forward, HEAD, 0).flops;
+    for (size_t l = 0; l < c.L; l++)
+        for (size_t op = 0; op < LAYER_OPS; op++) forward += op_cost(c, w, Pass::forward, Op(op), l).flops;
+    return 3 * forward;
+}

@@ -1,0 +1,70 @@
+#include "profile.h"
+
+#include "../core/common.h"
+
+void Profiler::begin_step() {
+    start_ = std::chrono::steady_clock::now();
+    in_step_ = true;
+    model_flops_ = 0;
+    entries_.clear();
+}
+
+void Profiler::begin_row(const Row &row) {
+    if (!in_step_) return;
+    work_ = work_of(config_, row, true);
+    work_.element = element_, work_.keeps_mid = keeps_mid_;
+    model_flops_ += model_flops(config_, row);
+}
+
+void Profiler::begin(Pass pass, Op op, size_t layer) {
+    if (!in_step_) return;
+    const char *pass_name = pass_names[size_t(pass)];
+    timeline_->mark(op < LAYER_OPS ? format("%s %s %zu", op_names[op], pass_name, layer).c_str() : op_names[op]);
+    entries_.push_back({pass, op, op_cost(config_, work_, pass, op, layer)});
+}
+
+void Profiler::end_step() {
+    in_step_ = false;
+    if (entries_.empty()) return;  // a step without a target
+    timeline_->mark(nullptr);
+    const auto seconds = timeline_->take();
+    if (steps_++ == 1) sums_ = {};
+    for (size_t i = 0; i < entries_.size(); i++) {
+        const auto &[pass, op, cost] = entries_[i];
+        Total &total = sums_.op[op][size_t(pass)];
+        total.count++, total.seconds += seconds[i], total.flops += cost.flops, total.bytes += cost.bytes;
+        total.roofline += std::max(cost.flops / peaks_.flops, cost.bytes / peaks_.bytes);
+    }
+    sums_.steps++, sums_.model_flops += model_flops_;
+    sums_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+}
+
+std::string Profiler::line(const char *op, const char *pass, const Total &t, double all) const {
+    const auto rate = [&](double amount, double unit, int digits) {
+        return amount > 0 ? format("%.*f", digits, amount / unit / t.seconds) : std::string();
+    };
+    const double steps = double(sums_.steps);
+    return format("%-14s %-9s %8.1f %11.3f %8.1f%% %9s %9s %9s\n", op, pass, double(t.count) / steps, 1e3 * t.seconds / steps,
+                  100 * t.seconds / all, rate(t.flops, 1e12, 3).c_str(), rate(t.bytes, 1e9, 1).c_str(),
+                  t.roofline > 0 ? format("%.0f%%", 100 * t.roofline / t.seconds).c_str() : "");
+}
+
+std::string Profiler::table() const {
+    if (sums_.steps == 0) return "profile: no step was measured";
+    Total all;
+    for (const auto &op : sums_.op)
+        for (const Total &t : op)
+            all.count += t.count, all.seconds += t.seconds, all.flops += t.flops, all.bytes += t.bytes,
+                all.roofline += t.roofline;
+    const double steps = double(sums_.steps), rate = sums_.model_flops / sums_.seconds;
+    std::string out = format("profile of %zu steps; here a large product does %.3f TFLOP/s, and a large copy %.1f GB/s\n",
+                             sums_.steps, peaks_.flops / 1e12, peaks_.bytes / 1e9);
+    out += format("%-14s %-9s %8s %11s %9s %9s %9s %9s\n", "op", "pass", "a step", "ms a step", "share", "TFLOP/s", "GB/s",
+                  "roofline");
+    for (size_t op = 0; op < OPS; op++)
+        for (size_t pass = 0; pass < passes; pass++)
+            if (const Total &t = sums_.op[op][pass]; t.count) out += line(op_names[op], pass_names[pass], t, all.seconds);
+    out += line("all", "", all, all.seconds);
+    return out + format("a step: %.3f ms on the host's clock, %.6g model TFLOP, %.3f TFLOP/s, %.0f%% of the product's rate",
+                        1e3 * sums_.seconds / steps, sums_.model_flops / steps / 1e12, rate / 1e12, 100 * rate / peaks_.flops);
+}

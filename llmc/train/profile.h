@@ -1,0 +1,117 @@
+// --profile: what each op of a training step takes, and how near that is to what the device can do.
+#pragma once
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../core/arena.h"
+#include "../core/rng.h"
+#include "../core/timeline.h"
+#include "../ops/layout.h"
+#include "../ops/matmul.h"
+#include "flops.h"
+
+struct Peaks {  // per second
+    double flops, bytes;
+};
+
+// The roofline (Williams et al., "Roofline: an insightful visual performance model", CACM 2009) of this device, measured with the ops that
+// training uses: the rate of a large product, and of a large copy (floats read, X written).
+template <class Dev> Peaks measure_peaks(Dev dev, Memory &memory, Timeline &timeline);
+
+// The ops of steps between marks on the device's timeline, summed by op and pass. The first step is a warm-up and left out if others follow.
+// An op lasts until the next begins, so where the device waits for the host, that counts for the op before.
+class Profiler {
+  public:
+    Profiler(std::unique_ptr<Timeline> timeline, const Peaks &peaks, const ModelConfig &config, size_t element, bool keeps_mid)
+        : timeline_(std::move(timeline)), peaks_(peaks), config_(config), element_(element), keeps_mid_(keeps_mid) {}
+
+    void begin_step();
+    void begin_row(const Row &row);              // the ops that follow are of this row
+    void begin(Pass pass, Op op, size_t layer);  // of the step; without one, in an evaluation, nothing is recorded
+    void end_step();                             // waits for the device
+    std::string table() const;                   // for people
+
+  private:
+    struct Entry {
+        Pass pass;
+        Op op;
+        Cost cost;
+    };
+    struct Total {
+        size_t count = 0;
+        double seconds = 0, flops = 0, bytes = 0, roofline = 0;  // roofline: the least seconds that the peaks allow
+    };
+    struct Sums {
+        size_t steps = 0;
+        double seconds = 0, model_flops = 0;  // seconds: on the host's clock
+        Total op[OPS][passes];
+    };
+    std::string line(const char *op, const char *pass, const Total &total, double all) const;
+
+    std::unique_ptr<Timeline> timeline_;
+    Peaks peaks_;
+    ModelConfig config_;
+    size_t element_;
+    bool keeps_mid_, in_step_ = false;
+    Work work_{};
+    std::vector<Entry> entries_;  // of the step
+    std::chrono::steady_clock::time_point start_;
+    double model_flops_ = 0;  // of the step
+    size_t steps_ = 0;
+    Sums sums_;
+};
+
+// ---- measuring ------------------------------------------------------------------------------------------------------------------------
+
+// f once to warm up, then a few times: the least seconds between two marks.
+template <class F> double least_seconds(Timeline &timeline, F f) {
+    f();
+    for (size_t i = 0; i < 5; i++) timeline.mark(nullptr), f();
+    timeline.mark(nullptr);
+    const auto seconds = timeline.take();
+    return *std::min_element(seconds.begin(), seconds.end());
+}
+
+// Of (n, n) matrices of random numbers: a GPU multiplies zeros faster.
+template <class Dev> double product_rate(Dev dev, Memory &memory, Timeline &timeline, size_t n) {
+    using X = typename Dev::X;
+    X *x, *w, *out;
+    std::byte *scratch;
+    Plan plan;
+    plan.add(&x, "x", {n, n}), plan.add(&w, "w", {n, n}), plan.add(&out, "out", {n, n});
+    plan.add(&scratch, "matmul workspace", {matmul_scratch(dev)});
+    plan.place();
+    const Arena arena(plan, memory);
+    matmul_use_scratch(dev, scratch);
+    std::vector<X> part(size_t(1) << 20);  // of which n*n is a multiple
+    for (size_t i = 0; i < part.size(); i++) part[i] = float(Random{1, Purpose::init, 0}.uniform(i) - 0.5);
+    in_parts(
+        n * n, [&](size_t first, size_t) { write(memory, x + first, part), write(memory, w + first, part); }, part.size());
+    const double seconds = least_seconds(timeline, [&] { matmul_forward(dev, out, x, w, (const X *)nullptr, n, n, n); });
+    return 2 * double(n * n * n) / seconds;
+}
+
+template <class Dev> double copy_rate(Dev dev, Memory &memory, Timeline &timeline) {
+    using X = typename Dev::X;
+    constexpr size_t n = size_t(64) << 20;  // several times any cache
+    float *from;
+    X *to;
+    Plan plan;
+    plan.add(&from, "from", {n}), plan.add(&to, "to", {n});
+    plan.place();
+    const Arena arena(plan, memory);
+    const double seconds = least_seconds(timeline, [&] { round_floats(dev, to, from, n); });
+    return double(n * (sizeof(float) + sizeof(X))) / seconds;
+}
+
+template <class Dev> Peaks measure_peaks(Dev dev, Memory &memory, Timeline &timeline) {
+    Peaks peaks{0, copy_rate(dev, memory, timeline)};
+    for (double n = 1024, seconds = 0; n <= 8192 && seconds < 0.02; n *= 2) {  // as large as a device of this speed needs
+        const double rate = product_rate(dev, memory, timeline, size_t(n));
+        peaks.flops = std::max(peaks.flops, rate);
+        seconds = 2 * n * n * n / rate;
+    }
+    return peaks;
+}

@@ -1,0 +1,184 @@
+// What ops cost, model FLOPs, a GPU's peak, and the table of --profile, against numbers worked out by hand.
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <sstream>
+
+#include "../llmc/core/gpu.h"
+#include "../llmc/train/profile.h"
+
+namespace {
+
+// V 10, C 4, two layers, 2 query heads of 2 on one key/value head, F 6; the second layer has a window of 2 keys.
+ModelConfig tiny() {
+    ModelConfig c{};
+    c.family = "qwen3";
+    c.V = 10, c.C = 4, c.L = 2, c.H = 2, c.KV = 1, c.D = 2, c.F = 6;
+    c.window = {0, 2};
+    return c;
+}
+
+// Documents of 3 and 1 tokens and 60 of padding; two targets.
+Row tiny_row() { return make_row({{1, 2, 3}, {4}}, {{0, 1, 1}, {0}}); }
+
+}  // namespace
+
+TEST(Flops, AttentionPairsAreThoseThatTheMaskLetsThrough) {
+    for (size_t n = 0; n < 20; n++)
+        for (size_t window = 0; window < 22; window++) {
+            double pairs = 0;
+            for (size_t query = 0; query < n; query++)
+                for (size_t key = 0; key <= query; key++) pairs += window == 0 || key + window > query;
+            EXPECT_EQ(attention_pairs(n, window), pairs) << n << " tokens, window " << window;
+        }
+}
+
+TEST(Flops, WorkOfARow) {
+    const Work useful = work_of(tiny(), tiny_row(), false), done = work_of(tiny(), tiny_row(), true);
+    EXPECT_EQ(useful.T, 4u);
+    EXPECT_EQ(useful.N, 2u);
+    EXPECT_EQ(useful.pairs, (std::vector<double>{6 + 1, 5 + 1}));
+    EXPECT_EQ(done.T, 64u);
+    EXPECT_EQ(done.pairs, (std::vector<double>{6 + 1 + 60 * 61 / 2, 5 + 1 + 2 * 60 - 1}));
+}
+
+TEST(Flops, ModelFlopsByHand) {
+    const double layer = 4 * (2 + 2 * 1) * 2 + 4 * 4 + 2 * 6 * 4 + 6 * 4, head = 10 * 4;  // elements of the matrices
+    const double attention = 12 * (7 + 6) * 2 * 2;
+    EXPECT_EQ(model_flops(tiny(), tiny_row()), 6 * 4 * (2 * layer + head) + attention);
+    EXPECT_EQ(model_flops(tiny(), tiny_row()), 7344);
+    EXPECT_EQ(model_flops(tiny(), make_row({{1, 2, 3}, {4}})), 7344) << "targets do not matter";
+}
+
+// 6 for each parameter and token: all but norms and, where it is not the head as well, the embedding.
+TEST(Flops, SixForAParameterAndToken) {
+    const size_t T = 100;
+    const Row row = make_row({std::vector<int32_t>(T, 5)});
+    for (const char *name : {"llama3.1-8b", "llama3.2-1b"}) {
+        const ModelConfig c = preset(name);
+        const size_t norms = (2 * c.L + 1) * c.C, lookup = c.tied ? 0 : c.V * c.C;
+        const double attention = 12 * double(c.L) * (100 * 101 / 2) * double(c.H * c.D);
+        EXPECT_EQ(model_flops(c, row), 6.0 * double(T * (parameter_count(c) - norms - lookup)) + attention) << name;
+    }
+}
+
+TEST(Flops, OpsByHand) {
+    const ModelConfig c = tiny();
+    Work w{64, 3, {700, 500}};
+    const auto expect = [&](Pass pass, Op op, size_t l, double flops, double bytes) {
+        const Cost cost = op_cost(c, w, pass, op, l);
+        EXPECT_EQ(cost.flops, flops) << op_names[op] << " " << pass_names[size_t(pass)];
+        EXPECT_EQ(cost.bytes, bytes) << op_names[op] << " " << pass_names[size_t(pass)];
+    };
+    expect(Pass::forward, QKV, 0, 2 * 64 * 4 * 8, 4 * (64 * 4 + 4 * 8 + 64 * 8));
+    expect(Pass::backward, QKV, 0, 4 * 64 * 4 * 8, 4 * (64 * 4 + 4 * 8 + 64 * 8 + 64 * 4) + 2 * 4 * (4 * 8));
+    expect(Pass::forward, ATTENTION, 0, 4 * 700 * 4, 4 * 64 * (8 + 4));
+    expect(Pass::backward, ATTENTION, 1, 10 * 500 * 4, 4 * 64 * (8 + 4 + 4 + 8));
+    expect(Pass::both, HEAD, 0, 6 * 3 * 4 * 10, 4 * (3 * 4 + 10 * 4 + 64 * 4) + 2 * 4 * (10 * 4));
+    expect(Pass::forward, HEAD, 0, 2 * 3 * 4 * 10, 4 * (3 * 4 + 10 * 4));
+    expect(Pass::recompute, LN2, 0, 0, 4 * 64 * 4 * 2);
+    expect(Pass::step, ADAMW, 0, 0, 28.0 * double(parameter_count(c)));
+    w.element = 2, w.keeps_mid = false;
+    expect(Pass::recompute, LN2, 0, 0, 2 * 64 * 4 * 4);
+    expect(Pass::step, ADAMW, 0, 0, 30.0 * double(parameter_count(c)));
+    for (Op op : {QKV, PROJ, GATE_UP, DOWN})
+        EXPECT_EQ(op_cost(c, w, Pass::backward, op, 0).flops, 2 * op_cost(c, w, Pass::forward, op, 0).flops);
+}
+
+TEST(Gpu, PeakByTheDriversName) {
+    EXPECT_EQ(gpu_peak("NVIDIA H100 80GB HBM3", "bf16"), 989.4e12);
+    EXPECT_EQ(gpu_peak("NVIDIA H100 PCIe", "bf16"), 756e12);
+    EXPECT_EQ(gpu_peak("NVIDIA A100-SXM4-80GB", "bf16"), 312e12);
+    for (const char *unknown :
+         {"cpu", "the emulator", "", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"})
+        EXPECT_EQ(gpu_peak(unknown, "bf16"), 0) << unknown;
+    EXPECT_EQ(gpu_peak("NVIDIA H100 80GB HBM3", "f32"), 0);
+}
+
+// ---- the table ------------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+struct ScriptedTimeline final : Timeline {
+    std::vector<double> seconds;  // between the marks of the next step
+    std::vector<std::string> *names;
+    explicit ScriptedTimeline(std::vector<std::string> *names) : names(names) {}
+    void mark(const char *next) override { names->push_back(next ? next : ""); }
+    std::vector<double> take() override { return seconds; }
+};
+
+// The words of the table's line that begins so.
+std::vector<std::string> words_after(const std::string &table, const std::string &begin) {
+    const size_t at = table.find("\n" + begin);
+    if (at == table.npos) return {};
+    std::istringstream rest(table.substr(at + 1 + begin.size(), table.find('\n', at + 1) - at - 1 - begin.size()));
+    std::vector<std::string> words;
+    for (std::string word; rest >> word;) words.push_back(word);
+    return words;
+}
+
+}  // namespace
+
+TEST(Profiler, TableByHand) {
+    std::vector<std::string> names;
+    auto owned = std::make_unique<ScriptedTimeline>(&names);
+    ScriptedTimeline *timeline = owned.get();
+    Profiler profiler(std::move(owned), Peaks{1e6, 1e6}, tiny(), 4, true);
+    EXPECT_EQ(profiler.table(), "profile: no step was measured");
+
+    const auto step = [&](std::vector<double> seconds) {
+        timeline->seconds = std::move(seconds);
+        profiler.begin_step();
+        profiler.begin_row(tiny_row());
+        profiler.begin(Pass::forward, QKV, 0);
+        profiler.begin(Pass::forward, QKV, 1);
+        profiler.begin(Pass::backward, LN1, 1);
+        profiler.begin(Pass::step, COPY, 0);
+        profiler.end_step();
+    };
+    step({100, 100, 100, 100});  // the warm-up
+    profiler.begin_row(tiny_row());
+    profiler.begin(Pass::forward, QKV, 0);  // an evaluation
+    EXPECT_EQ(names, (std::vector<std::string>{"qkv forward 0", "qkv forward 1", "norm 1 backward 1", "copies", ""}));
+    step({0.005, 0.007, 0.006, 0.001});
+    step({0.003, 0.001, 0.002, 0.007});
+
+    // qkv: 2 * 64 * 4 * 8 = 4096 FLOPs and 3200 bytes an op, so that its roofline is 4.096 ms, twice a step. norm 1: 4096 bytes.
+    const std::string table = profiler.table();
+    const auto is = [&](const char *begin, std::vector<std::string> words) {
+        EXPECT_EQ(words_after(table, begin), words) << table;
+    };
+    is("qkv            forward", {"2.0", "8.000", "50.0%", "0.000", "0.0", "102%"});
+    is("norm 1         backward", {"1.0", "4.000", "25.0%", "0.0", "102%"});
+    is("copies", {"1.0", "4.000", "25.0%"});
+    is("all", {"4.0", "16.000", "100.0%", "0.000", "0.0", "77%"});
+    EXPECT_TRUE(table.starts_with("profile of 2 steps;"));
+    EXPECT_NE(table.find(" 7.344e-09 model TFLOP"), table.npos);
+}
+
+TEST(Profiler, OneStepIsBetterThanNone) {
+    std::vector<std::string> names;
+    auto timeline = std::make_unique<ScriptedTimeline>(&names);
+    timeline->seconds = {0.25};
+    Profiler profiler(std::move(timeline), Peaks{1e6, 1e6}, tiny(), 4, true);
+    profiler.begin_step();
+    profiler.end_step();  // without a target nothing runs
+    EXPECT_EQ(profiler.table(), "profile: no step was measured");
+    profiler.begin_step();
+    profiler.begin(Pass::step, COPY, 0);
+    profiler.end_step();
+    EXPECT_EQ(words_after(profiler.table(), "copies"), (std::vector<std::string>{"1.0", "250.000", "100.0%"}));
+}
+
+TEST(Profiler, MeasuresTimeInOrder) {
+    HostTimeline timeline;
+    EXPECT_TRUE(timeline.take().empty());
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < 4; i++) timeline.mark("op");
+    const auto seconds = timeline.take();
+    ASSERT_EQ(seconds.size(), 3u);
+    for (double s : seconds) EXPECT_GE(s, 0);
+    EXPECT_LE(std::accumulate(seconds.begin(), seconds.end(), 0.0),
+              std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    EXPECT_TRUE(timeline.take().empty());
+}
