@@ -91,7 +91,7 @@ template <class X> State flat_run(const Case &c) {
     return s;
 }
 
-// Sample `sample` of a step to element i is what `add` adds: for all elements of bucket b, from global offset b.global on.
+// Adds what this rank's samples of a micro-step give to bucket b.
 static void add_gradients(const Case &c, int rank, size_t step, size_t micro, const Bucket &b, float *to) {
     for (size_t sample = size_t(rank) + micro * size_t(c.ranks); sample < samples; sample += size_t(c.ranks) * c.micro_steps)
         for (size_t i = 0; i < b.count; i++) to[i] += gradient(c, step, sample, b.global + i);
@@ -187,9 +187,9 @@ TEST_P(ZeroRuns, ExactSumsGiveTheBitsOfOneRank) {
     expect_one_ranks_bits<bf16>(make_case(true));
 }
 
-// Sums in another order. With u = 2^-24 a sum of 24 numbers of one sign is off by at most 23 u of itself, twice that between two orders; so is the
-// norm. Then m is off by 2 * 2 * 46 u relative (its own roundings included), sqrt(v) by as much, and an update, at most lr * (1 + 1/8) here, by their
-// sum. The parameter, below 1.1, is rounded twice in a step.
+// Sums in another order. With u = 2^-24 a sum of 24 numbers of one sign is off by at most 23 u of itself, twice that between two
+// orders; so is the norm. Then m is off by 2 * 2 * 46 u relative (its own roundings included), sqrt(v) by as much, and an update,
+// at most lr * (1 + 1/8) here, by their sum. The parameter, below 1.1, is rounded twice in a step.
 template <class X> void expect_near_one_rank(const Case &c) {
     constexpr double u = 0x1p-24, allowed = steps * (1e-2 * 1.125 * 8 * 46 * u + 2 * 2 * 1.1 * u);
     const State got = sharded_run<X>(c), again = sharded_run<X>(c), want = flat_run<X>(c);
@@ -213,6 +213,28 @@ INSTANTIATE_TEST_SUITE_P(Cases, ZeroRuns,
                              const auto &p = info.param;
                              return format("ranks%d_stage%d_micro%zu", std::get<0>(p), std::get<1>(p), std::get<2>(p));
                          });
+
+// As a tied embedding, which is both head and embedding.
+TEST(Zero, ABucketMayBeReducedMoreThanOnce) {
+    run_threads(3, {.check = true}, [](Comm &comm) {
+        Zero<CpuF32> zero({1}, Sharding({{0, 50}}, 2, 3, comm.rank, bucket_bytes), {{"tied", {50}, Tensor::normal, true, 0, 50}});
+        HostMemory memory;
+        Plan plan;
+        zero.plan(plan);
+        plan.place();
+        const Arena arena(plan, memory);
+        std::vector<float> buffer(zero.sharding.largest);
+        for (int use : {1, 10}) {
+            zero.start(comm, memory, 0, buffer.data());
+            for (size_t i = 0; i < 50; i++) buffer[i] += float(use * (comm.rank + 1));
+            zero.reduce(comm, 0, buffer.data());
+        }
+        for (const Span &s : zero.sharding.spans())
+            for (size_t i = 0; i < s.count; i++) EXPECT_EQ(zero.grads_at(s)[i], 11 * (1 + 2 + 3));
+        EXPECT_EQ(zero.gradient_norm(comm), std::sqrt(50 * 66.0 * 66.0));
+        return 0;
+    });
+}
 
 // ---- who has what ---------------------------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
-// ZeRO, stages 0 to 2 (Rajbhandari et al., 2020, arXiv:1910.02054): ranks that see different data train one model. Their gradients are
-// summed (never averaged: every loss is divided by the targets of all ranks), and from stage 1 on they share the optimizer's state.
+// ZeRO, stages 0 to 2 (Rajbhandari et al., 2020, arXiv:1910.02054): ranks that see different data train one model. Gradients are
+// summed over them, never averaged: every loss is divided by the targets of all ranks. From stage 1 on each rank updates a part of the
+// parameters, and keeps the optimizer's state of that part alone.
 //
 //   stage   bytes of a parameter on each of W ranks                     sent in a step, by all ranks together
 //           params   gradients        master, m, v
@@ -20,10 +21,10 @@
 #include "../train/model.h"
 #include "comm.h"
 
-// What is summed together, a layer for instance: elements [begin, end) of the table, and of whole tensors. It is one bucket; but if
-// its gradients are made row by row (of so many elements, as an embedding's are) and too large, several of whole rows.
+// What is summed together, a layer for instance: whole tensors, elements [begin, end) of the table. It is one bucket, however
+// large; but if its gradients can be made row by row, as an embedding's, several buckets of whole rows.
 struct Cut {
-    size_t begin, end, row = 0;  // 0: one bucket, however large
+    size_t begin, end, row = 0;  // elements of a row; 0: it is never divided
 };
 
 struct Bucket {
@@ -54,8 +55,8 @@ struct Sharding {
     size_t shard_count = 0;  // elements of a shard, padding included
     size_t largest = 0;      // elements of the largest bucket, padding included
 
-    // The cuts follow each other from 0 on. A bucket of rows has at most `bucket_bytes` of float gradients, or as many rows as make a
-    // multiple of multiple().
+    // The cuts follow each other from 0 on. A bucket of rows has at most `bucket_bytes` of float gradients, or the fewest rows that
+    // are a multiple of multiple() if those are more.
     Sharding(const std::vector<Cut> &cuts, int stage, int world, int rank, size_t bucket_bytes);
 
     size_t multiple() const { return parts * aligned; }           // every bucket begins at one
@@ -64,7 +65,7 @@ struct Sharding {
     std::vector<DecayRun> runs(const std::vector<Tensor> &padded_table) const;  // the shard by weight decay
 };
 
-// The parameters of one rank and its part of the optimizer. In a step, with the same calls on all ranks:
+// The parameters of a rank and its part of the optimizer. In a step, with the same calls on all ranks:
 //
 //     zero_gradients(memory)
 //     stages 0, 1: every backward pass adds to grads; after the last one reduce(comm, b, grads + buckets[b].begin) for all b
@@ -108,15 +109,15 @@ template <class Dev> struct Zero {
         memory.fill(grads, 0, (sharding.stage == 2 ? sharding.shard_count : sharding.count) * sizeof(float));
     }
 
-    // Stage 2: makes the buffer (parts * part) ready to be added to. It begins with what has been summed so far, in the place of this
-    // rank's part, so that the sum that comes back holds it.
+    // Stage 2: makes the buffer (parts * part) ready to be added to. It begins with what has been summed so far, in the place of
+    // this rank's part, so that the sum that comes back holds it.
     void start(Comm &comm, Memory &memory, size_t b, float *buffer) {
         const Bucket &bucket = sharding.buckets[b];
         memory.fill(buffer, 0, sharding.parts * bucket.part * sizeof(float));
         comm.memory.copy(buffer + sharding.own * bucket.part, grads + bucket.shard, bucket.part * sizeof(float));
     }
 
-    // bucket_grads (parts * part), padding 0: this rank's gradients of bucket b. Sums them over ranks, into this rank's part at stages 1, 2.
+    // Sums bucket b's gradients over ranks; from stage 1 on a rank gets its part alone.     bucket_grads (parts * part), padding 0
     void reduce(Comm &comm, size_t b, float *bucket_grads) {
         const Bucket &bucket = sharding.buckets[b];
         const size_t part = bucket.part;
