@@ -206,7 +206,7 @@ TEST_P(ZeroRuns, AnyOrderOfSumsIsNearOneRankAndTheSameEveryTime) {
     expect_near_one_rank<bf16>(make_case(false));
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, ZeroRuns,
+INSTANTIATE_TEST_SUITE_P(Zero, ZeroRuns,
                          testing::Combine(testing::Values(1, 2, 3, 4, 8), testing::Values(0, 1, 2),
                                           testing::Values(size_t(1), size_t(3))),
                          [](const auto &info) {

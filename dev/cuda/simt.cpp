@@ -132,6 +132,12 @@ struct Block : BlockInfo {
     std::vector<Touch> reads;   // (shared_bytes / 2, warps)
     char *stacks = nullptr;
     std::unique_ptr<unsigned char, decltype(&free)> memory{nullptr, free};
+
+    Block() = default;
+    Block(const Block &) = delete;
+    ~Block() {
+        if (stacks) munmap(stacks, max_threads * stack_bytes);  // ranks are threads that come and go, and mappings are few
+    }
 };
 
 thread_local Block *block = nullptr;
