@@ -1,7 +1,7 @@
 // The sharded optimizer against a flat one of a single rank, on a table whose tensors have awkward sizes.
 #include "../llmc/parallel/zero.h"
 
-#include <numeric>
+#include <mutex>
 
 #include "check.h"
 

@@ -16,6 +16,7 @@
 #include <cmath>
 
 #include "../core/mutant.h"
+#include "../ops/adamw.h"
 #include "../ops/layout.h"
 #include "../ops/reduce.h"
 #include "../train/model.h"
@@ -80,7 +81,7 @@ template <class Dev> struct Zero {
     Dev dev;
     const Sharding sharding;
     const std::vector<Tensor> table;   // offsets of the flat arrays
-    X *params = nullptr;               // (count); padding is never read
+    X *params = nullptr;               // (count); padding stays 0
     float *grads = nullptr;            // stages 0 and 1: (count), stage 2: (shard_count)
     float *master = nullptr;           // (shard_count); in f32 the parameters: (count)
     float *m = nullptr, *v = nullptr;  // (shard_count)
