@@ -165,7 +165,13 @@ void launch(Cuda<X> dev, void (*kernel)(Params...), Grid grid, unsigned threads,
 // ---- the runtime: device memory is host memory, and a launch has ended when it returns -----------------------------------------------
 
 enum cudaError_t { cudaSuccess = 0, cudaErrorMemoryAllocation = 2 };
-enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault
+};
 
 cudaError_t cudaMalloc(void **p, size_t bytes);  // exactly so many bytes, NaN
 cudaError_t cudaFree(void *p);

@@ -1,0 +1,65 @@
+#include "zero.h"
+
+#include <algorithm>
+#include <numeric>
+
+Sharding::Sharding(const std::vector<Cut> &cuts, int stage, int world, int rank, size_t bucket_bytes)
+    : stage(world == 1 ? 0 : stage), parts(this->stage ? size_t(world) : 1), own(this->stage ? size_t(rank) : 0) {
+    size_t end = 0;
+    for (const Cut &cut : cuts) {
+        if (cut.begin != end) die("a cut begins at element %zu, but the one before it ends at %zu", cut.begin, end);
+        end = cut.end;
+        size_t most = cut.end - cut.begin;
+        if (cut.row) {  // only the last bucket has padding, so that tensors stay whole
+            const size_t unit = std::lcm(cut.row, multiple());
+            most = std::max<size_t>(1, bucket_bytes / sizeof(float) / unit) * unit;
+        }
+        for (size_t first = cut.begin; first < cut.end; first += most) {
+            const size_t n = std::min(most, cut.end - first), part = ceil_div(n, multiple()) * aligned;
+            buckets.push_back({first, count, n, part, shard_count});
+            count += parts * part;
+            shard_count += part;
+            largest = std::max(largest, parts * part);
+        }
+    }
+}
+
+std::vector<Tensor> Sharding::padded(std::vector<Tensor> table) const {
+    const auto padding_before = [&](size_t global) {
+        const auto next = std::upper_bound(buckets.begin(), buckets.end(), global,
+                                           [](size_t element, const Bucket &b) { return element < b.global; });
+        const Bucket &bucket = *std::prev(next);
+        return bucket.begin - bucket.global;
+    };
+    for (Tensor &t : table) {
+        const size_t padding = padding_before(t.offset);
+        if (padding_before(t.offset + t.count - 1) != padding) die("a cut goes through %s", t.name.c_str());
+        t.offset += padding;
+    }
+    return table;
+}
+
+std::vector<Span> Sharding::spans() const {
+    std::vector<Span> out;
+    for (const Bucket &b : buckets) {
+        const size_t first = own * b.part;
+        if (first < b.count) out.push_back({b.global + first, b.begin + first, b.shard, std::min(b.part, b.count - first)});
+    }
+    return out;
+}
+
+std::vector<DecayRun> Sharding::runs(const std::vector<Tensor> &padded_table) const {
+    std::vector<DecayRun> out;
+    for (const Span &s : spans())
+        for (const Tensor &t : padded_table) {
+            const size_t from = std::max(t.offset, s.flat), to = std::min(t.offset + t.count, s.flat + s.count);
+            if (from >= to) continue;
+            const bool decay = MUTANT(82, t.decay || from > t.offset, t.decay);
+            const size_t skipped = from - s.flat, shard = s.shard + skipped;
+            const bool goes_on = !out.empty() && out.back().decay == decay && out.back().flat + out.back().count == from &&
+                                 out.back().shard + out.back().count == shard;
+            if (goes_on) out.back().count += to - from;
+            else out.push_back({{s.global + skipped, from, shard, to - from}, decay});
+        }
+    return out;
+}

@@ -1,0 +1,170 @@
+// ZeRO, stages 0 to 2 (Rajbhandari et al., 2020, arXiv:1910.02054): ranks that see different data train one model. Gradients are
+// summed over them, never averaged: every loss is divided by the targets of all ranks. From stage 1 on each rank updates a part of the
+// parameters, and keeps the optimizer's state of that part alone.
+//
+//   stage   bytes of a parameter on each of W ranks                     sent in a step, by all ranks together
+//           params   gradients        master, m, v
+//   0       x        4                o          every rank has all     (W - 1) * 2 * 4 * elements
+//   1       x        4                o / W      last micro-step        (W - 1) * (4 + x) * padded elements
+//   2       x        4 / W + buffer   o / W      every micro-step       (W - 1) * (4 * micro-steps + x) * padded elements
+//
+//   x: bytes of X     o: 12, in f32 8: there the master weights are the parameters themselves     buffer: of the largest bucket
+//
+// The flat arrays are cut into buckets, which are summed and gathered one by one, and each bucket into one part per rank: the
+// parts that a rank updates are its shard. Parts are of equal size; what a bucket lacks for that is padding behind it.
+#pragma once
+#include <cmath>
+
+#include "../core/mutant.h"
+#include "../ops/adamw.h"
+#include "../ops/layout.h"
+#include "../ops/reduce.h"
+#include "../train/model.h"
+#include "comm.h"
+
+// What is summed together, a layer for instance: whole tensors, elements [begin, end) of the table. It is one bucket, however
+// large; but if its gradients can be made row by row, as an embedding's, several buckets of whole rows.
+struct Cut {
+    size_t begin, end, row = 0;  // elements of a row; 0: it is never divided
+};
+
+struct Bucket {
+    size_t global;  // its first element, counted without padding: the same for every world
+    size_t begin;   // the same element in the flat arrays
+    size_t count;   // elements, without padding
+    size_t part;    // elements of a part, padding included
+    size_t shard;   // where its part lies in the arrays of a shard
+};
+
+// Elements that lie together wherever they lie. Never padding.
+struct Span {
+    size_t global, flat, shard, count;  // as in Bucket
+};
+
+struct DecayRun : Span {
+    bool decay;
+};
+
+// Which elements are whose. Stage 0, and any stage of a single rank, is a world of one part that every rank has.
+struct Sharding {
+    static constexpr size_t aligned = 8;  // parts are multiples of so many elements: 16 bytes of bf16
+
+    const int stage;
+    const size_t parts, own;  // own: this rank's part
+    std::vector<Bucket> buckets;
+    size_t count = 0;        // elements of the flat arrays, padding included
+    size_t shard_count = 0;  // elements of a shard, padding included
+    size_t largest = 0;      // elements of the largest bucket, padding included
+
+    // The cuts follow each other from 0 on. A bucket of rows has at most `bucket_bytes` of float gradients, or the fewest rows that
+    // are a multiple of multiple() if those are more.
+    Sharding(const std::vector<Cut> &cuts, int stage, int world, int rank, size_t bucket_bytes);
+
+    size_t multiple() const { return parts * aligned; }           // every bucket begins at one
+    std::vector<Tensor> padded(std::vector<Tensor> table) const;  // offsets become those of the flat arrays
+    std::vector<Span> spans() const;                              // of the shard, one per bucket that it has some of
+    std::vector<DecayRun> runs(const std::vector<Tensor> &padded_table) const;  // the shard by weight decay
+};
+
+// The parameters of a rank and its part of the optimizer. In a step, with the same calls on all ranks:
+//
+//     zero_gradients(memory)
+//     stages 0, 1: every backward pass adds to grads; after the last one reduce(comm, b, grads + buckets[b].begin) for all b
+//     stage 2:     in every backward pass, for all b: start(comm, memory, b, buffer), add to the buffer, reduce(comm, b, buffer)
+//     gradient_norm(comm); update(comm, adamw)
+//
+// At stage 2 a bucket may be started and reduced several times in a pass, as a tied embedding is: first as head, then as embedding.
+template <class Dev> struct Zero {
+    using X = typename Dev::X;
+    static constexpr bool rounds = sizeof(X) != sizeof(float);  // master weights are not the parameters themselves
+
+    Dev dev;
+    const Sharding sharding;
+    const std::vector<Tensor> table;   // offsets of the flat arrays
+    X *params = nullptr;               // (count); padding stays 0
+    float *grads = nullptr;            // stages 0 and 1: (count), stage 2: (shard_count)
+    float *master = nullptr;           // (shard_count); in f32 the parameters: (count)
+    float *m = nullptr, *v = nullptr;  // (shard_count)
+    double *norm_scratch = nullptr;    // squared_norm_scratch
+
+    // table: offsets without padding
+    Zero(Dev dev, const Sharding &sharding, const std::vector<Tensor> &table)
+        : dev(dev),
+          sharding(sharding),
+          table(sharding.padded(table)),
+          spans_(sharding.spans()),
+          runs_(sharding.runs(this->table)) {}
+
+    void plan(Plan &plan) {
+        const size_t all = sharding.count, shard = sharding.shard_count;
+        plan.add(&params, "params", {all});
+        plan.add(&grads, "gradients", {sharding.stage == 2 ? shard : all});
+        if constexpr (rounds) plan.add(&master, "master weights", {shard});
+        else plan.alias(&master, &params);
+        plan.add(&m, "adamw m", {shard});
+        plan.add(&v, "adamw v", {shard});
+        plan.add(&norm_scratch, "gradient norm scratch", {squared_norm_scratch(sharding.largest / sharding.parts)});
+    }
+
+    void zero_gradients(Memory &memory) {
+        memory.fill(grads, 0, (sharding.stage == 2 ? sharding.shard_count : sharding.count) * sizeof(float));
+    }
+
+    // Stage 2: makes the buffer (parts * part) ready to be added to. It begins with what has been summed so far, in the place of
+    // this rank's part, so that the sum that comes back holds it.
+    void start(Comm &comm, Memory &memory, size_t b, float *buffer) {
+        const Bucket &bucket = sharding.buckets[b];
+        memory.fill(buffer, 0, sharding.parts * bucket.part * sizeof(float));
+        comm.memory.copy(buffer + sharding.own * bucket.part, grads + bucket.shard, bucket.part * sizeof(float));
+    }
+
+    // Sums bucket b's gradients over ranks; from stage 1 on a rank gets its part alone.     bucket_grads (parts * part), padding 0
+    void reduce(Comm &comm, size_t b, float *bucket_grads) {
+        const Bucket &bucket = sharding.buckets[b];
+        const size_t part = bucket.part;
+        if (MUTANT(80, b == 1, false)) return;
+        if (sharding.stage == 0) return comm.all_reduce_sum({bucket_grads, bucket.count});
+        float *const sum = sharding.stage == 2 ? grads + bucket.shard : bucket_grads + sharding.own * part;
+        comm.reduce_scatter_sum({bucket_grads, sharding.parts * part}, {sum, part});
+    }
+
+    // Of all summed gradients. The same bits on every rank, and for every world but for float64's rounding: squares are summed by
+    // bucket, then by rank.
+    double gradient_norm(Comm &comm) {
+        double sum = 0;
+        for (const Span &s : spans_) sum += squared_norm(dev, norm_scratch, grads_at(s), s.count);
+        return std::sqrt(sharding.parts == 1 ? sum : comm.sum(sum));
+    }
+
+    // One step over all parameters; weight decay as the table says.
+    void update(Comm &comm, const AdamW &adamw) {
+        for (const DecayRun &r : runs_) {
+            AdamW a = adamw;
+            a.grad_scale = MUTANT(81, a.grad_scale / comm.size, a.grad_scale);
+            if (!r.decay) a.weight_decay = 0;
+            adamw_update(dev, params + r.flat, master_at(r), m + r.shard, v + r.shard, grads_at(r), a, r.count);
+        }
+        gather(comm);
+    }
+
+    // The parameters of all ranks follow the master weights, which have just been loaded into the shards.
+    void round_master(Comm &comm) {
+        if constexpr (rounds)
+            for (const Span &s : spans_) round_floats(dev, params + s.flat, master_at(s), s.count);
+        gather(comm);
+    }
+
+    // Where a span of this rank lies.
+    float *master_at(const Span &s) { return master + (rounds ? s.shard : s.flat); }
+    float *grads_at(const Span &s) { return grads + (sharding.stage == 2 ? s.shard : s.flat); }
+
+  private:
+    void gather(Comm &comm) {
+        if (sharding.parts == 1) return;
+        for (const Bucket &b : sharding.buckets)
+            comm.all_gather({params + b.begin + sharding.own * b.part, b.part}, {params + b.begin, sharding.parts * b.part});
+    }
+
+    const std::vector<Span> spans_;
+    const std::vector<DecayRun> runs_;
+};

@@ -1,0 +1,353 @@
+// The sharded optimizer against a flat one of a single rank, on a table whose tensors have awkward sizes.
+#include "../llmc/parallel/zero.h"
+
+#include <mutex>
+
+#include "check.h"
+
+static constexpr size_t steps = 3, samples = 24;  // 24: so many gradients are summed in a step, shared by ranks and micro-steps
+static constexpr size_t row = 5, bucket_bytes = 4 * 400;
+static constexpr double max_norm = 1;
+
+// An embedding that is too large for a bucket, layers in which norms lie between and behind matrices, a bucket of one element.
+struct Fake {
+    std::vector<Tensor> table;
+    std::vector<Cut> cuts;
+    size_t count = 0;
+
+    Fake() {
+        add({{1501, true}}, row);
+        add({{37, true}, {300, false}, {5, true}, {1, false}});
+        add({{1, true}});
+        add({{1000, true}, {129, true}, {64, false}, {3, false}});
+        add({{703, true}}, row);
+        add({{97, false}});
+    }
+
+  private:
+    void add(const std::vector<std::pair<size_t, bool>> &tensors, size_t row = 0) {
+        const size_t begin = count;
+        for (const auto &[n, decay] : tensors) {
+            table.push_back({format("tensor.%zu", table.size()), {n}, Tensor::normal, decay, count, n});
+            count += n;
+        }
+        cuts.push_back({begin, count, row});
+    }
+};
+static const Fake fake;
+
+struct Case {
+    int ranks, stage;
+    size_t micro_steps;
+    bool exact;  // gradients are small integers, whose sums have no roundings: the bits of one rank in any order
+};
+
+// What the samples of a step add to the gradient, (steps, samples, count). Not exact: of one sign in all, so that sums do not cancel.
+static std::vector<float> make_gradients(bool exact) {
+    std::vector<float> out(steps * samples * fake.count);
+    for (size_t i = 0; i < out.size(); i++) {
+        const double x = Random{7, Purpose::test, 0}.normal(i);
+        const float sign = i % fake.count % 3 ? 1.0f : -1.0f;
+        out[i] = exact ? float(std::lrint(8 * x)) : sign * float(1 + 0.1 * std::clamp(x, -4.0, 4.0));
+    }
+    return out;
+}
+
+static float gradient(const Case &c, size_t step, size_t sample, size_t element) {
+    static const std::vector<float> exact = make_gradients(true), inexact = make_gradients(false);
+    return (c.exact ? exact : inexact)[((step - 1) * samples + sample) * fake.count + element];
+}
+
+static float initial(size_t element) { return float(std::sin(double(element + 1))); }
+
+static AdamW setting(size_t step, double norm) { return {1e-2, 0.9, 0.999, 1e-8, 0.1, std::min(1.0, max_norm / norm), step}; }
+
+// By global offsets.
+struct State {
+    std::vector<float> params, master, m, v;
+    std::vector<float> grads;  // of the last step, summed
+    std::vector<double> norms;
+    size_t copied = 0;  // bytes that all communicators brought somewhere
+
+    State() : params(fake.count), master(fake.count), m(fake.count), v(fake.count), grads(fake.count) {}
+};
+
+static double norm_of(const std::vector<float> &x) {
+    double sum = 0;
+    for (float e : x) sum += double(e) * double(e);
+    return std::sqrt(sum);
+}
+
+// One rank, without buckets.
+template <class X> State flat_run(const Case &c) {
+    State s;
+    const CpuF32 dev{1};
+    for (size_t i = 0; i < fake.count; i++) s.master[i] = initial(i);
+    for (size_t step = 1; step <= steps; step++) {
+        std::fill(s.grads.begin(), s.grads.end(), 0.0f);
+        for (size_t sample = 0; sample < samples; sample++)
+            for (size_t i = 0; i < fake.count; i++) s.grads[i] += gradient(c, step, sample, i);
+        s.norms.push_back(norm_of(s.grads));
+        for (const Tensor &t : fake.table) {
+            AdamW a = setting(step, s.norms.back());
+            if (!t.decay) a.weight_decay = 0;
+            float *const p = &s.master[t.offset];
+            adamw_update(dev, p, p, &s.m[t.offset], &s.v[t.offset], &s.grads[t.offset], a, t.count);
+        }
+    }
+    for (size_t i = 0; i < fake.count; i++) s.params[i] = float(X(s.master[i]));
+    return s;
+}
+
+// Adds what this rank's samples of a micro-step give to bucket b.
+static void add_gradients(const Case &c, int rank, size_t step, size_t micro, const Bucket &b, float *to) {
+    for (size_t sample = size_t(rank) + micro * size_t(c.ranks); sample < samples; sample += size_t(c.ranks) * c.micro_steps)
+        for (size_t i = 0; i < b.count; i++) to[i] += gradient(c, step, sample, b.global + i);
+}
+
+template <class X> void backward(Zero<Cpu<X>> &zero, Comm &comm, Memory &memory, const Case &c, size_t step, size_t micro) {
+    const Sharding &s = zero.sharding;
+    std::vector<float> buffer(s.largest, NAN);
+    for (size_t b = s.buckets.size(); b-- > 0;) {
+        float *const to = s.stage == 2 ? buffer.data() : zero.grads + s.buckets[b].begin;
+        if (s.stage == 2) zero.start(comm, memory, b, to);
+        add_gradients(c, comm.rank, step, micro, s.buckets[b], to);
+        if (s.stage == 2 || micro + 1 == c.micro_steps) zero.reduce(comm, b, to);
+    }
+}
+
+template <class X> State sharded_run(const Case &c) {
+    State out;
+    std::mutex mutex;  // of `out`
+    run_threads(c.ranks, {.check = true}, [&](Comm &comm) {
+        size_t copied = 0;
+        comm.memory.copy = [&](void *to, const void *from, size_t bytes) { memcpy(to, from, bytes), copied += bytes; };
+        Zero<Cpu<X>> zero({1}, Sharding(fake.cuts, c.stage, c.ranks, comm.rank, bucket_bytes), fake.table);
+        HostMemory memory;
+        Plan plan;
+        zero.plan(plan);
+        plan.place(true);
+        Arena arena(plan, memory);
+
+        const auto spans = zero.sharding.spans();
+        for (const Span &s : spans)
+            for (size_t i = 0; i < s.count; i++) zero.master_at(s)[i] = initial(s.global + i);
+        zero.round_master(comm);
+        copied = 0;
+        std::vector<double> norms;
+        for (size_t step = 1; step <= steps; step++) {
+            zero.zero_gradients(memory);
+            for (size_t micro = 0; micro < c.micro_steps; micro++) backward(zero, comm, memory, c, step, micro);
+            norms.push_back(zero.gradient_norm(comm));
+            zero.update(comm, setting(step, norms.back()));
+        }
+        arena.check_guards();
+
+        std::lock_guard lock(mutex);
+        out.copied += copied;
+        for (const Span &s : spans) {
+            std::copy_n(zero.master_at(s), s.count, &out.master[s.global]);
+            std::copy_n(zero.grads_at(s), s.count, &out.grads[s.global]);
+            std::copy_n(zero.m + s.shard, s.count, &out.m[s.global]);
+            std::copy_n(zero.v + s.shard, s.count, &out.v[s.global]);
+        }
+        std::vector<float> params;  // of this rank
+        for (const Bucket &b : zero.sharding.buckets)
+            for (size_t i = 0; i < b.count; i++) params.push_back(float(zero.params[b.begin + i]));
+        if (out.norms.empty()) out.params = params, out.norms = norms;
+        EXPECT_EQ(out.params, params) << "of rank " << comm.rank;
+        EXPECT_EQ(out.norms, norms) << "of rank " << comm.rank;
+        return 0;
+    });
+    return out;
+}
+
+// Bytes that move in a step, as zero.h says, and what communicators copy besides: to sum, a rank copies its own part in and out.
+template <class X> size_t bytes_copied(const Case &c) {
+    const Sharding s(fake.cuts, c.stage, c.ranks, 0, bucket_bytes);
+    const size_t W = size_t(c.ranks), x = sizeof(X), padded = s.count;
+    if (s.stage == 0) return (W - 1) * 2 * 4 * fake.count + 2 * 4 * fake.count;
+    if (s.stage == 1) return (W - 1) * (4 + x) * padded + 2 * 4 * padded;
+    return (W - 1) * (4 * c.micro_steps + x) * padded + (2 + 1) * 4 * c.micro_steps * padded;  // and to start a bucket
+}
+
+class ZeroRuns : public testing::TestWithParam<std::tuple<int, int, size_t>> {
+  protected:
+    Case make_case(bool exact) const {
+        const auto [ranks, stage, micro_steps] = GetParam();
+        return {ranks, stage, micro_steps, exact};
+    }
+};
+
+template <class X> void expect_one_ranks_bits(const Case &c) {
+    const State got = sharded_run<X>(c), want = flat_run<X>(c);
+    EXPECT_EQ(got.grads, want.grads);
+    EXPECT_EQ(got.norms, want.norms);
+    EXPECT_EQ(got.master, want.master);
+    EXPECT_EQ(got.m, want.m);
+    EXPECT_EQ(got.v, want.v);
+    EXPECT_EQ(got.params, want.params);
+    EXPECT_EQ(got.copied, steps * bytes_copied<X>(c));
+}
+
+TEST_P(ZeroRuns, ExactSumsGiveTheBitsOfOneRank) {
+    expect_one_ranks_bits<float>(make_case(true));
+    expect_one_ranks_bits<bf16>(make_case(true));
+}
+
+// Sums in another order. With u = 2^-24 a sum of 24 numbers of one sign is off by at most 23 u of itself, twice that between two
+// orders; so is the norm. Then m is off by 2 * 2 * 46 u relative (its own roundings included), sqrt(v) by as much, and an update,
+// at most lr * (1 + 1/8) here, by their sum. The parameter, below 1.1, is rounded twice in a step.
+template <class X> void expect_near_one_rank(const Case &c) {
+    constexpr double u = 0x1p-24, allowed = steps * (1e-2 * 1.125 * 8 * 46 * u + 2 * 2 * 1.1 * u);
+    const State got = sharded_run<X>(c), again = sharded_run<X>(c), want = flat_run<X>(c);
+    expect_close(format("%s, %d ranks, stage %d", dtype_name<X>, c.ranks, c.stage).c_str(), got.master, want.master, allowed);
+    for (size_t i = 0; i < fake.count; i++) ASSERT_EQ(got.params[i], float(X(got.master[i]))) << i;
+    EXPECT_NEAR(got.norms.back(), norm_of(got.grads), 1e-12 * got.norms.back());
+    EXPECT_EQ(got.params, again.params);
+    EXPECT_EQ(got.master, again.master);
+    EXPECT_EQ(got.norms, again.norms);
+}
+
+TEST_P(ZeroRuns, AnyOrderOfSumsIsNearOneRankAndTheSameEveryTime) {
+    expect_near_one_rank<float>(make_case(false));
+    expect_near_one_rank<bf16>(make_case(false));
+}
+
+INSTANTIATE_TEST_SUITE_P(Zero, ZeroRuns,
+                         testing::Combine(testing::Values(1, 2, 3, 4, 8), testing::Values(0, 1, 2),
+                                          testing::Values(size_t(1), size_t(3))),
+                         [](const auto &info) {
+                             const auto &p = info.param;
+                             return format("ranks%d_stage%d_micro%zu", std::get<0>(p), std::get<1>(p), std::get<2>(p));
+                         });
+
+// As a tied embedding, which is both head and embedding.
+TEST(Zero, ABucketMayBeReducedMoreThanOnce) {
+    run_threads(3, {.check = true}, [](Comm &comm) {
+        Zero<CpuF32> zero({1}, Sharding({{0, 50}}, 2, 3, comm.rank, bucket_bytes), {{"tied", {50}, Tensor::normal, true, 0, 50}});
+        HostMemory memory;
+        Plan plan;
+        zero.plan(plan);
+        plan.place();
+        const Arena arena(plan, memory);
+        std::vector<float> buffer(zero.sharding.largest);
+        for (int use : {1, 10}) {
+            zero.start(comm, memory, 0, buffer.data());
+            for (size_t i = 0; i < 50; i++) buffer[i] += float(use * (comm.rank + 1));
+            zero.reduce(comm, 0, buffer.data());
+        }
+        for (const Span &s : zero.sharding.spans())
+            for (size_t i = 0; i < s.count; i++) EXPECT_EQ(zero.grads_at(s)[i], 11 * (1 + 2 + 3));
+        EXPECT_EQ(zero.gradient_norm(comm), std::sqrt(50 * 66.0 * 66.0));
+        return 0;
+    });
+}
+
+// ---- who has what ---------------------------------------------------------------------------------------------------------------------
+
+TEST(Zero, EveryElementIsInOneShard) {
+    for (int stage : {0, 1, 2})
+        for (int world : {1, 2, 3, 5, 8, 64}) {
+            std::vector<int> owners(fake.count);
+            const auto table = Sharding(fake.cuts, stage, world, 0, bucket_bytes).padded(fake.table);
+            for (int rank = 0; rank < world; rank++) {
+                const Sharding s(fake.cuts, stage, world, rank, bucket_bytes);
+                size_t end = 0, in_runs = 0, shard = 0;  // of the buckets so far
+                for (const Bucket &b : s.buckets) {
+                    EXPECT_EQ(b.begin, round_up(end, s.multiple()));
+                    EXPECT_EQ(b.shard, shard);
+                    EXPECT_LE(b.count, s.parts * b.part);
+                    end = b.begin + b.count, shard += b.part;
+                }
+                EXPECT_LE(end, s.count);
+                EXPECT_EQ(s.shard_count * s.parts, s.count);
+                for (const Span &span : s.spans())
+                    for (size_t i = 0; i < span.count; i++) owners[span.global + i]++;
+                for (const DecayRun &run : s.runs(table)) {
+                    in_runs += run.count;
+                    for (const Tensor &t : table)
+                        if (t.offset < run.flat + run.count && run.flat < t.offset + t.count) {
+                            EXPECT_EQ(run.decay, t.decay) << t.name;
+                        }
+                }
+                size_t in_spans = 0;
+                for (const Span &span : s.spans()) in_spans += span.count;
+                EXPECT_EQ(in_runs, in_spans);
+            }
+            EXPECT_EQ(owners, std::vector<int>(fake.count, stage ? 1 : world)) << "stage " << stage << ", " << world << " ranks";
+        }
+}
+
+TEST(Zero, LargeBucketsArePiecesOfWholeRows) {
+    for (int world : {2, 3, 8}) {
+        const Sharding s(fake.cuts, 2, world, 0, bucket_bytes);
+        size_t pieces = 0;
+        for (const Bucket &b : s.buckets)
+            if (b.global < 1501) {
+                EXPECT_EQ(b.global % row, 0u);
+                EXPECT_LE(s.parts * b.part * sizeof(float), std::max(bucket_bytes, row * s.multiple() * sizeof(float)));
+                EXPECT_EQ(b.begin, b.global);  // no padding between them
+                pieces++;
+            }
+        EXPECT_GE(pieces, 4u);
+    }
+}
+
+// SmolLM2-135M, Qwen2.5-0.5B, Llama-3.1-8B: embedding, layers, head, norm.
+TEST(Zero, PaddingIsBelowOnePercent) {
+    struct Shape {
+        size_t L, C, F, K, V;
+        bool tied, bias;
+    };
+    for (const Shape &p : {Shape{30, 576, 1536, 192, 49152, true, false}, Shape{24, 896, 4864, 128, 151936, true, true},
+                           Shape{32, 4096, 14336, 1024, 128256, false, false}})
+        for (int world : {2, 3, 7, 8, 64, 1000}) {
+            std::vector<Cut> cuts;
+            size_t count = 0;
+            auto add = [&](size_t n, size_t row = 0) { cuts.push_back({count, count + n, row}), count += n; };
+            add(p.V * p.C, p.C);
+            for (size_t l = 0; l < p.L; l++)
+                add(2 * p.C * p.C + 2 * p.K * p.C + 3 * p.F * p.C + 2 * p.C + (p.bias ? p.C + 2 * p.K : 0));
+            if (!p.tied) add(p.V * p.C, p.C);
+            add(p.C);
+            const Sharding s(cuts, 2, world, world - 1, size_t(64) << 20);
+            EXPECT_LT(double(s.count), 1.01 * double(count)) << p.C << ", " << world << " ranks";
+            EXPECT_EQ(s.shard_count, s.count / size_t(world));
+        }
+}
+
+TEST(Zero, CutsGoBetweenTensorsAndLeaveNothingOut) {
+    auto said = [](const std::vector<Cut> &cuts) -> std::string {
+        try {
+            Sharding(cuts, 1, 2, 0, bucket_bytes).padded(fake.table);
+        } catch (const Error &error) {
+            return error.what();
+        }
+        return "nothing";
+    };
+    EXPECT_EQ(said(fake.cuts), "nothing");
+    EXPECT_EQ(said({{0, 1502}, {1502, fake.count}}), "a cut goes through tensor.1");
+    EXPECT_EQ(said({{0, 1501}, {1502, fake.count}}), "a cut begins at element 1502, but the one before it ends at 1501");
+}
+
+// ---- the memory plan ------------------------------------------------------------------------------------------------------------------
+
+template <class X> void expect_planned_bytes() {
+    for (int stage : {0, 1, 2}) {
+        const Sharding s(fake.cuts, stage, 4, 1, bucket_bytes);
+        Zero<Cpu<X>> zero({1}, s, fake.table);
+        Plan plan;
+        zero.plan(plan);
+        const size_t state = sizeof(X) == 4 ? 8 : 12, scratch = 8 * squared_norm_scratch(s.largest / s.parts);
+        const size_t want = stage == 0   ? (sizeof(X) + 4 + state) * s.count
+                            : stage == 1 ? (sizeof(X) + 4) * s.count + state * s.count / 4
+                                         : sizeof(X) * s.count + (4 + state) * s.count / 4;
+        EXPECT_EQ(plan.sum(), want + scratch) << "stage " << stage;
+    }
+}
+
+TEST(Zero, PlannedBytesAreThoseOfTheTable) {
+    expect_planned_bytes<float>();
+    expect_planned_bytes<bf16>();
+}
