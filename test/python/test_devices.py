@@ -1,5 +1,6 @@
 """Whole runs on the GPU's half of the program: what it says where there is no GPU, and what it computes in the emulator."""
 
+import json
 import os
 import shutil
 
@@ -38,7 +39,7 @@ def test_a_gpu_that_is_not_there_is_refused(data, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["llama_bias", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.iterdir() if path.is_dir()))
 @pytest.mark.parametrize("task", ["sft", "pretrain"])
 @pytest.mark.slow
 @needs_emulator
@@ -46,7 +47,7 @@ def test_the_kernels_train_as_the_cpu_does(name, task, tmp_path):
     documents = random_documents(12)
     if task == "pretrain":
         documents = [(ids, (np.arange(len(ids)) > 0).astype(np.uint8)) for ids, _ in documents]
-    data = write_data(tmp_path / "data.safetensors", documents, kind=task, vocab=101 if name == "mistral" else 96)
+    data = write_data(tmp_path / "data.safetensors", documents, kind=task, vocab=json.loads((GOLDEN / name / "config.json").read_text())["vocab_size"])
     options = {"data": data, "model": GOLDEN / name, "max_steps": 3}
     train(tmp_path / "cpu", task=task, **options)
     emulated_run(tmp_path / "emulated", task=task, **options)
