@@ -645,8 +645,16 @@ static ModelFactory models(Options &o) {
     return cpu_models(o);
 }
 
+// Each would train the whole model, into the same directory.
+static void refuse_ranks() {
+    for (const char *name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})  // Open MPI; MPICH
+        if (const char *ranks = getenv(name); ranks && atoi(ranks) > 1)
+            die("started as one of %s ranks, but this program trains on one rank so far\n  fix: start it without mpirun", ranks);
+}
+
 int main(int argc, char **argv) {
     try {
+        refuse_ranks();
         Parsed parsed = parse({argv + 1, argv + argc});
         if (!parsed.help.empty()) return printf("%s", parsed.help.c_str()), 0;
         for (const std::string &note : parsed.notes) printf("note: %s\n", note.c_str());

@@ -47,11 +47,6 @@ __global__ void round_rows_kernel(X *dqkv, const float *dq32, const float *dk32,
     for (int j = 0; j < 4; j++) dqkv[i + j] = X(values[j]);
 }
 
-template <class X> void zero(Cuda<X> dev, float *x, size_t n) {
-    if (cudaError_t error = cudaMemsetAsync(x, 0, n * sizeof(float), dev.stream))
-        die("attention: cudaMemsetAsync of %zu floats: %s", n, cudaGetErrorString(error));
-}
-
 // f with the smallest head size that is compiled, and is not less than D; the columns in excess are 0.
 template <class F> void with_width(size_t D, F f) {
     if (D <= 32) f(std::integral_constant<int, 32>());
@@ -70,7 +65,7 @@ inline namespace CUDA_BACKEND {
 template <class X> void attention_begin(Cuda<X> dev, float *out32, float *lse, size_t T, size_t H, size_t D) {
     using namespace attention;
     check_head_size(D);
-    zero(dev, out32, T * H * D);
+    clear_floats(dev, out32, T * H * D);
     launch(dev, fill_kernel<float>, Grid{ceil_div(H * T, flat_threads)}, flat_threads, 0, lse, -INFINITY, H * T);
 }
 
@@ -98,9 +93,9 @@ template <class X>
 void attention_backward_begin(Cuda<X> dev, float *dq32, float *dk32, float *dv32, float *delta, const X *out, const X *dout,
                               size_t T, size_t H, size_t KV, size_t D) {
     using namespace attention;
-    zero(dev, dq32, T * H * D);
-    zero(dev, dk32, T * KV * D);
-    zero(dev, dv32, T * KV * D);
+    clear_floats(dev, dq32, T * H * D);
+    clear_floats(dev, dk32, T * KV * D);
+    clear_floats(dev, dv32, T * KV * D);
     launch(dev, delta_kernel<X>, Grid{ceil_div(T * H * 32, flat_threads)}, flat_threads, 0, delta, out, dout, T, H, D);
 }
 
