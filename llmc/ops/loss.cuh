@@ -114,6 +114,7 @@ __global__ void __launch_bounds__(1024)
     if (lane == 0) warps.part[warp] = part;
     __syncthreads();
     part = warp_merge(lane < blockDim.x / 32 ? warps.part[lane] : SoftmaxPart{});
+    part.sum = __shfl_sync(all_lanes, part.sum, 0);  // with fma, merge(a, b) and merge(b, a) may differ in the last bit
 
     if (threadIdx.x == 0) {
         const double log_sum = log(double(part.sum));
