@@ -315,6 +315,8 @@ template <class Dev> void Llama<Dev>::plan_activations() {
     plan_.add(&acts.stats.nll, "stats.nll", {T});
     plan_.add(&acts.stats.entropy, "stats.entropy", {T});
     plan_.add(&acts.stats.correct, "stats.correct", {T});
+    plan_.add(&acts.stats.max, "stats.max", {T});
+    plan_.add(&acts.stats.sum, "stats.sum", {T});
     plan_.add(&acts.sums, "stats.sums", {3});
     if (train) {
         plan_.add(&acts.dx, "dx", {T, C}, clock.head(), clock.embed_backward());
@@ -535,7 +537,7 @@ template <class Dev> void Llama<Dev>::backward() {
         layer_backward(l, acts.backward[l]);
     }
     reach(clock.embed_backward());
-    embedding_backward(dev, dw.embed, acts.dx, row.tokens, row.T, config.C);
+    embedding_backward(dev, dw.embed, acts.dx, row.tokens, row.T, config.C, 0, config.V);
 }
 
 // dx comes in as the gradient of the layer's output and leaves as that of its input. Within a line the weight's gradient goes first:

@@ -4,7 +4,7 @@
 #include "check.h"
 
 struct ClassifierRow {
-    double nll, entropy, correct;
+    double nll, entropy, correct, max, sum;
     std::vector<double> dlogit;
     double spread;  // largest distance of its logits
 };
@@ -15,13 +15,13 @@ inline ClassifierRow classifier_reference(const std::vector<double> &logit, size
     for (double l : logit) total += std::exp(l - *max);
     const double lse = *max + std::log(total);
     for (double l : logit) entropy -= std::exp(l - lse) * (l - lse);
-    ClassifierRow out{lse - logit[target], entropy, double(size_t(max - logit.begin()) == target), {}, *max - *min};
+    ClassifierRow out{lse - logit[target], entropy, double(size_t(max - logit.begin()) == target), *max, total, {}, *max - *min};
     for (size_t v = 0; v < logit.size(); v++) out.dlogit.push_back(weight * (std::exp(logit[v] - lse) - (v == target)));
     return out;
 }
 
 struct HeadResult {
-    std::vector<double> nll, entropy, correct, dx, dw;
+    std::vector<double> nll, entropy, correct, lse, dx, dw;
     double loss = 0;              // sum_n weights[n] nll[n]
     double size = 0, spread = 0;  // largest sum_c |x w| of a logit; largest distance of logits in a row
 };
@@ -45,6 +45,7 @@ inline HeadResult head_reference(const std::vector<double> &x, const std::vector
         out.nll.push_back(row.nll);
         out.entropy.push_back(row.entropy);
         out.correct.push_back(row.correct);
+        out.lse.push_back(row.max + std::log(row.sum));
         out.loss += weights[n] * row.nll;
         out.spread = std::max(out.spread, row.spread);
         for (size_t v = 0; v < V; v++)
@@ -63,7 +64,7 @@ template <class X> struct HeadCase {
     size_t T, C, V, N;
     std::vector<X> x, w, dx;
     std::vector<int32_t> rows, targets;
-    std::vector<float> weights, nll, entropy, correct, dw, dw_before;
+    std::vector<float> weights, nll, entropy, correct, max, sum, dw, dw_before;
 
     // Every second row or so has a target; weights are of both signs and some are 0, as in DPO.
     void make(size_t tokens, size_t channels, size_t vocab, double deviation = 1) {
@@ -81,21 +82,33 @@ template <class X> struct HeadCase {
         dw_before = random_values<float>(V * C, 4);
         printf(" T %zu, C %zu, V %zu, N %zu, chunks of %zu\n", T, C, V, N, lm_head_chunk(Cpu<X>{}, V));
     }
+    // Each row of x has one channel to itself, so that logits and dw are sums of one term, exact in any order: dw is 8 dlogit.
+    void make_separate(size_t tokens, size_t channels, size_t vocab) {
+        make(tokens, channels, vocab);
+        ASSERT_LE(N, C);
+        std::fill(x.begin(), x.end(), X(0.0f)), std::fill(dw_before.begin(), dw_before.end(), 0.0f);
+        for (size_t n = 0; n < N; n++) x[size_t(rows[n]) * C + n] = X(8.0f);
+    }
+
     // logit: the error of a float sum of C products (see test_matmul.cpp); e: the relative error of exp and a float sum of 1024.
     void check() {
         const auto want = head_reference(widen(x), widen(w), rows, targets, widen(weights), C);
         const double u = 0x1p-24, uX = unit_roundoff<X>, logit = sum_error(C) * want.size, e = 4 * u + sum_error(1024);
-        double sum = 0;
-        for (float v : weights) sum += std::abs(v);
+        double total_weight = 0;
+        for (float v : weights) total_weight += std::abs(v);
         expect_close("nll", nll, want.nll, 2 * logit + e + 2 * u * (largest(want.nll) + want.spread));
         expect_close("entropy", entropy, want.entropy, (logit + e + u) * (2 + want.spread));
         EXPECT_EQ(widen(correct), want.correct);
+        std::vector<double> lse;
+        for (size_t n = 0; n < N; n++) lse.push_back(double(max[n]) + std::log(double(sum[n])));
+        expect_close("lse", lse, want.lse, logit + e + u);
 
         // dlogit is off by (2 logit + e) p and the rounding to X; p and |dlogit| sum to 1 and to at most 2 per unit of weight.
         const double dlogit = 2 * logit + e + 2 * uX, long_sum = 2 * sum_error(V), short_sum = 2 * sum_error(N);
         expect_close("dx", dx, want.dx, largest(weights) * largest(widen(w)) * (dlogit + long_sum) + uX * largest(want.dx));
         auto dw_want = want.dw;
         for (size_t i = 0; i < dw_want.size(); i++) dw_want[i] += dw_before[i];
-        expect_close("dw", dw, dw_want, sum * largest(widen(x)) * (dlogit + short_sum) + u * double(N) * largest(dw_want));
+        expect_close("dw", dw, dw_want,
+                     total_weight * largest(widen(x)) * (dlogit + short_sum) + u * double(N) * largest(dw_want));
     }
 };

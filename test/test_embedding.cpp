@@ -17,8 +17,8 @@ TYPED_TEST(Embedding, ForwardCopiesRows) {
         for (size_t c = 0; c < C; c++) ASSERT_EQ(float(out[t * C + c]), float(w[size_t(tokens[t]) * C + c])) << t << " " << c;
 }
 
-// Twice into the same gradient, which is not zero before. The order of the sum is part of the contract, so the float sums
-// are equal.
+// Twice into the same gradient, which is not zero before, as a whole and by ranges of tokens, of which 2 to 3 is empty. The order
+// of the sum is part of the contract, so the float sums are equal.
 TYPED_TEST(Embedding, BackwardAddsInTheOrderOfTheText) {
     using X = typename TypeParam::X;
     const size_t T = tokens.size();
@@ -28,12 +28,18 @@ TYPED_TEST(Embedding, BackwardAddsInTheOrderOfTheText) {
     for (int pass = 0; pass < 2; pass++)
         for (size_t t = 0; t < T; t++)
             for (size_t c = 0; c < C; c++) want[size_t(tokens[t]) * C + c] += float(dout[t * C + c]);
-    for (int threads : {1, 2, 3}) {
-        auto dw = before;
-        for (int pass = 0; pass < 2; pass++)
-            embedding_backward(make_device<TypeParam>(threads), dw.data(), dout.data(), tokens.data(), T, C);
-        EXPECT_EQ(dw, want) << threads << " threads";
-    }
+    for (int threads : {1, 2, 3})
+        for (const std::vector<size_t> &ends : {std::vector<size_t>{V}, {2, 3, 6, V}}) {
+            std::vector<float> dw;
+            for (size_t i = 0, first = 0; i < ends.size(); first = ends[i++]) {
+                std::vector<float> part(before.begin() + ptrdiff_t(first * C), before.begin() + ptrdiff_t(ends[i] * C));
+                for (int pass = 0; pass < 2; pass++)
+                    embedding_backward(make_device<TypeParam>(threads), part.data(), dout.data(), tokens.data(), T, C, first,
+                                       ends[i] - first);
+                dw.insert(dw.end(), part.begin(), part.end());
+            }
+            EXPECT_EQ(dw, want) << threads << " threads, " << ends.size() << " ranges";
+        }
 }
 
 // The backward pass is the transposed map: <dout, forward(w)> = <backward(dout), w>. Small integers make both sides exact.
@@ -45,7 +51,7 @@ TYPED_TEST(Embedding, BackwardIsTheTransposeOfForward) {
     for (size_t i = 0; i < dout.size(); i++) dout[i] = float(i % 7) - 3;
     std::vector<float> dw(V * C, 0);
     embedding_forward(make_device<TypeParam>(), out.data(), w.data(), tokens.data(), T, C);
-    embedding_backward(make_device<TypeParam>(), dw.data(), dout.data(), tokens.data(), T, C);
+    embedding_backward(make_device<TypeParam>(), dw.data(), dout.data(), tokens.data(), T, C, 0, V);
     double left = 0, right = 0;
     for (size_t i = 0; i < out.size(); i++) left += double(float(dout[i])) * double(float(out[i]));
     for (size_t i = 0; i < w.size(); i++) right += double(dw[i]) * double(float(w[i]));

@@ -10,17 +10,25 @@ template <class Dev> struct Head : testing::Test, HeadCase<typename Dev::X> {
     using HeadCase<X>::T, HeadCase<X>::C, HeadCase<X>::V, HeadCase<X>::N, HeadCase<X>::x, HeadCase<X>::w, HeadCase<X>::dx,
         HeadCase<X>::dw;
     using HeadCase<X>::rows, HeadCase<X>::targets, HeadCase<X>::weights, HeadCase<X>::dw_before;
-    using HeadCase<X>::nll, HeadCase<X>::entropy, HeadCase<X>::correct;
+    using HeadCase<X>::nll, HeadCase<X>::entropy, HeadCase<X>::correct, HeadCase<X>::max, HeadCase<X>::sum;
 
-    void run(bool backward = true, int threads = 2) {
-        for (auto *v : {&nll, &entropy, &correct}) v->assign(N, NAN);
+    // ends: of the ranges of the vocabulary whose part of dw is made on its own; none: dw as a whole
+    void run(bool backward = true, int threads = 2, const std::vector<size_t> &ends = {}) {
+        for (auto *v : {&nll, &entropy, &correct, &max, &sum}) v->assign(N, NAN);
         dx.assign(T * C, X(NAN)), dw = dw_before;
         const size_t bytes = lm_head_scratch(make_device<Dev>(), N, C, V);
         std::vector<char> scratch(bytes + 64 + 64, 77);
         char *aligned = reinterpret_cast<char *>(round_up(reinterpret_cast<size_t>(scratch.data()), 64));
-        lm_head(make_device<Dev>(threads), {nll.data(), entropy.data(), correct.data()}, backward ? dx.data() : nullptr,
-                backward ? dw.data() : nullptr, aligned, x.data(), w.data(), rows.data(), targets.data(),
-                backward ? weights.data() : nullptr, T, C, V, N);
+        const HeadStats stats = {nll.data(), entropy.data(), correct.data(), max.data(), sum.data()};
+        lm_head(make_device<Dev>(threads), stats, backward ? dx.data() : nullptr, backward && ends.empty() ? dw.data() : nullptr,
+                aligned, x.data(), w.data(), rows.data(), targets.data(), backward ? weights.data() : nullptr, T, C, V, N);
+        for (size_t i = 0, first = 0; i < ends.size(); first = ends[i++]) {
+            const auto begin = dw.begin() + ptrdiff_t(first * C), end = dw.begin() + ptrdiff_t(ends[i] * C);
+            std::vector<float> part(begin, end);
+            lm_head_weight(make_device<Dev>(threads), part.data(), aligned, x.data(), w.data(), rows.data(), targets.data(),
+                           weights.data(), stats, C, V, N, first, ends[i] - first);
+            std::copy(part.begin(), part.end(), begin);
+        }
         for (char *p = aligned + bytes; p < scratch.data() + scratch.size(); p++)
             ASSERT_EQ(*p, 77);  // nothing beyond the scratch
     }
@@ -61,6 +69,18 @@ TEST(HeadChunk, HoldsAtMost64MiB) {
     EXPECT_EQ(lm_head_rows(CpuF32{}, 30, size_t(1) << 22), 4u);
 }
 
+TEST(HeadChunk, OfARangeFitsTheScratchOfTheHead) {
+    const size_t N = 5000, C = 576, V = 49152, bytes = lm_head_scratch(CpuBf16{}, N, C, V);
+    EXPECT_EQ(lm_head_range_rows(CpuBf16{}, N, C, V, V), lm_head_rows(CpuBf16{}, N, V));
+    EXPECT_EQ(lm_head_range_rows(CpuBf16{}, N, C, V, 1), 5056u);  // all of them
+    EXPECT_EQ(lm_head_range_rows(CpuBf16{}, 3, C, V, 1), 64u);
+    for (size_t count : {size_t(4096), V / 2, V / 2 + 1, V - 1}) {
+        const size_t rows = lm_head_range_rows(CpuBf16{}, N, C, V, count);
+        EXPECT_LE(lm_head_chunk_bytes(CpuBf16{}, rows, C, count), bytes);
+        EXPECT_GT(lm_head_chunk_bytes(CpuBf16{}, rows + 64, C, count), bytes);
+    }
+}
+
 TYPED_TEST(Head, EqualsReference) {
     for (auto [T, C, V] : {std::array<size_t, 3>{1, 8, 3}, {37, 24, 51}, {64, 20, 1030}, {150, 36, 129}}) {
         this->make(T, C, V);
@@ -80,16 +100,42 @@ TYPED_TEST(Head, SeveralChunks) {
     ASSERT_GT(this->N, 2 * lm_head_chunk(TypeParam{}, this->V));
     this->run();
     this->check();
+    ASSERT_GT(this->N, 2 * lm_head_range_rows(TypeParam{}, this->N, this->C, this->V, 150001));
+    this->run(true, 2, {150001, this->V});
+    this->check();
+}
+
+TYPED_TEST(Head, RangesEqualReference) {  // of any length, one of them without a target
+    for (auto [T, C, V] : {std::array<size_t, 3>{1, 8, 5}, {37, 24, 51}, {64, 20, 1030}, {150, 36, 129}}) {
+        this->make(T, C, V);
+        for (int32_t &y : this->targets) y = y == int32_t(V / 3) ? 0 : y;
+        this->run(true, 2, {V / 3, V / 3 + 1, V - 1, V});
+        this->check();
+    }
+}
+
+TYPED_TEST(Head, RangesGiveTheSameBits) {
+    this->make_separate(60, 48, 333);
+    this->run();
+    const auto dw = this->dw;
+    const auto dx = widen(this->dx);
+    for (const std::vector<size_t> &ends : {std::vector<size_t>{333}, {1, 18, 82, 301, 333}, {128, 333}}) {
+        this->run(true, 2, ends);
+        EXPECT_EQ(dw, this->dw);
+        EXPECT_EQ(dx, widen(this->dx));
+    }
 }
 
 TYPED_TEST(Head, ForwardAloneGivesTheSameStatistics) {
     this->make(100, 24, 300);
     this->run(true);
-    const auto nll = this->nll, entropy = this->entropy, correct = this->correct;
+    const auto nll = this->nll, entropy = this->entropy, correct = this->correct, max = this->max, sum = this->sum;
     this->run(false);
     EXPECT_EQ(nll, this->nll);
     EXPECT_EQ(entropy, this->entropy);
     EXPECT_EQ(correct, this->correct);
+    EXPECT_EQ(max, this->max);
+    EXPECT_EQ(sum, this->sum);
     EXPECT_EQ(this->dw, this->dw_before);
 }
 
@@ -102,9 +148,11 @@ TYPED_TEST(Head, RowsWithoutATargetOrWeightGetNoGradient) {
         for (size_t c = 0; c < this->C && !has[t]; c++) EXPECT_EQ(float(this->dx[t * this->C + c]), 0.0f);
 
     this->N = 0;  // no target at all
-    this->run();
-    EXPECT_EQ(largest(widen(this->dx)), 0);
-    EXPECT_EQ(this->dw, this->dw_before);
+    for (const std::vector<size_t> &ends : {std::vector<size_t>{}, {13, 70}}) {
+        this->run(true, 2, ends);
+        EXPECT_EQ(largest(widen(this->dx)), 0);
+        EXPECT_EQ(this->dw, this->dw_before);
+    }
 }
 
 TYPED_TEST(Head, ANaNIsNeverHidden) {
@@ -132,14 +180,16 @@ TYPED_TEST(Head, TiesGoToTheFirst) {  // all logits 0
 
 TYPED_TEST(Head, ThreadsDoNotChangeABit) {
     this->make(300, 24, 900);
-    this->run(true, 1);
-    const auto nll = this->nll, entropy = this->entropy, dw = this->dw;
-    const auto dx = widen(this->dx);
-    for (int threads : {2, 3}) {
-        this->run(true, threads);
-        EXPECT_EQ(nll, this->nll);
-        EXPECT_EQ(entropy, this->entropy);
-        EXPECT_EQ(dw, this->dw);
-        EXPECT_EQ(dx, widen(this->dx));
+    for (const std::vector<size_t> &ends : {std::vector<size_t>{}, {301, 900}}) {
+        this->run(true, 1, ends);
+        const auto nll = this->nll, entropy = this->entropy, dw = this->dw;
+        const auto dx = widen(this->dx);
+        for (int threads : {2, 3}) {
+            this->run(true, threads, ends);
+            EXPECT_EQ(nll, this->nll);
+            EXPECT_EQ(entropy, this->entropy);
+            EXPECT_EQ(dw, this->dw);
+            EXPECT_EQ(dx, widen(this->dx));
+        }
     }
 }

@@ -47,14 +47,14 @@ template <class Dev> static void head(PlainMatmul<Dev> &plain) {
     constexpr size_t N = 2 * lm_head_chunk(CpuF32{}, V);
     const auto x = noise<X>(N * C, 6), w = noise<X>(V * C, 7);
     std::vector<X> dx(N * C);
-    std::vector<float> dw(V * C), nll(N), entropy(N), correct(N), weights(N, 1.0f / N);
+    std::vector<float> dw(V * C), nll(N), entropy(N), correct(N), max(N), sum(N), weights(N, 1.0f / N);
     std::vector<int32_t> rows(N), targets(N);
     for (size_t n = 0; n < N; n++) rows[n] = int32_t(n), targets[n] = int32_t(n * 7919 % V);
     std::vector<float> scratch(lm_head_scratch(plain.dev, N, C, V) / sizeof(float) + 16);  // to be aligned to 64
     float *aligned = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) / sizeof(float);
     const auto run = [&](X *dx_or_null) {
-        lm_head(plain.dev, HeadStats{nll.data(), entropy.data(), correct.data()}, dx_or_null, dw.data(), aligned, x.data(),
-                w.data(), rows.data(), targets.data(), weights.data(), N, C, V, N);
+        lm_head(plain.dev, HeadStats{nll.data(), entropy.data(), correct.data(), max.data(), sum.data()}, dx_or_null, dw.data(),
+                aligned, x.data(), w.data(), rows.data(), targets.data(), weights.data(), N, C, V, N);
     };
     const auto t = fastest(3, {[&] { run(nullptr); }, [&] { run(dx.data()); }, [&] { plain(); }});
     const double flop = 2.0 * N * C * V, reference = plain.flop / t[2];

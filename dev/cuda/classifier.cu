@@ -26,6 +26,8 @@ __device__ inline void write_stats(HeadStats stats, size_t r, float target, floa
     stats.nll[r] = float(log_sum - (double(target) - double(max)));
     stats.entropy[r] = float(log_sum - double(sums.dot) / double(sums.sum));
     stats.correct[r] = correct;
+    stats.max[r] = max;
+    stats.sum[r] = sums.sum;
 }
 
 __device__ inline float dlogit(float logit, float max, float scale, float weight, bool is_target) {
@@ -160,7 +162,7 @@ template <class X> struct Classifier {
     size_t n, V;
     std::vector<float> logits, weights;
     std::vector<int32_t> targets;
-    DeviceArray<float> d_logits, d_weights, nll, entropy, correct;
+    DeviceArray<float> d_logits, d_weights, nll, entropy, correct, max, sum;
     DeviceArray<X> separate;  // dlogits, where X is not float
     DeviceArray<int32_t> d_targets;
 
@@ -175,6 +177,8 @@ template <class X> struct Classifier {
           nll(n),
           entropy(n),
           correct(n),
+          max(n),
+          sum(n),
           separate((n + padding) * V),
           d_targets(targets) {}
 
@@ -200,13 +204,13 @@ template <class X> struct Classifier {
                                          size_t V) = {classifier1, classifier2, classifier3, classifier4};
 
     void run(Cuda<X> dev, size_t version) {
-        versions[version - 1](dev, {nll.data(), entropy.data(), correct.data()}, dlogits().data(), d_logits.data(),
-                              d_targets.data(), d_weights.data(), n, n + padding, V);
+        versions[version - 1](dev, {nll.data(), entropy.data(), correct.data(), max.data(), sum.data()}, dlogits().data(),
+                              d_logits.data(), d_targets.data(), d_weights.data(), n, n + padding, V);
     }
 
     // e: the relative error of exp, of a float sum of V terms and of the differences they are of; see HeadCase.
     void check(Check &check) {
-        std::vector<double> want_nll, want_entropy, want_correct, want;
+        std::vector<double> want_nll, want_entropy, want_correct, want_max, want_sum, want;
         double spread = 0;
         for (size_t r = 0; r < n; r++) {
             const std::vector<double> row(logits.begin() + ptrdiff_t(r * V), logits.begin() + ptrdiff_t((r + 1) * V));
@@ -214,6 +218,8 @@ template <class X> struct Classifier {
             want_nll.push_back(row_want.nll);
             want_entropy.push_back(row_want.entropy);
             want_correct.push_back(row_want.correct);
+            want_max.push_back(row_want.max);
+            want_sum.push_back(row_want.sum);
             want.insert(want.end(), row_want.dlogit.begin(), row_want.dlogit.end());
             spread = std::max(spread, row_want.spread);
         }
@@ -222,6 +228,8 @@ template <class X> struct Classifier {
         check("nll", nll.values(), want_nll, e + 2 * u * (largest(want_nll) + spread));
         check("entropy", entropy.values(), want_entropy, (e + u) * (2 + spread));
         check("correct", correct.values(), want_correct, 0);
+        check("max", max.values(), want_max, 0);
+        check("sum", sum.values(), want_sum, e * largest(want_sum));
         check("dlogits", dlogits().values(), want, largest(weights) * (e + 2 * u) + unit_roundoff<X> * largest(want));
     }
 

@@ -99,8 +99,8 @@ void embedding_backward4(Cuda<X> dev, float *dw, const X *dout, const int32_t *t
 // The same with 16 bytes of dout per lane: a slice is 256 channels in bf16, so the text is looked through an eighth as often.
 
 template <class X>
-void embedding_backward5(Cuda<X> dev, float *dw, const X *dout, const int32_t *tokens, size_t T, size_t, size_t C) {
-    embedding_backward(dev, dw, dout, tokens, T, C);
+void embedding_backward5(Cuda<X> dev, float *dw, const X *dout, const int32_t *tokens, size_t T, size_t V, size_t C) {
+    embedding_backward(dev, dw, dout, tokens, T, C, 0, V);
 }
 
 template <class X> struct EmbeddingBackward {

@@ -16,20 +16,25 @@ template <class X> void embedding_forward(Cuda<X> dev, X *out, const X *w, const
            out, w, tokens, C);
 }
 
-// The vocabulary is dealt out to as many parts as there are warps in a row of the grid. A warp reads all tokens, 32 at a time,
-// and adds up those of its part, in the order of the text, in its slice of 32 N channels. No two warps share an element of dw: no
-// atomics, no sorting, no scratch. Moves T C elements of dout, twice as many floats of dw, and T tokens a warp, out of cache.
+// The range is dealt out to as many parts as there are warps in a row of the grid. A warp reads all tokens, 32 at a time, and adds
+// up those of its part, in the order of the text, in its slice of 32 N channels. No two warps share an element of dw: no atomics, no
+// sorting, no scratch. Moves C elements of dout for each token of the range, twice as many floats of dw, and T tokens a warp, out of
+// cache.
 template <class X, int N>
-__global__ void embedding_backward_kernel1(float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C) {
+__global__ void embedding_backward_kernel1(float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C, unsigned first,
+                                           size_t count) {
     const unsigned lane = threadIdx.x % 32, warps = blockDim.x / 32, part = blockIdx.x * warps + threadIdx.x / 32,
                    parts = gridDim.x * warps;
     const size_t c = (blockIdx.y * size_t(32) + lane) * N;
+    const auto row_at = [&](size_t t) {
+        return unsigned(tokens[t]) - MUTANT(29, 0, first);
+    };  // in front of the range: a large number
     for (size_t t0 = 0; t0 < T; t0 += 32) {
-        const bool ours = t0 + lane < T && unsigned(tokens[t0 + lane]) % parts == part;
+        const bool ours = t0 + lane < T && row_at(t0 + lane) < count && row_at(t0 + lane) % parts == part;
         for (unsigned left = __ballot_sync(all_lanes, ours); left; left &= left - 1) {
             const size_t t = t0 + __ffs(left) - 1;
             if (c >= C) continue;
-            float *row = dw + size_t(tokens[t]) * C + c;
+            float *row = dw + row_at(t) * C + c;
             const auto d = Vec<X, N>::load(dout + t * C + c);
             auto sum = Vec<float, N>::load(row);
             for (int i = 0; i < N; i++) sum[i] = MUTANT(33, 0, sum[i]) + float(d[i]);
@@ -38,10 +43,12 @@ __global__ void embedding_backward_kernel1(float *dw, const X *dout, const int32
     }
 }
 
-template <class X> void embedding_backward(Cuda<X> dev, float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C) {
+template <class X>
+void embedding_backward(Cuda<X> dev, float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C, size_t first,
+                        size_t count) {
     constexpr int N = Vec<X>::size;
     const bool wide = fit_vectors<N>(C, dw, dout);
     launch(dev, wide ? embedding_backward_kernel1<X, N> : embedding_backward_kernel1<X, 1>,
-           Grid{32, ceil_div(C, 32 * (wide ? N : 1))}, 256, 0, dw, dout, tokens, T, C);
+           Grid{32, ceil_div(C, 32 * (wide ? N : 1))}, 256, 0, dw, dout, tokens, T, C, unsigned(first), count);
 }
 }  // namespace CUDA_BACKEND

@@ -1,10 +1,12 @@
 // Token embedding.
 //
-//   embedding_forward (dev, out, w, tokens, T, C)           out[t] = w[tokens[t]]
-//   embedding_backward(dev, dw, dout, tokens, T, C)         dw[tokens[t]] += dout[t]
+//   embedding_forward (dev, out, w, tokens, T, C)                    out[t] = w[tokens[t]]
+//   embedding_backward(dev, dw, dout, tokens, T, C, first, count)    dw[tokens[t] - first] += dout[t], tokens in [first, first + count)
 //
-//   out, dout (T, C) X     w (V, C) X     dw (V, C) float, accumulated     tokens (T), each in [0, V)
+//   out, dout (T, C) X     w (V, C) X     dw (count, C) float, accumulated: the gradient of rows [first, first + count) of w
+//   tokens (T), each in [0, V)
 //   Nothing may alias. A row of dw takes its tokens in the order of the text, whatever the number of threads.
+//   The whole gradient is first 0, count V; ranges are for where it is not to exist at once, as under ZeRO-2. Each reads all tokens.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -20,14 +22,18 @@ template <class X> void embedding_forward(Cpu<X> dev, X *out, const X *w, const 
 }
 
 // A token that occurs twice writes one row of dw twice, so threads share the channels, not the tokens.
-template <class X> void embedding_backward(Cpu<X> dev, float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C) {
+template <class X>
+void embedding_backward(Cpu<X> dev, float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C, size_t first,
+                        size_t count) {
     constexpr size_t slice = 64;  // four cache lines of dw: short enough to share 576 channels, long enough to stream
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t s = 0; s < ceil_div(C, slice); s++) {
         const size_t begin = s * slice, end = std::min(C, begin + slice);
         for (size_t t = 0; t < T; t++) {
+            const size_t v = size_t(tokens[t]) - MUTANT(27, 0, first);  // a token in front of the range becomes a large number
+            if (v >= count) continue;
             const X *dout_t = dout + t * C;
-            float *row = dw + size_t(tokens[t]) * C;
+            float *row = dw + v * C;
 #pragma omp simd
             for (size_t c = begin; c < end; c++) row[c] = MUTANT(10, 0.0f, row[c]) + float(dout_t[c]);
         }

@@ -70,6 +70,28 @@ struct SoftmaxWarps {
     SoftmaxPart part[32];
 };
 
+// A block per row: its threads, each with as many logits at a time
+inline unsigned classifier_threads(size_t V, size_t each) {
+    return unsigned(std::min<size_t>(1024, round_up(ceil_div(V, each), 32)));
+}
+
+// The block's row: gradients of its logits, in whose place they may be; y is V or more where the target is elsewhere.
+template <class X, int N>
+__device__ void dlogits_row(X *dlogits, const float *logits, float max, float sum, float weight, size_t y, size_t V) {
+    const float scale = weight / sum;
+    for (size_t v = threadIdx.x * N; v < V; v += blockDim.x * N) {
+        const auto l = Vec<float, N>::load(logits + v);
+        Vec<X, N> d;
+        for (int i = 0; i < N; i++) d[i] = fmaf(expf(l[i] - max), scale, v + i == y ? -weight : 0.0f);
+        d.store(dlogits + v);
+    }
+}
+
+// The block's row of padding
+template <class X, int N> __device__ void clear_row(X *dlogits, size_t V) {
+    for (size_t v = threadIdx.x * N; v < V; v += blockDim.x * N) Vec<X, N>{}.store(dlogits + v);
+}
+
 // A block per row. The logits are read twice: for maximum and sums at once (Milakov and Gimelshein, 2018, arXiv:1805.02867), then
 // for the gradients. Moves 8 V + V sizeof(X) bytes a row. dlogits may be the logits.
 template <class X, int N>
@@ -79,10 +101,7 @@ __global__ void __launch_bounds__(1024)
     SoftmaxWarps &warps = shared_mem<SoftmaxWarps>();
     const size_t r = blockIdx.x;
     const float *row = logits + r * V;
-    if (r >= n) {  // padding
-        for (size_t v = threadIdx.x * N; v < V; v += blockDim.x * N) Vec<X, N>{}.store(dlogits + r * V + v);
-        return;
-    }
+    if (r >= n) return clear_row<X, N>(dlogits + r * V, V);
     const unsigned y = unsigned(targets[r]), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const float target = row[y];
 
@@ -95,21 +114,17 @@ __global__ void __launch_bounds__(1024)
     if (lane == 0) warps.part[warp] = part;
     __syncthreads();
     part = warp_merge(lane < blockDim.x / 32 ? warps.part[lane] : SoftmaxPart{});
+    part.sum = __shfl_sync(all_lanes, part.sum, 0);  // with fma, merge(a, b) and merge(b, a) may differ in the last bit
 
     if (threadIdx.x == 0) {
         const double log_sum = log(double(part.sum));
         stats.nll[r] = float(log_sum - (double(target) - double(part.max)));
         stats.entropy[r] = float(log_sum - double(part.dot) / double(part.sum));
         stats.correct[r] = part.first == y;
+        stats.max[r] = part.max;
+        stats.sum[r] = part.sum;
     }
-    if (!dlogits) return;
-    const float weight = weights[r], scale = weight / part.sum;
-    for (size_t v = threadIdx.x * N; v < V; v += blockDim.x * N) {
-        const auto l = Vec<float, N>::load(row + v);
-        Vec<X, N> d;
-        for (int i = 0; i < N; i++) d[i] = expf(l[i] - part.max) * scale - (v + i == y ? weight : 0.0f);
-        d.store(dlogits + r * V + v);
-    }
+    if (dlogits) dlogits_row<X, N>(dlogits + r * V, row, part.max, part.sum, weights[r], y, V);
 }
 
 template <class X>
@@ -117,9 +132,28 @@ void fused_classifier(Cuda<X> dev, HeadStats stats, X *dlogits, const float *log
                       size_t n, size_t padded, size_t V) {
     constexpr int N = Vec<float>::size;
     const bool wide = fit_vectors<N>(V, logits, dlogits);
-    const size_t threads = std::min<size_t>(1024, round_up(ceil_div(V, wide ? N : 1), 32));
     launch(dev, wide ? fused_classifier_kernel2<X, N> : fused_classifier_kernel2<X, 1>, Grid{dlogits ? padded : n},
-           unsigned(threads), sizeof(SoftmaxWarps), stats, dlogits, logits, targets, weights, n, V);
+           classifier_threads(V, wide ? N : 1), sizeof(SoftmaxWarps), stats, dlogits, logits, targets, weights, n, V);
+}
+
+// A block per row. Moves 4 + sizeof(X) bytes a logit.
+template <class X, int N>
+__global__ void __launch_bounds__(1024)
+    range_classifier_kernel1(X *dlogits, const float *logits, const int32_t *targets, const float *weights, HeadStats stats,
+                             size_t n, size_t first, size_t count) {
+    const size_t r = blockIdx.x;
+    if (r >= n) return clear_row<X, N>(dlogits + r * count, count);
+    dlogits_row<X, N>(dlogits + r * count, logits + r * count, stats.max[r], stats.sum[r], weights[r],
+                      size_t(targets[r]) - MUTANT(28, 0, first), count);
+}
+
+template <class X>
+void range_classifier(Cuda<X> dev, X *dlogits, const float *logits, const int32_t *targets, const float *weights, HeadStats stats,
+                      size_t n, size_t padded, size_t first, size_t count) {
+    constexpr int N = Vec<float>::size;
+    const bool wide = fit_vectors<N>(count, logits, dlogits);
+    launch(dev, wide ? range_classifier_kernel1<X, N> : range_classifier_kernel1<X, 1>, Grid{padded},
+           classifier_threads(count, wide ? N : 1), 0, dlogits, logits, targets, weights, stats, n, first, count);
 }
 
 // One block: thread i takes n = i, i + blockDim, ..., then the block adds up what its threads have.

@@ -4,14 +4,23 @@
 //   lm_head(dev, stats, dx, dw, scratch, x, w, rows, targets, weights, T, C, V, N)   for n < N, with t = rows[n], y = targets[n]:
 //       logit[v] = sum_c x[t,c] w[v,c]       p = softmax(logit)       lse = log sum_v exp(logit[v])
 //       nll[n] = lse - logit[y]              entropy[n] = lse - sum_v p[v] logit[v]     correct[n] = 1 if y is the first maximum
+//       max[n] = max_v logit[v]              sum[n] = sum_v exp(logit[v] - max[n])      so that lse = max[n] + log sum[n]
 //       dlogit[v] = weights[n] (p[v] - [v == y])                      weights[n] is dL/dnll[n]
 //       dx[t,c] = sum_v dlogit[v] w[v,c]     dw[v,c] += sum_n dlogit[v] x[t,c]
 //
-//   x, dx (T, C), w (V, C) X     dw (V, C) float, accumulated     rows, targets (N) int32, rows increasing     weights (N) float
-//   stats: nll, entropy (nats), correct, (N) float each; rows of weight 0 count in them too
+//   lm_head_weight(dev, dw, scratch, x, w, rows, targets, weights, stats, C, V, N, first, count)   for v in [first, first + count):
+//       dw[v - first,c] += sum_n dlogit[v] x[t,c]
+//
+//   x, dx (T, C), w (V, C) X     dw (V, C), of a range (count, C), float, accumulated     rows, targets (N) int32, rows increasing
+//   weights (N) float     stats: nll, entropy (nats), correct, max, sum, (N) float each; rows of weight 0 count in them too
 //   dx is overwritten and 0 in rows without a target. dx null: forward only, dw and weights are not touched and may be null.
-//   scratch: lm_head_scratch(dev, N, C, V) bytes, aligned to 64. Nothing may alias.
+//   scratch: lm_head_scratch(dev, N, C, V) bytes, aligned to 64, for both. Nothing may alias.
 //   Logits and softmax are float; dlogit is rounded to X before its products. A NaN among the logits of a row makes its nll NaN.
+//
+//   Where no (V, C) of floats is to exist, as under ZeRO-2, lm_head gets dw null, and after it lm_head_weight makes dw range by
+//   range, from the same inputs and the stats that lm_head left: logits once more, of the range alone, dlogit = weight
+//   (exp(logit - max) / sum - [v == y]). Four products of 2 N C V operations then, instead of three. Equal logits give equal bits of
+//   dlogit; the products' libraries may add up in another order for other sizes, as do chunks of other lengths.
 //
 //   head_sums(dev, sums, stats, N): sums[0..2] += sum_n nll[n], entropy[n], correct[n]     sums (3) double
 #pragma once
@@ -24,7 +33,9 @@
 #include "simd.h"
 
 struct HeadStats {
-    float *nll, *entropy, *correct;  // (N) each
+    float *nll, *entropy, *correct, *max, *sum;  // (N) each
+
+    HeadStats from(size_t n) const { return {nll + n, entropy + n, correct + n, max + n, sum + n}; }
 };
 
 template <class X> constexpr size_t lm_head_bytes(Cpu<X>) { return size_t(64) << 20; }
@@ -35,13 +46,13 @@ template <class Dev> constexpr size_t lm_head_chunk(Dev dev, size_t V) {
     return rows >= 64 ? rows / 64 * 64 : std::max(rows, size_t(1));
 }
 
-// Rows are multiples of 64 in the last chunk too (filled with zeros), so that the products see few different shapes.
+// Rows are multiples of 64 in the last chunk too (padded with zeros), so that the products see few different shapes.
 template <class Dev> constexpr size_t lm_head_rows(Dev dev, size_t n, size_t V) {
     return std::min(lm_head_chunk(dev, V), round_up(n, 64));
 }
 
-// The statistics of row n; logits become exp(logit - max), whose sum is returned. Sums: float in a run, double over the runs.
-inline double softmax_row(HeadStats stats, size_t n, float *logits, size_t y, size_t V) {
+// The statistics of row n; logits become exp(logit - max). Sums: float in a run, double over the runs.
+inline void softmax_row(HeadStats stats, size_t n, float *logits, size_t y, size_t V) {
     constexpr size_t run = 1024;
     float max = -INFINITY;
 #pragma omp simd reduction(max : max)
@@ -67,30 +78,53 @@ inline double softmax_row(HeadStats stats, size_t n, float *logits, size_t y, si
     stats.nll[n] = float(std::log(sum) - (double(target) - max));
     stats.entropy[n] = float(std::log(sum) - dot / sum);
     stats.correct[n] = target == max && !earlier;
-    return sum;
+    stats.max[n] = max;
+    stats.sum[n] = float(sum);
+}
+
+// The gradients of a row from e = exp(logit - max), whose place they may take; y is V or more where the target is elsewhere.
+template <class X> void dlogits_row(X *dlogits, const float *e, float weight, float sum, size_t y, size_t V) {
+    const float scale = weight / sum;
+    const float at_target = y < V ? e[y] * scale - MUTANT(12, 1, weight) : 0;  // read before it is overwritten
+#pragma omp simd
+    for (size_t v = 0; v < V; v++) dlogits[v] = e[v] * scale;
+    if (y < V) dlogits[y] = at_target;
+}
+
+// row(r) for all rows of a chunk, in an order in which gradients may overwrite the logits. In bf16 row r takes the place of rows
+// (r-1)/2 to r/2 of the logits, half a row being free in front; so once the rows below `first` are done, rows first to 2 first
+// may be worked on at the same time.
+template <class X, class Row> void for_each_row(Cpu<X> dev, size_t n, Row row) {
+    for (size_t first = 0, last = 1; first < n; first = last, last *= 2)
+#pragma omp parallel for num_threads(dev.threads)
+        for (size_t r = first; r < std::min(last, n); r++) row(r);
 }
 
 // Statistics of rows 0 to n of a chunk and, unless dlogits is null, the gradients of their logits; 0 in rows n to `padded`.
-// Gradients overwrite the logits. In bf16 row r takes the place of rows (r-1)/2 to r/2 of the logits, half a row being free
-// in front; so once the rows below `first` are done, rows first to 2 first may be worked on at the same time.
 template <class X>
 void fused_classifier(Cpu<X> dev, HeadStats stats, X *dlogits, float *logits, const int32_t *targets, const float *weights,
                       size_t n, size_t padded, size_t V) {
-    for (size_t first = 0, last = 1; first < n; first = last, last *= 2)
-#pragma omp parallel for num_threads(dev.threads)
-        for (size_t r = first; r < std::min(last, n); r++) {
-            const size_t y = size_t(targets[r]);
-            float *e = logits + r * V;
-            const double sum = softmax_row(stats, r, e, y, V);
-            if (!dlogits) continue;
-            const float weight = weights[r], scale = float(weight / sum);
-            const float at_target = e[y] * scale - MUTANT(12, 1, weight);  // read before it is overwritten
-            X *out = dlogits + r * V;
-#pragma omp simd
-            for (size_t v = 0; v < V; v++) out[v] = e[v] * scale;
-            out[y] = at_target;
-        }
+    for_each_row(dev, n, [=](size_t r) {
+        const size_t y = size_t(targets[r]);
+        float *e = logits + r * V;
+        softmax_row(stats, r, e, y, V);
+        if (dlogits) dlogits_row(dlogits + r * V, e, weights[r], stats.sum[r], y, V);
+    });
     if (dlogits) std::fill(dlogits + n * V, dlogits + padded * V, X(0.0f));
+}
+
+// The same gradients where the statistics are known, of logits [first, first + count) of the vocabulary, `count` in a row.
+template <class X>
+void range_classifier(Cpu<X> dev, X *dlogits, float *logits, const int32_t *targets, const float *weights, HeadStats stats,
+                      size_t n, size_t padded, size_t first, size_t count) {
+    for_each_row(dev, n, [=](size_t r) {
+        const float max = stats.max[r];
+        float *e = logits + r * count;
+#pragma omp simd
+        for (size_t v = 0; v < count; v++) e[v] = fast_exp(e[v] - max);
+        dlogits_row(dlogits + r * count, e, weights[r], stats.sum[r], size_t(targets[r]) - MUTANT(26, 0, first), count);
+    });
+    std::fill(dlogits + n * count, dlogits + padded * count, X(0.0f));
 }
 
 // Bytes in front of the logits at which their gradients begin: 0 where they take the place of the logits.
@@ -117,32 +151,72 @@ template <class X> void head_sums(Cpu<X>, double *sums, HeadStats stats, size_t 
 
 // ---- the head, of any device -------------------------------------------------------------------------------------------------
 
-template <class Dev> size_t lm_head_scratch(Dev dev, size_t N, size_t C, size_t V) {
-    const size_t rows = lm_head_rows(dev, N, V);
+template <class Dev> size_t lm_head_chunk_bytes(Dev dev, size_t rows, size_t C, size_t V) {
     return dlogits_room(dev, rows, V) + round_up(rows * V * sizeof(float), 64) + rows * C * sizeof(typename Dev::X);
+}
+
+template <class Dev> size_t lm_head_scratch(Dev dev, size_t N, size_t C, size_t V) {
+    return lm_head_chunk_bytes(dev, lm_head_rows(dev, N, V), C, V);
+}
+
+// Rows of a chunk where each has `count` logits: as many as fit the scratch for V.
+template <class Dev> size_t lm_head_range_rows(Dev dev, size_t N, size_t C, size_t V, size_t count) {
+    const size_t bytes = lm_head_scratch(dev, N, C, V);
+    size_t rows = lm_head_rows(dev, N, V), more = round_up(rows + 1, 64);
+    for (; rows < N && lm_head_chunk_bytes(dev, more, C, count) <= bytes; more += 64) rows = more;
+    return rows;
+}
+
+// The scratch, for chunks of `most` rows.
+template <class X> struct HeadChunk {
+    X *dlogits;     // (most, V)
+    float *logits;  // (most, V)
+    X *x;           // (most, C)
+    size_t most;
+
+    template <class Dev> HeadChunk(Dev dev, void *scratch, size_t most, size_t V) : most(most) {
+        char *at = static_cast<char *>(scratch);
+        dlogits = reinterpret_cast<X *>(at);
+        at += dlogits_room(dev, most, V);
+        logits = reinterpret_cast<float *>(at);
+        at += round_up(most * V * sizeof(float), 64);
+        x = reinterpret_cast<X *>(at);
+    }
+};
+
+// Gathers the rows of x, chunk by chunk, multiplies them by the V rows of w and calls body(n0, n, padded): rows n0 to n0 + n.
+template <class Dev, class X, class Body>
+void for_each_chunk(Dev dev, const HeadChunk<X> &chunk, const X *x, const X *w, const int32_t *rows, size_t C, size_t V, size_t N,
+                    Body body) {
+    for (size_t n0 = 0; n0 < N; n0 += chunk.most) {
+        const size_t n = std::min(chunk.most, N - n0), padded = std::min(chunk.most, round_up(n, 64));
+        gather_rows(dev, chunk.x, x, rows + n0, n, padded, C);
+        matmul_forward(dev, chunk.logits, chunk.x, w, nullptr, padded, C, V);
+        body(n0, n, padded);
+    }
 }
 
 template <class Dev, class X = typename Dev::X>
 void lm_head(Dev dev, HeadStats stats, std::type_identity_t<X> *dx, float *dw, void *scratch, const X *x, const X *w,
              const int32_t *rows, const int32_t *targets, const float *weights, size_t T, size_t C, size_t V, size_t N) {
-    const size_t most = lm_head_rows(dev, N, V);
-    char *at = static_cast<char *>(scratch);
-    X *dlogits = reinterpret_cast<X *>(at);
-    at += dlogits_room(dev, most, V);
-    float *logits = reinterpret_cast<float *>(at);
-    at += round_up(most * V * sizeof(float), 64);
-    X *xc = reinterpret_cast<X *>(at);
+    const HeadChunk<X> chunk(dev, scratch, lm_head_rows(dev, N, V), V);
     if (dx) gather_rows(dev, dx, x, rows, 0, T, C);  // all rows 0
+    for_each_chunk(dev, chunk, x, w, rows, C, V, N, [&](size_t n0, size_t n, size_t padded) {
+        fused_classifier(dev, stats.from(n0), dx ? chunk.dlogits : nullptr, chunk.logits, targets + n0, weights + (dx ? n0 : 0),
+                         n, padded, V);
+        if (!dx) return;
+        if (dw) matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, V);
+        matmul_backward_input(dev, chunk.x, chunk.dlogits, w, padded, C, V);
+        scatter_rows(dev, dx, chunk.x, rows + n0, n, C);
+    });
+}
 
-    for (size_t n0 = 0; n0 < N; n0 += most) {
-        const size_t n = std::min(most, N - n0), padded = lm_head_rows(dev, n, V);
-        const HeadStats at_n0 = {stats.nll + n0, stats.entropy + n0, stats.correct + n0};
-        gather_rows(dev, xc, x, rows + n0, n, padded, C);
-        matmul_forward(dev, logits, xc, w, nullptr, padded, C, V);
-        fused_classifier(dev, at_n0, dx ? dlogits : nullptr, logits, targets + n0, weights + (dx ? n0 : 0), n, padded, V);
-        if (!dx) continue;
-        matmul_backward_weight(dev, dw, nullptr, dlogits, xc, padded, C, V);
-        matmul_backward_input(dev, xc, dlogits, w, padded, C, V);
-        scatter_rows(dev, dx, xc, rows + n0, n, C);
-    }
+template <class Dev, class X = typename Dev::X>
+void lm_head_weight(Dev dev, float *dw, void *scratch, const X *x, const X *w, const int32_t *rows, const int32_t *targets,
+                    const float *weights, HeadStats stats, size_t C, size_t V, size_t N, size_t first, size_t count) {
+    const HeadChunk<X> chunk(dev, scratch, lm_head_range_rows(dev, N, C, V, count), count);
+    for_each_chunk(dev, chunk, x, w + first * C, rows, C, count, N, [&](size_t n0, size_t n, size_t padded) {
+        range_classifier(dev, chunk.dlogits, chunk.logits, targets + n0, weights + n0, stats.from(n0), n, padded, first, count);
+        matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, count);
+    });
 }

@@ -8,7 +8,7 @@ template <class Dev> struct Embedding : testing::Test {};
 TYPED_TEST_SUITE(Embedding, CudaDevices);
 
 // Few different tokens and many, channels in several slices of a warp with and without vectors. Copies are exact, and the order
-// of the sum is part of the contract, so the float sums are equal.
+// of the sum is part of the contract, so the float sums are equal, and so are those of ranges of tokens.
 TYPED_TEST(Embedding, CopiesRowsAndAddsInTheOrderOfTheText) {
     using X = typename TypeParam::X;
     for (const auto &[T, V, C] : {std::array<size_t, 3>{1, 7, 8}, {33, 3, 139}, {100, 7, 520}, {700, 600, 40}}) {
@@ -24,15 +24,23 @@ TYPED_TEST(Embedding, CopiesRowsAndAddsInTheOrderOfTheText) {
                 for (size_t c = 0; c < C; c++) want[size_t(tokens[t]) * C + c] += float(dout[t * C + c]);
         for_each_order<TypeParam>([&, T = T, V = V, C = C](TypeParam dev) {
             DeviceArray<X> d_w(w), d_dout(dout), out(T * C);
-            DeviceArray<float> dw(before);
             DeviceArray<int32_t> d_tokens(tokens);
             embedding_forward(dev, out.data(), d_w.data(), d_tokens.data(), T, C);
             const auto got = out.values();
             for (size_t t = 0; t < T; t++)
                 for (size_t c = 0; c < C; c++)
                     ASSERT_EQ(float(got[t * C + c]), float(w[size_t(tokens[t]) * C + c])) << t << " " << c;
-            for (int pass = 0; pass < 2; pass++) embedding_backward(dev, dw.data(), d_dout.data(), d_tokens.data(), T, C);
-            EXPECT_EQ(dw.values(), want);
+            for (const std::vector<size_t> &ends : {std::vector<size_t>{V}, {1, V - 1, V}}) {
+                std::vector<float> dw;
+                for (size_t i = 0, first = 0; i < ends.size(); first = ends[i++]) {
+                    DeviceArray<float> part(
+                        std::vector<float>(before.begin() + ptrdiff_t(first * C), before.begin() + ptrdiff_t(ends[i] * C)));
+                    for (int pass = 0; pass < 2; pass++)
+                        embedding_backward(dev, part.data(), d_dout.data(), d_tokens.data(), T, C, first, ends[i] - first);
+                    std::ranges::copy(part.values(), std::back_inserter(dw));
+                }
+                EXPECT_EQ(dw, want) << ends.size() << " ranges";
+            }
         });
     }
 }

@@ -10,18 +10,29 @@ template <class Dev> struct Head : testing::Test, HeadCase<typename Dev::X> {
     using X = typename Dev::X;
     const MatmulContext context;
 
-    void run(Dev dev, bool backward = true) {
+    // ends: of the ranges of the vocabulary whose part of dw is made on its own; none: dw as a whole
+    void run(Dev dev, bool backward = true, const std::vector<size_t> &ends = {}) {
         dev.ctx = context.get();
         DeviceArray<X> d_x(this->x), d_w(this->w), d_dx(this->T * this->C);
         DeviceArray<int32_t> d_rows(this->rows), d_targets(this->targets);
         DeviceArray<float> d_weights(this->weights), d_dw(this->dw_before), d_nll(this->N), d_entropy(this->N),
-            d_correct(this->N);
+            d_correct(this->N), d_max(this->N), d_sum(this->N);
         DeviceArray<char> scratch(lm_head_scratch(dev, this->N, this->C, this->V));
-        lm_head(dev, {d_nll.data(), d_entropy.data(), d_correct.data()}, backward ? d_dx.data() : nullptr,
-                backward ? d_dw.data() : nullptr, scratch.data(), d_x.data(), d_w.data(), d_rows.data(), d_targets.data(),
-                backward ? d_weights.data() : nullptr, this->T, this->C, this->V, this->N);
+        const HeadStats stats = {d_nll.data(), d_entropy.data(), d_correct.data(), d_max.data(), d_sum.data()};
+        lm_head(dev, stats, backward ? d_dx.data() : nullptr, backward && ends.empty() ? d_dw.data() : nullptr, scratch.data(),
+                d_x.data(), d_w.data(), d_rows.data(), d_targets.data(), backward ? d_weights.data() : nullptr, this->T, this->C,
+                this->V, this->N);
         this->nll = d_nll.values(), this->entropy = d_entropy.values(), this->correct = d_correct.values();
+        this->max = d_max.values(), this->sum = d_sum.values();
         this->dx = d_dx.values(), this->dw = d_dw.values();
+        for (size_t i = 0, first = 0; i < ends.size(); first = ends[i++]) {
+            const auto begin = this->dw.begin() + ptrdiff_t(first * this->C),
+                       end = this->dw.begin() + ptrdiff_t(ends[i] * this->C);
+            DeviceArray<float> part(std::vector<float>(begin, end));
+            lm_head_weight(dev, part.data(), scratch.data(), d_x.data(), d_w.data(), d_rows.data(), d_targets.data(),
+                           d_weights.data(), stats, this->C, this->V, this->N, first, ends[i] - first);
+            std::ranges::copy(part.values(), begin);
+        }
     }
 };
 TYPED_TEST_SUITE(Head, CudaDevices);
@@ -49,8 +60,34 @@ TYPED_TEST(Head, LargeLogits) {  // exp(logit) would overflow
 TYPED_TEST(SlowHead, SeveralChunks) {  // more than 256 MiB of logits
     this->make(40, 1, size_t(1) << 22);
     ASSERT_GT(this->N, lm_head_chunk(TypeParam{}, this->V));
-    this->run(TypeParam{});
-    this->check();
+    for (const std::vector<size_t> &ends : {std::vector<size_t>{}, {(size_t(3) << 20) + 1, this->V}}) {
+        this->run(TypeParam{}, true, ends);
+        this->check();
+    }
+}
+
+TYPED_TEST(Head, RangesEqualReference) {  // with vectors and without, one of them without a target
+    for (const auto &[T, C, V] : {std::array<size_t, 3>{1, 8, 5}, {37, 24, 51}, {20, 16, 136}, {6, 8, 4100}}) {
+        this->make(T, C, V);
+        for (int32_t &y : this->targets) y = y == int32_t(V / 3) ? 0 : y;
+        SameBits same;
+        for_each_order<TypeParam>([&, V = V](TypeParam dev) {
+            this->run(dev, true, {V / 3, V / 3 + 1, V - 1, V});
+            this->check();
+            same(this->dx, this->dw);
+        });
+    }
+}
+
+TYPED_TEST(Head, RangesGiveTheSameBits) {
+    this->make_separate(60, 48, 333);
+    SameBits same;
+    for_each_order<TypeParam>([&](TypeParam dev) {
+        for (const std::vector<size_t> &ends : {std::vector<size_t>{}, {333}, {1, 17, 81, 301, 333}, {128, 333}}) {
+            this->run(dev, true, ends);
+            same(this->dw, this->dx);
+        }
+    });
 }
 
 TYPED_TEST(Head, ForwardAloneGivesTheSameStatistics) {
@@ -59,7 +96,7 @@ TYPED_TEST(Head, ForwardAloneGivesTheSameStatistics) {
     for_each_order<TypeParam>([&](TypeParam dev) {
         for (bool backward : {true, false}) {
             this->run(dev, backward);
-            same(this->nll, this->entropy, this->correct);
+            same(this->nll, this->entropy, this->correct, this->max, this->sum);
         }
         EXPECT_EQ(this->dw, this->dw_before);
     });
@@ -74,9 +111,11 @@ TYPED_TEST(Head, RowsWithoutATargetOrWeightGetNoGradient) {
         for (size_t c = 0; c < this->C && !has[t]; c++) EXPECT_EQ(float(this->dx[t * this->C + c]), 0.0f);
 
     this->N = 0;  // no target at all
-    this->run(TypeParam{});
-    EXPECT_EQ(largest(widen(this->dx)), 0);
-    EXPECT_EQ(this->dw, this->dw_before);
+    for (const std::vector<size_t> &ends : {std::vector<size_t>{}, {13, 70}}) {
+        this->run(TypeParam{}, true, ends);
+        EXPECT_EQ(largest(widen(this->dx)), 0);
+        EXPECT_EQ(this->dw, this->dw_before);
+    }
 }
 
 TYPED_TEST(Head, ANaNIsNeverHidden) {
@@ -115,7 +154,7 @@ TYPED_TEST(Head, SumsAddUp) {
     for_each_order<TypeParam>([&](TypeParam dev) {
         DeviceArray<float> d_nll(nll), d_entropy(entropy), d_correct(correct);
         DeviceArray<double> sums(std::vector<double>{1, 2, 3});
-        head_sums(dev, sums.data(), {d_nll.data(), d_entropy.data(), d_correct.data()}, N);
+        head_sums(dev, sums.data(), {d_nll.data(), d_entropy.data(), d_correct.data(), nullptr, nullptr}, N);
         EXPECT_EQ(sums.values(), want);
     });
 }
