@@ -4,10 +4,16 @@
 // Each op is a free function in llmc/ops, one file an op, with its formula and shapes above it. What a run is made of (data, steps,
 // checkpoints, evaluation, generation) stands in llmc/train/run.h and asks this file only what llmc/train/model.h declares.
 //
-// Sizes, here and in every op:   T tokens of the packed row     C hidden size     H query heads     KV key/value heads     D head size
+// Ranks: those of a ring share each row, T / sp tokens of it each, and meet in attention alone (llmc/parallel/ring.h). All ranks meet in
+// the gradients, which are summed as soon as the backward pass has made those of a layer (llmc/parallel/zero.h). One rank is a ring of one.
+//
+// Sizes, here and in every op:   T tokens of a rank's row       C hidden size     H query heads     KV key/value heads     D head size
 //                                F feed-forward size            V vocabulary      L layers          N tokens of the row that are targets
 // There is no batch dimension: a micro-batch is one packed row of documents laid end to end (llmc/data/dataloader.h).
+#include <omp.h>
+
 #include <cmath>
+#include <optional>
 
 #include "llmc/core/arena.h"        // defines: Plan, Arena
 #include "llmc/core/gpu.h"          // defines: use_gpu, query_gpus
@@ -16,20 +22,26 @@
 #include "llmc/core/options.h"      // defines: Options, Parsed, parse
 #include "llmc/data/dataloader.h"   // defines: Row
 #include "llmc/io/hf.h"             // defines: ModelConfig, HfWeights, HfWriter
-#include "llmc/ops/attention.h"     // defines: attention{,_backward}_{begin,part,end}, Heads, Pieces
+#include "llmc/ops/attention.h"     // defines: attention_{begin,part,end}, Heads, Pieces
 #include "llmc/ops/embedding.h"     // defines: embedding_{forward,backward}
 #include "llmc/ops/layout.h"        // defines: copy_rows
-#include "llmc/ops/loss.h"          // defines: lm_head, head_sums
+#include "llmc/ops/loss.h"          // defines: lm_head, lm_head_weight, head_sums
 #include "llmc/ops/matmul.h"        // defines: matmul_forward, matmul_backward_{input,weight}
 #include "llmc/ops/qk_norm_rope.h"  // defines: qk_norm_rope_{forward,backward}
 #include "llmc/ops/residual.h"      // defines: residual_forward
 #include "llmc/ops/rmsnorm.h"       // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward
 #include "llmc/ops/rope.h"          // defines: rope_table
 #include "llmc/ops/swiglu.h"        // defines: swiglu_{forward,backward}
+#include "llmc/parallel/comm_mpi.h"  // defines: started_by_mpirun, run_mpi
+#include "llmc/parallel/mesh.h"     // defines: Mesh
+#include "llmc/parallel/ring.h"     // defines: ring_attention_{forward,backward}
+#include "llmc/parallel/split.h"    // defines: pad_row, local_row, SequenceSplit
+#include "llmc/parallel/zero.h"     // defines: Cut, Sharding, Zero
 #include "llmc/train/flops.h"       // defines: Op, Pass
 #include "llmc/train/model.h"       // defines: Model, ModelLimits, Recompute, LossSums
-#include "llmc/train/parameters.h"  // defines: Parameters
+#include "llmc/train/parameters.h"  // defines: {load,initialise,save}_parameters, nonfinite_gradient
 #include "llmc/train/profile.h"     // defines: Profiler, measure_peaks
+#include "llmc/train/ranks.h"       // defines: Ranks, split_row
 #include "llmc/train/run.h"         // defines: run_task
 
 // ---- parameter table ------------------------------------------------------------------------------------------------------------------
@@ -56,29 +68,37 @@ template <class P> struct LlamaWeights {
     P *head;  // (V, C)  the embedding itself where the two are tied
 };
 
+struct LlamaTable {
+    std::vector<Tensor> tensors;
+    std::vector<Cut> cuts;  // the embedding, each layer, the head unless it is the embedding, the final norm
+};
+
 // One row per tensor of the Hugging Face files, in the order in which they lie in the flat arrays, and the member that points at it.
 // A tensor without a member continues the matrix before it: q, k and v are row blocks of one matrix, and so are gate and up.
-// Within a layer what decays comes first. Called without `flat` it only makes the table.
-template <class P> std::vector<Tensor> llama_table(const ModelConfig &c, LlamaWeights<P> &w, P *flat) {
+// Within a layer what decays comes first. place(cut, offset) says where the element `offset` of the table lies.
+template <class P, class Place> LlamaTable llama_table(const ModelConfig &c, LlamaWeights<P> &w, Place place) {
     const size_t C = c.C, V = c.V, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
-    std::vector<Tensor> table;
+    LlamaTable table;
     size_t offset = 0;
     std::string prefix;
+    auto cut = [&](size_t row = 0) { table.cuts.push_back({offset, offset, row}); };
     auto add = [&](bool exists, const char *name, P **member, std::vector<size_t> shape, Tensor::Init init, bool decay) {
-        if (member) *member = exists && flat ? flat + offset : nullptr;
+        if (member) *member = exists ? place(table.cuts.size() - 1, offset) : nullptr;
         if (!exists) return;
         size_t count = 1;
         for (size_t n : shape) count *= n;
-        table.push_back({prefix + name, std::move(shape), init, decay, offset, count});
-        offset += count;
+        table.tensors.push_back({prefix + name, std::move(shape), init, decay, offset, count});
+        table.cuts.back().end = offset += count;
     };
     const auto normal = Tensor::normal, ones = Tensor::ones, zeros = Tensor::zeros;
     w.layer.resize(c.L);
 
     // clang-format off
     //  exists       Hugging Face name                  member           shape      init   decay
+    cut(C);
     add(true,        "model.embed_tokens.weight",       &w.embed,        {V, C},    normal, true);
     for (size_t l = 0; l < c.L; l++) {
+        cut();
         LlamaLayer<P> &y = w.layer[l];
         prefix = format("model.layers.%zu.", l);
         add(true,       "self_attn.q_proj.weight",         &y.qkv,          {Q, C},    normal, true);
@@ -101,11 +121,18 @@ template <class P> std::vector<Tensor> llama_table(const ModelConfig &c, LlamaWe
         add(true,       "post_attention_layernorm.weight", &y.ln2,          {C},       ones,   false);
     }
     prefix = "";
+    if (!c.tied) cut(C);
     add(!c.tied,     "lm_head.weight",                  &w.head,         {V, C},    normal, true);
+    cut();
     add(true,        "model.norm.weight",               &w.norm,         {C},       ones,   false);
     // clang-format on
     if (c.tied) w.head = w.embed;
     return table;
+}
+
+template <class P> LlamaTable llama_table(const ModelConfig &config) {  // for who has no arrays yet
+    LlamaWeights<P> none;
+    return llama_table(config, none, [](size_t, size_t) { return (P *)nullptr; });
 }
 
 // ---- activation plan ------------------------------------------------------------------------------------------------------------------
@@ -131,6 +158,7 @@ template <class X> struct LlamaActs {
     float *dv32;     // (T, KV*D)
     float *delta;    // (H, T)
     float *scratch;  // attention_scratch
+    RingBuffers<X> ring;  // ring_attention_buffers
 };
 
 // When an op runs: time is counted in the ops of one row. The backward pass of a layer is its recomputation, in forward order, and then its
@@ -166,34 +194,44 @@ template <class Dev> class Llama final : public Model {
 
     Plan &plan() override { return plan_; }
     Arena &arena() override { return *arena_; }
-    Memory &memory() override { return p.memory(); }
+    Memory &memory() override {  // made when it is first used: a plan needs no device
+        if (!memory_) memory_ = make_memory(dev);
+        return *memory_;
+    }
     void profile() override;
     Profiler *profiler() override { return profiler_.get(); }
-    void allocate(bool guards, bool poison) override;
-    const std::vector<Tensor> &tensors() const override { return p.table; }
-    void load(const HfWeights &weights) override { p.load(weights); }
-    void initialise(uint64_t seed) override { p.initialise(seed, config.initializer_range); }
-    void save(const std::string &dir, const std::string &export_dtype) override { p.save(dir, export_dtype); }
+    void allocate(Mesh &mesh, bool guards, bool poison) override;
+    const std::vector<Tensor> &tensors() const override { return zero.table; }
+    void load(const HfWeights &weights) override { load_parameters(zero, weights, memory()); }
+    void initialise(uint64_t seed) override {
+        initialise_parameters(zero, mesh_->all, seed, config.initializer_range, memory());
+    }
+    void save(const std::string &dir, const std::string &export_dtype) override {
+        save_parameters(zero, mesh_->all, dir, export_dtype, memory(), [&](size_t b) {
+            return zero.sharding.stage == 2 ? *grads_of.largest : zero.grads + zero.sharding.buckets[b].begin;
+        });
+    }
     void zero_gradients() override {
         reach(clock.between_rows(ZERO_GRAD));
-        memory().fill(p.grads, 0, p.count * sizeof(float));
+        zero.zero_gradients(memory());
     }
     double gradient_norm() override {
         reach(clock.between_rows(GRAD_NORM));
-        return p.gradient_norm();
+        return zero.gradient_norm(mesh_->all);
     }
-    std::string nonfinite_gradient() override { return p.nonfinite_gradient(); }
+    std::string nonfinite_gradient() override { return ::nonfinite_gradient(zero, mesh_->all); }
     void update(const AdamW &adamw) override {
         reach(clock.between_rows(ADAMW));
-        p.update(adamw);
+        zero.update(mesh_->all, adamw);
     }
-    const float *gradients() const { return p.grads; }
-    OptimizerState optimizer_state() override { return {p.master, p.m, p.v, p.count, &p.memory()}; }
-    void optimizer_state_loaded() override { p.round_master(); }
+    OptimizerState optimizer_state() override;
+    void optimizer_state_loaded() override { zero.round_master(mesh_->all); }
+    Payload take_sent() override { return std::exchange(zero.sent, {}); }
 
     void evaluate(const Row &row) override;
-    void accumulate(const Row &row, float weight) override;
+    void accumulate(const Row &row, float weight, bool last) override;
     LossSums take_sums() override;
+    Zero<Dev> &parameters() { return zero; }
     const float *next_logits(const Row &row, const Pieces &where, std::span<const int32_t> cache_begin) override;
 
   private:
@@ -204,15 +242,22 @@ template <class Dev> class Llama final : public Model {
     static constexpr Kept everything = {true, true, true, true, true}, nothing = {false, false, false, false, false};
 
     void plan_activations();
-    void plan_layer(size_t l);
+    void plan_layer(size_t l, size_t T);
+    void plan_buckets();
+    size_t head_cut() const { return config.tied ? 0 : config.L + 1; }
     void load_row(const Row &row, float weight);
+    void load_part(const Row &row, float weight);
     void load_lo(std::span<const int32_t> doc_begin);
     void forward();
     void layer_forward(size_t l, const LlamaActs<X> &a, bool again);
     void attention_forward(size_t l, const LlamaActs<X> &a);
     void backward();
     void layer_backward(size_t l, const LlamaActs<X> &a);
-    void head(bool backward);
+    void head(X *dx, float *dhead);
+    void head_backward();
+    RingAttention ring(size_t l);
+    RingInputs<X> attention_inputs(size_t l, const LlamaActs<X> &a);
+    template <class F> void sum_gradients(size_t cut, float *buffer, bool complete, F add);
     void reach(const Moment &now) {  // at the start of each op
         if (poison_) arena_->poison_dead(now.time);
         if (profiler_) profiler_->begin(now.pass, now.op, now.layer);
@@ -225,26 +270,37 @@ template <class Dev> class Llama final : public Model {
     Kept keep;
     LlamaWeights<X> w;
     LlamaWeights<float> dw;
-    Parameters<Dev> p;
+    const std::vector<Cut> cuts;
+    Zero<Dev> zero;
+    Mesh *mesh_ = nullptr;
+    std::unique_ptr<Memory> memory_;
     Plan plan_;
-    std::unique_ptr<Arena> arena_;  // in the memory of p
+    std::unique_ptr<Arena> arena_;  // in memory_
     std::unique_ptr<Profiler> profiler_;
-    bool poison_ = false;
+    bool poison_ = false, last_ = false;  // last_: micro-step
     size_t targets_ = 0;         // of the rows whose sums were not taken yet
     std::vector<float> logits_;  // generate: (documents, V)
 
-    // The packed row on the device.
+    // The packed row, this rank's part of it, on the device.
     struct {
         size_t T, N;
+        std::optional<SequenceSplit> split;
         int32_t *tokens;       // (T)
         int32_t *doc_pos;      // (T) position in the document, for rope
-        int32_t *lo;           // (T) the first key that position t of the row sees; generate: (cache)
-        int32_t *lo_window;    // (T) the same in layers with a sliding window
+        int32_t *lo;           // (sp*T) the first key that position t of the whole row sees; generate: (cache)
+        int32_t *lo_window;    // (sp*T) the same in layers with a sliding window
         int32_t *rows;         // (N) predictors
         int32_t *targets;      // (N)
         float *weights;        // (N) dL/dnll
-        Pieces queries, keys;  // where this row's queries and keys are in the whole sequence
+        Pieces queries, keys;  // generate: where this row's queries and keys are in the cache
     } row;
+
+    // Stage 2 of ZeRO: where the gradients of a cut are made before they are summed over ranks, room for its largest bucket.
+    struct {
+        std::vector<float *> cut;
+        float *head;      // tied, too
+        float **largest;  // one of them, with room for any bucket
+            } grads_of;
 
     struct {
         std::vector<X *> x;  // (L+1) x (T, C)   residual stream: input of each layer, then of the final norm
@@ -264,24 +320,58 @@ template <class Dev> class Llama final : public Model {
     } acts;
 };
 
+// Each cut is a bucket of ZeRO's; at stage 2 a large vocabulary's is several, whose gradients never exist together.
+static Sharding sharding_for(const ModelConfig &config, const ModelLimits &limits) {
+    const Ranks &r = limits.ranks;
+    if (limits.mode != Mode::train) return Sharding(llama_table<float>(config).cuts, 0, 1, 0, 0);
+    auto cuts = llama_table<float>(config).cuts;
+    if (r.zero_stage < 2 || r.world == 1)
+        for (Cut &cut : cuts) cut.row = 0;
+    return Sharding(cuts, r.zero_stage, int(r.world), int(r.rank), r.bucket_bytes);
+}
+
 template <class Dev>
 Llama<Dev>::Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits)
-    : dev(dev), config(config), limits(limits), clock{config.L}, p(dev, llama_table<X>(config, w, nullptr)) {
+    : dev(dev),
+      config(config),
+      limits(limits),
+      clock{config.L},
+      cuts(llama_table<float>(config).cuts),
+      zero(dev, sharding_for(config, limits), llama_table<float>(config).tensors) {
     const bool train = limits.mode == Mode::train;
     const Recompute r = limits.recompute;
     keep = train && r == Recompute::none    ? everything
            : train && r == Recompute::cheap ? Kept{false, true, true, true, false}
                                             : nothing;
-    p.plan(plan_, train);
+    zero.plan(plan_, train);
     plan_activations();
+    if (zero.sharding.stage == 2) plan_buckets();
+}
+
+template <class Dev> void Llama<Dev>::plan_buckets() {
+    const Sharding &s = zero.sharding;
+    const auto add = [&](float **buffer, const std::string &name, size_t cut, size_t first, size_t last) {
+        size_t room = 0;
+        for (const Bucket &b : s.buckets)
+            if (cuts[cut].begin <= b.global && b.global < cuts[cut].end) room = std::max(room, s.parts * b.part);
+        plan_.add(buffer, name, {room}, first, last);
+        if (room == s.largest) grads_of.largest = buffer;
+    };
+    const size_t head = clock.head(), norm = clock.final_norm_backward(), embed = clock.embed_backward(), last = cuts.size() - 1;
+    grads_of.cut.resize(cuts.size());
+    add(&grads_of.cut[0], "bucket.embedding", 0, embed, embed);
+    for (size_t l = 0; l < config.L; l++)
+        add(&grads_of.cut[1 + l], format("bucket.layer.%zu", l), 1 + l, clock.backward(l, DOWN), clock.backward(l, LN1));
+    add(&grads_of.head, "bucket.head", head_cut(), head, head);
+    add(&grads_of.cut[last], "bucket.norm", last, norm, norm);
 }
 
 template <class Dev> void Llama<Dev>::plan_activations() {
     const ModelConfig &c = config;
-    const size_t T = limits.row_tokens, C = c.C;
+    const size_t all_T = round_up(limits.row_tokens, row_multiple * limits.ranks.sp), T = all_T / limits.ranks.sp, C = c.C;
     const bool train = limits.mode == Mode::train, generate = limits.mode == Mode::generate;
 
-    const size_t positions = std::max(T, limits.cache_tokens);
+    const size_t positions = std::max(all_T, limits.cache_tokens);
     plan_.add(&row.tokens, "row.tokens", {T});
     plan_.add(&row.doc_pos, "row.doc_pos", {T});
     plan_.add(&row.lo, "row.lo", {positions});
@@ -301,7 +391,7 @@ template <class Dev> void Llama<Dev>::plan_activations() {
         const size_t read = l < c.L ? (train ? clock.backward(l, LN1) : clock.forward(l, LN2))
                                     : (train ? clock.final_norm_backward() : clock.final_norm());
         plan_.add(&acts.x[l], format("act.%zu.x", l), {T, C}, written, read);
-        if (l < c.L) plan_layer(l);
+        if (l < c.L) plan_layer(l, T);
     }
     plan_.add(&acts.normf, "act.normf", {T, C}, clock.final_norm(), clock.head());
     plan_.add(&acts.rstdf, "act.rstdf", {T}, clock.final_norm(), train ? clock.final_norm_backward() : clock.final_norm());
@@ -325,9 +415,10 @@ template <class Dev> void Llama<Dev>::plan_activations() {
     }
 }
 
-template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
+template <class Dev> void Llama<Dev>::plan_layer(size_t l, size_t T) {
     const ModelConfig &c = config;
-    const size_t T = limits.row_tokens, C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
+    const Ranks &r = limits.ranks;
+    const size_t C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
     const bool train = limits.mode == Mode::train;
     using A = LlamaActs<X>;
     A &f = acts.forward[l], &b = acts.backward[l];
@@ -365,8 +456,14 @@ template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
         plan_.add(pointer, format("act.%zu.%s", l, name), std::move(shape), first, last);
     };
     const size_t forward = clock.forward(l, ATTENTION), backward = clock.backward(l, ATTENTION);
+    const auto sizes = [&](bool backward) {
+        return ring_attention_buffers(r.sp_mode, r.sp, r.head_stride, T, c.H, c.KV, c.D, backward);
+    };
     transient("out32", &f.out32, {T, Q}, forward, forward);
+    transient("ring", &f.ring.values, {sizes(false).values}, forward, forward);
     if (!train) return;
+    transient("ring backward", &b.ring.values, {sizes(true).values}, backward, backward);
+    transient("ring gradients", &b.ring.floats, {sizes(true).floats}, backward, backward);
     transient("datt", &b.datt, {T, Q}, clock.backward(l, PROJ), backward);
     transient("dq32", &b.dq32, {T, Q}, backward, backward);
     transient("dk32", &b.dk32, {T, K}, backward, backward);
@@ -382,13 +479,20 @@ template <class Dev> void Llama<Dev>::profile() {
     profiler_ = std::make_unique<Profiler>(std::move(timeline), peaks, config, sizeof(X), keep.mid);
 }
 
-template <class Dev> void Llama<Dev>::allocate(bool guards, bool poison) {
+template <class Dev> void Llama<Dev>::allocate(Mesh &mesh, bool guards, bool poison) {
+    mesh_ = &mesh;
+    mesh.use(slices_of(dev));
     poison_ = poison;
     plan_.place(guards);
     arena_ = std::make_unique<Arena>(plan_, memory());
     matmul_use_scratch(dev, acts.matmul);
-    llama_table(config, w, p.params);
-    if (limits.mode == Mode::train) llama_table(config, dw, p.grads);
+    const Sharding &s = zero.sharding;
+    llama_table(config, w, [&](size_t, size_t offset) { return zero.params + s.flat(offset); });
+    if (limits.mode == Mode::train)
+        llama_table(config, dw, [&](size_t cut, size_t offset) {
+            return s.stage == 2 ? grads_of.cut[cut] + (offset - cuts[cut].begin) : zero.grads + s.flat(offset);
+        });
+    if (s.stage == 2) dw.head = grads_of.head;
     std::vector<float> rope(limits.positions * config.D);
     rope_table(rope.data(), config.rope, limits.positions, config.D);
     write(memory(), acts.rope, rope);
@@ -398,15 +502,21 @@ template <class Dev> void Llama<Dev>::allocate(bool guards, bool poison) {
 
 template <class Dev> void Llama<Dev>::load_row(const Row &r, float weight) {
     reach(clock.between_rows(COPY));
-    if (profiler_) profiler_->begin_row(r);
     row.T = r.T, row.N = r.rows.size();
-    row.queries = row.keys = Pieces{{{0, r.T, 0}}, 1};
     write(memory(), row.tokens, r.tokens);
     write(memory(), row.doc_pos, r.doc_pos);
     write(memory(), row.rows, r.rows);
     write(memory(), row.targets, r.targets);
     write(memory(), row.weights, std::vector<float>(row.N, weight));
-    load_lo(r.doc_begin);
+}
+
+// A whole row, of which this rank takes its part.
+template <class Dev> void Llama<Dev>::load_part(const Row &r, float weight) {
+    const Row whole = pad_row(r, limits.ranks.sp);
+    if (profiler_) profiler_->begin_row(whole, limits.ranks.sp);
+    row.split = split_row(config, limits.ranks, sizeof(X), whole);
+    load_row(local_row(whole, *row.split, limits.ranks.sp_rank()), weight);
+    load_lo(whole.doc_begin);
 }
 
 // doc_begin[p]: where the document of position p begins.
@@ -462,38 +572,56 @@ template <class Dev> void Llama<Dev>::layer_forward(size_t l, const LlamaActs<X>
     }
 }
 
+// What a layer's attention over the ring needs to know, and what it reads.
+template <class Dev> RingAttention Llama<Dev>::ring(size_t l) {
+    const Ranks &r = limits.ranks;
+    return {*mesh_->ring, r.sp_mode, r.head_stride, *row.split, row.split->travel[kind_of(config, l)], zero.sent};
+}
+template <class Dev> RingInputs<typename Dev::X> Llama<Dev>::attention_inputs(size_t l, const LlamaActs<X> &a) {
+    const size_t H = config.H, KV = config.KV, D = config.D, stride = (H + 2 * KV) * D;
+    return {{a.qkv, stride}, {a.qkv + H * D, stride}, {a.qkv + (H + KV) * D, stride}, config.window[l] ? row.lo_window : row.lo,
+            H, KV, D, 1 / std::sqrt(float(D))};
+}
+
 template <class Dev> void Llama<Dev>::attention_forward(size_t l, const LlamaActs<X> &a) {
-    const size_t T = row.T, H = config.H, KV = config.KV, D = config.D, stride = (H + 2 * KV) * D;
-    const int32_t *lo = config.window[l] ? row.lo_window : row.lo;
-    const Heads<const X> q = {a.qkv, stride};
-    Heads<const X> k = {a.qkv + H * D, stride}, v = {a.qkv + (H + KV) * D, stride};
-    if (limits.mode == Mode::generate) {  // keys and values of all tokens so far are in the cache; these tokens join them
-        X *cache = acts.cache[l];
-        for (size_t i = 0; i < row.queries.count; i++) {
-            const Piece &piece = row.queries.piece[i];
-            copy_rows(dev, cache + piece.begin * 2 * KV * D, 2 * KV * D, k.data + piece.offset * stride, stride,
-                      piece.end - piece.begin, 2 * KV * D);
-        }
-        k = {cache, 2 * KV * D}, v = {cache + KV * D, 2 * KV * D};
+    const RingInputs<X> in = attention_inputs(l, a);
+    if (limits.mode != Mode::generate) {
+        RingAttention ranks = ring(l);
+        return ring_attention_forward(dev, ranks, a.att, a.out32, a.lse, in, a.ring);
+    }
+    const size_t T = row.T, H = config.H, KV = config.KV, D = config.D;
+    X *cache = acts.cache[l];  // keys and values of all tokens so far; these tokens join them
+    for (size_t i = 0; i < row.queries.count; i++) {
+        const Piece &piece = row.queries.piece[i];
+        copy_rows(dev, cache + piece.begin * 2 * KV * D, 2 * KV * D, in.k.data + piece.offset * in.k.stride, in.k.stride,
+                  piece.end - piece.begin, 2 * KV * D);
     }
     attention_begin(dev, a.out32, a.lse, T, H, D);
-    attention_forward_part(dev, a.out32, a.lse, q, k, v, lo, row.queries, row.keys, T, H, KV, D, 1 / std::sqrt(float(D)));
+    attention_forward_part(dev, a.out32, a.lse, in.q, {cache, 2 * KV * D}, {cache + KV * D, 2 * KV * D}, in.lo, row.queries,
+                           row.keys, T, H, KV, D, in.scale);
     attention_end(dev, a.att, a.out32, T * H * D);
 }
 
-// The loss and its sums; with `backward` also the gradients of the head and, in dx, of the final norm's output.
-template <class Dev> void Llama<Dev>::head(bool backward) {
-    reach(clock.head(backward));
-    lm_head(dev, acts.stats, backward ? acts.dx : nullptr, dw.head, acts.head, acts.normf, w.head, row.rows, row.targets,
-            row.weights, row.T, config.C, config.V, row.N);
+// The loss and its sums; with `dx` also the gradient of the final norm's output, with `dhead` that of the head's weights.
+template <class Dev> void Llama<Dev>::head(X *dx, float *dhead) {
+    reach(clock.head(dx != nullptr));
+    lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, w.head, row.rows, row.targets, row.weights, row.T, config.C,
+            config.V, row.N);
     head_sums(dev, acts.sums, acts.stats, row.N);
     targets_ += row.N;
 }
 
 template <class Dev> void Llama<Dev>::evaluate(const Row &r) {
-    load_row(r, 0);
+    load_part(r, 0);
     forward();
-    head(false);
+    head(nullptr, nullptr);
+}
+
+template <class Dev> OptimizerState Llama<Dev>::optimizer_state() {
+    OptimizerState state{{}, zero.sharding.elements, &memory()};
+    for (const Span &s : zero.sharding.spans())
+        state.parts.push_back({s.global, s.count, zero.master_at(s), zero.m + s.shard, zero.v + s.shard});
+    return state;
 }
 
 template <class Dev> LossSums Llama<Dev>::take_sums() {
@@ -521,23 +649,56 @@ const float *Llama<Dev>::next_logits(const Row &r, const Pieces &where, std::spa
 
 // ---- backward -------------------------------------------------------------------------------------------------------------------------
 
-template <class Dev> void Llama<Dev>::accumulate(const Row &r, float weight) {
-    load_row(r, weight);
-    forward();
-    head(true);
+template <class Dev> void Llama<Dev>::accumulate(const Row &r, float weight, bool last) {
+    last_ = last;
+    row.T = 0;
+    if (r.T) load_part(r, weight), forward();
+    head_backward();
     backward();
 }
 
-template <class Dev> void Llama<Dev>::backward() {
-    reach(clock.final_norm_backward());
-    rmsnorm_backward(dev, acts.dx, dw.norm, acts.dw_scratch, (const X *)nullptr, acts.dx, acts.x[config.L], w.norm, acts.rstdf,
-                     row.T, config.C);
-    for (size_t l = config.L; l-- > 0;) {
-        layer_forward(l, acts.backward[l], true);
-        layer_backward(l, acts.backward[l]);
+// add(first, n) adds to the gradients of elements [first, first + n) of a cut, which are then summed over ranks: at stage 2 in every
+// micro-step and out of a buffer, else in the last one. `complete`: nothing else of this pass adds to them. Without a row they are summed all
+// the same, for the ranks that have one.
+template <class Dev> template <class F> void Llama<Dev>::sum_gradients(size_t cut, float *buffer, bool complete, F add) {
+    const Sharding &s = zero.sharding;
+    for (size_t b = s.bucket_of(cuts[cut].begin); b < s.buckets.size() && s.buckets[b].global < cuts[cut].end; b++) {
+        const Bucket &bucket = s.buckets[b];
+        if (s.stage == 2) zero.start(mesh_->all, memory(), b, buffer);
+        if (row.T) add(bucket.global - cuts[cut].begin, bucket.count);
+        if (s.stage == 2) zero.reduce(mesh_->all, b, buffer);
+        else if (last_ && complete) zero.reduce(mesh_->all, b, zero.grads + bucket.begin);
     }
-    reach(clock.embed_backward());
-    embedding_backward(dev, dw.embed, acts.dx, row.tokens, row.T, config.C, 0, config.V);
+}
+
+// Where the head's gradient is made in parts, its logits are computed again for each.
+template <class Dev> void Llama<Dev>::head_backward() {
+    const size_t C = config.C, V = config.V, cut = head_cut();
+    const bool in_parts = zero.sharding.bucket_of(cuts[cut].begin) != zero.sharding.bucket_of(cuts[cut].end - 1);
+    if (in_parts && row.T) head(acts.dx, nullptr);
+    sum_gradients(cut, grads_of.head, !config.tied, [&](size_t first, size_t n) {
+        if (in_parts)
+            lm_head_weight(dev, dw.head, acts.head, acts.normf, w.head, row.rows, row.targets, row.weights, acts.stats, C, V, row.N,
+                           first / C, n / C);
+        else head(acts.dx, dw.head);
+    });
+}
+
+template <class Dev> void Llama<Dev>::backward() {
+    const size_t L = config.L, C = config.C, last = cuts.size() - 1;
+    const auto buffer = [&](size_t cut) { return zero.sharding.stage == 2 ? grads_of.cut[cut] : nullptr; };
+    sum_gradients(last, buffer(last), true, [&](size_t, size_t) {
+        reach(clock.final_norm_backward());
+        rmsnorm_backward(dev, acts.dx, dw.norm, acts.dw_scratch, (const X *)nullptr, acts.dx, acts.x[L], w.norm, acts.rstdf, row.T, C);
+    });
+    for (size_t l = L; l-- > 0;) {
+        if (row.T) layer_forward(l, acts.backward[l], true);
+        sum_gradients(1 + l, buffer(1 + l), true, [&](size_t, size_t) { layer_backward(l, acts.backward[l]); });
+    }
+    sum_gradients(0, buffer(0), true, [&](size_t first, size_t n) {
+        reach(clock.embed_backward());
+        embedding_backward(dev, dw.embed, acts.dx, row.tokens, row.T, C, first / C, n / C);
+    });
 }
 
 // dx comes in as the gradient of the layer's output and leaves as that of its input. Within a line the weight's gradient goes first:
@@ -566,13 +727,10 @@ template <class Dev> void Llama<Dev>::layer_backward(size_t l, const LlamaActs<X
     matmul_backward_weight(dev, dy.o, dy.o_bias, dx, a.att, T, H * D, C);
     matmul_backward_input(dev, a.datt, dx, y.o, T, H * D, C);
     reach(clock.backward(l, ATTENTION));
-    attention_backward_begin(dev, a.dq32, a.dk32, a.dv32, a.delta, a.att, a.datt, T, H, KV, D);
-    const Heads<const X> q = {a.qkv, stride}, k = {a.qkv + H * D, stride}, v = {a.qkv + (H + KV) * D, stride};
-    attention_backward_part(dev, a.dq32, a.dk32, a.dv32, a.scratch, q, k, v, a.delta, a.lse, a.datt,
-                            config.window[l] ? row.lo_window : row.lo, row.queries, row.keys, T, H, KV, D,
-                            1 / std::sqrt(float(D)));
     X *dqkv = a.qkv;
-    attention_backward_end(dev, dqkv, a.dq32, a.dk32, a.dv32, T, H, KV, D);
+    RingAttention ranks = ring(l);
+    ring_attention_backward(dev, ranks, dqkv, a.dq32, a.dk32, a.dv32, a.delta, a.scratch, attention_inputs(l, a), a.att, a.datt, a.lse,
+                            a.ring);
     reach(clock.backward(l, ROPE));
     qk_norm_rope_backward(dev, dqkv, dy.q_norm, dy.k_norm, acts.dw_scratch, a.qk_raw, y.q_norm, y.k_norm, a.qk_rstd, acts.rope,
                           row.doc_pos, T, H, KV, D);
@@ -629,17 +787,18 @@ static ModelFactory cpu_models(const Options &options) {
 }
 
 // Models of the device and dtype that the options ask for. --plan --gpu needs no GPU, only the sizes that the kernels ask for.
-static ModelFactory models(Options &o) {
-    bool gpu = false;
+static ModelFactory models(Options &o, const Comm &comm, bool &gpu) {
     std::string note;
 #ifdef LLMC_CUDA
     gpu = o.plan && !o.gpu.empty() ? o.device != "cpu" : use_gpu(o.device, query_gpus(), note);
 #else
     gpu = use_gpu(o.device, {}, note);
 #endif
-    if (!note.empty()) printf("note: %s\n", note.c_str());
+    if (!note.empty() && comm.rank == 0) printf("note: %s\n", note.c_str());
+    if (o.attention_tflops == 0) o.attention_tflops = gpu ? 400 : 0.05;
+    if (o.link_gb_s == 0) o.link_gb_s = gpu ? 50 : 5;
     if (o.dtype == "auto") o.dtype = gpu || !o.gpu.empty() ? "bf16" : "f32";  // bf16 is what GPUs train in
-    if (o.tf32 && (!gpu || o.dtype != "f32"))
+    if (o.tf32 && (!gpu || o.dtype != "f32") && comm.rank == 0)
         printf("note: --tf32 is for float products on a GPU, and there are none in this run\n");
 #ifdef LLMC_CUDA
     if (gpu) return cuda_models(o);
@@ -647,22 +806,50 @@ static ModelFactory models(Options &o) {
     return cpu_models(o);
 }
 
-// Each would train the whole model, into the same directory.
-static void refuse_ranks() {
-    for (const char *name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})  // Open MPI; MPICH
-        if (const char *ranks = getenv(name); ranks && atoi(ranks) > 1)
-            die("started as one of %s ranks, but this program trains on one rank so far\n  fix: start it without mpirun", ranks);
+// One rank of the run.
+static int run_rank(Parsed parsed, Comm &comm, bool threads) {
+    for (const std::string &note : parsed.notes)
+        if (comm.rank == 0) printf("note: %s\n", note.c_str());
+    const auto hosts = comm.gather(host_name());
+    const size_t here = size_t(std::count(hosts.begin(), hosts.end(), hosts[size_t(comm.rank)]));  // ranks on this machine
+    Options &o = parsed.options;
+    if (o.threads == 0) o.threads = getenv("OMP_NUM_THREADS") ? omp_get_max_threads() : std::max<size_t>(1, omp_get_num_procs() / here);
+    omp_set_num_threads(int(o.threads));  // of this thread's teams, where an op is not told
+    ModelFactory make_model;
+    bool gpu = false;
+    agree(comm, [&] { make_model = models(o, comm, gpu); });
+    return run_task(parsed, comm, threads || !gpu ? here : 1, make_model);
 }
 
 int main(int argc, char **argv) {
+    Parsed parsed;
+    const auto parse_arguments = [&] { parsed = parse({argv + 1, argv + argc}); };
+    const auto run = [&](Comm &comm, bool threads) {
+        if (parsed.help.empty()) return run_rank(parsed, comm, threads);
+        if (comm.rank == 0) printf("%s", parsed.help.c_str());
+        return 0;
+    };
     try {
-        refuse_ranks();
-        Parsed parsed = parse({argv + 1, argv + argc});
-        if (!parsed.help.empty()) return printf("%s", parsed.help.c_str()), 0;
-        for (const std::string &note : parsed.notes) printf("note: %s\n", note.c_str());
-        const ModelFactory make_model = models(parsed.options);
+        if (started_by_mpirun()) {
+            std::string wrong;  // all ranks read the same flags, and one of them says what is wrong
+            try {
+                parse_arguments();
+            } catch (const std::exception &error) { wrong = error.what(); }
+            const Options &o = parsed.options;
+            return run_mpi({o.check_comm, o.comm_timeout}, [&](Comm &comm) {
+                agree(comm, [&] {
+                    if (!wrong.empty()) die("%s", wrong.c_str());
+                    if (o.ranks > 1) die("--ranks %zu makes ranks of threads, but mpirun has started %d processes\n  fix: one of the two", o.ranks, comm.size);
+                });
+                return run(comm, false);
+            });
+        }
+        parse_arguments();
+        const Options &o = parsed.options;
+        if (o.ranks > 1 && !o.plan)
+            return run_threads(int(o.ranks), {o.check_comm, o.comm_timeout}, [&](Comm &comm) { return run(comm, true); });
         SelfComm comm;
-        return run_task(parsed, comm, make_model);
+        return run(comm, true);
     } catch (const std::exception &error) {
         fflush(stdout);
         fprintf(stderr, "train_llama: %s\n", error.what());

@@ -40,6 +40,11 @@ struct Loader : testing::Test {
         options.batch_size = 10;
         options.row_tokens = 64;
     }
+    std::vector<Row> rows_of(const Step &step) {
+        std::vector<Row> rows;
+        for (const auto &samples : step.rows) rows.push_back(make_row(*data, samples));
+        return rows;
+    }
     std::vector<size_t> epoch_samples(DataLoader &loader, size_t epoch) {  // the loader stands at its first step
         std::vector<size_t> samples;
         for (size_t end = (epoch + 1) * loader.train_samples().size(); loader.cursor() < end;) {
@@ -58,8 +63,7 @@ static void expect_same(const Step &a, const Step &b) {
     EXPECT_EQ(a.target_tokens, b.target_tokens);
     ASSERT_EQ(a.rows.size(), b.rows.size());
     for (size_t r = 0; r < a.rows.size(); r++) {
-        EXPECT_EQ(a.rows[r].tokens, b.rows[r].tokens);
-        EXPECT_EQ(a.rows[r].targets, b.rows[r].targets);
+        EXPECT_EQ(a.rows[r], b.rows[r]);
     }
 }
 
@@ -114,7 +118,7 @@ TEST_F(Loader, LastStepIsSmallerAndCountsItsOwnTargets) {
         const Step step = loader.next();
         EXPECT_EQ(step.samples.size(), s < 10 ? 10u : 3u);
         size_t in_rows = 0;
-        for (const Row &row : step.rows) in_rows += row.targets.size();
+        for (const Row &row : rows_of(step)) in_rows += row.targets.size();
         EXPECT_EQ(step.target_tokens, in_rows);
         tokens += step.tokens;
         targets += step.target_tokens;
@@ -171,7 +175,7 @@ TEST_F(Loader, RowsDoNotChangeTheStep) {
             if (samples.size() <= s) samples.push_back(step.samples);
             EXPECT_EQ(step.samples, samples[s]);
             std::vector<size_t> in_rows;
-            for (const Row &row : step.rows) {
+            for (const Row &row : rows_of(step)) {
                 in_rows.insert(in_rows.end(), row.samples.begin(), row.samples.end());
                 EXPECT_LE(row.doc_offsets.back(), row_tokens);
             }
@@ -244,7 +248,7 @@ TEST_F(Loader, Refusals) {
 TEST_F(Loader, RowsKeepDocumentsApart) {
     DataLoader loader(*data, options);
     for (size_t s = 0; s < 11; s++)
-        for (const Step step = loader.next(); const Row &row : step.rows) {
+        for (const Row &row : rows_of(loader.next())) {
             const size_t end = row.doc_offsets.back();
             EXPECT_EQ(row.T % row_multiple, 0u);
             EXPECT_LT(row.T - end, row_multiple);

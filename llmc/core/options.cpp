@@ -1,7 +1,5 @@
 #include "options.h"
 
-#include <omp.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -385,7 +383,16 @@ struct Parser {
                 format("micro_batch_size %zu: a row holds %zu * max_len = %zu tokens", rows_of, rows_of, options.row_tokens));
         }
         if (options.row_tokens == 0) options.row_tokens = options.max_len;
-        if (options.threads == 0) options.threads = size_t(omp_get_max_threads());
+        if (options.ring_attn_head_stride && options.sp_mode != "gather") {
+            if (given.count("sp_mode"))
+                die("--ring_attn_head_stride is for --sp_mode gather, not %s\n  fix: leave one of them out", options.sp_mode.c_str());
+            options.sp_mode = "gather";
+            notes.push_back("ring_attn_head_stride: --sp_mode gather");
+        }
+        if (options.zero_stage == 3) {
+            options.zero_stage = 2;
+            notes.push_back("zero_stage 3 runs as 2: parameters are not sharded yet");
+        }
         if (options.train_batch_tokens && !given.count("train_batch_size")) options.train_batch_size = 0;
         if (task == DEMO && !given.count("output_dir") && options.resume == "never")
             options.overwrite = true;  // only ever the demo's own
@@ -434,6 +441,13 @@ static void check_values(const Options &o, Task task) {
     must(o.weight_decay >= 0, "weight_decay", "0 or more");
     must(o.max_norm >= 0, "max_norm", "0 (no clipping) or more");
     must(o.threads <= 4096, "threads", "at most 4096");
+    one_of(o.sp_mode, "sp_mode", "ring,gather,ulysses");
+    must(o.ranks > 0 && o.ranks <= 4096, "ranks", "between 1 and 4096");
+    must(o.ring_attn_size > 0 || task == DEMO, "ring_attn_size", "at least 1");
+    must(o.zero_stage <= 2, "zero_stage", "0, 1 or 2");
+    must(o.attention_tflops >= 0, "attention_tflops", "0 (by device) or more");
+    must(o.link_gb_s >= 0, "link_gb_s", "0 (by device) or more");
+    must(o.comm_timeout > 0, "comm_timeout", "above 0");
     must(o.save_steps == -1 || o.save_steps > 0, "save_steps", "-1 (never) or at least 1");
     must(o.eval_steps == -1 || o.eval_steps > 0, "eval_steps", "-1 (after each epoch) or at least 1");
     must(o.logging_steps > 0, "logging_steps", "at least 1");
@@ -460,6 +474,10 @@ static void check_together(const Options &o, Task task) {
     both(o.guard && o.poison, "guard", "poison", "with guards no array shares memory, so none is ever dead");
     both(o.profile && o.poison, "profile", "poison", "the time of filling dead arrays would count for the ops");
     both(!o.prompt.empty() && !o.prompts.empty(), "prompt", "prompts", "they have one source");
+    both(o.ranks > 1 && !o.rendezvous.empty(), "ranks", "rendezvous", "ranks are threads of one process, or processes");
+    if ((o.rank >= 0 || o.world_size || !o.rendezvous.empty()) && (o.rank < 0 || !o.world_size || o.rendezvous.empty()))
+        die("--rank, --world_size and --rendezvous belong together\n  fix: --rank 0 --world_size 2 --rendezvous HOST:29500, say");
+    if (o.fit && !o.plan) die("--fit belongs to --plan\n  fix: --plan --fit");
     if (task == DEMO) return;  // brings its own model and data
     if (task & TRAINING) need(o.model.empty() && o.preset.empty(), "--model DIR, or --preset NAME to start from random weights");
     else need(o.model.empty(), "--model DIR");
@@ -491,6 +509,7 @@ Options default_options(Task task) {
         o.max_epochs = 8;
         o.learning_rate = 2e-3;
         o.output_dir = "out/demo";
+        o.ring_attn_size = 0;  // 2 where the number of ranks is even
     }
     return o;
 }

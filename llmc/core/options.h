@@ -28,7 +28,7 @@ struct Options {
 
 struct Parsed {
     Task task;
-    Options options;                 // checked; defaults of the task filled in, row_tokens and threads never 0
+    Options options;                 // checked; defaults of the task filled in, row_tokens never 0
     std::vector<std::string> notes;  // lines to show at start: what an OpenRLHF flag means here, which defaults differ
     std::string help;                // not empty: --help was asked for; print it and exit 0
 };

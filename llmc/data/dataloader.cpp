@@ -66,6 +66,15 @@ Row make_row(const std::vector<std::vector<int32_t>> &documents, const std::vect
     return row;
 }
 
+Row outline(const PreparedData &data, std::span<const size_t> samples) {
+    Row row{};
+    row.doc_offsets.push_back(0);
+    for (size_t i : samples) row.doc_offsets.push_back(row.doc_offsets.back() + data.length(i));
+    row.samples.assign(samples.begin(), samples.end());
+    row.T = round_up(row.doc_offsets.back(), row_multiple);
+    return row;
+}
+
 static void check_lengths(const PreparedData &data, std::span<const size_t> samples, size_t row_tokens) {
     const auto shorter = [&](size_t a, size_t b) { return data.length(a) < data.length(b); };
     const auto longest = std::max_element(samples.begin(), samples.end(), shorter);
@@ -158,7 +167,6 @@ Step DataLoader::next() {
         step.tokens += data_.length(i);
         step.target_tokens += data_.targets(i);
     }
-    for (const auto &samples : pack_samples(data_, step.samples, options_.row_tokens))
-        step.rows.push_back(make_row(data_, samples));
+    step.rows = pack_samples(data_, step.samples, options_.row_tokens);
     return step;
 }

@@ -26,6 +26,9 @@ struct Row {
 
 Row make_row(const PreparedData &data, std::span<const size_t> samples);
 
+// T, doc_offsets and samples of that row, without its tokens: enough to know what it costs.
+Row outline(const PreparedData &data, std::span<const size_t> samples);
+
 // The same from documents in memory, which are then samples 0, 1, ... Without masks nothing is a target.
 Row make_row(const std::vector<std::vector<int32_t>> &documents, const std::vector<std::vector<uint8_t>> &masks = {});
 
@@ -46,7 +49,7 @@ struct LoaderOptions {
 struct Step {
     size_t epoch;                 // from 0
     std::vector<size_t> samples;  // in the order of the epoch's permutation
-    std::vector<Row> rows;
+    std::vector<std::vector<size_t>> rows;  // samples of each packed row, for make_row
     size_t tokens;         // without padding
     size_t target_tokens;  // the denominator of the step's loss
 };

@@ -461,21 +461,19 @@ std::string HfWriter::file_name(size_t shard) const {
 
 void HfWriter::open_shard() {
     file_ = std::make_unique<SafetensorsWriter>(dir_ + "/" + file_name(shard_), shards_[shard_]);
-    written_ = 0;
 }
 
-template <class X> void HfWriter::write(const std::string &name, const X *data, Memory &memory) {
-    if (written_ == shards_[shard_].size() && shard_ + 1 < shards_.size()) {
+template <class X> void HfWriter::write(const std::string &name, const X *data, size_t count, Memory &memory) {
+    if (file_->complete() && shard_ + 1 < shards_.size()) {
         file_->finish();
         shard_++;
         open_shard();
     }
-    file_->write(name, data, memory);
-    written_++;
+    file_->write_part(name, data, count, memory);
 }
 
-template void HfWriter::write(const std::string &, const float *, Memory &);
-template void HfWriter::write(const std::string &, const bf16 *, Memory &);
+template void HfWriter::write(const std::string &, const float *, size_t, Memory &);
+template void HfWriter::write(const std::string &, const bf16 *, size_t, Memory &);
 
 void HfWriter::finish() {
     file_->finish();

@@ -63,7 +63,8 @@ class HfWriter {
   public:
     HfWriter(const std::string &dir, const std::vector<TensorSpec> &specs, size_t shard_bytes = 5'000'000'000);
 
-    template <class X> void write(const std::string &name, const X *data, Memory &memory);  // X float or bf16
+    // The next `count` elements of a tensor. X float or bf16
+    template <class X> void write(const std::string &name, const X *data, size_t count, Memory &memory);
     void finish();
 
   private:
@@ -74,6 +75,6 @@ class HfWriter {
 
     std::string dir_;
     std::vector<std::vector<TensorSpec>> shards_;
-    size_t shard_ = 0, written_ = 0;  // the open shard and how many of its tensors it has
+    size_t shard_ = 0;  // the open one
     std::unique_ptr<SafetensorsWriter> file_;
 };

@@ -231,10 +231,16 @@ template <class Stored, class T> static void write_as(OutputFile &file, const T 
 }
 
 template <class T> void SafetensorsWriter::write(const std::string &name, const T *data, Memory &memory) {
-    if (next_ == specs_.size() || specs_[next_].name != name)
+    write_part(name, data, complete() ? 0 : elements(specs_[next_].shape), memory);
+}
+
+template <class T> void SafetensorsWriter::write_part(const std::string &name, const T *data, size_t count, Memory &memory) {
+    if (complete() || specs_[next_].name != name)
         die("%s: tensor \"%s\" is not the next that was declared", file_.path().c_str(), name.c_str());
-    const TensorSpec &spec = specs_[next_++];
-    const size_t count = elements(spec.shape);
+    const TensorSpec &spec = specs_[next_];
+    filled_ += count;
+    if (filled_ > elements(spec.shape)) die("%s: more data than tensor \"%s\" has room for", file_.path().c_str(), name.c_str());
+    if (filled_ == elements(spec.shape)) next_++, filled_ = 0;
     if (spec.dtype == safetensors_dtype<T>) return write_as<T>(file_, data, count, memory);
     if constexpr (std::is_same_v<T, float> || std::is_same_v<T, bf16>) {
         if (spec.dtype == "F32") return write_as<float>(file_, data, count, memory);
@@ -245,13 +251,15 @@ template <class T> void SafetensorsWriter::write(const std::string &name, const 
 }
 
 void SafetensorsWriter::finish() {
-    if (next_ != specs_.size())
+    if (!complete())
         die("%s: tensor \"%s\" was declared but not written", file_.path().c_str(), specs_[next_].name.c_str());
     file_.commit();
 }
 
 template void SafetensorsWriter::write(const std::string &, const float *, Memory &);
+template void SafetensorsWriter::write_part(const std::string &, const float *, size_t, Memory &);
 template void SafetensorsWriter::write(const std::string &, const bf16 *, Memory &);
+template void SafetensorsWriter::write_part(const std::string &, const bf16 *, size_t, Memory &);
 template void SafetensorsWriter::write(const std::string &, const uint8_t *, Memory &);
 template void SafetensorsWriter::write(const std::string &, const uint16_t *, Memory &);
 template void SafetensorsWriter::write(const std::string &, const int32_t *, Memory &);

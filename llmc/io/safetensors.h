@@ -94,10 +94,13 @@ class SafetensorsWriter {
 
     // float and bf16 are rounded to the declared F32 or BF16; any other T must be the declared dtype. `data` lies in `memory`.
     template <class T> void write(const std::string &name, const T *data, Memory &memory);
+    // The same for its next `count` elements.
+    template <class T> void write_part(const std::string &name, const T *data, size_t count, Memory &memory);
+    bool complete() const { return next_ == specs_.size(); }  // every tensor has its data
     void finish();
 
   private:
     OutputFile file_;
     std::vector<TensorSpec> specs_;
-    size_t next_ = 0;
+    size_t next_ = 0, filled_ = 0;  // the tensor to be written, and how many elements of it were
 };

@@ -1,6 +1,7 @@
 #include "comm.h"
 
 #include <algorithm>
+#include <chrono>
 
 size_t bytes_of(SliceType type) {
     switch (type) {
@@ -90,12 +91,25 @@ static void require(bool good, const char *rule, const Stamp &stamp, const Where
     if (!good) die("%s at %s:%u: %s", stamp.text().c_str(), at.file_name(), unsigned(at.line()), rule);
 }
 
+// Adds what it takes to live to a sum of seconds.
+class Stopwatch {
+  public:
+    explicit Stopwatch(double &seconds) : seconds_(seconds) {}
+    ~Stopwatch() { seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+
+  private:
+    double &seconds_;
+    const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
 void Comm::all_reduce_sum(Slice data, Where at) {
+    const Stopwatch watch(seconds);
     stamp(stamp_of("all_reduce_sum", data), at);
     if (data.count) do_all_reduce_sum(data);
 }
 
 void Comm::reduce_scatter_sum(Slice send, Slice recv, Where at) {
+    const Stopwatch watch(seconds);
     const Stamp s = stamp_of("reduce_scatter_sum", send);
     require(send.count == recv.count * size_t(size), "send holds as many elements as all ranks receive", s, at);
     require(!send.count || send.type == recv.type, "both slices have one type", s, at);
@@ -104,6 +118,7 @@ void Comm::reduce_scatter_sum(Slice send, Slice recv, Where at) {
 }
 
 void Comm::all_gather(Slice send, Slice recv, Where at) {
+    const Stopwatch watch(seconds);
     const Stamp s = stamp_of("all_gather", send);
     require(recv.count == send.count * size_t(size), "recv holds what all ranks send", s, at);
     require(!send.count || send.type == recv.type, "both slices have one type", s, at);
@@ -112,6 +127,7 @@ void Comm::all_gather(Slice send, Slice recv, Where at) {
 }
 
 void Comm::all_to_all(Slice send, Slice recv, Where at) {
+    const Stopwatch watch(seconds);
     const Stamp s = stamp_of("all_to_all", send);
     require(send.count == recv.count && send.count % size_t(size) == 0, "both slices have one block of equal size per rank", s,
             at);
@@ -121,6 +137,7 @@ void Comm::all_to_all(Slice send, Slice recv, Where at) {
 }
 
 void Comm::broadcast(Slice data, int root, Where at) {
+    const Stopwatch watch(seconds);
     const Stamp s = stamp_of("broadcast", data, root);
     require(root >= 0 && root < size, "the root is one of the ranks", s, at);
     stamp(s, at);
@@ -128,6 +145,7 @@ void Comm::broadcast(Slice data, int root, Where at) {
 }
 
 Request Comm::exchange(Slice send, int to, Slice recv, int from, Where at) {
+    const Stopwatch watch(seconds);
     const Stamp s = stamp_of("exchange", send, to, recv, from);
     require(!send.count || (to >= 0 && to < size), "`to` is one of the ranks", s, at);
     require(!recv.count || (from >= 0 && from < size), "`from` is one of the ranks", s, at);
@@ -138,6 +156,7 @@ Request Comm::exchange(Slice send, int to, Slice recv, int from, Where at) {
 
 void Comm::wait(Request request, Where at) {
     if (!request.comm) return;
+    const Stopwatch watch(seconds);
     if (request.comm != this) die("wait at %s:%u: the request is another communicator's", at.file_name(), unsigned(at.line()));
     Stamp s = stamp_of("wait");
     snprintf(s.file, sizeof(s.file), "%s", at.file_name());
@@ -161,10 +180,14 @@ std::unique_ptr<Comm> Comm::split(int color, int key, Where at) {
     return out;
 }
 
-template <class T> std::vector<T> Comm::gathered(const char *call, T value, const Where &at) {
+void Comm::gather_bytes(const char *call, const void *own, size_t bytes, void *all, const Where &at) {
     stamp(stamp_of(call), at);
+    gather_host(own, bytes, all);
+}
+
+template <class T> std::vector<T> Comm::gathered(const char *call, T value, const Where &at) {
     std::vector<T> all(static_cast<size_t>(size));
-    gather_host(&value, sizeof(T), all.data());
+    gather_bytes(call, &value, sizeof(T), all.data(), at);
     return all;
 }
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "../core/common.h"
-#include "../core/dtype.h"
+#include "../core/device.h"
 
 enum class SliceType : uint8_t { f32, f64, bf16, i32, i64, u8 };
 template <class T> constexpr SliceType slice_type = SliceType(-1);
@@ -48,6 +48,14 @@ struct SliceMemory {
     std::function<void(void *to, const void *from, size_t bytes)> copy = [](void *to, const void *from, size_t bytes) {
         if (bytes) memcpy(to, from, bytes);
     };  // from and to, each of this memory or of the host; done when it returns
+};
+
+template <class X> SliceMemory slices_of(Cpu<X>) { return {}; }
+
+// Bytes that a rank has sent: activations for attention (K and V; under ulysses Q, out and dout, too), gradients of these, gradients of
+// parameters, updated parameters.
+struct Payload {
+    size_t kv = 0, dkv = 0, grads = 0, params = 0;
 };
 
 struct Comm;
@@ -93,6 +101,7 @@ struct Comm {
     const int rank, size;
     SliceMemory memory;  // set it before the first slice; split() passes it on
     bool check = false;  // --check_comm: compare every call among the ranks before it is made; split() passes it on
+    double seconds = 0;  // that this rank has spent in calls with slices, and waiting for them
 
     Comm(int rank, int size) : rank(rank), size(size) {}
     Comm(const Comm &) = delete;
@@ -132,6 +141,12 @@ struct Comm {
     double max(double value, Where at = Where::current());
     bool all(bool value, Where at = Where::current());
     std::vector<std::string> gather(const std::string &text, Where at = Where::current());  // [r] = r's text; short ones
+    template <class T> std::vector<T> gather(const T &value, Where at = Where::current()) {  // [r] = r's value
+        static_assert(std::is_trivially_copyable_v<T>);
+        std::vector<T> all(static_cast<size_t>(size));
+        gather_bytes("gather", &value, sizeof(T), all.data(), at);
+        return all;
+    }
 
   protected:
     friend class Request;
@@ -152,6 +167,7 @@ struct Comm {
 
   private:
     void stamp(Stamp stamp, const Where &at);
+    void gather_bytes(const char *call, const void *own, size_t bytes, void *all, const Where &at);
     template <class T> std::vector<T> gathered(const char *call, T value, const Where &at);
 };
 

@@ -1,22 +1,33 @@
 #include "mesh.h"
 
+#include <unistd.h>
+
 #include "../core/common.h"
 
-static int checked(int world, int sp) {
-    if (sp >= 1 && world % sp == 0) return sp;
+static int checked(Comm &world, int sp) {
     std::string sizes;
-    for (int size = 1; size <= world; size++)
-        if (world % size == 0) sizes += format("%s%d", size > 1 ? ", " : "", size);
-    die("--ring_attn_size %d does not divide %d ranks\n  fix: one of %s", sp, world, sizes.c_str());
+    for (int size = 1; size <= world.size; size++)
+        if (world.size % size == 0) sizes += format("%s%d", size > 1 ? ", " : "", size);
+    agree(world, [&] {
+        if (sp < 1 || world.size % sp)
+            die("--ring_attn_size %d does not divide %d ranks\n  fix: one of %s", sp, world.size, sizes.c_str());
+    });
+    return sp;
 }
 
 Mesh::Mesh(Comm &world, int ring_attn_size)
     : all(world),
-      ring(world.split(world.rank / checked(world.size, ring_attn_size), world.rank)),
+      ring(world.split(world.rank / checked(world, ring_attn_size), world.rank)),
       dp(world.size / ring_attn_size),
       sp(ring_attn_size),
       dp_rank(world.rank / sp),
       sp_rank(world.rank % sp) {}
+
+std::string host_name() {
+    char name[256] = "";
+    gethostname(name, sizeof(name) - 1);
+    return name;
+}
 
 std::string ring_across_hosts(const std::vector<std::string> &hosts, int sp) {
     for (size_t r = 0; r < hosts.size(); r++) {

@@ -15,7 +15,12 @@ struct Mesh {
 
     // ring_attn_size is sp; it must divide the world. Every rank calls it.
     Mesh(Comm &world, int ring_attn_size);
+
+    double seconds() const { return all.seconds + ring->seconds; }  // that this rank has spent in them
+    void use(const SliceMemory &memory) { all.memory = ring->memory = memory; }  // where slices lie from now on
 };
+
+std::string host_name();
 
 // hosts[r]: where rank r of the world runs. Names a ring that spans several, whose keys then cross the network; "" if none does.
 std::string ring_across_hosts(const std::vector<std::string> &hosts, int sp);

@@ -38,12 +38,6 @@
 #include "comm.h"
 #include "split.h"
 
-enum class SpMode { ring, gather, ulysses };
-
-struct Payload {  // bytes sent by this rank: activations (K and V; Q, out, dout under ulysses), and gradients
-    size_t kv = 0, dkv = 0;
-};
-
 // What a layer's attention needs to know of ranks and row.
 struct RingAttention {
     Comm &comm;  // of the ring
@@ -71,18 +65,6 @@ struct RingAttention {
         comm.reduce_scatter_sum(send, recv);
     }
 };
-
-// Dies with the way out if the heads do not suit the mode. Each rank says the same.
-inline void check_sp_mode(SpMode mode, size_t ranks, size_t H, size_t KV, size_t head_stride) {
-    if (mode == SpMode::gather && (head_stride == 0 || KV % head_stride))
-        die("--ring_attn_head_stride %zu does not divide the model's %zu KV heads (it counts KV heads, not query heads)\n  fix: "
-            "--ring_attn_head_stride 1",
-            head_stride, KV);
-    if (mode == SpMode::ulysses && H % ranks)
-        die("--sp_mode ulysses: %zu query heads cannot be dealt to %zu ranks\n  fix: --sp_mode ring or --sp_mode gather, which work with any "
-            "number of heads",
-            H, ranks);
-}
 
 // What both passes read (attention.h).
 template <class X> struct RingInputs {

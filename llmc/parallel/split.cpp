@@ -9,6 +9,17 @@
 #include "../core/common.h"
 #include "../core/mutant.h"
 
+void check_sp_mode(SpMode mode, size_t ranks, size_t H, size_t KV, size_t head_stride) {
+    if (mode == SpMode::gather && (head_stride == 0 || KV % head_stride))
+        die("--ring_attn_head_stride %zu does not divide the model's %zu KV heads (it counts KV heads, not query heads)\n  fix: "
+            "--ring_attn_head_stride 1",
+            head_stride, KV);
+    if (mode == SpMode::ulysses && H % ranks)
+        die("--sp_mode ulysses: %zu query heads cannot be dealt to %zu ranks\n  fix: --sp_mode ring or --sp_mode gather, which work with any "
+            "number of heads",
+            H, ranks);
+}
+
 // ---- work
 
 // Pairs (q, k) with k <= q, of q in [q0, q1) and k in [k0, k1); positions may be negative.

@@ -20,6 +20,11 @@
 
 constexpr size_t pieces_per_rank = 8;
 
+enum class SpMode { ring, gather, ulysses };  // how keys and values reach the ranks: ring.h
+
+// Dies with the way out if the heads do not suit the mode. Each rank says the same.
+void check_sp_mode(SpMode mode, size_t ranks, size_t H, size_t KV, size_t head_stride);
+
 // Layers that share one `lo` (attention.h): a query sees the keys of its document, at most `window` of them (0: all).
 struct LayerKind {
     size_t window, layers;

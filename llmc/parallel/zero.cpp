@@ -22,19 +22,25 @@ Sharding::Sharding(const std::vector<Cut> &cuts, int stage, int world, int rank,
             largest = std::max(largest, parts * part);
         }
     }
+    elements = end;
+}
+
+size_t Sharding::bucket_of(size_t global) const {
+    const auto next = std::upper_bound(buckets.begin(), buckets.end(), global,
+                                       [](size_t element, const Bucket &b) { return element < b.global; });
+    return size_t(next - buckets.begin()) - 1;
+}
+
+size_t Sharding::flat(size_t global) const {
+    const Bucket &bucket = buckets[bucket_of(global)];
+    return global - bucket.global + bucket.begin;
 }
 
 std::vector<Tensor> Sharding::padded(std::vector<Tensor> table) const {
-    const auto padding_before = [&](size_t global) {
-        const auto next = std::upper_bound(buckets.begin(), buckets.end(), global,
-                                           [](size_t element, const Bucket &b) { return element < b.global; });
-        const Bucket &bucket = *std::prev(next);
-        return bucket.begin - bucket.global;
-    };
     for (Tensor &t : table) {
-        const size_t padding = padding_before(t.offset);
-        if (padding_before(t.offset + t.count - 1) != padding) die("a cut goes through %s", t.name.c_str());
-        t.offset += padding;
+        const size_t begin = flat(t.offset);
+        if (flat(t.offset + t.count - 1) != begin + t.count - 1) die("a cut goes through %s", t.name.c_str());
+        t.offset = begin;
     }
     return table;
 }
@@ -48,18 +54,26 @@ std::vector<Span> Sharding::spans() const {
     return out;
 }
 
+std::vector<TensorSpan> Sharding::tensor_spans(const std::vector<Tensor> &padded_table) const {
+    std::vector<TensorSpan> out;
+    for (const Span &s : spans())
+        for (size_t i = 0; i < padded_table.size(); i++) {
+            const Tensor &t = padded_table[i];
+            const size_t from = std::max(t.offset, s.flat), to = std::min(t.offset + t.count, s.flat + s.count);
+            const size_t skipped = from - s.flat;
+            if (from < to) out.push_back({{s.global + skipped, from, s.shard + skipped, to - from}, i, from - t.offset});
+        }
+    return out;
+}
+
 std::vector<DecayRun> Sharding::runs(const std::vector<Tensor> &padded_table) const {
     std::vector<DecayRun> out;
-    for (const Span &s : spans())
-        for (const Tensor &t : padded_table) {
-            const size_t from = std::max(t.offset, s.flat), to = std::min(t.offset + t.count, s.flat + s.count);
-            if (from >= to) continue;
-            const bool decay = MUTANT(82, t.decay || from > t.offset, t.decay);
-            const size_t skipped = from - s.flat, shard = s.shard + skipped;
-            const bool goes_on = !out.empty() && out.back().decay == decay && out.back().flat + out.back().count == from &&
-                                 out.back().shard + out.back().count == shard;
-            if (goes_on) out.back().count += to - from;
-            else out.push_back({{s.global + skipped, from, shard, to - from}, decay});
-        }
+    for (const TensorSpan &s : tensor_spans(padded_table)) {
+        const bool decay = MUTANT(82, s.first > 0 || padded_table[s.tensor].decay, padded_table[s.tensor].decay);
+        const bool goes_on = !out.empty() && out.back().decay == decay && out.back().flat + out.back().count == s.flat &&
+                             out.back().shard + out.back().count == s.shard;
+        if (goes_on) out.back().count += s.count;
+        else out.push_back({s, decay});
+    }
     return out;
 }

@@ -14,13 +14,25 @@
 // parts that a rank updates are its shard. Parts are of equal size; what a bucket lacks for that is padding behind it.
 #pragma once
 #include <cmath>
+#include <string>
+#include <vector>
 
+#include "../core/arena.h"
 #include "../core/mutant.h"
 #include "../ops/adamw.h"
 #include "../ops/layout.h"
 #include "../ops/reduce.h"
-#include "../train/model.h"
 #include "comm.h"
+
+// One tensor of the Hugging Face files, and where it lies in the flat arrays of parameters, gradients and moments.
+struct Tensor {
+    enum Init { normal, ones, zeros };
+    std::string name;
+    std::vector<size_t> shape;
+    Init init;
+    bool decay;  // weight decay applies: matrices yes, norms and biases no
+    size_t offset, count;
+};
 
 // What is summed together, a layer for instance: whole tensors, elements [begin, end) of the table. It is one bucket, however
 // large; but if its gradients can be made row by row, as an embedding's, several buckets of whole rows.
@@ -45,6 +57,10 @@ struct DecayRun : Span {
     bool decay;
 };
 
+struct TensorSpan : Span {
+    size_t tensor, first;  // its number in the table, and the span's first element in it
+};
+
 // Which elements are whose. Stage 0, and any stage of a single rank, is a world of one part that every rank has.
 struct Sharding {
     static constexpr size_t aligned = 8;  // parts are multiples of so many elements: 16 bytes of bf16
@@ -52,6 +68,7 @@ struct Sharding {
     const int stage;
     const size_t parts, own;  // own: this rank's part
     std::vector<Bucket> buckets;
+    size_t elements = 0;     // of the table
     size_t count = 0;        // elements of the flat arrays, padding included
     size_t shard_count = 0;  // elements of a shard, padding included
     size_t largest = 0;      // elements of the largest bucket, padding included
@@ -61,12 +78,15 @@ struct Sharding {
     Sharding(const std::vector<Cut> &cuts, int stage, int world, int rank, size_t bucket_bytes);
 
     size_t multiple() const { return parts * aligned; }           // every bucket begins at one
+    size_t bucket_of(size_t global) const;                        // the number of the bucket that has this element
+    size_t flat(size_t global) const;                             // where this element lies in the flat arrays
     std::vector<Tensor> padded(std::vector<Tensor> table) const;  // offsets become those of the flat arrays
     std::vector<Span> spans() const;                              // of the shard, one per bucket that it has some of
+    std::vector<TensorSpan> tensor_spans(const std::vector<Tensor> &padded_table) const;  // of the shard, none across two tensors
     std::vector<DecayRun> runs(const std::vector<Tensor> &padded_table) const;  // the shard by weight decay
 };
 
-// The parameters of a rank and its part of the optimizer. In a step, with the same calls on all ranks:
+// The parameters of a rank and, for training, its part of the optimizer. In a step, with the same calls on all ranks:
 //
 //     zero_gradients(memory)
 //     stages 0, 1: every backward pass adds to grads; after the last one reduce(comm, b, grads + buckets[b].begin) for all b
@@ -86,6 +106,7 @@ template <class Dev> struct Zero {
     float *master = nullptr;           // (shard_count); in f32 the parameters: (count)
     float *m = nullptr, *v = nullptr;  // (shard_count)
     double *norm_scratch = nullptr;    // squared_norm_scratch
+    Payload sent;                      // grads and params
 
     // table: offsets without padding
     Zero(Dev dev, const Sharding &sharding, const std::vector<Tensor> &table)
@@ -95,9 +116,10 @@ template <class Dev> struct Zero {
           spans_(sharding.spans()),
           runs_(sharding.runs(this->table)) {}
 
-    void plan(Plan &plan) {
+    void plan(Plan &plan, bool training) {
         const size_t all = sharding.count, shard = sharding.shard_count;
         plan.add(&params, "params", {all});
+        if (!training) return;
         plan.add(&grads, "gradients", {sharding.stage == 2 ? shard : all});
         if constexpr (rounds) plan.add(&master, "master weights", {shard});
         else plan.alias(&master, &params);
@@ -121,10 +143,15 @@ template <class Dev> struct Zero {
     // Sums bucket b's gradients over ranks; from stage 1 on a rank gets its part alone.     bucket_grads (parts * part), padding 0
     void reduce(Comm &comm, size_t b, float *bucket_grads) {
         const Bucket &bucket = sharding.buckets[b];
-        const size_t part = bucket.part;
+        const size_t part = bucket.part, world = size_t(comm.size), rank = size_t(comm.rank);
         if (MUTANT(80, b == 1, false)) return;
-        if (sharding.stage == 0) return comm.all_reduce_sum({bucket_grads, bucket.count});
+        if (sharding.stage == 0) {
+            const size_t own = bucket.count * (rank + 1) / world - bucket.count * rank / world;
+            sent.grads += (bucket.count + (world - 2) * own) * sizeof(float) * (world > 1);  // all other parts; then, summed, its own
+            return comm.all_reduce_sum({bucket_grads, bucket.count});
+        }
         float *const sum = sharding.stage == 2 ? grads + bucket.shard : bucket_grads + sharding.own * part;
+        sent.grads += (world - 1) * part * sizeof(float);
         comm.reduce_scatter_sum({bucket_grads, sharding.parts * part}, {sum, part});
     }
 
@@ -161,8 +188,10 @@ template <class Dev> struct Zero {
   private:
     void gather(Comm &comm) {
         if (sharding.parts == 1) return;
-        for (const Bucket &b : sharding.buckets)
+        for (const Bucket &b : sharding.buckets) {
+            sent.params += (sharding.parts - 1) * b.part * sizeof(X);
             comm.all_gather({params + b.begin + sharding.own * b.part, b.part}, {params + b.begin, sharding.parts * b.part});
+        }
     }
 
     const std::vector<Span> spans_;

@@ -1,6 +1,7 @@
 // Generation with a key/value cache: up to Pieces::capacity prompts at a time, their caches side by side like documents in a row.
 // First all prompts go through the model in one packed row, then one token of each per step.
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -55,12 +56,14 @@ struct GenerateSettings {
     uint64_t seed;
 };
 
-// What follows each prompt, up to and without the end-of-sequence token.
-std::vector<Ids> complete(Model &model, const ModelConfig &config, const Tokenizer &tokenizer, const std::vector<Ids> &prompts,
+// What follows each prompt, up to and without the end-of-sequence token. Ranks take groups in turn, and tell each other.
+std::vector<Ids> complete(Comm &comm, Model &model, const ModelConfig &config, const Tokenizer &tokenizer, const std::vector<Ids> &prompts,
                           const GenerateSettings &s) {
     const size_t vocab = std::min(config.V, tokenizer.size());  // some models have more rows than their tokenizer has tokens
-    std::vector<Ids> completions;
-    for (const Group &g : make_groups(prompts, s.max_new_tokens)) {
+    std::string own;  // completions of this rank's groups, each its length and its tokens
+    const auto groups = make_groups(prompts, s.max_new_tokens);
+    for (size_t number = size_t(comm.rank); number < groups.size(); number += size_t(comm.size)) {
+        const Group &g = groups[number];
         std::vector<Ids> sequences(prompts.begin() + ptrdiff_t(g.first), prompts.begin() + ptrdiff_t(g.first + g.count));
         std::vector<int32_t> cache_begin;
         for (size_t i = 0; i < g.count; i++) cache_begin.resize(g.begin[i + 1], int32_t(g.begin[i]));
@@ -85,9 +88,23 @@ std::vector<Ids> complete(Model &model, const ModelConfig &config, const Tokeniz
             Ids tail(sequences[i].begin() + ptrdiff_t(prompts[g.first + i].size()), sequences[i].end());
             if (!tail.empty() && std::find(config.eos.begin(), config.eos.end(), tail.back()) != config.eos.end())
                 tail.pop_back();
-            completions.push_back(std::move(tail));
+            const int32_t length = int32_t(tail.size());
+            own.append(reinterpret_cast<const char *>(&length), sizeof(length));
+            own.append(reinterpret_cast<const char *>(tail.data()), tail.size() * sizeof(int32_t));
         }
     }
+    const auto all = comm.gather(own);
+    std::vector<size_t> at(all.size());
+    std::vector<Ids> completions;
+    for (size_t number = 0; number < groups.size(); number++)
+        for (size_t i = 0; i < groups[number].count; i++) {
+            const size_t rank = number % all.size();
+            int32_t length = 0;
+            memcpy(&length, all[rank].data() + at[rank], sizeof(length));
+            Ids &tail = completions.emplace_back(size_t(length));
+            memcpy(tail.data(), all[rank].data() + at[rank] + sizeof(length), tail.size() * sizeof(int32_t));
+            at[rank] += (1 + tail.size()) * sizeof(int32_t);
+        }
     return completions;
 }
 
@@ -101,8 +118,8 @@ std::unique_ptr<Model> open_generator(const Run &run, const std::vector<Ids> &pr
     }
     for (const Ids &prompt : prompts) limits.positions = std::max(limits.positions, prompt.size() + max_new_tokens);
     if (limits.positions > run.config.max_positions)
-        printf("note: a prompt and its continuation may reach %zu tokens, max_position_embeddings is %zu\n", limits.positions,
-               run.config.max_positions);
+        run.say("note: a prompt and its continuation may reach %zu tokens, max_position_embeddings is %zu", limits.positions,
+                run.config.max_positions);
     limits.positions = std::max(limits.positions, row_multiple);
     return open_model(run, limits);
 }
@@ -120,15 +137,17 @@ int generate(Run &run) {
     const Options &o = run.options;
     const std::vector<std::string> text = {"--prompt=" + o.prompt};  // one word: a prompt may begin with a dash
     const std::string prepared = prepared_file(run, "prompts", o.prompts, o.prompts.empty() ? text : std::vector<std::string>{});
-    const auto data = open_data(run, prepared);
-    if (o.prompts.empty()) std::filesystem::remove(prepared);  // nobody asks for it again
+    std::unique_ptr<PreparedData> data;
+    agree(run.comm, [&] { data = open_data(run, prepared); });
+    if (o.prompts.empty() && run.speaks()) std::filesystem::remove(prepared);  // nobody asks for it again
     std::vector<Ids> prompts;
     for (size_t i = 0; i < data->size(); i++) prompts.push_back(document(*data, i));
 
     const auto model = open_generator(run, prompts, o.max_new_tokens);
     const Tokenizer tokenizer(run.model_dir + "/tokenizer.json");
     const auto completions =
-        complete(*model, run.config, tokenizer, prompts, {o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, o.seed});
+        complete(run.comm, *model, run.config, tokenizer, prompts, {o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, o.seed});
+    if (!run.speaks()) return 0;
     for (size_t i = 0; i < prompts.size(); i++) {
         const std::string completion = tokenizer.decode(completions[i]);
         if (o.prompts.empty()) {
@@ -162,13 +181,13 @@ double exact_match(Run &run, const std::string &model_dir, const PreparedData &d
     run.model_dir = model_dir;
     const auto model = open_generator(run, prompts, longest);
     const Tokenizer tokenizer(model_dir + "/tokenizer.json");
-    const auto completions = complete(*model, run.config, tokenizer, prompts, {longest, {}, 0});
+    const auto completions = complete(run.comm, *model, run.config, tokenizer, prompts, {longest, {}, 0});
     size_t right = 0;
     for (size_t i = 0; i < prompts.size(); i++) {
         right += completions[i] == answers[i];
         if (i < show)
-            printf("  %-40s -> %-16s %s\n", tokenizer.decode(prompts[i]).c_str(), tokenizer.decode(completions[i]).c_str(),
-                   completions[i] == answers[i] ? "right" : ("wrong, " + tokenizer.decode(answers[i])).c_str());
+            run.say("  %-40s -> %-16s %s", tokenizer.decode(prompts[i]).c_str(), tokenizer.decode(completions[i]).c_str(),
+                    completions[i] == answers[i] ? "right" : ("wrong, " + tokenizer.decode(answers[i])).c_str());
     }
     return double(right) / double(prompts.size());
 }

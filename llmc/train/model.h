@@ -10,16 +10,9 @@
 #include "../io/checkpoint.h"
 #include "../ops/adamw.h"
 #include "../ops/attention.h"
-
-// One tensor of the Hugging Face files, and where it lies in the flat arrays of parameters, gradients and moments.
-struct Tensor {
-    enum Init { normal, ones, zeros };
-    std::string name;
-    std::vector<size_t> shape;
-    Init init;
-    bool decay;  // weight decay applies: matrices yes, norms and biases no
-    size_t offset, count;
-};
+#include "../parallel/mesh.h"
+#include "../parallel/zero.h"
+#include "ranks.h"
 
 // Sums over target tokens; divide by `targets` for means. nll and entropy in nats.
 struct LossSums {
@@ -40,6 +33,7 @@ struct ModelLimits {
     size_t positions = 2048;   // longest document, for the rope table
     Recompute recompute = Recompute::none;
     size_t cache_tokens = 0;  // generate: positions of the key/value cache
+    Ranks ranks;
 };
 
 class Model {
@@ -49,26 +43,31 @@ class Model {
     virtual Plan &plan() = 0;                             // placed by allocate(), or by the caller who only wants to look
     virtual void profile() = 0;                           // steps from now on; before allocate()
     virtual class Profiler *profiler() = 0;               // null unless profile() was called
-    virtual void allocate(bool guards, bool poison) = 0;  // debugging aids of arena.h
+    // `mesh` is that of limits.ranks and lives as long as the model. guards, poison: debugging aids of arena.h
+    virtual void allocate(Mesh &mesh, bool guards, bool poison) = 0;
     virtual Arena &arena() = 0;
     virtual Memory &memory() = 0;  // in which the arena lies
     virtual const std::vector<Tensor> &tensors() const = 0;
 
-    virtual void load(const class HfWeights &) = 0;  // every tensor of the table
-    virtual void initialise(uint64_t seed) = 0;      // random weights, a function of seed and tensor name alone
-    virtual void save(const std::string &dir,
-                      const std::string &export_dtype) = 0;  // weights only; config and tokenizer are the caller's
+    virtual void load(const class HfWeights &) = 0;  // every tensor of the table; a rank reads by itself what it needs
 
-    virtual void evaluate(const Row &) = 0;  // forward; the sums add up
+    // All ranks make these calls together. A row is that of a ring: its ranks give the same.
+    virtual void initialise(uint64_t seed) = 0;  // random weights, a function of seed and tensor name alone
+    // Weights only, by rank 0; config and tokenizer are the caller's. Ends in an error that all ranks agree on, or in none.
+    virtual void save(const std::string &dir, const std::string &export_dtype) = 0;
+    virtual void evaluate(const Row &) = 0;  // forward; the sums add up. Rings may take different numbers of rows
     virtual void zero_gradients() = 0;
-    virtual void accumulate(const Row &,
-                            float weight) = 0;  // forward and backward of weight * sum of nll; gradients, sums add up
-    virtual LossSums take_sums() = 0;           // of the rows since the last call; only this waits for the device
+    // Forward and backward of weight * sum of nll; gradients, sums add up. A row without tokens: this ring has none in this micro-step.
+    // `last` of the step: gradients are summed over ranks, if that was not done before.
+    virtual void accumulate(const Row &, float weight, bool last) = 0;
     virtual double gradient_norm() = 0;
     virtual std::string nonfinite_gradient() = 0;  // name of the first tensor whose gradient is not finite
     virtual void update(const AdamW &) = 0;        // one step over all parameters; weight decay as the table says
-    virtual OptimizerState optimizer_state() = 0;
-    virtual void optimizer_state_loaded() = 0;  // parameters follow the master weights just read
+    virtual void optimizer_state_loaded() = 0;     // parameters follow the master weights just read
+
+    virtual OptimizerState optimizer_state() = 0;  // this rank's part
+    virtual LossSums take_sums() = 0;              // of this rank's targets since the last call; only this waits for the device
+    virtual Payload take_sent() = 0;               // by this rank since the last call
 
     // Generation. `row` holds the next tokens of some sequences, one document each; where[i] are their positions in the cache, whose
     // sequence begins at cache_begin[position]. Returns (documents, V) logits of each document's last token.

@@ -1,102 +1,91 @@
-// All parameters of a model as flat arrays in the order of its parameter table: weights, float master weights, gradients, AdamW's
-// moments. Loading, initialising, exporting, clipping and updating walk the table; nothing else lists tensors.
+// What comes into the parameters of a model, and what goes out: weights of a file, random ones, a saved model. All of it walks the
+// parameter table; nothing else lists tensors.
 #pragma once
 #include <cmath>
+#include <exception>
 
 #include "../core/common.h"
-#include "../core/mutant.h"
 #include "../core/rng.h"
 #include "../io/hf.h"
-#include "../ops/layout.h"
 #include "../ops/reduce.h"
-#include "model.h"
+#include "../parallel/zero.h"
 
-template <class Dev> struct Parameters {
-    using X = typename Dev::X;
-    Dev dev;
-    std::vector<Tensor> table;
-    size_t count = 0;                  // elements of all tensors
-    X *params = nullptr;               // (count)
-    float *master = nullptr;           // (count) what AdamW updates; in f32 the parameters themselves. Null unless training
-    float *grads = nullptr;            // (count)
-    float *m = nullptr, *v = nullptr;  // (count)
-    double *norm_scratch = nullptr;    // squared_norm_scratch
-
-    Parameters(Dev dev, std::vector<Tensor> tensors) : dev(dev), table(std::move(tensors)) {
-        for (const Tensor &t : table) count += t.count;
+// Every rank reads all weights, and its shard of the float master weights, by itself.
+template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weights, Memory &memory) {
+    for (const Tensor &t : zero.table) weights.read(t.name, t.shape, zero.params + t.offset, memory);
+    if (!zero.master || !zero.rounds) return;
+    for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table)) {
+        const Tensor &t = zero.table[s.tensor];
+        weights.read_part(t.name, t.shape, s.first, s.count, zero.master_at(s), memory);
     }
+}
 
-    void plan(Plan &plan, bool training) {
-        plan.add(&params, "params", {count});
-        if (!training) return;
-        if constexpr (sizeof(X) == sizeof(float)) plan.alias(&master, &params);
-        else plan.add(&master, "master weights", {count});
-        plan.add(&grads, "gradients", {count});
-        plan.add(&m, "adamw m", {count});
-        plan.add(&v, "adamw v", {count});
-        plan.add(&norm_scratch, "gradient norm scratch", {squared_norm_scratch(count)});
-    }
-
-    Memory &memory() {  // made when it is first used: a plan needs no device
-        if (!memory_) memory_ = make_memory(dev);
-        return *memory_;
-    }
-
-    void load(const HfWeights &weights) {
-        for (const Tensor &t : table) {
-            if (master) weights.read(t.name, t.shape, master + t.offset, memory());
-            else weights.read(t.name, t.shape, params + t.offset, memory());
-        }
-        if (master) round_master();
-    }
-
-    void initialise(uint64_t seed, double deviation) {
-        std::vector<float> part;
-        for (const Tensor &t : table) {
-            const Random random{seed, Purpose::init, stream_of(t.name)};
-            in_parts(t.count, [&](size_t first, size_t n) {
-                part.resize(n);
+// A normal distribution around 0, the norms' weights 1, biases 0. A function of seed and tensor names alone.
+template <class Dev>
+void initialise_parameters(Zero<Dev> &zero, Comm &comm, uint64_t seed, double deviation, Memory &memory) {
+    std::vector<float> part;
+    for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table)) {
+        const Tensor &t = zero.table[s.tensor];
+        const Random random{seed, Purpose::init, stream_of(t.name)};
+        in_parts(s.count, [&](size_t first, size_t n) {
+            part.resize(n);
 #pragma omp parallel for
-                for (size_t i = 0; i < n; i++)
-                    part[i] = t.init == Tensor::normal ? float(deviation * random.normal(first + i)) : t.init == Tensor::ones;
-                write(memory(), master + t.offset + first, part);
+            for (size_t i = 0; i < n; i++)
+                part[i] = t.init == Tensor::normal ? float(deviation * random.normal(s.first + first + i)) : t.init == Tensor::ones;
+            write(memory, zero.master_at(s) + first, part);
+        });
+    }
+    zero.round_master(comm);
+}
+
+// Rank 0 writes the model bucket by bucket, so that no second copy of it exists. Float weights of a model that computes in bf16 are the
+// master weights: they are gathered into buffer(b), room for bucket b with its padding. Ends in an error that all ranks agree on.
+template <class Dev, class F>
+void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const std::string &export_dtype, Memory &memory, F buffer) {
+    const Sharding &sharding = zero.sharding;
+    const bool float_master = zero.rounds && zero.master && export_dtype == "F32";
+    std::unique_ptr<HfWriter> writer;
+    std::exception_ptr error;  // of rank 0's disk, say: the other ranks are in the middle of gathering
+    const auto on_rank_0 = [&](auto f) {
+        if (comm.rank != 0 || error) return;
+        try {
+            f();
+        } catch (...) { error = std::current_exception(); }
+    };
+
+    on_rank_0([&] {
+        std::vector<TensorSpec> tensors;
+        for (const Tensor &t : zero.table) tensors.push_back({t.name, t.shape, export_dtype});
+        writer = std::make_unique<HfWriter>(dir, tensors);
+    });
+    for (size_t b = 0; b < sharding.buckets.size(); b++) {
+        const Bucket &bucket = sharding.buckets[b];
+        const float *master = zero.master ? zero.master + bucket.shard : nullptr;
+        if (float_master && sharding.parts > 1) {
+            comm.all_gather({master, bucket.part}, {buffer(b), sharding.parts * bucket.part});
+            master = buffer(b);
+        }
+        for (const Tensor &t : zero.table) {
+            const size_t from = std::max(t.offset, bucket.begin), to = std::min(t.offset + t.count, bucket.begin + bucket.count);
+            if (from >= to) continue;
+            on_rank_0([&] {
+                if (float_master) writer->write(t.name, master + (from - bucket.begin), to - from, memory);
+                else writer->write(t.name, zero.params + from, to - from, memory);
             });
         }
-        round_master();
     }
+    on_rank_0([&] { writer->finish(); });
+    writer.reset();  // removes what was begun
+    agree(comm, [&] {
+        if (error) std::rethrow_exception(error);
+    });
+}
 
-    void save(const std::string &dir, const std::string &export_dtype) {
-        std::vector<TensorSpec> tensors;
-        for (const Tensor &t : table) tensors.push_back({t.name, t.shape, export_dtype});
-        HfWriter writer(dir, tensors);
-        for (const Tensor &t : table)
-            if (master) writer.write(t.name, master + t.offset, memory());
-            else writer.write(t.name, params + t.offset, memory());
-        writer.finish();
-    }
-
-    double gradient_norm() { return std::sqrt(squared_norm(dev, norm_scratch, grads, count)); }
-
-    std::string nonfinite_gradient() {
-        for (const Tensor &t : table)
-            if (!std::isfinite(squared_norm(dev, norm_scratch, grads + t.offset, t.count))) return t.name;
-        return "";
-    }
-
-    void update(const AdamW &adamw) {
-        for (size_t i = 0, end; i < table.size(); i = end) {  // runs of tensors that decay, or do not
-            for (end = i + 1; end < table.size() && table[end].decay == table[i].decay;) end++;
-            AdamW run = adamw;
-            if (MUTANT(17, false, !table[i].decay)) run.weight_decay = 0;
-            const size_t from = table[i].offset, n = table[end - 1].offset + table[end - 1].count - from;
-            adamw_update(dev, params + from, master + from, m + from, v + from, grads + from, run, n);
-        }
-    }
-
-    void round_master() {
-        if constexpr (sizeof(X) != sizeof(float)) round_floats(dev, params, master, count);
-    }
-
-  private:
-    std::unique_ptr<Memory> memory_;
-};
+// The name of the first tensor whose summed gradient is not finite; empty if all are.
+template <class Dev> std::string nonfinite_gradient(Zero<Dev> &zero, Comm &comm) {
+    size_t first = zero.table.size();
+    for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table))
+        if (!std::isfinite(squared_norm(zero.dev, zero.norm_scratch, zero.grads_at(s), s.count))) first = std::min(first, s.tensor);
+    for (size_t other : comm.gather(first)) first = std::min(first, other);
+    return first < zero.table.size() ? zero.table[first].name : "";
+}

@@ -9,11 +9,13 @@ void Profiler::begin_step() {
     entries_.clear();
 }
 
-void Profiler::begin_row(const Row &row) {
+void Profiler::begin_row(const Row &row, size_t sp) {
     if (!in_step_) return;
     work_ = work_of(config_, row, true);
+    work_.T /= sp, work_.N /= sp;
+    for (double &pairs : work_.pairs) pairs /= double(sp);
     work_.element = element_, work_.keeps_mid = keeps_mid_;
-    model_flops_ += model_flops(config_, row);
+    model_flops_ += model_flops(config_, row) / double(sp);
 }
 
 void Profiler::begin(Pass pass, Op op, size_t layer) {

@@ -17,9 +17,19 @@
 #include "../core/rng.h"
 #include "../data/packing.h"
 #include "../data/tokenizer.h"
+#include "../parallel/mesh.h"
 #include "logger.h"
 
 namespace fs = std::filesystem;
+
+void Run::say(const char *text, ...) const {
+    if (!speaks()) return;
+    va_list args;
+    va_start(args, text);
+    printf("%s\n", vformat(text, args).c_str());
+    va_end(args);
+    fflush(stdout);
+}
 
 // ---- files around the program -------------------------------------------------------------------------------------------------------
 
@@ -93,8 +103,7 @@ static std::string cache_directory() {
                            : std::string(home && *home ? home : "/tmp") + "/.cache/train_llama";
 }
 
-std::string prepared_file(const Run &run, const std::string &kind, const std::string &path,
-                          const std::vector<std::string> &extra) {
+static std::string prepare(const Run &run, const std::string &kind, const std::string &path, const std::vector<std::string> &extra) {
     const std::string extension = fs::path(path).extension();  // else it may be a hub name, OWNER/NAME
     if ((extension == ".jsonl" || extension == ".json" || extension == ".csv" || extension == ".parquet") &&
         path.find(',') == path.npos && !fs::exists(path))
@@ -118,6 +127,15 @@ std::string prepared_file(const Run &run, const std::string &kind, const std::st
     return out;
 }
 
+std::string prepared_file(const Run &run, const std::string &kind, const std::string &path,
+                          const std::vector<std::string> &extra) {
+    std::string out;
+    agree(run.comm, [&] {
+        if (run.speaks()) out = prepare(run, kind, path, extra);
+    });
+    return run.comm.gather(out)[0];
+}
+
 // ---- opening model and data -----------------------------------------------------------------------------------------------------------
 
 static ModelConfig open_config(Run &run) {
@@ -126,10 +144,23 @@ static ModelConfig open_config(Run &run) {
     run.model_dir = run.task == DEMO ? program_file("data/demo/model") : o.model;
     std::vector<std::string> notes;
     ModelConfig config = read_config(run.model_dir, notes);
-    for (const std::string &note : notes) printf("note: %s\n", note.c_str());
+    for (const std::string &note : notes) run.say("note: %s", note.c_str());
     const std::string tokenizer = run.model_dir + "/tokenizer.json";
     if (fs::exists(tokenizer)) run.tokenizer_hash = tokenizer_hash(tokenizer);
     return config;
+}
+
+static Ranks ranks_of(const Run &run, size_t world) {
+    const Options &o = run.options;
+    Ranks r;
+    r.world = world, r.rank = size_t(run.comm.rank);
+    r.sp = o.ring_attn_size ? o.ring_attn_size : world % 2 ? 1 : 2;  // 0: the demo's
+    r.sp_mode = o.sp_mode == "ring" ? SpMode::ring : o.sp_mode == "gather" ? SpMode::gather : SpMode::ulysses;
+    r.head_stride = o.ring_attn_head_stride ? o.ring_attn_head_stride : run.config.KV;
+    r.zero_stage = int(o.zero_stage);
+    r.flops = o.attention_tflops * 1e12, r.bandwidth = o.link_gb_s * 1e9;
+    check_sp_mode(r.sp_mode, r.sp, run.config.H, run.config.KV, r.head_stride);
+    return r;
 }
 
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path) {
@@ -201,25 +232,39 @@ static size_t most_tokens(const Run &run, ModelLimits limits, size_t memory) {
         keeps_too_much ? ", --recompute layer" : "", smaller.c_str());
 }
 
+// What a rank may take: the least that any has, before one of them takes it.
+static size_t available_memory(const Run &run) {
+    size_t least = 0;
+    agree(run.comm, [&] { least = run.make_model(run.config, {})->memory().available() / run.sharing; });
+    for (size_t other : run.comm.gather(least)) least = std::min(least, other);
+    return least;
+}
+
+static void load_weights(const Run &run, Model &model) {
+    const HfWeights weights(run.model_dir);
+    std::vector<std::string> names;
+    for (const Tensor &t : model.tensors()) names.push_back(t.name);
+    if (run.config.tied) names.push_back("lm_head.weight");  // some files store it twice
+    weights.expect_only(names);
+    model.load(weights);
+}
+
 std::unique_ptr<Model> open_model(const Run &run, ModelLimits limits) {
-    const size_t memory = run.make_model(run.config, limits)->memory().available();
-    auto model = plan_model(run, limits, memory / 20 * 19);
-    if (model->plan().bytes() > memory) does_not_fit(run, limits, *model, memory);
-    if (run.options.profile) model->profile();
-    model->allocate(run.options.guard, run.options.poison);
-    if (!run.model_dir.empty() && HfWeights::present(run.model_dir)) {
-        const HfWeights weights(run.model_dir);
-        std::vector<std::string> names;
-        for (const Tensor &t : model->tensors()) names.push_back(t.name);
-        if (run.config.tied) names.push_back("lm_head.weight");  // some files store it twice
-        weights.expect_only(names);
-        model->load(weights);
-    } else if (limits.mode == Mode::train) {
-        model->initialise(run.options.seed);
-    } else {
-        die("%s has no weights (model.safetensors, or shards with an index)\n  fix: the directory of a trained model",
-            run.model_dir.c_str());
-    }
+    if (limits.mode != Mode::generate) limits.ranks = run.ranks;
+    const bool trained = !run.model_dir.empty() && HfWeights::present(run.model_dir);
+    const size_t memory = available_memory(run);
+    std::unique_ptr<Model> model;
+    agree(run.comm, [&] {
+        if (!trained && limits.mode != Mode::train)
+            die("%s has no weights (model.safetensors, or shards with an index)\n  fix: the directory of a trained model",
+                run.model_dir.c_str());
+        model = plan_model(run, limits, memory / 20 * 19);
+        if (model->plan().bytes() > memory) does_not_fit(run, limits, *model, memory);
+        if (run.options.profile) model->profile();
+        model->allocate(*run.mesh, run.options.guard, run.options.poison);
+        if (trained) load_weights(run, *model);
+    });
+    if (!trained) model->initialise(run.options.seed);
     return model;
 }
 
@@ -228,6 +273,7 @@ std::unique_ptr<Model> open_model(const Run &run, ModelLimits limits) {
 static int print_plan(const Run &run) {
     const Options &o = run.options;
     ModelLimits limits;
+    limits.ranks = run.ranks;
     limits.row_tokens = round_up(o.row_tokens, row_multiple);
     limits.positions = o.max_len;
     const bool here = o.gpu.empty();
@@ -255,32 +301,45 @@ static int print_plan(const Run &run) {
 // ---- evaluation -----------------------------------------------------------------------------------------------------------------------
 
 LossSums over_ranks(Comm &comm, const LossSums &sums) {
-    return {comm.sum(sums.nll), comm.sum(sums.entropy), comm.sum(sums.correct), comm.sum(sums.targets)};
+    LossSums all;
+    for (const LossSums &of_rank : comm.gather(sums)) all += of_rank;
+    return all;
 }
 
-LossSums evaluate(Comm &comm, Model &model, const PreparedData &data, std::span<const size_t> samples, size_t row_tokens) {
-    for (const auto &row : pack_samples(data, samples, row_tokens)) model.evaluate(make_row(data, row));
-    return over_ranks(comm, model.take_sums());
+LossSums evaluate(const Run &run, Model &model, const PreparedData &data, std::span<const size_t> samples) {
+    const auto rows = pack_samples(data, samples, run.options.row_tokens);
+    for (const auto &own : own_rows(run.config, run.ranks, data, rows))
+        if (!own.empty()) model.evaluate(make_row(data, own));
+    return over_ranks(run.comm, model.take_sums());
 }
 
 static int evaluate_task(Run &run) {
     const Options &o = run.options;
-    const auto data = open_data(run, prepared_file(run, "sft", o.data, prepare_flags(o, run.task)));
-    const auto model = open_model(run, limits_for(run, Mode::evaluate, *data));
+    const std::string path = prepared_file(run, "sft", o.data, prepare_flags(o, run.task));
+    std::unique_ptr<PreparedData> data;
+    ModelLimits limits;
+    agree(run.comm, [&] {
+        data = open_data(run, path);
+        limits = limits_for(run, Mode::evaluate, *data);
+    });
+    const auto model = open_model(run, limits);
     std::vector<size_t> samples(o.max_samples ? std::min(o.max_samples, data->size()) : data->size());
     for (size_t i = 0; i < samples.size(); i++) samples[i] = i;
 
     const auto start = std::chrono::steady_clock::now();
-    const LossSums sums = evaluate(run.comm, *model, *data, samples, o.row_tokens);
+    const LossSums sums = evaluate(run, *model, *data, samples);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), n = sums.targets;
     size_t tokens = 0;
     for (size_t i : samples) tokens += data->length(i);
-    if (n == 0)
-        die("no token of the first %zu documents of %s is a target\n  fix: a larger --max_samples", samples.size(),
-            o.data.c_str());
     const double loss = sums.nll / n;
-    if (!std::isfinite(loss))
-        die("the loss of %s on %s is not finite\n  fix: look for NaN in the weights", o.model.c_str(), o.data.c_str());
+    agree(run.comm, [&] {
+        if (n == 0)
+            die("no token of the first %zu documents of %s is a target\n  fix: a larger --max_samples", samples.size(),
+                o.data.c_str());
+        if (!std::isfinite(loss))
+            die("the loss of %s on %s is not finite\n  fix: look for NaN in the weights", o.model.c_str(), o.data.c_str());
+    });
+    if (!run.speaks()) return 0;
     printf(
         "loss %.6f  perplexity %.4f  entropy %.4f  accuracy %.4f  over %.0f target tokens of %zu tokens in %zu documents, %.0f tok/s\n",
         loss, std::exp(loss), sums.entropy / n, sums.correct / n, n, tokens, samples.size(), double(tokens) / seconds);
@@ -296,10 +355,37 @@ static int evaluate_task(Run &run) {
     return 0;
 }
 
-int run_task(const Parsed &parsed, Comm &comm, const ModelFactory &make_model) {
-    Run run{parsed.task, parsed.options, comm, make_model, "", {}, ""};
-    run.config = open_config(run);
-    if (run.options.plan) return print_plan(run);
+// Ranks that were started with different flags would wait for each other, or worse.
+static void check_same_options(const Run &run) {
+    const auto own = to_json(run.options, run.task);
+    const auto all = run.comm.gather(std::string(task_name(run.task)) + " " + own.dump());
+    agree(run.comm, [&] {
+        for (size_t r = 1; r < all.size(); r++) {
+            if (all[r] == all[0]) continue;
+            const auto of = [&](size_t rank) { return nlohmann::json::parse(all[rank].substr(all[rank].find('{'))); };
+            const auto here = of(0), there = of(r);
+            for (const auto &[name, value] : here.items())
+                if (name != "rank" && name != "threads" && there.contains(name) && there[name] != value)
+                    die("rank 0 was started with --%s %s, rank %zu with %s\n  fix: the same command for every rank", name.c_str(),
+                        value.dump().c_str(), r, there[name].dump().c_str());
+            if (here.size() != there.size())
+                die("rank 0 was started for another task than rank %zu\n  fix: the same command for every rank", r);
+        }
+    });
+}
+
+int run_task(const Parsed &parsed, Comm &comm, size_t sharing, const ModelFactory &make_model) {
+    Run run{parsed.task, parsed.options, comm, sharing, make_model};
+    check_same_options(run);
+    agree(comm, [&] {
+        run.config = open_config(run);
+        run.ranks = ranks_of(run, run.options.plan ? run.options.ranks : size_t(comm.size));
+    });
+    if (run.options.plan) return run.speaks() ? print_plan(run) : 0;
+    run.mesh = std::make_unique<Mesh>(comm, int(run.ranks.sp));
+    if (comm.size > 1) run.say("%s", mesh_line(run.ranks).c_str());
+    if (const std::string note = ring_across_hosts(comm.gather(host_name()), int(run.ranks.sp)); !note.empty())
+        run.say("note: %s", note.c_str());
     switch (run.task) {
         case EVAL: return evaluate_task(run);
         case GENERATE: return generate(run);

@@ -11,7 +11,8 @@
 // Makes a model of the device and dtype that the options ask for; its memory is planned, not yet allocated.
 using ModelFactory = std::function<std::unique_ptr<Model>(const ModelConfig &, const ModelLimits &)>;
 
-int run_task(const Parsed &parsed, Comm &comm, const ModelFactory &make_model);  // the exit code
+// Every rank calls it. `sharing`: ranks that take their memory from the same pool as this one, itself included. Returns the exit code.
+int run_task(const Parsed &parsed, Comm &comm, size_t sharing, const ModelFactory &make_model);
 
 // ---- shared by the tasks --------------------------------------------------------------------------------------------------------------
 
@@ -19,16 +20,22 @@ struct Run {
     Task task;
     Options options;
     Comm &comm;
+    size_t sharing;
     ModelFactory make_model;
-    std::string model_dir;  // empty with --preset
-    ModelConfig config;
-    std::string tokenizer_hash;  // of model_dir's tokenizer; empty if it has none
+    std::string model_dir = {};  // empty with --preset
+    ModelConfig config = {};
+    std::string tokenizer_hash = {};  // of model_dir's tokenizer; empty if it has none
+    Ranks ranks = {};
+    std::unique_ptr<Mesh> mesh = nullptr;
+
+    bool speaks() const { return comm.rank == 0; }  // one rank talks to people and writes what all have in common
+    __attribute__((format(printf, 2, 3))) void say(const char *text, ...) const;  // a line on standard output
 };
 
 std::string program_file(const std::string &path);  // a file of the project, relative to the executable
 
-// A prepared file for `path`: itself, or what data/prepare.py makes of raw data, kept in a cache keyed by all that shapes it.
-// `extra`: further arguments for prepare.py.
+// A prepared file for `path`: itself, or what data/prepare.py makes of raw data, kept in a cache keyed by all that shapes it. All ranks call
+// it, and one of them runs prepare.py. `extra`: further arguments for it.
 std::string prepared_file(const Run &run, const std::string &kind, const std::string &path,
                           const std::vector<std::string> &extra = {});
 
@@ -39,7 +46,7 @@ std::unique_ptr<Model> open_model(const Run &run,
                                   ModelLimits limits);  // chooses --recompute auto, allocates, loads or initialises
 
 LossSums over_ranks(Comm &comm, const LossSums &sums);
-LossSums evaluate(Comm &comm, Model &model, const PreparedData &data, std::span<const size_t> samples, size_t row_tokens);
+LossSums evaluate(const Run &run, Model &model, const PreparedData &data, std::span<const size_t> samples);
 
 int train(Run &run);                                                                                // training.cpp
 int generate(Run &run);                                                                             // generate.cpp

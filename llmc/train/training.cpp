@@ -39,14 +39,18 @@ class Trainer {
 
   private:
     void check_output_dir();
+    ModelLimits open_all_data(const std::string &path, const std::string &eval_path);
     void start_or_resume();
-    void resume(const std::string &dir);
+    void restore_state(const std::string &dir);
     ordered_json state() const;
     void describe_run();
     void try_saving();
     void save_model(const std::string &dir);
     void save_checkpoint();
     ordered_json mfu(const Step &batch, double seconds) const;
+    struct Report;
+    void add_reports(ordered_json &line, const Report &own, double seconds) const;
+    void update(const Step &batch, const LossSums &sums, double norm, double lr);
     ordered_json optimizer_step(const Step &batch);
     void evaluate_now();
     void finish();
@@ -57,7 +61,7 @@ class Trainer {
     std::unique_ptr<DataLoader> loader_;
     std::unique_ptr<Model> model_;
     double peak_ = 0;  // FLOP/s of the device; 0: not known
-    std::unique_ptr<Logger> logger_;
+    std::unique_ptr<Logger> logger_;  // of the rank that speaks
     std::string export_dtype_, resume_from_;
     size_t steps_ = 0, step_ = 0, skips_in_a_row_ = 0;
     Totals totals_;
@@ -80,13 +84,26 @@ std::string fingerprint(const std::string &path) {
 }
 
 Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
-    check_output_dir();
+    agree(run.comm, [&] {
+        if (run.speaks()) check_output_dir();
+    });
+    resume_from_ = run.comm.gather(resume_from_)[0];
     const std::string kind = run.task == PRETRAIN ? "pretrain" : "sft";
     const auto flags = prepare_flags(o_, run.task);
-    data_ =
-        open_data(run, run.task == DEMO ? program_file("data/demo/train.safetensors") : prepared_file(run, kind, o_.data, flags));
-    if (!o_.eval_data.empty()) eval_data_ = open_data(run, prepared_file(run, kind, o_.eval_data, flags));
+    const std::string path =
+        run.task == DEMO ? program_file("data/demo/train.safetensors") : prepared_file(run, kind, o_.data, flags);
+    const std::string eval_path = o_.eval_data.empty() ? "" : prepared_file(run, kind, o_.eval_data, flags);
+    ModelLimits limits;
+    agree(run.comm, [&] { limits = open_all_data(path, eval_path); });
+    model_ = open_model(run, limits);
+    peak_ = gpu_peak(model_->memory().device(), o_.dtype);
+    export_dtype_ = (o_.export_dtype == "auto" ? o_.dtype : o_.export_dtype) == "bf16" ? "BF16" : "F32";
+}
 
+// Returns what the model must have room for.
+ModelLimits Trainer::open_all_data(const std::string &path, const std::string &eval_path) {
+    data_ = open_data(run_, path);
+    if (!eval_path.empty()) eval_data_ = open_data(run_, eval_path);
     LoaderOptions options;
     options.batch_size = o_.train_batch_size, options.batch_tokens = o_.train_batch_tokens, options.row_tokens = o_.row_tokens;
     options.max_samples = o_.max_samples, options.eval_fraction = o_.eval_fraction, options.seed = o_.seed,
@@ -95,15 +112,13 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     steps_ = loader_->steps(o_.max_epochs);
     if (o_.max_steps) steps_ = o_.max_steps;
 
-    ModelLimits limits = limits_for(run, Mode::train, *data_);
+    ModelLimits limits = limits_for(run_, Mode::train, *data_);
     if (eval_data_) {
-        const ModelLimits other = limits_for(run, Mode::train, *eval_data_);
+        const ModelLimits other = limits_for(run_, Mode::train, *eval_data_);
         limits.row_tokens = std::max(limits.row_tokens, other.row_tokens);
         limits.positions = std::max(limits.positions, other.positions);
     }
-    model_ = open_model(run, limits);
-    peak_ = gpu_peak(model_->memory().device(), o_.dtype);
-    export_dtype_ = (o_.export_dtype == "auto" ? o_.dtype : o_.export_dtype) == "bf16" ? "BF16" : "F32";
+    return limits;
 }
 
 void Trainer::check_output_dir() {
@@ -145,7 +160,8 @@ ordered_json Trainer::state() const {
             {"options", to_json(o_, run_.task)}};
 }
 
-void Trainer::resume(const std::string &dir) {
+// What the checkpoint says of the run.
+void Trainer::restore_state(const std::string &dir) {
     const std::string where = dir + "/trainer_state.json";
     const auto saved = read_json(where);
     const ordered_json now = state();
@@ -165,27 +181,32 @@ void Trainer::resume(const std::string &dir) {
         if (std::find(std::begin(fixed_options), std::end(fixed_options), name) != std::end(fixed_options))
             refuse("--" + name, options[name].dump(), value.dump());
         if (name != "resume" && name != "overwrite")
-            printf("note: --%s was %s in the checkpoint, is %s now\n", name.c_str(), options[name].dump().c_str(),
-                   value.dump().c_str());
+            run_.say("note: --%s was %s in the checkpoint, is %s now", name.c_str(), options[name].dump().c_str(),
+                     value.dump().c_str());
     }
-    load_optimizer(dir, model_->optimizer_state());
-    model_->optimizer_state_loaded();
     step_ = saved.at("step");
     loader_->seek(saved.at("cursor"));
     totals_ = {saved.at("samples"), saved.at("tokens"), saved.at("target_tokens"), saved.at("skipped")};
     skips_in_a_row_ = saved.at("skips_in_a_row");
-    printf("resumed from %s at step %zu\n", dir.c_str(), step_);
 }
 
 void Trainer::start_or_resume() {
-    if (!resume_from_.empty()) resume(resume_from_);
+    if (!resume_from_.empty()) {
+        agree(run_.comm, [&] { restore_state(resume_from_); });
+        load_optimizer(run_.comm, resume_from_, model_->optimizer_state());
+        model_->optimizer_state_loaded();
+        run_.say("resumed from %s at step %zu", resume_from_.c_str(), step_);
+    }
     try_saving();
-    remove_checkpoints_beyond(o_.output_dir, step_);
-    if (o_.save_steps > 0) prune_checkpoints(o_.output_dir, o_.max_num);  // a crash may have come between a save and this
-    const std::string log = o_.log.empty() ? o_.output_dir + "/log.jsonl" : o_.log;
-    const bool same_log = !resume_from_.empty() && fs::exists(log);
-    logger_ = std::make_unique<Logger>(log, same_log, step_);
-    if (!same_log) describe_run();
+    agree(run_.comm, [&] {
+        if (!run_.speaks()) return;
+        remove_checkpoints_beyond(o_.output_dir, step_);
+        if (o_.save_steps > 0) prune_checkpoints(o_.output_dir, o_.max_num);  // a crash may have come between a save and this
+        const std::string log = o_.log.empty() ? o_.output_dir + "/log.jsonl" : o_.log;
+        const bool same_log = !resume_from_.empty() && fs::exists(log);
+        logger_ = std::make_unique<Logger>(log, same_log, step_);
+        if (!same_log) describe_run();
+    });
 }
 
 void Trainer::describe_run() {
@@ -196,6 +217,8 @@ void Trainer::describe_run() {
                     {"device", model_->memory().device()},
                     {"threads", o_.threads},
                     {"world", run_.comm.size},
+                    {"dp", run_.ranks.dp()},
+                    {"sp", run_.ranks.sp},
                     {"model", {{"family", run_.config.family}, {"parameters", parameters}, {"dir", run_.model_dir}}},
                     {"data",
                      {{"path", data_->path()},
@@ -206,41 +229,54 @@ void Trainer::describe_run() {
                     {"plan_bytes", plan.bytes()},
                     {"planned_peak_mem", model_->arena().planned_peak()},
                     {"compiler", __VERSION__}});
-    logger_->say("%s: %zu parameters, %s on %zu threads; %zu samples, %zu steps; plan %s", task_name(run_.task), parameters,
-                 o_.dtype.c_str(), o_.threads, loader_->train_samples().size(), steps_, human_bytes(plan.bytes()).c_str());
+    logger_->say("%s: %zu parameters, %s on %zu threads%s; %zu samples, %zu steps; plan %s", task_name(run_.task), parameters,
+                 o_.dtype.c_str(), o_.threads, run_.comm.size > 1 ? " a rank" : "", loader_->train_samples().size(), steps_,
+                 human_bytes(plan.bytes()).c_str());
 }
 
 // ---- saving ---------------------------------------------------------------------------------------------------------------------------
 
 void Trainer::save_model(const std::string &dir) {
     model_->save(dir, export_dtype_);
-    write_config(dir, run_.config, export_dtype_);
-    if (!run_.model_dir.empty()) copy_tokenizer(run_.model_dir, dir);
+    agree(run_.comm, [&] {
+        if (!run_.speaks()) return;
+        write_config(dir, run_.config, export_dtype_);
+        if (!run_.model_dir.empty()) copy_tokenizer(run_.model_dir, dir);
+    });
 }
 
 // The last save of a long run should not be the first: what the run will write is written once before its first step, and read back.
 void Trainer::try_saving() {
     const std::string trial = o_.output_dir + "/" + trial_name;
-    write_directory(trial, [&](const std::string &dir) {
+    write_directory(run_.comm, trial, [&](const std::string &dir) {
         save_model(dir);
-        const HfWeights weights(dir);
-        for (const Tensor &t : model_->tensors())
-            if (!weights.find(t.name)) die("%s was written without %s", dir.c_str(), t.name.c_str());
+        agree(run_.comm, [&] {
+            const HfWeights weights(dir);
+            for (const Tensor &t : model_->tensors())
+                if (!weights.find(t.name)) die("%s was written without %s", dir.c_str(), t.name.c_str());
+        });
         if (o_.save_steps <= 0) return;
-        save_optimizer(dir, model_->optimizer_state());
-        verify_optimizer(dir, model_->optimizer_state());
+        save_optimizer(run_.comm, dir, model_->optimizer_state());
+        verify_optimizer(run_.comm, dir, model_->optimizer_state());
     });
-    fs::remove_all(trial);
+    agree(run_.comm, [&] {
+        if (run_.speaks()) fs::remove_all(trial);
+    });
 }
 
 void Trainer::save_checkpoint() {
-    write_directory(checkpoint_path(o_.output_dir, step_), [&](const std::string &dir) {
+    write_directory(run_.comm, checkpoint_path(o_.output_dir, step_), [&](const std::string &dir) {
         save_model(dir);
-        save_optimizer(dir, model_->optimizer_state());
-        write_json(dir + "/trainer_state.json", state());
+        save_optimizer(run_.comm, dir, model_->optimizer_state());
+        agree(run_.comm, [&] {
+            if (run_.speaks()) write_json(dir + "/trainer_state.json", state());
+        });
     });
-    set_latest(o_.output_dir, step_);
-    prune_checkpoints(o_.output_dir, o_.max_num);
+    agree(run_.comm, [&] {
+        if (!run_.speaks()) return;
+        set_latest(o_.output_dir, step_);
+        prune_checkpoints(o_.output_dir, o_.max_num);
+    });
 }
 
 // ---- steps ----------------------------------------------------------------------------------------------------------------------------
@@ -250,26 +286,40 @@ void Trainer::save_checkpoint() {
 ordered_json Trainer::mfu(const Step &batch, double seconds) const {
     if (peak_ == 0 || batch.target_tokens == 0) return nullptr;
     double flops = 0;
-    for (const Row &row : batch.rows) flops += model_flops(run_.config, row);
-    return flops / (seconds * peak_);
+    for (const auto &samples : batch.rows) flops += model_flops(run_.config, outline(*data_, samples));
+    return flops / (seconds * peak_ * run_.comm.size);
 }
 
-ordered_json Trainer::optimizer_step(const Step &batch) {
-    const auto start = std::chrono::steady_clock::now();
-    Profiler *profiler = model_->profiler();
-    if (profiler) profiler->begin_step();
-    LossSums sums;
-    double norm = 0;
-    const double lr = learning_rate_at({o_.lr_scheduler, o_.learning_rate, o_.lr_warmup_ratio, o_.min_lr_ratio, steps_}, step_);
-    if (batch.target_tokens) {  // else there is nothing to learn from, and no denominator
-        model_->zero_gradients();
-        for (const Row &row : batch.rows) model_->accumulate(row, 1 / float(batch.target_tokens));
-        sums = over_ranks(run_.comm, model_->take_sums());
-        norm = model_->gradient_norm();
-        model_->arena().check_guards();
+// What a rank tells of a step. Seconds are of the host's clock: on a GPU, what was queued counts where the host waits for it.
+struct Trainer::Report {
+    Payload sent;
+    double comm_seconds, update_seconds;
+    size_t peak_mem;
+};
+
+// Of all ranks: bytes are summed; times are those of the rank that waits least for the others, the slowest.
+void Trainer::add_reports(ordered_json &line, const Report &own, double seconds) const {
+    const auto all = run_.comm.gather(own);
+    Payload sent;
+    Report slowest = all[0];
+    size_t most = 0, least = SIZE_MAX;
+    for (const Report &r : all) {
+        sent.kv += r.sent.kv, sent.dkv += r.sent.dkv, sent.grads += r.sent.grads, sent.params += r.sent.params;
+        if (r.comm_seconds < slowest.comm_seconds) slowest = r;
+        most = std::max(most, r.peak_mem), least = std::min(least, r.peak_mem);
     }
-    const bool finite = std::isfinite(norm) && std::isfinite(sums.nll), skip = !finite || !batch.target_tokens;
-    if (!skip) {
+    line["peak_mem"] = most;
+    if (run_.comm.size == 1) return;
+    line["peak_mem_min"] = least;
+    line["compute_s"] = seconds - slowest.comm_seconds - slowest.update_seconds;
+    line["comm_s"] = slowest.comm_seconds;
+    line["optimizer_s"] = slowest.update_seconds;
+    line["sent_kv"] = sent.kv, line["sent_dkv"] = sent.dkv, line["sent_grads"] = sent.grads, line["sent_params"] = sent.params;
+}
+
+void Trainer::update(const Step &batch, const LossSums &sums, double norm, double lr) {
+    const bool finite = std::isfinite(norm) && std::isfinite(sums.nll);
+    if (finite && batch.target_tokens) {
         AdamW adamw{};
         adamw.lr = lr, adamw.beta1 = o_.adam_betas[0], adamw.beta2 = o_.adam_betas[1], adamw.eps = o_.adam_eps;
         adamw.weight_decay = o_.weight_decay;
@@ -277,36 +327,68 @@ ordered_json Trainer::optimizer_step(const Step &batch) {
         adamw.step = step_ - totals_.skipped + 1;
         model_->update(adamw);
         skips_in_a_row_ = 0;
-    } else {
-        totals_.skipped++;
+        return;
+    }
+    totals_.skipped++;
+    if (logger_)
         logger_->say("step %zu skipped: %s", step_ + 1,
                      finite ? "no token of its samples is a target" : "its loss or gradient is not finite");
-        if (!finite && ++skips_in_a_row_ == max_skips_in_a_row) {
-            const std::string tensor = model_->nonfinite_gradient();
-            die("%zu steps in a row had a loss or gradient that is not finite; first in %s\n  fix: a smaller --learning_rate, or look for NaN in the model's weights",
-                skips_in_a_row_, tensor.empty() ? "the loss" : tensor.c_str());
-        }
+    if (finite || ++skips_in_a_row_ < max_skips_in_a_row) return;
+    const std::string tensor = model_->nonfinite_gradient();
+    agree(run_.comm, [&] {
+        die("%zu steps in a row had a loss or gradient that is not finite; first in %s\n  fix: a smaller --learning_rate, or look for NaN in the model's weights",
+            skips_in_a_row_, tensor.empty() ? "the loss" : tensor.c_str());
+    });
+}
+
+ordered_json Trainer::optimizer_step(const Step &batch) {
+    const auto now = [] { return std::chrono::steady_clock::now(); };
+    const auto seconds_since = [&](auto start) { return std::chrono::duration<double>(now() - start).count(); };
+    const auto start = now();
+    const double comm_before = run_.mesh->seconds();
+    Profiler *profiler = model_->profiler();
+    if (profiler) profiler->begin_step();
+    model_->take_sent();  // an evaluation's
+    LossSums sums;
+    double norm = 0;
+    const double lr = learning_rate_at({o_.lr_scheduler, o_.learning_rate, o_.lr_warmup_ratio, o_.min_lr_ratio, steps_}, step_);
+    if (batch.target_tokens) {  // else there is nothing to learn from, and no denominator
+        model_->zero_gradients();
+        const auto own = own_rows(run_.config, run_.ranks, *data_, batch.rows);
+        for (size_t i = 0; i < own.size(); i++)
+            model_->accumulate(make_row(*data_, own[i]), 1 / float(batch.target_tokens), i + 1 == own.size());
+        sums = over_ranks(run_.comm, model_->take_sums());
+        norm = model_->gradient_norm();
+        model_->arena().check_guards();
     }
+    const auto update_start = now();
+    const double comm_before_update = run_.mesh->seconds();
+    update(batch, sums, norm, lr);
+    const double update_comm = run_.mesh->seconds() - comm_before_update;
+    const Report report{model_->take_sent(), run_.mesh->seconds() - comm_before, seconds_since(update_start) - update_comm,
+                        model_->memory().peak()};
     step_++;
     totals_.samples += batch.samples.size(), totals_.tokens += batch.tokens, totals_.targets += batch.target_tokens;
     if (profiler) profiler->end_step();
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds = seconds_since(start);
     const double n = sums.targets, progress = double(loader_->cursor()) / double(loader_->train_samples().size());
-    return {{"step", step_},
-            {"epoch", progress},
-            {"loss", sums.nll / n},
-            {"grad_norm", norm},
-            {"lr", lr},
-            {"samples", totals_.samples},
-            {"tokens", totals_.tokens},
-            {"target_tokens", totals_.targets},
-            {"tok_s", double(batch.tokens) / seconds},
-            {"step_s", seconds},
-            {"mfu", mfu(batch, seconds)},
-            {"peak_mem", model_->memory().peak()},
-            {"entropy", sums.entropy / n},
-            {"mean_token_accuracy", sums.correct / n},
-            {"skipped", totals_.skipped}};
+    ordered_json line = {{"step", step_},
+                         {"epoch", progress},
+                         {"loss", sums.nll / n},
+                         {"grad_norm", norm},
+                         {"lr", lr},
+                         {"samples", totals_.samples},
+                         {"tokens", totals_.tokens},
+                         {"target_tokens", totals_.targets},
+                         {"tok_s", double(batch.tokens) / seconds},
+                         {"step_s", seconds},
+                         {"mfu", mfu(batch, seconds)},
+                         {"peak_mem", report.peak_mem},
+                         {"entropy", sums.entropy / n},
+                         {"mean_token_accuracy", sums.correct / n},
+                         {"skipped", totals_.skipped}};
+    add_reports(line, report, seconds);
+    return line;
 }
 
 void Trainer::evaluate_now() {
@@ -317,7 +399,8 @@ void Trainer::evaluate_now() {
         for (size_t i = 0; i < samples.size(); i++) samples[i] = i;
     }
     if (samples.empty()) return;
-    const LossSums sums = evaluate(run_.comm, *model_, data, samples, o_.row_tokens);
+    const LossSums sums = evaluate(run_, *model_, data, samples);
+    if (!logger_) return;
     const double n = sums.targets, loss = sums.nll / n;
     if (n == 0) return logger_->say("step %zu: nothing to evaluate, no token of the evaluation samples is a target", step_);
     logger_->write({{"step", step_},
@@ -340,15 +423,16 @@ int Trainer::train() {
     while (step_ < steps_) {
         const Step batch = loader_->next();
         const ordered_json line = optimizer_step(batch);
-        if (step_ % o_.logging_steps == 0 || step_ == steps_) logger_->write(line), logger_->show_step(line, steps_);
+        if (logger_ && (step_ % o_.logging_steps == 0 || step_ == steps_)) logger_->write(line), logger_->show_step(line, steps_);
         const bool epoch_ends = loader_->cursor() % loader_->train_samples().size() == 0;
         if (o_.eval_steps > 0 ? step_ % size_t(o_.eval_steps) == 0 : epoch_ends || step_ == steps_) evaluate_now();
-        const bool stop = run_.comm.max(received_signal != 0) > 0;
+        const int stop = int(run_.comm.max(received_signal));
         if (stop || (o_.save_steps > 0 && step_ % size_t(o_.save_steps) == 0)) save_checkpoint();
         if (stop) {
-            logger_->say("stopped by signal %s after step %zu; saved %s\n  go on: the same command with --resume auto",
-                         strsignal(received_signal), step_, checkpoint_path(o_.output_dir, step_).c_str());
-            return 128 + received_signal;
+            if (logger_)
+                logger_->say("stopped by signal %s after step %zu; saved %s\n  go on: the same command with --resume auto",
+                             strsignal(stop), step_, checkpoint_path(o_.output_dir, step_).c_str());
+            return 128 + stop;
         }
     }
     finish();
@@ -357,6 +441,7 @@ int Trainer::train() {
 
 void Trainer::finish() {
     save_model(o_.output_dir);
+    if (!logger_) return;
     if (const Profiler *profiler = model_->profiler()) logger_->say("%s", profiler->table().c_str());
     logger_->say("saved %s; %zu steps, %zu samples, %zu tokens, %zu steps skipped; peak memory %s, planned %s",
                  o_.output_dir.c_str(), steps_, totals_.samples, totals_.tokens, totals_.skipped,
@@ -370,6 +455,6 @@ int train(Run &run) {
     if (run.task != DEMO || code != 0) return code;
     const auto unseen = open_data(run, program_file("data/demo/test.safetensors"));
     const double share = exact_match(run, run.options.output_dir, *unseen, 5);
-    printf("exact match: %.1f %% of %zu unseen prompts\n", 100 * share, unseen->size());
+    run.say("exact match: %.1f %% of %zu unseen prompts", 100 * share, unseen->size());
     return 0;
 }
