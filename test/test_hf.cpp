@@ -322,12 +322,17 @@ TEST_F(Hf, OneFileOrShards) {
         EXPECT_EQ(a[3], 4);
         EXPECT_EQ(float(b[1]), 6);
         EXPECT_EQ(float(c[0]), 7);
+        float part[2];
+        weights.read_part("a", {2, 2}, 1, 2, part, memory);  // through the end of a row
+        EXPECT_EQ(part[0], 2);
+        EXPECT_EQ(part[1], 3);
         EXPECT_EQ(weights.find("b")->dtype, "BF16");
         EXPECT_EQ(weights.find("d"), nullptr);
         weights.expect_only({"a", "b", "c", "d"});
         const std::string file = shard_bytes == 1000 ? single : index;
         expect_error([&] { weights.read("d", {1}, a, memory); }, file, "no tensor \"d\"");
         expect_error([&] { weights.read("a", {4}, a, memory); }, dir, "\"a\" has shape (2, 2), but (4) is needed");
+        expect_error([&] { weights.read_part("a", {2, 2}, 3, 2, part, memory); }, dir, "\"a\" has 4 elements, not 2 from 3 on");
         expect_error([&] { weights.expect_only({"a", "b"}); }, dir, "tensor \"c\" (1) is not part of the model");
     }
     EXPECT_EQ(read_json(index)["metadata"]["total_size"], 24);

@@ -405,25 +405,33 @@ const TensorInfo *HfWeights::find(const std::string &name) const {
     return it == where_.end() ? nullptr : &it->second->at(name);
 }
 
-template <class X> void HfWeights::read(const std::string &name, const Shape &shape, X *dst, Memory &memory) const {
+template <class X>
+void HfWeights::read_part(const std::string &name, const Shape &shape, size_t first, size_t count, X *dst, Memory &memory) const {
     const auto it = where_.find(name);
     if (it == where_.end()) die("%s: has no tensor \"%s\", which config.json asks for", listing_.c_str(), name.c_str());
-    it->second->expect_shape(name, shape);
-    std::vector<X> part;
-    in_parts(elements(shape), [&](size_t first, size_t n) {
-        part.resize(n);
-        it->second->read_part(name, first, n, part.data());
+    const SafetensorsFile &file = *it->second;
+    file.expect_shape(name, shape);
+    std::vector<X> host;
+    in_parts(count, [&](size_t done, size_t n) {
+        host.resize(n);
+        file.read_part(name, first + done, n, host.data());
         bool finite = true;
-        for (X x : part) finite = finite && std::isfinite(float(x));
+        for (X x : host) finite = finite && std::isfinite(float(x));
         if (!finite)
             die("%s holds a NaN or an infinity\n  fix: a directory whose weights were saved whole; these were not trained, or diverged",
                 name.c_str());
-        write(memory, dst + first, part);
+        write(memory, dst + done, host);
     });
+}
+
+template <class X> void HfWeights::read(const std::string &name, const Shape &shape, X *dst, Memory &memory) const {
+    read_part(name, shape, 0, elements(shape), dst, memory);
 }
 
 template void HfWeights::read(const std::string &, const Shape &, float *, Memory &) const;
 template void HfWeights::read(const std::string &, const Shape &, bf16 *, Memory &) const;
+template void HfWeights::read_part(const std::string &, const Shape &, size_t, size_t, float *, Memory &) const;
+template void HfWeights::read_part(const std::string &, const Shape &, size_t, size_t, bf16 *, Memory &) const;
 
 void HfWeights::expect_only(const std::vector<std::string> &known) const {
     const std::set<std::string> names(known.begin(), known.end());

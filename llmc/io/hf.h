@@ -45,6 +45,9 @@ class HfWeights {
     const TensorInfo *find(const std::string &name) const;  // null where there is none
     // Into dst, which lies in `memory`; X float or bf16. Dies at a NaN or an infinity.
     template <class X> void read(const std::string &name, const Shape &shape, X *dst, Memory &memory) const;
+    // The same for elements [first, first + count) of the tensor in row-major order.
+    template <class X>
+    void read_part(const std::string &name, const Shape &shape, size_t first, size_t count, X *dst, Memory &memory) const;
     void expect_only(const std::vector<std::string> &known) const;  // die at a tensor that is not known (rotary buffers aside)
 
   private:
