@@ -188,7 +188,7 @@ template <class Dev> class Llama final : public Model {
         p.update(adamw);
     }
     const float *gradients() const { return p.grads; }
-    OptimizerState optimizer_state() override { return {p.master, p.m, p.v, p.count, &p.memory()}; }
+    OptimizerState optimizer_state() override { return {{{0, p.count, p.master, p.m, p.v}}, p.count, &p.memory()}; }
     void optimizer_state_loaded() override { p.round_master(); }
 
     void evaluate(const Row &row) override;

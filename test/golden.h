@@ -168,7 +168,7 @@ template <class Dev> void expect_bf16_as_good_as_transformers(Dev dev, const Gol
 template <class Dev> void expect_bf16_gradient_as_good_as_transformers(Dev dev, CpuF32 cpu, const Golden &g) {
     Trained<CpuF32> exact(cpu, g);
     const OptimizerState weights = exact.model->optimizer_state();
-    for (size_t i = 0; i < weights.count; i++) weights.master[i] = bf16(weights.master[i]);
+    for (size_t i = 0; i < weights.count; i++) weights.parts[0].master[i] = bf16(weights.parts[0].master[i]);
     Trained<Dev> t(dev, g);
     exact.loss_and_gradient(g, g.rows(3)), t.loss_and_gradient(g, g.rows(3));
     const auto want = read(exact.model->memory(), exact.model->gradients(), weights.count),

@@ -230,18 +230,26 @@ template <class Stored, class T> static void write_as(OutputFile &file, const T 
     });
 }
 
-template <class T> void SafetensorsWriter::write(const std::string &name, const T *data, Memory &memory) {
+template <class T> void SafetensorsWriter::write_part(const std::string &name, const T *data, size_t count, Memory &memory) {
+    const char *path = file_.path().c_str();
     if (next_ == specs_.size() || specs_[next_].name != name)
-        die("%s: tensor \"%s\" is not the next that was declared", file_.path().c_str(), name.c_str());
-    const TensorSpec &spec = specs_[next_++];
-    const size_t count = elements(spec.shape);
+        die("%s: tensor \"%s\" is not the next that was declared", path, name.c_str());
+    const TensorSpec &spec = specs_[next_];
+    const size_t left = elements(spec.shape) - written_;
+    if (count > left) die("%s: tensor \"%s\" lacks %zu elements, not %zu", path, name.c_str(), left, count);
+    if (count == left) next_++, written_ = 0;
+    else written_ += count;
     if (spec.dtype == safetensors_dtype<T>) return write_as<T>(file_, data, count, memory);
     if constexpr (std::is_same_v<T, float> || std::is_same_v<T, bf16>) {
         if (spec.dtype == "F32") return write_as<float>(file_, data, count, memory);
         if (spec.dtype == "BF16") return write_as<bf16>(file_, data, count, memory);
     }
-    die("%s: tensor \"%s\" is declared as %s and cannot be written from %s", file_.path().c_str(), name.c_str(),
-        spec.dtype.c_str(), safetensors_dtype<T>);
+    die("%s: tensor \"%s\" is declared as %s and cannot be written from %s", path, name.c_str(), spec.dtype.c_str(),
+        safetensors_dtype<T>);
+}
+
+template <class T> void SafetensorsWriter::write(const std::string &name, const T *data, Memory &memory) {
+    write_part(name, data, next_ < specs_.size() ? elements(specs_[next_].shape) : 0, memory);
 }
 
 void SafetensorsWriter::finish() {
@@ -256,3 +264,4 @@ template void SafetensorsWriter::write(const std::string &, const uint8_t *, Mem
 template void SafetensorsWriter::write(const std::string &, const uint16_t *, Memory &);
 template void SafetensorsWriter::write(const std::string &, const int32_t *, Memory &);
 template void SafetensorsWriter::write(const std::string &, const int64_t *, Memory &);
+template void SafetensorsWriter::write_part(const std::string &, const float *, size_t, Memory &);

@@ -94,10 +94,12 @@ class SafetensorsWriter {
 
     // float and bf16 are rounded to the declared F32 or BF16; any other T must be the declared dtype. `data` lies in `memory`.
     template <class T> void write(const std::string &name, const T *data, Memory &memory);
+    template <class T>
+    void write_part(const std::string &name, const T *data, size_t count, Memory &memory);  // its next elements
     void finish();
 
   private:
     OutputFile file_;
     std::vector<TensorSpec> specs_;
-    size_t next_ = 0;
+    size_t next_ = 0, written_ = 0;  // the tensor whose data comes next, and how many elements of it have come
 };

@@ -168,7 +168,7 @@ void Trainer::resume(const std::string &dir) {
             printf("note: --%s was %s in the checkpoint, is %s now\n", name.c_str(), options[name].dump().c_str(),
                    value.dump().c_str());
     }
-    load_optimizer(dir, model_->optimizer_state());
+    load_optimizer(run_.comm, dir, model_->optimizer_state());
     model_->optimizer_state_loaded();
     step_ = saved.at("step");
     loader_->seek(saved.at("cursor"));
@@ -221,22 +221,22 @@ void Trainer::save_model(const std::string &dir) {
 // The last save of a long run should not be the first: what the run will write is written once before its first step, and read back.
 void Trainer::try_saving() {
     const std::string trial = o_.output_dir + "/" + trial_name;
-    write_directory(trial, [&](const std::string &dir) {
+    write_directory(run_.comm, trial, [&](const std::string &dir) {
         save_model(dir);
         const HfWeights weights(dir);
         for (const Tensor &t : model_->tensors())
             if (!weights.find(t.name)) die("%s was written without %s", dir.c_str(), t.name.c_str());
         if (o_.save_steps <= 0) return;
-        save_optimizer(dir, model_->optimizer_state());
-        verify_optimizer(dir, model_->optimizer_state());
+        save_optimizer(run_.comm, dir, model_->optimizer_state());
+        verify_optimizer(run_.comm, dir, model_->optimizer_state());
     });
     fs::remove_all(trial);
 }
 
 void Trainer::save_checkpoint() {
-    write_directory(checkpoint_path(o_.output_dir, step_), [&](const std::string &dir) {
+    write_directory(run_.comm, checkpoint_path(o_.output_dir, step_), [&](const std::string &dir) {
         save_model(dir);
-        save_optimizer(dir, model_->optimizer_state());
+        save_optimizer(run_.comm, dir, model_->optimizer_state());
         write_json(dir + "/trainer_state.json", state());
     });
     set_latest(o_.output_dir, step_);
