@@ -1,6 +1,6 @@
 # make help          what there is to make
 #
-# Needs g++ 12 or newer and the headers of CLI11 and nlohmann/json. What else helps is found by compiling and linking a few lines
+# Needs g++ 12 or newer and the headers of CLI11, nlohmann/json and xxHash. What else helps is found by compiling and linking a few lines
 # (scripts/probe.sh); the result is kept in build/probe.mk until this file, the script or the compiler changes, or `make probe`.
 #   ONEDNN=0, OPENBLAS=0, MPI=0    do without that library, though it is there
 #   GPU_ARCHS=90                   kernels for that compute capability alone (9.0) instead of all

@@ -11,7 +11,7 @@
 #   ops, attention, training                                         what scripts/gpu_bench.py measures; `bench` is all three
 #
 # Needs the CUDA toolkit with cuBLAS, g++ and python3 with numpy; for comparisons PyTorch and transformers. No network: where CLI11, nlohmann/json,
-# GoogleTest and boost.context are not installed, they come from build/deps, which `make deps` fills where there is network.
+# xxHash, GoogleTest and boost.context are not installed, they come from build/deps, which `make deps` fills where there is network.
 # Each step has a time limit and its own log in DIR; none that fails stops the next. A section ends within ten minutes, so they can be run
 # one by one. DIR/benchmarks.md holds the tables. Ends with "N passed, M failed".
 set -u

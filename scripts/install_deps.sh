@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-packages=(g++ make libcli11-dev nlohmann-json3-dev libdnnl-dev libopenblas-dev libgtest-dev libboost-context-dev libopenmpi-dev openmpi-bin clang-format clang-tidy python3 python3-venv)
+packages=(g++ make libcli11-dev nlohmann-json3-dev libxxhash-dev libdnnl-dev libopenblas-dev libgtest-dev libboost-context-dev libopenmpi-dev openmpi-bin clang-format clang-tidy python3 python3-venv)
 missing=()
 for p in "${packages[@]}"; do
     [ "$(dpkg-query -W -f '${db:Status-Status}' "$p" 2> /dev/null || true)" = installed ] || missing+=("$p")
@@ -48,6 +48,7 @@ carry() {
 }
 carry CLI11 include /usr/include/CLI
 carry nlohmann/json include /usr/include/nlohmann
+carry xxHash include /usr/include/xxhash.h
 carry GoogleTest include /usr/include/gtest
 carry "GoogleTest's sources" googletest /usr/src/googletest/googletest/src
 boost=$(echo '#include <boost/context/detail/fcontext.hpp>' | g++ -x c++ -M - 2> /dev/null | grep -o '/usr/include/boost/[^ ]*' || true)

@@ -49,6 +49,7 @@ if try COMPILER '#include <omp.h>\n#include <compare>\n#include <span>\nint main
 then
     try CLI11 '#include <CLI/CLI.hpp>\nint main() { CLI::App app; }' '' 'needed: package libcli11-dev' || needed=1
     try JSON '#include <nlohmann/json.hpp>\nint main() { return int(nlohmann::json::array().size()); }' '' 'needed: package nlohmann-json3-dev' || needed=1
+    try XXHASH '#define XXH_INLINE_ALL\n#include <xxhash.h>\nint main() { return int(XXH3_64bits(nullptr, 0)); }' '' 'needed: package libxxhash-dev' || needed=1
     matmul='our own sgemm, which is slower'
     try OPENBLAS '#include <cblas.h>\nint main() { return int(cblas_sdot(0, nullptr, 1, nullptr, 1)); }' '-lopenblas' 'package libopenblas-dev' && matmul=OpenBLAS
     try ONEDNN '#include <dnnl.hpp>\nint main() { return dnnl::engine::get_count(dnnl::engine::kind::cpu) == 0; }' '-ldnnl' "using $matmul; package libdnnl-dev" && matmul=oneDNN

@@ -54,13 +54,15 @@ struct Golden {
 };
 
 template <class Dev> struct Trained {  // a model with weights, ready to step
+    std::unique_ptr<SelfComm> comm = std::make_unique<SelfComm>();
+    std::unique_ptr<Mesh> mesh = std::make_unique<Mesh>(*comm, 1);
     std::unique_ptr<Llama<Dev>> model;
     Trained(Dev dev, const Golden &g, Recompute recompute = Recompute::none, Mode mode = Mode::train, bool guards = false,
             bool poison = false) {
         ModelLimits limits;
         limits.mode = mode, limits.row_tokens = limits.positions = limits.cache_tokens = 128, limits.recompute = recompute;
         model = std::make_unique<Llama<Dev>>(dev, g.config, limits);
-        model->allocate(guards, poison);
+        model->allocate(*mesh, guards, poison);
         model->load(HfWeights(g.dir));
     }
     double loss(const std::vector<Row> &rows) {
@@ -70,11 +72,11 @@ template <class Dev> struct Trained {  // a model with weights, ready to step
     }
     double loss_and_gradient(const Golden &g, const std::vector<Row> &rows) {
         model->zero_gradients();
-        for (const Row &row : rows) model->accumulate(row, 1 / float(g.targets()));
+        for (const Row &row : rows) model->accumulate(row, 1 / float(g.targets()), false);
         const LossSums sums = model->take_sums();
         return sums.nll / sums.targets;
     }
-    std::vector<float> gradient(const Tensor &t) { return read(model->memory(), model->gradients() + t.offset, t.count); }
+    std::vector<float> gradient(const Tensor &t) { return read(model->memory(), model->parameters().grads + t.offset, t.count); }
 };
 
 inline void expect_at_most(const char *what, double got, double allowed) {
@@ -167,12 +169,13 @@ template <class Dev> void expect_bf16_as_good_as_transformers(Dev dev, const Gol
 // The gradient, against our own float one, which equals float64's: expect_gradients. Both have the rounded weights.
 template <class Dev> void expect_bf16_gradient_as_good_as_transformers(Dev dev, CpuF32 cpu, const Golden &g) {
     Trained<CpuF32> exact(cpu, g);
-    const OptimizerState weights = exact.model->optimizer_state();
-    for (size_t i = 0; i < weights.count; i++) weights.master[i] = bf16(weights.master[i]);
+    const size_t count = exact.model->parameters().sharding.count;
+    for (const OptimizerPart &p : exact.model->optimizer_state().parts)
+        for (size_t i = 0; i < p.count; i++) p.master[i] = bf16(p.master[i]);
     Trained<Dev> t(dev, g);
     exact.loss_and_gradient(g, g.rows(3)), t.loss_and_gradient(g, g.rows(3));
-    const auto want = read(exact.model->memory(), exact.model->gradients(), weights.count),
-               got = read(t.model->memory(), t.model->gradients(), weights.count);
+    const auto want = read(exact.model->memory(), exact.model->parameters().grads, count),
+               got = read(t.model->memory(), t.model->parameters().grads, count);
     double error = 0, squares = 0;
     for (size_t i = 0; i < want.size(); i++) error += std::pow(double(got[i]) - want[i], 2), squares += double(want[i]) * want[i];
     expect_at_most("bf16, gradient, L2", std::sqrt(error / squares), 1.5 * g.expected["bf16"]["gradient_error"].get<double>());

@@ -1,15 +1,19 @@
-// Checkpoints: a directory is there whole or not at all, the optimizer's state comes back bit for bit, and only what is ours is removed.
+// Checkpoints: a directory is there whole or not at all, the optimizer's state comes back bit for bit in any world or with a message, and
+// only what is ours is removed.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <bit>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <set>
 
 #include "../llmc/core/file.h"
+#include "../llmc/core/json.h"
 #include "../llmc/core/rng.h"
 #include "../llmc/io/checkpoint.h"
+#include "../llmc/parallel/comm.h"
 #include "prepared.h"
 
 static HostMemory memory;
@@ -35,83 +39,328 @@ struct Checkpoint : testing::Test {
     }
 };
 
-struct Moments {  // of an optimizer, on the heap
-    std::vector<float> master, m, v;
+SelfComm self;
 
-    explicit Moments(size_t n, uint32_t stream = 0) : master(n), m(n), v(n) {
-        for (auto *x : {&master, &m, &v}) {
-            const Random random{1, Purpose::test, stream++};
-            for (size_t i = 0; i < n; i++) (*x)[i] = float(random.normal(i));
+using Range = std::pair<size_t, size_t>;  // global, count
+
+float value_of(size_t tensor, size_t global) {  // any bits, NaN too
+    return std::bit_cast<float>(uint32_t(global * 2654435761u ^ tensor * 0x9e3779b9u));
+}
+
+// What one rank keeps, on the heap, with something else behind each part.
+struct Kept {
+    static constexpr float other = 12345;
+    std::vector<Range> ranges;
+    std::vector<float> data[3];
+
+    explicit Kept(const std::vector<Range> &ranges) : ranges(ranges) {
+        size_t n = 0;
+        for (const auto &[global, count] : ranges) n += count + 1;
+        for (auto &x : data) x.assign(n, other);
+    }
+    static Kept filled(const std::vector<Range> &ranges) {
+        Kept kept(ranges);
+        kept.each([](float &x, float right) { x = right; });
+        return kept;
+    }
+    OptimizerState state(size_t count) {
+        OptimizerState out{{}, count, &memory};
+        size_t at = 0;
+        for (const auto &[global, n] : ranges) {
+            out.parts.push_back({global, n, &data[0][at], &data[1][at], &data[2][at]});
+            at += n + 1;
+        }
+        return out;
+    }
+    size_t wrong() {  // elements
+        size_t wrong = 0;
+        each([&](float &x, float right) { wrong += memcmp(&x, &right, sizeof(float)) != 0; });
+        return wrong;
+    }
+
+  private:
+    template <class F> void each(F f) {  // f(element, what it should be)
+        for (size_t t = 0; t < 3; t++) {
+            size_t at = 0;
+            for (const auto &[global, n] : ranges) {
+                for (size_t i = 0; i < n; i++) f(data[t][at++], value_of(t, global + i));
+                f(data[t][at++], other);
+            }
         }
     }
-    OptimizerState state() { return {master.data(), m.data(), v.data(), master.size(), &memory}; }
+};
+
+// Who keeps what: [rank] = ranges. Either uneven parts in turn, or everything on every rank.
+using Cuts = std::vector<std::vector<Range>>;
+
+Cuts uneven(size_t count, size_t world, uint32_t stream) {
+    const Random random{1, Purpose::test, stream};
+    Cuts out(world);
+    for (size_t at = 0, i = 0; at < count; i++) {
+        const size_t n = std::min(count - at, 1 + random.block(i)[0] % (count / world));
+        out[(i + stream) % world].emplace_back(at, n);
+        at += n;
+    }
+    return out;
+}
+
+Cuts everywhere(size_t count, size_t world) { return Cuts(world, {{0, count}}); }
+
+void run(size_t ranks, const std::function<void(Comm &)> &f) {
+    run_threads(int(ranks), {.check = true, .timeout = 60}, [&](Comm &comm) { return f(comm), 0; });
+}
+
+void save(const std::string &dir, const Cuts &cuts, size_t count) {
+    run(cuts.size(), [&](Comm &comm) {
+        Kept kept = Kept::filled(cuts[size_t(comm.rank)]);
+        save_optimizer(comm, dir, kept.state(count));
+        verify_optimizer(comm, dir, kept.state(count));
+    });
+}
+
+void load(const std::string &dir, const Cuts &cuts, size_t count) {
+    run(cuts.size(), [&](Comm &comm) {
+        Kept kept(cuts[size_t(comm.rank)]);
+        load_optimizer(comm, dir, kept.state(count));
+        EXPECT_EQ(kept.wrong(), 0u) << "rank " << comm.rank << " of " << comm.size;
+    });
+}
+
+// Changes a byte of a file while it lives.
+struct Damage {
+    const std::string path;
+    const std::streamoff at;
+    int byte;
+
+    Damage(const std::string &path, size_t at, int bits) : path(path), at(std::streamoff(at)) {
+        std::ifstream file(path, std::ios::binary);
+        file.seekg(this->at);
+        byte = file.get();
+        put(byte ^ bits);
+    }
+    ~Damage() { put(byte); }
+    Damage(const Damage &) = delete;
+
+  private:
+    void put(int value) const {
+        std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+        file.seekp(at), file.put(char(value));
+    }
 };
 
 }  // namespace
 
-TEST_F(Checkpoint, TheOptimizerComesBackBitForBit) {
-    Moments saved(100003), loaded(100003, 9);
-    saved.m[0] = -0.0f, saved.m[1] = 1e-42f, saved.v[100002] = 3e38f;
-    save_optimizer(dir, saved.state());
-    verify_optimizer(dir, saved.state());
-    load_optimizer(dir, loaded.state());
-    EXPECT_EQ(memcmp(loaded.master.data(), saved.master.data(), 100003 * sizeof(float)), 0);
-    EXPECT_EQ(memcmp(loaded.m.data(), saved.m.data(), 100003 * sizeof(float)), 0);
-    EXPECT_EQ(memcmp(loaded.v.data(), saved.v.data(), 100003 * sizeof(float)), 0);
-}
+// ---- the optimizer --------------------------------------------------------------------------------------------------------------------
 
-TEST_F(Checkpoint, VerifyNoticesAFlippedBit) {
-    Moments saved((size_t(1) << 20) + 77);  // more than one piece is read back
-    save_optimizer(dir, saved.state());
-    const std::string path = dir + "/optimizer.safetensors";
-    const size_t size = fs::file_size(path), data = size - 3 * saved.m.size() * sizeof(float);
-    for (const size_t at : {data, data + size / 2, size - 1}) {
-        std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-        file.seekg(std::streamoff(at));
-        const int byte = file.get();
-        const auto put = [&](int value) { file.seekp(std::streamoff(at)), file.put(char(value)), file.flush(); };
-        put(byte ^ 1);
-        const char *tensor = at == data ? "master" : at == size - 1 ? "tensor v" : "tensor m";
-        expect_contains(error_of([&] { verify_optimizer(dir, saved.state()); }), {path, tensor, "fix: "});
-        put(byte);
-        verify_optimizer(dir, saved.state());
+TEST_F(Checkpoint, EveryWorldReadsWhatAnyWroteBitForBit) {
+    const size_t count = (size_t(5) << 19) + 77;  // more than two blocks of a checksum
+    std::vector<Cuts> writers = {everywhere(count, 3)};
+    for (const size_t world : {1, 3, 8}) writers.push_back(uneven(count, world, 0));
+    for (size_t w = 0; w < writers.size(); w++) {
+        const std::string to = dir + "/" + std::to_string(w);
+        fs::create_directory(to);
+        save(to, writers[w], count);
+        load(to, writers[w], count);
+        for (const size_t world : {1, 2, 3, 8}) load(to, uneven(count, world, 1), count);
+        load(to, everywhere(count, 2), count);
     }
 }
 
-TEST_F(Checkpoint, AnOptimizerOfAnotherSizeIsRefused) {
-    Moments saved(100), other(101);
-    save_optimizer(dir, saved.state());
-    expect_contains(error_of([&] { load_optimizer(dir, other.state()); }), {"optimizer.safetensors", "(100)", "(101)"});
-    fs::resize_file(dir + "/optimizer.safetensors", fs::file_size(dir + "/optimizer.safetensors") - 1);
-    expect_contains(error_of([&] { load_optimizer(dir, saved.state()); }), {"optimizer.safetensors"});
+TEST_F(Checkpoint, EachRankWritesItsFile) {
+    save(dir, uneven(1000, 3, 0), 1000);
+    EXPECT_EQ(names(), std::set<std::string>({"optimizer.json", "optimizer-00000-of-00003.safetensors",
+                                              "optimizer-00001-of-00003.safetensors", "optimizer-00002-of-00003.safetensors"}));
 }
+
+TEST_F(Checkpoint, WhatEveryRankHasIsWrittenOnce) {
+    save(dir, everywhere(1000, 3), 1000);
+    EXPECT_EQ(names(), std::set<std::string>({"optimizer.json", "optimizer-00000-of-00001.safetensors"}));
+}
+
+TEST_F(Checkpoint, ARankMayHaveNothing) {
+    save(dir, {{{0, 5}}, {}, {{5, 2}}}, 7);
+    EXPECT_EQ(names().size(), 3u);
+    load(dir, {{}, {{0, 7}}}, 7);
+}
+
+TEST_F(Checkpoint, AFlippedBitIsNoticedWhereverItIs) {
+    const Cuts cuts = uneven(60, 2, 0);
+    save(dir, cuts, 60);
+    const auto error = [&]() -> std::string {  // without error_of, which prints each
+        Kept kept({{0, 60}});
+        try {
+            load_optimizer(self, dir, kept.state(60));
+        } catch (const Error &e) {
+            return e.what();
+        }
+        return "no error";
+    };
+    for (const size_t rank : {0, 1}) {
+        const std::string path = dir + format("/optimizer-%05zu-of-00002.safetensors", rank);
+        size_t n = 0;
+        for (const Range &range : cuts[rank]) n += range.second;
+        const size_t bytes = fs::file_size(path), data = bytes - 3 * n * sizeof(float);
+        for (size_t at = 0; at < bytes; at++) {
+            const Damage damage(path, at, 1 << at % 8);
+            const size_t tensor = (at - data) / (n * sizeof(float));
+            expect_contains(error(),
+                            {path, at < data ? "" : format("tensor \"%s\" is damaged", std::vector{"master", "m", "v"}[tensor])});
+        }
+    }
+    const std::string manifest = dir + "/optimizer.json";
+    for (size_t at = 0; at < fs::file_size(manifest); at++) {
+        const Damage damage(manifest, at, 1 << at % 8);
+        expect_contains(error(), {dir + "/optimizer"});
+    }
+    load(dir, cuts, 60);
+}
+
+TEST_F(Checkpoint, ADamagedBlockIsNamed) {
+    const size_t block = size_t(1) << 20, count = 2 * block + 5;
+    save(dir, {{{0, count}}}, count);
+    const std::string path = dir + "/optimizer-00000-of-00001.safetensors";
+    const Damage damage(path, fs::file_size(path) - 1, 128);
+    const std::string words = format("tensor \"v\" is damaged: elements [%zu, %zu)", 2 * block, count);
+    expect_contains(error_of([&] { load(dir, {{{0, count}}}, count); }), {path, words, "fix: "});
+    expect_contains(error_of([&] { load(dir, {{{0, 2 * block + 4}}, {{2 * block + 4, 1}}}, count); }), {path, words});
+    expect_contains(error_of([&] { load(dir, {{{0, block}}, {{block, block + 5}}}, count); }), {"rank 1: " + path, words});
+}
+
+TEST_F(Checkpoint, VerifyComparesWithTheMemory) {
+    Kept kept = Kept::filled({{10, 50}, {0, 10}});
+    save_optimizer(self, dir, kept.state(60));
+    verify_optimizer(self, dir, kept.state(60));
+    kept.data[1][1] = 0.5f;
+    expect_contains(error_of([&] { verify_optimizer(self, dir, kept.state(60)); }),
+                    {"optimizer-00000-of-00001.safetensors", "reads back differently", "tensor \"m\"", "element 10", "fix: "});
+}
+
+TEST_F(Checkpoint, MissingAndTruncatedFiles) {
+    const Cuts cuts = uneven(1000, 3, 0);
+    save(dir, cuts, 1000);
+    const std::string path = dir + "/optimizer-00001-of-00003.safetensors";
+    fs::resize_file(path, fs::file_size(path) - 1);
+    expect_contains(error_of([&] { load(dir, cuts, 1000); }), {"rank 1: " + path, "bytes, but", "fix: "});
+    fs::remove(path);
+    const std::string error = error_of([&] { load(dir, cuts, 1000); });
+    expect_contains(error, {"rank 1: " + path, "No such file", "optimizer.json names it", "fix: "});
+    EXPECT_EQ(error.find("rank 0"), std::string::npos);
+    expect_contains(error_of([&] { load(dir, uneven(1000, 1, 1), 1000); }), {path, "No such file"});
+    fs::remove(dir + "/optimizer.json");
+    expect_contains(error_of([&] { load(dir, cuts, 1000); }), {"optimizer.json", "No such file"});
+}
+
+TEST_F(Checkpoint, WrongManifests) {
+    save(dir, {{{0, 60}}, {{60, 40}}}, 100);
+    const std::string path = dir + "/optimizer.json";
+    const nlohmann::json right = read_json(path);
+    const struct {
+        const char *field, *value, *words;  // no value: the field is removed
+    } cases[] = {
+        {"", "[]", "it must be an object"},
+        {"/version", nullptr, "version is missing"},
+        {"/version", "2", "version is 2, but this program reads 1"},
+        {"/elements", "\"100\"", "elements is \"100\", but must be an integer"},
+        {"/elements", "99", "holds the state of 99 elements, but the model has 100"},
+        {"/files", nullptr, "files is missing or not a list"},
+        {"/files", "{}", "files is missing or not a list"},
+        {"/files", "[]", "elements [0, 100) are in no file"},
+        {"/files/0", "3", "files[0] must be an object"},
+        {"/files/0", nullptr, "elements [0, 60) are in no file"},
+        {"/files/1", nullptr, "elements [60, 100) are in no file"},
+        {"/files/1/name", "3", "files[1].name is 3, but must be a string"},
+        {"/files/1/name", "\"../x\"", "files[1].name is not the name of a file beside it"},
+        {"/files/1/name", "\"x\"", "No such file"},
+        {"/files/1/name", "\"optimizer-00000-of-00002.safetensors\"", "bytes, but"},
+        {"/files/1/bytes", "-1", "files[1].bytes is -1, but must be an integer"},
+        {"/files/1/header", "\"0\"", "header is not what was written"},
+        {"/files/1/parts", "null", "files[1].parts is missing or not a list"},
+        {"/files/1/parts/0", "[]", "files[1].parts[0] must be an object"},
+        {"/files/1/parts/0/count", "39", "elements [99, 100) are in no file"},
+        {"/files/1/parts/0/count", "41", "files[1].parts[0].count reaches beyond the 100 elements"},
+        {"/files/1/parts/0/count", "18446744073709551615", "count reaches beyond"},
+        {"/files/1/parts/0/global", "101", "files[1].parts[0].global is beyond the 100 elements"},
+        {"/files/1/parts/0/global", "59", "elements [59, 60) are there twice"},
+        {"/files/1/parts/0/global", "10", "elements [10, 50) are there twice"},
+        {"/files/0/parts/0/count", "59", "elements [59, 60) are in no file"},
+        {"/files/1/parts/0/m", "[]", "files[1].parts[0].m has 0 checksums instead of 1"},
+        {"/files/1/parts/0/m", "[7]", "files[1].parts[0].m is not a list of checksums"},
+        {"/files/1/parts/0/m", "[\"7\"]", "tensor \"m\" is damaged"},
+    };
+    for (const auto &c : cases) {
+        nlohmann::json wrong = right;
+        if (c.value) wrong[nlohmann::json::json_pointer(c.field)] = nlohmann::json::parse(c.value);
+        else wrong = wrong.patch({{{"op", "remove"}, {"path", c.field}}});
+        write_json(path, wrong);
+        expect_contains(error_of([&] { load(dir, uneven(100, 3, 1), 100); }), {dir, c.words});
+    }
+    write_json(path, right);
+    expect_contains(error_of([&] { load(dir, {{{0, 101}}}, 101); }), {path, "100 elements, but the model has 101", "fix: "});
+    load(dir, uneven(100, 3, 1), 100);
+}
+
+TEST_F(Checkpoint, OneRanksDiskIsFull) {
+    for (const char *file : {"optimizer-00001-of-00003.safetensors.tmp", "optimizer.json.tmp"}) {
+        std::vector<std::string> errors(3);
+        const Cuts cuts = uneven(1000, 3, 0);
+        run(3, [&](Comm &comm) {
+            Kept kept = Kept::filled(cuts[size_t(comm.rank)]);
+            const auto fill = [&](const std::string &to) {
+                if (comm.rank == 0) fs::create_symlink("/dev/full", to + "/" + file);
+                comm.barrier();
+                save_optimizer(comm, to, kept.state(1000));
+            };
+            errors[size_t(comm.rank)] = error_of([&] { write_directory(comm, dir + "/step_1", fill); });
+            EXPECT_TRUE(names().empty());  // before any rank goes on
+        });
+        const char *rank = file[9] == '-' ? "rank 1: " : "rank 0: ";
+        expect_contains(errors[0], {rank, file, "No space left on device", "fix: "});
+        EXPECT_EQ(errors[1], errors[0]);
+        EXPECT_EQ(errors[2], errors[0]);
+    }
+}
+
+// ---- directories ----------------------------------------------------------------------------------------------------------------------
 
 TEST_F(Checkpoint, ADirectoryAppearsWhole) {
     make({"step_2", "step_2.tmp"});  // of an earlier run and of its crash
-    write_directory(dir + "/step_2", [&](const std::string &to) {
-        EXPECT_NE(to, dir + "/step_2");
-        EXPECT_TRUE(fs::is_empty(to));
-        EXPECT_TRUE(fs::exists(dir + "/step_2/file"));  // still the old one
-        write_file(to + "/new", "y");
+    run(3, [&](Comm &comm) {
+        write_directory(comm, dir + "/step_2", [&](const std::string &to) {
+            EXPECT_NE(to, dir + "/step_2");
+            EXPECT_FALSE(fs::exists(to + "/file"));
+            EXPECT_TRUE(fs::exists(dir + "/step_2/file"));  // still the old one
+            write_file(to + format("/new_%d", comm.rank), "y");
+        });
+        for (int r = 0; r < 3; r++) EXPECT_TRUE(fs::exists(dir + format("/step_2/new_%d", r)));
     });
     EXPECT_EQ(names(), std::set<std::string>({"step_2"}));
-    EXPECT_TRUE(fs::exists(dir + "/step_2/new"));
     EXPECT_FALSE(fs::exists(dir + "/step_2/file"));
 }
 
 TEST_F(Checkpoint, NothingRemainsAfterAnError) {
     make({"step_1"});
-    EXPECT_EQ(error_of([&] {
-                  write_directory(dir + "/step_1", [&](const std::string &to) {
-                      write_file(to + "/half", "y");
-                      die("the disk is full");
-                  });
-              }),
-              "the disk is full");
+    const auto half = [&](const std::string &to) { write_file(to + "/half", "y"), die("the disk is full"); };
+    EXPECT_EQ(error_of([&] { write_directory(self, dir + "/step_1", half); }), "the disk is full");
+    const std::string agreed = error_of([&] {
+        run(3, [&](Comm &comm) {
+            write_directory(comm, dir + "/step_1",
+                            [&](const std::string &to) { agree(comm, [&] { comm.rank == 2 ? half(to) : void(); }); });
+        });
+    });
+    EXPECT_EQ(agreed, "rank 2: the disk is full");
+    const std::string alone = error_of([&] {  // of which the others hear only because the rank has ended
+        run(3, [&](Comm &comm) {
+            write_directory(comm, dir + "/step_1", [&](const std::string &to) { comm.rank == 2 ? half(to) : void(); });
+        });
+    });
+    EXPECT_EQ(alone, "rank 2: the disk is full");
     EXPECT_EQ(names(), std::set<std::string>({"step_1"}));
     EXPECT_TRUE(fs::exists(dir + "/step_1/file"));  // untouched
-    expect_contains(error_of([&] { write_directory("/dev/null/step_1", [](const std::string &) {}); }), {"/dev/null/step_1"});
+    expect_contains(error_of([&] { write_directory(self, "/dev/null/step_1", [](const std::string &) {}); }),
+                    {"/dev/null/step_1"});
 }
+
+// ---- the checkpoints of a run ---------------------------------------------------------------------------------------------------------
 
 TEST_F(Checkpoint, TheLatestIsTheOneWithTheMostSteps) {
     EXPECT_EQ(latest_checkpoint(dir), "");

@@ -97,7 +97,7 @@ class PlannedModel final : public Model {
     Memory &memory() override { return card_; }
     void profile() override {}
     Profiler *profiler() override { return nullptr; }
-    void allocate(bool, bool) override { throw std::logic_error("allocated"); }
+    void allocate(Mesh &, bool, bool) override { throw std::logic_error("allocated"); }
     Arena &arena() override { throw std::logic_error("no arena"); }
     const std::vector<Tensor> &tensors() const override { throw std::logic_error("no tensors"); }
     void load(const HfWeights &) override {}
@@ -105,19 +105,20 @@ class PlannedModel final : public Model {
     void save(const std::string &, const std::string &) override {}
     void evaluate(const Row &) override {}
     void zero_gradients() override {}
-    void accumulate(const Row &, float) override {}
+    void accumulate(const Row &, float, bool) override {}
     LossSums take_sums() override { return {}; }
     double gradient_norm() override { return 0; }
     std::string nonfinite_gradient() override { return ""; }
     void update(const AdamW &) override {}
     OptimizerState optimizer_state() override { return {}; }
     void optimizer_state_loaded() override {}
+    Payload take_sent() override { return {}; }
     const float *next_logits(const Row &, const Pieces &, std::span<const int32_t>) override { return nullptr; }
 };
 
 std::string refusal(size_t parameters, size_t longest, const std::string &recompute) {
     SelfComm comm;
-    Run run{SFT, {}, comm, {}, "", {}, ""};
+    Run run{SFT, {}, comm, 1, {}};
     run.make_model = [&](const ModelConfig &, const ModelLimits &l) { return std::make_unique<PlannedModel>(l, parameters); };
     run.config.max_positions = 65536;
     run.options.recompute = recompute, run.options.dtype = "f32";

@@ -129,7 +129,7 @@ TEST(Profiler, TableByHand) {
     const auto step = [&](std::vector<double> seconds) {
         timeline->seconds = std::move(seconds);
         profiler.begin_step();
-        profiler.begin_row(tiny_row());
+        profiler.begin_row(tiny_row(), 1);
         profiler.begin(Pass::forward, QKV, 0);
         profiler.begin(Pass::forward, QKV, 1);
         profiler.begin(Pass::backward, LN1, 1);
@@ -137,7 +137,7 @@ TEST(Profiler, TableByHand) {
         profiler.end_step();
     };
     step({100, 100, 100, 100});  // the warm-up
-    profiler.begin_row(tiny_row());
+    profiler.begin_row(tiny_row(), 1);
     profiler.begin(Pass::forward, QKV, 0);  // an evaluation
     EXPECT_EQ(names, (std::vector<std::string>{"qkv forward 0", "qkv forward 1", "norm 1 backward 1", "copies", ""}));
     step({0.005, 0.007, 0.006, 0.001});

@@ -258,7 +258,8 @@ struct Hf : testing::Test {
     void write_weights(size_t shard_bytes) {
         const std::vector<float> a = {1, 2, 3, 4}, b = {5, 6}, c = {7};
         HfWriter writer(dir, {{"a", {2, 2}, "F32"}, {"b", {2}, "BF16"}, {"c", {1}, "F32"}}, shard_bytes);
-        writer.write("a", a.data(), memory), writer.write("b", b.data(), memory), writer.write("c", c.data(), memory);
+        writer.write("a", a.data(), 1, memory), writer.write("a", a.data() + 1, 3, memory);
+        writer.write("b", b.data(), 2, memory), writer.write("c", c.data(), 1, memory);
         writer.finish();
     }
 };
@@ -365,14 +366,14 @@ TEST_F(Hf, BrokenDirectories) {
     refused(index, "model-00001-of-00002.safetensors: has no tensor \"c\"");
     HfWriter writer(dir, {{"a", {1}, "F32"}, {"b", {1}, "F32"}}, 4);
     const float x = 1;
-    writer.write("a", &x, memory);
+    writer.write("a", &x, 1, memory);
     expect_error([&] { writer.finish(); }, dir, "model-00002-of-00002.safetensors was not written");
 }
 
 TEST_F(Hf, RotaryBuffersAreIgnored) {
     const float x = 1;
     HfWriter writer(dir, {{"model.layers.0.self_attn.rotary_emb.inv_freq", {1}, "F32"}});
-    writer.write("model.layers.0.self_attn.rotary_emb.inv_freq", &x, memory);
+    writer.write("model.layers.0.self_attn.rotary_emb.inv_freq", &x, 1, memory);
     writer.finish();
     HfWeights(dir).expect_only({});
 }

@@ -252,6 +252,20 @@ TEST_F(Safetensors, WriterErrors) {
         path, "\"a\" was declared but not written");
     expect_error(
         [&] {
+            SafetensorsWriter w(path, {{"a", {2}, "F32"}});
+            w.write_part("a", x, 1, memory);
+            w.finish();
+        },
+        path, "\"a\" was declared but not written");
+    expect_error(
+        [&] {
+            SafetensorsWriter w(path, {{"a", {2}, "F32"}});
+            w.write_part("a", x, 1, memory);
+            w.write("a", x, memory);
+        },
+        path, "\"a\" lacks 1 elements, not 2");
+    expect_error(
+        [&] {
             SafetensorsWriter w(path, {{"a", {2}, "I64"}});
             w.write("a", x, memory);
         },
@@ -294,6 +308,8 @@ TEST_F(Safetensors, JsonSaysWhere) {
     const Fields fields(value, "f.json");
     EXPECT_EQ(fields.count("n"), 3u);
     EXPECT_EQ(fields.count("none", 5), 5u);
+    EXPECT_EQ(fields.size("zero"), 0u);
+    EXPECT_EQ(fields.size("big"), 3000000000u);
     EXPECT_EQ(fields.number("half"), 0.5);
     EXPECT_EQ(fields.text("text"), "t");
     EXPECT_TRUE(fields.boolean("yes"));
@@ -303,6 +319,7 @@ TEST_F(Safetensors, JsonSaysWhere) {
     EXPECT_TRUE(fields.ids("none").empty());
     for (const char *name : {"zero", "minus", "half", "big", "text"}) expect_error([&] { fields.count(name); }, "f.json", name);
     expect_error([&] { fields.count("absent"); }, "f.json", "absent is missing");
+    for (const char *name : {"minus", "half", "text", "none"}) expect_error([&] { fields.size(name); }, "f.json", name);
     expect_error([&] { fields.number("text"); }, "f.json", "text is \"t\", but must be a number");
     expect_error([&] { fields.boolean("n"); }, "f.json", "n is 3");
     expect_error([&] { fields.text("n"); }, "f.json", "n is 3");

@@ -125,7 +125,7 @@ template <class X> State sharded_run(const Case &c) {
         Zero<Cpu<X>> zero({1}, Sharding(fake.cuts, c.stage, c.ranks, comm.rank, bucket_bytes), fake.table);
         HostMemory memory;
         Plan plan;
-        zero.plan(plan);
+        zero.plan(plan, true);
         plan.place(true);
         Arena arena(plan, memory);
 
@@ -228,7 +228,7 @@ TEST(Zero, ABucketMayBeReducedMoreThanOnce) {
         Zero<CpuF32> zero({1}, Sharding({{0, 50}}, 2, 3, comm.rank, bucket_bytes), {{"tied", {50}, Tensor::normal, true, 0, 50}});
         HostMemory memory;
         Plan plan;
-        zero.plan(plan);
+        zero.plan(plan, true);
         plan.place();
         const Arena arena(plan, memory);
         std::vector<float> buffer(zero.sharding.largest);
@@ -338,7 +338,7 @@ template <class X> void expect_planned_bytes() {
         const Sharding s(fake.cuts, stage, 4, 1, bucket_bytes);
         Zero<Cpu<X>> zero({1}, s, fake.table);
         Plan plan;
-        zero.plan(plan);
+        zero.plan(plan, true);
         const size_t state = sizeof(X) == 4 ? 8 : 12, scratch = 8 * squared_norm_scratch(s.largest / s.parts);
         const size_t want = stage == 0   ? (sizeof(X) + 4 + state) * s.count
                             : stage == 1 ? (sizeof(X) + 4) * s.count + state * s.count / 4

@@ -49,14 +49,16 @@ template <class Dev> static void table(Dev dev, std::vector<Case> cases) {
     ModelLimits limits;
     limits.row_tokens = 2432, limits.positions = 2048;  // 2398, padded to a multiple of row_multiple
     Llama<Dev> model(dev, config, limits);
-    model.allocate(false, false);
+    SelfComm comm;
+    Mesh mesh(comm, 1);
+    model.allocate(mesh, false, false);
     model.initialise(1);
 
     const auto loss_and_gradient = [&](Case &c) {
         size_t targets = 0;
         for (const Row &row : c.rows) targets += row.targets.size();
         model.zero_gradients();
-        for (const Row &row : c.rows) model.accumulate(row, 1 / float(targets));
+        for (const Row &row : c.rows) model.accumulate(row, 1 / float(targets), true);
         return model.take_sums().nll / double(targets);
     };
     for (Case &c : cases) c.loss = loss_and_gradient(c);  // before any update

@@ -79,6 +79,12 @@ size_t Fields::count(const std::string &name, std::optional<size_t> fallback) co
     return value->get<uint64_t>();
 }
 
+size_t Fields::size(const std::string &name) const {
+    const json *value = find_or_refuse(name, false);
+    if (!value->is_number_unsigned()) refuse(name, format("is %s, but must be an integer from 0 on", shown(*value).c_str()));
+    return value->get<size_t>();
+}
+
 double Fields::number(const std::string &name, std::optional<double> fallback) const {
     const json *value = find_or_refuse(name, fallback.has_value());
     if (!value) return *fallback;

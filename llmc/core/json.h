@@ -23,6 +23,7 @@ class Fields {
     const nlohmann::json &source() const { return object_; }
     bool has(const std::string &name) const { return find(name) != nullptr; }
     size_t count(const std::string &name, std::optional<size_t> fallback = {}) const;   // an integer from 1 to 2^31 - 1
+    size_t size(const std::string &name) const;                                         // an integer from 0 on
     double number(const std::string &name, std::optional<double> fallback = {}) const;  // finite
     bool boolean(const std::string &name, std::optional<bool> fallback = {}) const;
     std::string text(const std::string &name, std::optional<std::string> fallback = {}) const;

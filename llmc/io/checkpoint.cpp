@@ -1,77 +1,305 @@
 #include "checkpoint.h"
 
+#define XXH_INLINE_ALL
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"  // in g++ 12's own AVX-512 intrinsics
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <xxhash.h>
+#pragma GCC diagnostic pop
+
 #include <algorithm>
 #include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <optional>
-#include <vector>
 
 #include "../core/common.h"
 #include "../core/file.h"
+#include "../core/json.h"
+#include "../core/mutant.h"
+#include "../parallel/comm.h"
 #include "safetensors.h"
 
 namespace fs = std::filesystem;
+using nlohmann::json;
 
-void write_directory(const std::string &path, const std::function<void(const std::string &)> &fill) {
-    const std::string temporary = path + ".tmp";
-    std::error_code error;
-    fs::remove_all(temporary, error);
-    fs::create_directories(temporary, error);
-    if (error) die("cannot create %s: %s", temporary.c_str(), error.message().c_str());
+// ---- directories ----------------------------------------------------------------------------------------------------------------------
+
+static void rename_directory(const std::string &from, const std::string &to) {
     try {
-        fill(temporary);
-        sync_directory(temporary);
-        fs::remove_all(path);
-        fs::rename(temporary, path);
-        sync_directory(fs::path(path).parent_path());
+        fs::remove_all(to);
+        fs::rename(from, to);
     } catch (const fs::filesystem_error &e) {
-        fs::remove_all(temporary, error);
-        die("cannot write %s: %s", path.c_str(), e.code().message().c_str());
+        die("cannot write %s: %s", to.c_str(), e.code().message().c_str());
+    }
+    sync_directory(fs::path(to).parent_path());
+}
+
+void write_directory(Comm &comm, const std::string &path, const std::function<void(const std::string &)> &fill) {
+    const std::string temporary = path + ".tmp";
+    const auto on_rank_0 = [&](const std::function<void()> &f) { agree(comm, [&] { comm.rank == 0 ? f() : void(); }); };
+    const auto remove = [&] {
+        std::error_code ignored;
+        fs::remove_all(temporary, ignored);
+    };
+    try {
+        on_rank_0([&] {
+            std::error_code error;
+            remove();
+            fs::create_directories(temporary, error);
+            if (error) die("cannot create %s: %s", temporary.c_str(), error.message().c_str());
+        });
+        fill(temporary);
+        agree(comm, [&] { sync_directory(temporary); });  // its files were synced when they were closed
+        on_rank_0([&] { rename_directory(temporary, path); });
+    } catch (const AgreedError &) {
+        on_rank_0(remove);  // and no rank leaves before
+        throw;
     } catch (...) {
-        fs::remove_all(temporary, error);
+        if (comm.rank == 0) remove();
         throw;
     }
 }
 
-static const char *const optimizer_file = "/optimizer.safetensors";
+// ---- the optimizer: writing -----------------------------------------------------------------------------------------------------------
 
-void save_optimizer(const std::string &dir, const OptimizerState &state) {
-    const Metadata metadata = {{"begin", "0"}, {"end", std::to_string(state.count)}};
-    SafetensorsWriter writer(dir + optimizer_file,
-                             {{"master", {state.count}, "F32"}, {"m", {state.count}, "F32"}, {"v", {state.count}, "F32"}},
-                             metadata);
-    writer.write("master", state.master, *state.memory);
-    writer.write("m", state.m, *state.memory);
-    writer.write("v", state.v, *state.memory);
-    writer.finish();
+static constexpr size_t format_version = 1, block_elements = size_t(1) << 20;  // a block has one checksum
+
+static constexpr struct {
+    const char *name;
+    float *OptimizerPart::*data;
+} tensors[] = {{"master", &OptimizerPart::master}, {"m", &OptimizerPart::m}, {"v", &OptimizerPart::v}};
+
+static std::string manifest_path(const std::string &dir) { return dir + "/optimizer.json"; }
+
+template <class T> static std::string checksum(const std::vector<T> &data) {
+    return format("%016llx", (unsigned long long)XXH3_64bits(data.data(), data.size() * sizeof(T)));
 }
 
-void load_optimizer(const std::string &dir, const OptimizerState &state) {
-    const SafetensorsFile file(dir + optimizer_file);
-    for (auto [name, to] : {std::pair{"master", state.master}, {"m", state.m}, {"v", state.v}}) {
-        file.expect_shape(name, {state.count});
-        std::vector<float> part;
-        in_parts(state.count, [&](size_t first, size_t n) {
-            part.resize(n);
-            file.read_part(name, first, n, part.data());
-            write(*state.memory, to + first, part);
-        });
+static std::string header_checksum(const SafetensorsFile &file) {
+    std::vector<std::byte> header(file.at(tensors[0].name).begin);
+    file.file().read(header.data(), header.size(), 0);
+    return checksum(header);
+}
+
+// Writes the parts and returns their entry in the manifest.
+static json write_shard(const std::string &dir, const std::string &name, const OptimizerState &state) {
+    const std::string path = dir + "/" + name;
+    json parts;
+    size_t n = 0;
+    for (const OptimizerPart &part : state.parts) {
+        parts.push_back({{"global", part.global}, {"count", part.count}});
+        n += part.count;
+    }
+    std::vector<TensorSpec> specs;
+    for (const auto &tensor : tensors) specs.push_back({tensor.name, {n}, "F32"});
+    SafetensorsWriter writer(path, specs);
+    HostMemory host;
+    for (const auto &tensor : tensors)
+        for (size_t p = 0; p < state.parts.size(); p++) {
+            const OptimizerPart &part = state.parts[p];
+            json &checksums = parts[p][tensor.name] = json::array();
+            const auto write_block = [&](size_t first, size_t n) {
+                const auto block = read(*state.memory, part.*tensor.data + first, n);
+                checksums.push_back(checksum(block));
+                writer.write_part(tensor.name, block.data(), n, host);
+            };
+            in_parts(part.count, write_block, block_elements);
+        }
+    writer.finish();
+    const SafetensorsFile file(path);
+    return {{"name", name}, {"bytes", file.file().size()}, {"header", header_checksum(file)}, {"parts", parts}};
+}
+
+void save_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state) {
+    int64_t own = 0;
+    for (const OptimizerPart &part : state.parts) own += int64_t(part.count);
+    const bool all_have_all = comm.all(own == int64_t(state.count));
+    const int writers = all_have_all ? 1 : comm.size;
+
+    json entry;
+    agree(comm, [&] {
+        if (comm.rank < writers && own > 0)
+            entry = write_shard(dir, format("optimizer-%05d-of-%05d.safetensors", comm.rank, writers), state);
+    });
+    const auto entries = comm.gather(entry.dump());
+    agree(comm, [&] {
+        if (comm.rank != 0) return;
+        json manifest = {{"version", format_version}, {"elements", state.count}, {"files", json::array()}};
+        for (const std::string &text : entries)
+            if (text != "null") manifest["files"].push_back(json::parse(text));
+        write_json(manifest_path(dir), manifest);
+    });
+}
+
+// ---- the optimizer: reading -----------------------------------------------------------------------------------------------------------
+
+namespace {
+
+struct StoredPart {
+    size_t global, count;
+    size_t begin;                                            // where it begins in the tensors of its file
+    std::vector<std::string> checksums[std::size(tensors)];  // of its blocks
+};
+
+struct Shard {
+    std::string name, header;
+    size_t bytes, count = 0;  // count: of all parts
+    std::vector<StoredPart> parts;
+};
+
+// Elements that a rank keeps, and as a file has them.
+struct Piece {
+    const std::string &path;
+    const char *tensor;
+    size_t global, count;
+    float *kept;          // (count), in the memory of the optimizer
+    const float *stored;  // (count), on the host
+};
+
+}  // namespace
+
+static const char *const other_checkpoint = "\n  fix: --resume another step_N directory";
+
+static const json &list_of(const Fields &fields, const std::string &name) {
+    const json *value = fields.find(name);
+    if (!value || !value->is_array()) fields.refuse(name, "is missing or not a list");
+    return *value;
+}
+
+static StoredPart parse_part(const Fields &fields, size_t begin, size_t elements) {
+    StoredPart part{fields.size("global"), fields.size("count"), begin, {}};
+    if (part.global > elements) fields.refuse("global", format("is beyond the %zu elements", elements));
+    if (part.count > elements - part.global) fields.refuse("count", format("reaches beyond the %zu elements", elements));
+    for (size_t t = 0; t < std::size(tensors); t++) {
+        const char *name = tensors[t].name;
+        const size_t blocks = ceil_div(part.count, block_elements);
+        const json &checksums = list_of(fields, name);
+        if (checksums.size() != blocks) fields.refuse(name, format("has %zu checksums instead of %zu", checksums.size(), blocks));
+        for (const json &value : checksums) {
+            if (!value.is_string()) fields.refuse(name, "is not a list of checksums");
+            part.checksums[t].push_back(value);
+        }
+    }
+    return part;
+}
+
+static Shard parse_shard(const Fields &fields, const std::string &where, const std::string &prefix, size_t elements) {
+    Shard shard{fields.text("name"), fields.text("header"), fields.size("bytes"), 0, {}};
+    if (shard.name.find('/') != std::string::npos) fields.refuse("name", "is not the name of a file beside it");
+    for (const json &entry : list_of(fields, "parts")) {
+        const Fields part(entry, where, format("%sparts[%zu].", prefix.c_str(), shard.parts.size()));
+        shard.parts.push_back(parse_part(part, shard.count, elements));
+        shard.count += shard.parts.back().count;
+    }
+    return shard;
+}
+
+// Every element is there once.
+static void check_cover(const std::vector<Shard> &shards, size_t elements, const std::string &where) {
+    std::vector<std::pair<size_t, size_t>> ranges;  // [begin, end)
+    for (const Shard &shard : shards)
+        for (const StoredPart &part : shard.parts) ranges.emplace_back(part.global, part.global + part.count);
+    ranges.emplace_back(elements, elements);
+    std::sort(ranges.begin(), ranges.end());
+    size_t at = 0;
+    for (const auto &[begin, end] : ranges) {
+        if (begin > at) die("%s: elements [%zu, %zu) are in no file%s", where.c_str(), at, begin, other_checkpoint);
+        if (begin < at)
+            die("%s: elements [%zu, %zu) are there twice%s", where.c_str(), begin, std::min(at, end), other_checkpoint);
+        at = end;
     }
 }
 
-void verify_optimizer(const std::string &dir, const OptimizerState &state) {
-    const SafetensorsFile file(dir + optimizer_file);
-    std::vector<float> back;
-    for (auto [name, in_memory] : {std::pair{"master", state.master}, {"m", state.m}, {"v", state.v}})
-        in_parts(state.count, [&](size_t first, size_t n) {
-            back.resize(n);
-            file.read_part(name, first, n, back.data());
-            if (memcmp(back.data(), read(*state.memory, in_memory + first, n).data(), n * sizeof(float)) != 0)
-                die("%s was written but reads back differently (tensor %s, near element %zu)\n  fix: another disk; this one loses data",
-                    file.path().c_str(), name, first);
-        });
+static std::vector<Shard> read_manifest(const std::string &where, size_t elements) {
+    const json manifest = read_json(where);
+    const Fields fields(manifest, where);
+    if (const size_t version = fields.size("version"); version != format_version)
+        fields.refuse("version", format("is %zu, but this program reads %zu", version, format_version));
+    if (const size_t stored = fields.size("elements"); stored != elements)
+        die("%s: holds the state of %zu elements, but the model has %zu%s", where.c_str(), stored, elements, other_checkpoint);
+    std::vector<Shard> shards;
+    for (const json &entry : list_of(fields, "files")) {
+        const std::string prefix = format("files[%zu].", shards.size());
+        shards.push_back(parse_shard(Fields(entry, where, prefix), where, prefix, elements));
+    }
+    check_cover(shards, elements, where);
+    return shards;
 }
+
+static SafetensorsFile open_shard(const std::string &path, const Shard &shard, const std::string &manifest) {
+    std::error_code error;
+    const size_t bytes = fs::file_size(path, error);
+    if (error) die("%s: %s, but %s names it%s", path.c_str(), error.message().c_str(), manifest.c_str(), other_checkpoint);
+    if (bytes != shard.bytes)
+        die("%s: has %zu bytes, but %zu were written%s", path.c_str(), bytes, shard.bytes, other_checkpoint);
+    return SafetensorsFile(path);
+}
+
+// What this rank keeps of elements [begin, end), as parts without data of their own.
+static std::vector<OptimizerPart> kept_of(const OptimizerState &state, size_t begin, size_t end) {
+    std::vector<OptimizerPart> out;
+    for (const OptimizerPart &part : state.parts) {
+        const size_t from = std::max(part.global, begin), to = std::min(part.global + part.count, end),
+                     skipped = from - part.global;
+        if (from < to) out.push_back({from, to - from, part.master + skipped, part.m + skipped, part.v + skipped});
+    }
+    return out;
+}
+
+using Visit = std::function<void(const Piece &)>;
+
+// Only blocks that hold something of this rank's are read; each is checked.
+static void visit_part(const SafetensorsFile &file, const StoredPart &part, const OptimizerState &state, const Visit &visit) {
+    std::vector<float> block;
+    for (size_t t = 0; t < std::size(tensors); t++) {
+        const auto &tensor = tensors[t];
+        const auto visit_block = [&](size_t first, size_t n) {
+            const size_t begin = part.global + first;
+            const auto kept = kept_of(state, begin, begin + n);
+            if (kept.empty()) return;
+            block.resize(n);
+            file.read_part(tensor.name, part.begin + first, n, block.data());
+            if (MUTANT(91, false, checksum(block) != part.checksums[t][first / block_elements]))
+                die("%s: tensor \"%s\" is damaged: elements [%zu, %zu) of the model are not what was written%s",
+                    file.path().c_str(), tensor.name, begin, begin + n, other_checkpoint);
+            for (const OptimizerPart &k : kept)
+                visit({file.path(), tensor.name, k.global, k.count, k.*tensor.data, &block[MUTANT(90, 0, k.global - begin)]});
+        };
+        in_parts(part.count, visit_block, block_elements);
+    }
+}
+
+static void visit_shard(const std::string &dir, const Shard &shard, const OptimizerState &state, const Visit &visit) {
+    const auto is_needed = [&](const StoredPart &part) { return !kept_of(state, part.global, part.global + part.count).empty(); };
+    if (std::none_of(shard.parts.begin(), shard.parts.end(), is_needed)) return;
+    const SafetensorsFile file = open_shard(dir + "/" + shard.name, shard, manifest_path(dir));
+    for (const auto &tensor : tensors) file.expect_shape(tensor.name, {shard.count});
+    if (header_checksum(file) != shard.header)
+        die("%s: is damaged: its header is not what was written%s", file.path().c_str(), other_checkpoint);
+    for (const StoredPart &part : shard.parts) visit_part(file, part, state, visit);
+}
+
+// visit(piece) for all that this rank keeps.
+static void visit_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state, const Visit &visit) {
+    agree(comm, [&] {
+        for (const Shard &shard : read_manifest(manifest_path(dir), state.count)) visit_shard(dir, shard, state, visit);
+    });
+}
+
+void load_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state) {
+    visit_optimizer(comm, dir, state, [&](const Piece &p) { state.memory->write(p.kept, p.stored, p.count * sizeof(float)); });
+}
+
+void verify_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state) {
+    visit_optimizer(comm, dir, state, [&](const Piece &p) {
+        if (memcmp(p.stored, read(*state.memory, p.kept, p.count).data(), p.count * sizeof(float)) != 0)
+            die("%s was written but reads back differently (tensor \"%s\", near element %zu)\n  fix: another disk; this one loses data",
+                p.path.c_str(), p.tensor, p.global);
+    });
+}
+
+// ---- the checkpoints of a run ---------------------------------------------------------------------------------------------------------
 
 std::string checkpoint_path(const std::string &output_dir, size_t step) {
     return format("%s/step_%zu", output_dir.c_str(), step);

@@ -235,19 +235,21 @@ template <class T> void SafetensorsWriter::write(const std::string &name, const 
 }
 
 template <class T> void SafetensorsWriter::write_part(const std::string &name, const T *data, size_t count, Memory &memory) {
+    const char *path = file_.path().c_str();
     if (complete() || specs_[next_].name != name)
-        die("%s: tensor \"%s\" is not the next that was declared", file_.path().c_str(), name.c_str());
+        die("%s: tensor \"%s\" is not the next that was declared", path, name.c_str());
     const TensorSpec &spec = specs_[next_];
-    filled_ += count;
-    if (filled_ > elements(spec.shape)) die("%s: more data than tensor \"%s\" has room for", file_.path().c_str(), name.c_str());
-    if (filled_ == elements(spec.shape)) next_++, filled_ = 0;
+    const size_t left = elements(spec.shape) - filled_;
+    if (count > left) die("%s: tensor \"%s\" lacks %zu elements, not %zu", path, name.c_str(), left, count);
+    if (count == left) next_++, filled_ = 0;
+    else filled_ += count;
     if (spec.dtype == safetensors_dtype<T>) return write_as<T>(file_, data, count, memory);
     if constexpr (std::is_same_v<T, float> || std::is_same_v<T, bf16>) {
         if (spec.dtype == "F32") return write_as<float>(file_, data, count, memory);
         if (spec.dtype == "BF16") return write_as<bf16>(file_, data, count, memory);
     }
-    die("%s: tensor \"%s\" is declared as %s and cannot be written from %s", file_.path().c_str(), name.c_str(),
-        spec.dtype.c_str(), safetensors_dtype<T>);
+    die("%s: tensor \"%s\" is declared as %s and cannot be written from %s", path, name.c_str(), spec.dtype.c_str(),
+        safetensors_dtype<T>);
 }
 
 void SafetensorsWriter::finish() {

@@ -1,7 +1,8 @@
-// All ops on CUDA, for a trainer.
+// All ops on CUDA, and where their arrays lie, for a trainer.
 #pragma once
 #include "../core/memory.cuh"
 #include "../core/timeline.cuh"
+#include "../parallel/slices.cuh"
 #include "adamw.cuh"
 #include "attention.cuh"
 #include "embedding.cuh"

@@ -226,7 +226,7 @@ Row pad_row(Row row, size_t ranks) {
     const size_t begin = row.doc_offsets.back();
     for (size_t p = row.tokens.size(); p < row.T; p++) {
         row.tokens.push_back(0);
-        row.doc_pos.push_back(int32_t(p - begin));
+        row.doc_pos.push_back(int32_t((p - begin) % row_multiple));  // any will do that the rope table has
         row.doc_begin.push_back(int32_t(begin));
     }
     return row;

@@ -46,7 +46,7 @@ template <class Dev> std::vector<float> train(Dev dev, int ranks, int stage) {
         Zero<Dev> zero(dev, Sharding(cuts, stage, ranks, comm.rank, 0), zero_table());
         float *buffer = nullptr;
         Plan plan;
-        zero.plan(plan);
+        zero.plan(plan, true);
         plan.add(&buffer, "bucket", {zero.sharding.largest});
         plan.place();
         const Arena arena(plan, *memory);

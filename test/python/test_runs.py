@@ -244,7 +244,10 @@ def test_a_changed_run_is_not_resumed(data, tmp_path):
     (lambda c: (c / "trainer_state.json").unlink(), ["no such checkpoint"]),
     (lambda c: (c / "trainer_state.json").write_text("{"), ["trainer_state.json"]),
     (lambda c: (c / "trainer_state.json").write_text('{"step": "two"}'), ["trainer_state.json", '"step"']),
-    (lambda c: (c / "optimizer.safetensors").write_bytes((c / "optimizer.safetensors").read_bytes()[:-1]), ["optimizer.safetensors"]),
+    (lambda c: (c / OPTIMIZER).write_bytes((c / OPTIMIZER).read_bytes()[:-1]), [OPTIMIZER, "bytes, but"]),
+    (lambda c: (c / OPTIMIZER).write_bytes((c / OPTIMIZER).read_bytes()[:-1] + b"?"), [OPTIMIZER, 'tensor "v" is damaged']),
+    (lambda c: (c / OPTIMIZER).unlink(), [OPTIMIZER, "No such file"]),
+    (lambda c: (c / "optimizer.json").write_text("{"), ["optimizer.json"]),
 ])
 def test_a_damaged_checkpoint_is_refused(damage, parts, data, tmp_path):
     run = tmp_path / "a"

@@ -1,0 +1,140 @@
+// One model, one step, on many ranks: loss and gradients must be those of one rank, whatever the split. For test programs that have included
+// train_llama.cu; their ranks are threads or processes.
+#pragma once
+#include "check.h"
+
+struct RankCase {
+    size_t world, sp;
+    SpMode mode;
+    size_t head_stride;
+    int stage;
+    size_t micro_steps;
+
+    std::string name() const {
+        static const char *const modes[] = {"ring", "gather", "ulysses"};
+        return format("%zu ranks, %zu x %zu, %s, stride %zu, stage %d, %zu micro-steps", world, world / sp, sp, modes[size_t(mode)],
+                      head_stride, stage, micro_steps);
+    }
+};
+
+// Every way to split `world` ranks, every mode, every stage, one micro-step and three.
+inline std::vector<RankCase> rank_cases(size_t world) {
+    std::vector<RankCase> cases;
+    for (size_t sp = 1; sp <= world; sp++) {
+        if (world % sp) continue;
+        for (SpMode mode : {SpMode::ring, SpMode::gather, SpMode::ulysses})
+            for (int stage : {0, 1, 2})
+                for (size_t micro_steps : {1, 3})
+                    if (sp > 1 || mode == SpMode::ring)
+                        cases.push_back({world, sp, mode, mode == SpMode::gather ? 1 + size_t(stage) : 6, stage, micro_steps});
+    }
+    return cases;
+}
+
+// Grouped query heads, a sliding window, norms of queries and keys, biases; the head is the embedding or not.
+inline ModelConfig rank_model(bool tied) {
+    ModelConfig c{};
+    c.family = "qwen3", c.V = 97, c.C = 32, c.L = 3, c.H = 24, c.KV = 6, c.D = 8, c.F = 40;
+    c.max_positions = 128, c.eps = 1e-6f, c.tied = tied, c.qkv_bias = tied, c.qk_norm = true;
+    c.window = {0, 7, 0};
+    c.rope.theta = 10000;
+    c.initializer_range = 0.2;
+    return c;
+}
+
+inline const std::vector<size_t> rank_documents = {1, 40, 3, 17, 1, 64, 29, 5, 90, 12, 2, 33, 8, 1, 50, 21, 70, 4, 19, 1, 44, 6, 11, 27};
+
+// The documents dealt to `rows` rows.
+inline std::vector<Row> rank_rows(size_t rows) {
+    std::vector<std::vector<std::vector<int32_t>>> documents(rows);
+    std::vector<std::vector<std::vector<uint8_t>>> masks(rows);
+    for (size_t d = 0; d < rank_documents.size(); d++) {
+        const Random random{1, Purpose::test, uint32_t(d)};
+        auto &ids = documents[d % rows].emplace_back(rank_documents[d]);
+        auto &mask = masks[d % rows].emplace_back(rank_documents[d]);
+        for (size_t t = 0; t < ids.size(); t++) ids[t] = int32_t(random.block(t)[0] % 97), mask[t] = t > 0 && random.block(t)[1] % 3 > 0;
+    }
+    std::vector<Row> out;
+    for (size_t r = 0; r < rows; r++) out.push_back(make_row(documents[r], masks[r]));
+    return out;
+}
+
+struct RankResult {
+    double loss = 0, norm = 0, next_loss = 0;  // next_loss: after an update
+    std::vector<float> gradient;               // (elements) in the order of the table; on ranks that are processes the own part alone
+    std::vector<Tensor> table;                 // without padding
+    Payload sent;                              // by all ranks, in the first step
+};
+
+// One step of one rank; every rank writes its part of the result, which ranks that are threads share.
+template <class Dev> void rank_step(Dev dev, Comm &comm, const RankCase &c, bool tied, RankResult &result) {
+    const ModelConfig config = rank_model(tied);
+    ModelLimits limits;
+    limits.row_tokens = 704, limits.positions = 128, limits.recompute = c.stage == 1 ? Recompute::layer : Recompute::none;
+    limits.ranks.world = c.world, limits.ranks.rank = size_t(comm.rank), limits.ranks.sp = c.sp, limits.ranks.sp_mode = c.mode;
+    limits.ranks.head_stride = c.head_stride, limits.ranks.zero_stage = c.stage;
+    limits.ranks.flops = 1e8, limits.ranks.bandwidth = 1e6;  // rows of this size get other layouts than contiguous
+    limits.ranks.bucket_bytes = 4096;                        // at stage 2 the head's gradient is made in parts
+    Mesh mesh(comm, int(c.sp));
+    Llama<Dev> model(dev, config, limits);
+    model.allocate(mesh, false, true);
+    model.initialise(1);
+
+    const size_t dp = c.world / c.sp, row_count = std::max<size_t>(1, dp * c.micro_steps - (dp > 1));  // one group lacks a row
+    const auto rows = rank_rows(row_count);
+    std::vector<double> costs;
+    size_t targets = 0;
+    for (const Row &row : rows) costs.push_back(double(row.T)), targets += row.targets.size();
+    const auto own = deal_rows(costs, dp)[size_t(mesh.dp_rank)];
+    const auto loss = [&] {
+        model.zero_gradients();
+        for (size_t i = 0; i < own.size(); i++)
+            model.accumulate(own[i] == no_row ? Row{} : rows[own[i]], 1 / float(targets), i + 1 == own.size());
+        LossSums sums;
+        for (const LossSums &s : comm.gather(model.take_sums())) sums += s;
+        EXPECT_EQ(sums.targets, double(targets));
+        return sums.nll / sums.targets;
+    };
+    const double first = loss(), norm = model.gradient_norm();
+    Payload sent;
+    for (const Payload &p : comm.gather(model.take_sent()))
+        sent.kv += p.kv, sent.dkv += p.dkv, sent.grads += p.grads, sent.params += p.params;
+    auto &zero = model.parameters();
+    if (c.stage > 0 || comm.rank == 0)
+        for (const Span &s : zero.sharding.spans()) {
+            const auto part = read(model.memory(), zero.grads_at(s), s.count);
+            std::copy(part.begin(), part.end(), result.gradient.begin() + ptrdiff_t(s.global));
+        }
+    model.update({1e-2, 0.9, 0.95, 1e-8, 0.1, 1 / norm, 1});
+    const double next = loss();
+    if (comm.rank == 0) result.loss = first, result.norm = norm, result.next_loss = next, result.sent = sent;
+}
+
+inline RankResult empty_result(bool tied) {
+    RankResult result;
+    result.table = llama_table<float>(rank_model(tied)).tensors;
+    result.gradient.resize(result.table.back().offset + result.table.back().count);
+    return result;
+}
+
+template <class Dev> RankResult one_rank(Dev dev, bool tied) {
+    SelfComm comm;
+    RankResult result = empty_result(tied);
+    rank_step(dev, comm, {1, 1, SpMode::ring, 6, 0, 1}, tied, result);
+    return result;
+}
+
+// In float: loss within 1e-6, every tensor's gradient within 1e-5 of its norm or, if that is more, of 1e-3 of the global norm.
+inline void check_rank_result(const std::string &what, const RankResult &got, const RankResult &want) {
+    SCOPED_TRACE(what);
+    EXPECT_NEAR(got.loss, want.loss, 1e-6 * want.loss);
+    EXPECT_NEAR(got.norm, want.norm, 1e-5 * want.norm);
+    EXPECT_NEAR(got.next_loss, want.next_loss, 1e-5 * want.next_loss);
+    EXPECT_LT(want.next_loss, want.loss);
+    for (const Tensor &t : want.table) {
+        double error = 0, squares = 0;
+        for (size_t i = t.offset; i < t.offset + t.count; i++)
+            error += std::pow(double(got.gradient[i]) - want.gradient[i], 2), squares += std::pow(double(want.gradient[i]), 2);
+        EXPECT_LE(std::sqrt(error), 1e-5 * std::max(std::sqrt(squares), 1e-3 * want.norm)) << t.name;
+    }
+}
