@@ -73,7 +73,9 @@ struct Sharding {
 //     stage 2:     in every backward pass, for all b: start(comm, memory, b, buffer), add to the buffer, reduce(comm, b, buffer)
 //     gradient_norm(comm); update(comm, adamw)
 //
-// At stage 2 a bucket may be started and reduced several times in a pass, as a tied embedding is: first as head, then as embedding.
+// Until the norm a bucket that has been reduced is not to be touched, as its sum may be under way: on GPUs it runs beside the backward pass.
+// At stage 2 that needs two buffers, taken in turn. There a bucket may be started and reduced several times in a pass, as a tied embedding
+// is: first as head, then as embedding. The communicator outlives this.
 template <class Dev> struct Zero {
     using X = typename Dev::X;
     static constexpr bool rounds = sizeof(X) != sizeof(float);  // master weights are not the parameters themselves
@@ -113,6 +115,7 @@ template <class Dev> struct Zero {
     // Stage 2: makes the buffer (parts * part) ready to be added to. It begins with what has been summed so far, in the place of
     // this rank's part, so that the sum that comes back holds it.
     void start(Comm &comm, Memory &memory, size_t b, float *buffer) {
+        settle(comm, [&](const Sum &sum) { return sum.bucket == b || sum.from == buffer; });
         const Bucket &bucket = sharding.buckets[b];
         memory.fill(buffer, 0, sharding.parts * bucket.part * sizeof(float));
         comm.memory.copy(buffer + sharding.own * bucket.part, grads + bucket.shard, bucket.part * sizeof(float));
@@ -123,14 +126,18 @@ template <class Dev> struct Zero {
         const Bucket &bucket = sharding.buckets[b];
         const size_t part = bucket.part;
         if (MUTANT(80, b == 1, false)) return;
-        if (sharding.stage == 0) return comm.all_reduce_sum({bucket_grads, bucket.count});
         float *const sum = sharding.stage == 2 ? grads + bucket.shard : bucket_grads + sharding.own * part;
-        comm.reduce_scatter_sum({bucket_grads, sharding.parts * part}, {sum, part});
+        Request request = comm.start([&] {
+            if (sharding.stage == 0) comm.all_reduce_sum({bucket_grads, bucket.count});
+            else comm.reduce_scatter_sum({bucket_grads, sharding.parts * part}, {sum, part});
+        });
+        sums_.push_back({b, bucket_grads, std::move(request)});
     }
 
     // Of all summed gradients. The same bits on every rank, and for every world but for float64's rounding: squares are summed by
     // bucket, then by rank.
     double gradient_norm(Comm &comm) {
+        settle(comm, [](const Sum &) { return true; });
         double sum = 0;
         for (const Span &s : spans_) sum += squared_norm(dev, norm_scratch, grads_at(s), s.count);
         return std::sqrt(sharding.parts == 1 ? sum : comm.sum(sum));
@@ -159,6 +166,22 @@ template <class Dev> struct Zero {
     float *grads_at(const Span &s) { return grads + (sharding.stage == 2 ? s.shard : s.flat); }
 
   private:
+    struct Sum {  // under way
+        size_t bucket;
+        const float *from;
+        Request request;
+    };
+    void settle(Comm &comm, const std::function<bool(const Sum &)> &concerned) {
+        for (size_t i = 0; i < sums_.size();) {
+            if (!concerned(sums_[i])) {
+                i++;
+                continue;
+            }
+            comm.wait(std::move(sums_[i].request));
+            sums_.erase(sums_.begin() + ptrdiff_t(i));
+        }
+    }
+
     void gather(Comm &comm) {
         if (sharding.parts == 1) return;
         for (const Bucket &b : sharding.buckets)
@@ -167,4 +190,5 @@ template <class Dev> struct Zero {
 
     const std::vector<Span> spans_;
     const std::vector<DecayRun> runs_;
+    std::vector<Sum> sums_;
 };
