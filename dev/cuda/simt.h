@@ -10,7 +10,7 @@
 // Built with -fsanitize=address, a report names the line of an access out of bounds. Kernel files built with -fsanitize=thread, but
 // linked without it, call the race detector in simt.cpp at every load and store.
 //
-// Not emulated: wgmma, TMA, clusters, textures, float atomics, __activemask, kernels launched by kernels.
+// Not emulated: wgmma, TMA, clusters, textures, float atomics, __activemask, kernels launched by kernels, streams that run beside each other.
 #pragma once
 #include <algorithm>
 #include <bit>

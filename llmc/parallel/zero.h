@@ -115,7 +115,7 @@ template <class Dev> struct Zero {
     // Stage 2: makes the buffer (parts * part) ready to be added to. It begins with what has been summed so far, in the place of
     // this rank's part, so that the sum that comes back holds it.
     void start(Comm &comm, Memory &memory, size_t b, float *buffer) {
-        settle(comm, [&](const Sum &sum) { return sum.bucket == b || sum.from == buffer; });
+        settle(comm, [&](const Sum &sum) { return sum.bucket == b || MUTANT(83, false, sum.from == buffer); });
         const Bucket &bucket = sharding.buckets[b];
         memory.fill(buffer, 0, sharding.parts * bucket.part * sizeof(float));
         comm.memory.copy(buffer + sharding.own * bucket.part, grads + bucket.shard, bucket.part * sizeof(float));
