@@ -2,7 +2,7 @@
 #
 # Needs g++ 12 or newer and the headers of CLI11, nlohmann/json and xxHash. What else helps is found by compiling and linking a few lines
 # (scripts/probe.sh); the result is kept in build/probe.mk until this file, the script or the compiler changes, or `make probe`.
-#   ONEDNN=0, OPENBLAS=0, MPI=0    do without that library, though it is there
+#   ONEDNN=0, OPENBLAS=0, MPI=0, NCCL=0    do without that library, though it is there
 #   GPU_ARCHS=90                   kernels for that compute capability alone (9.0) instead of all
 #   STRICT=0                       warnings of nvcc are no errors: for versions of it and of g++ that were not tried
 #   SAN=1                          with the address and undefined-behaviour sanitizers, in build/san
@@ -71,8 +71,9 @@ TESTS   := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/*.cpp))
 MPI_TEST := $(BUILD)/test/mpi/test_comm_mpi
 BENCHES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard dev/bench/*.cpp))
 CUDA_TESTS := $(wildcard test/cuda/*.cpp)
-EMULATED := $(BUILD)/dev/cuda/simt.o $(CUDA_TESTS:%.cpp=$(BUILD)/%.o)
-EMULATED_HALF := $(BUILD)/emulated/train_llama.o $(BUILD)/emulated/llmc/core/gpu_query.o
+EMULATED_COMM := $(BUILD)/emulated/llmc/parallel/comm_nccl.o
+EMULATED := $(BUILD)/dev/cuda/simt.o $(EMULATED_COMM) $(CUDA_TESTS:%.cpp=$(BUILD)/%.o)
+EMULATED_HALF := $(BUILD)/emulated/train_llama.o $(BUILD)/emulated/llmc/core/gpu_query.o $(EMULATED_COMM)
 LADDERS := $(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/timing.cu,$(wildcard dev/cuda/*.cu)))
 
 # Rising; of the last there is PTX, too, which the driver compiles for later GPUs.
@@ -83,15 +84,20 @@ NVCCFLAGS := -std=c++20 -O3 -diag-suppress 1675 -Xcompiler -fopenmp,-Wall,-Wextr
              $(foreach arch,$(GPU_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) -DLLMC_GPU_ARCHS='"$(GPU_ARCHS)"' \
              $(foreach arch,$(lastword $(GPU_ARCHS)),-gencode arch=compute_$(arch),code=compute_$(arch)) $(CARRIED:%=-isystem %/include)
 GPU       := build/gpu$(subst $(eval) ,,$(GPU_ARCHS:%=_%))
-GPU_HALF  := $(GPU)/train_llama.o $(GPU)/llmc/core/gpu_query.o
+GPU_COMM  := $(GPU)/llmc/parallel/comm_nccl.o
+GPU_HALF  := $(GPU)/train_llama.o $(GPU)/llmc/core/gpu_query.o $(GPU_COMM)
 CUDA      := $(and $(filter build,$(BUILD)),$(filter 1,$(HAVE_CUDA)),$(NVCC))
 CUDA_LIB  := $(firstword $(realpath $(dir $(NVCC))../lib64 $(dir $(NVCC))../lib))
 CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcudart_static -lcublasLt -ldl -lrt -lpthread
+ifeq ($(HAVE_NCCL)$(filter 0,$(NCCL)),1)
+NVCCFLAGS += -DLLMC_NCCL
+NCCL_LIBS := -lnccl
+endif
 
 # A trainer is one file, compiled twice: by g++ for main and the CPU, and by nvcc for CUDA; where there is no nvcc only the first.
 $(PROGRAM): $(if $(CUDA),$(BUILD)/with_cuda/train_llama.o $(GPU_HALF),$(BUILD)/train_llama.o) $(LIBRARY)
 	@echo 'link    $@'
-	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(CUDA),$(CUDA_LIBS)) -o $@
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(CUDA),$(CUDA_LIBS) $(NCCL_LIBS)) -o $@
 
 # The same with the emulator in place of the GPU.
 $(PROGRAM)_emu: $(BUILD)/with_cuda/train_llama.o $(EMULATED_HALF) $(BUILD)/dev/cuda/simt.o $(LIBRARY)
@@ -108,7 +114,7 @@ $(MPI_TEST): $(MPI_TEST).o $(LIBRARY)
 
 # Kernels on the CPU: dev/cuda/simt.h. In the race build only the kernels' files call the race detector, at every load and store.
 EMULATE  := -DLLMC_EMULATE -Wno-unknown-pragmas -g1 -fno-optimize-sibling-calls  # so that messages name lines
-RACE     := $(BUILD)/dev/cuda/simt.o $(CUDA_TESTS:%.cpp=build/race/%.o)
+RACE     := $(BUILD)/dev/cuda/simt.o $(EMULATED_COMM) $(CUDA_TESTS:%.cpp=build/race/%.o)
 
 $(BUILD)/test/test_cuda: $(EMULATED) $(LIBRARY)
 	@echo 'link    $@'
@@ -137,16 +143,16 @@ GPU_OBJECTS := $(GPU_HALF) $(GPU_TESTS) $(patsubst %,$(GPU)/dev/cuda/%.o,timing 
 GPU_LOGS    := $(if $(NVCC),$(GPU)/train_llama.ptxas $(GPU_TESTS:.o=.ptxas))  # of what ships; the workshop's first versions may be worse
 
 define compile_for_gpu
-$(GPU)/%.o: %$(1) Makefile
+$(GPU)/%.o: %$(1) $(GPU)/flags
 	@mkdir -p $$(@D)
 	@echo 'compile $$< for sm $(GPU_ARCHS)'
 	@$$(NVCC) $$(NVCCFLAGS) -Xptxas -v -MMD -MP -x cu -c $$< -o $$@ 2> $$(@:.o=.ptxas) || { cat $$(@:.o=.ptxas); exit 1; }
 endef
 $(foreach type,.cpp .cu,$(eval $(call compile_for_gpu,$(type))))
 
-$(GPU)/test/test_cuda: $(GPU_TESTS) $(LIBRARY)
+$(GPU)/test/test_cuda: $(GPU_TESTS) $(GPU_COMM) $(LIBRARY)
 	@echo 'link    $@'
-	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(CUDA_LIBS) -lgtest_main -lgtest -lpthread -o $@
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(CUDA_LIBS) $(NCCL_LIBS) -lgtest_main -lgtest -lpthread -o $@
 
 # The workshop (dev/cuda/common.h): a program holds its ladder for the emulator and, where there is nvcc, for a GPU.
 $(LADDERS:%=$(BUILD)/dev/cuda/%): $(BUILD)/dev/cuda/%: $(BUILD)/dev/cuda/%.o $(patsubst %,$(BUILD)/dev/cuda/%.o,common simt) $(if $(CUDA),$(GPU)/dev/cuda/%.o $(GPU)/dev/cuda/timing.o) $(LIBRARY)
@@ -175,10 +181,12 @@ endef
 $(eval $(call compile_cu,))
 $(foreach variant,with_cuda/ emulated/,$(eval $(call compile_cu,$(variant))))
 
-# Changes when the compiler or a flag does, and everything is compiled again.
-$(BUILD)/flags: FORCE
+# They change when the compiler or a flag does, and everything is compiled again.
+$(BUILD)/flags: private FLAGS = $(COMPILER) $(CXXFLAGS)
+$(GPU)/flags: private FLAGS = $(NVCC) $(NVCCFLAGS)
+$(BUILD)/flags $(GPU)/flags: FORCE
 	@mkdir -p $(@D)
-	@echo '$(COMPILER) $(CXXFLAGS)' | cmp -s - $@ || echo '$(COMPILER) $(CXXFLAGS)' | tee $@
+	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' | tee $@
 
 ifeq ($(SAN),1)
 train_llama: $(PROGRAM)
@@ -241,7 +249,7 @@ compare: $(PROGRAM) .venv-compare/bin/python ## the same training step here and 
 	@echo 'installing PyTorch and transformers into .venv-compare (2 GB)'
 	@python3 -m venv .venv-compare && .venv-compare/bin/pip install --quiet torch 'transformers>=5' numpy
 
-SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh test/*.h test/*.cpp test/cuda/* test/mpi/* dev/*/*.h dev/*/*.cpp dev/*/*.cu)
+SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh llmc/*/*.cu test/*.h test/*.cpp test/cuda/* test/mpi/* dev/*/*.h dev/*/*.cpp dev/*/*.cu)
 format:                                      ## check the layout of the C++ files; FIX=1 mends it
 	@clang-format $(if $(FIX),-i,--dry-run -Werror --ferror-limit=1) $(SOURCES) || { echo 'fix: make format FIX=1'; exit 1; }
 

@@ -357,13 +357,14 @@ template <class Dev> void Llama<Dev>::plan_buckets() {
         plan_.add(buffer, name, {room}, first, last);
         if (room == s.largest) grads_of.largest = buffer;
     };
-    const size_t head = clock.head(), norm = clock.final_norm_backward(), embed = clock.embed_backward(), last = cuts.size() - 1;
+    // Each is alive until the next is reduced, as its own sum may be under way.
+    const size_t L = config.L, head = clock.head(), norm = clock.final_norm_backward(), embed = clock.embed_backward();
     grads_of.cut.resize(cuts.size());
-    add(&grads_of.cut[0], "bucket.embedding", 0, embed, embed);
-    for (size_t l = 0; l < config.L; l++)
-        add(&grads_of.cut[1 + l], format("bucket.layer.%zu", l), 1 + l, clock.backward(l, DOWN), clock.backward(l, LN1));
-    add(&grads_of.head, "bucket.head", head_cut(), head, head);
-    add(&grads_of.cut[last], "bucket.norm", last, norm, norm);
+    add(&grads_of.head, "bucket.head", head_cut(), head, norm);
+    add(&grads_of.cut.back(), "bucket.norm", cuts.size() - 1, norm, clock.backward(L - 1, LN1));
+    for (size_t l = 0; l < L; l++)
+        add(&grads_of.cut[1 + l], format("bucket.layer.%zu", l), 1 + l, clock.backward(l, DOWN), l ? clock.backward(l - 1, LN1) : embed);
+    add(&grads_of.cut[0], "bucket.embedding", 0, embed, clock.between_rows(GRAD_NORM));
 }
 
 template <class Dev> void Llama<Dev>::plan_activations() {
@@ -481,7 +482,6 @@ template <class Dev> void Llama<Dev>::profile() {
 
 template <class Dev> void Llama<Dev>::allocate(Mesh &mesh, bool guards, bool poison) {
     mesh_ = &mesh;
-    mesh.use(slices_of(dev));
     poison_ = poison;
     plan_.place(guards);
     arena_ = std::make_unique<Arena>(plan_, memory());
@@ -746,21 +746,29 @@ template <class Dev> void Llama<Dev>::layer_backward(size_t l, const LlamaActs<X
 
 // This file is compiled once by g++, for main and the CPU, and once by nvcc, for CUDA. (Or by g++ again, with the emulator in place of
 // the GPU: dev/cuda/README.md.) Both halves are linked into one program.
-ModelFactory cuda_models(const Options &options);
+//
+// `own_gpu`: each rank takes a GPU of its host, and `gpu_comm` becomes the communicator for what lies in their memories. Else ranks
+// that are threads share one, and so does `host`.
+ModelFactory cuda_models(const Options &options, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm);
 
 #ifdef CUDA_HALF
-#include "llmc/ops/kernels.cuh"  // defines: the same ops on CUDA; CudaStream, CudaMemory, CudaTimeline
+#include "llmc/ops/kernels.cuh"        // defines: the same ops on CUDA; CudaStream, CudaMemory, CudaTimeline
+#include "llmc/parallel/comm_nccl.h"   // defines: select_gpu, make_gpu_comm
+#include "llmc/parallel/slices.cuh"    // defines: device_slices
 
 struct CudaHalf {
     CudaStream stream;
     std::unique_ptr<CudaContext> ctx;
 };
 
-ModelFactory cuda_models(const Options &options) {
+ModelFactory cuda_models(const Options &options, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm) {
     std::shared_ptr<CudaHalf> half;  // a plan needs no GPU
     if (!options.plan) {
+        if (own_gpu) select_gpu(host);
         half = std::make_shared<CudaHalf>();
         half->ctx = make_cuda_context(int(options.threads), options.tf32);
+        if (own_gpu) gpu_comm = make_gpu_comm(host, half->stream, options.comm_timeout);
+        else host.memory = device_slices(half->stream);
     }
     return [half, bf16_storage = options.dtype == "bf16"](const ModelConfig &config,
                                                           const ModelLimits &limits) -> std::unique_ptr<Model> {
@@ -786,39 +794,51 @@ static ModelFactory cpu_models(const Options &options) {
     };
 }
 
-// Models of the device and dtype that the options ask for. --plan --gpu needs no GPU, only the sizes that the kernels ask for.
-static ModelFactory models(Options &o, const Comm &comm, bool &gpu) {
+// Whether to compute on a GPU; fills in what depends on it. --plan --gpu needs no GPU, only the sizes that the kernels ask for.
+static bool choose_device(Options &o, bool speaks) {
+    bool gpu = false;
     std::string note;
 #ifdef LLMC_CUDA
     gpu = o.plan && !o.gpu.empty() ? o.device != "cpu" : use_gpu(o.device, query_gpus(), note);
 #else
     gpu = use_gpu(o.device, {}, note);
 #endif
-    if (!note.empty() && comm.rank == 0) printf("note: %s\n", note.c_str());
+    if (!note.empty() && speaks) printf("note: %s\n", note.c_str());
     if (o.attention_tflops == 0) o.attention_tflops = gpu ? 400 : 0.05;
     if (o.link_gb_s == 0) o.link_gb_s = gpu ? 50 : 5;
     if (o.dtype == "auto") o.dtype = gpu || !o.gpu.empty() ? "bf16" : "f32";  // bf16 is what GPUs train in
-    if (o.tf32 && (!gpu || o.dtype != "f32") && comm.rank == 0)
+    if (o.tf32 && (!gpu || o.dtype != "f32") && speaks)
         printf("note: --tf32 is for float products on a GPU, and there are none in this run\n");
-#ifdef LLMC_CUDA
-    if (gpu) return cuda_models(o);
-#endif
-    return cpu_models(o);
+    return gpu;
 }
 
-// One rank of the run.
-static int run_rank(Parsed parsed, Comm &comm, bool threads) {
-    for (const std::string &note : parsed.notes)
-        if (comm.rank == 0) printf("note: %s\n", note.c_str());
-    const auto hosts = comm.gather(host_name());
-    const size_t here = size_t(std::count(hosts.begin(), hosts.end(), hosts[size_t(comm.rank)]));  // ranks on this machine
+// One rank of the run; `threads`: all are threads of this process.
+static int run_rank(Parsed parsed, Comm &host, bool threads) {
+    const bool speaks = host.rank == 0;
     Options &o = parsed.options;
-    if (o.threads == 0) o.threads = getenv("OMP_NUM_THREADS") ? omp_get_max_threads() : std::max<size_t>(1, omp_get_num_procs() / here);
-    omp_set_num_threads(int(o.threads));  // of this thread's teams, where an op is not told
-    ModelFactory make_model;
+    for (const std::string &note : parsed.notes)
+        if (speaks) printf("note: %s\n", note.c_str());
+    const auto hosts = host.gather(host_name());
+    const size_t here = size_t(std::count(hosts.begin(), hosts.end(), hosts[size_t(host.rank)]));  // ranks on this machine
+    if (o.threads == 0)
+        o.threads = getenv("OMP_NUM_THREADS") ? size_t(omp_get_max_threads()) : std::max<size_t>(1, size_t(omp_get_num_procs()) / here);
+    omp_set_num_threads(int(o.threads));  // for what is not told
     bool gpu = false;
-    agree(comm, [&] { make_model = models(o, comm, gpu); });
-    return run_task(parsed, comm, threads || !gpu ? here : 1, make_model);
+    agree(host, [&] { gpu = choose_device(o, speaks); });
+    const auto gpus = host.gather(int(gpu));
+    agree(host, [&] {
+        for (size_t r = 0; r < gpus.size(); r++)
+            if (gpus[r] != gpus[0])
+                die("rank %zu on %s has %s GPU that can be used, unlike rank 0 on %s\n  fix: --device cpu, or other hosts", r,
+                    hosts[r].c_str(), gpus[r] ? "a" : "no", hosts[0].c_str());
+    });
+    std::unique_ptr<Comm> gpu_comm;
+    ModelFactory make_model;
+#ifdef LLMC_CUDA
+    if (gpu) make_model = cuda_models(o, host, !threads && host.size > 1, gpu_comm);
+#endif
+    if (!gpu) make_model = cpu_models(o);
+    return run_task(parsed, gpu_comm ? *gpu_comm : host, threads || !gpu ? here : 1, make_model);
 }
 
 int main(int argc, char **argv) {

@@ -5,7 +5,8 @@
 #   scripts/gpu_check.sh [--quick] [--out DIR] [SECTION...]          out/gpu_check, all sections
 #
 #   build        the trainer, the kernels' tests and the workshop, for this GPU alone
-#   tests        every op against float64, whole models against transformers; runs twice, which must give the same bits; GPU against CPU
+#   tests        every op against float64, whole models against transformers; runs twice, which must give the same bits; GPU against CPU;
+#                ranks that share a GPU, and over NCCL ranks that have one each
 #   ladders      every version of every op in dev/cuda, checked and timed; with --quick the shipped ones alone
 #   sanitizer    compute-sanitizer on the tests of ops: memcheck, racecheck, synccheck
 #   ops, attention, training                                         what scripts/gpu_bench.py measures; `bench` is all three
@@ -103,8 +104,9 @@ run() {
 same() { check "$1" 30 python3 scripts/compare_runs.py "$out/$2" "$out/$3" "${@:4}"; }
 
 tests() {
-    check ops 300 "./$test_cuda" --gtest_filter='-*Goldens*'
+    check ops 300 "./$test_cuda" --gtest_filter='-*Goldens*:*GpuComm*:*OverGpus*'  # ranks that share a GPU, too
     check models 200 "./$test_cuda" --gtest_filter='*Goldens*'
+    nccl
 
     local steps=200 golden=test/golden/qwen2
     [ -z "$quick" ] || steps=20
@@ -125,6 +127,16 @@ tests() {
     same cpu-against-gpu-bf16 cpu gpu-bf16 --loss 2e-2
 }
 
+# Ranks with a GPU each: as many as there are, 3 at most. With one GPU a rank talks to itself.
+nccl() {
+    if ! grep -q 'HAVE_NCCL := 1' build/probe.mk; then
+        echo 'skipped nccl: this machine has no NCCL'
+        return
+    fi
+    check nccl 200 "./$test_cuda" --gtest_filter='*GpuComm*:*OverGpus*'
+    ! grep -q SKIPPED "$out/nccl.log" || echo 'skipped some of nccl: they need 2 or 3 GPUs'
+}
+
 ladders() {
     local versions=all
     [ -z "$quick" ] || versions=shipped
@@ -139,8 +151,8 @@ sanitizer() {
         return
     fi
     # What the tests of ops launch is small, and device memory in them is never unwritten, so initcheck would find nothing. API errors are
-    # the program's to report. cuBLASLt's own kernels are not for racecheck.
-    local ops='-*Slow*:*Goldens*' kernels='-*Slow*:*Goldens*:*Matmul*:Head*'
+    # the program's to report. cuBLASLt's own kernels are not for racecheck, nor NCCL's for any.
+    local ops='-*Slow*:*Goldens*:*GpuComm*:*OverGpus*' kernels='-*Slow*:*Goldens*:*GpuComm*:*OverGpus*:*Matmul*:Head*'
     [ -z "$quick" ] || ops='Rope*:RmsNorm*:CudaAttention*' kernels=$ops
     check memcheck 280 "$tool" --tool memcheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter="$ops"
     check memcheck-model 100 "$tool" --tool memcheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter='Families/Goldens*qwen3'

@@ -62,7 +62,9 @@ then
     try MPI '#include <mpi.h>\nint main() { return MPI_Finalize(); }' "$mpi_headers $mpi_libraries" 'no mpirun; packages libopenmpi-dev openmpi-bin' &&
         echo "MPI_HEADERS :=${mpi_headers// -I/ -isystem }"$'\n'"MPI_LIBRARIES :=$mpi_libraries" >> "$work/probe.mk"
     cuda=$(dirname "$(command -v "${NVCC:-nvcc}" || echo /usr/local/cuda/bin/nvcc)")/..
-    try CUDA '#include <cublasLt.h>\nint main() { cublasLtHandle_t handle; return cublasLtCreate(&handle) == 0; }' "-I$cuda/include -L$cuda/lib64 -L$cuda/lib -lcublasLt -lcudart_static -ldl -lrt -lpthread" 'no GPUs; the CUDA toolkit with cuBLAS'
+    cuda_paths="-I$cuda/include -L$cuda/lib64 -L$cuda/lib"
+    try CUDA '#include <cublasLt.h>\nint main() { cublasLtHandle_t handle; return cublasLtCreate(&handle) == 0; }' "$cuda_paths -lcublasLt -lcudart_static -ldl -lrt -lpthread" 'no GPUs; the CUDA toolkit with cuBLAS' &&
+        try NCCL '#include <nccl.h>\nint main() { return ncclCommFinalize(nullptr) == ncclSuccess; }' "$cuda_paths -lnccl" 'a GPU for one process only; packages libnccl2 libnccl-dev of NVIDIA'
     echo "  Matrices are multiplied by $matmul, unless ONEDNN=0 or OPENBLAS=0 says otherwise."
 else
     needed=1

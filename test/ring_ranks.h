@@ -82,7 +82,7 @@ void run_rank(Dev dev, Comm &comm, const RingCase &c, const SequenceSplit &split
     if (c.mode == SpMode::ulysses) std::copy(got_lse.begin(), got_lse.end(), all.result.lse.begin() + comm.rank * long(H * T));
 }
 
-// with_device(comm, f) calls f with this rank's device.
+// with_device(host, f) calls f with this rank's device and the communicator for slices there.
 template <template <class> class Array, class X, class WithDevice>
 RingResult<X> run_ring(const RingCase &c, const AttentionShape &a, const AttentionInputs<X> &in, WithDevice with_device) {
     std::vector<size_t> offsets{0};
@@ -91,8 +91,9 @@ RingResult<X> run_ring(const RingCase &c, const AttentionShape &a, const Attenti
     const SequenceSplit split = split_sequence(c.layout, offsets, a.T(), c.ranks, kinds, any_cost);
     RingResult<X> all{{std::vector<X>(a.T() * a.H * a.D), std::vector<X>(in.qkv.size()), std::vector<float>(a.H * a.T())}, {}};
     std::vector<Payload> payloads(c.ranks);
-    run_threads(int(c.ranks), CommOptions{true, 60}, [&](Comm &comm) {
-        with_device(comm, [&](auto dev) { run_rank<Array>(dev, comm, c, split, a, in, all, payloads[size_t(comm.rank)]); });
+    run_threads(int(c.ranks), CommOptions{true, 60}, [&](Comm &host) {
+        with_device(host,
+                    [&](auto dev, Comm &comm) { run_rank<Array>(dev, comm, c, split, a, in, all, payloads[size_t(comm.rank)]); });
         return 0;
     });
     for (const Payload &p : payloads) all.payload.kv += p.kv, all.payload.dkv += p.dkv;

@@ -45,6 +45,15 @@ TEST(Devices, WhyThereIsNone) {
     expect_none(q, "no CUDA-capable device is detected", "look at nvidia-smi");
 }
 
+TEST(Devices, RanksOfAHostTakeOneGpuEach) {
+    const std::vector<std::string> hosts = {"a", "b", "a", "b", "a"}, all(5, "0,1"), own = {"0", "0", "1", "1", "2"};
+    const int want[] = {0, 0, 1, 1, 2};
+    for (size_t r = 0; r < 5; r++) EXPECT_EQ(pick_gpu(hosts, all, r, 3), want[r]);
+    for (size_t r = 0; r < 5; r++) EXPECT_EQ(pick_gpu(hosts, own, r, 1), 0);  // each was given one
+    EXPECT_EQ(error_of([&] { pick_gpu(hosts, all, 0, 2); }), "3 ranks on a but 2 GPUs\n  fix: -np 2 there, or --device cpu");
+    EXPECT_EQ(error_of([&] { pick_gpu(hosts, all, 1, 1); }), "2 ranks on b but 1 GPU\n  fix: -np 1 there, or --device cpu");
+}
+
 TEST(Devices, GpusOlderThanTheProgram) {
     GpuQuery q = healthy();
     q.gpus = {{"Tesla T4", 75}};

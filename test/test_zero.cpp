@@ -105,23 +105,67 @@ static void add_gradients(const Case &c, int rank, size_t step, size_t micro, co
         for (size_t i = 0; i < b.count; i++) to[i] += gradient(c, step, sample, b.global + i);
 }
 
-template <class X> void backward(Zero<Cpu<X>> &zero, Comm &comm, Memory &memory, const Case &c, size_t step, size_t micro) {
+template <class X>
+void backward(Zero<Cpu<X>> &zero, Comm &comm, Memory &memory, std::vector<float> *buffers, const Case &c, size_t step,
+              size_t micro) {
     const Sharding &s = zero.sharding;
-    std::vector<float> buffer(s.largest, NAN);
     for (size_t b = s.buckets.size(); b-- > 0;) {
-        float *const to = s.stage == 2 ? buffer.data() : zero.grads + s.buckets[b].begin;
+        float *const to = s.stage == 2 ? buffers[b % 2].data() : zero.grads + s.buckets[b].begin;
         if (s.stage == 2) zero.start(comm, memory, b, to);
         add_gradients(c, comm.rank, step, micro, s.buckets[b], to);
         if (s.stage == 2 || micro + 1 == c.micro_steps) zero.reduce(comm, b, to);
     }
 }
 
-template <class X> State sharded_run(const Case &c) {
+// What was started is done at the last moment, as it may be on a GPU.
+class LateComm final : public Comm {
+  public:
+    explicit LateComm(Comm &comm) : Comm(comm.rank, comm.size), comm_(comm) { memory = comm.memory; }
+    Request start(const std::function<void()> &f) override {
+        late_ = true;
+        f();
+        late_ = false;
+        return Request(this, calls_.size());
+    }
+
+  protected:
+    void do_all_reduce_sum(Slice data) override {
+        make([=, this] { comm_.all_reduce_sum(data); });
+    }
+    void do_reduce_scatter_sum(Slice send, Slice recv) override {
+        make([=, this] { comm_.reduce_scatter_sum(send, recv); });
+    }
+    void do_all_gather(Slice send, Slice recv) override { comm_.all_gather(send, recv); }
+    void do_all_to_all(Slice, Slice) override { die("not needed here"); }
+    void do_broadcast(Slice, int) override { die("not needed here"); }
+    Request do_exchange(Slice, int, Slice, int) override { die("not needed here"); }
+    void do_wait(uint64_t id) override { calls_[id - 1](); }
+    void withdraw(uint64_t) noexcept override {}
+    std::unique_ptr<Comm> do_split(int, int) override { die("not needed here"); }
+    void gather_host(const void *own, size_t bytes, void *all) override {
+        const std::string text(static_cast<const char *>(own), bytes);
+        for (const std::string &t : comm_.gather(text)) memcpy(all, t.data(), bytes), all = static_cast<char *>(all) + bytes;
+    }
+
+  private:
+    void make(const std::function<void()> &call) {
+        if (late_) calls_.push_back(call);
+        else call();
+    }
+
+    Comm &comm_;
+    bool late_ = false;
+    std::vector<std::function<void()>> calls_;  // one of each start()
+};
+
+template <class X> State sharded_run(const Case &c, bool late = false) {
     State out;
     std::mutex mutex;  // of `out`
-    run_threads(c.ranks, {.check = true}, [&](Comm &comm) {
+    run_threads(c.ranks, {.check = true}, [&](Comm &threads) {
         size_t copied = 0;
-        comm.memory.copy = [&](void *to, const void *from, size_t bytes) { memcpy(to, from, bytes), copied += bytes; };
+        threads.memory.copy = [&](void *to, const void *from, size_t bytes) { memcpy(to, from, bytes), copied += bytes; };
+        LateComm late_comm(threads);
+        Comm &comm = late ? static_cast<Comm &>(late_comm) : threads;
         Zero<Cpu<X>> zero({1}, Sharding(fake.cuts, c.stage, c.ranks, comm.rank, bucket_bytes), fake.table);
         HostMemory memory;
         Plan plan;
@@ -134,10 +178,12 @@ template <class X> State sharded_run(const Case &c) {
             for (size_t i = 0; i < s.count; i++) zero.master_at(s)[i] = initial(s.global + i);
         zero.round_master(comm);
         copied = 0;
+        std::vector<float> buffers[2];
+        for (auto &buffer : buffers) buffer.assign(zero.sharding.largest, NAN);
         std::vector<double> norms;
         for (size_t step = 1; step <= steps; step++) {
             zero.zero_gradients(memory);
-            for (size_t micro = 0; micro < c.micro_steps; micro++) backward(zero, comm, memory, c, step, micro);
+            for (size_t micro = 0; micro < c.micro_steps; micro++) backward(zero, comm, memory, buffers, c, step, micro);
             norms.push_back(zero.gradient_norm(comm));
             zero.update(comm, setting(step, norms.back()));
         }
@@ -179,8 +225,8 @@ class ZeroRuns : public testing::TestWithParam<std::tuple<int, int, size_t>> {
     }
 };
 
-template <class X> void expect_one_ranks_bits(const Case &c) {
-    const State got = sharded_run<X>(c), want = flat_run<X>(c);
+template <class X> void expect_one_ranks_bits(const Case &c, bool late = false) {
+    const State got = sharded_run<X>(c, late), want = flat_run<X>(c);
     EXPECT_EQ(got.grads, want.grads);
     EXPECT_EQ(got.norms, want.norms);
     EXPECT_EQ(got.master, want.master);
@@ -194,6 +240,8 @@ TEST_P(ZeroRuns, ExactSumsGiveTheBitsOfOneRank) {
     expect_one_ranks_bits<float>(make_case(true));
     expect_one_ranks_bits<bf16>(make_case(true));
 }
+
+TEST_P(ZeroRuns, SumsMayBeLate) { expect_one_ranks_bits<bf16>(make_case(true), true); }
 
 // Sums in another order. With u = 2^-24 a sum of 24 numbers of one sign is off by at most 23 u of itself, twice that between two
 // orders; so is the norm. Then m is off by 2 * 2 * 46 u relative (its own roundings included), sqrt(v) by as much, and an update,

@@ -10,7 +10,7 @@
 // Built with -fsanitize=address, a report names the line of an access out of bounds. Kernel files built with -fsanitize=thread, but
 // linked without it, call the race detector in simt.cpp at every load and store.
 //
-// Not emulated: wgmma, TMA, clusters, textures, float atomics, __activemask, kernels launched by kernels.
+// Not emulated: wgmma, TMA, clusters, textures, float atomics, __activemask, kernels launched by kernels, streams that run beside each other.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -206,6 +206,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t = nullptr) {
     return event->at = std::chrono::steady_clock::now(), cudaSuccess;
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t) { return cudaSuccess; }
 inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end) {
     return *milliseconds = std::chrono::duration<float, std::milli>(end->at - begin->at).count(), cudaSuccess;
 }

@@ -49,6 +49,16 @@ bool use_gpu(const std::string &device, const GpuQuery &query, std::string &note
     return false;
 }
 
+int pick_gpu(const std::vector<std::string> &hosts, const std::vector<std::string> &gpus, size_t rank, int count) {
+    int before = 0, ranks = 0;
+    for (size_t r = 0; r < hosts.size(); r++)
+        if (hosts[r] == hosts[rank] && gpus[r] == gpus[rank]) ranks++, before += r < rank;
+    if (ranks > count)
+        die("%d ranks on %s but %d GPU%s\n  fix: -np %d there, or --device cpu", ranks, hosts[rank].c_str(), count,
+            count == 1 ? "" : "s", count);
+    return before;
+}
+
 // Dense bf16 products with float sums. From NVIDIA's data sheets, where figures with sparsity stand halved: A100 (2021), A30, A10, A40, L4,
 // L40S, H100, H200, GH200, B200 (HGX); GeForce and RTX cards from the tables of the architecture papers GA102, AD102 and RTX Blackwell.
 struct Peak {

@@ -22,6 +22,10 @@ GpuQuery query_gpus();  // gpu_query.cu: only in programs with kernels
 // Dies with the reason when cuda was asked for and cannot be had.
 bool use_gpu(const std::string &device, const GpuQuery &query, std::string &note);
 
+// The number of the GPU that a rank takes, of the `count` that it sees. hosts[r]: where rank r runs; gpus[r]: names of the GPUs that it sees.
+// Ranks that see the same ones take one each, in order; dies if there are too few.
+int pick_gpu(const std::vector<std::string> &hosts, const std::vector<std::string> &gpus, size_t rank, int count);
+
 // FLOP/s that a GPU's tensor cores reach at most with `dtype`, by the name that the driver gives it ("NVIDIA H100 80GB HBM3"); 0 where that
 // is not known: another name, or f32, which does not run on them.
 double gpu_peak(const std::string &device, const std::string &dtype);

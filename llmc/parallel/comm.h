@@ -1,7 +1,8 @@
 // What ranks say to each other. Every task is written against this struct, so that one rank and many are one program.
 //
 // All ranks of a communicator make the same calls in the same order. Slices are arrays of the model (`memory` says where they lie);
-// agreement is about single values on the host. Whatever is summed is summed in rank order: the same bits everywhere and every time.
+// agreement is about single values on the host. Whatever is summed is summed in rank order: the same bits everywhere and every time
+// (but slices by NCCL in an order of its own: comm_nccl.h).
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -14,7 +15,6 @@
 #include <vector>
 
 #include "../core/common.h"
-#include "../core/device.h"
 
 enum class SliceType : uint8_t { f32, f64, bf16, i32, i64, u8 };
 template <class T> constexpr SliceType slice_type = SliceType(-1);
@@ -47,10 +47,8 @@ struct SliceMemory {
     std::function<void()> finish = [] {};  // what was queued so far has been done
     std::function<void(void *to, const void *from, size_t bytes)> copy = [](void *to, const void *from, size_t bytes) {
         if (bytes) memcpy(to, from, bytes);
-    };  // from and to, each of this memory or of the host; done when it returns
+    };  // from and to, each of this memory or of the host; done when it returns, or (comm_nccl.h) in the order of the stream
 };
-
-template <class X> SliceMemory slices_of(Cpu<X>) { return {}; }
 
 // Bytes that a rank has sent: activations for attention (K and V; under ulysses Q, out and dout, too), gradients of these, gradients of
 // parameters, updated parameters.
@@ -130,6 +128,10 @@ struct Comm {
     Request exchange(Slice send, int to, Slice recv, int from, Where at = Where::current());
     void wait(Request request, Where at = Where::current());
 
+    // Makes the collectives that f calls; until wait() all their slices are as those of an exchange. On GPUs they run beside what is
+    // computed meanwhile; elsewhere they are over when this returns.
+    virtual Request start(const std::function<void()> &f) { return f(), Request(); }
+
     // ---- communicators and agreement, on the host
 
     // The ranks of one color, in order of key (then of rank). It lives no longer than the run that this communicator is of.
@@ -150,6 +152,7 @@ struct Comm {
 
   protected:
     friend class Request;
+    friend class NcclComm;  // agrees by another communicator's gather_host
     // The calls above, their arguments checked.
     virtual void do_all_reduce_sum(Slice data) = 0;
     virtual void do_reduce_scatter_sum(Slice send, Slice recv) = 0;

@@ -17,7 +17,6 @@ struct Mesh {
     Mesh(Comm &world, int ring_attn_size);
 
     double seconds() const { return all.seconds + ring->seconds; }  // that this rank has spent in them
-    void use(const SliceMemory &memory) { all.memory = ring->memory = memory; }  // where slices lie from now on
 };
 
 std::string host_name();

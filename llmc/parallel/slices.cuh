@@ -12,5 +12,4 @@ inline SliceMemory device_slices(cudaStream_t stream) {
                 cuda_check_kernels(cudaStreamSynchronize(stream));
             }};
 }
-template <class X> SliceMemory slices_of(Cuda<X> dev) { return device_slices(dev.stream); }
 }  // namespace CUDA_BACKEND

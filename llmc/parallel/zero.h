@@ -93,7 +93,9 @@ struct Sharding {
 //     stage 2:     in every backward pass, for all b: start(comm, memory, b, buffer), add to the buffer, reduce(comm, b, buffer)
 //     gradient_norm(comm); update(comm, adamw)
 //
-// At stage 2 a bucket may be started and reduced several times in a pass, as a tied embedding is: first as head, then as embedding.
+// Until the next bucket has been reduced, or the norm, the memory of one is not to be touched, as its sum may be under way: on GPUs it runs
+// beside the backward pass. At stage 2 that needs two buffers, taken in turn. There a bucket may be started and reduced several times in a pass, as a tied embedding
+// is: first as head, then as embedding. The communicator outlives this.
 template <class Dev> struct Zero {
     using X = typename Dev::X;
     static constexpr bool rounds = sizeof(X) != sizeof(float);  // master weights are not the parameters themselves
@@ -135,6 +137,7 @@ template <class Dev> struct Zero {
     // Stage 2: makes the buffer (parts * part) ready to be added to. It begins with what has been summed so far, in the place of
     // this rank's part, so that the sum that comes back holds it.
     void start(Comm &comm, Memory &memory, size_t b, float *buffer) {
+        if (MUTANT(83, false, sum_.bucket == b || sum_.from == buffer)) comm.wait(std::move(sum_.request));
         const Bucket &bucket = sharding.buckets[b];
         memory.fill(buffer, 0, sharding.parts * bucket.part * sizeof(float));
         comm.memory.copy(buffer + sharding.own * bucket.part, grads + bucket.shard, bucket.part * sizeof(float));
@@ -145,19 +148,24 @@ template <class Dev> struct Zero {
         const Bucket &bucket = sharding.buckets[b];
         const size_t part = bucket.part, world = size_t(comm.size), rank = size_t(comm.rank);
         if (MUTANT(80, b == 1, false)) return;
-        if (sharding.stage == 0) {
+        if (sharding.stage == 0) {  // all other parts; then, summed, its own
             const size_t own = bucket.count * (rank + 1) / world - bucket.count * rank / world;
-            sent.grads += (bucket.count + (world - 2) * own) * sizeof(float) * (world > 1);  // all other parts; then, summed, its own
-            return comm.all_reduce_sum({bucket_grads, bucket.count});
+            sent.grads += world > 1 ? (bucket.count + (world - 2) * own) * sizeof(float) : 0;
+        } else {
+            sent.grads += (world - 1) * part * sizeof(float);
         }
         float *const sum = sharding.stage == 2 ? grads + bucket.shard : bucket_grads + sharding.own * part;
-        sent.grads += (world - 1) * part * sizeof(float);
-        comm.reduce_scatter_sum({bucket_grads, sharding.parts * part}, {sum, part});
+        comm.wait(std::move(sum_.request));
+        sum_ = {b, bucket_grads, comm.start([&] {
+                    if (sharding.stage == 0) comm.all_reduce_sum({bucket_grads, bucket.count});
+                    else comm.reduce_scatter_sum({bucket_grads, sharding.parts * part}, {sum, part});
+                })};
     }
 
     // Of all summed gradients. The same bits on every rank, and for every world but for float64's rounding: squares are summed by
     // bucket, then by rank.
     double gradient_norm(Comm &comm) {
+        comm.wait(std::move(sum_.request));
         double sum = 0;
         for (const Span &s : spans_) sum += squared_norm(dev, norm_scratch, grads_at(s), s.count);
         return std::sqrt(sharding.parts == 1 ? sum : comm.sum(sum));
@@ -196,4 +204,9 @@ template <class Dev> struct Zero {
 
     const std::vector<Span> spans_;
     const std::vector<DecayRun> runs_;
+    struct {
+        size_t bucket = 0;
+        const float *from = nullptr;
+        Request request = {};
+    } sum_;  // the last, which may be under way
 };

@@ -1,30 +1,35 @@
-// Attention over a ring of ranks with kernels: ranks are threads that share one device.
+// Attention over a ring of ranks with kernels.
 #include "../ring_ranks.h"
 
 #include "../../llmc/ops/attention.cuh"
 #include "../../llmc/ops/layout.cuh"
-#include "check.cuh"
+#include "gpu_ranks.cuh"
 
 template <class Dev> struct CudaRing : testing::Test {};
 TYPED_TEST_SUITE(CudaRing, CudaDevices);
 
-TYPED_TEST(CudaRing, EqualsOneRank) {
-    using X = typename TypeParam::X;
+template <class Dev> void equals_one_rank(const RingCase &c, Gpus gpus) {
     const AttentionShape a{{1, 40, 55}, 0, 4, 2, 16};
-    const AttentionInputs<X> in(a);
+    const AttentionInputs<typename Dev::X> in(a);
+    for_each_order<Dev>([&](Dev dev) {
+        const auto got = run_ring<DeviceArray>(
+            c, a, in, [&](Comm &host, auto f) { with_gpu(gpus, host, dev.stream, [&](Comm &comm) { f(dev, comm); }); });
+        check_attention(c.name().c_str(), a, in, got.result);
+    });
+}
+
+TYPED_TEST(CudaRing, EqualsOneRank) {
     for (const RingCase &c :
          {RingCase{1, SpMode::ring, Layout::contiguous}, RingCase{3, SpMode::ring, Layout::zigzag},
           RingCase{2, SpMode::gather, Layout::longest_first}, RingCase{4, SpMode::ulysses, Layout::contiguous}})
-        for_each_order<TypeParam>([&](TypeParam dev) {
-            const auto got = run_ring<DeviceArray>(c, a, in, [&]([[maybe_unused]] Comm &comm, auto f) {
-#ifndef LLMC_EMULATE
-                comm.memory.finish = [&] { cudaStreamSynchronize(dev.stream); };
-                comm.memory.copy = [](void *to, const void *from, size_t bytes) {
-                    cudaMemcpy(to, from, bytes, cudaMemcpyDefault);
-                };
-#endif
-                f(dev);
-            });
-            check_attention(c.name().c_str(), a, in, got.result);
-        });
+        equals_one_rank<TypeParam>(c, Gpus::one);
+}
+
+TYPED_TEST(CudaRing, EqualsOneRankOverGpus) {
+    const size_t ranks = size_t(ranks_with_gpus());
+    if (ranks < 2) GTEST_SKIP() << "2 GPUs are needed, and NCCL";
+    for (const RingCase &c :
+         {RingCase{ranks, SpMode::ring, Layout::zigzag}, RingCase{ranks, SpMode::gather, Layout::longest_first},
+          RingCase{2, SpMode::ulysses, Layout::contiguous}})
+        equals_one_rank<TypeParam>(c, Gpus::each);
 }

@@ -1,11 +1,10 @@
 // The sharded optimizer on CUDA, its ranks threads: the bits of one rank. What it computes is in ../test_zero.cpp.
 #include "../../llmc/parallel/zero.h"
 
-#include "../../llmc/core/memory.cuh"
 #include "../../llmc/ops/adamw.cuh"
 #include "../../llmc/ops/layout.cuh"
 #include "../../llmc/ops/reduce.cuh"
-#include "check.cuh"
+#include "gpu_ranks.cuh"
 
 static const std::vector<size_t> sizes = {37, 100, 503, 20};  // the odd ones are norms
 static const std::vector<Cut> cuts = {{0, 137}, {137, 660}};
@@ -21,14 +20,6 @@ static std::vector<Tensor> zero_table() {
     return table;
 }
 
-static SliceMemory device_memory(cudaStream_t stream) {
-    return {[=] { cuda_check_kernels(cudaStreamSynchronize(stream)); },
-            [=](void *to, const void *from, size_t bytes) {
-                cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "a copy between ranks");
-                cuda_check_kernels(cudaStreamSynchronize(stream));
-            }};
-}
-
 // What this rank's samples of a pass add to bucket b.
 static void add_samples(const Comm &comm, Memory &memory, const Bucket &b, float *to) {
     auto host = read(memory, to, b.count);
@@ -37,38 +28,48 @@ static void add_samples(const Comm &comm, Memory &memory, const Bucket &b, float
     write(memory, to, host);
 }
 
-// Rank 0's parameters after two steps of two passes.
-template <class Dev> std::vector<float> train(Dev dev, int ranks, int stage) {
-    std::vector<float> out;
-    run_threads(ranks, {.check = true}, [&](Comm &comm) {
-        comm.memory = device_memory(dev.stream);
-        const auto memory = make_memory(dev);
-        Zero<Dev> zero(dev, Sharding(cuts, stage, ranks, comm.rank, 0), zero_table());
-        float *buffer = nullptr;
-        Plan plan;
-        zero.plan(plan, true);
-        plan.add(&buffer, "bucket", {zero.sharding.largest});
-        plan.place();
-        const Arena arena(plan, *memory);
-        for (const Span &s : zero.sharding.spans()) write(*memory, zero.master_at(s), std::vector<float>(s.count, 0.5f));
-        zero.round_master(comm);
+// This rank's parameters after two steps of two passes.
+template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stage) {
+    const int ranks = comm.size;
+    const auto memory = make_memory(dev);
+    Zero<Dev> zero(dev, Sharding(cuts, stage, ranks, comm.rank, 0), zero_table());
+    float *buffers[2] = {};
+    Plan plan;
+    zero.plan(plan, true);
+    for (float *&buffer : buffers) plan.add(&buffer, "bucket", {zero.sharding.largest});
+    plan.place();
+    const Arena arena(plan, *memory);
+    for (const Span &s : zero.sharding.spans()) write(*memory, zero.master_at(s), std::vector<float>(s.count, 0.5f));
+    zero.round_master(comm);
 
-        const auto &buckets = zero.sharding.buckets;
-        for (size_t step = 1; step <= 2; step++) {
-            zero.zero_gradients(*memory);
-            for (bool last : {false, true})
-                for (size_t b = 0; b < buckets.size(); b++) {
-                    float *const to = stage == 2 && ranks > 1 ? buffer : zero.grads + buckets[b].begin;
-                    if (to == buffer) zero.start(comm, *memory, b, to);
-                    add_samples(comm, *memory, buckets[b], to);
-                    if (to == buffer || last) zero.reduce(comm, b, to);
-                }
-            const double norm = zero.gradient_norm(comm);
-            zero.update(comm, {1e-2, 0.9, 0.999, 1e-8, 0.1, 1 / norm, step});
-        }
-        if (comm.rank) return 0;
-        for (const Bucket &b : buckets)
-            for (auto p : read(*memory, zero.params + b.begin, b.count)) out.push_back(float(p));
+    const auto &buckets = zero.sharding.buckets;
+    for (size_t step = 1; step <= 2; step++) {
+        zero.zero_gradients(*memory);
+        for (bool last : {false, true})
+            for (size_t b = 0; b < buckets.size(); b++) {
+                const bool buffered = stage == 2 && ranks > 1;
+                float *const to = buffered ? buffers[b % 2] : zero.grads + buckets[b].begin;
+                if (buffered) zero.start(comm, *memory, b, to);
+                add_samples(comm, *memory, buckets[b], to);
+                if (buffered || last) zero.reduce(comm, b, to);
+            }
+        const double norm = zero.gradient_norm(comm);
+        zero.update(comm, {1e-2, 0.9, 0.999, 1e-8, 0.1, 1 / norm, step});
+    }
+    std::vector<float> out;
+    for (const Bucket &b : buckets)
+        for (auto p : read(*memory, zero.params + b.begin, b.count)) out.push_back(float(p));
+    return out;
+}
+
+// Of rank 0.
+template <class Dev> std::vector<float> train(Dev dev, int ranks, int stage, Gpus gpus = Gpus::one) {
+    std::vector<float> out;
+    run_threads(ranks, {.check = true}, [&](Comm &host) {
+        with_gpu(gpus, host, dev.stream, [&](Comm &comm) {
+            const auto params = train_rank(dev, comm, stage);
+            if (comm.rank == 0) out = params;
+        });
         return 0;
     });
     return out;
@@ -82,5 +83,14 @@ TYPED_TEST(ZeroOnCuda, GivesTheBitsOfOneRank) {
         const auto want = train(dev, 1, 0);
         EXPECT_NE(want[0], 0.5f);
         for (int stage : {0, 1, 2}) EXPECT_EQ(train(dev, 3, stage), want) << "stage " << stage;
+    });
+}
+
+TYPED_TEST(ZeroOnCuda, GivesTheBitsOfOneRankOverGpus) {
+    const int ranks = ranks_with_gpus();
+    if (ranks < 2) GTEST_SKIP() << "2 GPUs are needed, and NCCL";
+    for_each_order<TypeParam>([&](TypeParam dev) {
+        const auto want = train(dev, 1, 0);
+        for (int stage : {0, 1, 2}) EXPECT_EQ(train(dev, ranks, stage, Gpus::each), want) << "stage " << stage;
     });
 }

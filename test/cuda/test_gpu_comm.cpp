@@ -1,0 +1,117 @@
+// What a communicator of ranks with a GPU each does, beside kernels on the compute stream. Summed are small integers, so that the order of a
+// sum does not show: it is NCCL's.
+#include "../../llmc/ops/layout.cuh"
+#include "gpu_ranks.cuh"
+
+namespace {
+
+constexpr size_t count = 100'003;
+const CudaF32 dev;  // the default stream
+
+template <class T> std::vector<T> values(int rank, size_t n) {
+    std::vector<T> out(n);
+    for (size_t i = 0; i < n; i++) out[i] = T(float((i * 7 + size_t(rank) * 3) % 11));
+    return out;
+}
+template <class T> std::vector<T> sum_of_all(int ranks, size_t n) {
+    std::vector<T> out = values<T>(0, n);
+    for (int r = 1; r < ranks; r++) {
+        const auto v = values<T>(r, n);
+        for (size_t i = 0; i < n; i++) out[i] = T(float(out[i]) + float(v[i]));
+    }
+    return out;
+}
+template <class T> std::vector<T> part(const std::vector<T> &v, int index, size_t n) {
+    return {v.begin() + ptrdiff_t(size_t(index) * n), v.begin() + ptrdiff_t(size_t(index + 1) * n)};
+}
+template <class T> bool same(const std::vector<T> &a, const std::vector<T> &b) {
+    return a.size() == b.size() && !memcmp(a.data(), b.data(), a.size() * sizeof(T));
+}
+
+template <class T> void every_call(Comm &c, size_t n) {
+    SCOPED_TRACE(format("rank %d of %d, %zu %s", c.rank, c.size, n, name_of(slice_type<T>)));
+    const size_t all = n * size_t(c.size);
+    DeviceArray<T> one(values<T>(c.rank, n)), blocks(values<T>(c.rank, all)), scattered(n), gathered(all), crossed(all);
+    c.all_gather({one.data(), n}, {gathered.data(), all});
+    c.all_to_all({blocks.data(), all}, {crossed.data(), all});
+    c.reduce_scatter_sum({blocks.data(), all}, {scattered.data(), n});
+    c.all_reduce_sum({one.data(), n});
+    EXPECT_TRUE(same(one.values(), sum_of_all<T>(c.size, n)));
+    EXPECT_TRUE(same(scattered.values(), part(sum_of_all<T>(c.size, all), c.rank, n)));
+    for (int r = 0; r < c.size; r++) {
+        EXPECT_TRUE(same(part(gathered.values(), r, n), values<T>(r, n)));
+        EXPECT_TRUE(same(part(crossed.values(), r, n), part(values<T>(r, all), c.rank, n)));
+        DeviceArray<T> root(values<T>(c.rank, n));
+        c.broadcast({root.data(), n}, r);
+        EXPECT_TRUE(same(root.values(), values<T>(r, n)));
+    }
+}
+
+// x += y on the compute stream
+void add(DeviceArray<float> &x, DeviceArray<float> &y) { add_rows(dev, x.data(), count, y.data(), count, 1, count); }
+
+// Kernels before and behind every call, and no wait of the host between them. The value of rank r is r + 1 everywhere.
+void order_with_kernels(Comm &c) {
+    const auto filled = [](float x) { return std::vector<float>(count, x); };
+    const float own = float(c.rank + 1), sum = float(c.size * (c.size + 1) / 2);
+    const int next = (c.rank + 1) % c.size, before = (c.rank + c.size - 1) % c.size;
+    DeviceArray<float> x(filled(0)), term(filled(own)), total(filled(0)), came(count), later(filled(0));
+    for (int i = 0; i < 20; i++) {
+        clear_floats(dev, x.data(), count);
+        add(x, term);
+        Request hop = c.exchange({x.data(), count}, next, {came.data(), count}, before);
+        clear_floats(dev, later.data(), count);
+        add(later, term);
+        Request sums = c.start([&] { c.all_reduce_sum({later.data(), count}); });
+        c.wait(std::move(hop));
+        add(total, came);
+        c.all_reduce_sum({x.data(), count});
+        add(total, x);
+        c.wait(std::move(sums));
+        add(total, later);
+    }
+    EXPECT_TRUE(same(total.values(), filled(20 * (float(before + 1) + 2 * sum))));
+}
+
+void on_ranks(int ranks, const std::function<void(Comm &)> &f) {
+    if (ranks > ranks_with_gpus()) GTEST_SKIP() << ranks << " GPUs are needed, and NCCL";
+    run_threads(ranks, {.check = true, .timeout = 60}, [&](Comm &host) {
+        with_gpu(Gpus::each, host, dev.stream, f);
+        return 0;
+    });
+}
+
+struct GpuComm : testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, GpuComm, testing::Values(1, 2, 3));
+
+TEST_P(GpuComm, EveryCall) {
+    on_ranks(GetParam(), [](Comm &c) {
+        for (size_t n : {size_t(1), size_t(1001)}) {
+            every_call<float>(c, n);
+            every_call<double>(c, n);
+            every_call<bf16>(c, n);
+            every_call<int32_t>(c, n);
+            every_call<int64_t>(c, n);
+            every_call<uint8_t>(c, n);
+        }
+        c.all_reduce_sum(Slice());
+        c.wait(c.exchange({}, -1, {}, -1));
+    });
+}
+
+TEST_P(GpuComm, IsInOrderWithKernels) { on_ranks(GetParam(), order_with_kernels); }
+
+TEST_P(GpuComm, SplitsAndAgrees) {
+    on_ranks(GetParam(), [](Comm &c) {
+        const auto backwards = c.split(0, -c.rank), alone = c.split(c.rank, 0);
+        EXPECT_EQ(backwards->rank, c.size - 1 - c.rank);
+        EXPECT_EQ(alone->size, 1);
+        every_call<float>(*backwards, 77);
+        every_call<bf16>(*alone, 77);
+        order_with_kernels(*backwards);
+        EXPECT_EQ(c.sum(int64_t(c.rank)), c.size * (c.size - 1) / 2);
+        EXPECT_EQ(backwards->gather(std::to_string(c.rank))[0], std::to_string(c.size - 1));
+    });
+}
+
+}  // namespace
