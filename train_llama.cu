@@ -15,34 +15,34 @@
 #include <cmath>
 #include <optional>
 
-#include "llmc/core/arena.h"        // defines: Plan, Arena
-#include "llmc/core/gpu.h"          // defines: use_gpu, query_gpus
-#include "llmc/core/memory.h"       // defines: Memory
-#include "llmc/core/mutant.h"       // defines: MUTANT, a test-only bug
-#include "llmc/core/options.h"      // defines: Options, Parsed, parse
-#include "llmc/data/dataloader.h"   // defines: Row
-#include "llmc/io/hf.h"             // defines: ModelConfig, HfWeights, HfWriter
-#include "llmc/ops/attention.h"     // defines: attention_{begin,part,end}, Heads, Pieces
-#include "llmc/ops/embedding.h"     // defines: embedding_{forward,backward}
-#include "llmc/ops/layout.h"        // defines: copy_rows
-#include "llmc/ops/loss.h"          // defines: lm_head, lm_head_weight, head_sums
-#include "llmc/ops/matmul.h"        // defines: matmul_forward, matmul_backward_{input,weight}
-#include "llmc/ops/qk_norm_rope.h"  // defines: qk_norm_rope_{forward,backward}
-#include "llmc/ops/residual.h"      // defines: residual_forward
-#include "llmc/ops/rmsnorm.h"       // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward
-#include "llmc/ops/rope.h"          // defines: rope_table
-#include "llmc/ops/swiglu.h"        // defines: swiglu_{forward,backward}
+#include "llmc/core/arena.h"         // defines: Plan, Arena
+#include "llmc/core/gpu.h"           // defines: use_gpu, query_gpus
+#include "llmc/core/memory.h"        // defines: Memory
+#include "llmc/core/mutant.h"        // defines: MUTANT, a test-only bug
+#include "llmc/core/options.h"       // defines: Options, Parsed, parse
+#include "llmc/data/dataloader.h"    // defines: Row
+#include "llmc/io/hf.h"              // defines: ModelConfig, HfWeights, HfWriter
+#include "llmc/ops/attention.h"      // defines: attention_{begin,part,end}, Heads, Pieces
+#include "llmc/ops/embedding.h"      // defines: embedding_{forward,backward}
+#include "llmc/ops/layout.h"         // defines: copy_rows
+#include "llmc/ops/loss.h"           // defines: lm_head, lm_head_weight, head_sums
+#include "llmc/ops/matmul.h"         // defines: matmul_forward, matmul_backward_{input,weight}
+#include "llmc/ops/qk_norm_rope.h"   // defines: qk_norm_rope_{forward,backward}
+#include "llmc/ops/residual.h"       // defines: residual_forward
+#include "llmc/ops/rmsnorm.h"        // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward
+#include "llmc/ops/rope.h"           // defines: rope_table
+#include "llmc/ops/swiglu.h"         // defines: swiglu_{forward,backward}
 #include "llmc/parallel/comm_mpi.h"  // defines: started_by_mpirun, run_mpi
-#include "llmc/parallel/mesh.h"     // defines: Mesh
-#include "llmc/parallel/ring.h"     // defines: ring_attention_{forward,backward}
-#include "llmc/parallel/split.h"    // defines: pad_row, local_row, SequenceSplit
-#include "llmc/parallel/zero.h"     // defines: Cut, Sharding, Zero
-#include "llmc/train/flops.h"       // defines: Op, Pass
-#include "llmc/train/model.h"       // defines: Model, ModelLimits, Recompute, LossSums
-#include "llmc/train/parameters.h"  // defines: {load,initialise,save}_parameters, nonfinite_gradient
-#include "llmc/train/profile.h"     // defines: Profiler, measure_peaks
-#include "llmc/train/ranks.h"       // defines: Ranks, split_row
-#include "llmc/train/run.h"         // defines: run_task
+#include "llmc/parallel/mesh.h"      // defines: Mesh
+#include "llmc/parallel/ring.h"      // defines: ring_attention_{forward,backward}
+#include "llmc/parallel/split.h"     // defines: pad_row, local_row, SequenceSplit
+#include "llmc/parallel/zero.h"      // defines: Cut, Sharding, Zero
+#include "llmc/train/flops.h"        // defines: Op, Pass
+#include "llmc/train/model.h"        // defines: Model, ModelLimits, Recompute, LossSums
+#include "llmc/train/parameters.h"   // defines: {load,initialise,save}_parameters, nonfinite_gradient
+#include "llmc/train/profile.h"      // defines: Profiler, measure_peaks
+#include "llmc/train/ranks.h"        // defines: Ranks, split_row
+#include "llmc/train/run.h"          // defines: run_task
 
 // ---- parameter table ------------------------------------------------------------------------------------------------------------------
 
@@ -139,25 +139,25 @@ template <class P> LlamaTable llama_table(const ModelConfig &config) {  // for w
 
 // The arrays of one layer.
 template <class X> struct LlamaActs {
-    X *ln1;          // (T, C)             norm of the layer's input
-    float *rstd1;    // (T)
-    X *qkv;          // (T, (H+2*KV)*D)    queries, keys, values; normed and rotated in place. Backward: becomes dqkv
-    X *qk_raw;       // (T, (H+KV)*D)      queries and keys before their norm (Qwen3)
-    float *qk_rstd;  // (T, H+KV)
-    X *att;          // (T, H*D)
-    float *lse;      // (H, T)
-    X *mid;          // (T, C)             residual stream after attention
-    X *ln2;          // (T, C)             norm of mid
-    float *rstd2;    // (T)
-    X *gate_up;      // (T, 2*F)           Backward: becomes its gradient
-    X *act;          // (T, F)             silu(gate) * up
-    float *out32;    // (T, H*D)           attention output while blocks are merged
-    X *datt;         // (T, H*D)
-    float *dq32;     // (T, H*D)
-    float *dk32;     // (T, KV*D)
-    float *dv32;     // (T, KV*D)
-    float *delta;    // (H, T)
-    float *scratch;  // attention_scratch
+    X *ln1;               // (T, C)             norm of the layer's input
+    float *rstd1;         // (T)
+    X *qkv;               // (T, (H+2*KV)*D)    queries, keys, values; normed and rotated in place. Backward: becomes dqkv
+    X *qk_raw;            // (T, (H+KV)*D)      queries and keys before their norm (Qwen3)
+    float *qk_rstd;       // (T, H+KV)
+    X *att;               // (T, H*D)
+    float *lse;           // (H, T)
+    X *mid;               // (T, C)             residual stream after attention
+    X *ln2;               // (T, C)             norm of mid
+    float *rstd2;         // (T)
+    X *gate_up;           // (T, 2*F)           Backward: becomes its gradient
+    X *act;               // (T, F)             silu(gate) * up
+    float *out32;         // (T, H*D)           attention output while blocks are merged
+    X *datt;              // (T, H*D)
+    float *dq32;          // (T, H*D)
+    float *dk32;          // (T, KV*D)
+    float *dv32;          // (T, KV*D)
+    float *delta;         // (H, T)
+    float *scratch;       // attention_scratch
     RingBuffers<X> ring;  // ring_attention_buffers
 };
 
@@ -203,9 +203,7 @@ template <class Dev> class Llama final : public Model {
     void allocate(Mesh &mesh, bool guards, bool poison) override;
     const std::vector<Tensor> &tensors() const override { return zero.table; }
     void load(const HfWeights &weights) override { load_parameters(zero, weights, memory()); }
-    void initialise(uint64_t seed) override {
-        initialise_parameters(zero, mesh_->all, seed, config.initializer_range, memory());
-    }
+    void initialise(uint64_t seed) override { initialise_parameters(zero, mesh_->all, seed, config.initializer_range, memory()); }
     void save(const std::string &dir, const std::string &export_dtype) override {
         save_parameters(zero, mesh_->all, dir, export_dtype, memory(), [&](size_t b) {
             return zero.sharding.stage == 2 ? *grads_of.largest : zero.grads + zero.sharding.buckets[b].begin;
@@ -278,8 +276,8 @@ template <class Dev> class Llama final : public Model {
     std::unique_ptr<Arena> arena_;  // in memory_
     std::unique_ptr<Profiler> profiler_;
     bool poison_ = false, last_ = false;  // last_: micro-step
-    size_t targets_ = 0;         // of the rows whose sums were not taken yet
-    std::vector<float> logits_;  // generate: (documents, V)
+    size_t targets_ = 0;                  // of the rows whose sums were not taken yet
+    std::vector<float> logits_;           // generate: (documents, V)
 
     // The packed row, this rank's part of it, on the device.
     struct {
@@ -300,7 +298,7 @@ template <class Dev> class Llama final : public Model {
         std::vector<float *> cut;
         float *head;      // tied, too
         float **largest;  // one of them, with room for any bucket
-            } grads_of;
+    } grads_of;
 
     struct {
         std::vector<X *> x;  // (L+1) x (T, C)   residual stream: input of each layer, then of the final norm
@@ -363,7 +361,8 @@ template <class Dev> void Llama<Dev>::plan_buckets() {
     add(&grads_of.head, "bucket.head", head_cut(), head, norm);
     add(&grads_of.cut.back(), "bucket.norm", cuts.size() - 1, norm, clock.backward(L - 1, LN1));
     for (size_t l = 0; l < L; l++)
-        add(&grads_of.cut[1 + l], format("bucket.layer.%zu", l), 1 + l, clock.backward(l, DOWN), l ? clock.backward(l - 1, LN1) : embed);
+        add(&grads_of.cut[1 + l], format("bucket.layer.%zu", l), 1 + l, clock.backward(l, DOWN),
+            l ? clock.backward(l - 1, LN1) : embed);
     add(&grads_of.cut[0], "bucket.embedding", 0, embed, clock.between_rows(GRAD_NORM));
 }
 
@@ -579,8 +578,14 @@ template <class Dev> RingAttention Llama<Dev>::ring(size_t l) {
 }
 template <class Dev> RingInputs<typename Dev::X> Llama<Dev>::attention_inputs(size_t l, const LlamaActs<X> &a) {
     const size_t H = config.H, KV = config.KV, D = config.D, stride = (H + 2 * KV) * D;
-    return {{a.qkv, stride}, {a.qkv + H * D, stride}, {a.qkv + (H + KV) * D, stride}, config.window[l] ? row.lo_window : row.lo,
-            H, KV, D, 1 / std::sqrt(float(D))};
+    return {{a.qkv, stride},
+            {a.qkv + H * D, stride},
+            {a.qkv + (H + KV) * D, stride},
+            config.window[l] ? row.lo_window : row.lo,
+            H,
+            KV,
+            D,
+            1 / std::sqrt(float(D))};
 }
 
 template <class Dev> void Llama<Dev>::attention_forward(size_t l, const LlamaActs<X> &a) {
@@ -678,8 +683,8 @@ template <class Dev> void Llama<Dev>::head_backward() {
     if (in_parts && row.T) head(acts.dx, nullptr);
     sum_gradients(cut, grads_of.head, !config.tied, [&](size_t first, size_t n) {
         if (in_parts)
-            lm_head_weight(dev, dw.head, acts.head, acts.normf, w.head, row.rows, row.targets, row.weights, acts.stats, C, V, row.N,
-                           first / C, n / C);
+            lm_head_weight(dev, dw.head, acts.head, acts.normf, w.head, row.rows, row.targets, row.weights, acts.stats, C, V,
+                           row.N, first / C, n / C);
         else head(acts.dx, dw.head);
     });
 }
@@ -689,7 +694,8 @@ template <class Dev> void Llama<Dev>::backward() {
     const auto buffer = [&](size_t cut) { return zero.sharding.stage == 2 ? grads_of.cut[cut] : nullptr; };
     sum_gradients(last, buffer(last), true, [&](size_t, size_t) {
         reach(clock.final_norm_backward());
-        rmsnorm_backward(dev, acts.dx, dw.norm, acts.dw_scratch, (const X *)nullptr, acts.dx, acts.x[L], w.norm, acts.rstdf, row.T, C);
+        rmsnorm_backward(dev, acts.dx, dw.norm, acts.dw_scratch, (const X *)nullptr, acts.dx, acts.x[L], w.norm, acts.rstdf,
+                         row.T, C);
     });
     for (size_t l = L; l-- > 0;) {
         if (row.T) layer_forward(l, acts.backward[l], true);
@@ -729,8 +735,8 @@ template <class Dev> void Llama<Dev>::layer_backward(size_t l, const LlamaActs<X
     reach(clock.backward(l, ATTENTION));
     X *dqkv = a.qkv;
     RingAttention ranks = ring(l);
-    ring_attention_backward(dev, ranks, dqkv, a.dq32, a.dk32, a.dv32, a.delta, a.scratch, attention_inputs(l, a), a.att, a.datt, a.lse,
-                            a.ring);
+    ring_attention_backward(dev, ranks, dqkv, a.dq32, a.dk32, a.dv32, a.delta, a.scratch, attention_inputs(l, a), a.att, a.datt,
+                            a.lse, a.ring);
     reach(clock.backward(l, ROPE));
     qk_norm_rope_backward(dev, dqkv, dy.q_norm, dy.k_norm, acts.dw_scratch, a.qk_raw, y.q_norm, y.k_norm, a.qk_rstd, acts.rope,
                           row.doc_pos, T, H, KV, D);
@@ -752,9 +758,9 @@ template <class Dev> void Llama<Dev>::layer_backward(size_t l, const LlamaActs<X
 ModelFactory cuda_models(const Options &options, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm);
 
 #ifdef CUDA_HALF
-#include "llmc/ops/kernels.cuh"        // defines: the same ops on CUDA; CudaStream, CudaMemory, CudaTimeline
-#include "llmc/parallel/comm_nccl.h"   // defines: select_gpu, make_gpu_comm
-#include "llmc/parallel/slices.cuh"    // defines: device_slices
+#include "llmc/ops/kernels.cuh"       // defines: the same ops on CUDA; CudaStream, CudaMemory, CudaTimeline
+#include "llmc/parallel/comm_nccl.h"  // defines: select_gpu, make_gpu_comm
+#include "llmc/parallel/slices.cuh"   // defines: device_slices
 
 struct CudaHalf {
     CudaStream stream;
@@ -821,7 +827,8 @@ static int run_rank(Parsed parsed, Comm &host, bool threads) {
     const auto hosts = host.gather(host_name());
     const size_t here = size_t(std::count(hosts.begin(), hosts.end(), hosts[size_t(host.rank)]));  // ranks on this machine
     if (o.threads == 0)
-        o.threads = getenv("OMP_NUM_THREADS") ? size_t(omp_get_max_threads()) : std::max<size_t>(1, size_t(omp_get_num_procs()) / here);
+        o.threads =
+            getenv("OMP_NUM_THREADS") ? size_t(omp_get_max_threads()) : std::max<size_t>(1, size_t(omp_get_num_procs()) / here);
     omp_set_num_threads(int(o.threads));  // for what is not told
     bool gpu = false;
     agree(host, [&] { gpu = choose_device(o, speaks); });
@@ -854,12 +861,16 @@ int main(int argc, char **argv) {
             std::string wrong;  // all ranks read the same flags, and one of them says what is wrong
             try {
                 parse_arguments();
-            } catch (const std::exception &error) { wrong = error.what(); }
+            } catch (const std::exception &error) {
+                wrong = error.what();
+            }
             const Options &o = parsed.options;
             return run_mpi({o.check_comm, o.comm_timeout}, [&](Comm &comm) {
                 agree(comm, [&] {
                     if (!wrong.empty()) die("%s", wrong.c_str());
-                    if (o.ranks > 1) die("--ranks %zu makes ranks of threads, but mpirun has started %d processes\n  fix: one of the two", o.ranks, comm.size);
+                    if (o.ranks > 1)
+                        die("--ranks %zu makes ranks of threads, but mpirun has started %d processes\n  fix: one of the two",
+                            o.ranks, comm.size);
                 });
                 return run(comm, false);
             });

@@ -12,8 +12,8 @@ struct RankCase {
 
     std::string name() const {
         static const char *const modes[] = {"ring", "gather", "ulysses"};
-        return format("%zu ranks, %zu x %zu, %s, stride %zu, stage %d, %zu micro-steps", world, world / sp, sp, modes[size_t(mode)],
-                      head_stride, stage, micro_steps);
+        return format("%zu ranks, %zu x %zu, %s, stride %zu, stage %d, %zu micro-steps", world, world / sp, sp,
+                      modes[size_t(mode)], head_stride, stage, micro_steps);
     }
 };
 
@@ -42,7 +42,8 @@ inline ModelConfig rank_model(bool tied) {
     return c;
 }
 
-inline const std::vector<size_t> rank_documents = {1, 40, 3, 17, 1, 64, 29, 5, 90, 12, 2, 33, 8, 1, 50, 21, 70, 4, 19, 1, 44, 6, 11, 27};
+inline const std::vector<size_t> rank_documents = {1, 40, 3,  17, 1,  64, 29, 5, 90, 12, 2,  33,
+                                                   8, 1,  50, 21, 70, 4,  19, 1, 44, 6,  11, 27};
 
 // The documents dealt to `rows` rows.
 inline std::vector<Row> rank_rows(size_t rows) {
@@ -52,7 +53,8 @@ inline std::vector<Row> rank_rows(size_t rows) {
         const Random random{1, Purpose::test, uint32_t(d)};
         auto &ids = documents[d % rows].emplace_back(rank_documents[d]);
         auto &mask = masks[d % rows].emplace_back(rank_documents[d]);
-        for (size_t t = 0; t < ids.size(); t++) ids[t] = int32_t(random.block(t)[0] % 97), mask[t] = t > 0 && random.block(t)[1] % 3 > 0;
+        for (size_t t = 0; t < ids.size(); t++)
+            ids[t] = int32_t(random.block(t)[0] % 97), mask[t] = t > 0 && random.block(t)[1] % 3 > 0;
     }
     std::vector<Row> out;
     for (size_t r = 0; r < rows; r++) out.push_back(make_row(documents[r], masks[r]));
@@ -61,9 +63,9 @@ inline std::vector<Row> rank_rows(size_t rows) {
 
 struct RankResult {
     double loss = 0, norm = 0, next_loss = 0;  // next_loss: after an update
-    std::vector<float> gradient;               // (elements) in the order of the table; on ranks that are processes the own part alone
-    std::vector<Tensor> table;                 // without padding
-    Payload sent;                              // by all ranks, in the first step
+    std::vector<float> gradient;  // (elements) in the order of the table; on ranks that are processes the own part alone
+    std::vector<Tensor> table;    // without padding
+    Payload sent;                 // by all ranks, in the first step
 };
 
 // One step of one rank; every rank writes its part of the result, which ranks that are threads share.

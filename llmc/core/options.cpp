@@ -385,7 +385,8 @@ struct Parser {
         if (options.row_tokens == 0) options.row_tokens = options.max_len;
         if (options.ring_attn_head_stride && options.sp_mode != "gather") {
             if (given.count("sp_mode"))
-                die("--ring_attn_head_stride is for --sp_mode gather, not %s\n  fix: leave one of them out", options.sp_mode.c_str());
+                die("--ring_attn_head_stride is for --sp_mode gather, not %s\n  fix: leave one of them out",
+                    options.sp_mode.c_str());
             options.sp_mode = "gather";
             notes.push_back("ring_attn_head_stride: --sp_mode gather");
         }

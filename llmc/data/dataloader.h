@@ -47,11 +47,11 @@ struct LoaderOptions {
 };
 
 struct Step {
-    size_t epoch;                 // from 0
-    std::vector<size_t> samples;  // in the order of the epoch's permutation
+    size_t epoch;                           // from 0
+    std::vector<size_t> samples;            // in the order of the epoch's permutation
     std::vector<std::vector<size_t>> rows;  // samples of each packed row, for make_row
-    size_t tokens;         // without padding
-    size_t target_tokens;  // the denominator of the step's loss
+    size_t tokens;                          // without padding
+    size_t target_tokens;                   // the denominator of the step's loss
 };
 
 class DataLoader {

@@ -459,9 +459,7 @@ std::string HfWriter::file_name(size_t shard) const {
     return shards_.size() == 1 ? single_name : format("model-%05zu-of-%05zu.safetensors", shard + 1, shards_.size());
 }
 
-void HfWriter::open_shard() {
-    file_ = std::make_unique<SafetensorsWriter>(dir_ + "/" + file_name(shard_), shards_[shard_]);
-}
+void HfWriter::open_shard() { file_ = std::make_unique<SafetensorsWriter>(dir_ + "/" + file_name(shard_), shards_[shard_]); }
 
 template <class X> void HfWriter::write(const std::string &name, const X *data, size_t count, Memory &memory) {
     if (file_->complete() && shard_ + 1 < shards_.size()) {

@@ -236,8 +236,7 @@ template <class T> void SafetensorsWriter::write(const std::string &name, const 
 
 template <class T> void SafetensorsWriter::write_part(const std::string &name, const T *data, size_t count, Memory &memory) {
     const char *path = file_.path().c_str();
-    if (complete() || specs_[next_].name != name)
-        die("%s: tensor \"%s\" is not the next that was declared", path, name.c_str());
+    if (complete() || specs_[next_].name != name) die("%s: tensor \"%s\" is not the next that was declared", path, name.c_str());
     const TensorSpec &spec = specs_[next_];
     const size_t left = elements(spec.shape) - filled_;
     if (count > left) die("%s: tensor \"%s\" lacks %zu elements, not %zu", path, name.c_str(), left, count);
@@ -253,8 +252,7 @@ template <class T> void SafetensorsWriter::write_part(const std::string &name, c
 }
 
 void SafetensorsWriter::finish() {
-    if (!complete())
-        die("%s: tensor \"%s\" was declared but not written", file_.path().c_str(), specs_[next_].name.c_str());
+    if (!complete()) die("%s: tensor \"%s\" was declared but not written", file_.path().c_str(), specs_[next_].name.c_str());
     file_.commit();
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "../core/common.h"
+#include "../core/dtype.h"
 
 enum class SliceType : uint8_t { f32, f64, bf16, i32, i64, u8 };
 template <class T> constexpr SliceType slice_type = SliceType(-1);
@@ -142,7 +143,7 @@ struct Comm {
     int64_t sum(int64_t value, Where at = Where::current());
     double max(double value, Where at = Where::current());
     bool all(bool value, Where at = Where::current());
-    std::vector<std::string> gather(const std::string &text, Where at = Where::current());  // [r] = r's text; short ones
+    std::vector<std::string> gather(const std::string &text, Where at = Where::current());   // [r] = r's text; short ones
     template <class T> std::vector<T> gather(const T &value, Where at = Where::current()) {  // [r] = r's value
         static_assert(std::is_trivially_copyable_v<T>);
         std::vector<T> all(static_cast<size_t>(size));

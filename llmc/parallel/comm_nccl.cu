@@ -8,6 +8,7 @@ std::unique_ptr<Comm> make_gpu_comm(Comm &host, cudaStream_t, double) { return h
 
 #include "../core/gpu.h"
 #include "../core/memory.cuh"
+#include "mesh.h"
 
 void select_gpu(Comm &host) {
     int count = 0, device = 0;
@@ -20,9 +21,7 @@ void select_gpu(Comm &host) {
             gpus += format("%s ", place);
         }
     });
-    char name[256] = "";
-    gethostname(name, sizeof(name) - 1);
-    const auto all_hosts = host.gather(name), all_gpus = host.gather(gpus);
+    const auto all_hosts = host.gather(host_name()), all_gpus = host.gather(gpus);
     agree(host, [&] {
         device = pick_gpu(all_hosts, all_gpus, size_t(host.rank), count);
         cuda_check(cudaSetDevice(device), "the GPU cannot be used");

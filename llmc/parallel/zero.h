@@ -83,7 +83,7 @@ struct Sharding {
     std::vector<Tensor> padded(std::vector<Tensor> table) const;  // offsets become those of the flat arrays
     std::vector<Span> spans() const;                              // of the shard, one per bucket that it has some of
     std::vector<TensorSpan> tensor_spans(const std::vector<Tensor> &padded_table) const;  // of the shard, none across two tensors
-    std::vector<DecayRun> runs(const std::vector<Tensor> &padded_table) const;  // the shard by weight decay
+    std::vector<DecayRun> runs(const std::vector<Tensor> &padded_table) const;            // the shard by weight decay
 };
 
 // The parameters of a rank and, for training, its part of the optimizer. In a step, with the same calls on all ranks:

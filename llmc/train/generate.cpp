@@ -57,8 +57,8 @@ struct GenerateSettings {
 };
 
 // What follows each prompt, up to and without the end-of-sequence token. Ranks take groups in turn, and tell each other.
-std::vector<Ids> complete(Comm &comm, Model &model, const ModelConfig &config, const Tokenizer &tokenizer, const std::vector<Ids> &prompts,
-                          const GenerateSettings &s) {
+std::vector<Ids> complete(Comm &comm, Model &model, const ModelConfig &config, const Tokenizer &tokenizer,
+                          const std::vector<Ids> &prompts, const GenerateSettings &s) {
     const size_t vocab = std::min(config.V, tokenizer.size());  // some models have more rows than their tokenizer has tokens
     std::string own;  // completions of this rank's groups, each its length and its tokens
     const auto groups = make_groups(prompts, s.max_new_tokens);

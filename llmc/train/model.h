@@ -40,9 +40,9 @@ class Model {
   public:
     virtual ~Model() = default;
 
-    virtual Plan &plan() = 0;                             // placed by allocate(), or by the caller who only wants to look
-    virtual void profile() = 0;                           // steps from now on; before allocate()
-    virtual class Profiler *profiler() = 0;               // null unless profile() was called
+    virtual Plan &plan() = 0;                // placed by allocate(), or by the caller who only wants to look
+    virtual void profile() = 0;              // steps from now on; before allocate()
+    virtual class Profiler *profiler() = 0;  // null unless profile() was called
     // `mesh` is that of limits.ranks and lives as long as the model. guards, poison: debugging aids of arena.h
     virtual void allocate(Mesh &mesh, bool guards, bool poison) = 0;
     virtual Arena &arena() = 0;

@@ -21,8 +21,7 @@ template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weig
 }
 
 // A normal distribution around 0, the norms' weights 1, biases 0. A function of seed and tensor names alone.
-template <class Dev>
-void initialise_parameters(Zero<Dev> &zero, Comm &comm, uint64_t seed, double deviation, Memory &memory) {
+template <class Dev> void initialise_parameters(Zero<Dev> &zero, Comm &comm, uint64_t seed, double deviation, Memory &memory) {
     std::vector<float> part;
     for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table)) {
         const Tensor &t = zero.table[s.tensor];
@@ -31,7 +30,8 @@ void initialise_parameters(Zero<Dev> &zero, Comm &comm, uint64_t seed, double de
             part.resize(n);
 #pragma omp parallel for
             for (size_t i = 0; i < n; i++)
-                part[i] = t.init == Tensor::normal ? float(deviation * random.normal(s.first + first + i)) : t.init == Tensor::ones;
+                part[i] =
+                    t.init == Tensor::normal ? float(deviation * random.normal(s.first + first + i)) : t.init == Tensor::ones;
             write(memory, zero.master_at(s) + first, part);
         });
     }
@@ -41,7 +41,8 @@ void initialise_parameters(Zero<Dev> &zero, Comm &comm, uint64_t seed, double de
 // Rank 0 writes the model bucket by bucket, so that no second copy of it exists. Float weights of a model that computes in bf16 are the
 // master weights: they are gathered into buffer(b), room for bucket b with its padding. Ends in an error that all ranks agree on.
 template <class Dev, class F>
-void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const std::string &export_dtype, Memory &memory, F buffer) {
+void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const std::string &export_dtype, Memory &memory,
+                     F buffer) {
     const Sharding &sharding = zero.sharding;
     const bool float_master = zero.rounds && zero.master && export_dtype == "F32";
     std::unique_ptr<HfWriter> writer;
@@ -50,7 +51,9 @@ void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const 
         if (comm.rank != 0 || error) return;
         try {
             f();
-        } catch (...) { error = std::current_exception(); }
+        } catch (...) {
+            error = std::current_exception();
+        }
     };
 
     on_rank_0([&] {
@@ -85,7 +88,8 @@ void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const 
 template <class Dev> std::string nonfinite_gradient(Zero<Dev> &zero, Comm &comm) {
     size_t first = zero.table.size();
     for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table))
-        if (!std::isfinite(squared_norm(zero.dev, zero.norm_scratch, zero.grads_at(s), s.count))) first = std::min(first, s.tensor);
+        if (!std::isfinite(squared_norm(zero.dev, zero.norm_scratch, zero.grads_at(s), s.count)))
+            first = std::min(first, s.tensor);
     for (size_t other : comm.gather(first)) first = std::min(first, other);
     return first < zero.table.size() ? zero.table[first].name : "";
 }

@@ -36,10 +36,11 @@ std::vector<std::vector<size_t>> own_rows(const ModelConfig &config, const Ranks
     const auto kinds = layer_kinds(config);
     const double flops_per_token = 6 * double(parameter_count(config));
     std::vector<double> costs;
-    for (const auto &samples : rows) costs.push_back(row_cost(outline(data, samples), kinds, config.H, config.D, flops_per_token));
+    for (const auto &samples : rows)
+        costs.push_back(row_cost(outline(data, samples), kinds, config.H, config.D, flops_per_token));
+    const auto dealt = deal_rows(costs, ranks.dp());
     std::vector<std::vector<size_t>> own;
-    for (size_t row : deal_rows(costs, ranks.dp())[ranks.rank / ranks.sp])
-        own.push_back(row == no_row ? std::vector<size_t>() : rows[row]);
+    for (size_t row : dealt[ranks.rank / ranks.sp]) own.push_back(row == no_row ? std::vector<size_t>() : rows[row]);
     return own;
 }
 

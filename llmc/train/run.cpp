@@ -103,7 +103,8 @@ static std::string cache_directory() {
                            : std::string(home && *home ? home : "/tmp") + "/.cache/train_llama";
 }
 
-static std::string prepare(const Run &run, const std::string &kind, const std::string &path, const std::vector<std::string> &extra) {
+static std::string prepare(const Run &run, const std::string &kind, const std::string &path,
+                           const std::vector<std::string> &extra) {
     const std::string extension = fs::path(path).extension();  // else it may be a hub name, OWNER/NAME
     if ((extension == ".jsonl" || extension == ".json" || extension == ".csv" || extension == ".parquet") &&
         path.find(',') == path.npos && !fs::exists(path))

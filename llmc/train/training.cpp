@@ -60,7 +60,7 @@ class Trainer {
     std::unique_ptr<PreparedData> data_, eval_data_;
     std::unique_ptr<DataLoader> loader_;
     std::unique_ptr<Model> model_;
-    double peak_ = 0;  // FLOP/s of the device; 0: not known
+    double peak_ = 0;                 // FLOP/s of the device; 0: not known
     std::unique_ptr<Logger> logger_;  // of the rank that speaks
     std::string export_dtype_, resume_from_;
     size_t steps_ = 0, step_ = 0, skips_in_a_row_ = 0;
