@@ -4,14 +4,16 @@
 
 #include "../core/common.h"
 
-static int checked(Comm &world, int sp) {
+void check_ring_size(int sp, int world) {
+    if (sp > 0 && world % sp == 0) return;
     std::string sizes;
-    for (int size = 1; size <= world.size; size++)
-        if (world.size % size == 0) sizes += format("%s%d", size > 1 ? ", " : "", size);
-    agree(world, [&] {
-        if (sp < 1 || world.size % sp)
-            die("--ring_attn_size %d does not divide %d ranks\n  fix: one of %s", sp, world.size, sizes.c_str());
-    });
+    for (int size = 1; size <= world; size++)
+        if (world % size == 0) sizes += format("%s%d", size > 1 ? ", " : "", size);
+    die("--ring_attn_size %d does not divide %d ranks\n  fix: one of %s", sp, world, sizes.c_str());
+}
+
+static int checked(Comm &world, int sp) {
+    agree(world, [&] { check_ring_size(sp, world.size); });
     return sp;
 }
 

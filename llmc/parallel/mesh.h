@@ -13,11 +13,13 @@ struct Mesh {
     const std::unique_ptr<Comm> ring;  // the ranks of this rank's sequence
     const int dp, sp, dp_rank, sp_rank;
 
-    // ring_attn_size is sp; it must divide the world. Every rank calls it.
+    // ring_attn_size is sp. Every rank calls it.
     Mesh(Comm &world, int ring_attn_size);
 
     double seconds() const { return all.seconds + ring->seconds; }  // that this rank has spent in them
 };
+
+void check_ring_size(int sp, int world);  // dies with the way out unless sp divides world
 
 std::string host_name();
 
