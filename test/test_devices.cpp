@@ -100,7 +100,7 @@ class PlannedModel final : public Model {
     PlannedModel(const ModelLimits &limits, size_t parameter_bytes) {
         plan_.add(&parameters_, "parameters", {parameter_bytes});
         plan_.add(&activations_, "activations",
-                  {limits.row_tokens, size_t(limits.recompute == Recompute::layer ? 32 : 64) << 10});
+                  {limits.row_tokens / limits.ranks.sp, size_t(limits.recompute == Recompute::layer ? 32 : 64) << 10});
     }
     Plan &plan() override { return plan_; }
     Memory &memory() override { return card_; }
@@ -125,12 +125,13 @@ class PlannedModel final : public Model {
     const float *next_logits(const Row &, const Pieces &, std::span<const int32_t>) override { return nullptr; }
 };
 
-std::string refusal(size_t parameters, size_t longest, const std::string &recompute) {
+std::string refusal(size_t parameters, size_t longest, const std::string &recompute, const Ranks &ranks = {}) {
     SelfComm comm;
     Run run{SFT, {}, comm, 1, {}};
     run.make_model = [&](const ModelConfig &, const ModelLimits &l) { return std::make_unique<PlannedModel>(l, parameters); };
     run.config.max_positions = 65536;
     run.options.recompute = recompute, run.options.dtype = "f32";
+    run.ranks = ranks;
     ModelLimits limits;
     limits.row_tokens = 32768, limits.positions = longest;
     return error_of([&] { open_model(run, limits); });
@@ -146,4 +147,9 @@ TEST(Devices, APlanLargerThanTheCardSaysWhatToChangeAndByHowMuch) {
                     {"the plan needs 2.50 GiB",
                      "fix: --row_tokens 8192 (now 32768) with samples of at most --max_len 8192, --recompute layer"});
     expect_contains(refusal(2048 * MiB, 1000, "auto"), {"the plan needs 3.00 GiB", "fix: --dtype bf16, or a smaller model"});
+    Ranks ranks;
+    ranks.world = 12;
+    expect_contains(refusal(512 * MiB, 1000, "none", ranks),  // 512 + 2048 / 4
+                    {"the plan needs 2.50 GiB", "fix: --ring_attn_size 4 (now 1), --row_tokens 8192 (now 32768)"});
+    expect_contains(refusal(1024 * MiB, 1000, "none", ranks), {"the plan needs 3.00 GiB", "fix: --recompute layer"});
 }

@@ -56,6 +56,12 @@ size_t Plan::sum() const {
     return sum;
 }
 
+size_t Plan::state_bytes() const {
+    size_t sum = 0;
+    for (size_t i = 0; i < state_; i++) sum += round_up(segments_[i].bytes, alignment);
+    return sum;
+}
+
 // "act.12.qkv" -> "act.*.qkv": one line for all layers.
 static std::string without_numbers(const std::string &name) {
     std::string out;
@@ -85,12 +91,15 @@ std::string Plan::table() const {
         out += format("%-28s %5zu %-5s %-24s %12s %12s\n", name.c_str(), line.count, line.one->dtype, shape.c_str(),
                       human_bytes(line.one->bytes).c_str(), human_bytes(line.bytes).c_str());
     }
-    return out + format("%-78s %12s\n%-78s %12s\n", "sum", human_bytes(sum()).c_str(),
-                        "placed: arrays that never live together share bytes", human_bytes(bytes()).c_str());
+    const auto line = [&](const char *what, size_t bytes) { out += format("%-78s %12s\n", what, human_bytes(bytes).c_str()); };
+    line("sum", sum());
+    line("placed: arrays that never live together share bytes", bytes());
+    line("  weights, gradients, optimizer", state_bytes());
+    line("  activations and buffers", bytes() - state_bytes());
+    return out;
 }
 
-Arena::Arena(const Plan &plan, Memory &memory)
-    : plan_(plan), memory_(memory), process_(memory.process()), base_(memory.allocate(plan.bytes())) {
+Arena::Arena(const Plan &plan, Memory &memory) : plan_(plan), memory_(memory), base_(memory.allocate(plan.bytes())) {
     for (const Segment &s : plan.segments()) {
         *s.pointer = base_ + s.offset;
         if (plan.guards()) memory_.fill(base_ + s.offset + s.bytes, guard_pattern, guard_bytes);

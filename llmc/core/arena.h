@@ -41,12 +41,16 @@ class Plan {
         aliases_.push_back({reinterpret_cast<void **>(pointer), reinterpret_cast<void **>(added)});
     }
 
+    // What was added so far is the model's state: weights, gradients, optimizer. The rest is activations and buffers.
+    void end_state() { state_ = segments_.size(); }
+
     // First fit, largest first, against the segments whose lives overlap. With guards nothing shares and 256 bytes stay free
     // behind every segment.
     void place(bool guards = false);
 
     size_t bytes() const { return bytes_; }  // of the placed arena
     size_t sum() const;                      // of all segments, had they not shared
+    size_t state_bytes() const;              // of the state, which lives always; bytes() - state_bytes(): activations and buffers
     bool guards() const { return guards_; }
     const std::vector<Segment> &segments() const { return segments_; }
     std::string table() const;  // one line per array, layers summed
@@ -58,7 +62,7 @@ class Plan {
 
     std::vector<Segment> segments_;
     std::vector<std::pair<void **, void **>> aliases_;
-    size_t bytes_ = 0;
+    size_t bytes_ = 0, state_ = 0;  // state_: segments
     bool guards_ = false;
 };
 
@@ -71,14 +75,11 @@ class Arena {
     Arena(const Arena &) = delete;
     Arena &operator=(const Arena &) = delete;
 
-    // What the process will have used at its peak: what it held before, the arena, and what libraries take on first use.
-    size_t planned_peak() const { return process_ + plan_.bytes(); }
     void check_guards() const;     // dies naming the array behind whose end somebody wrote
     void poison_dead(size_t now);  // --poison: fills with NaN every byte that no segment alive at `now` owns (not with guards)
 
   private:
     const Plan &plan_;
     Memory &memory_;
-    size_t process_;
     std::byte *base_;
 };

@@ -151,11 +151,12 @@ static ModelConfig open_config(Run &run) {
     return config;
 }
 
-static Ranks ranks_of(const Run &run, size_t world) {
+// What the flags say of `world` ranks, `sp` of them in a ring.
+static Ranks ranks_of(const Run &run, size_t world, size_t sp) {
     const Options &o = run.options;
+    check_ring_size(int(sp), int(world));
     Ranks r;
-    r.world = world, r.rank = size_t(run.comm.rank);
-    r.sp = o.ring_attn_size ? o.ring_attn_size : world % 2 ? 1 : 2;  // 0: the demo's
+    r.world = world, r.rank = size_t(run.comm.rank), r.sp = sp;
     r.sp_mode = o.sp_mode == "ring" ? SpMode::ring : o.sp_mode == "gather" ? SpMode::gather : SpMode::ulysses;
     r.head_stride = o.ring_attn_head_stride ? o.ring_attn_head_stride : run.config.KV;
     r.zero_stage = int(o.zero_stage);
@@ -194,10 +195,10 @@ static const std::pair<const char *, Recompute> recompute_levels[] = {
     {"none", Recompute::none}, {"cheap", Recompute::cheap}, {"layer", Recompute::layer}};
 
 // A model whose plan is placed. `auto` takes the first level whose plan fits into `memory` bytes, else the last.
-static std::unique_ptr<Model> plan_model(const Run &run, ModelLimits &limits, size_t memory) {
+static std::unique_ptr<Model> plan_model(const Run &run, const std::string &recompute, ModelLimits &limits, size_t memory) {
     std::unique_ptr<Model> model;
     for (auto [name, level] : recompute_levels) {
-        if (run.options.recompute != "auto" && run.options.recompute != name) continue;
+        if (recompute != "auto" && recompute != name) continue;
         limits.recompute = level;
         model = run.make_model(run.config, limits);
         model->plan().place(run.options.guard);
@@ -206,16 +207,27 @@ static std::unique_ptr<Model> plan_model(const Run &run, ModelLimits &limits, si
     return model;
 }
 
-// The most tokens, in one row and in one sample, whose plan fits into `memory` bytes; 0 if not even the shortest row does.
-static size_t most_tokens(const Run &run, ModelLimits limits, size_t memory) {
-    size_t low = 0,
-           high = ceil_div(run.config.max_positions, row_multiple) + 1;  // in units of row_multiple: low fits, high does not
+// The most tokens up to `limit`, in one row and in one sample, whose plan fits into `memory` bytes of a rank; 0 if not even the shortest row
+// does. The row is that of a ring.
+static size_t most_tokens(const Run &run, const std::string &recompute, ModelLimits limits, size_t memory, size_t limit) {
+    const size_t unit = row_multiple * limits.ranks.sp;
+    size_t low = 0, high = ceil_div(limit, unit) + 1;  // in units: low fits, high does not
     while (low + 1 < high) {
         const size_t middle = (low + high) / 2;
-        limits.row_tokens = limits.positions = middle * row_multiple;
-        (plan_model(run, limits, memory)->plan().bytes() <= memory ? low : high) = middle;
+        limits.row_tokens = limits.positions = middle * unit;
+        (plan_model(run, recompute, limits, memory)->plan().bytes() <= memory ? low : high) = middle;
     }
-    return std::min(low * row_multiple, run.config.max_positions);
+    return std::min(low * unit, limit);
+}
+
+// The smallest ring, of more ranks than now, with which the plan fits; 0 if none does.
+static size_t larger_ring(const Run &run, ModelLimits limits, size_t memory) {
+    Ranks &r = limits.ranks;
+    for (r.sp++; r.sp <= r.world; r.sp++) {
+        if (r.world % r.sp || (r.sp_mode == SpMode::ulysses && run.config.H % r.sp)) continue;
+        if (plan_model(run, run.options.recompute, limits, memory)->plan().bytes() <= memory) return r.sp;
+    }
+    return 0;
 }
 
 // A plan larger than the memory: what to change, and by how much.
@@ -225,10 +237,14 @@ static size_t most_tokens(const Run &run, ModelLimits limits, size_t memory) {
                human_bytes(memory).c_str(), model.memory().device().c_str());
     const std::string smaller = run.options.dtype == "f32" ? "--dtype bf16, or a smaller model" : "a smaller model";
     const bool keeps_too_much = run.options.recompute != "auto" && run.options.recompute != "layer";
-    const size_t fits = limits.mode == Mode::generate ? 0 : most_tokens(run, limits, memory);
+    const size_t fits =
+        limits.mode == Mode::generate ? 0 : most_tokens(run, run.options.recompute, limits, memory, run.config.max_positions);
+    const size_t ring = larger_ring(run, limits, memory);
+    const std::string wider = ring ? format("--ring_attn_size %zu (now %zu), ", ring, limits.ranks.sp) : "";
     if (fits == 0)
-        die("%s\n  fix: %s%s; see --plan", cause.c_str(), keeps_too_much ? "--recompute layer, " : "", smaller.c_str());
-    die("%s\n  fix: --row_tokens %zu (now %zu)%s%s, %s; see --plan", cause.c_str(), fits, limits.row_tokens,
+        die("%s\n  fix: %s%s%s; see --plan", cause.c_str(), wider.c_str(), keeps_too_much ? "--recompute layer, " : "",
+            smaller.c_str());
+    die("%s\n  fix: %s--row_tokens %zu (now %zu)%s%s, %s; see --plan", cause.c_str(), wider.c_str(), fits, limits.row_tokens,
         fits < limits.positions ? format(" with samples of at most --max_len %zu", fits).c_str() : "",
         keeps_too_much ? ", --recompute layer" : "", smaller.c_str());
 }
@@ -259,7 +275,7 @@ std::unique_ptr<Model> open_model(const Run &run, ModelLimits limits) {
         if (!trained && limits.mode != Mode::train)
             die("%s has no weights (model.safetensors, or shards with an index)\n  fix: the directory of a trained model",
                 run.model_dir.c_str());
-        model = plan_model(run, limits, memory / 20 * 19);
+        model = plan_model(run, run.options.recompute, limits, memory / 20 * 19);
         if (model->plan().bytes() > memory) does_not_fit(run, limits, *model, memory);
         if (run.options.profile) model->profile();
         model->allocate(*run.mesh, run.options.guard, run.options.poison);
@@ -271,31 +287,79 @@ std::unique_ptr<Model> open_model(const Run &run, ModelLimits limits) {
 
 // ---- --plan ---------------------------------------------------------------------------------------------------------------------------
 
+// What a plan is for: a GPU for each rank, by name, or what is free here.
+struct Room {
+    bool here;
+    size_t usable, process;  // process: what it takes itself
+
+    explicit Room(const Run &run) : here(run.options.gpu.empty()) {
+        const auto model = here ? run.make_model(run.config, {}) : nullptr;
+        usable = here ? model->memory().available() : gpu_memory(run.options.gpu);
+        process = here ? model->memory().process() : 0;
+    }
+    size_t of_each(size_t ranks) const { return (usable - std::min(process, usable)) / ranks; }
+};
+
 static int print_plan(const Run &run) {
     const Options &o = run.options;
     ModelLimits limits;
     limits.ranks = run.ranks;
     limits.row_tokens = round_up(o.row_tokens, row_multiple);
     limits.positions = o.max_len;
-    const bool here = o.gpu.empty();
-    const size_t memory = here ? run.make_model(run.config, limits)->memory().available() : gpu_memory(o.gpu);
-    const auto model = plan_model(run, limits, memory);
-    const size_t process = here ? model->memory().process() : 0, bytes = model->plan().bytes() + process;
+    const Room room(run);
+    const size_t ranks = room.here ? run.ranks.world : 1, memory = room.of_each(ranks);  // here they share the memory
+    const auto model = plan_model(run, o.recompute, limits, memory);
+    const size_t bytes = room.process + ranks * model->plan().bytes();
+    if (run.ranks.world > 1) printf("%s; the plan is that of each rank\n", mesh_line(run.ranks).c_str());
     printf("%zu parameters; rows of %zu tokens, samples of up to %zu; recompute %s\n\n%s\n", parameter_count(run.config),
            o.row_tokens, o.max_len, recompute_levels[size_t(limits.recompute)].first, model->plan().table().c_str());
-    if (process) printf("%-78s %12s\n", "the process itself, with what its libraries generate", human_bytes(process).c_str());
-    const bool fits = bytes <= memory;
-    printf("%s: %s of %s usable%s\n", fits ? "fits" : "does not fit", human_bytes(bytes).c_str(), human_bytes(memory).c_str(),
-           here ? " here" : (" on " + o.gpu).c_str());
+    const auto line = [](const std::string &what, size_t n) { printf("%-78s %12s\n", what.c_str(), human_bytes(n).c_str()); };
+    if (ranks > 1) line(format("%zu ranks, which share the memory of this machine", ranks), ranks * model->plan().bytes());
+    if (room.process) line("the process itself, with what its libraries generate", room.process);
+    const std::string where = room.here             ? "here"
+                              : run.ranks.world > 1 ? format("on each of %zu GPUs (%s)", run.ranks.world, o.gpu.c_str())
+                                                    : "on " + o.gpu;
+    printf("%s: %s of %s usable %s\n", bytes <= room.usable ? "fits" : "does not fit", human_bytes(bytes).c_str(),
+           human_bytes(room.usable).c_str(), where.c_str());
 
-    if (const size_t longest = most_tokens(run, limits, memory)) {
-        printf("longest sample that fits: %zu tokens%s\n", longest,
+    const std::string ring = run.ranks.sp > 1 ? format(", a row of %zu ranks", run.ranks.sp) : "";
+    if (const size_t longest = most_tokens(run, o.recompute, limits, memory, run.config.max_positions)) {
+        printf("longest sample that fits: %zu tokens%s%s\n", longest, ring.c_str(),
                longest == run.config.max_positions ? " (max_position_embeddings)" : "");
         return 0;
     }
     limits.row_tokens = limits.positions = row_multiple;
     printf("longest sample that fits: none; parameters and optimizer alone need %s\n",
-           human_bytes(plan_model(run, limits, memory)->plan().bytes()).c_str());
+           human_bytes(plan_model(run, o.recompute, limits, memory)->plan().bytes()).c_str());
+    return 0;
+}
+
+// --plan --fit: what more ranks are good for, where a sample is all that a row holds and all ranks share it.
+static int print_fit(const Run &run) {
+    const Options &o = run.options;
+    const Room room(run);
+    const size_t memory = room.of_each(1), most = o.ranks > 1 ? o.ranks : 8, max_positions = run.config.max_positions;
+    printf("%zu parameters in %s, ZeRO stage %zu; %s for each rank, %s\n", parameter_count(run.config), o.dtype.c_str(),
+           o.zero_stage, human_bytes(memory).c_str(), room.here ? "as this machine has alone" : ("usable on " + o.gpu).c_str());
+    printf("longest sample in tokens, on ranks that share it (%s), by --recompute:\n%6s", o.sp_mode.c_str(), "ranks");
+    for (auto [name, level] : recompute_levels) printf("%12s ", name);
+    bool beyond = false;
+    for (size_t n = 1, last = 0; last < most; last = n, n = std::min(2 * n, most)) {
+        printf("\n%6zu", n);
+        ModelLimits limits;
+        try {
+            limits.ranks = ranks_of(run, n, n);
+        } catch (const Error &) {
+            printf("  --sp_mode %s does not suit so many ranks", o.sp_mode.c_str());
+            continue;
+        }
+        for (auto [name, level] : recompute_levels) {
+            const size_t longest = most_tokens(run, name, limits, memory, INT32_MAX);
+            printf("%12s%c", longest ? std::to_string(longest).c_str() : "none", longest > max_positions ? '*' : ' ');
+            beyond |= longest > max_positions;
+        }
+    }
+    printf("\n%s", beyond ? format("* more than the model's max_position_embeddings, %zu\n", max_positions).c_str() : "");
     return 0;
 }
 
@@ -379,10 +443,15 @@ int run_task(const Parsed &parsed, Comm &comm, size_t sharing, const ModelFactor
     Run run{parsed.task, parsed.options, comm, sharing, make_model};
     check_same_options(run);
     agree(comm, [&] {
+        const Options &o = run.options;
+        const size_t world = o.fit ? 1 : o.plan ? o.ranks : size_t(comm.size), demo = world % 2 ? 1 : 2;
         run.config = open_config(run);
-        run.ranks = ranks_of(run, run.options.plan ? run.options.ranks : size_t(comm.size));
+        run.ranks = ranks_of(run, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
     });
-    if (run.options.plan) return run.speaks() ? print_plan(run) : 0;
+    if (run.options.plan && !run.speaks()) return 0;
+    if (run.options.plan) return run.options.fit ? print_fit(run) : print_plan(run);
+    const auto processes = comm.gather(format("%s %d", host_name().c_str(), int(getpid())));
+    run.in_process = size_t(std::count(processes.begin(), processes.end(), processes[size_t(comm.rank)]));
     run.mesh = std::make_unique<Mesh>(comm, int(run.ranks.sp));
     if (comm.size > 1) run.say("%s", mesh_line(run.ranks).c_str());
     if (const std::string note = ring_across_hosts(comm.gather(host_name()), int(run.ranks.sp)); !note.empty())

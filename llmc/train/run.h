@@ -20,12 +20,13 @@ struct Run {
     Task task;
     Options options;
     Comm &comm;
-    size_t sharing;
+    size_t sharing;  // see run_task
     ModelFactory make_model;
     std::string model_dir = {};  // empty with --preset
     ModelConfig config = {};
     std::string tokenizer_hash = {};  // of model_dir's tokenizer; empty if it has none
     Ranks ranks = {};
+    size_t in_process = 1;  // ranks that are threads of this process, itself included
     std::unique_ptr<Mesh> mesh = nullptr;
 
     bool speaks() const { return comm.rank == 0; }  // one rank talks to people and writes what all have in common

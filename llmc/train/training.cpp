@@ -44,6 +44,7 @@ class Trainer {
     void restore_state(const std::string &dir);
     ordered_json state() const;
     void describe_run();
+    void describe_split(const Step &batch) const;
     void try_saving();
     void save_model(const std::string &dir);
     void save_checkpoint();
@@ -61,6 +62,7 @@ class Trainer {
     std::unique_ptr<DataLoader> loader_;
     std::unique_ptr<Model> model_;
     double peak_ = 0;                 // FLOP/s of the device; 0: not known
+    size_t planned_ = 0;              // bytes of memory that the process should hold at its peak
     std::unique_ptr<Logger> logger_;  // of the rank that speaks
     std::string export_dtype_, resume_from_;
     size_t steps_ = 0, step_ = 0, skips_in_a_row_ = 0;
@@ -95,7 +97,9 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     const std::string eval_path = o_.eval_data.empty() ? "" : prepared_file(run, kind, o_.eval_data, flags);
     ModelLimits limits;
     agree(run.comm, [&] { limits = open_all_data(path, eval_path); });
+    const size_t process = run.make_model(run.config, {})->memory().process();  // before any of its ranks allocates
     model_ = open_model(run, limits);
+    planned_ = process + run.in_process * model_->plan().bytes();
     peak_ = gpu_peak(model_->memory().device(), o_.dtype);
     export_dtype_ = (o_.export_dtype == "auto" ? o_.dtype : o_.export_dtype) == "bf16" ? "BF16" : "F32";
 }
@@ -227,11 +231,19 @@ void Trainer::describe_run() {
                       {"target_tokens", data_->total_targets()}}},
                     {"steps", steps_},
                     {"plan_bytes", plan.bytes()},
-                    {"planned_peak_mem", model_->arena().planned_peak()},
+                    {"planned_peak_mem", planned_},
                     {"compiler", __VERSION__}});
     logger_->say("%s: %zu parameters, %s on %zu threads%s; %zu samples, %zu steps; plan %s", task_name(run_.task), parameters,
                  o_.dtype.c_str(), o_.threads, run_.comm.size > 1 ? " a rank" : "", loader_->train_samples().size(), steps_,
                  human_bytes(plan.bytes()).c_str());
+}
+
+// How the ranks of a ring share the first row of a step.
+void Trainer::describe_split(const Step &batch) const {
+    const auto own = own_rows(run_.config, run_.ranks, *data_, batch.rows);
+    if (run_.ranks.sp == 1 || own.empty()) return;
+    const Row row = pad_row(make_row(*data_, own[0]), run_.ranks.sp);
+    run_.say("%s", pieces_table(split_row(run_.config, run_.ranks, o_.dtype == "bf16" ? 2 : 4, row)).c_str());
 }
 
 // ---- saving ---------------------------------------------------------------------------------------------------------------------------
@@ -420,8 +432,9 @@ int Trainer::train() {
     action.sa_flags = SA_RESTART;
     for (int number : {SIGINT, SIGTERM, SIGUSR1}) sigaction(number, &action, nullptr);
 
-    while (step_ < steps_) {
+    for (const size_t first = step_; step_ < steps_;) {
         const Step batch = loader_->next();
+        if (step_ == first) describe_split(batch);
         const ordered_json line = optimizer_step(batch);
         if (logger_ && (step_ % o_.logging_steps == 0 || step_ == steps_)) logger_->write(line), logger_->show_step(line, steps_);
         const bool epoch_ends = loader_->cursor() % loader_->train_samples().size() == 0;
@@ -445,7 +458,7 @@ void Trainer::finish() {
     if (const Profiler *profiler = model_->profiler()) logger_->say("%s", profiler->table().c_str());
     logger_->say("saved %s; %zu steps, %zu samples, %zu tokens, %zu steps skipped; peak memory %s, planned %s",
                  o_.output_dir.c_str(), steps_, totals_.samples, totals_.tokens, totals_.skipped,
-                 human_bytes(model_->memory().peak()).c_str(), human_bytes(model_->arena().planned_peak()).c_str());
+                 human_bytes(model_->memory().peak()).c_str(), human_bytes(planned_).c_str());
 }
 
 }  // namespace
