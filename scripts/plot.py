@@ -4,7 +4,8 @@
     scripts/plot.py out/demo/log.jsonl --out loss.png
     scripts/plot.py out/a/log.jsonl out/b/log.jsonl       several runs, to compare
 
-Where a curve has hundreds of points, a running mean over one in fifty of them is drawn over the faint points themselves.
+Where a curve has hundreds of points, a running mean over one in fifty of them is drawn over the faint points themselves. Of a run on
+several ranks there are two more panels: where the time of a step goes, and what the ranks send each other, both stacked.
 """
 import argparse
 import json
@@ -14,6 +15,9 @@ from pathlib import Path
 
 PANELS = [("loss", "loss (nats per target token)"), ("lr", "learning rate"), ("grad_norm", "gradient norm, before clipping"),
           ("tok_s", "tokens per second")]
+RANK_PANELS = [("seconds a step", 1, {"compute_s": "computing", "comm_s": "waiting for ranks", "optimizer_s": "optimizer"}),
+               ("MB sent a step, by all ranks", 1e6, {"sent_kv": "keys and values", "sent_dkv": "their gradients",
+                                                      "sent_grads": "gradients of parameters", "sent_params": "parameters"})]
 
 
 class PlotError(Exception):
@@ -57,6 +61,18 @@ def running_mean(values, window):
     return means
 
 
+def layers(steps, scale, keys):
+    """Where steps begin and end on the x axis, and the lower and upper edge of each key's layer in the stack. Gaps count as 0."""
+    x = [entry["step"] for entry in steps]
+    edges = [x[0] - 0.5] + [(a + b) / 2 for a, b in zip(x, x[1:])] + [x[-1] + 0.5]
+    stack, below = [], [0] * len(x)
+    for key in keys:
+        above = [b + (0 if math.isnan(y) else y / scale) for b, y in zip(below, series(steps, key)[1])]
+        stack.append((below, above))
+        below = above
+    return edges, stack
+
+
 def name_of(path):
     path = Path(path)
     return path.parent.name if path.name == "log.jsonl" and path.parent.name else path.stem
@@ -70,7 +86,8 @@ def draw(logs, out):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, 2, figsize=(11, 7), sharex=True, layout="constrained")
+    on_ranks = [path for path, (steps, _) in logs.items() if "comm_s" in steps[0]]
+    figure, axes = plt.subplots(2 + len(on_ranks), 2, figsize=(11, 7 + 3.5 * len(on_ranks)), sharex=True, layout="constrained")
     for i, (path, (steps, evaluations)) in enumerate(logs.items()):
         color = f"C{i % 10}"
         for axis, (key, _) in zip(axes.flat, PANELS):
@@ -86,8 +103,16 @@ def draw(logs, out):
                             label=name_of(path) + ", evaluation")
     for axis, (_, title) in zip(axes.flat, PANELS):
         axis.set_title(title, fontsize=10, loc="left")
+    for row, path in zip(axes[2:], on_ranks):
+        for axis, (title, scale, keys) in zip(row, RANK_PANELS):
+            edges, stack = layers(logs[path][0], scale, keys)
+            for label, (below, above) in zip(keys.values(), stack):
+                axis.stairs(above, edges, baseline=below, fill=True, label=label)
+            axis.set_title(f"{title}: {name_of(path)}", fontsize=10, loc="left")
+            axis.legend(fontsize=8)
+    for axis in axes.flat:
         axis.grid(alpha=0.3)
-    for axis in axes[1]:
+    for axis in axes[-1]:
         axis.set_xlabel("step")
         axis.xaxis.get_major_locator().set_params(integer=True)
     axes[1, 1].set_ylim(bottom=0)

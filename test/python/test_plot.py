@@ -61,6 +61,30 @@ def test_draws_a_png(tmp_path, steps):
     assert header.startswith(b"\x89PNG") and min(struct.unpack(">II", header[16:])) > 500
 
 
+RANKS = {"compute_s": 3.0, "comm_s": 1.0, "optimizer_s": 0.5, "sent_kv": 2e6, "sent_dkv": 4e6, "sent_grads": 8e6, "sent_params": 0}
+
+
+def test_layers_lie_on_each_other():
+    _, scale, keys = plot.RANK_PANELS[0]
+    steps = [step(10, **RANKS), step(20, **{**RANKS, "comm_s": None})]
+    edges, stack = plot.layers(steps, scale, keys)
+    assert edges == [9.5, 15, 20.5]
+    assert stack == [([0, 0], [3, 3]), ([3, 3], [4, 3]), ([4, 3], [4.5, 3.5])]
+    _, scale, keys = plot.RANK_PANELS[1]
+    assert plot.layers(steps[:1], scale, keys) == ([9.5, 10.5], [([0], [2]), ([2], [6]), ([6], [14]), ([14], [14])])
+
+
+def test_panels_of_runs_on_ranks(tmp_path):
+    heights = []
+    for runs in ([{}], [RANKS], [{}, RANKS, RANKS]):
+        logs = [write_log(tmp_path / str(i), [RUN, step(1, **more), step(2, **more)]) for i, more in enumerate(runs)]
+        out = tmp_path / "out.png"
+        done = run(*logs, "--out", out)
+        assert done.returncode == 0, done.stderr
+        heights.append(struct.unpack(">II", out.read_bytes()[16:24])[1])
+    assert heights[0] < heights[1] < heights[2]
+
+
 def test_names_of_runs():
     assert plot.name_of("out/demo/log.jsonl") == "demo"
     assert plot.name_of("first.jsonl") == "first"
