@@ -177,6 +177,7 @@ struct Clock {
     Moment forward(size_t l, Op op) const { return {1 + l * LAYER_OPS + op, Pass::forward, op, l}; }
     Moment final_norm() const { return {1 + L * LAYER_OPS, Pass::forward, FINAL_NORM}; }
     Moment head(bool backward = true) const { return {final_norm() + 1, backward ? Pass::both : Pass::forward, HEAD}; }
+    Moment head_weight() const { return {head(), Pass::backward, HEAD}; }  // where its gradient is made in parts
     Moment final_norm_backward() const { return {final_norm() + 2, Pass::backward, FINAL_NORM}; }
     Moment recompute(size_t l, Op op) const {
         return {final_norm() + 3 + (L - 1 - l) * 2 * LAYER_OPS + op, Pass::recompute, op, l};
@@ -220,7 +221,9 @@ template <class Dev> class Llama final : public Model {
     std::string nonfinite_gradient() override { return ::nonfinite_gradient(zero, mesh_->all); }
     void update(const AdamW &adamw) override {
         reach(clock.between_rows(ADAMW));
-        zero.update(mesh_->all, adamw);
+        zero.update(adamw);
+        if (zero.sharding.parts > 1) reach(clock.between_rows(PARAM_GATHER));
+        zero.gather(mesh_->all);
     }
     OptimizerState optimizer_state() override;
     void optimizer_state_loaded() override { zero.round_master(mesh_->all); }
@@ -256,9 +259,12 @@ template <class Dev> class Llama final : public Model {
     RingAttention ring(size_t l);
     RingInputs<X> attention_inputs(size_t l, const LlamaActs<X> &a);
     template <class F> void sum_gradients(size_t cut, float *buffer, bool complete, F add);
-    void reach(const Moment &now) {  // at the start of each op
+    void reach(const Moment &now, size_t bucket = 0) {  // at the start of each op
         if (poison_) arena_->poison_dead(now.time);
-        if (profiler_) profiler_->begin(now.pass, now.op, now.layer);
+        if (profiler_) profiler_->begin(now.pass, now.op, now.layer, bucket);
+    }
+    void reach_sum(const Bucket &bucket) {  // beside the ops of the backward pass, whose arrays stay alive
+        if (profiler_ && mesh_->all.size > 1) profiler_->begin(Pass::backward, GRAD_SUM, 0, bucket.count);
     }
 
     Dev dev;
@@ -669,10 +675,10 @@ template <class Dev> template <class F> void Llama<Dev>::sum_gradients(size_t cu
     const Sharding &s = zero.sharding;
     for (size_t b = s.bucket_of(cuts[cut].begin); b < s.buckets.size() && s.buckets[b].global < cuts[cut].end; b++) {
         const Bucket &bucket = s.buckets[b];
-        if (s.stage == 2) zero.start(mesh_->all, memory(), b, buffer);
+        if (s.stage == 2) reach_sum(bucket), zero.start(mesh_->all, memory(), b, buffer);
         if (row.T) add(bucket.global - cuts[cut].begin, bucket.count);
-        if (s.stage == 2) zero.reduce(mesh_->all, b, buffer);
-        else if (last_ && complete) zero.reduce(mesh_->all, b, zero.grads + bucket.begin);
+        if (s.stage == 2) reach_sum(bucket), zero.reduce(mesh_->all, b, buffer);
+        else if (last_ && complete) reach_sum(bucket), zero.reduce(mesh_->all, b, zero.grads + bucket.begin);
     }
 }
 
@@ -682,10 +688,10 @@ template <class Dev> void Llama<Dev>::head_backward() {
     const bool in_parts = zero.sharding.bucket_of(cuts[cut].begin) != zero.sharding.bucket_of(cuts[cut].end - 1);
     if (in_parts && row.T) head(acts.dx, nullptr);
     sum_gradients(cut, grads_of.head, !config.tied, [&](size_t first, size_t n) {
-        if (in_parts)
-            lm_head_weight(dev, dw.head, acts.head, acts.normf, w.head, row.rows, row.targets, row.weights, acts.stats, C, V,
-                           row.N, first / C, n / C);
-        else head(acts.dx, dw.head);
+        if (!in_parts) return head(acts.dx, dw.head);
+        reach(clock.head_weight(), n);
+        lm_head_weight(dev, dw.head, acts.head, acts.normf, w.head, row.rows, row.targets, row.weights, acts.stats, C, V, row.N,
+                       first / C, n / C);
     });
 }
 

@@ -185,7 +185,8 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
             zero.zero_gradients(memory);
             for (size_t micro = 0; micro < c.micro_steps; micro++) backward(zero, comm, memory, buffers, c, step, micro);
             norms.push_back(zero.gradient_norm(comm));
-            zero.update(comm, setting(step, norms.back()));
+            zero.update(setting(step, norms.back()));
+            zero.gather(comm);
         }
         arena.check_guards();
 

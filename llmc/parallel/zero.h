@@ -91,7 +91,7 @@ struct Sharding {
 //     zero_gradients(memory)
 //     stages 0, 1: every backward pass adds to grads; after the last one reduce(comm, b, grads + buckets[b].begin) for all b
 //     stage 2:     in every backward pass, for all b: start(comm, memory, b, buffer), add to the buffer, reduce(comm, b, buffer)
-//     gradient_norm(comm); update(comm, adamw)
+//     gradient_norm(comm); update(adamw); gather(comm)
 //
 // Until the next bucket has been reduced, or the norm, the memory of one is not to be touched, as its sum may be under way: on GPUs it runs
 // beside the backward pass. At stage 2 that needs two buffers, taken in turn. There a bucket may be started and reduced several times in a pass, as a tied embedding
@@ -121,12 +121,13 @@ template <class Dev> struct Zero {
     void plan(Plan &plan, bool training) {
         const size_t all = sharding.count, shard = sharding.shard_count;
         plan.add(&params, "params", {all});
-        if (!training) return;
+        if (!training) return plan.end_state();
         plan.add(&grads, "gradients", {sharding.stage == 2 ? shard : all});
         if constexpr (rounds) plan.add(&master, "master weights", {shard});
         else plan.alias(&master, &params);
         plan.add(&m, "adamw m", {shard});
         plan.add(&v, "adamw v", {shard});
+        plan.end_state();
         plan.add(&norm_scratch, "gradient norm scratch", {squared_norm_scratch(sharding.largest / sharding.parts)});
     }
 
@@ -171,15 +172,23 @@ template <class Dev> struct Zero {
         return std::sqrt(sharding.parts == 1 ? sum : comm.sum(sum));
     }
 
-    // One step over all parameters; weight decay as the table says.
-    void update(Comm &comm, const AdamW &adamw) {
+    // One step over the parameters of the shard; weight decay as the table says.
+    void update(const AdamW &adamw) {
         for (const DecayRun &r : runs_) {
             AdamW a = adamw;
-            a.grad_scale = MUTANT(81, a.grad_scale / comm.size, a.grad_scale);
+            a.grad_scale = MUTANT(81, a.grad_scale / float(sharding.parts), a.grad_scale);
             if (!r.decay) a.weight_decay = 0;
             adamw_update(dev, params + r.flat, master_at(r), m + r.shard, v + r.shard, grads_at(r), a, r.count);
         }
-        gather(comm);
+    }
+
+    // Every rank gets the parameters that the others have updated.
+    void gather(Comm &comm) {
+        if (sharding.parts == 1) return;
+        for (const Bucket &b : sharding.buckets) {
+            sent.params += (sharding.parts - 1) * b.part * sizeof(X);
+            comm.all_gather({params + b.begin + sharding.own * b.part, b.part}, {params + b.begin, sharding.parts * b.part});
+        }
     }
 
     // The parameters of all ranks follow the master weights, which have just been loaded into the shards.
@@ -194,14 +203,6 @@ template <class Dev> struct Zero {
     float *grads_at(const Span &s) { return grads + (sharding.stage == 2 ? s.shard : s.flat); }
 
   private:
-    void gather(Comm &comm) {
-        if (sharding.parts == 1) return;
-        for (const Bucket &b : sharding.buckets) {
-            sent.params += (sharding.parts - 1) * b.part * sizeof(X);
-            comm.all_gather({params + b.begin + sharding.own * b.part, b.part}, {params + b.begin, sharding.parts * b.part});
-        }
-    }
-
     const std::vector<Span> spans_;
     const std::vector<DecayRun> runs_;
     struct {

@@ -8,11 +8,12 @@
 // clang-format off
 enum Op : size_t {
     LN1, QKV, ROPE, ATTENTION, PROJ, LN2, GATE_UP, SWIGLU, DOWN, LAYER_OPS,            // of a layer, in the order of the forward pass
-    EMBED = LAYER_OPS, FINAL_NORM, HEAD, COPY, ZERO_GRAD, GRAD_NORM, ADAMW, OPS        // once a row, and once a step
+    EMBED = LAYER_OPS, FINAL_NORM, HEAD, COPY, ZERO_GRAD, GRAD_NORM, ADAMW,            // once a row, and once a step
+    GRAD_SUM, PARAM_GATHER, OPS                                                        // among ranks
 };
 constexpr const char *op_names[OPS] = {
     "norm 1", "qkv", "rope", "attention", "proj", "norm 2", "gate_up", "swiglu", "down",
-    "embedding", "final norm", "head, loss", "copies", "zero gradients", "gradient norm", "adamw"};
+    "embedding", "final norm", "head, loss", "copies", "zero gradients", "gradient norm", "adamw", "gradient sum", "gather params"};
 // clang-format on
 
 enum class Pass : size_t { forward, both, recompute, backward, step };  // both: the head's loss and gradients are one op
@@ -24,6 +25,7 @@ struct Work {
     size_t T, N;                // tokens, targets
     std::vector<double> pairs;  // (L) of a query and a key that the layer's mask lets through
     size_t element = 4;         // bytes of a weight or an activation
+    size_t bucket = 0;          // elements whose gradients an op makes or sums, where that is not all of them
     bool keeps_mid = true;      // the residual stream in the middle of a layer is not computed again
 };
 
@@ -56,7 +58,8 @@ struct Cost {
 //
 //   bytes: every input read once and every output written once; the least that any implementation must move. Vectors (norm weights,
 //   biases, rstd, lse, positions) are left out, intermediate arrays (the head's logits, float sums of attention) as well. Gradients of
-//   weights are float and added to: 8 bytes an element. COPY goes between host and device, at another rate, and is left at 0.
+//   weights are float and added to: 8 bytes an element. COPY goes between host and device, at another rate, and is left at 0. What goes
+//   among ranks counts once: a bucket's float gradients, and the parameters.
 inline Cost op_cost(const ModelConfig &c, const Work &w, Pass pass, Op op, size_t l) {
     const double T = double(w.T), N = double(w.N), C = double(c.C), F = double(c.F), V = double(c.V), s = double(w.element);
     const double Q = double(c.H * c.D), K = double(c.KV * c.D), raw = c.qk_norm ? 1 : 0;
@@ -87,11 +90,15 @@ inline Cost op_cost(const ModelConfig &c, const Work &w, Pass pass, Op op, size_
         case FINAL_NORM: return {0, s * T * C * (backward ? 3 : 2)};
         case HEAD: {
             if (pass == Pass::forward) return {2 * N * C * V, s * (N * C + V * C)};
+            if (backward)
+                return {4 * N * double(w.bucket), s * (N * C + double(w.bucket)) + 8 * double(w.bucket)};  // its rows alone
             return {6 * N * C * V, s * (N * C + V * C + T * C) + 8 * V * C};
         }
         case ZERO_GRAD: return parameters(4);
         case GRAD_NORM: return parameters(4);
         case ADAMW: return parameters(w.element < 4 ? 30 : 28);  // gradient, both moments and weight; all but the first back
+        case GRAD_SUM: return {0, 4 * double(w.bucket)};
+        case PARAM_GATHER: return parameters(s);
         case COPY:
         case OPS: break;
     }

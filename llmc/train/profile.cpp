@@ -18,8 +18,9 @@ void Profiler::begin_row(const Row &row, size_t sp) {
     model_flops_ += model_flops(config_, row) / double(sp);
 }
 
-void Profiler::begin(Pass pass, Op op, size_t layer) {
+void Profiler::begin(Pass pass, Op op, size_t layer, size_t bucket) {
     if (!in_step_) return;
+    work_.bucket = bucket;
     const char *pass_name = pass_names[size_t(pass)];
     timeline_->mark(op < LAYER_OPS ? format("%s %s %zu", op_names[op], pass_name, layer).c_str() : op_names[op]);
     entries_.push_back({pass, op, op_cost(config_, work_, pass, op, layer)});

@@ -28,10 +28,11 @@ class Profiler {
         : timeline_(std::move(timeline)), peaks_(peaks), config_(config), element_(element), keeps_mid_(keeps_mid) {}
 
     void begin_step();
-    void begin_row(const Row &row, size_t sp);   // the ops that follow are of this row, an equal share of it for each of sp ranks
-    void begin(Pass pass, Op op, size_t layer);  // of the step; without one, in an evaluation, nothing is recorded
-    void end_step();                             // waits for the device
-    std::string table() const;                   // for people
+    void begin_row(const Row &row, size_t sp);  // the ops that follow are of this row, an equal share of it for each of sp ranks
+    // Of the step; without one, in an evaluation, nothing is recorded. bucket: see Work
+    void begin(Pass pass, Op op, size_t layer, size_t bucket = 0);
+    void end_step();            // waits for the device
+    std::string table() const;  // for people
 
   private:
     struct Entry {

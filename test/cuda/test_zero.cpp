@@ -54,7 +54,8 @@ template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stag
                 if (buffered || last) zero.reduce(comm, b, to);
             }
         const double norm = zero.gradient_norm(comm);
-        zero.update(comm, {1e-2, 0.9, 0.999, 1e-8, 0.1, 1 / norm, step});
+        zero.update({1e-2, 0.9, 0.999, 1e-8, 0.1, 1 / norm, step});
+        zero.gather(comm);
     }
     std::vector<float> out;
     for (const Bucket &b : buckets)

@@ -67,6 +67,14 @@ def test_evaluations_are_not_counted(data, tmp_path):
     assert sum("eval_loss" in line for line in log_lines(tmp_path / "a")) == 2
 
 
+@pytest.mark.parametrize("stage, sums", [(1, 4), (2, 10)])  # the embedding, which is the head, too; 2 layers; the final norm
+def test_what_goes_among_ranks(stage, sums, data, tmp_path):
+    options = {"data": data, "max_steps": 2, "train_batch_size": 23, "row_tokens": 2048, "ranks": 2, "ring_attn_size": 2, "zero_stage": stage}
+    ops, _, _ = read_table(train(tmp_path / "a", "--profile", **options))
+    assert ops["gradient sum", "backward"][0] == sums  # at stage 2 its buffer is made ready before, too
+    assert ops["gather params", ""][0] == 1
+
+
 def test_what_cannot_be_profiled(data, tmp_path):
     refused_training(data, tmp_path / "a", "--profile", "--poison", words=["--profile", "--poison"])
     refused(command("eval", "--profile", data=data), "--profile", "not to eval")
