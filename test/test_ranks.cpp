@@ -1,4 +1,4 @@
-// The matrix of splits, ranks being threads: rank_cases.h.
+// The matrix of splits, ranks being threads: rank_cases.h. What they send, and what they hold, by the formulas of ring.h and zero.h.
 #define LLMC_NO_MAIN
 #include "../train_llama.cu"
 
@@ -45,5 +45,182 @@ TEST(Ranks, RunsGiveTheSameBits) {
         EXPECT_EQ(a.loss, b.loss);
         EXPECT_EQ(a.next_loss, b.next_loss);
         EXPECT_EQ(a.gradient, b.gradient);
+    }
+}
+
+// ---- what they send -------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Rows of one document each, of 64 tokens for each rank of a ring; KV heads that ulysses deals out evenly; whole documents in all layers.
+struct Sending {
+    RankCase c;
+    Layout layout;  // which of them the ranks are made to choose
+    bool tied;
+    Recompute recompute;
+
+    size_t S() const { return row_multiple * c.sp; }
+    ModelConfig model() const {
+        ModelConfig m = rank_model(tied);
+        m.KV = 12, m.window = {0, 0, 0}, m.max_positions = S();
+        return m;
+    }
+    std::string name() const { return c.name() + ", " + name_of(layout) + (tied ? ", tied" : ""); }
+};
+
+template <class Dev> Payload sent_by_all(const Sending &s) {
+    const RankCase &c = s.c;
+    const ModelConfig config = s.model();
+    ModelLimits limits;
+    limits.row_tokens = limits.positions = s.S(), limits.recompute = s.recompute;
+    Ranks &r = limits.ranks;
+    r.world = c.world, r.sp = c.sp, r.sp_mode = c.mode, r.head_stride = c.head_stride, r.zero_stage = c.stage;
+    r.flops = s.layout == Layout::zigzag ? 1 : 1e30, r.bandwidth = s.layout == Layout::zigzag ? 1e30 : 1;
+    const Row row = make_row({std::vector<int32_t>(s.S(), 5)});
+    EXPECT_EQ(split_row(config, r, sizeof(typename Dev::X), row).layout, s.layout) << s.name();
+    std::vector<Payload> sent(c.world);
+    run_threads(int(c.world), {.check = true}, [&](Comm &comm) {
+        const ContextPtr ctx = make_context(1);
+        Mesh mesh(comm, int(c.sp));
+        ModelLimits own = limits;
+        own.ranks.rank = size_t(comm.rank);
+        Llama<Dev> model(Dev{1, ctx.get()}, config, own);
+        model.allocate(mesh, false, false);
+        model.initialise(1);
+        model.take_sent();
+        model.zero_gradients();
+        for (size_t i = 0; i < c.micro_steps; i++) model.accumulate(row, 1e-3f, i + 1 == c.micro_steps);
+        model.gradient_norm();
+        model.update({1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1});
+        sent[size_t(comm.rank)] = model.take_sent();
+        return 0;
+    });
+    Payload sum;
+    for (const Payload &p : sent) sum.kv += p.kv, sum.dkv += p.dkv, sum.grads += p.grads, sum.params += p.params;
+    return sum;
+}
+
+// ring.h, its table: one layer, one row, b bytes of an element.
+size_t row_hops(Layout layout, size_t S, size_t P) {
+    return layout == Layout::zigzag ? S * (P - 1) - S * (P - 1) / (2 * P) : S * (P - 1) / 2;
+}
+size_t pairs_of_ranks(Layout layout, size_t P) { return layout == Layout::zigzag ? P * (P - 1) : P * (P - 1) / 2; }
+
+size_t kv_by_formula(const ModelConfig &m, const Sending &s, size_t b) {
+    const size_t P = s.c.sp, S = s.S(), h = m.H / P, copies = m.KV / P;
+    if (s.c.mode == SpMode::ring) return 2 * (2 * m.KV * m.D * b * row_hops(s.layout, S, P));
+    if (s.c.mode == SpMode::gather) return 2 * (2 * m.KV * m.D * b * (S / P) * pairs_of_ranks(s.layout, P));
+    return 2 * ((2 * h + 2 * copies) * m.D * b * S * (P - 1)) + h * 4 * S * (P - 1);
+}
+size_t dkv_by_formula(const ModelConfig &m, const Sending &s) {
+    const size_t P = s.c.sp, S = s.S(), h = m.H / P, copies = m.KV / P;
+    if (s.c.mode == SpMode::ring) return 2 * m.KV * m.D * 4 * row_hops(s.layout, S, P);
+    if (s.c.mode == SpMode::gather) return 2 * m.KV * m.D * 4 * S * (P - 1);
+    return (h + 2 * copies) * m.D * 4 * S * (P - 1);
+}
+
+// zero.h, its table, a step. Parts are multiples of 8 elements; the embedding, each layer, the head and the final norm are padded.
+struct Elements {
+    size_t all = 0, padded = 0, embedding = 0;  // embedding: padded
+    Elements(const ModelConfig &m, size_t W) {
+        const size_t Q = m.H * m.D, K = m.KV * m.D, biases = m.qkv_bias ? Q + 2 * K : 0;
+        const size_t layer = (Q + 2 * K) * m.C + m.C * Q + 3 * m.F * m.C + biases + 2 * m.D + 2 * m.C;
+        const auto pad = [&](size_t n) { return (n + 8 * W - 1) / (8 * W) * (8 * W); };
+        all = m.V * m.C * (m.tied ? 1 : 2) + m.L * layer + m.C;
+        embedding = pad(m.V * m.C);
+        padded = embedding * (m.tied ? 1 : 2) + m.L * pad(layer) + pad(m.C);
+    }
+};
+
+size_t grads_by_formula(const ModelConfig &m, const RankCase &c) {
+    const size_t W = c.world;
+    const Elements n(m, W);
+    if (c.stage == 0) return (W - 1) * 2 * 4 * n.all;
+    if (c.stage == 1) return (W - 1) * 4 * n.padded;
+    return (W - 1) * 4 * c.micro_steps * (n.padded + (m.tied ? n.embedding : 0));  // a tied embedding is summed as head, too
+}
+size_t params_by_formula(const ModelConfig &m, const RankCase &c, size_t x) {
+    return c.stage == 0 ? 0 : (c.world - 1) * x * Elements(m, c.world).padded;
+}
+
+template <class Dev> void expect_formulas(const Sending &s) {
+    SCOPED_TRACE(s.name());
+    const size_t x = sizeof(typename Dev::X);
+    const ModelConfig m = s.model();
+    const size_t layers_of_rows = m.L * s.c.micro_steps * (s.c.world / s.c.sp);
+    const Payload sent = sent_by_all<Dev>(s);
+    EXPECT_EQ(sent.kv, layers_of_rows * kv_by_formula(m, s, x));
+    EXPECT_EQ(sent.dkv, layers_of_rows * dkv_by_formula(m, s));
+    EXPECT_EQ(sent.grads, grads_by_formula(m, s.c));
+    EXPECT_EQ(sent.params, params_by_formula(m, s.c, x));
+}
+
+}  // namespace
+
+TEST(Ranks, AttentionSendsWhatRingHSays) {
+    for (size_t world : {2, 3, 4})
+        for (Layout layout : {Layout::contiguous, Layout::zigzag})
+            for (SpMode mode : {SpMode::ring, SpMode::gather, SpMode::ulysses}) {
+                if (mode == SpMode::ulysses && layout != Layout::contiguous) continue;
+                for (Recompute recompute : {Recompute::none, Recompute::layer})
+                    expect_formulas<CpuF32>({{world, world, mode, 3, 1, 1}, layout, false, recompute});
+                expect_formulas<CpuBf16>({{world, world, mode, 12, 2, 2}, layout, true, Recompute::cheap});
+            }
+    expect_formulas<CpuF32>({{4, 2, SpMode::ring, 12, 1, 2}, Layout::zigzag, false, Recompute::none});  // two rings
+}
+
+TEST(Ranks, ZeroSendsWhatZeroHSays) {
+    for (size_t world : {2, 3, 4})
+        for (int stage : {0, 1, 2})
+            for (bool tied : {false, true}) {
+                const Sending s{{world, 1, SpMode::ring, 12, stage, 1 + size_t(tied)}, Layout::contiguous, tied, Recompute::none};
+                expect_formulas<CpuF32>(s);
+                expect_formulas<CpuBf16>(s);
+            }
+}
+
+// ---- what they hold -------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+template <class Dev> Plan plan_of(const std::string &name, size_t world, size_t sp, int stage, size_t tokens) {
+    ModelLimits limits;
+    limits.row_tokens = limits.positions = tokens, limits.recompute = Recompute::layer;
+    limits.ranks.world = world, limits.ranks.sp = sp, limits.ranks.zero_stage = stage;
+    Llama<Dev> model(make_device<Dev>(1), preset(name), limits);
+    model.plan().place();
+    return model.plan();
+}
+
+size_t bytes_of(const Plan &plan, const std::vector<std::string> &names) {
+    size_t sum = 0;
+    for (const Segment &s : plan.segments())
+        if (std::find(names.begin(), names.end(), s.name) != names.end()) sum += s.bytes;
+    return sum;
+}
+
+}  // namespace
+
+TEST(RankPlans, ActivationsAreSharedByTheRing) {
+    const auto activations = [](const Plan &plan) { return double(plan.bytes() - plan.state_bytes()); };
+    const size_t tokens = 131072;
+    const double f32 = activations(plan_of<CpuF32>("qwen2.5-0.5b", 8, 8, 1, tokens)) /
+                       activations(plan_of<CpuF32>("qwen2.5-0.5b", 1, 1, 1, tokens)),
+                 bf16 = activations(plan_of<CpuBf16>("qwen2.5-0.5b", 8, 8, 1, tokens)) /
+                        activations(plan_of<CpuBf16>("qwen2.5-0.5b", 1, 1, 1, tokens));
+    EXPECT_NEAR(8 * f32, 1, 0.15);
+    EXPECT_NEAR(8 * bf16, 1, 0.15);
+}
+
+TEST(RankPlans, Stage2HoldsAPartOfGradientsAndOptimizer) {
+    const std::vector<std::string> gradients = {"gradients"}, optimizer = {"master weights", "adamw m", "adamw v"};
+    const Plan one = plan_of<CpuBf16>("qwen2.5-0.5b", 1, 1, 2, 2048);
+    for (size_t world : {2, 4, 8}) {
+        const Plan plan = plan_of<CpuBf16>("qwen2.5-0.5b", world, 1, 2, 2048);
+        for (const auto &names : {gradients, optimizer}) {
+            const double part = double(bytes_of(plan, names)), all = double(bytes_of(one, names));
+            EXPECT_GE(part * double(world), all);
+            EXPECT_LE(part * double(world), 1.01 * all) << world;
+        }
     }
 }
