@@ -246,6 +246,7 @@ template <class Dev> class Llama final : public Model {
     void load_row(const Row &row, float weight);
     void load_part(const Row &row, float weight);
     void load_lo(std::span<const int32_t> doc_begin);
+    void ready(size_t cut) { zero.ready(mesh_->all, cuts[cut].begin, cuts[cut].end); }  // its weights may be read
     void forward();
     void layer_forward(size_t l, const LlamaActs<X> &a, bool again);
     void attention_forward(size_t l, const LlamaActs<X> &a);
@@ -528,9 +529,11 @@ template <class Dev> void Llama<Dev>::load_lo(std::span<const int32_t> doc_begin
 }
 
 template <class Dev> void Llama<Dev>::forward() {
+    ready(0);
     reach(clock.embed());
     embedding_forward(dev, acts.x[0], w.embed, row.tokens, row.T, config.C);
-    for (size_t l = 0; l < config.L; l++) layer_forward(l, acts.forward[l], false);
+    for (size_t l = 0; l < config.L; l++) ready(1 + l), layer_forward(l, acts.forward[l], false);
+    ready(cuts.size() - 1);
     reach(clock.final_norm());
     rmsnorm_forward(dev, acts.normf, acts.rstdf, acts.x[config.L], w.norm, row.T, config.C, config.eps);
 }
@@ -609,6 +612,7 @@ template <class Dev> void Llama<Dev>::attention_forward(size_t l, const LlamaAct
 
 // The loss and its sums; with `dx` also the gradient of the final norm's output, with `dhead` that of the head's weights.
 template <class Dev> void Llama<Dev>::head(X *dx, float *dhead) {
+    ready(head_cut());
     reach(clock.head(dx != nullptr));
     lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, w.head, row.rows, row.targets, row.weights, row.T, config.C,
             config.V, row.N);
