@@ -237,7 +237,11 @@ std::string missing(const Rendezvous &me, const std::vector<Socket> &ranks) {  /
 // Rank 0: waits for all others, and tells each where all of them listen.
 void gather(const Rendezvous &me, const Socket &listener, double timeout, Connections &c) {
     std::vector<Place> places(static_cast<size_t>(me.world));
-    const auto wanted = [&] { return !missing(me, c.control).empty(); };
+    const auto wanted = [&] {
+        for (Socket &s : c.control)
+            if (s && is_closed(s)) s = Socket();  // ended, and perhaps started again
+        return !missing(me, c.control).empty();
+    };
     accept_ranks(listener, in_seconds(timeout), wanted, [&](Socket s, const Greeting &g) {
         const bool good = fits(me, g), twice = good && c.control[size_t(g.rank)] && !is_closed(c.control[size_t(g.rank)]);
         const Greeting answer = greeting(me, twice ? taken : welcome);
