@@ -186,7 +186,7 @@ class SocketsTransport final : public Transport {
         std::list<Receive> receives;                                 // in the order of their posts
         std::map<int64_t, std::deque<std::vector<std::byte>>> kept;  // by tag: what came before its receive was posted
         // The message that is coming: its header, the bytes so far, those of the header first, and where the others go.
-        Header header;
+        Header header = {};
         size_t got = 0;
         std::byte *into = nullptr;
         bool in_place = false;  // to the first receive of its tag, else to the buffer

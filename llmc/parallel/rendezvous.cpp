@@ -131,15 +131,14 @@ static Socket listen_at(const Address &at) {
         error = errno;
     }
     die("cannot listen at %s: %s\n  fix: %s", at.text().c_str(), strerror(error),
-        error == EADDRINUSE
-            ? "another port in --rendezvous, for all ranks; or end the program that has it, if it is another rank 0"
-            : "--rendezvous with an address of the machine that rank 0 runs on");
+        error == EADDRNOTAVAIL
+            ? "--rendezvous with an address of the machine that rank 0 runs on"
+            : "another port in --rendezvous, for all ranks; or end the program that has it, if it is another rank 0");
 }
 
-// Tries until the deadline. None: then errno tells of the last attempt.
-static Socket connect_to(const Address &at, Time deadline) {
+// Tries until the deadline. Of a failure `error` (an errno) tells.
+static Socket connect_to(const Address &at, Time deadline, int &error) {
     const AddressList addresses = resolve(at);
-    int error = 0;
     for (;; std::this_thread::sleep_for(between_attempts)) {
         for (const addrinfo *a = addresses.get(); a; a = a->ai_next) {
             Socket s = new_socket(*a);
@@ -151,11 +150,13 @@ static Socket connect_to(const Address &at, Time deadline) {
                 getsockopt(s.fd(), SOL_SOCKET, SO_ERROR, &error, &length);
                 if (!error && getpeername(s.fd(), reinterpret_cast<sockaddr *>(&peer), &peer_length) != 0) error = ETIMEDOUT;
             }
+            // Where nobody listens a connection may meet itself, if the system gives its own end the port that it calls.
+            if (!error && address_of(s, getsockname).text() == address_of(s, getpeername).text()) error = ECONNREFUSED;
+            if (error) continue;
             send_at_once(s);
-            // Where nobody listens, a connection may meet itself: both ends can get the same port.
-            if (!error && address_of(s, getsockname).text() != address_of(s, getpeername).text()) return s;
+            return s;
         }
-        if (Clock::now() > deadline) return errno = error, Socket();
+        if (Clock::now() > deadline) return Socket();
     }
 }
 
@@ -170,19 +171,19 @@ struct Greeting {  // the first that goes over a connection
     uint32_t version;
     int32_t rank, world;
     Purpose purpose;
-    char port[8];  // on the way to rank 0: where this rank listens
+    int32_t port;  // on the way to rank 0: where this rank listens
 };
 static constexpr char magic[9] = "llmcrank";
 static constexpr uint32_t version = 1;
 
 struct Place {  // where a rank listens
-    char host[64], port[8];
+    char host[64];
+    int32_t port;
 };
 
-Greeting greeting(const Rendezvous &me, Purpose purpose, const std::string &port = "") {
-    Greeting g = {{}, version, me.rank, me.world, purpose, {}};
+Greeting greeting(const Rendezvous &me, Purpose purpose, int port = 0) {
+    Greeting g = {{}, version, me.rank, me.world, purpose, port};
     memcpy(g.magic, magic, sizeof(g.magic));
-    snprintf(g.port, sizeof(g.port), "%s", port.c_str());
     return g;
 }
 
@@ -248,7 +249,7 @@ void gather(const Rendezvous &me, const Socket &listener, double timeout, Connec
         if (!s.send_all(&answer, sizeof(answer), in_seconds(longest_answer)) || !good || twice) return;  // it sees why by itself
         Place &place = places[size_t(g.rank)];
         snprintf(place.host, sizeof(place.host), "%s", address_of(s, getpeername).host.c_str());
-        memcpy(place.port, g.port, sizeof(g.port) - 1);
+        place.port = g.port;
         c.control[size_t(g.rank)] = std::move(s);
     });
     if (wanted())
@@ -262,14 +263,15 @@ void gather(const Rendezvous &me, const Socket &listener, double timeout, Connec
 std::vector<Place> join(const Rendezvous &me, const Address &address, double timeout, Connections &c, Socket &listener) {
     const double search = std::min(timeout, longest_search);
     const char *const at = me.address.c_str();
-    Socket s = connect_to(address, in_seconds(search));
+    int error = 0;
+    Socket s = connect_to(address, in_seconds(search), error);
     if (!s)
         die("nobody answers at %s, where rank 0 should be, for %g s: %s\n  fix: start rank 0 there, with the same --rendezvous; if it runs, a "
             "firewall is in between",
-            at, search, strerror(errno));
+            at, search, strerror(error));
     listener = listen_at({address_of(s, getsockname).host, "0"});
 
-    Greeting mine = greeting(me, control, address_of(listener, getsockname).port), answer = {};
+    Greeting mine = greeting(me, control, std::stoi(address_of(listener, getsockname).port)), answer = {};
     if (!s.send_all(&mine, sizeof(mine), in_seconds(longest_answer)) ||
         !s.receive_all(&answer, sizeof(answer), in_seconds(std::min(timeout, longest_answer))) ||
         memcmp(answer.magic, magic, sizeof(answer.magic)) != 0)
@@ -291,12 +293,14 @@ std::vector<Place> join(const Rendezvous &me, const Address &address, double tim
 }
 
 Socket call(const Rendezvous &me, int rank, const Address &address, Purpose purpose, double seconds) {
-    Socket s = connect_to(address, in_seconds(seconds));
+    int error = 0;
+    Socket s = connect_to(address, in_seconds(seconds), error);
     const Greeting mine = greeting(me, purpose);
-    if (!s || !s.send_all(&mine, sizeof(mine), in_seconds(seconds)))
+    if (s && !s.send_all(&mine, sizeof(mine), in_seconds(seconds))) error = errno;
+    if (error)
         die("rank %d does not reach rank %d at %s: %s\n  fix: in --rendezvous an address by which all machines reach each other, and all ports "
             "open between them",
-            me.rank, rank, address.text().c_str(), strerror(errno));
+            me.rank, rank, address.text().c_str(), strerror(error));
     return s;
 }
 
@@ -317,13 +321,15 @@ Connections connect_all(const Rendezvous &me, double timeout) {
     const double seconds = std::min(timeout, longest_search);
     for (int r = 0; r < me.rank; r++) {
         const Place &p = places[size_t(r)];
-        const Address there = r == 0 ? address : Address{p.host, p.port};
+        const Address there = r == 0 ? address : Address{p.host, std::to_string(p.port)};
         c.data[size_t(r)] = call(me, r, there, data, seconds);
         if (r > 0) c.control[size_t(r)] = call(me, r, there, control, seconds);
     }
     const auto wanted = [&] { return !missing(me, c.data).empty() || !missing(me, c.control).empty(); };
     accept_ranks(listener, in_seconds(seconds), wanted, [&](Socket s, const Greeting &g) {
-        if (fits(me, g)) (g.purpose == data ? c.data : c.control)[size_t(g.rank)] = std::move(s);
+        if (!fits(me, g)) return;
+        Socket &place = (g.purpose == data ? c.data : c.control)[size_t(g.rank)];
+        if (!place) place = std::move(s);
     });
     if (wanted())
         die("these ranks have not connected to rank %d within %g s: %s\n  fix: see what they say", me.rank, seconds,
