@@ -118,10 +118,10 @@ class SocketsTransport final : public Transport {
         const auto data = static_cast<const std::byte *>(send);
         if (send_bytes && to == rank_) {
             message_has_come(peers_[size_t(to)], tag, {data, data + send_bytes});
-            half_done(last_id_);
+            halves_.at(last_id_)--;
         } else if (send_bytes) {
             Peer &peer = peers_[size_t(to)];
-            peer.sends.push_back({last_id_, {tag, send_bytes}, data, 0, {}});
+            peer.sends.push_back({last_id_, {tag, send_bytes}, data, 0});
             if (peer.sends.size() == 1) write(peer);
         }
         return last_id_;
@@ -137,31 +137,17 @@ class SocketsTransport final : public Transport {
         halves_.erase(id);
     }
 
-    // Of a message that is on its way, the rest goes from a copy, or comes to nowhere.
+    // Of such a request nothing is half moved when the run goes on: an error that all agreed on came after it, over the same connections,
+    // and they keep the order. Any other error ends the run.
     void withdraw(uint64_t id) noexcept override {
         const auto is_its = [&](const auto &half) { return half.id == id; };
-        for (Peer &peer : peers_) {
-            const auto s = std::find_if(peer.sends.begin(), peer.sends.end(), is_its);
-            if (s != peer.sends.end() && s->done == 0) peer.sends.erase(s);
-            else if (s != peer.sends.end()) {
-                s->copy.assign(s->data, s->data + s->header.bytes);
-                s->data = s->copy.data();
-            }
-            const auto r = std::find_if(peer.receives.begin(), peer.receives.end(), is_its);
-            if (r == peer.receives.end()) continue;
-            if (peer.in_place && r == receive_of(peer, peer.header.tag)) {
-                peer.header.tag = nobody;
-                into_buffer(peer);
-            }
-            peer.receives.erase(r);
-        }
+        for (Peer &peer : peers_) std::erase_if(peer.sends, is_its), std::erase_if(peer.receives, is_its);
         halves_.erase(id);
     }
 
     void enter(const Stamp &stamp) override { watchdog_.enter(stamp); }
 
   private:
-    static constexpr int64_t nobody = -1;  // tag of a message whose receive was withdrawn
     struct Header {
         int64_t tag;
         uint64_t bytes;
@@ -171,7 +157,6 @@ class SocketsTransport final : public Transport {
         Header header;
         const std::byte *data;
         size_t done;  // bytes, those of the header first
-        std::vector<std::byte> copy;
     };
     struct Receive {
         uint64_t id;
@@ -223,7 +208,7 @@ class SocketsTransport final : public Transport {
             }
             s.done += size_t(n);
             if (s.done < sizeof(Header) + s.header.bytes) continue;
-            half_done(s.id);
+            halves_.at(s.id)--;
             peer.sends.pop_front();
         }
     }
@@ -243,28 +228,22 @@ class SocketsTransport final : public Transport {
             if (peer.got == sizeof(Header)) header_has_come(peer);
         } while (peer.got < sizeof(Header) + peer.header.bytes);
         if (peer.in_place) received(peer, receive_of(peer, peer.header.tag));
-        else if (peer.header.tag != nobody) message_has_come(peer, peer.header.tag, std::move(peer.buffer));
-        peer.got = 0, peer.in_place = false, peer.buffer = {};
+        else message_has_come(peer, peer.header.tag, std::move(peer.buffer));
+        peer.got = 0, peer.buffer = {};
     }
 
     void header_has_come(Peer &peer) {
         const Place r = receive_of(peer, peer.header.tag);
         peer.in_place = r != peer.receives.end();
-        if (!peer.in_place) return into_buffer(peer);
-        require_size(peer, *r, peer.header.bytes);
-        peer.into = r->data;
+        if (peer.in_place) require_size(peer, *r, peer.header.bytes);
+        else peer.buffer.resize(peer.header.bytes);
+        peer.into = peer.in_place ? r->data : peer.buffer.data();
     }
 
     void message_has_come(Peer &peer, int64_t tag, std::vector<std::byte> message) {
-        const Place r = receive_of(peer, tag);  // posted since its header came
+        const Place r = receive_of(peer, tag);  // it may have been posted since the header came
         if (r != peer.receives.end()) deliver(peer, r, message);
         else peer.kept[tag].push_back(std::move(message));
-    }
-
-    void into_buffer(Peer &peer) {
-        peer.in_place = false;
-        peer.buffer.resize(peer.header.bytes);
-        peer.into = peer.buffer.data();
     }
 
     void deliver(Peer &peer, Place to, const std::vector<std::byte> &message) {
@@ -274,12 +253,8 @@ class SocketsTransport final : public Transport {
     }
 
     void received(Peer &peer, Place r) {
-        half_done(r->id);
+        halves_.at(r->id)--;
         peer.receives.erase(r);
-    }
-
-    void half_done(uint64_t id) {
-        if (const auto h = halves_.find(id); h != halves_.end()) h->second--;  // else it was withdrawn
     }
 
     void require_size(const Peer &peer, const Receive &r, size_t bytes) {

@@ -1,6 +1,6 @@
 // All calls of a communicator, made of one: a rank sends bytes to one rank while it receives from another. What moves the bytes is
-// the transport: between threads (comm_threads.cpp), between processes (comm_mpi.cpp, comm_sockets.cpp). The sums are made
-// here, so they are the same.
+// the transport: between threads (comm_threads.cpp), between processes (comm_mpi.cpp, comm_sockets.cpp). The sums are made here, so
+// they are the same.
 #pragma once
 #include "comm.h"
 
@@ -16,9 +16,7 @@ class Transport {
     virtual void withdraw(uint64_t id) noexcept = 0;
     virtual void enter(const Stamp &stamp) = 0;  // what this rank does from now on, for the others to see if it hangs
 
-    static constexpr int end_tag =
-        1;             // of the barrier at the end of a run, which may find messages that a failed exchange left behind
-    int next_tag = 2;  // larger than those of this rank's communicators
+    int next_tag = 1;  // larger than those of this rank's communicators
 };
 
 class PairwiseComm final : public Comm {

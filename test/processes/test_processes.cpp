@@ -7,7 +7,7 @@
 #include "../../llmc/parallel/comm_sockets.h"
 #include "../comm_checks.h"
 
-// An exchange is under way when the error comes, and of what it sends the other has only the beginning.
+// An exchange is under way when the error comes.
 static void fail_during_exchange(Comm &c) {
     std::vector<float> sent(size_t(1) << 24), received(size_t(1) << 24);
     const int to = (c.rank + 1) % c.size, from = (c.rank + c.size - 1) % c.size;

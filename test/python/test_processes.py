@@ -134,7 +134,6 @@ def test_a_slice_of_more_than_2_gib():
     assert code == 0 and "2 ranks: large done" in out, err
 
 
-# What the exchange that was under way has left in the connections does not disturb the end.
 def test_an_error_agreed_on_during_an_exchange():
     code, out, err = by_hand(4, "agree_late")
     assert code == 1 and err == "no such file\n"
