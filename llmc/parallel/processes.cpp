@@ -87,8 +87,7 @@ int run_process(Transport &transport, Line &line, int rank, int ranks, const Com
             if (error.ranks < ranks) throw;
             agreed = error;
         }
-        PairwiseComm(transport, members, rank, Transport::end_tag)
-            .barrier();  // so that who is early waits asleep and can be asked
+        comm.barrier();  // so that who is early waits asleep, and can be asked
     } catch (const std::exception &error) {
         line.end_everywhere(format("rank %d: %s", rank, error.what()));
     }
