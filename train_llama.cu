@@ -15,34 +15,35 @@
 #include <cmath>
 #include <optional>
 
-#include "llmc/core/arena.h"         // defines: Plan, Arena
-#include "llmc/core/gpu.h"           // defines: use_gpu, query_gpus
-#include "llmc/core/memory.h"        // defines: Memory
-#include "llmc/core/mutant.h"        // defines: MUTANT, a test-only bug
-#include "llmc/core/options.h"       // defines: Options, Parsed, parse
-#include "llmc/data/dataloader.h"    // defines: Row
-#include "llmc/io/hf.h"              // defines: ModelConfig, HfWeights, HfWriter
-#include "llmc/ops/attention.h"      // defines: attention_{begin,part,end}, Heads, Pieces
-#include "llmc/ops/embedding.h"      // defines: embedding_{forward,backward}
-#include "llmc/ops/layout.h"         // defines: copy_rows
-#include "llmc/ops/loss.h"           // defines: lm_head, lm_head_weight, head_sums
-#include "llmc/ops/matmul.h"         // defines: matmul_forward, matmul_backward_{input,weight}
-#include "llmc/ops/qk_norm_rope.h"   // defines: qk_norm_rope_{forward,backward}
-#include "llmc/ops/residual.h"       // defines: residual_forward
-#include "llmc/ops/rmsnorm.h"        // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward
-#include "llmc/ops/rope.h"           // defines: rope_table
-#include "llmc/ops/swiglu.h"         // defines: swiglu_{forward,backward}
-#include "llmc/parallel/comm_mpi.h"  // defines: started_by_mpirun, run_mpi
-#include "llmc/parallel/mesh.h"      // defines: Mesh
-#include "llmc/parallel/ring.h"      // defines: ring_attention_{forward,backward}
-#include "llmc/parallel/split.h"     // defines: pad_row, local_row, SequenceSplit
-#include "llmc/parallel/zero.h"      // defines: Cut, Sharding, Zero
-#include "llmc/train/flops.h"        // defines: Op, Pass
-#include "llmc/train/model.h"        // defines: Model, ModelLimits, Recompute, LossSums
-#include "llmc/train/parameters.h"   // defines: {load,initialise,save}_parameters, nonfinite_gradient
-#include "llmc/train/profile.h"      // defines: Profiler, measure_peaks
-#include "llmc/train/ranks.h"        // defines: Ranks, split_row
-#include "llmc/train/run.h"          // defines: run_task
+#include "llmc/core/arena.h"             // defines: Plan, Arena
+#include "llmc/core/gpu.h"               // defines: use_gpu, query_gpus
+#include "llmc/core/memory.h"            // defines: Memory
+#include "llmc/core/mutant.h"            // defines: MUTANT, a test-only bug
+#include "llmc/core/options.h"           // defines: Options, Parsed, parse
+#include "llmc/data/dataloader.h"        // defines: Row
+#include "llmc/io/hf.h"                  // defines: ModelConfig, HfWeights, HfWriter
+#include "llmc/ops/attention.h"          // defines: attention_{begin,part,end}, Heads, Pieces
+#include "llmc/ops/embedding.h"          // defines: embedding_{forward,backward}
+#include "llmc/ops/layout.h"             // defines: copy_rows
+#include "llmc/ops/loss.h"               // defines: lm_head, lm_head_weight, head_sums
+#include "llmc/ops/matmul.h"             // defines: matmul_forward, matmul_backward_{input,weight}
+#include "llmc/ops/qk_norm_rope.h"       // defines: qk_norm_rope_{forward,backward}
+#include "llmc/ops/residual.h"           // defines: residual_forward
+#include "llmc/ops/rmsnorm.h"            // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward
+#include "llmc/ops/rope.h"               // defines: rope_table
+#include "llmc/ops/swiglu.h"             // defines: swiglu_{forward,backward}
+#include "llmc/parallel/comm_mpi.h"      // defines: started_by_mpirun, run_mpi
+#include "llmc/parallel/comm_sockets.h"  // defines: run_sockets
+#include "llmc/parallel/mesh.h"          // defines: Mesh
+#include "llmc/parallel/ring.h"          // defines: ring_attention_{forward,backward}
+#include "llmc/parallel/split.h"         // defines: pad_row, local_row, SequenceSplit
+#include "llmc/parallel/zero.h"          // defines: Cut, Sharding, Zero
+#include "llmc/train/flops.h"            // defines: Op, Pass
+#include "llmc/train/model.h"            // defines: Model, ModelLimits, Recompute, LossSums
+#include "llmc/train/parameters.h"       // defines: {load,initialise,save}_parameters, nonfinite_gradient
+#include "llmc/train/profile.h"          // defines: Profiler, measure_peaks
+#include "llmc/train/ranks.h"            // defines: Ranks, split_row
+#include "llmc/train/run.h"              // defines: run_task
 
 // ---- parameter table ------------------------------------------------------------------------------------------------------------------
 
@@ -872,17 +873,21 @@ int main(int argc, char **argv) {
             return run_mpi({o.check_comm, o.comm_timeout}, [&](Comm &comm) {
                 agree(comm, [&] {
                     if (!wrong.empty()) die("%s", wrong.c_str());
-                    if (o.ranks > 1)
-                        die("--ranks %zu makes ranks of threads, but mpirun has started %d processes\n  fix: one of the two",
-                            o.ranks, comm.size);
+                    if ((o.ranks > 1 && !o.plan) || !o.rendezvous.empty())
+                        die("--%s makes ranks, but mpirun has started %d processes\n  fix: one of the two",
+                            o.rendezvous.empty() ? "ranks" : "rendezvous", comm.size);
                 });
                 return run(comm, false);
             });
         }
         parse_arguments();
         const Options &o = parsed.options;
-        if (o.ranks > 1 && !o.plan)
-            return run_threads(int(o.ranks), {o.check_comm, o.comm_timeout}, [&](Comm &comm) { return run(comm, true); });
+        const CommOptions options = {o.check_comm, o.comm_timeout};
+        const bool alone = o.plan || !parsed.help.empty();
+        if (!o.rendezvous.empty() && !alone)
+            return run_sockets({int(o.rank), int(o.world_size), o.rendezvous}, options,
+                               [&](Comm &comm) { return run(comm, false); });
+        if (o.ranks > 1 && !alone) return run_threads(int(o.ranks), options, [&](Comm &comm) { return run(comm, true); });
         SelfComm comm;
         return run(comm, true);
     } catch (const std::exception &error) {
