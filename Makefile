@@ -61,14 +61,13 @@ endif
 ifeq ($(HAVE_MPI)$(filter 0,$(MPI)),1)
 CXXFLAGS += -DLLMC_MPI $(MPI_HEADERS)
 LDLIBS   += $(MPI_LIBRARIES)
-TEST_MPI  = $(MPI_TEST)
 endif
 
 # ---- compile and link -------------------------------------------------------------------------------------------------------------
 
 LIBRARY := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard llmc/*/*.cpp))
 TESTS   := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/*.cpp))
-MPI_TEST := $(BUILD)/test/mpi/test_comm_mpi
+PROCESSES := $(BUILD)/test/processes/test_processes
 BENCHES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard dev/bench/*.cpp))
 CUDA_TESTS := $(wildcard test/cuda/*.cpp)
 EMULATED_COMM := $(BUILD)/emulated/llmc/parallel/comm_nccl.o
@@ -108,7 +107,7 @@ $(BUILD)/test/test_llmc: $(TESTS) $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
 
-$(MPI_TEST): $(MPI_TEST).o $(LIBRARY)
+$(PROCESSES): $(PROCESSES).o $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lpthread -o $@
 
@@ -194,13 +193,13 @@ train_llama: $(PROGRAM)
 endif
 
 ifneq ($(HAVE_GTEST),1)
-$(TESTS) $(MPI_TEST).o: no-gtest
+$(TESTS) $(PROCESSES).o: no-gtest
 .PHONY: no-gtest
 no-gtest:
 	@echo 'The tests need GoogleTest, which was not found: make deps (or: apt-get install libgtest-dev), then make probe'; exit 1
 endif
 
--include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(MPI_TEST).d $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_OBJECTS:.o=.d) $(WORKSHOP:.o=.d) $(LADDERS:%=build/race/dev/cuda/%.d) $(BENCHES:=.d)
+-include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(PROCESSES).d $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_OBJECTS:.o=.d) $(WORKSHOP:.o=.d) $(LADDERS:%=build/race/dev/cuda/%.d) $(BENCHES:=.d)
 -include $(BUILD)/train_llama.d $(BUILD)/with_cuda/train_llama.d $(EMULATED_HALF:.o=.d)
 
 # ---- what to make -----------------------------------------------------------------------------------------------------------------
@@ -219,10 +218,10 @@ TEST_CUDA_ALL := $(TEST_CUDA) build/race/test/test_cuda build/san/test/test_cuda
 TEST_LADDERS  := $(foreach build,build build/race build/san,$(LADDERS:%=$(build)/dev/cuda/%))
 endif
 
-test: $(PROGRAM) $(BUILD)/test/test_llmc $(TEST_CUDA) $(TEST_MPI)  ## all tests but the slow ones; the last line counts them
+test: $(PROGRAM) $(BUILD)/test/test_llmc $(TEST_CUDA) $(PROCESSES)  ## all tests but the slow ones; the last line counts them
 	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA)
 
-test-all: $(PROGRAM) $(if $(TEST_CUDA),$(PROGRAM)_emu) $(BUILD)/test/test_llmc $(TEST_MPI) $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(if $(NVCC),$(GPU_OBJECTS))
+test-all: $(PROGRAM) $(if $(TEST_CUDA),$(PROGRAM)_emu) $(BUILD)/test/test_llmc $(PROCESSES) $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(if $(NVCC),$(GPU_OBJECTS))
 test-all:                                    ## slow tests, dev/cuda, mutants, sanitizers and the format, too
 	@$(MAKE) --no-print-directory MUTANTS=1 $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
 	@$(if $(TEST_CUDA),$(MAKE) --no-print-directory SAN=1 $(filter build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)))
@@ -249,7 +248,7 @@ compare: $(PROGRAM) .venv-compare/bin/python ## the same training step here and 
 	@echo 'installing PyTorch and transformers into .venv-compare (2 GB)'
 	@python3 -m venv .venv-compare && .venv-compare/bin/pip install --quiet torch 'transformers>=5' numpy
 
-SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh llmc/*/*.cu test/*.h test/*.cpp test/cuda/* test/mpi/* dev/*/*.h dev/*/*.cpp dev/*/*.cu)
+SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh llmc/*/*.cu test/*.h test/*.cpp test/cuda/* test/processes/* dev/*/*.h dev/*/*.cpp dev/*/*.cu)
 format:                                      ## check the layout of the C++ files; FIX=1 mends it
 	@clang-format $(if $(FIX),-i,--dry-run -Werror --ferror-limit=1) $(SOURCES) || { echo 'fix: make format FIX=1'; exit 1; }
 

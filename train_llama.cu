@@ -15,34 +15,35 @@
 #include <cmath>
 #include <optional>
 
-#include "llmc/core/arena.h"         // defines: Plan, Arena
-#include "llmc/core/gpu.h"           // defines: use_gpu, query_gpus
-#include "llmc/core/memory.h"        // defines: Memory
-#include "llmc/core/mutant.h"        // defines: MUTANT, a test-only bug
-#include "llmc/core/options.h"       // defines: Options, Parsed, parse
-#include "llmc/data/dataloader.h"    // defines: Row
-#include "llmc/io/hf.h"              // defines: ModelConfig, HfWeights, HfWriter
-#include "llmc/ops/attention.h"      // defines: attention_{begin,part,end}, Heads, Pieces
-#include "llmc/ops/embedding.h"      // defines: embedding_{forward,backward}
-#include "llmc/ops/layout.h"         // defines: copy_rows
-#include "llmc/ops/loss.h"           // defines: lm_head, lm_head_weight, head_sums
-#include "llmc/ops/matmul.h"         // defines: matmul_forward, matmul_backward_{input,weight}
-#include "llmc/ops/qk_norm_rope.h"   // defines: qk_norm_rope_{forward,backward}
-#include "llmc/ops/residual.h"       // defines: residual_forward
-#include "llmc/ops/rmsnorm.h"        // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward
-#include "llmc/ops/rope.h"           // defines: rope_table
-#include "llmc/ops/swiglu.h"         // defines: swiglu_{forward,backward}
-#include "llmc/parallel/comm_mpi.h"  // defines: started_by_mpirun, run_mpi
-#include "llmc/parallel/mesh.h"      // defines: Mesh
-#include "llmc/parallel/ring.h"      // defines: ring_attention_{forward,backward}
-#include "llmc/parallel/split.h"     // defines: pad_row, local_row, SequenceSplit
-#include "llmc/parallel/zero.h"      // defines: Cut, Sharding, Zero
-#include "llmc/train/flops.h"        // defines: Op, Pass
-#include "llmc/train/model.h"        // defines: Model, ModelLimits, Recompute, LossSums
-#include "llmc/train/parameters.h"   // defines: {load,initialise,save}_parameters, nonfinite_gradient
-#include "llmc/train/profile.h"      // defines: Profiler, measure_peaks
-#include "llmc/train/ranks.h"        // defines: Ranks, split_row
-#include "llmc/train/run.h"          // defines: run_task
+#include "llmc/core/arena.h"             // defines: Plan, Arena
+#include "llmc/core/gpu.h"               // defines: use_gpu, query_gpus
+#include "llmc/core/memory.h"            // defines: Memory
+#include "llmc/core/mutant.h"            // defines: MUTANT, a test-only bug
+#include "llmc/core/options.h"           // defines: Options, Parsed, parse
+#include "llmc/data/dataloader.h"        // defines: Row
+#include "llmc/io/hf.h"                  // defines: ModelConfig, HfWeights, HfWriter
+#include "llmc/ops/attention.h"          // defines: attention_{begin,part,end}, Heads, Pieces
+#include "llmc/ops/embedding.h"          // defines: embedding_{forward,backward}
+#include "llmc/ops/layout.h"             // defines: copy_rows
+#include "llmc/ops/loss.h"               // defines: lm_head, lm_head_weight, head_sums
+#include "llmc/ops/matmul.h"             // defines: matmul_forward, matmul_backward_{input,weight}
+#include "llmc/ops/qk_norm_rope.h"       // defines: qk_norm_rope_{forward,backward}
+#include "llmc/ops/residual.h"           // defines: residual_forward
+#include "llmc/ops/rmsnorm.h"            // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward
+#include "llmc/ops/rope.h"               // defines: rope_table
+#include "llmc/ops/swiglu.h"             // defines: swiglu_{forward,backward}
+#include "llmc/parallel/comm_mpi.h"      // defines: started_by_mpirun, run_mpi
+#include "llmc/parallel/comm_sockets.h"  // defines: run_sockets
+#include "llmc/parallel/mesh.h"          // defines: Mesh
+#include "llmc/parallel/ring.h"          // defines: ring_attention_{forward,backward}
+#include "llmc/parallel/split.h"         // defines: pad_row, local_row, SequenceSplit
+#include "llmc/parallel/zero.h"          // defines: Cut, Sharding, Zero
+#include "llmc/train/flops.h"            // defines: Op, Pass
+#include "llmc/train/model.h"            // defines: Model, ModelLimits, Recompute, LossSums
+#include "llmc/train/parameters.h"       // defines: {load,initialise,save}_parameters, nonfinite_gradient
+#include "llmc/train/profile.h"          // defines: Profiler, measure_peaks
+#include "llmc/train/ranks.h"            // defines: Ranks, split_row
+#include "llmc/train/run.h"              // defines: run_task
 
 // ---- parameter table ------------------------------------------------------------------------------------------------------------------
 
@@ -221,9 +222,7 @@ template <class Dev> class Llama final : public Model {
     std::string nonfinite_gradient() override { return ::nonfinite_gradient(zero, mesh_->all); }
     void update(const AdamW &adamw) override {
         reach(clock.between_rows(ADAMW));
-        zero.update(adamw);
-        if (zero.sharding.parts > 1) reach(clock.between_rows(PARAM_GATHER));
-        zero.gather(mesh_->all);
+        zero.update(mesh_->all, adamw);
     }
     OptimizerState optimizer_state() override;
     void optimizer_state_loaded() override { zero.round_master(mesh_->all); }
@@ -249,6 +248,10 @@ template <class Dev> class Llama final : public Model {
     void load_row(const Row &row, float weight);
     void load_part(const Row &row, float weight);
     void load_lo(std::span<const int32_t> doc_begin);
+    void ready(size_t cut) {  // its weights may be read
+        if (zero.sharding.parts > 1) reach_comm(Pass::forward, PARAM_GATHER);
+        zero.ready(mesh_->all, cuts[cut].begin, cuts[cut].end);
+    }
     void forward();
     void layer_forward(size_t l, const LlamaActs<X> &a, bool again);
     void attention_forward(size_t l, const LlamaActs<X> &a);
@@ -263,8 +266,8 @@ template <class Dev> class Llama final : public Model {
         if (poison_) arena_->poison_dead(now.time);
         if (profiler_) profiler_->begin(now.pass, now.op, now.layer, bucket);
     }
-    void reach_sum(const Bucket &bucket) {  // beside the ops of the backward pass, whose arrays stay alive
-        if (profiler_ && mesh_->all.size > 1) profiler_->begin(Pass::backward, GRAD_SUM, 0, bucket.count);
+    void reach_comm(Pass pass, Op op, size_t bucket = 0) {  // among ranks; between two ops, whose arrays stay alive
+        if (profiler_ && mesh_->all.size > 1) profiler_->begin(pass, op, 0, bucket);
     }
 
     Dev dev;
@@ -534,9 +537,11 @@ template <class Dev> void Llama<Dev>::load_lo(std::span<const int32_t> doc_begin
 }
 
 template <class Dev> void Llama<Dev>::forward() {
+    ready(0);
     reach(clock.embed());
     embedding_forward(dev, acts.x[0], w.embed, row.tokens, row.T, config.C);
-    for (size_t l = 0; l < config.L; l++) layer_forward(l, acts.forward[l], false);
+    for (size_t l = 0; l < config.L; l++) ready(1 + l), layer_forward(l, acts.forward[l], false);
+    ready(cuts.size() - 1);
     reach(clock.final_norm());
     rmsnorm_forward(dev, acts.normf, acts.rstdf, acts.x[config.L], w.norm, row.T, config.C, config.eps);
 }
@@ -615,6 +620,7 @@ template <class Dev> void Llama<Dev>::attention_forward(size_t l, const LlamaAct
 
 // The loss and its sums; with `dx` also the gradient of the final norm's output, with `dhead` that of the head's weights.
 template <class Dev> void Llama<Dev>::head(X *dx, float *dhead) {
+    ready(head_cut());
     reach(clock.head(dx != nullptr));
     lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, w.head, row.rows, row.targets, row.weights, row.T, config.C,
             config.V, row.N);
@@ -675,10 +681,11 @@ template <class Dev> template <class F> void Llama<Dev>::sum_gradients(size_t cu
     const Sharding &s = zero.sharding;
     for (size_t b = s.bucket_of(cuts[cut].begin); b < s.buckets.size() && s.buckets[b].global < cuts[cut].end; b++) {
         const Bucket &bucket = s.buckets[b];
-        if (s.stage == 2) reach_sum(bucket), zero.start(mesh_->all, memory(), b, buffer);
+        const auto reach_sum = [&] { reach_comm(Pass::backward, GRAD_SUM, bucket.count); };
+        if (s.stage == 2) reach_sum(), zero.start(mesh_->all, memory(), b, buffer);
         if (row.T) add(bucket.global - cuts[cut].begin, bucket.count);
-        if (s.stage == 2) reach_sum(bucket), zero.reduce(mesh_->all, b, buffer);
-        else if (last_ && complete) reach_sum(bucket), zero.reduce(mesh_->all, b, zero.grads + bucket.begin);
+        if (s.stage == 2) reach_sum(), zero.reduce(mesh_->all, b, buffer);
+        else if (last_ && complete) reach_sum(), zero.reduce(mesh_->all, b, zero.grads + bucket.begin);
     }
 }
 
@@ -874,17 +881,21 @@ int main(int argc, char **argv) {
             return run_mpi({o.check_comm, o.comm_timeout}, [&](Comm &comm) {
                 agree(comm, [&] {
                     if (!wrong.empty()) die("%s", wrong.c_str());
-                    if (o.ranks > 1)
-                        die("--ranks %zu makes ranks of threads, but mpirun has started %d processes\n  fix: one of the two",
-                            o.ranks, comm.size);
+                    if ((o.ranks > 1 && !o.plan) || !o.rendezvous.empty())
+                        die("--%s makes ranks, but mpirun has started %d processes\n  fix: one of the two",
+                            o.rendezvous.empty() ? "ranks" : "rendezvous", comm.size);
                 });
                 return run(comm, false);
             });
         }
         parse_arguments();
         const Options &o = parsed.options;
-        if (o.ranks > 1 && !o.plan)
-            return run_threads(int(o.ranks), {o.check_comm, o.comm_timeout}, [&](Comm &comm) { return run(comm, true); });
+        const CommOptions options = {o.check_comm, o.comm_timeout};
+        const bool alone = o.plan || !parsed.help.empty();
+        if (!o.rendezvous.empty() && !alone)
+            return run_sockets({int(o.rank), int(o.world_size), o.rendezvous}, options,
+                               [&](Comm &comm) { return run(comm, false); });
+        if (o.ranks > 1 && !alone) return run_threads(int(o.ranks), options, [&](Comm &comm) { return run(comm, true); });
         SelfComm comm;
         return run(comm, true);
     } catch (const std::exception &error) {

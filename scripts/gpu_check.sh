@@ -125,6 +125,24 @@ tests() {
     same cpu-against-gpu-f32 cpu gpu-f32 --loss 1e-4
     same cpu-against-gpu-tf32 cpu gpu-tf32 --loss 1e-2
     same cpu-against-gpu-bf16 cpu gpu-bf16 --loss 2e-2
+    ranks
+}
+
+# Several ranks train as one does: on one GPU as threads, in two ways; and with a GPU each.
+ranks() {
+    run ranks-ring demo --device cuda --dtype f32 --max_steps 10 --ranks 4 --ring_attn_size 4 --zero_stage 1
+    run ranks-data demo --device cuda --dtype f32 --max_steps 10 --ranks 4 --ring_attn_size 2 --sp_mode gather --zero_stage 2
+    same one-rank-against-ring gpu-f32 ranks-ring --loss 1e-5
+    same one-rank-against-data gpu-f32 ranks-data --loss 1e-5
+    local gpus
+    gpus=$(nvidia-smi --list-gpus | wc -l)
+    if [ "$gpus" -lt 2 ] || ! command -v mpirun > /dev/null; then
+        echo 'skipped ranks with a GPU each: that takes two GPUs, and mpirun'
+        return
+    fi
+    check run-ranks-nccl 120 bash scripts/launch.sh -np 2 ./train_llama demo --device cuda --dtype f32 --max_steps 10 \
+        --zero_stage 2 --overwrite --output_dir "$out/ranks-nccl"
+    same one-rank-against-nccl gpu-f32 ranks-nccl --loss 1e-5
 }
 
 # Ranks with a GPU each: as many as there are, 3 at most. With one GPU a rank talks to itself.

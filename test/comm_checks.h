@@ -1,4 +1,5 @@
-// What every communicator must do, whoever its ranks are: test_comm.cpp runs it with threads, mpi/test_comm_mpi.cpp with processes.
+// What every communicator must do, whoever its ranks are: test_comm.cpp runs it with threads,
+// processes/test_processes.cpp with processes.
 // Every rank knows what all ranks send, so each checks what it received by itself, to the bit.
 #pragma once
 #include <sys/resource.h>
@@ -135,6 +136,42 @@ inline void ring(Comm &c) {
     c.wait(c.exchange({}, -1, {}, -1));
 }
 
+// Both ways around the ring at once, more than any buffer on the way holds.
+inline void large_exchange(Comm &c) {
+    constexpr size_t count = size_t(3) << 20;
+    const int next = (c.rank + 1) % c.size, before = (c.rank + c.size - 1) % c.size;
+    const auto mine = values<int32_t>(c.rank, count);
+    std::vector<int32_t> up(count), down(count);
+    Request first = c.exchange({mine.data(), count}, next, {up.data(), count}, before);
+    Request second = c.exchange({mine.data(), count}, before, {down.data(), count}, next);
+    c.wait(std::move(second)), c.wait(std::move(first));
+    expect_bits("exchange", up.data(), values<int32_t>(before, count).data(), count);
+    expect_bits("exchange", down.data(), values<int32_t>(next, count).data(), count);
+}
+
+// Calls of two communicators, each in order but not one after the other: one rank of a pair begins what the other begins after a sum.
+inline void calls_overtake(Comm &c) {
+    constexpr size_t count = 300001;
+    const auto pair = c.split(c.rank / 2, c.rank);
+    const int other = pair->size - 1 - pair->rank;
+    std::vector<float> mine[2], its[2];
+    Request requests[2];
+    const auto begin = [&] {
+        for (int i = 0; i < 2; i++) {
+            mine[i] = values<float>(c.rank + i * 100, count + size_t(i)), its[i].resize(count + size_t(i));
+            requests[i] = pair->exchange({mine[i].data(), mine[i].size()}, other, {its[i].data(), its[i].size()}, other);
+        }
+    };
+    if (pair->rank == 0) begin();
+    EXPECT_EQ(c.sum(int64_t(1)), c.size);
+    if (pair->rank == 1) begin();
+    for (int i = 0; i < 2; i++) {
+        pair->wait(std::move(requests[i]));
+        const int from = c.rank - pair->rank + other + i * 100;
+        expect_bits("exchange", its[i].data(), values<float>(from, its[i].size()).data(), its[i].size());
+    }
+}
+
 // A mesh of rows of at most two ranks, and its columns, which number their ranks backwards; calls of all three in turn.
 inline void rows_and_columns(Comm &c) {
     const auto row = c.split(c.rank / 2, c.rank), column = c.split(c.rank % 2, -c.rank);
@@ -258,6 +295,8 @@ inline void everything(Comm &c) {
     large_sums(c);
     agreement(c);
     ring(c);
+    large_exchange(c);
+    calls_overtake(c);
     rows_and_columns(c);
     errors_are_agreed(c);
     mismatch_is_named(c);

@@ -30,6 +30,8 @@ TEST_P(CommCalls, EveryCallOfEveryType) { run(every_type); }
 TEST_P(CommCalls, LargeSumsGoInPieces) { run(large_sums); }
 TEST_P(CommCalls, Agreement) { run(agreement); }
 TEST_P(CommCalls, ExchangeAroundARing) { run(ring); }
+TEST_P(CommCalls, LargeExchangeBothWays) { run(large_exchange); }
+TEST_P(CommCalls, CallsOfTwoCommunicatorsOvertake) { run(calls_overtake); }
 TEST_P(CommCalls, RowsAndColumns) { run(rows_and_columns); }
 TEST_P(CommCalls, ErrorsAreAgreed) { run(errors_are_agreed); }
 TEST_P(CommCalls, MismatchIsNamed) { run(mismatch_is_named); }

@@ -135,7 +135,9 @@ class LateComm final : public Comm {
     void do_reduce_scatter_sum(Slice send, Slice recv) override {
         make([=, this] { comm_.reduce_scatter_sum(send, recv); });
     }
-    void do_all_gather(Slice send, Slice recv) override { comm_.all_gather(send, recv); }
+    void do_all_gather(Slice send, Slice recv) override {
+        make([=, this] { comm_.all_gather(send, recv); });
+    }
     void do_all_to_all(Slice, Slice) override { die("not needed here"); }
     void do_broadcast(Slice, int) override { die("not needed here"); }
     Request do_exchange(Slice, int, Slice, int) override { die("not needed here"); }
@@ -185,11 +187,11 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
             zero.zero_gradients(memory);
             for (size_t micro = 0; micro < c.micro_steps; micro++) backward(zero, comm, memory, buffers, c, step, micro);
             norms.push_back(zero.gradient_norm(comm));
-            zero.update(setting(step, norms.back()));
-            zero.gather(comm);
+            zero.update(comm, setting(step, norms.back()));
         }
         arena.check_guards();
 
+        zero.ready(comm, 0, zero.sharding.elements);
         std::lock_guard lock(mutex);
         out.copied += copied;
         for (const Span &s : spans) {

@@ -1,5 +1,6 @@
 // All calls of a communicator, made of one: a rank sends bytes to one rank while it receives from another. What moves the bytes is
-// the transport: between threads (comm_threads.cpp), between processes (comm_mpi.cpp). The sums are made here, so they are the same.
+// the transport: between threads (comm_threads.cpp), between processes (comm_mpi.cpp, comm_sockets.cpp). The sums are made here, so
+// they are the same.
 #pragma once
 #include "comm.h"
 

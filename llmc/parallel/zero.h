@@ -91,7 +91,8 @@ struct Sharding {
 //     zero_gradients(memory)
 //     stages 0, 1: every backward pass adds to grads; after the last one reduce(comm, b, grads + buckets[b].begin) for all b
 //     stage 2:     in every backward pass, for all b: start(comm, memory, b, buffer), add to the buffer, reduce(comm, b, buffer)
-//     gradient_norm(comm); update(adamw); gather(comm)
+//     gradient_norm(comm); update(comm, adamw)
+//     before parameters are read: ready(comm, their first element, the one behind their last)
 //
 // Until the next bucket has been reduced, or the norm, the memory of one is not to be touched, as its sum may be under way: on GPUs it runs
 // beside the backward pass. At stage 2 that needs two buffers, taken in turn. There a bucket may be started and reduced several times in a pass, as a tied embedding
@@ -172,26 +173,27 @@ template <class Dev> struct Zero {
         return std::sqrt(sharding.parts == 1 ? sum : comm.sum(sum));
     }
 
-    // One step over the parameters of the shard; weight decay as the table says.
-    void update(const AdamW &adamw) {
+    // One step over all parameters; weight decay as the table says. Others' parameters come bucket by bucket, on GPUs while the next forward
+    // pass begins: ready().
+    void update(Comm &comm, const AdamW &adamw) {
+        ready(comm, 0, sharding.elements);  // where this rank had no forward pass
         for (const DecayRun &r : runs_) {
             AdamW a = adamw;
-            a.grad_scale = MUTANT(81, a.grad_scale / float(sharding.parts), a.grad_scale);
+            a.grad_scale = MUTANT(81, a.grad_scale / comm.size, a.grad_scale);
             if (!r.decay) a.weight_decay = 0;
             adamw_update(dev, params + r.flat, master_at(r), m + r.shard, v + r.shard, grads_at(r), a, r.count);
         }
+        gather(comm);
     }
 
-    // Every rank gets the parameters that the others have updated.
-    void gather(Comm &comm) {
-        if (sharding.parts == 1) return;
-        for (const Bucket &b : sharding.buckets) {
-            sent.params += (sharding.parts - 1) * b.part * sizeof(X);
-            comm.all_gather({params + b.begin + sharding.own * b.part, b.part}, {params + b.begin, sharding.parts * b.part});
-        }
+    // Elements [begin, end) of the table have come from all ranks.
+    void ready(Comm &comm, size_t begin, size_t end) {
+        if (gathers_.empty() || begin == end) return;
+        for (size_t b = sharding.bucket_of(begin); b <= sharding.bucket_of(end - 1); b++)
+            if (!MUTANT(84, b == 0, false)) comm.wait(std::move(gathers_[b]));
     }
 
-    // The parameters of all ranks follow the master weights, which have just been loaded into the shards.
+    // The parameters of all ranks follow the master weights, which have just been loaded into the shards; ready().
     void round_master(Comm &comm) {
         if constexpr (rounds)
             for (const Span &s : spans_) round_floats(dev, params + s.flat, master_at(s), s.count);
@@ -203,11 +205,22 @@ template <class Dev> struct Zero {
     float *grads_at(const Span &s) { return grads + (sharding.stage == 2 ? s.shard : s.flat); }
 
   private:
+    void gather(Comm &comm) {
+        if (sharding.parts == 1) return;
+        gathers_.clear();
+        for (const Bucket &b : sharding.buckets) {
+            sent.params += (sharding.parts - 1) * b.part * sizeof(X);
+            X *const all = params + b.begin, *const own = all + sharding.own * b.part;
+            gathers_.push_back(comm.start([&] { comm.all_gather({own, b.part}, {all, sharding.parts * b.part}); }));
+        }
+    }
+
     const std::vector<Span> spans_;
     const std::vector<DecayRun> runs_;
     struct {
         size_t bucket = 0;
         const float *from = nullptr;
         Request request = {};
-    } sum_;  // the last, which may be under way
+    } sum_;                         // the last, which may be under way
+    std::vector<Request> gathers_;  // (buckets) of updated parameters
 };

@@ -25,7 +25,7 @@ struct Work {
     size_t T, N;                // tokens, targets
     std::vector<double> pairs;  // (L) of a query and a key that the layer's mask lets through
     size_t element = 4;         // bytes of a weight or an activation
-    size_t bucket = 0;          // elements whose gradients an op makes or sums, where that is not all of them
+    size_t bucket = 0;          // parameters that an op is about, where not all
     bool keeps_mid = true;      // the residual stream in the middle of a layer is not computed again
 };
 
@@ -58,8 +58,8 @@ struct Cost {
 //
 //   bytes: every input read once and every output written once; the least that any implementation must move. Vectors (norm weights,
 //   biases, rstd, lse, positions) are left out, intermediate arrays (the head's logits, float sums of attention) as well. Gradients of
-//   weights are float and added to: 8 bytes an element. COPY goes between host and device, at another rate, and is left at 0. What goes
-//   among ranks counts once: a bucket's float gradients, and the parameters.
+//   weights are float and added to: 8 bytes an element. A bucket's gradients that are summed over ranks count once. Left at 0 are COPY, which
+//   goes between host and device, and PARAM_GATHER, what is left to wait for of the parameters that others have updated.
 inline Cost op_cost(const ModelConfig &c, const Work &w, Pass pass, Op op, size_t l) {
     const double T = double(w.T), N = double(w.N), C = double(c.C), F = double(c.F), V = double(c.V), s = double(w.element);
     const double Q = double(c.H * c.D), K = double(c.KV * c.D), raw = c.qk_norm ? 1 : 0;
@@ -98,7 +98,7 @@ inline Cost op_cost(const ModelConfig &c, const Work &w, Pass pass, Op op, size_
         case GRAD_NORM: return parameters(4);
         case ADAMW: return parameters(w.element < 4 ? 30 : 28);  // gradient, both moments and weight; all but the first back
         case GRAD_SUM: return {0, 4 * double(w.bucket)};
-        case PARAM_GATHER: return parameters(s);
+        case PARAM_GATHER:
         case COPY:
         case OPS: break;
     }

@@ -45,6 +45,7 @@ void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const 
                      F buffer) {
     const Sharding &sharding = zero.sharding;
     const bool float_master = zero.rounds && zero.master && export_dtype == "F32";
+    zero.ready(comm, 0, sharding.elements);
     std::unique_ptr<HfWriter> writer;
     std::exception_ptr error;  // of rank 0's disk, say: the other ranks are in the middle of gathering
     const auto on_rank_0 = [&](auto f) {

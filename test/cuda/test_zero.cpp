@@ -54,9 +54,9 @@ template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stag
                 if (buffered || last) zero.reduce(comm, b, to);
             }
         const double norm = zero.gradient_norm(comm);
-        zero.update({1e-2, 0.9, 0.999, 1e-8, 0.1, 1 / norm, step});
-        zero.gather(comm);
+        zero.update(comm, {1e-2, 0.9, 0.999, 1e-8, 0.1, 1 / norm, step});
     }
+    zero.ready(comm, 0, zero.sharding.elements);
     std::vector<float> out;
     for (const Bucket &b : buckets)
         for (auto p : read(*memory, zero.params + b.begin, b.count)) out.push_back(float(p));

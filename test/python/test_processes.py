@@ -1,0 +1,349 @@
+"""Ranks that are processes: over MPI through scripts/launch.sh, or started by hand. And launch.sh itself, with a stand-in for mpirun."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LAUNCH = ROOT / "scripts/launch.sh"
+PROGRAM = ROOT / "build/test/processes/test_processes"
+pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason="make build/test/processes/test_processes")
+
+
+def over_mpi(np, what):
+    """Exit code, standard output, standard error."""
+    if not shutil.which("mpirun"):
+        pytest.skip("no mpirun")
+    result = subprocess.run(["bash", LAUNCH, "-np", str(np), PROGRAM, what], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    if "built without MPI" in result.stderr:
+        pytest.skip("built without MPI")
+    return result.returncode, result.stdout, result.stderr
+
+
+def free_address(host="127.0.0.1"):
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as s:
+        s.bind((host, 0))
+        return f"[{host}]:{s.getsockname()[1]}" if ":" in host else f"{host}:{s.getsockname()[1]}"
+
+
+def start(what, rank, world, address, *timeout):
+    command = [PROGRAM, what, rank, world, address, *timeout]
+    return subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ends(processes, timeout=60):
+    """Of each process exit code, standard output and standard error; none is left behind."""
+    try:
+        said = [p.communicate(timeout=timeout) for p in processes]
+        return [(p.returncode, *texts) for p, texts in zip(processes, said)]
+    finally:
+        for p in processes:
+            p.kill()
+
+
+def all_of(results):
+    """The first exit code that is not 0, and what all said together."""
+    codes, outs, errs = zip(*results)
+    return next((code for code in codes if code), 0), "".join(outs), "".join(errs)
+
+
+def by_hand(np, what, address=None):
+    address = address or free_address()
+    return all_of(ends([start(what, rank, np, address) for rank in range(np)], 120))
+
+
+either = pytest.mark.parametrize("ranks", [over_mpi, by_hand])
+
+
+@either
+@pytest.mark.parametrize("np", [1, 2, 4])
+def test_every_call(ranks, np):
+    code, out, err = ranks(np, "calls")
+    assert code == 0, out + err
+    assert f"{np} ranks: calls done" in out
+
+
+@either
+def test_waiting_is_idle(ranks):
+    code, out, err = ranks(4, "idle")
+    assert code == 0, out + err
+    assert "4 ranks: idle done" in out
+    print(out)
+
+
+@either
+@pytest.mark.parametrize("what, said", [("throw", "rank 3: out of luck"), ("agree", "no such file"), ("kill", "")])
+def test_an_error_ends_all_ranks_and_is_said_once(ranks, what, said):
+    begin = time.monotonic()
+    code, out, err = ranks(4, what)
+    assert code != 0 and time.monotonic() - begin < 30
+    assert "done" not in out
+    if said:
+        assert err.count(said) == 1, err
+
+
+@either
+def test_a_hung_run_ends_with_every_ranks_last_call(ranks):
+    begin = time.monotonic()
+    code, out, err = ranks(4, "hang")
+    assert code != 0 and time.monotonic() - begin < 30
+    assert err.count("has waited longer than --comm_timeout 2") == 1, err
+    for rank, state in enumerate(["in", "back from", "in", "in"]):
+        assert f"  rank {rank}: {state} barrier test/processes/test_processes.cpp:" in err
+
+
+def test_without_mpirun_mpi_is_left_alone():
+    result = subprocess.run([PROGRAM], capture_output=True, text=True)
+    assert result.returncode == 1 and result.stderr == "not started by mpirun\n"
+
+
+# ---- started by hand --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["localhost", "::1"])
+def test_names_and_ipv6(host):
+    try:
+        port = free_address("::1").rsplit(":", 1)[1]
+    except OSError:
+        pytest.skip("no IPv6 here")
+    code, out, err = by_hand(3, "agreement", f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    assert code == 0 and "3 ranks: agreement done" in out, err
+
+
+def test_ranks_may_come_in_any_order():
+    address = free_address()
+    processes = []
+    for rank in [2, 0, 1]:
+        processes.append(start("agreement", rank, 3, address))
+        time.sleep(0.3)
+    code, out, err = all_of(ends(processes))
+    assert code == 0 and "3 ranks: agreement done" in out, err
+
+
+@pytest.mark.slow
+def test_a_slice_of_more_than_2_gib():
+    code, out, err = by_hand(2, "large")
+    assert code == 0 and "2 ranks: large done" in out, err
+
+
+def test_an_error_agreed_on_during_an_exchange():
+    code, out, err = by_hand(4, "agree_late")
+    assert code == 1 and err == "no such file\n"
+
+
+@pytest.mark.parametrize("what, rank", [("kill", 3), ("kill_first", 0)])
+def test_the_rank_that_was_killed_is_named_once(what, rank):
+    begin = time.monotonic()
+    address = free_address()
+    results = ends([start(what, r, 4, address) for r in range(4)])
+    assert time.monotonic() - begin < 30
+    assert sorted(code for code, _, _ in results) == [-signal.SIGKILL, 1, 1, 1]
+    _, _, err = all_of(results)
+    assert err.startswith(f"rank {rank} is gone") and err.count(" is gone") == 1 and err.count("fix: ") == 1, err
+
+
+def test_a_process_that_does_not_answer_is_not_waited_for():
+    address = free_address()
+    processes = [start("stop", rank, 3, address) for rank in range(3)]
+    try:
+        (first, _, err), (third, _, other) = ends([processes[0], processes[2]])
+    finally:
+        processes[1].kill()
+        processes[1].communicate()
+    assert (first, third, other) == (1, 1, "")
+    assert "  rank 0: in barrier" in err and "  rank 1: no answer" in err and "  rank 2: in barrier" in err, err
+
+
+def one(rank, world, address, *timeout):
+    """A rank that fails on the way to the others: its only message."""
+    begin = time.monotonic()
+    ((code, out, err),) = ends([start("agreement", rank, world, address, *timeout)])
+    assert code == 1 and out == "" and time.monotonic() - begin < 30
+    assert err.count("\n  fix: ") == 1, err
+    return err
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "node1", "node1:", ":29500", "node1:0", "node1:65536", "node1:http", "node1:-1", "node1:99999999999", "::1:29500", "[::1]"],
+)
+def test_an_address_that_is_none(address):
+    assert f'--rendezvous "{address}" is not HOST:PORT' in one(1, 2, address)
+
+
+@pytest.mark.parametrize(
+    "rank, world, said", [(2, 2, "--rank 2 is not a rank of --world_size 2"), (-1, 2, "--rank -1 is not"), (0, 0, "--world_size 0")]
+)
+def test_a_rank_outside_the_world(rank, world, said):
+    assert said in one(rank, world, free_address())
+
+
+def test_an_unknown_host():
+    assert 'there is no host "no.such.host.invalid"' in one(1, 2, "no.such.host.invalid:29500")
+
+
+def test_a_host_that_is_another_machine():
+    assert "cannot listen at 192.0.2.1:29500: Cannot assign requested address" in one(0, 2, "192.0.2.1:29500")
+
+
+def test_nobody_answers():
+    address = free_address()
+    assert f"nobody answers at {address}, where rank 0 should be, for 1 s: Connection refused" in one(1, 2, address, 1)
+
+
+def test_not_all_ranks_come():
+    address = free_address()
+    (code, _, err), (code_2, _, err_2) = ends([start("agreement", rank, 4, address, 2) for rank in [0, 2]])
+    assert code == 1 and f"of 4 ranks these have not come to {address} within 2 s: 1, 3\n  fix: " in err
+    assert code_2 == 1 and f"rank 0 at {address} has ended before all ranks had come\n  fix: " in err_2
+
+
+@contextlib.contextmanager
+def listener(answer):
+    """Another program, which answers whoever calls."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with contextlib.suppress(OSError):
+                connection, _ = server.accept()
+                with connection:
+                    answer(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_a_port_in_use():
+    with listener(lambda connection: None) as address:
+        assert f"cannot listen at {address}: Address already in use" in one(0, 2, address)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"),
+        lambda connection: None,  # it closes
+        lambda connection: time.sleep(4),
+    ],
+)
+def test_something_else_answers(answer):
+    with listener(answer) as address:
+        assert f"something answers at {address}, but not as rank 0 does" in one(1, 2, address, 3)
+
+
+def connected(address):
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            host, port = address.rsplit(":", 1)
+            return socket.create_connection((host, int(port)))
+        time.sleep(0.05)
+
+
+def test_strangers_do_not_disturb():
+    address = free_address()
+    first = start("agreement", 0, 2, address)
+    strangers = [connected(address) for _ in range(4)]
+    strangers[0].sendall(b"GET / HTTP/1.0\r\n\r\n")
+    strangers[1].sendall(b"llmc")
+    strangers[2].sendall(b"llmcrank" + b"\xff" * 1000)
+    assert strangers[0].recv(100) == b""  # dropped, while the others may still say what they want
+    code, out, err = all_of(ends([first, start("agreement", 1, 2, address)]))
+    assert code == 0 and "2 ranks: agreement done" in out, err
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_wrong_ranks_are_turned_away_and_the_run_goes_on():
+    address = free_address()
+    right = [start("agreement", rank, 3, address) for rank in [0, 1]]
+    time.sleep(0.5)
+    assert f"another process is rank 1 at {address} already" in one(1, 3, address)
+    assert f"rank 1 has --world_size 2, but rank 0 at {address} has 3" in one(1, 2, address)
+    assert f"cannot listen at {address}: Address already in use" in one(0, 3, address)
+    code, out, err = all_of(ends([*right, start("agreement", 2, 3, address)]))
+    assert code == 0 and "3 ranks: agreement done" in out, err
+
+
+def test_a_rank_may_be_started_again_before_all_have_come():
+    address = free_address()
+    first, second = start("agreement", 0, 3, address), start("agreement", 1, 3, address)
+    time.sleep(0.5)
+    second.kill()
+    second.communicate()
+    code, out, err = all_of(ends([first, *(start("agreement", rank, 3, address) for rank in [1, 2])]))
+    assert code == 0 and "3 ranks: agreement done" in out, err
+
+
+# ---- launch.sh ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    """An mpirun that tells its version, or prints its arguments and runs the program once."""
+
+    def make(version):
+        script = tmp_path / "mpirun"
+        script.write_text(f"""#!/bin/bash
+if [ "$1" = --version ]; then echo '{version}'; exit; fi
+echo "mpirun $*; $OMP_NUM_THREADS threads"
+while [ "$1" != bash ]; do shift; done
+exec "$@"
+""")
+        script.chmod(0o755)
+        environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+        return environment | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    return make
+
+
+def launch(arguments, environment):
+    return subprocess.run(["bash", LAUNCH, *arguments], env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_launch_adds_what_open_mpi_needs_and_prints_the_command(stand_in):
+    environment = stand_in("mpirun (Open MPI) 4.1.4")
+    result = launch(["-np", "1000", "bash", "-c", "exit 7", "a b"], environment)
+    assert result.returncode == 7
+    command = result.stderr.strip()
+    for option in ["--oversubscribe", "--bind-to none", "-x OMP_NUM_THREADS", "odls_base_sigkill_timeout 5", "-np 1000", "a\\ b"]:
+        assert option in command
+    assert ("--allow-run-as-root" in command) == (os.getuid() == 0)
+    assert command.startswith("OMP_NUM_THREADS=1 mpirun ") and "; 1 threads" in result.stdout
+    one = launch(["-np", "1", "bash", "-c", "true"], environment)
+    assert f"; {len(os.sched_getaffinity(0))} threads" in one.stdout
+    assert "; 3 threads" in launch(["-np", "1", "bash", "-c", "true"], environment | {"OMP_NUM_THREADS": "3"}).stdout
+
+
+def test_launch_with_mpich(stand_in):
+    result = launch(["-np", "2", "bash", "-c", "true"], stand_in("HYDRA build details: Version: 4.0.2"))
+    assert result.returncode == 0
+    assert "mpirun --bind-to none -np 2 bash -c true;" in result.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_launch_passes_signals_on_and_waits_for_the_end(stand_in, number):
+    program = 'trap "echo saving; sleep 0.5; echo saved; exit 138" USR1; echo ready; while :; do sleep 0.05; done'
+    environment = stand_in("mpirun (Open MPI) 4.1.4")
+    process = subprocess.Popen(["bash", LAUNCH, "-np", "2", "bash", "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
+    while "ready" != process.stdout.readline().strip():
+        assert process.poll() is None
+    process.send_signal(number)
+    assert process.communicate(timeout=30)[0] == "saving\nsaved\n"
+    assert process.returncode == 138
+
+
+@pytest.mark.parametrize("arguments", [[], ["bash", "-n", "3"], ["-np", "none", "bash"]])
+def test_launch_asks_for_the_number_of_ranks(stand_in, arguments):
+    result = launch(arguments, stand_in("mpirun (Open MPI) 4.1.4"))
+    assert result.returncode == 1 and "fix: scripts/launch.sh -np 8 ./train_llama" in result.stderr
