@@ -297,7 +297,6 @@ struct Room {
         usable = here ? model->memory().available() : gpu_memory(run.options.gpu);
         process = here ? model->memory().process() : 0;
     }
-    size_t of_each(size_t ranks) const { return (usable - std::min(process, usable)) / ranks; }
 };
 
 static int print_plan(const Run &run) {
@@ -307,7 +306,7 @@ static int print_plan(const Run &run) {
     limits.row_tokens = round_up(o.row_tokens, row_multiple);
     limits.positions = o.max_len;
     const Room room(run);
-    const size_t ranks = room.here ? run.ranks.world : 1, memory = room.of_each(ranks);  // here they share the memory
+    const size_t ranks = room.here ? run.ranks.world : 1, memory = room.usable / ranks;  // here they share it
     const auto model = plan_model(run, o.recompute, limits, memory);
     const size_t bytes = room.process + ranks * model->plan().bytes();
     if (run.ranks.world > 1) printf("%s; the plan is that of each rank\n", mesh_line(run.ranks).c_str());
@@ -338,7 +337,7 @@ static int print_plan(const Run &run) {
 static int print_fit(const Run &run) {
     const Options &o = run.options;
     const Room room(run);
-    const size_t memory = room.of_each(1), most = o.ranks > 1 ? o.ranks : 8, max_positions = run.config.max_positions;
+    const size_t memory = room.usable, most = o.ranks > 1 ? o.ranks : 8, max_positions = run.config.max_positions;
     printf("%zu parameters in %s, ZeRO stage %zu; %s for each rank, %s\n", parameter_count(run.config), o.dtype.c_str(),
            o.zero_stage, human_bytes(memory).c_str(), room.here ? "as this machine has alone" : ("usable on " + o.gpu).c_str());
     printf("longest sample in tokens, on ranks that share it (%s), by --recompute:\n%6s", o.sp_mode.c_str(), "ranks");
