@@ -179,6 +179,7 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
         for (const Span &s : spans)
             for (size_t i = 0; i < s.count; i++) zero.master_at(s)[i] = initial(s.global + i);
         zero.round_master(comm);
+        zero.ready(comm, 0, zero.sharding.elements);
         copied = 0;
         std::vector<float> buffers[2];
         for (auto &buffer : buffers) buffer.assign(zero.sharding.largest, NAN);
