@@ -396,6 +396,7 @@ template <class X> void expect_planned_bytes() {
                             : stage == 1 ? (sizeof(X) + 4) * s.count + state * s.count / 4
                                          : sizeof(X) * s.count + (4 + state) * s.count / 4;
         EXPECT_EQ(plan.sum(), want + scratch) << "stage " << stage;
+        EXPECT_NEAR(double(plan.state_bytes()), double(want), 5 * double(Plan::alignment)) << "stage " << stage;
     }
 }
 
