@@ -65,6 +65,15 @@ def test_without_mpirun_mpi_is_left_alone():
     assert result.returncode == 1 and result.stderr == "not started by mpirun\n"
 
 
+@pytest.mark.slow
+def test_two_hosts():
+    result = subprocess.run(["bash", ROOT / "test/two_hosts.sh"], capture_output=True, text=True, timeout=300)
+    if result.returncode == 77:
+        pytest.skip(result.stdout.strip())
+    print(result.stdout)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 # ---- launch.sh ------------------------------------------------------------------------------------------------------------------------
 
 
