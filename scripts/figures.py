@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the figures of docs/ that show how attention works.
+"""Draws the figures of docs/ that show how attention works, on one rank and in a ring.
 
     scripts/figures.py [DIRECTORY]
 
@@ -9,6 +9,9 @@ forward_block() of llmc/ops/attention.h cuts them: blocks of 192 queries, and fo
 
 attention_tile.png: who holds what in one mma.m16n8k16 (llmc/ops/ptx.cuh), and how attention_forward_kernel5 (attention_forward.cuh)
 walks over the keys of one block of queries at head width 64.
+
+ring.png: how keys and values hop around a ring of four ranks for two rows, and which hops are not made. Pieces are dealt as llmc/parallel/split.h
+deals them, and travel as its KeyTravel says.
 """
 import sys
 from pathlib import Path
@@ -199,9 +202,88 @@ def attention_tile():
     return figure
 
 
+# ---- keys and values in a ring
+
+RANKS, PIECES, PIECE = 4, 8, 64  # of the row each rank has 8 pieces, here of 64 tokens
+T = RANKS * PIECES * PIECE
+SHADES = ["#7fb2dd", "#f0b27a", "#93c98a", "#c9a3cf", "#e0918b", "#b9b46a", "#84c4c0"]
+
+
+def contiguous(piece):
+    return piece // PIECES
+
+
+def zigzag(piece):
+    half = piece // (PIECES // 2)
+    return min(half, 2 * RANKS - 1 - half)
+
+
+def sees(documents):
+    """[i, j]: whether a query of piece i sees a key of piece j."""
+    number = np.repeat(np.arange(len(documents)), documents).reshape(-1, PIECE)
+    n = len(number)
+    return np.array([[j <= i and number[j, -1] >= number[i, 0] for j in range(n)] for i in range(n)])
+
+
+def draw_piece(axis, x, y, width, documents, piece, alpha):
+    ends = np.cumsum(documents)
+    begin, end = piece * PIECE, (piece + 1) * PIECE
+    cuts = [begin, *(int(e) for e in ends if begin < e < end), end]
+    for first, last in zip(cuts, cuts[1:]):
+        shade = SHADES[int(np.searchsorted(ends, first, "right")) % len(SHADES)]
+        axis.add_patch(Rectangle((x + (first - begin) / PIECE * width, y), (last - first) / PIECE * width, 1, facecolor=shade, alpha=alpha, linewidth=0))
+    axis.add_patch(Rectangle((x, y), width, 1, fill=False, edgecolor="white" if alpha else "#bbbbbb", linewidth=0.8, linestyle="-" if alpha else ":"))
+
+
+def draw_ring(axis, documents, owner, title):
+    owners = np.array([owner(piece) for piece in range(RANKS * PIECES)])
+    seen = sees(documents)
+    needs = np.array([[seen[owners == rank, piece].any() for piece in range(RANKS * PIECES)] for rank in range(RANKS)])
+    hops_needed = lambda piece: max((rank - owners[piece]) % RANKS for rank in range(RANKS) if needs[rank, piece])  # noqa: E731
+    reach = np.array([hops_needed(piece) for piece in range(RANKS * PIECES)])
+
+    width, gap = 1, 2  # of a piece, between ranks
+    across = RANKS * PIECES * width + (RANKS - 1) * gap
+    for piece in range(RANKS * PIECES):
+        x = piece * across / (RANKS * PIECES)
+        draw_piece(axis, x, 0, across / (RANKS * PIECES), documents, piece, 1)
+        axis.text(x + across / RANKS / PIECES / 2, 0.5, str(owners[piece]), ha="center", va="center", fontsize=7)
+    axis.text(0, -0.25, "the row, its documents in colours, and the rank that each piece goes to", fontsize=8, va="bottom")
+
+    for hop in range(RANKS):
+        y = 2.9 + 1.9 * hop
+        axis.text(-0.5, y + 0.5, "own" if hop == 0 else f"hop {hop}", ha="right", va="center", fontsize=8)
+        for rank in range(RANKS):
+            source, x = (rank - hop) % RANKS, rank * (PIECES * width + gap)
+            if hop == 0:
+                axis.text(x + PIECES / 2, y - 0.2, f"rank {rank}", ha="center", va="bottom", fontsize=9)
+            for i, piece in enumerate(np.flatnonzero(owners == source)):
+                sent = reach[piece] >= hop
+                draw_piece(axis, x + i * width, y, width, documents, piece, 0 if not sent else 1 if needs[rank, piece] else 0.3)
+            sends = any(reach[owners == source] > hop)
+            if hop + 1 < RANKS and sends:
+                wraps = rank + 1 == RANKS
+                start, to = (x + PIECES / 2, y + 1.05), ((x + PIECES + gap) * (not wraps) + PIECES / 2, y + 1.85)
+                axis.annotate("", to, start, arrowprops={"arrowstyle": "->", "color": "#777777", "linewidth": 0.8})
+    axis.set(xlim=(-3.5, across + 0.5), ylim=(2.9 + 1.9 * RANKS - 0.7, -1))
+    axis.axis("off")
+    axis.set_title(f"{title}\n{reach.sum() / RANKS / PIECES:.3f} hops a token instead of {RANKS - 1}", fontsize=10)
+
+
+def ring():
+    figure, axes = plt.subplots(1, 2, figsize=(14, 4.3), layout="constrained")
+    draw_ring(axes[0], [T], zigzag, "One document, zigzag")
+    draw_ring(axes[1], [520, 190, 404, 300, 180, 250, T - 1844], contiguous, "Seven documents, contiguous")
+    figure.legend(handles=[Patch(color=SHADES[0], label="keys and values that the rank attends to"),
+                           Patch(color=SHADES[0], alpha=0.3, label="that only pass through, to a rank behind it"),
+                           Patch(facecolor="white", edgecolor="#bbbbbb", linestyle=":", label="not sent: no rank further on needs them")],
+                  loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return figure
+
+
 def main():
     docs = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent / "docs"
-    for draw_figure in attention_rows, attention_tile:
+    for draw_figure in attention_rows, attention_tile, ring:
         out = docs / f"{draw_figure.__name__}.png"
         draw_figure().savefig(out, dpi=100)
         print(out)

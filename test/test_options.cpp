@@ -158,6 +158,13 @@ TEST(Options, MistakesAreNamed) {
     expect_error(sft + "--num-train-epochs 4", "did you mean --max_epochs?");
     expect_error(sft + "--sequence_len 4", "did you mean --max_len?");
     expect_error(sft + "--max_grad_norm 1", "did you mean --max_norm?");
+    expect_error(sft + "--sequence_parallel_degree 4", "did you mean --ring_attn_size,");
+    expect_error(sft + "--parallelism_config.cp_size 4", "did you mean --ring_attn_size,");
+    expect_error(sft + "--heads_k_stride 4", "did you mean --ring_attn_head_stride,");
+    expect_error(sft + "--ring_attn_func varlen_llama3", "did you mean --sp_mode ring, gather or ulysses;");
+    expect_error(sft + "--deepspeed zero2.json", "did you mean --zero_stage 0, 1 or 2,");
+    expect_error(sft + "--num_processes 8", "did you mean --ranks N,");
+    expect_error(sft + "--main_process_ip 10.0.0.1", "did you mean --rank R --world_size W --rendezvous HOST:PORT,");
     expect_error(sft + "--frobnicate 1", "unknown flag --frobnicate");
     expect_error(sft + "--max_len", "--max_len needs a value: a whole number");
     expect_error(sft + "--max_len 12x", "--max_len \"12x\" is not a whole number");
@@ -228,6 +235,17 @@ TEST(Options, OpenRlhfCommandLinesRun) {
     EXPECT_EQ(options(older).weight_decay, 0.1);
     EXPECT_NE(notes(older).find("defaults that differ"), std::string::npos);
     EXPECT_EQ(options(sft + "--micro_batch_size 4 --row_tokens 3000").row_tokens, 3000u);  // the later one wins
+
+    const std::string ranks = "--ds.zero_stage 3 --ring_attn_size 2 --ring_head_stride 2 --ds.tensor_parallel_size 1";
+    const Options on_ranks = options(sft + ranks);
+    EXPECT_EQ(on_ranks.ring_attn_size, 2u);
+    EXPECT_EQ(on_ranks.ring_attn_head_stride, 2u);
+    EXPECT_EQ(on_ranks.sp_mode, "gather");
+    EXPECT_EQ(on_ranks.zero_stage, 2u);
+    EXPECT_NE(notes(sft + ranks).find("zero_stage 3 runs as 2"), std::string::npos);
+    expect_error(sft + "--ds.tensor_parallel_size 2", "is not supported: there is no tensor parallelism");
+    expect_error(sft + "--ring_attn_head_stride 2 --sp_mode ulysses", "is for --sp_mode gather, not ulysses");
+
     expect_error(sft + "--ds.param_dtype fp16", "--ds.param_dtype fp16 is not supported");
     expect_error(sft + "--ds.lora.rank 8", "is not supported: all weights are trained");
     expect_error(sft + "--pretrain_mode", "the task pretrain trains on all tokens");

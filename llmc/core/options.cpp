@@ -133,6 +133,20 @@ static constexpr Foreign foreign[] = {
     {"use_cpu,no_cuda", "device cpu"},
     {"excess_length_strategy", "truncation"},
     {"num_samples,max_train_samples", "max_samples"},
+    {"sequence_parallel_degree,sequence_parallel_size,context_parallel_size,cp_size,sp_size,parallelism_config_cp_size,parallelism_config_sp_size",
+     "ring_attn_size, the ranks that share one sequence"},
+    {"heads_k_stride", "ring_attn_head_stride, which counts KV heads"},
+    {"ring_attn_func,cp_rotate_method,cp_comm_strategy,parallelism_config_cp_comm_strategy,sp_backend,parallelism_config_sp_backend",
+     "sp_mode ring, gather or ulysses; the layout of each row is chosen by the program"},
+    {"deepspeed,deepspeed_config_file,fsdp,fsdp_config,fsdp_sharding_strategy,dp_shard_size,parallelism_config_dp_shard_size",
+     "zero_stage 0, 1 or 2, over all ranks"},
+    {"dp_replicate_size,parallelism_config_dp_replicate_size",
+     "ring_attn_size; the ranks that it does not take share the step's rows"},
+    {"tp_size,parallelism_config_tp_size", "ring_attn_size; there is no tensor parallelism"},
+    {"num_processes,nproc_per_node", "ranks N, or mpirun -np N in front of the program"},
+    {"num_machines,machine_rank,main_process_ip,main_process_port,nnodes,node_rank,master_addr,master_port",
+     "rank R --world_size W --rendezvous HOST:PORT, or mpirun"},
+    {"ddp_timeout", "comm_timeout"},
 };
 
 // Where a user of OpenRLHF would expect something else when the flag is left out.

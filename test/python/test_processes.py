@@ -285,6 +285,15 @@ def test_a_rank_may_be_started_again_before_all_have_come():
     assert code == 0 and "3 ranks: agreement done" in out, err
 
 
+@pytest.mark.slow
+def test_two_hosts():
+    result = subprocess.run(["bash", ROOT / "test/two_hosts.sh"], capture_output=True, text=True, timeout=300)
+    if result.returncode == 77:
+        pytest.skip(result.stdout.strip())
+    print(result.stdout)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 # ---- launch.sh ------------------------------------------------------------------------------------------------------------------------
 
 
