@@ -61,14 +61,14 @@ endif
 ifeq ($(HAVE_MPI)$(filter 0,$(MPI)),1)
 CXXFLAGS += -DLLMC_MPI $(MPI_HEADERS)
 LDLIBS   += $(MPI_LIBRARIES)
-TEST_MPI  = $(MPI_TEST)
+TEST_MPI  = $(MPI_TESTS)
 endif
 
 # ---- compile and link -------------------------------------------------------------------------------------------------------------
 
 LIBRARY := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard llmc/*/*.cpp))
 TESTS   := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/*.cpp))
-MPI_TEST := $(BUILD)/test/mpi/test_comm_mpi
+MPI_TESTS := $(patsubst %.cpp,$(BUILD)/%,$(wildcard test/mpi/*.cpp))
 BENCHES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard dev/bench/*.cpp))
 CUDA_TESTS := $(wildcard test/cuda/*.cpp)
 EMULATED_COMM := $(BUILD)/emulated/llmc/parallel/comm_nccl.o
@@ -108,7 +108,7 @@ $(BUILD)/test/test_llmc: $(TESTS) $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
 
-$(MPI_TEST): $(MPI_TEST).o $(LIBRARY)
+$(MPI_TESTS): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lpthread -o $@
 
@@ -194,13 +194,13 @@ train_llama: $(PROGRAM)
 endif
 
 ifneq ($(HAVE_GTEST),1)
-$(TESTS) $(MPI_TEST).o: no-gtest
+$(TESTS) $(MPI_TESTS:=.o): no-gtest
 .PHONY: no-gtest
 no-gtest:
 	@echo 'The tests need GoogleTest, which was not found: make deps (or: apt-get install libgtest-dev), then make probe'; exit 1
 endif
 
--include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(MPI_TEST).d $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_OBJECTS:.o=.d) $(WORKSHOP:.o=.d) $(LADDERS:%=build/race/dev/cuda/%.d) $(BENCHES:=.d)
+-include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(MPI_TESTS:=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_OBJECTS:.o=.d) $(WORKSHOP:.o=.d) $(LADDERS:%=build/race/dev/cuda/%.d) $(BENCHES:=.d)
 -include $(BUILD)/train_llama.d $(BUILD)/with_cuda/train_llama.d $(EMULATED_HALF:.o=.d)
 
 # ---- what to make -----------------------------------------------------------------------------------------------------------------

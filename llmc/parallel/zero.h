@@ -168,7 +168,7 @@ template <class Dev> struct Zero {
         comm.wait(std::move(sum_.request));
         double sum = 0;
         for (const Span &s : spans_) sum += squared_norm(dev, norm_scratch, grads_at(s), s.count);
-        return std::sqrt(sharding.parts == 1 ? sum : comm.sum(sum));
+        return std::sqrt(sharding.parts == MUTANT(87, sharding.parts, 1) ? sum : comm.sum(sum));
     }
 
     // One step over all parameters; weight decay as the table says.

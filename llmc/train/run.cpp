@@ -378,6 +378,7 @@ static void check_same_options(const Run &run) {
 int run_task(const Parsed &parsed, Comm &comm, size_t sharing, const ModelFactory &make_model) {
     Run run{parsed.task, parsed.options, comm, sharing, make_model};
     check_same_options(run);
+    comm.check = run.options.check_comm;
     agree(comm, [&] {
         run.config = open_config(run);
         run.ranks = ranks_of(run, run.options.plan ? run.options.ranks : size_t(comm.size));

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from test_runs import ENVIRONMENT, GOLDEN, ROOT, call, checkpoints, command, data, log_lines, random_documents, refused, train, weights, write_data  # noqa: F401
+from test_runs import GOLDEN, ROOT, call, checkpoints, command, data, log_lines, random_documents, refused, train, weights, write_data  # noqa: F401
 
 EMULATED = ROOT / "train_llama_emu"
 needs_emulator = pytest.mark.skipif(not EMULATED.exists(), reason="make train_llama_emu")
@@ -84,9 +84,3 @@ def test_evaluation_and_generation_equal_the_cpus(data, tmp_path):
     words = {"model": tmp_path / "model", "data": None, "prompt": "sort dog", "max_new_tokens": 8, "max_len": None}
     cpu = call(command("generate", **words), errors="replace").stdout
     assert emulate(command("generate", **words, dtype="f32", device="cuda")) == cpu
-
-
-def test_several_ranks_are_refused(data, tmp_path, monkeypatch):
-    monkeypatch.setitem(ENVIRONMENT, "OMPI_COMM_WORLD_SIZE", "8")  # what mpirun -np 8 sets
-    refused(command("sft", data=data, output_dir=tmp_path / "out", max_len=64), "one of 8 ranks", "start it without mpirun")
-    assert not (tmp_path / "out").exists()
