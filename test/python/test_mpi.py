@@ -12,6 +12,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "scripts/launch.sh"
 PROGRAM = ROOT / "build/test/mpi/test_comm_mpi"
+MATRIX = ROOT / "build/test/mpi/test_ranks_mpi"
 needs_mpi = pytest.mark.skipif(
     not PROGRAM.exists() or not shutil.which("mpirun"), reason="no MPI, or make build/test/mpi/test_comm_mpi"
 )
@@ -30,6 +31,14 @@ def test_every_call(np):
     code, out, err, _ = ranks(np, "calls")
     assert code == 0, out + err
     assert f"{np} ranks: calls done" in out
+
+
+@pytest.mark.skipif(not MATRIX.exists() or not shutil.which("mpirun"), reason="no MPI, or make build/test/mpi/test_ranks_mpi")
+@pytest.mark.parametrize("np, cases", [(2, 8), (3, 8), (4, 14), pytest.param(6, 20, marks=pytest.mark.slow), pytest.param(8, 20, marks=pytest.mark.slow)])
+def test_splits_equal_one_rank(np, cases):
+    result = subprocess.run(["bash", LAUNCH, "-np", str(np), MATRIX], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{np} ranks: {cases} cases done" in result.stdout
 
 
 @needs_mpi
