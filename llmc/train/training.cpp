@@ -443,9 +443,10 @@ void Trainer::finish() {
     save_model(o_.output_dir);
     if (!logger_) return;
     if (const Profiler *profiler = model_->profiler()) logger_->say("%s", profiler->table().c_str());
-    logger_->say("saved %s; %zu steps, %zu samples, %zu tokens, %zu steps skipped; peak memory %s, planned %s",
+    logger_->say("saved %s; %zu steps, %zu samples, %zu tokens, %zu steps skipped; peak memory %s, planned %s%s",
                  o_.output_dir.c_str(), steps_, totals_.samples, totals_.tokens, totals_.skipped,
-                 human_bytes(model_->memory().peak()).c_str(), human_bytes(model_->arena().planned_peak()).c_str());
+                 human_bytes(model_->memory().peak()).c_str(), human_bytes(model_->arena().planned_peak()).c_str(),
+                 run_.comm.size > 1 ? " a rank" : "");
 }
 
 }  // namespace

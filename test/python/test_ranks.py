@@ -227,6 +227,10 @@ def of_run(output):
     return found
 
 
+def ranks_of(output):
+    return sorted(pid for pid, program in of_run(output).items() if program == PROGRAM.name)
+
+
 def steps_logged(output):
     log = output / "log.jsonl"
     return log.read_bytes().count(b"\n") - 1 if log.exists() else -1
@@ -259,12 +263,10 @@ def killed(data, tmp_path, ranks, kills):
     for together in range(0, kills, 3):
         started = [(run, start(processes(ranks, sft(data, run, **LONG)))) for run in runs[together:together + 3]]
         for run, process in started:
-            moment = rng.randrange(0, 12)
-            wait_for(lambda: steps_logged(run) >= moment, process)  # noqa: B023
+            moment = rng.randrange(-1, 12)  # -1: before MPI has started
+            wait_for(lambda: steps_logged(run) >= moment and len(ranks_of(run)) == ranks, process)  # noqa: B023
             time.sleep(rng.uniform(0, 0.1))
-            of_ranks = sorted(pid for pid, program in of_run(run).items() if program == "train_llama")
-            assert len(of_ranks) == ranks
-            os.kill(rng.choice(of_ranks), signal.SIGKILL)
+            os.kill(rng.choice(ranks_of(run)), signal.SIGKILL)
         for run, process in started:
             code, said, error = ended(process, run, within=30)
             assert code != 0, said + error
