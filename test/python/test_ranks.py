@@ -111,6 +111,10 @@ def test_processes_give_the_bits_of_threads(data, one_rank, tmp_path):
     assert stable(log_lines(tmp_path / "threads")) == stable(log_lines(tmp_path / "processes"))
     assert weights(tmp_path / "threads") == weights(tmp_path / "processes")
     compare_logs(tmp_path / "processes", one_rank)
+    logs = [tmp_path / "threads.jsonl", tmp_path / "processes.jsonl"]
+    evaluations = [command("eval", data=data, max_len=64, ring_attn_size=2, log=log) for log in logs]
+    assert call([*evaluations[0], "--ranks", "2"]).returncode == call(processes(2, evaluations[1])).returncode == 0
+    assert logs[0].read_text() == logs[1].read_text() != ""
 
 
 def test_evaluation_equals_one_ranks(data, tmp_path):
@@ -241,11 +245,10 @@ def wait_for(what, process):
         time.sleep(0.01)
 
 
-def ended(process, output, within):
-    """Exit code and standard error of a run of which nothing is left."""
-    begin = time.monotonic()
+def ended(process, output, since, within):
+    """Exit code, standard output and standard error of a run that ends in so many seconds, and of which nothing is left."""
     said, error = process.communicate(timeout=within + 30)
-    assert time.monotonic() - begin < within, error
+    assert time.monotonic() - since < within, error
     assert of_run(output) == {}, error
     return process.returncode, said, error
 
@@ -259,7 +262,7 @@ def killed(data, tmp_path, ranks, kills):
     straight = tmp_path / "straight"
     trained(sft(data, straight, ranks=ranks, **LONG))
     runs = [tmp_path / str(number) for number in range(kills)]
-    saved = []
+    saved, moments = [], {}
     for together in range(0, kills, 3):
         started = [(run, start(processes(ranks, sft(data, run, **LONG)))) for run in runs[together:together + 3]]
         for run, process in started:
@@ -267,8 +270,9 @@ def killed(data, tmp_path, ranks, kills):
             wait_for(lambda: steps_logged(run) >= moment and len(ranks_of(run)) == ranks, process)  # noqa: B023
             time.sleep(rng.uniform(0, 0.1))
             os.kill(rng.choice(ranks_of(run)), signal.SIGKILL)
+            moments[run] = time.monotonic()
         for run, process in started:
-            code, said, error = ended(process, run, within=30)
+            code, said, error = ended(process, run, moments[run], within=30)
             assert code != 0, said + error
             saved.append(max(checkpoints_or_none(run), default=0))
             trained(sft(data, run, ranks=ranks, resume="auto", **LONG))
@@ -308,7 +312,7 @@ def test_signals_end_processes_in_good_order(data, tmp_path):
         mpirun = [pid for pid, program in of_run(run).items() if program.startswith("mpirun")]
         os.kill(process.pid if number == signal.SIGTERM else mpirun[0], number)
     for run, number, process in started:
-        code, said, error = ended(process, run, within=30)
+        code, said, error = ended(process, run, time.monotonic(), within=30)
         assert code == 128 + signal.SIGUSR1, said + error
         assert said.count("stopped by signal") == 1
         last = log_lines(run)[-1]["step"]
@@ -368,8 +372,9 @@ def wrong(data, tmp_path_factory):
         "ranks": processes(2, sft(data, run["ranks"], ranks=4)),
         "full": different((here, saves), (here, [*full, "8192", *saves])),  # KiB: MPI itself takes 4, a shard 11 MiB
     }
+    since = time.monotonic()
     started = {name: start(words) for name, words in starts.items()}
-    return {name: (*ended(process, run[name], within=100), run[name]) for name, process in started.items()}
+    return {name: (*ended(process, run[name], since, within=100), run[name]) for name, process in started.items()}
 
 
 @needs_mpi
