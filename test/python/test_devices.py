@@ -89,8 +89,8 @@ def test_evaluation_and_generation_equal_the_cpus(data, tmp_path):
 @pytest.mark.slow
 @needs_emulator
 def test_ranks_that_share_a_device_train_as_one(data, tmp_path):
-    emulated_run(tmp_path / "one", data=data)
-    emulated_run(tmp_path / "two", data=data, ranks=2, ring_attn_size=2, zero_stage=2)
+    emulated_run(tmp_path / "one", data=data, eval_data=data)
+    emulated_run(tmp_path / "two", data=data, eval_data=data, ranks=2, ring_attn_size=2, zero_stage=2)
     one, two = (stable(log_lines(tmp_path / name)) for name in ("one", "two"))
     assert len(one) == len(two) == 4  # and an evaluation
     for a, b in zip(one, two):

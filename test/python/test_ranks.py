@@ -12,8 +12,8 @@ import time
 
 import numpy as np
 import pytest
-from test_runs import (DEMO, ENVIRONMENT, GOLDEN, PROGRAM, ROOT, call, checkpoints, command, log_lines, random_documents,
-                       read_tensors, refused, stable, weights, write_data)
+from test_runs import (DEMO, ENVIRONMENT, GOLDEN, PROGRAM, ROOT, call, checkpoints, command, log_lines, python_for_data,  # noqa: F401
+                       random_documents, read_tensors, refused, stable, weights, write_data)
 
 LAUNCH = ROOT / "scripts" / "launch.sh"
 needs_mpi = pytest.mark.skipif(not PROGRAM.exists() or b"MPI_Init_thread" not in PROGRAM.read_bytes() or not shutil.which("mpirun"),
@@ -140,6 +140,17 @@ def test_generation_equals_one_ranks(tmp_path):
         assert result.returncode == 0 and result.stderr == "", result.stderr
         said.append([line for line in result.stdout.splitlines() if line.startswith("{")])
     assert len(said[0]) == 39 and said[0] == said[1]
+
+
+def test_ranks_wait_while_data_is_prepared(python_for_data, tmp_path):  # noqa: F811
+    records = tmp_path / "x.jsonl"
+    records.write_text("".join(json.dumps({"prompt": f"a {n}", "completion": "b"}) + "\n" for n in range(9)))
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(5)\n")  # Python runs it before anything else
+    words = sft(records, tmp_path / "run", model=DEMO, max_steps=1, ranks=2, comm_timeout=4)
+    environment = {**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("documents kept") == 1
 
 
 # ---- checkpoints ----------------------------------------------------------------------------------------------------------------------
