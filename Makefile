@@ -67,7 +67,7 @@ endif
 
 LIBRARY := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard llmc/*/*.cpp))
 TESTS   := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/*.cpp))
-PROCESSES := $(BUILD)/test/processes/test_processes
+PROCESSES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard test/processes/*.cpp))
 BENCHES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard dev/bench/*.cpp))
 CUDA_TESTS := $(wildcard test/cuda/*.cpp)
 EMULATED_COMM := $(BUILD)/emulated/llmc/parallel/comm_nccl.o
@@ -107,7 +107,7 @@ $(BUILD)/test/test_llmc: $(TESTS) $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
 
-$(PROCESSES): $(PROCESSES).o $(LIBRARY)
+$(PROCESSES): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lpthread -o $@
 
@@ -193,13 +193,13 @@ train_llama: $(PROGRAM)
 endif
 
 ifneq ($(HAVE_GTEST),1)
-$(TESTS) $(PROCESSES).o: no-gtest
+$(TESTS) $(PROCESSES:=.o): no-gtest
 .PHONY: no-gtest
 no-gtest:
 	@echo 'The tests need GoogleTest, which was not found: make deps (or: apt-get install libgtest-dev), then make probe'; exit 1
 endif
 
--include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(PROCESSES).d $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_OBJECTS:.o=.d) $(WORKSHOP:.o=.d) $(LADDERS:%=build/race/dev/cuda/%.d) $(BENCHES:=.d)
+-include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(PROCESSES:=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_OBJECTS:.o=.d) $(WORKSHOP:.o=.d) $(LADDERS:%=build/race/dev/cuda/%.d) $(BENCHES:=.d)
 -include $(BUILD)/train_llama.d $(BUILD)/with_cuda/train_llama.d $(EMULATED_HALF:.o=.d)
 
 # ---- what to make -----------------------------------------------------------------------------------------------------------------

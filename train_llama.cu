@@ -523,7 +523,7 @@ template <class Dev> void Llama<Dev>::load_part(const Row &r, float weight) {
     const Row whole = pad_row(r, limits.ranks.sp);
     if (profiler_) profiler_->begin_row(whole, limits.ranks.sp);
     row.split = split_row(config, limits.ranks, sizeof(X), whole);
-    load_row(local_row(whole, *row.split, limits.ranks.sp_rank()), weight);
+    load_row(local_row(whole, *row.split, limits.ranks.sp_rank()), MUTANT(84, weight / float(limits.ranks.sp), weight));
     load_lo(whole.doc_begin);
 }
 
@@ -678,6 +678,7 @@ template <class Dev> void Llama<Dev>::accumulate(const Row &r, float weight, boo
 // micro-step and out of a buffer, else in the last one. `complete`: nothing else of this pass adds to them. Without a row they are summed all
 // the same, for the ranks that have one.
 template <class Dev> template <class F> void Llama<Dev>::sum_gradients(size_t cut, float *buffer, bool complete, F add) {
+    if (MUTANT(86, row.T == 0, false)) return;
     const Sharding &s = zero.sharding;
     for (size_t b = s.bucket_of(cuts[cut].begin); b < s.buckets.size() && s.buckets[b].global < cuts[cut].end; b++) {
         const Bucket &bucket = s.buckets[b];
@@ -694,7 +695,7 @@ template <class Dev> void Llama<Dev>::head_backward() {
     const size_t C = config.C, V = config.V, cut = head_cut();
     const bool in_parts = zero.sharding.bucket_of(cuts[cut].begin) != zero.sharding.bucket_of(cuts[cut].end - 1);
     if (in_parts && row.T) head(acts.dx, nullptr);
-    sum_gradients(cut, grads_of.head, !config.tied, [&](size_t first, size_t n) {
+    sum_gradients(cut, grads_of.head, MUTANT(85, true, !config.tied), [&](size_t first, size_t n) {
         if (!in_parts) return head(acts.dx, dw.head);
         reach(clock.head_weight(), n);
         lm_head_weight(dev, dw.head, acts.head, acts.normf, w.head, row.rows, row.targets, row.weights, acts.stats, C, V, row.N,
@@ -878,7 +879,7 @@ int main(int argc, char **argv) {
                 wrong = error.what();
             }
             const Options &o = parsed.options;
-            return run_mpi({o.check_comm, o.comm_timeout}, [&](Comm &comm) {
+            return run_mpi({.timeout = o.comm_timeout}, [&](Comm &comm) {
                 agree(comm, [&] {
                     if (!wrong.empty()) die("%s", wrong.c_str());
                     if ((o.ranks > 1 && !o.plan) || !o.rendezvous.empty())
@@ -890,7 +891,7 @@ int main(int argc, char **argv) {
         }
         parse_arguments();
         const Options &o = parsed.options;
-        const CommOptions options = {o.check_comm, o.comm_timeout};
+        const CommOptions options = {.timeout = o.comm_timeout};
         const bool alone = o.plan || !parsed.help.empty();
         if (!o.rendezvous.empty() && !alone)
             return run_sockets({int(o.rank), int(o.world_size), o.rendezvous}, options,

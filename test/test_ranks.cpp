@@ -8,7 +8,7 @@ namespace {
 
 template <class Dev> RankResult on_threads(const RankCase &c, bool tied) {
     RankResult result = empty_result(tied);
-    run_threads(int(c.world), {.check = true}, [&](Comm &comm) {
+    run_threads(int(c.world), {.check = true, .timeout = 60}, [&](Comm &comm) {
         const ContextPtr ctx = make_context(1);
         rank_step(Dev{1, ctx.get()}, comm, c, tied, result);
         return 0;

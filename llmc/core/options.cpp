@@ -426,7 +426,9 @@ struct Parser {
 static void check_values(const Options &o, Task task) {
     const ordered_json json = to_json(o, task);
     const auto must = [&](bool ok, const char *flag, const char *rule) {
-        if (!ok) die("--%s is %s but must be %s", flag, json.value(flag, ordered_json()).dump().c_str(), rule);
+        if (!ok)
+            die("--%s is %s but must be %s\n  fix: another --%s", flag, json.value(flag, ordered_json()).dump().c_str(), rule,
+                flag);
     };
     const auto one_of = [&](const std::string &value, const char *flag, const char *choices) {
         if (!contains(choices, value)) die("--%s is \"%s\"\n  fix: one of %s", flag, value.c_str(), choices);

@@ -170,7 +170,7 @@ template <class Dev> struct Zero {
         comm.wait(std::move(sum_.request));
         double sum = 0;
         for (const Span &s : spans_) sum += squared_norm(dev, norm_scratch, grads_at(s), s.count);
-        return std::sqrt(sharding.parts == 1 ? sum : comm.sum(sum));
+        return std::sqrt(sharding.parts == MUTANT(87, sharding.parts, 1) ? sum : comm.sum(sum));
     }
 
     // One step over all parameters; weight decay as the table says. Others' parameters come bucket by bucket, on GPUs while the next forward
@@ -190,7 +190,7 @@ template <class Dev> struct Zero {
     void ready(Comm &comm, size_t begin, size_t end) {
         if (gathers_.empty() || begin == end) return;
         for (size_t b = sharding.bucket_of(begin); b <= sharding.bucket_of(end - 1); b++)
-            if (!MUTANT(84, b == 0, false)) comm.wait(std::move(gathers_[b]));
+            if (!MUTANT(88, b == 0, false)) comm.wait(std::move(gathers_[b]));
     }
 
     // The parameters of all ranks follow the master weights, which have just been loaded into the shards; ready().

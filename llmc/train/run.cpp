@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <future>
 
 #include "../core/common.h"
 #include "../core/file.h"
@@ -131,8 +132,12 @@ static std::string prepare(const Run &run, const std::string &kind, const std::s
 std::string prepared_file(const Run &run, const std::string &kind, const std::string &path,
                           const std::vector<std::string> &extra) {
     std::string out;
+    std::future<std::string> made;  // may take longer than --comm_timeout, so that the other ranks hear that it goes on
+    if (run.speaks()) made = std::async(std::launch::async, prepare, std::cref(run), kind, path, extra);
+    const std::chrono::duration<double> patience(std::min(1.0, run.options.comm_timeout / 4));
+    while (!run.comm.all(!run.speaks() || made.wait_for(patience) == std::future_status::ready)) {}
     agree(run.comm, [&] {
-        if (run.speaks()) out = prepare(run, kind, path, extra);
+        if (run.speaks()) out = made.get();
     });
     return run.comm.gather(out)[0];
 }
@@ -441,6 +446,7 @@ static void check_same_options(const Run &run) {
 int run_task(const Parsed &parsed, Comm &comm, size_t sharing, const ModelFactory &make_model) {
     Run run{parsed.task, parsed.options, comm, sharing, make_model};
     check_same_options(run);
+    comm.check = run.options.check_comm;
     agree(comm, [&] {
         const Options &o = run.options;
         const size_t world = o.fit ? 1 : o.plan ? o.ranks : size_t(comm.size), demo = world % 2 ? 1 : 2;

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from test_runs import ENVIRONMENT, GOLDEN, ROOT, call, checkpoints, command, data, log_lines, random_documents, refused, train, weights, write_data  # noqa: F401
+from test_runs import GOLDEN, ROOT, call, checkpoints, command, data, log_lines, random_documents, refused, stable, train, weights, write_data  # noqa: F401
 
 EMULATED = ROOT / "train_llama_emu"
 needs_emulator = pytest.mark.skipif(not EMULATED.exists(), reason="make train_llama_emu")
@@ -86,7 +86,13 @@ def test_evaluation_and_generation_equal_the_cpus(data, tmp_path):
     assert emulate(command("generate", **words, dtype="f32", device="cuda")) == cpu
 
 
-def test_several_ranks_are_refused(data, tmp_path, monkeypatch):
-    monkeypatch.setitem(ENVIRONMENT, "OMPI_COMM_WORLD_SIZE", "8")  # what mpirun -np 8 sets
-    refused(command("sft", data=data, output_dir=tmp_path / "out", max_len=64), "one of 8 ranks", "start it without mpirun")
-    assert not (tmp_path / "out").exists()
+@pytest.mark.slow
+@needs_emulator
+def test_ranks_that_share_a_device_train_as_one(data, tmp_path):
+    emulated_run(tmp_path / "one", data=data, eval_data=data)
+    emulated_run(tmp_path / "two", data=data, eval_data=data, ranks=2, ring_attn_size=2, zero_stage=2)
+    one, two = (stable(log_lines(tmp_path / name)) for name in ("one", "two"))
+    assert len(one) == len(two) == 4  # and an evaluation
+    for a, b in zip(one, two):
+        for key in set(a) & {"loss", "grad_norm", "eval_loss"}:
+            assert b[key] == pytest.approx(a[key], rel=1e-5)

@@ -285,6 +285,19 @@ def test_a_rank_may_be_started_again_before_all_have_come():
     assert code == 0 and "3 ranks: agreement done" in out, err
 
 
+MATRIX = ROOT / "build/test/processes/test_ranks_mpi"
+
+
+@pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun")
+@pytest.mark.parametrize("np, cases", [(2, 8), (3, 8), (4, 14), pytest.param(6, 20, marks=pytest.mark.slow), pytest.param(8, 20, marks=pytest.mark.slow)])
+def test_splits_equal_one_rank(np, cases):
+    result = subprocess.run(["bash", LAUNCH, "-np", str(np), MATRIX], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    if "built without MPI" in result.stderr:
+        pytest.skip("built without MPI")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{np} ranks: {cases} cases done" in result.stdout
+
+
 @pytest.mark.slow
 def test_two_hosts():
     result = subprocess.run(["bash", ROOT / "test/two_hosts.sh"], capture_output=True, text=True, timeout=300)

@@ -25,7 +25,7 @@ GOLDEN = ROOT / "test" / "golden"
 DEMO = ROOT / "data" / "demo" / "model"
 ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # the python3 that runs data/prepare.py
 OPTIMIZER = "optimizer-00000-of-00001.safetensors"  # of a checkpoint that one rank wrote
-VARYING = ("tok_s", "step_s", "peak_mem", "mfu")  # of a log line: time and memory
+VARYING = ("tok_s", "step_s", "peak_mem", "peak_mem_min", "mfu", "compute_s", "comm_s", "optimizer_s")  # of a log line: time and memory
 
 
 # ---- data and calls ---------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,34 @@
+// The matrix of splits, ranks being processes: scripts/launch.sh -np 4 build/test/processes/test_ranks_mpi; test/python/test_processes.py runs it.
+#define LLMC_NO_MAIN
+#include "../../train_llama.cu"
+
+#include "../rank_cases.h"
+
+// Every rank brings its part of the gradient, and rank 0 compares.
+static int equals_one_rank(Comm &comm) {
+    RankResult want[2];
+    if (comm.rank == 0)
+        for (const bool tied : {false, true}) want[tied] = one_rank(make_device<CpuF32>(1), tied);
+    size_t number = 0;
+    const auto cases = some_rank_cases(size_t(comm.size));
+    for (const RankCase &c : cases) {
+        const bool tied = number++ % 2;
+        RankResult got = empty_result(tied);
+        rank_step(make_device<CpuF32>(1), comm, c, tied, got);
+        comm.all_reduce_sum({got.gradient.data(), got.gradient.size()});
+        if (comm.rank == 0) check_rank_result(c.name(), got, want[tied]);
+    }
+    if (comm.rank == 0) printf("%d ranks: %zu cases done\n", comm.size, cases.size());
+    return testing::Test::HasFailure();
+}
+
+int main(int argc, char **argv) {
+    testing::InitGoogleTest(&argc, argv);
+    try {
+        if (!started_by_mpirun()) die("not started by mpirun");
+        return run_mpi({.check = false, .timeout = 120}, equals_one_rank);
+    } catch (const std::exception &error) {
+        fprintf(stderr, "%s\n", error.what());
+        return 1;
+    }
+}

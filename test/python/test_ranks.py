@@ -1,0 +1,407 @@
+"""Whole runs of train_llama on ranks, threads and processes: what one rank computes, whatever the split; ends of ranks; wrong inputs."""
+
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from test_runs import (DEMO, ENVIRONMENT, GOLDEN, PROGRAM, ROOT, call, checkpoints, command, log_lines, python_for_data,  # noqa: F401
+                       random_documents, read_tensors, refused, stable, weights, write_data)
+
+LAUNCH = ROOT / "scripts" / "launch.sh"
+needs_mpi = pytest.mark.skipif(not PROGRAM.exists() or b"MPI_Init_thread" not in PROGRAM.read_bytes() or not shutil.which("mpirun"),
+                               reason="built without MPI, or no mpirun")
+SAME = ("samples", "tokens", "target_tokens", "lr", "epoch", "skipped")  # of a log line: exact, whatever the split
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data") / "data.safetensors", random_documents(40))
+
+
+def sft(data, output, *flags, **options):
+    return command("sft", *flags, **{"data": data, "output_dir": output, "max_len": 64, "train_batch_size": 9, "learning_rate": 1e-3,
+                                     "max_steps": 10, **options})
+
+
+def processes(ranks, words):
+    return ["bash", str(LAUNCH), "-np", str(ranks), *words]
+
+
+def different(*parts):
+    """Ranks that are not started alike: (directory, words) of each."""
+    words = []
+    for directory, own in parts:
+        words += [*([":"] if words else []), "-np", "1", "--wdir", str(directory), *own]
+    return ["bash", str(LAUNCH), *words]
+
+
+def trained(words):
+    """The standard output of a run that ends well, in which only rank 0 has spoken."""
+    result = call(words)
+    assert result.returncode == 0, result.stdout + result.stderr
+    noise = [line for line in result.stderr.splitlines() if not line.startswith("OMP_NUM_THREADS=")]  # launch.sh's own line
+    assert noise == [], result.stderr
+    for once in ("parameters, ", "saved ", "ZeRO stage", "resumed from"):
+        assert result.stdout.count(once) <= 1, result.stdout
+    assert result.stdout.count("saved ") == 1
+    return result.stdout
+
+
+def compare_logs(got, want, first=1e-6, later=1e-5):
+    """Steps and evaluations: loss and norm of the first step within `first`, of the others within `later`."""
+    got, want = stable(log_lines(got)), {(line["step"], "loss" in line): line for line in stable(log_lines(want))}
+    assert got
+    for number, line in enumerate(got):
+        other = want[line["step"], "loss" in line]
+        if "eval_loss" in line:
+            assert math.isclose(line["eval_loss"], other["eval_loss"], rel_tol=1e-6)
+            assert line["eval_target_tokens"] == other["eval_target_tokens"]
+            continue
+        for key in ("loss", "grad_norm"):
+            assert math.isclose(line[key], other[key], rel_tol=first if number == 0 else later), (key, line, other)
+        for key in SAME:
+            assert line[key] == other[key], (key, line, other)
+    return len(got)
+
+
+# ---- the same training ----------------------------------------------------------------------------------------------------------------
+
+SPLITS = {
+    "2: 1 x 2, ring": (2, {"ring_attn_size": 2, "zero_stage": 0}),
+    "3: 3 x 1": (3, {}),
+    "4: 2 x 2, gather": (4, {"ring_attn_size": 2, "ring_attn_head_stride": 1, "zero_stage": 2}),
+    "4: 1 x 4, ulysses": (4, {"ring_attn_size": 4, "sp_mode": "ulysses", "zero_stage": 1}),
+    "6: 2 x 3, ring": (6, {"ring_attn_size": 3, "zero_stage": 2, "recompute": "layer"}),
+    "8: 8 x 1, rings without a row": (8, {"zero_stage": 2, "row_tokens": 2048}),
+}
+
+
+@pytest.fixture(scope="module")
+def one_rank(data, tmp_path_factory):
+    run = tmp_path_factory.mktemp("one") / "run"
+    trained(sft(data, run, eval_data=data))
+    return run
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_every_split_trains_as_one_rank(name, data, one_rank, tmp_path):
+    ranks, options = SPLITS[name]
+    said = trained(sft(data, tmp_path / "run", "--check_comm", ranks=ranks, eval_data=data, **options))
+    assert said.count(f"{ranks} ranks: ") == 1
+    assert compare_logs(tmp_path / "run", one_rank) == 12  # 10 steps, evaluations after the epochs' ends and the last
+    assert log_lines(tmp_path / "run")[0]["world"] == ranks
+    got, want = (read_tensors(run / "model.safetensors") for run in (tmp_path / "run", one_rank))
+    for tensor in want:
+        assert np.abs(got[tensor] - want[tensor]).max() <= 1e-4, tensor  # a tenth of what one step of AdamW may change
+
+
+@needs_mpi
+def test_processes_give_the_bits_of_threads(data, one_rank, tmp_path):
+    options = {"eval_data": data, "ring_attn_size": 2, "zero_stage": 2}
+    trained(sft(data, tmp_path / "threads", ranks=4, **options))
+    trained(processes(4, sft(data, tmp_path / "processes", **options)))
+    assert stable(log_lines(tmp_path / "threads")) == stable(log_lines(tmp_path / "processes"))
+    assert weights(tmp_path / "threads") == weights(tmp_path / "processes")
+    compare_logs(tmp_path / "processes", one_rank)
+    logs = [tmp_path / "threads.jsonl", tmp_path / "processes.jsonl"]
+    evaluations = [command("eval", data=data, max_len=64, ring_attn_size=2, log=log) for log in logs]
+    assert call([*evaluations[0], "--ranks", "2"]).returncode == call(processes(2, evaluations[1])).returncode == 0
+    assert logs[0].read_text() == logs[1].read_text() != ""
+
+
+def test_evaluation_equals_one_ranks(data, tmp_path):
+    losses = []
+    for ranks, options in ((1, {}), (4, {"ring_attn_size": 2}), (3, {"ring_attn_size": 3, "sp_mode": "gather"})):
+        result = call(command("eval", data=data, max_len=64, ranks=ranks, log=tmp_path / f"{ranks}.jsonl", **options))
+        assert result.returncode == 0 and result.stderr == "", result.stderr
+        assert result.stdout.count("perplexity") == 1
+        losses.append(json.loads((tmp_path / f"{ranks}.jsonl").read_text()))
+    for line in losses[1:]:
+        assert math.isclose(line["eval_loss"], losses[0]["eval_loss"], rel_tol=1e-6)
+        assert [line[key] for key in ("eval_target_tokens", "eval_tokens")] == [losses[0][key] for key in ("eval_target_tokens", "eval_tokens")]
+
+
+def test_generation_equals_one_ranks(tmp_path):
+    trained(command("sft", data=ROOT / "data/demo/train.safetensors", model=DEMO, max_steps=1, max_samples=4, output_dir=tmp_path / "model"))
+    documents = [(np.arange(3, 3 + n), np.zeros(n)) for n in range(1, 40)]  # more than one group
+    prompts = write_data(tmp_path / "prompts.safetensors", documents, kind="prompts", vocab=260)
+    said = []
+    for ranks in (1, 3):
+        words = command("generate", model=tmp_path / "model", prompts=prompts, max_new_tokens=4, temperature=1, ranks=ranks)
+        result = call(words, errors="replace")  # what is generated need not be text
+        assert result.returncode == 0 and result.stderr == "", result.stderr
+        said.append([line for line in result.stdout.splitlines() if line.startswith("{")])
+    assert len(said[0]) == 39 and said[0] == said[1]
+
+
+def test_ranks_wait_while_data_is_prepared(python_for_data, tmp_path):  # noqa: F811
+    records = tmp_path / "x.jsonl"
+    records.write_text("".join(json.dumps({"prompt": f"a {n}", "completion": "b"}) + "\n" for n in range(9)))
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(5)\n")  # Python runs it before anything else
+    words = sft(records, tmp_path / "run", model=DEMO, max_steps=1, ranks=2, comm_timeout=4)
+    environment = {**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("documents kept") == 1
+
+
+# ---- checkpoints ----------------------------------------------------------------------------------------------------------------------
+
+EIGHT = {"ranks": 8, "ring_attn_size": 2, "zero_stage": 2, "save_steps": 4, "max_num": 9}
+
+
+def test_resuming_on_any_number_of_ranks(data, tmp_path):
+    straight = tmp_path / "straight"
+    trained(sft(data, straight, **EIGHT))
+    assert checkpoints(straight) == [4, 8]
+    for ranks in (8, 1, 2, 3):
+        options = EIGHT if ranks == 8 else {**EIGHT, "ranks": ranks, "ring_attn_size": 2 if ranks == 2 else 1, "zero_stage": ranks % 3}
+        run = shutil.copytree(straight, tmp_path / str(ranks))
+        said = trained(sft(data, run, **{**options, "resume": run / "step_4"}))
+        assert "at step 4" in said
+        if ranks == 8:
+            assert stable(log_lines(run)) == stable(log_lines(straight))
+            assert weights(run) == weights(straight)
+        log = run / "log.jsonl"
+        log.write_text("".join(line for line in log.read_text().splitlines(True) if json.loads(line).get("step", 0) > 4))
+        assert compare_logs(run, straight) == 6
+
+
+def test_resuming_bf16_gives_the_same_bits(data, tmp_path):
+    options = {"dtype": "bf16", "ranks": 4, "ring_attn_size": 2, "save_steps": 6}
+    trained(sft(data, tmp_path / "straight", **options))
+    run = shutil.copytree(tmp_path / "straight", tmp_path / "run")
+    trained(sft(data, run, resume=run / "step_6", **options))
+    assert stable(log_lines(run)) == stable(log_lines(tmp_path / "straight"))
+    assert weights(run) == weights(tmp_path / "straight")
+
+
+def test_master_weights_are_exported_from_all_ranks(data, tmp_path):
+    """Steps too small for bf16: only master weights know of them."""
+    options = {"dtype": "bf16", "export_dtype": "f32", "max_steps": 3, "lr_scheduler": "constant", "learning_rate": 1e-6}
+    exports = {}
+    for ranks in (1, 4):
+        trained(sft(data, tmp_path / str(ranks), ranks=ranks, **options))
+        exports[ranks] = read_tensors(tmp_path / str(ranks) / "model.safetensors")
+    safetensors = pytest.importorskip("safetensors.numpy")  # what transformers reads with
+    read, before = safetensors.load_file(tmp_path / "4" / "model.safetensors"), read_tensors(GOLDEN / "qwen3" / "model.safetensors")
+    assert read.keys() == exports[1].keys()
+    for name, want in exports[1].items():
+        assert read[name].dtype == np.float32 and (read[name] == exports[4][name]).all()
+        assert np.abs(read[name] - want).max() <= 1e-5, name
+        assert 1e-6 < np.abs(read[name] - before[name]).max() < 1e-5, name
+
+
+def damaged(checkpoint, how):
+    shard = checkpoint / "optimizer-00001-of-00004.safetensors"
+    raw = shard.read_bytes()
+    if how == "missing":
+        shard.unlink()
+    elif how == "truncated":
+        shard.write_bytes(raw[:-100])
+    else:
+        shard.write_bytes(raw[:-9] + bytes([raw[-9] ^ 4]) + raw[-8:])
+
+
+@pytest.mark.parametrize("how, said", [("missing", "No such file"), ("truncated", "were written"), ("flipped", "is damaged")])
+def test_a_damaged_shard_is_refused(how, said, data, tmp_path):
+    options = {"ranks": 4, "max_steps": 1, "save_steps": 1}
+    trained(sft(data, tmp_path / "run", **options))
+    damaged(tmp_path / "run" / "step_1", how)
+    for ranks in (4, 3):
+        result = refused(sft(data, tmp_path / "run", **{**options, "ranks": ranks, "resume": "auto"}), said, "optimizer-00001-of-00004")
+        assert result.stderr.count("optimizer-00001-of-00004.safetensors: ") == 1
+
+
+# ---- ranks that end -------------------------------------------------------------------------------------------------------------------
+
+def start(words):
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+
+
+def of_run(output):
+    """The processes of a run, rank or launcher: those with its directory among their arguments."""
+    found = {}
+    for path in os.listdir("/proc"):
+        if path.isdigit():
+            try:
+                with open(f"/proc/{path}/cmdline", "rb") as file:
+                    arguments = file.read().split(b"\0")
+            except OSError:
+                continue
+            if os.fsencode(output) in arguments:
+                found[int(path)] = os.path.basename(arguments[0]).decode()
+    return found
+
+
+def ranks_of(output):
+    return sorted(pid for pid, program in of_run(output).items() if program == PROGRAM.name)
+
+
+def steps_logged(output):
+    log = output / "log.jsonl"
+    return log.read_bytes().count(b"\n") - 1 if log.exists() else -1
+
+
+def wait_for(what, process):
+    while process.poll() is None and not what():
+        time.sleep(0.01)
+
+
+def ended(process, output, since, within):
+    """Exit code, standard output and standard error of a run that ends in so many seconds, and of which nothing is left."""
+    said, error = process.communicate(timeout=within + 30)
+    assert time.monotonic() - since < within, error
+    assert of_run(output) == {}, error
+    return process.returncode, said, error
+
+
+LONG = {"max_steps": 40, "save_steps": 5, "ring_attn_size": 2, "zero_stage": 2, "comm_timeout": 20}
+
+
+def killed(data, tmp_path, ranks, kills):
+    """Kills one rank at a random moment in each of some runs, which go on as threads."""
+    rng = random.Random(ranks)
+    straight = tmp_path / "straight"
+    trained(sft(data, straight, ranks=ranks, **LONG))
+    runs = [tmp_path / str(number) for number in range(kills)]
+    saved, moments = [], {}
+    for together in range(0, kills, 3):
+        started = [(run, start(processes(ranks, sft(data, run, **LONG)))) for run in runs[together:together + 3]]
+        for run, process in started:
+            moment = rng.randrange(-1, 12)  # -1: before MPI has started
+            wait_for(lambda: steps_logged(run) >= moment and len(ranks_of(run)) == ranks, process)  # noqa: B023
+            time.sleep(rng.uniform(0, 0.1))
+            os.kill(rng.choice(ranks_of(run)), signal.SIGKILL)
+            moments[run] = time.monotonic()
+        for run, process in started:
+            code, said, error = ended(process, run, moments[run], within=30)
+            assert code != 0, said + error
+            saved.append(max(checkpoints_or_none(run), default=0))
+            trained(sft(data, run, ranks=ranks, resume="auto", **LONG))
+            assert stable(log_lines(run)) == stable(log_lines(straight))
+            assert weights(run) == weights(straight)
+            assert sorted(path.name for path in run.iterdir()) == sorted(path.name for path in straight.iterdir())
+    print(f"\n  a rank of {ranks} killed {kills} times; newest checkpoints: {saved}")
+
+
+def checkpoints_or_none(run):
+    return [int(path.name[5:]) for path in run.glob("step_*") if path.name[5:].isdigit()]
+
+
+@needs_mpi
+def test_a_killed_rank_ends_the_run_which_goes_on(data, tmp_path):
+    killed(data, tmp_path, ranks=4, kills=3)
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_a_rank_of_eight_killed_again_and_again(data, tmp_path):
+    killed(data, tmp_path, ranks=8, kills=10)
+
+
+@needs_mpi
+def test_signals_end_processes_in_good_order(data, tmp_path):
+    """SIGTERM to launch.sh, and SIGUSR1 to mpirun: all ranks save, and a run that goes on does as if nothing had been."""
+    straight = tmp_path / "straight"
+    options = {**LONG, "save_steps": 40}
+    trained(sft(data, straight, ranks=4, **options))
+    started = []
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        run = tmp_path / number.name
+        started.append((run, number, start(processes(4, sft(data, run, **options)))))
+    for run, number, process in started:
+        wait_for(lambda: steps_logged(run) >= 3, process)  # noqa: B023
+        mpirun = [pid for pid, program in of_run(run).items() if program.startswith("mpirun")]
+        os.kill(process.pid if number == signal.SIGTERM else mpirun[0], number)
+    for run, number, process in started:
+        code, said, error = ended(process, run, time.monotonic(), within=30)
+        assert code == 128 + signal.SIGUSR1, said + error
+        assert said.count("stopped by signal") == 1
+        last = log_lines(run)[-1]["step"]
+        assert 3 <= last < 40 and checkpoints(run) == [last] and (run / "latest").read_text() == f"step_{last}\n"
+        assert len(list((run / f"step_{last}").glob("optimizer-*"))) == 4
+        trained(sft(data, run, ranks=4, resume="auto", **options))
+        assert stable(log_lines(run)) == stable(log_lines(straight))
+        assert weights(run) == weights(straight)
+
+
+# ---- wrong inputs ---------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("ranks, options, parts", [
+    (4, {"ring_attn_size": 3}, ["--ring_attn_size 3 does not divide 4 ranks", "1, 2, 4"]),
+    (2, {"ring_attn_size": 2, "ring_attn_head_stride": 3}, ["--ring_attn_head_stride 3 does not divide the model's 2 KV heads"]),
+    (2, {"ring_attn_size": 2, "ring_attn_head_stride": 1, "sp_mode": "ring"}, ["--ring_attn_head_stride is for --sp_mode gather"]),
+    (2, {"zero_stage": 5}, ["--zero_stage", "0, 1 or 2"]),
+    (2, {"comm_timeout": 0}, ["--comm_timeout", "above 0"]),
+    (1, {"rank": 0}, ["--rank, --world_size and --rendezvous belong together"]),
+])
+def test_flags_of_ranks(ranks, options, parts, data, tmp_path):
+    refused(sft(data, tmp_path / "run", ranks=ranks, **options), *parts)
+    assert not (tmp_path / "run").exists()
+
+
+def test_ulysses_with_heads_that_cannot_be_dealt(data, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    config = json.loads((GOLDEN / "qwen3" / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "num_attention_heads": 9, "num_key_value_heads": 3}))
+    words = sft(data, tmp_path / "run", model=model, ranks=4, ring_attn_size=4, sp_mode="ulysses")
+    refused(words, "9 query heads cannot be dealt to 4 ranks", "--sp_mode ring")
+
+
+def test_more_ranks_than_samples(tmp_path):
+    data = write_data(tmp_path / "data.safetensors", random_documents(3))
+    options = {"max_steps": 3, "train_batch_size": 2}
+    trained(sft(data, tmp_path / "one", **options))
+    trained(sft(data, tmp_path / "eight", ranks=8, ring_attn_size=2, zero_stage=2, **options))
+    assert compare_logs(tmp_path / "eight", tmp_path / "one") == 3
+
+
+@pytest.fixture(scope="module")
+def wrong(data, tmp_path_factory):
+    """Wrong starts of two processes. Most of their time is mpirun's waiting, so they run together."""
+    here, there = tmp_path_factory.mktemp("here"), tmp_path_factory.mktemp("there")
+    shutil.copy(data, here / "data.safetensors")
+    run = {name: here / name for name in ("path", "flags", "task", "check", "ranks", "full")}
+    full = ["bash", "-c", 'ulimit -f "$0"; exec "$@"']
+    saves = sft(ROOT / "data/demo/train.safetensors", run["full"], model=DEMO, max_steps=1, save_steps=1, max_len=2048, max_samples=4)
+    pretraining = [word if word != "sft" else "pretrain" for word in sft(data, run["task"])]
+    starts = {
+        "path": different((here, sft("data.safetensors", run["path"])), (there, sft("data.safetensors", run["path"]))),
+        "flags": different((here, sft(data, run["flags"])), (here, sft(data, run["flags"], seed=7))),
+        "task": different((here, sft(data, run["task"])), (here, pretraining)),
+        "check": different((here, sft(data, run["check"])), (here, sft(data, run["check"], "--check_comm"))),
+        "ranks": processes(2, sft(data, run["ranks"], ranks=4)),
+        "full": different((here, saves), (here, [*full, "8192", *saves])),  # KiB: MPI itself takes 4, a shard 11 MiB
+    }
+    since = time.monotonic()
+    started = {name: start(words) for name, words in starts.items()}
+    return {name: (*ended(process, run[name], since, within=100), run[name]) for name, process in started.items()}
+
+
+@needs_mpi
+@pytest.mark.parametrize("name, parts", [
+    ("path", ["rank 1: data.safetensors: cannot open: No such file", "fix: the path"]),
+    ("flags", ["rank 0 was started with --seed 42, rank 1 with 7", "fix: the same command for every rank"]),
+    ("task", ["rank 0 was started", "fix: the same command for every rank"]),
+    ("check", ["rank 0 was started with --check_comm false, rank 1 with true", "fix: the same command for every rank"]),
+    ("ranks", ["--ranks 4 makes ranks of threads, but mpirun has started 2 processes", "fix: one of the two"]),
+    ("full", ["cannot write: File too large", "fix: a place with enough free space"]),
+])
+def test_processes_that_do_not_fit_together(name, parts, wrong):
+    code, said, error, run = wrong[name]
+    assert code != 0 and "saved" not in said
+    for part in parts:
+        assert error.count(part) == 1, error
+    assert len(re.findall("^train_llama: ", error, re.MULTILINE)) == 1, error
+    if run.exists():
+        assert list(run.iterdir()) == []  # nothing that looks like a model or a checkpoint
