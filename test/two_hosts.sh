@@ -11,7 +11,7 @@ skip() { printf 'skipped: %s\n' "$1"; exit 77; }
 fail() { printf 'FAILED: %s\n' "$1" >&2; exit 1; }
 
 [[ $(mpirun --version 2> /dev/null) == *"Open MPI"* ]] || skip "no Open MPI"
-ldd "$program" | grep -q libmpi || skip "$program was built without MPI"
+[[ $(ldd "$program") == *libmpi* ]] || skip "$program was built without MPI"
 for tool in ip unshare; do command -v $tool > /dev/null || skip "no command $tool (packages iproute2, util-linux)"; done
 hosts=(llmc-a-$$ llmc-b-$$) addresses=(10.231.0.1 10.231.0.2)
 ip netns add "${hosts[0]}" 2> /dev/null || skip "network namespaces are not allowed here (they take root)"
