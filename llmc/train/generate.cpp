@@ -102,7 +102,7 @@ std::vector<Ids> complete(Comm &comm, Model &model, const ModelConfig &config, c
             int32_t length = 0;
             memcpy(&length, all[rank].data() + at[rank], sizeof(length));
             Ids &tail = completions.emplace_back(size_t(length));
-            memcpy(tail.data(), all[rank].data() + at[rank] + sizeof(length), tail.size() * sizeof(int32_t));
+            if (length) memcpy(tail.data(), all[rank].data() + at[rank] + sizeof(length), tail.size() * sizeof(int32_t));
             at[rank] += (1 + tail.size()) * sizeof(int32_t);
         }
     return completions;
