@@ -180,7 +180,7 @@ template <class Dev> struct Zero {
         for (const DecayRun &r : runs_) {
             AdamW a = adamw;
             a.grad_scale = MUTANT(81, a.grad_scale / comm.size, a.grad_scale);
-            if (!r.decay) a.weight_decay = 0;
+            if (MUTANT(17, false, !r.decay)) a.weight_decay = 0;
             adamw_update(dev, params + r.flat, master_at(r), m + r.shard, v + r.shard, grads_at(r), a, r.count);
         }
         gather(comm);

@@ -98,6 +98,27 @@ static uint64_t fnv64(std::string_view text) {
     return h;
 }
 
+std::string fingerprint(const std::string &path) {
+    const InputFile file(path);
+    const size_t part = std::min<size_t>(file.size(), 1 << 20);
+    std::string bytes(2 * part, '\0');
+    file.read(bytes.data(), part, 0);
+    file.read(bytes.data() + part, part, file.size() - part);
+    return format("%zu-%016llx", file.size(), (unsigned long long)fnv64(bytes));
+}
+
+// Every rank reads its own host's file, which must be that of the others; or none of them has one.
+static void expect_same_file(const Run &run, const std::string &path, bool optional) {
+    std::string own;
+    agree(run.comm, [&] { own = optional && !fs::exists(path) ? "" : fingerprint(path); });
+    const auto all = run.comm.gather(own);
+    agree(run.comm, [&] {
+        for (size_t r = 1; r < all.size(); r++)
+            if (all[r] != all[0])
+                die("%s is not the same file for rank 0 and for rank %zu\n  fix: the same files on all hosts", path.c_str(), r);
+    });
+}
+
 static std::string cache_directory() {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     return cache && *cache ? std::string(cache) + "/train_llama"
@@ -139,7 +160,9 @@ std::string prepared_file(const Run &run, const std::string &kind, const std::st
     agree(run.comm, [&] {
         if (run.speaks()) out = made.get();
     });
-    return run.comm.gather(out)[0];
+    out = run.comm.gather(out)[0];
+    expect_same_file(run, out, false);
+    return out;
 }
 
 // ---- opening model and data -----------------------------------------------------------------------------------------------------------
@@ -455,6 +478,8 @@ int run_task(const Parsed &parsed, Comm &comm, size_t sharing, const ModelFactor
     });
     if (run.options.plan && !run.speaks()) return 0;
     if (run.options.plan) return run.options.fit ? print_fit(run) : print_plan(run);
+    for (const char *file : {"config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json"})
+        if (!run.model_dir.empty()) expect_same_file(run, run.model_dir + "/" + file, true);
     const auto processes = comm.gather(format("%s %d", host_name().c_str(), int(getpid())));
     run.in_process = size_t(std::count(processes.begin(), processes.end(), processes[size_t(comm.rank)]));
     run.mesh = std::make_unique<Mesh>(comm, int(run.ranks.sp));

@@ -73,18 +73,6 @@ class Trainer {
 const char *const fixed_options[] = {"train_batch_size", "train_batch_tokens", "seed", "shuffle", "dtype",
                                      "max_samples",      "eval_fraction"};
 
-// Cheap, and enough to notice another file: its size, and a hash of its first and last MiB.
-std::string fingerprint(const std::string &path) {
-    const InputFile file(path);
-    const size_t part = std::min<size_t>(file.size(), 1 << 20);
-    std::vector<uint8_t> bytes(2 * part);
-    file.read(bytes.data(), part, 0);
-    file.read(bytes.data() + part, part, file.size() - part);
-    uint64_t h = 14695981039346656037ull;
-    for (uint8_t b : bytes) h = (h ^ b) * 1099511628211ull;
-    return format("%zu-%016llx", file.size(), (unsigned long long)h);
-}
-
 Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     agree(run.comm, [&] {
         if (run.speaks()) check_output_dir();

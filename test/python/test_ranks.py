@@ -371,12 +371,15 @@ def wrong(data, tmp_path_factory):
     """Wrong starts of two processes. Most of their time is mpirun's waiting, so they run together."""
     here, there = tmp_path_factory.mktemp("here"), tmp_path_factory.mktemp("there")
     shutil.copy(data, here / "data.safetensors")
-    run = {name: here / name for name in ("path", "flags", "task", "check", "ranks", "full")}
+    for seed, directory in enumerate((here, there)):
+        write_data(directory / "same_name.safetensors", random_documents(40, seed))
+    run = {name: here / name for name in ("path", "another", "flags", "task", "check", "ranks", "full")}
     full = ["bash", "-c", 'ulimit -f "$0"; exec "$@"']
     saves = sft(ROOT / "data/demo/train.safetensors", run["full"], model=DEMO, max_steps=1, save_steps=1, max_len=2048, max_samples=4)
     pretraining = [word if word != "sft" else "pretrain" for word in sft(data, run["task"])]
     starts = {
         "path": different((here, sft("data.safetensors", run["path"])), (there, sft("data.safetensors", run["path"]))),
+        "another": different(*[(directory, sft("same_name.safetensors", run["another"])) for directory in (here, there)]),
         "flags": different((here, sft(data, run["flags"])), (here, sft(data, run["flags"], seed=7))),
         "task": different((here, sft(data, run["task"])), (here, pretraining)),
         "check": different((here, sft(data, run["check"])), (here, sft(data, run["check"], "--check_comm"))),
@@ -391,6 +394,7 @@ def wrong(data, tmp_path_factory):
 @needs_mpi
 @pytest.mark.parametrize("name, parts", [
     ("path", ["rank 1: data.safetensors: cannot open: No such file", "fix: the path"]),
+    ("another", ["same_name.safetensors is not the same file for rank 0 and for rank 1", "fix: the same files on all hosts"]),
     ("flags", ["rank 0 was started with --seed 42, rank 1 with 7", "fix: the same command for every rank"]),
     ("task", ["rank 0 was started", "fix: the same command for every rank"]),
     ("check", ["rank 0 was started with --check_comm false, rank 1 with true", "fix: the same command for every rank"]),
