@@ -134,11 +134,11 @@ static void table(const Model &model, const std::vector<size_t> &documents, int 
 int main(int argc, char **argv) {
     const int ranks = threads_argument(argc, argv);
     heading("attention over ranks", ranks);
-    const size_t T = round_up(16384, pieces_per_rank * size_t(ranks));
-    std::vector<size_t> lengths(T / 100, 100);
-    if (T % 100) lengths.push_back(T % 100);
-    for (const Model &model : {Model{9, 3, 64}, Model{8, 4, 64}}) {
-        table(model, {T}, ranks, 4);
-        table(model, lengths, ranks, 20);
+    for (const auto &[model, tokens] : {std::pair{Model{9, 3, 64}, 16384}, {Model{8, 4, 64}, 8192}}) {
+        const size_t T = round_up(size_t(tokens), pieces_per_rank * size_t(ranks));
+        std::vector<size_t> short_ones(T / 100, 100);
+        if (T % 100) short_ones.push_back(T % 100);
+        table(model, {T}, ranks, 3);
+        table(model, short_ones, ranks, 20);
     }
 }
