@@ -1,7 +1,8 @@
 #!/bin/bash
 # launch.sh -np RANKS [options of mpirun] PROGRAM ARGUMENTS...
 # Starts a program on several ranks by mpirun, of Open MPI or MPICH, with what is needed on most machines, and prints the command:
-#   more ranks than cores, and root, are allowed; ranks are not bound to cores; OMP_NUM_THREADS is cores / ranks unless it is set.
+#   more ranks than cores, and root, are allowed; ranks are not bound to cores; OMP_NUM_THREADS is cores / ranks unless it is set;
+#   OMP_WAIT_POLICY is passive, unless it is set, if it takes more threads than cores: one that waits must not keep another from working.
 # SIGTERM and SIGUSR1 to this script reach every rank as SIGUSR1, on which train_llama saves a checkpoint and stops in its own time.
 # (A SIGTERM to mpirun itself ends the ranks: Open MPI waits, sends them SIGTERM, waits again, and sends SIGKILL. Both waits, 1 second
 # by default, become 5; longer ones would hold up the end of a run of which a rank has died.)
@@ -25,15 +26,16 @@ if ! version=$(mpirun --version 2> /dev/null); then
     exit 1
 fi
 
-cores=$(nproc)
+cores=$(env -u OMP_NUM_THREADS nproc)  # which would be that number
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > ranks ? cores / ranks : 1))}
+((OMP_NUM_THREADS * ranks <= cores)) || export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 options=(--bind-to none)
 if [[ $version == *"Open MPI"* ]]; then  # MPICH passes the environment on, allows root and counts no cores
-    options=(--oversubscribe --bind-to none -x OMP_NUM_THREADS --mca odls_base_sigkill_timeout 5)
+    options=(--oversubscribe --bind-to none -x OMP_NUM_THREADS ${OMP_WAIT_POLICY:+-x OMP_WAIT_POLICY} --mca odls_base_sigkill_timeout 5)
     [ "$(id -u)" != 0 ] || options+=(--allow-run-as-root)
 fi
 
-printf 'OMP_NUM_THREADS=%s' "$OMP_NUM_THREADS" >&2
+printf 'OMP_NUM_THREADS=%s%s' "$OMP_NUM_THREADS" "${OMP_WAIT_POLICY:+ OMP_WAIT_POLICY=$OMP_WAIT_POLICY}" >&2
 printf ' %q' mpirun "${options[@]}" "$@" >&2
 printf '\n' >&2
 mpirun "${options[@]}" "$@" <&0 &

@@ -302,6 +302,11 @@ template <class E> void softmax_tile(ForwardTiles<E> &t, Piece q, Piece k, Seein
         for (size_t d = 0; d < round_up(D, 16); d++) t.out[j * row_length(D) + d] *= t.shrink[j];
 }
 
+inline bool sees(Piece q, const Pieces &k_pieces, const int32_t *lo) {
+    return std::any_of(k_pieces.piece, k_pieces.piece + k_pieces.count,
+                       [&](Piece k) { return length(clip(k, size_t(lo[q.begin]), q.end)) > 0; });
+}
+
 // One block of queries of one head against all keys it sees, merged into out (rows of `stride`) and lse.
 template <class E, class X>
 void forward_block(ForwardTiles<E> &t, const Products<E> &products, float *out, size_t stride, float *lse, Heads<const X> q,
@@ -425,6 +430,7 @@ void attention_forward_part(Cpu<X> dev, float *out32, float *lse, Heads<const X>
             for (size_t i = 0; i < blocks.size(); i++)
                 for (size_t h = 0; h < H; h++) {
                     const Piece block = blocks[blocks.size() - 1 - i];  // long tasks first: late queries see most
+                    if (!sees(block, k_pieces, lo)) continue;           // of another rank's keys many see none
                     forward_block(*tiles, products, out32 + (block.offset * H + h) * D, H * D, lse + h * T + block.offset,
                                   rows_of(q, block.offset, h, D), rows_of(k, 0, h / (H / KV), D), rows_of(v, 0, h / (H / KV), D),
                                   lo, block, k_pieces, D, scale);

@@ -318,12 +318,12 @@ def stand_in(tmp_path):
         script = tmp_path / "mpirun"
         script.write_text(f"""#!/bin/bash
 if [ "$1" = --version ]; then echo '{version}'; exit; fi
-echo "mpirun $*; $OMP_NUM_THREADS threads"
+echo "mpirun $*; $OMP_NUM_THREADS threads, ${{OMP_WAIT_POLICY-as usual}}"
 while [ "$1" != bash ]; do shift; done
 exec "$@"
 """)
         script.chmod(0o755)
-        environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+        environment = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")}
         return environment | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
     return make
@@ -338,13 +338,16 @@ def test_launch_adds_what_open_mpi_needs_and_prints_the_command(stand_in):
     result = launch(["-np", "1000", "bash", "-c", "exit 7", "a b"], environment)
     assert result.returncode == 7
     command = result.stderr.strip()
-    for option in ["--oversubscribe", "--bind-to none", "-x OMP_NUM_THREADS", "odls_base_sigkill_timeout 5", "-np 1000", "a\\ b"]:
+    for option in ["--oversubscribe", "--bind-to none", "-x OMP_NUM_THREADS -x OMP_WAIT_POLICY", "odls_base_sigkill_timeout 5", "-np 1000", "a\\ b"]:
         assert option in command
     assert ("--allow-run-as-root" in command) == (os.getuid() == 0)
-    assert command.startswith("OMP_NUM_THREADS=1 mpirun ") and "; 1 threads" in result.stdout
-    one = launch(["-np", "1", "bash", "-c", "true"], environment)
-    assert f"; {len(os.sched_getaffinity(0))} threads" in one.stdout
-    assert "; 3 threads" in launch(["-np", "1", "bash", "-c", "true"], environment | {"OMP_NUM_THREADS": "3"}).stdout
+    assert command.startswith("OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive mpirun ") and "; 1 threads, passive" in result.stdout
+    one, cores = ["-np", "1", "bash", "-c", "true"], len(os.sched_getaffinity(0))
+    assert f"; {cores} threads, as usual" in launch(one, environment).stdout
+    assert "OMP_WAIT_POLICY" not in launch(one, environment).stderr
+    more = environment | {"OMP_NUM_THREADS": str(cores + 1)}
+    assert f"; {cores + 1} threads, passive" in launch(one, more).stdout
+    assert f"; {cores + 1} threads, active" in launch(one, more | {"OMP_WAIT_POLICY": "active"}).stdout
 
 
 def test_launch_with_mpich(stand_in):
