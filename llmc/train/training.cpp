@@ -228,9 +228,8 @@ void Trainer::describe_run() {
 
 // How the ranks of a ring share the first row of a step.
 void Trainer::describe_split(const Step &batch) const {
-    const auto own = own_rows(run_.config, run_.ranks, *data_, batch.rows);
-    if (run_.ranks.sp == 1 || own.empty()) return;
-    const Row row = pad_row(make_row(*data_, own[0]), run_.ranks.sp);
+    if (run_.ranks.sp == 1 || !run_.speaks()) return;
+    const Row row = pad_row(make_row(*data_, batch.rows[0]), run_.ranks.sp);
     run_.say("%s", pieces_table(split_row(run_.config, run_.ranks, o_.dtype == "bf16" ? 2 : 4, row)).c_str());
 }
 
