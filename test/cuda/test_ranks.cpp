@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr size_t few_documents = 6;  // 126 tokens
+constexpr size_t few_documents = 5;  // 62 tokens
 
 template <class Dev> RankResult on_device(const RankCase &c, bool tied) {
     RankResult result = empty_result(tied);
