@@ -882,9 +882,12 @@ int main(int argc, char **argv) {
             return run_mpi({.timeout = o.comm_timeout}, [&](Comm &comm) {
                 agree(comm, [&] {
                     if (!wrong.empty()) die("%s", wrong.c_str());
-                    if ((o.ranks > 1 && !o.plan) || !o.rendezvous.empty())
-                        die("--%s makes ranks, but mpirun has started %d processes\n  fix: one of the two",
-                            o.rendezvous.empty() ? "ranks" : "rendezvous", comm.size);
+                    if (o.ranks > 1 && !o.plan)
+                        die("--ranks %zu makes ranks of threads, but mpirun has started %d processes\n  fix: one of the two",
+                            o.ranks, comm.size);
+                    if (!o.rendezvous.empty())
+                        die("--rendezvous is for ranks started by hand, but mpirun has started %d\n  fix: one of the two",
+                            comm.size);
                 });
                 return run(comm, false);
             });

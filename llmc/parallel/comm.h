@@ -179,7 +179,7 @@ struct Comm {
 void agree(Comm &comm, const std::function<void()> &f, Where at = Where::current());
 
 struct CommOptions {
-    bool check = false;    // --check_comm
+    bool check = false;    // Comm::check from the first call on; --check_comm sets it when ranks have compared their flags
     double timeout = 600;  // --comm_timeout: seconds that a rank may wait for the others
 };
 
