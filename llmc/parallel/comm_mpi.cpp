@@ -19,6 +19,7 @@ int run_mpi(const CommOptions &, const std::function<int(Comm &)> &) {
 
 #include <algorithm>
 #include <map>
+#include <mutex>
 
 #include "processes.h"
 
@@ -37,15 +38,18 @@ static void check_mpi(int code) {
 
 namespace {
 
+// `mpi` is held in every call, of which none lasts long: so MPI sees one thread at a time, though the watchdog has its own.
 class MpiLine final : public Line {
   public:
-    MpiLine() { check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm_)); }
+    explicit MpiLine(std::mutex &mpi) : mpi_(mpi) { check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm_)); }
 
     void send(int kind, int to, const std::string &text) override {
+        std::lock_guard lock(mpi_);
         MPI_Send(text.data(), int(text.size()), MPI_BYTE, to, kind, comm_);
     }
 
     bool receive(Word &word) override {
+        std::lock_guard lock(mpi_);
         MPI_Status status;
         int there = 0, length = 0;
         MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &there, &status);
@@ -57,21 +61,23 @@ class MpiLine final : public Line {
     }
 
     [[noreturn]] void end_everywhere(const std::string &message) override {
-        say_last(message);
+        say_last(message);  // whatever the other thread does
         MPI_Abort(MPI_COMM_WORLD, 1);
         abort();
     }
 
   private:
+    std::mutex &mpi_;
     MPI_Comm comm_;
 };
 
 class MpiTransport final : public Transport {
   public:
-    explicit MpiTransport(Watchdog &watchdog) : watchdog_(watchdog) {}
+    MpiTransport(std::mutex &mpi, Watchdog &watchdog) : mpi_(mpi), watchdog_(watchdog) {}
 
     uint64_t post(int tag, const void *send, size_t send_bytes, int to, void *recv, size_t recv_bytes, int from,
                   const SliceMemory &) override {
+        std::lock_guard lock(mpi_);
         Pending &p = pending_[++last_id_];
         for (size_t first = 0; first < recv_bytes; first += piece_bytes) {
             p.expected.push_back(int(std::min(piece_bytes, recv_bytes - first)));
@@ -88,6 +94,7 @@ class MpiTransport final : public Transport {
         Pending &p = pending_.at(id);
         std::vector<MPI_Status> statuses(p.requests.size());
         wait_until([&] {
+            std::lock_guard lock(mpi_);
             int done = 0;
             const int code = MPI_Testall(int(p.requests.size()), p.requests.data(), &done, statuses.data());
             if (code == MPI_ERR_IN_STATUS)
@@ -105,6 +112,7 @@ class MpiTransport final : public Transport {
     }
 
     void withdraw(uint64_t id) noexcept override {
+        std::lock_guard lock(mpi_);
         for (MPI_Request &request : pending_.at(id).requests)
             if (request != MPI_REQUEST_NULL) MPI_Cancel(&request), MPI_Request_free(&request);
         pending_.erase(id);
@@ -128,6 +136,7 @@ class MpiTransport final : public Transport {
         watchdog_.waits(false);
     }
 
+    std::mutex &mpi_;
     Watchdog &watchdog_;
     uint64_t last_id_ = 0;
     std::map<uint64_t, Pending> pending_;
@@ -137,7 +146,7 @@ class MpiTransport final : public Transport {
 
 int run_mpi(const CommOptions &options, const std::function<int(Comm &)> &f) {
     int provided = 0, rank = 0, ranks = 0;
-    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided) != MPI_SUCCESS)
+    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS)
         die("MPI does not start\n  fix: start it by mpirun of the MPI it was built with");
     struct Finalize {
         ~Finalize() { MPI_Finalize(); }
@@ -145,11 +154,12 @@ int run_mpi(const CommOptions &options, const std::function<int(Comm &)> &f) {
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    MpiLine line;
-    if (provided < MPI_THREAD_MULTIPLE)
-        line.end_everywhere("this MPI allows calls from one thread only\n  fix: one with MPI_THREAD_MULTIPLE");
+    std::mutex mpi;
+    MpiLine line(mpi);
+    if (provided < MPI_THREAD_SERIALIZED)
+        line.end_everywhere("this MPI allows calls from one thread only\n  fix: one with MPI_THREAD_SERIALIZED");
     Watchdog watchdog(line, rank, ranks, options.timeout);
-    MpiTransport transport(watchdog);
+    MpiTransport transport(mpi, watchdog);
     return run_process(transport, line, rank, ranks, options, f);
 }
 #endif
