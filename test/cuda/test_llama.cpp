@@ -1,9 +1,12 @@
-// The whole model through the kernels against transformers: ../golden.h. Whole steps in the emulator, or on a GPU.
+// The whole model through the kernels, in the emulator or on a GPU: against transformers (../golden.h), and on many ranks against one
+// (../rank_cases.h); the ranks are threads that share the device.
 #define LLMC_NO_MAIN
 #include "../../train_llama.cu"
 
 #include "../golden.h"
+#include "../rank_cases.h"
 #include "check.cuh"
+#include "gpu_ranks.cuh"
 
 namespace {
 
@@ -27,3 +30,51 @@ TEST_P(SlowGoldens, Bf16GradientAsGoodAsTransformers) {
 
 INSTANTIATE_TEST_SUITE_P(Families, Goldens, testing::ValuesIn(golden_families), family_name);
 INSTANTIATE_TEST_SUITE_P(Families, SlowGoldens, testing::ValuesIn(golden_families), family_name);
+
+// ---- ranks ----------------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr size_t few_documents = 5;  // 62 tokens
+
+template <class Dev> RankResult on_device(const RankCase &c, bool tied) {
+    RankResult result = empty_result(tied);
+    run_threads(int(c.world), {.check = true, .timeout = 120}, [&](Comm &comm) {
+        const CudaStream stream;
+        const auto ctx = make_cuda_context(1);
+        with_gpu(Gpus::one, comm, stream, [&](Comm &) { rank_step(Dev{stream, ctx.get()}, comm, c, tied, result); });
+        return 0;
+    });
+    return result;
+}
+
+std::vector<RankCase> cases_of(size_t world) {
+    auto cases = some_rank_cases(world);
+    for (RankCase &c : cases) c.documents = few_documents;
+    return cases;
+}
+
+void equals_one_rank(size_t world) {
+    RankResult want[2];
+    for (const bool tied : {false, true}) want[tied] = on_device<CudaF32>({1, 1, SpMode::ring, 6, 0, 1, few_documents}, tied);
+    size_t number = 0;
+    for (const RankCase &c : cases_of(world)) {
+        const bool tied = number++ % 2;
+        check_rank_result(c.name(), on_device<CudaF32>(c, tied), want[tied]);
+    }
+}
+
+}  // namespace
+
+TEST(CudaRanks, EqualOneRank) { equals_one_rank(3); }
+TEST(SlowCudaRanks, EqualOneRank) { equals_one_rank(4); }
+
+TEST(CudaRanks, Bf16IsNear) {
+    const RankResult want = on_device<CudaBf16>({1, 1, SpMode::ring, 6, 0, 1, few_documents}, true);
+    for (const RankCase &c : cases_of(2))
+        if (c.sp == 2 && c.micro_steps == 3) {
+            const RankResult got = on_device<CudaBf16>(c, true);
+            EXPECT_NEAR(got.loss, want.loss, 2e-3 * want.loss) << c.name();
+            EXPECT_NEAR(got.norm, want.norm, 1e-2 * want.norm) << c.name();
+        }
+}
