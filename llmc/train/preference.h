@@ -1,0 +1,63 @@
+// Preference losses: functions of one pair's log-probabilities, and their derivatives. All that a backward pass needs of a pair are the two
+// derivatives: they become the weights of its answers' tokens. Sums over pairs, and the division by their number, are the caller's.
+//
+//   c, r    log p(chosen | prompt), log p(rejected | prompt): sums over the answers' tokens; c0, r0 the same of the reference model
+//   u, v    c - c0, r - r0           x = beta (u - v)           s(x) = 1 / (1 + exp(-x))
+//   n, m    tokens of the chosen, of the rejected answer        e = label_smoothing
+//
+//   sigmoid       -(1-e) log s(x) - e log s(-x)                 Rafailov et al., "Direct preference optimization", 2023, arXiv:2305.18290;
+//                                                               with e > 0 conservative (cDPO)
+//   sigmoid_norm  the same of x = beta (u/n - v/m)              TRL
+//   robust        (-(1-e) log s(x) + e log s(-x)) / (1-2e)      Chowdhury et al., "Provably robust DPO", 2024, arXiv:2403.00409
+//   hinge         max(0, 1 - x)                                 Zhao et al., "SLiC-HF", 2023, arXiv:2305.10425
+//   ipo_sum       (u - v - 1/(2 beta))^2                        Azar et al., "A general theoretical paradigm", 2023, arXiv:2310.12036; as OpenRLHF
+//   ipo_mean      (u/n - v/m - 1/(2 beta))^2                    as TRL
+//   apo_zero      1 - s(beta u) + s(beta v)                     D'Oosterlinck et al., "Anchored preference optimization", 2024, arXiv:2408.06266
+//   apo_down      s(beta u) + 1 - s(x)                          the same
+//   sppo_hard     (u - 1/(2 beta))^2 + (v + 1/(2 beta))^2       Wu et al., "Self-play preference optimization", 2024, arXiv:2405.00675
+//   nca_pair      -log s(beta u) - (log s(-beta u) + log s(-beta v)) / 2       Chen et al., "Noise contrastive alignment", 2024, arXiv:2402.05369
+//   bco_pair      -log s(beta u) - log s(-beta v)               Jung et al., "Binary classifier optimization", 2024, arXiv:2404.04656; no shift
+//   exo_pair      s(x) (log s(x) - log(1-e)) + s(-x) (log s(-x) - log e)       Ji et al., "Efficient exact optimization", 2024, arXiv:2402.00856
+//   discopop      (1-g) (-log s(x)) + g exp(-x), g = s(x / 0.05)               Lu et al., "Discovering preference optimization algorithms", 2024,
+//                                                               arXiv:2406.08414
+//   simpo         -log s(beta (c/n - r/m) - gamma)              Meng et al., "SimPO", 2024, arXiv:2405.14734; without a reference
+//   orpo          -beta log s(odds(c/n) - odds(r/m)), odds(a) = a - log(1 - exp(a))       Hong et al., "ORPO", 2024, arXiv:2403.07691; without a
+//                                                               reference; the paper adds the answers' own loss
+#pragma once
+#include <string>
+
+enum class PairLossType {
+    sigmoid,
+    sigmoid_norm,
+    robust,
+    hinge,
+    ipo_sum,
+    ipo_mean,
+    apo_zero,
+    apo_down,
+    sppo_hard,
+    nca_pair,
+    bco_pair,
+    exo_pair,
+    discopop,
+    simpo,
+    orpo
+};
+
+PairLossType pair_loss_type(const std::string &name);  // dies with the list of names
+bool needs_reference(PairLossType type);
+
+struct PairLossOptions {
+    double beta = 0.1, label_smoothing = 0, gamma = 0;  // gamma: simpo's
+};
+void check_pair_loss(PairLossType type, const PairLossOptions &options);  // dies where a formula has no value
+
+struct PairSums {
+    double chosen, rejected, reference_chosen, reference_rejected;  // log-probabilities, nats; the reference's 0 if there is none
+    double chosen_tokens, rejected_tokens;                          // of the answers, at least 1
+};
+
+struct PairLoss {
+    double loss, d_chosen, d_rejected;  // dL/dc, dL/dr
+};
+PairLoss pair_loss(PairLossType type, const PairLossOptions &options, const PairSums &pair);

@@ -1,0 +1,110 @@
+// Preference losses: closed forms, symmetries, derivatives, extremes.
+#include "../llmc/train/preference.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "prepared.h"
+
+namespace {
+
+constexpr const char *loss_names[] = {"sigmoid",  "sigmoid_norm", "robust",   "hinge",     "ipo_sum",
+                                      "ipo_mean", "apo_zero",     "apo_down", "sppo_hard", "nca_pair",
+                                      "bco_pair", "exo_pair",     "discopop", "simpo",     "orpo"};
+
+double value(const std::string &name, const PairSums &p, const PairLossOptions &o) {
+    return pair_loss(pair_loss_type(name), o, p).loss;
+}
+
+}  // namespace
+
+// A policy that is its reference: u = v = 0.
+TEST(Preference, AtTheReference) {
+    const PairSums p{-30, -45, -30, -45, 10, 20};
+    const double ln2 = std::log(2.0);
+    const auto is = [&](const char *name, double want, double e = 0) {
+        EXPECT_NEAR(value(name, p, {.beta = 0.1, .label_smoothing = e}), want, 1e-14 * std::max(1.0, want)) << name;
+    };
+    is("sigmoid", ln2), is("sigmoid", ln2, 0.2), is("sigmoid_norm", ln2), is("robust", ln2, 0.2), is("hinge", 1);
+    is("ipo_sum", 25), is("ipo_mean", 25), is("apo_zero", 1), is("apo_down", 1), is("sppo_hard", 50);
+    is("nca_pair", 2 * ln2), is("bco_pair", 2 * ln2), is("discopop", (ln2 + 1) / 2);
+    is("exo_pair", -ln2 - 0.5 * (std::log(0.8) + std::log(0.2)), 0.2);
+}
+
+// By hand: u = 2, v = -1, so z = 3; beta 0.5.
+TEST(Preference, ByHand) {
+    const PairSums p{-8, -21, -10, -20, 4, 10};
+    const auto s = [](double x) { return 1 / (1 + std::exp(-x)); };
+    const auto is = [&](const char *name, double want, double e = 0) {
+        EXPECT_NEAR(value(name, p, {.beta = 0.5, .label_smoothing = e, .gamma = 0.3}), want, 1e-13) << name;
+    };
+    is("sigmoid", -0.9 * std::log(s(1.5)) - 0.1 * std::log(s(-1.5)), 0.1);
+    is("sigmoid_norm", -std::log(s(0.5 * (2 / 4. + 1 / 10.))));
+    is("robust", (-0.9 * std::log(s(1.5)) + 0.1 * std::log(s(-1.5))) / 0.8, 0.1);
+    is("hinge", 0);
+    is("ipo_sum", 4), is("ipo_mean", std::pow(0.6 - 1, 2));
+    is("apo_zero", 1 - s(1) + s(-0.5)), is("apo_down", s(1) + 1 - s(1.5));
+    is("sppo_hard", 1 + 0);
+    is("nca_pair", -std::log(s(1)) - (std::log(s(-1)) + std::log(s(0.5))) / 2);
+    is("bco_pair", -std::log(s(1)) - std::log(s(0.5)));
+    is("exo_pair", s(1.5) * (std::log(s(1.5)) - std::log(0.9)) + s(-1.5) * (std::log(s(-1.5)) - std::log(0.1)), 0.1);
+    is("discopop", (1 - s(30)) * -std::log(s(1.5)) + s(30) * std::exp(-1.5));
+    is("simpo", -std::log(s(0.5 * (-2 + 2.1) - 0.3)));
+    const auto odds = [](double a) { return a - std::log(1 - std::exp(a)); };
+    is("orpo", -0.5 * std::log(s(odds(-2) - odds(-2.1))));
+}
+
+TEST(Preference, DerivativesAreThoseOfTheLoss) {
+    const PairLossOptions o{.beta = 0.3, .label_smoothing = 0.1, .gamma = 0.5};
+    for (const char *name : loss_names)
+        for (const PairSums &p :
+             {PairSums{-12, -15, -13, -14.5, 5, 7}, PairSums{-20, -9, -15, -11, 12, 3}, PairSums{-7, -40, -9, -30, 4, 4}}) {
+            const PairLoss got = pair_loss(pair_loss_type(name), o, p);
+            const double h = 1e-5;
+            PairSums a = p, b = p;
+            a.chosen += h, b.chosen -= h;
+            const double dc = (value(name, a, o) - value(name, b, o)) / (2 * h);
+            a = b = p;
+            a.rejected += h, b.rejected -= h;
+            const double dr = (value(name, a, o) - value(name, b, o)) / (2 * h);
+            // The error of central differences is h^2/6 of the third derivative (at most some 1e3, discopop's gate), and roundings / h.
+            const double allowed = 1e-6 * std::max({1.0, std::abs(dc), std::abs(dr)});
+            EXPECT_NEAR(got.d_chosen, dc, allowed) << name;
+            EXPECT_NEAR(got.d_rejected, dr, allowed) << name;
+        }
+}
+
+// Chosen and rejected change places, and so do e and 1 - e: cDPO is the same.
+TEST(Preference, SmoothingIsTheChanceOfAWrongLabel) {
+    const PairSums p{-12, -15, -13, -14.5, 5, 7}, swapped{-15, -12, -14.5, -13, 7, 5};
+    const double a = value("sigmoid", p, {.beta = 0.3, .label_smoothing = 0.2}),
+                 b = value("sigmoid", swapped, {.beta = 0.3, .label_smoothing = 0.8});
+    EXPECT_NEAR(a, b, 1e-15);
+    EXPECT_GT(value("sigmoid", swapped, {.beta = 0.3, .label_smoothing = 0.2}), a);
+}
+
+TEST(Preference, ExtremesStayFinite) {
+    for (const char *name : loss_names)
+        for (double gap : {-1000.0, 1000.0}) {  // beta z = +-100
+            const PairSums p{-1100 + gap, -1100, -1100, -1100, 10, 10};
+            const PairLoss got = pair_loss(pair_loss_type(name), {.beta = 0.1, .label_smoothing = 0.1}, p);
+            EXPECT_TRUE(std::isfinite(got.loss) && std::isfinite(got.d_chosen) && std::isfinite(got.d_rejected))
+                << name << " " << gap;
+        }
+    const PairLoss certain = pair_loss(PairLossType::orpo, {}, {0, -5, 0, 0, 3, 3});
+    EXPECT_TRUE(std::isfinite(certain.loss) && std::isfinite(certain.d_chosen));
+}
+
+TEST(Preference, WrongInputs) {
+    expect_contains(error_of([] { pair_loss_type("dpo"); }),
+                    {"no --loss_type \"dpo\"", "fix: one of sigmoid, sigmoid_norm", "orpo"});
+    expect_contains(error_of([] { pair_loss_type("aot"); }), {"--loss_type aot", "depends on how a step is split", "fix:"});
+    expect_contains(error_of([] { check_pair_loss(PairLossType::hinge, {.beta = 0}); }),
+                    {"--beta is 0 but must be above 0", "fix:"});
+    expect_contains(error_of([] { check_pair_loss(PairLossType::exo_pair, {}); }),
+                    {"--label_smoothing is 0", "above 0", "exo_pair"});
+    expect_contains(error_of([] { check_pair_loss(PairLossType::robust, {.label_smoothing = 0.5}); }), {"less than 0.5"});
+    EXPECT_FALSE(needs_reference(PairLossType::simpo));
+    EXPECT_TRUE(needs_reference(PairLossType::sigmoid));
+}
