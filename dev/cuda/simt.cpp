@@ -134,7 +134,11 @@ struct Block : BlockInfo {
     std::unique_ptr<unsigned char, decltype(&free)> memory{nullptr, free};
 
     ~Block() {  // with its CPU thread: ranks that are threads come and go
-        if (stacks) munmap(stacks, max_threads * stack_bytes);
+        if (!stacks) return;
+#ifdef __SANITIZE_ADDRESS__  // fibers that were given up have left their marks, and another thread's memory may come here
+        ASAN_UNPOISON_MEMORY_REGION(stacks, max_threads * stack_bytes);
+#endif
+        munmap(stacks, max_threads * stack_bytes);
     }
 };
 
