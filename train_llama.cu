@@ -767,8 +767,8 @@ template <class Dev> void Llama<Dev>::layer_backward(size_t l, const LlamaActs<X
 // This file is compiled once by g++, for main and the CPU, and once by nvcc, for CUDA. (Or by g++ again, with the emulator in place of
 // the GPU: dev/cuda/README.md.) Both halves are linked into one program.
 //
-// `own_gpu`: each rank takes a GPU of its host, and `gpu_comm` becomes the communicator for what lies in their memories. Else ranks
-// that are threads share one, and so does `host`.
+// `own_gpu`: each rank takes a GPU of its host, and `gpu_comm` becomes the communicator between their memories. Else ranks are threads
+// that share a GPU, and `host` moves what lies in its memory.
 ModelFactory cuda_models(const Options &options, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm);
 
 #ifdef CUDA_HALF
@@ -853,8 +853,8 @@ static int run_rank(Parsed parsed, Comm &host, bool threads) {
                 die("rank %zu on %s has %s GPU that can be used, unlike rank 0 on %s\n  fix: --device cpu, or other hosts", r,
                     hosts[r].c_str(), gpus[r] ? "a" : "no", hosts[0].c_str());
     });
+    ModelFactory make_model;  // has the stream that gpu_comm works with, so it ends after that
     std::unique_ptr<Comm> gpu_comm;
-    ModelFactory make_model;
 #ifdef LLMC_CUDA
     if (gpu) make_model = cuda_models(o, host, !threads && host.size > 1, gpu_comm);
 #endif

@@ -9,14 +9,14 @@ import math
 import sys
 from pathlib import Path
 
-OF_THE_MACHINE = {"tok_s", "step_s", "mfu", "peak_mem", "peak_mem_min", "compute_s", "comm_s", "optimizer_s"}
-OF_THE_RANKS = {"sent_kv", "sent_dkv", "sent_grads", "sent_params"}
+OF_THE_MACHINE = {"tok_s", "step_s", "mfu", "peak_mem", "peak_mem_min", "compute_s", "comm_s", "optimizer_s",
+                  "sent_kv", "sent_dkv", "sent_grads", "sent_params"}  # or of its ranks
 
 
 def lines(out):
     """The log's lines but for the first, which describes the run."""
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()][1:]
-    return [{key: value for key, value in line.items() if key not in OF_THE_MACHINE | OF_THE_RANKS} for line in log]
+    return [{key: value for key, value in line.items() if key not in OF_THE_MACHINE} for line in log]
 
 
 def first_difference(a, b):

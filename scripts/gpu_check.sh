@@ -170,7 +170,7 @@ sanitizer() {
     fi
     # What the tests of ops launch is small, and device memory in them is never unwritten, so initcheck would find nothing. API errors are
     # the program's to report. cuBLASLt's own kernels are not for racecheck, nor NCCL's for any.
-    local ops='-*Slow*:*Goldens*:*GpuComm*:*OverGpus*' kernels='-*Slow*:*Goldens*:*GpuComm*:*OverGpus*:*Matmul*:Head*'
+    local ops='-*Slow*:*Goldens*:*CudaRanks*:*GpuComm*:*OverGpus*' kernels='-*Slow*:*Goldens*:*CudaRanks*:*GpuComm*:*OverGpus*:*Matmul*:Head*'
     [ -z "$quick" ] || ops='Rope*:RmsNorm*:CudaAttention*' kernels=$ops
     check memcheck 280 "$tool" --tool memcheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter="$ops"
     check memcheck-model 100 "$tool" --tool memcheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter='Families/Goldens*qwen3'

@@ -6,9 +6,9 @@
 //           params   gradients        master, m, v
 //   0       x        4                o          every rank has all     (W - 1) * 2 * 4 * elements
 //   1       x        4                o / W      last micro-step        (W - 1) * (4 + x) * padded elements
-//   2       x        4 / W + buffer   o / W      every micro-step       (W - 1) * (4 * micro-steps + x) * padded elements
+//   2       x        4 / W + buffers  o / W      every micro-step       (W - 1) * (4 * micro-steps + x) * padded elements
 //
-//   x: bytes of X     o: 12, in f32 8: there the master weights are the parameters themselves     buffer: of the largest bucket
+//   x: bytes of X     o: 12, in f32 8: there the master weights are the parameters themselves     buffers: two, of buckets that follow each other
 //
 // The flat arrays are cut into buckets, which are summed and gathered one by one, and each bucket into one part per rank: the
 // parts that a rank updates are its shard. Parts are of equal size; what a bucket lacks for that is padding behind it.
