@@ -31,6 +31,7 @@
 #include "llmc/ops/residual.h"           // defines: residual_forward
 #include "llmc/ops/rmsnorm.h"            // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward
 #include "llmc/ops/rope.h"               // defines: rope_table
+#include "llmc/ops/score.h"              // defines: score_{forward,backward}
 #include "llmc/ops/swiglu.h"             // defines: swiglu_{forward,backward}
 #include "llmc/parallel/comm_mpi.h"      // defines: started_by_mpirun, run_mpi
 #include "llmc/parallel/comm_sockets.h"  // defines: run_sockets
@@ -66,7 +67,7 @@ template <class P> struct LlamaWeights {
     P *embed;  // (V, C)
     std::vector<LlamaLayer<P>> layer;
     P *norm;  // (C)
-    P *head;  // (V, C)  the embedding itself where the two are tied
+    P *head;  // (V, C)  the embedding itself where the two are tied; of a reward model (1, C)
 };
 
 struct LlamaTable {
@@ -91,7 +92,7 @@ template <class P, class Place> LlamaTable llama_table(const ModelConfig &c, Lla
         table.tensors.push_back({prefix + name, std::move(shape), init, decay, offset, count});
         table.cuts.back().end = offset += count;
     };
-    const auto normal = Tensor::normal, ones = Tensor::ones, zeros = Tensor::zeros;
+    const auto normal = Tensor::normal, ones = Tensor::ones, zeros = Tensor::zeros, score = Tensor::score;
     w.layer.resize(c.L);
 
     // clang-format off
@@ -123,7 +124,9 @@ template <class P, class Place> LlamaTable llama_table(const ModelConfig &c, Lla
     }
     prefix = "";
     if (!c.tied) cut(C);
-    add(!c.tied,     "lm_head.weight",                  &w.head,         {V, C},    normal, true);
+    add(!c.tied && !c.reward, "lm_head.weight",         &w.head,         {V, C},    normal, true);
+    if (c.reward)
+    add(true,        "score.weight",                    &w.head,         {1, C},    score,  true);
     cut();
     add(true,        "model.norm.weight",               &w.norm,         {C},       ones,   false);
     // clang-format on
@@ -228,7 +231,8 @@ template <class Dev> class Llama final : public Model {
     void optimizer_state_loaded() override { zero.round_master(mesh_->all); }
     Payload take_sent() override { return std::exchange(zero.sent, {}); }
 
-    void evaluate(const Row &row) override;
+    std::vector<double> evaluate(const Row &row) override;
+    void backward(std::span<const float> weights, bool last) override;
     void accumulate(const Row &row, float weight, bool last) override;
     LossSums take_sums() override;
     Zero<Dev> &parameters() { return zero; }
@@ -245,8 +249,9 @@ template <class Dev> class Llama final : public Model {
     void plan_layer(size_t l, size_t T);
     void plan_buckets();
     size_t head_cut() const { return config.tied ? 0 : config.L + 1; }
-    void load_row(const Row &row, float weight);
-    void load_part(const Row &row, float weight);
+    void load_row(const Row &row);
+    void load_part(const Row &row);
+    void load_weights(const std::vector<float> &weights);
     void load_lo(std::span<const int32_t> doc_begin);
     void ready(size_t cut) {  // its weights may be read
         if (zero.sharding.parts > 1) reach_comm(Pass::forward, PARAM_GATHER);
@@ -255,10 +260,11 @@ template <class Dev> class Llama final : public Model {
     void forward();
     void layer_forward(size_t l, const LlamaActs<X> &a, bool again);
     void attention_forward(size_t l, const LlamaActs<X> &a);
-    void backward();
+    void gradients(bool last);
     void layer_backward(size_t l, const LlamaActs<X> &a);
     void head(X *dx, float *dhead);
     void head_backward();
+    void add_sums();
     RingAttention ring(size_t l);
     RingInputs<X> attention_inputs(size_t l, const LlamaActs<X> &a);
     template <class F> void sum_gradients(size_t cut, float *buffer, bool complete, F add);
@@ -291,6 +297,8 @@ template <class Dev> class Llama final : public Model {
     // The packed row, this rank's part of it, on the device.
     struct {
         size_t T, N;
+        std::vector<int32_t> owners;  // (N) on the host: the document of each predictor
+        size_t documents;             // of the whole row
         std::optional<SequenceSplit> split;
         int32_t *tokens;       // (T)
         int32_t *doc_pos;      // (T) position in the document, for rope
@@ -298,7 +306,7 @@ template <class Dev> class Llama final : public Model {
         int32_t *lo_window;    // (sp*T) the same in layers with a sliding window
         int32_t *rows;         // (N) predictors
         int32_t *targets;      // (N)
-        float *weights;        // (N) dL/dnll
+        float *weights;        // (N) dL/dnll, of a reward model dL/dscore
         Pieces queries, keys;  // generate: where this row's queries and keys are in the cache
     } row;
 
@@ -319,6 +327,7 @@ template <class Dev> class Llama final : public Model {
         float *dw_scratch;                            // rmsnorm_scratch
         std::byte *head;                              // lm_head_scratch
         HeadStats stats;                              // (N) each
+        float *scores;                                // (N)              reward model
         double *sums;                                 // (3)              of the rows since take_sums
         std::byte *matmul;                            // matmul_scratch
         X *last;                                      // (documents, C)   generate
@@ -410,13 +419,17 @@ template <class Dev> void Llama<Dev>::plan_activations() {
         plan_.add(&acts.logits, "logits", {Pieces::capacity, c.V}, clock.head(), Plan::always);
         return;
     }
-    plan_.add(&acts.head, "head chunk", {lm_head_scratch(dev, T, C, c.V)}, clock.head(), clock.head());
-    plan_.add(&acts.stats.nll, "stats.nll", {T});
-    plan_.add(&acts.stats.entropy, "stats.entropy", {T});
-    plan_.add(&acts.stats.correct, "stats.correct", {T});
-    plan_.add(&acts.stats.max, "stats.max", {T});
-    plan_.add(&acts.stats.sum, "stats.sum", {T});
-    plan_.add(&acts.sums, "stats.sums", {3});
+    if (c.reward) {
+        plan_.add(&acts.scores, "scores", {T});
+    } else {
+        plan_.add(&acts.head, "head chunk", {lm_head_scratch(dev, T, C, c.V)}, clock.head(), clock.head());
+        plan_.add(&acts.stats.nll, "stats.nll", {T});
+        plan_.add(&acts.stats.entropy, "stats.entropy", {T});
+        plan_.add(&acts.stats.correct, "stats.correct", {T});
+        plan_.add(&acts.stats.max, "stats.max", {T});
+        plan_.add(&acts.stats.sum, "stats.sum", {T});
+        plan_.add(&acts.sums, "stats.sums", {3});
+    }
     if (train) {
         plan_.add(&acts.dx, "dx", {T, C}, clock.head(), clock.embed_backward());
         plan_.add(&acts.dw_scratch, "norm scratch", {rmsnorm_scratch(dev, std::max(C, 2 * c.D))}, clock.final_norm_backward(),
@@ -508,22 +521,29 @@ template <class Dev> void Llama<Dev>::allocate(Mesh &mesh, bool guards, bool poi
 
 // ---- forward --------------------------------------------------------------------------------------------------------------------------
 
-template <class Dev> void Llama<Dev>::load_row(const Row &r, float weight) {
+template <class Dev> void Llama<Dev>::load_row(const Row &r) {
     reach(clock.between_rows(COPY));
-    row.T = r.T, row.N = r.rows.size();
+    row.T = r.T, row.N = r.rows.size(), row.owners = r.owners, row.documents = r.documents.size();
     write(memory(), row.tokens, r.tokens);
     write(memory(), row.doc_pos, r.doc_pos);
     write(memory(), row.rows, r.rows);
     write(memory(), row.targets, r.targets);
-    write(memory(), row.weights, std::vector<float>(row.N, weight));
+}
+
+// What the loss changes with the value of each document.
+template <class Dev> void Llama<Dev>::load_weights(const std::vector<float> &of_documents) {
+    std::vector<float> weights(row.N);
+    for (size_t n = 0; n < row.N; n++)
+        weights[n] = MUTANT(84, 1 / float(limits.ranks.sp), 1) * of_documents[size_t(row.owners[n])];
+    write(memory(), row.weights, weights);
 }
 
 // A whole row, of which this rank takes its part.
-template <class Dev> void Llama<Dev>::load_part(const Row &r, float weight) {
-    const Row whole = pad_row(r, limits.ranks.sp);
+template <class Dev> void Llama<Dev>::load_part(const Row &r) {
+    const Row whole = pad_row(config.reward ? at_ends(r) : r, limits.ranks.sp);
     if (profiler_) profiler_->begin_row(whole, limits.ranks.sp);
     row.split = split_row(config, limits.ranks, sizeof(X), whole);
-    load_row(local_row(whole, *row.split, limits.ranks.sp_rank()), MUTANT(84, weight / float(limits.ranks.sp), weight));
+    load_row(local_row(whole, *row.split, limits.ranks.sp_rank()));
     load_lo(whole.doc_begin);
 }
 
@@ -618,20 +638,34 @@ template <class Dev> void Llama<Dev>::attention_forward(size_t l, const LlamaAct
     attention_end(dev, a.att, a.out32, T * H * D);
 }
 
-// The loss and its sums; with `dx` also the gradient of the final norm's output, with `dhead` that of the head's weights.
+// The loss; with `dx` also the gradient of the final norm's output, with `dhead` that of the head's weights.
 template <class Dev> void Llama<Dev>::head(X *dx, float *dhead) {
+    const size_t T = row.T, C = config.C, N = row.N;
     ready(head_cut());
     reach(clock.head(dx != nullptr));
-    lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, w.head, row.rows, row.targets, row.weights, row.T, config.C,
-            config.V, row.N);
+    if (!config.reward)
+        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, w.head, row.rows, row.targets, row.weights, T, C, config.V, N);
+    else if (dx) score_backward(dev, dx, dhead, acts.normf, w.head, row.rows, row.weights, T, C, N);
+    else score_forward(dev, acts.scores, acts.normf, w.head, row.rows, C, N);
+}
+
+template <class Dev> void Llama<Dev>::add_sums() {
+    if (config.reward) return;
     head_sums(dev, acts.sums, acts.stats, row.N);
     targets_ += row.N;
 }
 
-template <class Dev> void Llama<Dev>::evaluate(const Row &r) {
-    load_part(r, 0);
+template <class Dev> std::vector<double> Llama<Dev>::evaluate(const Row &r) {
+    row.T = 0;
+    if (r.T == 0) return {};
+    load_part(r);
     forward();
     head(nullptr, nullptr);
+    add_sums();
+    const auto of_predictors = read(memory(), config.reward ? acts.scores : acts.stats.nll, row.N);
+    std::vector<double> sums(row.documents);
+    for (size_t n = 0; n < row.N; n++) sums[size_t(row.owners[n])] += of_predictors[n];
+    return mesh_->ring->sum(sums);
 }
 
 template <class Dev> OptimizerState Llama<Dev>::optimizer_state() {
@@ -642,6 +676,7 @@ template <class Dev> OptimizerState Llama<Dev>::optimizer_state() {
 }
 
 template <class Dev> LossSums Llama<Dev>::take_sums() {
+    if (config.reward) return {};
     reach(clock.between_rows(COPY));
     const auto sums = read(memory(), acts.sums, 3);
     memory().fill(acts.sums, 0, 3 * sizeof(double));
@@ -650,7 +685,7 @@ template <class Dev> LossSums Llama<Dev>::take_sums() {
 
 template <class Dev>
 const float *Llama<Dev>::next_logits(const Row &r, const Pieces &where, std::span<const int32_t> cache_begin) {
-    load_row(r, 0);
+    load_row(r);
     row.queries = where;
     row.keys = Pieces{{{0, cache_begin.size(), 0}}, 1};
     load_lo(cache_begin);
@@ -667,11 +702,15 @@ const float *Llama<Dev>::next_logits(const Row &r, const Pieces &where, std::spa
 // ---- backward -------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev> void Llama<Dev>::accumulate(const Row &r, float weight, bool last) {
-    last_ = last;
     row.T = 0;
-    if (r.T) load_part(r, weight), forward();
-    head_backward();
-    backward();
+    if (r.T) load_part(r), load_weights(std::vector<float>(row.documents, weight)), forward();
+    gradients(last);
+    if (r.T) add_sums();
+}
+
+template <class Dev> void Llama<Dev>::backward(std::span<const float> weights, bool last) {
+    if (row.T) load_weights({weights.begin(), weights.end()});
+    gradients(last);
 }
 
 // add(first, n) adds to the gradients of elements [first, first + n) of a cut, which are then summed over ranks: at stage 2 in every
@@ -703,7 +742,9 @@ template <class Dev> void Llama<Dev>::head_backward() {
     });
 }
 
-template <class Dev> void Llama<Dev>::backward() {
+template <class Dev> void Llama<Dev>::gradients(bool last_micro_step) {
+    last_ = last_micro_step;
+    head_backward();
     const size_t L = config.L, C = config.C, last = cuts.size() - 1;
     const auto buffer = [&](size_t cut) { return zero.sharding.stage == 2 ? grads_of.cut[cut] : nullptr; };
     sum_gradients(last, buffer(last), true, [&](size_t, size_t) {

@@ -176,7 +176,7 @@ TEST_F(Loader, RowsDoNotChangeTheStep) {
             EXPECT_EQ(step.samples, samples[s]);
             std::vector<size_t> in_rows;
             for (const Row &row : rows_of(step)) {
-                in_rows.insert(in_rows.end(), row.samples.begin(), row.samples.end());
+                in_rows.insert(in_rows.end(), row.documents.begin(), row.documents.end());
                 EXPECT_LE(row.doc_offsets.back(), row_tokens);
             }
             EXPECT_EQ(sorted(in_rows), sorted(step.samples));
@@ -214,7 +214,7 @@ TEST_F(Loader, EvaluationRowsHoldEverySampleOnce) {
     std::vector<size_t> seen;
     for (const auto &samples : pack_samples(*data, loader.eval_samples(), 64)) {
         const Row row = make_row(*data, samples);
-        EXPECT_EQ(row.samples, samples);
+        EXPECT_EQ(row.documents, samples);
         EXPECT_LE(row.T, 64u);
         seen.insert(seen.end(), samples.begin(), samples.end());
     }
@@ -253,10 +253,10 @@ TEST_F(Loader, RowsKeepDocumentsApart) {
             EXPECT_EQ(row.T % row_multiple, 0u);
             EXPECT_LT(row.T - end, row_multiple);
             for (const auto *v : {&row.tokens, &row.doc_pos, &row.doc_begin}) EXPECT_EQ(v->size(), row.T);
-            ASSERT_EQ(row.doc_offsets.size(), row.samples.size() + 1);
+            ASSERT_EQ(row.doc_offsets.size(), row.documents.size() + 1);
             std::vector<int32_t> predictors, targets;
-            for (size_t d = 0; d < row.samples.size(); d++) {
-                const size_t sample = row.samples[d], begin = row.doc_offsets[d], length = data->length(sample);
+            for (size_t d = 0; d < row.documents.size(); d++) {
+                const size_t sample = row.documents[d], begin = row.doc_offsets[d], length = data->length(sample);
                 ASSERT_EQ(row.doc_offsets[d + 1] - begin, length);
                 for (size_t t = 0; t < length; t++) {
                     EXPECT_EQ(row.tokens[begin + t], data->tokens(sample)[t]);
@@ -281,7 +281,7 @@ TEST_F(Loader, RowsKeepDocumentsApart) {
 TEST(Row, FromDocumentsInMemory) {
     const Row row = make_row({{4, 5, 6}, {7, 8}}, {{1, 0, 1}, {1, 1}});  // a mask on a first token: nothing there to predict it
     EXPECT_EQ(row.T, 64u);
-    EXPECT_EQ(row.samples, (std::vector<size_t>{0, 1}));
+    EXPECT_EQ(row.documents, (std::vector<size_t>{0, 1}));
     EXPECT_EQ(row.doc_offsets, (std::vector<size_t>{0, 3, 5}));
     EXPECT_EQ(row.rows, (std::vector<int32_t>{1, 3}));
     EXPECT_EQ(row.targets, (std::vector<int32_t>{6, 8}));

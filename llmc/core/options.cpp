@@ -15,7 +15,7 @@ using nlohmann::ordered_json;
 
 // ---- tables ---------------------------------------------------------------------------------------------------------------------
 
-static constexpr Task tasks[] = {DEMO, PRETRAIN, SFT, EVAL, GENERATE};
+static constexpr Task tasks[] = {DEMO, PRETRAIN, SFT, DPO, RM, EVAL, GENERATE};
 
 struct Flag {
     const char *name;
@@ -31,6 +31,10 @@ static const char *wanted(size_t) { return "a whole number, 0 or more"; }
 static const char *wanted(int64_t) { return "a whole number"; }
 static const char *wanted(double) { return "a number"; }
 static const char *wanted(const Betas &) { return "two numbers such as 0.9,0.95"; }
+static const char *wanted(const Names &) { return "names with commas between"; }
+static const char *wanted(const Numbers &) { return "numbers with commas between"; }
+
+template <class T> constexpr bool is_list = std::is_same_v<T, Betas> || std::is_same_v<T, Names> || std::is_same_v<T, Numbers>;
 
 static std::vector<std::string> split(const std::string &names) {
     return names.empty() ? std::vector<std::string>{} : CLI::detail::split(names, ',');
@@ -39,7 +43,7 @@ static std::vector<std::string> split(const std::string &names) {
 static const std::vector<Flag> &flags() {
     static const std::vector<Flag> all = {
 #define OPT(type, name, value, tasks, aliases, help) \
-    {#name, tasks, split(aliases), wanted(type{}), std::is_same_v<type, bool>, std::is_same_v<type, Betas>},
+    {#name, tasks, split(aliases), wanted(type{}), std::is_same_v<type, bool>, is_list<type>},
 #include "options.def"
     };
     return all;
@@ -52,9 +56,11 @@ struct Switch {
 static constexpr Switch switches[] = {
     {"gradient_checkpointing_enable,model.gradient_checkpointing_enable,gradient_checkpointing", "recompute", "layer"},
     {"load_enable,ckpt.load_enable,load_checkpoint", "resume", "auto"},
+    {"ipo_enable,model.ipo_enable,ipo", "loss_type", "ipo_sum"},
+    {"precompute_ref_log_probs", "ref_mode", "precompute"},
 };
 
-// OpenRLHF's samples of a micro-batch: row_tokens = N * max_len.
+// OpenRLHF's samples of a micro-batch: row_tokens = N * max_len, of pairs 2 N * max_len.
 static constexpr const char *micro_batch_size = "micro_batch_size,train.micro_batch_size,micro_train_batch_size";
 
 // OpenRLHF's names without meaning here, matched with any prefix ("ds.packing_samples"). `values` are those that can be accepted,
@@ -83,6 +89,9 @@ static constexpr Meaningless meaningless[] = {
     {"tensorboard_dir,use_tensorboard,use_wandb,wandb.key,wandb.org,wandb.group,wandb.project,wandb.run_name", "",
      "metrics go to --log, one JSON object a line"},
     {"wandb_org,wandb_group,wandb_project,wandb_run_name", "", "metrics go to --log, one JSON object a line"},
+    {"compute_fp32_loss_enable,compute_fp32_loss", "", "rewards and losses are always computed in float or double"},
+    {"value_head_prefix", "score", "the head of a reward model is score.weight"},
+    {"ref.offload,ref_offload", "", "--ref_mode precompute needs no reference in memory while training"},
     {"local_rank", "", "MPI tells each rank its number"},
     {"aux_loss_coef", "0,0.0", "there are no mixtures of experts"},
     {"tensor_parallel_size,ds_tensor_parallel_size", "1", "there is no tensor parallelism"},
@@ -147,6 +156,14 @@ static constexpr Foreign foreign[] = {
     {"num_machines,machine_rank,main_process_ip,main_process_port,nnodes,node_rank,master_addr,master_port",
      "rank R --world_size W --rendezvous HOST:PORT, or mpirun"},
     {"ddp_timeout", "comm_timeout"},
+    {"dpo_beta,rl_beta,orpo_alpha", "beta"},
+    {"dpo_loss_type,rl", "loss_type"},
+    {"dpo_loss_weights", "loss_weights"},
+    {"dpo_label_smoothing", "label_smoothing"},
+    {"rpo_alpha,dpo_norm_loss", "loss_type sigmoid,sft --loss_weights 1,ALPHA, or nll_loss_coef"},
+    {"reference_free", "loss_type simpo"},
+    {"ref_model_name_or_path,ref_model_path", "ref_model"},
+    {"cpo_alpha", "loss_type simpo,sft --loss_weights 1,ALPHA"},
 };
 
 // Where a user of OpenRLHF would expect something else when the flag is left out.
@@ -301,9 +318,11 @@ struct Parser {
     static std::string about(Task t) {
         switch (t) {
             case DEMO:
-                return "The bundled demo: trains a small model on bundled text.\nTasks, each with its own --help: pretrain, sft, eval, generate.";
+                return "The bundled demo: trains a small model on bundled text.\nTasks, each with its own --help: pretrain, sft, dpo, rm, eval, generate.";
             case PRETRAIN: return "Train on all tokens of plain text.";
             case SFT: return "Supervised fine-tuning: train on the responses of chats or of prompts with completions.";
+            case DPO: return "Train on pairs of a better and a worse answer: DPO and its kin.";
+            case RM: return "Train a reward model on pairs of a better and a worse answer.";
             case EVAL: return "Loss, accuracy and entropy of a model on a data file.";
             case GENERATE: return "Continue prompts.";
         }
@@ -317,8 +336,12 @@ struct Parser {
             option->default_str(field ? "true" : "false")->check(true_or_false, "")->type_name("BOOL");
         if constexpr (!std::is_same_v<T, std::string>) option->check(not_empty, "");
         if constexpr (std::is_unsigned_v<T> && !std::is_same_v<T, bool>) option->check(decimal, "");
-        if constexpr (std::is_same_v<T, double> || std::is_same_v<T, Betas>) option->check(finite, "");
-        if constexpr (std::is_same_v<T, Betas>) option->delimiter(',')->type_name("FLOAT,FLOAT");
+        if constexpr (std::is_same_v<T, double> || std::is_same_v<T, Betas> || std::is_same_v<T, Numbers>)
+            option->check(finite, "");
+        if constexpr (is_list<T>) option->delimiter(',');
+        if constexpr (std::is_same_v<T, Betas>) option->type_name("FLOAT,FLOAT");
+        if constexpr (std::is_same_v<T, Numbers>) option->type_name("FLOAT,...");
+        if constexpr (std::is_same_v<T, Names>) option->type_name("NAME,...")->default_str(CLI::detail::join(field));
     }
 
     // What CLI11 lets through: "" (as 0), "yes", "nan", "-5" and "010" (as 8) for an unsigned number. They return what is wrong.
@@ -390,13 +413,13 @@ struct Parser {
 
     // What follows from several flags together.
     void finish() {
+        const size_t sample = (task & PAIRS ? 2 : 1) * options.max_len;
         if (rows_of) {
-            if (__builtin_mul_overflow(rows_of, options.max_len, &options.row_tokens))
-                die("--micro_batch_size %zu is too large", rows_of);
-            notes.push_back(
-                format("micro_batch_size %zu: a row holds %zu * max_len = %zu tokens", rows_of, rows_of, options.row_tokens));
+            if (__builtin_mul_overflow(rows_of, sample, &options.row_tokens)) die("--micro_batch_size %zu is too large", rows_of);
+            notes.push_back(format("micro_batch_size %zu: a row holds %zu * %smax_len = %zu tokens", rows_of, rows_of,
+                                   task & PAIRS ? "2 * " : "", options.row_tokens));
         }
-        if (options.row_tokens == 0) options.row_tokens = options.max_len;
+        if (options.row_tokens == 0) options.row_tokens = sample;
         if (options.ring_attn_head_stride && options.sp_mode != "gather") {
             if (given.count("sp_mode"))
                 die("--ring_attn_head_stride is for --sp_mode gather, not %s\n  fix: leave one of them out",
@@ -441,6 +464,8 @@ static void check_values(const Options &o, Task task) {
     one_of(o.export_dtype, "export_dtype", "auto,f32,bf16");
     one_of(o.device, "device", "auto,cpu,cuda");
     one_of(o.recompute, "recompute", "auto,none,cheap,layer");
+    one_of(o.ref_mode, "ref_mode", "precompute,resident");
+    for (const std::string &name : task == RM ? o.loss_type : Names()) one_of(name, "loss_type", "sigmoid,logexp");
 
     must(o.train_batch_size > 0 || o.train_batch_tokens > 0, "train_batch_size", "at least 1");
     must(o.max_len >= 2 && o.max_len <= size_t(INT32_MAX), "max_len",
@@ -470,6 +495,8 @@ static void check_values(const Options &o, Task task) {
     must(o.logging_steps > 0, "logging_steps", "at least 1");
     must(o.max_num > 0, "max_num", "at least 1");
     must(o.eval_fraction >= 0 && o.eval_fraction < 1, "eval_fraction", "at least 0 and less than 1");
+    must(o.nll_loss_coef >= 0, "nll_loss_coef", "0 or more");
+    must(o.center_rewards_coefficient >= 0, "center_rewards_coefficient", "0 or more");
     must(o.max_new_tokens > 0, "max_new_tokens", "at least 1");
     must(o.temperature >= 0, "temperature", "0 (greedy) or more");
     must(o.top_p > 0 && o.top_p <= 1, "top_p", "above 0 and at most 1");
@@ -499,6 +526,7 @@ static void check_together(const Options &o, Task task) {
     if (task & TRAINING) need(o.model.empty() && o.preset.empty(), "--model DIR, or --preset NAME to start from random weights");
     else need(o.model.empty(), "--model DIR");
     if (o.plan) return;
+    if (task & PAIRS) need(o.model.empty(), "--model DIR: there is nothing to prefer in what random weights say");
     if (task == GENERATE) need(o.prompt.empty() && o.prompts.empty(), "--prompt TEXT or --prompts FILE");
     else need(o.data.empty(), "--data FILE");
     if (task & TRAINING) need(o.output_dir.empty(), "--output_dir DIR");
@@ -511,6 +539,8 @@ const char *task_name(Task task) {
         case DEMO: return "demo";
         case PRETRAIN: return "pretrain";
         case SFT: return "sft";
+        case DPO: return "dpo";
+        case RM: return "rm";
         case EVAL: return "eval";
         case GENERATE: return "generate";
     }
@@ -520,6 +550,9 @@ const char *task_name(Task task) {
 Options default_options(Task task) {
     Options o;
     if (task == SFT) o.learning_rate = 5e-6;
+    if (task == DPO) o.learning_rate = 1e-6;
+    if (task == RM) o.learning_rate = 9e-6;
+    if (task & PAIRS) o.max_len = 512;
     if (task == PRETRAIN) o.truncation = "split";
     if (task == DEMO) {
         o.train_batch_size = 64;

@@ -1,6 +1,6 @@
 // The command line. The flags themselves, one line each, are in options.def.
 //
-//     train_llama pretrain|sft|eval|generate [--flag value | --flag=value]...        no task: the demo, with --plan sft
+//     train_llama pretrain|sft|dpo|rm|eval|generate [--flag value | --flag=value]...        no task: the demo, with --plan sft
 //
 // `-` and `_` in a flag's name are the same. A boolean is --flag, --flag true or --flag false. --config FILE.json holds flags, too;
 // the command line wins. A flag that the task does not have, a misspelled one and a value out of range end the run with a message.
@@ -12,14 +12,17 @@
 #include <string>
 #include <vector>
 
-enum Task : unsigned { DEMO = 1, PRETRAIN = 2, SFT = 4, EVAL = 8, GENERATE = 16 };
-constexpr unsigned TRAINING = DEMO | PRETRAIN | SFT;
+enum Task : unsigned { DEMO = 1, PRETRAIN = 2, SFT = 4, EVAL = 8, GENERATE = 16, DPO = 32, RM = 64 };
+constexpr unsigned PAIRS = DPO | RM;  // tasks whose samples are pairs of documents
+constexpr unsigned TRAINING = DEMO | PRETRAIN | SFT | PAIRS;
 constexpr unsigned ALL_TASKS = TRAINING | EVAL | GENERATE;
 constexpr unsigned PREPARE = 1u << 31;  // not a task: the flag is handed on to data/prepare.py
 
 const char *task_name(Task);  // "sft"
 
 using Betas = std::array<double, 2>;
+using Names = std::vector<std::string>;
+using Numbers = std::vector<double>;
 
 struct Options {
 #define OPT(type, name, value, tasks, aliases, help) type name = value;

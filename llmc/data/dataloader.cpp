@@ -17,7 +17,7 @@ static Row empty_row(size_t tokens, size_t documents) {
     row.T = round_up(tokens, row_multiple);
     for (auto *v : {&row.tokens, &row.doc_pos, &row.doc_begin}) v->reserve(row.T);
     row.doc_offsets.reserve(documents + 1);
-    row.samples.reserve(documents);
+    row.documents.reserve(documents);
     row.doc_offsets.push_back(0);
     return row;
 }
@@ -29,16 +29,17 @@ static void append_token(Row &row, int32_t id, size_t begin) {
 }
 
 // An empty mask has no targets. A document's first token is never one: nothing in its document comes before it.
-static void append_document(Row &row, size_t sample, TokenIds tokens, std::span<const uint8_t> mask) {
+static void append_document(Row &row, size_t number, TokenIds tokens, std::span<const uint8_t> mask) {
     const size_t begin = row.tokens.size();
     for (size_t t = 0; t < tokens.size(); t++) {
         if (t > 0 && !mask.empty() && mask[t]) {
             row.rows.push_back(int32_t(begin + t - MUTANT(14, 0, 1)));
             row.targets.push_back(tokens[t]);
+            row.owners.push_back(int32_t(row.documents.size()));
         }
         append_token(row, tokens[t], begin);
     }
-    row.samples.push_back(sample);
+    row.documents.push_back(number);
     row.doc_offsets.push_back(row.tokens.size());
 }
 
@@ -48,10 +49,18 @@ static void append_padding(Row &row) {
 
 Row make_row(const PreparedData &data, std::span<const size_t> samples) {
     size_t tokens = 0;
-    for (size_t i : samples) tokens += data.length(i);
-    Row row = empty_row(tokens, samples.size());
-    for (size_t i : samples) append_document(row, i, data.tokens(i), data.mask(i));
+    for (size_t s : samples) tokens += data.sample_length(s);
+    Row row = empty_row(tokens, 2 * samples.size());
+    for (size_t s : samples)
+        for (size_t i = data.first(s); i < data.first(s + 1); i++) append_document(row, i, data.tokens(i), data.mask(i));
     append_padding(row);
+    return row;
+}
+
+Row at_ends(Row row) {
+    const size_t documents = row.documents.size();
+    row.rows.resize(documents), row.targets.assign(documents, 0), row.owners.resize(documents);
+    for (size_t i = 0; i < documents; i++) row.rows[i] = int32_t(row.doc_offsets[i + 1] - 1), row.owners[i] = int32_t(i);
     return row;
 }
 
@@ -69,26 +78,31 @@ Row make_row(const std::vector<std::vector<int32_t>> &documents, const std::vect
 Row outline(const PreparedData &data, std::span<const size_t> samples) {
     Row row{};
     row.doc_offsets.push_back(0);
-    for (size_t i : samples) row.doc_offsets.push_back(row.doc_offsets.back() + data.length(i));
-    row.samples.assign(samples.begin(), samples.end());
+    for (size_t s : samples)
+        for (size_t i = data.first(s); i < data.first(s + 1); i++) {
+            row.doc_offsets.push_back(row.doc_offsets.back() + data.length(i));
+            row.documents.push_back(i);
+        }
     row.T = round_up(row.doc_offsets.back(), row_multiple);
     return row;
 }
 
 static void check_lengths(const PreparedData &data, std::span<const size_t> samples, size_t row_tokens) {
-    const auto shorter = [&](size_t a, size_t b) { return data.length(a) < data.length(b); };
+    const auto shorter = [&](size_t a, size_t b) { return data.sample_length(a) < data.sample_length(b); };
     const auto longest = std::max_element(samples.begin(), samples.end(), shorter);
-    if (longest != samples.end() && data.length(*longest) > row_tokens)
-        die("%s: document %zu has %zu tokens, the most of any, but a row holds %zu\n  fix: --row_tokens %zu, or prepare the data "
-            "again with --max_len %zu and --truncation",
-            data.path().c_str(), *longest, data.length(*longest), row_tokens, data.length(*longest), row_tokens);
+    if (longest == samples.end() || data.sample_length(*longest) <= row_tokens) return;
+    const size_t length = data.sample_length(*longest);
+    die("%s: %s %zu has %zu tokens%s, the most of any, but a row holds %zu\n  fix: --row_tokens %zu, or prepare the data again with "
+        "--max_len %zu and --truncation",
+        data.path().c_str(), data.pairs() ? "pair" : "document", *longest, length, data.pairs() ? " in its two answers" : "",
+        row_tokens, length, data.pairs() ? row_tokens / 2 : row_tokens);
 }
 
 std::vector<std::vector<size_t>> pack_samples(const PreparedData &data, std::span<const size_t> samples, size_t row_tokens) {
     check_lengths(data, samples, row_tokens);
     std::vector<size_t> lengths;
     lengths.reserve(samples.size());
-    for (size_t i : samples) lengths.push_back(data.length(i));
+    for (size_t s : samples) lengths.push_back(data.sample_length(s));
     auto rows = pack_best_fit(lengths, row_tokens);
     for (auto &row : rows)
         for (size_t &entry : row) entry = samples[entry];
@@ -137,8 +151,9 @@ std::vector<size_t> DataLoader::order(size_t epoch) const {
 // Where the step ends that begins at `begin` of the epoch's order.
 size_t DataLoader::step_end(std::span<const size_t> order, size_t begin) const {
     if (options_.batch_tokens == 0) return std::min(begin + options_.batch_size, order.size());
-    size_t end = begin + 1, tokens = data_.length(order[begin]);
-    while (end < order.size() && tokens + data_.length(order[end]) <= options_.batch_tokens) tokens += data_.length(order[end++]);
+    size_t end = begin + 1, tokens = data_.sample_length(order[begin]);
+    while (end < order.size() && tokens + data_.sample_length(order[end]) <= options_.batch_tokens)
+        tokens += data_.sample_length(order[end++]);
     return end;
 }
 
@@ -163,9 +178,9 @@ Step DataLoader::next() {
     cursor_ += end - begin;
 
     step.samples.assign(order_.begin() + ptrdiff_t(begin), order_.begin() + ptrdiff_t(end));
-    for (size_t i : step.samples) {
-        step.tokens += data_.length(i);
-        step.target_tokens += data_.targets(i);
+    for (size_t s : step.samples) {
+        step.tokens += data_.sample_length(s);
+        step.target_tokens += data_.sample_targets(s);
     }
     step.rows = pack_samples(data_, step.samples, options_.row_tokens);
     return step;

@@ -19,17 +19,21 @@ struct Row {
     std::vector<int32_t> doc_pos;     // (T) position in the document, for rope
     std::vector<int32_t> doc_begin;   // (T) where in the row the document begins, for attention
     std::vector<size_t> doc_offsets;  // (documents + 1) where in the row each begins, then where the padding does
-    std::vector<size_t> samples;      // (documents) their numbers in the file
+    std::vector<size_t> documents;    // (documents) their numbers in the file
     std::vector<int32_t> rows;        // (N) predictors, increasing: t where t+1 is a target in the same document
     std::vector<int32_t> targets;     // (N) the token at t+1
+    std::vector<int32_t> owners;      // (N) which document of the row each is of
 };
 
 Row make_row(const PreparedData &data, std::span<const size_t> samples);
 
-// T, doc_offsets and samples of that row, without its tokens: enough to know what it costs.
+// The row as a reward model reads it: in place of the predictors the last position of each document, which its score is of.
+Row at_ends(Row row);
+
+// T, doc_offsets and documents of that row, without its tokens: enough to know what it costs.
 Row outline(const PreparedData &data, std::span<const size_t> samples);
 
-// The same from documents in memory, which are then samples 0, 1, ... Without masks nothing is a target.
+// The same from documents in memory, which are then numbers 0, 1, ... Without masks nothing is a target.
 Row make_row(const std::vector<std::vector<int32_t>> &documents, const std::vector<std::vector<uint8_t>> &masks = {});
 
 // Best-fit decreasing over the samples given: each list is one row's, for make_row. A packed row has at most row_tokens tokens
@@ -62,6 +66,7 @@ class DataLoader {
     Step next();
     size_t steps(size_t epochs) const;  // in that many epochs from the start
 
+    size_t used() const { return train_.size() + eval_.size(); }  // samples, the first of the file
     size_t cursor() const { return cursor_; }
     void seek(size_t cursor) { cursor_ = cursor; }
 

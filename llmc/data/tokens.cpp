@@ -1,6 +1,7 @@
 #include "tokens.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "../core/common.h"
 
@@ -8,6 +9,7 @@ constexpr const char *prepare_again = "prepare it again with data/prepare.py";
 
 PreparedData::PreparedData(const std::string &path, size_t vocab, const std::string &tokenizer_hash) : map_(path) {
     check_metadata(tokenizer_hash);
+    if (kind() == "pref") per_sample_ = 2;
     find_arrays();
     check_offsets();
     check_documents(vocab);
@@ -18,13 +20,19 @@ TokenIds PreparedData::tokens(size_t i) const {
     return {u16_.empty() ? nullptr : &u16_[begin], i32_.empty() ? nullptr : &i32_[begin], length(i)};
 }
 
+size_t PreparedData::sample_targets(size_t s) const {
+    size_t n = 0;
+    for (size_t i = first(s); i < first(s + 1); i++) n += targets_[i];
+    return n;
+}
+
 void PreparedData::check_metadata(const std::string &tokenizer_hash) const {
     for (const char *key : {"kind", "vocab_size"})
         if (!metadata().contains(key))
             die("%s: this is no prepared data: its metadata has no \"%s\"\n  fix: %s", path().c_str(), key, prepare_again);
-    if (kind() != "pretrain" && kind() != "sft" && kind() != "prompts")
-        die("%s: kind of data \"%s\" is not known; \"pretrain\", \"sft\" and \"prompts\" are\n  fix: %s", path().c_str(),
-            kind().c_str(), prepare_again);
+    if (kind() != "pretrain" && kind() != "sft" && kind() != "pref" && kind() != "prompts")
+        die("%s: kind of data \"%s\" is not known; \"pretrain\", \"sft\", \"pref\" and \"prompts\" are\n  fix: %s",
+            path().c_str(), kind().c_str(), prepare_again);
     const auto hash = metadata().find("tokenizer_hash");
     if (hash != metadata().end() && !tokenizer_hash.empty() && hash->second != tokenizer_hash)
         die("%s: was made with another tokenizer than the model's (tokenizer_hash %s, the model's is %s)\n"
@@ -41,6 +49,7 @@ void PreparedData::find_arrays() {
     else i32_ = map_.span<int32_t>("tokens");
     mask_ = map_.span<uint8_t>("loss_mask");
     offsets_ = map_.span<int64_t>("doc_offsets");
+    if (tensors.contains("margin")) margins_ = map_.span<float>("margin");
     const size_t tokens = std::max(u16_.size(), i32_.size());
     if (mask_.size() != tokens)
         die("%s: has %zu tokens but a loss_mask of %zu\n  fix: %s", path().c_str(), tokens, mask_.size(), prepare_again);
@@ -52,21 +61,29 @@ void PreparedData::check_offsets() const {
     if (offsets_[0] != 0)
         die("%s: document 0 begins at token %lld instead of 0\n  fix: %s", path().c_str(), (long long)(offsets_[0]),
             prepare_again);
+    if (pairs() && documents() % 2)
+        die("%s: holds pairs, but an odd number of documents, %zu\n  fix: %s", path().c_str(), documents(), prepare_again);
+    if (has_margins() && (!pairs() || margins_.size() != size()))
+        die("%s: has %zu margins for %zu samples of kind %s\n  fix: %s", path().c_str(), margins_.size(), size(), kind().c_str(),
+            prepare_again);
+    for (size_t i = 0; i < margins_.size(); i++)
+        if (!std::isfinite(margins_[i]))
+            die("%s: the margin of pair %zu is not finite\n  fix: %s", path().c_str(), i, prepare_again);
     for (size_t i = 0; i + 1 < offsets_.size(); i++)
         if (offsets_[i + 1] <= offsets_[i])
             die("%s: document %zu begins at token %lld and ends at %lld; each must hold at least one token\n  fix: %s",
                 path().c_str(), i, (long long)(offsets_[i]), (long long)(offsets_[i + 1]), prepare_again);
     if (size_t(offsets_.back()) != tokens)
-        die("%s: document %zu, the last, ends at token %lld but the file has %zu tokens\n  fix: %s", path().c_str(), size() - 1,
+        die("%s: document %zu, the last, ends at token %lld but the file has %zu tokens\n  fix: %s", path().c_str(), documents() - 1,
             (long long)(offsets_.back()), tokens, prepare_again);
 }
 
 // Each document is read once, ids and mask together; what is wrong with the first bad one is found out afterwards.
 void PreparedData::check_documents(size_t vocab) {
-    targets_.resize(size());
-    size_t total = 0, first_bad = size();
+    targets_.resize(documents());
+    size_t total = 0, first_bad = documents();
 #pragma omp parallel for schedule(dynamic, 16) reduction(+ : total) reduction(min : first_bad)
-    for (size_t i = 0; i < size(); i++) {
+    for (size_t i = 0; i < documents(); i++) {
         const TokenIds ids = tokens(i);
         const auto document_mask = mask(i);
         size_t targets = 0;
@@ -79,11 +96,15 @@ void PreparedData::check_documents(size_t vocab) {
         targets_[i] = targets;
         total += targets;
     }
-    if (first_bad < size()) refuse_document(first_bad, vocab);
+    if (first_bad < documents()) refuse_document(first_bad, vocab);
     if (total == 0 && kind() != "prompts")
         die("%s: none of its %zu tokens is a target, so there is nothing to learn\n"
             "  fix: %s and see what it says about targets",
             path().c_str(), total_tokens(), prepare_again);
+    for (size_t i = 0; pairs() && i < documents(); i++)
+        if (targets_[i] == 0)
+            die("%s: the %s answer of pair %zu has no token that is a target\n  fix: %s", path().c_str(),
+                i % 2 ? "rejected" : "chosen", i / 2, prepare_again);
     total_targets_ = total;
 }
 

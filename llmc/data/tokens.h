@@ -4,8 +4,11 @@
 // One safetensors file:  tokens (N) U16 or I32     loss_mask (N) U8     doc_offsets (documents + 1) I64
 //   loss_mask[t] = 1 says that token t is predicted from the tokens before it, so a document's first token never has it;
 //   document i holds the tokens doc_offsets[i] .. doc_offsets[i+1]-1.
-// Metadata, all strings: kind ("pretrain", "sft", or "prompts" without targets), vocab_size of the tokenizer, tokenizer_hash (tokenizer.h), and what
-// data/prepare.py adds for the record.
+// Metadata, all strings: kind ("pretrain", "sft", "pref", or "prompts" without targets), vocab_size of the tokenizer, tokenizer_hash
+// (tokenizer.h), and what data/prepare.py adds for the record.
+//
+// Of kind pref, documents are pairs: 2i is the chosen answer of pair i, with its prompt, 2i+1 the rejected one; targets are the answers' tokens.
+// margin (pairs) F32, if it is there, says by how much the chosen answer is better.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -31,11 +34,20 @@ class PreparedData {
     // that of the model's tokenizer; empty if the model has none, and then it is not compared.
     PreparedData(const std::string &path, size_t vocab, const std::string &tokenizer_hash);
 
-    size_t size() const { return offsets_.size() - 1; }  // documents, which are the samples
-    size_t length(size_t i) const { return size_t(offsets_[i + 1] - offsets_[i]); }
-    size_t targets(size_t i) const { return targets_[i]; }  // of document i
+    size_t documents() const { return offsets_.size() - 1; }
+    size_t length(size_t i) const { return size_t(offsets_[i + 1] - offsets_[i]); }  // of document i, as what follows
+    size_t targets(size_t i) const { return targets_[i]; }
     TokenIds tokens(size_t i) const;
     std::span<const uint8_t> mask(size_t i) const { return mask_.subspan(size_t(offsets_[i]), length(i)); }
+
+    // A sample is a document, or a pair of them: documents first(s) to first(s + 1).
+    bool pairs() const { return per_sample_ == 2; }
+    size_t size() const { return documents() / per_sample_; }
+    size_t first(size_t s) const { return s * per_sample_; }
+    size_t sample_length(size_t s) const { return size_t(offsets_[first(s + 1)] - offsets_[first(s)]); }
+    size_t sample_targets(size_t s) const;
+    bool has_margins() const { return !margins_.empty(); }
+    float margin(size_t s) const { return has_margins() ? margins_[s] : 0; }
 
     size_t total_tokens() const { return mask_.size(); }
     size_t total_targets() const { return total_targets_; }
@@ -55,6 +67,7 @@ class PreparedData {
     std::span<const int32_t> i32_;
     std::span<const uint8_t> mask_;
     std::span<const int64_t> offsets_;
-    std::vector<size_t> targets_;  // (documents)
-    size_t total_targets_ = 0;
+    std::span<const float> margins_;  // (pairs) or empty
+    std::vector<size_t> targets_;     // (documents)
+    size_t total_targets_ = 0, per_sample_ = 1;
 };

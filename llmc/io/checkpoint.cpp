@@ -1,12 +1,5 @@
 #include "checkpoint.h"
 
-#define XXH_INLINE_ALL
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"  // in g++ 12's own AVX-512 intrinsics
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#include <xxhash.h>
-#pragma GCC diagnostic pop
-
 #include <algorithm>
 #include <charconv>
 #include <cstring>
@@ -15,6 +8,7 @@
 
 #include "../core/common.h"
 #include "../core/file.h"
+#include "../core/hash.h"
 #include "../core/json.h"
 #include "../core/mutant.h"
 #include "../parallel/comm.h"
@@ -73,7 +67,7 @@ static constexpr struct {
 static std::string manifest_path(const std::string &dir) { return dir + "/optimizer.json"; }
 
 template <class T> static std::string checksum(const std::vector<T> &data) {
-    return format("%016llx", (unsigned long long)XXH3_64bits(data.data(), data.size() * sizeof(T)));
+    return hash_of(data.data(), data.size() * sizeof(T));
 }
 
 static std::string header_checksum(const SafetensorsFile &file) {

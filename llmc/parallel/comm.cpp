@@ -205,6 +205,17 @@ int64_t Comm::sum(int64_t value, Where at) {
     return out;
 }
 
+std::vector<double> Comm::sum(const std::vector<double> &values, Where at) {
+    const size_t n = values.size();
+    Stamp s = stamp_of("sum(doubles)");
+    s.count = n;
+    stamp(s, at);
+    std::vector<double> all(n * size_t(size)), out(n);
+    if (n) gather_host(values.data(), n * sizeof(double), all.data());
+    for (size_t i = 0; i < all.size(); i++) out[i % n] += all[i];
+    return out;
+}
+
 double Comm::max(double value, Where at) {
     const auto all = gathered("max", value, at);
     return *std::max_element(all.begin(), all.end());

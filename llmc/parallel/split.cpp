@@ -233,7 +233,7 @@ Row pad_row(Row row, size_t ranks) {
 }
 
 Row local_row(const Row &row, const SequenceSplit &split, size_t rank) {
-    Row local{split.local_T(), {}, {}, row.doc_begin, row.doc_offsets, row.samples, {}, {}};
+    Row local{split.local_T(), {}, {}, row.doc_begin, row.doc_offsets, row.documents, {}, {}, {}};
     for (size_t p : split.positions(rank)) {
         local.tokens.push_back(row.tokens[p]);
         local.doc_pos.push_back(row.doc_pos[p]);
@@ -247,6 +247,7 @@ Row local_row(const Row &row, const SequenceSplit &split, size_t rank) {
             const size_t t = piece.offset + size_t(row.rows[j]) - piece.begin;
             local.rows.push_back(int32_t(t));
             local.targets.push_back(MUTANT(73, local.tokens[(t + 1) % local.T], row.targets[j]));
+            local.owners.push_back(row.owners[j]);
         }
     }
     return local;

@@ -104,7 +104,7 @@ Row pad_row(Row row, size_t ranks);
 
 // What one rank holds of a padded row: its tokens and their positions in documents, and the targets of the predictors that it holds.
 // Targets are those of the whole row: that of a piece's last token may lie on another rank. T, `rows` and the order of tokens are
-// local; doc_begin, doc_offsets and samples stay those of the whole row, which attention needs.
+// local; doc_begin, doc_offsets and documents stay those of the whole row, which attention needs.
 Row local_row(const Row &row, const SequenceSplit &split, size_t rank);
 
 // Which rows each dp group takes, one after the other: result[group][micro-step] indexes `costs`, or is no_row. A micro-step ends for all

@@ -55,10 +55,15 @@ class Model {
     virtual void initialise(uint64_t seed) = 0;  // random weights, a function of seed and tensor name alone
     // Weights only, by rank 0; config and tokenizer are the caller's. Ends in an error that all ranks agree on, or in none.
     virtual void save(const std::string &dir, const std::string &export_dtype) = 0;
-    virtual void evaluate(const Row &) = 0;  // forward; the sums add up. Rings may take different numbers of rows
+    // Forward. Returns of each document the sum of its targets' nll, or its score (ModelConfig::reward), summed over the ring: its ranks get
+    // the same. The sums of take_sums() add up. Rings may take different numbers of rows.
+    virtual std::vector<double> evaluate(const Row &) = 0;
     virtual void zero_gradients() = 0;
-    // Forward and backward of weight * sum of nll; gradients, sums add up. A row without tokens: this ring has none in this micro-step.
-    // `last` of the step: gradients are summed over ranks, if that was not done before.
+    // Backward of the row that evaluate() was given last, of a loss whose derivative by the value of document i is weights[i]. Gradients add
+    // up. A row without tokens: this ring has none in this micro-step. `last` of the step: gradients are summed over ranks, if that was
+    // not done before.
+    virtual void backward(std::span<const float> weights, bool last) = 0;
+    // Both in one, for weight * sum of nll, which is known beforehand: a language model's head then computes its logits once.
     virtual void accumulate(const Row &, float weight, bool last) = 0;
     virtual double gradient_norm() = 0;
     virtual std::string nonfinite_gradient() = 0;  // name of the first tensor whose gradient is not finite

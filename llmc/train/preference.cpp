@@ -1,5 +1,6 @@
 #include "preference.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "../core/common.h"
@@ -28,7 +29,7 @@ void check_pair_loss(PairLossType type, const PairLossOptions &o) {
     const auto must = [&](bool good, const char *flag, double value, const char *rule) {
         if (!good) die("--%s is %g but must be %s for --loss_type %s\n  fix: another --%s", flag, value, rule, name, flag);
     };
-    must(o.beta > 0, "beta", o.beta, "above 0");
+    must(std::isfinite(o.beta) && o.beta > 0, "beta", o.beta, "above 0");
     must(o.label_smoothing >= 0 && o.label_smoothing < 0.5, "label_smoothing", o.label_smoothing, "at least 0 and less than 0.5");
     if (type == PairLossType::exo_pair) must(o.label_smoothing > 0, "label_smoothing", o.label_smoothing, "above 0");
 }
@@ -83,7 +84,7 @@ Dual formula(PairLossType type, const PairLossOptions &o, const PairSums &p) {
         case PairLossType::exo_pair: return s(x) * (log_s(x) - std::log(1 - e)) + s(-x) * (log_s(-x) - std::log(e));
         case PairLossType::discopop: return (1 - s(20 * x)) * -log_s(x) + s(20 * x) * exp(-x);
         case PairLossType::simpo: return -log_s(beta * (n * c - m * r) - o.gamma);
-        case PairLossType::orpo: return -beta * log_s(odds(n * c) - odds(m * r));
+        case PairLossType::orpo: return -(n * c) - beta * log_s(odds(n * c) - odds(m * r));
     }
     die("no such loss: %d", int(type));
 }
@@ -92,5 +93,44 @@ Dual formula(PairLossType type, const PairLossOptions &o, const PairSums &p) {
 
 PairLoss pair_loss(PairLossType type, const PairLossOptions &options, const PairSums &pair) {
     const Dual loss = formula(type, options, pair);
+    return {loss.value, loss.c, loss.r};
+}
+
+PreferenceLoss::PreferenceLoss(const std::vector<std::string> &types, const std::vector<double> &weights,
+                               const PairLossOptions &options, double nll)
+    : options_(options), nll_(nll) {
+    if (!weights.empty() && weights.size() != types.size())
+        die("--loss_weights has %zu numbers for the %zu losses of --loss_type\n  fix: one for each, or none for 1 each", weights.size(),
+            types.size());
+    for (size_t i = 0; i < types.size(); i++) {
+        const double weight = weights.empty() ? 1 : weights[i];
+        if (types[i] == "sft") {
+            sft_ += weight;
+            continue;
+        }
+        terms_.emplace_back(pair_loss_type(types[i]), weight);
+        check_pair_loss(terms_.back().first, options);
+    }
+    if (terms_.empty() && sft_ == 0 && nll == 0) die("--loss_type is empty\n  fix: sigmoid, say");
+}
+
+bool PreferenceLoss::needs_reference() const {
+    return std::any_of(terms_.begin(), terms_.end(), [](const auto &term) { return ::needs_reference(term.first); });
+}
+
+PairLoss PreferenceLoss::operator()(const PairSums &pair, const StepSize &step) const {
+    const double of_chosen = sft_ / step.chosen_tokens + nll_ / (pair.chosen_tokens * step.pairs);
+    PairLoss sum{-pair.chosen * of_chosen, -of_chosen, 0};
+    for (const auto &[type, weight] : terms_) {
+        const PairLoss term = pair_loss(type, options_, pair);
+        const double share = weight / step.pairs;
+        sum.loss += share * term.loss, sum.d_chosen += share * term.d_chosen, sum.d_rejected += share * term.d_rejected;
+    }
+    return sum;
+}
+
+PairLoss reward_loss(double chosen, double rejected, double margin, double center) {
+    const Dual c{chosen, 1, 0}, r{rejected, 0, 1};
+    const Dual loss = -log_s(c - r - margin) + center * square(c + r);
     return {loss.value, loss.c, loss.r};
 }

@@ -1,5 +1,5 @@
-// Preference losses: functions of one pair's log-probabilities, and their derivatives. All that a backward pass needs of a pair are the two
-// derivatives: they become the weights of its answers' tokens. Sums over pairs, and the division by their number, are the caller's.
+// Preference losses: functions of one pair's log-probabilities, or of its rewards, and their derivatives. All that a backward pass needs of a
+// pair are the two derivatives: they become the weights of its answers' tokens.
 //
 //   c, r    log p(chosen | prompt), log p(rejected | prompt): sums over the answers' tokens; c0, r0 the same of the reference model
 //   u, v    c - c0, r - r0           x = beta (u - v)           s(x) = 1 / (1 + exp(-x))
@@ -21,10 +21,14 @@
 //   discopop      (1-g) (-log s(x)) + g exp(-x), g = s(x / 0.05)               Lu et al., "Discovering preference optimization algorithms", 2024,
 //                                                               arXiv:2406.08414
 //   simpo         -log s(beta (c/n - r/m) - gamma)              Meng et al., "SimPO", 2024, arXiv:2405.14734; without a reference
-//   orpo          -beta log s(odds(c/n) - odds(r/m)), odds(a) = a - log(1 - exp(a))       Hong et al., "ORPO", 2024, arXiv:2403.07691; without a
-//                                                               reference; the paper adds the answers' own loss
+//   orpo          -c/n - beta log s(odds(c/n) - odds(r/m)), odds(a) = a - log(1 - exp(a))      Hong et al., "ORPO", 2024, arXiv:2403.07691;
+//                                                               without a reference; beta is the paper's lambda
+//
+// TRL's types aot and aot_unpaired sort the pairs of a micro-batch, so that their value depends on how a step is split: refused.
 #pragma once
 #include <string>
+#include <utility>
+#include <vector>
 
 enum class PairLossType {
     sigmoid,
@@ -61,3 +65,30 @@ struct PairLoss {
     double loss, d_chosen, d_rejected;  // dL/dc, dL/dr
 };
 PairLoss pair_loss(PairLossType type, const PairLossOptions &options, const PairSums &pair);
+
+// What the losses of a step are means over.
+struct StepSize {
+    double pairs, chosen_tokens;
+};
+
+// The loss of a step: the mean over its pairs of some of the losses above, each with a weight, and two that look at the chosen answers alone:
+//   sft    the mean over all chosen tokens of the step of their nll, as TRL                 a type among the others
+//   nll    the mean over the pairs of -c/n, as OpenRLHF's nll_loss_coef (Llama 3.1, 2024, arXiv:2407.21783, section 4.1.4)
+class PreferenceLoss {
+  public:
+    // `weights`: as many as types, or none, for 1 each. Dies at an unknown type, and where an option has no value.
+    PreferenceLoss(const std::vector<std::string> &types, const std::vector<double> &weights, const PairLossOptions &options,
+                   double nll);
+
+    bool needs_reference() const;
+    PairLoss operator()(const PairSums &pair, const StepSize &step) const;  // the pair's share
+
+  private:
+    std::vector<std::pair<PairLossType, double>> terms_;
+    PairLossOptions options_;
+    double sft_ = 0, nll_;
+};
+
+// Reward models: -log s(c - r - margin) + center (c + r)^2, where c and r are the rewards of the answers.
+//   Ouyang et al., 2022, arXiv:2203.02155; margin: Touvron et al., "Llama 2", 2023, arXiv:2307.09288; center: Eisenstein et al., 2023, arXiv:2312.09244
+PairLoss reward_loss(double chosen, double rejected, double margin, double center);

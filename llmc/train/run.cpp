@@ -15,11 +15,13 @@
 #include "../core/common.h"
 #include "../core/file.h"
 #include "../core/gpu.h"
+#include "../core/hash.h"
 #include "../core/rng.h"
 #include "../data/packing.h"
 #include "../data/tokenizer.h"
 #include "../parallel/mesh.h"
 #include "logger.h"
+#include "pairs.h"
 
 namespace fs = std::filesystem;
 
@@ -92,19 +94,13 @@ static std::string preparation_key(const std::string &path, const std::vector<st
     return key;
 }
 
-static uint64_t fnv64(std::string_view text) {
-    uint64_t h = 14695981039346656037ull;
-    for (char c : text) h = (h ^ uint8_t(c)) * 1099511628211ull;
-    return h;
-}
-
 std::string fingerprint(const std::string &path) {
     const InputFile file(path);
     const size_t part = std::min<size_t>(file.size(), 1 << 20);
     std::string bytes(2 * part, '\0');
     file.read(bytes.data(), part, 0);
     file.read(bytes.data() + part, part, file.size() - part);
-    return format("%zu-%016llx", file.size(), (unsigned long long)fnv64(bytes));
+    return format("%zu-%s", file.size(), hash_of(bytes).c_str());
 }
 
 // Every rank reads its own host's file, which must be that of the others; or none of them has one.
@@ -119,10 +115,14 @@ static void expect_same_file(const Run &run, const std::string &path, bool optio
     });
 }
 
-static std::string cache_directory() {
+std::string cache_file(const std::string &name) {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    return cache && *cache ? std::string(cache) + "/train_llama"
-                           : std::string(home && *home ? home : "/tmp") + "/.cache/train_llama";
+    const std::string dir = cache && *cache ? std::string(cache) + "/train_llama"
+                                            : std::string(home && *home ? home : "/tmp") + "/.cache/train_llama";
+    std::error_code error;
+    fs::create_directories(dir, error);
+    if (error) die("cannot create the cache %s: %s\n  fix: set XDG_CACHE_HOME", dir.c_str(), error.message().c_str());
+    return dir + "/" + name;
 }
 
 static std::string prepare(const Run &run, const std::string &kind, const std::string &path,
@@ -138,13 +138,9 @@ static std::string prepare(const Run &run, const std::string &kind, const std::s
     std::vector<std::string> arguments = {kind, "--tokenizer", run.model_dir};
     if (!path.empty()) arguments.insert(arguments.end(), {"--input", path});
     arguments.insert(arguments.end(), extra.begin(), extra.end());
-    const std::string dir = cache_directory();
-    std::string out = format("%s/%016llx.safetensors", dir.c_str(),
-                             (unsigned long long)fnv64(preparation_key(path, arguments, run.tokenizer_hash)));
+    const std::string key = preparation_key(path, arguments, run.tokenizer_hash);
+    const std::string out = cache_file(format("%s.safetensors", hash_of(key).c_str()));
     if (fs::exists(out)) return out;
-    std::error_code error;
-    fs::create_directories(dir, error);
-    if (error) die("cannot create the cache %s: %s\n  fix: set XDG_CACHE_HOME", dir.c_str(), error.message().c_str());
     arguments.insert(arguments.end(), {"--out", out});
     run_prepare(arguments);
     return out;
@@ -167,16 +163,24 @@ std::string prepared_file(const Run &run, const std::string &kind, const std::st
 
 // ---- opening model and data -----------------------------------------------------------------------------------------------------------
 
-static ModelConfig open_config(Run &run) {
-    const Options &o = run.options;
-    if (!o.preset.empty()) return preset(o.preset);
-    run.model_dir = run.task == DEMO ? program_file("data/demo/model") : o.model;
+void open_config(Run &run, const std::string &dir) {
     std::vector<std::string> notes;
-    ModelConfig config = read_config(run.model_dir, notes);
+    run.model_dir = dir;
+    run.config = read_config(dir, notes);
     for (const std::string &note : notes) run.say("note: %s", note.c_str());
-    const std::string tokenizer = run.model_dir + "/tokenizer.json";
-    if (fs::exists(tokenizer)) run.tokenizer_hash = tokenizer_hash(tokenizer);
-    return config;
+    const std::string tokenizer = dir + "/tokenizer.json";
+    run.tokenizer_hash = fs::exists(tokenizer) ? tokenizer_hash(tokenizer) : "";
+}
+
+// The configuration to train or to use.
+static void open_model_config(Run &run) {
+    const Options &o = run.options;
+    if (!o.preset.empty()) run.config = preset(o.preset);
+    else open_config(run, run.task == DEMO ? program_file("data/demo/model") : o.model);
+    if (run.config.reward && run.task != RM && run.task != EVAL)
+        die("%s is a reward model, which has no head for %s\n  fix: a language model; or the task rm or eval", run.model_dir.c_str(),
+            task_name(run.task));
+    if (run.task == RM && !run.config.reward) make_reward(run.config);
 }
 
 // What the flags say of `world` ranks, `sp` of them in a ring.
@@ -195,7 +199,11 @@ static Ranks ranks_of(const Run &run, size_t world, size_t sp) {
 
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path) {
     auto data = std::make_unique<PreparedData>(path, run.config.V, run.tokenizer_hash);
-    for (size_t i = 0; i < data->size(); i++)
+    if ((run.task & TRAINING) && data->pairs() != ((run.task & PAIRS) != 0))
+        die("%s is of kind %s, but %s trains on %s\n  fix: %s", path.c_str(), data->kind().c_str(), task_name(run.task),
+            run.task & PAIRS ? "pairs" : "single documents",
+            run.task & PAIRS ? "prepare pairs with data/prepare.py pref" : "the task dpo or rm, or other data");
+    for (size_t i = 0; i < data->documents(); i++)
         if (data->length(i) > run.config.max_positions)
             die("document %zu of %s has %zu tokens but max_position_embeddings is %zu\n  fix: prepare with --max_len %zu, or rope scaling in config.json",
                 i, path.c_str(), data->length(i), run.config.max_positions, run.config.max_positions);
@@ -207,11 +215,11 @@ size_t rows_capacity(const PreparedData &data, size_t row_tokens) {
 }
 
 ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data) {
-    if (data.total_targets() == 0)
+    if (data.total_targets() == 0 && !run.config.reward)
         die("%s holds prompts, and nothing in it is a target\n  fix: prepare it again with data/prepare.py %s",
             data.path().c_str(), run.task == PRETRAIN ? "pretrain" : "sft");
     size_t longest = 0;
-    for (size_t i = 0; i < data.size(); i++) longest = std::max(longest, data.length(i));
+    for (size_t i = 0; i < data.documents(); i++) longest = std::max(longest, data.length(i));
     ModelLimits limits;
     limits.mode = mode;
     limits.row_tokens = rows_capacity(data, run.options.row_tokens);
@@ -289,7 +297,7 @@ static void load_weights(const Run &run, Model &model) {
     const HfWeights weights(run.model_dir);
     std::vector<std::string> names;
     for (const Tensor &t : model.tensors()) names.push_back(t.name);
-    if (run.config.tied) names.push_back("lm_head.weight");  // some files store it twice
+    if (run.config.tied || run.config.reward) names.push_back("lm_head.weight");  // some files store it twice; no part of a reward model
     weights.expect_only(names);
     model.load(weights);
 }
@@ -392,17 +400,69 @@ static int print_fit(const Run &run) {
 
 // ---- evaluation -----------------------------------------------------------------------------------------------------------------------
 
-LossSums over_ranks(Comm &comm, const LossSums &sums) {
-    LossSums all;
-    for (const LossSums &of_rank : comm.gather(sums)) all += of_rank;
+void share(Comm &comm, std::vector<double> &values) {
+    constexpr size_t part = 4096;  // every rank holds this many of every other
+    for (size_t first = 0; first < values.size(); first += part) {
+        const auto begin = values.begin() + ptrdiff_t(first), end = values.begin() + ptrdiff_t(std::min(values.size(), first + part));
+        const auto sums = comm.sum(std::vector<double>(begin, end));
+        std::copy(sums.begin(), sums.end(), begin);
+    }
+}
+
+std::vector<double> document_values(const Run &run, Model &model, const PreparedData &data, std::span<const size_t> samples) {
+    std::vector<double> all(data.documents());
+    for (const auto &own : own_rows(run.config, run.ranks, data, pack_samples(data, samples, run.options.row_tokens))) {
+        if (own.empty()) continue;
+        const Row row = make_row(data, own);
+        const auto values = model.evaluate(row);
+        for (size_t i = 0; run.mesh->sp_rank == 0 && i < values.size(); i++) all[row.documents[i]] = values[i];
+    }
+    share(run.comm, all);
     return all;
 }
 
-LossSums evaluate(const Run &run, Model &model, const PreparedData &data, std::span<const size_t> samples) {
-    const auto rows = pack_samples(data, samples, run.options.row_tokens);
-    for (const auto &own : own_rows(run.config, run.ranks, data, rows))
-        if (!own.empty()) model.evaluate(make_row(data, own));
-    return over_ranks(run.comm, model.take_sums());
+// --scores: what the model says of each document, a JSON object a line.
+static void write_scores(const Run &run, const PreparedData &data, std::span<const size_t> samples,
+                         const std::vector<double> &values) {
+    std::string lines;
+    for (size_t s : samples)
+        for (size_t i = data.first(s); i < data.first(s + 1); i++) {
+            nlohmann::ordered_json line = {{"document", i}};
+            if (run.config.reward) line["score"] = values[i];
+            else line["logp"] = -values[i], line["tokens"] = data.targets(i);
+            lines += line.dump() + "\n";
+        }
+    write_file(run.options.scores, lines);
+}
+
+// Pairs ranked by a reward model: how many rightly, and by how much.
+static void report_rewards(const Run &run, const PreparedData &data, std::span<const size_t> samples,
+                           const std::vector<double> &values) {
+    PairTotals totals;
+    for (size_t s : samples) {
+        const double c = values[data.first(s)], r = values[data.first(s) + 1];
+        totals += {1, reward_loss(c, r, 0, 0).loss / double(samples.size()), c, r, c * c + r * r, double(c > r)};
+    }
+    nlohmann::ordered_json line = {{"eval_loss", totals.loss}};
+    totals.add_to(line, RM, "eval_");
+    printf("loss %.6f  accuracy %.4f  margin %.4f  reward %.4f +- %.4f  over %zu pairs\n", totals.loss, totals.right / totals.pairs,
+           line["eval_margin"].get<double>(), totals.reward_mean(), totals.reward_std(), samples.size());
+    if (!run.options.log.empty()) Logger(run.options.log, true, Plan::always).write(line);
+}
+
+static void report_loss(const Run &run, const LossSums &sums, size_t documents, size_t tokens, double seconds) {
+    const double n = sums.targets, loss = sums.nll / n;
+    printf(
+        "loss %.6f  perplexity %.4f  entropy %.4f  accuracy %.4f  over %.0f target tokens of %zu tokens in %zu documents, %.0f tok/s\n",
+        loss, std::exp(loss), sums.entropy / n, sums.correct / n, n, tokens, documents, double(tokens) / seconds);
+    if (!run.options.log.empty())
+        Logger(run.options.log, true, Plan::always)
+            .write({{"eval_loss", loss},
+                    {"eval_perplexity", std::exp(loss)},
+                    {"eval_entropy", sums.entropy / n},
+                    {"eval_mean_token_accuracy", sums.correct / n},
+                    {"eval_target_tokens", size_t(n)},
+                    {"eval_tokens", tokens}});
 }
 
 static int evaluate_task(Run &run) {
@@ -413,37 +473,32 @@ static int evaluate_task(Run &run) {
     agree(run.comm, [&] {
         data = open_data(run, path);
         limits = limits_for(run, Mode::evaluate, *data);
+        if (run.config.reward && !data->pairs() && o.scores.empty())
+            die("%s is a reward model, and %s holds no pairs to rank\n  fix: --scores FILE, for the score of each document",
+                o.model.c_str(), o.data.c_str());
     });
     const auto model = open_model(run, limits);
     std::vector<size_t> samples(o.max_samples ? std::min(o.max_samples, data->size()) : data->size());
     for (size_t i = 0; i < samples.size(); i++) samples[i] = i;
 
     const auto start = std::chrono::steady_clock::now();
-    const LossSums sums = evaluate(run, *model, *data, samples);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), n = sums.targets;
-    size_t tokens = 0;
-    for (size_t i : samples) tokens += data->length(i);
-    const double loss = sums.nll / n;
+    const auto values = document_values(run, *model, *data, samples);
+    const LossSums sums = over_ranks(run.comm, model->take_sums());
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     agree(run.comm, [&] {
-        if (n == 0)
+        if (!run.config.reward && sums.targets == 0)
             die("no token of the first %zu documents of %s is a target\n  fix: a larger --max_samples", samples.size(),
                 o.data.c_str());
-        if (!std::isfinite(loss))
-            die("the loss of %s on %s is not finite\n  fix: look for NaN in the weights", o.model.c_str(), o.data.c_str());
+        for (double value : values)
+            if (!std::isfinite(value))
+                die("the loss of %s on %s is not finite\n  fix: look for NaN in the weights", o.model.c_str(), o.data.c_str());
+        if (run.speaks() && !o.scores.empty()) write_scores(run, *data, samples, values);
     });
     if (!run.speaks()) return 0;
-    printf(
-        "loss %.6f  perplexity %.4f  entropy %.4f  accuracy %.4f  over %.0f target tokens of %zu tokens in %zu documents, %.0f tok/s\n",
-        loss, std::exp(loss), sums.entropy / n, sums.correct / n, n, tokens, samples.size(), double(tokens) / seconds);
-    if (!o.log.empty()) {
-        Logger logger(o.log, true, Plan::always);
-        logger.write({{"eval_loss", loss},
-                      {"eval_perplexity", std::exp(loss)},
-                      {"eval_entropy", sums.entropy / n},
-                      {"eval_mean_token_accuracy", sums.correct / n},
-                      {"eval_target_tokens", size_t(n)},
-                      {"eval_tokens", tokens}});
-    }
+    size_t tokens = 0;
+    for (size_t s : samples) tokens += data->sample_length(s);
+    if (!run.config.reward) report_loss(run, sums, data->first(samples.size()), tokens, seconds);
+    else if (data->pairs()) report_rewards(run, *data, samples, values);
     return 0;
 }
 
@@ -473,7 +528,7 @@ int run_task(const Parsed &parsed, Comm &comm, size_t sharing, const ModelFactor
     agree(comm, [&] {
         const Options &o = run.options;
         const size_t world = o.fit ? 1 : o.plan ? o.ranks : size_t(comm.size), demo = world % 2 ? 1 : 2;
-        run.config = open_config(run);
+        open_model_config(run);
         run.ranks = ranks_of(run, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
     });
     if (run.options.plan && !run.speaks()) return 0;
@@ -482,7 +537,7 @@ int run_task(const Parsed &parsed, Comm &comm, size_t sharing, const ModelFactor
         if (!run.model_dir.empty()) expect_same_file(run, run.model_dir + "/" + file, true);
     const auto processes = comm.gather(format("%s %d", host_name().c_str(), int(getpid())));
     run.in_process = size_t(std::count(processes.begin(), processes.end(), processes[size_t(comm.rank)]));
-    run.mesh = std::make_unique<Mesh>(comm, int(run.ranks.sp));
+    run.mesh = std::make_shared<Mesh>(comm, int(run.ranks.sp));
     if (comm.size > 1) run.say("%s", mesh_line(run.ranks).c_str());
     if (const std::string note = ring_across_hosts(comm.gather(host_name()), int(run.ranks.sp)); !note.empty())
         run.say("note: %s", note.c_str());

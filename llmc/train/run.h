@@ -1,4 +1,4 @@
-// What a trainer binary does apart from its model: the tasks pretrain, sft, eval, generate, the demo and --plan.
+// What a trainer binary does apart from its model: the tasks pretrain, sft, dpo, rm, eval, generate, the demo and --plan.
 #pragma once
 #include <functional>
 #include <memory>
@@ -27,7 +27,7 @@ struct Run {
     std::string tokenizer_hash = {};  // of model_dir's tokenizer; empty if it has none
     Ranks ranks = {};
     size_t in_process = 1;  // ranks that are threads of this process, itself included
-    std::unique_ptr<Mesh> mesh = nullptr;
+    std::shared_ptr<Mesh> mesh = nullptr;
 
     bool speaks() const { return comm.rank == 0; }  // one rank talks to people and writes what all have in common
     __attribute__((format(printf, 2, 3))) void say(const char *text, ...) const;  // a line on standard output
@@ -43,14 +43,24 @@ std::string fingerprint(const std::string &path);
 std::string prepared_file(const Run &run, const std::string &kind, const std::string &path,
                           const std::vector<std::string> &extra = {});
 
+std::string cache_file(const std::string &name);  // where what was once computed is kept; its directory exists
+
+void open_config(Run &run, const std::string &dir);  // of the model in `dir`, with its tokenizer's hash
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path);
 size_t rows_capacity(const PreparedData &data, size_t row_tokens);  // T of the largest row that this data can fill
 ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data);
 std::unique_ptr<Model> open_model(const Run &run,
                                   ModelLimits limits);  // chooses --recompute auto, allocates, loads or initialises
 
-LossSums over_ranks(Comm &comm, const LossSums &sums);
-LossSums evaluate(const Run &run, Model &model, const PreparedData &data, std::span<const size_t> samples);
+template <class Sums> Sums over_ranks(Comm &comm, const Sums &own) {
+    Sums all;
+    for (const Sums &of_rank : comm.gather(own)) all += of_rank;
+    return all;
+}
+void share(Comm &comm, std::vector<double> &values);  // the sum over ranks, element by element, of as many as there may be
+
+// What the model says of each document of these samples (Model::evaluate), [i] of document i; its take_sums() add up. The same on all ranks.
+std::vector<double> document_values(const Run &run, Model &model, const PreparedData &data, std::span<const size_t> samples);
 
 int train(Run &run);                                                                                // training.cpp
 int generate(Run &run);                                                                             // generate.cpp

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 
 #include "../core/common.h"
 #include "../core/file.h"
@@ -13,6 +14,7 @@
 #include "../io/checkpoint.h"
 #include "flops.h"
 #include "logger.h"
+#include "pairs.h"
 #include "profile.h"
 #include "run.h"
 #include "schedule.h"
@@ -51,15 +53,19 @@ class Trainer {
     ordered_json mfu(const Step &batch, double seconds) const;
     struct Report;
     void add_reports(ordered_json &line, const Report &own, double seconds) const;
-    void update(const Step &batch, const LossSums &sums, double norm, double lr);
+    struct StepLoss;
+    StepLoss gradients_of(const Step &batch);
+    void update(const Step &batch, double loss, double norm, double lr);
     ordered_json optimizer_step(const Step &batch);
     void evaluate_now();
+    void report_pairs(const PairTotals &totals, const LossSums &sums);
     void finish();
 
     Run &run_;
     const Options &o_;
     std::unique_ptr<PreparedData> data_, eval_data_;
     std::unique_ptr<DataLoader> loader_;
+    std::optional<PairTask> pairs_;  // dpo and rm
     std::unique_ptr<Model> model_;
     double peak_ = 0;                 // FLOP/s of the device; 0: not known
     size_t planned_ = 0;              // bytes of memory that the process should hold at its peak
@@ -71,20 +77,23 @@ class Trainer {
 
 // What a step computes depends on these; a run cannot be resumed with others. More may differ, and is noted.
 const char *const fixed_options[] = {"train_batch_size", "train_batch_tokens", "seed", "shuffle", "dtype",
-                                     "max_samples",      "eval_fraction"};
+                                     "max_samples",      "eval_fraction",      "loss_type", "loss_weights", "beta"};
 
 Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     agree(run.comm, [&] {
+        if (run.task & PAIRS) pairs_.emplace(run);
         if (run.speaks()) check_output_dir();
     });
     resume_from_ = run.comm.gather(resume_from_)[0];
-    const std::string kind = run.task == PRETRAIN ? "pretrain" : "sft";
+    const std::string kind = run.task == PRETRAIN ? "pretrain" : run.task & PAIRS ? "pref" : "sft";
     const auto flags = prepare_flags(o_, run.task);
     const std::string path =
         run.task == DEMO ? program_file("data/demo/train.safetensors") : prepared_file(run, kind, o_.data, flags);
     const std::string eval_path = o_.eval_data.empty() ? "" : prepared_file(run, kind, o_.eval_data, flags);
     ModelLimits limits;
     agree(run.comm, [&] { limits = open_all_data(path, eval_path); });
+    if (pairs_) pairs_->use(*data_, loader_->used(), limits);
+    if (pairs_ && eval_data_) pairs_->use(*eval_data_, eval_data_->size(), limits);
     const size_t process = run.make_model(run.config, {})->memory().process();  // before any of its ranks allocates
     model_ = open_model(run, limits);
     planned_ = process + run.in_process * model_->plan().bytes();
@@ -316,8 +325,43 @@ void Trainer::add_reports(ordered_json &line, const Report &own, double seconds)
     line["sent_kv"] = sent.kv, line["sent_dkv"] = sent.dkv, line["sent_grads"] = sent.grads, line["sent_params"] = sent.params;
 }
 
-void Trainer::update(const Step &batch, const LossSums &sums, double norm, double lr) {
-    const bool finite = std::isfinite(norm) && std::isfinite(sums.nll);
+// A step's loss, and what else the log tells of its samples.
+struct Trainer::StepLoss {
+    double loss = NAN, norm = 0;
+    ordered_json metrics = ordered_json::object();
+};
+
+static ordered_json token_metrics(const LossSums &sums, const std::string &prefix) {
+    const double n = sums.targets;
+    return {{prefix + "entropy", sums.entropy / n}, {prefix + "mean_token_accuracy", sums.correct / n}};
+}
+
+Trainer::StepLoss Trainer::gradients_of(const Step &batch) {
+    StepLoss step;
+    if (batch.target_tokens == 0) return step;  // nothing to learn from, and no denominator
+    model_->zero_gradients();
+    const StepSize size = step_size(*data_, batch.samples);
+    const auto own = own_rows(run_.config, run_.ranks, *data_, batch.rows);
+    for (size_t i = 0; i < own.size(); i++) {
+        const Row row = make_row(*data_, own[i]);
+        const bool last = i + 1 == own.size();
+        if (pairs_) pairs_->accumulate(*model_, *data_, row, size, last);
+        else model_->accumulate(row, 1 / float(batch.target_tokens), last);
+    }
+    const LossSums sums = over_ranks(run_.comm, model_->take_sums());
+    step.norm = model_->gradient_norm();
+    model_->arena().check_guards();
+    if (!run_.config.reward) step.metrics = token_metrics(sums, "");
+    step.loss = sums.nll / sums.targets;
+    if (!pairs_) return step;
+    const PairTotals totals = pairs_->take_totals();
+    step.loss = totals.loss;
+    totals.add_to(step.metrics, run_.task, "");
+    return step;
+}
+
+void Trainer::update(const Step &batch, double loss, double norm, double lr) {
+    const bool finite = std::isfinite(norm) && (std::isfinite(loss) || batch.target_tokens == 0);
     if (finite && batch.target_tokens) {
         AdamW adamw{};
         adamw.lr = lr, adamw.beta1 = o_.adam_betas[0], adamw.beta2 = o_.adam_betas[1], adamw.eps = o_.adam_eps;
@@ -348,21 +392,11 @@ ordered_json Trainer::optimizer_step(const Step &batch) {
     Profiler *profiler = model_->profiler();
     if (profiler) profiler->begin_step();
     model_->take_sent();  // an evaluation's
-    LossSums sums;
-    double norm = 0;
     const double lr = learning_rate_at({o_.lr_scheduler, o_.learning_rate, o_.lr_warmup_ratio, o_.min_lr_ratio, steps_}, step_);
-    if (batch.target_tokens) {  // else there is nothing to learn from, and no denominator
-        model_->zero_gradients();
-        const auto own = own_rows(run_.config, run_.ranks, *data_, batch.rows);
-        for (size_t i = 0; i < own.size(); i++)
-            model_->accumulate(make_row(*data_, own[i]), 1 / float(batch.target_tokens), i + 1 == own.size());
-        sums = over_ranks(run_.comm, model_->take_sums());
-        norm = model_->gradient_norm();
-        model_->arena().check_guards();
-    }
+    const StepLoss step = gradients_of(batch);
     const auto update_start = now();
     const double comm_before_update = run_.mesh->seconds();
-    update(batch, sums, norm, lr);
+    update(batch, step.loss, step.norm, lr);
     const double update_comm = run_.mesh->seconds() - comm_before_update;
     const Report report{model_->take_sent(), run_.mesh->seconds() - comm_before, seconds_since(update_start) - update_comm,
                         model_->memory().peak()};
@@ -370,11 +404,11 @@ ordered_json Trainer::optimizer_step(const Step &batch) {
     totals_.samples += batch.samples.size(), totals_.tokens += batch.tokens, totals_.targets += batch.target_tokens;
     if (profiler) profiler->end_step();
     const double seconds = seconds_since(start);
-    const double n = sums.targets, progress = double(loader_->cursor()) / double(loader_->train_samples().size());
+    const double progress = double(loader_->cursor()) / double(loader_->train_samples().size());
     ordered_json line = {{"step", step_},
                          {"epoch", progress},
-                         {"loss", sums.nll / n},
-                         {"grad_norm", norm},
+                         {"loss", step.loss},
+                         {"grad_norm", step.norm},
                          {"lr", lr},
                          {"samples", totals_.samples},
                          {"tokens", totals_.tokens},
@@ -383,9 +417,8 @@ ordered_json Trainer::optimizer_step(const Step &batch) {
                          {"step_s", seconds},
                          {"mfu", mfu(batch, seconds)},
                          {"peak_mem", report.peak_mem},
-                         {"entropy", sums.entropy / n},
-                         {"mean_token_accuracy", sums.correct / n},
                          {"skipped", totals_.skipped}};
+    line.update(step.metrics);
     add_reports(line, report, seconds);
     return line;
 }
@@ -398,17 +431,32 @@ void Trainer::evaluate_now() {
         for (size_t i = 0; i < samples.size(); i++) samples[i] = i;
     }
     if (samples.empty()) return;
-    const LossSums sums = evaluate(run_, *model_, data, samples);
+    if (pairs_) pairs_->evaluate(*model_, data, samples);
+    else document_values(run_, *model_, data, samples);
+    const LossSums sums = over_ranks(run_.comm, model_->take_sums());
+    if (pairs_) return report_pairs(pairs_->take_totals(), sums);
     if (!logger_) return;
     const double n = sums.targets, loss = sums.nll / n;
     if (n == 0) return logger_->say("step %zu: nothing to evaluate, no token of the evaluation samples is a target", step_);
-    logger_->write({{"step", step_},
-                    {"eval_loss", loss},
-                    {"eval_perplexity", std::exp(loss)},
-                    {"eval_entropy", sums.entropy / n},
-                    {"eval_mean_token_accuracy", sums.correct / n},
-                    {"eval_target_tokens", size_t(sums.targets)}});
+    ordered_json line = {{"step", step_}, {"eval_loss", loss}, {"eval_perplexity", std::exp(loss)}, {"eval_target_tokens", size_t(n)}};
+    line.update(token_metrics(sums, "eval_"));
+    logger_->write(line);
     logger_->say("step %zu: eval loss %.4f  perplexity %.3f  accuracy %.4f", step_, loss, std::exp(loss), sums.correct / n);
+}
+
+// Of an evaluation. A reward model's config.json tells where its rewards lie, for who wants to normalise them.
+void Trainer::report_pairs(const PairTotals &totals, const LossSums &sums) {
+    if (run_.config.reward) {
+        run_.config.source["mean"] = totals.reward_mean();
+        run_.config.source["std"] = std::max(totals.reward_std(), 1e-8);
+    }
+    if (!logger_) return;
+    ordered_json line = {{"step", step_}, {"eval_loss", totals.loss}};
+    if (!run_.config.reward) line.update(token_metrics(sums, "eval_"));
+    totals.add_to(line, run_.task, "eval_");
+    logger_->write(line);
+    logger_->say("step %zu: eval loss %.4f  accuracy %.4f  margin %.4f", step_, totals.loss, totals.right / totals.pairs,
+                 (totals.chosen_reward - totals.rejected_reward) / totals.pairs);
 }
 
 int Trainer::train() {
@@ -425,7 +473,7 @@ int Trainer::train() {
         const ordered_json line = optimizer_step(batch);
         if (logger_ && (step_ % o_.logging_steps == 0 || step_ == steps_)) logger_->write(line), logger_->show_step(line, steps_);
         const bool epoch_ends = loader_->cursor() % loader_->train_samples().size() == 0;
-        if (o_.eval_steps > 0 ? step_ % size_t(o_.eval_steps) == 0 : epoch_ends || step_ == steps_) evaluate_now();
+        if (step_ == steps_ || (o_.eval_steps > 0 ? step_ % size_t(o_.eval_steps) == 0 : epoch_ends)) evaluate_now();
         const int stop = int(run_.comm.max(received_signal));
         if (stop || (o_.save_steps > 0 && step_ % size_t(o_.save_steps) == 0)) save_checkpoint();
         if (stop) {

@@ -1,0 +1,7 @@
+// Names for bytes: 64 bits in hex, by XXH3 (https://xxhash.com). To notice other data and damage, not to withstand an attacker.
+#pragma once
+#include <cstddef>
+#include <string>
+
+std::string hash_of(const void *data, size_t bytes);                                          // "0123456789abcdef"
+inline std::string hash_of(const std::string &text) { return hash_of(text.data(), text.size()); }

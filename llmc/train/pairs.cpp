@@ -1,0 +1,96 @@
+#include "pairs.h"
+
+#include <cmath>
+
+#include "../core/common.h"
+#include "../core/mutant.h"
+
+using nlohmann::ordered_json;
+
+PairTotals &PairTotals::operator+=(const PairTotals &o) {
+    pairs += o.pairs, loss += o.loss, chosen_reward += o.chosen_reward, rejected_reward += o.rejected_reward;
+    squared_rewards += o.squared_rewards, right += o.right, chosen_logp += o.chosen_logp, rejected_logp += o.rejected_logp;
+    return *this;
+}
+
+double PairTotals::reward_std() const {
+    const double n = 2 * pairs, mean = reward_mean();
+    return std::sqrt(std::max(0.0, (squared_rewards - n * mean * mean) / (n - 1)));
+}
+
+void PairTotals::add_to(ordered_json &line, Task task, const std::string &prefix) const {
+    line[prefix + "rewards/chosen"] = chosen_reward / pairs;
+    line[prefix + "rewards/rejected"] = rejected_reward / pairs;
+    line[prefix + (task == RM ? "accuracy" : "rewards/accuracies")] = right / pairs;
+    line[prefix + (task == RM ? "margin" : "rewards/margins")] = (chosen_reward - rejected_reward) / pairs;
+    if (task == RM) return;
+    line[prefix + "logps/chosen"] = chosen_logp / pairs;
+    line[prefix + "logps/rejected"] = rejected_logp / pairs;
+}
+
+StepSize step_size(const PreparedData &data, std::span<const size_t> samples) {
+    StepSize size{double(samples.size()), 0};
+    for (size_t s : samples) size.chosen_tokens += double(data.targets(data.first(s)));
+    return size;
+}
+
+PairTask::PairTask(const Run &run) : run_(run) {
+    const Options &o = run.options;
+    if (run.task == RM) return;
+    preference_.emplace(o.loss_type, o.loss_weights, PairLossOptions{o.beta, o.label_smoothing, o.simpo_gamma}, o.nll_loss_coef);
+}
+
+void PairTask::use(const PreparedData &data, size_t pairs, const ModelLimits &limits) {
+    agree(run_.comm, [&] {
+        if (run_.task == RM && run_.options.margin_loss_enable && !data.has_margins())
+            die("--margin_loss_enable needs margins, but the pairs of %s have none\n  fix: leave it out, or prepare records with a field \"margin\"",
+                data.path().c_str());
+    });
+    if (!preference_ || !preference_->needs_reference()) return;
+    if (!reference_) reference_ = std::make_unique<Reference>(run_, limits);
+    reference_->use(data, pairs);
+}
+
+// The rewards of a reward model, or the log-probabilities of a language model, become a loss.
+PairLoss PairTask::loss_of(const PreparedData &data, size_t pair, const PairSums &p, const StepSize &step) const {
+    if (preference_) return (*preference_)(p, step);
+    const Options &o = run_.options;
+    PairLoss loss = reward_loss(p.chosen, p.rejected, o.margin_loss_enable ? data.margin(pair) : 0, o.center_rewards_coefficient);
+    return {loss.loss / step.pairs, loss.d_chosen / step.pairs, loss.d_rejected / step.pairs};
+}
+
+// Adds a row's pairs to the totals, and returns the loss's derivative by each of the documents' values.
+std::vector<float> PairTask::add(const PreparedData &data, const Row &row, std::span<const double> values, const StepSize &step) {
+    const std::vector<double> reference = reference_ ? reference_->logps(data, row) : std::vector<double>(values.size());
+    const double sign = run_.task == RM ? 1 : -1;  // a language model's values are nll
+    const double scale = run_.task == RM ? 1 : run_.options.beta;
+    PairTotals totals;
+    std::vector<float> weights(values.size());
+    for (size_t i = 0; i < values.size(); i += 2) {
+        const size_t chosen = row.documents[i], rejected = row.documents[i + 1];
+        const PairSums p{sign * values[i], sign * values[i + 1], reference[i], reference[i + 1], double(data.targets(chosen)),
+                         double(data.targets(rejected))};
+        const PairLoss loss = loss_of(data, chosen / 2, p, step);
+        weights[i] = float(sign * loss.d_chosen);
+        weights[i + 1] = float(sign * MUTANT(96, loss.d_chosen, loss.d_rejected));
+        const double u = scale * (p.chosen - p.reference_chosen), v = scale * (p.rejected - p.reference_rejected);
+        totals += {1, loss.loss, u, v, u * u + v * v, double(u > v), p.chosen, p.rejected};
+    }
+    if (run_.mesh->sp_rank == 0) totals_ += totals;  // the ranks of a ring have the same
+    return weights;
+}
+
+void PairTask::accumulate(Model &model, const PreparedData &data, const Row &row, const StepSize &step, bool last) {
+    model.backward(add(data, row, model.evaluate(row), step), last);
+}
+
+void PairTask::evaluate(Model &model, const PreparedData &data, std::span<const size_t> samples) {
+    const StepSize size = step_size(data, samples);
+    for (const auto &own : own_rows(run_.config, run_.ranks, data, pack_samples(data, samples, run_.options.row_tokens)))
+        if (!own.empty()) {
+            const Row row = make_row(data, own);
+            add(data, row, model.evaluate(row), size);
+        }
+}
+
+PairTotals PairTask::take_totals() { return over_ranks(run_.comm, std::exchange(totals_, {})); }

@@ -1,0 +1,120 @@
+#include "reference.h"
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <set>
+
+#include "../core/common.h"
+#include "../core/file.h"
+#include "../core/hash.h"
+#include "../core/mutant.h"
+#include "../data/tokenizer.h"
+
+namespace fs = std::filesystem;
+
+Reference::Reference(const Run &run, const ModelLimits &limits) : run_(run), limits_(limits) {
+    limits_.mode = Mode::evaluate;
+    const std::string &dir = run.options.ref_model;
+    if (!dir.empty()) {
+        agree(run.comm, [&] { open_config(run_, dir); });
+        agree(run.comm, [&] {
+            const auto refuse = [&](const char *what) {
+                die("the reference %s has another %s than %s\n  fix: a --ref_model that was made from the same model", dir.c_str(), what,
+                    run.model_dir.c_str());
+            };
+            if (run_.config.reward) die("--ref_model %s is a reward model\n  fix: a language model", dir.c_str());
+            if (run_.config.V != run.config.V) refuse("vocabulary");
+            if (!run_.tokenizer_hash.empty() && !run.tokenizer_hash.empty() && run_.tokenizer_hash != run.tokenizer_hash)
+                refuse("tokenizer");
+        });
+    }
+    if (run.options.ref_mode == "resident") model_ = open();
+}
+
+std::unique_ptr<Model> Reference::open() const { return open_model(run_, limits_); }
+
+void Reference::use(const PreparedData &data, size_t pairs) {
+    if (!model_) precomputed_[&data] = precompute(data, pairs);
+}
+
+std::vector<double> Reference::logps(const PreparedData &data, const Row &row) {
+    std::vector<double> out;
+    if (model_) {
+        out = model_->evaluate(row);
+        for (double &value : out) value = -value;
+    } else {
+        const auto &all = precomputed_.at(&data);
+        for (size_t document : row.documents) out.push_back(all[MUTANT(97, document ^ 1, document)]);
+    }
+    return out;
+}
+
+// ---- --ref_mode precompute ----------------------------------------------------------------------------------------------------------
+
+static std::string hash_of_file(const std::string &path) {
+    const InputFile file(path);
+    const MappedFile map(file);
+    return hash_of(map.data(), file.size());
+}
+
+// Everything that shapes the numbers; what depends on max_len and the template is in the data.
+std::string Reference::side_file(const PreparedData &data, size_t pairs) const {
+    std::set<std::string> files = {data.path(), run_.model_dir + "/config.json"};
+    for (const auto &entry : fs::directory_iterator(run_.model_dir))
+        if (entry.path().extension() == ".safetensors") files.insert(entry.path().string());
+    std::string key = format("reference 1 %s %zu", run_.options.dtype.c_str(), pairs);
+    for (const std::string &file : files) key += format(" %s", hash_of_file(file).c_str());
+    return cache_file(format("reference-%s.safetensors", hash_of(key).c_str()));
+}
+
+static const char *const side_array = "logps";
+
+static void write_side_file(const std::string &path, const std::vector<double> &values, size_t pairs) {
+    std::vector<float> floats(values.begin(), values.begin() + ptrdiff_t(2 * pairs));
+    HostMemory host;
+    SafetensorsWriter writer(path, {{side_array, {pairs, 2}, "F32"}}, {{"kind", "log-probabilities of pairs by a reference model"}});
+    writer.write(side_array, floats.data(), host);
+    writer.finish();
+}
+
+std::vector<double> Reference::precompute(const PreparedData &data, size_t pairs) const {
+    std::string path;
+    bool known = false;
+    std::vector<double> values(2 * data.size());
+    agree(run_.comm, [&] {
+        if (!run_.speaks()) return;
+        path = side_file(data, pairs);
+        known = fs::exists(path);
+        if (!known) return;
+        const SafetensorsFile file(path);
+        std::vector<float> floats(2 * pairs);
+        file.expect_shape(side_array, {pairs, 2});
+        file.read(side_array, floats.data());
+        std::copy(floats.begin(), floats.end(), values.begin());
+    });
+    known = run_.comm.max(known) > 0;
+    if (known) {
+        share(run_.comm, values);  // what rank 0 has read
+        run_.say("reference: %zu pairs, read from %s", pairs, path.c_str());
+        return values;
+    }
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<size_t> samples(pairs);
+    for (size_t s = 0; s < pairs; s++) samples[s] = s;
+    {
+        const auto model = open();
+        values = document_values(run_, *model, data, samples);
+    }
+    for (double &value : values) value = -double(float(value));  // as they will be read again
+    agree(run_.comm, [&] {
+        for (size_t i = 0; i < 2 * pairs; i++)
+            if (!std::isfinite(values[i]))
+                die("log p of document %zu of %s by the reference %s is not finite\n  fix: look for NaN in its weights", i,
+                    data.path().c_str(), run_.model_dir.c_str());
+        if (run_.speaks()) write_side_file(path, values, pairs);
+    });
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    run_.say("reference: %zu pairs in %.1f s, kept in %s", pairs, seconds, path.c_str());
+    return values;
+}
