@@ -49,6 +49,7 @@ static void expect_same(const ModelConfig &a, const ModelConfig &b) {
               std::tie(b.family, b.V, b.C, b.L, b.H, b.KV, b.D, b.F, b.max_positions, b.eps));
     EXPECT_EQ(std::tie(a.tied, a.qkv_bias, a.o_bias, a.mlp_bias, a.qk_norm, a.window, a.initializer_range, a.eos, a.bos),
               std::tie(b.tied, b.qkv_bias, b.o_bias, b.mlp_bias, b.qk_norm, b.window, b.initializer_range, b.eos, b.bos));
+    EXPECT_EQ(a.reward, b.reward);
     const RopeConfig &r = a.rope, &s = b.rope;
     EXPECT_EQ(std::tie(r.type, r.theta, r.factor, r.low_freq_factor, r.high_freq_factor, r.original_max_position),
               std::tie(s.type, s.theta, s.factor, s.low_freq_factor, s.high_freq_factor, s.original_max_position));
@@ -222,6 +223,37 @@ TEST(Config, Refusals) {
               -1);
 }
 
+TEST(Config, RewardModels) {
+    const auto reward = [](const char *more) { return parse(with(tiny(), more)).reward; };
+    for (const char *labels :
+         {R"("num_labels": 1)", R"("id2label": {"0": "LABEL_0"})", R"("id2label": {"0": "x"}, "num_labels": 2)"})
+        EXPECT_TRUE(reward((std::string(R"({"architectures": ["LlamaForSequenceClassification"], )") + labels + "}").c_str()))
+            << labels;
+    for (const char *other :
+         {R"({"architectures": ["LlamaForCausalLM"], "num_labels": 1})", R"({"architectures": ["LlamaModel"]})",
+          R"({"architectures": []})", R"({"architectures": null})", R"({"architectures": [1]})", "{}"})
+        EXPECT_FALSE(reward(other)) << other;
+    for (const char *labels :
+         {R"("id2label": null)", R"("num_labels": 3)", R"("num_labels": 1, "id2label": {"0": "a", "1": "b"})"})
+        expect_error(
+            [&] { reward((std::string(R"({"architectures": ["LlamaForSequenceClassification"], )") + labels + "}").c_str()); },
+            "config.json: ", "labels, but we have reward models");
+}
+
+TEST(Config, ARewardModelHasTheSameBackbone) {
+    for (const char *tied : {R"({"tie_word_embeddings": true})", R"({"tie_word_embeddings": false})"}) {
+        const ModelConfig language = parse(with(tiny("qwen3"), tied));
+        ModelConfig reward = language;
+        make_reward(reward);
+        EXPECT_TRUE(reward.reward && !reward.tied);
+        EXPECT_EQ(parameter_count(reward), parameter_count(language) - (language.tied ? 0 : 100 * 64) + 64);
+        expect_same(parse(reward.source), reward);  // and so it is read
+        expect_same(parse(with(reward.source, tied)), reward);
+        reward.reward = false, reward.tied = language.tied;
+        expect_same(reward, language);
+    }
+}
+
 TEST(Config, DropoutIsNoted) {
     std::vector<std::string> notes;
     parse_config(with(tiny(), R"({"attention_dropout": 0.1, "resid_pdrop": 0.0})"), "config.json", notes);
@@ -296,6 +328,27 @@ TEST_F(Hf, ConfigIsWrittenAsItWasRead) {
     EXPECT_EQ(written(v5, "F32"), with(v5, R"({"dtype": "float32"})"));
     EXPECT_EQ(written(tiny("qwen2"), "F32"),
               with(tiny("qwen2"), R"({"torch_dtype": "float32", "architectures": ["Qwen2ForCausalLM"]})"));
+}
+
+// As transformers writes it; no pad_token_id that a text ends with. What else a trainer puts into the source is written, too.
+TEST_F(Hf, RewardConfigIsWrittenForTransformers) {
+    const char *labels = R"({"torch_dtype": "float32", "architectures": ["Qwen2ForSequenceClassification"], "mean": 0.5,
+                             "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "tie_word_embeddings": false})";
+    const auto written = [&](const char *family, const char *more) {
+        ModelConfig config = parse(with(tiny(family), more));
+        make_reward(config);
+        config.source["mean"] = 0.5;
+        write_config(dir, config, "F32");
+        return read_json(dir + "/config.json");
+    };
+    EXPECT_EQ(written("qwen2", R"({"num_labels": 2, "tie_word_embeddings": true})"), with(tiny("qwen2"), labels));
+    EXPECT_EQ(written("mistral", "{}")["architectures"][0], "MistralForSequenceClassification");
+    EXPECT_EQ(written("llama", R"({"eos_token_id": 7, "pad_token_id": 7})")["pad_token_id"], nullptr);
+    EXPECT_EQ(written("llama", R"({"eos_token_id": [7, 8], "pad_token_id": 8})")["pad_token_id"], nullptr);
+    EXPECT_EQ(written("llama", R"({"eos_token_id": [7, 8], "pad_token_id": 0})")["pad_token_id"], 0);
+    EXPECT_FALSE(written("llama", R"({"eos_token_id": [7, 8]})").contains("pad_token_id"));
+    write_config(dir, parse(with(tiny(), R"({"eos_token_id": 7, "pad_token_id": 7})")), "F32");
+    EXPECT_EQ(read_json(dir + "/config.json")["pad_token_id"], 7) << "of a language model";
 }
 
 TEST_F(Hf, TokenizerFilesAreCopied) {

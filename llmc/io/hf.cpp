@@ -184,7 +184,8 @@ template <class Number> static Number parameters(const ModelConfig &c) {  // in 
     const Number attention =
         2 * q * C + 2 * kv * C + Number(c.qkv_bias) * (q + 2 * kv) + Number(c.o_bias) * C + Number(c.qk_norm) * 2 * D;
     const Number mlp = 3 * C * F + Number(c.mlp_bias) * (2 * F + C);
-    return V * C * (c.tied ? 1 : 2) + L * (attention + mlp + 2 * C) + C;
+    const Number head = c.reward ? C : c.tied ? 0 : V * C;
+    return V * C + L * (attention + mlp + 2 * C) + C + head;
 }
 
 size_t parameter_count(const ModelConfig &config) { return parameters<size_t>(config); }
@@ -202,6 +203,23 @@ static void check_sizes(const ModelConfig &c, const Fields &fields) {
     if (!(c.eps > 0 && c.eps < 1)) fields.refuse("rms_norm_eps", format("is %g, but must lie between 0 and 1", c.eps));
     if (!(c.initializer_range >= 0 && c.initializer_range <= 1))
         fields.refuse("initializer_range", format("is %g, but must lie between 0 and 1", c.initializer_range));
+}
+
+static const std::string reward_class = "ForSequenceClassification";  // of transformers, with one label
+
+// Labels are those of id2label where it is given, else num_labels, else two, as in transformers.
+static bool read_reward(const Fields &fields) {
+    const json *classes = fields.find("architectures");
+    if (!classes || !classes->is_array() || classes->empty() || !classes->front().is_string() ||
+        !classes->front().get<std::string>().ends_with(reward_class))
+        return false;
+    const char *name = fields.has("id2label") ? "id2label" : "num_labels";
+    const size_t labels = fields.has("id2label") ? fields.object(name).source().size() : fields.count(name, 2);
+    if (labels != 1)
+        fields.refuse(
+            name,
+            format("gives %zu labels, but we have reward models, with one\n  fix: a reward model, or a language model", labels));
+    return true;
 }
 
 static void read_token_ids(ModelConfig &config, const Fields &fields) {
@@ -236,7 +254,8 @@ ModelConfig parse_config(const json &source, const std::string &where, std::vect
     c.max_positions = fields.count("max_position_embeddings", family.positions);
     c.eps = float(fields.number("rms_norm_eps", 1e-6));
     c.initializer_range = fields.number("initializer_range", 0.02);
-    c.tied = fields.boolean("tie_word_embeddings", false);
+    c.reward = read_reward(fields);
+    c.tied = fields.boolean("tie_word_embeddings", false) && !c.reward;
     c.o_bias = (llama || qwen3) && fields.boolean("attention_bias", false);
     c.qkv_bias = c.o_bias || qwen2;
     c.mlp_bias = llama && fields.boolean("mlp_bias", false);
@@ -338,16 +357,38 @@ ModelConfig preset(const std::string &name) {
 
 // ---- export -------------------------------------------------------------------------------------------------------------------
 
+static std::string architecture(const ModelConfig &config) {
+    return family_of(config.family, Fields(config.source, "config.json")).architecture;
+}
+
+// With the fields that transformers writes for num_labels 1.
+void make_reward(ModelConfig &config) {
+    config.reward = true;
+    config.tied = false;
+    json &source = config.source;
+    source["architectures"] = json::array({architecture(config) + reward_class});
+    source["id2label"] = {{"0", "LABEL_0"}};
+    source["label2id"] = {{"LABEL_0", 0}};
+    source["tie_word_embeddings"] = false;
+    source.erase("num_labels");
+}
+
+// transformers reads the reward at the last position whose id is not pad_token_id. In many models that is the token that ends a text,
+// too, and the position before it would be read, where no reward was trained. Then we write null, with which transformers reads the last
+// position of a single text and refuses a batch of several. Another pad_token_id stays, and batches work.
+static void write_pad_token(json &source, const std::vector<int32_t> &eos) {
+    const json pad = source.value("pad_token_id", json());
+    if (std::any_of(eos.begin(), eos.end(), [&](int32_t id) { return pad == id; })) source["pad_token_id"] = nullptr;
+}
+
 void write_config(const std::string &dir, const ModelConfig &config, const std::string &dtype) {
     json source = config.source;
     if (!source.contains("torch_dtype") && !source.contains("dtype"))  // spelt as the file's age has it
         source[source.contains("rope_parameters") ? "dtype" : "torch_dtype"] = nullptr;
     for (const char *key : {"torch_dtype", "dtype"})
         if (source.contains(key)) source[key] = dtype == "BF16" ? "bfloat16" : "float32";
-    if (!source.contains("architectures")) {
-        const std::string architecture = family_of(config.family, Fields(source, "config.json")).architecture;
-        source["architectures"] = json::array({architecture + "ForCausalLM"});
-    }
+    if (!source.contains("architectures")) source["architectures"] = json::array({architecture(config) + "ForCausalLM"});
+    if (config.reward) write_pad_token(source, config.eos);
     write_json(dir + "/config.json", source);
 }
 

@@ -16,12 +16,13 @@ struct ModelConfig {
     size_t max_positions;         // max_position_embeddings
     float eps;
     bool tied, qkv_bias, o_bias, mlp_bias, qk_norm;
+    bool reward;                 // the head is score.weight (1, C) and not lm_head.weight (V, C); then tied is false
     std::vector<size_t> window;  // (L) keys a query of the layer sees, itself included; 0 = all
     RopeConfig rope;
     double initializer_range;
     std::vector<int32_t> eos;  // from generation_config.json, else config.json
     int32_t bos;               // -1 if none
-    nlohmann::json source;     // config.json as read, so that export writes it back
+    nlohmann::json source;     // config.json as read, so that export writes it back, with what else a trainer puts into it
 };
 
 // `notes`: what the file asks for and training leaves out (dropout), one line each, for the user to see.
@@ -30,8 +31,9 @@ ModelConfig parse_config(const nlohmann::json &source, const std::string &where,
 ModelConfig preset(const std::string &name);  // a published configuration; an unknown name is answered with the list
 std::vector<std::string> preset_names();
 size_t parameter_count(const ModelConfig &config);  // tied weights once
+void make_reward(ModelConfig &config);              // of a language model: that of a reward model on the same backbone
 
-// config.json with `dtype` ("F32" or "BF16") as that of the weights.
+// config.json with `dtype` ("F32" or "BF16") as that of the weights. A reward model's pad_token_id becomes null where it ends texts.
 void write_config(const std::string &dir, const ModelConfig &config, const std::string &dtype);
 // Tokenizer, chat template and generation settings, those that are there.
 void copy_tokenizer(const std::string &from_dir, const std::string &to_dir);

@@ -13,4 +13,5 @@
 #include "reduce.cuh"
 #include "residual.cuh"
 #include "rmsnorm.cuh"
+#include "score.cuh"
 #include "swiglu.cuh"
