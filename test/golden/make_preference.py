@@ -4,25 +4,26 @@
     python3 test/golden/make_preference.py
 
 writes test/golden/:
-  pairs.safetensors    prepared data of kind "pref": the documents chosen, rejected, chosen, rejected, ..., each prompt + answer. tokens U16,
-                       loss_mask U8 (1: the answer's tokens, final eos too), doc_offsets I64, margin F32 (pairs). Every vocabulary has its ids
-  reference101, reference112    models of one layer with those vocabularies, which no two of make.py's models share: references only
-  preference.json      of each model of make.py:
+  pairs.safetensors    prepared data of kind "pref": the documents chosen, rejected, chosen, rejected, ..., each prompt + answer.
+                       tokens U16, ids of every model; loss_mask U8 (1: the answer's tokens, final eos too); doc_offsets I64;
+                       margin F32 (pairs)
+  reference101, reference112    models of one layer, for the vocabularies that only one of make.py's models has: references only
+  preference.json      models.NAME, of each model of make.py:
     reference          the reference model's directory; never the policy
     logps, reference_logps    of each document: sum of log p over its answer's tokens
     entropy            mean over the answers' tokens of the policy's entropy (nats)
     rewards_chosen, rewards_rejected, margins, accuracy    means over pairs of beta u, beta v, beta (u - v), and u > v;
                        u, v: logp - reference's logp of the chosen, of the rejected answer; beta as in `dpo`
     dpo.NAME           loss_type, beta, label_smoothing: which loss of llmc/train/preference.h; loss: its mean over pairs
-    score              the reward model: this row (C) takes the place of lm_head; a document's reward is score . (its last token's state
-                       behind the final norm). The last by length: several documents end in several eos
+    score              the reward model: this row (C) takes the place of lm_head, and a document's reward is its product with the
+                       last token's state behind the final norm. The last by length: several documents end in several eos
     rewards            of each document
     rewards_accuracy   mean over pairs of chosen > rejected
     reward.NAME        loss: mean over pairs of -log s(chosen - rejected - margin), margin 0 unless `margin` is true, plus
                        center_rewards_coefficient times the mean of (chosen + rejected)^2
-    Beside each loss of the two: grad_norm, the L2 norm of its gradient by all parameters (tied embeddings once; of a reward model score.weight,
-    too, and no lm_head), and projections, of which the sign of the gradient can be seen: sum_i gradient[i] * sign[i] / sqrt(n) for k < 4 over
-    all tensors, n their elements together, signs by the tensor's name as in golden.json.
+    With each loss: grad_norm, the L2 norm of its gradient by all parameters (tied embeddings once; of a reward model with
+    score.weight and without lm_head), and projections, which show the gradient's sign: sum_i gradient[i] * sign[i] / sqrt(n) for
+    k < 4 over all tensors, n their elements together, signs by the tensor's name as in golden.json.
 
 Documents are run one by one, so nothing is padded and a document's last position is its last token.
 """
@@ -135,13 +136,15 @@ def make_dpo(name, documents, targets):
     dpo = {key: {**options, **describe(pair_losses(u, v, **options).mean(), policy)} for key, options in DPO_LOSSES.items()}
     mean = lambda x: x.double().mean().item()
     return dict(reference=reference_of(name), logps=logps.tolist(), reference_logps=reference_logps.tolist(), entropy=entropy,
-                rewards_chosen=mean(BETA * u), rewards_rejected=mean(BETA * v), margins=mean(BETA * (u - v)), accuracy=mean(u > v), dpo=dpo)
+                rewards_chosen=mean(BETA * u), rewards_rejected=mean(BETA * v), margins=mean(BETA * (u - v)), accuracy=mean(u > v),
+                dpo=dpo)
 
 
 # ---- the reward model -----------------------------------------------------------------------------------------------------------
 
 def load_reward_model(name, dtype, score):
-    model = AutoModelForSequenceClassification.from_pretrained(HERE / name, dtype=dtype, num_labels=1, attn_implementation="eager")
+    model = AutoModelForSequenceClassification.from_pretrained(HERE / name, dtype=dtype, num_labels=1,
+                                                               attn_implementation="eager")
     with torch.no_grad():
         model.score.weight.copy_(torch.tensor([score]))
     return model.train()
@@ -169,7 +172,8 @@ def make_reward(name, documents, margins):
         with torch.no_grad():
             by_id = torch.cat([model(input_ids=ids[None, ids != EOS], use_cache=False).logits[0] for ids in documents])
     c, r = rewards.view(-1, 2).T
-    losses = {key: {**options, **describe(reward_loss(rewards, margins, **options), model)} for key, options in REWARD_LOSSES.items()}
+    losses = {key: {**options, **describe(reward_loss(rewards, margins, **options), model)}
+              for key, options in REWARD_LOSSES.items()}
     wrong = reward_loss(by_id, margins, **REWARD_LOSSES["plain"]).item()
     assert abs(wrong - losses["plain"]["loss"]) > 1e-2, f"{name}: the loss does not notice where a reward is read"
     return dict(score=score, rewards=rewards.tolist(), rewards_accuracy=(c > r).double().mean().item(), reward=losses)
@@ -200,8 +204,9 @@ def main():
     for name in MODELS:
         models[name] = {**make_dpo(name, documents, targets), **make_reward(name, documents, margins)}
         m = models[name]
-        print(f"{name:13} {m['reference']:13}", *(f"{loss['loss']:9.4f}" for loss in m["dpo"].values()), f"{m['margins']:9.4f} {m['accuracy']:8.2f}",
-              *(f"{loss['loss']:9.4f}" for loss in m["reward"].values()), f"{m['rewards_accuracy']:8.2f}", flush=True)
+        losses = lambda task: " ".join(f"{loss['loss']:9.4f}" for loss in m[task].values())
+        print(f"{name:13} {m['reference']:13} {losses('dpo')} {m['margins']:9.4f} {m['accuracy']:8.2f} {losses('reward')} "
+              f"{m['rewards_accuracy']:8.2f}", flush=True)
     versions = dict(transformers=transformers.__version__, torch=torch.__version__)
     write_json(HERE / "preference.json", dict(**versions, models=models), depth=3)
 
