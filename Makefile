@@ -245,8 +245,8 @@ compare: $(PROGRAM) .venv-compare/bin/python ## the same training step here and 
 	@.venv-compare/bin/python scripts/compare.py --out docs/benchmarks.md
 
 .venv-compare/bin/python:
-	@echo 'installing PyTorch and transformers into .venv-compare (2 GB)'
-	@python3 -m venv .venv-compare && .venv-compare/bin/pip install --quiet torch 'transformers>=5' numpy
+	@echo 'installing PyTorch, transformers and TRL into .venv-compare (2 GB)'
+	@python3 -m venv .venv-compare && .venv-compare/bin/pip install --quiet torch 'transformers>=5' 'trl>=1.16' numpy
 
 SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh llmc/*/*.cu test/*.h test/*.cpp test/cuda/* test/processes/* dev/*/*.h dev/*/*.cpp dev/*/*.cu)
 format:                                      ## check the layout of the C++ files; FIX=1 mends it

@@ -1,10 +1,12 @@
-// Preference losses: closed forms, symmetries, derivatives, extremes.
+// Preference losses: closed forms, TRL's values, symmetries, derivatives, extremes.
 #include "../llmc/train/preference.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "../llmc/core/json.h"
+#include "check.h"
 #include "prepared.h"
 
 namespace {
@@ -53,6 +55,36 @@ TEST(Preference, ByHand) {
     is("simpo", -std::log(s(0.5 * (-2 + 2.1) - 0.3)));
     const auto odds = [](double a) { return a - std::log(1 - std::exp(a)); };
     is("orpo", -0.5 * std::log(s(odds(-2) - odds(-2.1))));
+}
+
+// golden/make_trl.py: TRL's mean loss over pairs, from the same log-probabilities.
+TEST(Preference, EqualsTrl) {
+    const nlohmann::json trl = read_json("test/golden/trl.json"), logps = trl["logps"], tokens = trl["tokens"];
+    const size_t pairs = logps["chosen"].size();
+    size_t compared = 0;
+    for (const auto &[trl_name, golden] : trl["dpo"].items()) {
+        if (trl_name == "sft") continue;  // no function of a pair
+        const std::string name = trl_name == "ipo" ? "ipo_mean" : trl_name;
+        const PairLossOptions o{.beta = golden["beta"], .label_smoothing = golden["label_smoothing"]};
+        double loss = 0, allowed = 0;
+        for (size_t i = 0; i < pairs; i++) {
+            const PairSums p{logps["chosen"][i],           logps["rejected"][i],
+                             logps["reference_chosen"][i], logps["reference_rejected"][i],
+                             tokens["chosen"][i],          tokens["rejected"][i]};
+            const PairLoss got = pair_loss(pair_loss_type(name), o, p);
+            loss += got.loss / double(pairs);
+            // TRL computes in float. Up to 6 roundings of u, v, their difference and its product with beta are as many of u and v;
+            // 16 are of what the formula does with that, in terms of at most 1 + |loss|, and 10 of the sum over pairs.
+            const double u = p.chosen - p.reference_chosen, v = p.rejected - p.reference_rejected;
+            const double inputs = std::abs(got.d_chosen * u) + std::abs(got.d_rejected * v), terms = 1 + std::abs(got.loss);
+            allowed += unit_roundoff<float> * (6 * inputs + 26 * terms) / double(pairs);
+        }
+        const double want = golden["loss"];
+        expect_close(name.c_str(), std::vector{loss}, std::vector{want}, allowed);
+        EXPECT_LE(allowed, 1e-5 * want) << name;  // the comparison says something
+        compared++;
+    }
+    EXPECT_EQ(compared, 12u);  // all that both have
 }
 
 TEST(Preference, DerivativesAreThoseOfTheLoss) {

@@ -33,7 +33,7 @@ from unittest import mock
 import numpy as np
 import torch
 import transformers
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 from transformers import AutoConfig, AutoModelForCausalLM
 
 HERE = Path(__file__).parent
@@ -115,8 +115,7 @@ def signs(name, k, n):
 
 # ---- the model ------------------------------------------------------------------------------------------------------------------
 
-def write_model(name, folder):
-    model_type, config, files = MODELS[name]
+def write_model(name, folder, model_type, config, files):
     config = AutoConfig.for_model(model_type, **{**SMALL, **config})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
@@ -158,6 +157,14 @@ def widened(model):
 def load(folder, dtype, **changes):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager", **changes)
     return model.train()  # no dropout in any of them
+
+
+def save_arrays(path, arrays, metadata):
+    """safetensors writes the metadata in an order that changes from run to run; here they stay in theirs."""
+    data = save(arrays, metadata)
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = {**json.loads(data[8:end]), "__metadata__": metadata}
+    path.write_bytes(data[:8] + json.dumps(header, separators=(",", ":")).encode().ljust(end - 8) + data[end:])
 
 
 # ---- documents, loss, optimizer -------------------------------------------------------------------------------------------------
@@ -273,7 +280,7 @@ def without_specials(config):
 def make(name):
     folder = HERE / name
     shutil.rmtree(folder, ignore_errors=True)
-    write_model(name, folder)
+    write_model(name, folder, *MODELS[name])
     model = load(folder, torch.float64)
 
     with widened(model):
@@ -293,7 +300,7 @@ def make(name):
     arrays = dict(tokens=torch.cat(tokens).int().numpy(), loss_mask=np.concatenate(masks),
                   doc_offsets=np.cumsum([0] + [len(t) for t in tokens], dtype=np.int64),
                   logits=torch.cat([logits[d] for d in LOGITS_DOCUMENTS]).float().numpy())
-    save_file(arrays, folder / "golden.safetensors", metadata=dict(kind="sft", vocab_size=str(model.config.vocab_size)))
+    save_arrays(folder / "golden.safetensors", arrays, dict(kind="sft", vocab_size=str(model.config.vocab_size)))
     golden = dict(transformers=transformers.__version__, torch=torch.__version__, targets=int(arrays["loss_mask"].sum()),
                   loss=loss.item(), bf16=bf16, entropy=entropy, accuracy=accuracy, grad_norm=grad_norm, losses=losses,
                   logits_documents=LOGITS_DOCUMENTS, gradients=gradients)
