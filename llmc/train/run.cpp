@@ -289,9 +289,9 @@ static void load_weights(const Run &run, Model &model) {
     const HfWeights weights(run.model_dir);
     std::vector<std::string> names;
     for (const Tensor &t : model.tensors()) names.push_back(t.name);
-    if (run.config.tied) names.push_back("lm_head.weight");  // some files store it twice
+    if (run.config.tied || run.config.reward) names.push_back("lm_head.weight");  // stored twice, or of no use to a reward model
     weights.expect_only(names);
-    model.load(weights);
+    model.load(weights, run.options.seed);
 }
 
 std::unique_ptr<Model> open_model(const Run &run, ModelLimits limits) {
