@@ -207,7 +207,7 @@ template <class Dev> class Llama final : public Model {
     Profiler *profiler() override { return profiler_.get(); }
     void allocate(Mesh &mesh, bool guards, bool poison) override;
     const std::vector<Tensor> &tensors() const override { return zero.table; }
-    void load(const HfWeights &weights) override { load_parameters(zero, weights, memory()); }
+    void load(const HfWeights &weights, uint64_t seed) override { load_parameters(zero, weights, seed, memory()); }
     void initialise(uint64_t seed) override { initialise_parameters(zero, mesh_->all, seed, config.initializer_range, memory()); }
     void save(const std::string &dir, const std::string &export_dtype) override {
         save_parameters(zero, mesh_->all, dir, export_dtype, memory(), [&](size_t b) {

@@ -63,7 +63,7 @@ template <class Dev> struct Trained {  // a model with weights, ready to step
         limits.mode = mode, limits.row_tokens = limits.positions = limits.cache_tokens = 128, limits.recompute = recompute;
         model = std::make_unique<Llama<Dev>>(dev, g.config, limits);
         model->allocate(*mesh, guards, poison);
-        model->load(HfWeights(g.dir));
+        model->load(HfWeights(g.dir), 0);
     }
     double loss(const std::vector<Row> &rows) {
         for (const Row &row : rows) model->evaluate(row);

@@ -109,7 +109,7 @@ class PlannedModel final : public Model {
     void allocate(Mesh &, bool, bool) override { throw std::logic_error("allocated"); }
     Arena &arena() override { throw std::logic_error("no arena"); }
     const std::vector<Tensor> &tensors() const override { throw std::logic_error("no tensors"); }
-    void load(const HfWeights &) override {}
+    void load(const HfWeights &, uint64_t) override {}
     void initialise(uint64_t) override {}
     void save(const std::string &, const std::string &) override {}
     std::vector<double> evaluate(const Row &) override { return {}; }

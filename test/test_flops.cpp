@@ -50,6 +50,24 @@ TEST(Flops, ModelFlopsByHand) {
     EXPECT_EQ(model_flops(tiny(), make_row({{1, 2, 3}, {4}})), 7344) << "targets do not matter";
 }
 
+TEST(Flops, AHeadWithOneRowIsCountedOnceForADocument) {
+    ModelConfig reward = tiny();
+    reward.reward = true;
+    Row row = tiny_row();
+    row.rows = {2, 3};  // the last of each document
+    EXPECT_EQ(model_flops(reward, row), 7344 - 6 * 4 * 10 * 4 + 6 * 2 * 4);
+    Work w{64, 2, {700, 500}};
+    w.bucket = 4;
+    const auto expect = [&](Pass pass, double flops, double bytes) {
+        const Cost cost = op_cost(reward, w, pass, HEAD, 0);
+        EXPECT_EQ(cost.flops, flops) << pass_names[size_t(pass)];
+        EXPECT_EQ(cost.bytes, bytes) << pass_names[size_t(pass)];
+    };
+    expect(Pass::forward, 2 * 2 * 4, 4 * (2 * 4 + 4));
+    expect(Pass::backward, 4 * 2 * 4, 4 * (2 * 4 + 4 + 64 * 4) + 2 * 4 * 4);
+    expect(Pass::both, 6 * 2 * 4, 4 * (2 * 4 + 4 + 64 * 4) + 2 * 4 * 4);
+}
+
 // 6 for each parameter and token: all but norms and, where it is not the head as well, the embedding.
 TEST(Flops, SixForAParameterAndToken) {
     const size_t T = 100;

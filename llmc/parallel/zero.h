@@ -26,7 +26,7 @@
 
 // One tensor of the Hugging Face files, and where it lies in the flat arrays of parameters, gradients and moments.
 struct Tensor {
-    enum Init { normal, ones, zeros, score };
+    enum Init { normal, ones, zeros, score };  // score: the head of a reward model, (1, C)
     std::string name;
     std::vector<size_t> shape;
     Init init;

@@ -22,7 +22,7 @@ constexpr const char *pass_names[passes] = {"forward", "both", "recompute", "bac
 
 // The sizes of a row, and how it is computed.
 struct Work {
-    size_t T, N;                // tokens, targets
+    size_t T, N;                // tokens, targets; of a reward model, documents
     std::vector<double> pairs;  // (L) of a query and a key that the layer's mask lets through
     size_t element = 4;         // bytes of a weight or an activation
     size_t bucket = 0;          // parameters that an op is about, where not all
@@ -54,7 +54,8 @@ struct Cost {
 //
 //   flops: multiplications and additions of matrix products alone: T rows through an (IC, OC) matrix take 2*T*IC*OC forward, twice that
 //   backward (gradients of input and weight). Attention: 4*pairs*H*D forward (scores, weighted values); 10 backward, which computes the
-//   scores again, as is usual where their (T, T) matrix is never stored. The head is multiplied in the rows with a target only.
+//   scores again, as is usual where their (T, T) matrix is never stored. The head is multiplied in the rows with a target only, that
+//   of a reward model in the last row of each document.
 //
 //   bytes: every input read once and every output written once; the least that any implementation must move. Vectors (norm weights,
 //   biases, rstd, lse, positions) are left out, intermediate arrays (the head's logits, float sums of attention) as well. Gradients of
@@ -89,10 +90,11 @@ inline Cost op_cost(const ModelConfig &c, const Work &w, Pass pass, Op op, size_
         case EMBED: return {0, T * C * (backward ? s + 8 : 2 * s)};
         case FINAL_NORM: return {0, s * T * C * (backward ? 3 : 2)};
         case HEAD: {
-            if (pass == Pass::forward) return {2 * N * C * V, s * (N * C + V * C)};
-            if (backward)
+            const double R = c.reward ? 1 : V;  // rows
+            if (pass == Pass::forward) return {2 * N * C * R, s * (N * C + R * C)};
+            if (backward && !c.reward)
                 return {4 * N * double(w.bucket), s * (N * C + double(w.bucket)) + 8 * double(w.bucket)};  // its rows alone
-            return {6 * N * C * V, s * (N * C + V * C + T * C) + 8 * V * C};
+            return {(backward ? 4 : 6) * N * C * R, s * (N * C + R * C + T * C) + 8 * R * C};
         }
         case ZERO_GRAD: return parameters(4);
         case GRAD_NORM: return parameters(4);
@@ -108,11 +110,12 @@ inline Cost op_cost(const ModelConfig &c, const Work &w, Pass pass, Op op, size_
 // Model FLOPs of a row in a training step, the numerator of MFU, as they are commonly counted (Chowdhery et al., "PaLM", 2022,
 // arXiv:2204.02311, appendix B): 6 for each token and parameter of a matrix that is multiplied, that is 2 forward and 4 backward, and
 // 12*pairs*H*D for each layer's attention. The lookup in the embedding is not counted. The head is, for every token, though rows
-// without a target are left out here: a property of model and data, so that trainers can be compared. Nor does it count what is
-// computed again, or padding. Unlike in PaLM, pairs are only those that the causal mask, the documents and the window let through.
+// without a target are left out here: a property of model and data, so that trainers can be compared. That of a reward model is counted
+// once for a document. Nor does it count what is computed again, or padding. Unlike in PaLM, pairs are only those that the causal mask,
+// the documents and the window let through.
 inline double model_flops(const ModelConfig &c, const Row &row) {
     Work w = work_of(c, row, false);
-    w.N = w.T;
+    if (!c.reward) w.N = w.T;
     double forward = op_cost(c, w, Pass::forward, HEAD, 0).flops;
     for (size_t l = 0; l < c.L; l++)
         for (size_t op = 0; op < LAYER_OPS; op++) forward += op_cost(c, w, Pass::forward, Op(op), l).flops;

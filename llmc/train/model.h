@@ -49,7 +49,8 @@ class Model {
     virtual Memory &memory() = 0;  // in which the arena lies
     virtual const std::vector<Tensor> &tensors() const = 0;
 
-    virtual void load(const class HfWeights &) = 0;  // every tensor of the table; a rank reads by itself what it needs
+    // Every tensor of the table; a rank reads by itself what it needs. The seed is for a reward model that begins as a language model.
+    virtual void load(const class HfWeights &, uint64_t seed) = 0;
 
     // All ranks make these calls together. A row is that of a ring: its ranks give the same.
     virtual void initialise(uint64_t seed) = 0;  // random weights, a function of seed and tensor name alone

@@ -10,31 +10,39 @@
 #include "../ops/reduce.h"
 #include "../parallel/zero.h"
 
-// Every rank reads all weights, and its shard of the float master weights, by itself.
-template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weights, Memory &memory) {
-    for (const Tensor &t : zero.table) weights.read(t.name, t.shape, zero.params + t.offset, memory);
-    if (!zero.master || !zero.rounds) return;
-    for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table)) {
-        const Tensor &t = zero.table[s.tensor];
-        weights.read_part(t.name, t.shape, s.first, s.count, zero.master_at(s), memory);
-    }
+// Elements [first, first + n) of a tensor before training, a function of seed and tensor name alone: the norms' weights 1, biases 0, matrices
+// a normal distribution around 0 with this deviation. A reward model's head has 1 / (C + 1), as in OpenRLHF: rewards begin near 0.
+inline std::vector<float> initial_values(const Tensor &t, size_t first, size_t n, uint64_t seed, double deviation) {
+    const Random random{seed, Purpose::init, stream_of(t.name)};
+    if (t.init == Tensor::score) deviation = 1.0 / double(t.count + 1);
+    std::vector<float> out(n, t.init == Tensor::ones);
+    if (t.init == Tensor::ones || t.init == Tensor::zeros) return out;
+#pragma omp parallel for
+    for (size_t i = 0; i < n; i++) out[i] = float(deviation * random.normal(first + i));
+    return out;
 }
 
-// A normal distribution around 0, the norms' weights 1, biases 0. A function of seed and tensor names alone.
+// Every rank reads all weights, and its shard of the float master weights, by itself. A reward model may begin as a language model: then the
+// file has no tensor for its head, which gets initial values.
+template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weights, uint64_t seed, Memory &memory) {
+    const auto load = [&](const Tensor &t, size_t first, size_t n, auto *to) {
+        using P = std::remove_pointer_t<decltype(to)>;
+        if (t.init != Tensor::score || weights.find(t.name)) return weights.read_part(t.name, t.shape, first, n, to, memory);
+        const auto values = initial_values(t, first, n, seed, 0);
+        write(memory, to, std::vector<P>(values.begin(), values.end()));
+    };
+    for (const Tensor &t : zero.table) load(t, 0, t.count, zero.params + t.offset);
+    if (!zero.master || !zero.rounds) return;
+    for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table))
+        load(zero.table[s.tensor], s.first, s.count, zero.master_at(s));
+}
+
 template <class Dev> void initialise_parameters(Zero<Dev> &zero, Comm &comm, uint64_t seed, double deviation, Memory &memory) {
-    std::vector<float> part;
-    for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table)) {
-        const Tensor &t = zero.table[s.tensor];
-        const Random random{seed, Purpose::init, stream_of(t.name)};
+    for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table))
         in_parts(s.count, [&](size_t first, size_t n) {
-            part.resize(n);
-#pragma omp parallel for
-            for (size_t i = 0; i < n; i++)
-                part[i] =
-                    t.init == Tensor::normal ? float(deviation * random.normal(s.first + first + i)) : t.init == Tensor::ones;
-            write(memory, zero.master_at(s) + first, part);
+            const Tensor &t = zero.table[s.tensor];
+            write(memory, zero.master_at(s) + first, initial_values(t, s.first + first, n, seed, deviation));
         });
-    }
     zero.round_master(comm);
 }
 

@@ -297,9 +297,13 @@ static void load_weights(const Run &run, Model &model) {
     const HfWeights weights(run.model_dir);
     std::vector<std::string> names;
     for (const Tensor &t : model.tensors()) names.push_back(t.name);
-    if (run.config.tied || run.config.reward) names.push_back("lm_head.weight");  // some files store it twice; no part of a reward model
+    if (run.config.tied || run.config.reward) names.push_back("lm_head.weight");  // stored twice, or of no use to a reward model
     weights.expect_only(names);
-    model.load(weights);
+    if (run.config.reward && !weights.find("score.weight")) {
+        if (run.task != RM) die("%s has no score.weight, the head of a reward model\n  fix: fetch the model again", run.model_dir.c_str());
+        run.say("the reward head starts from random values: %s has none", run.model_dir.c_str());
+    }
+    model.load(weights, run.options.seed);
 }
 
 std::unique_ptr<Model> open_model(const Run &run, ModelLimits limits) {
