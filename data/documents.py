@@ -1,4 +1,5 @@
-"""From the fields of a record to a document ready to be tokenised: which formats are known, and what is trained in each."""
+"""From the fields of a record to a document, or a pair's two, ready to be tokenised: which formats are known, and what is trained
+in each."""
 
 from typing import Any, NamedTuple, Optional
 
@@ -10,6 +11,8 @@ from records import json_kind
 
 SFT_FORMATS = ("messages; conversations; prompt and completion; text; input_ids and labels; "
                "or the fields named by --input_key and --output_key")
+PREF_FORMATS = ("chosen and rejected, both strings or both lists of messages, with their prompt in prompt or at the beginning of "
+                "both, or the fields named by --prompt_key, --chosen_key and --rejected_key; margin, a number")
 PRETRAIN_FORMATS = "text; input_ids; or the field named by --input_key"
 PROMPT_FORMATS = "prompt; messages"
 OPENRLHF_TEMPLATE = "User: {}\nAssistant: "
@@ -42,6 +45,23 @@ def sft_draft(fields, options, template):
     if has(fields, "input_ids") and has(fields, "labels"):
         return ids_draft(fields)
     raise missing(fields, SFT_FORMATS)
+
+
+def pref_drafts(fields, options, template):
+    """Those of the chosen and of the rejected answer. Without spans they are texts whose prompt is what both begin with."""
+    chosen, rejected = answer_of(fields, options.chosen_key), answer_of(fields, options.rejected_key)
+    if isinstance(chosen, str) != isinstance(rejected, str):
+        raise DataError(f"{options.chosen_key!r} is a {json_kind(chosen)} and {options.rejected_key!r} a {json_kind(rejected)}",
+                        "write both answers as strings, or both as lists of messages")
+    prompt = field(fields, options.prompt_key, "--prompt_key") if options.prompt_key else fields.get("prompt")
+    if options.apply_chat_template or not all(isinstance(part, str) for part in (chosen, "" if prompt is None else prompt)):
+        return [final_answer_draft(with_prompt(prompt, fields[name], name, options), fields, template)
+                for name in (options.chosen_key, options.rejected_key)]
+    if prompt is None:
+        return [Draft(chosen), Draft(rejected)]
+    if options.input_template:
+        prompt = options.input_template.replace("{}", prompt, 1)
+    return [completion_draft(prompt, text if text.strip() else "") for text in (chosen, rejected)]
 
 
 def pretrain_draft(fields, options, template):
@@ -92,6 +112,30 @@ def keyed_draft(fields, options, template):
     return chat_draft(messages, 0 if options.multiturn else first_trained, fields, template)
 
 
+def with_prompt(prompt, value, name, options):
+    """The messages of a chat that ends with an answer. If they do not begin with the assistant's, they hold the prompt string."""
+    messages = as_messages(value, "assistant", name)
+    if prompt is None and isinstance(value, str):
+        raise DataError(f"{name!r} is a string without a prompt, which makes no chat",
+                        "name the prompt with --prompt_key, or leave --apply_chat_template away")
+    if isinstance(prompt, str) and messages[0]["role"] != "assistant":
+        prompt = None
+    if prompt is not None:
+        messages = as_messages(prompt, "user", options.prompt_key or "prompt") + messages
+    if messages[-1]["role"] != "assistant":
+        raise DataError(f"{name!r} ends with a message of the role {messages[-1]['role']}, not the assistant's",
+                        f"end {name!r} with the answer")
+    return messages
+
+
+def final_answer_draft(messages, fields, template):
+    """A chat of which the last message alone is trained; an empty text if that says nothing."""
+    content = messages[-1].get("content")
+    if isinstance(content, str) and not content.strip() and not has(messages[-1], "tool_calls"):
+        return Draft("", [])
+    return chat_draft(messages, len(messages) - 1, fields, template)
+
+
 def chat_draft(messages, first_trained, fields, template):
     """Every assistant message from number first_trained on is trained."""
     trained = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= first_trained]
@@ -125,13 +169,36 @@ def has(fields, name):
     return fields.get(name) is not None
 
 
-def field(fields, name):
+def field(fields, name, flags="--input_key and --output_key"):
     if not has(fields, name):
-        raise DataError(f"has no field {name!r}; it has {seen(fields)}", "name the right one with --input_key and --output_key")
+        raise DataError(f"has no field {name!r}; it has {seen(fields)}", f"name the right one with {flags}")
     return fields[name]
 
 
+def answer_of(fields, name):
+    if not has(fields, name):
+        raise DataError(f"has no field {name!r}, so it is no pair of answers; it has {seen(fields)}",
+                        "name the fields with --chosen_key and --rejected_key; records with one answer are for the task sft")
+    return fields[name]
+
+
+def margin_of(fields):
+    """By how much the chosen answer is better; NaN if the record does not say. A cell of CSV is a string, and may be empty."""
+    value = fields.get("margin")
+    if value is None or value == "":
+        return np.nan
+    try:
+        number = np.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = np.nan
+    if not abs(number) <= float(np.finfo(np.float32).max):
+        raise DataError(f"'margin' is {value!r}, not a finite number", "write 'margin' as a number, or leave it away, which is 0")
+    return number
+
+
 def missing(fields, accepted):
+    if has(fields, "chosen") and has(fields, "rejected"):
+        return DataError("is a pair of answers, chosen and rejected", "prepare it with the task pref")
     return DataError(f"has fields {seen(fields)}, none of which can be used", f"accepted are: {accepted}")
 
 

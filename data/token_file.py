@@ -3,6 +3,8 @@
     doc_offsets I64 (documents + 1)   document i holds the tokens doc_offsets[i] .. doc_offsets[i+1]-1
     tokens      U16 or I32 (N)        U16 where the vocabulary allows it
     loss_mask   U8 (N)                1: the token is a target, predicted from those before it; never a document's first
+    margin      F32 (pairs)           of kind pref, if any record has one, 0 where it has none; documents 2i and 2i+1 are
+                                      the chosen and the rejected one of pair i
 
 Metadata, all strings: what TokenFile.write() is given."""
 
@@ -15,7 +17,7 @@ import numpy as np
 
 from errors import DataError
 
-DTYPES = {"U16": np.dtype("<u2"), "I32": np.dtype("<i4"), "U8": np.dtype("u1"), "I64": np.dtype("<i8")}
+DTYPES = {"U16": np.dtype("<u2"), "I32": np.dtype("<i4"), "U8": np.dtype("u1"), "I64": np.dtype("<i8"), "F32": np.dtype("<f4")}
 
 
 class TokenFile:
@@ -34,23 +36,32 @@ class TokenFile:
         except OSError as error:
             raise DataError(f"{path}: cannot be written: {error.strerror}", "give --out a place that can be written to") from None
         self.lengths = []
+        self.margins = []
 
-    def append(self, tokens, mask, lengths):
+    def append(self, tokens, mask, lengths, margins=()):
+        """margins: one of each pair, NaN where there is none."""
         self.tokens.write(tokens.astype(DTYPES[self.dtype]).tobytes())
         self.mask.write(mask.astype(np.uint8).tobytes())
         self.lengths.append(lengths)
+        self.margins.append(np.array(margins, DTYPES["F32"]))
 
     def write(self, metadata):
         lengths = np.concatenate(self.lengths)
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(DTYPES["I64"])
+        margins = np.concatenate(self.margins)
         count = int(offsets[-1])
         # The widest first, so that each is aligned.
-        tensors = [("doc_offsets", "I64", len(offsets)), ("tokens", self.dtype, count), ("loss_mask", "U8", count)]
+        arrays = [("doc_offsets", "I64", offsets)]
+        if not np.isnan(margins).all():
+            arrays.append(("margin", "F32", np.nan_to_num(margins)))
+        tensors = [(name, dtype, len(array)) for name, dtype, array in arrays]
+        tensors += [("tokens", self.dtype, count), ("loss_mask", "U8", count)]
         temporary = f"{self.path}.tmp"
         try:
             with open(temporary, "wb") as file:
                 file.write(header(tensors, metadata))
-                file.write(offsets.tobytes())
+                for _, _, array in arrays:
+                    file.write(array.tobytes())
                 for part in (self.tokens, self.mask):
                     part.seek(0)
                     shutil.copyfileobj(part, file, 1 << 20)

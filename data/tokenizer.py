@@ -26,6 +26,7 @@ class Tokenizer:
         self.eos = self.hf.eos_token_id
         self.special = np.zeros(self.vocab_size, bool)
         self.special[[i for i, (_, special) in entries.items() if special] + self.hf.all_special_ids] = True
+        self.special_texts = tuple(entries[i][0] for i in np.flatnonzero(self.special))
 
         self.encoder = self.hf.backend_tokenizer
         self.encoder.no_truncation()
