@@ -181,7 +181,7 @@ struct Clock {
     Moment forward(size_t l, Op op) const { return {1 + l * LAYER_OPS + op, Pass::forward, op, l}; }
     Moment final_norm() const { return {1 + L * LAYER_OPS, Pass::forward, FINAL_NORM}; }
     Moment head(bool backward = true) const { return {final_norm() + 1, backward ? Pass::both : Pass::forward, HEAD}; }
-    Moment head_weight() const { return {head(), Pass::backward, HEAD}; }  // where its gradient is made in parts
+    Moment head_weight() const { return {head(), Pass::backward, HEAD}; }  // where the backward pass is an op of its own
     Moment final_norm_backward() const { return {final_norm() + 2, Pass::backward, FINAL_NORM}; }
     Moment recompute(size_t l, Op op) const {
         return {final_norm() + 3 + (L - 1 - l) * 2 * LAYER_OPS + op, Pass::recompute, op, l};
@@ -642,7 +642,7 @@ template <class Dev> void Llama<Dev>::attention_forward(size_t l, const LlamaAct
 template <class Dev> void Llama<Dev>::head(X *dx, float *dhead) {
     const size_t T = row.T, C = config.C, N = row.N;
     ready(head_cut());
-    reach(clock.head(dx != nullptr));
+    reach(config.reward && dx ? clock.head_weight() : clock.head(dx != nullptr));
     if (!config.reward)
         lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, w.head, row.rows, row.targets, row.weights, T, C, config.V, N);
     else if (dx) score_backward(dev, dx, dhead, acts.normf, w.head, row.rows, row.weights, T, C, N);

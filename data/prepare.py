@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes token files for training from chats, prompts with answers, or plain text, with a Hugging Face tokenizer.
+"""Makes token files for training from chats, prompts with answers, pairs of answers, or text, with a Hugging Face tokenizer.
 
 A text is rendered once and tokenised once. A token is a target when it lies wholly inside a trained span: each assistant message
 and its end-of-turn token, the completion, or all of the text. A document's first token is never one: nothing comes before it."""
@@ -24,14 +24,15 @@ if missing:
 import numpy as np
 
 from chat import ChatTemplate, mark_targets
-from documents import OPENRLHF_TEMPLATE, PRETRAIN_FORMATS, PROMPT_FORMATS, SFT_FORMATS, pretrain_draft, prompts_draft, sft_draft
+from documents import (OPENRLHF_TEMPLATE, PREF_FORMATS, PRETRAIN_FORMATS, PROMPT_FORMATS, SFT_FORMATS, margin_of, pref_drafts,
+                       pretrain_draft, prompts_draft, sft_draft)
 from errors import DataError
 from records import Record, check_inputs, read_records, total_size
 from token_file import TokenFile
 from tokenizer import Tokenizer, fnv1a, offsets
 
 FORMAT_VERSION = "1"
-DRAFTS = {"sft": sft_draft, "pretrain": pretrain_draft, "prompts": prompts_draft}
+DRAFTS = {"sft": sft_draft, "pref": pref_drafts, "pretrain": pretrain_draft, "prompts": prompts_draft}
 
 
 # ---- documents
@@ -43,6 +44,7 @@ class Lot(NamedTuple):
     tokens: np.ndarray
     mask: np.ndarray
     lengths: np.ndarray
+    margins: np.ndarray  # of each pair, NaN where it has none
     counts: Counter
     size: int  # of the records in their source
 
@@ -53,6 +55,7 @@ class Recipe:
     def __init__(self, task, options, tokenizer):
         self.draft = DRAFTS[task]
         self.has_targets = task != "prompts"
+        self.is_pref = task == "pref"
         self.options = options
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer.hf)
@@ -63,18 +66,22 @@ class Recipe:
                             "--add_bos auto, or set it in tokenizer_config.json")
 
     def lot(self, records):
-        drafts = [self._in_record(record, lambda: self._drafted(record)) for record in records]
-        texts = [draft.text for draft in drafts if draft.ids is None]
-        encodings = iter(self.tokenizer.encode(texts, with_offsets=any(draft.spans for draft in drafts)))
+        samples = [self._in_record(record, lambda: self._drafted(record)) for record in records]
+        all_drafts = [draft for drafts, _ in samples for draft in drafts]
+        texts = [draft.text for draft in all_drafts if draft.ids is None]
+        encodings = iter(self.tokenizer.encode(texts, with_offsets=any(draft.spans for draft in all_drafts)))
         counts = Counter(read=len(records))
-        documents = []
-        for record, draft in zip(records, drafts):
-            encoding = next(encodings) if draft.ids is None else None
-            ids, mask = self._in_record(record, lambda: self._tokens(draft, encoding, counts))
-            documents += self._fitted(ids, mask, counts)
+        documents, margins = [], []
+        for record, (drafts, margin) in zip(records, samples):
+            parts = [self._in_record(record, lambda: self._tokens(draft, encodings, counts)) for draft in drafts]
+            fitted = self._fitted_pair(drafts, parts, counts) if self.is_pref else self._fitted(*parts[0], counts)
+            documents += fitted
+            margins += [margin] if self.is_pref and fitted else []
+        margins = np.array(margins, np.float32)
+        counts["no margin"] = int(np.isnan(margins).sum())
         ids, masks = zip(*documents) if documents else ((), ())
         return Lot(np.concatenate([np.empty(0, np.int32), *ids]), np.concatenate([np.empty(0, np.uint8), *masks]),
-                   np.array([len(i) for i in ids], np.int64), counts, sum(record.size for record in records))
+                   np.array([len(i) for i in ids], np.int64), margins, counts, sum(record.size for record in records))
 
     @staticmethod
     def _in_record(record, work):
@@ -84,15 +91,24 @@ class Recipe:
             raise DataError(f"{record.where()}: {error.what}", error.fix) from None
 
     def _drafted(self, record):
-        draft = self.draft(record.fields(), self.options, self.template)
-        try:
-            (draft.text or "").encode()
-        except UnicodeEncodeError as error:
-            half = draft.text[error.start]
-            raise DataError(f"its text has half of a surrogate pair: {half!r}", "write the whole character") from None
-        return draft
+        """The drafts of a record, two if it is a pair, and the pair's margin."""
+        fields = record.fields()
+        drafts = self.draft(fields, self.options, self.template)
+        drafts = [draft._replace(text=self._ended(draft.text)) for draft in drafts] if self.is_pref else [drafts]
+        for draft in drafts:
+            try:
+                (draft.text or "").encode()
+            except UnicodeEncodeError as error:
+                half = draft.text[error.start]
+                raise DataError(f"its text has half of a surrogate pair: {half!r}", "write the whole character") from None
+        return drafts, margin_of(fields) if self.is_pref else None
 
-    def _tokens(self, draft, encoding, counts):
+    def _ended(self, text):
+        """Without the white space after a special token that ends it: a reward is read at a document's last token."""
+        stripped = text.rstrip()
+        return stripped if stripped.endswith(self.tokenizer.special_texts) else text
+
+    def _tokens(self, draft, encodings, counts):
         if draft.ids is not None:
             outside = np.flatnonzero((draft.ids < 0) | (draft.ids >= self.tokenizer.vocab_size))
             if outside.size:
@@ -100,6 +116,7 @@ class Recipe:
                 raise DataError(f"input_ids[{t}] is {draft.ids[t]}, outside the vocabulary of {self.tokenizer.vocab_size}",
                                 "give --tokenizer the one that made these ids")
             return draft.ids.astype(np.int32), draft.mask
+        encoding = next(encodings)
         ids = np.array(encoding.ids, np.int32)
         mask = np.full(len(ids), draft.spans is None, np.uint8)
         if draft.spans:
@@ -154,6 +171,42 @@ class Recipe:
             counts["split"] += 1
             counts["pieces"] += len(pieces)
         return pieces
+
+    def _fitted_pair(self, drafts, documents, counts):
+        """The chosen and the rejected document, of at most max_len tokens each; none if there is nothing to learn from them."""
+        if drafts[0].spans is None:
+            unmark_shared_tokens(*documents)
+        for _, mask in documents:
+            mask[:1] = 0
+        limit = self.options.max_len
+        cut = [(ids[:limit], mask[:limit]) for ids, mask in documents]
+        too_long = sum(len(ids) > limit for ids, _ in documents)
+        if are_equal(*documents):
+            reason = "equal answers"
+        elif not all(mask.any() for _, mask in documents):
+            reason = "empty answer"
+        elif too_long and self.options.truncation == "drop":
+            reason = "too long"
+        elif are_equal(*cut) or not all(mask.any() for _, mask in cut):
+            reason = "cut to nothing"
+        else:
+            counts["cut"] += too_long
+            return cut
+        counts[reason] += 1
+        return []
+
+
+def are_equal(document, other):
+    return np.array_equal(document[0], other[0])
+
+
+def unmark_shared_tokens(document, other):
+    """The tokens that two documents begin with are their prompt; a token that only begins alike is the first of the answers."""
+    (ids, mask), (other_ids, other_mask) = document, other
+    shorter = min(len(ids), len(other_ids))
+    differing = np.flatnonzero(ids[:shorter] != other_ids[:shorter])
+    shared = differing[0] if differing.size else shorter
+    mask[:shared] = other_mask[:shared] = 0
 
 
 # ---- all records, on all cores
@@ -249,7 +302,7 @@ def prepare(task, options, processes):
     file = TokenFile(options.out, tokenizer.vocab_size)
     try:
         for lot in prepared_lots(recipe, records, processes):
-            file.append(lot.tokens, lot.mask, lot.lengths)
+            file.append(lot.tokens, lot.mask, lot.lengths, lot.margins)
             counts += lot.counts
             targets += int(lot.mask.sum())
             progress.add(lot)
@@ -279,19 +332,25 @@ def source(options, name=str):
 
 def table(task, options, counts, lengths, targets):
     tokens = int(lengths.sum())
-    reasons = {"too long": f"longer than {options.max_len} tokens", "no target": "without a target token", "empty": "empty"}
+    reasons = {"too long": f"longer than {options.max_len} tokens", "no target": "without a target token", "empty": "empty",
+               "empty answer": "an answer is empty", "equal answers": "answers are equal",
+               "cut to nothing": "truncated to nothing"}
     dropped = {text: counts[key] for key, text in reasons.items() if counts[key]}
     rows = [("records read", f"{counts['read']:,}", ""), ("dropped", f"{sum(dropped.values()):,}", "")]
     rows += [(f"  {text}", f"{count:,}", "") for text, count in dropped.items()]
     rows += [(f"cut to {options.max_len} tokens", f"{counts['cut']:,}", "")] if counts["cut"] else []
     rows += [("split", f"{counts['split']:,}", f"into {counts['pieces']:,} documents")] if counts["split"] else []
-    rows += [("documents kept", f"{len(lengths):,}", ""), ("tokens", f"{tokens:,}", "")]
+    pairs = len(lengths) // 2 if task == "pref" else 0
+    rows += [("pairs kept", f"{pairs:,}", "")] if task == "pref" else [("documents kept", f"{len(lengths):,}", "")]
+    rows += [("tokens", f"{tokens:,}", "")]
     if task != "prompts":
         rows += [("target tokens", f"{targets:,}", f"{100 * targets / max(1, tokens):.1f} %")]
-    if len(lengths):
-        p50, p95 = np.percentile(lengths, [50, 95], method="inverted_cdf")
-        note = f"mean; min {lengths.min():,}, p50 {p50:,}, p95 {p95:,}, max {lengths.max():,}"
-        rows += [("length", f"{lengths.mean():,.1f}", note)]
+    if pairs:
+        rows += [length_row("length of the chosen", lengths[0::2]), length_row("length of the rejected", lengths[1::2])]
+    elif len(lengths):
+        rows += [length_row("length", lengths)]
+    if 0 < counts["no margin"] < pairs:
+        rows += [("without a margin", f"{counts['no margin']:,}", "which is 0")]
     if counts["straddling"]:
         note = "answers whose first token also holds the end of the prompt: not a target"
         rows += [("merged starts", f"{counts['straddling']:,}", note)]
@@ -300,6 +359,11 @@ def table(task, options, counts, lengths, targets):
         rows += [("open turns", f"{counts['open turns']:,}", note)]
     lines = [f"  {name:<32}{value:>16}  {note}".rstrip() for name, value, note in rows]
     return "\n".join([f"{task}: {source(options)} -> {options.out}", *lines])
+
+
+def length_row(name, lengths):
+    p50, p95 = np.percentile(lengths, [50, 95], method="inverted_cdf")
+    return name, f"{lengths.mean():,.1f}", f"mean; min {lengths.min():,}, p50 {p50:,}, p95 {p95:,}, max {lengths.max():,}"
 
 
 # ---- options
@@ -388,6 +452,19 @@ def build_parser():
                      help="make messages of the strings in --input_key and --output_key")
     sft.add_argument("--multiturn", default=False, **FLAG,
                      help="with --input_key: train every assistant message, not only the answer")
+
+    pref = tasks.add_parser("pref", help="pairs of a better and a worse answer", allow_abbrev=False,
+                            description=f"Fields: {PREF_FORMATS}.")
+    add_common(pref, needs_input=True)
+    add_length(pref, "drop", ["drop", "keep"])
+    add_template(pref)
+    pref.add_argument("--prompt_key", metavar="FIELD",
+                      help="the prompt: a string, or a list of messages (default prompt, where there is one)")
+    pref.add_argument("--chosen_key", metavar="FIELD", default="chosen", help="the better answer (default chosen)")
+    pref.add_argument("--rejected_key", metavar="FIELD", default="rejected", help="the worse answer (default rejected)")
+    pref.add_argument("--input_template", metavar="TEXT", type=input_template,
+                      help="around the prompt string where no chat template is applied (default nothing)")
+    pref.add_argument("--apply_chat_template", default=False, **FLAG, help="make messages of prompt and answers that are strings")
 
     pretrain = tasks.add_parser("pretrain", help="plain text", allow_abbrev=False, description=f"Fields: {PRETRAIN_FORMATS}.")
     add_common(pretrain, needs_input=True)
