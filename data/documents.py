@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""From the fields of a record to a document, or the two of a pair, ready to be tokenised: which formats are known, and what is trained
-=======
 """From the fields of a record to a document, or a pair's two, ready to be tokenised: which formats are known, and what is trained
->>>>>>> 8b52a8a
 in each."""
 
 from typing import Any, NamedTuple, Optional
@@ -15,13 +11,8 @@ from records import json_kind
 
 SFT_FORMATS = ("messages; conversations; prompt and completion; text; input_ids and labels; "
                "or the fields named by --input_key and --output_key")
-<<<<<<< HEAD
-PREF_FORMATS = ("chosen and rejected, both strings or both lists of messages, with their prompt in prompt or at the beginning of both; "
-                "margin, a number; or the fields named by --prompt_key, --chosen_key and --rejected_key")
-=======
 PREF_FORMATS = ("chosen and rejected, both strings or both lists of messages, with their prompt in prompt or at the beginning of "
                 "both, or the fields named by --prompt_key, --chosen_key and --rejected_key; margin, a number")
->>>>>>> 8b52a8a
 PRETRAIN_FORMATS = "text; input_ids; or the field named by --input_key"
 PROMPT_FORMATS = "prompt; messages"
 OPENRLHF_TEMPLATE = "User: {}\nAssistant: "
@@ -58,11 +49,7 @@ def sft_draft(fields, options, template):
 
 def pref_drafts(fields, options, template):
     """Those of the chosen and of the rejected answer. Without spans they are texts whose prompt is what both begin with."""
-<<<<<<< HEAD
-    chosen, rejected = answer(fields, options.chosen_key), answer(fields, options.rejected_key)
-=======
     chosen, rejected = answer_of(fields, options.chosen_key), answer_of(fields, options.rejected_key)
->>>>>>> 8b52a8a
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise DataError(f"{options.chosen_key!r} is a {json_kind(chosen)} and {options.rejected_key!r} a {json_kind(rejected)}",
                         "write both answers as strings, or both as lists of messages")
@@ -126,12 +113,7 @@ def keyed_draft(fields, options, template):
 
 
 def with_prompt(prompt, value, name, options):
-<<<<<<< HEAD
-    """The messages of a chat that ends with an answer. One that begins with anybody but the assistant holds its prompt; what a prompt
-    string says stands in it already."""
-=======
     """The messages of a chat that ends with an answer. If they do not begin with the assistant's, they hold the prompt string."""
->>>>>>> 8b52a8a
     messages = as_messages(value, "assistant", name)
     if prompt is None and isinstance(value, str):
         raise DataError(f"{name!r} is a string without a prompt, which makes no chat",
@@ -193,24 +175,15 @@ def field(fields, name, flags="--input_key and --output_key"):
     return fields[name]
 
 
-<<<<<<< HEAD
-def answer(fields, name):
-=======
 def answer_of(fields, name):
->>>>>>> 8b52a8a
     if not has(fields, name):
         raise DataError(f"has no field {name!r}, so it is no pair of answers; it has {seen(fields)}",
                         "name the fields with --chosen_key and --rejected_key; records with one answer are for the task sft")
     return fields[name]
 
 
-<<<<<<< HEAD
-def margin(fields):
-    """By how much the chosen answer is better, NaN if the record does not say. The cells of CSV are strings, and empty if nothing is said."""
-=======
 def margin_of(fields):
     """By how much the chosen answer is better; NaN if the record does not say. A cell of CSV is a string, and may be empty."""
->>>>>>> 8b52a8a
     value = fields.get("margin")
     if value is None or value == "":
         return np.nan
@@ -218,11 +191,7 @@ def margin_of(fields):
         number = np.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = np.nan
-<<<<<<< HEAD
-    if not abs(number) <= np.finfo(np.float32).max:
-=======
     if not abs(number) <= float(np.finfo(np.float32).max):
->>>>>>> 8b52a8a
         raise DataError(f"'margin' is {value!r}, not a finite number", "write 'margin' as a number, or leave it away, which is 0")
     return number
 

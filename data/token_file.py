@@ -50,21 +50,12 @@ class TokenFile:
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(DTYPES["I64"])
         margins = np.concatenate(self.margins)
         count = int(offsets[-1])
-        margins = np.concatenate(self.margins)
-        if np.isnan(margins).all():
-            margins = margins[:0]
         # The widest first, so that each is aligned.
-<<<<<<< HEAD
-        tensors = [("doc_offsets", "I64", len(offsets)), ("margin", "F32", len(margins)), ("tokens", self.dtype, count),
-                   ("loss_mask", "U8", count)]
-        tensors = [tensor for tensor in tensors if tensor[0] != "margin" or len(margins)]
-=======
         arrays = [("doc_offsets", "I64", offsets)]
         if not np.isnan(margins).all():
             arrays.append(("margin", "F32", np.nan_to_num(margins)))
         tensors = [(name, dtype, len(array)) for name, dtype, array in arrays]
         tensors += [("tokens", self.dtype, count), ("loss_mask", "U8", count)]
->>>>>>> 8b52a8a
         temporary = f"{self.path}.tmp"
         try:
             with open(temporary, "wb") as file:
