@@ -329,8 +329,8 @@ template <class Dev> void expect_reward_model(Dev dev, const std::string &name) 
 }
 
 // Log-probabilities and gradients, against our own in float, which are float64's: the two tests above. Both have the rounded weights. What
-// transformers' errors allow is known of other documents, of a hundred targets each: a sum over n targets, and not more, is off by sqrt(n)
-// times ten times what their mean is, if errors of tokens are independent, and else by less.
+// transformers' errors allow is known of the means over the hundred targets of other documents. If errors of tokens are independent, that of
+// a sum over n targets is 10 sqrt(n) times as large; if they are not, less, as n is below 100.
 template <class Dev> void expect_bf16_preferences_as_good_as_transformers(Dev dev, CpuF32 cpu, const std::string &name) {
     const auto allowed = Golden(name).expected["bf16"];
     for (const Task task : {DPO, RM}) {

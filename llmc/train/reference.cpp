@@ -27,6 +27,7 @@ Reference::Reference(const Run &run, const ModelLimits &limits) : run_(run), lim
             if (run_.config.V != run.config.V) refuse("vocabulary");
             if (!run_.tokenizer_hash.empty() && !run.tokenizer_hash.empty() && run_.tokenizer_hash != run.tokenizer_hash)
                 refuse("tokenizer");
+            run_.ranks = ranks_of(run_, run.ranks.world, run.ranks.sp);  // its heads may be others
         });
     }
     if (run.options.ref_mode == "resident") model_ = open();

@@ -183,8 +183,8 @@ static void open_model_config(Run &run) {
     if (run.task == RM && !run.config.reward) make_reward(run.config);
 }
 
-// What the flags say of `world` ranks, `sp` of them in a ring.
-static Ranks ranks_of(const Run &run, size_t world, size_t sp) {
+// `sp` of them in a ring.
+Ranks ranks_of(const Run &run, size_t world, size_t sp) {
     const Options &o = run.options;
     check_ring_size(int(sp), int(world));
     Ranks r;

@@ -33,6 +33,12 @@ TEST_P(SlowGoldens, Bf16GradientAsGoodAsTransformers) {
     expect_bf16_gradient_as_good_as_transformers(device<CudaBf16>(), make_device<CpuF32>(), g);
 }
 
+TEST(CudaPairs, EqualTransformers) {
+    const auto ctx = make_cuda_context(2);
+    expect_preferences(CudaF32{nullptr, ctx.get()}, "qwen3");
+    expect_reward_model(CudaF32{nullptr, ctx.get()}, "qwen3");
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, Goldens, testing::ValuesIn(golden_families), family_name);
 INSTANTIATE_TEST_SUITE_P(Families, SlowGoldens, testing::ValuesIn(golden_families), family_name);
 
