@@ -415,8 +415,15 @@ void share(Comm &comm, std::vector<double> &values) {
 
 std::vector<double> document_values(const Run &run, Model &model, const PreparedData &data, std::span<const size_t> samples) {
     std::vector<double> all(data.documents());
-    for (const auto &own : own_rows(run.config, run.ranks, data, pack_samples(data, samples, run.options.row_tokens))) {
+    const auto rows = own_rows(run.config, run.ranks, data, pack_samples(data, samples, run.options.row_tokens));
+    auto told = std::chrono::steady_clock::now();
+    for (size_t r = 0; r < rows.size(); r++) {
+        const auto &own = rows[r];
         if (own.empty()) continue;
+        if (const auto now = std::chrono::steady_clock::now(); now - told > std::chrono::seconds(10)) {
+            run.say("  %zu of %zu rows", r, rows.size());
+            told = now;
+        }
         const Row row = make_row(data, own);
         const auto values = model.evaluate(row);
         for (size_t i = 0; run.mesh->sp_rank == 0 && i < values.size(); i++) all[row.documents[i]] = values[i];
@@ -471,7 +478,8 @@ static void report_loss(const Run &run, const LossSums &sums, size_t documents, 
 
 static int evaluate_task(Run &run) {
     const Options &o = run.options;
-    const std::string path = prepared_file(run, "sft", o.data, prepare_flags(o, run.task));
+    const Task like = run.config.reward ? RM : SFT;  // raw data is prepared as for that
+    const std::string path = prepared_file(run, like == RM ? "pref" : "sft", o.data, prepare_flags(o, like));
     std::unique_ptr<PreparedData> data;
     ModelLimits limits;
     agree(run.comm, [&] {
