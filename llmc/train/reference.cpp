@@ -20,8 +20,8 @@ Reference::Reference(const Run &run, const ModelLimits &limits) : run_(run), lim
         agree(run.comm, [&] { open_config(run_, dir); });
         agree(run.comm, [&] {
             const auto refuse = [&](const char *what) {
-                die("the reference %s has another %s than %s\n  fix: a --ref_model that was made from the same model", dir.c_str(), what,
-                    run.model_dir.c_str());
+                die("the reference %s has another %s than %s\n  fix: a --ref_model that was made from the same model",
+                    dir.c_str(), what, run.model_dir.c_str());
             };
             if (run_.config.reward) die("--ref_model %s is a reward model\n  fix: a language model", dir.c_str());
             if (run_.config.V != run.config.V) refuse("vocabulary");
@@ -74,7 +74,8 @@ static const char *const side_array = "logps";
 static void write_side_file(const std::string &path, const std::vector<double> &values, size_t pairs) {
     std::vector<float> floats(values.begin(), values.begin() + ptrdiff_t(2 * pairs));
     HostMemory host;
-    SafetensorsWriter writer(path, {{side_array, {pairs, 2}, "F32"}}, {{"kind", "log-probabilities of pairs by a reference model"}});
+    SafetensorsWriter writer(path, {{side_array, {pairs, 2}, "F32"}},
+                             {{"kind", "log-probabilities of pairs by a reference model"}});
     writer.write(side_array, floats.data(), host);
     writer.finish();
 }
