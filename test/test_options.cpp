@@ -205,7 +205,7 @@ TEST(Options, MistakesAreNamed) {
     expect_error("generate --model M --prompt Hi --learning_rate 1",
                  "--learning_rate belongs to demo, pretrain, sft, dpo, rm, not to generate");
     expect_error(sft + "--beta 0.2", "--beta belongs to dpo, not to sft");
-    expect_error(sft + "--chosen_key better", "--chosen_key belongs to dpo, rm, not to sft");
+    expect_error(sft + "--chosen_key better", "--chosen_key belongs to dpo, rm, eval, not to sft");
     expect_error(rm + "--beta 0.2", "--beta belongs to dpo, not to rm");
     expect_error(rm + "--ref.model_name_or_path R", "--ref.model_name_or_path belongs to dpo, not to rm");
     expect_error(rm + "--loss_weights 1", "--loss_weights belongs to dpo, not to rm");

@@ -73,8 +73,8 @@ std::vector<float> PairTask::add(const PreparedData &data, const Row &row, std::
     std::vector<float> weights(values.size());
     for (size_t i = 0; i < values.size(); i += 2) {
         const size_t chosen = row.documents[i], rejected = row.documents[i + 1];
-        const PairSums p{sign * values[i], sign * values[i + 1], reference[i], reference[i + 1], double(data.targets(chosen)),
-                         double(data.targets(rejected))};
+        const PairSums p{sign * values[i], sign * values[i + 1],         reference[i],
+                         reference[i + 1], double(data.targets(chosen)), double(data.targets(rejected))};
         const PairLoss loss = loss_of(data, chosen / 2, p, step);
         weights[i] = float(sign * loss.d_chosen);
         weights[i + 1] = float(sign * MUTANT(96, loss.d_chosen, loss.d_rejected));

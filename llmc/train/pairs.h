@@ -21,7 +21,7 @@ struct PairTotals {
 
     PairTotals &operator+=(const PairTotals &o);
     double reward_mean() const { return (chosen_reward + rejected_reward) / (2 * pairs); }
-    double reward_std() const;  // of all answers, unbiased
+    double reward_std() const;                                                              // of all answers, unbiased
     void add_to(nlohmann::ordered_json &line, Task task, const std::string &prefix) const;  // all but the loss, as means
 };
 

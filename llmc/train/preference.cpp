@@ -100,8 +100,8 @@ PreferenceLoss::PreferenceLoss(const std::vector<std::string> &types, const std:
                                const PairLossOptions &options, double nll)
     : options_(options), nll_(nll) {
     if (!weights.empty() && weights.size() != types.size())
-        die("--loss_weights has %zu numbers for the %zu losses of --loss_type\n  fix: one for each, or none for 1 each", weights.size(),
-            types.size());
+        die("--loss_weights has %zu numbers for the %zu losses of --loss_type\n  fix: one for each, or none for 1 each",
+            weights.size(), types.size());
     for (size_t i = 0; i < types.size(); i++) {
         const double weight = weights.empty() ? 1 : weights[i];
         if (types[i] == "sft") {

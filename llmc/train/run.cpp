@@ -178,8 +178,8 @@ static void open_model_config(Run &run) {
     if (!o.preset.empty()) run.config = preset(o.preset);
     else open_config(run, run.task == DEMO ? program_file("data/demo/model") : o.model);
     if (run.config.reward && run.task != RM && run.task != EVAL)
-        die("%s is a reward model, which has no head for %s\n  fix: a language model; or the task rm or eval", run.model_dir.c_str(),
-            task_name(run.task));
+        die("%s is a reward model, which has no head for %s\n  fix: a language model; or the task rm or eval",
+            run.model_dir.c_str(), task_name(run.task));
     if (run.task == RM && !run.config.reward) make_reward(run.config);
 }
 
@@ -317,7 +317,8 @@ static void load_weights(const Run &run, Model &model) {
     if (run.config.tied || run.config.reward) names.push_back("lm_head.weight");  // stored twice, or of no use to a reward model
     weights.expect_only(names);
     if (run.config.reward && !weights.find("score.weight")) {
-        if (run.task != RM) die("%s has no score.weight, the head of a reward model\n  fix: fetch the model again", run.model_dir.c_str());
+        if (run.task != RM)
+            die("%s has no score.weight, the head of a reward model\n  fix: fetch the model again", run.model_dir.c_str());
         run.say("the reward head starts from random values: %s has none", run.model_dir.c_str());
     }
     model.load(weights, run.options.seed);
@@ -426,7 +427,8 @@ static int print_fit(const Run &run) {
 void share(Comm &comm, std::vector<double> &values) {
     constexpr size_t part = 4096;  // every rank holds this many of every other
     for (size_t first = 0; first < values.size(); first += part) {
-        const auto begin = values.begin() + ptrdiff_t(first), end = values.begin() + ptrdiff_t(std::min(values.size(), first + part));
+        const auto begin = values.begin() + ptrdiff_t(first),
+                   end = values.begin() + ptrdiff_t(std::min(values.size(), first + part));
         const auto sums = comm.sum(std::vector<double>(begin, end));
         std::copy(sums.begin(), sums.end(), begin);
     }
@@ -434,8 +436,15 @@ void share(Comm &comm, std::vector<double> &values) {
 
 std::vector<double> document_values(const Run &run, Model &model, const PreparedData &data, std::span<const size_t> samples) {
     std::vector<double> all(data.documents());
-    for (const auto &own : own_rows(run.config, run.ranks, data, pack_samples(data, samples, run.options.row_tokens))) {
+    const auto rows = own_rows(run.config, run.ranks, data, pack_samples(data, samples, run.options.row_tokens));
+    auto told = std::chrono::steady_clock::now();
+    for (size_t r = 0; r < rows.size(); r++) {
+        const auto &own = rows[r];
         if (own.empty()) continue;
+        if (const auto now = std::chrono::steady_clock::now(); now - told > std::chrono::seconds(10)) {
+            run.say("  %zu of %zu rows", r, rows.size());
+            told = now;
+        }
         const Row row = make_row(data, own);
         const auto values = model.evaluate(row);
         for (size_t i = 0; run.mesh->sp_rank == 0 && i < values.size(); i++) all[row.documents[i]] = values[i];
@@ -468,8 +477,9 @@ static void report_rewards(const Run &run, const PreparedData &data, std::span<c
     }
     nlohmann::ordered_json line = {{"eval_loss", totals.loss}};
     totals.add_to(line, RM, "eval_");
-    printf("loss %.6f  accuracy %.4f  margin %.4f  reward %.4f +- %.4f  over %zu pairs\n", totals.loss, totals.right / totals.pairs,
-           line["eval_margin"].get<double>(), totals.reward_mean(), totals.reward_std(), samples.size());
+    printf("loss %.6f  accuracy %.4f  margin %.4f  reward %.4f +- %.4f  over %zu pairs\n", totals.loss,
+           totals.right / totals.pairs, line["eval_margin"].get<double>(), totals.reward_mean(), totals.reward_std(),
+           samples.size());
     if (!run.options.log.empty()) Logger(run.options.log, true, Plan::always).write(line);
 }
 
@@ -490,7 +500,8 @@ static void report_loss(const Run &run, const LossSums &sums, size_t documents, 
 
 static int evaluate_task(Run &run) {
     const Options &o = run.options;
-    const std::string path = prepared_file(run, "sft", o.data, prepare_flags(o, run.task));
+    const Task like = run.config.reward ? RM : SFT;  // raw data is prepared as for that
+    const std::string path = prepared_file(run, like == RM ? "pref" : "sft", o.data, prepare_flags(o, like));
     std::unique_ptr<PreparedData> data;
     ModelLimits limits;
     agree(run.comm, [&] {
