@@ -40,6 +40,11 @@ PairTask::PairTask(const Run &run) : run_(run) {
     preference_.emplace(o.loss_type, o.loss_weights, PairLossOptions{o.beta, o.label_smoothing, o.simpo_gamma}, o.nll_loss_coef);
 }
 
+std::optional<ModelConfig> PairTask::resident_reference() const {
+    if (!preference_ || !preference_->needs_reference() || run_.options.ref_mode != "resident") return {};
+    return reference_run(run_).config;
+}
+
 void PairTask::use(const PreparedData &data, size_t pairs, const ModelLimits &limits) {
     agree(run_.comm, [&] {
         if (run_.task == RM && run_.options.margin_loss_enable && !data.has_margins())

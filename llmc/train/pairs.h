@@ -31,6 +31,8 @@ class PairTask {
   public:
     explicit PairTask(const Run &run);  // dies where its options make no sense
 
+    std::optional<ModelConfig> resident_reference() const;  // of a model that stays in memory beside the trained one, if one does
+
     // Data that the methods below will be given: its first `pairs`. Call it before the trained model takes its memory; the reference, where
     // the loss needs one, gets rows as long as `limits` says.
     void use(const PreparedData &data, size_t pairs, const ModelLimits &limits);

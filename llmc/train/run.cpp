@@ -230,6 +230,15 @@ ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data) {
 static const std::pair<const char *, Recompute> recompute_levels[] = {
     {"none", Recompute::none}, {"cheap", Recompute::cheap}, {"layer", Recompute::layer}};
 
+// What a rank with this model takes: its plan, and that of a reference beside it.
+static size_t rank_bytes(const Run &run, Model &model, ModelLimits limits) {
+    if (!run.beside) return model.plan().bytes();
+    limits.mode = Mode::evaluate;
+    const auto reference = run.make_model(*run.beside, limits);
+    reference->plan().place(run.options.guard);
+    return model.plan().bytes() + reference->plan().bytes();
+}
+
 // A model whose plan is placed. `auto` takes the first level whose plan fits into `memory` bytes, else the last.
 static std::unique_ptr<Model> plan_model(const Run &run, const std::string &recompute, ModelLimits &limits, size_t memory) {
     std::unique_ptr<Model> model;
@@ -238,7 +247,7 @@ static std::unique_ptr<Model> plan_model(const Run &run, const std::string &reco
         limits.recompute = level;
         model = run.make_model(run.config, limits);
         model->plan().place(run.options.guard);
-        if (model->plan().bytes() <= memory || limits.mode != Mode::train) break;
+        if (rank_bytes(run, *model, limits) <= memory || limits.mode != Mode::train) break;
     }
     return model;
 }
@@ -251,9 +260,17 @@ static size_t most_tokens(const Run &run, const std::string &recompute, ModelLim
     while (low + 1 < high) {
         const size_t middle = (low + high) / 2;
         limits.row_tokens = limits.positions = middle * unit;
-        (plan_model(run, recompute, limits, memory)->plan().bytes() <= memory ? low : high) = middle;
+        const auto model = plan_model(run, recompute, limits, memory);
+        (rank_bytes(run, *model, limits) <= memory ? low : high) = middle;
     }
     return std::min(low * unit, limit);
+}
+
+// The same in terms of --max_len: a row has room for one sample, and a pair is two documents.
+static size_t longest_sample(const Run &run, const std::string &recompute, const ModelLimits &limits, size_t memory,
+                             size_t limit) {
+    const size_t documents = run.task & PAIRS ? 2 : 1;
+    return most_tokens(run, recompute, limits, memory, std::min<size_t>(documents * limit, INT32_MAX)) / documents;
 }
 
 // The smallest ring, of more ranks than now, with which the plan fits; 0 if none does.
@@ -349,12 +366,13 @@ static int print_plan(const Run &run) {
     const Room room(run);
     const size_t ranks = room.here ? run.ranks.world : 1, memory = room.usable / ranks;  // here they share it
     const auto model = plan_model(run, o.recompute, limits, memory);
-    const size_t bytes = room.process + ranks * model->plan().bytes();
+    const size_t of_rank = rank_bytes(run, *model, limits), bytes = room.process + ranks * of_rank;
     if (run.ranks.world > 1) printf("%s; the plan is that of each rank\n", mesh_line(run.ranks).c_str());
     printf("%zu parameters; rows of %zu tokens, samples of up to %zu; recompute %s\n\n%s\n", parameter_count(run.config),
            o.row_tokens, o.max_len, recompute_levels[size_t(limits.recompute)].first, model->plan().table().c_str());
     const auto line = [](const std::string &what, size_t n) { printf("%-78s %12s\n", what.c_str(), human_bytes(n).c_str()); };
-    if (ranks > 1) line(format("%zu ranks, which share the memory of this machine", ranks), ranks * model->plan().bytes());
+    if (run.beside) line("the reference model, beside it (--ref_mode resident)", of_rank - model->plan().bytes());
+    if (ranks > 1) line(format("%zu ranks, which share the memory of this machine", ranks), ranks * of_rank);
     if (room.process) line("the process itself, with what its libraries generate", room.process);
     const std::string where = room.here             ? "here"
                               : run.ranks.world > 1 ? format("on each of %zu GPUs (%s)", run.ranks.world, o.gpu.c_str())
@@ -363,14 +381,15 @@ static int print_plan(const Run &run) {
            human_bytes(room.usable).c_str(), where.c_str());
 
     const std::string ring = run.ranks.sp > 1 ? format(", a row of %zu ranks", run.ranks.sp) : "";
-    if (const size_t longest = most_tokens(run, o.recompute, limits, memory, run.config.max_positions)) {
+    if (const size_t longest = longest_sample(run, o.recompute, limits, memory, run.config.max_positions)) {
         printf("longest sample that fits: %zu tokens%s%s\n", longest, ring.c_str(),
                longest == run.config.max_positions ? " (max_position_embeddings)" : "");
         return 0;
     }
     limits.row_tokens = limits.positions = row_multiple;
-    printf("longest sample that fits: none; parameters and optimizer alone need %s\n",
-           human_bytes(plan_model(run, o.recompute, limits, memory)->plan().bytes()).c_str());
+    const auto least = plan_model(run, o.recompute, limits, memory);
+    printf("longest sample that fits: none; parameters and optimizer%s alone need %s\n",
+           run.beside ? ", with the reference," : "", human_bytes(rank_bytes(run, *least, limits)).c_str());
     return 0;
 }
 
@@ -394,7 +413,7 @@ static int print_fit(const Run &run) {
             continue;
         }
         for (auto [name, level] : recompute_levels) {
-            const size_t longest = most_tokens(run, name, limits, memory, INT32_MAX);
+            const size_t longest = longest_sample(run, name, limits, memory, INT32_MAX);
             printf("%12s%c", longest ? std::to_string(longest).c_str() : "none", longest > max_positions ? '*' : ' ');
             beyond |= longest > max_positions;
         }
@@ -546,6 +565,11 @@ int run_task(const Parsed &parsed, Comm &comm, size_t sharing, const ModelFactor
         open_model_config(run);
         run.ranks = ranks_of(run, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
     });
+    if (run.options.plan && (run.task & PAIRS)) {
+        std::optional<PairTask> task;
+        agree(comm, [&] { task.emplace(run); });
+        run.beside = task->resident_reference();
+    }
     if (run.options.plan && !run.speaks()) return 0;
     if (run.options.plan) return run.options.fit ? print_fit(run) : print_plan(run);
     for (const char *file : {"config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json"})

@@ -2,6 +2,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "../core/options.h"
 #include "../io/hf.h"
@@ -28,6 +29,7 @@ struct Run {
     Ranks ranks = {};
     size_t in_process = 1;  // ranks that are threads of this process, itself included
     std::shared_ptr<Mesh> mesh = nullptr;
+    std::optional<ModelConfig> beside = {};  // --plan: of a reference that is in memory, too
 
     bool speaks() const { return comm.rank == 0; }  // one rank talks to people and writes what all have in common
     __attribute__((format(printf, 2, 3))) void say(const char *text, ...) const;  // a line on standard output
