@@ -124,7 +124,7 @@ def read_tensors(path):
     length = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8:8 + length])
     header.pop("__metadata__", None)
-    dtypes = {"F32": "<f4", "I32": "<i4", "U8": "u1", "I64": "<i8"}
+    dtypes = {"F32": "<f4", "I32": "<i4", "U16": "<u2", "U8": "u1", "I64": "<i8"}
     return {name: np.frombuffer(raw[8 + length:][slice(*info["data_offsets"])], dtypes[info["dtype"]]).reshape(info["shape"]).copy()
             for name, info in header.items()}
 
