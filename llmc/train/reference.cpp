@@ -27,6 +27,7 @@ Run reference_run(const Run &run) {
         if (out.config.V != run.config.V) refuse("vocabulary");
         if (!out.tokenizer_hash.empty() && !run.tokenizer_hash.empty() && out.tokenizer_hash != run.tokenizer_hash)
             refuse("tokenizer");
+        out.ranks = ranks_of(out, run.ranks.world, run.ranks.sp);  // its heads may be others
     });
     return out;
 }

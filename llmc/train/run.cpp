@@ -183,8 +183,8 @@ static void open_model_config(Run &run) {
     if (run.task == RM && !run.config.reward) make_reward(run.config);
 }
 
-// What the flags say of `world` ranks, `sp` of them in a ring.
-static Ranks ranks_of(const Run &run, size_t world, size_t sp) {
+// `sp` of them in a ring.
+Ranks ranks_of(const Run &run, size_t world, size_t sp) {
     const Options &o = run.options;
     check_ring_size(int(sp), int(world));
     Ranks r;
@@ -199,7 +199,7 @@ static Ranks ranks_of(const Run &run, size_t world, size_t sp) {
 
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path) {
     auto data = std::make_unique<PreparedData>(path, run.config.V, run.tokenizer_hash);
-    if ((run.task & TRAINING) && data->pairs() != ((run.task & PAIRS) != 0))
+    if ((run.task & (PRETRAIN | SFT | PAIRS)) && data->pairs() != ((run.task & PAIRS) != 0))
         die("%s is of kind %s, but %s trains on %s\n  fix: %s", path.c_str(), data->kind().c_str(), task_name(run.task),
             run.task & PAIRS ? "pairs" : "single documents",
             run.task & PAIRS ? "prepare pairs with data/prepare.py pref" : "the task dpo or rm, or other data");
