@@ -369,6 +369,34 @@ TEST(Options, OpenRlhfPreferencesRun) {
     expect_error(rm + "--model.ipo_enable", "--loss_type is \"ipo_sum\"");
 }
 
+// Each name of TRL, accelerate and Axolotl that stands for something here is answered with it, or with why it is not needed.
+TEST(Options, NamesOfTrlAndAxolotlAreAnswered) {
+    const std::string of_all =
+        "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps num_train_epochs max_length max_seq_length "
+        "dataset_name eval_strategy chat_template_path lr_scheduler_type warmup_steps warmup_ratio max_grad_norm adam_beta1 adam_beta2 "
+        "adam_epsilon packing packing_strategy padding_free eval_packing pad_to_multiple_of assistant_only_loss completion_only_loss "
+        "torch_dtype fp16 use_peft lora_r lora_target_modules save_strategy save_total_limit resume_from_checkpoint report_to "
+        "parallelism_config_cp_size parallelism_config_sp_size parallelism_config_sp_backend parallelism_config_dp_shard_size "
+        "parallelism_config_dp_replicate_size parallelism_config_tp_size cp_size sp_size num_processes num_machines machine_rank "
+        "main_process_ip main_process_port fsdp deepspeed "
+        "base_model sequence_len num_epochs datasets test_datasets val_set_size evals_per_epoch saves_per_epoch chat_template "
+        "sequence_parallel_degree context_parallel_size heads_k_stride ring_attn_func flash_attention sample_packing eval_sample_packing "
+        "pad_to_sequence_len cosine_min_lr_ratio gradient_clipping train_on_inputs roles_to_train train_on_eos adapter "
+        "lora_target_linear auto_resume_from_checkpoints excess_length_strategy rl reward_model";
+    const std::string of_pairs =
+        "precompute_ref_log_probs rpo_alpha reference_free ref_model_name_or_path cpo_alpha rl_beta dpo_beta dpo_loss_type "
+        "dpo_loss_weights dpo_label_smoothing";
+    for (const std::string &name : words(of_all + " " + of_pairs)) {
+        const std::string said = message(words(dpo + "--" + name + " 1"));
+        const std::string question = "did you mean --";
+        const size_t begin = said.find(question) + question.size();
+        const std::string flag = said.substr(begin, said.find_first_of("?,; ", begin) - begin);
+        if (said.find(question) != said.npos)
+            EXPECT_FALSE(first_line(SFT, flag).empty() && first_line(DPO, flag).empty()) << said;
+        else EXPECT_NE(said.find("--" + name + " has no meaning here\n  fix: "), said.npos) << said;
+    }
+}
+
 // What is left out means something else than in OpenRLHF, where its names are used.
 TEST(Options, DefaultsThatDifferFromOpenRlhfAreListed) {
     const auto differences = [](const std::string &line) {

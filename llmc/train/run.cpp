@@ -561,7 +561,8 @@ int run_task(const Parsed &parsed, Comm &comm, size_t sharing, const ModelFactor
     comm.check = run.options.check_comm;
     agree(comm, [&] {
         const Options &o = run.options;
-        const size_t world = o.fit ? 1 : o.plan ? o.ranks : size_t(comm.size), demo = world % 2 ? 1 : 2;
+        const size_t planned = std::max({o.ranks, o.world_size, size_t(comm.size)});
+        const size_t world = o.fit ? 1 : o.plan ? planned : size_t(comm.size), demo = world % 2 ? 1 : 2;
         open_model_config(run);
         run.ranks = ranks_of(run, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
     });

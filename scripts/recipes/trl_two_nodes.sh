@@ -1,0 +1,19 @@
+#!/bin/bash
+# TRL's SFT by `accelerate launch --config_file multi_node.yaml --machine_rank R`, which is run on each of two machines with 8 GPUs. Here
+# mpirun is run on one, and starts ranks on the other by ssh. MODEL, DATA and OUT must lie where both see them. (Without ssh: start each
+# rank by hand, with --rank R --world_size 16 --rendezvous 10.0.0.1:29500.)
+#   HOSTS                   main_process_ip, num_machines, machine_rank
+#   --train_batch_size 128  per_device_train_batch_size 8, the default there, on 16 GPUs
+# The other flags are those of trl_sft_multi_gpu.sh.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+RANKS=${RANKS:-16}                     # one for each GPU
+HOSTS=${HOSTS:-10.0.0.1:8,10.0.0.2:8}  # addresses, and how many ranks each takes
+MODEL=${MODEL:-out/models/Qwen2-0.5B}  # Qwen/Qwen2-0.5B of the hub
+DATA=${DATA:-trl-lib/Capybara}
+OUT=${OUT:-out/qwen2-0.5b-two-nodes}
+
+exec scripts/launch.sh -np "$RANKS" --host "$HOSTS" ./train_llama sft --model "$MODEL" --data "$DATA" --output_dir "$OUT" \
+    --max_len 1024 --truncation keep --train_batch_size 128 --max_epochs 3 \
+    --learning_rate 2e-5 --lr_scheduler linear --lr_warmup_ratio 0 --adam_betas 0.9,0.999 "$@"

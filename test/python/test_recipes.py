@@ -1,0 +1,183 @@
+"""scripts/recipes, and the command lines of OpenRLHF that they are counterparts of: the parser takes their flags, and a plan shows what they
+mean. Nothing is trained."""
+
+import json
+import re
+import subprocess
+
+import pytest
+from test_runs import ENVIRONMENT, ROOT, call, command
+
+RECIPES = ROOT / "scripts" / "recipes"
+MODELS = {  # model_type, vocabulary, C, F, layers, query heads, key/value heads, head size, positions
+    "llama3-8b": ("llama", 128256, 4096, 14336, 32, 32, 8, 128, 8192),
+    "qwen2-0.5b": ("qwen2", 151936, 896, 4864, 24, 14, 2, 64, 131072),
+    "qwen3-4b": ("qwen3", 151936, 2560, 9728, 36, 32, 8, 128, 40960),
+}
+FIELDS = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+          "num_key_value_heads", "head_dim", "max_position_embeddings")
+WANT = {  # recipe: its model, and what a plan says of ranks; then row_tokens and max_len
+    "openrlhf_sft_ring": ("llama3-8b", "8 ranks: 4 x data, 2 x sequence (gather), ZeRO stage 2", 16384, 2048),
+    "openrlhf_dpo_ring": ("llama3-8b", "8 ranks: 4 x data, 2 x sequence (gather), ZeRO stage 2", 16384, 8192),
+    "openrlhf_rm_ring": ("llama3-8b", "8 ranks: 4 x data, 2 x sequence (gather), ZeRO stage 2", 16384, 8192),
+    "trl_sft_multi_gpu": ("qwen2-0.5b", "8 ranks: 8 x data, 1 x sequence, ZeRO stage 1", 1024, 1024),
+    "trl_sft_context_parallel": ("qwen3-4b", "2 ranks: 1 x data, 2 x sequence (ring), ZeRO stage 2", 16384, 16384),
+    "trl_sft_ulysses": ("qwen2-0.5b", "4 ranks: 2 x data, 2 x sequence (ulysses), ZeRO stage 2", 4096, 4096),
+    "trl_two_nodes": ("qwen2-0.5b", "16 ranks: 16 x data, 1 x sequence, ZeRO stage 1", 1024, 1024),
+    "trl_two_nodes_slurm": ("qwen2-0.5b", "16 ranks: 16 x data, 1 x sequence, ZeRO stage 1", 1024, 1024),
+    "axolotl_sft_sequence_parallel": ("llama3-8b", "4 ranks: 1 x data, 4 x sequence (gather), ZeRO stage 2", 8192, 8192),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Directories with a configuration and nothing else, which is all that a plan reads."""
+    directory = tmp_path_factory.mktemp("models")
+    for name, values in MODELS.items():
+        (directory / name).mkdir()
+        (directory / name / "config.json").write_text(json.dumps({**dict(zip(FIELDS, values)), "rms_norm_eps": 1e-6}))
+    return directory
+
+
+# ---- the recipes --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def launchers(tmp_path_factory):
+    """An mpirun and an sbatch that start the program once, for a plan of as many ranks as they were told."""
+    directory = tmp_path_factory.mktemp("launchers")
+    (directory / "mpirun").write_text("""#!/bin/bash
+if [ "$1" = --version ]; then echo 'mpirun (Open MPI) 4.1.4'; exit; fi
+while [ "$1" != ./train_llama ]; do [ "$1" != -np ] || ranks=$2; shift; done
+exec "$@" --ranks "$ranks"
+""")
+    (directory / "sbatch").write_text("""#!/bin/bash
+while [ "$1" != scripts/slurm.sbatch ]; do case $1 in --nodes=*) nodes=${1#*=} ;; --gpus-per-node=*) gpus=${1#*=} ;; esac; shift; done
+exec ./train_llama "${@:2}" --resume auto --ranks $((nodes * gpus))
+""")
+    for program in directory.iterdir():
+        program.chmod(0o755)
+    return {"PATH": f"{directory}:{ENVIRONMENT['PATH']}"}
+
+
+def run_recipe(name, launchers, model, *flags, **environment):
+    environment = {**ENVIRONMENT, **launchers, "MODEL": str(model), "DATA": "no data", "OUT": "no place", **environment}
+    return subprocess.run([RECIPES / f"{name}.sh", *flags], cwd="/", env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_every_recipe_is_tested():
+    assert {path.name for path in RECIPES.iterdir()} == {f"{name}.sh" for name in WANT}
+    text = (ROOT / "README.md").read_text()
+    assert [name for name in WANT if f"[{name}](scripts/recipes/{name}.sh)" not in text] == []
+
+
+@pytest.mark.parametrize("name", WANT)
+def test_a_recipe_has_the_flags_of_this_program(name, launchers, models):
+    model, mesh, row_tokens, max_len = WANT[name]
+    result = run_recipe(name, launchers, models / model, "--plan", "--device", "cpu")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(f"{mesh}; the plan is that of each rank\n")
+    assert f"; rows of {row_tokens} tokens, samples of up to {max_len}; " in result.stdout
+    assert "note: " not in result.stdout  # none of its flags needs one: they are this program's own
+    result = run_recipe(name, launchers, models / model, "--plan", "--device", "cpu", "--max_len", "64", "--row_tokens", "128")
+    assert "rows of 128 tokens, samples of up to 64;" in result.stdout  # further flags come last, and win
+
+
+def test_the_variables_of_a_recipe(launchers, models):
+    result = run_recipe("trl_sft_context_parallel", launchers, models / "qwen3-4b", "--plan", "--device", "cpu", RANKS="4")
+    assert "4 ranks: 1 x data, 4 x sequence (ring)" in result.stdout
+    result = run_recipe("openrlhf_dpo_ring", launchers, models / "nowhere", "--plan")
+    assert result.returncode == 1 and f"{models / 'nowhere'} is not a directory" in result.stderr
+
+
+# ---- OpenRLHF's own command lines ---------------------------------------------------------------------------------------------------
+
+# Of its page on RingAttention, without `deepspeed --module openrlhf.cli.train_...`.
+LONG_CONTEXT = {
+    "sft": """--model.model_name_or_path MODEL --data.dataset Open-Orca/OpenOrca --data.input_key question --data.output_key response
+        --data.input_template TEMPLATE --data.max_samples 500000 --data.max_len 2048 --ds.packing_samples --train.batch_size 256
+        --train.micro_batch_size 8 --train.max_epochs 1 --adam.lr 5e-6 --ds.zero_stage 2 --ds.param_dtype bf16
+        --ds.attn_implementation flash_attention_2 --model.gradient_checkpointing_enable --ds.ring_attn_size 2
+        --ds.ring_attn_head_stride 2 --ckpt.output_dir ./checkpoint/llama3-8b-sft --ckpt.save_steps -1 --logger.logging_steps 1
+        --eval.steps -1""",
+    "dpo": """--model.model_name_or_path MODEL --data.dataset OpenRLHF/preference_dataset_mixture2_and_safe_pku --data.apply_chat_template
+        --data.chosen_key chosen --data.rejected_key rejected --data.max_len 8192 --ds.packing_samples --train.batch_size 256
+        --train.micro_batch_size 1 --train.max_epochs 1 --adam.lr 5e-7 --model.beta 0.1 --ds.zero_stage 3 --ds.param_dtype bf16
+        --ds.attn_implementation flash_attention_2 --model.gradient_checkpointing_enable --ds.ring_attn_size 2
+        --ds.ring_attn_head_stride 2 --ckpt.output_dir ./checkpoint/llama3-8b-ring-dpo --ckpt.save_steps -1 --logger.logging_steps 1
+        --eval.steps -1 --ckpt.load_enable""",
+    "rm": """--model.model_name_or_path MODEL --data.dataset OpenRLHF/preference_dataset_mixture2_and_safe_pku --data.apply_chat_template
+        --data.chosen_key chosen --data.rejected_key rejected --data.max_len 8192 --ds.packing_samples --train.batch_size 256
+        --train.micro_batch_size 1 --train.max_epochs 1 --adam.lr 9e-6 --ds.zero_stage 3 --ds.param_dtype bf16
+        --ds.attn_implementation flash_attention_2 --model.gradient_checkpointing_enable --ds.ring_attn_size 2
+        --ds.ring_attn_head_stride 2 --ckpt.output_dir ./checkpoint/llama3-8b-rm --ckpt.save_steps -1 --logger.logging_steps 1
+        --eval.steps -1 --ckpt.load_enable""",
+}
+
+# What its parsers have beside those, as of 0.11: each with a value that it has by default, or that means something here.
+REST = """--ckpt.save_hf --ckpt.disable_ds --ckpt.path ./ckpt/checkpoints --ckpt.max_num 3 --ckpt.max_mem 100000000 --ds.use_universal_ckpt
+    --ds.deepcompile --train.seed 42 --train.full_determinism_enable --data.disable_fast_tokenizer --data.dataloader_num_workers 0
+    --local_rank 0 --ds.zpg 1 --ds.adam_offload --ds.experts_implementation eager --ds.grad_accum_dtype fp32 --ds.overlap_comm
+    --model.gradient_checkpointing_reentrant --ds.tensor_parallel_size 1 --model.aux_loss_coef 0 --optim adam --muon.lr 0.02
+    --muon.momentum 0.95 --muon.ns_steps 5 --muon.nesterov --adam.betas 0.9 0.95 --adam.eps 1e-8 --adam.weight_decay 0.0
+    --lr_scheduler cosine_with_min_lr --lr_warmup_ratio 0.03 --min_lr_ratio 0.1 --max_norm 1.0 --ds.lora.rank 0 --ds.lora.alpha 16
+    --ds.lora.target_modules all-linear --ds.lora.dropout 0 --data.dataset_probs 1.0 --eval.dataset held_out.jsonl
+    --data.dataset_split train --eval.split train --data.max_samples 1000000 --data.tokenizer_chat_template template.jinja
+    --logger.wandb.key abc --logger.wandb.org us --logger.wandb.group first --logger.wandb.project openrlhf --logger.wandb.run_name exp
+    --logger.tensorboard_dir ./tensorboard"""
+REST_OF = {
+    "sft": "--data.multiturn --ds.use_liger_kernel",
+    "dpo": """--model.ipo_enable --model.label_smoothing 0.0 --model.nll_loss_coef 0 --ref.model_name_or_path MODEL --ref.offload
+        --data.prompt_key prompt --data.input_template TEMPLATE --ds.use_liger_kernel""",
+    "rm": """--model.loss_type sigmoid --model.margin_loss_enable --model.compute_fp32_loss_enable --ds.value_head_prefix score
+        --data.prompt_key prompt --data.input_template TEMPLATE""",
+}
+
+# The names of earlier versions.
+OLDER = """--pretrain MODEL --dataset pairs.jsonl --dataset_probs 1.0 --max_samples 1000 --save_path ./ckpt --save_steps -1 --save_hf_ckpt
+    --disable_ds_ckpt --logging_steps 1 --eval_steps -1 --ckpt_path ./ckpt/checkpoints --max_ckpt_num 3 --max_ckpt_mem 1000
+    --load_checkpoint --use_ds_universal_ckpt --micro_train_batch_size 2 --train_batch_size 64 --max_norm 1.0 --gradient_checkpointing
+    --torch_compile --deepcompile --disable_trace_cache --seed 42 --full_determinism --local_rank 0 --zero_stage 2 --bf16 --zpg 1
+    --adam_offload --flash_attn --use_liger_kernel --grad_accum_dtype fp32 --overlap_comm --gradient_checkpointing_use_reentrant
+    --disable_fast_tokenizer --ds_tensor_parallel_size 1 --max_epochs 1 --aux_loss_coef 0 --learning_rate 1e-6 --lr_warmup_ratio 0.03
+    --lr_scheduler cosine_with_min_lr --l2 0.0 --adam_betas 0.9 0.95 --ring_attn_size 2 --ring_head_stride 2 --lora_rank 0
+    --lora_alpha 16 --target_modules all-linear --lora_dropout 0 --packing_samples --eval_dataset held_out.jsonl --train_split train
+    --apply_chat_template --tokenizer_chat_template template.jinja --input_template TEMPLATE --max_len 512 --use_wandb abc
+    --wandb_org us --wandb_group first --wandb_project openrlhf --wandb_run_name exp --use_tensorboard ./tensorboard"""
+OLDER_OF = {
+    "sft": "--input_key input --output_key output --multiturn",
+    "dpo": """--ref_pretrain MODEL --ref_offload --beta 0.1 --ipo --label_smoothing 0.0 --nll_loss_coef 0 --prompt_key prompt
+        --chosen_key chosen --rejected_key rejected""",
+    "rm": """--loss sigmoid --margin_loss --compute_fp32_loss --value_head_prefix score --prompt_key prompt --chosen_key chosen
+        --rejected_key rejected""",
+}
+LINES = {f"{kind} {task}": (task, text) for task in ("sft", "dpo", "rm") for kind, text in
+         {"page": LONG_CONTEXT[task], "all": f"{LONG_CONTEXT[task]} {REST} {REST_OF[task]}", "older": f"{OLDER} {OLDER_OF[task]}"}.items()}
+
+# Flags that decide nothing here; one line says why. The others are flags here, under this or another name.
+WITHOUT_MEANING = """attn_implementation flash_attn packing_samples param_dtype bf16 grad_accum_dtype optim muon.lr muon.momentum muon.ns_steps
+    muon.nesterov adam_offload zpg overlap_comm deepcompile torch_compile disable_trace_cache use_liger_kernel
+    gradient_checkpointing_reentrant gradient_checkpointing_use_reentrant disable_fast_tokenizer dataloader_num_workers dataset_split
+    train_split eval.split dataset_probs full_determinism_enable full_determinism ckpt.path ckpt_path max_mem max_ckpt_mem save_hf
+    save_hf_ckpt disable_ds disable_ds_ckpt use_universal_ckpt use_ds_universal_ckpt wandb.key wandb.org wandb.group wandb.project
+    wandb.run_name tensorboard_dir use_wandb wandb_org wandb_group wandb_project wandb_run_name use_tensorboard compute_fp32_loss_enable
+    compute_fp32_loss value_head_prefix offload ref_offload local_rank aux_loss_coef experts_implementation tensor_parallel_size
+    ds_tensor_parallel_size lora.rank lora.alpha lora.dropout lora.target_modules lora_rank lora_alpha lora_dropout
+    target_modules""".split()
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_command_line_of_openrlhf_runs(name, models):
+    task, text = LINES[name]
+    words = [{"MODEL": str(models / "llama3-8b"), "TEMPLATE": "User: {}\nAssistant: "}.get(word, word) for word in text.split()]
+    result = call(command(task, *words, "--plan", model=None, ranks=8))
+    assert result.returncode == 0, result.stderr
+    assert "8 ranks: 4 x data, 2 x sequence (gather), ZeRO stage 2;" in result.stdout
+    notes = re.findall("^note: (.*)", result.stdout, re.M)
+    for flag in (word[2:] for word in words if word.startswith("--")):
+        said = [note for note in notes if note.startswith(f"--{flag}: ")]
+        meaningless = any(flag == known or flag.endswith("." + known) for known in WITHOUT_MEANING)
+        stands_for = {"gradient_checkpointing": "--recompute layer", "load": "--resume auto", "ipo": "--loss_type ipo_sum"}
+        other = [value for start, value in stands_for.items() if not meaningless and flag.split(".")[-1].startswith(start)]
+        assert len(said) == meaningless + len(other), (flag, said)
+        assert [note for note in said if other] == [f"--{flag}: {value}" for value in other]
