@@ -208,8 +208,8 @@ deps:                                        ## install what is missing (Debian 
 	@bash scripts/install_deps.sh
 	@rm -f build/probe.mk
 
-demo: $(PROGRAM)                             ## train the bundled demo and draw its curves
-	./$(PROGRAM) --overwrite
+demo: $(PROGRAM)                             ## the bundled demo: SFT, a reward model, DPO; a table, and curves
+	@$(PYTHON) scripts/demo.py
 	@$(PYTHON) scripts/plot.py out/demo/log.jsonl --out out/demo/loss.png
 
 ifeq ($(HAVE_BOOST_CONTEXT),1)

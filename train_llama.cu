@@ -339,10 +339,11 @@ template <class Dev> class Llama final : public Model {
 // Each cut is a bucket of ZeRO's; at stage 2 a large vocabulary's is several, whose gradients never exist together.
 static Sharding sharding_for(const ModelConfig &config, const ModelLimits &limits) {
     const Ranks &r = limits.ranks;
-    if (limits.mode != Mode::train) return Sharding(llama_table<float>(config).cuts, 0, 1, 0, 0);
+    const bool train = limits.mode == Mode::train;
     auto cuts = llama_table<float>(config).cuts;
-    if (r.zero_stage < 2 || r.world == 1)
+    if (!train || r.zero_stage < 2 || r.world == 1)
         for (Cut &cut : cuts) cut.row = 0;
+    if (!train) return Sharding(cuts, 0, 1, 0, 0);
     return Sharding(cuts, r.zero_stage, int(r.world), int(r.rank), r.bucket_bytes);
 }
 

@@ -1,16 +1,25 @@
 #!/usr/bin/env python3
-"""Makes data/demo: what ./train_llama without arguments trains on.
+"""Makes data/demo: what ./train_llama without arguments trains on, and pairs of answers to go on from there.
 
 Small tasks on made-up words whose right answer can be computed, as chats:
 
-    user: reverse tamilo     assistant: olimat
+    user: reverse tamilo     assistant: olimat!
     user: sort tamilo        assistant: ailmot
-    user: no vowels tamilo   assistant: tml
-    user: last two tamilo    assistant: lo
+    user: no vowels tamilo   assistant: tml!
+    user: last two tamilo    assistant: lo!
 
-The words of the 200 test chats occur in no training chat. Everything goes through data/prepare.py, as a user's own chats would.
+An answer is right with and without the exclamation mark. Two of three training chats have it, so a model trained on them nearly always
+writes it, until a preference takes it away. The words of the tests occur in no training file. Everything goes through data/prepare.py,
+as a user's own data would.
 
-    python3 data/make_demo.py            writes data/demo/model (config and tokenizer), train.safetensors and test.safetensors
+    python3 data/make_demo.py            writes data/demo/model (config and tokenizer) and
+
+    train.safetensors                    20 000 chats
+    test.safetensors                     200 pairs, both answers right, that without the mark chosen
+    prompts.jsonl                        their prompts, with the answer without the mark
+    plain.safetensors                    1 000 such pairs, to train on (DPO)
+    right.safetensors                    2 000 pairs, the right answer chosen over that to another task (reward model)
+    right_test.safetensors               200 such pairs
 """
 import json
 import random
@@ -24,7 +33,8 @@ from transformers import PreTrainedTokenizerFast
 
 HERE = Path(__file__).resolve().parent
 DEMO = HERE / "demo"
-TRAIN_CHATS, TEST_CHATS = 20000, 200
+TRAIN_WORDS, TEST_WORDS = 5000, 50
+PLAIN_PAIRS, RIGHT_PAIRS = 1000, 2000
 
 TASKS = {
     "reverse": lambda word: word[::-1],
@@ -71,24 +81,51 @@ def make_word(rng):
     return word
 
 
-def make_chats():
-    rng = random.Random(1)
+def make_prompts(rng):
+    """(task, word) to train on, and those of the tests."""
     words = set()
-    while len(words) < (TRAIN_CHATS + TEST_CHATS) // len(TASKS):
+    while len(words) < TRAIN_WORDS + TEST_WORDS:
         word = make_word(rng)
         if TASKS["no vowels"](word):  # an answer must not be empty
             words.add(word)
     words = sorted(words)
     rng.shuffle(words)
-    held_out = set(words[: TEST_CHATS // len(TASKS)])
-    chats = {True: [], False: []}
-    for word in words:
-        for task, answer in TASKS.items():
-            turns = [{"role": "user", "content": f"{task} {word}"}, {"role": "assistant", "content": answer(word)}]
-            chats[word in held_out].append({"messages": turns})
-    rng.shuffle(chats[False])
-    rng.shuffle(chats[True])
-    return chats[False], chats[True]
+    tests = [(task, word) for word in words[:TEST_WORDS] for task in TASKS]
+    train = [(task, word) for word in words[TEST_WORDS:] for task in TASKS]
+    rng.shuffle(train)
+    rng.shuffle(tests)
+    return train, tests
+
+
+def right_answer(task, word):
+    return TASKS[task](word)
+
+
+def wrong_answer(rng, task, word):
+    """The answer to another task; where all are the same, one letter more."""
+    right = right_answer(task, word)
+    others = [answer for answer in (right_answer(other, word) for other in TASKS) if answer != right]
+    return rng.choice(others) if others else right + "a"
+
+
+def said(rng, answer):
+    return answer + ("!" if rng.random() < 2 / 3 else "")
+
+
+def chat(prompt, answer):
+    return {"messages": [{"role": "user", "content": " ".join(prompt)}, {"role": "assistant", "content": answer}]}
+
+
+def pair(prompt, chosen, rejected):
+    return {"chosen": chat(prompt, chosen)["messages"], "rejected": chat(prompt, rejected)["messages"]}
+
+
+def plain_pairs(prompts):
+    return [pair(prompt, right_answer(*prompt), right_answer(*prompt) + "!") for prompt in prompts]
+
+
+def right_pairs(rng, prompts):
+    return [pair(prompt, said(rng, right_answer(*prompt)), said(rng, wrong_answer(rng, *prompt))) for prompt in prompts]
 
 
 def save_model_dir(path):
@@ -103,16 +140,23 @@ def save_model_dir(path):
     (path / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n")
 
 
-def prepare(chats, out):
+def prepare(task, records, name):
     with tempfile.TemporaryDirectory() as folder:
-        raw = Path(folder) / "chats.jsonl"
-        raw.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
-        command = [sys.executable, HERE / "prepare.py", "sft", "--input", raw, "--tokenizer", DEMO / "model", "--out", out]
+        raw = Path(folder) / "records.jsonl"
+        raw.write_text("".join(json.dumps(record) + "\n" for record in records))
+        command = [sys.executable, HERE / "prepare.py", task, "--input", raw, "--tokenizer", DEMO / "model",
+                   "--out", DEMO / name]
         subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":
-    train, test = make_chats()
+    rng = random.Random(1)
+    train, tests = make_prompts(rng)
     save_model_dir(DEMO / "model")
-    prepare(train, DEMO / "train.safetensors")
-    prepare(test, DEMO / "test.safetensors")
+    prepare("sft", [chat(prompt, said(rng, right_answer(*prompt))) for prompt in train], "train.safetensors")
+    prepare("pref", plain_pairs(tests), "test.safetensors")
+    prepare("pref", plain_pairs(train[:PLAIN_PAIRS]), "plain.safetensors")
+    prepare("pref", right_pairs(rng, train[:RIGHT_PAIRS]), "right.safetensors")
+    prepare("pref", right_pairs(rng, tests), "right_test.safetensors")
+    prompts = [json.dumps({"prompt": " ".join(prompt), "answer": right_answer(*prompt)}) for prompt in tests]
+    (DEMO / "prompts.jsonl").write_text("\n".join(prompts) + "\n")

@@ -103,6 +103,9 @@ inline void agreement(Comm &c) {
     for (int r = 1; r < c.size; r++) want += 1;
     EXPECT_EQ(c.sum(big), want);
     EXPECT_EQ(c.sum(int64_t(c.rank) << 40), int64_t(c.size * (c.size - 1) / 2) << 40);
+    EXPECT_EQ(c.sum(std::vector<double>{1, double(c.rank)}),
+              (std::vector<double>{double(c.size), double(c.size * (c.size - 1) / 2)}));
+    EXPECT_EQ(c.sum(std::vector<double>()), std::vector<double>());
     EXPECT_EQ(c.max(-double(c.rank + 1)), -1);
     EXPECT_TRUE(c.all(true));
     EXPECT_EQ(c.all(c.rank != c.size - 1), false);

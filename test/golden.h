@@ -1,9 +1,12 @@
 // The whole model against transformers: tiny random models of every family, made by golden/make.py in float64, and what a model of any
-// device must say of them. For test programs that have included train_llama.cu.
+// device must say of them; and of pairs of answers, by golden/make_preference.py. For test programs that have included train_llama.cu.
 #pragma once
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "../llmc/core/json.h"
+#include "../llmc/train/pairs.h"
 
 constexpr const char *golden_families[] = {"llama2",     "llama3", "llama31",      "llama32", "llama_bias", "llama_linear",
                                            "llama_yarn", "qwen2",  "qwen2_window", "qwen3",   "mistral",    "smollm2"};
@@ -100,6 +103,16 @@ template <class Dev> void expect_loss_entropy_accuracy(Dev dev, const Golden &g)
     EXPECT_NEAR(sums.correct / sums.targets, g.expected["accuracy"].get<double>(), 1e-12);
 }
 
+// Sums of a tensor's gradient with the signs of make.py.
+inline std::array<double, 4> signed_sums(const Tensor &t, const std::vector<float> &gradient) {
+    std::array<double, 4> sums{};
+    for (uint32_t k = 0; k < sums.size(); k++) {
+        const Random random{1, Purpose::test, stream_of(t.name) + k};
+        for (size_t i = 0; i < t.count; i++) sums[k] += random.block(i)[0] & 1 ? gradient[i] : -gradient[i];
+    }
+    return sums;
+}
+
 template <class Dev> void expect_gradients(Dev dev, const Golden &g) {
     Trained<Dev> t(dev, g);
     t.loss_and_gradient(g, g.rows(6));
@@ -110,16 +123,13 @@ template <class Dev> void expect_gradients(Dev dev, const Golden &g) {
     for (const Tensor &tensor : t.model->tensors()) {
         const auto &want = g.expected["gradients"].at(tensor.name);
         const std::vector<float> dw = t.gradient(tensor);
-        double squares = 0, projections[4] = {};
+        const auto sums = signed_sums(tensor, dw);
+        double squares = 0;
         for (size_t i = 0; i < tensor.count; i++) squares += double(dw[i]) * dw[i];
-        for (uint32_t k = 0; k < 4; k++) {
-            const Random random{1, Purpose::test, stream_of(tensor.name) + k};
-            for (size_t i = 0; i < tensor.count; i++) projections[k] += random.block(i)[0] & 1 ? dw[i] : -dw[i];
-        }
         const double norm = want["norm"], scale = std::max(norm, 1e-3 * global);
         worst = std::max(worst, std::abs(std::sqrt(squares) - norm) / scale);
         for (size_t k = 0; k < 4; k++) {
-            const double p = projections[k] / std::sqrt(double(tensor.count));
+            const double p = sums[k] / std::sqrt(double(tensor.count));
             worst = std::max(worst, std::abs(p - want["projections"][k].get<double>()) / scale);
         }
         tensors++;
@@ -166,17 +176,178 @@ template <class Dev> void expect_bf16_as_good_as_transformers(Dev dev, const Gol
     expect_at_most("bf16, a document's loss, root mean square", std::sqrt(squares), 1.5 * theirs["document_rms"].get<double>());
 }
 
+template <class Dev> void round_weights(Llama<Dev> &model) {  // of a CPU's model
+    for (const OptimizerPart &p : model.optimizer_state().parts)
+        for (size_t i = 0; i < p.count; i++) p.master[i] = bf16(p.master[i]);
+}
+
+// |got - want| / |want|
+inline double relative_distance(const std::vector<float> &got, const std::vector<float> &want) {
+    double error = 0, squares = 0;
+    for (size_t i = 0; i < want.size(); i++) error += std::pow(double(got[i]) - want[i], 2), squares += double(want[i]) * want[i];
+    return std::sqrt(error / squares);
+}
+
 // The gradient, against our own float one, which equals float64's: expect_gradients. Both have the rounded weights.
 template <class Dev> void expect_bf16_gradient_as_good_as_transformers(Dev dev, CpuF32 cpu, const Golden &g) {
     Trained<CpuF32> exact(cpu, g);
     const size_t count = exact.model->parameters().sharding.count;
-    for (const OptimizerPart &p : exact.model->optimizer_state().parts)
-        for (size_t i = 0; i < p.count; i++) p.master[i] = bf16(p.master[i]);
+    round_weights(*exact.model);
     Trained<Dev> t(dev, g);
     exact.loss_and_gradient(g, g.rows(3)), t.loss_and_gradient(g, g.rows(3));
     const auto want = read(exact.model->memory(), exact.model->parameters().grads, count),
                got = read(t.model->memory(), t.model->parameters().grads, count);
-    double error = 0, squares = 0;
-    for (size_t i = 0; i < want.size(); i++) error += std::pow(double(got[i]) - want[i], 2), squares += double(want[i]) * want[i];
-    expect_at_most("bf16, gradient, L2", std::sqrt(error / squares), 1.5 * g.expected["bf16"]["gradient_error"].get<double>());
+    expect_at_most("bf16, gradient, L2", relative_distance(got, want), 1.5 * g.expected["bf16"]["gradient_error"].get<double>());
+}
+
+// ---- pairs of answers -----------------------------------------------------------------------------------------------------------------
+
+// dpo or rm on the golden pairs, as the trainer does it. dpo's reference is another model than the one that is trained.
+template <class Dev> struct GoldenPairs {
+    nlohmann::json expected;
+    SelfComm comm;
+    Run run;
+    ModelLimits limits;
+    std::unique_ptr<PreparedData> data;
+    std::unique_ptr<Llama<Dev>> model;
+    std::vector<size_t> samples;
+
+    GoldenPairs(Dev dev, const std::string &name, Task task)
+        : expected(read_json("test/golden/preference.json")["models"][name]),
+          run{task, default_options(task), comm, 1, models(dev)} {
+        open_config(run, "test/golden/" + name);
+        if (task == RM) make_reward(run.config);
+        run.mesh = std::make_shared<Mesh>(comm, 1);
+        run.options.row_tokens = 128;
+        run.options.ref_model = "test/golden/" + expected["reference"].get<std::string>(), run.options.ref_mode = "resident";
+        data = open_data(run, "test/golden/pairs.safetensors");
+        limits = limits_for(run, Mode::train, *data);
+        for (size_t s = 0; s < data->size(); s++) samples.push_back(s);
+        model.reset(static_cast<Llama<Dev> *>(open_model(run, limits).release()));
+        if (task == RM) set("score.weight", expected["score"]);
+    }
+    static ModelFactory models(Dev dev) {
+        return [dev](const ModelConfig &config, const ModelLimits &limits) {
+            return std::make_unique<Llama<Dev>>(dev, config, limits);
+        };
+    }
+    void set(const std::string &tensor, const std::vector<float> &values) {
+        for (const Tensor &t : model->tensors())
+            for (const OptimizerPart &p : model->optimizer_state().parts)
+                if (t.name == tensor && p.global <= t.offset && t.offset < p.global + p.count)
+                    write(model->memory(), p.master + (t.offset - p.global), values);
+        model->optimizer_state_loaded();
+    }
+    std::vector<float> gradient() { return read(model->memory(), model->parameters().grads, model->parameters().sharding.count); }
+
+    // The gradient and the totals of a step of all pairs.
+    PairTotals step() {
+        PairTask pairs(run);
+        pairs.use(*data, data->size(), limits);
+        model->zero_gradients();
+        const auto rows = pack_samples(*data, samples, run.options.row_tokens);
+        for (size_t i = 0; i < rows.size(); i++)
+            pairs.accumulate(*model, *data, make_row(*data, rows[i]), step_size(*data, samples), i + 1 == rows.size());
+        const PairTotals totals = pairs.take_totals();
+        pairs.evaluate(*model, *data, samples);
+        EXPECT_EQ(pairs.take_totals().loss, totals.loss);
+        return totals;
+    }
+    // Of the gradient of all parameters together; its error, if it has nothing to do with the signs, is that of the sums.
+    void expect_loss(const std::string &name, const PairTotals &totals, const nlohmann::json &want) {
+        expect_near_relative((name + ", loss").c_str(), totals.loss, want["loss"], 1e-5);
+        const double norm = want["grad_norm"];
+        expect_near_relative((name + ", gradient norm").c_str(), model->gradient_norm(), norm, 1e-4);
+        std::array<double, 4> sums{};
+        size_t count = 0;
+        for (const Tensor &t : model->tensors()) {
+            const auto gradient = read(model->memory(), model->parameters().grads + t.offset, t.count);
+            const auto own = signed_sums(t, gradient);
+            for (size_t k = 0; k < sums.size(); k++) sums[k] += own[k];
+            count += t.count;
+        }
+        double worst = 0;
+        for (size_t k = 0; k < sums.size(); k++)
+            worst = std::max(worst, std::abs(sums[k] - want["projections"][k].get<double>() * std::sqrt(double(count))));
+        expect_at_most((name + ", gradient").c_str(), worst / norm, 1e-4);
+    }
+    // Rewards, and the share of pairs whose answers they order rightly.
+    void expect_rewards(const PairTotals &totals, double chosen, double rejected, double accuracy) {
+        EXPECT_EQ(totals.pairs, double(data->size()));
+        EXPECT_NEAR(totals.chosen_reward / totals.pairs, chosen, 1e-4);
+        EXPECT_NEAR(totals.rejected_reward / totals.pairs, rejected, 1e-4);
+        EXPECT_NEAR(totals.right / totals.pairs, accuracy, 1e-12);
+    }
+};
+
+// Largest error of any, relative to it.
+inline void expect_logps(const char *what, const std::vector<double> &got, const std::vector<double> &want) {
+    ASSERT_EQ(got.size(), want.size());
+    double worst = 0;
+    for (size_t i = 0; i < want.size(); i++) worst = std::max(worst, std::abs(got[i] / want[i] - 1));
+    expect_at_most(what, worst, 1e-5);
+}
+
+template <class Dev> void expect_preferences(Dev dev, const std::string &name) {
+    GoldenPairs<Dev> t(dev, name, DPO);
+    const nlohmann::json &golden = t.expected;
+    std::vector<double> logps = document_values(t.run, *t.model, *t.data, t.samples), of_reference;
+    for (double &logp : logps) logp = -logp;
+    expect_logps("log p", logps, golden["logps"]);
+    const LossSums sums = t.model->take_sums();
+    expect_near_relative("entropy", sums.entropy / sums.targets, golden["entropy"], 1e-5);
+    Reference reference(t.run, t.limits);
+    for (size_t s : t.samples)
+        for (double logp : reference.logps(*t.data, make_row(*t.data, {&s, 1}))) of_reference.push_back(logp);
+    expect_logps("log p of the reference", of_reference, golden["reference_logps"]);
+    for (const auto &[loss, want] : golden["dpo"].items()) {
+        t.run.options.loss_type = {want["loss_type"]}, t.run.options.label_smoothing = want["label_smoothing"];
+        EXPECT_EQ(want["beta"], t.run.options.beta);
+        const PairTotals totals = t.step();
+        t.expect_loss(loss, totals, want);
+        t.expect_rewards(totals, golden["rewards_chosen"], golden["rewards_rejected"], golden["accuracy"]);
+    }
+}
+
+template <class Dev> void expect_reward_model(Dev dev, const std::string &name) {
+    GoldenPairs<Dev> t(dev, name, RM);
+    const nlohmann::json &golden = t.expected;
+    const std::vector<double> rewards = document_values(t.run, *t.model, *t.data, t.samples), want_rewards = golden["rewards"];
+    double worst = 0, chosen = 0, rejected = 0;
+    for (size_t i = 0; i < rewards.size(); i++) {
+        worst = std::max(worst, std::abs(rewards[i] - want_rewards[i]));
+        (i % 2 ? rejected : chosen) += want_rewards[i] / double(t.data->size());
+    }
+    expect_at_most("rewards of documents", worst, 1e-4);
+    for (const auto &[loss, want] : golden["reward"].items()) {
+        t.run.options.margin_loss_enable = want["margin"],
+        t.run.options.center_rewards_coefficient = want["center_rewards_coefficient"];
+        const PairTotals totals = t.step();
+        t.expect_loss(loss, totals, want);
+        t.expect_rewards(totals, chosen, rejected, golden["rewards_accuracy"]);
+    }
+}
+
+// Log-probabilities and gradients, against our own in float, which are float64's: the two tests above. Both have the rounded weights. What
+// transformers' errors allow is known of the means over the hundred targets of other documents. If errors of tokens are independent, that of
+// a sum over n targets is 10 sqrt(n) times as large; if they are not, less, as n is below 100.
+template <class Dev> void expect_bf16_preferences_as_good_as_transformers(Dev dev, CpuF32 cpu, const std::string &name) {
+    const auto allowed = Golden(name).expected["bf16"];
+    for (const Task task : {DPO, RM}) {
+        GoldenPairs<CpuF32> exact(cpu, name, task);
+        round_weights(*exact.model);
+        GoldenPairs<Dev> t(dev, name, task);
+        t.step(), exact.step();
+        const char *const what = task == DPO ? "bf16, dpo, gradient, L2" : "bf16, rm, gradient, L2";
+        expect_at_most(what, relative_distance(t.gradient(), exact.gradient()),
+                       1.5 * allowed["gradient_error"].template get<double>());
+        if (task == RM) continue;
+        const auto got = document_values(t.run, *t.model, *t.data, t.samples),
+                   want = document_values(exact.run, *exact.model, *exact.data, exact.samples);
+        double squares = 0;
+        for (size_t i = 0; i < got.size(); i++)
+            squares += std::pow(got[i] - want[i], 2) / double(t.data->targets(i)) / double(got.size());
+        expect_at_most("bf16, log p / sqrt(tokens), root mean square", std::sqrt(squares),
+                       1.5 * 10 * allowed["document_rms"].template get<double>());
+    }
 }

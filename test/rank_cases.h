@@ -1,6 +1,7 @@
 // One model, one step, on many ranks: loss and gradients must be those of one rank, whatever the split. For test programs that have included
 // train_llama.cu; their ranks are threads or processes.
 #pragma once
+#include "../llmc/core/options.h"
 #include "check.h"
 
 struct RankCase {
@@ -10,11 +11,12 @@ struct RankCase {
     int stage;
     size_t micro_steps;
     size_t documents = 24;  // of the step
+    Task task = SFT;        // the loss: of tokens, or in dpo and rm a function of what the model says of each document
 
     std::string name() const {
         static const char *const modes[] = {"ring", "gather", "ulysses"};
-        return format("%zu ranks, %zu x %zu, %s, stride %zu, stage %d, %zu micro-steps", world, world / sp, sp,
-                      modes[size_t(mode)], head_stride, stage, micro_steps);
+        return format("%s, %zu ranks, %zu x %zu, %s, stride %zu, stage %d, %zu micro-steps", task_name(task), world, world / sp,
+                      sp, modes[size_t(mode)], head_stride, stage, micro_steps);
     }
 };
 
@@ -39,14 +41,15 @@ inline std::vector<RankCase> some_rank_cases(size_t world) {
     return cases;
 }
 
-// Grouped query heads, a sliding window, norms of queries and keys, biases; the head is the embedding or not.
-inline ModelConfig rank_model(bool tied) {
+// Grouped query heads, a sliding window, norms of queries and keys, biases; the head is the embedding or not, or that of a reward model.
+inline ModelConfig rank_model(bool tied, Task task = SFT) {
     ModelConfig c{};
     c.family = "qwen3", c.V = 97, c.C = 32, c.L = 3, c.H = 24, c.KV = 6, c.D = 8, c.F = 40;
     c.max_positions = 128, c.eps = 1e-6f, c.tied = tied, c.qkv_bias = tied, c.qk_norm = true;
     c.window = {0, 7, 0};
     c.rope.theta = 10000;
     c.initializer_range = 0.2;
+    if (task == RM) c.reward = true, c.tied = false;
     return c;
 }
 
@@ -77,7 +80,7 @@ struct RankResult {
 
 // One step of one rank; every rank writes its part of the result, which ranks that are threads share.
 template <class Dev> void rank_step(Dev dev, Comm &comm, const RankCase &c, bool tied, RankResult &result) {
-    const ModelConfig config = rank_model(tied);
+    const ModelConfig config = rank_model(tied, c.task);
     ModelLimits limits;
     limits.row_tokens = 704, limits.positions = 128, limits.recompute = c.stage == 1 ? Recompute::layer : Recompute::none;
     limits.ranks.world = c.world, limits.ranks.rank = size_t(comm.rank), limits.ranks.sp = c.sp, limits.ranks.sp_mode = c.mode;
@@ -95,8 +98,23 @@ template <class Dev> void rank_step(Dev dev, Comm &comm, const RankCase &c, bool
     size_t targets = 0;
     for (const Row &row : rows) costs.push_back(double(row.T)), targets += row.targets.size();
     const auto own = deal_rows(costs, dp)[size_t(mesh.dp_rank)];
+    // The mean over documents of log(1 + (value - 5)^2): no slope vanishes, and none is another's.
+    const auto loss_of_values = [&] {
+        double sum = 0;
+        for (size_t i = 0; i < own.size(); i++) {
+            std::vector<float> weights;
+            for (double value : model.evaluate(own[i] == no_row ? Row{} : rows[own[i]])) {
+                const double v = value - 5;
+                weights.push_back(float(2 * v / (1 + v * v) / double(c.documents)));
+                if (mesh.sp_rank == 0) sum += std::log1p(v * v) / double(c.documents);
+            }
+            model.backward(weights, i + 1 == own.size());
+        }
+        return comm.sum(sum);
+    };
     const auto loss = [&] {
         model.zero_gradients();
+        if (c.task != SFT) return loss_of_values();
         for (size_t i = 0; i < own.size(); i++)
             model.accumulate(own[i] == no_row ? Row{} : rows[own[i]], 1 / float(targets), i + 1 == own.size());
         LossSums sums;
@@ -119,17 +137,17 @@ template <class Dev> void rank_step(Dev dev, Comm &comm, const RankCase &c, bool
     if (comm.rank == 0) result.loss = first, result.norm = norm, result.next_loss = next, result.sent = sent;
 }
 
-inline RankResult empty_result(bool tied) {
+inline RankResult empty_result(bool tied, Task task = SFT) {
     RankResult result;
-    result.table = llama_table<float>(rank_model(tied)).tensors;
+    result.table = llama_table<float>(rank_model(tied, task)).tensors;
     result.gradient.resize(result.table.back().offset + result.table.back().count);
     return result;
 }
 
-template <class Dev> RankResult one_rank(Dev dev, bool tied, size_t documents = 24) {
+template <class Dev> RankResult one_rank(Dev dev, bool tied, Task task = SFT) {
     SelfComm comm;
-    RankResult result = empty_result(tied);
-    rank_step(dev, comm, {1, 1, SpMode::ring, 6, 0, 1, documents}, tied, result);
+    RankResult result = empty_result(tied, task);
+    rank_step(dev, comm, {1, 1, SpMode::ring, 6, 0, 1, 24, task}, tied, result);
     return result;
 }
 

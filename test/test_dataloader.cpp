@@ -294,3 +294,60 @@ TEST(Row, FromDocumentsInMemory) {
     EXPECT_EQ(prompt.tokens, std::vector<int32_t>(64, 9));
     EXPECT_TRUE(prompt.rows.empty());
 }
+
+// A pair is one sample: its documents lie in one row, the chosen one first, and a row holds as many pairs as fit by the sum of both.
+TEST(Pairs, StayInOneRow) {
+    Prepared p;
+    p.metadata["kind"] = "pref";
+    const Random random{2, Purpose::test, 7};
+    for (uint64_t i = 0; i < 60; i++) {
+        std::vector<int32_t> ids(2 + random.below(i, longest - 1), 1);
+        std::vector<uint8_t> mask(ids.size());
+        mask[1] = mask.back() = 1;
+        p.add(ids, mask);
+    }
+    TemporaryFile file("loader_pairs.safetensors");
+    file.write(p.bytes());
+    const PreparedData data(file.path, 100, "");
+    LoaderOptions options;
+    options.batch_size = 7, options.row_tokens = 2 * longest;
+    DataLoader loader(data, options);
+    EXPECT_EQ(loader.steps(1), 5u);
+    for (size_t s = 0; s < 5; s++) {
+        const Step step = loader.next();
+        std::vector<size_t> in_rows;
+        size_t tokens = 0, targets = 0;
+        for (const auto &samples : step.rows) {
+            const Row row = make_row(data, samples), sketch = outline(data, samples);
+            EXPECT_LE(row.doc_offsets.back(), options.row_tokens);
+            EXPECT_EQ(row.doc_offsets, sketch.doc_offsets);
+            EXPECT_EQ(row.documents, sketch.documents);
+            ASSERT_EQ(row.documents.size(), 2 * samples.size());
+            for (size_t i = 0; i < samples.size(); i++) {
+                EXPECT_EQ(row.documents[2 * i], 2 * samples[i]);
+                EXPECT_EQ(row.documents[2 * i + 1], 2 * samples[i] + 1);
+            }
+            ASSERT_EQ(row.owners.size(), row.rows.size());
+            for (size_t n = 0; n < row.rows.size(); n++) {
+                const size_t document = size_t(row.owners[n]);
+                EXPECT_LE(row.doc_offsets[document], size_t(row.rows[n]));
+                EXPECT_GT(row.doc_offsets[document + 1], size_t(row.rows[n]) + 1);
+            }
+            in_rows.insert(in_rows.end(), samples.begin(), samples.end());
+            tokens += row.doc_offsets.back(), targets += row.rows.size();
+        }
+        EXPECT_EQ(sorted(in_rows), sorted(step.samples));
+        EXPECT_EQ(tokens, step.tokens);
+        EXPECT_EQ(targets, step.target_tokens);
+    }
+    options.row_tokens = longest;
+    expect_contains(error_of([&] { DataLoader(data, options); }),
+                    {"pair ", "in its two answers", "a row holds 40", "fix: --row_tokens"});
+}
+
+TEST(Pairs, ARewardModelReadsTheEnds) {
+    const Row row = at_ends(make_row({{1, 2, 3}, {4}, {5, 6}}));
+    EXPECT_EQ(row.rows, (std::vector<int32_t>{2, 3, 5}));
+    EXPECT_EQ(row.owners, (std::vector<int32_t>{0, 1, 2}));
+    EXPECT_EQ(row.targets.size(), 3u);
+}

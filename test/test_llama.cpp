@@ -2,6 +2,8 @@
 #define LLMC_NO_MAIN
 #include "../train_llama.cu"
 
+#include <filesystem>
+
 #include "check.h"
 #include "golden.h"
 
@@ -22,6 +24,11 @@ TEST_P(Goldens, LossesOfTenSteps) { expect_losses(make_device<CpuF32>(), Golden(
 TEST_P(Goldens, Bf16AsGoodAsTransformers) { expect_bf16_as_good_as_transformers(make_device<CpuBf16>(), Golden(GetParam())); }
 TEST_P(Goldens, Bf16GradientAsGoodAsTransformers) {
     expect_bf16_gradient_as_good_as_transformers(make_device<CpuBf16>(), make_device<CpuF32>(), Golden(GetParam()));
+}
+TEST_P(Goldens, Preferences) { expect_preferences(make_device<CpuF32>(), GetParam()); }
+TEST_P(Goldens, RewardModel) { expect_reward_model(make_device<CpuF32>(), GetParam()); }
+TEST_P(Goldens, Bf16PreferencesAsGoodAsTransformers) {
+    expect_bf16_preferences_as_good_as_transformers(make_device<CpuBf16>(), make_device<CpuF32>(), GetParam());
 }
 
 // Every position's logits, one token at a time through the key/value cache, several documents side by side.
@@ -117,3 +124,24 @@ TEST_P(Goldens, DocumentsDoNotLeak) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, Goldens, testing::ValuesIn(golden_families), family_name);
+
+// What a sweep keeps of the reference, and what the next run reads, is what the model says, as floats.
+TEST(Reference, PrecomputedEqualsResident) {
+    GoldenPairs<CpuF32> t(make_device<CpuF32>(), "qwen3", DPO);
+    const std::string cache = testing::TempDir() + "llmc_reference_" + std::to_string(getpid());
+    setenv("XDG_CACHE_HOME", cache.c_str(), 1);
+    const auto logps = [&](const char *mode) {
+        t.run.options.ref_mode = mode;
+        Reference reference(t.run, t.limits);
+        reference.use(*t.data, t.data->size());
+        std::vector<double> all;
+        for (const auto &samples : pack_samples(*t.data, t.samples, t.run.options.row_tokens))
+            for (double logp : reference.logps(*t.data, make_row(*t.data, samples))) all.push_back(double(float(logp)));
+        return all;
+    };
+    const auto resident = logps("resident");
+    EXPECT_EQ(resident.size(), t.data->documents());
+    EXPECT_EQ(logps("precompute"), resident) << "swept";
+    EXPECT_EQ(logps("precompute"), resident) << "read";
+    std::filesystem::remove_all(cache);
+}

@@ -19,6 +19,14 @@ static std::vector<std::string> words(const std::string &line) {
 }
 
 static const std::string sft = "sft --model M --data D --output_dir O ";
+static const std::string dpo = "dpo --model M --data D --output_dir O ";
+static const std::string rm = "rm --model M --data D --output_dir O ";
+
+static std::string first_line(const Task task, const std::string &flag) {  // of the help of a flag
+    const std::string help = parse({task_name(task), "--help"}).help;
+    const size_t begin = help.find("--" + flag + " ");
+    return begin == help.npos ? "" : help.substr(begin, help.find('\n', begin) - begin);
+}
 
 static Options options(const std::string &line) { return parse(words(line)).options; }
 
@@ -62,6 +70,20 @@ TEST(Options, DefaultsDependOnTheTask) {
     EXPECT_EQ(options("pretrain --preset tiny --data D --output_dir O").truncation, "split");
     EXPECT_EQ(options(sft).train_batch_size, 128u);
     EXPECT_EQ(options(sft).row_tokens, 2048u);
+    EXPECT_EQ(options(sft).max_len, 2048u);
+    for (const std::string &pairs : {dpo, rm}) {
+        EXPECT_EQ(options(pairs).max_len, 512u);
+        EXPECT_EQ(options(pairs).row_tokens, 1024u);  // a pair
+        EXPECT_EQ(options(pairs).train_batch_size, 128u);
+        EXPECT_EQ(options(pairs).truncation, "drop");
+        EXPECT_EQ(options(pairs).loss_type, Names{"sigmoid"});
+        EXPECT_TRUE(parse(words(pairs)).notes.empty());
+    }
+    EXPECT_EQ(options(dpo).learning_rate, 1e-6);
+    EXPECT_EQ(options(rm).learning_rate, 9e-6);
+    EXPECT_EQ(options(dpo).beta, 0.1);
+    EXPECT_EQ(options(dpo).ref_mode, "precompute");
+    EXPECT_TRUE(options(dpo).loss_weights.empty());
     EXPECT_EQ(options("generate --model M --prompt Hi").max_new_tokens, 128u);
     EXPECT_TRUE(parse(words(sft)).notes.empty());
 }
@@ -83,7 +105,7 @@ TEST(Options, WaysToWriteAFlag) {
 }
 
 TEST(Options, EveryFlagIsInHelpAndInTheLog) {
-    for (Task task : {DEMO, PRETRAIN, SFT, EVAL, GENERATE}) {
+    for (Task task : {DEMO, PRETRAIN, SFT, DPO, RM, EVAL, GENERATE}) {
         const Parsed p = parse({task_name(task), "--help"});
         const ordered_json json = to_json(default_options(task), task);
         size_t count = 0;
@@ -94,9 +116,14 @@ TEST(Options, EveryFlagIsInHelpAndInTheLog) {
 #include "../llmc/core/options.def"
         EXPECT_EQ(json.size(), count);
     }
-    EXPECT_NE(parse({"--help"}).help.find("pretrain, sft, eval, generate"), std::string::npos);
-    EXPECT_NE(parse({"sft", "--help"}).help.find("--learning_rate FLOAT=5e-06"), std::string::npos);
-    EXPECT_NE(parse({"sft", "--help"}).help.find("--shuffle BOOL=true"), std::string::npos);
+    EXPECT_NE(parse({"--help"}).help.find("pretrain, sft, dpo, rm, eval, generate"), std::string::npos);
+    EXPECT_EQ(first_line(SFT, "learning_rate").find("--learning_rate FLOAT=5e-06 "), 0u);
+    EXPECT_EQ(first_line(DPO, "learning_rate").find("--learning_rate FLOAT=1e-06 "), 0u);
+    EXPECT_EQ(first_line(RM, "max_len").find("--max_len UINT=512 "), 0u);
+    EXPECT_EQ(first_line(SFT, "shuffle").find("--shuffle BOOL=true "), 0u);
+    EXPECT_EQ(first_line(DPO, "loss_type").find("--loss_type NAME=sigmoid ..."), 0u);
+    EXPECT_EQ(first_line(DPO, "loss_weights").find("--loss_weights FLOAT ..."), 0u);
+    EXPECT_NE(first_line(DPO, "ref_model").find("[ref.model_name_or_path,ref_pretrain]"), std::string::npos);
 }
 
 TEST(Options, EveryAliasNamesOneFlag) {
@@ -119,6 +146,9 @@ TEST(Options, LogRoundTripsThroughConfig) {
         sft +
             "--lr 1.2345678901234567e-5 --adam_betas 0.1,0.7 --max_len 77 --micro_batch_size 3 --shuffle false --input_template User:{} --recompute layer",
         "pretrain --preset tiny --data D --output_dir O --train_batch_tokens 1000 --seed 18446744073709551615 --eval_fraction 0.125 --resume auto",
+        dpo + "--beta 0.3 --micro_batch_size 3 --ref_model R --ref_mode resident",
+        dpo + "--loss_type sigmoid,sft,hinge --loss_weights 1,0.2,1e-9 --label_smoothing 0.1 --prompt_key question",
+        rm + "--loss_type logexp --margin_loss_enable --center_rewards_coefficient 0.01",
         "eval --model M --data D --poison",
         "generate --model M --prompt Hi --top_k 5 --temperature 0.7",
         "demo --max_steps 5",
@@ -148,11 +178,41 @@ TEST(Options, ConfigHoldsAnyFlagAndTheCommandLineWins) {
     expect_error("sft --config /nowhere.json", "cannot open /nowhere.json");
 }
 
+TEST(Options, ListsAreWrittenInSeveralWays) {
+    const Names types = {"sigmoid", "sft"};
+    const Numbers weights = {1, 0.2};
+    for (const char *flags : {"--loss_type sigmoid,sft --loss_weights 1,0.2", "--loss_type sigmoid sft --loss_weights 1 0.2",
+                              "--model.loss_type=sigmoid,sft --loss-weights=1,0.2"}) {
+        EXPECT_EQ(options(dpo + flags).loss_type, types) << flags;
+        EXPECT_EQ(options(dpo + flags).loss_weights, weights) << flags;
+    }
+    const ConfigFile file(R"({"loss_type": ["sigmoid", "sft"], "loss_weights": [1, 0.2]})");
+    EXPECT_EQ(options(dpo + "--config " + file.path).loss_type, types);
+    EXPECT_EQ(options(dpo + "--config " + file.path).loss_weights, weights);
+    EXPECT_EQ(options(dpo + "--loss_type hinge --config " + file.path).loss_type, Names{"hinge"});  // in its place, not added
+    const ConfigFile text(R"({"loss_type": "sigmoid,sft", "loss_weights": "1,0.2"})");
+    EXPECT_EQ(options(dpo + "--config " + text.path).loss_type, types);
+    EXPECT_EQ(options(dpo + "--config " + text.path).loss_weights, weights);
+    expect_error(dpo + "--loss_weights 1,high", "--loss_weights \"1,high\" is not numbers with commas between");
+    expect_error(dpo + "--loss_weights nan", "is not numbers with commas between");
+    expect_error(dpo + "--loss_weights", "--loss_weights needs a value: numbers");
+    expect_error(dpo + "--loss_type=", "is not names with commas between");
+}
+
 TEST(Options, MistakesAreNamed) {
     expect_error("stf", "there is no task \"stf\"");
     expect_error(sft + "--prompt Hi", "--prompt belongs to generate, not to sft");
     expect_error("generate --model M --prompt Hi --learning_rate 1",
-                 "--learning_rate belongs to demo, pretrain, sft, not to generate");
+                 "--learning_rate belongs to demo, pretrain, sft, dpo, rm, not to generate");
+    expect_error(sft + "--beta 0.2", "--beta belongs to dpo, not to sft");
+    expect_error(sft + "--chosen_key better", "--chosen_key belongs to dpo, rm, eval, not to sft");
+    expect_error(rm + "--beta 0.2", "--beta belongs to dpo, not to rm");
+    expect_error(rm + "--ref.model_name_or_path R", "--ref.model_name_or_path belongs to dpo, not to rm");
+    expect_error(rm + "--loss_weights 1", "--loss_weights belongs to dpo, not to rm");
+    expect_error(dpo + "--margin_loss", "--margin_loss belongs to rm, not to dpo");
+    expect_error(dpo + "--center_rewards_coefficient 0.1", "belongs to rm, not to dpo");
+    expect_error(dpo + "--input_key question", "--input_key belongs to pretrain, sft, eval, not to dpo");
+    expect_error(rm + "--multiturn", "--multiturn belongs to sft, eval, not to rm");
     expect_error(sft + "--learnin_rate 1e-5", "did you mean --learning_rate?");
     expect_error(sft + "--per_device_train_batch_size 4", "did you mean --train_batch_size");
     expect_error(sft + "--num-train-epochs 4", "did you mean --max_epochs?");
@@ -165,6 +225,18 @@ TEST(Options, MistakesAreNamed) {
     expect_error(sft + "--deepspeed zero2.json", "did you mean --zero_stage 0, 1 or 2,");
     expect_error(sft + "--num_processes 8", "did you mean --ranks N,");
     expect_error(sft + "--main_process_ip 10.0.0.1", "did you mean --rank R --world_size W --rendezvous HOST:PORT,");
+    expect_error(sft + "--packing_strategy wrapped", "did you mean --row_tokens; samples are always packed");
+    expect_error(sft + "--flash_attention true", "attention is this program's own; leave it out");
+    expect_error(sft + "--pad_to_multiple_of 4", "rows are padded by the program; leave it out");
+    expect_error(sft + "--use_peft", "all weights are trained; leave it out");
+    expect_error(sft + "--assistant_only_loss true", "the fields of a record say what is a target");
+    expect_error(sft + "--rl dpo", "did you mean --loss_type, a flag of the task dpo?");
+    expect_error(dpo + "--precompute_ref_log_probs", "did you mean --ref_mode precompute, which is the default?");
+    expect_error(dpo + "--rpo_alpha 1", "did you mean --loss_type sigmoid,sft --loss_weights 1,ALPHA,");
+    expect_error(dpo + "--dpo_beta 0.1", "did you mean --beta?");
+    expect_error(dpo + "--max_length 1024", "did you mean --max_len?");
+    expect_error(rm + "--reward_model true", "the task rm trains one");
+    expect_error(rm + "--centre_rewards_coefficient 0.1", "did you mean --center_rewards_coefficient?");
     expect_error(sft + "--frobnicate 1", "unknown flag --frobnicate");
     expect_error(sft + "--max_len", "--max_len needs a value: a whole number");
     expect_error(sft + "--max_len 12x", "--max_len \"12x\" is not a whole number");
@@ -200,6 +272,14 @@ TEST(Options, ValuesAreChecked) {
     expect_error(sft + "--overwrite --resume auto", "were both given");
     for (const char *n : {"0", "-1", "010", "many", "9999999999", ""})
         expect_error(sft + "--micro_batch_size=" + n, "not a whole number above 0");
+    expect_error(dpo + "--max_len 100 --row_tokens 99", "the longest sample would not fit");
+    expect_error(dpo + "--ref_mode offload", "--ref_mode is \"offload\"\n  fix: one of precompute,resident");
+    expect_error(dpo + "--nll_loss_coef -1", "--nll_loss_coef is -1.0 but must be 0 or more");
+    expect_error(dpo + "--truncation split", "fix: one of drop,keep");
+    expect_error(rm + "--loss_type hinge", "--loss_type is \"hinge\"\n  fix: one of sigmoid,logexp");
+    expect_error(rm + "--loss_type sigmoid,hinge", "--loss_type is \"hinge\"");
+    expect_error(rm + "--center_rewards_coefficient -1", "must be 0 or more");
+    expect_error(dpo + "--micro_batch_size 999999999 --max_len 2147483647", "--row_tokens is 4294967289705032706 but");
     expect_error("generate --model M --prompt Hi --top_p 0", "--top_p is 0.0");
     expect_error("sft --data D --output_dir O", "sft needs --model DIR");
     expect_error("sft --model M --output_dir O", "sft needs --data FILE");
@@ -207,6 +287,14 @@ TEST(Options, ValuesAreChecked) {
     expect_error("eval --data D", "eval needs --model DIR");
     expect_error("generate --model M", "generate needs --prompt TEXT");
     EXPECT_TRUE(options("sft --preset tiny --plan").plan);  // a plan needs neither data nor a place to write
+    for (const std::string task : {"dpo", "rm"}) {
+        expect_error(task + " --data D --output_dir O", task + " needs --model DIR, or --preset NAME");
+        expect_error(task + " --preset tiny --data D --output_dir O", task + " needs --model DIR: there is nothing to prefer");
+        expect_error(task + " --model M --output_dir O", task + " needs --data FILE");
+        expect_error(task + " --model M --data D", task + " needs --output_dir DIR");
+        expect_error(task + " --model M --preset tiny --plan", "--model and --preset were both given");
+        EXPECT_TRUE(options(task + " --preset tiny --plan").plan);
+    }
 }
 
 TEST(Options, OpenRlhfCommandLinesRun) {
@@ -246,9 +334,66 @@ TEST(Options, OpenRlhfCommandLinesRun) {
     expect_error(sft + "--ds.tensor_parallel_size 2", "is not supported: there is no tensor parallelism");
     expect_error(sft + "--ring_attn_head_stride 2 --sp_mode ulysses", "is for --sp_mode gather, not ulysses");
 
+    EXPECT_EQ(options(sft + "--gradient_checkpointing false").recompute, "auto");
+    expect_error(sft + "--gradient_checkpointing False", "--gradient_checkpointing \"False\" is not true or false");
     expect_error(sft + "--ds.param_dtype fp16", "--ds.param_dtype fp16 is not supported");
     expect_error(sft + "--ds.lora.rank 8", "is not supported: all weights are trained");
     expect_error(sft + "--pretrain_mode", "the task pretrain trains on all tokens");
+}
+
+TEST(Options, OpenRlhfPreferencesRun) {
+    const Options pairs = options(
+        dpo +
+        "--model.beta 0.2 --model.label_smoothing 0.1 --model.nll_loss_coef 0.3 --ref.model_name_or_path R --ref.offload --data.prompt_key p "
+        "--data.chosen_key c --data.rejected_key r --train.micro_batch_size 2 --data.max_len 100");
+    EXPECT_EQ(pairs.beta, 0.2);
+    EXPECT_EQ(pairs.label_smoothing, 0.1);
+    EXPECT_EQ(pairs.nll_loss_coef, 0.3);
+    EXPECT_EQ(pairs.ref_model, "R");
+    EXPECT_EQ(pairs.prompt_key + pairs.chosen_key + pairs.rejected_key, "pcr");
+    EXPECT_EQ(pairs.row_tokens, 400u);  // N * 2 * max_len
+    EXPECT_NE(notes(dpo + "--micro_train_batch_size 2").find("a row holds 2 * 2 * max_len = 2048 tokens"), std::string::npos);
+    for (const char *ipo : {"--model.ipo_enable", "--ipo", "--ipo_enable true"})
+        EXPECT_EQ(options(dpo + ipo).loss_type, Names{"ipo_sum"}) << ipo;
+    EXPECT_EQ(options(dpo + "--ipo false").loss_type, Names{"sigmoid"});
+    EXPECT_EQ(options(dpo + "--ref_pretrain R --ref_offload").ref_model, "R");
+
+    const Options reward = options(
+        rm + "--model.loss_type logexp --model.margin_loss_enable --model.compute_fp32_loss_enable --ds.value_head_prefix score");
+    EXPECT_EQ(reward.loss_type, Names{"logexp"});
+    EXPECT_TRUE(reward.margin_loss_enable);
+    const Options older = options(rm + "--loss logexp --margin_loss --compute_fp32_loss --value_head_prefix score");
+    EXPECT_EQ(older.loss_type, Names{"logexp"});
+    EXPECT_TRUE(older.margin_loss_enable);
+    expect_error(rm + "--value_head_prefix value_head", "is not supported: the head of a reward model is score.weight");
+    expect_error(rm + "--model.ipo_enable", "--loss_type is \"ipo_sum\"");
+}
+
+// What is left out means something else than in OpenRLHF, where its names are used.
+TEST(Options, DefaultsThatDifferFromOpenRlhfAreListed) {
+    const auto differences = [](const std::string &line) {
+        const std::string all = notes(line), head = "defaults that differ from OpenRLHF's (in brackets): ";
+        const size_t begin = all.find(head);
+        return begin == all.npos ? "" : all.substr(begin + head.size(), all.find('\n', begin) - begin - head.size());
+    };
+    const std::string truncation = "truncation \"drop\" (cut, and the last token replaced by EOS)";
+    const std::string stage = "zero_stage 1 (2)", seen = "--ds.zpg 1 ";
+    EXPECT_EQ(differences(sft + seen), "max_epochs 1 (2), input_key \"\" (\"input\"), " + truncation +
+                                           ", dtype \"auto\" (bf16), row_tokens 2048 (8 samples of max_len), " + stage);
+    EXPECT_EQ(differences(dpo + seen), "learning_rate 1e-06 (1e-5), " + truncation +
+                                           ", dtype \"auto\" (bf16), row_tokens 1024 (8 pairs of 2 * max_len), ref_mode "
+                                           "\"precompute\" (resident), " +
+                                           stage);
+    EXPECT_EQ(
+        differences(rm + seen),
+        truncation + ", eval_fraction 0.0 (0.01 without eval_data, of what is trained on), dtype \"auto\" (bf16), " + stage);
+    EXPECT_NE(differences("pretrain --preset tiny --data D --output_dir O " + seen).find("learning_rate 0.0003 (5e-6)"),
+              std::string::npos);
+    EXPECT_EQ(differences("eval --model M --data D " + seen), "dtype \"auto\" (bf16)");
+    EXPECT_EQ(differences(dpo + "--adam.lr 1e-5 --train.micro_batch_size 8 --truncation keep --dtype bf16 --ref_mode resident "
+                                "--ds.zero_stage 2"),
+              "");
+    EXPECT_EQ(differences(dpo), "");  // none of its names
 }
 
 TEST(Options, DataFlagsAreHandedToPrepare) {
@@ -259,4 +404,8 @@ TEST(Options, DataFlagsAreHandedToPrepare) {
     const Parsed text = parse(words("pretrain --preset tiny --data D --output_dir O --input_key body"));
     EXPECT_EQ(prepare_flags(text.options, PRETRAIN),
               words("--input_key body --add_bos auto --append_eos true --truncation split --max_len 2048"));
+    const Parsed pairs = parse(words(rm + "--chosen_key better --apply_chat_template"));
+    EXPECT_EQ(
+        prepare_flags(pairs.options, RM),
+        words("--apply_chat_template true --chosen_key better --add_bos auto --append_eos true --truncation drop --max_len 512"));
 }

@@ -54,7 +54,7 @@ TEST(Preference, ByHand) {
     is("discopop", (1 - s(30)) * -std::log(s(1.5)) + s(30) * std::exp(-1.5));
     is("simpo", -std::log(s(0.5 * (-2 + 2.1) - 0.3)));
     const auto odds = [](double a) { return a - std::log(1 - std::exp(a)); };
-    is("orpo", -0.5 * std::log(s(odds(-2) - odds(-2.1))));
+    is("orpo", 2 - 0.5 * std::log(s(odds(-2) - odds(-2.1))));
 }
 
 // golden/make_trl.py: TRL's mean loss over pairs, from the same log-probabilities.
@@ -114,6 +114,44 @@ TEST(Preference, SmoothingIsTheChanceOfAWrongLabel) {
                  b = value("sigmoid", swapped, {.beta = 0.3, .label_smoothing = 0.8});
     EXPECT_NEAR(a, b, 1e-15);
     EXPECT_GT(value("sigmoid", swapped, {.beta = 0.3, .label_smoothing = 0.2}), a);
+}
+
+// Two pairs of a step; what each adds to the loss of all, and the derivatives of the sum.
+TEST(Preference, SeveralLossesWithWeights) {
+    const PreferenceLoss loss({"sigmoid", "sft", "hinge"}, {1, 0.2, 3}, {.beta = 0.1}, 0.7);
+    const PairSums pairs[] = {{-12, -15, -13, -14.5, 5, 7}, {-20, -9, -15, -11, 12, 3}};
+    const StepSize step{2, 17};
+    double want = 0.2 * (12 + 20) / 17 + 0.7 * (12. / 5 + 20. / 12) / 2, got = 0;
+    for (const PairSums &p : pairs) {
+        const PairLoss sigmoid = pair_loss(PairLossType::sigmoid, {.beta = 0.1}, p),
+                       hinge = pair_loss(PairLossType::hinge, {.beta = 0.1}, p);
+        const PairLoss share = loss(p, step);
+        want += (sigmoid.loss + 3 * hinge.loss) / 2;
+        got += share.loss;
+        EXPECT_NEAR(share.d_chosen, (sigmoid.d_chosen + 3 * hinge.d_chosen) / 2 - 0.2 / 17 - 0.7 / (p.chosen_tokens * 2), 1e-15);
+        EXPECT_NEAR(share.d_rejected, (sigmoid.d_rejected + 3 * hinge.d_rejected) / 2, 1e-15);
+    }
+    EXPECT_NEAR(got, want, 1e-14);
+    EXPECT_TRUE(loss.needs_reference());
+    EXPECT_FALSE(PreferenceLoss({"simpo", "sft"}, {}, {}, 0).needs_reference());
+    expect_contains(error_of([] { PreferenceLoss({"sigmoid", "sft"}, {1}, {}, 0); }), {"--loss_weights has 1", "2 losses"});
+    expect_contains(error_of([] { PreferenceLoss({}, {}, {}, 0); }), {"--loss_type is empty"});
+}
+
+TEST(Preference, RewardLoss) {
+    const auto s = [](double x) { return 1 / (1 + std::exp(-x)); };
+    const PairLoss plain = reward_loss(2, 0.5, 0, 0), margin = reward_loss(2, 0.5, 1, 0), centered = reward_loss(2, 0.5, 0, 0.01);
+    EXPECT_NEAR(plain.loss, -std::log(s(1.5)), 1e-15);
+    EXPECT_NEAR(plain.d_chosen, -s(-1.5), 1e-15);
+    EXPECT_NEAR(plain.d_rejected, s(-1.5), 1e-15);
+    EXPECT_NEAR(margin.loss, -std::log(s(0.5)), 1e-15);
+    EXPECT_NEAR(centered.loss, plain.loss + 0.01 * 6.25, 1e-15);
+    EXPECT_NEAR(centered.d_rejected, plain.d_rejected + 0.05, 1e-15);
+    for (double gap : {-1000.0, 1000.0}) {
+        const PairLoss far = reward_loss(gap, 0, 0, 0);
+        EXPECT_NEAR(far.loss, gap < 0 ? 1000 : 0, 1e-12);
+        EXPECT_NEAR(far.d_chosen, gap < 0 ? -1 : 0, 1e-12);
+    }
 }
 
 TEST(Preference, ExtremesStayFinite) {

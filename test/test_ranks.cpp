@@ -7,7 +7,7 @@
 namespace {
 
 template <class Dev> RankResult on_threads(const RankCase &c, bool tied) {
-    RankResult result = empty_result(tied);
+    RankResult result = empty_result(tied, c.task);
     run_threads(int(c.world), {.check = true, .timeout = 60}, [&](Comm &comm) {
         const ContextPtr ctx = make_context(1);
         rank_step(Dev{1, ctx.get()}, comm, c, tied, result);
@@ -38,6 +38,16 @@ TEST_P(Matrix, Bf16LossIsNear) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, Matrix, testing::Values(1, 2, 3, 4, 6, 8), testing::PrintToStringParamName());
+
+// Losses of documents, as in dpo and rm: all ranks of a ring begin the backward pass from the values of its whole row.
+TEST(Ranks, LossesOfDocumentsEqualOneRanks) {
+    const RankResult dpo = one_rank(make_device<CpuF32>(2), true, DPO), rm = one_rank(make_device<CpuF32>(2), false, RM);
+    size_t number = 0;
+    for (RankCase c : some_rank_cases(4)) {
+        c.task = number++ % 2 ? RM : DPO;
+        check_rank_result(c.name(), on_threads<CpuF32>(c, c.task == DPO), c.task == DPO ? dpo : rm);
+    }
+}
 
 TEST(Ranks, RunsGiveTheSameBits) {
     for (const RankCase &c : {RankCase{6, 3, SpMode::ring, 6, 2, 3}, RankCase{4, 2, SpMode::gather, 2, 1, 1}}) {

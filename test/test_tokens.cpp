@@ -1,4 +1,5 @@
 // Prepared data: what is read from a right file, and the message for every kind of wrong one.
+#include <cmath>
 #include <functional>
 
 #include "../llmc/data/tokens.h"
@@ -49,6 +50,47 @@ TEST(PreparedData, ReadsBothWidths) {
             }
         }
     }
+}
+
+static Prepared two_pairs() {
+    Prepared p;
+    p.metadata["kind"] = "pref";
+    p.add({1, 2, 3}, {0, 0, 1}), p.add({1, 2, 4, 5}, {0, 0, 1, 1}), p.add({6, 7}, {0, 1}), p.add({6, 8, 9}, {0, 1, 1});
+    return p;
+}
+
+TEST(PreparedData, Pairs) {
+    Prepared p = two_pairs();
+    TemporaryFile file("pairs.safetensors");
+    file.write(p.bytes());
+    const PreparedData data(file.path, 100, "");
+    EXPECT_TRUE(data.pairs());
+    EXPECT_EQ(data.size(), 2u);
+    EXPECT_EQ(data.documents(), 4u);
+    EXPECT_EQ(data.first(1), 2u);
+    EXPECT_EQ(data.sample_length(0), 7u);
+    EXPECT_EQ(data.sample_length(1), 5u);
+    EXPECT_EQ(data.sample_targets(0), 3u);
+    EXPECT_EQ(data.targets(3), 2u);
+    EXPECT_FALSE(data.has_margins());
+    EXPECT_EQ(data.margin(1), 0);
+    p.margins = {0.5f, -2};
+    file.write(p.bytes());
+    EXPECT_EQ(PreparedData(file.path, 100, "").margin(1), -2);
+}
+
+TEST(PreparedData, RefusesBrokenPairs) {
+    const auto refused = [](auto spoil) {
+        Prepared p = two_pairs();
+        spoil(p);
+        TemporaryFile file("broken_pairs.safetensors");
+        file.write(p.bytes());
+        return error_of([&] { PreparedData(file.path, 100, ""); });
+    };
+    expect_contains(refused([](Prepared &p) { p.add({1, 2}, {0, 1}); }), {"an odd number of documents, 5"});
+    expect_contains(refused([](Prepared &p) { p.margins = {1}; }), {"1 margins for 2 samples"});
+    expect_contains(refused([](Prepared &p) { p.margins = {1, NAN}; }), {"margin of pair 1 is not finite"});
+    expect_contains(refused([](Prepared &p) { p.mask[8] = 0; }), {"the chosen answer of pair 1 has no token that is a target"});
 }
 
 TEST(PreparedData, IdsAboveInt16) {

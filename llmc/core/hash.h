@@ -3,5 +3,5 @@
 #include <cstddef>
 #include <string>
 
-std::string hash_of(const void *data, size_t bytes);                                          // "0123456789abcdef"
+std::string hash_of(const void *data, size_t bytes);  // "0123456789abcdef"
 inline std::string hash_of(const std::string &text) { return hash_of(text.data(), text.size()); }

@@ -57,7 +57,6 @@ static constexpr Switch switches[] = {
     {"gradient_checkpointing_enable,model.gradient_checkpointing_enable,gradient_checkpointing", "recompute", "layer"},
     {"load_enable,ckpt.load_enable,load_checkpoint", "resume", "auto"},
     {"ipo_enable,model.ipo_enable,ipo", "loss_type", "ipo_sum"},
-    {"precompute_ref_log_probs", "ref_mode", "precompute"},
 };
 
 // OpenRLHF's samples of a micro-batch: row_tokens = N * max_len, of pairs 2 N * max_len.
@@ -75,7 +74,8 @@ static constexpr Meaningless meaningless[] = {
     {"param_dtype,bf16", "bf16,true", "--dtype decides; auto is f32 on the CPU"},
     {"grad_accum_dtype", "", "gradients of parameters are always summed in float"},
     {"optim", "adam", "the optimizer is AdamW"},
-    {"adam_offload,zpg,overlap_comm,deepcompile,use_liger_kernel", "",
+    {"muon.lr,muon.momentum,muon.ns_steps,muon.nesterov,muon.no_nesterov", "", "the optimizer is AdamW"},
+    {"adam_offload,zpg,overlap_comm,deepcompile,torch_compile,disable_trace_cache,use_liger_kernel", "",
      "it belongs to DeepSpeed or PyTorch; nothing here needs it"},
     {"gradient_checkpointing_reentrant,gradient_checkpointing_use_reentrant", "", "--recompute decides what is computed again"},
     {"disable_fast_tokenizer,dataloader_num_workers", "", "samples are tokenised once, by data/prepare.py"},
@@ -85,6 +85,7 @@ static constexpr Meaningless meaningless[] = {
     {"ckpt.path,ckpt_path", "", "checkpoints are written to output_dir/step_N"},
     {"max_mem,max_ckpt_mem", "", "--max_num limits the checkpoints kept"},
     {"save_hf,save_hf_ckpt", "", "every checkpoint holds the model as a Hugging Face directory"},
+    {"disable_ds,disable_ds_ckpt", "", "every checkpoint holds the optimizer, too; --save_steps -1 writes none"},
     {"use_universal_ckpt,use_ds_universal_ckpt", "", "every checkpoint can be resumed by any number of ranks"},
     {"tensorboard_dir,use_tensorboard,use_wandb,wandb.key,wandb.org,wandb.group,wandb.project,wandb.run_name", "",
      "metrics go to --log, one JSON object a line"},
@@ -94,12 +95,13 @@ static constexpr Meaningless meaningless[] = {
     {"ref.offload,ref_offload", "", "--ref_mode precompute needs no reference in memory while training"},
     {"local_rank", "", "MPI tells each rank its number"},
     {"aux_loss_coef", "0,0.0", "there are no mixtures of experts"},
+    {"experts_implementation", "", "there are no mixtures of experts"},
     {"tensor_parallel_size,ds_tensor_parallel_size", "1", "there is no tensor parallelism"},
     {"lora.rank,lora_rank", "0", "all weights are trained"},
     {"lora.alpha,lora_alpha,lora.dropout,lora_dropout,lora.target_modules,target_modules", "", "all weights are trained"},
 };
 
-// OpenRLHF's names whose meaning a run must not silently lose.
+// Names of any of the three whose meaning a run must not silently lose, or that stand for no flag of ours.
 struct Refused {
     const char *names, *fix;
 };
@@ -107,8 +109,13 @@ static constexpr Refused refused[] = {
     {"pretrain_mode_enable,model.pretrain_mode_enable,pretrain_mode",
      "the task pretrain trains on all tokens: ./train_llama pretrain ..."},
     {"load_in_4bit,ds.load_in_4bit", "weights are trained in f32 or bf16 (--dtype); leave it out"},
-    {"disable_ds,ckpt.disable_ds,disable_ds_ckpt", "checkpoints always hold the optimizer; --save_steps -1 writes none"},
     {"use_ms", "ModelScope is not read; give a local directory"},
+    {"use_peft,adapter,lora_r,lora_target_modules,lora_target_linear", "all weights are trained; leave it out"},
+    {"assistant_only_loss,completion_only_loss,train_on_inputs,roles_to_train,train_on_eos",
+     "the fields of a record say what is a target (README, Data); leave it out"},
+    {"flash_attention,sdp_attention", "attention is this program's own; leave it out"},
+    {"pad_to_multiple_of,pad_to_sequence_len", "rows are padded by the program; leave it out"},
+    {"reward_model", "the task rm trains one: ./train_llama rm ..."},
 };
 
 // Names of TRL and Axolotl, and what to write instead.
@@ -118,7 +125,8 @@ struct Foreign {
 static constexpr Foreign foreign[] = {
     {"per_device_train_batch_size,gradient_accumulation_steps",
      "train_batch_size, the samples of a whole step; rows and ranks follow from it"},
-    {"per_device_eval_batch_size,packing,sample_packing,padding_free", "row_tokens; samples are always packed into rows"},
+    {"per_device_eval_batch_size,packing,packing_strategy,eval_packing,sample_packing,eval_sample_packing,padding_free",
+     "row_tokens; samples are always packed into rows, and see only themselves"},
     {"num_train_epochs,num_epochs,epochs", "max_epochs"},
     {"max_length,max_seq_length,sequence_len,cutoff_len", "max_len"},
     {"lr_scheduler_type", "lr_scheduler"},
@@ -133,7 +141,7 @@ static constexpr Foreign foreign[] = {
     {"logging_dir,report_to", "log"},
     {"overwrite_output_dir", "overwrite"},
     {"save_total_limit", "max_num"},
-    {"save_strategy", "save_steps"},
+    {"save_strategy,saves_per_epoch", "save_steps"},
     {"resume_from_checkpoint,auto_resume_from_checkpoints", "resume auto"},
     {"eval_strategy,evaluation_strategy,evals_per_epoch", "eval_steps"},
     {"val_set_size", "eval_fraction"},
@@ -157,22 +165,34 @@ static constexpr Foreign foreign[] = {
      "rank R --world_size W --rendezvous HOST:PORT, or mpirun"},
     {"ddp_timeout", "comm_timeout"},
     {"dpo_beta,rl_beta,orpo_alpha", "beta"},
-    {"dpo_loss_type,rl", "loss_type"},
+    {"dpo_loss_type", "loss_type"},
+    {"rl", "loss_type, a flag of the task dpo"},
     {"dpo_loss_weights", "loss_weights"},
     {"dpo_label_smoothing", "label_smoothing"},
     {"rpo_alpha,dpo_norm_loss", "loss_type sigmoid,sft --loss_weights 1,ALPHA, or nll_loss_coef"},
     {"reference_free", "loss_type simpo"},
+    {"precompute_ref_log_probs", "ref_mode precompute, which is the default"},
     {"ref_model_name_or_path,ref_model_path", "ref_model"},
     {"cpo_alpha", "loss_type simpo,sft --loss_weights 1,ALPHA"},
 };
 
-// Where a user of OpenRLHF would expect something else when the flag is left out.
+// Where a user of OpenRLHF would expect something else when the flag is left out. Its SFT trains on plain text, too.
 struct Difference {
+    unsigned tasks;
     const char *flag, *theirs;
 };
 static constexpr Difference differences[] = {
-    {"max_epochs", "2"},        {"dtype", "bf16"},        {"row_tokens", "8 samples of max_len"},
-    {"input_key", "\"input\""}, {"output_dir", "./ckpt"},
+    {PRETRAIN | SFT, "max_epochs", "2"},
+    {PRETRAIN, "learning_rate", "5e-6"},
+    {DPO, "learning_rate", "1e-5"},
+    {PRETRAIN | SFT, "input_key", "\"input\""},
+    {PRETRAIN | SFT | PAIRS, "truncation", "cut, and the last token replaced by EOS"},
+    {RM, "eval_fraction", "0.01 without eval_data, of what is trained on"},
+    {PRETRAIN | SFT | PAIRS | EVAL, "dtype", "bf16"},
+    {PRETRAIN | SFT, "row_tokens", "8 samples of max_len"},
+    {DPO, "row_tokens", "8 pairs of 2 * max_len"},
+    {DPO, "ref_mode", "resident"},
+    {PRETRAIN | SFT | PAIRS, "zero_stage", "2"},
 };
 
 static bool contains(const std::string &names, const std::string &name) {
@@ -211,6 +231,7 @@ static void read_json(std::vector<Setting> &out, const ordered_json &json, const
             read_json(out, value, s.name + ".", file);
             continue;
         }
+        if (value.is_array() && value.empty()) continue;  // what the run log says of a list that was not given
         if (value.is_null()) die("%s is null\n  fix: give it a value or remove it", where.c_str());
         if (value.is_array())
             for (const ordered_json &v : value) s.values.push_back(text(v));
@@ -340,8 +361,8 @@ struct Parser {
             option->check(finite, "");
         if constexpr (is_list<T>) option->delimiter(',');
         if constexpr (std::is_same_v<T, Betas>) option->type_name("FLOAT,FLOAT");
-        if constexpr (std::is_same_v<T, Numbers>) option->type_name("FLOAT,...");
-        if constexpr (std::is_same_v<T, Names>) option->type_name("NAME,...")->default_str(CLI::detail::join(field));
+        if constexpr (std::is_same_v<T, Numbers>) option->type_name("FLOAT")->default_str(CLI::detail::join(field));
+        if constexpr (std::is_same_v<T, Names>) option->type_name("NAME")->default_str(CLI::detail::join(field));
     }
 
     // What CLI11 lets through: "" (as 0), "yes", "nan", "-5" and "010" (as 8) for an unsigned number. They return what is wrong.
@@ -383,6 +404,7 @@ struct Parser {
         for (const Switch &w : switches)
             if (contains(w.names, s.name)) {
                 openrlhf = true;
+                if (!true_or_false(value).empty()) die("%s \"%s\" is not true or false", s.where.c_str(), value.c_str());
                 if (value == "false") return;
                 notes.push_back(s.where + format(": --%s %s", w.flag, w.value));
                 return set(*find_flag(w.flag), {w.flag, {w.value}, s.where});
@@ -438,7 +460,7 @@ struct Parser {
         const ordered_json ours = to_json(options, task);
         std::string line;
         for (const Difference &d : differences)
-            if (ours.contains(d.flag) && !given.count(d.flag) && !(rows_of && !strcmp(d.flag, "row_tokens")))
+            if ((d.tasks & task) && !given.count(d.flag) && !(rows_of && !strcmp(d.flag, "row_tokens")))
                 line += (line.empty() ? "" : ", ") + format("%s %s (%s)", d.flag, ours[d.flag].dump().c_str(), d.theirs);
         if (!line.empty()) notes.push_back("defaults that differ from OpenRLHF's (in brackets): " + line);
     }

@@ -74,8 +74,8 @@ void PreparedData::check_offsets() const {
             die("%s: document %zu begins at token %lld and ends at %lld; each must hold at least one token\n  fix: %s",
                 path().c_str(), i, (long long)(offsets_[i]), (long long)(offsets_[i + 1]), prepare_again);
     if (size_t(offsets_.back()) != tokens)
-        die("%s: document %zu, the last, ends at token %lld but the file has %zu tokens\n  fix: %s", path().c_str(), documents() - 1,
-            (long long)(offsets_.back()), tokens, prepare_again);
+        die("%s: document %zu, the last, ends at token %lld but the file has %zu tokens\n  fix: %s", path().c_str(),
+            documents() - 1, (long long)(offsets_.back()), tokens, prepare_again);
 }
 
 // Each document is read once, ids and mask together; what is wrong with the first bad one is found out afterwards.

@@ -459,8 +459,8 @@ void HfWeights::read_part(const std::string &name, const Shape &shape, size_t fi
         bool finite = true;
         for (X x : host) finite = finite && std::isfinite(float(x));
         if (!finite)
-            die("%s holds a NaN or an infinity\n  fix: a directory whose weights were saved whole; these were not trained, or diverged",
-                name.c_str());
+            die("%s: %s holds a NaN or an infinity\n  fix: a directory whose weights were saved whole; these were not trained, or diverged",
+                file.path().c_str(), name.c_str());
         write(memory, dst + done, host);
     });
 }

@@ -141,7 +141,8 @@ struct Comm {
     void barrier(Where at = Where::current());  // returns when all have come
     double sum(double value, Where at = Where::current());
     int64_t sum(int64_t value, Where at = Where::current());
-    std::vector<double> sum(const std::vector<double> &values, Where at = Where::current());  // elementwise; as many on every rank
+    std::vector<double> sum(const std::vector<double> &values,
+                            Where at = Where::current());  // elementwise; as many on every rank
     double max(double value, Where at = Where::current());
     bool all(bool value, Where at = Where::current());
     std::vector<std::string> gather(const std::string &text, Where at = Where::current());   // [r] = r's text; short ones

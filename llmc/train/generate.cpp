@@ -141,7 +141,7 @@ int generate(Run &run) {
     agree(run.comm, [&] { data = open_data(run, prepared); });
     if (o.prompts.empty() && run.speaks()) std::filesystem::remove(prepared);  // nobody asks for it again
     std::vector<Ids> prompts;
-    for (size_t i = 0; i < data->size(); i++) prompts.push_back(document(*data, i));
+    for (size_t i = 0; i < data->documents(); i++) prompts.push_back(document(*data, i));
 
     const auto model = open_generator(run, prompts, o.max_new_tokens);
     const Tokenizer tokenizer(run.model_dir + "/tokenizer.json");
@@ -161,12 +161,12 @@ int generate(Run &run) {
     return 0;
 }
 
-// Each document's targets are the answer to what stands before them: the share of documents whose answer comes out token by token
-// under greedy decoding. Shows the first few.
+// Each document's targets are the answer to what stands before them: the share of samples of which an answer comes out token by token under
+// greedy decoding; of a pair, either. Shows the first few.
 double exact_match(Run &run, const std::string &model_dir, const PreparedData &data, size_t show) {
-    std::vector<Ids> prompts, answers;
+    std::vector<Ids> prompts, answers;  // of samples; of documents
     size_t longest = 1;
-    for (size_t i = 0; i < data.size(); i++) {
+    for (size_t i = 0; i < data.documents(); i++) {
         const Ids ids = document(data, i);
         const auto mask = data.mask(i);
         const size_t answer = size_t(std::find(mask.begin(), mask.end(), 1) - mask.begin());
@@ -174,7 +174,7 @@ double exact_match(Run &run, const std::string &model_dir, const PreparedData &d
         while (end > answer &&
                (!mask[end - 1] || std::find(run.config.eos.begin(), run.config.eos.end(), ids[end - 1]) != run.config.eos.end()))
             end--;
-        prompts.emplace_back(ids.begin(), ids.begin() + ptrdiff_t(answer));
+        if (i == data.first(prompts.size())) prompts.emplace_back(ids.begin(), ids.begin() + ptrdiff_t(answer));
         answers.emplace_back(ids.begin() + ptrdiff_t(answer), ids.begin() + ptrdiff_t(end));
         longest = std::max(longest, ids.size() - answer + 1);
     }
@@ -183,11 +183,13 @@ double exact_match(Run &run, const std::string &model_dir, const PreparedData &d
     const Tokenizer tokenizer(model_dir + "/tokenizer.json");
     const auto completions = complete(run.comm, *model, run.config, tokenizer, prompts, {longest, {}, 0});
     size_t right = 0;
-    for (size_t i = 0; i < prompts.size(); i++) {
-        right += completions[i] == answers[i];
-        if (i < show)
-            run.say("  %-40s -> %-16s %s", tokenizer.decode(prompts[i]).c_str(), tokenizer.decode(completions[i]).c_str(),
-                    completions[i] == answers[i] ? "right" : ("wrong, " + tokenizer.decode(answers[i])).c_str());
+    for (size_t s = 0; s < prompts.size(); s++) {
+        const auto first = answers.begin() + ptrdiff_t(data.first(s)), last = answers.begin() + ptrdiff_t(data.first(s + 1));
+        const bool found = std::find(first, last, completions[s]) != last;
+        right += found;
+        if (s < show)
+            run.say("  %-40s -> %-16s %s", tokenizer.decode(prompts[s]).c_str(), tokenizer.decode(completions[s]).c_str(),
+                    found ? "right" : ("wrong, " + tokenizer.decode(*first)).c_str());
     }
     return double(right) / double(prompts.size());
 }

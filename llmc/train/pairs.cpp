@@ -40,6 +40,11 @@ PairTask::PairTask(const Run &run) : run_(run) {
     preference_.emplace(o.loss_type, o.loss_weights, PairLossOptions{o.beta, o.label_smoothing, o.simpo_gamma}, o.nll_loss_coef);
 }
 
+std::optional<ModelConfig> PairTask::resident_reference() const {
+    if (!preference_ || !preference_->needs_reference() || run_.options.ref_mode != "resident") return {};
+    return reference_run(run_).config;
+}
+
 void PairTask::use(const PreparedData &data, size_t pairs, const ModelLimits &limits) {
     agree(run_.comm, [&] {
         if (run_.task == RM && run_.options.margin_loss_enable && !data.has_margins())
@@ -68,8 +73,8 @@ std::vector<float> PairTask::add(const PreparedData &data, const Row &row, std::
     std::vector<float> weights(values.size());
     for (size_t i = 0; i < values.size(); i += 2) {
         const size_t chosen = row.documents[i], rejected = row.documents[i + 1];
-        const PairSums p{sign * values[i], sign * values[i + 1], reference[i], reference[i + 1], double(data.targets(chosen)),
-                         double(data.targets(rejected))};
+        const PairSums p{sign * values[i], sign * values[i + 1],         reference[i],
+                         reference[i + 1], double(data.targets(chosen)), double(data.targets(rejected))};
         const PairLoss loss = loss_of(data, chosen / 2, p, step);
         weights[i] = float(sign * loss.d_chosen);
         weights[i + 1] = float(sign * MUTANT(96, loss.d_chosen, loss.d_rejected));

@@ -21,7 +21,7 @@ struct PairTotals {
 
     PairTotals &operator+=(const PairTotals &o);
     double reward_mean() const { return (chosen_reward + rejected_reward) / (2 * pairs); }
-    double reward_std() const;  // of all answers, unbiased
+    double reward_std() const;                                                              // of all answers, unbiased
     void add_to(nlohmann::ordered_json &line, Task task, const std::string &prefix) const;  // all but the loss, as means
 };
 
@@ -30,6 +30,8 @@ StepSize step_size(const PreparedData &data, std::span<const size_t> samples);
 class PairTask {
   public:
     explicit PairTask(const Run &run);  // dies where its options make no sense
+
+    std::optional<ModelConfig> resident_reference() const;  // of a model that stays in memory beside the trained one, if one does
 
     // Data that the methods below will be given: its first `pairs`. Call it before the trained model takes its memory; the reference, where
     // the loss needs one, gets rows as long as `limits` says.

@@ -14,8 +14,9 @@ PairLossType pair_loss_type(const std::string &name) {
     std::string list;
     for (size_t i = 0; i < std::size(names); i++) {
         if (name == names[i]) return PairLossType(i);
-        list += (i ? ", " : "") + std::string(names[i]);
+        list += names[i] + std::string(", ");
     }
+    list += "sft";  // of PreferenceLoss
     if (name == "aot" || name == "aot_unpaired")
         die("--loss_type %s sorts the pairs of a micro-batch, so its value depends on how a step is split\n  fix: one of %s",
             name.c_str(), list.c_str());
@@ -100,8 +101,8 @@ PreferenceLoss::PreferenceLoss(const std::vector<std::string> &types, const std:
                                const PairLossOptions &options, double nll)
     : options_(options), nll_(nll) {
     if (!weights.empty() && weights.size() != types.size())
-        die("--loss_weights has %zu numbers for the %zu losses of --loss_type\n  fix: one for each, or none for 1 each", weights.size(),
-            types.size());
+        die("--loss_weights has %zu numbers for the %zu losses of --loss_type\n  fix: one for each, or none for 1 each",
+            weights.size(), types.size());
     for (size_t i = 0; i < types.size(); i++) {
         const double weight = weights.empty() ? 1 : weights[i];
         if (types[i] == "sft") {

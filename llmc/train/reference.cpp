@@ -13,22 +13,27 @@
 
 namespace fs = std::filesystem;
 
-Reference::Reference(const Run &run, const ModelLimits &limits) : run_(run), limits_(limits) {
-    limits_.mode = Mode::evaluate;
+Run reference_run(const Run &run) {
+    Run out = run;
     const std::string &dir = run.options.ref_model;
-    if (!dir.empty()) {
-        agree(run.comm, [&] { open_config(run_, dir); });
-        agree(run.comm, [&] {
-            const auto refuse = [&](const char *what) {
-                die("the reference %s has another %s than %s\n  fix: a --ref_model that was made from the same model", dir.c_str(), what,
-                    run.model_dir.c_str());
-            };
-            if (run_.config.reward) die("--ref_model %s is a reward model\n  fix: a language model", dir.c_str());
-            if (run_.config.V != run.config.V) refuse("vocabulary");
-            if (!run_.tokenizer_hash.empty() && !run.tokenizer_hash.empty() && run_.tokenizer_hash != run.tokenizer_hash)
-                refuse("tokenizer");
-        });
-    }
+    if (dir.empty()) return out;
+    agree(run.comm, [&] {
+        open_config(out, dir);
+        const auto refuse = [&](const char *what) {
+            die("the reference %s has another %s than %s\n  fix: a --ref_model that was made from the same model", dir.c_str(),
+                what, run.model_dir.c_str());
+        };
+        if (out.config.reward) die("--ref_model %s is a reward model\n  fix: a language model", dir.c_str());
+        if (out.config.V != run.config.V) refuse("vocabulary");
+        if (!out.tokenizer_hash.empty() && !run.tokenizer_hash.empty() && out.tokenizer_hash != run.tokenizer_hash)
+            refuse("tokenizer");
+        out.ranks = ranks_of(out, run.ranks.world, run.ranks.sp);  // its heads may be others
+    });
+    return out;
+}
+
+Reference::Reference(const Run &run, const ModelLimits &limits) : run_(reference_run(run)), limits_(limits) {
+    limits_.mode = Mode::evaluate;
     if (run.options.ref_mode == "resident") model_ = open();
 }
 
@@ -73,7 +78,8 @@ static const char *const side_array = "logps";
 static void write_side_file(const std::string &path, const std::vector<double> &values, size_t pairs) {
     std::vector<float> floats(values.begin(), values.begin() + ptrdiff_t(2 * pairs));
     HostMemory host;
-    SafetensorsWriter writer(path, {{side_array, {pairs, 2}, "F32"}}, {{"kind", "log-probabilities of pairs by a reference model"}});
+    SafetensorsWriter writer(path, {{side_array, {pairs, 2}, "F32"}},
+                             {{"kind", "log-probabilities of pairs by a reference model"}});
     writer.write(side_array, floats.data(), host);
     writer.finish();
 }

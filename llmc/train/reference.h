@@ -9,10 +9,12 @@
 
 #include "run.h"
 
+// A run like this one, of the model of --ref_model, by default that of --model. Dies unless its tokens are those of the trained one.
+Run reference_run(const Run &run);
+
 class Reference {
   public:
-    // The model of --ref_model, by default that of --model. Dies unless its tokens are those of the trained one. All ranks make all calls
-    // together, but for logps(), which those of a ring make.
+    // All ranks make all calls together, but for logps(), which those of a ring make.
     Reference(const Run &run, const ModelLimits &limits);
 
     void use(const PreparedData &data, size_t pairs);  // its first `pairs` will be asked for

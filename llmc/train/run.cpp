@@ -178,13 +178,13 @@ static void open_model_config(Run &run) {
     if (!o.preset.empty()) run.config = preset(o.preset);
     else open_config(run, run.task == DEMO ? program_file("data/demo/model") : o.model);
     if (run.config.reward && run.task != RM && run.task != EVAL)
-        die("%s is a reward model, which has no head for %s\n  fix: a language model; or the task rm or eval", run.model_dir.c_str(),
-            task_name(run.task));
+        die("%s is a reward model, which has no head for %s\n  fix: a language model; or the task rm or eval",
+            run.model_dir.c_str(), task_name(run.task));
     if (run.task == RM && !run.config.reward) make_reward(run.config);
 }
 
-// What the flags say of `world` ranks, `sp` of them in a ring.
-static Ranks ranks_of(const Run &run, size_t world, size_t sp) {
+// `sp` of them in a ring.
+Ranks ranks_of(const Run &run, size_t world, size_t sp) {
     const Options &o = run.options;
     check_ring_size(int(sp), int(world));
     Ranks r;
@@ -199,7 +199,7 @@ static Ranks ranks_of(const Run &run, size_t world, size_t sp) {
 
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path) {
     auto data = std::make_unique<PreparedData>(path, run.config.V, run.tokenizer_hash);
-    if ((run.task & TRAINING) && data->pairs() != ((run.task & PAIRS) != 0))
+    if ((run.task & (PRETRAIN | SFT | PAIRS)) && data->pairs() != ((run.task & PAIRS) != 0))
         die("%s is of kind %s, but %s trains on %s\n  fix: %s", path.c_str(), data->kind().c_str(), task_name(run.task),
             run.task & PAIRS ? "pairs" : "single documents",
             run.task & PAIRS ? "prepare pairs with data/prepare.py pref" : "the task dpo or rm, or other data");
@@ -230,6 +230,15 @@ ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data) {
 static const std::pair<const char *, Recompute> recompute_levels[] = {
     {"none", Recompute::none}, {"cheap", Recompute::cheap}, {"layer", Recompute::layer}};
 
+// What a rank with this model takes: its plan, and that of a reference beside it.
+static size_t rank_bytes(const Run &run, Model &model, ModelLimits limits) {
+    if (!run.beside) return model.plan().bytes();
+    limits.mode = Mode::evaluate;
+    const auto reference = run.make_model(*run.beside, limits);
+    reference->plan().place(run.options.guard);
+    return model.plan().bytes() + reference->plan().bytes();
+}
+
 // A model whose plan is placed. `auto` takes the first level whose plan fits into `memory` bytes, else the last.
 static std::unique_ptr<Model> plan_model(const Run &run, const std::string &recompute, ModelLimits &limits, size_t memory) {
     std::unique_ptr<Model> model;
@@ -238,7 +247,7 @@ static std::unique_ptr<Model> plan_model(const Run &run, const std::string &reco
         limits.recompute = level;
         model = run.make_model(run.config, limits);
         model->plan().place(run.options.guard);
-        if (model->plan().bytes() <= memory || limits.mode != Mode::train) break;
+        if (rank_bytes(run, *model, limits) <= memory || limits.mode != Mode::train) break;
     }
     return model;
 }
@@ -251,9 +260,17 @@ static size_t most_tokens(const Run &run, const std::string &recompute, ModelLim
     while (low + 1 < high) {
         const size_t middle = (low + high) / 2;
         limits.row_tokens = limits.positions = middle * unit;
-        (plan_model(run, recompute, limits, memory)->plan().bytes() <= memory ? low : high) = middle;
+        const auto model = plan_model(run, recompute, limits, memory);
+        (rank_bytes(run, *model, limits) <= memory ? low : high) = middle;
     }
     return std::min(low * unit, limit);
+}
+
+// The same in terms of --max_len: a row has room for one sample, and a pair is two documents.
+static size_t longest_sample(const Run &run, const std::string &recompute, const ModelLimits &limits, size_t memory,
+                             size_t limit) {
+    const size_t documents = run.task & PAIRS ? 2 : 1;
+    return most_tokens(run, recompute, limits, memory, std::min<size_t>(documents * limit, INT32_MAX)) / documents;
 }
 
 // The smallest ring, of more ranks than now, with which the plan fits; 0 if none does.
@@ -300,7 +317,8 @@ static void load_weights(const Run &run, Model &model) {
     if (run.config.tied || run.config.reward) names.push_back("lm_head.weight");  // stored twice, or of no use to a reward model
     weights.expect_only(names);
     if (run.config.reward && !weights.find("score.weight")) {
-        if (run.task != RM) die("%s has no score.weight, the head of a reward model\n  fix: fetch the model again", run.model_dir.c_str());
+        if (run.task != RM)
+            die("%s has no score.weight, the head of a reward model\n  fix: fetch the model again", run.model_dir.c_str());
         run.say("the reward head starts from random values: %s has none", run.model_dir.c_str());
     }
     model.load(weights, run.options.seed);
@@ -348,12 +366,13 @@ static int print_plan(const Run &run) {
     const Room room(run);
     const size_t ranks = room.here ? run.ranks.world : 1, memory = room.usable / ranks;  // here they share it
     const auto model = plan_model(run, o.recompute, limits, memory);
-    const size_t bytes = room.process + ranks * model->plan().bytes();
+    const size_t of_rank = rank_bytes(run, *model, limits), bytes = room.process + ranks * of_rank;
     if (run.ranks.world > 1) printf("%s; the plan is that of each rank\n", mesh_line(run.ranks).c_str());
     printf("%zu parameters; rows of %zu tokens, samples of up to %zu; recompute %s\n\n%s\n", parameter_count(run.config),
            o.row_tokens, o.max_len, recompute_levels[size_t(limits.recompute)].first, model->plan().table().c_str());
     const auto line = [](const std::string &what, size_t n) { printf("%-78s %12s\n", what.c_str(), human_bytes(n).c_str()); };
-    if (ranks > 1) line(format("%zu ranks, which share the memory of this machine", ranks), ranks * model->plan().bytes());
+    if (run.beside) line("the reference model, beside it (--ref_mode resident)", of_rank - model->plan().bytes());
+    if (ranks > 1) line(format("%zu ranks, which share the memory of this machine", ranks), ranks * of_rank);
     if (room.process) line("the process itself, with what its libraries generate", room.process);
     const std::string where = room.here             ? "here"
                               : run.ranks.world > 1 ? format("on each of %zu GPUs (%s)", run.ranks.world, o.gpu.c_str())
@@ -362,14 +381,15 @@ static int print_plan(const Run &run) {
            human_bytes(room.usable).c_str(), where.c_str());
 
     const std::string ring = run.ranks.sp > 1 ? format(", a row of %zu ranks", run.ranks.sp) : "";
-    if (const size_t longest = most_tokens(run, o.recompute, limits, memory, run.config.max_positions)) {
+    if (const size_t longest = longest_sample(run, o.recompute, limits, memory, run.config.max_positions)) {
         printf("longest sample that fits: %zu tokens%s%s\n", longest, ring.c_str(),
                longest == run.config.max_positions ? " (max_position_embeddings)" : "");
         return 0;
     }
     limits.row_tokens = limits.positions = row_multiple;
-    printf("longest sample that fits: none; parameters and optimizer alone need %s\n",
-           human_bytes(plan_model(run, o.recompute, limits, memory)->plan().bytes()).c_str());
+    const auto least = plan_model(run, o.recompute, limits, memory);
+    printf("longest sample that fits: none; parameters and optimizer%s alone need %s\n",
+           run.beside ? ", with the reference," : "", human_bytes(rank_bytes(run, *least, limits)).c_str());
     return 0;
 }
 
@@ -393,7 +413,7 @@ static int print_fit(const Run &run) {
             continue;
         }
         for (auto [name, level] : recompute_levels) {
-            const size_t longest = most_tokens(run, name, limits, memory, INT32_MAX);
+            const size_t longest = longest_sample(run, name, limits, memory, INT32_MAX);
             printf("%12s%c", longest ? std::to_string(longest).c_str() : "none", longest > max_positions ? '*' : ' ');
             beyond |= longest > max_positions;
         }
@@ -407,7 +427,8 @@ static int print_fit(const Run &run) {
 void share(Comm &comm, std::vector<double> &values) {
     constexpr size_t part = 4096;  // every rank holds this many of every other
     for (size_t first = 0; first < values.size(); first += part) {
-        const auto begin = values.begin() + ptrdiff_t(first), end = values.begin() + ptrdiff_t(std::min(values.size(), first + part));
+        const auto begin = values.begin() + ptrdiff_t(first),
+                   end = values.begin() + ptrdiff_t(std::min(values.size(), first + part));
         const auto sums = comm.sum(std::vector<double>(begin, end));
         std::copy(sums.begin(), sums.end(), begin);
     }
@@ -415,8 +436,15 @@ void share(Comm &comm, std::vector<double> &values) {
 
 std::vector<double> document_values(const Run &run, Model &model, const PreparedData &data, std::span<const size_t> samples) {
     std::vector<double> all(data.documents());
-    for (const auto &own : own_rows(run.config, run.ranks, data, pack_samples(data, samples, run.options.row_tokens))) {
+    const auto rows = own_rows(run.config, run.ranks, data, pack_samples(data, samples, run.options.row_tokens));
+    auto told = std::chrono::steady_clock::now();
+    for (size_t r = 0; r < rows.size(); r++) {
+        const auto &own = rows[r];
         if (own.empty()) continue;
+        if (const auto now = std::chrono::steady_clock::now(); now - told > std::chrono::seconds(10)) {
+            run.say("  %zu of %zu rows", r, rows.size());
+            told = now;
+        }
         const Row row = make_row(data, own);
         const auto values = model.evaluate(row);
         for (size_t i = 0; run.mesh->sp_rank == 0 && i < values.size(); i++) all[row.documents[i]] = values[i];
@@ -449,8 +477,9 @@ static void report_rewards(const Run &run, const PreparedData &data, std::span<c
     }
     nlohmann::ordered_json line = {{"eval_loss", totals.loss}};
     totals.add_to(line, RM, "eval_");
-    printf("loss %.6f  accuracy %.4f  margin %.4f  reward %.4f +- %.4f  over %zu pairs\n", totals.loss, totals.right / totals.pairs,
-           line["eval_margin"].get<double>(), totals.reward_mean(), totals.reward_std(), samples.size());
+    printf("loss %.6f  accuracy %.4f  margin %.4f  reward %.4f +- %.4f  over %zu pairs\n", totals.loss,
+           totals.right / totals.pairs, line["eval_margin"].get<double>(), totals.reward_mean(), totals.reward_std(),
+           samples.size());
     if (!run.options.log.empty()) Logger(run.options.log, true, Plan::always).write(line);
 }
 
@@ -471,7 +500,8 @@ static void report_loss(const Run &run, const LossSums &sums, size_t documents, 
 
 static int evaluate_task(Run &run) {
     const Options &o = run.options;
-    const std::string path = prepared_file(run, "sft", o.data, prepare_flags(o, run.task));
+    const Task like = run.config.reward ? RM : SFT;  // raw data is prepared as for that
+    const std::string path = prepared_file(run, like == RM ? "pref" : "sft", o.data, prepare_flags(o, like));
     std::unique_ptr<PreparedData> data;
     ModelLimits limits;
     agree(run.comm, [&] {
@@ -535,6 +565,11 @@ int run_task(const Parsed &parsed, Comm &comm, size_t sharing, const ModelFactor
         open_model_config(run);
         run.ranks = ranks_of(run, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
     });
+    if (run.options.plan && (run.task & PAIRS)) {
+        std::optional<PairTask> task;
+        agree(comm, [&] { task.emplace(run); });
+        run.beside = task->resident_reference();
+    }
     if (run.options.plan && !run.speaks()) return 0;
     if (run.options.plan) return run.options.fit ? print_fit(run) : print_plan(run);
     for (const char *file : {"config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json"})

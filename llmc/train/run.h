@@ -2,6 +2,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "../core/options.h"
 #include "../io/hf.h"
@@ -28,6 +29,7 @@ struct Run {
     Ranks ranks = {};
     size_t in_process = 1;  // ranks that are threads of this process, itself included
     std::shared_ptr<Mesh> mesh = nullptr;
+    std::optional<ModelConfig> beside = {};  // --plan: of a reference that is in memory, too
 
     bool speaks() const { return comm.rank == 0; }  // one rank talks to people and writes what all have in common
     __attribute__((format(printf, 2, 3))) void say(const char *text, ...) const;  // a line on standard output
@@ -45,7 +47,8 @@ std::string prepared_file(const Run &run, const std::string &kind, const std::st
 
 std::string cache_file(const std::string &name);  // where what was once computed is kept; its directory exists
 
-void open_config(Run &run, const std::string &dir);  // of the model in `dir`, with its tokenizer's hash
+void open_config(Run &run, const std::string &dir);       // of the model in `dir`, with its tokenizer's hash
+Ranks ranks_of(const Run &run, size_t world, size_t sp);  // as the flags say; dies where the heads of run.config do not suit them
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path);
 size_t rows_capacity(const PreparedData &data, size_t row_tokens);  // T of the largest row that this data can fill
 ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data);

@@ -76,7 +76,7 @@ class Trainer {
 };
 
 // What a step computes depends on these; a run cannot be resumed with others. More may differ, and is noted.
-const char *const fixed_options[] = {"train_batch_size", "train_batch_tokens", "seed", "shuffle", "dtype",
+const char *const fixed_options[] = {"train_batch_size", "train_batch_tokens", "seed",      "shuffle",      "dtype",
                                      "max_samples",      "eval_fraction",      "loss_type", "loss_weights", "beta"};
 
 Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
@@ -438,7 +438,8 @@ void Trainer::evaluate_now() {
     if (!logger_) return;
     const double n = sums.targets, loss = sums.nll / n;
     if (n == 0) return logger_->say("step %zu: nothing to evaluate, no token of the evaluation samples is a target", step_);
-    ordered_json line = {{"step", step_}, {"eval_loss", loss}, {"eval_perplexity", std::exp(loss)}, {"eval_target_tokens", size_t(n)}};
+    ordered_json line = {
+        {"step", step_}, {"eval_loss", loss}, {"eval_perplexity", std::exp(loss)}, {"eval_target_tokens", size_t(n)}};
     line.update(token_metrics(sums, "eval_"));
     logger_->write(line);
     logger_->say("step %zu: eval loss %.4f  perplexity %.3f  accuracy %.4f", step_, loss, std::exp(loss), sums.correct / n);

@@ -1,5 +1,6 @@
 """--plan for ranks and its table --fit, and what a run on ranks says of its plan."""
 
+import json
 import re
 
 import pytest
@@ -15,8 +16,8 @@ def size(text, line):
     return float(number) * UNITS[unit]
 
 
-def plan(*flags, **options):
-    result = call(command("sft", "--plan", *flags, **{**QWEN, **options}))
+def plan(*flags, task="sft", **options):
+    result = call(command(task, "--plan", *flags, **{**QWEN, **options}))
     assert result.returncode == 0 and not result.stderr, result.stderr
     return result.stdout
 
@@ -35,12 +36,49 @@ def test_the_plan_of_a_rank():
     refused(command("sft", "--plan", **QWEN, ranks=4, ring_attn_size=4, sp_mode="ulysses"), "14 query heads cannot be dealt to 4 ranks")
 
 
+def needed(text):
+    return float(re.search(r"^(?:fits|does not fit): ([\d.]+) GiB", text, re.M)[1]) * UNITS["GiB"]
+
+
+def longest_sample(text):
+    return int(re.search(r"^longest sample that fits: (\d+) tokens", text, re.M)[1])
+
+
+def test_a_resident_reference_counts(tmp_path):
+    options = {"task": "dpo", "gpu": 12, "dtype": "bf16", "recompute": "layer", "max_len": 1024}
+    precomputed, resident = plan(**options), plan(ref_mode="resident", **options)
+    beside = size(resident, "the reference model, beside it")
+    parameters = int(re.search(r"^(\d+) parameters; rows of 2048 tokens, samples of up to 1024;", resident, re.M)[1])
+    assert 2 * parameters < beside < 2.5 * parameters and "the reference model" not in precomputed
+    assert size(precomputed, "placed:") == size(resident, "placed:")
+    assert abs(needed(resident) - needed(precomputed) - beside) < 0.02 * UNITS["GiB"]
+    for loss, counts in (("simpo", False), ("simpo,hinge", True), ("sft", False)):
+        assert ("the reference model" in plan(ref_mode="resident", loss_type=loss, **options)) == counts
+
+    longest = longest_sample(resident)
+    assert longest < longest_sample(precomputed) < 32768
+    long = {**options, "ref_mode": "resident"}
+    assert "\nfits: " in plan(**{**long, "max_len": longest}) and "\ndoes not fit: " in plan(**{**long, "max_len": longest + 64})
+    table = [fit(gpu=24, dtype="bf16", ranks=2, task="dpo", ref_mode=mode)[0] for mode in ("precompute", "resident")]
+    assert all(a > b for n in (1, 2) for a, b in zip(table[0][n], table[1][n]))
+
+    smaller = {"vocab_size": 151936, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **smaller}))
+    assert size(plan(ref_mode="resident", ref_model=tmp_path, **options), "the reference model, beside it") < beside / 2
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **smaller, "vocab_size": 96}))
+    words = command("dpo", "--plan", **QWEN, ref_mode="resident", ref_model=tmp_path)
+    refused(words, f"the reference {tmp_path} has another vocabulary")
+    refused(command("dpo", "--plan", **QWEN, loss_type="simgoid"), 'there is no --loss_type "simgoid"')
+
+
 def test_ranks_here_share_the_memory():
     text = plan(ranks=4, max_len=64)
     together = size(text, "4 ranks, which share the memory of this machine")
     assert abs(together - 4 * size(text, "placed:")) < 0.05 * UNITS["GiB"]
-    needed = float(re.search(r"^(?:fits|does not fit): ([\d.]+) GiB", text, re.M)[1]) * UNITS["GiB"]
-    assert abs(needed - together - size(text, "the process itself")) < 0.02 * UNITS["GiB"]
+    assert abs(needed(text) - together - size(text, "the process itself")) < 0.02 * UNITS["GiB"]
+    text = plan(task="dpo", ranks=4, max_len=64, ref_mode="resident")
+    together = size(text, "4 ranks, which share the memory of this machine")
+    assert abs(together - 4 * (size(text, "placed:") + size(text, "the reference model"))) < 0.05 * UNITS["GiB"]
 
 
 def tokens(cell):

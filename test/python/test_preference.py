@@ -1,0 +1,571 @@
+"""Whole runs of dpo and rm on the tiny models of test/golden: what transformers and TRL say of the same pairs, whatever the split; the
+reference's side file; resuming; scores; and every way to call them wrong."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_ranks import needs_mpi, processes
+from test_runs import (DEMO, ENVIRONMENT, FAMILIES, GOLDEN, call, command, first_step, log_lines, random_documents, read_tensors, refused,
+                       stable, weights, write_data, write_tensors)
+
+PAIRS = GOLDEN / "pairs.safetensors"
+MODELS = json.loads((GOLDEN / "preference.json").read_text())["models"]
+TRL = json.loads((GOLDEN / "trl.json").read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """Where the references of all these runs are kept."""
+    directory = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(directory))
+        yield directory / "train_llama"
+
+
+# ---- pairs, models and calls ------------------------------------------------------------------------------------------------------
+
+def read_documents(path=PAIRS):
+    """(ids, mask) of each document; margins."""
+    header_length = int.from_bytes(path.read_bytes()[:8], "little")
+    header = json.loads(path.read_bytes()[8:8 + header_length])
+    raw = path.read_bytes()[8 + header_length:]
+    dtypes = {"U16": "<u2", "U8": "u1", "I64": "<i8", "F32": "<f4"}
+    tokens, mask, offsets, margin = (np.frombuffer(raw[slice(*header[name]["data_offsets"])], dtypes[header[name]["dtype"]])
+                                     for name in ("tokens", "loss_mask", "doc_offsets", "margin"))
+    return [(tokens[a:b], mask[a:b]) for a, b in zip(offsets, offsets[1:])], margin
+
+
+def random_pairs(count, seed=0):
+    """The documents chosen, rejected, chosen, ...: a prompt and two answers."""
+    rng = np.random.default_rng(seed)
+    documents = []
+    for _ in range(count):
+        prompt = rng.integers(4, 96, rng.integers(1, 20))
+        for _ in range(2):
+            answer = rng.integers(4, 96, rng.integers(1, 40))
+            documents.append((np.concatenate([prompt, answer]), np.concatenate([0 * prompt, 0 * answer + 1])))
+    return documents
+
+
+def write_pairs(path, documents):
+    return write_data(path, documents, kind="pref")
+
+
+def golden_model(name):
+    return {"model": GOLDEN / name, "ref_model": GOLDEN / MODELS[name]["reference"]}
+
+
+def reward_model(directory, name, score):
+    """A golden model with `score` as its head, in two files."""
+    model = shutil.copytree(GOLDEN / name, directory)
+    config = json.loads((model / "config.json").read_text())
+    config.update(architectures=[config["architectures"][0].replace("CausalLM", "SequenceClassification")], id2label={"0": "LABEL_0"})
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "model.safetensors.index.json").unlink(missing_ok=True)
+    if (model / "model.safetensors").exists():
+        (model / "model.safetensors").rename(model / "model-backbone.safetensors")
+    write_tensors(model / "model-score.safetensors", {"score.weight": np.array([score], np.float32)})
+    files = {}
+    for path in model.glob("model-*.safetensors"):
+        raw = path.read_bytes()
+        files.update({tensor: path.name for tensor in json.loads(raw[8:8 + int.from_bytes(raw[:8], "little")]) if tensor != "__metadata__"})
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    return model
+
+
+def words(task, output, *flags, **options):
+    """One step of all pairs unless told otherwise: the learning rate of the first of several steps is not 0, that of a single one is."""
+    return command(task, *flags, **{"data": PAIRS, "output_dir": output, "max_len": 67, "train_batch_size": 1000, "max_steps": 1, **options})
+
+
+def run(task, output, *flags, **options):
+    result = call(words(task, output, *flags, **options))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stderr == ""
+    return result.stdout
+
+
+def step(task, output, *flags, **options):
+    """The log line of the first step."""
+    run(task, output, "--overwrite", *flags, **options)
+    return first_step(output)
+
+
+def evaluate(model, tmp_path, *flags, **options):
+    """What eval says and logs, and the lines of --scores."""
+    log, scores = tmp_path / "eval.jsonl", tmp_path / "scores.jsonl"
+    result = call(command("eval", *flags, **{"model": model, "data": PAIRS, "max_len": 128, "log": log, "scores": scores, **options}))
+    assert result.returncode == 0 and result.stderr == "", result.stdout + result.stderr
+    lines = [json.loads(line) for line in scores.read_text().splitlines()]
+    return json.loads(log.read_text().splitlines()[-1]) if log.exists() else None, lines
+
+
+def near(got, want, relative=1e-6):
+    assert math.isclose(got, want, rel_tol=relative), (got, want)
+
+
+# ---- transformers and TRL ---------------------------------------------------------------------------------------------------------
+
+def expect_rewards(line, golden):
+    for key, want in (("chosen", "rewards_chosen"), ("rejected", "rewards_rejected"), ("margins", "margins")):
+        assert abs(line[f"rewards/{key}"] - golden[want]) <= 1e-4
+    near(line["rewards/accuracies"], golden["accuracy"], 1e-12)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_dpo_equals_transformers(name, tmp_path):
+    golden = MODELS[name]
+    for loss in golden["dpo"].values():
+        options = {key: loss[key] for key in ("loss_type", "beta", "label_smoothing")}
+        line = step("dpo", tmp_path / "run", **golden_model(name), **options)
+        near(line["loss"], loss["loss"], 1e-5)
+        near(line["grad_norm"], loss["grad_norm"], 1e-4)
+        near(line["entropy"], golden["entropy"], 1e-5)
+        near(line["logps/chosen"], np.mean(golden["logps"][0::2]), 1e-5)
+        near(line["logps/rejected"], np.mean(golden["logps"][1::2]), 1e-5)
+        expect_rewards(line, golden)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rm_equals_transformers(name, tmp_path):
+    golden = MODELS[name]
+    model = reward_model(tmp_path / "model", name, golden["score"])
+    for loss in golden["reward"].values():
+        flags = ["--margin_loss_enable"] if loss["margin"] else []
+        line = step("rm", tmp_path / "run", *flags, model=model, center_rewards_coefficient=loss["center_rewards_coefficient"])
+        near(line["loss"], loss["loss"], 1e-5)
+        near(line["grad_norm"], loss["grad_norm"], 1e-4)
+        for key, rewards in (("chosen", golden["rewards"][0::2]), ("rejected", golden["rewards"][1::2])):
+            assert abs(line[f"rewards/{key}"] - np.mean(rewards)) <= 1e-4
+        assert abs(line["margin"] - (line["rewards/chosen"] - line["rewards/rejected"])) <= 1e-12
+        near(line["accuracy"], golden["rewards_accuracy"], 1e-12)
+        assert "entropy" not in line and "rewards/margins" not in line
+
+
+def trl_step(output, *flags, **options):
+    return step("dpo", output, *flags, model=GOLDEN / TRL["policy"], ref_model=GOLDEN / TRL["reference"], **options)
+
+
+@pytest.mark.parametrize("name", TRL["dpo"])
+def test_dpo_equals_trl(name, tmp_path):
+    """TRL computes in float; test_preference.cpp derives what that may be worth in the loss."""
+    trl = TRL["dpo"][name]
+    line = trl_step(tmp_path / "run", loss_type={"ipo": "ipo_mean"}.get(name, name), beta=trl["beta"], label_smoothing=trl["label_smoothing"])
+    near(line["loss"], trl["loss"], 1e-5)
+    near(line["grad_norm"], trl["grad_norm"], 1e-4)
+    if name == "sft":  # no reference, so no rewards
+        return
+    for key in ("chosen", "rejected", "margins", "accuracies"):
+        assert abs(line[f"rewards/{key}"] - trl["metrics"][f"rewards/{key}"]) <= 1e-4
+    for key in ("chosen", "rejected"):
+        near(line[f"logps/{key}"], trl["metrics"][f"logps/{key}"], 1e-5)
+
+
+def test_weighted_losses_are_added(tmp_path):
+    sigmoid, sft = (TRL["dpo"][name]["loss"] for name in ("sigmoid", "sft"))
+    near(trl_step(tmp_path / "a", loss_type="sigmoid,sft", loss_weights="0.7,0.2")["loss"], 0.7 * sigmoid + 0.2 * sft, 1e-5)
+    near(trl_step(tmp_path / "b", loss_type="sigmoid,sft")["loss"], sigmoid + sft, 1e-5)
+    nll = -np.mean(np.array(TRL["logps"]["chosen"]) / TRL["tokens"]["chosen"])
+    near(trl_step(tmp_path / "c", nll_loss_coef=0.5)["loss"], sigmoid + 0.5 * nll, 1e-5)
+
+
+def test_losses_without_a_reference(cache, tmp_path):
+    c, r = (np.array(TRL["logps"][key]) / TRL["tokens"][key] for key in ("chosen", "rejected"))
+    log_s = lambda x: -np.log1p(np.exp(-x))  # noqa: E731
+    odds = lambda a: a - np.log1p(-np.exp(a))  # noqa: E731
+    before = len(list(cache.glob("*")))
+    model = GOLDEN / TRL["policy"]
+    near(step("dpo", tmp_path / "a", model=model, loss_type="simpo", beta=2, simpo_gamma=0.3)["loss"], np.mean(-log_s(2 * (c - r) - 0.3)), 1e-5)
+    near(step("dpo", tmp_path / "b", model=model, loss_type="orpo")["loss"], np.mean(-c - 0.1 * log_s(odds(c) - odds(r))), 1e-5)
+    assert len(list(cache.glob("*"))) == before
+
+
+# ---- the reference ----------------------------------------------------------------------------------------------------------------
+
+def test_a_policy_that_is_its_reference(tmp_path):
+    """Resident, the same rows give the same bits; swept in other rows, the same but for the order of sums."""
+    for model in ("qwen3", "llama2"):
+        line = step("dpo", tmp_path / "run", model=GOLDEN / model, ref_mode="resident")
+        assert line["rewards/margins"] == line["rewards/chosen"] == line["rewards/rejected"] == 0
+        near(line["loss"], math.log(2), 1e-15)
+        line = step("dpo", tmp_path / "run", model=GOLDEN / model, row_tokens=600)
+        line = step("dpo", tmp_path / "run", model=GOLDEN / model, row_tokens=134)  # reads what the line before has swept
+        allowed = 1e-6 * -0.1 * (line["logps/chosen"] + line["logps/rejected"])
+        print(f"\n  {model}: margin {abs(line['rewards/margins']):.1e} of {allowed:.1e} allowed", end="")
+        assert abs(line["rewards/margins"]) <= allowed
+
+
+def test_the_side_file_is_used_again(cache, tmp_path):
+    """... until something changes that shapes the numbers."""
+    pairs = write_pairs(tmp_path / "pairs.safetensors", random_pairs(6))
+    model = shutil.copytree(GOLDEN / "smollm2", tmp_path / "reference")
+    options = {"model": GOLDEN / "qwen3", "ref_model": model, "data": pairs}
+    known = set(cache.glob("reference-*"))
+
+    def swept(output, **change):
+        """Whether that run swept the reference; the file that it wrote or read."""
+        nonlocal known
+        said = run("dpo", tmp_path / output, **{**options, **change})
+        assert said.count("reference: ") == 1
+        now = set(cache.glob("reference-*"))
+        new, known = now - known, now
+        assert len(new) == said.count(", kept in ") == 1 - said.count(", read from ")
+        assert all(str(path) in said for path in new)
+        return len(new) == 1
+
+    assert swept("first")
+    first = weights(tmp_path / "first")
+    assert not swept("again")
+    assert weights(tmp_path / "again") == first and stable(log_lines(tmp_path / "again")) == stable(log_lines(tmp_path / "first"))
+    for number, change in enumerate(({"row_tokens": 600}, {"train_batch_size": 2}, {"seed": 1}, {"beta": 0.5}, {"ranks": 2},
+                                     {"data": shutil.copy(pairs, tmp_path / "moved.safetensors")})):
+        assert not swept(f"same {number}", **change), change
+    for number, change in enumerate(({"dtype": "bf16"}, {"max_samples": 5}, {"ref_model": GOLDEN / "llama2"},
+                                     {"data": write_pairs(tmp_path / "other.safetensors", random_pairs(6, seed=1))})):
+        assert swept(f"other {number}", **change), change
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-4}))
+    assert swept("other config")
+    assert "reference: " not in run("dpo", tmp_path / "resident", ref_mode="resident", **options)
+    assert set(cache.glob("reference-*")) == known
+
+
+def test_pairs_to_evaluate_on_have_a_side_file_too(tmp_path):
+    other = write_pairs(tmp_path / "pairs.safetensors", random_pairs(5))
+    assert run("dpo", tmp_path / "run", eval_data=other, **golden_model("llama2")).count("reference: ") == 2
+
+
+# ---- what must not change a result ------------------------------------------------------------------------------------------------
+
+MANY = 24  # pairs, of 1343 tokens, at most 85 in one
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    return write_pairs(tmp_path_factory.mktemp("many") / "pairs.safetensors", random_pairs(MANY, seed=3))
+
+
+SAME = ("samples", "tokens", "target_tokens", "lr", "epoch", "skipped", "rewards/accuracies", "accuracy")  # of a log line
+METRICS = {"dpo": ("rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected"), "rm": ("rewards/chosen", "rewards/rejected")}
+TASKS = {"dpo": {"model": GOLDEN / "qwen3", "ref_model": GOLDEN / "llama2"}, "rm": {"model": GOLDEN / "qwen3"}}
+
+
+def compare(got, want, task):
+    """The first of three steps, and the weights after the last. Rewards are differences of log-probabilities, of which they have the error."""
+    got_line, want_line = stable(log_lines(got))[0], stable(log_lines(want))[0]
+    near(got_line["loss"], want_line["loss"], 1e-6)
+    near(got_line["grad_norm"], want_line["grad_norm"], 1e-5)
+    for key in METRICS[task]:
+        scale = abs(want_line[key.replace("rewards", "logps")]) if task == "dpo" else 1
+        assert abs(got_line[key] - want_line[key]) <= 1e-6 * scale, key
+    for key in SAME:
+        assert got_line.get(key) == want_line.get(key), key
+    got, want = (read_tensors(output / "model.safetensors") for output in (got, want))
+    for tensor in want:
+        assert np.abs(got[tensor] - want[tensor]).max() <= 1e-4, tensor  # a tenth of what one step of AdamW may change
+
+
+@pytest.fixture(scope="module")
+def one_rank(many, tmp_path_factory):
+    outputs = {task: tmp_path_factory.mktemp("one") / task for task in TASKS}
+    for task, options in TASKS.items():
+        run(task, outputs[task], data=many, max_steps=3, learning_rate=1e-3, **options)
+    return outputs
+
+
+ONE_PAIR, THREE_ROWS, ONE_ROW = 85, 480, 2048  # row_tokens; without them a row has two pairs or three
+SPLITS = {
+    "1: rows of a pair": (1, {"row_tokens": ONE_PAIR}),
+    "1: 3 micro-steps, resident": (1, {"row_tokens": THREE_ROWS, "ref_mode": "resident", "recompute": "layer"}),
+    "2: 2 x 1": (2, {"zero_stage": 2, "row_tokens": ONE_PAIR}),
+    "2: 1 x 2, ring": (2, {"ring_attn_size": 2, "zero_stage": 0, "row_tokens": ONE_ROW}),
+    "2: 1 x 2, ulysses, resident": (2, {"ring_attn_size": 2, "sp_mode": "ulysses", "row_tokens": THREE_ROWS, "ref_mode": "resident"}),
+    "3: 1 x 3, ring, resident": (3, {"ring_attn_size": 3, "zero_stage": 1, "row_tokens": THREE_ROWS, "ref_mode": "resident"}),
+    "4: 4 x 1, one of them with a row": (4, {"zero_stage": 2, "row_tokens": ONE_ROW}),
+    "4: 2 x 2, gather, resident": (4, {"ring_attn_size": 2, "ring_attn_head_stride": 1, "zero_stage": 2, "ref_mode": "resident"}),
+    "4: 1 x 4, ulysses": (4, {"ring_attn_size": 4, "sp_mode": "ulysses", "zero_stage": 1, "row_tokens": THREE_ROWS}),
+    "4: 1 x 4, ring": (4, {"ring_attn_size": 4, "zero_stage": 2, "row_tokens": THREE_ROWS}),
+    "8: 8 x 1, resident": (8, {"zero_stage": 0, "ref_mode": "resident"}),
+    "8: 4 x 2, ring": (8, {"ring_attn_size": 2, "zero_stage": 1, "row_tokens": THREE_ROWS}),
+    "8: 2 x 4, gather": (8, {"ring_attn_size": 4, "sp_mode": "gather", "zero_stage": 2}),
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_every_split_trains_as_one_rank(name, many, one_rank, tmp_path, monkeypatch):
+    monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(tmp_path))  # a sweep of its own
+    ranks, options = SPLITS[name]
+    for task in TASKS:
+        own = {key: value for key, value in options.items() if task == "dpo" or key != "ref_mode"}
+        said = run(task, tmp_path / task, "--check_comm", ranks=ranks, data=many, max_steps=3, learning_rate=1e-3, **TASKS[task], **own)
+        assert said.count("parameters, ") == said.count("saved ") == 1
+        compare(tmp_path / task, one_rank[task], task)
+
+
+@needs_mpi
+def test_processes_give_the_bits_of_threads(many, one_rank, tmp_path, monkeypatch):
+    for start in ("threads", "processes"):
+        monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(tmp_path / f"{start} cache"))
+        for task in TASKS:
+            own = words(task, tmp_path / start / task, data=many, max_steps=3, learning_rate=1e-3, ring_attn_size=2, **TASKS[task])
+            result = call(processes(4, own) if start == "processes" else [*own, "--ranks", "4"])
+            assert result.returncode == 0, result.stdout + result.stderr
+    for task in TASKS:
+        threads, run_of_processes = tmp_path / "threads" / task, tmp_path / "processes" / task
+        assert stable(log_lines(run_of_processes)) == stable(log_lines(threads))
+        assert weights(run_of_processes) == weights(threads)
+        compare(run_of_processes, one_rank[task], task)
+
+
+@pytest.mark.parametrize("mode", ["precompute", "resident"])
+def test_a_reference_with_other_heads_in_a_ring(mode, many, tmp_path, monkeypatch):
+    monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(tmp_path))
+    options = {"data": many, **golden_model("qwen3"), "ref_mode": mode}  # 4 heads, 2 of keys; 9 and 3
+    ring = {"ranks": 2, "ring_attn_size": 2}
+    refused(words("dpo", tmp_path / "ulysses", sp_mode="ulysses", **ring, **options), "9 query heads cannot be dealt to 2 ranks")
+    refused(words("dpo", tmp_path / "stride", ring_attn_head_stride=2, **ring, **options), "--ring_attn_head_stride 2", "3 KV heads")
+    gathered = step("dpo", tmp_path / "gather", sp_mode="gather", **ring, **options)
+    monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(tmp_path / "one"))
+    near(gathered["loss"], step("dpo", tmp_path / "one", **options)["loss"])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_order_of_pairs_does_not_matter(task, many, one_rank, tmp_path):
+    documents, order = random_pairs(MANY, seed=3), np.random.default_rng(1).permutation(MANY)
+    mixed = write_pairs(tmp_path / "pairs.safetensors", [documents[2 * i + k] for i in order for k in (0, 1)])
+    for number, change in enumerate(({"data": mixed}, {"data": many, "shuffle": "false"})):
+        run(task, tmp_path / str(number), max_steps=3, learning_rate=1e-3, **TASKS[task], **change)
+        compare(tmp_path / str(number), one_rank[task], task)
+    if task == "dpo":  # the head of a reward model depends on the seed
+        run(task, tmp_path / "seed", data=many, seed=7, max_steps=3, learning_rate=1e-3, **TASKS[task])
+        compare(tmp_path / "seed", one_rank[task], task)
+
+
+def test_label_smoothing_is_a_chance_that_the_answers_change_places(tmp_path):
+    """cDPO's loss is (1 - e) times the loss of the pairs as they are, plus e times that of the pairs the other way round."""
+    documents, _ = read_documents()
+    swapped = write_pairs(tmp_path / "swapped.safetensors", [documents[i ^ 1] for i in range(len(documents))])
+    lines = {(name, e): step("dpo", tmp_path / "run", data=data, label_smoothing=e, **golden_model("llama2"))
+             for name, data in (("right", PAIRS), ("wrong", swapped)) for e in (0, 0.2)}
+    right, wrong = lines["right", 0], lines["wrong", 0]
+    assert right["loss"] < wrong["loss"] or wrong["loss"] < right["loss"]
+    near(lines["right", 0.2]["loss"], 0.8 * right["loss"] + 0.2 * wrong["loss"])
+    near(lines["wrong", 0.2]["loss"], 0.8 * wrong["loss"] + 0.2 * right["loss"])
+    assert abs(right["rewards/margins"] + wrong["rewards/margins"]) <= 1e-6 * abs(right["logps/chosen"])
+    near(right["rewards/accuracies"], 1 - wrong["rewards/accuracies"], 1e-12)
+    near(right["rewards/chosen"], wrong["rewards/rejected"], 1e-4)
+
+
+# ---- resuming, evaluating ---------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("task, change", [("dpo", {}), ("dpo", {"ref_mode": "resident", "dtype": "bf16"}), ("rm", {}), ("rm", {"ranks": 4})])
+def test_resuming_gives_the_same_bits(task, change, many, tmp_path):
+    options = {"data": many, "train_batch_size": 5, "max_steps": 9, "learning_rate": 1e-3, "eval_fraction": 0.2, **TASKS[task], **change}
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    run(task, straight, **options)
+    run(task, stopped, save_steps=4, **options)
+    said = run(task, stopped, save_steps=4, resume=stopped / "step_4", **options)
+    assert "at step 4" in said
+    assert weights(stopped) == weights(straight)
+    assert (stopped / "config.json").read_bytes() == (straight / "config.json").read_bytes()
+    assert stable(log_lines(stopped)) == stable(log_lines(straight))
+    assert any("eval_loss" in line for line in log_lines(straight))
+
+
+def test_evaluations_say_what_steps_say(tmp_path):
+    """The rate of a run's only step is 0, so that an evaluation behind it meets the same model."""
+    for task, options in (("dpo", golden_model("llama2")), ("rm", {"model": GOLDEN / "llama2"})):
+        run(task, tmp_path / task, eval_data=PAIRS, **options)
+        _, line, evaluation = log_lines(tmp_path / task)
+        assert line["lr"] == 0
+        named = {"dpo": ("loss", "entropy", "mean_token_accuracy", "rewards/chosen", "rewards/rejected", "rewards/accuracies",
+                         "rewards/margins", "logps/chosen", "logps/rejected"),
+                 "rm": ("loss", "rewards/chosen", "rewards/rejected", "accuracy", "margin")}[task]
+        assert set(evaluation) == {"step", *(f"eval_{key}" for key in named)}
+        for key in named:
+            near(evaluation[f"eval_{key}"], line[key], 1e-12)
+
+
+def test_evaluating_on_a_share_of_the_pairs(many, tmp_path):
+    run("dpo", tmp_path / "run", data=many, eval_fraction=0.25, train_batch_size=6, max_steps=3, learning_rate=1e-3, **golden_model("qwen3"))
+    first, *lines = log_lines(tmp_path / "run")
+    assert first["data"]["samples"] == 18 and lines[2]["samples"] == 18
+    assert [line["step"] for line in lines if "eval_loss" in line] == [3]  # where the epoch ends
+
+
+# ---- scores -----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("options", [{}, {"ranks": 4, "ring_attn_size": 2, "row_tokens": 300}, {"max_samples": 3}])
+def test_scores_of_a_language_model(options, tmp_path):
+    documents, _ = read_documents()
+    for name in ("llama2", "mistral"):
+        _, lines = evaluate(GOLDEN / name, tmp_path, **options)
+        assert len(lines) == 2 * options.get("max_samples", len(documents) // 2)
+        for number, (line, logp, (_, mask)) in enumerate(zip(lines, MODELS[name]["logps"], documents)):
+            assert line["document"] == number and line["tokens"] == mask.sum()
+            near(line["logp"], logp, 1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"ranks": 4, "ring_attn_size": 4, "row_tokens": 300}])
+def test_scores_of_a_reward_model(options, tmp_path):
+    golden = MODELS["smollm2"]
+    model = reward_model(tmp_path / "model", "smollm2", golden["score"])
+    line, lines = evaluate(model, tmp_path, **options)
+    assert np.abs(np.array([score["score"] for score in lines]) - golden["rewards"]).max() <= 1e-4
+    near(line["eval_loss"], golden["reward"]["plain"]["loss"], 1e-5)
+    near(line["eval_accuracy"], golden["rewards_accuracy"], 1e-12)
+    near(line["eval_margin"], line["eval_rewards/chosen"] - line["eval_rewards/rejected"], 1e-9)
+    documents, _ = read_documents()
+    single = write_data(tmp_path / "single.safetensors", [(ids, 0 * mask) for ids, mask in documents], kind="prompts")  # no targets
+    scores = evaluate(model, tmp_path, data=single, **options)[1]
+    assert np.abs(np.array([score["score"] for score in scores]) - golden["rewards"]).max() <= 1e-4
+
+
+@pytest.mark.parametrize("name, dtype", [("llama2", "f32"), ("smollm2", "bf16")])
+def test_the_reward_model_that_was_trained(name, dtype, many, tmp_path):
+    """What eval reads is what the run had at its end, and config.json has what transformers needs to read it, too."""
+    run("rm", tmp_path / "run", data=many, model=GOLDEN / name, eval_data=PAIRS, dtype=dtype, max_steps=4, train_batch_size=6, learning_rate=1e-3)
+    evaluation = log_lines(tmp_path / "run")[-1]
+    line, scores = evaluate(tmp_path / "run", tmp_path, dtype=dtype)
+    rewards = np.array([score["score"] for score in scores])
+    for key in ("eval_loss", "eval_rewards/chosen", "eval_accuracy", "eval_margin"):
+        near(line[key], evaluation[key], 1e-12)
+    near(line["eval_rewards/chosen"], rewards[0::2].mean(), 1e-9)
+
+    config, backbone = (json.loads((directory / "config.json").read_text()) for directory in (tmp_path / "run", GOLDEN / name))
+    near(config.pop("mean"), rewards.mean(), 1e-9)
+    near(config.pop("std"), rewards.std(ddof=1), 1e-9)
+    assert config == {**backbone, "architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "LABEL_0"},
+                      "label2id": {"LABEL_0": 0}, "tie_word_embeddings": False}
+    raw = (tmp_path / "run" / "model.safetensors").read_bytes()
+    tensors = json.loads(raw[8:8 + int.from_bytes(raw[:8], "little")])
+    assert tensors["score.weight"]["shape"] == [1, config["hidden_size"]] and "lm_head.weight" not in tensors
+    assert tensors["__metadata__"] == {"format": "pt"}
+
+
+def test_a_pad_token_that_ends_texts_is_not_exported(tmp_path):
+    """transformers would read the reward before it."""
+    for name, ids, want in (("same", {"eos_token_id": 2, "pad_token_id": 2}, None), ("several", {"eos_token_id": [1, 2], "pad_token_id": 2}, None),
+                            ("other", {"eos_token_id": 2, "pad_token_id": 0}, 0)):
+        model = shutil.copytree(GOLDEN / "llama2", tmp_path / name)
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, **ids}))
+        run("rm", tmp_path / f"{name} run", model=model)
+        assert json.loads((tmp_path / f"{name} run" / "config.json").read_text())["pad_token_id"] == want
+
+
+def test_a_reward_model_goes_on_as_one(many, tmp_path):
+    said = run("rm", tmp_path / "first", data=many, model=GOLDEN / "qwen3", max_steps=2, learning_rate=1e-3, seed=1)
+    assert "the reward head starts from random values" in said
+    said = run("rm", tmp_path / "second", data=many, model=tmp_path / "first", seed=2)
+    assert "random" not in said
+    rewards = [score["score"] for score in evaluate(tmp_path / "first", tmp_path, data=many)[1]]
+    assert abs(first_step(tmp_path / "second")["rewards/chosen"] - np.mean(rewards[0::2])) <= 1e-6
+
+
+def test_training_moves_rewards_the_right_way(many, tmp_path):
+    for task, options in (("dpo", {"model": GOLDEN / "qwen3"}), ("rm", {"model": GOLDEN / "qwen3"})):
+        run(task, tmp_path / task, data=many, max_epochs=6, max_steps=None, train_batch_size=8, learning_rate=2e-3, eval_data=many, **options)
+        evaluations = [line for line in log_lines(tmp_path / task) if "eval_loss" in line]
+        accuracy, margin = {"dpo": ("eval_rewards/accuracies", "eval_rewards/margins"), "rm": ("eval_accuracy", "eval_margin")}[task]
+        assert len(evaluations) == 6
+        assert evaluations[-1]["eval_loss"] < evaluations[0]["eval_loss"] < 0.75
+        assert evaluations[-1][accuracy] > 0.9 and evaluations[-1][margin] > 0, evaluations[-1]
+
+
+# ---- wrong input ------------------------------------------------------------------------------------------------------------------
+
+LLAMA2 = {"model": GOLDEN / "llama2"}
+
+
+@pytest.fixture(scope="module")
+def rewarding(tmp_path_factory):
+    return reward_model(tmp_path_factory.mktemp("rewarding") / "model", "llama2", MODELS["llama2"]["score"])
+
+
+@pytest.mark.parametrize("task, options, parts", [
+    ("dpo", {"beta": 0}, ["--beta is 0", "above 0"]),
+    ("dpo", {"loss_type": "dpo"}, ['no --loss_type "dpo"', "fix: one of sigmoid, sigmoid_norm, robust", "orpo", "sft"]),
+    ("dpo", {"loss_type": "aot"}, ["--loss_type aot sorts the pairs", "depends on how a step is split"]),
+    ("dpo", {"loss_type": "sigmoid,sft", "loss_weights": "1,2,3"}, ["--loss_weights has 3 numbers for the 2 losses", "one for each"]),
+    ("dpo", {"loss_type": "exo_pair"}, ["--label_smoothing is 0", "above 0", "exo_pair"]),
+    ("dpo", {"label_smoothing": 0.5}, ["--label_smoothing is 0.5", "less than 0.5"]),
+    ("dpo", {"ref_mode": "none"}, ['--ref_mode is "none"', "precompute,resident"]),
+    ("dpo", {"model": None, "preset": "qwen2.5-0.5b"}, ["--model DIR", "random weights"]),
+    ("rm", {"model": None, "preset": "qwen2.5-0.5b"}, ["--model DIR", "random weights"]),
+    ("rm", {"loss_type": "hinge"}, ['--loss_type is "hinge"', "sigmoid,logexp"]),
+    ("rm", {"center_rewards_coefficient": -1}, ["--center_rewards_coefficient is -1.0", "0 or more"]),
+    ("rm", {"beta": 0.1}, ["--beta belongs to dpo, not to rm"]),
+    ("sft", {"beta": 0.1}, ["--beta belongs to dpo, not to sft"]),
+    ("dpo", {"ref_model": GOLDEN / "mistral"}, ["the reference", "mistral", "another vocabulary"]),
+    ("dpo", {"ref_model": GOLDEN / "absent"}, ["absent"]),
+    ("dpo", {"row_tokens": 100}, ["pair 2", "126 tokens in its two answers", "row holds 100", "--row_tokens 126"]),
+    ("sft", {"max_len": 128}, ["is of kind pref, but sft trains on single documents", "fix: the task dpo or rm, or other data"]),
+    ("pretrain", {"max_len": 128}, ["is of kind pref, but pretrain trains on single documents"]),
+])
+def test_wrong_flags(task, options, parts, tmp_path):
+    refused(words(task, tmp_path / "run", **{**LLAMA2, "max_len": 64, **options}), *parts)
+    assert not (tmp_path / "run" / "log.jsonl").exists()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_single_documents_are_no_pairs(task, tmp_path):
+    data = write_data(tmp_path / "data.safetensors", random_documents(6))
+    refused(words(task, tmp_path / "run", data=data, **LLAMA2), f"is of kind sft, but {task} trains on pairs", "data/prepare.py pref")
+
+
+def test_margins_that_the_pairs_lack(tmp_path):
+    documents, _ = read_documents()
+    data = write_pairs(tmp_path / "pairs.safetensors", documents)
+    refused(words("rm", tmp_path / "run", "--margin_loss_enable", data=data, **LLAMA2), "--margin_loss_enable needs margins", '"margin"')
+    refused(words("rm", tmp_path / "other", "--margin_loss_enable", eval_data=data, **LLAMA2), "--margin_loss_enable needs margins",
+            "pairs.safetensors")
+
+
+def test_a_run_of_another_task_is_not_resumed(many, tmp_path):
+    call(words("sft", tmp_path / "run", data=write_data(tmp_path / "data.safetensors", random_documents(6)), save_steps=1, **LLAMA2))
+    assert (tmp_path / "run" / "step_1").exists()
+    refused(words("rm", tmp_path / "run", data=many, resume="auto", **LLAMA2), "was made with task sft, this run has rm")
+    run("dpo", tmp_path / "dpo", data=many, save_steps=1, **LLAMA2)
+    for name, change in (("beta", {"beta": 0.2}), ("loss_type", {"loss_type": "hinge"}), ("loss_weights", {"loss_weights": 2})):
+        refused(words("dpo", tmp_path / "dpo", data=many, resume="auto", **LLAMA2, **change), f"was made with --{name} ")
+
+
+def test_a_reward_model_is_no_language_model(rewarding, tmp_path):
+    data = write_data(tmp_path / "data.safetensors", random_documents(6))
+    refused(words("sft", tmp_path / "run", model=rewarding, data=data), "is a reward model", "no head for sft")
+    refused(words("dpo", tmp_path / "run", model=rewarding), "is a reward model", "no head for dpo")
+    refused(command("generate", model=rewarding, prompts=data), "is a reward model", "no head for generate")
+    refused(words("dpo", tmp_path / "run", ref_model=rewarding, **LLAMA2), "--ref_model", "is a reward model")
+    refused(command("eval", model=rewarding, data=data), "is a reward model", "no pairs to rank", "--scores FILE")
+
+
+def test_a_reward_model_without_its_head(rewarding, tmp_path):
+    model = shutil.copytree(rewarding, tmp_path / "model")
+    index = json.loads((model / "model.safetensors.index.json").read_text())
+    del index["weight_map"]["score.weight"]
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    (model / "model-score.safetensors").unlink()
+    refused(command("eval", model=model, data=PAIRS), "has no score.weight")
+
+
+def test_nan_in_the_reference(tmp_path):
+    model = shutil.copytree(GOLDEN / "llama31", tmp_path / "model")
+    tensors = read_tensors(model / "model.safetensors")
+    tensors["model.norm.weight"][3] = np.nan
+    write_tensors(model / "model.safetensors", tensors)
+    for mode in ("precompute", "resident"):
+        refused(words("dpo", tmp_path / "run", ref_model=model, ref_mode=mode, **LLAMA2), f"{model}/model.safetensors", "model.norm.weight", "NaN")
+
+
+def test_a_damaged_side_file(cache, tmp_path):
+    options = {"data": write_pairs(tmp_path / "pairs.safetensors", random_pairs(4, seed=9)), **golden_model("llama2")}
+    known = set(cache.glob("reference-*"))
+    run("dpo", tmp_path / "a", **options)
+    (path,) = set(cache.glob("reference-*")) - known
+    path.write_bytes(path.read_bytes()[:-4])
+    refused(words("dpo", tmp_path / "b", **options), str(path))
