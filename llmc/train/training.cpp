@@ -76,8 +76,11 @@ class Trainer {
 };
 
 // What a step computes depends on these; a run cannot be resumed with others. More may differ, and is noted.
-const char *const fixed_options[] = {"train_batch_size", "train_batch_tokens", "seed",      "shuffle",      "dtype",
-                                     "max_samples",      "eval_fraction",      "loss_type", "loss_weights", "beta"};
+// clang-format off
+const char *const fixed_options[] = {
+    "train_batch_size", "train_batch_tokens", "seed", "shuffle", "dtype", "max_samples", "eval_fraction", "loss_type", "loss_weights", "beta",
+    "label_smoothing", "simpo_gamma", "nll_loss_coef", "ref_model", "margin_loss_enable", "center_rewards_coefficient"};
+// clang-format on
 
 Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     agree(run.comm, [&] {
