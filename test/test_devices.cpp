@@ -126,9 +126,9 @@ class PlannedModel final : public Model {
     const float *next_logits(const Row &, const Pieces &, std::span<const int32_t>) override { return nullptr; }
 };
 
-std::string refusal(size_t parameters, size_t longest, const std::string &recompute, const Ranks &ranks = {}) {
+std::string refusal(size_t parameters, size_t longest, const std::string &recompute, const Ranks &ranks = {}, Task task = SFT) {
     SelfComm comm;
-    Run run{SFT, {}, comm, 1, {}};
+    Run run{task, {}, comm, 1, {}};
     run.make_model = [&](const ModelConfig &, const ModelLimits &l) { return std::make_unique<PlannedModel>(l, parameters); };
     run.config.max_positions = 65536;
     run.options.recompute = recompute, run.options.dtype = "f32";
@@ -148,6 +148,8 @@ TEST(Devices, APlanLargerThanTheCardSaysWhatToChangeAndByHowMuch) {
                     {"the plan needs 2.50 GiB",
                      "fix: --row_tokens 8192 (now 32768) with samples of at most --max_len 8192, --recompute layer"});
     expect_contains(refusal(2048 * MiB, 1000, "auto"), {"the plan needs 3.00 GiB", "fix: --dtype bf16, or a smaller model"});
+    expect_contains(refusal(512 * MiB, 20000, "none", {}, DPO),  // a row holds both answers of a pair
+                    {"fix: --row_tokens 8192 (now 32768) with samples of at most --max_len 4096"});
     Ranks ranks;
     ranks.world = 12;
     expect_contains(refusal(512 * MiB, 1000, "none", ranks),  // 512 + 2048 / 4

@@ -38,6 +38,8 @@ PairTask::PairTask(const Run &run) : run_(run) {
     const Options &o = run.options;
     if (run.task == RM) return;
     preference_.emplace(o.loss_type, o.loss_weights, PairLossOptions{o.beta, o.label_smoothing, o.simpo_gamma}, o.nll_loss_coef);
+    if (!preference_->needs_reference() && !o.ref_model.empty())
+        run.say("note: this loss needs no reference; --ref_model %s is not read", o.ref_model.c_str());
 }
 
 std::optional<ModelConfig> PairTask::resident_reference() const {

@@ -40,6 +40,7 @@ Reference::Reference(const Run &run, const ModelLimits &limits) : run_(reference
 std::unique_ptr<Model> Reference::open() const { return open_model(run_, limits_); }
 
 void Reference::use(const PreparedData &data, size_t pairs) {
+    agree(run_.comm, [&] { expect_positions(run_, data); });
     if (!model_) precomputed_[&data] = precompute(data, pairs);
 }
 
@@ -84,6 +85,18 @@ static void write_side_file(const std::string &path, const std::vector<double> &
     writer.finish();
 }
 
+// Empty where there is no such file, or one that was damaged, which will be written again.
+static std::vector<float> read_side_file(const std::string &path, size_t pairs) {
+    if (!fs::exists(path)) return {};
+    try {
+        std::vector<float> floats(2 * pairs);
+        const SafetensorsFile file(path);
+        file.expect_shape(side_array, {pairs, 2});
+        file.read(side_array, floats.data());
+        return floats;
+    } catch (const Error &) { return {}; }
+}
+
 std::vector<double> Reference::precompute(const PreparedData &data, size_t pairs) const {
     std::string path;
     bool known = false;
@@ -91,12 +104,8 @@ std::vector<double> Reference::precompute(const PreparedData &data, size_t pairs
     agree(run_.comm, [&] {
         if (!run_.speaks()) return;
         path = side_file(data, pairs);
-        known = fs::exists(path);
-        if (!known) return;
-        const SafetensorsFile file(path);
-        std::vector<float> floats(2 * pairs);
-        file.expect_shape(side_array, {pairs, 2});
-        file.read(side_array, floats.data());
+        const auto floats = read_side_file(path, pairs);
+        known = !floats.empty();
         std::copy(floats.begin(), floats.end(), values.begin());
     });
     known = run_.comm.max(known) > 0;

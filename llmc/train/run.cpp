@@ -197,16 +197,22 @@ Ranks ranks_of(const Run &run, size_t world, size_t sp) {
     return r;
 }
 
+void expect_positions(const Run &run, const PreparedData &data) {
+    const size_t most = run.config.max_positions;
+    for (size_t i = 0; i < data.documents(); i++)
+        if (data.length(i) > most)
+            die("document %zu of %s has %zu tokens but max_position_embeddings of %s is %zu\n  fix: prepare with --max_len %zu, or rope scaling in config.json",
+                i, data.path().c_str(), data.length(i), (run.model_dir.empty() ? run.options.preset : run.model_dir).c_str(), most,
+                most);
+}
+
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path) {
     auto data = std::make_unique<PreparedData>(path, run.config.V, run.tokenizer_hash);
     if ((run.task & (PRETRAIN | SFT | PAIRS)) && data->pairs() != ((run.task & PAIRS) != 0))
         die("%s is of kind %s, but %s trains on %s\n  fix: %s", path.c_str(), data->kind().c_str(), task_name(run.task),
             run.task & PAIRS ? "pairs" : "single documents",
             run.task & PAIRS ? "prepare pairs with data/prepare.py pref" : "the task dpo or rm, or other data");
-    for (size_t i = 0; i < data->documents(); i++)
-        if (data->length(i) > run.config.max_positions)
-            die("document %zu of %s has %zu tokens but max_position_embeddings is %zu\n  fix: prepare with --max_len %zu, or rope scaling in config.json",
-                i, path.c_str(), data->length(i), run.config.max_positions, run.config.max_positions);
+    expect_positions(run, *data);
     return data;
 }
 
@@ -266,10 +272,12 @@ static size_t most_tokens(const Run &run, const std::string &recompute, ModelLim
     return std::min(low * unit, limit);
 }
 
-// The same in terms of --max_len: a row has room for one sample, and a pair is two documents.
+static size_t documents_of_sample(const Run &run) { return run.task & PAIRS ? 2 : 1; }
+
+// The same in terms of --max_len: a row has room for one sample.
 static size_t longest_sample(const Run &run, const std::string &recompute, const ModelLimits &limits, size_t memory,
                              size_t limit) {
-    const size_t documents = run.task & PAIRS ? 2 : 1;
+    const size_t documents = documents_of_sample(run);
     return most_tokens(run, recompute, limits, memory, std::min<size_t>(documents * limit, INT32_MAX)) / documents;
 }
 
@@ -290,15 +298,17 @@ static size_t larger_ring(const Run &run, ModelLimits limits, size_t memory) {
                human_bytes(memory).c_str(), model.memory().device().c_str());
     const std::string smaller = run.options.dtype == "f32" ? "--dtype bf16, or a smaller model" : "a smaller model";
     const bool keeps_too_much = run.options.recompute != "auto" && run.options.recompute != "layer";
-    const size_t fits =
-        limits.mode == Mode::generate ? 0 : most_tokens(run, run.options.recompute, limits, memory, run.config.max_positions);
+    const size_t documents = documents_of_sample(run), fits =
+        limits.mode == Mode::generate
+            ? 0
+            : most_tokens(run, run.options.recompute, limits, memory, documents * run.config.max_positions);
     const size_t ring = larger_ring(run, limits, memory);
     const std::string wider = ring ? format("--ring_attn_size %zu (now %zu), ", ring, limits.ranks.sp) : "";
     if (fits == 0)
         die("%s\n  fix: %s%s%s; see --plan", cause.c_str(), wider.c_str(), keeps_too_much ? "--recompute layer, " : "",
             smaller.c_str());
     die("%s\n  fix: %s--row_tokens %zu (now %zu)%s%s, %s; see --plan", cause.c_str(), wider.c_str(), fits, limits.row_tokens,
-        fits < limits.positions ? format(" with samples of at most --max_len %zu", fits).c_str() : "",
+        fits < documents * limits.positions ? format(" with samples of at most --max_len %zu", fits / documents).c_str() : "",
         keeps_too_much ? ", --recompute layer" : "", smaller.c_str());
 }
 

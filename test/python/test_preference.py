@@ -557,10 +557,25 @@ def test_nan_in_the_reference(tmp_path):
         refused(words("dpo", tmp_path / "run", ref_model=model, ref_mode=mode, **LLAMA2), f"{model}/model.safetensors", "model.norm.weight", "NaN")
 
 
-def test_a_damaged_side_file(cache, tmp_path):
+def test_a_damaged_side_file_is_made_again(cache, tmp_path):
     options = {"data": write_pairs(tmp_path / "pairs.safetensors", random_pairs(4, seed=9)), **golden_model("llama2")}
     known = set(cache.glob("reference-*"))
     run("dpo", tmp_path / "a", **options)
     (path,) = set(cache.glob("reference-*")) - known
-    path.write_bytes(path.read_bytes()[:-4])
-    refused(words("dpo", tmp_path / "b", **options), str(path))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-4])
+    assert f"kept in {path}" in run("dpo", tmp_path / "b", **options)
+    assert path.read_bytes() == whole
+
+
+def test_a_reference_with_fewer_positions(tmp_path):
+    model = shutil.copytree(GOLDEN / "llama31", tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 60}))
+    for mode in ("precompute", "resident"):
+        refused(words("dpo", tmp_path / "run", ref_model=model, ref_mode=mode, **LLAMA2), "document ", f"of {model} is 60", "--max_len 60")
+
+
+def test_a_reference_that_no_loss_needs(tmp_path):
+    said = run("dpo", tmp_path / "run", loss_type="simpo", ref_model=GOLDEN / "llama31", **LLAMA2)
+    assert "--ref_model" in said and "is not read" in said

@@ -1,0 +1,176 @@
+"""data/prepare.py under test: tokenizers and templates, calls in this process, and prepared files taken apart."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+sys.path.insert(0, str(DATA))
+
+import prepare  # noqa: E402
+from tokenizer import Tokenizer  # noqa: E402
+
+CHATML = ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+          "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
+CHATML_STRIPPED = CHATML.replace("m['content']", "m['content'] | trim")
+CHATML_WITHOUT_PROMPT = CHATML[:CHATML.index("{% if")]
+CHATML_MARKED = ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}{% if m['role'] == 'assistant' %}"
+                 "{% generation %}{{ m['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}"
+                 "{% else %}{{ m['content'] + '<|im_end|>\\n' }}{% endif %}{% endfor %}")
+STRICT = ("{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}"
+          "{{ raise_exception('unknown role ' + m['role']) }}{% endif %}{% endfor %}" + CHATML)
+# As Qwen3: earlier turns lose their reasoning, the last one always has some.
+THINKING = ("{% for m in messages %}{% set c = m['content'] %}{{ '<|im_start|>' + m['role'] + '\\n' }}"
+            "{% if m['role'] == 'assistant' %}{% set a = c.split('</think>')[-1].lstrip('\\n') %}"
+            "{% if loop.last %}{% set r = c.split('</think>')[0].split('<think>')[-1].strip('\\n') if '</think>' in c else '' %}"
+            "{{ '<think>\\n' + r + '\\n</think>\\n\\n' + a }}{% else %}{{ a }}{% endif %}"
+            "{% else %}{{ c }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
+# As Llama 2: no header, and a space before and after the answer.
+LLAMA2 = ("{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + m['content'].strip() + ' [/INST]' }}"
+          "{% else %}{{ ' ' + m['content'].strip() + ' ' + eos_token }}{% endif %}{% endfor %}")
+# As one of Mistral's: something stands before the last user message only, so that no earlier rendering begins the whole one.
+LAST_MARKED = LLAMA2.replace("{{ bos_token + ", "{% if loop.last or loop.index == loop.length - 1 %}{{ '#' }}{% endif %}{{ ")
+# No special token ends a turn.
+PLAIN = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
+
+CHAT = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello there"}, {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": "Bye"}]
+BOTH_TURNS = [["Hello there<|im_end|>", "Bye<|im_end|>"]]
+
+
+def chain(*words):
+    """The merges that make one token of each word."""
+    merges = []
+    for word in words:
+        for i in range(1, len(word)):
+            if (word[:i], word[i]) not in merges:
+                merges.append((word[:i], word[i]))
+    return merges
+
+
+def make_tokenizer(path, template=None, merges=chain("Hello", "ĠHello", "ĊĊ"), rstrip=False, bos=None, eos="<|endoftext|>",
+                   post=None):
+    """A byte-level BPE: 256 bytes, the merges in the order given, and special tokens, saved as transformers does."""
+    from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    for left, right in merges:
+        vocab.setdefault(left + right, len(vocab))
+    backend = Backend(models.BPE(vocab=vocab, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(t, special=True, normalized=False, rstrip=rstrip and t == "<|im_end|>")
+                                for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>")])
+    trim = processors.ByteLevel(trim_offsets=True)  # the usual one, which shortens offsets
+    adds_bos = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", vocab_size(backend) - 1)])
+    backend.post_processor = processors.Sequence([trim, adds_bos]) if post == "bos" else trim
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos, bos_token=bos)
+    if template:
+        tokenizer.chat_template = template
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+def vocab_size(backend):
+    return backend.get_vocab_size(with_added_tokens=True)
+
+
+def read_safetensors(path):
+    """Arrays and metadata, read by the format's definition alone."""
+    data = Path(path).read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:8 + size])
+    metadata = header.pop("__metadata__")
+    dtypes = {"U16": np.uint16, "I32": np.int32, "U8": np.uint8, "I64": np.int64, "F32": np.float32}
+    arrays = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        arrays[name] = np.frombuffer(data[8 + size + begin:8 + size + end], dtypes[entry["dtype"]])
+        assert list(arrays[name].shape) == entry["shape"]
+    return arrays, metadata
+
+
+class Documents:
+    """A prepared file, taken apart."""
+
+    def __init__(self, path, tokenizer):
+        self.arrays, self.metadata = read_safetensors(path)
+        self.hf = Tokenizer(tokenizer).hf
+        offsets = self.arrays["doc_offsets"]
+        self.ids = [self.arrays["tokens"][a:b].tolist() for a, b in zip(offsets, offsets[1:])]
+        self.masks = [self.arrays["loss_mask"][a:b].tolist() for a, b in zip(offsets, offsets[1:])]
+        assert all(mask[0] == 0 for mask in self.masks)
+
+    def decode(self, ids):
+        return self.hf.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def texts(self):
+        return [self.decode(ids) for ids in self.ids]
+
+    def trained(self):
+        """Per document the text of each run of targets."""
+        runs = []
+        for ids, mask in zip(self.ids, self.masks):
+            runs.append([])
+            for t, target in enumerate(mask):
+                if target and not mask[t - 1]:
+                    runs[-1].append([])
+                if target:
+                    runs[-1][-1].append(ids[t])
+        return [[self.decode(run) for run in document] for document in runs]
+
+
+class Bench:
+    """A directory with inputs and outputs, and prepare.py called in this process."""
+
+    def __init__(self, path, capsys):
+        self.path = path
+        self.capsys = capsys
+        self.printed = ""
+
+    def tokenizer(self, template=None, **options):
+        return make_tokenizer(self.path / "tokenizer", template, **options)
+
+    def jsonl(self, *records, name="in.jsonl"):
+        text = "".join((r if isinstance(r, str) else json.dumps(r, ensure_ascii=False)) + "\n" for r in records)
+        (self.path / name).write_text(text, encoding="utf-8")
+        return str(self.path / name)
+
+    def call(self, task, tokenizer, source, *flags):
+        out = self.path / "out.safetensors"
+        inputs = ["--input", source] if source else []
+        status = prepare.main([task, *inputs, "--tokenizer", str(tokenizer), "--out", str(out), *flags])
+        captured = self.capsys.readouterr()
+        self.printed = captured.out
+        return status, captured.err
+
+    def run(self, task, tokenizer, records, *flags):
+        source = records if isinstance(records, str) or records is None else self.jsonl(*records)
+        status, error = self.call(task, tokenizer, source, *flags)
+        assert status == 0, error
+        return Documents(self.path / "out.safetensors", tokenizer)
+
+    def refused(self, task, tokenizer, records, *flags):
+        source = records if isinstance(records, str) or records is None else self.jsonl(*records)
+        status, error = self.call(task, tokenizer, source, *flags)
+        assert status == 1
+        assert error.count("\n  fix: ") == 1 and "Traceback" not in error
+        assert not [name for name in os.listdir(self.path) if name.startswith("out")]
+        return error.replace(str(self.path) + "/", "")
+
+    def row(self, name):
+        """The number that the table shows for a name."""
+        return int(re.search(rf"^ *{re.escape(name)} +([\d,]+)", self.printed, re.M).group(1).replace(",", ""))
+
+
+@pytest.fixture
+def bench(tmp_path, capsys):
+    return Bench(tmp_path, capsys)
