@@ -161,7 +161,7 @@ template <class X> struct LlamaActs {
     float *dk32;          // (T, KV*D)
     float *dv32;          // (T, KV*D)
     float *delta;         // (H, T)
-    float *scratch;       // attention_scratch
+    std::byte *scratch;   // attention_scratch
     RingBuffers<X> ring;  // ring_attention_buffers
 };
 
@@ -223,6 +223,8 @@ template <class Dev> class Llama final : public Model {
         return zero.gradient_norm(mesh_->all);
     }
     std::string nonfinite_gradient() override { return ::nonfinite_gradient(zero, mesh_->all); }
+    void detect_anomaly() override { looks_ = true; }
+    Anomaly anomaly() override { return anomaly_; }
     void update(const AdamW &adamw) override {
         reach(clock.between_rows(ADAMW));
         zero.update(mesh_->all, adamw);
@@ -270,8 +272,10 @@ template <class Dev> class Llama final : public Model {
     template <class F> void sum_gradients(size_t cut, float *buffer, bool complete, F add);
     void reach(const Moment &now, size_t bucket = 0) {  // at the start of each op
         if (poison_) arena_->poison_dead(now.time);
+        if (looks_) look(now);
         if (profiler_) profiler_->begin(now.pass, now.op, now.layer, bucket);
     }
+    void look(const Moment &now);
     void reach_comm(Pass pass, Op op, size_t bucket = 0) {  // among ranks; between two ops, whose arrays stay alive
         if (profiler_ && mesh_->all.size > 1) profiler_->begin(pass, op, 0, bucket);
     }
@@ -291,8 +295,12 @@ template <class Dev> class Llama final : public Model {
     std::unique_ptr<Arena> arena_;  // in memory_
     std::unique_ptr<Profiler> profiler_;
     bool poison_ = false, last_ = false;  // last_: micro-step
-    size_t targets_ = 0;                  // of the rows whose sums were not taken yet
-    std::vector<float> logits_;           // generate: (documents, V)
+    bool looks_ = false;                  // --detect_anomaly
+    std::optional<Moment> looked_;        // the op that runs
+    size_t ops_ = 0;                      // that were looked at
+    Anomaly anomaly_;
+    size_t targets_ = 0;         // of the rows whose sums were not taken yet
+    std::vector<float> logits_;  // generate: (documents, V)
 
     // The packed row, this rank's part of it, on the device.
     struct {
@@ -420,15 +428,16 @@ template <class Dev> void Llama<Dev>::plan_activations() {
         plan_.add(&acts.logits, "logits", {Pieces::capacity, c.V}, clock.head(), Plan::always);
         return;
     }
+    const size_t head = clock.head(), row_ends = clock.between_rows(COPY);
     if (c.reward) {
-        plan_.add(&acts.scores, "scores", {T});
+        plan_.add(&acts.scores, "scores", {T}, head, row_ends);
     } else {
-        plan_.add(&acts.head, "head chunk", {lm_head_scratch(dev, T, C, c.V)}, clock.head(), clock.head());
-        plan_.add(&acts.stats.nll, "stats.nll", {T});
-        plan_.add(&acts.stats.entropy, "stats.entropy", {T});
-        plan_.add(&acts.stats.correct, "stats.correct", {T});
-        plan_.add(&acts.stats.max, "stats.max", {T});
-        plan_.add(&acts.stats.sum, "stats.sum", {T});
+        plan_.add(&acts.head, "head chunk", {lm_head_scratch(dev, T, C, c.V)}, head, head);
+        plan_.add(&acts.stats.nll, "stats.nll", {T}, head, row_ends);
+        plan_.add(&acts.stats.entropy, "stats.entropy", {T}, head, row_ends);
+        plan_.add(&acts.stats.correct, "stats.correct", {T}, head, row_ends);
+        plan_.add(&acts.stats.max, "stats.max", {T}, head, row_ends);
+        plan_.add(&acts.stats.sum, "stats.sum", {T}, head, row_ends);
         plan_.add(&acts.sums, "stats.sums", {3});
     }
     if (train) {
@@ -492,7 +501,7 @@ template <class Dev> void Llama<Dev>::plan_layer(size_t l, size_t T) {
     transient("dk32", &b.dk32, {T, K}, backward, backward);
     transient("dv32", &b.dv32, {T, K}, backward, backward);
     transient("delta", &b.delta, {c.H, T}, backward, backward);
-    transient("scratch", &b.scratch, {attention_scratch(dev)}, backward, backward);
+    transient("scratch", &b.scratch, {attention_scratch(dev) * sizeof(float)}, backward, backward);
 }
 
 // Before allocate(), while there is memory to measure the device's peaks in.
@@ -518,6 +527,19 @@ template <class Dev> void Llama<Dev>::allocate(Mesh &mesh, bool guards, bool poi
     std::vector<float> rope(limits.positions * config.D);
     rope_table(rope.data(), config.rope, limits.positions, config.D);
     write(memory(), acts.rope, rope);
+}
+
+// --detect_anomaly: looks at what the op before this one has left.
+template <class Dev> void Llama<Dev>::look(const Moment &now) {
+    if (looked_ && looked_->pass != Pass::step && anomaly_.what.empty()) {
+        ops_++;
+        const auto [time, pass, op, layer] = *looked_;
+        const std::string of_layer = op < LAYER_OPS ? format("layer %zu, ", layer) : "";
+        if (const std::string found = arena_->nonfinite(time, layer); !found.empty())
+            anomaly_ = {ops_, format("%s, %s%s: %s", pass_names[size_t(pass)], of_layer.c_str(), op_names[op], found.c_str())};
+    }
+    if (!looked_ || looked_->time != now.time) arena_->clear_new(now.time);
+    looked_ = now;
 }
 
 // ---- forward --------------------------------------------------------------------------------------------------------------------------
@@ -791,8 +813,8 @@ template <class Dev> void Llama<Dev>::layer_backward(size_t l, const LlamaActs<X
     reach(clock.backward(l, ATTENTION));
     X *dqkv = a.qkv;
     RingAttention ranks = ring(l);
-    ring_attention_backward(dev, ranks, dqkv, a.dq32, a.dk32, a.dv32, a.delta, a.scratch, attention_inputs(l, a), a.att, a.datt,
-                            a.lse, a.ring);
+    ring_attention_backward(dev, ranks, dqkv, a.dq32, a.dk32, a.dv32, a.delta, reinterpret_cast<float *>(a.scratch),
+                            attention_inputs(l, a), a.att, a.datt, a.lse, a.ring);
     reach(clock.backward(l, ROPE));
     qk_norm_rope_backward(dev, dqkv, dy.q_norm, dy.k_norm, acts.dw_scratch, a.qk_raw, y.q_norm, y.k_norm, a.qk_rstd, acts.rope,
                           row.doc_pos, T, H, KV, D);

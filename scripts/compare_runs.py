@@ -14,9 +14,9 @@ OF_THE_MACHINE = {"tok_s", "step_s", "mfu", "peak_mem", "peak_mem_min", "compute
 
 
 def lines(out):
-    """The log's lines but for the first, which describes the run."""
-    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()][1:]
-    return [{key: value for key, value in line.items() if key not in OF_THE_MACHINE} for line in log]
+    """The log's lines but for the first and the last, which describe the run and sum it up."""
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in OF_THE_MACHINE} for line in log if "step" in line]
 
 
 def first_difference(a, b):

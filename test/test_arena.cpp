@@ -182,6 +182,40 @@ TEST(Arena, PoisonFillsOnlyTheDead) {
     EXPECT_EQ(*always, 0);
 }
 
+TEST(Arena, ValuesThatAreNotFiniteAreFoundWhereAnOpMayHaveWrittenThem) {
+    Plan plan;
+    float *weight, *x, *next, *far, *free, *later;
+    bf16 *half;
+    int32_t *index;
+    plan.add(&weight, "weight", {4});
+    plan.end_state();
+    plan.add(&x, "act.0.x", {4}, 0, 9), plan.add(&next, "act.1.x", {4}, 0, 9), plan.add(&far, "act.12.x", {4}, 0, 9);
+    plan.add(&half, "act.0.half", {3}, 0, 9), plan.add(&free, "dx", {(size_t(1) << 20) + 2}, 0, 9);
+    plan.add(&later, "act.0.later", {4}, 5, 9), plan.add(&index, "rows", {4}, 0, 9);
+    plan.place(true);  // nothing shares
+    HostMemory memory;
+    Arena arena(plan, memory);
+    weight[0] = x[2] = next[1] = far[3] = later[0] = NAN, half[1] = bf16(INFINITY), index[0] = -1;
+    free[size_t(1) << 20] = -INFINITY;  // in the second part that is read
+    EXPECT_EQ(arena.nonfinite(4, 0), "element 2 of act.0.x");
+    x[2] = 1;
+    EXPECT_EQ(arena.nonfinite(4, 0), "element 1 of act.1.x");
+    EXPECT_EQ(arena.nonfinite(4, 12), "element 3 of act.12.x");
+    EXPECT_EQ(arena.nonfinite(4, 11), "element 3 of act.12.x");
+    EXPECT_EQ(arena.nonfinite(4, 5), "element 1048576 of dx");
+    next[1] = 0;
+    EXPECT_EQ(arena.nonfinite(4, 0), "element 1 of act.0.half");
+    half[1] = bf16(0.0f), free[size_t(1) << 20] = 0;
+    EXPECT_EQ(arena.nonfinite(4, 0), "");
+    EXPECT_EQ(arena.nonfinite(5, 0), "element 0 of act.0.later");
+    arena.clear_new(4);
+    EXPECT_TRUE(std::isnan(later[0]));
+    arena.clear_new(5);
+    EXPECT_EQ(later[0], 0);
+    EXPECT_EQ(x[2], 1);
+    EXPECT_EQ(arena.nonfinite(5, 0), "");
+}
+
 TEST(Arena, TheTableSumsLayers) {
     Plan plan;
     float *x[3], *y;

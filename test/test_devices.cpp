@@ -122,6 +122,8 @@ class PlannedModel final : public Model {
     void update(const AdamW &) override {}
     OptimizerState optimizer_state() override { return {}; }
     void optimizer_state_loaded() override {}
+    void detect_anomaly() override {}
+    Anomaly anomaly() override { return {}; }
     Payload take_sent() override { return {}; }
     const float *next_logits(const Row &, const Pieces &, std::span<const int32_t>) override { return nullptr; }
 };

@@ -194,6 +194,8 @@ TEST(Options, ListsAreWrittenInSeveralWays) {
     EXPECT_EQ(options(dpo + "--config " + text.path).loss_type, types);
     EXPECT_EQ(options(dpo + "--config " + text.path).loss_weights, weights);
     expect_error(dpo + "--loss_weights 1,high", "--loss_weights \"1,high\" is not numbers with commas between");
+    expect_error(dpo + "--loss_weights 1,,2", "--loss_weights \"1,,2\" is not numbers with commas between");
+    expect_error(dpo + "--loss_type sigmoid,", "--loss_type \"sigmoid,\" is not names with commas between");
     expect_error(dpo + "--loss_weights nan", "is not numbers with commas between");
     expect_error(dpo + "--loss_weights", "--loss_weights needs a value: numbers");
     expect_error(dpo + "--loss_type=", "is not names with commas between");

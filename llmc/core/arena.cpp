@@ -1,6 +1,7 @@
 #include "arena.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <numeric>
 
@@ -118,6 +119,44 @@ void Arena::check_guards() const {
                 die("somebody wrote behind the end of %s (%s), at its byte %zu", s.name.c_str(), human_bytes(s.bytes).c_str(),
                     s.bytes + i);
     }
+}
+
+void Arena::clear_new(size_t now) {
+    for (const Segment &s : plan_.segments())
+        if (s.first == now && s.last != Plan::always) memory_.fill(base_ + s.offset, 0, s.bytes);
+}
+
+// Index of the first element that is not finite; `count` if all are.
+template <class X> static size_t first_nonfinite(Memory &memory, const std::byte *data, size_t count) {
+    size_t found = count;
+    in_parts(count, [&](size_t first, size_t n) {
+        if (found < count) return;
+        const auto part = read(memory, reinterpret_cast<const X *>(data) + first, n);
+        const auto at = std::find_if(part.begin(), part.end(), [](X x) { return !std::isfinite(float(x)); });
+        if (at != part.end()) found = first + size_t(at - part.begin());
+    });
+    return found;
+}
+
+// "act.12.qkv" is of layer 12.
+static bool may_be_of(const std::string &name, size_t layer) {
+    size_t number = layer;
+    sscanf(name.c_str(), "act.%zu.", &number);
+    return number == layer || number == layer + 1;
+}
+
+std::string Arena::nonfinite(size_t now, size_t layer) const {
+    for (size_t i = plan_.state_; i < plan_.segments().size(); i++) {
+        const Segment &s = plan_.segments()[i];
+        if (now < s.first || s.last < now || !may_be_of(s.name, layer)) continue;
+        const bool floats = s.dtype == std::string(dtype_name<float>);
+        if (!floats && s.dtype != std::string(dtype_name<bf16>)) continue;
+        const std::byte *data = base_ + s.offset;
+        const size_t count = s.bytes / (floats ? sizeof(float) : sizeof(bf16));
+        const size_t at = floats ? first_nonfinite<float>(memory_, data, count) : first_nonfinite<bf16>(memory_, data, count);
+        if (at < count) return format("element %zu of %s", at, s.name.c_str());
+    }
+    return "";
 }
 
 void Arena::poison_dead(size_t now) {

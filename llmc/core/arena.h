@@ -78,6 +78,12 @@ class Arena {
     void check_guards() const;     // dies naming the array behind whose end somebody wrote
     void poison_dead(size_t now);  // --poison: fills with NaN every byte that no segment alive at `now` owns (not with guards)
 
+    // --detect_anomaly. What a segment holds before its first op is left over from others: clear_new makes it 0. Then nonfinite can tell the
+    // first element that is not finite among the segments alive at `now` that an op of `layer` may have written: those of the layer and of the
+    // next, and those of no layer; not the state, nor what is no float. Empty if there is none.
+    void clear_new(size_t now);
+    std::string nonfinite(size_t now, size_t layer) const;
+
   private:
     const Plan &plan_;
     Memory &memory_;

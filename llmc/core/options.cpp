@@ -385,8 +385,10 @@ struct Parser {
         if (values.size() > 1 && !flag.list)
             die("%s has more than one value: \"%s\" and \"%s\"\n  fix: quotes around a value with spaces, commas between several files",
                 s.where.c_str(), values[0].c_str(), values[1].c_str());
+        const auto has_gap = [](const std::string &v) { return v.starts_with(',') || v.ends_with(',') || v.find(",,") != v.npos; };
         CLI::Option *option = app.get_option("--" + std::string(flag.name));
         try {
+            if (flag.list && std::any_of(values.begin(), values.end(), has_gap)) throw CLI::ValidationError("a gap in a list");
             option->clear();
             option->add_result(values);
             option->run_callback();

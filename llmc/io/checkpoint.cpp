@@ -1,7 +1,10 @@
 #include "checkpoint.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <charconv>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <optional>
@@ -19,10 +22,15 @@ using nlohmann::json;
 
 // ---- directories ----------------------------------------------------------------------------------------------------------------------
 
+// Where `to` exists the two are exchanged, so that at every moment one of them has the name.
 static void rename_directory(const std::string &from, const std::string &to) {
     try {
-        fs::remove_all(to);
-        fs::rename(from, to);
+        if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) {
+            fs::remove_all(from);
+        } else {  // nothing there yet, or a file system that cannot exchange
+            fs::remove_all(to);
+            fs::rename(from, to);
+        }
     } catch (const fs::filesystem_error &e) {
         die("cannot write %s: %s", to.c_str(), e.code().message().c_str());
     }

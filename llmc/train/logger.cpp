@@ -15,7 +15,7 @@ static void drop_lines_beyond(const std::string &path, size_t step) {
     std::string kept, line;
     while (std::getline(file, line)) {
         const auto json = nlohmann::json::parse(line, nullptr, false);
-        if (!json.is_object()) continue;  // cut off by a crash
+        if (!json.is_object() || json.contains("summary")) continue;  // cut off by a crash; of a run that now goes on
         const auto at = json.find("step");
         if (at != json.end() && (!at->is_number() || at->get<double>() > double(step))) continue;
         kept += line + "\n";

@@ -25,6 +25,12 @@ struct LossSums {
 // What is kept of the forward pass for the backward pass; the rest is computed again. Less memory, more work, the same bits.
 enum class Recompute { none, cheap, layer };  // cheap: norms and SwiGLU; layer: all but layer inputs, attention output and lse
 
+// A value that is not finite, after so many ops; in words: the op, the array and the element.
+struct Anomaly {
+    size_t ops = SIZE_MAX;
+    std::string what;
+};
+
 enum class Mode { train, evaluate, generate };
 
 struct ModelLimits {
@@ -68,6 +74,8 @@ class Model {
     virtual void accumulate(const Row &, float weight, bool last) = 0;
     virtual double gradient_norm() = 0;
     virtual std::string nonfinite_gradient() = 0;  // name of the first tensor whose gradient is not finite
+    virtual void detect_anomaly() = 0;             // from now on looks at what each op has written, which is slow
+    virtual Anomaly anomaly() = 0;                 // the first found by this rank
     virtual void update(const AdamW &) = 0;        // one step over all parameters; weight decay as the table says
     virtual void optimizer_state_loaded() = 0;     // parameters follow the master weights just read
 

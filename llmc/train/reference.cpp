@@ -94,7 +94,9 @@ static std::vector<float> read_side_file(const std::string &path, size_t pairs) 
         file.expect_shape(side_array, {pairs, 2});
         file.read(side_array, floats.data());
         return floats;
-    } catch (const Error &) { return {}; }
+    } catch (const Error &) {
+        return {};
+    }
 }
 
 std::vector<double> Reference::precompute(const PreparedData &data, size_t pairs) const {

@@ -202,8 +202,8 @@ void expect_positions(const Run &run, const PreparedData &data) {
     for (size_t i = 0; i < data.documents(); i++)
         if (data.length(i) > most)
             die("document %zu of %s has %zu tokens but max_position_embeddings of %s is %zu\n  fix: prepare with --max_len %zu, or rope scaling in config.json",
-                i, data.path().c_str(), data.length(i), (run.model_dir.empty() ? run.options.preset : run.model_dir).c_str(), most,
-                most);
+                i, data.path().c_str(), data.length(i), (run.model_dir.empty() ? run.options.preset : run.model_dir).c_str(),
+                most, most);
 }
 
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path) {
@@ -298,10 +298,10 @@ static size_t larger_ring(const Run &run, ModelLimits limits, size_t memory) {
                human_bytes(memory).c_str(), model.memory().device().c_str());
     const std::string smaller = run.options.dtype == "f32" ? "--dtype bf16, or a smaller model" : "a smaller model";
     const bool keeps_too_much = run.options.recompute != "auto" && run.options.recompute != "layer";
-    const size_t documents = documents_of_sample(run), fits =
-        limits.mode == Mode::generate
-            ? 0
-            : most_tokens(run, run.options.recompute, limits, memory, documents * run.config.max_positions);
+    const size_t documents = documents_of_sample(run),
+                 fits = limits.mode == Mode::generate
+                            ? 0
+                            : most_tokens(run, run.options.recompute, limits, memory, documents * run.config.max_positions);
     const size_t ring = larger_ring(run, limits, memory);
     const std::string wider = ring ? format("--ring_attn_size %zu (now %zu), ", ring, limits.ranks.sp) : "";
     if (fits == 0)

@@ -49,7 +49,8 @@ std::string cache_file(const std::string &name);  // where what was once compute
 
 void open_config(Run &run, const std::string &dir);       // of the model in `dir`, with its tokenizer's hash
 Ranks ranks_of(const Run &run, size_t world, size_t sp);  // as the flags say; dies where the heads of run.config do not suit them
-void expect_positions(const Run &run, const PreparedData &data);  // dies where a document has more tokens than run.config positions
+void expect_positions(const Run &run,
+                      const PreparedData &data);  // dies where a document has more tokens than run.config positions
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path);
 size_t rows_capacity(const PreparedData &data, size_t row_tokens);  // T of the largest row that this data can fill
 ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data);

@@ -18,6 +18,7 @@
 #include "profile.h"
 #include "run.h"
 #include "schedule.h"
+#include "spikes.h"
 
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
@@ -31,7 +32,14 @@ static constexpr size_t max_skips_in_a_row = 5;
 namespace {
 
 struct Totals {
-    size_t samples = 0, tokens = 0, targets = 0, skipped = 0;
+    size_t samples = 0, tokens = 0, targets = 0, skipped = 0, restarts = 0;
+    double step_seconds = 0, seconds = 0;  // of steps; of everything, while the run ran
+};
+
+// The model with the least evaluation loss so far, which lies in best/ with these numbers beside it.
+struct Best {
+    size_t step = 0;  // 0: there is none
+    double loss = 0;
 };
 
 class Trainer {
@@ -56,9 +64,15 @@ class Trainer {
     struct StepLoss;
     StepLoss gradients_of(const Step &batch);
     void update(const Step &batch, double loss, double norm, double lr);
+    void explain(const Step &batch);
     ordered_json optimizer_step(const Step &batch);
     void evaluate_now();
-    void report_pairs(const PairTotals &totals, const LossSums &sums);
+    double report_pairs(const PairTotals &totals, const LossSums &sums);
+    double report_loss(const LossSums &sums);
+    std::string best_path() const { return o_.output_dir + "/best"; }
+    void find_best();
+    void keep_best(double loss);
+    void write_summary();
     void finish();
 
     Run &run_;
@@ -73,6 +87,9 @@ class Trainer {
     std::string export_dtype_, resume_from_;
     size_t steps_ = 0, step_ = 0, skips_in_a_row_ = 0;
     Totals totals_;
+    LossSpikes spikes_;
+    Best best_;
+    std::chrono::steady_clock::time_point counted_ = std::chrono::steady_clock::now();  // until when totals_.seconds has time
 };
 
 // What a step computes depends on these; a run cannot be resumed with others. More may differ, and is noted.
@@ -149,19 +166,28 @@ void Trainer::check_output_dir() {
 
 // ---- state ----------------------------------------------------------------------------------------------------------------------------
 
+static double seconds_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 ordered_json Trainer::state() const {
-    return {{"step", step_},
-            {"cursor", loader_->cursor()},
-            {"samples", totals_.samples},
-            {"tokens", totals_.tokens},
-            {"target_tokens", totals_.targets},
-            {"skipped", totals_.skipped},
-            {"skips_in_a_row", skips_in_a_row_},
-            {"steps", steps_},
-            {"task", task_name(run_.task)},
-            {"data", data_->path()},
-            {"data_fingerprint", fingerprint(data_->path())},
-            {"options", to_json(o_, run_.task)}};
+    return {
+        {"step", step_},
+        {"cursor", loader_->cursor()},
+        {"samples", totals_.samples},
+        {"tokens", totals_.tokens},
+        {"target_tokens", totals_.targets},
+        {"skipped", totals_.skipped},
+        {"skips_in_a_row", skips_in_a_row_},
+        {"restarts", totals_.restarts},
+        {"step_seconds", totals_.step_seconds},
+        {"seconds", totals_.seconds + seconds_since(counted_)},
+        {"losses", {{"seen", spikes_.seen}, {"spikes", spikes_.count}, {"mean", spikes_.mean}, {"variance", spikes_.variance}}},
+        {"steps", steps_},
+        {"task", task_name(run_.task)},
+        {"data", data_->path()},
+        {"data_fingerprint", fingerprint(data_->path())},
+        {"options", to_json(o_, run_.task)}};
 }
 
 // What the checkpoint says of the run.
@@ -190,8 +216,16 @@ void Trainer::restore_state(const std::string &dir) {
     }
     step_ = saved.at("step");
     loader_->seek(saved.at("cursor"));
-    totals_ = {saved.at("samples"), saved.at("tokens"), saved.at("target_tokens"), saved.at("skipped")};
+    totals_ = {saved.at("samples"),
+               saved.at("tokens"),
+               saved.at("target_tokens"),
+               saved.at("skipped"),
+               saved.at("restarts").get<size_t>() + 1,
+               saved.at("step_seconds"),
+               saved.at("seconds")};
     skips_in_a_row_ = saved.at("skips_in_a_row");
+    const auto &losses = saved.at("losses");
+    spikes_ = {losses.at("seen"), losses.at("spikes"), losses.at("mean"), losses.at("variance")};
 }
 
 void Trainer::start_or_resume() {
@@ -205,12 +239,14 @@ void Trainer::start_or_resume() {
     agree(run_.comm, [&] {
         if (!run_.speaks()) return;
         remove_checkpoints_beyond(o_.output_dir, step_);
+        find_best();
         if (o_.save_steps > 0) prune_checkpoints(o_.output_dir, o_.max_num);  // a crash may have come between a save and this
         const std::string log = o_.log.empty() ? o_.output_dir + "/log.jsonl" : o_.log;
         const bool same_log = !resume_from_.empty() && fs::exists(log);
         logger_ = std::make_unique<Logger>(log, same_log, step_);
         if (!same_log) describe_run();
     });
+    best_ = run_.comm.gather(best_)[0];
 }
 
 void Trainer::describe_run() {
@@ -287,6 +323,27 @@ void Trainer::save_checkpoint() {
         if (!run_.speaks()) return;
         set_latest(o_.output_dir, step_);
         prune_checkpoints(o_.output_dir, o_.max_num);
+    });
+}
+
+// What best/ holds when the run begins; it goes if it is of another run, or of a future that never happened.
+void Trainer::find_best() {
+    const std::string file = best_path() + "/evaluation.json";
+    if (!resume_from_.empty() && fs::exists(file)) {
+        const auto saved = read_json(file);
+        if (saved.value("step", size_t(0)) <= step_) best_ = {saved.value("step", size_t(0)), saved.value("eval_loss", 0.0)};
+    }
+    if (best_.step == 0) fs::remove_all(best_path());
+}
+
+void Trainer::keep_best(double loss) {
+    if (!std::isfinite(loss) || (best_.step && loss >= best_.loss)) return;
+    best_ = {step_, loss};
+    write_directory(run_.comm, best_path(), [&](const std::string &dir) {
+        save_model(dir);
+        agree(run_.comm, [&] {
+            if (run_.speaks()) write_json(dir + "/evaluation.json", {{"step", step_}, {"eval_loss", loss}});
+        });
     });
 }
 
@@ -375,6 +432,7 @@ void Trainer::update(const Step &batch, double loss, double norm, double lr) {
         skips_in_a_row_ = 0;
         return;
     }
+    if (!finite && o_.detect_anomaly) explain(batch);
     totals_.skipped++;
     if (logger_)
         logger_->say("step %zu skipped: %s", step_ + 1,
@@ -382,14 +440,32 @@ void Trainer::update(const Step &batch, double loss, double norm, double lr) {
     if (finite || ++skips_in_a_row_ < max_skips_in_a_row) return;
     const std::string tensor = model_->nonfinite_gradient();
     agree(run_.comm, [&] {
-        die("%zu steps in a row had a loss or gradient that is not finite; first in %s\n  fix: a smaller --learning_rate, or look for NaN in the model's weights",
+        die("%zu steps in a row had a loss or gradient that is not finite; first in %s\n  fix: a smaller --learning_rate; --detect_anomaly names the op where it begins",
             skips_in_a_row_, tensor.empty() ? "the loss" : tensor.c_str());
+    });
+}
+
+// Computes the step again, each op under watch, and ends the run with what was found first.
+void Trainer::explain(const Step &batch) {
+    model_->detect_anomaly();
+    gradients_of(batch);
+    const Anomaly own = model_->anomaly();
+    const auto ops = run_.comm.gather(own.ops);
+    const auto what = run_.comm.gather(own.what);
+    const std::string tensor = model_->nonfinite_gradient();
+    const size_t rank = size_t(std::min_element(ops.begin(), ops.end()) - ops.begin());
+    const std::string of_rank = run_.comm.size > 1 ? format("rank %zu, ", rank) : "";
+    const std::string first = ops[rank] < SIZE_MAX ? of_rank + what[rank]
+                              : !tensor.empty() ? "the gradient of " + tensor + ", while what passes through the layers is finite"
+                                                : "the loss, while its gradient is finite";
+    agree(run_.comm, [&] {
+        die("step %zu has a value that is not finite; first in %s\n  fix: a smaller --learning_rate, --dtype f32, or look at the samples of this step",
+            step_ + 1, first.c_str());
     });
 }
 
 ordered_json Trainer::optimizer_step(const Step &batch) {
     const auto now = [] { return std::chrono::steady_clock::now(); };
-    const auto seconds_since = [&](auto start) { return std::chrono::duration<double>(now() - start).count(); };
     const auto start = now();
     const double comm_before = run_.mesh->seconds();
     Profiler *profiler = model_->profiler();
@@ -407,6 +483,10 @@ ordered_json Trainer::optimizer_step(const Step &batch) {
     totals_.samples += batch.samples.size(), totals_.tokens += batch.tokens, totals_.targets += batch.target_tokens;
     if (profiler) profiler->end_step();
     const double seconds = seconds_since(start);
+    totals_.step_seconds += seconds;
+    const double usual = spikes_.mean;
+    if (std::isfinite(step.loss) && spikes_.add(step.loss) && logger_)
+        logger_->say("step %zu: a loss spike, %.4f where the mean was %.4f", step_, step.loss, usual);
     const double progress = double(loader_->cursor()) / double(loader_->train_samples().size());
     ordered_json line = {{"step", step_},
                          {"epoch", progress},
@@ -437,30 +517,39 @@ void Trainer::evaluate_now() {
     if (pairs_) pairs_->evaluate(*model_, data, samples);
     else document_values(run_, *model_, data, samples);
     const LossSums sums = over_ranks(run_.comm, model_->take_sums());
-    if (pairs_) return report_pairs(pairs_->take_totals(), sums);
-    if (!logger_) return;
+    keep_best(pairs_ ? report_pairs(pairs_->take_totals(), sums) : report_loss(sums));
+}
+
+// Both return the evaluation's loss.
+double Trainer::report_loss(const LossSums &sums) {
     const double n = sums.targets, loss = sums.nll / n;
-    if (n == 0) return logger_->say("step %zu: nothing to evaluate, no token of the evaluation samples is a target", step_);
+    if (!logger_) return loss;
+    if (n == 0) {
+        logger_->say("step %zu: nothing to evaluate, no token of the evaluation samples is a target", step_);
+        return loss;
+    }
     ordered_json line = {
         {"step", step_}, {"eval_loss", loss}, {"eval_perplexity", std::exp(loss)}, {"eval_target_tokens", size_t(n)}};
     line.update(token_metrics(sums, "eval_"));
     logger_->write(line);
     logger_->say("step %zu: eval loss %.4f  perplexity %.3f  accuracy %.4f", step_, loss, std::exp(loss), sums.correct / n);
+    return loss;
 }
 
-// Of an evaluation. A reward model's config.json tells where its rewards lie, for who wants to normalise them.
-void Trainer::report_pairs(const PairTotals &totals, const LossSums &sums) {
+// A reward model's config.json tells where its rewards lie, for who wants to normalise them.
+double Trainer::report_pairs(const PairTotals &totals, const LossSums &sums) {
     if (run_.config.reward) {
         run_.config.source["mean"] = totals.reward_mean();
         run_.config.source["std"] = std::max(totals.reward_std(), 1e-8);
     }
-    if (!logger_) return;
+    if (!logger_) return totals.loss;
     ordered_json line = {{"step", step_}, {"eval_loss", totals.loss}};
     if (!run_.config.reward) line.update(token_metrics(sums, "eval_"));
     totals.add_to(line, run_.task, "eval_");
     logger_->write(line);
     logger_->say("step %zu: eval loss %.4f  accuracy %.4f  margin %.4f", step_, totals.loss, totals.right / totals.pairs,
                  (totals.chosen_reward - totals.rejected_reward) / totals.pairs);
+    return totals.loss;
 }
 
 int Trainer::train() {
@@ -491,12 +580,31 @@ int Trainer::train() {
     return 0;
 }
 
+// The log's last line.
+void Trainer::write_summary() {
+    const double seconds = totals_.seconds + seconds_since(counted_);
+    ordered_json summary = {{"steps", step_},
+                            {"samples", totals_.samples},
+                            {"tokens", totals_.tokens},
+                            {"target_tokens", totals_.targets},
+                            {"hours", seconds / 3600},
+                            {"tok_s", double(totals_.tokens) / totals_.step_seconds},
+                            {"peak_mem", model_->memory().peak()},
+                            {"skipped", totals_.skipped},
+                            {"loss_spikes", spikes_.count},
+                            {"restarts", totals_.restarts}};
+    if (best_.step) summary["best_step"] = best_.step, summary["best_eval_loss"] = best_.loss;
+    logger_->write({{"summary", summary}});
+}
+
 void Trainer::finish() {
     save_model(o_.output_dir);
     if (!logger_) return;
     if (const Profiler *profiler = model_->profiler()) logger_->say("%s", profiler->table().c_str());
-    logger_->say("saved %s; %zu steps, %zu samples, %zu tokens, %zu steps skipped; peak memory %s, planned %s",
-                 o_.output_dir.c_str(), steps_, totals_.samples, totals_.tokens, totals_.skipped,
+    write_summary();
+    if (best_.step) logger_->say("best evaluation: loss %.4f at step %zu, in %s", best_.loss, best_.step, best_path().c_str());
+    logger_->say("saved %s; %zu steps, %zu samples, %zu tokens, %zu steps skipped, %zu loss spikes; peak memory %s, planned %s",
+                 o_.output_dir.c_str(), steps_, totals_.samples, totals_.tokens, totals_.skipped, spikes_.count,
                  human_bytes(model_->memory().peak()).c_str(), human_bytes(planned_).c_str());
 }
 

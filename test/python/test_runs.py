@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -104,7 +105,13 @@ def weights(directory):
 
 
 def log_lines(output):
-    return [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
+    """Without the last, the summary."""
+    lines = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if "summary" not in line]
+
+
+def summary(output):
+    return json.loads((output / "log.jsonl").read_text().splitlines()[-1])["summary"]
 
 
 def stable(lines):
@@ -383,13 +390,41 @@ def test_the_log(data, tmp_path):
     assert steps[-1]["target_tokens"] == 2 * sum(int(mask.sum()) for _, mask in documents) == 2 * evals[0]["eval_target_tokens"]
     assert evals[1]["eval_loss"] < evals[0]["eval_loss"] < steps[0]["loss"]
     assert math.isclose(evals[0]["eval_perplexity"], math.exp(evals[0]["eval_loss"]), rel_tol=1e-12)
+    last = summary(tmp_path / "a")
+    assert {name: last[name] for name in ("steps", "samples", "tokens", "target_tokens", "skipped", "loss_spikes", "restarts")} == {
+        "steps": 12, **{name: steps[-1][name] for name in ("samples", "tokens", "target_tokens")}, "skipped": 0, "loss_spikes": 0, "restarts": 0}
+    assert last["best_step"] == 12 and last["best_eval_loss"] == evals[1]["eval_loss"] and last["peak_mem"] >= steps[-1]["peak_mem"]
+    assert math.isclose(last["tok_s"], last["tokens"] / sum(line["step_s"] for line in steps), rel_tol=1e-9)
+    assert last["hours"] * 3600 > sum(line["step_s"] for line in steps)
+
+
+def test_the_best_model_is_kept(data, tmp_path):
+    """A rate that becomes far too large: the best evaluation is not the last. Resumed after it, at it and before it, it is the same."""
+    options = {"data": data, "eval_data": data, "eval_steps": 2, "learning_rate": 1, "max_steps": 10, "lr_scheduler": "linear",
+               "lr_warmup_ratio": 0.9, "save_steps": 2, "max_num": 9}
+    train(tmp_path / "a", **options)
+    evals = {line["step"]: line["eval_loss"] for line in log_lines(tmp_path / "a") if "eval_loss" in line}
+    step = min(evals, key=evals.get)
+    assert step == 4
+    assert json.loads((tmp_path / "a" / "best" / "evaluation.json").read_text()) == {"step": step, "eval_loss": evals[step]}
+    assert summary(tmp_path / "a")["best_step"] == step
+    assert evaluate(tmp_path / "a" / "best", data, tmp_path, max_len=64)["eval_loss"] == evals[step]
+    best = weights(tmp_path / "a" / "best")
+    for again in (8, 4, 2):
+        train(tmp_path / "a", resume=tmp_path / "a" / f"step_{again}", **options)
+        assert weights(tmp_path / "a" / "best") == best and summary(tmp_path / "a")["best_step"] == step
+        assert sum("summary" in line for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines()) == 1
+    assert summary(tmp_path / "a")["restarts"] == 1  # each time from a checkpoint of the first run
+    del options["eval_data"]
+    train(tmp_path / "a", "--overwrite", **options)
+    assert not (tmp_path / "a" / "best").exists() and "best_step" not in summary(tmp_path / "a")
 
 
 def test_logging_steps_and_another_log_file(data, tmp_path):
     log = tmp_path / "b.jsonl"
     train(tmp_path / "a", data=data, max_steps=5, logging_steps=2, log=log)
     assert not (tmp_path / "a" / "log.jsonl").exists()
-    assert [json.loads(line).get("step") for line in log.read_text().splitlines()] == [None, 2, 4, 5]
+    assert [json.loads(line).get("step") for line in log.read_text().splitlines()] == [None, 2, 4, 5, None]
 
 
 # ---- what must not change a result ------------------------------------------------------------------------------------------------
@@ -604,6 +639,28 @@ def test_gradients_that_overflow(data, tmp_path):
     assert result.stdout.count("skipped: its loss or gradient is not finite") == 5
     lines = log_lines(tmp_path / "a")[1:]
     assert [line["skipped"] for line in lines] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("tensor, first", [
+    ("layers.1.mlp.down_proj", r"forward, layer 1, down: element \d+ of act\.2\.x\n"),
+    ("layers.0.self_attn.v_proj", r"forward, layer 0, qkv: element \d+ of act\.0\.qkv\n"),
+    ("layers.1.self_attn.o_proj", r"forward, layer 1, proj: element \d+ of act\.1\.ln2\n"),
+])
+@pytest.mark.parametrize("options", [{}, {"dtype": "bf16"}, {"recompute": "layer"}, {"ranks": 2, "ring_attn_size": 2}, {"ranks": 2, "zero_stage": 2}],
+                         ids=lambda options: " ".join(map(str, options.values())))
+def test_detect_anomaly_names_the_first_op(tensor, first, options, data, tmp_path):
+    def change(w):
+        w *= np.float32(3e38) / np.abs(w).max()
+    changed = model_with(tmp_path, f"model.{tensor}.weight", change)
+    result = refused_training(data, tmp_path / "a", "step 1 has a value that is not finite", model=changed, max_steps=9, detect_anomaly="true", **options)
+    assert re.search(first, result.stderr), result.stderr
+
+
+def test_detect_anomaly_changes_nothing_else(data, tmp_path):
+    options = {"data": data, "max_steps": 3, "recompute": "cheap"}
+    train(tmp_path / "a", **options)
+    train(tmp_path / "b", "--detect_anomaly", **options)
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
 
 
 def test_a_step_without_targets_is_skipped(tmp_path):
