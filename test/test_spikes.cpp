@@ -26,7 +26,7 @@ TEST(Spikes, MeanAndVarianceOfAWindowThatIsNotFull) {
 TEST(Spikes, AJumpCountsAndAFallOrADriftDoesNot) {
     LossSpikes spikes;
     for (size_t i = 0; i < 300; i++) {
-        EXPECT_FALSE(spikes.add(3 - 0.005 * double(i) + noise(i))) << i;
+        EXPECT_FALSE(spikes.add(3 - 0.0005 * double(i) + noise(i))) << i;
         if (i == 200) EXPECT_TRUE(spikes.add(4));
         if (i == 250) EXPECT_FALSE(spikes.add(0.5));
     }
