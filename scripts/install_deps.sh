@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-packages=(g++ make libcli11-dev nlohmann-json3-dev libxxhash-dev libdnnl-dev libopenblas-dev libgtest-dev libboost-context-dev libopenmpi-dev openmpi-bin clang-format clang-tidy python3 python3-venv)
+packages=(g++ make libcli11-dev nlohmann-json3-dev libxxhash-dev libdnnl-dev libopenblas-dev libgtest-dev libboost-context-dev libopenmpi-dev openmpi-bin clang clang-format clang-tidy python3 python3-venv)
 missing=()
 for p in "${packages[@]}"; do
     [ "$(dpkg-query -W -f '${db:Status-Status}' "$p" 2> /dev/null || true)" = installed ] || missing+=("$p")

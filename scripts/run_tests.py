@@ -1,7 +1,7 @@
 """Runs the C++ and the Python tests and ends with one line, "N passed, M failed"; the exit code is the verdict.
 
     scripts/run_tests.py --build build          from the repository root, as `make test` does
-    scripts/run_tests.py --build build --all    the slow ones, too (C++ suites Slow*, pytest's mark `slow`), mutants and format
+    scripts/run_tests.py --build build --all    the slow ones, too (C++ suites Slow*, pytest's mark `slow`), mutants, fuzzers and format
 
 A suite that crashes, does not start or runs nothing counts as a failure.
 """
@@ -94,6 +94,7 @@ def main():
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--cuda", nargs="*", default=[], help="the tests of CUDA kernels on the CPU, in one or several builds")
     parser.add_argument("--ptxas", nargs="*", default=[], help="with --all: what nvcc said of the kernels")
+    parser.add_argument("--fuzzers", nargs="*", default=[], help="with --all")
     parser.add_argument("--ladders", nargs="*", default=[], help="programs of dev/cuda, in one or several builds")
     args = parser.parse_args()
 
@@ -108,6 +109,8 @@ def main():
         suites["CUDA workshop" + build] = lambda programs=programs: ladders(programs)
     if args.all:
         suites["mutants"] = lambda: counted([sys.executable, "scripts/mutants.py"])
+        if args.fuzzers:
+            suites["fuzzers"] = lambda: counted([sys.executable, "scripts/fuzz.py", *args.fuzzers])
         if args.ptxas:
             suites["ptxas"] = lambda: counted([sys.executable, "scripts/ptxas.py", *args.ptxas])
         suites["format"] = lambda: checked(["make", "--no-print-directory", "format"])

@@ -8,7 +8,11 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#ifdef __cpp_consteval
 #include <source_location>
+#else
+#include <experimental/source_location>
+#endif
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -58,7 +62,11 @@ struct Payload {
 };
 
 struct Comm;
+#ifdef __cpp_consteval
 using Where = std::source_location;
+#else  // clang before 15, which tidy and the fuzzers may use
+using Where = std::experimental::source_location;
+#endif
 
 // An exchange under way; wait() ends it. Forgotten on the way out of an exception it is withdrawn, so that nobody reads dead memory.
 class [[nodiscard]] Request {

@@ -1,0 +1,19 @@
+// optimizer.json of a checkpoint whose other file is whole.
+#include "../../llmc/io/checkpoint.h"
+#include "../../llmc/parallel/comm.h"
+#include "fuzz.h"
+
+static SelfComm comm;
+static HostMemory memory;
+static float values[3][5];
+static const OptimizerState state{
+    {{0, 2, values[0], values[1], values[2]}, {2, 3, values[0] + 2, values[1] + 2, values[2] + 2}}, 5, &memory};
+
+extern "C" int LLVMFuzzerInitialize(int *, char ***) {
+    save_optimizer(comm, fuzz_directory(), state);
+    return 0;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    return fuzz("optimizer.json", data, size, [](const std::string &) { load_optimizer(comm, fuzz_directory(), state); });
+}
