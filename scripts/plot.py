@@ -8,6 +8,7 @@ Where a curve has hundreds of points, a running mean over one in fifty of them i
 several ranks there are two more panels: where the time of a step goes, and what the ranks send each other, both stacked.
 """
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -64,10 +65,13 @@ def series(entries, key):
 def running_mean(values, window):
     """Of each value and up to window / 2 neighbours on either side. Gaps are left out."""
     half = window // 2
+    sums = [0, *itertools.accumulate(0 if math.isnan(v) else v for v in values)]
+    counts = [0, *itertools.accumulate(not math.isnan(v) for v in values)]
     means = []
     for i in range(len(values)):
-        near = [v for v in values[max(0, i - half):i + half + 1] if not math.isnan(v)]
-        means.append(sum(near) / len(near) if near else math.nan)
+        begin, end = max(0, i - half), min(len(values), i + half + 1)
+        near = counts[end] - counts[begin]
+        means.append((sums[end] - sums[begin]) / near if near else math.nan)
     return means
 
 
@@ -126,7 +130,7 @@ def figure_of(logs, panels):
     for axis, (key, title, _) in zip(axes.flat, panels):
         axis.set_title(title, fontsize=10, loc="left")
         if key in ("tok_s", "peak_mem"):
-            axis.set_ylim(bottom=0)
+            axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
     if len(panels) % 2:
         axes.flat[len(panels)].set_axis_off()
     for row, path in zip(axes[rows - len(on_ranks):], on_ranks):

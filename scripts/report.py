@@ -58,6 +58,11 @@ def count(n):
     return "–" if n is None else f"{n:,.0f}".replace(",", "\u202f")
 
 
+def hours(seconds):
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
 def size(n):
     return "–" if n is None else f"{n / 2**30:.2f} GiB" if n >= 2**30 else f"{n / 2**20:.1f} MiB"
 
@@ -85,7 +90,8 @@ def spikes(steps):
     found = []
     for i in range(SPIKE_WINDOW, len(losses)):
         before = [loss for _, loss in losses[i - SPIKE_WINDOW:i]]
-        if losses[i][1] > statistics.fmean(before) + SPIKE_DEVIATIONS * statistics.pstdev(before):
+        mean = statistics.fmean(before)
+        if losses[i][1] > mean + SPIKE_DEVIATIONS * math.sqrt(statistics.fmean((loss - mean)**2 for loss in before)):
             found.append(losses[i])
     return found
 
@@ -103,7 +109,7 @@ def summary(run):
         "samples": count(last.get("samples")),
         "tokens": count(last.get("tokens")),
         "target tokens": count(last.get("target_tokens")),
-        "hours of step time": f"{'' if exact else 'about '}{seconds / 3600:.3g}" if seconds else "–",
+        "time of the steps, h:mm:ss": ("" if exact else "about ") + hours(seconds),
         "tokens per second, mean": count(tokens / seconds if seconds else None),
         "tokens per second, median": count(statistics.median(speeds) if speeds else None),
         "peak memory": size(max((value for _, value in figures(run.steps, "peak_mem")), default=None)),
@@ -152,8 +158,8 @@ def panels_of(runs):
 
 
 def curves(runs):
-    style = dict.fromkeys(["text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color"], INK)
-    style |= {"legend.facecolor": "none", "svg.fonttype": "none", "svg.hashsalt": "", "text.parse_math": False}
+    style = dict.fromkeys(["text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"], INK)
+    style |= {"legend.facecolor": "none", "svg.fonttype": "none", "text.parse_math": False}
     drawing = io.StringIO()
     with plot.pyplot().rc_context(style):
         figure = plot.figure_of({run.path: (run.steps, run.evaluations) for run in runs}, panels_of(runs))
