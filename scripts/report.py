@@ -79,8 +79,8 @@ def step_time(run):
     for entry in run.steps:
         number, before = entry["step"] - before, entry["step"]
         exact &= number == 1
-        seconds += number * entry.get("step_s", 0)
-        tokens += number * entry.get("step_s", 0) * entry.get("tok_s", 0)
+        seconds += number * entry["step_s"]
+        tokens += number * entry["step_s"] * entry["tok_s"]
     return seconds, tokens, exact
 
 
@@ -288,6 +288,8 @@ def report(args):
         write_page([read_run(path) for path in args.log], out)
         return print(out)
     for path, name in zip(args.log, names):
+        if not args.follow:
+            plot.read_log(path)  # refuses one without steps
         entries = entries_as_they_come(path, args.follow)
         if args.tensorboard:
             write_tensorboard(Path(args.tensorboard) / name, entries)
