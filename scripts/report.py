@@ -237,7 +237,8 @@ def numbers(entry):
 
 
 def missing(package):
-    return PlotError(f"--{package} needs the package {package}, which this Python does not have\n  fix: {sys.executable} -m pip install {package}")
+    return PlotError(f"--{package} needs the package {package}, which this Python does not have\n"
+                     f"  fix: {sys.executable} -m pip install {package}")
 
 
 def write_tensorboard(folder, entries):
