@@ -79,8 +79,8 @@ def step_time(run):
     for entry in run.steps:
         number, before = entry["step"] - before, entry["step"]
         exact &= number == 1
-        seconds += number * entry["step_s"]
-        tokens += number * entry["step_s"] * entry["tok_s"]
+        seconds += number * entry.get("step_s", 0)
+        tokens += number * entry.get("step_s", 0) * entry.get("tok_s", 0)
     return seconds, tokens, exact
 
 
