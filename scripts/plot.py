@@ -8,13 +8,14 @@ Where a curve has hundreds of points, a running mean over one in fifty of them i
 several ranks there are two more panels: where the time of a step goes, and what the ranks send each other, both stacked.
 """
 import argparse
+import itertools
 import json
 import math
 import sys
 from pathlib import Path
 
-PANELS = [("loss", "loss (nats per target token)"), ("lr", "learning rate"), ("grad_norm", "gradient norm, before clipping"),
-          ("tok_s", "tokens per second")]
+PANELS = [("loss", "loss", 1), ("lr", "learning rate", 1), ("grad_norm", "gradient norm, before clipping", 1),
+          ("tok_s", "tokens per second", 1)]
 RANK_PANELS = [("seconds a step", 1, {"compute_s": "computing", "comm_s": "waiting for ranks", "optimizer_s": "optimizer"}),
                ("MB sent a step, by all ranks", 1e6, {"sent_kv": "keys and values", "sent_dkv": "their gradients",
                                                       "sent_grads": "gradients of parameters", "sent_params": "parameters"})]
@@ -24,21 +25,31 @@ class PlotError(Exception):
     pass
 
 
-def read_log(path):
-    """The lines of the steps and those of the evaluations. A line cut off by a crash is left out."""
+def read_lines(path):
     try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
+        return Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
     except FileNotFoundError:
         raise PlotError(f"{path}: no such file\n  fix: the log.jsonl of a run's --output_dir") from None
     except OSError as error:
         raise PlotError(f"{path}: {error.strerror}\n  fix: the log.jsonl of a run's --output_dir") from None
-    steps, evaluations = [], []
-    for line in text.splitlines():
+
+
+def entries_of(lines):
+    """Lines of a log as objects. One cut off by a crash is left out."""
+    for line in lines:
         try:
             entry = json.loads(line)
         except ValueError:
             continue
-        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+        if isinstance(entry, dict):
+            yield entry
+
+
+def read_log(path):
+    """The lines of the steps and those of the evaluations."""
+    steps, evaluations = [], []
+    for entry in entries_of(read_lines(path)):
+        if isinstance(entry.get("step"), int):
             (evaluations if "eval_loss" in entry else steps).append(entry)
     if not steps:
         raise PlotError(f"{path}: there are no steps in it\n  fix: the log.jsonl of a training run that has done a step")
@@ -54,10 +65,13 @@ def series(entries, key):
 def running_mean(values, window):
     """Of each value and up to window / 2 neighbours on either side. Gaps are left out."""
     half = window // 2
+    sums = [0, *itertools.accumulate(0 if math.isnan(v) else v for v in values)]
+    counts = [0, *itertools.accumulate(not math.isnan(v) for v in values)]
     means = []
     for i in range(len(values)):
-        near = [v for v in values[max(0, i - half):i + half + 1] if not math.isnan(v)]
-        means.append(sum(near) / len(near) if near else math.nan)
+        begin, end = max(0, i - half), min(len(values), i + half + 1)
+        near = counts[end] - counts[begin]
+        means.append((sums[end] - sums[begin]) / near if near else math.nan)
     return means
 
 
@@ -78,32 +92,48 @@ def name_of(path):
     return path.parent.name if path.name == "log.jsonl" and path.parent.name else path.stem
 
 
-def draw(logs, out):
+def pyplot():
     try:
         import matplotlib
     except ImportError:
-        raise PlotError("drawing needs matplotlib, which this Python does not have\n  fix: make deps, then .venv/bin/python scripts/plot.py") from None
+        raise PlotError("drawing needs matplotlib, which this Python does not have\n"
+                        f"  fix: make deps, then .venv/bin/python scripts/{Path(sys.argv[0]).name}") from None
     matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    import matplotlib.pyplot
+    return matplotlib.pyplot
 
+
+def draw_panel(axis, log, key, scale, color, name):
+    """A key of the steps over them, and dashed what the evaluations say of it."""
+    steps, evaluations = log
+    x, y = series(steps, key)
+    y = [v / scale for v in y]
+    window = len(y) // 50
+    smooth = window > 2 and key != "lr"
+    axis.plot(x, y, color=color, linewidth=0.7 if smooth else 1.5, alpha=0.25 if smooth else 1, marker="." if len(x) == 1 else None,
+              label=None if smooth else name)
+    if smooth:
+        axis.plot(x, running_mean(y, window), color=color, linewidth=1.5, label=name)
+    evaluated = [entry for entry in evaluations if "eval_" + key in entry]
+    if evaluated:
+        axis.plot(*series(evaluated, "eval_" + key), color=color, linestyle="--", marker="o", markersize=4, label=name + ", evaluation")
+
+
+def figure_of(logs, panels):
+    """logs: {path: what read_log returns}; panels: (key, title, what to divide by), two in a row. Those of ranks follow."""
     on_ranks = [path for path, (steps, _) in logs.items() if "comm_s" in steps[0]]
-    figure, axes = plt.subplots(2 + len(on_ranks), 2, figsize=(11, 7 + 3.5 * len(on_ranks)), sharex=True, layout="constrained")
-    for i, (path, (steps, evaluations)) in enumerate(logs.items()):
-        color = f"C{i % 10}"
-        for axis, (key, _) in zip(axes.flat, PANELS):
-            x, y = series(steps, key)
-            window = len(y) // 50
-            smooth = window > 2 and key != "lr"
-            axis.plot(x, y, color=color, linewidth=0.7 if smooth else 1.5, alpha=0.25 if smooth else 1, marker="." if len(x) == 1 else None,
-                      label=None if smooth else name_of(path))
-            if smooth:
-                axis.plot(x, running_mean(y, window), color=color, linewidth=1.5, label=name_of(path))
-        if evaluations:
-            axes[0, 0].plot(*series(evaluations, "eval_loss"), color=color, linestyle="--", marker="o", markersize=4,
-                            label=name_of(path) + ", evaluation")
-    for axis, (_, title) in zip(axes.flat, PANELS):
+    rows = (len(panels) + 1) // 2 + len(on_ranks)
+    figure, axes = pyplot().subplots(rows, 2, figsize=(11, 3.5 * rows), sharex=True, layout="constrained")
+    for i, (path, log) in enumerate(logs.items()):
+        for axis, (key, _, scale) in zip(axes.flat, panels):
+            draw_panel(axis, log, key, scale, f"C{i % 10}", name_of(path))
+    for axis, (key, title, _) in zip(axes.flat, panels):
         axis.set_title(title, fontsize=10, loc="left")
-    for row, path in zip(axes[2:], on_ranks):
+        if key in ("tok_s", "peak_mem"):
+            axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
+    if len(panels) % 2:
+        axes.flat[len(panels)].set_axis_off()
+    for row, path in zip(axes[rows - len(on_ranks):], on_ranks):
         for axis, (title, scale, keys) in zip(row, RANK_PANELS):
             edges, stack = layers(logs[path][0], scale, keys)
             for label, (below, above) in zip(keys.values(), stack):
@@ -112,11 +142,16 @@ def draw(logs, out):
             axis.legend(fontsize=8)
     for axis in axes.flat:
         axis.grid(alpha=0.3)
+        axis.tick_params(labelbottom=True)
     for axis in axes[-1]:
         axis.set_xlabel("step")
         axis.xaxis.get_major_locator().set_params(integer=True)
-    axes[1, 1].set_ylim(bottom=0)
     axes[0, 0].legend(fontsize=8)
+    return figure
+
+
+def draw(logs, out):
+    figure = figure_of(logs, PANELS)
     try:
         figure.savefig(out, dpi=110, format="png")
     except OSError as error:

@@ -1,0 +1,318 @@
+#!/usr/bin/env python3
+"""Shows what train_llama logs: one page for a browser, or TensorBoard, or Weights & Biases.
+
+    scripts/report.py out/a/log.jsonl                                a page without references to the network, out/a/report.html
+    scripts/report.py out/a/log.jsonl out/b/log.jsonl --html ab.html several runs, to compare
+    scripts/report.py out/a/log.jsonl --tensorboard runs --follow    then: tensorboard --logdir runs
+    scripts/report.py out/a/log.jsonl --wandb PROJECT --follow       WANDB_MODE=offline keeps it on this machine
+
+TensorBoard and W&B get every number of the log under its name there; those packages are not installed by make deps. --follow reads on
+until the run has ended (its log then has a summary), or until Ctrl-C. A resumed run goes on in the same curves; of
+steps that it does again, the first stay. TensorBoard's files may be written again: the newest holds.
+"""
+import argparse
+import html
+import io
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import plot
+from plot import PlotError
+
+# of a step, beside those with a panel of their own: counters, or in another panel
+WITHOUT_PANEL = {"step", "epoch", "samples", "tokens", "target_tokens", "step_s", "skipped", "peak_mem_min",
+                 *(key for _, _, keys in plot.RANK_PANELS for key in keys)}
+POLL_SECONDS = 5
+SPIKE_WINDOW, SPIKE_SETTLED, SPIKE_DEVIATIONS = 100, 20, 6
+INK = "#123456"  # becomes the page's text colour, which follows the browser's light or dark
+
+
+class Run(NamedTuple):
+    path: str
+    about: dict  # the first line of the log, which describes the run
+    steps: list
+    evaluations: list
+    written: datetime
+
+
+def describing(lines):
+    return next((entry for entry in plot.entries_of(lines[:1]) if "step" not in entry), {})
+
+
+def read_run(path):
+    steps, evaluations = plot.read_log(path)
+    return Run(path, describing(plot.read_lines(path)), steps, evaluations, datetime.fromtimestamp(os.path.getmtime(path)).astimezone())
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------------------------
+
+
+def count(n):
+    return "–" if n is None else f"{n:,.0f}".replace(",", "\u202f")
+
+
+def hours(seconds):
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def size(n):
+    return "–" if n is None else f"{n / 2**30:.2f} GiB" if n >= 2**30 else f"{n / 2**20:.1f} MiB"
+
+
+def figures(entries, key):
+    """The numbers of a key, with the steps they belong to."""
+    return [(step, value) for step, value in zip(*plot.series(entries, key)) if not math.isnan(value)]
+
+
+def step_time(run):
+    """Seconds of all steps, tokens of all steps, and whether every step was logged. One that was not counts as the next that was."""
+    seconds, tokens, exact = 0, 0, True
+    before = max(0, run.steps[0]["step"] - run.about.get("options", {}).get("logging_steps", 1))
+    for entry in run.steps:
+        number, before = entry["step"] - before, entry["step"]
+        exact &= number == 1
+        seconds += number * entry.get("step_s", 0)
+        tokens += number * entry.get("step_s", 0) * entry.get("tok_s", 0)
+    return seconds, tokens, exact
+
+
+def spikes(steps):
+    """The steps that llmc/train/spikes.h counts, where every step is logged."""
+    found, mean, variance = [], 0, 0
+    for n, (step, loss) in enumerate(figures(steps, "loss"), 1):
+        if n > SPIKE_SETTLED and loss > mean + SPIKE_DEVIATIONS * math.sqrt(variance):
+            found.append((step, loss))
+        share, d = 1 / min(n, SPIKE_WINDOW), loss - mean
+        mean += share * d
+        variance = (1 - share) * (variance + share * d * d)
+    return found
+
+
+def summary(run):
+    """What the table says of a run: {row: cell}."""
+    last, about = run.steps[-1], run.about
+    seconds, tokens, exact = step_time(run)
+    speeds = [speed for _, speed in figures(run.steps, "tok_s")]
+    losses, evaluations = figures(run.steps, "loss"), figures(run.evaluations, "eval_loss")
+    best = min(evaluations, key=lambda pair: pair[1], default=None)
+    high = spikes(run.steps)
+    return {
+        "steps": f"{count(last['step'])} of {count(about.get('steps'))}",
+        "samples": count(last.get("samples")),
+        "tokens": count(last.get("tokens")),
+        "target tokens": count(last.get("target_tokens")),
+        "time of the steps, h:mm:ss": ("" if exact else "about ") + hours(seconds),
+        "tokens per second, mean": count(tokens / seconds if seconds else None),
+        "tokens per second, median": count(statistics.median(speeds) if speeds else None),
+        "peak memory": size(max((value for _, value in figures(run.steps, "peak_mem")), default=None)),
+        "planned": size(about.get("planned_peak_mem")),
+        "loss, first and last": f"{losses[0][1]:.4g}, {losses[-1][1]:.4g}" if losses else "–",
+        "best evaluation": f"loss {best[1]:.4g} at step {count(best[0])}" if best else "none",
+        "skipped steps": count(last.get("skipped")),
+        "loss spikes": f"{len(high)}, first to {high[0][1]:.4g} at step {count(high[0][0])}" if high else "none",
+    }
+
+
+def heading(run):
+    about, model = run.about, run.about.get("model", {})
+    when = f"log last written {run.written:%Y-%m-%d %H:%M %Z}"
+    if not about:
+        return f"the log does not begin with a description of the run; {when}"
+    return (f"task {about.get('task')}; {model.get('family')} with {count(model.get('parameters'))} parameters"
+            f"{', ' + model['dir'] if model.get('dir') else ''}; data {about.get('data', {}).get('path')}; on {about.get('device')}, "
+            f"{about.get('threads')} threads a rank; world {about.get('world')}, dp {about.get('dp')}, sp {about.get('sp')}; {when}")
+
+
+def table(names, rows):
+    """names: of the columns, which a single one does not need; rows: {name: one text for each column}."""
+    head = "<tr><th></th>" + "".join(f"<th>{html.escape(name)}</th>" for name in names) + "</tr>\n" if len(names) > 1 else ""
+    body = [f"<tr><th>{html.escape(row)}</th>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
+            for row, cells in rows.items()]
+    return f"<table>\n{head}" + "\n".join(body) + "\n</table>"
+
+
+def options_of(runs):
+    """Rows of a table, those first in which the runs differ."""
+    options = [run.about.get("options", {}) for run in runs]
+    rows = {}
+    for key in dict.fromkeys(key for one in options for key in one):
+        values = [one.get(key, "–") for one in options]
+        rows[key] = [value if isinstance(value, str) else json.dumps(value) for value in values]
+    return dict(sorted(rows.items(), key=lambda row: len(set(row[1])) == 1))
+
+
+def panels_of(runs):
+    """plot.py's, memory, and whatever else the steps have a number of, which the task decides."""
+    panels = [*plot.PANELS, ("peak_mem", "peak memory (GiB)", 2**30)]
+    known = WITHOUT_PANEL | {key for key, _, _ in panels}
+    rest = dict.fromkeys(key for run in runs for entry in run.steps for key in entry if isinstance(entry[key], (int, float)))
+    return panels + [(key, key, 1) for key in rest if key not in known]
+
+
+def curves(runs):
+    style = dict.fromkeys(["text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"], INK)
+    style |= {"legend.facecolor": "none", "svg.fonttype": "none", "text.parse_math": False}
+    drawing = io.StringIO()
+    with plot.pyplot().rc_context(style):
+        figure = plot.figure_of({run.path: (run.steps, run.evaluations) for run in runs}, panels_of(runs))
+        figure.savefig(drawing, format="svg", transparent=True, metadata=dict.fromkeys(["Creator", "Date", "Format", "Type"]))
+    svg = drawing.getvalue()
+    return svg[svg.index("<svg"):].replace(INK, "currentColor")  # without the XML header, which refers to a site
+
+
+def page(runs):
+    names = [plot.name_of(run.path) for run in runs]
+    sums = [summary(run) for run in runs]
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{html.escape(", ".join(names))}</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }}
+table {{ border-collapse: collapse; }}
+th, td {{ text-align: left; vertical-align: top; padding: 0.1rem 1.5rem 0.1rem 0; border-bottom: 1px solid #8886; overflow-wrap: anywhere; }}
+th {{ font-weight: 600; }}
+td {{ font-variant-numeric: tabular-nums; }}
+svg {{ width: 100%; height: auto; }}
+</style>
+</head>
+<body>
+<h1>{html.escape(", ".join(names))}</h1>
+{"".join(f"<p><b>{html.escape(name)}</b>: {html.escape(heading(run))}</p>" for name, run in zip(names, runs))}
+{table(names, {row: [one[row] for one in sums] for row in sums[0]})}
+<h2>Curves</h2>
+{curves(runs)}
+<h2>Options</h2>
+{table(names, options_of(runs))}
+</body>
+</html>
+"""
+
+
+def write_page(runs, out):
+    text = page(runs)
+    try:
+        Path(out).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PlotError(f"cannot write {out}: {error.strerror}\n  fix: --html FILE.html") from None
+
+
+# ---- TensorBoard and W&B --------------------------------------------------------------------------------------------------------------
+
+
+def entries_as_they_come(path, follow):
+    """The steps and evaluations of a log in its order, each once. With follow, until the run has ended."""
+    lines, last = [], {"step": 0, "evaluation": 0}
+    while True:
+        before, lines = lines, plot.read_lines(path)
+        if len(before) > 1 and lines[0] != before[0]:
+            raise PlotError(f"{path} is now the log of another run\n  fix: start scripts/report.py again")
+        known = next((i for i, (old, new) in enumerate(zip(before, lines)) if old != new), min(len(before), len(lines)))
+        for entry in plot.entries_of(lines[known:]):
+            kind = "evaluation" if "eval_loss" in entry else "step"
+            if isinstance(entry.get("step"), int) and entry["step"] > last[kind]:
+                last[kind] = entry["step"]
+                yield entry
+        if not follow or any("summary" in entry for entry in plot.entries_of(lines[-2:])):
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def numbers(entry):
+    return {key: value for key, value in entry.items() if key != "step" and isinstance(value, (int, float))}
+
+
+def missing(package):
+    return PlotError(f"--{package} needs the package {package}, which this Python does not have\n"
+                     f"  fix: {sys.executable} -m pip install {package}")
+
+
+def write_tensorboard(folder, entries):
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError:
+        raise missing("tensorboard") from None
+    try:
+        writer = EventFileWriter(str(folder), flush_secs=POLL_SECONDS)
+    except OSError as error:
+        raise PlotError(f"cannot write {folder}: {error.strerror}\n  fix: --tensorboard DIR") from None
+    # TensorBoard then forgets what older files say of steps from 0 on
+    writer.add_event(Event(wall_time=time.time(), step=0, session_log=SessionLog(status=SessionLog.START)))
+    try:
+        for entry in entries:
+            values = [Summary.Value(tag=tag, simple_value=value) for tag, value in numbers(entry).items()]
+            writer.add_event(Event(wall_time=time.time(), step=entry["step"], summary=Summary(value=values)))
+    finally:
+        writer.close()
+
+
+def write_wandb(project, name, about, entries):
+    try:
+        import wandb
+    except ImportError:
+        raise missing("wandb") from None
+    try:
+        run = wandb.init(project=project, name=name, config=about)
+    except wandb.Error as error:
+        raise PlotError(f"W&B: {error}\n  fix: wandb login, or WANDB_MODE=offline") from None
+    try:
+        for entry in entries:
+            run.log(numbers(entry), step=entry["step"])
+    finally:
+        run.finish()
+
+
+def report(args):
+    names = [plot.name_of(path) for path in args.log]
+    if len(set(names)) < len(names):
+        raise PlotError(f"two of the runs have the same name: {', '.join(names)}\n  fix: name their directories differently")
+    if args.follow and (len(args.log) > 1 or not (args.tensorboard or args.wandb)):
+        raise PlotError("--follow is for one log, and for TensorBoard or W&B\n  fix: add --tensorboard DIR or --wandb PROJECT")
+    if not (args.tensorboard or args.wandb):
+        out = args.html or Path(args.log[0]).parent / "report.html"
+        write_page([read_run(path) for path in args.log], out)
+        return print(out)
+    for path, name in zip(args.log, names):
+        if not args.follow:
+            plot.read_log(path)  # refuses one without steps
+        entries = entries_as_they_come(path, args.follow)
+        if args.tensorboard:
+            write_tensorboard(Path(args.tensorboard) / name, entries)
+            print(Path(args.tensorboard) / name)
+        else:
+            write_wandb(args.wandb, name, describing(plot.read_lines(path)), entries)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("log", nargs="+", help="log.jsonl of a run")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--html", metavar="FILE", help="the page to write (default: report.html beside the first log)")
+    where.add_argument("--tensorboard", metavar="DIR", help="write event files into DIR/RUN")
+    where.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases, each log as a run of its own")
+    parser.add_argument("--follow", action="store_true", help="go on while the run does")
+    try:
+        report(parser.parse_args())
+    except PlotError as error:
+        print(f"report.py: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

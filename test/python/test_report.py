@@ -1,0 +1,236 @@
+"""scripts/report.py: the numbers and curves of its page, which entries reach TensorBoard and W&B, and its refusals."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+import report  # noqa: E402
+from plot import PlotError  # noqa: E402
+
+ABOUT = {"task": "sft", "options": {"seed": 42, "learning_rate": 1e-4, "logging_steps": 1, "eval_data": "more.jsonl"},
+         "device": "cpu", "threads": 2, "world": 4, "dp": 2, "sp": 2, "model": {"family": "llama", "parameters": 1673664, "dir": "a/model"},
+         "data": {"path": "chats.safetensors"}, "steps": 4, "planned_peak_mem": 3 * 2**29}
+
+
+def step(n, **more):
+    return {"step": n, "loss": 4 / n, "grad_norm": 1.0, "lr": 1e-4, "samples": 8 * n, "tokens": 700 * n, "target_tokens": 300 * n,
+            "tok_s": 100.0, "step_s": 2.0, "mfu": None, "peak_mem": 2**20 * n, "skipped": 0, **more}
+
+
+def evaluation(n, loss, **more):
+    return {"step": n, "eval_loss": loss, **more}
+
+
+def text_of(lines):
+    return "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
+
+
+def write_log(folder, lines):
+    folder.mkdir(exist_ok=True)
+    path = folder / "log.jsonl"
+    path.write_text(text_of(lines))
+    return path
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, SCRIPTS / "report.py", *map(str, arguments)], capture_output=True, text=True)
+
+
+def page_of(*logs):
+    return report.page([report.read_run(log) for log in logs])
+
+
+def rows_of(page):
+    """{first cell: the others}, in order."""
+    rows = re.findall(r"<tr><th>(.*?)</th>(.*?)</tr>", page.replace("\u202f", " "))
+    return {name: re.findall("<t[dh]>(.*?)</t[dh]>", cells) for name, cells in rows}
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_of_the_page(tmp_path):
+    log = write_log(tmp_path / "run", [
+        ABOUT, step(1, tok_s=100.0, step_s=4000.0), evaluation(1, 2.5), step(2, loss=None, grad_norm=None, tok_s=200.0, skipped=1),
+        evaluation(2, 1.25), step(3, tok_s=400.0, skipped=1), evaluation(3, None), '{"step": 4, "lo'])
+    done = run(log)
+    assert done.returncode == 0 and done.stdout == f"{tmp_path / 'run' / 'report.html'}\n", done.stderr
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    rows = rows_of(page)
+    assert {name: rows[name] for name in ("steps", "samples", "tokens", "target tokens", "skipped steps")} == {
+        "steps": ["3 of 4"], "samples": ["24"], "tokens": ["2 100"], "target tokens": ["900"], "skipped steps": ["1"]}
+    assert rows["time of the steps, h:mm:ss"] == ["1:06:44"]
+    assert rows["tokens per second, mean"] == ["100"]  # (100 * 4000 + 200 * 2 + 400 * 2) / 4004 = 100.2
+    assert rows["tokens per second, median"] == ["200"]
+    assert (rows["peak memory"], rows["planned"]) == (["3.0 MiB"], ["1.50 GiB"])
+    assert rows["loss, first and last"] == ["4, 1.333"]
+    assert rows["best evaluation"] == ["loss 1.25 at step 2"]
+    assert rows["loss spikes"] == ["none"]
+    assert (rows["seed"], rows["eval_data"]) == (["42"], ["more.jsonl"])
+    for text in ("<h1>run</h1>", "task sft; llama with 1\u202f673\u202f664 parameters, a/model; data chats.safetensors; ",
+                 "on cpu, 2 threads a rank; world 4, dp 2, sp 2; log last written 20"):
+        assert text in page
+
+
+def test_several_logs_have_a_column_each(tmp_path):
+    other = {**ABOUT, "options": {"seed": 42, "learning_rate": 2e-4, "beta": 0.1}, "steps": 9}
+    logs = write_log(tmp_path / "a", [ABOUT, step(1)]), write_log(tmp_path / "b", [other, step(1), step(2), evaluation(2, 3.0)])
+    page = page_of(*logs)
+    rows = rows_of(page)
+    assert rows[""] == ["a", "b"]
+    assert rows["steps"] == ["1 of 4", "2 of 9"] and rows["best evaluation"] == ["none", "loss 3 at step 2"]
+    options = list(rows)[list(rows).index("loss spikes") + 1:]
+    assert options == ["learning_rate", "logging_steps", "eval_data", "beta", "seed"]  # what differs comes first
+    assert rows["learning_rate"] == ["0.0001", "0.0002"] and rows["beta"] == ["–", "0.1"] and rows["seed"] == ["42", "42"]
+    assert page.count("<svg") == 1 and ">a</text>" in page and ">b, evaluation</text>" in page
+
+
+def test_steps_that_are_not_logged_count_as_the_next_that_is(tmp_path):
+    about = {**ABOUT, "options": {"logging_steps": 10}}
+    first = write_log(tmp_path / "a", [about, step(10), step(20), step(23, step_s=5.0, tok_s=40.0)])
+    assert report.step_time(report.read_run(first)) == (10 * 2 + 10 * 2 + 3 * 5, 10 * 200 + 10 * 200 + 3 * 200, False)
+    assert rows_of(page_of(first))["time of the steps, h:mm:ss"] == ["about 0:00:55"]
+    new_log = write_log(tmp_path / "b", [ABOUT, step(101), step(102)])  # of a run resumed at step 100, whose first log is gone
+    assert report.step_time(report.read_run(new_log)) == (4, 400, True)
+
+
+def test_spikes():
+    losses = [1 + 0.1 * (-1)**n for n in range(120)]  # deviation 0.1
+    losses[80], losses[100] = 1.5, 1.9  # 1.5 lies 5 deviations above the mean
+    steps = [step(n + 1, loss=loss) for n, loss in enumerate(losses)]
+    assert report.spikes(steps) == [(101, 1.9)]
+    assert report.spikes([*steps[:90], step(91, loss=None), *steps[91:]]) == [(101, 1.9)]
+    assert report.spikes(steps[81:]) == []  # 20 losses are needed before it
+
+
+def test_curves(tmp_path):
+    pairs = {"rewards/margins": 0.5, "rewards/accuracies": 0.75}
+    evaluated = evaluation(2, 1.0, **{"eval_rewards/margins": 0.4})
+    runs = [report.read_run(write_log(tmp_path / name, [ABOUT, step(1, **more), step(2, **more), evaluated]))
+            for name, more in (("sft", {"entropy": 2.0}), ("dpo", pairs))]
+    assert [key for key, _, _ in report.panels_of(runs)] == ["loss", "lr", "grad_norm", "tok_s", "peak_mem", "entropy", *pairs]
+    with_mfu = runs[0]._replace(steps=[step(1), step(2, mfu=0.4)])
+    assert [key for key, _, _ in report.panels_of([with_mfu])][5:] == ["mfu"]
+    svg = report.curves(runs)
+    for title in ("loss", "learning rate", "peak memory (GiB)", "entropy", "rewards/margins"):
+        assert f">{title}</text>" in svg
+
+
+def test_the_page_stands_alone(tmp_path):
+    page = page_of(write_log(tmp_path / "a<b>&_$c$", [ABOUT, step(1), step(2)]))
+    assert set(re.findall(r"https?://[^\"<> ]*", page)) <= {"http://www.w3.org/1999/xlink", "http://www.w3.org/2000/svg"}  # names, not links
+    for outside in ("<script", "<link", "<img", "<!DOCTYPE svg", "@import", "src="):
+        assert outside not in page
+    assert "<h1>a&lt;b&gt;&amp;_$c$</h1>" in page and ">a&lt;b&gt;&amp;_$c$</text>" in page
+    assert "color-scheme: light dark" in page and "currentColor" in page and report.INK not in page
+
+
+def test_a_log_without_a_description(tmp_path):
+    page = page_of(write_log(tmp_path, [step(1), step(2)]))
+    assert "does not begin with a description" in page and rows_of(page)["steps"] == ["2 of –"]
+
+
+# ---- TensorBoard and W&B --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_waiting(monkeypatch):
+    polls = iter(range(20))  # a reader that misses the end fails
+    monkeypatch.setattr(report.time, "sleep", lambda seconds: next(polls))
+
+
+def test_follow_through_a_crash_and_a_resume(tmp_path, no_waiting):
+    log = write_log(tmp_path, [ABOUT])
+    entries = report.entries_as_they_come(log, follow=True)
+    before = [ABOUT, step(1), step(2), evaluation(2, 2.0)]
+    write_log(tmp_path, [*before, step(3), '{"step": 4, "lo'])
+    assert [next(entries) for _ in range(4)] == [*before[1:], step(3)]
+    # resumed at step 2; step 3 is done again; 4 is written while the reader looks, and the last evaluation takes a while
+    write_log(tmp_path, [*before, step(3, tok_s=99.0), json.dumps(step(4))[:20]])
+    with open(log, "a") as file:
+        file.write(json.dumps(step(4))[20:] + "\n")
+    assert next(entries) == step(4)
+    with open(log, "a") as file:
+        file.write(text_of([evaluation(4, 1.0)]))
+    assert next(entries) == evaluation(4, 1.0)
+    with open(log, "a") as file:
+        file.write(text_of([{"summary": {"steps": 4}}]))
+    assert next(entries, "ended") == "ended"
+
+
+def test_what_ends_a_run(tmp_path, no_waiting):
+    whole = [step(n) for n in (1, 2, 3, 4)]
+    ended = write_log(tmp_path, [ABOUT, *whole, {"summary": {"steps": 4}}])
+    assert list(report.entries_as_they_come(ended, follow=True)) == whole
+    unfinished = write_log(tmp_path, [ABOUT, *whole[:2]])
+    assert list(report.entries_as_they_come(unfinished, follow=False)) == whole[:2]
+
+
+def test_another_run_in_the_same_log(tmp_path, no_waiting):
+    log = write_log(tmp_path, [ABOUT, step(1)])
+    entries = report.entries_as_they_come(log, follow=True)
+    assert next(entries) == step(1)
+    write_log(tmp_path, [{**ABOUT, "task": "rm"}, step(1), step(2)])
+    with pytest.raises(PlotError, match="another run\n  fix:"):
+        next(entries)
+
+
+def test_tensorboard_reads_it(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    log = write_log(tmp_path / "a", [ABOUT, step(1), step(2, loss=None), evaluation(2, 1.5), step(3)])
+    for _ in range(2):  # the second time in place of the first
+        done = run(log, "--tensorboard", tmp_path / "tb")
+        assert done.returncode == 0, done.stderr
+    events = accumulator.EventAccumulator(str(tmp_path / "tb" / "a"))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == step(1).keys() - {"step", "mfu"} | {"eval_loss"}
+    assert [(e.step, e.value) for e in events.Scalars("samples")] == [(1, 8), (2, 16), (3, 24)]
+    assert [e.step for e in events.Scalars("loss")] == [1, 3]
+    assert [(e.step, e.value) for e in events.Scalars("eval_loss")] == [(2, 1.5)]
+
+
+def test_wandb_is_given_every_number(monkeypatch):
+    calls = []
+    fake = SimpleNamespace(log=lambda values, step: calls.append((step, values)), finish=lambda: calls.append("finish"))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **of_run: calls.append(of_run) or fake, Error=OSError))
+    report.write_wandb("project", "a", ABOUT, [{"step": 1, "loss": 2.0, "mfu": None}, {"step": 1, "eval_loss": 3.0}])
+    assert calls == [{"project": "project", "name": "a", "config": ABOUT}, (1, {"loss": 2.0}), (1, {"eval_loss": 3.0}), "finish"]
+
+
+@pytest.mark.parametrize("package, write", [("tensorboard", lambda: report.write_tensorboard("nowhere", [])),
+                                            ("wandb", lambda: report.write_wandb("project", "a", {}, []))])
+def test_a_missing_package(monkeypatch, package, write):
+    for name in [package, *(name for name in sys.modules if name.startswith(package + "."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(PlotError, match=f"^--{package} needs the package {package}.*\n  fix: .* -m pip install {package}$"):
+        write()
+
+
+# ---- refusals -------------------------------------------------------------------------------------------------------------------------
+
+
+def refused(*arguments):
+    done = run(*arguments)
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr.startswith("report.py: ") and len(done.stderr.splitlines()) == 2 and "fix:" in done.stderr
+    return done.stderr
+
+
+def test_refusals(tmp_path):
+    assert "missing.jsonl: no such file" in refused(tmp_path / "missing.jsonl")
+    good, empty = write_log(tmp_path / "good", [ABOUT, step(1)]), write_log(tmp_path / "empty", [])
+    assert "no steps" in refused(empty)
+    assert "no steps" in refused(empty, "--tensorboard", tmp_path / "tb")
+    assert "no steps" in refused(good, write_log(tmp_path / "begun", [ABOUT]))
+    assert "cannot write" in refused(good, "--html", tmp_path / "no" / "such" / "folder.html")
+    assert "the same name: good, good" in refused(good, good)
+    assert "--follow is for" in refused(good, "--follow")
+    assert "--follow is for one log" in refused(good, empty, "--tensorboard", tmp_path / "tb", "--follow")
