@@ -1,9 +1,10 @@
 """Chats: rendered by the tokenizer's chat template, and the spans of the rendered text that are trained."""
 
+import json
 import re
+from bisect import bisect_left
+from functools import lru_cache
 from typing import NamedTuple
-
-import numpy as np
 
 from errors import DataError
 
@@ -29,7 +30,7 @@ class ChatTemplate:
     def __init__(self, hf_tokenizer):
         self.hf = hf_tokenizer
         self.special_tokens = hf_tokenizer.special_tokens_map
-        self.usual_after = {}  # of a template's text, see _usual_after()
+        self.usual_turn = lru_cache(maxsize=64)(self._usual_turn)
 
     def prompt(self, messages, variables):
         return self._render_or_refuse(without_none(messages), variables, generation_prompt=True)
@@ -39,7 +40,8 @@ class ChatTemplate:
         messages = without_none(messages)
         text = self._render_or_refuse(messages, variables)
         marks = self._marks(messages, variables) if GENERATION_MARK.search(self._template(variables)) else {}
-        turns = Turns(lambda part, prompt: self._render(part, variables, prompt), messages, text, self._usual_after(variables))
+        usual_turn = self.usual_turn(json.dumps({**variables, "tools": None}, default=str))
+        turns = Turns(lambda part, prompt: self._render(part, variables, prompt), messages, text, usual_turn)
         return text, [marks[i] if i in marks else turns.span(i) for i in trained]
 
     def _template(self, variables):
@@ -80,17 +82,17 @@ class ChatTemplate:
                             "put the content and the end of turn of each assistant message, and nothing else, into one mark")
         return {i: Span(start, end, end) for i, (start, end) in zip(assistant, marks)}
 
-    def _usual_after(self, variables):
-        """What follows the content of a chat's last message; None if that cannot be told from one short chat."""
-        template = self._template(variables)
-        if template not in self.usual_after:
-            chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": SENTINEL}]
-            try:
-                parts = self._render(chat, {"tools": None}).split(SENTINEL)
-            except Unrenderable:
-                parts = []
-            self.usual_after[template] = parts[1] if len(parts) == 2 else None
-        return self.usual_after[template]
+    def _usual_turn(self, variables):
+        """What stands before and after the content of an answer, told from one short chat: the generation prompt and the end of
+        turn; None if the template puts anything else there. variables: as JSON."""
+        question, variables = [{"role": "user", "content": "Hi"}], json.loads(variables)
+        try:
+            asked, prompt = (self._render(question, variables, generation_prompt) for generation_prompt in (False, True))
+            answered = self._render([*question, {"role": "assistant", "content": SENTINEL}], variables)
+        except Unrenderable:
+            return None
+        plain = prompt != asked and prompt.startswith(asked) and answered.startswith(prompt + SENTINEL)
+        return (prompt[len(asked):], answered[len(prompt + SENTINEL):]) if plain else None
 
 
 def without_none(messages):
@@ -100,19 +102,19 @@ def without_none(messages):
 
 class Turns:
     """Finds what an assistant, or whoever else is trained, writes in a rendered chat; render(messages, generation_prompt) and
-    usual_after are all it knows of the template.
+    usual_turn are all it knows of the template.
 
-    Mostly a turn is the content as it stands, between the generation prompt and usual_after. Where it is not, the chat is rendered
-    with and without its last messages. Where the shorter text begins the longer one, a turn is what lies between the generation
-    prompt and the end of the rendering that stops after this turn. Templates that rewrite earlier turns (they drop the reasoning,
-    for instance) break that; then the whole chat is rendered with a sentinel in place of the content, and what differs is the
-    turn. What follows the content in a turn is found with the sentinel in both cases."""
+    Mostly an answer is its content as it stands, between the two parts of usual_turn. Where it is not, the chat is rendered with
+    and without its last messages. Where the shorter text begins the longer one, a turn is what lies between the generation prompt
+    and the end of the rendering that stops after this turn. Templates that rewrite earlier turns (they drop the reasoning, for
+    instance) break that; then the whole chat is rendered with a sentinel in place of the content, and what differs is the turn.
+    What follows the content in a turn is found with the sentinel in both cases."""
 
-    def __init__(self, render, messages, text, usual_after):
+    def __init__(self, render, messages, text, usual_turn):
         self.render = render
         self.messages = messages
         self.text = text
-        self.usual_after = usual_after
+        self.usual_turn = usual_turn
         self.rendered = {(len(messages), False): text}
 
     def span(self, i):
@@ -123,14 +125,14 @@ class Turns:
         return span
 
     def _plain_span(self, i):
-        """The span where the content is rendered as it stands, which takes two renderings; None elsewhere."""
-        content, prompt = self.messages[i].get("content"), self._generation_prompt(i)
-        if None in (prompt, self.usual_after) or prompt.endswith(" ") or not isinstance(content, str):
+        content, end_of_turn = self.messages[i].get("content"), self._prefix(i + 1)
+        if self.messages[i]["role"] != "assistant" or not isinstance(content, str) or None in (self.usual_turn, end_of_turn):
             return None
-        end_of_turn = prompt + content + self.usual_after
-        if self._prefix(i + 1) != end_of_turn or not self.text.startswith(end_of_turn):
+        header, after = self.usual_turn
+        if not end_of_turn.endswith(header + content + after) or not self.text.startswith(end_of_turn):
             return None
-        return Span(len(prompt), len(prompt) + len(content), len(end_of_turn))
+        content_end = len(end_of_turn) - len(after)
+        return Span(content_end - len(content), content_end, len(end_of_turn))
 
     def _span_in_prefix(self, i):
         before, after = self._around_sentinel(i, ())
@@ -184,16 +186,20 @@ class Turns:
             return None
 
 
-def mark_targets(mask, span, ids, starts, ends, special):
+def mark_targets(mask, span, ids, offsets, special):
     """Sets mask to 1 for the tokens of a span: those wholly inside it, and its end-of-turn token.
 
-    A special token may swallow the white space after it, so for that one the place where it begins decides.
-    True if a token straddles the start of the span, which leaves the first characters untrained."""
-    first = np.searchsorted(starts, span.start)
-    stop = np.searchsorted(starts, span.content_end)
-    inside = slice(first, stop)
-    mask[inside] |= ends[inside] <= span.content_end
-    end_of_turn = np.flatnonzero(special[ids[first:]] & (ends[first:] > span.content_end) & (starts[first:] < span.limit))
-    if end_of_turn.size:
-        mask[first:first + end_of_turn[0] + 1] = 1
-    return bool(first > 0 and ends[first - 1] > span.start)
+    offsets: of each token the first character and the end; the bytes of one character all have all of it. A special token may
+    swallow the white space after it, so for that one the place where it begins decides. Returns whether a token straddles the
+    start of the span, which leaves the first characters untrained, and whether a special token ends it."""
+    first = bisect_left(offsets, (span.start,))
+    stop = bisect_left(offsets, (span.content_end,), first)
+    while stop > first and offsets[stop - 1][1] > span.content_end:
+        stop -= 1
+    end = stop  # of the end-of-turn token
+    while end < len(ids) and offsets[end][0] < span.limit and not special[ids[end]]:
+        end += 1
+    is_ended = end < len(ids) and offsets[end][0] < span.limit
+    mask[first:end + 1 if is_ended else stop] = 1
+    straddles = first > 0 and offsets[first - 1][1] > span.start
+    return straddles, is_ended or stop > first and bool(special[ids[stop - 1]])

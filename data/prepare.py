@@ -29,7 +29,7 @@ from options import build_parser, snake_case
 from records import Record, check_inputs, read_records, total_size
 from show import LEGEND, shown
 from token_file import TokenFile
-from tokenizer import Tokenizer, fnv1a, offsets
+from tokenizer import Tokenizer, fnv1a
 
 FORMAT_VERSION = "1"
 
@@ -119,19 +119,16 @@ class Recipe:
         ids = np.array(encoding.ids, np.int32)
         mask = np.full(len(ids), draft.spans is None, np.uint8)
         if draft.spans:
-            starts, ends = offsets(encoding)
+            offsets = encoding.offsets  # a new list each time
             for span in draft.spans:
-                counts["straddling"] += mark_targets(mask, span, ids, starts, ends, self.tokenizer.special)
-                counts["open turns"] += draft.is_chat and not self._ends_turn(ids, mask, starts, span)
+                straddles, ends_turn = mark_targets(mask, span, ids, offsets, self.tokenizer.special)
+                counts["straddling"] += straddles
+                counts["open turns"] += draft.is_chat and not ends_turn
         if not draft.is_chat and len(ids):
             ids, mask = self._with_bos_and_eos(ids, mask)
         if not self.has_targets and not len(ids):
             raise DataError("the prompt is empty", "leave it away, or write one")
         return ids, mask
-
-    def _ends_turn(self, ids, mask, starts, span):
-        last = np.flatnonzero(mask[:np.searchsorted(starts, span.limit)])
-        return last.size > 0 and self.tokenizer.special[ids[last[-1]]]
 
     def _with_bos_and_eos(self, ids, mask):
         bos, eos = self.tokenizer.bos, self.tokenizer.eos
