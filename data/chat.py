@@ -9,7 +9,6 @@ from typing import NamedTuple
 from errors import DataError
 
 SENTINEL = "Sentinel7f3a9c51"  # stands in for a message's content; no template cuts or changes a plain word
-GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class Span(NamedTuple):
@@ -39,7 +38,7 @@ class ChatTemplate:
         """The whole chat as text and the spans of the messages with the indices `trained`."""
         messages = without_none(messages)
         text = self._render_or_refuse(messages, variables)
-        marks = self._marks(messages, variables) if GENERATION_MARK.search(self._template(variables)) else {}
+        marks = self._marks(messages, variables) if has_generation_marks(self._template(variables)) else {}
         usual_turn = self.usual_turn(json.dumps({**variables, "tools": None}, default=str))
         turns = Turns(lambda part, prompt: self._render(part, variables, prompt), messages, text, usual_turn)
         return text, [marks[i] if i in marks else turns.span(i) for i in trained]
@@ -93,6 +92,11 @@ class ChatTemplate:
             return None
         plain = prompt != asked and prompt.startswith(asked) and answered.startswith(prompt + SENTINEL)
         return (prompt[len(asked):], answered[len(prompt + SENTINEL):]) if plain else None
+
+
+@lru_cache
+def has_generation_marks(template):
+    return re.search(r"\{%-?\s*generation\s*-?%\}", template) is not None
 
 
 def without_none(messages):

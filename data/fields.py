@@ -50,5 +50,5 @@ def json_field(fields, name, kind, fix):
     if value is None or value == "":
         return kind()
     if not isinstance(value, kind):
-        raise DataError(f"{name!r} is not a JSON {json_kind(kind())} but a {json_kind(value)}", fix)
+        raise DataError(f"{name!r} is of the kind {json_kind(value)}, not {json_kind(kind())}", fix)
     return value

@@ -39,6 +39,13 @@ def count(text):
     return value
 
 
+def seed(text):
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return value
+
+
 def probabilities(text):
     """They may be rounded: 0.333,0.333,0.333."""
     values = [float(part) for part in text.split(",")]
@@ -84,7 +91,7 @@ def add_common(parser, needs_input):
     parser.add_argument("--dataset_probs", metavar="P,P,...", type=probabilities,
                         help="draw each record from one of the inputs with these probabilities, which add up to 1, until all have "
                              "been read once; smaller ones are repeated (default: one input after the other)")
-    parser.add_argument("--seed", metavar="N", type=int, default=42, help="of --dataset_probs (default 42)")
+    parser.add_argument("--seed", metavar="N", type=seed, default=42, help="of --dataset_probs (default 42)")
     parser.add_argument("--max_samples", metavar="N", type=count, help="take the first N records of each input (default all)")
     parser.add_argument("--tokenizer", metavar="DIR", required=True, help="Hugging Face directory with tokenizer.json")
     parser.add_argument("--out", metavar="F.safetensors", required=True, help="the file to write")

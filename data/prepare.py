@@ -325,6 +325,7 @@ def first_documents(lot, count):
 
 def show(task, options, tokenizer, documents):
     color = options.color == "always" or options.color == "auto" and sys.stdout.isatty()
+    sys.stdout.reconfigure(errors="backslashreplace")  # where the terminal is not of UTF-8
     print(f"\n{LEGEND[color]}")
     for i, (ids, mask) in enumerate(documents):
         name = f"pair {i // 2 + 1}, {('chosen', 'rejected')[i % 2]}" if task == "pref" else f"document {i + 1}"

@@ -108,9 +108,9 @@ def test_system_field(bench):
     ("pref", {"prompt": "Q", "chosen": "A", "rejected": "B"}, "has a field 'system', and strings that no chat template"),
     ("sft", {"messages": QUESTION + ANSWER, "system": ["x"]}, "'system' is a list, not a string"),
     ("sft", {"messages": QUESTION + ANSWER, "system": None, "tools": "[{"}, "'tools' is broken JSON: "),
-    ("sft", {"messages": QUESTION + ANSWER, "system": None, "tools": {"name": "f"}}, "'tools' is not a JSON list but a object"),
+    ("sft", {"messages": QUESTION + ANSWER, "system": None, "tools": {"name": "f"}}, "'tools' is of the kind object, not list"),
     ("prompts", {"prompt": "Q", "tools": ["f"]}, "tools[0] is a string, not an object"),
-    ("sft", {"messages": QUESTION + ANSWER, "chat_template_kwargs": 1}, "'chat_template_kwargs' is not a JSON object but a number"),
+    ("sft", {"messages": QUESTION + ANSWER, "chat_template_kwargs": 1}, "'chat_template_kwargs' is of the kind number, not object"),
     ("pref", {"prompt": QUESTION, "chosen": "a", "rejected": "b", "chat_template_kwargs": {"messages": []}},
      "'chat_template_kwargs' sets 'messages', which is no variable of its own")])
 def test_wrong_fields_beside_messages(bench, task, record, expected):

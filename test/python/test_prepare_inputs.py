@@ -1,8 +1,12 @@
 """data/prepare.py: several inputs drawn with probabilities, the first records of each, and documents printed with their targets."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
-from preparing import CHAT, CHATML, bench, prepare  # noqa: F401
+from preparing import CHAT, CHATML, DATA, bench, prepare  # noqa: F401
 
 # ---- several inputs
 
@@ -60,6 +64,7 @@ def test_wrong_probabilities(bench):
     assert "invalid probabilities value: 'a,b'" in bench.refused("sft", bench.tokenizer(), source, "--dataset_probs", "a,b")
     assert "--dataset_probs has 1 probabilities for 2 inputs\n  fix: give one for each" in bench.refused(
         "sft", bench.tokenizer(), source, "--dataset_probs", "1")
+    assert "-1 is negative" in bench.refused("sft", bench.tokenizer(), source, "--seed", "-1")
     assert "0 is less than one" in bench.refused("sft", bench.tokenizer(), source, "--max_samples", "0")
     bench.jsonl("", name="b.jsonl")
     assert "b.jsonl: holds no records" in bench.refused("sft", bench.tokenizer(), source, "--dataset_probs", "0.5,0.5")
@@ -103,6 +108,13 @@ def test_characters_split_over_tokens_and_control_characters(bench):
     text = printed(bench, "sft", bench.tokenizer(merges=[]), [{"prompt": "Q", "completion": "é漢"}], "--show", "1",
                    "--max_len", "4", "--truncation", "keep")
     assert text.endswith("\nQ⟦é�⟧\n")
+
+
+def test_terminal_that_has_no_such_signs(bench):
+    command = [sys.executable, str(DATA / "prepare.py"), "sft", "--input", bench.jsonl({"prompt": "Q", "completion": "漢"}),
+               "--tokenizer", bench.tokenizer(), "--out", str(bench.path / "out.safetensors"), "--show", "1"]
+    result = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (result.returncode, result.stderr) == (0, b"") and b"Q\\u27e6\\u6f22<|endoftext|>\\u27e7\n" in result.stdout
 
 
 def test_both_answers_of_a_pair_and_pieces_of_a_text(bench):
