@@ -39,7 +39,7 @@ class ChatTemplate:
         messages = without_none(messages)
         text = self._render_or_refuse(messages, variables)
         marks = self._marks(messages, variables) if has_generation_marks(self._template(variables)) else {}
-        usual_turn = self.usual_turn(json.dumps({**variables, "tools": None}, default=str))
+        usual_turn = self.usual_turn(json.dumps({**variables, "tools": [] if variables["tools"] else None}, default=str))
         turns = Turns(lambda part, prompt: self._render(part, variables, prompt), messages, text, usual_turn)
         return text, [marks[i] if i in marks else turns.span(i) for i in trained]
 
@@ -83,7 +83,7 @@ class ChatTemplate:
 
     def _usual_turn(self, variables):
         """What stands before and after the content of an answer, told from one short chat: the generation prompt and the end of
-        turn; None if the template puts anything else there. variables: as JSON."""
+        turn; None if the template puts anything else there. variables: as JSON, an empty list for any tools."""
         question, variables = [{"role": "user", "content": "Hi"}], json.loads(variables)
         try:
             asked, prompt = (self._render(question, variables, generation_prompt) for generation_prompt in (False, True))

@@ -147,6 +147,19 @@ def test_variables_change_where_the_answer_begins(bench):
     assert documents.trained() == [["Hello<|im_end|>"], ["<think></think>Hello<|im_end|>"]]
 
 
+def test_template_for_tools_alone(bench):
+    """A tokenizer can have several templates; records with tools take that named tool_use."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = bench.tokenizer()
+    saved = PreTrainedTokenizerFast.from_pretrained(tokenizer)
+    saved.chat_template = {"tool_use": SPEAKING}
+    saved.save_pretrained(tokenizer)
+    assert "the tokenizer has no chat template" in bench.refused("sft", tokenizer, [{"messages": CHAT}])
+    documents = bench.run("sft", tokenizer, [{"messages": CHAT, "tools": TOOLS}])
+    assert documents.trained() == BOTH_TURNS and documents.texts()[0].startswith("look|none|<|im_start|>system")
+
+
 def test_fields_in_cells_of_csv(bench):
     with open(bench.path / "in.csv", "w", newline="") as file:
         csv.writer(file).writerows([["prompt", "tools", "system", "chat_template_kwargs"],
