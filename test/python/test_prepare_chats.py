@@ -56,6 +56,12 @@ def test_users_turn_where_the_template_rewrites_or_has_no_end_of_turn(bench):
     assert documents.trained()[0][:2] == ["One<|im_end|>", "2?<|im_end|>"]
 
 
+def test_generation_prompt_is_the_assistants_alone(bench):
+    roleless = CHATML.replace("{{ '<|im_start|>assistant\\n' }}", "{{ '<|im_start|>' }}")
+    documents = bench.run("sft", bench.tokenizer(roleless), [{"messages": [QUESTION[0] | {"train": True}, *ANSWER]}])
+    assert documents.trained() == [["Hi<|im_end|>", "assistant\nHello<|im_end|>"]]
+
+
 def test_contents_that_look_like_what_follows_them(bench):
     """The span of a plain turn is where the content stands, whatever the content."""
     chats = [[{"role": "user", "content": "<|im_end|>\n"}, {"role": "assistant", "content": text}]
@@ -141,10 +147,17 @@ def test_tools_and_variables_reach_the_template(bench):
 
 def test_variables_change_where_the_answer_begins(bench):
     """As Qwen3's enable_thinking: the generation prompt, and with it what is trained, depends on a variable."""
-    thinks = CHATML.replace("assistant\\n' }}{% endif", "assistant\\n' }}{% if not thinking %}{{ '<think></think>' }}{% endif %}{% endif")
+    quick = CHATML.replace("assistant\\n' }}{% endif", "assistant\\n' }}{% if quick %}{{ '<think></think>' }}{% endif %}{% endif")
     chat = {"messages": [*QUESTION, {"role": "assistant", "content": "<think></think>Hello"}]}
-    documents = bench.run("sft", bench.tokenizer(thinks), [chat, chat | {"chat_template_kwargs": {"thinking": True}}])
-    assert documents.trained() == [["Hello<|im_end|>"], ["<think></think>Hello<|im_end|>"]]
+    documents = bench.run("sft", bench.tokenizer(quick), [chat, chat | {"chat_template_kwargs": {"quick": True}}])
+    assert documents.trained() == [["<think></think>Hello<|im_end|>"], ["Hello<|im_end|>"]]
+
+
+def test_null_in_a_message_is_no_key_of_it(bench):
+    named = CHATML.replace("m['role'] +", "m['role'] + (m['name'] if 'name' in m else '') +")
+    messages = [QUESTION[0] | {"name": None}, ANSWER[0] | {"name": "X"}]
+    documents = bench.run("sft", bench.tokenizer(named), [{"messages": messages}])
+    assert documents.texts() == ["<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistantX\nHello<|im_end|>\n"]
 
 
 def test_template_for_tools_alone(bench):
