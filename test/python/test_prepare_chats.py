@@ -155,9 +155,9 @@ def test_variables_change_where_the_answer_begins(bench):
 
 def test_null_in_a_message_is_no_key_of_it(bench):
     named = CHATML.replace("m['role'] +", "m['role'] + (m['name'] if 'name' in m else '') +")
-    messages = [QUESTION[0] | {"name": None}, ANSWER[0] | {"name": "X"}]
+    messages = [QUESTION[0] | {"name": "X"}, ANSWER[0] | {"name": None}]
     documents = bench.run("sft", bench.tokenizer(named), [{"messages": messages}])
-    assert documents.texts() == ["<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistantX\nHello<|im_end|>\n"]
+    assert documents.texts() == ["<|im_start|>userX\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"]
 
 
 def test_template_for_tools_alone(bench):
