@@ -58,8 +58,8 @@ def test_users_turn_where_the_template_rewrites_or_has_no_end_of_turn(bench):
 
 def test_generation_prompt_is_the_assistants_alone(bench):
     roleless = CHATML.replace("{{ '<|im_start|>assistant\\n' }}", "{{ '<|im_start|>' }}")
-    documents = bench.run("sft", bench.tokenizer(roleless), [{"messages": [QUESTION[0] | {"train": True}, *ANSWER]}])
-    assert documents.trained() == [["Hi<|im_end|>", "assistant\nHello<|im_end|>"]]
+    documents = bench.run("sft", bench.tokenizer(roleless), [{"messages": [*ANSWER, QUESTION[0] | {"train": True}, *ANSWER]}])
+    assert documents.trained() == [["Hello<|im_end|>", "Hi<|im_end|>", "assistant\nHello<|im_end|>"]]
 
 
 def test_contents_that_look_like_what_follows_them(bench):
