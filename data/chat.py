@@ -58,8 +58,9 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template  # here, because it takes a second
 
         template = self._template(variables)
+        variables = {**self.special_tokens, **variables}
         try:
-            texts, marks = render_jinja_template([messages], chat_template=template, **how, **{**self.special_tokens, **variables})
+            texts, marks = render_jinja_template([messages], chat_template=template, **how, **variables)
         except Exception as error:  # a template is a program and can fail with anything
             raise Unrenderable(f"{error}") from None
         return texts[0], marks[0] if marks else []
@@ -124,8 +125,9 @@ class Turns:
     def span(self, i):
         span = self._plain_span(i) or self._span_in_prefix(i) or self._span_in_whole(i)
         if span is None:
-            raise DataError(f"messages[{i}], the {self.messages[i]['role']}'s, cannot be found in the rendered chat: the template "
-                            "rewrites it", "take a template with {% generation %} marks: --tokenizer_chat_template FILE")
+            role = self.messages[i]["role"]
+            raise DataError(f"messages[{i}], the {role}'s, cannot be found in the rendered chat: the template rewrites it",
+                            "take a template with {% generation %} marks: --tokenizer_chat_template FILE")
         return span
 
     def _plain_span(self, i):

@@ -18,8 +18,8 @@ PREF_FORMATS = ("chosen and rejected, both strings or both lists of messages, wi
 PRETRAIN_FORMATS = "text; input_ids; or the field named by --input_key"
 PROMPT_FORMATS = "prompt; messages"
 OPENRLHF_TEMPLATE = "User: {}\nAssistant: "
-CHAT_FIELDS = ("A chat can have tools, system and chat_template_kwargs beside its messages; train, training or weight of a message "
-               "says whether it is trained")
+CHAT_FIELDS = ("A chat can have tools, system and chat_template_kwargs beside its messages; train, training or weight of a "
+               "message says whether it is trained")
 
 
 class Draft(NamedTuple):

@@ -76,7 +76,7 @@ def system_message(fields, messages):
 
 
 def template_variables(fields, options):
-    """What the template sees beside the messages: `tools`, if there are any, and the record's variables over those of the flag."""
+    """What the template sees beside the messages: `tools`, if there are any, and the record's variables over the flag's."""
     tools = json_field(fields, "tools", list, "write 'tools' as a list of objects, or as JSON text of one")
     for i, tool in enumerate(tools):
         if not isinstance(tool, dict):
@@ -86,7 +86,8 @@ def template_variables(fields, options):
     own = {name: value for name, value in own.items() if value is not None}  # a table fills in what only other records have
     reserved = reserved_variable(own)
     if reserved:
-        raise DataError(f"'chat_template_kwargs' sets {reserved!r}, which is no variable of its own", f"leave {reserved!r} away there")
+        raise DataError(f"'chat_template_kwargs' sets {reserved!r}, which is no variable of its own",
+                        f"leave {reserved!r} away there")
     return {"tools": tools or None, **options.chat_template_kwargs, **own}
 
 

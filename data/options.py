@@ -89,8 +89,8 @@ def add_common(parser, needs_input):
     parser.add_argument("--input", metavar="FILE[,FILE]", required=needs_input, type=comma_list,
                         help="JSON lines, JSON, CSV, parquet (by extension), or the train split of a hub dataset OWNER/NAME")
     parser.add_argument("--dataset_probs", metavar="P,P,...", type=probabilities,
-                        help="draw each record from one of the inputs with these probabilities, which add up to 1, until all have "
-                             "been read once; smaller ones are repeated (default: one input after the other)")
+                        help="draw each record from one of the inputs with these probabilities, which add up to 1, until all "
+                             "have been read once; smaller ones are repeated (default: one input after the other)")
     parser.add_argument("--seed", metavar="N", type=seed, default=42, help="of --dataset_probs (default 42)")
     parser.add_argument("--max_samples", metavar="N", type=count, help="take the first N records of each input (default all)")
     parser.add_argument("--tokenizer", metavar="DIR", required=True, help="Hugging Face directory with tokenizer.json")

@@ -1,4 +1,4 @@
-"""data/prepare.py: what a record says beside its messages: who is trained, tools, the system message, the template's variables."""
+"""data/prepare.py: what a record says beside its messages: who is trained, tools, system, the template's variables."""
 
 import csv
 import json
@@ -51,7 +51,8 @@ def test_flags_of_sharegpt_turns_and_of_completions(bench):
 def test_users_turn_where_the_template_rewrites_or_has_no_end_of_turn(bench):
     documents = bench.run("sft", bench.tokenizer(LLAMA2, bos="<s>"), [{"messages": [QUESTION[0] | {"train": True}, *ANSWER]}])
     assert documents.trained() == [[" Hi", " Hello <|endoftext|>"]] and bench.row("open turns") == 1
-    thinking = [{"role": "assistant", "content": "<think>\nhm\n</think>\n\nOne"}, {"role": "user", "content": "2?", "train": True}]
+    thinking = [{"role": "assistant", "content": "<think>\nhm\n</think>\n\nOne"},
+                {"role": "user", "content": "2?", "train": True}]
     documents = bench.run("sft", bench.tokenizer(THINKING), [{"messages": [*QUESTION, *thinking, *ANSWER]}])
     assert documents.trained()[0][:2] == ["One<|im_end|>", "2?<|im_end|>"]
 
@@ -116,7 +117,8 @@ def test_system_field(bench):
     ("sft", {"messages": QUESTION + ANSWER, "system": None, "tools": "[{"}, "'tools' is broken JSON: "),
     ("sft", {"messages": QUESTION + ANSWER, "system": None, "tools": {"name": "f"}}, "'tools' is of the kind object, not list"),
     ("prompts", {"prompt": "Q", "tools": ["f"]}, "tools[0] is a string, not an object"),
-    ("sft", {"messages": QUESTION + ANSWER, "chat_template_kwargs": 1}, "'chat_template_kwargs' is of the kind number, not object"),
+    ("sft", {"messages": QUESTION + ANSWER, "chat_template_kwargs": 1},
+     "'chat_template_kwargs' is of the kind number, not object"),
     ("pref", {"prompt": QUESTION, "chosen": "a", "rejected": "b", "chat_template_kwargs": {"messages": []}},
      "'chat_template_kwargs' sets 'messages', which is no variable of its own")])
 def test_wrong_fields_beside_messages(bench, task, record, expected):
@@ -140,7 +142,8 @@ def test_tools_and_variables_reach_the_template(bench):
         if task == "sft":
             assert documents.trained() == [["Hello<|im_end|>"]] * len(given)
         # Those of the flag are for all records; a record's own win.
-        documents = bench.run(task, tokenizer, [record, record | given[5][0]], "--chat_template_kwargs", '{"mood": "sad", "x": 1}')
+        flags = ["--chat_template_kwargs", '{"mood": "sad", "x": 1}']
+        documents = bench.run(task, tokenizer, [record, record | given[5][0]], *flags)
         begun = [text.partition("<|im_start|>")[0] for text in documents.texts()[::2 if task == "pref" else 1]]
         assert begun == ["|sad|", "|glad|"], task
 

@@ -1,4 +1,4 @@
-"""data/prepare.py: several inputs drawn with probabilities, the first records of each, and documents printed with their targets."""
+"""data/prepare.py: several inputs drawn with probabilities, the first records of each, and printed documents."""
 
 import os
 import subprocess
@@ -136,7 +136,8 @@ def test_shown_text_is_the_documents(bench):
     vocab = {token: i for i, token in enumerate(["<unk>", "▁", *(f"<0x{b:02X}>" for b in range(256)), *"Qa", "▁a"])}
     spm = Backend(models.BPE(vocab=vocab, merges=[("▁", "a")], byte_fallback=True, unk_token="<unk>"))
     spm.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    spm.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    spm.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+                                     decoders.Strip(" ", 1, 0)])
     from tokenizer import Tokenizer
     for backend in (spm, Tokenizer(bench.tokenizer(merges=[("a", "ð"), ("Ã", "©")])).encoder):
         for _ in range(50):
