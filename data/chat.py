@@ -1,14 +1,14 @@
 """Chats: rendered by the tokenizer's chat template, and the spans of the rendered text that are trained."""
 
+import json
 import re
+from bisect import bisect_left
+from functools import lru_cache
 from typing import NamedTuple
-
-import numpy as np
 
 from errors import DataError
 
 SENTINEL = "Sentinel7f3a9c51"  # stands in for a message's content; no template cuts or changes a plain word
-GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class Span(NamedTuple):
@@ -24,97 +24,153 @@ class Unrenderable(Exception):
 
 
 class ChatTemplate:
+    """Renders messages. `variables` is what the template sees beside them: "tools" (a list, or None) and any others."""
+
     def __init__(self, hf_tokenizer):
         self.hf = hf_tokenizer
+        self.special_tokens = hf_tokenizer.special_tokens_map
+        self.usual_turn = lru_cache(maxsize=64)(self._usual_turn)
 
-    def prompt(self, messages, tools):
-        return self._render_or_refuse(messages, tools, generation_prompt=True)
+    def prompt(self, messages, variables):
+        return self._render_or_refuse(without_none(messages), variables, generation_prompt=True)
 
-    def conversation(self, messages, tools, trained):
-        """The whole chat as text and the spans of the assistant messages with the indices `trained`."""
-        if GENERATION_MARK.search(self._template(tools)):
-            return self._marked(messages, tools, trained)
-        text = self._render_or_refuse(messages, tools)
-        turns = Turns(lambda part, prompt: self._render(part, tools, prompt), messages, text)
-        return text, [turns.span(i) for i in trained]
+    def conversation(self, messages, trained, variables):
+        """The whole chat as text and the spans of the messages with the indices `trained`."""
+        messages = without_none(messages)
+        text = self._render_or_refuse(messages, variables)
+        marks = self._marks(messages, variables) if has_generation_marks(self._template(variables)) else {}
+        usual_turn = self.usual_turn(json.dumps({**variables, "tools": [] if variables["tools"] else None}, default=str))
+        turns = Turns(lambda part, prompt: self._render(part, variables, prompt), messages, text, usual_turn)
+        return text, [marks[i] if i in marks else turns.span(i) for i in trained]
 
-    def _template(self, tools):
+    def _template(self, variables):
         try:
-            return self.hf.get_chat_template(tools=tools)
+            return self.hf.get_chat_template(tools=variables["tools"])
         except ValueError:
             raise DataError("holds a chat, and the tokenizer has no chat template",
                             "take the tokenizer of an instruct model, or give --tokenizer_chat_template FILE") from None
 
-    def _render(self, messages, tools, generation_prompt=False):
+    def _render(self, messages, variables, generation_prompt=False):
+        return self._rendered(messages, variables, add_generation_prompt=generation_prompt)[0]
+
+    def _rendered(self, messages, variables, **how):
+        """Text and generation marks, as apply_chat_template makes them, without its checks of each call."""
+        from transformers.utils.chat_template_utils import render_jinja_template  # here, because it takes a second
+
+        template = self._template(variables)
+        variables = {**self.special_tokens, **variables}
         try:
-            return self.hf.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=generation_prompt,
-                                               chat_template=self._template(tools))
-        except DataError:
-            raise
+            texts, marks = render_jinja_template([messages], chat_template=template, **how, **variables)
         except Exception as error:  # a template is a program and can fail with anything
             raise Unrenderable(f"{error}") from None
+        return texts[0], marks[0] if marks else []
 
-    def _render_or_refuse(self, messages, tools, generation_prompt=False):
+    def _render_or_refuse(self, messages, variables, generation_prompt=False):
         try:
-            return self._render(messages, tools, generation_prompt)
+            return self._render(messages, variables, generation_prompt)
         except Unrenderable as error:
             roles = " ".join(message["role"] for message in messages)
             raise DataError(f"the chat template refuses its messages: {error} (roles: {roles})",
                             "mend the record, or take another template with --tokenizer_chat_template FILE") from None
 
-    def _marked(self, messages, tools, trained):
-        """With a template that marks what the assistant writes by {% generation %}: the marks, one for each assistant message."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        self._render_or_refuse(messages, tools)
-        messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
-        (text,), (marks,) = render_jinja_template([messages], tools, chat_template=self._template(tools),
-                                                  return_assistant_tokens_mask=True, **self.hf.special_tokens_map)
+    def _marks(self, messages, variables):
+        """With a template that marks what the assistant writes by {% generation %}: {index: span} of the assistant messages."""
+        _, marks = self._rendered(messages, variables, return_assistant_tokens_mask=True)
         assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if len(marks) != len(assistant):
             raise DataError(f"the chat template's generation marks are {len(marks)} for {len(assistant)} assistant messages",
                             "put the content and the end of turn of each assistant message, and nothing else, into one mark")
-        return text, [Span(start, end, end) for i, (start, end) in zip(assistant, marks) if i in trained]
+        return {i: Span(start, end, end) for i, (start, end) in zip(assistant, marks)}
+
+    def _usual_turn(self, variables):
+        """What stands before and after the content of an answer, told from one short chat: the generation prompt and the end of
+        turn; None if the template puts anything else there. variables: as JSON, an empty list for any tools."""
+        question, variables = [{"role": "user", "content": "Hi"}], json.loads(variables)
+        try:
+            asked, prompt = (self._render(question, variables, generation_prompt) for generation_prompt in (False, True))
+            answered = self._render([*question, {"role": "assistant", "content": SENTINEL}], variables)
+        except Unrenderable:
+            return None
+        plain = prompt != asked and prompt.startswith(asked) and answered.startswith(prompt + SENTINEL)
+        return (prompt[len(asked):], answered[len(prompt + SENTINEL):]) if plain else None
+
+
+@lru_cache
+def has_generation_marks(template):
+    return re.search(r"\{%-?\s*generation\s*-?%\}", template) is not None
+
+
+def without_none(messages):
+    """Templates take a key with null for one that is there; tables fill in null for every key that only other records have."""
+    return [{key: value for key, value in message.items() if value is not None} for message in messages]
 
 
 class Turns:
-    """Finds what an assistant writes in a rendered chat; render(messages, generation_prompt) is all it knows of the template.
+    """Finds what an assistant, or whoever else is trained, writes in a rendered chat; render(messages, generation_prompt) and
+    usual_turn are all it knows of the template.
 
-    The chat is rendered with and without its last messages. Where the shorter text begins the longer one, a turn is what lies
-    between the generation prompt and the end of the rendering that stops after this turn. Templates that rewrite earlier turns
-    (they drop the reasoning, for instance) break that; then the whole chat is rendered with a sentinel in place of the content,
-    and what differs is the turn. What follows the content in a turn is found with the sentinel in both cases."""
+    Mostly an answer is its content as it stands, between the two parts of usual_turn. Where it is not, the chat is rendered with
+    and without its last messages. Where the shorter text begins the longer one, a turn is what lies between the generation prompt
+    and the end of the rendering that stops after this turn. Templates that rewrite earlier turns (they drop the reasoning, for
+    instance) break that; then the whole chat is rendered with a sentinel in place of the content, and what differs is the turn.
+    What follows the content in a turn is found with the sentinel in both cases."""
 
-    def __init__(self, render, messages, text):
+    def __init__(self, render, messages, text, usual_turn):
         self.render = render
         self.messages = messages
         self.text = text
+        self.usual_turn = usual_turn
         self.rendered = {(len(messages), False): text}
 
     def span(self, i):
-        before, after = self._around_sentinel(self.messages[:i])
-        start = self._start(i, before)
-        end_of_turn = self._prefix(i + 1)
-        if start is not None and after is not None and end_of_turn is not None:
-            content_end = len(end_of_turn) - len(after)
-            if self.text.startswith(end_of_turn) and end_of_turn.endswith(after) and content_end >= start:
-                return Span(start, content_end, len(end_of_turn))
-        before, rest = self._around_sentinel(self.messages[:i], self.messages[i + 1:])
-        if before is not None and self.text.startswith(before) and self.text.endswith(rest):
-            start, content_end = self._start(i, before), len(self.text) - len(rest)
-            if start is not None and content_end >= start:
-                turn_rest = after if after is not None and rest.startswith(after) else rest
-                return Span(start, content_end, content_end + len(turn_rest))
-        raise DataError(f"messages[{i}], the assistant's, cannot be found in the rendered chat: the template rewrites it",
-                        "take a template with {% generation %} marks: --tokenizer_chat_template FILE")
+        span = self._plain_span(i) or self._span_in_prefix(i) or self._span_in_whole(i)
+        if span is None:
+            role = self.messages[i]["role"]
+            raise DataError(f"messages[{i}], the {role}'s, cannot be found in the rendered chat: the template rewrites it",
+                            "take a template with {% generation %} marks: --tokenizer_chat_template FILE")
+        return span
+
+    def _plain_span(self, i):
+        content, end_of_turn = self.messages[i].get("content"), self._prefix(i + 1)
+        if self.messages[i]["role"] != "assistant" or not isinstance(content, str) or None in (self.usual_turn, end_of_turn):
+            return None
+        header, after = self.usual_turn
+        if not end_of_turn.endswith(header + content + after) or not self.text.startswith(end_of_turn):
+            return None
+        content_end = len(end_of_turn) - len(after)
+        return Span(content_end - len(content), content_end, len(end_of_turn))
+
+    def _span_in_prefix(self, i):
+        before, after = self._around_sentinel(i, ())
+        start, end_of_turn = self._start(i, before), self._prefix(i + 1)
+        if None in (start, after, end_of_turn):
+            return None
+        content_end = len(end_of_turn) - len(after)
+        found = self.text.startswith(end_of_turn) and end_of_turn.endswith(after) and content_end >= start
+        return Span(start, content_end, len(end_of_turn)) if found else None
+
+    def _span_in_whole(self, i):
+        before, rest = self._around_sentinel(i, self.messages[i + 1:])
+        if before is None or not self.text.startswith(before) or not self.text.endswith(rest):
+            return None
+        start, content_end = self._start(i, before), len(self.text) - len(rest)
+        if start is None or content_end < start:
+            return None
+        _, after = self._around_sentinel(i, ())
+        turn_rest = after if after is not None and rest.startswith(after) else rest
+        return Span(start, content_end, content_end + len(turn_rest))
 
     def _start(self, i, before_content):
         """Where the turn begins: after the generation prompt, or, where the template has none or another one, at the content and
         the spaces before it, which most tokenizers take into the first word's token."""
-        prompt = self._prefix(i, generation_prompt=True)
+        prompt = self._generation_prompt(i)
         if prompt is not None and self.text.startswith(prompt) and prompt != self._prefix(i):
             return len(prompt)
         return len(before_content.rstrip(" ")) if before_content is not None and self.text.startswith(before_content) else None
+
+    def _generation_prompt(self, i):
+        """The rendering that asks for message i; None if the assistant is not its author, or there is none."""
+        return self._prefix(i, generation_prompt=True) if self.messages[i]["role"] == "assistant" else None
 
     def _prefix(self, count, generation_prompt=False):
         """The rendering of the first messages alone, or None."""
@@ -123,9 +179,10 @@ class Turns:
             self.rendered[key] = self._try(self.messages[:count], generation_prompt) if count else None
         return self.rendered[key]
 
-    def _around_sentinel(self, before, after=()):
-        """What is rendered before and after the content of an assistant message between these; (None, None) if it gets lost."""
-        text = self._try([*before, {"role": "assistant", "content": SENTINEL}, *after], False) or ""
+    def _around_sentinel(self, i, rest):
+        """What is rendered before and after the content of message i if `rest` follows it; (None, None) if it gets lost."""
+        message = self.messages[i] if self.messages[i]["role"] != "assistant" else {"role": "assistant"}
+        text = self._try([*self.messages[:i], {**message, "content": SENTINEL}, *rest], False) or ""
         return tuple(text.split(SENTINEL)) if text.count(SENTINEL) == 1 else (None, None)
 
     def _try(self, messages, generation_prompt):
@@ -135,16 +192,20 @@ class Turns:
             return None
 
 
-def mark_targets(mask, span, ids, starts, ends, special):
+def mark_targets(mask, span, ids, offsets, special):
     """Sets mask to 1 for the tokens of a span: those wholly inside it, and its end-of-turn token.
 
-    A special token may swallow the white space after it, so for that one the place where it begins decides.
-    True if a token straddles the start of the span, which leaves the first characters untrained."""
-    first = np.searchsorted(starts, span.start)
-    stop = np.searchsorted(starts, span.content_end)
-    inside = slice(first, stop)
-    mask[inside] |= ends[inside] <= span.content_end
-    end_of_turn = np.flatnonzero(special[ids[first:]] & (ends[first:] > span.content_end) & (starts[first:] < span.limit))
-    if end_of_turn.size:
-        mask[first:first + end_of_turn[0] + 1] = 1
-    return bool(first > 0 and ends[first - 1] > span.start)
+    offsets: of each token the first character and the end; the bytes of one character all have all of it. A special token may
+    swallow the white space after it, so for that one the place where it begins decides. Returns whether a token straddles the
+    start of the span, which leaves the first characters untrained, and whether a special token ends it."""
+    first = bisect_left(offsets, (span.start,))
+    stop = bisect_left(offsets, (span.content_end,), first)
+    while stop > first and offsets[stop - 1][1] > span.content_end:
+        stop -= 1
+    end = stop  # of the end-of-turn token
+    while end < len(ids) and offsets[end][0] < span.limit and not special[ids[end]]:
+        end += 1
+    is_ended = end < len(ids) and offsets[end][0] < span.limit
+    mask[first:end + 1 if is_ended else stop] = 1
+    straddles = first > 0 and offsets[first - 1][1] > span.start
+    return straddles, is_ended or stop > first and bool(special[ids[stop - 1]])

@@ -7,6 +7,8 @@ import numpy as np
 
 from chat import Span
 from errors import DataError
+from fields import field, has, integers, seen, string
+from messages import as_messages, checked_messages, messages_of, system_message, template_variables, trained_messages
 from records import json_kind
 
 SFT_FORMATS = ("messages; conversations; prompt and completion; text; input_ids and labels; "
@@ -16,7 +18,8 @@ PREF_FORMATS = ("chosen and rejected, both strings or both lists of messages, wi
 PRETRAIN_FORMATS = "text; input_ids; or the field named by --input_key"
 PROMPT_FORMATS = "prompt; messages"
 OPENRLHF_TEMPLATE = "User: {}\nAssistant: "
-SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+CHAT_FIELDS = ("A chat can have tools, system and chat_template_kwargs beside its messages; train, training or weight of a "
+               "message says whether it is trained")
 
 
 class Draft(NamedTuple):
@@ -33,13 +36,14 @@ def sft_draft(fields, options, template):
     if options.input_key:
         return keyed_draft(fields, options, template)
     if has(fields, "messages") or has(fields, "conversations"):
-        return chat_draft(messages_of(fields), 0, fields, template)
+        return chat_draft(messages_of(fields), 0, fields, options, template)
     if has(fields, "prompt") and has(fields, "completion"):
         prompt, completion = fields["prompt"], fields["completion"]
         if isinstance(prompt, str) and isinstance(completion, str):
+            refuse_system(fields)
             return completion_draft(prompt, completion)
         prompt, completion = checked_messages(prompt, "prompt"), checked_messages(completion, "completion")
-        return chat_draft(prompt + completion, len(prompt), fields, template)
+        return chat_draft(prompt + completion, len(prompt), fields, options, template)
     if has(fields, "text"):
         return Draft(string(fields, "text"))
     if has(fields, "input_ids") and has(fields, "labels"):
@@ -55,8 +59,10 @@ def pref_drafts(fields, options, template):
                         "write both answers as strings, or both as lists of messages")
     prompt = field(fields, options.prompt_key, "--prompt_key") if options.prompt_key else fields.get("prompt")
     if options.apply_chat_template or not all(isinstance(part, str) for part in (chosen, "" if prompt is None else prompt)):
-        return [final_answer_draft(with_prompt(prompt, fields[name], name, options), fields, template)
+        return [final_answer_draft(with_prompt(prompt, fields[name], name, options), fields, options, template)
                 for name in (options.chosen_key, options.rejected_key)]
+    if not options.prompt_key:
+        refuse_system(fields)
     if prompt is None:
         return [Draft(chosen), Draft(rejected)]
     if options.input_template:
@@ -89,8 +95,10 @@ def prompts_draft(fields, options, template):
     elif options.chat_template:
         messages = [{"role": "user", "content": string(fields, "prompt")}]
     else:
+        refuse_system(fields)
         return Draft(string(fields, "prompt"), [])
-    return Draft(template.prompt(messages, fields.get("tools")), [], is_chat=True)
+    messages = system_message(fields, messages) + messages
+    return Draft(template.prompt(messages, template_variables(fields, options)), [], is_chat=True)
 
 
 def keyed_draft(fields, options, template):
@@ -109,7 +117,7 @@ def keyed_draft(fields, options, template):
         prompt = as_messages(prompt, "user", options.input_key)
         messages = prompt + as_messages(answer, "assistant", options.output_key)
         first_trained = len(prompt)
-    return chat_draft(messages, 0 if options.multiturn else first_trained, fields, template)
+    return chat_draft(messages, 0 if options.multiturn else first_trained, fields, options, template)
 
 
 def with_prompt(prompt, value, name, options):
@@ -128,19 +136,30 @@ def with_prompt(prompt, value, name, options):
     return messages
 
 
-def final_answer_draft(messages, fields, template):
+def final_answer_draft(messages, fields, options, template):
     """A chat of which the last message alone is trained; an empty text if that says nothing."""
     content = messages[-1].get("content")
     if isinstance(content, str) and not content.strip() and not has(messages[-1], "tool_calls"):
         return Draft("", [])
-    return chat_draft(messages, len(messages) - 1, fields, template)
+    return rendered_draft(messages, [len(messages) - 1], fields, options, template)
 
 
-def chat_draft(messages, first_trained, fields, template):
-    """Every assistant message from number first_trained on is trained."""
-    trained = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= first_trained]
-    text, spans = template.conversation(messages, fields.get("tools"), trained)
+def chat_draft(messages, first_trained, fields, options, template):
+    """Every assistant message from number first_trained on is trained, unless flags of messages say otherwise."""
+    return rendered_draft(messages, trained_messages(messages, first_trained), fields, options, template)
+
+
+def rendered_draft(messages, trained, fields, options, template):
+    system = system_message(fields, messages)
+    trained = [i + len(system) for i in trained]
+    text, spans = template.conversation(system + messages, trained, template_variables(fields, options))
     return Draft(text, spans, is_chat=True)
+
+
+def refuse_system(fields):
+    if fields.get("system"):
+        raise DataError("has a field 'system', and strings that no chat template is applied to",
+                        "write them as messages, or put what is in 'system' into the prompt")
 
 
 def completion_draft(prompt, completion):
@@ -163,16 +182,6 @@ def ids_draft(fields):
         raise DataError(f"labels[{t}] is {labels[t]} but input_ids[{t}] is {ids[t]}",
                         "do not shift labels: each is -100 or the id beside it")
     return Draft(ids=ids, mask=(labels != -100).astype(np.uint8))
-
-
-def has(fields, name):
-    return fields.get(name) is not None
-
-
-def field(fields, name, flags="--input_key and --output_key"):
-    if not has(fields, name):
-        raise DataError(f"has no field {name!r}; it has {seen(fields)}", f"name the right one with {flags}")
-    return fields[name]
 
 
 def answer_of(fields, name):
@@ -202,51 +211,4 @@ def missing(fields, accepted):
     return DataError(f"has fields {seen(fields)}, none of which can be used", f"accepted are: {accepted}")
 
 
-def seen(fields):
-    return ", ".join(fields) if fields else "none"
-
-
-def string(fields, name):
-    value = field(fields, name)
-    if not isinstance(value, str):
-        raise DataError(f"{name!r} is a {json_kind(value)}, not a string", f"write {name!r} as a string")
-    return value
-
-
-def integers(fields, name):
-    try:
-        values = np.array(field(fields, name))
-    except ValueError:  # a ragged list
-        values = np.array(None)
-    if values.ndim != 1 or (values.size and values.dtype.kind != "i"):
-        raise DataError(f"{name!r} is not a list of integers", f"write {name!r} as one flat list of integers")
-    return values.astype(np.int64)
-
-
-def messages_of(fields):
-    """`messages` of {role, content}, or ShareGPT's `conversations` of {from, value}."""
-    if has(fields, "messages"):
-        return checked_messages(fields["messages"], "messages")
-    turns = fields["conversations"]
-    if isinstance(turns, list) and all(isinstance(turn, dict) and "from" in turn and "value" in turn for turn in turns):
-        turns = [{"role": SHAREGPT_ROLES.get(turn["from"], turn["from"]), "content": turn["value"]} for turn in turns]
-    return checked_messages(turns, "conversations")
-
-
-def as_messages(value, role, name):
-    if isinstance(value, str):
-        return [{"role": role, "content": value}]
-    return checked_messages([value] if isinstance(value, dict) else value, name)
-
-
-def checked_messages(value, name):
-    fix = f'write {name!r} as [{{"role": "user", "content": "..."}}, ...]'
-    if not isinstance(value, list) or not value:
-        raise DataError(f"{name!r} is {'an empty list' if value == [] else f'a {json_kind(value)}'}, not a list of messages", fix)
-    for i, message in enumerate(value):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            found = seen(message) if isinstance(message, dict) else f"a {json_kind(message)}"
-            raise DataError(f"{name}[{i}] is no message with a role; it has {found}", fix)
-        if not has(message, "content") and not has(message, "tool_calls"):
-            raise DataError(f"{name}[{i}] has no content; it has {seen(message)}", fix)
-    return value
+DRAFTS = {"sft": sft_draft, "pref": pref_drafts, "pretrain": pretrain_draft, "prompts": prompts_draft}

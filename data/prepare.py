@@ -4,7 +4,6 @@
 A text is rendered once and tokenised once. A token is a target when it lies wholly inside a trained span: each assistant message
 and its end-of-turn token, the completion, or all of the text. A document's first token is never one: nothing comes before it."""
 
-import argparse
 import itertools
 import multiprocessing
 import os
@@ -24,15 +23,15 @@ if missing:
 import numpy as np
 
 from chat import ChatTemplate, mark_targets
-from documents import (OPENRLHF_TEMPLATE, PREF_FORMATS, PRETRAIN_FORMATS, PROMPT_FORMATS, SFT_FORMATS, margin_of, pref_drafts,
-                       pretrain_draft, prompts_draft, sft_draft)
+from documents import DRAFTS, margin_of
 from errors import DataError
+from options import build_parser, snake_case
 from records import Record, check_inputs, read_records, total_size
+from show import LEGEND, shown
 from token_file import TokenFile
-from tokenizer import Tokenizer, fnv1a, offsets
+from tokenizer import Tokenizer, fnv1a
 
 FORMAT_VERSION = "1"
-DRAFTS = {"sft": sft_draft, "pref": pref_drafts, "pretrain": pretrain_draft, "prompts": prompts_draft}
 
 
 # ---- documents
@@ -120,19 +119,16 @@ class Recipe:
         ids = np.array(encoding.ids, np.int32)
         mask = np.full(len(ids), draft.spans is None, np.uint8)
         if draft.spans:
-            starts, ends = offsets(encoding)
+            offsets = encoding.offsets  # a new list each time
             for span in draft.spans:
-                counts["straddling"] += mark_targets(mask, span, ids, starts, ends, self.tokenizer.special)
-                counts["open turns"] += draft.is_chat and not self._ends_turn(ids, mask, starts, span)
+                straddles, ends_turn = mark_targets(mask, span, ids, offsets, self.tokenizer.special)
+                counts["straddling"] += straddles
+                counts["open turns"] += draft.is_chat and not ends_turn
         if not draft.is_chat and len(ids):
             ids, mask = self._with_bos_and_eos(ids, mask)
         if not self.has_targets and not len(ids):
             raise DataError("the prompt is empty", "leave it away, or write one")
         return ids, mask
-
-    def _ends_turn(self, ids, mask, starts, span):
-        last = np.flatnonzero(mask[:np.searchsorted(starts, span.limit)])
-        return last.size > 0 and self.tokenizer.special[ids[last[-1]]]
 
     def _with_bos_and_eos(self, ids, mask):
         bos, eos = self.tokenizer.bos, self.tokenizer.eos
@@ -296,15 +292,16 @@ def prepare(task, options, processes):
     options.chat_template = options.chat_template and tokenizer.hf.chat_template is not None
     recipe = Recipe(task, options, tokenizer)
     typed = (Record("--prompt", i, None, {"prompt": text}, len(text)) for i, text in enumerate(options.prompt or [], 1))
-    records = itertools.chain(typed, read_records(names))
-    progress = Progress(total_size(names))
-    counts, targets = Counter(), 0
+    records = itertools.chain(typed, read_records(names, options.dataset_probs, options.seed, options.max_samples))
+    progress = Progress(None if options.dataset_probs or options.max_samples else total_size(names))
+    counts, targets, first = Counter(), 0, []
     file = TokenFile(options.out, tokenizer.vocab_size)
     try:
         for lot in prepared_lots(recipe, records, processes):
             file.append(lot.tokens, lot.mask, lot.lengths, lot.margins)
             counts += lot.counts
             targets += int(lot.mask.sum())
+            first += first_documents(lot, (2 if task == "pref" else 1) * options.show - len(first))
             progress.add(lot)
         progress.end()
         lengths = np.concatenate(file.lengths)
@@ -317,6 +314,22 @@ def prepare(task, options, processes):
         file.close()
     if task != "prompts":
         print(summary)
+    if first:
+        show(task, options, tokenizer, first)
+
+
+def first_documents(lot, count):
+    ends = np.cumsum(lot.lengths[:count])
+    return [(lot.tokens[end - n:end], lot.mask[end - n:end]) for n, end in zip(lot.lengths, ends)]
+
+
+def show(task, options, tokenizer, documents):
+    color = options.color == "always" or options.color == "auto" and sys.stdout.isatty()
+    sys.stdout.reconfigure(errors="backslashreplace")  # where the terminal is not of UTF-8
+    print(f"\n{LEGEND[color]}")
+    for i, (ids, mask) in enumerate(documents):
+        name = f"pair {i // 2 + 1}, {('chosen', 'rejected')[i % 2]}" if task == "pref" else f"document {i + 1}"
+        print(f"\n---- {name}: {len(ids):,} tokens, {mask.sum():,} trained\n{shown(tokenizer.encoder, ids, mask, color)}")
 
 
 def metadata(task, options, tokenizer):
@@ -366,133 +379,22 @@ def length_row(name, lengths):
     return name, f"{lengths.mean():,.1f}", f"mean; min {lengths.min():,}, p50 {p50:,}, p95 {p95:,}, max {lengths.max():,}"
 
 
-# ---- options
+# ---- the command line
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise DataError(f"{self.prog}: {message}", f"{self.prog} --help")
-
-
-def boolean(text):
-    values = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    if text.lower() not in values:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return values[text.lower()]
-
-
-def comma_list(text):
-    return [name for name in text.split(",") if name]
-
-
-def length(text):
-    value = int(text)
-    if value < 2:
-        raise argparse.ArgumentTypeError(f"{text} is too short: one token to predict another takes two")
-    return value
-
-
-def template_text(text):
-    """A Jinja template, or the file that holds one."""
-    if not os.path.isfile(text):
-        if "{" not in text:
-            raise argparse.ArgumentTypeError(f"{text!r} is neither a template nor a file")
-        return text
-    with open(text, encoding="utf-8") as file:
-        return file.read()
-
-
-def input_template(text):
-    if "{}" not in text:
-        raise argparse.ArgumentTypeError(f"{text!r} has no {{}} for the prompt")
-    return text
-
-
-FLAG = {"type": boolean, "nargs": "?", "const": True, "metavar": "BOOL"}  # --flag, --flag true, --flag false
-
-
-def add_common(parser, needs_input):
-    parser.add_argument("--input", metavar="FILE[,FILE]", required=needs_input, type=comma_list,
-                        help="JSON lines, JSON, CSV, parquet (by extension), or the train split of a hub dataset OWNER/NAME")
-    parser.add_argument("--tokenizer", metavar="DIR", required=True, help="Hugging Face directory with tokenizer.json")
-    parser.add_argument("--out", metavar="F.safetensors", required=True, help="the file to write")
-    parser.add_argument("--add_bos", choices=["auto", "always", "never"], default="auto",
-                        help="begin what is no chat with the BOS token; auto: as the tokenizer does by itself (default auto)")
-
-
-def add_length(parser, default, choices):
-    parser.add_argument("--max_len", type=length, default=2048, metavar="N", help="longest document in tokens (default 2048)")
-    parser.add_argument("--truncation", choices=choices, default=default, help=f"what to do with longer ones (default {default})")
-    parser.add_argument("--append_eos", default=True, **FLAG,
-                        help="end what is no chat with the EOS token, unless it has it; it is a target (default true)")
-
-
-def add_template(parser):
-    parser.add_argument("--tokenizer_chat_template", type=template_text, metavar="FILE|TEXT",
-                        help="chat template in place of the tokenizer's own")
-
-
-def build_parser():
-    parser = Parser(prog="prepare.py", description=__doc__, allow_abbrev=False)
-    tasks = parser.add_subparsers(dest="task", required=True, metavar="|".join(DRAFTS), parser_class=Parser)
-    # What a task has no flag for.
-    parser.set_defaults(prompt=None, tokenizer_chat_template=None, input_key=None, append_eos=False, max_len=None,
-                        truncation=None, chat_template=True)
-
-    sft = tasks.add_parser("sft", help="chats, or prompts with completions", allow_abbrev=False,
-                           description=f"Fields: {SFT_FORMATS}.")
-    add_common(sft, needs_input=True)
-    add_length(sft, "drop", ["drop", "keep"])
-    add_template(sft)
-    sft.add_argument("--input_key", metavar="FIELD", help="the prompt: a string, or a list of messages")
-    sft.add_argument("--output_key", metavar="FIELD", help="the answer: a string, a message or a list of messages")
-    sft.add_argument("--input_template", metavar="TEXT", type=input_template, default=OPENRLHF_TEMPLATE,
-                     help=f"around the prompt string where no chat template is applied (default {OPENRLHF_TEMPLATE!r})")
-    sft.add_argument("--apply_chat_template", default=False, **FLAG,
-                     help="make messages of the strings in --input_key and --output_key")
-    sft.add_argument("--multiturn", default=False, **FLAG,
-                     help="with --input_key: train every assistant message, not only the answer")
-
-    pref = tasks.add_parser("pref", help="pairs of a better and a worse answer", allow_abbrev=False,
-                            description=f"Fields: {PREF_FORMATS}.")
-    add_common(pref, needs_input=True)
-    add_length(pref, "drop", ["drop", "keep"])
-    add_template(pref)
-    pref.add_argument("--prompt_key", metavar="FIELD",
-                      help="the prompt: a string, or a list of messages (default prompt, where there is one)")
-    pref.add_argument("--chosen_key", metavar="FIELD", default="chosen", help="the better answer (default chosen)")
-    pref.add_argument("--rejected_key", metavar="FIELD", default="rejected", help="the worse answer (default rejected)")
-    pref.add_argument("--input_template", metavar="TEXT", type=input_template,
-                      help="around the prompt string where no chat template is applied (default nothing)")
-    pref.add_argument("--apply_chat_template", default=False, **FLAG, help="make messages of prompt and answers that are strings")
-
-    pretrain = tasks.add_parser("pretrain", help="plain text", allow_abbrev=False, description=f"Fields: {PRETRAIN_FORMATS}.")
-    add_common(pretrain, needs_input=True)
-    add_length(pretrain, "split", ["split", "drop", "keep"])
-    pretrain.add_argument("--input_key", metavar="FIELD", help="the text")
-
-    prompts = tasks.add_parser("prompts", help="prompts to generate from", allow_abbrev=False,
-                               description=f"Fields: {PROMPT_FORMATS}.")
-    add_common(prompts, needs_input=False)
-    add_template(prompts)
-    prompts.add_argument("--prompt", action="append", metavar="TEXT", help="a prompt; can be given several times")
-    prompts.add_argument("--no_chat_template", dest="chat_template", action="store_false",
-                         help="take prompts as plain text; without it the tokenizer's chat template makes user messages of them")
-    return parser
-
-
-def snake_case(argument):
-    """--max-len=5 is --max_len=5."""
-    name, equals, value = argument.partition("=")
-    return name.replace("-", "_").replace("__", "--", 1) + equals + value if name.startswith("--") else argument
+def check_together(options):
+    if not options.input and not options.prompt:
+        raise DataError("there is nothing to prepare", "--input FILE, or --prompt TEXT for the task prompts")
+    if options.dataset_probs and len(options.dataset_probs) != len(options.input or []):
+        raise DataError(f"--dataset_probs has {len(options.dataset_probs)} probabilities for {len(options.input or [])} inputs",
+                        "give one for each file of --input")
 
 
 def main(arguments):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an orderly end, so that nothing is left behind
     try:
-        options = build_parser().parse_args([snake_case(argument) for argument in arguments])
-        if not options.input and not options.prompt:
-            raise DataError("there is nothing to prepare", "--input FILE, or --prompt TEXT for the task prompts")
+        options = build_parser(__doc__).parse_args([snake_case(argument) for argument in arguments])
+        check_together(options)
         prepare(options.task, options, len(os.sched_getaffinity(0)))
     except DataError as error:
         print(error, file=sys.stderr)

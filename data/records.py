@@ -1,11 +1,14 @@
 """Reading records: JSON lines, JSON, CSV, parquet or a dataset of the Hugging Face hub, one record at a time."""
 
 import csv
+import itertools
 import json
 import os
 import re
 import sys
 from typing import Any, NamedTuple, Optional
+
+import numpy as np
 
 from errors import DataError
 
@@ -67,15 +70,39 @@ def total_size(names):
     return sum(parquet_size(name) if name.endswith(".parquet") else os.path.getsize(name) for name in names)
 
 
-def read_records(names):
+def read_records(names, probs=None, seed=0, max_samples=None):
+    """The first max_samples records of each input, one input after the other; with probs at random, see interleaved()."""
+    inputs = [lambda name=name: itertools.islice(read_input(name), max_samples) for name in names]
+    return interleaved(inputs, probs, seed) if probs else itertools.chain.from_iterable(open_input() for open_input in inputs)
+
+
+def read_input(name):
     readers = {".jsonl": read_json_lines, ".json": read_json, ".csv": read_csv, ".parquet": read_parquet}
-    for name in names:
-        reader = read_hub if is_hub_name(name) else readers[os.path.splitext(name)[1]]
-        number = 0
-        for number, (line, raw, size) in enumerate(reader(name), 1):
-            yield Record(name, number, line, raw, size)
-        if number == 0:
-            raise DataError(f"{name}: holds no records", "give --input a file with records")
+    reader = read_hub if is_hub_name(name) else readers[os.path.splitext(name)[1]]
+    number = 0
+    for number, (line, raw, size) in enumerate(reader(name), 1):
+        yield Record(name, number, line, raw, size)
+    if number == 0:
+        raise DataError(f"{name}: holds no records", "give --input a file with records")
+
+
+def interleaved(inputs, probs, seed):
+    """Draws the input of each next record with its probability, until each input has been read to its end; one that ends earlier
+    begins again. The same order as datasets.interleave_datasets(..., stopping_strategy="all_exhausted")."""
+    random = np.random.default_rng(seed)
+    streams = [open_input() for open_input in inputs]
+    ahead = [next(stream) for stream in streams]
+    unread = set(range(len(inputs)))
+    while True:
+        for i in random.choice(len(inputs), size=1000, p=np.array(probs) / sum(probs)):
+            yield ahead[i]
+            ahead[i] = next(streams[i], None)
+            if ahead[i] is None:
+                unread.discard(i)
+                if not unread:
+                    return
+                streams[i] = inputs[i]()
+                ahead[i] = next(streams[i])
 
 
 def read_json_lines(path):

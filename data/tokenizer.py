@@ -2,7 +2,6 @@
 
 import json
 import os
-from itertools import chain
 
 import numpy as np
 
@@ -40,12 +39,6 @@ class Tokenizer:
         """One encoding per text, no special tokens added; without offsets it is faster."""
         encode = self.encoder.encode_batch if with_offsets else self.encoder.encode_batch_fast
         return encode(texts, add_special_tokens=False)
-
-
-def offsets(encoding):
-    """Of each token the first character and the end, in characters of the text. The bytes of one character all have all of it."""
-    pairs = np.fromiter(chain.from_iterable(encoding.offsets), np.int64, 2 * len(encoding)).reshape(-1, 2)
-    return pairs[:, 0], pairs[:, 1]
 
 
 def read_vocabulary(directory):

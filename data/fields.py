@@ -1,0 +1,54 @@
+"""The fields of a record: there or not, and of the right kind or refused."""
+
+import json
+
+import numpy as np
+
+from errors import DataError
+from records import json_kind
+
+
+def has(fields, name):
+    return fields.get(name) is not None
+
+
+def seen(fields):
+    return ", ".join(fields) if fields else "none"
+
+
+def field(fields, name, flags="--input_key and --output_key"):
+    if not has(fields, name):
+        raise DataError(f"has no field {name!r}; it has {seen(fields)}", f"name the right one with {flags}")
+    return fields[name]
+
+
+def string(fields, name):
+    value = field(fields, name)
+    if not isinstance(value, str):
+        raise DataError(f"{name!r} is a {json_kind(value)}, not a string", f"write {name!r} as a string")
+    return value
+
+
+def integers(fields, name):
+    try:
+        values = np.array(field(fields, name))
+    except ValueError:  # a ragged list
+        values = np.array(None)
+    if values.ndim != 1 or (values.size and values.dtype.kind != "i"):
+        raise DataError(f"{name!r} is not a list of integers", f"write {name!r} as one flat list of integers")
+    return values.astype(np.int64)
+
+
+def json_field(fields, name, kind, fix):
+    """A list or a dict, or JSON text of one, as a cell of CSV holds it; empty if the record has none."""
+    value = fields.get(name)
+    if isinstance(value, str) and value.strip():
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise DataError(f"{name!r} is broken JSON: {error}", fix) from None
+    if value is None or value == "":
+        return kind()
+    if not isinstance(value, kind):
+        raise DataError(f"{name!r} is of the kind {json_kind(value)}, not {json_kind(kind())}", fix)
+    return value

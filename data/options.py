@@ -1,0 +1,178 @@
+"""The command line of prepare.py."""
+
+import argparse
+import json
+import os
+
+from documents import (CHAT_FIELDS, DRAFTS, OPENRLHF_TEMPLATE, PREF_FORMATS, PRETRAIN_FORMATS, PROMPT_FORMATS, SFT_FORMATS)
+from errors import DataError
+from messages import reserved_variable
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise DataError(f"{self.prog}: {message}", f"{self.prog} --help")
+
+
+def boolean(text):
+    values = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return values[text.lower()]
+
+
+def comma_list(text):
+    return [name for name in text.split(",") if name]
+
+
+def length(text):
+    value = int(text)
+    if value < 2:
+        raise argparse.ArgumentTypeError(f"{text} is too short: one token to predict another takes two")
+    return value
+
+
+def count(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than one")
+    return value
+
+
+def seed(text):
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return value
+
+
+def probabilities(text):
+    """They may be rounded: 0.333,0.333,0.333."""
+    values = [float(part) for part in text.split(",")]
+    if not all(0 < value <= 1 for value in values) or round(sum(values), 2) != 1:
+        raise argparse.ArgumentTypeError(f"{text} are not positive numbers that add up to 1")
+    return values
+
+
+def template_variables(text):
+    try:
+        variables = json.loads(text)
+    except ValueError:
+        variables = None
+    if not isinstance(variables, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object: '{{\"enable_thinking\": false}}'")
+    if reserved_variable(variables):
+        raise argparse.ArgumentTypeError(f"{reserved_variable(variables)!r} is no variable of the template's own")
+    return variables
+
+
+def template_text(text):
+    """A Jinja template, or the file that holds one."""
+    if not os.path.isfile(text):
+        if "{" not in text:
+            raise argparse.ArgumentTypeError(f"{text!r} is neither a template nor a file")
+        return text
+    with open(text, encoding="utf-8") as file:
+        return file.read()
+
+
+def input_template(text):
+    if "{}" not in text:
+        raise argparse.ArgumentTypeError(f"{text!r} has no {{}} for the prompt")
+    return text
+
+
+FLAG = {"type": boolean, "nargs": "?", "const": True, "metavar": "BOOL"}  # --flag, --flag true, --flag false
+
+
+def add_common(parser, needs_input):
+    parser.add_argument("--input", metavar="FILE[,FILE]", required=needs_input, type=comma_list,
+                        help="JSON lines, JSON, CSV, parquet (by extension), or the train split of a hub dataset OWNER/NAME")
+    parser.add_argument("--dataset_probs", metavar="P,P,...", type=probabilities,
+                        help="draw each record from one of the inputs with these probabilities, which add up to 1, until all "
+                             "have been read once; smaller ones are repeated (default: one input after the other)")
+    parser.add_argument("--seed", metavar="N", type=seed, default=42, help="of --dataset_probs (default 42)")
+    parser.add_argument("--max_samples", metavar="N", type=count, help="take the first N records of each input (default all)")
+    parser.add_argument("--tokenizer", metavar="DIR", required=True, help="Hugging Face directory with tokenizer.json")
+    parser.add_argument("--out", metavar="F.safetensors", required=True, help="the file to write")
+    parser.add_argument("--add_bos", choices=["auto", "always", "never"], default="auto",
+                        help="begin what is no chat with the BOS token; auto: as the tokenizer does by itself (default auto)")
+
+
+def add_length(parser, default, choices):
+    parser.add_argument("--max_len", type=length, default=2048, metavar="N", help="longest document in tokens (default 2048)")
+    parser.add_argument("--truncation", choices=choices, default=default, help=f"what to do with longer ones (default {default})")
+    parser.add_argument("--append_eos", default=True, **FLAG,
+                        help="end what is no chat with the EOS token, unless it has it; it is a target (default true)")
+
+
+def add_show(parser):
+    parser.add_argument("--show", metavar="N", type=count, default=0,
+                        help="print the first N documents or pairs, with what is trained in green, or between marks")
+    parser.add_argument("--color", choices=["auto", "always", "never"], default="auto",
+                        help="colours in --show; auto: on a terminal (default auto)")
+
+
+def add_template(parser):
+    parser.add_argument("--chat_template_kwargs", type=template_variables, default={}, metavar="JSON",
+                        help="variables for the chat template, an object; those in a record's chat_template_kwargs win")
+    parser.add_argument("--tokenizer_chat_template", type=template_text, metavar="FILE|TEXT",
+                        help="chat template in place of the tokenizer's own")
+
+
+def build_parser(description=None):
+    parser = Parser(prog="prepare.py", description=description, allow_abbrev=False)
+    tasks = parser.add_subparsers(dest="task", required=True, metavar="|".join(DRAFTS), parser_class=Parser)
+    # What a task has no flag for.
+    parser.set_defaults(prompt=None, tokenizer_chat_template=None, input_key=None, append_eos=False, max_len=None,
+                        truncation=None, chat_template=True, chat_template_kwargs={}, show=0)
+
+    sft = tasks.add_parser("sft", help="chats, or prompts with completions", allow_abbrev=False,
+                           description=f"Fields: {SFT_FORMATS}. {CHAT_FIELDS}.")
+    add_common(sft, needs_input=True)
+    add_length(sft, "drop", ["drop", "keep"])
+    add_template(sft)
+    add_show(sft)
+    sft.add_argument("--input_key", metavar="FIELD", help="the prompt: a string, or a list of messages")
+    sft.add_argument("--output_key", metavar="FIELD", help="the answer: a string, a message or a list of messages")
+    sft.add_argument("--input_template", metavar="TEXT", type=input_template, default=OPENRLHF_TEMPLATE,
+                     help=f"around the prompt string where no chat template is applied (default {OPENRLHF_TEMPLATE!r})")
+    sft.add_argument("--apply_chat_template", default=False, **FLAG,
+                     help="make messages of the strings in --input_key and --output_key")
+    sft.add_argument("--multiturn", default=False, **FLAG,
+                     help="with --input_key: train every assistant message, not only the answer")
+
+    pref = tasks.add_parser("pref", help="pairs of a better and a worse answer", allow_abbrev=False,
+                            description=f"Fields: {PREF_FORMATS}. {CHAT_FIELDS}.")
+    add_common(pref, needs_input=True)
+    add_length(pref, "drop", ["drop", "keep"])
+    add_template(pref)
+    add_show(pref)
+    pref.add_argument("--prompt_key", metavar="FIELD",
+                      help="the prompt: a string, or a list of messages (default prompt, where there is one)")
+    pref.add_argument("--chosen_key", metavar="FIELD", default="chosen", help="the better answer (default chosen)")
+    pref.add_argument("--rejected_key", metavar="FIELD", default="rejected", help="the worse answer (default rejected)")
+    pref.add_argument("--input_template", metavar="TEXT", type=input_template,
+                      help="around the prompt string where no chat template is applied (default nothing)")
+    pref.add_argument("--apply_chat_template", default=False, **FLAG, help="make messages of prompt and answers that are strings")
+
+    pretrain = tasks.add_parser("pretrain", help="plain text", allow_abbrev=False, description=f"Fields: {PRETRAIN_FORMATS}.")
+    add_common(pretrain, needs_input=True)
+    add_length(pretrain, "split", ["split", "drop", "keep"])
+    add_show(pretrain)
+    pretrain.add_argument("--input_key", metavar="FIELD", help="the text")
+
+    prompts = tasks.add_parser("prompts", help="prompts to generate from", allow_abbrev=False,
+                               description=f"Fields: {PROMPT_FORMATS}. {CHAT_FIELDS}.")
+    add_common(prompts, needs_input=False)
+    add_template(prompts)
+    prompts.add_argument("--prompt", action="append", metavar="TEXT", help="a prompt; can be given several times")
+    prompts.add_argument("--no_chat_template", dest="chat_template", action="store_false",
+                         help="take prompts as plain text; without it the tokenizer's chat template makes user messages of them")
+    return parser
+
+
+def snake_case(argument):
+    """--max-len=5 is --max_len=5."""
+    name, equals, value = argument.partition("=")
+    return name.replace("-", "_").replace("__", "--", 1) + equals + value if name.startswith("--") else argument

@@ -1,0 +1,49 @@
+"""Documents for the eye: which of their tokens are trained."""
+
+import unicodedata
+
+from tokenizers.decoders import DecodeStream
+
+GREEN, YELLOW, DIM, RESET = "\033[32m", "\033[33m", "\033[2m", "\033[0m"
+COLOR = {"trained": (GREEN, RESET), "untrained": (DIM, RESET), "partly": (YELLOW, RESET)}
+MARKS = {"trained": ("⟦", "⟧"), "untrained": ("", ""), "partly": ("⟦~", "~⟧")}
+LEGEND = {True: "green: trained, dim: not, yellow: only some bytes of a character are",
+          False: "⟦trained⟧, ⟦~only some bytes of a character are~⟧"}
+
+
+def shown(backend, ids, mask, color):
+    """The text of a document with its special tokens, each run of trained tokens in a colour or between marks."""
+    styles = COLOR if color else MARKS
+    runs = []
+    for text, state in pieces(backend, ids, mask):
+        if runs and runs[-1][1] == state:
+            runs[-1][0] += text
+        else:
+            runs.append([text, state])
+    return "".join(styles[state][0] + visible(text) + styles[state][1] for text, state in runs)
+
+
+def pieces(backend, ids, mask):
+    """(text, state) of as few tokens as make whole characters: mostly one."""
+    stream, pending = DecodeStream(skip_special_tokens=False), []
+    for token, target in zip(ids, mask):
+        pending.append(bool(target))
+        text = stream.step(backend, int(token))
+        if text is not None:
+            yield text, state_of(pending)
+            pending = []
+    if pending:  # the document ends within a character
+        yield "\N{REPLACEMENT CHARACTER}", state_of(pending)
+
+
+def state_of(targets):
+    return "trained" if all(targets) else "partly" if any(targets) else "untrained"
+
+
+def visible(text):
+    """Line breaks with a sign before them; other control characters, which a terminal would obey, as escapes."""
+    return "".join("↵\n" if c == "\n" else escaped(c) if unicodedata.category(c) == "Cc" else c for c in text)
+
+
+def escaped(character):
+    return character.encode("unicode_escape").decode()

@@ -1,0 +1,146 @@
+"""data/prepare.py: several inputs drawn with probabilities, the first records of each, and printed documents."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from preparing import CHAT, CHATML, DATA, bench, prepare  # noqa: F401
+
+# ---- several inputs
+
+
+def inputs(bench, *counts):
+    """Files a.jsonl, b.jsonl, ... with so many records: a0, a1, ..."""
+    return ",".join(bench.jsonl(*[{"text": f"{name}{i}"} for i in range(count)], name=f"{name}.jsonl")
+                    for name, count in zip("abc", counts))
+
+
+def drawn(bench, source, *flags):
+    return bench.run("sft", bench.tokenizer(merges=[]), source, *flags, "--append_eos", "false").texts()
+
+
+@pytest.mark.parametrize("counts, probs", [((40, 7), "0.5,0.5"), ((7, 900, 3), "0.2,0.7,0.1"), ((1, 1, 1), "0.3,0.3,0.4")])
+def test_draws_are_those_of_datasets(bench, counts, probs):
+    import datasets
+
+    source = inputs(bench, *counts)
+    sets = [datasets.Dataset.from_dict({"text": [f"{name}{i}" for i in range(count)]}) for name, count in zip("abc", counts)]
+    for seed in (42, 7):
+        expected = datasets.interleave_datasets(sets, probabilities=[float(p) for p in probs.split(",")], seed=seed,
+                                                stopping_strategy="all_exhausted")["text"]
+        texts = drawn(bench, source, "--dataset_probs", probs, *(["--seed", str(seed)] if seed != 42 else []))
+        assert texts == list(expected) and len(set(texts)) == sum(counts)
+        assert bench.row("records read") == len(texts)
+    assert drawn(bench, source) == [f"{name}{i}" for name, count in zip("abc", counts) for i in range(count)]
+
+
+def test_draws_do_not_depend_on_the_number_of_processes(bench):
+    arguments = ["sft", "--input", inputs(bench, 2500, 30), "--tokenizer", bench.tokenizer(), "--dataset_probs", "0.7,0.3",
+                 "--out", str(bench.path / "out.safetensors")]
+    results = []
+    for processes in (1, 3):
+        prepare.prepare("sft", prepare.build_parser().parse_args(arguments), processes)
+        results.append((bench.path / "out.safetensors").read_bytes())
+    assert results[0] == results[1]
+
+
+def test_first_records_of_each_input(bench):
+    source = inputs(bench, 40, 2, 9)
+    assert drawn(bench, source, "--max_samples", "3") == ["a0", "a1", "a2", "b0", "b1", "c0", "c1", "c2"]
+    texts = drawn(bench, source, "--max_samples", "3", "--dataset_probs", "0.333,0.333,0.333")
+    assert set(texts) == {"a0", "a1", "a2", "b0", "b1", "c0", "c1", "c2"}
+    # What lies beyond them is not even looked at.
+    bench.jsonl({"text": "a0"}, "{", name="a.jsonl")
+    assert drawn(bench, source, "--max_samples", "1") == ["a0", "b0", "c0"]
+
+
+def test_wrong_probabilities(bench):
+    source = inputs(bench, 3, 3)
+    for text in ("0.5,0.4", "1.5,-0.5", "0,1", "nan,1"):
+        assert f"{text} are not positive numbers that add up to 1" in bench.refused("sft", bench.tokenizer(), source,
+                                                                                      "--dataset_probs", text)
+    assert "invalid probabilities value: 'a,b'" in bench.refused("sft", bench.tokenizer(), source, "--dataset_probs", "a,b")
+    assert "--dataset_probs has 1 probabilities for 2 inputs\n  fix: give one for each" in bench.refused(
+        "sft", bench.tokenizer(), source, "--dataset_probs", "1")
+    assert "-1 is negative" in bench.refused("sft", bench.tokenizer(), source, "--seed", "-1")
+    assert "0 is less than one" in bench.refused("sft", bench.tokenizer(), source, "--max_samples", "0")
+    bench.jsonl("", name="b.jsonl")
+    assert "b.jsonl: holds no records" in bench.refused("sft", bench.tokenizer(), source, "--dataset_probs", "0.5,0.5")
+
+
+# ---- --show
+
+
+def printed(bench, *arguments):
+    """What follows the table."""
+    bench.run(*arguments)
+    return bench.printed.partition("\n\n")[2]
+
+
+def test_trained_runs_between_marks(bench):
+    tokenizer = bench.tokenizer(CHATML)
+    records = [{"messages": CHAT}, {"messages": CHAT[1:3]}, {"text": "One"}]
+    assert printed(bench, "sft", tokenizer, records, "--show", "2") == (
+        "⟦trained⟧, ⟦~only some bytes of a character are~⟧\n\n---- document 1: 77 tokens, 12 trained\n"
+        "<|im_start|>system↵\nBe short.<|im_end|>↵\n<|im_start|>user↵\nHi<|im_end|>↵\n"
+        "<|im_start|>assistant↵\n⟦Hello there<|im_end|>⟧↵\n<|im_start|>user↵\nAnd?<|im_end|>↵\n"
+        "<|im_start|>assistant↵\n⟦Bye<|im_end|>⟧↵\n\n\n---- document 2: 30 tokens, 8 trained\n"
+        "<|im_start|>user↵\nHi<|im_end|>↵\n<|im_start|>assistant↵\n⟦Hello there<|im_end|>⟧↵\n\n")
+    assert printed(bench, "sft", tokenizer, records) == ""
+    assert printed(bench, "sft", tokenizer, records, "--show", "9").count("---- document") == 3
+
+
+def test_colours(bench):
+    arguments = ["sft", bench.tokenizer(CHATML), [{"messages": CHAT[1:3]}], "--show", "1", "--color"]
+    text = printed(bench, *arguments, "always")
+    assert "\033[2m<|im_start|>user↵\nHi<|im_end|>↵\n<|im_start|>assistant↵\n\033[0m\033[32mHello there<|im_end|>\033[0m" in text
+    assert "⟦" not in text and "\033" not in printed(bench, *arguments, "never")
+
+
+def test_characters_split_over_tokens_and_control_characters(bench):
+    # The first byte of the emoji is in a token with the prompt's end, which is not trained.
+    tokenizer = bench.tokenizer(merges=[("Q", "ð")])
+    text = printed(bench, "sft", tokenizer, [{"prompt": "Q", "completion": "😀漢\x1b[31m"}], "--show", "1")
+    assert text.endswith("\n⟦~Q😀~⟧⟦漢\\x1b[31m<|endoftext|>⟧\n")
+    # Cut within a character.
+    text = printed(bench, "sft", bench.tokenizer(merges=[]), [{"prompt": "Q", "completion": "é漢"}], "--show", "1",
+                   "--max_len", "4", "--truncation", "keep")
+    assert text.endswith("\nQ⟦é�⟧\n")
+
+
+def test_terminal_that_has_no_such_signs(bench):
+    command = [sys.executable, str(DATA / "prepare.py"), "sft", "--input", bench.jsonl({"prompt": "Q", "completion": "漢"}),
+               "--tokenizer", bench.tokenizer(), "--out", str(bench.path / "out.safetensors"), "--show", "1"]
+    result = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (result.returncode, result.stderr) == (0, b"") and b"Q\\u27e6\\u6f22<|endoftext|>\\u27e7\n" in result.stdout
+
+
+def test_both_answers_of_a_pair_and_pieces_of_a_text(bench):
+    pairs = [{"prompt": "Q", "chosen": "a", "rejected": "b"}, {"prompt": "Q", "chosen": "c", "rejected": "d"}]
+    assert printed(bench, "pref", bench.tokenizer(), pairs, "--show", "1").split("\n\n")[1:] == [
+        "---- pair 1, chosen: 3 tokens, 2 trained\nQ⟦a<|endoftext|>⟧",
+        "---- pair 1, rejected: 3 tokens, 2 trained\nQ⟦b<|endoftext|>⟧\n"]
+    text = printed(bench, "pretrain", bench.tokenizer(merges=[]), [{"text": "abcdef"}], "--show", "2", "--max_len", "3")
+    assert text.split("\n\n")[1:] == ["---- document 1: 3 tokens, 2 trained\na⟦bc⟧",
+                                      "---- document 2: 3 tokens, 2 trained\nd⟦ef⟧\n"]
+
+
+def test_shown_text_is_the_documents(bench):
+    """Without marks it is what decoding the whole gives, for byte-level tokens and those of sentencepiece."""
+    from show import pieces
+    from tokenizers import Tokenizer as Backend, decoders, models, normalizers
+
+    rng = np.random.default_rng(1)
+    vocab = {token: i for i, token in enumerate(["<unk>", "▁", *(f"<0x{b:02X}>" for b in range(256)), *"Qa", "▁a"])}
+    spm = Backend(models.BPE(vocab=vocab, merges=[("▁", "a")], byte_fallback=True, unk_token="<unk>"))
+    spm.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    spm.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+                                     decoders.Strip(" ", 1, 0)])
+    from tokenizer import Tokenizer
+    for backend in (spm, Tokenizer(bench.tokenizer(merges=[("a", "ð"), ("Ã", "©")])).encoder):
+        for _ in range(50):
+            text = "".join(rng.choice(["a", " ", "é", "😀", "漢", "Q", "\n"]) for _ in range(20))
+            ids = backend.encode(text).ids
+            assert "".join(piece for piece, _ in pieces(backend, ids, [1] * len(ids))) == backend.decode(ids) == text
