@@ -371,46 +371,6 @@ TEST(Options, OpenRlhfPreferencesRun) {
     expect_error(rm + "--model.ipo_enable", "--loss_type is \"ipo_sum\"");
 }
 
-// All flags of OpenRLHF 0.11's train_sft, train_dpo and train_rm, with a value that it documents, and their names before there were dots.
-TEST(Options, EveryFlagOfOpenRlhfIsKnown) {
-    const std::string of_all =
-        "model.model_name_or_path=M model.gradient_checkpointing_enable model.gradient_checkpointing_reentrant model.aux_loss_coef=0 "
-        "train.batch_size=128 train.micro_batch_size=8 train.max_epochs=2 train.seed=42 train.full_determinism_enable "
-        "data.max_len=2048 data.dataset=D data.dataset_probs=1 data.dataset_split=train data.max_samples=1000000 data.apply_chat_template "
-        "data.tokenizer_chat_template={} data.input_template=User:{} data.disable_fast_tokenizer data.dataloader_num_workers=0 "
-        "eval.dataset=E eval.split=train eval.steps=-1 optim=adam adam.lr=5e-6 adam.betas=0.9,0.95 adam.eps=1e-8 adam.weight_decay=0 "
-        "lr_scheduler=cosine_with_min_lr lr_warmup_ratio=0.03 min_lr_ratio=0.1 max_norm=1.0 muon.lr=0.02 muon.momentum=0.95 muon.ns_steps=5 "
-        "muon.nesterov ds.zero_stage=2 ds.adam_offload ds.zpg=1 ds.overlap_comm ds.grad_accum_dtype=bf16 ds.param_dtype=bf16 "
-        "ds.attn_implementation=flash_attention_2 ds.use_liger_kernel ds.deepcompile ds.packing_samples ds.ring_attn_size=1 "
-        "ds.ring_attn_head_stride=1 ds.tensor_parallel_size=1 ds.load_in_4bit=false ds.lora.rank=0 ds.lora.alpha=16 ds.lora.dropout=0 "
-        "ds.lora.target_modules=all-linear ds.use_universal_ckpt ckpt.output_dir=O ckpt.path=C ckpt.save_steps=-1 ckpt.max_num=3 "
-        "ckpt.max_mem=100000000 ckpt.load_enable ckpt.save_hf ckpt.disable_ds logger.logging_steps=1 logger.wandb.key=k logger.wandb.org=o "
-        "logger.wandb.group=g logger.wandb.project=p logger.wandb.run_name=n logger.tensorboard_dir=T local_rank=-1 use_ms=false "
-        "pretrain=M gradient_checkpointing gradient_checkpointing_use_reentrant aux_loss_coef=0 train_batch_size=128 micro_train_batch_size=8 "
-        "max_epochs=2 seed=42 full_determinism max_len=2048 dataset=D dataset_probs=1 dataset_split=train max_samples=1000000 "
-        "apply_chat_template tokenizer_chat_template={} input_template=User:{} disable_fast_tokenizer eval_dataset=E eval_split=train "
-        "eval_steps=-1 learning_rate=5e-6 adam_betas=0.9,0.95 l2=0 zero_stage=2 adam_offload zpg=1 overlap_comm grad_accum_dtype=bf16 bf16 "
-        "flash_attn use_liger_kernel deepcompile torch_compile disable_trace_cache packing_samples ring_attn_size=1 ring_head_stride=1 "
-        "ds_tensor_parallel_size=1 load_in_4bit=false lora_rank=0 lora_alpha=16 lora_dropout=0 target_modules=all-linear use_ds_universal_ckpt "
-        "save_path=O ckpt_path=C save_steps=-1 max_ckpt_num=3 max_ckpt_mem=100000000 load_checkpoint save_hf_ckpt disable_ds_ckpt "
-        "logging_steps=1 use_wandb=k wandb_org=o wandb_group=g wandb_project=p wandb_run_name=n use_tensorboard=T";
-    const std::string of_sft =
-        "data.input_key=input data.output_key=output data.multiturn model.pretrain_mode_enable=false input_key=input output_key=output "
-        "multiturn pretrain_mode=false";
-    const std::string of_pairs =
-        "data.prompt_key=p data.chosen_key=c data.rejected_key=r prompt_key=p chosen_key=c rejected_key=r";
-    const std::string of_dpo =
-        "model.beta=0.1 model.ipo_enable model.label_smoothing=0 model.nll_loss_coef=0 ref.model_name_or_path=R ref.offload beta=0.1 ipo "
-        "label_smoothing=0 nll_loss_coef=0 ref_pretrain=R ref_offload";
-    const std::string of_rm =
-        "model.loss_type=sigmoid model.margin_loss_enable model.compute_fp32_loss_enable ds.value_head_prefix=score loss=sigmoid margin_loss "
-        "compute_fp32_loss value_head_prefix=score";
-    for (const auto &[line, flags] : {std::pair{sft, of_all + " " + of_sft},
-                                      {dpo, of_all + " " + of_pairs + " " + of_dpo},
-                                      {rm, of_all + " " + of_pairs + " " + of_rm}})
-        for (const std::string &flag : words(flags)) EXPECT_EQ(message(words(line + "--" + flag)), "no error") << flag;
-}
-
 // Each name of TRL, accelerate and Axolotl that stands for something here is answered with it, or with why it is not needed.
 TEST(Options, NamesOfTrlAndAxolotlAreAnswered) {
     const std::string of_all =
@@ -474,8 +434,9 @@ TEST(Options, DataFlagsAreHandedToPrepare) {
     const Parsed text = parse(words("pretrain --preset tiny --data D --output_dir O --input_key body"));
     EXPECT_EQ(prepare_flags(text.options, PRETRAIN),
               words("--input_key body --add_bos auto --append_eos true --truncation split --max_len 2048"));
-    const Parsed pairs = parse(words(rm + "--chosen_key better --apply_chat_template"));
+    const Parsed pairs = parse(words(rm + "--chosen_key better --apply_chat_template --dataset_probs 0.7,0.3"));
     EXPECT_EQ(
         prepare_flags(pairs.options, RM),
-        words("--apply_chat_template true --chosen_key better --add_bos auto --append_eos true --truncation drop --max_len 512"));
+        words(
+            "--apply_chat_template true --chosen_key better --dataset_probs 0.7,0.3 --add_bos auto --append_eos true --truncation drop --max_len 512"));
 }

@@ -80,7 +80,6 @@ static constexpr Meaningless meaningless[] = {
     {"gradient_checkpointing_reentrant,gradient_checkpointing_use_reentrant", "", "--recompute decides what is computed again"},
     {"disable_fast_tokenizer,dataloader_num_workers", "", "samples are tokenised once, by data/prepare.py"},
     {"dataset_split,train_split,eval.split,eval_split", "train", "a hub data set is read from its train split"},
-    {"dataset_probs", "1,1.0", "the inputs are read one after the other"},
     {"full_determinism_enable,full_determinism", "", "runs are deterministic anyway"},
     {"ckpt.path,ckpt_path", "", "checkpoints are written to output_dir/step_N"},
     {"max_mem,max_ckpt_mem", "", "--max_num limits the checkpoints kept"},
@@ -220,7 +219,14 @@ struct Setting {
     std::string where;  // as the user wrote it: "--max-len" or "max-len in run.json"
 };
 
-static std::string text(const ordered_json &value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
+// As the command line has it.
+static std::string text(const ordered_json &value) {
+    if (value.is_string()) return value;
+    if (!value.is_array()) return value.dump();
+    std::string out;
+    for (const ordered_json &v : value) out += (out.empty() ? "" : ",") + text(v);
+    return out;
+}
 
 static void read_json(std::vector<Setting> &out, const ordered_json &json, const std::string &prefix, const std::string &file) {
     for (const auto &[key, value] : json.items()) {
@@ -385,7 +391,9 @@ struct Parser {
         if (values.size() > 1 && !flag.list)
             die("%s has more than one value: \"%s\" and \"%s\"\n  fix: quotes around a value with spaces, commas between several files",
                 s.where.c_str(), values[0].c_str(), values[1].c_str());
-        const auto has_gap = [](const std::string &v) { return v.starts_with(',') || v.ends_with(',') || v.find(",,") != v.npos; };
+        const auto has_gap = [](const std::string &v) {
+            return v.starts_with(',') || v.ends_with(',') || v.find(",,") != v.npos;
+        };
         CLI::Option *option = app.get_option("--" + std::string(flag.name));
         try {
             if (flag.list && std::any_of(values.begin(), values.end(), has_gap)) throw CLI::ValidationError("a gap in a list");

@@ -11,6 +11,8 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <set>
+#include <sstream>
 
 #include "../core/common.h"
 #include "../core/file.h"
@@ -87,7 +89,12 @@ static std::string preparation_key(const std::string &path, const std::vector<st
     std::string key = tokenizer_hash;
     for (const std::string &a : arguments) key += "\n" + a;
     std::error_code none;
-    for (const std::string &file : {path, program_file("data/prepare.py")})
+    std::set<std::string> files;
+    for (const auto &entry : fs::directory_iterator(program_file("data")))
+        if (entry.path().extension() == ".py") files.insert(entry.path());
+    std::istringstream inputs(path);
+    for (std::string input; std::getline(inputs, input, ',');) files.insert(input);
+    for (const std::string &file : files)
         if (fs::exists(file, none))
             key += format("\n%s %zu %lld", fs::canonical(file).c_str(), size_t(fs::file_size(file, none)),
                           (long long)fs::last_write_time(file).time_since_epoch().count());

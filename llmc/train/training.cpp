@@ -106,10 +106,12 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     });
     resume_from_ = run.comm.gather(resume_from_)[0];
     const std::string kind = run.task == PRETRAIN ? "pretrain" : run.task & PAIRS ? "pref" : "sft";
-    const auto flags = prepare_flags(o_, run.task);
-    const std::string path =
-        run.task == DEMO ? program_file("data/demo/train.safetensors") : prepared_file(run, kind, o_.data, flags);
-    const std::string eval_path = o_.eval_data.empty() ? "" : prepared_file(run, kind, o_.eval_data, flags);
+    Options eval = o_;
+    eval.dataset_probs.clear();  // they are those of the training data
+    const std::string path = run.task == DEMO ? program_file("data/demo/train.safetensors")
+                                              : prepared_file(run, kind, o_.data, prepare_flags(o_, run.task));
+    const std::string eval_path =
+        o_.eval_data.empty() ? "" : prepared_file(run, kind, o_.eval_data, prepare_flags(eval, run.task));
     ModelLimits limits;
     agree(run.comm, [&] { limits = open_all_data(path, eval_path); });
     if (pairs_) pairs_->use(*data_, loader_->used(), limits);

@@ -158,7 +158,7 @@ LINES = {f"{kind} {task}": (task, text) for task in ("sft", "dpo", "rm") for kin
 WITHOUT_MEANING = """attn_implementation flash_attn packing_samples param_dtype bf16 grad_accum_dtype optim muon.lr muon.momentum muon.ns_steps
     muon.nesterov adam_offload zpg overlap_comm deepcompile torch_compile disable_trace_cache use_liger_kernel
     gradient_checkpointing_reentrant gradient_checkpointing_use_reentrant disable_fast_tokenizer dataloader_num_workers dataset_split
-    train_split eval.split dataset_probs full_determinism_enable full_determinism ckpt.path ckpt_path max_mem max_ckpt_mem save_hf
+    train_split eval.split full_determinism_enable full_determinism ckpt.path ckpt_path max_mem max_ckpt_mem save_hf
     save_hf_ckpt disable_ds disable_ds_ckpt use_universal_ckpt use_ds_universal_ckpt wandb.key wandb.org wandb.group wandb.project
     wandb.run_name tensorboard_dir use_wandb wandb_org wandb_group wandb_project wandb_run_name use_tensorboard compute_fp32_loss_enable
     compute_fp32_loss value_head_prefix offload ref_offload local_rank aux_loss_coef experts_implementation tensor_parallel_size
