@@ -31,8 +31,8 @@ from compare import ROOT
 
 ROUNDS, WARM_UP, COUNTED = 2, 1, 2
 BATCH, MICRO_BATCH, MAX_LEN, BETA = 32, 8, 512, 0.1
-ROW_TOKENS = 2 * MAX_LEN
-SFT_RATE, RATE = 1e-4, 1e-6
+ROW_TOKENS = 4 * MAX_LEN
+SFT_RATE, RATE = 2e-5, 1e-6  # TRL's defaults of the two
 AGREE = 1e-2  # of the first losses: bf16 keeps 8 bits, and a loss is a mean over many tokens
 
 KINDS = {"memory": "dpo, reference in memory", "advance": "dpo, reference in advance", "rm": "rm"}
