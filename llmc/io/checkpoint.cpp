@@ -121,11 +121,11 @@ static std::vector<size_t> checkpoint_steps(const std::string &output_dir) {  //
 }
 
 std::string other_checkpoint(const std::string &dir) {
-    const fs::path path = fs::canonical(dir);
-    const auto steps = checkpoint_steps(path.parent_path());
+    const fs::path path = fs::weakly_canonical(dir), output_dir = path.parent_path();
+    const auto steps = checkpoint_steps(output_dir);
     const auto end = std::lower_bound(steps.begin(), steps.end(), step_of(path.filename()).value_or(0));
-    if (end == steps.begin()) return "\n  fix: --resume another step_N directory; there is none before it";
-    return "\n  fix: --resume " + checkpoint_path(fs::path(dir).parent_path(), end[-1]);
+    if (end == steps.begin()) return "\n  fix: --overwrite begins again; there is no checkpoint before this one";
+    return "\n  fix: --resume " + checkpoint_path(output_dir, end[-1]);
 }
 
 // ---- the optimizer: writing -----------------------------------------------------------------------------------------------------------
@@ -271,8 +271,7 @@ static void check_cover(const std::vector<Shard> &shards, size_t elements, const
     size_t at = 0;
     for (const auto &[begin, end] : ranges) {
         if (begin > at) die("%s: elements [%zu, %zu) are in no file", where.c_str(), at, begin);
-        if (begin < at)
-            die("%s: elements [%zu, %zu) are there twice", where.c_str(), begin, std::min(at, end));
+        if (begin < at) die("%s: elements [%zu, %zu) are there twice", where.c_str(), begin, std::min(at, end));
         at = end;
     }
 }
