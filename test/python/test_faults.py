@@ -209,7 +209,7 @@ USED = ["step_4/trainer_state.json", "step_4/optimizer.json", f"step_4/{OPTIMIZE
 UNUSED = ["step_4/model.safetensors", "step_4/config.json", "best/model.safetensors"]
 
 
-@pytest.mark.parametrize("flips", [5, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flips", [3, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", USED + UNUSED)
 def test_a_flipped_bit(name, flips, data, stopped, tmp_path):
     """It is noticed where resuming uses it, and the message tells how to go on; where nothing uses it, it changes nothing."""
@@ -221,7 +221,7 @@ def test_a_flipped_bit(name, flips, data, stopped, tmp_path):
         at = rng.randrange(len(raw))
         raw[at] ^= 1 << rng.randrange(8)
         (run / name).write_bytes(raw)
-        result = call(command("sft", output_dir=run, resume="auto", **options))
+        result = call(command("sft", output_dir=run, resume="auto", **options), errors="replace")  # a flip may leave no UTF-8
         if result.returncode == 0:
             assert result.stderr == ""
             same_run(run, stopped[1])
