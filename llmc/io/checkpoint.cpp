@@ -96,9 +96,10 @@ json read_checked_json(const std::string &path, const std::string &fix) {
         die("%s%s", what.substr(0, what.find("\n  fix: ")).c_str(), fix.c_str());
     }
     const json written = value.is_object() ? value.value(checksum_name, json()) : json();
-    if (written.is_string()) value.erase(checksum_name);
-    if (!written.is_string() || written != content_checksum(value))
-        die("%s: is damaged: it is not what was written%s", path.c_str(), fix.c_str());
+    if (!written.is_string()) die("%s: is damaged: it has no checksum%s", path.c_str(), fix.c_str());
+    value.erase(checksum_name);
+    if (written != content_checksum(value))
+        die("%s: is damaged: its checksum is of other content%s", path.c_str(), fix.c_str());
     return value;
 }
 
