@@ -211,10 +211,10 @@ TEST_F(Checkpoint, AFlippedBitIsNoticedWhereverItIs) {
         for (size_t at = 0; at < bytes; at++) {
             const Damage damage(path, at, 1 << at % 8);
             const size_t tensor = (at - data) / (n * sizeof(float));
-            expect_contains(error(),
-                            {path, at < data ? "its header is not what was written"
-                                             : format("tensor \"%s\" is damaged", std::vector{"master", "m", "v"}[tensor]),
-                             fix});
+            expect_contains(error(), {path,
+                                      at < data ? "its header is not what was written"
+                                                : format("tensor \"%s\" is damaged", std::vector{"master", "m", "v"}[tensor]),
+                                      fix});
         }
     }
     const std::string manifest = dir + "/optimizer.json";
@@ -227,7 +227,8 @@ TEST_F(Checkpoint, AFlippedBitIsNoticedWhereverItIs) {
 
 TEST_F(Checkpoint, AFlippedBitInACheckedFileIsNoticed) {
     const std::string path = dir + "/state.json";
-    const nlohmann::json value = {{"step", 4}, {"mean", 0.1}, {"cursor", nullptr}, {"data", "a/\xff/b"}, {"losses", {{"seen", 1e-300}}}};
+    const nlohmann::json value = {
+        {"step", 4}, {"mean", 0.1}, {"cursor", nullptr}, {"data", "a/\xff/b"}, {"losses", {{"seen", 1e-300}}}};
     write_checked_json(path, value);
     const nlohmann::json right = read_checked_json(path, "");
     EXPECT_EQ(right.at("losses"), value["losses"]);
@@ -244,7 +245,8 @@ TEST_F(Checkpoint, AFlippedBitInACheckedFileIsNoticed) {
     write_file(path, "[]");
     expect_contains(error_of([&] { read_checked_json(path, ""); }), {path, "is damaged"});
     fs::remove(path);
-    EXPECT_EQ(error_of([&] { read_checked_json(path, "\n  fix: this"); }), path + ": cannot open: No such file or directory\n  fix: this");
+    EXPECT_EQ(error_of([&] { read_checked_json(path, "\n  fix: this"); }),
+              path + ": cannot open: No such file or directory\n  fix: this");
 }
 
 TEST_F(Checkpoint, TheOneBeforeADamagedOneIsNamed) {
@@ -431,8 +433,8 @@ TEST_F(Checkpoint, TheLatestIsTheOneWithTheMostSteps) {
 }
 
 TEST_F(Checkpoint, PruningKeepsTheNewestAndWhatIsNotOurs) {
-    make({"step_2", "step_10", "step_9", "step_100", "step_11.tmp", "step_trial", "step_trial.tmp", "best.tmp", "step_5_notes", "step_",
-          "step_-3", "step_007", "other"});
+    make({"step_2", "step_10", "step_9", "step_100", "step_11.tmp", "step_trial", "step_trial.tmp", "best.tmp", "step_5_notes",
+          "step_", "step_-3", "step_007", "other"});
     write_file(dir + "/step_1", "a file");
     prune_checkpoints(dir, 2);
     EXPECT_EQ(names(),

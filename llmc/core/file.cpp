@@ -13,8 +13,6 @@
 
 #include "common.h"
 
-static const char *const other_place = "\n  fix: a place with enough free space that may be written to";
-
 InputFile::InputFile(const std::string &path)
     : path_(path), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {  // O_NONBLOCK: a pipe must not hang us
     if (fd_ < 0) die("%s: cannot open: %s\n  fix: the path of a file that may be read", path.c_str(), strerror(errno));
@@ -33,7 +31,9 @@ void InputFile::read(void *dst, size_t bytes, size_t offset) const {
         const ssize_t got = pread(fd_, to, bytes, off_t(offset));
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) die("%s: cannot read: %s", path_.c_str(), strerror(errno));
-        if (got == 0) die("%s: ends at byte %zu, %zu more were expected\n  fix: the whole file, which was cut off", path_.c_str(), offset, bytes);
+        if (got == 0)
+            die("%s: ends at byte %zu, %zu more were expected\n  fix: the whole file, which was cut off", path_.c_str(), offset,
+                bytes);
         to += got, bytes -= size_t(got), offset += size_t(got);
     }
 }

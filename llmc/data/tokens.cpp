@@ -16,26 +16,15 @@ PreparedData::PreparedData(const std::string &path, size_t vocab, const std::str
     check_documents(vocab);
 }
 
-// Elements [first, first + count) of an array that must be of type T.
-template <class T> static std::vector<T> read_array(const SafetensorsFile &file, const char *name, size_t first, size_t count) {
-    const TensorInfo &info = file.at(name);
-    if (info.dtype != safetensors_dtype<T>)
-        die("%s: array \"%s\" is %s, but %s is needed\n  fix: %s", file.path().c_str(), name, info.dtype.c_str(),
-            safetensors_dtype<T>, prepare_again);
-    std::vector<T> values(count);
-    file.file().read(values.data(), count * sizeof(T), info.begin + first * sizeof(T));
-    return values;
-}
-
 static size_t size_of(const SafetensorsFile &file, const char *name) { return elements(file.at(name).shape); }
 
 Document PreparedData::read_document(size_t i) const {
     const size_t begin = size_t(offsets_[i]), n = length(i);
-    Document document{{}, read_array<uint8_t>(file_, "loss_mask", begin, n)};
+    Document document{{}, file_.array_part<uint8_t>("loss_mask", begin, n)};
     if (file_.at("tokens").dtype == "I32") {
-        document.tokens = read_array<int32_t>(file_, "tokens", begin, n);
+        document.tokens = file_.array_part<int32_t>("tokens", begin, n);
     } else {
-        const auto narrow = read_array<uint16_t>(file_, "tokens", begin, n);
+        const auto narrow = file_.array_part<uint16_t>("tokens", begin, n);
         document.tokens.assign(narrow.begin(), narrow.end());
     }
     return document;
@@ -80,11 +69,10 @@ void PreparedData::read_arrays() {
     for (const char *name : {"tokens", "loss_mask", "doc_offsets"})
         if (!tensors.contains(name))
             die("%s: this is no prepared data: there is no array \"%s\"\n  fix: %s", path().c_str(), name, prepare_again);
-    offsets_ = read_array<int64_t>(file_, "doc_offsets", 0, size_of(file_, "doc_offsets"));
-    if (tensors.contains("margin")) margins_ = read_array<float>(file_, "margin", 0, size_of(file_, "margin"));
+    offsets_ = file_.array<int64_t>("doc_offsets");
+    if (tensors.contains("margin")) margins_ = file_.array<float>("margin");
     const size_t tokens = size_of(file_, "tokens"), mask = size_of(file_, "loss_mask");
-    if (mask != tokens)
-        die("%s: has %zu tokens but a loss_mask of %zu\n  fix: %s", path().c_str(), tokens, mask, prepare_again);
+    if (mask != tokens) die("%s: has %zu tokens but a loss_mask of %zu\n  fix: %s", path().c_str(), tokens, mask, prepare_again);
 }
 
 void PreparedData::check_offsets() const {

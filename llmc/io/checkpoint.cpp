@@ -20,8 +20,6 @@
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-static const char *const other_place = "\n  fix: a place with enough free space that may be written to";
-
 // ---- directories ----------------------------------------------------------------------------------------------------------------------
 
 // Where `to` exists the two are exchanged, so that at every moment one of them has the name.
@@ -98,8 +96,7 @@ json read_checked_json(const std::string &path, const std::string &fix) {
     const json written = value.is_object() ? value.value(checksum_name, json()) : json();
     if (!written.is_string()) die("%s: is damaged: it has no checksum%s", path.c_str(), fix.c_str());
     value.erase(checksum_name);
-    if (written != content_checksum(value))
-        die("%s: is damaged: its checksum is of other content%s", path.c_str(), fix.c_str());
+    if (written != content_checksum(value)) die("%s: is damaged: its checksum is of other content%s", path.c_str(), fix.c_str());
     return value;
 }
 
@@ -283,7 +280,8 @@ static std::vector<Shard> read_manifest(const std::string &where, size_t element
     if (const size_t version = fields.size("version"); version != format_version)
         fields.refuse("version", format("is %zu, but this program reads %zu", version, format_version));
     if (const size_t stored = fields.size("elements"); stored != elements)
-        die("%s: holds the state of %zu elements, but the model has %zu\n  fix: the model that the run began with", where.c_str(), stored, elements);
+        die("%s: holds the state of %zu elements, but the model has %zu\n  fix: the model that the run began with", where.c_str(),
+            stored, elements);
     std::vector<Shard> shards;
     for (const json &entry : list_of(fields, "files")) {
         const std::string prefix = format("files[%zu].", shards.size());
