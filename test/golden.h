@@ -23,15 +23,15 @@ struct Golden {
     explicit Golden(const std::string &name) : dir("test/golden/" + name), expected(read_json(dir + "/golden.json")) {
         std::vector<std::string> notes;
         config = read_config(dir, notes);
-        const SafetensorsMap file(dir + "/golden.safetensors");
-        const auto tokens = file.span<int32_t>("tokens");
-        const auto mask = file.span<uint8_t>("loss_mask");
-        const auto offsets = file.span<int64_t>("doc_offsets");
+        const SafetensorsFile file(dir + "/golden.safetensors");
+        const auto tokens = file.array<int32_t>("tokens");
+        const auto mask = file.array<uint8_t>("loss_mask");
+        const auto offsets = file.array<int64_t>("doc_offsets");
         for (size_t i = 0; i + 1 < offsets.size(); i++) {
             documents.emplace_back(tokens.begin() + offsets[i], tokens.begin() + offsets[i + 1]);
             masks.emplace_back(mask.begin() + offsets[i], mask.begin() + offsets[i + 1]);
         }
-        const auto all = file.span<float>("logits");
+        const auto all = file.array<float>("logits");
         logits.assign(all.begin(), all.end());
     }
 

@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <thread>
 
 #include "../llmc/core/file.h"
 #include "../llmc/core/json.h"
@@ -148,6 +150,15 @@ struct Damage {
     }
 };
 
+template <class F> std::string quiet_error_of(F f) {  // for many of them: error_of prints each
+    try {
+        f();
+    } catch (const Error &e) {
+        return e.what();
+    }
+    return "no error";
+}
+
 }  // namespace
 
 // ---- the optimizer --------------------------------------------------------------------------------------------------------------------
@@ -184,16 +195,13 @@ TEST_F(Checkpoint, ARankMayHaveNothing) {
 }
 
 TEST_F(Checkpoint, AFlippedBitIsNoticedWhereverItIs) {
+    make({"step_3", "step_5", "step_7"});
+    const std::string output_dir = dir, dir = output_dir + "/step_5", fix = "\n  fix: --resume " + output_dir + "/step_3";
     const Cuts cuts = uneven(60, 2, 0);
     save(dir, cuts, 60);
-    const auto error = [&]() -> std::string {  // without error_of, which prints each
+    const auto error = [&]() -> std::string {
         Kept kept({{0, 60}});
-        try {
-            load_optimizer(self, dir, kept.state(60));
-        } catch (const Error &e) {
-            return e.what();
-        }
-        return "no error";
+        return quiet_error_of([&] { load_optimizer(self, dir, kept.state(60)); });
     };
     for (const size_t rank : {0, 1}) {
         const std::string path = dir + format("/optimizer-%05zu-of-00002.safetensors", rank);
@@ -203,16 +211,50 @@ TEST_F(Checkpoint, AFlippedBitIsNoticedWhereverItIs) {
         for (size_t at = 0; at < bytes; at++) {
             const Damage damage(path, at, 1 << at % 8);
             const size_t tensor = (at - data) / (n * sizeof(float));
-            expect_contains(error(),
-                            {path, at < data ? "" : format("tensor \"%s\" is damaged", std::vector{"master", "m", "v"}[tensor])});
+            expect_contains(error(), {path,
+                                      at < data ? "its header is not what was written"
+                                                : format("tensor \"%s\" is damaged", std::vector{"master", "m", "v"}[tensor]),
+                                      fix});
         }
     }
     const std::string manifest = dir + "/optimizer.json";
     for (size_t at = 0; at < fs::file_size(manifest); at++) {
         const Damage damage(manifest, at, 1 << at % 8);
-        expect_contains(error(), {dir + "/optimizer"});
+        expect_contains(error(), {manifest, fix});
     }
     load(dir, cuts, 60);
+}
+
+TEST_F(Checkpoint, AFlippedBitInACheckedFileIsNoticed) {
+    const std::string path = dir + "/state.json";
+    const nlohmann::json value = {
+        {"step", 4}, {"mean", 0.1}, {"cursor", nullptr}, {"data", "a/\xff/b"}, {"losses", {{"seen", 1e-300}}}};
+    write_checked_json(path, value);
+    const nlohmann::json right = read_checked_json(path, "");
+    EXPECT_EQ(right.at("losses"), value["losses"]);
+    for (size_t at = 0; at < fs::file_size(path); at++)
+        for (int bit = 0; bit < 8; bit++) {
+            const Damage damage(path, at, 1 << bit);
+            nlohmann::json read;
+            const std::string error = quiet_error_of([&] { read = read_checked_json(path, "\n  fix: this"); });
+            if (error == "no error") EXPECT_EQ(read, right);  // 1E-300 is 1e-300
+            else expect_contains(error, {path, "\n  fix: this"});
+        }
+    write_json(path, value);
+    expect_contains(error_of([&] { read_checked_json(path, ""); }), {path, "is damaged"});
+    write_file(path, "[]");
+    expect_contains(error_of([&] { read_checked_json(path, ""); }), {path, "is damaged"});
+    fs::remove(path);
+    EXPECT_EQ(error_of([&] { read_checked_json(path, "\n  fix: this"); }),
+              path + ": cannot open: No such file or directory\n  fix: this");
+}
+
+TEST_F(Checkpoint, TheOneBeforeADamagedOneIsNamed) {
+    make({"step_9", "step_10", "step_11", "other"});
+    EXPECT_EQ(other_checkpoint(dir + "/step_11"), "\n  fix: --resume " + dir + "/step_10");
+    EXPECT_EQ(other_checkpoint(dir + "/step_10/"), "\n  fix: --resume " + dir + "/step_9");
+    for (const char *name : {"/step_9", "/other"})
+        expect_contains(other_checkpoint(dir + name), {"fix: --overwrite", "there is no checkpoint before"});
 }
 
 TEST_F(Checkpoint, ADamagedBlockIsNamed) {
@@ -253,11 +295,10 @@ TEST_F(Checkpoint, MissingAndTruncatedFiles) {
 TEST_F(Checkpoint, WrongManifests) {
     save(dir, {{{0, 60}}, {{60, 40}}}, 100);
     const std::string path = dir + "/optimizer.json";
-    const nlohmann::json right = read_json(path);
+    const nlohmann::json right = read_checked_json(path, "");
     const struct {
         const char *field, *value, *words;  // no value: the field is removed
     } cases[] = {
-        {"", "[]", "it must be an object"},
         {"/version", nullptr, "version is missing"},
         {"/version", "2", "version is 2, but this program reads 1"},
         {"/elements", "\"100\"", "elements is \"100\", but must be an integer"},
@@ -291,10 +332,10 @@ TEST_F(Checkpoint, WrongManifests) {
         nlohmann::json wrong = right;
         if (c.value) wrong[nlohmann::json::json_pointer(c.field)] = nlohmann::json::parse(c.value);
         else wrong = wrong.patch({{{"op", "remove"}, {"path", c.field}}});
-        write_json(path, wrong);
+        write_checked_json(path, wrong);
         expect_contains(error_of([&] { load(dir, uneven(100, 3, 1), 100); }), {dir, c.words});
     }
-    write_json(path, right);
+    write_checked_json(path, right);
     expect_contains(error_of([&] { load(dir, {{{0, 101}}}, 101); }), {path, "100 elements, but the model has 101", "fix: "});
     load(dir, uneven(100, 3, 1), 100);
 }
@@ -360,6 +401,26 @@ TEST_F(Checkpoint, NothingRemainsAfterAnError) {
                     {"/dev/null/step_1"});
 }
 
+// While another thread looks, as a run would that is started after a crash: never a directory of that name that lacks a file.
+TEST_F(Checkpoint, ADirectoryLosesItsNameBeforeItsFiles) {
+    make({"step_1", "step_1.tmp"});
+    const std::string path = dir + "/step_1";
+    std::vector<std::string> files;
+    for (int i = 0; i < 3000; i++) std::ofstream(files.emplace_back(path + format("/file_%d", i))) << "x";
+    std::atomic<bool> looking = false, torn = false, done = false;
+    std::thread other([&] {
+        for (size_t i = 0; !done; i = (i + 1) % files.size(), looking = true)
+            if (!fs::exists(files[i]) && fs::exists(path)) torn = true;
+    });
+    while (!looking) std::this_thread::yield();
+    remove_directory(path);
+    done = true;
+    other.join();
+    EXPECT_FALSE(torn);
+    EXPECT_TRUE(names().empty());
+    remove_directory(path);  // which is no longer there
+}
+
 // ---- the checkpoints of a run ---------------------------------------------------------------------------------------------------------
 
 TEST_F(Checkpoint, TheLatestIsTheOneWithTheMostSteps) {
@@ -372,8 +433,8 @@ TEST_F(Checkpoint, TheLatestIsTheOneWithTheMostSteps) {
 }
 
 TEST_F(Checkpoint, PruningKeepsTheNewestAndWhatIsNotOurs) {
-    make({"step_2", "step_10", "step_9", "step_100", "step_11.tmp", "step_trial", "step_trial.tmp", "step_5_notes", "step_",
-          "step_-3", "step_007", "other"});
+    make({"step_2", "step_10", "step_9", "step_100", "step_11.tmp", "step_trial", "step_trial.tmp", "best.tmp", "step_5_notes",
+          "step_", "step_-3", "step_007", "other"});
     write_file(dir + "/step_1", "a file");
     prune_checkpoints(dir, 2);
     EXPECT_EQ(names(),

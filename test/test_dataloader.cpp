@@ -258,13 +258,14 @@ TEST_F(Loader, RowsKeepDocumentsApart) {
             for (size_t d = 0; d < row.documents.size(); d++) {
                 const size_t sample = row.documents[d], begin = row.doc_offsets[d], length = data->length(sample);
                 ASSERT_EQ(row.doc_offsets[d + 1] - begin, length);
+                const auto [tokens, mask] = data->document(sample);
                 for (size_t t = 0; t < length; t++) {
-                    EXPECT_EQ(row.tokens[begin + t], data->tokens(sample)[t]);
+                    EXPECT_EQ(row.tokens[begin + t], tokens[t]);
                     EXPECT_EQ(row.doc_pos[begin + t], int32_t(t));
                     EXPECT_EQ(row.doc_begin[begin + t], int32_t(begin));
-                    if (t + 1 < length && data->mask(sample)[t + 1]) {
+                    if (t + 1 < length && mask[t + 1]) {
                         predictors.push_back(int32_t(begin + t));
-                        targets.push_back(data->tokens(sample)[t + 1]);
+                        targets.push_back(tokens[t + 1]);
                     }
                 }
             }

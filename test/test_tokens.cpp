@@ -42,11 +42,12 @@ TEST(PreparedData, ReadsBothWidths) {
         for (size_t i = 0, at = 0; i < 3; at += lengths[i++]) {
             EXPECT_EQ(data.length(i), lengths[i]);
             EXPECT_EQ(data.targets(i), targets[i]);
-            ASSERT_EQ(data.tokens(i).size(), lengths[i]);
-            ASSERT_EQ(data.mask(i).size(), lengths[i]);
+            const auto [tokens, mask] = data.document(i);
+            ASSERT_EQ(tokens.size(), lengths[i]);
+            ASSERT_EQ(mask.size(), lengths[i]);
             for (size_t t = 0; t < lengths[i]; t++) {
-                EXPECT_EQ(data.tokens(i)[t], p.tokens[at + t]);
-                EXPECT_EQ(data.mask(i)[t], p.mask[at + t]);
+                EXPECT_EQ(tokens[t], p.tokens[at + t]);
+                EXPECT_EQ(mask[t], p.mask[at + t]);
             }
         }
     }
@@ -98,7 +99,32 @@ TEST(PreparedData, IdsAboveInt16) {
     p.add({0, 65535}, {0, 1});
     TemporaryFile file("int16.safetensors");
     file.write(p.bytes());
-    EXPECT_EQ(PreparedData(file.path, 65536, "").tokens(0)[1], 65535);
+    EXPECT_EQ(PreparedData(file.path, 65536, "").document(0).tokens[1], 65535);
+}
+
+TEST(PreparedData, AChangeOfTheOpenFileIsNoticed) {
+    const Prepared right = three_documents();
+    Prepared other = right;
+    other.tokens[1] = 8, other.tokens[5] = 30000;  // of documents 0 and 2
+    other.offsets[1] = 1 << 20;
+    TemporaryFile file("changed.safetensors");
+    file.write(right.bytes());
+    const PreparedData data(file.path, 100, "");
+    file.write(other.bytes());  // in place
+    for (size_t i : {0, 2})
+        expect_contains(error_of([&] { data.document(i); }), {file.path, format("document %zu has changed", i), "\n  fix: "});
+    EXPECT_EQ(data.document(1).tokens, std::vector<int32_t>{99});
+    other = right, other.mask[1] = 1;
+    file.write(other.bytes());
+    expect_contains(error_of([&] { data.document(0); }), {file.path, "document 0 has changed"});
+    std::filesystem::resize_file(file.path, 20);
+    expect_contains(error_of([&] { data.document(0); }), {file.path, "ends at byte", "\n  fix: "});
+    file.write(right.bytes());
+    EXPECT_EQ(data.document(2).tokens, (std::vector<int32_t>{1, 2, 3, 4}));
+    TemporaryFile renamed("renamed.safetensors");
+    renamed.write("something else");
+    std::filesystem::rename(renamed.path, file.path);
+    EXPECT_EQ(data.document(2).tokens, (std::vector<int32_t>{1, 2, 3, 4}));
 }
 
 TEST(PreparedData, RefusesBrokenOffsets) {

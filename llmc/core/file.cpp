@@ -31,7 +31,9 @@ void InputFile::read(void *dst, size_t bytes, size_t offset) const {
         const ssize_t got = pread(fd_, to, bytes, off_t(offset));
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) die("%s: cannot read: %s", path_.c_str(), strerror(errno));
-        if (got == 0) die("%s: ends at byte %zu, %zu more were expected", path_.c_str(), offset, bytes);
+        if (got == 0)
+            die("%s: ends at byte %zu, %zu more were expected\n  fix: the whole file, which was cut off", path_.c_str(), offset,
+                bytes);
         to += got, bytes -= size_t(got), offset += size_t(got);
     }
 }
@@ -57,8 +59,7 @@ OutputFile::~OutputFile() {
 }
 
 void OutputFile::fail(const char *action) const {
-    die("%s: cannot %s: %s\n  fix: a place with enough free space that may be written to", temporary_.c_str(), action,
-        strerror(errno));
+    die("%s: cannot %s: %s%s", temporary_.c_str(), action, strerror(errno), other_place);
 }
 
 void OutputFile::write(const void *data, size_t bytes) {
@@ -99,8 +100,8 @@ void copy_file(const std::string &from, const std::string &to) {
 
 void sync_directory(const std::string &dir) {
     const int fd = open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) die("%s: cannot open: %s", dir.c_str(), strerror(errno));
+    if (fd < 0) die("%s: cannot open: %s%s", dir.c_str(), strerror(errno), other_place);
     const int error = fsync(fd) == 0 || errno == EINVAL ? 0 : errno;  // EINVAL: a file system that cannot sync directories
     close(fd);
-    if (error) die("%s: cannot sync: %s", dir.c_str(), strerror(error));
+    if (error) die("%s: cannot sync: %s%s", dir.c_str(), strerror(error), other_place);
 }

@@ -4,6 +4,9 @@
 #include <cstddef>
 #include <string>
 
+// The end of a message about what cannot be written.
+inline constexpr const char *other_place = "\n  fix: a place with enough free space that may be written to";
+
 class InputFile {
   public:
     explicit InputFile(const std::string &path);  // must be a regular file

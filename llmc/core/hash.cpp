@@ -9,4 +9,8 @@
 
 #include "common.h"
 
-std::string hash_of(const void *data, size_t bytes) { return format("%016llx", (unsigned long long)XXH3_64bits(data, bytes)); }
+uint64_t hash_number(const void *data, size_t bytes, uint64_t seed) { return XXH3_64bits_withSeed(data, bytes, seed); }
+
+std::string hash_of(const void *data, size_t bytes) {
+    return format("%016llx", static_cast<unsigned long long>(hash_number(data, bytes)));
+}

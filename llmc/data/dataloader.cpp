@@ -29,7 +29,7 @@ static void append_token(Row &row, int32_t id, size_t begin) {
 }
 
 // An empty mask has no targets. A document's first token is never one: nothing in its document comes before it.
-static void append_document(Row &row, size_t number, TokenIds tokens, std::span<const uint8_t> mask) {
+static void append_document(Row &row, size_t number, std::span<const int32_t> tokens, std::span<const uint8_t> mask) {
     const size_t begin = row.tokens.size();
     for (size_t t = 0; t < tokens.size(); t++) {
         if (t > 0 && !mask.empty() && mask[t]) {
@@ -52,7 +52,10 @@ Row make_row(const PreparedData &data, std::span<const size_t> samples) {
     for (size_t s : samples) tokens += data.sample_length(s);
     Row row = empty_row(tokens, 2 * samples.size());
     for (size_t s : samples)
-        for (size_t i = data.first(s); i < data.first(s + 1); i++) append_document(row, i, data.tokens(i), data.mask(i));
+        for (size_t i = data.first(s); i < data.first(s + 1); i++) {
+            const auto [tokens, mask] = data.document(i);
+            append_document(row, i, tokens, mask);
+        }
     append_padding(row);
     return row;
 }
@@ -69,8 +72,7 @@ Row make_row(const std::vector<std::vector<int32_t>> &documents, const std::vect
     for (const auto &document : documents) tokens += document.size();
     Row row = empty_row(tokens, documents.size());
     for (size_t i = 0; i < documents.size(); i++)
-        append_document(row, i, TokenIds{nullptr, documents[i].data(), documents[i].size()},
-                        masks.empty() ? std::span<const uint8_t>() : masks[i]);
+        append_document(row, i, documents[i], masks.empty() ? std::span<const uint8_t>() : masks[i]);
     append_padding(row);
     return row;
 }

@@ -4,20 +4,44 @@
 #include <cmath>
 
 #include "../core/common.h"
+#include "../core/hash.h"
 
 constexpr const char *prepare_again = "prepare it again with data/prepare.py";
 
-PreparedData::PreparedData(const std::string &path, size_t vocab, const std::string &tokenizer_hash) : map_(path) {
+PreparedData::PreparedData(const std::string &path, size_t vocab, const std::string &tokenizer_hash) : file_(path) {
     check_metadata(tokenizer_hash);
     if (kind() == "pref") per_sample_ = 2;
-    find_arrays();
+    read_arrays();
     check_offsets();
     check_documents(vocab);
 }
 
-TokenIds PreparedData::tokens(size_t i) const {
-    const size_t begin = size_t(offsets_[i]);
-    return {u16_.empty() ? nullptr : &u16_[begin], i32_.empty() ? nullptr : &i32_[begin], length(i)};
+static size_t size_of(const SafetensorsFile &file, const char *name) { return elements(file.at(name).shape); }
+
+Document PreparedData::read_document(size_t i) const {
+    const size_t begin = size_t(offsets_[i]), n = length(i);
+    Document document{{}, file_.array_part<uint8_t>("loss_mask", begin, n)};
+    if (file_.at("tokens").dtype == "I32") {
+        document.tokens = file_.array_part<int32_t>("tokens", begin, n);
+    } else {
+        const auto narrow = file_.array_part<uint16_t>("tokens", begin, n);
+        document.tokens.assign(narrow.begin(), narrow.end());
+    }
+    return document;
+}
+
+static uint64_t checksum(const Document &document) {
+    const uint64_t tokens = hash_number(document.tokens.data(), document.tokens.size() * sizeof(int32_t));
+    return hash_number(document.mask.data(), document.mask.size(), tokens);
+}
+
+Document PreparedData::document(size_t i) const {
+    Document document = read_document(i);
+    if (checksum(document) != checksums_[i])
+        die("%s: document %zu has changed since the run began\n  fix: put the file back as it was and --resume auto; write changed data "
+            "to another file",
+            path().c_str(), i);
+    return document;
 }
 
 size_t PreparedData::sample_targets(size_t s) const {
@@ -40,23 +64,19 @@ void PreparedData::check_metadata(const std::string &tokenizer_hash) const {
             path().c_str(), hash->second.c_str(), tokenizer_hash.c_str(), prepare_again);
 }
 
-void PreparedData::find_arrays() {
-    const auto &tensors = map_.file().tensors();
+void PreparedData::read_arrays() {
+    const auto &tensors = file_.tensors();
     for (const char *name : {"tokens", "loss_mask", "doc_offsets"})
         if (!tensors.contains(name))
             die("%s: this is no prepared data: there is no array \"%s\"\n  fix: %s", path().c_str(), name, prepare_again);
-    if (tensors.at("tokens").dtype == "U16") u16_ = map_.span<uint16_t>("tokens");
-    else i32_ = map_.span<int32_t>("tokens");
-    mask_ = map_.span<uint8_t>("loss_mask");
-    offsets_ = map_.span<int64_t>("doc_offsets");
-    if (tensors.contains("margin")) margins_ = map_.span<float>("margin");
-    const size_t tokens = std::max(u16_.size(), i32_.size());
-    if (mask_.size() != tokens)
-        die("%s: has %zu tokens but a loss_mask of %zu\n  fix: %s", path().c_str(), tokens, mask_.size(), prepare_again);
+    offsets_ = file_.array<int64_t>("doc_offsets");
+    if (tensors.contains("margin")) margins_ = file_.array<float>("margin");
+    const size_t tokens = size_of(file_, "tokens"), mask = size_of(file_, "loss_mask");
+    if (mask != tokens) die("%s: has %zu tokens but a loss_mask of %zu\n  fix: %s", path().c_str(), tokens, mask, prepare_again);
 }
 
 void PreparedData::check_offsets() const {
-    const size_t tokens = mask_.size();
+    const size_t tokens = size_of(file_, "tokens");
     if (offsets_.size() < 2) die("%s: holds no documents\n  fix: %s from input with text in it", path().c_str(), prepare_again);
     if (offsets_[0] != 0)
         die("%s: document 0 begins at token %lld instead of 0\n  fix: %s", path().c_str(), (long long)(offsets_[0]),
@@ -80,21 +100,26 @@ void PreparedData::check_offsets() const {
 
 // Each document is read once, ids and mask together; what is wrong with the first bad one is found out afterwards.
 void PreparedData::check_documents(size_t vocab) {
-    targets_.resize(documents());
+    targets_.resize(documents()), checksums_.resize(documents());
     size_t total = 0, first_bad = documents();
 #pragma omp parallel for schedule(dynamic, 16) reduction(+ : total) reduction(min : first_bad)
     for (size_t i = 0; i < documents(); i++) {
-        const TokenIds ids = tokens(i);
-        const auto document_mask = mask(i);
-        size_t targets = 0;
-        bool bad = document_mask[0] != 0;
-        for (size_t t = 0; t < ids.size(); t++) {
-            bad |= uint32_t(ids[t]) >= vocab || document_mask[t] > 1;  // a negative id is a large one
-            targets += document_mask[t];
+        try {
+            const Document document = read_document(i);
+            const auto &[ids, mask] = document;
+            size_t targets = 0;
+            bool bad = mask[0] != 0;
+            for (size_t t = 0; t < ids.size(); t++) {
+                bad |= uint32_t(ids[t]) >= vocab || mask[t] > 1;  // a negative id is a large one
+                targets += mask[t];
+            }
+            if (bad) first_bad = std::min(first_bad, i);
+            targets_[i] = targets;
+            checksums_[i] = checksum(document);
+            total += targets;
+        } catch (const Error &) {  // no exception may leave a parallel loop
+            first_bad = std::min(first_bad, i);
         }
-        if (bad) first_bad = std::min(first_bad, i);
-        targets_[i] = targets;
-        total += targets;
     }
     if (first_bad < documents()) refuse_document(first_bad, vocab);
     if (total == 0 && kind() != "prompts")
@@ -109,15 +134,15 @@ void PreparedData::check_documents(size_t vocab) {
 }
 
 void PreparedData::refuse_document(size_t i, size_t vocab) const {
-    const TokenIds ids = tokens(i);
+    const auto [ids, mask] = read_document(i);
     for (size_t t = 0; t < ids.size(); t++) {
         if (uint32_t(ids[t]) >= vocab)
             die("%s: document %zu has token id %d at position %zu, but the model has a vocabulary of %zu "
                 "(the data was made for one of %s)\n  fix: %s and the model's directory as --tokenizer",
                 path().c_str(), i, ids[t], t, vocab, metadata().at("vocab_size").c_str(), prepare_again);
-        if (mask(i)[t] > 1)
+        if (mask[t] > 1)
             die("%s: document %zu has loss_mask %d at position %zu; only 0 and 1 are allowed\n  fix: %s", path().c_str(), i,
-                mask(i)[t], t, prepare_again);
+                mask[t], t, prepare_again);
     }
     die("%s: document %zu has loss_mask 1 on its first token, which nothing comes before to predict it from\n  fix: %s",
         path().c_str(), i, prepare_again);

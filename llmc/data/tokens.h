@@ -1,5 +1,9 @@
-// Prepared data: token ids, which of them are targets, and where documents begin. data/prepare.py writes it; here it is mapped
-// and checked, never copied.
+// Prepared data: token ids, which of them are targets, and where documents begin. data/prepare.py writes it; here it is checked, and
+// its documents are read when they are used.
+//
+// The file may change while a run goes on for weeks. One that another was renamed over stays what it was, as it is open. One that is
+// overwritten or cut off in place is noticed: a document is read (a mapping of it would end the program by SIGBUS), and the copy, not
+// the file, is compared with the checksum of what was checked, so that nothing can come in between.
 //
 // One safetensors file:  tokens (N) U16 or I32     loss_mask (N) U8     doc_offsets (documents + 1) I64
 //   loss_mask[t] = 1 says that token t is predicted from the tokens before it, so a document's first token never has it;
@@ -12,20 +16,14 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "../io/safetensors.h"
 
-// The ids of one document, int32 whichever way they are stored: exactly one of the two pointers is set.
-struct TokenIds {
-    const uint16_t *u16;
-    const int32_t *i32;
-    size_t count;
-
-    size_t size() const { return count; }
-    int32_t operator[](size_t t) const { return i32 ? i32[t] : int32_t(u16[t]); }
+struct Document {
+    std::vector<int32_t> tokens;  // whichever way they are stored
+    std::vector<uint8_t> mask;    // as long
 };
 
 class PreparedData {
@@ -37,8 +35,7 @@ class PreparedData {
     size_t documents() const { return offsets_.size() - 1; }
     size_t length(size_t i) const { return size_t(offsets_[i + 1] - offsets_[i]); }  // of document i, as what follows
     size_t targets(size_t i) const { return targets_[i]; }
-    TokenIds tokens(size_t i) const;
-    std::span<const uint8_t> mask(size_t i) const { return mask_.subspan(size_t(offsets_[i]), length(i)); }
+    Document document(size_t i) const;  // as it was checked, or die; safe from several threads
 
     // A sample is a document, or a pair of them: documents first(s) to first(s + 1).
     bool pairs() const { return per_sample_ == 2; }
@@ -49,25 +46,25 @@ class PreparedData {
     bool has_margins() const { return !margins_.empty(); }
     float margin(size_t s) const { return has_margins() ? margins_[s] : 0; }
 
-    size_t total_tokens() const { return mask_.size(); }
+    size_t total_tokens() const { return size_t(offsets_.back()); }
     size_t total_targets() const { return total_targets_; }
-    const std::string &path() const { return map_.file().path(); }
+    const InputFile &file() const { return file_.file(); }
+    const std::string &path() const { return file_.path(); }
     const std::string &kind() const { return metadata().at("kind"); }
-    const Metadata &metadata() const { return map_.file().metadata(); }
+    const Metadata &metadata() const { return file_.metadata(); }
 
   private:
-    void find_arrays();
+    Document read_document(size_t i) const;
+    void read_arrays();
     void check_metadata(const std::string &tokenizer_hash) const;
     void check_offsets() const;
     void check_documents(size_t vocab);  // and counts their targets
     [[noreturn]] void refuse_document(size_t i, size_t vocab) const;
 
-    SafetensorsMap map_;  // what the spans below point into
-    std::span<const uint16_t> u16_;
-    std::span<const int32_t> i32_;
-    std::span<const uint8_t> mask_;
-    std::span<const int64_t> offsets_;
-    std::span<const float> margins_;  // (pairs) or empty
-    std::vector<size_t> targets_;     // (documents)
+    SafetensorsFile file_;
+    std::vector<int64_t> offsets_;     // (documents + 1)
+    std::vector<float> margins_;       // (pairs) or empty
+    std::vector<size_t> targets_;      // (documents)
+    std::vector<uint64_t> checksums_;  // (documents)
     size_t total_targets_ = 0, per_sample_ = 1;
 };

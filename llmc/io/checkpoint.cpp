@@ -32,7 +32,7 @@ static void rename_directory(const std::string &from, const std::string &to) {
             fs::rename(from, to);
         }
     } catch (const fs::filesystem_error &e) {
-        die("cannot write %s: %s", to.c_str(), e.code().message().c_str());
+        die("cannot write %s: %s%s", to.c_str(), e.code().message().c_str(), other_place);
     }
     sync_directory(fs::path(to).parent_path());
 }
@@ -49,7 +49,7 @@ void write_directory(Comm &comm, const std::string &path, const std::function<vo
             std::error_code error;
             remove();
             fs::create_directories(temporary, error);
-            if (error) die("cannot create %s: %s", temporary.c_str(), error.message().c_str());
+            if (error) die("cannot create %s: %s%s", temporary.c_str(), error.message().c_str(), other_place);
         });
         fill(temporary);
         agree(comm, [&] { sync_directory(temporary); });  // its files were synced when they were closed
@@ -61,6 +61,69 @@ void write_directory(Comm &comm, const std::string &path, const std::function<vo
         if (comm.rank == 0) remove();
         throw;
     }
+}
+
+void remove_directory(const std::string &path) {
+    std::error_code error;
+    if (!fs::exists(path)) return;
+    fs::remove_all(path + ".tmp", error);
+    if (!error) fs::rename(path, path + ".tmp", error);
+    if (!error) fs::remove_all(path + ".tmp", error);
+    if (error) die("cannot remove %s: %s\n  fix: let this run write there", path.c_str(), error.message().c_str());
+}
+
+// ---- checked files --------------------------------------------------------------------------------------------------------------------
+
+static const char *const checksum_name = "checksum";
+
+static std::string content_checksum(const json &value) {  // as write_json writes it, but for the spaces
+    return hash_of(value.dump(-1, ' ', false, json::error_handler_t::replace));
+}
+
+void write_checked_json(const std::string &path, json value) {
+    value[checksum_name] = content_checksum(value);
+    write_json(path, value);
+}
+
+json read_checked_json(const std::string &path, const std::string &fix) {
+    json value;
+    try {
+        value = read_json(path);
+    } catch (const Error &error) {
+        const std::string what = error.what();
+        die("%s%s", what.substr(0, what.find("\n  fix: ")).c_str(), fix.c_str());
+    }
+    const json written = value.is_object() ? value.value(checksum_name, json()) : json();
+    if (!written.is_string()) die("%s: is damaged: it has no checksum%s", path.c_str(), fix.c_str());
+    value.erase(checksum_name);
+    if (written != content_checksum(value)) die("%s: is damaged: its checksum is of other content%s", path.c_str(), fix.c_str());
+    return value;
+}
+
+// A step of checkpoints, as their names tell: 12 for "step_12", nothing for other names.
+static std::optional<size_t> step_of(const std::string &name) {
+    size_t step;
+    if (!name.starts_with("step_")) return {};
+    const auto parsed = std::from_chars(name.data() + 5, name.data() + name.size(), step);
+    if (parsed.ec != std::errc() || name != format("step_%zu", step)) return {};
+    return step;
+}
+
+static std::vector<size_t> checkpoint_steps(const std::string &output_dir) {  // rising
+    std::vector<size_t> steps;
+    std::error_code absent;
+    for (const auto &entry : fs::directory_iterator(output_dir, absent))
+        if (const auto step = step_of(entry.path().filename()); step && entry.is_directory()) steps.push_back(*step);
+    std::sort(steps.begin(), steps.end());
+    return steps;
+}
+
+std::string other_checkpoint(const std::string &dir) {
+    const fs::path path = fs::weakly_canonical(dir), output_dir = path.parent_path();
+    const auto steps = checkpoint_steps(output_dir);
+    const auto end = std::lower_bound(steps.begin(), steps.end(), step_of(path.filename()).value_or(0));
+    if (end == steps.begin()) return "\n  fix: --overwrite begins again; there is no checkpoint before this one";
+    return "\n  fix: --resume " + checkpoint_path(output_dir, end[-1]);
 }
 
 // ---- the optimizer: writing -----------------------------------------------------------------------------------------------------------
@@ -78,9 +141,9 @@ template <class T> static std::string checksum(const std::vector<T> &data) {
     return hash_of(data.data(), data.size() * sizeof(T));
 }
 
-static std::string header_checksum(const SafetensorsFile &file) {
-    std::vector<std::byte> header(file.at(tensors[0].name).begin);
-    file.file().read(header.data(), header.size(), 0);
+static std::string header_checksum(const InputFile &file, size_t bytes) {
+    std::vector<std::byte> header(bytes);
+    file.read(header.data(), bytes, 0);
     return checksum(header);
 }
 
@@ -109,8 +172,9 @@ static json write_shard(const std::string &dir, const std::string &name, const O
             in_parts(part.count, write_block, block_elements);
         }
     writer.finish();
-    const SafetensorsFile file(path);
-    return {{"name", name}, {"bytes", file.file().size()}, {"header", header_checksum(file)}, {"parts", parts}};
+    const InputFile file(path);
+    const size_t header = file.size() - std::size(tensors) * n * sizeof(float);
+    return {{"name", name}, {"bytes", file.size()}, {"header", header_checksum(file, header)}, {"parts", parts}};
 }
 
 void save_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state) {
@@ -130,7 +194,7 @@ void save_optimizer(Comm &comm, const std::string &dir, const OptimizerState &st
         json manifest = {{"version", format_version}, {"elements", state.count}, {"files", json::array()}};
         for (const std::string &text : entries)
             if (text != "null") manifest["files"].push_back(json::parse(text));
-        write_json(manifest_path(dir), manifest);
+        write_checked_json(manifest_path(dir), manifest);
     });
 }
 
@@ -160,8 +224,6 @@ struct Piece {
 };
 
 }  // namespace
-
-static const char *const other_checkpoint = "\n  fix: --resume another step_N directory";
 
 static const json &list_of(const Fields &fields, const std::string &name) {
     const json *value = fields.find(name);
@@ -206,20 +268,20 @@ static void check_cover(const std::vector<Shard> &shards, size_t elements, const
     std::sort(ranges.begin(), ranges.end());
     size_t at = 0;
     for (const auto &[begin, end] : ranges) {
-        if (begin > at) die("%s: elements [%zu, %zu) are in no file%s", where.c_str(), at, begin, other_checkpoint);
-        if (begin < at)
-            die("%s: elements [%zu, %zu) are there twice%s", where.c_str(), begin, std::min(at, end), other_checkpoint);
+        if (begin > at) die("%s: elements [%zu, %zu) are in no file", where.c_str(), at, begin);
+        if (begin < at) die("%s: elements [%zu, %zu) are there twice", where.c_str(), begin, std::min(at, end));
         at = end;
     }
 }
 
 static std::vector<Shard> read_manifest(const std::string &where, size_t elements) {
-    const json manifest = read_json(where);
+    const json manifest = read_checked_json(where, other_checkpoint(fs::path(where).parent_path()));
     const Fields fields(manifest, where);
     if (const size_t version = fields.size("version"); version != format_version)
         fields.refuse("version", format("is %zu, but this program reads %zu", version, format_version));
     if (const size_t stored = fields.size("elements"); stored != elements)
-        die("%s: holds the state of %zu elements, but the model has %zu%s", where.c_str(), stored, elements, other_checkpoint);
+        die("%s: holds the state of %zu elements, but the model has %zu\n  fix: the model that the run began with", where.c_str(),
+            stored, elements);
     std::vector<Shard> shards;
     for (const json &entry : list_of(fields, "files")) {
         const std::string prefix = format("files[%zu].", shards.size());
@@ -229,13 +291,15 @@ static std::vector<Shard> read_manifest(const std::string &where, size_t element
     return shards;
 }
 
-static SafetensorsFile open_shard(const std::string &path, const Shard &shard, const std::string &manifest) {
+// The header is checked before it is looked into.
+static void check_shard(const std::string &path, const Shard &shard, const std::string &manifest, const std::string &fix) {
     std::error_code error;
     const size_t bytes = fs::file_size(path, error);
-    if (error) die("%s: %s, but %s names it%s", path.c_str(), error.message().c_str(), manifest.c_str(), other_checkpoint);
-    if (bytes != shard.bytes)
-        die("%s: has %zu bytes, but %zu were written%s", path.c_str(), bytes, shard.bytes, other_checkpoint);
-    return SafetensorsFile(path);
+    if (error) die("%s: %s, but %s names it%s", path.c_str(), error.message().c_str(), manifest.c_str(), fix.c_str());
+    if (bytes != shard.bytes) die("%s: has %zu bytes, but %zu were written%s", path.c_str(), bytes, shard.bytes, fix.c_str());
+    const size_t data = std::size(tensors) * shard.count * sizeof(float);
+    if (data > bytes || header_checksum(InputFile(path), bytes - data) != shard.header)
+        die("%s: is damaged: its header is not what was written%s", path.c_str(), fix.c_str());
 }
 
 // What this rank keeps of elements [begin, end), as parts without data of their own.
@@ -252,7 +316,8 @@ static std::vector<OptimizerPart> kept_of(const OptimizerState &state, size_t be
 using Visit = std::function<void(const Piece &)>;
 
 // Only blocks that hold something of this rank's are read; each is checked.
-static void visit_part(const SafetensorsFile &file, const StoredPart &part, const OptimizerState &state, const Visit &visit) {
+static void visit_part(const SafetensorsFile &file, const StoredPart &part, const OptimizerState &state, const Visit &visit,
+                       const std::string &fix) {
     std::vector<float> block;
     for (size_t t = 0; t < std::size(tensors); t++) {
         const auto &tensor = tensors[t];
@@ -264,7 +329,7 @@ static void visit_part(const SafetensorsFile &file, const StoredPart &part, cons
             file.read_part(tensor.name, part.begin + first, n, block.data());
             if (MUTANT(91, false, checksum(block) != part.checksums[t][first / block_elements]))
                 die("%s: tensor \"%s\" is damaged: elements [%zu, %zu) of the model are not what was written%s",
-                    file.path().c_str(), tensor.name, begin, begin + n, other_checkpoint);
+                    file.path().c_str(), tensor.name, begin, begin + n, fix.c_str());
             for (const OptimizerPart &k : kept)
                 visit({file.path(), tensor.name, k.global, k.count, k.*tensor.data, &block[MUTANT(90, 0, k.global - begin)]});
         };
@@ -275,11 +340,11 @@ static void visit_part(const SafetensorsFile &file, const StoredPart &part, cons
 static void visit_shard(const std::string &dir, const Shard &shard, const OptimizerState &state, const Visit &visit) {
     const auto is_needed = [&](const StoredPart &part) { return !kept_of(state, part.global, part.global + part.count).empty(); };
     if (std::none_of(shard.parts.begin(), shard.parts.end(), is_needed)) return;
-    const SafetensorsFile file = open_shard(dir + "/" + shard.name, shard, manifest_path(dir));
+    const std::string fix = other_checkpoint(dir);
+    check_shard(dir + "/" + shard.name, shard, manifest_path(dir), fix);
+    const SafetensorsFile file(dir + "/" + shard.name);
     for (const auto &tensor : tensors) file.expect_shape(tensor.name, {shard.count});
-    if (header_checksum(file) != shard.header)
-        die("%s: is damaged: its header is not what was written%s", file.path().c_str(), other_checkpoint);
-    for (const StoredPart &part : shard.parts) visit_part(file, part, state, visit);
+    for (const StoredPart &part : shard.parts) visit_part(file, part, state, visit, fix);
 }
 
 // visit(piece) for all that this rank keeps.
@@ -307,29 +372,12 @@ std::string checkpoint_path(const std::string &output_dir, size_t step) {
     return format("%s/step_%zu", output_dir.c_str(), step);
 }
 
-// 12 for "step_12", nothing for other names.
-static std::optional<size_t> step_of(const std::string &name) {
-    size_t step;
-    if (!name.starts_with("step_")) return {};
-    const auto parsed = std::from_chars(name.data() + 5, name.data() + name.size(), step);
-    if (parsed.ec != std::errc() || name != format("step_%zu", step)) return {};
-    return step;
-}
-
-static std::vector<size_t> checkpoint_steps(const std::string &output_dir) {  // rising
-    std::vector<size_t> steps;
-    std::error_code absent;
-    for (const auto &entry : fs::directory_iterator(output_dir, absent))
-        if (const auto step = step_of(entry.path().filename()); step && entry.is_directory()) steps.push_back(*step);
-    std::sort(steps.begin(), steps.end());
-    return steps;
-}
-
 static void remove_leftovers(const std::string &output_dir) {
     std::vector<fs::path> leftovers;
     for (const auto &entry : fs::directory_iterator(output_dir)) {
         const fs::path name = entry.path().filename();
-        if (name.stem() == trial_name || (name.extension() == ".tmp" && step_of(name.stem()))) leftovers.push_back(entry.path());
+        if (name.stem() == trial_name || name == "best.tmp" || (name.extension() == ".tmp" && step_of(name.stem())))
+            leftovers.push_back(entry.path());
     }
     for (const fs::path &path : leftovers) fs::remove_all(path);
 }
@@ -344,13 +392,13 @@ void set_latest(const std::string &output_dir, size_t step) { write_file(output_
 void prune_checkpoints(const std::string &output_dir, size_t max_num) {
     remove_leftovers(output_dir);
     const auto steps = checkpoint_steps(output_dir);
-    for (size_t i = 0; i + max_num < steps.size(); i++) fs::remove_all(checkpoint_path(output_dir, steps[i]));
+    for (size_t i = 0; i + max_num < steps.size(); i++) remove_directory(checkpoint_path(output_dir, steps[i]));
 }
 
 void remove_checkpoints_beyond(const std::string &output_dir, size_t step) {
     remove_leftovers(output_dir);
     for (size_t later : checkpoint_steps(output_dir))
-        if (later > step) fs::remove_all(checkpoint_path(output_dir, later));
+        if (later > step) remove_directory(checkpoint_path(output_dir, later));
     if (fs::is_directory(checkpoint_path(output_dir, step))) set_latest(output_dir, step);
     else fs::remove(output_dir + "/latest");
 }

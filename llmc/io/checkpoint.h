@@ -7,6 +7,7 @@
 #pragma once
 #include <cstddef>
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -32,13 +33,20 @@ struct OptimizerState {
 // error on all ranks (agree) or on none. On an error nothing remains.
 void write_directory(Comm &comm, const std::string &path, const std::function<void(const std::string &)> &fill);
 
+// JSON with the checksum of its content as one more field, "checksum". What is not as it was written is refused; `fix` ends the message.
+void write_checked_json(const std::string &path, nlohmann::json value);
+nlohmann::json read_checked_json(const std::string &path, const std::string &fix);
+
+// "\n  fix: ..." for what is wrong with the checkpoint `dir`: to resume from the one before it.
+std::string other_checkpoint(const std::string &dir);
+
 // Called by all ranks; errors are agreed on.
 //
 // optimizer-00003-of-00008.safetensors   rank 3's parts one after the other: "master", "m", "v" (its elements) F32. Where every rank has
 //                                        the whole, rank 0 alone writes.
 // optimizer.json                         {"version": 1, "elements", "files": [{"name", "bytes", "header", "parts": [{"global", "count",
 //                                        "master": [...], "m": [...], "v": [...]}]}]}: of the file's header, and of each 2^20 elements
-//                                        of a part in each tensor, the XXH3 checksum
+//                                        of a part in each tensor, the XXH3 checksum; and its own
 //
 // A reader checks what it uses and must read whole blocks of so many elements for that: a world of another size reads little more than
 // its own parts, the same world just these.
@@ -50,6 +58,9 @@ inline constexpr const char *trial_name = "step_trial";  // the save that is tri
 std::string checkpoint_path(const std::string &output_dir, size_t step);
 std::string latest_checkpoint(const std::string &output_dir);  // empty if there is none
 void set_latest(const std::string &output_dir, size_t step);
+
+// Of what a run wrote. It loses its name at once, so that a crash leaves no half of it under that.
+void remove_directory(const std::string &path);
 
 // Both also remove what a crash left behind.
 void prune_checkpoints(const std::string &output_dir, size_t max_num);  // the oldest go

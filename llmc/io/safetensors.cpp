@@ -162,11 +162,16 @@ template <class X, class Stored> static void read_as(const InputFile &file, size
     }
 }
 
-template <class X> void SafetensorsFile::read_part(const std::string &name, size_t first, size_t count, X *dst) const {
+const TensorInfo &SafetensorsFile::expect_part(const std::string &name, size_t first, size_t count) const {
     const TensorInfo &info = at(name);
     const size_t n = elements(info.shape);
     if (first > n || count > n - first)
         die("%s: tensor \"%s\" has %zu elements, not %zu from %zu on", path().c_str(), name.c_str(), n, count, first);
+    return info;
+}
+
+template <class X> void SafetensorsFile::read_part(const std::string &name, size_t first, size_t count, X *dst) const {
+    const TensorInfo &info = expect_part(name, first, count);
     const size_t offset = info.begin + first * dtype_bytes(info.dtype);
     if (info.dtype == "F32") return read_as<X, float>(file_, offset, count, dst);
     if (info.dtype == "F16") return read_as<X, f16>(file_, offset, count, dst);
@@ -184,15 +189,12 @@ template void SafetensorsFile::read(const std::string &, bf16 *) const;
 template void SafetensorsFile::read_part(const std::string &, size_t, size_t, float *) const;
 template void SafetensorsFile::read_part(const std::string &, size_t, size_t, bf16 *) const;
 
-const std::byte *SafetensorsMap::typed(const std::string &name, const char *dtype) const {
-    const TensorInfo &info = file_.at(name);
-    const char *path = file_.path().c_str();
-    if (info.dtype != dtype) die("%s: tensor \"%s\" is %s, but %s is needed", path, name.c_str(), info.dtype.c_str(), dtype);
-    if (info.begin % dtype_bytes(dtype) != 0)
-        die("%s: tensor \"%s\" starts at byte %zu, no multiple of its %zu-byte elements\n  fix: write the tensors of wider types "
-            "first",
-            path, name.c_str(), info.begin, dtype_bytes(dtype));
-    return data(name);
+void SafetensorsFile::read_stored(const std::string &name, const char *dtype, size_t first, size_t count, void *dst) const {
+    const TensorInfo &info = expect_part(name, first, count);
+    if (info.dtype != dtype)
+        die("%s: tensor \"%s\" is %s, but %s is needed", path().c_str(), name.c_str(), info.dtype.c_str(), dtype);
+    const size_t bytes = dtype_bytes(dtype);
+    file_.read(dst, count * bytes, info.begin + first * bytes);
 }
 
 // ---- writing ------------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@
 #include <bit>
 #include <cstdint>
 #include <map>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -60,30 +59,24 @@ class SafetensorsFile {
     template <class X> void read(const std::string &name, X *dst) const;
     template <class X> void read_part(const std::string &name, size_t first, size_t count, X *dst) const;
 
+    // The elements as they are stored: die unless the dtype is T's.
+    template <class T> std::vector<T> array(const std::string &name) const {
+        return array_part<T>(name, 0, elements(at(name).shape));
+    }
+    template <class T> std::vector<T> array_part(const std::string &name, size_t first, size_t count) const {
+        std::vector<T> values(count);
+        read_stored(name, safetensors_dtype<T>, first, count, values.data());
+        return values;
+    }
+
   private:
     void parse_header();
+    const TensorInfo &expect_part(const std::string &name, size_t first, size_t count) const;
+    void read_stored(const std::string &name, const char *dtype, size_t first, size_t count, void *dst) const;
 
     InputFile file_;
     std::map<std::string, TensorInfo> tensors_;
     Metadata metadata_;
-};
-
-// A file whose tensors are used in place, without reading them: prepared data.
-class SafetensorsMap {
-  public:
-    explicit SafetensorsMap(const std::string &path) : file_(path), map_(file_.file()) {}
-
-    const SafetensorsFile &file() const { return file_; }
-    const std::byte *data(const std::string &name) const { return map_.data() + file_.at(name).begin; }
-    template <class T> std::span<const T> span(const std::string &name) const {  // die unless the dtype is T's
-        return {reinterpret_cast<const T *>(typed(name, safetensors_dtype<T>)), elements(file_.at(name).shape)};
-    }
-
-  private:
-    const std::byte *typed(const std::string &name, const char *dtype) const;
-
-    SafetensorsFile file_;
-    MappedFile map_;
 };
 
 // Declares every tensor, then takes their data in the declared order. The file appears under its name at finish(), and not at all

@@ -124,13 +124,6 @@ std::unique_ptr<Model> open_generator(const Run &run, const std::vector<Ids> &pr
     return open_model(run, limits);
 }
 
-Ids document(const PreparedData &data, size_t i) {
-    const TokenIds ids = data.tokens(i);
-    Ids out(ids.size());
-    for (size_t t = 0; t < out.size(); t++) out[t] = ids[t];
-    return out;
-}
-
 }  // namespace
 
 int generate(Run &run) {
@@ -141,7 +134,7 @@ int generate(Run &run) {
     agree(run.comm, [&] { data = open_data(run, prepared); });
     if (o.prompts.empty() && run.speaks()) std::filesystem::remove(prepared);  // nobody asks for it again
     std::vector<Ids> prompts;
-    for (size_t i = 0; i < data->documents(); i++) prompts.push_back(document(*data, i));
+    for (size_t i = 0; i < data->documents(); i++) prompts.push_back(data->document(i).tokens);
 
     const auto model = open_generator(run, prompts, o.max_new_tokens);
     const Tokenizer tokenizer(run.model_dir + "/tokenizer.json");
@@ -167,8 +160,7 @@ double exact_match(Run &run, const std::string &model_dir, const PreparedData &d
     std::vector<Ids> prompts, answers;  // of samples; of documents
     size_t longest = 1;
     for (size_t i = 0; i < data.documents(); i++) {
-        const Ids ids = document(data, i);
-        const auto mask = data.mask(i);
+        const auto [ids, mask] = data.document(i);
         const size_t answer = size_t(std::find(mask.begin(), mask.end(), 1) - mask.begin());
         size_t end = ids.size();
         while (end > answer &&

@@ -101,8 +101,7 @@ static std::string preparation_key(const std::string &path, const std::vector<st
     return key;
 }
 
-std::string fingerprint(const std::string &path) {
-    const InputFile file(path);
+std::string fingerprint(const InputFile &file) {
     const size_t part = std::min<size_t>(file.size(), 1 << 20);
     std::string bytes(2 * part, '\0');
     file.read(bytes.data(), part, 0);
@@ -113,7 +112,7 @@ std::string fingerprint(const std::string &path) {
 // Every rank reads its own host's file, which must be that of the others; or none of them has one.
 static void expect_same_file(const Run &run, const std::string &path, bool optional) {
     std::string own;
-    agree(run.comm, [&] { own = optional && !fs::exists(path) ? "" : fingerprint(path); });
+    agree(run.comm, [&] { own = optional && !fs::exists(path) ? "" : fingerprint(InputFile(path)); });
     const auto all = run.comm.gather(own);
     agree(run.comm, [&] {
         for (size_t r = 1; r < all.size(); r++)

@@ -38,7 +38,7 @@ struct Run {
 std::string program_file(const std::string &path);  // a file of the project, relative to the executable
 
 // Cheap, and enough to notice another file: its size, and a hash of its first and last MiB.
-std::string fingerprint(const std::string &path);
+std::string fingerprint(const InputFile &file);
 
 // A prepared file for `path`: itself, or what data/prepare.py makes of raw data, kept in a cache keyed by all that shapes it. All ranks call
 // it, and one of them runs prepare.py. `extra`: further arguments for it.

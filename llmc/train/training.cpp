@@ -85,6 +85,7 @@ class Trainer {
     size_t planned_ = 0;              // bytes of memory that the process should hold at its peak
     std::unique_ptr<Logger> logger_;  // of the rank that speaks
     std::string export_dtype_, resume_from_;
+    std::string data_fingerprint_;  // of the file that is open: by now its name may be another's
     size_t steps_ = 0, step_ = 0, skips_in_a_row_ = 0;
     Totals totals_;
     LossSpikes spikes_;
@@ -126,6 +127,7 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
 // Returns what the model must have room for.
 ModelLimits Trainer::open_all_data(const std::string &path, const std::string &eval_path) {
     data_ = open_data(run_, path);
+    data_fingerprint_ = fingerprint(data_->file());
     if (!eval_path.empty()) eval_data_ = open_data(run_, eval_path);
     LoaderOptions options;
     options.batch_size = o_.train_batch_size, options.batch_tokens = o_.train_batch_tokens, options.row_tokens = o_.row_tokens;
@@ -188,18 +190,18 @@ ordered_json Trainer::state() const {
         {"steps", steps_},
         {"task", task_name(run_.task)},
         {"data", data_->path()},
-        {"data_fingerprint", fingerprint(data_->path())},
+        {"data_fingerprint", data_fingerprint_},
         {"options", to_json(o_, run_.task)}};
 }
 
 // What the checkpoint says of the run.
 void Trainer::restore_state(const std::string &dir) {
     const std::string where = dir + "/trainer_state.json";
-    const auto saved = read_json(where);
+    const auto saved = read_checked_json(where, other_checkpoint(dir));
     const ordered_json now = state();
     for (const auto &[name, value] : now.items())
         if (!saved.contains(name) || saved[name].type() != nlohmann::json(value).type())
-            die("%s: \"%s\" is missing or damaged\n  fix: --resume another step_N directory", where.c_str(), name.c_str());
+            die("%s: \"%s\" is missing or of another kind%s", where.c_str(), name.c_str(), other_checkpoint(dir).c_str());
     auto refuse = [&](const std::string &what, const std::string &was, const std::string &is) {
         die("%s was made with %s %s, this run has %s\n  fix: the same %s, or --overwrite for a new run", dir.c_str(),
             what.c_str(), was.c_str(), is.c_str(), what.c_str());
@@ -309,7 +311,7 @@ void Trainer::try_saving() {
         verify_optimizer(run_.comm, dir, model_->optimizer_state());
     });
     agree(run_.comm, [&] {
-        if (run_.speaks()) fs::remove_all(trial);
+        if (run_.speaks()) remove_directory(trial);
     });
 }
 
@@ -318,7 +320,7 @@ void Trainer::save_checkpoint() {
         save_model(dir);
         save_optimizer(run_.comm, dir, model_->optimizer_state());
         agree(run_.comm, [&] {
-            if (run_.speaks()) write_json(dir + "/trainer_state.json", state());
+            if (run_.speaks()) write_checked_json(dir + "/trainer_state.json", state());
         });
     });
     agree(run_.comm, [&] {
@@ -332,10 +334,10 @@ void Trainer::save_checkpoint() {
 void Trainer::find_best() {
     const std::string file = best_path() + "/evaluation.json";
     if (!resume_from_.empty() && fs::exists(file)) {
-        const auto saved = read_json(file);
+        const auto saved = read_checked_json(file, "\n  fix: move that directory away; the best of what follows will be kept");
         if (saved.value("step", size_t(0)) <= step_) best_ = {saved.value("step", size_t(0)), saved.value("eval_loss", 0.0)};
     }
-    if (best_.step == 0) fs::remove_all(best_path());
+    if (best_.step == 0) remove_directory(best_path());
 }
 
 void Trainer::keep_best(double loss) {
@@ -344,7 +346,7 @@ void Trainer::keep_best(double loss) {
     write_directory(run_.comm, best_path(), [&](const std::string &dir) {
         save_model(dir);
         agree(run_.comm, [&] {
-            if (run_.speaks()) write_json(dir + "/evaluation.json", {{"step", step_}, {"eval_loss", loss}});
+            if (run_.speaks()) write_checked_json(dir + "/evaluation.json", {{"step", step_}, {"eval_loss", loss}});
         });
     });
 }

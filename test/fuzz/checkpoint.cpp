@@ -1,4 +1,5 @@
-// optimizer.json of a checkpoint whose other file is whole.
+// optimizer.json of a checkpoint whose other file is whole; with the checksum that belongs to it, or else no more would be looked at.
+#include "../../llmc/core/json.h"
 #include "../../llmc/io/checkpoint.h"
 #include "../../llmc/parallel/comm.h"
 #include "fuzz.h"
@@ -15,5 +16,9 @@ extern "C" int LLVMFuzzerInitialize(int *, char ***) {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    return fuzz("optimizer.json", data, size, [](const std::string &) { load_optimizer(comm, fuzz_directory(), state); });
+    return fuzz("optimizer.json", data, size, [](const std::string &path) {
+        const nlohmann::json manifest = read_json(path);
+        if (manifest.is_object()) write_checked_json(path, manifest);
+        load_optimizer(comm, fuzz_directory(), state);
+    });
 }

@@ -1,9 +1,8 @@
-"""Whole runs of train_llama on the tiny models of test/golden: resuming, killing, logging, and every way to call it wrong."""
+"""Whole runs of train_llama on the tiny models of test/golden: resuming, stopping, logging, and every way to call it wrong."""
 
 import json
 import math
 import os
-import random
 import re
 import resource
 import shutil
@@ -252,7 +251,7 @@ def test_a_changed_run_is_not_resumed(data, tmp_path):
 @pytest.mark.parametrize("damage, parts", [
     (lambda c: (c / "trainer_state.json").unlink(), ["no such checkpoint"]),
     (lambda c: (c / "trainer_state.json").write_text("{"), ["trainer_state.json"]),
-    (lambda c: (c / "trainer_state.json").write_text('{"step": "two"}'), ["trainer_state.json", '"step"']),
+    (lambda c: (c / "trainer_state.json").write_text('{"step": 2}'), ["trainer_state.json", "is damaged"]),
     (lambda c: (c / OPTIMIZER).write_bytes((c / OPTIMIZER).read_bytes()[:-1]), [OPTIMIZER, "bytes, but"]),
     (lambda c: (c / OPTIMIZER).write_bytes((c / OPTIMIZER).read_bytes()[:-1] + b"?"), [OPTIMIZER, 'tensor "v" is damaged']),
     (lambda c: (c / OPTIMIZER).unlink(), [OPTIMIZER, "No such file"]),
@@ -268,46 +267,7 @@ def test_a_damaged_checkpoint_is_refused(damage, parts, data, tmp_path):
         assert part in result.stderr
 
 
-# ---- killing and stopping ---------------------------------------------------------------------------------------------------------
-
-def test_killed_again_and_again(data, tmp_path):
-    """Wherever SIGKILL strikes, in a step, in a save or while starting: what is there can be resumed, and ends in the same bits."""
-    steps, kills = 40, 20
-    straight, run = tmp_path / "straight", tmp_path / "run"
-    options = {"data": data, "max_steps": steps, "max_len": 64, "train_batch_size": 4, "save_steps": 1, "max_num": 2, "learning_rate": 1e-3}
-    begin = time.monotonic()
-    train(straight, **options)
-    whole = time.monotonic() - begin
-    rng = random.Random(1)
-    landed = []  # steps saved at each kill
-
-    def finished():
-        assert weights(run) == weights(straight)
-        assert [line.get("step") for line in log_lines(run)] == [None, *range(1, steps + 1)]
-        assert stable(log_lines(run)) == stable(log_lines(straight))
-        assert checkpoints(run) == [steps - 1, steps]
-        assert sorted(p.name for p in run.iterdir()) == sorted(p.name for p in straight.iterdir())  # nothing is left of the crashes
-
-    while len(landed) < kills:
-        words = command("sft", output_dir=run, resume="auto", **options)
-        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        try:
-            process.wait(rng.uniform(0, whole / 3))
-        except subprocess.TimeoutExpired:
-            process.kill()
-        error = process.communicate()[1]
-        if process.returncode == 0:  # this one made it to the end: kill another
-            finished()
-            shutil.rmtree(run)
-            continue
-        assert process.returncode == -signal.SIGKILL, error
-        landed.append(max((int(path.name[5:]) for path in run.glob("step_*") if path.name[5:].isdigit()), default=0))
-        if landed[-1]:
-            assert json.loads((run / f"step_{landed[-1]}" / "trainer_state.json").read_text())["step"] == landed[-1]
-    print(f"\n  killed {kills} times, after steps {landed} of {steps}; {whole:.1f} s undisturbed")
-    train(run, resume="auto", **options)
-    finished()
-
+# ---- stopping ------------------------------------------------------------------------------------------------------------------
 
 def test_signals_end_a_run_in_good_order(data, tmp_path):
     """SIGINT, SIGTERM and SIGUSR1, one after the other, in what is then one run."""
@@ -338,7 +298,7 @@ def test_signals_end_a_run_in_good_order(data, tmp_path):
 def test_leftovers_of_a_crash_go_and_nothing_else(data, tmp_path):
     run = tmp_path / "a"
     train(run, data=data, max_steps=2, save_steps=1)
-    for name in ("step_2.tmp", "step_trial", "step_trial.tmp", "step_by_step", "step_5_notes"):
+    for name in ("step_2.tmp", "step_trial", "step_trial.tmp", "best.tmp", "step_by_step", "step_5_notes"):
         (run / name).mkdir()
         (run / name / "file").write_text("x")
     train(run, data=data, max_steps=3, save_steps=1, resume="auto")
@@ -406,7 +366,8 @@ def test_the_best_model_is_kept(data, tmp_path):
     evals = {line["step"]: line["eval_loss"] for line in log_lines(tmp_path / "a") if "eval_loss" in line}
     step = min(evals, key=evals.get)
     assert step == 4
-    assert json.loads((tmp_path / "a" / "best" / "evaluation.json").read_text()) == {"step": step, "eval_loss": evals[step]}
+    evaluation = json.loads((tmp_path / "a" / "best" / "evaluation.json").read_text())
+    assert evaluation["step"] == step and evaluation["eval_loss"] == evals[step]
     assert summary(tmp_path / "a")["best_step"] == step
     assert evaluate(tmp_path / "a" / "best", data, tmp_path, max_len=64)["eval_loss"] == evals[step]
     best = weights(tmp_path / "a" / "best")

@@ -1,0 +1,349 @@
+"""Runs that survive: killed, on a disk that fills or may no longer be written to, with bits that flip, data that changes and a clock that
+jumps. What was saved stays saved, and a fault ends in one message, or the run goes on and its result is what it would have been."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from test_runs import (ENVIRONMENT, OPTIMIZER, call, checkpoints, command, log_lines, random_documents, refused, stable, summary, train,
+                       weights, write_data)
+
+OPTIONS = {"max_len": 64, "train_batch_size": 4, "learning_rate": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data") / "data.safetensors", random_documents(23))
+
+
+def start(output, **options):
+    return subprocess.Popen(command("sft", output_dir=output, **{**OPTIONS, **options}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            text=True, env=ENVIRONMENT)
+
+
+def wait_for(what, process):
+    while process.poll() is None and not what():
+        time.sleep(0.001)
+
+
+def ends_with_one_message(process, *parts):
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == 1, error
+    assert error.startswith("train_llama: ") and error.count("train_llama: ") == 1 and error.count("fix: ") == 1, error
+    for part in parts:
+        assert part in error, (part, error)
+    print("\n" + error, end="")
+    return error
+
+
+def steps_logged(log):
+    return log.read_bytes().count(b"\n") - 1 if log.exists() else -1
+
+
+def saved_steps(run):
+    """Besides which there may be what a crash has left."""
+    return sorted(int(path.name[5:]) for path in run.glob("step_*") if path.name[5:].isdigit())
+
+
+def files(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def same_run(run, straight):
+    assert weights(run) == weights(straight)
+    assert stable(log_lines(run)) == stable(log_lines(straight))
+
+
+# ---- killed -----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("kills", [12, pytest.param(50, marks=pytest.mark.slow)])
+def test_killed_again_and_again(kills, data, tmp_path):
+    """Wherever SIGKILL strikes, in a step, in a save or while starting: what is there can be resumed, and ends in the same bits."""
+    steps = 40
+    straight, run = tmp_path / "straight", tmp_path / "run"
+    options = {"data": data, "max_steps": steps, "save_steps": 1, "max_num": 2, "eval_data": data, "eval_steps": 2}
+    begin = time.monotonic()
+    train(straight, **OPTIONS, **options)
+    whole = time.monotonic() - begin
+    rng = random.Random(1)
+    landed, inside = [], 0  # steps saved at each kill; kills inside a save
+
+    def finished():
+        same_run(run, straight)
+        assert [line["step"] for line in log_lines(run)[1:] if "loss" in line] == list(range(1, steps + 1))
+        assert files(run / "best") == files(straight / "best")
+        assert checkpoints(run) == [steps - 1, steps]
+        assert sorted(p.name for p in run.iterdir()) == sorted(p.name for p in straight.iterdir())  # nothing is left of the crashes
+
+    while len(landed) < kills:
+        before = max(saved_steps(run), default=0)
+        process = start(run, resume="auto", **options)
+        if len(landed) % 2:
+            try:
+                process.wait(rng.uniform(0, whole / 3))
+            except subprocess.TimeoutExpired:
+                pass
+        else:
+            moment = before + rng.randrange(1, 8)
+            wait_for(lambda: (run / f"step_{moment}.tmp").exists(), process)  # noqa: B023
+        process.kill()
+        error = process.communicate()[1]
+        if process.returncode == 0:  # this one made it to the end: kill another
+            finished()
+            shutil.rmtree(run)
+            continue
+        assert process.returncode == -signal.SIGKILL, error
+        landed.append(max(saved_steps(run), default=0))
+        inside += (run / f"step_{landed[-1] + 1}.tmp").exists()
+        assert landed[-1] >= before  # what was saved stays
+        if landed[-1]:
+            assert json.loads((run / f"step_{landed[-1]}" / "trainer_state.json").read_text())["step"] == landed[-1]
+        if (run / "latest").exists():
+            assert int((run / "latest").read_text()[5:]) in (landed[-1], landed[-1] - 1)
+        if (run / "best").exists():
+            assert files(run / "best").keys() == files(straight / "best").keys()
+    print(f"\n  killed {kills} times, {inside} of them inside a save, after steps {landed} of {steps}; {whole:.1f} s undisturbed")
+    assert inside >= kills // 4
+    train(run, resume="auto", **OPTIONS, **options)
+    finished()
+
+
+# ---- disks ------------------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of 4 MiB, and mount(options) to change it."""
+    path = tmp_path / "disk"
+    path.mkdir()
+
+    def mount(options):
+        return subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(path)], capture_output=True).returncode == 0
+
+    if not shutil.which("mount") or not mount("size=4m"):
+        pytest.skip("no file system may be mounted here")
+    yield path, mount
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_a_disk_that_fills_in_a_save(data, disk, tmp_path):
+    disk, mount = disk
+    straight, run, other = tmp_path / "straight", disk / "run", tmp_path / "other"
+    options = {**OPTIONS, "data": data, "max_steps": 14, "save_steps": 1, "max_num": 99}
+    train(straight, **options)
+    ends_with_one_message(start(run, **options), f"{run}/step_", ".tmp", "No space left on device", "enough free space")
+    saved = checkpoints(run)  # a name with .tmp would be an error
+    assert 2 <= len(saved) < 14 and saved == list(range(1, len(saved) + 1))
+    assert not list(run.rglob("*.tmp"))
+    for step in saved:
+        shutil.rmtree(other, ignore_errors=True)
+        train(other, resume=run / f"step_{step}", **options)
+        assert weights(other) == weights(straight)
+    assert mount("remount,size=64m")
+    assert f"at step {saved[-1]}" in train(run, resume="auto", **options)
+    same_run(run, straight)
+    assert checkpoints(run) == list(range(1, 15))
+
+
+def test_a_disk_that_fills_under_the_log(data, disk, tmp_path):
+    disk, _ = disk
+    straight, run, log, filler = tmp_path / "straight", tmp_path / "run", disk / "log.jsonl", disk / "filler"
+    options = {**OPTIONS, "data": data, "max_steps": 60}
+    train(straight, save_steps=1, max_num=2, **options)
+    with open(filler, "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            file.truncate(file.tell() - 16384)
+    options.update(save_steps=1, max_num=2, log=log)
+    ends_with_one_message(start(run, **options), f"cannot write the log {log}", "No space left on device")
+    saved = checkpoints(run)
+    assert saved and saved[-1] < 60
+    filler.unlink()
+    train(run, resume="auto", **options)
+    shutil.copy(log, run)
+    same_run(run, straight)
+
+
+def test_a_disk_that_may_not_be_written_to(data, disk, tmp_path):
+    disk, mount = disk
+    straight, run, options = tmp_path / "straight", disk / "run", {**OPTIONS, "data": data, "max_steps": 200, "save_steps": 2, "max_num": 2}
+    run.mkdir()
+    assert mount("remount,ro")
+    for output in (run, disk / "new"):
+        refused(command("sft", output_dir=output, **options), str(output), "Read-only file system")
+    assert mount("remount,rw")
+    train(straight, **options)
+
+    log = tmp_path / "log.jsonl"  # a file that is open for writing would keep its disk from becoming read-only
+    process = start(run, log=log, **options)
+    wait_for(lambda: (run / "step_2").exists(), process)
+    wait_for(lambda: mount("remount,ro"), process)
+    ends_with_one_message(process, str(run), "Read-only file system")
+    saved = saved_steps(run)
+    assert mount("remount,rw")
+    assert f"at step {saved[-1]}" in train(run, resume="auto", log=log, **options)
+    shutil.copy(log, run)
+    same_run(run, straight)
+
+
+# ---- bits that flip ---------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def stopped(data, tmp_path_factory):
+    """A run of 6 steps as a crash after step 5 leaves it."""
+    run = tmp_path_factory.mktemp("stopped") / "run"
+    train(run, data=data, eval_data=data, max_steps=6, save_steps=2, max_num=9, eval_steps=4)
+    straight = shutil.copytree(run, run.parent / "straight")
+    shutil.rmtree(run / "step_6")
+    return run, straight
+
+
+USED = ["step_4/trainer_state.json", "step_4/optimizer.json", f"step_4/{OPTIMIZER}", "best/evaluation.json"]
+UNUSED = ["step_4/model.safetensors", "step_4/config.json", "best/model.safetensors"]
+
+
+@pytest.mark.parametrize("flips", [3, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", USED + UNUSED)
+def test_a_flipped_bit(name, flips, data, stopped, tmp_path):
+    """It is noticed where resuming uses it, and the message tells how to go on; where nothing uses it, it changes nothing."""
+    options = {**OPTIONS, "data": data, "eval_data": data, "max_steps": 6, "save_steps": 2, "max_num": 9, "eval_steps": 4}
+    rng, noticed = random.Random(name), []
+    for i in range(flips):
+        run = shutil.copytree(stopped[0], tmp_path / str(i))
+        raw = bytearray((run / name).read_bytes())
+        at = rng.randrange(len(raw))
+        raw[at] ^= 1 << rng.randrange(8)
+        (run / name).write_bytes(raw)
+        result = call(command("sft", output_dir=run, resume="auto", **options), errors="replace")  # a flip may leave no UTF-8
+        if result.returncode == 0:
+            assert result.stderr == ""
+            same_run(run, stopped[1])
+            continue
+        noticed.append(at)
+        error = result.stderr
+        assert result.returncode == 1 and error.startswith("train_llama: ") and error.count("train_llama: ") == 1, error
+        assert f"{run}/{name}: " in error and error.count("fix: ") == 1, error
+        if name.startswith("best/"):
+            assert "fix: move that directory away" in error
+            (run / "best").rename(tmp_path / f"best_{i}")
+            train(run, resume="auto", **options)
+        else:
+            assert error.endswith(f"\n  fix: --resume {run}/step_2\n"), error
+            train(run, resume=run / "step_2", **options)
+        same_run(run, stopped[1])
+    if noticed:
+        print("\n" + error, end="")
+    assert len(noticed) >= flips - flips // 20 - 1 if name in USED else not noticed  # 1E-5 is 1e-5
+
+
+# ---- data that changes ------------------------------------------------------------------------------------------------------------
+
+def overwrite(path):
+    """With ids that no model has, in place."""
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    begin, end = json.loads(raw[8:8 + length])["tokens"]["data_offsets"]
+    with open(path, "r+b") as file:
+        file.seek(8 + length + begin)
+        file.write(b"\xff" * (end - begin))
+
+
+def replace(path):
+    new = write_data(path.with_suffix(".new"), random_documents(30, seed=9))
+    os.replace(new, path)
+
+
+@pytest.mark.parametrize("change, ranks, message", [
+    (overwrite, 1, "has changed since the run began"), (overwrite, 2, "has changed since the run began"),
+    (lambda path: os.truncate(path, 100), 1, "ends at byte"), (replace, 1, None), (lambda path: path.unlink(), 1, None),
+], ids=["overwritten", "overwritten, 2 ranks", "truncated", "replaced", "removed"])
+def test_data_that_changes_in_a_run(change, ranks, message, data, tmp_path):
+    straight, run, own = tmp_path / "straight", tmp_path / "run", shutil.copy(data, tmp_path / "data.safetensors")
+    options = {**OPTIONS, "data": own, "max_steps": 400, "save_steps": 100, "max_num": 9, "ranks": ranks}
+    train(straight, **options)
+    process = start(run, **options)
+    wait_for(lambda: steps_logged(run / "log.jsonl") >= 3, process)
+    assert process.poll() is None
+    change(own)
+    if message:
+        ends_with_one_message(process, str(own), message)
+    else:
+        assert process.communicate(timeout=60)[1] == "" and process.returncode == 0
+        same_run(run, straight)
+    if change is replace:
+        refused(command("sft", output_dir=run, resume="auto", **options), "was made with data")
+    shutil.copy(data, own)
+    if not message:
+        options["resume"] = run / "step_300"  # which knows the data by what it was
+    train(run, **{"resume": "auto", **options})
+    same_run(run, straight)
+
+
+# ---- a clock that jumps -----------------------------------------------------------------------------------------------------------
+
+SHIM = """
+#include <dlfcn.h>
+#include <sys/time.h>
+#include <time.h>
+
+static time_t shift() {  // hours back, years ahead
+    static int calls;
+    static const time_t shifts[] = {0, -5 * 3600, 20 * 365 * 86400L};
+    return shifts[__atomic_fetch_add(&calls, 1, __ATOMIC_RELAXED) % 3];
+}
+
+extern "C" int clock_gettime(clockid_t id, struct timespec *t) noexcept {
+    static const auto real = reinterpret_cast<int (*)(clockid_t, struct timespec *)>(dlsym(RTLD_NEXT, "clock_gettime"));
+    const int code = real(id, t);
+    if (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE) t->tv_sec += shift();
+    return code;
+}
+extern "C" time_t time(time_t *out) noexcept {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return out ? *out = t.tv_sec : t.tv_sec;
+}
+extern "C" int gettimeofday(struct timeval *out, void *) noexcept {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    out->tv_sec = t.tv_sec, out->tv_usec = t.tv_nsec / 1000;
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def jumping_clock(tmp_path_factory):
+    if not shutil.which("g++"):
+        pytest.skip("no g++")
+    directory = tmp_path_factory.mktemp("clock")
+    (directory / "clock.cpp").write_text(SHIM)
+    library = directory / "clock.so"
+    subprocess.run(["g++", "-O1", "-shared", "-fPIC", "-o", library, directory / "clock.cpp", "-ldl"], check=True)
+    environment = {**ENVIRONMENT, "LD_PRELOAD": str(library)}
+    times = subprocess.run([sys.executable, "-c", "import time; print(*[time.time() for _ in range(3)])"], env=environment,
+                           capture_output=True, text=True, check=True).stdout.split()
+    assert max(map(float, times)) - min(map(float, times)) > 1e8  # it does jump
+    return environment
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_clock_that_jumps(ranks, data, jumping_clock, tmp_path):
+    straight, run = tmp_path / "straight", tmp_path / "run"
+    options = {**OPTIONS, "data": data, "max_steps": 20, "save_steps": 5, "ranks": ranks}
+    train(straight, **options)
+    begin = time.monotonic()
+    result = subprocess.run(command("sft", output_dir=run, **options), capture_output=True, text=True, env=jumping_clock, timeout=120)
+    seconds = time.monotonic() - begin
+    assert result.returncode == 0 and result.stderr == "", result.stderr
+    same_run(run, straight)
+    steps = [line["step_s"] for line in log_lines(run) if "step_s" in line]
+    assert min(steps) > 0 and sum(steps) <= summary(run)["hours"] * 3600 <= seconds
+    assert "h " not in "".join(line.split("tok/s")[1] for line in result.stdout.splitlines() if line.startswith("step "))  # left
