@@ -2,7 +2,7 @@
 
     scripts/fuzz.py build/fuzz/config [more] [--seconds 60]      from the repository root, as `make test-all` does
 
-Each begins with valid files and mutates them, two fuzzers at a time. An input that crashes, hangs, or asks for more than 16 MiB at once (inputs
+Each begins with valid files and mutates them, two fuzzers at a time, always from the same seed, so that a verdict can be repeated. An input that crashes, hangs, or asks for more than 16 MiB at once (inputs
 have at most 64 KiB) is kept as build/fuzz/crash-..., and `build/fuzz/NAME FILE` repeats it.
 """
 import argparse
@@ -42,7 +42,7 @@ def fuzz(program, seconds):
     name = os.path.basename(program)
     make_corpus(name, program + ".corpus")
     command = [program, program + ".corpus", f"-max_total_time={seconds}", f"-artifact_prefix={os.path.dirname(program)}/",
-               "-print_final_stats=1", "-verbosity=1", *LIMITS]
+               "-seed=1", "-print_final_stats=1", "-verbosity=1", *LIMITS]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     runs = re.search(r"stat::number_of_executed_units: (\d+)", result.stdout)
     count = int(runs[1]) if runs else 0
