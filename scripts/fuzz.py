@@ -2,8 +2,9 @@
 
     scripts/fuzz.py build/fuzz/config [more] [--seconds 60]      from the repository root, as `make test-all` does
 
-Each begins with valid files and mutates them, two fuzzers at a time, always from the same seed, so that a verdict can be repeated. An input that crashes, hangs, or asks for more than 16 MiB at once (inputs
-have at most 64 KiB) is kept as build/fuzz/crash-..., and `build/fuzz/NAME FILE` repeats it.
+Each begins with valid files and mutates them, two fuzzers at a time, always from the same seed, so that a verdict can be repeated. An
+input that crashes, hangs, or asks for more than 16 MiB at once (inputs have at most 64 KiB) is kept as build/fuzz/crash-..., and
+`build/fuzz/NAME FILE` repeats it.
 """
 import argparse
 import glob
