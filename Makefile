@@ -254,11 +254,11 @@ ptxas: $(if $(NVCC),$(GPU_OBJECTS)) $(TEST_CUDA)  ## compile the kernels for GPU
 	@$(if $(NVCC),$(PYTHON) scripts/ptxas.py $(GPU_LOGS),echo 'no nvcc: nothing compiled')
 
 bench: $(BENCHES)                            ## speed of the ops on this CPU
-	@for b in $(BENCHES); do ./$$b || exit 1; done
+	@for b in $(BENCHES); do GLIBC_TUNABLES=glibc.malloc.hugetlb=1 ./$$b || exit 1; done  # huge pages, as the program asks for
 
 compare: $(PROGRAM) out/smollm2/pairs.jsonl  ## the same training steps here and in Hugging Face transformers and TRL
-	@.venv-compare/bin/python scripts/compare.py --out docs/benchmarks.md
-	@.venv-compare/bin/python scripts/compare_preference.py out/smollm2 --out docs/benchmarks.md
+	@for model in smollm2-135m qwen2.5-0.5b; do .venv-compare/bin/python scripts/compare.py --model $$model --out docs/benchmarks.md || exit 1; done
+	@.venv-compare/bin/python scripts/compare_trl.py out/smollm2 --out docs/benchmarks.md
 
 out/smollm2/pairs.jsonl: | .venv-compare/bin/python
 	@.venv-compare/bin/python scripts/smollm2.py out/smollm2

@@ -25,25 +25,19 @@ def comma_list(text):
     return [name for name in text.split(",") if name]
 
 
-def length(text):
-    value = int(text)
-    if value < 2:
-        raise argparse.ArgumentTypeError(f"{text} is too short: one token to predict another takes two")
-    return value
+def whole_number(least, why):
+    def number(text):
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text} is {why}")
+        return value
+
+    return number
 
 
-def count(text):
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than one")
-    return value
-
-
-def seed(text):
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return value
+length = whole_number(2, "too short: one token to predict another takes two")
+count = whole_number(1, "less than one")
+seed = whole_number(0, "negative")
 
 
 def probabilities(text):

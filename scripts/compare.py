@@ -2,14 +2,15 @@
 """The same training step in Hugging Face transformers and in train_llama, timed in one run, the two in turn.
 
     python3 -m venv .venv-compare && .venv-compare/bin/pip install torch 'transformers>=5' numpy
-    .venv-compare/bin/python scripts/compare.py [--model NAME] [--dtype f32|bf16] [--out docs/benchmarks.md]
+    .venv-compare/bin/python scripts/compare.py [--model NAME] [--dtype f32|bf16|autocast] [--out docs/benchmarks.md]
 
 A step is forward, backward, clipping to norm 1 and AdamW on one row of T random tokens, every token but the first a target. Both sides
 start from the same random weights, so that their first losses must agree; both have all cores. In each of three rounds either side does
 one step to warm up and two that count, while the other is idle; the fastest step is reported. Memory is the peak resident size of the
 process (VmHWM), libraries included. What differs: with bf16, transformers keeps AdamW's moments and the only copy of the weights in
-bfloat16; train_llama keeps moments, gradients and a master copy of the weights in float. All of this is about CPUs; scripts/gpu_bench.py
-compares GPUs, with the functions below.
+bfloat16; train_llama keeps moments, gradients and a master copy of the weights in float. With autocast transformers keeps these in float,
+too, and multiplies in bfloat16; train_llama does as with bf16. All of this is about CPUs; scripts/gpu_bench.py compares GPUs, with the
+functions below.
 """
 import argparse
 import datetime
@@ -27,18 +28,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS, WARM_UP, COUNTED = 3, 1, 2
 LEARNING_RATE, WEIGHT_DECAY, BETAS, MAX_NORM = 1e-4, 0.1, (0.9, 0.95), 1.0
+AGREE = 1e-2  # of the first losses: bf16 keeps 8 bits, and a loss is a mean over many tokens
 CORES = len(os.sched_getaffinity(0))
 
-MODELS = {  # shape, T
+MODELS = {  # shape, T, what train_llama is told besides
     "smollm2-135m": (dict(model_type="llama", hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
                           intermediate_size=1536, vocab_size=49152, max_position_embeddings=8192, rms_norm_eps=1e-5,
-                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e5)), 2048),
+                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e5)), 2048, []),
     "qwen2.5-0.5b": (dict(model_type="qwen2", hidden_size=896, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2,
                           intermediate_size=4864, vocab_size=151936, max_position_embeddings=32768, rms_norm_eps=1e-6,
-                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6)), 1024),
+                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6)), 1024, ["--recompute", "cheap"]),
     "qwen2.5-1.5b": (dict(model_type="qwen2", hidden_size=1536, num_hidden_layers=28, num_attention_heads=12, num_key_value_heads=2,
                           intermediate_size=8960, vocab_size=151936, max_position_embeddings=131072, rms_norm_eps=1e-6,
-                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6)), 1024),
+                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6)), 1024, []),
 }
 
 
@@ -51,7 +53,7 @@ def random_tokens(V, T):
 # ---- the transformers side: a process of its own that does one step for each line it is sent ----------------------------------------
 
 def transformers_worker(shape, T, dtype, folder, batch=1, device="cpu"):
-    """A step has `batch` rows. On a GPU, where it is what people do: bf16 is autocast over float weights, and the model is compiled."""
+    """A step has `batch` rows. dtype "autocast" is bf16 over float weights. On a GPU the model is compiled, as people do there."""
     import torch
     import transformers
 
@@ -62,7 +64,7 @@ def transformers_worker(shape, T, dtype, folder, batch=1, device="cpu"):
     gpu = device == "cuda"
     config = transformers.AutoConfig.for_model(**shape)
     with torch.device(device):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if dtype == "bf16" and not gpu else torch.float32,
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32,
                                                               attn_implementation="sdpa").train()
     if folder:
         model.save_pretrained(folder)  # train_llama starts from it
@@ -73,7 +75,7 @@ def transformers_worker(shape, T, dtype, folder, batch=1, device="cpu"):
 
     for _ in sys.stdin:
         start = time.perf_counter()
-        with torch.autocast(device, torch.bfloat16, enabled=gpu and dtype == "bf16"):
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == "autocast"):
             loss = forward(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
@@ -169,8 +171,20 @@ def train_llama_steps(count, T, dtype, folder, model, batch=1, device="cpu"):
 
 # ---- both, and the table ----------------------------------------------------------------------------------------------------------
 
+DTYPES = {"f32": "f32", "bf16": "bf16", "autocast": "bf16; transformers: autocast, float weights"}
+
+
+def expect_same_loss(theirs, ours):
+    if abs(ours["loss"] / theirs["loss"] - 1) > AGREE:
+        sys.exit(f"the first losses differ: theirs {theirs['loss']:.6f}, train_llama's {ours['loss']:.6f}")
+
+
+def memory(rounds):
+    return max(step["peak_mem"] for steps in rounds for step in steps) / 2**30
+
+
 def compare(name, dtype):
-    shape, T = MODELS[name]
+    shape, T, flags = MODELS[name]
     with tempfile.TemporaryDirectory() as folder:
         folder, steps = Path(folder), WARM_UP + COUNTED
         write_data(folder / "data.safetensors", shape["vocab_size"], T, steps)
@@ -178,20 +192,19 @@ def compare(name, dtype):
         theirs, ours = [], []
         for r in range(ROUNDS):
             theirs.append(peer.steps(steps))
-            ours.append(train_llama_steps(steps, T, dtype, folder, ["--model", folder / "model"]))
+            ours.append(train_llama_steps(steps, T, "f32" if dtype == "f32" else "bf16", folder, ["--model", folder / "model", *flags]))
             both = ["  ".join(f"{step['step_s']:6.2f}" for step in side[r]) for side in (theirs, ours)]
             print(f"{name} {dtype}, seconds of the steps in round {r + 1}:  transformers {both[0]}   train_llama {both[1]}",
                   file=sys.stderr, flush=True)
         peer.close()
+    expect_same_loss(theirs[0][0], ours[0][0])
 
     def best(rounds):
         return T / min(step["step_s"] for steps in rounds for step in steps[WARM_UP:])
 
-    def memory(rounds):
-        return max(step["peak_mem"] for steps in rounds for step in steps) / 2**30
-
-    return (f"| {T} | {dtype} | {best(theirs):.0f} | {best(ours):.0f} | **{best(ours) / best(theirs):.2f}** "
-            f"| {memory(theirs):.2f} | {memory(ours):.2f} | {theirs[0][0]['loss']:.4f} / {ours[0][0]['loss']:.4f} |")
+    return (f"| {T} | {DTYPES[dtype]} | {best(theirs):.0f} | {best(ours):.0f} | **{best(ours) / best(theirs):.2f}** "
+            f"| {memory(theirs):.2f} | {memory(ours):.2f} | **{memory(ours) / memory(theirs):.2f}** "
+            f"| {theirs[0][0]['loss']:.4f} / {ours[0][0]['loss']:.4f} |")
 
 
 def describe_cpu():
@@ -232,16 +245,16 @@ def main():
         return transformers_worker(*json.loads(sys.argv[2]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="smollm2-135m")
-    parser.add_argument("--dtype", choices=["f32", "bf16"], help="both, if not given")
+    parser.add_argument("--dtype", choices=DTYPES, help="all three, if not given")
     parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the table there, in place of the last one of this model and CPU")
     options = parser.parse_args()
     if not (ROOT / "train_llama").exists():
         sys.exit("scripts/compare.py: ./train_llama is not built\n  fix: make")
-    dtypes = [options.dtype] if options.dtype else ["f32", "bf16"]
     load = os.getloadavg()[0]  # what others take would be taken from either side, but not evenly
-    columns = ["T", "dtype", "transformers tokens/s", "train_llama tokens/s", "ratio", "transformers GiB", "train_llama GiB", "first loss of each"]
-    rows = [compare(options.model, dtype) for dtype in dtypes]
-    text = section(f"{options.model} against transformers", ["transformers", "torch"], load, columns, rows)
+    columns = ["T", "dtype", "transformers tokens/s", "train_llama tokens/s", "ratio", "transformers GiB", "train_llama GiB", "ratio",
+               "first loss of each"]
+    rows = [compare(options.model, dtype) for dtype in ([options.dtype] if options.dtype else DTYPES)]
+    text = section(f"{' '.join([options.model, *MODELS[options.model][2]])} against transformers", ["transformers", "torch"], load, columns, rows)
     print(text)
     if options.out:
         write_section(options.out, text)

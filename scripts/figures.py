@@ -4,8 +4,8 @@
     scripts/figures.py [DIRECTORY]
 
 attention_rows.png: a packed row, the keys each query sees, and which tiles of scores attention computes. Blocks and tiles are cut as
-forward_block() of llmc/ops/attention.h cuts them: blocks of 192 queries, and for each the keys from the first that its first query sees,
-96 at a time. Of a tile only those queries are computed that see a key in it.
+forward_block() of llmc/ops/attention.h cuts them: blocks of 96 queries, and for each the keys from the first that its first query sees,
+192 at a time. Of a tile, strips of 6 queries are computed, each from the first key that one of them sees to the last, in whole vectors.
 
 attention_tile.png: who holds what in one mma.m16n8k16 (llmc/ops/ptx.cuh), and how attention_forward_kernel5 (attention_forward.cuh)
 walks over the keys of one block of queries at head width 64.
@@ -23,7 +23,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.patches import Patch, Rectangle
 
-QUERIES, KEYS, LANES = 192, 96, 16
+QUERIES, KEYS, STRIP, LANES = 96, 192, 6, 16
 DOCUMENTS = [420, 60, 250, 40, 310, 72]  # the last is the padding
 VISIBLE, COMPUTED, SKIPPED = "#1f5a96", "#a9cbea", "#f4f4f4"
 
@@ -34,16 +34,18 @@ def first_keys(documents, window):
     return np.maximum(begin, np.arange(len(begin)) - window + 1) if window else begin
 
 
-def computed_tiles(lo):
-    """(first query, end, first key, end) of each product of a block of queries and a tile of keys."""
+def computed_strips(lo):
+    """(first query, end, first key, end) of the scores that are computed: those of each strip of queries in each tile of keys."""
     T = len(lo)
     for block in range(0, T, QUERIES):
         block_end = min(block + QUERIES, T)
-        for key in range(lo[block], block_end, KEYS):
-            key_end = min(key + KEYS, block_end)
-            first = block + max(0, key - block) // LANES * LANES
-            end = block + int(np.searchsorted(lo[block:block_end], key_end))
-            yield first, end, key, key_end
+        for tile in range(lo[block], block_end, KEYS):
+            tile_end = min(tile + KEYS, block_end)
+            for first in range(block, block_end, STRIP):
+                end = min(first + STRIP, block_end)
+                seen = max(0, lo[first] - tile), min(end, tile_end) - tile
+                if seen[0] < seen[1]:
+                    yield first, end, tile + seen[0] // LANES * LANES, min(tile_end, tile + -(-seen[1] // LANES) * LANES)
 
 
 def draw(axis, documents, window, title):
@@ -51,8 +53,8 @@ def draw(axis, documents, window, title):
     T = len(lo)
     axis.add_patch(Rectangle((0, 0), T, T, color=SKIPPED, linewidth=0))
     computed = 0
-    for first, end, key, key_end in computed_tiles(lo):
-        axis.add_patch(Rectangle((key, first), key_end - key, end - first, facecolor=COMPUTED, edgecolor="white", linewidth=0.6))
+    for first, end, key, key_end in computed_strips(lo):
+        axis.add_patch(Rectangle((key, first), key_end - key, end - first, facecolor=COMPUTED, linewidth=0))
         computed += (end - first) * (key_end - key)
     p = np.arange(T)
     axis.fill_betweenx(np.repeat([*p, T], 2)[1:-1], np.repeat(lo, 2), np.repeat(p + 1, 2), color=VISIBLE, linewidth=0, alpha=0.85)
@@ -67,7 +69,7 @@ def draw(axis, documents, window, title):
     axis.set_xticks([0, *ends], ["0", *[str(e) for e in ends]], rotation=90, fontsize=8)
     axis.set_yticks(range(0, T + 1, QUERIES))
     axis.tick_params(axis="y", labelsize=8)
-    axis.set(xlim=(0, T), ylim=(T, 0), aspect="equal", xlabel="keys; ticks where documents end", ylabel="queries, in blocks of 192")
+    axis.set(xlim=(0, T), ylim=(T, 0), aspect="equal", xlabel="keys; ticks where documents end", ylabel="queries, in blocks of 96")
     visible = int((p - lo + 1).sum())
     axis.set_title(f"{title}\n{visible / T**2:.1%} of the scores are seen, {computed / T**2:.1%} computed", fontsize=10)
 

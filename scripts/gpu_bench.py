@@ -359,7 +359,7 @@ def attempt(side, steps):
 
 
 def their_steps(shape, T, batch, count):
-    peer = compare.Peer(compare.__file__, shape, T, "bf16", "", batch, "cuda")
+    peer = compare.Peer(compare.__file__, shape, T, "autocast", "", batch, "cuda")
     steps = peer.steps(count)
     peer.close()
     return steps

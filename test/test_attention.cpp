@@ -47,19 +47,21 @@ template <class Dev> struct Attention : testing::Test {
 };
 TYPED_TEST_SUITE(Attention, CpuDevices);
 
+static const std::map<std::string, AttentionShape> shapes = {
+    {"one token", {{1}, 0, 1, 1, 8}},
+    {"one document, 1:1, D 64", {{443}, 0, 2, 2, 64}},
+    {"packed, 3:1, D 64", {{5, 1, 13, 118, 2, 230, 1, 1, 64}, 0, 6, 2, 64}},
+    {"packed, 7:1, D 16", {{192, 1, 96, 97}, 0, 7, 1, 16}},
+    {"window 24, D 80", {{200, 30, 1, 217}, 24, 3, 1, 80}},
+    {"window 1, D 24", {{70, 3}, 1, 2, 1, 24}},
+    {"one document, D 8", {{291}, 0, 2, 1, 8}},
+    {"packed, D 128", {{100, 1, 129}, 0, 3, 1, 128}},
+    {"packed, D 256", {{33, 260}, 0, 1, 1, 256}},
+    {"window 150, 5:1, D 64", {{430, 20}, 150, 5, 1, 64}},
+};
+
 TYPED_TEST(Attention, EqualsReference) {
     using Test = Attention<TypeParam>;
-    const std::map<std::string, AttentionShape> shapes = {
-        {"one token", {{1}, 0, 1, 1, 8}},
-        {"one document, 1:1, D 64", {{443}, 0, 2, 2, 64}},
-        {"packed, 3:1, D 64", {{5, 1, 13, 118, 2, 230, 1, 1, 64}, 0, 6, 2, 64}},
-        {"packed, 7:1, D 16", {{192, 1, 96, 97}, 0, 7, 1, 16}},
-        {"window 24, D 80", {{200, 30, 1, 217}, 24, 3, 1, 80}},
-        {"window 1, D 24", {{70, 3}, 1, 2, 1, 24}},
-        {"one document, D 8", {{291}, 0, 2, 1, 8}},
-        {"packed, D 128", {{100, 1, 129}, 0, 3, 1, 128}},
-        {"packed, D 256", {{33, 260}, 0, 1, 1, 256}},
-    };
     for (const auto &[name, a] : shapes) {
         const auto in = typename Test::Inputs(a);
         Test::check(name.c_str(), a, in, Test::run(make_device<TypeParam>(), a, in));
@@ -84,6 +86,31 @@ TYPED_TEST(Attention, AnySplitOverRanksEqualsTheWhole) {
         Test::check("16 pieces on each of 3", a, in, Test::run(make_device<TypeParam>(), a, in, deal(a.T(), 3, 48, false)));
     }
 }
+
+#if defined(LLMC_ONEDNN) && defined(__AVX512BF16__)
+// The products that a CPU with AMX takes, on one that may have none.
+struct OnednnTiles : CpuBf16 {};
+static void attention_forward_part(OnednnTiles dev, float *out32, float *lse, Heads<const bf16> q, Heads<const bf16> k,
+                                   Heads<const bf16> v, const int32_t *lo, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H,
+                                   size_t KV, size_t D, float scale) {
+    attention::forward_part(dev, attention::OnednnProducts(dev, D), out32, lse, q, k, v, lo, q_pieces, k_pieces, T, H, KV, D,
+                            scale);
+}
+static void attention_backward_part(OnednnTiles dev, float *dq32, float *dk32, float *dv32, float *scratch, Heads<const bf16> q,
+                                    Heads<const bf16> k, Heads<const bf16> v, const float *delta, const float *lse,
+                                    const bf16 *dout, const int32_t *lo, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H,
+                                    size_t KV, size_t D, float scale) {
+    attention::backward_part(dev, attention::OnednnProducts(dev, D), dq32, dk32, dv32, scratch, q, k, v, delta, lse, dout, lo,
+                             q_pieces, k_pieces, T, H, KV, D, scale);
+}
+TEST(AttentionByOnednn, EqualsReference) {
+    const OnednnTiles dev{make_device<CpuBf16>()};
+    for (const auto &[name, a] : shapes) {
+        const AttentionInputs<bf16> in(a);
+        check_attention(name.c_str(), a, in, run_attention<HostArray>(dev, a, in));
+    }
+}
+#endif
 
 TYPED_TEST(Attention, NumberOfThreadsChangesNoBit) {
     using Test = Attention<TypeParam>;

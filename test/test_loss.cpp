@@ -60,19 +60,19 @@ TEST(HeadReference, EqualsFiniteDifferences) {
     expect_close("dw", dw, at.dw, 1e-8);
 }
 
-TEST(HeadChunk, HoldsAtMost64MiB) {
-    EXPECT_EQ(lm_head_chunk(CpuF32{}, 49152), 320u);
-    EXPECT_EQ(lm_head_chunk(CpuF32{}, 128256), 128u);
-    EXPECT_EQ(lm_head_chunk(CpuF32{}, 300001), 55u);
-    EXPECT_EQ(lm_head_chunk(CpuF32{}, size_t(1) << 26), 1u);
+TEST(HeadChunk, HoldsAtMost128MiB) {
+    EXPECT_EQ(lm_head_chunk(CpuF32{}, 49152), 640u);
+    EXPECT_EQ(lm_head_chunk(CpuF32{}, 128256), 256u);
+    EXPECT_EQ(lm_head_chunk(CpuF32{}, 600001), 55u);
+    EXPECT_EQ(lm_head_chunk(CpuF32{}, size_t(1) << 27), 1u);
     EXPECT_EQ(lm_head_rows(CpuF32{}, 3, 49152), 64u);
-    EXPECT_EQ(lm_head_rows(CpuF32{}, 30, size_t(1) << 22), 4u);
+    EXPECT_EQ(lm_head_rows(CpuF32{}, 30, size_t(1) << 23), 4u);
 }
 
 TEST(HeadChunk, OfARangeFitsTheScratchOfTheHead) {
-    const size_t N = 5000, C = 576, V = 49152, bytes = lm_head_scratch(CpuBf16{}, N, C, V);
+    const size_t N = 10000, C = 576, V = 49152, bytes = lm_head_scratch(CpuBf16{}, N, C, V);
     EXPECT_EQ(lm_head_range_rows(CpuBf16{}, N, C, V, V), lm_head_rows(CpuBf16{}, N, V));
-    EXPECT_EQ(lm_head_range_rows(CpuBf16{}, N, C, V, 1), 5056u);  // all of them
+    EXPECT_EQ(lm_head_range_rows(CpuBf16{}, N, C, V, 1), 10048u);  // all of them
     EXPECT_EQ(lm_head_range_rows(CpuBf16{}, 3, C, V, 1), 64u);
     for (size_t count : {size_t(4096), V / 2, V / 2 + 1, V - 1}) {
         const size_t rows = lm_head_range_rows(CpuBf16{}, N, C, V, count);
@@ -96,12 +96,12 @@ TYPED_TEST(Head, LargeLogits) {  // exp(logit) would overflow
 }
 
 TYPED_TEST(Head, SeveralChunks) {
-    this->make(240, 3, 200003);
+    this->make(240, 3, 400009);
     ASSERT_GT(this->N, 2 * lm_head_chunk(TypeParam{}, this->V));
     this->run();
     this->check();
-    ASSERT_GT(this->N, 2 * lm_head_range_rows(TypeParam{}, this->N, this->C, this->V, 150001));
-    this->run(true, 2, {150001, this->V});
+    ASSERT_GT(this->N, 2 * lm_head_range_rows(TypeParam{}, this->N, this->C, this->V, 300001));
+    this->run(true, 2, {300001, this->V});
     this->check();
 }
 

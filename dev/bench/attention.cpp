@@ -56,11 +56,24 @@ template <class Dev> static void line(PlainMatmul<CpuF32> &plain, size_t T, size
            forward * 1e-9, forward / matmul, backward * 1e-9, backward / matmul, matmul * 1e-9);
 }
 
+template <class Bench> static void compare_ragged(Bench &ragged, Bench &equal) {
+    const auto t =
+        fastest(4, {[&] { ragged.forward(); }, [&] { equal.forward(); }, [&] { ragged.backward(); }, [&] { equal.backward(); }});
+    const auto rate = [&](const Bench &bench, double flop, double time) {
+        return flop * bench.pairs * double(bench.H * bench.D) / time * 1e-9;
+    };
+    const double forward[] = {rate(ragged, 4, t[0]), rate(equal, 4, t[1])},
+                 backward[] = {rate(ragged, 10, t[2]), rate(equal, 10, t[3])};
+    printf("%-5s forward %4.0f %4.0f  %4.2f    backward %4.0f %4.0f  %4.2f\n", dtype_name<typename Bench::X>, forward[0],
+           forward[1], forward[0] / forward[1], backward[0], backward[1], backward[0] / backward[1]);
+}
+
 int main(int argc, char **argv) {
     const int threads = threads_argument(argc, argv);
     const ContextPtr ctx = make_context(threads);
     heading("attention", threads);
     PlainMatmul<CpuF32> plain(CpuF32{threads, ctx.get()});
+    const CpuBf16 bf16{threads, ctx.get()};
     printf("GFLOP/s and share of the plain matmul's, float, 2048 x 2048 x 2048\n");
     printf("dtype      T   H  KV    D    forward         backward            matmul\n");
     for (size_t T : {2048, 8192}) {
@@ -81,4 +94,16 @@ int main(int argc, char **argv) {
     printf("the 2048 alone            %8.1f  %8.1f\n", t[0] * 1e3, t[1] * 1e3);
     printf("2048 and 7 x 50, packed   %8.1f  %8.1f\n", t[2] * 1e3, t[3] * 1e3);
     printf("2048 and 7 x 50, padded   %8.1f  %8.1f\n", t[4] * 1e3, t[5] * 1e3);
+
+    // Chats of 1 to 2000 tokens, and documents all of one length that makes as many pairs of query and key: what ragged ends cost.
+    std::vector<size_t> chats;
+    for (size_t i = 0; i < 16; i++) chats.push_back(1 + i * 797 % 2000);
+    AttentionBench<CpuF32> ragged(plain.dev, chats, 9, 3, 64);
+    const size_t length = size_t(2 * ragged.pairs / double(ragged.T));
+    AttentionBench<CpuF32> equal(plain.dev, std::vector<size_t>(ragged.T / length, length), 9, 3, 64);
+    AttentionBench<CpuBf16> ragged_bf16(bf16, chats, 9, 3, 64),
+        equal_bf16(bf16, std::vector<size_t>(ragged.T / length, length), 9, 3, 64);
+    printf("\nGFLOP/s, D = 64: %zu chats of 1 to 2000 tokens, and of %zu each; the share of the first\n", chats.size(), length);
+    compare_ragged(ragged, equal);
+    compare_ragged(ragged_bf16, equal_bf16);
 }

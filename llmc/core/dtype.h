@@ -16,7 +16,7 @@ struct bf16 {
     HOST_DEVICE bf16(float f) {  // round to nearest, ties to even; NaN stays NaN
         uint32_t u;
         memcpy(&u, &f, 4);
-        bits = (u & 0x7fffffff) > 0x7f800000 ? uint16_t(u >> 16 | 0x40) : uint16_t((u + 0x7fff + (u >> 16 & 1)) >> 16);
+        bits = f == f ? uint16_t((u + 0x7fff + (u >> 16 & 1)) >> 16) : uint16_t(u >> 16 | 0x40);
     }
     HOST_DEVICE bf16 &operator=(float f) {  // without it g++ makes a temporary, and then vectorises no loop that writes bf16
         bits = bf16(f).bits;

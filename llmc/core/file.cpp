@@ -1,7 +1,6 @@
 #include "file.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -37,15 +36,6 @@ void InputFile::read(void *dst, size_t bytes, size_t offset) const {
         to += got, bytes -= size_t(got), offset += size_t(got);
     }
 }
-
-MappedFile::MappedFile(const InputFile &file) : size_(file.size()) {
-    if (size_ == 0) die("%s: is empty", file.path().c_str());
-    void *data = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.descriptor(), 0);
-    if (data == MAP_FAILED) die("%s: cannot map: %s", file.path().c_str(), strerror(errno));
-    data_ = static_cast<const std::byte *>(data);
-}
-
-MappedFile::~MappedFile() { munmap(const_cast<std::byte *>(data_), size_); }
 
 OutputFile::OutputFile(const std::string &path)
     : path_(path), temporary_(path + ".tmp"), fd_(open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {

@@ -1,4 +1,4 @@
-// Files as this program uses them: read at an offset, mapped, or written so that a crash never leaves half a file under the final
+// Files as this program uses them: read at an offset, or written so that a crash never leaves half a file under the final
 // name. Every failure ends in die() with the path and the system's reason.
 #pragma once
 #include <cstddef>
@@ -16,25 +16,10 @@ class InputFile {
     void read(void *dst, size_t bytes, size_t offset) const;  // all of it or die; safe from several threads
     const std::string &path() const { return path_; }
     size_t size() const { return size_; }
-    int descriptor() const { return fd_; }
 
   private:
     std::string path_;
     int fd_;
-    size_t size_;
-};
-
-// The whole file, read-only, in the address space: pages come and go as they are touched.
-class MappedFile {
-  public:
-    explicit MappedFile(const InputFile &file);
-    ~MappedFile();
-    MappedFile(const MappedFile &) = delete;
-
-    const std::byte *data() const { return data_; }
-
-  private:
-    const std::byte *data_;
     size_t size_;
 };
 

@@ -1,5 +1,5 @@
 // The language-model head fused with the loss, so that the (T, V) logits never exist: chunks of rows go through the three
-// products of the head and the softmax between them, and at most 64 MiB of logits are alive (256 on CUDA).
+// products of the head and the softmax between them, and at most 128 MiB of logits are alive (256 on CUDA).
 //
 //   lm_head(dev, stats, dx, dw, scratch, x, w, rows, targets, weights, T, C, V, N)   for n < N, with t = rows[n], y = targets[n]:
 //       logit[v] = sum_c x[t,c] w[v,c]       p = softmax(logit)       lse = log sum_v exp(logit[v])
@@ -38,7 +38,7 @@ struct HeadStats {
     HeadStats from(size_t n) const { return {nll + n, entropy + n, correct + n, max + n, sum + n}; }
 };
 
-template <class X> constexpr size_t lm_head_bytes(Cpu<X>) { return size_t(64) << 20; }
+template <class X> constexpr size_t lm_head_bytes(Cpu<X>) { return size_t(128) << 20; }
 
 // Rows of a chunk: as many as its bytes of float logits hold, in multiples of 64 where it holds as many, and at least one.
 template <class Dev> constexpr size_t lm_head_chunk(Dev dev, size_t V) {

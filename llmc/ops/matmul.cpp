@@ -30,15 +30,25 @@ const char *matmul_backend() {
 }
 
 // A library multiplies tiles of C, each on one thread, and the threads are ours. With threads of its own oneDNN splits a long sum
-// among them (dw, where T is long), so that results depend on their number, and OpenBLAS's fight OpenMP's for the cores. Whole
-// products would be 2 to 5 % faster on 2 cores. Lengths depend on n alone and are multiples of 64, but for the last.
+// among them (dw, where T is long), so that results depend on their number, and OpenBLAS's fight OpenMP's for the cores.
+// Lengths depend on n alone and are multiples of 64, but for the last.
 struct Cut {
     size_t n, step;
     Cut(size_t n, size_t longest) : n(n), step(round_up(ceil_div(n, ceil_div(n, longest)), 64)) {}
     size_t count() const { return ceil_div(n, step); }
     size_t length(size_t i) const { return std::min(step, n - i * step); }
 };
-constexpr size_t tile_rows = 256, tile_columns = 512;
+
+// A tile packs its rows of A and its columns of B for itself, so large tiles pack less; but there should be some for each thread.
+// At best a tile is as wide as C and A is packed once; but floats are read in place by oneDNN where neither is transposed.
+struct Tiles {
+    Cut rows, columns;
+    template <class X> Tiles(size_t M, size_t N, Matrix<X> A, Matrix<X> B) : rows(M, 512), columns(N, 512) {
+        const bool in_place = sizeof(X) == sizeof(float) && A.column == 1 && B.column == 1;
+        if (N <= 1024 && !in_place) rows = Cut(M, 256), columns = Cut(N, 1024);
+        if (rows.count() * columns.count() < 6) rows = Cut(M, 256), columns = Cut(N, 512);
+    }
+};
 
 // ---- what is kept between calls ---------------------------------------------------------------------------------------------
 
@@ -68,8 +78,8 @@ struct TileProduct {
 #endif
 
 struct Context {
-    // One piece per thread. sgemm asks for 1 MiB, which make_context() has ready; oneDNN asks for less (0.5 MiB for a bf16 tile,
-    // measured), so the buffer grows only for more threads than were announced.
+    // One piece per thread. sgemm asks for 1 MiB, and oneDNN for a page more (the sums of a bf16 tile, measured), which make_context()
+    // has ready, so the buffer grows only for more threads than were announced.
     struct Free {
         void operator()(char *p) const { free(p); }
     };
@@ -111,7 +121,7 @@ ContextPtr make_context(int threads) {
     openblas_set_num_threads(1);
 #endif
     ContextPtr ctx(new Context);
-    ctx->scratch_for<float>(threads, sgemm_scratch * sizeof(float));
+    ctx->scratch_for<float>(threads, sgemm_scratch * sizeof(float) + 4096);
     return ctx;
 }
 void ContextDeleter::operator()(Context *ctx) const { delete ctx; }
@@ -169,7 +179,8 @@ template <class X, class Out>
 static void onednn_gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K,
                         bool accumulate) {
     Context &ctx = *dev.ctx;
-    const Cut rows(M, tile_rows), columns(N, tile_columns), depth(K, accumulate ? 512 : K);
+    const Tiles tiles(M, N, A, B);
+    const Cut &rows = tiles.rows, &columns = tiles.columns, depth(K, accumulate ? 1024 : K);
     if (ctx.products.size() + 8 > Context::most_products) ctx.products.clear();
     const Product *products[2][2][2];  // [last row of tiles][last column][last piece of the sum]: only those differ in size
     size_t scratchpad = 0;
@@ -212,7 +223,8 @@ static void onednn_gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *b
 
 static void openblas_gemm(CpuF32 dev, float *C, Matrix<float> A, Matrix<float> B, const float *bias, size_t M, size_t N, size_t K,
                           bool accumulate) {
-    const Cut rows(M, tile_rows), columns(N, tile_columns);
+    const Tiles tiles(M, N, A, B);
+    const Cut &rows = tiles.rows, &columns = tiles.columns;
 #pragma omp parallel for num_threads(dev.threads) collapse(2) schedule(dynamic)
     for (size_t j = 0; j < columns.count(); j++)
         for (size_t i = 0; i < rows.count(); i++) {
@@ -246,7 +258,7 @@ static void gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, si
 
 #ifdef LLMC_ONEDNN
 
-bool TileMatmul::available(CpuBf16 dev) { return dev.ctx->has_bf16 && __builtin_cpu_supports("avx512bf16"); }
+bool TileMatmul::available(CpuBf16 dev) { return dev.ctx->has_bf16 && __builtin_cpu_supports("amx-bf16"); }
 
 TileMatmul::TileMatmul(CpuBf16 dev, size_t c_row, Strides a, Strides b, size_t M, size_t N, size_t K, bool accumulate)
     : product_(dev.ctx->tile(

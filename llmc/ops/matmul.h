@@ -42,7 +42,7 @@ class TileMatmul {
     struct Strides {
         size_t row, column;
     };
-    static bool available(CpuBf16 dev);  // or else the CPU or the library multiplies bf16 no faster than float
+    static bool available(CpuBf16 dev);  // this CPU has a matrix unit (AMX), and the library takes bf16
 
     TileMatmul() = default;
     TileMatmul(CpuBf16 dev, size_t c_row, Strides a, Strides b, size_t M, size_t N, size_t K, bool accumulate);

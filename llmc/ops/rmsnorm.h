@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <vector>
 
 #include "../core/common.h"
 #include "../core/device.h"
@@ -26,7 +27,8 @@
 
 // ---- one row ----------------------------------------------------------------------------------------------------------------
 
-template <class X> float rmsnorm_row(X *out, const X *x, const X *w, size_t C, float eps) {  // returns rstd
+// The weights may be X or float: a caller with many rows converts them once.
+template <class X, class W> float rmsnorm_row(X *out, const X *x, const W *w, size_t C, float eps) {  // returns rstd
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (size_t c = 0; c < C; c++) sum += float(x[c]) * float(x[c]);
@@ -36,8 +38,8 @@ template <class X> float rmsnorm_row(X *out, const X *x, const X *w, size_t C, f
     return rstd;
 }
 
-template <class X>
-void rmsnorm_backward_row(X *dx, float *dw, const X *dresidual, const X *dout, const X *x, const X *w, float rstd, size_t C) {
+template <class X, class W>
+void rmsnorm_backward_row(X *dx, float *dw, const X *dresidual, const X *dout, const X *x, const W *w, float rstd, size_t C) {
     float dot = 0;
 #pragma omp simd reduction(+ : dot)
     for (size_t c = 0; c < C; c++) dot += float(dout[c]) * float(w[c]) * float(x[c]);
@@ -70,20 +72,22 @@ template <class X> void rmsnorm_add_runs(Cpu<X> dev, float *dw, const float *par
 // ---- the norm of the residual stream ----------------------------------------------------------------------------------------
 
 template <class X> void rmsnorm_forward(Cpu<X> dev, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
+    const std::vector<float> w32(w, w + C);
 #pragma omp parallel for num_threads(dev.threads)
-    for (size_t t = 0; t < T; t++) rstd[t] = rmsnorm_row(out + t * C, x + t * C, w, C, eps);
+    for (size_t t = 0; t < T; t++) rstd[t] = rmsnorm_row(out + t * C, x + t * C, w32.data(), C, eps);
 }
 
 template <class X>
 void residual_rmsnorm_forward(Cpu<X> dev, X *sum, X *out, float *rstd, const X *x, const X *y, const X *w, size_t T, size_t C,
                               float eps) {
+    const std::vector<float> w32(w, w + C);
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t t = 0; t < T; t++) {
         const X *x_t = x + t * C, *y_t = y + t * C;
         X *sum_t = sum + t * C;
 #pragma omp simd
         for (size_t c = 0; c < C; c++) sum_t[c] = float(x_t[c]) + float(y_t[c]);
-        rstd[t] = rmsnorm_row(out + t * C, sum_t, w, C, eps);
+        rstd[t] = rmsnorm_row(out + t * C, sum_t, w32.data(), C, eps);
     }
 }
 
@@ -91,13 +95,14 @@ template <class X>
 void rmsnorm_backward(Cpu<X> dev, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
                       const float *rstd, size_t T, size_t C) {
     const size_t length = ceil_div(T, rmsnorm_runs), runs = ceil_div(T, std::max<size_t>(length, 1));
+    const std::vector<float> w32(w, w + C);
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t run = 0; run < runs; run++) {
         float *dw_run = scratch + run * C;
         std::fill_n(dw_run, C, 0.0f);
         for (size_t t = run * length; t < std::min(T, (run + 1) * length); t++)
-            rmsnorm_backward_row(dx + t * C, dw_run, dresidual ? dresidual + t * C : nullptr, dout + t * C, x + t * C, w, rstd[t],
-                                 C);
+            rmsnorm_backward_row(dx + t * C, dw_run, dresidual ? dresidual + t * C : nullptr, dout + t * C, x + t * C, w32.data(),
+                                 rstd[t], C);
     }
     rmsnorm_add_runs(dev, dw, scratch, runs, C);
 }

@@ -1,24 +1,87 @@
-// Elementary functions that GCC vectorises inside `#pragma omp simd` loops, which it cannot do with calls to libm: no branches,
-// no calls, only arithmetic and selects.
+// Vectors of floats, and elementary functions on them and on floats that GCC vectorises inside `#pragma omp simd` loops, which it
+// cannot do with calls to libm: no branches, no calls, only arithmetic and selects.
 #pragma once
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <type_traits>
+#include <utility>
+
+namespace simd {
+
+#ifdef __AVX512F__
+constexpr size_t lanes = 16;
+#else
+constexpr size_t lanes = 8;
+#endif
+typedef float Vector __attribute__((vector_size(lanes * sizeof(float))));
+typedef int32_t Indices __attribute__((vector_size(lanes * sizeof(float))));
+typedef uint32_t Bits __attribute__((vector_size(lanes * sizeof(float))));
+
+// The vector at p, which is aligned to it, whatever the type of what is stored there.
+typedef Vector Stored __attribute__((may_alias));
+inline Vector load_vector(const void *p) { return *static_cast<const Stored *>(p); }
+inline void store_vector(void *p, Vector v) { *static_cast<Stored *>(p) = v; }
+
+}  // namespace simd
 
 // exp(x) to 1 unit in the last place. Results below 2^-126 are 0 (so exp(-inf) = 0), above the largest float +inf; NaN stays NaN.
 // x = n ln 2 + r with |r| <= ln 2 / 2; exp(r) by the polynomial of Cephes' expf (Moshier), then n is added to its exponent.
-inline float fast_exp(float x) {
+template <class F> inline F fast_exp(F x) {  // F: float or simd::Vector
+    using Word = std::conditional_t<sizeof(F) == sizeof(float), uint32_t, simd::Bits>;
     const float magic = 12582912.0f;  // 1.5 * 2^23: adding it leaves round(x / ln 2) in the low bits of the sum
-    const float shifted = x * 1.44269504f + magic, n = shifted - magic;
-    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts: n times the first is exact
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
+    const F shifted = x * 1.44269504f + magic, n = shifted - magic;
+    const F r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts: n times the first is exact
+    F p = r * 1.9875691500e-4f + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    p = (p * r) * r + r + 1.0f;
-    const float scaled = std::bit_cast<float>(std::bit_cast<uint32_t>(p) + (std::bit_cast<uint32_t>(shifted) << 23));
-    const float positive = x >= -87.33654f ? scaled : 0.0f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    const F scaled = std::bit_cast<F>(std::bit_cast<Word>(p) + (std::bit_cast<Word>(shifted) << 23));
+    const F positive = x >= -87.33654f ? scaled : F{};
     return x <= 88.72283f ? positive : x + INFINITY;  // a NaN takes the second arm, whose sum keeps it
 }
+
+namespace simd {
+
+// Permutes the lanes of one vector, or chooses from those of two: lane l of the result is lane from(l) of (a, b).
+template <class From, size_t... l> inline Vector choose(Vector a, Vector b, From from, std::index_sequence<l...>) {
+    return __builtin_shuffle(a, b, Indices{int32_t(from(l))...});
+}
+template <class From> inline Vector choose(Vector a, Vector b, From from) {
+    return choose(a, b, from, std::make_index_sequence<lanes>());
+}
+
+inline float largest(Vector v) {  // the largest lane
+    const auto fold = [&]<size_t half>() {
+        const Vector other = choose(v, v, [](size_t l) { return l ^ half; });
+        v = v > other ? v : other;
+    };
+    if constexpr (lanes == 16) fold.template operator()<8>();
+    fold.template operator()<4>();
+    fold.template operator()<2>();
+    fold.template operator()<1>();
+    return v[0];
+}
+
+// rows[i][j] <-> rows[j][i], by exchanging the off-diagonal halves of ever smaller squares
+inline void transpose_square(Vector (&rows)[lanes]) {
+    const auto exchange = [&]<size_t half>() {
+#pragma GCC unroll 16
+        for (size_t i = 0; i < lanes; i++) {
+            if (i & half) continue;
+            const Vector a = rows[i], b = rows[i + half];
+            rows[i] = choose(a, b, [](size_t l) { return l & half ? lanes + l - half : l; });
+            rows[i + half] = choose(a, b, [](size_t l) { return l & half ? lanes + l : l + half; });
+        }
+    };
+    if constexpr (lanes == 16) exchange.template operator()<8>();
+    exchange.template operator()<4>();
+    exchange.template operator()<2>();
+    exchange.template operator()<1>();
+}
+
+}  // namespace simd

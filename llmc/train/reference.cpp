@@ -58,19 +58,24 @@ std::vector<double> Reference::logps(const PreparedData &data, const Row &row) {
 
 // ---- --ref_mode precompute ----------------------------------------------------------------------------------------------------------
 
-static std::string hash_of_file(const std::string &path) {
-    const InputFile file(path);
-    const MappedFile map(file);
-    return hash_of(map.data(), file.size());
+static uint64_t hash_of_file(const InputFile &file) {
+    uint64_t hash = 0;
+    std::vector<std::byte> part;
+    in_parts(file.size(), [&](size_t first, size_t n) {
+        part.resize(n);
+        file.read(part.data(), n, first);
+        hash = hash_number(part.data(), n, hash);
+    });
+    return hash;
 }
 
 // Everything that shapes the numbers; what depends on max_len and the template is in the data.
 std::string Reference::side_file(const PreparedData &data, size_t pairs) const {
-    std::set<std::string> files = {data.path(), run_.model_dir + "/config.json"};
+    std::set<std::string> files = {run_.model_dir + "/config.json"};
     for (const auto &entry : fs::directory_iterator(run_.model_dir))
         if (entry.path().extension() == ".safetensors") files.insert(entry.path().string());
-    std::string key = format("reference 1 %s %zu", run_.options.dtype.c_str(), pairs);
-    for (const std::string &file : files) key += format(" %s", hash_of_file(file).c_str());
+    std::string key = format("reference 2 %s %zu %zu", run_.options.dtype.c_str(), pairs, size_t(hash_of_file(data.file())));
+    for (const std::string &file : files) key += format(" %zu", size_t(hash_of_file(InputFile(file))));
     return cache_file(format("reference-%s.safetensors", hash_of(key).c_str()));
 }
 

@@ -33,7 +33,7 @@ namespace {
 
 struct Totals {
     size_t samples = 0, tokens = 0, targets = 0, skipped = 0, restarts = 0;
-    double step_seconds = 0, seconds = 0;  // of steps; of everything, while the run ran
+    double step_seconds = 0, seconds = 0;  // of steps; of everything, before the last restart
 };
 
 // The model with the least evaluation loss so far, which lies in best/ with these numbers beside it.
@@ -90,7 +90,7 @@ class Trainer {
     Totals totals_;
     LossSpikes spikes_;
     Best best_;
-    std::chrono::steady_clock::time_point counted_ = std::chrono::steady_clock::now();  // until when totals_.seconds has time
+    const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
 };
 
 // What a step computes depends on these; a run cannot be resumed with others. More may differ, and is noted.
@@ -185,7 +185,7 @@ ordered_json Trainer::state() const {
         {"skips_in_a_row", skips_in_a_row_},
         {"restarts", totals_.restarts},
         {"step_seconds", totals_.step_seconds},
-        {"seconds", totals_.seconds + seconds_since(counted_)},
+        {"seconds", totals_.seconds + seconds_since(began_)},
         {"losses", {{"seen", spikes_.seen}, {"spikes", spikes_.count}, {"mean", spikes_.mean}, {"variance", spikes_.variance}}},
         {"steps", steps_},
         {"task", task_name(run_.task)},
@@ -586,7 +586,7 @@ int Trainer::train() {
 
 // The log's last line.
 void Trainer::write_summary() {
-    const double seconds = totals_.seconds + seconds_since(counted_);
+    const double seconds = totals_.seconds + seconds_since(began_);
     ordered_json summary = {{"steps", step_},
                             {"samples", totals_.samples},
                             {"tokens", totals_.tokens},

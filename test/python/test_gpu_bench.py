@@ -75,7 +75,7 @@ def test_typical_steps():
 
 
 def test_both_sides_train_the_same_model():
-    for name, (shape, _) in compare.MODELS.items():
+    for name, (shape, *_) in compare.MODELS.items():
         C, L, F, V = (shape[key] for key in ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size"))
         D = C // shape["num_attention_heads"]
         qkv = (shape["num_attention_heads"] + 2 * shape["num_key_value_heads"]) * D

@@ -4,9 +4,13 @@ mean. Nothing is trained."""
 import json
 import re
 import subprocess
+import sys
 
 import pytest
 from test_runs import ENVIRONMENT, ROOT, call, command
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import porting  # noqa: E402
 
 RECIPES = ROOT / "scripts" / "recipes"
 MODELS = {  # model_type, vocabulary, C, F, layers, query heads, key/value heads, head size, positions
@@ -181,3 +185,16 @@ def test_a_command_line_of_openrlhf_runs(name, models):
         other = [value for start, value in stands_for.items() if not meaningless and flag.split(".")[-1].startswith(start)]
         assert len(said) == meaningless + len(other), (flag, said)
         assert [note for note in said if other] == [f"--{flag}: {value}" for value in other]
+
+
+# ---- names of others ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_porting_table_is_what_the_program_answers():
+    assert porting.BEGIN + porting.table() + porting.END in (ROOT / "README.md").read_text()
+    for names, answer in porting.answers("foreign"):
+        for name in names:
+            assert f"  fix: did you mean --{answer}?\n" in call(command("dpo", f"--{name}", "1", model=None)).stderr
+    for names, answer in porting.answers("refused"):
+        for name in names:
+            assert f"--{name} has no meaning here\n  fix: {answer}\n" in call(command("dpo", f"--{name}", "1", model=None)).stderr

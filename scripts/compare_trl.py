@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""The same training on pairs in TRL and in train_llama, timed in one run, the two in turn.
+"""The same training in TRL and in train_llama, timed in one run, the two in turn.
 
-    .venv-compare/bin/python scripts/compare_preference.py DIR [--only NAME] [--out docs/benchmarks.md]
+    .venv-compare/bin/python scripts/compare_trl.py DIR [--only NAME] [--out docs/benchmarks.md]
 
-DIR is made by scripts/smollm2.py: a model and pairs. The model takes one SFT step, which makes the policy, whose reference is the model;
-or gets a reward head. Then both sides train what they find in files, from the same token ids in the same order, in bf16: 32 pairs
-a step, in TRL as 4 batches of 8 pairs without gradient checkpointing, its defaults else; in train_llama packed into rows.
+DIR is made by scripts/smollm2.py: a model, chats and pairs. Both sides train what they find in files, from the same weights and token ids in
+the same order, in bf16: 32 chats or pairs a step, in TRL as 4 batches of 8 without gradient checkpointing, its defaults else; in train_llama
+packed into rows of 2048 tokens.
 
+    sft                         on chats of 512 tokens at most
+    sft, packed                 TRL packs, too, into rows of 2048 tokens; the same 32 chats in every step, whatever their order in a row
     dpo, reference in memory    TRL keeps the reference and asks it in every step; train_llama's sweep before training is not counted
     dpo, reference in advance   both sweep over the pairs before training; the sweep's time is added, as if it had the pairs of one epoch
     rm                          a reward model
 
-Counted are the pairs' own tokens, once for each step: no padding, no reference. In each of two rounds either side does one step to warm up
+The policy of dpo is the model after one step of sft, and its reference the model; a reward model has a head of its own from the start.
+Counted are the documents' own tokens, once for each step: no padding, no reference. In each of two rounds either side does one step to warm up
 and two that count, while the other is idle, and of each step the faster round is reported. Both sides must have taken the same tokens, and
 their first losses must agree within 1 %. Memory is the peak resident size of the process (VmHWM), libraries included. What differs: TRL
 keeps AdamW's moments and the only copy of the weights in bfloat16; train_llama keeps moments, gradients and a master copy in float.
@@ -30,12 +33,10 @@ import compare
 from compare import ROOT
 
 ROUNDS, WARM_UP, COUNTED = 2, 1, 2
-BATCH, MICRO_BATCH, MAX_LEN, BETA = 32, 8, 512, 0.1
-ROW_TOKENS = 4 * MAX_LEN
-SFT_RATE, RATE = 2e-5, 1e-6  # TRL's defaults of the two
-AGREE = 1e-2  # of the first losses: bf16 keeps 8 bits, and a loss is a mean over many tokens
+BATCH, MICRO_BATCH, MAX_LEN, ROW_TOKENS, BETA = 32, 8, 512, 2048, 0.1
+SFT_RATE, RATE = 2e-5, 1e-6  # TRL's defaults, of sft and of the others
 
-KINDS = {"memory": "dpo, reference in memory", "advance": "dpo, reference in advance", "rm": "rm"}
+KINDS = {"sft": "sft", "packed": "sft, packed", "memory": "dpo, reference in memory", "advance": "dpo, reference in advance", "rm": "rm"}
 
 
 def prepare(kind, records, model, out):
@@ -45,23 +46,35 @@ def prepare(kind, records, model, out):
 
 # ---- TRL: a process of its own that does one step for each line it is sent ---------------------------------------------------------------
 
-def read_pairs(file, count):
-    """The first pairs of a prepared file, as TRL's trainers take token ids."""
-    import datasets
+def read_documents(file):
+    """Token ids and loss mask of each document of a prepared file."""
     from safetensors.numpy import load_file
 
     arrays = load_file(file)
-    bounds = arrays["doc_offsets"][:2 * count + 1]
-    records = []
-    for begin, middle, end in zip(bounds[:-2:2], bounds[1:-1:2], bounds[2::2]):
-        prompt = int(arrays["loss_mask"][begin:middle].argmax())  # the same for both answers
-        chosen, rejected = arrays["tokens"][begin:middle].tolist(), arrays["tokens"][middle:end].tolist()
+    return [(arrays["tokens"][begin:end].tolist(), arrays["loss_mask"][begin:end]) for begin, end in zip(arrays["doc_offsets"], arrays["doc_offsets"][1:])]
+
+
+def read_chats(file, count):
+    """The first chats, as TRL's SFTTrainer takes token ids."""
+    import datasets
+
+    return datasets.Dataset.from_list([dict(input_ids=tokens, labels=[token if target else -100 for token, target in zip(tokens, mask)])
+                                       for tokens, mask in read_documents(file)[:count]])
+
+
+def read_pairs(file, count):
+    """The first pairs, as TRL's trainers of preferences take token ids."""
+    import datasets
+
+    documents, records = read_documents(file), []
+    for (chosen, mask), (rejected, _) in zip(documents[:2 * count:2], documents[1:2 * count:2]):
+        prompt = int(mask.argmax())  # the same for both answers
         assert chosen[:prompt] == rejected[:prompt]
         records.append(dict(prompt_ids=chosen[:prompt], chosen_ids=chosen[prompt:], rejected_ids=rejected[prompt:]))
     return datasets.Dataset.from_list(records)
 
 
-def make_trainer(kind, start, reference, pairs, options):
+def make_trainer(kind, start, reference, file, count, options):
     import torch
     import transformers
     import trl
@@ -81,6 +94,12 @@ def make_trainer(kind, start, reference, pairs, options):
     tokenizer = transformers.AutoTokenizer.from_pretrained(start)
     # Transformers reads a reward at the last token that is not padding; eos, the tokenizer's own choice, ends every document.
     tokenizer.pad_token = tokenizer.unk_token
+    if kind in ("sft", "packed"):
+        model = transformers.AutoModelForCausalLM.from_pretrained(start, dtype=torch.bfloat16)
+        if kind == "packed":  # a step is one row
+            options |= dict(packing=True, max_length=ROW_TOKENS, per_device_train_batch_size=1, gradient_accumulation_steps=1)
+        return trl.SFTTrainer(model, trl.SFTConfig(**options), train_dataset=read_chats(file, count), processing_class=tokenizer)
+    pairs = read_pairs(file, count)
     if kind == "rm":
         whole = pairs.map(lambda pair: {name: pair["prompt_ids"] + pair[name] for name in ("chosen_ids", "rejected_ids")})
         model = transformers.AutoModelForSequenceClassification.from_pretrained(start, dtype=torch.bfloat16)
@@ -126,9 +145,9 @@ def trl_worker(kind, start, reference, file, count):
         options = dict(output_dir=folder, report_to="none", use_cpu=True, bf16=False, disable_tqdm=True, save_strategy="no", logging_steps=1,
                        max_length=MAX_LEN, activation_checkpointing=False, per_device_train_batch_size=MICRO_BATCH,
                        gradient_accumulation_steps=BATCH // MICRO_BATCH, train_sampling_strategy="sequential", num_train_epochs=1000,
-                       learning_rate=RATE, lr_scheduler_type="constant", weight_decay=compare.WEIGHT_DECAY, adam_beta1=compare.BETAS[0],
+                       learning_rate=rate(kind), lr_scheduler_type="constant", weight_decay=compare.WEIGHT_DECAY, adam_beta1=compare.BETAS[0],
                        adam_beta2=compare.BETAS[1], max_grad_norm=compare.MAX_NORM)
-        trainer = make_trainer(kind, start, reference, read_pairs(file, count), options)
+        trainer = make_trainer(kind, start, reference, file, count, options)
         trainer.add_callback(OnDemand)
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
@@ -136,14 +155,14 @@ def trl_worker(kind, start, reference, file, count):
 
 # ---- train_llama: short runs of the program ------------------------------------------------------------------------------------------------
 
-def shared_flags(count):
-    return ["--device", "cpu", "--dtype", "bf16", "--shuffle", "false", "--max_len", MAX_LEN, "--row_tokens", ROW_TOKENS,
-            "--train_batch_size", BATCH, "--max_steps", count]
+FLAGS = ["--device", "cpu", "--dtype", "bf16", "--shuffle", "false", "--max_len", MAX_LEN, "--row_tokens", ROW_TOKENS, "--train_batch_size", BATCH]
 
 
-def train_llama_steps(kind, start, reference, file, count, out):
-    flags = [] if kind == "rm" else ["--beta", BETA, "--ref_model", reference, "--max_samples", BATCH * count]
-    steps, said = compare.train_llama("rm" if kind == "rm" else "dpo", out, RATE, "--model", start, "--data", file, *shared_flags(count), *flags)
+def train_llama_steps(kind, start, reference, file, samples, steps, out):
+    task = {"sft": "sft", "packed": "sft", "rm": "rm"}.get(kind, "dpo")
+    flags = ["--beta", BETA, "--ref_model", reference] if task == "dpo" else []
+    steps, said = compare.train_llama(task, out, rate(kind), "--model", start, "--data", file, *FLAGS, "--max_samples", samples,
+                                      "--max_steps", steps, *flags)
     sweep = re.search(r"reference: \d+ pairs in ([\d.]+) s", said)
     totals = [0] + [step["tokens"] for step in steps]
     for step, before in zip(steps, totals):
@@ -153,57 +172,53 @@ def train_llama_steps(kind, start, reference, file, count, out):
 
 # ---- both, and the table ----------------------------------------------------------------------------------------------------------------
 
-def make_start(task, model, data, out):
-    """The model that both sides start from. Returns what it took: of sft, the peak memory that dpo's is compared with."""
-    steps, _ = compare.train_llama(task, out, SFT_RATE, "--model", model, "--data", data, *shared_flags(1))
-    return steps[0]["peak_mem"]
+def rate(kind):
+    return SFT_RATE if kind in ("sft", "packed") else RATE
 
 
 def expect_equal(theirs, ours):
     for a, b in zip(theirs, ours):
         if a["tokens"] != b["tokens"]:
             sys.exit(f"TRL took {a['tokens']} tokens where train_llama took {b['tokens']}")
-    if abs(ours[0]["loss"] / theirs[0]["loss"] - 1) > AGREE:
-        sys.exit(f"the first losses differ: TRL {theirs[0]['loss']:.6f}, train_llama {ours[0]['loss']:.6f}")
+    compare.expect_same_loss(theirs[0], ours[0])
 
 
 def compare_kind(kind, start, model, file, folder):
-    count = WARM_UP + COUNTED
-    peer = compare.Peer(__file__, kind, str(start), str(model), str(file), BATCH * count)
+    steps = WARM_UP + COUNTED
+    samples = BATCH if kind == "packed" else BATCH * steps
+    peer = compare.Peer(__file__, kind, str(start), str(model), str(file), samples)
     theirs, ours = [], []
     for r in range(ROUNDS):
-        theirs.append(peer.steps(count))
-        ours.append(train_llama_steps(kind, start, model, file, count, folder / "run"))
+        theirs.append(peer.steps(steps))
+        ours.append(train_llama_steps(kind, start, model, file, samples, steps, folder / "run"))
         both = ["  ".join(f"{step['step_s']:6.2f}" for step in side[r]) + f" (sweep {side[r][0]['sweep_s']:.1f})" for side in (theirs, ours)]
         print(f"{kind}, seconds of the steps in round {r + 1}:  TRL {both[0]}   train_llama {both[1]}", file=sys.stderr, flush=True)
     peer.close()
     expect_equal(theirs[0], ours[0])
 
     def speed(rounds):
-        seconds = sum(min(steps[i]["step_s"] for steps in rounds) for i in range(WARM_UP, count))
+        seconds = sum(min(steps[i]["step_s"] for steps in rounds) for i in range(WARM_UP, WARM_UP + COUNTED))
         if kind == "advance":
-            seconds += min(steps[0]["sweep_s"] for steps in rounds) / count * COUNTED
+            seconds += min(steps[0]["sweep_s"] for steps in rounds) / (WARM_UP + COUNTED) * COUNTED
         return sum(step["tokens"] for step in rounds[0][WARM_UP:]) / seconds
 
-    def memory(rounds):
-        return max(step["peak_mem"] for steps in rounds for step in steps) / 2**30
-
+    memory = [compare.memory(side) for side in (theirs, ours)]
     return (f"| {KINDS[kind]} | {speed(theirs):.0f} | {speed(ours):.0f} | **{speed(ours) / speed(theirs):.2f}** "
-            f"| {memory(theirs):.2f} | {memory(ours):.2f} | {theirs[0][0]['loss']:.4f} / {ours[0][0]['loss']:.4f} |")
+            f"| {memory[0]:.2f} | {memory[1]:.2f} | {theirs[0][0]['loss']:.4f} / {ours[0][0]['loss']:.4f} |")
 
 
 def compare_all(directory, kinds):
-    model, rows = directory / "model", []
+    model = directory / "model"
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         chats, pairs = folder / "chats.safetensors", folder / "pairs.safetensors"
         prepare("sft", directory / "chats.jsonl", model, chats)
         prepare("pref", directory / "pairs.jsonl", model, pairs)
-        sft_memory = make_start("sft", model, chats, folder / "dpo")
-        make_start("rm", model, pairs, folder / "rm")
-        for kind in kinds:
-            rows.append(compare_kind(kind, folder / ("rm" if kind == "rm" else "dpo"), model, pairs, folder))
-    return rows, sft_memory
+        for task, data, out in ("sft", chats, folder / "policy"), ("rm", pairs, folder / "reward"):
+            compare.train_llama(task, out, SFT_RATE, "--model", model, "--data", data, *FLAGS, "--max_steps", 1)
+        inputs = {"sft": (model, chats), "packed": (model, chats), "rm": (folder / "reward", pairs)}
+        return [compare_kind(kind, start, model, file, folder)
+                for kind in kinds for start, file in [inputs.get(kind, (folder / "policy", pairs))]]
 
 
 def main():
@@ -211,16 +226,15 @@ def main():
         return trl_worker(*json.loads(sys.argv[2]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, metavar="DIR", help="made by scripts/smollm2.py")
-    parser.add_argument("--only", choices=KINDS, help="all three, if not given")
+    parser.add_argument("--only", choices=KINDS, help="all of them, if not given")
     parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the table there, in place of the last one of this CPU")
     options = parser.parse_args()
     if not (ROOT / "train_llama").exists():
-        sys.exit("scripts/compare_preference.py: ./train_llama is not built\n  fix: make")
+        sys.exit("scripts/compare_trl.py: ./train_llama is not built\n  fix: make")
     load = os.getloadavg()[0]
-    rows, sft_memory = compare_all(options.directory, [options.only] if options.only else KINDS)
+    rows = compare_all(options.directory, [options.only] if options.only else KINDS)
     columns = ["training", "TRL tokens/s", "train_llama tokens/s", "ratio", "TRL GiB", "train_llama GiB", "first loss of each"]
-    rows += ["", f"For comparison: sft with rows of as many tokens takes train_llama {sft_memory / 2**30:.2f} GiB."]
-    text = compare.section("smollm2-135m on pairs against TRL", ["trl", "transformers", "torch"], load, columns, rows)
+    text = compare.section("smollm2-135m against TRL", ["trl", "transformers", "torch"], load, columns, rows)
     print(text)
     if options.out:
         compare.write_section(options.out, text)

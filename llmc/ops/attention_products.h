@@ -1,0 +1,309 @@
+// The tiles of attention.h and their three products. With a block of queries against a tile of keys, both of one head:
+//
+//   scores            S (queries, keys)  = Q K^T        at least where a query sees a key
+//   sum_over_keys     O (queries, D)    += P V          P is 0 where a query does not see a key
+//   sum_over_queries  G (keys, D)       += P^T dO
+//
+// in one of three ways, which differ in how tiles are stored:
+//   Products<float>    a micro-kernel of 6 rows, which does little more than the part that the mask leaves
+//   Products<Pair>     the same on pairs of bf16, for CPUs with a dot product of them (AVX512_BF16): twice the work per instruction
+//   OnednnProducts     whole tiles of bf16 by oneDNN, for CPUs with a matrix unit (AMX)
+// For those of bf16, P and dS are rounded to bf16 first, as on a GPU; all sums are float.
+#pragma once
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+#include "../core/common.h"
+#include "../core/device.h"
+#include "matmul.h"
+#include "pieces.h"
+#include "simd.h"
+
+namespace attention {
+
+using simd::lanes, simd::load_vector, simd::store_vector, simd::Vector;
+
+constexpr size_t queries = 96, keys = 192;  // largest tile of scores, 72 KiB of floats; multiples of 6 and 32, keys of 64
+constexpr size_t max_row = max_D + 16;
+
+// Row length of a tile (n, D): whole vectors, and not a power of two, which would map its rows to few sets of the cache.
+inline size_t row_length(size_t D) { return round_up(D, 16) + 16; }
+
+// The keys of a tile that a query sees: [begin, end), counted from the tile's first. Neither falls from one query to the next.
+struct Interval {
+    size_t begin, end;
+};
+// The queries of a block that see something of a tile: [begin, end), rounded to the unit of the products.
+struct Seeing {
+    size_t begin, end;
+};
+
+// ---- what a product multiplies, a word: a float, or two bf16 that are neighbours along the sum
+
+struct Pair {
+    bf16 first, second;
+};
+template <class Word> constexpr size_t terms = 1;
+template <> inline constexpr size_t terms<Pair> = 2;
+
+inline Vector multiply_add(Vector sum, float a, Vector b) { return sum + a * b; }
+#ifdef __AVX512BF16__
+inline Vector multiply_add(Vector sum, Pair a, Vector b) {
+    return Vector(_mm512_dpbf16_ps(__m512(sum), __m512bh(_mm512_set1_epi32(std::bit_cast<int>(a))), __m512bh(b)));
+}
+#endif
+
+// ---- tiles
+
+// n <= N rows of Q, K, V or dO, those up to the next multiple of 32 filled with zeros.
+template <class Word, size_t N> struct HeadTile {
+    static constexpr bool floats = std::is_same_v<Word, float>;
+    alignas(64) Word rows[N * max_row];                        // (n, D / terms), for sums over D
+    alignas(64) Word row_pairs[floats ? 1 : N / 2 * max_row];  // (n / 2, D), for sums over n
+
+    const Word *stacked() const { return floats ? rows : row_pairs; }
+
+    template <class X> void load(Heads<const X> x, size_t n, size_t D) {
+        using E = std::conditional_t<floats, float, bf16>;
+        for (size_t i = 0; i < round_up(n, 32); i++) {
+            E *to = reinterpret_cast<E *>(rows + i * row_length(D));
+            const size_t filled = i < n ? D : 0;
+            if constexpr (std::is_same_v<E, X>) std::copy_n(x.data + i * x.stride, filled, to);
+            else
+#pragma omp simd
+                for (size_t d = 0; d < filled; d++) to[d] = float(x.data[i * x.stride + d]);
+            std::fill(to + filled, to + round_up(D, 32), E(0.0f));
+        }
+    }
+    void stack(size_t n, size_t D) {  // row_pairs from rows
+        if constexpr (!floats)
+            for (size_t i = 0; i < n; i += 2) {
+                const Word *even = rows + i * row_length(D), *odd = even + row_length(D);
+                Word *to = row_pairs + i / 2 * row_length(D);
+                for (size_t d = 0; d < round_up(D, 16) / 2; d++) {
+                    to[2 * d] = {even[d].first, odd[d].first};
+                    to[2 * d + 1] = {even[d].second, odd[d].second};
+                }
+            }
+    }
+};
+
+template <class Word> struct KeyTile : HeadTile<Word, keys> {
+    alignas(64) Word columns[max_D / terms<Word> * keys];  // (D / terms, n), for sums over D
+
+    void transpose(size_t n, size_t D) {  // columns from rows
+        const size_t words = D / terms<Word>, row = row_length(D);
+        for (size_t i = 0; i < n; i += lanes)
+            for (size_t d = 0; d < words; d += lanes) {
+                Vector square[lanes];
+                for (size_t l = 0; l < lanes; l++) square[l] = load_vector(this->rows + (i + l) * row + d);
+                simd::transpose_square(square);
+                for (size_t l = 0; l < std::min(lanes, words - d); l++) store_vector(columns + (d + l) * keys + i, square[l]);
+            }
+    }
+};
+
+// Scores, which a softmax turns in place into P or dS, and the same as products of bf16 take it.
+template <class Word> struct ScoreTile {
+    static constexpr bool floats = std::is_same_v<Word, float>;
+    alignas(64) float scores[queries * keys];
+    alignas(64) Word rounded[floats ? 1 : queries * keys / 2];      // (queries, keys / 2), for sums over keys
+    alignas(64) Word query_pairs[floats ? 1 : queries / 2 * keys];  // (queries / 2, keys), for sums over queries
+
+    const Word *by_keys() const {
+        if constexpr (floats) return scores;
+        else return rounded;
+    }
+    const Word *by_queries() const {
+        if constexpr (floats) return scores;
+        else return query_pairs;
+    }
+};
+
+// ---- the micro-kernel
+
+template <class Word> struct View {  // element (i, j) at data[i * row + j * column]
+    Word *data;
+    size_t row, column = 1;
+};
+
+constexpr size_t block_rows = 6, panel = lanes == 16 ? 64 : 16;  // 6 x 4 sums of 32 registers, or 6 x 2 of 16
+
+// c (6, columns) = or += a (6, K) b (K, columns), K in words; rows of b and c are aligned to vectors
+template <size_t columns, class Word>
+inline void product_block(View<float> c, View<const Word> a, View<const Word> b, size_t K, bool add) {
+    constexpr size_t W = columns / lanes;
+    Vector sum[block_rows][W];
+#pragma GCC unroll 6
+    for (size_t i = 0; i < block_rows; i++)
+#pragma GCC unroll 4
+        for (size_t j = 0; j < W; j++) sum[i][j] = add ? load_vector(c.data + i * c.row + j * lanes) : Vector{};
+    for (size_t k = 0; k < K; k++) {
+        Vector b_k[W];
+#pragma GCC unroll 4
+        for (size_t j = 0; j < W; j++) b_k[j] = load_vector(b.data + k * b.row + j * lanes);
+#pragma GCC unroll 6
+        for (size_t i = 0; i < block_rows; i++)
+#pragma GCC unroll 4
+            for (size_t j = 0; j < W; j++) sum[i][j] = multiply_add(sum[i][j], a.data[i * a.row + k * a.column], b_k[j]);
+    }
+#pragma GCC unroll 6
+    for (size_t i = 0; i < block_rows; i++)
+#pragma GCC unroll 4
+        for (size_t j = 0; j < W; j++) store_vector(c.data + i * c.row + j * lanes, sum[i][j]);
+}
+
+template <class Word> void product(size_t columns, View<float> c, View<const Word> a, View<const Word> b, size_t K, bool add) {
+    if constexpr (panel == 64) {
+        if (columns == 64) return product_block<64>(c, a, b, K, add);
+        if (columns == 48) return product_block<48>(c, a, b, K, add);
+        if (columns == 32) return product_block<32>(c, a, b, K, add);
+    }
+    product_block<16>(c, a, b, K, add);
+}
+
+// ---- the products
+
+template <class Word> struct Products {
+    using Operand = Word;
+    using Queries = HeadTile<Word, queries>;
+    using Keys = KeyTile<Word>;
+    static constexpr size_t unit = block_rows;
+    size_t D, row, width;
+
+    template <class Dev> Products(Dev, size_t D) : D(D), row(row_length(D)), width(round_up(D, 16)) {}
+
+    void prepare_columns(Keys &k, size_t m) const { k.transpose(m, D); }
+    template <class Tile> void prepare_stacked(Tile &x, size_t n) const { x.stack(n, D); }
+
+    void scores(float *out, const Queries &q, const Keys &k, const Interval *see, Seeing s, size_t m) const {
+        for (size_t j = 0; j < m; j += panel)
+            for (size_t i = s.begin; i < s.end; i += block_rows) {
+                const size_t begin = std::max(j, see[i].begin / 16 * 16);
+                const size_t end = std::min(j + panel, round_up(see[i + block_rows - 1].end, 16));
+                if (begin < end)
+                    product<Word>(end - begin, {out + i * keys + begin, keys}, {q.rows + i * row, row}, {k.columns + begin, keys},
+                                  D / terms<Word>, false);
+            }
+    }
+    void sum_over_keys(float *out, const ScoreTile<Word> &p, const Keys &v, const Interval *see, Seeing s, size_t) const {
+        constexpr size_t p_row = keys / terms<Word>;
+        for (size_t d = 0; d < width; d += panel)
+            for (size_t i = s.begin; i < s.end; i += block_rows) {
+                const size_t begin = see[i].begin / terms<Word>, end = ceil_div(see[i + block_rows - 1].end, terms<Word>);
+                if (begin < end)
+                    product<Word>(std::min(panel, width - d), {out + i * row + d, row}, {p.by_keys() + i * p_row + begin, p_row},
+                                  {v.stacked() + begin * row + d, row}, end - begin, true);
+            }
+    }
+    void sum_over_queries(float *out, const ScoreTile<Word> &p, const Queries &x, const Interval *see, Seeing s, size_t m) const {
+        Seeing of[keys / block_rows];  // the queries that see some of 6 keys, in words
+        size_t begin = s.begin, end = s.begin;
+        for (size_t k = 0; k < m; k += block_rows) {
+            while (begin < s.end && see[begin].end <= k) begin++;
+            while (end < s.end && see[end].begin < k + block_rows) end++;
+            of[k / block_rows] = {begin / terms<Word>, ceil_div(end, terms<Word>)};
+        }
+        for (size_t d = 0; d < width; d += panel)
+            for (size_t k = 0; k < m; k += block_rows) {
+                const auto [first, last] = of[k / block_rows];
+                if (first < last)
+                    product<Word>(std::min(panel, width - d), {out + k * row + d, row},
+                                  {p.by_queries() + first * keys + k, 1, keys}, {x.stacked() + first * row + d, row},
+                                  last - first, true);
+            }
+    }
+
+    void round_for_keys(ScoreTile<Word> &p, Seeing s, size_t m) const;
+    void round_for_queries(ScoreTile<Word> &p, Seeing s, size_t m) const;
+};
+
+template <> inline void Products<float>::round_for_keys(ScoreTile<float> &, Seeing, size_t) const {}
+template <> inline void Products<float>::round_for_queries(ScoreTile<float> &, Seeing, size_t) const {}
+
+#ifdef __AVX512BF16__
+
+inline __m512i rounded_to_bf16(const float *low, const float *high) {  // 32 bf16: 16 of low, then 16 of high
+    return (__m512i)_mm512_cvtne2ps_pbh(__m512(load_vector(high)), __m512(load_vector(low)));
+}
+inline void round_rows(ScoreTile<Pair> &p, Seeing s, size_t m) {
+    for (size_t i = s.begin; i < s.end; i++)
+        for (size_t j = 0; j < m; j += 32) {
+            const float *from = p.scores + i * keys + j;
+            _mm512_store_si512(p.rounded + (i * keys + j) / 2, rounded_to_bf16(from, from + 16));
+        }
+}
+template <> inline void Products<Pair>::round_for_keys(ScoreTile<Pair> &p, Seeing s, size_t m) const { round_rows(p, s, m); }
+template <> inline void Products<Pair>::round_for_queries(ScoreTile<Pair> &p, Seeing s, size_t m) const {
+    alignas(64) uint16_t interleaved[32];
+    for (uint16_t l = 0; l < 16; l++) interleaved[2 * l] = l, interleaved[2 * l + 1] = uint16_t(16 + l);
+    const __m512i order = _mm512_load_si512(interleaved);
+    for (size_t i = s.begin; i < s.end; i += 2)
+        for (size_t j = 0; j < m; j += 16) {
+            const float *from = p.scores + i * keys + j;
+            _mm512_store_si512(p.query_pairs + i / 2 * keys + j,
+                               _mm512_permutexvar_epi16(order, rounded_to_bf16(from, from + keys)));
+        }
+}
+
+class OnednnProducts {
+  public:
+    using Operand = Pair;
+    using Queries = HeadTile<Pair, queries>;
+    using Keys = KeyTile<Pair>;
+    static constexpr size_t unit = 32;  // sizes are its multiples, as each is compiled
+
+    OnednnProducts(CpuBf16 dev, size_t D) : row_(row_length(D)) {
+        const size_t row = 2 * row_, width = round_up(D, 32);  // in bf16
+        for (size_t i = 0; i < N; i++)
+            for (size_t j = 0; j < M; j++) {
+                const size_t n = (i + 1) * unit, m = (j + 1) * unit;
+                of_size_[i][j] = {{dev, keys, {row, 1}, {1, row}, n, m, width, false},
+                                  {dev, row_, {keys, 1}, {row, 1}, n, round_up(D, 16), m, true},
+                                  {dev, row_, {1, keys}, {row, 1}, m, round_up(D, 16), n, true}};
+            }
+    }
+    void prepare_columns(Keys &, size_t) const {}  // rows serve all products
+    template <class Tile> void prepare_stacked(Tile &, size_t) const {}
+
+    void scores(float *out, const Queries &q, const Keys &k, const Interval *, Seeing s, size_t m) const {
+        of(s, m).scores(out + s.begin * keys, &q.rows[s.begin * row_].first, &k.rows->first);
+    }
+    void sum_over_keys(float *out, const ScoreTile<Pair> &p, const Keys &v, const Interval *, Seeing s, size_t m) const {
+        of(s, m).sum_over_keys(out + s.begin * row_, &p.rounded[s.begin * keys / 2].first, &v.rows->first);
+    }
+    void sum_over_queries(float *out, const ScoreTile<Pair> &p, const Queries &x, const Interval *, Seeing s, size_t m) const {
+        of(s, m).sum_over_queries(out, &p.rounded[s.begin * keys / 2].first, &x.rows[s.begin * row_].first);
+    }
+    void round_for_keys(ScoreTile<Pair> &p, Seeing s, size_t m) const { round_rows(p, s, m); }
+    void round_for_queries(ScoreTile<Pair> &p, Seeing s, size_t m) const { round_rows(p, s, m); }
+
+  private:
+    static constexpr size_t N = queries / unit, M = keys / unit;
+    size_t row_;
+    struct Three {
+        TileMatmul scores, sum_over_keys, sum_over_queries;
+    } of_size_[N][M];
+    const Three &of(Seeing s, size_t m) const { return of_size_[(s.end - s.begin) / unit - 1][ceil_div(m, unit) - 1]; }
+};
+
+#endif
+
+// f(products) with those that this device multiplies fastest with.
+template <class X, class F> void with_products(Cpu<X> dev, size_t D, F f) {
+#ifdef __AVX512BF16__
+    if constexpr (std::is_same_v<X, bf16>) {
+        if (TileMatmul::available(dev)) return f(OnednnProducts(dev, D));
+        return f(Products<Pair>(dev, D));
+    }
+#endif
+    f(Products<float>(dev, D));
+}
+
+}  // namespace attention
