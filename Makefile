@@ -185,7 +185,7 @@ $(foreach variant,with_cuda/ emulated/,$(eval $(call compile_cu,$(variant))))
 # The parsers of a user's files, for libFuzzer, which comes with clang; single-threaded, so without OpenMP.
 FUZZ_FLAGS := -std=c++20 -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined -Wno-unknown-pragmas \
               -Wno-unknown-warning-option -idirafter $(shell $(CXX) -print-file-name=include)
-PARSERS    := $(patsubst %.cpp,build/fuzz/%.o,$(wildcard llmc/core/*.cpp llmc/io/*.cpp llmc/data/*.cpp) llmc/parallel/comm.cpp)
+PARSERS    := $(patsubst %.cpp,build/fuzz/%.o,$(wildcard llmc/core/*.cpp llmc/io/*.cpp llmc/data/*.cpp) llmc/parallel/comm.cpp llmc/train/trainer_state.cpp)
 $(FUZZERS): build/fuzz/%: build/fuzz/test/fuzz/%.o $(PARSERS)
 	@echo 'link    $@'
 	@$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer $^ -o $@

@@ -23,6 +23,7 @@ SEEDS = {
     "tokenizer": ["data/demo/model/tokenizer.json", "test/fuzz/corpus/tokenizer/*"],
     "prepared": ["test/golden/pairs.safetensors", "test/golden/*/golden.safetensors"],
     "checkpoint": ["test/fuzz/corpus/checkpoint/*"],
+    "trainer_state": ["test/fuzz/corpus/trainer_state/*"],
 }
 LIMITS = ["-max_len=65536", "-malloc_limit_mb=16", "-rss_limit_mb=2048", "-timeout=10"]
 LEAST_RUNS = 10_000

@@ -18,7 +18,7 @@
 #include "profile.h"
 #include "run.h"
 #include "schedule.h"
-#include "spikes.h"
+#include "trainer_state.h"
 
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
@@ -30,11 +30,6 @@ extern "C" void remember_signal(int signal) { received_signal = signal; }
 static constexpr size_t max_skips_in_a_row = 5;
 
 namespace {
-
-struct Totals {
-    size_t samples = 0, tokens = 0, targets = 0, skipped = 0, restarts = 0;
-    double step_seconds = 0, seconds = 0;  // of steps; of everything, before the last restart
-};
 
 // The model with the least evaluation loss so far, which lies in best/ with these numbers beside it.
 struct Best {
@@ -52,7 +47,7 @@ class Trainer {
     ModelLimits open_all_data(const std::string &path, const std::string &eval_path);
     void start_or_resume();
     void restore_state(const std::string &dir);
-    ordered_json state() const;
+    TrainerState state() const;
     void describe_run();
     void describe_split(const Step &batch) const;
     void try_saving();
@@ -92,13 +87,6 @@ class Trainer {
     Best best_;
     const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
 };
-
-// What a step computes depends on these; a run cannot be resumed with others. More may differ, and is noted.
-// clang-format off
-const char *const fixed_options[] = {
-    "train_batch_size", "train_batch_tokens", "seed", "shuffle", "dtype", "max_samples", "eval_fraction", "loss_type", "loss_weights", "beta",
-    "label_smoothing", "simpo_gamma", "nll_loss_coef", "ref_model", "margin_loss_enable", "center_rewards_coefficient"};
-// clang-format on
 
 Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     agree(run.comm, [&] {
@@ -174,62 +162,29 @@ static double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-ordered_json Trainer::state() const {
-    return {
-        {"step", step_},
-        {"cursor", loader_->cursor()},
-        {"samples", totals_.samples},
-        {"tokens", totals_.tokens},
-        {"target_tokens", totals_.targets},
-        {"skipped", totals_.skipped},
-        {"skips_in_a_row", skips_in_a_row_},
-        {"restarts", totals_.restarts},
-        {"step_seconds", totals_.step_seconds},
-        {"seconds", totals_.seconds + seconds_since(began_)},
-        {"losses", {{"seen", spikes_.seen}, {"spikes", spikes_.count}, {"mean", spikes_.mean}, {"variance", spikes_.variance}}},
-        {"steps", steps_},
-        {"task", task_name(run_.task)},
-        {"data", data_->path()},
-        {"data_fingerprint", data_fingerprint_},
-        {"options", to_json(o_, run_.task)}};
+TrainerState Trainer::state() const {
+    Totals totals = totals_;
+    totals.seconds += seconds_since(began_);
+    return {.step = step_,
+            .cursor = loader_->cursor(),
+            .steps = steps_,
+            .skips_in_a_row = skips_in_a_row_,
+            .totals = totals,
+            .spikes = spikes_,
+            .task = task_name(run_.task),
+            .data = data_->path(),
+            .data_fingerprint = data_fingerprint_,
+            .options = to_json(o_, run_.task)};
 }
 
-// What the checkpoint says of the run.
 void Trainer::restore_state(const std::string &dir) {
-    const std::string where = dir + "/trainer_state.json";
-    const auto saved = read_checked_json(where, other_checkpoint(dir));
-    const ordered_json now = state();
-    for (const auto &[name, value] : now.items())
-        if (!saved.contains(name) || saved[name].type() != nlohmann::json(value).type())
-            die("%s: \"%s\" is missing or of another kind%s", where.c_str(), name.c_str(), other_checkpoint(dir).c_str());
-    auto refuse = [&](const std::string &what, const std::string &was, const std::string &is) {
-        die("%s was made with %s %s, this run has %s\n  fix: the same %s, or --overwrite for a new run", dir.c_str(),
-            what.c_str(), was.c_str(), is.c_str(), what.c_str());
-    };
-    for (const char *name : {"task", "data_fingerprint"})
-        if (saved[name] != nlohmann::json(now[name]))
-            refuse(name == std::string("task") ? "task" : "data", saved[name], now[name]);
-    const nlohmann::json &options = saved.at("options");
-    for (const auto &[name, value] : now["options"].items()) {
-        if (!options.contains(name) || options[name] == nlohmann::json(value)) continue;
-        if (std::find(std::begin(fixed_options), std::end(fixed_options), name) != std::end(fixed_options))
-            refuse("--" + name, options[name].dump(), value.dump());
-        if (name != "resume" && name != "overwrite")
-            run_.say("note: --%s was %s in the checkpoint, is %s now", name.c_str(), options[name].dump().c_str(),
-                     value.dump().c_str());
-    }
-    step_ = saved.at("step");
-    loader_->seek(saved.at("cursor"));
-    totals_ = {saved.at("samples"),
-               saved.at("tokens"),
-               saved.at("target_tokens"),
-               saved.at("skipped"),
-               saved.at("restarts").get<size_t>() + 1,
-               saved.at("step_seconds"),
-               saved.at("seconds")};
-    skips_in_a_row_ = saved.at("skips_in_a_row");
-    const auto &losses = saved.at("losses");
-    spikes_ = {losses.at("seen"), losses.at("spikes"), losses.at("mean"), losses.at("variance")};
+    const TrainerState saved = read_trainer_state(dir, state(), [&](const std::string &line) { run_.say("%s", line.c_str()); });
+    step_ = saved.step;
+    loader_->seek(saved.cursor);
+    totals_ = saved.totals;
+    totals_.restarts++;
+    skips_in_a_row_ = saved.skips_in_a_row;
+    spikes_ = saved.spikes;
 }
 
 void Trainer::start_or_resume() {
@@ -320,7 +275,7 @@ void Trainer::save_checkpoint() {
         save_model(dir);
         save_optimizer(run_.comm, dir, model_->optimizer_state());
         agree(run_.comm, [&] {
-            if (run_.speaks()) write_checked_json(dir + "/trainer_state.json", state());
+            if (run_.speaks()) write_trainer_state(dir, state());
         });
     });
     agree(run_.comm, [&] {

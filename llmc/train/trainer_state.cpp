@@ -1,0 +1,86 @@
+#include "trainer_state.h"
+
+#include <algorithm>
+
+#include "../core/common.h"
+#include "../io/checkpoint.h"
+
+using nlohmann::json;
+
+static const char *const file_name = "/trainer_state.json";
+
+// What a step computes depends on these; a run cannot be resumed with others. More may differ, and is noted.
+// clang-format off
+static const char *const fixed_options[] = {
+    "train_batch_size", "train_batch_tokens", "seed", "shuffle", "dtype", "max_samples", "eval_fraction", "loss_type", "loss_weights", "beta",
+    "label_smoothing", "simpo_gamma", "nll_loss_coef", "ref_model", "margin_loss_enable", "center_rewards_coefficient"};
+// clang-format on
+
+static json to_json(const TrainerState &s) {
+    return {{"step", s.step},
+            {"cursor", s.cursor},
+            {"samples", s.totals.samples},
+            {"tokens", s.totals.tokens},
+            {"target_tokens", s.totals.targets},
+            {"skipped", s.totals.skipped},
+            {"skips_in_a_row", s.skips_in_a_row},
+            {"restarts", s.totals.restarts},
+            {"step_seconds", s.totals.step_seconds},
+            {"seconds", s.totals.seconds},
+            {"losses",
+             {{"seen", s.spikes.seen}, {"spikes", s.spikes.count}, {"mean", s.spikes.mean}, {"variance", s.spikes.variance}}},
+            {"steps", s.steps},
+            {"task", s.task},
+            {"data", s.data},
+            {"data_fingerprint", s.data_fingerprint},
+            {"options", s.options}};
+}
+
+void write_trainer_state(const std::string &dir, const TrainerState &state) {
+    write_checked_json(dir + file_name, to_json(state));
+}
+
+// Every field of `now` is there, and of its kind; which options there were is another matter.
+static void check_fields(const json &saved, json now, const std::string &where, const std::string &fix) {
+    now["options"] = json::object();
+    const json fields = now.flatten();
+    for (const auto &[name, value] : fields.items()) {
+        const json::json_pointer field(name);
+        if (!saved.contains(field) || saved[field].type() != (name == "/options" ? json::value_t::object : value.type()))
+            die("%s: \"%s\" is missing or of another kind%s", where.c_str(), name.c_str() + 1, fix.c_str());
+    }
+}
+
+TrainerState read_trainer_state(const std::string &dir, const TrainerState &now_state,
+                                const std::function<void(const std::string &)> &note) {
+    const std::string where = dir + file_name, fix = other_checkpoint(dir);
+    const json saved = read_checked_json(where, fix), now = to_json(now_state);
+    check_fields(saved, now, where, fix);
+    const auto refuse = [&](const std::string &what, const json &was, const json &is) {
+        const auto text = [](const json &value) { return value.is_string() ? value.get<std::string>() : value.dump(); };
+        die("%s was made with %s %s, this run has %s\n  fix: the same %s, or --overwrite for a new run", dir.c_str(),
+            what.c_str(), text(was).c_str(), text(is).c_str(), what.c_str());
+    };
+    if (saved["task"] != now["task"]) refuse("task", saved["task"], now["task"]);
+    if (saved["data_fingerprint"] != now["data_fingerprint"]) refuse("data", saved["data_fingerprint"], now["data_fingerprint"]);
+    const json &options = saved["options"];
+    for (const auto &[name, value] : now["options"].items()) {
+        if (!options.contains(name) || options[name] == value) continue;
+        if (std::ranges::find(fixed_options, name) != std::end(fixed_options)) refuse("--" + name, options[name], value);
+        if (name != "resume" && name != "overwrite")
+            note(format("note: --%s was %s in the checkpoint, is %s now", name.c_str(), options[name].dump().c_str(),
+                        value.dump().c_str()));
+    }
+    const json &losses = saved["losses"];
+    return {.step = saved["step"],
+            .cursor = saved["cursor"],
+            .steps = saved["steps"],
+            .skips_in_a_row = saved["skips_in_a_row"],
+            .totals = {saved["samples"], saved["tokens"], saved["target_tokens"], saved["skipped"], saved["restarts"],
+                       saved["step_seconds"], saved["seconds"]},
+            .spikes = {losses["seen"], losses["spikes"], losses["mean"], losses["variance"]},
+            .task = saved["task"],
+            .data = saved["data"],
+            .data_fingerprint = saved["data_fingerprint"],
+            .options = options};
+}
