@@ -230,7 +230,7 @@ template <class Dev> class Llama final : public Model {
         zero.update(mesh_->all, adamw);
     }
     OptimizerState optimizer_state() override;
-    void optimizer_state_loaded() override { zero.round_master(mesh_->all); }
+    void optimizer_state_loaded() override { zero.gather(mesh_->all); }
     Payload take_sent() override { return std::exchange(zero.sent, {}); }
 
     std::vector<double> evaluate(const Row &row) override;
@@ -694,7 +694,8 @@ template <class Dev> std::vector<double> Llama<Dev>::evaluate(const Row &r) {
 template <class Dev> OptimizerState Llama<Dev>::optimizer_state() {
     OptimizerState state{{}, zero.sharding.elements, &memory()};
     for (const Span &s : zero.sharding.spans())
-        state.parts.push_back({s.global, s.count, zero.master_at(s), zero.m + s.shard, zero.v + s.shard});
+        state.parts.push_back(
+            {s.global, s.count, zero.params_at(s), Floats<float>{zero.m + s.shard}, Floats<float>{zero.v + s.shard}});
     return state;
 }
 

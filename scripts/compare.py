@@ -8,9 +8,9 @@ A step is forward, backward, clipping to norm 1 and AdamW on one row of T random
 start from the same random weights, so that their first losses must agree; both have all cores. In each of three rounds either side does
 one step to warm up and two that count, while the other is idle; the fastest step is reported. Memory is the peak resident size of the
 process (VmHWM), libraries included. What differs: with bf16, transformers keeps AdamW's moments and the only copy of the weights in
-bfloat16; train_llama keeps moments, gradients and a master copy of the weights in float. With autocast transformers keeps these in float,
-too, and multiplies in bfloat16; train_llama does as with bf16. All of this is about CPUs; scripts/gpu_bench.py compares GPUs, with the
-functions below.
+bfloat16; train_llama keeps moments and gradients in float, and the lower halves of the weights, so that these are floats, too. With
+autocast transformers keeps all of it in float and multiplies in bfloat16; train_llama does as with bf16. All of this is about CPUs;
+scripts/gpu_bench.py compares GPUs, with the functions below.
 """
 import argparse
 import datetime

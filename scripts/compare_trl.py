@@ -17,7 +17,7 @@ The policy of dpo is the model after one step of sft, and its reference the mode
 Counted are the documents' own tokens, once for each step: no padding, no reference. In each of two rounds either side does one step to warm up
 and two that count, while the other is idle, and of each step the faster round is reported. Both sides must have taken the same tokens, and
 their first losses must agree within 1 %. Memory is the peak resident size of the process (VmHWM), libraries included. What differs: TRL
-keeps AdamW's moments and the only copy of the weights in bfloat16; train_llama keeps moments, gradients and a master copy in float.
+keeps AdamW's moments and the only copy of the weights in bfloat16; train_llama keeps moments, gradients and weights in float.
 """
 import argparse
 import json

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../llmc/core/device.h"
+#include "../llmc/core/floats.h"
 #include "../llmc/core/rng.h"
 
 using CpuDevices = testing::Types<CpuF32, CpuBf16>;
@@ -35,6 +36,24 @@ template <class X> std::vector<double> widen(const std::vector<X> &v) {
     return out;
 }
 inline std::vector<double> widen(const std::vector<double> &v) { return v; }
+
+// What Floats<X> points to, on the host.
+template <class X> struct HostFloats {
+    std::vector<X> rounded;
+    std::vector<int16_t> lower;
+
+    explicit HostFloats(const std::vector<float> &values) : rounded(values.size()), lower(Floats<X>::halves ? values.size() : 0) {
+        for (size_t i = 0; i < values.size(); i++) where().store(i, values[i]);
+    }
+    HostFloats(const std::vector<X> &rounded, const std::vector<int16_t> &lower) : rounded(rounded), lower(lower) {}
+
+    Floats<X> where() { return {rounded.data(), lower.data()}; }
+    std::vector<float> values() {
+        std::vector<float> out(rounded.size());
+        for (size_t i = 0; i < out.size(); i++) out[i] = where().load(i);
+        return out;
+    }
+};
 
 template <class T> double largest(const std::vector<T> &v) {
     double out = 0;

@@ -178,7 +178,10 @@ template <class Dev> void expect_bf16_as_good_as_transformers(Dev dev, const Gol
 
 template <class Dev> void round_weights(Llama<Dev> &model) {  // of a CPU's model
     for (const OptimizerPart &p : model.optimizer_state().parts)
-        for (size_t i = 0; i < p.count; i++) p.master[i] = bf16(p.master[i]);
+        for (size_t i = 0; i < p.count; i++) {
+            const auto params = std::get<Floats<float>>(p.master);
+            params.store(i, bf16(params.load(i)));
+        }
 }
 
 // |got - want| / |want|
@@ -235,7 +238,7 @@ template <class Dev> struct GoldenPairs {
         for (const Tensor &t : model->tensors())
             for (const OptimizerPart &p : model->optimizer_state().parts)
                 if (t.name == tensor && p.global <= t.offset && t.offset < p.global + p.count)
-                    write(model->memory(), p.master + (t.offset - p.global), values);
+                    std::visit([&](auto f) { write(model->memory(), f + (t.offset - p.global), values); }, p.master);
         model->optimizer_state_loaded();
     }
     std::vector<float> gradient() { return read(model->memory(), model->parameters().grads, model->parameters().sharding.count); }

@@ -1,5 +1,7 @@
 // AdamW as torch computes it and in float64, and how far float may be from them.
 #pragma once
+#include <bit>
+
 #include "../llmc/ops/adamw.h"
 #include "check.h"
 
@@ -47,6 +49,16 @@ struct AdamWError {
 inline AdamWError adamw_error(size_t steps) {
     const double n = double(steps), u = 0x1p-24;
     return {n * u * (2 * 5 + 16 * 1e-2 * std::sqrt(n)), 4 * n * u * 5, 4 * n * u * 25 * 1e-3 * n};
+}
+
+// What the model sees of its parameters: the nearest that X has, and of two the one that is farther from zero.
+template <class X> void expect_nearest(const std::vector<X> &rounded, const std::vector<float> &params) {
+    for (size_t i = 0; i < params.size(); i++) {
+        const uint32_t u = std::bit_cast<uint32_t>(params[i]);
+        const float zeros = std::bit_cast<float>(u & 0xffff0000), other = std::bit_cast<float>((u & 0xffff0000) + 0x10000);
+        const float nearest = std::abs(params[i] - zeros) < std::abs(other - params[i]) ? zeros : other;
+        ASSERT_EQ(float(rounded[i]), sizeof(X) == sizeof(float) ? params[i] : nearest) << i;
+    }
 }
 
 inline void expect_adamw(const std::vector<float> &p, const std::vector<float> &m, const std::vector<float> &v,

@@ -16,6 +16,7 @@
 #include "../llmc/core/rng.h"
 #include "../llmc/io/checkpoint.h"
 #include "../llmc/parallel/comm.h"
+#include "check.h"
 #include "prepared.h"
 
 static HostMemory memory;
@@ -69,7 +70,8 @@ struct Kept {
         OptimizerState out{{}, count, &memory};
         size_t at = 0;
         for (const auto &[global, n] : ranges) {
-            out.parts.push_back({global, n, &data[0][at], &data[1][at], &data[2][at]});
+            out.parts.push_back(
+                {global, n, Floats<float>{&data[0][at]}, Floats<float>{&data[1][at]}, Floats<float>{&data[2][at]}});
             at += n + 1;
         }
         return out;
@@ -181,6 +183,28 @@ TEST_F(Checkpoint, EachRankWritesItsFile) {
     save(dir, uneven(1000, 3, 0), 1000);
     EXPECT_EQ(names(), std::set<std::string>({"optimizer.json", "optimizer-00000-of-00003.safetensors",
                                               "optimizer-00001-of-00003.safetensors", "optimizer-00002-of-00003.safetensors"}));
+}
+
+// A file holds floats, whether the parameters are floats or bf16 with lower halves.
+TEST_F(Checkpoint, ParametersMayBeInHalves) {
+    const size_t count = (size_t(1) << 20) + 77;  // more than a block
+    const auto values = random_values<float>(count, 1);
+    Kept moments = Kept::filled({{0, count}});
+    const auto state = [&](AnyFloats params) {
+        OptimizerState out = moments.state(count);
+        out.parts[0].master = params;
+        return out;
+    };
+    HostFloats<bf16> halves(values);
+    save_optimizer(self, dir, state(halves.where()));
+    verify_optimizer(self, dir, state(halves.where()));
+    HostFloats<bf16> as_halves(std::vector<float>(count, 0));
+    HostFloats<float> as_floats(std::vector<float>(count, 0));
+    load_optimizer(self, dir, state(as_halves.where()));
+    load_optimizer(self, dir, state(as_floats.where()));
+    EXPECT_EQ(as_halves.lower, halves.lower);
+    EXPECT_EQ(as_halves.values(), values);
+    EXPECT_EQ(as_floats.values(), values);
 }
 
 TEST_F(Checkpoint, WhatEveryRankHasIsWrittenOnce) {

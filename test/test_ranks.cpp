@@ -223,7 +223,7 @@ TEST(RankPlans, ActivationsAreSharedByTheRing) {
 }
 
 TEST(RankPlans, Stage2HoldsAPartOfGradientsAndOptimizer) {
-    const std::vector<std::string> gradients = {"gradients"}, optimizer = {"master weights", "adamw m", "adamw v"};
+    const std::vector<std::string> gradients = {"gradients"}, optimizer = {"params, lower halves", "adamw m", "adamw v"};
     const Plan one = plan_of<CpuBf16>("qwen2.5-0.5b", 1, 1, 2, 2048);
     for (size_t world : {2, 4, 8}) {
         const Plan plan = plan_of<CpuBf16>("qwen2.5-0.5b", world, 1, 2, 2048);

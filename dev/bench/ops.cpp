@@ -70,8 +70,8 @@ template <class Dev> static void streams(Dev dev) {
     std::vector<X> out(n);
     std::vector<float> rstd(T), dw(C), scratch(rmsnorm_scratch(dev, C)), m(n), v(n), copied(n);
     const std::vector<float> grads = noise<float>(n, 11);
-    std::vector<float> master = grads;
-    X *params = sizeof(X) == sizeof(float) ? reinterpret_cast<X *>(master.data()) : out.data();
+    auto params = noise<X>(n, 11);
+    std::vector<int16_t> lower(n);
     const AdamW adamw{1e-4, 0.9, 0.95, 1e-8, 0.1, 1, 10};
 
     const auto t = fastest(5, {[&] { rmsnorm_forward(dev, out.data(), rstd.data(), a.data(), w.data(), T, C, 1e-5f); },
@@ -81,13 +81,15 @@ template <class Dev> static void streams(Dev dev) {
                                },
                                [&] { swiglu_forward(dev, out.data(), a.data(), T, F); },
                                [&] { swiglu_backward(dev, out.data(), b.data(), a.data(), T, F); },
-                               [&] { adamw_update(dev, params, master.data(), m.data(), v.data(), grads.data(), adamw, n); },
+                               [&] {
+                                   adamw_update(dev, {params.data(), lower.data()}, m.data(), v.data(), grads.data(), adamw, n);
+                               },
                                [&] {
 #pragma omp parallel for simd num_threads(dev.threads)
                                    for (size_t i = 0; i < n; i++) copied[i] = grads[i];
                                }});
     const double x = sizeof(X), TC = double(T * C) * x, TF = double(T * F) * x;
-    const double updated = double(n) * (7 * sizeof(float) + (sizeof(X) == sizeof(float) ? 0 : x));
+    const double updated = double(n) * 7 * sizeof(float);
     const double copy = 2 * sizeof(float) * double(n) / t[5];
     printf("%-5s", dtype_name<X>);
     print_rates({2 * TC, 4 * TC, 3 * TF, 5 * TF, updated}, t, copy);

@@ -1,8 +1,8 @@
-// adamw_update: m, v, master and params from grads, element by element                               Contract: llmc/ops/adamw.h
+// adamw_update: m, v and params from grads, element by element                                       Contract: llmc/ops/adamw.h
 //
-// Timed with 2^24 parameters in bf16. Elementwise: grads, m, v, master in, m, v, master, params out: 28 bytes a parameter and 2
-// more in bf16. No access has anything to do with another one, so this ladder is about not moving, and not computing, what need
-// not be.
+// Timed with 2^24 parameters in bf16. Elementwise: grads, m, v, params in, m, v, params out: 28 bytes a parameter, in bf16 too,
+// where a parameter is 2 bytes and the lower half of its float 2 more. No access has anything to do with another one, so this
+// ladder is about not moving, and not computing, what need not be.
 #include "../../llmc/ops/adamw.cuh"
 #include "../../test/reference_adamw.h"
 #include "common.h"
@@ -11,7 +11,7 @@ namespace CUDA_BACKEND::workshop {
 
 // ---- version 1: a kernel for each line of the formula --------------------------------------------------------------------------
 //
-// As a framework that composes elementwise ops would do it: m, then v, then the parameter. 12 + 12 + 18 bytes, 42 where 30 would
+// As a framework that composes elementwise ops would do it: m, then v, then the parameter. 12 + 12 + 16 bytes, 40 where 28 would
 // do.
 
 __global__ void adamw_m_kernel1(float *m, const float *grads, AdamWFactors f, size_t n) {
@@ -25,46 +25,40 @@ __global__ void adamw_v_kernel1(float *v, const float *grads, AdamWFactors f, si
     v[i] = f.beta2 * v[i] + f.one_minus_beta2 * g * g;
 }
 template <class X>
-__global__ void adamw_params_kernel1(X *params, float *master, const float *m, const float *v, AdamWFactors f, size_t n) {
+__global__ void adamw_params_kernel1(Floats<X> params, const float *m, const float *v, AdamWFactors f, size_t n) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
     if (i >= n) return;
-    const float p = master[i] * f.decay - f.step_size * m[i] / (sqrtf(v[i]) / f.root_correction2 + f.eps);
-    master[i] = p;
-    params[i] = p;
+    params.store(i, params.load(i) * f.decay - f.step_size * m[i] / (sqrtf(v[i]) / f.root_correction2 + f.eps));
 }
 
-template <class X>
-void adamw_update1(Cuda<X> dev, X *params, float *master, float *m, float *v, const float *grads, AdamW a, size_t n) {
+template <class X> void adamw_update1(Cuda<X> dev, Floats<X> params, float *m, float *v, const float *grads, AdamW a, size_t n) {
     const AdamWFactors f(a);
     const Grid grid{ceil_div(n, 256)};
     launch(dev, adamw_m_kernel1, grid, 256, 0, m, grads, f, n);
     launch(dev, adamw_v_kernel1, grid, 256, 0, v, grads, f, n);
-    launch(dev, adamw_params_kernel1<X>, grid, 256, 0, params, master, m, v, f, n);
+    launch(dev, adamw_params_kernel1<X>, grid, 256, 0, params, m, v, f, n);
 }
 
 // ---- version 2: one kernel -----------------------------------------------------------------------------------------------------
 //
-// 30 bytes. But the formula is copied from the paper: each thread raises the betas to the power of the step again, in double, for
-// the same two numbers. Compiled for sm_90 it has 621 instructions, 194 of them in double, for which most GPUs have few units
-// (version 3: 233 and none): arithmetic limits an op that has none to speak of.
+// 28 bytes. But the formula is copied from the paper: each thread raises the betas to the power of the step again, in double, for
+// the same two numbers. Compiled for sm_90 it has 623 instructions, 194 of them in double, for which most GPUs have few units
+// (version 3: 235 and none): arithmetic limits an op that has none to speak of.
 
-template <class X>
-__global__ void adamw_kernel2(X *params, float *master, float *m, float *v, const float *grads, AdamW a, size_t n) {
+template <class X> __global__ void adamw_kernel2(Floats<X> params, float *m, float *v, const float *grads, AdamW a, size_t n) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
     if (i >= n) return;
     const double g = a.grad_scale * double(grads[i]);
     const double m_i = a.beta1 * double(m[i]) + (1 - a.beta1) * g, v_i = a.beta2 * double(v[i]) + (1 - a.beta2) * g * g;
     const double m_hat = m_i / (1 - pow(a.beta1, double(a.step))), v_hat = v_i / (1 - pow(a.beta2, double(a.step)));
-    const double p = double(master[i]) * (1 - a.lr * a.weight_decay) - a.lr * m_hat / (sqrt(v_hat) + a.eps);
+    const double p = double(params.load(i)) * (1 - a.lr * a.weight_decay) - a.lr * m_hat / (sqrt(v_hat) + a.eps);
     m[i] = float(m_i);
     v[i] = float(v_i);
-    master[i] = float(p);
-    params[i] = float(p);
+    params.store(i, float(p));
 }
 
-template <class X>
-void adamw_update2(Cuda<X> dev, X *params, float *master, float *m, float *v, const float *grads, AdamW a, size_t n) {
-    launch(dev, adamw_kernel2<X>, Grid{ceil_div(n, 256)}, 256, 0, params, master, m, v, grads, a, n);
+template <class X> void adamw_update2(Cuda<X> dev, Floats<X> params, float *m, float *v, const float *grads, AdamW a, size_t n) {
+    launch(dev, adamw_kernel2<X>, Grid{ceil_div(n, 256)}, 256, 0, params, m, v, grads, a, n);
 }
 
 // ---- version 3: what is the same for all is computed once ----------------------------------------------------------------------
@@ -73,20 +67,18 @@ void adamw_update2(Cuda<X> dev, X *params, float *master, float *m, float *v, co
 // square root and two divisions are left. Loads are of 4 bytes.
 
 template <class X>
-__global__ void adamw_kernel3(X *params, float *master, float *m, float *v, const float *grads, AdamWFactors f, size_t n) {
+__global__ void adamw_kernel3(Floats<X> params, float *m, float *v, const float *grads, AdamWFactors f, size_t n) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
     if (i >= n) return;
-    float p = master[i], m_i = m[i], v_i = v[i];
+    float p = params.load(i), m_i = m[i], v_i = v[i];
     f.update(p, m_i, v_i, grads[i]);
     m[i] = m_i;
     v[i] = v_i;
-    master[i] = p;
-    params[i] = p;
+    params.store(i, p);
 }
 
-template <class X>
-void adamw_update3(Cuda<X> dev, X *params, float *master, float *m, float *v, const float *grads, AdamW a, size_t n) {
-    launch(dev, adamw_kernel3<X>, Grid{ceil_div(n, 256)}, 256, 0, params, master, m, v, grads, AdamWFactors(a), n);
+template <class X> void adamw_update3(Cuda<X> dev, Floats<X> params, float *m, float *v, const float *grads, AdamW a, size_t n) {
+    launch(dev, adamw_kernel3<X>, Grid{ceil_div(n, 256)}, 256, 0, params, m, v, grads, AdamWFactors(a), n);
 }
 
 // ---- version 4: llmc/ops/adamw.cuh ---------------------------------------------------------------------------------------------
@@ -98,17 +90,16 @@ template <class X> struct AdamWUpdate {
     size_t n;
     std::vector<float> grads;
     AdamWState state;
-    DeviceArray<X> params;
-    DeviceArray<float> separate, m, v, d_grads;
+    DeviceFloats<X> params;
+    DeviceArray<float> m, v, d_grads;
 
     explicit AdamWUpdate(const Sizes &s)
         : n(s[0]),
           grads(random_values<float>(n, step)),
           state(state_before(n)),
-          params(rounded<X>(state.master)),
-          separate(rounded<float>(state.master)),
-          m(rounded<float>(state.m)),
-          v(rounded<float>(state.v)),
+          params(rounded(state.master)),
+          m(rounded(state.m)),
+          v(rounded(state.v)),
           d_grads(grads) {}
 
     static AdamWState state_before(size_t n) {
@@ -116,22 +107,15 @@ template <class X> struct AdamWUpdate {
         for (size_t i = 1; i < step; i++) adamw_reference(out, widen(random_values<float>(n, uint32_t(i))), adamw_setting(i));
         return out;
     }
-    template <class T> static std::vector<T> rounded(const std::vector<double> &values) {
-        std::vector<T> out(values.size());
-        for (size_t i = 0; i < values.size(); i++) out[i] = float(values[i]);
-        return out;
+    static std::vector<float> rounded(const std::vector<double> &values) {
+        return std::vector<float>(values.begin(), values.end());
     }
 
-    float *master() {  // where X is float, the parameters themselves
-        if constexpr (std::is_same_v<X, float>) return params.data();
-        else return separate.data();
-    }
-
-    static constexpr void (*versions[4])(Cuda<X>, X *params, float *master, float *m, float *v, const float *grads, AdamW,
-                                         size_t n) = {adamw_update1, adamw_update2, adamw_update3, adamw_update};
+    static constexpr void (*versions[4])(Cuda<X>, Floats<X> params, float *m, float *v, const float *grads, AdamW, size_t n) = {
+        adamw_update1, adamw_update2, adamw_update3, adamw_update};
 
     void run(Cuda<X> dev, size_t version) {
-        versions[version - 1](dev, params.data(), master(), m.data(), v.data(), d_grads.data(), adamw_setting(step), n);
+        versions[version - 1](dev, params.where(), m.data(), v.data(), d_grads.data(), adamw_setting(step), n);
     }
 
     void check(Check &check) const {
@@ -140,15 +124,12 @@ template <class X> struct AdamWUpdate {
         const AdamWError allowed = adamw_error(step);
         check("m", m.values(), want.m, allowed.m);
         check("v", v.values(), want.v, allowed.v);
-        if constexpr (std::is_same_v<X, float>) check("params", params.values(), want.master, allowed.params);
-        else {
-            const std::vector<float> master = separate.values();
-            check("master", master, want.master, allowed.params);
-            check("params", params.values(), rounded<X>(widen(master)), 0);
-        }
+        const std::vector<float> got = params.values();
+        check("params", got, want.master, allowed.params);
+        check("rounded params", params.rounded.values(), HostFloats<X>(got).rounded, 0);
     }
 
-    Work work() const { return {.bytes = double(n) * (28 + (std::is_same_v<X, float> ? 0 : sizeof(X)))}; }
+    Work work() const { return {.bytes = double(n) * 28}; }
 };
 
 static const Ladder<AdamWUpdate, float, bf16> ladder(

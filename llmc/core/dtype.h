@@ -34,3 +34,4 @@ template <class X> constexpr const char *dtype_name = nullptr;
 template <> inline constexpr const char *dtype_name<float> = "f32";
 template <> inline constexpr const char *dtype_name<bf16> = "bf16";
 template <> inline constexpr const char *dtype_name<double> = "f64";
+template <> inline constexpr const char *dtype_name<int16_t> = "i16";

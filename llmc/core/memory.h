@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "device.h"
+#include "floats.h"
 
 class Memory {
   public:
@@ -32,6 +33,20 @@ template <class T> void write(Memory &memory, T *to, const std::vector<T> &host)
 template <class T> std::vector<T> read(Memory &memory, const T *from, size_t n) {
     std::vector<T> host(n);
     memory.read(host.data(), from, n * sizeof(T));
+    return host;
+}
+
+template <class X> void write(Memory &memory, Floats<X> to, const std::vector<float> &host) {
+    std::vector<X> rounded(host.size());
+    std::vector<int16_t> lower(to.lower ? host.size() : 0);
+    for (size_t i = 0; i < host.size(); i++) Floats<X>{rounded.data(), lower.data()}.store(i, host[i]);
+    write(memory, to.rounded, rounded), write(memory, to.lower, lower);
+}
+template <class X> std::vector<float> read(Memory &memory, Floats<X> from, size_t n) {
+    auto rounded = read(memory, from.rounded, n);
+    auto lower = read(memory, from.lower, from.lower ? n : 0);
+    std::vector<float> host(n);
+    for (size_t i = 0; i < n; i++) host[i] = Floats<X>{rounded.data(), lower.data()}.load(i);
     return host;
 }
 

@@ -132,8 +132,15 @@ static constexpr size_t format_version = 1, block_elements = size_t(1) << 20;  /
 
 static constexpr struct {
     const char *name;
-    float *OptimizerPart::*data;
+    AnyFloats OptimizerPart::*data;
 } tensors[] = {{"master", &OptimizerPart::master}, {"m", &OptimizerPart::m}, {"v", &OptimizerPart::v}};
+
+static AnyFloats behind(const AnyFloats &floats, size_t n) {
+    return std::visit([&](auto f) -> AnyFloats { return f + n; }, floats);
+}
+static std::vector<float> read(Memory &memory, const AnyFloats &from, size_t n) {
+    return std::visit([&](auto f) { return read(memory, f, n); }, from);
+}
 
 static std::string manifest_path(const std::string &dir) { return dir + "/optimizer.json"; }
 
@@ -165,7 +172,7 @@ static json write_shard(const std::string &dir, const std::string &name, const O
             const OptimizerPart &part = state.parts[p];
             json &checksums = parts[p][tensor.name] = json::array();
             const auto write_block = [&](size_t first, size_t n) {
-                const auto block = read(*state.memory, part.*tensor.data + first, n);
+                const auto block = read(*state.memory, behind(part.*tensor.data, first), n);
                 checksums.push_back(checksum(block));
                 writer.write_part(tensor.name, block.data(), n, host);
             };
@@ -219,7 +226,7 @@ struct Piece {
     const std::string &path;
     const char *tensor;
     size_t global, count;
-    float *kept;          // (count), in the memory of the optimizer
+    AnyFloats kept;       // (count), in the memory of the optimizer
     const float *stored;  // (count), on the host
 };
 
@@ -308,7 +315,8 @@ static std::vector<OptimizerPart> kept_of(const OptimizerState &state, size_t be
     for (const OptimizerPart &part : state.parts) {
         const size_t from = std::max(part.global, begin), to = std::min(part.global + part.count, end),
                      skipped = from - part.global;
-        if (from < to) out.push_back({from, to - from, part.master + skipped, part.m + skipped, part.v + skipped});
+        if (from < to)
+            out.push_back({from, to - from, behind(part.master, skipped), behind(part.m, skipped), behind(part.v, skipped)});
     }
     return out;
 }
@@ -355,7 +363,9 @@ static void visit_optimizer(Comm &comm, const std::string &dir, const OptimizerS
 }
 
 void load_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state) {
-    visit_optimizer(comm, dir, state, [&](const Piece &p) { state.memory->write(p.kept, p.stored, p.count * sizeof(float)); });
+    visit_optimizer(comm, dir, state, [&](const Piece &p) {
+        std::visit([&](auto kept) { write(*state.memory, kept, std::vector(p.stored, p.stored + p.count)); }, p.kept);
+    });
 }
 
 void verify_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state) {

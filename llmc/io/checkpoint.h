@@ -9,17 +9,21 @@
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "../core/memory.h"
 
 struct Comm;
 
+// Parameters of either dtype; moments are float.
+using AnyFloats = std::variant<Floats<float>, Floats<bf16>>;
+
 // What a rank keeps of the optimizer. Elements are counted through all tensors of the model in the order of its parameter table,
 // without padding, so that the same number is the same element in every world.
 struct OptimizerPart {
-    size_t global, count;   // elements [global, global + count)
-    float *master, *m, *v;  // (count), in `memory`
+    size_t global, count;    // elements [global, global + count)
+    AnyFloats master, m, v;  // (count), in `memory`; master: the parameters
 };
 
 struct OptimizerState {
@@ -42,8 +46,8 @@ std::string other_checkpoint(const std::string &dir);
 
 // Called by all ranks; errors are agreed on.
 //
-// optimizer-00003-of-00008.safetensors   rank 3's parts one after the other: "master", "m", "v" (its elements) F32. Where every rank has
-//                                        the whole, rank 0 alone writes.
+// optimizer-00003-of-00008.safetensors   rank 3's parts one after the other: "master" (the parameters), "m", "v" (its elements), all F32.
+//                                        Where every rank has the whole, rank 0 alone writes.
 // optimizer.json                         {"version": 1, "elements", "files": [{"name", "bytes", "header", "parts": [{"global", "count",
 //                                        "master": [...], "m": [...], "v": [...]}]}]}: of the file's header, and of each 2^20 elements
 //                                        of a part in each tensor, the XXH3 checksum; and its own

@@ -1,16 +1,17 @@
 // Adam with decoupled weight decay (Loshchilov and Hutter, 2017, arXiv:1711.05101), as torch.optim.AdamW computes it:
 //
-//   adamw_update(dev, params, master, m, v, grads, a, n)         with g = grad_scale * grads, step = 1, 2, ...
+//   adamw_update(dev, params, m, v, grads, a, n)         with g = grad_scale * grads, step = 1, 2, ...
 //       m = beta1 * m + (1 - beta1) * g          v = beta2 * v + (1 - beta2) * g^2
-//       master = master * (1 - lr * weight_decay) - lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps)
-//       params = master, rounded to X
+//       params = params * (1 - lr * weight_decay) - lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps)
 //
-//   params (n) X     master, m, v, grads (n) float     where X is float, master is params itself; nothing else may alias
+//   params (n) Floats<X>: updated as floats; in bf16 the model sees them rounded to nearest, ties away from zero (floats.h)
+//   m, v, grads (n) float     nothing may alias
 #pragma once
 #include <cmath>
 #include <cstddef>
 
 #include "../core/device.h"
+#include "../core/floats.h"
 #include "../core/mutant.h"
 
 struct AdamW {  // double, because 1 - 0.999f is off by 1e-5
@@ -19,7 +20,7 @@ struct AdamW {  // double, because 1 - 0.999f is off by 1e-5
     size_t step;        // the first update is step 1
 };
 
-// The factors of one step, in float, and the update of one parameter: p of master.
+// The factors of one step, in float, and the update of one parameter.
 struct AdamWFactors {
     float scale, one_minus_beta1, beta2, one_minus_beta2, eps, decay, step_size, root_correction2;
 
@@ -41,16 +42,14 @@ struct AdamWFactors {
     }
 };
 
-template <class X>
-void adamw_update(Cpu<X> dev, X *params, float *master, float *m, float *v, const float *grads, AdamW a, size_t n) {
+template <class X> void adamw_update(Cpu<X> dev, Floats<X> params, float *m, float *v, const float *grads, AdamW a, size_t n) {
     const AdamWFactors factors(a);
 #pragma omp parallel for simd num_threads(dev.threads)
     for (size_t i = 0; i < n; i++) {
-        float p = master[i], m_i = m[i], v_i = v[i];
+        float p = params.load(i), m_i = m[i], v_i = v[i];
         factors.update(p, m_i, v_i, grads[i]);
         m[i] = m_i;
         v[i] = v_i;
-        master[i] = p;
-        params[i] = p;
+        params.store(i, p);
     }
 }

@@ -3,12 +3,12 @@
 // parameters, and keeps the optimizer's state of that part alone.
 //
 //   stage   bytes of a parameter on each of W ranks                     sent in a step, by all ranks together
-//           params   gradients        master, m, v
+//           params   gradients        m, v, lower halves
 //   0       x        4                o          every rank has all     (W - 1) * 2 * 4 * elements
 //   1       x        4                o / W      last micro-step        (W - 1) * (4 + x) * padded elements
 //   2       x        4 / W + buffers  o / W      every micro-step       (W - 1) * (4 * micro-steps + x) * padded elements
 //
-//   x: bytes of X     o: 12, in f32 8: there the master weights are the parameters themselves     buffers: two, of buckets that follow each other
+//   x: bytes of X     o: 10, in f32 8: there the parameters are floats whole (floats.h)     buffers: two, of buckets that follow each other
 //
 // The flat arrays are cut into buckets, which are summed and gathered one by one, and each bucket into one part per rank: the
 // parts that a rank updates are its shard. Parts are of equal size; what a bucket lacks for that is padding behind it.
@@ -20,7 +20,6 @@
 #include "../core/arena.h"
 #include "../core/mutant.h"
 #include "../ops/adamw.h"
-#include "../ops/layout.h"
 #include "../ops/reduce.h"
 #include "comm.h"
 
@@ -99,14 +98,13 @@ struct Sharding {
 // is: first as head, then as embedding. The communicator outlives this.
 template <class Dev> struct Zero {
     using X = typename Dev::X;
-    static constexpr bool rounds = sizeof(X) != sizeof(float);  // master weights are not the parameters themselves
 
     Dev dev;
     const Sharding sharding;
     const std::vector<Tensor> table;   // offsets of the flat arrays
     X *params = nullptr;               // (count); padding stays 0
     float *grads = nullptr;            // stages 0 and 1: (count), stage 2: (shard_count)
-    float *master = nullptr;           // (shard_count); in f32 the parameters: (count)
+    int16_t *lower = nullptr;          // (shard_count) halves of the floats whose others are params; not in f32
     float *m = nullptr, *v = nullptr;  // (shard_count)
     double *norm_scratch = nullptr;    // squared_norm_scratch
     Payload sent;                      // grads and params
@@ -124,8 +122,7 @@ template <class Dev> struct Zero {
         plan.add(&params, "params", {all});
         if (!training) return plan.end_state();
         plan.add(&grads, "gradients", {sharding.stage == 2 ? shard : all});
-        if constexpr (rounds) plan.add(&master, "master weights", {shard});
-        else plan.alias(&master, &params);
+        if constexpr (Floats<X>::halves) plan.add(&lower, "params, lower halves", {shard});
         plan.add(&m, "adamw m", {shard});
         plan.add(&v, "adamw v", {shard});
         plan.end_state();
@@ -181,7 +178,7 @@ template <class Dev> struct Zero {
             AdamW a = adamw;
             a.grad_scale = MUTANT(81, a.grad_scale / comm.size, a.grad_scale);
             if (MUTANT(17, false, !r.decay)) a.weight_decay = 0;
-            adamw_update(dev, params + r.flat, master_at(r), m + r.shard, v + r.shard, grads_at(r), a, r.count);
+            adamw_update(dev, params_at(r), m + r.shard, v + r.shard, grads_at(r), a, r.count);
         }
         gather(comm);
     }
@@ -193,18 +190,7 @@ template <class Dev> struct Zero {
             if (!MUTANT(88, b == 0, false)) comm.wait(std::move(gathers_[b]));
     }
 
-    // The parameters of all ranks follow the master weights, which have just been loaded into the shards; ready().
-    void round_master(Comm &comm) {
-        if constexpr (rounds)
-            for (const Span &s : spans_) round_floats(dev, params + s.flat, master_at(s), s.count);
-        gather(comm);
-    }
-
-    // Where a span of this rank lies.
-    float *master_at(const Span &s) { return master + (rounds ? s.shard : s.flat); }
-    float *grads_at(const Span &s) { return grads + (sharding.stage == 2 ? s.shard : s.flat); }
-
-  private:
+    // The parameters of all ranks follow those of the shards, which have just been updated or loaded; ready().
     void gather(Comm &comm) {
         if (sharding.parts == 1) return;
         gathers_.clear();
@@ -215,6 +201,11 @@ template <class Dev> struct Zero {
         }
     }
 
+    // Where a span of this rank lies.
+    Floats<X> params_at(const Span &s) { return {params + s.flat, Floats<X>::halves ? lower + s.shard : nullptr}; }
+    float *grads_at(const Span &s) { return grads + (sharding.stage == 2 ? s.shard : s.flat); }
+
+  private:
     const std::vector<Span> spans_;
     const std::vector<DecayRun> runs_;
     struct {

@@ -98,7 +98,7 @@ inline Cost op_cost(const ModelConfig &c, const Work &w, Pass pass, Op op, size_
         }
         case ZERO_GRAD: return parameters(4);
         case GRAD_NORM: return parameters(4);
-        case ADAMW: return parameters(w.element < 4 ? 30 : 28);  // gradient, both moments and weight; all but the first back
+        case ADAMW: return parameters(28);  // gradient, both moments and weight; all but the first back
         case GRAD_SUM: return {0, 4 * double(w.bucket)};
         case PARAM_GATHER:
         case COPY:

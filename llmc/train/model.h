@@ -77,7 +77,7 @@ class Model {
     virtual void detect_anomaly() = 0;             // from now on looks at what each op has written, which is slow
     virtual Anomaly anomaly() = 0;                 // the first found by this rank
     virtual void update(const AdamW &) = 0;        // one step over all parameters; weight decay as the table says
-    virtual void optimizer_state_loaded() = 0;     // parameters follow the master weights just read
+    virtual void optimizer_state_loaded() = 0;     // the other ranks' parameters follow
 
     virtual OptimizerState optimizer_state() = 0;  // this rank's part
     virtual LossSums take_sums() = 0;              // of this rank's targets since the last call; only this waits for the device

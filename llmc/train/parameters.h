@@ -22,37 +22,45 @@ inline std::vector<float> initial_values(const Tensor &t, size_t first, size_t n
     return out;
 }
 
-// Every rank reads all weights, and its shard of the float master weights, by itself. A reward model may begin as a language model: then the
-// file has no tensor for its head, which gets initial values.
+// Every rank reads all weights by itself; to train in bf16, those of its shard again, as floats. A reward model may begin as a language
+// model: then the file has no tensor for its head, which gets initial values.
 template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weights, uint64_t seed, Memory &memory) {
-    const auto load = [&](const Tensor &t, size_t first, size_t n, auto *to) {
+    using X = typename Dev::X;
+    const auto load = [&](const Tensor &t, size_t first, size_t n, auto *to, Memory &where) {
         using P = std::remove_pointer_t<decltype(to)>;
-        if (t.init != Tensor::score || weights.find(t.name)) return weights.read_part(t.name, t.shape, first, n, to, memory);
+        if (t.init != Tensor::score || weights.find(t.name)) return weights.read_part(t.name, t.shape, first, n, to, where);
         const auto values = initial_values(t, first, n, seed, 0);
-        write(memory, to, std::vector<P>(values.begin(), values.end()));
+        write(where, to, std::vector<P>(values.begin(), values.end()));
     };
-    for (const Tensor &t : zero.table) load(t, 0, t.count, zero.params + t.offset);
-    if (!zero.master || !zero.rounds) return;
+    for (const Tensor &t : zero.table) load(t, 0, t.count, zero.params + t.offset, memory);
+    if (!zero.lower) return;
+    HostMemory host;
     for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table))
-        load(zero.table[s.tensor], s.first, s.count, zero.master_at(s));
+        in_parts(s.count, [&](size_t first, size_t n) {
+            std::vector<float> values(n);
+            load(zero.table[s.tensor], s.first + first, n, values.data(), host);
+            for (float &f : values)  // ties go to even here, as on the other ranks and in transformers: from one float below
+                if (float(X(f)) != float(Floats<X>::round(f))) f = std::nextafter(f, 0.0f);
+            write(memory, zero.params_at(s) + first, values);
+        });
 }
 
 template <class Dev> void initialise_parameters(Zero<Dev> &zero, Comm &comm, uint64_t seed, double deviation, Memory &memory) {
     for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table))
         in_parts(s.count, [&](size_t first, size_t n) {
             const Tensor &t = zero.table[s.tensor];
-            write(memory, zero.master_at(s) + first, initial_values(t, s.first + first, n, seed, deviation));
+            write(memory, zero.params_at(s) + first, initial_values(t, s.first + first, n, seed, deviation));
         });
-    zero.round_master(comm);
+    zero.gather(comm);
 }
 
-// Rank 0 writes the model bucket by bucket, so that no second copy of it exists. Float weights of a model that computes in bf16 are the
-// master weights: they are gathered into buffer(b), room for bucket b with its padding. Ends in an error that all ranks agree on.
+// Rank 0 writes the model bucket by bucket, so that no second copy of it exists. The float weights of a model that computes in bf16 are
+// gathered into buffer(b), room for bucket b with its padding. Ends in an error that all ranks agree on.
 template <class Dev, class F>
 void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const std::string &export_dtype, Memory &memory,
                      F buffer) {
     const Sharding &sharding = zero.sharding;
-    const bool float_master = zero.rounds && zero.master && export_dtype == "F32";
+    const bool from_halves = zero.lower && export_dtype == "F32";
     zero.ready(comm, 0, sharding.elements);
     std::unique_ptr<HfWriter> writer;
     std::exception_ptr error;  // of rank 0's disk, say: the other ranks are in the middle of gathering
@@ -72,16 +80,18 @@ void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const 
     });
     for (size_t b = 0; b < sharding.buckets.size(); b++) {
         const Bucket &bucket = sharding.buckets[b];
-        const float *master = zero.master ? zero.master + bucket.shard : nullptr;
-        if (float_master && sharding.parts > 1) {
-            comm.all_gather({master, bucket.part}, {buffer(b), sharding.parts * bucket.part});
-            master = buffer(b);
+        if (from_halves) {
+            const size_t own = sharding.own * bucket.part;
+            const auto halves = zero.params_at({bucket.global + own, bucket.begin + own, bucket.shard, bucket.part});
+            in_parts(bucket.part,
+                     [&](size_t first, size_t n) { write(memory, buffer(b) + own + first, read(memory, halves + first, n)); });
+            if (sharding.parts > 1) comm.all_gather({buffer(b) + own, bucket.part}, {buffer(b), sharding.parts * bucket.part});
         }
         for (const Tensor &t : zero.table) {
             const size_t from = std::max(t.offset, bucket.begin), to = std::min(t.offset + t.count, bucket.begin + bucket.count);
             if (from >= to) continue;
             on_rank_0([&] {
-                if (float_master) writer->write(t.name, master + (from - bucket.begin), to - from, memory);
+                if (from_halves) writer->write(t.name, buffer(b) + (from - bucket.begin), to - from, memory);
                 else writer->write(t.name, zero.params + from, to - from, memory);
             });
         }

@@ -50,6 +50,18 @@ template <class T> class DeviceArray {
         return out;
     }
 };
+
+// What Floats<X> points to, in device memory.
+template <class X> struct DeviceFloats {
+    DeviceArray<X> rounded;
+    DeviceArray<int16_t> lower;
+
+    explicit DeviceFloats(const HostFloats<X> &host) : rounded(host.rounded), lower(host.lower) {}
+    explicit DeviceFloats(const std::vector<float> &values) : DeviceFloats(HostFloats<X>(values)) {}
+
+    Floats<X> where() { return {rounded.data(), lower.data()}; }
+    std::vector<float> values() const { return HostFloats<X>(rounded.values(), lower.values()).values(); }
+};
 }  // namespace CUDA_BACKEND
 
 // The same bits in every order of threads, and wherever else a test says so: what comes first is kept, the rest compared with it.

@@ -2,7 +2,6 @@
 #include "../../llmc/parallel/zero.h"
 
 #include "../../llmc/ops/adamw.cuh"
-#include "../../llmc/ops/layout.cuh"
 #include "../../llmc/ops/reduce.cuh"
 #include "gpu_ranks.cuh"
 
@@ -39,8 +38,8 @@ template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stag
     for (float *&buffer : buffers) plan.add(&buffer, "bucket", {zero.sharding.largest});
     plan.place();
     const Arena arena(plan, *memory);
-    for (const Span &s : zero.sharding.spans()) write(*memory, zero.master_at(s), std::vector<float>(s.count, 0.5f));
-    zero.round_master(comm);
+    for (const Span &s : zero.sharding.spans()) write(*memory, zero.params_at(s), std::vector<float>(s.count, 0.5f));
+    zero.gather(comm);
 
     const auto &buckets = zero.sharding.buckets;
     for (size_t step = 1; step <= 2; step++) {

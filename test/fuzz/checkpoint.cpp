@@ -7,8 +7,11 @@
 static SelfComm comm;
 static HostMemory memory;
 static float values[3][5];
-static const OptimizerState state{
-    {{0, 2, values[0], values[1], values[2]}, {2, 3, values[0] + 2, values[1] + 2, values[2] + 2}}, 5, &memory};
+static OptimizerPart part(size_t first, size_t count) {
+    const auto of = [&](size_t tensor) { return Floats<float>{values[tensor] + first}; };
+    return {first, count, of(0), of(1), of(2)};
+}
+static const OptimizerState state{{part(0, 2), part(2, 3)}, 5, &memory};
 
 extern "C" int LLVMFuzzerInitialize(int *, char ***) {
     save_optimizer(comm, fuzz_directory(), state);

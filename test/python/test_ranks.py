@@ -184,8 +184,8 @@ def test_resuming_bf16_gives_the_same_bits(data, tmp_path):
     assert weights(run) == weights(tmp_path / "straight")
 
 
-def test_master_weights_are_exported_from_all_ranks(data, tmp_path):
-    """Steps too small for bf16: only master weights know of them."""
+def test_float_weights_are_exported_from_all_ranks(data, tmp_path):
+    """Steps too small for bf16: only the lower halves of the weights know of them."""
     options = {"dtype": "bf16", "export_dtype": "f32", "max_steps": 3, "lr_scheduler": "constant", "learning_rate": 1e-6}
     exports = {}
     for ranks in (1, 4):
