@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
-from test_runs import (ENVIRONMENT, OPTIMIZER, call, checkpoints, command, log_lines, random_documents, refused, stable, summary, train,
+from test_runs import (ENVIRONMENT, OPTIMIZER, ROOT, call, checkpoints, command, log_lines, random_documents, refused, stable, summary, train,
                        weights, write_data)
 
 OPTIONS = {"max_len": 64, "train_batch_size": 4, "learning_rate": 1e-3}
@@ -347,3 +348,22 @@ def test_a_clock_that_jumps(ranks, data, jumping_clock, tmp_path):
     steps = [line["step_s"] for line in log_lines(run) if "step_s" in line]
     assert min(steps) > 0 and sum(steps) <= summary(run)["hours"] * 3600 <= seconds
     assert "h " not in "".join(line.split("tok/s")[1] for line in result.stdout.splitlines() if line.startswith("step "))  # left
+
+
+# ---- another machine ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_program_of_another_cpu(tmp_path):
+    """Compiled for what only some servers have; where this is one of them, it runs."""
+    if not shutil.which("g++"):
+        pytest.skip("no g++")
+    (tmp_path / "main.cpp").write_text("int main() { return 0; }\n")
+    built = subprocess.run(["g++", "-mavx512fp16", ROOT / "llmc/core/cpu.cpp", tmp_path / "main.cpp", "-o", tmp_path / "main"],
+                           capture_output=True, text=True)
+    if built.returncode:
+        pytest.skip("not an x86 CPU")
+    result = subprocess.run([tmp_path / "main"], capture_output=True, text=True)
+    if "avx512_fp16" in Path("/proc/cpuinfo").read_text():
+        assert (result.returncode, result.stderr) == (0, "")
+    else:
+        assert result.returncode == 1 and "compiled for a CPU with avx512fp16" in result.stderr and "fix: make clean && make" in result.stderr
