@@ -116,7 +116,7 @@ template <class X>
 void rmsnorm_backward3(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
                        const float *rstd, size_t T, size_t C) {
     launch(dev, rmsnorm_dw_kernel3<X>, Grid{ceil_div(C, 128), dw_runs}, 128, 0, scratch, dout, x, rstd, T, C);
-    rmsnorm_add_runs(dev, dw, scratch, dw_runs, C);
+    norm_add_runs(dev, dw, scratch, dw_runs, C);
     launch(dev, rmsnorm_dx_kernel2<X>, Grid{ceil_div(T, row_warps)}, row_warps * 32, 0, dx, dresidual, dout, x, w, rstd, T, C);
 }
 
@@ -132,7 +132,7 @@ __global__ void rmsnorm_backward_kernel4(X *dx, float *parts, const X *dresidual
     float *dw = &shared_mem<float>();  // (warps, C)
     const size_t warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const size_t begin = T * blockIdx.x / gridDim.x, end = T * (blockIdx.x + 1) / gridDim.x;
-    rmsnorm_clear_dw(dw, warps * C);
+    norm_clear(dw, warps * C);
     for (size_t t = begin + warp; t < end; t += warps) {
         float dot = 0;
         for (size_t c = lane; c < C; c += 32) dot += float(dout[t * C + c]) * float(w[c]) * float(x[t * C + c]);
@@ -142,16 +142,16 @@ __global__ void rmsnorm_backward_kernel4(X *dx, float *parts, const X *dresidual
             dx[t * C + c] = dx_element(dresidual, dout, x, w, rstd[t], mean, t * C + c, c);
         }
     }
-    rmsnorm_sum_parts(parts + blockIdx.x * C, dw, warps, C);
+    norm_sum_parts(parts + blockIdx.x * C, dw, warps, C);
 }
 
 template <class X>
 void rmsnorm_backward4(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
                        const float *rstd, size_t T, size_t C) {
-    const size_t warps = rmsnorm_warps(96 << 10, C * sizeof(float)), blocks = std::min(rmsnorm_blocks, ceil_div(T, warps));
+    const size_t warps = norm_warps(96 << 10, C * sizeof(float)), blocks = std::min(norm_blocks, ceil_div(T, warps));
     launch(dev, rmsnorm_backward_kernel4<X>, Grid{blocks}, unsigned(warps * 32), warps * C * sizeof(float), dx, scratch,
            dresidual, dout, x, w, rstd, T, C);
-    rmsnorm_add_runs(dev, dw, scratch, blocks, C);
+    norm_add_runs(dev, dw, scratch, blocks, C);
 }
 
 // ---- version 5: llmc/ops/rmsnorm.cuh -------------------------------------------------------------------------------------------

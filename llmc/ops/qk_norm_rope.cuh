@@ -109,7 +109,7 @@ __global__ void qk_norm_rope_backward_kernel1(X *dqkv, float *scratch, const X *
     }
     float *parts = &shared_mem<float>();  // (groups, D)
     if (c < half) dw.store(parts + group * D + c, half);
-    rmsnorm_sum_parts(scratch + (blockIdx.y * gridDim.x + blockIdx.x) * D, parts, groups, D);
+    norm_sum_parts(scratch + (blockIdx.y * gridDim.x + blockIdx.x) * D, parts, groups, D);
 }
 
 template <class X>
@@ -118,10 +118,10 @@ void qk_norm_rope_backward(Cuda<X> dev, X *dqkv, float *dwq, float *dwk, float *
                            size_t KV, size_t D) {
     if (!wq) return rope_backward(dev, dqkv, table, doc_pos, T, H + KV, D, (H + 2 * KV) * D);
     const unsigned threads = 256, lanes = qk_norm_lanes(D);
-    const size_t blocks = std::min(rmsnorm_blocks, T);
+    const size_t blocks = std::min(norm_blocks, T);
     launch(dev, qk_norm_rope_backward_kernel1<X>, Grid{blocks, 2}, threads, threads / lanes * D * sizeof(float), dqkv, scratch,
            qk_raw, wq, wk, rstd, table, doc_pos, T, unsigned(H), unsigned(KV), unsigned(D), lanes);
-    rmsnorm_add_runs(dev, dwq, scratch, blocks, D);
-    rmsnorm_add_runs(dev, dwk, scratch + blocks * D, blocks, D);
+    norm_add_runs(dev, dwq, scratch, blocks, D);
+    norm_add_runs(dev, dwk, scratch + blocks * D, blocks, D);
 }
 }  // namespace CUDA_BACKEND

@@ -37,19 +37,19 @@ void qk_norm_rope_backward(Cpu<X> dev, X *dqkv, float *dwq, float *dwk, float *s
     const size_t heads = H + KV, stride = (H + 2 * KV) * D;
     rope_backward(dev, dqkv, table, doc_pos, T, heads, D, stride);
     if (!wq) return;
-    const size_t length = ceil_div(T, rmsnorm_runs), runs = ceil_div(T, std::max<size_t>(length, 1));
+    const NormRuns runs(T);
 #pragma omp parallel for num_threads(dev.threads)
-    for (size_t run = 0; run < runs; run++) {
-        float *dwq_run = scratch + run * D, *dwk_run = dwq_run + runs * D;
+    for (size_t run = 0; run < runs.count; run++) {
+        float *dwq_run = scratch + run * D, *dwk_run = dwq_run + runs.count * D;
         std::fill_n(dwq_run, D, 0.0f);
         std::fill_n(dwk_run, D, 0.0f);
-        for (size_t t = run * length; t < std::min(T, (run + 1) * length); t++)
+        for (size_t t = runs.begin(run); t < runs.end(run); t++)
             for (size_t h = 0; h < heads; h++) {
                 X *d = dqkv + t * stride + h * D;
                 const X *none = nullptr, *x = qk_raw + (t * heads + h) * D;
                 rmsnorm_backward_row(d, h < H ? dwq_run : dwk_run, none, d, x, h < H ? wq : wk, rstd[t * heads + h], D);
             }
     }
-    rmsnorm_add_runs(dev, dwq, scratch, runs, D);
-    rmsnorm_add_runs(dev, dwk, scratch + runs * D, runs, D);
+    norm_add_runs(dev, dwq, scratch, runs.count, D);
+    norm_add_runs(dev, dwk, scratch + runs.count * D, runs.count, D);
 }

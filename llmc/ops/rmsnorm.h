@@ -21,9 +21,9 @@
 #include <cstddef>
 #include <vector>
 
-#include "../core/common.h"
 #include "../core/device.h"
 #include "../core/mutant.h"
+#include "norm.h"
 
 // ---- one row ----------------------------------------------------------------------------------------------------------------
 
@@ -52,24 +52,9 @@ void rmsnorm_backward_row(X *dx, float *dw, const X *dresidual, const X *dout, c
     }
 }
 
-// ---- gradients of the weights: summed in runs of tokens, one run a thread, then over the runs -------------------------------
-
-constexpr size_t rmsnorm_runs = 64;
-template <class X> size_t rmsnorm_scratch(Cpu<X>, size_t C) { return rmsnorm_runs * C; }
-
-// dw[c] += sum_run parts[run, c]
-template <class X> void rmsnorm_add_runs(Cpu<X> dev, float *dw, const float *parts, size_t runs, size_t C) {
-    constexpr size_t slice = 64;
-#pragma omp parallel for num_threads(dev.threads)
-    for (size_t s = 0; s < ceil_div(C, slice); s++) {
-        const size_t begin = s * slice, end = std::min(C, begin + slice);
-        for (size_t run = 0; run < runs; run++)
-#pragma omp simd
-            for (size_t c = begin; c < end; c++) dw[c] += parts[run * C + c];
-    }
-}
-
 // ---- the norm of the residual stream ----------------------------------------------------------------------------------------
+
+template <class X> size_t rmsnorm_scratch(Cpu<X>, size_t C) { return norm_runs * C; }
 
 template <class X> void rmsnorm_forward(Cpu<X> dev, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
     const std::vector<float> w32(w, w + C);
@@ -83,26 +68,23 @@ void residual_rmsnorm_forward(Cpu<X> dev, X *sum, X *out, float *rstd, const X *
     const std::vector<float> w32(w, w + C);
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t t = 0; t < T; t++) {
-        const X *x_t = x + t * C, *y_t = y + t * C;
-        X *sum_t = sum + t * C;
-#pragma omp simd
-        for (size_t c = 0; c < C; c++) sum_t[c] = float(x_t[c]) + float(y_t[c]);
-        rstd[t] = rmsnorm_row(out + t * C, sum_t, w32.data(), C, eps);
+        norm_add_row(sum + t * C, x + t * C, y + t * C, C);
+        rstd[t] = rmsnorm_row(out + t * C, sum + t * C, w32.data(), C, eps);
     }
 }
 
 template <class X>
 void rmsnorm_backward(Cpu<X> dev, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
                       const float *rstd, size_t T, size_t C) {
-    const size_t length = ceil_div(T, rmsnorm_runs), runs = ceil_div(T, std::max<size_t>(length, 1));
+    const NormRuns runs(T);
     const std::vector<float> w32(w, w + C);
 #pragma omp parallel for num_threads(dev.threads)
-    for (size_t run = 0; run < runs; run++) {
+    for (size_t run = 0; run < runs.count; run++) {
         float *dw_run = scratch + run * C;
         std::fill_n(dw_run, C, 0.0f);
-        for (size_t t = run * length; t < std::min(T, (run + 1) * length); t++)
+        for (size_t t = runs.begin(run); t < runs.end(run); t++)
             rmsnorm_backward_row(dx + t * C, dw_run, dresidual ? dresidual + t * C : nullptr, dout + t * C, x + t * C, w32.data(),
                                  rstd[t], C);
     }
-    rmsnorm_add_runs(dev, dw, scratch, runs, C);
+    norm_add_runs(dev, dw, scratch, runs.count, C);
 }

@@ -1,0 +1,128 @@
+// layernorm on CUDA. Contract and formulas: layernorm.h.
+#pragma once
+#include "layernorm.h"
+#include "norm.cuh"
+
+inline namespace CUDA_BACKEND {
+
+// ---- one row, by one warp -----------------------------------------------------------------------------------------------------
+
+// The norm of x, or of x + y rounded to X, which also goes to `sum`; y and sum may be null.
+template <class X, int N>
+__device__ void layernorm_warp(X *out, X *sum, float *mean, float *rstd, const X *x, const X *y, const X *w, const X *bias,
+                               X *row, size_t C, float eps) {
+    const size_t lane = threadIdx.x % 32;
+    const float rough = norm_read<X, N>(row, sum, x, y, C, [](float v) { return v; }) / float(C);
+    float rest = 0, squares = 0;
+    for (size_t c = lane * N; c < C; c += 32 * N) {
+        const auto v = Vec<X, N>::load(row + c);
+        for (int i = 0; i < N; i++) {
+            const float d = float(v[i]) - rough;
+            rest += d;
+            squares += d * d;
+        }
+    }
+    const float shift = warp_sum(rest) / float(C), m = rough + MUTANT(113, 0, shift);
+    const float r = rsqrtf(fmaxf(warp_sum(squares) / float(C) - shift * shift, 0.0f) + eps);
+    for (size_t c = lane * N; c < C; c += 32 * N) {
+        auto v = Vec<X, N>::load(row + c);
+        const auto weight = Vec<X, N>::load(w + c), offset = Vec<X, N>::load(bias + c);
+        for (int i = 0; i < N; i++) v[i] = (float(v[i]) - m) * r * float(weight[i]) + float(offset[i]);
+        v.store(out + c);
+    }
+    if (lane == 0) *mean = m, *rstd = r;
+}
+
+// dx of one row, and dw[c] += dout * xh, dbias[c] += dout, which are this warp's own in shared memory. The second reading comes
+// from cache.
+template <class X, int N>
+__device__ void layernorm_backward_warp(X *dx, float *dw, float *dbias, const X *dresidual, const X *dout, const X *x, const X *w,
+                                        float mean, float rstd, size_t C) {
+    const size_t lane = threadIdx.x % 32;
+    float sum = 0, dot = 0;
+    for (size_t c = lane * N; c < C; c += 32 * N) {
+        const auto d = Vec<X, N>::load(dout + c), v = Vec<X, N>::load(x + c), weight = Vec<X, N>::load(w + c);
+        for (int i = 0; i < N; i++) {
+            const float g = float(d[i]) * float(weight[i]);
+            sum += g;
+            dot += g * (float(v[i]) - mean);
+        }
+    }
+    const float mean_g = warp_sum(sum) / float(C), mean_gx = warp_sum(dot) * rstd / float(C);
+    for (size_t c = lane * N; c < C; c += 32 * N) {
+        const auto d = Vec<X, N>::load(dout + c), v = Vec<X, N>::load(x + c), weight = Vec<X, N>::load(w + c);
+        auto dw_c = Vec<float, N>::load(dw + c), dbias_c = Vec<float, N>::load(dbias + c);
+        Vec<float, N> gradient;
+        for (int i = 0; i < N; i++) {
+            const float xh = (float(v[i]) - mean) * rstd, g = float(d[i]) * float(weight[i]);
+            dw_c[i] += float(d[i]) * xh;
+            dbias_c[i] += float(d[i]);
+            gradient[i] = rstd * (g - MUTANT(114, 0, mean_g) - xh * mean_gx);
+        }
+        dw_c.store(dw + c);
+        dbias_c.store(dbias + c);
+        norm_store<X, N>(dx + c, dresidual ? dresidual + c : nullptr, gradient);
+    }
+}
+
+// ---- the norm of the residual stream ------------------------------------------------------------------------------------------
+
+template <class X> size_t layernorm_scratch(Cuda<X>, size_t C) { return 2 * norm_blocks * C; }
+
+// One warp per token. Moves 2 T C elements, with the sum 4 T C.
+template <class X, int N>
+__global__ void layernorm_forward_kernel1(X *out, X *sum, float *mean, float *rstd, const X *x, const X *y, const X *w,
+                                          const X *bias, size_t T, size_t C, float eps) {
+    const size_t warp = threadIdx.x / 32, t = blockIdx.x * size_t(blockDim.x / 32) + warp;
+    if (t >= T) return;
+    layernorm_warp<X, N>(out + t * C, sum ? sum + t * C : nullptr, mean + t, rstd + t, x + t * C, y ? y + t * C : nullptr, w,
+                         bias, &shared_mem<X>() + warp * C, C, eps);
+}
+
+template <class X>
+void residual_layernorm_forward(Cuda<X> dev, X *sum, X *out, float *mean, float *rstd, const X *x, const X *y, const X *w,
+                                const X *bias, size_t T, size_t C, float eps) {
+    constexpr int N = Vec<X>::size;
+    const size_t warps = norm_warps(48 << 10, C * sizeof(X));
+    const bool wide = fit_vectors<N>(C, sum, out, x, y, w, bias);
+    launch(dev, wide ? layernorm_forward_kernel1<X, N> : layernorm_forward_kernel1<X, 1>, Grid{ceil_div(T, warps)},
+           unsigned(warps * 32), warps * C * sizeof(X), out, sum, mean, rstd, x, y, w, bias, T, C, eps);
+}
+
+template <class X>
+void layernorm_forward(Cuda<X> dev, X *out, float *mean, float *rstd, const X *x, const X *w, const X *bias, size_t T, size_t C,
+                       float eps) {
+    X *no_sum = nullptr;
+    const X *no_y = nullptr;
+    residual_layernorm_forward(dev, no_sum, out, mean, rstd, x, no_y, w, bias, T, C, eps);
+}
+
+// A block has a run of tokens, each warp every warps-th of them. Moves 4 T C elements (x, dout, dresidual, dx).
+template <class X, int N>
+__global__ void layernorm_backward_kernel1(X *dx, float *dw_parts, float *dbias_parts, const X *dresidual, const X *dout,
+                                           const X *x, const X *w, const float *mean, const float *rstd, size_t T, size_t C) {
+    const size_t warps = blockDim.x / 32, warp = threadIdx.x / 32;
+    const size_t begin = T * blockIdx.x / gridDim.x, end = T * (blockIdx.x + 1) / gridDim.x;
+    float *dw = &shared_mem<float>(), *dbias = dw + warps * C;  // (warps, C) each
+    norm_clear(dw, 2 * warps * C);
+    for (size_t t = begin + warp; t < end; t += warps)
+        layernorm_backward_warp<X, N>(dx + t * C, dw + warp * C, dbias + warp * C, dresidual ? dresidual + t * C : nullptr,
+                                      dout + t * C, x + t * C, w, mean[t], rstd[t], C);
+    norm_sum_parts(dw_parts + blockIdx.x * C, dw, warps, C);
+    norm_sum_parts(dbias_parts + blockIdx.x * C, dbias, warps, C);
+}
+
+template <class X>
+void layernorm_backward(Cuda<X> dev, X *dx, float *dw, float *dbias, float *scratch, const X *dresidual, const X *dout,
+                        const X *x, const X *w, const float *mean, const float *rstd, size_t T, size_t C) {
+    constexpr int N = Vec<X>::size;
+    const size_t bytes = 2 * C * sizeof(float), warps = norm_warps(96 << 10, bytes);
+    const size_t blocks = std::min(norm_blocks, ceil_div(T, warps));
+    float *dw_parts = scratch, *dbias_parts = scratch + blocks * C;  // (blocks, C) each
+    const bool wide = fit_vectors<N>(C, dx, dresidual, dout, x, w);
+    launch(dev, wide ? layernorm_backward_kernel1<X, N> : layernorm_backward_kernel1<X, 1>, Grid{blocks}, unsigned(warps * 32),
+           warps * bytes, dx, dw_parts, dbias_parts, dresidual, dout, x, w, mean, rstd, T, C);
+    norm_add_runs(dev, dw, dw_parts, blocks, C);
+    norm_add_runs(dev, dbias, dbias_parts, blocks, C);
+}
+}  // namespace CUDA_BACKEND

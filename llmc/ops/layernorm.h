@@ -1,0 +1,113 @@
+// Layer normalisation (Ba, Kiros and Hinton, 2016, arXiv:1607.06450), the norm of GPT-2, whose layer_norm_epsilon is 1e-5.
+//
+//   layernorm_forward (dev, out, mean, rstd, x, w, bias, T, C, eps)
+//       mean[t] = mean_c x[t,c]     rstd[t] = 1 / sqrt(mean_c (x[t,c] - mean[t])^2 + eps)
+//       out[t,c] = (x[t,c] - mean[t]) * rstd[t] * w[c] + bias[c]
+//   residual_layernorm_forward(dev, sum, out, mean, rstd, x, y, w, bias, T, C, eps)
+//       sum = x + y, rounded to X                            out, mean, rstd = layernorm_forward of the rounded sum
+//   layernorm_backward(dev, dx, dw, dbias, scratch, dresidual, dout, x, w, mean, rstd, T, C)
+//       with g = dout * w and xh = (x - mean) * rstd:        dx = dresidual + rstd * (g - mean_c(g) - xh * mean_c(g * xh))
+//                                                            dw += sum_t dout * xh     dbias += sum_t dout
+//
+//   out, sum, x, y, dx, dresidual, dout (T, C) X     w, bias (C) X     mean, rstd (T) float     dw, dbias (C) float, accumulated
+//   scratch: layernorm_scratch(dev, C) floats     dresidual may be null: nothing is added
+//   out may alias x, sum may alias x or y, dx may alias dout or dresidual.
+//
+// Everything between reading and writing an element is float. Sums are taken in an order that depends on the sizes alone, never
+// on threads. The variance is that of differences, not mean(x^2) - mean(x)^2, which cancels where the mean is far from zero; and
+// what a sum of C floats loses of the mean is found in the same differences (Chan, Golub and LeVeque, 1983): their mean, which
+// should be 0, is added to it. So a constant row has variance 0, and its out is the bias.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+#include "../core/device.h"
+#include "../core/mutant.h"
+#include "norm.h"
+
+// ---- one row ----------------------------------------------------------------------------------------------------------------
+
+// The weights may be X or float: a caller with many rows converts them once.
+template <class X, class W>
+void layernorm_row(X *out, float *mean, float *rstd, const X *x, const W *w, const W *bias, size_t C, float eps) {
+    float sum = 0, rest = 0, squares = 0;
+#pragma omp simd reduction(+ : sum)
+    for (size_t c = 0; c < C; c++) sum += float(x[c]);
+    const float rough = sum / float(C);
+#pragma omp simd reduction(+ : rest, squares)
+    for (size_t c = 0; c < C; c++) {
+        const float d = float(x[c]) - rough;
+        rest += d;
+        squares += d * d;
+    }
+    const float shift = rest / float(C), m = rough + MUTANT(110, 0, shift);
+    const float r = 1.0f / std::sqrt(std::max(squares / float(C) - shift * shift, 0.0f) + eps);
+#pragma omp simd
+    for (size_t c = 0; c < C; c++) out[c] = (float(x[c]) - m) * r * float(w[c]) + float(bias[c]);
+    *mean = m;
+    *rstd = r;
+}
+
+template <class X, class W>
+void layernorm_backward_row(X *dx, float *dw, float *dbias, const X *dresidual, const X *dout, const X *x, const W *w, float mean,
+                            float rstd, size_t C) {
+    float sum = 0, dot = 0;
+#pragma omp simd reduction(+ : sum, dot)
+    for (size_t c = 0; c < C; c++) {
+        const float g = float(dout[c]) * float(w[c]);
+        sum += g;
+        dot += g * (float(x[c]) - mean);
+    }
+    const float mean_g = sum / float(C), mean_gx = dot * rstd / float(C);
+#pragma omp simd
+    for (size_t c = 0; c < C; c++) {
+        const float xh = (float(x[c]) - mean) * rstd, g = float(dout[c]) * float(w[c]);
+        dw[c] += float(dout[c]) * xh;  // both before dx, which may overwrite dout
+        dbias[c] += float(dout[c]);
+        dx[c] = (dresidual ? float(dresidual[c]) : 0.0f) + rstd * (g - MUTANT(111, 0, mean_g) - xh * mean_gx);
+    }
+}
+
+// ---- the norm of the residual stream ----------------------------------------------------------------------------------------
+
+template <class X> size_t layernorm_scratch(Cpu<X>, size_t C) { return 2 * norm_runs * C; }
+
+template <class X>
+void layernorm_forward(Cpu<X> dev, X *out, float *mean, float *rstd, const X *x, const X *w, const X *bias, size_t T, size_t C,
+                       float eps) {
+    const std::vector<float> w32(w, w + C), bias32(bias, bias + C);
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t t = 0; t < T; t++) layernorm_row(out + t * C, mean + t, rstd + t, x + t * C, w32.data(), bias32.data(), C, eps);
+}
+
+template <class X>
+void residual_layernorm_forward(Cpu<X> dev, X *sum, X *out, float *mean, float *rstd, const X *x, const X *y, const X *w,
+                                const X *bias, size_t T, size_t C, float eps) {
+    const std::vector<float> w32(w, w + C), bias32(bias, bias + C);
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t t = 0; t < T; t++) {
+        norm_add_row(sum + t * C, x + t * C, y + t * C, C);
+        layernorm_row(out + t * C, mean + t, rstd + t, sum + t * C, w32.data(), bias32.data(), C, eps);
+    }
+}
+
+template <class X>
+void layernorm_backward(Cpu<X> dev, X *dx, float *dw, float *dbias, float *scratch, const X *dresidual, const X *dout, const X *x,
+                        const X *w, const float *mean, const float *rstd, size_t T, size_t C) {
+    const NormRuns runs(T);
+    float *dw_parts = scratch, *dbias_parts = scratch + runs.count * C;  // (runs, C) each
+    const std::vector<float> w32(w, w + C);
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t run = 0; run < runs.count; run++) {
+        float *dw_run = dw_parts + run * C, *dbias_run = dbias_parts + run * C;
+        std::fill_n(dw_run, C, 0.0f);
+        std::fill_n(dbias_run, C, 0.0f);
+        for (size_t t = runs.begin(run); t < runs.end(run); t++)
+            layernorm_backward_row(dx + t * C, dw_run, dbias_run, dresidual ? dresidual + t * C : nullptr, dout + t * C,
+                                   x + t * C, w32.data(), mean[t], rstd[t], C);
+    }
+    norm_add_runs(dev, dw, dw_parts, runs.count, C);
+    norm_add_runs(dev, MUTANT(112, dw, dbias), dbias_parts, runs.count, C);
+}

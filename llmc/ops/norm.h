@@ -1,0 +1,35 @@
+// What rmsnorm, layernorm and the norm of queries and keys share: the order in which gradients of weights are summed over tokens.
+// It depends on the sizes alone, never on threads: first over runs of tokens, one run a thread, then over the runs.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+
+#include "../core/common.h"
+#include "../core/device.h"
+
+constexpr size_t norm_runs = 64;  // at most
+
+struct NormRuns {
+    size_t T, length, count;
+    explicit NormRuns(size_t T) : T(T), length(std::max<size_t>(ceil_div(T, norm_runs), 1)), count(ceil_div(T, length)) {}
+    size_t begin(size_t run) const { return run * length; }
+    size_t end(size_t run) const { return std::min(T, begin(run) + length); }
+};
+
+// dw[c] += sum_run parts[run, c]
+template <class X> void norm_add_runs(Cpu<X> dev, float *dw, const float *parts, size_t runs, size_t C) {
+    constexpr size_t slice = 64;
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t s = 0; s < ceil_div(C, slice); s++) {
+        const size_t begin = s * slice, end = std::min(C, begin + slice);
+        for (size_t run = 0; run < runs; run++)
+#pragma omp simd
+            for (size_t c = begin; c < end; c++) dw[c] += parts[run * C + c];
+    }
+}
+
+// out = x + y, of one row
+template <class X> void norm_add_row(X *out, const X *x, const X *y, size_t C) {
+#pragma omp simd
+    for (size_t c = 0; c < C; c++) out[c] = float(x[c]) + float(y[c]);
+}
