@@ -10,7 +10,8 @@ namespace CUDA_BACKEND::workshop {
 
 // ---- version 1: the formula ----------------------------------------------------------------------------------------------------
 //
-// tanhf has two branches, a polynomial for small arguments and an exp for others: a warp whose lanes disagree takes both.
+// tanhf has two branches, a polynomial for small arguments and an exp for others: a warp whose lanes disagree takes both. And where
+// x is negative, 1 + tanh cancels: what is left is off by a rounding of 1, however small it is.
 
 template <class X> __global__ void gelu_backward_kernel1(X *dx, const X *dout, const X *x, size_t n) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
@@ -60,7 +61,9 @@ template <class X> struct GeluBackward {
 
     void check(Check &check) const {
         const auto v = widen(x), d = widen(dout);
-        check("dx", dx.values(), gelu_backward_reference<Gelu::tanh>(d, v), gelu_backward_error<Gelu::tanh, X>(d, v));
+        const double at = largest(v), cancelled = unit_roundoff<float> * largest(d) * (1 + at * 1.6 * (1 + 0.135 * at * at));
+        check("dx", dx.values(), gelu_backward_reference<Gelu::tanh>(d, v),  // version 1: tanh near 1 is off by a rounding or two
+              gelu_backward_error<Gelu::tanh, X>(d, v) + 2 * cancelled);
     }
 
     Work work() const { return {.bytes = 3.0 * double(n) * sizeof(X)}; }
