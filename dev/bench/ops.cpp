@@ -7,6 +7,8 @@
 // lines that it will overwrite, three transfers for the two counted, whereas AdamW writes only what it has read: hence its share
 // of up to 1.5.
 #include "../../llmc/ops/adamw.h"
+#include "../../llmc/ops/gelu.h"
+#include "../../llmc/ops/layernorm.h"
 #include "../../llmc/ops/loss.h"
 #include "../../llmc/ops/rmsnorm.h"
 #include "../../llmc/ops/swiglu.h"
@@ -63,6 +65,34 @@ template <class Dev> static void head(PlainMatmul<Dev> &plain) {
     printf(" %14s %8.1f\n", "", reference * 1e-9);
 }
 
+// What GPT-2 has in place of rmsnorm and swiglu.
+template <class Dev> static void gpt2_streams(Dev dev) {
+    using X = typename Dev::X;
+    constexpr size_t T = 16384, n = T * F;
+    const auto a = noise<X>(n, 12), b = noise<X>(n, 13), w = noise<X>(C, 14), bias = noise<X>(C, 15);
+    std::vector<X> out(n);
+    std::vector<float> mean(T), rstd(T), dw(C), dbias(C), scratch(layernorm_scratch(dev, C)), copied(n);
+    const std::vector<float> values = noise<float>(n, 16);
+    const auto t = fastest(
+        5, {[&] { layernorm_forward(dev, out.data(), mean.data(), rstd.data(), a.data(), w.data(), bias.data(), T, C, 1e-5f); },
+            [&] {
+                layernorm_backward(dev, out.data(), dw.data(), dbias.data(), scratch.data(), b.data(), b.data() + T * C, a.data(),
+                                   w.data(), mean.data(), rstd.data(), T, C);
+            },
+            [&] { gelu_forward<Gelu::tanh>(dev, out.data(), a.data(), n); },
+            [&] { gelu_backward<Gelu::tanh>(dev, out.data(), b.data(), a.data(), n); },
+            [&] { gelu_forward<Gelu::erf>(dev, out.data(), a.data(), n); },
+            [&] { gelu_backward<Gelu::erf>(dev, out.data(), b.data(), a.data(), n); },
+            [&] {
+#pragma omp parallel for simd num_threads(dev.threads)
+                for (size_t i = 0; i < n; i++) copied[i] = values[i];
+            }});
+    const double x = sizeof(X), TC = double(T * C) * x, TF = double(n) * x, copy = 2 * sizeof(float) * double(n) / t[6];
+    printf("%-5s", dtype_name<X>);
+    print_rates({2 * TC, 4 * TC, 2 * TF, 3 * TF, 2 * TF, 3 * TF}, t, copy);
+    printf(" %8.1f\n", copy * 1e-9);
+}
+
 template <class Dev> static void streams(Dev dev) {
     using X = typename Dev::X;
     constexpr size_t T = 16384, n = T * 2 * F;  // of every array n elements at most
@@ -115,4 +145,8 @@ int main(int argc, char **argv) {
     printf("dtype        rmsnorm       backward         swiglu       backward          adamw     copy\n");
     streams(f32.dev);
     streams(bf16.dev);
+    printf("\n16384 rows of 576 (layernorm) and 1536 (gelu), as GPT-2 has them; GB/s and share of a copy's\n");
+    printf("dtype      layernorm       backward      gelu tanh       backward       gelu erf       backward     copy\n");
+    gpt2_streams(f32.dev);
+    gpt2_streams(bf16.dev);
 }

@@ -6,6 +6,7 @@
 #include "adamw.cuh"
 #include "attention.cuh"
 #include "embedding.cuh"
+#include "gelu.cuh"
 #include "layernorm.cuh"
 #include "layout.cuh"
 #include "loss.cuh"

@@ -1,0 +1,48 @@
+// gelu on CUDA. Contract and formulas: gelu.h.
+#pragma once
+#include "gelu.h"
+#include "warp.cuh"
+
+inline namespace CUDA_BACKEND {
+// One vector per thread. Moves 2 n elements.
+template <Gelu form, class X, int N> __global__ void gelu_forward_kernel1(X *out, const X *x, size_t n) {
+    const size_t i = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * N;
+    if (i >= n) return;
+    auto v = Vec<X, N>::load(x + i);
+    for (int j = 0; j < N; j++) {
+        const float at = v[j];
+        v[j] = at * gelu_factor<form>(at, expf(gelu_exponent<form>(at))).P;
+    }
+    v.store(out + i);
+}
+
+template <Gelu form, class X> void gelu_forward(Cuda<X> dev, X *out, const X *x, size_t n) {
+    constexpr unsigned threads = 256;
+    constexpr int N = Vec<X>::size;
+    const bool wide = fit_vectors<N>(n, out, x);
+    launch(dev, wide ? gelu_forward_kernel1<form, X, N> : gelu_forward_kernel1<form, X, 1>,
+           Grid{ceil_div(n, threads * (wide ? N : 1))}, threads, 0, out, x, n);
+}
+
+// Moves 3 n elements.
+template <Gelu form, class X, int N> __global__ void gelu_backward_kernel1(X *dx, const X *dout, const X *x, size_t n) {
+    const size_t i = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * N;
+    if (i >= n) return;
+    const auto v = Vec<X, N>::load(x + i);
+    auto d = Vec<X, N>::load(dout + i);
+    for (int j = 0; j < N; j++) {
+        const float at = v[j];
+        const GeluFactor f = gelu_factor<form>(at, expf(gelu_exponent<form>(at)));
+        d[j] = float(d[j]) * (f.P + MUTANT(116, 0, at * f.slope));
+    }
+    d.store(dx + i);
+}
+
+template <Gelu form, class X> void gelu_backward(Cuda<X> dev, X *dx, const X *dout, const X *x, size_t n) {
+    constexpr unsigned threads = 256;
+    constexpr int N = Vec<X>::size;
+    const bool wide = fit_vectors<N>(n, dx, dout, x);
+    launch(dev, wide ? gelu_backward_kernel1<form, X, N> : gelu_backward_kernel1<form, X, 1>,
+           Grid{ceil_div(n, threads * (wide ? N : 1))}, threads, 0, dx, dout, x, n);
+}
+}  // namespace CUDA_BACKEND

@@ -1,0 +1,73 @@
+// gelu in float64, and how far float may be from it.
+#pragma once
+#include "../llmc/ops/gelu.h"
+#include "check.h"
+
+template <Gelu form> constexpr const char *gelu_name = form == Gelu::erf ? "erf" : "tanh";
+
+struct GeluReference {
+    double P, slope;  // of P
+    double exponent;  // of the exp in it
+};
+
+template <Gelu form> GeluReference gelu_reference(double x) {
+    const double pi = std::acos(-1.0);
+    if constexpr (form == Gelu::erf)
+        return {std::erfc(-x / std::sqrt(2.0)) / 2, std::exp(-x * x / 2) / std::sqrt(2 * pi), -x * x / 2};
+    const double a = std::sqrt(2 / pi), u = a * (x + 0.044715 * x * x * x), P = 1 / (1 + std::exp(-2 * u));
+    return {P, P / (1 + std::exp(2 * u)) * 2 * a * (1 + 3 * 0.044715 * x * x), -2 * u};
+}
+
+template <Gelu form> std::vector<double> gelu_reference(const std::vector<double> &x) {
+    std::vector<double> out;
+    for (const double v : x) out.push_back(v * gelu_reference<form>(v).P);
+    return out;
+}
+
+template <Gelu form> std::vector<double> gelu_backward_reference(const std::vector<double> &dout, const std::vector<double> &x) {
+    std::vector<double> dx;
+    for (size_t i = 0; i < x.size(); i++) {
+        const GeluReference r = gelu_reference<form>(x[i]);
+        dx.push_back(dout[i] * (r.P + x[i] * r.slope));
+    }
+    return dx;
+}
+
+// The relative error of P in float. The exponent has 4 roundings, so that exp is off by 4 of them times the exponent and its own 2.
+// In the form with erf there are 3 in t, 8 in the polynomial, whose alternating terms are up to 3 times the sum, and 1.7e-8, a
+// third of one, in its coefficients: below 40 in all.
+inline double gelu_P_error(const GeluReference &r) { return (40 + 4 * std::abs(r.exponent)) * unit_roundoff<float>; }
+
+template <Gelu form, class X> double gelu_error(const std::vector<double> &x) {
+    double error = 0;
+    for (const double v : x) {
+        const GeluReference r = gelu_reference<form>(v);
+        error = std::max(error, std::abs(v) * r.P * (gelu_P_error(r) + unit_roundoff<X>));
+    }
+    return error;
+}
+
+// As P, so its slope, but for 1 - P in the form with tanh, which is rounded as 1 is: of x P' = x P (1 - P) 2 u' that is one rounding
+// of x P 2 u'.
+template <Gelu form, class X> double gelu_backward_error(const std::vector<double> &dout, const std::vector<double> &x) {
+    double error = 0;
+    for (size_t i = 0; i < x.size(); i++) {
+        const GeluReference r = gelu_reference<form>(x[i]);
+        const double of_one = form == Gelu::erf ? 0 : std::abs(x[i]) * r.P * 1.6 * (1 + 0.135 * x[i] * x[i]);
+        error = std::max(error, std::abs(dout[i]) * ((r.P + std::abs(x[i] * r.slope)) *
+                                                     (2 * gelu_P_error(r) + unit_roundoff<X>)+of_one * 4 * unit_roundoff<float>));
+    }
+    return error;
+}
+
+// Far from 0 gelu is 0 or x itself, and its derivative 0 or 1; a NaN stays one.
+inline const std::vector<float> extreme_inputs = {-1e30f, -1000, -100, -0.0f, 0, 100, 1000, 1e30f, NAN};
+
+template <class X> void expect_gelu_extremes(const std::vector<X> &out, const std::vector<X> &dx) {  // dx: where dout is 1
+    const std::vector<float> gelu = {0, 0, 0, 0, 0, 100, 1000, 1e30f}, slope = {0, 0, 0, 0.5f, 0.5f, 1, 1, 1};
+    for (size_t i = 0; i < gelu.size(); i++) {
+        EXPECT_EQ(float(out[i]), float(X(gelu[i]))) << extreme_inputs[i];
+        EXPECT_EQ(float(dx[i]), slope[i]) << extreme_inputs[i];
+    }
+    EXPECT_TRUE(std::isnan(float(out.back())) && std::isnan(float(dx.back())));
+}
