@@ -81,7 +81,8 @@ FLAG = {"type": boolean, "nargs": "?", "const": True, "metavar": "BOOL"}  # --fl
 
 def add_common(parser, needs_input):
     parser.add_argument("--input", metavar="FILE[,FILE]", required=needs_input, type=comma_list,
-                        help="JSON lines, JSON, CSV, parquet (by extension), or the train split of a hub dataset OWNER/NAME")
+                        help="JSON lines, JSON, CSV, parquet, token shards of llm.c (by extension; .bin), or the train split of a "
+                             "hub dataset OWNER/NAME")
     parser.add_argument("--dataset_probs", metavar="P,P,...", type=probabilities,
                         help="draw each record from one of the inputs with these probabilities, which add up to 1, until all "
                              "have been read once; smaller ones are repeated (default: one input after the other)")
@@ -119,7 +120,7 @@ def build_parser(description=None):
     tasks = parser.add_subparsers(dest="task", required=True, metavar="|".join(DRAFTS), parser_class=Parser)
     # What a task has no flag for.
     parser.set_defaults(prompt=None, tokenizer_chat_template=None, input_key=None, append_eos=False, max_len=None,
-                        truncation=None, chat_template=True, chat_template_kwargs={}, show=0)
+                        truncation=None, chat_template=True, chat_template_kwargs={}, show=0, to_bin=None)
 
     sft = tasks.add_parser("sft", help="chats, or prompts with completions", allow_abbrev=False,
                            description=f"Fields: {SFT_FORMATS}. {CHAT_FIELDS}.")
@@ -155,6 +156,7 @@ def build_parser(description=None):
     add_length(pretrain, "split", ["split", "drop", "keep"])
     add_show(pretrain)
     pretrain.add_argument("--input_key", metavar="FIELD", help="the text")
+    pretrain.add_argument("--to_bin", metavar="PREFIX", help="write the tokens as shards of llm.c, too: PREFIX_000000.bin, ...")
 
     prompts = tasks.add_parser("prompts", help="prompts to generate from", allow_abbrev=False,
                                description=f"Fields: {PROMPT_FORMATS}. {CHAT_FIELDS}.")

@@ -27,6 +27,7 @@ from documents import DRAFTS, margin_of
 from errors import DataError
 from options import build_parser, snake_case
 from records import Record, check_inputs, read_records, total_size
+from shards import check_prefix, write_shards
 from show import LEGEND, shown
 from token_file import TokenFile
 from tokenizer import Tokenizer, fnv1a
@@ -289,10 +290,12 @@ def prepare(task, options, processes):
     names = options.input or []
     check_inputs(names)
     tokenizer = Tokenizer(options.tokenizer, options.tokenizer_chat_template)
+    if options.to_bin:
+        check_prefix(options.to_bin, tokenizer)
     options.chat_template = options.chat_template and tokenizer.hf.chat_template is not None
     recipe = Recipe(task, options, tokenizer)
     typed = (Record("--prompt", i, None, {"prompt": text}, len(text)) for i, text in enumerate(options.prompt or [], 1))
-    records = itertools.chain(typed, read_records(names, options.dataset_probs, options.seed, options.max_samples))
+    records = itertools.chain(typed, read_records(names, tokenizer.eos, options.dataset_probs, options.seed, options.max_samples))
     progress = Progress(None if options.dataset_probs or options.max_samples else total_size(names))
     counts, targets, first = Counter(), 0, []
     file = TokenFile(options.out, tokenizer.vocab_size)
@@ -308,6 +311,8 @@ def prepare(task, options, processes):
         summary = table(task, options, counts, lengths, targets)
         if not len(lengths):
             raise DataError(f"no record is left:\n{summary}", "a longer --max_len, or records with something to learn")
+        if options.to_bin:
+            summary += f"\n  {'token shards':<32}{write_shards(options.to_bin, file.all_tokens(), lengths, tokenizer.eos):>16,}"
         file.write(metadata(task, options, tokenizer))
     finally:
         progress.end()

@@ -1,4 +1,4 @@
-"""Reading records: JSON lines, JSON, CSV, parquet or a dataset of the Hugging Face hub, one record at a time."""
+"""Reading records: JSON lines, JSON, CSV, parquet, llm.c's token shards or a dataset of the Hugging Face hub, one record at a time."""
 
 import csv
 import itertools
@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from errors import DataError
+from shards import read_shard
 
-EXTENSIONS = (".jsonl", ".json", ".csv", ".parquet")
+EXTENSIONS = (".jsonl", ".json", ".csv", ".parquet", ".bin")
 
 
 class Record(NamedTuple):
@@ -70,14 +71,15 @@ def total_size(names):
     return sum(parquet_size(name) if name.endswith(".parquet") else os.path.getsize(name) for name in names)
 
 
-def read_records(names, probs=None, seed=0, max_samples=None):
+def read_records(names, end_of_text, probs=None, seed=0, max_samples=None):
     """The first max_samples records of each input, one input after the other; with probs at random, see interleaved()."""
-    inputs = [lambda name=name: itertools.islice(read_input(name), max_samples) for name in names]
+    inputs = [lambda name=name: itertools.islice(read_input(name, end_of_text), max_samples) for name in names]
     return interleaved(inputs, probs, seed) if probs else itertools.chain.from_iterable(open_input() for open_input in inputs)
 
 
-def read_input(name):
-    readers = {".jsonl": read_json_lines, ".json": read_json, ".csv": read_csv, ".parquet": read_parquet}
+def read_input(name, end_of_text):
+    readers = {".jsonl": read_json_lines, ".json": read_json, ".csv": read_csv, ".parquet": read_parquet,
+               ".bin": lambda path: read_shard(path, end_of_text)}
     reader = read_hub if is_hub_name(name) else readers[os.path.splitext(name)[1]]
     number = 0
     for number, (line, raw, size) in enumerate(reader(name), 1):

@@ -45,6 +45,10 @@ class TokenFile:
         self.lengths.append(lengths)
         self.margins.append(np.array(margins, DTYPES["F32"]))
 
+    def all_tokens(self):
+        self.tokens.flush()
+        return np.memmap(self.tokens, DTYPES[self.dtype], "r")
+
     def write(self, metadata):
         lengths = np.concatenate(self.lengths)
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(DTYPES["I64"])

@@ -144,3 +144,74 @@ def test_shown_text_is_the_documents(bench):
             text = "".join(rng.choice(["a", " ", "é", "😀", "漢", "Q", "\n"]) for _ in range(20))
             ids = backend.encode(text).ids
             assert "".join(piece for piece, _ in pieces(backend, ids, [1] * len(ids))) == backend.decode(ids) == text
+
+
+# ---- llm.c's token shards
+
+END = 256  # of text, in a tokenizer of bytes
+
+
+def shard(bench, tokens, name="a.bin", magic=20240520, version=1, count=None):
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, version, len(tokens) if count is None else count
+    (bench.path / name).write_bytes(header.tobytes() + np.array(tokens, "<u2").tobytes())
+    return str(bench.path / name)
+
+
+def test_documents_of_token_shards(bench):
+    whole = shard(bench, [END, 1, 2, 3, END, 4, 5, END, END, 6])
+    middle = shard(bench, [7, 8, END, 9, END], name="b.bin")
+    documents = bench.run("pretrain", bench.tokenizer(merges=[]), f"{whole},{middle}")
+    assert documents.ids == [[END, 1, 2, 3, END], [END, 4, 5, END], [END, END], [END, 6], [7, 8, END], [END, 9, END]]
+    assert documents.masks == [[0] + [1] * (len(ids) - 1) for ids in documents.ids]
+    assert bench.run("pretrain", bench.tokenizer(merges=[]), middle).ids == [[7, 8, END], [END, 9, END]]
+    assert bench.run("pretrain", bench.tokenizer(merges=[]), shard(bench, [1, 2])).ids == [[1, 2]]
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, 1000])
+def test_token_shards_written_back(bench, monkeypatch, size):
+    import shards
+
+    monkeypatch.setattr(shards, "SHARD_TOKENS", size)
+    stream = [END, 1, 2, 3, END, 4, 5, 6, 7, 8, 9, END, END, 10, END, 11, 12]
+    prefix = str(bench.path / "new")
+    bench.run("pretrain", bench.tokenizer(merges=[]), shard(bench, stream), "--to_bin", prefix, "--max_len", "5")  # one is split
+    paths = sorted(name for name in os.listdir(bench.path) if name.startswith("new"))
+    assert paths == [f"new_{i:06}.bin" for i in range(-(-len(stream) // size))] and bench.row("token shards") == len(paths)
+    arrays = [np.fromfile(bench.path / name, "<u2")[512:] for name in paths]
+    assert [len(array) for array in arrays[:-1]] == [size] * (len(paths) - 1)
+    assert np.concatenate(arrays).tolist() == stream
+    for name, array in zip(paths, arrays):
+        assert np.fromfile(bench.path / name, "<i4", 256).tolist() == [20240520, 1, len(array)] + [0] * 253
+
+    (bench.path / "out.safetensors").unlink()
+    message = bench.refused("pretrain", bench.tokenizer(merges=[]), shard(bench, stream), "--to_bin", prefix)
+    assert "there is" in message and "new_000000.bin" in message
+
+
+def test_text_as_token_shards(bench):
+    documents = bench.run("pretrain", bench.tokenizer(merges=[]), [{"text": "ab"}, {"text": "c"}], "--to_bin", str(bench.path / "new"))
+    tokens = np.fromfile(bench.path / "new_000000.bin", "<u2")[512:]
+    assert documents.decode(tokens) == "ab<|endoftext|>c<|endoftext|>"
+
+
+@pytest.mark.parametrize("make, parts", [
+    (lambda b: shard(b, [1, 2], magic=20240801), ["a.bin", "begins with 20240801", "not with 20240520"]),
+    (lambda b: shard(b, [1, 2], version=2), ["a.bin", "is no llm.c token shard"]),
+    (lambda b: shard(b, [1, 2], count=3), ["a.bin", "has 1028 bytes, but a shard of 3 tokens has 1030"]),
+    (lambda b: shard(b, [1, 2], count=-1), ["a.bin", "has 1028 bytes"]),
+    (lambda b: shard(b, []), ["a.bin", "holds no records"]),
+    (lambda b: shard(b, [END, 5, END, 1, 40000]), ["record 2 of a.bin", "input_ids[2] is 40000, outside the vocabulary"]),
+])
+def test_broken_token_shards(bench, make, parts):
+    message = bench.refused("pretrain", bench.tokenizer(merges=[]), make(bench))
+    assert all(part in message for part in parts), message
+
+
+def test_token_shards_need_to_know_what_ends_a_text(bench):
+    assert "the tokenizer has no eos_token" in bench.refused("pretrain", bench.tokenizer(eos=None), shard(bench, [1, 2]))
+
+
+def test_prefix_that_cannot_be_written(bench):
+    assert "its directory does not exist" in bench.refused("pretrain", bench.tokenizer(merges=[]), [{"text": "Hello"}], "--to_bin",
+                                                           str(bench.path / "none" / "new"))

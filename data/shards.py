@@ -1,0 +1,80 @@
+"""Token shards as llm.c and its data tools have them: a header of 256 int32 (magic, version, tokens), then the tokens as uint16.
+
+A shard is a stream in which the end-of-text token stands before each document. Here a document has it at both ends, as text gets BOS
+and EOS; where a shard begins or ends within a document, there is none. Written back, two in a row become one again."""
+
+import glob
+import os
+
+import numpy as np
+
+from errors import DataError
+
+MAGIC, VERSION, HEADER = 20240520, 1, 256
+SHARD_TOKENS = 10**8  # of one shard that is written, as llm.c's scripts have it
+
+
+def open_shard(path):
+    size = os.path.getsize(path)
+    header = np.fromfile(path, "<i4", HEADER)
+    if len(header) < HEADER or header[0] != MAGIC or header[1] != VERSION:
+        found = f"begins with {header[0]}" if len(header) else "is too short"
+        raise DataError(f"{path}: is no llm.c token shard of GPT-2's tokens: it {found}, not with {MAGIC} and {VERSION}",
+                        "give a .bin file of llm.c's dev/data scripts, or the text itself")
+    if size != 4 * HEADER + 2 * int(header[2]):
+        raise DataError(f"{path}: has {size} bytes, but a shard of {header[2]} tokens has {4 * HEADER + 2 * int(header[2])}",
+                        "copy or make the file again")
+    return np.memmap(path, "<u2", "r", 4 * HEADER) if header[2] else np.empty(0, "<u2")
+
+
+def read_shard(path, end_of_text):
+    """The documents of a shard."""
+    if end_of_text is None:
+        raise DataError(f"{path}: the tokenizer has no eos_token, which stands between the documents of a shard",
+                        "set it in tokenizer_config.json")
+    tokens = open_shard(path)
+    ends = np.flatnonzero(tokens == end_of_text)
+    begins = np.unique([0, *ends])
+    for begin, end in zip(begins, [*begins[1:] + 1, len(tokens)]):
+        if end - begin > 1 or len(tokens) == 1:  # else the end of the last document
+            yield None, {"input_ids": tokens[begin:end].astype(np.int32)}, 2 * (end - begin)
+
+
+def check_prefix(prefix, tokenizer):
+    """Refuses, before any work is done, what write_shards() could not write."""
+    if tokenizer.vocab_size > 65536:
+        raise DataError(f"--to_bin {prefix}: the tokenizer has {tokenizer.vocab_size} ids, and the tokens of a shard have 16 bits",
+                        "leave --to_bin out, or a tokenizer with at most 65536, as GPT-2's")
+    if not os.path.isdir(os.path.dirname(os.path.abspath(prefix))):
+        raise DataError(f"--to_bin {prefix}: its directory does not exist", f"mkdir -p {os.path.dirname(os.path.abspath(prefix))}")
+    if there := glob.glob(f"{glob.escape(prefix)}_[0-9]*.bin"):
+        raise DataError(f"--to_bin {prefix}: there is {min(there)}, which would be taken for a part of the new data",
+                        "remove the old shards, or another prefix")
+
+
+def write_shards(prefix, tokens, lengths, end_of_text):
+    """PREFIX_000000.bin, ...: all of them, or none. tokens (N) uint16, documents of these lengths end to end. Returns their number."""
+    starts = np.cumsum(lengths)[:-1]
+    again = starts[(tokens[starts] == end_of_text) & (tokens[starts - 1] == end_of_text)]  # the second of two in a row
+    firsts = np.arange(0, len(tokens) - len(again), SHARD_TOKENS)  # of each shard, counted without those
+    begins = firsts + np.searchsorted(again - np.arange(len(again)), firsts, "right")
+    paths = [f"{prefix}_{i:06}.bin" for i in range(len(begins))]
+    try:
+        for path, begin, end in zip(paths, begins, [*begins[1:], len(tokens)]):
+            write_shard(f"{path}.tmp", np.delete(tokens[begin:end], again[(again >= begin) & (again < end)] - begin))
+        for path in paths:
+            os.replace(f"{path}.tmp", path)
+    finally:
+        for path in paths:
+            if os.path.exists(f"{path}.tmp"):
+                os.remove(f"{path}.tmp")
+    return len(paths)
+
+
+def write_shard(path, tokens):
+    header = np.zeros(HEADER, "<i4")
+    header[:3] = MAGIC, VERSION, len(tokens)
+    with open(path, "wb") as file:
+        file.write(header.tobytes() + tokens.astype("<u2").tobytes())
+        file.flush()
+        os.fsync(file.fileno())
