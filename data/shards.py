@@ -17,9 +17,11 @@ SHARD_TOKENS = 10**8  # of one shard that is written, as llm.c's scripts have it
 def open_shard(path):
     size = os.path.getsize(path)
     header = np.fromfile(path, "<i4", HEADER)
-    if len(header) < HEADER or header[0] != MAGIC or header[1] != VERSION:
-        found = f"begins with {header[0]}" if len(header) else "is too short"
-        raise DataError(f"{path}: is no llm.c token shard of GPT-2's tokens: it {found}, not with {MAGIC} and {VERSION}",
+    problem = ("is shorter than its header" if len(header) < HEADER else
+               f"begins with {header[0]}, not with {MAGIC}" if header[0] != MAGIC else
+               f"is of version {header[1]}, not {VERSION}" if header[1] != VERSION else None)
+    if problem:
+        raise DataError(f"{path}: is no llm.c token shard of GPT-2's tokens: it {problem}",
                         "give a .bin file of llm.c's dev/data scripts, or the text itself")
     if size != 4 * HEADER + 2 * int(header[2]):
         raise DataError(f"{path}: has {size} bytes, but a shard of {header[2]} tokens has {4 * HEADER + 2 * int(header[2])}",

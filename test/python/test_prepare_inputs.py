@@ -158,6 +158,11 @@ def shard(bench, tokens, name="a.bin", magic=20240520, version=1, count=None):
     return str(bench.path / name)
 
 
+def cut(path, size):
+    os.truncate(path, size)
+    return path
+
+
 def test_documents_of_token_shards(bench):
     whole = shard(bench, [END, 1, 2, 3, END, 4, 5, END, END, 6])
     middle = shard(bench, [7, 8, END, 9, END], name="b.bin")
@@ -196,8 +201,10 @@ def test_text_as_token_shards(bench):
 
 
 @pytest.mark.parametrize("make, parts", [
-    (lambda b: shard(b, [1, 2], magic=20240801), ["a.bin", "begins with 20240801", "not with 20240520"]),
-    (lambda b: shard(b, [1, 2], version=2), ["a.bin", "is no llm.c token shard"]),
+    (lambda b: shard(b, [1, 2], magic=20240801), ["a.bin", "begins with 20240801, not with 20240520"]),
+    (lambda b: shard(b, [1, 2], version=2), ["a.bin", "is of version 2, not 1"]),
+    (lambda b: cut(shard(b, [1, 2]), 1000), ["a.bin", "is shorter than its header"]),
+    (lambda b: cut(shard(b, [1, 2]), 1027), ["a.bin", "has 1027 bytes, but a shard of 2 tokens has 1028"]),
     (lambda b: shard(b, [1, 2], count=3), ["a.bin", "has 1028 bytes, but a shard of 3 tokens has 1030"]),
     (lambda b: shard(b, [1, 2], count=-1), ["a.bin", "has 1028 bytes"]),
     (lambda b: shard(b, []), ["a.bin", "holds no records"]),
