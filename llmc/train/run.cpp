@@ -134,9 +134,10 @@ std::string cache_file(const std::string &name) {
 static std::string prepare(const Run &run, const std::string &kind, const std::string &path,
                            const std::vector<std::string> &extra) {
     const std::string extension = fs::path(path).extension();  // else it may be a hub name, OWNER/NAME
-    if ((extension == ".jsonl" || extension == ".json" || extension == ".csv" || extension == ".parquet") &&
+    if ((extension == ".jsonl" || extension == ".json" || extension == ".csv" || extension == ".parquet" ||
+         extension == ".bin") &&
         path.find(',') == path.npos && !fs::exists(path))
-        die("no such file: %s\n  fix: --data FILE, prepared (.safetensors) or raw (.jsonl, .csv, .parquet)", path.c_str());
+        die("no such file: %s\n  fix: --data FILE, prepared (.safetensors) or raw (.jsonl, .csv, .parquet, .bin)", path.c_str());
     if (path.ends_with(".safetensors")) return path;
     if (run.tokenizer_hash.empty())
         die("%s is raw data, which needs a tokenizer, but %s has no tokenizer.json\n  fix: --model DIR with a tokenizer, or a prepared .safetensors file",
