@@ -55,7 +55,7 @@ def check_prefix(prefix, tokenizer):
 
 
 def write_shards(prefix, tokens, lengths, end_of_text):
-    """PREFIX_000000.bin, ...: all of them, or none. tokens (N) uint16, documents of these lengths end to end. Returns their number."""
+    """PREFIX_000000.bin, ..., none of them half written. tokens (N) uint16, documents of these lengths end to end. Returns their number."""
     starts = np.cumsum(lengths)[:-1]
     again = starts[(tokens[starts] == end_of_text) & (tokens[starts - 1] == end_of_text)]  # the second of two in a row
     firsts = np.arange(0, len(tokens) - len(again), SHARD_TOKENS)  # of each shard, counted without those
