@@ -17,6 +17,20 @@ TYPED_TEST(Embedding, ForwardCopiesRows) {
         for (size_t c = 0; c < C; c++) ASSERT_EQ(float(out[t * C + c]), float(w[size_t(tokens[t]) * C + c])) << t << " " << c;
 }
 
+// The sum is rounded once.
+TYPED_TEST(Embedding, ForwardAddsPositions) {
+    using X = typename TypeParam::X;
+    const std::vector<int32_t> pos = {0, 1, 2, 0, 1, 0, 1, 2, 3};
+    const auto w = random_values<X>(V * C, 1), p = random_values<X>(4 * C, 4);
+    std::vector<X> out(tokens.size() * C);
+    embedding_forward(make_device<TypeParam>(), out.data(), w.data(), tokens.data(), p.data(), pos.data(), tokens.size(), C);
+    for (size_t t = 0; t < tokens.size(); t++)
+        for (size_t c = 0; c < C; c++) {
+            const X want = float(w[size_t(tokens[t]) * C + c]) + float(p[size_t(pos[t]) * C + c]);
+            ASSERT_EQ(float(out[t * C + c]), float(want)) << t << " " << c;
+        }
+}
+
 // Twice into the same gradient, which is not zero before, as a whole and by ranges of tokens, of which 2 to 3 is empty. The order
 // of the sum is part of the contract, so the float sums are equal.
 TYPED_TEST(Embedding, BackwardAddsInTheOrderOfTheText) {

@@ -106,7 +106,7 @@ struct Refused {
 };
 static constexpr Refused refused[] = {
     {"pretrain_mode_enable,model.pretrain_mode_enable,pretrain_mode",
-     "the task pretrain trains on all tokens: ./train_llama pretrain ..."},
+     "the task pretrain trains on all tokens"},
     {"load_in_4bit,ds.load_in_4bit", "weights are trained in f32 or bf16 (--dtype); leave it out"},
     {"use_ms", "ModelScope is not read; give a local directory"},
     {"use_peft,adapter,lora_r,lora_target_modules,lora_target_linear", "all weights are trained; leave it out"},
@@ -114,7 +114,7 @@ static constexpr Refused refused[] = {
      "the fields of a record say what is a target (README, Data); leave it out"},
     {"flash_attention,sdp_attention", "attention is this program's own; leave it out"},
     {"pad_to_multiple_of,pad_to_sequence_len", "rows are padded by the program; leave it out"},
-    {"reward_model", "the task rm trains one: ./train_llama rm ..."},
+    {"reward_model", "the task rm trains one"},
 };
 
 // Names of TRL and Axolotl, and what to write instead.
@@ -304,7 +304,7 @@ static std::string task_words(unsigned mask) {
     return out;
 }
 
-[[noreturn]] static void die_unknown(const Setting &s, Task task) {
+[[noreturn]] static void die_unknown(const Setting &s, const std::string &program, Task task) {
     const std::string last = s.name.substr(s.name.rfind('.') + 1);
     for (const Foreign &f : foreign)
         if (contains(f.names, last)) die("unknown flag %s\n  fix: did you mean --%s?", s.where.c_str(), f.flag);
@@ -318,7 +318,7 @@ static std::string task_words(unsigned mask) {
             if (const size_t d = edit_distance(last, name); d < least) least = d, best = f.name;
     }
     if (best.empty())
-        die("unknown flag %s\n  fix: ./train_llama %s --help lists the flags of %s", s.where.c_str(), task_name(task),
+        die("unknown flag %s\n  fix: ./%s %s --help lists the flags of %s", s.where.c_str(), program.c_str(), task_name(task),
             task_name(task));
     die("unknown flag %s\n  fix: did you mean --%s?", s.where.c_str(), best.c_str());
 }
@@ -326,6 +326,7 @@ static std::string task_words(unsigned mask) {
 // ---- from settings to Options ----------------------------------------------------------------------------------------------------
 
 struct Parser {
+    std::string program;
     Task task;
     Options options;
     std::vector<std::string> notes;
@@ -334,7 +335,8 @@ struct Parser {
     size_t rows_of = 0;           // micro_batch_size
     CLI::App app;
 
-    explicit Parser(Task t) : task(t), options(default_options(t)), app(about(t), std::string("train_llama ") + task_name(t)) {
+    Parser(const std::string &name, Task t)
+        : program(name), task(t), options(default_options(t)), app(about(t), name + " " + task_name(t)) {
         app.get_formatter()->column_width(44);
         app.set_help_flag();  // ours has no -h
 #define OPT(type, name, value, tasks, aliases, help) \
@@ -440,7 +442,7 @@ struct Parser {
                 notes.push_back(s.where + ": " + m.note);
                 return;
             }
-        die_unknown(s, task);
+        die_unknown(s, program, task);
     }
 
     // What follows from several flags together.
@@ -534,13 +536,14 @@ static void check_values(const Options &o, Task task) {
     must(o.top_p > 0 && o.top_p <= 1, "top_p", "above 0 and at most 1");
 }
 
-static void check_together(const Options &o, Task task) {
+static void check_together(const std::string &program, const Options &o, Task task) {
     const auto both = [](bool wrong, const char *a, const char *b, const char *why) {
         if (wrong)
             die("--%s and --%s were both given: %s\n  fix: leave one of them out, on the command line or in --config", a, b, why);
     };
     const auto need = [&](bool missing, const char *what) {
-        if (missing) die("%s needs %s\n  fix: ./train_llama %s --help shows its flags", task_name(task), what, task_name(task));
+        if (missing)
+            die("%s needs %s\n  fix: ./%s %s --help shows its flags", task_name(task), what, program.c_str(), task_name(task));
     };
     both(o.train_batch_size > 0 && o.train_batch_tokens > 0, "train_batch_size", "train_batch_tokens",
          "each says what a step is");
@@ -625,12 +628,15 @@ static Task task_of(const std::vector<std::string> &arguments) {
     die("there is no task \"%s\"\n  fix: one of %s", arguments[0].c_str(), task_words(ALL_TASKS).c_str());
 }
 
-Parsed parse(const std::vector<std::string> &arguments) {
+Parsed parse(const std::string &program, const std::vector<std::string> &given, const std::vector<std::string> &bundled) {
+    const bool asks = std::find(given.begin(), given.end(), "--help") != given.end() ||
+                      std::find(given.begin(), given.end(), "-h") != given.end();
+    std::vector<std::string> arguments = given;
+    if (!asks && task_of(given) == DEMO) arguments.insert(arguments.begin(), bundled.begin(), bundled.end());
     const Task task = task_of(arguments);
     const bool named = !arguments.empty() && !arguments[0].starts_with("-");
-    Parser parser(task);
-    if (std::find(arguments.begin(), arguments.end(), "--help") != arguments.end() ||
-        std::find(arguments.begin(), arguments.end(), "-h") != arguments.end()) {
+    Parser parser(program, task);
+    if (asks) {
         std::string config;
         parser.app.add_option("--config", config, "JSON file with any of these flags; the command line wins");
         return {task, parser.options, {}, parser.app.help()};
@@ -638,6 +644,6 @@ Parsed parse(const std::vector<std::string> &arguments) {
     for (const Setting &s : read_settings(arguments, named)) parser.set(s);
     parser.finish();
     check_values(parser.options, task);
-    check_together(parser.options, task);
+    check_together(program, parser.options, task);
     return {task, parser.options, parser.notes, ""};
 }

@@ -1,6 +1,6 @@
 // The command line. The flags themselves, one line each, are in options.def.
 //
-//     train_llama pretrain|sft|dpo|rm|eval|generate [--flag value | --flag=value]...        no task: the demo, with --plan sft
+//     train_llama | train_gpt2 pretrain|sft|dpo|rm|eval|generate [--flag value | --flag=value]...        no task: the demo, with --plan sft
 //
 // `-` and `_` in a flag's name are the same. A boolean is --flag, --flag true or --flag false. --config FILE.json holds flags, too;
 // the command line wins. A flag that the task does not have, a misspelled one and a value out of range end the run with a message.
@@ -36,7 +36,9 @@ struct Parsed {
     std::string help;                // not empty: --help was asked for; print it and exit 0
 };
 
-Parsed parse(const std::vector<std::string> &arguments);  // argv without the program's name; dies on a user's error
+// argv, and the program's name of its own; dies on a user's error. `bundled`: the arguments, task included, of a run without a task, before
+// the flags that are given; empty: that is the demo
+Parsed parse(const std::string &program, const std::vector<std::string> &arguments, const std::vector<std::string> &bundled = {});
 
 Options default_options(Task);                                  // before flags, checks and what follows from them
 nlohmann::ordered_json to_json(const Options &, Task);          // the task's flags, for the run log; --config reads it back

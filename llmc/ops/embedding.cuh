@@ -4,16 +4,31 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// A block copies a row. Moves 2 T C elements.
-template <class X, int N> __global__ void embedding_forward_kernel2(X *out, const X *w, const int32_t *tokens, size_t C) {
-    const X *row = w + size_t(tokens[blockIdx.x]) * C;
-    for (size_t c = threadIdx.x * N; c < C; c += blockDim.x * N) Vec<X, N>::load(row + c).store(out + blockIdx.x * C + c);
+// A block has a row. Moves 2 T C elements, with positions (p may be null) 3 T C.
+template <class X, int N>
+__global__ void embedding_forward_kernel2(X *out, const X *w, const int32_t *tokens, const X *p, const int32_t *pos, size_t C) {
+    const X *row = w + size_t(tokens[blockIdx.x]) * C, *position = p ? p + size_t(MUTANT(118, tokens, pos)[blockIdx.x]) * C : p;
+    for (size_t c = threadIdx.x * N; c < C; c += blockDim.x * N) {
+        auto v = Vec<X, N>::load(row + c);
+        if (p) {
+            const auto q = Vec<X, N>::load(position + c);
+            for (int i = 0; i < N; i++) v[i] = float(v[i]) + float(q[i]);
+        }
+        v.store(out + blockIdx.x * C + c);
+    }
+}
+
+template <class X>
+void embedding_forward(Cuda<X> dev, X *out, const X *w, const int32_t *tokens, const X *p, const int32_t *pos, size_t T, size_t C) {
+    constexpr int N = Vec<X>::size;
+    const bool wide = fit_vectors<N>(C, out, w, p);
+    launch(dev, wide ? embedding_forward_kernel2<X, N> : embedding_forward_kernel2<X, 1>, Grid{T}, 128, 0, out, w, tokens, p, pos,
+           C);
 }
 
 template <class X> void embedding_forward(Cuda<X> dev, X *out, const X *w, const int32_t *tokens, size_t T, size_t C) {
-    constexpr int N = Vec<X>::size;
-    launch(dev, fit_vectors<N>(C, out, w) ? embedding_forward_kernel2<X, N> : embedding_forward_kernel2<X, 1>, Grid{T}, 128, 0,
-           out, w, tokens, C);
+    const X *no_positions = nullptr;
+    embedding_forward(dev, out, w, tokens, no_positions, tokens, T, C);
 }
 
 // The range is dealt out to as many parts as there are warps in a row of the grid. A warp reads all tokens, 32 at a time, and adds

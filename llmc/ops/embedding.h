@@ -1,10 +1,11 @@
-// Token embedding.
+// Token embedding, and that of positions.
 //
 //   embedding_forward (dev, out, w, tokens, T, C)                    out[t] = w[tokens[t]]
+//   embedding_forward (dev, out, w, tokens, p, pos, T, C)            out[t] = w[tokens[t]] + p[pos[t]]      GPT-2, learned positions
 //   embedding_backward(dev, dw, dout, tokens, T, C, first, count)    dw[tokens[t] - first] += dout[t], tokens in [first, first + count)
 //
 //   out, dout (T, C) X     w (V, C) X     dw (count, C) float, accumulated: the gradient of rows [first, first + count) of w
-//   tokens (T), each in [0, V)
+//   tokens (T), each in [0, V)     p (P, C) X     pos (T), each in [0, P); a sum's gradient is that of each table: for p with pos as tokens
 //   Nothing may alias. A row of dw takes its tokens in the order of the text, whatever the number of threads.
 //   The whole gradient is first 0, count V; ranges are for where it is not to exist at once, as under ZeRO-2. Each reads all tokens.
 #pragma once
@@ -19,6 +20,16 @@
 template <class X> void embedding_forward(Cpu<X> dev, X *out, const X *w, const int32_t *tokens, size_t T, size_t C) {
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t t = 0; t < T; t++) std::copy_n(w + size_t(tokens[t]) * C, C, out + t * C);
+}
+
+template <class X>
+void embedding_forward(Cpu<X> dev, X *out, const X *w, const int32_t *tokens, const X *p, const int32_t *pos, size_t T, size_t C) {
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t t = 0; t < T; t++) {
+        const X *row = w + size_t(tokens[t]) * C, *position = p + size_t(MUTANT(117, tokens, pos)[t]) * C;
+#pragma omp simd
+        for (size_t c = 0; c < C; c++) out[t * C + c] = float(row[c]) + float(position[c]);
+    }
 }
 
 // A token that occurs twice writes one row of dw twice, so threads share the channels, not the tokens.

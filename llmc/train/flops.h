@@ -7,12 +7,12 @@
 
 // clang-format off
 enum Op : size_t {
-    LN1, QKV, ROPE, ATTENTION, PROJ, LN2, GATE_UP, SWIGLU, DOWN, LAYER_OPS,            // of a layer, in the order of the forward pass
+    LN1, QKV, ROPE, ATTENTION, PROJ, LN2, UP, ACT, DOWN, LAYER_OPS,                     // of a layer, in the order of the forward pass
     EMBED = LAYER_OPS, FINAL_NORM, HEAD, COPY, ZERO_GRAD, GRAD_NORM, ADAMW,            // once a row, and once a step
     GRAD_SUM, PARAM_GATHER, OPS                                                        // among ranks
 };
 constexpr const char *op_names[OPS] = {
-    "norm 1", "qkv", "rope", "attention", "proj", "norm 2", "gate_up", "swiglu", "down",
+    "norm 1", "qkv", "rope", "attention", "proj", "norm 2", "up", "activation", "down",
     "embedding", "final norm", "head, loss", "copies", "zero gradients", "gradient norm", "adamw", "gradient sum", "gather params"};
 // clang-format on
 
@@ -64,6 +64,7 @@ struct Cost {
 inline Cost op_cost(const ModelConfig &c, const Work &w, Pass pass, Op op, size_t l) {
     const double T = double(w.T), N = double(w.N), C = double(c.C), F = double(c.F), V = double(c.V), s = double(w.element);
     const double Q = double(c.H * c.D), K = double(c.KV * c.D), raw = c.qk_norm ? 1 : 0;
+    const double gates = c.gpt2() ? 0 : 1, tables = c.gpt2() ? 2 : 1;  // tables: of tokens and of positions
     const bool backward = pass == Pass::backward;
     const auto product = [&](double IC, double OC) -> Cost {
         if (backward) return {4 * T * IC * OC, s * (2 * T * IC + IC * OC + T * OC) + 8 * IC * OC};
@@ -80,14 +81,14 @@ inline Cost op_cost(const ModelConfig &c, const Work &w, Pass pass, Op op, size_
         }
         case PROJ: return product(Q, C);
         case LN2: return {0, s * T * C * (pass == Pass::recompute && w.keeps_mid ? 2 : 4)};  // with the residual stream
-        case GATE_UP: return product(C, 2 * F);
-        case SWIGLU: return {0, s * T * F * (backward ? 5 : 3)};
+        case UP: return product(C, (gates + 1) * F);
+        case ACT: return {0, s * T * F * (backward ? 3 + 2 * gates : 2 + gates)};
         case DOWN: {
             Cost down = product(F, C);
             if (!backward) down.bytes += s * T * C;  // the residual stream
             return down;
         }
-        case EMBED: return {0, T * C * (backward ? s + 8 : 2 * s)};
+        case EMBED: return {0, T * C * (backward ? tables * (s + 8) : (tables + 1) * s)};
         case FINAL_NORM: return {0, s * T * C * (backward ? 3 : 2)};
         case HEAD: {
             const double R = c.reward ? 1 : V;  // rows

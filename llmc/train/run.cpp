@@ -170,10 +170,18 @@ std::string prepared_file(const Run &run, const std::string &kind, const std::st
 
 // ---- opening model and data -----------------------------------------------------------------------------------------------------------
 
+static void expect_own_family(const Run &run, const std::string &name) {
+    const std::string trainer = run.config.gpt2() ? "train_gpt2" : "train_llama";
+    if (trainer != run.program)
+        die("%s is a %s model, which %s does not train\n  fix: ./%s", name.c_str(), run.config.family.c_str(), run.program,
+            trainer.c_str());
+}
+
 void open_config(Run &run, const std::string &dir) {
     std::vector<std::string> notes;
     run.model_dir = dir;
     run.config = read_config(dir, notes);
+    expect_own_family(run, dir);
     for (const std::string &note : notes) run.say("note: %s", note.c_str());
     const std::string tokenizer = dir + "/tokenizer.json";
     run.tokenizer_hash = fs::exists(tokenizer) ? tokenizer_hash(tokenizer) : "";
@@ -182,7 +190,7 @@ void open_config(Run &run, const std::string &dir) {
 // The configuration to train or to use.
 static void open_model_config(Run &run) {
     const Options &o = run.options;
-    if (!o.preset.empty()) run.config = preset(o.preset);
+    if (!o.preset.empty()) run.config = preset(o.preset), expect_own_family(run, "--preset " + o.preset);
     else open_config(run, run.task == DEMO ? program_file("data/demo/model") : o.model);
     if (run.config.reward && run.task != RM && run.task != EVAL)
         die("%s is a reward model, which has no head for %s\n  fix: a language model; or the task rm or eval",
@@ -572,8 +580,8 @@ static void check_same_options(const Run &run) {
     });
 }
 
-int run_task(const Parsed &parsed, Comm &comm, size_t sharing, const ModelFactory &make_model) {
-    Run run{parsed.task, parsed.options, comm, sharing, make_model};
+int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t sharing, const ModelFactory &make_model) {
+    Run run{program, parsed.task, parsed.options, comm, sharing, make_model};
     check_same_options(run);
     comm.check = run.options.check_comm;
     agree(comm, [&] {

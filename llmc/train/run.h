@@ -12,12 +12,13 @@
 // Makes a model of the device and dtype that the options ask for; its memory is planned, not yet allocated.
 using ModelFactory = std::function<std::unique_ptr<Model>(const ModelConfig &, const ModelLimits &)>;
 
-// Every rank calls it. `sharing`: ranks that take their memory from the same pool as this one, itself included. Returns the exit code.
-int run_task(const Parsed &parsed, Comm &comm, size_t sharing, const ModelFactory &make_model);
+// Every rank calls it. `program`: "train_llama". `sharing`: ranks that take their memory from the same pool as this one, itself included. Returns the exit code.
+int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t sharing, const ModelFactory &make_model);
 
 // ---- shared by the tasks --------------------------------------------------------------------------------------------------------------
 
 struct Run {
+    const char *program;  // its name
     Task task;
     Options options;
     Comm &comm;
@@ -47,7 +48,7 @@ std::string prepared_file(const Run &run, const std::string &kind, const std::st
 
 std::string cache_file(const std::string &name);  // where what was once computed is kept; its directory exists
 
-void open_config(Run &run, const std::string &dir);       // of the model in `dir`, with its tokenizer's hash
+void open_config(Run &run, const std::string &dir);       // of the model in `dir`, with its tokenizer's hash; dies at one of another program
 Ranks ranks_of(const Run &run, size_t world, size_t sp);  // as the flags say; dies where the heads of run.config do not suit them
 void expect_positions(const Run &run,
                       const PreparedData &data);  // dies where a document has more tokens than run.config positions

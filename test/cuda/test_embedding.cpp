@@ -18,6 +18,10 @@ TYPED_TEST(Embedding, CopiesRowsAndAddsInTheOrderOfTheText) {
         for (size_t t = 0; t < T; t++) tokens[t] = int32_t(random.below(t, V));
         const auto w = random_values<X>(V * C, 2), dout = random_values<X>(T * C, 3);
         const auto before = random_values<float>(V * C, 4);
+        const size_t P = 5;
+        const auto p = random_values<X>(P * C, 5);
+        std::vector<int32_t> pos(T);
+        for (size_t t = 0; t < T; t++) pos[t] = int32_t(t % P);
         auto want = before;
         for (int pass = 0; pass < 2; pass++)
             for (size_t t = 0; t < T; t++)
@@ -30,6 +34,15 @@ TYPED_TEST(Embedding, CopiesRowsAndAddsInTheOrderOfTheText) {
             for (size_t t = 0; t < T; t++)
                 for (size_t c = 0; c < C; c++)
                     ASSERT_EQ(float(got[t * C + c]), float(w[size_t(tokens[t]) * C + c])) << t << " " << c;
+            DeviceArray<X> d_p(p);
+            DeviceArray<int32_t> d_pos(pos);
+            embedding_forward(dev, out.data(), d_w.data(), d_tokens.data(), d_p.data(), d_pos.data(), T, C);
+            const auto sums = out.values();
+            for (size_t t = 0; t < T; t++)
+                for (size_t c = 0; c < C; c++) {
+                    const X want = float(w[size_t(tokens[t]) * C + c]) + float(p[t % P * C + c]);
+                    ASSERT_EQ(float(sums[t * C + c]), float(want)) << t << " " << c;
+                }
             for (const std::vector<size_t> &ends : {std::vector<size_t>{V}, {1, V - 1, V}}) {
                 std::vector<float> dw;
                 for (size_t i = 0, first = 0; i < ends.size(); first = ends[i++]) {

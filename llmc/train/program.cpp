@@ -1,0 +1,102 @@
+#include "program.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "../core/common.h"
+#include "../parallel/comm_mpi.h"
+#include "../parallel/comm_sockets.h"
+
+// Whether to compute on a GPU; fills in what depends on it. --plan --gpu needs no GPU, only the sizes that the kernels ask for.
+static bool choose_device(const Program &program, Options &o, bool speaks) {
+    std::string note;
+    const bool gpu = program.cuda_models && o.plan && !o.gpu.empty()
+                         ? o.device != "cpu"
+                         : use_gpu(o.device, program.query_gpus ? program.query_gpus() : GpuQuery{}, note);
+    if (!note.empty() && speaks) printf("note: %s\n", note.c_str());
+    if (o.attention_tflops == 0) o.attention_tflops = gpu ? 400 : 0.05;
+    if (o.link_gb_s == 0) o.link_gb_s = gpu ? 50 : 5;
+    if (o.dtype == "auto") o.dtype = gpu || !o.gpu.empty() ? "bf16" : "f32";  // bf16 is what GPUs train in
+    if (o.tf32 && (!gpu || o.dtype != "f32") && speaks)
+        printf("note: --tf32 is for float products on a GPU, and there are none in this run\n");
+    return gpu;
+}
+
+// One rank of the run; `threads`: all are threads of this process.
+static int run_rank(const Program &program, Parsed parsed, Comm &host, bool threads) {
+    const bool speaks = host.rank == 0;
+    Options &o = parsed.options;
+    for (const std::string &note : parsed.notes)
+        if (speaks) printf("note: %s\n", note.c_str());
+    const auto hosts = host.gather(host_name());
+    const size_t here = size_t(std::count(hosts.begin(), hosts.end(), hosts[size_t(host.rank)]));  // ranks on this machine
+    if (o.threads == 0)
+        o.threads =
+            getenv("OMP_NUM_THREADS") ? size_t(omp_get_max_threads()) : std::max<size_t>(1, size_t(omp_get_num_procs()) / here);
+    omp_set_num_threads(int(o.threads));  // for what is not told
+    bool gpu = false;
+    agree(host, [&] { gpu = choose_device(program, o, speaks); });
+    const auto gpus = host.gather(int(gpu));
+    agree(host, [&] {
+        for (size_t r = 0; r < gpus.size(); r++)
+            if (gpus[r] != gpus[0])
+                die("rank %zu on %s has %s GPU that can be used, unlike rank 0 on %s\n  fix: --device cpu, or other hosts", r,
+                    hosts[r].c_str(), gpus[r] ? "a" : "no", hosts[0].c_str());
+    });
+    ModelFactory make_model;  // has the stream that gpu_comm works with, so it ends after that
+    std::unique_ptr<Comm> gpu_comm;
+    if (gpu) make_model = program.cuda_models(o, host, !threads && host.size > 1, gpu_comm);
+    else make_model = program.cpu_models(o);
+    return run_task(program.name, parsed, gpu_comm ? *gpu_comm : host, threads || !gpu ? here : 1, make_model);
+}
+
+static int run_all_ranks(const Program &program, const std::vector<std::string> &arguments) {
+    Parsed parsed;
+    const auto parse_arguments = [&] { parsed = parse(program.name, arguments, program.bundled); };
+    const auto run = [&](Comm &comm, bool threads) {
+        if (parsed.help.empty()) return run_rank(program, parsed, comm, threads);
+        if (comm.rank == 0) printf("%s", parsed.help.c_str());
+        return 0;
+    };
+    if (started_by_mpirun()) {
+        std::string wrong;  // all ranks read the same flags, and one of them says what is wrong
+        try {
+            parse_arguments();
+        } catch (const std::exception &error) {
+            wrong = error.what();
+        }
+        const Options &o = parsed.options;
+        return run_mpi({.timeout = o.comm_timeout}, [&](Comm &comm) {
+            agree(comm, [&] {
+                if (!wrong.empty()) die("%s", wrong.c_str());
+                if (o.ranks > 1 && !o.plan)
+                    die("--ranks %zu makes ranks of threads, but mpirun has started %d processes\n  fix: one of the two", o.ranks,
+                        comm.size);
+                if (!o.rendezvous.empty())
+                    die("--rendezvous is for ranks started by hand, but mpirun has started %d\n  fix: one of the two", comm.size);
+            });
+            return run(comm, false);
+        });
+    }
+    parse_arguments();
+    const Options &o = parsed.options;
+    const CommOptions options = {.timeout = o.comm_timeout};
+    const bool alone = o.plan || !parsed.help.empty();
+    if (!o.rendezvous.empty() && !alone)
+        return run_sockets({int(o.rank), int(o.world_size), o.rendezvous}, options, [&](Comm &comm) { return run(comm, false); });
+    if (o.ranks > 1 && !alone) return run_threads(int(o.ranks), options, [&](Comm &comm) { return run(comm, true); });
+    SelfComm comm;
+    return run(comm, true);
+}
+
+int run_program(const Program &program, const std::vector<std::string> &arguments) {
+    try {
+        return run_all_ranks(program, arguments);
+    } catch (const std::exception &error) {
+        fflush(stdout);
+        fprintf(stderr, "%s: %s\n", program.name, error.what());
+        return 1;
+    }
+}

@@ -1,0 +1,46 @@
+// The main function of a trainer: flags, devices, ranks, then the tasks of run.h.
+#pragma once
+#include <memory>
+
+#include "../core/device.h"
+#include "../core/gpu.h"
+#include "../core/options.h"
+#include "../parallel/comm.h"
+#include "run.h"
+
+struct Program {
+    const char *name;  // "train_llama"
+    ModelFactory (*cpu_models)(const Options &);
+    // Null in a program without kernels. `own_gpu`: each rank takes a GPU of its host, and `gpu_comm` becomes the communicator between
+    // their memories. Else ranks are threads that share a GPU, and `host` moves what lies in its memory.
+    ModelFactory (*cuda_models)(const Options &, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm);
+    GpuQuery (*query_gpus)();
+    std::vector<std::string> bundled;  // what a run without a task is, as arguments; empty: the demo
+};
+
+int run_program(const Program &program, const std::vector<std::string> &arguments);  // argv without the name; returns the exit code
+
+// ---- for a trainer's file -------------------------------------------------------------------------------------------------------------
+
+ModelFactory cuda_models(const Options &, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm);  // in its CUDA half
+
+template <template <class> class M> ModelFactory make_cpu_models(const Options &options) {
+    const int threads = int(options.threads);
+    std::shared_ptr<Context> ctx = make_context(threads);
+    return [=, bf16_storage = options.dtype == "bf16"](const ModelConfig &config,
+                                                       const ModelLimits &limits) -> std::unique_ptr<Model> {
+        if (bf16_storage) return std::make_unique<M<CpuBf16>>(CpuBf16{threads, ctx.get()}, config, limits);
+        return std::make_unique<M<CpuF32>>(CpuF32{threads, ctx.get()}, config, limits);
+    };
+}
+
+// M<Dev>: the model, Llama say.
+template <template <class> class M>
+int run_program(const char *name, int argc, char **argv, const std::vector<std::string> &bundled = {}) {
+#ifdef LLMC_CUDA
+    const Program program{name, make_cpu_models<M>, cuda_models, query_gpus, bundled};
+#else
+    const Program program{name, make_cpu_models<M>, nullptr, nullptr, bundled};
+#endif
+    return run_program(program, {argv + 1, argv + argc});
+}

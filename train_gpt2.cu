@@ -1,0 +1,293 @@
+// train_gpt2: trains GPT-2 (Radford et al., "Language models are unsupervised multitask learners", 2019) on packed sequences.
+//
+// The file to read first. It is the model, top to bottom: the parameter table, the activation plan, the forward pass, the backward pass.
+// Each op is a free function in llmc/ops, one file an op, with its formula and shapes above it. What all decoder-only models share, from the
+// packed row to the loss, calls this file's functions and stands in llmc/train/decoder.h; what a run is made of (data, steps,
+// checkpoints, evaluation, generation) in llmc/train/run.h. docs/gpt2_tour.md follows a batch through all of it.
+//
+// Sizes, here and in every op:   T tokens of a rank's row     C hidden size     H heads     D head size, C = H*D
+//                                F feed-forward size          V vocabulary      L layers    P positions a document may have
+// There is no batch dimension: a micro-batch is one packed row of documents laid end to end (llmc/data/dataloader.h).
+#include "llmc/ops/embedding.h"  // defines: embedding_{forward,backward}
+#include "llmc/ops/gelu.h"       // defines: gelu_{forward,backward}
+#include "llmc/ops/layernorm.h"  // defines: layernorm_{forward,backward}, residual_layernorm_forward
+#include "llmc/ops/matmul.h"     // defines: matmul_forward, matmul_backward_{input,weight}
+#include "llmc/ops/residual.h"   // defines: residual_forward
+#include "llmc/train/decoder.h"  // defines: Decoder, AttentionActs
+#include "llmc/train/program.h"  // defines: run_program
+
+// ---- parameter table ------------------------------------------------------------------------------------------------------------------
+
+template <class P> struct Gpt2Layer {  // P: the storage type for weights, float for their gradients
+    P *qkv;        // (3*C, C)  rows of the queries, then of the keys, then of the values
+    P *proj;       // (C, C)    out of attention
+    P *fc;         // (F, C)    into the feed-forward part
+    P *fc_proj;    // (C, F)    and out of it
+    P *qkv_bias;   // (3*C)
+    P *proj_bias;  // (C)
+    P *fc_bias;    // (F)
+    P *fc_proj_bias;  // (C)
+    P *ln1, *ln1_bias;  // (C)  before attention
+    P *ln2, *ln2_bias;  // (C)  before the feed-forward part
+};
+
+template <class P> struct Gpt2Weights {
+    P *embed;      // (V, C)
+    P *positions;  // (P, C)
+    std::vector<Gpt2Layer<P>> layer;
+    P *norm, *norm_bias;  // (C)
+    P *head;  // (V, C)  the embedding itself where the two are tied; of a reward model (1, C)
+};
+
+// One row per tensor of the Hugging Face files, in the order in which they lie in the flat arrays, and the member that points at it. The files
+// hold matrices as (in, out), here they are (out, in): their last column says `true`, transposed. What adds to the residual stream
+// (Tensor::residual) begins smaller, by 1 / sqrt(2 L): there are 2 L such sums. Within a layer what decays comes first.
+template <class P> Table gpt2_table(const ModelConfig &c, Gpt2Weights<P> &w, Place<P> place) {
+    const size_t C = c.C, V = c.V, F = c.F;
+    const auto normal = Tensor::normal, residual = Tensor::residual, ones = Tensor::ones, zeros = Tensor::zeros;
+    TableBuilder<P> t(place);
+    w.layer.resize(c.L);
+
+    // clang-format off
+    //    exists  Hugging Face name                member            shape                  init      decay  transposed
+    t.cut(C);
+    t.add(true,   "transformer.wte.weight",        &w.embed,         {V, C},                normal,   true);
+    for (size_t l = 0; l < c.L; l++) {
+        t.cut();
+        Gpt2Layer<P> &y = w.layer[l];
+        t.prefix = format("transformer.h.%zu.", l);
+        t.add(true,   "attn.c_attn.weight",            &y.qkv,           {3 * C, C},            normal,   true,  true);
+        t.add(true,   "attn.c_proj.weight",            &y.proj,          {C, C},                residual, true,  true);
+        t.add(true,   "mlp.c_fc.weight",               &y.fc,            {F, C},                normal,   true,  true);
+        t.add(true,   "mlp.c_proj.weight",             &y.fc_proj,       {C, F},                residual, true,  true);
+        t.add(true,   "attn.c_attn.bias",              &y.qkv_bias,      {3 * C},               zeros,    false);
+        t.add(true,   "attn.c_proj.bias",              &y.proj_bias,     {C},                   zeros,    false);
+        t.add(true,   "mlp.c_fc.bias",                 &y.fc_bias,       {F},                   zeros,    false);
+        t.add(true,   "mlp.c_proj.bias",               &y.fc_proj_bias,  {C},                   zeros,    false);
+        t.add(true,   "ln_1.weight",                   &y.ln1,           {C},                   ones,     false);
+        t.add(true,   "ln_1.bias",                     &y.ln1_bias,      {C},                   zeros,    false);
+        t.add(true,   "ln_2.weight",                   &y.ln2,           {C},                   ones,     false);
+        t.add(true,   "ln_2.bias",                     &y.ln2_bias,      {C},                   zeros,    false);
+    }
+    t.prefix = "";
+    t.table.positions = t.cut();
+    t.add(true,   "transformer.wpe.weight",        &w.positions,     {c.max_positions, C},  normal,   true);
+    if (!c.tied) t.table.head = t.cut(C);
+    t.add(!c.tied && !c.reward, "lm_head.weight",  &w.head,          {V, C},                normal,   true);
+    if (c.reward)
+    t.add(true,   "score.weight",                  &w.head,          {1, C},                Tensor::score, true);
+    t.cut();
+    t.add(true,   "transformer.ln_f.weight",       &w.norm,          {C},                   ones,     false);
+    t.add(true,   "transformer.ln_f.bias",         &w.norm_bias,     {C},                   zeros,    false);
+    // clang-format on
+    if (c.tied) w.head = w.embed;
+    return t.table;
+}
+
+static Table gpt2_table(const ModelConfig &config) {  // for who has no arrays yet
+    Gpt2Weights<float> none;
+    return gpt2_table(config, none, nowhere<float>());
+}
+
+// ---- activation plan ------------------------------------------------------------------------------------------------------------------
+
+// The arrays of one layer.
+template <class X> struct Gpt2Acts : AttentionActs<X> {
+    X *ln1;               // (T, C)  norm of the layer's input
+    float *mean1, *rstd1;  // (T)
+    X *mid;               // (T, C)  residual stream after attention
+    X *ln2;               // (T, C)  norm of mid
+    float *mean2, *rstd2;  // (T)
+    X *fc;                // (T, F)  Backward: becomes its gradient
+    X *act;               // (T, F)  gelu(fc)
+};
+
+template <class Dev> class Gpt2 final : public Decoder<Dev> {
+    using Base = Decoder<Dev>;
+    using X = typename Dev::X;
+    using Base::dev, Base::config, Base::T_max, Base::clock, Base::keep, Base::plan_, Base::row, Base::acts;
+    using Base::reach, Base::ready, Base::trains;
+
+  public:
+    Gpt2(Dev dev, const ModelConfig &config, const ModelLimits &limits);
+
+  private:
+    void plan_layer(size_t l);
+    void place(const Place<X> &params, const Place<float> *grads) override;
+    void input_forward() override;
+    void layer_forward(size_t l, bool again) override;
+    void final_norm_forward() override;
+    void final_norm_backward() override;
+    void layer_backward(size_t l) override;
+    void input_backward() override;
+
+    Gpt2Weights<X> w;
+    Gpt2Weights<float> dw;
+    std::vector<Gpt2Acts<X>> first, later;  // (L) each, of the forward and the backward pass; the same arrays where they are kept
+    float *meanf, *rstdf;                   // (T)
+    float *norm_scratch;                    // layernorm_scratch
+};
+
+template <class Dev>
+Gpt2<Dev>::Gpt2(Dev dev, const ModelConfig &config, const ModelLimits &limits)
+    : Base(dev, config, limits, gpt2_table(config)), first(config.L), later(config.L) {
+    for (size_t l = 0; l < config.L; l++) plan_layer(l);
+    const size_t norm = clock.final_norm(), norm_read = trains() ? clock.final_norm_backward() : clock.final_norm();
+    plan_.add(&meanf, "act.meanf", {T_max}, norm, norm_read);
+    plan_.add(&rstdf, "act.rstdf", {T_max}, norm, norm_read);
+    if (trains())
+        plan_.add(&norm_scratch, "norm scratch", {layernorm_scratch(dev, config.C)}, clock.final_norm_backward(),
+                  clock.backward(0, LN1));
+}
+
+template <class Dev> void Gpt2<Dev>::plan_layer(size_t l) {
+    const size_t T = T_max, C = config.C, F = config.F, H = config.H;
+    using A = Gpt2Acts<X>;
+    const auto array = Base::layer_arrays(l, first[l], later[l]);
+    // clang-format off
+    //     name      member      shape       written    consumed   last grad  kept
+    array("ln1",   &A::ln1,   {T, C},     LN1,       QKV,       LN1,       keep.norms);
+    array("mean1", &A::mean1, {T},        LN1,       QKV,       LN1,       true);
+    array("rstd1", &A::rstd1, {T},        LN1,       QKV,       LN1,       true);
+    array("qkv",   &A::qkv,   {T, 3 * C}, QKV,       ATTENTION, QKV,       keep.qkv);
+    array("att",   &A::att,   {T, C},     ATTENTION, PROJ,      ATTENTION, true);
+    array("lse",   &A::lse,   {H, T},     ATTENTION, ATTENTION, ATTENTION, true);
+    array("mid",   &A::mid,   {T, C},     LN2,       DOWN,      LN2,       keep.mid);
+    array("ln2",   &A::ln2,   {T, C},     PROJ,      UP,        LN2,       keep.norms);
+    array("mean2", &A::mean2, {T},        LN2,       LN2,       LN2,       true);
+    array("rstd2", &A::rstd2, {T},        LN2,       LN2,       LN2,       true);
+    array("fc",    &A::fc,    {T, F},     UP,        ACT,       UP,        keep.up);
+    array("act",   &A::act,   {T, F},     ACT,       DOWN,      ACT,       keep.act);
+    // clang-format on
+    Base::plan_attention(l, first[l], later[l]);
+}
+
+template <class Dev> void Gpt2<Dev>::place(const Place<X> &params, const Place<float> *grads) {
+    gpt2_table(config, w, params);
+    if (grads) gpt2_table(config, dw, *grads);
+    this->head_w = w.head, this->head_dw = dw.head;
+}
+
+// ---- forward --------------------------------------------------------------------------------------------------------------------------
+
+// x = embed[token] + positions[position in the document]
+template <class Dev> void Gpt2<Dev>::input_forward() {
+    ready(0), ready(Base::positions_cut);
+    reach(clock.embed());
+    embedding_forward(dev, acts.x[0], w.embed, row.tokens, w.positions, row.doc_pos, row.T, config.C);
+}
+
+// One layer: mid = x + attention(norm(x)), next = mid + feed_forward(norm(mid)). `again`: the backward pass wants back what was not kept; ops
+// whose output is still there are left out.
+template <class Dev> void Gpt2<Dev>::layer_forward(size_t l, bool again) {
+    const size_t T = row.T, C = config.C, F = config.F;
+    const Gpt2Layer<X> &y = w.layer[l];
+    const Gpt2Acts<X> &a = again ? later[l] : first[l];
+    const X *x = acts.x[l];  // (T, C)
+    const float eps = config.eps;
+    const auto at = [&](Op op) { return again ? clock.recompute(l, op) : clock.forward(l, op); };
+
+    if (!again || !keep.norms) reach(at(LN1)), layernorm_forward(dev, a.ln1, a.mean1, a.rstd1, x, y.ln1, y.ln1_bias, T, C, eps);
+    if (!again || !keep.qkv) reach(at(QKV)), matmul_forward(dev, a.qkv, a.ln1, y.qkv, y.qkv_bias, T, C, 3 * C);
+    if (!again) reach(at(ATTENTION)), Base::attention_forward(l, a);
+    if (!again || !keep.mid) {
+        reach(at(PROJ));
+        matmul_forward(dev, a.ln2, a.att, y.proj, y.proj_bias, T, C, C);  // ln2 holds the projection until its norm replaces it
+        reach(at(LN2));
+        residual_layernorm_forward(dev, a.mid, a.ln2, a.mean2, a.rstd2, x, a.ln2, y.ln2, y.ln2_bias, T, C, eps);
+    } else if (!keep.norms) {
+        reach(at(LN2));
+        layernorm_forward(dev, a.ln2, a.mean2, a.rstd2, a.mid, y.ln2, y.ln2_bias, T, C, eps);
+    }
+    if (!again || !keep.up) reach(at(UP)), matmul_forward(dev, a.fc, a.ln2, y.fc, y.fc_bias, T, C, F);
+    if (!again || !keep.act) {
+        reach(at(ACT));
+        if (config.gelu == Gelu::tanh) gelu_forward<Gelu::tanh>(dev, a.act, a.fc, T * F);
+        else gelu_forward<Gelu::erf>(dev, a.act, a.fc, T * F);
+    }
+    if (!again) {
+        X *next = acts.x[l + 1];  // (T, C)
+        reach(at(DOWN));
+        matmul_forward(dev, next, a.act, y.fc_proj, y.fc_proj_bias, T, F, C);
+        residual_forward(dev, next, next, a.mid, T * C);
+    }
+}
+
+template <class Dev> void Gpt2<Dev>::final_norm_forward() {
+    reach(clock.final_norm());
+    layernorm_forward(dev, acts.normf, meanf, rstdf, acts.x[config.L], w.norm, w.norm_bias, row.T, config.C, config.eps);
+}
+
+// ---- backward -------------------------------------------------------------------------------------------------------------------------
+
+template <class Dev> void Gpt2<Dev>::final_norm_backward() {
+    reach(clock.final_norm_backward());
+    layernorm_backward(dev, acts.dx, dw.norm, dw.norm_bias, norm_scratch, (const X *)nullptr, acts.dx, acts.x[config.L], w.norm,
+                       meanf, rstdf, row.T, config.C);
+}
+
+// dx comes in as the gradient of the layer's output and leaves as that of its input. Within a line the weight's gradient goes first:
+// the input's gradient then takes the place of the input, which nobody needs any more.
+template <class Dev> void Gpt2<Dev>::layer_backward(size_t l) {
+    const size_t T = row.T, C = config.C, F = config.F;
+    const Gpt2Layer<X> &y = w.layer[l];
+    const Gpt2Layer<float> &dy = dw.layer[l];
+    const Gpt2Acts<X> &a = later[l];
+    X *dx = acts.dx;  // (T, C)
+
+    reach(clock.backward(l, DOWN));
+    matmul_backward_weight(dev, dy.fc_proj, dy.fc_proj_bias, dx, a.act, T, F, C);
+    X *dact = a.act;  // (T, F)
+    matmul_backward_input(dev, dact, dx, y.fc_proj, T, F, C);
+    reach(clock.backward(l, ACT));
+    X *dfc = a.fc;  // (T, F)
+    if (config.gelu == Gelu::tanh) gelu_backward<Gelu::tanh>(dev, dfc, dact, a.fc, T * F);
+    else gelu_backward<Gelu::erf>(dev, dfc, dact, a.fc, T * F);
+    reach(clock.backward(l, UP));
+    matmul_backward_weight(dev, dy.fc, dy.fc_bias, dfc, a.ln2, T, C, F);
+    X *dln2 = a.ln2;  // (T, C)
+    matmul_backward_input(dev, dln2, dfc, y.fc, T, C, F);
+    reach(clock.backward(l, LN2));
+    layernorm_backward(dev, dx, dy.ln2, dy.ln2_bias, norm_scratch, dx, dln2, a.mid, y.ln2, a.mean2, a.rstd2, T, C);
+
+    reach(clock.backward(l, PROJ));
+    matmul_backward_weight(dev, dy.proj, dy.proj_bias, dx, a.att, T, C, C);
+    matmul_backward_input(dev, a.datt, dx, y.proj, T, C, C);
+    reach(clock.backward(l, ATTENTION));
+    Base::attention_backward(l, a);
+    reach(clock.backward(l, QKV));
+    X *dqkv = a.qkv;  // (T, 3*C)
+    matmul_backward_weight(dev, dy.qkv, dy.qkv_bias, dqkv, a.ln1, T, C, 3 * C);
+    X *dln1 = a.ln1;  // (T, C)
+    matmul_backward_input(dev, dln1, dqkv, y.qkv, T, C, 3 * C);
+    reach(clock.backward(l, LN1));
+    layernorm_backward(dev, dx, dy.ln1, dy.ln1_bias, norm_scratch, dx, dln1, acts.x[l], y.ln1, a.mean1, a.rstd1, T, C);
+}
+
+// A sum hands its gradient to both tables: positions are an embedding of their own.
+template <class Dev> void Gpt2<Dev>::input_backward() {
+    const size_t T = row.T, C = config.C;
+    Base::sum_gradients(Base::positions_cut, true, [&](size_t, size_t) {
+        reach(clock.embed_backward());
+        embedding_backward(dev, dw.positions, acts.dx, row.doc_pos, T, C, 0, config.max_positions);
+    });
+    Base::sum_gradients(0, true, [&](size_t from, size_t n) {
+        reach(clock.embed_backward());
+        embedding_backward(dev, dw.embed, acts.dx, row.tokens, T, C, from / C, n / C);
+    });
+}
+
+// ---- main -----------------------------------------------------------------------------------------------------------------------------
+
+// This file is compiled once by g++, for main and the CPU, and once by nvcc, for CUDA (or by g++ again, with the emulator in place of the
+// GPU: dev/cuda/README.md). Both halves are linked into one program.
+#ifndef LLMC_NO_MAIN  // tests include this file and bring their own
+#ifdef CUDA_HALF
+#include "llmc/train/cuda_models.cuh"  // defines: make_cuda_models
+ModelFactory cuda_models(const Options &options, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm) {
+    return make_cuda_models<Gpt2>(options, host, own_gpu, gpu_comm);
+}
+#else
+int main(int argc, char **argv) { return run_program<Gpt2>("train_gpt2", argc, argv); }
+#endif
+#endif
