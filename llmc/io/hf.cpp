@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <set>
+#include <tuple>
 
 #include "../core/json.h"
 
@@ -17,17 +18,23 @@ static bool exists(const std::string &path) {
 
 // ---- config.json --------------------------------------------------------------------------------------------------------------
 
-// The defaults of the transformers configuration class, for fields a file leaves out.
+// What the file calls that on which check_sizes looks.
+struct Names {
+    const char *C, *L, *H, *D, *eps;
+};
+static const Names llama_names = {"hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "rms_norm_eps"},
+                   gpt2_names = {"n_embd", "n_layer", "n_head", "n_embd / n_head", "layer_norm_epsilon"};
+
+// The defaults of the transformers configuration class, for fields a file leaves out; GPT-2's are in read_gpt2.
 struct Family {
     const char *name, *architecture;
     size_t kv_heads, head_dim;  // 0: as many as heads, hidden_size / heads
     size_t positions;
 };
 static const Family families[] = {
-    {"llama", "Llama", 0, 0, 2048},
-    {"mistral", "Mistral", 8, 0, 131072},
-    {"qwen2", "Qwen2", 32, 0, 32768},
-    {"qwen3", "Qwen3", 32, 128, 32768},
+    {"llama", "Llama", 0, 0, 2048},  //
+    {"mistral", "Mistral", 8, 0, 131072}, {"qwen2", "Qwen2", 32, 0, 32768},
+    {"qwen3", "Qwen3", 32, 128, 32768},   {"gpt2", "GPT2", 0, 0, 1024},
 };
 
 static const Family &family_of(const std::string &type, const Fields &fields) {
@@ -64,6 +71,7 @@ static const Unsupported unsupported[] = {
     {"logits_scaling", 1, "multipliers"},
     {"logit_scale", 1, "multipliers"},
     {"query_pre_attn_scalar", 0, "another attention scale"},
+    {"scale_attn_by_inverse_layer_idx", 0, "another attention scale"},
     {"partial_rotary_factor", 1, "partial rotation"},
     {"no_rope_layers", 0, "layers without rotation"},
     {"no_rope_layer_interval", 0, "layers without rotation"},
@@ -82,13 +90,11 @@ static void refuse_unsupported(const Fields &fields) {
         if (!value || (value->is_number() && value->get<double>() == feature.neutral) || *value == false) continue;
         fields.refuse(feature.field, format("asks for %s, which we do not have", feature.what));
     }
-    const std::string act = fields.text("hidden_act", "silu");
-    if (act != "silu") fields.refuse("hidden_act", "is \"" + act + "\", but we have silu");
 }
 
 static void note_dropouts(const Fields &fields, const std::string &where, std::vector<std::string> &notes) {
-    for (const char *name :
-         {"attention_dropout", "hidden_dropout", "resid_dropout", "resid_pdrop", "embd_pdrop", "embedding_dropout"}) {
+    for (const char *name : {"attention_dropout", "hidden_dropout", "resid_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop",
+                             "embedding_dropout"}) {
         const double p = fields.number(name, 0);
         if (p != 0) notes.push_back(format("%s: %s %g is left out: training runs without dropout", where.c_str(), name, p));
     }
@@ -183,24 +189,26 @@ template <class Number> static Number parameters(const ModelConfig &c) {  // in 
     const Number q = Number(c.H) * D, kv = Number(c.KV) * D;
     const Number attention =
         2 * q * C + 2 * kv * C + Number(c.qkv_bias) * (q + 2 * kv) + Number(c.o_bias) * C + Number(c.qk_norm) * 2 * D;
-    const Number mlp = 3 * C * F + Number(c.mlp_bias) * (2 * F + C);
+    const Number into_mlp = c.gpt2() ? 1 : 2;  // matrices
+    const Number mlp = (into_mlp + 1) * C * F + Number(c.mlp_bias) * (into_mlp * F + C);
+    const Number norm = c.gpt2() ? 2 * C : C, positions = c.gpt2() ? Number(c.max_positions) * C : 0;
     const Number head = c.reward ? C : c.tied ? 0 : V * C;
-    return V * C + L * (attention + mlp + 2 * C) + C + head;
+    return V * C + positions + L * (attention + mlp + 2 * norm) + norm + head;
 }
 
 size_t parameter_count(const ModelConfig &config) { return parameters<size_t>(config); }
 
 static void check_sizes(const ModelConfig &c, const Fields &fields) {
+    const Names &names = c.gpt2() ? gpt2_names : llama_names;
     if (c.H % c.KV != 0) fields.refuse("num_key_value_heads", format("%zu does not divide num_attention_heads %zu", c.KV, c.H));
     if (c.D % 8 != 0 || c.D > 256)
-        fields.refuse(
-            "head_dim",
-            format("is %zu (hidden_size %zu, num_attention_heads %zu), but must be a multiple of 8 up to 256", c.D, c.C, c.H));
-    if (c.L > 4096) fields.refuse("num_hidden_layers", format("is %zu, more than the 4096 we allow", c.L));
+        fields.refuse(names.D,
+                      format("is %zu (%s %zu, %s %zu), but must be a multiple of 8 up to 256", c.D, names.C, c.C, names.H, c.H));
+    if (c.L > 4096) fields.refuse(names.L, format("is %zu, more than the 4096 we allow", c.L));
     if (parameters<double>(c) > 1e13)
-        fields.refuse("hidden_size", format("%zu and the other sizes make %.3g parameters; is there a typing error?", c.C,
-                                            parameters<double>(c)));
-    if (!(c.eps > 0 && c.eps < 1)) fields.refuse("rms_norm_eps", format("is %g, but must lie between 0 and 1", c.eps));
+        fields.refuse(names.C, format("%zu and the other sizes make %.3g parameters; is there a typing error?", c.C,
+                                      parameters<double>(c)));
+    if (!(c.eps > 0 && c.eps < 1)) fields.refuse(names.eps, format("is %g, but must lie between 0 and 1", c.eps));
     if (!(c.initializer_range >= 0 && c.initializer_range <= 1))
         fields.refuse("initializer_range", format("is %g, but must lie between 0 and 1", c.initializer_range));
 }
@@ -230,6 +238,70 @@ static void read_token_ids(ModelConfig &config, const Fields &fields) {
     if (const auto bos = fields.ids("bos_token_id"); !bos.empty()) config.bos = bos[0];
 }
 
+static void read_llama(ModelConfig &c, const Fields &fields, const Family &family) {
+    const bool llama = c.family == "llama", qwen2 = c.family == "qwen2", qwen3 = c.family == "qwen3";
+    const std::string act = fields.text("hidden_act", "silu");
+    if (act != "silu") fields.refuse("hidden_act", "is \"" + act + "\", but we have silu");
+    c.V = fields.count("vocab_size");
+    c.C = fields.count("hidden_size");
+    c.L = fields.count("num_hidden_layers");
+    c.H = fields.count("num_attention_heads");
+    c.F = fields.count("intermediate_size");
+    c.KV = family.kv_heads == 0 || fields.source().contains("num_key_value_heads") ? fields.count("num_key_value_heads", c.H)
+                                                                                   : family.kv_heads;
+    c.D = fields.count("head_dim", family.head_dim ? family.head_dim : c.C / c.H);
+    if (!fields.has("head_dim") && !family.head_dim && c.C % c.H != 0)
+        fields.refuse("hidden_size",
+                      format("%zu is not divisible by num_attention_heads %zu, and there is no head_dim", c.C, c.H));
+    c.max_positions = fields.count("max_position_embeddings", family.positions);
+    c.eps = float(fields.number("rms_norm_eps", 1e-6));
+    c.tied = fields.boolean("tie_word_embeddings", false);
+    c.o_bias = (llama || qwen3) && fields.boolean("attention_bias", false);
+    c.qkv_bias = c.o_bias || qwen2;
+    c.mlp_bias = llama && fields.boolean("mlp_bias", false);
+    c.qk_norm = qwen3;
+    c.rope = read_rope(fields, c.max_positions);
+}
+
+static Gelu read_gelu(const Fields &fields) {
+    const std::string act = fields.text("activation_function", "gelu_new");
+    if (act == "gelu") return Gelu::erf;
+    if (act != "gelu_new" && act != "gelu_pytorch_tanh" && act != "gelu_fast")  // one formula, in other orders of operations
+        fields.refuse("activation_function", "is \"" + act + "\", but we have gelu, gelu_new, gelu_pytorch_tanh, gelu_fast");
+    return Gelu::tanh;
+}
+
+// All has a default. reorder_and_upcast_attn only rounds elsewhere; summary_* are of another head.
+static void read_gpt2(ModelConfig &c, const Fields &fields, const Family &family) {
+    if (!fields.boolean("scale_attn_weights", true))
+        fields.refuse("scale_attn_weights", "is false, which asks for another attention scale, which we do not have");
+    c.V = fields.count("vocab_size", 50257);
+    c.C = fields.count("n_embd", 768);
+    c.L = fields.count("n_layer", 12);
+    c.H = c.KV = fields.count("n_head", 12);
+    c.F = fields.count("n_inner", 4 * c.C);
+    c.max_positions = fields.count("n_positions", family.positions);
+    const std::tuple<const char *, const char *, size_t> other_names[] = {
+        {"hidden_size", "n_embd", c.C},
+        {"num_hidden_layers", "n_layer", c.L},
+        {"num_attention_heads", "n_head", c.H},
+        {"max_position_embeddings", "n_positions", c.max_positions}};
+    for (const auto &[other, name, value] : other_names)
+        if (fields.count(other, value) != value)
+            fields.refuse(other,
+                          format("is another name of %s, which is %zu\n  fix: %s alone, as in GPT-2's files", name, value, name));
+    if (c.C % c.H != 0) fields.refuse("n_embd", format("%zu is not divisible by n_head %zu", c.C, c.H));
+    c.D = c.C / c.H;
+    c.eps = float(fields.number("layer_norm_epsilon", 1e-5));
+    c.gelu = read_gelu(fields);
+    c.tied = fields.boolean("tie_word_embeddings", true);
+    c.qkv_bias = c.o_bias = c.mlp_bias = true;
+    constexpr int32_t end_of_text = 50256;
+    if (size_t(end_of_text) >= c.V) return;
+    if (!fields.source().contains("eos_token_id")) c.eos = {end_of_text};  // whereas null means none
+    if (!fields.source().contains("bos_token_id")) c.bos = end_of_text;
+}
+
 ModelConfig parse_config(const json &source, const std::string &where, std::vector<std::string> &notes) {
     const Fields fields(source, where);
     const Family &family = family_of(fields.text("model_type"), fields);
@@ -239,31 +311,14 @@ ModelConfig parse_config(const json &source, const std::string &where, std::vect
     ModelConfig c{};
     c.source = source;
     c.family = family.name;
-    const bool llama = c.family == "llama", qwen2 = c.family == "qwen2", qwen3 = c.family == "qwen3";
-    c.V = fields.count("vocab_size");
-    c.C = fields.count("hidden_size");
-    c.L = fields.count("num_hidden_layers");
-    c.H = fields.count("num_attention_heads");
-    c.F = fields.count("intermediate_size");
-    c.KV = family.kv_heads == 0 || source.contains("num_key_value_heads") ? fields.count("num_key_value_heads", c.H)
-                                                                          : family.kv_heads;
-    c.D = fields.count("head_dim", family.head_dim ? family.head_dim : c.C / c.H);
-    if (!fields.has("head_dim") && !family.head_dim && c.C % c.H != 0)
-        fields.refuse("hidden_size",
-                      format("%zu is not divisible by num_attention_heads %zu, and there is no head_dim", c.C, c.H));
-    c.max_positions = fields.count("max_position_embeddings", family.positions);
-    c.eps = float(fields.number("rms_norm_eps", 1e-6));
+    c.bos = -1;
+    if (c.gpt2()) read_gpt2(c, fields, family);
+    else read_llama(c, fields, family);
     c.initializer_range = fields.number("initializer_range", 0.02);
     c.reward = read_reward(fields);
-    c.tied = fields.boolean("tie_word_embeddings", false) && !c.reward;
-    c.o_bias = (llama || qwen3) && fields.boolean("attention_bias", false);
-    c.qkv_bias = c.o_bias || qwen2;
-    c.mlp_bias = llama && fields.boolean("mlp_bias", false);
-    c.qk_norm = qwen3;
+    c.tied = c.tied && !c.reward;
     check_sizes(c, fields);
     c.window = read_windows(fields, c.family, c.L);
-    c.rope = read_rope(fields, c.max_positions);
-    c.bos = -1;
     read_token_ids(c, fields);
     return c;
 }
@@ -319,6 +374,10 @@ static const Preset presets[] = {
     {"smollm2-135m",    "llama",   576,  1536,  30, 9,  3,  64,  49152,  8192,      100000, 0,     1e-5, true,  0, 0, 0, 1. / 24},
     {"smollm2-360m",    "llama",   960,  2560,  32, 15, 5,  64,  49152,  8192,      100000, 0,     1e-5, true,  0,      0},
     {"smollm2-1.7b",    "llama",   2048, 8192,  24, 32, 32, 64,  49152,  8192,      130000, 0,     1e-5, true,  0,      0},
+    {"d12",             "gpt2",    768,  3072,  12, 12, 12, 64,  50257,  1024,      0,      0,     1e-5, true,  50256,  50256},
+    {"d24",             "gpt2",    1024, 4096,  24, 16, 16, 64,  50257,  1024,      0,      0,     1e-5, true,  50256,  50256},
+    {"d36",             "gpt2",    1280, 5120,  36, 20, 20, 64,  50257,  1024,      0,      0,     1e-5, true,  50256,  50256},
+    {"d48",             "gpt2",    1600, 6400,  48, 25, 25, 64,  50257,  1024,      0,      0,     1e-5, true,  50256,  50256},
 };
 // clang-format on
 
@@ -331,6 +390,12 @@ std::vector<std::string> preset_names() {
 // The config.json of a preset, read by the same parser as any other.
 static json preset_source(const Preset &p) {
     // clang-format off
+    if (p.family == std::string("gpt2"))
+        return {
+            {"model_type", p.family}, {"n_embd", p.C}, {"n_inner", p.F}, {"n_layer", p.L}, {"n_head", p.H}, {"vocab_size", p.V},
+            {"n_positions", p.positions}, {"layer_norm_epsilon", p.eps}, {"activation_function", "gelu_new"},
+            {"tie_word_embeddings", p.tied}, {"bos_token_id", p.bos}, {"eos_token_id", p.eos}, {"initializer_range", p.init},
+            {"torch_dtype", "bfloat16"}};
     json source = {
         {"model_type", p.family}, {"hidden_size", p.C}, {"intermediate_size", p.F}, {"num_hidden_layers", p.L},
         {"num_attention_heads", p.H}, {"num_key_value_heads", p.KV}, {"head_dim", p.D}, {"vocab_size", p.V},
@@ -387,7 +452,8 @@ void write_config(const std::string &dir, const ModelConfig &config, const std::
         source[source.contains("rope_parameters") ? "dtype" : "torch_dtype"] = nullptr;
     for (const char *key : {"torch_dtype", "dtype"})
         if (source.contains(key)) source[key] = dtype == "BF16" ? "bfloat16" : "float32";
-    if (!source.contains("architectures")) source["architectures"] = json::array({architecture(config) + "ForCausalLM"});
+    if (!source.contains("architectures"))
+        source["architectures"] = json::array({architecture(config) + (config.gpt2() ? "LMHeadModel" : "ForCausalLM")});
     if (config.reward) write_pad_token(source, config.eos);
     write_json(dir + "/config.json", source);
 }
@@ -441,26 +507,32 @@ void HfWeights::open_shards(const std::string &dir) {
     }
 }
 
-const TensorInfo *HfWeights::find(const std::string &name) const {
+HfWeights::Places::const_iterator HfWeights::place(const std::string &name) const {
+    const std::string prefix = "transformer.";
     const auto it = where_.find(name);
-    return it == where_.end() ? nullptr : &it->second->at(name);
+    return it == where_.end() && name.starts_with(prefix) ? where_.find(name.substr(prefix.size())) : it;
+}
+
+const TensorInfo *HfWeights::find(const std::string &name) const {
+    const auto it = place(name);
+    return it == where_.end() ? nullptr : &it->second->at(it->first);
 }
 
 template <class X>
 void HfWeights::read_part(const std::string &name, const Shape &shape, size_t first, size_t count, X *dst, Memory &memory) const {
-    const auto it = where_.find(name);
+    const auto it = place(name);
     if (it == where_.end()) die("%s: has no tensor \"%s\", which config.json asks for", listing_.c_str(), name.c_str());
     const SafetensorsFile &file = *it->second;
-    file.expect_shape(name, shape);
+    file.expect_shape(it->first, shape);
     std::vector<X> host;
     in_parts(count, [&](size_t done, size_t n) {
         host.resize(n);
-        file.read_part(name, first + done, n, host.data());
+        file.read_part(it->first, first + done, n, host.data());
         bool finite = true;
         for (X x : host) finite = finite && std::isfinite(float(x));
         if (!finite)
             die("%s: %s holds a NaN or an infinity\n  fix: a directory whose weights were saved whole; these were not trained, or diverged",
-                file.path().c_str(), name.c_str());
+                file.path().c_str(), it->first.c_str());
         write(memory, dst + done, host);
     });
 }
@@ -474,10 +546,17 @@ template void HfWeights::read(const std::string &, const Shape &, bf16 *, Memory
 template void HfWeights::read_part(const std::string &, const Shape &, size_t, size_t, float *, Memory &) const;
 template void HfWeights::read_part(const std::string &, const Shape &, size_t, size_t, bf16 *, Memory &) const;
 
+// What transformers computes and old files hold nevertheless: rotary frequencies, and the causal masks of GPT-2.
+static bool is_buffer(const std::string &name) {
+    return name.ends_with("rotary_emb.inv_freq") || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+}
+
 void HfWeights::expect_only(const std::vector<std::string> &known) const {
-    const std::set<std::string> names(known.begin(), known.end());
+    std::set<std::string> names;  // in the file
+    for (const std::string &name : known)
+        if (const auto it = place(name); it != where_.end()) names.insert(it->first);
     for (const auto &[name, file] : where_)
-        if (!names.contains(name) && !name.ends_with("rotary_emb.inv_freq"))  // old files hold this buffer; we compute it
+        if (!names.contains(name) && !is_buffer(name))
             die("%s: tensor \"%s\" %s is not part of the model that config.json describes", file->path().c_str(), name.c_str(),
                 shape_text(file->at(name).shape).c_str());
 }

@@ -7,23 +7,28 @@
 #include <string>
 #include <vector>
 
+#include "../ops/gelu.h"
 #include "../ops/rope.h"
 #include "safetensors.h"
 
 struct ModelConfig {
-    std::string family;           // "llama" | "mistral" | "qwen2" | "qwen3"   (model_type)
+    std::string family;           // "llama" | "mistral" | "qwen2" | "qwen3" | "gpt2"   (model_type)
     size_t V, C, L, H, KV, D, F;  // vocabulary, hidden, layers, heads, key/value heads, head size, ffn
-    size_t max_positions;         // max_position_embeddings
+    size_t max_positions;         // max_position_embeddings; of GPT-2 the rows of its table of positions
     float eps;
     bool tied, qkv_bias, o_bias, mlp_bias, qk_norm;
     bool gpt2() const { return family == "gpt2"; }
     bool reward;                 // the head is score.weight (1, C) and not lm_head.weight (V, C); then tied is false
     std::vector<size_t> window;  // (L) keys a query of the layer sees, itself included; 0 = all
     RopeConfig rope;
+    Gelu gelu;  // GPT-2's
     double initializer_range;
     std::vector<int32_t> eos;  // from generation_config.json, else config.json
     int32_t bos;               // -1 if none
     nlohmann::json source;     // config.json as read, so that export writes it back, with what else a trainer puts into it
+
+    // Layernorms with bias in place of rmsnorms, learned positions in place of rotation, a feed-forward part of two matrices, without gate.
+    bool gpt2() const { return family == "gpt2"; }
 };
 
 // `notes`: what the file asks for and training leaves out (dropout), one line each, for the user to see.
@@ -39,7 +44,7 @@ void write_config(const std::string &dir, const ModelConfig &config, const std::
 // Tokenizer, chat template and generation settings, those that are there.
 void copy_tokenizer(const std::string &from_dir, const std::string &to_dir);
 
-// The weights of a directory, in one file or in shards.
+// The weights of a directory, in one file or in shards. A tensor "transformer.X" may be called X there, as in the files of GPT-2 itself.
 class HfWeights {
   public:
     static bool present(const std::string &dir);  // false: only config.json, so start from random weights
@@ -51,14 +56,17 @@ class HfWeights {
     // The same for elements [first, first + count) of the tensor in row-major order.
     template <class X>
     void read_part(const std::string &name, const Shape &shape, size_t first, size_t count, X *dst, Memory &memory) const;
-    void expect_only(const std::vector<std::string> &known) const;  // die at a tensor that is not known (rotary buffers aside)
+    void expect_only(const std::vector<std::string> &known) const;  // die at a tensor that is not known (buffers aside)
 
   private:
-    void open_shards(const std::string &dir);
+    using Places = std::map<std::string, const SafetensorsFile *>;
 
-    std::string listing_;                                   // the index, or the only file
-    std::map<std::string, SafetensorsFile> files_;          // by file name
-    std::map<std::string, const SafetensorsFile *> where_;  // by tensor
+    void open_shards(const std::string &dir);
+    Places::const_iterator place(const std::string &name) const;
+
+    std::string listing_;                           // the index, or the only file
+    std::map<std::string, SafetensorsFile> files_;  // by file name
+    Places where_;                                  // by tensor
 };
 
 // Writes weights in the order of `specs`, in shards when they exceed `shard_bytes`, then removes what was there before.

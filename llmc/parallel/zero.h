@@ -25,12 +25,15 @@
 
 // One tensor of the Hugging Face files, and where it lies in the flat arrays of parameters, gradients and moments.
 struct Tensor {
-    enum Init { normal, ones, zeros, score };  // score: the head of a reward model, (1, C)
+    // residual: GPT-2's projections into the residual stream; score: the head of a reward model, (1, C)
+    enum Init { normal, residual, ones, zeros, score };
     std::string name;
     std::vector<size_t> shape;
     Init init;
     bool decay;  // weight decay applies: matrices yes, norms and biases no
     size_t offset, count;
+    bool transposed =
+        false;  // files of weights have it as (shape[1], shape[0]), as GPT-2's Conv1D; our arrays and checkpoints do not
 };
 
 // What is summed together, a layer for instance: whole tensors, elements [begin, end) of the table. It is one bucket, however

@@ -1,6 +1,7 @@
 // What comes into the parameters of a model, and what goes out: weights of a file, random ones, a saved model. All of it walks the
 // parameter table; nothing else lists tensors.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <exception>
 
@@ -22,12 +23,27 @@ inline std::vector<float> initial_values(const Tensor &t, size_t first, size_t n
     return out;
 }
 
+// Elements [first, first + n) of the transpose of a matrix (rows, columns).
+template <class T> std::vector<T> transposed(const std::vector<T> &matrix, size_t rows, size_t columns, size_t first, size_t n) {
+    std::vector<T> out(n);
+#pragma omp parallel for
+    for (size_t i = first; i < first + n; i++) out[i - first] = matrix[i % rows * columns + i / rows];
+    return out;
+}
+
 // Every rank reads all weights by itself; to train in bf16, those of its shard again, as floats. A reward model may begin as a language
-// model: then the file has no tensor for its head, which gets initial values.
+// model: then the file has no tensor for its head, which gets initial values. Of a transposed tensor each part needs the whole, so that
+// it comes in one.
 template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weights, uint64_t seed, Memory &memory) {
     using X = typename Dev::X;
     const auto load = [&](const Tensor &t, size_t first, size_t n, auto *to, Memory &where) {
         using P = std::remove_pointer_t<decltype(to)>;
+        if (t.transposed) {
+            std::vector<P> whole(t.count);
+            HostMemory host;
+            weights.read(t.name, {t.shape[1], t.shape[0]}, whole.data(), host);
+            return write(where, to, transposed(whole, t.shape[1], t.shape[0], first, n));
+        }
         if (t.init != Tensor::score || weights.find(t.name)) return weights.read_part(t.name, t.shape, first, n, to, where);
         const auto values = initial_values(t, first, n, seed, 0);
         write(where, to, std::vector<P>(values.begin(), values.end()));
@@ -35,21 +51,27 @@ template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weig
     for (const Tensor &t : zero.table) load(t, 0, t.count, zero.params + t.offset, memory);
     if (!zero.lower) return;
     HostMemory host;
-    for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table))
-        in_parts(s.count, [&](size_t first, size_t n) {
+    for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table)) {
+        const auto load_part = [&](size_t first, size_t n) {
             std::vector<float> values(n);
             load(zero.table[s.tensor], s.first + first, n, values.data(), host);
             for (float &f : values)  // ties go to even here, as on the other ranks and in transformers: from one float below
                 if (float(X(f)) != float(Floats<X>::round(f))) f = std::nextafter(f, 0.0f);
             write(memory, zero.params_at(s) + first, values);
-        });
+        };
+        if (zero.table[s.tensor].transposed) load_part(0, s.count);
+        else in_parts(s.count, load_part);
+    }
 }
 
+// GPT-2 begins with smaller projections into the residual stream, by 1 / sqrt of their number (Radford et al., 2019, section 2.3).
 template <class Dev> void initialise_parameters(Zero<Dev> &zero, Comm &comm, uint64_t seed, double deviation, Memory &memory) {
+    const auto residuals = std::ranges::count(zero.table, Tensor::residual, &Tensor::init);
     for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table))
         in_parts(s.count, [&](size_t first, size_t n) {
             const Tensor &t = zero.table[s.tensor];
-            write(memory, zero.params_at(s) + first, initial_values(t, s.first + first, n, seed, deviation));
+            const double own = t.init == Tensor::residual ? deviation / std::sqrt(double(residuals)) : deviation;
+            write(memory, zero.params_at(s) + first, initial_values(t, s.first + first, n, seed, own));
         });
     zero.gather(comm);
 }
@@ -75,7 +97,10 @@ void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const 
 
     on_rank_0([&] {
         std::vector<TensorSpec> tensors;
-        for (const Tensor &t : zero.table) tensors.push_back({t.name, t.shape, export_dtype});
+        for (const Tensor &t : zero.table) {
+            tensors.push_back({t.name, t.shape, export_dtype});
+            if (t.transposed) std::swap(tensors.back().shape[0], tensors.back().shape[1]);
+        }
         writer = std::make_unique<HfWriter>(dir, tensors);
     });
     for (size_t b = 0; b < sharding.buckets.size(); b++) {
@@ -91,8 +116,14 @@ void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const 
             const size_t from = std::max(t.offset, bucket.begin), to = std::min(t.offset + t.count, bucket.begin + bucket.count);
             if (from >= to) continue;
             on_rank_0([&] {
-                if (from_halves) writer->write(t.name, buffer(b) + (from - bucket.begin), to - from, memory);
-                else writer->write(t.name, zero.params + from, to - from, memory);
+                const auto put = [&](const auto *values) {
+                    if (!t.transposed) return writer->write(t.name, values, to - from, memory);
+                    HostMemory host;  // the whole tensor: only embeddings are cut
+                    const auto turned = transposed(read(memory, values, t.count), t.shape[0], t.shape[1], 0, t.count);
+                    writer->write(t.name, turned.data(), t.count, host);
+                };
+                if (from_halves) put(buffer(b) + (from - bucket.begin));
+                else put(zero.params + from);
             });
         }
     }

@@ -18,6 +18,7 @@ writes, for each model, test/golden/NAME/:
     grad_norm                  L2 norm of the gradient of loss; tied embeddings count once
     gradients.NAME             of each tensor by its Hugging Face name: L2 norm, projections sum_i gradient[i] * sign[i] / sqrt(n) for k < 4,
                                sign[i] = Random{1, Purpose::test, stream_of(NAME) + k}.block(i)[0] & 1 ? 1 : -1   (llmc/core/rng.h)
+                               i counts in the order of (out, in), also where the file has (in, out): GPT-2's Conv1D
     losses[0..10]              before the first and after each of 10 AdamW steps on the same documents (OPTIMIZER below)
 
 Documents are run one by one: nothing is packed here. The modelling code is transformers' own with eager attention; its float32
@@ -34,7 +35,9 @@ import numpy as np
 import torch
 import transformers
 from safetensors.numpy import save
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 HERE = Path(__file__).parent
 OPTIMIZER = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
@@ -53,6 +56,7 @@ BF16_DOCUMENTS, BF16_LENGTH = 100, 101
 
 SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64, vocab_size=96,
              max_position_embeddings=128, rms_norm_eps=1e-5)
+SMALL_GPT2 = dict(n_embd=32, n_layer=2, n_head=4, vocab_size=96, n_positions=128, bos_token_id=1, eos_token_id=2)
 LLAMA3_SCALING = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                       original_max_position_embeddings=64)
 
@@ -61,7 +65,7 @@ def rope(theta, rope_type="default", **scaling):
     return dict(rope_parameters=dict(rope_type=rope_type, rope_theta=theta, **scaling))
 
 
-# name: model_type, what differs from SMALL, and how the files are written
+# name: model_type, what differs from SMALL or SMALL_GPT2, and how the files are written
 MODELS = {
     "llama2": ("llama", dict(num_key_value_heads=4, **rope(1e4)), dict(v4=True, drop=["num_key_value_heads", "head_dim"])),
     "llama3": ("llama", dict(vocab_size=112, **rope(5e5)), dict(max_shard_size="60KB")),
@@ -80,6 +84,9 @@ MODELS = {
     "mistral": ("mistral", dict(sliding_window=24, vocab_size=101, **rope(1e4)), {}),
     "smollm2": ("llama", dict(hidden_size=72, num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True,
                               **rope(1e5)), dict(dtype=torch.bfloat16)),
+    "gpt2": ("gpt2", {}, {}),
+    "gpt2_erf": ("gpt2", dict(activation_function="gelu", n_inner=48, n_positions=104, tie_word_embeddings=False),
+                 dict(dtype=torch.bfloat16, like_the_hubs=True)),
 }
 
 
@@ -116,19 +123,30 @@ def signs(name, k, n):
 # ---- the model ------------------------------------------------------------------------------------------------------------------
 
 def write_model(name, folder, model_type, config, files):
-    config = AutoConfig.for_model(model_type, **{**SMALL, **config})
+    config = AutoConfig.for_model(model_type, **{**(SMALL_GPT2 if model_type == "gpt2" else SMALL), **config})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for tensor, p in model.named_parameters():
             p.normal_(generator=torch.Generator().manual_seed(stream_of(f"{name}.{tensor}")))
             p.mul_(0.1 if p.dim() == 1 else 1.5 / config.hidden_size**0.5)  # large enough that attention and rope matter
-            if tensor.endswith("norm.weight"):
+            if p.dim() == 1 and tensor.endswith("weight"):
                 p.add_(1)
     model = model.to(files.get("dtype", torch.float32))
     model.save_pretrained(folder, max_shard_size=files.get("max_shard_size", "1GB"))
     if files.get("v4"):
         path = folder / "config.json"
         path.write_text(json.dumps(v4_spelling(json.loads(path.read_text()), files), indent=2) + "\n")
+    if files.get("like_the_hubs"):
+        respell_gpt2(folder / "model.safetensors", config)
+
+
+def respell_gpt2(path, config):
+    """As the hub has GPT-2: names without "transformer.", causal masks beside the weights."""
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}
+    for layer in range(config.n_layer):
+        tensors[f"h.{layer}.attn.bias"] = torch.ones(config.n_positions, config.n_positions, dtype=torch.uint8).tril()[None, None]
+        tensors[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+    save_file(tensors, path, dict(format="pt"))
 
 
 def v4_spelling(config, files):
@@ -156,7 +174,7 @@ def widened(model):
 
 def load(folder, dtype, **changes):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager", **changes)
-    return model.train()  # no dropout in any of them
+    return model.eval()  # no dropout
 
 
 def save_arrays(path, arrays, metadata):
@@ -230,10 +248,16 @@ def compare_bf16(folder, tokens, masks):
                 document_rms=(rounded - exact).square().mean().sqrt().item(), gradient_error=gradient_error)
 
 
+def flat_gradients(model, gradients):
+    """By name, in the order of (out, in): gradients are those of model.parameters()."""
+    in_out = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
+    names = [name for name, _ in model.named_parameters()]
+    return {name: (g.T if name in in_out else g).numpy().ravel() for name, g in zip(names, gradients)}
+
+
 def describe_gradients(model):
     out = {}
-    for name, p in model.named_parameters():
-        g = p.grad.numpy().ravel()
+    for name, g in flat_gradients(model, [p.grad for p in model.parameters()]).items():
         projections = [float(g @ signs(name, k, g.size)) / g.size**0.5 for k in range(4)]
         out[name] = dict(norm=float(np.linalg.norm(g)), projections=projections)
     return out
@@ -265,7 +289,9 @@ def train(model, tokens, masks):
 
 
 def without_specials(config):
-    """Config changes that take away what the model is there to test: the loss must notice."""
+    """Config changes that take away what the model is there to test: the loss must notice, or logits where it is a mean over too many."""
+    if config.model_type == "gpt2":
+        return {"other form of gelu": dict(activation_function="gelu" if config.activation_function == "gelu_new" else "gelu_new")}
     changes = {"other theta": rope(config.rope_parameters["rope_theta"] * 10)}
     if config.rope_parameters["rope_type"] != "default":
         changes["without scaling"] = rope(config.rope_parameters["rope_theta"])
@@ -293,8 +319,11 @@ def make(name):
         losses = train(load(folder, torch.float64), tokens, masks)
         with torch.no_grad():
             for what, changes in without_specials(model.config).items():
-                difference = abs(evaluate(load(folder, torch.float64, **changes), tokens, masks)[0].item() - loss.item())
-                assert difference > 1e-3 * loss.item(), f"{name} {what}: the loss changes by {difference:.1e} only"
+                other_loss, _, _, other_logits = evaluate(load(folder, torch.float64, **changes), tokens, masks)
+                difference = abs(other_loss.item() - loss.item())
+                of_logits = max((a - b).abs().max().item() for a, b in zip(other_logits, logits))
+                enough = of_logits > 1e-3 if what == "other form of gelu" else difference > 1e-3 * loss.item()
+                assert enough, f"{name} {what}: the loss changes by {difference:.1e} only, a logit by {of_logits:.1e}"
     bf16 = compare_bf16(folder, tokens, masks)
 
     arrays = dict(tokens=torch.cat(tokens).int().numpy(), loss_mask=np.concatenate(masks),

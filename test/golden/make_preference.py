@@ -35,7 +35,8 @@ import torch
 import transformers
 from transformers import AutoModelForSequenceClassification
 
-from make import HERE, LLAMA3_SCALING, MODELS, SMALL, load, rope, save_arrays, signs, stream_of, widened, write_model
+from make import (HERE, LLAMA3_SCALING, MODELS, SMALL, flat_gradients, load, rope, save_arrays, signs, stream_of, widened,
+                  write_model)
 
 EOS, FIRST_ID = 2, 3  # ids below FIRST_ID are special
 PAIRS = [  # tokens of the prompt; of the chosen and of the rejected answer, and how many of those are eos, at the end
@@ -75,8 +76,10 @@ def vocabulary(name):
 
 
 def reference_of(name):
-    """The next of the models with the same vocabulary."""
-    alike = [other for other in [*MODELS, *OWN_REFERENCES] if vocabulary(other) == vocabulary(name)]
+    """The next of the models with the same vocabulary; of GPT-2's, which another trainer runs, the next of those."""
+    models = {**MODELS, **OWN_REFERENCES}
+    kind = lambda other: (vocabulary(other), models[other][0] == "gpt2")
+    alike = [other for other in models if kind(other) == kind(name)]
     return alike[(alike.index(name) + 1) % len(alike)]
 
 
@@ -119,11 +122,10 @@ def pair_losses(u, v, loss_type, beta, label_smoothing):
 
 
 def describe(loss, model):
-    names, parameters = zip(*model.named_parameters())
-    gradients = [g.numpy().ravel() for g in torch.autograd.grad(loss, parameters, retain_graph=True)]
-    n = sum(g.size for g in gradients)
-    projections = [sum(float(g @ signs(name, k, g.size)) for name, g in zip(names, gradients)) / n**0.5 for k in range(4)]
-    return dict(loss=loss.item(), grad_norm=float(np.linalg.norm(np.concatenate(gradients))), projections=projections)
+    gradients = flat_gradients(model, torch.autograd.grad(loss, list(model.parameters()), retain_graph=True))
+    n = sum(g.size for g in gradients.values())
+    projections = [sum(float(g @ signs(name, k, g.size)) for name, g in gradients.items()) / n**0.5 for k in range(4)]
+    return dict(loss=loss.item(), grad_norm=float(np.linalg.norm(np.concatenate(list(gradients.values())))), projections=projections)
 
 
 def make_dpo(name, documents, targets):
@@ -147,7 +149,7 @@ def load_reward_model(name, dtype, score):
                                                                attn_implementation="eager")
     with torch.no_grad():
         model.score.weight.copy_(torch.tensor([score]))
-    return model.train()
+    return model.eval()
 
 
 def make_score(name):
