@@ -11,27 +11,30 @@ CXX      := g++
 CXXFLAGS := -std=c++20 -O3 -march=native -mprefer-vector-width=512 -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra
 PYTHON   := $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 BUILD    := build
-PROGRAM  := train_llama
+TRAINERS := train_gpt2 train_llama
+PLACE    :=
 
 ifeq ($(MUTANTS),1)  # set by test-mutants
 BUILD    := build/mutants
 CXXFLAGS += -O1 -DLLMC_MUTANTS
 else ifeq ($(SAN),1)
 BUILD    := build/san
-PROGRAM  := $(BUILD)/train_llama
+PLACE    := $(BUILD)/
 CXXFLAGS += -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 endif
 
+PROGRAMS := $(TRAINERS:%=$(PLACE)%)
+
 MAKEFLAGS += -j$(shell nproc)
-.DEFAULT_GOAL := train_llama
-.PHONY: deps demo test test-all test-mutants test-gpu ptxas bench compare format tidy probe help clean FORCE
+.DEFAULT_GOAL := all
+.PHONY: all deps demo test test-all test-mutants test-gpu ptxas bench compare format tidy probe help clean FORCE
 .DELETE_ON_ERROR:
 
 # ---- what is on this machine ------------------------------------------------------------------------------------------------------
 
 CLANG    := $(shell command -v clang++ 2> /dev/null)
 COMPILER := $(CXX): $(shell $(CXX) --version 2>/dev/null | head -n 1)
-ifneq ($(filter-out deps format tidy probe help clean,$(or $(MAKECMDGOALS),train_llama)),)
+ifneq ($(filter-out deps format tidy probe help clean,$(or $(MAKECMDGOALS),all)),)
 include build/probe.mk
 endif
 
@@ -73,7 +76,7 @@ BENCHES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard dev/bench/*.cpp))
 CUDA_TESTS := $(wildcard test/cuda/*.cpp)
 EMULATED_COMM := $(BUILD)/emulated/llmc/parallel/comm_nccl.o
 EMULATED := $(BUILD)/dev/cuda/simt.o $(EMULATED_COMM) $(CUDA_TESTS:%.cpp=$(BUILD)/%.o)
-EMULATED_HALF := $(BUILD)/emulated/train_llama.o $(BUILD)/emulated/llmc/core/gpu_query.o $(EMULATED_COMM)
+EMULATED_HALF := $(BUILD)/emulated/llmc/core/gpu_query.o $(EMULATED_COMM)
 FUZZERS := $(if $(CLANG),$(patsubst test/%.cpp,build/%,$(wildcard test/fuzz/*.cpp)))
 LADDERS := $(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/timing.cu,$(wildcard dev/cuda/*.cu)))
 
@@ -86,7 +89,7 @@ NVCCFLAGS := -std=c++20 -O3 -diag-suppress 1675 -Xcompiler -fopenmp,-Wall,-Wextr
              $(foreach arch,$(lastword $(GPU_ARCHS)),-gencode arch=compute_$(arch),code=compute_$(arch)) $(CARRIED:%=-isystem %/include)
 GPU       := build/gpu$(subst $(eval) ,,$(GPU_ARCHS:%=_%))
 GPU_COMM  := $(GPU)/llmc/parallel/comm_nccl.o
-GPU_HALF  := $(GPU)/train_llama.o $(GPU)/llmc/core/gpu_query.o $(GPU_COMM)
+GPU_HALF  := $(GPU)/llmc/core/gpu_query.o $(GPU_COMM)
 CUDA      := $(and $(filter build,$(BUILD)),$(filter 1,$(HAVE_CUDA)),$(NVCC))
 CUDA_LIB  := $(firstword $(realpath $(dir $(NVCC))../lib64 $(dir $(NVCC))../lib))
 CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcudart_static -lcublasLt -ldl -lrt -lpthread
@@ -96,12 +99,13 @@ NCCL_LIBS := -lnccl
 endif
 
 # A trainer is one file, compiled twice: by g++ for main and the CPU, and by nvcc for CUDA; where there is no nvcc only the first.
-$(PROGRAM): $(if $(CUDA),$(BUILD)/with_cuda/train_llama.o $(GPU_HALF),$(BUILD)/train_llama.o) $(LIBRARY)
+OF_CPU   := $(if $(CUDA),$(BUILD)/with_cuda/%.o $(GPU)/%.o $(GPU_HALF),$(BUILD)/%.o)
+$(PROGRAMS): $(PLACE)%: $(OF_CPU) $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(CUDA),$(CUDA_LIBS) $(NCCL_LIBS)) -o $@
 
 # The same with the emulator in place of the GPU.
-$(PROGRAM)_emu: $(BUILD)/with_cuda/train_llama.o $(EMULATED_HALF) $(BUILD)/dev/cuda/simt.o $(LIBRARY)
+$(TRAINERS:%=%_emu): %_emu: $(BUILD)/with_cuda/%.o $(BUILD)/emulated/%.o $(EMULATED_HALF) $(BUILD)/dev/cuda/simt.o $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -o $@
 
@@ -127,8 +131,8 @@ build/race/test/test_cuda: $(RACE) $(LIBRARY)
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
 
 WORKSHOP := $(patsubst %,$(BUILD)/dev/cuda/%.o,simt common $(LADDERS))
-$(EMULATED) $(EMULATED_HALF) $(WORKSHOP): private EMULATE_FLAGS := $(EMULATE)
-$(BUILD)/with_cuda/train_llama.o: private EMULATE_FLAGS := -DLLMC_CUDA
+$(EMULATED) $(EMULATED_HALF) $(TRAINERS:%=$(BUILD)/emulated/%.o) $(WORKSHOP): private EMULATE_FLAGS := $(EMULATE)
+$(TRAINERS:%=$(BUILD)/with_cuda/%.o): private EMULATE_FLAGS := -DLLMC_CUDA
 
 define compile_for_races
 build/race/%.o: %$(1) $(BUILD)/flags
@@ -140,8 +144,8 @@ $(foreach type,.cpp .cu,$(eval $(call compile_for_races,$(type))))
 
 # For GPUs. What ptxas says of the kernels is kept beside each object.
 GPU_TESTS   := $(CUDA_TESTS:%.cpp=$(GPU)/%.o)
-GPU_OBJECTS := $(GPU_HALF) $(GPU_TESTS) $(patsubst %,$(GPU)/dev/cuda/%.o,timing $(LADDERS))
-GPU_LOGS    := $(if $(NVCC),$(GPU)/train_llama.ptxas $(GPU_TESTS:.o=.ptxas))  # of what ships; the workshop's first versions may be worse
+GPU_OBJECTS := $(TRAINERS:%=$(GPU)/%.o) $(GPU_HALF) $(GPU_TESTS) $(patsubst %,$(GPU)/dev/cuda/%.o,timing $(LADDERS))
+GPU_LOGS    := $(if $(NVCC),$(TRAINERS:%=$(GPU)/%.ptxas) $(GPU_TESTS:.o=.ptxas))  # of what ships; the workshop's first versions may be worse
 
 define compile_for_gpu
 $(GPU)/%.o: %$(1) $(GPU)/flags
@@ -203,8 +207,8 @@ $(BUILD)/flags $(GPU)/flags: FORCE
 	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' | tee $@
 
 ifeq ($(SAN),1)
-train_llama: $(PROGRAM)
-.PHONY: train_llama
+$(TRAINERS): %: $(BUILD)/%
+.PHONY: $(TRAINERS)
 endif
 
 ifneq ($(HAVE_GTEST),1)
@@ -215,7 +219,9 @@ no-gtest:
 endif
 
 -include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(PROCESSES:=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_OBJECTS:.o=.d) $(WORKSHOP:.o=.d) $(LADDERS:%=build/race/dev/cuda/%.d) $(BENCHES:=.d) $(PARSERS:.o=.d) $(FUZZERS:build/fuzz/%=build/fuzz/test/fuzz/%.d)
--include $(BUILD)/train_llama.d $(BUILD)/with_cuda/train_llama.d $(EMULATED_HALF:.o=.d)
+-include $(foreach dir,$(BUILD) $(BUILD)/with_cuda $(BUILD)/emulated,$(TRAINERS:%=$(dir)/%.d)) $(EMULATED_HALF:.o=.d)
+
+all: $(PROGRAMS)
 
 # ---- what to make -----------------------------------------------------------------------------------------------------------------
 
@@ -223,7 +229,7 @@ deps:                                        ## install what is missing (Debian 
 	@bash scripts/install_deps.sh
 	@rm -f build/probe.mk
 
-demo: $(PROGRAM)                             ## the bundled demo: SFT, a reward model, DPO; a table, and curves
+demo: train_llama                             ## the bundled demo: SFT, a reward model, DPO; a table, and curves
 	@$(PYTHON) scripts/demo.py
 	@$(PYTHON) scripts/plot.py out/demo/log.jsonl --out out/demo/loss.png
 
@@ -233,10 +239,10 @@ TEST_CUDA_ALL := $(TEST_CUDA) build/race/test/test_cuda build/san/test/test_cuda
 TEST_LADDERS  := $(foreach build,build build/race build/san,$(LADDERS:%=$(build)/dev/cuda/%))
 endif
 
-test: $(PROGRAM) $(BUILD)/test/test_llmc $(TEST_CUDA) $(PROCESSES)  ## all tests but the slow ones; the last line counts them
+test: $(PROGRAMS) $(BUILD)/test/test_llmc $(TEST_CUDA) $(PROCESSES)  ## all tests but the slow ones; the last line counts them
 	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA)
 
-test-all: $(PROGRAM) $(if $(TEST_CUDA),$(PROGRAM)_emu) $(BUILD)/test/test_llmc $(PROCESSES) $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(if $(NVCC),$(GPU_OBJECTS)) $(FUZZERS)
+test-all: $(PROGRAMS) $(if $(TEST_CUDA),$(TRAINERS:%=%_emu)) $(BUILD)/test/test_llmc $(PROCESSES) $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(if $(NVCC),$(GPU_OBJECTS)) $(FUZZERS)
 test-all:                                    ## slow tests, dev/cuda, mutants, sanitizers, fuzzers and the format, too
 	@$(MAKE) --no-print-directory MUTANTS=1 $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
 	@$(if $(TEST_CUDA),$(MAKE) --no-print-directory SAN=1 $(filter build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)))
@@ -256,7 +262,7 @@ ptxas: $(if $(NVCC),$(GPU_OBJECTS)) $(TEST_CUDA)  ## compile the kernels for GPU
 bench: $(BENCHES)                            ## speed of the ops on this CPU
 	@for b in $(BENCHES); do GLIBC_TUNABLES=glibc.malloc.hugetlb=1 ./$$b || exit 1; done  # huge pages, as the program asks for
 
-compare: $(PROGRAM) out/smollm2/pairs.jsonl  ## the same training steps here and in Hugging Face transformers and TRL
+compare: $(PROGRAMS) out/smollm2/pairs.jsonl  ## the same training steps here and in Hugging Face transformers and TRL
 	@for model in smollm2-135m qwen2.5-0.5b; do .venv-compare/bin/python scripts/compare.py --model $$model --out docs/benchmarks.md || exit 1; done
 	@.venv-compare/bin/python scripts/compare_trl.py out/smollm2 --out docs/benchmarks.md
 
@@ -277,7 +283,7 @@ tidy:                                        ## clang-tidy
 
 help:                                        ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | sort | awk -F '\t' '{ printf "  make %-14s %s\n", $$1, $$2 }'
-	@echo '  make               the program, train_llama'
+	@echo '  make               the programs, train_gpt2 and train_llama; make train_llama: that one'
 
 clean:                                       ## remove what was built, but for build/deps
-	rm -rf train_llama $(filter-out build/deps,$(wildcard build/*))
+	rm -rf $(foreach t,$(TRAINERS),$(t) $(t)_emu) $(filter-out build/deps,$(wildcard build/*))

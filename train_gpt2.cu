@@ -19,16 +19,16 @@
 // ---- parameter table ------------------------------------------------------------------------------------------------------------------
 
 template <class P> struct Gpt2Layer {  // P: the storage type for weights, float for their gradients
-    P *qkv;        // (3*C, C)  rows of the queries, then of the keys, then of the values
-    P *proj;       // (C, C)    out of attention
-    P *fc;         // (F, C)    into the feed-forward part
-    P *fc_proj;    // (C, F)    and out of it
-    P *qkv_bias;   // (3*C)
-    P *proj_bias;  // (C)
-    P *fc_bias;    // (F)
-    P *fc_proj_bias;  // (C)
-    P *ln1, *ln1_bias;  // (C)  before attention
-    P *ln2, *ln2_bias;  // (C)  before the feed-forward part
+    P *qkv;                            // (3*C, C)  rows of the queries, then of the keys, then of the values
+    P *proj;                           // (C, C)    out of attention
+    P *fc;                             // (F, C)    into the feed-forward part
+    P *fc_proj;                        // (C, F)    and out of it
+    P *qkv_bias;                       // (3*C)
+    P *proj_bias;                      // (C)
+    P *fc_bias;                        // (F)
+    P *fc_proj_bias;                   // (C)
+    P *ln1, *ln1_bias;                 // (C)  before attention
+    P *ln2, *ln2_bias;                 // (C)  before the feed-forward part
 };
 
 template <class P> struct Gpt2Weights {
@@ -36,7 +36,7 @@ template <class P> struct Gpt2Weights {
     P *positions;  // (P, C)
     std::vector<Gpt2Layer<P>> layer;
     P *norm, *norm_bias;  // (C)
-    P *head;  // (V, C)  the embedding itself where the two are tied; of a reward model (1, C)
+    P *head;              // (V, C)  the embedding itself where the two are tied; of a reward model (1, C)
 };
 
 // One row per tensor of the Hugging Face files, in the order in which they lie in the flat arrays, and the member that points at it. The files
@@ -93,13 +93,13 @@ static Table gpt2_table(const ModelConfig &config) {  // for who has no arrays y
 
 // The arrays of one layer.
 template <class X> struct Gpt2Acts : AttentionActs<X> {
-    X *ln1;               // (T, C)  norm of the layer's input
+    X *ln1;                // (T, C)  norm of the layer's input
     float *mean1, *rstd1;  // (T)
-    X *mid;               // (T, C)  residual stream after attention
-    X *ln2;               // (T, C)  norm of mid
+    X *mid;                // (T, C)  residual stream after attention
+    X *ln2;                // (T, C)  norm of mid
     float *mean2, *rstd2;  // (T)
-    X *fc;                // (T, F)  Backward: becomes its gradient
-    X *act;               // (T, F)  gelu(fc)
+    X *fc;                 // (T, F)  Backward: becomes its gradient
+    X *act;                // (T, F)  gelu(fc)
 };
 
 template <class Dev> class Gpt2 final : public Decoder<Dev> {

@@ -131,10 +131,11 @@ template <class Dev> class Llama final : public Decoder<Dev> {
 
     LlamaWeights<X> w;
     LlamaWeights<float> dw;
-    std::vector<LlamaActs<X>> first, later;  // (L) each, of the forward and the backward pass; the same arrays where they are kept
-    float *rstdf;                            // (T)
-    float *norm_scratch;                     // rmsnorm_scratch
-    float *rope;                             // (positions, D/2, 2)
+    std::vector<LlamaActs<X>> first,
+        later;            // (L) each, of the forward and the backward pass; the same arrays where they are kept
+    float *rstdf;         // (T)
+    float *norm_scratch;  // rmsnorm_scratch
+    float *rope;          // (positions, D/2, 2)
 };
 
 template <class Dev>
@@ -214,8 +215,7 @@ template <class Dev> void Llama<Dev>::layer_forward(size_t l, bool again) {
         reach(at(LN2));
         rmsnorm_forward(dev, a.ln2, a.rstd2, a.mid, y.ln2, T, C, eps);
     }
-    if (!again || !keep.up)
-        reach(at(UP)), matmul_forward(dev, a.gate_up, a.ln2, y.gate_up, y.gate_up_bias, T, C, 2 * F);
+    if (!again || !keep.up) reach(at(UP)), matmul_forward(dev, a.gate_up, a.ln2, y.gate_up, y.gate_up_bias, T, C, 2 * F);
     if (!again || !keep.act) reach(at(ACT)), swiglu_forward(dev, a.act, a.gate_up, T, F);
     if (!again) {
         X *next = acts.x[l + 1];

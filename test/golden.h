@@ -1,5 +1,5 @@
 // The whole model against transformers: tiny random models of every family, made by golden/make.py in float64, and what a model of any
-// device must say of them; and of pairs of answers, by golden/make_preference.py. For test programs that have included train_llama.cu.
+// device must say of them; and of pairs of answers, by golden/make_preference.py. For test programs that have included models.h.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -8,8 +8,9 @@
 #include "../llmc/core/json.h"
 #include "../llmc/train/pairs.h"
 
-constexpr const char *golden_families[] = {"llama2",     "llama3", "llama31",      "llama32", "llama_bias", "llama_linear",
-                                           "llama_yarn", "qwen2",  "qwen2_window", "qwen3",   "mistral",    "smollm2"};
+constexpr const char *golden_families[] = {"llama2",       "llama3",     "llama31", "llama32",      "llama_bias",
+                                           "llama_linear", "llama_yarn", "qwen2",   "qwen2_window", "qwen3",
+                                           "mistral",      "smollm2",    "gpt2",    "gpt2_erf"};
 inline std::string family_name(const testing::TestParamInfo<const char *> &info) { return info.param; }
 
 struct Golden {
@@ -59,12 +60,12 @@ struct Golden {
 template <class Dev> struct Trained {  // a model with weights, ready to step
     std::unique_ptr<SelfComm> comm = std::make_unique<SelfComm>();
     std::unique_ptr<Mesh> mesh = std::make_unique<Mesh>(*comm, 1);
-    std::unique_ptr<Llama<Dev>> model;
+    std::unique_ptr<Decoder<Dev>> model;
     Trained(Dev dev, const Golden &g, Recompute recompute = Recompute::none, Mode mode = Mode::train, bool guards = false,
             bool poison = false) {
         ModelLimits limits;
         limits.mode = mode, limits.row_tokens = limits.positions = limits.cache_tokens = 128, limits.recompute = recompute;
-        model = std::make_unique<Llama<Dev>>(dev, g.config, limits);
+        model = make_model(dev, g.config, limits);
         model->allocate(*mesh, guards, poison);
         model->load(HfWeights(g.dir), 0);
     }
@@ -176,7 +177,7 @@ template <class Dev> void expect_bf16_as_good_as_transformers(Dev dev, const Gol
     expect_at_most("bf16, a document's loss, root mean square", std::sqrt(squares), 1.5 * theirs["document_rms"].get<double>());
 }
 
-template <class Dev> void round_weights(Llama<Dev> &model) {  // of a CPU's model
+template <class Dev> void round_weights(Decoder<Dev> &model) {  // of a CPU's model
     for (const OptimizerPart &p : model.optimizer_state().parts)
         for (size_t i = 0; i < p.count; i++) {
             const auto params = std::get<Floats<float>>(p.master);
@@ -212,12 +213,12 @@ template <class Dev> struct GoldenPairs {
     Run run;
     ModelLimits limits;
     std::unique_ptr<PreparedData> data;
-    std::unique_ptr<Llama<Dev>> model;
+    std::unique_ptr<Decoder<Dev>> model;
     std::vector<size_t> samples;
 
     GoldenPairs(Dev dev, const std::string &name, Task task)
         : expected(read_json("test/golden/preference.json")["models"][name]),
-          run{task, default_options(task), comm, 1, models(dev)} {
+          run{program_of(name), task, default_options(task), comm, 1, models(dev)} {
         open_config(run, "test/golden/" + name);
         if (task == RM) make_reward(run.config);
         run.mesh = std::make_shared<Mesh>(comm, 1);
@@ -226,13 +227,11 @@ template <class Dev> struct GoldenPairs {
         data = open_data(run, "test/golden/pairs.safetensors");
         limits = limits_for(run, Mode::train, *data);
         for (size_t s = 0; s < data->size(); s++) samples.push_back(s);
-        model.reset(static_cast<Llama<Dev> *>(open_model(run, limits).release()));
+        model.reset(static_cast<Decoder<Dev> *>(open_model(run, limits).release()));
         if (task == RM) set("score.weight", expected["score"]);
     }
     static ModelFactory models(Dev dev) {
-        return [dev](const ModelConfig &config, const ModelLimits &limits) {
-            return std::make_unique<Llama<Dev>>(dev, config, limits);
-        };
+        return [dev](const ModelConfig &config, const ModelLimits &limits) { return make_model(dev, config, limits); };
     }
     void set(const std::string &tensor, const std::vector<float> &values) {
         for (const Tensor &t : model->tensors())

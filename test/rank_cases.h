@@ -1,5 +1,5 @@
 // One model, one step, on many ranks: loss and gradients must be those of one rank, whatever the split. For test programs that have included
-// train_llama.cu; their ranks are threads or processes.
+// models.h; their ranks are threads or processes.
 #pragma once
 #include "../llmc/core/options.h"
 #include "check.h"
@@ -41,11 +41,27 @@ inline std::vector<RankCase> some_rank_cases(size_t world) {
     return cases;
 }
 
+enum RankModel { untied, tied, gpt2, rank_models };  // untied, tied: of Llama's kind
+
+// So that each meets every stage with every number of micro-steps.
+inline RankModel rank_model_of(size_t number) { return RankModel((number + number / rank_models) % rank_models); }
+
+inline ModelConfig rank_gpt2() {
+    ModelConfig c{};
+    c.family = "gpt2", c.V = 97, c.C = 192, c.L = 2, c.H = c.KV = 24, c.D = 8, c.F = 40;
+    c.max_positions = 128, c.eps = 1e-5f, c.tied = c.qkv_bias = c.o_bias = c.mlp_bias = true;
+    c.gelu = Gelu::tanh;
+    c.window = {0, 0};
+    c.initializer_range = 0.1;
+    return c;
+}
+
 // Grouped query heads, a sliding window, norms of queries and keys, biases; the head is the embedding or not, or that of a reward model.
-inline ModelConfig rank_model(bool tied, Task task = SFT) {
+inline ModelConfig rank_model(RankModel model, Task task = SFT) {
+    if (model == gpt2) return rank_gpt2();
     ModelConfig c{};
     c.family = "qwen3", c.V = 97, c.C = 32, c.L = 3, c.H = 24, c.KV = 6, c.D = 8, c.F = 40;
-    c.max_positions = 128, c.eps = 1e-6f, c.tied = tied, c.qkv_bias = tied, c.qk_norm = true;
+    c.max_positions = 128, c.eps = 1e-6f, c.tied = c.qkv_bias = model == tied, c.qk_norm = true;
     c.window = {0, 7, 0};
     c.rope.theta = 10000;
     c.initializer_range = 0.2;
@@ -79,8 +95,8 @@ struct RankResult {
 };
 
 // One step of one rank; every rank writes its part of the result, which ranks that are threads share.
-template <class Dev> void rank_step(Dev dev, Comm &comm, const RankCase &c, bool tied, RankResult &result) {
-    const ModelConfig config = rank_model(tied, c.task);
+template <class Dev> void rank_step(Dev dev, Comm &comm, const RankCase &c, RankModel model_of_case, RankResult &result) {
+    const ModelConfig config = rank_model(model_of_case, c.task);
     ModelLimits limits;
     limits.row_tokens = 704, limits.positions = 128, limits.recompute = c.stage == 1 ? Recompute::layer : Recompute::none;
     limits.ranks.world = c.world, limits.ranks.rank = size_t(comm.rank), limits.ranks.sp = c.sp, limits.ranks.sp_mode = c.mode;
@@ -88,7 +104,8 @@ template <class Dev> void rank_step(Dev dev, Comm &comm, const RankCase &c, bool
     limits.ranks.flops = 1e8, limits.ranks.bandwidth = 1e6;  // rows of this size get other layouts than contiguous
     limits.ranks.bucket_bytes = 4096;                        // at stage 2 the head's gradient is made in parts
     Mesh mesh(comm, int(c.sp));
-    Llama<Dev> model(dev, config, limits);
+    const std::unique_ptr<Decoder<Dev>> own_model = make_model(dev, config, limits);
+    Decoder<Dev> &model = *own_model;
     model.allocate(mesh, false, true);
     model.initialise(1);
 
@@ -137,17 +154,17 @@ template <class Dev> void rank_step(Dev dev, Comm &comm, const RankCase &c, bool
     if (comm.rank == 0) result.loss = first, result.norm = norm, result.next_loss = next, result.sent = sent;
 }
 
-inline RankResult empty_result(bool tied, Task task = SFT) {
+inline RankResult empty_result(RankModel model, Task task = SFT) {
     RankResult result;
-    result.table = llama_table<float>(rank_model(tied, task)).tensors;
+    result.table = table_of(rank_model(model, task)).tensors;
     result.gradient.resize(result.table.back().offset + result.table.back().count);
     return result;
 }
 
-template <class Dev> RankResult one_rank(Dev dev, bool tied, Task task = SFT) {
+template <class Dev> RankResult one_rank(Dev dev, RankModel model, Task task = SFT) {
     SelfComm comm;
-    RankResult result = empty_result(tied, task);
-    rank_step(dev, comm, {1, 1, SpMode::ring, 6, 0, 1, 24, task}, tied, result);
+    RankResult result = empty_result(model, task);
+    rank_step(dev, comm, {1, 1, SpMode::ring, 6, 0, 1, 24, task}, model, result);
     return result;
 }
 

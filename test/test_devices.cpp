@@ -122,6 +122,7 @@ class PlannedModel final : public Model {
     void update(const AdamW &) override {}
     OptimizerState optimizer_state() override { return {}; }
     void optimizer_state_loaded() override {}
+    void gather_parameters() override {}
     void detect_anomaly() override {}
     Anomaly anomaly() override { return {}; }
     Payload take_sent() override { return {}; }
@@ -130,7 +131,7 @@ class PlannedModel final : public Model {
 
 std::string refusal(size_t parameters, size_t longest, const std::string &recompute, const Ranks &ranks = {}, Task task = SFT) {
     SelfComm comm;
-    Run run{task, {}, comm, 1, {}};
+    Run run{"train_llama", task, {}, comm, 1, {}};
     run.make_model = [&](const ModelConfig &, const ModelLimits &l) { return std::make_unique<PlannedModel>(l, parameters); };
     run.config.max_positions = 65536;
     run.options.recompute = recompute, run.options.dtype = "f32";

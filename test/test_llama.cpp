@@ -1,6 +1,6 @@
 // The whole model on the CPU against transformers: golden.h.
 #define LLMC_NO_MAIN
-#include "../train_llama.cu"
+#include "models.h"
 
 #include <filesystem>
 

@@ -13,6 +13,8 @@
 
 using nlohmann::ordered_json;
 
+static Parsed parse(const std::vector<std::string> &arguments) { return parse("train_llama", arguments); }
+
 static std::vector<std::string> words(const std::string &line) {
     std::istringstream in(line);
     return {std::istream_iterator<std::string>(in), {}};

@@ -1,16 +1,16 @@
 // The matrix of splits, ranks being threads: rank_cases.h. What they send, and what they hold, by the formulas of ring.h and zero.h.
 #define LLMC_NO_MAIN
-#include "../train_llama.cu"
+#include "models.h"
 
 #include "rank_cases.h"
 
 namespace {
 
-template <class Dev> RankResult on_threads(const RankCase &c, bool tied) {
-    RankResult result = empty_result(tied, c.task);
+template <class Dev> RankResult on_threads(const RankCase &c, RankModel model) {
+    RankResult result = empty_result(model, c.task);
     run_threads(int(c.world), {.check = true, .timeout = 60}, [&](Comm &comm) {
         const ContextPtr ctx = make_context(1);
-        rank_step(Dev{1, ctx.get()}, comm, c, tied, result);
+        rank_step(Dev{1, ctx.get()}, comm, c, model, result);
         return 0;
     });
     return result;
@@ -21,19 +21,20 @@ template <class Dev> RankResult on_threads(const RankCase &c, bool tied) {
 struct Matrix : testing::TestWithParam<size_t> {};
 
 TEST_P(Matrix, EqualsOneRank) {
-    const RankResult want[] = {one_rank(make_device<CpuF32>(2), false), one_rank(make_device<CpuF32>(2), true)};
+    RankResult want[rank_models];
+    for (RankModel model : {untied, tied, gpt2}) want[model] = one_rank(make_device<CpuF32>(2), model);
     size_t number = 0;
     for (const RankCase &c : rank_cases(GetParam())) {
-        const bool tied = number++ % 2;
-        check_rank_result(c.name(), on_threads<CpuF32>(c, tied), want[tied]);
+        const RankModel model = rank_model_of(number++);
+        check_rank_result(c.name(), on_threads<CpuF32>(c, model), want[model]);
     }
 }
 
 TEST_P(Matrix, Bf16LossIsNear) {
-    const double want = one_rank(make_device<CpuBf16>(2), true).loss;
+    const double want = one_rank(make_device<CpuBf16>(2), tied).loss;
     for (const RankCase &c : rank_cases(GetParam()))
         if (c.stage == 2 && c.micro_steps == 3) {
-            EXPECT_NEAR(on_threads<CpuBf16>(c, true).loss, want, 2e-3 * want) << c.name();
+            EXPECT_NEAR(on_threads<CpuBf16>(c, tied).loss, want, 2e-3 * want) << c.name();
         }
 }
 
@@ -41,17 +42,17 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Matrix, testing::Values(1, 2, 3, 4, 6, 8), test
 
 // Losses of documents, as in dpo and rm: all ranks of a ring begin the backward pass from the values of its whole row.
 TEST(Ranks, LossesOfDocumentsEqualOneRanks) {
-    const RankResult dpo = one_rank(make_device<CpuF32>(2), true, DPO), rm = one_rank(make_device<CpuF32>(2), false, RM);
+    const RankResult dpo = one_rank(make_device<CpuF32>(2), tied, DPO), rm = one_rank(make_device<CpuF32>(2), untied, RM);
     size_t number = 0;
     for (RankCase c : some_rank_cases(4)) {
         c.task = number++ % 2 ? RM : DPO;
-        check_rank_result(c.name(), on_threads<CpuF32>(c, c.task == DPO), c.task == DPO ? dpo : rm);
+        check_rank_result(c.name(), on_threads<CpuF32>(c, c.task == DPO ? tied : untied), c.task == DPO ? dpo : rm);
     }
 }
 
 TEST(Ranks, RunsGiveTheSameBits) {
     for (const RankCase &c : {RankCase{6, 3, SpMode::ring, 6, 2, 3}, RankCase{4, 2, SpMode::gather, 2, 1, 1}}) {
-        const RankResult a = on_threads<CpuF32>(c, false), b = on_threads<CpuF32>(c, false);
+        const RankResult a = on_threads<CpuF32>(c, untied), b = on_threads<CpuF32>(c, untied);
         EXPECT_EQ(a.loss, b.loss);
         EXPECT_EQ(a.next_loss, b.next_loss);
         EXPECT_EQ(a.gradient, b.gradient);
@@ -66,16 +67,16 @@ namespace {
 struct Sending {
     RankCase c;
     Layout layout;  // which of them the ranks are made to choose
-    bool tied;
+    RankModel of;
     Recompute recompute;
 
     size_t S() const { return row_multiple * c.sp; }
     ModelConfig model() const {
-        ModelConfig m = rank_model(tied);
+        ModelConfig m = rank_model(of);
         m.KV = 12, m.window = {0, 0, 0}, m.max_positions = S();
         return m;
     }
-    std::string name() const { return c.name() + ", " + name_of(layout) + (tied ? ", tied" : ""); }
+    std::string name() const { return c.name() + ", " + name_of(layout) + (of == tied ? ", tied" : ""); }
 };
 
 template <class Dev> Payload sent_by_all(const Sending &s) {
@@ -173,17 +174,18 @@ TEST(Ranks, AttentionSendsWhatRingHSays) {
             for (SpMode mode : {SpMode::ring, SpMode::gather, SpMode::ulysses}) {
                 if (mode == SpMode::ulysses && layout != Layout::contiguous) continue;
                 for (Recompute recompute : {Recompute::none, Recompute::layer})
-                    expect_formulas<CpuF32>({{world, world, mode, 3, 1, 1}, layout, false, recompute});
-                expect_formulas<CpuBf16>({{world, world, mode, 12, 2, 2}, layout, true, Recompute::cheap});
+                    expect_formulas<CpuF32>({{world, world, mode, 3, 1, 1}, layout, untied, recompute});
+                expect_formulas<CpuBf16>({{world, world, mode, 12, 2, 2}, layout, tied, Recompute::cheap});
             }
-    expect_formulas<CpuF32>({{4, 2, SpMode::ring, 12, 1, 2}, Layout::zigzag, false, Recompute::none});  // two rings
+    expect_formulas<CpuF32>({{4, 2, SpMode::ring, 12, 1, 2}, Layout::zigzag, untied, Recompute::none});  // two rings
 }
 
 TEST(Ranks, ZeroSendsWhatZeroHSays) {
     for (size_t world : {2, 3, 4})
         for (int stage : {0, 1, 2})
-            for (bool tied : {false, true}) {
-                const Sending s{{world, 1, SpMode::ring, 12, stage, 1 + size_t(tied)}, Layout::contiguous, tied, Recompute::none};
+            for (RankModel model : {untied, tied}) {
+                const Sending s{
+                    {world, 1, SpMode::ring, 12, stage, 1 + size_t(model)}, Layout::contiguous, model, Recompute::none};
                 expect_formulas<CpuF32>(s);
                 expect_formulas<CpuBf16>(s);
             }

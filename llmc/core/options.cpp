@@ -105,8 +105,7 @@ struct Refused {
     const char *names, *fix;
 };
 static constexpr Refused refused[] = {
-    {"pretrain_mode_enable,model.pretrain_mode_enable,pretrain_mode",
-     "the task pretrain trains on all tokens"},
+    {"pretrain_mode_enable,model.pretrain_mode_enable,pretrain_mode", "the task pretrain trains on all tokens"},
     {"load_in_4bit,ds.load_in_4bit", "weights are trained in f32 or bf16 (--dtype); leave it out"},
     {"use_ms", "ModelScope is not read; give a local directory"},
     {"use_peft,adapter,lora_r,lora_target_modules,lora_target_linear", "all weights are trained; leave it out"},

@@ -17,7 +17,6 @@ struct ModelConfig {
     size_t max_positions;         // max_position_embeddings; of GPT-2 the rows of its table of positions
     float eps;
     bool tied, qkv_bias, o_bias, mlp_bias, qk_norm;
-    bool gpt2() const { return family == "gpt2"; }
     bool reward;                 // the head is score.weight (1, C) and not lm_head.weight (V, C); then tied is false
     std::vector<size_t> window;  // (L) keys a query of the layer sees, itself included; 0 = all
     RopeConfig rope;

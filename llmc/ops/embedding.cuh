@@ -7,7 +7,7 @@ inline namespace CUDA_BACKEND {
 // A block has a row. Moves 2 T C elements, with positions (p may be null) 3 T C.
 template <class X, int N>
 __global__ void embedding_forward_kernel2(X *out, const X *w, const int32_t *tokens, const X *p, const int32_t *pos, size_t C) {
-    const X *row = w + size_t(tokens[blockIdx.x]) * C, *position = p ? p + size_t(MUTANT(118, tokens, pos)[blockIdx.x]) * C : p;
+    const X *row = w + size_t(tokens[blockIdx.x]) * C, *position = p ? p + size_t(MUTANT(118, 0, pos[blockIdx.x])) * C : p;
     for (size_t c = threadIdx.x * N; c < C; c += blockDim.x * N) {
         auto v = Vec<X, N>::load(row + c);
         if (p) {
@@ -19,7 +19,8 @@ __global__ void embedding_forward_kernel2(X *out, const X *w, const int32_t *tok
 }
 
 template <class X>
-void embedding_forward(Cuda<X> dev, X *out, const X *w, const int32_t *tokens, const X *p, const int32_t *pos, size_t T, size_t C) {
+void embedding_forward(Cuda<X> dev, X *out, const X *w, const int32_t *tokens, const X *p, const int32_t *pos, size_t T,
+                       size_t C) {
     constexpr int N = Vec<X>::size;
     const bool wide = fit_vectors<N>(C, out, w, p);
     launch(dev, wide ? embedding_forward_kernel2<X, N> : embedding_forward_kernel2<X, 1>, Grid{T}, 128, 0, out, w, tokens, p, pos,

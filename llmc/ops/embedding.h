@@ -23,10 +23,11 @@ template <class X> void embedding_forward(Cpu<X> dev, X *out, const X *w, const 
 }
 
 template <class X>
-void embedding_forward(Cpu<X> dev, X *out, const X *w, const int32_t *tokens, const X *p, const int32_t *pos, size_t T, size_t C) {
+void embedding_forward(Cpu<X> dev, X *out, const X *w, const int32_t *tokens, const X *p, const int32_t *pos, size_t T,
+                       size_t C) {
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t t = 0; t < T; t++) {
-        const X *row = w + size_t(tokens[t]) * C, *position = p + size_t(MUTANT(117, tokens, pos)[t]) * C;
+        const X *row = w + size_t(tokens[t]) * C, *position = p + size_t(MUTANT(117, 0, pos[t])) * C;
 #pragma omp simd
         for (size_t c = 0; c < C; c++) out[t * C + c] = float(row[c]) + float(position[c]);
     }

@@ -103,10 +103,10 @@ template <class Dev> class Decoder : public Model {
 
     // The arrays exist now: where the parameters lie and, to train, their gradients (else null). Sets head_w and head_dw.
     virtual void place(const Place<X> &params, const Place<float> *grads) = 0;
-    virtual void input_forward() = 0;                        // acts.x[0], of row.tokens
-    virtual void layer_forward(size_t l, bool again) = 0;    // acts.x[l+1], of acts.x[l]. again: for the backward pass, see Kept
-    virtual void final_norm_forward() = 0;                   // acts.normf, of acts.x[L]
-    virtual void final_norm_backward() = 0;                  // acts.dx, of the gradient of acts.normf, which it holds; and so below
+    virtual void input_forward() = 0;                      // acts.x[0], of row.tokens
+    virtual void layer_forward(size_t l, bool again) = 0;  // acts.x[l+1], of acts.x[l]. again: for the backward pass, see Kept
+    virtual void final_norm_forward() = 0;                 // acts.normf, of acts.x[L]
+    virtual void final_norm_backward() = 0;                // acts.dx, of the gradient of acts.normf, which it holds; and so below
     virtual void layer_backward(size_t l) = 0;
     virtual void input_backward() = 0;  // by sum_gradients, as it knows its cuts
 
@@ -143,6 +143,7 @@ template <class Dev> class Decoder : public Model {
     const size_t T_max;  // tokens of this rank's part of the longest row
     const Clock clock;
     const Kept keep;
+    const size_t positions_cut;  // of the table
     Plan plan_;
     X *head_w = nullptr;       // (V, C); of a reward model (1, C)
     float *head_dw = nullptr;  // its gradient
@@ -200,7 +201,7 @@ template <class Dev> class Decoder : public Model {
     }
 
     const std::vector<Cut> cuts;
-    const size_t positions_cut, head_cut;
+    const size_t head_cut;
     Zero<Dev> zero;
     Mesh *mesh_ = nullptr;
     std::unique_ptr<Memory> memory_;
@@ -244,8 +245,8 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
       keep(limits.mode != Mode::train || limits.recompute == Recompute::layer ? nothing
            : limits.recompute == Recompute::cheap                             ? Kept{false, true, true, true, false}
                                                                               : everything),
-      cuts(table.cuts),
       positions_cut(table.positions),
+      cuts(table.cuts),
       head_cut(table.head),
       zero(dev, sharding_for(table.cuts, limits), table.tensors) {
     zero.plan(plan_, trains());

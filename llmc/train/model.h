@@ -38,7 +38,7 @@ struct ModelLimits {
     size_t row_tokens = 2048;  // T of the longest row, a multiple of row_multiple
     size_t positions = 2048;   // longest document, for the rope table
     Recompute recompute = Recompute::none;
-    size_t cache_tokens = 0;  // generate: positions of the key/value cache
+    size_t cache_tokens = 0;  // positions of the key/value cache; 0: next_logits() will not be called
     Ranks ranks;
 };
 
@@ -78,6 +78,7 @@ class Model {
     virtual Anomaly anomaly() = 0;                 // the first found by this rank
     virtual void update(const AdamW &) = 0;        // one step over all parameters; weight decay as the table says
     virtual void optimizer_state_loaded() = 0;     // the other ranks' parameters follow
+    virtual void gather_parameters() = 0;          // now, all that the two have begun to send
 
     virtual OptimizerState optimizer_state() = 0;  // this rank's part
     virtual LossSums take_sums() = 0;              // of this rank's targets since the last call; only this waits for the device

@@ -18,7 +18,8 @@ struct Program {
     std::vector<std::string> bundled;  // what a run without a task is, as arguments; empty: the demo
 };
 
-int run_program(const Program &program, const std::vector<std::string> &arguments);  // argv without the name; returns the exit code
+int run_program(const Program &program,
+                const std::vector<std::string> &arguments);  // argv without the name; returns the exit code
 
 // ---- for a trainer's file -------------------------------------------------------------------------------------------------------------
 

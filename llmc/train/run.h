@@ -48,7 +48,8 @@ std::string prepared_file(const Run &run, const std::string &kind, const std::st
 
 std::string cache_file(const std::string &name);  // where what was once computed is kept; its directory exists
 
-void open_config(Run &run, const std::string &dir);       // of the model in `dir`, with its tokenizer's hash; dies at one of another program
+void open_config(Run &run,
+                 const std::string &dir);  // of the model in `dir`, with its tokenizer's hash; dies at one of another program
 Ranks ranks_of(const Run &run, size_t world, size_t sp);  // as the flags say; dies where the heads of run.config do not suit them
 void expect_positions(const Run &run,
                       const PreparedData &data);  // dies where a document has more tokens than run.config positions

@@ -16,7 +16,8 @@ struct Table {
     size_t head = 0;        // its cut, that of the embedding where the two are tied
 };
 
-template <class P> using Place = std::function<P *(size_t cut, size_t offset)>;  // where element `offset` of the table lies, in this cut
+template <class P>
+using Place = std::function<P *(size_t cut, size_t offset)>;  // where element `offset` of the table lies, in this cut
 
 // Tensors in the order in which they lie. One without a member continues the matrix before it, whose rows it adds to.
 template <class P> class TableBuilder {

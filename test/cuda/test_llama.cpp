@@ -1,7 +1,7 @@
 // The whole model through the kernels, in the emulator or on a GPU: against transformers (../golden.h), and on many ranks against one
 // (../rank_cases.h); the ranks are threads that share the device.
 #define LLMC_NO_MAIN
-#include "../../train_llama.cu"
+#include "../models.h"
 
 #include "../golden.h"
 #include "../rank_cases.h"
@@ -56,12 +56,12 @@ namespace {
 
 constexpr size_t few_documents = 5;  // 62 tokens
 
-template <class Dev> RankResult on_device(const RankCase &c, bool tied) {
-    RankResult result = empty_result(tied);
+template <class Dev> RankResult on_device(const RankCase &c, RankModel model) {
+    RankResult result = empty_result(model);
     run_threads(int(c.world), {.check = true, .timeout = 120}, [&](Comm &comm) {
         const CudaStream stream;
         const auto ctx = make_cuda_context(1);
-        with_gpu(Gpus::one, comm, stream, [&](Comm &) { rank_step(Dev{stream, ctx.get()}, comm, c, tied, result); });
+        with_gpu(Gpus::one, comm, stream, [&](Comm &) { rank_step(Dev{stream, ctx.get()}, comm, c, model, result); });
         return 0;
     });
     return result;
@@ -74,12 +74,13 @@ std::vector<RankCase> cases_of(size_t world) {
 }
 
 void equals_one_rank(size_t world) {
-    RankResult want[2];
-    for (const bool tied : {false, true}) want[tied] = on_device<CudaF32>({1, 1, SpMode::ring, 6, 0, 1, few_documents}, tied);
+    RankResult want[rank_models];
+    for (RankModel model : {untied, tied, gpt2})
+        want[model] = on_device<CudaF32>({1, 1, SpMode::ring, 6, 0, 1, few_documents}, model);
     size_t number = 0;
     for (const RankCase &c : cases_of(world)) {
-        const bool tied = number++ % 2;
-        check_rank_result(c.name(), on_device<CudaF32>(c, tied), want[tied]);
+        const RankModel model = rank_model_of(number++);
+        check_rank_result(c.name(), on_device<CudaF32>(c, model), want[model]);
     }
 }
 
@@ -94,10 +95,10 @@ TEST(SlowCudaRanks, EqualOneRank) {
 }
 
 TEST(CudaRanks, Bf16IsNear) {
-    const RankResult want = on_device<CudaBf16>({1, 1, SpMode::ring, 6, 0, 1, few_documents}, true);
+    const RankResult want = on_device<CudaBf16>({1, 1, SpMode::ring, 6, 0, 1, few_documents}, tied);
     for (const RankCase &c : cases_of(2))
         if (c.sp == 2 && c.micro_steps == 3) {
-            const RankResult got = on_device<CudaBf16>(c, true);
+            const RankResult got = on_device<CudaBf16>(c, tied);
             EXPECT_NEAR(got.loss, want.loss, 2e-3 * want.loss) << c.name();
             EXPECT_NEAR(got.norm, want.norm, 1e-2 * want.norm) << c.name();
         }

@@ -1,22 +1,22 @@
 // The matrix of splits, ranks being processes: scripts/launch.sh -np 4 build/test/processes/test_ranks_mpi; test/python/test_processes.py runs it.
 #define LLMC_NO_MAIN
-#include "../../train_llama.cu"
+#include "../models.h"
 
 #include "../rank_cases.h"
 
 // Every rank brings its part of the gradient, and rank 0 compares.
 static int equals_one_rank(Comm &comm) {
-    RankResult want[2];
+    RankResult want[rank_models];
     if (comm.rank == 0)
-        for (const bool tied : {false, true}) want[tied] = one_rank(make_device<CpuF32>(1), tied);
+        for (RankModel model : {untied, tied, gpt2}) want[model] = one_rank(make_device<CpuF32>(1), model);
     size_t number = 0;
     const auto cases = some_rank_cases(size_t(comm.size));
     for (const RankCase &c : cases) {
-        const bool tied = number++ % 2;
-        RankResult got = empty_result(tied);
-        rank_step(make_device<CpuF32>(1), comm, c, tied, got);
+        const RankModel model = rank_model_of(number++);
+        RankResult got = empty_result(model);
+        rank_step(make_device<CpuF32>(1), comm, c, model, got);
         comm.all_reduce_sum({got.gradient.data(), got.gradient.size()});
-        if (comm.rank == 0) check_rank_result(c.name(), got, want[tied]);
+        if (comm.rank == 0) check_rank_result(c.name(), got, want[model]);
     }
     if (comm.rank == 0) printf("%d ranks: %zu cases done\n", comm.size, cases.size());
     return testing::Test::HasFailure();
