@@ -102,7 +102,7 @@ TEST(Flops, OpsByHand) {
     w.element = 2, w.keeps_mid = false;
     expect(Pass::recompute, LN2, 0, 0, 2 * 64 * 4 * 4);
     expect(Pass::step, ADAMW, 0, 0, 28.0 * double(parameter_count(c)));
-    for (Op op : {QKV, PROJ, GATE_UP, DOWN})
+    for (Op op : {QKV, PROJ, UP, DOWN})
         EXPECT_EQ(op_cost(c, w, Pass::backward, op, 0).flops, 2 * op_cost(c, w, Pass::forward, op, 0).flops);
 }
 

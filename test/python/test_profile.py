@@ -43,7 +43,7 @@ def test_the_table(model, data, tmp_path):
     ops, step, flops = read_table(text)
     assert "profile of 2 steps" in text
     layers = json.loads((GOLDEN / model / "config.json").read_text())["num_hidden_layers"]
-    layer = ["norm 1", "qkv", "rope", "attention", "proj", "norm 2", "gate_up", "swiglu", "down"]
+    layer = ["norm 1", "qkv", "rope", "attention", "proj", "norm 2", "up", "activation", "down"]
     wanted = {(op, which): layers for op in layer for which in ("forward", "recompute", "backward")}
     del wanted["attention", "recompute"], wanted["down", "recompute"]
     wanted |= {("embedding", "forward"): 1, ("embedding", "backward"): 1, ("final norm", "forward"): 1, ("final norm", "backward"): 1}
