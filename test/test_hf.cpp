@@ -49,7 +49,7 @@ static void expect_same(const ModelConfig &a, const ModelConfig &b) {
               std::tie(b.family, b.V, b.C, b.L, b.H, b.KV, b.D, b.F, b.max_positions, b.eps));
     EXPECT_EQ(std::tie(a.tied, a.qkv_bias, a.o_bias, a.mlp_bias, a.qk_norm, a.window, a.initializer_range, a.eos, a.bos),
               std::tie(b.tied, b.qkv_bias, b.o_bias, b.mlp_bias, b.qk_norm, b.window, b.initializer_range, b.eos, b.bos));
-    EXPECT_EQ(a.reward, b.reward);
+    EXPECT_EQ(std::tie(a.reward, a.gelu), std::tie(b.reward, b.gelu));
     const RopeConfig &r = a.rope, &s = b.rope;
     EXPECT_EQ(std::tie(r.type, r.theta, r.factor, r.low_freq_factor, r.high_freq_factor, r.original_max_position),
               std::tie(s.type, s.theta, s.factor, s.low_freq_factor, s.high_freq_factor, s.original_max_position));
@@ -72,6 +72,78 @@ TEST(Config, Llama) {
     EXPECT_EQ(c.eos, std::vector<int32_t>({1, 2}));
     EXPECT_EQ(c.bos, 0);
     EXPECT_EQ(c.initializer_range, 0.5);
+}
+
+static json tiny_gpt2() {
+    return {{"model_type", "gpt2"}, {"vocab_size", 100}, {"n_embd", 64}, {"n_layer", 3}, {"n_head", 4}, {"n_positions", 128}};
+}
+
+static std::vector<size_t> sizes(const ModelConfig &c) { return {c.V, c.C, c.L, c.H, c.KV, c.D, c.F, c.max_positions}; }
+
+TEST(Config, Gpt2) {
+    const ModelConfig c =
+        parse(with(tiny_gpt2(),
+                   R"({"n_inner": 96, "layer_norm_epsilon": 1e-6, "initializer_range": 0.5, "eos_token_id": 7, "bos_token_id": 8,
+                         "activation_function": "gelu", "tie_word_embeddings": false, "reorder_and_upcast_attn": true,
+                         "scale_attn_weights": true, "scale_attn_by_inverse_layer_idx": false, "add_cross_attention": false,
+                         "summary_type": "last", "hidden_act": "relu", "hidden_size": 64, "num_hidden_layers": 3})"));
+    EXPECT_TRUE(c.gpt2() && !parse(tiny()).gpt2());
+    EXPECT_EQ(sizes(c), std::vector<size_t>({100, 64, 3, 4, 4, 16, 96, 128}));
+    EXPECT_EQ(c.eps, 1e-6f);
+    EXPECT_EQ(c.initializer_range, 0.5);
+    EXPECT_TRUE(!c.tied && c.qkv_bias && c.o_bias && c.mlp_bias && !c.qk_norm && !c.reward);
+    EXPECT_EQ(c.window, std::vector<size_t>(3, 0));
+    EXPECT_EQ(c.gelu, Gelu::erf);
+    EXPECT_EQ(c.eos, std::vector<int32_t>({7}));
+    EXPECT_EQ(c.bos, 8);
+    const size_t layer = 4 * 64 * 64 + 4 * 64 + 2 * 64 * 96 + 96 + 64 + 4 * 64;
+    EXPECT_EQ(parameter_count(c), 2 * 100 * 64 + 128 * 64 + 3 * layer + 2 * 64);
+    for (const char *act : {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"}) {
+        json source = tiny_gpt2();
+        source["activation_function"] = act;
+        EXPECT_EQ(parse(source).gelu, Gelu::tanh) << act;
+    }
+}
+
+// GPT2Config's: the smallest of the published models.
+TEST(Config, Gpt2WhereNothingIsSaid) {
+    const ModelConfig c = parse({{"model_type", "gpt2"}});
+    expect_same(c, preset("d12"));
+    EXPECT_EQ(sizes(c), std::vector<size_t>({50257, 768, 12, 12, 12, 64, 3072, 1024}));
+    EXPECT_EQ(c.eps, 1e-5f);
+    EXPECT_EQ(c.initializer_range, 0.02);
+    EXPECT_TRUE(c.tied);
+    EXPECT_EQ(c.gelu, Gelu::tanh);
+    EXPECT_EQ(c.eos, std::vector<int32_t>({50256}));
+    EXPECT_EQ(c.bos, 50256);
+    EXPECT_EQ(parse(with(tiny_gpt2(), R"({"n_inner": null})")).F, 256u);
+    const ModelConfig none = parse({{"model_type", "gpt2"}, {"eos_token_id", nullptr}, {"bos_token_id", nullptr}});
+    EXPECT_TRUE(none.eos.empty() && none.bos == -1);
+    EXPECT_TRUE(parse(tiny_gpt2()).eos.empty() && parse(tiny_gpt2()).bos == -1) << "50256 is not in its vocabulary";
+}
+
+TEST(Config, RefusalsOfGpt2) {
+    const auto refused = [](const char *more, const char *words) {
+        expect_error([&] { parse(with(tiny_gpt2(), more)); }, "config.json: ", words);
+    };
+    refused(R"({"activation_function": "relu"})",
+            "activation_function is \"relu\", but we have gelu, gelu_new, gelu_pytorch_tanh, gelu_fast");
+    refused(R"({"scale_attn_weights": false})", "scale_attn_weights is false, which asks for another attention scale");
+    refused(R"({"scale_attn_by_inverse_layer_idx": true})", "scale_attn_by_inverse_layer_idx asks for another attention scale");
+    refused(R"({"add_cross_attention": true})", "add_cross_attention asks for cross-attention");
+    refused(R"({"n_head": 6})", "n_embd 64 is not divisible by n_head 6");
+    refused(R"({"n_head": 16})", "n_embd / n_head is 4 (n_embd 64, n_head 16), but must be a multiple of 8");
+    refused(R"({"n_layer": 5000})", "n_layer is 5000");
+    refused(R"({"n_embd": 1024, "n_inner": 2000000000, "vocab_size": 2000000000})", "n_embd 1024 and the other sizes");
+    refused(R"({"layer_norm_epsilon": 0})", "layer_norm_epsilon is 0");
+    refused(R"({"eos_token_id": 50256})", "eos_token_id is 50256, beyond vocab_size 100");
+    refused(R"({"hidden_size": 32})", "hidden_size is another name of n_embd, which is 64\n  fix: n_embd alone");
+    refused(R"({"num_hidden_layers": 4})", "num_hidden_layers is another name of n_layer");
+    refused(R"({"num_attention_heads": 8})", "num_attention_heads is another name of n_head");
+    refused(R"({"max_position_embeddings": 64})", "max_position_embeddings is another name of n_positions");
+    for (const char *field : {"vocab_size", "n_embd", "n_layer", "n_head", "n_inner", "n_positions"})
+        for (const char *value : {"0", "-1", "1.5", "\"64\"", "true", "1e30"})
+            refused((std::string("{\"") + field + "\": " + value + "}").c_str(), field);
 }
 
 TEST(Config, HeadsAndHeadSize) {
@@ -162,7 +234,7 @@ TEST(Config, Refusals) {
     const auto refused = [](const char *more, const char *words) {
         expect_error([&] { parse(with(tiny(), more)); }, "config.json: ", words);
     };
-    refused(R"({"model_type": "gemma3"})", "model_type is \"gemma3\", but we have llama, mistral, qwen2, qwen3");
+    refused(R"({"model_type": "gemma3"})", "model_type is \"gemma3\", but we have llama, mistral, qwen2, qwen3, gpt2");
     refused(R"({"model_type": 3})", "model_type is 3");
     refused(R"({"model_type": null})", "model_type is missing");
     for (const char *field :
@@ -252,6 +324,12 @@ TEST(Config, ARewardModelHasTheSameBackbone) {
         reward.reward = false, reward.tied = language.tied;
         expect_same(reward, language);
     }
+    ModelConfig gpt2 = parse(tiny_gpt2());
+    const size_t tied = parameter_count(gpt2);
+    make_reward(gpt2);
+    EXPECT_EQ(gpt2.source["architectures"][0], "GPT2ForSequenceClassification");
+    EXPECT_EQ(parameter_count(gpt2), tied + 64);
+    expect_same(parse(gpt2.source), gpt2);
 }
 
 TEST(Config, DropoutIsNoted) {
@@ -259,18 +337,40 @@ TEST(Config, DropoutIsNoted) {
     parse_config(with(tiny(), R"({"attention_dropout": 0.1, "resid_pdrop": 0.0})"), "config.json", notes);
     ASSERT_EQ(notes.size(), 1u);
     EXPECT_EQ(notes[0], "config.json: attention_dropout 0.1 is left out: training runs without dropout");
+    notes.clear();
+    parse_config(with(tiny_gpt2(), R"({"attn_pdrop": 0.1, "resid_pdrop": 0.2, "embd_pdrop": 0.3, "summary_first_dropout": 0.4})"),
+                 "config.json", notes);
+    ASSERT_EQ(notes.size(), 3u);
+    EXPECT_EQ(notes[0], "config.json: attn_pdrop 0.1 is left out: training runs without dropout");
 }
 
 TEST(Presets, HaveThePublishedNumberOfParameters) {
-    const std::map<std::string, size_t> published = {
-        {"llama2-7b", 6738415616},       {"llama2-13b", 13015864320},    {"llama3-8b", 8030261248},
-        {"llama3.1-8b", 8030261248},     {"llama3.1-70b", 70553706496},  {"llama3.2-1b", 1235814400},
-        {"llama3.2-3b", 3212749824},     {"tinyllama-1.1b", 1100048384}, {"mistral-7b-v0.1", 7241732096},
-        {"mistral-7b-v0.3", 7248023552}, {"qwen2.5-0.5b", 494032768},    {"qwen2.5-1.5b", 1543714304},
-        {"qwen2.5-3b", 3085938688},      {"qwen2.5-7b", 7615616512},     {"qwen2.5-14b", 14770033664},
-        {"qwen3-0.6b", 596049920},       {"qwen3-1.7b", 1720574976},     {"qwen3-4b", 4022468096},
-        {"qwen3-8b", 8190735360},        {"smollm2-135m", 134515008},    {"smollm2-360m", 361821120},
-        {"smollm2-1.7b", 1711376384}};
+    const std::map<std::string, size_t> published = {{"llama2-7b", 6738415616},
+                                                     {"llama2-13b", 13015864320},
+                                                     {"llama3-8b", 8030261248},
+                                                     {"llama3.1-8b", 8030261248},
+                                                     {"llama3.1-70b", 70553706496},
+                                                     {"llama3.2-1b", 1235814400},
+                                                     {"llama3.2-3b", 3212749824},
+                                                     {"tinyllama-1.1b", 1100048384},
+                                                     {"mistral-7b-v0.1", 7241732096},
+                                                     {"mistral-7b-v0.3", 7248023552},
+                                                     {"qwen2.5-0.5b", 494032768},
+                                                     {"qwen2.5-1.5b", 1543714304},
+                                                     {"qwen2.5-3b", 3085938688},
+                                                     {"qwen2.5-7b", 7615616512},
+                                                     {"qwen2.5-14b", 14770033664},
+                                                     {"qwen3-0.6b", 596049920},
+                                                     {"qwen3-1.7b", 1720574976},
+                                                     {"qwen3-4b", 4022468096},
+                                                     {"qwen3-8b", 8190735360},
+                                                     {"smollm2-135m", 134515008},
+                                                     {"smollm2-360m", 361821120},
+                                                     {"smollm2-1.7b", 1711376384},
+                                                     {"d12", 124439808},
+                                                     {"d24", 354823168},
+                                                     {"d36", 774030080},
+                                                     {"d48", 1557611200}};
     EXPECT_EQ(preset_names().size(), published.size());
     for (const auto &[name, count] : published) EXPECT_EQ(parameter_count(preset(name)), count) << name;
     EXPECT_EQ(preset("mistral-7b-v0.1").window[31], 4096u);
@@ -328,6 +428,7 @@ TEST_F(Hf, ConfigIsWrittenAsItWasRead) {
     EXPECT_EQ(written(v5, "F32"), with(v5, R"({"dtype": "float32"})"));
     EXPECT_EQ(written(tiny("qwen2"), "F32"),
               with(tiny("qwen2"), R"({"torch_dtype": "float32", "architectures": ["Qwen2ForCausalLM"]})"));
+    EXPECT_EQ(written(tiny_gpt2(), "F32")["architectures"][0], "GPT2LMHeadModel");
 }
 
 // As transformers writes it; no pad_token_id that a text ends with. What else a trainer puts into the source is written, too.
@@ -423,10 +524,52 @@ TEST_F(Hf, BrokenDirectories) {
     expect_error([&] { writer.finish(); }, dir, "model-00002-of-00002.safetensors was not written");
 }
 
-TEST_F(Hf, RotaryBuffersAreIgnored) {
+TEST_F(Hf, BuffersAreIgnored) {
     const float x = 1;
-    HfWriter writer(dir, {{"model.layers.0.self_attn.rotary_emb.inv_freq", {1}, "F32"}});
-    writer.write("model.layers.0.self_attn.rotary_emb.inv_freq", &x, 1, memory);
-    writer.finish();
+    const std::vector<std::string> buffers = {"model.layers.0.self_attn.rotary_emb.inv_freq", "h.11.attn.bias",
+                                              "h.11.attn.masked_bias", "transformer.h.0.attn.bias",
+                                              "transformer.h.0.attn.masked_bias"};
+    const auto write = [&](const std::vector<std::string> &names) {
+        std::vector<TensorSpec> specs;
+        for (const std::string &name : names) specs.push_back({name, {1}, "F32"});
+        HfWriter writer(dir, specs);
+        for (const std::string &name : names) writer.write(name, &x, 1, memory);
+        writer.finish();
+    };
+    write(buffers);
     HfWeights(dir).expect_only({});
+    for (const char *weight : {"h.0.attn.c_attn.bias", "bias"}) {
+        write({weight});
+        expect_error([&] { HfWeights(dir).expect_only({}); }, dir,
+                     std::string("\"") + weight + "\" (1) is not part of the model");
+    }
+}
+
+TEST_F(Hf, Gpt2WithAndWithoutPrefix) {
+    for (const std::string prefix : {"", "transformer."}) {
+        SCOPED_TRACE("prefix: " + prefix);
+        const float wte[] = {1, 2}, head[] = {3};
+        HfWriter writer(dir, {{prefix + "wte.weight", {2, 1}, "F32"}, {"lm_head.weight", {1}, "F32"}});
+        writer.write(prefix + "wte.weight", wte, 2, memory), writer.write("lm_head.weight", head, 1, memory);
+        writer.finish();
+        const HfWeights weights(dir);
+        float got[2];
+        weights.read("transformer.wte.weight", {2, 1}, got, memory);
+        EXPECT_EQ(got[1], 2);
+        EXPECT_EQ(weights.find("transformer.wte.weight")->shape, Shape({2, 1}));
+        weights.expect_only({"transformer.wte.weight", "lm_head.weight"});
+        expect_error([&] { weights.read("transformer.wte.weight", {2}, got, memory); }, dir,
+                     "\"" + prefix + "wte.weight\" has shape (2, 1), but (2) is needed");
+        expect_error(
+            [&] {
+                weights.read("transformer.wpe.weight", {2, 1}, got, memory);
+            },
+            dir, "no tensor \"transformer.wpe.weight\"");
+        expect_error(
+            [&] {
+                weights.expect_only({"transformer.wpe.weight", "lm_head.weight"});
+            },
+            dir, "wte.weight\" (2, 1) is not");
+        EXPECT_EQ(weights.find("model.wte.weight"), nullptr);
+    }
 }

@@ -1,4 +1,5 @@
-// What comes into the parameters where a language model becomes a reward model.
+// What comes into the parameters, and goes out, where that is not as the file has it: a language model that becomes a reward model, bf16,
+// transposed tensors.
 #include "../llmc/train/parameters.h"
 
 #include <unistd.h>
@@ -15,8 +16,17 @@ static constexpr size_t C = 50;
 // A bucket of rows and a small one; a head that is not the last tensor. By global offsets.
 static const std::vector<Tensor> table = {{"embed", {7, C}, Tensor::normal, true, 0, 7 * C},
                                           {"score.weight", {1, C}, Tensor::score, true, 7 * C, C},
-                                          {"norm", {C}, Tensor::ones, false, 8 * C, C}};
-static const std::vector<Cut> cuts = {{0, 7 * C, C}, {7 * C, 9 * C, 0}};
+                                          {"norm", {C}, Tensor::ones, false, 8 * C, C},
+                                          {"conv", {6, C / 2}, Tensor::residual, true, 9 * C, 3 * C, true}};
+static const std::vector<Cut> cuts = {{0, 7 * C, C}, {7 * C, 12 * C, 0}};
+
+// "conv" as the file has it.
+static std::vector<float> in_file(const std::vector<float> &conv) {
+    std::vector<float> out;
+    for (size_t column = 0; column < C / 2; column++)
+        for (size_t row = 0; row < 6; row++) out.push_back(conv[row * C / 2 + column]);
+    return out;
+}
 
 // Every third lies halfway between two bf16.
 static std::vector<float> with_ties(std::vector<float> values) {
@@ -34,18 +44,19 @@ template <class X> static std::vector<float> start(std::vector<float> values) {
 struct Parameters : testing::Test {
     const std::string dir = testing::TempDir() + "llmc_parameters_" + std::to_string(getpid());
     const std::vector<float> embed = with_ties(random_values<float>(7 * C, 1)), score = random_values<float>(C, 2),
-                             norm = random_values<float>(C, 3);
+                             norm = random_values<float>(C, 3), conv = with_ties(random_values<float>(3 * C, 4)),
+                             turned = in_file(conv);
 
     void SetUp() override { fs::create_directories(dir); }
     void TearDown() override { fs::remove_all(dir); }
 
     void save(const std::vector<std::string> &names) const {
         const std::map<std::string, const std::vector<float> *> values = {
-            {"embed", &embed}, {"score.weight", &score}, {"norm", &norm}};
+            {"embed", &embed}, {"score.weight", &score}, {"norm", &norm}, {"conv", &turned}};
         std::vector<TensorSpec> specs;
         HostMemory memory;
         for (const Tensor &t : table)
-            if (std::ranges::count(names, t.name)) specs.push_back({t.name, t.shape, "F32"});
+            if (std::ranges::count(names, t.name)) specs.push_back({t.name, t.transposed ? Shape{C / 2, 6} : t.shape, "F32"});
         HfWriter writer(dir, specs);
         for (const TensorSpec &spec : specs) writer.write(spec.name, values.at(spec.name)->data(), elements(spec.shape), memory);
         writer.finish();
@@ -58,7 +69,7 @@ struct Loaded {
 
 // fill(zero, comm, memory) on every rank; they must agree.
 template <class X, class Fill> static Loaded on_ranks(int ranks, int stage, Fill fill) {
-    Loaded out{{}, std::vector<float>(9 * C)};
+    Loaded out{{}, std::vector<float>(12 * C)};
     std::mutex mutex;  // of `out`
     run_threads(ranks, {.check = true}, [&](Comm &comm) {
         Zero<Cpu<X>> zero({1}, Sharding(cuts, stage, ranks, comm.rank, 100), table);
@@ -101,6 +112,7 @@ template <class X> static void expect_head_from_seed(const Parameters &t) {
     std::vector<float> want = t.embed;
     want.insert(want.end(), want_score.begin() + 7 * C, want_score.begin() + 8 * C);
     want.insert(want.end(), t.norm.begin(), t.norm.end());
+    want.insert(want.end(), t.conv.begin(), t.conv.end());
     std::vector<float> rounded(want.size());
     for (size_t i = 0; i < want.size(); i++) rounded[i] = float(X(want[i]));
     for (int ranks : {1, 2, 3})
@@ -114,38 +126,57 @@ template <class X> static void expect_head_from_seed(const Parameters &t) {
 }
 
 TEST_F(Parameters, AHeadThatTheFileLacksComesFromTheSeed) {
-    save({"embed", "norm"});
+    save({"embed", "norm", "conv"});
     expect_head_from_seed<float>(*this);
     expect_head_from_seed<bf16>(*this);
 }
 
 TEST_F(Parameters, AHeadThatTheFileHasIsRead) {
-    save({"embed", "score.weight", "norm"});
+    save({"embed", "score.weight", "norm", "conv"});
     const Loaded got = loaded<bf16>(dir, 2, 1, 11);
     EXPECT_EQ(std::vector<float>(got.master.begin() + 7 * C, got.master.begin() + 8 * C), score);
 }
 
-TEST_F(Parameters, FloatsOfABf16ModelGoOutAsTheyCameIn) {
-    save({"embed", "score.weight", "norm"});
-    const std::string to = dir + "/saved";
+template <class X> static void expect_saved_as_loaded(const Parameters &t, const char *dtype) {
+    const std::string to = t.dir + "/saved";
     fs::create_directories(to);
+    const auto saved_as = [&](std::vector<float> values) {
+        for (float &f : values) f = dtype == std::string("BF16") ? float(bf16(f)) : f;
+        return values;
+    };
     for (int ranks : {1, 2, 3})
         for (int stage : {0, 1, 2}) {
-            SCOPED_TRACE(format("%d ranks, stage %d", ranks, stage));
-            on_ranks<bf16>(ranks, stage, [&](auto &zero, Comm &comm, Memory &memory) {
-                load_parameters(zero, HfWeights(dir), 11, memory);
+            SCOPED_TRACE(format("%zu bytes to %s, %d ranks, stage %d", sizeof(X), dtype, ranks, stage));
+            on_ranks<X>(ranks, stage, [&](auto &zero, Comm &comm, Memory &memory) {
+                load_parameters(zero, HfWeights(t.dir), 11, memory);
                 std::vector<float> buffer(zero.sharding.largest);
-                save_parameters(zero, comm, to, "F32", memory, [&](size_t) { return buffer.data(); });
+                save_parameters(zero, comm, to, dtype, memory, [&](size_t) { return buffer.data(); });
             });
             const SafetensorsFile saved(to + "/model.safetensors");
-            EXPECT_EQ(saved.array<float>("embed"), start<bf16>(embed));
-            EXPECT_EQ(saved.array<float>("score.weight"), score);
-            EXPECT_EQ(saved.array<float>("norm"), norm);
+            const auto values = [&](const char *name) {
+                std::vector<float> out(elements(saved.at(name).shape));
+                saved.read(name, out.data());
+                return out;
+            };
+            EXPECT_EQ(saved.at("conv").dtype, dtype);
+            EXPECT_EQ(saved.at("conv").shape, Shape({C / 2, 6}));
+            EXPECT_EQ(values("embed"), saved_as(start<X>(t.embed)));
+            EXPECT_EQ(values("score.weight"), saved_as(t.score));
+            EXPECT_EQ(values("norm"), saved_as(t.norm));
+            EXPECT_EQ(values("conv"), saved_as(start<X>(t.turned)));
         }
 }
 
+TEST_F(Parameters, GoOutAsTheyCameIn) {
+    save({"embed", "score.weight", "norm", "conv"});
+    expect_saved_as_loaded<float>(*this, "F32");
+    expect_saved_as_loaded<float>(*this, "BF16");
+    expect_saved_as_loaded<bf16>(*this, "F32");
+    expect_saved_as_loaded<bf16>(*this, "BF16");
+}
+
 TEST_F(Parameters, AnyOtherTensorMustBeThere) {
-    save({"embed", "score.weight"});
+    save({"embed", "score.weight", "conv"});
     try {
         loaded<float>(dir, 1, 0, 11);
         ADD_FAILURE() << "no error";
@@ -154,7 +185,29 @@ TEST_F(Parameters, AnyOtherTensorMustBeThere) {
     }
 }
 
-// The estimate from n values is off by 1 / sqrt(2 n) of itself: five times that.
+// The estimates from n values are off by 1 / sqrt(2 n) of themselves: five times that.
+
+// Of two layers: four projections into the residual stream.
+TEST(Initial, DeviationOfResiduals) {
+    const size_t n = 4096;
+    std::vector<Tensor> tensors = {{"embed", {64, 64}, Tensor::normal, true, 0, n}};
+    for (size_t i = 1; i <= 4; i++) tensors.push_back({format("%zu", i), {64, 64}, Tensor::residual, true, i * n, n, true});
+    Zero<CpuF32> zero({1}, Sharding({{0, 5 * n}}, 0, 1, 0, 100), tensors);
+    SelfComm comm;
+    HostMemory memory;
+    Plan plan;
+    zero.plan(plan, true);
+    plan.place(true);
+    const Arena arena(plan, memory);
+    initialise_parameters(zero, comm, 1, 0.5, memory);
+    for (const Tensor &t : tensors) {
+        double squares = 0;
+        for (size_t i = 0; i < n; i++) squares += std::pow(double(zero.params[t.offset + i]), 2);
+        const double want = t.init == Tensor::residual ? 0.25 : 0.5;
+        EXPECT_NEAR(std::sqrt(squares / double(n)) / want, 1, 5 / std::sqrt(2.0 * double(n))) << t.name;
+    }
+}
+
 TEST_F(Parameters, DeviationOfAHead) {
     const size_t n = 4096;
     double squares = 0;

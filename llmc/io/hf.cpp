@@ -31,11 +31,15 @@ struct Family {
     size_t kv_heads, head_dim;  // 0: as many as heads, hidden_size / heads
     size_t positions;
 };
+// clang-format off
 static const Family families[] = {
-    {"llama", "Llama", 0, 0, 2048},  //
-    {"mistral", "Mistral", 8, 0, 131072}, {"qwen2", "Qwen2", 32, 0, 32768},
-    {"qwen3", "Qwen3", 32, 128, 32768},   {"gpt2", "GPT2", 0, 0, 1024},
+    {"llama", "Llama", 0, 0, 2048},
+    {"mistral", "Mistral", 8, 0, 131072},
+    {"qwen2", "Qwen2", 32, 0, 32768},
+    {"qwen3", "Qwen3", 32, 128, 32768},
+    {"gpt2", "GPT2", 0, 0, 1024},
 };
+// clang-format on
 
 static const Family &family_of(const std::string &type, const Fields &fields) {
     std::string supported;

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "../ops/gelu.h"
+#include "../ops/gelu_form.h"
 #include "../ops/rope.h"
 #include "safetensors.h"
 

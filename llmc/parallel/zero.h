@@ -32,7 +32,7 @@ struct Tensor {
     Init init;
     bool decay;  // weight decay applies: matrices yes, norms and biases no
     size_t offset, count;
-    bool transposed = false;  // weight files have it as (shape[1], shape[0]), GPT-2's Conv1D; our arrays and checkpoints do not
+    bool transposed = false;  // in files of weights it is (shape[1], shape[0]), as GPT-2's Conv1D; not so in checkpoints
 };
 
 // What is summed together, a layer for instance: whole tensors, elements [begin, end) of the table. It is one bucket, however

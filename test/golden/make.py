@@ -5,7 +5,7 @@
     python3 test/golden/make.py [--only NAME]
 
 writes, for each model, test/golden/NAME/:
-  config.json, *.safetensors   the model, as save_pretrained writes it (some configs then respelled as transformers 4 wrote them)
+  config.json, *.safetensors   the model, as save_pretrained writes it (some then respelled, as transformers 4 or the hub's GPT-2 have them)
   golden.safetensors           tokens I32, loss_mask U8 (1: this token is predicted), doc_offsets I64,
                                logits F32 (rows, V): all positions of the documents `logits_documents`, one after the other
   golden.json                  what is expected, in float64 unless it says otherwise:
