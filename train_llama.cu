@@ -231,6 +231,7 @@ template <class Dev> class Llama final : public Model {
     }
     OptimizerState optimizer_state() override;
     void optimizer_state_loaded() override { zero.gather(mesh_->all); }
+    void gather_parameters() override { zero.ready(mesh_->all, 0, zero.sharding.elements); }
     Payload take_sent() override { return std::exchange(zero.sent, {}); }
 
     std::vector<double> evaluate(const Row &row) override;
@@ -396,7 +397,7 @@ template <class Dev> void Llama<Dev>::plan_buckets() {
 template <class Dev> void Llama<Dev>::plan_activations() {
     const ModelConfig &c = config;
     const size_t all_T = round_up(limits.row_tokens, row_multiple * limits.ranks.sp), T = all_T / limits.ranks.sp, C = c.C;
-    const bool train = limits.mode == Mode::train, generate = limits.mode == Mode::generate;
+    const bool train = limits.mode == Mode::train;
 
     const size_t positions = std::max(all_T, limits.cache_tokens);
     plan_.add(&row.tokens, "row.tokens", {T});
@@ -422,12 +423,12 @@ template <class Dev> void Llama<Dev>::plan_activations() {
     }
     plan_.add(&acts.normf, "act.normf", {T, C}, clock.final_norm(), clock.head());
     plan_.add(&acts.rstdf, "act.rstdf", {T}, clock.final_norm(), train ? clock.final_norm_backward() : clock.final_norm());
-    if (generate) {
+    if (limits.cache_tokens) {
         for (size_t l = 0; l < c.L; l++) plan_.add(&acts.cache[l], format("cache.%zu", l), {limits.cache_tokens, 2 * c.KV * c.D});
         plan_.add(&acts.last, "last rows", {Pieces::capacity, C}, clock.head(), clock.head());
-        plan_.add(&acts.logits, "logits", {Pieces::capacity, c.V}, clock.head(), Plan::always);
-        return;
+        plan_.add(&acts.logits, "logits", {Pieces::capacity, c.V}, clock.head(), clock.head());
     }
+    if (limits.mode == Mode::generate) return;
     const size_t head = clock.head(), row_ends = clock.between_rows(COPY);
     if (c.reward) {
         plan_.add(&acts.scores, "scores", {T}, head, row_ends);
@@ -566,6 +567,7 @@ template <class Dev> void Llama<Dev>::load_part(const Row &r) {
     const Row whole = pad_row(config.reward ? at_ends(r) : r, limits.ranks.sp);
     if (profiler_) profiler_->begin_row(whole, limits.ranks.sp);
     row.split = split_row(config, limits.ranks, sizeof(X), whole);
+    row.queries = {};
     load_row(local_row(whole, *row.split, limits.ranks.sp_rank()));
     load_lo(whole.doc_begin);
 }
@@ -644,7 +646,7 @@ template <class Dev> RingInputs<typename Dev::X> Llama<Dev>::attention_inputs(si
 
 template <class Dev> void Llama<Dev>::attention_forward(size_t l, const LlamaActs<X> &a) {
     const RingInputs<X> in = attention_inputs(l, a);
-    if (limits.mode != Mode::generate) {
+    if (row.queries.count == 0) {
         RingAttention ranks = ring(l);
         return ring_attention_forward(dev, ranks, a.att, a.out32, a.lse, in, a.ring);
     }

@@ -122,6 +122,7 @@ class PlannedModel final : public Model {
     void update(const AdamW &) override {}
     OptimizerState optimizer_state() override { return {}; }
     void optimizer_state_loaded() override {}
+    void gather_parameters() override {}
     void detect_anomaly() override {}
     Anomaly anomaly() override { return {}; }
     Payload take_sent() override { return {}; }

@@ -38,7 +38,7 @@ struct ModelLimits {
     size_t row_tokens = 2048;  // T of the longest row, a multiple of row_multiple
     size_t positions = 2048;   // longest document, for the rope table
     Recompute recompute = Recompute::none;
-    size_t cache_tokens = 0;  // generate: positions of the key/value cache
+    size_t cache_tokens = 0;  // positions of the key/value cache; 0: next_logits() will not be called
     Ranks ranks;
 };
 
@@ -78,12 +78,13 @@ class Model {
     virtual Anomaly anomaly() = 0;                 // the first found by this rank
     virtual void update(const AdamW &) = 0;        // one step over all parameters; weight decay as the table says
     virtual void optimizer_state_loaded() = 0;     // the other ranks' parameters follow
+    virtual void gather_parameters() = 0;          // now, all that the two have begun to send
 
     virtual OptimizerState optimizer_state() = 0;  // this rank's part
     virtual LossSums take_sums() = 0;              // of this rank's targets since the last call; only this waits for the device
     virtual Payload take_sent() = 0;               // by this rank since the last call
 
-    // Generation. `row` holds the next tokens of some sequences, one document each; where[i] are their positions in the cache, whose
+    // Generation, by this rank alone; while training gather_parameters() comes before. `row` holds the next tokens of some sequences, one document each; where[i] are their positions in the cache, whose
     // sequence begins at cache_begin[position]. Returns (documents, V) logits of each document's last token.
     virtual const float *next_logits(const Row &row, const Pieces &where, std::span<const int32_t> cache_begin) = 0;
 };
