@@ -71,7 +71,7 @@ def command(task, *flags, model=GOLDEN / "qwen3", **options):
 
 
 def call(words, **more):
-    return subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT, timeout=120, **more)
+    return subprocess.run(words, capture_output=True, text=True, errors="replace", env=ENVIRONMENT, timeout=120, **more)
 
 
 def train(output, *flags, task="sft", **options):
