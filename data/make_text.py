@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 HERE = Path(__file__).resolve().parent
 TEXT = HERE / "text"
 END = "<|endoftext|>"  # begins and ends a document, as in GPT-2
-VOCABULARY, POSITIONS = 2048, 256
+VOCABULARY, POSITIONS = 1024, 256
 
 CONFIG = {
     "architectures": ["GPT2LMHeadModel"],

@@ -7,9 +7,8 @@
 
 class Continuation {
   public:
-    // All ranks make all calls together.
-    explicit Continuation(
-        const Run &run);  // reads the prompt; dies where there is no tokenizer, or no position for what may follow
+    // All ranks make all calls together. This one reads the prompt; dies without a tokenizer, or positions for what may follow.
+    explicit Continuation(const Run &run);
 
     void use(ModelLimits &limits) const;                // the model needs room for it
     std::string text(Model &model, size_t step) const;  // a function of the weights, --seed and the step
