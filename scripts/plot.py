@@ -49,7 +49,7 @@ def read_log(path):
     """The lines of the steps and those of the evaluations."""
     steps, evaluations = [], []
     for entry in entries_of(read_lines(path)):
-        if isinstance(entry.get("step"), int):
+        if isinstance(entry.get("step"), int) and "sample" not in entry:
             (evaluations if "eval_loss" in entry else steps).append(entry)
     if not steps:
         raise PlotError(f"{path}: there are no steps in it\n  fix: the log.jsonl of a training run that has done a step")

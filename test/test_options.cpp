@@ -205,7 +205,9 @@ TEST(Options, ListsAreWrittenInSeveralWays) {
 
 TEST(Options, MistakesAreNamed) {
     expect_error("stf", "there is no task \"stf\"");
-    expect_error(sft + "--prompt Hi", "--prompt belongs to generate, not to sft");
+    expect_error(sft + "--prompts F", "--prompts belongs to generate, not to sft");
+    expect_error(sft + "--prompt Hi", "--prompt belongs to --sample_every");
+    expect_error("dpo --model M --data D --output_dir O --sample_every 1", "--sample_every belongs to pretrain, sft, not to dpo");
     expect_error("generate --model M --prompt Hi --learning_rate 1",
                  "--learning_rate belongs to demo, pretrain, sft, dpo, rm, not to generate");
     expect_error(sft + "--beta 0.2", "--beta belongs to dpo, not to sft");

@@ -556,6 +556,8 @@ static void check_together(const std::string &program, const Options &o, Task ta
     if ((o.rank >= 0 || o.world_size || !o.rendezvous.empty()) && (o.rank < 0 || !o.world_size || o.rendezvous.empty()))
         die("--rank, --world_size and --rendezvous belong together\n  fix: --rank 0 --world_size 2 --rendezvous HOST:29500, say");
     if (o.fit && !o.plan) die("--fit belongs to --plan\n  fix: --plan --fit");
+    if (task != GENERATE && !o.prompt.empty() && !o.sample_every)
+        die("--prompt belongs to --sample_every\n  fix: --sample_every 100, say, or leave it out");
     if (task == DEMO) return;  // brings its own model and data
     if (task & TRAINING) need(o.model.empty() && o.preset.empty(), "--model DIR, or --preset NAME to start from random weights");
     else need(o.model.empty(), "--model DIR");

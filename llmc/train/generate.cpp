@@ -8,6 +8,7 @@
 #include "../core/common.h"
 #include "../core/rng.h"
 #include "../data/tokenizer.h"
+#include "continuation.h"
 #include "run.h"
 #include "sampler.h"
 
@@ -108,6 +109,19 @@ std::vector<Ids> complete(Comm &comm, Model &model, const ModelConfig &config, c
     return completions;
 }
 
+// Those of --prompts, or the one of --prompt, as tokens.
+std::vector<Ids> read_prompts(const Run &run) {
+    const Options &o = run.options;
+    const std::vector<std::string> text = {"--prompt=" + o.prompt};  // one word: a prompt may begin with a dash
+    const std::string prepared = prepared_file(run, "prompts", o.prompts, o.prompts.empty() ? text : std::vector<std::string>{});
+    std::unique_ptr<PreparedData> data;
+    agree(run.comm, [&] { data = open_data(run, prepared); });
+    if (o.prompts.empty() && run.speaks()) std::filesystem::remove(prepared);  // nobody asks for it again
+    std::vector<Ids> prompts;
+    for (size_t i = 0; i < data->documents(); i++) prompts.push_back(data->document(i).tokens);
+    return prompts;
+}
+
 std::unique_ptr<Model> open_generator(const Run &run, const std::vector<Ids> &prompts, size_t max_new_tokens) {
     ModelLimits limits;
     limits.mode = Mode::generate;
@@ -128,14 +142,7 @@ std::unique_ptr<Model> open_generator(const Run &run, const std::vector<Ids> &pr
 
 int generate(Run &run) {
     const Options &o = run.options;
-    const std::vector<std::string> text = {"--prompt=" + o.prompt};  // one word: a prompt may begin with a dash
-    const std::string prepared = prepared_file(run, "prompts", o.prompts, o.prompts.empty() ? text : std::vector<std::string>{});
-    std::unique_ptr<PreparedData> data;
-    agree(run.comm, [&] { data = open_data(run, prepared); });
-    if (o.prompts.empty() && run.speaks()) std::filesystem::remove(prepared);  // nobody asks for it again
-    std::vector<Ids> prompts;
-    for (size_t i = 0; i < data->documents(); i++) prompts.push_back(data->document(i).tokens);
-
+    const std::vector<Ids> prompts = read_prompts(run);
     const auto model = open_generator(run, prompts, o.max_new_tokens);
     const Tokenizer tokenizer(run.model_dir + "/tokenizer.json");
     const auto completions =
@@ -184,4 +191,43 @@ double exact_match(Run &run, const std::string &model_dir, const PreparedData &d
                     found ? "right" : ("wrong, " + tokenizer.decode(*first)).c_str());
     }
     return double(right) / double(prompts.size());
+}
+
+// ---- while training -------------------------------------------------------------------------------------------------------------------
+
+Continuation::Continuation(const Run &run) : run_(run) {
+    const Options &o = run.options;
+    const ModelConfig &c = run.config;
+    const std::string model = run.model_dir.empty() ? "a --preset" : run.model_dir;
+    agree(run.comm, [&] {
+        if (run.tokenizer_hash.empty())
+            die("--sample_every shows text, but %s has no tokenizer.json\n  fix: --model DIR with a tokenizer, or leave --sample_every out",
+                model.c_str());
+        if (o.prompt.empty() && c.bos < 0 && c.eos.empty())
+            die("config.json of %s has neither bos_token_id nor eos_token_id, with which a text could begin\n  fix: --prompt TEXT",
+                model.c_str());
+        tokenizer_.emplace(run.model_dir + "/tokenizer.json");
+    });
+    prompt_ = !o.prompt.empty() ? read_prompts(run)[0] : Ids{c.bos >= 0 ? c.bos : c.eos[0]};
+    agree(run.comm, [&] {
+        if (prompt_.size() + o.max_new_tokens > c.max_positions)
+            die("the prompt has %zu tokens and --max_new_tokens %zu may follow, but %s has %zu positions\n  fix: a smaller --max_new_tokens%s",
+                prompt_.size(), o.max_new_tokens, model.c_str(), c.max_positions,
+                o.prompt.empty() ? "" : ", or a shorter --prompt");
+    });
+}
+
+void Continuation::use(ModelLimits &limits) const {
+    limits.cache_tokens = prompt_.size() + run_.options.max_new_tokens;
+    limits.positions = std::max(limits.positions, limits.cache_tokens);
+    // Of a ring, too, one rank alone computes it, whose arrays are its part of a row.
+    limits.row_tokens = std::max(limits.row_tokens, round_up(prompt_.size(), row_multiple) * run_.ranks.sp);
+}
+
+std::string Continuation::text(Model &model, size_t step) const {
+    const Options &o = run_.options;
+    const uint64_t seed = Random{o.seed, Purpose::sampling, 0}.bits(step);
+    model.gather_parameters();
+    return tokenizer_->decode(complete(run_.comm, model, run_.config, *tokenizer_, {prompt_},
+                                       {o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, seed})[0]);
 }

@@ -35,7 +35,8 @@ Logger::~Logger() {
 }
 
 void Logger::write(const nlohmann::ordered_json &line) {
-    const std::string text = line.dump() + "\n";
+    const auto replace = nlohmann::ordered_json::error_handler_t::replace;  // a sample may break off within a character
+    const std::string text = line.dump(-1, ' ', false, replace) + "\n";
     if (fwrite(text.data(), 1, text.size(), file_) != text.size() || fflush(file_) != 0)
         die("cannot write the log %s: %s\n  fix: free space, or --log FILE elsewhere", path_.c_str(), strerror(errno));
 }

@@ -12,6 +12,7 @@
 #include "../core/gpu.h"
 #include "../core/json.h"
 #include "../io/checkpoint.h"
+#include "continuation.h"
 #include "flops.h"
 #include "logger.h"
 #include "pairs.h"
@@ -64,6 +65,7 @@ class Trainer {
     void evaluate_now();
     double report_pairs(const PairTotals &totals, const LossSums &sums);
     double report_loss(const LossSums &sums);
+    void show_sample();
     std::string best_path() const { return o_.output_dir + "/best"; }
     void find_best();
     void keep_best(double loss);
@@ -74,7 +76,8 @@ class Trainer {
     const Options &o_;
     std::unique_ptr<PreparedData> data_, eval_data_;
     std::unique_ptr<DataLoader> loader_;
-    std::optional<PairTask> pairs_;  // dpo and rm
+    std::optional<PairTask> pairs_;             // dpo and rm
+    std::optional<Continuation> continuation_;  // --sample_every
     std::unique_ptr<Model> model_;
     double peak_ = 0;                 // FLOP/s of the device; 0: not known
     size_t planned_ = 0;              // bytes of memory that the process should hold at its peak
@@ -103,6 +106,7 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
         o_.eval_data.empty() ? "" : prepared_file(run, kind, o_.eval_data, prepare_flags(eval, run.task));
     ModelLimits limits;
     agree(run.comm, [&] { limits = open_all_data(path, eval_path); });
+    if (o_.sample_every) continuation_.emplace(run), continuation_->use(limits);
     if (pairs_) pairs_->use(*data_, loader_->used(), limits);
     if (pairs_ && eval_data_) pairs_->use(*eval_data_, eval_data_->size(), limits);
     const size_t process = run.make_model(run.config, {})->memory().process();  // before any of its ranks allocates
@@ -511,6 +515,14 @@ double Trainer::report_pairs(const PairTotals &totals, const LossSums &sums) {
     return totals.loss;
 }
 
+// What the model writes now. It changes nothing of the training.
+void Trainer::show_sample() {
+    const std::string text = continuation_->text(*model_, step_);
+    if (!logger_) return;
+    logger_->write({{"step", step_}, {"sample", text}});
+    logger_->say("step %zu, a sample:\n%s\n", step_, text.c_str());
+}
+
 int Trainer::train() {
     signal(SIGXFSZ, SIG_IGN);  // a file beyond the user's limit is an error of write(), with a message
     start_or_resume();
@@ -526,6 +538,7 @@ int Trainer::train() {
         if (logger_ && (step_ % o_.logging_steps == 0 || step_ == steps_)) logger_->write(line), logger_->show_step(line, steps_);
         const bool epoch_ends = loader_->cursor() % loader_->train_samples().size() == 0;
         if (step_ == steps_ || (o_.eval_steps > 0 ? step_ % size_t(o_.eval_steps) == 0 : epoch_ends)) evaluate_now();
+        if (continuation_ && (step_ == steps_ || step_ % o_.sample_every == 0)) show_sample();
         const int stop = int(run_.comm.max(received_signal));
         if (stop || (o_.save_steps > 0 && step_ % size_t(o_.save_steps) == 0)) save_checkpoint();
         if (stop) {

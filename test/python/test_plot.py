@@ -33,7 +33,7 @@ def run(*arguments):
 
 
 def test_steps_and_evaluations_are_told_apart(tmp_path):
-    log = write_log(tmp_path, [RUN, step(1), step(2), {"step": 2, "eval_loss": 2.5}, step(3), '{"step": 4, "lo'])
+    log = write_log(tmp_path, [RUN, step(1), step(2), {"step": 2, "eval_loss": 2.5}, {"step": 2, "sample": "It was"}, step(3), '{"step": 4, "lo'])
     steps, evaluations = plot.read_log(log)
     assert plot.series(steps, "loss") == ([1, 2, 3], [4, 2, 4 / 3])
     assert plot.series(evaluations, "eval_loss") == ([2], [2.5])

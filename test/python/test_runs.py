@@ -71,7 +71,8 @@ def command(task, *flags, model=GOLDEN / "qwen3", **options):
 
 
 def call(words, **more):
-    return subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT, timeout=120, **more)
+    """Its output as text; what is generated need not be UTF-8."""
+    return subprocess.run(words, capture_output=True, text=True, errors="replace", env=ENVIRONMENT, timeout=120, **more)
 
 
 def train(output, *flags, task="sft", **options):
@@ -573,7 +574,7 @@ def test_no_target_among_the_documents_evaluated(tmp_path):
 
 def test_a_misspelled_flag(data, tmp_path):
     refused_training(data, tmp_path / "a", "unknown flag --learning_rat", "did you mean --learning_rate?", words=["--learning_rat", "1"])
-    refused_training(data, tmp_path / "a", "--prompt belongs to generate", words=["--prompt", "x"])
+    refused_training(data, tmp_path / "a", "--prompts belongs to generate", words=["--prompts", "x"])
 
 
 def test_an_output_directory_that_is_a_file(data, tmp_path):

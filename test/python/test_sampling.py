@@ -1,0 +1,129 @@
+"""--sample_every: what the model writes while it is trained, which must not change the training."""
+
+import json
+import shutil
+
+import pytest
+from test_runs import (DEMO, GOLDEN, call, command, log_lines, python_for_data, random_documents, refused, stable,  # noqa: F401
+                       train, weights, write_data)
+
+SAMPLING = {"sample_every": 2, "max_new_tokens": 40, "temperature": 1}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data") / "data.safetensors", random_documents(40))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A tiny model with a token that ends texts, and a tokenizer whose first 96 tokens are ASCII and two bytes that begin no character."""
+    return with_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+def with_tokenizer(directory, **fields):
+    for file in (GOLDEN / "qwen3" / "model.safetensors", DEMO / "tokenizer.json", DEMO / "tokenizer_config.json"):
+        shutil.copy(file, directory)
+    config = json.loads((GOLDEN / "qwen3" / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "eos_token_id": 2, **fields}))
+    return directory
+
+
+def samples(output):
+    return {line["step"]: line["sample"] for line in log_lines(output) if "sample" in line}
+
+
+def without_samples(output):
+    return [line for line in stable(log_lines(output)) if "sample" not in line]
+
+
+def test_samples_stand_in_the_log_and_are_shown(data, model, tmp_path):
+    said = train(tmp_path / "a", data=data, model=model, max_steps=5, **SAMPLING)
+    texts = samples(tmp_path / "a")
+    assert list(texts) == [2, 4, 5]  # and at the end
+    assert len(set(texts.values())) == 3 and any("\ufffd" in text for text in texts.values())
+    for step in texts:
+        assert f"step {step}, a sample:\n" in said
+    assert samples(tmp_path / "a") == texts
+    train(tmp_path / "b", data=data, model=model, max_steps=4, logging_steps=3, **SAMPLING)
+    assert list(samples(tmp_path / "b")) == [2, 4]  # the end once
+
+
+@pytest.mark.parametrize("flags,options", [
+    ((), {}), ((), {"dtype": "bf16"}), ((), {"recompute": "layer"}), (("--poison",), {}), (("--guard",), {}), (("--profile",), {}),
+    ((), {"eval_fraction": 0.2, "eval_steps": 2}), ((), {"ranks": 2, "zero_stage": 0}), ((), {"ranks": 2, "zero_stage": 1}),
+    ((), {"ranks": 2, "zero_stage": 2}), ((), {"ranks": 2, "ring_attn_size": 2}), ((), {"ranks": 3, "zero_stage": 2, "dtype": "bf16"}),
+    (("--check_comm",), {"ranks": 2})])
+def test_sampling_changes_no_bit_of_the_training(flags, options, data, model, tmp_path):
+    options = {"data": data, "model": model, "max_steps": 5, **options}
+    train(tmp_path / "with", *flags, **SAMPLING, **options)
+    train(tmp_path / "without", *flags, **options)
+    assert without_samples(tmp_path / "with") == stable(log_lines(tmp_path / "without"))
+    assert weights(tmp_path / "with") == weights(tmp_path / "without")
+    train(tmp_path / "again", *flags, **SAMPLING, **options)
+    assert samples(tmp_path / "again") == samples(tmp_path / "with") and list(samples(tmp_path / "with")) == [2, 4, 5]
+
+
+@pytest.mark.parametrize("options", [{"zero_stage": 0}, {"zero_stage": 1}, {"zero_stage": 2}, {"ring_attn_size": 2}])
+def test_ranks_write_what_one_writes(options, data, model, tmp_path):
+    train(tmp_path / "one", data=data, model=model, max_steps=4, **SAMPLING)
+    train(tmp_path / "two", data=data, model=model, max_steps=4, ranks=2, **SAMPLING, **options)
+    assert samples(tmp_path / "two") == samples(tmp_path / "one")
+
+
+def test_the_seed_decides(data, model, tmp_path):
+    options = {"data": data, "model": model, "max_steps": 2, "shuffle": "false", **SAMPLING}
+    train(tmp_path / "a", seed=1, **options)
+    train(tmp_path / "b", seed=2, **options)
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+    assert samples(tmp_path / "a") != samples(tmp_path / "b")
+    train(tmp_path / "c", seed=1, **{**options, "top_k": 1})
+    train(tmp_path / "d", seed=2, **{**options, "temperature": 0})
+    assert samples(tmp_path / "c") == samples(tmp_path / "d")
+
+
+@pytest.mark.parametrize("options", [{}, {"ranks": 2, "zero_stage": 2}])
+def test_samples_after_resuming_are_those_of_the_whole_run(options, data, model, tmp_path):
+    options = {"data": data, "model": model, "max_steps": 6, "save_steps": 3, **SAMPLING, **options}
+    train(tmp_path / "a", **options)
+    texts = samples(tmp_path / "a")
+    assert "at step 3" in train(tmp_path / "a", resume=tmp_path / "a" / "step_3", **options)
+    assert samples(tmp_path / "a") == texts and list(texts) == [2, 4, 6]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_last_sample_is_what_generate_says_of_the_saved_model(ranks, tmp_path, python_for_data):  # noqa: F811
+    data = write_data(tmp_path / "data.safetensors", random_documents(20), vocab=260)
+    said = {"prompt": "reverse tamilo", "max_new_tokens": 12}
+    train(tmp_path / "a", data=data, model=DEMO, max_steps=2, sample_every=1, ranks=ranks, max_len=64, **said)
+    result = call(command("generate", model=tmp_path / "a", **said))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == samples(tmp_path / "a")[2] + "\n"
+
+
+def test_the_plan_has_the_caches(data, model, tmp_path):
+    train(tmp_path / "a", data=data, model=model, max_steps=1)
+    train(tmp_path / "b", data=data, model=model, max_steps=1, **SAMPLING)
+    plans = [log_lines(tmp_path / name)[0]["plan_bytes"] for name in "ab"]
+    caches = 2 * 41 * 2 * 2 * 16 * 4  # layers * (a token to begin with, 40 new ones) * keys and values * heads * head size * float
+    assert plans[1] >= plans[0] + caches
+
+
+def test_refusals(data, model, tmp_path):
+    def refuse(*parts, task="sft", model=model, **options):
+        refused(command(task, model=model, data=data, output_dir=tmp_path / "a", max_len=64, **options), *parts)
+
+    refuse("--sample_every shows text", "no tokenizer.json", model=GOLDEN / "qwen3", sample_every=1)
+    refuse("--sample_every shows text", "a --preset", model=None, preset="smollm2-135m", sample_every=1)
+    refuse("1 tokens", "--max_new_tokens 128", "128 positions", sample_every=1)
+    for flag in ("sample_every", "max_new_tokens", "top_k"):
+        result = call(command("sft", model=model, data=data, output_dir=tmp_path / "a", **{flag: -1}))
+        assert (result.returncode, result.stderr) == (1, f'train_llama: --{flag} "-1" is not a whole number, 0 or more\n')
+    refuse("--max_new_tokens is 0", sample_every=1, max_new_tokens=0)
+    refuse("--temperature is -1", sample_every=1, temperature=-1)
+    refuse("--top_p is 0", sample_every=1, top_p=0)
+    refuse("--prompt belongs to --sample_every", prompt="Hi")
+    refuse("--sample_every belongs to pretrain, sft, not to dpo", task="dpo", sample_every=1)
+    other = tmp_path / "without_end"
+    other.mkdir()
+    refuse("neither bos_token_id nor eos_token_id", model=with_tokenizer(other, eos_token_id=None), sample_every=1)
