@@ -288,6 +288,17 @@ ModelFactory cuda_models(const Options &options, Comm &host, bool own_gpu, std::
     return make_cuda_models<Gpt2>(options, host, own_gpu, gpu_comm);
 }
 #else
-int main(int argc, char **argv) { return run_program<Gpt2>("train_gpt2", argc, argv); }
+// Without a task it trains a small GPT-2 on a novel: data/text/README.md.
+int main(int argc, char **argv) {
+    const auto text = [](const char *name) { return program_file(std::string("data/text/") + name); };
+    // clang-format off
+    const std::vector<std::string> bundled = {
+        "pretrain", "--model", text("model"), "--data", text("train.safetensors"), "--eval_data", text("val.safetensors"),
+        "--max_len", "256", "--row_tokens", "1024", "--train_batch_tokens", "1024", "--max_epochs", "8",
+        "--learning_rate", "2e-3", "--weight_decay", "0.1", "--eval_steps", "100", "--logging_steps", "10",
+        "--sample_every", "200", "--max_new_tokens", "100", "--temperature", "0.8", "--output_dir", "out/gpt2"};
+    // clang-format on
+    return run_program<Gpt2>("train_gpt2", argc, argv, bundled);
+}
 #endif
 #endif

@@ -632,8 +632,10 @@ static Task task_of(const std::vector<std::string> &arguments) {
 Parsed parse(const std::string &program, const std::vector<std::string> &given, const std::vector<std::string> &bundled) {
     const bool asks = std::find(given.begin(), given.end(), "--help") != given.end() ||
                       std::find(given.begin(), given.end(), "-h") != given.end();
-    std::vector<std::string> arguments = given;
-    if (!asks && task_of(given) == DEMO) arguments.insert(arguments.begin(), bundled.begin(), bundled.end());
+    const bool brings = !asks && !bundled.empty() && task_of(given) == DEMO;
+    std::vector<std::string> arguments = brings ? bundled : given;
+    if (brings) arguments.insert(arguments.end(), given.begin(), given.end());
+    if (brings && given.empty()) arguments.push_back("--overwrite");  // only ever its own
     const Task task = task_of(arguments);
     const bool named = !arguments.empty() && !arguments[0].starts_with("-");
     Parser parser(program, task);
@@ -646,5 +648,10 @@ Parsed parse(const std::string &program, const std::vector<std::string> &given, 
     parser.finish();
     check_values(parser.options, task);
     check_together(program, parser.options, task);
+    if (brings) {
+        std::string command = "./" + program;
+        for (const std::string &word : arguments) command += " " + word;
+        parser.notes.push_back("without a task this is " + command);
+    }
     return {task, parser.options, parser.notes, ""};
 }

@@ -36,8 +36,8 @@ struct Parsed {
     std::string help;                // not empty: --help was asked for; print it and exit 0
 };
 
-// argv, and the program's name of its own; dies on a user's error. `bundled`: the arguments, task included, of a run without a task, before
-// the flags that are given; empty: that is the demo
+// argv, with the program's name apart; dies on a user's error. `bundled`: what a run without a task is, as arguments, to which those given
+// are added; empty: it is the demo.
 Parsed parse(const std::string &program, const std::vector<std::string> &arguments, const std::vector<std::string> &bundled = {});
 
 Options default_options(Task);                                  // before flags, checks and what follows from them

@@ -84,7 +84,8 @@ class Model {
     virtual LossSums take_sums() = 0;              // of this rank's targets since the last call; only this waits for the device
     virtual Payload take_sent() = 0;               // by this rank since the last call
 
-    // Generation, by this rank alone; while training gather_parameters() comes before. `row` holds the next tokens of some sequences, one document each; where[i] are their positions in the cache, whose
-    // sequence begins at cache_begin[position]. Returns (documents, V) logits of each document's last token.
+    // Generation, by this rank alone; while training gather_parameters() comes before. `row` holds the next tokens of some sequences, one
+    // document each; where[i] are their positions in the cache, whose sequence begins at cache_begin[position]. Returns (documents, V)
+    // logits of each document's last token.
     virtual const float *next_logits(const Row &row, const Pieces &where, std::span<const int32_t> cache_begin) = 0;
 };
