@@ -210,8 +210,6 @@ def test_what_it_learned_it_generates(text_model, bench, tmp_path):  # noqa: F81
     for more in ({}, {"ranks": 2}, {"dtype": "bf16"}):
         said = prepared(command("generate", model=tmp_path / "a", prompts=prompts, max_new_tokens=80, **more))
         assert [json.loads(line)["completion"] for line in said.splitlines() if line.startswith("{")] == list(ANSWERS.values())
-    for prompt, answer in ANSWERS.items():
-        assert prepared(command("generate", model=tmp_path / "a", prompt=prompt, max_new_tokens=80)) == answer + "\n"
     assert prepared(command("generate", model=tmp_path / "a", prompt="count", max_new_tokens=123)) == ANSWERS["count"] + "\n"
     result = call(command("generate", model=tmp_path / "a", prompt="count", max_new_tokens=124))
     assert result.returncode == 1 and result.stdout == ""
