@@ -127,6 +127,15 @@ def test_resuming_gives_the_same_bits(options, data, tmp_path):
     assert weights(tmp_path / "parts") == weights(tmp_path / "straight")
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_recompute_guards_and_poison_give_the_same_bits(dtype, data, tmp_path):
+    options = {"data": data, "max_steps": 3, "dtype": dtype}
+    train(tmp_path / "none", recompute="none", **options)
+    for level, *flags in [("cheap",), ("layer", "--guard"), ("none", "--poison"), ("cheap", "--poison"), ("layer", "--poison")]:
+        train(tmp_path / "other", "sft", "--overwrite", *flags, recompute=level, **options)
+        assert weights(tmp_path / "other") == weights(tmp_path / "none"), (level, flags)
+
+
 @pytest.fixture(scope="module")
 def one_rank(data, tmp_path_factory):
     runs = {name: tmp_path_factory.mktemp(name) / "run" for name in FAMILIES}
@@ -137,8 +146,10 @@ def one_rank(data, tmp_path_factory):
 
 @pytest.mark.parametrize("name, ranks, options", [
     ("gpt2", 2, {}), ("gpt2_erf", 2, {"ring_attn_size": 2}), ("gpt2", 2, {"ring_attn_size": 2, "sp_mode": "gather"}),
-    ("gpt2", 4, {"ring_attn_size": 2, "sp_mode": "ring"}), ("gpt2", 4, {"ring_attn_size": 2, "sp_mode": "gather", "ring_attn_head_stride": 1}),
-    ("gpt2_erf", 4, {"ring_attn_size": 2, "sp_mode": "ulysses", "recompute": "layer"}), ("gpt2", 4, {"ring_attn_size": 4, "sp_mode": "ulysses"}),
+    ("gpt2", 4, {"ring_attn_size": 2, "sp_mode": "ring"}),
+    ("gpt2", 4, {"ring_attn_size": 2, "sp_mode": "gather", "ring_attn_head_stride": 1}),
+    ("gpt2_erf", 4, {"ring_attn_size": 2, "sp_mode": "ulysses", "recompute": "layer"}),
+    ("gpt2", 4, {"ring_attn_size": 4, "sp_mode": "ulysses"}),
 ], ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else None)
 def test_ranks_train_as_one(name, ranks, options, data, one_rank, tmp_path):
     train(tmp_path / "run", "sft", "--check_comm", model=GOLDEN / name, data=data, eval_data=data, ranks=ranks, zero_stage=2, **options)
@@ -146,7 +157,7 @@ def test_ranks_train_as_one(name, ranks, options, data, one_rank, tmp_path):
     got, want = (read_tensors(run / "model.safetensors") for run in (tmp_path / "run", one_rank[name]))
     for tensor in want:
         difference = np.abs(got[tensor] - want[tensor])
-        if tensor.endswith("c_attn.bias"):  # softmax does not see the keys' part: its gradient is rounding, its steps are AdamW's all the same
+        if tensor.endswith("c_attn.bias"):  # softmax does not see the keys' part: its gradient is rounding, and AdamW's steps have one size
             difference = np.delete(difference, np.s_[len(difference) // 3:2 * len(difference) // 3])
         assert difference.max() <= 1e-4, tensor  # a tenth of what one step of AdamW may change
 
@@ -287,25 +298,25 @@ def test_a_matrix_stored_the_wrong_way_round(name, data, tmp_path):
         tensor = tensor.removeprefix("transformer.")
     write_tensors(model / "model.safetensors", tensors)
     message = f'train_gpt2: model/model.safetensors: tensor "{tensor}" has shape (128, 32), but (32, 128) is needed\n'
-    for words in (command("sft", model=model, data=data, output_dir=tmp_path / "run", max_len=64), command("eval", model=model, data=data, max_len=64)):
+    options = {"model": model, "data": data, "max_len": 64}
+    for words in (command("sft", output_dir=tmp_path / "run", **options), command("eval", **options)):
         expect_refusal(words, message, tmp_path)
 
 
 @pytest.mark.parametrize("task", ["sft", "eval"])
 def test_documents_that_do_not_fit(task, tmp_path):
     output = {"output_dir": tmp_path / "run"} if task == "sft" else {}
-    mask = np.arange(129) > 0
-    long = write_data(tmp_path / "long.safetensors", [(np.full(129, 5), mask)])
-    expect_refusal(command(task, data=long, max_len=256, **output), "train_gpt2: document 0 of long.safetensors has 129 tokens but n_positions of "
-                   "gpt2 is 128\n  fix: prepare with --max_len 128\n", tmp_path)
-    other = write_data(tmp_path / "other.safetensors", [(np.array([5, 6, 96]), mask[:3])], vocab=200)
-    expect_refusal(command(task, data=other, **output), "train_gpt2: other.safetensors: document 0 has token id 96 at position 2, but the model has a "
-                   "vocabulary of 96 (the data was made for one of 200)\n"
-                   "  fix: prepare it again with data/prepare.py and the model's directory as --tokenizer\n", tmp_path)
+
+    def refuse(ids, message, **options):
+        data = write_data(tmp_path / "data.safetensors", [(np.array(ids), np.arange(len(ids)) > 0)], vocab=200)
+        expect_refusal(command(task, data=data, **output, **options), f"train_gpt2: {message}", tmp_path)
+
+    refuse([5] * 129, "document 0 of data.safetensors has 129 tokens but n_positions of gpt2 is 128\n  fix: prepare with --max_len 128\n")
+    refuse([5, 6, 96], "data.safetensors: document 0 has token id 96 at position 2, but the model has a vocabulary of 96 (the data was made for "
+           "one of 200)\n  fix: prepare it again with data/prepare.py and the model's directory as --tokenizer\n")
     if task == "sft":
-        preset = write_data(tmp_path / "preset.safetensors", [(np.full(1025, 5), np.arange(1025) > 0)])
-        expect_refusal(command(task, model=None, preset="d12", data=preset, **output), "train_gpt2: document 0 of preset.safetensors has 1025 tokens but "
-                       "n_positions of d12 is 1024\n  fix: prepare with --max_len 1024\n", tmp_path)
+        refuse([5] * 1025, "document 0 of data.safetensors has 1025 tokens but n_positions of d12 is 1024\n  fix: prepare with --max_len 1024\n",
+               model=None, preset="d12")
 
 
 def test_a_fit_beyond_the_positions_is_marked():
