@@ -1,4 +1,4 @@
-"""Whether two runs of train_llama did the same: every figure of their logs but for times, memory and what ranks sent, and every weight.
+"""Whether two runs of a trainer did the same: every figure of their logs but for times, memory and what ranks sent, and every weight.
 
     scripts/compare_runs.py OUT_A OUT_B            bit for bit
     scripts/compare_runs.py OUT_A OUT_B --loss R   only the losses, as far apart as R of their size: two devices, or two types

@@ -4,7 +4,7 @@
 #
 #   scripts/gpu_check.sh [--quick] [--out DIR] [SECTION...]          out/gpu_check, all sections
 #
-#   build        the trainer, the kernels' tests and the workshop, for this GPU alone
+#   build        the trainers, the kernels' tests and the workshop, for this GPU alone
 #   tests        every op against float64, whole models against transformers; runs twice, which must give the same bits; GPU against CPU;
 #                ranks that share a GPU, and over NCCL ranks that have one each
 #   ladders      every version of every op in dev/cuda, checked and timed; with --quick the shipped ones alone
@@ -92,14 +92,15 @@ for file in dev/cuda/*.cu; do [ "$file" = dev/cuda/timing.cu ] || programs+=("bu
 # ---- sections -----------------------------------------------------------------------------------------------------------------------
 
 build() {
-    check build 590 make --keep-going STRICT=0 GPU_ARCHS="$arch" train_llama "$test_cuda" "${programs[@]}"
+    check build 590 make --keep-going STRICT=0 GPU_ARCHS="$arch" train_llama train_gpt2 "$test_cuda" "${programs[@]}"
 }
 
-# run NAME ARGUMENTS...: a training run, into DIR/NAME
+# run NAME ARGUMENTS...: a training run of $trainer, into DIR/NAME
+trainer=train_llama
 run() {
     local name=$1
     shift
-    check "run-$name" 120 ./train_llama "$@" --overwrite --output_dir "$out/$name"
+    check "run-$name" 120 "./$trainer" "$@" --overwrite --output_dir "$out/$name"
 }
 same() { check "$1" 30 python3 scripts/compare_runs.py "$out/$2" "$out/$3" "${@:4}"; }
 
@@ -126,6 +127,7 @@ tests() {
     same cpu-against-gpu-tf32 cpu gpu-tf32 --loss 1e-2
     same cpu-against-gpu-bf16 cpu gpu-bf16 --loss 2e-2
     ranks
+    gpt2
 }
 
 # Several ranks train as one does: on one GPU as threads, in two ways; and with a GPU each.
@@ -143,6 +145,25 @@ ranks() {
     check run-ranks-nccl 120 bash scripts/launch.sh -np 2 ./train_llama demo --device cuda --dtype f32 --max_steps 10 \
         --zero_stage 2 --overwrite --output_dir "$out/ranks-nccl"
     same one-rank-against-nccl gpu-f32 ranks-nccl --loss 1e-5
+}
+
+# The first steps of a tiny GPT-2 and of the smallest that was published, on both devices, and twice.
+gpt2() {
+    local trainer=train_gpt2 golden=test/golden/gpt2
+    gpt2_runs golden --model $golden --data $golden/golden.safetensors --train_batch_size 3 --max_steps 10 --learning_rate 1e-3
+    gpt2_runs d12 --preset d12 --data data/demo/train.safetensors --train_batch_size 16 --max_steps 3 --learning_rate 1e-4 --lr_warmup_ratio 0
+}
+
+gpt2_runs() {
+    local name=gpt2-$1
+    shift
+    run $name-cpu pretrain "$@" --device cpu --dtype f32
+    for dtype in bf16 f32; do
+        for time in 1 2; do run $name-$dtype-$time pretrain "$@" --device cuda --dtype $dtype; done
+        same twice-$name-$dtype $name-$dtype-1 $name-$dtype-2
+    done
+    same $name-against-cpu-f32 $name-cpu $name-f32-1 --loss 1e-4
+    same $name-against-cpu-bf16 $name-cpu $name-bf16-1 --loss 2e-2
 }
 
 # Ranks with a GPU each: as many as there are, 3 at most. With one GPU a rank talks to itself.

@@ -28,6 +28,7 @@ struct ModelConfig {
 
     // Layernorms with bias in place of rmsnorms, learned positions in place of rotation, a feed-forward part of two matrices, without gate.
     bool gpt2() const { return family == "gpt2"; }
+    const char *positions_name() const { return gpt2() ? "n_positions" : "max_position_embeddings"; }  // in config.json
 };
 
 // `notes`: what the file asks for and training leaves out (dropout), one line each, for the user to see.

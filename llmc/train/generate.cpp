@@ -130,11 +130,17 @@ std::unique_ptr<Model> open_generator(const Run &run, const std::vector<Ids> &pr
         limits.row_tokens = std::max(limits.row_tokens, round_up(g.prompt_tokens, row_multiple));
         limits.cache_tokens = std::max(limits.cache_tokens, g.begin.back());
     }
-    for (const Ids &prompt : prompts) limits.positions = std::max(limits.positions, prompt.size() + max_new_tokens);
-    if (limits.positions > run.config.max_positions)
-        run.say("note: a prompt and its continuation may reach %zu tokens, max_position_embeddings is %zu", limits.positions,
-                run.config.max_positions);
-    limits.positions = std::max(limits.positions, row_multiple);
+    size_t longest = 0, most = run.config.max_positions;
+    for (const Ids &prompt : prompts) longest = std::max(longest, prompt.size());
+    agree(run.comm, [&] {
+        if (longest + max_new_tokens > most && run.config.gpt2())  // rotation goes on, a table of positions ends
+            die("a prompt has %zu tokens and --max_new_tokens %zu may follow, but n_positions of %s is %zu\n  fix: a smaller --max_new_tokens, or a shorter prompt",
+                longest, max_new_tokens, run.model_dir.c_str(), most);
+    });
+    if (longest + max_new_tokens > most)
+        run.say("note: a prompt and its continuation may reach %zu tokens, max_position_embeddings is %zu",
+                longest + max_new_tokens, most);
+    limits.positions = std::max(longest + max_new_tokens, row_multiple);
     return open_model(run, limits);
 }
 

@@ -216,9 +216,10 @@ void expect_positions(const Run &run, const PreparedData &data) {
     const size_t most = run.config.max_positions;
     for (size_t i = 0; i < data.documents(); i++)
         if (data.length(i) > most)
-            die("document %zu of %s has %zu tokens but max_position_embeddings of %s is %zu\n  fix: prepare with --max_len %zu, or rope scaling in config.json",
-                i, data.path().c_str(), data.length(i), (run.model_dir.empty() ? run.options.preset : run.model_dir).c_str(),
-                most, most);
+            die("document %zu of %s has %zu tokens but %s of %s is %zu\n  fix: prepare with --max_len %zu%s", i,
+                data.path().c_str(), data.length(i), run.config.positions_name(),
+                (run.model_dir.empty() ? run.options.preset : run.model_dir).c_str(), most, most,
+                run.config.gpt2() ? "" : ", or rope scaling in config.json");
 }
 
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path) {
@@ -408,7 +409,7 @@ static int print_plan(const Run &run) {
     const std::string ring = run.ranks.sp > 1 ? format(", a row of %zu ranks", run.ranks.sp) : "";
     if (const size_t longest = longest_sample(run, o.recompute, limits, memory, run.config.max_positions)) {
         printf("longest sample that fits: %zu tokens%s%s\n", longest, ring.c_str(),
-               longest == run.config.max_positions ? " (max_position_embeddings)" : "");
+               longest == run.config.max_positions ? format(" (%s)", run.config.positions_name()).c_str() : "");
         return 0;
     }
     limits.row_tokens = limits.positions = row_multiple;
@@ -443,7 +444,7 @@ static int print_fit(const Run &run) {
             beyond |= longest > max_positions;
         }
     }
-    printf("\n%s", beyond ? format("* more than the model's max_position_embeddings, %zu\n", max_positions).c_str() : "");
+    printf("\n%s", beyond ? format("* more than the model's %s, %zu\n", run.config.positions_name(), max_positions).c_str() : "");
     return 0;
 }
 

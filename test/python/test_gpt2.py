@@ -1,0 +1,324 @@
+"""Whole runs of train_gpt2: its files, ranks, resuming, raw data, generation, and every way to give it a wrong model."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import test_runs
+from preparing import bench  # noqa: F401
+from test_prepare_inputs import END, shard
+from test_ranks import compare_logs, trained
+from test_runs import (ENVIRONMENT, GOLDEN, ROOT, call, checkpoints, log_lines, python_for_data, random_documents, read_tensors,  # noqa: F401
+                       stable, weights, write_data, write_tensors)
+
+PROGRAM = ROOT / "train_gpt2"
+EMULATED = ROOT / "train_gpt2_emu"
+FAMILIES = ("gpt2", "gpt2_erf")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data") / "data.safetensors", random_documents(40))
+
+
+def command(task, *flags, program=PROGRAM, model=GOLDEN / "gpt2", **options):
+    return [str(program), *test_runs.command(task, *flags, model=model, **options)[1:]]
+
+
+def train(output, task="sft", *flags, **options):
+    return trained(command(task, *flags, **{"max_len": 64, "train_batch_size": 9, "learning_rate": 1e-3, "max_steps": 10,
+                                            "output_dir": output, **options}))
+
+
+def evaluate(model, data, tmp_path, **options):
+    log = tmp_path / "eval.jsonl"
+    result = call(command("eval", model=model, data=data, log=log, **options))
+    assert result.returncode == 0, result.stderr
+    return json.loads(log.read_text())
+
+
+def config_of(directory):
+    return json.loads((directory / "config.json").read_text())
+
+
+# ---- models in and out ----------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("preset, parameters", [("d12", 124439808), ("d24", 354823168), ("d36", 774030080), ("d48", 1557611200)])
+def test_parameters_of_presets(preset, parameters):
+    result = call(command("pretrain", "--plan", model=None, preset=preset, max_len=1024, gpu=80))
+    assert result.returncode == 0 and result.stderr == ""
+    assert result.stdout.startswith(f"{parameters} parameters; rows of 1024 tokens, ")
+    assert "longest sample that fits: 1024 tokens (n_positions)\n" in result.stdout
+
+
+def test_the_first_loss_of_random_weights(tmp_path):
+    """Logits are normal, with the variance of a product of 768 normed channels and weights of 0.02."""
+    V, variance = 50257, 768 * 0.02**2
+    ids = np.random.default_rng(0).integers(0, V, (8, 64))
+    data = write_data(tmp_path / "data.safetensors", [(row, np.arange(64) > 0) for row in ids], kind="pretrain", vocab=V)
+    train(tmp_path / "run", "pretrain", model=None, preset="d12", data=data, max_steps=1, row_tokens=512, threads=2, export_dtype="bf16")
+    line = log_lines(tmp_path / "run")[1]
+    shutil.rmtree(tmp_path / "run")  # a quarter of a gigabyte
+    assert abs(line["loss"] - (math.log(V) + variance / 2)) < 0.05
+    assert abs(line["entropy"] - (math.log(V) - variance / 2)) < 0.01
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_eval_equals_transformers(name, tmp_path):
+    golden = json.loads((GOLDEN / name / "golden.json").read_text())
+    line = evaluate(GOLDEN / name, GOLDEN / name / "golden.safetensors", tmp_path)
+    assert abs(line["eval_loss"] - golden["loss"]) < 1e-5
+    assert abs(line["eval_entropy"] - golden["entropy"]) < 1e-5
+    assert line["eval_target_tokens"] == golden["targets"]
+
+
+def stored(path):
+    """{name: (type, shape, bytes)}"""
+    raw = path.read_bytes()
+    begin = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:begin])
+    del header["__metadata__"]
+    return {name: (info["dtype"], info["shape"], raw[begin:][slice(*info["data_offsets"])]) for name, info in header.items()}
+
+
+def named_by_transformers(tensors):
+    """With the prefix that the files of GPT-2 itself leave out, and without their masks."""
+    return {name if name.startswith(("transformer.", "lm_head.")) else "transformer." + name: value
+            for name, value in tensors.items() if not name.endswith((".attn.bias", ".attn.masked_bias"))}
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("name, dtype, export", [("gpt2", "f32", "float32"), ("gpt2_erf", "f32", "bfloat16"), ("gpt2_erf", "bf16", "bfloat16")])
+def test_weights_come_back_as_they_were(name, dtype, export, ranks, data, tmp_path):
+    """The first learning rate is 0."""
+    train(tmp_path / "a", model=GOLDEN / name, data=data, dtype=dtype, export_dtype={"float32": "f32", "bfloat16": "bf16"}[export],
+          max_steps=1, ranks=ranks, zero_stage=2)
+    assert stored(tmp_path / "a" / "model.safetensors") == named_by_transformers(stored(GOLDEN / name / "model.safetensors"))
+    assert config_of(tmp_path / "a") == {**config_of(GOLDEN / name), "dtype": export}
+    generation = "generation_config.json"
+    assert (tmp_path / "a" / generation).read_bytes() == (GOLDEN / name / generation).read_bytes()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_trained_model_reads_back(name, data, tmp_path):
+    train(tmp_path / "a", model=GOLDEN / name, data=data, eval_data=data)
+    first, *_, last = (line for line in log_lines(tmp_path / "a") if "step" in line)
+    assert last["eval_loss"] < first["loss"]
+    assert evaluate(tmp_path / "a", data, tmp_path, max_len=64)["eval_loss"] == last["eval_loss"]
+    got, want = stored(tmp_path / "a" / "model.safetensors"), named_by_transformers(stored(GOLDEN / name / "model.safetensors"))
+    assert {tensor: shape for tensor, (_, shape, _) in got.items()} == {tensor: shape for tensor, (_, shape, _) in want.items()}
+    assert config_of(tmp_path / "a") == {**config_of(GOLDEN / name), "dtype": "float32"}
+
+
+# ---- the same training ----------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "bf16"}, {"model": GOLDEN / "gpt2_erf", "recompute": "layer"},
+                                     {"ranks": 4, "ring_attn_size": 2, "zero_stage": 2}],
+                         ids=lambda options: " ".join(str(value).split("/")[-1] for value in options.values()) or "f32")
+def test_resuming_gives_the_same_bits(options, data, tmp_path):
+    train(tmp_path / "straight", data=data, **options)
+    train(tmp_path / "parts", data=data, save_steps=4, **options)
+    assert checkpoints(tmp_path / "parts") == [4, 8]
+    said = train(tmp_path / "parts", data=data, save_steps=4, resume=tmp_path / "parts" / "step_4", **options)
+    assert "at step 4" in said
+    assert stable(log_lines(tmp_path / "parts")) == stable(log_lines(tmp_path / "straight"))
+    assert weights(tmp_path / "parts") == weights(tmp_path / "straight")
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_recompute_guards_and_poison_give_the_same_bits(dtype, data, tmp_path):
+    options = {"data": data, "max_steps": 3, "dtype": dtype}
+    train(tmp_path / "none", recompute="none", **options)
+    for level, *flags in [("cheap",), ("layer", "--guard"), ("none", "--poison"), ("cheap", "--poison"), ("layer", "--poison")]:
+        train(tmp_path / "other", "sft", "--overwrite", *flags, recompute=level, **options)
+        assert weights(tmp_path / "other") == weights(tmp_path / "none"), (level, flags)
+
+
+@pytest.fixture(scope="module")
+def one_rank(data, tmp_path_factory):
+    runs = {name: tmp_path_factory.mktemp(name) / "run" for name in FAMILIES}
+    for name, run in runs.items():
+        train(run, model=GOLDEN / name, data=data, eval_data=data)
+    return runs
+
+
+@pytest.mark.parametrize("name, ranks, options", [
+    ("gpt2", 2, {}), ("gpt2_erf", 2, {"ring_attn_size": 2}), ("gpt2", 2, {"ring_attn_size": 2, "sp_mode": "gather"}),
+    ("gpt2", 4, {"ring_attn_size": 2, "sp_mode": "ring"}),
+    ("gpt2", 4, {"ring_attn_size": 2, "sp_mode": "gather", "ring_attn_head_stride": 1}),
+    ("gpt2_erf", 4, {"ring_attn_size": 2, "sp_mode": "ulysses", "recompute": "layer"}),
+    ("gpt2", 4, {"ring_attn_size": 4, "sp_mode": "ulysses"}),
+], ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else None)
+def test_ranks_train_as_one(name, ranks, options, data, one_rank, tmp_path):
+    train(tmp_path / "run", "sft", "--check_comm", model=GOLDEN / name, data=data, eval_data=data, ranks=ranks, zero_stage=2, **options)
+    assert compare_logs(tmp_path / "run", one_rank[name]) == 12  # 10 steps, evaluations after the epochs' ends and the last
+    got, want = (read_tensors(run / "model.safetensors") for run in (tmp_path / "run", one_rank[name]))
+    for tensor in want:
+        difference = np.abs(got[tensor] - want[tensor])
+        if tensor.endswith("c_attn.bias"):  # softmax does not see the keys' part: its gradient is rounding, and AdamW's steps have one size
+            difference = np.delete(difference, np.s_[len(difference) // 3:2 * len(difference) // 3])
+        assert difference.max() <= 1e-4, tensor  # a tenth of what one step of AdamW may change
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("task", ["sft", "pretrain"])
+@pytest.mark.slow
+@pytest.mark.skipif(not EMULATED.exists(), reason="make train_gpt2_emu")
+def test_the_kernels_train_as_the_cpu_does(name, task, tmp_path):
+    documents = random_documents(12)
+    if task == "pretrain":
+        documents = [(ids, (np.arange(len(ids)) > 0).astype(np.uint8)) for ids, _ in documents]
+    data = write_data(tmp_path / "data.safetensors", documents, kind=task)
+    options = {"data": data, "model": GOLDEN / name, "train_batch_size": 4, "max_steps": 3}
+    train(tmp_path / "cpu", task, **options)
+    train(tmp_path / "emulated", task, program=EMULATED, device="cuda", dtype="f32", **options)
+    cpu, gpu = log_lines(tmp_path / "cpu"), log_lines(tmp_path / "emulated")
+    assert gpu[0]["device"] == "the emulator"
+    steps = [pair for pair in zip(cpu, gpu, strict=True) if "loss" in pair[0]]
+    assert len(steps) == 3
+    for c, g in steps:
+        assert g["loss"] == pytest.approx(c["loss"], rel=1e-5)
+        assert g["grad_norm"] == pytest.approx(c["grad_norm"], rel=1e-4)
+        assert g["mean_token_accuracy"] == c["mean_token_accuracy"]
+
+
+# ---- raw data and text ----------------------------------------------------------------------------------------------------------------
+
+def with_tokenizer(bench):  # noqa: F811
+    """A model of bytes with random weights: 256 of them, and END first of what else there is."""
+    directory = bench.path / "tokenizer"
+    bench.tokenizer(merges=[])
+    sizes = {"vocab_size": 260, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+    (directory / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes, "bos_token_id": END, "eos_token_id": END}))
+    return directory
+
+
+@pytest.fixture
+def text_model(bench, python_for_data, monkeypatch):  # noqa: F811
+    monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(bench.path / "cache"))
+    return with_tokenizer(bench)
+
+
+def prepared(words):
+    """The standard output of a run that prepares raw data first."""
+    result = call(words)
+    assert result.returncode == 0 and result.stderr.count("documents kept") <= 1, result.stdout + result.stderr
+    return result.stdout
+
+
+ANSWERS = {"cat": "meow", "a dog": "woof", "owl": "hoot", "count": "zero one two three four five six seven eight nine ten eleven twelve"}
+
+
+def test_what_it_learned_it_generates(text_model, bench, tmp_path):  # noqa: F811
+    answers = bench.jsonl(*[{"prompt": prompt, "completion": answer} for prompt, answer in ANSWERS.items()])
+    prompts = bench.jsonl(*[{"prompt": prompt} for prompt in ANSWERS], name="prompts.jsonl")
+    options = {"data": answers, "max_len": 128, "input_template": "{}"}
+    prepared(command("sft", model=text_model, output_dir=tmp_path / "a", train_batch_size=4, max_epochs=150, learning_rate=1e-2, **options))
+    prepared(command("eval", model=tmp_path / "a", log=tmp_path / "eval.jsonl", **options))
+    assert json.loads((tmp_path / "eval.jsonl").read_text())["eval_mean_token_accuracy"] == 1
+    for more in ({}, {"ranks": 2}, {"dtype": "bf16"}):
+        said = prepared(command("generate", model=tmp_path / "a", prompts=prompts, max_new_tokens=80, **more))
+        assert [json.loads(line)["completion"] for line in said.splitlines() if line.startswith("{")] == list(ANSWERS.values())
+    assert prepared(command("generate", model=tmp_path / "a", prompt="count", max_new_tokens=123)) == ANSWERS["count"] + "\n"
+    result = call(command("generate", model=tmp_path / "a", prompt="count", max_new_tokens=124))
+    assert result.returncode == 1 and result.stdout == ""
+    assert result.stderr[result.stderr.index("train_gpt2: "):] == (
+        f"train_gpt2: a prompt has 5 tokens and --max_new_tokens 124 may follow, but n_positions of {tmp_path / 'a'} is 128\n"
+        "  fix: a smaller --max_new_tokens, or a shorter prompt\n")
+
+
+def test_token_shards_are_data(text_model, bench, tmp_path):  # noqa: F811
+    rng = np.random.default_rng(0)
+    documents = [[END, *rng.integers(97, 123, n), END] for n in rng.integers(1, 60, 20)]
+    stream = [token for ids in documents for token in ids[:-1]] + [END]
+    options = {"model": text_model, "max_len": 64, "train_batch_size": 8, "max_steps": 3, "learning_rate": 1e-3}
+    prepared(command("pretrain", data=shard(bench, stream), output_dir=tmp_path / "shard", **options))
+    masks = [np.arange(len(ids)) > 0 for ids in documents]
+    same = write_data(tmp_path / "same.safetensors", list(zip(map(np.array, documents), masks)), kind="pretrain", vocab=260)
+    trained(command("pretrain", data=same, output_dir=tmp_path / "same", **options))
+    assert stable(log_lines(tmp_path / "shard")) == stable(log_lines(tmp_path / "same"))
+    assert weights(tmp_path / "shard") == weights(tmp_path / "same")
+
+
+# ---- wrong input ----------------------------------------------------------------------------------------------------------------------
+
+def expect_refusal(words, message, tmp_path):
+    """The message is all that is said, but for notes."""
+    result = call(words)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert result.stderr.replace(str(tmp_path) + "/", "").replace(str(GOLDEN) + "/", "") == message
+    assert all(line.startswith("note: ") for line in result.stdout.splitlines()), result.stdout
+
+
+@pytest.mark.parametrize("program, options, message", [
+    ("train_gpt2", {"model": GOLDEN / "llama3"}, "llama3 is a llama model, which train_gpt2 does not train\n  fix: ./train_llama\n"),
+    ("train_gpt2", {"model": None, "preset": "qwen2.5-0.5b"},
+     "--preset qwen2.5-0.5b is a qwen2 model, which train_gpt2 does not train\n  fix: ./train_llama\n"),
+    ("train_llama", {"model": GOLDEN / "gpt2"}, "gpt2 is a gpt2 model, which train_llama does not train\n  fix: ./train_gpt2\n"),
+    ("train_llama", {"model": None, "preset": "d24"}, "--preset d24 is a gpt2 model, which train_llama does not train\n  fix: ./train_gpt2\n"),
+])
+@pytest.mark.parametrize("flags", [(), ("--plan",)])
+def test_models_of_the_other_program(program, options, message, flags, data, tmp_path):
+    words = command("sft", *flags, program=ROOT / program, data=data, output_dir=tmp_path / "run", **options)
+    expect_refusal(words, f"{program}: {message}", tmp_path)
+
+
+@pytest.mark.parametrize("fields, message", [
+    ({"activation_function": "relu"}, 'config.json: activation_function is "relu", but we have gelu, gelu_new, gelu_pytorch_tanh, gelu_fast\n'),
+    ({"n_head": 5}, "config.json: n_embd 32 is not divisible by n_head 5\n"),
+    ({"n_head": 8}, "config.json: n_embd / n_head is 4 (n_embd 32, n_head 8), but must be a multiple of 8 up to 256\n"),
+    ({"n_positions": 0}, "config.json: n_positions is 0, but must be an integer from 1 to 2147483647\n"),
+    ({"n_positions": 64}, 'model.safetensors: tensor "transformer.wpe.weight" has shape (128, 32), but (64, 32) is needed\n'),
+    ({"max_position_embeddings": 64},
+     "config.json: max_position_embeddings is another name of n_positions, which is 128\n  fix: n_positions alone, as in GPT-2's files\n"),
+    ({"vocab_size": 97}, 'model.safetensors: tensor "transformer.wte.weight" has shape (96, 32), but (97, 32) is needed\n'),
+    ({"n_layer": 3}, 'model.safetensors: has no tensor "transformer.h.2.attn.c_attn.weight", which config.json asks for\n'),
+    ({"n_layer": 1},
+     'model.safetensors: tensor "transformer.h.1.attn.c_attn.bias" (96) is not part of the model that config.json describes\n'),
+    ({"tie_word_embeddings": False}, 'model.safetensors: has no tensor "lm_head.weight", which config.json asks for\n'),
+    ({"scale_attn_by_inverse_layer_idx": True},
+     "config.json: scale_attn_by_inverse_layer_idx asks for another attention scale, which we do not have\n"),
+])
+def test_wrong_configurations(fields, message, data, tmp_path):
+    model = shutil.copytree(GOLDEN / "gpt2", tmp_path / "model")
+    (model / "config.json").write_text(json.dumps({**config_of(model), **fields}))
+    expect_refusal(command("sft", model=model, data=data, output_dir=tmp_path / "run", max_len=64), f"train_gpt2: model/{message}", tmp_path)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_matrix_stored_the_wrong_way_round(name, data, tmp_path):
+    model = shutil.copytree(GOLDEN / "gpt2", tmp_path / "model")
+    tensors = read_tensors(model / "model.safetensors")
+    tensor = "transformer.h.1.mlp.c_fc.weight"
+    tensors[tensor] = tensors[tensor].T.copy()
+    if name == "gpt2_erf":  # named as in its file
+        tensors = {key.removeprefix("transformer."): value for key, value in tensors.items()}
+        tensor = tensor.removeprefix("transformer.")
+    write_tensors(model / "model.safetensors", tensors)
+    message = f'train_gpt2: model/model.safetensors: tensor "{tensor}" has shape (128, 32), but (32, 128) is needed\n'
+    options = {"model": model, "data": data, "max_len": 64}
+    for words in (command("sft", output_dir=tmp_path / "run", **options), command("eval", **options)):
+        expect_refusal(words, message, tmp_path)
+
+
+@pytest.mark.parametrize("task", ["sft", "eval"])
+def test_documents_that_do_not_fit(task, tmp_path):
+    output = {"output_dir": tmp_path / "run"} if task == "sft" else {}
+
+    def refuse(ids, message, **options):
+        data = write_data(tmp_path / "data.safetensors", [(np.array(ids), np.arange(len(ids)) > 0)], vocab=200)
+        expect_refusal(command(task, data=data, **output, **options), f"train_gpt2: {message}", tmp_path)
+
+    refuse([5] * 129, "document 0 of data.safetensors has 129 tokens but n_positions of gpt2 is 128\n  fix: prepare with --max_len 128\n")
+    refuse([5, 6, 96], "data.safetensors: document 0 has token id 96 at position 2, but the model has a vocabulary of 96 (the data was made for "
+           "one of 200)\n  fix: prepare it again with data/prepare.py and the model's directory as --tokenizer\n")
+    if task == "sft":
+        refuse([5] * 1025, "document 0 of data.safetensors has 1025 tokens but n_positions of d12 is 1024\n  fix: prepare with --max_len 1024\n",
+               model=None, preset="d12")
+
+
+def test_a_fit_beyond_the_positions_is_marked():
+    result = call(command("sft", "--plan", "--fit", gpu=24))
+    assert result.returncode == 0 and result.stdout.endswith("* more than the model's n_positions, 128\n"), result.stdout
