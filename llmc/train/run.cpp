@@ -196,6 +196,8 @@ static void open_model_config(Run &run) {
         die("%s is a reward model, which has no head for %s\n  fix: a language model; or the task rm or eval",
             run.model_dir.c_str(), task_name(run.task));
     if (run.task == RM && !run.config.reward) make_reward(run.config);
+    if (o.max_len == default_options(run.task).max_len)  // as it is when nobody has set it
+        run.options.max_len = std::min(o.max_len, run.config.max_positions);
 }
 
 // `sp` of them in a ring.

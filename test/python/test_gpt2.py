@@ -53,6 +53,11 @@ def test_parameters_of_presets(preset, parameters):
     assert "longest sample that fits: 1024 tokens (n_positions)\n" in result.stdout
 
 
+def test_the_default_max_len_is_no_more_than_the_positions():
+    result = call(command("pretrain", "--plan", gpu=24))
+    assert result.returncode == 0 and "rows of 2048 tokens, samples of up to 128;" in result.stdout, result.stdout
+
+
 def test_the_first_loss_of_random_weights(tmp_path):
     """Logits are normal, with the variance of a product of 768 normed channels and weights of 0.02."""
     V, variance = 50257, 768 * 0.02**2
