@@ -263,7 +263,8 @@ bench: $(BENCHES)                            ## speed of the ops on this CPU
 	@for b in $(BENCHES); do GLIBC_TUNABLES=glibc.malloc.hugetlb=1 ./$$b || exit 1; done  # huge pages, as the program asks for
 
 compare: $(PROGRAMS) out/smollm2/pairs.jsonl  ## the same training steps here and in Hugging Face transformers and TRL
-	@for model in smollm2-135m qwen2.5-0.5b; do .venv-compare/bin/python scripts/compare.py --model $$model --out docs/benchmarks.md || exit 1; done
+	@for model in smollm2-135m qwen2.5-0.5b gpt2 gpt2-short; do \
+	    .venv-compare/bin/python scripts/compare.py --model $$model --out docs/benchmarks.md || exit 1; done
 	@.venv-compare/bin/python scripts/compare_trl.py out/smollm2 --out docs/benchmarks.md
 
 out/smollm2/pairs.jsonl: | .venv-compare/bin/python

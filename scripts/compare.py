@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""The same training step in Hugging Face transformers and in train_llama, timed in one run, the two in turn.
+"""The same training step in Hugging Face transformers and in train_llama or train_gpt2, timed in one run, the two in turn.
 
     python3 -m venv .venv-compare && .venv-compare/bin/pip install torch 'transformers>=5' numpy
     .venv-compare/bin/python scripts/compare.py [--model NAME] [--dtype f32|bf16|autocast] [--out docs/benchmarks.md]
 
-A step is forward, backward, clipping to norm 1 and AdamW on one row of T random tokens, every token but the first a target. Both sides
-start from the same random weights, so that their first losses must agree; both have all cores. In each of three rounds either side does
-one step to warm up and two that count, while the other is idle; the fastest step is reported. Memory is the peak resident size of the
-process (VmHWM), libraries included. What differs: with bf16, transformers keeps AdamW's moments and the only copy of the weights in
-bfloat16; train_llama keeps moments and gradients in float, and the lower halves of the weights, so that these are floats, too. With
-autocast transformers keeps all of it in float and multiplies in bfloat16; train_llama does as with bf16. All of this is about CPUs;
-scripts/gpu_bench.py compares GPUs, with the functions below.
+A step is forward, backward, clipping to norm 1 and AdamW on rows of T random tokens, every token but the first of a row a target: one row,
+of GPT-2 four, all the same and without dropout. Both sides start from the same random weights, so that their first losses must agree; both
+have all cores. In each of three rounds either side does one step to warm up and two that count, while the other is idle; the fastest step
+is reported. Memory is the peak resident size of the process (VmHWM), libraries included. What differs: with bf16, transformers keeps
+AdamW's moments and the only copy of the weights in bfloat16; our programs keep moments and gradients in float, and the lower halves of the
+weights, so that these are floats, too. With autocast transformers keeps all of it in float and multiplies in bfloat16; ours do as with
+bf16. All of this is about CPUs; scripts/gpu_bench.py compares GPUs, with the functions below.
 """
 import argparse
 import datetime
@@ -31,16 +31,22 @@ LEARNING_RATE, WEIGHT_DECAY, BETAS, MAX_NORM = 1e-4, 0.1, (0.9, 0.95), 1.0
 AGREE = 1e-2  # of the first losses: bf16 keeps 8 bits, and a loss is a mean over many tokens
 CORES = len(os.sched_getaffinity(0))
 
-MODELS = {  # shape, T, what train_llama is told besides
+GPT2 = dict(model_type="gpt2", n_embd=768, n_layer=12, n_head=12, vocab_size=50257, n_positions=1024,
+            resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+
+MODELS = {  # shape, rows of a step, T, our program and what it is told besides
     "smollm2-135m": (dict(model_type="llama", hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
                           intermediate_size=1536, vocab_size=49152, max_position_embeddings=8192, rms_norm_eps=1e-5,
-                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e5)), 2048, []),
+                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e5)), 1, 2048, ["train_llama"]),
     "qwen2.5-0.5b": (dict(model_type="qwen2", hidden_size=896, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2,
                           intermediate_size=4864, vocab_size=151936, max_position_embeddings=32768, rms_norm_eps=1e-6,
-                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6)), 1024, ["--recompute", "cheap"]),
+                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6)), 1, 1024,
+                     ["train_llama", "--recompute", "cheap"]),
     "qwen2.5-1.5b": (dict(model_type="qwen2", hidden_size=1536, num_hidden_layers=28, num_attention_heads=12, num_key_value_heads=2,
                           intermediate_size=8960, vocab_size=151936, max_position_embeddings=131072, rms_norm_eps=1e-6,
-                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6)), 1024, []),
+                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6)), 1, 1024, ["train_llama"]),
+    "gpt2": (GPT2, 4, 1024, ["train_gpt2"]),
+    "gpt2-short": (GPT2, 4, 64, ["train_gpt2"]),
 }
 
 
@@ -52,7 +58,7 @@ def random_tokens(V, T):
 
 # ---- the transformers side: a process of its own that does one step for each line it is sent ----------------------------------------
 
-def transformers_worker(shape, T, dtype, folder, batch=1, device="cpu"):
+def transformers_worker(shape, batch, T, dtype, folder, device="cpu"):
     """A step has `batch` rows. dtype "autocast" is bf16 over float weights. On a GPU the model is compiled, as people do there."""
     import torch
     import transformers
@@ -67,7 +73,7 @@ def transformers_worker(shape, T, dtype, folder, batch=1, device="cpu"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32,
                                                               attn_implementation="sdpa").train()
     if folder:
-        model.save_pretrained(folder)  # train_llama starts from it
+        model.save_pretrained(folder)  # our side starts from it
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
     ids = torch.from_numpy(random_tokens(config.vocab_size, T))[None].repeat(batch, 1).to(device)
     forward = torch.compile(model) if gpu else model
@@ -88,7 +94,7 @@ def transformers_worker(shape, T, dtype, folder, batch=1, device="cpu"):
 
 
 def gpu_memory():
-    """Bytes of the GPU that are taken, as train_llama counts them (the allocator gives nothing back, so this is the peak), and the
+    """Bytes of the GPU that are taken, as our programs count them (the allocator gives nothing back, so this is the peak), and the
     most that tensors took."""
     import torch
 
@@ -146,25 +152,25 @@ def write_data(path, V, T, documents):
     file.close()
 
 
-def train_llama(task, out, learning_rate, *flags):
+def train(program, task, out, learning_rate, *flags):
     """Trains into the directory `out`, and returns the log's steps and what the program said. Nothing is taken from an earlier run's cache."""
-    command = [ROOT / "train_llama", task, "--output_dir", out, "--overwrite", "--threads", CORES, "--learning_rate", learning_rate,
+    command = [ROOT / program, task, "--output_dir", out, "--overwrite", "--threads", CORES, "--learning_rate", learning_rate,
                "--lr_scheduler", "constant", "--lr_warmup_ratio", 0, "--weight_decay", WEIGHT_DECAY,
                "--adam_betas", f"{BETAS[0]},{BETAS[1]}", "--max_norm", MAX_NORM, *flags]
     with tempfile.TemporaryDirectory() as cache:
         result = subprocess.run([str(word) for word in command], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                 env=dict(os.environ, XDG_CACHE_HOME=cache))
     if result.returncode:
-        sys.exit(f"{result.stdout[-2000:]}\n./train_llama failed with code {result.returncode}; its last words are above")
+        sys.exit(f"{result.stdout[-2000:]}\n./{program} failed with code {result.returncode}; its last words are above")
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     return [line for line in lines if "step_s" in line], result.stdout
 
 
-def train_llama_steps(count, T, dtype, folder, model, batch=1, device="cpu"):
+def our_steps(program, count, batch, T, dtype, folder, model, device="cpu"):
     """`model` is what chooses it: a flag and its value. The rows of a step are packed into one."""
-    steps, _ = train_llama("pretrain", folder / "run", LEARNING_RATE, *model, "--data", folder / "data.safetensors",
-                           "--device", device, "--dtype", dtype, "--max_len", T, "--row_tokens", batch * T, "--train_batch_size", batch,
-                           "--max_steps", count)
+    steps, _ = train(program, "pretrain", folder / "run", LEARNING_RATE, *model, "--data", folder / "data.safetensors",
+                     "--device", device, "--dtype", dtype, "--max_len", T, "--row_tokens", batch * T, "--train_batch_size", batch,
+                     "--max_steps", count)
     shutil.rmtree(folder / "run")
     return steps
 
@@ -176,7 +182,7 @@ DTYPES = {"f32": "f32", "bf16": "bf16", "autocast": "bf16; transformers: autocas
 
 def expect_same_loss(theirs, ours):
     if abs(ours["loss"] / theirs["loss"] - 1) > AGREE:
-        sys.exit(f"the first losses differ: theirs {theirs['loss']:.6f}, train_llama's {ours['loss']:.6f}")
+        sys.exit(f"the first losses differ: theirs {theirs['loss']:.6f}, ours {ours['loss']:.6f}")
 
 
 def memory(rounds):
@@ -184,25 +190,26 @@ def memory(rounds):
 
 
 def compare(name, dtype):
-    shape, T, flags = MODELS[name]
+    shape, batch, T, (program, *flags) = MODELS[name]
     with tempfile.TemporaryDirectory() as folder:
         folder, steps = Path(folder), WARM_UP + COUNTED
-        write_data(folder / "data.safetensors", shape["vocab_size"], T, steps)
-        peer = Peer(__file__, shape, T, dtype, str(folder / "model"))
+        write_data(folder / "data.safetensors", shape["vocab_size"], T, batch * steps)
+        peer = Peer(__file__, shape, batch, T, dtype, str(folder / "model"))
         theirs, ours = [], []
         for r in range(ROUNDS):
             theirs.append(peer.steps(steps))
-            ours.append(train_llama_steps(steps, T, "f32" if dtype == "f32" else "bf16", folder, ["--model", folder / "model", *flags]))
+            ours.append(our_steps(program, steps, batch, T, "f32" if dtype == "f32" else "bf16", folder,
+                                  ["--model", folder / "model", *flags]))
             both = ["  ".join(f"{step['step_s']:6.2f}" for step in side[r]) for side in (theirs, ours)]
-            print(f"{name} {dtype}, seconds of the steps in round {r + 1}:  transformers {both[0]}   train_llama {both[1]}",
+            print(f"{name} {dtype}, seconds of the steps in round {r + 1}:  transformers {both[0]}   {program} {both[1]}",
                   file=sys.stderr, flush=True)
         peer.close()
     expect_same_loss(theirs[0][0], ours[0][0])
 
     def best(rounds):
-        return T / min(step["step_s"] for steps in rounds for step in steps[WARM_UP:])
+        return batch * T / min(step["step_s"] for steps in rounds for step in steps[WARM_UP:])
 
-    return (f"| {T} | {DTYPES[dtype]} | {best(theirs):.0f} | {best(ours):.0f} | **{best(ours) / best(theirs):.2f}** "
+    return (f"| {batch} x {T} | {DTYPES[dtype]} | {best(theirs):.0f} | {best(ours):.0f} | **{best(ours) / best(theirs):.2f}** "
             f"| {memory(theirs):.2f} | {memory(ours):.2f} | **{memory(ours) / memory(theirs):.2f}** "
             f"| {theirs[0][0]['loss']:.4f} / {ours[0][0]['loss']:.4f} |")
 
@@ -248,13 +255,14 @@ def main():
     parser.add_argument("--dtype", choices=DTYPES, help="all three, if not given")
     parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the table there, in place of the last one of this model and CPU")
     options = parser.parse_args()
-    if not (ROOT / "train_llama").exists():
-        sys.exit("scripts/compare.py: ./train_llama is not built\n  fix: make")
+    program, *flags = MODELS[options.model][-1]
+    if not (ROOT / program).exists():
+        sys.exit(f"scripts/compare.py: ./{program} is not built\n  fix: make")
     load = os.getloadavg()[0]  # what others take would be taken from either side, but not evenly
-    columns = ["T", "dtype", "transformers tokens/s", "train_llama tokens/s", "ratio", "transformers GiB", "train_llama GiB", "ratio",
-               "first loss of each"]
+    columns = ["rows of a step", "dtype", "transformers tokens/s", f"{program} tokens/s", "ratio", "transformers GiB", f"{program} GiB",
+               "ratio", "first loss of each"]
     rows = [compare(options.model, dtype) for dtype in ([options.dtype] if options.dtype else DTYPES)]
-    text = section(f"{' '.join([options.model, *MODELS[options.model][2]])} against transformers", ["transformers", "torch"], load, columns, rows)
+    text = section(f"{' '.join([options.model, *flags])} against transformers", ["transformers", "torch"], load, columns, rows)
     print(text)
     if options.out:
         write_section(options.out, text)

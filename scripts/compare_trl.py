@@ -161,8 +161,8 @@ FLAGS = ["--device", "cpu", "--dtype", "bf16", "--shuffle", "false", "--max_len"
 def train_llama_steps(kind, start, reference, file, samples, steps, out):
     task = {"sft": "sft", "packed": "sft", "rm": "rm"}.get(kind, "dpo")
     flags = ["--beta", BETA, "--ref_model", reference] if task == "dpo" else []
-    steps, said = compare.train_llama(task, out, rate(kind), "--model", start, "--data", file, *FLAGS, "--max_samples", samples,
-                                      "--max_steps", steps, *flags)
+    steps, said = compare.train("train_llama", task, out, rate(kind), "--model", start, "--data", file, *FLAGS, "--max_samples", samples,
+                                "--max_steps", steps, *flags)
     sweep = re.search(r"reference: \d+ pairs in ([\d.]+) s", said)
     totals = [0] + [step["tokens"] for step in steps]
     for step, before in zip(steps, totals):
@@ -215,7 +215,7 @@ def compare_all(directory, kinds):
         prepare("sft", directory / "chats.jsonl", model, chats)
         prepare("pref", directory / "pairs.jsonl", model, pairs)
         for task, data, out in ("sft", chats, folder / "policy"), ("rm", pairs, folder / "reward"):
-            compare.train_llama(task, out, SFT_RATE, "--model", model, "--data", data, *FLAGS, "--max_steps", 1)
+            compare.train("train_llama", task, out, SFT_RATE, "--model", model, "--data", data, *FLAGS, "--max_steps", 1)
         inputs = {"sft": (model, chats), "packed": (model, chats), "rm": (folder / "reward", pairs)}
         return [compare_kind(kind, start, model, file, folder)
                 for kind in kinds for start, file in [inputs.get(kind, (folder / "policy", pairs))]]

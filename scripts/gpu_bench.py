@@ -359,7 +359,7 @@ def attempt(side, steps):
 
 
 def their_steps(shape, T, batch, count):
-    peer = compare.Peer(compare.__file__, shape, T, "autocast", "", batch, "cuda")
+    peer = compare.Peer(compare.__file__, shape, batch, T, "autocast", "", "cuda")
     steps = peer.steps(count)
     peer.close()
     return steps
@@ -376,7 +376,8 @@ def training(machine, out, quick):
         for batch, T in ((8, 1024),) if quick else ((8, 1024), (1, 8192)):
             with tempfile.TemporaryDirectory() as folder:
                 compare.write_data(Path(folder) / "data.safetensors", shape["vocab_size"], T, batch * count)
-                ours = attempt("train_llama", lambda: compare.train_llama_steps(count, T, "bf16", Path(folder), ["--preset", name], batch, "cuda"))
+                ours = attempt("train_llama", lambda: compare.our_steps("train_llama", count, batch, T, "bf16", Path(folder),
+                                                                        ["--preset", name], "cuda"))
             theirs = attempt("transformers", lambda: their_steps(shape, T, batch, count)) if have_transformers else None
             report.failed |= ours is None
             our_speed, our_memory = typical(ours, batch * T) if ours else (None, None)
