@@ -18,34 +18,35 @@
 
 // ---- parameter table ------------------------------------------------------------------------------------------------------------------
 
-template <class P> struct Gpt2Layer {  // P: the storage type for weights, float for their gradients
-    P *qkv;                            // (3*C, C)  rows of the queries, then of the keys, then of the values
-    P *proj;                           // (C, C)    out of attention
-    P *fc;                             // (F, C)    into the feed-forward part
-    P *fc_proj;                        // (C, F)    and out of it
-    P *qkv_bias;                       // (3*C)
-    P *proj_bias;                      // (C)
-    P *fc_bias;                        // (F)
-    P *fc_proj_bias;                   // (C)
-    P *ln1, *ln1_bias;                 // (C)  before attention
-    P *ln2, *ln2_bias;                 // (C)  before the feed-forward part
+// S: the storage type for weights, float for their gradients.
+template <class S> struct Gpt2Layer {
+    S *qkv;             // (3*C, C)  rows of the queries, then of the keys, then of the values
+    S *proj;            // (C, C)    out of attention
+    S *fc;              // (F, C)    into the feed-forward part
+    S *fc_proj;         // (C, F)    and out of it
+    S *qkv_bias;        // (3*C)
+    S *proj_bias;       // (C)
+    S *fc_bias;         // (F)
+    S *fc_proj_bias;    // (C)
+    S *ln1, *ln1_bias;  // (C)  before attention
+    S *ln2, *ln2_bias;  // (C)  before the feed-forward part
 };
 
-template <class P> struct Gpt2Weights {
-    P *embed;      // (V, C)
-    P *positions;  // (P, C)
-    std::vector<Gpt2Layer<P>> layer;
-    P *norm, *norm_bias;  // (C)
-    P *head;              // (V, C)  the embedding itself where the two are tied; of a reward model (1, C)
+template <class S> struct Gpt2Weights {
+    S *embed;      // (V, C)
+    S *positions;  // (P, C)
+    std::vector<Gpt2Layer<S>> layer;
+    S *norm, *norm_bias;  // (C)
+    S *head;              // (V, C)  the embedding itself where the two are tied; of a reward model (1, C)
 };
 
 // One row per tensor of the Hugging Face files, in the order in which they lie in the flat arrays, and the member that points at it. The files
 // hold matrices as (in, out), here they are (out, in): their last column says `true`, transposed. What adds to the residual stream
 // (Tensor::residual) begins smaller, by 1 / sqrt(2 L): there are 2 L such sums. Within a layer what decays comes first.
-template <class P> Table gpt2_table(const ModelConfig &c, Gpt2Weights<P> &w, Place<P> place) {
+template <class S> Table gpt2_table(const ModelConfig &c, Gpt2Weights<S> &w, Place<S> place) {
     const size_t C = c.C, V = c.V, F = c.F;
     const auto normal = Tensor::normal, residual = Tensor::residual, ones = Tensor::ones, zeros = Tensor::zeros;
-    TableBuilder<P> t(place);
+    TableBuilder<S> t(place);
     w.layer.resize(c.L);
 
     // clang-format off
@@ -54,7 +55,7 @@ template <class P> Table gpt2_table(const ModelConfig &c, Gpt2Weights<P> &w, Pla
     t.add(true,   "transformer.wte.weight",        &w.embed,         {V, C},                normal,   true);
     for (size_t l = 0; l < c.L; l++) {
         t.cut();
-        Gpt2Layer<P> &y = w.layer[l];
+        Gpt2Layer<S> &y = w.layer[l];
         t.prefix = format("transformer.h.%zu.", l);
         t.add(true,   "attn.c_attn.weight",            &y.qkv,           {3 * C, C},            normal,   true,  true);
         t.add(true,   "attn.c_proj.weight",            &y.proj,          {C, C},                residual, true,  true);
@@ -269,7 +270,7 @@ template <class Dev> void Gpt2<Dev>::input_backward() {
     const size_t T = row.T, C = config.C;
     Base::sum_gradients(Base::positions_cut, true, [&](size_t, size_t) {
         reach(clock.embed_backward());
-        embedding_backward(dev, dw.positions, acts.dx, row.doc_pos, T, C, 0, config.max_positions);
+        embedding_backward(dev, dw.positions, acts.dx, MUTANT(119, row.tokens, row.doc_pos), T, C, 0, config.max_positions);
     });
     Base::sum_gradients(0, true, [&](size_t from, size_t n) {
         reach(clock.embed_backward());

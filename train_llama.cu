@@ -20,35 +20,36 @@
 
 // ---- parameter table ------------------------------------------------------------------------------------------------------------------
 
-template <class P> struct LlamaLayer {  // P: the storage type for weights, float for their gradients
-    P *qkv;           // ((H+2*KV)*D, C)  rows of the query heads, then of the key heads, then of the value heads
-    P *o;             // (C, H*D)
-    P *gate_up;       // (2*F, C)         rows of the gate, then of the up projection
-    P *down;          // (C, F)
-    P *qkv_bias;      // ((H+2*KV)*D)     this and what follows down to down_bias: null where the model has none
-    P *o_bias;        // (C)
-    P *gate_up_bias;  // (2*F)
-    P *down_bias;     // (C)
-    P *q_norm;        // (D)
-    P *k_norm;        // (D)
-    P *ln1;           // (C)              before attention
-    P *ln2;           // (C)              before the feed-forward part
+// S: the storage type for weights, float for their gradients.
+template <class S> struct LlamaLayer {
+    S *qkv;           // ((H+2*KV)*D, C)  rows of the query heads, then of the key heads, then of the value heads
+    S *o;             // (C, H*D)
+    S *gate_up;       // (2*F, C)         rows of the gate, then of the up projection
+    S *down;          // (C, F)
+    S *qkv_bias;      // ((H+2*KV)*D)     this and what follows down to down_bias: null where the model has none
+    S *o_bias;        // (C)
+    S *gate_up_bias;  // (2*F)
+    S *down_bias;     // (C)
+    S *q_norm;        // (D)
+    S *k_norm;        // (D)
+    S *ln1;           // (C)              before attention
+    S *ln2;           // (C)              before the feed-forward part
 };
 
-template <class P> struct LlamaWeights {
-    P *embed;  // (V, C)
-    std::vector<LlamaLayer<P>> layer;
-    P *norm;  // (C)
-    P *head;  // (V, C)  the embedding itself where the two are tied; of a reward model (1, C)
+template <class S> struct LlamaWeights {
+    S *embed;  // (V, C)
+    std::vector<LlamaLayer<S>> layer;
+    S *norm;  // (C)
+    S *head;  // (V, C)  the embedding itself where the two are tied; of a reward model (1, C)
 };
 
 // One row per tensor of the Hugging Face files, in the order in which they lie in the flat arrays, and the member that points at it.
 // A tensor without a member continues the matrix before it: q, k and v are row blocks of one matrix, and so are gate and up.
 // Within a layer what decays comes first.
-template <class P> Table llama_table(const ModelConfig &c, LlamaWeights<P> &w, Place<P> place) {
+template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, Place<S> place) {
     const size_t C = c.C, V = c.V, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
     const auto normal = Tensor::normal, ones = Tensor::ones, zeros = Tensor::zeros, score = Tensor::score;
-    TableBuilder<P> t(place);
+    TableBuilder<S> t(place);
     w.layer.resize(c.L);
 
     // clang-format off
@@ -57,7 +58,7 @@ template <class P> Table llama_table(const ModelConfig &c, LlamaWeights<P> &w, P
     t.add(true,          "model.embed_tokens.weight",       &w.embed,        {V, C},    normal, true);
     for (size_t l = 0; l < c.L; l++) {
         t.cut();
-        LlamaLayer<P> &y = w.layer[l];
+        LlamaLayer<S> &y = w.layer[l];
         t.prefix = format("model.layers.%zu.", l);
         t.add(true,       "self_attn.q_proj.weight",         &y.qkv,          {Q, C},    normal, true);
         t.add(true,       "self_attn.k_proj.weight",         nullptr,         {K, C},    normal, true);

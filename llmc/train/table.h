@@ -1,7 +1,7 @@
 // The parameter table of a model: each tensor of its Hugging Face files, and where it lies in the flat arrays of parameters, gradients
 // and moments. A trainer lists its tensors once, in a function of this form, and what else must know of them walks the table:
 //
-//     Table table(const ModelConfig &, Weights<P> &, Place<P>)        P: the storage type for weights, float for their gradients
+//     Table table(const ModelConfig &, Weights<S> &, Place<S>)        S: the storage type for weights, float for their gradients
 #pragma once
 #include <functional>
 #include <string>
@@ -16,13 +16,13 @@ struct Table {
     size_t head = 0;        // its cut, that of the embedding where the two are tied
 };
 
-template <class P>
-using Place = std::function<P *(size_t cut, size_t offset)>;  // where element `offset` of the table lies, in this cut
+template <class S>
+using Place = std::function<S *(size_t cut, size_t offset)>;  // where element `offset` of the table lies, in this cut
 
 // Tensors in the order in which they lie. One without a member continues the matrix before it, whose rows it adds to.
-template <class P> class TableBuilder {
+template <class S> class TableBuilder {
   public:
-    explicit TableBuilder(Place<P> place) : place_(std::move(place)) {}
+    explicit TableBuilder(Place<S> place) : place_(std::move(place)) {}
 
     std::string prefix;  // of the names that follow
     Table table;
@@ -32,7 +32,7 @@ template <class P> class TableBuilder {
         return table.cuts.size() - 1;
     }
     // One that does not exist makes its member null. transposed: as in Tensor
-    void add(bool exists, const char *name, P **member, std::vector<size_t> shape, Tensor::Init init, bool decay,
+    void add(bool exists, const char *name, S **member, std::vector<size_t> shape, Tensor::Init init, bool decay,
              bool transposed = false) {
         if (member) *member = exists ? place_(table.cuts.size() - 1, offset_) : nullptr;
         if (!exists) return;
@@ -43,10 +43,10 @@ template <class P> class TableBuilder {
     }
 
   private:
-    Place<P> place_;
+    Place<S> place_;
     size_t offset_ = 0;
 };
 
-template <class P> Place<P> nowhere() {  // for who has no arrays yet
+template <class S> Place<S> nowhere() {  // for who has no arrays yet
     return [](size_t, size_t) { return nullptr; };
 }

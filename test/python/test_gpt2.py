@@ -43,6 +43,21 @@ def config_of(directory):
     return json.loads((directory / "config.json").read_text())
 
 
+# ---- without a task -------------------------------------------------------------------------------------------------------------------
+
+def test_the_bundled_run(tmp_path):
+    """It says what it is, and its flags are the first, so that those that are given win."""
+    result = call([str(PROGRAM), "--max_steps", "3", "--eval_steps", "2", "--sample_every", "2", "--max_new_tokens", "5",
+                   "--output_dir", str(tmp_path / "run")])
+    assert result.returncode == 0, result.stderr
+    first = result.stdout.splitlines()[0]
+    assert first.startswith("note: without a task this is ./train_gpt2 pretrain --model ") and first.endswith(f"--output_dir {tmp_path}/run")
+    lines = log_lines(tmp_path / "run")
+    assert [line["step"] for line in lines if "eval_loss" in line] == [2, 3]
+    assert [line["step"] for line in lines if "sample" in line] == [2, 3]
+    assert lines[-1]["step"] == 3
+
+
 # ---- models in and out ----------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("preset, parameters", [("d12", 124439808), ("d24", 354823168), ("d36", 774030080), ("d48", 1557611200)])
