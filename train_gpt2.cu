@@ -73,15 +73,11 @@ template <class S> Table gpt2_table(const ModelConfig &c, Gpt2Weights<S> &w, Pla
     t.prefix = "";
     t.table.positions = t.cut();
     t.add(true,   "transformer.wpe.weight",        &w.positions,     {c.max_positions, C},  normal,   true);
-    if (!c.tied) t.table.head = t.cut(C);
-    t.add(!c.tied && !c.reward, "lm_head.weight",  &w.head,          {V, C},                normal,   true);
-    if (c.reward)
-    t.add(true,   "score.weight",                  &w.head,          {1, C},                Tensor::score, true);
+    t.add_head(c, &w.head, w.embed);
     t.cut();
     t.add(true,   "transformer.ln_f.weight",       &w.norm,          {C},                   ones,     false);
     t.add(true,   "transformer.ln_f.bias",         &w.norm_bias,     {C},                   zeros,    false);
     // clang-format on
-    if (c.tied) w.head = w.embed;
     return t.table;
 }
 

@@ -48,7 +48,7 @@ template <class S> struct LlamaWeights {
 // Within a layer what decays comes first.
 template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, Place<S> place) {
     const size_t C = c.C, V = c.V, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
-    const auto normal = Tensor::normal, ones = Tensor::ones, zeros = Tensor::zeros, score = Tensor::score;
+    const auto normal = Tensor::normal, ones = Tensor::ones, zeros = Tensor::zeros;
     TableBuilder<S> t(place);
     w.layer.resize(c.L);
 
@@ -80,14 +80,10 @@ template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, P
         t.add(true,       "post_attention_layernorm.weight", &y.ln2,          {C},       ones,   false);
     }
     t.prefix = "";
-    if (!c.tied) t.table.head = t.cut(C);
-    t.add(!c.tied && !c.reward, "lm_head.weight",     &w.head,         {V, C},    normal, true);
-    if (c.reward)
-    t.add(true,          "score.weight",                    &w.head,         {1, C},    score,  true);
+    t.add_head(c, &w.head, w.embed);
     t.cut();
     t.add(true,          "model.norm.weight",               &w.norm,         {C},       ones,   false);
     // clang-format on
-    if (c.tied) w.head = w.embed;
     return t.table;
 }
 

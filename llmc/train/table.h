@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "../io/hf.h"
 #include "../parallel/zero.h"
 
 struct Table {
@@ -40,6 +41,16 @@ template <class S> class TableBuilder {
         for (size_t n : shape) count *= n;
         table.tensors.push_back({prefix + name, std::move(shape), init, decay, offset_, count, transposed});
         table.cuts.back().end = offset_ += count;
+    }
+    // The head: the embedding itself where the two are tied; of a reward model one row.
+    void add_head(const ModelConfig &c, S **head, S *embed) {
+        if (c.tied) {
+            *head = embed;
+            return;
+        }
+        table.head = cut(c.C);
+        if (c.reward) add(true, "score.weight", head, {1, c.C}, Tensor::score, true);
+        else add(true, "lm_head.weight", head, {c.V, c.C}, Tensor::normal, true);
     }
 
   private:
