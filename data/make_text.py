@@ -37,7 +37,7 @@ CONFIG = {
     "embd_pdrop": 0.0,
     "attn_pdrop": 0.0,
     "layer_norm_epsilon": 1e-5,
-    "initializer_range": 0.02,
+    "initializer_range": 0.05,  # GPT-2's 0.02 is for wider layers
     "tie_word_embeddings": True,
     "bos_token_id": VOCABULARY - 1,
     "eos_token_id": VOCABULARY - 1,
