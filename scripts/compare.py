@@ -11,6 +11,10 @@ is reported. Memory is the peak resident size of the process (VmHWM), libraries 
 AdamW's moments and the only copy of the weights in bfloat16; our programs keep moments and gradients in float, and the lower halves of the
 weights, so that these are floats, too. With autocast transformers keeps all of it in float and multiplies in bfloat16; ours do as with
 bf16. All of this is about CPUs; scripts/gpu_bench.py compares GPUs, with the functions below.
+
+Where LLMC_SOURCE names a checkout of karpathy/llm.c, its train_gpt2.c is a third side of gpt2-short in f32, in a row of its own. It is
+compiled with the flags of its Makefile and starts from the same weights; a round is a run of it that is stopped after as many steps. A
+step is what it prints as one: forward, backward and AdamW with its own settings, without clipping, and every token has a target.
 """
 import argparse
 import datetime
@@ -30,6 +34,7 @@ ROUNDS, WARM_UP, COUNTED = 3, 1, 2
 LEARNING_RATE, WEIGHT_DECAY, BETAS, MAX_NORM = 1e-4, 0.1, (0.9, 0.95), 1.0
 AGREE = 1e-2  # of the first losses: bf16 keeps 8 bits, and a loss is a mean over many tokens
 CORES = len(os.sched_getaffinity(0))
+LLMC_SOURCE = os.environ.get("LLMC_SOURCE")
 
 GPT2 = dict(model_type="gpt2", n_embd=768, n_layer=12, n_head=12, vocab_size=50257, n_positions=1024,
             resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
@@ -102,8 +107,8 @@ def gpu_memory():
     return dict(peak_mem=total - free, tensors=torch.cuda.max_memory_allocated())
 
 
-def peak_memory():
-    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+def peak_memory(process="self"):
+    return int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{process}/status").read_text())[1]) * 1024
 
 
 class Peer:
@@ -175,7 +180,61 @@ def our_steps(program, count, batch, T, dtype, folder, model, device="cpu"):
     return steps
 
 
-# ---- both, and the table ----------------------------------------------------------------------------------------------------------
+# ---- llm.c's side: the beginning of a run of its train_gpt2 --------------------------------------------------------------------------
+
+def make_llmc(folder, shape, batch, T, model):
+    """llm.c's program, and what it reads where it is started: the weights of `model`, and the rows of the steps end to end. The target of a
+    row's last token is the first of the next row."""
+    import numpy as np
+    from safetensors.numpy import load_file
+
+    sys.path.insert(0, str(ROOT / "data"))
+    from shards import write_shard
+
+    tokens = folder / "dev/data/tinyshakespeare"
+    tokens.mkdir(parents=True)
+    command = ["cc", "-Ofast", "-march=native", "-fopenmp", "-DOMP", "-w", Path(LLMC_SOURCE, "train_gpt2.c"), "-lm", "-lgomp",
+               "-o", folder / "train_gpt2"]
+    if subprocess.run(command).returncode:
+        sys.exit(f"{LLMC_SOURCE}/train_gpt2.c does not compile; the compiler's message is above")
+
+    row = random_tokens(shape["vocab_size"], T)
+    steps = max(WARM_UP + COUNTED, 5)  # 5 in the evaluation that comes first
+    for split in "train", "val":
+        write_shard(tokens / f"tiny_shakespeare_{split}.bin", np.append(np.tile(row, steps * batch), row[0]))
+
+    weights = load_file(model / "model.safetensors")
+    padding = -shape["vocab_size"] % 128
+    header = np.zeros(256, "<i4")
+    header[:8] = (20240326, 3, shape["n_positions"], shape["vocab_size"], shape["n_layer"], shape["n_head"], shape["n_embd"],
+                  shape["vocab_size"] + padding)
+    with open(folder / "gpt2_124M.bin", "wb") as file:
+        header.tofile(file)
+        np.pad(weights["transformer.wte.weight"], ((0, padding), (0, 0))).tofile(file)
+        weights["transformer.wpe.weight"].tofile(file)
+        for op in "ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj":
+            for part in "weight", "bias":
+                for layer in range(shape["n_layer"]):
+                    weights[f"transformer.h.{layer}.{op}.{part}"].T.tofile(file)  # a matrix is (in, out) in transformers
+        for part in "weight", "bias":
+            weights[f"transformer.ln_f.{part}"].tofile(file)
+
+
+def llmc_steps(count, folder):
+    steps, said = [], ""
+    with subprocess.Popen(["stdbuf", "-oL", "./train_gpt2"], cwd=folder, env=dict(os.environ, OMP_NUM_THREADS=str(CORES)), text=True,
+                          stdout=subprocess.PIPE) as process:
+        for line in process.stdout:
+            said += line
+            if match := re.match(r"step \d+: train loss (\S+) \(took (\S+) ms\)", line):
+                steps.append(dict(step_s=float(match[2]) / 1000, loss=float(match[1]), peak_mem=peak_memory(process.pid)))
+            if len(steps) == count:
+                process.terminate()
+                return steps
+    sys.exit(f"{said}llm.c's train_gpt2 ended early, with code {process.returncode}; its last words are above")
+
+
+# ---- all sides, and the table -----------------------------------------------------------------------------------------------------
 
 DTYPES = {"f32": "f32", "bf16": "bf16", "autocast": "bf16; transformers: autocast, float weights"}
 
@@ -190,28 +249,38 @@ def memory(rounds):
 
 
 def compare(name, dtype):
+    """A row of the table for each program that ours is compared with."""
     shape, batch, T, (program, *flags) = MODELS[name]
     with tempfile.TemporaryDirectory() as folder:
         folder, steps = Path(folder), WARM_UP + COUNTED
+        model = folder / "model"
         write_data(folder / "data.safetensors", shape["vocab_size"], T, batch * steps)
-        peer = Peer(__file__, shape, batch, T, dtype, str(folder / "model"))
-        theirs, ours = [], []
+        peer = Peer(__file__, shape, batch, T, dtype, str(model))
+        sides = {"transformers": lambda: peer.steps(steps),
+                 program: lambda: our_steps(program, steps, batch, T, "f32" if dtype == "f32" else "bf16", folder, ["--model", model, *flags])}
+        if LLMC_SOURCE and (name, dtype) == ("gpt2-short", "f32"):
+            make_llmc(folder / "llm.c", shape, batch, T, model)
+            sides["llm.c"] = lambda: llmc_steps(steps, folder / "llm.c")
+        rounds = {side: [] for side in sides}
         for r in range(ROUNDS):
-            theirs.append(peer.steps(steps))
-            ours.append(our_steps(program, steps, batch, T, "f32" if dtype == "f32" else "bf16", folder,
-                                  ["--model", folder / "model", *flags]))
-            both = ["  ".join(f"{step['step_s']:6.2f}" for step in side[r]) for side in (theirs, ours)]
-            print(f"{name} {dtype}, seconds of the steps in round {r + 1}:  transformers {both[0]}   {program} {both[1]}",
-                  file=sys.stderr, flush=True)
+            for side, run in sides.items():
+                rounds[side].append(run())
+            seconds = [f"{side} " + "  ".join(f"{step['step_s']:6.2f}" for step in rounds[side][r]) for side in sides]
+            print(f"{name} {dtype}, seconds of the steps in round {r + 1}:  {'   '.join(seconds)}", file=sys.stderr, flush=True)
         peer.close()
-    expect_same_loss(theirs[0][0], ours[0][0])
 
     def best(rounds):
         return batch * T / min(step["step_s"] for steps in rounds for step in steps[WARM_UP:])
 
-    return (f"| {batch} x {T} | {DTYPES[dtype]} | {best(theirs):.0f} | {best(ours):.0f} | **{best(ours) / best(theirs):.2f}** "
-            f"| {memory(theirs):.2f} | {memory(ours):.2f} | **{memory(ours) / memory(theirs):.2f}** "
-            f"| {theirs[0][0]['loss']:.4f} / {ours[0][0]['loss']:.4f} |")
+    ours = rounds.pop(program)
+    rows = []
+    for side, theirs in rounds.items():
+        expect_same_loss(theirs[0][0], ours[0][0])
+        what = DTYPES[dtype] if side == "transformers" else f"{dtype}; {side} in the place of transformers"
+        rows.append(f"| {batch} x {T} | {what} | {best(theirs):.0f} | {best(ours):.0f} | **{best(ours) / best(theirs):.2f}** "
+                    f"| {memory(theirs):.2f} | {memory(ours):.2f} | **{memory(ours) / memory(theirs):.2f}** "
+                    f"| {theirs[0][0]['loss']:.4f} / {ours[0][0]['loss']:.4f} |")
+    return rows
 
 
 def describe_cpu():
@@ -258,10 +327,12 @@ def main():
     program, *flags = MODELS[options.model][-1]
     if not (ROOT / program).exists():
         sys.exit(f"scripts/compare.py: ./{program} is not built\n  fix: make")
+    if LLMC_SOURCE and not Path(LLMC_SOURCE, "train_gpt2.c").exists():
+        sys.exit(f"scripts/compare.py: LLMC_SOURCE: {LLMC_SOURCE} has no train_gpt2.c\n  fix: name a checkout of karpathy/llm.c, or unset it")
     load = os.getloadavg()[0]  # what others take would be taken from either side, but not evenly
     columns = ["rows of a step", "dtype", "transformers tokens/s", f"{program} tokens/s", "ratio", "transformers GiB", f"{program} GiB",
                "ratio", "first loss of each"]
-    rows = [compare(options.model, dtype) for dtype in ([options.dtype] if options.dtype else DTYPES)]
+    rows = [row for dtype in ([options.dtype] if options.dtype else DTYPES) for row in compare(options.model, dtype)]
     text = section(f"{' '.join([options.model, *flags])} against transformers", ["transformers", "torch"], load, columns, rows)
     print(text)
     if options.out:
