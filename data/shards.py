@@ -45,7 +45,7 @@ def read_shard(path, end_of_text):
 def check_prefix(prefix, tokenizer):
     """Refuses, before any work is done, what write_shards() could not write."""
     if tokenizer.vocab_size > 65536:
-        raise DataError(f"--to_bin {prefix}: the tokenizer has {tokenizer.vocab_size} ids, and the tokens of a shard have 16 bits",
+        raise DataError(f"--to_bin {prefix}: the vocabulary has {tokenizer.vocab_size} ids, and the tokens of a shard have 16 bits",
                         "leave --to_bin out, or a tokenizer with at most 65536, as GPT-2's")
     if not os.path.isdir(os.path.dirname(os.path.abspath(prefix))):
         raise DataError(f"--to_bin {prefix}: its directory does not exist", f"mkdir -p {os.path.dirname(os.path.abspath(prefix))}")
