@@ -34,6 +34,9 @@ def read_shard(path, end_of_text):
     if end_of_text is None:
         raise DataError(f"{path}: the tokenizer has no eos_token, which stands between the documents of a shard",
                         "set it in tokenizer_config.json")
+    if end_of_text > 65535:
+        raise DataError(f"{path}: is of another vocabulary: its tokens have 16 bits, and what ends a text is {end_of_text}",
+                        "take the tokenizer, or the model, that its ids were made for")
     tokens = open_shard(path)
     ends = np.flatnonzero(tokens == end_of_text)
     begins = np.unique([0, *ends])

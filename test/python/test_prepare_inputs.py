@@ -258,6 +258,9 @@ def test_a_star_stands_for_files_in_their_order(bench):
      "--show: takes a tokenizer; only token shards (.bin) hold ids\n  fix: --tokenizer DIR in place of --eos_token_id and --vocab_size\n"),
     ("a.bin", ("--eos_token_id", "260", "--vocab_size", "260"),
      "--eos_token_id 260 is beyond --vocab_size 260\n  fix: give those of the model's config.json\n"),
+    ("a.bin", ("--eos_token_id", "65536", "--vocab_size", "65537"),
+     "a.bin: is of another vocabulary: its tokens have 16 bits, and what ends a text is 65536\n"
+     "  fix: take the tokenizer, or the model, that its ids were made for\n"),
     ("a.bin", ("--eos_token_id", "1"),
      "--eos_token_id and --vocab_size go together, in place of --tokenizer\n  fix: give both, or --tokenizer DIR alone\n"),
     ("a.bin", ("--tokenizer", "x", "--vocab_size", "260"),
