@@ -289,8 +289,8 @@ class Progress:
 def prepare(task, options, processes):
     names = options.input or []
     check_inputs(names)
-    tokenizer = (Tokenizer(options.tokenizer, options.tokenizer_chat_template) if options.tokenizer else
-                 Ids(options.vocab_size, options.eos_token_id))
+    tokenizer = (Ids(options.vocab_size, options.eos_token_id) if options.vocab_size else
+                 Tokenizer(options.tokenizer, options.tokenizer_chat_template))
     if options.to_bin:
         check_prefix(options.to_bin, tokenizer)
     options.chat_template = options.chat_template and tokenizer.hf.chat_template is not None
