@@ -1,6 +1,7 @@
 """The command line of prepare.py."""
 
 import argparse
+import glob
 import json
 import os
 
@@ -25,6 +26,15 @@ def comma_list(text):
     return [name for name in text.split(",") if name]
 
 
+def inputs(text):
+    """The names of a comma list, each with * replaced by the files that it stands for."""
+    found = [(name, sorted(glob.glob(name)) if "*" in name else [name]) for name in comma_list(text)]
+    for name, files in found:
+        if not files:
+            raise DataError(f"{name}: there is no such file", "give --input an existing file, several with commas between them")
+    return [file for _, files in found for file in files]
+
+
 def whole_number(least, why):
     def number(text):
         value = int(text)
@@ -37,7 +47,7 @@ def whole_number(least, why):
 
 length = whole_number(2, "too short: one token to predict another takes two")
 count = whole_number(1, "less than one")
-seed = whole_number(0, "negative")
+natural = whole_number(0, "negative")
 
 
 def probabilities(text):
@@ -79,16 +89,21 @@ def input_template(text):
 FLAG = {"type": boolean, "nargs": "?", "const": True, "metavar": "BOOL"}  # --flag, --flag true, --flag false
 
 
-def add_common(parser, needs_input):
-    parser.add_argument("--input", metavar="FILE[,FILE]", required=needs_input, type=comma_list,
+def add_common(parser, needs_input=True, takes_ids=False):
+    parser.add_argument("--input", metavar="FILE[,FILE]", required=needs_input, type=inputs,
                         help="JSON lines, JSON, CSV, parquet, token shards of llm.c (by extension; .bin), or the train split of a "
-                             "hub dataset OWNER/NAME")
+                             "hub dataset OWNER/NAME; * in a name stands for any characters")
     parser.add_argument("--dataset_probs", metavar="P,P,...", type=probabilities,
                         help="draw each record from one of the inputs with these probabilities, which add up to 1, until all "
                              "have been read once; smaller ones are repeated (default: one input after the other)")
-    parser.add_argument("--seed", metavar="N", type=seed, default=42, help="of --dataset_probs (default 42)")
+    parser.add_argument("--seed", metavar="N", type=natural, default=42, help="of --dataset_probs (default 42)")
     parser.add_argument("--max_samples", metavar="N", type=count, help="take the first N records of each input (default all)")
-    parser.add_argument("--tokenizer", metavar="DIR", required=True, help="Hugging Face directory with tokenizer.json")
+    vocabulary = parser.add_mutually_exclusive_group(required=True)
+    vocabulary.add_argument("--tokenizer", metavar="DIR", help="Hugging Face directory with tokenizer.json")
+    if takes_ids:
+        vocabulary.add_argument("--eos_token_id", metavar="N", type=natural,
+                                help="in place of a tokenizer, with --vocab_size, for token shards: the id that stands between texts")
+        parser.add_argument("--vocab_size", metavar="N", type=count, help="with --eos_token_id: ids are less than this")
     parser.add_argument("--out", metavar="F.safetensors", required=True, help="the file to write")
     parser.add_argument("--add_bos", choices=["auto", "always", "never"], default="auto",
                         help="begin what is no chat with the BOS token; auto: as the tokenizer does by itself (default auto)")
@@ -120,11 +135,12 @@ def build_parser(description=None):
     tasks = parser.add_subparsers(dest="task", required=True, metavar="|".join(DRAFTS), parser_class=Parser)
     # What a task has no flag for.
     parser.set_defaults(prompt=None, tokenizer_chat_template=None, input_key=None, append_eos=False, max_len=None,
-                        truncation=None, chat_template=True, chat_template_kwargs={}, show=0, to_bin=None)
+                        truncation=None, chat_template=True, chat_template_kwargs={}, show=0, to_bin=None,
+                        eos_token_id=None, vocab_size=None)
 
     sft = tasks.add_parser("sft", help="chats, or prompts with completions", allow_abbrev=False,
                            description=f"Fields: {SFT_FORMATS}. {CHAT_FIELDS}.")
-    add_common(sft, needs_input=True)
+    add_common(sft)
     add_length(sft, "drop", ["drop", "keep"])
     add_template(sft)
     add_show(sft)
@@ -139,7 +155,7 @@ def build_parser(description=None):
 
     pref = tasks.add_parser("pref", help="pairs of a better and a worse answer", allow_abbrev=False,
                             description=f"Fields: {PREF_FORMATS}. {CHAT_FIELDS}.")
-    add_common(pref, needs_input=True)
+    add_common(pref)
     add_length(pref, "drop", ["drop", "keep"])
     add_template(pref)
     add_show(pref)
@@ -152,7 +168,7 @@ def build_parser(description=None):
     pref.add_argument("--apply_chat_template", default=False, **FLAG, help="make messages of prompt and answers that are strings")
 
     pretrain = tasks.add_parser("pretrain", help="plain text", allow_abbrev=False, description=f"Fields: {PRETRAIN_FORMATS}.")
-    add_common(pretrain, needs_input=True)
+    add_common(pretrain, takes_ids=True)
     add_length(pretrain, "split", ["split", "drop", "keep"])
     add_show(pretrain)
     pretrain.add_argument("--input_key", metavar="FIELD", help="the text")

@@ -30,7 +30,7 @@ from records import Record, check_inputs, read_records, total_size
 from shards import check_prefix, write_shards
 from show import LEGEND, shown
 from token_file import TokenFile
-from tokenizer import Tokenizer, fnv1a
+from tokenizer import Ids, Tokenizer, fnv1a
 
 FORMAT_VERSION = "1"
 
@@ -62,7 +62,7 @@ class Recipe:
         self.adds_bos = {"auto": tokenizer.adds_bos, "always": True, "never": False}[options.add_bos]
         self.appends_eos = options.append_eos
         if options.add_bos == "always" and tokenizer.bos is None:
-            raise DataError(f"{options.tokenizer}: the tokenizer has no bos_token",
+            raise DataError(f"--add_bos always: {options.tokenizer or 'the vocabulary'} has no bos_token",
                             "--add_bos auto, or set it in tokenizer_config.json")
 
     def lot(self, records):
@@ -114,7 +114,7 @@ class Recipe:
             if outside.size:
                 t = outside[0]
                 raise DataError(f"input_ids[{t}] is {draft.ids[t]}, outside the vocabulary of {self.tokenizer.vocab_size}",
-                                "give --tokenizer the one that made these ids")
+                                "take the tokenizer, or the model, that these ids were made for")
             return draft.ids.astype(np.int32), draft.mask
         encoding = next(encodings)
         ids = np.array(encoding.ids, np.int32)
@@ -289,7 +289,8 @@ class Progress:
 def prepare(task, options, processes):
     names = options.input or []
     check_inputs(names)
-    tokenizer = Tokenizer(options.tokenizer, options.tokenizer_chat_template)
+    tokenizer = (Ids(options.vocab_size, options.eos_token_id) if options.vocab_size else
+                 Tokenizer(options.tokenizer, options.tokenizer_chat_template))
     if options.to_bin:
         check_prefix(options.to_bin, tokenizer)
     options.chat_template = options.chat_template and tokenizer.hf.chat_template is not None
@@ -393,6 +394,20 @@ def check_together(options):
     if options.dataset_probs and len(options.dataset_probs) != len(options.input or []):
         raise DataError(f"--dataset_probs has {len(options.dataset_probs)} probabilities for {len(options.input or [])} inputs",
                         "give one for each file of --input")
+    if (options.eos_token_id is None) != (options.vocab_size is None):
+        raise DataError("--eos_token_id and --vocab_size go together, in place of --tokenizer", "give both, or --tokenizer DIR alone")
+    if options.vocab_size:
+        check_ids(options)
+
+
+def check_ids(options):
+    text = [name for name in options.input if not name.endswith(".bin")]
+    if text or options.show:
+        raise DataError(f"{text[0] if text else '--show'}: takes a tokenizer; only token shards (.bin) hold ids",
+                        "--tokenizer DIR in place of --eos_token_id and --vocab_size")
+    if options.eos_token_id >= options.vocab_size:
+        raise DataError(f"--eos_token_id {options.eos_token_id} is beyond --vocab_size {options.vocab_size}",
+                        "give those of the model's config.json")
 
 
 def main(arguments):

@@ -34,6 +34,9 @@ def read_shard(path, end_of_text):
     if end_of_text is None:
         raise DataError(f"{path}: the tokenizer has no eos_token, which stands between the documents of a shard",
                         "set it in tokenizer_config.json")
+    if end_of_text > 65535:
+        raise DataError(f"{path}: is of another vocabulary: its tokens have 16 bits, and what ends a text is {end_of_text}",
+                        "take the tokenizer, or the model, that its ids were made for")
     tokens = open_shard(path)
     ends = np.flatnonzero(tokens == end_of_text)
     begins = np.unique([0, *ends])
@@ -45,7 +48,7 @@ def read_shard(path, end_of_text):
 def check_prefix(prefix, tokenizer):
     """Refuses, before any work is done, what write_shards() could not write."""
     if tokenizer.vocab_size > 65536:
-        raise DataError(f"--to_bin {prefix}: the tokenizer has {tokenizer.vocab_size} ids, and the tokens of a shard have 16 bits",
+        raise DataError(f"--to_bin {prefix}: the vocabulary has {tokenizer.vocab_size} ids, and the tokens of a shard have 16 bits",
                         "leave --to_bin out, or a tokenizer with at most 65536, as GPT-2's")
     if not os.path.isdir(os.path.dirname(os.path.abspath(prefix))):
         raise DataError(f"--to_bin {prefix}: its directory does not exist", f"mkdir -p {os.path.dirname(os.path.abspath(prefix))}")

@@ -2,6 +2,7 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -39,6 +40,19 @@ class Tokenizer:
         """One encoding per text, no special tokens added; without offsets it is faster."""
         encode = self.encoder.encode_batch if with_offsets else self.encoder.encode_batch_fast
         return encode(texts, add_special_tokens=False)
+
+
+class Ids:
+    """In place of a tokenizer, where all data are ids already."""
+
+    hash, bos, adds_bos = "", None, False
+    hf = SimpleNamespace(chat_template=None, special_tokens_map={})
+
+    def __init__(self, vocab_size, eos):
+        self.vocab_size, self.eos = vocab_size, eos
+
+    def encode(self, texts, with_offsets):
+        return []
 
 
 def read_vocabulary(directory):

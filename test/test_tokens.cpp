@@ -153,6 +153,7 @@ TEST(PreparedData, RefusesOtherVocabularies) {
                     {"another tokenizer", "00000000deadbeef", "0123456789abcdef"});
     EXPECT_EQ(refusal([](Prepared &) {}, 128), "no error");      // a model's embedding may have rows to spare
     EXPECT_EQ(refusal([](Prepared &) {}, 100, ""), "no error");  // a model without a tokenizer
+    EXPECT_EQ(refusal([](Prepared &p) { p.metadata["tokenizer_hash"] = ""; }), "no error");  // ids that needed none
 }
 
 TEST(PreparedData, RefusesOtherFiles) {

@@ -58,7 +58,7 @@ void PreparedData::check_metadata(const std::string &tokenizer_hash) const {
         die("%s: kind of data \"%s\" is not known; \"pretrain\", \"sft\", \"pref\" and \"prompts\" are\n  fix: %s",
             path().c_str(), kind().c_str(), prepare_again);
     const auto hash = metadata().find("tokenizer_hash");
-    if (hash != metadata().end() && !tokenizer_hash.empty() && hash->second != tokenizer_hash)
+    if (hash != metadata().end() && !hash->second.empty() && !tokenizer_hash.empty() && hash->second != tokenizer_hash)
         die("%s: was made with another tokenizer than the model's (tokenizer_hash %s, the model's is %s)\n"
             "  fix: %s and the model's directory as --tokenizer",
             path().c_str(), hash->second.c_str(), tokenizer_hash.c_str(), prepare_again);

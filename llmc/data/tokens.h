@@ -9,7 +9,7 @@
 //   loss_mask[t] = 1 says that token t is predicted from the tokens before it, so a document's first token never has it;
 //   document i holds the tokens doc_offsets[i] .. doc_offsets[i+1]-1.
 // Metadata, all strings: kind ("pretrain", "sft", "pref", or "prompts" without targets), vocab_size of the tokenizer, tokenizer_hash
-// (tokenizer.h), and what data/prepare.py adds for the record.
+// (tokenizer.h; empty if there was none), and what data/prepare.py adds for the record.
 //
 // Of kind pref, documents are pairs: 2i is the chosen answer of pair i, with its prompt, 2i+1 the rejected one; targets are the answers' tokens.
 // margin (pairs) F32, if it is there, says by how much the chosen answer is better.
@@ -29,7 +29,7 @@ struct Document {
 class PreparedData {
   public:
     // Checks all of the file in one parallel pass and refuses what a model of `vocab` tokens cannot train on. `tokenizer_hash` is
-    // that of the model's tokenizer; empty if the model has none, and then it is not compared.
+    // that of the model's tokenizer; where it or the file's is empty, they are not compared.
     PreparedData(const std::string &path, size_t vocab, const std::string &tokenizer_hash);
 
     size_t documents() const { return offsets_.size() - 1; }

@@ -1,9 +1,11 @@
 #include "run.h"
 
 #include <fcntl.h>
+#include <glob.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -83,6 +85,13 @@ static void run_prepare(const std::vector<std::string> &arguments) {
     die("%s", message.c_str());
 }
 
+static std::vector<std::string> names_in(const std::string &list) {
+    std::vector<std::string> names;
+    std::istringstream in(list);
+    for (std::string name; std::getline(in, name, ',');) names.push_back(name);
+    return names;
+}
+
 // Everything that shapes the prepared file, as text.
 static std::string preparation_key(const std::string &path, const std::vector<std::string> &arguments,
                                    const std::string &tokenizer_hash) {
@@ -92,8 +101,12 @@ static std::string preparation_key(const std::string &path, const std::vector<st
     std::set<std::string> files;
     for (const auto &entry : fs::directory_iterator(program_file("data")))
         if (entry.path().extension() == ".py") files.insert(entry.path());
-    std::istringstream inputs(path);
-    for (std::string input; std::getline(inputs, input, ',');) files.insert(input);
+    for (const std::string &name : names_in(path)) {
+        files.insert(name);
+        glob_t found{};
+        if (glob(name.c_str(), 0, nullptr, &found) == 0) files.insert(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+        globfree(&found);
+    }
     for (const std::string &file : files)
         if (fs::exists(file, none))
             key += format("\n%s %zu %lld", fs::canonical(file).c_str(), size_t(fs::file_size(file, none)),
@@ -131,18 +144,28 @@ std::string cache_file(const std::string &name) {
     return dir + "/" + name;
 }
 
+// What gives ids their meaning: a tokenizer; for shards, which hold ids already, two numbers are enough.
+static std::vector<std::string> vocabulary_flags(const Run &run, const std::string &kind, const std::string &path) {
+    if (!run.tokenizer_hash.empty()) return {"--tokenizer", run.model_dir};
+    const auto names = names_in(path);
+    const bool shards = std::all_of(names.begin(), names.end(), [](const std::string &name) { return name.ends_with(".bin"); });
+    if (kind == "pretrain" && shards && !run.config.eos.empty())
+        return {"--eos_token_id", std::to_string(run.config.eos[0]), "--vocab_size", std::to_string(run.config.V)};
+    die("%s is raw data, which needs a tokenizer, but %s has no tokenizer.json\n"
+        "  fix: --model DIR with a tokenizer, a prepared .safetensors file, or, to pretrain, token shards (.bin) and a model with eos_token_id",
+        path.empty() ? "the prompt" : path.c_str(), run.model_dir.empty() ? "a --preset" : run.model_dir.c_str());
+}
+
 static std::string prepare(const Run &run, const std::string &kind, const std::string &path,
                            const std::vector<std::string> &extra) {
     const std::string extension = fs::path(path).extension();  // else it may be a hub name, OWNER/NAME
     if ((extension == ".jsonl" || extension == ".json" || extension == ".csv" || extension == ".parquet" ||
          extension == ".bin") &&
-        path.find(',') == path.npos && !fs::exists(path))
+        path.find_first_of(",*") == path.npos && !fs::exists(path))
         die("no such file: %s\n  fix: --data FILE, prepared (.safetensors) or raw (.jsonl, .csv, .parquet, .bin)", path.c_str());
     if (path.ends_with(".safetensors")) return path;
-    if (run.tokenizer_hash.empty())
-        die("%s is raw data, which needs a tokenizer, but %s has no tokenizer.json\n  fix: --model DIR with a tokenizer, or a prepared .safetensors file",
-            path.empty() ? "the prompt" : path.c_str(), run.model_dir.empty() ? "a --preset" : run.model_dir.c_str());
-    std::vector<std::string> arguments = {kind, "--tokenizer", run.model_dir};
+    std::vector<std::string> arguments = vocabulary_flags(run, kind, path);
+    arguments.insert(arguments.begin(), kind);
     if (!path.empty()) arguments.insert(arguments.end(), {"--input", path});
     arguments.insert(arguments.end(), extra.begin(), extra.end());
     const std::string key = preparation_key(path, arguments, run.tokenizer_hash);

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import test_runs
-from preparing import bench  # noqa: F401
+from preparing import bench, read_safetensors  # noqa: F401
 from test_prepare_inputs import END, shard
 from test_ranks import compare_logs, trained
 from test_runs import (ENVIRONMENT, GOLDEN, ROOT, call, checkpoints, log_lines, python_for_data, random_documents, read_tensors,  # noqa: F401
@@ -206,10 +206,9 @@ def test_the_kernels_train_as_the_cpu_does(name, task, tmp_path):
 
 # ---- raw data and text ----------------------------------------------------------------------------------------------------------------
 
-def with_tokenizer(bench):  # noqa: F811
+def of_bytes(directory):
     """A model of bytes with random weights: 256 of them, and END first of what else there is."""
-    directory = bench.path / "tokenizer"
-    bench.tokenizer(merges=[])
+    directory.mkdir(exist_ok=True)
     sizes = {"vocab_size": 260, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
     (directory / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes, "bos_token_id": END, "eos_token_id": END}))
     return directory
@@ -218,7 +217,8 @@ def with_tokenizer(bench):  # noqa: F811
 @pytest.fixture
 def text_model(bench, python_for_data, monkeypatch):  # noqa: F811
     monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(bench.path / "cache"))
-    return with_tokenizer(bench)
+    bench.tokenizer(merges=[])
+    return of_bytes(bench.path / "tokenizer")
 
 
 def prepared(words):
@@ -260,6 +260,23 @@ def test_token_shards_are_data(text_model, bench, tmp_path):  # noqa: F811
     trained(command("pretrain", data=same, output_dir=tmp_path / "same", **options))
     assert stable(log_lines(tmp_path / "shard")) == stable(log_lines(tmp_path / "same"))
     assert weights(tmp_path / "shard") == weights(tmp_path / "same")
+
+    # Without a tokenizer the two numbers of config.json are enough.
+    options["model"] = of_bytes(tmp_path / "bare")
+    prepared(command("pretrain", data=tmp_path / "*.bin", output_dir=tmp_path / "bare_shard", **options))
+    assert weights(tmp_path / "bare_shard") == weights(tmp_path / "same")
+    files = set((tmp_path / "cache").rglob("*.safetensors"))
+    shard(bench, stream, name="b.bin")  # another that the star stands for
+    prepared(command("pretrain", data=tmp_path / "*.bin", output_dir=tmp_path / "twice", **options))
+    new, = set((tmp_path / "cache").rglob("*.safetensors")) - files
+    assert read_safetensors(new)[0]["tokens"].tolist() == 2 * [token for ids in documents for token in ids]
+
+
+def test_long_documents_of_shards_become_pieces_of_all_positions(text_model, bench, tmp_path):  # noqa: F811
+    text = [END, *np.random.default_rng(0).integers(97, 123, 300), END]
+    prepared(command("pretrain", model=of_bytes(tmp_path / "bare"), data=shard(bench, text), output_dir=tmp_path / "run", max_steps=1))
+    made, = (tmp_path / "cache").rglob("*.safetensors")
+    assert read_safetensors(made)[0]["doc_offsets"].tolist() == [0, 128, 256, len(text)]
 
 
 # ---- wrong input ----------------------------------------------------------------------------------------------------------------------
@@ -337,6 +354,25 @@ def test_documents_that_do_not_fit(task, tmp_path):
     if task == "sft":
         refuse([5] * 1025, "document 0 of data.safetensors has 1025 tokens but n_positions of d12 is 1024\n  fix: prepare with --max_len 1024\n",
                model=None, preset="d12")
+
+
+@pytest.mark.parametrize("task, names, fields, message", [
+    ("pretrain", "a.bin,in.jsonl", {}, None),
+    ("sft", "a.bin", {}, None),
+    ("pretrain", "a.bin", {"eos_token_id": None}, None),
+    ("pretrain", "b*.bin", {}, "b*.bin: there is no such file\n  fix: give --input an existing file, several with commas between them\n"),
+    ("pretrain", "a.bin", {}, "record 1 of a.bin: input_ids[1] is 260, outside the vocabulary of 260\n"
+     "  fix: take the tokenizer, or the model, that these ids were made for\n"),
+])
+def test_raw_data_for_a_model_without_a_tokenizer(text_model, bench, task, names, fields, message, tmp_path):  # noqa: F811
+    model = of_bytes(tmp_path / "bare")
+    (model / "config.json").write_text(json.dumps({**config_of(model), **fields}))
+    shard(bench, [END, 260])
+    bench.jsonl({"text": "a"})
+    message = message or (f"{names} is raw data, which needs a tokenizer, but bare has no tokenizer.json\n  fix: --model DIR with a tokenizer, "
+                          "a prepared .safetensors file, or, to pretrain, token shards (.bin) and a model with eos_token_id\n")
+    data = ",".join(str(tmp_path / name) for name in names.split(","))
+    expect_refusal(command(task, model=model, data=data, output_dir=tmp_path / "run"), f"train_gpt2: {message}", tmp_path)
 
 
 def test_a_fit_beyond_the_positions_is_marked():

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from preparing import CHAT, CHATML, DATA, bench, prepare  # noqa: F401
+from preparing import CHAT, CHATML, DATA, bench, prepare, read_safetensors  # noqa: F401
 
 # ---- several inputs
 
@@ -158,6 +158,13 @@ def shard(bench, tokens, name="a.bin", magic=20240520, version=1, count=None):
     return str(bench.path / name)
 
 
+def without_tokenizer(bench, source, *flags):
+    """Status and message of pretrain; no flags are those that are right."""
+    out = str(bench.path / "out.safetensors")
+    return (prepare.main(["pretrain", "--input", source, "--out", out, *(flags or ("--eos_token_id", str(END), "--vocab_size", "260"))]),
+            bench.capsys.readouterr().err.replace(str(bench.path) + "/", ""))
+
+
 def cut(path, size):
     os.truncate(path, size)
     return path
@@ -217,6 +224,59 @@ def test_broken_token_shards(bench, make, parts):
 
 def test_token_shards_need_to_know_what_ends_a_text(bench):
     assert "the tokenizer has no eos_token" in bench.refused("pretrain", bench.tokenizer(eos=None), shard(bench, [1, 2]))
+
+
+def test_shards_without_a_tokenizer(bench):
+    stream = [END, 1, 2, 3, 4, 5, END, END, 6, 7, END]
+    source = shard(bench, stream)
+    bench.run("pretrain", bench.tokenizer(merges=[]), source, "--max_len", "4")
+    expected, metadata = read_safetensors(bench.path / "out.safetensors")
+    flags = ("--eos_token_id", str(END), "--vocab_size", "260", "--max_len", "4", "--to_bin", str(bench.path / "new"))
+    assert without_tokenizer(bench, source, *flags) == (0, "")
+    arrays, own = read_safetensors(bench.path / "out.safetensors")
+    assert own == {**metadata, "tokenizer_hash": ""}
+    assert all(np.array_equal(arrays[name], expected[name]) for name in expected)
+    assert np.fromfile(bench.path / "new_000000.bin", "<u2")[512:].tolist() == stream
+
+
+def test_a_star_stands_for_files_in_their_order(bench):
+    for i in (2, 0, 1):
+        shard(bench, [END, i], name=f"train_{i}.bin")
+    last = shard(bench, [END, 3], name="val_0.bin")
+    assert without_tokenizer(bench, f"{bench.path}/train_*.bin,{last}") == (0, "")
+    assert read_safetensors(bench.path / "out.safetensors")[0]["tokens"].tolist() == [END, 0, END, 1, END, 2, END, 3]
+    assert without_tokenizer(bench, f"{last},{bench.path}/test_*.bin") == (
+        1, "test_*.bin: there is no such file\n  fix: give --input an existing file, several with commas between them\n")
+
+
+@pytest.mark.parametrize("name, flags, message", [
+    ("a.bin", (), "record 2 of a.bin: input_ids[1] is 260, outside the vocabulary of 260\n"
+     "  fix: take the tokenizer, or the model, that these ids were made for\n"),
+    ("a.bin,in.jsonl", (), "in.jsonl: takes a tokenizer; only token shards (.bin) hold ids\n"
+     "  fix: --tokenizer DIR in place of --eos_token_id and --vocab_size\n"),
+    ("a.bin", ("--eos_token_id", "1", "--vocab_size", "260", "--show", "1"),
+     "--show: takes a tokenizer; only token shards (.bin) hold ids\n  fix: --tokenizer DIR in place of --eos_token_id and --vocab_size\n"),
+    ("a.bin", ("--eos_token_id", "260", "--vocab_size", "260"),
+     "--eos_token_id 260 is beyond --vocab_size 260\n  fix: give those of the model's config.json\n"),
+    ("a.bin", ("--eos_token_id", "65536", "--vocab_size", "65537"),
+     "a.bin: is of another vocabulary: its tokens have 16 bits, and what ends a text is 65536\n"
+     "  fix: take the tokenizer, or the model, that its ids were made for\n"),
+    ("a.bin", ("--eos_token_id", "1"),
+     "--eos_token_id and --vocab_size go together, in place of --tokenizer\n  fix: give both, or --tokenizer DIR alone\n"),
+    ("a.bin", ("--tokenizer", "x", "--vocab_size", "260"),
+     "--eos_token_id and --vocab_size go together, in place of --tokenizer\n  fix: give both, or --tokenizer DIR alone\n"),
+    ("a.bin", ("--tokenizer", "x", "--eos_token_id", "1", "--vocab_size", "260"),
+     "prepare.py pretrain: argument --eos_token_id: not allowed with argument --tokenizer\n  fix: prepare.py pretrain --help\n"),
+    ("a.bin", ("--color", "never"),
+     "prepare.py pretrain: one of the arguments --tokenizer --eos_token_id is required\n  fix: prepare.py pretrain --help\n"),
+    ("a.bin", ("--eos_token_id", "1", "--vocab_size", "260", "--add_bos", "always"),
+     "--add_bos always: the vocabulary has no bos_token\n  fix: --add_bos auto, or set it in tokenizer_config.json\n"),
+])
+def test_wrong_inputs_without_a_tokenizer(bench, name, flags, message):
+    shard(bench, [END, 5, END, 260])
+    bench.jsonl({"text": "a"})
+    assert without_tokenizer(bench, ",".join(str(bench.path / part) for part in name.split(",")), *flags) == (1, message)
+    assert not (bench.path / "out.safetensors").exists()
 
 
 def test_prefix_that_cannot_be_written(bench):
