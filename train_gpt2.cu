@@ -291,7 +291,7 @@ int main(int argc, char **argv) {
     // clang-format off
     const std::vector<std::string> bundled = {
         "pretrain", "--model", text("model"), "--data", text("train.safetensors"), "--eval_data", text("val.safetensors"),
-        "--max_len", "256", "--row_tokens", "1024", "--train_batch_tokens", "1024", "--max_epochs", "8",
+        "--max_len", "256", "--row_tokens", "1024", "--train_batch_tokens", "1024", "--max_epochs", "4",
         "--learning_rate", "2e-3", "--weight_decay", "0.1", "--eval_steps", "100", "--logging_steps", "10",
         "--sample_every", "200", "--max_new_tokens", "100", "--temperature", "0.8", "--output_dir", "out/gpt2"};
     // clang-format on

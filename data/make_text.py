@@ -30,7 +30,7 @@ CONFIG = {
     "vocab_size": VOCABULARY,
     "n_positions": POSITIONS,
     "n_embd": 192,
-    "n_layer": 4,
+    "n_layer": 10,
     "n_head": 6,
     "activation_function": "gelu_new",
     "resid_pdrop": 0.0,
