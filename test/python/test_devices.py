@@ -39,6 +39,17 @@ def test_a_gpu_that_is_not_there_is_refused(data, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def expect_as_the_cpu(cpu, gpu):
+    """The logs of three steps on both."""
+    assert gpu[0]["device"] == "the emulator"
+    steps = [pair for pair in zip(cpu, gpu, strict=True) if "loss" in pair[0]]
+    assert len(steps) == 3
+    for c, g in steps:
+        assert g["loss"] == pytest.approx(c["loss"], rel=1e-5)
+        assert g["grad_norm"] == pytest.approx(c["grad_norm"], rel=1e-4)
+        assert g["mean_token_accuracy"] == c["mean_token_accuracy"]
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("task", ["sft", "pretrain"])
 @pytest.mark.slow
@@ -51,14 +62,7 @@ def test_the_kernels_train_as_the_cpu_does(name, task, tmp_path):
     options = {"data": data, "model": GOLDEN / name, "max_steps": 3}
     train(tmp_path / "cpu", task=task, **options)
     emulated_run(tmp_path / "emulated", task=task, **options)
-    cpu, gpu = log_lines(tmp_path / "cpu"), log_lines(tmp_path / "emulated")
-    assert gpu[0]["device"] == "the emulator"
-    steps = [pair for pair in zip(cpu, gpu, strict=True) if "loss" in pair[0]]
-    assert len(steps) == 3
-    for c, g in steps:
-        assert g["loss"] == pytest.approx(c["loss"], rel=1e-5)
-        assert g["grad_norm"] == pytest.approx(c["grad_norm"], rel=1e-4)
-        assert g["mean_token_accuracy"] == c["mean_token_accuracy"]
+    expect_as_the_cpu(log_lines(tmp_path / "cpu"), log_lines(tmp_path / "emulated"))
 
 
 @pytest.mark.slow

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import test_runs
 from preparing import bench, read_safetensors  # noqa: F401
+from test_devices import expect_as_the_cpu
 from test_prepare_inputs import END, shard
 from test_ranks import compare_logs, trained
-from test_runs import (ENVIRONMENT, GOLDEN, ROOT, call, checkpoints, log_lines, python_for_data, random_documents, read_tensors,  # noqa: F401
-                       stable, weights, write_data, write_tensors)
+from test_runs import (ENVIRONMENT, GOLDEN, ROOT, call, checkpoints, expect_as_transformers, log_lines,
+                       python_for_data, random_documents, read_tensors, stable, weights, write_data, write_tensors)  # noqa: F401
 
 PROGRAM = ROOT / "train_gpt2"
 EMULATED = ROOT / "train_gpt2_emu"
@@ -87,11 +88,7 @@ def test_the_first_loss_of_random_weights(tmp_path):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_eval_equals_transformers(name, tmp_path):
-    golden = json.loads((GOLDEN / name / "golden.json").read_text())
-    line = evaluate(GOLDEN / name, GOLDEN / name / "golden.safetensors", tmp_path)
-    assert abs(line["eval_loss"] - golden["loss"]) < 1e-5
-    assert abs(line["eval_entropy"] - golden["entropy"]) < 1e-5
-    assert line["eval_target_tokens"] == golden["targets"]
+    expect_as_transformers(name, evaluate(GOLDEN / name, GOLDEN / name / "golden.safetensors", tmp_path))
 
 
 def stored(path):
@@ -194,14 +191,7 @@ def test_the_kernels_train_as_the_cpu_does(name, task, tmp_path):
     options = {"data": data, "model": GOLDEN / name, "train_batch_size": 4, "max_steps": 3}
     train(tmp_path / "cpu", task, **options)
     train(tmp_path / "emulated", task, program=EMULATED, device="cuda", dtype="f32", **options)
-    cpu, gpu = log_lines(tmp_path / "cpu"), log_lines(tmp_path / "emulated")
-    assert gpu[0]["device"] == "the emulator"
-    steps = [pair for pair in zip(cpu, gpu, strict=True) if "loss" in pair[0]]
-    assert len(steps) == 3
-    for c, g in steps:
-        assert g["loss"] == pytest.approx(c["loss"], rel=1e-5)
-        assert g["grad_norm"] == pytest.approx(c["grad_norm"], rel=1e-4)
-        assert g["mean_token_accuracy"] == c["mean_token_accuracy"]
+    expect_as_the_cpu(log_lines(tmp_path / "cpu"), log_lines(tmp_path / "emulated"))
 
 
 # ---- raw data and text ----------------------------------------------------------------------------------------------------------------

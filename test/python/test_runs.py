@@ -436,13 +436,17 @@ def test_the_saved_model_reads_back(name, data, tmp_path):
     assert evaluate(tmp_path / "a", data, tmp_path, max_len=64)["eval_loss"] == last["eval_loss"]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_eval_equals_transformers(name, tmp_path):
+def expect_as_transformers(name, line):
+    """The evaluation of a golden model on its documents."""
     golden = json.loads((GOLDEN / name / "golden.json").read_text())
-    line = evaluate(GOLDEN / name, GOLDEN / name / "golden.safetensors", tmp_path)
     assert abs(line["eval_loss"] - golden["loss"]) < 1e-5
     assert abs(line["eval_entropy"] - golden["entropy"]) < 1e-5
     assert line["eval_target_tokens"] == golden["targets"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_eval_equals_transformers(name, tmp_path):
+    expect_as_transformers(name, evaluate(GOLDEN / name, GOLDEN / name / "golden.safetensors", tmp_path))
 
 
 def test_a_bf16_export_of_an_f32_run(data, tmp_path):
