@@ -27,8 +27,8 @@
 //
 // No (T, T) array exists: tiles of scores live in cache, with a running maximum and sum per query (Milakov and Gimelshein, 2018,
 // arXiv:1805.02867; Dao et al., "FlashAttention", 2022, arXiv:2205.14135). Keys that no query of a block sees are skipped.
-// The query heads that share a key head pass one after the other over its tile. Of a tile of scores little more is computed than what
-// the mask leaves: strips of 6 queries, each from the first key that one of them sees to the last.
+// A tile of keys, once loaded, serves several blocks of queries, and of each all heads that share its key head. Of a tile of scores
+// little more is computed than what the mask leaves: strips of 6 queries, each from the first key that one of them sees to the last.
 #pragma once
 #include <omp.h>
 
@@ -73,6 +73,11 @@ template <class X> Heads<const X> rows_of(Heads<const X> x, size_t row, size_t h
     return {x.data + row * x.stride + head * D, x.stride};
 }
 
+// A task multiplies a tile of keys with a span of queries: with about so many blocks of them, counting each head's.
+constexpr size_t sharing = 6;
+inline size_t blocks_in(Piece span) { return ceil_div(length(span), queries); }
+inline Piece block_of(Piece span, size_t i) { return clip(span, span.begin + i * queries, span.begin + (i + 1) * queries); }
+
 // What each query of a block sees of a tile, and which see something: both ends of [lo[p], p] grow with p, so they are a range.
 inline Seeing intervals(Interval *see, Piece q, Piece k, const int32_t *lo, size_t unit) {
     const size_t n = length(q), m = length(k);
@@ -84,7 +89,7 @@ inline Seeing intervals(Interval *see, Piece q, Piece k, const int32_t *lo, size
     }
     const size_t begin = k.begin > q.begin ? k.begin - q.begin : 0;
     const size_t end = size_t(std::lower_bound(lo + q.begin, lo + q.end, int64_t(k.end)) - (lo + q.begin));
-    return {begin / unit * unit, round_up(end, unit)};
+    return begin < end ? Seeing{begin / unit * unit, round_up(end, unit)} : Seeing{0, 0};
 }
 
 // Leaves of a row of m scores those that the query sees: beside them, in the same vectors, -infinity, whose exp is 0, and beyond
@@ -103,15 +108,23 @@ inline Interval mask(float *scores, Interval see, size_t m) {
 
 // ---- forward
 
-constexpr size_t most_heads = 4;  // query heads that share the tiles of their key head: so many at a time
+// What is kept of a block of queries of one head from one tile of keys to the next.
+template <class Products> struct ForwardBlock {
+    typename Products::Queries q;
+    alignas(64) float out[queries * max_row];  // sum of exp(score - max) * v
+    float max[queries];
+    alignas(64) Vector sum[queries];  // of exp(score - max), a part in each lane
+
+    template <class X> void begin(Heads<const X> from, size_t n, size_t D) {
+        q.load(from, n, D);
+        std::fill_n(out, round_up(n, Products::unit) * row_length(D), 0.0f);
+        std::fill_n(max, n, -INFINITY);
+        std::fill_n(sum, n, Vector{});
+    }
+};
 
 template <class Products> struct ForwardTiles {
-    struct Head {
-        typename Products::Queries q;
-        alignas(64) float out[queries * max_row];  // sum of exp(score - max) * v
-        float max[queries];
-        alignas(64) Vector sum[queries];  // of exp(score - max), a part in each lane
-    } head[most_heads];
+    ForwardBlock<Products> block[sharing];
     typename Products::Keys k, v;
     ScoreTile<typename Products::Operand> p;  // exp(score - max)
     Interval see[queries];
@@ -140,58 +153,67 @@ inline void softmax_row(float *scores, Interval vectors, float &max, Vector &sum
     }
 }
 
-// A block of queries of `heads` heads against all keys that it sees of one key head, merged into out (rows of `stride`) and lse
-// (heads, T). Pointers stand at the first row of the block, at the first head; those of k and v at row 0.
-template <class Products, class X>
-void forward_block(ForwardTiles<Products> &t, const Products &products, float *out, size_t stride, float *lse, Heads<const X> q,
-                   Heads<const X> k, Heads<const X> v, const int32_t *lo, Piece block, const Pieces &k_pieces, size_t T,
-                   size_t heads, size_t D, float scale) {
-    const size_t n = length(block), row = row_length(D);
-    for (size_t h = 0; h < heads; h++) {
-        auto &head = t.head[h];
-        head.q.load(rows_of(q, 0, h, D), n, D);
-        std::fill_n(head.out, round_up(n, Products::unit) * row, 0.0f);
-        std::fill_n(head.max, n, -INFINITY);
-        std::fill_n(head.sum, n, Vector{});
+// A block of queries against the first m keys of the loaded tile.
+template <class Products>
+void forward_tile(ForwardTiles<Products> &t, ForwardBlock<Products> &block, const Products &products, Seeing s, size_t m, size_t D,
+                  float scale) {
+    products.scores(t.p.scores, block.q, t.k, t.see, s, m);
+    for (size_t j = s.begin; j < s.end; j++) {
+        const Interval vectors = mask(t.p.scores + j * keys, t.see[j], m);
+        if (vectors.end > 0)
+            softmax_row(t.p.scores + j * keys, vectors, block.max[j], block.sum[j], block.out + j * row_length(D), D, scale);
     }
-    for (size_t i = 0; i < k_pieces.count; i++) {
-        const Piece seen = clip(k_pieces.piece[i], size_t(lo[block.begin]), block.end);
+    products.round_for_keys(t.p, s, m);
+    products.sum_over_keys(block.out, t.p, t.v, t.see, s, m);
+}
+
+// Adds what n queries of a head saw in this part to what they saw before: out has rows of `stride`.
+template <class Products>
+void merge(float *out, size_t stride, float *lse, const ForwardBlock<Products> &block, size_t n, size_t D) {
+    for (size_t j = 0; j < n; j++) {
+        float sum = 0;
+        for (size_t l = 0; l < lanes; l++) sum += block.sum[j][l];
+        if (sum == 0) continue;  // saw no key of this part
+        const float part = block.max[j] + std::log(sum);
+        const float whole = std::max(lse[j], part) + std::log1p(std::exp(-std::abs(lse[j] - part)));
+        const float weight = std::exp(MUTANT(72, whole - part, part - whole));
+        const float *from = block.out + j * row_length(D);
+        lse[j] = whole;
+#pragma omp simd
+        for (size_t d = 0; d < D; d++) out[j * stride + d] += weight * (from[d] / sum - out[j * stride + d]);
+    }
+}
+
+// A span of queries of `heads` heads against all keys that it sees of their key head, merged into out (rows of `stride`) and lse
+// (heads, T). Pointers stand at the first row of the span, at the first head; those of k and v at row 0.
+template <class Products, class X>
+void forward_span(ForwardTiles<Products> &t, const Products &products, float *out, size_t stride, float *lse, Heads<const X> q,
+                  Heads<const X> k, Heads<const X> v, const int32_t *lo, Piece span, const Pieces &k_pieces, size_t T, size_t heads,
+                  size_t D, float scale) {
+    const size_t blocks = blocks_in(span) * heads;  // the i-th is of head i % heads
+    for (size_t i = 0; i < blocks; i++)
+        t.block[i].begin(rows_of(q, i / heads * queries, i % heads, D), length(block_of(span, i / heads)), D);
+    for (size_t piece = 0; piece < k_pieces.count; piece++) {
+        const Piece seen = clip(k_pieces.piece[piece], size_t(lo[span.begin]), span.end);
         for (size_t at = seen.begin; at < seen.end; at += keys) {
             const Piece tile = clip(seen, at, at + keys);
-            const size_t m = length(tile);
-            const Seeing s = intervals(t.see, block, tile, lo, Products::unit);
-            t.k.load(rows_of(k, tile.offset, 0, D), m, D);
-            t.v.load(rows_of(v, tile.offset, 0, D), m, D);
-            products.prepare_columns(t.k, m);
-            products.prepare_stacked(t.v, m);
-            for (size_t h = 0; h < heads; h++) {
-                auto &head = t.head[h];
-                products.scores(t.p.scores, head.q, t.k, t.see, s, m);
-                for (size_t j = s.begin; j < s.end; j++) {
-                    const Interval vectors = mask(t.p.scores + j * keys, t.see[j], m);
-                    if (vectors.end > 0)
-                        softmax_row(t.p.scores + j * keys, vectors, head.max[j], head.sum[j], head.out + j * row, D, scale);
-                }
-                products.round_for_keys(t.p, s, m);
-                products.sum_over_keys(head.out, t.p, t.v, t.see, s, m);
+            t.k.load(rows_of(k, tile.offset, 0, D), length(tile), D);
+            t.v.load(rows_of(v, tile.offset, 0, D), length(tile), D);
+            products.prepare_columns(t.k, length(tile));
+            products.prepare_stacked(t.v, length(tile));
+            for (size_t i = 0; i < blocks; i += heads) {
+                const Piece block = block_of(span, i / heads);
+                const Seeing s = intervals(t.see, block, tile, lo, Products::unit);
+                const size_t m = length(clip(tile, tile.begin, block.end));
+                if (s.begin == s.end) continue;
+                for (size_t h = 0; h < heads; h++) forward_tile(t, t.block[i + h], products, s, m, D, scale);
             }
         }
     }
-    for (size_t h = 0; h < heads; h++)
-        for (size_t j = 0; j < n; j++) {
-            float sum = 0;
-            for (size_t l = 0; l < lanes; l++) sum += t.head[h].sum[j][l];
-            if (sum == 0) continue;  // saw no key of this part
-            float &merged = lse[h * T + j];
-            const float part = t.head[h].max[j] + std::log(sum);
-            const float whole = std::max(merged, part) + std::log1p(std::exp(-std::abs(merged - part)));
-            const float weight = std::exp(MUTANT(72, whole - part, part - whole));
-            float *to = out + j * stride + h * D;
-            const float *from = t.head[h].out + j * row;
-            merged = whole;
-#pragma omp simd
-            for (size_t d = 0; d < D; d++) to[d] += weight * (from[d] / sum - to[d]);
-        }
+    for (size_t i = 0; i < blocks; i++) {
+        const size_t h = i % heads, row = i / heads * queries;
+        merge(out + row * stride + h * D, stride, lse + h * T + row, t.block[i], length(block_of(span, i / heads)), D);
+    }
 }
 
 inline bool sees(Piece q, const Pieces &k_pieces, const int32_t *lo) {
@@ -204,20 +226,20 @@ template <class X, class Products>
 void forward_part(Cpu<X> dev, const Products &products, float *out32, float *lse, Heads<const X> q, Heads<const X> k,
                   Heads<const X> v, const int32_t *lo, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D,
                   float scale) {
-    const std::vector<Piece> blocks = cut(q_pieces, queries);
-    const size_t group = H / KV, tasks = ceil_div(group, most_heads);  // of a block and a key head
+    const size_t group = H / KV, tasks = ceil_div(group, sharing), heads = ceil_div(group, tasks);  // tasks of a span and a key head
+    const std::vector<Piece> spans = cut(q_pieces, sharing / heads * queries);
 #pragma omp parallel num_threads(dev.threads)
     {
         const auto tiles = std::make_unique_for_overwrite<ForwardTiles<Products>>();
 #pragma omp for collapse(2) schedule(dynamic)
-        for (size_t i = 0; i < blocks.size(); i++)
+        for (size_t i = 0; i < spans.size(); i++)
             for (size_t task = 0; task < KV * tasks; task++) {
-                const Piece block = blocks[blocks.size() - 1 - i];  // long tasks first: late queries see most
-                if (!sees(block, k_pieces, lo)) continue;           // of another rank's keys many see none
-                const size_t kv = task / tasks, first = task % tasks * most_heads, h = kv * group + first;
-                forward_block(*tiles, products, out32 + (block.offset * H + h) * D, H * D, lse + h * T + block.offset,
-                              rows_of(q, block.offset, h, D), rows_of(k, 0, kv, D), rows_of(v, 0, kv, D), lo, block, k_pieces, T,
-                              std::min(most_heads, group - first), D, scale);
+                const Piece span = spans[spans.size() - 1 - i];  // long tasks first: late queries see most
+                const size_t kv = task / tasks, first = task % tasks * heads, h = kv * group + first;
+                if (first >= group || !sees(span, k_pieces, lo)) continue;  // of another rank's keys many see none
+                forward_span(*tiles, products, out32 + (span.offset * H + h) * D, H * D, lse + h * T + span.offset,
+                             rows_of(q, span.offset, h, D), rows_of(k, 0, kv, D), rows_of(v, 0, kv, D), lo, span, k_pieces, T,
+                             std::min(heads, group - first), D, scale);
             }
     }
 }
@@ -246,70 +268,81 @@ inline void softmax_backward_row(float *p, float *ds, Interval see, size_t m, fl
     std::fill(ds + vectors.end, ds + round_up(m, 32), 0.0f);
 }
 
-// One block of queries of `heads` heads against one tile of keys of their key head; all pointers stand at the first row of their
-// block, at the first head; lse and delta (heads, T).
+// A block of queries of one head against the first m keys of the loaded tile.
 template <class Products, class X>
-void backward_block(BackwardTiles<Products> &t, const Products &products, float *dq, size_t q_stride, float *dk, float *dv,
-                    size_t k_stride, Heads<const X> q, Heads<const X> k, Heads<const X> v, const float *delta, const float *lse,
-                    Heads<const X> dout, const int32_t *lo, Piece q_block, Piece tile, size_t T, size_t heads, size_t D,
-                    float scale) {
-    const size_t n = length(q_block), m = length(tile), row = row_length(D);
-    const Seeing s = intervals(t.see, q_block, tile, lo, Products::unit);
-    t.k.load(k, m, D);
-    t.v.load(v, m, D);
-    products.prepare_columns(t.k, m);
-    products.prepare_columns(t.v, m);
-    products.prepare_stacked(t.k, m);
-    std::fill_n(t.dk, round_up(m, Products::unit) * row, 0.0f);
-    std::fill_n(t.dv, round_up(m, Products::unit) * row, 0.0f);
-    for (size_t h = 0; h < heads; h++) {
-        t.q.load(rows_of(q, 0, h, D), n, D);
-        t.dout.load(rows_of(dout, 0, h, D), n, D);
-        products.prepare_stacked(t.q, n);
-        products.prepare_stacked(t.dout, n);
-        std::fill_n(t.dq, round_up(n, Products::unit) * row, 0.0f);
-        products.scores(t.p.scores, t.q, t.k, t.see, s, m);
-        products.scores(t.ds.scores, t.dout, t.v, t.see, s, m);
-        for (size_t j = s.begin; j < s.end; j++)
-            softmax_backward_row(t.p.scores + j * keys, t.ds.scores + j * keys, t.see[j], m, j < n ? lse[h * T + j] : 0.0f,
-                                 j < n ? delta[h * T + j] : 0.0f, scale);
-        products.round_for_queries(t.p, s, m);
-        products.round_for_queries(t.ds, s, m);
-        products.round_for_keys(t.ds, s, m);
-        products.sum_over_queries(t.dv, t.p, t.dout, t.see, s, m);
-        products.sum_over_queries(t.dk, t.ds, t.q, t.see, s, m);
-        products.sum_over_keys(t.dq, t.ds, t.k, t.see, s, m);
-        add_rows(dq + h * D, q_stride, t.dq, n, D, scale);
-    }
-    add_rows(dv, k_stride, t.dv, m, D, 1.0f);
-    add_rows(dk, k_stride, t.dk, m, D, MUTANT(6, 1.0f, scale));
+void backward_tile(BackwardTiles<Products> &t, const Products &products, float *dq, size_t q_stride, Heads<const X> q,
+                   Heads<const X> dout, const float *delta, const float *lse, Seeing s, size_t n, size_t m, size_t D, float scale) {
+    t.q.load(q, n, D);
+    t.dout.load(dout, n, D);
+    products.prepare_stacked(t.q, n);
+    products.prepare_stacked(t.dout, n);
+    std::fill_n(t.dq, round_up(n, Products::unit) * row_length(D), 0.0f);
+    products.scores(t.p.scores, t.q, t.k, t.see, s, m);
+    products.scores(t.ds.scores, t.dout, t.v, t.see, s, m);
+    for (size_t j = s.begin; j < s.end; j++)
+        softmax_backward_row(t.p.scores + j * keys, t.ds.scores + j * keys, t.see[j], m, j < n ? lse[j] : 0.0f,
+                             j < n ? delta[j] : 0.0f, scale);
+    products.round_for_queries(t.p, s, m);
+    products.round_for_queries(t.ds, s, m);
+    products.round_for_keys(t.ds, s, m);
+    products.sum_over_queries(t.dv, t.p, t.dout, t.see, s, m);
+    products.sum_over_queries(t.dk, t.ds, t.q, t.see, s, m);
+    products.sum_over_keys(t.dq, t.ds, t.k, t.see, s, m);
+    add_rows(dq, q_stride, t.dq, n, D, scale);
 }
 
-// attention_backward_part with these products. Step s pairs the key block j with the query block (j + s) mod n. No two pairs of a
-// step share a block of either kind, so they run in parallel and add to dq32, dk32 and dv32 in place, without atomics or private
-// copies; one step follows the other, so the order of every sum is fixed.
+// A span of queries of `heads` heads against one tile of keys of their key head; all pointers stand at the first row of the span or
+// the tile, at the first head; lse and delta (heads, T).
+template <class Products, class X>
+void backward_span(BackwardTiles<Products> &t, const Products &products, float *dq, size_t q_stride, float *dk, float *dv,
+                   size_t k_stride, Heads<const X> q, Heads<const X> k, Heads<const X> v, const float *delta, const float *lse,
+                   Heads<const X> dout, const int32_t *lo, Piece span, Piece tile, size_t T, size_t heads, size_t D, float scale) {
+    const size_t row = row_length(D);
+    t.k.load(k, length(tile), D);
+    t.v.load(v, length(tile), D);
+    products.prepare_columns(t.k, length(tile));
+    products.prepare_columns(t.v, length(tile));
+    products.prepare_stacked(t.k, length(tile));
+    std::fill_n(t.dk, round_up(length(tile), Products::unit) * row, 0.0f);
+    std::fill_n(t.dv, round_up(length(tile), Products::unit) * row, 0.0f);
+    for (size_t i = 0; i < blocks_in(span); i++) {
+        const Piece block = block_of(span, i);
+        const Seeing s = intervals(t.see, block, tile, lo, Products::unit);
+        const size_t m = length(clip(tile, tile.begin, block.end));
+        if (s.begin == s.end) continue;
+        for (size_t h = 0, at = i * queries; h < heads; h++)
+            backward_tile(t, products, dq + at * q_stride + h * D, q_stride, rows_of(q, at, h, D), rows_of(dout, at, h, D),
+                          delta + h * T + at, lse + h * T + at, s, length(block), m, D, scale);
+    }
+    add_rows(dv, k_stride, t.dv, length(tile), D, 1.0f);
+    add_rows(dk, k_stride, t.dk, length(tile), D, MUTANT(6, 1.0f, scale));
+}
+
+// attention_backward_part with these products. Step s pairs the tile of keys j with the span of queries (j + s) mod n. No two pairs of
+// a step share a tile or a span, so they run in parallel and add to dq32, dk32 and dv32 in place, without atomics or private copies;
+// one step follows the other, so the order of every sum is fixed.
 template <class X, class Products>
 void backward_part(Cpu<X> dev, const Products &products, float *dq32, float *dk32, float *dv32, float *scratch, Heads<const X> q,
                    Heads<const X> k, Heads<const X> v, const float *delta, const float *lse, const X *dout, const int32_t *lo,
                    Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D, float scale) {
-    const std::vector<Piece> q_blocks = cut(q_pieces, queries), k_blocks = cut(k_pieces, keys);
-    const size_t n = std::max(q_blocks.size(), k_blocks.size());
+    const size_t group = H / KV;
+    const std::vector<Piece> spans = cut(q_pieces, ceil_div(sharing, group) * queries), tiles_of_keys = cut(k_pieces, keys);
+    const size_t n = std::max(spans.size(), tiles_of_keys.size());
     auto *tiles = reinterpret_cast<BackwardTiles<Products> *>(round_up(reinterpret_cast<uintptr_t>(scratch), 64));
 #pragma omp parallel num_threads(dev.threads)
     for (size_t s = 0; s < n; s++)
 #pragma omp for collapse(2) schedule(dynamic)
-        for (size_t j = 0; j < k_blocks.size(); j++)
+        for (size_t j = 0; j < tiles_of_keys.size(); j++)
             for (size_t kv = 0; kv < KV; kv++) {
-                if ((j + s) % n >= q_blocks.size()) continue;
-                const Piece q_block = q_blocks[(j + s) % n];
-                const Piece k_block = clip(k_blocks[j], size_t(lo[q_block.begin]), q_block.end);
-                if (length(k_block) == 0) continue;
-                const size_t row = k_block.offset * KV + kv, h = kv * (H / KV);
-                backward_block(tiles[omp_get_thread_num()], products, dq32 + (q_block.offset * H + h) * D, H * D, dk32 + row * D,
-                               dv32 + row * D, KV * D, rows_of(q, q_block.offset, h, D), rows_of(k, k_block.offset, kv, D),
-                               rows_of(v, k_block.offset, kv, D), delta + h * T + q_block.offset, lse + h * T + q_block.offset,
-                               rows_of(Heads<const X>{dout, H * D}, q_block.offset, h, D), lo, q_block, k_block, T, H / KV, D,
-                               scale);
+                if ((j + s) % n >= spans.size()) continue;
+                const Piece span = spans[(j + s) % n];
+                const Piece tile = clip(tiles_of_keys[j], size_t(lo[span.begin]), span.end);
+                if (length(tile) == 0) continue;
+                const size_t row = tile.offset * KV + kv, h = kv * group;
+                backward_span(tiles[omp_get_thread_num()], products, dq32 + (span.offset * H + h) * D, H * D, dk32 + row * D,
+                              dv32 + row * D, KV * D, rows_of(q, span.offset, h, D), rows_of(k, tile.offset, kv, D),
+                              rows_of(v, tile.offset, kv, D), delta + h * T + span.offset, lse + h * T + span.offset,
+                              rows_of(Heads<const X>{dout, H * D}, span.offset, h, D), lo, span, tile, T, group, D, scale);
             }
 }
 
