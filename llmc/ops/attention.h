@@ -155,8 +155,8 @@ inline void softmax_row(float *scores, Interval vectors, float &max, Vector &sum
 
 // A block of queries against the first m keys of the loaded tile.
 template <class Products>
-void forward_tile(ForwardTiles<Products> &t, ForwardBlock<Products> &block, const Products &products, Seeing s, size_t m, size_t D,
-                  float scale) {
+void forward_tile(ForwardTiles<Products> &t, ForwardBlock<Products> &block, const Products &products, Seeing s, size_t m,
+                  size_t D, float scale) {
     products.scores(t.p.scores, block.q, t.k, t.see, s, m);
     for (size_t j = s.begin; j < s.end; j++) {
         const Interval vectors = mask(t.p.scores + j * keys, t.see[j], m);
@@ -188,8 +188,8 @@ void merge(float *out, size_t stride, float *lse, const ForwardBlock<Products> &
 // (heads, T). Pointers stand at the first row of the span, at the first head; those of k and v at row 0.
 template <class Products, class X>
 void forward_span(ForwardTiles<Products> &t, const Products &products, float *out, size_t stride, float *lse, Heads<const X> q,
-                  Heads<const X> k, Heads<const X> v, const int32_t *lo, Piece span, const Pieces &k_pieces, size_t T, size_t heads,
-                  size_t D, float scale) {
+                  Heads<const X> k, Heads<const X> v, const int32_t *lo, Piece span, const Pieces &k_pieces, size_t T,
+                  size_t heads, size_t D, float scale) {
     const size_t blocks = blocks_in(span) * heads;  // the i-th is of head i % heads
     for (size_t i = 0; i < blocks; i++)
         t.block[i].begin(rows_of(q, i / heads * queries, i % heads, D), length(block_of(span, i / heads)), D);
@@ -226,7 +226,8 @@ template <class X, class Products>
 void forward_part(Cpu<X> dev, const Products &products, float *out32, float *lse, Heads<const X> q, Heads<const X> k,
                   Heads<const X> v, const int32_t *lo, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D,
                   float scale) {
-    const size_t group = H / KV, tasks = ceil_div(group, sharing), heads = ceil_div(group, tasks);  // tasks of a span and a key head
+    // A task: a span of queries, of `heads` of those that share a key head.
+    const size_t group = H / KV, tasks = ceil_div(group, sharing), heads = ceil_div(group, tasks);
     const std::vector<Piece> spans = cut(q_pieces, sharing / heads * queries);
 #pragma omp parallel num_threads(dev.threads)
     {
@@ -271,7 +272,8 @@ inline void softmax_backward_row(float *p, float *ds, Interval see, size_t m, fl
 // A block of queries of one head against the first m keys of the loaded tile.
 template <class Products, class X>
 void backward_tile(BackwardTiles<Products> &t, const Products &products, float *dq, size_t q_stride, Heads<const X> q,
-                   Heads<const X> dout, const float *delta, const float *lse, Seeing s, size_t n, size_t m, size_t D, float scale) {
+                   Heads<const X> dout, const float *delta, const float *lse, Seeing s, size_t n, size_t m, size_t D,
+                   float scale) {
     t.q.load(q, n, D);
     t.dout.load(dout, n, D);
     products.prepare_stacked(t.q, n);
@@ -296,7 +298,8 @@ void backward_tile(BackwardTiles<Products> &t, const Products &products, float *
 template <class Products, class X>
 void backward_span(BackwardTiles<Products> &t, const Products &products, float *dq, size_t q_stride, float *dk, float *dv,
                    size_t k_stride, Heads<const X> q, Heads<const X> k, Heads<const X> v, const float *delta, const float *lse,
-                   Heads<const X> dout, const int32_t *lo, Piece span, Piece tile, size_t T, size_t heads, size_t D, float scale) {
+                   Heads<const X> dout, const int32_t *lo, Piece span, Piece tile, size_t T, size_t heads, size_t D,
+                   float scale) {
     const size_t row = row_length(D);
     t.k.load(k, length(tile), D);
     t.v.load(v, length(tile), D);

@@ -113,7 +113,7 @@ std::vector<Ids> complete(Comm &comm, Model &model, const ModelConfig &config, c
 std::vector<Ids> read_prompts(const Run &run) {
     const Options &o = run.options;
     const std::vector<std::string> text = {"--prompt=" + o.prompt};  // one word: a prompt may begin with a dash
-    const std::string prepared = prepared_file(run, "prompts", o.prompts, o.prompts.empty() ? text : std::vector<std::string>{});
+    const std::string prepared = prepared_file(run, GENERATE, o.prompts, o.prompts.empty() ? text : std::vector<std::string>{});
     std::unique_ptr<PreparedData> data;
     agree(run.comm, [&] { data = open_data(run, prepared); });
     if (o.prompts.empty() && run.speaks()) std::filesystem::remove(prepared);  // nobody asks for it again

@@ -24,6 +24,7 @@
 #include "../data/packing.h"
 #include "../data/tokenizer.h"
 #include "../parallel/mesh.h"
+#include "continuation.h"
 #include "logger.h"
 #include "pairs.h"
 
@@ -92,6 +93,12 @@ static std::vector<std::string> names_in(const std::string &list) {
     return names;
 }
 
+static bool token_shards(const std::string &list) {
+    const auto names = names_in(list);
+    return !names.empty() &&
+           std::all_of(names.begin(), names.end(), [](const std::string &name) { return name.ends_with(".bin"); });
+}
+
 // Everything that shapes the prepared file, as text.
 static std::string preparation_key(const std::string &path, const std::vector<std::string> &arguments,
                                    const std::string &tokenizer_hash) {
@@ -147,9 +154,7 @@ std::string cache_file(const std::string &name) {
 // What gives ids their meaning: a tokenizer; for shards, which hold ids already, two numbers are enough.
 static std::vector<std::string> vocabulary_flags(const Run &run, const std::string &kind, const std::string &path) {
     if (!run.tokenizer_hash.empty()) return {"--tokenizer", run.model_dir};
-    const auto names = names_in(path);
-    const bool shards = std::all_of(names.begin(), names.end(), [](const std::string &name) { return name.ends_with(".bin"); });
-    if (kind == "pretrain" && shards && !run.config.eos.empty())
+    if (kind == "pretrain" && token_shards(path) && !run.config.eos.empty())
         return {"--eos_token_id", std::to_string(run.config.eos[0]), "--vocab_size", std::to_string(run.config.V)};
     die("%s is raw data, which needs a tokenizer, but %s has no tokenizer.json\n"
         "  fix: --model DIR with a tokenizer, a prepared .safetensors file, or, to pretrain, token shards (.bin) and a model with eos_token_id",
@@ -176,8 +181,8 @@ static std::string prepare(const Run &run, const std::string &kind, const std::s
     return out;
 }
 
-std::string prepared_file(const Run &run, const std::string &kind, const std::string &path,
-                          const std::vector<std::string> &extra) {
+std::string prepared_file(const Run &run, Task task, const std::string &path, const std::vector<std::string> &extra) {
+    const std::string kind = task == PRETRAIN ? "pretrain" : task == GENERATE ? "prompts" : task & PAIRS ? "pref" : "sft";
     std::string out;
     std::future<std::string> made;  // may take longer than --comm_timeout, so that the other ranks hear that it goes on
     if (run.speaks()) made = std::async(std::launch::async, prepare, std::cref(run), kind, path, extra);
@@ -408,12 +413,13 @@ struct Room {
     }
 };
 
-static int print_plan(const Run &run) {
+static int print_plan(const Run &run, const std::optional<Continuation> &continuation) {
     const Options &o = run.options;
     ModelLimits limits;
     limits.ranks = run.ranks;
     limits.row_tokens = round_up(o.row_tokens, row_multiple);
     limits.positions = o.max_len;
+    if (continuation) continuation->use(limits);
     const Room room(run);
     const size_t ranks = room.here ? run.ranks.world : 1, memory = room.usable / ranks;  // here they share it
     const auto model = plan_model(run, o.recompute, limits, memory);
@@ -551,8 +557,8 @@ static void report_loss(const Run &run, const LossSums &sums, size_t documents, 
 
 static int evaluate_task(Run &run) {
     const Options &o = run.options;
-    const Task like = run.config.reward ? RM : SFT;  // raw data is prepared as for that
-    const std::string path = prepared_file(run, like == RM ? "pref" : "sft", o.data, prepare_flags(o, like));
+    const Task like = run.config.reward ? RM : token_shards(o.data) ? PRETRAIN : SFT;  // raw data is prepared as for that
+    const std::string path = prepared_file(run, like, o.data, prepare_flags(o, like));
     std::unique_ptr<PreparedData> data;
     ModelLimits limits;
     agree(run.comm, [&] {
@@ -622,8 +628,10 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
         agree(comm, [&] { task.emplace(run); });
         run.beside = task->resident_reference();
     }
+    std::optional<Continuation> continuation;
+    if (run.options.plan && run.options.sample_every) continuation.emplace(run);
     if (run.options.plan && !run.speaks()) return 0;
-    if (run.options.plan) return run.options.fit ? print_fit(run) : print_plan(run);
+    if (run.options.plan) return run.options.fit ? print_fit(run) : print_plan(run, continuation);
     for (const char *file : {"config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json"})
         if (!run.model_dir.empty()) expect_same_file(run, run.model_dir + "/" + file, true);
     const auto processes = comm.gather(format("%s %d", host_name().c_str(), int(getpid())));

@@ -41,10 +41,9 @@ std::string program_file(const std::string &path);  // a file of the project, re
 // Cheap, and enough to notice another file: its size, and a hash of its first and last MiB.
 std::string fingerprint(const InputFile &file);
 
-// A prepared file for `path`: itself, or what data/prepare.py makes of raw data, kept in a cache keyed by all that shapes it. All ranks call
-// it, and one of them runs prepare.py. `extra`: further arguments for it.
-std::string prepared_file(const Run &run, const std::string &kind, const std::string &path,
-                          const std::vector<std::string> &extra = {});
+// A prepared file for `path`: itself, or what data/prepare.py makes of raw data for that task, kept in a cache keyed by all that shapes
+// it. All ranks call it, and one of them runs prepare.py. `extra`: further arguments for it.
+std::string prepared_file(const Run &run, Task task, const std::string &path, const std::vector<std::string> &extra = {});
 
 std::string cache_file(const std::string &name);  // where what was once computed is kept; its directory exists
 

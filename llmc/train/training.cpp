@@ -97,13 +97,12 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
         if (run.speaks()) check_output_dir();
     });
     resume_from_ = run.comm.gather(resume_from_)[0];
-    const std::string kind = run.task == PRETRAIN ? "pretrain" : run.task & PAIRS ? "pref" : "sft";
     Options eval = o_;
     eval.dataset_probs.clear();  // they are those of the training data
     const std::string path = run.task == DEMO ? program_file("data/demo/train.safetensors")
-                                              : prepared_file(run, kind, o_.data, prepare_flags(o_, run.task));
+                                              : prepared_file(run, run.task, o_.data, prepare_flags(o_, run.task));
     const std::string eval_path =
-        o_.eval_data.empty() ? "" : prepared_file(run, kind, o_.eval_data, prepare_flags(eval, run.task));
+        o_.eval_data.empty() ? "" : prepared_file(run, run.task, o_.eval_data, prepare_flags(eval, run.task));
     ModelLimits limits;
     agree(run.comm, [&] { limits = open_all_data(path, eval_path); });
     if (o_.sample_every) continuation_.emplace(run), continuation_->use(limits);

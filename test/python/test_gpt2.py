@@ -255,6 +255,8 @@ def test_token_shards_are_data(text_model, bench, tmp_path):  # noqa: F811
     options["model"] = of_bytes(tmp_path / "bare")
     prepared(command("pretrain", data=tmp_path / "*.bin", output_dir=tmp_path / "bare_shard", **options))
     assert weights(tmp_path / "bare_shard") == weights(tmp_path / "same")
+    shards, file = [prepared(command("eval", model=tmp_path / "bare_shard", data=data, max_len=64)) for data in (tmp_path / "*.bin", same)]
+    assert shards.rpartition(", ")[0] == file.rpartition(", ")[0]  # but for the speed
     files = set((tmp_path / "cache").rglob("*.safetensors"))
     shard(bench, stream, name="b.bin")  # another that the star stands for
     prepared(command("pretrain", data=tmp_path / "*.bin", output_dir=tmp_path / "twice", **options))

@@ -107,6 +107,9 @@ def test_the_plan_has_the_caches(data, model, tmp_path):
     plans = [log_lines(tmp_path / name)[0]["plan_bytes"] for name in "ab"]
     caches = 2 * 41 * 2 * 2 * 16 * 4  # layers * (a token to begin with, 40 new ones) * keys and values * heads * head size * float
     assert plans[1] >= plans[0] + caches
+    for options in ({}, SAMPLING):
+        result = call(command("sft", "--plan", model=model, max_len=64, **options))
+        assert result.returncode == 0 and ("cache" in result.stdout) == bool(options), result.stdout + result.stderr
 
 
 def test_refusals(data, model, tmp_path):
