@@ -3,12 +3,14 @@
 # Needs g++ 12 or newer and the headers of CLI11, nlohmann/json and xxHash. What else helps is found by compiling and linking a few lines
 # (scripts/probe.sh); the result is kept in build/probe.mk until this file, the script or the compiler changes, or `make probe`.
 #   ONEDNN=0, OPENBLAS=0, MPI=0, NCCL=0    do without that library, though it is there
+#   CPU=x86-64-v3                  for all CPUs with its instructions (a name of g++'s -march) instead of this one
 #   GPU_ARCHS=90                   kernels for that compute capability alone (9.0) instead of all
 #   STRICT=0                       warnings of nvcc are no errors: for versions of it and of g++ that were not tried
 #   SAN=1                          with the address and undefined-behaviour sanitizers, in build/san
 
+CPU      := native
 CXX      := g++
-CXXFLAGS := -std=c++20 -O3 -march=native -mprefer-vector-width=512 -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra
+CXXFLAGS := -std=c++20 -O3 -march=$(CPU) -mprefer-vector-width=512 -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra
 PYTHON   := $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 BUILD    := build
 TRAINERS := train_gpt2 train_llama

@@ -1,5 +1,6 @@
-// The program is compiled for the CPU it is made on (-march=native). On another it says so, before anything else is executed, instead of
-// dying of an illegal instruction: clusters have nodes of several kinds, and their home directories are shared.
+// The program is compiled for the CPU it is made on, unless make was told otherwise (CPU=x86-64-v3). On a lesser one it says so before
+// anything else is executed, instead of dying of an illegal instruction: clusters have nodes of several kinds, and their home directories
+// are shared.
 #ifdef __x86_64__
 #include <cstdio>
 #include <cstdlib>
@@ -30,7 +31,7 @@ __attribute__((constructor(101), target("arch=x86-64"))) static void check_cpu()
     if (!lacking) return;
     fprintf(stderr,
             "error: this program was compiled for a CPU with %s, which this one lacks\n"
-            "  fix: make clean && make, on this machine\n",
+            "  fix: make clean && make, on this machine; or with CPU=x86-64-v3, for all that have AVX2\n",
             lacking);
     _Exit(1);
 }

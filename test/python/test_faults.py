@@ -367,3 +367,4 @@ def test_a_program_of_another_cpu(tmp_path):
         assert (result.returncode, result.stderr) == (0, "")
     else:
         assert result.returncode == 1 and "compiled for a CPU with avx512fp16" in result.stderr and "fix: make clean && make" in result.stderr
+        assert "CPU=x86-64-v3" in result.stderr
