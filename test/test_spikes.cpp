@@ -27,8 +27,12 @@ TEST(Spikes, AJumpCountsAndAFallOrADriftDoesNot) {
     LossSpikes spikes;
     for (size_t i = 0; i < 300; i++) {
         EXPECT_FALSE(spikes.add(3 - 0.0005 * double(i) + noise(i))) << i;
-        if (i == 200) EXPECT_TRUE(spikes.add(4));
-        if (i == 250) EXPECT_FALSE(spikes.add(0.5));
+        if (i == 200) {
+            EXPECT_TRUE(spikes.add(4));
+        }
+        if (i == 250) {
+            EXPECT_FALSE(spikes.add(0.5));
+        }
     }
     EXPECT_EQ(spikes.count, 1u);
 }

@@ -7,6 +7,11 @@
 #include <cstdint>
 #include <type_traits>
 #include <utility>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+#include "../core/dtype.h"
 
 namespace simd {
 
@@ -23,6 +28,45 @@ typedef uint32_t Bits __attribute__((vector_size(lanes * sizeof(float))));
 typedef Vector Stored __attribute__((may_alias));
 inline Vector load_vector(const void *p) { return *static_cast<const Stored *>(p); }
 inline void store_vector(void *p, Vector v) { *static_cast<Stored *>(p) = v; }
+
+// body<V>(i) for elements i, i + 1, ... of n: as many as V, a Vector or, at the end, a float, holds.
+template <class Body> void for_each(size_t n, Body body) {
+    size_t i = 0;
+    for (; i + lanes <= n; i += lanes) body.template operator()<Vector>(i);
+    for (; i < n; i++) body.template operator()<float>(i);
+}
+
+// For such a body: elements x[0], x[1], ..., wherever they lie, as floats, and floats as elements. Two things a loop that GCC
+// vectorises does not do: what lies 1 KiB ahead is asked for, as the CPU does not see that one row follows another; and where the CPU
+// has an instruction that rounds to bf16, that is taken (which makes 0 of what is below 2^-126).
+typedef Vector Floats __attribute__((aligned(4), may_alias));
+typedef uint16_t Halves __attribute__((vector_size(lanes * sizeof(uint16_t)), aligned(2), may_alias));
+
+inline Bits widened(Halves h) {
+#ifdef __AVX512F__
+    return Bits(_mm512_maskz_cvtepu16_epi32(0xffff, __m256i(h)));
+#else
+    return __builtin_convertvector(h, Bits);
+#endif
+}
+template <class V, class X> V load(const X *x) {
+    if constexpr (std::is_same_v<V, float>) return *x;
+    else {
+        __builtin_prefetch(reinterpret_cast<const char *>(x) + 1024);
+        if constexpr (std::is_same_v<X, float>) return *reinterpret_cast<const Floats *>(x);
+        else return std::bit_cast<V>(widened(*reinterpret_cast<const Halves *>(x)) << 16);
+    }
+}
+template <class X> void store(X *x, float v) { *x = v; }
+inline void store(float *x, Vector v) { *reinterpret_cast<Floats *>(x) = v; }
+inline void store(bf16 *x, Vector v) {
+#ifdef __AVX512BF16__
+    *reinterpret_cast<Halves *>(x) = Halves(_mm512_cvtneps_pbh(__m512(v)));
+#else
+    const Bits u = std::bit_cast<Bits>(v), rounded = v == v ? u + 0x7fff + (u >> 16 & 1) : u | 0x400000;
+    *reinterpret_cast<Halves *>(x) = __builtin_convertvector(rounded >> 16, Halves);
+#endif
+}
 
 }  // namespace simd
 

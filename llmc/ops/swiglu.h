@@ -16,8 +16,10 @@ template <class X> void swiglu_forward(Cpu<X> dev, X *out, const X *gate_up, siz
     for (size_t t = 0; t < T; t++) {
         const X *gate = gate_up + t * 2 * F, *up = gate + F;
         X *out_t = out + t * F;
-#pragma omp simd
-        for (size_t f = 0; f < F; f++) out_t[f] = float(gate[f]) / (1.0f + fast_exp(-float(gate[f]))) * float(up[f]);
+        simd::for_each(F, [&]<class V>(size_t f) {
+            const V g = simd::load<V>(gate + f), u = simd::load<V>(up + f);
+            simd::store(out_t + f, g / (1.0f + fast_exp(-g)) * u);
+        });
     }
 }
 
@@ -26,12 +28,11 @@ template <class X> void swiglu_backward(Cpu<X> dev, X *dgate_up, const X *dout, 
     for (size_t t = 0; t < T; t++) {
         const X *gate = gate_up + t * 2 * F, *up = gate + F, *dout_t = dout + t * F;
         X *dgate = dgate_up + t * 2 * F, *dup = dgate + F;
-#pragma omp simd
-        for (size_t f = 0; f < F; f++) {
-            const float g = gate[f], u = up[f], d = dout_t[f];
-            const float s = 1.0f / (1.0f + fast_exp(-g));
-            dgate[f] = d * u * s * (1.0f + MUTANT(9, 0.0f, g * (1.0f - s)));
-            dup[f] = d * g * s;
-        }
+        simd::for_each(F, [&]<class V>(size_t f) {
+            const V g = simd::load<V>(gate + f), u = simd::load<V>(up + f), d = simd::load<V>(dout_t + f);
+            const V s = 1.0f / (1.0f + fast_exp(-g));
+            simd::store(dgate + f, d * u * s * (1.0f + MUTANT(9, V{}, g * (1.0f - s))));
+            simd::store(dup + f, d * g * s);
+        });
     }
 }
