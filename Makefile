@@ -3,7 +3,7 @@
 # Needs g++ 12 or newer and the headers of CLI11, nlohmann/json and xxHash. What else helps is found by compiling and linking a few lines
 # (scripts/probe.sh); the result is kept in build/probe.mk until this file, the script or the compiler changes, or `make probe`.
 #   ONEDNN=0, OPENBLAS=0, MPI=0, NCCL=0    do without that library, though it is there
-#   CPU=x86-64-v3                  for all CPUs with its instructions (a name of g++'s -march) instead of this one
+#   CPU=znver4                     for that CPU (a name of g++'s -march) instead of this one; for all: make plain
 #   GPU_ARCHS=90                   kernels for that compute capability alone (9.0) instead of all
 #   STRICT=0                       warnings of nvcc are no errors: for versions of it and of g++ that were not tried
 #   SAN=1                          with the address and undefined-behaviour sanitizers, in build/san
@@ -16,9 +16,9 @@ BUILD    := build
 TRAINERS := train_gpt2 train_llama
 PLACE    :=
 
-ifeq ($(MUTANTS),1)  # set by test-mutants
+ifeq ($(MUTANTS),1)  # set by test-mutants; the tests that pass there without a bug do so on `make plain`'s route
 BUILD    := build/mutants
-CXXFLAGS += -O1 -DLLMC_MUTANTS
+CXXFLAGS += -O1 -march=x86-64-v3 -DLLMC_MUTANTS
 else ifeq ($(SAN),1)
 BUILD    := build/san
 PLACE    := $(BUILD)/
@@ -29,7 +29,7 @@ PROGRAMS := $(TRAINERS:%=$(PLACE)%)
 
 MAKEFLAGS += -j$(shell nproc)
 .DEFAULT_GOAL := all
-.PHONY: all deps demo test test-all test-mutants test-gpu ptxas bench compare format tidy probe help clean FORCE
+.PHONY: all plain deps demo test test-all test-mutants test-gpu ptxas bench compare format tidy probe help clean FORCE
 .DELETE_ON_ERROR:
 
 # ---- what is on this machine ------------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ NVCCFLAGS := -std=c++20 -O3 -diag-suppress 1675 -Xcompiler -fopenmp,-Wall,-Wextr
 GPU       := build/gpu$(subst $(eval) ,,$(GPU_ARCHS:%=_%))
 GPU_COMM  := $(GPU)/llmc/parallel/comm_nccl.o
 GPU_HALF  := $(GPU)/llmc/core/gpu_query.o $(GPU_COMM)
-CUDA      := $(and $(filter build,$(BUILD)),$(filter 1,$(HAVE_CUDA)),$(NVCC))
+CUDA      := $(and $(filter build build/plain,$(BUILD)),$(filter 1,$(HAVE_CUDA)),$(NVCC))
 CUDA_LIB  := $(firstword $(realpath $(dir $(NVCC))../lib64 $(dir $(NVCC))../lib))
 CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcudart_static -lcublasLt -ldl -lrt -lpthread
 ifeq ($(HAVE_NCCL)$(filter 0,$(NCCL)),1)
@@ -225,6 +225,10 @@ endif
 
 all: $(PROGRAMS)
 
+plain: all                                   ## also NAME.plain for every CPU with AVX2, which NAME runs on a CPU that lacks something
+	@$(MAKE) --no-print-directory CPU=x86-64-v3 BUILD=build/plain PLACE=build/plain/ all
+	@for t in $(TRAINERS); do cp build/plain/$$t $$t.plain; done
+
 # ---- what to make -----------------------------------------------------------------------------------------------------------------
 
 deps:                                        ## install what is missing (Debian packages, .venv); fill build/deps
@@ -289,4 +293,4 @@ help:                                        ## this list
 	@echo '  make               the programs, train_gpt2 and train_llama; make train_llama: that one'
 
 clean:                                       ## remove what was built, but for build/deps
-	rm -rf $(foreach t,$(TRAINERS),$(t) $(t)_emu) $(filter-out build/deps,$(wildcard build/*))
+	rm -rf $(foreach t,$(TRAINERS),$(t) $(t)_emu $(t).plain) $(filter-out build/deps,$(wildcard build/*))

@@ -1,11 +1,14 @@
-// The program is compiled for the CPU it is made on, unless make was told otherwise (CPU=x86-64-v3). On a lesser one it says so before
-// anything else is executed, instead of dying of an illegal instruction: clusters have nodes of several kinds, and their home directories
-// are shared.
+// The program is compiled for the CPU it is made on. On a lesser one PROGRAM.plain runs in its place, which `make plain` makes for all CPUs
+// with AVX2: clusters have nodes of several kinds, and their home directories are shared. Without that file it says so before anything
+// else is executed, instead of dying of an illegal instruction.
 #ifdef __x86_64__
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
-__attribute__((constructor(101), target("arch=x86-64"))) static void check_cpu() {
+__attribute__((constructor(101), target("arch=x86-64"))) static void check_cpu(int, char **argv, char **) {
     const char *lacking = nullptr;
     __builtin_cpu_init();
 #define NEEDS(feature) \
@@ -29,9 +32,11 @@ __attribute__((constructor(101), target("arch=x86-64"))) static void check_cpu()
     NEEDS("avx512fp16");
 #endif
     if (!lacking) return;
+    char plain[4096] = {};
+    if (readlink("/proc/self/exe", plain, sizeof plain - sizeof ".plain") > 0) execv(strcat(plain, ".plain"), argv);
     fprintf(stderr,
             "error: this program was compiled for a CPU with %s, which this one lacks\n"
-            "  fix: make clean && make, on this machine; or with CPU=x86-64-v3, for all that have AVX2\n",
+            "  fix: make plain, where it was made: then it runs on all CPUs with AVX2; or make clean && make, on this machine\n",
             lacking);
     _Exit(1);
 }

@@ -157,7 +157,7 @@ static std::vector<std::string> vocabulary_flags(const Run &run, const std::stri
     if (kind == "pretrain" && token_shards(path) && !run.config.eos.empty())
         return {"--eos_token_id", std::to_string(run.config.eos[0]), "--vocab_size", std::to_string(run.config.V)};
     die("%s is raw data, which needs a tokenizer, but %s has no tokenizer.json\n"
-        "  fix: --model DIR with a tokenizer, a prepared .safetensors file, or, to pretrain, token shards (.bin) and a model with eos_token_id",
+        "  fix: --model DIR with a tokenizer, a prepared .safetensors file, or, to pretrain or evaluate, token shards (.bin) and a model with eos_token_id",
         path.empty() ? "the prompt" : path.c_str(), run.model_dir.empty() ? "a --preset" : run.model_dir.c_str());
 }
 

@@ -362,7 +362,7 @@ def test_raw_data_for_a_model_without_a_tokenizer(text_model, bench, task, names
     shard(bench, [END, 260])
     bench.jsonl({"text": "a"})
     message = message or (f"{names} is raw data, which needs a tokenizer, but bare has no tokenizer.json\n  fix: --model DIR with a tokenizer, "
-                          "a prepared .safetensors file, or, to pretrain, token shards (.bin) and a model with eos_token_id\n")
+                          "a prepared .safetensors file, or, to pretrain or evaluate, token shards (.bin) and a model with eos_token_id\n")
     data = ",".join(str(tmp_path / name) for name in names.split(","))
     expect_refusal(command(task, model=model, data=data, output_dir=tmp_path / "run"), f"train_gpt2: {message}", tmp_path)
 
