@@ -104,6 +104,7 @@ endif
 OF_CPU   := $(if $(CUDA),$(BUILD)/with_cuda/%.o $(GPU)/%.o $(GPU_HALF),$(BUILD)/%.o)
 $(PROGRAMS): $(PLACE)%: $(OF_CPU) $(LIBRARY)
 	@echo 'link    $@'
+	@rm -f $@.plain  # of older sources
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(CUDA),$(CUDA_LIBS) $(NCCL_LIBS)) -o $@
 
 # The same with the emulator in place of the GPU.
@@ -227,7 +228,7 @@ all: $(PROGRAMS)
 
 plain: all                                   ## also NAME.plain for every CPU with AVX2, which NAME runs on a CPU that lacks something
 	@$(MAKE) --no-print-directory CPU=x86-64-v3 BUILD=build/plain PLACE=build/plain/ all
-	@for t in $(TRAINERS); do cp build/plain/$$t $$t.plain; done
+	@for t in $(TRAINERS); do cp build/plain/$$t $$t.plain || exit 1; done
 
 # ---- what to make -----------------------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
-// Vectors of floats, and elementary functions on them and on floats that GCC vectorises inside `#pragma omp simd` loops, which it
-// cannot do with calls to libm: no branches, no calls, only arithmetic and selects.
+// Vectors of floats, loops over arrays by vectors, and elementary functions on vectors and on floats that GCC vectorises inside
+// `#pragma omp simd` loops, which it cannot do with calls to libm: no branches, no calls, only arithmetic and selects.
 #pragma once
 #include <bit>
 #include <cmath>
