@@ -6,6 +6,7 @@
 #   CPU=znver4                     for that CPU (a name of g++'s -march) instead of this one; for all: make plain
 #   GPU_ARCHS=90                   kernels for that compute capability alone (9.0) instead of all
 #   STRICT=0                       warnings of nvcc are no errors: for versions of it and of g++ that were not tried
+#   AMX=software                   functions in place of the matrix unit's instructions (llmc/ops/amx.h), to test that route anywhere, in build/amx
 #   SAN=1                          with the address and undefined-behaviour sanitizers, in build/san
 
 CPU      := native
@@ -19,6 +20,10 @@ PLACE    :=
 ifeq ($(MUTANTS),1)  # set by test-mutants; the tests that pass there without a bug do so on `make plain`'s route
 BUILD    := build/mutants
 CXXFLAGS += -O1 -march=x86-64-v3 -DLLMC_MUTANTS
+else ifeq ($(AMX),software)
+BUILD    := build/amx
+PLACE    := $(BUILD)/
+CXXFLAGS += -DLLMC_AMX_IN_SOFTWARE -Wno-psabi
 else ifeq ($(SAN),1)
 BUILD    := build/san
 PLACE    := $(BUILD)/

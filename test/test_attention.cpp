@@ -87,31 +87,6 @@ TYPED_TEST(Attention, AnySplitOverRanksEqualsTheWhole) {
     }
 }
 
-#if defined(LLMC_ONEDNN) && defined(__AVX512BF16__)
-// The products that a CPU with AMX takes, on one that may have none.
-struct OnednnTiles : CpuBf16 {};
-static void attention_forward_part(OnednnTiles dev, float *out32, float *lse, Heads<const bf16> q, Heads<const bf16> k,
-                                   Heads<const bf16> v, const int32_t *lo, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H,
-                                   size_t KV, size_t D, float scale) {
-    attention::forward_part(dev, attention::OnednnProducts(dev, D), out32, lse, q, k, v, lo, q_pieces, k_pieces, T, H, KV, D,
-                            scale);
-}
-static void attention_backward_part(OnednnTiles dev, float *dq32, float *dk32, float *dv32, float *scratch, Heads<const bf16> q,
-                                    Heads<const bf16> k, Heads<const bf16> v, const float *delta, const float *lse,
-                                    const bf16 *dout, const int32_t *lo, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H,
-                                    size_t KV, size_t D, float scale) {
-    attention::backward_part(dev, attention::OnednnProducts(dev, D), dq32, dk32, dv32, scratch, q, k, v, delta, lse, dout, lo,
-                             q_pieces, k_pieces, T, H, KV, D, scale);
-}
-TEST(AttentionByOnednn, EqualsReference) {
-    const OnednnTiles dev{make_device<CpuBf16>()};
-    for (const auto &[name, a] : shapes) {
-        const AttentionInputs<bf16> in(a);
-        check_attention(name.c_str(), a, in, run_attention<HostArray>(dev, a, in));
-    }
-}
-#endif
-
 TYPED_TEST(Attention, NumberOfThreadsChangesNoBit) {
     using Test = Attention<TypeParam>;
     const AttentionShape a{{5, 700, 1, 350, 60}, 0, 4, 2, 32};

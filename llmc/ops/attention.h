@@ -63,12 +63,6 @@ inline std::vector<Piece> cut(const Pieces &pieces, size_t size) {
     return blocks;
 }
 
-inline void add_rows(float *out, size_t stride, const float *tile, size_t n, size_t D, float factor) {
-    for (size_t i = 0; i < n; i++)
-#pragma omp simd
-        for (size_t d = 0; d < D; d++) out[i * stride + d] += factor * tile[i * row_length(D) + d];
-}
-
 template <class X> Heads<const X> rows_of(Heads<const X> x, size_t row, size_t head, size_t D) {
     return {x.data + row * x.stride + head * D, x.stride};
 }
@@ -126,12 +120,13 @@ template <class Products> struct ForwardBlock {
 template <class Products> struct ForwardTiles {
     ForwardBlock<Products> block[sharing];
     typename Products::Keys k, v;
-    ScoreTile<typename Products::Operand> p;  // exp(score - max)
+    typename Products::Scores p;  // exp(score - max)
     Interval see[queries];
 };
 
 // One step of the online softmax of a row: scores become exp(score - max); what was summed under the old maximum shrinks.
-inline void softmax_row(float *scores, Interval vectors, float &max, Vector &sum, float *out, size_t D, float scale) {
+template <class Products>
+void softmax_row(float *scores, Interval vectors, float &max, Vector &sum, float *out, size_t D, float scale) {
     Vector top = load_vector(scores + vectors.begin);
     for (size_t j = vectors.begin + lanes; j < vectors.end; j += lanes) {
         const Vector s = load_vector(scores + j);
@@ -147,7 +142,7 @@ inline void softmax_row(float *scores, Interval vectors, float &max, Vector &sum
         max = grown;
     }
     for (size_t j = vectors.begin; j < vectors.end; j += lanes) {
-        const Vector p = fast_exp(scale * load_vector(scores + j) - base);
+        const Vector p = Products::exp(scale * load_vector(scores + j) - base);
         store_vector(scores + j, p);
         sum += p;
     }
@@ -157,14 +152,18 @@ inline void softmax_row(float *scores, Interval vectors, float &max, Vector &sum
 template <class Products>
 void forward_tile(ForwardTiles<Products> &t, ForwardBlock<Products> &block, const Products &products, Seeing s, size_t m,
                   size_t D, float scale) {
-    products.scores(t.p.scores, block.q, t.k, t.see, s, m);
-    for (size_t j = s.begin; j < s.end; j++) {
-        const Interval vectors = mask(t.p.scores + j * keys, t.see[j], m);
-        if (vectors.end > 0)
-            softmax_row(t.p.scores + j * keys, vectors, block.max[j], block.sum[j], block.out + j * row_length(D), D, scale);
+    for (size_t i = s.begin; i < s.end; i += Products::strip) {
+        const Seeing strip{i, std::min(i + Products::strip, s.end)};
+        products.scores(t.p.scores, block.q, t.k, t.see, strip, m);
+        for (size_t j = strip.begin; j < strip.end; j++) {
+            const Interval vectors = mask(t.p.scores + j * keys, t.see[j], m);
+            if (vectors.end > 0)
+                softmax_row<Products>(t.p.scores + j * keys, vectors, block.max[j], block.sum[j], block.out + j * row_length(D),
+                                      D, scale);
+        }
+        products.round_for_keys(t.p, strip, m);
+        products.sum_over_keys(block.out, t.p, t.v, t.see, strip, m);
     }
-    products.round_for_keys(t.p, s, m);
-    products.sum_over_keys(block.out, t.p, t.v, t.see, s, m);
 }
 
 // Adds what n queries of a head saw in this part to what they saw before: out has rows of `stride`.
@@ -231,6 +230,7 @@ void forward_part(Cpu<X> dev, const Products &products, float *out32, float *lse
     const std::vector<Piece> spans = cut(q_pieces, sharing / heads * queries);
 #pragma omp parallel num_threads(dev.threads)
     {
+        [[maybe_unused]] const typename Products::Registers registers;
         const auto tiles = std::make_unique_for_overwrite<ForwardTiles<Products>>();
 #pragma omp for collapse(2) schedule(dynamic)
         for (size_t i = 0; i < spans.size(); i++)
@@ -250,7 +250,7 @@ void forward_part(Cpu<X> dev, const Products &products, float *out32, float *lse
 template <class Products> struct BackwardTiles {
     typename Products::Queries q, dout;
     typename Products::Keys k, v;
-    ScoreTile<typename Products::Operand> p, ds;
+    typename Products::Scores p, ds;
     alignas(64) float dq[queries * max_row];
     alignas(64) float dk[keys * max_row];
     alignas(64) float dv[keys * max_row];
@@ -258,10 +258,11 @@ template <class Products> struct BackwardTiles {
 };
 
 // From scores and dP = dout . v to P and dS, in place.
-inline void softmax_backward_row(float *p, float *ds, Interval see, size_t m, float lse, float delta, float scale) {
+template <class Products>
+void softmax_backward_row(float *p, float *ds, Interval see, size_t m, float lse, float delta, float scale) {
     const Interval vectors = mask(p, see, m);
     for (size_t j = vectors.begin; j < vectors.end; j += lanes) {
-        const Vector probability = fast_exp(scale * load_vector(p + j) - lse);
+        const Vector probability = Products::exp(scale * load_vector(p + j) - lse);
         store_vector(p + j, probability);
         store_vector(ds + j, probability * (load_vector(ds + j) - delta));
     }
@@ -279,14 +280,17 @@ void backward_tile(BackwardTiles<Products> &t, const Products &products, float *
     products.prepare_stacked(t.q, n);
     products.prepare_stacked(t.dout, n);
     std::fill_n(t.dq, round_up(n, Products::unit) * row_length(D), 0.0f);
-    products.scores(t.p.scores, t.q, t.k, t.see, s, m);
-    products.scores(t.ds.scores, t.dout, t.v, t.see, s, m);
-    for (size_t j = s.begin; j < s.end; j++)
-        softmax_backward_row(t.p.scores + j * keys, t.ds.scores + j * keys, t.see[j], m, j < n ? lse[j] : 0.0f,
-                             j < n ? delta[j] : 0.0f, scale);
-    products.round_for_queries(t.p, s, m);
-    products.round_for_queries(t.ds, s, m);
-    products.round_for_keys(t.ds, s, m);
+    for (size_t i = s.begin; i < s.end; i += Products::strip) {
+        const Seeing strip{i, std::min(i + Products::strip, s.end)};
+        products.scores(t.p.scores, t.q, t.k, t.see, strip, m);
+        products.scores(t.ds.scores, t.dout, t.v, t.see, strip, m);
+        for (size_t j = strip.begin; j < strip.end; j++)
+            softmax_backward_row<Products>(t.p.scores + j * keys, t.ds.scores + j * keys, t.see[j], m, j < n ? lse[j] : 0.0f,
+                                           j < n ? delta[j] : 0.0f, scale);
+        products.round_for_queries(t.p, strip, m);
+        products.round_for_queries(t.ds, strip, m);
+        products.round_for_keys(t.ds, strip, m);
+    }
     products.sum_over_queries(t.dv, t.p, t.dout, t.see, s, m);
     products.sum_over_queries(t.dk, t.ds, t.q, t.see, s, m);
     products.sum_over_keys(t.dq, t.ds, t.k, t.see, s, m);
@@ -306,8 +310,8 @@ void backward_span(BackwardTiles<Products> &t, const Products &products, float *
     products.prepare_columns(t.k, length(tile));
     products.prepare_columns(t.v, length(tile));
     products.prepare_stacked(t.k, length(tile));
-    std::fill_n(t.dk, round_up(length(tile), Products::unit) * row, 0.0f);
-    std::fill_n(t.dv, round_up(length(tile), Products::unit) * row, 0.0f);
+    std::fill_n(t.dk, keys * row, 0.0f);
+    std::fill_n(t.dv, keys * row, 0.0f);
     for (size_t i = 0; i < blocks_in(span); i++) {
         const Piece block = block_of(span, i);
         const Seeing s = intervals(t.see, block, tile, lo, Products::unit);
@@ -317,8 +321,8 @@ void backward_span(BackwardTiles<Products> &t, const Products &products, float *
             backward_tile(t, products, dq + at * q_stride + h * D, q_stride, rows_of(q, at, h, D), rows_of(dout, at, h, D),
                           delta + h * T + at, lse + h * T + at, s, length(block), m, D, scale);
     }
-    add_rows(dv, k_stride, t.dv, length(tile), D, 1.0f);
-    add_rows(dk, k_stride, t.dk, length(tile), D, MUTANT(6, 1.0f, scale));
+    products.add_sums_over_queries(dv, k_stride, t.dv, length(tile), 1.0f);
+    products.add_sums_over_queries(dk, k_stride, t.dk, length(tile), MUTANT(6, 1.0f, scale));
 }
 
 // attention_backward_part with these products. Step s pairs the tile of keys j with the span of queries (j + s) mod n. No two pairs of
@@ -333,20 +337,23 @@ void backward_part(Cpu<X> dev, const Products &products, float *dq32, float *dk3
     const size_t n = std::max(spans.size(), tiles_of_keys.size());
     auto *tiles = reinterpret_cast<BackwardTiles<Products> *>(round_up(reinterpret_cast<uintptr_t>(scratch), 64));
 #pragma omp parallel num_threads(dev.threads)
-    for (size_t s = 0; s < n; s++)
+    {
+        [[maybe_unused]] const typename Products::Registers registers;
+        for (size_t s = 0; s < n; s++)
 #pragma omp for collapse(2) schedule(dynamic)
-        for (size_t j = 0; j < tiles_of_keys.size(); j++)
-            for (size_t kv = 0; kv < KV; kv++) {
-                if ((j + s) % n >= spans.size()) continue;
-                const Piece span = spans[(j + s) % n];
-                const Piece tile = clip(tiles_of_keys[j], size_t(lo[span.begin]), span.end);
-                if (length(tile) == 0) continue;
-                const size_t row = tile.offset * KV + kv, h = kv * group;
-                backward_span(tiles[omp_get_thread_num()], products, dq32 + (span.offset * H + h) * D, H * D, dk32 + row * D,
-                              dv32 + row * D, KV * D, rows_of(q, span.offset, h, D), rows_of(k, tile.offset, kv, D),
-                              rows_of(v, tile.offset, kv, D), delta + h * T + span.offset, lse + h * T + span.offset,
-                              rows_of(Heads<const X>{dout, H * D}, span.offset, h, D), lo, span, tile, T, group, D, scale);
-            }
+            for (size_t j = 0; j < tiles_of_keys.size(); j++)
+                for (size_t kv = 0; kv < KV; kv++) {
+                    if ((j + s) % n >= spans.size()) continue;
+                    const Piece span = spans[(j + s) % n];
+                    const Piece tile = clip(tiles_of_keys[j], size_t(lo[span.begin]), span.end);
+                    if (length(tile) == 0) continue;
+                    const size_t row = tile.offset * KV + kv, h = kv * group;
+                    backward_span(tiles[omp_get_thread_num()], products, dq32 + (span.offset * H + h) * D, H * D, dk32 + row * D,
+                                  dv32 + row * D, KV * D, rows_of(q, span.offset, h, D), rows_of(k, tile.offset, kv, D),
+                                  rows_of(v, tile.offset, kv, D), delta + h * T + span.offset, lse + h * T + span.offset,
+                                  rows_of(Heads<const X>{dout, H * D}, span.offset, h, D), lo, span, tile, T, group, D, scale);
+                }
+    }
 }
 
 }  // namespace attention
@@ -371,8 +378,11 @@ template <class X> void attention_end(Cpu<X> dev, X *out, const float *out32, si
 
 template <class X> size_t attention_scratch(Cpu<X> dev) {
     using namespace attention;
-    constexpr size_t most = std::max(sizeof(BackwardTiles<Products<float>>), sizeof(BackwardTiles<Products<Pair>>));
-    return size_t(dev.threads) * most / sizeof(float) + 16;
+    size_t bytes = std::max(sizeof(BackwardTiles<Products<float>>), sizeof(BackwardTiles<Products<Pair>>));
+#ifdef LLMC_AMX
+    bytes = std::max(bytes, sizeof(BackwardTiles<AmxProducts>));
+#endif
+    return size_t(dev.threads) * bytes / sizeof(float) + 16;
 }
 
 template <class X>
@@ -410,12 +420,11 @@ void attention_backward_end(Cpu<X> dev, X *dqkv, const float *dq32, const float 
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t t = 0; t < T; t++) {
         X *row = dqkv + t * (H + 2 * KV) * D;
-#pragma omp simd
-        for (size_t i = 0; i < H * D; i++) row[i] = X(dq32[t * H * D + i]);
-#pragma omp simd
-        for (size_t i = 0; i < KV * D; i++) {
-            row[H * D + i] = X(dk32[t * KV * D + i]);
-            row[(H + KV) * D + i] = X(dv32[t * KV * D + i]);
-        }
+        const auto round = [&](X *out, const float *x, size_t n) {
+            simd::for_each(n, [=]<class V>(size_t i) { simd::store(out + i, simd::load<V>(x + i)); });
+        };
+        round(row, dq32 + t * H * D, H * D);
+        round(row + H * D, dk32 + t * KV * D, KV * D);
+        round(row + (H + KV) * D, dv32 + t * KV * D, KV * D);
     }
 }

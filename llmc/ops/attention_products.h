@@ -2,13 +2,15 @@
 //
 //   scores            S (queries, keys)  = Q K^T        at least where a query sees a key
 //   sum_over_keys     O (queries, D)    += P V          P is 0 where a query does not see a key
-//   sum_over_queries  G (keys, D)       += P^T dO
+//   sum_over_queries  G (keys, D)       += P^T dO       add_sums_over_queries adds G, however it is stored, to rows of memory
 //
 // in one of three ways, which differ in how tiles are stored:
 //   Products<float>    a micro-kernel of 6 rows, which does little more than the part that the mask leaves
 //   Products<Pair>     the same on pairs of bf16, for CPUs with a dot product of them (AVX512_BF16): twice the work per instruction
-//   OnednnProducts     whole tiles of bf16 by oneDNN, for CPUs with a matrix unit (AMX)
+//   AmxProducts        blocks of (32, 32), for CPUs with a matrix unit (amx.h)
 // For those of bf16, P and dS are rounded to bf16 first, as on a GPU; all sums are float.
+//
+// A tile of scores is made and turned into P by strips of queries, a multiple of the unit: what is read again soon stays in cache.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -21,7 +23,7 @@
 
 #include "../core/common.h"
 #include "../core/device.h"
-#include "matmul.h"
+#include "amx.h"
 #include "pieces.h"
 #include "simd.h"
 
@@ -34,6 +36,12 @@ constexpr size_t max_row = max_D + 16;
 
 // Row length of a tile (n, D): whole vectors, and not a power of two, which would map its rows to few sets of the cache.
 inline size_t row_length(size_t D) { return round_up(D, 16) + 16; }
+
+inline void add_rows(float *out, size_t stride, const float *tile, size_t n, size_t D, float factor) {
+    for (size_t i = 0; i < n; i++)
+#pragma omp simd
+        for (size_t d = 0; d < D; d++) out[i * stride + d] += factor * tile[i * row_length(D) + d];
+}
 
 // The keys of a tile that a query sees: [begin, end), counted from the tile's first. Neither falls from one query to the next.
 struct Interval {
@@ -171,11 +179,14 @@ template <class Word> void product(size_t columns, View<float> c, View<const Wor
 // ---- the products
 
 template <class Word> struct Products {
-    using Operand = Word;
     using Queries = HeadTile<Word, queries>;
     using Keys = KeyTile<Word>;
-    static constexpr size_t unit = block_rows;
+    using Scores = ScoreTile<Word>;
+    struct Registers {};
+    static constexpr size_t unit = block_rows, strip = queries;
     size_t D, row, width;
+
+    static Vector exp(Vector x) { return terms<Word> == 1 ? fast_exp(x) : rough_exp(x); }
 
     template <class Dev> Products(Dev, size_t D) : D(D), row(row_length(D)), width(round_up(D, 16)) {}
 
@@ -219,6 +230,9 @@ template <class Word> struct Products {
                                   last - first, true);
             }
     }
+    void add_sums_over_queries(float *out, size_t stride, const float *sums, size_t n, float factor) const {
+        add_rows(out, stride, sums, n, D, factor);
+    }
 
     void round_for_keys(ScoreTile<Word> &p, Seeing s, size_t m) const;
     void round_for_queries(ScoreTile<Word> &p, Seeing s, size_t m) const;
@@ -252,56 +266,118 @@ template <> inline void Products<Pair>::round_for_queries(ScoreTile<Pair> &p, Se
         }
 }
 
-class OnednnProducts {
-  public:
-    using Operand = Pair;
-    using Queries = HeadTile<Pair, queries>;
-    using Keys = KeyTile<Pair>;
-    static constexpr size_t unit = 32;  // sizes are its multiples, as each is compiled
+#endif
 
-    OnednnProducts(CpuBf16 dev, size_t D) : row_(row_length(D)) {
-        const size_t row = 2 * row_, width = round_up(D, 32);  // in bf16
-        for (size_t i = 0; i < N; i++)
-            for (size_t j = 0; j < M; j++) {
-                const size_t n = (i + 1) * unit, m = (j + 1) * unit;
-                of_size_[i][j] = {{dev, keys, {row, 1}, {1, row}, n, m, width, false},
-                                  {dev, row_, {keys, 1}, {row, 1}, n, round_up(D, 16), m, true},
-                                  {dev, row_, {1, keys}, {row, 1}, m, round_up(D, 16), n, true}};
+#ifdef LLMC_AMX
+
+// Sums over queries lie transposed, (D, keys): so P, which is the larger, is a second factor, which rounding makes as it is.
+class AmxProducts {
+  public:
+    using Registers = amx::Registers;
+    static constexpr size_t unit = amx::block, strip = unit;
+
+    struct Queries {
+        Heads<const bf16> x;
+        amx::Packed<queries * max_D> rows, columns;  // first factors: X and X^T
+
+        void load(Heads<const bf16> from, size_t n, size_t D) {
+            x = from;
+            rows.pack<amx::Factor::first>({x.data, x.stride, 1}, n, D);
+        }
+    };
+    struct Keys {
+        Heads<const bf16> x;
+        amx::Packed<keys * max_D> columns, stacked;  // second factors: X^T and X
+
+        void load(Heads<const bf16> from, size_t, size_t) { x = from; }
+    };
+    struct Scores {
+        alignas(64) float scores[queries * keys];
+        alignas(64) bf16 by_keys[queries * keys];     // P as a first factor
+        alignas(64) bf16 by_queries[queries * keys];  // and as a second
+    };
+
+    static Vector exp(Vector x) { return rough_exp(x); }
+
+    AmxProducts(CpuBf16, size_t D) : D_(D), row_(row_length(D)) {}
+
+    void prepare_columns(Keys &k, size_t m) const { k.columns.pack<amx::Factor::second>({k.x.data, k.x.stride, 1}, m, D_); }
+    void prepare_stacked(Keys &v, size_t m) const { v.stacked.pack<amx::Factor::second>({v.x.data, 1, v.x.stride}, D_, m); }
+    void prepare_stacked(Queries &q, size_t n) const { q.columns.pack<amx::Factor::first>({q.x.data, 1, q.x.stride}, D_, n); }
+
+    void scores(float *out, const Queries &q, const Keys &k, const Interval *see, Seeing s, size_t) const {
+        for (size_t i = s.begin; i < s.end; i += unit) {
+            const auto [begin, end] = seen_by(see, i);
+            for (size_t j = begin; j < end; j += unit)
+                amx::multiply(out + i * keys + j, keys, q.rows.at(i, 0), k.columns.at(j, 0), q.rows.steps, false);
+        }
+    }
+    void sum_over_keys(float *out, const Scores &p, const Keys &v, const Interval *see, Seeing s, size_t) const {
+        for (size_t i = s.begin; i < s.end; i += unit) {
+            const auto [begin, end] = seen_by(see, i);
+            for (size_t d = 0; d < D_ && begin < end; d += unit)
+                amx::multiply(out + i * row_ + d, row_, p.by_keys + by_keys(i, begin), v.stacked.at(d, begin),
+                              (end - begin) / unit, true);
+        }
+    }
+    void sum_over_queries(float *out, const Scores &p, const Queries &x, const Interval *see, Seeing s, size_t m) const {
+        size_t begin = s.begin, end = s.begin;  // of the queries that see some of 32 keys
+        for (size_t k = 0; k < m; k += unit) {
+            while (begin < s.end && seen_by(see, begin).end <= k) begin += unit;
+            while (end < s.end && seen_by(see, end).begin <= k) end += unit;
+            for (size_t d = 0; d < D_ && begin < end; d += unit)
+                amx::multiply(out + d * keys + k, keys, x.columns.at(d, begin), p.by_queries + by_queries(begin, k),
+                              (end - begin) / unit, true);
+        }
+    }
+    void add_sums_over_queries(float *out, size_t stride, const float *sums, size_t n, float factor) const {
+        for (size_t k = 0; k < n; k += amx::side)
+            for (size_t d = 0; d < D_; d += amx::side) {
+                amx::Words square[amx::side];
+                for (size_t i = 0; i < amx::side; i++)
+                    square[i] = *reinterpret_cast<const amx::StoredWords *>(sums + (d + i) * keys + k);
+                amx::transpose(square);
+                for (size_t i = 0; i < std::min(amx::side, n - k); i++)
+                    for (size_t j = 0; j < std::min(amx::side, D_ - d); j++)
+                        out[(k + i) * stride + d + j] += factor * std::bit_cast<float>(square[i][j]);
             }
     }
-    void prepare_columns(Keys &, size_t) const {}  // rows serve all products
-    template <class Tile> void prepare_stacked(Tile &, size_t) const {}
 
-    void scores(float *out, const Queries &q, const Keys &k, const Interval *, Seeing s, size_t m) const {
-        of(s, m).scores(out + s.begin * keys, &q.rows[s.begin * row_].first, &k.rows->first);
+    void round_for_keys(Scores &p, Seeing s, size_t m) const {
+        for (size_t i = s.begin; i < s.end; i++)
+            for (size_t j = 0; j < m; j += unit)
+                amx::store_words(p.by_keys + by_keys(i, j), amx::rounded(p.scores + i * keys + j));
     }
-    void sum_over_keys(float *out, const ScoreTile<Pair> &p, const Keys &v, const Interval *, Seeing s, size_t m) const {
-        of(s, m).sum_over_keys(out + s.begin * row_, &p.rounded[s.begin * keys / 2].first, &v.rows->first);
+    void round_for_queries(Scores &p, Seeing s, size_t m) const {
+        for (size_t i = s.begin; i < s.end; i += 2)
+            for (size_t j = 0; j < round_up(m, unit); j += amx::side)
+                amx::store_words(p.by_queries + by_queries(i, j),
+                                 amx::rounded_pairs(p.scores + i * keys + j, p.scores + (i + 1) * keys + j));
     }
-    void sum_over_queries(float *out, const ScoreTile<Pair> &p, const Queries &x, const Interval *, Seeing s, size_t m) const {
-        of(s, m).sum_over_queries(out, &p.rounded[s.begin * keys / 2].first, &x.rows[s.begin * row_].first);
-    }
-    void round_for_keys(ScoreTile<Pair> &p, Seeing s, size_t m) const { round_rows(p, s, m); }
-    void round_for_queries(ScoreTile<Pair> &p, Seeing s, size_t m) const { round_rows(p, s, m); }
 
   private:
-    static constexpr size_t N = queries / unit, M = keys / unit;
-    size_t row_;
-    struct Three {
-        TileMatmul scores, sum_over_keys, sum_over_queries;
-    } of_size_[N][M];
-    const Three &of(Seeing s, size_t m) const { return of_size_[(s.end - s.begin) / unit - 1][ceil_div(m, unit) - 1]; }
+    size_t D_, row_;
+    // Where row i of P has its elements from j on, and rows i and i + 1
+    static size_t by_keys(size_t i, size_t j) { return (i / unit * keys + j) * unit + i % unit * unit; }
+    static size_t by_queries(size_t i, size_t j) {
+        return (j / unit * queries + i / unit * unit) * unit + j % unit / amx::side * amx::tile + i % unit / 2 * unit;
+    }
+    // The keys that queries i to i + 31 see, in whole blocks
+    static Interval seen_by(const Interval *see, size_t i) {
+        return {see[i].begin / unit * unit, round_up(see[i + unit - 1].end, unit)};
+    }
 };
 
 #endif
 
 // f(products) with those that this device multiplies fastest with.
 template <class X, class F> void with_products(Cpu<X> dev, size_t D, F f) {
+#ifdef LLMC_AMX
+    if constexpr (std::is_same_v<X, bf16>)
+        if (amx::available()) return f(AmxProducts(dev, D));
+#endif
 #ifdef __AVX512BF16__
-    if constexpr (std::is_same_v<X, bf16>) {
-        if (TileMatmul::available(dev)) return f(OnednnProducts(dev, D));
-        return f(Products<Pair>(dev, D));
-    }
+    if constexpr (std::is_same_v<X, bf16>) return f(Products<Pair>(dev, D));
 #endif
     f(Products<float>(dev, D));
 }

@@ -11,6 +11,7 @@
 
 #include "../core/common.h"
 #include "../core/mutant.h"
+#include "amx_gemm.h"
 #include "sgemm.h"
 
 #if defined(LLMC_ONEDNN)
@@ -66,15 +67,6 @@ struct Product {
     dnnl::matmul matmul;
     memory::desc a, b, bias, c, scratchpad;
 };
-struct TileProduct {
-    dnnl::matmul matmul;
-    struct Call {  // of one thread
-        dnnl::stream stream;
-        memory a, b, c, scratchpad;
-        std::unordered_map<int, memory> arguments;
-    };
-    std::vector<Call> calls;
-};
 #endif
 
 struct Context {
@@ -106,8 +98,6 @@ struct Context {
     static constexpr size_t most_products = 512;
     std::map<Shape, Product> products;
     const Product &product(const Shape &shape);
-    std::map<Shape, TileProduct> tiles;  // a few dozen for a head size
-    const TileProduct *tile(const Shape &shape, int threads);
 
     Context() {
         const memory::desc m({64, 64}, memory::data_type::bf16, memory::dims{64, 1});
@@ -157,21 +147,6 @@ const Product &Context::product(const Shape &s) {
     }
     omp_set_num_threads(threads);
     return products.emplace(s, std::move(p)).first->second;
-}
-
-const TileProduct *Context::tile(const Shape &s, int threads) {
-    TileProduct &tile = tiles[s];
-    if (tile.calls.size() >= size_t(threads)) return &tile;
-    const Product &p = product(s);
-    tile.matmul = p.matmul;
-    for (size_t i = tile.calls.size(); i < size_t(threads); i++) {
-        const auto on = [&](const memory::desc &desc) { return memory(desc, engine, nullptr); };
-        TileProduct::Call call{dnnl::stream(engine), on(p.a), on(p.b), on(p.c), memory(p.scratchpad, engine), {}};
-        call.arguments = {
-            {DNNL_ARG_SRC, call.a}, {DNNL_ARG_WEIGHTS, call.b}, {DNNL_ARG_DST, call.c}, {DNNL_ARG_SCRATCHPAD, call.scratchpad}};
-        tile.calls.push_back(std::move(call));
-    }
-    return &tile;
 }
 
 // Long sums over tokens are cut too, which C += allows: otherwise each T would need products of its own.
@@ -245,6 +220,13 @@ static void openblas_gemm(CpuF32 dev, float *C, Matrix<float> A, Matrix<float> B
 
 template <class X, class Out>
 static void gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K, bool accumulate) {
+#ifdef LLMC_AMX
+    if constexpr (sizeof(X) == 2)
+        if (amx::available()) {
+            void *scratch = dev.ctx->template scratch_for<char>(1, amx_gemm_scratch(dev.threads));
+            return amx_gemm(dev.threads, scratch, C, A, B, bias, M, N, K, accumulate);
+        }
+#endif
 #if defined(LLMC_ONEDNN)
     if (sizeof(X) == sizeof(float) || dev.ctx->has_bf16) return onednn_gemm(dev, C, A, B, bias, M, N, K, accumulate);
 #elif defined(LLMC_OPENBLAS)
@@ -253,35 +235,6 @@ static void gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, si
     float *scratch = dev.ctx->template scratch_for<float>(dev.threads, sgemm_scratch * sizeof(float));
     sgemm(dev.threads, scratch, C, A, B, bias, M, N, K, accumulate);
 }
-
-// ---- products of tiles ------------------------------------------------------------------------------------------------------
-
-#ifdef LLMC_ONEDNN
-
-bool TileMatmul::available(CpuBf16 dev) { return dev.ctx->has_bf16 && __builtin_cpu_supports("amx-bf16"); }
-
-TileMatmul::TileMatmul(CpuBf16 dev, size_t c_row, Strides a, Strides b, size_t M, size_t N, size_t K, bool accumulate)
-    : product_(dev.ctx->tile(
-          {memory::data_type::bf16, memory::data_type::f32, memory::dim(M), memory::dim(N), memory::dim(K), memory::dim(a.row),
-           memory::dim(a.column), memory::dim(b.row), memory::dim(b.column), memory::dim(c_row), false, accumulate},
-          dev.threads)) {}
-
-void TileMatmul::operator()(float *C, const bf16 *A, const bf16 *B) const {
-    const TileProduct::Call &call = product_->calls[size_t(omp_get_thread_num())];
-    call.a.set_data_handle(const_cast<bf16 *>(A));
-    call.b.set_data_handle(const_cast<bf16 *>(B));
-    call.c.set_data_handle(C);
-    omp_set_num_threads(1);  // of oneDNN, in this thread and until the end of the region
-    product_->matmul.execute(call.stream, call.arguments);
-}
-
-#else
-
-bool TileMatmul::available(CpuBf16) { return false; }
-TileMatmul::TileMatmul(CpuBf16, size_t, Strides, Strides, size_t, size_t, size_t, bool) {}
-void TileMatmul::operator()(float *, const bf16 *, const bf16 *) const {}
-
-#endif
 
 // ---- the three products of a linear layer -----------------------------------------------------------------------------------
 

@@ -29,25 +29,3 @@ template <class X> size_t matmul_scratch(Cpu<X>) {
     return 0;
 }  // oneDNN asks for it at each product, and keeps it with the context
 template <class X> void matmul_use_scratch(Cpu<X>, void *) {}
-
-// A product of bf16 tiles in cache, for ops that multiply within parallel regions of their own: C = A B or, if accumulate, C += A B,
-// on the calling thread.
-//
-//   C (M, N) float, rows of c_row    A (M, K), B (K, N) bf16, element (i, j) at [i * row + j * column], one of the two strides 1
-//
-// Made outside of parallel regions, from the context of the device, as often as needed: the context remembers.
-struct TileProduct;
-class TileMatmul {
-  public:
-    struct Strides {
-        size_t row, column;
-    };
-    static bool available(CpuBf16 dev);  // this CPU has a matrix unit (AMX), and the library takes bf16
-
-    TileMatmul() = default;
-    TileMatmul(CpuBf16 dev, size_t c_row, Strides a, Strides b, size_t M, size_t N, size_t K, bool accumulate);
-    void operator()(float *C, const bf16 *A, const bf16 *B) const;
-
-  private:
-    const TileProduct *product_ = nullptr;
-};

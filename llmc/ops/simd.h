@@ -89,6 +89,18 @@ template <class F> inline F fast_exp(F x) {  // F: float or simd::Vector
     return x <= 88.72283f ? positive : x + INFINITY;  // a NaN takes the second arm, whose sum keeps it
 }
 
+// exp(x) to 4e-6 of it, for what is rounded to bf16 next: 2^x = 2^floor(x) 2^(x - floor(x)), the latter by a polynomial.
+inline simd::Vector rough_exp(simd::Vector x) {
+#ifdef __AVX512DQ__
+    const __m512 t = __m512(x * 1.44269504f);
+    const simd::Vector f(_mm512_maskz_reduce_ps(0xffff, t, _MM_FROUND_TO_NEG_INF));  // t - floor(t)
+    const simd::Vector p = (((f * 1.3534167e-2f + 5.2011464e-2f) * f + 2.4144275e-1f) * f + 6.9300383e-1f) * f + 1.0000026f;
+    return simd::Vector(_mm512_maskz_scalef_ps(0xffff, __m512(p), t));  // p 2^floor(t)
+#else
+    return fast_exp(x);
+#endif
+}
+
 namespace simd {
 
 // Permutes the lanes of one vector, or chooses from those of two: lane l of the result is lane from(l) of (a, b).
