@@ -12,7 +12,6 @@
 
 #include "../core/device.h"
 #include "../core/floats.h"
-#include "../core/mutant.h"
 
 struct AdamW {  // double, because 1 - 0.999f is off by 1e-5
     double lr, beta1, beta2, eps, weight_decay;
@@ -31,7 +30,7 @@ struct AdamWFactors {
           one_minus_beta2(float(1 - a.beta2)),
           eps(float(a.eps)),
           decay(float(1 - a.lr * a.weight_decay)),
-          step_size(float(a.lr / MUTANT(11, 1, 1 - std::pow(a.beta1, double(a.step))))),
+          step_size(float(a.lr / (1 - std::pow(a.beta1, double(a.step))))),
           root_correction2(float(std::sqrt(1 - std::pow(a.beta2, double(a.step))))) {}
 
     HOST_DEVICE void update(float &p, float &m, float &v, float grad) const {
