@@ -23,7 +23,7 @@ TESTS = "build/mutants/test/"
 
 
 class Mutant(NamedTuple):
-    number: int
+    number: int  # 0: always in
     file: str
     tests: str
     bug: str
@@ -43,9 +43,9 @@ def read_table(path=TABLE):
             continue
         head = [part.strip() for part in lines[0].split("|", 3)]
         right, wrong = ("\n".join(line[2:] for line in lines[1:] if line[0] == mark) for mark in "-+")
-        if len(head) < 4 or not head[0].isdigit() or not right or not wrong:
+        if len(head) < 4 or not re.fullmatch(r"\d+|always", head[0]) or not right or not wrong:
             sys.exit(f'{path}: "{lines[0]}" is no mutant\n  fix: number | file | tests | bug, then lines with "- " and lines with "+ "')
-        mutants.append(Mutant(int(head[0]), *head[1:], right, wrong))
+        mutants.append(Mutant(int(head[0].replace("always", "0")), *head[1:], right, wrong))
     return mutants
 
 
@@ -55,6 +55,8 @@ def pattern(text):
 
 def switched(mutant, right):
     """The text that is right until the mutant is switched on."""
+    if mutant.number == 0:
+        return mutant.wrong
     in_front = re.fullmatch(r"(.*;)\s*" + pattern(right), mutant.wrong, re.DOTALL)
     if in_front:
         return f"if (mutant({mutant.number})) {{ {in_front[1]} }}\n{right}"
@@ -99,9 +101,10 @@ def make_tree(tree):
 
 def run(binary, tests, number=0):
     """"green", "red", or "nothing": what the filtered tests say with this mutant switched on."""
-    environment = {**os.environ, "LLMC_MUTANT": str(number), "OMP_WAIT_POLICY": "passive"}
+    *settings, filter = tests.split()
+    environment = {**os.environ, "LLMC_MUTANT": str(number), "OMP_WAIT_POLICY": "passive", **dict(s.split("=") for s in settings)}
     try:
-        process = subprocess.run([binary, "--gtest_filter=" + tests, "--gtest_brief=1"], env=environment, stdout=subprocess.PIPE,
+        process = subprocess.run([binary, "--gtest_filter=" + filter, "--gtest_brief=1"], env=environment, stdout=subprocess.PIPE,
                                  stderr=subprocess.STDOUT, text=True, errors="replace", timeout=300)
     except subprocess.TimeoutExpired:
         return "red"
@@ -120,7 +123,8 @@ def main():
         return make_tree(args.make)
 
     part, parts = map(int, args.part.split("/"))
-    mutants = [m for m in read_table()[part - 1 :: parts] if os.path.exists(m.binary) and m.number in (args.numbers or [m.number])]
+    bugs = [mutant for mutant in read_table() if mutant.number]
+    mutants = [m for m in bugs[part - 1 :: parts] if os.path.exists(m.binary) and m.number in (args.numbers or [m.number])]
     filters = sorted({(m.binary, m.tests) for m in mutants})
     with ThreadPoolExecutor(2) as pool:
         right = dict(zip(filters, pool.map(lambda f: run(*f), filters)))

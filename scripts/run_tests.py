@@ -48,9 +48,9 @@ def run(command, **environment):
     return process.returncode, process.stdout
 
 
-def googletest(binary, tests, shard=0, shards=1):
+def googletest(binary, tests, shard=0, shards=1, **environment):
     """Keeps what the tests print, but not the frame around every test."""
-    code, output = run([binary, f"--gtest_filter={tests}"], GTEST_TOTAL_SHARDS=str(shards), GTEST_SHARD_INDEX=str(shard))
+    code, output = run([binary, f"--gtest_filter={tests}"], GTEST_TOTAL_SHARDS=str(shards), GTEST_SHARD_INDEX=str(shard), **environment)
     result = Result()
     current = None
     for line in output.splitlines(keepends=True):
