@@ -38,7 +38,7 @@ class Result:
                       self.seconds + other.seconds, self.tests + other.tests)
 
 
-def run(command, **environment):
+def run(command, environment={}):
     """Exit code and output; 127 and a message if it does not start."""
     try:
         process = subprocess.run(command, env=ENVIRONMENT | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -48,9 +48,11 @@ def run(command, **environment):
     return process.returncode, process.stdout
 
 
-def googletest(binary, tests, shard=0, shards=1, **environment):
+def googletest(binary, tests, piece, environment):
     """Keeps what the tests print, but not the frame around every test."""
-    code, output = run([binary, f"--gtest_filter={tests}"], GTEST_TOTAL_SHARDS=str(shards), GTEST_SHARD_INDEX=str(shard), **environment)
+    number, count = map(int, piece.split("/"))
+    shard = {"GTEST_SHARD_INDEX": str(number - 1), "GTEST_TOTAL_SHARDS": str(count)}
+    code, output = run([binary, f"--gtest_filter={tests}"], environment | shard)
     result = Result()
     current = None
     for line in output.splitlines(keepends=True):
@@ -111,21 +113,30 @@ def of_build(binary):
     return {"race": ", races", "san": ", sanitizers"}.get(binary.split("/")[1], "")
 
 
+def pieces(part):
+    """A part of a list that takes every so many-th test, "2/4", in as many pieces as there are cores: "2/8" and "6/8"."""
+    number, parts = map(int, part.split("/"))
+    return [f"{number + parts * core}/{parts * CORES}" for core in range(CORES)]
+
+
+def shards(binary, tests, part="1/1", **environment):
+    return [(googletest, binary, tests, piece, environment) for piece in pieces(part)]
+
+
 def suites(args):
     """Of each suite the jobs, which are functions."""
-    part, parts = map(int, args.part.split("/"))
     tests = "*" if args.all else "-Slow*"
-    jobs = {
-        "C++": [(googletest, args.build + "/test/test_llmc", tests, shard, CORES) for shard in range(CORES)],
-        "Python": [(pytest, file, args.build, args.all) for file in sorted(glob.glob("test/python/test_*.py"), key=os.path.getsize, reverse=True)],
-    }
+    files = sorted(glob.glob("test/python/test_*.py"), key=os.path.getsize, reverse=True)
+    jobs = {"Python": [(pytest, file, args.build, args.all) for file in files]}
+    jobs["C++"] = shards(args.build + "/test/test_llmc", tests)
     for binary in args.cuda:
-        jobs["CUDA kernels" + of_build(binary)] = [(googletest, binary, tests, shard, CORES) for shard in range(CORES)]
+        special = of_build(binary)
+        jobs["CUDA kernels" + special] = shards(binary, tests, args.part if special else "1/1")
     for program in args.ladders:
         jobs.setdefault("CUDA workshop" + of_build(program), []).append((counted, [program, "all", "--emu"]))
     if args.all:
-        jobs["AMX in software"] = [(googletest, "build/mutants/test/test_llmc", AMX, shard, CORES) for shard in range(CORES)]
-        jobs["mutants"] = [(counted, [sys.executable, "scripts/mutants.py", "--part", f"{part + parts * i}/{parts * CORES}"]) for i in range(CORES)]
+        jobs["AMX in software"] = shards("build/mutants/test/test_llmc", AMX, args.part, LLMC_AMX="1")
+        jobs["mutants"] = [(counted, [sys.executable, "scripts/mutants.py", "--part", piece]) for piece in pieces(args.part)]
         jobs["fuzzers"] = [(counted, [sys.executable, "scripts/fuzz.py", fuzzer]) for fuzzer in args.fuzzers]
         jobs["ptxas"] = [(counted, [sys.executable, "scripts/ptxas.py", *args.ptxas])] if args.ptxas else []
         jobs["format"] = [(checked, ["make", "--no-print-directory", "format"])]
@@ -143,13 +154,15 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", required=True)
     parser.add_argument("--all", action="store_true")
-    parser.add_argument("--part", default="1/1", help="2/4: of the mutants the second quarter")
+    parser.add_argument("--part", default="1/1", help="with --all: 2/4 is every fourth test, from the second on, of the suites that take longest")
     parser.add_argument("--cuda", nargs="*", default=[], help="the tests of CUDA kernels on the CPU, in one or several builds")
     parser.add_argument("--ptxas", nargs="*", default=[], help="with --all: what nvcc said of the kernels")
     parser.add_argument("--fuzzers", nargs="*", default=[], help="with --all")
     parser.add_argument("--ladders", nargs="*", default=[], help="programs of dev/cuda, in one or several builds")
     args = parser.parse_args()
 
+    note = "" if args.part == "1/1" else f"part {args.part} alone of races, sanitizers, CUDA workshop, AMX, mutants, fuzzers and ptxas"
+    print("====", note or "all suites" if args.all else "all but the slow tests", flush=True)
     results = {}
     with ThreadPoolExecutor(CORES) as pool:
         running = {name: [pool.submit(timed, *job) for job in jobs] for name, jobs in suites(args).items()}
@@ -166,7 +179,7 @@ def main():
     print("==== the slowest")
     for seconds, name in sorted(total.tests, reverse=True)[:10]:
         print(f"{seconds:7.1f} s  {name}")
-    print("====", ", ".join(f"{name} {r.passed} of {r.passed + r.failed} in {r.seconds:.0f} s" for name, r in results.items()))
+    print("====", ", ".join(f"{name} {r.passed} of {r.passed + r.failed} in {r.seconds:.0f} s" for name, r in results.items()), f"({note})" if note else "")
     print(f"{total.passed} passed, {total.failed} failed")
     return total.failed > 0
 
