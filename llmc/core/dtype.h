@@ -30,6 +30,16 @@ struct bf16 {
     }
 };
 
+// One of the two bf16 around f, the upper one with the probability with which it is nearer: right on average (stochastic rounding).
+// `random` has 16 random bits. A NaN stays one, and an infinity, too.
+HOST_DEVICE inline bf16 round_stochastically(float f, uint32_t random) {
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    bf16 x;
+    x.bits = uint16_t((f - f == 0 ? u + random : f == f ? u : 0x7fc00000) >> 16);
+    return x;
+}
+
 template <class X> constexpr const char *dtype_name = nullptr;
 template <> inline constexpr const char *dtype_name<float> = "f32";
 template <> inline constexpr const char *dtype_name<bf16> = "bf16";

@@ -50,6 +50,15 @@ template <class X> std::vector<float> read(Memory &memory, Floats<X> from, size_
     return host;
 }
 
+inline void write(Memory &memory, bf16 *to, const std::vector<float> &host) {
+    write(memory, to, std::vector<bf16>(host.begin(), host.end()));
+}
+inline std::vector<float> read_floats(Memory &memory, const bf16 *from, size_t n) {
+    const auto host = read(memory, from, n);
+    return {host.begin(), host.end()};
+}
+template <class X> std::vector<float> read_floats(Memory &memory, Floats<X> from, size_t n) { return read(memory, from, n); }
+
 // f(first, n) for the parts of an array that pass through the host one after the other, `elements` at most in each.
 template <class F> void in_parts(size_t count, F f, size_t elements = size_t(1) << 20) {
     for (size_t first = 0; first < count; first += elements) f(first, std::min(elements, count - first));

@@ -139,7 +139,7 @@ static AnyFloats behind(const AnyFloats &floats, size_t n) {
     return std::visit([&](auto f) -> AnyFloats { return f + n; }, floats);
 }
 static std::vector<float> read(Memory &memory, const AnyFloats &from, size_t n) {
-    return std::visit([&](auto f) { return read(memory, f, n); }, from);
+    return std::visit([&](auto f) { return read_floats(memory, f, n); }, from);
 }
 
 static std::string manifest_path(const std::string &dir) { return dir + "/optimizer.json"; }

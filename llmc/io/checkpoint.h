@@ -16,8 +16,8 @@
 
 struct Comm;
 
-// Parameters of either dtype; moments are float.
-using AnyFloats = std::variant<Floats<float>, Floats<bf16>>;
+// Parameters of either dtype, and moments, which may be bf16 alone. In files all are float.
+using AnyFloats = std::variant<Floats<float>, Floats<bf16>, bf16 *>;
 
 // What a rank keeps of the optimizer. Elements are counted through all tensors of the model in the order of its parameter table,
 // without padding, so that the same number is the same element in every world.
