@@ -110,7 +110,7 @@ static constexpr Refused refused[] = {
     {"use_ms", "ModelScope is not read; give a local directory"},
     {"use_peft,adapter,lora_r,lora_target_modules,lora_target_linear", "all weights are trained; leave it out"},
     {"assistant_only_loss,completion_only_loss,train_on_inputs,roles_to_train,train_on_eos",
-     "the fields of a record say what is a target (README, Data); leave it out"},
+     "the fields of a record say what is a target (docs/data.md); leave it out"},
     {"flash_attention,sdp_attention", "attention is this program's own; leave it out"},
     {"pad_to_multiple_of,pad_to_sequence_len", "rows are padded by the program; leave it out"},
     {"reward_model", "the task rm trains one"},
