@@ -10,7 +10,7 @@ struct ContextDeleter {
     void operator()(Context *) const;
 };
 using ContextPtr = std::unique_ptr<Context, ContextDeleter>;
-ContextPtr make_context(int threads);  // owned by run(), alive as long as the device value
+ContextPtr make_context();  // owned by run(), alive as long as the device value
 
 template <class Storage> struct Cpu {
     using X = Storage;  // weights and activations; sums, statistics, parameter gradients and the optimizer are float

@@ -33,6 +33,7 @@ struct Tensor {
     bool decay;  // weight decay applies: matrices yes, norms and biases no
     size_t offset, count;
     bool transposed = false;  // in files of weights it is (shape[1], shape[0]), as GPT-2's Conv1D; not so in checkpoints
+    bool product = false;     // its gradient is one matrix product, which may overwrite what it finds; others can only add
 };
 
 // What is summed together, a layer for instance: whole tensors, elements [begin, end) of the table. It is one bucket, however
@@ -89,8 +90,8 @@ struct Sharding {
 
 // The parameters of a rank and, for training, its part of the optimizer. In a step, with the same calls on all ranks:
 //
-//     zero_gradients(memory)
-//     stages 0, 1: every backward pass adds to grads; after the last one reduce(comm, b, grads + buckets[b].begin) for all b
+//     zero_gradients(memory, true), after which every backward pass adds to grads; or with false, if the first one overwrites the products
+//     stages 0, 1: after the last one reduce(comm, b, grads + buckets[b].begin) for all b
 //     stage 2:     in every backward pass, for all b: start(comm, memory, b, buffer), add to the buffer, reduce(comm, b, buffer)
 //     gradient_norm(comm); update(comm, adamw)
 //     before parameters are read: ready(comm, their first element, the one behind their last)
@@ -131,8 +132,12 @@ template <class Dev> struct Zero {
         plan.add(&norm_scratch, "gradient norm scratch", {squared_norm_scratch(sharding.largest / sharding.parts)});
     }
 
-    void zero_gradients(Memory &memory) {
-        memory.fill(grads, 0, (sharding.stage == 2 ? sharding.shard_count : sharding.count) * sizeof(float));
+    void zero_gradients(Memory &memory, bool products) {
+        size_t begin = 0;
+        const auto clear_up_to = [&](size_t end) { memory.fill(grads + begin, 0, (end - begin) * sizeof(float)); };
+        for (const Tensor &t : table)
+            if (t.product && !products) clear_up_to(t.offset), begin = t.offset + t.count;
+        clear_up_to(sharding.stage == 2 ? sharding.shard_count : sharding.count);
     }
 
     // Stage 2: makes the buffer (parts * part) ready to be added to. It begins with what has been summed so far, in the place of

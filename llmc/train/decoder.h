@@ -50,6 +50,7 @@ template <class X> struct AttentionActs {
 
 template <class Dev> class Decoder : public Model {
   public:
+    ~Decoder() override { matmul_use_scratch(dev, nullptr); }
     Plan &plan() override { return plan_; }
     Arena &arena() override { return *arena_; }
     Memory &memory() override {  // made when it is first used: a plan needs no device
@@ -69,7 +70,8 @@ template <class Dev> class Decoder : public Model {
     }
     void zero_gradients() override {
         reach(clock.between_rows(ZERO_GRAD));
-        zero.zero_gradients(memory());
+        accumulate_ = zero.sharding.stage == 2;  // there a buffer begins with the sum so far
+        zero.zero_gradients(memory(), accumulate_);
     }
     double gradient_norm() override {
         reach(clock.between_rows(GRAD_NORM));
@@ -135,6 +137,9 @@ template <class Dev> class Decoder : public Model {
     }
     void attention_forward(size_t l, const AttentionActs<X> &a);
     void attention_backward(size_t l, const AttentionActs<X> &a);
+    void weight_backward(float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC) {
+        matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC, accumulate_);
+    }
     template <class F> void sum_gradients(size_t cut, bool complete, F add) { sum_gradients(cut, buffer_of(cut), complete, add); }
 
     Dev dev;
@@ -208,6 +213,7 @@ template <class Dev> class Decoder : public Model {
     std::unique_ptr<Arena> arena_;  // in memory_
     std::unique_ptr<Profiler> profiler_;
     bool poison_ = false, last_ = false;  // last_: micro-step
+    bool accumulate_ = true;              // false: the gradients of products hold nothing yet, and the next overwrites them
     bool looks_ = false;                  // --detect_anomaly
     std::optional<Moment> looked_;        // the op that runs
     size_t ops_ = 0;                      // that were looked at
@@ -376,7 +382,6 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
     poison_ = poison;
     plan_.place(guards);
     arena_ = std::make_unique<Arena>(plan_, memory());
-    matmul_use_scratch(dev, acts.matmul);
     const Sharding &s = zero.sharding;
     const Place<X> params = [&](size_t, size_t offset) { return zero.params + s.flat(offset); };
     const Place<float> grads = [&](size_t cut, size_t offset) {
@@ -403,6 +408,7 @@ template <class Dev> void Decoder<Dev>::look(const Moment &now) {
 
 template <class Dev> void Decoder<Dev>::load_row(const Row &r) {
     reach(clock.between_rows(COPY));
+    matmul_use_scratch(dev, acts.matmul);
     row.T = r.T, row.N = r.rows.size(), row.owners = r.owners, row.documents = r.documents.size();
     write(memory(), row.tokens, r.tokens);
     write(memory(), row.doc_pos, r.doc_pos);
@@ -486,7 +492,8 @@ template <class Dev> void Decoder<Dev>::head(X *dx, float *dhead) {
     ready(head_cut);
     reach(config.reward && dx ? clock.head_weight() : clock.head(dx != nullptr));
     if (!config.reward)
-        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w, row.rows, row.targets, row.weights, T, C, config.V, N);
+        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w, row.rows, row.targets, row.weights, T, C, config.V, N,
+                accumulate_);
     else if (dx) score_backward(dev, dx, dhead, acts.normf, head_w, row.rows, row.weights, T, C, N);
     else score_forward(dev, acts.scores, acts.normf, head_w, row.rows, C, N);
 }
@@ -588,6 +595,7 @@ template <class Dev> void Decoder<Dev>::head_backward() {
 
 template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     last_ = last_micro_step;
+    if (!accumulate_ && (row.T == 0 || row.N == 0)) zero.zero_gradients(memory(), accumulate_ = true);  // nothing overwrites them
     head_backward();
     sum_gradients(cuts.size() - 1, true, [&](size_t, size_t) { final_norm_backward(); });
     for (size_t l = config.L; l-- > 0;) {
@@ -595,6 +603,7 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
         sum_gradients(1 + l, true, [&](size_t, size_t) { layer_backward(l); });
     }
     input_backward();
+    accumulate_ = true;
 }
 
 template <class Dev> void Decoder<Dev>::attention_backward(size_t l, const AttentionActs<X> &a) {
