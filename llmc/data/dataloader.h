@@ -20,9 +20,9 @@ struct Row {
     std::vector<int32_t> doc_begin;   // (T) where in the row the token's document begins, for attention
     std::vector<size_t> doc_offsets;  // (documents + 1) where in the row each document begins, then where the padding begins
     std::vector<size_t> documents;    // (documents) the number of each in the file
-    std::vector<int32_t> rows;     // (N) the predictors, increasing: positions t such that t+1 is a target in the same document
-    std::vector<int32_t> targets;  // (N) the token at t+1
-    std::vector<int32_t> owners;   // (N) the document of the row that the predictor belongs to (its segment id)
+    std::vector<int32_t> rows;        // (N) the predictors, increasing: t where t+1 is a target in the same document
+    std::vector<int32_t> targets;     // (N) the token at t+1
+    std::vector<int32_t> owners;      // (N) the document of the row that the predictor belongs to (its segment id)
 };
 
 Row make_row(const PreparedData &data, std::span<const size_t> samples);
@@ -42,8 +42,7 @@ std::vector<std::vector<size_t>> pack_samples(const PreparedData &data, std::spa
 
 struct LoaderOptions {
     size_t batch_size = 128;  // samples of a step
-    size_t batch_tokens =
-        0;  // unless 0, in place of batch_size: samples in order while they fit into so many tokens, at least one
+    size_t batch_tokens = 0;  // unless 0, in place of batch_size: as many samples as fit into so many tokens, at least one
     size_t row_tokens = 2048;
     size_t max_samples = 0;    // only the first so many samples of the file are used; 0: all
     double eval_fraction = 0;  // share of the samples held out for evaluation, drawn before shuffling
