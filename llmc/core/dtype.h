@@ -1,4 +1,4 @@
-// bf16: the upper half of a float. Our own type, so that host, device and emulator share one definition and one rounding.
+// bf16 is the upper half of a float. The type is our own, so that host, device and emulator share one definition and one rounding.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -18,7 +18,7 @@ struct bf16 {
         memcpy(&u, &f, 4);
         bits = f == f ? uint16_t((u + 0x7fff + (u >> 16 & 1)) >> 16) : uint16_t(u >> 16 | 0x40);
     }
-    HOST_DEVICE bf16 &operator=(float f) {  // without it g++ makes a temporary, and then vectorises no loop that writes bf16
+    HOST_DEVICE bf16 &operator=(float f) {  // without it g++ vectorises no loop that writes bf16: it makes a temporary
         bits = bf16(f).bits;
         return *this;
     }

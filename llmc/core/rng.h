@@ -1,5 +1,5 @@
-// Randomness without state: every number is a pure function of (seed, purpose, stream, index), so that it does not depend on ranks,
-// threads or on where a run was resumed. Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+// Random numbers without state: every number is a pure function of (seed, purpose, stream, index), so that it does not depend on ranks,
+// threads or the step at which a run was resumed. The function is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 #pragma once
 #include <cmath>
 #include <cstdint>
