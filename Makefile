@@ -16,10 +16,12 @@ PYTHON   := $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 BUILD    := build
 TRAINERS := train_gpt2 train_llama
 PLACE    :=
+TREE     :=
 
-ifeq ($(MUTANTS),1)  # set by test-mutants; the tests that pass there without a bug do so on `make plain`'s route
+ifeq ($(MUTANTS),1)  # set by test-mutants
 BUILD    := build/mutants
-CXXFLAGS += -O1 -march=x86-64-v3 -DLLMC_MUTANTS
+TREE     := build/mutants/tree/
+CXXFLAGS += -O1 -march=x86-64-v3 -include test/mutant.h -DLLMC_AMX_IN_SOFTWARE -Wno-psabi
 else ifeq ($(AMX),software)
 BUILD    := build/amx
 PLACE    := $(BUILD)/
@@ -34,7 +36,7 @@ PROGRAMS := $(TRAINERS:%=$(PLACE)%)
 
 MAKEFLAGS += -j$(shell nproc)
 .DEFAULT_GOAL := all
-.PHONY: all plain deps demo test test-all test-mutants test-gpu ptxas bench compare format tidy probe help clean FORCE
+.PHONY: all plain deps demo test test-all build-mutants test-mutants test-gpu ptxas bench compare format tidy probe help clean FORCE
 .DELETE_ON_ERROR:
 
 # ---- what is on this machine ------------------------------------------------------------------------------------------------------
@@ -180,13 +182,13 @@ $(BENCHES): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
 
-$(BUILD)/%.o: %.cpp $(BUILD)/flags
+$(BUILD)/%.o: $(TREE)%.cpp $(BUILD)/flags
 	@mkdir -p $(@D)
 	@echo 'compile $<'
 	@$(CXX) $(CXXFLAGS) $(EMULATE_FLAGS) -MMD -MP -c $< -o $@
 
 define compile_cu
-$(BUILD)/$(1)%.o: %.cu $(BUILD)/flags
+$(BUILD)/$(1)%.o: $(TREE)%.cu $(BUILD)/flags
 	@mkdir -p $$(@D)
 	@echo 'compile $$<$(if $(1), ($(patsubst %/,%,$(1))))'
 	@$$(CXX) $$(CXXFLAGS) $$(EMULATE_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
@@ -245,23 +247,33 @@ demo: train_llama                             ## the bundled demo: SFT, a reward
 	@$(PYTHON) scripts/demo.py
 	@$(PYTHON) scripts/plot.py out/demo/log.jsonl --out out/demo/loss.png
 
+# PART=2/4: of the suites that take longest every fourth test from the second on; CI takes another part each time.
+PART := 1/1
+part  = $(foreach i,$(shell seq $(subst /, ,$(PART)) $(words $(1))),$(word $(i),$(1)))
+
 ifeq ($(HAVE_BOOST_CONTEXT),1)
 TEST_CUDA     := $(BUILD)/test/test_cuda
 TEST_CUDA_ALL := $(TEST_CUDA) build/race/test/test_cuda build/san/test/test_cuda
-TEST_LADDERS  := $(foreach build,build build/race build/san,$(LADDERS:%=$(build)/dev/cuda/%))
+TEST_LADDERS  := $(foreach build,build build/race build/san,$(patsubst %,$(build)/dev/cuda/%,$(call part,$(LADDERS))))
 endif
+TEST_MUTANTS  := $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
+TEST_GPU      := $(if $(NVCC),$(GPU_LOGS:.ptxas=.o) $(patsubst %,$(GPU)/dev/cuda/%.o,$(call part,$(LADDERS))))
+TEST_FUZZERS  := $(call part,$(FUZZERS))
 
 test: $(PROGRAMS) $(BUILD)/test/test_llmc $(TEST_CUDA) $(PROCESSES)  ## all tests but the slow ones; the last line counts them
 	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA)
 
-test-all: $(PROGRAMS) $(if $(TEST_CUDA),$(TRAINERS:%=%_emu)) $(BUILD)/test/test_llmc $(PROCESSES) $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(if $(NVCC),$(GPU_OBJECTS)) $(FUZZERS)
+test-all: $(PROGRAMS) $(if $(TEST_CUDA),$(TRAINERS:%=%_emu)) $(BUILD)/test/test_llmc $(PROCESSES) $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(TEST_GPU) $(TEST_FUZZERS)
 test-all:                                    ## slow tests, dev/cuda, mutants, sanitizers, fuzzers and the format, too
-	@$(MAKE) --no-print-directory MUTANTS=1 $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
+	@$(MAKE) --no-print-directory build-mutants
 	@$(if $(TEST_CUDA),$(MAKE) --no-print-directory SAN=1 $(filter build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)))
-	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA_ALL) --ladders $(TEST_LADDERS) --ptxas $(GPU_LOGS) --fuzzers $(FUZZERS) --all
+	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --all --part $(PART) --cuda $(TEST_CUDA_ALL) --ladders $(TEST_LADDERS) --ptxas $(GPU_LOGS) --fuzzers $(TEST_FUZZERS)
 
-test-mutants:                                ## build known bugs in and require that a test fails
-	@$(MAKE) --no-print-directory MUTANTS=1 $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
+build-mutants:
+	@$(PYTHON) scripts/mutants.py --make build/mutants/tree
+	@$(MAKE) --no-print-directory MUTANTS=1 $(TEST_MUTANTS)
+
+test-mutants: build-mutants                   ## build known bugs in and require that a test fails
 	@$(PYTHON) scripts/mutants.py
 
 test-gpu: $(GPU)/test/test_cuda               ## the kernels' tests on this machine's GPU, of GPU_ARCHS=90, say

@@ -266,7 +266,7 @@ template <class Dev> void Gpt2<Dev>::input_backward() {
     const size_t T = row.T, C = config.C;
     Base::sum_gradients(Base::positions_cut, true, [&](size_t, size_t) {
         reach(clock.embed_backward());
-        embedding_backward(dev, dw.positions, acts.dx, MUTANT(119, row.tokens, row.doc_pos), T, C, 0, config.max_positions);
+        embedding_backward(dev, dw.positions, acts.dx, row.doc_pos, T, C, 0, config.max_positions);
     });
     Base::sum_gradients(0, true, [&](size_t from, size_t n) {
         reach(clock.embed_backward());

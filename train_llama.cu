@@ -196,7 +196,7 @@ template <class Dev> void Llama<Dev>::layer_forward(size_t l, bool again) {
     const auto at = [&](Op op) { return again ? clock.recompute(l, op) : clock.forward(l, op); };
 
     if (!again || !keep.norms) reach(at(LN1)), rmsnorm_forward(dev, a.ln1, a.rstd1, x, y.ln1, T, C, eps);
-    if (!again || MUTANT(20, false, !keep.qkv)) {
+    if (!again || !keep.qkv) {
         reach(at(QKV));
         matmul_forward(dev, a.qkv, a.ln1, y.qkv, y.qkv_bias, T, C, (H + 2 * KV) * D);
         reach(at(ROPE));
@@ -256,7 +256,7 @@ template <class Dev> void Llama<Dev>::layer_backward(size_t l) {
     X *dln2 = a.ln2;
     matmul_backward_input(dev, dln2, dgate_up, y.gate_up, T, C, 2 * F);
     reach(clock.backward(l, LN2));
-    rmsnorm_backward(dev, dx, dy.ln2, norm_scratch, MUTANT(19, nullptr, dx), dln2, a.mid, y.ln2, a.rstd2, T, C);
+    rmsnorm_backward(dev, dx, dy.ln2, norm_scratch, dx, dln2, a.mid, y.ln2, a.rstd2, T, C);
 
     reach(clock.backward(l, PROJ));
     Base::weight_backward(dy.o, dy.o_bias, dx, a.att, T, H * D, C);

@@ -8,7 +8,6 @@
 #include <cstddef>
 
 #include "dtype.h"
-#include "mutant.h"
 
 // Where an array of parameters is stored. With X = float, `rounded` holds the floats themselves, and there is no `lower`.
 template <class X> struct Floats {
@@ -22,7 +21,7 @@ template <class X> struct Floats {
     HOST_DEVICE float load(size_t i) const {
         if constexpr (!halves) return rounded[i];
         else {
-            const uint32_t u = (uint32_t(rounded[i].bits) << 16) + uint32_t(MUTANT(22, uint16_t(lower[i]), int32_t(lower[i])));
+            const uint32_t u = (uint32_t(rounded[i].bits) << 16) + uint32_t(lower[i]);
             float f;
             memcpy(&f, &u, 4);
             return f;

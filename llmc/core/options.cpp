@@ -9,7 +9,6 @@
 #include <set>
 
 #include "common.h"
-#include "mutant.h"
 
 using nlohmann::ordered_json;
 
@@ -274,7 +273,7 @@ static std::vector<Setting> read_settings(const std::vector<std::string> &argume
         else if (s.values.size() == 1) read_config(all, s.values[0]);
         else die("--config needs one file");
     }
-    all.insert(MUTANT(1, all.begin(), all.end()), given.begin(), given.end());
+    all.insert(all.end(), given.begin(), given.end());
     return all;
 }
 

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "../core/common.h"
-#include "../core/mutant.h"
 #include "../core/rng.h"
 #include "packing.h"
 
@@ -23,8 +22,8 @@ static Row empty_row(size_t tokens, size_t documents) {
 }
 
 static void append_token(Row &row, int32_t id, size_t begin) {
-    row.doc_pos.push_back(int32_t(row.tokens.size() - MUTANT(13, 0, begin)));
-    row.doc_begin.push_back(int32_t(MUTANT(15, 0, begin)));
+    row.doc_pos.push_back(int32_t(row.tokens.size() - begin));
+    row.doc_begin.push_back(int32_t(begin));
     row.tokens.push_back(id);
 }
 
@@ -33,7 +32,7 @@ static void append_document(Row &row, size_t number, std::span<const int32_t> to
     const size_t begin = row.tokens.size();
     for (size_t t = 0; t < tokens.size(); t++) {
         if (t > 0 && !mask.empty() && mask[t]) {
-            row.rows.push_back(int32_t(begin + t - MUTANT(14, 0, 1)));
+            row.rows.push_back(int32_t(begin + t - 1));
             row.targets.push_back(tokens[t]);
             row.owners.push_back(int32_t(row.documents.size()));
         }

@@ -13,7 +13,6 @@
 #include "../core/file.h"
 #include "../core/hash.h"
 #include "../core/json.h"
-#include "../core/mutant.h"
 #include "../parallel/comm.h"
 #include "safetensors.h"
 
@@ -335,11 +334,11 @@ static void visit_part(const SafetensorsFile &file, const StoredPart &part, cons
             if (kept.empty()) return;
             block.resize(n);
             file.read_part(tensor.name, part.begin + first, n, block.data());
-            if (MUTANT(91, false, checksum(block) != part.checksums[t][first / block_elements]))
+            if (checksum(block) != part.checksums[t][first / block_elements])
                 die("%s: tensor \"%s\" is damaged: elements [%zu, %zu) of the model are not what was written%s",
                     file.path().c_str(), tensor.name, begin, begin + n, fix.c_str());
             for (const OptimizerPart &k : kept)
-                visit({file.path(), tensor.name, k.global, k.count, k.*tensor.data, &block[MUTANT(90, 0, k.global - begin)]});
+                visit({file.path(), tensor.name, k.global, k.count, k.*tensor.data, &block[k.global - begin]});
         };
         in_parts(part.count, visit_block, block_elements);
     }

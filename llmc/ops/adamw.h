@@ -16,7 +16,6 @@
 
 #include "../core/device.h"
 #include "../core/floats.h"
-#include "../core/mutant.h"
 #include "../core/rng.h"
 
 struct AdamW {  // double, because 1 - 0.999f is off by 1e-5
@@ -40,7 +39,7 @@ struct AdamWFactors {
           one_minus_beta2(float(1 - a.beta2)),
           eps(float(a.eps)),
           decay(float(1 - a.lr * a.weight_decay)),
-          step_size(float(a.lr / MUTANT(11, 1, 1 - std::pow(a.beta1, double(a.step))))),
+          step_size(float(a.lr / (1 - std::pow(a.beta1, double(a.step))))),
           root_correction2(float(std::sqrt(1 - std::pow(a.beta2, double(a.step))))),
           random{a.seed, Purpose::rounding, uint32_t(a.step)},
           first(a.first) {}

@@ -29,7 +29,6 @@
 #include <cmath>
 
 #include "../core/common.h"
-#include "../core/mutant.h"
 #include "matmul.h"
 #include "simd.h"
 
@@ -86,7 +85,7 @@ inline void softmax_row(HeadStats stats, size_t n, float *logits, size_t y, size
 // The gradients of a row from e = exp(logit - max), whose place they may take; y is V or more where the target is elsewhere.
 template <class X> void dlogits_row(X *dlogits, const float *e, float weight, float sum, size_t y, size_t V) {
     const float scale = weight / sum;
-    const float at_target = y < V ? e[y] * scale - MUTANT(12, 1, weight) : 0;  // read before it is overwritten
+    const float at_target = y < V ? e[y] * scale - weight : 0;  // read before it is overwritten
 #pragma omp simd
     for (size_t v = 0; v < V; v++) dlogits[v] = e[v] * scale;
     if (y < V) dlogits[y] = at_target;
@@ -123,7 +122,7 @@ void range_classifier(Cpu<X> dev, X *dlogits, float *logits, const int32_t *targ
         float *e = logits + r * count;
 #pragma omp simd
         for (size_t v = 0; v < count; v++) e[v] = fast_exp(e[v] - max);
-        dlogits_row(dlogits + r * count, e, weights[r], stats.sum[r], size_t(targets[r]) - MUTANT(26, 0, first), count);
+        dlogits_row(dlogits + r * count, e, weights[r], stats.sum[r], size_t(targets[r]) - first, count);
     });
     std::fill(dlogits + n * count, dlogits + padded * count, X(0.0f));
 }

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "../core/common.h"
-#include "../core/mutant.h"
 #include "amx_gemm.h"
 #include "sgemm.h"
 
@@ -287,7 +286,7 @@ template <class X> void matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, 
 template <class X>
 void matmul_backward_weight(Cpu<X> dev, float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC,
                             bool accumulate) {
-    gemm<X, float>(dev, dw, {dout, 1, OC}, {x, IC, 1}, nullptr, OC, IC, T, MUTANT(7, false, accumulate));
+    gemm<X, float>(dev, dw, {dout, 1, OC}, {x, IC, 1}, nullptr, OC, IC, T, accumulate);
     if (!dbias) return;
     constexpr size_t width = 64, run = 256;  // columns of a task; tokens that are summed on their own before they join the rest
 #pragma omp parallel for num_threads(dev.threads)

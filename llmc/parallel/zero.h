@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "../core/arena.h"
-#include "../core/mutant.h"
 #include "../ops/adamw.h"
 #include "../ops/reduce.h"
 #include "comm.h"
@@ -144,7 +143,7 @@ template <class Dev> struct Zero {
     // Stage 2: makes the buffer (parts * part) ready to be added to. It begins with what has been summed so far, in the place of
     // this rank's part, so that the sum that comes back holds it.
     void start(Comm &comm, Memory &memory, size_t b, float *buffer) {
-        if (MUTANT(83, false, sum_.bucket == b || sum_.from == buffer)) comm.wait(std::move(sum_.request));
+        if (sum_.bucket == b || sum_.from == buffer) comm.wait(std::move(sum_.request));
         const Bucket &bucket = sharding.buckets[b];
         memory.fill(buffer, 0, sharding.parts * bucket.part * sizeof(float));
         comm.memory.copy(buffer + sharding.own * bucket.part, grads + bucket.shard, bucket.part * sizeof(float));
@@ -154,7 +153,6 @@ template <class Dev> struct Zero {
     void reduce(Comm &comm, size_t b, float *bucket_grads) {
         const Bucket &bucket = sharding.buckets[b];
         const size_t part = bucket.part, world = size_t(comm.size), rank = size_t(comm.rank);
-        if (MUTANT(80, b == 1, false)) return;
         if (sharding.stage == 0) {  // all other parts; then, summed, its own
             const size_t own = bucket.count * (rank + 1) / world - bucket.count * rank / world;
             sent.grads += world > 1 ? (bucket.count + (world - 2) * own) * sizeof(float) : 0;
@@ -175,7 +173,7 @@ template <class Dev> struct Zero {
         comm.wait(std::move(sum_.request));
         double sum = 0;
         for (const Span &s : spans_) sum += squared_norm(dev, norm_scratch, grads_at(s), s.count);
-        return std::sqrt(sharding.parts == MUTANT(87, sharding.parts, 1) ? sum : comm.sum(sum));
+        return std::sqrt(sharding.parts == 1 ? sum : comm.sum(sum));
     }
 
     // One step over all parameters; weight decay as the table says. Others' parameters come bucket by bucket, on GPUs while the next forward
@@ -184,8 +182,7 @@ template <class Dev> struct Zero {
         ready(comm, 0, sharding.elements);  // where this rank had no forward pass
         for (const DecayRun &r : runs_) {
             AdamW a = adamw;
-            a.grad_scale = MUTANT(81, a.grad_scale / comm.size, a.grad_scale);
-            if (MUTANT(17, false, !r.decay)) a.weight_decay = 0;
+            if (!r.decay) a.weight_decay = 0;
             a.first = r.global;
             if (m16) adamw_update(dev, params_at(r), m16 + r.shard, v16 + r.shard, grads_at(r), a, r.count);
             else adamw_update(dev, params_at(r), m + r.shard, v + r.shard, grads_at(r), a, r.count);
@@ -196,8 +193,7 @@ template <class Dev> struct Zero {
     // Elements [begin, end) of the table have come from all ranks.
     void ready(Comm &comm, size_t begin, size_t end) {
         if (gathers_.empty() || begin == end) return;
-        for (size_t b = sharding.bucket_of(begin); b <= sharding.bucket_of(end - 1); b++)
-            if (!MUTANT(88, b == 0, false)) comm.wait(std::move(gathers_[b]));
+        for (size_t b = sharding.bucket_of(begin); b <= sharding.bucket_of(end - 1); b++) comm.wait(std::move(gathers_[b]));
     }
 
     // The parameters of all ranks follow those of the shards, which have just been updated or loaded; ready().

@@ -14,7 +14,6 @@
 
 #include "../core/arena.h"
 #include "../core/memory.h"
-#include "../core/mutant.h"
 #include "../data/dataloader.h"
 #include "../io/hf.h"
 #include "../ops/attention.h"
@@ -421,8 +420,7 @@ template <class Dev> void Decoder<Dev>::load_row(const Row &r) {
 // What the loss changes with the value of each document.
 template <class Dev> void Decoder<Dev>::load_weights(const std::vector<float> &of_documents) {
     std::vector<float> weights(row.N);
-    for (size_t n = 0; n < row.N; n++)
-        weights[n] = MUTANT(84, 1 / float(limits.ranks.sp), 1) * of_documents[size_t(row.owners[n])];
+    for (size_t n = 0; n < row.N; n++) weights[n] = of_documents[size_t(row.owners[n])];
     write(memory(), row.weights, weights);
 }
 
@@ -441,7 +439,7 @@ template <class Dev> void Decoder<Dev>::load_lo(std::span<const int32_t> doc_beg
     const int32_t window = int32_t(*std::max_element(config.window.begin(), config.window.end()));
     std::vector<int32_t> lo(doc_begin.begin(), doc_begin.end());
     write(memory(), row.lo, lo);
-    for (size_t p = 0; p < lo.size(); p++) lo[p] = std::max(lo[p], int32_t(p) - window + MUTANT(18, 0, 1));
+    for (size_t p = 0; p < lo.size(); p++) lo[p] = std::max(lo[p], int32_t(p) - window + 1);
     write(memory(), row.lo_window, lo);
 }
 
@@ -572,7 +570,6 @@ template <class Dev> void Decoder<Dev>::backward(std::span<const float> weights,
 // micro-step and out of a buffer, else in the last one. `complete`: nothing else of this pass adds to them. Without a row they are summed all
 // the same, for the ranks that have one.
 template <class Dev> template <class F> void Decoder<Dev>::sum_gradients(size_t cut, float *buffer, bool complete, F add) {
-    if (MUTANT(86, row.T == 0, false)) return;
     const Sharding &s = zero.sharding;
     for (size_t b = s.bucket_of(cuts[cut].begin); b < s.buckets.size() && s.buckets[b].global < cuts[cut].end; b++) {
         const Bucket &bucket = s.buckets[b];
@@ -590,7 +587,7 @@ template <class Dev> void Decoder<Dev>::head_backward() {
     const bool tied = head_cut == 0;
     const bool in_parts = zero.sharding.bucket_of(cuts[head_cut].begin) != zero.sharding.bucket_of(cuts[head_cut].end - 1);
     if (in_parts && row.T) head(acts.dx, nullptr);
-    sum_gradients(head_cut, grads_of.head, MUTANT(85, true, !tied), [&](size_t first, size_t n) {
+    sum_gradients(head_cut, grads_of.head, !tied, [&](size_t first, size_t n) {
         if (!in_parts) return head(acts.dx, head_dw);
         reach(clock.head_weight(), n);
         lm_head_weight(dev, head_dw, acts.head, acts.normf, head_w, row.rows, row.targets, row.weights, acts.stats, C, V, row.N,
