@@ -50,7 +50,6 @@ template <class X> std::vector<float> read(Memory &memory, Floats<X> from, size_
     return host;
 }
 
-<<<<<<< HEAD
 inline void write(Memory &memory, bf16 *to, const std::vector<float> &host) {
     write(memory, to, std::vector<bf16>(host.begin(), host.end()));
 }
@@ -60,10 +59,7 @@ inline std::vector<float> read_floats(Memory &memory, const bf16 *from, size_t n
 }
 template <class X> std::vector<float> read_floats(Memory &memory, Floats<X> from, size_t n) { return read(memory, from, n); }
 
-// f(first, n) for the parts of an array that pass through the host one after the other, `elements` at most in each.
-=======
 // Calls f(first, n) for consecutive parts of an array, of at most `elements` each, so that only one part is on the host at a time.
->>>>>>> refs/heads/docs
 template <class F> void in_parts(size_t count, F f, size_t elements = size_t(1) << 20) {
     for (size_t first = 0; first < count; first += elements) f(first, std::min(elements, count - first));
 }
