@@ -8,7 +8,7 @@
 //   1       x        4                o / W      last micro-step        (W - 1) * (4 + x) * padded elements
 //   2       x        4 / W + buffers  o / W      every micro-step       (W - 1) * (4 * micro-steps + x) * padded elements
 //
-//   x: bytes of X     o: 10, in f32 8: there the parameters are floats whole (floats.h)     buffers: two, of buckets that follow each other
+//   x: bytes of X     o: 10, in f32 8: there the parameters are floats whole (floats.h); 4 less with moments in bf16     buffers: two, of buckets that follow each other
 //
 // The flat arrays are cut into buckets, which are summed and gathered one by one, and each bucket into one part per rank: the
 // parts that a rank updates are its shard. Parts are of equal size; what a bucket lacks for that is padding behind it.
@@ -107,9 +107,10 @@ template <class Dev> struct Zero {
     X *params = nullptr;               // (count); padding stays 0
     float *grads = nullptr;            // stages 0 and 1: (count), stage 2: (shard_count)
     int16_t *lower = nullptr;          // (shard_count) halves of the floats whose others are params; not in f32
-    float *m = nullptr, *v = nullptr;  // (shard_count)
-    double *norm_scratch = nullptr;    // squared_norm_scratch
-    Payload sent;                      // grads and params
+    float *m = nullptr, *v = nullptr;  // (shard_count), or the next two
+    bf16 *m16 = nullptr, *v16 = nullptr;
+    double *norm_scratch = nullptr;  // squared_norm_scratch
+    Payload sent;                    // grads and params
 
     // table: offsets without padding
     Zero(Dev dev, const Sharding &sharding, const std::vector<Tensor> &table)
@@ -119,14 +120,14 @@ template <class Dev> struct Zero {
           spans_(sharding.spans()),
           runs_(sharding.runs(this->table)) {}
 
-    void plan(Plan &plan, bool training) {
+    void plan(Plan &plan, bool training, bool bf16_moments = false) {
         const size_t all = sharding.count, shard = sharding.shard_count;
         plan.add(&params, "params", {all});
         if (!training) return plan.end_state();
         plan.add(&grads, "gradients", {sharding.stage == 2 ? shard : all});
         if constexpr (Floats<X>::halves) plan.add(&lower, "params, lower halves", {shard});
-        plan.add(&m, "adamw m", {shard});
-        plan.add(&v, "adamw v", {shard});
+        if (bf16_moments) plan.add(&m16, "adamw m", {shard}), plan.add(&v16, "adamw v", {shard});
+        else plan.add(&m, "adamw m", {shard}), plan.add(&v, "adamw v", {shard});
         plan.end_state();
         plan.add(&norm_scratch, "gradient norm scratch", {squared_norm_scratch(sharding.largest / sharding.parts)});
     }
@@ -182,7 +183,9 @@ template <class Dev> struct Zero {
         for (const DecayRun &r : runs_) {
             AdamW a = adamw;
             if (!r.decay) a.weight_decay = 0;
-            adamw_update(dev, params_at(r), m + r.shard, v + r.shard, grads_at(r), a, r.count);
+            a.first = r.global;
+            if (m16) adamw_update(dev, params_at(r), m16 + r.shard, v16 + r.shard, grads_at(r), a, r.count);
+            else adamw_update(dev, params_at(r), m + r.shard, v + r.shard, grads_at(r), a, r.count);
         }
         gather(comm);
     }

@@ -254,7 +254,7 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
       cuts(table.cuts),
       head_cut(table.head),
       zero(dev, sharding_for(table.cuts, limits), table.tensors) {
-    zero.plan(plan_, trains());
+    zero.plan(plan_, trains(), limits.bf16_moments);
     plan_row();
     plan_head();
     if (zero.sharding.stage == 2) plan_buckets();
@@ -373,7 +373,9 @@ template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X
 template <class Dev> void Decoder<Dev>::profile() {
     auto timeline = make_timeline(dev);
     const Peaks peaks = measure_peaks(dev, memory(), *timeline);
-    profiler_ = std::make_unique<Profiler>(std::move(timeline), peaks, config, sizeof(X), keep.mid);
+    Work layout{};
+    layout.element = sizeof(X), layout.moment = limits.bf16_moments ? sizeof(bf16) : sizeof(float), layout.keeps_mid = keep.mid;
+    profiler_ = std::make_unique<Profiler>(std::move(timeline), peaks, config, layout);
 }
 
 template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool poison) {
@@ -517,9 +519,12 @@ template <class Dev> std::vector<double> Decoder<Dev>::evaluate(const Row &r) {
 
 template <class Dev> OptimizerState Decoder<Dev>::optimizer_state() {
     OptimizerState state{{}, zero.sharding.elements, &memory()};
+    const auto moment = [](float *whole, bf16 *rounded, size_t at) {
+        return rounded ? AnyFloats(rounded + at) : AnyFloats(Floats<float>{whole + at});
+    };
     for (const Span &s : zero.sharding.spans())
         state.parts.push_back(
-            {s.global, s.count, zero.params_at(s), Floats<float>{zero.m + s.shard}, Floats<float>{zero.v + s.shard}});
+            {s.global, s.count, zero.params_at(s), moment(zero.m, zero.m16, s.shard), moment(zero.v, zero.v16, s.shard)});
     return state;
 }
 
