@@ -1,7 +1,7 @@
 """Runs the C++ and the Python tests and ends with one line, "N passed, M failed"; the exit code is the verdict.
 
     scripts/run_tests.py --build build          from the repository root, as `make test` does
-    scripts/run_tests.py --build build --all    the slow ones, too (C++ suites Slow*, pytest's mark `slow`), mutants, fuzzers and format
+    scripts/run_tests.py --build build --all    the slow ones, too (C++ suites named Slow..., pytest's mark `slow`), mutants, fuzzers and format
 
 As many programs run at a time as there are cores, so a large suite is cut into as many jobs. In front of the last line stand the tests
 that took longest, and of each suite what passed and how long its jobs worked. One that crashes, does not start or runs nothing counts
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 CORES = len(os.sched_getaffinity(0))
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # a thread that waits must not keep another job from working
+SLOW = "Slow*:*/Slow*"
 AMX = "Attention*:Matmul*:Head*:Families*:Ring*:Ranks*:Amx*"  # what multiplies bf16
 
 
@@ -123,15 +124,19 @@ def shards(binary, tests, part="1/1", **environment):
     return [(googletest, binary, tests, piece, environment) for piece in pieces(part)]
 
 
+def unless_slow(binary, args):
+    """With --all the slow tests, too, but of these the part alone."""
+    return shards(binary, "-" + SLOW) + (shards(binary, SLOW, args.part) if args.all else [])
+
+
 def suites(args):
     """Of each suite the jobs, which are functions."""
-    tests = "*" if args.all else "-Slow*"
     files = sorted(glob.glob("test/python/test_*.py"), key=os.path.getsize, reverse=True)
     jobs = {"Python": [(pytest, file, args.build, args.all) for file in files]}
-    jobs["C++"] = shards(args.build + "/test/test_llmc", tests)
+    jobs["C++"] = unless_slow(args.build + "/test/test_llmc", args)
     for binary in args.cuda:
         special = of_build(binary)
-        jobs["CUDA kernels" + special] = shards(binary, tests, args.part if special else "1/1")
+        jobs["CUDA kernels" + special] = shards(binary, "*", args.part) if special else unless_slow(binary, args)
     for program in args.ladders:
         jobs.setdefault("CUDA workshop" + of_build(program), []).append((counted, [program, "all", "--emu"]))
     if args.all:
@@ -161,7 +166,7 @@ def main():
     parser.add_argument("--ladders", nargs="*", default=[], help="programs of dev/cuda, in one or several builds")
     args = parser.parse_args()
 
-    note = "" if args.part == "1/1" else f"part {args.part} alone of races, sanitizers, CUDA workshop, AMX, mutants, fuzzers and ptxas"
+    note = "" if args.part == "1/1" else f"part {args.part} alone of slow tests in C++, races, sanitizers, CUDA workshop, AMX, mutants, fuzzers and ptxas"
     print("====", note or "all suites" if args.all else "all but the slow tests", flush=True)
     results = {}
     with ThreadPoolExecutor(CORES) as pool:
