@@ -34,7 +34,7 @@ PROGRAMS := $(TRAINERS:%=$(PLACE)%)
 
 MAKEFLAGS += -j$(shell nproc)
 .DEFAULT_GOAL := all
-.PHONY: all plain deps demo test test-all test-mutants test-gpu ptxas bench compare format tidy probe help clean FORCE
+.PHONY: all plain deps demo test test-all test-mutants test-gpu test-ptx ptxas bench compare format tidy probe help clean FORCE
 .DELETE_ON_ERROR:
 
 # ---- what is on this machine ------------------------------------------------------------------------------------------------------
@@ -167,6 +167,36 @@ $(GPU)/test/test_cuda: $(GPU_TESTS) $(GPU_COMM) $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(CUDA_LIBS) $(NCCL_LIBS) -lgtest_main -lgtest -lpthread -o $@
 
+# The kernels' tests as nvcc compiles them, with their PTX, which dev/cuda/ptx interprets on the CPU in place of libcudart and cuBLASLt.
+PTX_INTERPRETER := $(patsubst %.cpp,$(BUILD)/%.o,$(filter-out %/runtime.cpp %/cublaslt.cpp,$(wildcard dev/cuda/ptx/*.cpp)))
+PTX_RUNTIME     := $(BUILD)/dev/cuda/ptx/runtime.o $(BUILD)/dev/cuda/ptx/cublaslt.o
+PTX_TESTS       := $(patsubst %.cpp,$(BUILD)/ptx/%.o,$(CUDA_TESTS) $(wildcard test/ptx/kernels/*.cpp)) $(BUILD)/ptx/llmc/parallel/comm_nccl.o
+PTX_TEXTS       := $(TRAINERS:%=$(BUILD)/ptx/%.ptx)
+PTX_NVCCFLAGS   := -std=c++20 -O3 -diag-suppress 1675 -Xcompiler -fopenmp $(CARRIED:%=-isystem %/include)
+TEST_PTX        := $(BUILD)/test/test_ptx $(if $(CUDA),$(BUILD)/ptx/test_cuda)
+$(PTX_RUNTIME): private EMULATE_FLAGS := -I$(dir $(NVCC))../include
+
+$(BUILD)/test/test_ptx: $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/ptx/*.cpp)) $(PTX_INTERPRETER)
+	@echo 'link    $@'
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
+
+$(BUILD)/ptx/test_cuda: $(PTX_TESTS) $(PTX_RUNTIME) $(PTX_INTERPRETER) $(LIBRARY) | $(PTX_TEXTS)
+	@echo 'link    $@'
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
+
+define compile_for_ptx
+$(BUILD)/ptx/%.o: %$(1) $(BUILD)/flags
+	@mkdir -p $$(@D)
+	@echo 'compile $$< with its PTX'
+	@$$(NVCC) $$(PTX_NVCCFLAGS) -gencode arch=compute_90,code=compute_90 --no-compress -MMD -MP -x cu -c $$< -o $$@
+endef
+$(foreach type,.cpp .cu,$(eval $(call compile_for_ptx,$(type))))
+
+$(BUILD)/ptx/%.ptx: %.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo 'compile $< to PTX'
+	@$(NVCC) $(PTX_NVCCFLAGS) -arch=sm_90 -MMD -MP -x cu -ptx $< -o $@
+
 # The workshop (dev/cuda/common.h): a program holds its ladder for the emulator and, where there is nvcc, for a GPU.
 $(LADDERS:%=$(BUILD)/dev/cuda/%): $(BUILD)/dev/cuda/%: $(BUILD)/dev/cuda/%.o $(patsubst %,$(BUILD)/dev/cuda/%.o,common simt) $(if $(CUDA),$(GPU)/dev/cuda/%.o $(GPU)/dev/cuda/timing.o) $(LIBRARY)
 	@echo 'link    $@'
@@ -226,7 +256,7 @@ no-gtest:
 	@echo 'The tests need GoogleTest, which was not found: make deps (or: apt-get install libgtest-dev), then make probe'; exit 1
 endif
 
--include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(PROCESSES:=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_OBJECTS:.o=.d) $(WORKSHOP:.o=.d) $(LADDERS:%=build/race/dev/cuda/%.d) $(BENCHES:=.d) $(PARSERS:.o=.d) $(FUZZERS:build/fuzz/%=build/fuzz/test/fuzz/%.d)
+-include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(PROCESSES:=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_OBJECTS:.o=.d) $(WORKSHOP:.o=.d) $(LADDERS:%=build/race/dev/cuda/%.d) $(BENCHES:=.d) $(PTX_TESTS:.o=.d) $(PTX_TEXTS:.ptx=.d) $(PTX_INTERPRETER:.o=.d) $(PTX_RUNTIME:.o=.d) $(PARSERS:.o=.d) $(FUZZERS:build/fuzz/%=build/fuzz/test/fuzz/%.d)
 -include $(foreach dir,$(BUILD) $(BUILD)/with_cuda $(BUILD)/emulated,$(TRAINERS:%=$(dir)/%.d)) $(EMULATED_HALF:.o=.d)
 
 all: $(PROGRAMS)
@@ -266,6 +296,10 @@ test-mutants:                                ## build known bugs in and require 
 
 test-gpu: $(GPU)/test/test_cuda               ## the kernels' tests on this machine's GPU, of GPU_ARCHS=90, say
 	./$<
+
+test-ptx: $(TEST_PTX)                         ## nvcc's PTX of the kernels, interpreted on the CPU: dev/cuda/README.md
+	@$(BUILD)/test/test_ptx --gtest_brief=1
+	@$(if $(CUDA),PTX_TEXTS='$(PTX_TEXTS)' $(BUILD)/ptx/test_cuda --gtest_brief=1,echo 'no nvcc: the tests of the kernels as PTX are left out')
 
 ptxas: $(if $(NVCC),$(GPU_OBJECTS)) $(TEST_CUDA)  ## compile the kernels for GPU_ARCHS (80 90 100), if nvcc is there: registers, none spilled
 	@$(if $(TEST_CUDA),$(TEST_CUDA) --gtest_filter='AttentionShapes*' --gtest_brief=1)

@@ -1,0 +1,28 @@
+// A CUDA runtime without a GPU: a program that nvcc compiled with `-gencode arch=compute_90,code=compute_90 --no-compress` carries its PTX,
+// and linked with runtime.cpp in place of libcudart its launches are interpreted. Device memory is the host's; a launch has ended when it
+// returns; errors of a kernel are thrown by its launch.
+#pragma once
+#include <functional>
+
+#include "interpreter.h"
+
+namespace ptx {
+
+// Of all launches of a kernel so far.
+struct Launches {
+    uint64_t launches = 0;
+    Count count;
+    double seconds = 0;
+};
+std::map<std::string, Launches> launched();  // by the mangled name
+
+// While it lives, the program's PTX is what `edit` makes of it; it says whether it changed a module.
+class EditedPtx {
+  public:
+    explicit EditedPtx(const std::function<bool(std::string &text)> &edit);
+    ~EditedPtx();
+    EditedPtx(const EditedPtx &) = delete;
+    EditedPtx &operator=(const EditedPtx &) = delete;
+    size_t edited = 0;  // modules
+};
+}  // namespace ptx
