@@ -25,6 +25,12 @@ Count Counts::total() const {
     return sum;
 }
 
+std::array<Count, pipes> Counts::by_pipe(const Kernel &kernel) const {
+    std::array<Count, pipes> sums;
+    for (size_t n = 0; n < instructions.size(); n++) sums[size_t(kernel.code[n].pipe)] += instructions[n];
+    return sums;
+}
+
 Count &Warp::count() const {
     const Running &r = *block->running;
     return r.counts->instructions[size_t(instruction - r.kernel->code.data())];

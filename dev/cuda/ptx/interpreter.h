@@ -50,6 +50,7 @@ struct Counts {
     double seconds = 0;  // that the interpreter took
 
     Count total() const;
+    std::array<Count, pipes> by_pipe(const Kernel &kernel) const;
 };
 
 // Arguments are passed as to cudaLaunchKernel: a pointer to each.

@@ -29,7 +29,8 @@ enum class Control : uint8_t { none, branch, leave, barrier, arrival };
 // What issues an instruction, as Nsight Compute groups them.
 enum class Pipe : uint8_t { control, integer, fp32, fp64, special, tensor, convert, move, warp, global, shared, copy };
 constexpr int pipes = 12;
-const char *pipe_name(Pipe pipe);
+constexpr const char *pipe_names[pipes] = {"control", "integer", "fp32", "fp64",   "special", "tensor",
+                                           "convert", "move",    "warp", "global", "shared",  "copy"};
 
 struct Instruction {
     Handler run = nullptr;  // null where `control` says what to do

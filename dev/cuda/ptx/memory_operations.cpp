@@ -22,7 +22,7 @@ std::string describe(const Warp &w, uint64_t address) {
             uint64_t pointer;
             memcpy(&pointer, r.parameters->data() + at, 8);
             if (found.holds(pointer, 1))
-                argument = format("argument %zu, %s", n, n < r.kernel->types.size() ? r.kernel->types[n].c_str() : "?");
+                argument = format("argument %zu", n) + (n < r.kernel->types.size() ? ", " + r.kernel->types[n] : "");
         }
     }
     return format("byte %zu of the %zu bytes of %s", size_t(address - found.begin), found.bytes, argument.c_str());

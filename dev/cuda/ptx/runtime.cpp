@@ -21,7 +21,7 @@ struct State {
     std::vector<std::string> texts;
     std::vector<std::unique_ptr<Module>> modules;
     std::map<const void *, Registered> kernels;
-    std::map<std::string, Launches> launched;
+    std::map<std::string, Launches> launched;  // by kernel and shape
     DeviceMemory memory;
 };
 State &state() {  // registration happens before main(), in an order that nobody knows
@@ -67,23 +67,63 @@ struct Call {  // what <<< >>> leaves for the stub of the kernel
 };
 thread_local std::vector<Call> calls;
 
+void remember(State &s, const Kernel &kernel, const Launch &launch, const Counts &counts) {
+    const auto &[x, y, z] = launch.grid;
+    Launches &all = s.launched[kernel.mangled + format(" %u %u %u %u %zu", x, y, z, launch.threads, launch.shared)];
+    all.mangled = kernel.mangled, all.name = kernel.name, all.launch = launch;
+    const auto by_pipe = counts.by_pipe(kernel);
+    for (size_t n = 0; n < pipes; n++) all.by_pipe[n] += by_pipe[n];
+    all.launches++, all.barriers += counts.barriers, all.divergent_branches += counts.divergent_branches,
+        all.seconds += counts.seconds;
+}
+
 cudaError_t launch(const void *host_function, dim3 grid, dim3 threads, void **arguments, size_t shared) {
     State &s = state();
     const std::lock_guard guard(s.lock);
     const Registered &registered = s.kernels.at(host_function);
     const Kernel &kernel = s.modules[registered.module]->kernel(registered.mangled);
     if (threads.y != 1 || threads.z != 1) die("%s: blocks of more than one dimension", kernel.name.c_str());
-    const Launch how{{grid.x, grid.y, grid.z}, threads.x, shared, getenv("PTX_COUNT") != nullptr};
-    const Counts counts = run(kernel, how, std::vector<const void *>(arguments, arguments + kernel.parameters.size()), s.memory);
-    Launches &all = s.launched[registered.mangled];
-    all.launches++, all.count += counts.total(), all.seconds += counts.seconds;
+    const Launch how{{grid.x, grid.y, grid.z}, threads.x, shared, counting};
+    remember(s, kernel, how,
+             run(kernel, how, std::vector<const void *>(arguments, arguments + kernel.parameters.size()), s.memory));
     return cudaSuccess;
 }
 }  // namespace
 
-std::map<std::string, Launches> launched() {
+bool counting = getenv("PTX_COUNT") != nullptr;
+
+Count Launches::total() const {
+    Count sum;
+    for (const Count &c : by_pipe) sum += c;
+    return sum;
+}
+
+std::vector<Launches> launched() {
     const std::lock_guard guard(state().lock);
-    return state().launched;
+    std::vector<Launches> all;
+    for (const auto &[key, launches] : state().launched) all.push_back(launches);
+    return all;
+}
+
+// Figures of one launch, the mean of those that were alike.
+void print_counts() {
+    printf("%-44s %16s %8s %10s %7s %10s %9s %9s %8s %9s %9s %8s\n", "kernel", "blocks x threads", "shared", "warp inst.",
+           "threads", "tensor FLOP", "requests", "sectors", "per req.", "wavefr.", "conflicts", "barriers");
+    for (const Launches &l : launched()) {
+        const Count all = l.total();
+        const double n = double(l.launches);
+        const auto per_launch = [&](uint64_t count) { return double(count) / n; };
+        printf("%-44s %9zu x %4u %8zu %10.0f %7.1f %10.4g %9.0f %9.0f %8.2f %9.0f %9.0f %8.0f\n", l.name.substr(0, 44).c_str(),
+               size_t(l.launch.grid[0]) * l.launch.grid[1] * l.launch.grid[2], l.launch.threads, l.launch.shared,
+               per_launch(all.executed), double(all.threads) / double(all.executed),
+               per_launch(l.by_pipe[size_t(Pipe::tensor)].executed) * 2 * 16 * 8 * 16, per_launch(all.requests),
+               per_launch(all.sectors), all.requests ? double(all.sectors) / double(all.requests) : 0, per_launch(all.wavefronts),
+               per_launch(all.wavefronts - all.least_wavefronts), per_launch(l.barriers));
+        printf("   ");
+        for (size_t p = 0; p < pipes; p++)
+            if (l.by_pipe[p].executed) printf(" %s %.0f", pipe_names[p], per_launch(l.by_pipe[p].executed));
+        printf("\n");
+    }
 }
 
 EditedPtx::EditedPtx(const std::function<bool(std::string &)> &edit) {

@@ -8,13 +8,19 @@
 
 namespace ptx {
 
-// Of all launches of a kernel so far.
+// All launches of a kernel so far that had the same grid, threads and shared memory.
 struct Launches {
-    uint64_t launches = 0;
-    Count count;
+    std::string mangled, name;
+    Launch launch;
+    uint64_t launches = 0, barriers = 0, divergent_branches = 0;
+    std::array<Count, pipes> by_pipe;
     double seconds = 0;
+
+    Count total() const;
 };
-std::map<std::string, Launches> launched();  // by the mangled name
+std::vector<Launches> launched();
+extern bool counting;  // of memory, too; at the start whether the environment has PTX_COUNT
+void print_counts();   // of launched(): a line each
 
 // While it lives, the program's PTX is what `edit` makes of it; it says whether it changed a module.
 class EditedPtx {
