@@ -36,7 +36,7 @@ bool each_line(std::string &text, const std::string &what, const Change &change)
         lines.push_back(text.substr(at, end - at));
         at = end + 1;
     }
-    for (size_t n = 0; n < lines.size(); n++)
+    for (size_t n = lines.size(); n-- > 0;)  // from the end, so that a line which moves down is not met again
         if (contains(lines[n], what)) change(lines, n);
     text.clear();
     for (const std::string &line : lines) text += line + "\n";
