@@ -233,7 +233,7 @@ template <class Dev> void Gpt2<Dev>::layer_backward(size_t l) {
     X *dx = acts.dx;  // (T, C)
 
     reach(clock.backward(l, DOWN));
-    matmul_backward_weight(dev, dy.fc_proj, dy.fc_proj_bias, dx, a.act, T, F, C);
+    Base::weight_backward(dy.fc_proj, dy.fc_proj_bias, dx, a.act, T, F, C);
     X *dact = a.act;  // (T, F)
     matmul_backward_input(dev, dact, dx, y.fc_proj, T, F, C);
     reach(clock.backward(l, ACT));
@@ -241,20 +241,20 @@ template <class Dev> void Gpt2<Dev>::layer_backward(size_t l) {
     if (config.gelu == Gelu::tanh) gelu_backward<Gelu::tanh>(dev, dfc, dact, a.fc, T * F);
     else gelu_backward<Gelu::erf>(dev, dfc, dact, a.fc, T * F);
     reach(clock.backward(l, UP));
-    matmul_backward_weight(dev, dy.fc, dy.fc_bias, dfc, a.ln2, T, C, F);
+    Base::weight_backward(dy.fc, dy.fc_bias, dfc, a.ln2, T, C, F);
     X *dln2 = a.ln2;  // (T, C)
     matmul_backward_input(dev, dln2, dfc, y.fc, T, C, F);
     reach(clock.backward(l, LN2));
     layernorm_backward(dev, dx, dy.ln2, dy.ln2_bias, norm_scratch, dx, dln2, a.mid, y.ln2, a.mean2, a.rstd2, T, C);
 
     reach(clock.backward(l, PROJ));
-    matmul_backward_weight(dev, dy.proj, dy.proj_bias, dx, a.att, T, C, C);
+    Base::weight_backward(dy.proj, dy.proj_bias, dx, a.att, T, C, C);
     matmul_backward_input(dev, a.datt, dx, y.proj, T, C, C);
     reach(clock.backward(l, ATTENTION));
     Base::attention_backward(l, a);
     reach(clock.backward(l, QKV));
     X *dqkv = a.qkv;  // (T, 3*C)
-    matmul_backward_weight(dev, dy.qkv, dy.qkv_bias, dqkv, a.ln1, T, C, 3 * C);
+    Base::weight_backward(dy.qkv, dy.qkv_bias, dqkv, a.ln1, T, C, 3 * C);
     X *dln1 = a.ln1;  // (T, C)
     matmul_backward_input(dev, dln1, dqkv, y.qkv, T, C, 3 * C);
     reach(clock.backward(l, LN1));
@@ -266,7 +266,7 @@ template <class Dev> void Gpt2<Dev>::input_backward() {
     const size_t T = row.T, C = config.C;
     Base::sum_gradients(Base::positions_cut, true, [&](size_t, size_t) {
         reach(clock.embed_backward());
-        embedding_backward(dev, dw.positions, acts.dx, MUTANT(119, row.tokens, row.doc_pos), T, C, 0, config.max_positions);
+        embedding_backward(dev, dw.positions, acts.dx, row.doc_pos, T, C, 0, config.max_positions);
     });
     Base::sum_gradients(0, true, [&](size_t from, size_t n) {
         reach(clock.embed_backward());

@@ -196,7 +196,7 @@ template <class Dev> void Llama<Dev>::layer_forward(size_t l, bool again) {
     const auto at = [&](Op op) { return again ? clock.recompute(l, op) : clock.forward(l, op); };
 
     if (!again || !keep.norms) reach(at(LN1)), rmsnorm_forward(dev, a.ln1, a.rstd1, x, y.ln1, T, C, eps);
-    if (!again || MUTANT(20, false, !keep.qkv)) {
+    if (!again || !keep.qkv) {
         reach(at(QKV));
         matmul_forward(dev, a.qkv, a.ln1, y.qkv, y.qkv_bias, T, C, (H + 2 * KV) * D);
         reach(at(ROPE));
@@ -245,21 +245,21 @@ template <class Dev> void Llama<Dev>::layer_backward(size_t l) {
     X *dx = acts.dx;  // (T, C)
 
     reach(clock.backward(l, DOWN));
-    matmul_backward_weight(dev, dy.down, dy.down_bias, dx, a.act, T, F, C);
+    Base::weight_backward(dy.down, dy.down_bias, dx, a.act, T, F, C);
     X *dact = a.act;
     matmul_backward_input(dev, dact, dx, y.down, T, F, C);
     reach(clock.backward(l, ACT));
     X *dgate_up = a.gate_up;
     swiglu_backward(dev, dgate_up, dact, a.gate_up, T, F);
     reach(clock.backward(l, UP));
-    matmul_backward_weight(dev, dy.gate_up, dy.gate_up_bias, dgate_up, a.ln2, T, C, 2 * F);
+    Base::weight_backward(dy.gate_up, dy.gate_up_bias, dgate_up, a.ln2, T, C, 2 * F);
     X *dln2 = a.ln2;
     matmul_backward_input(dev, dln2, dgate_up, y.gate_up, T, C, 2 * F);
     reach(clock.backward(l, LN2));
-    rmsnorm_backward(dev, dx, dy.ln2, norm_scratch, MUTANT(19, nullptr, dx), dln2, a.mid, y.ln2, a.rstd2, T, C);
+    rmsnorm_backward(dev, dx, dy.ln2, norm_scratch, dx, dln2, a.mid, y.ln2, a.rstd2, T, C);
 
     reach(clock.backward(l, PROJ));
-    matmul_backward_weight(dev, dy.o, dy.o_bias, dx, a.att, T, H * D, C);
+    Base::weight_backward(dy.o, dy.o_bias, dx, a.att, T, H * D, C);
     matmul_backward_input(dev, a.datt, dx, y.o, T, H * D, C);
     reach(clock.backward(l, ATTENTION));
     Base::attention_backward(l, a);
@@ -268,7 +268,7 @@ template <class Dev> void Llama<Dev>::layer_backward(size_t l) {
     qk_norm_rope_backward(dev, dqkv, dy.q_norm, dy.k_norm, norm_scratch, a.qk_raw, y.q_norm, y.k_norm, a.qk_rstd, rope,
                           row.doc_pos, T, H, KV, D);
     reach(clock.backward(l, QKV));
-    matmul_backward_weight(dev, dy.qkv, dy.qkv_bias, dqkv, a.ln1, T, C, stride);
+    Base::weight_backward(dy.qkv, dy.qkv_bias, dqkv, a.ln1, T, C, stride);
     X *dln1 = a.ln1;
     matmul_backward_input(dev, dln1, dqkv, y.qkv, T, C, stride);
     reach(clock.backward(l, LN1));

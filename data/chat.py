@@ -1,4 +1,4 @@
-"""Chats: rendered by the tokenizer's chat template, and the spans of the rendered text that are trained."""
+"""Renders chats with the tokenizer's chat template, and finds the spans of the rendered text that are trained."""
 
 import json
 import re
@@ -12,7 +12,7 @@ SENTINEL = "Sentinel7f3a9c51"  # stands in for a message's content; no template 
 
 
 class Span(NamedTuple):
-    """Characters start .. content_end of a text are trained, and so is the first special token that follows them before limit."""
+    """A trained stretch of a text: the characters start .. content_end, and the first special token that follows them before `limit`."""
 
     start: int
     content_end: int
@@ -24,7 +24,7 @@ class Unrenderable(Exception):
 
 
 class ChatTemplate:
-    """Renders messages. `variables` is what the template sees beside them: "tools" (a list, or None) and any others."""
+    """Renders messages. `variables` are the template's other inputs: "tools" (a list, or None) and any further ones."""
 
     def __init__(self, hf_tokenizer):
         self.hf = hf_tokenizer
@@ -54,8 +54,8 @@ class ChatTemplate:
         return self._rendered(messages, variables, add_generation_prompt=generation_prompt)[0]
 
     def _rendered(self, messages, variables, **how):
-        """Text and generation marks, as apply_chat_template makes them, without its checks of each call."""
-        from transformers.utils.chat_template_utils import render_jinja_template  # here, because it takes a second
+        """Returns text and generation marks, as apply_chat_template does, without the checks that it makes in each call."""
+        from transformers.utils.chat_template_utils import render_jinja_template  # imported here, because that takes a second
 
         template = self._template(variables)
         variables = {**self.special_tokens, **variables}
@@ -74,7 +74,7 @@ class ChatTemplate:
                             "mend the record, or take another template with --tokenizer_chat_template FILE") from None
 
     def _marks(self, messages, variables):
-        """With a template that marks what the assistant writes by {% generation %}: {index: span} of the assistant messages."""
+        """Returns {index: span} of the assistant messages, for a template that marks what the assistant writes by {% generation %}."""
         _, marks = self._rendered(messages, variables, return_assistant_tokens_mask=True)
         assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if len(marks) != len(assistant):
@@ -83,8 +83,8 @@ class ChatTemplate:
         return {i: Span(start, end, end) for i, (start, end) in zip(assistant, marks)}
 
     def _usual_turn(self, variables):
-        """What stands before and after the content of an answer, told from one short chat: the generation prompt and the end of
-        turn; None if the template puts anything else there. variables: as JSON, an empty list for any tools."""
+        """Returns what stands before and after the content of an answer, found with one short chat: the generation prompt and the end of
+        turn. Returns None if the template puts anything else there. `variables` is JSON, in which an empty list stands for any tools."""
         question, variables = [{"role": "user", "content": "Hi"}], json.loads(variables)
         try:
             asked, prompt = (self._render(question, variables, generation_prompt) for generation_prompt in (False, True))
@@ -101,19 +101,19 @@ def has_generation_marks(template):
 
 
 def without_none(messages):
-    """Templates take a key with null for one that is there; tables fill in null for every key that only other records have."""
+    """Removes keys whose value is None. Templates treat such a key as present, and tables fill in null for keys that only other records have."""
     return [{key: value for key, value in message.items() if value is not None} for message in messages]
 
 
 class Turns:
-    """Finds what an assistant, or whoever else is trained, writes in a rendered chat; render(messages, generation_prompt) and
-    usual_turn are all it knows of the template.
+    """Finds in a rendered chat the text of a trained message. It knows the template only by render(messages, generation_prompt) and
+    usual_turn.
 
-    Mostly an answer is its content as it stands, between the two parts of usual_turn. Where it is not, the chat is rendered with
-    and without its last messages. Where the shorter text begins the longer one, a turn is what lies between the generation prompt
-    and the end of the rendering that stops after this turn. Templates that rewrite earlier turns (they drop the reasoning, for
-    instance) break that; then the whole chat is rendered with a sentinel in place of the content, and what differs is the turn.
-    What follows the content in a turn is found with the sentinel in both cases."""
+    There are three ways, tried in this order. 1. Mostly a turn is the message's content, unchanged, between the two parts of usual_turn.
+    2. Otherwise the chat is rendered up to this turn. If that text begins the text of the whole chat, the turn lies between the generation
+    prompt and the end of the shorter text. 3. Templates that rewrite earlier turns (some drop the reasoning) break this. Then the whole
+    chat is rendered with a sentinel in place of the content, and the turn is where the two texts differ. In the ways 2 and 3 a sentinel also
+    tells what follows the content within the turn."""
 
     def __init__(self, render, messages, text, usual_turn):
         self.render = render
@@ -161,26 +161,26 @@ class Turns:
         return Span(start, content_end, content_end + len(turn_rest))
 
     def _start(self, i, before_content):
-        """Where the turn begins: after the generation prompt, or, where the template has none or another one, at the content and
-        the spaces before it, which most tokenizers take into the first word's token."""
+        """Returns where the turn begins: after the generation prompt. If the template has none, or another one, the turn begins at the content
+        and the spaces before it, which most tokenizers put into the first word's token."""
         prompt = self._generation_prompt(i)
         if prompt is not None and self.text.startswith(prompt) and prompt != self._prefix(i):
             return len(prompt)
         return len(before_content.rstrip(" ")) if before_content is not None and self.text.startswith(before_content) else None
 
     def _generation_prompt(self, i):
-        """The rendering that asks for message i; None if the assistant is not its author, or there is none."""
+        """Returns the rendering that asks for message i, or None if there is none or the message is not the assistant's."""
         return self._prefix(i, generation_prompt=True) if self.messages[i]["role"] == "assistant" else None
 
     def _prefix(self, count, generation_prompt=False):
-        """The rendering of the first messages alone, or None."""
+        """Returns the rendering of the first `count` messages alone, or None if the template refuses them."""
         key = count, generation_prompt
         if key not in self.rendered:
             self.rendered[key] = self._try(self.messages[:count], generation_prompt) if count else None
         return self.rendered[key]
 
     def _around_sentinel(self, i, rest):
-        """What is rendered before and after the content of message i if `rest` follows it; (None, None) if it gets lost."""
+        """Returns the text before and after the content of message i if `rest` follows it, or (None, None) if the content gets lost."""
         message = self.messages[i] if self.messages[i]["role"] != "assistant" else {"role": "assistant"}
         text = self._try([*self.messages[:i], {**message, "content": SENTINEL}, *rest], False) or ""
         return tuple(text.split(SENTINEL)) if text.count(SENTINEL) == 1 else (None, None)
@@ -193,16 +193,16 @@ class Turns:
 
 
 def mark_targets(mask, span, ids, offsets, special):
-    """Sets mask to 1 for the tokens of a span: those wholly inside it, and its end-of-turn token.
+    """Sets mask to 1 for the tokens of a span: those that lie wholly inside it, and its end-of-turn token.
 
-    offsets: of each token the first character and the end; the bytes of one character all have all of it. A special token may
-    swallow the white space after it, so for that one the place where it begins decides. Returns whether a token straddles the
-    start of the span, which leaves the first characters untrained, and whether a special token ends it."""
+    offsets has the first character and the end of each token; if several tokens are bytes of one character, each has the whole character. A
+    special token may swallow the white space after it, so only its beginning decides whether it is inside. Returns two booleans: whether a
+    token straddles the start of the span, so that its first characters are not trained, and whether a special token ends the span."""
     first = bisect_left(offsets, (span.start,))
     stop = bisect_left(offsets, (span.content_end,), first)
     while stop > first and offsets[stop - 1][1] > span.content_end:
         stop -= 1
-    end = stop  # of the end-of-turn token
+    end = stop  # becomes the index of the end-of-turn token
     while end < len(ids) and offsets[end][0] < span.limit and not special[ids[end]]:
         end += 1
     is_ended = end < len(ids) and offsets[end][0] < span.limit

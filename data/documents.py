@@ -1,5 +1,5 @@
-"""From the fields of a record to a document, or a pair's two, ready to be tokenised: which formats are known, and what is trained
-in each."""
+"""Turns the fields of a record into a document, or the two of a pair, ready to be tokenised. The formats of records are known here, and
+what is trained in each."""
 
 from typing import Any, NamedTuple, Optional
 
@@ -27,7 +27,7 @@ class Draft(NamedTuple):
 
     text: Optional[str] = None
     spans: Any = None
-    is_chat: bool = False  # as the template renders it; else the rules for BOS and EOS apply
+    is_chat: bool = False  # a template has rendered the text; to other texts BOS and EOS may be added
     ids: Optional[np.ndarray] = None
     mask: Optional[np.ndarray] = None
 
@@ -52,7 +52,7 @@ def sft_draft(fields, options, template):
 
 
 def pref_drafts(fields, options, template):
-    """Those of the chosen and of the rejected answer. Without spans they are texts whose prompt is what both begin with."""
+    """Returns the drafts of the chosen and of the rejected answer. Drafts without spans are texts whose prompt is what both begin with."""
     chosen, rejected = answer_of(fields, options.chosen_key), answer_of(fields, options.rejected_key)
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise DataError(f"{options.chosen_key!r} is a {json_kind(chosen)} and {options.rejected_key!r} a {json_kind(rejected)}",
@@ -102,7 +102,7 @@ def prompts_draft(fields, options, template):
 
 
 def keyed_draft(fields, options, template):
-    """OpenRLHF's way to name the fields; without an output_key the last message of the list is the answer."""
+    """Reads the fields that --input_key and --output_key name, as OpenRLHF does. Without an output_key the last message is the answer."""
     prompt = field(fields, options.input_key)
     answer = field(fields, options.output_key) if options.output_key else None
     if isinstance(prompt, str) and not options.apply_chat_template:
@@ -121,11 +121,11 @@ def keyed_draft(fields, options, template):
 
 
 def with_prompt(prompt, value, name, options):
-    """The messages of a chat that ends with an answer. If they do not begin with the assistant's, they hold the prompt string."""
+    """Returns the messages of a chat that ends with an answer. If they do not begin with the assistant's, the prompt string is among them."""
     messages = as_messages(value, "assistant", name)
     if prompt is None and isinstance(value, str):
         raise DataError(f"{name!r} is a string without a prompt, which makes no chat",
-                        "name the prompt with --prompt_key, or leave --apply_chat_template away")
+                        "name the prompt with --prompt_key, or leave --apply_chat_template out")
     if isinstance(prompt, str) and messages[0]["role"] != "assistant":
         prompt = None
     if prompt is not None:
@@ -137,7 +137,7 @@ def with_prompt(prompt, value, name, options):
 
 
 def final_answer_draft(messages, fields, options, template):
-    """A chat of which the last message alone is trained; an empty text if that says nothing."""
+    """Returns a chat of which only the last message is trained, or an empty text if that message is empty."""
     content = messages[-1].get("content")
     if isinstance(content, str) and not content.strip() and not has(messages[-1], "tool_calls"):
         return Draft("", [])
@@ -145,7 +145,7 @@ def final_answer_draft(messages, fields, options, template):
 
 
 def chat_draft(messages, first_trained, fields, options, template):
-    """Every assistant message from number first_trained on is trained, unless flags of messages say otherwise."""
+    """Returns a chat whose assistant messages from number first_trained on are trained, unless flags of messages say otherwise."""
     return rendered_draft(messages, trained_messages(messages, first_trained), fields, options, template)
 
 
@@ -168,7 +168,7 @@ def completion_draft(prompt, completion):
 
 
 def ids_draft(fields):
-    """Labels stand at the place of their token, as transformers has them: -100, or the same id. Without labels all is trained."""
+    """A label stands beside its token, as in transformers: it is -100, or the same id. Without labels every token is trained."""
     ids = integers(fields, "input_ids")
     if not has(fields, "labels"):
         return Draft(ids=ids, mask=np.ones(len(ids), np.uint8))
@@ -192,7 +192,7 @@ def answer_of(fields, name):
 
 
 def margin_of(fields):
-    """By how much the chosen answer is better; NaN if the record does not say. A cell of CSV is a string, and may be empty."""
+    """Returns by how much the chosen answer is better, or NaN if the record does not say. A cell of CSV is a string, and may be empty."""
     value = fields.get("margin")
     if value is None or value == "":
         return np.nan
@@ -201,7 +201,7 @@ def margin_of(fields):
     except (TypeError, ValueError, OverflowError):
         number = np.nan
     if not abs(number) <= float(np.finfo(np.float32).max):
-        raise DataError(f"'margin' is {value!r}, not a finite number", "write 'margin' as a number, or leave it away, which is 0")
+        raise DataError(f"'margin' is {value!r}, not a finite number", "write 'margin' as a number, or leave it out, which means 0")
     return number
 
 

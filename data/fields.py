@@ -1,4 +1,4 @@
-"""The fields of a record: there or not, and of the right kind or refused."""
+"""Access to the fields of a record. A field that is missing or of the wrong kind is refused."""
 
 import json
 
@@ -40,7 +40,7 @@ def integers(fields, name):
 
 
 def json_field(fields, name, kind, fix):
-    """A list or a dict, or JSON text of one, as a cell of CSV holds it; empty if the record has none."""
+    """Returns a field that is a list or a dict, or JSON text of one, as in a cell of CSV; empty if the record has none."""
     value = fields.get(name)
     if isinstance(value, str) and value.strip():
         try:

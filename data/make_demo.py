@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Makes data/demo: what ./train_llama without arguments trains on, and pairs of answers to go on from there.
+"""Makes data/demo: the chats that ./train_llama without arguments trains on, and the pairs of answers with which `make demo` continues.
 
-Small tasks on made-up words whose right answer can be computed, as chats:
+The chats are small tasks on made-up words, whose right answer can be computed:
 
     user: reverse tamilo     assistant: olimat!
     user: sort tamilo        assistant: ailmot

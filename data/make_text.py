@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Makes what train_gpt2 trains on without arguments from data/text/persuasion.jsonl: a tokenizer, a configuration and prepared data.
+"""Makes the data that train_gpt2 trains on without arguments, from data/text/persuasion.jsonl: a tokenizer, a configuration and prepared data.
 
-The text is Jane Austen's novel Persuasion (1817), a chapter on each line, whose source and standing data/text/README.md tells. It becomes
-passages: whole paragraphs, as many as fit into the positions of the model between two end-of-text tokens. A longer paragraph is cut by
-data/prepare.py. The last twentieth of the passages is for validation.
+The text is Jane Austen's novel Persuasion (1817), a chapter on each line; data/text/README.md tells where it comes from and that it is in the
+public domain. It is divided into passages: each has as many whole paragraphs as fit into the positions of the model between two end-of-text
+tokens. data/prepare.py cuts a longer paragraph. The last twentieth of the passages is for validation.
 
     python3 data/make_text.py            writes data/text/model (config and tokenizer) and
 

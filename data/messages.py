@@ -1,4 +1,4 @@
-"""The messages of a chat, and what else a record says about it: who is trained, its system message, the template's variables."""
+"""The messages of a chat, and the other fields about it: which messages are trained, the system message, the template's variables."""
 
 from errors import DataError
 from fields import has, json_field, seen
@@ -6,7 +6,7 @@ from records import json_kind
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 TRAIN_FLAGS = ("train", "training", "weight")  # Axolotl's two names, and OpenAI's and ShareGPT's
-# What a rendering sets by itself, and parameters of transformers' render_jinja_template.
+# Names that a rendering sets by itself, and parameters of transformers' render_jinja_template.
 RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "conversations", "chat_template", "continue_final_message",
                       "return_assistant_tokens_mask")
 
@@ -51,11 +51,11 @@ def check_train_flags(message, where):
         if name != "weight" and not isinstance(value, bool):
             raise DataError(f"{where} has {name} {value!r}, which is no boolean", "true to train on the message, false not to")
     if len({bool(message[name]) for name in flags}) > 1:
-        raise DataError(f"{where} is to be trained and not to be trained: {' and '.join(flags)} differ", "leave one of them away")
+        raise DataError(f"{where} is to be trained and not to be trained: {' and '.join(flags)} differ", "leave one of them out")
 
 
 def trained_messages(messages, first_trained):
-    """Indices: the assistant's from number first_trained on, unless a message's own flag says otherwise."""
+    """Returns the indices of the trained messages: the assistant's from number first_trained on, unless a message's flag says otherwise."""
     def is_trained(i, message):
         flag = next((message[name] for name in TRAIN_FLAGS if has(message, name)), None)
         return flag if flag is not None else message["role"] == "assistant" and i >= first_trained
@@ -64,30 +64,30 @@ def trained_messages(messages, first_trained):
 
 
 def system_message(fields, messages):
-    """[the message in the field `system`], [] without that field; of pairs and prompts as of chats."""
+    """Returns [the message in the field `system`], or [] without that field, for chats, pairs and prompts alike."""
     if fields.get("system") in (None, ""):
         return []
     system = fields["system"]
     if not isinstance(system, str):
         raise DataError(f"'system' is a {json_kind(system)}, not a string", "write 'system' as a string")
     if any(message["role"] == "system" for message in messages):
-        raise DataError("has a field 'system' and a system message", "leave one of them away")
+        raise DataError("has a field 'system' and a system message", "leave one of them out")
     return [{"role": "system", "content": system}]
 
 
 def template_variables(fields, options):
-    """What the template sees beside the messages: `tools`, if there are any, and the record's variables over the flag's."""
+    """Returns the template's inputs beside the messages: `tools`, and the variables of the flag and of the record, which win."""
     tools = json_field(fields, "tools", list, "write 'tools' as a list of objects, or as JSON text of one")
     for i, tool in enumerate(tools):
         if not isinstance(tool, dict):
             raise DataError(f"tools[{i}] is a {json_kind(tool)}, not an object", 'write a tool as {"type": "function", ...}')
     fix = 'write \'chat_template_kwargs\' as an object: {"enable_thinking": false}'
     own = json_field(fields, "chat_template_kwargs", dict, fix)
-    own = {name: value for name, value in own.items() if value is not None}  # a table fills in what only other records have
+    own = {name: value for name, value in own.items() if value is not None}  # a table fills in null for keys that only other records have
     reserved = reserved_variable(own)
     if reserved:
         raise DataError(f"'chat_template_kwargs' sets {reserved!r}, which is no variable of its own",
-                        f"leave {reserved!r} away there")
+                        f"leave {reserved!r} out there")
     return {"tools": tools or None, **options.chat_template_kwargs, **own}
 
 

@@ -27,7 +27,7 @@ def comma_list(text):
 
 
 def inputs(text):
-    """The names of a comma list, each with * replaced by the files that it stands for."""
+    """Returns the names of a comma list, each with * replaced by the files that it stands for."""
     found = [(name, sorted(glob.glob(name)) if "*" in name else [name]) for name in comma_list(text)]
     for name, files in found:
         if not files:
@@ -51,7 +51,7 @@ natural = whole_number(0, "negative")
 
 
 def probabilities(text):
-    """They may be rounded: 0.333,0.333,0.333."""
+    """Parses numbers that add up to 1, except for rounding: 0.333,0.333,0.333."""
     values = [float(part) for part in text.split(",")]
     if not all(0 < value <= 1 for value in values) or round(sum(values), 2) != 1:
         raise argparse.ArgumentTypeError(f"{text} are not positive numbers that add up to 1")
@@ -71,7 +71,7 @@ def template_variables(text):
 
 
 def template_text(text):
-    """A Jinja template, or the file that holds one."""
+    """Returns a Jinja template, given as text or as the file that holds it."""
     if not os.path.isfile(text):
         if "{" not in text:
             raise argparse.ArgumentTypeError(f"{text!r} is neither a template nor a file")
@@ -133,7 +133,7 @@ def add_template(parser):
 def build_parser(description=None):
     parser = Parser(prog="prepare.py", description=description, allow_abbrev=False)
     tasks = parser.add_subparsers(dest="task", required=True, metavar="|".join(DRAFTS), parser_class=Parser)
-    # What a task has no flag for.
+    # Values of options for which a task has no flag.
     parser.set_defaults(prompt=None, tokenizer_chat_template=None, input_key=None, append_eos=False, max_len=None,
                         truncation=None, chat_template=True, chat_template_kwargs={}, show=0, to_bin=None,
                         eos_token_id=None, vocab_size=None)
@@ -185,6 +185,6 @@ def build_parser(description=None):
 
 
 def snake_case(argument):
-    """--max-len=5 is --max_len=5."""
+    """Turns --max-len=5 into --max_len=5."""
     name, equals, value = argument.partition("=")
     return name.replace("-", "_").replace("__", "--", 1) + equals + value if name.startswith("--") else argument

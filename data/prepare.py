@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Makes token files for training from chats, prompts with answers, pairs of answers, or text, with a Hugging Face tokenizer.
 
-A text is rendered once and tokenised once. A token is a target when it lies wholly inside a trained span: each assistant message
-and its end-of-turn token, the completion, or all of the text. A document's first token is never one: nothing comes before it."""
+A text is rendered once and tokenised once. A token is a target if it lies wholly inside a trained span: an assistant message and its
+end-of-turn token, the completion, or the whole text. The first token of a document is never a target: no token precedes it."""
 
 import itertools
 import multiprocessing
@@ -39,18 +39,18 @@ FORMAT_VERSION = "1"
 
 
 class Lot(NamedTuple):
-    """The documents of some records, end to end."""
+    """The documents of a group of records, laid end to end."""
 
     tokens: np.ndarray
     mask: np.ndarray
     lengths: np.ndarray
-    margins: np.ndarray  # of each pair, NaN where it has none
+    margins: np.ndarray  # one for each pair, NaN if it has none
     counts: Counter
-    size: int  # of the records in their source
+    size: int  # bytes of the records in their source
 
 
 class Recipe:
-    """How records become documents. Each worker process has its own, the parent's copied by fork."""
+    """Turns records into documents. Each worker process has a copy of the parent's, made by fork."""
 
     def __init__(self, task, options, tokenizer):
         self.draft = DRAFTS[task]
@@ -91,7 +91,7 @@ class Recipe:
             raise DataError(f"{record.where()}: {error.what}", error.fix) from None
 
     def _drafted(self, record):
-        """The drafts of a record, two if it is a pair, and the pair's margin."""
+        """Returns the drafts of a record, two if it is a pair, and the margin of the pair."""
         fields = record.fields()
         drafts = self.draft(fields, self.options, self.template)
         drafts = [draft._replace(text=self._ended(draft.text)) for draft in drafts] if self.is_pref else [drafts]
@@ -104,7 +104,7 @@ class Recipe:
         return drafts, margin_of(fields) if self.is_pref else None
 
     def _ended(self, text):
-        """Without the white space after a special token that ends it: a reward is read at a document's last token."""
+        """Removes white space after a special token that ends the text, because a reward is read at the last token of a document."""
         stripped = text.rstrip()
         return stripped if stripped.endswith(self.tokenizer.special_texts) else text
 
@@ -120,7 +120,7 @@ class Recipe:
         ids = np.array(encoding.ids, np.int32)
         mask = np.full(len(ids), draft.spans is None, np.uint8)
         if draft.spans:
-            offsets = encoding.offsets  # a new list each time
+            offsets = encoding.offsets  # read once: each access makes a new list
             for span in draft.spans:
                 straddles, ends_turn = mark_targets(mask, span, ids, offsets, self.tokenizer.special)
                 counts["straddling"] += straddles
@@ -128,7 +128,7 @@ class Recipe:
         if not draft.is_chat and len(ids):
             ids, mask = self._with_bos_and_eos(ids, mask)
         if not self.has_targets and not len(ids):
-            raise DataError("the prompt is empty", "leave it away, or write one")
+            raise DataError("the prompt is empty", "leave it out, or write one")
         return ids, mask
 
     def _with_bos_and_eos(self, ids, mask):
@@ -144,7 +144,7 @@ class Recipe:
         return ids, mask
 
     def _fitted(self, ids, mask, counts):
-        """The document as samples of at most max_len tokens; none if there is nothing to learn."""
+        """Returns the document as samples of at most max_len tokens, or an empty list if it has no target."""
         if not len(ids):
             counts["empty"] += 1
             return []
@@ -170,7 +170,7 @@ class Recipe:
         return pieces
 
     def _fitted_pair(self, drafts, documents, counts):
-        """The chosen and the rejected document, of at most max_len tokens each; none if there is nothing to learn from them."""
+        """Returns the chosen and the rejected document, of at most max_len tokens each, or an empty list if the pair is dropped."""
         if drafts[0].spans is None:
             unmark_shared_tokens(*documents)
         for _, mask in documents:
@@ -198,7 +198,7 @@ def are_equal(document, other):
 
 
 def unmark_shared_tokens(document, other):
-    """The tokens that two documents begin with are their prompt; a token that only begins alike is the first of the answers."""
+    """Takes the tokens that both documents begin with out of the targets: they are the prompt. The first token that differs is the answer's."""
     (ids, mask), (other_ids, other_mask) = document, other
     shorter = min(len(ids), len(other_ids))
     differing = np.flatnonzero(ids[:shorter] != other_ids[:shorter])
@@ -210,7 +210,7 @@ def unmark_shared_tokens(document, other):
 
 
 def lots_of_records(records, count=1000, size=1 << 20):
-    """Lists of records, small enough that memory stays bounded."""
+    """Groups records into lists that are so small that memory stays bounded."""
     lot, lot_size = [], 0
     for record in records:
         lot.append(record)
@@ -222,13 +222,13 @@ def lots_of_records(records, count=1000, size=1 << 20):
         yield lot
 
 
-worker_recipe = None  # of a worker process, set once when it starts
+worker_recipe = None  # in a worker process, set once when it starts
 
 
 def start_worker(recipe):
     global worker_recipe
     worker_recipe = recipe
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -237,10 +237,10 @@ def work(records):
 
 
 def prepared_lots(recipe, records, processes):
-    """The lots in the order of their records, whatever the number of processes."""
+    """Yields the lots in the order of their records, whatever the number of processes."""
     waiting = lots_of_records(records)
     first = list(itertools.islice(waiting, processes))
-    if len(first) < 2:  # too little to share out
+    if len(first) < 2:  # too little work for several processes
         yield from map(recipe.lot, itertools.chain(first, waiting))
         return
     pool = ProcessPoolExecutor(len(first), multiprocessing.get_context("fork"), start_worker, (recipe,))
@@ -260,7 +260,7 @@ def prepared_lots(recipe, records, processes):
 
 
 class Progress:
-    """One line on a terminal; nothing elsewhere."""
+    """Shows one line on a terminal, and nothing elsewhere."""
 
     def __init__(self, total):
         self.total = total
@@ -331,7 +331,7 @@ def first_documents(lot, count):
 
 def show(task, options, tokenizer, documents):
     color = options.color == "always" or options.color == "auto" and sys.stdout.isatty()
-    sys.stdout.reconfigure(errors="backslashreplace")  # where the terminal is not of UTF-8
+    sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal that does not take UTF-8
     print(f"\n{LEGEND[color]}")
     for i, (ids, mask) in enumerate(documents):
         name = f"pair {i // 2 + 1}, {('chosen', 'rejected')[i % 2]}" if task == "pref" else f"document {i + 1}"
@@ -411,7 +411,7 @@ def check_ids(options):
 
 
 def main(arguments):
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an orderly end, so that nothing is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs the `finally` blocks, so that no file is left behind
     try:
         options = build_parser(__doc__).parse_args([snake_case(argument) for argument in arguments])
         check_together(options)

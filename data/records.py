@@ -1,4 +1,4 @@
-"""Reading records: JSON lines, JSON, CSV, parquet, llm.c's token shards or a dataset of the Hugging Face hub, one record at a time."""
+"""Reads records, one at a time, from JSON lines, JSON, CSV, parquet, llm.c's token shards or a dataset of the Hugging Face hub."""
 
 import csv
 import itertools
@@ -21,7 +21,7 @@ class Record(NamedTuple):
     number: int  # from 1
     line: Optional[int]  # from 1, where the source has lines
     raw: Any  # a dict, or the bytes of one JSON object, which fields() parses
-    size: int  # bytes it takes in its source, about
+    size: int  # about the bytes that it takes in its source
 
     def where(self):
         line = f" (line {self.line})" if self.line else ""
@@ -46,7 +46,7 @@ def json_kind(value):
 
 
 def check_inputs(names):
-    """Refuses, before any work is done, what read_records() would not find."""
+    """Refuses, before any work is done, inputs that read_records() could not open."""
     for name in names:
         if is_hub_name(name):
             continue
@@ -60,19 +60,19 @@ def check_inputs(names):
 
 
 def is_hub_name(name):
-    """OWNER/NAME, unless a file is meant."""
+    """Whether the name is OWNER/NAME of a hub dataset, and not of a file."""
     return not os.path.exists(name) and not name.endswith(EXTENSIONS) and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
 
 
 def total_size(names):
-    """What the sizes of all records add up to, about; None if that cannot be known."""
+    """Returns about the sum of the sizes of all records, or None if it cannot be known."""
     if any(is_hub_name(name) for name in names):
         return None
     return sum(parquet_size(name) if name.endswith(".parquet") else os.path.getsize(name) for name in names)
 
 
 def read_records(names, end_of_text, probs=None, seed=0, max_samples=None):
-    """The first max_samples records of each input, one input after the other; with probs at random, see interleaved()."""
+    """Yields the first max_samples records of each input, one input after the other, or, with probs, in the order of interleaved()."""
     inputs = [lambda name=name: itertools.islice(read_input(name, end_of_text), max_samples) for name in names]
     return interleaved(inputs, probs, seed) if probs else itertools.chain.from_iterable(open_input() for open_input in inputs)
 
@@ -89,8 +89,8 @@ def read_input(name, end_of_text):
 
 
 def interleaved(inputs, probs, seed):
-    """Draws the input of each next record with its probability, until each input has been read to its end; one that ends earlier
-    begins again. The same order as datasets.interleave_datasets(..., stopping_strategy="all_exhausted")."""
+    """Draws each record from one of the inputs, with its probability, until every input has been read to its end. An input that ends earlier
+    begins again. The order is that of datasets.interleave_datasets(..., stopping_strategy="all_exhausted")."""
     random = np.random.default_rng(seed)
     streams = [open_input() for open_input in inputs]
     ahead = [next(stream) for stream in streams]
@@ -115,7 +115,7 @@ def read_json_lines(path):
 
 
 def read_json(path):
-    """A list of records in one piece; or JSON lines under the name .json, which is as common."""
+    """Reads a file that is one list of records, or JSON lines in a file called .json, which is as common."""
     with open(path, "rb") as file:
         is_list = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
     if not is_list:
@@ -131,14 +131,14 @@ def read_json(path):
 
 
 def read_csv(path):
-    """Cells are strings as they stand: nothing is guessed to be a number or missing."""
+    """Every cell is read as the string that it is: the reader never takes one for a number or for a missing value."""
     csv.field_size_limit(sys.maxsize)
     with open(path, newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file, strict=True)
         line = 1
         try:
             header = next(rows, [])
-            line = rows.line_num + 1  # of the row that is read next
+            line = rows.line_num + 1  # where the row begins that is read next
             for row in rows:
                 if row and len(row) != len(header):
                     raise DataError(f"line {line} of {path}: has {len(row)} cells but the header has {len(header)}",
@@ -181,5 +181,5 @@ def read_hub(name):
         for record in records:
             yield None, record, len(str(record))
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"{name}: is no file, and the hub does not give it: {error}",
+        raise DataError(f"{name}: there is no such file, and the hub does not deliver a dataset of that name: {error}",
                         "check the name, or download it first") from None

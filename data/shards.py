@@ -1,7 +1,8 @@
-"""Token shards as llm.c and its data tools have them: a header of 256 int32 (magic, version, tokens), then the tokens as uint16.
+"""Reads and writes the token shards of llm.c and its data tools: a header of 256 int32 (magic, version, tokens), then the tokens as uint16.
 
-A shard is a stream in which the end-of-text token stands before each document. Here a document has it at both ends, as text gets BOS
-and EOS; where a shard begins or ends within a document, there is none. Written back, two in a row become one again."""
+A shard is a stream in which the end-of-text token stands before each document. When it is read, each document gets that token at both ends,
+as text gets BOS and EOS; there is none where the shard begins or ends within a document. When documents are written, two end-of-text tokens
+in a row become one again."""
 
 import glob
 import os
@@ -11,7 +12,7 @@ import numpy as np
 from errors import DataError
 
 MAGIC, VERSION, HEADER = 20240520, 1, 256
-SHARD_TOKENS = 10**8  # of one shard that is written, as llm.c's scripts have it
+SHARD_TOKENS = 10**8  # tokens of a shard that is written, as in llm.c's scripts
 
 
 def open_shard(path):
@@ -30,7 +31,7 @@ def open_shard(path):
 
 
 def read_shard(path, end_of_text):
-    """The documents of a shard."""
+    """Yields the documents of a shard."""
     if end_of_text is None:
         raise DataError(f"{path}: the tokenizer has no eos_token, which stands between the documents of a shard",
                         "set it in tokenizer_config.json")
@@ -41,12 +42,12 @@ def read_shard(path, end_of_text):
     ends = np.flatnonzero(tokens == end_of_text)
     begins = np.unique([0, *ends])
     for begin, end in zip(begins, [*begins[1:] + 1, len(tokens)]):
-        if end - begin > 1 or len(tokens) == 1:  # else the end of the last document
+        if end - begin > 1 or len(tokens) == 1:  # otherwise it is only the end of the last document
             yield None, {"input_ids": tokens[begin:end].astype(np.int32)}, 2 * (end - begin)
 
 
 def check_prefix(prefix, tokenizer):
-    """Refuses, before any work is done, what write_shards() could not write."""
+    """Refuses, before any work is done, a prefix or vocabulary that write_shards() could not write."""
     if tokenizer.vocab_size > 65536:
         raise DataError(f"--to_bin {prefix}: the vocabulary has {tokenizer.vocab_size} ids, and the tokens of a shard have 16 bits",
                         "leave --to_bin out, or a tokenizer with at most 65536, as GPT-2's")
@@ -58,10 +59,10 @@ def check_prefix(prefix, tokenizer):
 
 
 def write_shards(prefix, tokens, lengths, end_of_text):
-    """PREFIX_000000.bin, ..., none of them half written. tokens (N) uint16, documents of these lengths end to end. Returns their number."""
+    """Writes PREFIX_000000.bin and on, each complete or not at all, and returns their number. tokens (N) uint16 are documents of these lengths."""
     starts = np.cumsum(lengths)[:-1]
-    again = starts[(tokens[starts] == end_of_text) & (tokens[starts - 1] == end_of_text)]  # the second of two in a row
-    firsts = np.arange(0, len(tokens) - len(again), SHARD_TOKENS)  # of each shard, counted without those
+    again = starts[(tokens[starts] == end_of_text) & (tokens[starts - 1] == end_of_text)]  # the second of two end-of-text tokens in a row
+    firsts = np.arange(0, len(tokens) - len(again), SHARD_TOKENS)  # the first token of each shard, counted without `again`
     begins = firsts + np.searchsorted(again - np.arange(len(again)), firsts, "right")
     paths = [f"{prefix}_{i:06}.bin" for i in range(len(begins))]
     try:

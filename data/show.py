@@ -1,4 +1,4 @@
-"""Documents for the eye: which of their tokens are trained."""
+"""Shows documents so that a person sees which of their tokens are trained."""
 
 import unicodedata
 
@@ -12,7 +12,7 @@ LEGEND = {True: "green: trained, dim: not, yellow: only some bytes of a characte
 
 
 def shown(backend, ids, mask, color):
-    """The text of a document with its special tokens, each run of trained tokens in a colour or between marks."""
+    """Returns the text of a document with its special tokens. Each run of trained tokens is in a colour or between marks."""
     styles = COLOR if color else MARKS
     runs = []
     for text, state in pieces(backend, ids, mask):
@@ -24,7 +24,7 @@ def shown(backend, ids, mask, color):
 
 
 def pieces(backend, ids, mask):
-    """(text, state) of as few tokens as make whole characters: mostly one."""
+    """Yields (text, state) of the smallest groups of tokens that make whole characters; mostly that is one token."""
     stream, pending = DecodeStream(skip_special_tokens=False), []
     for token, target in zip(ids, mask):
         pending.append(bool(target))
@@ -41,7 +41,7 @@ def state_of(targets):
 
 
 def visible(text):
-    """Line breaks with a sign before them; other control characters, which a terminal would obey, as escapes."""
+    """Puts a sign before each line break, and replaces other control characters, which a terminal would obey, by escapes."""
     return "".join("↵\n" if c == "\n" else escaped(c) if unicodedata.category(c) == "Cc" else c for c in text)
 
 

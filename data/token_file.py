@@ -1,12 +1,12 @@
-"""The file of prepared data: one safetensors file, read by llmc/data/tokens.h.
+"""Writes prepared data: one safetensors file, which llmc/data/tokens.h reads.
 
     doc_offsets I64 (documents + 1)   document i holds the tokens doc_offsets[i] .. doc_offsets[i+1]-1
     tokens      U16 or I32 (N)        U16 where the vocabulary allows it
-    loss_mask   U8 (N)                1: the token is a target, predicted from those before it; never a document's first
-    margin      F32 (pairs)           of kind pref, if any record has one, 0 where it has none; documents 2i and 2i+1 are
-                                      the chosen and the rejected one of pair i
+    loss_mask   U8 (N)                1: the token is a target, predicted from those before it; 0 for a document's first
+    margin      F32 (pairs)           only of kind pref, and if any record has one; 0 where a record has none. Documents 2i and
+                                      2i+1 are the chosen and the rejected one of pair i
 
-Metadata, all strings: what TokenFile.write() is given."""
+The metadata, all strings, are those that TokenFile.write() is given."""
 
 import json
 import os
@@ -21,7 +21,7 @@ DTYPES = {"U16": np.dtype("<u2"), "I32": np.dtype("<i4"), "U8": np.dtype("u1"), 
 
 
 class TokenFile:
-    """Takes documents one lot after another, in bounded memory, and writes the file at the end: whole, or not at all."""
+    """Collects documents, one lot after another, in bounded memory, and writes the file at the end, complete or not at all."""
 
     def __init__(self, path, vocab_size):
         self.path = path
@@ -30,7 +30,7 @@ class TokenFile:
             raise DataError(f"{path}: cannot be written: its directory does not exist, or it is one itself",
                             f"mkdir -p {self.directory}, or another --out")
         self.dtype = "U16" if vocab_size <= 65536 else "I32"
-        try:  # without a name, so that nothing is left behind however this ends
+        try:  # temporary files have no name, so that none is left behind however this ends
             self.tokens = tempfile.TemporaryFile(dir=self.directory)
             self.mask = tempfile.TemporaryFile(dir=self.directory)
         except OSError as error:
@@ -54,7 +54,7 @@ class TokenFile:
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(DTYPES["I64"])
         margins = np.concatenate(self.margins)
         count = int(offsets[-1])
-        # The widest first, so that each is aligned.
+        # The widest arrays come first, so that each is aligned.
         arrays = [("doc_offsets", "I64", offsets)]
         if not np.isnan(margins).all():
             arrays.append(("margin", "F32", np.nan_to_num(margins)))
@@ -84,7 +84,7 @@ class TokenFile:
 
 
 def header(tensors, metadata):
-    """Length and JSON header, padded with spaces so that the arrays begin at a multiple of 8."""
+    """Returns the header, its length first; spaces pad it so that the arrays begin at a multiple of 8."""
     entries, begin = {"__metadata__": metadata}, 0
     for name, dtype, count in tensors:
         end = begin + count * DTYPES[dtype].itemsize
@@ -96,7 +96,7 @@ def header(tensors, metadata):
 
 
 def sync_directory(path):
-    """Makes the new name itself survive a power cut."""
+    """Writes the directory to the disk, so that the new name survives a power cut."""
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)

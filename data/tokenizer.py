@@ -1,4 +1,5 @@
-"""A Hugging Face tokenizer directory: text to ids with offsets, special tokens, and the hash that ties data to a model."""
+"""Reads a Hugging Face tokenizer directory: it turns text into ids with offsets, knows special tokens, and computes the hash that ties data to
+a model."""
 
 import json
 import os
@@ -10,7 +11,7 @@ from errors import DataError
 
 
 class Tokenizer:
-    """What preparation needs of a fast tokenizer. It reads tokenizer.json as it stands, so that ids mean what the hash says."""
+    """The functions of a fast tokenizer that preparation needs. It reads tokenizer.json unchanged, so that ids mean what the hash says."""
 
     def __init__(self, directory, chat_template=None):
         entries = read_vocabulary(directory)
@@ -32,18 +33,18 @@ class Tokenizer:
         self.encoder.no_truncation()
         self.encoder.no_padding()
         self.adds_bos = self.bos is not None and self.encoder.encode("a").ids[:1] == [self.bos]
-        # The post-processor adds special tokens, which is done elsewhere, and may shorten offsets by the space before a word: a
-        # token that holds the prompt's last space would look as if it lay wholly inside the answer.
+        # The post-processor adds special tokens, which Recipe does, and may shorten offsets by the space before a word. Then a token that
+        # holds the last space of the prompt would seem to lie wholly inside the answer.
         self.encoder.post_processor = None
 
     def encode(self, texts, with_offsets):
-        """One encoding per text, no special tokens added; without offsets it is faster."""
+        """Returns one encoding for each text, without special tokens added. It is faster without offsets."""
         encode = self.encoder.encode_batch if with_offsets else self.encoder.encode_batch_fast
         return encode(texts, add_special_tokens=False)
 
 
 class Ids:
-    """In place of a tokenizer, where all data are ids already."""
+    """Takes the place of a tokenizer if all data are ids already."""
 
     hash, bos, adds_bos = "", None, False
     hf = SimpleNamespace(chat_template=None, special_tokens_map={})
@@ -56,7 +57,7 @@ class Ids:
 
 
 def read_vocabulary(directory):
-    """{id: (token, special)} of tokenizer.json: the model's vocabulary with the added tokens over it."""
+    """Returns {id: (token, special)} of tokenizer.json: the model's vocabulary, in which added tokens replace others of the same id."""
     if not os.path.isdir(directory):
         raise DataError(f"{directory}: there is no such directory", "give --tokenizer the directory of a model or tokenizer")
     path = os.path.join(directory, "tokenizer.json")
@@ -78,9 +79,9 @@ def read_vocabulary(directory):
 
 
 def tokenizer_hash(entries):
-    """FNV-1a (64 bit, 16 hex digits) of the UTF-8 of f"{id}\\t{token}\\t{special}\\n" for all ids, increasing; special is 1 or 0.
+    """Returns FNV-1a (64 bit, 16 hex digits) of the UTF-8 of f"{id}\\t{token}\\t{special}\\n" for all ids, increasing; special is 1 or 0.
 
-    Equal for two tokenizers exactly if they mean the same by every id, however their files are laid out."""
+    Two tokenizers have the same hash if every id means the same in both, however their files are laid out."""
     return fnv1a("".join(f"{i}\t{token}\t{int(special)}\n" for i, (token, special) in sorted(entries.items())))
 
 
@@ -92,12 +93,12 @@ def fnv1a(text):
 
 
 def load_fast_tokenizer(directory):
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its note that there is no torch
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # hides its note that there is no torch
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the work is spread over processes, one thread each
-    from transformers import PreTrainedTokenizerFast  # here, because it takes a second
+    from transformers import PreTrainedTokenizerFast  # imported here, because that takes a second
 
     try:
         return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
-    except Exception as error:  # a broken file can fail anywhere in there, with anything
+    except Exception as error:  # a broken file can raise any exception
         raise DataError(f"{directory}: transformers cannot load the tokenizer: {error}",
                         "copy its files from the model again") from None

@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
-"""The same training step in Hugging Face transformers and in train_llama or train_gpt2, timed in one run, the two in turn.
+"""Times the same training step in Hugging Face transformers and in train_llama or train_gpt2, in one run, the two in turn.
 
     python3 -m venv .venv-compare && .venv-compare/bin/pip install torch 'transformers>=5' numpy
     .venv-compare/bin/python scripts/compare.py [--model NAME] [--dtype f32|bf16|autocast] [--out docs/benchmarks.md]
 
-A step is forward, backward, clipping to norm 1 and AdamW on rows of T random tokens, every token but the first of a row a target: one row,
-of GPT-2 four, all the same and without dropout. Both sides start from the same random weights, so that their first losses must agree; both
-have all cores. In each of three rounds either side does one step to warm up and two that count, while the other is idle; the fastest step
-is reported. Memory is the peak resident size of the process (VmHWM), libraries included. What differs: with bf16, transformers keeps
-AdamW's moments and the only copy of the weights in bfloat16; our programs keep moments and gradients in float, and the lower halves of the
-weights, so that these are floats, too. With autocast transformers keeps all of it in float and multiplies in bfloat16; ours do as with
-bf16. All of this is about CPUs; scripts/gpu_bench.py compares GPUs, with the functions below.
+A step is forward, backward, clipping to norm 1 and AdamW on rows of T random tokens; every token but the first of a row is a target. A step
+has one row, or four with GPT-2; all rows are the same, and there is no dropout. Both sides start from the same random weights, so that their
+first losses must agree, and both have all cores. In each of three rounds each side does one step to warm up and two that are timed, while the
+other is idle; the fastest step is reported. Memory is the peak resident size of the process (VmHWM), libraries included.
 
-Where LLMC_SOURCE names a checkout of karpathy/llm.c, its train_gpt2.c is a third side of gpt2-short in f32, in a row of its own. It is
-compiled with the flags of its Makefile and starts from the same weights; a round is a run of it that is stopped after as many steps. A
-step is what it prints as one: forward, backward and AdamW with its own settings, without clipping, and every token has a target.
+One thing differs: with bf16, transformers keeps AdamW's moments and the only copy of the weights in bfloat16. Our programs keep moments and
+gradients in float, and the lower halves of the weights, so that the weights are floats, too. With autocast, transformers keeps everything in
+float and multiplies in bfloat16, while our programs do the same as with bf16. All of this concerns CPUs; scripts/gpu_bench.py compares GPUs,
+with the functions below.
+
+If LLMC_SOURCE names a checkout of karpathy/llm.c, its train_gpt2.c is a third side of gpt2-short in f32, in a row of its own. It is
+compiled with the flags of its Makefile and starts from the same weights. A round is a run that is stopped after the same number of steps. A
+step is what llm.c prints as one: forward, backward and AdamW with its own settings, without clipping, and every token has a target.
 """
 import argparse
 import datetime
@@ -39,7 +41,7 @@ LLMC_SOURCE = os.environ.get("LLMC_SOURCE")
 GPT2 = dict(model_type="gpt2", n_embd=768, n_layer=12, n_head=12, vocab_size=50257, n_positions=1024,
             resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
 
-MODELS = {  # shape, rows of a step, T, our program and what it is told besides
+MODELS = {  # shape, rows of a step, T, our program, and its further flags
     "smollm2-135m": (dict(model_type="llama", hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
                           intermediate_size=1536, vocab_size=49152, max_position_embeddings=8192, rms_norm_eps=1e-5,
                           tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e5)), 1, 2048, ["train_llama"]),
@@ -68,7 +70,7 @@ def transformers_worker(shape, batch, T, dtype, folder, device="cpu"):
     import torch
     import transformers
 
-    answers, sys.stdout = sys.stdout, sys.stderr  # whatever libraries print stays out of the answers
+    answers, sys.stdout = sys.stdout, sys.stderr  # so that the answers have nothing that libraries print
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(1)
@@ -99,8 +101,8 @@ def transformers_worker(shape, batch, T, dtype, folder, device="cpu"):
 
 
 def gpu_memory():
-    """Bytes of the GPU that are taken, as our programs count them (the allocator gives nothing back, so this is the peak), and the
-    most that tensors took."""
+    """Returns the bytes of the GPU that are in use, as our programs count them (the allocator gives nothing back, so this is the peak), and
+    the most bytes that tensors took."""
     import torch
 
     free, total = torch.cuda.mem_get_info()
@@ -112,7 +114,7 @@ def peak_memory(process="self"):
 
 
 class Peer:
-    """`python3 script worker [arguments]`: a process that says when it is ready, and then what each step took."""
+    """Runs `python3 script worker [arguments]`: a process that says when it is ready, and then how long each step took."""
 
     def __init__(self, script, *arguments):
         environment = dict(os.environ, OMP_NUM_THREADS=str(CORES))
@@ -142,7 +144,7 @@ class Peer:
 # ---- our side: a short run of the program ---------------------------------------------------------------------------------------------
 
 def write_data(path, V, T, documents):
-    """The same row of tokens `documents` times over: a step sees the same one whatever the order of samples."""
+    """Repeats the same row of tokens `documents` times, so that every step has the same data whatever the order of samples."""
     import numpy as np
 
     sys.path.insert(0, str(ROOT / "data"))
@@ -158,7 +160,7 @@ def write_data(path, V, T, documents):
 
 
 def train(program, task, out, learning_rate, *flags):
-    """Trains into the directory `out`, and returns the log's steps and what the program said. Nothing is taken from an earlier run's cache."""
+    """Trains into the directory `out`, and returns the log's steps and the program's output. It uses no cache of an earlier run."""
     command = [ROOT / program, task, "--output_dir", out, "--overwrite", "--threads", CORES, "--learning_rate", learning_rate,
                "--lr_scheduler", "constant", "--lr_warmup_ratio", 0, "--weight_decay", WEIGHT_DECAY,
                "--adam_betas", f"{BETAS[0]},{BETAS[1]}", "--max_norm", MAX_NORM, *flags]
@@ -172,7 +174,7 @@ def train(program, task, out, learning_rate, *flags):
 
 
 def our_steps(program, count, batch, T, dtype, folder, model, device="cpu"):
-    """`model` is what chooses it: a flag and its value. The rows of a step are packed into one."""
+    """`model` is the flag that chooses the model, and its value. The rows of a step are packed into one."""
     steps, _ = train(program, "pretrain", folder / "run", LEARNING_RATE, *model, "--data", folder / "data.safetensors",
                      "--device", device, "--dtype", dtype, "--max_len", T, "--row_tokens", batch * T, "--train_batch_size", batch,
                      "--max_steps", count)
@@ -183,8 +185,8 @@ def our_steps(program, count, batch, T, dtype, folder, model, device="cpu"):
 # ---- llm.c's side: the beginning of a run of its train_gpt2 --------------------------------------------------------------------------
 
 def make_llmc(folder, shape, batch, T, model):
-    """llm.c's program, and what it reads where it is started: the weights of `model`, and the rows of the steps end to end. The target of a
-    row's last token is the first of the next row."""
+    """Compiles llm.c's program, and writes the files that it reads in its directory: the weights of `model`, and the rows of the steps, end
+    to end. The target of the last token of a row is the first token of the next row."""
     import numpy as np
     from safetensors.numpy import load_file
 
@@ -199,7 +201,7 @@ def make_llmc(folder, shape, batch, T, model):
         sys.exit(f"{LLMC_SOURCE}/train_gpt2.c does not compile; the compiler's message is above")
 
     row = random_tokens(shape["vocab_size"], T)
-    steps = max(WARM_UP + COUNTED, 5)  # 5 in the evaluation that comes first
+    steps = max(WARM_UP + COUNTED, 5)  # the evaluation at the start reads 5 batches
     for split in "train", "val":
         write_shard(tokens / f"tiny_shakespeare_{split}.bin", np.append(np.tile(row, steps * batch), row[0]))
 
@@ -306,7 +308,7 @@ def section(title, packages, load, columns, rows):
 
 
 def write_section(path, text):
-    """Puts the section in the place of the one with the same heading, else at the end."""
+    """Replaces the section that has the same heading, or appends the section at the end."""
     old = path.read_text() if path.exists() else "# Benchmarks\n"
     heading = text.splitlines()[0]
     parts = [part for part in re.split(r"(?m)^(?=## )", old) if part.strip()]
@@ -329,7 +331,7 @@ def main():
         sys.exit(f"scripts/compare.py: ./{program} is not built\n  fix: make")
     if LLMC_SOURCE and not Path(LLMC_SOURCE, "train_gpt2.c").exists():
         sys.exit(f"scripts/compare.py: LLMC_SOURCE: {LLMC_SOURCE} has no train_gpt2.c\n  fix: name a checkout of karpathy/llm.c, or unset it")
-    load = os.getloadavg()[0]  # what others take would be taken from either side, but not evenly
+    load = os.getloadavg()[0]  # other programs would slow down both sides, but not equally
     columns = ["rows of a step", "dtype", "transformers tokens/s", f"{program} tokens/s", "ratio", "transformers GiB", f"{program} GiB",
                "ratio", "first loss of each"]
     rows = [row for dtype in ([options.dtype] if options.dtype else DTYPES) for row in compare(options.model, dtype)]

@@ -1,7 +1,7 @@
-"""Whether two runs of a trainer did the same: every figure of their logs but for times, memory and what ranks sent, and every weight.
+"""Checks whether two runs of a trainer did the same: every figure of their logs, except times, memory and bytes sent, and every weight.
 
     scripts/compare_runs.py OUT_A OUT_B            bit for bit
-    scripts/compare_runs.py OUT_A OUT_B --loss R   only the losses, as far apart as R of their size: two devices, or two types
+    scripts/compare_runs.py OUT_A OUT_B --loss R   only the losses, which may differ by R times their size: for two devices or types
 """
 import argparse
 import json
@@ -14,13 +14,13 @@ OF_THE_MACHINE = {"tok_s", "step_s", "mfu", "peak_mem", "peak_mem_min", "compute
 
 
 def lines(out):
-    """The log's lines but for the first and the last, which describe the run and sum it up."""
+    """Returns the lines of the log without the first, which describes the run, and the last, which sums it up."""
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in OF_THE_MACHINE} for line in log if "step" in line]
 
 
 def first_difference(a, b):
-    """None, or in words where two runs part."""
+    """Returns in words where two runs begin to differ, or None if they do not."""
     logs = lines(a), lines(b)
     for one, other in zip(*logs):
         for key in one | other:

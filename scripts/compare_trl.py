@@ -1,23 +1,23 @@
 #!/usr/bin/env python3
-"""The same training in TRL and in train_llama, timed in one run, the two in turn.
+"""Times the same training in TRL and in train_llama, in one run, the two in turn.
 
     .venv-compare/bin/python scripts/compare_trl.py DIR [--only NAME] [--out docs/benchmarks.md]
 
-DIR is made by scripts/smollm2.py: a model, chats and pairs. Both sides train what they find in files, from the same weights and token ids in
-the same order, in bf16: 32 chats or pairs a step, in TRL as 4 batches of 8 without gradient checkpointing, its defaults else; in train_llama
-packed into rows of 2048 tokens.
+scripts/smollm2.py makes DIR: a model, chats and pairs. Both sides train from the same weights on the same token ids in the same order, in
+bf16. A step has 32 chats or pairs: in TRL 4 batches of 8, without gradient checkpointing and otherwise with its defaults; in train_llama they
+are packed into rows of 2048 tokens.
 
     sft                         on chats of 512 tokens at most
-    sft, packed                 TRL packs, too, into rows of 2048 tokens; the same 32 chats in every step, whatever their order in a row
-    dpo, reference in memory    TRL keeps the reference and asks it in every step; train_llama's sweep before training is not counted
-    dpo, reference in advance   both sweep over the pairs before training; the sweep's time is added, as if it had the pairs of one epoch
+    sft, packed                 TRL packs, too, into rows of 2048 tokens; a step has the same 32 chats, in whatever order
+    dpo, reference in memory    TRL keeps the reference and computes it in every step; train_llama's sweep before training is not counted
+    dpo, reference in advance   both sweep over the pairs before training; the sweep's time for the pairs of the timed steps is added
     rm                          a reward model
 
-The policy of dpo is the model after one step of sft, and its reference the model; a reward model has a head of its own from the start.
-Counted are the documents' own tokens, once for each step: no padding, no reference. In each of two rounds either side does one step to warm up
-and two that count, while the other is idle, and of each step the faster round is reported. Both sides must have taken the same tokens, and
-their first losses must agree within 1 %. Memory is the peak resident size of the process (VmHWM), libraries included. What differs: TRL
-keeps AdamW's moments and the only copy of the weights in bfloat16; train_llama keeps moments, gradients and weights in float.
+The policy of dpo is the model after one step of sft, and its reference is the model before; both sides' reward models begin with the same head.
+Tokens of the documents are counted once for each step, without padding and without the reference. In each of two rounds each side does one
+step to warm up and two that are timed, while the other is idle; the faster round of each step is reported. Both sides must have trained on
+the same tokens, and their first losses must agree within 1 %. Memory is the peak resident size of the process (VmHWM), libraries included. One
+thing differs: TRL keeps AdamW's moments and the only copy of the weights in bfloat16; train_llama keeps moments, gradients and weights in float.
 """
 import argparse
 import json
@@ -47,7 +47,7 @@ def prepare(kind, records, model, out):
 # ---- TRL: a process of its own that does one step for each line it is sent ---------------------------------------------------------------
 
 def read_documents(file):
-    """Token ids and loss mask of each document of a prepared file."""
+    """Returns token ids and loss mask of each document of a prepared file."""
     from safetensors.numpy import load_file
 
     arrays = load_file(file)
@@ -55,7 +55,7 @@ def read_documents(file):
 
 
 def read_chats(file, count):
-    """The first chats, as TRL's SFTTrainer takes token ids."""
+    """Returns the first chats, in the form in which TRL's SFTTrainer takes token ids."""
     import datasets
 
     return datasets.Dataset.from_list([dict(input_ids=tokens, labels=[token if target else -100 for token, target in zip(tokens, mask)])
@@ -63,7 +63,7 @@ def read_chats(file, count):
 
 
 def read_pairs(file, count):
-    """The first pairs, as TRL's trainers of preferences take token ids."""
+    """Returns the first pairs, in the form in which TRL's trainers of preferences take token ids."""
     import datasets
 
     documents, records = read_documents(file), []
@@ -82,7 +82,7 @@ def make_trainer(kind, start, reference, file, count, options):
     class DPOTrainer(trl.DPOTrainer):
         sweep_s = 0
 
-        def _prepare_dataset(self, dataset, *_):  # which would tokenise
+        def _prepare_dataset(self, dataset, *_):  # TRL's own would tokenise
             return dataset
 
         def _precompute_ref_logps(self, *arguments):
@@ -116,7 +116,7 @@ def trl_worker(kind, start, reference, file, count):
     import datasets
     import transformers
 
-    answers, sys.stdout = sys.stdout, sys.stderr  # whatever libraries print stays out of the answers
+    answers, sys.stdout = sys.stdout, sys.stderr  # so that the answers have nothing that libraries print
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     datasets.disable_progress_bars()
@@ -133,7 +133,7 @@ def trl_worker(kind, start, reference, file, count):
             self.wait(control)
 
         def on_log(self, args, state, control, logs, **_):
-            if "loss" not in logs:  # the last line, of the whole training
+            if "loss" not in logs:  # this is the last line, which sums up the training
                 return
             step = dict(step_s=time.perf_counter() - self.begin, loss=logs["loss"], tokens=logs["num_tokens"] - self.tokens,
                         sweep_s=getattr(trainer, "sweep_s", 0), peak_mem=compare.peak_memory())

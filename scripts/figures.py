@@ -10,8 +10,8 @@ forward_block() of llmc/ops/attention.h cuts them: blocks of 96 queries, and for
 attention_tile.png: who holds what in one mma.m16n8k16 (llmc/ops/ptx.cuh), and how attention_forward_kernel5 (attention_forward.cuh)
 walks over the keys of one block of queries at head width 64.
 
-ring.png: how keys and values hop around a ring of four ranks for two rows, and which hops are not made. Pieces are dealt as llmc/parallel/split.h
-deals them, and travel as its KeyTravel says.
+ring.png: how keys and values hop around a ring of four ranks for two rows, and which hops are not made. The script deals the pieces as
+llmc/parallel/split.h does, and lets them travel as its KeyTravel does.
 """
 import sys
 from pathlib import Path
@@ -29,13 +29,13 @@ VISIBLE, COMPUTED, SKIPPED = "#1f5a96", "#a9cbea", "#f4f4f4"
 
 
 def first_keys(documents, window):
-    """lo[p]: the first key that the query at position p sees."""
+    """Returns lo: lo[p] is the first key that the query at position p sees."""
     begin = np.repeat(np.cumsum([0, *documents[:-1]]), documents)
     return np.maximum(begin, np.arange(len(begin)) - window + 1) if window else begin
 
 
 def computed_strips(lo):
-    """(first query, end, first key, end) of the scores that are computed: those of each strip of queries in each tile of keys."""
+    """Yields (first query, end, first key, end) of the scores that are computed, for each strip of queries and each tile of keys."""
     T = len(lo)
     for block in range(0, T, QUERIES):
         block_end = min(block + QUERIES, T)
@@ -90,7 +90,7 @@ LANE = 5  # the one whose elements are framed
 
 
 def draw_fragment(axis, x, y, rows, columns, held_by):
-    """A matrix whose cells say which lane holds them, in the colour of the register; held_by(row, column) = lane, register."""
+    """Draws a matrix whose cells say which lane holds them, in the colour of the register; held_by(row, column) = lane, register."""
     for row in range(rows):
         for column in range(columns):
             lane, register = held_by(row, column)

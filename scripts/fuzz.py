@@ -2,9 +2,9 @@
 
     scripts/fuzz.py build/fuzz/config [more] [--seconds 60]      from the repository root, as `make test-all` does
 
-Each begins with valid files and mutates them, two fuzzers at a time, always from the same seed, so that a verdict can be repeated. An
-input that crashes, hangs, or asks for more than 16 MiB at once (inputs have at most 64 KiB) is kept as build/fuzz/crash-..., and
-`build/fuzz/NAME FILE` repeats it.
+Each fuzzer begins with valid files and mutates them. Two run at a time, always from the same seed, so that a verdict can be repeated. An input
+that makes the program crash, hang, or ask for more than 16 MiB at once (inputs have at most 64 KiB) is kept as build/fuzz/crash-..., and
+`build/fuzz/NAME FILE` repeats the failure.
 """
 import argparse
 import glob
@@ -40,7 +40,7 @@ def make_corpus(name, folder):
 
 
 def fuzz(program, seconds):
-    """Whether nothing was found, and in words what was done."""
+    """Returns whether the fuzzer found nothing, and in words what it did."""
     name = os.path.basename(program)
     make_corpus(name, program + ".corpus")
     command = [program, program + ".corpus", f"-max_total_time={seconds}", f"-artifact_prefix={os.path.dirname(program)}/",

@@ -5,7 +5,7 @@
 
 No figure in the tree comes from it: this was never run on a GPU.
 
-Needs what `make train_llama` and `make -C dev/cuda` build, and for all but the ops python3 with PyTorch; for training transformers, too.
+The script needs what `make train_llama` and `make -C dev/cuda` build. All sections but `ops` need PyTorch, and `training` needs transformers, too.
 
 ops        The shipped version of each op, at the shape of its ladder in dev/cuda: checked, then timed. A rate of bytes is a share of what a
            large copy reaches, a rate of FLOP of what an 8192^3 bf16 product reaches, all on the same GPU in the same minute.
@@ -51,7 +51,7 @@ LEAST_SPEED, MOST_MEMORY = 1.5, 0.7  # of transformers', Qwen2.5-0.5B
 # ---- tables -------------------------------------------------------------------------------------------------------------------------
 
 def number(value, digits=3):
-    """Three digits that count, and no exponent; a dash for what was not measured."""
+    """Returns a number with three significant digits and no exponent, or a dash if it was not measured."""
     if value is None:
         return "-"
     if value >= 10 ** (digits - 1):
@@ -76,11 +76,11 @@ def table(columns, rows):
 
 
 class Report:
-    """A section of the file: written anew after every row, so that what is cut short leaves what it has."""
+    """A section of the file. It is written anew after every row, so that an interrupted run leaves the rows that it has."""
 
     def __init__(self, out, title, machine, columns):
         self.out, self.columns, self.rows, self.targets = out, columns, [], []
-        self.failed = False  # something of ours
+        self.failed = False  # whether one of our programs failed
         self.head = [f"## {machine['gpu']}: {title}", "", f"{datetime.date.today()}, {machine['versions']}. "
                      "`scripts/gpu_bench.py` repeats it and says what is measured.", ""]
 
@@ -133,7 +133,7 @@ def compiler():
 # ---- ours: the ladders of dev/cuda ----------------------------------------------------------------------------------------------------
 
 def read_csv(text):
-    """The last row that a ladder printed with --csv: its rate, FLOP or bytes a second; whether these are bytes; and its share."""
+    """Parses the last row that a ladder printed with --csv: its rate in FLOP or bytes a second, whether these are bytes, and its share."""
     rows = list(csv.DictReader(text.splitlines()))
     if not rows:
         return None
@@ -144,7 +144,7 @@ def read_csv(text):
 
 
 def run_ladder(name, shape=None):
-    """None where it failed; what it said of that is on stderr."""
+    """Returns None if the program failed; its message is on stderr."""
     command = [str(ROOT / "build" / "dev" / "cuda" / name), "shipped", "--csv"]
     if shape:
         command += ["--shape", "x".join(map(str, shape))]
@@ -174,7 +174,7 @@ def ops(machine, out, quick):
 # ---- attention, beside PyTorch's ------------------------------------------------------------------------------------------------------
 
 def document_lengths(T, documents):
-    """As attention_shape in dev/cuda/attention_common.h: growing, the first of several is one token."""
+    """Returns the lengths of documents as attention_shape in dev/cuda/attention_common.h does: they grow, and the first of several is one token."""
     if documents == 1:
         return [T]
     ends = [1 + (T - 1) * i * i // (documents - 1) ** 2 for i in range(documents)]
@@ -186,7 +186,7 @@ def attention_flops(lengths, D, backward=False):
 
 
 def equal_dense(lengths):
-    """One document with about as many visible pairs, a multiple of 64 tokens long."""
+    """Returns the length, a multiple of 64, of one document that has about as many pairs of a query and a key that it sees."""
     return max(1, round(math.sqrt(sum(length**2 for length in lengths)) / 64)) * 64
 
 
@@ -196,7 +196,7 @@ def our_rate(direction, T, documents, D):
 
 
 class TorchAttention:
-    """Inputs on the GPU, and calls of one backend or another over the documents of a row."""
+    """Holds inputs on the GPU, and calls a backend over the documents of a row."""
 
     def __init__(self, lengths, D):
         import torch
@@ -210,7 +210,7 @@ class TorchAttention:
         self.offsets = torch.tensor([0, *lengths], device="cuda", dtype=torch.int32).cumsum(0, dtype=torch.int32)
 
     def heads(self, backend):
-        """Queries, keys and values; keys and values repeated for every query head where the backend cannot share them."""
+        """Returns queries, keys and values. Keys and values are repeated for every query head if the backend cannot share them."""
         tensors = [self.q, self.k, self.v]
         try:
             self.document(backend, *[x[:128] for x in tensors])
@@ -272,7 +272,7 @@ class TorchAttention:
 
 
 def torch_rates(lengths, D):
-    """{(backend, direction): FLOP a second}; None where PyTorch cannot."""
+    """Returns {(backend, direction): FLOP a second}, with None if PyTorch cannot do it."""
     from torch.nn.attention import SDPBackend
 
     rows, rates = TorchAttention(lengths, D), {}
@@ -345,7 +345,7 @@ def torch_with_gpu():
 # ---- training, beside transformers ------------------------------------------------------------------------------------------------------
 
 def typical(steps, tokens):
-    """Tokens a second of the median step, and the most memory, in GiB."""
+    """Returns the tokens a second of the median step, and the most memory, in GiB."""
     counted = [step["step_s"] for step in steps[STEPS_WARM_UP:]]
     return tokens / statistics.median(counted), max(step["peak_mem"] for step in steps) / 2**30
 
@@ -353,7 +353,7 @@ def typical(steps, tokens):
 def attempt(side, steps):
     try:
         return steps()
-    except SystemExit as error:  # the other side goes on
+    except SystemExit as error:  # the measurement of the other side continues
         print(f"  {side}: {error}", file=sys.stderr)
         return None
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# What somebody with a GPU runs once: builds for it, checks everything that only a GPU can show, and measures.
+# Builds the programs for this machine's GPU, checks everything that only a GPU can show, and measures. Whoever has a GPU runs it once.
 # No figure in the tree comes from it: this was never run on a GPU.
 #
 #   scripts/gpu_check.sh [--quick] [--out DIR] [SECTION...]          out/gpu_check, all sections
@@ -11,10 +11,10 @@
 #   sanitizer    compute-sanitizer on the tests of ops: memcheck, racecheck, synccheck
 #   ops, attention, training                                         what scripts/gpu_bench.py measures; `bench` is all three
 #
-# Needs the CUDA toolkit with cuBLAS, g++ and python3 with numpy; for comparisons PyTorch and transformers. No network: where CLI11, nlohmann/json,
-# xxHash, GoogleTest and boost.context are not installed, they come from build/deps, which `make deps` fills where there is network.
-# Each step has a time limit and its own log in DIR; none that fails stops the next. A section ends within ten minutes, so they can be run
-# one by one. DIR/benchmarks.md holds the tables. Ends with "N passed, M failed".
+# The script needs the CUDA toolkit with cuBLAS, g++ and python3 with numpy, and for comparisons PyTorch and transformers. It needs no network: if
+# CLI11, nlohmann/json, xxHash, GoogleTest or boost.context are not installed, they come from build/deps, which `make deps` fills where there is
+# network. Each step has a time limit and its own log in DIR, and the script continues after a failure. A section ends within ten minutes, so that
+# sections can be run one by one. DIR/benchmarks.md holds the tables. The last line is "N passed, M failed".
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
@@ -66,7 +66,7 @@ PYTHON
 # ---- one step -----------------------------------------------------------------------------------------------------------------------
 
 passed=0 failed=0
-# check NAME SECONDS COMMAND...: one step, which passes if the command ends with 0 in time. What it printed is in DIR/NAME.log.
+# check NAME SECONDS COMMAND...: runs one step, which passes if the command ends with 0 in time. Its output is in DIR/NAME.log.
 check() {
     local name=$1 limit=$2 log="$out/$1.log" begin=$SECONDS code=0
     shift 2
@@ -119,7 +119,7 @@ tests() {
 
     run profile demo --device cuda --max_steps 5 --profile
 
-    # The same first steps on both devices. Sums in another order make differences that grow with the steps.
+    # Compares the first steps on both devices. Sums in another order make differences that grow with the steps.
     run cpu demo --device cpu --dtype f32 --max_steps 10
     for dtype in bf16 f32; do run gpu-$dtype demo --device cuda --dtype $dtype --max_steps 10; done
     run gpu-tf32 demo --device cuda --dtype f32 --tf32 --max_steps 10
@@ -189,8 +189,8 @@ sanitizer() {
         echo 'skipped sanitizer: this toolkit has no compute-sanitizer'
         return
     fi
-    # What the tests of ops launch is small, and device memory in them is never unwritten, so initcheck would find nothing. API errors are
-    # the program's to report. cuBLASLt's own kernels are not for racecheck, nor NCCL's for any.
+    # The tests of ops write all device memory before they read it, so initcheck would find nothing. The program itself reports API errors.
+    # racecheck leaves out cuBLASLt's own kernels, and all tools leave out NCCL's.
     local ops='-*Slow*:*Goldens*:*CudaRanks*:*GpuComm*:*OverGpus*' kernels='-*Slow*:*Goldens*:*CudaRanks*:*GpuComm*:*OverGpus*:*Matmul*:Head*'
     [ -z "$quick" ] || ops='Rope*:RmsNorm*:CudaAttention*' kernels=$ops
     check memcheck 280 "$tool" --tool memcheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter="$ops"

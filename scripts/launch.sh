@@ -1,11 +1,11 @@
 #!/bin/bash
 # launch.sh -np RANKS [options of mpirun] PROGRAM ARGUMENTS...
-# Starts a program on several ranks by mpirun, of Open MPI or MPICH, with what is needed on most machines, and prints the command:
+# Starts a program on several ranks by mpirun, of Open MPI or MPICH, with the options that most machines need, and prints the command:
 #   more ranks than cores, and root, are allowed; ranks are not bound to cores; OMP_NUM_THREADS is cores / ranks unless it is set;
-#   OMP_WAIT_POLICY is passive, unless it is set, if it takes more threads than cores: one that waits must not keep another from working.
+#   OMP_WAIT_POLICY is passive, unless it is set, if there are more threads than cores: a thread that waits must not keep another from working.
 # SIGTERM and SIGUSR1 to this script reach every rank as SIGUSR1, on which train_llama saves a checkpoint and stops in its own time.
 # (A SIGTERM to mpirun itself ends the ranks: Open MPI waits, sends them SIGTERM, waits again, and sends SIGKILL. Both waits, 1 second
-# by default, become 5; longer ones would hold up the end of a run of which a rank has died.)
+# by default, become 5; longer ones would delay the end of a run after a rank has died.)
 set -euo pipefail
 
 ranks=""
@@ -26,7 +26,7 @@ if ! version=$(mpirun --version 2> /dev/null); then
     exit 1
 fi
 
-cores=$(env -u OMP_NUM_THREADS nproc)  # which would be that number
+cores=$(env -u OMP_NUM_THREADS nproc)  # nproc would print OMP_NUM_THREADS
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > ranks ? cores / ranks : 1))}
 ((OMP_NUM_THREADS * ranks <= cores)) || export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 options=(--bind-to none)
@@ -41,7 +41,7 @@ printf '\n' >&2
 mpirun "${options[@]}" "$@" <&0 &
 mpirun=$!
 trap 'kill -USR1 $mpirun' TERM USR1
-trap : INT  # mpirun has it, too
+trap : INT  # the terminal sends SIGINT to mpirun, too
 code=0
 while wait $mpirun && code=0 || code=$?; kill -0 $mpirun 2> /dev/null; do :; done
 exit $code

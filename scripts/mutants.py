@@ -1,43 +1,110 @@
-"""Tests the tests: every known bug of test/mutants.txt is switched on (llmc/core/mutant.h) and some test must fail.
+"""Tests the tests: every known bug of test/mutants.txt is switched on, and some test must fail.
 
-    scripts/mutants.py [NUMBER...]     after `make test-mutants` has built the tests in build/mutants/test; from the repository root
+    scripts/mutants.py --make build/mutants/tree     a copy of the sources that holds all of them, each behind a switch (test/mutant.h)
+    scripts/mutants.py [NUMBER...] [--part 1/4]      after `make test-mutants` has compiled it; from the repository root
 
 Bugs in kernels (.cuh) are for test_cuda; where it was not built (no boost.context), they are left out.
 
 Ends with "N passed, M failed", where a mutant that no test notices has failed.
 """
 
+import argparse
 import os
 import pathlib
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
-TESTS, CUDA_TESTS = "build/mutants/test/test_llmc", "build/mutants/test/test_cuda"
 TABLE = "test/mutants.txt"
+SOURCES = ["*.cu", "llmc/*/*", "test/*.h", "test/*.cpp", "test/cuda/*", "dev/cuda/*.h", "dev/cuda/*.cuh", "dev/cuda/*.cpp"]
+TESTS = "build/mutants/test/"
 
 
-def read_table():
+class Mutant(NamedTuple):
+    number: int  # 0: always in
+    file: str
+    tests: str
+    bug: str
+    right: str
+    wrong: str
+
+    @property
+    def binary(self):
+        return TESTS + ("test_cuda" if self.file.endswith(".cuh") else "test_llmc")
+
+
+def read_table(path=TABLE):
     mutants = []
-    for line in open(TABLE):
-        if line.strip() and not line.startswith("#"):
-            number, bug, tests = (part.strip() for part in line.split("|"))
-            mutants.append((int(number), bug, tests))
+    for entry in re.split(r"\n\s*\n", pathlib.Path(path).read_text()):
+        lines = [line for line in entry.splitlines() if line.strip() and not line.startswith("#")]
+        if not lines:
+            continue
+        head = [part.strip() for part in lines[0].split("|", 3)]
+        right, wrong = ("\n".join(line[2:] for line in lines[1:] if line[0] == mark) for mark in "-+")
+        if len(head) < 4 or not re.fullmatch(r"\d+|always", head[0]) or not right or not wrong:
+            sys.exit(f'{path}: "{lines[0]}" is no mutant\n  fix: number | file | tests | bug, then lines with "- " and lines with "+ "')
+        mutants.append(Mutant(int(head[0].replace("always", "0")), *head[1:], right, wrong))
     return mutants
 
 
-def numbers_in_sources():
-    """Every MUTANT's number, and the binary that tests it."""
-    files = [p for pattern in ("*/*.h", "*/*.cuh", "*/*.cpp") for p in pathlib.Path("llmc").glob(pattern)] + [*pathlib.Path(".").glob("*.cu")]
-    return [(int(n), CUDA_TESTS if p.suffix == ".cuh" else TESTS)
-            for p in files if p.name != "mutant.h" for n in re.findall(r"\bMUTANT\((\d+),", p.read_text())]
+def pattern(text):
+    return r"\s+".join(map(re.escape, text.split()))
+
+
+def switched(mutant, right):
+    """The text that is right until the mutant is switched on."""
+    if mutant.number == 0:
+        return mutant.wrong
+    in_front = re.fullmatch(r"(.*;)\s*" + pattern(right), mutant.wrong, re.DOTALL)
+    if in_front:
+        return f"if (mutant({mutant.number})) {{ {in_front[1]} }}\n{right}"
+    if re.search(r";\s*(//.*)?$", right):
+        return f"{{ if (mutant({mutant.number})) {{\n{mutant.wrong}\n}} else {{\n{right}\n}} }}"
+    return f"(mutant({mutant.number}) ? ({mutant.wrong}) : ({right}))"
+
+
+def mutated(path, source, mutants):
+    """The source with all the mutants that belong to it."""
+    changes = []
+    for mutant in mutants:
+        found = list(re.finditer(pattern(mutant.right), source))
+        if len(found) != 1:
+            sys.exit(f"mutant {mutant.number} of {TABLE}: {path} has this text {len(found)} times:\n{mutant.right}\n"
+                     "  fix: the text as it is now in that file, and so much of it that it stands there once")
+        changes.append((found[0].start(), found[0].end(), mutant))
+    changes.sort()
+    for (_, end, one), (begin, _, other) in zip(changes, changes[1:]):
+        if begin < end:
+            sys.exit(f"mutants {one.number} and {other.number} of {TABLE} change the same text of {path}\n  fix: shorter texts")
+    for begin, end, mutant in reversed(changes):
+        source = source[:begin] + switched(mutant, source[begin:end]) + source[end:]
+    return source
+
+
+def make_tree(tree):
+    """Leaves alone what would not change, so that make does, too."""
+    mutants = read_table()
+    paths = [path for pattern in SOURCES for path in pathlib.Path(".").glob(pattern) if path.is_file()]
+    for mutant in mutants:
+        if pathlib.Path(mutant.file) not in paths:
+            sys.exit(f"mutant {mutant.number} of {TABLE}: there is no file {mutant.file}\n  fix: where the text is now")
+    copies = {tree / path: mutated(path, path.read_text(), [m for m in mutants if m.file == str(path)]) for path in paths}
+    for old in [path for path in tree.rglob("*") if path.is_file() and path not in copies]:
+        old.unlink()
+    for copy, source in copies.items():
+        if not copy.exists() or copy.read_text() != source:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(source)
 
 
 def run(binary, tests, number=0):
     """"green", "red", or "nothing": what the filtered tests say with this mutant switched on."""
+    *settings, filter = tests.split()
+    environment = {**os.environ, "LLMC_MUTANT": str(number), "OMP_WAIT_POLICY": "passive", **dict(s.split("=") for s in settings)}
     try:
-        process = subprocess.run([binary, "--gtest_filter=" + tests, "--gtest_brief=1"],
-                                 env={**os.environ, "LLMC_MUTANT": str(number)}, stdout=subprocess.PIPE,
+        process = subprocess.run([binary, "--gtest_filter=" + filter, "--gtest_brief=1"], env=environment, stdout=subprocess.PIPE,
                                  stderr=subprocess.STDOUT, text=True, errors="replace", timeout=300)
     except subprocess.TimeoutExpired:
         return "red"
@@ -47,29 +114,30 @@ def run(binary, tests, number=0):
 
 
 def main():
-    mutants = read_table()
-    failures = []
-    listed, found = sorted(number for number, _, _ in mutants), numbers_in_sources()
-    if listed != sorted(number for number, _ in found):
-        failures.append(f"{TABLE} lists {listed}, but the sources have MUTANT({sorted(number for number, _ in found)})")
-    binaries = dict(found)
-    chosen = [int(n) for n in sys.argv[1:]] or listed
-    passed = 0
-    right = {}  # what a filter says without a mutant
-    for number, bug, tests in mutants:
-        binary = binaries.get(number, TESTS)
-        if number not in chosen or (binary == CUDA_TESTS and not os.path.exists(CUDA_TESTS)):
-            continue
-        key = binary, tests
-        right[key] = right.get(key) or run(*key)
-        said = run(*key, number) if right[key] == "green" else right[key] + " without it"
-        print(f"  mutant {number:3d}  {'noticed' if said == 'red' else 'FAILED: ' + said}  {bug} ({tests})", flush=True)
-        passed += said == "red"
-        if said != "red":
-            failures.append(bug)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("numbers", nargs="*", type=int)
+    parser.add_argument("--make", type=pathlib.Path, metavar="TREE")
+    parser.add_argument("--part", default="1/1")
+    args = parser.parse_args()
+    if args.make:
+        return make_tree(args.make)
+
+    part, parts = map(int, args.part.split("/"))
+    bugs = [mutant for mutant in read_table() if mutant.number]
+    mutants = [m for m in bugs[part - 1 :: parts] if os.path.exists(m.binary) and m.number in (args.numbers or [m.number])]
+    filters = sorted({(m.binary, m.tests) for m in mutants})
+    with ThreadPoolExecutor(2) as pool:
+        right = dict(zip(filters, pool.map(lambda f: run(*f), filters)))
+        verdicts = pool.map(lambda m: run(m.binary, m.tests, m.number), mutants)
+        failures = []
+        for mutant, verdict in zip(mutants, verdicts):
+            without = right[mutant.binary, mutant.tests]
+            said = "noticed" if (without, verdict) == ("green", "red") else f"FAILED: {verdict}, and {without} without it"
+            print(f"  mutant {mutant.number:3d}  {said}  {mutant.bug} ({mutant.tests})", flush=True)
+            failures += [mutant.bug] if said != "noticed" else []
     for failure in failures:
         print("FAILED: " + failure)
-    print(f"{passed} passed, {len(failures)} failed")
+    print(f"{len(mutants) - len(failures)} passed, {len(failures)} failed")
     return bool(failures)
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Draws what train_llama logs: loss (and evaluation loss), learning rate, gradient norm and tokens per second over the steps.
+"""Draws the log of train_llama: loss (and evaluation loss), learning rate, gradient norm and tokens per second over the steps.
 
     scripts/plot.py out/demo/log.jsonl --out loss.png
     scripts/plot.py out/a/log.jsonl out/b/log.jsonl       several runs, to compare
 
-Where a curve has hundreds of points, a running mean over one in fifty of them is drawn over the faint points themselves. Of a run on
-several ranks there are two more panels: where the time of a step goes, and what the ranks send each other, both stacked.
+If a curve has hundreds of points, they are drawn faintly, and over them a running mean over a fiftieth of the points. A run on several ranks
+has two more panels, both stacked: where the time of a step goes, and what the ranks send each other.
 """
 import argparse
 import itertools
@@ -35,7 +35,7 @@ def read_lines(path):
 
 
 def entries_of(lines):
-    """Lines of a log as objects. One cut off by a crash is left out."""
+    """Returns the lines of a log as objects, without a line that a crash has cut off."""
     for line in lines:
         try:
             entry = json.loads(line)
@@ -46,7 +46,7 @@ def entries_of(lines):
 
 
 def read_log(path):
-    """The lines of the steps and those of the evaluations."""
+    """Returns the lines of the steps and those of the evaluations."""
     steps, evaluations = [], []
     for entry in entries_of(read_lines(path)):
         if isinstance(entry.get("step"), int) and "sample" not in entry:
@@ -57,13 +57,13 @@ def read_log(path):
 
 
 def series(entries, key):
-    """Steps and values; what is not a number in the log (null) becomes a gap."""
+    """Returns steps and values. A value that is not a number in the log (null) becomes a gap."""
     values = [entry.get(key) for entry in entries]
     return [entry["step"] for entry in entries], [v if isinstance(v, (int, float)) else math.nan for v in values]
 
 
 def running_mean(values, window):
-    """Of each value and up to window / 2 neighbours on either side. Gaps are left out."""
+    """Returns the mean of each value and up to window / 2 neighbours on either side, without gaps."""
     half = window // 2
     sums = [0, *itertools.accumulate(0 if math.isnan(v) else v for v in values)]
     counts = [0, *itertools.accumulate(not math.isnan(v) for v in values)]
@@ -76,7 +76,7 @@ def running_mean(values, window):
 
 
 def layers(steps, scale, keys):
-    """Where steps begin and end on the x axis, and the lower and upper edge of each key's layer in the stack. Gaps count as 0."""
+    """Returns where steps begin and end on the x axis, and the lower and upper edge of each key's layer in the stack. Gaps count as 0."""
     x = [entry["step"] for entry in steps]
     edges = [x[0] - 0.5] + [(a + b) / 2 for a, b in zip(x, x[1:])] + [x[-1] + 0.5]
     stack, below = [], [0] * len(x)
@@ -104,7 +104,7 @@ def pyplot():
 
 
 def draw_panel(axis, log, key, scale, color, name):
-    """A key of the steps over them, and dashed what the evaluations say of it."""
+    """Draws a key of the steps, and dashed the same key of the evaluations."""
     steps, evaluations = log
     x, y = series(steps, key)
     y = [v / scale for v in y]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the README's table of names that belong to OpenRLHF, TRL, accelerate and Axolotl, from the answers that the program gives to them.
+"""Writes the table of docs/porting.md: the names that belong to OpenRLHF, TRL, accelerate and Axolotl, and the answers that the program gives to them.
 
     python3 scripts/porting.py
 """
@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "porting.md"
 BEGIN, END = "<!-- made by scripts/porting.py -->\n", "<!-- end -->\n"
 
 
@@ -26,10 +27,9 @@ def table():
 
 
 def main():
-    readme = ROOT / "README.md"
-    before, rest = readme.read_text().split(BEGIN)
+    before, rest = PAGE.read_text().split(BEGIN)
     after = rest.split(END)[1]
-    readme.write_text(before + BEGIN + table() + END + after)
+    PAGE.write_text(before + BEGIN + table() + END + after)
 
 
 if __name__ == "__main__":

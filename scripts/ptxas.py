@@ -1,10 +1,10 @@
-"""Reads what `nvcc -Xptxas -v` said of kernels and prints what each takes per thread on each GPU architecture. A kernel that uses local
+"""Reads the output of `nvcc -Xptxas -v` and prints the registers and memory of each kernel per thread on each GPU architecture. A kernel that uses local
 memory (a stack frame, or registers spilled to it) fails: local memory is device memory, and its loads wait in the innermost loops.
 
     scripts/ptxas.py LOG...     `make ptxas` writes the logs
 
-Ends with "N passed, M failed", a test per architecture. All shared memory is asked for at the launch, so ptxas knows only what a kernel
-declares against that rule (`static`).
+The last line is "N passed, M failed", with a test per architecture. Kernels get their shared memory at the launch, so ptxas reports only memory
+that a kernel declares against that rule (`static`).
 """
 
 import re
@@ -16,7 +16,7 @@ Use = namedtuple("Use", "registers static_shared stack stores loads")
 
 
 def read(text):
-    """{(mangled kernel, architecture): Use}. What a kernel calls without inlining counts as its own."""
+    """Returns {(mangled kernel, architecture): Use}. Functions that a kernel calls without inlining count as its own."""
     kernels = {}
     for block in re.split(r"Compiling entry function ", text)[1:]:
         name, arch = re.match(r"'(\S+)' for '(\S+)'", block).groups()

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Shows what train_llama logs: one page for a browser, or TensorBoard, or Weights & Biases.
+"""Shows the log of train_llama on a page for a browser, in TensorBoard, or in Weights & Biases.
 
     scripts/report.py out/a/log.jsonl                                a page without references to the network, out/a/report.html
     scripts/report.py out/a/log.jsonl out/b/log.jsonl --html ab.html several runs, to compare
     scripts/report.py out/a/log.jsonl --tensorboard runs --follow    then: tensorboard --logdir runs
     scripts/report.py out/a/log.jsonl --wandb PROJECT --follow       WANDB_MODE=offline keeps it on this machine
 
-TensorBoard and W&B get every number of the log under its name there; those packages are not installed by make deps. --follow reads on
-until the run has ended (its log then has a summary), or until Ctrl-C. A resumed run goes on in the same curves; of
-steps that it does again, the first stay. TensorBoard's files may be written again: the newest holds.
+TensorBoard and W&B get every number under its name in the log; `make deps` does not install them. --follow keeps reading until the run has
+ended (its log then has a summary), or until Ctrl-C. A resumed run continues the same curves; if it repeats steps, their first values stay. You
+may write TensorBoard's files again: the newest file counts.
 """
 import argparse
 import html
@@ -26,7 +26,7 @@ from typing import NamedTuple
 import plot
 from plot import PlotError
 
-# of a step, beside those with a panel of their own: counters, or in another panel
+# keys of a step that get no panel of their own: they are counters, or are drawn in another panel
 WITHOUT_PANEL = {"step", "epoch", "samples", "tokens", "target_tokens", "step_s", "skipped", "peak_mem_min",
                  *(key for _, _, keys in plot.RANK_PANELS for key in keys)}
 POLL_SECONDS = 5
@@ -68,12 +68,12 @@ def size(n):
 
 
 def figures(entries, key):
-    """The numbers of a key, with the steps they belong to."""
+    """Returns the numbers of a key, with the steps that they belong to."""
     return [(step, value) for step, value in zip(*plot.series(entries, key)) if not math.isnan(value)]
 
 
 def step_time(run):
-    """Seconds of all steps, tokens of all steps, and whether every step was logged. One that was not counts as the next that was."""
+    """Returns the seconds and the tokens of all steps, and whether every step was logged. A step without a line counts as the next one."""
     seconds, tokens, exact = 0, 0, True
     before = max(0, run.steps[0]["step"] - run.about.get("options", {}).get("logging_steps", 1))
     for entry in run.steps:
@@ -85,7 +85,7 @@ def step_time(run):
 
 
 def spikes(steps):
-    """The steps that llmc/train/spikes.h counts, where every step is logged."""
+    """Returns the steps that llmc/train/spikes.h counts as spikes, if every step is logged."""
     found, mean, variance = [], 0, 0
     for n, (step, loss) in enumerate(figures(steps, "loss"), 1):
         if n > SPIKE_SETTLED and loss > mean + SPIKE_DEVIATIONS * math.sqrt(variance):
@@ -97,7 +97,7 @@ def spikes(steps):
 
 
 def summary(run):
-    """What the table says of a run: {row: cell}."""
+    """Returns the column of a run in the table: {row: cell}."""
     last, about = run.steps[-1], run.about
     seconds, tokens, exact = step_time(run)
     speeds = [speed for _, speed in figures(run.steps, "tok_s")]
@@ -132,7 +132,7 @@ def heading(run):
 
 
 def table(names, rows):
-    """names: of the columns, which a single one does not need; rows: {name: one text for each column}."""
+    """Makes a table. names are those of the columns, which a single column does not need; rows are {name: one text for each column}."""
     head = "<tr><th></th>" + "".join(f"<th>{html.escape(name)}</th>" for name in names) + "</tr>\n" if len(names) > 1 else ""
     body = [f"<tr><th>{html.escape(row)}</th>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
             for row, cells in rows.items()]
@@ -140,7 +140,7 @@ def table(names, rows):
 
 
 def options_of(runs):
-    """Rows of a table, those first in which the runs differ."""
+    """Returns the rows of a table, those first in which the runs differ."""
     options = [run.about.get("options", {}) for run in runs]
     rows = {}
     for key in dict.fromkeys(key for one in options for key in one):
@@ -150,7 +150,7 @@ def options_of(runs):
 
 
 def panels_of(runs):
-    """plot.py's, memory, and whatever else the steps have a number of, which the task decides."""
+    """Returns the panels of plot.py, memory, and a panel for each other number that the steps of this task have."""
     panels = [*plot.PANELS, ("peak_mem", "peak memory (GiB)", 2**30)]
     known = WITHOUT_PANEL | {key for key, _, _ in panels}
     rest = dict.fromkeys(key for run in runs for entry in run.steps for key in entry if isinstance(entry[key], (int, float)))
@@ -165,7 +165,7 @@ def curves(runs):
         figure = plot.figure_of({run.path: (run.steps, run.evaluations) for run in runs}, panels_of(runs))
         figure.savefig(drawing, format="svg", transparent=True, metadata=dict.fromkeys(["Creator", "Date", "Format", "Type"]))
     svg = drawing.getvalue()
-    return svg[svg.index("<svg"):].replace(INK, "currentColor")  # without the XML header, which refers to a site
+    return svg[svg.index("<svg"):].replace(INK, "currentColor")  # leaves out the XML header, which refers to a web site
 
 
 def page(runs):
@@ -212,7 +212,7 @@ def write_page(runs, out):
 
 
 def entries_as_they_come(path, follow):
-    """The steps and evaluations of a log in its order, each once. With follow, until the run has ended."""
+    """Yields the steps and evaluations of a log in its order, each once. With follow it waits for further lines until the run has ended."""
     lines, last = [], {"step": 0, "evaluation": 0}
     while True:
         before, lines = lines, plot.read_lines(path)
@@ -249,7 +249,7 @@ def write_tensorboard(folder, entries):
         writer = EventFileWriter(str(folder), flush_secs=POLL_SECONDS)
     except OSError as error:
         raise PlotError(f"cannot write {folder}: {error.strerror}\n  fix: --tensorboard DIR") from None
-    # TensorBoard then forgets what older files say of steps from 0 on
+    # makes TensorBoard forget the values of older files from step 0 on
     writer.add_event(Event(wall_time=time.time(), step=0, session_log=SessionLog(status=SessionLog.START)))
     try:
         for entry in entries:
@@ -287,7 +287,7 @@ def report(args):
         return print(out)
     for path, name in zip(args.log, names):
         if not args.follow:
-            plot.read_log(path)  # refuses one without steps
+            plot.read_log(path)  # refuses a log without steps
         entries = entries_as_they_come(path, args.follow)
         if args.tensorboard:
             write_tensorboard(Path(args.tensorboard) / name, entries)

@@ -3,84 +3,107 @@
     scripts/run_tests.py --build build          from the repository root, as `make test` does
     scripts/run_tests.py --build build --all    the slow ones, too (C++ suites Slow*, pytest's mark `slow`), mutants, fuzzers and format
 
-A suite that crashes, does not start or runs nothing counts as a failure.
+As many programs run at a time as there are cores, so a large suite is cut into as many jobs. In front of the last line stand the tests
+that took longest, and of each suite what passed and how long its jobs worked. One that crashes, does not start or runs nothing counts
+as a failure.
 """
 
 import argparse
+import glob
 import importlib.util
 import os
 import re
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
-SMALL_LAUNCHES = {"OMP_WAIT_POLICY": "passive"}  # many of them: OpenMP's threads should not spin in between
+CORES = len(os.sched_getaffinity(0))
+ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # a thread that waits must not keep another job from working
+AMX = "Attention*:Matmul*:Head*:Families*:Ring*:Ranks*:Amx*"  # what multiplies bf16
 
 
-def googletest(binary, all_tests, environment={}):
-    """Passed, failed. Shows what the tests print, but not the frame around every test."""
-    command = [binary] + ([] if all_tests else ["--gtest_filter=-Slow*"])
-    passed = failed = 0
-    current = None
+@dataclass
+class Result:
+    passed: int = 0
+    failed: int = 0
+    output: str = ""
+    seconds: float = 0
+    tests: list = field(default_factory=list)  # (seconds, name)
+
+    def __add__(self, other):
+        return Result(self.passed + other.passed, self.failed + other.failed, self.output + other.output,
+                      self.seconds + other.seconds, self.tests + other.tests)
+
+
+def run(command, **environment):
+    """Exit code and output; 127 and a message if it does not start."""
     try:
-        process = subprocess.Popen(
-            command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-        )
+        process = subprocess.run(command, env=ENVIRONMENT | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                 errors="replace")
     except OSError as error:
-        print(f"FAILED: {binary} does not start: {error}")
-        return 0, 1
-    for line in process.stdout:
+        return 127, f"FAILED: {command[0]} does not start: {error}\n"
+    return process.returncode, process.stdout
+
+
+def googletest(binary, tests, shard=0, shards=1, **environment):
+    """Keeps what the tests print, but not the frame around every test."""
+    code, output = run([binary, f"--gtest_filter={tests}"], GTEST_TOTAL_SHARDS=str(shards), GTEST_SHARD_INDEX=str(shard), **environment)
+    result = Result()
+    current = None
+    for line in output.splitlines(keepends=True):
+        end = re.match(r"\[  (     OK|FAILED |SKIPPED) \] (\S+).*\((\d+) ms\)", line)
         if line.startswith("[ RUN      ]"):
             current = line[12:].strip()
-        elif re.match(r"\[  (     OK|SKIPPED) \].* ms\)", line):
-            passed, current = passed + ("OK" in line[:12]), None
-        elif re.match(r"\[  FAILED  \].* ms\)", line):
-            failed, current = failed + 1, None
-            print(line, end="", flush=True)
-        elif line.strip() and not line.startswith(("[", "Running main()", "Note: Google Test filter")):
-            print(line, end="", flush=True)
-    code = process.wait()
-    if code != 0 and (current or failed == 0):
-        print(f"FAILED: {binary} ended with code {code}" + (f" in {current}" if current else ""))
-        failed += 1
-    return passed, failed
+        elif end:
+            result.passed += "OK" in end[1]
+            result.failed += "FAILED" in end[1]
+            result.tests.append((int(end[3]) / 1000, f"{binary.removeprefix('build/')} {end[2].rstrip(',')}"))
+            result.output += line if "FAILED" in end[1] else ""
+            current = None
+        elif line.strip() and not line.startswith(("[", "Running main()", "Note: ")):
+            result.output += line
+    if code != 0 and (current or result.failed == 0):
+        result.output += f"FAILED: {binary} ended with code {code}" + (f" in {current}\n" if current else "\n")
+        result.failed += 1
+    return result
 
 
-def pytest(folder, build, all_tests):
+def pytest(file, build, all_tests):
     if not importlib.util.find_spec("pytest"):
-        print("FAILED: no pytest for " + sys.executable + "\n  fix: make deps")
-        return 0, 1
-    report = os.path.join(build, "pytest.xml")
+        return Result(0, 1, "FAILED: no pytest for " + sys.executable + "\n  fix: make deps\n")
+    report = os.path.join(build, os.path.basename(file) + ".xml")
     if os.path.exists(report):
         os.remove(report)
-    command = [sys.executable, "-m", "pytest", "-q", folder, "--junitxml", report, "-o", "markers=slow: left out of make test"]
-    code = subprocess.run(command + ([] if all_tests else ["-m", "not slow"])).returncode
+    command = [sys.executable, "-m", "pytest", "-q", file, "--junitxml", report, "-o", "markers=slow: left out of make test",
+               "-p", "no:cacheprovider"]
+    code, output = run(command + ([] if all_tests else ["-m", "not slow"]))
     if not os.path.exists(report):
-        print(f"FAILED: pytest ended with code {code}")
-        return 0, 1
+        return Result(0, 1, f"{output}FAILED: pytest ended with code {code}\n")
     suite = ET.parse(report).getroot().find("testsuite")
     tests, failures, errors, skipped = (int(suite.get(k)) for k in ("tests", "failures", "errors", "skipped"))
     failed = failures + errors
-    return tests - failed - skipped, failed + (code != 0 and failed == 0)
+    failed += code not in (0, 5) and failed == 0  # 5: all of this file are slow
+    times = [(float(case.get("time")), f"{os.path.basename(file)} {case.get('name')}") for case in suite.iter("testcase")]
+    return Result(tests - failures - errors - skipped, failed, output, tests=times)
 
 
-def counted(command, environment={}):
+def counted(command):
     """A program that ends with the same line as this one."""
-    process = subprocess.run(command, env=os.environ | environment, stdout=subprocess.PIPE, text=True)
-    print(process.stdout, end="", flush=True)
-    last = re.search(r"(\d+) passed, (\d+) failed\s*$", process.stdout)
-    return (int(last[1]), int(last[2])) if last else (0, 1)
-
-
-def ladders(programs):
-    """The workshop's programs (dev/cuda) in the emulator."""
-    results = [counted([program, "all", "--emu"], SMALL_LAUNCHES) for program in programs]
-    return tuple(map(sum, zip(*results)))
+    began = time.monotonic()
+    _, output = run(command)
+    last = re.search(r"(\d+) passed, (\d+) failed\s*$", output)
+    passed, failed = (int(last[1]), int(last[2])) if last else (0, 1)
+    name = " ".join(command).removeprefix(sys.executable).strip().removeprefix("build/")
+    return Result(passed, failed, output, tests=[(time.monotonic() - began, name)])
 
 
 def checked(command):
     """A program whose exit code says all: one test."""
-    return (1, 0) if subprocess.run(command).returncode == 0 else (0, 1)
+    code, output = run(command)
+    return Result(int(code == 0), int(code != 0), output)
 
 
 def of_build(binary):
@@ -88,44 +111,67 @@ def of_build(binary):
     return {"race": ", races", "san": ", sanitizers"}.get(binary.split("/")[1], "")
 
 
+def suites(args):
+    """Of each suite the jobs, which are functions."""
+    part, parts = map(int, args.part.split("/"))
+    tests = "*" if args.all else "-Slow*"
+    jobs = {
+        "C++": [(googletest, args.build + "/test/test_llmc", tests, shard, CORES) for shard in range(CORES)],
+        "Python": [(pytest, file, args.build, args.all) for file in sorted(glob.glob("test/python/test_*.py"), key=os.path.getsize, reverse=True)],
+    }
+    for binary in args.cuda:
+        jobs["CUDA kernels" + of_build(binary)] = [(googletest, binary, tests, shard, CORES) for shard in range(CORES)]
+    for program in args.ladders:
+        jobs.setdefault("CUDA workshop" + of_build(program), []).append((counted, [program, "all", "--emu"]))
+    jobs["PTX"] = [(googletest, binary, args.ptx_tests, "1/1", {}) for binary in args.ptx]  # whole, as it sums up what has run
+    if args.all:
+        jobs["AMX in software"] = [(googletest, "build/mutants/test/test_llmc", AMX, shard, CORES) for shard in range(CORES)]
+        jobs["mutants"] = [(counted, [sys.executable, "scripts/mutants.py", "--part", f"{part + parts * i}/{parts * CORES}"]) for i in range(CORES)]
+        jobs["fuzzers"] = [(counted, [sys.executable, "scripts/fuzz.py", fuzzer]) for fuzzer in args.fuzzers]
+        jobs["ptxas"] = [(counted, [sys.executable, "scripts/ptxas.py", *args.ptxas])] if args.ptxas else []
+        jobs["format"] = [(checked, ["make", "--no-print-directory", "format"])]
+    return {name: functions for name, functions in jobs.items() if functions}
+
+
+def timed(function, *arguments):
+    began = time.monotonic()
+    result = function(*arguments)
+    result.seconds = time.monotonic() - began
+    return result
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", required=True)
     parser.add_argument("--all", action="store_true")
+    parser.add_argument("--part", default="1/1", help="2/4: of the mutants the second quarter")
     parser.add_argument("--cuda", nargs="*", default=[], help="the tests of CUDA kernels on the CPU, in one or several builds")
     parser.add_argument("--ptxas", nargs="*", default=[], help="with --all: what nvcc said of the kernels")
     parser.add_argument("--fuzzers", nargs="*", default=[], help="with --all")
     parser.add_argument("--ladders", nargs="*", default=[], help="programs of dev/cuda, in one or several builds")
+    parser.add_argument("--ptx", nargs="*", default=[], help="the PTX interpreter's tests, and those of kernels that it runs")
+    parser.add_argument("--ptx_tests", default="*", help="which of them")
     args = parser.parse_args()
 
-    suites = {
-        "C++": lambda: googletest(args.build + "/test/test_llmc", args.all),
-        "Python": lambda: pytest("test/python", args.build, args.all),
-    }
-    for binary in args.cuda:
-        suites["CUDA kernels" + of_build(binary)] = lambda binary=binary: googletest(binary, args.all, SMALL_LAUNCHES)
-    for build in sorted({of_build(program) for program in args.ladders}):
-        programs = [program for program in args.ladders if of_build(program) == build]
-        suites["CUDA workshop" + build] = lambda programs=programs: ladders(programs)
-    if args.all:
-        suites["mutants"] = lambda: counted([sys.executable, "scripts/mutants.py"])
-        if args.fuzzers:
-            suites["fuzzers"] = lambda: counted([sys.executable, "scripts/fuzz.py", *args.fuzzers])
-        if args.ptxas:
-            suites["ptxas"] = lambda: counted([sys.executable, "scripts/ptxas.py", *args.ptxas])
-        suites["format"] = lambda: checked(["make", "--no-print-directory", "format"])
     results = {}
-    for name, run in suites.items():
-        print(f"==== {name}", flush=True)
-        passed, failed = run()
-        if passed + failed == 0:
-            print(f"FAILED: the {name} suite ran nothing")
-            failed = 1
-        results[name] = (passed, failed)
-    print("====", ", ".join(f"{name} {p} of {p + f}" for name, (p, f) in results.items()))
-    passed, failed = (sum(r[i] for r in results.values()) for i in (0, 1))
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0
+    with ThreadPoolExecutor(CORES) as pool:
+        running = {name: [pool.submit(timed, *job) for job in jobs] for name, jobs in suites(args).items()}
+        for name, jobs in running.items():
+            print(f"==== {name}", flush=True)
+            results[name] = Result()
+            for job in jobs:
+                print(job.result().output, end="", flush=True)
+                results[name] += job.result()
+            if results[name].passed + results[name].failed == 0:
+                print(f"FAILED: the {name} suite ran nothing")
+                results[name].failed = 1
+    total = sum(results.values(), Result())
+    print("==== the slowest")
+    for seconds, name in sorted(total.tests, reverse=True)[:10]:
+        print(f"{seconds:7.1f} s  {name}")
+    print("====", ", ".join(f"{name} {r.passed} of {r.passed + r.failed} in {r.seconds:.0f} s" for name, r in results.items()))
+    print(f"{total.passed} passed, {total.failed} failed")
+    return total.failed > 0
 
 
 if __name__ == "__main__":

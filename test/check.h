@@ -14,7 +14,7 @@
 using CpuDevices = testing::Types<CpuF32, CpuBf16>;
 
 template <class Dev> Dev make_device(int threads = 2) {  // one context per type for the whole test program
-    static ContextPtr ctx = make_context(threads);
+    static ContextPtr ctx = make_context();
     return Dev{threads, ctx.get()};
 }
 

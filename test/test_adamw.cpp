@@ -51,6 +51,51 @@ TYPED_TEST(AdamWUpdate, EqualsReferenceForAnyThreads) {
     }
 }
 
+// Of moments in bf16 nothing is lost on average, and their bits depend on the seed, the step and the element's number alone.
+TYPED_TEST(AdamWUpdate, Bf16MomentsAreRightOnAverage) {
+    using X = typename TypeParam::X;
+    const size_t n = 20000, steps = 50;
+    const float g = 0.3f;  // of every element: what differs between them is the rounding
+    const auto run = [&](size_t parts, uint64_t seed) {
+        HostFloats<X> params(std::vector<float>(n, 1));
+        std::vector<bf16> m(n, bf16(0.0f)), v(n, bf16(0.0f));
+        const std::vector<float> grads(n, g);
+        for (size_t step = 1; step <= steps; step++)
+            for (size_t part = 0; part < parts; part++) {
+                const size_t begin = n * part / parts, end = n * (part + 1) / parts;
+                AdamW a = adamw_setting(step);
+                a.seed = seed, a.first = 7 + begin;
+                adamw_update(make_device<TypeParam>(int(parts)), params.where() + begin, &m[begin], &v[begin], &grads[begin], a,
+                             end - begin);
+            }
+        return std::pair(widen(m), widen(v));
+    };
+    const auto [m, v] = run(1, 1);
+    AdamWState want{{1}, {0}, {0}};
+    for (size_t step = 1; step <= steps; step++) adamw_reference(want, {g}, adamw_setting(step));
+    const auto expect_mean = [&](const char *what, const std::vector<double> &got, double want, double decay) {
+        double sum = 0;
+        for (double x : got) sum += x;
+        // A rounding is off by at most 2^-7 of the value, by 2^-8 in the root of the mean square, and decays with the moment.
+        const double deviation = want * 0x1p-8 / std::sqrt(1 - decay * decay) / std::sqrt(double(n));
+        expect_close(what, std::vector<double>{sum / double(n)}, std::vector<double>{want}, 5 * deviation);
+    };
+    expect_mean("mean of m", m, want.m[0], 0.9);
+    expect_mean("mean of v", v, want.v[0], 0.999);
+    EXPECT_EQ(run(3, 1), std::pair(m, v));
+    EXPECT_NE(run(1, 2), std::pair(m, v));
+}
+
+TEST(Bf16, StochasticRoundingKeepsWhatIsNotFinite) {
+    for (uint32_t random : {0u, 0xffffu}) {
+        EXPECT_EQ(float(round_stochastically(-INFINITY, random)), -INFINITY);
+        EXPECT_TRUE(std::isnan(float(round_stochastically(std::bit_cast<float>(0x7f800001u), random))));
+        EXPECT_EQ(float(round_stochastically(1.5f, random)), 1.5f);
+    }
+    EXPECT_EQ(float(round_stochastically(1.00390625f, 0x7fff)), 1.0f);  // half way
+    EXPECT_EQ(float(round_stochastically(1.00390625f, 0x8000)), 1.0078125f);
+}
+
 // Updates far below half a unit in the last place of bf16 are lost in bf16 weights, not where their lower halves are kept.
 TEST(AdamWUpdate, SmallUpdatesReachBf16ThroughTheLowerHalves) {
     HostFloats<bf16> params({1});

@@ -77,6 +77,7 @@ TEST(Flops, SixForAParameterAndToken) {
         const size_t norms = (2 * c.L + 1) * c.C, lookup = c.tied ? 0 : c.V * c.C;
         const double attention = 12 * double(c.L) * (100 * 101 / 2) * double(c.H * c.D);
         EXPECT_EQ(model_flops(c, row), 6.0 * double(T * (parameter_count(c) - norms - lookup)) + attention) << name;
+        EXPECT_EQ(op_cost(c, {}, Pass::step, ZERO_GRAD, 0).bytes, 4.0 * double(norms + lookup)) << name;
     }
 }
 
@@ -101,7 +102,8 @@ TEST(Flops, OpsByHand) {
     expect(Pass::backward, GRAD_SUM, 0, 0, 4 * 2 * 4);
     w.element = 2, w.keeps_mid = false;
     expect(Pass::recompute, LN2, 0, 0, 2 * 64 * 4 * 4);
-    expect(Pass::step, ADAMW, 0, 0, 28.0 * double(parameter_count(c)));
+    w.moment = 2;
+    expect(Pass::step, ADAMW, 0, 0, 20.0 * double(parameter_count(c)));
     for (Op op : {QKV, PROJ, UP, DOWN})
         EXPECT_EQ(op_cost(c, w, Pass::backward, op, 0).flops, 2 * op_cost(c, w, Pass::forward, op, 0).flops);
 }
@@ -144,7 +146,7 @@ TEST(Profiler, TableByHand) {
     std::vector<std::string> names;
     auto owned = std::make_unique<ScriptedTimeline>(&names);
     ScriptedTimeline *timeline = owned.get();
-    Profiler profiler(std::move(owned), Peaks{1e6, 1e6}, tiny(), 4, true);
+    Profiler profiler(std::move(owned), Peaks{1e6, 1e6}, tiny(), Work{});
     EXPECT_EQ(profiler.table(), "profile: no step was measured");
 
     const auto step = [&](std::vector<double> seconds) {
@@ -181,7 +183,7 @@ TEST(Profiler, OneStepIsBetterThanNone) {
     std::vector<std::string> names;
     auto timeline = std::make_unique<ScriptedTimeline>(&names);
     timeline->seconds = {0.25};
-    Profiler profiler(std::move(timeline), Peaks{1e6, 1e6}, tiny(), 4, true);
+    Profiler profiler(std::move(timeline), Peaks{1e6, 1e6}, tiny(), Work{});
     profiler.begin_step();
     profiler.end_step();  // without a target nothing runs
     EXPECT_EQ(profiler.table(), "profile: no step was measured");

@@ -89,6 +89,26 @@ TEST_P(Goldens, PackingDoesNotMatter) {
         }
 }
 
+// The first products of a step overwrite the gradients that they find, and all others are cleared before.
+TEST_P(Goldens, NothingIsLeftOfTheLastStepsGradients) {
+    const Golden g(GetParam());
+    Trained<CpuF32> t = trained(g);
+    Zero<CpuF32> &zero = t.model->parameters();
+    const auto step = [&](const std::vector<Row> &rows) {
+        std::fill_n(zero.grads, zero.sharding.count, NAN);
+        t.loss_and_gradient(g, rows);
+        return std::vector<float>(zero.grads, zero.grads + zero.sharding.count);
+    };
+    std::vector<Row> rows = g.rows(3);
+    const auto gradients = step(rows);
+    EXPECT_FALSE(std::isnan(t.model->gradient_norm()));
+    rows.insert(rows.begin(), make_row(g.documents));  // a row without targets overwrites nothing
+    EXPECT_EQ(step(rows), gradients);
+    rows.front() = Row{};  // as on a rank that has fewer rows than others
+    EXPECT_EQ(step(rows), gradients);
+    EXPECT_EQ(step({Row{}}), std::vector<float>(gradients.size()));
+}
+
 TEST_P(Goldens, RecomputeThreadsGuardsAndPoisonGiveTheSameBits) {
     const Golden g(GetParam());
     Trained<CpuF32> reference = trained(g);

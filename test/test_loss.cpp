@@ -13,7 +13,7 @@ template <class Dev> struct Head : testing::Test, HeadCase<typename Dev::X> {
     using HeadCase<X>::nll, HeadCase<X>::entropy, HeadCase<X>::correct, HeadCase<X>::max, HeadCase<X>::sum;
 
     // ends: of the ranges of the vocabulary whose part of dw is made on its own; none: dw as a whole
-    void run(bool backward = true, int threads = 2, const std::vector<size_t> &ends = {}) {
+    void run(bool backward = true, int threads = 2, const std::vector<size_t> &ends = {}, bool accumulate = true) {
         for (auto *v : {&nll, &entropy, &correct, &max, &sum}) v->assign(N, NAN);
         dx.assign(T * C, X(NAN)), dw = dw_before;
         const size_t bytes = lm_head_scratch(make_device<Dev>(), N, C, V);
@@ -21,7 +21,8 @@ template <class Dev> struct Head : testing::Test, HeadCase<typename Dev::X> {
         char *aligned = reinterpret_cast<char *>(round_up(reinterpret_cast<size_t>(scratch.data()), 64));
         const HeadStats stats = {nll.data(), entropy.data(), correct.data(), max.data(), sum.data()};
         lm_head(make_device<Dev>(threads), stats, backward ? dx.data() : nullptr, backward && ends.empty() ? dw.data() : nullptr,
-                aligned, x.data(), w.data(), rows.data(), targets.data(), backward ? weights.data() : nullptr, T, C, V, N);
+                aligned, x.data(), w.data(), rows.data(), targets.data(), backward ? weights.data() : nullptr, T, C, V, N,
+                accumulate);
         for (size_t i = 0, first = 0; i < ends.size(); first = ends[i++]) {
             const auto begin = dw.begin() + ptrdiff_t(first * C), end = dw.begin() + ptrdiff_t(ends[i] * C);
             std::vector<float> part(begin, end);
@@ -102,6 +103,10 @@ TYPED_TEST(Head, SeveralChunks) {
     this->check();
     ASSERT_GT(this->N, 2 * lm_head_range_rows(TypeParam{}, this->N, this->C, this->V, 300001));
     this->run(true, 2, {300001, this->V});
+    this->check();
+    this->dw_before.assign(this->dw.size(), NAN);  // overwritten by the first chunk, added to by the others
+    this->run(true, 2, {}, false);
+    this->dw_before.assign(this->dw.size(), 0);
     this->check();
 }
 

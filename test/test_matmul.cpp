@@ -67,14 +67,25 @@ TYPED_TEST(Matmul, BackwardWeightAccumulates) {
         const Sums want = product_reference(this->dout, 1, s.OC, this->x, s.IC, 1, widen(dw), s.OC, s.IC, s.T);
         const Sums bias = product_reference(std::vector<X>(s.T, X(1.0f)), 0, 1, this->dout, s.OC, 1, widen(dbias), 1, s.OC, s.T);
         matmul_backward_weight(make_device<TypeParam>(), dw.data(), dbias.data(), this->dout.data(), this->x.data(), s.T, s.IC,
-                               s.OC);
+                               s.OC, true);
         expect_close("dw", dw, want.value, allowed<float>(want, s.T));
         expect_close("dbias", dbias, bias.value, allowed<float>(bias, s.T));
 
         auto again = random_values<float>(s.OC * s.IC, 5);
         matmul_backward_weight(make_device<TypeParam>(), again.data(), nullptr, this->dout.data(), this->x.data(), s.T, s.IC,
-                               s.OC);
+                               s.OC, true);
         EXPECT_EQ(dw, again);
+    }
+}
+
+TYPED_TEST(Matmul, BackwardWeightOverwrites) {
+    for (Sizes s : all_sizes) {
+        this->make(s);
+        std::vector<float> dw(s.OC * s.IC, NAN);
+        const Sums want = product_reference(this->dout, 1, s.OC, this->x, s.IC, 1, {}, s.OC, s.IC, s.T);
+        matmul_backward_weight(make_device<TypeParam>(), dw.data(), nullptr, this->dout.data(), this->x.data(), s.T, s.IC, s.OC,
+                               false);
+        expect_close("dw", dw, want.value, allowed<float>(want, s.T));
     }
 }
 
@@ -85,10 +96,10 @@ TYPED_TEST(Matmul, ProductsAreAdjoint) {
     const Sizes s = this->s;
     const auto dev = make_device<TypeParam>();
     std::vector<X> out(s.T * s.OC), dx(s.T * s.IC);
-    std::vector<float> dw(s.OC * s.IC, 0.0f);
+    std::vector<float> dw(s.OC * s.IC);
     matmul_forward(dev, out.data(), this->x.data(), this->w.data(), nullptr, s.T, s.IC, s.OC);
     matmul_backward_input(dev, dx.data(), this->dout.data(), this->w.data(), s.T, s.IC, s.OC);
-    matmul_backward_weight(dev, dw.data(), nullptr, this->dout.data(), this->x.data(), s.T, s.IC, s.OC);
+    matmul_backward_weight(dev, dw.data(), nullptr, this->dout.data(), this->x.data(), s.T, s.IC, s.OC, false);
     double by_out = 0, by_dx = 0, by_dw = 0, size = 0;
     for (size_t i = 0; i < out.size(); i++) {
         by_out += double(this->dout[i]) * double(out[i]);
@@ -115,7 +126,7 @@ TYPED_TEST(Matmul, ThreadsDoNotChangeABit) {
             dw[i].resize(s.OC * s.IC), dbias[i].resize(s.OC);
             matmul_forward(dev, out[i].data(), this->x.data(), this->w.data(), this->bias.data(), s.T, s.IC, s.OC);
             matmul_backward_input(dev, dx[i].data(), this->dout.data(), this->w.data(), s.T, s.IC, s.OC);
-            matmul_backward_weight(dev, dw[i].data(), dbias[i].data(), this->dout.data(), this->x.data(), s.T, s.IC, s.OC);
+            matmul_backward_weight(dev, dw[i].data(), dbias[i].data(), this->dout.data(), this->x.data(), s.T, s.IC, s.OC, true);
             EXPECT_EQ(widen(out[i]), widen(out[0]));
             EXPECT_EQ(widen(dx[i]), widen(dx[0]));
             EXPECT_EQ(dw[i], dw[0]);

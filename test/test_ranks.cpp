@@ -9,7 +9,7 @@ namespace {
 template <class Dev> RankResult on_threads(const RankCase &c, RankModel model) {
     RankResult result = empty_result(model, c.task);
     run_threads(int(c.world), {.check = true, .timeout = 60}, [&](Comm &comm) {
-        const ContextPtr ctx = make_context(1);
+        const ContextPtr ctx = make_context();
         rank_step(Dev{1, ctx.get()}, comm, c, model, result);
         return 0;
     });
@@ -91,7 +91,7 @@ template <class Dev> Payload sent_by_all(const Sending &s) {
     EXPECT_EQ(split_row(config, r, sizeof(typename Dev::X), row).layout, s.layout) << s.name();
     std::vector<Payload> sent(c.world);
     run_threads(int(c.world), {.check = true}, [&](Comm &comm) {
-        const ContextPtr ctx = make_context(1);
+        const ContextPtr ctx = make_context();
         Mesh mesh(comm, int(c.sp));
         ModelLimits own = limits;
         own.ranks.rank = size_t(comm.rank);

@@ -10,7 +10,7 @@ template <class Dev> struct Ring : testing::Test {
     using X = typename Dev::X;
     static RingResult<X> run(const RingCase &c, const AttentionShape &a, const AttentionInputs<X> &in) {
         return run_ring<HostArray>(c, a, in, [](Comm &comm, auto f) {
-            const ContextPtr context = make_context(1);
+            const ContextPtr context = make_context();
             f(Dev{1, context.get()}, comm);
         });
     }

@@ -8,14 +8,12 @@
 
 #include "../llmc/core/dtype.h"
 
-using Counter = std::array<uint32_t, 4>;
-
 TEST(Philox,
      KnownAnswers) {  // kat_vectors of the Random123 distribution, philox4x32 with 10 rounds; the last uses the digits of pi
-    EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}), (Counter{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
-    EXPECT_EQ(philox4x32({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}), (Counter{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
-    EXPECT_EQ(philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
-              (Counter{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+    EXPECT_EQ(philox4x32({{0, 0, 0, 0}}, 0, 0), (Counter{{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}}));
+    EXPECT_EQ(philox4x32({{~0u, ~0u, ~0u, ~0u}}, ~0u, ~0u), (Counter{{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}}));
+    EXPECT_EQ(philox4x32({{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}, 0xa4093822, 0x299f31d0),
+              (Counter{{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}));
 }
 
 TEST(Random, EveryKeyGivesOtherNumbers) {

@@ -185,7 +185,7 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
         for (auto &buffer : buffers) buffer.assign(zero.sharding.largest, NAN);
         std::vector<double> norms;
         for (size_t step = 1; step <= steps; step++) {
-            zero.zero_gradients(memory);
+            zero.zero_gradients(memory, true);
             for (size_t micro = 0; micro < c.micro_steps; micro++) backward(zero, comm, memory, buffers, c, step, micro);
             norms.push_back(zero.gradient_norm(comm));
             zero.update(comm, setting(step, norms.back()));

@@ -70,7 +70,7 @@ template <class Bench> static void compare_ragged(Bench &ragged, Bench &equal) {
 
 int main(int argc, char **argv) {
     const int threads = threads_argument(argc, argv);
-    const ContextPtr ctx = make_context(threads);
+    const ContextPtr ctx = make_context();
     heading("attention", threads);
     PlainMatmul<CpuF32> plain(CpuF32{threads, ctx.get()});
     const CpuBf16 bf16{threads, ctx.get()};

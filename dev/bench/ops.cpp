@@ -32,10 +32,11 @@ template <class Dev> static void linear_layers(PlainMatmul<Dev> &plain) {
         const auto w = noise<X>(OC * IC, 3);
         auto x = noise<X>(T * IC, 4), y = noise<X>(T * OC, 5);
         std::vector<float> dw(OC * IC);
-        const auto t = fastest(
-            5, {[&] { matmul_forward(plain.dev, y.data(), x.data(), w.data(), nullptr, T, IC, OC); },
-                [&] { matmul_backward_input(plain.dev, x.data(), y.data(), w.data(), T, IC, OC); },
-                [&] { matmul_backward_weight(plain.dev, dw.data(), nullptr, y.data(), x.data(), T, IC, OC); }, [&] { plain(); }});
+        const auto t =
+            fastest(5, {[&] { matmul_forward(plain.dev, y.data(), x.data(), w.data(), nullptr, T, IC, OC); },
+                        [&] { matmul_backward_input(plain.dev, x.data(), y.data(), w.data(), T, IC, OC); },
+                        [&] { matmul_backward_weight(plain.dev, dw.data(), nullptr, y.data(), x.data(), T, IC, OC, true); },
+                        [&] { plain(); }});
         const double flop = 2.0 * T * IC * OC, reference = plain.flop / t[3];
         printf("%-5s %-8s %5zu %5zu", dtype_name<X>, name, IC, OC);
         print_rates({flop, flop, flop}, t, reference);
@@ -56,7 +57,7 @@ template <class Dev> static void head(PlainMatmul<Dev> &plain) {
     float *aligned = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) / sizeof(float);
     const auto run = [&](X *dx_or_null) {
         lm_head(plain.dev, HeadStats{nll.data(), entropy.data(), correct.data(), max.data(), sum.data()}, dx_or_null, dw.data(),
-                aligned, x.data(), w.data(), rows.data(), targets.data(), weights.data(), N, C, V, N);
+                aligned, x.data(), w.data(), rows.data(), targets.data(), weights.data(), N, C, V, N, true);
     };
     const auto t = fastest(3, {[&] { run(nullptr); }, [&] { run(dx.data()); }, [&] { plain(); }});
     const double flop = 2.0 * N * C * V, reference = plain.flop / t[2];
@@ -128,7 +129,7 @@ template <class Dev> static void streams(Dev dev) {
 
 int main(int argc, char **argv) {
     const int threads = threads_argument(argc, argv);
-    const ContextPtr ctx = make_context(threads);
+    const ContextPtr ctx = make_context();
     heading("ops", threads);
     PlainMatmul<CpuF32> f32(CpuF32{threads, ctx.get()});
     PlainMatmul<CpuBf16> bf16(CpuBf16{threads, ctx.get()});

@@ -82,7 +82,7 @@ template <class Dev> static void table(Dev dev, std::vector<Case> cases) {
 
 int main(int argc, char **argv) {
     const int threads = threads_argument(argc, argv);
-    const ContextPtr ctx = make_context(threads);
+    const ContextPtr ctx = make_context();
     heading("packing", threads);
 
     Documents samples;

@@ -26,7 +26,7 @@ struct Share {
 
     Share(const Model &m, size_t T, int threads, RingBufferSizes buffers)
         : T(T),
-          context(make_context(threads)),
+          context(make_context()),
           dev{threads, context.get()},
           qkv(noise<X>(T * m.row(), 1)),
           dout(noise<X>(T * m.H * m.D, 2)),

@@ -16,7 +16,7 @@ void Plan::add(void **pointer, std::string name, const char *dtype, size_t eleme
     size_t bytes = element;
     for (size_t n : shape)
         if (__builtin_mul_overflow(bytes, n, &bytes)) die("%s is too large to address: its size overflows 64 bits", name.c_str());
-    if (bytes == 0) {  // an array that this model does not have
+    if (bytes == 0) {  // this model does not have the array
         *pointer = nullptr;
         return;
     }
@@ -39,7 +39,7 @@ void Plan::place(bool guards) {
         const size_t room = round_up(s.bytes + (guards ? guard_bytes : 0), alignment);
         size_t at = 0;
         for (const Placed &p : placed) {
-            if (!guards && (p.last < s.first || s.last < p.first)) continue;  // never alive together
+            if (!guards && (p.last < s.first || s.last < p.first)) continue;  // the two are never alive together
             if (at + room <= p.begin) break;                                  // the gap before p is large enough
             at = std::max(at, p.end);
         }
@@ -116,7 +116,7 @@ void Arena::check_guards() const {
         const auto guard = read(memory_, base_ + s.offset + s.bytes, guard_bytes);
         for (size_t i = 0; i < guard_bytes; i++)
             if (guard[i] != std::byte(guard_pattern))
-                die("somebody wrote behind the end of %s (%s), at its byte %zu", s.name.c_str(), human_bytes(s.bytes).c_str(),
+                die("an op wrote behind the end of %s (%s), at its byte %zu", s.name.c_str(), human_bytes(s.bytes).c_str(),
                     s.bytes + i);
     }
 }
@@ -138,7 +138,7 @@ template <class X> static size_t first_nonfinite(Memory &memory, const std::byte
     return found;
 }
 
-// "act.12.qkv" is of layer 12.
+// Whether an op of `layer` may have written the array: "act.12.qkv" belongs to layer 12, and a name without a number to no layer.
 static bool may_be_of(const std::string &name, size_t layer) {
     size_t number = layer;
     sscanf(name.c_str(), "act.%zu.", &number);
@@ -160,7 +160,7 @@ std::string Arena::nonfinite(size_t now, size_t layer) const {
 }
 
 void Arena::poison_dead(size_t now) {
-    if (plan_.guards()) return;                    // it would tread on them
+    if (plan_.guards()) return;                    // poison would overwrite the guards
     std::vector<std::pair<size_t, size_t>> alive;  // byte ranges
     for (const Segment &s : plan_.segments())
         if (s.first <= now && now <= s.last) alive.push_back({s.offset, s.offset + s.bytes});

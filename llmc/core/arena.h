@@ -1,5 +1,5 @@
 // The memory of a run: planned, printed, allocated once. Every array that lives longer than one op is declared with the time it
-// lives, counted in ops of a step; arrays whose lives do not overlap may share bytes.
+// lives, counted in ops of a step. Arrays whose lives do not overlap may share bytes.
 //
 //     Plan plan;
 //     plan.add(&acts.ln1, "act.0.ln1", {T, C}, first_op, last_op);     // the pointer is set when the arena is made
@@ -41,16 +41,16 @@ class Plan {
         aliases_.push_back({reinterpret_cast<void **>(pointer), reinterpret_cast<void **>(added)});
     }
 
-    // What was added so far is the model's state: weights, gradients, optimizer. The rest is activations and buffers.
+    // Says that the arrays added so far are the model's state: weights, gradients, optimizer. Later ones are activations and buffers.
     void end_state() { state_ = segments_.size(); }
 
-    // First fit, largest first, against the segments whose lives overlap. With guards nothing shares and 256 bytes stay free
-    // behind every segment.
+    // Gives every segment its offset: the largest first, each at the lowest offset where it overlaps no segment that lives at the same
+    // time. With guards no two segments share bytes, and 256 bytes stay free behind each.
     void place(bool guards = false);
 
     size_t bytes() const { return bytes_; }  // of the placed arena
-    size_t sum() const;                      // of all segments, had they not shared
-    size_t state_bytes() const;              // of the state, which lives always; bytes() - state_bytes(): activations and buffers
+    size_t sum() const;                      // what all segments would take if none shared bytes
+    size_t state_bytes() const;              // of the state, which lives always; the others are activations and buffers
     bool guards() const { return guards_; }
     const std::vector<Segment> &segments() const { return segments_; }
     std::string table() const;  // one line per array, layers summed
@@ -62,12 +62,12 @@ class Plan {
 
     std::vector<Segment> segments_;
     std::vector<std::pair<void **, void **>> aliases_;
-    size_t bytes_ = 0, state_ = 0;  // state_: segments
+    size_t bytes_ = 0, state_ = 0;  // state_: how many of the segments are the model's state
     bool guards_ = false;
 };
 
-// One allocation that holds a placed plan, is 0 at first, and into which it points every declared pointer. Plan and memory must outlive
-// the arena.
+// The one allocation that holds a placed plan. All of it is 0 at first, and the constructor points every declared pointer into it. Plan
+// and memory must outlive the arena.
 class Arena {
   public:
     Arena(const Plan &plan, Memory &memory);
@@ -75,12 +75,12 @@ class Arena {
     Arena(const Arena &) = delete;
     Arena &operator=(const Arena &) = delete;
 
-    void check_guards() const;     // dies naming the array behind whose end somebody wrote
-    void poison_dead(size_t now);  // --poison: fills with NaN every byte that no segment alive at `now` owns (not with guards)
+    void check_guards() const;     // --guard: dies if bytes behind an array were written, and names it
+    void poison_dead(size_t now);  // --poison: fills with NaN all bytes of no segment alive at `now` (not with guards)
 
-    // --detect_anomaly. What a segment holds before its first op is left over from others: clear_new makes it 0. Then nonfinite can tell the
-    // first element that is not finite among the segments alive at `now` that an op of `layer` may have written: those of the layer and of the
-    // next, and those of no layer; not the state, nor what is no float. Empty if there is none.
+    // --detect_anomaly. Before its first op a segment holds bytes of other arrays; clear_new sets those that begin at `now` to 0. After that,
+    // nonfinite names the first element that is not finite, or returns an empty string. It searches the segments alive at `now` that an op
+    // of `layer` may have written: those of this layer and of the next, and those of no layer. It leaves out the state and arrays of integers.
     void clear_new(size_t now);
     std::string nonfinite(size_t now, size_t layer) const;
 

@@ -1,4 +1,4 @@
-// What every other file uses: one kind of error, printf into a string, integer helpers.
+// The helpers that every other file uses: one kind of error, printf into a string, integer arithmetic.
 #pragma once
 #include <cstdarg>
 #include <cstddef>
@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <string>
 
-// An error a user can cause or mend. It is thrown, never printed on the spot: main() prints it once and exits 1, and ranks that
-// are threads survive it. The text is the cause, and where it helps a second line "  fix: ...".
+// An error that a user can cause or mend. It is thrown and never printed on the spot: main() prints it once and exits with code 1, and
+// ranks that are threads survive it. The text says the cause, and often has a second line "  fix: ...".
 struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -31,7 +31,7 @@ __attribute__((format(printf, 1, 2))) inline std::string format(const char *text
     return out;
 }
 
-// die("row %zu has %zu tokens but a row holds %zu\n  fix: --row_tokens %zu", ...): cause first, then the fix.
+// Throws an Error: die("row %zu has %zu tokens but a row holds %zu\n  fix: --row_tokens %zu", ...). The cause comes first, then the fix.
 [[noreturn]] __attribute__((format(printf, 1, 2))) inline void die(const char *text, ...) {
     va_list args;
     va_start(args, text);

@@ -1,26 +1,26 @@
-// The devices a trainer can be instantiated for. A device value travels as the first argument of every op; it carries what the
-// op needs to run, and its type says where the arrays live and how weights and activations are stored.
+// The devices that a trainer can be instantiated for. A device value is the first argument of every op. The value carries what the op needs
+// to run; its type says where the arrays lie and how weights and activations are stored.
 #pragma once
 #include <memory>
 
 #include "dtype.h"
 
-struct Context;  // what a device remembers between calls (oneDNN primitives): ops/matmul.cpp
+struct Context;  // the state that a CPU device keeps between calls (oneDNN's primitives): ops/matmul.cpp
 struct ContextDeleter {
     void operator()(Context *) const;
 };
 using ContextPtr = std::unique_ptr<Context, ContextDeleter>;
-ContextPtr make_context(int threads);  // owned by run(), alive as long as the device value
+ContextPtr make_context();  // run() owns it; it must live as long as the device value
 
 template <class Storage> struct Cpu {
     using X = Storage;  // weights and activations; sums, statistics, parameter gradients and the optimizer are float
     int threads;
-    Context *ctx = nullptr;  // only matmul and attention need one
+    Context *ctx = nullptr;  // only matmul and attention read it
 };
 using CpuF32 = Cpu<float>;
 using CpuBf16 = Cpu<bf16>;
 
-// Kernels are compiled by nvcc for the GPU, and by g++ with -DLLMC_EMULATE for the emulator dev/cuda/simt.h. Whatever both compilers
+// nvcc compiles the kernels for the GPU, and g++ compiles them with -DLLMC_EMULATE for the emulator dev/cuda/simt.h. Code that both compilers
 // see stands in this inline namespace, so that the two instances of one .cuh can be linked into one binary.
 #ifdef LLMC_EMULATE
 #define CUDA_BACKEND emulated
@@ -28,19 +28,19 @@ using CpuBf16 = Cpu<bf16>;
 #define CUDA_BACKEND gpu
 #endif
 #if defined(LLMC_EMULATE) || defined(__CUDACC__)
-#define CUDA_HALF  // of a file that is compiled for both, CPU and GPU
+#define CUDA_HALF  // this compilation is the CUDA half of a file that is compiled for both CPU and GPU
 #endif
 
 struct CUstream_st;  // as in cuda_runtime.h, which g++ need not have
 using cudaStream_t = CUstream_st *;
 
 inline namespace CUDA_BACKEND {
-struct CudaContext;  // what such a device remembers between calls (cuBLASLt's algorithms and workspace): ops/matmul.cuh
+struct CudaContext;  // the state that a CUDA device keeps between calls (cuBLASLt's algorithms and workspace): ops/matmul.cuh
 
 template <class Storage> struct Cuda {
     using X = Storage;
     cudaStream_t stream = nullptr;  // in the emulator it says in which order threads run
-    CudaContext *ctx = nullptr;     // only matmul needs one
+    CudaContext *ctx = nullptr;     // only matmul reads it
 };
 using CudaF32 = Cuda<float>;
 using CudaBf16 = Cuda<bf16>;

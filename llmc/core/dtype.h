@@ -1,4 +1,4 @@
-// bf16: the upper half of a float. Our own type, so that host, device and emulator share one definition and one rounding.
+// bf16 is the upper half of a float. The type is our own, so that host, device and emulator share one definition and one rounding.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -18,7 +18,7 @@ struct bf16 {
         memcpy(&u, &f, 4);
         bits = f == f ? uint16_t((u + 0x7fff + (u >> 16 & 1)) >> 16) : uint16_t(u >> 16 | 0x40);
     }
-    HOST_DEVICE bf16 &operator=(float f) {  // without it g++ makes a temporary, and then vectorises no loop that writes bf16
+    HOST_DEVICE bf16 &operator=(float f) {  // without it g++ vectorises no loop that writes bf16: it makes a temporary
         bits = bf16(f).bits;
         return *this;
     }
@@ -29,6 +29,16 @@ struct bf16 {
         return f;
     }
 };
+
+// One of the two bf16 around f, the upper one with the probability with which it is nearer: right on average (stochastic rounding).
+// `random` has 16 random bits. A NaN stays one, and an infinity, too.
+HOST_DEVICE inline bf16 round_stochastically(float f, uint32_t random) {
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    bf16 x;
+    x.bits = uint16_t((f - f == 0 ? u + random : f == f ? u : 0x7fc00000) >> 16);
+    return x;
+}
 
 template <class X> constexpr const char *dtype_name = nullptr;
 template <> inline constexpr const char *dtype_name<float> = "f32";

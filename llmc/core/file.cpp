@@ -91,7 +91,7 @@ void copy_file(const std::string &from, const std::string &to) {
 void sync_directory(const std::string &dir) {
     const int fd = open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) die("%s: cannot open: %s%s", dir.c_str(), strerror(errno), other_place);
-    const int error = fsync(fd) == 0 || errno == EINVAL ? 0 : errno;  // EINVAL: a file system that cannot sync directories
+    const int error = fsync(fd) == 0 || errno == EINVAL ? 0 : errno;  // EINVAL: this file system cannot sync directories
     close(fd);
     if (error) die("%s: cannot sync: %s%s", dir.c_str(), strerror(error), other_place);
 }

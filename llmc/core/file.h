@@ -1,5 +1,5 @@
-// Files as this program uses them: read at an offset, or written so that a crash never leaves half a file under the final
-// name. Every failure ends in die() with the path and the system's reason.
+// Files that are read at an offset, or written so that a crash never leaves half a file under the final name. Every failure ends in die()
+// with the path and the system's reason.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -13,7 +13,7 @@ class InputFile {
     ~InputFile();
     InputFile(const InputFile &) = delete;
 
-    void read(void *dst, size_t bytes, size_t offset) const;  // all of it or die; safe from several threads
+    void read(void *dst, size_t bytes, size_t offset) const;  // reads all bytes or dies; several threads may call it
     const std::string &path() const { return path_; }
     size_t size() const { return size_; }
 
@@ -23,7 +23,7 @@ class InputFile {
     size_t size_;
 };
 
-// Written as PATH.tmp; commit() syncs it, gives it its name and syncs the directory. Without commit() it is removed again.
+// The file is written as PATH.tmp. commit() syncs it, gives it its name and syncs the directory. Without commit() the destructor removes it.
 class OutputFile {
   public:
     explicit OutputFile(const std::string &path);

@@ -1,15 +1,15 @@
-// Parameters that a model reads as X and AdamW updates as floats, in the 4 bytes of a float.
+// A parameter is read by the model as X and updated by AdamW as a float; both together take the 4 bytes of a float.
 //
-// In bf16 a float lies in two halves: the nearest bf16, and the lower 16 bits of the float as a signed number, what rounding took away or,
-// negative, added. Ties go away from zero: to even, that would be -0x8000 to 0x8000, one value more than 16 bits have. Every float comes
-// back bit for bit, also the infinities and what is rounded to one; a NaN comes back as 0x7fc00000.
+// With X = bf16 the float is stored in two halves: the nearest bf16, and the difference of the float to it, in units of the float's last bit,
+// as a signed 16-bit number. The difference is what rounding took away, or, if negative, what it added. Ties are rounded away from zero:
+// with ties to even the difference would range from -0x8000 to 0x8000, which is one value more than 16 bits have. Every float comes back
+// bit for bit, also infinities and floats that are rounded to infinity. A NaN comes back as 0x7fc00000.
 #pragma once
 #include <cstddef>
 
 #include "dtype.h"
-#include "mutant.h"
 
-// Where they lie. In f32 `rounded` is the floats themselves, and there is no `lower`.
+// Where an array of parameters is stored. With X = float, `rounded` holds the floats themselves, and there is no `lower`.
 template <class X> struct Floats {
     static constexpr bool halves = sizeof(X) != sizeof(float);
 
@@ -21,7 +21,7 @@ template <class X> struct Floats {
     HOST_DEVICE float load(size_t i) const {
         if constexpr (!halves) return rounded[i];
         else {
-            const uint32_t u = (uint32_t(rounded[i].bits) << 16) + uint32_t(MUTANT(22, uint16_t(lower[i]), int32_t(lower[i])));
+            const uint32_t u = (uint32_t(rounded[i].bits) << 16) + uint32_t(lower[i]);
             float f;
             memcpy(&f, &u, 4);
             return f;
@@ -37,7 +37,7 @@ template <class X> struct Floats {
             lower[i] = int16_t(u);
         }
     }
-    static X round(float f) {  // what `rounded` has of it
+    static X round(float f) {  // the value that store() writes into `rounded`
         X x;
         int16_t lower;
         Floats{&x, &lower}.store(0, f);

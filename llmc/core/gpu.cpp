@@ -13,7 +13,7 @@ static std::string list(const std::vector<int> &archs) {
     return out;
 }
 
-// Kernels for 8.0 run on 8.6, not on 9.0; the newest are there as PTX, too, which the driver compiles for any later GPU.
+// Kernels for 8.0 run on 8.6 but not on 9.0. The newest ones are also there as PTX, which the driver compiles for any later GPU.
 static bool runs_on(int arch, const std::vector<int> &archs) {
     const bool same_major = std::any_of(archs.begin(), archs.end(), [&](int a) { return a / 10 == arch / 10 && a <= arch; });
     return same_major || (!archs.empty() && archs.back() <= arch);
@@ -59,7 +59,7 @@ int pick_gpu(const std::vector<std::string> &hosts, const std::vector<std::strin
     return before;
 }
 
-// Dense bf16 products with float sums. From NVIDIA's data sheets, where figures with sparsity stand halved: A100 (2021), A30, A10, A40, L4,
+// Peak rates of dense bf16 products with float sums. They are from NVIDIA's data sheets, whose figures with sparsity are halved here: A100 (2021), A30, A10, A40, L4,
 // L40S, H100, H200, GH200, B200 (HGX); GeForce and RTX cards from the tables of the architecture papers GA102, AD102 and RTX Blackwell.
 struct Peak {
     const char *device;
@@ -99,7 +99,7 @@ struct KnownGpu {
 static const KnownGpu known_gpus[] = {{"rtx3090", 24}, {"rtx4090", 24}, {"rtx5090", 32},   {"a10", 24},  {"l4", 24},
                                       {"l40s", 48},    {"a6000", 48},   {"a100-40", 40},   {"a100", 80}, {"h100", 80},
                                       {"h200", 141},   {"b200", 180},   {"rtxpro6000", 96}};
-static constexpr double usable = 0.94;  // of a GPU's memory; the rest is the driver's, cuBLAS' and fragmentation of its pages
+static constexpr double usable = 0.94;  // share of a GPU's memory; driver, cuBLAS and fragmented pages take the rest
 
 size_t gpu_memory(const std::string &name) {
     std::string known;

@@ -1,4 +1,4 @@
-// Asks the driver what GPUs there are. In the emulator there is one.
+// Asks the driver which GPUs there are. In the emulator there is one.
 #include <sstream>
 
 #include "gpu.h"

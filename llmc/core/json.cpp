@@ -40,7 +40,7 @@ json read_json(const std::string &path, size_t max_bytes) {
 }
 
 void write_json(const std::string &path, const json &value) {
-    // text that is not UTF-8 (a path) must not end a save
+    // A string that is not UTF-8 (a path may be such) must not prevent saving.
     write_file(path, value.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
 }
 

@@ -1,4 +1,4 @@
-// JSON files: read with a message that says where, and looked into with a message that says which field.
+// Reads JSON files. A message about a file says where the error is, and a message about a value says which field it belongs to.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -8,13 +8,13 @@
 
 constexpr size_t json_max_bytes = size_t(64) << 20;
 
-// `where` is how messages call the text. Refused besides what JSON forbids: a key twice in one object, nesting deeper than 64.
+// Messages call the text `where`. Two things are refused that JSON allows: a key that occurs twice in one object, and nesting deeper than 64.
 nlohmann::json parse_json(std::string_view text, const std::string &where);
 nlohmann::json read_json(const std::string &path, size_t max_bytes = json_max_bytes);
 void write_json(const std::string &path, const nlohmann::json &value);  // indented by 2, through PATH.tmp
 
-// The fields of one JSON object, typed. null counts as absent; an absent field is its fallback, and without one it is an error.
-// The object must outlive its Fields.
+// Typed access to the fields of one JSON object. A field that is null counts as absent. An absent field returns its fallback; without a
+// fallback it is an error. The object must outlive its Fields.
 class Fields {
   public:
     Fields(const nlohmann::json &object, const std::string &where, const std::string &prefix = "");

@@ -27,7 +27,7 @@ static size_t kib_line(const char *file, const char *name) {
 
 size_t HostMemory::available() const { return kib_line("/proc/meminfo", "MemAvailable:"); }
 
-// The largest seen yet: the kernel adds up counts that each CPU keeps for itself, and can tell some pages less a moment later.
+// Returns the largest value seen so far. The kernel adds up counters that each CPU keeps for itself, and may report a few pages less a moment later.
 size_t HostMemory::peak() const {
     static std::atomic<size_t> largest = 0;
     const size_t now = kib_line("/proc/self/status", "VmHWM:");

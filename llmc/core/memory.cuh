@@ -11,7 +11,7 @@ inline void cuda_check(cudaError_t error, const char *what) {
     if (error) die("%s: %s (cuda error %d)", what, cudaGetErrorString(error), int(error));
 }
 
-// Where the host waits for the stream, errors of the kernels in it appear: illegal addresses, ECC errors.
+// Checks a call that waits for the stream. Errors of earlier kernels appear here: illegal addresses, ECC errors.
 inline void cuda_check_kernels(cudaError_t error) {
     if (error)
         die("a kernel or copy before this failed: %s (cuda error %d)\n  fix: CUDA_LAUNCH_BLOCKING=1 in the environment names the kernel; "
@@ -31,8 +31,8 @@ class CudaStream {
     cudaStream_t stream_ = nullptr;
 };
 
-// Copies are in the order of the stream. What the host writes waits in one of two halves of pinned memory for its copy, so that the host
-// itself waits only when both are full. What it reads waits for the stream, and an error of any kernel before appears here.
+// Copies keep the order of the stream. Data that the host writes waits for its copy in one of two halves of pinned memory, so that the host
+// itself waits only when both halves are full. A read waits for the stream, and reports an error of any earlier kernel.
 class CudaMemory final : public Memory {
   public:
     explicit CudaMemory(cudaStream_t stream) : stream_(stream) {

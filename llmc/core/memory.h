@@ -1,5 +1,5 @@
-// The memory of a device, as the host uses it: one allocation for the arena, and what goes in and comes out of it (weights, the indices of a
-// packed row, gradients for a checkpoint). Calls are coarse, so a runtime interface is right. All of it keeps the order of the ops around it.
+// The memory of a device, as the host uses it. It allocates the arena and copies data in and out: weights, the indices of a packed row,
+// the state for a checkpoint. Calls are coarse, so a runtime interface costs nothing. Copies keep the order of the ops around them.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -17,14 +17,14 @@ class Memory {
 
     virtual std::string device() const = 0;  // "cpu", "NVIDIA H100 80GB HBM3"
     virtual size_t available() const = 0;    // bytes that an allocation may still take
-    virtual size_t process() const = 0;  // bytes that this process holds without the arena, and that libraries will still take
-    virtual size_t peak() const = 0;     // the most that the process has held so far
+    virtual size_t process() const = 0;      // bytes that this process holds without the arena, and that libraries will take
+    virtual size_t peak() const = 0;         // the most bytes that the process has held so far
 
-    virtual std::byte *allocate(size_t bytes) = 0;  // 0 everywhere; dies when there are not so many
+    virtual std::byte *allocate(size_t bytes) = 0;  // the memory is 0; dies if there is not enough
     virtual void release(std::byte *, size_t bytes) = 0;
     virtual void fill(void *to, uint8_t byte, size_t bytes) = 0;
-    virtual void write(void *to, const void *host, size_t bytes) = 0;   // `host` may be changed as soon as this returns
-    virtual void read(void *host, const void *from, size_t bytes) = 0;  // has the bytes when it returns
+    virtual void write(void *to, const void *host, size_t bytes) = 0;   // the caller may change `host` as soon as this returns
+    virtual void read(void *host, const void *from, size_t bytes) = 0;  // `host` has the bytes when this returns
 };
 
 template <class T> void write(Memory &memory, T *to, const std::vector<T> &host) {
@@ -50,7 +50,16 @@ template <class X> std::vector<float> read(Memory &memory, Floats<X> from, size_
     return host;
 }
 
-// f(first, n) for the parts of an array that pass through the host one after the other, `elements` at most in each.
+inline void write(Memory &memory, bf16 *to, const std::vector<float> &host) {
+    write(memory, to, std::vector<bf16>(host.begin(), host.end()));
+}
+inline std::vector<float> read_floats(Memory &memory, const bf16 *from, size_t n) {
+    const auto host = read(memory, from, n);
+    return {host.begin(), host.end()};
+}
+template <class X> std::vector<float> read_floats(Memory &memory, Floats<X> from, size_t n) { return read(memory, from, n); }
+
+// Calls f(first, n) for consecutive parts of an array, of at most `elements` each, so that only one part is on the host at a time.
 template <class F> void in_parts(size_t count, F f, size_t elements = size_t(1) << 20) {
     for (size_t first = 0; first < count; first += elements) f(first, std::min(elements, count - first));
 }

@@ -9,7 +9,6 @@
 #include <set>
 
 #include "common.h"
-#include "mutant.h"
 
 using nlohmann::ordered_json;
 
@@ -49,7 +48,7 @@ static const std::vector<Flag> &flags() {
     return all;
 }
 
-// OpenRLHF's switches that are a value of one of our flags.
+// Switches of OpenRLHF that stand for a value of one of our flags.
 struct Switch {
     const char *names, *flag, *value;
 };
@@ -59,11 +58,11 @@ static constexpr Switch switches[] = {
     {"ipo_enable,model.ipo_enable,ipo", "loss_type", "ipo_sum"},
 };
 
-// OpenRLHF's samples of a micro-batch: row_tokens = N * max_len, of pairs 2 N * max_len.
+// OpenRLHF's names for the samples N of a micro-batch. They set row_tokens to N * max_len, or for pairs to 2 N * max_len.
 static constexpr const char *micro_batch_size = "micro_batch_size,train.micro_batch_size,micro_train_batch_size";
 
-// OpenRLHF's names without meaning here, matched with any prefix ("ds.packing_samples"). `values` are those that can be accepted,
-// empty if all can.
+// Names of OpenRLHF that have no meaning here; they match with any prefix ("ds.packing_samples"). `values` are the values that can be
+// accepted; if it is empty, all can.
 struct Meaningless {
     const char *names, *values, *note;
 };
@@ -100,7 +99,7 @@ static constexpr Meaningless meaningless[] = {
     {"lora.alpha,lora_alpha,lora.dropout,lora_dropout,lora.target_modules,target_modules", "", "all weights are trained"},
 };
 
-// Names of any of the three whose meaning a run must not silently lose, or that stand for no flag of ours.
+// Names of OpenRLHF, TRL or Axolotl that are refused, because a run must not silently lose their meaning, or because we have no such flag.
 struct Refused {
     const char *names, *fix;
 };
@@ -110,13 +109,13 @@ static constexpr Refused refused[] = {
     {"use_ms", "ModelScope is not read; give a local directory"},
     {"use_peft,adapter,lora_r,lora_target_modules,lora_target_linear", "all weights are trained; leave it out"},
     {"assistant_only_loss,completion_only_loss,train_on_inputs,roles_to_train,train_on_eos",
-     "the fields of a record say what is a target (README, Data); leave it out"},
+     "the fields of a record say what is a target (docs/data.md); leave it out"},
     {"flash_attention,sdp_attention", "attention is this program's own; leave it out"},
     {"pad_to_multiple_of,pad_to_sequence_len", "rows are padded by the program; leave it out"},
     {"reward_model", "the task rm trains one"},
 };
 
-// Names of TRL and Axolotl, and what to write instead.
+// Names of TRL and Axolotl, and the flag to use instead.
 struct Foreign {
     const char *names, *flag;
 };
@@ -174,7 +173,7 @@ static constexpr Foreign foreign[] = {
     {"cpo_alpha", "loss_type simpo,sft --loss_weights 1,ALPHA"},
 };
 
-// Where a user of OpenRLHF would expect something else when the flag is left out. Its SFT trains on plain text, too.
+// Flags whose default differs from OpenRLHF's. (pretrain is compared with OpenRLHF's SFT, which also trains on plain text.)
 struct Difference {
     unsigned tasks;
     const char *flag, *theirs;
@@ -210,7 +209,7 @@ static const Flag *find_flag(const std::string &name) {
     return nullptr;
 }
 
-// ---- settings: a name and its values, from the command line or from --config ----------------------------------------------------
+// ---- settings: a name with its values, from the command line or from --config ----------------------------------------------------
 
 struct Setting {
     std::string name;  // with `_`, without dashes
@@ -218,7 +217,7 @@ struct Setting {
     std::string where;  // as the user wrote it: "--max-len" or "max-len in run.json"
 };
 
-// As the command line has it.
+// Returns the value as one would write it on the command line.
 static std::string text(const ordered_json &value) {
     if (value.is_string()) return value;
     if (!value.is_array()) return value.dump();
@@ -236,7 +235,7 @@ static void read_json(std::vector<Setting> &out, const ordered_json &json, const
             read_json(out, value, s.name + ".", file);
             continue;
         }
-        if (value.is_array() && value.empty()) continue;  // what the run log says of a list that was not given
+        if (value.is_array() && value.empty()) continue;  // the run log writes so for a list that was not given
         if (value.is_null()) die("%s is null\n  fix: give it a value or remove it", where.c_str());
         if (value.is_array())
             for (const ordered_json &v : value) s.values.push_back(text(v));
@@ -257,7 +256,7 @@ static void read_config(std::vector<Setting> &out, const std::string &file) {
     }
 }
 
-// The settings in order of rising precedence: those of --config first.
+// Returns the settings in order of rising precedence, so those of --config come first.
 static std::vector<Setting> read_settings(const std::vector<std::string> &arguments, size_t first) {
     std::vector<Setting> given, all;
     for (size_t i = first; i < arguments.size(); i++) {
@@ -274,13 +273,13 @@ static std::vector<Setting> read_settings(const std::vector<std::string> &argume
         else if (s.values.size() == 1) read_config(all, s.values[0]);
         else die("--config needs one file");
     }
-    all.insert(MUTANT(1, all.begin(), all.end()), given.begin(), given.end());
+    all.insert(all.end(), given.begin(), given.end());
     return all;
 }
 
 // ---- unknown flags ---------------------------------------------------------------------------------------------------------------
 
-// Levenshtein's: insertions, deletions and replacements that turn a into b.
+// Returns the Levenshtein distance: how many insertions, deletions and replacements turn a into b.
 static size_t edit_distance(const std::string &a, const std::string &b) {
     std::vector<size_t> row(b.size() + 1);
     for (size_t j = 0; j <= b.size(); j++) row[j] = j;
@@ -329,15 +328,15 @@ struct Parser {
     Task task;
     Options options;
     std::vector<std::string> notes;
-    std::set<std::string> given;  // our names of the flags that were set
-    bool openrlhf = false;        // one of its names was used
+    std::set<std::string> given;  // the flags that were set, by our names
+    bool openrlhf = false;        // whether a name of OpenRLHF was used
     size_t rows_of = 0;           // micro_batch_size
     CLI::App app;
 
     Parser(const std::string &name, Task t)
         : program(name), task(t), options(default_options(t)), app(about(t), name + " " + task_name(t)) {
         app.get_formatter()->column_width(44);
-        app.set_help_flag();  // ours has no -h
+        app.set_help_flag();  // removes CLI11's, which also has -h
 #define OPT(type, name, value, tasks, aliases, help) \
     if (task & (tasks)) add("--" #name, options.name, help, aliases);
 #include "options.def"
@@ -372,7 +371,8 @@ struct Parser {
         if constexpr (std::is_same_v<T, Names>) option->type_name("NAME")->default_str(CLI::detail::join(field));
     }
 
-    // What CLI11 lets through: "" (as 0), "yes", "nan", "-5" and "010" (as 8) for an unsigned number. They return what is wrong.
+    // These checks find values that CLI11 lets through: "" (as 0), "yes", "nan", "-5" and "010" (as 8) for an unsigned number. They return
+    // what is wrong.
     static std::string not_empty(const std::string &text) { return text.empty() ? "empty" : ""; }
     static std::string true_or_false(const std::string &text) { return text == "true" || text == "false" ? "" : "neither"; }
     static std::string finite(const std::string &text) {
@@ -444,7 +444,7 @@ struct Parser {
         die_unknown(s, program, task);
     }
 
-    // What follows from several flags together.
+    // Sets options that follow from several flags together.
     void finish() {
         const size_t sample = (task & PAIRS ? 2 : 1) * options.max_len;
         if (rows_of) {
@@ -466,7 +466,7 @@ struct Parser {
         }
         if (options.train_batch_tokens && !given.count("train_batch_size")) options.train_batch_size = 0;
         if (task == DEMO && !given.count("output_dir") && options.resume == "never")
-            options.overwrite = true;  // only ever the demo's own
+            options.overwrite = true;  // it only ever replaces the demo's own run
         if (!openrlhf) return;
         const ordered_json ours = to_json(options, task);
         std::string line;
@@ -498,6 +498,7 @@ static void check_values(const Options &o, Task task) {
     one_of(o.device, "device", "auto,cpu,cuda");
     one_of(o.recompute, "recompute", "auto,none,cheap,layer");
     one_of(o.ref_mode, "ref_mode", "precompute,resident");
+    one_of(o.moments, "moments", "f32,bf16");
     for (const std::string &name : task == RM ? o.loss_type : Names()) one_of(name, "loss_type", "sigmoid,logexp");
 
     must(o.train_batch_size > 0 || o.train_batch_tokens > 0, "train_batch_size", "at least 1");
@@ -558,7 +559,7 @@ static void check_together(const std::string &program, const Options &o, Task ta
     if (o.fit && !o.plan) die("--fit belongs to --plan\n  fix: --plan --fit");
     if (task != GENERATE && !o.prompt.empty() && !o.sample_every)
         die("--prompt belongs to --sample_every\n  fix: --sample_every 100, say, or leave it out");
-    if (task == DEMO) return;  // brings its own model and data
+    if (task == DEMO) return;  // the demo brings its own model and data
     if (task & TRAINING) need(o.model.empty() && o.preset.empty(), "--model DIR, or --preset NAME to start from random weights");
     else need(o.model.empty(), "--model DIR");
     if (o.plan) return;

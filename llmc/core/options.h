@@ -1,4 +1,4 @@
-// The command line. The flags themselves, one line each, are in options.def.
+// Parses the command line. The flags themselves, one line each, are in options.def.
 //
 //     train_llama | train_gpt2 pretrain|sft|dpo|rm|eval|generate [--flag value | --flag=value]...        no task: the demo, with --plan sft
 //
@@ -16,7 +16,7 @@ enum Task : unsigned { DEMO = 1, PRETRAIN = 2, SFT = 4, EVAL = 8, GENERATE = 16,
 constexpr unsigned PAIRS = DPO | RM;  // tasks whose samples are pairs of documents
 constexpr unsigned TRAINING = DEMO | PRETRAIN | SFT | PAIRS;
 constexpr unsigned ALL_TASKS = TRAINING | EVAL | GENERATE;
-constexpr unsigned PREPARE = 1u << 31;  // not a task: the flag is handed on to data/prepare.py
+constexpr unsigned PREPARE = 1u << 31;  // not a task: says that the flag is handed on to data/prepare.py
 
 const char *task_name(Task);  // "sft"
 
@@ -32,14 +32,14 @@ struct Options {
 struct Parsed {
     Task task;
     Options options;                 // checked; defaults of the task filled in, row_tokens never 0
-    std::vector<std::string> notes;  // lines to show at start: what an OpenRLHF flag means here, which defaults differ
-    std::string help;                // not empty: --help was asked for; print it and exit 0
+    std::vector<std::string> notes;  // lines to show at the start: what a flag of OpenRLHF means here, which defaults differ
+    std::string help;                // unless empty, --help was given: print this text and exit with code 0
 };
 
-// argv, with the program's name apart; dies on a user's error. `bundled`: what a run without a task is, as arguments, to which those given
-// are added; empty: it is the demo.
+// Parses argv without the program's name; dies on a user's error. `bundled` are the arguments of a run without a task, to which the given ones are
+// added; if it is empty, such a run is the demo.
 Parsed parse(const std::string &program, const std::vector<std::string> &arguments, const std::vector<std::string> &bundled = {});
 
-Options default_options(Task);                                  // before flags, checks and what follows from them
+Options default_options(Task);                                  // a task's defaults, before any flag is read
 nlohmann::ordered_json to_json(const Options &, Task);          // the task's flags, for the run log; --config reads it back
 std::vector<std::string> prepare_flags(const Options &, Task);  // {"--input_key", "question", ...} for data/prepare.py

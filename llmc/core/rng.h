@@ -1,31 +1,39 @@
-// Randomness without state: every number is a pure function of (seed, purpose, stream, index), so that it does not depend on ranks,
-// threads or on where a run was resumed. Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+// Random numbers without state: every number is a pure function of (seed, purpose, stream, index), so that it does not depend on ranks,
+// threads or the step at which a run was resumed. The function is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 #pragma once
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <string_view>
 
-enum class Purpose : uint32_t { init = 1, shuffle = 2, sampling = 3, holdout = 4, test = 5 };
+#include "dtype.h"
 
-inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
+enum class Purpose : uint32_t { init = 1, shuffle = 2, sampling = 3, holdout = 4, test = 5, rounding = 6 };
+
+struct Counter {  // of Philox, and what it makes of it: 128 random bits. std::array cannot be used in kernels
+    uint32_t word[4];
+
+    HOST_DEVICE uint32_t operator[](int i) const { return word[i]; }
+    bool operator==(const Counter &) const = default;
+};
+
+HOST_DEVICE inline Counter philox4x32(Counter c, uint32_t key0, uint32_t key1) {
     for (int round = 0; round < 10; round++) {
-        const uint64_t a = uint64_t(0xD2511F53) * counter[0], b = uint64_t(0xCD9E8D57) * counter[2];
-        counter = {uint32_t(b >> 32) ^ counter[1] ^ key[0], uint32_t(b), uint32_t(a >> 32) ^ counter[3] ^ key[1], uint32_t(a)};
-        key[0] += 0x9E3779B9;
-        key[1] += 0xBB67AE85;
+        const uint64_t a = uint64_t(0xD2511F53) * c[0], b = uint64_t(0xCD9E8D57) * c[2];
+        c = {{uint32_t(b >> 32) ^ c[1] ^ key0, uint32_t(b), uint32_t(a >> 32) ^ c[3] ^ key1, uint32_t(a)}};
+        key0 += 0x9E3779B9;
+        key1 += 0xBB67AE85;
     }
-    return counter;
+    return c;
 }
 
 struct Random {
     uint64_t seed;
     Purpose purpose;
-    uint32_t stream;  // tensor (init), epoch (shuffle), prompt (sampling)
+    uint32_t stream;  // tensor (init), epoch (shuffle), prompt (sampling), step (rounding)
 
-    std::array<uint32_t, 4> block(uint64_t index) const {
-        return philox4x32({uint32_t(index), uint32_t(index >> 32), stream, uint32_t(purpose)},
-                          {uint32_t(seed), uint32_t(seed >> 32)});
+    HOST_DEVICE Counter block(uint64_t index) const {
+        return philox4x32({{uint32_t(index), uint32_t(index >> 32), stream, uint32_t(purpose)}}, uint32_t(seed),
+                          uint32_t(seed >> 32));
     }
     uint64_t bits(uint64_t index) const {
         const auto b = block(index);

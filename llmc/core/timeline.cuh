@@ -1,4 +1,4 @@
-// Marks on a stream: CUDA events, and NVTX ranges of what the host queues between them, which `nsys profile` shows above the kernels.
+// Marks on a stream are CUDA events. NVTX ranges name the work that the host queues between them; `nsys profile` shows them above the kernels.
 #pragma once
 #include "memory.cuh"
 #include "timeline.h"

@@ -1,4 +1,4 @@
-// When a device reached certain points of its work. A model's ops are queued on a device; a mark takes its place among them.
+// Measures when a device reached certain points of its work. A model queues its ops on a device, and a mark is queued among them.
 #pragma once
 #include <chrono>
 #include <memory>
@@ -11,10 +11,10 @@ class Timeline {
     virtual ~Timeline() = default;
 
     virtual void mark(const char *next) = 0;  // `next` names what follows, for tools that draw a timeline; null: nothing
-    virtual std::vector<double> take() = 0;   // seconds between the marks since the last call; only this waits for the device
+    virtual std::vector<double> take() = 0;   // seconds between marks since the last call; waits for the device
 };
 
-class HostTimeline final : public Timeline {  // an op has ended when its call returns
+class HostTimeline final : public Timeline {  // on a CPU an op has ended when its call returns
   public:
     void mark(const char *) override { marks_.push_back(std::chrono::steady_clock::now()); }
     std::vector<double> take() override {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "../core/common.h"
-#include "../core/mutant.h"
 #include "../core/rng.h"
 #include "packing.h"
 
@@ -23,17 +22,17 @@ static Row empty_row(size_t tokens, size_t documents) {
 }
 
 static void append_token(Row &row, int32_t id, size_t begin) {
-    row.doc_pos.push_back(int32_t(row.tokens.size() - MUTANT(13, 0, begin)));
-    row.doc_begin.push_back(int32_t(MUTANT(15, 0, begin)));
+    row.doc_pos.push_back(int32_t(row.tokens.size() - begin));
+    row.doc_begin.push_back(int32_t(begin));
     row.tokens.push_back(id);
 }
 
-// An empty mask has no targets. A document's first token is never one: nothing in its document comes before it.
+// An empty mask means that no token is a target. The first token of a document is never one: no token of its document precedes it.
 static void append_document(Row &row, size_t number, std::span<const int32_t> tokens, std::span<const uint8_t> mask) {
     const size_t begin = row.tokens.size();
     for (size_t t = 0; t < tokens.size(); t++) {
         if (t > 0 && !mask.empty() && mask[t]) {
-            row.rows.push_back(int32_t(begin + t - MUTANT(14, 0, 1)));
+            row.rows.push_back(int32_t(begin + t - 1));
             row.targets.push_back(tokens[t]);
             row.owners.push_back(int32_t(row.documents.size()));
         }
@@ -131,7 +130,7 @@ DataLoader::DataLoader(const PreparedData &data, const LoaderOptions &options) :
         die("eval_fraction is %g but must be at least 0 and less than 1\n  fix: --eval_fraction 0.05", options.eval_fraction);
     const size_t used = options.max_samples ? std::min(options.max_samples, data.size()) : data.size();
     train_ = first_numbers(used);
-    check_lengths(data, train_, options.row_tokens);  // before the first step, not when a sample's turn comes
+    check_lengths(data, train_, options.row_tokens);  // now, and not only when the sample is drawn
     if (options.eval_fraction > 0) {
         const size_t held_out = std::max<size_t>(1, size_t(std::llround(options.eval_fraction * double(used))));
         if (held_out >= used)
@@ -150,7 +149,7 @@ std::vector<size_t> DataLoader::order(size_t epoch) const {
     return options_.shuffle ? shuffled(train_, Random{options_.seed, Purpose::shuffle, uint32_t(epoch)}) : train_;
 }
 
-// Where the step ends that begins at `begin` of the epoch's order.
+// Returns where the step ends that begins at index `begin` of the epoch's order.
 size_t DataLoader::step_end(std::span<const size_t> order, size_t begin) const {
     if (options_.batch_tokens == 0) return std::min(begin + options_.batch_size, order.size());
     size_t end = begin + 1, tokens = data_.sample_length(order[begin]);

@@ -1,7 +1,7 @@
-// Which samples make an optimizer step, and the packed rows that execute it.
+// The loader decides which samples make an optimizer step, and packs them into the rows that execute it.
 //
-// A step is defined by its samples. How they are packed into rows only decides how it is executed, so that loss and gradient
-// depend neither on row_tokens nor on ranks. All that a checkpoint keeps is the cursor: the samples drawn since the start.
+// A step is defined by its samples. Packing only decides how the step is executed, so that loss and gradient depend neither on row_tokens
+// nor on ranks. A checkpoint keeps one number of the loader's state, the cursor: how many samples were drawn since the start.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,41 +10,41 @@
 
 #include "tokens.h"
 
-constexpr size_t row_multiple = 64;  // rows are padded to a multiple of this, which matmul and attention tiles divide
+constexpr size_t row_multiple = 64;  // rows are padded to a multiple of this, so that tiles of matmul and attention divide them
 
-// One packed row: documents laid end to end, then padding up to T as one more document (id 0) without targets.
+// A packed row (packed sequence): documents laid end to end, then padding up to T, which is one more document of tokens 0 without targets.
 struct Row {
     size_t T;
     std::vector<int32_t> tokens;      // (T)
-    std::vector<int32_t> doc_pos;     // (T) position in the document, for rope
-    std::vector<int32_t> doc_begin;   // (T) where in the row the document begins, for attention
-    std::vector<size_t> doc_offsets;  // (documents + 1) where in the row each begins, then where the padding does
-    std::vector<size_t> documents;    // (documents) their numbers in the file
-    std::vector<int32_t> rows;        // (N) predictors, increasing: t where t+1 is a target in the same document
+    std::vector<int32_t> doc_pos;     // (T) position of the token in its document, for rope
+    std::vector<int32_t> doc_begin;   // (T) where in the row the token's document begins, for attention
+    std::vector<size_t> doc_offsets;  // (documents + 1) where in the row each document begins, then where the padding begins
+    std::vector<size_t> documents;    // (documents) the number of each in the file
+    std::vector<int32_t> rows;        // (N) the predictors, increasing: t where t+1 is a target in the same document
     std::vector<int32_t> targets;     // (N) the token at t+1
-    std::vector<int32_t> owners;      // (N) which document of the row each is of
+    std::vector<int32_t> owners;      // (N) the document of the row that the predictor belongs to (its segment id)
 };
 
 Row make_row(const PreparedData &data, std::span<const size_t> samples);
 
-// The row as a reward model reads it: in place of the predictors the last position of each document, which its score is of.
+// Returns the row as a reward model reads it: the predictors are replaced by the last position of each document, where its score is computed.
 Row at_ends(Row row);
 
-// T, doc_offsets and documents of that row, without its tokens: enough to know what it costs.
+// Returns T, doc_offsets and documents of the row that make_row would return, without tokens. That is enough to compute its cost.
 Row outline(const PreparedData &data, std::span<const size_t> samples);
 
-// The same from documents in memory, which are then numbers 0, 1, ... Without masks nothing is a target.
+// Makes a row from documents in memory, which get the numbers 0, 1, ... Without masks no token is a target.
 Row make_row(const std::vector<std::vector<int32_t>> &documents, const std::vector<std::vector<uint8_t>> &masks = {});
 
-// Best-fit decreasing over the samples given: each list is one row's, for make_row. A packed row has at most row_tokens tokens
-// before its padding.
+// Packs the given samples by best-fit decreasing. Each list that it returns holds the samples of one row, for make_row. A packed row has at
+// most row_tokens tokens before its padding.
 std::vector<std::vector<size_t>> pack_samples(const PreparedData &data, std::span<const size_t> samples, size_t row_tokens);
 
 struct LoaderOptions {
     size_t batch_size = 128;  // samples of a step
-    size_t batch_tokens = 0;  // if not 0, instead: samples in order as long as they fit into this many tokens, at least one
+    size_t batch_tokens = 0;  // unless 0, in place of batch_size: as many samples as fit into so many tokens, at least one
     size_t row_tokens = 2048;
-    size_t max_samples = 0;    // use only this many, the first of the file; 0 for all
+    size_t max_samples = 0;    // only the first so many samples of the file are used; 0: all
     double eval_fraction = 0;  // share of the samples held out for evaluation, drawn before shuffling
     uint64_t seed = 42;
     bool shuffle = true;
@@ -62,9 +62,9 @@ class DataLoader {
   public:
     DataLoader(const PreparedData &data, const LoaderOptions &options);
 
-    // The next step. Epochs follow one another without end; a step never spans two, so an epoch's last may be smaller.
+    // Returns the next step. Epochs follow one another without end. A step never spans two epochs, so the last of an epoch may be smaller.
     Step next();
-    size_t steps(size_t epochs) const;  // in that many epochs from the start
+    size_t steps(size_t epochs) const;  // number of steps in the first `epochs` epochs
 
     size_t used() const { return train_.size() + eval_.size(); }  // samples, the first of the file
     size_t cursor() const { return cursor_; }
@@ -81,6 +81,6 @@ class DataLoader {
     LoaderOptions options_;
     std::vector<size_t> train_, eval_;
     size_t cursor_ = 0;
-    size_t order_epoch_ = 0;  // the epoch that order_ is of
+    size_t order_epoch_ = 0;  // the epoch whose permutation order_ is
     std::vector<size_t> order_;
 };

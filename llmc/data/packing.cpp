@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "../core/common.h"
-#include "../core/mutant.h"
 
 std::vector<std::vector<size_t>> pack_best_fit(std::span<const size_t> lengths, size_t capacity) {
     std::vector<size_t> longest_first(lengths.size());
@@ -21,7 +20,7 @@ std::vector<std::vector<size_t>> pack_best_fit(std::span<const size_t> lengths, 
             die("sample %zu has %zu tokens but a row holds %zu\n  fix: --row_tokens %zu, or prepare the data again with "
                 "--max_len %zu and --truncation",
                 i, length, capacity, length, capacity);
-        const auto fit = open.lower_bound({length - MUTANT(21, 1, 0), 0});
+        const auto fit = open.lower_bound({length, 0});
         if (fit == open.end()) {
             open.insert({capacity - length, rows.size()});
             rows.push_back({i});

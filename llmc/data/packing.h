@@ -1,12 +1,13 @@
-// Packing: which samples share a row.
+// Packing decides which samples share a row.
 //
-// Best-fit decreasing (Johnson, "Near-optimal bin packing algorithms", MIT 1973): longest sample first, each into the fullest row
-// that still has room, else into a new one. It needs at most 11/9 of the fewest possible rows, plus one. O(n log n).
+// The algorithm is best-fit decreasing (Johnson, "Near-optimal bin packing algorithms", MIT 1973): it takes the longest sample first, and puts
+// each into the fullest row that still has room, or else into a new one. It needs at most 11/9 of the fewest possible rows, plus one, and
+// takes O(n log n).
 #pragma once
 #include <cstddef>
 #include <span>
 #include <vector>
 
-// Rows of at most `capacity` tokens; an entry is an index into `lengths`. Depends on the lengths and their order alone: equal
-// lengths go in order of index, equally full rows in order of opening.
+// Returns rows of at most `capacity` tokens; an entry is an index into `lengths`. The result depends on the lengths and their order alone:
+// equal lengths are taken in order of index, and of equally full rows the one that was opened first.
 std::vector<std::vector<size_t>> pack_best_fit(std::span<const size_t> lengths, size_t capacity);

@@ -18,7 +18,7 @@ struct Entry {
 };
 using Vocabulary = std::map<size_t, Entry>;  // by id
 
-// What the "decoder" section asks for, as far as the two kinds of byte-pair encoding use it.
+// The settings of the "decoder" section that the two kinds of byte-pair encoding use.
 struct Decoder {
     bool byte_level = false, byte_fallback = false;
     std::vector<std::pair<std::string, std::string>> replace;
@@ -29,7 +29,7 @@ constexpr size_t max_vocabulary = size_t(1) << 24;  // an id beyond this is a br
 
 }  // namespace
 
-// The id that the section `name` of `fields` gives to a token.
+// Returns the id that the section `name` of `fields` gives to a token.
 static size_t read_id(const Fields &fields, const char *name, const std::string &text, const json *id) {
     if (!id || !id->is_number_integer() || id->get<int64_t>() < 0 || id->get<int64_t>() >= int64_t(max_vocabulary))
         fields.refuse(name, format("gives token \"%s\" the id %s, which is no number from 0 to %zu", text.c_str(),
@@ -75,7 +75,7 @@ static void read_decoder(Decoder &decoder, const json &section, const std::strin
         decoder.replace.emplace_back(fields.object("pattern").text("String"), fields.text("content"));
     } else if (type == "Strip" && section.value("content", json()) == " " && section.value("stop", json()) == 0) {
         decoder.strip = fields.count("start");
-    } else if (type != "Fuse") {  // joins the pieces, which is what we do anyway
+    } else if (type != "Fuse") {  // Fuse joins the decoded tokens, which happens here anyway
         die("%s: decoder %s is not known; ByteLevel is, and the sequence of Replace, ByteFallback, Fuse and Strip that "
             "SentencePiece's tokenizers have",
             path.c_str(), section.dump().c_str());
@@ -83,7 +83,7 @@ static void read_decoder(Decoder &decoder, const json &section, const std::strin
 }
 
 // GPT-2 writes every byte as one printable character: the printable ones of Latin-1 stand for themselves, the other 68 are
-// numbered from U+0100. Here by code point; -1 where none stands.
+// numbered from U+0100. The table is indexed by code point, and has -1 where a code point stands for no byte.
 static std::array<int, 256 + 68> make_byte_of_character() {
     std::array<int, 256 + 68> byte;
     byte.fill(-1);
@@ -95,7 +95,7 @@ static std::array<int, 256 + 68> make_byte_of_character() {
     return byte;
 }
 
-// A token with any other character in it (some added ones have) is its own text.
+// A token with any other character in it, as some added tokens have, stands for its own text.
 static std::string decode_byte_level(const std::string &text) {
     static const auto byte_of_character = make_byte_of_character();
     std::string bytes;

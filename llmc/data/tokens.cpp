@@ -98,7 +98,7 @@ void PreparedData::check_offsets() const {
             documents() - 1, (long long)(offsets_.back()), tokens, prepare_again);
 }
 
-// Each document is read once, ids and mask together; what is wrong with the first bad one is found out afterwards.
+// Reads each document once, ids and mask together. If one is bad, refuse_document finds out afterwards what is wrong with the first.
 void PreparedData::check_documents(size_t vocab) {
     targets_.resize(documents()), checksums_.resize(documents());
     size_t total = 0, first_bad = documents();

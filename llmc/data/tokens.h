@@ -1,18 +1,18 @@
-// Prepared data: token ids, which of them are targets, and where documents begin. data/prepare.py writes it; here it is checked, and
-// its documents are read when they are used.
+// Prepared data is a file with token ids, a mask that says which of them are targets, and the offsets of documents. data/prepare.py writes it.
+// PreparedData checks it at the start of a run, and reads each document when it is used.
 //
-// The file may change while a run goes on for weeks. One that another was renamed over stays what it was, as it is open. One that is
-// overwritten or cut off in place is noticed: a document is read (a mapping of it would end the program by SIGBUS), and the copy, not
-// the file, is compared with the checksum of what was checked, so that nothing can come in between.
+// The file may change during a run of several weeks. If another file is renamed over it, the run keeps reading the old one, which is open. If
+// it is overwritten or cut off in place, the run notices: it reads a document into memory (a mapping of a file that was cut off would end the
+// program by SIGBUS) and compares the checksum of this copy with that of the checked document, so that no later change can slip in.
 //
 // One safetensors file:  tokens (N) U16 or I32     loss_mask (N) U8     doc_offsets (documents + 1) I64
-//   loss_mask[t] = 1 says that token t is predicted from the tokens before it, so a document's first token never has it;
+//   loss_mask[t] = 1 says that token t is a target, predicted from the tokens before it; so it is 0 for a document's first token;
 //   document i holds the tokens doc_offsets[i] .. doc_offsets[i+1]-1.
 // Metadata, all strings: kind ("pretrain", "sft", "pref", or "prompts" without targets), vocab_size of the tokenizer, tokenizer_hash
-// (tokenizer.h; empty if there was none), and what data/prepare.py adds for the record.
+// (tokenizer.h; empty if there was none), and further entries that data/prepare.py adds for information.
 //
-// Of kind pref, documents are pairs: 2i is the chosen answer of pair i, with its prompt, 2i+1 the rejected one; targets are the answers' tokens.
-// margin (pairs) F32, if it is there, says by how much the chosen answer is better.
+// In data of kind pref, documents form pairs: document 2i is the prompt of pair i with the chosen answer, and 2i+1 the prompt with the rejected
+// one; targets are the tokens of the answers. An optional array margin (pairs) F32 says by how much the chosen answer is better.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -22,22 +22,22 @@
 #include "../io/safetensors.h"
 
 struct Document {
-    std::vector<int32_t> tokens;  // whichever way they are stored
-    std::vector<uint8_t> mask;    // as long
+    std::vector<int32_t> tokens;  // also if the file has U16
+    std::vector<uint8_t> mask;    // (tokens)
 };
 
 class PreparedData {
   public:
-    // Checks all of the file in one parallel pass and refuses what a model of `vocab` tokens cannot train on. `tokenizer_hash` is
-    // that of the model's tokenizer; where it or the file's is empty, they are not compared.
+    // Checks the whole file in one parallel pass and refuses data that a model of `vocab` tokens cannot train on. `tokenizer_hash` is that of
+    // the model's tokenizer. If this hash or the file's is empty, they are not compared.
     PreparedData(const std::string &path, size_t vocab, const std::string &tokenizer_hash);
 
     size_t documents() const { return offsets_.size() - 1; }
-    size_t length(size_t i) const { return size_t(offsets_[i + 1] - offsets_[i]); }  // of document i, as what follows
+    size_t length(size_t i) const { return size_t(offsets_[i + 1] - offsets_[i]); }  // tokens of document i
     size_t targets(size_t i) const { return targets_[i]; }
-    Document document(size_t i) const;  // as it was checked, or die; safe from several threads
+    Document document(size_t i) const;  // dies if it changed since the check; several threads may call it
 
-    // A sample is a document, or a pair of them: documents first(s) to first(s + 1).
+    // A sample is one document or a pair of documents: first(s) up to, but without, first(s + 1).
     bool pairs() const { return per_sample_ == 2; }
     size_t size() const { return documents() / per_sample_; }
     size_t first(size_t s) const { return s * per_sample_; }

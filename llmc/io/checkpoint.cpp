@@ -13,7 +13,6 @@
 #include "../core/file.h"
 #include "../core/hash.h"
 #include "../core/json.h"
-#include "../core/mutant.h"
 #include "../parallel/comm.h"
 #include "safetensors.h"
 
@@ -22,7 +21,7 @@ using nlohmann::json;
 
 // ---- directories ----------------------------------------------------------------------------------------------------------------------
 
-// Where `to` exists the two are exchanged, so that at every moment one of them has the name.
+// Gives `from` the name `to`. If `to` exists the two are exchanged, so that a complete directory has the name at every moment.
 static void rename_directory(const std::string &from, const std::string &to) {
     try {
         if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) {
@@ -55,7 +54,7 @@ void write_directory(Comm &comm, const std::string &path, const std::function<vo
         agree(comm, [&] { sync_directory(temporary); });  // its files were synced when they were closed
         on_rank_0([&] { rename_directory(temporary, path); });
     } catch (const AgreedError &) {
-        on_rank_0(remove);  // and no rank leaves before
+        on_rank_0(remove);  // no rank returns before the directory is removed
         throw;
     } catch (...) {
         if (comm.rank == 0) remove();
@@ -76,7 +75,7 @@ void remove_directory(const std::string &path) {
 
 static const char *const checksum_name = "checksum";
 
-static std::string content_checksum(const json &value) {  // as write_json writes it, but for the spaces
+static std::string content_checksum(const json &value) {  // of the text that write_json would write, without spaces
     return hash_of(value.dump(-1, ' ', false, json::error_handler_t::replace));
 }
 
@@ -100,7 +99,7 @@ json read_checked_json(const std::string &path, const std::string &fix) {
     return value;
 }
 
-// A step of checkpoints, as their names tell: 12 for "step_12", nothing for other names.
+// Returns the step that a checkpoint's name tells: 12 for "step_12", and nothing for other names.
 static std::optional<size_t> step_of(const std::string &name) {
     size_t step;
     if (!name.starts_with("step_")) return {};
@@ -139,7 +138,7 @@ static AnyFloats behind(const AnyFloats &floats, size_t n) {
     return std::visit([&](auto f) -> AnyFloats { return f + n; }, floats);
 }
 static std::vector<float> read(Memory &memory, const AnyFloats &from, size_t n) {
-    return std::visit([&](auto f) { return read(memory, f, n); }, from);
+    return std::visit([&](auto f) { return read_floats(memory, f, n); }, from);
 }
 
 static std::string manifest_path(const std::string &dir) { return dir + "/optimizer.json"; }
@@ -211,7 +210,7 @@ namespace {
 
 struct StoredPart {
     size_t global, count;
-    size_t begin;                                            // where it begins in the tensors of its file
+    size_t begin;                                            // index of its first element in the tensors of its file
     std::vector<std::string> checksums[std::size(tensors)];  // of its blocks
 };
 
@@ -221,7 +220,7 @@ struct Shard {
     std::vector<StoredPart> parts;
 };
 
-// Elements that a rank keeps, and as a file has them.
+// Elements that a rank needs and that a file holds.
 struct Piece {
     const std::string &path;
     const char *tensor;
@@ -266,7 +265,7 @@ static Shard parse_shard(const Fields &fields, const std::string &where, const s
     return shard;
 }
 
-// Every element is there once.
+// Checks that every element of the model is in exactly one file, once.
 static void check_cover(const std::vector<Shard> &shards, size_t elements, const std::string &where) {
     std::vector<std::pair<size_t, size_t>> ranges;  // [begin, end)
     for (const Shard &shard : shards)
@@ -298,7 +297,7 @@ static std::vector<Shard> read_manifest(const std::string &where, size_t element
     return shards;
 }
 
-// The header is checked before it is looked into.
+// Opens a file; the header's checksum is compared before the header is parsed.
 static void check_shard(const std::string &path, const Shard &shard, const std::string &manifest, const std::string &fix) {
     std::error_code error;
     const size_t bytes = fs::file_size(path, error);
@@ -309,7 +308,7 @@ static void check_shard(const std::string &path, const Shard &shard, const std::
         die("%s: is damaged: its header is not what was written%s", path.c_str(), fix.c_str());
 }
 
-// What this rank keeps of elements [begin, end), as parts without data of their own.
+// Returns the elements of [begin, end) that this rank holds, as parts that point into its state.
 static std::vector<OptimizerPart> kept_of(const OptimizerState &state, size_t begin, size_t end) {
     std::vector<OptimizerPart> out;
     for (const OptimizerPart &part : state.parts) {
@@ -323,7 +322,7 @@ static std::vector<OptimizerPart> kept_of(const OptimizerState &state, size_t be
 
 using Visit = std::function<void(const Piece &)>;
 
-// Only blocks that hold something of this rank's are read; each is checked.
+// Reads only the blocks that hold elements of this rank, and compares the checksum of each.
 static void visit_part(const SafetensorsFile &file, const StoredPart &part, const OptimizerState &state, const Visit &visit,
                        const std::string &fix) {
     std::vector<float> block;
@@ -335,11 +334,11 @@ static void visit_part(const SafetensorsFile &file, const StoredPart &part, cons
             if (kept.empty()) return;
             block.resize(n);
             file.read_part(tensor.name, part.begin + first, n, block.data());
-            if (MUTANT(91, false, checksum(block) != part.checksums[t][first / block_elements]))
+            if (checksum(block) != part.checksums[t][first / block_elements])
                 die("%s: tensor \"%s\" is damaged: elements [%zu, %zu) of the model are not what was written%s",
                     file.path().c_str(), tensor.name, begin, begin + n, fix.c_str());
             for (const OptimizerPart &k : kept)
-                visit({file.path(), tensor.name, k.global, k.count, k.*tensor.data, &block[MUTANT(90, 0, k.global - begin)]});
+                visit({file.path(), tensor.name, k.global, k.count, k.*tensor.data, &block[k.global - begin]});
         };
         in_parts(part.count, visit_block, block_elements);
     }
@@ -355,7 +354,7 @@ static void visit_shard(const std::string &dir, const Shard &shard, const Optimi
     for (const StoredPart &part : shard.parts) visit_part(file, part, state, visit, fix);
 }
 
-// visit(piece) for all that this rank keeps.
+// Calls visit(piece) for all elements that this rank holds.
 static void visit_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state, const Visit &visit) {
     agree(comm, [&] {
         for (const Shard &shard : read_manifest(manifest_path(dir), state.count)) visit_shard(dir, shard, state, visit);

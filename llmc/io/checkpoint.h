@@ -1,9 +1,9 @@
 // Checkpoints: OUTPUT_DIR/step_N/ holds the model as a Hugging Face directory, the optimizer's state by global element offsets, and
 // trainer_state.json. A checkpoint is written as step_N.tmp, synced and renamed, so whatever is called step_N is complete. The
-// file `latest` names the newest, for people and scripts.
+// file `latest` names the newest checkpoint, for people and scripts.
 //
-// All ranks write, and any number of ranks reads: each rank's part of the optimizer is a file of its own, and optimizer.json says which
-// elements each file holds. So OUTPUT_DIR must be a directory that all ranks see.
+// All ranks write, and any number of ranks can read: each rank writes its part of the optimizer into a file of its own, and optimizer.json says
+// which elements each file holds. So OUTPUT_DIR must be a directory that all ranks see.
 #pragma once
 #include <cstddef>
 #include <functional>
@@ -16,14 +16,14 @@
 
 struct Comm;
 
-// Parameters of either dtype; moments are float.
-using AnyFloats = std::variant<Floats<float>, Floats<bf16>>;
+// Parameters are of either dtype; moments are float, or bf16 alone. In files all are float.
+using AnyFloats = std::variant<Floats<float>, Floats<bf16>, bf16 *>;
 
-// What a rank keeps of the optimizer. Elements are counted through all tensors of the model in the order of its parameter table,
-// without padding, so that the same number is the same element in every world.
+// A part of the optimizer's state that a rank holds. Elements are numbered through all tensors of the model in the order of its parameter table,
+// without padding, so that an element has the same number whatever the number of ranks is.
 struct OptimizerPart {
     size_t global, count;    // elements [global, global + count)
-    AnyFloats master, m, v;  // (count), in `memory`; master: the parameters
+    AnyFloats master, m, v;  // (count), in `memory`; master holds the parameters
 };
 
 struct OptimizerState {
@@ -33,18 +33,18 @@ struct OptimizerState {
     Memory *memory;
 };
 
-// Writes into a temporary directory, then gives it its name, by rank 0. All ranks call fill(dir), which may call comm and must end in an
-// error on all ranks (agree) or on none. On an error nothing remains.
+// Writes a temporary directory, to which rank 0 then gives its name. All ranks call fill(dir), which may call comm and must end in an error on
+// all ranks (agree) or on none. After an error nothing remains on the disk.
 void write_directory(Comm &comm, const std::string &path, const std::function<void(const std::string &)> &fill);
 
-// JSON with the checksum of its content as one more field, "checksum". What is not as it was written is refused; `fix` ends the message.
+// The file is JSON with one more field, "checksum", that of its content. Reading refuses content that has changed; `fix` ends the message.
 void write_checked_json(const std::string &path, nlohmann::json value);
 nlohmann::json read_checked_json(const std::string &path, const std::string &fix);
 
-// "\n  fix: ..." for what is wrong with the checkpoint `dir`: to resume from the one before it.
+// Returns the end of a message about a damaged checkpoint `dir`: "\n  fix: ...", which tells to resume from the checkpoint before it.
 std::string other_checkpoint(const std::string &dir);
 
-// Called by all ranks; errors are agreed on.
+// All ranks call these functions, and an error of one is an error of all.
 //
 // optimizer-00003-of-00008.safetensors   rank 3's parts one after the other: "master" (the parameters), "m", "v" (its elements), all F32.
 //                                        Where every rank has the whole, rank 0 alone writes.
@@ -52,21 +52,21 @@ std::string other_checkpoint(const std::string &dir);
 //                                        "master": [...], "m": [...], "v": [...]}]}]}: of the file's header, and of each 2^20 elements
 //                                        of a part in each tensor, the XXH3 checksum; and its own
 //
-// A reader checks what it uses and must read whole blocks of so many elements for that: a world of another size reads little more than
-// its own parts, the same world just these.
+// A reader checks the data that it uses, and must read whole blocks of 2^20 elements for that. With another number of ranks a rank reads
+// little more than its own parts; with the same number it reads just these.
 void save_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state);
 void load_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state);
-void verify_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state);  // reads back and compares bit by bit
+void verify_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state);  // compares the files with it, bit by bit
 
-inline constexpr const char *trial_name = "step_trial";  // the save that is tried before the first step
+inline constexpr const char *trial_name = "step_trial";  // a run writes and reads this checkpoint before its first step
 std::string checkpoint_path(const std::string &output_dir, size_t step);
 std::string latest_checkpoint(const std::string &output_dir);  // empty if there is none
 void set_latest(const std::string &output_dir, size_t step);
 
-// Of what a run wrote. It loses its name at once, so that a crash leaves no half of it under that.
+// Removes a directory that a run wrote. It is renamed first, so that a crash leaves no half of it under its name.
 void remove_directory(const std::string &path);
 
-// Both also remove what a crash left behind.
-void prune_checkpoints(const std::string &output_dir, size_t max_num);  // the oldest go
-void remove_checkpoints_beyond(const std::string &output_dir,
-                               size_t step);  // of a future that never happened; `latest` becomes `step`
+// Both also remove temporary directories that a crash left behind.
+void prune_checkpoints(const std::string &output_dir, size_t max_num);  // removes the oldest
+// Removes checkpoints of later steps, which a resumed run writes anew; `latest` becomes `step`.
+void remove_checkpoints_beyond(const std::string &output_dir, size_t step);

@@ -18,17 +18,17 @@ static bool exists(const std::string &path) {
 
 // ---- config.json --------------------------------------------------------------------------------------------------------------
 
-// What the file calls that on which check_sizes looks.
+// The names in config.json of the sizes that check_sizes looks at.
 struct Names {
     const char *C, *L, *H, *D, *eps;
 };
 static const Names llama_names = {"hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "rms_norm_eps"},
                    gpt2_names = {"n_embd", "n_layer", "n_head", "n_embd / n_head", "layer_norm_epsilon"};
 
-// The defaults of the transformers configuration class, for fields a file leaves out; GPT-2's are in read_gpt2.
+// The defaults of transformers' configuration class, for fields that a file leaves out. Those of GPT-2 are in read_gpt2.
 struct Family {
     const char *name, *architecture;
-    size_t kv_heads, head_dim;  // 0: as many as heads, hidden_size / heads
+    size_t kv_heads, head_dim;  // 0: as many KV heads as heads; hidden_size / heads
     size_t positions;
 };
 // clang-format off
@@ -50,7 +50,7 @@ static const Family &family_of(const std::string &type, const Fields &fields) {
     fields.refuse("model_type", "is \"" + type + "\", but we have " + supported + "\n  fix: a model of one of these families");
 }
 
-// Fields that change the computation in a way we do not have. `neutral` is the number that changes nothing.
+// Fields that ask for a computation that we do not have. With the number `neutral` a field changes nothing.
 struct Unsupported {
     const char *field;
     double neutral;
@@ -124,8 +124,8 @@ static void read_yarn(RopeConfig &rope, const Fields &dict) {
     if (rope.mscale < 0 || rope.mscale_all_dim < 0) dict.refuse("mscale", "and mscale_all_dim must not be negative");
 }
 
-// v4: rope_theta and rope_scaling (with `rope_type` or the older `type`); v5: all of it in rope_parameters. Where both are given
-// rope_scaling wins, and original_max_position_embeddings of the top level, as in transformers.
+// Files of transformers 4 have rope_theta and rope_scaling (with `rope_type` or the older `type`); those of version 5 have both in
+// rope_parameters. If both are given, rope_scaling wins, and so does original_max_position_embeddings of the top level, as in transformers.
 static RopeConfig read_rope(const Fields &fields, size_t max_positions) {
     RopeConfig rope;
     rope.theta = fields.number("rope_theta", rope.theta);
@@ -156,8 +156,9 @@ static RopeConfig read_rope(const Fields &fields, size_t max_positions) {
     return rope;
 }
 
-// Mistral: every layer has the window, 4096 if the file does not say. Qwen: where use_sliding_window is set, the layers that
-// layer_types names, or else those from max_window_layers on. Llama: none. A window counts the query itself.
+// Returns the sliding window of each layer; it counts the query itself. In Mistral every layer has the window, which is 4096 if the file does not
+// say. In Qwen, if use_sliding_window is set, the layers that layer_types names have it, or else those from max_window_layers on. Llama has
+// none.
 static std::vector<size_t> read_windows(const Fields &fields, const std::string &family, size_t L) {
     std::vector<size_t> window(L, 0);
     const bool qwen = family == "qwen2" || family == "qwen3";
@@ -188,7 +189,7 @@ static std::vector<size_t> read_windows(const Fields &fields, const std::string 
     return window;
 }
 
-template <class Number> static Number parameters(const ModelConfig &c) {  // in double it cannot overflow
+template <class Number> static Number parameters(const ModelConfig &c) {  // with Number = double it cannot overflow
     const Number V = Number(c.V), C = Number(c.C), L = Number(c.L), F = Number(c.F), D = Number(c.D);
     const Number q = Number(c.H) * D, kv = Number(c.KV) * D;
     const Number attention =
@@ -219,7 +220,8 @@ static void check_sizes(const ModelConfig &c, const Fields &fields) {
 
 static const std::string reward_class = "ForSequenceClassification";  // of transformers, with one label
 
-// Labels are those of id2label where it is given, else num_labels, else two, as in transformers.
+// Returns whether the model is a reward model. The number of labels is that of id2label if it is given, else num_labels, else two, as in
+// transformers.
 static bool read_reward(const Fields &fields) {
     const json *classes = fields.find("architectures");
     if (!classes || !classes->is_array() || classes->empty() || !classes->front().is_string() ||
@@ -275,7 +277,7 @@ static Gelu read_gelu(const Fields &fields) {
     return Gelu::tanh;
 }
 
-// All has a default. reorder_and_upcast_attn only rounds elsewhere; summary_* are of another head.
+// Every field has a default. reorder_and_upcast_attn changes only where values are rounded, and summary_* belong to another head.
 static void read_gpt2(ModelConfig &c, const Fields &fields, const Family &family) {
     if (!fields.boolean("scale_attn_weights", true))
         fields.refuse("scale_attn_weights", "is false, which asks for another attention scale, which we do not have");
@@ -391,7 +393,7 @@ std::vector<std::string> preset_names() {
     return names;
 }
 
-// The config.json of a preset, read by the same parser as any other.
+// Makes the config.json of a preset, which the same parser reads as any other.
 static json preset_source(const Preset &p) {
     // clang-format off
     if (p.family == std::string("gpt2"))
@@ -430,7 +432,7 @@ static std::string architecture(const ModelConfig &config) {
     return family_of(config.family, Fields(config.source, "config.json")).architecture;
 }
 
-// With the fields that transformers writes for num_labels 1.
+// The config.json has the fields that transformers writes for num_labels 1.
 void make_reward(ModelConfig &config) {
     config.reward = true;
     config.tied = false;
@@ -442,9 +444,9 @@ void make_reward(ModelConfig &config) {
     source.erase("num_labels");
 }
 
-// transformers reads the reward at the last position whose id is not pad_token_id. In many models that is the token that ends a text,
-// too, and the position before it would be read, where no reward was trained. Then we write null, with which transformers reads the last
-// position of a single text and refuses a batch of several. Another pad_token_id stays, and batches work.
+// transformers reads the reward at the last position whose id is not pad_token_id. In many models that id also ends a text; transformers would then
+// read the position before the end, where no reward was trained. In this case we write null, with which transformers reads the last position of
+// a single text and refuses a batch of several. Another pad_token_id stays, and batches work.
 static void write_pad_token(json &source, const std::vector<int32_t> &eos) {
     const json pad = source.value("pad_token_id", json());
     if (std::any_of(eos.begin(), eos.end(), [&](int32_t id) { return pad == id; })) source["pad_token_id"] = nullptr;
@@ -452,7 +454,7 @@ static void write_pad_token(json &source, const std::vector<int32_t> &eos) {
 
 void write_config(const std::string &dir, const ModelConfig &config, const std::string &dtype) {
     json source = config.source;
-    if (!source.contains("torch_dtype") && !source.contains("dtype"))  // spelt as the file's age has it
+    if (!source.contains("torch_dtype") && !source.contains("dtype"))  // new files say dtype, older ones torch_dtype
         source[source.contains("rope_parameters") ? "dtype" : "torch_dtype"] = nullptr;
     for (const char *key : {"torch_dtype", "dtype"})
         if (source.contains(key)) source[key] = dtype == "BF16" ? "bfloat16" : "float32";
@@ -550,7 +552,7 @@ template void HfWeights::read(const std::string &, const Shape &, bf16 *, Memory
 template void HfWeights::read_part(const std::string &, const Shape &, size_t, size_t, float *, Memory &) const;
 template void HfWeights::read_part(const std::string &, const Shape &, size_t, size_t, bf16 *, Memory &) const;
 
-// What transformers computes and old files hold nevertheless: rotary frequencies, and the causal masks of GPT-2.
+// Buffers that transformers computes but that old files hold as tensors: rotary frequencies, and the causal masks of GPT-2.
 static bool is_buffer(const std::string &name) {
     return name.ends_with("rotary_emb.inv_freq") || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
 }
@@ -615,7 +617,7 @@ void HfWriter::write_index() const {
     write_json(dir_ + "/" + index_name, {{"metadata", {{"total_size", total}}}, {"weight_map", map}});
 }
 
-// A reader takes model.safetensors before any index, so what an earlier save left would hide this one.
+// Readers prefer model.safetensors to an index, so a file that an earlier save left would hide the new shards.
 void HfWriter::remove_others() const {
     std::set<std::string> ours;
     for (size_t s = 0; s < shards_.size(); s++) ours.insert(file_name(s));

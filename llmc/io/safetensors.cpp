@@ -47,7 +47,7 @@ static Metadata parse_metadata(const json &value, const std::string &path) {
     return metadata;
 }
 
-// One entry of the header; `data` is the file's first byte after it, `data_bytes` all that follow.
+// Parses one entry of the header. `data` is the offset of the first byte after the header, and `data_bytes` counts all bytes after it.
 static TensorInfo parse_tensor(const std::string &name, const json &entry, size_t data, size_t data_bytes,
                                const std::string &path) {
     const auto fail = [&](const std::string &what) { die("%s: tensor \"%s\": %s", path.c_str(), name.c_str(), what.c_str()); };
@@ -80,7 +80,7 @@ static void check_layout(const std::map<std::string, TensorInfo> &tensors, size_
                          const std::string &path) {
     std::vector<std::pair<size_t, std::string>> order;
     for (const auto &[name, info] : tensors) order.emplace_back(info.begin, name);
-    // of tensors with the same begin, the empty ones come first
+    // Of tensors that begin at the same byte, the empty ones come first.
     std::sort(order.begin(), order.end(), [&](const auto &a, const auto &b) {
         return std::pair(a.first, tensors.at(a.second).bytes) < std::pair(b.first, tensors.at(b.second).bytes);
     });
@@ -135,7 +135,7 @@ const TensorInfo &SafetensorsFile::expect_shape(const std::string &name, const S
 
 // ---- conversion ---------------------------------------------------------------------------------------------------------------
 
-struct f16 {  // IEEE half precision: only ever read
+struct f16 {  // IEEE half precision, which is read but never written
     uint16_t bits;
     operator float() const {
         const uint32_t sign = uint32_t(bits & 0x8000) << 16, exponent = bits >> 10 & 0x1f, fraction = bits & 0x3ff;

@@ -1,6 +1,6 @@
 // safetensors (https://github.com/huggingface/safetensors): u64 length of a JSON header, the header
 // {"name": {"dtype", "shape", "data_offsets"}, ..., "__metadata__": {string: string}}, then the tensors' bytes without gaps,
-// row-major and little-endian. Reading trusts nothing: a malformed file ends in a message, never in a crash.
+// row-major and little-endian. The reader trusts no field: a malformed file ends in a message, never in a crash.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -18,13 +18,13 @@ static_assert(std::endian::native == std::endian::little, "tensors are read and 
 using Shape = std::vector<size_t>;
 using Metadata = std::map<std::string, std::string>;
 
-struct TensorInfo {  // of a file
+struct TensorInfo {  // a tensor that a file has
     std::string dtype;
     Shape shape;
     size_t begin, bytes;  // begin: offset in the file
 };
 
-struct TensorSpec {  // to be written
+struct TensorSpec {  // a tensor that will be written
     std::string name;
     Shape shape;
     std::string dtype;
@@ -38,7 +38,7 @@ template <> inline constexpr const char *safetensors_dtype<uint16_t> = "U16";
 template <> inline constexpr const char *safetensors_dtype<int32_t> = "I32";
 template <> inline constexpr const char *safetensors_dtype<int64_t> = "I64";
 
-size_t dtype_bytes(const std::string &dtype);  // 0 for one we do not know
+size_t dtype_bytes(const std::string &dtype);  // 0 if the dtype is unknown
 size_t elements(const Shape &shape);
 std::string shape_text(const Shape &shape);  // "(4096, 1024)"
 
@@ -51,15 +51,15 @@ class SafetensorsFile {
     const std::map<std::string, TensorInfo> &tensors() const { return tensors_; }
     const Metadata &metadata() const { return metadata_; }
 
-    const TensorInfo &at(const std::string &name) const;  // or die: the file has no such tensor
+    const TensorInfo &at(const std::string &name) const;  // dies if the file has no such tensor
     const TensorInfo &expect_shape(const std::string &name, const Shape &shape) const;
 
-    // F32, F16 or BF16 converted to X (float or bf16), in row-major order; read_part takes `count` elements from element `first`.
-    // Safe from several threads. Extra memory is one buffer of 1 MiB.
+    // Reads a tensor of F32, F16 or BF16, converted to X (float or bf16), in row-major order. read_part reads `count` elements, from element
+    // `first` on. Several threads may call them. Each call needs one buffer of 1 MiB.
     template <class X> void read(const std::string &name, X *dst) const;
     template <class X> void read_part(const std::string &name, size_t first, size_t count, X *dst) const;
 
-    // The elements as they are stored: die unless the dtype is T's.
+    // Returns the elements as they are stored. Dies unless the dtype is that of T.
     template <class T> std::vector<T> array(const std::string &name) const {
         return array_part<T>(name, 0, elements(at(name).shape));
     }
@@ -79,15 +79,16 @@ class SafetensorsFile {
     Metadata metadata_;
 };
 
-// Declares every tensor, then takes their data in the declared order. The file appears under its name at finish(), and not at all
-// if that is never reached.
+// Writes a file: the constructor declares every tensor, and the calls of write() bring their data in the declared order. finish() gives the file
+// its name; if it is never called, no file appears.
 class SafetensorsWriter {
   public:
     SafetensorsWriter(const std::string &path, std::vector<TensorSpec> specs, const Metadata &metadata = {{"format", "pt"}});
 
-    // float and bf16 are rounded to the declared F32 or BF16; any other T must be the declared dtype. `data` lies in `memory`.
+    // Writes a tensor from `data`, which lies in `memory`. float and bf16 are rounded to the declared F32 or BF16; any other T must be the
+    // declared dtype.
     template <class T> void write(const std::string &name, const T *data, Memory &memory);
-    // The same for its next `count` elements.
+    // Writes the next `count` elements of a tensor.
     template <class T> void write_part(const std::string &name, const T *data, size_t count, Memory &memory);
     bool complete() const { return next_ == specs_.size(); }  // every tensor has its data
     void finish();
@@ -95,5 +96,5 @@ class SafetensorsWriter {
   private:
     OutputFile file_;
     std::vector<TensorSpec> specs_;
-    size_t next_ = 0, filled_ = 0;  // the tensor to be written, and how many elements of it were
+    size_t next_ = 0, filled_ = 0;  // the tensor that is being written, and how many of its elements are written
 };

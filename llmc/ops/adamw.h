@@ -5,24 +5,32 @@
 //       params = params * (1 - lr * weight_decay) - lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps)
 //
 //   params (n) Floats<X>: updated as floats; in bf16 the model sees them rounded to nearest, ties away from zero (floats.h)
-//   m, v, grads (n) float     nothing may alias
+//   grads (n) float     m, v (n) M, float or bf16     nothing may alias
+//
+// Moments in bf16 are rounded stochastically. To nearest they would stand still where a step changes them by less than half a unit in the
+// last place: v does with beta2 = 0.999, where (1 - beta2) (g^2 - v) is below 2^-9 v. The random bits of an element are a function of
+// (seed, step, its number in the model), so that no bit depends on ranks or threads.
 #pragma once
 #include <cmath>
 #include <cstddef>
 
 #include "../core/device.h"
 #include "../core/floats.h"
-#include "../core/mutant.h"
+#include "../core/rng.h"
 
 struct AdamW {  // double, because 1 - 0.999f is off by 1e-5
     double lr, beta1, beta2, eps, weight_decay;
     double grad_scale;  // for example max_norm / norm where gradients are clipped
     size_t step;        // the first update is step 1
+    uint64_t seed = 0;  // for moments in bf16
+    size_t first = 0;   // the number of element 0 in the model
 };
 
 // The factors of one step, in float, and the update of one parameter.
 struct AdamWFactors {
     float scale, one_minus_beta1, beta2, one_minus_beta2, eps, decay, step_size, root_correction2;
+    Random random;
+    size_t first;
 
     explicit AdamWFactors(const AdamW &a)
         : scale(float(a.grad_scale)),
@@ -31,8 +39,10 @@ struct AdamWFactors {
           one_minus_beta2(float(1 - a.beta2)),
           eps(float(a.eps)),
           decay(float(1 - a.lr * a.weight_decay)),
-          step_size(float(a.lr / MUTANT(11, 1, 1 - std::pow(a.beta1, double(a.step))))),
-          root_correction2(float(std::sqrt(1 - std::pow(a.beta2, double(a.step))))) {}
+          step_size(float(a.lr / (1 - std::pow(a.beta1, double(a.step))))),
+          root_correction2(float(std::sqrt(1 - std::pow(a.beta2, double(a.step))))),
+          random{a.seed, Purpose::rounding, uint32_t(a.step)},
+          first(a.first) {}
 
     HOST_DEVICE void update(float &p, float &m, float &v, float grad) const {
         const float g = scale * grad;
@@ -40,16 +50,22 @@ struct AdamWFactors {
         v = beta2 * v + one_minus_beta2 * g * g;
         p = p * decay - step_size * m / (sqrtf(v) / root_correction2 + eps);
     }
+
+    // Keeps the moments of element i.
+    HOST_DEVICE void store(float &to_m, float &to_v, float m, float v, size_t) const { to_m = m, to_v = v; }
+    HOST_DEVICE void store(bf16 &to_m, bf16 &to_v, float m, float v, size_t i) const {
+        const uint32_t bits = random.block(first + i)[0];
+        to_m = round_stochastically(m, bits & 0xffff), to_v = round_stochastically(v, bits >> 16);
+    }
 };
 
-template <class X> void adamw_update(Cpu<X> dev, Floats<X> params, float *m, float *v, const float *grads, AdamW a, size_t n) {
+template <class X, class M> void adamw_update(Cpu<X> dev, Floats<X> params, M *m, M *v, const float *grads, AdamW a, size_t n) {
     const AdamWFactors factors(a);
 #pragma omp parallel for simd num_threads(dev.threads)
     for (size_t i = 0; i < n; i++) {
         float p = params.load(i), m_i = m[i], v_i = v[i];
         factors.update(p, m_i, v_i, grads[i]);
-        m[i] = m_i;
-        v[i] = v_i;
+        factors.store(m[i], v[i], m_i, v_i, i);
         params.store(i, p);
     }
 }

@@ -41,7 +41,6 @@
 
 #include "../core/common.h"
 #include "../core/device.h"
-#include "../core/mutant.h"
 #include "attention_products.h"
 #include "layout.h"
 #include "pieces.h"
@@ -78,8 +77,7 @@ inline Seeing intervals(Interval *see, Piece q, Piece k, const int32_t *lo, size
     for (size_t i = 0; i < round_up(n, unit); i++) {
         const size_t p = q.begin + i;
         const auto in_tile = [&](size_t at) { return std::min(at - std::min(at, k.begin), m); };
-        see[i] =
-            i < n ? Interval{in_tile(size_t(lo[p]) + MUTANT(4, 1, 0)), in_tile(p + MUTANT(5, 2, 1))} : Interval{keys + unit, m};
+        see[i] = i < n ? Interval{in_tile(size_t(lo[p])), in_tile(p + 1)} : Interval{keys + unit, m};
     }
     const size_t begin = k.begin > q.begin ? k.begin - q.begin : 0;
     const size_t end = size_t(std::lower_bound(lo + q.begin, lo + q.end, int64_t(k.end)) - (lo + q.begin));
@@ -175,7 +173,7 @@ void merge(float *out, size_t stride, float *lse, const ForwardBlock<Products> &
         if (sum == 0) continue;  // saw no key of this part
         const float part = block.max[j] + std::log(sum);
         const float whole = std::max(lse[j], part) + std::log1p(std::exp(-std::abs(lse[j] - part)));
-        const float weight = std::exp(MUTANT(72, whole - part, part - whole));
+        const float weight = std::exp(part - whole);
         const float *from = block.out + j * row_length(D);
         lse[j] = whole;
 #pragma omp simd
@@ -322,7 +320,7 @@ void backward_span(BackwardTiles<Products> &t, const Products &products, float *
                           delta + h * T + at, lse + h * T + at, s, length(block), m, D, scale);
     }
     products.add_sums_over_queries(dv, k_stride, t.dv, length(tile), 1.0f);
-    products.add_sums_over_queries(dk, k_stride, t.dk, length(tile), MUTANT(6, 1.0f, scale));
+    products.add_sums_over_queries(dk, k_stride, t.dk, length(tile), scale);
 }
 
 // attention_backward_part with these products. Step s pairs the tile of keys j with the span of queries (j + s) mod n. No two pairs of

@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
         }
     for (int stage = 0; !tile.empty(); stage ^= 1) {
         const Span next = tiles.after(tile);
-        MUTANT(43, cp_async_wait<1>(), cp_async_wait<0>());
+        cp_async_wait<0>();
         __syncthreads();  // this tile has landed, and all warps are done with the other stage
         if (!next.empty()) load_keys(stage ^ 1, next);
         if (!queries.see_none_of(tile)) {
@@ -143,7 +143,7 @@ template <int m> struct Keys {
                 const int column = 8 * n + int(threadIdx.x) % 4 * 2 + e % 2, first = lo[column], p = queries.begin + column;
 #pragma unroll
                 for (int i = 0; i < m; i++)
-                    if (position(i, e / 2) < first || position(i, e / 2) > p + MUTANT(46, 1, 0)) scores[i][n][e] = -INFINITY;
+                    if (position(i, e / 2) < first || position(i, e / 2) > p) scores[i][n][e] = -INFINITY;
             }
     }
 };
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
                 product_add<m, N, width>(dk, rounded, s.stage[stage].q);
             }
         }
-        write_row(MUTANT(49, stage, stage ^ 1), next_row);
+        write_row(stage ^ 1, next_row);
         tile = next, h = next_h;
     }
     const auto row_in = [&](float *out) {

@@ -46,7 +46,7 @@ __device__ void online_softmax(float (&scores)[m][N / 8][4], float (&out)[m][D /
         for (int i = 0; i < m; i++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                sum[i][r] *= MUTANT(47, 1.0f, shrink[i][r]);
+                sum[i][r] *= shrink[i][r];
 #pragma unroll
                 for (int n = 0; n < D / 8; n++) out[i][n][2 * r] *= shrink[i][r], out[i][n][2 * r + 1] *= shrink[i][r];
             }
@@ -66,7 +66,7 @@ template <int width>
 __device__ void merge_row(float *out, float *lse, const float (&part)[width / 8][4], int r, float largest, float sum, size_t D,
                           bool valid) {
     const int t = int(threadIdx.x) % 4;
-    sum += __shfl_xor_sync(all_lanes, sum, MUTANT(41, 2, 1));
+    sum += __shfl_xor_sync(all_lanes, sum, 1);
     sum += __shfl_xor_sync(all_lanes, sum, 2);
     valid = valid && sum != 0;  // 0: saw no key of this part
     const float weight = merge_lse(lse, largest / log2_e + logf(sum), valid, t == 0), part_weight = weight / sum;
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(ForwardShape<width>::threads)
     for (int stage = 0; !tile.empty(); stage ^= 1) {
         const Span next = tiles.after(tile);
         cp_async_wait<0>();
-        MUTANT(40, void(), __syncthreads());  // this tile has landed, and all warps are done with the other stage
+        __syncthreads();  // this tile has landed, and all warps are done with the other stage
         if (!next.empty()) load_keys(stage ^ 1, next);
         if (!queries.see_none_of(tile)) {
             float p[m][N / 8][4];

@@ -8,7 +8,6 @@
 #include <cstdint>
 
 #include "../core/launch.cuh"
-#include "../core/mutant.h"
 #include "pieces.h"
 #include "ptx.cuh"
 #include "warp.cuh"
@@ -159,7 +158,7 @@ template <int m, int K> __device__ void round_to_operand(uint32_t (&a)[m][K / 16
         for (int k = 0; k < K / 16; k++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                a[i][k][e] = pack_bf16(c[i][2 * k + MUTANT(42, e % 2, e / 2)][e % 2 * 2], c[i][2 * k + e / 2][e % 2 * 2 + 1]);
+                a[i][k][e] = pack_bf16(c[i][2 * k + e / 2][e % 2 * 2], c[i][2 * k + e / 2][e % 2 * 2 + 1]);
 }
 
 // ---- the mask
@@ -189,8 +188,8 @@ template <int m> struct Queries {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int key = keys.begin + int(threadIdx.x) % 4 * 2 + e % 2;  // of n = 0
-                const int p = begin - row0 + row(i, e / 2), first = lo[row(i, e / 2)] + MUTANT(45, 1, 0) - key;
-                const int last = MUTANT(44, p, min(p, keys.end - 1)) - key;
+                const int p = begin - row0 + row(i, e / 2), first = lo[row(i, e / 2)] - key;
+                const int last = min(p, keys.end - 1) - key;
 #pragma unroll
                 for (int n = 0; n < N / 8; n++)
                     if (8 * n < first || 8 * n > last) scores[i][n][e] = -INFINITY;
@@ -206,7 +205,7 @@ __device__ inline float merge_lse(float *lse, float part, bool valid, bool write
     const float before = valid ? *lse : 0.0f, whole = fmaxf(before, part) + log1pf(expf(-fabsf(before - part)));
     __syncwarp();  // all have read lse
     if (valid && writes) *lse = whole;
-    return MUTANT(48, 1.0f, expf(part - whole));
+    return expf(part - whole);
 }
 
 }  // namespace CUDA_BACKEND

@@ -7,7 +7,7 @@ inline namespace CUDA_BACKEND {
 // A block has a row. Moves 2 T C elements, with positions (p may be null) 3 T C.
 template <class X, int N>
 __global__ void embedding_forward_kernel2(X *out, const X *w, const int32_t *tokens, const X *p, const int32_t *pos, size_t C) {
-    const X *row = w + size_t(tokens[blockIdx.x]) * C, *position = p ? p + size_t(MUTANT(118, 0, pos[blockIdx.x])) * C : p;
+    const X *row = w + size_t(tokens[blockIdx.x]) * C, *position = p ? p + size_t(pos[blockIdx.x]) * C : p;
     for (size_t c = threadIdx.x * N; c < C; c += blockDim.x * N) {
         auto v = Vec<X, N>::load(row + c);
         if (p) {
@@ -42,9 +42,7 @@ __global__ void embedding_backward_kernel1(float *dw, const X *dout, const int32
     const unsigned lane = threadIdx.x % 32, warps = blockDim.x / 32, part = blockIdx.x * warps + threadIdx.x / 32,
                    parts = gridDim.x * warps;
     const size_t c = (blockIdx.y * size_t(32) + lane) * N;
-    const auto row_at = [&](size_t t) {
-        return unsigned(tokens[t]) - MUTANT(29, 0, first);
-    };  // in front of the range: a large number
+    const auto row_at = [&](size_t t) { return unsigned(tokens[t]) - first; };  // in front of the range: a large number
     for (size_t t0 = 0; t0 < T; t0 += 32) {
         const bool ours = t0 + lane < T && row_at(t0 + lane) < count && row_at(t0 + lane) % parts == part;
         for (unsigned left = __ballot_sync(all_lanes, ours); left; left &= left - 1) {
@@ -53,7 +51,7 @@ __global__ void embedding_backward_kernel1(float *dw, const X *dout, const int32
             float *row = dw + row_at(t) * C + c;
             const auto d = Vec<X, N>::load(dout + t * C + c);
             auto sum = Vec<float, N>::load(row);
-            for (int i = 0; i < N; i++) sum[i] = MUTANT(33, 0, sum[i]) + float(d[i]);
+            for (int i = 0; i < N; i++) sum[i] += float(d[i]);
             sum.store(row);
         }
     }

@@ -15,7 +15,6 @@
 
 #include "../core/common.h"
 #include "../core/device.h"
-#include "../core/mutant.h"
 
 template <class X> void embedding_forward(Cpu<X> dev, X *out, const X *w, const int32_t *tokens, size_t T, size_t C) {
 #pragma omp parallel for num_threads(dev.threads)
@@ -27,7 +26,7 @@ void embedding_forward(Cpu<X> dev, X *out, const X *w, const int32_t *tokens, co
                        size_t C) {
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t t = 0; t < T; t++) {
-        const X *row = w + size_t(tokens[t]) * C, *position = p + size_t(MUTANT(117, 0, pos[t])) * C;
+        const X *row = w + size_t(tokens[t]) * C, *position = p + size_t(pos[t]) * C;
 #pragma omp simd
         for (size_t c = 0; c < C; c++) out[t * C + c] = float(row[c]) + float(position[c]);
     }
@@ -42,12 +41,12 @@ void embedding_backward(Cpu<X> dev, float *dw, const X *dout, const int32_t *tok
     for (size_t s = 0; s < ceil_div(C, slice); s++) {
         const size_t begin = s * slice, end = std::min(C, begin + slice);
         for (size_t t = 0; t < T; t++) {
-            const size_t v = size_t(tokens[t]) - MUTANT(27, 0, first);  // a token in front of the range becomes a large number
+            const size_t v = size_t(tokens[t]) - first;  // a token in front of the range becomes a large number
             if (v >= count) continue;
             const X *dout_t = dout + t * C;
             float *row = dw + v * C;
 #pragma omp simd
-            for (size_t c = begin; c < end; c++) row[c] = MUTANT(10, 0.0f, row[c]) + float(dout_t[c]);
+            for (size_t c = begin; c < end; c++) row[c] += float(dout_t[c]);
         }
     }
 }

@@ -22,7 +22,7 @@ __device__ void layernorm_warp(X *out, X *sum, float *mean, float *rstd, const X
             squares += d * d;
         }
     }
-    const float shift = warp_sum(rest) / float(C), m = rough + MUTANT(113, 0, shift);
+    const float shift = warp_sum(rest) / float(C), m = rough + shift;
     const float r = rsqrtf(fmaxf(warp_sum(squares) / float(C) - shift * shift, 0.0f) + eps);
     for (size_t c = lane * N; c < C; c += 32 * N) {
         auto v = Vec<X, N>::load(row + c);
@@ -57,7 +57,7 @@ __device__ void layernorm_backward_warp(X *dx, float *dw, float *dbias, const X 
             const float xh = (float(v[i]) - mean) * rstd, g = float(d[i]) * float(weight[i]);
             dw_c[i] += float(d[i]) * xh;
             dbias_c[i] += float(d[i]);
-            gradient[i] = rstd * (g - MUTANT(114, 0, mean_g) - xh * mean_gx);
+            gradient[i] = rstd * (g - mean_g - xh * mean_gx);
         }
         dw_c.store(dw + c);
         dbias_c.store(dbias + c);

@@ -24,7 +24,6 @@
 #include <vector>
 
 #include "../core/device.h"
-#include "../core/mutant.h"
 #include "norm.h"
 
 // ---- one row ----------------------------------------------------------------------------------------------------------------
@@ -42,7 +41,7 @@ void layernorm_row(X *out, float *mean, float *rstd, const X *x, const W *w, con
         rest += d;
         squares += d * d;
     }
-    const float shift = rest / float(C), m = rough + MUTANT(110, 0, shift);
+    const float shift = rest / float(C), m = rough + shift;
     const float r = 1.0f / std::sqrt(std::max(squares / float(C) - shift * shift, 0.0f) + eps);
 #pragma omp simd
     for (size_t c = 0; c < C; c++) out[c] = (float(x[c]) - m) * r * float(w[c]) + float(bias[c]);
@@ -66,7 +65,7 @@ void layernorm_backward_row(X *dx, float *dw, float *dbias, const X *dresidual, 
         const float xh = (float(x[c]) - mean) * rstd, g = float(dout[c]) * float(w[c]);
         dw[c] += float(dout[c]) * xh;  // both before dx, which may overwrite dout
         dbias[c] += float(dout[c]);
-        dx[c] = (dresidual ? float(dresidual[c]) : 0.0f) + rstd * (g - MUTANT(111, 0, mean_g) - xh * mean_gx);
+        dx[c] = (dresidual ? float(dresidual[c]) : 0.0f) + rstd * (g - mean_g - xh * mean_gx);
     }
 }
 
@@ -109,5 +108,5 @@ void layernorm_backward(Cpu<X> dev, X *dx, float *dw, float *dbias, float *scrat
                                    x + t * C, w32.data(), mean[t], rstd[t], C);
     }
     norm_add_runs(dev, dw, dw_parts, runs.count, C);
-    norm_add_runs(dev, MUTANT(112, dw, dbias), dbias_parts, runs.count, C);
+    norm_add_runs(dev, dbias, dbias_parts, runs.count, C);
 }

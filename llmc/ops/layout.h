@@ -11,7 +11,6 @@
 #include <cstddef>
 
 #include "../core/device.h"
-#include "../core/mutant.h"
 
 template <class X> void copy_rows(Cpu<X>, X *out, size_t out_stride, const X *x, size_t x_stride, size_t n, size_t C) {
     for (size_t r = 0; r < n; r++) std::copy_n(x + r * x_stride, C, out + r * out_stride);
@@ -23,7 +22,7 @@ template <class X> void add_rows(Cpu<X> dev, float *out, size_t out_stride, cons
 #pragma omp simd
         for (size_t c = 0; c < C; c++) {
             const float sum = out[r * out_stride + c] + x[r * x_stride + c];
-            out[r * out_stride + c] = MUTANT(71, float(bf16(sum)), sum);
+            out[r * out_stride + c] = sum;
         }
 }
 

@@ -51,8 +51,7 @@ struct SoftmaxPart {
 };
 
 __device__ inline SoftmaxPart merge(const SoftmaxPart &a, const SoftmaxPart &b) {
-    const float max = fmaxf(a.max, b.max), to_a = a.max - max, to_b = b.max - max, scale_a = MUTANT(34, 1, expf(to_a)),
-                scale_b = expf(to_b);
+    const float max = fmaxf(a.max, b.max), to_a = a.max - max, to_b = b.max - max, scale_a = expf(to_a), scale_b = expf(to_b);
     return {max, scale_a * a.sum + scale_b * b.sum, scale_a * (a.dot + a.sum * to_a) + scale_b * (b.dot + b.sum * to_b),
             b.max > a.max    ? b.first
             : b.max == a.max ? min(a.first, b.first)
@@ -143,8 +142,8 @@ __global__ void __launch_bounds__(1024)
                              size_t n, size_t first, size_t count) {
     const size_t r = blockIdx.x;
     if (r >= n) return clear_row<X, N>(dlogits + r * count, count);
-    dlogits_row<X, N>(dlogits + r * count, logits + r * count, stats.max[r], stats.sum[r], weights[r],
-                      size_t(targets[r]) - MUTANT(28, 0, first), count);
+    dlogits_row<X, N>(dlogits + r * count, logits + r * count, stats.max[r], stats.sum[r], weights[r], size_t(targets[r]) - first,
+                      count);
 }
 
 template <class X>

@@ -6,11 +6,11 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
 #include "../core/common.h"
-#include "../core/mutant.h"
 #include "amx_gemm.h"
 #include "sgemm.h"
 
@@ -70,23 +70,25 @@ struct Product {
 #endif
 
 struct Context {
-    // One piece per thread. sgemm asks for 1 MiB, and oneDNN for a page more (the sums of a bf16 tile, measured), which make_context()
-    // has ready, so the buffer grows only for more threads than were announced.
+    // What was planned for, matmul_use_scratch. Memory of its own serves who plans nothing, as tests do, and products that ask for
+    // more: oneDNN says what it needs only when it has made a product.
+    std::span<char> planned;
     struct Free {
         void operator()(char *p) const { free(p); }
     };
-    std::unique_ptr<char, Free> scratch;
-    size_t scratch_bytes = 0;
+    std::unique_ptr<char, Free> own;
+    size_t own_bytes = 0;
 
-    template <class T> T *scratch_for(int threads, size_t bytes_per_thread) {
-        const size_t bytes = round_up(size_t(threads) * bytes_per_thread, 4096);
-        if (bytes > scratch_bytes) {
-            scratch.reset();
-            scratch.reset(static_cast<char *>(aligned_alloc(4096, bytes)));
-            if (!scratch) die("no memory for %zu bytes of matmul's scratch\n  fix: fewer --threads", bytes);
-            scratch_bytes = bytes;
+    // Aligned to 4096 bytes.
+    void *scratch_for(size_t bytes) {
+        if (bytes <= planned.size()) return planned.data();
+        if (bytes > own_bytes) {
+            own.reset();
+            own.reset(static_cast<char *>(aligned_alloc(4096, round_up(bytes, 4096))));
+            if (!own) die("no memory for %zu bytes of matmul's scratch\n  fix: fewer --threads", bytes);
+            own_bytes = bytes;
         }
-        return reinterpret_cast<T *>(scratch.get());
+        return own.get();
     }
 
 #ifdef LLMC_ONEDNN
@@ -106,13 +108,11 @@ struct Context {
 #endif
 };
 
-ContextPtr make_context(int threads) {
+ContextPtr make_context() {
 #if defined(LLMC_OPENBLAS)
     openblas_set_num_threads(1);
 #endif
-    ContextPtr ctx(new Context);
-    ctx->scratch_for<float>(threads, sgemm_scratch * sizeof(float) + 4096);
-    return ctx;
+    return ContextPtr(new Context);
 }
 void ContextDeleter::operator()(Context *ctx) const { delete ctx; }
 
@@ -149,27 +149,32 @@ const Product &Context::product(const Shape &s) {
     return products.emplace(s, std::move(p)).first->second;
 }
 
-// Long sums over tokens are cut too, which C += allows: otherwise each T would need products of its own.
+// Long sums over tokens, as A^T B is in a weight's gradient, are cut too: otherwise each T would need products of its own.
 template <class X, class Out>
 static void onednn_gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K,
                         bool accumulate) {
     Context &ctx = *dev.ctx;
     const Tiles tiles(M, N, A, B);
-    const Cut &rows = tiles.rows, &columns = tiles.columns, depth(K, accumulate ? 1024 : K);
-    if (ctx.products.size() + 8 > Context::most_products) ctx.products.clear();
-    const Product *products[2][2][2];  // [last row of tiles][last column][last piece of the sum]: only those differ in size
+    const bool over_tokens = A.row == 1;
+    const Cut &rows = tiles.rows, &columns = tiles.columns, depth(K, over_tokens ? 1024 : K);
+    if (ctx.products.size() + 12 > Context::most_products) ctx.products.clear();
+    // Only the last tiles and pieces of a sum differ in size, and only its first piece may overwrite: [row][column][piece]
+    const Product *products[2][2][3];
+    const auto product_of = [&](size_t i, size_t j, size_t k) -> const Product *& {
+        return products[i + 1 == rows.count()][j + 1 == columns.count()][k == 0 ? 0 : k + 1 == depth.count() ? 2 : 1];
+    };
     size_t scratchpad = 0;
     for (size_t i : {size_t(0), rows.count() - 1})
         for (size_t j : {size_t(0), columns.count() - 1})
-            for (size_t k : {size_t(0), depth.count() - 1}) {
+            for (size_t k : {size_t(0), std::min<size_t>(1, depth.count() - 1), depth.count() - 1}) {
                 const Product &p =
                     ctx.product({onednn_type<X>, onednn_type<Out>, memory::dim(rows.length(i)), memory::dim(columns.length(j)),
                                  memory::dim(depth.length(k)), memory::dim(A.row), memory::dim(A.column), memory::dim(B.row),
-                                 memory::dim(B.column), memory::dim(N), bias != nullptr, accumulate});
-                products[i + 1 == rows.count()][j + 1 == columns.count()][k + 1 == depth.count()] = &p;
+                                 memory::dim(B.column), memory::dim(N), bias != nullptr, accumulate || k > 0});
+                product_of(i, j, k) = &p;
                 scratchpad = std::max(scratchpad, round_up(p.scratchpad.get_size(), 4096));
             }
-    char *scratch = ctx.scratch_for<char>(dev.threads, scratchpad);
+    char *scratch = static_cast<char *>(ctx.scratch_for(size_t(dev.threads) * scratchpad));
 #pragma omp parallel num_threads(dev.threads)
     {
         omp_set_num_threads(1);  // of oneDNN, in this thread and until the end of the region
@@ -182,7 +187,7 @@ static void onednn_gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *b
         for (size_t j = 0; j < columns.count(); j++)
             for (size_t i = 0; i < rows.count(); i++)
                 for (size_t k = 0; k < depth.count(); k++) {
-                    const Product &p = *products[i + 1 == rows.count()][j + 1 == columns.count()][k + 1 == depth.count()];
+                    const Product &p = *product_of(i, j, k);
                     const size_t i0 = i * rows.step, j0 = j * columns.step, k0 = k * depth.step;
                     std::unordered_map<int, memory> arguments{{DNNL_ARG_SRC, view(p.a, A.data + i0 * A.row + k0 * A.column)},
                                                               {DNNL_ARG_WEIGHTS, view(p.b, B.data + k0 * B.row + j0 * B.column)},
@@ -218,22 +223,35 @@ static void openblas_gemm(CpuF32 dev, float *C, Matrix<float> A, Matrix<float> B
 
 #endif
 
+constexpr size_t page = 4096;
+
+// Of a thread, sgemm asks for 1 MiB, and oneDNN for a page more: the sums of a bf16 tile, measured.
+template <class X> size_t matmul_scratch(Cpu<X> dev) {
+    size_t bytes = size_t(dev.threads) * (sgemm_scratch * sizeof(float) + page);
+#ifdef LLMC_AMX
+    if (sizeof(X) == 2 && amx::available()) bytes = std::max(bytes, amx_gemm_scratch(dev.threads));
+#endif
+    return bytes + page;
+}
+
+template <class X> void matmul_use_scratch(Cpu<X> dev, void *scratch) {
+    char *const aligned = reinterpret_cast<char *>(round_up(reinterpret_cast<uintptr_t>(scratch), page));
+    dev.ctx->planned = scratch ? std::span(aligned, matmul_scratch(dev) - page) : std::span<char>();
+}
+
 template <class X, class Out>
 static void gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K, bool accumulate) {
 #ifdef LLMC_AMX
     if constexpr (sizeof(X) == 2)
-        if (amx::available()) {
-            void *scratch = dev.ctx->template scratch_for<char>(1, amx_gemm_scratch(dev.threads));
-            return amx_gemm(dev.threads, scratch, C, A, B, bias, M, N, K, accumulate);
-        }
+        if (amx::available())
+            return amx_gemm(dev.threads, dev.ctx->scratch_for(matmul_scratch(dev)), C, A, B, bias, M, N, K, accumulate);
 #endif
 #if defined(LLMC_ONEDNN)
     if (sizeof(X) == sizeof(float) || dev.ctx->has_bf16) return onednn_gemm(dev, C, A, B, bias, M, N, K, accumulate);
 #elif defined(LLMC_OPENBLAS)
     if constexpr (sizeof(X) == sizeof(float)) return openblas_gemm(dev, C, A, B, bias, M, N, K, accumulate);
 #endif
-    float *scratch = dev.ctx->template scratch_for<float>(dev.threads, sgemm_scratch * sizeof(float));
-    sgemm(dev.threads, scratch, C, A, B, bias, M, N, K, accumulate);
+    sgemm(dev.threads, static_cast<float *>(dev.ctx->scratch_for(matmul_scratch(dev))), C, A, B, bias, M, N, K, accumulate);
 }
 
 // ---- the three products of a linear layer -----------------------------------------------------------------------------------
@@ -266,8 +284,9 @@ template <class X> void matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, 
 }
 
 template <class X>
-void matmul_backward_weight(Cpu<X> dev, float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC) {
-    gemm<X, float>(dev, dw, {dout, 1, OC}, {x, IC, 1}, nullptr, OC, IC, T, MUTANT(7, false, true));
+void matmul_backward_weight(Cpu<X> dev, float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC,
+                            bool accumulate) {
+    gemm<X, float>(dev, dw, {dout, 1, OC}, {x, IC, 1}, nullptr, OC, IC, T, accumulate);
     if (!dbias) return;
     constexpr size_t width = 64, run = 256;  // columns of a task; tokens that are summed on their own before they join the rest
 #pragma omp parallel for num_threads(dev.threads)
@@ -286,5 +305,9 @@ template void matmul_forward(CpuBf16, bf16 *, const bf16 *, const bf16 *, const 
 template void matmul_forward(CpuBf16, float *, const bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t);
 template void matmul_backward_input(CpuF32, float *, const float *, const float *, size_t, size_t, size_t);
 template void matmul_backward_input(CpuBf16, bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t);
-template void matmul_backward_weight(CpuF32, float *, float *, const float *, const float *, size_t, size_t, size_t);
-template void matmul_backward_weight(CpuBf16, float *, float *, const bf16 *, const bf16 *, size_t, size_t, size_t);
+template void matmul_backward_weight(CpuF32, float *, float *, const float *, const float *, size_t, size_t, size_t, bool);
+template void matmul_backward_weight(CpuBf16, float *, float *, const bf16 *, const bf16 *, size_t, size_t, size_t, bool);
+template size_t matmul_scratch(CpuF32);
+template size_t matmul_scratch(CpuBf16);
+template void matmul_use_scratch(CpuF32, void *);
+template void matmul_use_scratch(CpuBf16, void *);

@@ -22,7 +22,7 @@ struct CudaContext {
     ContextPtr cpu;
 };
 inline std::unique_ptr<CudaContext> make_cuda_context(int threads, bool /*tf32*/ = false) {
-    return std::make_unique<CudaContext>(CudaContext{threads, make_context(threads)});
+    return std::make_unique<CudaContext>(CudaContext{threads, make_context()});
 }
 
 template <class X> size_t matmul_scratch(Cuda<X>) { return 0; }
@@ -37,8 +37,9 @@ void matmul_product(Cuda<X> dev, Out *out, const X *x, const X *w, const X *bias
 template <class X> void matmul_product_dx(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC) {
     matmul_backward_input(emulating(dev), dx, dout, w, T, IC, OC);
 }
-template <class X> void matmul_product_dw(Cuda<X> dev, float *dw, const X *dout, const X *x, size_t T, size_t IC, size_t OC) {
-    matmul_backward_weight(emulating(dev), dw, nullptr, dout, x, T, IC, OC);
+template <class X>
+void matmul_product_dw(Cuda<X> dev, float *dw, const X *dout, const X *x, size_t T, size_t IC, size_t OC, bool accumulate) {
+    matmul_backward_weight(emulating(dev), dw, nullptr, dout, x, T, IC, OC, accumulate);
 }
 
 #else
@@ -177,9 +178,10 @@ template <class X> void matmul_product_dx(Cuda<X> dev, X *dx, const X *dout, con
     const X *no_bias = nullptr;
     cublas_product(dev, dx, w, dout, no_bias, CUBLAS_OP_N, CUBLAS_OP_N, IC, T, OC, IC, OC, false);
 }
-template <class X> void matmul_product_dw(Cuda<X> dev, float *dw, const X *dout, const X *x, size_t T, size_t IC, size_t OC) {
+template <class X>
+void matmul_product_dw(Cuda<X> dev, float *dw, const X *dout, const X *x, size_t T, size_t IC, size_t OC, bool accumulate) {
     const X *no_bias = nullptr;
-    cublas_product(dev, dw, x, dout, no_bias, CUBLAS_OP_N, CUBLAS_OP_T, IC, OC, T, IC, OC, true);
+    cublas_product(dev, dw, x, dout, no_bias, CUBLAS_OP_N, CUBLAS_OP_T, IC, OC, T, IC, OC, accumulate);
 }
 
 #endif
@@ -223,9 +225,10 @@ template <class X> void matmul_backward_input(Cuda<X> dev, X *dx, const X *dout,
 }
 
 template <class X>
-void matmul_backward_weight(Cuda<X> dev, float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC) {
+void matmul_backward_weight(Cuda<X> dev, float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC,
+                            bool accumulate) {
     if (T == 0) return;
-    matmul_product_dw(dev, dw, dout, x, T, IC, OC);
+    matmul_product_dw(dev, dw, dout, x, T, IC, OC, accumulate);
     if (dbias)
         launch(dev, matmul_bias_backward_kernel1<X>, Grid{ceil_div(OC, matmul_bias_columns)},
                matmul_bias_rows * matmul_bias_columns, sizeof(MatmulBiasShared), dbias, dout, T, OC);

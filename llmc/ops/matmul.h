@@ -2,11 +2,14 @@
 //
 //   matmul_forward        (dev, out, x, w, bias, T, IC, OC)       out[t,o] = sum_i x[t,i] w[o,i] + bias[o]
 //   matmul_backward_input (dev, dx, dout, w, T, IC, OC)           dx[t,i] = sum_o dout[t,o] w[o,i]
-//   matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC)    dw[o,i] += sum_t dout[t,o] x[t,i]   dbias[o] += sum_t dout[t,o]
+//   matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC, accumulate)
+//                                                                 dw[o,i] += sum_t dout[t,o] x[t,i]   dbias[o] += sum_t dout[t,o]
+//                                                                 without accumulate dw = sum_t ..., and T > 0
 //
-//   matmul_scratch(dev) bytes are needed by all of them, one after the other: matmul_use_scratch(dev, scratch) says where, before the first.
+//   matmul_scratch(dev) bytes serve all of them, one after the other: matmul_use_scratch(dev, scratch) says where, before the first,
+//   and matmul_use_scratch(dev, nullptr) before that memory goes.
 //
-//   x, dx (T, IC), w (OC, IC), bias (OC), dout (T, OC) X     out (T, OC) X or float    dw (OC, IC), dbias (OC) float, accumulated
+//   x, dx (T, IC), w (OC, IC), bias (OC), dout (T, OC) X     out (T, OC) X or float    dw (OC, IC), dbias (OC) float
 //   bias and dbias may be null. No output may alias an input. Sums are float and rounded once, to the type of the output, in an
 //   order that depends on the sizes alone, never on threads. A context serves any shapes, one call at a time.
 #pragma once
@@ -23,9 +26,8 @@ void matmul_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const std::typ
 template <class X> void matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC);
 
 template <class X>
-void matmul_backward_weight(Cpu<X> dev, float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC);
+void matmul_backward_weight(Cpu<X> dev, float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC,
+                            bool accumulate);
 
-template <class X> size_t matmul_scratch(Cpu<X>) {
-    return 0;
-}  // oneDNN asks for it at each product, and keeps it with the context
-template <class X> void matmul_use_scratch(Cpu<X>, void *) {}
+template <class X> size_t matmul_scratch(Cpu<X> dev);
+template <class X> void matmul_use_scratch(Cpu<X> dev, void *scratch);

@@ -1,6 +1,5 @@
 // What rmsnorm, layernorm and the norm of queries and keys share on CUDA. On the CPU: norm.h.
 #pragma once
-#include "../core/mutant.h"
 #include "norm.h"
 #include "warp.cuh"
 
@@ -56,7 +55,7 @@ __device__ inline void norm_sum_parts(float *out, const float *dw, size_t parts,
     __syncthreads();
     for (size_t c = threadIdx.x; c < C; c += blockDim.x) {
         float sum = 0;
-        for (size_t part = 0; part < MUTANT(30, 1, parts); part++) sum += dw[part * C + c];
+        for (size_t part = 0; part < parts; part++) sum += dw[part * C + c];
         out[c] = sum;
     }
 }
@@ -75,7 +74,7 @@ template <int warps> __global__ void norm_add_runs_kernel2(float *dw, const floa
     __syncthreads();
     if (warp > 0 || c >= C) return;
     for (int i = 1; i < warps; i++) sum += columns.sum[i][lane];
-    dw[c] = MUTANT(32, 0, dw[c]) + sum;
+    dw[c] += sum;
 }
 
 template <class X> void norm_add_runs(Cuda<X> dev, float *dw, const float *parts, size_t runs, size_t C) {

@@ -95,7 +95,7 @@ __global__ void qk_norm_rope_backward_kernel1(X *dqkv, float *scratch, const X *
         float r = 0;
         if (mine) {
             d = HeadPart<X>::load(head, half), x = HeadPart<X>::load(qk_raw + row * D + c, half), r = rstd[row];
-            d.turn(table + size_t(doc_pos[t]) * D + 2 * c, MUTANT(37, 1.0f, -1.0f));
+            d.turn(table + size_t(doc_pos[t]) * D + 2 * c, -1.0f);
         }
         float dot = 0;
         for (int i = 0; i < 8; i++) dot += float(d.v[i]) * w.v[i] * float(x.v[i]);
@@ -103,7 +103,7 @@ __global__ void qk_norm_rope_backward_kernel1(X *dqkv, float *scratch, const X *
         for (int i = 0; i < 8; i++) {
             const float xh = float(x.v[i]) * r, g = float(d.v[i]) * w.v[i];
             dw.v[i] += float(d.v[i]) * xh;
-            d.v[i] = r * (g - MUTANT(38, 0, xh * mean));
+            d.v[i] = r * (g - xh * mean);
         }
         if (mine) d.store(head, half);
     }

@@ -39,7 +39,7 @@ __device__ void rmsnorm_backward_warp(X *dx, float *dw, const X *dresidual, cons
         for (int i = 0; i < N; i++) {
             const float xh = float(v[i]) * rstd, g = float(d[i]) * float(weight[i]);
             dw_c[i] += float(d[i]) * xh;
-            gradient[i] = rstd * (g - MUTANT(31, 0, xh * mean));
+            gradient[i] = rstd * (g - xh * mean);
         }
         dw_c.store(dw + c);
         norm_store<X, N>(dx + c, dresidual ? dresidual + c : nullptr, gradient);

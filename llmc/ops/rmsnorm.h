@@ -22,7 +22,6 @@
 #include <vector>
 
 #include "../core/device.h"
-#include "../core/mutant.h"
 #include "norm.h"
 
 // ---- one row ----------------------------------------------------------------------------------------------------------------
@@ -47,8 +46,8 @@ void rmsnorm_backward_row(X *dx, float *dw, const X *dresidual, const X *dout, c
 #pragma omp simd
     for (size_t c = 0; c < C; c++) {
         const float xh = float(x[c]) * rstd, g = float(dout[c]) * float(w[c]);
-        dw[c] = MUTANT(2, 0, dw[c]) + float(dout[c]) * xh;  // before dx, which may overwrite dout
-        dx[c] = (dresidual ? float(dresidual[c]) : 0.0f) + rstd * (g - MUTANT(3, 0, xh * mean));
+        dw[c] += float(dout[c]) * xh;  // before dx, which may overwrite dout
+        dx[c] = (dresidual ? float(dresidual[c]) : 0.0f) + rstd * (g - xh * mean);
     }
 }
 

@@ -51,6 +51,6 @@ void rope_forward(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_po
 template <class X>
 void rope_backward(Cuda<X> dev, X *dqkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D,
                    size_t stride) {
-    rope_rotate(dev, dqkv, table, doc_pos, T, heads, D, stride, MUTANT(35, 1.0f, -1.0f));
+    rope_rotate(dev, dqkv, table, doc_pos, T, heads, D, stride, -1.0f);
 }
 }  // namespace CUDA_BACKEND

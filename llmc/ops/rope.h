@@ -14,7 +14,6 @@
 #include <string>
 
 #include "../core/device.h"
-#include "../core/mutant.h"
 
 // What config.json says about positions: rope_theta and rope_scaling (rope_parameters in newer files).
 struct RopeConfig {
@@ -66,5 +65,5 @@ void rope_forward(Cpu<X> dev, X *qkv, const float *table, const int32_t *doc_pos
 template <class X>
 void rope_backward(Cpu<X> dev, X *dqkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D,
                    size_t stride) {
-    rope_rotate(dev, dqkv, table, doc_pos, T, heads, D, stride, MUTANT(8, 1.0f, -1.0f));
+    rope_rotate(dev, dqkv, table, doc_pos, T, heads, D, stride, -1.0f);
 }

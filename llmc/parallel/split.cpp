@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "../core/common.h"
-#include "../core/mutant.h"
 
 void check_sp_mode(SpMode mode, size_t ranks, size_t H, size_t KV, size_t head_stride) {
     if (mode == SpMode::gather && (head_stride == 0 || KV % head_stride))
@@ -246,7 +245,7 @@ Row local_row(const Row &row, const SequenceSplit &split, size_t rank) {
         for (size_t j = size_t(at(piece.begin)); j < size_t(at(piece.end)); j++) {
             const size_t t = piece.offset + size_t(row.rows[j]) - piece.begin;
             local.rows.push_back(int32_t(t));
-            local.targets.push_back(MUTANT(73, local.tokens[(t + 1) % local.T], row.targets[j]));
+            local.targets.push_back(row.targets[j]);
             local.owners.push_back(row.owners[j]);
         }
     }

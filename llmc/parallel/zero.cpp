@@ -69,7 +69,7 @@ std::vector<TensorSpan> Sharding::tensor_spans(const std::vector<Tensor> &padded
 std::vector<DecayRun> Sharding::runs(const std::vector<Tensor> &padded_table) const {
     std::vector<DecayRun> out;
     for (const TensorSpan &s : tensor_spans(padded_table)) {
-        const bool decay = MUTANT(82, s.first > 0 || padded_table[s.tensor].decay, padded_table[s.tensor].decay);
+        const bool decay = padded_table[s.tensor].decay;
         const bool goes_on = !out.empty() && out.back().decay == decay && out.back().flat + out.back().count == s.flat &&
                              out.back().shard + out.back().count == s.shard;
         if (goes_on) out.back().count += s.count;

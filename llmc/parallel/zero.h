@@ -8,7 +8,7 @@
 //   1       x        4                o / W      last micro-step        (W - 1) * (4 + x) * padded elements
 //   2       x        4 / W + buffers  o / W      every micro-step       (W - 1) * (4 * micro-steps + x) * padded elements
 //
-//   x: bytes of X     o: 10, in f32 8: there the parameters are floats whole (floats.h)     buffers: two, of buckets that follow each other
+//   x: bytes of X     o: 10, in f32 8: there the parameters are floats whole (floats.h); 4 less with moments in bf16     buffers: two, of buckets that follow each other
 //
 // The flat arrays are cut into buckets, which are summed and gathered one by one, and each bucket into one part per rank: the
 // parts that a rank updates are its shard. Parts are of equal size; what a bucket lacks for that is padding behind it.
@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "../core/arena.h"
-#include "../core/mutant.h"
 #include "../ops/adamw.h"
 #include "../ops/reduce.h"
 #include "comm.h"
@@ -33,6 +32,7 @@ struct Tensor {
     bool decay;  // weight decay applies: matrices yes, norms and biases no
     size_t offset, count;
     bool transposed = false;  // in files of weights it is (shape[1], shape[0]), as GPT-2's Conv1D; not so in checkpoints
+    bool product = false;     // its gradient is one matrix product, which may overwrite what it finds; others can only add
 };
 
 // What is summed together, a layer for instance: whole tensors, elements [begin, end) of the table. It is one bucket, however
@@ -89,8 +89,8 @@ struct Sharding {
 
 // The parameters of a rank and, for training, its part of the optimizer. In a step, with the same calls on all ranks:
 //
-//     zero_gradients(memory)
-//     stages 0, 1: every backward pass adds to grads; after the last one reduce(comm, b, grads + buckets[b].begin) for all b
+//     zero_gradients(memory, true), after which every backward pass adds to grads; or with false, if the first one overwrites the products
+//     stages 0, 1: after the last one reduce(comm, b, grads + buckets[b].begin) for all b
 //     stage 2:     in every backward pass, for all b: start(comm, memory, b, buffer), add to the buffer, reduce(comm, b, buffer)
 //     gradient_norm(comm); update(comm, adamw)
 //     before parameters are read: ready(comm, their first element, the one behind their last)
@@ -107,9 +107,10 @@ template <class Dev> struct Zero {
     X *params = nullptr;               // (count); padding stays 0
     float *grads = nullptr;            // stages 0 and 1: (count), stage 2: (shard_count)
     int16_t *lower = nullptr;          // (shard_count) halves of the floats whose others are params; not in f32
-    float *m = nullptr, *v = nullptr;  // (shard_count)
-    double *norm_scratch = nullptr;    // squared_norm_scratch
-    Payload sent;                      // grads and params
+    float *m = nullptr, *v = nullptr;  // (shard_count), or the next two
+    bf16 *m16 = nullptr, *v16 = nullptr;
+    double *norm_scratch = nullptr;  // squared_norm_scratch
+    Payload sent;                    // grads and params
 
     // table: offsets without padding
     Zero(Dev dev, const Sharding &sharding, const std::vector<Tensor> &table)
@@ -119,26 +120,30 @@ template <class Dev> struct Zero {
           spans_(sharding.spans()),
           runs_(sharding.runs(this->table)) {}
 
-    void plan(Plan &plan, bool training) {
+    void plan(Plan &plan, bool training, bool bf16_moments = false) {
         const size_t all = sharding.count, shard = sharding.shard_count;
         plan.add(&params, "params", {all});
         if (!training) return plan.end_state();
         plan.add(&grads, "gradients", {sharding.stage == 2 ? shard : all});
         if constexpr (Floats<X>::halves) plan.add(&lower, "params, lower halves", {shard});
-        plan.add(&m, "adamw m", {shard});
-        plan.add(&v, "adamw v", {shard});
+        if (bf16_moments) plan.add(&m16, "adamw m", {shard}), plan.add(&v16, "adamw v", {shard});
+        else plan.add(&m, "adamw m", {shard}), plan.add(&v, "adamw v", {shard});
         plan.end_state();
         plan.add(&norm_scratch, "gradient norm scratch", {squared_norm_scratch(sharding.largest / sharding.parts)});
     }
 
-    void zero_gradients(Memory &memory) {
-        memory.fill(grads, 0, (sharding.stage == 2 ? sharding.shard_count : sharding.count) * sizeof(float));
+    void zero_gradients(Memory &memory, bool products) {
+        size_t begin = 0;
+        const auto clear_up_to = [&](size_t end) { memory.fill(grads + begin, 0, (end - begin) * sizeof(float)); };
+        for (const Tensor &t : table)
+            if (t.product && !products) clear_up_to(t.offset), begin = t.offset + t.count;
+        clear_up_to(sharding.stage == 2 ? sharding.shard_count : sharding.count);
     }
 
     // Stage 2: makes the buffer (parts * part) ready to be added to. It begins with what has been summed so far, in the place of
     // this rank's part, so that the sum that comes back holds it.
     void start(Comm &comm, Memory &memory, size_t b, float *buffer) {
-        if (MUTANT(83, false, sum_.bucket == b || sum_.from == buffer)) comm.wait(std::move(sum_.request));
+        if (sum_.bucket == b || sum_.from == buffer) comm.wait(std::move(sum_.request));
         const Bucket &bucket = sharding.buckets[b];
         memory.fill(buffer, 0, sharding.parts * bucket.part * sizeof(float));
         comm.memory.copy(buffer + sharding.own * bucket.part, grads + bucket.shard, bucket.part * sizeof(float));
@@ -148,7 +153,6 @@ template <class Dev> struct Zero {
     void reduce(Comm &comm, size_t b, float *bucket_grads) {
         const Bucket &bucket = sharding.buckets[b];
         const size_t part = bucket.part, world = size_t(comm.size), rank = size_t(comm.rank);
-        if (MUTANT(80, b == 1, false)) return;
         if (sharding.stage == 0) {  // all other parts; then, summed, its own
             const size_t own = bucket.count * (rank + 1) / world - bucket.count * rank / world;
             sent.grads += world > 1 ? (bucket.count + (world - 2) * own) * sizeof(float) : 0;
@@ -169,7 +173,7 @@ template <class Dev> struct Zero {
         comm.wait(std::move(sum_.request));
         double sum = 0;
         for (const Span &s : spans_) sum += squared_norm(dev, norm_scratch, grads_at(s), s.count);
-        return std::sqrt(sharding.parts == MUTANT(87, sharding.parts, 1) ? sum : comm.sum(sum));
+        return std::sqrt(sharding.parts == 1 ? sum : comm.sum(sum));
     }
 
     // One step over all parameters; weight decay as the table says. Others' parameters come bucket by bucket, on GPUs while the next forward
@@ -178,9 +182,10 @@ template <class Dev> struct Zero {
         ready(comm, 0, sharding.elements);  // where this rank had no forward pass
         for (const DecayRun &r : runs_) {
             AdamW a = adamw;
-            a.grad_scale = MUTANT(81, a.grad_scale / comm.size, a.grad_scale);
-            if (MUTANT(17, false, !r.decay)) a.weight_decay = 0;
-            adamw_update(dev, params_at(r), m + r.shard, v + r.shard, grads_at(r), a, r.count);
+            if (!r.decay) a.weight_decay = 0;
+            a.first = r.global;
+            if (m16) adamw_update(dev, params_at(r), m16 + r.shard, v16 + r.shard, grads_at(r), a, r.count);
+            else adamw_update(dev, params_at(r), m + r.shard, v + r.shard, grads_at(r), a, r.count);
         }
         gather(comm);
     }
@@ -188,8 +193,7 @@ template <class Dev> struct Zero {
     // Elements [begin, end) of the table have come from all ranks.
     void ready(Comm &comm, size_t begin, size_t end) {
         if (gathers_.empty() || begin == end) return;
-        for (size_t b = sharding.bucket_of(begin); b <= sharding.bucket_of(end - 1); b++)
-            if (!MUTANT(88, b == 0, false)) comm.wait(std::move(gathers_[b]));
+        for (size_t b = sharding.bucket_of(begin); b <= sharding.bucket_of(end - 1); b++) comm.wait(std::move(gathers_[b]));
     }
 
     // The parameters of all ranks follow those of the shards, which have just been updated or loaded; ready().

@@ -14,7 +14,6 @@
 
 #include "../core/arena.h"
 #include "../core/memory.h"
-#include "../core/mutant.h"
 #include "../data/dataloader.h"
 #include "../io/hf.h"
 #include "../ops/attention.h"
@@ -50,6 +49,7 @@ template <class X> struct AttentionActs {
 
 template <class Dev> class Decoder : public Model {
   public:
+    ~Decoder() override { matmul_use_scratch(dev, nullptr); }
     Plan &plan() override { return plan_; }
     Arena &arena() override { return *arena_; }
     Memory &memory() override {  // made when it is first used: a plan needs no device
@@ -69,7 +69,8 @@ template <class Dev> class Decoder : public Model {
     }
     void zero_gradients() override {
         reach(clock.between_rows(ZERO_GRAD));
-        zero.zero_gradients(memory());
+        accumulate_ = zero.sharding.stage == 2;  // there a buffer begins with the sum so far
+        zero.zero_gradients(memory(), accumulate_);
     }
     double gradient_norm() override {
         reach(clock.between_rows(GRAD_NORM));
@@ -135,6 +136,9 @@ template <class Dev> class Decoder : public Model {
     }
     void attention_forward(size_t l, const AttentionActs<X> &a);
     void attention_backward(size_t l, const AttentionActs<X> &a);
+    void weight_backward(float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC) {
+        matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC, accumulate_);
+    }
     template <class F> void sum_gradients(size_t cut, bool complete, F add) { sum_gradients(cut, buffer_of(cut), complete, add); }
 
     Dev dev;
@@ -208,6 +212,7 @@ template <class Dev> class Decoder : public Model {
     std::unique_ptr<Arena> arena_;  // in memory_
     std::unique_ptr<Profiler> profiler_;
     bool poison_ = false, last_ = false;  // last_: micro-step
+    bool accumulate_ = true;              // false: the gradients of products hold nothing yet, and the next overwrites them
     bool looks_ = false;                  // --detect_anomaly
     std::optional<Moment> looked_;        // the op that runs
     size_t ops_ = 0;                      // that were looked at
@@ -249,7 +254,7 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
       cuts(table.cuts),
       head_cut(table.head),
       zero(dev, sharding_for(table.cuts, limits), table.tensors) {
-    zero.plan(plan_, trains());
+    zero.plan(plan_, trains(), limits.bf16_moments);
     plan_row();
     plan_head();
     if (zero.sharding.stage == 2) plan_buckets();
@@ -368,7 +373,9 @@ template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X
 template <class Dev> void Decoder<Dev>::profile() {
     auto timeline = make_timeline(dev);
     const Peaks peaks = measure_peaks(dev, memory(), *timeline);
-    profiler_ = std::make_unique<Profiler>(std::move(timeline), peaks, config, sizeof(X), keep.mid);
+    Work layout{};
+    layout.element = sizeof(X), layout.moment = limits.bf16_moments ? sizeof(bf16) : sizeof(float), layout.keeps_mid = keep.mid;
+    profiler_ = std::make_unique<Profiler>(std::move(timeline), peaks, config, layout);
 }
 
 template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool poison) {
@@ -376,7 +383,6 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
     poison_ = poison;
     plan_.place(guards);
     arena_ = std::make_unique<Arena>(plan_, memory());
-    matmul_use_scratch(dev, acts.matmul);
     const Sharding &s = zero.sharding;
     const Place<X> params = [&](size_t, size_t offset) { return zero.params + s.flat(offset); };
     const Place<float> grads = [&](size_t cut, size_t offset) {
@@ -403,6 +409,7 @@ template <class Dev> void Decoder<Dev>::look(const Moment &now) {
 
 template <class Dev> void Decoder<Dev>::load_row(const Row &r) {
     reach(clock.between_rows(COPY));
+    matmul_use_scratch(dev, acts.matmul);
     row.T = r.T, row.N = r.rows.size(), row.owners = r.owners, row.documents = r.documents.size();
     write(memory(), row.tokens, r.tokens);
     write(memory(), row.doc_pos, r.doc_pos);
@@ -413,8 +420,7 @@ template <class Dev> void Decoder<Dev>::load_row(const Row &r) {
 // What the loss changes with the value of each document.
 template <class Dev> void Decoder<Dev>::load_weights(const std::vector<float> &of_documents) {
     std::vector<float> weights(row.N);
-    for (size_t n = 0; n < row.N; n++)
-        weights[n] = MUTANT(84, 1 / float(limits.ranks.sp), 1) * of_documents[size_t(row.owners[n])];
+    for (size_t n = 0; n < row.N; n++) weights[n] = of_documents[size_t(row.owners[n])];
     write(memory(), row.weights, weights);
 }
 
@@ -433,7 +439,7 @@ template <class Dev> void Decoder<Dev>::load_lo(std::span<const int32_t> doc_beg
     const int32_t window = int32_t(*std::max_element(config.window.begin(), config.window.end()));
     std::vector<int32_t> lo(doc_begin.begin(), doc_begin.end());
     write(memory(), row.lo, lo);
-    for (size_t p = 0; p < lo.size(); p++) lo[p] = std::max(lo[p], int32_t(p) - window + MUTANT(18, 0, 1));
+    for (size_t p = 0; p < lo.size(); p++) lo[p] = std::max(lo[p], int32_t(p) - window + 1);
     write(memory(), row.lo_window, lo);
 }
 
@@ -486,7 +492,8 @@ template <class Dev> void Decoder<Dev>::head(X *dx, float *dhead) {
     ready(head_cut);
     reach(config.reward && dx ? clock.head_weight() : clock.head(dx != nullptr));
     if (!config.reward)
-        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w, row.rows, row.targets, row.weights, T, C, config.V, N);
+        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w, row.rows, row.targets, row.weights, T, C, config.V, N,
+                accumulate_);
     else if (dx) score_backward(dev, dx, dhead, acts.normf, head_w, row.rows, row.weights, T, C, N);
     else score_forward(dev, acts.scores, acts.normf, head_w, row.rows, C, N);
 }
@@ -512,9 +519,12 @@ template <class Dev> std::vector<double> Decoder<Dev>::evaluate(const Row &r) {
 
 template <class Dev> OptimizerState Decoder<Dev>::optimizer_state() {
     OptimizerState state{{}, zero.sharding.elements, &memory()};
+    const auto moment = [](float *whole, bf16 *rounded, size_t at) {
+        return rounded ? AnyFloats(rounded + at) : AnyFloats(Floats<float>{whole + at});
+    };
     for (const Span &s : zero.sharding.spans())
         state.parts.push_back(
-            {s.global, s.count, zero.params_at(s), Floats<float>{zero.m + s.shard}, Floats<float>{zero.v + s.shard}});
+            {s.global, s.count, zero.params_at(s), moment(zero.m, zero.m16, s.shard), moment(zero.v, zero.v16, s.shard)});
     return state;
 }
 
@@ -560,7 +570,6 @@ template <class Dev> void Decoder<Dev>::backward(std::span<const float> weights,
 // micro-step and out of a buffer, else in the last one. `complete`: nothing else of this pass adds to them. Without a row they are summed all
 // the same, for the ranks that have one.
 template <class Dev> template <class F> void Decoder<Dev>::sum_gradients(size_t cut, float *buffer, bool complete, F add) {
-    if (MUTANT(86, row.T == 0, false)) return;
     const Sharding &s = zero.sharding;
     for (size_t b = s.bucket_of(cuts[cut].begin); b < s.buckets.size() && s.buckets[b].global < cuts[cut].end; b++) {
         const Bucket &bucket = s.buckets[b];
@@ -578,7 +587,7 @@ template <class Dev> void Decoder<Dev>::head_backward() {
     const bool tied = head_cut == 0;
     const bool in_parts = zero.sharding.bucket_of(cuts[head_cut].begin) != zero.sharding.bucket_of(cuts[head_cut].end - 1);
     if (in_parts && row.T) head(acts.dx, nullptr);
-    sum_gradients(head_cut, grads_of.head, MUTANT(85, true, !tied), [&](size_t first, size_t n) {
+    sum_gradients(head_cut, grads_of.head, !tied, [&](size_t first, size_t n) {
         if (!in_parts) return head(acts.dx, head_dw);
         reach(clock.head_weight(), n);
         lm_head_weight(dev, head_dw, acts.head, acts.normf, head_w, row.rows, row.targets, row.weights, acts.stats, C, V, row.N,
@@ -588,6 +597,7 @@ template <class Dev> void Decoder<Dev>::head_backward() {
 
 template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     last_ = last_micro_step;
+    if (!accumulate_ && (row.T == 0 || row.N == 0)) zero.zero_gradients(memory(), accumulate_ = true);  // nothing overwrites them
     head_backward();
     sum_gradients(cuts.size() - 1, true, [&](size_t, size_t) { final_norm_backward(); });
     for (size_t l = config.L; l-- > 0;) {
@@ -595,6 +605,7 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
         sum_gradients(1 + l, true, [&](size_t, size_t) { layer_backward(l); });
     }
     input_backward();
+    accumulate_ = true;
 }
 
 template <class Dev> void Decoder<Dev>::attention_backward(size_t l, const AttentionActs<X> &a) {

@@ -25,6 +25,7 @@ struct Work {
     size_t T, N;                // tokens, targets; of a reward model, documents
     std::vector<double> pairs;  // (L) of a query and a key that the layer's mask lets through
     size_t element = 4;         // bytes of a weight or an activation
+    size_t moment = 4;          // bytes of one of AdamW's moments
     size_t bucket = 0;          // parameters that an op is about, where not all
     bool keeps_mid = true;      // the residual stream in the middle of a layer is not computed again
 };
@@ -97,9 +98,12 @@ inline Cost op_cost(const ModelConfig &c, const Work &w, Pass pass, Op op, size_
                 return {4 * N * double(w.bucket), s * (N * C + double(w.bucket)) + 8 * double(w.bucket)};  // its rows alone
             return {(backward ? 4 : 6) * N * C * R, s * (N * C + R * C + T * C) + 8 * R * C};
         }
-        case ZERO_GRAD: return parameters(4);
+        case ZERO_GRAD: {  // all but what products overwrite
+            const double layer = C * (Q + 2 * K) + Q * C + (gates + 2) * C * F, head = c.reward ? 0 : V * C;
+            return {0, 4 * (double(parameter_count(c)) - double(c.L) * layer - head)};
+        }
         case GRAD_NORM: return parameters(4);
-        case ADAMW: return parameters(28);  // gradient, both moments and weight; all but the first back
+        case ADAMW: return parameters(12 + 4 * double(w.moment));  // gradient, weight and both moments; all but the first back
         case GRAD_SUM: return {0, 4 * double(w.bucket)};
         case PARAM_GATHER:
         case COPY:

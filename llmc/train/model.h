@@ -38,7 +38,8 @@ struct ModelLimits {
     size_t row_tokens = 2048;  // T of the longest row, a multiple of row_multiple
     size_t positions = 2048;   // longest document, for the rope table
     Recompute recompute = Recompute::none;
-    size_t cache_tokens = 0;  // positions of the key/value cache; 0: next_logits() will not be called
+    bool bf16_moments = false;  // of AdamW
+    size_t cache_tokens = 0;    // positions of the key/value cache; 0: next_logits() will not be called
     Ranks ranks;
 };
 

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "../core/common.h"
-#include "../core/mutant.h"
 
 using nlohmann::ordered_json;
 
@@ -79,7 +78,7 @@ std::vector<float> PairTask::add(const PreparedData &data, const Row &row, std::
                          reference[i + 1], double(data.targets(chosen)), double(data.targets(rejected))};
         const PairLoss loss = loss_of(data, chosen / 2, p, step);
         weights[i] = float(sign * loss.d_chosen);
-        weights[i + 1] = float(sign * MUTANT(96, loss.d_chosen, loss.d_rejected));
+        weights[i + 1] = float(sign * loss.d_rejected);
         const double u = scale * (p.chosen - p.reference_chosen), v = scale * (p.rejected - p.reference_rejected);
         totals += {1, loss.loss, u, v, u * u + v * v, double(u > v), p.chosen, p.rejected};
     }

@@ -70,7 +70,7 @@ template <class Dev> void initialise_parameters(Zero<Dev> &zero, Comm &comm, uin
     for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table))
         in_parts(s.count, [&](size_t first, size_t n) {
             const Tensor &t = zero.table[s.tensor];
-            const double own = t.init == Tensor::residual ? deviation / std::sqrt(double(MUTANT(120, 1, residuals))) : deviation;
+            const double own = t.init == Tensor::residual ? deviation / std::sqrt(double(residuals)) : deviation;
             write(memory, zero.params_at(s) + first, initial_values(t, s.first + first, n, seed, own));
         });
     zero.gather(comm);

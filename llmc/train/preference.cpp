@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "../core/common.h"
-#include "../core/mutant.h"
 
 static constexpr const char *names[] = {"sigmoid",  "sigmoid_norm", "robust",   "hinge",     "ipo_sum",
                                         "ipo_mean", "apo_zero",     "apo_down", "sppo_hard", "nca_pair",
@@ -71,7 +70,7 @@ Dual formula(PairLossType type, const PairLossOptions &o, const PairSums &p) {
     const Dual u = c - p.reference_chosen, v = r - p.reference_rejected, x = beta * (u - v), x_norm = beta * (n * u - m * v);
     const double half = 1 / (2 * beta);
     switch (type) {
-        case PairLossType::sigmoid: return -((1 - e) * log_s(x) + MUTANT(95, 0, e) * log_s(-x));
+        case PairLossType::sigmoid: return -((1 - e) * log_s(x) + e * log_s(-x));
         case PairLossType::sigmoid_norm: return -((1 - e) * log_s(x_norm) + e * log_s(-x_norm));
         case PairLossType::robust: return 1 / (1 - 2 * e) * (e * log_s(-x) - (1 - e) * log_s(x));
         case PairLossType::hinge: return positive(1 - x);

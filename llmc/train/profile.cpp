@@ -14,7 +14,7 @@ void Profiler::begin_row(const Row &row, size_t sp) {
     work_ = work_of(config_, row, true);
     work_.T /= sp, work_.N /= sp;
     for (double &pairs : work_.pairs) pairs /= double(sp);
-    work_.element = element_, work_.keeps_mid = keeps_mid_;
+    work_.element = layout_.element, work_.moment = layout_.moment, work_.keeps_mid = layout_.keeps_mid;
     model_flops_ += model_flops(config_, row) / double(sp);
 }
 

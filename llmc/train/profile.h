@@ -24,8 +24,8 @@ template <class Dev> Peaks measure_peaks(Dev dev, Memory &memory, Timeline &time
 // An op lasts until the next begins, so where the device waits for the host, that counts for the op before.
 class Profiler {
   public:
-    Profiler(std::unique_ptr<Timeline> timeline, const Peaks &peaks, const ModelConfig &config, size_t element, bool keeps_mid)
-        : timeline_(std::move(timeline)), peaks_(peaks), config_(config), element_(element), keeps_mid_(keeps_mid) {}
+    Profiler(std::unique_ptr<Timeline> timeline, const Peaks &peaks, const ModelConfig &config, const Work &layout)
+        : timeline_(std::move(timeline)), peaks_(peaks), config_(config), layout_(layout) {}
 
     void begin_step();
     void begin_row(const Row &row, size_t sp);  // the ops that follow are of this row, an equal share of it for each of sp ranks
@@ -54,8 +54,8 @@ class Profiler {
     std::unique_ptr<Timeline> timeline_;
     Peaks peaks_;
     ModelConfig config_;
-    size_t element_;
-    bool keeps_mid_, in_step_ = false;
+    Work layout_;  // without the sizes of a row
+    bool in_step_ = false;
     Work work_{};
     std::vector<Entry> entries_;  // of the step
     std::chrono::steady_clock::time_point start_;
@@ -91,6 +91,7 @@ template <class Dev> double product_rate(Dev dev, Memory &memory, Timeline &time
     in_parts(
         n * n, [&](size_t first, size_t) { write(memory, x + first, part), write(memory, w + first, part); }, part.size());
     const double seconds = least_seconds(timeline, [&] { matmul_forward(dev, out, x, w, (const X *)nullptr, n, n, n); });
+    matmul_use_scratch(dev, nullptr);
     return 2 * double(n * n * n) / seconds;
 }
 

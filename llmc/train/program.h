@@ -27,7 +27,7 @@ ModelFactory cuda_models(const Options &, Comm &host, bool own_gpu, std::unique_
 
 template <template <class> class M> ModelFactory make_cpu_models(const Options &options) {
     const int threads = int(options.threads);
-    std::shared_ptr<Context> ctx = make_context(threads);
+    std::shared_ptr<Context> ctx = make_context();
     return [=, bf16_storage = options.dtype == "bf16"](const ModelConfig &config,
                                                        const ModelLimits &limits) -> std::unique_ptr<Model> {
         if (bf16_storage) return std::make_unique<M<CpuBf16>>(CpuBf16{threads, ctx.get()}, config, limits);

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "../core/common.h"
-#include "../core/mutant.h"
 
 struct Schedule {
     std::string type;      // "constant" | "constant_with_warmup" | "linear" | "cosine" | "cosine_with_min_lr"
@@ -22,7 +21,7 @@ inline size_t warmup_steps(const Schedule &schedule) { return size_t(std::ceil(d
 inline double learning_rate_at(const Schedule &schedule, size_t step) {
     const size_t warmup = warmup_steps(schedule);
     if (schedule.type == "constant") return schedule.learning_rate;
-    if (step < warmup) return schedule.learning_rate * (double(step + MUTANT(16, 1, 0)) / double(warmup));
+    if (step < warmup) return schedule.learning_rate * (double(step) / double(warmup));
     if (schedule.type == "constant_with_warmup") return schedule.learning_rate;
 
     const double decay_steps = schedule.steps > warmup ? double(schedule.steps - warmup) : 1;

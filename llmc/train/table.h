@@ -39,18 +39,21 @@ template <class S> class TableBuilder {
         if (!exists) return;
         size_t count = 1;
         for (size_t n : shape) count *= n;
-        table.tensors.push_back({prefix + name, std::move(shape), init, decay, offset_, count, transposed});
+        const size_t cut = table.cuts.size() - 1;
+        const bool product = decay && table.cuts[cut].row == 0 && cut != table.positions;  // the matrix of a linear layer
+        table.tensors.push_back({prefix + name, std::move(shape), init, decay, offset_, count, transposed, product});
         table.cuts.back().end = offset_ += count;
     }
     // The head: the embedding itself where the two are tied; of a reward model one row.
     void add_head(const ModelConfig &c, S **head, S *embed) {
         if (c.tied) {
             *head = embed;
+            table.tensors.front().product = true;  // as head; as embedding it adds to that
             return;
         }
         table.head = cut(c.C);
         if (c.reward) add(true, "score.weight", head, {1, c.C}, Tensor::score, true);
-        else add(true, "lm_head.weight", head, {c.V, c.C}, Tensor::normal, true);
+        else add(true, "lm_head.weight", head, {c.V, c.C}, Tensor::normal, true), table.tensors.back().product = true;
     }
 
   private:

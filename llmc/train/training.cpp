@@ -390,6 +390,7 @@ void Trainer::update(const Step &batch, double loss, double norm, double lr) {
         adamw.weight_decay = o_.weight_decay;
         adamw.grad_scale = o_.max_norm > 0 && norm > o_.max_norm ? o_.max_norm / norm : 1;
         adamw.step = step_ - totals_.skipped + 1;
+        adamw.seed = o_.seed;
         model_->update(adamw);
         skips_in_a_row_ = 0;
         return;

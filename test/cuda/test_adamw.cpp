@@ -35,6 +35,37 @@ TYPED_TEST(AdamWUpdate, EqualsTorch) {
     });
 }
 
+// The moments of the CPU's op, of which a fused multiply-add may make the next bf16.
+TYPED_TEST(AdamWUpdate, Bf16Moments) {
+    using X = typename TypeParam::X;
+    for (const size_t n : {size_t(1003), size_t(1100)}) {  // without vectors and with
+        const auto start = random_values<X>(n, 1);
+        HostFloats<X> want(std::vector<float>(start.begin(), start.end()));
+        std::vector<bf16> want_m(n, bf16(0.0f)), want_v = want_m;
+        const auto setting = [](size_t step) {
+            AdamW a = adamw_setting(step);
+            a.seed = 3, a.first = 12345;
+            return a;
+        };
+        const auto grads = random_values<float>(n, 2);
+        for (size_t step = 1; step <= 4; step++)
+            adamw_update(Cpu<X>{1}, want.where(), want_m.data(), want_v.data(), grads.data(), setting(step), n);
+        for_each_order<TypeParam>([&](TypeParam dev) {
+            DeviceFloats<X> params(std::vector<float>(start.begin(), start.end()));
+            DeviceArray<bf16> m(std::vector<bf16>(n, bf16(0.0f))), v(std::vector<bf16>(n, bf16(0.0f)));
+            DeviceArray<float> d_grads(grads);
+            for (size_t step = 1; step <= 4; step++)
+                adamw_update(dev, params.where(), m.data(), v.data(), d_grads.data(), setting(step), n);
+            const auto got_m = m.values(), got_v = v.values();
+            for (size_t i = 0; i < n; i++) {
+                ASSERT_LE(std::abs(int(got_m[i].bits) - int(want_m[i].bits)), 1) << i;
+                ASSERT_LE(std::abs(int(got_v[i].bits) - int(want_v[i].bits)), 1) << i;
+            }
+            expect_close("params", params.values(), widen(want.values()), adamw_error(4).params + 4 * 1e-2 * 0x1p-6);
+        });
+    }
+}
+
 TYPED_TEST(AdamWUpdate, EqualsReference) {
     const size_t steps = 4;
     for (const size_t n : {size_t(1003), size_t(1100)}) {  // without vectors and with

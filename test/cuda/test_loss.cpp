@@ -21,7 +21,7 @@ template <class Dev> struct Head : testing::Test, HeadCase<typename Dev::X> {
         const HeadStats stats = {d_nll.data(), d_entropy.data(), d_correct.data(), d_max.data(), d_sum.data()};
         lm_head(dev, stats, backward ? d_dx.data() : nullptr, backward && ends.empty() ? d_dw.data() : nullptr, scratch.data(),
                 d_x.data(), d_w.data(), d_rows.data(), d_targets.data(), backward ? d_weights.data() : nullptr, this->T, this->C,
-                this->V, this->N);
+                this->V, this->N, true);
         this->nll = d_nll.values(), this->entropy = d_entropy.values(), this->correct = d_correct.values();
         this->max = d_max.values(), this->sum = d_sum.values();
         this->dx = d_dx.values(), this->dw = d_dw.values();

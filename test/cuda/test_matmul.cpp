@@ -18,6 +18,7 @@ TYPED_TEST(CudaMatmul, ForwardAndBackward) {
         const Sums biased = product_reference(x, IC, 1, w, 1, IC, widen(bias), T, OC, IC);
         const Sums want_dx = product_reference(dout, OC, 1, w, IC, 1, {}, T, IC, OC);
         const Sums want_dw = product_reference(dout, 1, OC, x, IC, 1, widen(dw_before), OC, IC, T);
+        const Sums want_dw_alone = product_reference(dout, 1, OC, x, IC, 1, {}, OC, IC, T);
         const Sums want_dbias = product_reference(std::vector<X>(T, X(1.0f)), 0, 1, dout, OC, 1, widen(dbias_before), 1, OC, T);
         for_each_order<TypeParam>([&](TypeParam dev) {
             dev.ctx = context.get();
@@ -31,11 +32,14 @@ TYPED_TEST(CudaMatmul, ForwardAndBackward) {
             expect_close("x w^T, float", logits.values(), plain.value, allowed<float>(plain, IC));
             matmul_backward_input(dev, dx.data(), d_dout.data(), d_w.data(), T, IC, OC);
             expect_close("dx", dx.values(), want_dx.value, allowed<X>(want_dx, OC));
-            matmul_backward_weight(dev, dw.data(), dbias.data(), d_dout.data(), d_x.data(), T, IC, OC);
+            matmul_backward_weight(dev, dw.data(), dbias.data(), d_dout.data(), d_x.data(), T, IC, OC, true);
             expect_close("dw", dw.values(), want_dw.value, allowed<float>(want_dw, T));
             expect_close("dbias", dbias.values(), want_dbias.value, allowed<float>(want_dbias, T));
-            matmul_backward_weight(dev, dw_again.data(), nullptr, d_dout.data(), d_x.data(), T, IC, OC);
+            matmul_backward_weight(dev, dw_again.data(), nullptr, d_dout.data(), d_x.data(), T, IC, OC, true);
             EXPECT_EQ(dw.values(), dw_again.values());
+            DeviceArray<float> dw_alone(std::vector<float>(OC * IC, NAN));
+            matmul_backward_weight(dev, dw_alone.data(), nullptr, d_dout.data(), d_x.data(), T, IC, OC, false);
+            expect_close("dw, overwritten", dw_alone.values(), want_dw_alone.value, allowed<float>(want_dw_alone, T));
         });
     }
 }

@@ -43,7 +43,7 @@ template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stag
 
     const auto &buckets = zero.sharding.buckets;
     for (size_t step = 1; step <= 2; step++) {
-        zero.zero_gradients(*memory);
+        zero.zero_gradients(*memory, true);
         for (bool last : {false, true})
             for (size_t b = 0; b < buckets.size(); b++) {
                 const bool buffered = stage == 2 && ranks > 1;

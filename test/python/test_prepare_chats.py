@@ -110,7 +110,7 @@ def test_system_field(bench):
 
 
 @pytest.mark.parametrize("task, record, expected", [
-    ("sft", {"messages": CHAT}, "has a field 'system' and a system message\n  fix: leave one of them away"),
+    ("sft", {"messages": CHAT}, "has a field 'system' and a system message\n  fix: leave one of them out"),
     ("sft", {"prompt": "Q", "completion": "A"}, "has a field 'system', and strings that no chat template is applied to"),
     ("pref", {"prompt": "Q", "chosen": "A", "rejected": "B"}, "has a field 'system', and strings that no chat template"),
     ("sft", {"messages": QUESTION + ANSWER, "system": ["x"]}, "'system' is a list, not a string"),

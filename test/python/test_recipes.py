@@ -71,8 +71,8 @@ def run_recipe(name, launchers, model, *flags, **environment):
 
 def test_every_recipe_is_tested():
     assert {path.name for path in RECIPES.iterdir()} == {f"{name}.sh" for name in WANT}
-    text = (ROOT / "README.md").read_text()
-    assert [name for name in WANT if f"[{name}](scripts/recipes/{name}.sh)" not in text] == []
+    text = porting.PAGE.read_text()
+    assert [name for name in WANT if f"[{name}](../scripts/recipes/{name}.sh)" not in text] == []
 
 
 @pytest.mark.parametrize("name", WANT)
@@ -191,7 +191,7 @@ def test_a_command_line_of_openrlhf_runs(name, models):
 
 
 def test_the_porting_table_is_what_the_program_answers():
-    assert porting.BEGIN + porting.table() + porting.END in (ROOT / "README.md").read_text()
+    assert porting.BEGIN + porting.table() + porting.END in porting.PAGE.read_text()
     for names, answer in porting.answers("foreign"):
         for name in names:
             assert f"  fix: did you mean --{answer}?\n" in call(command("dpo", f"--{name}", "1", model=None)).stderr
