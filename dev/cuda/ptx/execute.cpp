@@ -227,6 +227,7 @@ Counts run(const Kernel &kernel, const Launch &launch, const std::vector<const v
     const size_t register_bytes = block.warps.size() * size_t(kernel.slots) * slot_bytes;
     const std::unique_ptr<uint8_t, decltype(&free)> registers(static_cast<uint8_t *>(aligned_alloc(slot_bytes, register_bytes)),
                                                               free);
+    memset(registers.get(), 0xff, register_bytes);  // NaN
     block.registers = registers.get();
     std::mt19937 random(1);
     for (auto &[x, y, z] = block.index; z < launch.grid[2]; z++)
