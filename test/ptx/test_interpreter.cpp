@@ -258,8 +258,7 @@ TEST(PtxShared, RacesOfLanesAndWarps) {
     expect_error(
         "bar.sync 0;\n" + store + other_warp + "setp.lt.u32 %p1, %r0, 32;\n@%p1 bra DONE;\nst.shared.u32 [%r5], 1;\nDONE:",
         "no barrier lies between", 64);
-    expect_error(store + other_warp + "bar.sync 0;\n" + load + "st.shared.u32 [%r3], 1;", "no barrier lies between",
-                 64);
+    expect_error(store + other_warp + "bar.sync 0;\n" + load + "st.shared.u32 [%r3], 1;", "no barrier lies between", 64);
 }
 
 TEST(PtxShared, Barriers) {
