@@ -231,6 +231,11 @@ TEST(PtxMemory, Atomics) {
     const Result got = run("atom.global.add.u32 %r5, [%rd1], 2;  red.global.add.u32 [%rd1+4], %r0;", 64, 3);
     EXPECT_EQ(got.y[0], 2u * 64 * 3);
     EXPECT_EQ(got.y[1], 3u * 63 * 64 / 2);
+    EXPECT_EQ(run("st.shared.u32 [%r3], 0;\nbar.sync 0;\natom.shared.add.u32 %r5, [%r2], 1;\nbar.sync 0;\n"
+                  "ld.shared.u32 %r20, [%r2];\nst.global.u32 [%rd3], %r20;",
+                  64)
+                  .y[40],
+              64u);
 }
 
 TEST(PtxMemory, GenericAddresses) {
@@ -258,8 +263,7 @@ TEST(PtxShared, RacesOfLanesAndWarps) {
     expect_error(
         "bar.sync 0;\n" + store + other_warp + "setp.lt.u32 %p1, %r0, 32;\n@%p1 bra DONE;\nst.shared.u32 [%r5], 1;\nDONE:",
         "no barrier lies between", 64);
-    expect_error(store + other_warp + "bar.sync 0;\n" + load + "st.shared.u32 [%r3], 1;", "no barrier lies between",
-                 64);
+    expect_error(store + other_warp + "bar.sync 0;\n" + load + "st.shared.u32 [%r3], 1;", "no barrier lies between", 64);
 }
 
 TEST(PtxShared, Barriers) {

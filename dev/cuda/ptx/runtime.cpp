@@ -201,7 +201,9 @@ cudaError_t cudaFree(void *p) {
     state().memory.remove(p);
     return free(p), cudaSuccess;
 }
-cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned) { return (*p = malloc(bytes)) ? cudaSuccess : cudaErrorMemoryAllocation; }
+cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned) {
+    return (*p = malloc(bytes)) ? cudaSuccess : cudaErrorMemoryAllocation;
+}
 cudaError_t cudaFreeHost(void *p) { return free(p), cudaSuccess; }
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
     *free = size_t(sysconf(_SC_AVPHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
