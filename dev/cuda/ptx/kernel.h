@@ -15,8 +15,8 @@ constexpr int lanes = 32;
 constexpr int slot_bytes = 4 * lanes;  // a register of 8 bytes has two slots; a predicate is a uint32_t, a bit per lane
 constexpr int most_operands = 16;      // mma has 14
 
-// Addresses in these windows are not the host's: shared memory of the block (its start is never 0, as on a GPU), and the parameters.
-constexpr uint64_t shared_window = 0x7e00'0000'0000, param_window = 0x7d00'0000'0000;
+// No address of the host lies in these windows: shared memory of the block (its start is never 0, as on a GPU), and the parameters.
+constexpr uint64_t shared_window = uint64_t(1) << 60, param_window = uint64_t(1) << 61;
 constexpr uint32_t shared_base = 1024, max_shared = 227 * 1024;  // of a block on sm_90
 
 struct Warp;
