@@ -231,6 +231,11 @@ TEST(PtxMemory, Atomics) {
     const Result got = run("atom.global.add.u32 %r5, [%rd1], 2;  red.global.add.u32 [%rd1+4], %r0;", 64, 3);
     EXPECT_EQ(got.y[0], 2u * 64 * 3);
     EXPECT_EQ(got.y[1], 3u * 63 * 64 / 2);
+    EXPECT_EQ(run("st.shared.u32 [%r3], 0;\nbar.sync 0;\natom.shared.add.u32 %r5, [%r2], 1;\nbar.sync 0;\n"
+                  "ld.shared.u32 %r20, [%r2];\nst.global.u32 [%rd3], %r20;",
+                  64)
+                  .y[40],
+              64u);
 }
 
 TEST(PtxMemory, GenericAddresses) {

@@ -13,10 +13,10 @@ namespace ptx {
 
 constexpr int lanes = 32;
 constexpr int slot_bytes = 4 * lanes;  // a register of 8 bytes has two slots; a predicate is a uint32_t, a bit per lane
-constexpr int slot_widths_most = 16;   // operands of the longest instruction, mma, and some more
+constexpr int most_operands = 16;      // mma has 14
 
-// Addresses in these windows are not the host's: shared memory of the block (its start is never 0, as on a GPU), and the parameters.
-constexpr uint64_t shared_window = 0x7e00'0000'0000, param_window = 0x7d00'0000'0000;
+// No address of the host lies in these windows: shared memory of the block (its start is never 0, as on a GPU), and the parameters.
+constexpr uint64_t shared_window = uint64_t(1) << 60, param_window = uint64_t(1) << 61;
 constexpr uint32_t shared_base = 1024, max_shared = 227 * 1024;  // of a block on sm_90
 
 struct Warp;
@@ -40,11 +40,11 @@ struct Instruction {
     uint8_t writes = 0, reads = 0;  // operands of each kind
     uint8_t bytes = 0, vector = 1;  // of a load, store or copy: bytes of an element, elements
     bool guard_negated = false;
-    int guard = -1;                       // the predicate's slot
-    int operands[slot_widths_most] = {};  // slots: first what is written, then what is read
-    int64_t offsets[2] = {};              // of the first and the second address
-    int target = -1, join = -1;           // of a branch: where it goes to, and where both ways meet again
-    int line = 0;                         // in the module's text
+    int guard = -1;                    // the predicate's slot
+    int operands[most_operands] = {};  // slots: first what is written, then what is read
+    int64_t offsets[2] = {};           // of the first and the second address
+    int target = -1, join = -1;        // of a branch: where it goes to, and where both ways meet again
+    int line = 0;                      // in the module's text
 };
 
 struct Parameter {

@@ -153,8 +153,7 @@ template <Cast cast> void convert_address(Warp &w, const Instruction &i) {
 template <Space space, class T, class F, bool returns> void atomic(Warp &w, const Instruction &i) {
     uint8_t *at[lanes];
     const int first = returns;
-    places<space, false>(w, i, i.operands[first], at);
-    places<space, true>(w, i, i.operands[first], at);
+    places<space, false>(w, i, i.operands[first], at);  // as a read: atomics of several warps do not race with each other
     const T *a = w.values<T>(i.operands[first + 1]);
     alignas(64) T old[lanes];
     Warp::each_lane(w.active, [&](int l) {  // lanes that meet go one after the other

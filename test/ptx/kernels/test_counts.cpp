@@ -1,4 +1,6 @@
 // What the interpreter counts of shipped kernels, against arithmetic by hand.
+#include <utility>
+
 #include "../../../dev/cuda/ptx/runtime.h"
 #include "../../../llmc/ops/attention.cuh"
 #include "../../../llmc/ops/swiglu.cuh"
@@ -9,9 +11,9 @@ namespace {
 
 // The one launch of a kernel with a grid that no other test has.
 template <class F> ptx::Launches counted(const std::string &kernel, std::array<unsigned, 3> grid, F run) {
-    ptx::counting = true;
+    const bool before = std::exchange(ptx::counting, true);
     run();
-    ptx::counting = false;
+    ptx::counting = before;
     ptx::Launches found;
     for (const ptx::Launches &l : ptx::launched())
         if (l.name == kernel && l.launch.grid == grid) found = l;
