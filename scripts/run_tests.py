@@ -139,6 +139,7 @@ def suites(args):
         jobs["CUDA kernels" + special] = shards(binary, "*", args.part) if special else unless_slow(binary, args)
     for program in args.ladders:
         jobs.setdefault("CUDA workshop" + of_build(program), []).append((counted, [program, "all", "--emu"]))
+    jobs["PTX"] = [(googletest, binary, args.ptx_tests, "1/1", {}) for binary in args.ptx]  # whole, as it sums up what has run
     if args.all:
         jobs["AMX in software"] = shards("build/mutants/test/test_llmc", AMX, args.part, LLMC_AMX="1")
         jobs["mutants"] = [(counted, [sys.executable, "scripts/mutants.py", "--part", piece]) for piece in pieces(args.part)]
@@ -164,6 +165,8 @@ def main():
     parser.add_argument("--ptxas", nargs="*", default=[], help="with --all: what nvcc said of the kernels")
     parser.add_argument("--fuzzers", nargs="*", default=[], help="with --all")
     parser.add_argument("--ladders", nargs="*", default=[], help="programs of dev/cuda, in one or several builds")
+    parser.add_argument("--ptx", nargs="*", default=[], help="the PTX interpreter's tests, and those of kernels that it runs")
+    parser.add_argument("--ptx_tests", default="*", help="which of them")
     args = parser.parse_args()
 
     note = "" if args.part == "1/1" else f"part {args.part} alone of slow tests in C++, races, sanitizers, CUDA workshop, AMX, mutants, fuzzers and ptxas"
