@@ -184,6 +184,7 @@ TEST_PTX        := $(BUILD)/test/test_ptx $(if $(CUDA),$(BUILD)/ptx/test_cuda)
 # fma(x, cos, ...) in one kernel and fma(-y, sin, ...) in another.
 NO_PTX          := no nvcc: the tests of the kernels as PTX are left out
 PTX_TESTS_RUN   := -*SlowGoldens*:QkNormRope/0.IsTheNormAndRopeBitForBit
+PTX_TESTS_FAST  := $(PTX_TESTS_RUN):*CudaRanks*:CudaPairs*:Slow*
 $(PTX_RUNTIME): private EMULATE_FLAGS := -I$(dir $(NVCC))../include
 
 $(BUILD)/test/test_ptx: $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/ptx/*.cpp)) $(PTX_INTERPRETER)
@@ -295,13 +296,13 @@ TEST_FUZZERS  := $(call part,$(FUZZERS))
 
 test: $(PROGRAMS) $(BUILD)/test/test_llmc $(TEST_CUDA) $(TEST_PTX) $(PROCESSES)  ## all tests but the slow ones; the last line counts them
 	@$(if $(CUDA),,echo '$(NO_PTX)')
-	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA) --ptx $(TEST_PTX) --ptx_tests='$(PTX_TESTS_RUN):CudaRanks*:CudaPairs*'
+	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA) --ptx $(TEST_PTX) --ptx_tests='$(PTX_TESTS_FAST)'
 
 test-all: $(PROGRAMS) $(if $(TEST_CUDA),$(TRAINERS:%=%_emu)) $(BUILD)/test/test_llmc $(PROCESSES) $(TEST_PTX) $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(GPU_LOGS:.ptxas=.o) $(TEST_FUZZERS)
 test-all:                                    ## slow tests, dev/cuda, mutants, sanitizers, fuzzers and the format, too
 	@$(MAKE) --no-print-directory build-mutants
 	@$(if $(TEST_CUDA),$(MAKE) --no-print-directory SAN=1 $(filter build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)))
-	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --all --part $(PART) --cuda $(TEST_CUDA_ALL) --ladders $(TEST_LADDERS) --ptxas $(GPU_LOGS) --fuzzers $(TEST_FUZZERS) --ptx $(TEST_PTX) --ptx_tests='$(PTX_TESTS_RUN)'
+	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --all --part $(PART) --cuda $(TEST_CUDA_ALL) --ladders $(TEST_LADDERS) --ptxas $(GPU_LOGS) --fuzzers $(TEST_FUZZERS) --ptx $(TEST_PTX) --ptx_tests='$(if $(filter 1/1,$(PART)),$(PTX_TESTS_RUN),$(PTX_TESTS_FAST))'
 
 build-mutants:
 	@$(PYTHON) scripts/mutants.py --make build/mutants/tree

@@ -132,14 +132,15 @@ def unless_slow(binary, args):
 def suites(args):
     """Of each suite the jobs, which are functions."""
     files = sorted(glob.glob("test/python/test_*.py"), key=os.path.getsize, reverse=True)
-    jobs = {"Python": [(pytest, file, args.build, args.all) for file in files]}
+    jobs = {}
+    jobs["PTX"] = [(googletest, binary, args.ptx_tests, "1/1", {}) for binary in args.ptx]  # whole, as it sums up what has run
+    jobs["Python"] = [(pytest, file, args.build, args.all) for file in files]
     jobs["C++"] = unless_slow(args.build + "/test/test_llmc", args)
     for binary in args.cuda:
         special = of_build(binary)
         jobs["CUDA kernels" + special] = shards(binary, "*", args.part) if special else unless_slow(binary, args)
     for program in args.ladders:
         jobs.setdefault("CUDA workshop" + of_build(program), []).append((counted, [program, "all", "--emu"]))
-    jobs["PTX"] = [(googletest, binary, args.ptx_tests, "1/1", {}) for binary in args.ptx]  # whole, as it sums up what has run
     if args.all:
         jobs["AMX in software"] = shards("build/mutants/test/test_llmc", AMX, args.part, LLMC_AMX="1")
         jobs["mutants"] = [(counted, [sys.executable, "scripts/mutants.py", "--part", piece]) for piece in pieces(args.part)]
@@ -169,7 +170,7 @@ def main():
     parser.add_argument("--ptx_tests", default="*", help="which of them")
     args = parser.parse_args()
 
-    note = "" if args.part == "1/1" else f"part {args.part} alone of slow tests in C++, races, sanitizers, CUDA workshop, AMX, mutants, fuzzers and ptxas"
+    note = "" if args.part == "1/1" else f"part {args.part} alone of slow tests in C++ and PTX, races, sanitizers, CUDA workshop, AMX, mutants, fuzzers and ptxas"
     print("====", note or "all suites" if args.all else "all but the slow tests", flush=True)
     results = {}
     with ThreadPoolExecutor(CORES) as pool:
