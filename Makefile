@@ -89,6 +89,10 @@ EMULATED_HALF := $(BUILD)/emulated/llmc/core/gpu_query.o $(EMULATED_COMM)
 FUZZERS := $(if $(CLANG),$(patsubst test/%.cpp,build/%,$(wildcard test/fuzz/*.cpp)))
 LADDERS := $(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/timing.cu,$(wildcard dev/cuda/*.cu)))
 
+# Of the tests that take longest every fourth, from the second on, with PART=2/4. CI takes another part for each commit.
+PART := 1/1
+part  = $(foreach i,$(shell seq $(subst /, ,$(PART)) $(words $(1))),$(word $(i),$(1)))
+
 # Rising; of the last there is PTX, too, which the driver compiles for later GPUs.
 GPU_ARCHS ?= 80 90 100
 NVCC      := $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2> /dev/null))
@@ -155,7 +159,7 @@ $(foreach type,.cpp .cu,$(eval $(call compile_for_races,$(type))))
 # For GPUs. What ptxas says of the kernels is kept beside each object.
 GPU_TESTS   := $(CUDA_TESTS:%.cpp=$(GPU)/%.o)
 GPU_OBJECTS := $(TRAINERS:%=$(GPU)/%.o) $(GPU_HALF) $(GPU_TESTS) $(patsubst %,$(GPU)/dev/cuda/%.o,timing $(LADDERS))
-GPU_LOGS    := $(if $(NVCC),$(TRAINERS:%=$(GPU)/%.ptxas) $(GPU_TESTS:.o=.ptxas))  # of what ships; the workshop's first versions may be worse
+GPU_LOGS    := $(if $(NVCC),$(TRAINERS:%=$(GPU)/%.ptxas) $(call part,$(GPU_TESTS:.o=.ptxas)))  # of what ships; the workshop's first versions may be worse
 
 define compile_for_gpu
 $(GPU)/%.o: %$(1) $(GPU)/flags
@@ -281,24 +285,19 @@ demo: train_llama                             ## the bundled demo: SFT, a reward
 	@$(PYTHON) scripts/demo.py
 	@$(PYTHON) scripts/plot.py out/demo/log.jsonl --out out/demo/loss.png
 
-# PART=2/4: of the suites that take longest every fourth test from the second on; CI takes another part each time.
-PART := 1/1
-part  = $(foreach i,$(shell seq $(subst /, ,$(PART)) $(words $(1))),$(word $(i),$(1)))
-
 ifeq ($(HAVE_BOOST_CONTEXT),1)
 TEST_CUDA     := $(BUILD)/test/test_cuda
 TEST_CUDA_ALL := $(TEST_CUDA) build/race/test/test_cuda build/san/test/test_cuda
 TEST_LADDERS  := $(foreach build,build build/race build/san,$(patsubst %,$(build)/dev/cuda/%,$(call part,$(LADDERS))))
 endif
 TEST_MUTANTS  := $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
-TEST_GPU      := $(if $(NVCC),$(GPU_LOGS:.ptxas=.o) $(patsubst %,$(GPU)/dev/cuda/%.o,$(call part,$(LADDERS))))
 TEST_FUZZERS  := $(call part,$(FUZZERS))
 
 test: $(PROGRAMS) $(BUILD)/test/test_llmc $(TEST_CUDA) $(TEST_PTX) $(PROCESSES)  ## all tests but the slow ones; the last line counts them
-	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA) --ptx $(TEST_PTX) --ptx_tests='$(PTX_TESTS_RUN):CudaRanks*:CudaPairs*'
 	@$(if $(CUDA),,echo '$(NO_PTX)')
+	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA) --ptx $(TEST_PTX) --ptx_tests='$(PTX_TESTS_RUN):CudaRanks*:CudaPairs*'
 
-test-all: $(PROGRAMS) $(if $(TEST_CUDA),$(TRAINERS:%=%_emu)) $(BUILD)/test/test_llmc $(PROCESSES) $(TEST_PTX) $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(TEST_GPU) $(TEST_FUZZERS)
+test-all: $(PROGRAMS) $(if $(TEST_CUDA),$(TRAINERS:%=%_emu)) $(BUILD)/test/test_llmc $(PROCESSES) $(TEST_PTX) $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(GPU_LOGS:.ptxas=.o) $(TEST_FUZZERS)
 test-all:                                    ## slow tests, dev/cuda, mutants, sanitizers, fuzzers and the format, too
 	@$(MAKE) --no-print-directory build-mutants
 	@$(if $(TEST_CUDA),$(MAKE) --no-print-directory SAN=1 $(filter build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)))
