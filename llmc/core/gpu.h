@@ -7,7 +7,7 @@
 struct GpuQuery {
     bool compiled = false;        // the program has kernels
     std::vector<int> archs;       // compute capabilities of the kernels, 10 * major + minor, in rising order
-    int runtime = 0, driver = 0;  // CUDA versions, 1000 * major + 10 * minor; driver 0: none, 1: one whose version was not asked for
+    int runtime = 0, driver = 0;  // CUDA versions, 1000 * major + 10 * minor; driver 0: none, 1: of unknown version
     struct Gpu {
         std::string name;
         int arch;
