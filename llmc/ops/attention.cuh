@@ -71,18 +71,18 @@ template <class X> void attention_begin(Cuda<X> dev, float *out32, float *lse, s
 
 template <class X>
 void attention_forward_part(Cuda<X> dev, float *out32, float *lse, Heads<const X> q, Heads<const X> k, Heads<const X> v,
-                            const int32_t *lo, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D,
+                            const int32_t *first_key, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D,
                             float scale) {
     using namespace attention;
     if constexpr (std::is_same_v<X, bf16>)
         with_width(D, [&](auto width) {
             using Shape = ForwardShape<width.value>;
             launch(dev, attention_forward_kernel5<width.value>, Grid{count_blocks(q_pieces, Shape::queries), H}, Shape::threads,
-                   sizeof(typename Shape::Shared), out32, lse, q, k, v, lo, q_pieces, k_pieces, T, H, KV, D, scale);
+                   sizeof(typename Shape::Shared), out32, lse, q, k, v, first_key, q_pieces, k_pieces, T, H, KV, D, scale);
         });
     else
         launch(dev, attention_forward_kernel3<X>, Grid{count_blocks(q_pieces, plain_rows), H}, plain_threads,
-               sizeof(PlainForward), out32, lse, q, k, v, lo, q_pieces, k_pieces, T, H, KV, D, scale);
+               sizeof(PlainForward), out32, lse, q, k, v, first_key, q_pieces, k_pieces, T, H, KV, D, scale);
 }
 
 template <class X> void attention_end(Cuda<X> dev, X *out, const float *out32, size_t n) { round_floats(dev, out, out32, n); }
@@ -101,7 +101,7 @@ void attention_backward_begin(Cuda<X> dev, float *dq32, float *dk32, float *dv32
 
 template <class X>
 void attention_backward_part(Cuda<X> dev, float *dq32, float *dk32, float *dv32, float *, Heads<const X> q, Heads<const X> k,
-                             Heads<const X> v, const float *delta, const float *lse, const X *dout, const int32_t *lo,
+                             Heads<const X> v, const float *delta, const float *lse, const X *dout, const int32_t *first_key,
                              Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D, float scale) {
     using namespace attention;
     const Heads<const X> d_out{dout, H * D};
@@ -109,9 +109,9 @@ void attention_backward_part(Cuda<X> dev, float *dq32, float *dk32, float *dv32,
         using Q = decltype(queries_shape);
         using K = decltype(keys_shape);
         launch(dev, queries_kernel, Grid{count_blocks(q_pieces, Q::queries), H}, Q::threads, sizeof(typename Q::Shared), dq32, q,
-               k, v, delta, lse, d_out, lo, q_pieces, k_pieces, T, H, KV, D, scale);
+               k, v, delta, lse, d_out, first_key, q_pieces, k_pieces, T, H, KV, D, scale);
         launch(dev, keys_kernel, Grid{count_blocks(k_pieces, K::keys), KV}, K::threads, sizeof(typename K::Shared), dk32, dv32, q,
-               k, v, delta, lse, d_out, lo, q_pieces, k_pieces, T, H, KV, D, scale);
+               k, v, delta, lse, d_out, first_key, q_pieces, k_pieces, T, H, KV, D, scale);
     };
     if constexpr (std::is_same_v<X, bf16>)
         with_width(D, [&](auto width) {

@@ -12,7 +12,7 @@ template <int D_> struct ForwardShape {  // D_: head size, padded
                                            : 16;
     struct Shared {
         Tile<queries, D> q;
-        int lo[queries];
+        int first_key[queries];
         struct {
             Tile<keys, D> k, v;
         } stage[2];
@@ -85,18 +85,18 @@ __device__ void merge_row(float *out, float *lse, const float (&part)[width / 8]
 template <int width>
 __global__ void __launch_bounds__(ForwardShape<width>::threads)
     attention_forward_kernel5(float *out32, float *lse, Heads<const bf16> q, Heads<const bf16> k, Heads<const bf16> v,
-                              const int32_t *lo, Pieces q_pieces, Pieces k_pieces, size_t T, unsigned H, unsigned KV, size_t D,
-                              float scale) {
+                              const int32_t *first_key, Pieces q_pieces, Pieces k_pieces, size_t T, unsigned H, unsigned KV,
+                              size_t D, float scale) {
     using Shape = ForwardShape<width>;
     constexpr int m = Shape::m, N = Shape::keys;
     auto &s = shared_mem<typename Shape::Shared>();
     const unsigned h = blockIdx.y, kv = h / (H / KV);
-    const Span block =
+    const TileRows block =
         nth_block(q_pieces, gridDim.x - 1 - blockIdx.x, Shape::queries);  // long tasks first: late queries see most
-    Tiles tiles{k_pieces, lo[block.begin], block.end, N};
-    Span tile = tiles.front();
+    Tiles tiles{k_pieces, first_key[block.begin], block.end, N};
+    TileRows tile = tiles.front();
     if (tile.empty()) return;
-    const auto load_keys = [&](int stage, Span keys) {
+    const auto load_keys = [&](int stage, TileRows keys) {
         load<Shape::threads>(s.stage[stage].k, {k.data + kv * D, k.stride}, keys, D);
         load<Shape::threads>(s.stage[stage].v, {v.data + kv * D, v.stride}, keys, D);
         cp_async_commit();
@@ -104,11 +104,11 @@ __global__ void __launch_bounds__(ForwardShape<width>::threads)
     load<Shape::threads>(s.q, {q.data + h * D, q.stride}, block, D);
     load_keys(0, tile);
 
-    const Queries<m> queries(block, s.lo, lo);
+    const Queries<m> queries(block, s.first_key, first_key);
     float out[m][width / 8][4] = {}, largest[m][2], sum[m][2] = {};
     for (auto &pair : largest) pair[0] = pair[1] = -INFINITY;
     for (int stage = 0; !tile.empty(); stage ^= 1) {
-        const Span next = tiles.after(tile);
+        const TileRows next = tiles.after(tile);
         cp_async_wait<0>();
         __syncthreads();  // this tile has landed, and all warps are done with the other stage
         if (!next.empty()) load_keys(stage ^ 1, next);

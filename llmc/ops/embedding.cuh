@@ -37,7 +37,7 @@ template <class X> void embedding_forward(Cuda<X> dev, X *out, const X *w, const
 // sorting, no scratch. Moves C elements of dout for each token of the range, twice as many floats of dw, and T tokens a warp, out of
 // cache.
 template <class X, int N>
-__global__ void embedding_backward_kernel1(float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C, unsigned first,
+__global__ void embedding_backward_kernel5(float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C, unsigned first,
                                            size_t count) {
     const unsigned lane = threadIdx.x % 32, warps = blockDim.x / 32, part = blockIdx.x * warps + threadIdx.x / 32,
                    parts = gridDim.x * warps;
@@ -62,7 +62,7 @@ void embedding_backward(Cuda<X> dev, float *dw, const X *dout, const int32_t *to
                         size_t count) {
     constexpr int N = Vec<X>::size;
     const bool wide = fit_vectors<N>(C, dw, dout);
-    launch(dev, wide ? embedding_backward_kernel1<X, N> : embedding_backward_kernel1<X, 1>,
+    launch(dev, wide ? embedding_backward_kernel5<X, N> : embedding_backward_kernel5<X, 1>,
            Grid{32, ceil_div(C, 32 * (wide ? N : 1))}, 256, 0, dw, dout, tokens, T, C, unsigned(first), count);
 }
 }  // namespace CUDA_BACKEND

@@ -95,7 +95,7 @@ template <class X, int N> __device__ void clear_row(X *dlogits, size_t V) {
 // for the gradients. Moves 8 V + V sizeof(X) bytes a row. dlogits may be the logits.
 template <class X, int N>
 __global__ void __launch_bounds__(1024)
-    fused_classifier_kernel2(HeadStats stats, X *dlogits, const float *logits, const int32_t *targets, const float *weights,
+    fused_classifier_kernel4(HeadStats stats, X *dlogits, const float *logits, const int32_t *targets, const float *weights,
                              size_t n, size_t V) {
     SoftmaxWarps &warps = shared_mem<SoftmaxWarps>();
     const size_t r = blockIdx.x;
@@ -131,7 +131,7 @@ void fused_classifier(Cuda<X> dev, HeadStats stats, X *dlogits, const float *log
                       size_t n, size_t padded, size_t V) {
     constexpr int N = Vec<float>::size;
     const bool wide = fit_vectors<N>(V, logits, dlogits);
-    launch(dev, wide ? fused_classifier_kernel2<X, N> : fused_classifier_kernel2<X, 1>, Grid{dlogits ? padded : n},
+    launch(dev, wide ? fused_classifier_kernel4<X, N> : fused_classifier_kernel4<X, 1>, Grid{dlogits ? padded : n},
            classifier_threads(V, wide ? N : 1), sizeof(SoftmaxWarps), stats, dlogits, logits, targets, weights, n, V);
 }
 

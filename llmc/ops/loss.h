@@ -1,18 +1,18 @@
 // The language-model head fused with the loss, so that the (T, V) logits never exist: chunks of rows go through the three
 // products of the head and the softmax between them, and at most 128 MiB of logits are alive (256 on CUDA).
 //
-//   lm_head(dev, stats, dx, dw, scratch, x, w, rows, targets, weights, T, C, V, N, accumulate)
-//                                                                 for n < N, with t = rows[n], y = targets[n]:
+//   lm_head(dev, stats, dx, dw, scratch, x, w, predictors, targets, weights, T, C, V, N, accumulate)
+//                                                                 for n < N, with t = predictors[n], y = targets[n]:
 //       logit[v] = sum_c x[t,c] w[v,c]       p = softmax(logit)       lse = log sum_v exp(logit[v])
 //       nll[n] = lse - logit[y]              entropy[n] = lse - sum_v p[v] logit[v]     correct[n] = 1 if y is the first maximum
 //       max[n] = max_v logit[v]              sum[n] = sum_v exp(logit[v] - max[n])      so that lse = max[n] + log sum[n]
 //       dlogit[v] = weights[n] (p[v] - [v == y])                      weights[n] is dL/dnll[n]
 //       dx[t,c] = sum_v dlogit[v] w[v,c]     dw[v,c] += sum_n dlogit[v] x[t,c];   without accumulate dw = sum_n ..., and N > 0
 //
-//   lm_head_weight(dev, dw, scratch, x, w, rows, targets, weights, stats, C, V, N, first, count)   for v in [first, first + count):
+//   lm_head_weight(dev, dw, scratch, x, w, predictors, targets, weights, stats, C, V, N, first, count)   for v in [first, first + count):
 //       dw[v - first,c] += sum_n dlogit[v] x[t,c]
 //
-//   x, dx (T, C), w (V, C) X     dw (V, C), of a range (count, C), float     rows, targets (N) int32, rows increasing
+//   x, dx (T, C), w (V, C) X     dw (V, C), of a range (count, C), float     predictors, targets (N) int32, predictors increasing
 //   weights (N) float     stats: nll, entropy (nats), correct, max, sum, (N) float each; rows of weight 0 count in them too
 //   dx is overwritten and 0 in rows without a target. dx null: forward only, dw and weights are not touched and may be null.
 //   scratch: lm_head_scratch(dev, N, C, V) bytes, aligned to 64, for both. Nothing may alias.
@@ -186,11 +186,11 @@ template <class X> struct HeadChunk {
 
 // Gathers the rows of x, chunk by chunk, multiplies them by the V rows of w and calls body(n0, n, padded): rows n0 to n0 + n.
 template <class Dev, class X, class Body>
-void for_each_chunk(Dev dev, const HeadChunk<X> &chunk, const X *x, const X *w, const int32_t *rows, size_t C, size_t V, size_t N,
-                    Body body) {
+void for_each_chunk(Dev dev, const HeadChunk<X> &chunk, const X *x, const X *w, const int32_t *predictors, size_t C, size_t V,
+                    size_t N, Body body) {
     for (size_t n0 = 0; n0 < N; n0 += chunk.most) {
         const size_t n = std::min(chunk.most, N - n0), padded = std::min(chunk.most, round_up(n, 64));
-        gather_rows(dev, chunk.x, x, rows + n0, n, padded, C);
+        gather_rows(dev, chunk.x, x, predictors + n0, n, padded, C);
         matmul_forward(dev, chunk.logits, chunk.x, w, nullptr, padded, C, V);
         body(n0, n, padded);
     }
@@ -198,25 +198,25 @@ void for_each_chunk(Dev dev, const HeadChunk<X> &chunk, const X *x, const X *w, 
 
 template <class Dev, class X = typename Dev::X>
 void lm_head(Dev dev, HeadStats stats, std::type_identity_t<X> *dx, float *dw, void *scratch, const X *x, const X *w,
-             const int32_t *rows, const int32_t *targets, const float *weights, size_t T, size_t C, size_t V, size_t N,
+             const int32_t *predictors, const int32_t *targets, const float *weights, size_t T, size_t C, size_t V, size_t N,
              bool accumulate) {
     const HeadChunk<X> chunk(dev, scratch, lm_head_rows(dev, N, V), V);
-    if (dx) gather_rows(dev, dx, x, rows, 0, T, C);  // all rows 0
-    for_each_chunk(dev, chunk, x, w, rows, C, V, N, [&](size_t n0, size_t n, size_t padded) {
+    if (dx) gather_rows(dev, dx, x, predictors, 0, T, C);  // all rows 0
+    for_each_chunk(dev, chunk, x, w, predictors, C, V, N, [&](size_t n0, size_t n, size_t padded) {
         fused_classifier(dev, stats.from(n0), dx ? chunk.dlogits : nullptr, chunk.logits, targets + n0, weights + (dx ? n0 : 0),
                          n, padded, V);
         if (!dx) return;
         if (dw) matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, V, accumulate || n0 > 0);
         matmul_backward_input(dev, chunk.x, chunk.dlogits, w, padded, C, V);
-        scatter_rows(dev, dx, chunk.x, rows + n0, n, C);
+        scatter_rows(dev, dx, chunk.x, predictors + n0, n, C);
     });
 }
 
 template <class Dev, class X = typename Dev::X>
-void lm_head_weight(Dev dev, float *dw, void *scratch, const X *x, const X *w, const int32_t *rows, const int32_t *targets,
+void lm_head_weight(Dev dev, float *dw, void *scratch, const X *x, const X *w, const int32_t *predictors, const int32_t *targets,
                     const float *weights, HeadStats stats, size_t C, size_t V, size_t N, size_t first, size_t count) {
     const HeadChunk<X> chunk(dev, scratch, lm_head_range_rows(dev, N, C, V, count), count);
-    for_each_chunk(dev, chunk, x, w + first * C, rows, C, count, N, [&](size_t n0, size_t n, size_t padded) {
+    for_each_chunk(dev, chunk, x, w + first * C, predictors, C, count, N, [&](size_t n0, size_t n, size_t padded) {
         range_classifier(dev, chunk.dlogits, chunk.logits, targets + n0, weights + n0, stats.from(n0), n, padded, first, count);
         matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, count, true);
     });

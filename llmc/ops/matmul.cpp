@@ -33,9 +33,9 @@ const char *matmul_backend() {
 // A library multiplies tiles of C, each on one thread, and the threads are ours. With threads of its own oneDNN splits a long sum
 // among them (dw, where T is long), so that results depend on their number, and OpenBLAS's fight OpenMP's for the cores.
 // Lengths depend on n alone and are multiples of 64, but for the last.
-struct Cut {
+struct Tiling {
     size_t n, step;
-    Cut(size_t n, size_t longest) : n(n), step(round_up(ceil_div(n, ceil_div(n, longest)), 64)) {}
+    Tiling(size_t n, size_t longest) : n(n), step(round_up(ceil_div(n, ceil_div(n, longest)), 64)) {}
     size_t count() const { return ceil_div(n, step); }
     size_t length(size_t i) const { return std::min(step, n - i * step); }
 };
@@ -43,11 +43,11 @@ struct Cut {
 // A tile packs its rows of A and its columns of B for itself, so large tiles pack less; but there should be some for each thread.
 // At best a tile is as wide as C and A is packed once; but floats are read in place by oneDNN where neither is transposed.
 struct Tiles {
-    Cut rows, columns;
+    Tiling rows, columns;
     template <class X> Tiles(size_t M, size_t N, Matrix<X> A, Matrix<X> B) : rows(M, 512), columns(N, 512) {
         const bool in_place = sizeof(X) == sizeof(float) && A.column == 1 && B.column == 1;
-        if (N <= 1024 && !in_place) rows = Cut(M, 256), columns = Cut(N, 1024);
-        if (rows.count() * columns.count() < 6) rows = Cut(M, 256), columns = Cut(N, 512);
+        if (N <= 1024 && !in_place) rows = Tiling(M, 256), columns = Tiling(N, 1024);
+        if (rows.count() * columns.count() < 6) rows = Tiling(M, 256), columns = Tiling(N, 512);
     }
 };
 
@@ -156,7 +156,7 @@ static void onednn_gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *b
     Context &ctx = *dev.ctx;
     const Tiles tiles(M, N, A, B);
     const bool over_tokens = A.row == 1;
-    const Cut &rows = tiles.rows, &columns = tiles.columns, depth(K, over_tokens ? 1024 : K);
+    const Tiling &rows = tiles.rows, &columns = tiles.columns, depth(K, over_tokens ? 1024 : K);
     if (ctx.products.size() + 12 > Context::most_products) ctx.products.clear();
     // Only the last tiles and pieces of a sum differ in size, and only its first piece may overwrite: [row][column][piece]
     const Product *products[2][2][3];
@@ -204,7 +204,7 @@ static void onednn_gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *b
 static void openblas_gemm(CpuF32 dev, float *C, Matrix<float> A, Matrix<float> B, const float *bias, size_t M, size_t N, size_t K,
                           bool accumulate) {
     const Tiles tiles(M, N, A, B);
-    const Cut &rows = tiles.rows, &columns = tiles.columns;
+    const Tiling &rows = tiles.rows, &columns = tiles.columns;
 #pragma omp parallel for num_threads(dev.threads) collapse(2) schedule(dynamic)
     for (size_t j = 0; j < columns.count(); j++)
         for (size_t i = 0; i < rows.count(); i++) {

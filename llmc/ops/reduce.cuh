@@ -5,7 +5,7 @@
 
 inline namespace CUDA_BACKEND {
 // A block sums one part. Moves n floats.
-template <int N> __global__ void squared_norm_kernel2(double *parts, const float *x, size_t n) {
+template <int N> __global__ void squared_norm_kernel4(double *parts, const float *x, size_t n) {
     const size_t begin = blockIdx.x * squared_norm_part, end = min(n, begin + squared_norm_part);
     double sum = 0;
     for (size_t i = begin + threadIdx.x * N; i < end; i += blockDim.x * N) {
@@ -29,7 +29,7 @@ template <class X> double squared_norm(Cuda<X> dev, double *scratch, const float
     constexpr int N = Vec<float>::size;
     if (n == 0) return 0;
     const size_t parts = squared_norm_scratch(n);
-    launch(dev, fit_vectors<N>(n, x) ? squared_norm_kernel2<N> : squared_norm_kernel2<1>, Grid{parts}, 512,
+    launch(dev, fit_vectors<N>(n, x) ? squared_norm_kernel4<N> : squared_norm_kernel4<1>, Grid{parts}, 512,
            sizeof(WarpSums<double>), scratch, x, n);
     launch(dev, sum_parts_kernel1<double>, Grid{1}, 512, sizeof(WarpSums<double>), scratch, parts);
     double sum;

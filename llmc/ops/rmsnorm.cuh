@@ -52,7 +52,7 @@ template <class X> size_t rmsnorm_scratch(Cuda<X>, size_t C) { return norm_block
 
 // One warp per token. Moves 2 T C elements, with the sum 4 T C.
 template <class X, int N>
-__global__ void rmsnorm_forward_kernel2(X *out, X *sum, float *rstd, const X *x, const X *y, const X *w, size_t T, size_t C,
+__global__ void rmsnorm_forward_kernel5(X *out, X *sum, float *rstd, const X *x, const X *y, const X *w, size_t T, size_t C,
                                         float eps) {
     const size_t warp = threadIdx.x / 32, t = blockIdx.x * size_t(blockDim.x / 32) + warp;
     if (t >= T) return;
@@ -67,7 +67,7 @@ void residual_rmsnorm_forward(Cuda<X> dev, X *sum, X *out, float *rstd, const X 
                               float eps) {
     constexpr int N = Vec<X>::size;
     const size_t warps = norm_warps(48 << 10, C * sizeof(X));
-    launch(dev, fit_vectors<N>(C, sum, out, x, y, w) ? rmsnorm_forward_kernel2<X, N> : rmsnorm_forward_kernel2<X, 1>,
+    launch(dev, fit_vectors<N>(C, sum, out, x, y, w) ? rmsnorm_forward_kernel5<X, N> : rmsnorm_forward_kernel5<X, 1>,
            Grid{ceil_div(T, warps)}, unsigned(warps * 32), warps * C * sizeof(X), out, sum, rstd, x, y, w, T, C, eps);
 }
 
@@ -79,7 +79,7 @@ template <class X> void rmsnorm_forward(Cuda<X> dev, X *out, float *rstd, const 
 
 // A block has a run of tokens, each warp every warps-th of them. Moves 4 T C elements (x, dout, dresidual, dx).
 template <class X, int N>
-__global__ void rmsnorm_backward_kernel2(X *dx, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
+__global__ void rmsnorm_backward_kernel5(X *dx, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
                                          const float *rstd, size_t T, size_t C) {
     float *dw = &shared_mem<float>();  // (warps, C)
     const size_t warps = blockDim.x / 32, warp = threadIdx.x / 32;
@@ -96,7 +96,7 @@ void rmsnorm_backward(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *dr
                       const float *rstd, size_t T, size_t C) {
     constexpr int N = Vec<X>::size;
     const size_t warps = norm_warps(96 << 10, C * sizeof(float)), blocks = std::min(norm_blocks, ceil_div(T, warps));
-    launch(dev, fit_vectors<N>(C, dx, dresidual, dout, x, w) ? rmsnorm_backward_kernel2<X, N> : rmsnorm_backward_kernel2<X, 1>,
+    launch(dev, fit_vectors<N>(C, dx, dresidual, dout, x, w) ? rmsnorm_backward_kernel5<X, N> : rmsnorm_backward_kernel5<X, 1>,
            Grid{blocks}, unsigned(warps * 32), warps * C * sizeof(float), dx, scratch, dresidual, dout, x, w, rstd, T, C);
     norm_add_runs(dev, dw, scratch, blocks, C);
 }

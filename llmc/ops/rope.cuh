@@ -18,7 +18,7 @@ template <int N, class X> __device__ void rope_turn(X *a, X *b, const float *ang
 // A block per token; a thread turns N neighbouring pairs of a head. Moves 2 T heads D elements; the row of the table comes from
 // cache.
 template <class X, int N>
-__global__ void rope_kernel2(X *qkv, const float *table, const int32_t *doc_pos, unsigned heads, unsigned D, size_t stride,
+__global__ void rope_kernel4(X *qkv, const float *table, const int32_t *doc_pos, unsigned heads, unsigned D, size_t stride,
                              float sign) {
     const unsigned half = D / 2, vectors = half / N;
     const float *row = table + size_t(doc_pos[blockIdx.x]) * D;
@@ -38,7 +38,7 @@ void rope_rotate(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos
                  float sign) {
     constexpr int N = Vec<X>::size;
     const bool wide = D % (2 * N) == 0 && fit_vectors<N>(stride, qkv) && fit_vectors<N>(D, table);
-    launch(dev, wide ? rope_kernel2<X, N> : rope_kernel2<X, 1>, Grid{T}, 128, 0, qkv, table, doc_pos, unsigned(heads),
+    launch(dev, wide ? rope_kernel4<X, N> : rope_kernel4<X, 1>, Grid{T}, 128, 0, qkv, table, doc_pos, unsigned(heads),
            unsigned(D), stride, sign);
 }
 

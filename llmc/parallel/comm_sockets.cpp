@@ -177,7 +177,7 @@ class SocketsTransport final : public Transport {
         bool in_place = false;  // to the first receive of its tag, else to the buffer
         std::vector<std::byte> buffer;
     };
-    using Place = std::list<Receive>::iterator;
+    using ReceiveIterator = std::list<Receive>::iterator;
 
     // Sleeps until something can move of what was posted, and moves it.
     void move_something() {
@@ -233,7 +233,7 @@ class SocketsTransport final : public Transport {
     }
 
     void header_has_come(Peer &peer) {
-        const Place r = receive_of(peer, peer.header.tag);
+        const ReceiveIterator r = receive_of(peer, peer.header.tag);
         peer.in_place = r != peer.receives.end();
         if (peer.in_place) require_size(peer, *r, peer.header.bytes);
         else peer.buffer.resize(peer.header.bytes);
@@ -241,18 +241,18 @@ class SocketsTransport final : public Transport {
     }
 
     void message_has_come(Peer &peer, int64_t tag, std::vector<std::byte> message) {
-        const Place r = receive_of(peer, tag);  // it may have been posted since the header came
+        const ReceiveIterator r = receive_of(peer, tag);  // it may have been posted since the header came
         if (r != peer.receives.end()) deliver(peer, r, message);
         else peer.kept[tag].push_back(std::move(message));
     }
 
-    void deliver(Peer &peer, Place to, const std::vector<std::byte> &message) {
+    void deliver(Peer &peer, ReceiveIterator to, const std::vector<std::byte> &message) {
         require_size(peer, *to, message.size());
         memcpy(to->data, message.data(), message.size());
         received(peer, to);
     }
 
-    void received(Peer &peer, Place r) {
+    void received(Peer &peer, ReceiveIterator r) {
         halves_.at(r->id)--;
         peer.receives.erase(r);
     }
@@ -261,7 +261,7 @@ class SocketsTransport final : public Transport {
         if (bytes != r.bytes) die("rank %d sent %zu bytes where %zu were expected", int(&peer - peers_.data()), bytes, r.bytes);
     }
 
-    static Place receive_of(Peer &peer, int64_t tag) {
+    static ReceiveIterator receive_of(Peer &peer, int64_t tag) {
         return std::find_if(peer.receives.begin(), peer.receives.end(), [&](const Receive &r) { return r.tag == tag; });
     }
 

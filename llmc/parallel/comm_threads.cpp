@@ -11,7 +11,7 @@
 #include <thread>
 #include <tuple>
 
-#include "pairwise.h"
+#include "point_to_point.h"
 
 using Clock = std::chrono::steady_clock;
 static constexpr std::chrono::seconds grace(10);  // from a rank's failure to the end of the process, if other ranks do not end
@@ -172,7 +172,7 @@ static void run_rank(World &world, int rank, const CommOptions &options, const s
         ThreadsTransport transport(world, rank);
         std::vector<int> members(world.wake.size());
         std::iota(members.begin(), members.end(), 0);
-        PairwiseComm comm(transport, members, rank, 0);
+        PointToPointComm comm(transport, members, rank, 0);
         comm.check = options.check;
         result = f(comm);
         failed = false;

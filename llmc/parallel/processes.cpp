@@ -79,7 +79,7 @@ int run_process(Transport &transport, Line &line, int rank, int ranks, const Com
     try {
         std::vector<int> members(static_cast<size_t>(ranks));
         std::iota(members.begin(), members.end(), 0);
-        PairwiseComm comm(transport, members, rank, 0);
+        PointToPointComm comm(transport, members, rank, 0);
         comm.check = options.check;
         try {
             result = f(comm);

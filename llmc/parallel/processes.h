@@ -5,7 +5,7 @@
 #include <mutex>
 #include <thread>
 
-#include "pairwise.h"
+#include "point_to_point.h"
 
 // Between the watchdogs of all ranks, apart from the messages of the communicators.
 class Line {

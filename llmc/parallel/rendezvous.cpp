@@ -176,7 +176,7 @@ struct Greeting {  // the first that goes over a connection
 static constexpr char magic[9] = "llmcrank";
 static constexpr uint32_t version = 1;
 
-struct Place {  // where a rank listens
+struct ListenAddress {  // where a rank listens
     char host[64];
     int32_t port;
 };
@@ -237,7 +237,7 @@ std::string missing(const Rendezvous &me, const std::vector<Socket> &ranks) {  /
 
 // Rank 0: waits for all others, and tells each where all of them listen.
 void gather(const Rendezvous &me, const Socket &listener, double timeout, Connections &c) {
-    std::vector<Place> places(static_cast<size_t>(me.world));
+    std::vector<ListenAddress> addresses(static_cast<size_t>(me.world));
     const auto wanted = [&] {
         for (Socket &s : c.control)
             if (s && is_closed(s)) s = Socket();  // ended, and perhaps started again
@@ -247,20 +247,20 @@ void gather(const Rendezvous &me, const Socket &listener, double timeout, Connec
         const bool good = fits(me, g), twice = good && c.control[size_t(g.rank)] && !is_closed(c.control[size_t(g.rank)]);
         const Greeting answer = greeting(me, twice ? taken : welcome);
         if (!s.send_all(&answer, sizeof(answer), in_seconds(longest_answer)) || !good || twice) return;  // it sees why by itself
-        Place &place = places[size_t(g.rank)];
-        snprintf(place.host, sizeof(place.host), "%s", address_of(s, getpeername).host.c_str());
-        place.port = g.port;
+        ListenAddress &listens = addresses[size_t(g.rank)];
+        snprintf(listens.host, sizeof(listens.host), "%s", address_of(s, getpeername).host.c_str());
+        listens.port = g.port;
         c.control[size_t(g.rank)] = std::move(s);
     });
     if (wanted())
         die("of %d ranks these have not come to %s within %g s: %s\n  fix: start them, all with the same --rendezvous", me.world,
             me.address.c_str(), timeout, missing(me, c.control).c_str());
     for (int r = 1; r < me.world; r++)
-        c.control[size_t(r)].send_all(places.data(), places.size() * sizeof(Place), in_seconds(longest_answer));
+        c.control[size_t(r)].send_all(addresses.data(), addresses.size() * sizeof(ListenAddress), in_seconds(longest_answer));
 }
 
 // Another rank: tells rank 0 where it listens itself, and learns where the others do.
-std::vector<Place> join(const Rendezvous &me, const Address &address, double timeout, Connections &c, Socket &listener) {
+std::vector<ListenAddress> join(const Rendezvous &me, const Address &address, double timeout, Connections &c, Socket &listener) {
     const double search = std::min(timeout, longest_search);
     const char *const at = me.address.c_str();
     int error = 0;
@@ -285,11 +285,11 @@ std::vector<Place> join(const Rendezvous &me, const Address &address, double tim
         die("another process is rank %d at %s already\n  fix: a --rank of its own for each process, from 0 to %d", me.rank, at,
             me.world - 1);
 
-    std::vector<Place> places(static_cast<size_t>(me.world));
-    if (!s.receive_all(places.data(), places.size() * sizeof(Place), in_seconds(timeout + longest_search)))
+    std::vector<ListenAddress> addresses(static_cast<size_t>(me.world));
+    if (!s.receive_all(addresses.data(), addresses.size() * sizeof(ListenAddress), in_seconds(timeout + longest_search)))
         die("rank 0 at %s has ended before all ranks had come\n  fix: see what it says", at);
     c.control[0] = std::move(s);
-    return places;
+    return addresses;
 }
 
 Socket call(const Rendezvous &me, int rank, const Address &address, Purpose purpose, double seconds) {
@@ -314,13 +314,13 @@ Connections connect_all(const Rendezvous &me, double timeout) {
     Connections c;
     c.data.resize(size_t(me.world)), c.control.resize(size_t(me.world));
     Socket listener;
-    std::vector<Place> places;
+    std::vector<ListenAddress> addresses;
     if (me.rank == 0) gather(me, listener = listen_at(address), timeout, c);
-    else places = join(me, address, timeout, c, listener);
+    else addresses = join(me, address, timeout, c, listener);
 
     const double seconds = std::min(timeout, longest_search);
     for (int r = 0; r < me.rank; r++) {
-        const Place &p = places[size_t(r)];
+        const ListenAddress &p = addresses[size_t(r)];
         const Address there = r == 0 ? address : Address{p.host, std::to_string(p.port)};
         c.data[size_t(r)] = call(me, r, there, data, seconds);
         if (r > 0) c.control[size_t(r)] = call(me, r, there, control, seconds);
@@ -328,8 +328,8 @@ Connections connect_all(const Rendezvous &me, double timeout) {
     const auto wanted = [&] { return !missing(me, c.data).empty() || !missing(me, c.control).empty(); };
     accept_ranks(listener, in_seconds(seconds), wanted, [&](Socket s, const Greeting &g) {
         if (!fits(me, g)) return;
-        Socket &place = (g.purpose == data ? c.data : c.control)[size_t(g.rank)];
-        if (!place) place = std::move(s);
+        Socket &connection = (g.purpose == data ? c.data : c.control)[size_t(g.rank)];
+        if (!connection) connection = std::move(s);
     });
     if (wanted())
         die("these ranks have not connected to rank %d within %g s: %s\n  fix: see what they say", me.rank, seconds,

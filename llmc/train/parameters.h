@@ -51,7 +51,7 @@ template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weig
     for (const Tensor &t : zero.table) load(t, 0, t.count, zero.params + t.offset, memory);
     if (!zero.lower) return;
     HostMemory host;
-    for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table)) {
+    for (const TensorRun &s : zero.sharding.tensor_runs(zero.table)) {
         const auto load_part = [&](size_t first, size_t n) {
             std::vector<float> values(n);
             load(zero.table[s.tensor], s.first + first, n, values.data(), host);
@@ -67,7 +67,7 @@ template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weig
 // GPT-2 begins with smaller projections into the residual stream, by 1 / sqrt of their number (Radford et al., 2019, section 2.3).
 template <class Dev> void initialise_parameters(Zero<Dev> &zero, Comm &comm, uint64_t seed, double deviation, Memory &memory) {
     const auto residuals = std::ranges::count(zero.table, Tensor::residual, &Tensor::init);
-    for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table))
+    for (const TensorRun &s : zero.sharding.tensor_runs(zero.table))
         in_parts(s.count, [&](size_t first, size_t n) {
             const Tensor &t = zero.table[s.tensor];
             const double own = t.init == Tensor::residual ? deviation / std::sqrt(double(residuals)) : deviation;
@@ -137,7 +137,7 @@ void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const 
 // The name of the first tensor whose summed gradient is not finite; empty if all are.
 template <class Dev> std::string nonfinite_gradient(Zero<Dev> &zero, Comm &comm) {
     size_t first = zero.table.size();
-    for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table))
+    for (const TensorRun &s : zero.sharding.tensor_runs(zero.table))
         if (!std::isfinite(squared_norm(zero.dev, zero.norm_scratch, zero.grads_at(s), s.count)))
             first = std::min(first, s.tensor);
     for (size_t other : comm.gather(first)) first = std::min(first, other);

@@ -19,10 +19,10 @@ class Transport {
     int next_tag = 1;  // larger than those of this rank's communicators
 };
 
-class PairwiseComm final : public Comm {
+class PointToPointComm final : public Comm {
   public:
     // members[r]: rank r's number in the whole run.
-    PairwiseComm(Transport &transport, std::vector<int> members, int rank, int tag)
+    PointToPointComm(Transport &transport, std::vector<int> members, int rank, int tag)
         : Comm(rank, int(members.size())), transport_(transport), members_(std::move(members)), tag_(tag) {}
 
   protected:
