@@ -4,7 +4,7 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// Four parameters per thread. Moves 28 bytes a parameter, in bf16 too; 20 where the moments are bf16.
+// A thread updates four parameters. The kernel moves 28 bytes per parameter, in bf16 too, and 20 if the moments are bf16.
 template <class X, class M, int N>
 __global__ void adamw_kernel4(Floats<X> params, M *m, M *v, const float *grads, AdamWFactors f, size_t n) {
     const size_t i = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * N;

@@ -1,5 +1,5 @@
-// Attention on CUDA. Contract and formulas: attention.h. bf16 runs on tensor cores (attention_forward.cuh, attention_backward.cuh,
-// what they share: attention_tile.cuh), float in plain kernels (attention_f32.cuh).
+// Attention on CUDA. Contract and formulas: attention.h. bf16 runs on tensor cores (attention_forward.cuh,
+// attention_backward.cuh, and attention_tile.cuh, which they share), float in plain kernels (attention_f32.cuh).
 #pragma once
 #include <type_traits>
 
@@ -11,7 +11,7 @@
 namespace attention {
 inline namespace CUDA_BACKEND {
 
-// ---- what comes before and after the parts. All are bound by memory.
+// ---- the kernels before and after the parts. All are bound by memory.
 
 constexpr unsigned flat_threads = 256;
 
@@ -20,7 +20,7 @@ template <class T> __global__ void fill_kernel(T *x, T value, size_t n) {
     if (i < n) x[i] = value;
 }
 
-// A warp per query and head.
+// Computes delta with one warp per query and head.
 template <class X> __global__ void delta_kernel(float *delta, const X *out, const X *dout, size_t T, size_t H, size_t D) {
     const size_t row = (blockIdx.x * size_t(flat_threads) + threadIdx.x) / 32, lane = threadIdx.x % 32;
     if (row >= T * H) return;
@@ -33,7 +33,7 @@ template <class X> __global__ void delta_kernel(float *delta, const X *out, cons
     if (lane == 0) delta[row % H * T + row / H] = sum;
 }
 
-// A thread per 4 elements of a row [dq | dk | dv] of heads.
+// Rounds rows [dq | dk | dv] of heads, with one thread per 4 elements.
 template <class X>
 __global__ void round_rows_kernel(X *dqkv, const float *dq32, const float *dk32, const float *dv32, size_t T, size_t q_columns,
                                   size_t kv_columns) {
@@ -47,7 +47,7 @@ __global__ void round_rows_kernel(X *dqkv, const float *dq32, const float *dk32,
     for (int j = 0; j < 4; j++) dqkv[i + j] = X(values[j]);
 }
 
-// f with the smallest head size that is compiled, and is not less than D; the columns in excess are 0.
+// Calls f with the smallest compiled head size that is at least D. The columns in excess are 0.
 template <class F> void with_width(size_t D, F f) {
     if (D <= 32) f(std::integral_constant<int, 32>());
     else if (D <= 64) f(std::integral_constant<int, 64>());

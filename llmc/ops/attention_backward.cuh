@@ -1,7 +1,7 @@
 // Attention backward on tensor cores. Contract and formulas: attention.h.
 //
 // Two kernels, so that every sum has one owner and a fixed order, without atomics: one by blocks of keys for dK and dV, one by blocks
-// of queries for dQ. Both compute P and dS anew: 14 * D FLOPs per pair of query and key, where 10 * D would do with atomics.
+// of queries for dQ. Both compute P and dS anew: 14 * D FLOPs per score, where 10 * D would do with atomics.
 #pragma once
 #include "attention_tile.cuh"
 
@@ -41,7 +41,7 @@ template <int D_> struct BackwardQueriesShape {
     };
 };
 
-// A block per tile of queries and head; walks over the keys they see.
+// Computes dQ. A block has one tile of queries of one head and walks over the keys that they see.
 template <int width>
 __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
     attention_backward_queries_kernel4(float *dq32, Heads<const bf16> q, Heads<const bf16> k, Heads<const bf16> v,
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
 // ---- dK and dV
 
 // dK and dV of a warp's 16 keys take D registers of each of its threads. Where that is too much, two warps share the keys, and the
-// first sums dV, the second dK. Both compute P: per pair of query and key 16 * D FLOPs instead of 14 * D.
+// first sums dV, the second dK. Both compute P, which makes it 16 * D FLOPs per score instead of 14 * D.
 template <int D_> struct BackwardKeysShape {
     static constexpr int D = D_, m = 1, sums = D <= 128 ? 2 : 1;  // sums per warp
     static constexpr int row_warps = 4, threads = 32 * row_warps * 2 / sums, keys = row_warps * 16 * m;
@@ -122,7 +122,7 @@ template <int D_> struct BackwardKeysShape {
     };
 };
 
-// The 16*m keys of one warp; as Queries, the other way round. `first_key` is that of the tile of queries.
+// The 16*m keys of one warp, the counterpart of Queries. `first_key` belongs to the tile of queries.
 template <int m> struct Keys {
     int begin, end;
 
@@ -149,7 +149,7 @@ template <int m> struct Keys {
     }
 };
 
-// A block per tile of keys and KV head; walks over the queries that see them, each tile for all query heads of the group.
+// Computes dK and dV. A block has one tile of keys of one KV head and walks over the queries that see them, in all query heads of the group.
 template <int width>
 __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
     attention_backward_keys_kernel4(float *dk32, float *dv32, Heads<const bf16> q, Heads<const bf16> k, Heads<const bf16> v,
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
     };
     const auto read_row = [&](TileRows queries, unsigned head) {
         const int i = threadIdx.x;
-        if (i >= queries.size()) return Row{0, 0, INT32_MAX};  // sees nothing
+        if (i >= queries.size()) return Row{0, 0, INT32_MAX};  // such a query sees nothing
         const size_t row = head * T + size_t(queries.row + i);
         return Row{lse[row] * log2_e, delta[row], first_key[queries.begin + i]};
     };

@@ -10,9 +10,9 @@ inline namespace CUDA_BACKEND {
 constexpr int plain_rows = 16, plain_threads = plain_rows * plain_rows, plain_columns = int(max_D) / plain_rows;
 
 struct PlainTile {
-    float x[plain_rows][max_D + 1];  // an odd number of banks from row to row
+    float x[plain_rows][max_D + 1];  // rows are an odd number of banks apart
 
-    // x stands at row 0 of a head; rows in excess become 0
+    // x points at row 0 of a head. The rest of the tile becomes 0.
     template <class X> __device__ void load(Heads<const X> from, TileRows tile_rows, size_t D) {
         for (int i = threadIdx.x; i < plain_rows * int(D); i += plain_threads) {
             const int r = i / int(D), d = i % int(D);
@@ -28,7 +28,7 @@ __device__ inline float dot(const float *a, const float *b, size_t D) {
     return sum;
 }
 
-// sum += this thread's columns of weights (16) times tile (16, D)
+// Adds weights (16) times tile (16, D), in this thread's columns, to sum.
 __device__ inline void add_weighted_rows(float (&sum)[plain_columns], const float *weights, const PlainTile &tile, size_t D) {
     for (int c = 0; c < plain_columns; c++) {
         const int d = int(threadIdx.x) % plain_rows + c * plain_rows;
@@ -52,7 +52,7 @@ struct PlainForward {
     PlainScores p;
 };
 
-// A block per 16 queries and head.
+// The forward pass. A block has 16 queries of one head.
 template <class X>
 __global__ void __launch_bounds__(plain_threads)
     attention_forward_kernel3(float *out32, float *lse, Heads<const X> q, Heads<const X> k, Heads<const X> v,
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(plain_threads)
         for (int d = 1; d < plain_rows; d *= 2) x = fmaxf(x, __shfl_xor_sync(all_lanes, x, d));
         const float base = x == -INFINITY ? 0.0f : x, shrink = expf(largest - base), p = expf(score - base);
         largest = x;
-        sum = sum * shrink + p;  // of this thread's keys
+        sum = sum * shrink + p;  // over this thread's keys
         s.p[i][j] = p;
         __syncwarp();
         for (float &o : out) o *= shrink;
@@ -108,7 +108,7 @@ struct PlainShape {
     };
 };
 
-// A block per 16 queries and head: dQ.
+// Computes dQ. A block has 16 queries of one head.
 template <class X>
 __global__ void __launch_bounds__(plain_threads)
     attention_backward_queries_kernel3(float *dq32, Heads<const X> q, Heads<const X> k, Heads<const X> v, const float *delta,
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(plain_threads)
     if (valid) add_to_row(dq32 + (row * H + h) * D, dq, scale, D);
 }
 
-// A block per 16 keys and KV head: dK and dV. Rows are keys, columns queries.
+// Computes dK and dV. A block has 16 keys of one KV head. Rows of a tile are keys, columns are queries.
 template <class X>
 __global__ void __launch_bounds__(plain_threads)
     attention_backward_keys_kernel3(float *dk32, float *dv32, Heads<const X> q, Heads<const X> k, Heads<const X> v,

@@ -4,11 +4,11 @@
 //   sum_over_keys     O (queries, D)    += P V          P is 0 where a query does not see a key
 //   sum_over_queries  G (keys, D)       += P^T dO       add_sums_over_queries adds G, however it is stored, to rows of memory
 //
-// in one of three ways, which differ in how tiles are stored:
-//   Products<float>    a micro-kernel of 6 rows, which does little more than the part that the mask leaves
-//   Products<Bf16x2>   the same on pairs of bf16, for CPUs with a dot product of them (AVX512_BF16): twice the work per instruction
+// These products are computed in one of three ways, which differ in how tiles are stored:
+//   Products<float>    a micro-kernel of 6 rows, which computes little more than the scores that the mask leaves
+//   Products<Bf16x2>   the same on pairs of bf16, for CPUs with AVX512_BF16: does twice the work per instruction
 //   AmxProducts        blocks of (32, 32), for CPUs with a matrix unit (amx.h)
-// For those of bf16, P and dS are rounded to bf16 first, as on a GPU; all sums are float.
+// The products of bf16 round P and dS to bf16 first, as on a GPU. All sums are float.
 //
 // A tile of scores is computed and turned into P strip by strip, so that it is still in cache when it is read again. A strip is a few
 // queries; their number is a multiple of Products::multiple, the number of rows that a product computes at once.
@@ -35,7 +35,7 @@ using simd::lanes, simd::load_vector, simd::store_vector, simd::Vector;
 constexpr size_t queries = 96, keys = 192;  // largest tile of scores, 72 KiB of floats; multiples of 6 and 32, keys of 64
 constexpr size_t max_row = max_D + 16;
 
-// Row length of a tile (n, D): whole vectors, and not a power of two, which would map its rows to few sets of the cache.
+// Row length of a tile (n, D). It is a multiple of a vector, but no power of two, which would map all rows to few sets of the cache.
 inline size_t row_length(size_t D) { return round_up(D, 16) + 16; }
 
 inline void add_tile_rows(float *out, size_t stride, const float *tile, size_t n, size_t D, float factor) {
@@ -116,7 +116,7 @@ template <class Word> struct KeyTile : HeadTile<Word, keys> {
     }
 };
 
-// Scores, which a softmax turns in place into P or dS, and the same as products of bf16 take it.
+// Scores, which a softmax turns in place into P or dS, and their copies in the forms that products of bf16 read.
 template <class Word> struct ScoreTile {
     static constexpr bool floats = std::is_same_v<Word, float>;
     alignas(64) float scores[queries * keys];
@@ -135,7 +135,7 @@ template <class Word> struct ScoreTile {
 
 // ---- the micro-kernel
 
-template <class Word> struct View {  // element (i, j) at data[i * row + j * column]
+template <class Word> struct View {  // element (i, j) is data[i * row + j * column]
     Word *data;
     size_t row, column = 1;
 };
@@ -214,7 +214,7 @@ template <class Word> struct Products {
     }
     void sum_over_queries(float *out, const ScoreTile<Word> &p, const Queries &x, const Range *see, Range active,
                           size_t m) const {
-        Range of[keys / block_rows];  // the queries that see some of 6 keys, in words
+        Range of[keys / block_rows];  // for each group of 6 keys the queries that see some of them, in words
         size_t begin = active.begin, end = active.begin;
         for (size_t k = 0; k < m; k += block_rows) {
             while (begin < active.end && see[begin].end <= k) begin++;
@@ -272,7 +272,8 @@ template <> inline void Products<Bf16x2>::round_for_queries(ScoreTile<Bf16x2> &p
 
 #ifdef LLMC_AMX
 
-// Sums over queries lie transposed, (D, keys): so P, which is the larger, is a second factor, which rounding makes as it is.
+// Products on the matrix unit. Sums over queries are stored transposed, (D, keys), so that P is the second factor, whose form rounding
+// produces directly; P is larger than the other factor.
 class AmxProducts {
   public:
     using Registers = amx::Registers;
@@ -323,7 +324,7 @@ class AmxProducts {
         }
     }
     void sum_over_queries(float *out, const Scores &p, const Queries &x, const Range *see, Range active, size_t m) const {
-        size_t begin = active.begin, end = active.begin;  // of the queries that see some of 32 keys
+        size_t begin = active.begin, end = active.begin;  // the queries that see some of 32 keys
         for (size_t k = 0; k < m; k += multiple) {
             while (begin < active.end && seen_by(see, begin).end <= k) begin += multiple;
             while (end < active.end && seen_by(see, end).begin <= k) end += multiple;
@@ -359,13 +360,13 @@ class AmxProducts {
 
   private:
     size_t D_, row_;
-    // Where row i of P has its elements from j on, and rows i and i + 1
+    // The offset of element (i, j) of P in its two packed forms.
     static size_t by_keys(size_t i, size_t j) { return (i / multiple * keys + j) * multiple + i % multiple * multiple; }
     static size_t by_queries(size_t i, size_t j) {
         return (j / multiple * queries + i / multiple * multiple) * multiple + j % multiple / amx::side * amx::tile +
                i % multiple / 2 * multiple;
     }
-    // The keys that queries i to i + 31 see, in whole blocks
+    // The keys that any of the queries i to i + 31 sees, in whole blocks.
     static Range seen_by(const Range *see, size_t i) {
         return {see[i].begin / multiple * multiple, round_up(see[i + multiple - 1].end, multiple)};
     }
@@ -373,7 +374,7 @@ class AmxProducts {
 
 #endif
 
-// f(products) with those that this device multiplies fastest with.
+// Calls f(products) with the products that are fastest on this CPU.
 template <class X, class F> void with_products(Cpu<X> dev, size_t D, F f) {
 #ifdef LLMC_AMX
     if constexpr (std::is_same_v<X, bf16>)

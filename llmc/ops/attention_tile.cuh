@@ -1,4 +1,4 @@
-// What the attention kernels share: which rows a block works on, tiles of heads in shared memory, their products on tensor cores.
+// The parts that the attention kernels share: the rows that a block works on, tiles of heads in shared memory, products on tensor cores.
 //
 // A block owns a tile of rows (queries, or keys) and walks over tiles of the other kind, which land in shared memory two stages
 // deep. Its four warps own 16*m rows each, whose scores stay in registers: the accumulators of one product of mma.m16n8k16 are, once
@@ -17,13 +17,13 @@ inline namespace CUDA_BACKEND {
 
 // ---- which rows
 
-struct TileRows {  // rows at global positions [begin, end), the first in local row `row`
+struct TileRows {  // the rows of a tile: global positions [begin, end), of which the first is stored in local row `row`
     int begin, end, row;
     __device__ int size() const { return end - begin; }
     __device__ bool empty() const { return begin >= end; }
 };
 
-// A launch has a block per `size` rows of each piece.
+// Returns the rows of block n. A launch has one block per `size` rows of each piece.
 inline size_t count_blocks(const Pieces &pieces, size_t size) {
     size_t count = 0;
     for (size_t i = 0; i < pieces.count; i++) count += ceil_div(pieces.piece[i].end - pieces.piece[i].begin, size);
@@ -39,13 +39,13 @@ __device__ inline TileRows nth_block(const Pieces &pieces, int n, int size) {
     }
 }
 
-// Walks over what the pieces hold of the positions [first, last), in tiles of at most `size` rows.
+// Walks over the rows of the pieces at positions [first, last), in tiles of at most `size` rows.
 struct Tiles {
     const Pieces &pieces;
     int first, last, size;
-    int i = -1;  // the piece of the tile last given
+    int i = -1;  // the piece that the last tile belongs to
 
-    __device__ TileRows after(TileRows tile) {  // empty: there are no more
+    __device__ TileRows after(TileRows tile) {  // an empty tile: there are no more
         int end = i < 0 ? tile.end : min(int(pieces.piece[i].end), last);
         while (tile.end >= end && ++i < int(pieces.count)) {
             const Piece p = pieces.piece[i];
@@ -70,20 +70,20 @@ __device__ inline int first_unseeing(const int32_t *first_key, TileRows keys, co
 
 // ---- tiles in shared memory
 
-// Rows of D bf16. The 16-byte chunks of a row change places, so that eight rows of one column, which ldmatrix reads at once, lie in
+// A tile of rows of D bf16 in shared memory. The 16-byte chunks of a row change places, so that eight rows of one column, which ldmatrix reads at once, lie in
 // eight different groups of four banks: chunk c of row r stands at c ^ (r % 8), or where a row is an odd number of half lines of 128
 // bytes at c ^ (r / 2 % 4).
 template <int rows, int D> struct Tile {
-    static constexpr int group = D % 64 == 0 ? 8 : 4;  // chunks that change places among each other
+    static constexpr int group = D % 64 == 0 ? 8 : 4;  // the number of chunks that change places with each other
     alignas(128) bf16 data[rows * D];
     HOST_DEVICE bf16 *chunk(int r, int c) { return data + r * D + (c ^ (group == 8 ? r % 8 : r / 2 % 4)) * 8; }
-    // From chunk (r, c) to (r, c + even) where c is 0 or 1: cheaper than to begin anew.
+    // Steps from chunk (r, c) to (r, c + even), for c 0 or 1, which costs less than computing the address again.
     HOST_DEVICE static bf16 *right(bf16 *at, int even) {
         return reinterpret_cast<bf16 *>(reinterpret_cast<uintptr_t>(at) ^ even % group * 16) + even / group * group * 8;
     }
 };
 
-// Starts to copy rows of one head (x stands at row 0), D <= width; what the tile has in excess becomes 0.
+// Starts to copy rows of one head, where x points at row 0 and D <= width. The rest of the tile becomes 0.
 template <int threads, int rows, int width>
 __device__ void load(Tile<rows, width> &tile, Heads<const bf16> x, TileRows tile_rows, size_t D) {
     constexpr int group = Tile<rows, width>::group, step = threads / group;  // a multiple of 8 rows: chunks change places alike
@@ -168,7 +168,7 @@ constexpr float log2_e = 1.44269504f;
 // The 16*m queries of one warp, rows row0 ... of the block's. `first_key` is that of the block, in shared memory.
 template <int m> struct Queries {
     const int *first_key;
-    int row0, begin, end;  // positions; none where end <= begin
+    int row0, begin, end;  // row0 of the block; positions [begin, end), none if end <= begin
 
     // Fills first_key (all rows of the block) and needs a __syncthreads before it is used.
     __device__ Queries(TileRows block, int *first_key, const int32_t *all_first_keys) : first_key(first_key) {

@@ -4,7 +4,7 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// One vector per thread. Moves 2 n elements.
+// A thread computes one vector. The kernel moves 2 n elements.
 template <Gelu form, class X, int N> __global__ void gelu_forward_kernel3(X *out, const X *x, size_t n) {
     const size_t i = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * N;
     if (i >= n) return;
@@ -24,7 +24,7 @@ template <Gelu form, class X> void gelu_forward(Cuda<X> dev, X *out, const X *x,
            Grid{ceil_div(n, threads * (wide ? N : 1))}, threads, 0, out, x, n);
 }
 
-// Moves 3 n elements.
+// The kernel moves 3 n elements.
 template <Gelu form, class X, int N> __global__ void gelu_backward_kernel3(X *dx, const X *dout, const X *x, size_t n) {
     const size_t i = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * N;
     if (i >= n) return;

@@ -7,7 +7,7 @@ inline namespace CUDA_BACKEND {
 
 // ---- one row, by one warp -----------------------------------------------------------------------------------------------------
 
-// The norm of x, or of x + y rounded to X, which also goes to `sum`; y and sum may be null.
+// Computes the norm of x, or of x + y rounded to X, which is also written to `sum`. y and sum may be null.
 template <class X, int N>
 __device__ float rmsnorm_warp(X *out, X *sum, const X *x, const X *y, const X *w, X *row, size_t C, float eps) {  // returns rstd
     const float squares = norm_read<X, N>(row, sum, x, y, C, [](float v) { return v * v; });
@@ -21,7 +21,8 @@ __device__ float rmsnorm_warp(X *out, X *sum, const X *x, const X *y, const X *w
     return rstd;
 }
 
-// dx of one row, and dw[c] += dout * xh, where dw is this warp's own in shared memory. The second reading comes from cache.
+// Computes dx of one row, and dw[c] += dout * xh, where dw is this warp's own, in shared memory. Data that are read a second time come from
+// the cache.
 template <class X, int N>
 __device__ void rmsnorm_backward_warp(X *dx, float *dw, const X *dresidual, const X *dout, const X *x, const X *w, float rstd,
                                       size_t C) {
@@ -50,7 +51,7 @@ __device__ void rmsnorm_backward_warp(X *dx, float *dw, const X *dresidual, cons
 
 template <class X> size_t rmsnorm_scratch(Cuda<X>, size_t C) { return norm_blocks * C; }
 
-// One warp per token. Moves 2 T C elements, with the sum 4 T C.
+// One warp computes a token. The kernel moves 2 T C elements, or 4 T C with the sum.
 template <class X, int N>
 __global__ void rmsnorm_forward_kernel5(X *out, X *sum, float *rstd, const X *x, const X *y, const X *w, size_t T, size_t C,
                                         float eps) {
@@ -77,7 +78,7 @@ template <class X> void rmsnorm_forward(Cuda<X> dev, X *out, float *rstd, const 
     residual_rmsnorm_forward(dev, no_sum, out, rstd, x, no_y, w, T, C, eps);
 }
 
-// A block has a run of tokens, each warp every warps-th of them. Moves 4 T C elements (x, dout, dresidual, dx).
+// A block has a run of tokens, of which each warp computes every warps-th. The kernel moves 4 T C elements (x, dout, dresidual, dx).
 template <class X, int N>
 __global__ void rmsnorm_backward_kernel5(X *dx, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
                                          const float *rstd, size_t T, size_t C) {

@@ -4,7 +4,7 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// Turns N neighbouring pairs (a[i], b[i]) by sign times the angles whose cos and sin begin at `angles`.
+// Rotates N neighbouring pairs (a[i], b[i]) by sign times the angles whose cos and sin begin at `angles`.
 template <int N, class X> __device__ void rope_turn(X *a, X *b, const float *angles, float sign) {
     const auto turn = Vec<float, 2 * N>::load(angles);
     for (int i = 0; i < N; i++) {
@@ -15,8 +15,8 @@ template <int N, class X> __device__ void rope_turn(X *a, X *b, const float *ang
     }
 }
 
-// A block per token; a thread turns N neighbouring pairs of a head. Moves 2 T heads D elements; the row of the table comes from
-// cache.
+// One block rotates a token, and a thread N neighbouring pairs of a head. The kernel moves 2 T heads D elements; the row of the table comes
+// from the cache.
 template <class X, int N>
 __global__ void rope_kernel4(X *qkv, const float *table, const int32_t *doc_pos, unsigned heads, unsigned D, size_t stride,
                              float sign) {
@@ -32,7 +32,7 @@ __global__ void rope_kernel4(X *qkv, const float *table, const int32_t *doc_pos,
     }
 }
 
-// sign * angle: +1 forward, -1 backward
+// Rotates by sign * angle: sign is +1 forward and -1 backward.
 template <class X>
 void rope_rotate(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D, size_t stride,
                  float sign) {

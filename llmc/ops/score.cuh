@@ -4,7 +4,7 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// A block per document. Moves C elements of x for each.
+// One block computes the score of a document. The kernel moves C elements of x for each.
 template <class X, int N>
 __global__ void score_forward_kernel1(float *scores, const X *x, const X *w, const int32_t *predictors, size_t C) {
     const X *row = x + size_t(predictors[blockIdx.x]) * C;
@@ -24,12 +24,12 @@ void score_forward(Cuda<X> dev, float *scores, const X *x, const X *w, const int
            sizeof(WarpSums<float>), scores, x, w, predictors, C);
 }
 
-// A block per row: 0.
+// One block clears a row.
 template <class X, int N> __global__ void score_clear_kernel1(X *dx, size_t C) {
     for (size_t c = threadIdx.x * N; c < C; c += blockDim.x * N) Vec<X, N>{}.store(dx + blockIdx.x * C + c);
 }
 
-// A thread has N channels of all documents, so that it alone adds to its part of dw. Moves 2 C elements (x, dx) for each document.
+// A thread has N channels of all documents, so that it alone adds to its part of dw. The kernel moves 2 C elements (x, dx) per document.
 template <class X, int N>
 __global__ void score_backward_kernel1(X *dx, float *dw, const X *x, const X *w, const int32_t *predictors, const float *dscores,
                                        size_t C, size_t documents) {

@@ -1,4 +1,4 @@
-// The head of a reward model: one number for each document, from its last row of x.
+// The head of a reward model, which computes one number for each document from its last row of x.
 //
 //   score_forward (dev, scores, x, w, predictors, C, N)                  scores[n] = sum_c x[predictors[n],c] w[c]
 //   score_backward(dev, dx, dw, x, w, predictors, dscores, T, C, N)      dx[predictors[n],c] = dscores[n] w[c], 0 in all other rows
@@ -26,7 +26,7 @@ void score_forward(Cpu<X> dev, float *scores, const X *x, const X *w, const int3
     }
 }
 
-// All documents add to one dw, so threads share the channels, not the documents.
+// Threads divide the channels among them, not the documents, because all documents add to the same dw.
 template <class X>
 void score_backward(Cpu<X> dev, X *dx, float *dw, const X *x, const X *w, const int32_t *predictors, const float *dscores,
                     size_t T, size_t C, size_t N) {

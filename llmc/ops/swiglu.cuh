@@ -4,7 +4,7 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// One vector of gates and one of ups per thread. Moves 3 T F elements.
+// A thread computes one vector, from one of gates and one of ups. The kernel moves 3 T F elements.
 template <class X, int N> __global__ void swiglu_forward_kernel4(X *out, const X *gate_up, size_t F) {
     const size_t t = blockIdx.x, f = (blockIdx.y * size_t(blockDim.x) + threadIdx.x) * N;
     if (f >= F) return;
@@ -22,7 +22,7 @@ template <class X> void swiglu_forward(Cuda<X> dev, X *out, const X *gate_up, si
            Grid{T, ceil_div(F, threads * (wide ? N : 1))}, threads, 0, out, gate_up, F);
 }
 
-// Both gradients in one pass. Moves 5 T F elements.
+// Computes both gradients in one pass. The kernel moves 5 T F elements.
 template <class X, int N> __global__ void swiglu_backward_kernel4(X *dgate_up, const X *dout, const X *gate_up, size_t F) {
     const size_t t = blockIdx.x, f = (blockIdx.y * size_t(blockDim.x) + threadIdx.x) * N;
     if (f >= F) return;

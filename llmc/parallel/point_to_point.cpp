@@ -4,9 +4,9 @@
 #include <numeric>
 
 static const SliceMemory host_memory;
-static constexpr size_t scratch_bytes = size_t(4) << 20;  // what the parts to be summed may take at a time
+static constexpr size_t scratch_bytes = size_t(4) << 20;  // the most memory for parts that are summed at a time
 
-// out = the sum of parts[0], parts[1], ..., in that order, in Sum. out may be one of them.
+// Computes out = the sum of parts[0], parts[1], ..., in that order and in the type Sum. out may be one of the parts.
 template <class T, class Sum> static void sum_in_order(T *out, const std::vector<const T *> &parts, size_t n) {
     constexpr size_t block = 1024;
     Sum sum[block];
@@ -68,7 +68,7 @@ void PointToPointComm::gather_host(const void *own, size_t bytes, void *all) {
 
 // ---- slices ---------------------------------------------------------------------------------------------------------------------------
 
-// out = the sum over ranks of the elements [begin[rank], begin[rank + 1]) of data. They pass through the host, a piece at a time.
+// Computes out = the sum over ranks of elements [begin[rank], begin[rank + 1]) of data, a piece at a time, in host memory.
 void PointToPointComm::reduce_parts(Slice data, const std::vector<size_t> &begin, Slice out) {
     const size_t ranks = size_t(size), own = size_t(rank), element = bytes_of(data.type);
     size_t longest = 0;
@@ -134,7 +134,7 @@ void PointToPointComm::do_broadcast(Slice data, int root) {
 
 // ---- communicators --------------------------------------------------------------------------------------------------------------------
 
-// Messages of the new communicator carry a tag that none of its ranks has used: larger than any of this communicator's ranks has.
+// The new communicator's messages carry a tag that none of its ranks has used: one larger than any tag of this communicator's ranks.
 std::unique_ptr<Comm> PointToPointComm::do_split(int color, int key) {
     struct Choice {
         int color, key, tag;

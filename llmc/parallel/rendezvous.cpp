@@ -99,7 +99,7 @@ static AddressList resolve(const Address &at) {
     return {found, &freeaddrinfo};
 }
 
-// Of one end of a connection: getsockname or getpeername tell of which.
+// Returns the address of one end of a connection; the function, getsockname or getpeername, chooses the end.
 static Address address_of(const Socket &socket, int (*end)(int, sockaddr *, socklen_t *)) {
     sockaddr_storage address = {};
     socklen_t length = sizeof(address);
@@ -124,7 +124,7 @@ static Socket listen_at(const Address &at) {
     int error = 0;
     for (const addrinfo *a = addresses.get(); a && error != EADDRINUSE; a = a->ai_next) {
         Socket s = new_socket(*a);
-        const int on = 1;  // connections that ended lately do not hold the port
+        const int on = 1;  // recently closed connections must not block the port
         if (s && setsockopt(s.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
             bind(s.fd(), a->ai_addr, a->ai_addrlen) == 0 && listen(s.fd(), SOMAXCONN) == 0)
             return s;
@@ -136,7 +136,7 @@ static Socket listen_at(const Address &at) {
             : "another port in --rendezvous, for all ranks; or end the program that has it, if it is another rank 0");
 }
 
-// Tries until the deadline. Of a failure `error` (an errno) tells.
+// Tries until the deadline. `error` is the errno of the last failure.
 static Socket connect_to(const Address &at, Time deadline, int &error) {
     const AddressList addresses = resolve(at);
     for (;; std::this_thread::sleep_for(between_attempts)) {
@@ -150,7 +150,7 @@ static Socket connect_to(const Address &at, Time deadline, int &error) {
                 getsockopt(s.fd(), SOL_SOCKET, SO_ERROR, &error, &length);
                 if (!error && getpeername(s.fd(), reinterpret_cast<sockaddr *>(&peer), &peer_length) != 0) error = ETIMEDOUT;
             }
-            // Where nobody listens a connection may meet itself, if the system gives its own end the port that it calls.
+            // If no process listens, a connection may connect to itself, when the system gives its own end the port that it calls.
             if (!error && address_of(s, getsockname).text() == address_of(s, getpeername).text()) error = ECONNREFUSED;
             if (error) continue;
             send_at_once(s);
@@ -166,12 +166,12 @@ namespace {
 
 enum Purpose : uint32_t { control, data, welcome, taken };  // the last two: rank 0's answers
 
-struct Greeting {  // the first that goes over a connection
+struct Greeting {  // the first message over a connection
     char magic[8];
     uint32_t version;
     int32_t rank, world;
     Purpose purpose;
-    int32_t port;  // on the way to rank 0: where this rank listens
+    int32_t port;  // sent to rank 0: the port where this rank listens
 };
 static constexpr char magic[9] = "llmcrank";
 static constexpr uint32_t version = 1;
@@ -192,7 +192,7 @@ bool is_closed(const Socket &s) {
     return recv(s.fd(), &byte, 1, MSG_PEEK) == 0;
 }
 
-// Accepts connections as long as `wanted`, and hands over those that greet as a rank does. Whoever says anything else is dropped.
+// Accepts connections as long as `wanted` is true, and hands over those that begin with a rank's greeting. All others are closed.
 void accept_ranks(const Socket &listener, Time deadline, const std::function<bool()> &wanted,
                   const std::function<void(Socket, const Greeting &)> &come) {
     struct Stranger {
@@ -228,7 +228,7 @@ bool fits(const Rendezvous &me, const Greeting &g) {
     return g.version == version && g.world == me.world && g.rank > me.rank && g.rank < me.world;
 }
 
-std::string missing(const Rendezvous &me, const std::vector<Socket> &ranks) {  // "2, 3": of those after this rank
+std::string missing(const Rendezvous &me, const std::vector<Socket> &ranks) {  // the missing ranks after this one, "2, 3"
     std::string text;
     for (int r = me.rank + 1; r < me.world; r++)
         if (!ranks[size_t(r)]) text += (text.empty() ? "" : ", ") + std::to_string(r);
@@ -240,13 +240,14 @@ void gather(const Rendezvous &me, const Socket &listener, double timeout, Connec
     std::vector<ListenAddress> addresses(static_cast<size_t>(me.world));
     const auto wanted = [&] {
         for (Socket &s : c.control)
-            if (s && is_closed(s)) s = Socket();  // ended, and perhaps started again
+            if (s && is_closed(s)) s = Socket();  // that process has ended, and was perhaps started again
         return !missing(me, c.control).empty();
     };
     accept_ranks(listener, in_seconds(timeout), wanted, [&](Socket s, const Greeting &g) {
         const bool good = fits(me, g), twice = good && c.control[size_t(g.rank)] && !is_closed(c.control[size_t(g.rank)]);
         const Greeting answer = greeting(me, twice ? taken : welcome);
-        if (!s.send_all(&answer, sizeof(answer), in_seconds(longest_answer)) || !good || twice) return;  // it sees why by itself
+        if (!s.send_all(&answer, sizeof(answer), in_seconds(longest_answer)) || !good || twice)
+            return;  // the other rank sees the reason by itself
         ListenAddress &listens = addresses[size_t(g.rank)];
         snprintf(listens.host, sizeof(listens.host), "%s", address_of(s, getpeername).host.c_str());
         listens.port = g.port;
