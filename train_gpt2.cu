@@ -174,8 +174,8 @@ template <class Dev> void Gpt2<Dev>::input_forward() {
     embedding_forward(dev, acts.x[0], w.embed, row.tokens, w.positions, row.doc_pos, row.T, config.C);
 }
 
-// One layer: mid = x + attention(norm(x)), next = mid + feed_forward(norm(mid)). In Pass::recompute it computes, for the backward pass, only the arrays
-// that were not kept.
+// One layer: mid = x + attention(norm(x)), next = mid + feed_forward(norm(mid)). In Pass::recompute it computes,
+// for the backward pass, only the arrays that were not kept.
 template <class Dev> void Gpt2<Dev>::layer_forward(size_t l, Pass pass) {
     const bool recompute = pass == Pass::recompute;
     const size_t T = row.T, C = config.C, F = config.F;

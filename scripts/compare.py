@@ -2,7 +2,7 @@
 """Times the same training step in Hugging Face transformers and in train_llama or train_gpt2, in one run, the two in turn.
 
     python3 -m venv .venv-compare && .venv-compare/bin/pip install torch 'transformers>=5' numpy
-    .venv-compare/bin/python scripts/compare.py [--model NAME] [--dtype f32|bf16|autocast] [--out docs/benchmarks.md]
+    .venv-compare/bin/python scripts/compare.py [--model NAME] [--dtype f32|bf16|moments|autocast] [--out docs/benchmarks.md]
 
 A step is forward, backward, clipping to norm 1 and AdamW on rows of T random tokens; every token but the first of a row is a target. A step
 has one row, or four with GPT-2; all rows are the same, and there is no dropout. Both sides start from the same random weights, so that their
@@ -41,19 +41,18 @@ LLMC_SOURCE = os.environ.get("LLMC_SOURCE")
 GPT2 = dict(model_type="gpt2", n_embd=768, n_layer=12, n_head=12, vocab_size=50257, n_positions=1024,
             resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
 
-MODELS = {  # shape, rows of a step, T, our program, and its further flags
+MODELS = {  # shape, rows of a step, T, our program
     "smollm2-135m": (dict(model_type="llama", hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
                           intermediate_size=1536, vocab_size=49152, max_position_embeddings=8192, rms_norm_eps=1e-5,
-                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e5)), 1, 2048, ["train_llama"]),
+                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e5)), 1, 2048, "train_llama"),
     "qwen2.5-0.5b": (dict(model_type="qwen2", hidden_size=896, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2,
                           intermediate_size=4864, vocab_size=151936, max_position_embeddings=32768, rms_norm_eps=1e-6,
-                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6)), 1, 1024,
-                     ["train_llama", "--recompute", "cheap"]),
+                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6)), 1, 1024, "train_llama"),
     "qwen2.5-1.5b": (dict(model_type="qwen2", hidden_size=1536, num_hidden_layers=28, num_attention_heads=12, num_key_value_heads=2,
                           intermediate_size=8960, vocab_size=151936, max_position_embeddings=131072, rms_norm_eps=1e-6,
-                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6)), 1, 1024, ["train_llama"]),
-    "gpt2": (GPT2, 4, 1024, ["train_gpt2"]),
-    "gpt2-short": (GPT2, 4, 64, ["train_gpt2"]),
+                          tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6)), 1, 1024, "train_llama"),
+    "gpt2": (GPT2, 4, 1024, "train_gpt2"),
+    "gpt2-short": (GPT2, 4, 64, "train_gpt2"),
 }
 
 
@@ -173,13 +172,13 @@ def train(program, task, out, learning_rate, *flags):
     return [line for line in lines if "step_s" in line], result.stdout
 
 
-def our_steps(program, count, batch, T, dtype, folder, model, device="cpu"):
-    """`model` is the flag that chooses the model, and its value. The rows of a step are packed into one."""
-    steps, _ = train(program, "pretrain", folder / "run", LEARNING_RATE, *model, "--data", folder / "data.safetensors",
+def our_run(program, count, batch, T, dtype, folder, flags, device="cpu"):
+    """Returns the log's steps and the program's output. `flags` choose the model. The rows of a step are packed into one."""
+    run = train(program, "pretrain", folder / "run", LEARNING_RATE, *flags, "--data", folder / "data.safetensors",
                      "--device", device, "--dtype", dtype, "--max_len", T, "--row_tokens", batch * T, "--train_batch_size", batch,
                      "--max_steps", count)
     shutil.rmtree(folder / "run")
-    return steps
+    return run
 
 
 # ---- llm.c's side: the beginning of a run of its train_gpt2 --------------------------------------------------------------------------
@@ -238,7 +237,7 @@ def llmc_steps(count, folder):
 
 # ---- all sides, and the table -----------------------------------------------------------------------------------------------------
 
-DTYPES = {"f32": "f32", "bf16": "bf16", "autocast": "bf16; transformers: autocast, float weights"}
+DTYPES = {"f32": "f32", "bf16": "bf16", "moments": "bf16; ours: --moments bf16", "autocast": "bf16; transformers: autocast, float weights"}
 
 
 def expect_same_loss(theirs, ours):
@@ -250,16 +249,22 @@ def memory(rounds):
     return max(step["peak_mem"] for steps in rounds for step in steps) / 2**30
 
 
+def product_share(log):
+    """The last words of --profile: what a step does per second, as a percentage of the rate of a large matrix product in the same run."""
+    return int(re.search(r"(\d+)% of the product's rate", log)[1])
+
+
 def compare(name, dtype):
     """A row of the table for each program that ours is compared with."""
-    shape, batch, T, (program, *flags) = MODELS[name]
+    shape, batch, T, program = MODELS[name]
     with tempfile.TemporaryDirectory() as folder:
         folder, steps = Path(folder), WARM_UP + COUNTED
         model = folder / "model"
         write_data(folder / "data.safetensors", shape["vocab_size"], T, batch * steps)
-        peer = Peer(__file__, shape, batch, T, dtype, str(model))
-        sides = {"transformers": lambda: peer.steps(steps),
-                 program: lambda: our_steps(program, steps, batch, T, "f32" if dtype == "f32" else "bf16", folder, ["--model", model, *flags])}
+        peer = Peer(__file__, shape, batch, T, "bf16" if dtype == "moments" else dtype, str(model))
+        arguments = [program, steps, batch, T, "f32" if dtype == "f32" else "bf16", folder]
+        flags = ["--model", model, *(["--moments", "bf16"] if dtype == "moments" else [])]
+        sides = {"transformers": lambda: peer.steps(steps), program: lambda: our_run(*arguments, flags)[0]}
         if LLMC_SOURCE and (name, dtype) == ("gpt2-short", "f32"):
             make_llmc(folder / "llm.c", shape, batch, T, model)
             sides["llm.c"] = lambda: llmc_steps(steps, folder / "llm.c")
@@ -270,18 +275,18 @@ def compare(name, dtype):
             seconds = [f"{side} " + "  ".join(f"{step['step_s']:6.2f}" for step in rounds[side][r]) for side in sides]
             print(f"{name} {dtype}, seconds of the steps in round {r + 1}:  {'   '.join(seconds)}", file=sys.stderr, flush=True)
         peer.close()
+        share = product_share(our_run(*arguments, [*flags, "--profile"])[1])
 
     def best(rounds):
         return batch * T / min(step["step_s"] for steps in rounds for step in steps[WARM_UP:])
 
     ours = rounds.pop(program)
     rows = []
+    task = f"{name}, {batch} x {T}"
     for side, theirs in rounds.items():
         expect_same_loss(theirs[0][0], ours[0][0])
-        what = DTYPES[dtype] if side == "transformers" else f"{dtype}; {side} in the place of transformers"
-        rows.append(f"| {batch} x {T} | {what} | {best(theirs):.0f} | {best(ours):.0f} | **{best(ours) / best(theirs):.2f}** "
-                    f"| {memory(theirs):.2f} | {memory(ours):.2f} | **{memory(ours) / memory(theirs):.2f}** "
-                    f"| {theirs[0][0]['loss']:.4f} / {ours[0][0]['loss']:.4f} |")
+        rows.append(table_row(task, DTYPES[dtype] if side == "transformers" else dtype, side, best(theirs), best(ours), memory(theirs), memory(ours),
+                              share, theirs[0][0]["loss"], ours[0][0]["loss"]))
     return rows
 
 
@@ -298,24 +303,43 @@ def describe_cpu():
             f"{CORES} cores")
 
 
-def section(title, packages, load, columns, rows):
-    versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
-    script = Path(sys.argv[0]).name
-    return "\n".join([
-        f"## {title}: {describe_cpu()}", "",
-        f"{datetime.date.today()}, {versions}, load average before {load:.1f}. `make compare` repeats it; `scripts/{script}` says what is measured.", "",
-        f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *rows, ""])
+# ---- a table for each kind of CPU --------------------------------------------------------------------------------------------------------
+
+COLUMNS = ["training", "dtype", "peer", "date", "peer tokens/s", "ours tokens/s", "ratio", "peer GiB", "ours GiB", "ratio",
+           "of the product's rate", "first loss of each"]
 
 
-def write_section(path, text):
-    """Replaces the section that has the same heading, or appends the section at the end."""
-    old = path.read_text() if path.exists() else "# Benchmarks\n"
-    heading = text.splitlines()[0]
-    parts = [part for part in re.split(r"(?m)^(?=## )", old) if part.strip()]
-    kept = [text if part.splitlines()[0] == heading else part for part in parts]
-    if text not in kept:
-        kept.append(text)
-    path.write_text("\n\n".join(part.strip() for part in kept) + "\n")
+def table_row(task, dtype, peer, theirs, ours, their_memory, our_memory, share, their_loss, our_loss):
+    version = f"{peer} {importlib.metadata.version(peer)}" if peer != "llm.c" else peer
+    return (f"| {task} | {dtype} | {version} | {datetime.date.today()} | {theirs:.0f} | {ours:.0f} | **{ours / theirs:.2f}** | {their_memory:.2f} "
+            f"| {our_memory:.2f} | **{our_memory / their_memory:.2f}** | {share} % | {their_loss:.4f} / {our_loss:.4f} |")
+
+
+def merge_rows(text, rows):
+    """Returns a document in which this CPU's table has these rows, in the places of those about the same training, dtype and peer."""
+    heading = f"## {describe_cpu()}"
+    parts = [part.strip() for part in re.split(r"(?m)^(?=## )", text) if part.strip()]
+    if heading not in [part.splitlines()[0] for part in parts]:
+        parts.append("\n".join([heading, "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]))
+
+    def key(row):
+        task, dtype, peer = (cell.strip() for cell in row.split("|")[1:4])
+        return task, dtype, peer.split()[0]
+
+    new = {key(row): row for row in rows}
+    for i, part in enumerate(parts):
+        if part.splitlines()[0] == heading:
+            lines = [new.pop(key(line), line) if line.startswith("|") and line.count("|") > len(COLUMNS) else line for line in part.splitlines()]
+            end = max(n for n, line in enumerate(lines) if line.startswith("|")) + 1
+            parts[i] = "\n".join(lines[:end] + list(new.values()) + lines[end:])
+    return "\n\n".join(parts) + "\n"
+
+
+def report(rows, out):
+    """Prints the rows as a table, and puts them into the file `out` if there is one."""
+    print(merge_rows("", rows))
+    if out:
+        out.write_text(merge_rows(out.read_text() if out.exists() else "# Benchmarks\n", rows))
 
 
 def main():
@@ -323,22 +347,17 @@ def main():
         return transformers_worker(*json.loads(sys.argv[2]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="smollm2-135m")
-    parser.add_argument("--dtype", choices=DTYPES, help="all three, if not given")
+    parser.add_argument("--dtype", choices=DTYPES, help="all of them, if not given")
     parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the table there, in place of the last one of this model and CPU")
     options = parser.parse_args()
-    program, *flags = MODELS[options.model][-1]
+    program = MODELS[options.model][-1]
     if not (ROOT / program).exists():
         sys.exit(f"scripts/compare.py: ./{program} is not built\n  fix: make")
     if LLMC_SOURCE and not Path(LLMC_SOURCE, "train_gpt2.c").exists():
         sys.exit(f"scripts/compare.py: LLMC_SOURCE: {LLMC_SOURCE} has no train_gpt2.c\n  fix: name a checkout of karpathy/llm.c, or unset it")
-    load = os.getloadavg()[0]  # other programs would slow down both sides, but not equally
-    columns = ["rows of a step", "dtype", "transformers tokens/s", f"{program} tokens/s", "ratio", "transformers GiB", f"{program} GiB",
-               "ratio", "first loss of each"]
-    rows = [row for dtype in ([options.dtype] if options.dtype else DTYPES) for row in compare(options.model, dtype)]
-    text = section(f"{' '.join([options.model, *flags])} against transformers", ["transformers", "torch"], load, columns, rows)
-    print(text)
-    if options.out:
-        write_section(options.out, text)
+    if (load := os.getloadavg()[0]) > 1:  # other programs would slow down both sides, but not equally
+        print(f"load average {load:.1f}: this machine is busy, and the figures will be worth less", file=sys.stderr)
+    report([row for dtype in ([options.dtype] if options.dtype else DTYPES) for row in compare(options.model, dtype)], options.out)
 
 
 if __name__ == "__main__":

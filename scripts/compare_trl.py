@@ -21,7 +21,6 @@ thing differs: TRL keeps AdamW's moments and the only copy of the weights in bfl
 """
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
@@ -158,16 +157,16 @@ def trl_worker(kind, start, reference, file, count):
 FLAGS = ["--device", "cpu", "--dtype", "bf16", "--shuffle", "false", "--max_len", MAX_LEN, "--row_tokens", ROW_TOKENS, "--train_batch_size", BATCH]
 
 
-def train_llama_steps(kind, start, reference, file, samples, steps, out):
+def train_llama_steps(kind, start, reference, file, samples, steps, out, *more):
     task = {"sft": "sft", "packed": "sft", "rm": "rm"}.get(kind, "dpo")
     flags = ["--beta", BETA, "--ref_model", reference] if task == "dpo" else []
     steps, said = compare.train("train_llama", task, out, rate(kind), "--model", start, "--data", file, *FLAGS, "--max_samples", samples,
-                                "--max_steps", steps, *flags)
+                                "--max_steps", steps, *flags, *more)
     sweep = re.search(r"reference: \d+ pairs in ([\d.]+) s", said)
     totals = [0] + [step["tokens"] for step in steps]
     for step, before in zip(steps, totals):
         step.update(tokens=step["tokens"] - before, sweep_s=float(sweep[1]) if sweep else 0)
-    return steps
+    return steps, said
 
 
 # ---- both, and the table ----------------------------------------------------------------------------------------------------------------
@@ -190,11 +189,12 @@ def compare_kind(kind, start, model, file, folder):
     theirs, ours = [], []
     for r in range(ROUNDS):
         theirs.append(peer.steps(steps))
-        ours.append(train_llama_steps(kind, start, model, file, samples, steps, folder / "run"))
+        ours.append(train_llama_steps(kind, start, model, file, samples, steps, folder / "run")[0])
         both = ["  ".join(f"{step['step_s']:6.2f}" for step in side[r]) + f" (sweep {side[r][0]['sweep_s']:.1f})" for side in (theirs, ours)]
         print(f"{kind}, seconds of the steps in round {r + 1}:  TRL {both[0]}   train_llama {both[1]}", file=sys.stderr, flush=True)
     peer.close()
     expect_equal(theirs[0], ours[0])
+    share = compare.product_share(train_llama_steps(kind, start, model, file, samples, steps, folder / "run", "--profile")[1])
 
     def speed(rounds):
         seconds = sum(min(steps[i]["step_s"] for steps in rounds) for i in range(WARM_UP, WARM_UP + COUNTED))
@@ -202,9 +202,8 @@ def compare_kind(kind, start, model, file, folder):
             seconds += min(steps[0]["sweep_s"] for steps in rounds) / (WARM_UP + COUNTED) * COUNTED
         return sum(step["tokens"] for step in rounds[0][WARM_UP:]) / seconds
 
-    memory = [compare.memory(side) for side in (theirs, ours)]
-    return (f"| {KINDS[kind]} | {speed(theirs):.0f} | {speed(ours):.0f} | **{speed(ours) / speed(theirs):.2f}** "
-            f"| {memory[0]:.2f} | {memory[1]:.2f} | {theirs[0][0]['loss']:.4f} / {ours[0][0]['loss']:.4f} |")
+    return compare.table_row(f"smollm2-135m, {KINDS[kind]}", "bf16", "trl", speed(theirs), speed(ours), compare.memory(theirs), compare.memory(ours),
+                             share, theirs[0][0]["loss"], ours[0][0]["loss"])
 
 
 def compare_all(directory, kinds):
@@ -231,13 +230,7 @@ def main():
     options = parser.parse_args()
     if not (ROOT / "train_llama").exists():
         sys.exit("scripts/compare_trl.py: ./train_llama is not built\n  fix: make")
-    load = os.getloadavg()[0]
-    rows = compare_all(options.directory, [options.only] if options.only else KINDS)
-    columns = ["training", "TRL tokens/s", "train_llama tokens/s", "ratio", "TRL GiB", "train_llama GiB", "first loss of each"]
-    text = compare.section("smollm2-135m against TRL", ["trl", "transformers", "torch"], load, columns, rows)
-    print(text)
-    if options.out:
-        compare.write_section(options.out, text)
+    compare.report(compare_all(options.directory, [options.only] if options.only else KINDS), options.out)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,17 @@ def table(columns, rows):
     return ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)] + ["| " + " | ".join(row) + " |" for row in rows]
 
 
+def write_section(path, text):
+    """Replaces the section that has the same heading, or appends the section at the end."""
+    old = path.read_text() if path.exists() else "# Benchmarks\n"
+    heading = text.splitlines()[0]
+    parts = [part for part in re.split(r"(?m)^(?=## )", old) if part.strip()]
+    kept = [text if part.splitlines()[0] == heading else part for part in parts]
+    if text not in kept:
+        kept.append(text)
+    path.write_text("\n\n".join(part.strip() for part in kept) + "\n")
+
+
 class Report:
     """A section of the file. It is written anew after every row, so that an interrupted run leaves the rows that it has."""
 
@@ -98,7 +109,7 @@ class Report:
 
     def save(self):
         if self.out:
-            compare.write_section(self.out, self.text())
+            write_section(self.out, self.text())
 
 
 # ---- the machine --------------------------------------------------------------------------------------------------------------------
@@ -376,8 +387,8 @@ def training(machine, out, quick):
         for batch, T in ((8, 1024),) if quick else ((8, 1024), (1, 8192)):
             with tempfile.TemporaryDirectory() as folder:
                 compare.write_data(Path(folder) / "data.safetensors", shape["vocab_size"], T, batch * count)
-                ours = attempt("train_llama", lambda: compare.our_steps("train_llama", count, batch, T, "bf16", Path(folder),
-                                                                        ["--preset", name], "cuda"))
+                ours = attempt("train_llama", lambda: compare.our_run("train_llama", count, batch, T, "bf16", Path(folder),
+                                                                        ["--preset", name], "cuda")[0])
             theirs = attempt("transformers", lambda: their_steps(shape, T, batch, count)) if have_transformers else None
             report.failed |= ours is None
             our_speed, our_memory = typical(ours, batch * T) if ours else (None, None)

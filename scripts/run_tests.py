@@ -1,7 +1,7 @@
 """Runs the C++ and the Python tests and ends with one line, "N passed, M failed"; the exit code is the verdict.
 
     scripts/run_tests.py --build build          from the repository root, as `make test` does
-    scripts/run_tests.py --build build --all    the slow ones, too (C++ suites Slow*, pytest's mark `slow`), mutants, fuzzers and format
+    scripts/run_tests.py --build build --all    the slow ones, too (C++ suites named Slow..., pytest's mark `slow`), mutants, fuzzers and format
 
 As many programs run at a time as there are cores, so a large suite is cut into as many jobs. In front of the last line stand the tests
 that took longest, and of each suite what passed and how long its jobs worked. One that crashes, does not start or runs nothing counts
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 CORES = len(os.sched_getaffinity(0))
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # a thread that waits must not keep another job from working
+SLOW = "Slow*:*/Slow*"
 AMX = "Attention*:Matmul*:Head*:Families*:Ring*:Ranks*:Amx*"  # what multiplies bf16
 
 
@@ -38,7 +39,7 @@ class Result:
                       self.seconds + other.seconds, self.tests + other.tests)
 
 
-def run(command, **environment):
+def run(command, environment={}):
     """Exit code and output; 127 and a message if it does not start."""
     try:
         process = subprocess.run(command, env=ENVIRONMENT | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -48,9 +49,11 @@ def run(command, **environment):
     return process.returncode, process.stdout
 
 
-def googletest(binary, tests, shard=0, shards=1, **environment):
+def googletest(binary, tests, piece, environment):
     """Keeps what the tests print, but not the frame around every test."""
-    code, output = run([binary, f"--gtest_filter={tests}"], GTEST_TOTAL_SHARDS=str(shards), GTEST_SHARD_INDEX=str(shard), **environment)
+    number, count = map(int, piece.split("/"))
+    shard = {"GTEST_SHARD_INDEX": str(number - 1), "GTEST_TOTAL_SHARDS": str(count)}
+    code, output = run([binary, f"--gtest_filter={tests}"], environment | shard)
     result = Result()
     current = None
     for line in output.splitlines(keepends=True):
@@ -111,21 +114,35 @@ def of_build(binary):
     return {"race": ", races", "san": ", sanitizers"}.get(binary.split("/")[1], "")
 
 
+def pieces(part):
+    """A part of a list that takes every so many-th test, "2/4", in as many pieces as there are cores: "2/8" and "6/8"."""
+    number, parts = map(int, part.split("/"))
+    return [f"{number + parts * core}/{parts * CORES}" for core in range(CORES)]
+
+
+def shards(binary, tests, part="1/1", **environment):
+    return [(googletest, binary, tests, piece, environment) for piece in pieces(part)]
+
+
+def unless_slow(binary, args):
+    """With --all the slow tests, too, but of these the part alone."""
+    return shards(binary, "-" + SLOW) + (shards(binary, SLOW, args.part) if args.all else [])
+
+
 def suites(args):
     """Of each suite the jobs, which are functions."""
-    part, parts = map(int, args.part.split("/"))
-    tests = "*" if args.all else "-Slow*"
-    jobs = {
-        "C++": [(googletest, args.build + "/test/test_llmc", tests, shard, CORES) for shard in range(CORES)],
-        "Python": [(pytest, file, args.build, args.all) for file in sorted(glob.glob("test/python/test_*.py"), key=os.path.getsize, reverse=True)],
-    }
+    files = sorted(glob.glob("test/python/test_*.py"), key=os.path.getsize, reverse=True)
+    jobs = {"Python": [(pytest, file, args.build, args.all) for file in files]}
+    jobs["C++"] = unless_slow(args.build + "/test/test_llmc", args)
     for binary in args.cuda:
-        jobs["CUDA kernels" + of_build(binary)] = [(googletest, binary, tests, shard, CORES) for shard in range(CORES)]
+        special = of_build(binary)
+        jobs["CUDA kernels" + special] = shards(binary, "*", args.part) if special else unless_slow(binary, args)
     for program in args.ladders:
         jobs.setdefault("CUDA workshop" + of_build(program), []).append((counted, [program, "all", "--emu"]))
+    jobs["PTX"] = [(googletest, binary, args.ptx_tests, "1/1", {}) for binary in args.ptx]  # whole, as it sums up what has run
     if args.all:
-        jobs["AMX in software"] = [(googletest, "build/mutants/test/test_llmc", AMX, shard, CORES) for shard in range(CORES)]
-        jobs["mutants"] = [(counted, [sys.executable, "scripts/mutants.py", "--part", f"{part + parts * i}/{parts * CORES}"]) for i in range(CORES)]
+        jobs["AMX in software"] = shards("build/mutants/test/test_llmc", AMX, args.part, LLMC_AMX="1")
+        jobs["mutants"] = [(counted, [sys.executable, "scripts/mutants.py", "--part", piece]) for piece in pieces(args.part)]
         jobs["fuzzers"] = [(counted, [sys.executable, "scripts/fuzz.py", fuzzer]) for fuzzer in args.fuzzers]
         jobs["ptxas"] = [(counted, [sys.executable, "scripts/ptxas.py", *args.ptxas])] if args.ptxas else []
         jobs["format"] = [(checked, ["make", "--no-print-directory", "format"])]
@@ -143,13 +160,17 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", required=True)
     parser.add_argument("--all", action="store_true")
-    parser.add_argument("--part", default="1/1", help="2/4: of the mutants the second quarter")
+    parser.add_argument("--part", default="1/1", help="with --all: 2/4 is every fourth test, from the second on, of the suites that take longest")
     parser.add_argument("--cuda", nargs="*", default=[], help="the tests of CUDA kernels on the CPU, in one or several builds")
     parser.add_argument("--ptxas", nargs="*", default=[], help="with --all: what nvcc said of the kernels")
     parser.add_argument("--fuzzers", nargs="*", default=[], help="with --all")
     parser.add_argument("--ladders", nargs="*", default=[], help="programs of dev/cuda, in one or several builds")
+    parser.add_argument("--ptx", nargs="*", default=[], help="the PTX interpreter's tests, and those of kernels that it runs")
+    parser.add_argument("--ptx_tests", default="*", help="which of them")
     args = parser.parse_args()
 
+    note = "" if args.part == "1/1" else f"part {args.part} alone of slow tests in C++, races, sanitizers, CUDA workshop, AMX, mutants, fuzzers and ptxas"
+    print("====", note or "all suites" if args.all else "all but the slow tests", flush=True)
     results = {}
     with ThreadPoolExecutor(CORES) as pool:
         running = {name: [pool.submit(timed, *job) for job in jobs] for name, jobs in suites(args).items()}
@@ -166,7 +187,7 @@ def main():
     print("==== the slowest")
     for seconds, name in sorted(total.tests, reverse=True)[:10]:
         print(f"{seconds:7.1f} s  {name}")
-    print("====", ", ".join(f"{name} {r.passed} of {r.passed + r.failed} in {r.seconds:.0f} s" for name, r in results.items()))
+    print("====", ", ".join(f"{name} {r.passed} of {r.passed + r.failed} in {r.seconds:.0f} s" for name, r in results.items()), f"({note})" if note else "")
     print(f"{total.passed} passed, {total.failed} failed")
     return total.failed > 0
 

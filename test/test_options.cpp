@@ -1,5 +1,6 @@
 // The command line: every flag is in --help, in the run log and in --config; what a user can get wrong is refused with a message.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <fstream>
@@ -54,8 +55,7 @@ static std::string notes(const std::string &line) {
 }
 
 struct ConfigFile {
-    const std::string path =
-        testing::TempDir() + "test_options_" + testing::UnitTest::GetInstance()->current_test_info()->name() + ".json";
+    const std::string path = testing::TempDir() + "test_options_" + std::to_string(getpid()) + ".json";
     explicit ConfigFile(const std::string &text) { std::ofstream(path) << text; }
     ~ConfigFile() { remove(path.c_str()); }
 };

@@ -40,6 +40,7 @@ struct Case {
     int ranks, stage;
     size_t micro_steps;
     bool exact;  // gradients are small integers, whose sums have no roundings: the bits of one rank in any order
+    bool bf16_moments = false;
 };
 
 // What the samples of a step add to the gradient, (steps, samples, count). Not exact: of one sign in all, so that sums do not cancel.
@@ -82,6 +83,7 @@ static double norm_of(const std::vector<float> &x) {
 template <class X> State flat_run(const Case &c) {
     State s;
     const CpuF32 dev{1};
+    std::vector<bf16> m16(fake.count, bf16(0.0f)), v16 = m16;
     for (size_t i = 0; i < fake.count; i++) s.master[i] = initial(i);
     for (size_t step = 1; step <= steps; step++) {
         std::fill(s.grads.begin(), s.grads.end(), 0.0f);
@@ -92,9 +94,13 @@ template <class X> State flat_run(const Case &c) {
             AdamW a = setting(step, s.norms.back());
             if (!t.decay) a.weight_decay = 0;
             float *const p = &s.master[t.offset];
-            adamw_update(dev, Floats<float>{p}, &s.m[t.offset], &s.v[t.offset], &s.grads[t.offset], a, t.count);
+            a.first = t.offset;
+            if (c.bf16_moments)
+                adamw_update(dev, Floats<float>{p}, &m16[t.offset], &v16[t.offset], &s.grads[t.offset], a, t.count);
+            else adamw_update(dev, Floats<float>{p}, &s.m[t.offset], &s.v[t.offset], &s.grads[t.offset], a, t.count);
         }
     }
+    if (c.bf16_moments) s.m.assign(m16.begin(), m16.end()), s.v.assign(v16.begin(), v16.end());
     for (size_t i = 0; i < fake.count; i++) s.params[i] = float(Floats<X>::round(s.master[i]));
     return s;
 }
@@ -171,7 +177,7 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
         Zero<Cpu<X>> zero({1}, Sharding(fake.units, c.stage, c.ranks, comm.rank, bucket_bytes), fake.table);
         HostMemory memory;
         Plan plan;
-        zero.plan(plan, true);
+        zero.plan(plan, true, c.bf16_moments);
         plan.place(true);
         Arena arena(plan, memory);
 
@@ -198,8 +204,11 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
         for (const ShardRun &s : shard_runs) {
             for (size_t i = 0; i < s.count; i++) out.master[s.global + i] = zero.params_at(s).load(i);
             std::copy_n(zero.grads_at(s), s.count, &out.grads[s.global]);
-            std::copy_n(zero.m + s.shard, s.count, &out.m[s.global]);
-            std::copy_n(zero.v + s.shard, s.count, &out.v[s.global]);
+            const auto copy_moment = [&](const float *whole, const bf16 *rounded, std::vector<float> &to) {
+                rounded ? std::copy_n(rounded + s.shard, s.count, &to[s.global])
+                        : std::copy_n(whole + s.shard, s.count, &to[s.global]);
+            };
+            copy_moment(zero.m, zero.m16, out.m), copy_moment(zero.v, zero.v16, out.v);
         }
         std::vector<float> params;  // of this rank
         for (const Bucket &b : zero.sharding.buckets)
@@ -243,6 +252,13 @@ template <class X> void expect_one_ranks_bits(const Case &c, bool late = false) 
 TEST_P(ZeroRuns, ExactSumsGiveTheBitsOfOneRank) {
     expect_one_ranks_bits<float>(make_case(true));
     expect_one_ranks_bits<bf16>(make_case(true));
+}
+
+TEST_P(ZeroRuns, RandomRoundingOfMomentsGivesTheBitsOfOneRank) {
+    Case c = make_case(true);
+    c.bf16_moments = true;
+    expect_one_ranks_bits<float>(c);
+    expect_one_ranks_bits<bf16>(c);
 }
 
 TEST_P(ZeroRuns, SumsMayBeLate) { expect_one_ranks_bits<bf16>(make_case(true), true); }

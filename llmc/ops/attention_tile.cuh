@@ -70,9 +70,9 @@ __device__ inline int first_unseeing(const int32_t *first_key, TileRows keys, co
 
 // ---- tiles in shared memory
 
-// A tile of rows of D bf16 in shared memory. The 16-byte chunks of a row change places, so that eight rows of one column, which ldmatrix reads at once, lie in
-// eight different groups of four banks: chunk c of row r stands at c ^ (r % 8), or where a row is an odd number of half lines of 128
-// bytes at c ^ (r / 2 % 4).
+// A tile of rows of D bf16 in shared memory. The 16-byte chunks of a row change places, so that
+// the eight rows of one column that ldmatrix reads at once lie in eight different groups of four banks: chunk c of row r stands at
+// c ^ (r % 8), or, if a row is an odd number of half lines of 128 bytes, at c ^ (r / 2 % 4).
 template <int rows, int D> struct Tile {
     static constexpr int group = D % 64 == 0 ? 8 : 4;  // the number of chunks that change places with each other
     alignas(128) bf16 data[rows * D];

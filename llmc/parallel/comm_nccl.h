@@ -17,7 +17,7 @@
 // Makes a GPU the current one of this thread, so that ranks of a host take one each (core/gpu.h). All die with one message if there are too few.
 void select_gpu(Comm &host);
 
-// Returns a communicator of the ranks of `host`, which serves for agreement and must outlive it; split() splits `host`, too. Slices lie in the memory of this
-// thread's current GPU; `compute` is a stream of it. In a program built without NCCL all ranks die with one message. In the emulator,
-// where device memory is the host's, `host` moves the slices.
+// Returns a communicator of the ranks of `host`, which serves for agreement and must outlive it; split() splits `host`, too. Slices lie in the
+// memory of this thread's current GPU; `compute` is a stream of it. In a program built without NCCL all ranks die with one message. In the
+// emulator, where device memory is the host's, `host` moves the slices.
 std::unique_ptr<Comm> make_gpu_comm(Comm &host, cudaStream_t compute, double timeout);

@@ -12,8 +12,8 @@
 // Makes a model for the device and dtype that the options ask for. Its memory is planned, but not yet allocated.
 using ModelFactory = std::function<std::unique_ptr<Model>(const ModelConfig &, const ModelLimits &)>;
 
-// Runs a task and returns the exit code. Every rank calls it. `program` is "train_llama"; `sharing` counts the ranks, this one included, that take their memory from
-// the same pool.
+// Runs a task and returns the exit code. Every rank calls it. `program` is "train_llama"; `sharing` counts the ranks,
+// this one included, that take their memory from the same pool.
 int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t sharing, const ModelFactory &make_model);
 
 // ---- shared by the tasks --------------------------------------------------------------------------------------------------------------

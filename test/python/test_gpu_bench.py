@@ -85,11 +85,23 @@ def parameters(shape):
 
 
 def test_both_sides_train_the_same_model():
-    for name, (shape, *_, (program, *_)) in compare.MODELS.items():
+    for name, (shape, *_, program) in compare.MODELS.items():
         preset = "d12" if program == "train_gpt2" else name
         plan = subprocess.run([ROOT / program, "pretrain", "--plan", "--preset", preset, "--gpu", "h100", "--device", "cpu"],
                               text=True, stdout=subprocess.PIPE, check=True).stdout
         assert f"{parameters(shape)} parameters" in plan
+
+
+def test_a_table_for_each_cpu(monkeypatch):
+    monkeypatch.setattr(compare.importlib.metadata, "version", lambda package: "1.0")
+    rows = [compare.table_row(task, "bf16", "transformers", 100, speed, 2, 1, 80, 3, 3) for task, speed in (("a", 150), ("b", 160))]
+    monkeypatch.setattr(compare, "describe_cpu", lambda: "one")
+    text = compare.merge_rows("# Benchmarks\n\n## another\n\nwords\n", rows)
+    assert text.index("## another") < text.index("## one") and text.count("| training | dtype |") == 1
+    again = compare.merge_rows(text, [compare.table_row("b", "bf16", "transformers", 100, 170, 2, 1, 80, 3, 3)])
+    assert "**1.50**" in again and "**1.70**" in again and "**1.60**" not in again and again.count("\n| b |") == 1
+    monkeypatch.setattr(compare, "describe_cpu", lambda: "third")
+    assert compare.merge_rows(again, rows).count("| training | dtype |") == 2
 
 
 def test_without_a_gpu_there_is_one_message(tmp_path):

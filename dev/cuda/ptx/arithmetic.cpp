@@ -1,0 +1,242 @@
+// The instructions that compute, each lane for itself. PTX ISA, "Integer", "Floating Point", "Comparison", "Logic", "Data Movement".
+#include <cmath>
+
+#include "forms.h"
+
+namespace ptx {
+namespace {
+
+// ---- floats -----------------------------------------------------------------------------------------------------------------------
+
+// x y + z rounded down or toward zero. The product of two floats is exact in double, and so is the sum with its error.
+enum class Rounding { down, to_zero };
+template <Rounding rounding> float fma_directed(float x, float y, float z) {
+    const double product = double(x) * double(y), sum = product + double(z), part = sum - product;
+    if (!std::isfinite(sum)) return float(sum);
+    const double error = (product - (sum - part)) + (double(z) - part);
+    float nearest = float(sum);
+    const double over = double(nearest) - sum;
+    const bool above = over > 0 || (over == 0 && error < 0), below = over < 0 || (over == 0 && error > 0);
+    if (above && (rounding == Rounding::down || nearest > 0)) nearest = std::nextafterf(nearest, -INFINITY);
+    if (below && rounding == Rounding::to_zero && nearest < 0) nearest = std::nextafterf(nearest, INFINITY);
+    return nearest;
+}
+
+// An approximate instruction may be wrong by a relative error, and here it is, by half of what the manual allows: up or down, as a
+// mix of the argument's bits says. What is exact on a GPU is so here.
+float approximate(float x, double exact, double error) {
+    if (!std::isfinite(exact) || exact == 0) return float(exact);
+    const bool up = std::bit_cast<uint32_t>(x) * 2654435761u >> 31;
+    return float(exact * (1 + (up ? error : -error) * 0.5));
+}
+float flush(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
+float exp2_approximate(float x) {
+    const float y = std::nearbyint(x) == x ? std::exp2(x) : approximate(x, std::exp2(double(x)), 0x1p-22);
+    return flush(y);
+}
+float rsqrt_approximate(float x) { return approximate(x, 1 / std::sqrt(double(x)), 0x1p-23); }
+float reciprocal_approximate(float x) { return flush(approximate(x, 1 / double(flush(x)), 0x1p-23)); }
+double reciprocal_approximate_64(double x) {  // of the result only the upper half of the bits
+    return std::bit_cast<double>(std::bit_cast<uint64_t>(1 / x) & ~0xffff'ffffull);
+}
+
+uint32_t bf16_bits(float x) {  // to nearest, ties to even
+    const uint32_t bits = std::bit_cast<uint32_t>(x);
+    return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+// One that is NaN counts as missing.
+template <class T> T smaller(T a, T b) { return b != b ? a : a != a ? b : std::min(a, b); }
+template <class T> T larger(T a, T b) { return b != b ? a : a != a ? b : std::max(a, b); }
+
+template <class T> void add_floats(Forms &forms, const std::string &type) {
+    const Pipe pipe = sizeof(T) == 8 ? Pipe::fp64 : Pipe::fp32;
+    for (const std::string rounding : {"", ".rn"}) {
+        forms["add" + rounding + "." + type] = form<T, T, T>(pipe, [](T a, T b) { return a + b; });
+        forms["sub" + rounding + "." + type] = form<T, T, T>(pipe, [](T a, T b) { return a - b; });
+        forms["mul" + rounding + "." + type] = form<T, T, T>(pipe, [](T a, T b) { return a * b; });
+    }
+    forms["fma.rn." + type] = form<T, T, T, T>(pipe, [](T a, T b, T c) { return std::fma(a, b, c); });
+    forms["min." + type] = form<T, T, T>(pipe, [](T a, T b) { return smaller(a, b); });
+    forms["max." + type] = form<T, T, T>(pipe, [](T a, T b) { return larger(a, b); });
+    forms["neg." + type] = form<T, T>(pipe, [](T a) { return -a; });
+    forms["abs." + type] = form<T, T>(pipe, [](T a) { return std::fabs(a); });
+    forms["copysign." + type] = form<T, T, T>(pipe, [](T a, T b) { return std::copysign(b, a); });
+    forms["div.rn." + type] = form<T, T, T>(Pipe::special, [](T a, T b) { return a / b; });
+    forms["rcp.rn." + type] = form<T, T>(Pipe::special, [](T a) { return 1 / a; });
+    forms["sqrt.rn." + type] = form<T, T>(Pipe::special, [](T a) { return std::sqrt(a); });
+    const auto test = [&](const std::string &name, Form f) { forms["setp." + name + "." + type] = f; };
+    // where one of the two is NaN: false, and with `u` true
+    test("ltu", comparison<T>(pipe, [](T a, T b) { return !(a >= b); }));
+    test("leu", comparison<T>(pipe, [](T a, T b) { return !(a > b); }));
+    test("gtu", comparison<T>(pipe, [](T a, T b) { return !(a <= b); }));
+    test("geu", comparison<T>(pipe, [](T a, T b) { return !(a < b); }));
+    test("equ", comparison<T>(pipe, [](T a, T b) { return !(a < b || a > b); }));
+    test("neu", comparison<T>(pipe, [](T a, T b) { return !(a == b); }));
+    test("num", comparison<T>(pipe, [](T a, T b) { return a == a && b == b; }));
+    test("nan", comparison<T>(pipe, [](T a, T b) { return a != a || b != b; }));
+    test("ne", comparison<T>(pipe, [](T a, T b) { return a < b || a > b; }));
+}
+
+void add_functions(Forms &forms) {
+    forms["fma.rm.f32"] = form<float, float, float, float>(
+        Pipe::fp32, [](float a, float b, float c) { return fma_directed<Rounding::down>(a, b, c); });
+    forms["add.rz.f32"] =
+        form<float, float, float>(Pipe::fp32, [](float a, float b) { return fma_directed<Rounding::to_zero>(a, 1, b); });
+    forms["ex2.approx.ftz.f32"] = form<float, float>(Pipe::special, [](float a) { return exp2_approximate(a); });
+    forms["rsqrt.approx.f32"] = form<float, float>(Pipe::special, [](float a) { return rsqrt_approximate(a); });
+    forms["rcp.approx.ftz.f32"] = form<float, float>(Pipe::special, [](float a) { return reciprocal_approximate(a); });
+    forms["rcp.approx.ftz.f64"] = form<double, double>(Pipe::special, [](double a) { return reciprocal_approximate_64(a); });
+    forms["cvt.sat.f32.f32"] = form<float, float>(Pipe::fp32, [](float a) { return a > 0 ? std::min(a, 1.0f) : 0.0f; });
+    forms["cvt.rn.bf16x2.f32"] = form<uint32_t, float, float>(
+        Pipe::convert, [](float upper, float lower) { return bf16_bits(upper) << 16 | bf16_bits(lower); });
+}
+
+// ---- integers ---------------------------------------------------------------------------------------------------------------------
+
+template <class T> T quotient(T a, T b) {  // also of what lanes that are not active hold
+    if (b == 0) return T(~T(0));
+    return std::is_signed_v<T> && b == T(-1) ? T(0 - std::make_unsigned_t<T>(a)) : T(a / b);
+}
+template <class T> T remainder_of(T a, T b) { return b == 0 ? a : std::is_signed_v<T> && b == T(-1) ? T(0) : T(a % b); }
+
+// What depends on the sign, or is written with it.
+template <class T> void add_integers(Forms &forms, const std::string &type) {
+    using U = std::make_unsigned_t<T>;  // whose sums wrap around
+    const Pipe pipe = Pipe::integer;
+    forms["add." + type] = form<U, U, U>(pipe, [](U a, U b) { return a + b; });
+    forms["sub." + type] = form<U, U, U>(pipe, [](U a, U b) { return a - b; });
+    forms["neg." + type] = form<U, U>(pipe, [](U a) { return U(0) - a; });
+    forms["abs." + type] = form<U, T>(pipe, [](T a) { return a < 0 ? U(0) - U(a) : U(a); });
+    forms["min." + type] = form<T, T, T>(pipe, [](T a, T b) { return std::min(a, b); });
+    forms["max." + type] = form<T, T, T>(pipe, [](T a, T b) { return std::max(a, b); });
+    forms["mul.lo." + type] = form<U, U, U>(pipe, [](U a, U b) { return uint64_t(a) * b; });
+    forms["mad.lo." + type] = form<U, U, U, U>(pipe, [](U a, U b, U c) { return uint64_t(a) * b + c; });
+    forms["div." + type] = form<T, T, T>(pipe, [](T a, T b) { return quotient(a, b); });
+    forms["rem." + type] = form<T, T, T>(pipe, [](T a, T b) { return remainder_of(a, b); });
+    forms["shr." + type] = form<T, T, uint32_t>(pipe, [](T a, uint32_t n) {
+        return n < 8 * sizeof(T) ? T(a >> n) : a < 0 ? T(~T(0)) : T(0);
+    });
+    if constexpr (sizeof(T) < 8) {
+        using Wide = std::conditional_t<sizeof(T) == 2, std::conditional_t<std::is_signed_v<T>, int32_t, uint32_t>,
+                                        std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>>;
+        forms["mul.hi." + type] = form<T, T, T>(pipe, [](T a, T b) { return (Wide(a) * Wide(b)) >> 8 * sizeof(T); });
+        forms["mul.wide." + type] = form<Wide, T, T>(pipe, [](T a, T b) { return Wide(a) * Wide(b); });
+        forms["mad.wide." + type] = form<Wide, T, T, Wide>(pipe, [](T a, T b, Wide c) { return Wide(a) * Wide(b) + c; });
+    }
+}
+
+template <class T> void add_comparisons(Forms &forms, const std::string &type) {  // of any type
+    const Pipe pipe = type == "f64" ? Pipe::fp64 : type == "f32" ? Pipe::fp32 : Pipe::integer;
+    const auto test = [&](const std::string &name, Form f) { forms.try_emplace("setp." + name + "." + type, f); };
+    test("eq", comparison<T>(pipe, [](T a, T b) { return a == b; }));
+    test("ne", comparison<T>(pipe, [](T a, T b) { return a != b; }));
+    test("lt", comparison<T>(pipe, [](T a, T b) { return a < b; }));
+    test("le", comparison<T>(pipe, [](T a, T b) { return a <= b; }));
+    test("gt", comparison<T>(pipe, [](T a, T b) { return a > b; }));
+    test("ge", comparison<T>(pipe, [](T a, T b) { return a >= b; }));
+}
+
+// Bits, and what only moves them; names are those of the types of that size.
+template <class U> void add_bits(Forms &forms, const std::vector<std::string> &types) {
+    for (const std::string &type : types) {
+        forms["mov." + type] = form<U, U>(Pipe::move, [](U a) { return a; });
+        forms["selp." + type] = {select<U>, Pipe::integer, 1, {sizeof(U), sizeof(U), sizeof(U), 0}};
+    }
+    const std::string type = types[0];
+    forms["and." + type] = form<U, U, U>(Pipe::integer, [](U a, U b) { return a & b; });
+    forms["or." + type] = form<U, U, U>(Pipe::integer, [](U a, U b) { return a | b; });
+    forms["xor." + type] = form<U, U, U>(Pipe::integer, [](U a, U b) { return a ^ b; });
+    forms["not." + type] = form<U, U>(Pipe::integer, [](U a) { return ~a; });
+    forms["shl." + type] =
+        form<U, U, uint32_t>(Pipe::integer, [](U a, uint32_t n) { return n < 8 * sizeof(U) ? U(uint64_t(a) << n) : U(0); });
+}
+
+// Two halves become one register, {a, b} -> d, and the other way round.
+template <class Part, class Whole> void pack(Warp &w, const Instruction &i) {
+    const auto join = [](Part low, Part high) { return Whole(low) | Whole(high) << 8 * sizeof(Part); };
+    lanewise<decltype(join), Whole, Part, Part>(w, i);
+}
+template <class Part, class Whole> void unpack(Warp &w, const Instruction &i) {
+    alignas(64) Part low[lanes], high[lanes];
+    const Whole *whole = w.values<Whole>(i.operands[2]);
+    for (int l = 0; l < lanes; l++) low[l] = Part(whole[l]), high[l] = Part(whole[l] >> 8 * sizeof(Part));
+    w.write(i.operands[0], low);
+    w.write(i.operands[1], high);
+}
+
+uint32_t insert_field(uint32_t a, uint32_t b, uint32_t position, uint32_t length) {  // the lowest bits of a into b
+    position = std::min(position & 255, 32u);
+    const uint64_t mask = ((uint64_t(1) << std::min(length & 255, 32u)) - 1) << position;
+    return uint32_t((b & ~mask) | (uint64_t(a) << position & mask));
+}
+uint32_t reverse_bits(uint32_t a) {
+    uint32_t reversed = 0;
+    for (int k = 0; k < 32; k++) reversed |= (a >> k & 1) << (31 - k);
+    return reversed;
+}
+
+void add_special_bits(Forms &forms) {
+    using U = uint32_t;
+    forms["mov.b32 pack"] = {pack<uint16_t, uint32_t>, Pipe::move, 1, {4, 2, 2}};
+    forms["mov.b64 pack"] = {pack<uint32_t, uint64_t>, Pipe::move, 1, {8, 4, 4}};
+    forms["mov.b32 unpack"] = {unpack<uint16_t, uint32_t>, Pipe::move, 2, {2, 2, 4}};
+    forms["mov.b64 unpack"] = {unpack<uint32_t, uint64_t>, Pipe::move, 2, {4, 4, 8}};
+    forms["bfi.b32"] = form<U, U, U, U, U>(Pipe::integer, [](U a, U b, U at, U n) { return insert_field(a, b, at, n); });
+    forms["brev.b32"] = form<U, U>(Pipe::integer, [](U a) { return reverse_bits(a); });
+    forms["popc.b32"] = form<U, U>(Pipe::integer, [](U a) { return std::popcount(a); });
+    forms["clz.b32"] = form<U, U>(Pipe::integer, [](U a) { return std::countl_zero(a); });
+    forms["bfind.shiftamt.u32"] = form<U, U>(Pipe::integer, [](U a) { return a ? U(std::countl_zero(a)) : ~0u; });
+    forms["mov.pred"] = logic<1>(Pipe::move, [](U a) { return a; });
+    forms["not.pred"] = logic<1>(Pipe::integer, [](U a) { return ~a; });
+    forms["and.pred"] = logic<2>(Pipe::integer, [](U a, U b) { return a & b; });
+    forms["or.pred"] = logic<2>(Pipe::integer, [](U a, U b) { return a | b; });
+    forms["xor.pred"] = logic<2>(Pipe::integer, [](U a, U b) { return a ^ b; });
+}
+
+// ---- conversions ------------------------------------------------------------------------------------------------------------------
+
+template <class D, class S> D truncated(S x) {  // to an integer, which saturates; NaN becomes 0
+    if (x != x) return 0;
+    if (x <= S(std::numeric_limits<D>::min())) return std::numeric_limits<D>::min();
+    if (x >= S(std::numeric_limits<D>::max())) return std::numeric_limits<D>::max();
+    return D(x);
+}
+
+template <class S> void add_conversions_from(Forms &forms, const std::string &from) {
+    const auto to = [&]<class D>(D, const std::string &type) {
+        constexpr bool float_to = std::is_floating_point_v<D>, float_from = std::is_floating_point_v<S>;
+        const Pipe pipe = float_to || float_from ? Pipe::convert : Pipe::integer;
+        if constexpr (!float_to && float_from)
+            forms["cvt.rzi." + type + "." + from] = form<D, S>(pipe, [](S a) { return truncated<D>(a); });
+        else {
+            const bool exact = !float_to || (float_from && sizeof(D) > sizeof(S));
+            forms["cvt." + std::string(exact ? "" : "rn.") + type + "." + from] = form<D, S>(pipe, [](S a) { return D(a); });
+        }
+    };
+    to(int16_t(), "s16"), to(uint16_t(), "u16"), to(int32_t(), "s32"), to(uint32_t(), "u32");
+    to(int64_t(), "s64"), to(uint64_t(), "u64"), to(float(), "f32"), to(double(), "f64");
+}
+
+template <class T> void add_type(Forms &forms, const std::string &type) {
+    if constexpr (std::is_floating_point_v<T>) {
+        add_floats<T>(forms, type);
+        forms["cvt.rzi." + type + "." + type] = form<T, T>(Pipe::convert, [](T a) { return std::trunc(a); });
+    } else add_integers<T>(forms, type);
+    add_comparisons<T>(forms, type);
+    add_conversions_from<T>(forms, type);
+}
+}  // namespace
+
+void add_arithmetic(Forms &forms) {
+    add_type<int16_t>(forms, "s16"), add_type<uint16_t>(forms, "u16"), add_type<int32_t>(forms, "s32");
+    add_type<uint32_t>(forms, "u32"), add_type<int64_t>(forms, "s64"), add_type<uint64_t>(forms, "u64");
+    add_type<float>(forms, "f32"), add_type<double>(forms, "f64");
+    add_comparisons<uint16_t>(forms, "b16"), add_comparisons<uint32_t>(forms, "b32"), add_comparisons<uint64_t>(forms, "b64");
+    add_bits<uint16_t>(forms, {"b16", "u16", "s16"});
+    add_bits<uint32_t>(forms, {"b32", "u32", "s32", "f32"});
+    add_bits<uint64_t>(forms, {"b64", "u64", "s64", "f64"});
+    add_special_bits(forms);
+    add_functions(forms);
+}
+}  // namespace ptx

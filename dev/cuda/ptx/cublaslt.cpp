@@ -1,0 +1,105 @@
+// The products of cuBLASLt, on the host: what llmc/ops/matmul.cuh asks of it, and nothing else. Sums are double, rounded once.
+#include <cublasLt.h>
+
+#include <vector>
+
+#include "../../../llmc/core/dtype.h"
+#include "runtime.h"
+
+namespace {
+
+struct Description {
+    cublasOperation_t a = CUBLAS_OP_N, b = CUBLAS_OP_N;
+    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    const void *bias = nullptr;
+    cudaDataType_t bias_type = CUDA_R_32F;
+};
+struct Matrix {  // column-major
+    cudaDataType_t type;
+    size_t rows, columns;
+    int64_t ld;
+};
+
+// The handles point to structures that cuBLASLt does not show.
+Description &of(cublasLtMatmulDesc_t d) { return *reinterpret_cast<Description *>(d); }
+Matrix &of(cublasLtMatrixLayout_t m) { return *reinterpret_cast<Matrix *>(m); }
+
+float element(const void *p, cudaDataType_t type, size_t n) {
+    return type == CUDA_R_16BF ? float(static_cast<const bf16 *>(p)[n]) : static_cast<const float *>(p)[n];
+}
+std::vector<float> read(const void *p, const Matrix &m, bool transposed) {  // (rows, columns) of op(M), row by row
+    const size_t rows = transposed ? m.columns : m.rows, columns = transposed ? m.rows : m.columns;
+    std::vector<float> out(rows * columns);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < columns; c++)
+            out[r * columns + c] = element(p, m.type, transposed ? r * size_t(m.ld) + c : c * size_t(m.ld) + r);
+    return out;
+}
+}  // namespace
+
+extern "C" {
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) { return *handle = nullptr, CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
+const char *cublasLtGetStatusString(cublasStatus_t status) { return status ? "not supported" : "success"; }
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t, cudaDataType_t) {
+    return *d = reinterpret_cast<cublasLtMatmulDesc_t>(new Description), CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) { return delete &of(d), CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t attribute, const void *value,
+                                              size_t bytes) {
+    const auto set = [&](auto &field) {
+        if (bytes != sizeof field) return CUBLAS_STATUS_INVALID_VALUE;
+        return memcpy(&field, value, bytes), CUBLAS_STATUS_SUCCESS;
+    };
+    if (attribute == CUBLASLT_MATMUL_DESC_TRANSA) return set(of(d).a);
+    if (attribute == CUBLASLT_MATMUL_DESC_TRANSB) return set(of(d).b);
+    if (attribute == CUBLASLT_MATMUL_DESC_EPILOGUE) return set(of(d).epilogue);
+    if (attribute == CUBLASLT_MATMUL_DESC_BIAS_POINTER) return set(of(d).bias);
+    if (attribute == CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE) return set(of(d).bias_type);
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *m, cudaDataType_t type, uint64_t rows, uint64_t columns,
+                                          int64_t ld) {
+    return *m = reinterpret_cast<cublasLtMatrixLayout_t>(new Matrix{type, rows, columns, ld}), CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t m) { return delete &of(m), CUBLAS_STATUS_SUCCESS; }
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p) { return *p = nullptr, CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t) { return CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
+                                                    const void *, size_t) {
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
+                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                              cublasLtMatmulPreference_t, int, cublasLtMatmulHeuristicResult_t *found,
+                                              int *count) {
+    return *found = {}, *count = 1, CUBLAS_STATUS_SUCCESS;
+}
+
+// D = alpha op(A) op(B) + beta C + bias
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t product, const void *alpha, const void *A,
+                              cublasLtMatrixLayout_t a_layout, const void *B, cublasLtMatrixLayout_t b_layout, const void *beta,
+                              const void *C, cublasLtMatrixLayout_t c_layout, void *D, cublasLtMatrixLayout_t d_layout,
+                              const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t) {
+    const Description &p = of(product);
+    const Matrix &a = of(a_layout), &b = of(b_layout), &c = of(c_layout), &d = of(d_layout);
+    const size_t K = p.a == CUBLAS_OP_N ? a.columns : a.rows;
+    const std::vector<float> rows = read(A, a, p.a == CUBLAS_OP_T), columns = read(B, b, p.b == CUBLAS_OP_N);
+    const double scale = double(*static_cast<const float *>(alpha)), keep = double(*static_cast<const float *>(beta));
+    for (size_t m = 0; m < d.rows; m++)
+        for (size_t n = 0; n < d.columns; n++) {
+            double sum = 0;
+            for (size_t k = 0; k < K; k++) sum += double(rows[m * K + k]) * double(columns[n * K + k]);
+            sum *= scale;
+            if (keep != 0) sum += keep * double(element(C, c.type, n * size_t(c.ld) + m));
+            if (p.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += double(element(p.bias, p.bias_type, m));
+            const size_t at = n * size_t(d.ld) + m;
+            if (d.type == CUDA_R_16BF) static_cast<bf16 *>(D)[at] = bf16(float(sum));
+            else static_cast<float *>(D)[at] = float(sum);
+        }
+    return CUBLAS_STATUS_SUCCESS;
+}
+}

@@ -1,0 +1,233 @@
+#include "decoder.h"
+
+#include <algorithm>
+#include <sstream>
+
+namespace ptx {
+namespace {
+
+const Forms &all_forms() {
+    static const Forms forms = [] {
+        Forms f;
+        add_arithmetic(f);
+        add_warp_operations(f);
+        add_memory_operations(f);
+        return f;
+    }();
+    return forms;
+}
+
+const char *const specials[] = {"%tid.x",   "%tid.y",   "%tid.z",    "%ntid.x",   "%ntid.y",   "%ntid.z", "%ctaid.x",
+                                "%ctaid.y", "%ctaid.z", "%nctaid.x", "%nctaid.y", "%nctaid.z", "%laneid", "%warpid"};
+
+// "[%rd1+-16]" -> "%rd1", -16
+std::pair<std::string, int64_t> address(const std::string &operand) {
+    const std::string inside = strip(operand.substr(1, operand.size() - 2));
+    const size_t plus = inside.find('+');
+    if (plus == std::string::npos) return {inside, 0};
+    return {strip(inside.substr(0, plus)), std::stoll(inside.substr(plus + 1))};
+}
+}  // namespace
+
+Decoder::Decoder(const std::string &text, Kernel &kernel) : text_(text), kernel_(kernel) {}
+
+void Decoder::fail(const std::string &what) const {
+    die("line %d of the PTX, in %s: %s", line_, kernel_.name.c_str(), what.c_str());
+}
+
+// Statements end with ';', labels with ':'; a bracket where a statement could start opens or closes a scope.
+void Decoder::body(size_t begin) {
+    line_ = 1 + int(std::count(text_.begin(), text_.begin() + long(begin), '\n'));
+    std::string now;
+    for (size_t at = begin; at < text_.size(); at++) {
+        const char c = text_[at];
+        const bool fresh = now.find_first_not_of(" \t\n\r") == std::string::npos;
+        if (c == '/' && text_[at + 1] == '/') {
+            at = text_.find('\n', at) - 1;
+        } else if (fresh && c == '{') {
+            scopes_.emplace_back();
+        } else if (fresh && c == '}') {
+            scopes_.pop_back();
+            if (scopes_.empty()) break;
+        } else if (c == ':' || c == ';') {
+            if (c == ':') labels_[strip(now)] = int(kernel_.code.size());
+            else if (!fresh) statement(strip(now));
+            now.clear();
+        } else {
+            now += c;
+            if (c == '\n') line_++;
+            if (c == '\n' && strip(now).rfind(".loc", 0) == 0) now.clear();  // the one statement without ';'
+        }
+    }
+    resolve_branches();
+}
+
+void Decoder::resolve_branches() {
+    for (const auto &[at, label] : branches_) {
+        if (!labels_.count(label)) fail("there is no label " + label);
+        kernel_.code[at].target = labels_[label];
+    }
+    const std::vector<int> join = joins(kernel_.code);
+    for (size_t n = 0; n < join.size(); n++) kernel_.code[n].join = join[n];
+}
+
+void Decoder::statement(const std::string &s) {
+    if (s.rfind(".reg", 0) == 0) return declare(s);
+    if (s.rfind(".pragma", 0) == 0) return;
+    if (s[0] == '.') fail("unknown directive " + s);
+    instruction(s);
+}
+
+// ".reg .b32 %r<80>" or ".reg .b64 %tmp"
+void Decoder::declare(const std::string &s) {
+    std::istringstream in(s.substr(4));
+    std::string type, names;
+    in >> type;
+    std::getline(in, names);
+    for (const std::string &name : split(names, ',')) {
+        const size_t count = name.find('<');
+        std::string known = name.substr(0, count);
+        if (count == std::string::npos) known = scopes_.back()[name] = name + format("#%d", ++scopes_seen_);
+        types_[known] = type.substr(1);
+    }
+}
+
+// ---- instructions -----------------------------------------------------------------------------------------------------------------
+
+// "@!%p1 name arguments"
+void Decoder::instruction(const std::string &s) {
+    Instruction i;
+    i.line = line_;
+    std::string rest = s;
+    if (s[0] == '@') {
+        const size_t end = s.find_first_of(" \t");
+        i.guard_negated = s[1] == '!';
+        i.guard = slot(s.substr(1 + i.guard_negated, end - 1 - i.guard_negated), 0);
+        rest = strip(s.substr(end));
+    }
+    const size_t end = std::min(rest.find_first_of(" \t\n"), rest.size());
+    const std::string name = rest.substr(0, end);
+    const Texts arguments = split(rest.substr(end), ',');
+    if (name == "bra" || name == "bra.uni" || name == "ret" || name == "exit" || name == "bar.sync" || name == "bar.arrive")
+        control(i, name, arguments);
+    else compute(i, name, arguments);
+    kernel_.code.push_back(i);
+    kernel_.text.push_back(s);
+}
+
+void Decoder::control(Instruction &i, const std::string &name, const Texts &arguments) {
+    if (name.rfind("bra", 0) == 0) {
+        i.control = Control::branch;
+        branches_.emplace_back(kernel_.code.size(), arguments.at(0));
+    } else if (name.rfind("bar", 0) == 0) {
+        i.control = name == "bar.sync" ? Control::barrier : Control::arrival;
+        for (const std::string &a : arguments) i.operands[i.reads++] = slot(a, 4);
+    } else i.control = Control::leave;
+}
+
+void Decoder::compute(Instruction &i, const std::string &name, const Texts &arguments) {
+    const Texts operands = operand_texts(name, arguments, i);
+    const auto found = all_forms().find(form_name(name, arguments));
+    if (found == all_forms().end() || found->second.widths.size() != operands.size())
+        fail("unknown instruction " + name + " with " + std::to_string(operands.size()) + " operands");
+    const Form &form = found->second;
+    i.run = form.run, i.move = form.move, i.pipe = form.pipe, i.vector = form.vector;
+    if (form.bytes) i.bytes = form.bytes;
+    i.writes = form.writes, i.reads = uint8_t(operands.size() - form.writes);
+    for (size_t n = 0; n < operands.size(); n++) i.operands[n] = slot(operands[n], form.widths[n]);
+    if (i.pipe == Pipe::shared && i.bytes) kernel_.cell_bytes = std::min<int>(kernel_.cell_bytes, i.bytes * i.vector);
+}
+
+// The operands one by one: lists opened, addresses without their brackets and offsets, and without what is part of the instruction.
+Decoder::Texts Decoder::operand_texts(const std::string &name, const Texts &arguments, Instruction &i) const {
+    Texts operands;
+    int addresses = 0;
+    for (const std::string &a : arguments) {
+        if (a[0] == '{') {
+            for (const std::string &part : split(a.substr(1, a.size() - 2), ',')) operands.push_back(part);
+        } else if (a[0] == '[') {
+            std::tie(operands.emplace_back(), i.offsets[addresses++]) = address(a);
+        } else
+            for (const std::string &part : split(a, '|')) operands.push_back(part);
+    }
+    if (name == "cp.async.wait_group") {
+        i.offsets[0] = std::stoll(operands.at(0));
+        operands.clear();
+    } else if (name.rfind("cp.async.c", 0) == 0 && operands.size() >= 3) {  // bytes written, and, if given, bytes read
+        i.bytes = uint8_t(std::stoi(operands[2]));
+        if (operands.size() == 4) operands.erase(operands.begin() + 2);
+    }
+    return operands;
+}
+
+// Some names stand for several forms: halves of registers, registers wider than what is loaded.
+std::string Decoder::form_name(const std::string &name, const Texts &arguments) const {
+    if (name.rfind("mov", 0) == 0 && arguments.at(0)[0] == '{') return name + " unpack";
+    if (name.rfind("mov", 0) == 0 && arguments.at(1)[0] == '{') return name + " pack";
+    if (name.rfind("ld.", 0) == 0 || name.rfind("st.", 0) == 0) {
+        const std::string &value = arguments.at(name[0] == 'l' ? 0 : 1),
+                          first = split(value[0] == '{' ? value.substr(1, value.size() - 2) : value, ',').at(0);
+        const int width = first[0] == '%' ? register_width(first) : 0, memory = width_of(name.substr(name.rfind('.') + 1));
+        if (width > memory) return name + " " + std::to_string(width);
+    }
+    return name;
+}
+
+// ---- operands ---------------------------------------------------------------------------------------------------------------------
+
+int Decoder::slot(const std::string &s, int width) {
+    if (s == "_") return sink_ < 0 ? sink_ = new_slot(8) : sink_;  // what nobody reads
+    if (s[0] == '%') return register_slot(s, width);
+    if (s[0] == '0' && (s[1] == 'f' || s[1] == 'd')) return constant(std::stoull(s.substr(2), nullptr, 16), s[1] == 'f' ? 4 : 8);
+    if (isdigit(s[0]) || s[0] == '-') {
+        uint64_t bits = s[0] == '-' ? uint64_t(std::stoll(s, nullptr, 0)) : std::stoull(s, nullptr, 0);
+        if (width == 0) return constant(bits ? ~0u : 0, 4);
+        if (width < 8) bits &= (uint64_t(1) << 8 * width) - 1;
+        return constant(bits, width);
+    }
+    const std::string parameter = kernel_.mangled + "_param_";
+    if (s.rfind(parameter, 0) == 0)
+        return constant(param_window + kernel_.parameters.at(std::stoul(s.substr(parameter.size()))).offset, 8);
+    if (text_.find(".extern .shared .align 1024 .b8 " + s + "[]") != std::string::npos) return constant(shared_base, width);
+    fail("unknown name " + s);
+}
+
+int Decoder::register_slot(const std::string &name, int width) {
+    if (std::find(std::begin(specials), std::end(specials), name) != std::end(specials)) {
+        const auto [at, fresh] = specials_.try_emplace(name, 0);
+        if (width != 4) fail(name + " has 32 bits");
+        if (fresh) at->second = new_slot(4), kernel_.presets.push_back({at->second, 4, 0, name});
+        return at->second;
+    }
+    const int own = register_width(name);
+    if (own != width) fail(format("%s has %d bits, not %d", name.c_str(), 8 * own, 8 * width));
+    const auto [at, fresh] = registers_.try_emplace(in_scope(name), 0);
+    if (fresh) at->second = new_slot(own);
+    return at->second;
+}
+
+int Decoder::constant(uint64_t bits, int width) {
+    const auto [at, fresh] = constants_.try_emplace({bits, width}, 0);
+    if (fresh) at->second = new_slot(width), kernel_.presets.push_back({at->second, width, bits, ""});
+    return at->second;
+}
+
+int Decoder::new_slot(int width) {
+    const int first = kernel_.slots;
+    kernel_.slots += width == 8 ? 2 : 1;
+    return first;
+}
+
+std::string Decoder::in_scope(const std::string &name) const {
+    for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); scope++)
+        if (const auto found = scope->find(name); found != scope->end()) return found->second;
+    return name;
+}
+
+int Decoder::register_width(std::string name) const {
+    name = in_scope(name);
+    for (const std::string &known : {name, name.substr(0, name.find_first_of("0123456789"))})
+        if (const auto found = types_.find(known); found != types_.end()) return width_of(found->second);
+    fail("unknown register " + name);
+}
+}  // namespace ptx

@@ -1,0 +1,73 @@
+// Where the two ways of a branch meet again: the nearest post-dominator. (Cooper, Harvey, Kennedy: "A Simple, Fast Dominance Algorithm".)
+#include <utility>
+
+#include "kernel.h"
+
+namespace ptx {
+namespace {
+
+using Edges = std::vector<std::vector<int>>;
+
+Edges successors(const std::vector<Instruction> &code) {  // code.size() is the end
+    const int end = int(code.size());
+    Edges after(code.size() + 1);
+    for (int n = 0; n < end; n++) {
+        const Instruction &i = code[size_t(n)];
+        if (i.control == Control::leave) after[size_t(n)].push_back(end);
+        if (i.control == Control::branch) after[size_t(n)].push_back(i.target);
+        const bool always = i.guard < 0 && (i.control == Control::leave || i.control == Control::branch);
+        if (!always) after[size_t(n)].push_back(n + 1);
+    }
+    return after;
+}
+
+// All from which the end can be reached, each behind those that it was reached through: the order of a depth-first walk back from the end.
+std::vector<int> walk_back(const Edges &after) {
+    Edges before(after.size());
+    for (size_t n = 0; n < after.size(); n++)
+        for (int next : after[n]) before[size_t(next)].push_back(int(n));
+    const int end = int(after.size()) - 1;
+    std::vector<int> order;
+    std::vector<bool> seen(after.size());
+    std::vector<std::pair<int, size_t>> stack = {{end, 0}};
+    seen[size_t(end)] = true;
+    while (!stack.empty()) {
+        auto &[n, next] = stack.back();
+        if (next < before[size_t(n)].size()) {
+            const int from = before[size_t(n)][next++];
+            if (!seen[size_t(from)]) seen[size_t(from)] = true, stack.emplace_back(from, 0);
+        } else {
+            order.push_back(n);
+            stack.pop_back();
+        }
+    }
+    return {order.rbegin(), order.rend()};
+}
+}  // namespace
+
+std::vector<int> joins(const std::vector<Instruction> &code) {
+    const Edges after = successors(code);
+    const std::vector<int> order = walk_back(after);
+    std::vector<int> rank(after.size(), -1), join(after.size(), -1);
+    for (size_t n = 0; n < order.size(); n++) rank[size_t(order[n])] = int(n);
+    const auto meet = [&](int a, int b) {  // the first on both ways to the end
+        while (a != b) {
+            while (rank[size_t(a)] > rank[size_t(b)]) a = join[size_t(a)];
+            while (rank[size_t(b)] > rank[size_t(a)]) b = join[size_t(b)];
+        }
+        return a;
+    };
+    join.back() = int(code.size());
+    for (bool changed = true; changed;) {
+        changed = false;
+        for (size_t n = 1; n < order.size(); n++) {  // the end's own stays
+            int found = -1;
+            for (int next : after[size_t(order[n])])
+                if (join[size_t(next)] >= 0) found = found < 0 ? next : meet(found, next);
+            if (found != join[size_t(order[n])]) join[size_t(order[n])] = found, changed = true;
+        }
+    }
+    join.pop_back();
+    return join;
+}
+}  // namespace ptx

@@ -1,0 +1,58 @@
+// Runs the PTX that nvcc makes on the CPU: block after block, its warps in lockstep, and checks every access to memory. An error, of the
+// kernel or of what the interpreter cannot do, ends the launch with a message that names the kernel, the line of the PTX, block and thread.
+//
+//     ptx::Module module = ptx::Module::read("rope.ptx");
+//     ptx::DeviceMemory memory;   memory.add(x, bytes);
+//     ptx::Counts counts = ptx::run(module.kernel("_Z4ropePfm"), {.grid = {4, 1, 1}, .threads = 128}, {&x, &n}, memory);
+#pragma once
+#include <array>
+#include <string>
+#include <vector>
+
+#include "kernel.h"
+
+namespace ptx {
+
+// Memory of the host that kernels may touch.
+class DeviceMemory {
+  public:
+    struct Allocation {
+        uintptr_t begin = 0;
+        size_t bytes = 0;
+        bool holds(uintptr_t at, size_t n) const { return at >= begin && at - begin + n <= bytes; }
+    };
+    void add(const void *p, size_t bytes) { allocations_[uintptr_t(p)] = bytes; }
+    void remove(const void *p) { allocations_.erase(uintptr_t(p)); }
+    Allocation at_or_before(uintptr_t address) const;  // of no bytes if there is none
+
+  private:
+    std::map<uintptr_t, size_t> allocations_;
+};
+
+struct Launch {
+    std::array<unsigned, 3> grid = {1, 1, 1};
+    unsigned threads = 32;
+    size_t shared = 0;
+    bool count_memory = false;  // sectors and wavefronts, too
+};
+
+// Of one instruction, or of a launch.
+struct Count {
+    uint64_t executed = 0, threads = 0;  // warps and threads that executed it
+    uint64_t requests = 0, sectors = 0;  // of global memory: by warps, of 32 bytes
+    uint64_t wavefronts = 0,
+             least_wavefronts = 0;  // of shared memory: as its banks allow, and if no two words of a warp met in a bank
+    void operator+=(const Count &other);
+};
+struct Counts {
+    std::vector<Count> instructions;  // as in Kernel::code
+    uint64_t barriers = 0, divergent_branches = 0;
+    double seconds = 0;  // that the interpreter took
+
+    Count total() const;
+    std::array<Count, pipes> by_pipe(const Kernel &kernel) const;
+};
+
+// Arguments are passed as to cudaLaunchKernel: a pointer to each.
+Counts run(const Kernel &kernel, const Launch &launch, const std::vector<const void *> &arguments, DeviceMemory &memory);
+}  // namespace ptx

@@ -1,0 +1,109 @@
+// A module of PTX and its kernels, decoded: instructions whose operands are slots of a warp's register file.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "../../../llmc/core/common.h"
+
+namespace ptx {
+
+constexpr int lanes = 32;
+constexpr int slot_bytes = 4 * lanes;  // a register of 8 bytes has two slots; a predicate is a uint32_t, a bit per lane
+constexpr int most_operands = 16;      // mma has 14
+
+// No address of the host lies in these windows: shared memory of the block (its start is never 0, as on a GPU), and the parameters.
+constexpr uint64_t shared_window = uint64_t(1) << 60, param_window = uint64_t(1) << 61;
+constexpr uint32_t shared_base = 1024, max_shared = 227 * 1024;  // of a block on sm_90
+
+struct Warp;
+struct Instruction;
+using Handler = void (*)(Warp &, const Instruction &);
+using Mover = void (*)(void *slot, uint8_t *const *at, uint32_t mask);  // between a register and memory, lane by lane
+
+enum class Control : uint8_t { none, branch, leave, barrier, arrival };
+
+// What issues an instruction, as Nsight Compute groups them.
+enum class Pipe : uint8_t { control, integer, fp32, fp64, special, tensor, convert, move, warp, global, shared, copy };
+constexpr int pipes = 12;
+constexpr const char *pipe_names[pipes] = {"control", "integer", "fp32", "fp64",   "special", "tensor",
+                                           "convert", "move",    "warp", "global", "shared",  "copy"};
+
+struct Instruction {
+    Handler run = nullptr;  // null where `control` says what to do
+    Mover move = nullptr;   // of loads and stores
+    Control control = Control::none;
+    Pipe pipe = Pipe::control;
+    uint8_t writes = 0, reads = 0;  // operands of each kind
+    uint8_t bytes = 0, vector = 1;  // of a load, store or copy: bytes of an element, elements
+    bool guard_negated = false;
+    int guard = -1;                    // the predicate's slot
+    int operands[most_operands] = {};  // slots: first what is written, then what is read
+    int64_t offsets[2] = {};           // of the first and the second address
+    int target = -1, join = -1;        // of a branch: where it goes to, and where both ways meet again
+    int line = 0;                      // in the module's text
+};
+
+struct Parameter {
+    size_t offset, bytes;
+};
+
+struct Preset {  // a slot that has its value before the kernel starts
+    int slot, bytes;
+    uint64_t bits;
+    std::string special;  // "%tid.x", ...; empty: the bits
+};
+
+struct Kernel {
+    std::string mangled, name;  // the name is demangled, with template arguments, without namespace and parameters
+    std::vector<Parameter> parameters;
+    std::vector<std::string> types;  // of the parameters, as in C++
+    size_t parameter_bytes = 0;
+
+    std::vector<Instruction> code;
+    std::vector<std::string> text;  // of each instruction
+    std::vector<Preset> presets;
+    int slots = 0;
+    int cell_bytes = 4;  // of shared memory that are written and read as one at least
+};
+
+// The text is read at once, a kernel decoded when it is asked for.
+class Module {
+  public:
+    explicit Module(std::string text);
+    static Module read(const std::string &path);
+
+    std::vector<std::string> entries() const;  // mangled
+    const Kernel &kernel(const std::string &mangled);
+    const std::string &text() const { return text_; }
+
+  private:
+    struct Entry {
+        size_t parameters, body;  // where they start in the text
+        std::unique_ptr<Kernel> kernel;
+    };
+    std::string text_;
+    std::map<std::string, Entry> entries_;
+    std::unique_ptr<std::mutex> lock_ = std::make_unique<std::mutex>();  // of ranks that are threads
+};
+
+// For each instruction the first one that all ways from it to the end pass, its nearest post-dominator; the end is code.size().
+std::vector<int> joins(const std::vector<Instruction> &code);
+
+// An instruction's handler and the widths of its operands in bytes, where 0 is a predicate. Addresses count as operands.
+struct Form {
+    Handler run = nullptr;
+    Pipe pipe = Pipe::move;
+    uint8_t writes = 0;
+    std::vector<uint8_t> widths;
+    Mover move = nullptr;
+    uint8_t bytes = 0, vector = 1;
+};
+using Forms = std::map<std::string, Form>;  // by the full name, "fma.rn.f32"
+void add_arithmetic(Forms &forms);          // arithmetic.cpp
+void add_warp_operations(Forms &forms);     // warp_operations.cpp
+void add_memory_operations(Forms &forms);   // memory_operations.cpp
+}  // namespace ptx

@@ -1,0 +1,257 @@
+#include "runtime.h"
+
+#include <cuda_runtime_api.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+
+namespace ptx {
+namespace {
+
+// ---- the program's modules --------------------------------------------------------------------------------------------------------
+
+struct Registered {  // a kernel: the host's stand-in for it is its name in the runtime's calls
+    std::string mangled;
+    size_t module;
+};
+
+struct State {
+    std::mutex lock;  // ranks are threads; their launches take turns
+    std::vector<std::string> texts;
+    std::vector<std::unique_ptr<Module>> modules;
+    std::map<const void *, Registered> kernels;
+    std::map<std::string, Launches> launched;  // by kernel and shape
+    DeviceMemory memory;
+};
+State &state() {  // registration happens before main(), in an order that nobody knows
+    static State *const s = new State;
+    return *s;
+}
+
+// A fat binary is a list of entries behind a header; one of kind 1 is PTX. What nvcc and the runtime agree on is not documented.
+struct FatHeader {
+    uint32_t magic;
+    uint16_t version, header_bytes;
+    uint64_t bytes;  // behind the header
+};
+struct FatEntry {
+    uint16_t kind, version;
+    uint32_t header_bytes;
+    uint64_t bytes;  // behind the header
+};
+struct FatWrapper {
+    uint32_t magic, version;
+    const FatHeader *binary;
+    void *file;
+};
+
+std::string ptx_of(const FatWrapper &wrapper) {
+    const char *at = reinterpret_cast<const char *>(wrapper.binary) + wrapper.binary->header_bytes;
+    for (const char *const end = at + wrapper.binary->bytes; at < end;) {
+        FatEntry entry;
+        memcpy(&entry, at, sizeof entry);
+        const std::string text(at + entry.header_bytes, entry.bytes);
+        if (entry.kind == 1 && text.find(".version") != std::string::npos) return text.substr(0, text.find('\0'));
+        at += entry.header_bytes + entry.bytes;
+    }
+    die("a file of this program carries no readable PTX\n  fix: nvcc -gencode arch=compute_90,code=compute_90 --no-compress");
+}
+
+// ---- launches ---------------------------------------------------------------------------------------------------------------------
+
+struct Call {  // what <<< >>> leaves for the stub of the kernel
+    dim3 grid, threads;
+    size_t shared;
+    cudaStream_t stream;
+};
+thread_local std::vector<Call> calls;
+
+void remember(State &s, const Kernel &kernel, const Launch &launch, const Counts &counts) {
+    const auto &[x, y, z] = launch.grid;
+    Launches &all = s.launched[kernel.mangled + format(" %u %u %u %u %zu", x, y, z, launch.threads, launch.shared)];
+    all.mangled = kernel.mangled, all.name = kernel.name, all.launch = launch;
+    const auto by_pipe = counts.by_pipe(kernel);
+    for (size_t n = 0; n < pipes; n++) all.by_pipe[n] += by_pipe[n];
+    all.launches++, all.barriers += counts.barriers, all.divergent_branches += counts.divergent_branches,
+        all.seconds += counts.seconds;
+}
+
+cudaError_t launch(const void *host_function, dim3 grid, dim3 threads, void **arguments, size_t shared) {
+    State &s = state();
+    const std::lock_guard guard(s.lock);
+    const Registered &registered = s.kernels.at(host_function);
+    const Kernel &kernel = s.modules[registered.module]->kernel(registered.mangled);
+    if (threads.y != 1 || threads.z != 1) die("%s: blocks of more than one dimension", kernel.name.c_str());
+    const Launch how{{grid.x, grid.y, grid.z}, threads.x, shared, counting};
+    remember(s, kernel, how,
+             run(kernel, how, std::vector<const void *>(arguments, arguments + kernel.parameters.size()), s.memory));
+    return cudaSuccess;
+}
+}  // namespace
+
+bool counting = getenv("PTX_COUNT") != nullptr;
+
+Count Launches::total() const {
+    Count sum;
+    for (const Count &c : by_pipe) sum += c;
+    return sum;
+}
+
+std::vector<Launches> launched() {
+    const std::lock_guard guard(state().lock);
+    std::vector<Launches> all;
+    for (const auto &[key, launches] : state().launched) all.push_back(launches);
+    return all;
+}
+
+// Figures of one launch, the mean of those that were alike.
+void print_counts() {
+    printf("%-44s %16s %8s %10s %7s %10s %9s %9s %8s %9s %9s %8s\n", "kernel", "blocks x threads", "shared", "warp inst.",
+           "threads", "tensor FLOP", "requests", "sectors", "per req.", "wavefr.", "conflicts", "barriers");
+    for (const Launches &l : launched()) {
+        const Count all = l.total();
+        const double n = double(l.launches);
+        const auto per_launch = [&](uint64_t count) { return double(count) / n; };
+        printf("%-44s %9zu x %4u %8zu %10.0f %7.1f %10.4g %9.0f %9.0f %8.2f %9.0f %9.0f %8.0f\n", l.name.substr(0, 44).c_str(),
+               size_t(l.launch.grid[0]) * l.launch.grid[1] * l.launch.grid[2], l.launch.threads, l.launch.shared,
+               per_launch(all.executed), double(all.threads) / double(all.executed),
+               per_launch(l.by_pipe[size_t(Pipe::tensor)].executed) * 2 * 16 * 8 * 16, per_launch(all.requests),
+               per_launch(all.sectors), all.requests ? double(all.sectors) / double(all.requests) : 0, per_launch(all.wavefronts),
+               per_launch(all.wavefronts - all.least_wavefronts), per_launch(l.barriers));
+        printf("   ");
+        for (size_t p = 0; p < pipes; p++)
+            if (l.by_pipe[p].executed) printf(" %s %.0f", pipe_names[p], per_launch(l.by_pipe[p].executed));
+        printf("\n");
+    }
+}
+
+EditedPtx::EditedPtx(const std::function<bool(std::string &)> &edit) {
+    State &s = state();
+    const std::lock_guard guard(s.lock);
+    for (size_t n = 0; n < s.texts.size(); n++) {
+        std::string text = s.texts[n];
+        if (!edit(text)) continue;
+        s.modules[n] = std::make_unique<Module>(text);
+        edited++;
+    }
+}
+EditedPtx::~EditedPtx() {
+    State &s = state();
+    const std::lock_guard guard(s.lock);
+    for (size_t n = 0; n < s.texts.size(); n++)
+        if (s.modules[n]->text() != s.texts[n]) s.modules[n] = std::make_unique<Module>(s.texts[n]);
+}
+}  // namespace ptx
+
+using ptx::state;
+
+// ---- what the code that nvcc generates calls --------------------------------------------------------------------------------------
+
+extern "C" {
+void **__cudaRegisterFatBinary(void *wrapper) {
+    auto &s = state();
+    s.texts.push_back(ptx::ptx_of(*static_cast<const ptx::FatWrapper *>(wrapper)));
+    s.modules.push_back(std::make_unique<ptx::Module>(s.texts.back()));
+    return reinterpret_cast<void **>(s.texts.size() - 1);
+}
+void __cudaRegisterFatBinaryEnd(void **) {}
+void __cudaUnregisterFatBinary(void **) {}
+void __cudaRegisterFunction(void **module, const char *host_function, char *, const char *name, int, uint3 *, uint3 *, dim3 *,
+                            dim3 *, int *) {
+    state().kernels[host_function] = {name, reinterpret_cast<size_t>(module)};
+}
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 threads, size_t shared, cudaStream_t stream) {
+    ptx::calls.push_back({grid, threads, shared, stream});
+    return 0;
+}
+cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *threads, size_t *shared, void *stream) {
+    const ptx::Call call = ptx::calls.back();
+    ptx::calls.pop_back();
+    *grid = call.grid, *threads = call.threads, *shared = call.shared;
+    memcpy(stream, &call.stream, sizeof call.stream);
+    return cudaSuccess;
+}
+cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *host_function) {
+    *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void *>(host_function));
+    return cudaSuccess;
+}
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 threads, void **arguments, size_t shared, cudaStream_t) {
+    return ptx::launch(kernel, grid, threads, arguments, shared);
+}
+
+// ---- what our host code calls -----------------------------------------------------------------------------------------------------
+
+cudaError_t cudaFuncGetName(const char **name, const void *host_function) {
+    return *name = state().kernels.at(host_function).mangled.c_str(), cudaSuccess;
+}
+cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int) { return cudaSuccess; }
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char *cudaGetErrorString(cudaError_t error) { return error ? "out of memory" : "no error"; }
+
+cudaError_t cudaMalloc(void **p, size_t bytes) {
+    if (posix_memalign(p, 256, std::max<size_t>(bytes, 1))) return cudaErrorMemoryAllocation;
+    memset(*p, 0xff, bytes);  // NaN
+    const std::lock_guard guard(state().lock);
+    state().memory.add(*p, bytes);
+    return cudaSuccess;
+}
+cudaError_t cudaFree(void *p) {
+    const std::lock_guard guard(state().lock);
+    state().memory.remove(p);
+    return free(p), cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned) {
+    return (*p = malloc(bytes)) ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaFreeHost(void *p) { return free(p), cudaSuccess; }
+cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
+    *free = size_t(sysconf(_SC_AVPHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+    *total = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+    return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind) {
+    if (bytes) memcpy(to, from, bytes);
+    return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
+    return cudaMemcpy(to, from, bytes, kind);
+}
+cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t) {
+    if (bytes) memset(to, byte, bytes);
+    return cudaSuccess;
+}
+
+// A stream has nothing to remember, as all calls have ended when they return; an event is the time when it was recorded.
+using Time = std::chrono::steady_clock::time_point;
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+    return *stream = reinterpret_cast<cudaStream_t>(new char), cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete reinterpret_cast<char *>(stream), cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
+    return *event = reinterpret_cast<cudaEvent_t>(new Time), cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete reinterpret_cast<Time *>(event), cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+    return *reinterpret_cast<Time *>(event) = std::chrono::steady_clock::now(), cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+    const auto between = *reinterpret_cast<Time *>(end) - *reinterpret_cast<Time *>(begin);
+    return *milliseconds = std::chrono::duration<float, std::milli>(between).count(), cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int *count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int) { return snprintf(id, size_t(length), "none"), cudaSuccess; }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int) {
+    *properties = {};
+    strcpy(properties->name, "the PTX interpreter");
+    properties->major = 9;
+    return cudaSuccess;
+}
+}

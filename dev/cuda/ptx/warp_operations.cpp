@@ -1,0 +1,135 @@
+// The instructions that lanes of a warp execute together: shuffles, votes, mma. PTX ISA, "Parallel Synchronization", "Warp-Level Matrix".
+#include <cmath>
+
+#include "warp.h"
+
+namespace ptx {
+namespace {
+
+// Every lane that is here must name just these lanes; what it says of lanes that a small block does not have is ignored.
+void need_mask(Warp &w, const uint32_t *masks) {
+    Warp::each_lane(w.active, [&](int l) {
+        if ((masks[l] & w.exist) != w.active)
+            w.fail(l, format("the mask is %#x, but the lanes that are here are %#x", masks[l], w.active));
+    });
+}
+
+// d|p = the lane at an index, up or down from one's own, or with bits of the number turned; `clamp` holds segments and the last lane.
+enum class Shuffle { up, down, bfly, idx };
+template <Shuffle mode> void shuffle(Warp &w, const Instruction &i) {
+    const auto source = [&](int n) { return w.values<uint32_t>(i.operands[2 + n]); };
+    const uint32_t *value = source(0), *distance = source(1), *clamp = source(2);
+    need_mask(w, source(3));
+    alignas(64) uint32_t result[lanes] = {};
+    uint32_t valid = 0;
+    Warp::each_lane(w.active, [&](int l) {
+        const int b = int(distance[l] & 31), segment = int(clamp[l] >> 8 & 31);
+        const int first = l & segment, last = first | (int(clamp[l] & 31) & ~segment);
+        int from = l;
+        if (mode == Shuffle::up) from = l - b;
+        if (mode == Shuffle::down) from = l + b;
+        if (mode == Shuffle::bfly) from = l ^ b;
+        if (mode == Shuffle::idx) from = first | (b & ~segment);
+        const bool inside = mode == Shuffle::up ? from >= last : from <= last;
+        if (!inside) from = l;
+        if (!(w.active >> from & 1)) w.fail(l, format("reads lane %d, which is not here", from));
+        result[l] = value[from];
+        valid |= uint32_t(inside) << l;
+    });
+    w.write(i.operands[0], result);
+    w.write_predicate(i.operands[1], valid);
+}
+
+enum class Vote { any, all, ballot };
+template <Vote mode> void vote(Warp &w, const Instruction &i) {
+    need_mask(w, w.values<uint32_t>(i.operands[2]));
+    const uint32_t votes = w.predicate(i.operands[1]) & w.active;
+    if constexpr (mode == Vote::ballot) {
+        alignas(64) uint32_t result[lanes];
+        std::fill(result, result + lanes, votes);
+        w.write(i.operands[0], result);
+    } else w.write_predicate(i.operands[0], (mode == Vote::any ? votes != 0 : votes == w.active) ? ~0u : 0);
+}
+
+void sync_warp(Warp &w, const Instruction &i) {
+    need_mask(w, w.values<uint32_t>(i.operands[0]));
+    w.block->clocks[size_t(w.number)][size_t(w.number)]++;
+}
+
+// ---- mma.m16n8k16: bf16 products, float sums --------------------------------------------------------------------------------------
+
+constexpr int M = 16, N = 8, K = 16;
+struct Fragments {
+    double a[M][K], b[K][N], d[M][N];
+};
+
+// Calls f(lane, register, row, column) for the first element of each register of a fragment of 8 x 8 tiles, column by column of tiles:
+// lane 4 g + t holds row g and the columns from 2 t on.
+template <class F> void each_register(int registers, F f) {
+    for (int l = 0; l < lanes; l++)
+        for (int r = 0; r < registers; r++) f(l, r, l / 4 + r % 2 * 8, l % 4 * 2 + r / 2 * 8);
+}
+
+Fragments read_fragments(Warp &w, const Instruction &i) {
+    Fragments f;
+    const auto bf16_halves = [](uint32_t bits, double &low, double &high) {
+        low = double(std::bit_cast<float>(bits << 16)), high = double(std::bit_cast<float>(bits & 0xffff'0000));
+    };
+    each_register(4, [&](int l, int r, int row, int column) {
+        bf16_halves(w.values<uint32_t>(i.operands[4 + r])[l], f.a[row][column], f.a[row][column + 1]);
+    });
+    for (int l = 0; l < lanes; l++)  // of B a register holds two rows of a column
+        for (int r = 0; r < 2; r++) {
+            const int row = l % 4 * 2 + r * 8;
+            bf16_halves(w.values<uint32_t>(i.operands[8 + r])[l], f.b[row][l / 4], f.b[row + 1][l / 4]);
+        }
+    for (int l = 0; l < lanes; l++)
+        for (int r = 0; r < 4; r++) f.d[l / 4 + r / 2 * 8][l % 4 * 2 + r % 2] = double(w.values<float>(i.operands[10 + r])[l]);
+    return f;
+}
+
+// Tensor cores do not round term by term. They shift all products and the addend to the largest exponent, cut off what lies more than two
+// bits below a float's last, add, and cut the sum off to a float; so it was observed (Fasi, Higham, Mikaitis, Pranesh: "Numerical behavior
+// of NVIDIA tensor cores", 2021). The manual promises no more than that.
+void sum_row(const double (&a)[K], const double (&b)[K][N], double (&d)[N]) {
+    double largest[N], sum[N], unit[N];
+    for (int n = 0; n < N; n++) largest[n] = std::fabs(d[n]);
+    for (int k = 0; k < K; k++)
+        for (int n = 0; n < N; n++) largest[n] = std::max(largest[n], std::fabs(a[k] * b[k][n]));
+    // Adding and subtracting 1.5 * 2^52 units would round to a unit; dividing by the unit and trunc() cut off.
+    for (int n = 0; n < N; n++) {
+        const uint64_t exponent = std::bit_cast<uint64_t>(largest[n]) >> 52;
+        unit[n] = exponent > 25 ? std::bit_cast<double>((exponent - 25) << 52) : 0x1p-1022;
+        sum[n] = std::trunc(d[n] / unit[n]);
+    }
+    for (int k = 0; k < K; k++)
+        for (int n = 0; n < N; n++) sum[n] += std::trunc(a[k] * b[k][n] / unit[n]);
+    for (int n = 0; n < N; n++) {
+        const double exact = sum[n] * unit[n];
+        const float near = float(exact);
+        d[n] = double(std::fabs(double(near)) > std::fabs(exact) && std::isfinite(near) ? std::nextafterf(near, 0.0f) : near);
+    }
+}
+
+void mma(Warp &w, const Instruction &i) {
+    w.need_all_lanes();
+    Fragments f = read_fragments(w, i);
+    for (int row = 0; row < M; row++) sum_row(f.a[row], f.b, f.d[row]);
+    for (int l = 0; l < lanes; l++)
+        for (int r = 0; r < 4; r++) w.values<float>(i.operands[r])[l] = float(f.d[l / 4 + r / 2 * 8][l % 4 * 2 + r % 2]);
+}
+}  // namespace
+
+void add_warp_operations(Forms &forms) {
+    const std::vector<uint8_t> shuffled = {4, 0, 4, 4, 4, 4};
+    forms["shfl.sync.up.b32"] = {shuffle<Shuffle::up>, Pipe::warp, 2, shuffled};
+    forms["shfl.sync.down.b32"] = {shuffle<Shuffle::down>, Pipe::warp, 2, shuffled};
+    forms["shfl.sync.bfly.b32"] = {shuffle<Shuffle::bfly>, Pipe::warp, 2, shuffled};
+    forms["shfl.sync.idx.b32"] = {shuffle<Shuffle::idx>, Pipe::warp, 2, shuffled};
+    forms["vote.sync.any.pred"] = {vote<Vote::any>, Pipe::warp, 1, {0, 0, 4}};
+    forms["vote.sync.all.pred"] = {vote<Vote::all>, Pipe::warp, 1, {0, 0, 4}};
+    forms["vote.sync.ballot.b32"] = {vote<Vote::ballot>, Pipe::warp, 1, {4, 0, 4}};
+    forms["bar.warp.sync"] = {sync_warp, Pipe::warp, 0, {4}};
+    forms["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"] = {mma, Pipe::tensor, 4, std::vector<uint8_t>(14, 4)};
+}
+}  // namespace ptx

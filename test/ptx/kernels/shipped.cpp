@@ -1,0 +1,52 @@
+// What the interpreter knows of the trainers' PTX, whose files lie beside this program, and what the tests have run of it.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <set>
+
+#include "../../../dev/cuda/ptx/runtime.h"
+
+namespace {
+
+std::vector<std::string> shipped() {
+    std::vector<std::string> paths;
+    for (const auto &file : std::filesystem::directory_iterator(std::filesystem::read_symlink("/proc/self/exe").parent_path()))
+        if (file.path().extension() == ".ptx") paths.push_back(file.path());
+    return paths;
+}
+
+// At the end of a run of all tests, but for some that a filter names, every kernel that ships must have run.
+class Coverage : public testing::Environment {
+    void TearDown() override {
+        std::set<std::string> launched;
+        double threads = 0, seconds = 0;
+        for (const ptx::Launches &l : ptx::launched())
+            launched.insert(l.mangled), threads += double(l.total().threads), seconds += l.seconds;
+        if (launched.empty()) return;
+        if (ptx::counting) ptx::print_counts();
+        printf("PTX: %zu kernels, %.3g thread instructions, %.0f million a second\n", launched.size(), threads,
+               threads / seconds * 1e-6);
+        const std::string filter = GTEST_FLAG_GET(filter);
+        const bool all = filter == "*" || filter[0] == '-';
+        for (const std::string &path : shipped()) {
+            const auto entries = ptx::Module::read(path).entries();
+            size_t ran = 0;
+            for (const std::string &entry : entries)
+                if (launched.count(entry)) ran++;
+                else if (all) ADD_FAILURE() << path << ": no test runs " << entry;
+            printf("  %zu of the %zu kernels in %s have run\n", ran, entries.size(), path.c_str());
+        }
+    }
+};
+[[maybe_unused]] testing::Environment *const coverage = testing::AddGlobalTestEnvironment(new Coverage);
+
+}  // namespace
+
+TEST(PtxShipped, EveryInstructionIsKnown) {
+    EXPECT_EQ(shipped().size(), 2u);
+    for (const std::string &path : shipped()) {
+        ptx::Module module = ptx::Module::read(path);
+        EXPECT_FALSE(module.entries().empty()) << path;
+        for (const std::string &entry : module.entries()) EXPECT_FALSE(module.kernel(entry).code.empty()) << entry;
+    }
+}

@@ -1,0 +1,111 @@
+// Bugs that only nvcc's output can have, made in the PTX of attention: each must be noticed, as a wrong result or by the interpreter.
+#include <gtest/gtest-spi.h>
+
+#include "../../../dev/cuda/ptx/runtime.h"
+#include "../../../llmc/ops/attention.cuh"
+#include "../../cuda/check.cuh"
+#include "../../reference_attention.h"
+
+namespace {
+
+// Forward and backward of bf16 against the reference, small. What was wrong, empty if nothing was.
+std::string attention_is_wrong() {
+    const AttentionShape a{{5, 90, 33}, 0, 2, 1, 64};
+    const AttentionInputs<bf16> in(a);
+    testing::TestPartResultArray failures;
+    const testing::ScopedFakeTestPartResultReporter intercept(
+        testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &failures);
+    try {
+        check_attention("attention", a, in, run_attention<DeviceArray>(CudaBf16{}, a, in));
+    } catch (const Error &error) {
+        return error.what();
+    }
+    return failures.size() ? "a wrong result" : "";
+}
+
+using Lines = std::vector<std::string>;
+bool contains(const std::string &line, const std::string &what) { return line.find(what) != std::string::npos; }
+
+// Every line that holds `what` becomes what `change` makes of it.
+using Change = std::function<void(Lines &lines, size_t n)>;
+bool each_line(std::string &text, const std::string &what, const Change &change) {
+    if (!contains(text, "attention_forward_kernel")) return false;
+    Lines lines;
+    for (size_t at = 0; at < text.size();) {
+        const size_t end = std::min(text.find('\n', at), text.size());
+        lines.push_back(text.substr(at, end - at));
+        at = end + 1;
+    }
+    for (size_t n = lines.size(); n-- > 0;)  // from the end, so that a line which moves down is not met again
+        if (contains(lines[n], what)) change(lines, n);
+    text.clear();
+    for (const std::string &line : lines) text += line + "\n";
+    return true;
+}
+
+void replace(std::string &line, const std::string &from, const std::string &to) {
+    if (const size_t at = line.find(from); at != std::string::npos) line.replace(at, from.size(), to);
+}
+// The n-th list in braces, and its registers changed places: "{%r1,%r2}" -> "{%r2,%r1}".
+void swap_in_list(std::string &line, int list, size_t first, size_t second) {
+    size_t open = line.find('{');
+    while (list--) open = line.find('{', open + 1);
+    const size_t close = line.find('}', open);
+    Lines registers;
+    for (size_t at = open + 1; at < close;) {
+        const size_t end = std::min(line.find(',', at), close);
+        registers.push_back(line.substr(at, end - at));
+        at = end + 1;
+    }
+    std::swap(registers.at(first), registers.at(second));
+    std::string joined;
+    for (const std::string &r : registers) joined += (joined.empty() ? "" : ",") + r;
+    line.replace(open + 1, close - open - 1, joined);
+}
+// A line goes down behind the next that holds `what`: a compiler may do that where the assembly does not say that it touches memory.
+void move_behind(Lines &lines, size_t n, const std::string &what) {
+    size_t to = n + 1;
+    while (to < lines.size() && !contains(lines[to], what)) to++;
+    if (to < lines.size()) std::rotate(lines.begin() + long(n), lines.begin() + long(n) + 1, lines.begin() + long(to) + 1);
+}
+
+struct Bug {
+    const char *name, *line;
+    Change change;
+};
+const Bug bugs[] = {
+    {"mma: the registers of B swapped", "mma.sync", [](Lines &l, size_t n) { swap_in_list(l[n], 2, 0, 1); }},
+    {"mma: two registers of A swapped", "mma.sync", [](Lines &l, size_t n) { swap_in_list(l[n], 1, 1, 2); }},
+    {"mma: two sums swapped", "mma.sync", [](Lines &l, size_t n) { swap_in_list(l[n], 0, 0, 1); }},
+    {"ldmatrix without .trans", ".trans.", [](Lines &l, size_t n) { replace(l[n], ".trans", ""); }},
+    {"ldmatrix: two matrices swapped", "ldmatrix", [](Lines &l, size_t n) { swap_in_list(l[n], 0, 1, 2); }},
+    {"wait_group 1 instead of 0", "wait_group 0", [](Lines &l, size_t n) { replace(l[n], "_group 0", "_group 1"); }},
+    {"wait_group behind the ldmatrix", "wait_group", [](Lines &l, size_t n) { move_behind(l, n, "ldmatrix"); }},
+    {"no commit_group", "commit_group", [](Lines &l, size_t n) { l[n].clear(); }},
+    {"no bar.sync", "bar.sync", [](Lines &l, size_t n) { l[n].clear(); }},
+    {"cp.async of 8 bytes", "cp.async.cg", [](Lines &l, size_t n) { replace(l[n], "], 16,", "], 8,"); }},
+    {"halves of a bf16x2 swapped", "cvt.rn.bf16x2",
+     [](Lines &l, size_t n) {  // "cvt... %r1, %f2, %f3;"
+         std::string &s = l[n];
+         const size_t first = s.find(", ") + 2, comma = s.find(", ", first), end = s.find(';');
+         s = s.substr(0, first) + s.substr(comma + 2, end - comma - 2) + ", " + s.substr(first, comma - first) + ";";
+     }},
+    {"shuffles with another lane", "shfl.sync.bfly", [](Lines &l, size_t n) { replace(l[n], "bfly", "up"); }},
+};
+
+}  // namespace
+
+TEST(PtxMutants, NoneInWhatNvccMade) { EXPECT_EQ(attention_is_wrong(), ""); }
+
+TEST(PtxMutants, AreNoticed) {
+    for (const Bug &bug : bugs) {
+        size_t changed = 0;
+        const ptx::EditedPtx edited([&](std::string &text) {
+            return each_line(text, bug.line, [&](Lines &lines, size_t n) { bug.change(lines, n), changed++; });
+        });
+        const std::string noticed = attention_is_wrong();
+        printf("  %-36s %5zu lines: %s\n", bug.name, changed, noticed.substr(0, noticed.find('\n')).c_str());
+        EXPECT_GT(changed, 0u) << bug.name;
+        EXPECT_NE(noticed, "") << bug.name;
+    }
+}
