@@ -42,7 +42,8 @@ template <class S> struct Gpt2Weights {
 
 // One row per tensor of the Hugging Face files, in the order in which they lie in the flat arrays, and the member that points at it. The files
 // hold matrices as (in, out), here they are (out, in): their last column says `true`, transposed. The initial values of projections into
-// the residual stream (Tensor::residual) are divided by sqrt(2 L), because there are 2 L such sums. Within a layer the tensors that decay come first.
+// the residual stream (Tensor::residual) are divided by sqrt(2 L), because there are 2 L such sums. Within a layer the tensors that decay
+// come first.
 template <class S> Table gpt2_table(const ModelConfig &c, Gpt2Weights<S> &w, Locate<S> locate) {
     const size_t C = c.C, V = c.V, F = c.F;
     const auto normal = Tensor::normal, residual = Tensor::residual, ones = Tensor::ones, zeros = Tensor::zeros;

@@ -168,7 +168,7 @@ void ring_exchange2(CudaBf16 dev, RingRow &x) { overlapped(dev, x, x.everything)
 // ---- version 3: only what a rank ahead needs -------------------------------------------------------------------------------------
 //
 // Causality and borders of documents make most blocks useless to most ranks. A piece of a block stops at the last rank that sees a
-// key of it; pieces are packed in the order of their reach, so what goes on is the front of the block, in one copy.
+// key of it; pieces are packed by falling number of hops, so what goes on is the front of the block, in one copy.
 
 void ring_exchange3(CudaBf16 dev, RingRow &x) { overlapped(dev, x, x.split.travel[0]); }
 
