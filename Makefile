@@ -137,7 +137,7 @@ $(call needs,compare,test -z '$(LLMC_SOURCE)' || test -e '$(LLMC_SOURCE)/train_g
 $(call needs,ptxas test-gpu,test '$(NVCC)',nvcc,the CUDA toolkit)
 $(call needs,test-gpu,nvidia-smi --list-gpus,a GPU and NVIDIA's driver,make test runs the kernels on the CPU)
 ifneq ($(HAVE_COMPILER),)  # else the libraries are looked for first, and then make reads this file again
-$(call needs,test-all build-mutants test-mutants test-gpu,test 1 = '$(HAVE_GTEST)',GoogleTest,make deps (or install it; then make probe))
+$(call needs,test-all build-mutants test-mutants test-gpu test-ptx,test 1 = '$(HAVE_GTEST)',GoogleTest,make deps (or install it; then make probe))
 $(call needs,test-all %_emu,test 1 = '$(HAVE_BOOST_CONTEXT)',Boost.Context,make deps (or install it; then make probe))
 endif
 
@@ -281,7 +281,7 @@ build/fuzz/%.o: %.cpp Makefile
 
 # What is not there fails before what needs it is compiled.
 ifneq ($(HAVE_GTEST),1)
-$(TESTS) $(PROCESSES:=.o) $(CUDA_TESTS:%.cpp=$(BUILD)/%.o) $(CUDA_TESTS:%.cpp=$(GPU)/%.o): missing-GoogleTest
+$(TESTS) $(PROCESSES:=.o) $(CUDA_TESTS:%.cpp=$(BUILD)/%.o) $(CUDA_TESTS:%.cpp=$(GPU)/%.o) $(PTX_TESTS): missing-GoogleTest
 endif
 ifneq ($(HAVE_BOOST_CONTEXT),1)
 $(WORKSHOP) $(EMULATED) $(RACE): missing-Boost.Context
@@ -372,9 +372,9 @@ test-ptx: $(TEST_PTX)                         ## nvcc's PTX of the kernels, inte
 	@$(BUILD)/test/test_ptx --gtest_brief=1
 	@$(if $(CUDA),OMP_WAIT_POLICY=passive $(BUILD)/ptx/test_cuda --gtest_brief=1 --gtest_filter='$(PTX_TESTS_RUN)',echo '$(NO_PTX)')
 
-ptxas: $(if $(NVCC),$(GPU_OBJECTS)) $(TEST_CUDA)  ## compile the kernels for GPU_ARCHS (80 90 100), if nvcc is there: registers, none spilled
+ptxas: $(GPU_OBJECTS) $(TEST_CUDA)           ## compile the kernels for GPU_ARCHS (80 90 100): registers, none spilled
 	@$(if $(TEST_CUDA),$(TEST_CUDA) --gtest_filter='AttentionShapes*' --gtest_brief=1)
-	@$(if $(NVCC),$(PYTHON) scripts/ptxas.py $(GPU_LOGS),echo 'no nvcc: nothing compiled')
+	@$(PYTHON) scripts/ptxas.py $(GPU_LOGS)
 
 bench: $(BENCHES)                            ## speed of the ops on this CPU
 	@for b in $(BENCHES); do GLIBC_TUNABLES=glibc.malloc.hugetlb=1 ./$$b || exit 1; done  # huge pages, as the program asks for

@@ -51,6 +51,7 @@ def expect_refusal(result, target, what, fix):
     ("test-all", "HAVE_GTEST=0", "GoogleTest", "make deps"),
     ("test-all", "HAVE_BOOST_CONTEXT=0", "Boost.Context", "make deps"),
     ("test-all", "CLANG=", "clang++", "make deps"),
+    ("test-ptx", "HAVE_GTEST=0", "GoogleTest", "make deps"),
     ("train_llama_emu", "HAVE_BOOST_CONTEXT=0", "Boost.Context", "make deps"),
     ("compare", "LLMC_SOURCE=/nowhere", "train_gpt2.c in LLMC_SOURCE=/nowhere", "name a checkout of karpathy/llm.c"),
     ("ptxas", "NVCC=", "nvcc", "the CUDA toolkit"),
@@ -90,10 +91,10 @@ def test_a_file_that_needs_a_library(what, target, name, tmp_path):
 def test_tests_that_are_left_out_are_named_first_and_last(tmp_path):
     """A run of one file of Python tests, as on a machine that lacks the libraries."""
     (tmp_path / "test_one.py").write_text("def test_one():\n    pass\n")
-    variables = ["HAVE_GTEST=0", "HAVE_BOOST_CONTEXT=0", "HAVE_MPI=0", "PROGRAMS=", f"BUILD={tmp_path}", f"TEST_PYTHON={tmp_path}"]
+    variables = ["HAVE_GTEST=0", "HAVE_BOOST_CONTEXT=0", "HAVE_MPI=0", "NVCC=", "PROGRAMS=", f"BUILD={tmp_path}", f"TEST_PYTHON={tmp_path}"]
     code, out, error = make("test", *variables)
     left_out = ("left out: C++ tests (no GoogleTest: make deps); CUDA kernels on the CPU (no GoogleTest: make deps); "
-                "ranks over MPI (no MPI: make deps)")
+                "ranks over MPI (no MPI: make deps); kernels as nvcc compiles them (no nvcc: the CUDA toolkit)")
     lines = out.splitlines()
     assert code == 0 and lines[0] == left_out and lines[-2] == left_out and lines[-1] == "1 passed, 0 failed", out + error
 
@@ -103,7 +104,7 @@ def test_python_tests_that_are_left_out(tmp_path):
     script = tmp_path / "test_llmc"
     script.write_text("#!/bin/sh\necho '[ RUN      ] A.b'\necho '[       OK ] A.b (1 ms)'\n")
     script.chmod(0o755)
-    variables = ["HAVE_GTEST=1", "HAVE_BOOST_CONTEXT=0", "PROGRAMS=", "TEST_PROCESSES=", f"TEST_LLMC={script}", f"BUILD={tmp_path}"]
+    variables = ["HAVE_GTEST=1", "HAVE_BOOST_CONTEXT=0", "PROGRAMS=", "TEST_PROCESSES=", "TEST_PTX=", f"TEST_LLMC={script}", f"BUILD={tmp_path}"]
     code, out, error = make("test", f"PYTHON={BARE_PYTHON}", *variables)
     lines = out.splitlines()
     assert code == 0 and lines[0] == lines[-2] and lines[-1].endswith(" passed, 0 failed"), out + error
