@@ -43,7 +43,7 @@ MAKEFLAGS += -j$(shell nproc)
 
 CLANG    := $(shell command -v clang++ 2> /dev/null)
 COMPILER := $(CXX): $(shell $(CXX) --version 2>/dev/null | head -n 1)
-ifneq ($(filter-out deps format tidy probe help clean,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out deps format probe help clean,$(or $(MAKECMDGOALS),all)),)
 include build/probe.mk
 endif
 
@@ -134,7 +134,7 @@ $(call needs,tidy,command -v clang-tidy,clang-tidy,make deps)
 $(call needs,test-all,test '$(CLANG)',clang++,make deps)
 $(call needs,compare,test -x .venv-compare/bin/pip || python3 -c 'import ensurepip',python3 with its module venv,make deps)
 $(call needs,compare,test -z '$(LLMC_SOURCE)' || test -e '$(LLMC_SOURCE)/train_gpt2.c',train_gpt2.c in LLMC_SOURCE=$(LLMC_SOURCE),name a checkout of karpathy/llm.c or unset it)
-$(call needs,ptxas test-gpu,test '$(NVCC)',nvcc,the CUDA toolkit)
+$(call needs,ptxas test-gpu,test '$(NVCC)',nvcc,install the CUDA toolkit)
 $(call needs,test-gpu,nvidia-smi --list-gpus,a GPU and NVIDIA's driver,make test runs the kernels on the CPU)
 ifneq ($(HAVE_COMPILER),)  # else the libraries are looked for first, and then make reads this file again
 $(call needs,test-all build-mutants test-mutants test-gpu test-ptx,test 1 = '$(HAVE_GTEST)',GoogleTest,make deps (or install it; then make probe))

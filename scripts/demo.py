@@ -50,6 +50,9 @@ def answers(model):
 def main():
     if not (ROOT / "train_llama").exists():
         sys.exit("scripts/demo.py: ./train_llama is not built\n  fix: make")
+    python = ROOT / ".venv/bin/python3"  # prepares the prompts in the end; what it lacks it says now
+    if subprocess.run([python if python.exists() else "python3", ROOT / "data/prepare.py", "--help"], stdout=subprocess.DEVNULL).returncode:
+        sys.exit(1)
     extra = sys.argv[1:]
     pairs = ["--model", OUT, "--train_batch_size", 32, "--row_tokens", 2048, "--overwrite"]
     seconds = [

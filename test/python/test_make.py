@@ -54,8 +54,8 @@ def expect_refusal(result, target, what, fix):
     ("test-ptx", "HAVE_GTEST=0", "GoogleTest", "make deps"),
     ("train_llama_emu", "HAVE_BOOST_CONTEXT=0", "Boost.Context", "make deps"),
     ("compare", "LLMC_SOURCE=/nowhere", "train_gpt2.c in LLMC_SOURCE=/nowhere", "name a checkout of karpathy/llm.c"),
-    ("ptxas", "NVCC=", "nvcc", "the CUDA toolkit"),
-    ("test-gpu", "NVCC=", "nvcc", "the CUDA toolkit"),
+    ("ptxas", "NVCC=", "nvcc", "install the CUDA toolkit"),
+    ("test-gpu", "NVCC=", "nvcc", "install the CUDA toolkit"),
 ])
 def test_what_a_target_needs(target, variable, what, fix):
     expect_refusal(make(target, variable), target, what, fix)
@@ -150,13 +150,15 @@ def test_versions_stand_in_one_place():
     assert installing == ["install_compare.sh"]
 
 
-def test_smollm2_looks_first_for_what_it_needs_last(tmp_path):
-    copied(tmp_path, "scripts/smollm2.sh", "data/prepare.py")
-    stub(tmp_path / "train_llama", "")
+@pytest.mark.parametrize("script, interpreter", [("scripts/smollm2.sh", "bash"), ("scripts/demo.py", sys.executable)])
+def test_a_script_looks_first_for_what_it_needs_last(script, interpreter, tmp_path):
+    copied(tmp_path, script, "data/prepare.py")
+    stub(tmp_path / "train_llama", "echo started")
     stub(tmp_path / ".venv/bin/python3", f'exec {BARE_PYTHON} "$@"\n')
-    result = subprocess.run(["bash", tmp_path / "scripts/smollm2.sh"], capture_output=True, text=True)
+    result = subprocess.run([interpreter, tmp_path / script], capture_output=True, text=True)
     assert result.returncode == 1 and result.stdout == ""
-    assert result.stderr.startswith("prepare.py: Python has no numpy, tokenizers, ") and "fix: make deps" in result.stderr
+    assert result.stderr == ("prepare.py: Python has no numpy, tokenizers, transformers, jinja2\n"
+                             "  fix: make deps (or: pip install -r requirements.txt)\n")
 
 
 def test_make_prints_one_short_line_for_a_file_of_flags(tmp_path):
