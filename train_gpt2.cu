@@ -1,6 +1,6 @@
 // train_gpt2: trains GPT-2 (Radford et al., "Language models are unsupervised multitask learners", 2019) on packed sequences.
 //
-// The file to read first. It is the model, top to bottom: the parameter table, the activation plan, the forward pass, the backward pass.
+// This is the file to read first. It is the model, top to bottom: the parameter table, the activation plan, the forward pass, the backward pass.
 // Each op is a free function in llmc/ops, one file an op, with its formula and shapes above it. What all decoder-only models share, from the
 // packed row to the loss, calls this file's functions and stands in llmc/train/decoder.h; what a run is made of (data, steps,
 // checkpoints, evaluation, generation) in llmc/train/run.h. docs/gpt2_tour.md follows a batch through all of it.
@@ -18,18 +18,18 @@
 
 // ---- parameter table ------------------------------------------------------------------------------------------------------------------
 
-// S: the storage type for weights, float for their gradients.
+// S is the storage type for weights, and float for their gradients.
 template <class S> struct Gpt2Layer {
     S *qkv;             // (3*C, C)  rows of the queries, then of the keys, then of the values
-    S *proj;            // (C, C)    out of attention
-    S *fc;              // (F, C)    into the feed-forward part
-    S *fc_proj;         // (C, F)    and out of it
+    S *proj;            // (C, C)    projection out of attention
+    S *fc;              // (F, C)    projection into the feed-forward part
+    S *fc_proj;         // (C, F)    projection out of the feed-forward part
     S *qkv_bias;        // (3*C)
     S *proj_bias;       // (C)
     S *fc_bias;         // (F)
     S *fc_proj_bias;    // (C)
-    S *ln1, *ln1_bias;  // (C)  before attention
-    S *ln2, *ln2_bias;  // (C)  before the feed-forward part
+    S *ln1, *ln1_bias;  // (C)  norm before attention
+    S *ln2, *ln2_bias;  // (C)  norm before the feed-forward part
 };
 
 template <class S> struct Gpt2Weights {
@@ -37,24 +37,25 @@ template <class S> struct Gpt2Weights {
     S *positions;  // (P, C)
     std::vector<Gpt2Layer<S>> layer;
     S *norm, *norm_bias;  // (C)
-    S *head;              // (V, C)  the embedding itself where the two are tied; of a reward model (1, C)
+    S *head;              // (V, C)  the embedding itself if they are tied; (1, C) in a reward model
 };
 
 // One row per tensor of the Hugging Face files, in the order in which they lie in the flat arrays, and the member that points at it. The files
-// hold matrices as (in, out), here they are (out, in): their last column says `true`, transposed. What adds to the residual stream
-// (Tensor::residual) begins smaller, by 1 / sqrt(2 L): there are 2 L such sums. Within a layer what decays comes first.
-template <class S> Table gpt2_table(const ModelConfig &c, Gpt2Weights<S> &w, Place<S> place) {
+// hold matrices as (in, out), here they are (out, in): their last column says `true`, transposed. The initial values of projections into
+// the residual stream (Tensor::residual) are divided by sqrt(2 L), because there are 2 L such sums. Within a layer the tensors that decay
+// come first.
+template <class S> Table gpt2_table(const ModelConfig &c, Gpt2Weights<S> &w, Locate<S> locate) {
     const size_t C = c.C, V = c.V, F = c.F;
     const auto normal = Tensor::normal, residual = Tensor::residual, ones = Tensor::ones, zeros = Tensor::zeros;
-    TableBuilder<S> t(place);
+    TableBuilder<S> t(locate);
     w.layer.resize(c.L);
 
     // clang-format off
     //    exists  Hugging Face name                member            shape                  init      decay  transposed
-    t.cut(C);
+    t.begin_unit(C);
     t.add(true,   "transformer.wte.weight",        &w.embed,         {V, C},                normal,   true);
     for (size_t l = 0; l < c.L; l++) {
-        t.cut();
+        t.begin_unit();
         Gpt2Layer<S> &y = w.layer[l];
         t.prefix = format("transformer.h.%zu.", l);
         t.add(true,   "attn.c_attn.weight",            &y.qkv,           {3 * C, C},            normal,   true,  true);
@@ -71,17 +72,17 @@ template <class S> Table gpt2_table(const ModelConfig &c, Gpt2Weights<S> &w, Pla
         t.add(true,   "ln_2.bias",                     &y.ln2_bias,      {C},                   zeros,    false);
     }
     t.prefix = "";
-    t.table.positions = t.cut();
+    t.table.positions = t.begin_unit();
     t.add(true,   "transformer.wpe.weight",        &w.positions,     {c.max_positions, C},  normal,   true);
     t.add_head(c, &w.head, w.embed);
-    t.cut();
+    t.begin_unit();
     t.add(true,   "transformer.ln_f.weight",       &w.norm,          {C},                   ones,     false);
     t.add(true,   "transformer.ln_f.bias",         &w.norm_bias,     {C},                   zeros,    false);
     // clang-format on
     return t.table;
 }
 
-static Table gpt2_table(const ModelConfig &config) {  // for who has no arrays yet
+static Table gpt2_table(const ModelConfig &config) {  // the table alone, before the arrays exist
     Gpt2Weights<float> none;
     return gpt2_table(config, none, nowhere<float>());
 }
@@ -102,17 +103,17 @@ template <class X> struct Gpt2Acts : AttentionActs<X> {
 template <class Dev> class Gpt2 final : public Decoder<Dev> {
     using Base = Decoder<Dev>;
     using X = typename Dev::X;
+    using Base::begin_op, Base::ready, Base::trains;
     using Base::dev, Base::config, Base::T_max, Base::clock, Base::keep, Base::plan_, Base::row, Base::acts;
-    using Base::reach, Base::ready, Base::trains;
 
   public:
     Gpt2(Dev dev, const ModelConfig &config, const ModelLimits &limits);
 
   private:
     void plan_layer(size_t l);
-    void place(const Place<X> &params, const Place<float> *grads) override;
+    void point_weights(const Locate<X> &params, const Locate<float> *grads) override;
     void input_forward() override;
-    void layer_forward(size_t l, bool again) override;
+    void layer_forward(size_t l, Pass pass) override;
     void final_norm_forward() override;
     void final_norm_backward() override;
     void layer_backward(size_t l) override;
@@ -120,7 +121,7 @@ template <class Dev> class Gpt2 final : public Decoder<Dev> {
 
     Gpt2Weights<X> w;
     Gpt2Weights<float> dw;
-    std::vector<Gpt2Acts<X>> first, later;  // (L) each, of the forward and the backward pass; the same arrays where they are kept
+    std::vector<Gpt2Acts<X>> first, later;  // (L) of the forward and of the backward pass; kept arrays are the same in both
     float *meanf, *rstdf;                   // (T)
     float *norm_scratch;                    // layernorm_scratch
 };
@@ -159,7 +160,7 @@ template <class Dev> void Gpt2<Dev>::plan_layer(size_t l) {
     Base::plan_attention(l, first[l], later[l]);
 }
 
-template <class Dev> void Gpt2<Dev>::place(const Place<X> &params, const Place<float> *grads) {
+template <class Dev> void Gpt2<Dev>::point_weights(const Locate<X> &params, const Locate<float> *grads) {
     gpt2_table(config, w, params);
     if (grads) gpt2_table(config, dw, *grads);
     this->head_w = w.head, this->head_dw = dw.head;
@@ -169,62 +170,64 @@ template <class Dev> void Gpt2<Dev>::place(const Place<X> &params, const Place<f
 
 // x = embed[token] + positions[position in the document]
 template <class Dev> void Gpt2<Dev>::input_forward() {
-    ready(0), ready(Base::positions_cut);
-    reach(clock.embed());
+    ready(0), ready(Base::positions_unit);
+    begin_op(clock.embed());
     embedding_forward(dev, acts.x[0], w.embed, row.tokens, w.positions, row.doc_pos, row.T, config.C);
 }
 
-// One layer: mid = x + attention(norm(x)), next = mid + feed_forward(norm(mid)). `again`: the backward pass wants back what was not kept; ops
-// whose output is still there are left out.
-template <class Dev> void Gpt2<Dev>::layer_forward(size_t l, bool again) {
+// One layer: mid = x + attention(norm(x)), next = mid + feed_forward(norm(mid)). In Pass::recompute it computes,
+// for the backward pass, only the arrays that were not kept.
+template <class Dev> void Gpt2<Dev>::layer_forward(size_t l, Pass pass) {
+    const bool recompute = pass == Pass::recompute;
     const size_t T = row.T, C = config.C, F = config.F;
     const Gpt2Layer<X> &y = w.layer[l];
-    const Gpt2Acts<X> &a = again ? later[l] : first[l];
+    const Gpt2Acts<X> &a = recompute ? later[l] : first[l];
     const X *x = acts.x[l];  // (T, C)
     const float eps = config.eps;
-    const auto at = [&](Op op) { return again ? clock.recompute(l, op) : clock.forward(l, op); };
+    const auto at = [&](Op op) { return recompute ? clock.recompute(l, op) : clock.forward(l, op); };
 
-    if (!again || !keep.norms) reach(at(LN1)), layernorm_forward(dev, a.ln1, a.mean1, a.rstd1, x, y.ln1, y.ln1_bias, T, C, eps);
-    if (!again || !keep.qkv) reach(at(QKV)), matmul_forward(dev, a.qkv, a.ln1, y.qkv, y.qkv_bias, T, C, 3 * C);
-    if (!again) reach(at(ATTENTION)), Base::attention_forward(l, a);
-    if (!again || !keep.mid) {
-        reach(at(PROJ));
+    if (!recompute || !keep.norms)
+        begin_op(at(LN1)), layernorm_forward(dev, a.ln1, a.mean1, a.rstd1, x, y.ln1, y.ln1_bias, T, C, eps);
+    if (!recompute || !keep.qkv) begin_op(at(QKV)), matmul_forward(dev, a.qkv, a.ln1, y.qkv, y.qkv_bias, T, C, 3 * C);
+    if (!recompute) begin_op(at(ATTENTION)), Base::attention_forward(l, a);
+    if (!recompute || !keep.mid) {
+        begin_op(at(PROJ));
         matmul_forward(dev, a.ln2, a.att, y.proj, y.proj_bias, T, C, C);  // ln2 holds the projection until its norm replaces it
-        reach(at(LN2));
+        begin_op(at(LN2));
         residual_layernorm_forward(dev, a.mid, a.ln2, a.mean2, a.rstd2, x, a.ln2, y.ln2, y.ln2_bias, T, C, eps);
     } else if (!keep.norms) {
-        reach(at(LN2));
+        begin_op(at(LN2));
         layernorm_forward(dev, a.ln2, a.mean2, a.rstd2, a.mid, y.ln2, y.ln2_bias, T, C, eps);
     }
-    if (!again || !keep.up) reach(at(UP)), matmul_forward(dev, a.fc, a.ln2, y.fc, y.fc_bias, T, C, F);
-    if (!again || !keep.act) {
-        reach(at(ACT));
+    if (!recompute || !keep.up) begin_op(at(UP)), matmul_forward(dev, a.fc, a.ln2, y.fc, y.fc_bias, T, C, F);
+    if (!recompute || !keep.act) {
+        begin_op(at(ACT));
         if (config.gelu == Gelu::tanh) gelu_forward<Gelu::tanh>(dev, a.act, a.fc, T * F);
         else gelu_forward<Gelu::erf>(dev, a.act, a.fc, T * F);
     }
-    if (!again) {
+    if (!recompute) {
         X *next = acts.x[l + 1];  // (T, C)
-        reach(at(DOWN));
+        begin_op(at(DOWN));
         matmul_forward(dev, next, a.act, y.fc_proj, y.fc_proj_bias, T, F, C);
         residual_forward(dev, next, next, a.mid, T * C);
     }
 }
 
 template <class Dev> void Gpt2<Dev>::final_norm_forward() {
-    reach(clock.final_norm());
+    begin_op(clock.final_norm());
     layernorm_forward(dev, acts.normf, meanf, rstdf, acts.x[config.L], w.norm, w.norm_bias, row.T, config.C, config.eps);
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev> void Gpt2<Dev>::final_norm_backward() {
-    reach(clock.final_norm_backward());
+    begin_op(clock.final_norm_backward());
     layernorm_backward(dev, acts.dx, dw.norm, dw.norm_bias, norm_scratch, (const X *)nullptr, acts.dx, acts.x[config.L], w.norm,
                        meanf, rstdf, row.T, config.C);
 }
 
-// dx comes in as the gradient of the layer's output and leaves as that of its input. Within a line the weight's gradient goes first:
-// the input's gradient then takes the place of the input, which nobody needs any more.
+// dx is the gradient of the layer's output at first and that of its input in the end. The weight's gradient is computed first:
+// the input's gradient then overwrites the input, which is not needed any more.
 template <class Dev> void Gpt2<Dev>::layer_backward(size_t l) {
     const size_t T = row.T, C = config.C, F = config.F;
     const Gpt2Layer<X> &y = w.layer[l];
@@ -232,44 +235,44 @@ template <class Dev> void Gpt2<Dev>::layer_backward(size_t l) {
     const Gpt2Acts<X> &a = later[l];
     X *dx = acts.dx;  // (T, C)
 
-    reach(clock.backward(l, DOWN));
+    begin_op(clock.backward(l, DOWN));
     Base::weight_backward(dy.fc_proj, dy.fc_proj_bias, dx, a.act, T, F, C);
     X *dact = a.act;  // (T, F)
     matmul_backward_input(dev, dact, dx, y.fc_proj, T, F, C);
-    reach(clock.backward(l, ACT));
+    begin_op(clock.backward(l, ACT));
     X *dfc = a.fc;  // (T, F)
     if (config.gelu == Gelu::tanh) gelu_backward<Gelu::tanh>(dev, dfc, dact, a.fc, T * F);
     else gelu_backward<Gelu::erf>(dev, dfc, dact, a.fc, T * F);
-    reach(clock.backward(l, UP));
+    begin_op(clock.backward(l, UP));
     Base::weight_backward(dy.fc, dy.fc_bias, dfc, a.ln2, T, C, F);
     X *dln2 = a.ln2;  // (T, C)
     matmul_backward_input(dev, dln2, dfc, y.fc, T, C, F);
-    reach(clock.backward(l, LN2));
+    begin_op(clock.backward(l, LN2));
     layernorm_backward(dev, dx, dy.ln2, dy.ln2_bias, norm_scratch, dx, dln2, a.mid, y.ln2, a.mean2, a.rstd2, T, C);
 
-    reach(clock.backward(l, PROJ));
+    begin_op(clock.backward(l, PROJ));
     Base::weight_backward(dy.proj, dy.proj_bias, dx, a.att, T, C, C);
     matmul_backward_input(dev, a.datt, dx, y.proj, T, C, C);
-    reach(clock.backward(l, ATTENTION));
+    begin_op(clock.backward(l, ATTENTION));
     Base::attention_backward(l, a);
-    reach(clock.backward(l, QKV));
+    begin_op(clock.backward(l, QKV));
     X *dqkv = a.qkv;  // (T, 3*C)
     Base::weight_backward(dy.qkv, dy.qkv_bias, dqkv, a.ln1, T, C, 3 * C);
     X *dln1 = a.ln1;  // (T, C)
     matmul_backward_input(dev, dln1, dqkv, y.qkv, T, C, 3 * C);
-    reach(clock.backward(l, LN1));
+    begin_op(clock.backward(l, LN1));
     layernorm_backward(dev, dx, dy.ln1, dy.ln1_bias, norm_scratch, dx, dln1, acts.x[l], y.ln1, a.mean1, a.rstd1, T, C);
 }
 
-// A sum hands its gradient to both tables: positions are an embedding of their own.
+// The input is a sum of two embeddings, of tokens and of positions, so each of them gets the gradient of the sum.
 template <class Dev> void Gpt2<Dev>::input_backward() {
     const size_t T = row.T, C = config.C;
-    Base::sum_gradients(Base::positions_cut, true, [&](size_t, size_t) {
-        reach(clock.embed_backward());
+    Base::sum_gradients(Base::positions_unit, true, [&](size_t, size_t) {
+        begin_op(clock.embed_backward());
         embedding_backward(dev, dw.positions, acts.dx, row.doc_pos, T, C, 0, config.max_positions);
     });
     Base::sum_gradients(0, true, [&](size_t from, size_t n) {
-        reach(clock.embed_backward());
+        begin_op(clock.embed_backward());
         embedding_backward(dev, dw.embed, acts.dx, row.tokens, T, C, from / C, n / C);
     });
 }
@@ -285,7 +288,7 @@ ModelFactory cuda_models(const Options &options, Comm &host, bool own_gpu, std::
     return make_cuda_models<Gpt2>(options, host, own_gpu, gpu_comm);
 }
 #else
-// Without a task it trains a small GPT-2 on a novel: data/text/README.md.
+// Without a task the program trains a small GPT-2 on a novel (data/text/README.md).
 int main(int argc, char **argv) {
     const auto text = [](const char *name) { return program_file(std::string("data/text/") + name); };
     // clang-format off

@@ -1,6 +1,6 @@
 // train_llama: trains Llama-class models (Llama 2/3, Qwen2/2.5/3, Mistral, SmolLM2) on packed sequences.
 //
-// This file is the model, top to bottom: the parameter table, the activation plan, the forward pass, the backward pass. Each op is a free
+// This file is the model, from top to bottom: the parameter table, the activation plan, the forward pass, the backward pass. Each op is a free
 // function in llmc/ops, one file an op, with its formula and shapes above it. What all decoder-only models share, from the packed row to
 // the loss, calls this file's functions and stands in llmc/train/decoder.h; what a run is made of (data, steps, checkpoints,
 // evaluation, generation) in llmc/train/run.h. train_gpt2.cu is the same for a simpler model.
@@ -20,44 +20,44 @@
 
 // ---- parameter table ------------------------------------------------------------------------------------------------------------------
 
-// S: the storage type for weights, float for their gradients.
+// S is the storage type for weights, and float for their gradients.
 template <class S> struct LlamaLayer {
     S *qkv;           // ((H+2*KV)*D, C)  rows of the query heads, then of the key heads, then of the value heads
     S *o;             // (C, H*D)
     S *gate_up;       // (2*F, C)         rows of the gate, then of the up projection
     S *down;          // (C, F)
-    S *qkv_bias;      // ((H+2*KV)*D)     this and what follows down to down_bias: null where the model has none
+    S *qkv_bias;      // ((H+2*KV)*D)     null if the model has none, like all members down to k_norm
     S *o_bias;        // (C)
     S *gate_up_bias;  // (2*F)
     S *down_bias;     // (C)
     S *q_norm;        // (D)
     S *k_norm;        // (D)
-    S *ln1;           // (C)              before attention
-    S *ln2;           // (C)              before the feed-forward part
+    S *ln1;           // (C)              norm before attention
+    S *ln2;           // (C)              norm before the feed-forward part
 };
 
 template <class S> struct LlamaWeights {
     S *embed;  // (V, C)
     std::vector<LlamaLayer<S>> layer;
     S *norm;  // (C)
-    S *head;  // (V, C)  the embedding itself where the two are tied; of a reward model (1, C)
+    S *head;  // (V, C)  the embedding itself if they are tied; (1, C) in a reward model
 };
 
 // One row per tensor of the Hugging Face files, in the order in which they lie in the flat arrays, and the member that points at it.
 // A tensor without a member continues the matrix before it: q, k and v are row blocks of one matrix, and so are gate and up.
-// Within a layer what decays comes first.
-template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, Place<S> place) {
+// Within a layer the tensors that decay come first.
+template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, Locate<S> locate) {
     const size_t C = c.C, V = c.V, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
     const auto normal = Tensor::normal, ones = Tensor::ones, zeros = Tensor::zeros;
-    TableBuilder<S> t(place);
+    TableBuilder<S> t(locate);
     w.layer.resize(c.L);
 
     // clang-format off
     //    exists        Hugging Face name                   member           shape      init    decay
-    t.cut(C);
+    t.begin_unit(C);
     t.add(true,          "model.embed_tokens.weight",       &w.embed,        {V, C},    normal, true);
     for (size_t l = 0; l < c.L; l++) {
-        t.cut();
+        t.begin_unit();
         LlamaLayer<S> &y = w.layer[l];
         t.prefix = format("model.layers.%zu.", l);
         t.add(true,       "self_attn.q_proj.weight",         &y.qkv,          {Q, C},    normal, true);
@@ -81,13 +81,13 @@ template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, P
     }
     t.prefix = "";
     t.add_head(c, &w.head, w.embed);
-    t.cut();
+    t.begin_unit();
     t.add(true,          "model.norm.weight",               &w.norm,         {C},       ones,   false);
     // clang-format on
     return t.table;
 }
 
-static Table llama_table(const ModelConfig &config) {  // for who has no arrays yet
+static Table llama_table(const ModelConfig &config) {  // the table alone, before the arrays exist
     LlamaWeights<float> none;
     return llama_table(config, none, nowhere<float>());
 }
@@ -110,17 +110,17 @@ template <class X> struct LlamaActs : AttentionActs<X> {
 template <class Dev> class Llama final : public Decoder<Dev> {
     using Base = Decoder<Dev>;
     using X = typename Dev::X;
+    using Base::begin_op, Base::ready, Base::trains;
     using Base::dev, Base::config, Base::limits, Base::T_max, Base::clock, Base::keep, Base::plan_, Base::row, Base::acts;
-    using Base::reach, Base::ready, Base::trains;
 
   public:
     Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits);
 
   private:
     void plan_layer(size_t l);
-    void place(const Place<X> &params, const Place<float> *grads) override;
+    void point_weights(const Locate<X> &params, const Locate<float> *grads) override;
     void input_forward() override;
-    void layer_forward(size_t l, bool again) override;
+    void layer_forward(size_t l, Pass pass) override;
     void final_norm_forward() override;
     void final_norm_backward() override;
     void layer_backward(size_t l) override;
@@ -129,7 +129,7 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     LlamaWeights<X> w;
     LlamaWeights<float> dw;
     std::vector<LlamaActs<X>> first,
-        later;            // (L) each, of the forward and the backward pass; the same arrays where they are kept
+        later;            // (L) of the forward and of the backward pass; kept arrays are the same in both
     float *rstdf;         // (T)
     float *norm_scratch;  // rmsnorm_scratch
     float *rope;          // (positions, D/2, 2)
@@ -169,7 +169,7 @@ template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
     Base::plan_attention(l, first[l], later[l]);
 }
 
-template <class Dev> void Llama<Dev>::place(const Place<X> &params, const Place<float> *grads) {
+template <class Dev> void Llama<Dev>::point_weights(const Locate<X> &params, const Locate<float> *grads) {
     llama_table(config, w, params);
     if (grads) llama_table(config, dw, *grads);
     this->head_w = w.head, this->head_dw = dw.head;
@@ -182,61 +182,62 @@ template <class Dev> void Llama<Dev>::place(const Place<X> &params, const Place<
 
 template <class Dev> void Llama<Dev>::input_forward() {
     ready(0);
-    reach(clock.embed());
+    begin_op(clock.embed());
     embedding_forward(dev, acts.x[0], w.embed, row.tokens, row.T, config.C);
 }
 
-// One layer. `again`: the backward pass wants back what was not kept; ops whose output is still there are left out.
-template <class Dev> void Llama<Dev>::layer_forward(size_t l, bool again) {
+// Computes one layer. In Pass::recompute it computes, for the backward pass, only the arrays that were not kept.
+template <class Dev> void Llama<Dev>::layer_forward(size_t l, Pass pass) {
+    const bool recompute = pass == Pass::recompute;
     const size_t T = row.T, C = config.C, H = config.H, KV = config.KV, D = config.D, F = config.F;
     const LlamaLayer<X> &y = w.layer[l];
-    const LlamaActs<X> &a = again ? later[l] : first[l];
+    const LlamaActs<X> &a = recompute ? later[l] : first[l];
     const X *x = acts.x[l];  // (T, C)
     const float eps = config.eps;
-    const auto at = [&](Op op) { return again ? clock.recompute(l, op) : clock.forward(l, op); };
+    const auto at = [&](Op op) { return recompute ? clock.recompute(l, op) : clock.forward(l, op); };
 
-    if (!again || !keep.norms) reach(at(LN1)), rmsnorm_forward(dev, a.ln1, a.rstd1, x, y.ln1, T, C, eps);
-    if (!again || !keep.qkv) {
-        reach(at(QKV));
+    if (!recompute || !keep.norms) begin_op(at(LN1)), rmsnorm_forward(dev, a.ln1, a.rstd1, x, y.ln1, T, C, eps);
+    if (!recompute || !keep.qkv) {
+        begin_op(at(QKV));
         matmul_forward(dev, a.qkv, a.ln1, y.qkv, y.qkv_bias, T, C, (H + 2 * KV) * D);
-        reach(at(ROPE));
+        begin_op(at(ROPE));
         qk_norm_rope_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, y.q_norm, y.k_norm, rope, row.doc_pos, T, H, KV, D, eps);
     }
-    if (!again) reach(at(ATTENTION)), Base::attention_forward(l, a);
-    if (!again || !keep.mid) {
-        reach(at(PROJ));
+    if (!recompute) begin_op(at(ATTENTION)), Base::attention_forward(l, a);
+    if (!recompute || !keep.mid) {
+        begin_op(at(PROJ));
         matmul_forward(dev, a.ln2, a.att, y.o, y.o_bias, T, H * D, C);  // ln2 holds the projection until its norm replaces it
-        reach(at(LN2));
+        begin_op(at(LN2));
         residual_rmsnorm_forward(dev, a.mid, a.ln2, a.rstd2, x, a.ln2, y.ln2, T, C, eps);
     } else if (!keep.norms) {
-        reach(at(LN2));
+        begin_op(at(LN2));
         rmsnorm_forward(dev, a.ln2, a.rstd2, a.mid, y.ln2, T, C, eps);
     }
-    if (!again || !keep.up) reach(at(UP)), matmul_forward(dev, a.gate_up, a.ln2, y.gate_up, y.gate_up_bias, T, C, 2 * F);
-    if (!again || !keep.act) reach(at(ACT)), swiglu_forward(dev, a.act, a.gate_up, T, F);
-    if (!again) {
+    if (!recompute || !keep.up) begin_op(at(UP)), matmul_forward(dev, a.gate_up, a.ln2, y.gate_up, y.gate_up_bias, T, C, 2 * F);
+    if (!recompute || !keep.act) begin_op(at(ACT)), swiglu_forward(dev, a.act, a.gate_up, T, F);
+    if (!recompute) {
         X *next = acts.x[l + 1];
-        reach(at(DOWN));
+        begin_op(at(DOWN));
         matmul_forward(dev, next, a.act, y.down, y.down_bias, T, F, C);
         residual_forward(dev, next, next, a.mid, T * C);
     }
 }
 
 template <class Dev> void Llama<Dev>::final_norm_forward() {
-    reach(clock.final_norm());
+    begin_op(clock.final_norm());
     rmsnorm_forward(dev, acts.normf, rstdf, acts.x[config.L], w.norm, row.T, config.C, config.eps);
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev> void Llama<Dev>::final_norm_backward() {
-    reach(clock.final_norm_backward());
+    begin_op(clock.final_norm_backward());
     rmsnorm_backward(dev, acts.dx, dw.norm, norm_scratch, (const X *)nullptr, acts.dx, acts.x[config.L], w.norm, rstdf, row.T,
                      config.C);
 }
 
-// dx comes in as the gradient of the layer's output and leaves as that of its input. Within a line the weight's gradient goes first:
-// the input's gradient then takes the place of the input, which nobody needs any more.
+// dx is the gradient of the layer's output at first and that of its input in the end. The weight's gradient is computed first:
+// the input's gradient then overwrites the input, which is not needed any more.
 template <class Dev> void Llama<Dev>::layer_backward(size_t l) {
     const size_t T = row.T, C = config.C, H = config.H, KV = config.KV, D = config.D, F = config.F, stride = (H + 2 * KV) * D;
     const LlamaLayer<X> &y = w.layer[l];
@@ -244,40 +245,40 @@ template <class Dev> void Llama<Dev>::layer_backward(size_t l) {
     const LlamaActs<X> &a = later[l];
     X *dx = acts.dx;  // (T, C)
 
-    reach(clock.backward(l, DOWN));
+    begin_op(clock.backward(l, DOWN));
     Base::weight_backward(dy.down, dy.down_bias, dx, a.act, T, F, C);
     X *dact = a.act;
     matmul_backward_input(dev, dact, dx, y.down, T, F, C);
-    reach(clock.backward(l, ACT));
+    begin_op(clock.backward(l, ACT));
     X *dgate_up = a.gate_up;
     swiglu_backward(dev, dgate_up, dact, a.gate_up, T, F);
-    reach(clock.backward(l, UP));
+    begin_op(clock.backward(l, UP));
     Base::weight_backward(dy.gate_up, dy.gate_up_bias, dgate_up, a.ln2, T, C, 2 * F);
     X *dln2 = a.ln2;
     matmul_backward_input(dev, dln2, dgate_up, y.gate_up, T, C, 2 * F);
-    reach(clock.backward(l, LN2));
+    begin_op(clock.backward(l, LN2));
     rmsnorm_backward(dev, dx, dy.ln2, norm_scratch, dx, dln2, a.mid, y.ln2, a.rstd2, T, C);
 
-    reach(clock.backward(l, PROJ));
+    begin_op(clock.backward(l, PROJ));
     Base::weight_backward(dy.o, dy.o_bias, dx, a.att, T, H * D, C);
     matmul_backward_input(dev, a.datt, dx, y.o, T, H * D, C);
-    reach(clock.backward(l, ATTENTION));
+    begin_op(clock.backward(l, ATTENTION));
     Base::attention_backward(l, a);
     X *dqkv = a.qkv;
-    reach(clock.backward(l, ROPE));
+    begin_op(clock.backward(l, ROPE));
     qk_norm_rope_backward(dev, dqkv, dy.q_norm, dy.k_norm, norm_scratch, a.qk_raw, y.q_norm, y.k_norm, a.qk_rstd, rope,
                           row.doc_pos, T, H, KV, D);
-    reach(clock.backward(l, QKV));
+    begin_op(clock.backward(l, QKV));
     Base::weight_backward(dy.qkv, dy.qkv_bias, dqkv, a.ln1, T, C, stride);
     X *dln1 = a.ln1;
     matmul_backward_input(dev, dln1, dqkv, y.qkv, T, C, stride);
-    reach(clock.backward(l, LN1));
+    begin_op(clock.backward(l, LN1));
     rmsnorm_backward(dev, dx, dy.ln1, norm_scratch, dx, dln1, acts.x[l], y.ln1, a.rstd1, T, C);
 }
 
 template <class Dev> void Llama<Dev>::input_backward() {
     Base::sum_gradients(0, true, [&](size_t first, size_t n) {
-        reach(clock.embed_backward());
+        begin_op(clock.embed_backward());
         embedding_backward(dev, dw.embed, acts.dx, row.tokens, row.T, config.C, first / config.C, n / config.C);
     });
 }

@@ -145,7 +145,7 @@ template <class Dev> void rank_step(Dev dev, Comm &comm, const RankCase &c, Rank
         sent.kv += p.kv, sent.dkv += p.dkv, sent.grads += p.grads, sent.params += p.params;
     auto &zero = model.parameters();
     if (c.stage > 0 || comm.rank == 0)
-        for (const Span &s : zero.sharding.spans()) {
+        for (const ShardRun &s : zero.sharding.shard_runs()) {
             const auto part = read(model.memory(), zero.grads_at(s), s.count);
             std::copy(part.begin(), part.end(), result.gradient.begin() + ptrdiff_t(s.global));
         }

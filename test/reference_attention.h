@@ -20,7 +20,7 @@ struct AttentionShape {
         return sum;
     }
     float scale() const { return float(1 / std::sqrt(double(D))); }
-    std::vector<int32_t> lo() const {
+    std::vector<int32_t> first_key() const {
         std::vector<int32_t> out;
         for (size_t length : documents) {
             const size_t begin = out.size();
@@ -38,16 +38,16 @@ struct AttentionReference {
     double score_size = 0;                   // the largest
 };
 
-// P[t, r] of head h, over the keys lo .. t.
+// P[t, r] of head h, over the keys first_key .. t.
 inline std::vector<double> probabilities(AttentionReference &ref, const AttentionShape &a, const std::vector<double> &qkv,
-                                         size_t t, size_t h, size_t lo) {
+                                         size_t t, size_t h, size_t first_key) {
     const double *q = &qkv[(t * (a.H + 2 * a.KV) + h) * a.D];
-    std::vector<double> p(t + 1 - lo);
-    for (size_t r = lo; r <= t; r++) {
+    std::vector<double> p(t + 1 - first_key);
+    for (size_t r = first_key; r <= t; r++) {
         const double *k = &qkv[(r * (a.H + 2 * a.KV) + a.H + h / (a.H / a.KV)) * a.D];
         double dot = 0, size = 0;
         for (size_t d = 0; d < a.D; d++) dot += q[d] * k[d], size += std::abs(q[d] * k[d]);
-        p[r - lo] = dot * double(a.scale());
+        p[r - first_key] = dot * double(a.scale());
         ref.score_size = std::max(ref.score_size, size * double(a.scale()));
     }
     double sum = 0;
@@ -60,14 +60,15 @@ inline std::vector<double> probabilities(AttentionReference &ref, const Attentio
 
 inline AttentionReference attention_reference(const AttentionShape &a, const std::vector<double> &qkv) {
     const size_t T = a.T(), D = a.D;
-    const auto lo = a.lo();
+    const auto first_key = a.first_key();
     AttentionReference ref{
         std::vector<double>(T * a.H * D), std::vector<double>(T * a.H * D), std::vector<double>(a.H * T), {}, {}};
     for (size_t h = 0; h < a.H; h++)
         for (size_t t = 0; t < T; t++) {
-            const auto p = probabilities(ref, a, qkv, t, h, size_t(lo[t]));
-            for (size_t r = size_t(lo[t]); r <= t; r++) {
-                const double p_r = p[r - size_t(lo[t])], *v = &qkv[(r * (a.H + 2 * a.KV) + a.H + a.KV + h / (a.H / a.KV)) * D];
+            const auto p = probabilities(ref, a, qkv, t, h, size_t(first_key[t]));
+            for (size_t r = size_t(first_key[t]); r <= t; r++) {
+                const double p_r = p[r - size_t(first_key[t])],
+                             *v = &qkv[(r * (a.H + 2 * a.KV) + a.H + a.KV + h / (a.H / a.KV)) * D];
                 for (size_t d = 0; d < D; d++) {
                     ref.out[(t * a.H + h) * D + d] += p_r * v[d];
                     ref.out_size[(t * a.H + h) * D + d] += p_r * std::abs(v[d]);
@@ -81,17 +82,17 @@ inline AttentionReference attention_reference(const AttentionShape &a, const std
 inline void attention_reference_backward(AttentionReference &ref, const AttentionShape &a, const std::vector<double> &qkv,
                                          const std::vector<double> &out, const std::vector<double> &dout) {
     const size_t T = a.T(), D = a.D, row = (a.H + 2 * a.KV) * D;
-    const auto lo = a.lo();
+    const auto first_key = a.first_key();
     ref.dqkv.assign(T * row, 0);
     ref.dqkv_size.assign(T * row, 0);
     const auto add = [&](size_t at, double term, double size) { ref.dqkv[at] += term, ref.dqkv_size[at] += size; };
     for (size_t h = 0; h < a.H; h++)
         for (size_t t = 0; t < T; t++) {
             const size_t o = (t * a.H + h) * D, q = t * row + h * D;
-            const auto p = probabilities(ref, a, qkv, t, h, size_t(lo[t]));
-            for (size_t r = size_t(lo[t]); r <= t; r++) {
+            const auto p = probabilities(ref, a, qkv, t, h, size_t(first_key[t]));
+            for (size_t r = size_t(first_key[t]); r <= t; r++) {
                 const size_t k = r * row + (a.H + h / (a.H / a.KV)) * D, v = k + a.KV * D;
-                const double p_r = p[r - size_t(lo[t])];
+                const double p_r = p[r - size_t(first_key[t])];
                 double ds = 0, size = 0;  // dP - delta
                 for (size_t d = 0; d < D; d++) {
                     ds += dout[o + d] * (qkv[v + d] - out[o + d]);
@@ -147,7 +148,7 @@ template <template <class> class Array, class Dev, class X = typename Dev::X>
 AttentionResult<X> run_attention(Dev dev, const AttentionShape &a, const AttentionInputs<X> &in,
                                  const std::vector<Pieces> &ranks) {
     const size_t T = a.T(), D = a.D, H = a.H, KV = a.KV, row = (H + 2 * KV) * D;
-    Array<int32_t> lo(a.lo());
+    Array<int32_t> first_key(a.first_key());
     Array<float> scratch(attention_scratch(dev));
     const auto each_row = [](const Pieces &pieces, auto &&f) {  // f(global row, local row)
         for (size_t i = 0; i < pieces.count; i++)
@@ -169,7 +170,7 @@ AttentionResult<X> run_attention(Dev dev, const AttentionShape &a, const Attenti
         attention_begin(dev, s.out32.data(), s.lse.data(), s.T, H, D);
         for (Rank &from : state)
             attention_forward_part(dev, s.out32.data(), s.lse.data(), s.view(a, 0), from.view(a, H), from.view(a, H + KV),
-                                   lo.data(), s.pieces, from.pieces, s.T, H, KV, D, a.scale());
+                                   first_key.data(), s.pieces, from.pieces, s.T, H, KV, D, a.scale());
         attention_end(dev, s.out.data(), s.out32.data(), s.T * H * D);
         attention_backward_begin(dev, s.dq.data(), s.dk.data(), s.dv.data(), s.delta.data(), s.out.data(), s.dout.data(), s.T, H,
                                  KV, D);
@@ -177,8 +178,8 @@ AttentionResult<X> run_attention(Dev dev, const AttentionShape &a, const Attenti
     for (Rank &s : state)
         for (Rank &from : state)
             attention_backward_part(dev, s.dq.data(), from.dk.data(), from.dv.data(), scratch.data(), s.view(a, 0),
-                                    from.view(a, H), from.view(a, H + KV), s.delta.data(), s.lse.data(), s.dout.data(), lo.data(),
-                                    s.pieces, from.pieces, s.T, H, KV, D, a.scale());
+                                    from.view(a, H), from.view(a, H + KV), s.delta.data(), s.lse.data(), s.dout.data(),
+                                    first_key.data(), s.pieces, from.pieces, s.T, H, KV, D, a.scale());
     AttentionResult<X> result{std::vector<X>(T * H * D), std::vector<X>(T * row), std::vector<float>(H * T)};
     for (Rank &s : state) {
         attention_backward_end(dev, s.dqkv.data(), s.dq.data(), s.dk.data(), s.dv.data(), s.T, H, KV, D);

@@ -51,12 +51,12 @@ void run_rank(Dev dev, Comm &comm, const RingCase &c, const SequenceSplit &split
         std::copy_n(in.dout.begin() + long(positions[t] * H * D), H * D, l_dout.begin() + long(t * H * D));
     }
     Array<X> qkv(l_qkv), dout(l_dout);
-    Array<int32_t> lo(a.lo());
+    Array<int32_t> first_key(a.first_key());
     Guarded<Array, X> out(T * H * D);
     Guarded<Array, float> out32(T * H * D), lse(H * T), dq(T * H * D), dk(T * KV * D), dv(T * KV * D), delta(H * T),
         scratch(attention_scratch(dev));
     const RingInputs<X> inputs{
-        {qkv.data(), row}, {qkv.data() + H * D, row}, {qkv.data() + (H + KV) * D, row}, lo.data(), H, KV, D, a.scale()};
+        {qkv.data(), row}, {qkv.data() + H * D, row}, {qkv.data() + (H + KV) * D, row}, first_key.data(), H, KV, D, a.scale()};
     RingAttention ring{comm, c.mode, c.head_stride, split, split.travel[0], payload};
     for (bool backward : {false, true}) {
         const auto sizes = ring_attention_buffers(c.mode, split.ranks, c.head_stride, T, H, KV, D, backward);

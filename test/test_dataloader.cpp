@@ -269,7 +269,7 @@ TEST_F(Loader, RowsKeepDocumentsApart) {
                     }
                 }
             }
-            EXPECT_EQ(row.rows, predictors);
+            EXPECT_EQ(row.predictors, predictors);
             EXPECT_EQ(row.targets, targets);
             for (size_t p = end; p < row.T; p++) {
                 EXPECT_EQ(row.tokens[p], 0);
@@ -284,7 +284,7 @@ TEST(Row, FromDocumentsInMemory) {
     EXPECT_EQ(row.T, 64u);
     EXPECT_EQ(row.documents, (std::vector<size_t>{0, 1}));
     EXPECT_EQ(row.doc_offsets, (std::vector<size_t>{0, 3, 5}));
-    EXPECT_EQ(row.rows, (std::vector<int32_t>{1, 3}));
+    EXPECT_EQ(row.predictors, (std::vector<int32_t>{1, 3}));
     EXPECT_EQ(row.targets, (std::vector<int32_t>{6, 8}));
     EXPECT_EQ(row.doc_pos[4], 1);
     EXPECT_EQ(row.doc_begin[4], 3);
@@ -293,7 +293,7 @@ TEST(Row, FromDocumentsInMemory) {
     const Row prompt = make_row({std::vector<int32_t>(64, 9)});
     EXPECT_EQ(prompt.T, 64u);  // full: no padding
     EXPECT_EQ(prompt.tokens, std::vector<int32_t>(64, 9));
-    EXPECT_TRUE(prompt.rows.empty());
+    EXPECT_TRUE(prompt.predictors.empty());
 }
 
 // A pair is one sample: its documents lie in one row, the chosen one first, and a row holds as many pairs as fit by the sum of both.
@@ -328,14 +328,14 @@ TEST(Pairs, StayInOneRow) {
                 EXPECT_EQ(row.documents[2 * i], 2 * samples[i]);
                 EXPECT_EQ(row.documents[2 * i + 1], 2 * samples[i] + 1);
             }
-            ASSERT_EQ(row.owners.size(), row.rows.size());
-            for (size_t n = 0; n < row.rows.size(); n++) {
-                const size_t document = size_t(row.owners[n]);
-                EXPECT_LE(row.doc_offsets[document], size_t(row.rows[n]));
-                EXPECT_GT(row.doc_offsets[document + 1], size_t(row.rows[n]) + 1);
+            ASSERT_EQ(row.target_documents.size(), row.predictors.size());
+            for (size_t n = 0; n < row.predictors.size(); n++) {
+                const size_t document = size_t(row.target_documents[n]);
+                EXPECT_LE(row.doc_offsets[document], size_t(row.predictors[n]));
+                EXPECT_GT(row.doc_offsets[document + 1], size_t(row.predictors[n]) + 1);
             }
             in_rows.insert(in_rows.end(), samples.begin(), samples.end());
-            tokens += row.doc_offsets.back(), targets += row.rows.size();
+            tokens += row.doc_offsets.back(), targets += row.predictors.size();
         }
         EXPECT_EQ(sorted(in_rows), sorted(step.samples));
         EXPECT_EQ(tokens, step.tokens);
@@ -348,7 +348,7 @@ TEST(Pairs, StayInOneRow) {
 
 TEST(Pairs, ARewardModelReadsTheEnds) {
     const Row row = at_ends(make_row({{1, 2, 3}, {4}, {5, 6}}));
-    EXPECT_EQ(row.rows, (std::vector<int32_t>{2, 3, 5}));
-    EXPECT_EQ(row.owners, (std::vector<int32_t>{0, 1, 2}));
+    EXPECT_EQ(row.predictors, (std::vector<int32_t>{2, 3, 5}));
+    EXPECT_EQ(row.target_documents, (std::vector<int32_t>{0, 1, 2}));
     EXPECT_EQ(row.targets.size(), 3u);
 }

@@ -26,10 +26,10 @@ Row tiny_row() { return make_row({{1, 2, 3}, {4}}, {{0, 1, 1}, {0}}); }
 TEST(Flops, AttentionPairsAreThoseThatTheMaskLetsThrough) {
     for (size_t n = 0; n < 20; n++)
         for (size_t window = 0; window < 22; window++) {
-            double pairs = 0;
+            double scores = 0;
             for (size_t query = 0; query < n; query++)
-                for (size_t key = 0; key <= query; key++) pairs += window == 0 || key + window > query;
-            EXPECT_EQ(attention_pairs(n, window), pairs) << n << " tokens, window " << window;
+                for (size_t key = 0; key <= query; key++) scores += window == 0 || key + window > query;
+            EXPECT_EQ(attention_scores(n, window), scores) << n << " tokens, window " << window;
         }
 }
 
@@ -37,9 +37,9 @@ TEST(Flops, WorkOfARow) {
     const Work useful = work_of(tiny(), tiny_row(), false), done = work_of(tiny(), tiny_row(), true);
     EXPECT_EQ(useful.T, 4u);
     EXPECT_EQ(useful.N, 2u);
-    EXPECT_EQ(useful.pairs, (std::vector<double>{6 + 1, 5 + 1}));
+    EXPECT_EQ(useful.scores, (std::vector<double>{6 + 1, 5 + 1}));
     EXPECT_EQ(done.T, 64u);
-    EXPECT_EQ(done.pairs, (std::vector<double>{6 + 1 + 60 * 61 / 2, 5 + 1 + 2 * 60 - 1}));
+    EXPECT_EQ(done.scores, (std::vector<double>{6 + 1 + 60 * 61 / 2, 5 + 1 + 2 * 60 - 1}));
 }
 
 TEST(Flops, ModelFlopsByHand) {
@@ -54,7 +54,7 @@ TEST(Flops, AHeadWithOneRowIsCountedOnceForADocument) {
     ModelConfig reward = tiny();
     reward.reward = true;
     Row row = tiny_row();
-    row.rows = {2, 3};  // the last of each document
+    row.predictors = {2, 3};  // the last of each document
     EXPECT_EQ(model_flops(reward, row), 7344 - 6 * 4 * 10 * 4 + 6 * 2 * 4);
     Work w{64, 2, {700, 500}};
     w.bucket = 4;

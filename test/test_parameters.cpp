@@ -18,7 +18,7 @@ static const std::vector<Tensor> table = {{"embed", {7, C}, Tensor::normal, true
                                           {"score.weight", {1, C}, Tensor::score, true, 7 * C, C},
                                           {"norm", {C}, Tensor::ones, false, 8 * C, C},
                                           {"conv", {6, C / 2}, Tensor::residual, true, 9 * C, 3 * C, true}};
-static const std::vector<Cut> cuts = {{0, 7 * C, C}, {7 * C, 12 * C, 0}};
+static const std::vector<Unit> units = {{0, 7 * C, C}, {7 * C, 12 * C, 0}};
 
 // "conv" as the file has it.
 static std::vector<float> in_file(const std::vector<float> &conv) {
@@ -72,7 +72,7 @@ template <class X, class Fill> static Loaded on_ranks(int ranks, int stage, Fill
     Loaded out{{}, std::vector<float>(12 * C)};
     std::mutex mutex;  // of `out`
     run_threads(ranks, {.check = true}, [&](Comm &comm) {
-        Zero<Cpu<X>> zero({1}, Sharding(cuts, stage, ranks, comm.rank, 100), table);
+        Zero<Cpu<X>> zero({1}, Sharding(units, stage, ranks, comm.rank, 100), table);
         HostMemory memory;
         Plan plan;
         zero.plan(plan, true);
@@ -82,7 +82,7 @@ template <class X, class Fill> static Loaded on_ranks(int ranks, int stage, Fill
         arena.check_guards();
 
         std::lock_guard lock(mutex);
-        for (const Span &s : zero.sharding.spans())
+        for (const ShardRun &s : zero.sharding.shard_runs())
             for (size_t i = 0; i < s.count; i++) out.master[s.global + i] = zero.params_at(s).load(i);
         std::vector<float> params;
         for (const Bucket &b : zero.sharding.buckets)

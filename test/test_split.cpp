@@ -66,7 +66,7 @@ struct Documents {
         for (size_t length : lengths) offsets.push_back(offsets.back() + length);
         T = round_up(offsets.back(), unit);
     }
-    size_t lo(size_t p, size_t window) const {
+    size_t first_key(size_t p, size_t window) const {
         const size_t begin = *(std::upper_bound(offsets.begin(), offsets.end(), p) - 1);
         return window && p + 1 > begin + window ? p + 1 - window : begin;
     }
@@ -79,8 +79,8 @@ TEST(Split, PairsAreThoseCountedOneByOne) {
             const size_t n = docs.T / size;
             std::vector<uint64_t> want(n * n);
             for (size_t q = 0; q < docs.T; q++)
-                for (size_t k = docs.lo(q, window); k <= q; k++) want[q / size * n + k / size]++;
-            EXPECT_EQ(attention_pairs(docs.offsets, docs.T, size, window), want) << window << " " << size;
+                for (size_t k = docs.first_key(q, window); k <= q; k++) want[q / size * n + k / size]++;
+            EXPECT_EQ(scores_of_pieces(docs.offsets, docs.T, size, window), want) << window << " " << size;
         }
 }
 
@@ -92,16 +92,16 @@ static void check_travel(const SequenceSplit &split, const KeyTravel &travel, co
         EXPECT_EQ(positions.size(), split.T / split.ranks);
         for (size_t t = 0; t < positions.size(); t++) rank_of[positions[t]] = r, local[positions[t]] = t;
     }
-    std::vector<uint64_t> pairs(split.ranks * split.ranks);
+    std::vector<uint64_t> scores(split.ranks * split.ranks);
     std::vector<std::set<size_t>> needed(split.ranks * split.ranks);  // by (source, hops): positions of keys
     for (size_t q = 0; q < split.T; q++)
-        for (size_t k = docs.lo(q, window); k <= q; k++) {
-            pairs[rank_of[q] * split.ranks + rank_of[k]]++;
+        for (size_t k = docs.first_key(q, window); k <= q; k++) {
+            scores[rank_of[q] * split.ranks + rank_of[k]]++;
             needed[rank_of[k] * split.ranks + (rank_of[q] + split.ranks - rank_of[k]) % split.ranks].insert(k);
         }
     for (size_t source = 0; source < split.ranks; source++) {
         for (size_t rank = 0; rank < split.ranks; rank++)
-            EXPECT_EQ(travel.pairs(rank, source), pairs[rank * split.ranks + source]);
+            EXPECT_EQ(travel.scores(rank, source), scores[rank * split.ranks + source]);
         size_t last = 0;  // hop at which anything is needed
         for (size_t hop = 1; hop < split.ranks; hop++) {
             if (!needed[source * split.ranks + hop].empty()) last = hop;
@@ -127,16 +127,16 @@ TEST(Split, EveryQueryFindsItsKeys) {
             SCOPED_TRACE(format("%s over %zu", name_of(layout), ranks));
             const SequenceSplit split = split_sequence(layout, docs.offsets, docs.T, ranks, mixed_layers, cost_of_8b(50e9));
             std::set<size_t> all;
-            double pairs = 0;
+            double scores = 0;
             for (size_t r = 0; r < ranks; r++)
                 for (size_t p : split.positions(r)) all.insert(p);
             EXPECT_EQ(all.size(), docs.T);
             for (size_t kind = 0; kind < 2; kind++) {
                 check_travel(split, split.travel[kind], docs, mixed_layers[kind].window);
                 for (size_t q = 0; q < docs.T; q++)
-                    pairs += double(mixed_layers[kind].layers) * double(q + 1 - docs.lo(q, mixed_layers[kind].window));
+                    scores += double(mixed_layers[kind].layers) * double(q + 1 - docs.first_key(q, mixed_layers[kind].window));
             }
-            EXPECT_EQ(std::accumulate(split.work.begin(), split.work.end(), 0.0), pairs);
+            EXPECT_EQ(std::accumulate(split.work.begin(), split.work.end(), 0.0), scores);
         }
     }
 }
@@ -233,7 +233,7 @@ TEST(Split, ShortDocumentsStayWhereTheyAre) {
 TEST(Split, EstimateByHand) {
     const LayerKind one[] = {{0, 1}};
     const AttentionCost unit{1, 1, 1, 4, 4, 8};  // a pair takes 1 forward and 2.5 backward, a row of K and V 1, of dK and dV 1
-    // rank 1, T = 16: own 36 pairs while 8 rows come, then 64 pairs, then the gradients of 8 rows leave
+    // rank 1, T = 16: own 36 scores while 8 rows come, then 64 scores, then the gradients of 8 rows leave
     const auto split = split_sequence(Layout::contiguous, std::vector<size_t>{0}, 16, 2, one, unit);
     EXPECT_EQ(split.seconds, 36 + 64 + 2.5 * 36 + 2.5 * 64 + 8);
     const AttentionCost slow{1, 1, 1, 4, 4, 8.0 / 100};  // the rows take 800
@@ -261,7 +261,7 @@ TEST(Split, PaddingIsADocument) {
     const Row padded = pad_row(row, 3);
     EXPECT_EQ(padded.T, 384u);
     EXPECT_EQ(padded.tokens.size(), 384u);
-    EXPECT_EQ(padded.rows, row.rows);
+    EXPECT_EQ(padded.predictors, row.predictors);
     for (size_t p = 288; p < 384; p++) {
         EXPECT_EQ(padded.tokens[p], 0);
         EXPECT_EQ(padded.doc_begin[p], 288);
@@ -276,24 +276,24 @@ TEST(Split, TargetsAreThoseOfTheWholeRow) {
         for (Layout layout : layouts) {
             const SequenceSplit split = split_sequence(layout, row.doc_offsets, row.T, ranks, full_layers, cost_of_8b(50e9));
             std::set<std::pair<int32_t, int32_t>> want, got;  // global predictor, target
-            for (size_t i = 0; i < row.rows.size(); i++) want.insert({row.rows[i], row.targets[i]});
+            for (size_t i = 0; i < row.predictors.size(); i++) want.insert({row.predictors[i], row.targets[i]});
             size_t count = 0;
             for (size_t r = 0; r < ranks; r++) {
                 const Row local = local_row(row, split, r);
                 const auto positions = split.positions(r);
                 EXPECT_EQ(local.T, row.T / ranks);
                 EXPECT_EQ(local.doc_begin, row.doc_begin);
-                EXPECT_TRUE(std::is_sorted(local.rows.begin(), local.rows.end()));
+                EXPECT_TRUE(std::is_sorted(local.predictors.begin(), local.predictors.end()));
                 for (size_t t = 0; t < local.T; t++) {
                     EXPECT_EQ(local.tokens[t], row.tokens[positions[t]]);
                     EXPECT_EQ(local.doc_pos[t], row.doc_pos[positions[t]]);
                 }
-                for (size_t i = 0; i < local.rows.size(); i++)
-                    got.insert({int32_t(positions[size_t(local.rows[i])]), local.targets[i]});
-                count += local.rows.size();
+                for (size_t i = 0; i < local.predictors.size(); i++)
+                    got.insert({int32_t(positions[size_t(local.predictors[i])]), local.targets[i]});
+                count += local.predictors.size();
             }
             EXPECT_EQ(got, want) << name_of(layout) << " over " << ranks;
-            EXPECT_EQ(count, row.rows.size());
+            EXPECT_EQ(count, row.predictors.size());
         }
     }
 }
@@ -308,8 +308,8 @@ TEST(Split, RowsAreDealtLongestFirst) {
 
 TEST(Split, CostOfARow) {
     const Row row = two_documents();
-    double pairs = 0;  // of 3 layers without and 5 with a window of 7
+    double scores = 0;  // of 3 layers without and 5 with a window of 7
     for (size_t length : {100, 1, 150, 37, 32})
-        for (size_t q = 0; q < length; q++) pairs += 3.0 * double(q + 1) + 5.0 * double(std::min<size_t>(q + 1, 7));
-    EXPECT_EQ(row_cost(row, mixed_layers, 4, 16, 1e6), 320e6 + 14 * 64 * pairs);
+        for (size_t q = 0; q < length; q++) scores += 3.0 * double(q + 1) + 5.0 * double(std::min<size_t>(q + 1, 7));
+    EXPECT_EQ(row_cost(row, mixed_layers, 4, 16, 1e6), 320e6 + 14 * 64 * scores);
 }

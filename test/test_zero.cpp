@@ -12,7 +12,7 @@ static constexpr double max_norm = 1;
 // An embedding that is too large for a bucket, layers in which norms lie between and behind matrices, a bucket of one element.
 struct Fake {
     std::vector<Tensor> table;
-    std::vector<Cut> cuts;
+    std::vector<Unit> units;
     size_t count = 0;
 
     Fake() {
@@ -31,7 +31,7 @@ struct Fake {
             table.push_back({format("tensor.%zu", table.size()), {n}, Tensor::normal, decay, count, n});
             count += n;
         }
-        cuts.push_back({begin, count, row});
+        units.push_back({begin, count, row});
     }
 };
 static const Fake fake;
@@ -174,15 +174,15 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
         threads.memory.copy = [&](void *to, const void *from, size_t bytes) { memcpy(to, from, bytes), copied += bytes; };
         LateComm late_comm(threads);
         Comm &comm = late ? static_cast<Comm &>(late_comm) : threads;
-        Zero<Cpu<X>> zero({1}, Sharding(fake.cuts, c.stage, c.ranks, comm.rank, bucket_bytes), fake.table);
+        Zero<Cpu<X>> zero({1}, Sharding(fake.units, c.stage, c.ranks, comm.rank, bucket_bytes), fake.table);
         HostMemory memory;
         Plan plan;
         zero.plan(plan, true, c.bf16_moments);
         plan.place(true);
         Arena arena(plan, memory);
 
-        const auto spans = zero.sharding.spans();
-        for (const Span &s : spans)
+        const auto shard_runs = zero.sharding.shard_runs();
+        for (const ShardRun &s : shard_runs)
             for (size_t i = 0; i < s.count; i++) zero.params_at(s).store(i, initial(s.global + i));
         zero.gather(comm);
         zero.ready(comm, 0, zero.sharding.elements);
@@ -201,7 +201,7 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
         zero.ready(comm, 0, zero.sharding.elements);
         std::lock_guard lock(mutex);
         out.copied += copied;
-        for (const Span &s : spans) {
+        for (const ShardRun &s : shard_runs) {
             for (size_t i = 0; i < s.count; i++) out.master[s.global + i] = zero.params_at(s).load(i);
             std::copy_n(zero.grads_at(s), s.count, &out.grads[s.global]);
             const auto copy_moment = [&](const float *whole, const bf16 *rounded, std::vector<float> &to) {
@@ -223,7 +223,7 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
 
 // Bytes that move in a step, as zero.h says, and what communicators copy besides: to sum, a rank copies its own part in and out.
 template <class X> size_t bytes_copied(const Case &c) {
-    const Sharding s(fake.cuts, c.stage, c.ranks, 0, bucket_bytes);
+    const Sharding s(fake.units, c.stage, c.ranks, 0, bucket_bytes);
     const size_t W = size_t(c.ranks), x = sizeof(X), padded = s.count;
     if (s.stage == 0) return (W - 1) * 2 * 4 * fake.count + 2 * 4 * fake.count;
     if (s.stage == 1) return (W - 1) * (4 + x) * padded + 2 * 4 * padded;
@@ -305,7 +305,7 @@ TEST(Zero, ABucketMayBeReducedMoreThanOnce) {
             for (size_t i = 0; i < 50; i++) buffer[i] += float(use * (comm.rank + 1));
             zero.reduce(comm, 0, buffer.data());
         }
-        for (const Span &s : zero.sharding.spans())
+        for (const ShardRun &s : zero.sharding.shard_runs())
             for (size_t i = 0; i < s.count; i++) EXPECT_EQ(zero.grads_at(s)[i], 11 * (1 + 2 + 3));
         EXPECT_EQ(zero.gradient_norm(comm), std::sqrt(50 * 66.0 * 66.0));
         return 0;
@@ -318,10 +318,10 @@ TEST(Zero, EveryElementIsInOneShard) {
     for (int stage : {0, 1, 2})
         for (int world : {1, 2, 3, 5, 8, 64}) {
             std::vector<int> owners(fake.count);
-            const auto table = Sharding(fake.cuts, stage, world, 0, bucket_bytes).padded(fake.table);
+            const auto table = Sharding(fake.units, stage, world, 0, bucket_bytes).padded(fake.table);
             for (int rank = 0; rank < world; rank++) {
-                const Sharding s(fake.cuts, stage, world, rank, bucket_bytes);
-                size_t end = 0, in_runs = 0, shard = 0;  // of the buckets so far
+                const Sharding s(fake.units, stage, world, rank, bucket_bytes);
+                size_t end = 0, in_decay_runs = 0, shard = 0;  // of the buckets so far
                 for (const Bucket &b : s.buckets) {
                     EXPECT_EQ(b.begin, round_up(end, s.multiple()));
                     EXPECT_EQ(b.shard, shard);
@@ -330,18 +330,18 @@ TEST(Zero, EveryElementIsInOneShard) {
                 }
                 EXPECT_LE(end, s.count);
                 EXPECT_EQ(s.shard_count * s.parts, s.count);
-                for (const Span &span : s.spans())
-                    for (size_t i = 0; i < span.count; i++) owners[span.global + i]++;
-                for (const DecayRun &run : s.runs(table)) {
-                    in_runs += run.count;
+                for (const ShardRun &run : s.shard_runs())
+                    for (size_t i = 0; i < run.count; i++) owners[run.global + i]++;
+                for (const DecayRun &run : s.decay_runs(table)) {
+                    in_decay_runs += run.count;
                     for (const Tensor &t : table)
                         if (t.offset < run.flat + run.count && run.flat < t.offset + t.count) {
                             EXPECT_EQ(run.decay, t.decay) << t.name;
                         }
                 }
-                size_t in_spans = 0;
-                for (const Span &span : s.spans()) in_spans += span.count;
-                EXPECT_EQ(in_runs, in_spans);
+                size_t in_shard_runs = 0;
+                for (const ShardRun &run : s.shard_runs()) in_shard_runs += run.count;
+                EXPECT_EQ(in_decay_runs, in_shard_runs);
             }
             EXPECT_EQ(owners, std::vector<int>(fake.count, stage ? 1 : world)) << "stage " << stage << ", " << world << " ranks";
         }
@@ -349,7 +349,7 @@ TEST(Zero, EveryElementIsInOneShard) {
 
 TEST(Zero, LargeBucketsArePiecesOfWholeRows) {
     for (int world : {2, 3, 8}) {
-        const Sharding s(fake.cuts, 2, world, 0, bucket_bytes);
+        const Sharding s(fake.units, 2, world, 0, bucket_bytes);
         size_t pieces = 0;
         for (const Bucket &b : s.buckets)
             if (b.global < 1501) {
@@ -371,39 +371,39 @@ TEST(Zero, PaddingIsBelowOnePercent) {
     for (const Shape &p : {Shape{30, 576, 1536, 192, 49152, true, false}, Shape{24, 896, 4864, 128, 151936, true, true},
                            Shape{32, 4096, 14336, 1024, 128256, false, false}})
         for (int world : {2, 3, 7, 8, 64, 1000}) {
-            std::vector<Cut> cuts;
+            std::vector<Unit> units;
             size_t count = 0;
-            auto add = [&](size_t n, size_t row = 0) { cuts.push_back({count, count + n, row}), count += n; };
+            auto add = [&](size_t n, size_t row = 0) { units.push_back({count, count + n, row}), count += n; };
             add(p.V * p.C, p.C);
             for (size_t l = 0; l < p.L; l++)
                 add(2 * p.C * p.C + 2 * p.K * p.C + 3 * p.F * p.C + 2 * p.C + (p.bias ? p.C + 2 * p.K : 0));
             if (!p.tied) add(p.V * p.C, p.C);
             add(p.C);
-            const Sharding s(cuts, 2, world, world - 1, size_t(64) << 20);
+            const Sharding s(units, 2, world, world - 1, size_t(64) << 20);
             EXPECT_LT(double(s.count), 1.01 * double(count)) << p.C << ", " << world << " ranks";
             EXPECT_EQ(s.shard_count, s.count / size_t(world));
         }
 }
 
 TEST(Zero, CutsGoBetweenTensorsAndLeaveNothingOut) {
-    auto said = [](const std::vector<Cut> &cuts) -> std::string {
+    auto said = [](const std::vector<Unit> &units) -> std::string {
         try {
-            Sharding(cuts, 1, 2, 0, bucket_bytes).padded(fake.table);
+            Sharding(units, 1, 2, 0, bucket_bytes).padded(fake.table);
         } catch (const Error &error) {
             return error.what();
         }
         return "nothing";
     };
-    EXPECT_EQ(said(fake.cuts), "nothing");
-    EXPECT_EQ(said({{0, 1502}, {1502, fake.count}}), "a cut goes through tensor.1");
-    EXPECT_EQ(said({{0, 1501}, {1502, fake.count}}), "a cut begins at element 1502, but the one before it ends at 1501");
+    EXPECT_EQ(said(fake.units), "nothing");
+    EXPECT_EQ(said({{0, 1502}, {1502, fake.count}}), "a unit ends inside tensor.1");
+    EXPECT_EQ(said({{0, 1501}, {1502, fake.count}}), "a unit begins at element 1502, but the one before it ends at 1501");
 }
 
 // ---- the memory plan ------------------------------------------------------------------------------------------------------------------
 
 template <class X> void expect_planned_bytes() {
     for (int stage : {0, 1, 2}) {
-        const Sharding s(fake.cuts, stage, 4, 1, bucket_bytes);
+        const Sharding s(fake.units, stage, 4, 1, bucket_bytes);
         Zero<Cpu<X>> zero({1}, s, fake.table);
         Plan plan;
         zero.plan(plan, true);

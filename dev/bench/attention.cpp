@@ -12,17 +12,17 @@ template <class Dev> struct AttentionBench {
     using X = typename Dev::X;
     Dev dev;
     size_t T, H, KV, D;
-    double pairs = 0;  // visible pairs of query and key
-    std::vector<int32_t> lo;
+    double scores = 0;  // visible pairs of query and key
+    std::vector<int32_t> first_key;
     std::vector<X> qkv, dout, out, dqkv;
     std::vector<float> out32, lse, dq32, dk32, dv32, delta, scratch;
 
     AttentionBench(Dev dev, const std::vector<size_t> &documents, size_t H, size_t KV, size_t D)
         : dev(dev), T(0), H(H), KV(KV), D(D) {
         for (size_t length : documents) {
-            lo.insert(lo.end(), length, int32_t(T));
+            first_key.insert(first_key.end(), length, int32_t(T));
             T += length;
-            pairs += 0.5 * double(length) * double(length + 1);
+            scores += 0.5 * double(length) * double(length + 1);
         }
         qkv = noise<X>(T * (H + 2 * KV) * D, 1);
         dout = noise<X>(T * H * D, 2);
@@ -34,15 +34,15 @@ template <class Dev> struct AttentionBench {
     void forward() {
         const Pieces all{{{0, T, 0}}, 1};
         attention_begin(dev, out32.data(), lse.data(), T, H, D);
-        attention_forward_part(dev, out32.data(), lse.data(), view(0), view(H), view(H + KV), lo.data(), all, all, T, H, KV, D,
-                               0.125f);
+        attention_forward_part(dev, out32.data(), lse.data(), view(0), view(H), view(H + KV), first_key.data(), all, all, T, H,
+                               KV, D, 0.125f);
         attention_end(dev, out.data(), out32.data(), T * H * D);
     }
     void backward() {
         const Pieces all{{{0, T, 0}}, 1};
         attention_backward_begin(dev, dq32.data(), dk32.data(), dv32.data(), delta.data(), out.data(), dout.data(), T, H, KV, D);
         attention_backward_part(dev, dq32.data(), dk32.data(), dv32.data(), scratch.data(), view(0), view(H), view(H + KV),
-                                delta.data(), lse.data(), dout.data(), lo.data(), all, all, T, H, KV, D, 0.125f);
+                                delta.data(), lse.data(), dout.data(), first_key.data(), all, all, T, H, KV, D, 0.125f);
         attention_backward_end(dev, dqkv.data(), dq32.data(), dk32.data(), dv32.data(), T, H, KV, D);
     }
 };
@@ -50,7 +50,7 @@ template <class Dev> struct AttentionBench {
 template <class Dev> static void line(PlainMatmul<CpuF32> &plain, size_t T, size_t H, size_t KV, size_t D) {
     AttentionBench<Dev> bench(Dev{plain.dev.threads, plain.dev.ctx}, {T}, H, KV, D);
     const auto t = fastest(T > 4096 ? 4 : 10, {[&] { bench.forward(); }, [&] { bench.backward(); }, [&] { plain(); }});
-    const double flop = bench.pairs * double(H * D), matmul = plain.flop / t[2];
+    const double flop = bench.scores * double(H * D), matmul = plain.flop / t[2];
     const double forward = 4 * flop / t[0], backward = 10 * flop / t[1];
     printf("%-5s %6zu %3zu %3zu %4zu %10.0f %6.2f %10.0f %6.2f %10.0f\n", dtype_name<typename Dev::X>, T, H, KV, D,
            forward * 1e-9, forward / matmul, backward * 1e-9, backward / matmul, matmul * 1e-9);
@@ -60,7 +60,7 @@ template <class Bench> static void compare_ragged(Bench &ragged, Bench &equal) {
     const auto t =
         fastest(4, {[&] { ragged.forward(); }, [&] { equal.forward(); }, [&] { ragged.backward(); }, [&] { equal.backward(); }});
     const auto rate = [&](const Bench &bench, double flop, double time) {
-        return flop * bench.pairs * double(bench.H * bench.D) / time * 1e-9;
+        return flop * bench.scores * double(bench.H * bench.D) / time * 1e-9;
     };
     const double forward[] = {rate(ragged, 4, t[0]), rate(equal, 4, t[1])},
                  backward[] = {rate(ragged, 10, t[2]), rate(equal, 10, t[3])};
@@ -99,7 +99,7 @@ int main(int argc, char **argv) {
     std::vector<size_t> chats;
     for (size_t i = 0; i < 16; i++) chats.push_back(1 + i * 797 % 2000);
     AttentionBench<CpuF32> ragged(plain.dev, chats, 9, 3, 64);
-    const size_t length = size_t(2 * ragged.pairs / double(ragged.T));
+    const size_t length = size_t(2 * ragged.scores / double(ragged.T));
     AttentionBench<CpuF32> equal(plain.dev, std::vector<size_t>(ragged.T / length, length), 9, 3, 64);
     AttentionBench<CpuBf16> ragged_bf16(bf16, chats, 9, 3, 64),
         equal_bf16(bf16, std::vector<size_t>(ragged.T / length, length), 9, 3, 64);

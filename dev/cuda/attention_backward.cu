@@ -33,7 +33,7 @@ struct BackwardPart : Part {
 
 // f(head, query) for the group's heads and the queries that see the key
 template <class F> __device__ void for_each_query(const BackwardPart &part, int position, size_t kv, F f) {
-    const int end = first_unseeing(part.lo, {position, position + 1, 0}, part.q_pieces);
+    const int end = first_unseeing(part.first_key, {position, position + 1, 0}, part.q_pieces);
     for (size_t h = kv * (part.H / part.KV); h < (kv + 1) * (part.H / part.KV); h++)
         for_each_row(part.q_pieces, position, end, [&](size_t query) { f(h, query); });
 }
@@ -55,17 +55,17 @@ __device__ void add(float *row, float factor, const bf16 *other, size_t D) {
 }
 
 __global__ void attention_backward_queries_kernel1(float *dq32, BackwardPart part) {
-    const Span block = nth_block(part.q_pieces, int(blockIdx.x), naive_threads);
+    const TileRows block = nth_block(part.q_pieces, int(blockIdx.x), naive_threads);
     const int position = block.begin + int(threadIdx.x);
     if (position >= block.end) return;
     const size_t h = blockIdx.y, row = size_t(block.row + position - block.begin);
-    for_each_row(part.k_pieces, part.lo[position], position + 1, [&](size_t key) {
+    for_each_row(part.k_pieces, part.first_key[position], position + 1, [&](size_t key) {
         add(dq32 + (row * part.H + h) * part.D, part.scale * p_ds(part, row, h, key).y, part.key(key, h), part.D);
     });
 }
 
 __global__ void attention_backward_keys_kernel1(float *dk32, float *dv32, BackwardPart part) {
-    const Span block = nth_block(part.k_pieces, int(blockIdx.x), naive_threads);
+    const TileRows block = nth_block(part.k_pieces, int(blockIdx.x), naive_threads);
     const int position = block.begin + int(threadIdx.x);
     if (position >= block.end) return;
     const size_t kv = blockIdx.y, row = size_t(block.row + position - block.begin), out = (row * part.KV + kv) * part.D;
@@ -91,13 +91,13 @@ void attention_backward_part1(CudaBf16 dev, float *dq32, float *dk32, float *dv3
 constexpr int warps = 4;
 
 __global__ void attention_backward_queries_kernel2(float *dq32, BackwardPart part) {
-    const Span block = nth_block(part.q_pieces, int(blockIdx.x), warps);
+    const TileRows block = nth_block(part.q_pieces, int(blockIdx.x), warps);
     const int position = block.begin + int(threadIdx.x) / 32;
     if (position >= block.end) return;
     const size_t h = blockIdx.y, row = size_t(block.row + position - block.begin), D = part.D;
     const WarpRow q = WarpRow::load(part.query(row, h), D), dout = WarpRow::load(part.d_out(row, h), D);
     WarpRow dq = {};
-    for_each_row(part.k_pieces, part.lo[position], position + 1, [&](size_t key) {
+    for_each_row(part.k_pieces, part.first_key[position], position + 1, [&](size_t key) {
         const WarpRow k = WarpRow::load(part.key(key, h), D), v = WarpRow::load(part.value(key, h), D);
         dq.add(part.p_ds(row, h, q.dot(k), dout.dot(v)).y, k);
     });
@@ -105,7 +105,7 @@ __global__ void attention_backward_queries_kernel2(float *dq32, BackwardPart par
 }
 
 __global__ void attention_backward_keys_kernel2(float *dk32, float *dv32, BackwardPart part) {
-    const Span block = nth_block(part.k_pieces, int(blockIdx.x), warps);
+    const TileRows block = nth_block(part.k_pieces, int(blockIdx.x), warps);
     const int position = block.begin + int(threadIdx.x) / 32;
     if (position >= block.end) return;
     const size_t kv = blockIdx.y, row = size_t(block.row + position - block.begin), D = part.D,
@@ -134,11 +134,11 @@ void attention_backward_part2(CudaBf16 dev, float *dq32, float *dk32, float *dv3
 
 void attention_backward_part3(CudaBf16 dev, float *dq32, float *dk32, float *dv32, const BackwardPart &part) {
     launch(dev, attention::attention_backward_queries_kernel3<bf16>, Grid{count_blocks(part.q_pieces, plain_rows), part.H},
-           plain_threads, sizeof(PlainShape::Shared), dq32, part.q, part.k, part.v, part.delta, part.lse, part.dout, part.lo,
-           part.q_pieces, part.k_pieces, part.T, part.H, part.KV, part.D, part.scale);
+           plain_threads, sizeof(PlainShape::Shared), dq32, part.q, part.k, part.v, part.delta, part.lse, part.dout,
+           part.first_key, part.q_pieces, part.k_pieces, part.T, part.H, part.KV, part.D, part.scale);
     launch(dev, attention::attention_backward_keys_kernel3<bf16>, Grid{count_blocks(part.k_pieces, plain_rows), part.KV},
            plain_threads, sizeof(PlainShape::Shared), dk32, dv32, part.q, part.k, part.v, part.delta, part.lse, part.dout,
-           part.lo, part.q_pieces, part.k_pieces, part.T, part.H, part.KV, part.D, part.scale);
+           part.first_key, part.q_pieces, part.k_pieces, part.T, part.H, part.KV, part.D, part.scale);
 }
 
 // ---- version 4: shipped --------------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ void attention_backward_part3(CudaBf16 dev, float *dq32, float *dk32, float *dv3
 void attention_backward_part4(CudaBf16 dev, float *dq32, float *dk32, float *dv32, const BackwardPart &part) {
     float *no_scratch = nullptr;
     attention_backward_part(dev, dq32, dk32, dv32, no_scratch, part.q, part.k, part.v, part.delta, part.lse, part.dout.data,
-                            part.lo, part.q_pieces, part.k_pieces, part.T, part.H, part.KV, part.D, part.scale);
+                            part.first_key, part.q_pieces, part.k_pieces, part.T, part.H, part.KV, part.D, part.scale);
 }
 
 template <class X> struct AttentionBackward : AttentionRow {
@@ -171,7 +171,7 @@ template <class X> struct AttentionBackward : AttentionRow {
         DeviceArray<float> out32(T * H * D);
         attention_begin(dev, out32.data(), lse.data(), T, H, D);
         for_each_part([&](const Part &part, size_t q_row, size_t) {
-            attention_forward_part(dev, out32.data() + q_row * H * D, lse.data() + q_row, part.q, part.k, part.v, part.lo,
+            attention_forward_part(dev, out32.data() + q_row * H * D, lse.data() + q_row, part.q, part.k, part.v, part.first_key,
                                    part.q_pieces, part.k_pieces, T, H, KV, D, part.scale);
         });
         attention_end(dev, out.data(), out32.data(), T * H * D);

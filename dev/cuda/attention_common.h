@@ -12,7 +12,7 @@ using namespace attention;
 // Some of the queries against some of the keys, as attention_forward_part takes them (llmc/ops/attention.h).
 struct Part {
     Heads<const bf16> q, k, v;
-    const int32_t *lo;
+    const int32_t *first_key;
     Pieces q_pieces, k_pieces;
     size_t T, H, KV, D;
     float scale;
@@ -26,7 +26,7 @@ struct Part {
 // f(local row) for what the pieces hold of the positions [begin, end), in order
 template <class F> __device__ void for_each_row(const Pieces &pieces, int begin, int end, F f) {
     Tiles tiles{pieces, begin, end, 1 << 20};
-    for (Span tile = tiles.front(); !tile.empty(); tile = tiles.after(tile))
+    for (TileRows tile = tiles.front(); !tile.empty(); tile = tiles.after(tile))
         for (int i = 0; i < tile.size(); i++) f(size_t(tile.row + i));
 }
 
@@ -104,11 +104,11 @@ struct AttentionRow {
     AttentionShape shape;
     size_t T, H, KV, D;
     std::vector<Pieces> ranks;
-    std::vector<size_t> first;   // of each rank, its first row
-    std::vector<size_t> global;  // of each row, its global position
-    AttentionInputs<bf16> in;    // by global position
-    DeviceArray<bf16> qkv;       // (T, (H+2*KV)*D)
-    DeviceArray<int32_t> lo;     // (T)
+    std::vector<size_t> first;       // of each rank, its first row
+    std::vector<size_t> global;      // of each row, its global position
+    AttentionInputs<bf16> in;        // by global position
+    DeviceArray<bf16> qkv;           // (T, (H+2*KV)*D)
+    DeviceArray<int32_t> first_key;  // (T)
 
     explicit AttentionRow(const Sizes &sizes)
         : shape(attention_shape(sizes)),
@@ -120,14 +120,23 @@ struct AttentionRow {
           global(positions(ranks, first)),
           in(shape),
           qkv(to_ranks(in.qkv, (H + 2 * KV) * D)),
-          lo(shape.lo()) {}
+          first_key(shape.first_key()) {}
 
     Part part(size_t q_rank, size_t k_rank) {
         const auto heads = [&](size_t rank, size_t head) {
             const size_t stride = (H + 2 * KV) * D;
             return Heads<const bf16>{qkv.data() + first[rank] * stride + head * D, stride};
         };
-        return {heads(q_rank, 0), heads(k_rank, H), heads(k_rank, H + KV), lo.data(), ranks[q_rank], ranks[k_rank], T, H, KV, D,
+        return {heads(q_rank, 0),
+                heads(k_rank, H),
+                heads(k_rank, H + KV),
+                first_key.data(),
+                ranks[q_rank],
+                ranks[k_rank],
+                T,
+                H,
+                KV,
+                D,
                 shape.scale()};
     }
     template <class F> void for_each_part(F f) {  // f(part, first row of its queries, first row of its keys)
@@ -136,8 +145,8 @@ struct AttentionRow {
     }
     double pairs() const {  // of a query and a key that it sees
         double sum = 0;
-        const auto lo = shape.lo();
-        for (size_t p = 0; p < T; p++) sum += double(p + 1 - size_t(lo[p]));
+        const auto first_key = shape.first_key();
+        for (size_t p = 0; p < T; p++) sum += double(p + 1 - size_t(first_key[p]));
         return sum;
     }
 

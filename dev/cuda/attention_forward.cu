@@ -1,4 +1,4 @@
-// Attention forward in bf16. Contract and formulas: llmc/ops/attention.h. A query at position p sees the keys lo[p] .. p, so all
+// Attention forward in bf16. Contract and formulas: llmc/ops/attention.h. A query at position p sees the keys first_key[p] .. p, so all
 // kinds of masks are one. All versions are the op's middle part: they merge what some of the queries see of some of the keys into
 // (out32, lse).
 //
@@ -26,10 +26,10 @@ namespace CUDA_BACKEND::workshop {
 constexpr int naive_threads = 64;
 
 __global__ void attention_forward_kernel1(float *out32, float *lse, Part part) {
-    const Span block = nth_block(part.q_pieces, int(blockIdx.x), naive_threads);
+    const TileRows block = nth_block(part.q_pieces, int(blockIdx.x), naive_threads);
     const int i = threadIdx.x, position = block.begin + i;
     const bool valid = i < block.size();
-    const int first = valid ? part.lo[position] : 0, end = valid ? position + 1 : 0;
+    const int first = valid ? part.first_key[position] : 0, end = valid ? position + 1 : 0;
     const size_t h = blockIdx.y, row = size_t(block.row + i);
     const auto score = [&](size_t key) { return part.scale * dot(part.query(row, h), part.key(key, h), part.D); };
 
@@ -64,14 +64,14 @@ void attention_forward_part1(CudaBf16 dev, float *out32, float *lse, const Part 
 constexpr int warps = 4;
 
 __global__ void attention_forward_kernel2(float *out32, float *lse, Part part) {
-    const Span block = nth_block(part.q_pieces, int(blockIdx.x), warps);
+    const TileRows block = nth_block(part.q_pieces, int(blockIdx.x), warps);
     const int i = int(threadIdx.x) / 32, position = block.begin + i;
     if (i >= block.size()) return;
     const size_t h = blockIdx.y, row = size_t(block.row + i);
     const WarpRow query = WarpRow::load(part.query(row, h), part.D);
     WarpRow out = {};
     float largest = -INFINITY, sum = 0;
-    for_each_row(part.k_pieces, part.lo[position], position + 1, [&](size_t key) {
+    for_each_row(part.k_pieces, part.first_key[position], position + 1, [&](size_t key) {
         const float score = part.scale * query.dot(WarpRow::load(part.key(key, h), part.D)), before = largest;
         largest = fmaxf(largest, score);
         const float shrink = expf(before - largest), p = expf(score - largest);
@@ -94,7 +94,7 @@ void attention_forward_part2(CudaBf16 dev, float *out32, float *lse, const Part 
 
 void attention_forward_part3(CudaBf16 dev, float *out32, float *lse, const Part &part) {
     launch(dev, attention::attention_forward_kernel3<bf16>, Grid{count_blocks(part.q_pieces, plain_rows), part.H}, plain_threads,
-           sizeof(PlainForward), out32, lse, part.q, part.k, part.v, part.lo, part.q_pieces, part.k_pieces, part.T, part.H,
+           sizeof(PlainForward), out32, lse, part.q, part.k, part.v, part.first_key, part.q_pieces, part.k_pieces, part.T, part.H,
            part.KV, part.D, part.scale);
 }
 
@@ -106,7 +106,7 @@ void attention_forward_part3(CudaBf16 dev, float *out32, float *lse, const Part 
 
 template <int width> struct OneStage {
     Tile<ForwardShape<width>::queries, width> q;
-    int lo[ForwardShape<width>::queries];
+    int first_key[ForwardShape<width>::queries];
     Tile<ForwardShape<width>::keys, width> k, v;
 };
 
@@ -116,12 +116,12 @@ __global__ void __launch_bounds__(ForwardShape<width>::threads) attention_forwar
     constexpr int m = Shape::m, N = Shape::keys;
     auto &s = shared_mem<OneStage<width>>();
     const size_t h = blockIdx.y;
-    const Span block = nth_block(part.q_pieces, int(blockIdx.x), Shape::queries);
-    Tiles tiles{part.k_pieces, part.lo[block.begin], block.end, N};
-    Span tile = tiles.front();
+    const TileRows block = nth_block(part.q_pieces, int(blockIdx.x), Shape::queries);
+    Tiles tiles{part.k_pieces, part.first_key[block.begin], block.end, N};
+    TileRows tile = tiles.front();
     if (tile.empty()) return;
     load<Shape::threads>(s.q, {part.query(0, h), part.q.stride}, block, part.D);
-    const Queries<m> queries(block, s.lo, part.lo);
+    const Queries<m> queries(block, s.first_key, part.first_key);
     float out[m][width / 8][4] = {}, largest[m][2], sum[m][2] = {};
     for (auto &pair : largest) pair[0] = pair[1] = -INFINITY;
     for (; !tile.empty(); tile = tiles.after(tile)) {
@@ -164,7 +164,7 @@ void attention_forward_part4(CudaBf16 dev, float *out32, float *lse, const Part 
 // blocks with the longest rows start first.
 
 void attention_forward_part5(CudaBf16 dev, float *out32, float *lse, const Part &part) {
-    attention_forward_part(dev, out32, lse, part.q, part.k, part.v, part.lo, part.q_pieces, part.k_pieces, part.T, part.H,
+    attention_forward_part(dev, out32, lse, part.q, part.k, part.v, part.first_key, part.q_pieces, part.k_pieces, part.T, part.H,
                            part.KV, part.D, part.scale);
 }
 

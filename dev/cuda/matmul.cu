@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(tensor_threads)
     auto &s = shared_mem<Pipeline>();
     const auto rows_of = [](unsigned block, size_t rows) {
         const int begin = int(block) * block_rows, end = min(begin + block_rows, int(rows));
-        return attention::Span{begin, end, begin};
+        return attention::TileRows{begin, end, begin};
     };
     const auto x_rows = rows_of(blockIdx.x, T), w_rows = rows_of(blockIdx.y, OC);
     const int slabs = int((IC + depth - 1) / depth);

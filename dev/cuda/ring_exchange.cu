@@ -38,12 +38,12 @@ struct RingRow {
     AttentionShape shape;
     size_t ranks, T, H, KV, D, row, width;  // T of a rank; row of qkv, width of a row of [k | v]
     SequenceSplit split;
-    KeyTravel everything;           // as if every query saw every key
-    AttentionInputs<bf16> in;       // by global position
-    DeviceArray<bf16> qkv, blocks;  // (ranks, T, row), (ranks, 2, T, width)
-    DeviceArray<bf16> out;          // (ranks, T, H, D)
-    DeviceArray<float> out32, lse;  // (ranks, T, H, D), (ranks, H, T)
-    DeviceArray<int32_t> lo;        // of the whole row
+    KeyTravel everything;            // as if every query saw every key
+    AttentionInputs<bf16> in;        // by global position
+    DeviceArray<bf16> qkv, blocks;   // (ranks, T, row), (ranks, 2, T, width)
+    DeviceArray<bf16> out;           // (ranks, T, H, D)
+    DeviceArray<float> out32, lse;   // (ranks, T, H, D), (ranks, H, T)
+    DeviceArray<int32_t> first_key;  // of the whole row
     CudaStream copies;
     Event computed, arrived;
 
@@ -64,7 +64,7 @@ struct RingRow {
           out(ranks * T * H * D),
           out32(ranks * T * H * D),
           lse(ranks * H * T),
-          lo(shape.lo()) {}
+          first_key(shape.first_key()) {}
 
     size_t behind(size_t rank, size_t hops) const { return (rank + ranks - hops) % ranks; }
     bf16 *block(size_t rank, size_t hop) { return blocks.data() + (2 * rank + hop % 2) * T * width; }
@@ -74,7 +74,7 @@ struct RingRow {
     void pack(CudaBf16 dev, const KeyTravel &travel) {
         for (size_t r = 0; r < ranks; r++)
             for (const KeyTravel::Stop &stop : travel.block(r)) {
-                if (stop.reach == 0) break;
+                if (stop.hops == 0) break;
                 const bf16 *from = view(r, H).data + stop.piece.offset * row;  // v lies right behind k
                 copy_rows(dev, block(r, 0) + stop.packed * width, width, from, row, stop.piece.end - stop.piece.begin, width);
             }
@@ -85,7 +85,7 @@ struct RingRow {
             if (!travel.sees(r, behind(r, hop))) continue;
             const Heads<const bf16> k = hop ? Heads<const bf16>{block(r, hop), width} : view(r, H);
             attention_forward_part(dev, out32.data() + r * T * H * D, lse.data() + r * H * T, view(r, 0), k,
-                                   {k.data + KV * D, k.stride}, lo.data(), split.pieces[r],
+                                   {k.data + KV * D, k.stride}, first_key.data(), split.pieces[r],
                                    hop ? travel.keys(behind(r, hop), hop) : split.pieces[r], T, H, KV, D, shape.scale());
         }
     }
@@ -150,15 +150,15 @@ void ring_exchange1(CudaBf16 dev, RingRow &x) {
 void overlapped(CudaBf16 dev, RingRow &x, const KeyTravel &travel) {
     x.begin(dev);
     x.pack(dev, travel);
-    for (size_t hop = 0; hop <= travel.hops(); hop++) {
-        if (hop < travel.hops()) {
+    for (size_t hop = 0; hop <= travel.max_hops(); hop++) {
+        if (hop < travel.max_hops()) {
             x.computed.record(dev.stream);
             x.computed.hold_up(x.copies);
             x.exchange(x.copies, travel, hop + 1);
             x.arrived.record(x.copies);
         }
         x.attend(dev, travel, hop);
-        if (hop < travel.hops()) x.arrived.hold_up(dev.stream);
+        if (hop < travel.max_hops()) x.arrived.hold_up(dev.stream);
     }
     x.end(dev);
 }
@@ -168,7 +168,7 @@ void ring_exchange2(CudaBf16 dev, RingRow &x) { overlapped(dev, x, x.everything)
 // ---- version 3: only what a rank ahead needs -------------------------------------------------------------------------------------
 //
 // Causality and borders of documents make most blocks useless to most ranks. A piece of a block stops at the last rank that sees a
-// key of it; pieces are packed in the order of their reach, so what goes on is the front of the block, in one copy.
+// key of it; pieces are packed by falling number of hops, so what goes on is the front of the block, in one copy.
 
 void ring_exchange3(CudaBf16 dev, RingRow &x) { overlapped(dev, x, x.split.travel[0]); }
 
@@ -184,7 +184,7 @@ void ring_exchange4(CudaBf16 dev, RingRow &x) {
         comm.memory = device_slices(dev.stream);
         Payload payload;
         RingAttention ring{comm, SpMode::ring, 0, x.split, x.split.travel[0], payload};
-        const RingInputs<bf16> in{x.view(r, 0), x.view(r, x.H), x.view(r, x.H + x.KV), x.lo.data(), x.H, x.KV,
+        const RingInputs<bf16> in{x.view(r, 0), x.view(r, x.H), x.view(r, x.H + x.KV), x.first_key.data(), x.H, x.KV,
                                   x.D,          x.shape.scale()};
         ring_attention_forward(dev, ring, x.out.data() + r * x.T * x.H * x.D, x.out32.data() + r * x.T * x.H * x.D,
                                x.lse.data() + r * x.H * x.T, in, {x.block(r, 0), nullptr});
@@ -218,7 +218,7 @@ template <class X> struct RingExchange : RingRow {
     }
     Work work() const {
         double pairs = 0;
-        const auto first = shape.lo();
+        const auto first = shape.first_key();
         for (size_t p = 0; p < shape.T(); p++) pairs += double(p + 1 - size_t(first[p]));
         return {.flops = 4 * pairs * double(H * D)};
     }

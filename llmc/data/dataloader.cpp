@@ -32,9 +32,9 @@ static void append_document(Row &row, size_t number, std::span<const int32_t> to
     const size_t begin = row.tokens.size();
     for (size_t t = 0; t < tokens.size(); t++) {
         if (t > 0 && !mask.empty() && mask[t]) {
-            row.rows.push_back(int32_t(begin + t - 1));
+            row.predictors.push_back(int32_t(begin + t - 1));
             row.targets.push_back(tokens[t]);
-            row.owners.push_back(int32_t(row.documents.size()));
+            row.target_documents.push_back(int32_t(row.documents.size()));
         }
         append_token(row, tokens[t], begin);
     }
@@ -61,8 +61,9 @@ Row make_row(const PreparedData &data, std::span<const size_t> samples) {
 
 Row at_ends(Row row) {
     const size_t documents = row.documents.size();
-    row.rows.resize(documents), row.targets.assign(documents, 0), row.owners.resize(documents);
-    for (size_t i = 0; i < documents; i++) row.rows[i] = int32_t(row.doc_offsets[i + 1] - 1), row.owners[i] = int32_t(i);
+    row.predictors.resize(documents), row.targets.assign(documents, 0), row.target_documents.resize(documents);
+    for (size_t i = 0; i < documents; i++)
+        row.predictors[i] = int32_t(row.doc_offsets[i + 1] - 1), row.target_documents[i] = int32_t(i);
     return row;
 }
 

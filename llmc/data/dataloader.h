@@ -20,9 +20,9 @@ struct Row {
     std::vector<int32_t> doc_begin;   // (T) where in the row the token's document begins, for attention
     std::vector<size_t> doc_offsets;  // (documents + 1) where in the row each document begins, then where the padding begins
     std::vector<size_t> documents;    // (documents) the number of each in the file
-    std::vector<int32_t> rows;        // (N) the predictors, increasing: t where t+1 is a target in the same document
+    std::vector<int32_t> predictors;  // (N) the predictors, increasing: t where t+1 is a target in the same document
     std::vector<int32_t> targets;     // (N) the token at t+1
-    std::vector<int32_t> owners;      // (N) the document of the row that the predictor belongs to (its segment id)
+    std::vector<int32_t> target_documents;  // (N) the document of the row that the predictor belongs to (its segment id)
 };
 
 Row make_row(const PreparedData &data, std::span<const size_t> samples);

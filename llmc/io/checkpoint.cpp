@@ -221,7 +221,7 @@ struct Shard {
 };
 
 // Elements that a rank needs and that a file holds.
-struct Piece {
+struct RestoredRun {
     const std::string &path;
     const char *tensor;
     size_t global, count;
@@ -320,7 +320,7 @@ static std::vector<OptimizerPart> kept_of(const OptimizerState &state, size_t be
     return out;
 }
 
-using Visit = std::function<void(const Piece &)>;
+using Visit = std::function<void(const RestoredRun &)>;
 
 // Reads only the blocks that hold elements of this rank, and compares the checksum of each.
 static void visit_part(const SafetensorsFile &file, const StoredPart &part, const OptimizerState &state, const Visit &visit,
@@ -354,7 +354,7 @@ static void visit_shard(const std::string &dir, const Shard &shard, const Optimi
     for (const StoredPart &part : shard.parts) visit_part(file, part, state, visit, fix);
 }
 
-// Calls visit(piece) for all elements that this rank holds.
+// Calls visit(run) for all elements that this rank holds.
 static void visit_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state, const Visit &visit) {
     agree(comm, [&] {
         for (const Shard &shard : read_manifest(manifest_path(dir), state.count)) visit_shard(dir, shard, state, visit);
@@ -362,13 +362,13 @@ static void visit_optimizer(Comm &comm, const std::string &dir, const OptimizerS
 }
 
 void load_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state) {
-    visit_optimizer(comm, dir, state, [&](const Piece &p) {
+    visit_optimizer(comm, dir, state, [&](const RestoredRun &p) {
         std::visit([&](auto kept) { write(*state.memory, kept, std::vector(p.stored, p.stored + p.count)); }, p.kept);
     });
 }
 
 void verify_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state) {
-    visit_optimizer(comm, dir, state, [&](const Piece &p) {
+    visit_optimizer(comm, dir, state, [&](const RestoredRun &p) {
         if (memcmp(p.stored, read(*state.memory, p.kept, p.count).data(), p.count * sizeof(float)) != 0)
             die("%s was written but reads back differently (tensor \"%s\", near element %zu)\n  fix: another disk; this one loses data",
                 p.path.c_str(), p.tensor, p.global);

@@ -513,20 +513,20 @@ void HfWeights::open_shards(const std::string &dir) {
     }
 }
 
-HfWeights::Places::const_iterator HfWeights::place(const std::string &name) const {
+HfWeights::FileOfTensor::const_iterator HfWeights::entry_of(const std::string &name) const {
     const std::string prefix = "transformer.";
     const auto it = where_.find(name);
     return it == where_.end() && name.starts_with(prefix) ? where_.find(name.substr(prefix.size())) : it;
 }
 
 const TensorInfo *HfWeights::find(const std::string &name) const {
-    const auto it = place(name);
+    const auto it = entry_of(name);
     return it == where_.end() ? nullptr : &it->second->at(it->first);
 }
 
 template <class X>
 void HfWeights::read_part(const std::string &name, const Shape &shape, size_t first, size_t count, X *dst, Memory &memory) const {
-    const auto it = place(name);
+    const auto it = entry_of(name);
     if (it == where_.end()) die("%s: has no tensor \"%s\", which config.json asks for", listing_.c_str(), name.c_str());
     const SafetensorsFile &file = *it->second;
     file.expect_shape(it->first, shape);
@@ -560,7 +560,7 @@ static bool is_buffer(const std::string &name) {
 void HfWeights::expect_only(const std::vector<std::string> &known) const {
     std::set<std::string> names;  // in the file
     for (const std::string &name : known)
-        if (const auto it = place(name); it != where_.end()) names.insert(it->first);
+        if (const auto it = entry_of(name); it != where_.end()) names.insert(it->first);
     for (const auto &[name, file] : where_)
         if (!names.contains(name) && !is_buffer(name))
             die("%s: tensor \"%s\" %s is not part of the model that config.json describes", file->path().c_str(), name.c_str(),

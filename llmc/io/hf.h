@@ -61,14 +61,14 @@ class HfWeights {
     void expect_only(const std::vector<std::string> &known) const;  // dies if there is another tensor, buffers excepted
 
   private:
-    using Places = std::map<std::string, const SafetensorsFile *>;
+    using FileOfTensor = std::map<std::string, const SafetensorsFile *>;
 
     void open_shards(const std::string &dir);
-    Places::const_iterator place(const std::string &name) const;
+    FileOfTensor::const_iterator entry_of(const std::string &name) const;
 
     std::string listing_;                           // the index, or the only file
     std::map<std::string, SafetensorsFile> files_;  // by file name
-    Places where_;                                  // by tensor
+    FileOfTensor where_;                            // by tensor
 };
 
 // Writes weights in the order of `specs`, in shards if they exceed `shard_bytes`, and then removes the weights that were there before.

@@ -4,9 +4,9 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// Four parameters per thread. Moves 28 bytes a parameter, in bf16 too; 20 where the moments are bf16.
+// A thread updates four parameters. The kernel moves 28 bytes per parameter, in bf16 too, and 20 if the moments are bf16.
 template <class X, class M, int N>
-__global__ void adamw_kernel2(Floats<X> params, M *m, M *v, const float *grads, AdamWFactors f, size_t n) {
+__global__ void adamw_kernel4(Floats<X> params, M *m, M *v, const float *grads, AdamWFactors f, size_t n) {
     const size_t i = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * N;
     if (i >= n) return;
     const auto grad = Vec<float, N>::load(grads + i);
@@ -31,7 +31,7 @@ template <class X, class M> void adamw_update(Cuda<X> dev, Floats<X> params, M *
     constexpr unsigned threads = 256;
     constexpr int N = Vec<float>::size;
     const bool wide = fit_vectors<N>(n, params.rounded, params.lower, m, v, grads);
-    launch(dev, wide ? adamw_kernel2<X, M, N> : adamw_kernel2<X, M, 1>, Grid{ceil_div(n, threads * (wide ? N : 1))}, threads, 0,
+    launch(dev, wide ? adamw_kernel4<X, M, N> : adamw_kernel4<X, M, 1>, Grid{ceil_div(n, threads * (wide ? N : 1))}, threads, 0,
            params, m, v, grads, AdamWFactors(a), n);
 }
 }  // namespace CUDA_BACKEND

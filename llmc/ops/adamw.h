@@ -7,8 +7,8 @@
 //   params (n) Floats<X>: updated as floats; in bf16 the model sees them rounded to nearest, ties away from zero (floats.h)
 //   grads (n) float     m, v (n) M, float or bf16     nothing may alias
 //
-// Moments in bf16 are rounded stochastically. To nearest they would stand still where a step changes them by less than half a unit in the
-// last place: v does with beta2 = 0.999, where (1 - beta2) (g^2 - v) is below 2^-9 v. The random bits of an element are a function of
+// Moments in bf16 are rounded stochastically. Rounded to nearest, they would not move if a step changes them by less than half a unit in the
+// last place. With beta2 = 0.999 this happens to v where (1 - beta2) (g^2 - v) is below 2^-9 v. The random bits of an element are a function of
 // (seed, step, its number in the model), so that no bit depends on ranks or threads.
 #pragma once
 #include <cmath>
@@ -18,7 +18,7 @@
 #include "../core/floats.h"
 #include "../core/rng.h"
 
-struct AdamW {  // double, because 1 - 0.999f is off by 1e-5
+struct AdamW {  // members are double, because 1 - 0.999f is off by 1e-5
     double lr, beta1, beta2, eps, weight_decay;
     double grad_scale;  // for example max_norm / norm where gradients are clipped
     size_t step;        // the first update is step 1
@@ -51,7 +51,7 @@ struct AdamWFactors {
         p = p * decay - step_size * m / (sqrtf(v) / root_correction2 + eps);
     }
 
-    // Keeps the moments of element i.
+    // Stores the moments of element i.
     HOST_DEVICE void store(float &to_m, float &to_v, float m, float v, size_t) const { to_m = m, to_v = v; }
     HOST_DEVICE void store(bf16 &to_m, bf16 &to_v, float m, float v, size_t i) const {
         const uint32_t bits = random.block(first + i)[0];

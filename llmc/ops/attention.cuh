@@ -1,5 +1,5 @@
-// Attention on CUDA. Contract and formulas: attention.h. bf16 runs on tensor cores (attention_forward.cuh, attention_backward.cuh,
-// what they share: attention_tile.cuh), float in plain kernels (attention_f32.cuh).
+// Attention on CUDA. Contract and formulas: attention.h. bf16 runs on tensor cores (attention_forward.cuh,
+// attention_backward.cuh, and attention_tile.cuh, which they share), float in plain kernels (attention_f32.cuh).
 #pragma once
 #include <type_traits>
 
@@ -11,7 +11,7 @@
 namespace attention {
 inline namespace CUDA_BACKEND {
 
-// ---- what comes before and after the parts. All are bound by memory.
+// ---- the kernels before and after the parts. All are bound by memory.
 
 constexpr unsigned flat_threads = 256;
 
@@ -20,7 +20,7 @@ template <class T> __global__ void fill_kernel(T *x, T value, size_t n) {
     if (i < n) x[i] = value;
 }
 
-// A warp per query and head.
+// Computes delta with one warp per query and head.
 template <class X> __global__ void delta_kernel(float *delta, const X *out, const X *dout, size_t T, size_t H, size_t D) {
     const size_t row = (blockIdx.x * size_t(flat_threads) + threadIdx.x) / 32, lane = threadIdx.x % 32;
     if (row >= T * H) return;
@@ -33,7 +33,7 @@ template <class X> __global__ void delta_kernel(float *delta, const X *out, cons
     if (lane == 0) delta[row % H * T + row / H] = sum;
 }
 
-// A thread per 4 elements of a row [dq | dk | dv] of heads.
+// Rounds rows [dq | dk | dv] of heads, with one thread per 4 elements.
 template <class X>
 __global__ void round_rows_kernel(X *dqkv, const float *dq32, const float *dk32, const float *dv32, size_t T, size_t q_columns,
                                   size_t kv_columns) {
@@ -47,7 +47,7 @@ __global__ void round_rows_kernel(X *dqkv, const float *dq32, const float *dk32,
     for (int j = 0; j < 4; j++) dqkv[i + j] = X(values[j]);
 }
 
-// f with the smallest head size that is compiled, and is not less than D; the columns in excess are 0.
+// Calls f with the smallest compiled head size that is at least D. The columns in excess are 0.
 template <class F> void with_width(size_t D, F f) {
     if (D <= 32) f(std::integral_constant<int, 32>());
     else if (D <= 64) f(std::integral_constant<int, 64>());
@@ -71,18 +71,18 @@ template <class X> void attention_begin(Cuda<X> dev, float *out32, float *lse, s
 
 template <class X>
 void attention_forward_part(Cuda<X> dev, float *out32, float *lse, Heads<const X> q, Heads<const X> k, Heads<const X> v,
-                            const int32_t *lo, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D,
+                            const int32_t *first_key, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D,
                             float scale) {
     using namespace attention;
     if constexpr (std::is_same_v<X, bf16>)
         with_width(D, [&](auto width) {
             using Shape = ForwardShape<width.value>;
             launch(dev, attention_forward_kernel5<width.value>, Grid{count_blocks(q_pieces, Shape::queries), H}, Shape::threads,
-                   sizeof(typename Shape::Shared), out32, lse, q, k, v, lo, q_pieces, k_pieces, T, H, KV, D, scale);
+                   sizeof(typename Shape::Shared), out32, lse, q, k, v, first_key, q_pieces, k_pieces, T, H, KV, D, scale);
         });
     else
         launch(dev, attention_forward_kernel3<X>, Grid{count_blocks(q_pieces, plain_rows), H}, plain_threads,
-               sizeof(PlainForward), out32, lse, q, k, v, lo, q_pieces, k_pieces, T, H, KV, D, scale);
+               sizeof(PlainForward), out32, lse, q, k, v, first_key, q_pieces, k_pieces, T, H, KV, D, scale);
 }
 
 template <class X> void attention_end(Cuda<X> dev, X *out, const float *out32, size_t n) { round_floats(dev, out, out32, n); }
@@ -101,7 +101,7 @@ void attention_backward_begin(Cuda<X> dev, float *dq32, float *dk32, float *dv32
 
 template <class X>
 void attention_backward_part(Cuda<X> dev, float *dq32, float *dk32, float *dv32, float *, Heads<const X> q, Heads<const X> k,
-                             Heads<const X> v, const float *delta, const float *lse, const X *dout, const int32_t *lo,
+                             Heads<const X> v, const float *delta, const float *lse, const X *dout, const int32_t *first_key,
                              Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D, float scale) {
     using namespace attention;
     const Heads<const X> d_out{dout, H * D};
@@ -109,9 +109,9 @@ void attention_backward_part(Cuda<X> dev, float *dq32, float *dk32, float *dv32,
         using Q = decltype(queries_shape);
         using K = decltype(keys_shape);
         launch(dev, queries_kernel, Grid{count_blocks(q_pieces, Q::queries), H}, Q::threads, sizeof(typename Q::Shared), dq32, q,
-               k, v, delta, lse, d_out, lo, q_pieces, k_pieces, T, H, KV, D, scale);
+               k, v, delta, lse, d_out, first_key, q_pieces, k_pieces, T, H, KV, D, scale);
         launch(dev, keys_kernel, Grid{count_blocks(k_pieces, K::keys), KV}, K::threads, sizeof(typename K::Shared), dk32, dv32, q,
-               k, v, delta, lse, d_out, lo, q_pieces, k_pieces, T, H, KV, D, scale);
+               k, v, delta, lse, d_out, first_key, q_pieces, k_pieces, T, H, KV, D, scale);
     };
     if constexpr (std::is_same_v<X, bf16>)
         with_width(D, [&](auto width) {

@@ -1,34 +1,34 @@
 // Attention in which every query sees one interval of keys: causal, packed, sliding-window and split over ranks alike.
 //
-//   The query at global position p of the packed row sees the keys lo[p] .. p, where lo[p] is the first position of p's document,
-//   or p - window + 1 if that is larger. With s[p,r] = scale * q_p . k_r over those keys:
+//   The query at global position p of the packed row sees the keys first_key[p] .. p, where first_key[p] is the first
+//   position of p's document, or p - window + 1 if that is larger. With s[p,r] = scale * q_p . k_r over those keys:
 //       lse[p] = log sum_r exp(s[p,r])        P[p,r] = exp(s[p,r] - lse[p])        out_p = sum_r P[p,r] v_r
 //       delta[p] = dout_p . out_p             dS[p,r] = P[p,r] * (dout_p . v_r - delta[p])
 //       dv_r = sum_p P[p,r] dout_p            dq_p = scale * sum_r dS[p,r] k_r            dk_r = scale * sum_p dS[p,r] q_p
 //
-//   A part is some of the queries against some of the keys. begin, then a part per block of keys that arrives, then end:
+//   A part is the attention of some queries to some keys. A caller calls begin, then one part for each block of keys, then end:
 //
-//   attention_begin         (dev, out32, lse, T, H, D)                          out32 = 0, lse = -inf
-//   attention_forward_part  (dev, out32, lse, q, k, v, lo, q_pieces, k_pieces, T, H, KV, D, scale)
+//   attention_begin         (dev, out32, lse, T, H, D)                          sets out32 = 0, lse = -inf
+//   attention_forward_part  (dev, out32, lse, q, k, v, first_key, q_pieces, k_pieces, T, H, KV, D, scale)
 //                                                                               merges the part into (out32, lse)
-//   attention_end           (dev, out, out32, n)                                out = out32 rounded, n elements
+//   attention_end           (dev, out, out32, n)                                rounds out32 to out, n elements
 //   attention_backward_begin(dev, dq32, dk32, dv32, delta, out, dout, T, H, KV, D)
-//                                                                               dq32 = dk32 = dv32 = 0, and delta
-//   attention_backward_part (dev, dq32, dk32, dv32, scratch, q, k, v, delta, lse, dout, lo, q_pieces, k_pieces, T, H, KV, D,
+//                                                                               sets dq32 = dk32 = dv32 = 0, computes delta
+//   attention_backward_part (dev, dq32, dk32, dv32, scratch, q, k, v, delta, lse, dout, first_key, q_pieces, k_pieces, T, H, KV, D,
 //                            scale)                                             adds to dq32, dk32, dv32
 //   attention_backward_end  (dev, dqkv, dq32, dk32, dv32, T, H, KV, D)          rounds them into rows of [dq | dk | dv]
 //
 //   q, out, dout, out32, dq32 (T, H, D)    k, v, dk32, dv32 (T, KV, D)    dqkv (T, (H+2*KV)*D)    lse, delta (H, T)
-//   q, k, v, out, dout, dqkv X, the others float; q, k, v are views with a row stride. T counts the local query rows.
-//   lo (int32) is indexed by global position and does not decrease. Query head h uses KV head h / (H/KV). D is a multiple of 8,
-//   at most 256. scratch: attention_scratch(dev) floats. No aliasing.
-//   Sums are float, in an order that depends on sizes and pieces alone, never on threads. The products of tiles multiply floats or,
-//   for bf16 on a CPU with instructions for it, bf16: P and dS are then rounded to bf16 first, as on a GPU (attention_products.h).
+//   q, k, v, out, dout and dqkv are X, the others float; q, k and v are views with a row stride. T is the number of local query rows.
+//   first_key (int32) is indexed by global position and does not decrease. Query head h uses KV head h / (H/KV). D is a multiple of 8,
+//   at most 256. scratch: attention_scratch(dev) floats. Nothing may alias.
+//   Sums are float, in an order that depends on sizes and pieces alone, never on threads. The products of tiles multiply floats. For X
+//   bf16 on a CPU with instructions for it they multiply bf16; P and dS are then rounded to bf16 first, as on a GPU (attention_products.h).
 //
 // No (T, T) array exists: tiles of scores live in cache, with a running maximum and sum per query (Milakov and Gimelshein, 2018,
 // arXiv:1805.02867; Dao et al., "FlashAttention", 2022, arXiv:2205.14135). Keys that no query of a block sees are skipped.
-// A tile of keys, once loaded, serves several blocks of queries, and of each all heads that share its key head. Of a tile of scores
-// little more is computed than what the mask leaves: strips of 6 queries, each from the first key that one of them sees to the last.
+// A tile of keys, once loaded, is multiplied with several blocks of queries, each in all heads that share the key head. Of a tile of scores
+// little more is computed than the mask leaves: strips of 6 queries, each from the first key that one of them sees to the last.
 #pragma once
 #include <omp.h>
 
@@ -66,29 +66,31 @@ template <class X> Heads<const X> rows_of(Heads<const X> x, size_t row, size_t h
     return {x.data + row * x.stride + head * D, x.stride};
 }
 
-// A task multiplies a tile of keys with a span of queries: with about so many blocks of them, counting each head's.
+// A task multiplies each tile of keys with a span of queries, which has about this many blocks, where each query head counts as a block of
+// its own.
 constexpr size_t sharing = 6;
 inline size_t blocks_in(Piece span) { return ceil_div(length(span), queries); }
 inline Piece block_of(Piece span, size_t i) { return clip(span, span.begin + i * queries, span.begin + (i + 1) * queries); }
 
-// What each query of a block sees of a tile, and which see something: both ends of [lo[p], p] grow with p, so they are a range.
-inline Seeing intervals(Interval *see, Piece q, Piece k, const int32_t *lo, size_t unit) {
+// Fills see[i] with the keys of the tile that query i of the block sees. Returns the queries that see any of them, which form a range because
+// both ends of [first_key[p], p] grow with p.
+inline Range intervals(Range *see, Piece q, Piece k, const int32_t *first_key, size_t multiple) {
     const size_t n = length(q), m = length(k);
-    for (size_t i = 0; i < round_up(n, unit); i++) {
+    for (size_t i = 0; i < round_up(n, multiple); i++) {
         const size_t p = q.begin + i;
         const auto in_tile = [&](size_t at) { return std::min(at - std::min(at, k.begin), m); };
-        see[i] = i < n ? Interval{in_tile(size_t(lo[p])), in_tile(p + 1)} : Interval{keys + unit, m};
+        see[i] = i < n ? Range{in_tile(size_t(first_key[p])), in_tile(p + 1)} : Range{keys + multiple, m};
     }
     const size_t begin = k.begin > q.begin ? k.begin - q.begin : 0;
-    const size_t end = size_t(std::lower_bound(lo + q.begin, lo + q.end, int64_t(k.end)) - (lo + q.begin));
-    return begin < end ? Seeing{begin / unit * unit, round_up(end, unit)} : Seeing{0, 0};
+    const size_t end = size_t(std::lower_bound(first_key + q.begin, first_key + q.end, int64_t(k.end)) - (first_key + q.begin));
+    return begin < end ? Range{begin / multiple * multiple, round_up(end, multiple)} : Range{0, 0};
 }
 
-// Leaves of a row of m scores those that the query sees: beside them, in the same vectors, -infinity, whose exp is 0, and beyond
-// those 0, which is P. Returns the vectors.
-inline Interval mask(float *scores, Interval see, size_t m) {
+// Masks a row of m scores and returns the vectors that hold visible ones. In these vectors the other scores become -infinity, whose exp is 0.
+// Beyond them the scores become 0, which is already their P.
+inline Range mask(float *scores, Range see, size_t m) {
     const bool none = see.begin >= see.end;
-    const Interval vectors = none ? Interval{0, 0} : Interval{see.begin / 16 * 16, round_up(see.end, 16)};
+    const Range vectors = none ? Range{0, 0} : Range{see.begin / 16 * 16, round_up(see.end, 16)};
     std::fill(scores, scores + vectors.begin, 0.0f);
     if (!none) {
         std::fill(scores + vectors.begin, scores + see.begin, -INFINITY);
@@ -100,16 +102,16 @@ inline Interval mask(float *scores, Interval see, size_t m) {
 
 // ---- forward
 
-// What is kept of a block of queries of one head from one tile of keys to the next.
+// The state of a block of queries of one head, which is carried from one tile of keys to the next.
 template <class Products> struct ForwardBlock {
     typename Products::Queries q;
     alignas(64) float out[queries * max_row];  // sum of exp(score - max) * v
     float max[queries];
-    alignas(64) Vector sum[queries];  // of exp(score - max), a part in each lane
+    alignas(64) Vector sum[queries];  // sums of exp(score - max), one for each lane
 
     template <class X> void begin(Heads<const X> from, size_t n, size_t D) {
         q.load(from, n, D);
-        std::fill_n(out, round_up(n, Products::unit) * row_length(D), 0.0f);
+        std::fill_n(out, round_up(n, Products::multiple) * row_length(D), 0.0f);
         std::fill_n(max, n, -INFINITY);
         std::fill_n(sum, n, Vector{});
     }
@@ -119,16 +121,16 @@ template <class Products> struct ForwardTiles {
     ForwardBlock<Products> block[sharing];
     typename Products::Keys k, v;
     typename Products::Scores p;  // exp(score - max)
-    Interval see[queries];
+    Range see[queries];
 };
 
-// One step of the online softmax of a row: scores become exp(score - max); what was summed under the old maximum shrinks.
+// One step of the online softmax of a row. Scores become exp(score - max), and the sums under the old maximum are scaled to the new one.
 template <class Products>
-void softmax_row(float *scores, Interval vectors, float &max, Vector &sum, float *out, size_t D, float scale) {
+void online_softmax_row(float *scores, Range vectors, float &max, Vector &sum, float *out, size_t D, float scale) {
     Vector top = load_vector(scores + vectors.begin);
     for (size_t j = vectors.begin + lanes; j < vectors.end; j += lanes) {
         const Vector s = load_vector(scores + j);
-        top = s > top ? s : top;  // leaves a NaN to exp
+        top = s > top ? s : top;  // a NaN never becomes the maximum; exp passes it on
     }
     const float grown = std::max(max, scale * simd::largest(top));
     const float base = grown == -INFINITY ? 0.0f : grown;  // no key so far: exp(-inf - 0) = 0 instead of NaN
@@ -146,31 +148,31 @@ void softmax_row(float *scores, Interval vectors, float &max, Vector &sum, float
     }
 }
 
-// A block of queries against the first m keys of the loaded tile.
+// Processes a block of queries and the first m keys of the loaded tile.
 template <class Products>
-void forward_tile(ForwardTiles<Products> &t, ForwardBlock<Products> &block, const Products &products, Seeing s, size_t m,
+void forward_tile(ForwardTiles<Products> &t, ForwardBlock<Products> &block, const Products &products, Range active, size_t m,
                   size_t D, float scale) {
-    for (size_t i = s.begin; i < s.end; i += Products::strip) {
-        const Seeing strip{i, std::min(i + Products::strip, s.end)};
+    for (size_t i = active.begin; i < active.end; i += Products::strip) {
+        const Range strip{i, std::min(i + Products::strip, active.end)};
         products.scores(t.p.scores, block.q, t.k, t.see, strip, m);
         for (size_t j = strip.begin; j < strip.end; j++) {
-            const Interval vectors = mask(t.p.scores + j * keys, t.see[j], m);
+            const Range vectors = mask(t.p.scores + j * keys, t.see[j], m);
             if (vectors.end > 0)
-                softmax_row<Products>(t.p.scores + j * keys, vectors, block.max[j], block.sum[j], block.out + j * row_length(D),
-                                      D, scale);
+                online_softmax_row<Products>(t.p.scores + j * keys, vectors, block.max[j], block.sum[j],
+                                             block.out + j * row_length(D), D, scale);
         }
         products.round_for_keys(t.p, strip, m);
         products.sum_over_keys(block.out, t.p, t.v, t.see, strip, m);
     }
 }
 
-// Adds what n queries of a head saw in this part to what they saw before: out has rows of `stride`.
+// Merges the results of this part, for n queries of a head, into those of earlier parts. Rows of out are `stride` apart.
 template <class Products>
 void merge(float *out, size_t stride, float *lse, const ForwardBlock<Products> &block, size_t n, size_t D) {
     for (size_t j = 0; j < n; j++) {
         float sum = 0;
         for (size_t l = 0; l < lanes; l++) sum += block.sum[j][l];
-        if (sum == 0) continue;  // saw no key of this part
+        if (sum == 0) continue;  // the query saw no key of this part
         const float part = block.max[j] + std::log(sum);
         const float whole = std::max(lse[j], part) + std::log1p(std::exp(-std::abs(lse[j] - part)));
         const float weight = std::exp(part - whole);
@@ -181,17 +183,17 @@ void merge(float *out, size_t stride, float *lse, const ForwardBlock<Products> &
     }
 }
 
-// A span of queries of `heads` heads against all keys that it sees of their key head, merged into out (rows of `stride`) and lse
-// (heads, T). Pointers stand at the first row of the span, at the first head; those of k and v at row 0.
+// Computes the attention of a span of queries, of `heads` heads, to all keys of their key head that it sees, and merges it into out (rows
+// `stride` apart) and lse (heads, T). Pointers point at the span's first row and first head, but k and v at row 0.
 template <class Products, class X>
 void forward_span(ForwardTiles<Products> &t, const Products &products, float *out, size_t stride, float *lse, Heads<const X> q,
-                  Heads<const X> k, Heads<const X> v, const int32_t *lo, Piece span, const Pieces &k_pieces, size_t T,
+                  Heads<const X> k, Heads<const X> v, const int32_t *first_key, Piece span, const Pieces &k_pieces, size_t T,
                   size_t heads, size_t D, float scale) {
     const size_t blocks = blocks_in(span) * heads;  // the i-th is of head i % heads
     for (size_t i = 0; i < blocks; i++)
         t.block[i].begin(rows_of(q, i / heads * queries, i % heads, D), length(block_of(span, i / heads)), D);
     for (size_t piece = 0; piece < k_pieces.count; piece++) {
-        const Piece seen = clip(k_pieces.piece[piece], size_t(lo[span.begin]), span.end);
+        const Piece seen = clip(k_pieces.piece[piece], size_t(first_key[span.begin]), span.end);
         for (size_t at = seen.begin; at < seen.end; at += keys) {
             const Piece tile = clip(seen, at, at + keys);
             t.k.load(rows_of(k, tile.offset, 0, D), length(tile), D);
@@ -200,10 +202,10 @@ void forward_span(ForwardTiles<Products> &t, const Products &products, float *ou
             products.prepare_stacked(t.v, length(tile));
             for (size_t i = 0; i < blocks; i += heads) {
                 const Piece block = block_of(span, i / heads);
-                const Seeing s = intervals(t.see, block, tile, lo, Products::unit);
+                const Range active = intervals(t.see, block, tile, first_key, Products::multiple);
                 const size_t m = length(clip(tile, tile.begin, block.end));
-                if (s.begin == s.end) continue;
-                for (size_t h = 0; h < heads; h++) forward_tile(t, t.block[i + h], products, s, m, D, scale);
+                if (active.begin == active.end) continue;
+                for (size_t h = 0; h < heads; h++) forward_tile(t, t.block[i + h], products, active, m, D, scale);
             }
         }
     }
@@ -213,17 +215,17 @@ void forward_span(ForwardTiles<Products> &t, const Products &products, float *ou
     }
 }
 
-inline bool sees(Piece q, const Pieces &k_pieces, const int32_t *lo) {
+inline bool sees(Piece q, const Pieces &k_pieces, const int32_t *first_key) {
     return std::any_of(k_pieces.piece, k_pieces.piece + k_pieces.count,
-                       [&](Piece k) { return length(clip(k, size_t(lo[q.begin]), q.end)) > 0; });
+                       [&](Piece k) { return length(clip(k, size_t(first_key[q.begin]), q.end)) > 0; });
 }
 
-// attention_forward_part with these products
+// attention_forward_part with the given products.
 template <class X, class Products>
 void forward_part(Cpu<X> dev, const Products &products, float *out32, float *lse, Heads<const X> q, Heads<const X> k,
-                  Heads<const X> v, const int32_t *lo, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D,
-                  float scale) {
-    // A task: a span of queries, of `heads` of those that share a key head.
+                  Heads<const X> v, const int32_t *first_key, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV,
+                  size_t D, float scale) {
+    // A task is a span of queries in `heads` of the query heads that share a key head.
     const size_t group = H / KV, tasks = ceil_div(group, sharing), heads = ceil_div(group, tasks);
     const std::vector<Piece> spans = cut(q_pieces, sharing / heads * queries);
 #pragma omp parallel num_threads(dev.threads)
@@ -233,12 +235,12 @@ void forward_part(Cpu<X> dev, const Products &products, float *out32, float *lse
 #pragma omp for collapse(2) schedule(dynamic)
         for (size_t i = 0; i < spans.size(); i++)
             for (size_t task = 0; task < KV * tasks; task++) {
-                const Piece span = spans[spans.size() - 1 - i];  // long tasks first: late queries see most
+                const Piece span = spans[spans.size() - 1 - i];  // long tasks go first: late queries see most keys
                 const size_t kv = task / tasks, first = task % tasks * heads, h = kv * group + first;
-                if (first >= group || !sees(span, k_pieces, lo)) continue;  // of another rank's keys many see none
+                if (first >= group || !sees(span, k_pieces, first_key)) continue;  // many queries see no key of another rank
                 forward_span(*tiles, products, out32 + (span.offset * H + h) * D, H * D, lse + h * T + span.offset,
-                             rows_of(q, span.offset, h, D), rows_of(k, 0, kv, D), rows_of(v, 0, kv, D), lo, span, k_pieces, T,
-                             std::min(heads, group - first), D, scale);
+                             rows_of(q, span.offset, h, D), rows_of(k, 0, kv, D), rows_of(v, 0, kv, D), first_key, span, k_pieces,
+                             T, std::min(heads, group - first), D, scale);
             }
     }
 }
@@ -252,13 +254,13 @@ template <class Products> struct BackwardTiles {
     alignas(64) float dq[queries * max_row];
     alignas(64) float dk[keys * max_row];
     alignas(64) float dv[keys * max_row];
-    Interval see[queries];
+    Range see[queries];
 };
 
-// From scores and dP = dout . v to P and dS, in place.
+// Turns scores into P, and dP = dout . v into dS, in place.
 template <class Products>
-void softmax_backward_row(float *p, float *ds, Interval see, size_t m, float lse, float delta, float scale) {
-    const Interval vectors = mask(p, see, m);
+void softmax_backward_row(float *p, float *ds, Range see, size_t m, float lse, float delta, float scale) {
+    const Range vectors = mask(p, see, m);
     for (size_t j = vectors.begin; j < vectors.end; j += lanes) {
         const Vector probability = Products::exp(scale * load_vector(p + j) - lse);
         store_vector(p + j, probability);
@@ -268,18 +270,18 @@ void softmax_backward_row(float *p, float *ds, Interval see, size_t m, float lse
     std::fill(ds + vectors.end, ds + round_up(m, 32), 0.0f);
 }
 
-// A block of queries of one head against the first m keys of the loaded tile.
+// Processes a block of queries of one head and the first m keys of the loaded tile.
 template <class Products, class X>
 void backward_tile(BackwardTiles<Products> &t, const Products &products, float *dq, size_t q_stride, Heads<const X> q,
-                   Heads<const X> dout, const float *delta, const float *lse, Seeing s, size_t n, size_t m, size_t D,
+                   Heads<const X> dout, const float *delta, const float *lse, Range active, size_t n, size_t m, size_t D,
                    float scale) {
     t.q.load(q, n, D);
     t.dout.load(dout, n, D);
     products.prepare_stacked(t.q, n);
     products.prepare_stacked(t.dout, n);
-    std::fill_n(t.dq, round_up(n, Products::unit) * row_length(D), 0.0f);
-    for (size_t i = s.begin; i < s.end; i += Products::strip) {
-        const Seeing strip{i, std::min(i + Products::strip, s.end)};
+    std::fill_n(t.dq, round_up(n, Products::multiple) * row_length(D), 0.0f);
+    for (size_t i = active.begin; i < active.end; i += Products::strip) {
+        const Range strip{i, std::min(i + Products::strip, active.end)};
         products.scores(t.p.scores, t.q, t.k, t.see, strip, m);
         products.scores(t.ds.scores, t.dout, t.v, t.see, strip, m);
         for (size_t j = strip.begin; j < strip.end; j++)
@@ -289,18 +291,18 @@ void backward_tile(BackwardTiles<Products> &t, const Products &products, float *
         products.round_for_queries(t.ds, strip, m);
         products.round_for_keys(t.ds, strip, m);
     }
-    products.sum_over_queries(t.dv, t.p, t.dout, t.see, s, m);
-    products.sum_over_queries(t.dk, t.ds, t.q, t.see, s, m);
-    products.sum_over_keys(t.dq, t.ds, t.k, t.see, s, m);
-    add_rows(dq, q_stride, t.dq, n, D, scale);
+    products.sum_over_queries(t.dv, t.p, t.dout, t.see, active, m);
+    products.sum_over_queries(t.dk, t.ds, t.q, t.see, active, m);
+    products.sum_over_keys(t.dq, t.ds, t.k, t.see, active, m);
+    add_tile_rows(dq, q_stride, t.dq, n, D, scale);
 }
 
-// A span of queries of `heads` heads against one tile of keys of their key head; all pointers stand at the first row of the span or
-// the tile, at the first head; lse and delta (heads, T).
+// Adds the gradients of a span of queries, of `heads` heads, and one tile of keys of their key head. All pointers point at the first head and
+// at the first row of the span or of the tile; lse and delta are (heads, T).
 template <class Products, class X>
 void backward_span(BackwardTiles<Products> &t, const Products &products, float *dq, size_t q_stride, float *dk, float *dv,
                    size_t k_stride, Heads<const X> q, Heads<const X> k, Heads<const X> v, const float *delta, const float *lse,
-                   Heads<const X> dout, const int32_t *lo, Piece span, Piece tile, size_t T, size_t heads, size_t D,
+                   Heads<const X> dout, const int32_t *first_key, Piece span, Piece tile, size_t T, size_t heads, size_t D,
                    float scale) {
     const size_t row = row_length(D);
     t.k.load(k, length(tile), D);
@@ -312,24 +314,25 @@ void backward_span(BackwardTiles<Products> &t, const Products &products, float *
     std::fill_n(t.dv, keys * row, 0.0f);
     for (size_t i = 0; i < blocks_in(span); i++) {
         const Piece block = block_of(span, i);
-        const Seeing s = intervals(t.see, block, tile, lo, Products::unit);
+        const Range active = intervals(t.see, block, tile, first_key, Products::multiple);
         const size_t m = length(clip(tile, tile.begin, block.end));
-        if (s.begin == s.end) continue;
+        if (active.begin == active.end) continue;
         for (size_t h = 0, at = i * queries; h < heads; h++)
             backward_tile(t, products, dq + at * q_stride + h * D, q_stride, rows_of(q, at, h, D), rows_of(dout, at, h, D),
-                          delta + h * T + at, lse + h * T + at, s, length(block), m, D, scale);
+                          delta + h * T + at, lse + h * T + at, active, length(block), m, D, scale);
     }
     products.add_sums_over_queries(dv, k_stride, t.dv, length(tile), 1.0f);
     products.add_sums_over_queries(dk, k_stride, t.dk, length(tile), scale);
 }
 
-// attention_backward_part with these products. Step s pairs the tile of keys j with the span of queries (j + s) mod n. No two pairs of
+// attention_backward_part with the given products. Step s pairs the tile of keys j with the span of queries (j + s) mod n. No two pairs of
 // a step share a tile or a span, so they run in parallel and add to dq32, dk32 and dv32 in place, without atomics or private copies;
 // one step follows the other, so the order of every sum is fixed.
 template <class X, class Products>
 void backward_part(Cpu<X> dev, const Products &products, float *dq32, float *dk32, float *dv32, float *scratch, Heads<const X> q,
-                   Heads<const X> k, Heads<const X> v, const float *delta, const float *lse, const X *dout, const int32_t *lo,
-                   Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D, float scale) {
+                   Heads<const X> k, Heads<const X> v, const float *delta, const float *lse, const X *dout,
+                   const int32_t *first_key, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D,
+                   float scale) {
     const size_t group = H / KV;
     const std::vector<Piece> spans = cut(q_pieces, ceil_div(sharing, group) * queries), tiles_of_keys = cut(k_pieces, keys);
     const size_t n = std::max(spans.size(), tiles_of_keys.size());
@@ -343,13 +346,14 @@ void backward_part(Cpu<X> dev, const Products &products, float *dq32, float *dk3
                 for (size_t kv = 0; kv < KV; kv++) {
                     if ((j + s) % n >= spans.size()) continue;
                     const Piece span = spans[(j + s) % n];
-                    const Piece tile = clip(tiles_of_keys[j], size_t(lo[span.begin]), span.end);
+                    const Piece tile = clip(tiles_of_keys[j], size_t(first_key[span.begin]), span.end);
                     if (length(tile) == 0) continue;
                     const size_t row = tile.offset * KV + kv, h = kv * group;
                     backward_span(tiles[omp_get_thread_num()], products, dq32 + (span.offset * H + h) * D, H * D, dk32 + row * D,
                                   dv32 + row * D, KV * D, rows_of(q, span.offset, h, D), rows_of(k, tile.offset, kv, D),
                                   rows_of(v, tile.offset, kv, D), delta + h * T + span.offset, lse + h * T + span.offset,
-                                  rows_of(Heads<const X>{dout, H * D}, span.offset, h, D), lo, span, tile, T, group, D, scale);
+                                  rows_of(Heads<const X>{dout, H * D}, span.offset, h, D), first_key, span, tile, T, group, D,
+                                  scale);
                 }
     }
 }
@@ -365,10 +369,10 @@ template <class X> void attention_begin(Cpu<X> dev, float *out32, float *lse, si
 
 template <class X>
 void attention_forward_part(Cpu<X> dev, float *out32, float *lse, Heads<const X> q, Heads<const X> k, Heads<const X> v,
-                            const int32_t *lo, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D,
+                            const int32_t *first_key, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D,
                             float scale) {
     attention::with_products(dev, D, [&](const auto &products) {
-        attention::forward_part(dev, products, out32, lse, q, k, v, lo, q_pieces, k_pieces, T, H, KV, D, scale);
+        attention::forward_part(dev, products, out32, lse, q, k, v, first_key, q_pieces, k_pieces, T, H, KV, D, scale);
     });
 }
 
@@ -376,7 +380,7 @@ template <class X> void attention_end(Cpu<X> dev, X *out, const float *out32, si
 
 template <class X> size_t attention_scratch(Cpu<X> dev) {
     using namespace attention;
-    size_t bytes = std::max(sizeof(BackwardTiles<Products<float>>), sizeof(BackwardTiles<Products<Pair>>));
+    size_t bytes = std::max(sizeof(BackwardTiles<Products<float>>), sizeof(BackwardTiles<Products<Bf16x2>>));
 #ifdef LLMC_AMX
     bytes = std::max(bytes, sizeof(BackwardTiles<AmxProducts>));
 #endif
@@ -404,11 +408,11 @@ void attention_backward_begin(Cpu<X> dev, float *dq32, float *dk32, float *dv32,
 template <class X>
 void attention_backward_part(Cpu<X> dev, float *dq32, float *dk32, float *dv32, float *scratch, Heads<const X> q,
                              Heads<const X> k, Heads<const X> v, const float *delta, const float *lse, const X *dout,
-                             const int32_t *lo, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D,
+                             const int32_t *first_key, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D,
                              float scale) {
     attention::with_products(dev, D, [&](const auto &products) {
-        attention::backward_part(dev, products, dq32, dk32, dv32, scratch, q, k, v, delta, lse, dout, lo, q_pieces, k_pieces, T,
-                                 H, KV, D, scale);
+        attention::backward_part(dev, products, dq32, dk32, dv32, scratch, q, k, v, delta, lse, dout, first_key, q_pieces,
+                                 k_pieces, T, H, KV, D, scale);
     });
 }
 

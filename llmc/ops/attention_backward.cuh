@@ -1,7 +1,7 @@
 // Attention backward on tensor cores. Contract and formulas: attention.h.
 //
 // Two kernels, so that every sum has one owner and a fixed order, without atomics: one by blocks of keys for dK and dV, one by blocks
-// of queries for dQ. Both compute P and dS anew: 14 * D FLOPs per pair of query and key, where 10 * D would do with atomics.
+// of queries for dQ. Both compute P and dS anew: 14 * D FLOPs per score, where 10 * D would do with atomics.
 #pragma once
 #include "attention_tile.cuh"
 
@@ -34,29 +34,29 @@ template <int D_> struct BackwardQueriesShape {
     static constexpr int keys = D <= 64 ? 32 : D <= 128 ? 64 : 16;
     struct Shared {
         Tile<queries, D> q, dout;
-        int lo[queries];
+        int first_key[queries];
         struct {
             Tile<keys, D> k, v;
         } stage[2];
     };
 };
 
-// A block per tile of queries and head; walks over the keys they see.
+// Computes dQ. A block has one tile of queries of one head and walks over the keys that they see.
 template <int width>
 __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
     attention_backward_queries_kernel4(float *dq32, Heads<const bf16> q, Heads<const bf16> k, Heads<const bf16> v,
-                                       const float *delta, const float *lse, Heads<const bf16> dout, const int32_t *lo,
+                                       const float *delta, const float *lse, Heads<const bf16> dout, const int32_t *first_key,
                                        Pieces q_pieces, Pieces k_pieces, size_t T, unsigned H, unsigned KV, size_t D,
                                        float scale) {
     using Shape = BackwardQueriesShape<width>;
     constexpr int m = Shape::m, N = Shape::keys;
     auto &s = shared_mem<typename Shape::Shared>();
     const unsigned h = blockIdx.y, kv = h / (H / KV);
-    const Span block = nth_block(q_pieces, gridDim.x - 1 - blockIdx.x, Shape::queries);
-    Tiles tiles{k_pieces, lo[block.begin], block.end, N};
-    Span tile = tiles.front();
+    const TileRows block = nth_block(q_pieces, gridDim.x - 1 - blockIdx.x, Shape::queries);
+    Tiles tiles{k_pieces, first_key[block.begin], block.end, N};
+    TileRows tile = tiles.front();
     if (tile.empty()) return;
-    const auto load_keys = [&](int stage, Span keys) {
+    const auto load_keys = [&](int stage, TileRows keys) {
         load<Shape::threads>(s.stage[stage].k, {k.data + kv * D, k.stride}, keys, D);
         load<Shape::threads>(s.stage[stage].v, {v.data + kv * D, v.stride}, keys, D);
         cp_async_commit();
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
     load<Shape::threads>(s.dout, {dout.data + h * D, dout.stride}, block, D);
     load_keys(0, tile);
 
-    const Queries<m> queries(block, s.lo, lo);
+    const Queries<m> queries(block, s.first_key, first_key);
     float lse_log2[m][2], row_delta[m][2], dq[m][width / 8][4] = {};
 #pragma unroll
     for (int i = 0; i < m; i++)
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
             lse_log2[i][r] = lse[row] * log2_e, row_delta[i][r] = delta[row];
         }
     for (int stage = 0; !tile.empty(); stage ^= 1) {
-        const Span next = tiles.after(tile);
+        const TileRows next = tiles.after(tile);
         cp_async_wait<0>();
         __syncthreads();  // this tile has landed, and all warps are done with the other stage
         if (!next.empty()) load_keys(stage ^ 1, next);
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
 // ---- dK and dV
 
 // dK and dV of a warp's 16 keys take D registers of each of its threads. Where that is too much, two warps share the keys, and the
-// first sums dV, the second dK. Both compute P: per pair of query and key 16 * D FLOPs instead of 14 * D.
+// first sums dV, the second dK. Both compute P, which makes it 16 * D FLOPs per score instead of 14 * D.
 template <int D_> struct BackwardKeysShape {
     static constexpr int D = D_, m = 1, sums = D <= 128 ? 2 : 1;  // sums per warp
     static constexpr int row_warps = 4, threads = 32 * row_warps * 2 / sums, keys = row_warps * 16 * m;
@@ -117,30 +117,31 @@ template <int D_> struct BackwardKeysShape {
         struct {
             Tile<queries, D> q, dout;
             float lse_log2[queries], delta[queries];
-            int lo[queries];
+            int first_key[queries];
         } stage[2];
     };
 };
 
-// The 16*m keys of one warp; as Queries, the other way round. `lo` is that of the tile of queries.
+// The 16*m keys of one warp, the counterpart of Queries. `first_key` belongs to the tile of queries.
 template <int m> struct Keys {
     int begin, end;
 
-    __device__ Keys(Span block, int row0) : begin(block.begin + row0), end(min(begin + 16 * m, block.end)) {}
-    __device__ bool seen_by_none_of(Span queries, const int *lo) const {
-        return begin >= end || queries.end <= begin || lo[0] >= end;
+    __device__ Keys(TileRows block, int row0) : begin(block.begin + row0), end(min(begin + 16 * m, block.end)) {}
+    __device__ bool seen_by_none_of(TileRows queries, const int *first_key) const {
+        return begin >= end || queries.end <= begin || first_key[0] >= end;
     }
-    __device__ bool seen_by_all_of(Span queries, const int *lo) const {
-        return queries.begin >= end - 1 && lo[queries.size() - 1] <= begin;
+    __device__ bool seen_by_all_of(TileRows queries, const int *first_key) const {
+        return queries.begin >= end - 1 && first_key[queries.size() - 1] <= begin;
     }
     __device__ int position(int i, int r) const { return begin + 16 * i + 8 * r + int(threadIdx.x) % 32 / 4; }
 
-    template <int N> __device__ void mask(float (&scores)[m][N / 8][4], Span queries, const int *lo) const {
+    template <int N> __device__ void mask(float (&scores)[m][N / 8][4], TileRows queries, const int *first_key) const {
 #pragma unroll
         for (int n = 0; n < N / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int column = 8 * n + int(threadIdx.x) % 4 * 2 + e % 2, first = lo[column], p = queries.begin + column;
+                const int column = 8 * n + int(threadIdx.x) % 4 * 2 + e % 2, first = first_key[column],
+                          p = queries.begin + column;
 #pragma unroll
                 for (int i = 0; i < m; i++)
                     if (position(i, e / 2) < first || position(i, e / 2) > p) scores[i][n][e] = -INFINITY;
@@ -148,23 +149,23 @@ template <int m> struct Keys {
     }
 };
 
-// A block per tile of keys and KV head; walks over the queries that see them, each tile for all query heads of the group.
+// Computes dK and dV. A block has one tile of keys of one KV head and walks over the queries that see them, in all query heads of the group.
 template <int width>
 __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
     attention_backward_keys_kernel4(float *dk32, float *dv32, Heads<const bf16> q, Heads<const bf16> k, Heads<const bf16> v,
-                                    const float *delta, const float *lse, Heads<const bf16> dout, const int32_t *lo,
+                                    const float *delta, const float *lse, Heads<const bf16> dout, const int32_t *first_key,
                                     Pieces q_pieces, Pieces k_pieces, size_t T, unsigned H, unsigned KV, size_t D, float scale) {
     using Shape = BackwardKeysShape<width>;
     constexpr int m = Shape::m, N = Shape::queries;
     auto &s = shared_mem<typename Shape::Shared>();
     const unsigned kv = blockIdx.y, group = H / KV;
-    const Span block = nth_block(k_pieces, blockIdx.x, Shape::keys);
-    Tiles tiles{q_pieces, block.begin, first_unseeing(lo, block, q_pieces), N};
-    Span tile = tiles.front();
+    const TileRows block = nth_block(k_pieces, blockIdx.x, Shape::keys);
+    Tiles tiles{q_pieces, block.begin, first_unseeing(first_key, block, q_pieces), N};
+    TileRows tile = tiles.front();
     if (tile.empty()) return;
     unsigned h = kv * group;
 
-    const auto load_queries = [&](int stage, Span queries, unsigned head) {
+    const auto load_queries = [&](int stage, TileRows queries, unsigned head) {
         load<Shape::threads>(s.stage[stage].q, {q.data + head * D, q.stride}, queries, D);
         load<Shape::threads>(s.stage[stage].dout, {dout.data + head * D, dout.stride}, queries, D);
         cp_async_commit();
@@ -172,17 +173,19 @@ __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
     // Three numbers per query: too few bytes for cp.async, so they wait in registers while the tile before is worked on.
     struct Row {
         float lse_log2, delta;
-        int lo;
+        int first_key;
     };
-    const auto read_row = [&](Span queries, unsigned head) {
+    const auto read_row = [&](TileRows queries, unsigned head) {
         const int i = threadIdx.x;
-        if (i >= queries.size()) return Row{0, 0, INT32_MAX};  // sees nothing
+        if (i >= queries.size()) return Row{0, 0, INT32_MAX};  // such a query sees nothing
         const size_t row = head * T + size_t(queries.row + i);
-        return Row{lse[row] * log2_e, delta[row], lo[queries.begin + i]};
+        return Row{lse[row] * log2_e, delta[row], first_key[queries.begin + i]};
     };
     const auto write_row = [&](int stage, Row row) {
         const int i = threadIdx.x;
-        if (i < N) s.stage[stage].lse_log2[i] = row.lse_log2, s.stage[stage].delta[i] = row.delta, s.stage[stage].lo[i] = row.lo;
+        if (i < N)
+            s.stage[stage].lse_log2[i] = row.lse_log2, s.stage[stage].delta[i] = row.delta,
+            s.stage[stage].first_key[i] = row.first_key;
     };
     load<Shape::threads>(s.k, {k.data + kv * D, k.stride}, block, D);
     load<Shape::threads>(s.v, {v.data + kv * D, v.stride}, block, D);
@@ -197,17 +200,17 @@ __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
     for (int stage = 0; !tile.empty(); stage ^= 1) {
         const bool same_tile = h + 1 < (kv + 1) * group;
         const unsigned next_h = same_tile ? h + 1 : kv * group;
-        const Span next = same_tile ? tile : tiles.after(tile);
+        const TileRows next = same_tile ? tile : tiles.after(tile);
         cp_async_wait<0>();
         __syncthreads();  // this tile has landed, and all warps are done with the other stage
         if (!next.empty()) load_queries(stage ^ 1, next, next_h);
         const Row next_row = read_row(next, next_h);
         const auto &now = s.stage[stage];
-        if (!keys.seen_by_none_of(tile, now.lo)) {
+        if (!keys.seen_by_none_of(tile, now.first_key)) {
             float p[m][N / 8][4], ds[m][N / 8][4];  // transposed: (keys, queries)
             uint32_t rounded[m][N / 16][4];
             product_transposed(p, s.k, row0, s.stage[stage].q);
-            if (!keys.seen_by_all_of(tile, now.lo)) keys.template mask<N>(p, tile, now.lo);
+            if (!keys.seen_by_all_of(tile, now.first_key)) keys.template mask<N>(p, tile, now.first_key);
 #pragma unroll
             for (int n = 0; n < N / 8; n++)
 #pragma unroll

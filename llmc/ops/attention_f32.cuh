@@ -10,13 +10,13 @@ inline namespace CUDA_BACKEND {
 constexpr int plain_rows = 16, plain_threads = plain_rows * plain_rows, plain_columns = int(max_D) / plain_rows;
 
 struct PlainTile {
-    float x[plain_rows][max_D + 1];  // an odd number of banks from row to row
+    float x[plain_rows][max_D + 1];  // rows are an odd number of banks apart
 
-    // x stands at row 0 of a head; rows in excess become 0
-    template <class X> __device__ void load(Heads<const X> from, Span span, size_t D) {
+    // x points at row 0 of a head. The rest of the tile becomes 0.
+    template <class X> __device__ void load(Heads<const X> from, TileRows tile_rows, size_t D) {
         for (int i = threadIdx.x; i < plain_rows * int(D); i += plain_threads) {
             const int r = i / int(D), d = i % int(D);
-            x[r][d] = r < span.size() ? float(from.data[size_t(span.row + r) * from.stride + d]) : 0.0f;
+            x[r][d] = r < tile_rows.size() ? float(from.data[size_t(tile_rows.row + r) * from.stride + d]) : 0.0f;
         }
     }
 };
@@ -28,7 +28,7 @@ __device__ inline float dot(const float *a, const float *b, size_t D) {
     return sum;
 }
 
-// sum += this thread's columns of weights (16) times tile (16, D)
+// Adds weights (16) times tile (16, D), in this thread's columns, to sum.
 __device__ inline void add_weighted_rows(float (&sum)[plain_columns], const float *weights, const PlainTile &tile, size_t D) {
     for (int c = 0; c < plain_columns; c++) {
         const int d = int(threadIdx.x) % plain_rows + c * plain_rows;
@@ -52,21 +52,22 @@ struct PlainForward {
     PlainScores p;
 };
 
-// A block per 16 queries and head.
+// The forward pass. A block has 16 queries of one head.
 template <class X>
 __global__ void __launch_bounds__(plain_threads)
-    attention_forward_kernel3(float *out32, float *lse, Heads<const X> q, Heads<const X> k, Heads<const X> v, const int32_t *lo,
-                              Pieces q_pieces, Pieces k_pieces, size_t T, unsigned H, unsigned KV, size_t D, float scale) {
+    attention_forward_kernel3(float *out32, float *lse, Heads<const X> q, Heads<const X> k, Heads<const X> v,
+                              const int32_t *first_key, Pieces q_pieces, Pieces k_pieces, size_t T, unsigned H, unsigned KV,
+                              size_t D, float scale) {
     auto &s = shared_mem<PlainForward>();
     const int i = int(threadIdx.x) / plain_rows, j = int(threadIdx.x) % plain_rows;
     const unsigned h = blockIdx.y, kv = h / (H / KV);
-    const Span block = nth_block(q_pieces, blockIdx.x, plain_rows);
+    const TileRows block = nth_block(q_pieces, blockIdx.x, plain_rows);
     const bool valid = i < block.size();
-    const int position = block.begin + i, first = valid ? lo[position] : INT32_MAX;  // rows in excess see nothing
-    Tiles tiles{k_pieces, lo[block.begin], block.end, plain_rows};
+    const int position = block.begin + i, first = valid ? first_key[position] : INT32_MAX;  // rows in excess see nothing
+    Tiles tiles{k_pieces, first_key[block.begin], block.end, plain_rows};
     s.q.load(Heads<const X>{q.data + h * D, q.stride}, block, D);
     float out[plain_columns] = {}, largest = -INFINITY, sum = 0;
-    for (Span tile = tiles.front(); !tile.empty(); tile = tiles.after(tile)) {
+    for (TileRows tile = tiles.front(); !tile.empty(); tile = tiles.after(tile)) {
         s.k.load(Heads<const X>{k.data + kv * D, k.stride}, tile, D);
         s.v.load(Heads<const X>{v.data + kv * D, v.stride}, tile, D);
         __syncthreads();
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(plain_threads)
         for (int d = 1; d < plain_rows; d *= 2) x = fmaxf(x, __shfl_xor_sync(all_lanes, x, d));
         const float base = x == -INFINITY ? 0.0f : x, shrink = expf(largest - base), p = expf(score - base);
         largest = x;
-        sum = sum * shrink + p;  // of this thread's keys
+        sum = sum * shrink + p;  // over this thread's keys
         s.p[i][j] = p;
         __syncwarp();
         for (float &o : out) o *= shrink;
@@ -107,25 +108,25 @@ struct PlainShape {
     };
 };
 
-// A block per 16 queries and head: dQ.
+// Computes dQ. A block has 16 queries of one head.
 template <class X>
 __global__ void __launch_bounds__(plain_threads)
     attention_backward_queries_kernel3(float *dq32, Heads<const X> q, Heads<const X> k, Heads<const X> v, const float *delta,
-                                       const float *lse, Heads<const X> dout, const int32_t *lo, Pieces q_pieces, Pieces k_pieces,
-                                       size_t T, unsigned H, unsigned KV, size_t D, float scale) {
+                                       const float *lse, Heads<const X> dout, const int32_t *first_key, Pieces q_pieces,
+                                       Pieces k_pieces, size_t T, unsigned H, unsigned KV, size_t D, float scale) {
     auto &s = shared_mem<PlainShape::Shared>();
     const int i = int(threadIdx.x) / plain_rows, j = int(threadIdx.x) % plain_rows;
     const unsigned h = blockIdx.y, kv = h / (H / KV);
-    const Span block = nth_block(q_pieces, blockIdx.x, plain_rows);
+    const TileRows block = nth_block(q_pieces, blockIdx.x, plain_rows);
     const bool valid = i < block.size();
-    const int position = block.begin + i, first = valid ? lo[position] : INT32_MAX;
+    const int position = block.begin + i, first = valid ? first_key[position] : INT32_MAX;
     const size_t row = size_t(block.row + i);
     const float row_lse = valid ? lse[h * T + row] : 0.0f, row_delta = valid ? delta[h * T + row] : 0.0f;
-    Tiles tiles{k_pieces, lo[block.begin], block.end, plain_rows};
+    Tiles tiles{k_pieces, first_key[block.begin], block.end, plain_rows};
     s.q.load(Heads<const X>{q.data + h * D, q.stride}, block, D);
     s.dout.load(Heads<const X>{dout.data + h * D, dout.stride}, block, D);
     float dq[plain_columns] = {};
-    for (Span tile = tiles.front(); !tile.empty(); tile = tiles.after(tile)) {
+    for (TileRows tile = tiles.front(); !tile.empty(); tile = tiles.after(tile)) {
         s.k.load(Heads<const X>{k.data + kv * D, k.stride}, tile, D);
         s.v.load(Heads<const X>{v.data + kv * D, v.stride}, tile, D);
         __syncthreads();
@@ -140,28 +141,28 @@ __global__ void __launch_bounds__(plain_threads)
     if (valid) add_to_row(dq32 + (row * H + h) * D, dq, scale, D);
 }
 
-// A block per 16 keys and KV head: dK and dV. Rows are keys, columns queries.
+// Computes dK and dV. A block has 16 keys of one KV head. Rows of a tile are keys, columns are queries.
 template <class X>
 __global__ void __launch_bounds__(plain_threads)
     attention_backward_keys_kernel3(float *dk32, float *dv32, Heads<const X> q, Heads<const X> k, Heads<const X> v,
-                                    const float *delta, const float *lse, Heads<const X> dout, const int32_t *lo, Pieces q_pieces,
-                                    Pieces k_pieces, size_t T, unsigned H, unsigned KV, size_t D, float scale) {
+                                    const float *delta, const float *lse, Heads<const X> dout, const int32_t *first_key,
+                                    Pieces q_pieces, Pieces k_pieces, size_t T, unsigned H, unsigned KV, size_t D, float scale) {
     auto &s = shared_mem<PlainShape::Shared>();
     const int i = int(threadIdx.x) / plain_rows, j = int(threadIdx.x) % plain_rows;
     const unsigned kv = blockIdx.y;
-    const Span block = nth_block(k_pieces, blockIdx.x, plain_rows);
+    const TileRows block = nth_block(k_pieces, blockIdx.x, plain_rows);
     const int key = block.begin + i;
-    Tiles tiles{q_pieces, block.begin, first_unseeing(lo, block, q_pieces), plain_rows};
+    Tiles tiles{q_pieces, block.begin, first_unseeing(first_key, block, q_pieces), plain_rows};
     s.k.load(Heads<const X>{k.data + kv * D, k.stride}, block, D);
     s.v.load(Heads<const X>{v.data + kv * D, v.stride}, block, D);
     float dk[plain_columns] = {}, dv[plain_columns] = {};
-    for (Span tile = tiles.front(); !tile.empty(); tile = tiles.after(tile))
+    for (TileRows tile = tiles.front(); !tile.empty(); tile = tiles.after(tile))
         for (unsigned h = kv * (H / KV); h < (kv + 1) * (H / KV); h++) {
             s.q.load(Heads<const X>{q.data + h * D, q.stride}, tile, D);
             s.dout.load(Heads<const X>{dout.data + h * D, dout.stride}, tile, D);
             __syncthreads();
             const int position = tile.begin + j;
-            const bool visible = j < tile.size() && i < block.size() && lo[position] <= key && key <= position;
+            const bool visible = j < tile.size() && i < block.size() && first_key[position] <= key && key <= position;
             const size_t row = h * T + size_t(tile.row + j);
             const float p = visible ? expf(scale * dot(s.q.x[j], s.k.x[i], D) - lse[row]) : 0.0f;
             s.p[i][j] = p;

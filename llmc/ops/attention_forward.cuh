@@ -12,15 +12,15 @@ template <int D_> struct ForwardShape {  // D_: head size, padded
                                            : 16;
     struct Shared {
         Tile<queries, D> q;
-        int lo[queries];
+        int first_key[queries];
         struct {
             Tile<keys, D> k, v;
         } stage[2];
     };
 };
 
-// One step of the online softmax, in powers of 2: scores become 2^(scale_log2 * score - largest), and what was summed under the old
-// maximum shrinks to the new one. A row whose maximum stays shrinks by exactly 1, so that rows of a warp do not disturb each other.
+// One step of the online softmax, in powers of 2: scores become 2^(scale_log2 * score - largest), and the sums under the old
+// maximum are scaled to the new one. A row whose maximum stays is scaled by exactly 1, so that rows of a warp do not affect each other.
 template <int m, int N, int D>
 __device__ void online_softmax(float (&scores)[m][N / 8][4], float (&out)[m][D / 8][4], float (&largest)[m][2],
                                float (&sum)[m][2], float scale_log2) {
@@ -68,7 +68,7 @@ __device__ void merge_row(float *out, float *lse, const float (&part)[width / 8]
     const int t = int(threadIdx.x) % 4;
     sum += __shfl_xor_sync(all_lanes, sum, 1);
     sum += __shfl_xor_sync(all_lanes, sum, 2);
-    valid = valid && sum != 0;  // 0: saw no key of this part
+    valid = valid && sum != 0;  // 0: the row saw no key of this part
     const float weight = merge_lse(lse, largest / log2_e + logf(sum), valid, t == 0), part_weight = weight / sum;
     if (!valid) return;
 #pragma unroll
@@ -81,22 +81,23 @@ __device__ void merge_row(float *out, float *lse, const float (&part)[width / 8]
     }
 }
 
-// A block per tile of queries and head. 4 * D FLOPs per pair of query and key; reads K and V once per tile of queries that sees them.
+// The forward pass. A block has one tile of queries of one head. It takes 4 * D FLOPs per score, and reads K and V once per tile of queries
+// that sees them.
 template <int width>
 __global__ void __launch_bounds__(ForwardShape<width>::threads)
     attention_forward_kernel5(float *out32, float *lse, Heads<const bf16> q, Heads<const bf16> k, Heads<const bf16> v,
-                              const int32_t *lo, Pieces q_pieces, Pieces k_pieces, size_t T, unsigned H, unsigned KV, size_t D,
-                              float scale) {
+                              const int32_t *first_key, Pieces q_pieces, Pieces k_pieces, size_t T, unsigned H, unsigned KV,
+                              size_t D, float scale) {
     using Shape = ForwardShape<width>;
     constexpr int m = Shape::m, N = Shape::keys;
     auto &s = shared_mem<typename Shape::Shared>();
     const unsigned h = blockIdx.y, kv = h / (H / KV);
-    const Span block =
-        nth_block(q_pieces, gridDim.x - 1 - blockIdx.x, Shape::queries);  // long tasks first: late queries see most
-    Tiles tiles{k_pieces, lo[block.begin], block.end, N};
-    Span tile = tiles.front();
+    const TileRows block =
+        nth_block(q_pieces, gridDim.x - 1 - blockIdx.x, Shape::queries);  // long tasks go first: late queries see most keys
+    Tiles tiles{k_pieces, first_key[block.begin], block.end, N};
+    TileRows tile = tiles.front();
     if (tile.empty()) return;
-    const auto load_keys = [&](int stage, Span keys) {
+    const auto load_keys = [&](int stage, TileRows keys) {
         load<Shape::threads>(s.stage[stage].k, {k.data + kv * D, k.stride}, keys, D);
         load<Shape::threads>(s.stage[stage].v, {v.data + kv * D, v.stride}, keys, D);
         cp_async_commit();
@@ -104,11 +105,11 @@ __global__ void __launch_bounds__(ForwardShape<width>::threads)
     load<Shape::threads>(s.q, {q.data + h * D, q.stride}, block, D);
     load_keys(0, tile);
 
-    const Queries<m> queries(block, s.lo, lo);
+    const Queries<m> queries(block, s.first_key, first_key);
     float out[m][width / 8][4] = {}, largest[m][2], sum[m][2] = {};
     for (auto &pair : largest) pair[0] = pair[1] = -INFINITY;
     for (int stage = 0; !tile.empty(); stage ^= 1) {
-        const Span next = tiles.after(tile);
+        const TileRows next = tiles.after(tile);
         cp_async_wait<0>();
         __syncthreads();  // this tile has landed, and all warps are done with the other stage
         if (!next.empty()) load_keys(stage ^ 1, next);

@@ -4,13 +4,14 @@
 //   sum_over_keys     O (queries, D)    += P V          P is 0 where a query does not see a key
 //   sum_over_queries  G (keys, D)       += P^T dO       add_sums_over_queries adds G, however it is stored, to rows of memory
 //
-// in one of three ways, which differ in how tiles are stored:
-//   Products<float>    a micro-kernel of 6 rows, which does little more than the part that the mask leaves
-//   Products<Pair>     the same on pairs of bf16, for CPUs with a dot product of them (AVX512_BF16): twice the work per instruction
+// These products are computed in one of three ways, which differ in how tiles are stored:
+//   Products<float>    a micro-kernel of 6 rows, which computes little more than the scores that the mask leaves
+//   Products<Bf16x2>   the same on pairs of bf16, for CPUs with AVX512_BF16: does twice the work per instruction
 //   AmxProducts        blocks of (32, 32), for CPUs with a matrix unit (amx.h)
-// For those of bf16, P and dS are rounded to bf16 first, as on a GPU; all sums are float.
+// The products of bf16 round P and dS to bf16 first, as on a GPU. All sums are float.
 //
-// A tile of scores is made and turned into P by strips of queries, a multiple of the unit: what is read again soon stays in cache.
+// A tile of scores is computed and turned into P strip by strip, so that it is still in cache when it is read again. A strip is a few
+// queries; their number is a multiple of Products::multiple, the number of rows that a product computes at once.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -34,35 +35,33 @@ using simd::lanes, simd::load_vector, simd::store_vector, simd::Vector;
 constexpr size_t queries = 96, keys = 192;  // largest tile of scores, 72 KiB of floats; multiples of 6 and 32, keys of 64
 constexpr size_t max_row = max_D + 16;
 
-// Row length of a tile (n, D): whole vectors, and not a power of two, which would map its rows to few sets of the cache.
+// Row length of a tile (n, D). It is a multiple of a vector, but no power of two, which would map all rows to few sets of the cache.
 inline size_t row_length(size_t D) { return round_up(D, 16) + 16; }
 
-inline void add_rows(float *out, size_t stride, const float *tile, size_t n, size_t D, float factor) {
+inline void add_tile_rows(float *out, size_t stride, const float *tile, size_t n, size_t D, float factor) {
     for (size_t i = 0; i < n; i++)
 #pragma omp simd
         for (size_t d = 0; d < D; d++) out[i * stride + d] += factor * tile[i * row_length(D) + d];
 }
 
-// The keys of a tile that a query sees: [begin, end), counted from the tile's first. Neither falls from one query to the next.
-struct Interval {
-    size_t begin, end;
-};
-// The queries of a block that see something of a tile: [begin, end), rounded to the unit of the products.
-struct Seeing {
+// Indices [begin, end). A function's `see` holds such a range for each query of a block: the keys of the tile that the query sees,
+// counted from the tile's first key; neither end falls from one query to the next. Its `active` is the range of queries, counted from
+// the block's first and rounded to Products::multiple, that see at least one key of the tile.
+struct Range {
     size_t begin, end;
 };
 
 // ---- what a product multiplies, a word: a float, or two bf16 that are neighbours along the sum
 
-struct Pair {
+struct Bf16x2 {
     bf16 first, second;
 };
 template <class Word> constexpr size_t terms = 1;
-template <> inline constexpr size_t terms<Pair> = 2;
+template <> inline constexpr size_t terms<Bf16x2> = 2;
 
 inline Vector multiply_add(Vector sum, float a, Vector b) { return sum + a * b; }
 #ifdef __AVX512BF16__
-inline Vector multiply_add(Vector sum, Pair a, Vector b) {
+inline Vector multiply_add(Vector sum, Bf16x2 a, Vector b) {
     return Vector(_mm512_dpbf16_ps(__m512(sum), __m512bh(_mm512_set1_epi32(std::bit_cast<int>(a))), __m512bh(b)));
 }
 #endif
@@ -117,7 +116,7 @@ template <class Word> struct KeyTile : HeadTile<Word, keys> {
     }
 };
 
-// Scores, which a softmax turns in place into P or dS, and the same as products of bf16 take it.
+// Scores, which a softmax turns in place into P or dS, and their copies in the forms that products of bf16 read.
 template <class Word> struct ScoreTile {
     static constexpr bool floats = std::is_same_v<Word, float>;
     alignas(64) float scores[queries * keys];
@@ -136,7 +135,7 @@ template <class Word> struct ScoreTile {
 
 // ---- the micro-kernel
 
-template <class Word> struct View {  // element (i, j) at data[i * row + j * column]
+template <class Word> struct View {  // element (i, j) is data[i * row + j * column]
     Word *data;
     size_t row, column = 1;
 };
@@ -183,7 +182,7 @@ template <class Word> struct Products {
     using Keys = KeyTile<Word>;
     using Scores = ScoreTile<Word>;
     struct Registers {};
-    static constexpr size_t unit = block_rows, strip = queries;
+    static constexpr size_t multiple = block_rows, strip = queries;
     size_t D, row, width;
 
     static Vector exp(Vector x) { return terms<Word> == 1 ? fast_exp(x) : rough_exp(x); }
@@ -193,9 +192,9 @@ template <class Word> struct Products {
     void prepare_columns(Keys &k, size_t m) const { k.transpose(m, D); }
     template <class Tile> void prepare_stacked(Tile &x, size_t n) const { x.stack(n, D); }
 
-    void scores(float *out, const Queries &q, const Keys &k, const Interval *see, Seeing s, size_t m) const {
+    void scores(float *out, const Queries &q, const Keys &k, const Range *see, Range active, size_t m) const {
         for (size_t j = 0; j < m; j += panel)
-            for (size_t i = s.begin; i < s.end; i += block_rows) {
+            for (size_t i = active.begin; i < active.end; i += block_rows) {
                 const size_t begin = std::max(j, see[i].begin / 16 * 16);
                 const size_t end = std::min(j + panel, round_up(see[i + block_rows - 1].end, 16));
                 if (begin < end)
@@ -203,22 +202,23 @@ template <class Word> struct Products {
                                   D / terms<Word>, false);
             }
     }
-    void sum_over_keys(float *out, const ScoreTile<Word> &p, const Keys &v, const Interval *see, Seeing s, size_t) const {
+    void sum_over_keys(float *out, const ScoreTile<Word> &p, const Keys &v, const Range *see, Range active, size_t) const {
         constexpr size_t p_row = keys / terms<Word>;
         for (size_t d = 0; d < width; d += panel)
-            for (size_t i = s.begin; i < s.end; i += block_rows) {
+            for (size_t i = active.begin; i < active.end; i += block_rows) {
                 const size_t begin = see[i].begin / terms<Word>, end = ceil_div(see[i + block_rows - 1].end, terms<Word>);
                 if (begin < end)
                     product<Word>(std::min(panel, width - d), {out + i * row + d, row}, {p.by_keys() + i * p_row + begin, p_row},
                                   {v.stacked() + begin * row + d, row}, end - begin, true);
             }
     }
-    void sum_over_queries(float *out, const ScoreTile<Word> &p, const Queries &x, const Interval *see, Seeing s, size_t m) const {
-        Seeing of[keys / block_rows];  // the queries that see some of 6 keys, in words
-        size_t begin = s.begin, end = s.begin;
+    void sum_over_queries(float *out, const ScoreTile<Word> &p, const Queries &x, const Range *see, Range active,
+                          size_t m) const {
+        Range of[keys / block_rows];  // for each group of 6 keys the queries that see some of them, in words
+        size_t begin = active.begin, end = active.begin;
         for (size_t k = 0; k < m; k += block_rows) {
-            while (begin < s.end && see[begin].end <= k) begin++;
-            while (end < s.end && see[end].begin < k + block_rows) end++;
+            while (begin < active.end && see[begin].end <= k) begin++;
+            while (end < active.end && see[end].begin < k + block_rows) end++;
             of[k / block_rows] = {begin / terms<Word>, ceil_div(end, terms<Word>)};
         }
         for (size_t d = 0; d < width; d += panel)
@@ -231,34 +231,36 @@ template <class Word> struct Products {
             }
     }
     void add_sums_over_queries(float *out, size_t stride, const float *sums, size_t n, float factor) const {
-        add_rows(out, stride, sums, n, D, factor);
+        add_tile_rows(out, stride, sums, n, D, factor);
     }
 
-    void round_for_keys(ScoreTile<Word> &p, Seeing s, size_t m) const;
-    void round_for_queries(ScoreTile<Word> &p, Seeing s, size_t m) const;
+    void round_for_keys(ScoreTile<Word> &p, Range active, size_t m) const;
+    void round_for_queries(ScoreTile<Word> &p, Range active, size_t m) const;
 };
 
-template <> inline void Products<float>::round_for_keys(ScoreTile<float> &, Seeing, size_t) const {}
-template <> inline void Products<float>::round_for_queries(ScoreTile<float> &, Seeing, size_t) const {}
+template <> inline void Products<float>::round_for_keys(ScoreTile<float> &, Range, size_t) const {}
+template <> inline void Products<float>::round_for_queries(ScoreTile<float> &, Range, size_t) const {}
 
 #ifdef __AVX512BF16__
 
 inline __m512i rounded_to_bf16(const float *low, const float *high) {  // 32 bf16: 16 of low, then 16 of high
     return (__m512i)_mm512_cvtne2ps_pbh(__m512(load_vector(high)), __m512(load_vector(low)));
 }
-inline void round_rows(ScoreTile<Pair> &p, Seeing s, size_t m) {
-    for (size_t i = s.begin; i < s.end; i++)
+inline void round_rows(ScoreTile<Bf16x2> &p, Range active, size_t m) {
+    for (size_t i = active.begin; i < active.end; i++)
         for (size_t j = 0; j < m; j += 32) {
             const float *from = p.scores + i * keys + j;
             _mm512_store_si512(p.rounded + (i * keys + j) / 2, rounded_to_bf16(from, from + 16));
         }
 }
-template <> inline void Products<Pair>::round_for_keys(ScoreTile<Pair> &p, Seeing s, size_t m) const { round_rows(p, s, m); }
-template <> inline void Products<Pair>::round_for_queries(ScoreTile<Pair> &p, Seeing s, size_t m) const {
+template <> inline void Products<Bf16x2>::round_for_keys(ScoreTile<Bf16x2> &p, Range active, size_t m) const {
+    round_rows(p, active, m);
+}
+template <> inline void Products<Bf16x2>::round_for_queries(ScoreTile<Bf16x2> &p, Range active, size_t m) const {
     alignas(64) uint16_t interleaved[32];
     for (uint16_t l = 0; l < 16; l++) interleaved[2 * l] = l, interleaved[2 * l + 1] = uint16_t(16 + l);
     const __m512i order = _mm512_load_si512(interleaved);
-    for (size_t i = s.begin; i < s.end; i += 2)
+    for (size_t i = active.begin; i < active.end; i += 2)
         for (size_t j = 0; j < m; j += 16) {
             const float *from = p.scores + i * keys + j;
             _mm512_store_si512(p.query_pairs + i / 2 * keys + j,
@@ -270,11 +272,12 @@ template <> inline void Products<Pair>::round_for_queries(ScoreTile<Pair> &p, Se
 
 #ifdef LLMC_AMX
 
-// Sums over queries lie transposed, (D, keys): so P, which is the larger, is a second factor, which rounding makes as it is.
+// Products on the matrix unit. Sums over queries are stored transposed, (D, keys), so that P is the second factor, whose form rounding
+// produces directly; P is larger than the other factor.
 class AmxProducts {
   public:
     using Registers = amx::Registers;
-    static constexpr size_t unit = amx::block, strip = unit;
+    static constexpr size_t multiple = amx::block, strip = multiple;
 
     struct Queries {
         Heads<const bf16> x;
@@ -305,29 +308,29 @@ class AmxProducts {
     void prepare_stacked(Keys &v, size_t m) const { v.stacked.pack<amx::Factor::second>({v.x.data, 1, v.x.stride}, D_, m); }
     void prepare_stacked(Queries &q, size_t n) const { q.columns.pack<amx::Factor::first>({q.x.data, 1, q.x.stride}, D_, n); }
 
-    void scores(float *out, const Queries &q, const Keys &k, const Interval *see, Seeing s, size_t) const {
-        for (size_t i = s.begin; i < s.end; i += unit) {
+    void scores(float *out, const Queries &q, const Keys &k, const Range *see, Range active, size_t) const {
+        for (size_t i = active.begin; i < active.end; i += multiple) {
             const auto [begin, end] = seen_by(see, i);
-            for (size_t j = begin; j < end; j += unit)
+            for (size_t j = begin; j < end; j += multiple)
                 amx::multiply(out + i * keys + j, keys, q.rows.at(i, 0), k.columns.at(j, 0), q.rows.steps, false);
         }
     }
-    void sum_over_keys(float *out, const Scores &p, const Keys &v, const Interval *see, Seeing s, size_t) const {
-        for (size_t i = s.begin; i < s.end; i += unit) {
+    void sum_over_keys(float *out, const Scores &p, const Keys &v, const Range *see, Range active, size_t) const {
+        for (size_t i = active.begin; i < active.end; i += multiple) {
             const auto [begin, end] = seen_by(see, i);
-            for (size_t d = 0; d < D_ && begin < end; d += unit)
+            for (size_t d = 0; d < D_ && begin < end; d += multiple)
                 amx::multiply(out + i * row_ + d, row_, p.by_keys + by_keys(i, begin), v.stacked.at(d, begin),
-                              (end - begin) / unit, true);
+                              (end - begin) / multiple, true);
         }
     }
-    void sum_over_queries(float *out, const Scores &p, const Queries &x, const Interval *see, Seeing s, size_t m) const {
-        size_t begin = s.begin, end = s.begin;  // of the queries that see some of 32 keys
-        for (size_t k = 0; k < m; k += unit) {
-            while (begin < s.end && seen_by(see, begin).end <= k) begin += unit;
-            while (end < s.end && seen_by(see, end).begin <= k) end += unit;
-            for (size_t d = 0; d < D_ && begin < end; d += unit)
+    void sum_over_queries(float *out, const Scores &p, const Queries &x, const Range *see, Range active, size_t m) const {
+        size_t begin = active.begin, end = active.begin;  // the queries that see some of 32 keys
+        for (size_t k = 0; k < m; k += multiple) {
+            while (begin < active.end && seen_by(see, begin).end <= k) begin += multiple;
+            while (end < active.end && seen_by(see, end).begin <= k) end += multiple;
+            for (size_t d = 0; d < D_ && begin < end; d += multiple)
                 amx::multiply(out + d * keys + k, keys, x.columns.at(d, begin), p.by_queries + by_queries(begin, k),
-                              (end - begin) / unit, true);
+                              (end - begin) / multiple, true);
         }
     }
     void add_sums_over_queries(float *out, size_t stride, const float *sums, size_t n, float factor) const {
@@ -343,41 +346,42 @@ class AmxProducts {
             }
     }
 
-    void round_for_keys(Scores &p, Seeing s, size_t m) const {
-        for (size_t i = s.begin; i < s.end; i++)
-            for (size_t j = 0; j < m; j += unit)
+    void round_for_keys(Scores &p, Range active, size_t m) const {
+        for (size_t i = active.begin; i < active.end; i++)
+            for (size_t j = 0; j < m; j += multiple)
                 amx::store_words(p.by_keys + by_keys(i, j), amx::rounded(p.scores + i * keys + j));
     }
-    void round_for_queries(Scores &p, Seeing s, size_t m) const {
-        for (size_t i = s.begin; i < s.end; i += 2)
-            for (size_t j = 0; j < round_up(m, unit); j += amx::side)
+    void round_for_queries(Scores &p, Range active, size_t m) const {
+        for (size_t i = active.begin; i < active.end; i += 2)
+            for (size_t j = 0; j < round_up(m, multiple); j += amx::side)
                 amx::store_words(p.by_queries + by_queries(i, j),
                                  amx::rounded_pairs(p.scores + i * keys + j, p.scores + (i + 1) * keys + j));
     }
 
   private:
     size_t D_, row_;
-    // Where row i of P has its elements from j on, and rows i and i + 1
-    static size_t by_keys(size_t i, size_t j) { return (i / unit * keys + j) * unit + i % unit * unit; }
+    // The offset of element (i, j) of P in its two packed forms.
+    static size_t by_keys(size_t i, size_t j) { return (i / multiple * keys + j) * multiple + i % multiple * multiple; }
     static size_t by_queries(size_t i, size_t j) {
-        return (j / unit * queries + i / unit * unit) * unit + j % unit / amx::side * amx::tile + i % unit / 2 * unit;
+        return (j / multiple * queries + i / multiple * multiple) * multiple + j % multiple / amx::side * amx::tile +
+               i % multiple / 2 * multiple;
     }
-    // The keys that queries i to i + 31 see, in whole blocks
-    static Interval seen_by(const Interval *see, size_t i) {
-        return {see[i].begin / unit * unit, round_up(see[i + unit - 1].end, unit)};
+    // The keys that any of the queries i to i + 31 sees, in whole blocks.
+    static Range seen_by(const Range *see, size_t i) {
+        return {see[i].begin / multiple * multiple, round_up(see[i + multiple - 1].end, multiple)};
     }
 };
 
 #endif
 
-// f(products) with those that this device multiplies fastest with.
+// Calls f(products) with the products that are fastest on this CPU.
 template <class X, class F> void with_products(Cpu<X> dev, size_t D, F f) {
 #ifdef LLMC_AMX
     if constexpr (std::is_same_v<X, bf16>)
         if (amx::available()) return f(AmxProducts(dev, D));
 #endif
 #ifdef __AVX512BF16__
-    if constexpr (std::is_same_v<X, bf16>) return f(Products<Pair>(dev, D));
+    if constexpr (std::is_same_v<X, bf16>) return f(Products<Bf16x2>(dev, D));
 #endif
     f(Products<float>(dev, D));
 }

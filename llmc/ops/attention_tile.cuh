@@ -1,4 +1,4 @@
-// What the attention kernels share: which rows a block works on, tiles of heads in shared memory, their products on tensor cores.
+// The parts that the attention kernels share: the rows that a block works on, tiles of heads in shared memory, products on tensor cores.
 //
 // A block owns a tile of rows (queries, or keys) and walks over tiles of the other kind, which land in shared memory two stages
 // deep. Its four warps own 16*m rows each, whose scores stay in registers: the accumulators of one product of mma.m16n8k16 are, once
@@ -17,19 +17,19 @@ inline namespace CUDA_BACKEND {
 
 // ---- which rows
 
-struct Span {  // rows at global positions [begin, end), the first in local row `row`
+struct TileRows {  // the rows of a tile: global positions [begin, end), of which the first is stored in local row `row`
     int begin, end, row;
     __device__ int size() const { return end - begin; }
     __device__ bool empty() const { return begin >= end; }
 };
 
-// A launch has a block per `size` rows of each piece.
+// Returns the rows of block n. A launch has one block per `size` rows of each piece.
 inline size_t count_blocks(const Pieces &pieces, size_t size) {
     size_t count = 0;
     for (size_t i = 0; i < pieces.count; i++) count += ceil_div(pieces.piece[i].end - pieces.piece[i].begin, size);
     return count;
 }
-__device__ inline Span nth_block(const Pieces &pieces, int n, int size) {
+__device__ inline TileRows nth_block(const Pieces &pieces, int n, int size) {
     for (size_t i = 0;; i++) {
         const Piece p = pieces.piece[i];
         const int blocks = (int(p.end - p.begin) + size - 1) / size;
@@ -39,13 +39,13 @@ __device__ inline Span nth_block(const Pieces &pieces, int n, int size) {
     }
 }
 
-// Walks over what the pieces hold of the positions [first, last), in tiles of at most `size` rows.
+// Walks over the rows of the pieces at positions [first, last), in tiles of at most `size` rows.
 struct Tiles {
     const Pieces &pieces;
     int first, last, size;
-    int i = -1;  // the piece of the tile last given
+    int i = -1;  // the piece that the last tile belongs to
 
-    __device__ Span after(Span tile) {  // empty: there are no more
+    __device__ TileRows after(TileRows tile) {  // an empty tile: there are no more
         int end = i < 0 ? tile.end : min(int(pieces.piece[i].end), last);
         while (tile.end >= end && ++i < int(pieces.count)) {
             const Piece p = pieces.piece[i];
@@ -54,15 +54,15 @@ struct Tiles {
         }
         return {tile.end, min(tile.end + size, end), tile.row + tile.size()};
     }
-    __device__ Span front() { return after({0, 0, 0}); }
+    __device__ TileRows front() { return after({0, 0, 0}); }
 };
 
-// The queries that see some of the keys [begin, end) are [begin, first_unseeing): both ends of [lo[p], p] grow with p.
-__device__ inline int first_unseeing(const int32_t *lo, Span keys, const Pieces &q_pieces) {
+// The queries that see some of the keys [begin, end) are [begin, first_unseeing): both ends of [first_key[p], p] grow with p.
+__device__ inline int first_unseeing(const int32_t *first_key, TileRows keys, const Pieces &q_pieces) {
     int seeing = keys.begin, unseeing = max(keys.begin, int(q_pieces.piece[q_pieces.count - 1].end));
     while (seeing < unseeing) {
         const int p = seeing + (unseeing - seeing) / 2;
-        if (lo[p] < keys.end) seeing = p + 1;
+        if (first_key[p] < keys.end) seeing = p + 1;
         else unseeing = p;
     }
     return seeing;
@@ -70,32 +70,32 @@ __device__ inline int first_unseeing(const int32_t *lo, Span keys, const Pieces 
 
 // ---- tiles in shared memory
 
-// Rows of D bf16. The 16-byte chunks of a row change places, so that eight rows of one column, which ldmatrix reads at once, lie in
-// eight different groups of four banks: chunk c of row r stands at c ^ (r % 8), or where a row is an odd number of half lines of 128
-// bytes at c ^ (r / 2 % 4).
+// A tile of rows of D bf16 in shared memory. The 16-byte chunks of a row change places, so that
+// the eight rows of one column that ldmatrix reads at once lie in eight different groups of four banks: chunk c of row r stands at
+// c ^ (r % 8), or, if a row is an odd number of half lines of 128 bytes, at c ^ (r / 2 % 4).
 template <int rows, int D> struct Tile {
-    static constexpr int group = D % 64 == 0 ? 8 : 4;  // chunks that change places among each other
+    static constexpr int group = D % 64 == 0 ? 8 : 4;  // the number of chunks that change places with each other
     alignas(128) bf16 data[rows * D];
     HOST_DEVICE bf16 *chunk(int r, int c) { return data + r * D + (c ^ (group == 8 ? r % 8 : r / 2 % 4)) * 8; }
-    // From chunk (r, c) to (r, c + even) where c is 0 or 1: cheaper than to begin anew.
+    // Steps from chunk (r, c) to (r, c + even), for c 0 or 1, which costs less than computing the address again.
     HOST_DEVICE static bf16 *right(bf16 *at, int even) {
         return reinterpret_cast<bf16 *>(reinterpret_cast<uintptr_t>(at) ^ even % group * 16) + even / group * group * 8;
     }
 };
 
-// Starts to copy rows of one head (x stands at row 0), D <= width; what the tile has in excess becomes 0.
+// Starts to copy rows of one head, where x points at row 0 and D <= width. The rest of the tile becomes 0.
 template <int threads, int rows, int width>
-__device__ void load(Tile<rows, width> &tile, Heads<const bf16> x, Span span, size_t D) {
+__device__ void load(Tile<rows, width> &tile, Heads<const bf16> x, TileRows tile_rows, size_t D) {
     constexpr int group = Tile<rows, width>::group, step = threads / group;  // a multiple of 8 rows: chunks change places alike
     const int r0 = int(threadIdx.x) / group, c0 = int(threadIdx.x) % group;
     bf16 *to = tile.chunk(r0, c0);
-    const bf16 *from = x.data + size_t(unsigned(span.row + r0)) * unsigned(x.stride) + c0 * 8;
+    const bf16 *from = x.data + size_t(unsigned(tile_rows.row + r0)) * unsigned(x.stride) + c0 * 8;
 #pragma unroll
     for (int r = 0; r < rows; r += step, from += step * x.stride)
         if (r0 + r < rows)
 #pragma unroll
             for (int c = 0; c < width / 8; c += group) {
-                const bool valid = r0 + r < span.size() && (c0 + c) * 8 < int(D);
+                const bool valid = r0 + r < tile_rows.size() && (c0 + c) * 8 < int(D);
                 cp_async_16(to + r * width + c * 8, from + c * 8, valid);
             }
 }
@@ -165,30 +165,33 @@ template <int m, int K> __device__ void round_to_operand(uint32_t (&a)[m][K / 16
 
 constexpr float log2_e = 1.44269504f;
 
-// The 16*m queries of one warp, rows row0 ... of the block's. `lo` is that of the block, in shared memory.
+// The 16*m queries of one warp, rows row0 ... of the block's. `first_key` is that of the block, in shared memory.
 template <int m> struct Queries {
-    const int *lo;
-    int row0, begin, end;  // positions; none where end <= begin
+    const int *first_key;
+    int row0, begin, end;  // row0 of the block; positions [begin, end), none if end <= begin
 
-    // Fills lo (all rows of the block) and needs a __syncthreads before it is used.
-    __device__ Queries(Span block, int *lo, const int32_t *lo_global) : lo(lo) {
+    // Fills first_key (all rows of the block) and needs a __syncthreads before it is used.
+    __device__ Queries(TileRows block, int *first_key, const int32_t *all_first_keys) : first_key(first_key) {
         const int i = threadIdx.x;
         row0 = i / 32 * 16 * m;
         begin = block.begin + row0, end = min(begin + 16 * m, block.end);
-        if (i < int(blockDim.x) / 32 * 16 * m) lo[i] = i < block.size() ? lo_global[block.begin + i] : INT32_MAX;  // sees nothing
+        if (i < int(blockDim.x) / 32 * 16 * m)
+            first_key[i] = i < block.size() ? all_first_keys[block.begin + i] : INT32_MAX;  // sees nothing
     }
-    __device__ bool see_none_of(Span keys) const { return begin >= end || keys.begin >= end || keys.end <= lo[row0]; }
-    __device__ bool see_all_of(Span keys) const { return keys.end - 1 <= begin && keys.begin >= lo[row0 + end - begin - 1]; }
+    __device__ bool see_none_of(TileRows keys) const { return begin >= end || keys.begin >= end || keys.end <= first_key[row0]; }
+    __device__ bool see_all_of(TileRows keys) const {
+        return keys.end - 1 <= begin && keys.begin >= first_key[row0 + end - begin - 1];
+    }
     // The row of the block of this lane's accumulators [i][.][2*r] and [i][.][2*r + 1].
     __device__ int row(int i, int r) const { return row0 + 16 * i + 8 * r + int(threadIdx.x) % 32 / 4; }
 
-    template <int N> __device__ void mask(float (&scores)[m][N / 8][4], Span keys) const {
+    template <int N> __device__ void mask(float (&scores)[m][N / 8][4], TileRows keys) const {
 #pragma unroll
         for (int i = 0; i < m; i++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int key = keys.begin + int(threadIdx.x) % 4 * 2 + e % 2;  // of n = 0
-                const int p = begin - row0 + row(i, e / 2), first = lo[row(i, e / 2)] - key;
+                const int p = begin - row0 + row(i, e / 2), first = first_key[row(i, e / 2)] - key;
                 const int last = min(p, keys.end - 1) - key;
 #pragma unroll
                 for (int n = 0; n < N / 8; n++)

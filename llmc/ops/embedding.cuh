@@ -4,7 +4,7 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// A block has a row. Moves 2 T C elements, with positions (p may be null) 3 T C.
+// One block computes a row. The kernel moves 2 T C elements, or 3 T C with positions; p may be null.
 template <class X, int N>
 __global__ void embedding_forward_kernel2(X *out, const X *w, const int32_t *tokens, const X *p, const int32_t *pos, size_t C) {
     const X *row = w + size_t(tokens[blockIdx.x]) * C, *position = p ? p + size_t(pos[blockIdx.x]) * C : p;
@@ -32,17 +32,19 @@ template <class X> void embedding_forward(Cuda<X> dev, X *out, const X *w, const
     embedding_forward(dev, out, w, tokens, no_positions, tokens, T, C);
 }
 
-// The range is dealt out to as many parts as there are warps in a row of the grid. A warp reads all tokens, 32 at a time, and adds
-// up those of its part, in the order of the text, in its slice of 32 N channels. No two warps share an element of dw: no atomics, no
-// sorting, no scratch. Moves C elements of dout for each token of the range, twice as many floats of dw, and T tokens a warp, out of
-// cache.
+// The range is divided into as many parts as a row of the grid has warps. A warp reads all tokens, 32 at a time, and adds up the gradients of
+// those in its part, in the order of the text, in its slice of 32 N channels. No two warps share an element of dw, so that it takes no
+// atomics, no sorting and no scratch. The kernel moves C elements of dout for each token of the range, twice as many floats of dw, and T tokens
+// per warp, which come from the cache.
 template <class X, int N>
-__global__ void embedding_backward_kernel1(float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C, unsigned first,
+__global__ void embedding_backward_kernel5(float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C, unsigned first,
                                            size_t count) {
     const unsigned lane = threadIdx.x % 32, warps = blockDim.x / 32, part = blockIdx.x * warps + threadIdx.x / 32,
                    parts = gridDim.x * warps;
     const size_t c = (blockIdx.y * size_t(32) + lane) * N;
-    const auto row_at = [&](size_t t) { return unsigned(tokens[t]) - first; };  // in front of the range: a large number
+    const auto row_at = [&](size_t t) {
+        return unsigned(tokens[t]) - first;
+    };  // a token in front of the range becomes a large number
     for (size_t t0 = 0; t0 < T; t0 += 32) {
         const bool ours = t0 + lane < T && row_at(t0 + lane) < count && row_at(t0 + lane) % parts == part;
         for (unsigned left = __ballot_sync(all_lanes, ours); left; left &= left - 1) {
@@ -62,7 +64,7 @@ void embedding_backward(Cuda<X> dev, float *dw, const X *dout, const int32_t *to
                         size_t count) {
     constexpr int N = Vec<X>::size;
     const bool wide = fit_vectors<N>(C, dw, dout);
-    launch(dev, wide ? embedding_backward_kernel1<X, N> : embedding_backward_kernel1<X, 1>,
+    launch(dev, wide ? embedding_backward_kernel5<X, N> : embedding_backward_kernel5<X, 1>,
            Grid{32, ceil_div(C, 32 * (wide ? N : 1))}, 256, 0, dw, dout, tokens, T, C, unsigned(first), count);
 }
 }  // namespace CUDA_BACKEND

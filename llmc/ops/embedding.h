@@ -1,13 +1,13 @@
-// Token embedding, and that of positions.
+// The embedding of tokens, and of positions.
 //
 //   embedding_forward (dev, out, w, tokens, T, C)                    out[t] = w[tokens[t]]
 //   embedding_forward (dev, out, w, tokens, p, pos, T, C)            out[t] = w[tokens[t]] + p[pos[t]]      GPT-2, learned positions
 //   embedding_backward(dev, dw, dout, tokens, T, C, first, count)    dw[tokens[t] - first] += dout[t], tokens in [first, first + count)
 //
 //   out, dout (T, C) X     w (V, C) X     dw (count, C) float, accumulated: the gradient of rows [first, first + count) of w
-//   tokens (T), each in [0, V)     p (P, C) X     pos (T), each in [0, P); a sum's gradient is that of each table: for p with pos as tokens
-//   Nothing may alias. A row of dw takes its tokens in the order of the text, whatever the number of threads.
-//   The whole gradient is first 0, count V; ranges are for where it is not to exist at once, as under ZeRO-2. Each reads all tokens.
+//   tokens (T), each in [0, V)     p (P, C) X     pos (T), each in [0, P); the backward pass for p is embedding_backward with pos as tokens
+//   Nothing may alias. The gradients of a token are added in the order of the text, whatever the number of threads.
+//   first 0 and count V give the whole gradient. Ranges are for ZeRO-2, under which it must not exist at once; each call reads all tokens.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -32,7 +32,7 @@ void embedding_forward(Cpu<X> dev, X *out, const X *w, const int32_t *tokens, co
     }
 }
 
-// A token that occurs twice writes one row of dw twice, so threads share the channels, not the tokens.
+// Threads divide the channels among them, not the tokens, because a token that occurs twice adds to one row of dw twice.
 template <class X>
 void embedding_backward(Cpu<X> dev, float *dw, const X *dout, const int32_t *tokens, size_t T, size_t C, size_t first,
                         size_t count) {

@@ -4,8 +4,8 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// One vector per thread. Moves 2 n elements.
-template <Gelu form, class X, int N> __global__ void gelu_forward_kernel1(X *out, const X *x, size_t n) {
+// A thread computes one vector. The kernel moves 2 n elements.
+template <Gelu form, class X, int N> __global__ void gelu_forward_kernel3(X *out, const X *x, size_t n) {
     const size_t i = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * N;
     if (i >= n) return;
     auto v = Vec<X, N>::load(x + i);
@@ -20,12 +20,12 @@ template <Gelu form, class X> void gelu_forward(Cuda<X> dev, X *out, const X *x,
     constexpr unsigned threads = 256;
     constexpr int N = Vec<X>::size;
     const bool wide = fit_vectors<N>(n, out, x);
-    launch(dev, wide ? gelu_forward_kernel1<form, X, N> : gelu_forward_kernel1<form, X, 1>,
+    launch(dev, wide ? gelu_forward_kernel3<form, X, N> : gelu_forward_kernel3<form, X, 1>,
            Grid{ceil_div(n, threads * (wide ? N : 1))}, threads, 0, out, x, n);
 }
 
-// Moves 3 n elements.
-template <Gelu form, class X, int N> __global__ void gelu_backward_kernel1(X *dx, const X *dout, const X *x, size_t n) {
+// The kernel moves 3 n elements.
+template <Gelu form, class X, int N> __global__ void gelu_backward_kernel3(X *dx, const X *dout, const X *x, size_t n) {
     const size_t i = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * N;
     if (i >= n) return;
     const auto v = Vec<X, N>::load(x + i);
@@ -42,7 +42,7 @@ template <Gelu form, class X> void gelu_backward(Cuda<X> dev, X *dx, const X *do
     constexpr unsigned threads = 256;
     constexpr int N = Vec<X>::size;
     const bool wide = fit_vectors<N>(n, dx, dout, x);
-    launch(dev, wide ? gelu_backward_kernel1<form, X, N> : gelu_backward_kernel1<form, X, 1>,
+    launch(dev, wide ? gelu_backward_kernel3<form, X, N> : gelu_backward_kernel3<form, X, 1>,
            Grid{ceil_div(n, threads * (wide ? N : 1))}, threads, 0, dx, dout, x, n);
 }
 }  // namespace CUDA_BACKEND

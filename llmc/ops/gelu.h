@@ -4,7 +4,7 @@
 //   gelu_backward<form>(dev, dx, dout, x, n)    dx = dout * (P(x) + x * P'(x))
 //
 //   Gelu::erf     P(x) = (1 + erf(x / sqrt 2)) / 2                                   Hugging Face's "gelu"
-//   Gelu::tanh    P(x) = (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u))                     "gelu_new", GPT-2's, and "gelu_pytorch_tanh"
+//   Gelu::tanh    P(x) = (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u))                     "gelu_new", which is GPT-2's, and "gelu_pytorch_tanh"
 //                 with u = sqrt(2 / pi) * (x + 0.044715 x^3)
 //
 //   out, x, dx, dout (n) X     out may alias x, dx may alias dout or x
@@ -18,7 +18,7 @@
 
 // ---- one element, on every device: both forms of P take one exp, which is the device's own -------------------------------------
 
-// x^2, bounded where u needs it: P is 0 or 1 long before, and the product of an infinite u' with a P (1 - P) of 0 would be NaN.
+// x^2, bounded for u. At the bound P has long been 0 or 1, and beyond it the product of an infinite u' and P (1 - P) = 0 would be NaN.
 HOST_DEVICE inline float gelu_square(float x) { return x * x < 1e4f ? x * x : 1e4f; }
 
 template <Gelu form> HOST_DEVICE inline float gelu_exponent(float x) {

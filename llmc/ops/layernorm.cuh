@@ -7,7 +7,7 @@ inline namespace CUDA_BACKEND {
 
 // ---- one row, by one warp -----------------------------------------------------------------------------------------------------
 
-// The norm of x, or of x + y rounded to X, which also goes to `sum`; y and sum may be null.
+// Computes the norm of x, or of x + y rounded to X, which is also written to `sum`. y and sum may be null.
 template <class X, int N>
 __device__ void layernorm_warp(X *out, X *sum, float *mean, float *rstd, const X *x, const X *y, const X *w, const X *bias,
                                X *row, size_t C, float eps) {
@@ -33,8 +33,8 @@ __device__ void layernorm_warp(X *out, X *sum, float *mean, float *rstd, const X
     if (lane == 0) *mean = m, *rstd = r;
 }
 
-// dx of one row, and dw[c] += dout * xh, dbias[c] += dout, which are this warp's own in shared memory. The second reading comes
-// from cache.
+// Computes dx of one row, dw[c] += dout * xh and dbias[c] += dout; dw and dbias are this warp's own, in shared memory. Data that are read a
+// second time come from the cache.
 template <class X, int N>
 __device__ void layernorm_backward_warp(X *dx, float *dw, float *dbias, const X *dresidual, const X *dout, const X *x, const X *w,
                                         float mean, float rstd, size_t C) {
@@ -69,9 +69,9 @@ __device__ void layernorm_backward_warp(X *dx, float *dw, float *dbias, const X 
 
 template <class X> size_t layernorm_scratch(Cuda<X>, size_t C) { return 2 * norm_blocks * C; }
 
-// One warp per token. Moves 2 T C elements, with the sum 4 T C.
+// One warp computes a token. The kernel moves 2 T C elements, or 4 T C with the sum.
 template <class X, int N>
-__global__ void layernorm_forward_kernel1(X *out, X *sum, float *mean, float *rstd, const X *x, const X *y, const X *w,
+__global__ void layernorm_forward_kernel4(X *out, X *sum, float *mean, float *rstd, const X *x, const X *y, const X *w,
                                           const X *bias, size_t T, size_t C, float eps) {
     const size_t warp = threadIdx.x / 32, t = blockIdx.x * size_t(blockDim.x / 32) + warp;
     if (t >= T) return;
@@ -85,7 +85,7 @@ void residual_layernorm_forward(Cuda<X> dev, X *sum, X *out, float *mean, float 
     constexpr int N = Vec<X>::size;
     const size_t warps = norm_warps(48 << 10, C * sizeof(X));
     const bool wide = fit_vectors<N>(C, sum, out, x, y, w, bias);
-    launch(dev, wide ? layernorm_forward_kernel1<X, N> : layernorm_forward_kernel1<X, 1>, Grid{ceil_div(T, warps)},
+    launch(dev, wide ? layernorm_forward_kernel4<X, N> : layernorm_forward_kernel4<X, 1>, Grid{ceil_div(T, warps)},
            unsigned(warps * 32), warps * C * sizeof(X), out, sum, mean, rstd, x, y, w, bias, T, C, eps);
 }
 
@@ -97,9 +97,9 @@ void layernorm_forward(Cuda<X> dev, X *out, float *mean, float *rstd, const X *x
     residual_layernorm_forward(dev, no_sum, out, mean, rstd, x, no_y, w, bias, T, C, eps);
 }
 
-// A block has a run of tokens, each warp every warps-th of them. Moves 4 T C elements (x, dout, dresidual, dx).
+// A block has a run of tokens, of which each warp computes every warps-th. The kernel moves 4 T C elements (x, dout, dresidual, dx).
 template <class X, int N>
-__global__ void layernorm_backward_kernel1(X *dx, float *dw_parts, float *dbias_parts, const X *dresidual, const X *dout,
+__global__ void layernorm_backward_kernel3(X *dx, float *dw_parts, float *dbias_parts, const X *dresidual, const X *dout,
                                            const X *x, const X *w, const float *mean, const float *rstd, size_t T, size_t C) {
     const size_t warps = blockDim.x / 32, warp = threadIdx.x / 32;
     const size_t begin = T * blockIdx.x / gridDim.x, end = T * (blockIdx.x + 1) / gridDim.x;
@@ -120,7 +120,7 @@ void layernorm_backward(Cuda<X> dev, X *dx, float *dw, float *dbias, float *scra
     const size_t blocks = std::min(norm_blocks, ceil_div(T, warps));
     float *dw_parts = scratch, *dbias_parts = scratch + blocks * C;  // (blocks, C) each
     const bool wide = fit_vectors<N>(C, dx, dresidual, dout, x, w);
-    launch(dev, wide ? layernorm_backward_kernel1<X, N> : layernorm_backward_kernel1<X, 1>, Grid{blocks}, unsigned(warps * 32),
+    launch(dev, wide ? layernorm_backward_kernel3<X, N> : layernorm_backward_kernel3<X, 1>, Grid{blocks}, unsigned(warps * 32),
            warps * bytes, dx, dw_parts, dbias_parts, dresidual, dout, x, w, mean, rstd, T, C);
     norm_add_runs(dev, dw, dw_parts, blocks, C);
     norm_add_runs(dev, dbias, dbias_parts, blocks, C);

@@ -14,9 +14,9 @@
 //   out may alias x, sum may alias x or y, dx may alias dout or dresidual.
 //
 // Everything between reading and writing an element is float. Sums are taken in an order that depends on the sizes alone, never
-// on threads. The variance is that of differences, not mean(x^2) - mean(x)^2, which cancels where the mean is far from zero; and
-// what a sum of C floats loses of the mean is found in the same differences (Chan, Golub and LeVeque, 1983): their mean, which
-// should be 0, is added to it. So a constant row has variance 0, and its out is the bias.
+// on threads. The variance is the mean of squared differences, not mean(x^2) - mean(x)^2, which cancels if the mean is far from zero.
+// The rounding error of the mean is found in the same differences (Chan, Golub and LeVeque, 1983): their mean, which should be 0, is
+// added to it. So a constant row has variance 0, and its out is the bias.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -63,7 +63,7 @@ void layernorm_backward_row(X *dx, float *dw, float *dbias, const X *dresidual, 
 #pragma omp simd
     for (size_t c = 0; c < C; c++) {
         const float xh = (float(x[c]) - mean) * rstd, g = float(dout[c]) * float(w[c]);
-        dw[c] += float(dout[c]) * xh;  // both before dx, which may overwrite dout
+        dw[c] += float(dout[c]) * xh;  // both come before dx, which may overwrite dout
         dbias[c] += float(dout[c]);
         dx[c] = (dresidual ? float(dresidual[c]) : 0.0f) + rstd * (g - mean_g - xh * mean_gx);
     }

@@ -4,7 +4,7 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// A block per row.
+// One block copies a row.
 template <class X, int N> __global__ void copy_rows_kernel1(X *out, size_t out_stride, const X *x, size_t x_stride, size_t C) {
     const size_t r = blockIdx.x;
     for (size_t c = threadIdx.x * N; c < C; c += blockDim.x * N)
@@ -17,7 +17,7 @@ template <class X> void copy_rows(Cuda<X> dev, X *out, size_t out_stride, const 
     launch(dev, wide ? copy_rows_kernel1<X, N> : copy_rows_kernel1<X, 1>, Grid{n}, 128, 0, out, out_stride, x, x_stride, C);
 }
 
-// A block per row.
+// One block adds a row.
 template <int N> __global__ void add_rows_kernel1(float *out, size_t out_stride, const float *x, size_t x_stride, size_t C) {
     const size_t r = blockIdx.x;
     for (size_t c = threadIdx.x * N; c < C; c += blockDim.x * N) {
@@ -35,7 +35,7 @@ void add_rows(Cuda<X> dev, float *out, size_t out_stride, const float *x, size_t
     launch(dev, wide ? add_rows_kernel1<N> : add_rows_kernel1<1>, Grid{n}, 128, 0, out, out_stride, x, x_stride, C);
 }
 
-// N elements per thread.
+// A thread clears N elements.
 template <int N> __global__ void clear_floats_kernel1(float *out, size_t n) {
     const size_t i = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * N;
     if (i >= n) return;
@@ -52,7 +52,7 @@ template <class X> void clear_floats(Cuda<X> dev, float *out, size_t n) {
            out, n);
 }
 
-// N elements per thread.
+// A thread rounds N elements.
 template <class X, int N> __global__ void round_floats_kernel2(X *out, const float *x, size_t n) {
     const size_t i = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * N;
     if (i >= n) return;

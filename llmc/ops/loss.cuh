@@ -6,7 +6,7 @@
 inline namespace CUDA_BACKEND {
 // ---- rows of a chunk ----------------------------------------------------------------------------------------------------------
 
-// A block per row: out[r] = x[rows[r]], 0 from row n on.
+// One block computes row r: out[r] = x[rows[r]], and 0 from row n on.
 template <class X, int N> __global__ void gather_rows_kernel2(X *out, const X *x, const int32_t *rows, size_t n, size_t C) {
     const size_t r = blockIdx.x;
     for (size_t c = threadIdx.x * N; c < C; c += blockDim.x * N) {
@@ -22,7 +22,7 @@ template <class X> void gather_rows(Cuda<X> dev, X *out, const X *x, const int32
            rows, n, C);
 }
 
-// A block per row: out[rows[r]] = x[r].
+// One block copies row r: out[rows[r]] = x[r].
 template <class X, int N> __global__ void scatter_rows_kernel2(X *out, const X *x, const int32_t *rows, size_t C) {
     X *row = out + size_t(rows[blockIdx.x]) * C;
     for (size_t c = threadIdx.x * N; c < C; c += blockDim.x * N) Vec<X, N>::load(x + blockIdx.x * C + c).store(row + c);
@@ -34,17 +34,17 @@ template <class X> void scatter_rows(Cuda<X> dev, X *out, const X *x, const int3
            rows, C);
 }
 
-// Two products read the head's weights, (V, C), once for each chunk: with more rows that takes less time than the products themselves.
+// Two products read the head's weights, (V, C), once per chunk. With this many rows the reading takes less time than the products.
 template <class X> constexpr size_t lm_head_bytes(Cuda<X>) { return size_t(256) << 20; }
 
 // ---- softmax, loss and gradient of a row --------------------------------------------------------------------------------------
 
-// All rows are worked on at once, so gradients in bf16 cannot take the place of the logits of other rows, as on the CPU.
+// All rows are computed at the same time. So gradients in bf16 cannot overwrite the logits of other rows, as they do on the CPU.
 template <class X> size_t dlogits_room(Cuda<X>, size_t rows, size_t V) {
     return sizeof(X) == sizeof(float) ? 0 : round_up(rows * V * sizeof(X), 64);
 }
 
-// What is known of a part of a row; `first` is where its maximum stands first.
+// The statistics of a part of a row; `first` is the first index of its maximum.
 struct SoftmaxPart {
     float max = -3.4e38f, sum = 0, dot = 0;  // sum_v e[v] and sum_v e[v] (logit[v] - max) with e[v] = exp(logit[v] - max)
     unsigned first = ~0u;
@@ -69,12 +69,12 @@ struct SoftmaxWarps {
     SoftmaxPart part[32];
 };
 
-// A block per row: its threads, each with as many logits at a time
+// Returns the threads of a block that computes a row of V logits, where each thread reads `each` logits at a time.
 inline unsigned classifier_threads(size_t V, size_t each) {
     return unsigned(std::min<size_t>(1024, round_up(ceil_div(V, each), 32)));
 }
 
-// The block's row: gradients of its logits, in whose place they may be; y is V or more where the target is elsewhere.
+// Computes the gradients of the logits of the block's row, which may overwrite them. y is V or more if the target is outside this range.
 template <class X, int N>
 __device__ void dlogits_row(X *dlogits, const float *logits, float max, float sum, float weight, size_t y, size_t V) {
     const float scale = weight / sum;
@@ -86,16 +86,16 @@ __device__ void dlogits_row(X *dlogits, const float *logits, float max, float su
     }
 }
 
-// The block's row of padding
+// Clears the block's row of padding.
 template <class X, int N> __device__ void clear_row(X *dlogits, size_t V) {
     for (size_t v = threadIdx.x * N; v < V; v += blockDim.x * N) Vec<X, N>{}.store(dlogits + v);
 }
 
-// A block per row. The logits are read twice: for maximum and sums at once (Milakov and Gimelshein, 2018, arXiv:1805.02867), then
+// One block computes a row. It reads the logits twice: for maximum and sums together (Milakov and Gimelshein, 2018, arXiv:1805.02867), then
 // for the gradients. Moves 8 V + V sizeof(X) bytes a row. dlogits may be the logits.
 template <class X, int N>
 __global__ void __launch_bounds__(1024)
-    fused_classifier_kernel2(HeadStats stats, X *dlogits, const float *logits, const int32_t *targets, const float *weights,
+    fused_classifier_kernel4(HeadStats stats, X *dlogits, const float *logits, const int32_t *targets, const float *weights,
                              size_t n, size_t V) {
     SoftmaxWarps &warps = shared_mem<SoftmaxWarps>();
     const size_t r = blockIdx.x;
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(1024)
     if (lane == 0) warps.part[warp] = part;
     __syncthreads();
     part = warp_merge(lane < blockDim.x / 32 ? warps.part[lane] : SoftmaxPart{});
-    part.sum = __shfl_sync(all_lanes, part.sum, 0);  // with fma, merge(a, b) and merge(b, a) may differ in the last bit
+    part.sum = __shfl_sync(all_lanes, part.sum, 0);  // because with fma merge(a, b) and merge(b, a) may differ in the last bit
 
     if (threadIdx.x == 0) {
         const double log_sum = log(double(part.sum));
@@ -131,11 +131,11 @@ void fused_classifier(Cuda<X> dev, HeadStats stats, X *dlogits, const float *log
                       size_t n, size_t padded, size_t V) {
     constexpr int N = Vec<float>::size;
     const bool wide = fit_vectors<N>(V, logits, dlogits);
-    launch(dev, wide ? fused_classifier_kernel2<X, N> : fused_classifier_kernel2<X, 1>, Grid{dlogits ? padded : n},
+    launch(dev, wide ? fused_classifier_kernel4<X, N> : fused_classifier_kernel4<X, 1>, Grid{dlogits ? padded : n},
            classifier_threads(V, wide ? N : 1), sizeof(SoftmaxWarps), stats, dlogits, logits, targets, weights, n, V);
 }
 
-// A block per row. Moves 4 + sizeof(X) bytes a logit.
+// One block computes a row. It moves 4 + sizeof(X) bytes per logit.
 template <class X, int N>
 __global__ void __launch_bounds__(1024)
     range_classifier_kernel1(X *dlogits, const float *logits, const int32_t *targets, const float *weights, HeadStats stats,
@@ -155,7 +155,7 @@ void range_classifier(Cuda<X> dev, X *dlogits, const float *logits, const int32_
            classifier_threads(count, wide ? N : 1), 0, dlogits, logits, targets, weights, stats, n, first, count);
 }
 
-// One block: thread i takes n = i, i + blockDim, ..., then the block adds up what its threads have.
+// One block sums all rows: thread i sums n = i, i + blockDim, ..., and then the block adds up its threads' sums.
 template <class X> __global__ void __launch_bounds__(1024) head_sums_kernel1(double *sums, HeadStats stats, size_t N) {
     WarpSums<double> &shared = shared_mem<WarpSums<double>>();
     double nll = 0, entropy = 0, correct = 0;

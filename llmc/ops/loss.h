@@ -1,27 +1,27 @@
 // The language-model head fused with the loss, so that the (T, V) logits never exist: chunks of rows go through the three
 // products of the head and the softmax between them, and at most 128 MiB of logits are alive (256 on CUDA).
 //
-//   lm_head(dev, stats, dx, dw, scratch, x, w, rows, targets, weights, T, C, V, N, accumulate)
-//                                                                 for n < N, with t = rows[n], y = targets[n]:
+//   lm_head(dev, stats, dx, dw, scratch, x, w, predictors, targets, weights, T, C, V, N, accumulate)
+//                                                                 for n < N, with t = predictors[n], y = targets[n]:
 //       logit[v] = sum_c x[t,c] w[v,c]       p = softmax(logit)       lse = log sum_v exp(logit[v])
 //       nll[n] = lse - logit[y]              entropy[n] = lse - sum_v p[v] logit[v]     correct[n] = 1 if y is the first maximum
 //       max[n] = max_v logit[v]              sum[n] = sum_v exp(logit[v] - max[n])      so that lse = max[n] + log sum[n]
 //       dlogit[v] = weights[n] (p[v] - [v == y])                      weights[n] is dL/dnll[n]
-//       dx[t,c] = sum_v dlogit[v] w[v,c]     dw[v,c] += sum_n dlogit[v] x[t,c];   without accumulate dw = sum_n ..., and N > 0
+//       dx[t,c] = sum_v dlogit[v] w[v,c]     dw[v,c] += sum_n dlogit[v] x[t,c];   if not accumulate, dw = sum_n ..., and N > 0
 //
-//   lm_head_weight(dev, dw, scratch, x, w, rows, targets, weights, stats, C, V, N, first, count)   for v in [first, first + count):
+//   lm_head_weight(dev, dw, scratch, x, w, predictors, targets, weights, stats, C, V, N, first, count)   for v in [first, first + count):
 //       dw[v - first,c] += sum_n dlogit[v] x[t,c]
 //
-//   x, dx (T, C), w (V, C) X     dw (V, C), of a range (count, C), float     rows, targets (N) int32, rows increasing
-//   weights (N) float     stats: nll, entropy (nats), correct, max, sum, (N) float each; rows of weight 0 count in them too
-//   dx is overwritten and 0 in rows without a target. dx null: forward only, dw and weights are not touched and may be null.
-//   scratch: lm_head_scratch(dev, N, C, V) bytes, aligned to 64, for both. Nothing may alias.
+//   x, dx (T, C), w (V, C) X     dw (V, C), of a range (count, C), float     predictors, targets (N) int32, predictors increasing
+//   weights (N) float     stats: nll, entropy (nats), correct, max, sum, (N) float each; they include rows of weight 0
+//   dx is overwritten and 0 in rows without a target. If dx is null, only the forward pass runs; dw and weights may then be null, too.
+//   scratch: lm_head_scratch(dev, N, C, V) bytes, aligned to 64, for both functions. Nothing may alias.
 //   Logits and softmax are float; dlogit is rounded to X before its products. A NaN among the logits of a row makes its nll NaN.
 //
-//   Where no (V, C) of floats is to exist, as under ZeRO-2, lm_head gets dw null, and after it lm_head_weight makes dw range by
-//   range, from the same inputs and the stats that lm_head left: logits once more, of the range alone, dlogit = weight
-//   (exp(logit - max) / sum - [v == y]). Four products of 2 N C V operations then, instead of three. Equal logits give equal bits of
-//   dlogit; the products' libraries may add up in another order for other sizes, as do chunks of other lengths.
+//   If no (V, C) array of floats may exist, as under ZeRO-2, lm_head gets dw null. After it lm_head_weight computes dw in ranges of v, from the
+//   same inputs and the stats that lm_head has written: it recomputes the logits of the range, and dlogit = weight (exp(logit - max) / sum -
+//   [v == y]). That takes four products of 2 N C V operations instead of three. Equal logits give equal bits of dlogit; but libraries may
+//   sum in another order for other sizes, and so do chunks of other lengths.
 //
 //   head_sums(dev, sums, stats, N): sums[0..2] += sum_n nll[n], entropy[n], correct[n]     sums (3) double
 #pragma once
@@ -40,18 +40,18 @@ struct HeadStats {
 
 template <class X> constexpr size_t lm_head_bytes(Cpu<X>) { return size_t(128) << 20; }
 
-// Rows of a chunk: as many as its bytes of float logits hold, in multiples of 64 where it holds as many, and at least one.
+// Returns the rows of a chunk: as many as its bytes of float logits hold, rounded down to a multiple of 64 if that is not 0; at least one.
 template <class Dev> constexpr size_t lm_head_chunk(Dev dev, size_t V) {
     const size_t rows = lm_head_bytes(dev) / (V * sizeof(float));
     return rows >= 64 ? rows / 64 * 64 : std::max(rows, size_t(1));
 }
 
-// Rows are multiples of 64 in the last chunk too (padded with zeros), so that the products see few different shapes.
+// The last chunk, too, has a multiple of 64 rows (padded with zeros), so that the products have few different shapes.
 template <class Dev> constexpr size_t lm_head_rows(Dev dev, size_t n, size_t V) {
     return std::min(lm_head_chunk(dev, V), round_up(n, 64));
 }
 
-// The statistics of row n; logits become exp(logit - max). Sums: float in a run, double over the runs.
+// Computes the statistics of row n; logits become exp(logit - max). Sums are float within a run and double over the runs.
 inline void softmax_row(HeadStats stats, size_t n, float *logits, size_t y, size_t V) {
     constexpr size_t run = 1024;
     float max = -INFINITY;
@@ -82,7 +82,7 @@ inline void softmax_row(HeadStats stats, size_t n, float *logits, size_t y, size
     stats.sum[n] = float(sum);
 }
 
-// The gradients of a row from e = exp(logit - max), whose place they may take; y is V or more where the target is elsewhere.
+// Computes the gradients of a row from e = exp(logit - max), which they may overwrite. y is V or more if the target is outside this range.
 template <class X> void dlogits_row(X *dlogits, const float *e, float weight, float sum, size_t y, size_t V) {
     const float scale = weight / sum;
     const float at_target = y < V ? e[y] * scale - weight : 0;  // read before it is overwritten
@@ -91,16 +91,16 @@ template <class X> void dlogits_row(X *dlogits, const float *e, float weight, fl
     if (y < V) dlogits[y] = at_target;
 }
 
-// row(r) for all rows of a chunk, in an order in which gradients may overwrite the logits. In bf16 row r takes the place of rows
-// (r-1)/2 to r/2 of the logits, half a row being free in front; so once the rows below `first` are done, rows first to 2 first
-// may be worked on at the same time.
+// Calls row(r) for all rows of a chunk, in an order in which gradients may overwrite the logits. In bf16, where half a row is free in front,
+// the gradients of row r overwrite the logits of rows (r-1)/2 to r/2. So once the rows below `first` are done, rows first to 2 first can be
+// computed at the same time.
 template <class X, class Row> void for_each_row(Cpu<X> dev, size_t n, Row row) {
     for (size_t first = 0, last = 1; first < n; first = last, last *= 2)
 #pragma omp parallel for num_threads(dev.threads)
         for (size_t r = first; r < std::min(last, n); r++) row(r);
 }
 
-// Statistics of rows 0 to n of a chunk and, unless dlogits is null, the gradients of their logits; 0 in rows n to `padded`.
+// Computes the statistics of rows 0 to n of a chunk and, unless dlogits is null, the gradients of their logits, which are 0 in rows n to `padded`.
 template <class X>
 void fused_classifier(Cpu<X> dev, HeadStats stats, X *dlogits, float *logits, const int32_t *targets, const float *weights,
                       size_t n, size_t padded, size_t V) {
@@ -113,7 +113,7 @@ void fused_classifier(Cpu<X> dev, HeadStats stats, X *dlogits, float *logits, co
     if (dlogits) std::fill(dlogits + n * V, dlogits + padded * V, X(0.0f));
 }
 
-// The same gradients where the statistics are known, of logits [first, first + count) of the vocabulary, `count` in a row.
+// Computes the gradients of logits [first, first + count) of the vocabulary from known statistics. A row has `count` of them.
 template <class X>
 void range_classifier(Cpu<X> dev, X *dlogits, float *logits, const int32_t *targets, const float *weights, HeadStats stats,
                       size_t n, size_t padded, size_t first, size_t count) {
@@ -127,7 +127,7 @@ void range_classifier(Cpu<X> dev, X *dlogits, float *logits, const int32_t *targ
     std::fill(dlogits + n * count, dlogits + padded * count, X(0.0f));
 }
 
-// Bytes in front of the logits at which their gradients begin: 0 where they take the place of the logits.
+// Returns how many bytes in front of the logits their gradients begin; 0: they overwrite the logits.
 template <class X> size_t dlogits_room(Cpu<X>, size_t, size_t V) {
     return sizeof(X) == sizeof(float) ? 0 : round_up(V * sizeof(X), 64);
 }
@@ -159,7 +159,7 @@ template <class Dev> size_t lm_head_scratch(Dev dev, size_t N, size_t C, size_t 
     return lm_head_chunk_bytes(dev, lm_head_rows(dev, N, V), C, V);
 }
 
-// Rows of a chunk where each has `count` logits: as many as fit the scratch for V.
+// Returns the rows of a chunk whose rows have `count` logits: as many as fit the scratch for V logits.
 template <class Dev> size_t lm_head_range_rows(Dev dev, size_t N, size_t C, size_t V, size_t count) {
     const size_t bytes = lm_head_scratch(dev, N, C, V);
     size_t rows = lm_head_rows(dev, N, V), more = round_up(rows + 1, 64);
@@ -167,7 +167,7 @@ template <class Dev> size_t lm_head_range_rows(Dev dev, size_t N, size_t C, size
     return rows;
 }
 
-// The scratch, for chunks of `most` rows.
+// The arrays in the scratch, for chunks of `most` rows.
 template <class X> struct HeadChunk {
     X *dlogits;     // (most, V)
     float *logits;  // (most, V)
@@ -184,13 +184,13 @@ template <class X> struct HeadChunk {
     }
 };
 
-// Gathers the rows of x, chunk by chunk, multiplies them by the V rows of w and calls body(n0, n, padded): rows n0 to n0 + n.
+// For each chunk, of predictors n0 to n0 + n: gathers their rows of x, multiplies them by the V rows of w, and calls body(n0, n, padded).
 template <class Dev, class X, class Body>
-void for_each_chunk(Dev dev, const HeadChunk<X> &chunk, const X *x, const X *w, const int32_t *rows, size_t C, size_t V, size_t N,
-                    Body body) {
+void for_each_chunk(Dev dev, const HeadChunk<X> &chunk, const X *x, const X *w, const int32_t *predictors, size_t C, size_t V,
+                    size_t N, Body body) {
     for (size_t n0 = 0; n0 < N; n0 += chunk.most) {
         const size_t n = std::min(chunk.most, N - n0), padded = std::min(chunk.most, round_up(n, 64));
-        gather_rows(dev, chunk.x, x, rows + n0, n, padded, C);
+        gather_rows(dev, chunk.x, x, predictors + n0, n, padded, C);
         matmul_forward(dev, chunk.logits, chunk.x, w, nullptr, padded, C, V);
         body(n0, n, padded);
     }
@@ -198,25 +198,25 @@ void for_each_chunk(Dev dev, const HeadChunk<X> &chunk, const X *x, const X *w, 
 
 template <class Dev, class X = typename Dev::X>
 void lm_head(Dev dev, HeadStats stats, std::type_identity_t<X> *dx, float *dw, void *scratch, const X *x, const X *w,
-             const int32_t *rows, const int32_t *targets, const float *weights, size_t T, size_t C, size_t V, size_t N,
+             const int32_t *predictors, const int32_t *targets, const float *weights, size_t T, size_t C, size_t V, size_t N,
              bool accumulate) {
     const HeadChunk<X> chunk(dev, scratch, lm_head_rows(dev, N, V), V);
-    if (dx) gather_rows(dev, dx, x, rows, 0, T, C);  // all rows 0
-    for_each_chunk(dev, chunk, x, w, rows, C, V, N, [&](size_t n0, size_t n, size_t padded) {
+    if (dx) gather_rows(dev, dx, x, predictors, 0, T, C);  // n = 0: sets all rows to 0
+    for_each_chunk(dev, chunk, x, w, predictors, C, V, N, [&](size_t n0, size_t n, size_t padded) {
         fused_classifier(dev, stats.from(n0), dx ? chunk.dlogits : nullptr, chunk.logits, targets + n0, weights + (dx ? n0 : 0),
                          n, padded, V);
         if (!dx) return;
         if (dw) matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, V, accumulate || n0 > 0);
         matmul_backward_input(dev, chunk.x, chunk.dlogits, w, padded, C, V);
-        scatter_rows(dev, dx, chunk.x, rows + n0, n, C);
+        scatter_rows(dev, dx, chunk.x, predictors + n0, n, C);
     });
 }
 
 template <class Dev, class X = typename Dev::X>
-void lm_head_weight(Dev dev, float *dw, void *scratch, const X *x, const X *w, const int32_t *rows, const int32_t *targets,
+void lm_head_weight(Dev dev, float *dw, void *scratch, const X *x, const X *w, const int32_t *predictors, const int32_t *targets,
                     const float *weights, HeadStats stats, size_t C, size_t V, size_t N, size_t first, size_t count) {
     const HeadChunk<X> chunk(dev, scratch, lm_head_range_rows(dev, N, C, V, count), count);
-    for_each_chunk(dev, chunk, x, w + first * C, rows, C, count, N, [&](size_t n0, size_t n, size_t padded) {
+    for_each_chunk(dev, chunk, x, w + first * C, predictors, C, count, N, [&](size_t n0, size_t n, size_t padded) {
         range_classifier(dev, chunk.dlogits, chunk.logits, targets + n0, weights + n0, stats.from(n0), n, padded, first, count);
         matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, count, true);
     });

@@ -30,24 +30,24 @@ const char *matmul_backend() {
 #endif
 }
 
-// A library multiplies tiles of C, each on one thread, and the threads are ours. With threads of its own oneDNN splits a long sum
-// among them (dw, where T is long), so that results depend on their number, and OpenBLAS's fight OpenMP's for the cores.
-// Lengths depend on n alone and are multiples of 64, but for the last.
-struct Cut {
+// Divides n into lengths, for tiles of C. Our own threads each compute tiles, by single-threaded calls of the library. If oneDNN had threads, it
+// would divide a long sum among them (dw, where T is long), and results would depend on their number; OpenBLAS's threads would compete with
+// OpenMP's for the cores. Lengths depend on n alone. All but the last are multiples of 64.
+struct Tiling {
     size_t n, step;
-    Cut(size_t n, size_t longest) : n(n), step(round_up(ceil_div(n, ceil_div(n, longest)), 64)) {}
+    Tiling(size_t n, size_t longest) : n(n), step(round_up(ceil_div(n, ceil_div(n, longest)), 64)) {}
     size_t count() const { return ceil_div(n, step); }
     size_t length(size_t i) const { return std::min(step, n - i * step); }
 };
 
-// A tile packs its rows of A and its columns of B for itself, so large tiles pack less; but there should be some for each thread.
-// At best a tile is as wide as C and A is packed once; but floats are read in place by oneDNN where neither is transposed.
+// For each tile the rows of A and the columns of B are packed, so large tiles cost less packing; but each thread should have some tiles.
+// A is packed only once if tiles are as wide as C. oneDNN packs no floats if neither factor is transposed.
 struct Tiles {
-    Cut rows, columns;
+    Tiling rows, columns;
     template <class X> Tiles(size_t M, size_t N, Matrix<X> A, Matrix<X> B) : rows(M, 512), columns(N, 512) {
         const bool in_place = sizeof(X) == sizeof(float) && A.column == 1 && B.column == 1;
-        if (N <= 1024 && !in_place) rows = Cut(M, 256), columns = Cut(N, 1024);
-        if (rows.count() * columns.count() < 6) rows = Cut(M, 256), columns = Cut(N, 512);
+        if (N <= 1024 && !in_place) rows = Tiling(M, 256), columns = Tiling(N, 1024);
+        if (rows.count() * columns.count() < 6) rows = Tiling(M, 256), columns = Tiling(N, 512);
     }
 };
 
@@ -70,8 +70,8 @@ struct Product {
 #endif
 
 struct Context {
-    // What was planned for, matmul_use_scratch. Memory of its own serves who plans nothing, as tests do, and products that ask for
-    // more: oneDNN says what it needs only when it has made a product.
+    // The memory that matmul_use_scratch gave. `own` replaces it for callers that give none, as tests, and for products that need more:
+    // oneDNN says what a product needs only when the product has been made.
     std::span<char> planned;
     struct Free {
         void operator()(char *p) const { free(p); }
@@ -79,7 +79,7 @@ struct Context {
     std::unique_ptr<char, Free> own;
     size_t own_bytes = 0;
 
-    // Aligned to 4096 bytes.
+    // Returns memory that is aligned to 4096 bytes.
     void *scratch_for(size_t bytes) {
         if (bytes <= planned.size()) return planned.data();
         if (bytes > own_bytes) {
@@ -93,10 +93,10 @@ struct Context {
 
 #ifdef LLMC_ONEDNN
     dnnl::engine engine{dnnl::engine::kind::cpu, 0};
-    bool has_bf16;  // oneDNN multiplies bf16 from AVX-512 on
+    bool has_bf16;  // oneDNN multiplies bf16 only on CPUs with AVX-512
 
-    // Making a product compiles it: 0.05 to 0.5 ms (measured), so all are kept. As rows are multiples of 64 and tiles are small,
-    // a model needs two or three hundred whatever the lengths of its rows; the limit is for shapes that never repeat.
+    // Making a product compiles it, which takes 0.05 to 0.5 ms (measured), so all products are kept. Because rows are multiples of 64 and
+    // tiles are small, a model needs two or three hundred of them for rows of any lengths. The limit is for shapes that never repeat.
     static constexpr size_t most_products = 512;
     std::map<Shape, Product> products;
     const Product &product(const Shape &shape);
@@ -135,7 +135,7 @@ const Product &Context::product(const Shape &s) {
         attributes.set_post_ops(sum);
     }
     const int threads = omp_get_max_threads();
-    omp_set_num_threads(1);  // the number a product is made for
+    omp_set_num_threads(1);  // a product is compiled for this number of threads
     try {
         const auto desc = s.bias ? dnnl::matmul::desc(p.a, p.b, p.bias, p.c) : dnnl::matmul::desc(p.a, p.b, p.c);
         const dnnl::matmul::primitive_desc made(desc, attributes, engine);
@@ -149,16 +149,16 @@ const Product &Context::product(const Shape &s) {
     return products.emplace(s, std::move(p)).first->second;
 }
 
-// Long sums over tokens, as A^T B is in a weight's gradient, are cut too: otherwise each T would need products of its own.
+// Long sums over tokens, such as A^T B in a weight's gradient, are divided, too. Otherwise each T would need products of its own.
 template <class X, class Out>
 static void onednn_gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K,
                         bool accumulate) {
     Context &ctx = *dev.ctx;
     const Tiles tiles(M, N, A, B);
     const bool over_tokens = A.row == 1;
-    const Cut &rows = tiles.rows, &columns = tiles.columns, depth(K, over_tokens ? 1024 : K);
+    const Tiling &rows = tiles.rows, &columns = tiles.columns, depth(K, over_tokens ? 1024 : K);
     if (ctx.products.size() + 12 > Context::most_products) ctx.products.clear();
-    // Only the last tiles and pieces of a sum differ in size, and only its first piece may overwrite: [row][column][piece]
+    // Only the last tiles and the last part of a sum differ in size, and only the first part may overwrite C: [row][column][part]
     const Product *products[2][2][3];
     const auto product_of = [&](size_t i, size_t j, size_t k) -> const Product *& {
         return products[i + 1 == rows.count()][j + 1 == columns.count()][k == 0 ? 0 : k + 1 == depth.count() ? 2 : 1];
@@ -177,7 +177,7 @@ static void onednn_gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *b
     char *scratch = static_cast<char *>(ctx.scratch_for(size_t(dev.threads) * scratchpad));
 #pragma omp parallel num_threads(dev.threads)
     {
-        omp_set_num_threads(1);  // of oneDNN, in this thread and until the end of the region
+        omp_set_num_threads(1);  // oneDNN's threads, in this thread and until the end of the region
         dnnl::stream stream(ctx.engine);
         char *own_scratch = scratch + size_t(omp_get_thread_num()) * scratchpad;
         const auto view = [&](const memory::desc &desc, const void *data) {
@@ -204,7 +204,7 @@ static void onednn_gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *b
 static void openblas_gemm(CpuF32 dev, float *C, Matrix<float> A, Matrix<float> B, const float *bias, size_t M, size_t N, size_t K,
                           bool accumulate) {
     const Tiles tiles(M, N, A, B);
-    const Cut &rows = tiles.rows, &columns = tiles.columns;
+    const Tiling &rows = tiles.rows, &columns = tiles.columns;
 #pragma omp parallel for num_threads(dev.threads) collapse(2) schedule(dynamic)
     for (size_t j = 0; j < columns.count(); j++)
         for (size_t i = 0; i < rows.count(); i++) {
@@ -225,7 +225,7 @@ static void openblas_gemm(CpuF32 dev, float *C, Matrix<float> A, Matrix<float> B
 
 constexpr size_t page = 4096;
 
-// Of a thread, sgemm asks for 1 MiB, and oneDNN for a page more: the sums of a bf16 tile, measured.
+// Per thread, sgemm needs 1 MiB, and oneDNN a page more, for the sums of a bf16 tile (measured).
 template <class X> size_t matmul_scratch(Cpu<X> dev) {
     size_t bytes = size_t(dev.threads) * (sgemm_scratch * sizeof(float) + page);
 #ifdef LLMC_AMX
@@ -256,7 +256,7 @@ static void gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, si
 
 // ---- the three products of a linear layer -----------------------------------------------------------------------------------
 
-// A token or a few, as generation has them: bound by reading the weights, so each is read once, in place.
+// The product for few tokens, as in generation. It is bound by reading the weights, so each weight is read once, in place.
 constexpr size_t few_rows = 16;
 
 template <class X, class Out>
@@ -288,7 +288,7 @@ void matmul_backward_weight(Cpu<X> dev, float *dw, float *dbias, const X *dout, 
                             bool accumulate) {
     gemm<X, float>(dev, dw, {dout, 1, OC}, {x, IC, 1}, nullptr, OC, IC, T, accumulate);
     if (!dbias) return;
-    constexpr size_t width = 64, run = 256;  // columns of a task; tokens that are summed on their own before they join the rest
+    constexpr size_t width = 64, run = 256;  // columns of a task; tokens of a partial sum
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t o0 = 0; o0 < OC; o0 += width)
         for (size_t t0 = 0; t0 < T; t0 += run) {

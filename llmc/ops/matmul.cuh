@@ -1,5 +1,5 @@
-// The linear layer on CUDA. Contract and formulas: matmul.h. The products are cuBLASLt's, with the bias in their epilogue and dw added
-// to in place; in the emulator they are the CPU's. Only splits of a sum that are added up in a fixed order are allowed.
+// The linear layer on CUDA. Contract and formulas: matmul.h. cuBLASLt computes the products, adds the bias in their
+// epilogue, and adds to dw in place; the emulator calls the CPU's products. Sums may only be split if the parts are added in a fixed order.
 #pragma once
 #include <map>
 #include <memory>
@@ -48,18 +48,18 @@ inline void cublas_check(cublasStatus_t status, const char *what) {
     if (status != CUBLAS_STATUS_SUCCESS) die("cuBLASLt: %s: %s", what, cublasLtGetStatusString(status));
 }
 
-// D (m, n) = op(A) op(B) [+ bias] or D += op(A) op(B), column-major as in BLAS: our row-major arrays are their transposes.
+// D (m, n) = op(A) op(B) [+ bias] or D += op(A) op(B), column-major as in BLAS: our row-major arrays are the transposes.
 struct MatmulShape {
     cudaDataType_t type, out;
     cublasOperation_t a_op, b_op;
     size_t m, n, k, a_ld, b_ld;
     bool bias, accumulate;
-    uint32_t alignment;  // of all pointers, in bytes, at most matmul_alignment
+    uint32_t alignment;  // the alignment of all pointers in bytes, at most matmul_alignment
     auto operator<=>(const MatmulShape &) const = default;
 };
 
 constexpr size_t matmul_workspace = 32 << 20,
-                 matmul_alignment = 256;  // what NVIDIA recommends for Hopper, and what cuBLASLt asks for
+                 matmul_alignment = 256;  // NVIDIA recommends this for Hopper
 
 struct MatmulPlan {
     cublasLtMatmulDesc_t product;
@@ -67,14 +67,14 @@ struct MatmulPlan {
     cublasLtMatmulAlgo_t algorithm;
 
     MatmulPlan(cublasLtHandle_t handle, cublasComputeType_t floats, const MatmulShape &s,
-               const void *bias) {  // any bias of that alignment
+               const void *bias) {  // any bias with that alignment
         const auto compute = s.type == CUDA_R_32F ? floats : CUBLAS_COMPUTE_32F;
         cublas_check(cublasLtMatmulDescCreate(&product, compute, CUDA_R_32F), "a description of a product");
         set(CUBLASLT_MATMUL_DESC_TRANSA, s.a_op);
         set(CUBLASLT_MATMUL_DESC_TRANSB, s.b_op);
         if (s.bias) set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
         if (s.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, s.type);
-        if (s.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);  // the choice of an algorithm looks at its alignment
+        if (s.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);  // because the choice of an algorithm depends on its alignment
         a = layout(s.type, s.a_op == CUBLAS_OP_N ? s.m : s.k, s.a_op == CUBLAS_OP_N ? s.k : s.m, s.a_ld);
         b = layout(s.type, s.b_op == CUBLAS_OP_N ? s.k : s.n, s.b_op == CUBLAS_OP_N ? s.n : s.k, s.b_ld);
         d = layout(s.out, s.m, s.n, s.m);
@@ -123,7 +123,7 @@ struct CudaContext {
     const cublasComputeType_t compute;  // of floats
     cublasLtHandle_t handle = nullptr;
     void *workspace = nullptr;
-    // To ask for an algorithm takes longer than to launch it, so all answers are kept, up to a limit for shapes that never repeat.
+    // Asking for an algorithm takes longer than launching it. So all answers are kept, up to a limit, which is for shapes that never repeat.
     static constexpr size_t most_plans = 512;
     std::map<MatmulShape, std::unique_ptr<MatmulPlan>> plans;
 
@@ -169,7 +169,7 @@ void cublas_product(Cuda<X> dev, Out *D, const X *A, const X *B, const X *bias, 
                  "a product");
 }
 
-// Column-major, x is (IC, T), w (IC, OC), out (OC, T), and so for their gradients.
+// In column-major terms x is (IC, T), w (IC, OC) and out (OC, T); the same holds for their gradients.
 template <class X, class Out>
 void matmul_product(Cuda<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC) {
     cublas_product(dev, out, w, x, bias, CUBLAS_OP_T, CUBLAS_OP_N, OC, T, IC, IC, IC, false);

@@ -4,20 +4,20 @@
 //   matmul_backward_input (dev, dx, dout, w, T, IC, OC)           dx[t,i] = sum_o dout[t,o] w[o,i]
 //   matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC, accumulate)
 //                                                                 dw[o,i] += sum_t dout[t,o] x[t,i]   dbias[o] += sum_t dout[t,o]
-//                                                                 without accumulate dw = sum_t ..., and T > 0
+//                                                                 if not accumulate, dw = sum_t ..., and T > 0
 //
-//   matmul_scratch(dev) bytes serve all of them, one after the other: matmul_use_scratch(dev, scratch) says where, before the first,
-//   and matmul_use_scratch(dev, nullptr) before that memory goes.
+//   All of them use the same matmul_scratch(dev) bytes of scratch. Call matmul_use_scratch(dev, scratch) before the first of them, and
+//   matmul_use_scratch(dev, nullptr) before that memory is freed.
 //
 //   x, dx (T, IC), w (OC, IC), bias (OC), dout (T, OC) X     out (T, OC) X or float    dw (OC, IC), dbias (OC) float
 //   bias and dbias may be null. No output may alias an input. Sums are float and rounded once, to the type of the output, in an
-//   order that depends on the sizes alone, never on threads. A context serves any shapes, one call at a time.
+//   order that depends on the sizes alone, never on threads. A context works for all shapes, but for one call at a time.
 #pragma once
 #include <type_traits>
 
 #include "../core/device.h"
 
-const char *matmul_backend();  // for the run log: which library, or "own sgemm"
+const char *matmul_backend();  // the library's name, or "own sgemm", for the run log
 
 template <class X, class Out>  // Out: X, or float for logits
 void matmul_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const std::type_identity_t<X> *bias, size_t T, size_t IC,

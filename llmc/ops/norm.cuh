@@ -1,4 +1,4 @@
-// What rmsnorm, layernorm and the norm of queries and keys share on CUDA. On the CPU: norm.h.
+// The parts that rmsnorm, layernorm and the norm of queries and keys share on CUDA; norm.h is for the CPU.
 #pragma once
 #include "norm.h"
 #include "warp.cuh"
@@ -7,8 +7,8 @@ inline namespace CUDA_BACKEND {
 
 // ---- one row, by one warp -----------------------------------------------------------------------------------------------------
 
-// Takes x, or x + y rounded to X, which also goes to `sum`, to shared memory; y and sum may be null. So every byte is read once,
-// however often the row is needed. Each lane finds there what it wrote itself: no barrier. Returns the sum of term(element).
+// Copies x, or x + y rounded to X, which is also written to `sum`, to shared memory, so that every byte is read once, however often the row is
+// needed. y and sum may be null. Each lane reads only what it wrote itself, which needs no barrier. Returns the sum of term(element).
 template <class X, int N, class Term> __device__ float norm_read(X *row, X *sum, const X *x, const X *y, size_t C, Term term) {
     const size_t lane = threadIdx.x % 32;
     float terms = 0;
@@ -36,14 +36,14 @@ template <class X, int N> __device__ void norm_store(X *dx, const X *dresidual, 
     rounded.store(dx);
 }
 
-// Warps of a block that needs so much shared memory for each: a longer row has a block of its own.
+// Returns the warps of a block that needs this much shared memory for each warp. A longer row gets a block of its own.
 inline size_t norm_warps(size_t shared_bytes, size_t bytes_per_warp) {
     return std::clamp<size_t>(shared_bytes / bytes_per_warp, 1, 8);
 }
 
 // ---- gradients of the weights: summed over the rows of a warp, the warps of a block, the blocks -------------------------------
 
-constexpr size_t norm_blocks = 256;  // at most: two for every SM, and little to sum
+constexpr size_t norm_blocks = 256;  // the largest number of blocks: two for every SM, and few parts to sum
 
 __device__ inline void norm_clear(float *dw, size_t n) {
     for (size_t i = threadIdx.x; i < n; i += blockDim.x) dw[i] = 0;

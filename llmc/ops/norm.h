@@ -1,5 +1,5 @@
-// What rmsnorm, layernorm and the norm of queries and keys share: the order in which gradients of weights are summed over tokens.
-// It depends on the sizes alone, never on threads: first over runs of tokens, one run a thread, then over the runs.
+// The order in which rmsnorm, layernorm and the norm of queries and keys sum the gradients of their weights over tokens: first within runs of
+// tokens, one run per thread, then over the runs. It depends on the sizes alone, never on threads.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -7,7 +7,7 @@
 #include "../core/common.h"
 #include "../core/device.h"
 
-constexpr size_t norm_runs = 64;  // at most
+constexpr size_t norm_runs = 64;  // the largest number of runs
 
 struct NormRuns {
     size_t T, length, count;
@@ -28,7 +28,7 @@ template <class X> void norm_add_runs(Cpu<X> dev, float *dw, const float *parts,
     }
 }
 
-// out = x + y, of one row
+// out = x + y, for one row
 template <class X> void norm_add_row(X *out, const X *x, const X *y, size_t C) {
 #pragma omp simd
     for (size_t c = 0; c < C; c++) out[c] = float(x[c]) + float(y[c]);

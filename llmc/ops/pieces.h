@@ -1,20 +1,20 @@
-// What attention.h takes besides arrays: which rows of the packed sequence a rank holds, and views of heads.
+// Two kinds of arguments of attention.h: the rows of the packed sequence that a rank holds, and views of heads.
 #pragma once
 #include <cstddef>
 
 #include "../core/common.h"
 
-// Global positions [begin, end) of the packed row, which lie in local rows offset, offset + 1, ...
+// Global positions [begin, end) of the packed row, which a rank stores in its local rows offset, offset + 1, ...
 struct Piece {
     size_t begin, end, offset;
 };
-struct Pieces {  // what one rank holds, sorted by begin
+struct Pieces {  // the pieces that one rank holds, sorted by begin
     static constexpr size_t capacity = 16;
     Piece piece[capacity];
     size_t count;
 };
 
-template <class X> struct Heads {  // element (t, h, d) at data[t * stride + h * D + d]
+template <class X> struct Heads {  // element (t, h, d) is data[t * stride + h * D + d]
     X *data;
     size_t stride;
 };

@@ -1,8 +1,8 @@
 // qk_norm_rope on CUDA: norm and rotation in one kernel, so that a head is read once. Contract and formulas: qk_norm_rope.h.
 //
-// A head lies in the registers of `lanes` neighbouring lanes, a power of two. Each has four channels c, c + 1, ... of the head's first
-// half, and the four of the second half that turn with them; where D / 8 is no power of two, the last lanes have none. A block has
-// query heads, or key heads: its threads meet one weight, which stays in registers, too. Arrays of heads begin at multiples of 16 bytes.
+// A head lies in the registers of `lanes` neighbouring lanes, a power of two. Each lane has four channels c, c + 1, ... of the head's first
+// half, and the four of the second half that rotate with them. If D / 8 is no power of two, the last lanes have none. A block has either
+// query heads or key heads, so that its threads need one weight, which stays in registers, too. Arrays of heads begin at multiples of 16 bytes.
 #pragma once
 #include <bit>
 
@@ -12,7 +12,7 @@
 
 inline namespace CUDA_BACKEND {
 template <class X> struct HeadPart {
-    X v[8];  // from the first half, from the second
+    X v[8];  // four of the first half, then four of the second
 
     __device__ static HeadPart load(const X *x, unsigned half) {
         const auto first = Vec<X, 4>::load(x), second = Vec<X, 4>::load(x + half);
@@ -29,7 +29,7 @@ template <class X> struct HeadPart {
     __device__ void turn(const float *angles, float sign) { rope_turn<4>(v, v + 4, angles, sign); }
 };
 
-template <class X> __device__ HeadPart<float> qk_norm_weight(const X *w, unsigned half) {  // w may lie anywhere
+template <class X> __device__ HeadPart<float> qk_norm_weight(const X *w, unsigned half) {  // w need not be aligned
     HeadPart<float> out;
     for (int i = 0; i < 4; i++) out.v[i] = w[i], out.v[4 + i] = w[half + i];
     return out;
@@ -37,7 +37,7 @@ template <class X> __device__ HeadPart<float> qk_norm_weight(const X *w, unsigne
 
 inline unsigned qk_norm_lanes(size_t D) { return unsigned(std::bit_ceil(D / 8)); }
 
-// Two blocks for a token: query heads and key heads. Moves 3 T (H + KV) D elements.
+// A token has two blocks, for its query heads and its key heads. The kernel moves 3 T (H + KV) D elements.
 template <class X>
 __global__ void qk_norm_rope_forward_kernel1(X *qkv, X *qk_raw, float *rstd, const X *wq, const X *wk, const float *table,
                                              const int32_t *doc_pos, unsigned H, unsigned KV, unsigned D, unsigned lanes,
@@ -47,7 +47,7 @@ __global__ void qk_norm_rope_forward_kernel1(X *qkv, X *qk_raw, float *rstd, con
     const unsigned c = threadIdx.x % lanes * 4, half = D / 2, end = keys ? H + KV : H;
     HeadPart<float> w{};
     if (c < half) w = qk_norm_weight((keys ? wk : wq) + c, half);
-    for (unsigned first = keys ? H : 0; first < end; first += blockDim.x / lanes) {  // every lane, for the sum
+    for (unsigned first = keys ? H : 0; first < end; first += blockDim.x / lanes) {  // every lane takes part, because of the sum
         const unsigned h = first + threadIdx.x / lanes;
         const bool mine = h < end && c < half;
         X *head = qkv + (t * (H + 2 * KV) + h) * D + c;
@@ -74,8 +74,8 @@ void qk_norm_rope_forward(Cuda<X> dev, X *qkv, X *qk_raw, float *rstd, const X *
            unsigned(KV), unsigned(D), qk_norm_lanes(D), eps);
 }
 
-// Two blocks for a run of tokens: query heads and key heads. A lane sums dw over the heads that it meets, a block over its lanes.
-// Moves 3 T (H + KV) D elements.
+// A run of tokens has two blocks, for query heads and key heads. A lane sums dw over its heads, and a block over its lanes. The kernel moves
+// 3 T (H + KV) D elements.
 template <class X>
 __global__ void qk_norm_rope_backward_kernel1(X *dqkv, float *scratch, const X *qk_raw, const X *wq, const X *wk,
                                               const float *rstd, const float *table, const int32_t *doc_pos, size_t T, unsigned H,

@@ -1,4 +1,4 @@
-// What happens to queries and keys before attention: each head is normed over its own channels (Qwen3), and then turned by its position.
+// The op on queries and keys before attention: each head is normed over its own channels (Qwen3), and then rotated by its position.
 //
 //   qk_norm_rope_forward (dev, qkv, qk_raw, rstd, wq, wk, table, doc_pos, T, H, KV, D, eps)
 //       of each query and key head x, with w = wq or wk:     qk_raw = x     qkv = rope_forward(rmsnorm_forward(x, w))
@@ -6,11 +6,11 @@
 //       dqkv, dwq, dwk = rmsnorm_backward of rope_backward(dqkv)
 //
 //   qkv, dqkv (T, (H + 2 KV) * D) X, changed in place: query heads, then key heads, then value heads, which are left alone
-//   wq, wk (D) X, null in models without these norms: rope alone, and qk_raw, rstd, dwq, dwk, scratch are not touched
+//   wq, wk (D) X, null in models without these norms, which need rope alone and do not use qk_raw, rstd, dwq, dwk and scratch
 //   qk_raw (T, (H + KV) * D) X     rstd (T, H + KV) float     dwq, dwk (D) float, accumulated     D a multiple of 8, up to 256
 //   scratch: rmsnorm_scratch(dev, 2 * D) floats     table, doc_pos: rope.h     formulas: rmsnorm.h, rope.h
 //
-// Between the two the values are rounded to X, as they are in Hugging Face: fused or not, the bits are the same.
+// Between norm and rotation the values are rounded to X, as in Hugging Face, so that the fused op gives the same bits as two ops.
 #pragma once
 #include "rmsnorm.h"
 #include "rope.h"

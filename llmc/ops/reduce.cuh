@@ -4,8 +4,8 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// A block sums one part. Moves n floats.
-template <int N> __global__ void squared_norm_kernel2(double *parts, const float *x, size_t n) {
+// One block sums one part. The kernel moves n floats.
+template <int N> __global__ void squared_norm_kernel4(double *parts, const float *x, size_t n) {
     const size_t begin = blockIdx.x * squared_norm_part, end = min(n, begin + squared_norm_part);
     double sum = 0;
     for (size_t i = begin + threadIdx.x * N; i < end; i += blockDim.x * N) {
@@ -16,7 +16,7 @@ template <int N> __global__ void squared_norm_kernel2(double *parts, const float
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
 
-// One block: parts[0] = the sum of all of them
+// One block sums all parts into parts[0].
 template <class T> __global__ void sum_parts_kernel1(T *parts, size_t n) {
     T sum = 0;
     for (size_t i = threadIdx.x; i < n; i += blockDim.x) sum += parts[i];
@@ -24,12 +24,12 @@ template <class T> __global__ void sum_parts_kernel1(T *parts, size_t n) {
     if (threadIdx.x == 0) parts[0] = sum;
 }
 
-// Waits for the stream.
+// Waits for the stream, because it returns a number to the host.
 template <class X> double squared_norm(Cuda<X> dev, double *scratch, const float *x, size_t n) {
     constexpr int N = Vec<float>::size;
     if (n == 0) return 0;
     const size_t parts = squared_norm_scratch(n);
-    launch(dev, fit_vectors<N>(n, x) ? squared_norm_kernel2<N> : squared_norm_kernel2<1>, Grid{parts}, 512,
+    launch(dev, fit_vectors<N>(n, x) ? squared_norm_kernel4<N> : squared_norm_kernel4<1>, Grid{parts}, 512,
            sizeof(WarpSums<double>), scratch, x, n);
     launch(dev, sum_parts_kernel1<double>, Grid{1}, 512, sizeof(WarpSums<double>), scratch, parts);
     double sum;

@@ -4,7 +4,7 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// One vector per thread. Moves 3 n elements.
+// A thread adds one vector. The kernel moves 3 n elements.
 template <class X, int N> __global__ void residual_forward_kernel2(X *out, const X *a, const X *b, size_t n) {
     const size_t i = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * N;
     if (i >= n) return;

@@ -7,7 +7,7 @@ inline namespace CUDA_BACKEND {
 
 // ---- one row, by one warp -----------------------------------------------------------------------------------------------------
 
-// The norm of x, or of x + y rounded to X, which also goes to `sum`; y and sum may be null.
+// Computes the norm of x, or of x + y rounded to X, which is also written to `sum`. y and sum may be null.
 template <class X, int N>
 __device__ float rmsnorm_warp(X *out, X *sum, const X *x, const X *y, const X *w, X *row, size_t C, float eps) {  // returns rstd
     const float squares = norm_read<X, N>(row, sum, x, y, C, [](float v) { return v * v; });
@@ -21,7 +21,8 @@ __device__ float rmsnorm_warp(X *out, X *sum, const X *x, const X *y, const X *w
     return rstd;
 }
 
-// dx of one row, and dw[c] += dout * xh, where dw is this warp's own in shared memory. The second reading comes from cache.
+// Computes dx of one row, and dw[c] += dout * xh, where dw is this warp's own, in shared memory. Data that are read a second time come from
+// the cache.
 template <class X, int N>
 __device__ void rmsnorm_backward_warp(X *dx, float *dw, const X *dresidual, const X *dout, const X *x, const X *w, float rstd,
                                       size_t C) {
@@ -50,9 +51,9 @@ __device__ void rmsnorm_backward_warp(X *dx, float *dw, const X *dresidual, cons
 
 template <class X> size_t rmsnorm_scratch(Cuda<X>, size_t C) { return norm_blocks * C; }
 
-// One warp per token. Moves 2 T C elements, with the sum 4 T C.
+// One warp computes a token. The kernel moves 2 T C elements, or 4 T C with the sum.
 template <class X, int N>
-__global__ void rmsnorm_forward_kernel2(X *out, X *sum, float *rstd, const X *x, const X *y, const X *w, size_t T, size_t C,
+__global__ void rmsnorm_forward_kernel5(X *out, X *sum, float *rstd, const X *x, const X *y, const X *w, size_t T, size_t C,
                                         float eps) {
     const size_t warp = threadIdx.x / 32, t = blockIdx.x * size_t(blockDim.x / 32) + warp;
     if (t >= T) return;
@@ -67,7 +68,7 @@ void residual_rmsnorm_forward(Cuda<X> dev, X *sum, X *out, float *rstd, const X 
                               float eps) {
     constexpr int N = Vec<X>::size;
     const size_t warps = norm_warps(48 << 10, C * sizeof(X));
-    launch(dev, fit_vectors<N>(C, sum, out, x, y, w) ? rmsnorm_forward_kernel2<X, N> : rmsnorm_forward_kernel2<X, 1>,
+    launch(dev, fit_vectors<N>(C, sum, out, x, y, w) ? rmsnorm_forward_kernel5<X, N> : rmsnorm_forward_kernel5<X, 1>,
            Grid{ceil_div(T, warps)}, unsigned(warps * 32), warps * C * sizeof(X), out, sum, rstd, x, y, w, T, C, eps);
 }
 
@@ -77,9 +78,9 @@ template <class X> void rmsnorm_forward(Cuda<X> dev, X *out, float *rstd, const 
     residual_rmsnorm_forward(dev, no_sum, out, rstd, x, no_y, w, T, C, eps);
 }
 
-// A block has a run of tokens, each warp every warps-th of them. Moves 4 T C elements (x, dout, dresidual, dx).
+// A block has a run of tokens, of which each warp computes every warps-th. The kernel moves 4 T C elements (x, dout, dresidual, dx).
 template <class X, int N>
-__global__ void rmsnorm_backward_kernel2(X *dx, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
+__global__ void rmsnorm_backward_kernel5(X *dx, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
                                          const float *rstd, size_t T, size_t C) {
     float *dw = &shared_mem<float>();  // (warps, C)
     const size_t warps = blockDim.x / 32, warp = threadIdx.x / 32;
@@ -96,7 +97,7 @@ void rmsnorm_backward(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *dr
                       const float *rstd, size_t T, size_t C) {
     constexpr int N = Vec<X>::size;
     const size_t warps = norm_warps(96 << 10, C * sizeof(float)), blocks = std::min(norm_blocks, ceil_div(T, warps));
-    launch(dev, fit_vectors<N>(C, dx, dresidual, dout, x, w) ? rmsnorm_backward_kernel2<X, N> : rmsnorm_backward_kernel2<X, 1>,
+    launch(dev, fit_vectors<N>(C, dx, dresidual, dout, x, w) ? rmsnorm_backward_kernel5<X, N> : rmsnorm_backward_kernel5<X, 1>,
            Grid{blocks}, unsigned(warps * 32), warps * C * sizeof(float), dx, scratch, dresidual, dout, x, w, rstd, T, C);
     norm_add_runs(dev, dw, scratch, blocks, C);
 }

@@ -46,7 +46,7 @@ void rmsnorm_backward_row(X *dx, float *dw, const X *dresidual, const X *dout, c
 #pragma omp simd
     for (size_t c = 0; c < C; c++) {
         const float xh = float(x[c]) * rstd, g = float(dout[c]) * float(w[c]);
-        dw[c] += float(dout[c]) * xh;  // before dx, which may overwrite dout
+        dw[c] += float(dout[c]) * xh;  // comes before dx, which may overwrite dout
         dx[c] = (dresidual ? float(dresidual[c]) : 0.0f) + rstd * (g - xh * mean);
     }
 }

@@ -7,7 +7,7 @@
 
 #include "../core/common.h"
 
-// The transformers code divides by tensors as reciprocal times number, and no two of its roundings are fused into one.
+// transformers divides by a tensor as reciprocal times number. No two of its roundings may be fused into one.
 #if defined(__clang__)
 #define SEPARATE_ROUNDINGS
 #pragma clang fp contract(off)

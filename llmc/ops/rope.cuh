@@ -4,7 +4,7 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// Turns N neighbouring pairs (a[i], b[i]) by sign times the angles whose cos and sin begin at `angles`.
+// Rotates N neighbouring pairs (a[i], b[i]) by sign times the angles whose cos and sin begin at `angles`.
 template <int N, class X> __device__ void rope_turn(X *a, X *b, const float *angles, float sign) {
     const auto turn = Vec<float, 2 * N>::load(angles);
     for (int i = 0; i < N; i++) {
@@ -15,10 +15,10 @@ template <int N, class X> __device__ void rope_turn(X *a, X *b, const float *ang
     }
 }
 
-// A block per token; a thread turns N neighbouring pairs of a head. Moves 2 T heads D elements; the row of the table comes from
-// cache.
+// One block rotates a token, and a thread N neighbouring pairs of a head. The kernel moves 2 T heads D elements; the row of the table comes
+// from the cache.
 template <class X, int N>
-__global__ void rope_kernel2(X *qkv, const float *table, const int32_t *doc_pos, unsigned heads, unsigned D, size_t stride,
+__global__ void rope_kernel4(X *qkv, const float *table, const int32_t *doc_pos, unsigned heads, unsigned D, size_t stride,
                              float sign) {
     const unsigned half = D / 2, vectors = half / N;
     const float *row = table + size_t(doc_pos[blockIdx.x]) * D;
@@ -32,13 +32,13 @@ __global__ void rope_kernel2(X *qkv, const float *table, const int32_t *doc_pos,
     }
 }
 
-// sign * angle: +1 forward, -1 backward
+// Rotates by sign * angle: sign is +1 forward and -1 backward.
 template <class X>
 void rope_rotate(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D, size_t stride,
                  float sign) {
     constexpr int N = Vec<X>::size;
     const bool wide = D % (2 * N) == 0 && fit_vectors<N>(stride, qkv) && fit_vectors<N>(D, table);
-    launch(dev, wide ? rope_kernel2<X, N> : rope_kernel2<X, 1>, Grid{T}, 128, 0, qkv, table, doc_pos, unsigned(heads),
+    launch(dev, wide ? rope_kernel4<X, N> : rope_kernel4<X, 1>, Grid{T}, 128, 0, qkv, table, doc_pos, unsigned(heads),
            unsigned(D), stride, sign);
 }
 

@@ -1,10 +1,10 @@
-// Rotary position embedding (Su et al., 2021, arXiv:2104.09864), in Hugging Face's layout: channel i turns together with i + D/2.
+// Rotary position embedding (Su et al., 2021, arXiv:2104.09864), in Hugging Face's layout: channel i is rotated with channel i + D/2.
 //
 //   rope_forward (dev, qkv, table, doc_pos, T, heads, D, stride)
 //       with (cos, sin) = table[doc_pos[t], i], for each of the first `heads` heads of row t and each i < D/2:
 //           (x[i], x[i + D/2])  <-  (x[i] * cos - x[i + D/2] * sin,  x[i + D/2] * cos + x[i] * sin)
 //   rope_backward(dev, dqkv, table, doc_pos, T, heads, D, stride)
-//       the transposed map: the rotation by the negative angle
+//       applies the transposed map, which is the rotation by the negative angle
 //
 //   qkv, dqkv: T rows of `stride` elements X, changed in place; heads are D elements each, from the start of a row
 //   table (positions, D/2, 2) float, by rope_table     doc_pos (T), position within the document, in [0, positions)     D even
@@ -19,7 +19,7 @@
 struct RopeConfig {
     std::string type = "default";  // "default" | "linear" | "llama3" | "yarn"
     double theta = 10000;
-    double factor = 1;                 // all but default: how much longer than the original positions
+    double factor = 1;                 // all but default: the positions are this many times longer than the original ones
     double low_freq_factor = 1;        // llama3
     double high_freq_factor = 4;       // llama3
     size_t original_max_position = 0;  // llama3, yarn
@@ -35,7 +35,7 @@ struct RopeConfig {
 // are float and rounded where transformers rounds them: at position 100000 an angle's last bit is 0.008 radians.
 void rope_table(float *table, const RopeConfig &config, size_t positions, size_t D);
 
-// sign * angle: +1 forward, -1 backward
+// Rotates by sign * angle: sign is +1 forward and -1 backward.
 template <class X>
 void rope_rotate(Cpu<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D, size_t stride,
                  float sign) {

@@ -1,11 +1,11 @@
-// A matrix product of our own, so that a C++ compiler alone is enough, and for bf16 where the library has none: the inputs become
-// float while they are packed.
+// A matrix product of our own, for programs built without a library, and for bf16 if the library cannot multiply it. The inputs are converted
+// to float while they are packed.
 //
 //   C = A B + bias  or, if accumulate,  C += A B      C (M, N) row-major Out  A (M, K), B (K, N) X, any strides  bias (N) or null
 //
-// After Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", TOMS 2008: C is cut into tiles; for a tile, a
+// After Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", TOMS 2008: C is divided into tiles; for a tile, a
 // few hundred columns of A and rows of B at a time are packed into panels, which a micro-kernel reads from cache in the order it
-// needs them. A tile is the work of one thread, and the cut depends on M, N and K alone: results do not depend on threads.
+// needs them. One thread computes a tile, and the tiles depend on M, N and K alone, so that results do not depend on threads.
 #pragma once
 #include <cstddef>
 

@@ -29,16 +29,16 @@ typedef Vector Stored __attribute__((may_alias));
 inline Vector load_vector(const void *p) { return *static_cast<const Stored *>(p); }
 inline void store_vector(void *p, Vector v) { *static_cast<Stored *>(p) = v; }
 
-// body<V>(i) for elements i, i + 1, ... of n: as many as V, a Vector or, at the end, a float, holds.
+// Calls body<V>(i) until all n elements are covered. A call covers as many elements from i on as V holds: a Vector or, at the end, a float.
 template <class Body> void for_each(size_t n, Body body) {
     size_t i = 0;
     for (; i + lanes <= n; i += lanes) body.template operator()<Vector>(i);
     for (; i < n; i++) body.template operator()<float>(i);
 }
 
-// For such a body: elements x[0], x[1], ..., wherever they lie, as floats, and floats as elements. Two things a loop that GCC
-// vectorises does not do: what lies 1 KiB ahead is asked for, as the CPU does not see that one row follows another; and where the CPU
-// has an instruction that rounds to bf16, that is taken (which makes 0 of what is below 2^-126).
+// load and store convert between elements and floats in such a body. They do two things that a loop vectorised by GCC does not: they prefetch
+// what lies 1 KiB ahead, because the CPU does not see that one row follows another; and they round to bf16 by an instruction if the CPU has
+// one (it rounds values below 2^-126 to 0).
 typedef Vector Floats __attribute__((aligned(4), may_alias));
 typedef uint16_t Halves __attribute__((vector_size(lanes * sizeof(uint16_t)), aligned(2), may_alias));
 
@@ -89,7 +89,7 @@ template <class F> inline F fast_exp(F x) {  // F: float or simd::Vector
     return x <= 88.72283f ? positive : x + INFINITY;  // a NaN takes the second arm, whose sum keeps it
 }
 
-// exp(x) to 4e-6 of it, for what is rounded to bf16 next: 2^x = 2^floor(x) 2^(x - floor(x)), the latter by a polynomial.
+// exp(x) with a relative error of 4e-6, for values that are rounded to bf16 next: 2^x = 2^floor(x) 2^(x - floor(x)), the latter by a polynomial.
 inline simd::Vector rough_exp(simd::Vector x) {
 #ifdef __AVX512DQ__
     const __m512 t = __m512(x * 1.44269504f);
@@ -123,7 +123,7 @@ inline float largest(Vector v) {  // the largest lane
     return v[0];
 }
 
-// rows[i][j] <-> rows[j][i], by exchanging the off-diagonal halves of ever smaller squares
+// Exchanges rows[i][j] and rows[j][i], by exchanging the off-diagonal halves of ever smaller squares.
 inline void transpose_square(Vector (&rows)[lanes]) {
     const auto exchange = [&]<size_t half>() {
 #pragma GCC unroll 16

@@ -4,8 +4,8 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// One vector of gates and one of ups per thread. Moves 3 T F elements.
-template <class X, int N> __global__ void swiglu_forward_kernel2(X *out, const X *gate_up, size_t F) {
+// A thread computes one vector, from one of gates and one of ups. The kernel moves 3 T F elements.
+template <class X, int N> __global__ void swiglu_forward_kernel4(X *out, const X *gate_up, size_t F) {
     const size_t t = blockIdx.x, f = (blockIdx.y * size_t(blockDim.x) + threadIdx.x) * N;
     if (f >= F) return;
     const auto gate = Vec<X, N>::load(gate_up + t * 2 * F + f), up = Vec<X, N>::load(gate_up + t * 2 * F + F + f);
@@ -18,12 +18,12 @@ template <class X> void swiglu_forward(Cuda<X> dev, X *out, const X *gate_up, si
     constexpr unsigned threads = 128;
     constexpr int N = Vec<X>::size;
     const bool wide = fit_vectors<N>(F, out, gate_up);
-    launch(dev, wide ? swiglu_forward_kernel2<X, N> : swiglu_forward_kernel2<X, 1>,
+    launch(dev, wide ? swiglu_forward_kernel4<X, N> : swiglu_forward_kernel4<X, 1>,
            Grid{T, ceil_div(F, threads * (wide ? N : 1))}, threads, 0, out, gate_up, F);
 }
 
-// Both gradients in one pass. Moves 5 T F elements.
-template <class X, int N> __global__ void swiglu_backward_kernel2(X *dgate_up, const X *dout, const X *gate_up, size_t F) {
+// Computes both gradients in one pass. The kernel moves 5 T F elements.
+template <class X, int N> __global__ void swiglu_backward_kernel4(X *dgate_up, const X *dout, const X *gate_up, size_t F) {
     const size_t t = blockIdx.x, f = (blockIdx.y * size_t(blockDim.x) + threadIdx.x) * N;
     if (f >= F) return;
     auto gate = Vec<X, N>::load(gate_up + t * 2 * F + f), up = Vec<X, N>::load(gate_up + t * 2 * F + F + f);
@@ -42,7 +42,7 @@ template <class X> void swiglu_backward(Cuda<X> dev, X *dgate_up, const X *dout,
     constexpr unsigned threads = 128;
     constexpr int N = Vec<X>::size;
     const bool wide = fit_vectors<N>(F, dgate_up, dout, gate_up);
-    launch(dev, wide ? swiglu_backward_kernel2<X, N> : swiglu_backward_kernel2<X, 1>,
+    launch(dev, wide ? swiglu_backward_kernel4<X, N> : swiglu_backward_kernel4<X, 1>,
            Grid{T, ceil_div(F, threads * (wide ? N : 1))}, threads, 0, dgate_up, dout, gate_up, F);
 }
 }  // namespace CUDA_BACKEND

@@ -9,7 +9,7 @@
 inline namespace CUDA_BACKEND {
 constexpr unsigned all_lanes = 0xffffffff;
 
-// Butterfly: in the end every lane holds the sum over all 32, or over those of its `lanes` neighbours, a power of two.
+// Returns the sum over all 32 lanes, or over groups of `lanes` neighbours, a power of two, to every lane: a butterfly of shuffles.
 template <class T> __device__ T warp_sum(T v, unsigned lanes = 32) {
     for (unsigned distance = lanes / 2; distance > 0; distance /= 2) v += __shfl_xor_sync(all_lanes, v, distance);
     return v;
@@ -22,7 +22,7 @@ __device__ inline float warp_max(float v) {
 
 template <class T> struct WarpSums { T partial[32]; };
 
-// Sum over all threads of a block, known to all of them; `partial` is 32 values of shared memory, free to be used again at once.
+// Returns the sum over all threads of a block to each of them. `partial` is 32 values of shared memory, which may be reused at once.
 // The number of threads must be a multiple of 32.
 template <class T> __device__ T block_sum(T v, T *partial) {
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -50,7 +50,7 @@ std::string Stamp::text() const {
     return line ? what + format(" %s:%u", file, line) : what;
 }
 
-// What two ranks must agree in, apart from an exchange's slices, which are another rank's business.
+// Whether two ranks make the same call. An exchange's slices are not compared here, because they match those of other ranks.
 static bool same_call(const Stamp &a, const Stamp &b) {
     Stamp c = b;
     if (!strcmp(a.call, "exchange")) c.type = a.type, c.count = a.count, c.received = a.received, c.to = a.to, c.from = a.from;
@@ -91,7 +91,7 @@ static void require(bool good, const char *rule, const Stamp &stamp, const Where
     if (!good) die("%s at %s:%u: %s", stamp.text().c_str(), at.file_name(), unsigned(at.line()), rule);
 }
 
-// Adds what it takes to live to a sum of seconds.
+// Adds its own lifetime to `seconds` when it is destroyed.
 class Stopwatch {
   public:
     explicit Stopwatch(double &seconds) : seconds_(seconds) {}
@@ -247,8 +247,8 @@ void agree(Comm &comm, const std::function<void()> &f, Where at) {
         good = false;
     }
     if (comm.all(good, at)) return;
-    const auto texts = comm.gather(good ? "" : own + "\n", at);  // so that an empty message is still one
-    std::vector<size_t> first;                                   // ranks that say something new
+    const auto texts = comm.gather(good ? "" : own + "\n", at);  // the line end makes even an empty message count
+    std::vector<size_t> first;                                   // the ranks whose message no lower rank has sent
     bool everywhere = true;
     for (size_t r = 0; r < texts.size(); r++) {
         everywhere = everywhere && texts[r] == texts[0];

@@ -1,8 +1,8 @@
-// What ranks say to each other. Every task is written against this struct, so that one rank and many are one program.
+// The communicator: all messages among ranks. Every task uses this interface, so that the same program runs on one rank and on many.
 //
 // All ranks of a communicator make the same calls in the same order. Slices are arrays of the model (`memory` says where they lie);
-// agreement is about single values on the host. Whatever is summed is summed in rank order: the same bits everywhere and every time
-// (but slices by NCCL in an order of its own: comm_nccl.h).
+// agreement is about single values on the host. Every sum is taken in the order of ranks, so that it has the same bits on every rank and in
+// every run. Only NCCL sums slices in an order of its own (comm_nccl.h).
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -34,12 +34,12 @@ const char *name_of(SliceType type);  // "f32"
 
 struct Slice {
     void *data = nullptr;
-    size_t count = 0;  // elements, always
+    size_t count = 0;  // elements, not bytes
     SliceType type = SliceType::u8;
 
     Slice() = default;  // empty: nothing to send, nothing to receive
     template <class T>
-    Slice(T *data, size_t count)  // of const T only to send from
+    Slice(T *data, size_t count)  // a slice of const T may only be sent
         : data(const_cast<std::remove_const_t<T> *>(data)), count(count), type(slice_type<std::remove_const_t<T>>) {
         static_assert(slice_type<std::remove_const_t<T>> != SliceType(-1), "float, double, bf16, int32_t, int64_t or uint8_t");
     }
@@ -47,12 +47,12 @@ struct Slice {
     Slice part(size_t first, size_t n) const;  // elements [first, first + n)
 };
 
-// The memory that slices lie in. As it is, the host's; for a GPU `finish` waits for the stream, and `copy` is cudaMemcpyDefault on it.
+// The memory that slices lie in. By default it is the host's. For a GPU `finish` waits for the stream, and `copy` copies on it.
 struct SliceMemory {
-    std::function<void()> finish = [] {};  // what was queued so far has been done
+    std::function<void()> finish = [] {};  // returns when everything queued so far is done
     std::function<void(void *to, const void *from, size_t bytes)> copy = [](void *to, const void *from, size_t bytes) {
         if (bytes) memcpy(to, from, bytes);
-    };  // from and to, each of this memory or of the host; done when it returns, or (comm_nccl.h) in the order of the stream
+    };  // each of `from` and `to` lies in this memory or the host's. The copy is done on return, or (comm_nccl.h) in the stream's order
 };
 
 // Bytes that a rank has sent: activations for attention (K and V; under ulysses Q, out and dout, too), gradients of these, gradients of
@@ -68,7 +68,7 @@ using Where = std::source_location;
 using Where = std::experimental::source_location;
 #endif
 
-// An exchange under way; wait() ends it. Forgotten on the way out of an exception it is withdrawn, so that nobody reads dead memory.
+// An exchange under way; wait() ends it. A request that an exception destroys is withdrawn, so that no rank reads memory that is gone.
 class [[nodiscard]] Request {
   public:
     Request() = default;  // nothing under way
@@ -86,13 +86,13 @@ class [[nodiscard]] Request {
     uint64_t id = 0;
 };
 
-// What a rank is doing: the call, and where in the source it stands.
+// Describes what a rank is doing: its call, and the line of the source that makes it.
 struct Stamp {
     char call[24] = "", file[72] = "";
     uint32_t line = 0;
     SliceType type = SliceType::u8;
-    uint64_t count = 0, received = 0;  // `received`, `from`: of an exchange
-    int32_t to = -1, from = -1;        // `to`: of a broadcast its root
+    uint64_t count = 0, received = 0;  // `received` and `from` belong to an exchange
+    int32_t to = -1, from = -1;        // `to` is the root of a broadcast
 
     bool operator==(const Stamp &) const = default;
     std::string text() const;  // "all_gather(5 f32) llmc/parallel/zero.cpp:88"
@@ -100,7 +100,7 @@ struct Stamp {
 
 // Thrown by all ranks of a communicator with one text, so that one of them can print it and all can end in order.
 struct AgreedError : Error {
-    int ranks;  // of the communicator
+    int ranks;  // the size of the communicator
     AgreedError(const std::string &text, int ranks) : Error(text), ranks(ranks) {}
 };
 
@@ -108,53 +108,55 @@ struct Comm {
     const int rank, size;
     SliceMemory memory;  // set it before the first slice; split() passes it on
     bool check = false;  // --check_comm: compare every call among the ranks before it is made; split() passes it on
-    double seconds = 0;  // that this rank has spent in calls with slices, and waiting for them
+    double seconds = 0;  // the time that this rank has spent in calls with slices and waiting for them
 
     Comm(int rank, int size) : rank(rank), size(size) {}
     Comm(const Comm &) = delete;
     virtual ~Comm() = default;
 
-    // ---- slices: any count, 0 included. bf16 is summed in float and rounded once.
+    // ---- slices. They may be empty. bf16 is summed in float and rounded once.
 
     // data[i] = sum over ranks r of r's data[i]
     void all_reduce_sum(Slice data, Where at = Where::current());
 
-    // recv[i] = sum over ranks r of r's send[rank * recv.count + i]; send.count = size * recv.count. recv may be that part of send.
+    // recv[i] = sum over ranks r of r's send[rank * recv.count + i]; send.count = size * recv.count. recv may be that part
+    // of send.
     void reduce_scatter_sum(Slice send, Slice recv, Where at = Where::current());
 
     // recv[r * send.count + i] = r's send[i]; recv.count = size * send.count. send may be the part of recv that it becomes.
     void all_gather(Slice send, Slice recv, Where at = Where::current());
 
-    // With n = send.count / size = recv.count / size: recv[r * n + i] = r's send[rank * n + i]. They do not overlap.
+    // With n = send.count / size = recv.count / size: recv[r * n + i] = r's send[rank * n + i]. The two slices do not overlap.
     void all_to_all(Slice send, Slice recv, Where at = Where::current());
 
     // data[i] = root's data[i]
     void broadcast(Slice data, int root, Where at = Where::current());
 
-    // Sends to one rank while receiving from one: neither half exists alone, so no order of sends and receives can lock. Every rank
-    // calls it, with an empty slice ({}) for a half that it has not; if one side of a hop is empty, so is the other. `send` must not
-    // change and `recv` not be read before wait(). Several may be under way, waited for in any order, and other calls may come between.
+    // Sends to one rank while receiving from another. Neither half exists alone, so that no order of calls can deadlock. Every rank calls
+    // it; an empty slice ({}) stands for a half that does not take place, and is then empty on the other rank, too. Before wait(), `send`
+    // must not change and `recv` must not be read. Several may be under way and be waited for in any order, with other calls between them.
     Request exchange(Slice send, int to, Slice recv, int from, Where at = Where::current());
     void wait(Request request, Where at = Where::current());
 
-    // Makes the collectives that f calls; until wait() all their slices are as those of an exchange. On GPUs they run beside what is
-    // computed meanwhile; elsewhere they are over when this returns.
+    // Starts the collectives that f calls. Until wait() their slices must be left alone, as those of an exchange. On GPUs they run beside
+    // the computation; elsewhere they have ended when start() returns.
     virtual Request start(const std::function<void()> &f) { return f(), Request(); }
 
     // ---- communicators and agreement, on the host
 
-    // The ranks of one color, in order of key (then of rank). It lives no longer than the run that this communicator is of.
+    // Returns a communicator of the ranks of one color, in the order of key and then of rank. It lives no longer than this one's run.
     std::unique_ptr<Comm> split(int color, int key, Where at = Where::current());
 
-    void barrier(Where at = Where::current());  // returns when all have come
+    void barrier(Where at = Where::current());  // returns when all ranks have called it
     double sum(double value, Where at = Where::current());
     int64_t sum(int64_t value, Where at = Where::current());
     std::vector<double> sum(const std::vector<double> &values,
-                            Where at = Where::current());  // elementwise; as many on every rank
+                            Where at = Where::current());  // elementwise; every rank gives the same number of values
     double max(double value, Where at = Where::current());
     bool all(bool value, Where at = Where::current());
-    std::vector<std::string> gather(const std::string &text, Where at = Where::current());   // [r] = r's text; short ones
-    template <class T> std::vector<T> gather(const T &value, Where at = Where::current()) {  // [r] = r's value
+    std::vector<std::string> gather(const std::string &text,
+                                    Where at = Where::current());  // [r] = rank r's text, which should be short
+    template <class T> std::vector<T> gather(const T &value, Where at = Where::current()) {  // [r] = rank r's value
         static_assert(std::is_trivially_copyable_v<T>);
         std::vector<T> all(static_cast<size_t>(size));
         gather_bytes("gather", &value, sizeof(T), all.data(), at);
@@ -163,8 +165,8 @@ struct Comm {
 
   protected:
     friend class Request;
-    friend class NcclComm;  // agrees by another communicator's gather_host
-    // The calls above, their arguments checked.
+    friend class NcclComm;  // uses another communicator's gather_host for agreement
+    // These do the work of the calls above, which have checked the arguments.
     virtual void do_all_reduce_sum(Slice data) = 0;
     virtual void do_reduce_scatter_sum(Slice send, Slice recv) = 0;
     virtual void do_all_gather(Slice send, Slice recv) = 0;
@@ -172,12 +174,13 @@ struct Comm {
     virtual void do_broadcast(Slice data, int root) = 0;
     virtual Request do_exchange(Slice send, int to, Slice recv, int from) = 0;
     virtual void do_wait(uint64_t id) = 0;
-    virtual void withdraw(uint64_t id) noexcept = 0;  // a request that nobody will wait for: its slices are about to die
+    virtual void withdraw(
+        uint64_t id) noexcept = 0;  // cancels a request that will not be waited for, because its slices are about to be freed
     virtual std::unique_ptr<Comm> do_split(int color, int key) = 0;
-    // all[r] = r's `bytes` bytes; all on the host and in one round. All of agreement is made of it.
+    // all[r] = rank r's `bytes` bytes, on the host and in one round of messages. All agreement is built on it.
     virtual void gather_host(const void *own, size_t bytes, void *all) = 0;
-    virtual void enter(const Stamp &) {}  // for a watchdog to tell
-    void complete(Request &request);      // do_wait, if there is something to wait for
+    virtual void enter(const Stamp &) {}  // tells a watchdog what this rank is doing
+    void complete(Request &request);      // calls do_wait if the request is under way
 
   private:
     void stamp(Stamp stamp, const Where &at);
@@ -185,19 +188,19 @@ struct Comm {
     template <class T> std::vector<T> gathered(const char *call, T value, const Where &at);
 };
 
-// Runs f, which makes no calls of comm, on every rank. If it throws on some, all throw an AgreedError that says each distinct message once.
+// Runs f on every rank; f must not call comm. If it throws on some ranks, all ranks throw an AgreedError with each distinct message once.
 void agree(Comm &comm, const std::function<void()> &f, Where at = Where::current());
 
 struct CommOptions {
-    bool check = false;    // Comm::check from the first call on; --check_comm sets it when ranks have compared their flags
+    bool check = false;    // turns on Comm::check for all calls; --check_comm does so after the ranks have compared their flags
     double timeout = 600;  // --comm_timeout: seconds that a rank may wait for the others
 };
 
-// Runs f as `ranks` ranks, which are threads of this process, and returns rank 0's result. What a rank throws makes all others leave
-// their calls, and is thrown from here ("rank 2: ..."). So does a rank that waits too long, with what every rank was doing.
+// Runs f on `ranks` ranks, which are threads of this process, and returns rank 0's result. If a rank throws, all others leave their
+// calls, and the error is thrown from here ("rank 2: ..."). If a rank waits too long, the error says what every rank was doing.
 int run_threads(int ranks, const CommOptions &options, const std::function<int(Comm &)> &f);
 
-struct SelfComm final : Comm {  // a world of one
+struct SelfComm final : Comm {  // the communicator of a single rank
     SelfComm() : Comm(0, 1) {}
 
   protected:

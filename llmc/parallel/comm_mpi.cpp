@@ -25,7 +25,7 @@ int run_mpi(const CommOptions &, const std::function<int(Comm &)> &) {
 
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
-static constexpr size_t piece_bytes = size_t(1) << 28;  // of one MPI message, whose count is an int
+static constexpr size_t piece_bytes = size_t(1) << 28;  // the largest MPI message, since its count is an int
 static constexpr Seconds shortest_sleep(5e-6), longest_sleep(2e-3);
 
 static void check_mpi(int code) {
@@ -38,7 +38,7 @@ static void check_mpi(int code) {
 
 namespace {
 
-// `mpi` is held in every call, of which none lasts long: so MPI sees one thread at a time, though the watchdog has its own.
+// Every MPI call holds the mutex `mpi`, and no call lasts long. So MPI sees one thread at a time, though the watchdog has a thread of its own.
 class MpiLine final : public Line {
   public:
     explicit MpiLine(std::mutex &mpi) : mpi_(mpi) { check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm_)); }
@@ -61,7 +61,7 @@ class MpiLine final : public Line {
     }
 
     [[noreturn]] void end_everywhere(const std::string &message) override {
-        say_last(message);  // whatever the other thread does
+        say_last(message);  // does not wait for the other thread
         MPI_Abort(MPI_COMM_WORLD, 1);
         abort();
     }

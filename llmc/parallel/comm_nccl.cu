@@ -12,7 +12,7 @@ std::unique_ptr<Comm> make_gpu_comm(Comm &host, cudaStream_t, double) { return h
 
 void select_gpu(Comm &host) {
     int count = 0, device = 0;
-    std::string gpus;  // their places on the bus
+    std::string gpus;  // their bus ids
     agree(host, [&] {
         cuda_check(cudaGetDeviceCount(&count), "no GPU");
         for (int i = 0; i < count; i++) {
@@ -49,7 +49,7 @@ std::unique_ptr<Comm> make_gpu_comm(Comm &host, cudaStream_t, double) {
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 static constexpr Seconds watch_period(0.1);
-static constexpr unsigned abort_seconds = 10;  // that aborting may take
+static constexpr unsigned abort_seconds = 10;  // the time that aborting may take
 
 static void nccl_check(const char *call, ncclResult_t result, ncclComm_t comm) {
     if (result == ncclSuccess) return;
@@ -60,7 +60,7 @@ static void nccl_check(const char *call, ncclResult_t result, ncclComm_t comm) {
 
 namespace {
 
-// The stream of a rank's communicators, what is under way on it, and the thread that watches that.
+// The stream of a rank's communicators, the calls under way on it, and the thread that watches them.
 class NcclQueue {
   public:
     NcclQueue(cudaStream_t compute, double timeout) : compute_(compute), timeout_(timeout), ready_(make_event()) {
@@ -88,7 +88,7 @@ class NcclQueue {
         std::erase(comms_, comm);
     }
 
-    // Queues what f(stream) queues. The id is never 0.
+    // Calls f(stream), which queues work, as one call. The id is never 0.
     uint64_t add(const std::string &what, const std::function<void(cudaStream_t)> &f) {
         cuda_check(cudaEventRecord(ready_, compute_), "marking the compute stream");
         cuda_check(cudaStreamWaitEvent(stream_, ready_), "waiting for the compute stream");
@@ -100,7 +100,7 @@ class NcclQueue {
         return call.id;
     }
 
-    // The compute stream waits; what is not under way any more has been done.
+    // Makes the compute stream wait for a call. A call that is no longer under way has been done.
     void wait(uint64_t id) {
         std::lock_guard lock(mutex_);
         for (const Call &call : under_way_)
@@ -113,7 +113,7 @@ class NcclQueue {
         cudaEvent_t done;
         std::string what;
         Clock::time_point since;
-        bool queued = false;  // else the host is in it
+        bool queued = false;  // false: the host has not returned from it yet
     };
 
     static cudaEvent_t make_event() {
@@ -170,8 +170,8 @@ class NcclQueue {
     CudaStream stream_;
     cudaEvent_t ready_;
     int device_ = 0;
-    std::mutex mutex_;            // of all that follows
-    std::deque<Call> under_way_;  // or not yet known to have been done
+    std::mutex mutex_;            // guards all members below
+    std::deque<Call> under_way_;  // calls that are not yet known to have been done
     std::vector<cudaEvent_t> idle_;
     std::vector<ncclComm_t> comms_;
     uint64_t last_id_ = 0;
@@ -196,7 +196,7 @@ ncclDataType_t nccl_type(SliceType type) {
 
 class NcclComm final : public Comm {
   public:
-    // own_host: `host`, if it was made for this communicator
+    // own_host owns `host` if that was made for this communicator.
     NcclComm(Comm &host, cudaStream_t compute, std::shared_ptr<NcclQueue> queue, std::unique_ptr<Comm> own_host = nullptr)
         : Comm(host.rank, host.size), own_host_(std::move(own_host)), host_(host), compute_(compute), queue_(std::move(queue)) {
         memory = {[] {},
@@ -213,7 +213,7 @@ class NcclComm final : public Comm {
         queue_->join(comm_);
     }
 
-    // The other ranks come here, too, unless this one is on its way out of an exception.
+    // Destroying it is a collective call, unless an exception destroys it.
     ~NcclComm() override {
         queue_->leave(comm_);
         bool done = false;
@@ -327,8 +327,8 @@ class NcclComm final : public Comm {
     const std::shared_ptr<NcclQueue> queue_;
     ncclComm_t comm_ = nullptr;
     Stamp now_;
-    bool do_not_wait_ = false;  // in start()
-    uint64_t last_ = 0;         // collective
+    bool do_not_wait_ = false;  // true within start()
+    uint64_t last_ = 0;         // the id of the last collective
 };
 
 std::unique_ptr<Comm> make_gpu_comm(Comm &host, cudaStream_t compute, double timeout) {

@@ -13,21 +13,21 @@
 #include "processes.h"
 
 using Clock = std::chrono::steady_clock;
-static constexpr std::chrono::seconds patience(5);  // with a process that moves nothing of a few bytes
+static constexpr std::chrono::seconds patience(5);  // how long to wait for a process that does not take a few bytes
 
 namespace {
 
 // ---- watchdogs ------------------------------------------------------------------------------------------------------------------------
 
-// A connection that closes without a word means that the process at its other end has died. The lowest rank that is left says so.
-// Therefore a process that ends in any other way tells all others first.
+// If a connection closes without a message, the process at its other end has died, which the lowest remaining rank reports. So a process
+// that ends in any other way sends a message to all others first.
 class SocketLine final : public Line {
   public:
     SocketLine(int rank, const std::vector<Socket> &peers) : rank_(rank), peers_(peers), there_(peers.size()) {
         for (size_t r = 0; r < peers.size(); r++) there_[r] = bool(peers[r]);
     }
 
-    // All ranks have come to the end of the run. No connection is closed before all know it.
+    // Ends the run together with all ranks. No connection is closed before all ranks know that the run has ended.
     ~SocketLine() override {
         for (int r = 0; r < int(peers_.size()); r++) send(bye, r, "");
         Word word;
@@ -57,14 +57,14 @@ class SocketLine final : public Line {
     }
 
     [[noreturn]] void end_everywhere(const std::string &message) override {
-        ending_.lock();  // for good: of two threads that come here one ends the process
+        ending_.lock();  // is never unlocked: if two threads come here, one ends the process
         say_last(message);
         for (int r = 0; r < int(peers_.size()); r++) send(end, r, "");
         std::_Exit(1);
     }
 
   private:
-    enum { end = tell + 1, bye };  // the run fails; this rank has come to its end
+    enum { end = tell + 1, bye };  // end: the run fails; bye: this rank has reached the run's end
     struct Header {
         int kind, length;
     };
@@ -89,14 +89,14 @@ class SocketLine final : public Line {
 
     const int rank_;
     const std::vector<Socket> &peers_;
-    std::vector<bool> there_;  // the watchdog's thread's own
+    std::vector<bool> there_;  // used by the watchdog's thread alone
     std::mutex ending_;
 };
 
 // ---- messages -------------------------------------------------------------------------------------------------------------------------
 
-// Everything moves in wait(), in both directions at once, and as far as it goes without waiting in post(). What comes from a rank stays
-// in its socket until a receive from that rank is waited for; a message of another tag before it is then kept.
+// Moves messages in wait(), in both directions at once, and in post() as far as possible without waiting. The bytes of a rank stay in its
+// socket until a receive from that rank is waited for. A message of another tag that precedes the one waited for is kept in memory.
 class SocketsTransport final : public Transport {
   public:
     SocketsTransport(Watchdog &watchdog, int rank, const std::vector<Socket> &sockets)
@@ -137,8 +137,8 @@ class SocketsTransport final : public Transport {
         halves_.erase(id);
     }
 
-    // Of such a request nothing is half moved when the run goes on: an error that all agreed on came after it, over the same connections,
-    // and they keep the order. Any other error ends the run.
+    // If the run goes on, no message of such a request is half moved: all ranks have agreed on the error, in messages that came after it over
+    // the same connections, which keep the order. Any other error ends the run.
     void withdraw(uint64_t id) noexcept override {
         const auto is_its = [&](const auto &half) { return half.id == id; };
         for (Peer &peer : peers_) std::erase_if(peer.sends, is_its), std::erase_if(peer.receives, is_its);
@@ -156,7 +156,7 @@ class SocketsTransport final : public Transport {
         uint64_t id;
         Header header;
         const std::byte *data;
-        size_t done;  // bytes, those of the header first
+        size_t done;  // bytes moved, of which the header's come first
     };
     struct Receive {
         uint64_t id;
@@ -168,25 +168,25 @@ class SocketsTransport final : public Transport {
         int fd = -1;
         bool closed = false;  // the watchdogs will end the run
         std::list<Send> sends;
-        std::list<Receive> receives;                                 // in the order of their posts
-        std::map<int64_t, std::deque<std::vector<std::byte>>> kept;  // by tag: what came before its receive was posted
-        // The message that is coming: its header, the bytes so far, those of the header first, and where the others go.
+        std::list<Receive> receives;                                 // in the order in which they were posted
+        std::map<int64_t, std::deque<std::vector<std::byte>>> kept;  // by tag: messages that came before their receive was posted
+        // The message that is arriving: its header, the number of bytes so far (the header's come first), and where the others go.
         Header header = {};
         size_t got = 0;
         std::byte *into = nullptr;
         bool in_place = false;  // to the first receive of its tag, else to the buffer
         std::vector<std::byte> buffer;
     };
-    using Place = std::list<Receive>::iterator;
+    using ReceiveIterator = std::list<Receive>::iterator;
 
-    // Sleeps until something can move of what was posted, and moves it.
+    // Sleeps until some posted message can move, and moves it.
     void move_something() {
         std::vector<pollfd> fds;
         for (const Peer &p : peers_) {
             const int events = (p.receives.empty() ? 0 : POLLIN) | (p.sends.empty() ? 0 : POLLOUT);
             fds.push_back({events && !p.closed ? p.fd : -1, short(events), 0});
         }
-        poll(fds.data(), fds.size(), -1);  // the watchdog ends what takes too long
+        poll(fds.data(), fds.size(), -1);  // without a limit: the watchdog ends a wait that takes too long
         for (size_t r = 0; r < peers_.size(); r++) {
             if (fds[r].revents & ~POLLIN) write(peers_[r]);
             if (fds[r].revents & ~POLLOUT) read(peers_[r]);
@@ -213,7 +213,7 @@ class SocketsTransport final : public Transport {
         }
     }
 
-    // One message at most, as far as it has come.
+    // Reads at most one message, as far as it has arrived.
     void read(Peer &peer) {
         do {
             const bool head = peer.got < sizeof(Header);
@@ -233,7 +233,7 @@ class SocketsTransport final : public Transport {
     }
 
     void header_has_come(Peer &peer) {
-        const Place r = receive_of(peer, peer.header.tag);
+        const ReceiveIterator r = receive_of(peer, peer.header.tag);
         peer.in_place = r != peer.receives.end();
         if (peer.in_place) require_size(peer, *r, peer.header.bytes);
         else peer.buffer.resize(peer.header.bytes);
@@ -241,18 +241,18 @@ class SocketsTransport final : public Transport {
     }
 
     void message_has_come(Peer &peer, int64_t tag, std::vector<std::byte> message) {
-        const Place r = receive_of(peer, tag);  // it may have been posted since the header came
+        const ReceiveIterator r = receive_of(peer, tag);  // it may have been posted since the header came
         if (r != peer.receives.end()) deliver(peer, r, message);
         else peer.kept[tag].push_back(std::move(message));
     }
 
-    void deliver(Peer &peer, Place to, const std::vector<std::byte> &message) {
+    void deliver(Peer &peer, ReceiveIterator to, const std::vector<std::byte> &message) {
         require_size(peer, *to, message.size());
         memcpy(to->data, message.data(), message.size());
         received(peer, to);
     }
 
-    void received(Peer &peer, Place r) {
+    void received(Peer &peer, ReceiveIterator r) {
         halves_.at(r->id)--;
         peer.receives.erase(r);
     }
@@ -261,15 +261,15 @@ class SocketsTransport final : public Transport {
         if (bytes != r.bytes) die("rank %d sent %zu bytes where %zu were expected", int(&peer - peers_.data()), bytes, r.bytes);
     }
 
-    static Place receive_of(Peer &peer, int64_t tag) {
+    static ReceiveIterator receive_of(Peer &peer, int64_t tag) {
         return std::find_if(peer.receives.begin(), peer.receives.end(), [&](const Receive &r) { return r.tag == tag; });
     }
 
     Watchdog &watchdog_;
     const int rank_;
-    std::vector<Peer> peers_;  // by rank; what this rank sends to itself is only kept or delivered
+    std::vector<Peer> peers_;  // by rank; messages of this rank to itself are only kept or delivered
     uint64_t last_id_ = 0;
-    std::map<uint64_t, int> halves_;  // of each request: those under way
+    std::map<uint64_t, int> halves_;  // for each request the number of halves under way
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Ranks that are threads of one process. A message is a pointer into its sender's memory; the receiver copies from there, and the
-// sender waits until it has. Whoever waits sleeps on a condition variable.
+// sender waits until it is done. A thread that waits sleeps on a condition variable.
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -11,7 +11,7 @@
 #include <thread>
 #include <tuple>
 
-#include "pairwise.h"
+#include "point_to_point.h"
 
 using Clock = std::chrono::steady_clock;
 static constexpr std::chrono::seconds grace(10);  // from a rank's failure to the end of the process, if other ranks do not end
@@ -21,17 +21,17 @@ namespace {
 struct Message {
     const void *data;
     size_t bytes;
-    bool taken = false, copied = false;  // by the receiver
+    bool taken = false, copied = false;  // set by the receiver
 };
 
-// What the ranks share. `mutex` guards all of it.
+// The state that all ranks share, guarded by `mutex`.
 struct World {
     explicit World(int ranks, double timeout)
         : timeout(timeout), wake(size_t(ranks)), state(size_t(ranks)), waits(size_t(ranks)), ended(size_t(ranks)) {}
 
     const double timeout;
     std::mutex mutex;
-    std::vector<std::condition_variable> wake;  // of each rank
+    std::vector<std::condition_variable> wake;  // one for each rank
     std::condition_variable all_ended;
     std::map<std::tuple<int, int, int>, std::deque<std::shared_ptr<Message>>> boxes;  // by tag, sender, receiver
     std::vector<Stamp> state;                                                         // each rank's last call
@@ -47,7 +47,7 @@ struct World {
     }
 };
 
-struct Left : Error {  // because another rank failed
+struct Left : Error {  // a rank throws it because another rank has failed
     using Error::Error;
 };
 
@@ -117,7 +117,7 @@ class ThreadsTransport final : public Transport {
         return std::find_if(pending_.begin(), pending_.end(), [&](const Pending &p) { return p.id == id; });
     }
 
-    // Copies the first message that has come for any of this rank's requests: the other rank may wait for that one first.
+    // Copies the first message that has come for any of this rank's requests, because the sender may wait for that one first.
     bool receive_something(std::unique_lock<std::mutex> &lock) {
         std::vector<Box> waiting;  // requests of one box are served in order
         for (Pending &p : pending_) {
@@ -139,7 +139,7 @@ class ThreadsTransport final : public Transport {
             try {
                 p.memory->copy(p.recv, message->data, message->bytes);
             } catch (...) {
-                error = std::current_exception();  // the sender is let go first
+                error = std::current_exception();  // is thrown after the sender has been released
             }
             lock.lock();
             p.received = message->copied = true;
@@ -160,7 +160,7 @@ class ThreadsTransport final : public Transport {
     World &world_;
     const int rank_;
     uint64_t last_id_ = 0;
-    std::list<Pending> pending_;  // in the order of their posts; only this rank's thread uses it
+    std::list<Pending> pending_;  // in the order in which they were posted; only this rank's thread uses it
 };
 
 }  // namespace
@@ -172,7 +172,7 @@ static void run_rank(World &world, int rank, const CommOptions &options, const s
         ThreadsTransport transport(world, rank);
         std::vector<int> members(world.wake.size());
         std::iota(members.begin(), members.end(), 0);
-        PairwiseComm comm(transport, members, rank, 0);
+        PointToPointComm comm(transport, members, rank, 0);
         comm.check = options.check;
         result = f(comm);
         failed = false;

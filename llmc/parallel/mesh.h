@@ -9,19 +9,19 @@
 #include "comm.h"
 
 struct Mesh {
-    Comm &all;                         // the world: gradients, optimizer shards
-    const std::unique_ptr<Comm> ring;  // the ranks of this rank's sequence
+    Comm &all;                         // the world, among which gradients are summed and optimizer shards divided
+    const std::unique_ptr<Comm> ring;  // the ranks that share this rank's rows
     const int dp, sp, dp_rank, sp_rank;
 
     // ring_attn_size is sp. Every rank calls it.
     Mesh(Comm &world, int ring_attn_size);
 
-    double seconds() const { return all.seconds + ring->seconds; }  // that this rank has spent in them
+    double seconds() const { return all.seconds + ring->seconds; }  // the time that this rank has spent in both
 };
 
-void check_ring_size(int sp, int world);  // dies with the way out unless sp divides world
+void check_ring_size(int sp, int world);  // dies unless sp divides world
 
 std::string host_name();
 
-// hosts[r]: where rank r of the world runs. Names a ring that spans several, whose keys then cross the network; "" if none does.
+// hosts[r] is the host of rank r. Returns a note about a ring that spans several hosts, so that its keys cross the network; "" if none does.
 std::string ring_across_hosts(const std::vector<std::string> &hosts, int sp);

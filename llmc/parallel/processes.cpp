@@ -46,7 +46,7 @@ std::string Watchdog::state() {
 
 // Of several ranks that have waited too long, the lowest reports.
 void Watchdog::watch() {
-    std::vector<std::string> states(static_cast<size_t>(ranks_));  // as far as they have answered
+    std::vector<std::string> states(static_cast<size_t>(ranks_));  // empty if the rank has not answered
     bool asked = false, lower_asks = false;
     Clock::time_point asked_at;
     std::unique_lock lock(mutex_);
@@ -79,7 +79,7 @@ int run_process(Transport &transport, Line &line, int rank, int ranks, const Com
     try {
         std::vector<int> members(static_cast<size_t>(ranks));
         std::iota(members.begin(), members.end(), 0);
-        PairwiseComm comm(transport, members, rank, 0);
+        PointToPointComm comm(transport, members, rank, 0);
         comm.check = options.check;
         try {
             result = f(comm);
@@ -87,7 +87,7 @@ int run_process(Transport &transport, Line &line, int rank, int ranks, const Com
             if (error.ranks < ranks) throw;
             agreed = error;
         }
-        comm.barrier();  // so that who is early waits asleep, and can be asked
+        comm.barrier();  // so that an early rank waits asleep, while its watchdog can answer
     } catch (const std::exception &error) {
         line.end_everywhere(format("rank %d: %s", rank, error.what()));
     }

@@ -1,28 +1,28 @@
-// What ranks that are processes share, whoever carries their messages (comm_mpi.cpp, comm_sockets.cpp): the watchdog, and how a run ends.
+// The watchdog and the end of a run for ranks that are processes, over MPI (comm_mpi.cpp) or sockets (comm_sockets.cpp).
 #pragma once
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
 
-#include "pairwise.h"
+#include "point_to_point.h"
 
-// Between the watchdogs of all ranks, apart from the messages of the communicators.
+// Carries the messages among the watchdogs of all ranks, apart from those of the communicators.
 class Line {
   public:
-    enum Kind { ask, tell };  // what a rank is doing
+    enum Kind { ask, tell };  // asks what a rank is doing; tells it
     struct Word {
         int kind, from;
         std::string text;
     };
     virtual ~Line() = default;
     virtual void send(int kind, int to, const std::string &text) = 0;
-    virtual bool receive(Word &word) = 0;  // false: none has come
-    // Prints the message and ends this process, and with it the run on all ranks. Any thread may call it.
+    virtual bool receive(Word &word) = 0;  // returns false if no message has come
+    // Prints the message and ends this process, which ends the run on all ranks. Any thread may call it.
     [[noreturn]] virtual void end_everywhere(const std::string &message) = 0;
 };
 
-void say_last(const std::string &message);  // for end_everywhere
+void say_last(const std::string &message);  // prints the message, for end_everywhere
 
 // A thread that answers what this rank is doing when another asks, and asks all if this one has waited too long; then the run ends.
 // So the ranks' last calls are known even if one of them never comes back from its own work.

@@ -99,7 +99,7 @@ static AddressList resolve(const Address &at) {
     return {found, &freeaddrinfo};
 }
 
-// Of one end of a connection: getsockname or getpeername tell of which.
+// Returns the address of one end of a connection; the function, getsockname or getpeername, chooses the end.
 static Address address_of(const Socket &socket, int (*end)(int, sockaddr *, socklen_t *)) {
     sockaddr_storage address = {};
     socklen_t length = sizeof(address);
@@ -124,7 +124,7 @@ static Socket listen_at(const Address &at) {
     int error = 0;
     for (const addrinfo *a = addresses.get(); a && error != EADDRINUSE; a = a->ai_next) {
         Socket s = new_socket(*a);
-        const int on = 1;  // connections that ended lately do not hold the port
+        const int on = 1;  // recently closed connections must not block the port
         if (s && setsockopt(s.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
             bind(s.fd(), a->ai_addr, a->ai_addrlen) == 0 && listen(s.fd(), SOMAXCONN) == 0)
             return s;
@@ -136,7 +136,7 @@ static Socket listen_at(const Address &at) {
             : "another port in --rendezvous, for all ranks; or end the program that has it, if it is another rank 0");
 }
 
-// Tries until the deadline. Of a failure `error` (an errno) tells.
+// Tries until the deadline. `error` is the errno of the last failure.
 static Socket connect_to(const Address &at, Time deadline, int &error) {
     const AddressList addresses = resolve(at);
     for (;; std::this_thread::sleep_for(between_attempts)) {
@@ -150,7 +150,7 @@ static Socket connect_to(const Address &at, Time deadline, int &error) {
                 getsockopt(s.fd(), SOL_SOCKET, SO_ERROR, &error, &length);
                 if (!error && getpeername(s.fd(), reinterpret_cast<sockaddr *>(&peer), &peer_length) != 0) error = ETIMEDOUT;
             }
-            // Where nobody listens a connection may meet itself, if the system gives its own end the port that it calls.
+            // If no process listens, a connection may connect to itself, when the system gives its own end the port that it calls.
             if (!error && address_of(s, getsockname).text() == address_of(s, getpeername).text()) error = ECONNREFUSED;
             if (error) continue;
             send_at_once(s);
@@ -166,17 +166,17 @@ namespace {
 
 enum Purpose : uint32_t { control, data, welcome, taken };  // the last two: rank 0's answers
 
-struct Greeting {  // the first that goes over a connection
+struct Greeting {  // the first message over a connection
     char magic[8];
     uint32_t version;
     int32_t rank, world;
     Purpose purpose;
-    int32_t port;  // on the way to rank 0: where this rank listens
+    int32_t port;  // sent to rank 0: the port where this rank listens
 };
 static constexpr char magic[9] = "llmcrank";
 static constexpr uint32_t version = 1;
 
-struct Place {  // where a rank listens
+struct ListenAddress {  // where a rank listens
     char host[64];
     int32_t port;
 };
@@ -192,7 +192,7 @@ bool is_closed(const Socket &s) {
     return recv(s.fd(), &byte, 1, MSG_PEEK) == 0;
 }
 
-// Accepts connections as long as `wanted`, and hands over those that greet as a rank does. Whoever says anything else is dropped.
+// Accepts connections as long as `wanted` is true, and hands over those that begin with a rank's greeting. All others are closed.
 void accept_ranks(const Socket &listener, Time deadline, const std::function<bool()> &wanted,
                   const std::function<void(Socket, const Greeting &)> &come) {
     struct Stranger {
@@ -228,7 +228,7 @@ bool fits(const Rendezvous &me, const Greeting &g) {
     return g.version == version && g.world == me.world && g.rank > me.rank && g.rank < me.world;
 }
 
-std::string missing(const Rendezvous &me, const std::vector<Socket> &ranks) {  // "2, 3": of those after this rank
+std::string missing(const Rendezvous &me, const std::vector<Socket> &ranks) {  // the missing ranks after this one, "2, 3"
     std::string text;
     for (int r = me.rank + 1; r < me.world; r++)
         if (!ranks[size_t(r)]) text += (text.empty() ? "" : ", ") + std::to_string(r);
@@ -237,30 +237,31 @@ std::string missing(const Rendezvous &me, const std::vector<Socket> &ranks) {  /
 
 // Rank 0: waits for all others, and tells each where all of them listen.
 void gather(const Rendezvous &me, const Socket &listener, double timeout, Connections &c) {
-    std::vector<Place> places(static_cast<size_t>(me.world));
+    std::vector<ListenAddress> addresses(static_cast<size_t>(me.world));
     const auto wanted = [&] {
         for (Socket &s : c.control)
-            if (s && is_closed(s)) s = Socket();  // ended, and perhaps started again
+            if (s && is_closed(s)) s = Socket();  // that process has ended, and was perhaps started again
         return !missing(me, c.control).empty();
     };
     accept_ranks(listener, in_seconds(timeout), wanted, [&](Socket s, const Greeting &g) {
         const bool good = fits(me, g), twice = good && c.control[size_t(g.rank)] && !is_closed(c.control[size_t(g.rank)]);
         const Greeting answer = greeting(me, twice ? taken : welcome);
-        if (!s.send_all(&answer, sizeof(answer), in_seconds(longest_answer)) || !good || twice) return;  // it sees why by itself
-        Place &place = places[size_t(g.rank)];
-        snprintf(place.host, sizeof(place.host), "%s", address_of(s, getpeername).host.c_str());
-        place.port = g.port;
+        if (!s.send_all(&answer, sizeof(answer), in_seconds(longest_answer)) || !good || twice)
+            return;  // the other rank sees the reason by itself
+        ListenAddress &listens = addresses[size_t(g.rank)];
+        snprintf(listens.host, sizeof(listens.host), "%s", address_of(s, getpeername).host.c_str());
+        listens.port = g.port;
         c.control[size_t(g.rank)] = std::move(s);
     });
     if (wanted())
         die("of %d ranks these have not come to %s within %g s: %s\n  fix: start them, all with the same --rendezvous", me.world,
             me.address.c_str(), timeout, missing(me, c.control).c_str());
     for (int r = 1; r < me.world; r++)
-        c.control[size_t(r)].send_all(places.data(), places.size() * sizeof(Place), in_seconds(longest_answer));
+        c.control[size_t(r)].send_all(addresses.data(), addresses.size() * sizeof(ListenAddress), in_seconds(longest_answer));
 }
 
 // Another rank: tells rank 0 where it listens itself, and learns where the others do.
-std::vector<Place> join(const Rendezvous &me, const Address &address, double timeout, Connections &c, Socket &listener) {
+std::vector<ListenAddress> join(const Rendezvous &me, const Address &address, double timeout, Connections &c, Socket &listener) {
     const double search = std::min(timeout, longest_search);
     const char *const at = me.address.c_str();
     int error = 0;
@@ -285,11 +286,11 @@ std::vector<Place> join(const Rendezvous &me, const Address &address, double tim
         die("another process is rank %d at %s already\n  fix: a --rank of its own for each process, from 0 to %d", me.rank, at,
             me.world - 1);
 
-    std::vector<Place> places(static_cast<size_t>(me.world));
-    if (!s.receive_all(places.data(), places.size() * sizeof(Place), in_seconds(timeout + longest_search)))
+    std::vector<ListenAddress> addresses(static_cast<size_t>(me.world));
+    if (!s.receive_all(addresses.data(), addresses.size() * sizeof(ListenAddress), in_seconds(timeout + longest_search)))
         die("rank 0 at %s has ended before all ranks had come\n  fix: see what it says", at);
     c.control[0] = std::move(s);
-    return places;
+    return addresses;
 }
 
 Socket call(const Rendezvous &me, int rank, const Address &address, Purpose purpose, double seconds) {
@@ -314,13 +315,13 @@ Connections connect_all(const Rendezvous &me, double timeout) {
     Connections c;
     c.data.resize(size_t(me.world)), c.control.resize(size_t(me.world));
     Socket listener;
-    std::vector<Place> places;
+    std::vector<ListenAddress> addresses;
     if (me.rank == 0) gather(me, listener = listen_at(address), timeout, c);
-    else places = join(me, address, timeout, c, listener);
+    else addresses = join(me, address, timeout, c, listener);
 
     const double seconds = std::min(timeout, longest_search);
     for (int r = 0; r < me.rank; r++) {
-        const Place &p = places[size_t(r)];
+        const ListenAddress &p = addresses[size_t(r)];
         const Address there = r == 0 ? address : Address{p.host, std::to_string(p.port)};
         c.data[size_t(r)] = call(me, r, there, data, seconds);
         if (r > 0) c.control[size_t(r)] = call(me, r, there, control, seconds);
@@ -328,8 +329,8 @@ Connections connect_all(const Rendezvous &me, double timeout) {
     const auto wanted = [&] { return !missing(me, c.data).empty() || !missing(me, c.control).empty(); };
     accept_ranks(listener, in_seconds(seconds), wanted, [&](Socket s, const Greeting &g) {
         if (!fits(me, g)) return;
-        Socket &place = (g.purpose == data ? c.data : c.control)[size_t(g.rank)];
-        if (!place) place = std::move(s);
+        Socket &connection = (g.purpose == data ? c.data : c.control)[size_t(g.rank)];
+        if (!connection) connection = std::move(s);
     });
     if (wanted())
         die("these ranks have not connected to rank %d within %g s: %s\n  fix: see what they say", me.rank, seconds,

@@ -11,7 +11,7 @@ struct Rendezvous {
     std::string address;  // HOST:PORT of rank 0; an IPv6 address in brackets
 };
 
-class Socket {  // open as long as it lives, never blocks, and no child process inherits it
+class Socket {  // is open as long as the object lives, never blocks, and is not inherited by child processes
   public:
     explicit Socket(int fd = -1) : fd_(fd) {}
     Socket(Socket &&other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
@@ -23,7 +23,7 @@ class Socket {  // open as long as it lives, never blocks, and no child process 
     int fd() const { return fd_; }
     explicit operator bool() const { return fd_ >= 0; }
 
-    // All bytes, or false: the other side has closed, or moved nothing until the deadline.
+    // Move all bytes, or return false if the other side has closed or has moved no byte until the deadline.
     using Time = std::chrono::steady_clock::time_point;
     bool send_all(const void *data, size_t bytes, Time deadline) const;
     bool receive_all(void *data, size_t bytes, Time deadline) const;
@@ -32,9 +32,9 @@ class Socket {  // open as long as it lives, never blocks, and no child process 
     int fd_;
 };
 
-bool can_go_on();  // the last call on a socket failed only because it would have had to wait
+bool can_go_on();  // says whether the last call on a socket failed only because it would have had to wait
 
-struct Connections {  // [r]: to rank r, none to this rank itself
+struct Connections {  // [r] is the connection to rank r; there is none to this rank itself
     std::vector<Socket> data, control;
 };
 

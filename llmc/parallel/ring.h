@@ -1,18 +1,18 @@
-// Attention of one layer over the ranks of a ring: the parts of attention.h, and what must travel between them. Every rank holds the rows
-// that SequenceSplit gives it, of q, k, v, out and their gradients; results are those of one rank. Three ways:
+// Attention of one layer over the ranks of a ring: calls the parts of attention.h, and sends keys, values and gradients between them. Every
+// rank holds the rows that SequenceSplit gives it, of q, k, v, out and their gradients. Results are those of one rank. There are three ways:
 //
-//   ring      K and V hop from rank to rank, the next block in flight while one is computed with; a piece of a block goes on only to the
-//             last rank that needs it. Gradients of K and V follow, summed in float by each rank on the way, then straight home
+//   ring      KV blocks hop from rank to rank; the next block is in flight while this one is computed with. A piece of a block travels only
+//             to the last rank that needs it. Its gradients follow, each rank on the way adding its own in float, then go to the owner
 //             (Liu, Zaharia, Abbeel, "Ring attention with blockwise transformers", 2023, arXiv:2310.01889).
-//   gather    K and V of head_stride KV heads at a time come from all ranks that this one needs, the next heads' in flight meanwhile;
-//             their gradients are reduced and scattered in float.
-//   ulysses   all-to-all: each rank attends to the whole row with H / ranks heads (Jacobs et al., "DeepSpeed Ulysses", 2023,
+//   gather    K and V of head_stride KV heads at a time come from all ranks whose keys this rank sees, while those of the next heads are in
+//             flight; their gradients are reduced and scattered in float.
+//   ulysses   an all-to-all gives each rank the whole row for H / ranks heads (Jacobs et al., "DeepSpeed Ulysses", 2023,
 //             arXiv:2309.14509). A KV head is copied to each rank that has query heads of it. The layout must be contiguous.
 //
 // Bytes sent by all ranks together for one layer and a row of S tokens, with P ranks, b bytes per element of X, h = H/P query heads of a
-// rank and m KV heads that they use (ulysses). "Dense" is one document as long as the row, every key seen by all queries behind it.
+// rank and m KV heads that they use (ulysses). "Dense" means one document as long as the row, without a window.
 //
-//             forward, and again backward                    gradients, backward
+//             forward, and once more backward                gradients, backward
 //   ring      2*KV*D*b * R                                   2*KV*D*4 * R
 //   gather    2*KV*D*b * S/P * N                             2*KV*D*4 * S*(P-1)
 //   ulysses   (2h+2m)*D*b * S*(P-1), backward h*4 * S*(P-1)  (h+2m)*D*4 * S*(P-1)
@@ -25,7 +25,7 @@
 //   ring_attention_backward(dev, ring, dqkv, dq32, dk32, dv32, delta, scratch, in, out, dout, lse, buffers)
 //
 //   Arrays are those of attention.h, with T = ring.split.local_T() rows: out, dout, out32, dq32 (T, H, D)   dk32, dv32 (T, KV, D)
-//   lse, delta (H, T)   dqkv (T, (H+2*KV)*D), which may be the array that q, k and v are views of. lo is of the whole row.
+//   lse, delta (H, T)   dqkv (T, (H+2*KV)*D), which may be the array that q, k and v are views of. first_key is of the whole row.
 //   lse is for the backward pass alone (under ulysses it is (h, P*T)). scratch: attention_scratch(dev) floats.
 //   One rank makes exactly the calls of attention.h, and needs no buffers.
 #pragma once
@@ -38,13 +38,13 @@
 #include "comm.h"
 #include "split.h"
 
-// What a layer's attention needs to know of ranks and row.
+// What a layer's attention over the ring depends on.
 struct RingAttention {
-    Comm &comm;  // of the ring
+    Comm &comm;  // the ring's
     SpMode mode;
-    size_t head_stride;  // gather: KV heads at a time
+    size_t head_stride;  // gather: the number of KV heads at a time
     const SequenceSplit &split;
-    const KeyTravel &travel;  // of this kind of layer
+    const KeyTravel &travel;  // the travel of this kind of layer's keys and values
     Payload &payload;
 
     size_t rank() const { return size_t(comm.rank); }
@@ -66,16 +66,16 @@ struct RingAttention {
     }
 };
 
-// What both passes read (attention.h).
+// The arrays that both passes read (attention.h).
 template <class X> struct RingInputs {
     Heads<const X> q, k, v;
-    const int32_t *lo;
+    const int32_t *first_key;
     size_t H, KV, D;
     float scale;
 };
 
-// Buffers of the caller, so that they are lines of the memory plan; they hold nothing between calls. ring_attention_buffers says how many
-// elements a pass needs, for T local rows.
+// Buffers that the caller provides, so that they are part of the memory plan. They hold nothing between calls. ring_attention_buffers returns
+// the number of elements that a pass needs, for T local rows.
 template <class X> struct RingBuffers {
     X *values;
     float *floats;
@@ -86,7 +86,7 @@ struct RingBufferSizes {
 
 namespace ring {
 
-// The heads of a rank under ulysses. Its query heads are h * rank .., in runs of `shared` that use one KV head.
+// The heads of a rank under ulysses. Its query heads begin at h * rank; each run of `shared` of them uses one KV head.
 struct UlyssesHeads {
     size_t h, group, shared, m;
     UlyssesHeads(size_t ranks, size_t H, size_t KV) : h(H / ranks), group(H / KV), shared(std::gcd(h, group)), m(h / shared) {}
@@ -113,7 +113,7 @@ namespace ring {
 
 // ---- ring
 
-// f(hop, k, v, pieces) for the rank's own keys (hop 0) and each block that comes; the next one is on its way meanwhile.
+// Calls f(hop, k, v, pieces) for the rank's own keys (hop 0) and for each block that arrives, while the next one is on its way.
 template <class Dev, class X, class F> void each_block(Dev dev, RingAttention &a, X *buffer, const RingInputs<X> &in, F f) {
     const KeyTravel &travel = a.travel;
     const Heads<const X> k = in.k, v = in.v;
@@ -121,13 +121,13 @@ template <class Dev, class X, class F> void each_block(Dev dev, RingAttention &a
     const auto block = [&](size_t hop) { return buffer + hop % 2 * a.split.local_T() * row; };  // rows of [k | v]
     const auto rows = [&](size_t at, size_t hop) { return Slice(block(at), travel.rows(a.behind(at), hop) * row); };
     for (const KeyTravel::Stop &stop : travel.block(a.rank())) {
-        if (stop.reach == 0) break;
+        if (stop.hops == 0) break;
         const size_t from = stop.piece.offset, n = stop.piece.end - stop.piece.begin;
         X *to = block(0) + stop.packed * row;
         copy_rows(dev, to, row, k.data + from * k.stride, k.stride, n, width);
         copy_rows(dev, to + width, row, v.data + from * v.stride, v.stride, n, width);
     }
-    const size_t hops = travel.hops();
+    const size_t hops = travel.max_hops();
     for (size_t hop = 0; hop <= hops; hop++) {
         Request next = hop == hops
                            ? Request()
@@ -140,18 +140,18 @@ template <class Dev, class X, class F> void each_block(Dev dev, RingAttention &a
 
 template <class Dev, class X = typename Dev::X>
 void ring_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in, RingBuffers<X> buffers) {
-    const auto &[q, k, v, lo, H, KV, D, scale] = in;
+    const auto &[q, k, v, first_key, H, KV, D, scale] = in;
     const size_t T = a.split.local_T();
     attention_begin(dev, out32, lse, T, H, D);
     each_block(dev, a, buffers.values, in, [&](size_t hop, Heads<const X> k, Heads<const X> v, const Pieces &keys) {
         if (a.travel.sees(a.rank(), a.behind(hop)))
-            attention_forward_part(dev, out32, lse, q, k, v, lo, a.split.pieces[a.rank()], keys, T, H, KV, D, scale);
+            attention_forward_part(dev, out32, lse, q, k, v, first_key, a.split.pieces[a.rank()], keys, T, H, KV, D, scale);
     });
     attention_end(dev, out, out32, T * H * D);
 }
 
-// dk and dv of the blocks that visit. Of each block the sum so far comes from the rank behind while this rank computes its part, and
-// goes on with the rows that go on; the others go home.
+// dk and dv of the KV blocks that visit this rank. The sum so far of a block arrives from the rank behind while this rank computes its own
+// part, which is added. The rows that travel on take their sums with them; the sums of the other rows go to the rank that owns the block.
 template <class Dev> class VisitingGradients {
   public:
     VisitingGradients(Dev dev, RingAttention &a, float *floats, size_t width)
@@ -166,7 +166,7 @@ template <class Dev> class VisitingGradients {
         clear_floats(dev_, dv(hop), n);
     }
 
-    // This rank's part of the block is computed.
+    // Sends the sums of the block on, or home. This rank's part of them is computed.
     void pass_on(size_t hop) {
         const size_t source = a_.behind(hop), next = a_.behind(hop + 1);
         const size_t rows = a_.travel.rows(source, hop), on = a_.travel.rows(source, hop + 1);
@@ -180,11 +180,11 @@ template <class Dev> class VisitingGradients {
         }
     }
 
-    // What the other ranks have summed for this rank's own keys; ends what is under way.
+    // Waits for all messages, and adds the sums that the other ranks have sent home for this rank's own keys.
     void add_to(float *dk32, float *dv32) {
         wait();
         for (const KeyTravel::Stop &stop : a_.travel.block(a_.rank())) {
-            if (stop.reach == 0) break;
+            if (stop.hops == 0) break;
             const size_t to = stop.piece.offset * width_, from = stop.packed * width_, n = stop.piece.end - stop.piece.begin;
             add_rows(dev_, dk32 + to, width_, floats_ + 6 * size_ + from, width_, n, width_);
             add_rows(dev_, dv32 + to, width_, floats_ + 7 * size_ + from, width_, n, width_);
@@ -204,14 +204,14 @@ template <class Dev> class VisitingGradients {
     Dev dev_;
     RingAttention &a_;
     size_t width_, size_;
-    float *floats_;  // dk, dv of this hop | of the hop before, being sent | arriving | back home
+    float *floats_;  // dk, dv of this hop | of the hop before, being sent | arriving | arriving home
     std::vector<Request> under_way_;
 };
 
 template <class Dev, class X = typename Dev::X>
 void ring_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk32, float *dv32, float *delta, float *scratch,
                    const RingInputs<X> &in, const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
-    const auto &[q, k, v, lo, H, KV, D, scale] = in;
+    const auto &[q, k, v, first_key, H, KV, D, scale] = in;
     const size_t T = a.split.local_T();
     attention_backward_begin(dev, dq32, dk32, dv32, delta, out, dout, T, H, KV, D);
     VisitingGradients visiting(dev, a, buffers.floats, KV * D);
@@ -219,7 +219,7 @@ void ring_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk32,
         if (hop) visiting.clear(hop);
         if (a.travel.sees(a.rank(), a.behind(hop)))
             attention_backward_part(dev, dq32, hop ? visiting.dk(hop) : dk32, hop ? visiting.dv(hop) : dv32, scratch, q, k, v,
-                                    delta, lse, dout, lo, a.split.pieces[a.rank()], keys, T, H, KV, D, scale);
+                                    delta, lse, dout, first_key, a.split.pieces[a.rank()], keys, T, H, KV, D, scale);
         if (hop) visiting.pass_on(hop);
     });
     visiting.add_to(dk32, dv32);
@@ -228,8 +228,8 @@ void ring_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk32,
 
 // ---- gather
 
-// f(first KV head, blocks) for each group of g KV heads; blocks (ranks, T, 2*g*D) holds rows of [k | v] of every rank that this one
-// sees. The next group's are on their way meanwhile.
+// Calls f(first KV head, blocks) for each group of g KV heads. blocks (ranks, T, 2*g*D) holds rows of [k | v] of every rank whose keys this
+// rank sees. Meanwhile those of the next group are on their way.
 template <class Dev, class X, class F> void each_group(Dev dev, RingAttention &a, X *buffer, const RingInputs<X> &in, F f) {
     const size_t D = in.D, T = a.split.local_T(), g = a.head_stride, block = T * 2 * g * D;
     const auto start = [&](size_t group) {
@@ -253,11 +253,11 @@ template <class Dev, class X, class F> void each_group(Dev dev, RingAttention &a
     }
 }
 
-// A group of heads is an attention of its own, H / KV * g query heads and g KV heads: its arrays are copied from and to the layer's.
+// Computes each group, of H / KV * g query heads and g KV heads, as an attention of its own, whose arrays are copied from and to the layer's.
 template <class Dev, class X = typename Dev::X>
 void gather_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in,
                     RingBuffers<X> buffers) {
-    const auto &[q, k, v, lo, H, KV, D, scale] = in;
+    const auto &[q, k, v, first_key, H, KV, D, scale] = in;
     const size_t T = a.split.local_T(), g = a.head_stride, h = H / KV * g, block = T * 2 * g * D;
     X *l_out = buffers.values + 2 * a.ranks() * block;
     each_group(dev, a, buffers.values, in, [&](size_t kv0, const X *blocks) {
@@ -268,7 +268,7 @@ void gather_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse,
             const X *l_k = blocks + from * block;
             if (a.travel.sees(a.rank(), from))
                 attention_forward_part(dev, out32, lse + h0 * T, Heads<const X>{q.data + h0 * D, q.stride},
-                                       Heads<const X>{l_k, 2 * g * D}, Heads<const X>{l_k + g * D, 2 * g * D}, lo,
+                                       Heads<const X>{l_k, 2 * g * D}, Heads<const X>{l_k + g * D, 2 * g * D}, first_key,
                                        a.split.pieces[a.rank()], a.split.pieces[from], T, h, g, D, scale);
         }
         attention_end(dev, l_out, out32, T * h * D);
@@ -279,7 +279,7 @@ void gather_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse,
 template <class Dev, class X = typename Dev::X>
 void gather_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *delta, float *scratch, const RingInputs<X> &in,
                      const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
-    const auto &[q, k, v, lo, H, KV, D, scale] = in;
+    const auto &[q, k, v, first_key, H, KV, D, scale] = in;
     const size_t T = a.split.local_T(), g = a.head_stride, h = H / KV * g, block = T * 2 * g * D, row = (H + 2 * KV) * D;
     X *l_out = buffers.values + 2 * a.ranks() * block, *l_dout = l_out + T * h * D, *l_dqkv = l_dout + T * h * D;
     float *gradients = buffers.floats;                                      // (ranks, 2, T, g, D): dk and dv of each rank's rows
@@ -297,8 +297,8 @@ void gather_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *del
             if (a.travel.sees(a.rank(), from))
                 attention_backward_part(dev, dq32, dk, dk + block / 2, scratch, Heads<const X>{q.data + h0 * D, q.stride},
                                         Heads<const X>{l_k, 2 * g * D}, Heads<const X>{l_k + g * D, 2 * g * D}, delta + h0 * T,
-                                        lse + h0 * T, l_dout, lo, a.split.pieces[a.rank()], a.split.pieces[from], T, h, g, D,
-                                        scale);
+                                        lse + h0 * T, l_dout, first_key, a.split.pieces[a.rank()], a.split.pieces[from], T, h, g,
+                                        D, scale);
         }
         a.reduce_scatter_sum(&Payload::dkv, Slice(gradients, a.ranks() * block), Slice(l_dk, block));
         attention_backward_end(dev, l_dqkv, dq32, l_dk, l_dv, T, h, g, D);
@@ -335,7 +335,7 @@ inline Pieces whole_row(const RingAttention &a) {
 template <class Dev, class X = typename Dev::X>
 void ulysses_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in,
                      RingBuffers<X> buffers) {
-    const auto &[q, k, v, lo, H, KV, D, scale] = in;
+    const auto &[q, k, v, first_key, H, KV, D, scale] = in;
     const UlyssesHeads heads(a.ranks(), H, KV);
     const size_t T = a.split.local_T(), all_T = a.split.T, h = heads.h, row = (h + 2 * heads.m) * D;
     const Pieces all = whole_row(a);
@@ -343,7 +343,7 @@ void ulysses_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse
     heads_of_all(dev, a, own, send, in, heads);
     attention_begin(dev, out32, lse, all_T, h, D);
     attention_forward_part(dev, out32, lse, Heads<const X>{own, row}, Heads<const X>{own + h * D, row},
-                           Heads<const X>{own + (h + heads.m) * D, row}, lo, all, all, all_T, h, heads.m, D, scale);
+                           Heads<const X>{own + (h + heads.m) * D, row}, first_key, all, all, all_T, h, heads.m, D, scale);
     attention_end(dev, l_out, out32, all_T * h * D);
     X *came = send;  // (ranks, T, h, D): of this rank's rows, every rank's heads
     a.all_to_all(&Payload::kv, Slice(l_out, all_T * h * D), Slice(came, all_T * h * D));
@@ -353,7 +353,7 @@ void ulysses_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse
 template <class Dev, class X = typename Dev::X>
 void ulysses_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk32, float *dv32, float *delta, float *scratch,
                       const RingInputs<X> &in, const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
-    const auto &[q, k, v, lo, H, KV, D, scale] = in;
+    const auto &[q, k, v, first_key, H, KV, D, scale] = in;
     const UlyssesHeads heads(a.ranks(), H, KV);
     const size_t T = a.split.local_T(), all_T = a.split.T, h = heads.h, m = heads.m, row = (h + 2 * m) * D;
     const Pieces all = whole_row(a);
@@ -371,7 +371,8 @@ void ulysses_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk
     float *l_dq = l_delta + H * T, *l_dk = l_dq + all_T * h * D, *l_dv = l_dk + all_T * m * D, *came = l_dv + all_T * m * D;
     clear_floats(dev, l_dq, all_T * row);
     attention_backward_part(dev, l_dq, l_dk, l_dv, scratch, Heads<const X>{own, row}, Heads<const X>{own + h * D, row},
-                            Heads<const X>{own + (h + m) * D, row}, l_delta, lse, l_dout, lo, all, all, all_T, h, m, D, scale);
+                            Heads<const X>{own + (h + m) * D, row}, l_delta, lse, l_dout, first_key, all, all, all_T, h, m, D,
+                            scale);
 
     // Home: rows of rank r lie together, so nothing needs packing. A KV head's gradients come from each rank that had a copy of it.
     const auto home = [&](float *sum, size_t width, const float *part, size_t n, auto head_of) {

@@ -1,5 +1,5 @@
-// Slices in device memory, for communicators that move bytes by the host's calls: of ranks that are threads and share a device. What such
-// communicators do waits for the rank's stream, and is done when they return. (Ranks with a GPU each: comm_nccl.h.)
+// Slices in device memory, for communicators that move bytes by calls of the host, among ranks that are threads and share a device. Such
+// communicators wait for the rank's stream, and are done when they return. Ranks with a GPU each use comm_nccl.h.
 #pragma once
 #include "../core/memory.cuh"
 #include "comm.h"

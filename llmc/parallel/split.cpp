@@ -21,40 +21,40 @@ void check_sp_mode(SpMode mode, size_t ranks, size_t H, size_t KV, size_t head_s
 
 // ---- work
 
-// Pairs (q, k) with k <= q, of q in [q0, q1) and k in [k0, k1); positions may be negative.
-static uint64_t causal_pairs(int64_t q0, int64_t q1, int64_t k0, int64_t k1) {
+// Counts the scores (q, k) with k <= q, for q in [q0, q1) and k in [k0, k1). Positions may be negative.
+static uint64_t causal_scores(int64_t q0, int64_t q1, int64_t k0, int64_t k1) {
     const auto triangle = [](int64_t n) { return n > 0 ? uint64_t(n) * uint64_t(n + 1) / 2 : 0; };
     return triangle(q1 - k0) - triangle(q1 - k1) - (triangle(q0 - k0) - triangle(q0 - k1));
 }
 
 template <class F> static void each_document(std::span<const size_t> doc_offsets, size_t T, F f) {
     for (size_t d = 0; d < doc_offsets.size(); d++) {
-        const size_t end = d + 1 < doc_offsets.size() ? doc_offsets[d + 1] : T;  // the last is the padding
+        const size_t end = d + 1 < doc_offsets.size() ? doc_offsets[d + 1] : T;  // the last document is the padding
         if (doc_offsets[d] < end) f(doc_offsets[d], end);
     }
 }
 
-std::vector<uint64_t> attention_pairs(std::span<const size_t> doc_offsets, size_t T, size_t size, size_t window) {
+std::vector<uint64_t> scores_of_pieces(std::span<const size_t> doc_offsets, size_t T, size_t size, size_t window) {
     const size_t n = ceil_div(T, size);
-    std::vector<uint64_t> pairs(n * n);
+    std::vector<uint64_t> scores(n * n);
     each_document(doc_offsets, T, [&](size_t begin, size_t end) {
         for (size_t i = begin / size; i * size < end; i++)
             for (size_t j = begin / size; j <= i; j++) {
                 const int64_t q0 = int64_t(std::max(begin, i * size)), q1 = int64_t(std::min(end, (i + 1) * size));
                 const int64_t k0 = int64_t(std::max(begin, j * size)), k1 = int64_t(std::min(end, (j + 1) * size));
                 const int64_t w = int64_t(window);
-                pairs[i * n + j] += causal_pairs(q0, q1, k0, k1) - (w ? causal_pairs(q0 - w, q1 - w, k0, k1) : 0);
+                scores[i * n + j] += causal_scores(q0, q1, k0, k1) - (w ? causal_scores(q0 - w, q1 - w, k0, k1) : 0);
             }
     });
-    return pairs;
+    return scores;
 }
 
 double row_cost(const Row &row, std::span<const LayerKind> kinds, size_t H, size_t D, double flops_per_token) {
     const AttentionCost unit{H, 0, D, 0, 1, 1};
     double sum = flops_per_token * double(row.T);
     for (const LayerKind &kind : kinds) {
-        const double pairs = double(attention_pairs(row.doc_offsets, row.T, row.T, kind.window)[0]);
-        sum += double(kind.layers) * (unit.forward(pairs) + unit.backward(pairs));
+        const double scores = double(scores_of_pieces(row.doc_offsets, row.T, row.T, kind.window)[0]);
+        sum += double(kind.layers) * (unit.forward(scores) + unit.backward(scores));
     }
     return sum;
 }
@@ -106,21 +106,21 @@ static void append(Pieces &pieces, Piece piece) {
 
 // ---- what travels
 
-KeyTravel::KeyTravel(std::span<const uint64_t> pairs, std::span<const size_t> owner, size_t ranks, size_t size)
-    : blocks_(ranks), pairs_(ranks * ranks) {
+KeyTravel::KeyTravel(std::span<const uint64_t> scores, std::span<const size_t> owner, size_t ranks, size_t size)
+    : blocks_(ranks), scores_(ranks * ranks) {
     const size_t n = owner.size();
     for (size_t j = 0; j < n; j++) {
         std::vector<Stop> &block = blocks_[owner[j]];
         Stop stop{{j * size, (j + 1) * size, block.size() * size}, 0, 0};
         for (size_t i = j; i < n; i++) {
-            pairs_[owner[i] * ranks + owner[j]] += pairs[i * n + j];
-            if (pairs[i * n + j]) stop.reach = std::max(stop.reach, (owner[i] + ranks - owner[j]) % ranks);
+            scores_[owner[i] * ranks + owner[j]] += scores[i * n + j];
+            if (scores[i * n + j]) stop.hops = std::max(stop.hops, (owner[i] + ranks - owner[j]) % ranks);
         }
-        hops_ = std::max(hops_, stop.reach);
+        max_hops_ = std::max(max_hops_, stop.hops);
         block.push_back(stop);
     }
     for (auto &block : blocks_) {
-        std::stable_sort(block.begin(), block.end(), [](const Stop &a, const Stop &b) { return a.reach > b.reach; });
+        std::stable_sort(block.begin(), block.end(), [](const Stop &a, const Stop &b) { return a.hops > b.hops; });
         for (size_t i = 0; i < block.size(); i++) block[i].packed = i * size;
     }
 }
@@ -128,14 +128,14 @@ KeyTravel::KeyTravel(std::span<const uint64_t> pairs, std::span<const size_t> ow
 size_t KeyTravel::rows(size_t source, size_t hop) const {
     size_t sum = 0;
     for (const Stop &stop : blocks_[source])
-        if (stop.reach >= hop) sum += stop.piece.end - stop.piece.begin;
+        if (stop.hops >= hop) sum += stop.piece.end - stop.piece.begin;
     return sum;
 }
 
 Pieces KeyTravel::keys(size_t source, size_t hop) const {
     std::vector<Piece> there;
     for (const Stop &stop : blocks_[source])
-        if (stop.reach >= hop) there.push_back({stop.piece.begin, stop.piece.end, stop.packed});
+        if (stop.hops >= hop) there.push_back({stop.piece.begin, stop.piece.end, stop.packed});
     std::sort(there.begin(), there.end(), [](const Piece &a, const Piece &b) { return a.begin < b.begin; });
     Pieces pieces{};
     for (const Piece &piece : there) append(pieces, piece);
@@ -145,7 +145,7 @@ Pieces KeyTravel::keys(size_t source, size_t hop) const {
 size_t KeyTravel::row_hops() const {
     size_t sum = 0;
     for (const auto &block : blocks_)
-        for (const Stop &stop : block) sum += stop.reach * (stop.piece.end - stop.piece.begin);
+        for (const Stop &stop : block) sum += stop.hops * (stop.piece.end - stop.piece.begin);
     return sum;
 }
 
@@ -155,14 +155,14 @@ double estimate_seconds(const KeyTravel &travel, size_t ranks, const AttentionCo
     double slowest = 0;
     for (size_t rank = 0; rank < ranks; rank++) {
         double seconds = 0;
-        // Step h computes with the block that has made h hops, while the next block comes, and while the gradients of the one before
-        // leave for the next rank or for home: as many rows as had come.
+        // Step h computes with the block that has made h hops. Meanwhile the next block arrives, and the gradients of the block
+        // before, which has as many rows as had arrived, leave for the next rank or for their owner.
         const auto source = [&](size_t h) { return (rank + ranks - h) % ranks; };
-        const auto rows = [&](size_t h) { return h >= 1 && h <= travel.hops() ? double(travel.rows(source(h), h)) : 0.0; };
-        for (size_t h = 0; h <= travel.hops() + 1; h++) {
-            const double pairs = h <= travel.hops() ? double(travel.pairs(rank, source(h))) : 0;
+        const auto rows = [&](size_t h) { return h >= 1 && h <= travel.max_hops() ? double(travel.rows(source(h), h)) : 0.0; };
+        for (size_t h = 0; h <= travel.max_hops() + 1; h++) {
+            const double scores = h <= travel.max_hops() ? double(travel.scores(rank, source(h))) : 0;
             const double coming = cost.kv(rows(h + 1)), leaving = cost.dkv(h ? rows(h - 1) : 0);
-            seconds += std::max(cost.forward(pairs), coming) + std::max(cost.backward(pairs), coming + leaving);
+            seconds += std::max(cost.forward(scores), coming) + std::max(cost.backward(scores), coming + leaving);
         }
         slowest = std::max(slowest, seconds);
     }
@@ -173,12 +173,12 @@ SequenceSplit split_sequence(Layout layout, std::span<const size_t> doc_offsets,
                              std::span<const LayerKind> kinds, const AttentionCost &cost) {
     const size_t n = pieces_per_rank * ranks, size = T / n;
     if (T == 0 || T % n) die("a row of %zu tokens cannot be cut into %zu equal pieces", T, n);
-    std::vector<std::vector<uint64_t>> pairs;
+    std::vector<std::vector<uint64_t>> scores;
     std::vector<uint64_t> work(n);
     for (const LayerKind &kind : kinds) {
-        pairs.push_back(attention_pairs(doc_offsets, T, size, kind.window));
+        scores.push_back(scores_of_pieces(doc_offsets, T, size, kind.window));
         for (size_t i = 0; i < n; i++)
-            work[i] += kind.layers * std::accumulate(&pairs.back()[i * n], &pairs.back()[i * n] + n, uint64_t(0));
+            work[i] += kind.layers * std::accumulate(&scores.back()[i * n], &scores.back()[i * n] + n, uint64_t(0));
     }
     const std::vector<size_t> owner = deal_pieces(layout, work, ranks);
     SequenceSplit split{layout, T, ranks, std::vector<Pieces>(ranks), {}, std::vector<double>(ranks)};
@@ -189,7 +189,7 @@ SequenceSplit split_sequence(Layout layout, std::span<const size_t> doc_offsets,
         split.work[owner[i]] += double(work[i]);
     }
     for (size_t k = 0; k < kinds.size(); k++) {
-        split.travel.emplace_back(pairs[k], owner, ranks, size);
+        split.travel.emplace_back(scores[k], owner, ranks, size);
         split.seconds += double(kinds[k].layers) * estimate_seconds(split.travel[k], ranks, cost);
     }
     return split;
@@ -225,7 +225,7 @@ Row pad_row(Row row, size_t ranks) {
     const size_t begin = row.doc_offsets.back();
     for (size_t p = row.tokens.size(); p < row.T; p++) {
         row.tokens.push_back(0);
-        row.doc_pos.push_back(int32_t((p - begin) % row_multiple));  // any will do that the rope table has
+        row.doc_pos.push_back(int32_t((p - begin) % row_multiple));  // any position that the rope table has will do
         row.doc_begin.push_back(int32_t(begin));
     }
     return row;
@@ -240,13 +240,13 @@ Row local_row(const Row &row, const SequenceSplit &split, size_t rank) {
     for (size_t i = 0; i < split.pieces[rank].count; i++) {
         const Piece &piece = split.pieces[rank].piece[i];
         const auto at = [&](size_t p) {
-            return std::lower_bound(row.rows.begin(), row.rows.end(), int32_t(p)) - row.rows.begin();
+            return std::lower_bound(row.predictors.begin(), row.predictors.end(), int32_t(p)) - row.predictors.begin();
         };
         for (size_t j = size_t(at(piece.begin)); j < size_t(at(piece.end)); j++) {
-            const size_t t = piece.offset + size_t(row.rows[j]) - piece.begin;
-            local.rows.push_back(int32_t(t));
+            const size_t t = piece.offset + size_t(row.predictors[j]) - piece.begin;
+            local.predictors.push_back(int32_t(t));
             local.targets.push_back(row.targets[j]);
-            local.owners.push_back(row.owners[j]);
+            local.target_documents.push_back(row.target_documents[j]);
         }
     }
     return local;

@@ -3,19 +3,19 @@
 #include <algorithm>
 #include <numeric>
 
-Sharding::Sharding(const std::vector<Cut> &cuts, int stage, int world, int rank, size_t bucket_bytes)
+Sharding::Sharding(const std::vector<Unit> &units, int stage, int world, int rank, size_t bucket_bytes)
     : stage(world == 1 ? 0 : stage), parts(this->stage ? size_t(world) : 1), own(this->stage ? size_t(rank) : 0) {
     size_t end = 0;
-    for (const Cut &cut : cuts) {
-        if (cut.begin != end) die("a cut begins at element %zu, but the one before it ends at %zu", cut.begin, end);
-        end = cut.end;
-        size_t most = cut.end - cut.begin;
-        if (cut.row) {  // only the last bucket has padding, so that tensors stay whole
-            const size_t unit = std::lcm(cut.row, multiple());
-            most = std::max<size_t>(1, bucket_bytes / sizeof(float) / unit) * unit;
+    for (const Unit &unit : units) {
+        if (unit.begin != end) die("a unit begins at element %zu, but the one before it ends at %zu", unit.begin, end);
+        end = unit.end;
+        size_t most = unit.end - unit.begin;
+        if (unit.row_elements) {  // only the unit's last bucket has padding, so that tensors stay contiguous
+            const size_t step = std::lcm(unit.row_elements, multiple());
+            most = std::max<size_t>(1, bucket_bytes / sizeof(float) / step) * step;
         }
-        for (size_t first = cut.begin; first < cut.end; first += most) {
-            const size_t n = std::min(most, cut.end - first), part = ceil_div(n, multiple()) * aligned;
+        for (size_t first = unit.begin; first < unit.end; first += most) {
+            const size_t n = std::min(most, unit.end - first), part = ceil_div(n, multiple()) * aligned;
             buckets.push_back({first, count, n, part, shard_count});
             count += parts * part;
             shard_count += part;
@@ -39,14 +39,14 @@ size_t Sharding::flat(size_t global) const {
 std::vector<Tensor> Sharding::padded(std::vector<Tensor> table) const {
     for (Tensor &t : table) {
         const size_t begin = flat(t.offset);
-        if (flat(t.offset + t.count - 1) != begin + t.count - 1) die("a cut goes through %s", t.name.c_str());
+        if (flat(t.offset + t.count - 1) != begin + t.count - 1) die("a unit ends inside %s", t.name.c_str());
         t.offset = begin;
     }
     return table;
 }
 
-std::vector<Span> Sharding::spans() const {
-    std::vector<Span> out;
+std::vector<ShardRun> Sharding::shard_runs() const {
+    std::vector<ShardRun> out;
     for (const Bucket &b : buckets) {
         const size_t first = own * b.part;
         if (first < b.count) out.push_back({b.global + first, b.begin + first, b.shard, std::min(b.part, b.count - first)});
@@ -54,9 +54,9 @@ std::vector<Span> Sharding::spans() const {
     return out;
 }
 
-std::vector<TensorSpan> Sharding::tensor_spans(const std::vector<Tensor> &padded_table) const {
-    std::vector<TensorSpan> out;
-    for (const Span &s : spans())
+std::vector<TensorRun> Sharding::tensor_runs(const std::vector<Tensor> &padded_table) const {
+    std::vector<TensorRun> out;
+    for (const ShardRun &s : shard_runs())
         for (size_t i = 0; i < padded_table.size(); i++) {
             const Tensor &t = padded_table[i];
             const size_t from = std::max(t.offset, s.flat), to = std::min(t.offset + t.count, s.flat + s.count);
@@ -66,9 +66,9 @@ std::vector<TensorSpan> Sharding::tensor_spans(const std::vector<Tensor> &padded
     return out;
 }
 
-std::vector<DecayRun> Sharding::runs(const std::vector<Tensor> &padded_table) const {
+std::vector<DecayRun> Sharding::decay_runs(const std::vector<Tensor> &padded_table) const {
     std::vector<DecayRun> out;
-    for (const TensorSpan &s : tensor_spans(padded_table)) {
+    for (const TensorRun &s : tensor_runs(padded_table)) {
         const bool decay = padded_table[s.tensor].decay;
         const bool goes_on = !out.empty() && out.back().decay == decay && out.back().flat + out.back().count == s.flat &&
                              out.back().shard + out.back().count == s.shard;

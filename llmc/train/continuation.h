@@ -1,4 +1,4 @@
-// --sample_every: how the model that is being trained goes on after --prompt.
+// For --sample_every: prints how the model that is being trained continues --prompt.
 #pragma once
 #include <optional>
 
@@ -7,11 +7,11 @@
 
 class Continuation {
   public:
-    // All ranks make all calls together. This one reads the prompt; dies without a tokenizer, or positions for what may follow.
+    // All ranks make all calls together. The constructor reads the prompt. It dies if the model has no tokenizer, or too few positions.
     explicit Continuation(const Run &run);
 
-    void use(ModelLimits &limits) const;                // the model needs room for it
-    std::string text(Model &model, size_t step) const;  // a function of the weights, --seed and the step
+    void use(ModelLimits &limits) const;                // makes room for the continuation
+    std::string text(Model &model, size_t step) const;  // the continuation: a function of the weights, --seed and the step
 
   private:
     const Run &run_;

@@ -11,7 +11,7 @@ struct CudaHalf {
 
 template <template <class> class M>
 ModelFactory make_cuda_models(const Options &options, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm) {
-    std::shared_ptr<CudaHalf> half;  // a plan needs no GPU
+    std::shared_ptr<CudaHalf> half;  // is made late, because a plan needs no GPU
     if (!options.plan) {
         if (own_gpu) select_gpu(host);
         half = std::make_shared<CudaHalf>();

@@ -1,13 +1,13 @@
-// What every model here is: a decoder-only transformer on packed rows. This class has what no architecture changes: the row and its parts on
+// The base class of every model: a decoder-only transformer on packed rows. It holds what no architecture changes: the row and its parts on
 // ranks, attention, the loss, the sums of gradients, the optimizer. A trainer adds its parameter table and the arrays and ops of its
-// layers (train_gpt2.cu, train_llama.cu), and is called back in the order of a step:
+// layers (train_gpt2.cu, train_llama.cu). This class calls the trainer's functions in the order of a step:
 //
-//     forward()      input_forward, layer_forward of each layer, final_norm_forward, and here the head
-//     gradients()    here the head, final_norm_backward; of each layer, from the last: layer_forward again, for what was not kept, and
-//                    layer_backward; input_backward
+//     forward()      input_forward, layer_forward of each layer, final_norm_forward, and this class's head
+//     gradients()    this class's head, final_norm_backward; for each layer, from the last to the first: layer_forward once more, which
+//                    recomputes what was not kept, and layer_backward; then input_backward
 //
-// Ranks: those of a ring share each row, T / sp tokens of it each, and meet in attention alone (../parallel/ring.h). All ranks meet in
-// the gradients, which are summed as soon as the backward pass has made those of a cut (../parallel/zero.h). One rank is a ring of one.
+// The ranks of a ring share each row: a rank computes T / sp of its tokens, and only attention needs the others (../parallel/ring.h). The
+// gradients of a unit are summed over all ranks as soon as the backward pass has computed them (../parallel/zero.h). One rank is a ring of one.
 #pragma once
 #include <cmath>
 #include <optional>
@@ -52,7 +52,7 @@ template <class Dev> class Decoder : public Model {
     ~Decoder() override { matmul_use_scratch(dev, nullptr); }
     Plan &plan() override { return plan_; }
     Arena &arena() override { return *arena_; }
-    Memory &memory() override {  // made when it is first used: a plan needs no device
+    Memory &memory() override {  // is made when it is first used, because a plan needs no device
         if (!memory_) memory_ = make_memory(dev);
         return *memory_;
     }
@@ -68,19 +68,19 @@ template <class Dev> class Decoder : public Model {
         });
     }
     void zero_gradients() override {
-        reach(clock.between_rows(ZERO_GRAD));
-        accumulate_ = zero.sharding.stage == 2;  // there a buffer begins with the sum so far
+        begin_op(clock.between_rows(ZERO_GRAD));
+        accumulate_ = zero.sharding.stage == 2;  // at stage 2 a buffer begins with the sum so far
         zero.zero_gradients(memory(), accumulate_);
     }
     double gradient_norm() override {
-        reach(clock.between_rows(GRAD_NORM));
+        begin_op(clock.between_rows(GRAD_NORM));
         return zero.gradient_norm(mesh_->all);
     }
     std::string nonfinite_gradient() override { return ::nonfinite_gradient(zero, mesh_->all); }
     void detect_anomaly() override { looks_ = true; }
     Anomaly anomaly() override { return anomaly_; }
     void update(const AdamW &adamw) override {
-        reach(clock.between_rows(ADAMW));
+        begin_op(clock.between_rows(ADAMW));
         zero.update(mesh_->all, adamw);
     }
     OptimizerState optimizer_state() override;
@@ -102,18 +102,19 @@ template <class Dev> class Decoder : public Model {
 
     // ---- what a trainer adds ----------------------------------------------------------------------------------------------------------
 
-    // The arrays exist now: where the parameters lie and, to train, their gradients (else null). Sets head_w and head_dw.
-    virtual void place(const Place<X> &params, const Place<float> *grads) = 0;
-    virtual void input_forward() = 0;                      // acts.x[0], of row.tokens
-    virtual void layer_forward(size_t l, bool again) = 0;  // acts.x[l+1], of acts.x[l]. again: for the backward pass, see Kept
-    virtual void final_norm_forward() = 0;                 // acts.normf, of acts.x[L]
-    virtual void final_norm_backward() = 0;                // acts.dx, of the gradient of acts.normf, which it holds; and so below
-    virtual void layer_backward(size_t l) = 0;
-    virtual void input_backward() = 0;  // by sum_gradients, as it knows its cuts
+    // Points the trainer's weights at their arrays, and their gradients, too, if the model is trained (else `grads` is null). It sets
+    // head_w and head_dw.
+    virtual void point_weights(const Locate<X> &params, const Locate<float> *grads) = 0;
+    virtual void input_forward() = 0;                     // computes acts.x[0] from row.tokens
+    virtual void layer_forward(size_t l, Pass pass) = 0;  // computes acts.x[l+1] from acts.x[l]; Pass::recompute: see Kept
+    virtual void final_norm_forward() = 0;                // computes acts.normf from acts.x[L]
+    virtual void final_norm_backward() = 0;               // replaces acts.dx, the gradient of acts.normf, by that of acts.x[L]
+    virtual void layer_backward(size_t l) = 0;            // replaces acts.dx, the gradient of acts.x[l+1], by that of acts.x[l]
+    virtual void input_backward() = 0;  // calls sum_gradients itself, since only the trainer knows which units its input has
 
     // ---- what it plans with -----------------------------------------------------------------------------------------------------------
 
-    // Which of a layer's arrays outlive its forward pass.
+    // Says which of a layer's arrays live until the backward pass. layer_forward(l, Pass::recompute) computes the others once more.
     struct Kept {
         bool norms, qkv, mid, up, act;
     };
@@ -125,21 +126,23 @@ template <class Dev> class Decoder : public Model {
 
     // ---- what it computes with --------------------------------------------------------------------------------------------------------
 
-    void reach(const Moment &now, size_t bucket = 0) {  // at the start of each op
+    void begin_op(const Moment &now, size_t bucket = 0) {  // is called at the start of each op
         if (poison_) arena_->poison_dead(now.time);
         if (looks_) look(now);
         if (profiler_) profiler_->begin(now.pass, now.op, now.layer, bucket);
     }
-    void ready(size_t cut) {  // its weights may be read
-        if (zero.sharding.parts > 1) reach_comm(Pass::forward, PARAM_GATHER);
-        zero.ready(mesh_->all, cuts[cut].begin, cuts[cut].end);
+    void ready(size_t unit) {  // waits until the unit's weights have arrived from all ranks
+        if (zero.sharding.parts > 1) begin_comm_op(Pass::forward, PARAM_GATHER);
+        zero.ready(mesh_->all, units[unit].begin, units[unit].end);
     }
     void attention_forward(size_t l, const AttentionActs<X> &a);
     void attention_backward(size_t l, const AttentionActs<X> &a);
     void weight_backward(float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC) {
         matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC, accumulate_);
     }
-    template <class F> void sum_gradients(size_t cut, bool complete, F add) { sum_gradients(cut, buffer_of(cut), complete, add); }
+    template <class F> void sum_gradients(size_t unit, bool complete, F add) {
+        sum_gradients(unit, buffer_of(unit), complete, add);
+    }
 
     Dev dev;
     const ModelConfig config;
@@ -147,36 +150,36 @@ template <class Dev> class Decoder : public Model {
     const size_t T_max;  // tokens of this rank's part of the longest row
     const Clock clock;
     const Kept keep;
-    const size_t positions_cut;  // of the table
+    const size_t positions_unit;  // of the table
     Plan plan_;
     X *head_w = nullptr;       // (V, C); of a reward model (1, C)
     float *head_dw = nullptr;  // its gradient
 
-    // The packed row, this rank's part of it, on the device.
+    // This rank's part of the packed row, on the device.
     struct {
         size_t T, N;
-        std::vector<int32_t> owners;  // (N) on the host: the document of each predictor
-        size_t documents;             // of the whole row
+        std::vector<int32_t> target_documents;  // (N) the document of each predictor, on the host
+        size_t documents;                       // the number of documents of the whole row
         std::optional<SequenceSplit> split;
-        int32_t *tokens;       // (T)
-        int32_t *doc_pos;      // (T) position in the document
-        int32_t *lo;           // (sp*T) the first key that position t of the whole row sees; generate: (cache)
-        int32_t *lo_window;    // (sp*T) the same in layers with a sliding window
-        int32_t *rows;         // (N) predictors
-        int32_t *targets;      // (N)
-        float *weights;        // (N) dL/dnll, of a reward model dL/dscore
-        Pieces queries, keys;  // generate: where this row's queries and keys are in the cache
+        int32_t *tokens;            // (T)
+        int32_t *doc_pos;           // (T) position in the document
+        int32_t *first_key;         // (sp*T) the first key that each position of the whole row sees; generate: (cache)
+        int32_t *first_key_window;  // (sp*T) the same in layers with a sliding window
+        int32_t *predictors;        // (N) the positions whose logits predict the targets
+        int32_t *targets;           // (N)
+        float *weights;             // (N) dL/dnll, of a reward model dL/dscore
+        Pieces queries, keys;       // generate: positions of this row's queries and of all keys in the cache
     } row;
 
     struct {
-        std::vector<X *> x;      // (L+1) x (T, C)   residual stream: input of each layer, then of the final norm
-        std::vector<X *> cache;  // (L) x (cache, 2*KV*D)   generate: keys and values so far
+        std::vector<X *> x;      // (L+1) x (T, C)   residual stream: the input of each layer, then of the final norm
+        std::vector<X *> cache;  // (L) x (cache, 2*KV*D)   generate: the keys and values of all tokens so far
         X *normf;                // (T, C)
         X *dx;                   // (T, C)           gradient of the residual stream
         std::byte *head;         // lm_head_scratch
         HeadStats stats;         // (N) each
         float *scores;           // (N)              reward model
-        double *sums;            // (3)              of the rows since take_sums
+        double *sums;            // (3)              sums over the rows since the last take_sums()
         std::byte *matmul;       // matmul_scratch
         X *last;                 // (documents, C)   generate
         float *logits;           // (documents, V)   generate
@@ -189,7 +192,7 @@ template <class Dev> class Decoder : public Model {
     void load_row(const Row &row);
     void load_part(const Row &row);
     void load_weights(const std::vector<float> &weights);
-    void load_lo(std::span<const int32_t> doc_begin);
+    void load_first_keys(std::span<const int32_t> doc_begin);
     void forward();
     void gradients(bool last);
     void head(X *dx, float *dhead);
@@ -197,47 +200,50 @@ template <class Dev> class Decoder : public Model {
     void add_sums();
     RingAttention ring(size_t l);
     RingInputs<X> attention_inputs(size_t l, const AttentionActs<X> &a);
-    template <class F> void sum_gradients(size_t cut, float *buffer, bool complete, F add);
-    float *buffer_of(size_t cut) const { return zero.sharding.stage == 2 ? grads_of.cut[cut] : nullptr; }
+    template <class F> void sum_gradients(size_t unit, float *buffer, bool complete, F add);
+    float *buffer_of(size_t unit) const { return zero.sharding.stage == 2 ? grads_of.unit[unit] : nullptr; }
     void look(const Moment &now);
-    void reach_comm(Pass pass, Op op, size_t bucket = 0) {  // among ranks; between two ops, whose arrays stay alive
+    void begin_comm_op(Pass pass, Op op,
+                       size_t bucket = 0) {  // a sum or gather among ranks. It lies between two ops and changes no lifetime
         if (profiler_ && mesh_->all.size > 1) profiler_->begin(pass, op, 0, bucket);
     }
 
-    const std::vector<Cut> cuts;
-    const size_t head_cut;
+    const std::vector<Unit> units;
+    const size_t head_unit;
     Zero<Dev> zero;
     Mesh *mesh_ = nullptr;
     std::unique_ptr<Memory> memory_;
-    std::unique_ptr<Arena> arena_;  // in memory_
+    std::unique_ptr<Arena> arena_;  // lies in memory_
     std::unique_ptr<Profiler> profiler_;
-    bool poison_ = false, last_ = false;  // last_: micro-step
-    bool accumulate_ = true;              // false: the gradients of products hold nothing yet, and the next overwrites them
-    bool looks_ = false;                  // --detect_anomaly
-    std::optional<Moment> looked_;        // the op that runs
-    size_t ops_ = 0;                      // that were looked at
+    bool poison_ = false, last_ = false;  // last_: this is the step's last micro-step
+    bool accumulate_ = true;  // false: the next backward pass overwrites the gradients of products instead of adding to them
+    bool looks_ = false;      // --detect_anomaly
+    std::optional<Moment> looked_;  // the op that runs now
+    size_t ops_ = 0;                // the number of ops whose outputs --detect_anomaly has examined
     Anomaly anomaly_;
-    size_t targets_ = 0;         // of the rows whose sums were not taken yet
+    size_t targets_ = 0;         // the number of targets since the last take_sums()
     std::vector<float> logits_;  // generate: (documents, V)
 
-    // Stage 2 of ZeRO: where the gradients of a cut are made before they are summed over ranks, room for its largest bucket.
+    // At stage 2 of ZeRO: the buffers in which gradients are computed before they are summed over ranks. A unit's buffer has room for its
+    // largest bucket.
     struct {
-        std::vector<float *> cut;
-        float *head;      // tied, too
-        float **largest;  // one of them, with room for any bucket
+        std::vector<float *> unit;
+        float *head;      // of the head, also where the head is tied to the embedding
+        float **largest;  // a buffer with room for any bucket
     } grads_of;
 };
 
 // ---- plan -----------------------------------------------------------------------------------------------------------------------------
 
-// Each cut is a bucket of ZeRO's; at stage 2 a large vocabulary's is several, whose gradients never exist together.
-inline Sharding sharding_for(std::vector<Cut> cuts, const ModelLimits &limits) {
+// Makes each unit a bucket of ZeRO. Only at stage 2 a large embedding or head is divided into several, so that its gradients never exist at
+// the same time.
+inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits) {
     const Ranks &r = limits.ranks;
     const bool train = limits.mode == Mode::train;
     if (!train || r.zero_stage < 2 || r.world == 1)
-        for (Cut &cut : cuts) cut.row = 0;
-    if (!train) return Sharding(cuts, 0, 1, 0, 0);
-    return Sharding(cuts, r.zero_stage, int(r.world), int(r.rank), r.bucket_bytes);
+        for (Unit &unit : units) unit.row_elements = 0;
+    if (!train) return Sharding(units, 0, 1, 0, 0);
+    return Sharding(units, r.zero_stage, int(r.world), int(r.rank), r.bucket_bytes);
 }
 
 template <class Dev>
@@ -250,10 +256,10 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
       keep(limits.mode != Mode::train || limits.recompute == Recompute::layer ? nothing
            : limits.recompute == Recompute::cheap                             ? Kept{false, true, true, true, false}
                                                                               : everything),
-      positions_cut(table.positions),
-      cuts(table.cuts),
-      head_cut(table.head),
-      zero(dev, sharding_for(table.cuts, limits), table.tensors) {
+      positions_unit(table.positions),
+      units(table.units),
+      head_unit(table.head),
+      zero(dev, sharding_for(table.units, limits), table.tensors) {
     zero.plan(plan_, trains(), limits.bf16_moments);
     plan_row();
     plan_head();
@@ -265,9 +271,9 @@ template <class Dev> void Decoder<Dev>::plan_row() {
     const size_t T = T_max, C = c.C, positions = std::max(T * limits.ranks.sp, limits.cache_tokens);
     plan_.add(&row.tokens, "row.tokens", {T});
     plan_.add(&row.doc_pos, "row.doc_pos", {T});
-    plan_.add(&row.lo, "row.lo", {positions});
-    plan_.add(&row.lo_window, "row.lo_window", {positions});
-    plan_.add(&row.rows, "row.rows", {T});
+    plan_.add(&row.first_key, "row.first_key", {positions});
+    plan_.add(&row.first_key_window, "row.first_key_window", {positions});
+    plan_.add(&row.predictors, "row.predictors", {T});
     plan_.add(&row.targets, "row.targets", {T});
     plan_.add(&row.weights, "row.weights", {T});
     plan_.add(&acts.matmul, "matmul workspace", {matmul_scratch(dev)});
@@ -306,29 +312,30 @@ template <class Dev> void Decoder<Dev>::plan_head() {
 
 template <class Dev> void Decoder<Dev>::plan_buckets() {
     const Sharding &s = zero.sharding;
-    const auto add = [&](float **buffer, const std::string &name, size_t cut, size_t first, size_t last) {
+    const auto add = [&](float **buffer, const std::string &name, size_t unit, size_t first, size_t last) {
         size_t room = 0;
         for (const Bucket &b : s.buckets)
-            if (cuts[cut].begin <= b.global && b.global < cuts[cut].end) room = std::max(room, s.parts * b.part);
+            if (units[unit].begin <= b.global && b.global < units[unit].end) room = std::max(room, s.parts * b.part);
         plan_.add(buffer, name, {room}, first, last);
         if (room == s.largest) grads_of.largest = buffer;
     };
-    // Each is alive until the next is reduced, as its own sum may be under way.
+    // A buffer is alive until the next one is reduced, because until then the sum of its gradients may still be under way.
     const size_t L = config.L, head = clock.head(), norm = clock.final_norm_backward(), embed = clock.embed_backward();
-    grads_of.cut.resize(cuts.size());
-    add(&grads_of.head, "bucket.head", head_cut, head, norm);
-    add(&grads_of.cut.back(), "bucket.norm", cuts.size() - 1, norm, clock.backward(L - 1, LN1));
+    grads_of.unit.resize(units.size());
+    add(&grads_of.head, "bucket.head", head_unit, head, norm);
+    add(&grads_of.unit.back(), "bucket.norm", units.size() - 1, norm, clock.backward(L - 1, LN1));
     for (size_t l = 0; l < L; l++)
-        add(&grads_of.cut[1 + l], format("bucket.layer.%zu", l), 1 + l, clock.backward(l, DOWN),
+        add(&grads_of.unit[1 + l], format("bucket.layer.%zu", l), 1 + l, clock.backward(l, DOWN),
             l ? clock.backward(l - 1, LN1) : embed);
-    if (positions_cut) add(&grads_of.cut[positions_cut], "bucket.positions", positions_cut, embed, clock.between_rows(GRAD_NORM));
-    add(&grads_of.cut[0], "bucket.embedding", 0, embed, clock.between_rows(GRAD_NORM));
+    if (positions_unit)
+        add(&grads_of.unit[positions_unit], "bucket.positions", positions_unit, embed, clock.between_rows(GRAD_NORM));
+    add(&grads_of.unit[0], "bucket.embedding", 0, embed, clock.between_rows(GRAD_NORM));
 }
 
 // Plans arrays of layer l, one a call:
 //   array(name, &Acts::member, shape, written, consumed, last gradient, kept)
-// Kept: one array, from the op that writes it to the last op of the backward pass that reads it. Else two: one for the forward pass, which
-// the next op or two consume, and one into which the backward pass computes it again.
+// A kept array lives from the op that writes it to the last op of the backward pass that reads it. Otherwise there are two arrays: the
+// forward pass's, which dies when the next op or two have consumed it, and the one into which the backward pass recomputes it.
 template <class Dev> template <class Acts> auto Decoder<Dev>::layer_arrays(size_t l, Acts &f, Acts &b) {
     return [this, l, &f, &b](const char *name, auto member, std::vector<size_t> shape, Op written, Op consumed, Op last_gradient,
                              bool kept) {
@@ -336,7 +343,7 @@ template <class Dev> template <class Acts> auto Decoder<Dev>::layer_arrays(size_
         const bool train = trains();
         if (!train || !kept) plan_.add(&(f.*member), full, shape, clock.forward(l, written), clock.forward(l, consumed));
         if (train && !kept)
-            plan_.add(&(b.*member), full + " again", shape, clock.recompute(l, written), clock.backward(l, last_gradient));
+            plan_.add(&(b.*member), full + " recomputed", shape, clock.recompute(l, written), clock.backward(l, last_gradient));
         if (train && kept) {
             plan_.add(&(f.*member), full, shape, clock.forward(l, written), clock.backward(l, last_gradient));
             plan_.alias(&(b.*member), &(f.*member));
@@ -344,7 +351,7 @@ template <class Dev> template <class Acts> auto Decoder<Dev>::layer_arrays(size_
     };
 }
 
-// What attention needs while it runs.
+// Plans the arrays that attention needs only while it runs.
 template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X> &f, AttentionActs<X> &b) {
     const ModelConfig &c = config;
     const Ranks &r = limits.ranks;
@@ -369,7 +376,7 @@ template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X
     transient("scratch", &b.scratch, {attention_scratch(dev) * sizeof(float)}, backward, backward);
 }
 
-// Before allocate(), while there is memory to measure the device's peaks in.
+// Must be called before allocate(), while there is free memory in which the device's peaks can be measured.
 template <class Dev> void Decoder<Dev>::profile() {
     auto timeline = make_timeline(dev);
     const Peaks peaks = measure_peaks(dev, memory(), *timeline);
@@ -384,15 +391,15 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
     plan_.place(guards);
     arena_ = std::make_unique<Arena>(plan_, memory());
     const Sharding &s = zero.sharding;
-    const Place<X> params = [&](size_t, size_t offset) { return zero.params + s.flat(offset); };
-    const Place<float> grads = [&](size_t cut, size_t offset) {
-        return s.stage == 2 ? grads_of.cut[cut] + (offset - cuts[cut].begin) : zero.grads + s.flat(offset);
+    const Locate<X> params = [&](size_t, size_t offset) { return zero.params + s.flat(offset); };
+    const Locate<float> grads = [&](size_t unit, size_t offset) {
+        return s.stage == 2 ? grads_of.unit[unit] + (offset - units[unit].begin) : zero.grads + s.flat(offset);
     };
-    place(params, trains() ? &grads : nullptr);
+    point_weights(params, trains() ? &grads : nullptr);
     if (s.stage == 2) head_dw = grads_of.head;
 }
 
-// --detect_anomaly: looks at what the op before this one has left.
+// For --detect_anomaly: examines the arrays that the op before this one has written.
 template <class Dev> void Decoder<Dev>::look(const Moment &now) {
     if (looked_ && looked_->pass != Pass::step && anomaly_.what.empty()) {
         ops_++;
@@ -408,49 +415,49 @@ template <class Dev> void Decoder<Dev>::look(const Moment &now) {
 // ---- forward --------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev> void Decoder<Dev>::load_row(const Row &r) {
-    reach(clock.between_rows(COPY));
+    begin_op(clock.between_rows(COPY));
     matmul_use_scratch(dev, acts.matmul);
-    row.T = r.T, row.N = r.rows.size(), row.owners = r.owners, row.documents = r.documents.size();
+    row.T = r.T, row.N = r.predictors.size(), row.target_documents = r.target_documents, row.documents = r.documents.size();
     write(memory(), row.tokens, r.tokens);
     write(memory(), row.doc_pos, r.doc_pos);
-    write(memory(), row.rows, r.rows);
+    write(memory(), row.predictors, r.predictors);
     write(memory(), row.targets, r.targets);
 }
 
-// What the loss changes with the value of each document.
+// Writes dL/dvalue of each document, which weighs the gradients of all its targets, to the device.
 template <class Dev> void Decoder<Dev>::load_weights(const std::vector<float> &of_documents) {
     std::vector<float> weights(row.N);
-    for (size_t n = 0; n < row.N; n++) weights[n] = of_documents[size_t(row.owners[n])];
+    for (size_t n = 0; n < row.N; n++) weights[n] = of_documents[size_t(row.target_documents[n])];
     write(memory(), row.weights, weights);
 }
 
-// A whole row, of which this rank takes its part.
+// Takes this rank's part of a whole row.
 template <class Dev> void Decoder<Dev>::load_part(const Row &r) {
     const Row whole = pad_row(config.reward ? at_ends(r) : r, limits.ranks.sp);
     if (profiler_) profiler_->begin_row(whole, limits.ranks.sp);
     row.split = split_row(config, limits.ranks, sizeof(X), whole);
     row.queries = {};
     load_row(local_row(whole, *row.split, limits.ranks.sp_rank()));
-    load_lo(whole.doc_begin);
+    load_first_keys(whole.doc_begin);
 }
 
-// doc_begin[p]: where the document of position p begins.
-template <class Dev> void Decoder<Dev>::load_lo(std::span<const int32_t> doc_begin) {
+// Computes the first visible key of each position, without and with the sliding window. doc_begin[p] is the first position of p's document.
+template <class Dev> void Decoder<Dev>::load_first_keys(std::span<const int32_t> doc_begin) {
     const int32_t window = int32_t(*std::max_element(config.window.begin(), config.window.end()));
-    std::vector<int32_t> lo(doc_begin.begin(), doc_begin.end());
-    write(memory(), row.lo, lo);
-    for (size_t p = 0; p < lo.size(); p++) lo[p] = std::max(lo[p], int32_t(p) - window + 1);
-    write(memory(), row.lo_window, lo);
+    std::vector<int32_t> first_key(doc_begin.begin(), doc_begin.end());
+    write(memory(), row.first_key, first_key);
+    for (size_t p = 0; p < first_key.size(); p++) first_key[p] = std::max(first_key[p], int32_t(p) - window + 1);
+    write(memory(), row.first_key_window, first_key);
 }
 
 template <class Dev> void Decoder<Dev>::forward() {
     input_forward();
-    for (size_t l = 0; l < config.L; l++) ready(1 + l), layer_forward(l, false);
-    ready(cuts.size() - 1);
+    for (size_t l = 0; l < config.L; l++) ready(1 + l), layer_forward(l, Pass::forward);
+    ready(units.size() - 1);
     final_norm_forward();
 }
 
-// What a layer's attention over the ring needs to know, and what it reads.
+// ring() describes a layer's attention over the ring, and attention_inputs() the arrays that it reads.
 template <class Dev> RingAttention Decoder<Dev>::ring(size_t l) {
     const Ranks &r = limits.ranks;
     return {*mesh_->ring, r.sp_mode, r.head_stride, *row.split, row.split->travel[kind_of(config, l)], zero.sent};
@@ -460,7 +467,7 @@ template <class Dev> RingInputs<typename Dev::X> Decoder<Dev>::attention_inputs(
     return {{a.qkv, stride},
             {a.qkv + H * D, stride},
             {a.qkv + (H + KV) * D, stride},
-            config.window[l] ? row.lo_window : row.lo,
+            config.window[l] ? row.first_key_window : row.first_key,
             H,
             KV,
             D,
@@ -474,28 +481,28 @@ template <class Dev> void Decoder<Dev>::attention_forward(size_t l, const Attent
         return ring_attention_forward(dev, ranks, a.att, a.out32, a.lse, in, a.ring);
     }
     const size_t T = row.T, H = config.H, KV = config.KV, D = config.D;
-    X *cache = acts.cache[l];  // keys and values of all tokens so far; these tokens join them
+    X *cache = acts.cache[l];  // holds the keys and values of all tokens so far; those of this row's tokens are appended
     for (size_t i = 0; i < row.queries.count; i++) {
         const Piece &piece = row.queries.piece[i];
         copy_rows(dev, cache + piece.begin * 2 * KV * D, 2 * KV * D, in.k.data + piece.offset * in.k.stride, in.k.stride,
                   piece.end - piece.begin, 2 * KV * D);
     }
     attention_begin(dev, a.out32, a.lse, T, H, D);
-    attention_forward_part(dev, a.out32, a.lse, in.q, {cache, 2 * KV * D}, {cache + KV * D, 2 * KV * D}, in.lo, row.queries,
-                           row.keys, T, H, KV, D, in.scale);
+    attention_forward_part(dev, a.out32, a.lse, in.q, {cache, 2 * KV * D}, {cache + KV * D, 2 * KV * D}, in.first_key,
+                           row.queries, row.keys, T, H, KV, D, in.scale);
     attention_end(dev, a.att, a.out32, T * H * D);
 }
 
-// The loss; with `dx` also the gradient of the final norm's output, with `dhead` that of the head's weights.
+// Computes the loss; with `dx` also the gradient of the final norm's output, and with `dhead` that of the head's weights.
 template <class Dev> void Decoder<Dev>::head(X *dx, float *dhead) {
     const size_t T = row.T, C = config.C, N = row.N;
-    ready(head_cut);
-    reach(config.reward && dx ? clock.head_weight() : clock.head(dx != nullptr));
+    ready(head_unit);
+    begin_op(config.reward && dx ? clock.head_weight() : clock.head(dx != nullptr));
     if (!config.reward)
-        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w, row.rows, row.targets, row.weights, T, C, config.V, N,
-                accumulate_);
-    else if (dx) score_backward(dev, dx, dhead, acts.normf, head_w, row.rows, row.weights, T, C, N);
-    else score_forward(dev, acts.scores, acts.normf, head_w, row.rows, C, N);
+        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w, row.predictors, row.targets, row.weights, T, C,
+                config.V, N, accumulate_);
+    else if (dx) score_backward(dev, dx, dhead, acts.normf, head_w, row.predictors, row.weights, T, C, N);
+    else score_forward(dev, acts.scores, acts.normf, head_w, row.predictors, C, N);
 }
 
 template <class Dev> void Decoder<Dev>::add_sums() {
@@ -513,7 +520,7 @@ template <class Dev> std::vector<double> Decoder<Dev>::evaluate(const Row &r) {
     add_sums();
     const auto of_predictors = read(memory(), config.reward ? acts.scores : acts.stats.nll, row.N);
     std::vector<double> sums(row.documents);
-    for (size_t n = 0; n < row.N; n++) sums[size_t(row.owners[n])] += of_predictors[n];
+    for (size_t n = 0; n < row.N; n++) sums[size_t(row.target_documents[n])] += of_predictors[n];
     return mesh_->ring->sum(sums);
 }
 
@@ -522,7 +529,7 @@ template <class Dev> OptimizerState Decoder<Dev>::optimizer_state() {
     const auto moment = [](float *whole, bf16 *rounded, size_t at) {
         return rounded ? AnyFloats(rounded + at) : AnyFloats(Floats<float>{whole + at});
     };
-    for (const Span &s : zero.sharding.spans())
+    for (const ShardRun &s : zero.sharding.shard_runs())
         state.parts.push_back(
             {s.global, s.count, zero.params_at(s), moment(zero.m, zero.m16, s.shard), moment(zero.v, zero.v16, s.shard)});
     return state;
@@ -530,7 +537,7 @@ template <class Dev> OptimizerState Decoder<Dev>::optimizer_state() {
 
 template <class Dev> LossSums Decoder<Dev>::take_sums() {
     if (config.reward) return {};
-    reach(clock.between_rows(COPY));
+    begin_op(clock.between_rows(COPY));
     const auto sums = read(memory(), acts.sums, 3);
     memory().fill(acts.sums, 0, 3 * sizeof(double));
     return {sums[0], sums[1], sums[2], double(std::exchange(targets_, 0))};
@@ -541,10 +548,10 @@ const float *Decoder<Dev>::next_logits(const Row &r, const Pieces &where, std::s
     load_row(r);
     row.queries = where;
     row.keys = Pieces{{{0, cache_begin.size(), 0}}, 1};
-    load_lo(cache_begin);
+    load_first_keys(cache_begin);
     forward();
     const size_t C = config.C;
-    reach(clock.head(false));
+    begin_op(clock.head(false));
     for (size_t i = 0; i < where.count; i++)
         copy_rows(dev, acts.last + i * C, C, acts.normf + (r.doc_offsets[i + 1] - 1) * C, C, 1, C);
     matmul_forward(dev, acts.logits, acts.last, head_w, (const X *)nullptr, where.count, C, config.V);
@@ -566,42 +573,43 @@ template <class Dev> void Decoder<Dev>::backward(std::span<const float> weights,
     gradients(last);
 }
 
-// add(first, n) adds to the gradients of elements [first, first + n) of a cut, which are then summed over ranks: at stage 2 in every
-// micro-step and out of a buffer, else in the last one. `complete`: nothing else of this pass adds to them. Without a row they are summed all
-// the same, for the ranks that have one.
-template <class Dev> template <class F> void Decoder<Dev>::sum_gradients(size_t cut, float *buffer, bool complete, F add) {
+// Calls add(first, n), which adds to the gradients of elements [first, first + n) of a unit, and then sums these over ranks: at stage 2 in
+// every micro-step and from a buffer, otherwise in the last one. `complete` says that no other call of this pass adds to them. A rank without
+// a row takes part in the sum all the same, because the ranks that have a row wait for it.
+template <class Dev> template <class F> void Decoder<Dev>::sum_gradients(size_t unit, float *buffer, bool complete, F add) {
     const Sharding &s = zero.sharding;
-    for (size_t b = s.bucket_of(cuts[cut].begin); b < s.buckets.size() && s.buckets[b].global < cuts[cut].end; b++) {
+    for (size_t b = s.bucket_of(units[unit].begin); b < s.buckets.size() && s.buckets[b].global < units[unit].end; b++) {
         const Bucket &bucket = s.buckets[b];
-        const auto reach_sum = [&] { reach_comm(Pass::backward, GRAD_SUM, bucket.count); };
-        if (s.stage == 2) reach_sum(), zero.start(mesh_->all, memory(), b, buffer);
-        if (row.T) add(bucket.global - cuts[cut].begin, bucket.count);
-        if (s.stage == 2) reach_sum(), zero.reduce(mesh_->all, b, buffer);
-        else if (last_ && complete) reach_sum(), zero.reduce(mesh_->all, b, zero.grads + bucket.begin);
+        const auto begin_sum = [&] { begin_comm_op(Pass::backward, GRAD_SUM, bucket.count); };
+        if (s.stage == 2) begin_sum(), zero.start(mesh_->all, memory(), b, buffer);
+        if (row.T) add(bucket.global - units[unit].begin, bucket.count);
+        if (s.stage == 2) begin_sum(), zero.reduce(mesh_->all, b, buffer);
+        else if (last_ && complete) begin_sum(), zero.reduce(mesh_->all, b, zero.grads + bucket.begin);
     }
 }
 
-// Where the head's gradient is made in parts, its logits are computed again for each.
+// Where the head's gradient is computed in several buckets, the logits are recomputed for each of them.
 template <class Dev> void Decoder<Dev>::head_backward() {
     const size_t C = config.C, V = config.V;
-    const bool tied = head_cut == 0;
-    const bool in_parts = zero.sharding.bucket_of(cuts[head_cut].begin) != zero.sharding.bucket_of(cuts[head_cut].end - 1);
+    const bool tied = head_unit == 0;
+    const bool in_parts = zero.sharding.bucket_of(units[head_unit].begin) != zero.sharding.bucket_of(units[head_unit].end - 1);
     if (in_parts && row.T) head(acts.dx, nullptr);
-    sum_gradients(head_cut, grads_of.head, !tied, [&](size_t first, size_t n) {
+    sum_gradients(head_unit, grads_of.head, !tied, [&](size_t first, size_t n) {
         if (!in_parts) return head(acts.dx, head_dw);
-        reach(clock.head_weight(), n);
-        lm_head_weight(dev, head_dw, acts.head, acts.normf, head_w, row.rows, row.targets, row.weights, acts.stats, C, V, row.N,
-                       first / C, n / C);
+        begin_op(clock.head_weight(), n);
+        lm_head_weight(dev, head_dw, acts.head, acts.normf, head_w, row.predictors, row.targets, row.weights, acts.stats, C, V,
+                       row.N, first / C, n / C);
     });
 }
 
 template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     last_ = last_micro_step;
-    if (!accumulate_ && (row.T == 0 || row.N == 0)) zero.zero_gradients(memory(), accumulate_ = true);  // nothing overwrites them
+    if (!accumulate_ && (row.T == 0 || row.N == 0))
+        zero.zero_gradients(memory(), accumulate_ = true);  // no product will overwrite them
     head_backward();
-    sum_gradients(cuts.size() - 1, true, [&](size_t, size_t) { final_norm_backward(); });
+    sum_gradients(units.size() - 1, true, [&](size_t, size_t) { final_norm_backward(); });
     for (size_t l = config.L; l-- > 0;) {
-        if (row.T) layer_forward(l, true);
+        if (row.T) layer_forward(l, Pass::recompute);
         sum_gradients(1 + l, true, [&](size_t, size_t) { layer_backward(l); });
     }
     input_backward();

@@ -34,13 +34,13 @@ std::vector<Group> make_groups(const std::vector<Ids> &prompts, size_t max_new_t
     return groups;
 }
 
-// The row of the next tokens of the sequences `active`, and where they go in the cache. The prompts themselves at first, then the
-// last token of each.
+// Makes the row of the next tokens of the sequences `active`, and their positions in the cache. The first row holds the prompts, later ones
+// the last token of each.
 Row next_row(const Group &g, const std::vector<Ids> &sequences, const std::vector<size_t> &active, bool prompts, Pieces &where) {
     std::vector<Ids> documents;
     for (size_t i : active) documents.push_back(prompts ? sequences[i] : Ids{sequences[i].back()});
     Row row = make_row(documents);
-    row.T = row.doc_offsets.back();  // without the padding: one token of each prompt is a short row
+    row.T = row.doc_offsets.back();  // leaves out the padding, since one token of each prompt is a short row
     where = {};
     for (size_t j = 0; j < active.size(); j++) {
         const size_t n = documents[j].size(), done = sequences[active[j]].size() - n, begin = g.begin[active[j]] + done,
@@ -57,11 +57,11 @@ struct GenerateSettings {
     uint64_t seed;
 };
 
-// What follows each prompt, up to and without the end-of-sequence token. Ranks take groups in turn, and tell each other.
+// Returns the completion of each prompt, without the end-of-sequence token. Ranks take groups in turn and share the results.
 std::vector<Ids> complete(Comm &comm, Model &model, const ModelConfig &config, const Tokenizer &tokenizer,
                           const std::vector<Ids> &prompts, const GenerateSettings &s) {
     const size_t vocab = std::min(config.V, tokenizer.size());  // some models have more rows than their tokenizer has tokens
-    std::string own;  // completions of this rank's groups, each its length and its tokens
+    std::string own;  // the completions of this rank's groups: of each its length and its tokens
     const auto groups = make_groups(prompts, s.max_new_tokens);
     for (size_t number = size_t(comm.rank); number < groups.size(); number += size_t(comm.size)) {
         const Group &g = groups[number];
@@ -109,14 +109,14 @@ std::vector<Ids> complete(Comm &comm, Model &model, const ModelConfig &config, c
     return completions;
 }
 
-// Those of --prompts, or the one of --prompt, as tokens.
+// Returns the prompts of --prompts, or the one of --prompt, as tokens.
 std::vector<Ids> read_prompts(const Run &run) {
     const Options &o = run.options;
     const std::vector<std::string> text = {"--prompt=" + o.prompt};  // one word: a prompt may begin with a dash
     const std::string prepared = prepared_file(run, GENERATE, o.prompts, o.prompts.empty() ? text : std::vector<std::string>{});
     std::unique_ptr<PreparedData> data;
     agree(run.comm, [&] { data = open_data(run, prepared); });
-    if (o.prompts.empty() && run.speaks()) std::filesystem::remove(prepared);  // nobody asks for it again
+    if (o.prompts.empty() && run.speaks()) std::filesystem::remove(prepared);  // it will not be needed again
     std::vector<Ids> prompts;
     for (size_t i = 0; i < data->documents(); i++) prompts.push_back(data->document(i).tokens);
     return prompts;
@@ -133,7 +133,7 @@ std::unique_ptr<Model> open_generator(const Run &run, const std::vector<Ids> &pr
     size_t longest = 0, most = run.config.max_positions;
     for (const Ids &prompt : prompts) longest = std::max(longest, prompt.size());
     agree(run.comm, [&] {
-        if (longest + max_new_tokens > most && run.config.gpt2())  // rotation goes on, a table of positions ends
+        if (longest + max_new_tokens > most && run.config.gpt2())  // rotary positions have no end, but learned ones do
             die("a prompt has %zu tokens and --max_new_tokens %zu may follow, but n_positions of %s is %zu\n  fix: a smaller --max_new_tokens, or a shorter prompt",
                 longest, max_new_tokens, run.model_dir.c_str(), most);
     });
@@ -167,8 +167,8 @@ int generate(Run &run) {
     return 0;
 }
 
-// Each document's targets are the answer to what stands before them: the share of samples of which an answer comes out token by token under
-// greedy decoding; of a pair, either. Shows the first few.
+// The targets of a document are the answer to the tokens before them. Returns the share of samples whose answer greedy decoding gives token by
+// token; for a pair either answer counts. Shows the first few.
 double exact_match(Run &run, const std::string &model_dir, const PreparedData &data, size_t show) {
     std::vector<Ids> prompts, answers;  // of samples; of documents
     size_t longest = 1;
@@ -226,7 +226,7 @@ Continuation::Continuation(const Run &run) : run_(run) {
 void Continuation::use(ModelLimits &limits) const {
     limits.cache_tokens = prompt_.size() + run_.options.max_new_tokens;
     limits.positions = std::max(limits.positions, limits.cache_tokens);
-    // Of a ring, too, one rank alone computes it, whose arrays are its part of a row.
+    // In a ring, too, one rank alone computes it, though its arrays have room for its part of a row only.
     limits.row_tokens = std::max(limits.row_tokens, round_up(prompt_.size(), row_multiple) * run_.ranks.sp);
 }
 

@@ -1,4 +1,4 @@
-// The log of a run, one JSON object a line, and what a person sees of it: on a terminal one line that is redrawn, else plain lines.
+// The log of a run, one JSON object per line, and its output for people: on a terminal one line that is redrawn, otherwise plain lines.
 #pragma once
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -12,13 +12,14 @@ class Logger {
     Logger(const Logger &) = delete;
 
     void write(const nlohmann::ordered_json &line);
-    void show_step(const nlohmann::ordered_json &line, size_t steps);       // with a bar and the time left
-    __attribute__((format(printf, 2, 3))) void say(const char *text, ...);  // a line for the person only
+    void sync();                                                            // what was written survives a power cut
+    void show_step(const nlohmann::ordered_json &line, size_t steps);       // shows a progress bar and the time left
+    __attribute__((format(printf, 2, 3))) void say(const char *text, ...);  // prints a line that is not part of the log
 
   private:
     std::string path_;
     FILE *file_;
     bool terminal_, bar_ = false;
-    double seconds_ = 0;  // of the steps shown, for the time left
+    double seconds_ = 0;  // the time of the steps shown, from which the time left follows
     size_t shown_ = 0;
 };

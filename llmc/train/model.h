@@ -1,5 +1,5 @@
-// What the tasks of llmc/train/run.h ask of a model. Calls are coarse, a packed row or an optimizer step each, so a runtime interface is
-// right here; inside, a model is a template on its device.
+// The interface through which the tasks of llmc/train/run.h use a model. Each call processes a packed row or an optimizer step, so virtual
+// calls cost nothing here; inside, a model is a template on its device.
 #pragma once
 #include <span>
 #include <string>
@@ -14,7 +14,7 @@
 #include "../parallel/zero.h"
 #include "ranks.h"
 
-// Sums over target tokens; divide by `targets` for means. nll and entropy in nats.
+// Sums over target tokens; divided by `targets` they are means. nll and entropy are in nats.
 struct LossSums {
     double nll = 0, entropy = 0, correct = 0, targets = 0;
     LossSums &operator+=(const LossSums &o) {
@@ -22,10 +22,14 @@ struct LossSums {
     }
 };
 
-// What is kept of the forward pass for the backward pass; the rest is computed again. Less memory, more work, the same bits.
-enum class Recompute { none, cheap, layer };  // cheap: norms and SwiGLU; layer: all but layer inputs, attention output and lse
+// What the forward pass keeps for the backward pass, which recomputes the rest. Keeping less saves memory, costs time, and changes no bit.
+enum class Recompute {
+    none,
+    cheap,
+    layer
+};  // cheap recomputes norms and SwiGLU; layer all but layer inputs, attention output and lse
 
-// A value that is not finite, after so many ops; in words: the op, the array and the element.
+// The first value that is not finite: the number of ops before it, and a text that names the op, the array and the element.
 struct Anomaly {
     size_t ops = SIZE_MAX;
     std::string what;
@@ -47,46 +51,47 @@ class Model {
   public:
     virtual ~Model() = default;
 
-    virtual Plan &plan() = 0;                // placed by allocate(), or by the caller who only wants to look
-    virtual void profile() = 0;              // steps from now on; before allocate()
+    virtual Plan &plan() = 0;                // allocate() places it, or a caller that only wants to show it
+    virtual void profile() = 0;              // measures the steps from now on; is called before allocate()
     virtual class Profiler *profiler() = 0;  // null unless profile() was called
     // `mesh` is that of limits.ranks and lives as long as the model. guards, poison: debugging aids of arena.h
     virtual void allocate(Mesh &mesh, bool guards, bool poison) = 0;
     virtual Arena &arena() = 0;
-    virtual Memory &memory() = 0;  // in which the arena lies
+    virtual Memory &memory() = 0;  // the memory that the arena lies in
     virtual const std::vector<Tensor> &tensors() const = 0;
 
-    // Every tensor of the table; a rank reads by itself what it needs. The seed is for a reward model that begins as a language model.
+    // Loads every tensor of the table; each rank reads by itself what it needs. The seed initialises the head of a reward model whose file is
+    // that of a language model.
     virtual void load(const class HfWeights &, uint64_t seed) = 0;
 
-    // All ranks make these calls together. A row is that of a ring: its ranks give the same.
-    virtual void initialise(uint64_t seed) = 0;  // random weights, a function of seed and tensor name alone
-    // Weights only, by rank 0; config and tokenizer are the caller's. Ends in an error that all ranks agree on, or in none.
+    // All ranks make the calls below together. All ranks of a ring pass the same row.
+    virtual void initialise(uint64_t seed) = 0;  // sets random weights, a function of seed and tensor name alone
+    // Rank 0 writes the weights; config and tokenizer are the caller's business. Either all ranks throw the same error, or none throws.
     virtual void save(const std::string &dir, const std::string &export_dtype) = 0;
-    // Forward. Returns of each document the sum of its targets' nll, or its score (ModelConfig::reward), summed over the ring: its ranks get
-    // the same. The sums of take_sums() add up. Rings may take different numbers of rows.
+    // Runs the forward pass. Returns each document's value, the sum of its targets' nll or its score (ModelConfig::reward); all ranks of a ring
+    // get the same. Adds to the sums that take_sums() returns. Rings may process different numbers of rows.
     virtual std::vector<double> evaluate(const Row &) = 0;
     virtual void zero_gradients() = 0;
-    // Backward of the row that evaluate() was given last, of a loss whose derivative by the value of document i is weights[i]. Gradients add
-    // up. A row without tokens: this ring has none in this micro-step. `last` of the step: gradients are summed over ranks, if that was
-    // not done before.
+    // Runs the backward pass of the row that evaluate() was given last. weights[i] is the derivative of the loss with respect to the value of
+    // document i. Gradients are added to those of earlier rows. A row without tokens means that this ring has none in this micro-step. In
+    // the `last` micro-step of a step the gradients are summed over ranks, unless that was done before.
     virtual void backward(std::span<const float> weights, bool last) = 0;
-    // Both in one, for weight * sum of nll, which is known beforehand: a language model's head then computes its logits once.
+    // Does both for the loss weight * sum of nll. As the weight is known beforehand, a language model's head computes its logits only once.
     virtual void accumulate(const Row &, float weight, bool last) = 0;
     virtual double gradient_norm() = 0;
     virtual std::string nonfinite_gradient() = 0;  // name of the first tensor whose gradient is not finite
-    virtual void detect_anomaly() = 0;             // from now on looks at what each op has written, which is slow
-    virtual Anomaly anomaly() = 0;                 // the first found by this rank
-    virtual void update(const AdamW &) = 0;        // one step over all parameters; weight decay as the table says
-    virtual void optimizer_state_loaded() = 0;     // the other ranks' parameters follow
-    virtual void gather_parameters() = 0;          // now, all that the two have begun to send
+    virtual void detect_anomaly() = 0;             // examines from now on what each op has written, which is slow
+    virtual Anomaly anomaly() = 0;                 // the first one that this rank found
+    virtual void update(const AdamW &) = 0;        // updates all parameters; the table says which of them decay
+    virtual void optimizer_state_loaded() = 0;     // gathers the parameters that other ranks have loaded
+    virtual void gather_parameters() = 0;          // waits for the parameters that update() and optimizer_state_loaded() gather
 
     virtual OptimizerState optimizer_state() = 0;  // this rank's part
-    virtual LossSums take_sums() = 0;              // of this rank's targets since the last call; only this waits for the device
-    virtual Payload take_sent() = 0;               // by this rank since the last call
+    virtual LossSums take_sums() = 0;              // sums over this rank's targets since the last call; waits for the device
+    virtual Payload take_sent() = 0;               // bytes that this rank has sent since the last call
 
-    // Generation, by this rank alone; while training gather_parameters() comes before. `row` holds the next tokens of some sequences, one
-    // document each; where[i] are their positions in the cache, whose sequence begins at cache_begin[position]. Returns (documents, V)
-    // logits of each document's last token.
+    // Generation: this rank alone calls it; during training, after gather_parameters(). `row` holds the next tokens of some sequences, one
+    // document each. where[i] says which positions of the cache document i takes; cache_begin[position] is the position at which the sequence
+    // of that position begins. Returns the logits (documents, V) of each document's last token.
     virtual const float *next_logits(const Row &row, const Pieces &where, std::span<const int32_t> cache_begin) = 0;
 };

@@ -65,7 +65,7 @@ PairLoss PairTask::loss_of(const PreparedData &data, size_t pair, const PairSums
     return {loss.loss / step.pairs, loss.d_chosen / step.pairs, loss.d_rejected / step.pairs};
 }
 
-// Adds a row's pairs to the totals, and returns the loss's derivative by each of the documents' values.
+// Adds a row's pairs to the totals, and returns the derivatives of the loss with respect to the documents' values.
 std::vector<float> PairTask::add(const PreparedData &data, const Row &row, std::span<const double> values, const StepSize &step) {
     const std::vector<double> reference = reference_ ? reference_->logps(data, row) : std::vector<double>(values.size());
     const double sign = run_.task == RM ? 1 : -1;  // a language model's values are nll

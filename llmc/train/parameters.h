@@ -1,5 +1,4 @@
-// What comes into the parameters of a model, and what goes out: weights of a file, random ones, a saved model. All of it walks the
-// parameter table; nothing else lists tensors.
+// Loads, initialises and saves the parameters of a model. All functions walk the parameter table, which is the only list of its tensors.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -11,8 +10,9 @@
 #include "../ops/reduce.h"
 #include "../parallel/zero.h"
 
-// Elements [first, first + n) of a tensor before training, a function of seed and tensor name alone: the norms' weights 1, biases 0, matrices
-// a normal distribution around 0 with this deviation. A reward model's head has 1 / (C + 1), as in OpenRLHF: rewards begin near 0.
+// Returns the initial values of elements [first, first + n) of a tensor, a function of seed and tensor name alone. The weights of norms are 1,
+// biases are 0, and matrices are drawn from a normal distribution around 0 with this deviation. The head of a reward model has the deviation
+// 1 / (C + 1), as in OpenRLHF, so that rewards begin near 0.
 inline std::vector<float> initial_values(const Tensor &t, size_t first, size_t n, uint64_t seed, double deviation) {
     const Random random{seed, Purpose::init, stream_of(t.name)};
     if (t.init == Tensor::score) deviation = 1.0 / double(t.count + 1);
@@ -23,7 +23,7 @@ inline std::vector<float> initial_values(const Tensor &t, size_t first, size_t n
     return out;
 }
 
-// Elements [first, first + n) of the transpose of a matrix (rows, columns).
+// Returns elements [first, first + n) of the transpose of a matrix (rows, columns).
 template <class T> std::vector<T> transposed(const std::vector<T> &matrix, size_t rows, size_t columns, size_t first, size_t n) {
     std::vector<T> out(n);
 #pragma omp parallel for
@@ -31,9 +31,9 @@ template <class T> std::vector<T> transposed(const std::vector<T> &matrix, size_
     return out;
 }
 
-// Every rank reads all weights by itself; to train in bf16, those of its shard again, as floats. A reward model may begin as a language
-// model: then the file has no tensor for its head, which gets initial values. Of a transposed tensor each part needs the whole, so that
-// it comes in one.
+// Every rank reads all weights by itself, and to train in bf16 it reads those of its shard a second time, as floats. A reward model may begin
+// as a language model; the file then has no tensor for its head, which gets initial values. A transposed tensor is read as a whole, because
+// any part of the transpose needs all of it.
 template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weights, uint64_t seed, Memory &memory) {
     using X = typename Dev::X;
     const auto load = [&](const Tensor &t, size_t first, size_t n, auto *to, Memory &where) {
@@ -51,7 +51,7 @@ template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weig
     for (const Tensor &t : zero.table) load(t, 0, t.count, zero.params + t.offset, memory);
     if (!zero.lower) return;
     HostMemory host;
-    for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table)) {
+    for (const TensorRun &s : zero.sharding.tensor_runs(zero.table)) {
         const auto load_part = [&](size_t first, size_t n) {
             std::vector<float> values(n);
             load(zero.table[s.tensor], s.first + first, n, values.data(), host);
@@ -64,10 +64,10 @@ template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weig
     }
 }
 
-// GPT-2 begins with smaller projections into the residual stream, by 1 / sqrt of their number (Radford et al., 2019, section 2.3).
+// GPT-2's projections into the residual stream begin smaller, divided by the square root of their number (Radford et al., 2019, section 2.3).
 template <class Dev> void initialise_parameters(Zero<Dev> &zero, Comm &comm, uint64_t seed, double deviation, Memory &memory) {
     const auto residuals = std::ranges::count(zero.table, Tensor::residual, &Tensor::init);
-    for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table))
+    for (const TensorRun &s : zero.sharding.tensor_runs(zero.table))
         in_parts(s.count, [&](size_t first, size_t n) {
             const Tensor &t = zero.table[s.tensor];
             const double own = t.init == Tensor::residual ? deviation / std::sqrt(double(residuals)) : deviation;
@@ -77,7 +77,7 @@ template <class Dev> void initialise_parameters(Zero<Dev> &zero, Comm &comm, uin
 }
 
 // Rank 0 writes the model bucket by bucket, so that no second copy of it exists. The float weights of a model that computes in bf16 are
-// gathered into buffer(b), room for bucket b with its padding. Ends in an error that all ranks agree on.
+// gathered into buffer(b), which has room for bucket b with its padding. If rank 0 fails, all ranks throw its error.
 template <class Dev, class F>
 void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const std::string &export_dtype, Memory &memory,
                      F buffer) {
@@ -85,7 +85,7 @@ void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const 
     const bool from_halves = zero.lower && export_dtype == "F32";
     zero.ready(comm, 0, sharding.elements);
     std::unique_ptr<HfWriter> writer;
-    std::exception_ptr error;  // of rank 0's disk, say: the other ranks are in the middle of gathering
+    std::exception_ptr error;  // rank 0 keeps it, since the other ranks go on gathering
     const auto on_rank_0 = [&](auto f) {
         if (comm.rank != 0 || error) return;
         try {
@@ -118,7 +118,7 @@ void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const 
             on_rank_0([&] {
                 const auto put = [&](const auto *values) {
                     if (!t.transposed) return writer->write(t.name, values, to - from, memory);
-                    HostMemory host;  // the whole tensor: only embeddings are cut
+                    HostMemory host;  // buckets hold transposed tensors as a whole, since only embeddings are divided
                     const auto turned = transposed(read(memory, values, t.count), t.shape[0], t.shape[1], 0, t.count);
                     writer->write(t.name, turned.data(), t.count, host);
                 };
@@ -128,16 +128,16 @@ void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const 
         }
     }
     on_rank_0([&] { writer->finish(); });
-    writer.reset();  // removes what was begun
+    writer.reset();  // removes an unfinished file
     agree(comm, [&] {
         if (error) std::rethrow_exception(error);
     });
 }
 
-// The name of the first tensor whose summed gradient is not finite; empty if all are.
+// Returns the name of the first tensor whose summed gradient is not finite, or an empty name.
 template <class Dev> std::string nonfinite_gradient(Zero<Dev> &zero, Comm &comm) {
     size_t first = zero.table.size();
-    for (const TensorSpan &s : zero.sharding.tensor_spans(zero.table))
+    for (const TensorRun &s : zero.sharding.tensor_runs(zero.table))
         if (!std::isfinite(squared_norm(zero.dev, zero.norm_scratch, zero.grads_at(s), s.count)))
             first = std::min(first, s.tensor);
     for (size_t other : comm.gather(first)) first = std::min(first, other);

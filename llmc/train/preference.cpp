@@ -36,7 +36,7 @@ void check_pair_loss(PairLossType type, const PairLossOptions &o) {
 
 namespace {
 
-// A number and its derivatives by c and r, so that a loss is written once, as its formula.
+// A number and its derivatives with respect to c and r, so that a loss is written only once, as its formula.
 struct Dual {
     double value, c = 0, r = 0;
     Dual(double value, double c = 0, double r = 0) : value(value), c(c), r(r) {}
@@ -58,7 +58,7 @@ Dual exp(Dual x) { return x.map(std::exp(x.value), std::exp(x.value)); }
 Dual square(Dual x) { return x * x; }
 Dual positive(Dual x) { return x.value > 0 ? x : Dual(0); }
 
-// a - log(1 - exp(a)) of a mean log-probability, which is below 0; one of 0, of an answer without doubt, counts as just below.
+// a - log(1 - exp(a)) of a mean log-probability, which is below 0; a mean of exactly 0 is replaced by a number just below.
 Dual odds(Dual a) {
     const double x = std::min(a.value, -1e-12);
     return a.map(x - std::log(-std::expm1(x)), -1 / std::expm1(x));

@@ -1,5 +1,5 @@
-// Preference losses: functions of one pair's log-probabilities, or of its rewards, and their derivatives. All that a backward pass needs of a
-// pair are the two derivatives: they become the weights of its answers' tokens.
+// Preference losses: functions of one pair's log-probabilities, or of its rewards, and their derivatives. The backward pass needs only the two
+// derivatives of a pair: they become the weights of its answers' tokens.
 //
 //   c, r    log p(chosen | prompt), log p(rejected | prompt): sums over the answers' tokens; c0, r0 the same of the reference model
 //   u, v    c - c0, r - r0           x = beta (u - v)           s(x) = 1 / (1 + exp(-x))
@@ -24,7 +24,7 @@
 //   orpo          -c/n - beta log s(odds(c/n) - odds(r/m)), odds(a) = a - log(1 - exp(a))      Hong et al., "ORPO", 2024, arXiv:2403.07691;
 //                                                               without a reference; beta is the paper's lambda
 //
-// TRL's types aot and aot_unpaired sort the pairs of a micro-batch, so that their value depends on how a step is split: refused.
+// TRL's types aot and aot_unpaired sort the pairs of a micro-batch, so that their value depends on how a step is split. They are refused.
 #pragma once
 #include <string>
 #include <utility>
@@ -54,7 +54,7 @@ bool needs_reference(PairLossType type);
 struct PairLossOptions {
     double beta = 0.1, label_smoothing = 0, gamma = 0;  // gamma: simpo's
 };
-void check_pair_loss(PairLossType type, const PairLossOptions &options);  // dies where a formula has no value
+void check_pair_loss(PairLossType type, const PairLossOptions &options);  // dies if a formula has no value for these options
 
 struct PairSums {
     double chosen, rejected, reference_chosen, reference_rejected;  // log-probabilities, nats; the reference's 0 if there is none
@@ -66,22 +66,22 @@ struct PairLoss {
 };
 PairLoss pair_loss(PairLossType type, const PairLossOptions &options, const PairSums &pair);
 
-// What the losses of a step are means over.
+// The numbers by which the losses of a step are divided.
 struct StepSize {
     double pairs, chosen_tokens;
 };
 
-// The loss of a step: the mean over its pairs of some of the losses above, each with a weight, and two that look at the chosen answers alone:
+// The loss of a step: the mean over its pairs of some of the losses above, each with a weight, and of two that depend on the chosen answers alone:
 //   sft    the mean over all chosen tokens of the step of their nll, as TRL                 a type among the others
 //   nll    the mean over the pairs of -c/n, as OpenRLHF's nll_loss_coef (Llama 3.1, 2024, arXiv:2407.21783, section 4.1.4)
 class PreferenceLoss {
   public:
-    // `weights`: as many as types, or none, for 1 each. Dies at an unknown type, and where an option has no value.
+    // There are as many `weights` as types, or none, which means 1 each. Dies if a type is unknown or an option has an illegal value.
     PreferenceLoss(const std::vector<std::string> &types, const std::vector<double> &weights, const PairLossOptions &options,
                    double nll);
 
     bool needs_reference() const;
-    PairLoss operator()(const PairSums &pair, const StepSize &step) const;  // the pair's share
+    PairLoss operator()(const PairSums &pair, const StepSize &step) const;  // the pair's share of the loss
 
   private:
     std::vector<std::pair<PairLossType, double>> terms_;

@@ -13,7 +13,7 @@ void Profiler::begin_row(const Row &row, size_t sp) {
     if (!in_step_) return;
     work_ = work_of(config_, row, true);
     work_.T /= sp, work_.N /= sp;
-    for (double &pairs : work_.pairs) pairs /= double(sp);
+    for (double &scores : work_.scores) scores /= double(sp);
     work_.element = layout_.element, work_.moment = layout_.moment, work_.keeps_mid = layout_.keeps_mid;
     model_flops_ += model_flops(config_, row) / double(sp);
 }

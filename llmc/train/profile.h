@@ -1,4 +1,4 @@
-// --profile: what each op of a training step takes, and how near that is to what the device can do.
+// For --profile: measures the time of each op of a training step and compares it with what the device can do.
 #pragma once
 #include <chrono>
 #include <memory>
@@ -16,23 +16,24 @@ struct Peaks {  // per second
     double flops, bytes;
 };
 
-// The roofline (Williams et al., "Roofline: an insightful visual performance model", CACM 2009) of this device, measured with the ops that
-// training uses: the rate of a large product, and of a large copy (floats read, X written).
+// Measures the roofline (Williams et al., "Roofline: an insightful visual performance model", CACM 2009) of this device with the ops of
+// training: the rate of a large product, and of a large copy that reads floats and writes X.
 template <class Dev> Peaks measure_peaks(Dev dev, Memory &memory, Timeline &timeline);
 
-// The ops of steps between marks on the device's timeline, summed by op and pass. The first step is a warm-up and left out if others follow.
-// An op lasts until the next begins, so where the device waits for the host, that counts for the op before.
+// Measures ops as the time between marks on the device's timeline, and sums it by op and pass. The first step is a warm-up and left out if others
+// follow. An op lasts until the next one begins, so time in which the device waits for the host counts for the op before.
 class Profiler {
   public:
     Profiler(std::unique_ptr<Timeline> timeline, const Peaks &peaks, const ModelConfig &config, const Work &layout)
         : timeline_(std::move(timeline)), peaks_(peaks), config_(config), layout_(layout) {}
 
     void begin_step();
-    void begin_row(const Row &row, size_t sp);  // the ops that follow are of this row, an equal share of it for each of sp ranks
-    // Of the step; without one, in an evaluation, nothing is recorded. bucket: see Work
+    void begin_row(const Row &row,
+                   size_t sp);  // the next ops belong to this row, of which each of sp ranks computes an equal share
+    // An op of the step begins. Outside of a step, in an evaluation, it is not recorded. For bucket see Work.
     void begin(Pass pass, Op op, size_t layer, size_t bucket = 0);
     void end_step();            // waits for the device
-    std::string table() const;  // for people
+    std::string table() const;  // the result as a table for people
 
   private:
     struct Entry {
@@ -42,11 +43,11 @@ class Profiler {
     };
     struct Total {
         size_t count = 0;
-        double seconds = 0, flops = 0, bytes = 0, roofline = 0;  // roofline: the least seconds that the peaks allow
+        double seconds = 0, flops = 0, bytes = 0, roofline = 0;  // roofline: the shortest time that the peaks allow
     };
     struct Sums {
         size_t steps = 0;
-        double seconds = 0, model_flops = 0;  // seconds: on the host's clock
+        double seconds = 0, model_flops = 0;  // seconds: by the host's clock
         Total op[OPS][passes];
     };
     std::string line(const char *op, const char *pass, const Total &total, double all) const;
@@ -54,19 +55,19 @@ class Profiler {
     std::unique_ptr<Timeline> timeline_;
     Peaks peaks_;
     ModelConfig config_;
-    Work layout_;  // without the sizes of a row
+    Work layout_;  // a Work in which the sizes of a row are still 0
     bool in_step_ = false;
     Work work_{};
-    std::vector<Entry> entries_;  // of the step
+    std::vector<Entry> entries_;  // the step's ops
     std::chrono::steady_clock::time_point start_;
-    double model_flops_ = 0;  // of the step
+    double model_flops_ = 0;  // the step's
     size_t steps_ = 0;
     Sums sums_;
 };
 
 // ---- measuring ------------------------------------------------------------------------------------------------------------------------
 
-// f once to warm up, then a few times: the least seconds between two marks.
+// Calls f once to warm up and then a few times. Returns the shortest time between two marks.
 template <class F> double least_seconds(Timeline &timeline, F f) {
     f();
     for (size_t i = 0; i < 5; i++) timeline.mark(nullptr), f();
@@ -75,7 +76,7 @@ template <class F> double least_seconds(Timeline &timeline, F f) {
     return *std::min_element(seconds.begin(), seconds.end());
 }
 
-// Of (n, n) matrices of random numbers: a GPU multiplies zeros faster.
+// Measures the product of (n, n) matrices of random numbers, since a GPU multiplies zeros faster.
 template <class Dev> double product_rate(Dev dev, Memory &memory, Timeline &timeline, size_t n) {
     using X = typename Dev::X;
     X *x, *w, *out;
@@ -86,7 +87,7 @@ template <class Dev> double product_rate(Dev dev, Memory &memory, Timeline &time
     plan.place();
     const Arena arena(plan, memory);
     matmul_use_scratch(dev, scratch);
-    std::vector<X> part(size_t(1) << 20);  // of which n*n is a multiple
+    std::vector<X> part(size_t(1) << 20);  // n*n is a multiple of its size
     for (size_t i = 0; i < part.size(); i++) part[i] = float(Random{1, Purpose::init, 0}.uniform(i) - 0.5);
     in_parts(
         n * n, [&](size_t first, size_t) { write(memory, x + first, part), write(memory, w + first, part); }, part.size());
@@ -110,7 +111,8 @@ template <class Dev> double copy_rate(Dev dev, Memory &memory, Timeline &timelin
 
 template <class Dev> Peaks measure_peaks(Dev dev, Memory &memory, Timeline &timeline) {
     Peaks peaks{0, copy_rate(dev, memory, timeline)};
-    for (double n = 1024, seconds = 0; n <= 8192 && seconds < 0.02; n *= 2) {  // as large as a device of this speed needs
+    for (double n = 1024, seconds = 0; n <= 8192 && seconds < 0.02;
+         n *= 2) {  // grows until the product takes long enough to be measured
         const double rate = product_rate(dev, memory, timeline, size_t(n));
         peaks.flops = std::max(peaks.flops, rate);
         seconds = 2 * n * n * n / rate;

@@ -4,27 +4,35 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 
 #include "../core/common.h"
 #include "../parallel/comm_mpi.h"
 #include "../parallel/comm_sockets.h"
 
-// Whether to compute on a GPU; fills in what depends on it. --plan --gpu needs no GPU, only the sizes that the kernels ask for.
+// What a program without kernels knows: whether there is a driver, which its user may expect it to use.
+static GpuQuery query_driver() {
+    GpuQuery query;
+    query.driver = std::filesystem::exists("/proc/driver/nvidia/version") ? 1 : 0;
+    return query;
+}
+
+// Decides whether to compute on a GPU, and fills in the options that depend on it. --plan --gpu needs no GPU, but the sizes that kernels need.
 static bool choose_device(const Program &program, Options &o, bool speaks) {
     std::string note;
     const bool gpu = program.cuda_models && o.plan && !o.gpu.empty()
                          ? o.device != "cpu"
-                         : use_gpu(o.device, program.query_gpus ? program.query_gpus() : GpuQuery{}, note);
+                         : use_gpu(o.device, program.query_gpus ? program.query_gpus() : query_driver(), note);
     if (!note.empty() && speaks) printf("note: %s\n", note.c_str());
     if (o.attention_tflops == 0) o.attention_tflops = gpu ? 400 : 0.05;
     if (o.link_gb_s == 0) o.link_gb_s = gpu ? 50 : 5;
-    if (o.dtype == "auto") o.dtype = gpu || !o.gpu.empty() ? "bf16" : "f32";  // bf16 is what GPUs train in
+    if (o.dtype == "auto") o.dtype = gpu || !o.gpu.empty() ? "bf16" : "f32";  // on GPUs bf16 is the default
     if (o.tf32 && (!gpu || o.dtype != "f32") && speaks)
         printf("note: --tf32 is for float products on a GPU, and there are none in this run\n");
     return gpu;
 }
 
-// One rank of the run; `threads`: all are threads of this process.
+// Runs one rank. `threads` says that all ranks are threads of this process.
 static int run_rank(const Program &program, Parsed parsed, Comm &host, bool threads) {
     const bool speaks = host.rank == 0;
     Options &o = parsed.options;
@@ -35,7 +43,7 @@ static int run_rank(const Program &program, Parsed parsed, Comm &host, bool thre
     if (o.threads == 0)
         o.threads =
             getenv("OMP_NUM_THREADS") ? size_t(omp_get_max_threads()) : std::max<size_t>(1, size_t(omp_get_num_procs()) / here);
-    omp_set_num_threads(int(o.threads));  // for what is not told
+    omp_set_num_threads(int(o.threads));  // for parallel regions without num_threads
     bool gpu = false;
     agree(host, [&] { gpu = choose_device(program, o, speaks); });
     const auto gpus = host.gather(int(gpu));
@@ -45,7 +53,7 @@ static int run_rank(const Program &program, Parsed parsed, Comm &host, bool thre
                 die("rank %zu on %s has %s GPU that can be used, unlike rank 0 on %s\n  fix: --device cpu, or other hosts", r,
                     hosts[r].c_str(), gpus[r] ? "a" : "no", hosts[0].c_str());
     });
-    ModelFactory make_model;  // has the stream that gpu_comm works with, so it ends after that
+    ModelFactory make_model;  // owns the stream that gpu_comm uses, so it must be destroyed after it
     std::unique_ptr<Comm> gpu_comm;
     if (gpu) make_model = program.cuda_models(o, host, !threads && host.size > 1, gpu_comm);
     else make_model = program.cpu_models(o);
@@ -61,7 +69,7 @@ static int run_all_ranks(const Program &program, const std::vector<std::string> 
         return 0;
     };
     if (started_by_mpirun()) {
-        std::string wrong;  // all ranks read the same flags, and one of them says what is wrong
+        std::string wrong;  // all ranks read the same flags, and one of them prints the error
         try {
             parse_arguments();
         } catch (const std::exception &error) {

@@ -11,11 +11,11 @@
 struct Program {
     const char *name;  // "train_llama"
     ModelFactory (*cpu_models)(const Options &);
-    // Null in a program without kernels. `own_gpu`: each rank takes a GPU of its host, and `gpu_comm` becomes the communicator between
-    // their memories. Else ranks are threads that share a GPU, and `host` moves what lies in its memory.
+    // Null in a program without kernels. With `own_gpu` each rank takes a GPU of its host, and `gpu_comm` becomes the communicator between
+    // the GPUs' memories. Otherwise ranks are threads that share a GPU, and `host` moves data that lie in its memory.
     ModelFactory (*cuda_models)(const Options &, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm);
     GpuQuery (*query_gpus)();
-    std::vector<std::string> bundled;  // what a run without a task is, as arguments; empty: the demo
+    std::vector<std::string> bundled;  // the arguments of a run without a task; empty: the demo
 };
 
 int run_program(const Program &program,
@@ -35,7 +35,7 @@ template <template <class> class M> ModelFactory make_cpu_models(const Options &
     };
 }
 
-// M<Dev>: the model, Llama say.
+// M<Dev> is the model, for example Llama.
 template <template <class> class M>
 int run_program(const char *name, int argc, char **argv, const std::vector<std::string> &bundled = {}) {
 #ifdef LLMC_CUDA

@@ -1,4 +1,4 @@
-// How the ranks of a run share a model's work: what its plan, its rows and its messages depend on.
+// How the ranks of a run share a model's work. Its memory plan, its rows and its messages depend on this.
 #pragma once
 #include <string>
 #include <vector>
@@ -6,14 +6,14 @@
 #include "../io/hf.h"
 #include "../parallel/split.h"
 
-// Numbers alone, so that a plan can be made for ranks that are not there. world = dp * sp, as in mesh.h.
+// These are numbers alone, so that a plan can be made for ranks that do not run. world = dp * sp, as in mesh.h.
 struct Ranks {
     size_t world = 1, rank = 0, sp = 1;
     SpMode sp_mode = SpMode::ring;
-    size_t head_stride = 1;  // gather: KV heads at a time
+    size_t head_stride = 1;  // gather: the number of KV heads at a time
     int zero_stage = 0;
-    size_t bucket_bytes = size_t(1) << 30;  // of gradients of an embedding or head that are made at a time, at stage 2
-    double flops = 1e14, bandwidth = 5e10;  // of AttentionCost: constants that decide between layouts, never measured
+    size_t bucket_bytes = size_t(1) << 30;  // at stage 2: the gradients of an embedding or head that are computed at a time
+    double flops = 1e14, bandwidth = 5e10;  // for AttentionCost: constants, by which a layout is chosen
 
     size_t dp() const { return world / sp; }
     size_t sp_rank() const { return rank % sp; }
@@ -21,15 +21,15 @@ struct Ranks {
 
 // The kinds of layers that a model has: all that see whole documents, and all with its window.
 std::vector<LayerKind> layer_kinds(const ModelConfig &config);
-size_t kind_of(const ModelConfig &config, size_t layer);  // its index
+size_t kind_of(const ModelConfig &config, size_t layer);  // the index of a layer's kind
 
-// How a ring's ranks share a row that pad_row() has padded for them. element: bytes of a key's.
+// Returns how a ring's ranks share a row, which pad_row() has padded for them. element: bytes of an element of K and V.
 SequenceSplit split_row(const ModelConfig &config, const Ranks &ranks, size_t element, const Row &row);
 
-// The rows, by samples, that this rank's ring takes, one in each micro-step; empty in one where it has none (deal_rows).
+// Returns the samples of the rows that this rank's ring takes, one row in each micro-step. An empty one means that it has none (deal_rows).
 std::vector<std::vector<size_t>> own_rows(const ModelConfig &config, const Ranks &ranks, const PreparedData &data,
                                           const std::vector<std::vector<size_t>> &rows);
 
-// For people: the mesh in one line, and what each rank of a ring gets of a row.
+// Describe, for people, the mesh in one line, and the part of a row that each rank of a ring gets.
 std::string mesh_line(const Ranks &ranks);
 std::string pieces_table(const SequenceSplit &split);

@@ -26,7 +26,7 @@ Run reference_run(const Run &run) {
         if (out.config.V != run.config.V) refuse("vocabulary");
         if (!out.tokenizer_hash.empty() && !run.tokenizer_hash.empty() && out.tokenizer_hash != run.tokenizer_hash)
             refuse("tokenizer");
-        out.ranks = ranks_of(out, run.ranks.world, run.ranks.sp);  // its heads may be others
+        out.ranks = ranks_of(out, run.ranks.world, run.ranks.sp);  // its numbers of heads may differ
     });
     return out;
 }
@@ -68,7 +68,7 @@ static uint64_t hash_of_file(const InputFile &file) {
     return hash;
 }
 
-// Everything that shapes the numbers; what depends on max_len and the template is in the data.
+// Returns everything that the numbers depend on, as text. max_len and the template have already shaped the data.
 std::string Reference::side_file(const PreparedData &data, size_t pairs) const {
     std::set<std::string> files = {run_.model_dir + "/config.json"};
     for (const auto &entry : fs::directory_iterator(run_.model_dir))
@@ -89,7 +89,7 @@ static void write_side_file(const std::string &path, const std::vector<double> &
     writer.finish();
 }
 
-// Empty where there is no such file, or one that was damaged, which will be written again.
+// Returns nothing if there is no such file, or if it is damaged; it is then written again.
 static std::vector<float> read_side_file(const std::string &path, size_t pairs) {
     if (!fs::exists(path)) return {};
     try {
@@ -116,7 +116,7 @@ std::vector<double> Reference::precompute(const PreparedData &data, size_t pairs
     });
     known = run_.comm.max(known) > 0;
     if (known) {
-        share(run_.comm, values);  // what rank 0 has read
+        share(run_.comm, values);  // sends the values that rank 0 has read to all
         run_.say("reference: %zu pairs, read from %s", pairs, path.c_str());
         return values;
     }
@@ -127,7 +127,7 @@ std::vector<double> Reference::precompute(const PreparedData &data, size_t pairs
         const auto model = open();
         values = document_values(run_, *model, data, samples);
     }
-    for (double &value : values) value = -double(float(value));  // as they will be read again
+    for (double &value : values) value = -double(float(value));  // the file stores floats, so this run uses floats, too
     agree(run_.comm, [&] {
         for (size_t i = 0; i < 2 * pairs; i++)
             if (!std::isfinite(values[i]))

@@ -1,25 +1,25 @@
-// The reference model of dpo: log p of every document's answer, by a model that is not trained.
+// The reference model of dpo. It is not trained, and gives log p of every document's answer.
 //
-//   --ref_mode precompute   one forward sweep before training, then the model is gone. Two floats for each pair stay in memory and in a file of
-//                           the cache, named by a hash of the data, the model and the dtype, which the next run reads
-//   --ref_mode resident     a second model beside the trained one, asked row by row: the same rows give the same bits
+//   --ref_mode precompute   runs one forward sweep before training and then frees the model. Two floats for each pair stay in memory and in a cache
+//                           file, named by a hash of the data, the model and the dtype, which the next run reads
+//   --ref_mode resident     keeps a second model beside the trained one and evaluates it row by row; the same rows give the same bits
 #pragma once
 #include <map>
 #include <memory>
 
 #include "run.h"
 
-// A run like this one, of the model of --ref_model, by default that of --model. Dies unless its tokens are those of the trained one.
+// Returns a run like this one for the model of --ref_model, by default that of --model. Dies if its tokenizer differs from the trained model's.
 Run reference_run(const Run &run);
 
 class Reference {
   public:
-    // All ranks make all calls together, but for logps(), which those of a ring make.
+    // All ranks make all calls together, except for logps(), which the ranks of a ring make together.
     Reference(const Run &run, const ModelLimits &limits);
 
-    void use(const PreparedData &data, size_t pairs);  // its first `pairs` will be asked for
+    void use(const PreparedData &data, size_t pairs);  // announces that logps() will be called for the first `pairs`
 
-    // log p of the documents of a row of such data, nats.
+    // Returns log p, in nats, of the documents of a row of such data.
     std::vector<double> logps(const PreparedData &data, const Row &row);
 
   private:
@@ -29,6 +29,6 @@ class Reference {
 
     Run run_;
     ModelLimits limits_;
-    std::unique_ptr<Model> model_;                                     // resident
+    std::unique_ptr<Model> model_;                                     // null unless --ref_mode resident
     std::map<const PreparedData *, std::vector<double>> precomputed_;  // (documents)
 };

@@ -60,8 +60,8 @@ static void run_prepare(const std::vector<std::string> &arguments) {
     const pid_t child = pipe2(errors, O_CLOEXEC) == 0 ? fork() : -1;
     if (child < 0) die("cannot start %s: %s", command[0].c_str(), strerror(errno));
     if (child == 0) {
-        dup2(STDERR_FILENO, STDOUT_FILENO);  // its table is for the person, our standard output may be read by a program
-        dup2(errors[1], STDERR_FILENO);      // its error becomes ours
+        dup2(STDERR_FILENO, STDOUT_FILENO);  // its table is for people, but our standard output may be read by a program
+        dup2(errors[1], STDERR_FILENO);      // its error message is passed on
         execvp(argv[0], argv.data());
         _exit(127);
     }
@@ -99,7 +99,7 @@ static bool token_shards(const std::string &list) {
            std::all_of(names.begin(), names.end(), [](const std::string &name) { return name.ends_with(".bin"); });
 }
 
-// Everything that shapes the prepared file, as text.
+// Returns everything that the prepared file depends on, as text.
 static std::string preparation_key(const std::string &path, const std::vector<std::string> &arguments,
                                    const std::string &tokenizer_hash) {
     std::string key = tokenizer_hash;
@@ -129,7 +129,7 @@ std::string fingerprint(const InputFile &file) {
     return format("%zu-%s", file.size(), hash_of(bytes).c_str());
 }
 
-// Every rank reads its own host's file, which must be that of the others; or none of them has one.
+// Every rank reads its own host's file. Either all ranks have the same file, or none has one.
 static void expect_same_file(const Run &run, const std::string &path, bool optional) {
     std::string own;
     agree(run.comm, [&] { own = optional && !fs::exists(path) ? "" : fingerprint(InputFile(path)); });
@@ -151,7 +151,7 @@ std::string cache_file(const std::string &name) {
     return dir + "/" + name;
 }
 
-// What gives ids their meaning: a tokenizer; for shards, which hold ids already, two numbers are enough.
+// Returns what gives ids their meaning: a tokenizer, or two numbers for shards, which already hold ids.
 static std::vector<std::string> vocabulary_flags(const Run &run, const std::string &kind, const std::string &path) {
     if (!run.tokenizer_hash.empty()) return {"--tokenizer", run.model_dir};
     if (kind == "pretrain" && token_shards(path) && !run.config.eos.empty())
@@ -163,7 +163,7 @@ static std::vector<std::string> vocabulary_flags(const Run &run, const std::stri
 
 static std::string prepare(const Run &run, const std::string &kind, const std::string &path,
                            const std::vector<std::string> &extra) {
-    const std::string extension = fs::path(path).extension();  // else it may be a hub name, OWNER/NAME
+    const std::string extension = fs::path(path).extension();  // without one it may be a hub name, OWNER/NAME
     if ((extension == ".jsonl" || extension == ".json" || extension == ".csv" || extension == ".parquet" ||
          extension == ".bin") &&
         path.find_first_of(",*") == path.npos && !fs::exists(path))
@@ -184,7 +184,7 @@ static std::string prepare(const Run &run, const std::string &kind, const std::s
 std::string prepared_file(const Run &run, Task task, const std::string &path, const std::vector<std::string> &extra) {
     const std::string kind = task == PRETRAIN ? "pretrain" : task == GENERATE ? "prompts" : task & PAIRS ? "pref" : "sft";
     std::string out;
-    std::future<std::string> made;  // may take longer than --comm_timeout, so that the other ranks hear that it goes on
+    std::future<std::string> made;  // preparing may take longer than --comm_timeout, so the other ranks are told that it goes on
     if (run.speaks()) made = std::async(std::launch::async, prepare, std::cref(run), kind, path, extra);
     const std::chrono::duration<double> patience(std::min(1.0, run.options.comm_timeout / 4));
     while (!run.comm.all(!run.speaks() || made.wait_for(patience) == std::future_status::ready)) {}
@@ -215,7 +215,7 @@ void open_config(Run &run, const std::string &dir) {
     run.tokenizer_hash = fs::exists(tokenizer) ? tokenizer_hash(tokenizer) : "";
 }
 
-// The configuration to train or to use.
+// Returns the configuration to train or to use.
 static void open_model_config(Run &run) {
     const Options &o = run.options;
     if (!o.preset.empty()) run.config = preset(o.preset), expect_own_family(run, "--preset " + o.preset);
@@ -224,8 +224,6 @@ static void open_model_config(Run &run) {
         die("%s is a reward model, which has no head for %s\n  fix: a language model; or the task rm or eval",
             run.model_dir.c_str(), task_name(run.task));
     if (run.task == RM && !run.config.reward) make_reward(run.config);
-    if (o.max_len == default_options(run.task).max_len)  // as it is when nobody has set it
-        run.options.max_len = std::min(o.max_len, run.config.max_positions);
 }
 
 // `sp` of them in a ring.
@@ -282,7 +280,7 @@ ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data) {
 static const std::pair<const char *, Recompute> recompute_levels[] = {
     {"none", Recompute::none}, {"cheap", Recompute::cheap}, {"layer", Recompute::layer}};
 
-// What a rank with this model takes: its plan, and that of a reference beside it.
+// Returns the bytes that a rank with this model needs: those of its plan, and of a reference model's beside it.
 static size_t rank_bytes(const Run &run, Model &model, ModelLimits limits) {
     if (!run.beside) return model.plan().bytes();
     limits.mode = Mode::evaluate;
@@ -291,7 +289,7 @@ static size_t rank_bytes(const Run &run, Model &model, ModelLimits limits) {
     return model.plan().bytes() + reference->plan().bytes();
 }
 
-// A model whose plan is placed. `auto` takes the first level whose plan fits into `memory` bytes, else the last.
+// Returns a model whose plan is placed. --recompute auto takes the first level whose plan fits into `memory` bytes, or else the last.
 static std::unique_ptr<Model> plan_model(const Run &run, const std::string &recompute, ModelLimits &limits, size_t memory) {
     std::unique_ptr<Model> model;
     for (auto [name, level] : recompute_levels) {
@@ -304,8 +302,8 @@ static std::unique_ptr<Model> plan_model(const Run &run, const std::string &reco
     return model;
 }
 
-// The most tokens up to `limit`, in one row and in one sample, whose plan fits into `memory` bytes of a rank; 0 if not even the shortest row
-// does. The row is that of a ring.
+// Returns the most tokens up to `limit`, in one row and in one sample, whose plan fits into `memory` bytes of a rank, or 0 if not even the
+// shortest row fits. The ranks of a ring share the row.
 static size_t most_tokens(const Run &run, const std::string &recompute, ModelLimits limits, size_t memory, size_t limit) {
     const size_t unit = row_multiple * limits.ranks.sp;
     size_t low = 0, high = ceil_div(limit, unit) + 1;  // in units: low fits, high does not
@@ -320,14 +318,14 @@ static size_t most_tokens(const Run &run, const std::string &recompute, ModelLim
 
 static size_t documents_of_sample(const Run &run) { return run.task & PAIRS ? 2 : 1; }
 
-// The same in terms of --max_len: a row has room for one sample.
+// Returns the same as a value of --max_len, where a row has room for one sample.
 static size_t longest_sample(const Run &run, const std::string &recompute, const ModelLimits &limits, size_t memory,
                              size_t limit) {
     const size_t documents = documents_of_sample(run);
     return most_tokens(run, recompute, limits, memory, std::min<size_t>(documents * limit, INT32_MAX)) / documents;
 }
 
-// The smallest ring, of more ranks than now, with which the plan fits; 0 if none does.
+// Returns the smallest ring, of more ranks than now, with which the plan fits, or 0 if there is none.
 static size_t larger_ring(const Run &run, ModelLimits limits, size_t memory) {
     Ranks &r = limits.ranks;
     for (r.sp++; r.sp <= r.world; r.sp++) {
@@ -337,7 +335,7 @@ static size_t larger_ring(const Run &run, ModelLimits limits, size_t memory) {
     return 0;
 }
 
-// A plan larger than the memory: what to change, and by how much.
+// Dies because the plan is larger than the memory, and says what to change, and by how much.
 [[noreturn]] static void does_not_fit(const Run &run, const ModelLimits &limits, Model &model, size_t memory) {
     const std::string cause =
         format("the plan needs %s but only %s of memory are free (%s)", human_bytes(model.plan().bytes()).c_str(),
@@ -358,7 +356,7 @@ static size_t larger_ring(const Run &run, ModelLimits limits, size_t memory) {
         keeps_too_much ? ", --recompute layer" : "", smaller.c_str());
 }
 
-// What a rank may take: the least that any has, before one of them takes it.
+// Returns the memory that a rank may take: the least that any rank has, measured before one of them takes any.
 static size_t available_memory(const Run &run) {
     size_t least = 0;
     agree(run.comm, [&] { least = run.make_model(run.config, {})->memory().available() / run.sharing; });
@@ -370,7 +368,8 @@ static void load_weights(const Run &run, Model &model) {
     const HfWeights weights(run.model_dir);
     std::vector<std::string> names;
     for (const Tensor &t : model.tensors()) names.push_back(t.name);
-    if (run.config.tied || run.config.reward) names.push_back("lm_head.weight");  // stored twice, or of no use to a reward model
+    if (run.config.tied || run.config.reward)
+        names.push_back("lm_head.weight");  // is stored twice, or not used by a reward model
     weights.expect_only(names);
     if (run.config.reward && !weights.find("score.weight")) {
         if (run.task != RM)
@@ -401,10 +400,10 @@ std::unique_ptr<Model> open_model(const Run &run, ModelLimits limits) {
 
 // ---- --plan ---------------------------------------------------------------------------------------------------------------------------
 
-// What a plan is for: a GPU for each rank, by name, or what is free here.
+// The memory that a plan is for: a named GPU for each rank, or the free memory of this machine.
 struct Room {
     bool here;
-    size_t usable, process;  // process: what it takes itself
+    size_t usable, process;  // process: the bytes that the process itself takes
 
     explicit Room(const Run &run) : here(run.options.gpu.empty()) {
         const auto model = here ? run.make_model(run.config, {}) : nullptr;
@@ -421,7 +420,8 @@ static int print_plan(const Run &run, const std::optional<Continuation> &continu
     limits.positions = o.max_len;
     if (continuation) continuation->use(limits);
     const Room room(run);
-    const size_t ranks = room.here ? run.ranks.world : 1, memory = room.usable / ranks;  // here they share it
+    const size_t ranks = room.here ? run.ranks.world : 1,
+                 memory = room.usable / ranks;  // the ranks of this machine share its memory
     const auto model = plan_model(run, o.recompute, limits, memory);
     const size_t of_rank = rank_bytes(run, *model, limits), bytes = room.process + ranks * of_rank;
     if (run.ranks.world > 1) printf("%s; the plan is that of each rank\n", mesh_line(run.ranks).c_str());
@@ -450,7 +450,7 @@ static int print_plan(const Run &run, const std::optional<Continuation> &continu
     return 0;
 }
 
-// --plan --fit: what more ranks are good for, where a sample is all that a row holds and all ranks share it.
+// For --plan --fit: shows how long a sample may be on more ranks, if a row holds one sample and all ranks share it.
 static int print_fit(const Run &run) {
     const Options &o = run.options;
     const Room room(run);
@@ -482,7 +482,7 @@ static int print_fit(const Run &run) {
 // ---- evaluation -----------------------------------------------------------------------------------------------------------------------
 
 void share(Comm &comm, std::vector<double> &values) {
-    constexpr size_t part = 4096;  // every rank holds this many of every other
+    constexpr size_t part = 4096;  // every rank gathers this many from every other at a time
     for (size_t first = 0; first < values.size(); first += part) {
         const auto begin = values.begin() + ptrdiff_t(first),
                    end = values.begin() + ptrdiff_t(std::min(values.size(), first + part));
@@ -510,7 +510,7 @@ std::vector<double> document_values(const Run &run, Model &model, const Prepared
     return all;
 }
 
-// --scores: what the model says of each document, a JSON object a line.
+// For --scores: writes the value of each document, one JSON object per line.
 static void write_scores(const Run &run, const PreparedData &data, std::span<const size_t> samples,
                          const std::vector<double> &values) {
     std::string lines;
@@ -524,7 +524,7 @@ static void write_scores(const Run &run, const PreparedData &data, std::span<con
     write_file(run.options.scores, lines);
 }
 
-// Pairs ranked by a reward model: how many rightly, and by how much.
+// Prints how many pairs a reward model ranks rightly, and by how much.
 static void report_rewards(const Run &run, const PreparedData &data, std::span<const size_t> samples,
                            const std::vector<double> &values) {
     PairTotals totals;
@@ -557,7 +557,7 @@ static void report_loss(const Run &run, const LossSums &sums, size_t documents, 
 
 static int evaluate_task(Run &run) {
     const Options &o = run.options;
-    const Task like = run.config.reward ? RM : token_shards(o.data) ? PRETRAIN : SFT;  // raw data is prepared as for that
+    const Task like = run.config.reward ? RM : token_shards(o.data) ? PRETRAIN : SFT;  // raw data is prepared as for that task
     const std::string path = prepared_file(run, like, o.data, prepare_flags(o, like));
     std::unique_ptr<PreparedData> data;
     ModelLimits limits;
@@ -621,6 +621,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
         const size_t planned = std::max({o.ranks, o.world_size, size_t(comm.size)});
         const size_t world = o.fit ? 1 : o.plan ? planned : size_t(comm.size), demo = world % 2 ? 1 : 2;
         open_model_config(run);
+        if (parsed.default_max_len) run.options.max_len = std::min(o.max_len, run.config.max_positions);
         run.ranks = ranks_of(run, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
     });
     if (run.options.plan && (run.task & PAIRS)) {

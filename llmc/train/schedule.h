@@ -10,9 +10,9 @@
 struct Schedule {
     std::string type;      // "constant" | "constant_with_warmup" | "linear" | "cosine" | "cosine_with_min_lr"
     double learning_rate;  // the peak
-    double warmup_ratio;   // part of all steps in which the rate rises linearly from 0; "constant" has none
-    double min_lr_ratio;   // cosine_with_min_lr: the end, as a part of the peak
-    size_t steps;          // of the whole training
+    double warmup_ratio;   // share of all steps in which the rate rises linearly from 0; "constant" has none
+    double min_lr_ratio;   // cosine_with_min_lr: the last rate, as a share of the peak
+    size_t steps;          // the number of steps of the whole training
 };
 
 inline size_t warmup_steps(const Schedule &schedule) { return size_t(std::ceil(double(schedule.steps) * schedule.warmup_ratio)); }

@@ -1,4 +1,4 @@
-// Loss spikes: steps whose loss lies far above what it was lately.
+// Finds loss spikes: steps whose loss lies far above the losses before.
 //
 //   mean, variance: exponential averages of the losses over about `window` steps, as in West, "Updating mean and variance estimates",
 //   CACM 1979, with the weight a = 1 / min(n, window) of the n-th:   d = loss - mean,  mean += a d,  variance = (1 - a) (variance + a d^2)

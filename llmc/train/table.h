@@ -1,7 +1,7 @@
 // The parameter table of a model: each tensor of its Hugging Face files, and where it lies in the flat arrays of parameters, gradients
-// and moments. A trainer lists its tensors once, in a function of this form, and what else must know of them walks the table:
+// and moments. A trainer lists its tensors once, in a function of this form; everything else walks the table:
 //
-//     Table table(const ModelConfig &, Weights<S> &, Place<S>)        S: the storage type for weights, float for their gradients
+//     Table table(const ModelConfig &, Weights<S> &, Locate<S>)        S: the storage type for weights, float for their gradients
 #pragma once
 #include <functional>
 #include <string>
@@ -12,55 +12,57 @@
 
 struct Table {
     std::vector<Tensor> tensors;
-    std::vector<Cut> cuts;  // the embedding, each layer, learned positions and the head where they are its own, the final norm
-    size_t positions = 0;   // their cut; 0: none
-    size_t head = 0;        // its cut, that of the embedding where the two are tied
+    std::vector<Unit> units;  // the embedding, each layer, learned positions (if any), the head (if not tied), the final norm
+    size_t positions = 0;     // the unit of learned positions; 0: the model has none
+    size_t head = 0;          // the unit of the head; that of the embedding if they are tied
 };
 
 template <class S>
-using Place = std::function<S *(size_t cut, size_t offset)>;  // where element `offset` of the table lies, in this cut
+using Locate =
+    std::function<S *(size_t unit, size_t offset)>;  // the address of element `offset` of the table, which is in this unit
 
-// Tensors in the order in which they lie. One without a member continues the matrix before it, whose rows it adds to.
+// Builds a table. Tensors are added in the order in which they lie in memory. A tensor without a member appends rows to the matrix before it.
 template <class S> class TableBuilder {
   public:
-    explicit TableBuilder(Place<S> place) : place_(std::move(place)) {}
+    explicit TableBuilder(Locate<S> locate) : locate_(std::move(locate)) {}
 
-    std::string prefix;  // of the names that follow
+    std::string prefix;  // is put in front of the names that follow
     Table table;
 
-    size_t cut(size_t row = 0) {
-        table.cuts.push_back({offset_, offset_, row});
-        return table.cuts.size() - 1;
+    size_t begin_unit(size_t row_elements = 0) {
+        table.units.push_back({offset_, offset_, row_elements});
+        return table.units.size() - 1;
     }
-    // One that does not exist makes its member null. transposed: as in Tensor
+    // Adds a tensor. If it does not exist in this model, its member becomes null. For `transposed` see Tensor.
     void add(bool exists, const char *name, S **member, std::vector<size_t> shape, Tensor::Init init, bool decay,
              bool transposed = false) {
-        if (member) *member = exists ? place_(table.cuts.size() - 1, offset_) : nullptr;
+        if (member) *member = exists ? locate_(table.units.size() - 1, offset_) : nullptr;
         if (!exists) return;
         size_t count = 1;
         for (size_t n : shape) count *= n;
-        const size_t cut = table.cuts.size() - 1;
-        const bool product = decay && table.cuts[cut].row == 0 && cut != table.positions;  // the matrix of a linear layer
+        const size_t unit = table.units.size() - 1;
+        const bool product =
+            decay && table.units[unit].row_elements == 0 && unit != table.positions;  // the matrix of a linear layer
         table.tensors.push_back({prefix + name, std::move(shape), init, decay, offset_, count, transposed, product});
-        table.cuts.back().end = offset_ += count;
+        table.units.back().end = offset_ += count;
     }
-    // The head: the embedding itself where the two are tied; of a reward model one row.
+    // Adds the head: the embedding itself if they are tied, one row in a reward model.
     void add_head(const ModelConfig &c, S **head, S *embed) {
         if (c.tied) {
             *head = embed;
-            table.tensors.front().product = true;  // as head; as embedding it adds to that
+            table.tensors.front().product = true;  // the head's product comes first; the embedding's gradient is added to it
             return;
         }
-        table.head = cut(c.C);
+        table.head = begin_unit(c.C);
         if (c.reward) add(true, "score.weight", head, {1, c.C}, Tensor::score, true);
         else add(true, "lm_head.weight", head, {c.V, c.C}, Tensor::normal, true), table.tensors.back().product = true;
     }
 
   private:
-    Place<S> place_;
+    Locate<S> locate_;
     size_t offset_ = 0;
 };
 
-template <class S> Place<S> nowhere() {  // for who has no arrays yet
+template <class S> Locate<S> nowhere() {  // is used where the arrays do not exist yet: every address is null
     return [](size_t, size_t) { return nullptr; };
 }

@@ -9,7 +9,7 @@ using nlohmann::json;
 
 static const char *const file_name = "/trainer_state.json";
 
-// What a step computes depends on these; a run cannot be resumed with others. More may differ, and is noted.
+// The results of a step depend on these options, so a run cannot be resumed with other values. Other options may differ, which is noted.
 // clang-format off
 static const char *const fixed_options[] = {
     "train_batch_size", "train_batch_tokens", "seed", "shuffle", "dtype", "max_samples", "eval_fraction", "loss_type", "loss_weights", "beta",
@@ -40,7 +40,7 @@ void write_trainer_state(const std::string &dir, const TrainerState &state) {
     write_checked_json(dir + file_name, to_json(state));
 }
 
-// Every field of `now` is there, and of its kind; which options there were is another matter.
+// Checks that every field of `now` exists and has its type. The options may be others.
 static void check_fields(const json &saved, json now, const std::string &where, const std::string &fix) {
     now["options"] = json::object();
     const json fields = now.flatten();

@@ -1,4 +1,4 @@
-// trainer_state.json of a checkpoint: where the run was, besides weights and optimizer, and what it was a run of.
+// trainer_state.json of a checkpoint: the progress of the run, apart from weights and optimizer, and its model, data and options.
 #pragma once
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -8,12 +8,12 @@
 
 struct Totals {
     size_t samples = 0, tokens = 0, targets = 0, skipped = 0, restarts = 0;
-    double step_seconds = 0, seconds = 0;  // of steps; of everything, before the last restart
+    double step_seconds = 0, seconds = 0;  // the time of steps; the time of everything before the last restart
 };
 
 struct TrainerState {
-    size_t step, cursor;  // of the data loader
-    size_t steps;         // of the whole run
+    size_t step, cursor;  // cursor: see DataLoader
+    size_t steps;         // the number of steps of the whole run
     size_t skips_in_a_row;
     Totals totals;
     LossSpikes spikes;
@@ -23,7 +23,7 @@ struct TrainerState {
 
 void write_trainer_state(const std::string &dir, const TrainerState &state);
 
-// Of the checkpoint `dir`. A file that is damaged, or of a run that `now` cannot go on with, is refused. Options that differ and
-// may are told to note(line).
+// Reads the state of the checkpoint `dir`. Dies if the file is damaged, or belongs to a run that `now` cannot continue. Calls note(line) for
+// each option that differs and may.
 TrainerState read_trainer_state(const std::string &dir, const TrainerState &now,
                                 const std::function<void(const std::string &)> &note);

@@ -32,7 +32,7 @@ static constexpr size_t max_skips_in_a_row = 5;
 
 namespace {
 
-// The model with the least evaluation loss so far, which lies in best/ with these numbers beside it.
+// The model with the smallest evaluation loss so far. It is saved in best/, with these numbers beside it.
 struct Best {
     size_t step = 0;  // 0: there is none
     double loss = 0;
@@ -81,9 +81,9 @@ class Trainer {
     std::unique_ptr<Model> model_;
     double peak_ = 0;                 // FLOP/s of the device; 0: not known
     size_t planned_ = 0;              // bytes of memory that the process should hold at its peak
-    std::unique_ptr<Logger> logger_;  // of the rank that speaks
+    std::unique_ptr<Logger> logger_;  // only on the rank that prints
     std::string export_dtype_, resume_from_;
-    std::string data_fingerprint_;  // of the file that is open: by now its name may be another's
+    std::string data_fingerprint_;  // hash of the file that is open; its name may meanwhile belong to another file
     size_t steps_ = 0, step_ = 0, skips_in_a_row_ = 0;
     Totals totals_;
     LossSpikes spikes_;
@@ -98,7 +98,7 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     });
     resume_from_ = run.comm.gather(resume_from_)[0];
     Options eval = o_;
-    eval.dataset_probs.clear();  // they are those of the training data
+    eval.dataset_probs.clear();  // they belong to the training data
     const std::string path = run.task == DEMO ? program_file("data/demo/train.safetensors")
                                               : prepared_file(run, run.task, o_.data, prepare_flags(o_, run.task));
     const std::string eval_path =
@@ -108,14 +108,14 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     if (o_.sample_every) continuation_.emplace(run), continuation_->use(limits);
     if (pairs_) pairs_->use(*data_, loader_->used(), limits);
     if (pairs_ && eval_data_) pairs_->use(*eval_data_, eval_data_->size(), limits);
-    const size_t process = run.make_model(run.config, {})->memory().process();  // before any of its ranks allocates
+    const size_t process = run.make_model(run.config, {})->memory().process();  // measured before any rank allocates
     model_ = open_model(run, limits);
     planned_ = process + run.in_process * model_->plan().bytes();
     peak_ = gpu_peak(model_->memory().device(), o_.dtype);
     export_dtype_ = (o_.export_dtype == "auto" ? o_.dtype : o_.export_dtype) == "bf16" ? "BF16" : "F32";
 }
 
-// Returns what the model must have room for.
+// Returns the limits that the model must have room for.
 ModelLimits Trainer::open_all_data(const std::string &path, const std::string &eval_path) {
     data_ = open_data(run_, path);
     data_fingerprint_ = fingerprint(data_->file());
@@ -202,7 +202,8 @@ void Trainer::start_or_resume() {
         if (!run_.speaks()) return;
         remove_checkpoints_beyond(o_.output_dir, step_);
         find_best();
-        if (o_.save_steps > 0) prune_checkpoints(o_.output_dir, o_.max_num);  // a crash may have come between a save and this
+        if (o_.save_steps > 0)
+            prune_checkpoints(o_.output_dir, o_.max_num);  // a crash may have prevented this after the last save
         const std::string log = o_.log.empty() ? o_.output_dir + "/log.jsonl" : o_.log;
         const bool same_log = !resume_from_.empty() && fs::exists(log);
         logger_ = std::make_unique<Logger>(log, same_log, step_);
@@ -236,7 +237,7 @@ void Trainer::describe_run() {
                  human_bytes(plan.bytes()).c_str());
 }
 
-// How the ranks of a ring share the first row of a step.
+// Prints how the ranks of a ring share the first row of a step.
 void Trainer::describe_split(const Step &batch) const {
     if (run_.ranks.sp == 1 || !run_.speaks()) return;
     const Row row = pad_row(make_row(*data_, batch.rows[0]), run_.ranks.sp);
@@ -254,7 +255,7 @@ void Trainer::save_model(const std::string &dir) {
     });
 }
 
-// The last save of a long run should not be the first: what the run will write is written once before its first step, and read back.
+// Writes everything that the run will save before its first step, and reads it back, so that a long run does not fail at its first save.
 void Trainer::try_saving() {
     const std::string trial = o_.output_dir + "/" + trial_name;
     write_directory(run_.comm, trial, [&](const std::string &dir) {
@@ -278,7 +279,9 @@ void Trainer::save_checkpoint() {
         save_model(dir);
         save_optimizer(run_.comm, dir, model_->optimizer_state());
         agree(run_.comm, [&] {
-            if (run_.speaks()) write_trainer_state(dir, state());
+            if (!run_.speaks()) return;
+            logger_->sync();  // no checkpoint outlives the lines of the steps that led to it
+            write_trainer_state(dir, state());
         });
     });
     agree(run_.comm, [&] {
@@ -288,7 +291,7 @@ void Trainer::save_checkpoint() {
     });
 }
 
-// What best/ holds when the run begins; it goes if it is of another run, or of a future that never happened.
+// Reads best/ when the run begins. Deletes it if it belongs to another run, or to later steps than the one that is resumed.
 void Trainer::find_best() {
     const std::string file = best_path() + "/evaluation.json";
     if (!resume_from_.empty() && fs::exists(file)) {
@@ -311,8 +314,8 @@ void Trainer::keep_best(double loss) {
 
 // ---- steps ----------------------------------------------------------------------------------------------------------------------------
 
-// Model FLOPs utilisation: the share of the device's peak that went into the model's own arithmetic. Null where no peak is known, and
-// where a step had no target and did nothing.
+// Model FLOPs utilisation: the share of the device's peak that went into the model's own arithmetic. It is null if
+// no peak is known, or if the step had no target and computed nothing.
 ordered_json Trainer::mfu(const Step &batch, double seconds) const {
     if (peak_ == 0 || batch.target_tokens == 0) return nullptr;
     double flops = 0;
@@ -320,14 +323,14 @@ ordered_json Trainer::mfu(const Step &batch, double seconds) const {
     return flops / (seconds * peak_ * run_.comm.size);
 }
 
-// What a rank tells of a step. Seconds are of the host's clock: on a GPU, what was queued counts where the host waits for it.
+// A rank's figures of a step. Seconds are measured by the host's clock; on a GPU the time of queued work counts where the host waits for it.
 struct Trainer::Report {
     Payload sent;
     double comm_seconds, update_seconds;
     size_t peak_mem;
 };
 
-// Of all ranks: bytes are summed; times are those of the rank that waits least for the others, the slowest.
+// Combines the figures of all ranks. Bytes are summed. Times are those of the slowest rank, which waits least for the others.
 void Trainer::add_reports(ordered_json &line, const Report &own, double seconds) const {
     const auto all = run_.comm.gather(own);
     Payload sent;
@@ -347,7 +350,7 @@ void Trainer::add_reports(ordered_json &line, const Report &own, double seconds)
     line["sent_kv"] = sent.kv, line["sent_dkv"] = sent.dkv, line["sent_grads"] = sent.grads, line["sent_params"] = sent.params;
 }
 
-// A step's loss, and what else the log tells of its samples.
+// A step's loss, and the other figures of its samples in the log.
 struct Trainer::StepLoss {
     double loss = NAN, norm = 0;
     ordered_json metrics = ordered_json::object();
@@ -360,7 +363,7 @@ static ordered_json token_metrics(const LossSums &sums, const std::string &prefi
 
 Trainer::StepLoss Trainer::gradients_of(const Step &batch) {
     StepLoss step;
-    if (batch.target_tokens == 0) return step;  // nothing to learn from, and no denominator
+    if (batch.target_tokens == 0) return step;  // there is nothing to learn, and the loss would be 0 / 0
     model_->zero_gradients();
     const StepSize size = step_size(*data_, batch.samples);
     const auto own = own_rows(run_.config, run_.ranks, *data_, batch.rows);
@@ -408,7 +411,7 @@ void Trainer::update(const Step &batch, double loss, double norm, double lr) {
     });
 }
 
-// Computes the step again, each op under watch, and ends the run with what was found first.
+// Computes the step once more, examines the output of each op, and ends the run with the first value that is not finite.
 void Trainer::explain(const Step &batch) {
     model_->detect_anomaly();
     gradients_of(batch);
@@ -433,7 +436,7 @@ ordered_json Trainer::optimizer_step(const Step &batch) {
     const double comm_before = run_.mesh->seconds();
     Profiler *profiler = model_->profiler();
     if (profiler) profiler->begin_step();
-    model_->take_sent();  // an evaluation's
+    model_->take_sent();  // drops the bytes sent in an evaluation
     const double lr = learning_rate_at({o_.lr_scheduler, o_.learning_rate, o_.lr_warmup_ratio, o_.min_lr_ratio, steps_}, step_);
     const StepLoss step = gradients_of(batch);
     const auto update_start = now();
@@ -483,7 +486,7 @@ void Trainer::evaluate_now() {
     keep_best(pairs_ ? report_pairs(pairs_->take_totals(), sums) : report_loss(sums));
 }
 
-// Both return the evaluation's loss.
+// Both functions return the evaluation's loss.
 double Trainer::report_loss(const LossSums &sums) {
     const double n = sums.targets, loss = sums.nll / n;
     if (!logger_) return loss;
@@ -499,7 +502,7 @@ double Trainer::report_loss(const LossSums &sums) {
     return loss;
 }
 
-// A reward model's config.json tells where its rewards lie, for who wants to normalise them.
+// Writes the mean and deviation of a reward model's rewards to its config.json, with which a user can normalise them.
 double Trainer::report_pairs(const PairTotals &totals, const LossSums &sums) {
     if (run_.config.reward) {
         run_.config.source["mean"] = totals.reward_mean();
@@ -515,7 +518,7 @@ double Trainer::report_pairs(const PairTotals &totals, const LossSums &sums) {
     return totals.loss;
 }
 
-// What the model writes now. It changes nothing of the training.
+// Prints a sample of the model's text. It does not affect the training.
 void Trainer::show_sample() {
     const std::string text = continuation_->text(*model_, step_);
     if (!logger_) return;
@@ -567,6 +570,7 @@ void Trainer::write_summary() {
                             {"restarts", totals_.restarts}};
     if (best_.step) summary["best_step"] = best_.step, summary["best_eval_loss"] = best_.loss;
     logger_->write({{"summary", summary}});
+    logger_->sync();
 }
 
 void Trainer::finish() {

@@ -6,7 +6,7 @@
 #include "gpu_ranks.cuh"
 
 static const std::vector<size_t> sizes = {37, 100, 503, 20};  // the odd ones are norms
-static const std::vector<Cut> cuts = {{0, 137}, {137, 660}};
+static const std::vector<Unit> units = {{0, 137}, {137, 660}};
 static constexpr int samples = 6;  // of small integers, whose sums have no roundings
 
 static std::vector<Tensor> zero_table() {
@@ -31,14 +31,14 @@ static void add_samples(const Comm &comm, Memory &memory, const Bucket &b, float
 template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stage) {
     const int ranks = comm.size;
     const auto memory = make_memory(dev);
-    Zero<Dev> zero(dev, Sharding(cuts, stage, ranks, comm.rank, 0), zero_table());
+    Zero<Dev> zero(dev, Sharding(units, stage, ranks, comm.rank, 0), zero_table());
     float *buffers[2] = {};
     Plan plan;
     zero.plan(plan, true);
     for (float *&buffer : buffers) plan.add(&buffer, "bucket", {zero.sharding.largest});
     plan.place();
     const Arena arena(plan, *memory);
-    for (const Span &s : zero.sharding.spans()) write(*memory, zero.params_at(s), std::vector<float>(s.count, 0.5f));
+    for (const ShardRun &s : zero.sharding.shard_runs()) write(*memory, zero.params_at(s), std::vector<float>(s.count, 0.5f));
     zero.gather(comm);
 
     const auto &buckets = zero.sharding.buckets;

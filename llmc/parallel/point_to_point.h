@@ -1,6 +1,6 @@
-// All calls of a communicator, made of one: a rank sends bytes to one rank while it receives from another. What moves the bytes is
-// the transport: between threads (comm_threads.cpp), between processes (comm_mpi.cpp, comm_sockets.cpp). The sums are made here, so
-// they are the same.
+// A communicator built from point-to-point messages: in each of them a rank sends bytes to one rank while it receives from another. A transport
+// moves the bytes: between threads (comm_threads.cpp) or processes (comm_mpi.cpp, comm_sockets.cpp). The sums are computed here, so that they
+// do not depend on the transport.
 #pragma once
 #include "comm.h"
 
@@ -9,20 +9,20 @@ class Transport {
   public:
     virtual ~Transport() = default;
 
-    // Starts to send to `to` and to receive from `from` (of the whole run); a half of 0 bytes does not exist. The id is never 0.
+    // Starts to send to rank `to` and to receive from rank `from` of the whole run. A half of 0 bytes does not take place. The id is never 0.
     virtual uint64_t post(int tag, const void *send, size_t send_bytes, int to, void *recv, size_t recv_bytes, int from,
                           const SliceMemory &memory) = 0;
-    virtual void wait(uint64_t id) = 0;  // both halves; throws if another rank has failed
+    virtual void wait(uint64_t id) = 0;  // returns when both halves are done; throws if another rank has failed
     virtual void withdraw(uint64_t id) noexcept = 0;
-    virtual void enter(const Stamp &stamp) = 0;  // what this rank does from now on, for the others to see if it hangs
+    virtual void enter(const Stamp &stamp) = 0;  // records the call of this rank, which the others report if it hangs
 
-    int next_tag = 1;  // larger than those of this rank's communicators
+    int next_tag = 1;  // larger than the tags of this rank's communicators
 };
 
-class PairwiseComm final : public Comm {
+class PointToPointComm final : public Comm {
   public:
     // members[r]: rank r's number in the whole run.
-    PairwiseComm(Transport &transport, std::vector<int> members, int rank, int tag)
+    PointToPointComm(Transport &transport, std::vector<int> members, int rank, int tag)
         : Comm(rank, int(members.size())), transport_(transport), members_(std::move(members)), tag_(tag) {}
 
   protected:
@@ -49,6 +49,7 @@ class PairwiseComm final : public Comm {
     int tag_;
 };
 
-// What a watchdog says: of one rank, and when the run ends.
+// The texts of a watchdog: the call of one rank, and the error that ends the run.
 std::string describe_rank(const Stamp &last, bool waits);
-std::string hung_message(int rank, double timeout, const std::vector<std::string> &ranks);  // empty: no answer
+std::string hung_message(int rank, double timeout,
+                         const std::vector<std::string> &ranks);  // an empty entry: that rank has not answered

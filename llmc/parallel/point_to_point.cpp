@@ -1,12 +1,12 @@
-#include "pairwise.h"
+#include "point_to_point.h"
 
 #include <algorithm>
 #include <numeric>
 
 static const SliceMemory host_memory;
-static constexpr size_t scratch_bytes = size_t(4) << 20;  // what the parts to be summed may take at a time
+static constexpr size_t scratch_bytes = size_t(4) << 20;  // the most memory for parts that are summed at a time
 
-// out = the sum of parts[0], parts[1], ..., in that order, in Sum. out may be one of them.
+// Computes out = the sum of parts[0], parts[1], ..., in that order and in the type Sum. out may be one of the parts.
 template <class T, class Sum> static void sum_in_order(T *out, const std::vector<const T *> &parts, size_t n) {
     constexpr size_t block = 1024;
     Sum sum[block];
@@ -38,20 +38,20 @@ static void sum_slices(SliceType type, void *out, const std::vector<const std::b
 
 // ---- from the transport ---------------------------------------------------------------------------------------------------------------
 
-Request PairwiseComm::start(Slice send, int to, Slice recv, int from, const SliceMemory &memory) {
+Request PointToPointComm::start(Slice send, int to, Slice recv, int from, const SliceMemory &memory) {
     if (!send.count && !recv.count) return {};
     return {this, transport_.post(tag_, send.data, send.bytes(), send.count ? members_[size_t(to)] : -1, recv.data, recv.bytes(),
                                   recv.count ? members_[size_t(from)] : -1, memory)};
 }
 
-Request PairwiseComm::do_exchange(Slice send, int to, Slice recv, int from) {
+Request PointToPointComm::do_exchange(Slice send, int to, Slice recv, int from) {
     memory.finish();
     return start(send, to, recv, from, memory);
 }
 
 // Sends send_to(r) to every other rank r and receives receive_from(r), all at once.
-void PairwiseComm::with_each(const std::function<Slice(size_t)> &send_to, const std::function<Slice(size_t)> &receive_from,
-                             const SliceMemory &memory) {
+void PointToPointComm::with_each(const std::function<Slice(size_t)> &send_to, const std::function<Slice(size_t)> &receive_from,
+                                 const SliceMemory &memory) {
     std::vector<Request> requests;
     for (int step = 1; step < size; step++) {
         const int to = (rank + step) % size, from = (rank - step + size) % size;
@@ -60,7 +60,7 @@ void PairwiseComm::with_each(const std::function<Slice(size_t)> &send_to, const 
     for (Request &request : requests) complete(request);
 }
 
-void PairwiseComm::gather_host(const void *own, size_t bytes, void *all) {
+void PointToPointComm::gather_host(const void *own, size_t bytes, void *all) {
     const Slice mine(static_cast<const uint8_t *>(own), bytes), every(static_cast<uint8_t *>(all), bytes * size_t(size));
     memcpy(every.part(size_t(rank) * bytes, bytes).data, own, bytes);
     with_each([&](size_t) { return mine; }, [&](size_t r) { return every.part(r * bytes, bytes); }, host_memory);
@@ -68,8 +68,8 @@ void PairwiseComm::gather_host(const void *own, size_t bytes, void *all) {
 
 // ---- slices ---------------------------------------------------------------------------------------------------------------------------
 
-// out = the sum over ranks of the elements [begin[rank], begin[rank + 1]) of data. They pass through the host, a piece at a time.
-void PairwiseComm::reduce_parts(Slice data, const std::vector<size_t> &begin, Slice out) {
+// Computes out = the sum over ranks of elements [begin[rank], begin[rank + 1]) of data, a piece at a time, in host memory.
+void PointToPointComm::reduce_parts(Slice data, const std::vector<size_t> &begin, Slice out) {
     const size_t ranks = size_t(size), own = size_t(rank), element = bytes_of(data.type);
     size_t longest = 0;
     for (size_t r = 0; r < ranks; r++) longest = std::max(longest, begin[r + 1] - begin[r]);
@@ -96,14 +96,14 @@ void PairwiseComm::reduce_parts(Slice data, const std::vector<size_t> &begin, Sl
     }
 }
 
-void PairwiseComm::do_reduce_scatter_sum(Slice send, Slice recv) {
+void PointToPointComm::do_reduce_scatter_sum(Slice send, Slice recv) {
     std::vector<size_t> begin;
     for (size_t r = 0; r <= size_t(size); r++) begin.push_back(r * recv.count);
     reduce_parts(send, begin, recv);
 }
 
 // Each rank sums its part and sends it to all.
-void PairwiseComm::do_all_reduce_sum(Slice data) {
+void PointToPointComm::do_all_reduce_sum(Slice data) {
     const size_t own = size_t(rank), part = ceil_div(data.count, size_t(size));
     std::vector<size_t> begin;
     for (size_t r = 0; r <= size_t(size); r++) begin.push_back(std::min(r * part, data.count));
@@ -112,21 +112,21 @@ void PairwiseComm::do_all_reduce_sum(Slice data) {
     with_each([&](size_t) { return of(own); }, of, memory);
 }
 
-void PairwiseComm::do_all_gather(Slice send, Slice recv) {
+void PointToPointComm::do_all_gather(Slice send, Slice recv) {
     const Slice own = recv.part(size_t(rank) * send.count, send.count);
     memory.finish();
     if (own.data != send.data) memory.copy(own.data, send.data, send.bytes());
     with_each([&](size_t) { return send; }, [&](size_t r) { return recv.part(r * send.count, send.count); }, memory);
 }
 
-void PairwiseComm::do_all_to_all(Slice send, Slice recv) {
+void PointToPointComm::do_all_to_all(Slice send, Slice recv) {
     const size_t n = send.count / size_t(size), own = size_t(rank) * n;
     memory.finish();
     memory.copy(recv.part(own, n).data, send.part(own, n).data, send.part(own, n).bytes());
     with_each([&](size_t r) { return send.part(r * n, n); }, [&](size_t r) { return recv.part(r * n, n); }, memory);
 }
 
-void PairwiseComm::do_broadcast(Slice data, int root) {
+void PointToPointComm::do_broadcast(Slice data, int root) {
     memory.finish();
     with_each([&](size_t) { return rank == root ? data : Slice(); }, [&](size_t r) { return int(r) == root ? data : Slice(); },
               memory);
@@ -134,8 +134,8 @@ void PairwiseComm::do_broadcast(Slice data, int root) {
 
 // ---- communicators --------------------------------------------------------------------------------------------------------------------
 
-// Messages of the new communicator carry a tag that none of its ranks has used: larger than any of this communicator's ranks has.
-std::unique_ptr<Comm> PairwiseComm::do_split(int color, int key) {
+// The new communicator's messages carry a tag that none of its ranks has used: one larger than any tag of this communicator's ranks.
+std::unique_ptr<Comm> PointToPointComm::do_split(int color, int key) {
     struct Choice {
         int color, key, tag;
     };
@@ -154,7 +154,7 @@ std::unique_ptr<Comm> PairwiseComm::do_split(int color, int key) {
     std::vector<int> members;
     for (int r : group) members.push_back(members_[size_t(r)]);
     const int new_rank = int(std::find(group.begin(), group.end(), rank) - group.begin());
-    return std::make_unique<PairwiseComm>(transport_, members, new_rank, tag);
+    return std::make_unique<PointToPointComm>(transport_, members, new_rank, tag);
 }
 
 // ---- the watchdog's words -------------------------------------------------------------------------------------------------------------
