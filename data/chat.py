@@ -1,5 +1,6 @@
 """Renders chats with the tokenizer's chat template, and finds the spans of the rendered text that are trained."""
 
+import difflib
 import json
 import re
 from bisect import bisect_left
@@ -9,6 +10,8 @@ from typing import NamedTuple
 from errors import DataError
 
 SENTINEL = "Sentinel7f3a9c51"  # stands in for a message's content; no template cuts or changes a plain word
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")  # that templates of published models know
 
 
 class Span(NamedTuple):
@@ -66,6 +69,8 @@ class ChatTemplate:
         return texts[0], marks[0] if marks else []
 
     def _render_or_refuse(self, messages, variables, generation_prompt=False):
+        for message in messages:
+            refuse_misspelled(message["role"], self._template(variables))
         try:
             return self._render(messages, variables, generation_prompt)
         except Unrenderable as error:
@@ -98,6 +103,16 @@ class ChatTemplate:
 @lru_cache
 def has_generation_marks(template):
     return re.search(r"\{%-?\s*generation\s*-?%\}", template) is not None
+
+
+@lru_cache
+def refuse_misspelled(role, template):
+    """Many templates render any role, so an "asistant" would be taken for somebody who is not trained. Other names that are not known
+    are the template's business."""
+    near = difflib.get_close_matches(role.lower(), ROLES, 1, 0.8)
+    if near and role not in ROLES and not re.search(f"""['"]{re.escape(role)}['"]""", template):
+        raise DataError(f"has a message of the role {role!r}, which seems to be {near[0]!r} misspelled",
+                        f"write {near[0]!r}; the known roles are {', '.join(ROLES)}, and those that the template names")
 
 
 def without_none(messages):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times the same training step in Hugging Face transformers and in train_llama or train_gpt2, in one run, the two in turn.
 
-    python3 -m venv .venv-compare && .venv-compare/bin/pip install torch 'transformers>=5' numpy
+    scripts/install_compare.sh
     .venv-compare/bin/python scripts/compare.py [--model NAME] [--dtype f32|bf16|moments|autocast] [--out docs/benchmarks.md]
 
 A step is forward, backward, clipping to norm 1 and AdamW on rows of T random tokens; every token but the first of a row is a target. A step

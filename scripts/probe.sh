@@ -54,7 +54,7 @@ then
     try OPENBLAS '#include <cblas.h>\nint main() { return int(cblas_sdot(0, nullptr, 1, nullptr, 1)); }' '-lopenblas' 'package libopenblas-dev' && matmul=OpenBLAS
     try ONEDNN '#include <dnnl.hpp>\nint main() { return dnnl::engine::get_count(dnnl::engine::kind::cpu) == 0; }' '-ldnnl' "using $matmul; package libdnnl-dev" && matmul=oneDNN
     build_googletest
-    try GTEST '#include <gtest/gtest.h>\nTEST(A, B) {}' '-lgtest_main -lgtest -lpthread' 'no make test; package libgtest-dev'
+    try GTEST '#include <gtest/gtest.h>\nTEST(A, B) {}' '-lgtest_main -lgtest -lpthread' 'no C++ tests; package libgtest-dev'
     try BOOST_CONTEXT '#include <boost/context/detail/fcontext.hpp>\nint main() { return boost::context::detail::make_fcontext(nullptr, 0, nullptr) != nullptr; }' '-lboost_context' 'no tests of CUDA kernels on the CPU; package libboost-context-dev'
     mpi=$(mpicc --showme 2> /dev/null || mpicc -show 2> /dev/null)  # the compiler's own command: Open MPI, MPICH
     mpi_headers=" -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX$(grep -oE -- '(^| )-I[^ ]+' <<< "$mpi" | tr -d '\n')" # not the C++ bindings of old

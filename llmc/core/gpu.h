@@ -7,7 +7,7 @@
 struct GpuQuery {
     bool compiled = false;        // the program has kernels
     std::vector<int> archs;       // compute capabilities of the kernels, 10 * major + minor, in rising order
-    int runtime = 0, driver = 0;  // CUDA versions, 1000 * major + 10 * minor; driver 0: none
+    int runtime = 0, driver = 0;  // CUDA versions, 1000 * major + 10 * minor; driver 0: none, 1: of unknown version
     struct Gpu {
         std::string name;
         int arch;
@@ -18,8 +18,8 @@ struct GpuQuery {
 
 GpuQuery query_gpus();  // gpu_query.cu: only in programs with kernels
 
-// Returns whether to use the GPU. `device` is auto, cpu or cuda; auto takes a GPU if one can be used. `note` says why none can, or is empty.
-// Dies with the reason if cuda was asked for and cannot be used.
+// Returns whether to use the GPU. `device` is auto, cpu or cuda; auto takes a GPU if one can be used. `note` says why none can. It is empty if
+// one is taken, and where there is no driver: nobody expects a GPU there. Dies with the reason if cuda was asked for and cannot be used.
 bool use_gpu(const std::string &device, const GpuQuery &query, std::string &note);
 
 // Returns the number of the GPU that a rank takes, of the `count` GPUs that it sees. hosts[r] is where rank r runs, and gpus[r] names the GPUs

@@ -446,7 +446,10 @@ struct Parser {
 
     // Sets options that follow from several flags together.
     void finish() {
-        const size_t sample = (task & PAIRS ? 2 : 1) * options.max_len;
+        const size_t documents = task & PAIRS ? 2 : 1;  // of a sample
+        if (options.row_tokens && !rows_of && !given.count("max_len"))
+            options.max_len = std::clamp<size_t>(options.row_tokens / documents, 2, options.max_len);
+        const size_t sample = documents * options.max_len;
         if (rows_of) {
             if (__builtin_mul_overflow(rows_of, sample, &options.row_tokens)) die("--micro_batch_size %zu is too large", rows_of);
             notes.push_back(format("micro_batch_size %zu: a row holds %zu * %smax_len = %zu tokens", rows_of, rows_of,
@@ -643,7 +646,7 @@ Parsed parse(const std::string &program, const std::vector<std::string> &given, 
     if (asks) {
         std::string config;
         parser.app.add_option("--config", config, "JSON file with any of these flags; the command line wins");
-        return {task, parser.options, {}, parser.app.help()};
+        return {task, parser.options, true, {}, parser.app.help()};
     }
     for (const Setting &s : read_settings(arguments, named)) parser.set(s);
     parser.finish();
@@ -654,5 +657,5 @@ Parsed parse(const std::string &program, const std::vector<std::string> &given, 
         for (const std::string &word : arguments) command += " " + word;
         parser.notes.push_back("without a task this is " + command);
     }
-    return {task, parser.options, parser.notes, ""};
+    return {task, parser.options, !parser.given.count("max_len"), parser.notes, ""};
 }

@@ -32,6 +32,7 @@ struct Options {
 struct Parsed {
     Task task;
     Options options;                 // checked; defaults of the task filled in, row_tokens never 0
+    bool default_max_len = false;    // --max_len was not given, so that it is to be no more than the model has positions
     std::vector<std::string> notes;  // lines to show at the start: what a flag of OpenRLHF means here, which defaults differ
     std::string help;                // unless empty, --help was given: print this text and exit with code 0
 };

@@ -41,6 +41,11 @@ void Logger::write(const nlohmann::ordered_json &line) {
         die("cannot write the log %s: %s\n  fix: free space, or --log FILE elsewhere", path_.c_str(), strerror(errno));
 }
 
+void Logger::sync() {
+    if (fsync(fileno(file_)) != 0 && errno != EINVAL)  // EINVAL: a pipe or a terminal, which nothing is kept in
+        die("cannot sync the log %s: %s\n  fix: free space, or --log FILE elsewhere", path_.c_str(), strerror(errno));
+}
+
 static std::string duration(double seconds) {
     const size_t s = size_t(seconds);
     if (s >= 3600) return format("%zu h %02zu min", s / 3600, s / 60 % 60);

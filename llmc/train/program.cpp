@@ -4,17 +4,25 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 
 #include "../core/common.h"
 #include "../parallel/comm_mpi.h"
 #include "../parallel/comm_sockets.h"
+
+// What a program without kernels knows: whether there is a driver, which its user may expect it to use.
+static GpuQuery query_driver() {
+    GpuQuery query;
+    query.driver = std::filesystem::exists("/proc/driver/nvidia/version") ? 1 : 0;
+    return query;
+}
 
 // Decides whether to compute on a GPU, and fills in the options that depend on it. --plan --gpu needs no GPU, but the sizes that kernels need.
 static bool choose_device(const Program &program, Options &o, bool speaks) {
     std::string note;
     const bool gpu = program.cuda_models && o.plan && !o.gpu.empty()
                          ? o.device != "cpu"
-                         : use_gpu(o.device, program.query_gpus ? program.query_gpus() : GpuQuery{}, note);
+                         : use_gpu(o.device, program.query_gpus ? program.query_gpus() : query_driver(), note);
     if (!note.empty() && speaks) printf("note: %s\n", note.c_str());
     if (o.attention_tflops == 0) o.attention_tflops = gpu ? 400 : 0.05;
     if (o.link_gb_s == 0) o.link_gb_s = gpu ? 50 : 5;

@@ -224,8 +224,6 @@ static void open_model_config(Run &run) {
         die("%s is a reward model, which has no head for %s\n  fix: a language model; or the task rm or eval",
             run.model_dir.c_str(), task_name(run.task));
     if (run.task == RM && !run.config.reward) make_reward(run.config);
-    if (o.max_len == default_options(run.task).max_len)  // it is the default, so it was not set
-        run.options.max_len = std::min(o.max_len, run.config.max_positions);
 }
 
 // `sp` of them in a ring.
@@ -623,6 +621,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
         const size_t planned = std::max({o.ranks, o.world_size, size_t(comm.size)});
         const size_t world = o.fit ? 1 : o.plan ? planned : size_t(comm.size), demo = world % 2 ? 1 : 2;
         open_model_config(run);
+        if (parsed.default_max_len) run.options.max_len = std::min(o.max_len, run.config.max_positions);
         run.ranks = ranks_of(run, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
     });
     if (run.options.plan && (run.task & PAIRS)) {

@@ -279,7 +279,9 @@ void Trainer::save_checkpoint() {
         save_model(dir);
         save_optimizer(run_.comm, dir, model_->optimizer_state());
         agree(run_.comm, [&] {
-            if (run_.speaks()) write_trainer_state(dir, state());
+            if (!run_.speaks()) return;
+            logger_->sync();  // no checkpoint outlives the lines of the steps that led to it
+            write_trainer_state(dir, state());
         });
     });
     agree(run_.comm, [&] {
@@ -568,6 +570,7 @@ void Trainer::write_summary() {
                             {"restarts", totals_.restarts}};
     if (best_.step) summary["best_step"] = best_.step, summary["best_eval_loss"] = best_.loss;
     logger_->write({{"summary", summary}});
+    logger_->sync();
 }
 
 void Trainer::finish() {

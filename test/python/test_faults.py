@@ -320,15 +320,18 @@ extern "C" int gettimeofday(struct timeval *out, void *) noexcept {
 """
 
 
-@pytest.fixture(scope="module")
-def jumping_clock(tmp_path_factory):
+def preloaded(directory, source):
+    """The environment of programs whose calls of the system go to these functions."""
     if not shutil.which("g++"):
         pytest.skip("no g++")
-    directory = tmp_path_factory.mktemp("clock")
-    (directory / "clock.cpp").write_text(SHIM)
-    library = directory / "clock.so"
-    subprocess.run(["g++", "-O1", "-shared", "-fPIC", "-o", library, directory / "clock.cpp", "-ldl"], check=True)
-    environment = {**ENVIRONMENT, "LD_PRELOAD": str(library)}
+    (directory / "shim.cpp").write_text(source)
+    subprocess.run(["g++", "-O1", "-shared", "-fPIC", "-o", directory / "shim.so", directory / "shim.cpp", "-ldl"], check=True)
+    return {**ENVIRONMENT, "LD_PRELOAD": str(directory / "shim.so")}
+
+
+@pytest.fixture(scope="module")
+def jumping_clock(tmp_path_factory):
+    environment = preloaded(tmp_path_factory.mktemp("clock"), SHIM)
     times = subprocess.run([sys.executable, "-c", "import time; print(*[time.time() for _ in range(3)])"], env=environment,
                            capture_output=True, text=True, check=True).stdout.split()
     assert max(map(float, times)) - min(map(float, times)) > 1e8  # it does jump
@@ -348,6 +351,48 @@ def test_a_clock_that_jumps(ranks, data, jumping_clock, tmp_path):
     steps = [line["step_s"] for line in log_lines(run) if "step_s" in line]
     assert min(steps) > 0 and sum(steps) <= summary(run)["hours"] * 3600 <= seconds
     assert "h " not in "".join(line.split("tok/s")[1] for line in result.stdout.splitlines() if line.startswith("step "))  # left
+
+
+# ---- power cuts -----------------------------------------------------------------------------------------------------------------------
+
+# Notes each file that is synced, and its size.
+SYNC_SHIM = r"""
+#include <cstdio>
+#include <cstdlib>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+extern "C" int fsync(int fd) {
+    char link[64], path[4096] = {};
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    struct stat info;
+    if (readlink(link, path, sizeof(path) - 1) > 0 && fstat(fd, &info) == 0) {
+        FILE *notes = fopen(getenv("SYNCED"), "a");
+        fprintf(notes, "%s %ld\n", path, long(info.st_size));
+        fclose(notes);
+    }
+    return int(syscall(SYS_fsync, fd));
+}
+"""
+
+
+def test_no_checkpoint_outlives_the_log_of_its_steps(data, tmp_path):
+    """A power cut leaves what was synced. Before a checkpoint is complete, the lines of its steps are; at the end all lines are."""
+    environment = {**preloaded(tmp_path, SYNC_SHIM), "SYNCED": str(tmp_path / "synced")}
+    words = command("sft", output_dir=tmp_path / "run", **{**OPTIONS, "data": data, "max_steps": 4, "save_steps": 2})
+    result = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120)
+    assert result.returncode == 0 and result.stderr == "", result.stderr
+    log = (tmp_path / "run" / "log.jsonl").read_bytes()
+    notes = [line.rsplit(" ", 1) for line in (tmp_path / "synced").read_text().splitlines()]
+    synced, steps = 0, []  # bytes of the log so far; of each checkpoint the last step in them, when its trainer state is written
+    for path, size in notes:
+        if path == str(tmp_path / "run" / "log.jsonl"):
+            synced = int(size)
+        elif Path(path).name.startswith("trainer_state"):
+            steps.append(json.loads(log[:synced].splitlines()[-1])["step"] if synced else None)
+    assert steps == [2, 4]
+    assert synced == len(log)
 
 
 # ---- another machine ------------------------------------------------------------------------------------------------------------------

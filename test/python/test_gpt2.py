@@ -69,9 +69,13 @@ def test_parameters_of_presets(preset, parameters):
     assert "longest sample that fits: 1024 tokens (n_positions)\n" in result.stdout
 
 
-def test_the_default_max_len_is_no_more_than_the_positions():
+def test_the_default_max_len_is_no_more_than_the_positions_and_a_row():
     result = call(command("pretrain", "--plan", gpu=24))
     assert result.returncode == 0 and "rows of 2048 tokens, samples of up to 128;" in result.stdout, result.stdout
+    for row_tokens, longest in ((1024, 128), (128, 128), (64, 64)):
+        result = call(command("pretrain", "--plan", gpu=24, row_tokens=row_tokens))
+        said = f"rows of {row_tokens} tokens, samples of up to {longest};"
+        assert result.returncode == 0 and said in result.stdout, result.stdout + result.stderr
 
 
 def test_the_first_loss_of_random_weights(tmp_path):

@@ -190,3 +190,24 @@ def test_wrong_flag_for_variables(bench):
         assert f"{text!r} is no JSON object" in error
     error = bench.refused("sft", bench.tokenizer(CHATML), [{"messages": CHAT}], "--chat_template_kwargs", '{"tools": []}')
     assert "'tools' is no variable of the template's own" in error
+
+
+# ---- roles
+
+
+@pytest.mark.parametrize("role, meant", [("asistant", "assistant"), ("Assistant", "assistant"), ("usr", "user"), ("tools", "tool")])
+@pytest.mark.parametrize("task", ["sft", "prompts"])
+def test_a_misspelled_role_is_named(bench, task, role, meant):
+    good = {"messages": [*QUESTION, *ANSWER, *QUESTION]}
+    bad = {"messages": [*QUESTION, {"role": role, "content": "Hello"}, *ANSWER, *QUESTION]}
+    error = bench.refused(task, bench.tokenizer(CHATML), [good, bad])
+    assert f"record 2 (line 2) of in.jsonl: has a message of the role {role!r}, which seems to be {meant!r} misspelled\n" in error
+    assert "fix: " in error and "the known roles are system, developer, user, assistant, tool" in error
+
+
+def test_a_role_of_ones_own_is_no_mistake(bench):
+    """A name that is far from the known ones, and one that the template itself compares with."""
+    guided = CHATML.replace("{{ '<|im_start|>'", "{% if m['role'] == 'tools' %}{% endif %}{{ '<|im_start|>'")
+    for role, template in (("narrator", CHATML), ("tools", guided)):
+        documents = bench.run("sft", bench.tokenizer(template), [{"messages": [*QUESTION, {"role": role, "content": "x"}, *ANSWER]}])
+        assert f"<|im_start|>{role}\nx" in documents.texts()[0]

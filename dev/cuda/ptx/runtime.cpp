@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 namespace ptx {
 namespace {
@@ -14,6 +15,7 @@ namespace {
 struct Registered {  // a kernel: the host's stand-in for it is its name in the runtime's calls
     std::string mangled;
     size_t module;
+    size_t most_shared = 48 * 1024;  // more must be asked for
 };
 
 struct State {
@@ -66,6 +68,7 @@ struct Call {  // what <<< >>> leaves for the stub of the kernel
     cudaStream_t stream;
 };
 thread_local std::vector<Call> calls;
+thread_local cudaError_t last_error = cudaSuccess;
 
 void remember(State &s, const Kernel &kernel, const Launch &launch, const Counts &counts) {
     const auto &[x, y, z] = launch.grid;
@@ -83,6 +86,7 @@ cudaError_t launch(const void *host_function, dim3 grid, dim3 threads, void **ar
     const Registered &registered = s.kernels.at(host_function);
     const Kernel &kernel = s.modules[registered.module]->kernel(registered.mangled);
     if (threads.y != 1 || threads.z != 1) die("%s: blocks of more than one dimension", kernel.name.c_str());
+    if (shared > registered.most_shared) return cudaErrorInvalidValue;
     const Launch how{{grid.x, grid.y, grid.z}, threads.x, shared, counting};
     remember(s, kernel, how,
              run(kernel, how, std::vector<const void *>(arguments, arguments + kernel.parameters.size()), s.memory));
@@ -177,7 +181,7 @@ cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *host_function) {
     return cudaSuccess;
 }
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 threads, void **arguments, size_t shared, cudaStream_t) {
-    return ptx::launch(kernel, grid, threads, arguments, shared);
+    return ptx::last_error = ptx::launch(kernel, grid, threads, arguments, shared);
 }
 
 // ---- what our host code calls -----------------------------------------------------------------------------------------------------
@@ -185,9 +189,15 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 threads, voi
 cudaError_t cudaFuncGetName(const char **name, const void *host_function) {
     return *name = state().kernels.at(host_function).mangled.c_str(), cudaSuccess;
 }
-cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int) { return cudaSuccess; }
-cudaError_t cudaGetLastError() { return cudaSuccess; }
-const char *cudaGetErrorString(cudaError_t error) { return error ? "out of memory" : "no error"; }
+cudaError_t cudaFuncSetAttribute(const void *host_function, cudaFuncAttribute attribute, int value) {
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > int(ptx::max_shared))
+        return cudaErrorInvalidValue;
+    return state().kernels.at(host_function).most_shared = size_t(value), cudaSuccess;
+}
+cudaError_t cudaGetLastError() { return std::exchange(ptx::last_error, cudaSuccess); }
+const char *cudaGetErrorString(cudaError_t error) {
+    return error == cudaSuccess ? "no error" : error == cudaErrorMemoryAllocation ? "out of memory" : "invalid argument";
+}
 
 cudaError_t cudaMalloc(void **p, size_t bytes) {
     if (posix_memalign(p, 256, std::max<size_t>(bytes, 1))) return cudaErrorMemoryAllocation;
