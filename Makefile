@@ -206,15 +206,15 @@ $(GPU)/test/test_cuda: $(GPU_TESTS) $(GPU_COMM) $(LIBRARY)
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(CUDA_LIBS) $(NCCL_LIBS) -lgtest_main -lgtest -lpthread -o $@
 
 # The kernels' tests as nvcc compiles them, with their PTX, which dev/cuda/ptx interprets on the CPU in place of libcudart and cuBLASLt.
+# -O1 is for the host's half and saves time; the PTX is the same with -O3.
 PTX_INTERPRETER := $(patsubst %.cpp,$(BUILD)/%.o,$(filter-out %/runtime.cpp %/cublaslt.cpp,$(wildcard dev/cuda/ptx/*.cpp)))
 PTX_RUNTIME     := $(BUILD)/dev/cuda/ptx/runtime.o $(BUILD)/dev/cuda/ptx/cublaslt.o
 PTX_TESTS       := $(patsubst %.cpp,$(BUILD)/ptx/%.o,$(CUDA_TESTS) $(wildcard test/ptx/kernels/*.cpp)) $(BUILD)/ptx/llmc/parallel/comm_nccl.o
 PTX_TEXTS       := $(TRAINERS:%=$(BUILD)/ptx/%.ptx)
-PTX_NVCCFLAGS   := -std=c++20 -O3 -diag-suppress 1675 -Xcompiler -fopenmp $(CARRIED:%=-isystem %/include)
-# Left out: training steps of all model families, for their time; and a test that fails, as nvcc fuses x cos - y sin of rope_turn into
-# fma(x, cos, ...) in one kernel and fma(-y, sin, ...) in another.
+PTX_NVCCFLAGS   := -std=c++20 -O1 -diag-suppress 1675 -Xcompiler -fopenmp $(CARRIED:%=-isystem %/include)
+# Training steps of all model families are left out for their time.
 NO_PTX          := no nvcc: the tests of the kernels as PTX are left out
-PTX_TESTS_RUN   := -*SlowGoldens*:QkNormRope/0.IsTheNormAndRopeBitForBit
+PTX_TESTS_RUN   := -*SlowGoldens*
 PTX_TESTS_FAST  := $(PTX_TESTS_RUN):*CudaRanks*:CudaPairs*:Slow*
 $(PTX_RUNTIME): private EMULATE_FLAGS := -I$(dir $(NVCC))../include
 

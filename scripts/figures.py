@@ -4,7 +4,7 @@
     scripts/figures.py [DIRECTORY]
 
 attention_rows.png: a packed row, the keys each query sees, and which tiles of scores attention computes. Blocks and tiles are cut as
-forward_block() of llmc/ops/attention.h cuts them: blocks of 96 queries, and for each the keys from the first that its first query sees,
+forward_span() of llmc/ops/attention.h cuts them: blocks of 96 queries, and for each the keys from the first that its first query sees,
 192 at a time. Of a tile, strips of 6 queries are computed, each from the first key that one of them sees to the last, in whole vectors.
 
 attention_tile.png: who holds what in one mma.m16n8k16 (llmc/ops/ptx.cuh), and how attention_forward_kernel5 (attention_forward.cuh)
@@ -29,48 +29,48 @@ VISIBLE, COMPUTED, SKIPPED = "#1f5a96", "#a9cbea", "#f4f4f4"
 
 
 def first_keys(documents, window):
-    """Returns lo: lo[p] is the first key that the query at position p sees."""
+    """Returns first_key: first_key[p] is the first key that the query at position p sees."""
     begin = np.repeat(np.cumsum([0, *documents[:-1]]), documents)
     return np.maximum(begin, np.arange(len(begin)) - window + 1) if window else begin
 
 
-def computed_strips(lo):
+def computed_strips(first_key):
     """Yields (first query, end, first key, end) of the scores that are computed, for each strip of queries and each tile of keys."""
-    T = len(lo)
+    T = len(first_key)
     for block in range(0, T, QUERIES):
         block_end = min(block + QUERIES, T)
-        for tile in range(lo[block], block_end, KEYS):
+        for tile in range(first_key[block], block_end, KEYS):
             tile_end = min(tile + KEYS, block_end)
             for first in range(block, block_end, STRIP):
                 end = min(first + STRIP, block_end)
-                seen = max(0, lo[first] - tile), min(end, tile_end) - tile
+                seen = max(0, first_key[first] - tile), min(end, tile_end) - tile
                 if seen[0] < seen[1]:
                     yield first, end, tile + seen[0] // LANES * LANES, min(tile_end, tile + -(-seen[1] // LANES) * LANES)
 
 
 def draw(axis, documents, window, title):
-    lo = first_keys(documents, window)
-    T = len(lo)
+    first_key = first_keys(documents, window)
+    T = len(first_key)
     axis.add_patch(Rectangle((0, 0), T, T, color=SKIPPED, linewidth=0))
     computed = 0
-    for first, end, key, key_end in computed_strips(lo):
+    for first, end, key, key_end in computed_strips(first_key):
         axis.add_patch(Rectangle((key, first), key_end - key, end - first, facecolor=COMPUTED, linewidth=0))
         computed += (end - first) * (key_end - key)
     p = np.arange(T)
-    axis.fill_betweenx(np.repeat([*p, T], 2)[1:-1], np.repeat(lo, 2), np.repeat(p + 1, 2), color=VISIBLE, linewidth=0, alpha=0.85)
+    axis.fill_betweenx(np.repeat([*p, T], 2)[1:-1], np.repeat(first_key, 2), np.repeat(p + 1, 2), color=VISIBLE, linewidth=0, alpha=0.85)
     for block in range(QUERIES, T, QUERIES):
         axis.axhline(block, color="#999999", linewidth=0.5)
 
     query = sum(documents[:4]) + 260
-    axis.plot([lo[query], query + 1], [query, query], color="#e06000", linewidth=2)
-    axis.annotate(f"query {query} sees keys {lo[query]} to {query}", (lo[query], query), (20, query + 60), color="#b04c00", fontsize=9,
-                  arrowprops={"arrowstyle": "-", "color": "#e06000"})
+    axis.plot([first_key[query], query + 1], [query, query], color="#e06000", linewidth=2)
+    axis.annotate(f"query {query} sees keys {first_key[query]} to {query}", (first_key[query], query), (20, query + 60),
+                  color="#b04c00", fontsize=9, arrowprops={"arrowstyle": "-", "color": "#e06000"})
     ends = np.cumsum(documents)
     axis.set_xticks([0, *ends], ["0", *[str(e) for e in ends]], rotation=90, fontsize=8)
     axis.set_yticks(range(0, T + 1, QUERIES))
     axis.tick_params(axis="y", labelsize=8)
     axis.set(xlim=(0, T), ylim=(T, 0), aspect="equal", xlabel="keys; ticks where documents end", ylabel="queries, in blocks of 96")
-    visible = int((p - lo + 1).sum())
+    visible = int((p - first_key + 1).sum())
     axis.set_title(f"{title}\n{visible / T**2:.1%} of the scores are seen, {computed / T**2:.1%} computed", fontsize=10)
 
 
@@ -78,7 +78,7 @@ def attention_rows():
     figure, axes = plt.subplots(1, 2, figsize=(12, 6.6), layout="constrained")
     draw(axes[0], DOCUMENTS, 0, "Five documents and the padding in one row")
     draw(axes[1], DOCUMENTS, 150, "The same row in a layer with a sliding window of 150")
-    figure.legend(handles=[Patch(color=VISIBLE, label="seen: lo[p] to p"), Patch(color=COMPUTED, label="computed, then masked"),
+    figure.legend(handles=[Patch(color=VISIBLE, label="seen: first_key[p] to p"), Patch(color=COMPUTED, label="computed, then masked"),
                            Patch(facecolor=SKIPPED, edgecolor="#cccccc", label="skipped")], loc="outside lower center", ncols=3, frameon=False)
     return figure
 
@@ -138,20 +138,20 @@ BLOCK, TILE, WARP = (384, 512), 64, 32  # of attention_forward_kernel5 at head w
 WALKED = [250, 170, 50, 90]             # lengths of the documents
 
 
-def walk(lo):
+def walk(first_key):
     """(tile, its first key, end, first query of a warp, "none" | "part" | "all") in the order of the walk."""
-    for tile, key in enumerate(range(lo[BLOCK[0]], BLOCK[1], TILE)):
+    for tile, key in enumerate(range(first_key[BLOCK[0]], BLOCK[1], TILE)):
         key_end = min(key + TILE, BLOCK[1])
         for first in range(*BLOCK, WARP):
             end = first + WARP
-            none = key >= end or key_end <= lo[first]
-            every = key_end - key == TILE and key_end - 1 <= first and key >= lo[end - 1]
+            none = key >= end or key_end <= first_key[first]
+            every = key_end - key == TILE and key_end - 1 <= first and key >= first_key[end - 1]
             yield tile, key, key_end, first, "none" if none else "all" if every else "part"
 
 
 def draw_walk(axis):
-    lo = first_keys(WALKED, 0)
-    for tile, key, key_end, first, seen in walk(lo):
+    first_key = first_keys(WALKED, 0)
+    for tile, key, key_end, first, seen in walk(first_key):
         colour = SKIPPED if seen == "none" else COMPUTED
         axis.add_patch(Rectangle((key, first), key_end - key, WARP, facecolor=colour, edgecolor="white", linewidth=1.2))
         if seen == "all":
@@ -160,12 +160,13 @@ def draw_walk(axis):
             axis.text((key + key_end) / 2, first - 3, f"tile {tile}\nstage {tile % 2}" if key_end - key > 20 else f"{tile}\n{tile % 2}",
                       ha="center", va="bottom", fontsize=8)
     p = np.arange(*BLOCK)
-    axis.fill_betweenx(np.repeat([*p, BLOCK[1]], 2)[1:-1], np.repeat(lo[p], 2), np.repeat(p + 1, 2), color=VISIBLE, linewidth=0, alpha=0.75)
+    axis.fill_betweenx(np.repeat([*p, BLOCK[1]], 2)[1:-1], np.repeat(first_key[p], 2), np.repeat(p + 1, 2), color=VISIBLE,
+                      linewidth=0, alpha=0.75)
     for warp, first in enumerate(range(*BLOCK, WARP)):
         axis.text(BLOCK[1] + 4, first + WARP / 2, f"warp {warp}", va="center", fontsize=8)
     axis.text(205, 440, "documents that no query\nof the block sees:\nnever read", ha="center", va="center", fontsize=8, color="#777777")
-    axis.annotate("lo of the block's\nfirst query", (lo[BLOCK[0]], BLOCK[1]), (lo[BLOCK[0]] - 80, BLOCK[1] - 26), color="#b04c00", fontsize=8,
-                  arrowprops={"arrowstyle": "->", "color": "#e06000"})
+    axis.annotate("first_key of the\nblock's first query", (first_key[BLOCK[0]], BLOCK[1]), (first_key[BLOCK[0]] - 80, BLOCK[1] - 26),
+                  color="#b04c00", fontsize=8, arrowprops={"arrowstyle": "->", "color": "#e06000"})
     ends = np.cumsum(WALKED)[:-1]
     axis.set_xticks([*ends, BLOCK[1]])
     axis.set_yticks(range(*BLOCK, WARP))
@@ -242,7 +243,7 @@ def draw_ring(axis, documents, owner, title):
     seen = sees(documents)
     needs = np.array([[seen[owners == rank, piece].any() for piece in range(RANKS * PIECES)] for rank in range(RANKS)])
     hops_needed = lambda piece: max((rank - owners[piece]) % RANKS for rank in range(RANKS) if needs[rank, piece])  # noqa: E731
-    reach = np.array([hops_needed(piece) for piece in range(RANKS * PIECES)])
+    hops = np.array([hops_needed(piece) for piece in range(RANKS * PIECES)])
 
     width, gap = 1, 2  # of a piece, between ranks
     across = RANKS * PIECES * width + (RANKS - 1) * gap
@@ -260,16 +261,16 @@ def draw_ring(axis, documents, owner, title):
             if hop == 0:
                 axis.text(x + PIECES / 2, y - 0.2, f"rank {rank}", ha="center", va="bottom", fontsize=9)
             for i, piece in enumerate(np.flatnonzero(owners == source)):
-                sent = reach[piece] >= hop
+                sent = hops[piece] >= hop
                 draw_piece(axis, x + i * width, y, width, documents, piece, 0 if not sent else 1 if needs[rank, piece] else 0.3)
-            sends = any(reach[owners == source] > hop)
+            sends = any(hops[owners == source] > hop)
             if hop + 1 < RANKS and sends:
                 wraps = rank + 1 == RANKS
                 start, to = (x + PIECES / 2, y + 1.05), ((x + PIECES + gap) * (not wraps) + PIECES / 2, y + 1.85)
                 axis.annotate("", to, start, arrowprops={"arrowstyle": "->", "color": "#777777", "linewidth": 0.8})
     axis.set(xlim=(-3.5, across + 0.5), ylim=(2.9 + 1.9 * RANKS - 0.7, -1))
     axis.axis("off")
-    axis.set_title(f"{title}\n{reach.sum() / RANKS / PIECES:.3f} hops a token instead of {RANKS - 1}", fontsize=10)
+    axis.set_title(f"{title}\n{hops.sum() / RANKS / PIECES:.3f} hops a token instead of {RANKS - 1}", fontsize=10)
 
 
 def ring():

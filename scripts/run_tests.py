@@ -193,7 +193,7 @@ def main():
     print("==== the slowest")
     for seconds, name in sorted(total.tests, reverse=True)[:10]:
         print(f"{seconds:7.1f} s  {name}")
-    print("====", ", ".join(f"{name} {r.passed} of {r.passed + r.failed} in {r.seconds:.0f} s" for name, r in results.items()), f"({note})" if note else "")
+    print("====", ", ".join(f"{name} {r.passed} of {r.passed + r.failed} in {r.seconds:.0f} s" for name, r in results.items()) + (f" ({note})" if note else ""))
     if not results:
         print("FAILED: there was no suite to run")
         total.failed = 1
