@@ -212,10 +212,10 @@ PTX_RUNTIME     := $(BUILD)/dev/cuda/ptx/runtime.o $(BUILD)/dev/cuda/ptx/cublasl
 PTX_TESTS       := $(patsubst %.cpp,$(BUILD)/ptx/%.o,$(CUDA_TESTS) $(wildcard test/ptx/kernels/*.cpp)) $(BUILD)/ptx/llmc/parallel/comm_nccl.o
 PTX_TEXTS       := $(TRAINERS:%=$(BUILD)/ptx/%.ptx)
 PTX_NVCCFLAGS   := -std=c++20 -O1 -diag-suppress 1675 -Xcompiler -fopenmp $(CARRIED:%=-isystem %/include)
-# Training steps of all model families are left out for their time.
+# The slow suites are left out for their time: they launch the same kernels.
 NO_PTX          := no nvcc: the tests of the kernels as PTX are left out
-PTX_TESTS_RUN   := -*SlowGoldens*
-PTX_TESTS_FAST  := $(PTX_TESTS_RUN):*CudaRanks*:CudaPairs*:Slow*
+PTX_TESTS_RUN   := -*Slow*
+PTX_TESTS_FAST  := $(PTX_TESTS_RUN):CudaRanks*:CudaPairs*
 $(PTX_RUNTIME): private EMULATE_FLAGS := -I$(dir $(NVCC))../include
 
 $(BUILD)/test/test_ptx: $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/ptx/*.cpp)) $(PTX_INTERPRETER)
