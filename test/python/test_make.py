@@ -16,7 +16,7 @@ BARE_PYTHON = f"{sys.executable} -S"  # without any package
 def make(*words, **environment):
     """Code, standard output, standard error."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")}
-    words = [shutil.which("make"), "--no-print-directory", *map(str, words)]
+    words = [shutil.which("make"), "--no-print-directory", "-j1", *map(str, words)]  # one job at a time: lines come in order
     result = subprocess.run(words, cwd=ROOT, env=inherited | environment, capture_output=True, text=True, timeout=300)
     return result.returncode, result.stdout, result.stderr
 
@@ -83,7 +83,7 @@ def test_the_environment_to_compare_in_can_be_made(bare_path):
     ("HAVE_BOOST_CONTEXT=0", "dev/cuda/rope", "Boost.Context"),
 ])
 def test_a_file_that_needs_a_library(what, target, name, tmp_path):
-    code, out, _ = make(what, f"BUILD={tmp_path}", "-j1", tmp_path / target)
+    code, out, _ = make(what, f"BUILD={tmp_path}", tmp_path / target)
     assert code == 2 and out.endswith(f"{name} is needed, and was not found\n  fix: make deps (or install it; then make probe)\n"), out
     assert "compile" not in out
 
