@@ -13,11 +13,11 @@ ROOT = Path(__file__).resolve().parents[2]
 BARE_PYTHON = f"{sys.executable} -S"  # without any package
 
 
-def make(*words, **environment):
+def make(*words, cwd=ROOT, **environment):
     """Code, standard output, standard error."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")}
     words = [shutil.which("make"), "--no-print-directory", "-j1", *map(str, words)]  # one job at a time: lines come in order
-    result = subprocess.run(words, cwd=ROOT, env=inherited | environment, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(words, cwd=cwd, env=inherited | environment, capture_output=True, text=True, timeout=300)
     return result.returncode, result.stdout, result.stderr
 
 
@@ -168,3 +168,17 @@ def test_make_prints_one_short_line_for_a_file_of_flags(tmp_path):
     assert (code, errors) == (0, "") and sorted(said.splitlines()) == sorted(f"flags   {path}" for path in flags)
     assert "-std=c++20" in flags[0].read_text() and "-gencode" in flags[1].read_text()
     assert make(*variables) == (0, "", "")
+
+
+def test_make_prints_one_short_line_for_each_file(tmp_path):
+    """A fresh tree, on a machine that was looked at, with a compiler that only makes an empty file."""
+    copied(tmp_path, "Makefile")
+    for name in ("llmc", "dev", "scripts", "train_gpt2.cu", "train_llama.cu"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    stub(tmp_path / "stub", '[ "$1" != --version ] || { echo stub; exit; }\nwhile [ $# != 0 ]; do [ "$1" != -o ] || : > "$2"; shift; done\n')
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build/probe.mk").write_text("PROBED_COMPILER := ./stub: stub\nHAVE_COMPILER := 1\n")
+    code, out, error = make("CXX=./stub", "NVCC=", cwd=tmp_path)
+    lines = out.splitlines()
+    assert code == 0 and len(set(lines)) == len(lines) > 40, out + error
+    assert [line for line in lines if not re.fullmatch(r"(flags|compile|link) +[\w/.]+", line)] == []
