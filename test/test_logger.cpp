@@ -72,6 +72,12 @@ TEST(Logger, AStepShowsMfuWhereItIsKnown) {
     EXPECT_EQ(shown().find("mfu"), std::string::npos);
 }
 
+TEST(Logger, WhatCannotBeSyncedIsNoError) {
+    Logger logger("/dev/null", false, 0);
+    logger.write({{"step", 1}});
+    EXPECT_NO_THROW(logger.sync());
+}
+
 TEST(Logger, WhereItCannotWriteItSaysSo) {
     expect_contains(error_of([] { Logger("/nonexistent/log.jsonl", false, 0); }), {"/nonexistent/log.jsonl", "fix: "});
     expect_contains(error_of([] { Logger("/dev/full", false, 0).write({{"step", 1}}); }), {"/dev/full", "fix: "});
