@@ -27,6 +27,7 @@ import datetime
 import importlib.metadata
 import importlib.util
 import math
+import re
 import statistics
 import subprocess
 import sys
