@@ -78,7 +78,7 @@ endif
 
 # ---- compile and link -------------------------------------------------------------------------------------------------------------
 
-LIBRARY := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard llmc/*/*.cpp))
+LIBRARY := $(patsubst llmc/%/,$(BUILD)/llmc/%.o,$(wildcard llmc/*/))
 TESTS   := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/*.cpp))
 PROCESSES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard test/processes/*.cpp))
 BENCHES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard dev/bench/*.cpp))
@@ -164,7 +164,7 @@ $(PROCESSES): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lpthread -o $@
 
 # Kernels on the CPU: dev/cuda/simt.h. In the race build only the kernels' files call the race detector, at every load and store.
-EMULATE  := -DLLMC_EMULATE -Wno-unknown-pragmas -g1 -fno-optimize-sibling-calls  # so that messages name lines
+EMULATE  := -DLLMC_EMULATE -include $(TREE)dev/cuda/simt.h -Wno-unknown-pragmas -g1 -fno-optimize-sibling-calls  # so that messages name lines
 RACE     := $(BUILD)/dev/cuda/simt.o $(EMULATED_COMM) $(CUDA_TESTS:%.cpp=build/race/%.o)
 
 $(BUILD)/test/test_cuda: $(EMULATED) $(LIBRARY)
@@ -252,6 +252,15 @@ $(BENCHES): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
 
+# The library is one unit of compilation for each folder of llmc, which includes all its .cpp files.
+$(LIBRARY:.o=.cpp): $(BUILD)/llmc/%.cpp: FORCE
+	@mkdir -p $(@D)
+	@printf '#include "%s"\n' $(sort $(wildcard $(TREE)llmc/$*/*.cpp)) | cmp -s - $@ || printf '#include "%s"\n' $(sort $(wildcard $(TREE)llmc/$*/*.cpp)) > $@
+
+$(LIBRARY): $(BUILD)/llmc/%.o: $(BUILD)/llmc/%.cpp $(BUILD)/flags
+	@echo 'compile $(TREE)llmc/$*/*.cpp'
+	@$(CXX) $(CXXFLAGS) -iquote . -MMD -MP -c $< -o $@
+
 $(BUILD)/%.o: $(TREE)%.cpp $(BUILD)/flags
 	@mkdir -p $(@D)
 	@echo 'compile $<'
@@ -269,7 +278,7 @@ $(foreach variant,with_cuda/ emulated/,$(eval $(call compile_cu,$(variant))))
 # The parsers of a user's files, for libFuzzer, which comes with clang; single-threaded, so without OpenMP.
 FUZZ_FLAGS := -std=c++20 -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined -Wno-unknown-pragmas \
               -Wno-unknown-warning-option -idirafter $(shell $(CXX) -print-file-name=include)
-PARSERS    := $(patsubst %.cpp,build/fuzz/%.o,$(wildcard llmc/core/*.cpp llmc/io/*.cpp llmc/data/*.cpp) llmc/parallel/comm.cpp llmc/train/trainer_state.cpp)
+PARSERS    := $(patsubst %.cpp,build/fuzz/%.o,$(wildcard llmc/core/*.cpp llmc/io/*.cpp llmc/data/*.cpp) llmc/parallel/comm.cpp $(addprefix llmc/model/,config.cpp presets.cpp) $(addprefix llmc/train/,checkpoint.cpp trainer_state.cpp))
 $(FUZZERS): build/fuzz/%: build/fuzz/test/fuzz/%.o $(PARSERS)
 	@echo 'link    $@'
 	@$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer $^ -o $@

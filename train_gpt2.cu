@@ -2,7 +2,7 @@
 //
 // This is the file to read first. It is the model, top to bottom: the parameter table, the activation plan, the forward pass, the backward pass.
 // Each op is a free function in llmc/ops, one file an op, with its formula and shapes above it. What all decoder-only models share, from the
-// packed row to the loss, calls this file's functions and stands in llmc/train/decoder.h; what a run is made of (data, steps,
+// packed row to the loss, calls this file's functions and stands in llmc/model/decoder.h; what a run is made of (data, steps,
 // checkpoints, evaluation, generation) in llmc/train/run.h. docs/gpt2_tour.md follows a batch through all of it.
 //
 // Sizes, here and in every op:   T tokens of a rank's row     C hidden size     H heads     D head size, C = H*D
@@ -13,8 +13,8 @@
 #include "llmc/ops/layernorm.h"  // defines: layernorm_{forward,backward}, residual_layernorm_forward
 #include "llmc/ops/matmul.h"     // defines: matmul_forward, matmul_backward_{input,weight}
 #include "llmc/ops/residual.h"   // defines: residual_forward
-#include "llmc/train/decoder.h"  // defines: Decoder, AttentionActs
-#include "llmc/train/program.h"  // defines: run_program
+#include "llmc/model/decoder.h"  // defines: Decoder, AttentionActs
+#include "llmc/app/program.h"  // defines: run_program
 
 // ---- parameter table ------------------------------------------------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ template <class Dev> void Gpt2<Dev>::input_backward() {
 // GPU: dev/cuda/README.md). Both halves are linked into one program.
 #ifndef LLMC_NO_MAIN  // tests include this file and bring their own
 #ifdef CUDA_HALF
-#include "llmc/train/cuda_models.cuh"  // defines: make_cuda_models
+#include "llmc/app/cuda_models.cuh"  // defines: make_cuda_models
 ModelFactory cuda_models(const Options &options, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm) {
     return make_cuda_models<Gpt2>(options, host, own_gpu, gpu_comm);
 }

@@ -2,7 +2,7 @@
 //
 // This file is the model, from top to bottom: the parameter table, the activation plan, the forward pass, the backward pass. Each op is a free
 // function in llmc/ops, one file an op, with its formula and shapes above it. What all decoder-only models share, from the packed row to
-// the loss, calls this file's functions and stands in llmc/train/decoder.h; what a run is made of (data, steps, checkpoints,
+// the loss, calls this file's functions and stands in llmc/model/decoder.h; what a run is made of (data, steps, checkpoints,
 // evaluation, generation) in llmc/train/run.h. train_gpt2.cu is the same for a simpler model.
 //
 // Sizes, here and in every op:   T tokens of a rank's row       C hidden size     H query heads     KV key/value heads     D head size
@@ -15,8 +15,8 @@
 #include "llmc/ops/rmsnorm.h"       // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward
 #include "llmc/ops/rope.h"          // defines: rope_table
 #include "llmc/ops/swiglu.h"        // defines: swiglu_{forward,backward}
-#include "llmc/train/decoder.h"     // defines: Decoder, AttentionActs
-#include "llmc/train/program.h"     // defines: run_program
+#include "llmc/model/decoder.h"     // defines: Decoder, AttentionActs
+#include "llmc/app/program.h"     // defines: run_program
 
 // ---- parameter table ------------------------------------------------------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ template <class Dev> void Llama<Dev>::input_backward() {
 // GPU: dev/cuda/README.md). Both halves are linked into one program.
 #ifndef LLMC_NO_MAIN  // tests include this file and bring their own
 #ifdef CUDA_HALF
-#include "llmc/train/cuda_models.cuh"  // defines: make_cuda_models
+#include "llmc/app/cuda_models.cuh"  // defines: make_cuda_models
 ModelFactory cuda_models(const Options &options, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm) {
     return make_cuda_models<Llama>(options, host, own_gpu, gpu_comm);
 }

@@ -12,9 +12,9 @@ BEGIN, END = "<!-- made by scripts/porting.py -->\n", "<!-- end -->\n"
 
 
 def answers(table):
-    """Names, and the strings that follow them, of each line of a table of llmc/core/options.cpp."""
-    source = (ROOT / "llmc/core/options.cpp").read_text()
-    body = re.search(rf"static constexpr \w+ {table}\[\] = {{\n(.*?)\n}};", source, re.S)[1]
+    """Names, and the strings that follow them, of each line of a table of llmc/app/foreign.h."""
+    source = (ROOT / "llmc/app/foreign.h").read_text()
+    body = re.search(rf"inline constexpr \w+ {table}\[\] = {{\n(.*?)\n}};", source, re.S)[1]
     lines = [re.findall(r'"([^"]*)"', line) for line in re.findall(r"{(.*?)}", body, re.S)]
     return [(names.split(","), *rest) for names, *rest in lines]
 

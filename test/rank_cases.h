@@ -1,7 +1,7 @@
 // One model, one step, on many ranks: loss and gradients must be those of one rank, whatever the split. For test programs that have included
 // models.h; their ranks are threads or processes.
 #pragma once
-#include "../llmc/core/options.h"
+#include "../llmc/train/options.h"
 #include "check.h"
 
 struct RankCase {

@@ -14,7 +14,7 @@
 #include "../llmc/core/file.h"
 #include "../llmc/core/json.h"
 #include "../llmc/core/rng.h"
-#include "../llmc/io/checkpoint.h"
+#include "../llmc/train/checkpoint.h"
 #include "../llmc/parallel/comm.h"
 #include "check.h"
 #include "prepared.h"

@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "../llmc/core/gpu.h"
-#include "../llmc/train/profile.h"
+#include "../llmc/model/profile.h"
 
 namespace {
 

@@ -7,6 +7,7 @@
 
 #include "../llmc/core/json.h"
 #include "../llmc/io/hf.h"
+#include "../llmc/model/config.h"
 
 static HostMemory memory;
 

@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include "../llmc/core/common.h"
-#include "../llmc/core/options.h"
+#include "../llmc/app/command_line.h"
 
 using nlohmann::ordered_json;
 
@@ -133,7 +133,7 @@ TEST(Options, EveryFlagIsInHelpAndInTheLog) {
     EXPECT_EQ(p.help.find("--" #name " ") != p.help.npos, bool((tasks)&task)) << #name; \
     EXPECT_EQ(json.contains(#name), bool((tasks)&task)) << #name;                       \
     count += bool((tasks)&task);
-#include "../llmc/core/options.def"
+#include "../llmc/train/options.def"
         EXPECT_EQ(json.size(), count);
     }
     EXPECT_NE(parse({"--help"}).help.find("pretrain, sft, dpo, rm, eval, generate"), std::string::npos);
@@ -158,7 +158,7 @@ TEST(Options, EveryAliasNamesOneFlag) {
         rest = alias.size() == rest.size() ? "" : rest.substr(alias.size() + 1); \
         take(alias, #name);                                                      \
     }
-#include "../llmc/core/options.def"
+#include "../llmc/train/options.def"
 }
 
 TEST(Options, LogRoundTripsThroughConfig) {

@@ -1,6 +1,6 @@
 // What comes into the parameters, and goes out, where that is not as the file has it: a language model that becomes a reward model, bf16,
 // transposed tensors.
-#include "../llmc/train/parameters.h"
+#include "../llmc/model/parameters.h"
 
 #include <unistd.h>
 

@@ -1,4 +1,5 @@
-// Runs CUDA kernels on the CPU, so that they can be tested, and debugged, without a GPU. core/launch.cuh includes it with -DLLMC_EMULATE.
+// Runs CUDA kernels on the CPU, so that they can be tested, and debugged, without a GPU. With -DLLMC_EMULATE the compiler
+// includes it in front of the file (Makefile).
 //
 // Every CUDA thread is a fiber, every block runs on one CPU core, blocks in an OpenMP loop. A fiber runs until it must wait: for its
 // warp (shuffle, mma, ldmatrix, __syncwarp) or at a barrier. The stream says who goes next: CUstream_st{0} the lowest thread that can,

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common.h"
+#include "hash.h"
 
 InputFile::InputFile(const std::string &path)
     : path_(path), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {  // O_NONBLOCK: a pipe must not hang us
@@ -94,4 +95,24 @@ void sync_directory(const std::string &dir) {
     const int error = fsync(fd) == 0 || errno == EINVAL ? 0 : errno;  // EINVAL: this file system cannot sync directories
     close(fd);
     if (error) die("%s: cannot sync: %s%s", dir.c_str(), strerror(error), other_place);
+}
+
+std::string program_file(const std::string &path) { return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / path).string(); }
+
+std::string cache_file(const std::string &name) {
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    const std::string dir = cache && *cache ? std::string(cache) + "/train_llama"
+                                            : std::string(home && *home ? home : "/tmp") + "/.cache/train_llama";
+    std::error_code error;
+    std::filesystem::create_directories(dir, error);
+    if (error) die("cannot create the cache %s: %s\n  fix: set XDG_CACHE_HOME", dir.c_str(), error.message().c_str());
+    return dir + "/" + name;
+}
+
+std::string fingerprint(const InputFile &file) {
+    const size_t part = std::min<size_t>(file.size(), 1 << 20);
+    std::string bytes(2 * part, '\0');
+    file.read(bytes.data(), part, 0);
+    file.read(bytes.data() + part, part, file.size() - part);
+    return format("%zu-%s", file.size(), hash_of(bytes).c_str());
 }

@@ -44,3 +44,9 @@ class OutputFile {
 void write_file(const std::string &path, const std::string &text);
 void copy_file(const std::string &from, const std::string &to);
 void sync_directory(const std::string &dir);  // makes renames and removals in it survive a power cut
+
+std::string program_file(const std::string &path);  // a file of the project, relative to the executable
+std::string cache_file(const std::string &name);    // the path of a file of the user's cache, whose directory exists
+
+// Returns a file's size and a hash of its first and last MiB: cheap, and enough to notice a different file.
+std::string fingerprint(const InputFile &file);

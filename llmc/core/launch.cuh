@@ -1,4 +1,5 @@
-// launch(): the only place with <<<>>>. With -DLLMC_EMULATE the same kernels run on the CPU (dev/cuda/simt.h).
+// launch(): the only place with <<<>>>. With -DLLMC_EMULATE the same kernels run on the CPU: an emulator, which the compiler includes in front
+// of the file, then brings its own launch() and shared_mem() (dev/cuda/simt.h).
 //
 //     struct Tile { float x[64], y[64]; };
 //     template <class X> __global__ void op_kernel(X *out, size_t n) { Tile &tile = shared_mem<Tile>(); ... }
@@ -19,9 +20,7 @@ struct Grid {  // blocks of a launch; remembers who launches, so that messages c
 };
 }  // namespace CUDA_BACKEND
 
-#ifdef LLMC_EMULATE
-#include "../../dev/cuda/simt.h"
-#else
+#ifndef LLMC_EMULATE
 #include <cuda_runtime.h>
 #include <cxxabi.h>
 

@@ -1,50 +1,11 @@
-// Reads and writes a model as Hugging Face stores it: a directory with config.json, model.safetensors (or shards with an index) and tokenizer
-// files. A model that we cannot compute exactly as transformers does is refused, by the name of the field or tensor that asks for more.
+// Reads and writes the weights of a Hugging Face directory: model.safetensors, or shards with an index.
 #pragma once
+#include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "../ops/gelu_form.h"
-#include "../ops/rope.h"
 #include "safetensors.h"
-
-struct ModelConfig {
-    std::string family;           // "llama" | "mistral" | "qwen2" | "qwen3" | "gpt2"   (model_type)
-    size_t V, C, L, H, KV, D, F;  // vocabulary, hidden, layers, heads, key/value heads, head size, ffn
-    size_t max_positions;         // max_position_embeddings; in GPT-2, the rows of its table of positions
-    float eps;
-    bool tied, qkv_bias, o_bias, mlp_bias, qk_norm;
-    bool reward;                 // the head is score.weight (1, C) and not lm_head.weight (V, C); then tied is false
-    std::vector<size_t> window;  // (L) how many keys a query of the layer sees, its own included; 0: all
-    RopeConfig rope;
-    Gelu gelu;  // GPT-2's
-    double initializer_range;
-    std::vector<int32_t> eos;  // from generation_config.json, else config.json
-    int32_t bos;               // -1 if none
-    nlohmann::json source;     // config.json as it was read; export writes it again, with the fields that training changes
-
-    // GPT-2 has layernorms with bias in place of rmsnorms, learned positions in place of rotation, and a feed-forward part of two matrices,
-    // without a gate.
-    bool gpt2() const { return family == "gpt2"; }
-    const char *positions_name() const { return gpt2() ? "n_positions" : "max_position_embeddings"; }  // in config.json
-};
-
-// `notes` gets a line for each setting of the file that training leaves out (dropout), to be shown to the user.
-ModelConfig read_config(const std::string &dir, std::vector<std::string> &notes);
-ModelConfig parse_config(const nlohmann::json &source, const std::string &where, std::vector<std::string> &notes);
-ModelConfig preset(const std::string &name);  // a published configuration; an unknown name is answered with the list
-std::vector<std::string> preset_names();
-size_t parameter_count(const ModelConfig &config);  // tied weights once
-void make_reward(ModelConfig &config);              // makes a language model's config that of a reward model on the same backbone
-
-// Writes config.json, in which `dtype` ("F32" or "BF16") is the type of the weights. A reward model's pad_token_id becomes null if it also ends
-// texts.
-void write_config(const std::string &dir, const ModelConfig &config, const std::string &dtype);
-// Copies the files of tokenizer, chat template and generation settings that exist.
-void copy_tokenizer(const std::string &from_dir, const std::string &to_dir);
 
 // The weights of a directory, in one file or in shards. A tensor "transformer.X" may be called X there, as in the files of GPT-2 itself.
 class HfWeights {
@@ -91,3 +52,6 @@ class HfWriter {
     size_t shard_ = 0;  // the open one
     std::unique_ptr<SafetensorsWriter> file_;
 };
+
+// Copies the files of tokenizer, chat template and generation settings that exist.
+void copy_tokenizer(const std::string &from_dir, const std::string &to_dir);

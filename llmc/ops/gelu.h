@@ -13,8 +13,9 @@
 #include <cstddef>
 
 #include "../core/device.h"
-#include "gelu_form.h"
 #include "simd.h"
+
+enum class Gelu { erf, tanh };
 
 // ---- one element, on every device: both forms of P take one exp, which is the device's own -------------------------------------
 

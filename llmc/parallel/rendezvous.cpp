@@ -164,13 +164,13 @@ static Socket connect_to(const Address &at, Time deadline, int &error) {
 
 namespace {
 
-enum Purpose : uint32_t { control, data, welcome, taken };  // the last two: rank 0's answers
+enum Role : uint32_t { control, data, welcome, taken };  // the last two: rank 0's answers
 
 struct Greeting {  // the first message over a connection
     char magic[8];
     uint32_t version;
     int32_t rank, world;
-    Purpose purpose;
+    Role role;
     int32_t port;  // sent to rank 0: the port where this rank listens
 };
 static constexpr char magic[9] = "llmcrank";
@@ -181,8 +181,8 @@ struct ListenAddress {  // where a rank listens
     int32_t port;
 };
 
-Greeting greeting(const Rendezvous &me, Purpose purpose, int port = 0) {
-    Greeting g = {{}, version, me.rank, me.world, purpose, port};
+Greeting greeting(const Rendezvous &me, Role role, int port = 0) {
+    Greeting g = {{}, version, me.rank, me.world, role, port};
     memcpy(g.magic, magic, sizeof(g.magic));
     return g;
 }
@@ -282,7 +282,7 @@ std::vector<ListenAddress> join(const Rendezvous &me, const Address &address, do
     if (answer.world != me.world)
         die("rank %d has --world_size %d, but rank 0 at %s has %d\n  fix: the same --world_size for all ranks", me.rank, me.world,
             at, answer.world);
-    if (answer.purpose == taken)
+    if (answer.role == taken)
         die("another process is rank %d at %s already\n  fix: a --rank of its own for each process, from 0 to %d", me.rank, at,
             me.world - 1);
 
@@ -293,10 +293,10 @@ std::vector<ListenAddress> join(const Rendezvous &me, const Address &address, do
     return addresses;
 }
 
-Socket call(const Rendezvous &me, int rank, const Address &address, Purpose purpose, double seconds) {
+Socket call(const Rendezvous &me, int rank, const Address &address, Role role, double seconds) {
     int error = 0;
     Socket s = connect_to(address, in_seconds(seconds), error);
-    const Greeting mine = greeting(me, purpose);
+    const Greeting mine = greeting(me, role);
     if (s && !s.send_all(&mine, sizeof(mine), in_seconds(seconds))) error = errno;
     if (error)
         die("rank %d does not reach rank %d at %s: %s\n  fix: in --rendezvous an address by which all machines reach each other, and all ports "
@@ -329,7 +329,7 @@ Connections connect_all(const Rendezvous &me, double timeout) {
     const auto wanted = [&] { return !missing(me, c.data).empty() || !missing(me, c.control).empty(); };
     accept_ranks(listener, in_seconds(seconds), wanted, [&](Socket s, const Greeting &g) {
         if (!fits(me, g)) return;
-        Socket &connection = (g.purpose == data ? c.data : c.control)[size_t(g.rank)];
+        Socket &connection = (g.role == data ? c.data : c.control)[size_t(g.rank)];
         if (!connection) connection = std::move(s);
     });
     if (wanted())

@@ -9,7 +9,7 @@
 #include "../core/rng.h"
 #include "../data/tokenizer.h"
 #include "continuation.h"
-#include "run.h"
+#include "open.h"
 #include "sampler.h"
 
 using Ids = std::vector<int32_t>;

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "../core/common.h"
+#include "../data/packing.h"
 
 using nlohmann::ordered_json;
 

@@ -9,6 +9,8 @@
 #include "../core/file.h"
 #include "../core/hash.h"
 #include "../data/tokenizer.h"
+#include "evaluate.h"
+#include "open.h"
 
 namespace fs = std::filesystem;
 

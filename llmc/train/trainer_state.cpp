@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "../core/common.h"
-#include "../io/checkpoint.h"
+#include "checkpoint.h"
 
 using nlohmann::json;
 

@@ -1,5 +1,5 @@
 // optimizer.json of a checkpoint whose other file is whole; with the checksum that belongs to it, or else no more would be looked at.
-#include "../../llmc/io/checkpoint.h"
+#include "../../llmc/train/checkpoint.h"
 #include "../../llmc/core/json.h"
 #include "../../llmc/parallel/comm.h"
 #include "fuzz.h"

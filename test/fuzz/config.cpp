@@ -1,5 +1,5 @@
 // A model's config.json, and what is derived from it.
-#include "../../llmc/io/hf.h"
+#include "../../llmc/model/config.h"
 
 #include "fuzz.h"
 

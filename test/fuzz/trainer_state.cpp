@@ -1,7 +1,7 @@
 // trainer_state.json of a checkpoint; with the checksum that belongs to it, or else no more would be looked at.
 #include "../../llmc/train/trainer_state.h"
 #include "../../llmc/core/json.h"
-#include "../../llmc/io/checkpoint.h"
+#include "../../llmc/train/checkpoint.h"
 #include "fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "../io/hf.h"
+#include "config.h"
 #include "../parallel/zero.h"
 
 struct Table {

@@ -15,7 +15,7 @@
 #include "../core/arena.h"
 #include "../core/memory.h"
 #include "../data/dataloader.h"
-#include "../io/hf.h"
+#include "config.h"
 #include "../ops/attention.h"
 #include "../ops/layout.h"
 #include "../ops/loss.h"

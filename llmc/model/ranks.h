@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "../io/hf.h"
+#include "config.h"
 #include "../parallel/split.h"
 
 // These are numbers alone, so that a plan can be made for ranks that do not run. world = dp * sp, as in mesh.h.

@@ -9,6 +9,7 @@
 #include "../core/common.h"
 #include "../parallel/comm_mpi.h"
 #include "../parallel/comm_sockets.h"
+#include "tasks.h"
 
 // What a program without kernels knows: whether there is a driver, which its user may expect it to use.
 static GpuQuery query_driver() {

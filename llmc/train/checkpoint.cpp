@@ -14,7 +14,7 @@
 #include "../core/hash.h"
 #include "../core/json.h"
 #include "../parallel/comm.h"
-#include "safetensors.h"
+#include "../io/safetensors.h"
 
 namespace fs = std::filesystem;
 using nlohmann::json;

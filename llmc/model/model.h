@@ -7,7 +7,7 @@
 
 #include "../core/arena.h"
 #include "../data/dataloader.h"
-#include "../io/checkpoint.h"
+#include "optimizer_state.h"
 #include "../ops/adamw.h"
 #include "../ops/attention.h"
 #include "../parallel/mesh.h"

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "../data/dataloader.h"
-#include "../io/hf.h"
+#include "config.h"
 
 // clang-format off
 enum Op : size_t {

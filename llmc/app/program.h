@@ -4,9 +4,9 @@
 
 #include "../core/device.h"
 #include "../core/gpu.h"
-#include "../core/options.h"
+#include "../train/options.h"
 #include "../parallel/comm.h"
-#include "run.h"
+#include "../train/run.h"
 
 struct Program {
     const char *name;  // "train_llama"

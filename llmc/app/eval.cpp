@@ -1,0 +1,96 @@
+// The task eval.
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "../core/common.h"
+#include "../core/file.h"
+#include "../data/prepare.h"
+#include "../train/evaluate.h"
+#include "../train/logger.h"
+#include "../train/open.h"
+#include "../train/pairs.h"
+#include "tasks.h"
+
+// For --scores: writes the value of each document, one JSON object per line.
+static void write_scores(const Run &run, const PreparedData &data, std::span<const size_t> samples,
+                         const std::vector<double> &values) {
+    std::string lines;
+    for (size_t s : samples)
+        for (size_t i = data.first(s); i < data.first(s + 1); i++) {
+            nlohmann::ordered_json line = {{"document", i}};
+            if (run.config.reward) line["score"] = values[i];
+            else line["logp"] = -values[i], line["tokens"] = data.targets(i);
+            lines += line.dump() + "\n";
+        }
+    write_file(run.options.scores, lines);
+}
+
+// Prints how many pairs a reward model ranks rightly, and by how much.
+static void report_rewards(const Run &run, const PreparedData &data, std::span<const size_t> samples,
+                           const std::vector<double> &values) {
+    PairTotals totals;
+    for (size_t s : samples) {
+        const double c = values[data.first(s)], r = values[data.first(s) + 1];
+        totals += {1, reward_loss(c, r, 0, 0).loss / double(samples.size()), c, r, c * c + r * r, double(c > r)};
+    }
+    nlohmann::ordered_json line = {{"eval_loss", totals.loss}};
+    totals.add_to(line, RM, "eval_");
+    printf("loss %.6f  accuracy %.4f  margin %.4f  reward %.4f +- %.4f  over %zu pairs\n", totals.loss,
+           totals.right / totals.pairs, line["eval_margin"].get<double>(), totals.reward_mean(), totals.reward_std(),
+           samples.size());
+    if (!run.options.log.empty()) Logger(run.options.log, true, Plan::always).write(line);
+}
+
+static void report_loss(const Run &run, const LossSums &sums, size_t documents, size_t tokens, double seconds) {
+    const double n = sums.targets, loss = sums.nll / n;
+    printf(
+        "loss %.6f  perplexity %.4f  entropy %.4f  accuracy %.4f  over %.0f target tokens of %zu tokens in %zu documents, %.0f tok/s\n",
+        loss, std::exp(loss), sums.entropy / n, sums.correct / n, n, tokens, documents, double(tokens) / seconds);
+    if (!run.options.log.empty())
+        Logger(run.options.log, true, Plan::always)
+            .write({{"eval_loss", loss},
+                    {"eval_perplexity", std::exp(loss)},
+                    {"eval_entropy", sums.entropy / n},
+                    {"eval_mean_token_accuracy", sums.correct / n},
+                    {"eval_target_tokens", size_t(n)},
+                    {"eval_tokens", tokens}});
+}
+
+int evaluate(Run &run) {
+    const Options &o = run.options;
+    const Task like = run.config.reward ? RM : token_shards(o.data) ? PRETRAIN : SFT;  // raw data is prepared as for that task
+    const std::string path = prepared_file(run, like, o.data, prepare_flags(o, like));
+    std::unique_ptr<PreparedData> data;
+    ModelLimits limits;
+    agree(run.comm, [&] {
+        data = open_data(run, path);
+        limits = limits_for(run, Mode::evaluate, *data);
+        if (run.config.reward && !data->pairs() && o.scores.empty())
+            die("%s is a reward model, and %s holds no pairs to rank\n  fix: --scores FILE, for the score of each document",
+                o.model.c_str(), o.data.c_str());
+    });
+    const auto model = open_model(run, limits);
+    std::vector<size_t> samples(o.max_samples ? std::min(o.max_samples, data->size()) : data->size());
+    for (size_t i = 0; i < samples.size(); i++) samples[i] = i;
+
+    const auto start = std::chrono::steady_clock::now();
+    const auto values = document_values(run, *model, *data, samples);
+    const LossSums sums = over_ranks(run.comm, model->take_sums());
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    agree(run.comm, [&] {
+        if (!run.config.reward && sums.targets == 0)
+            die("no token of the first %zu documents of %s is a target\n  fix: a larger --max_samples", samples.size(),
+                o.data.c_str());
+        for (double value : values)
+            if (!std::isfinite(value))
+                die("the loss of %s on %s is not finite\n  fix: look for NaN in the weights", o.model.c_str(), o.data.c_str());
+        if (run.speaks() && !o.scores.empty()) write_scores(run, *data, samples, values);
+    });
+    if (!run.speaks()) return 0;
+    size_t tokens = 0;
+    for (size_t s : samples) tokens += data->sample_length(s);
+    if (!run.config.reward) report_loss(run, sums, data->first(samples.size()), tokens, seconds);
+    else if (data->pairs()) report_rewards(run, *data, samples, values);
+    return 0;
+}

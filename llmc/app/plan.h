@@ -1,0 +1,9 @@
+// For --plan: prints what a run would need, without making it. Both functions return the exit code.
+#pragma once
+#include <optional>
+
+#include "../train/continuation.h"
+#include "../train/run.h"
+
+int print_plan(const Run &run, const std::optional<Continuation> &continuation);
+int print_fit(const Run &run);  // --fit: how long a sample may be on more ranks

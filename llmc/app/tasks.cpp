@@ -1,0 +1,79 @@
+#include "tasks.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "../core/common.h"
+#include "../core/file.h"
+#include "../train/continuation.h"
+#include "../train/open.h"
+#include "../train/pairs.h"
+#include "plan.h"
+
+// Returns the configuration to train or to use.
+static void open_model_config(Run &run) {
+    const Options &o = run.options;
+    if (!o.preset.empty()) run.config = preset(o.preset), expect_own_family(run, "--preset " + o.preset);
+    else open_config(run, run.task == DEMO ? program_file("data/demo/model") : o.model);
+    if (run.config.reward && run.task != RM && run.task != EVAL)
+        die("%s is a reward model, which has no head for %s\n  fix: a language model; or the task rm or eval",
+            run.model_dir.c_str(), task_name(run.task));
+    if (run.task == RM && !run.config.reward) make_reward(run.config);
+}
+
+// Ranks that were started with different flags would wait for each other, or worse.
+static void check_same_options(const Run &run) {
+    const auto own = to_json(run.options, run.task);
+    const auto all = run.comm.gather(std::string(task_name(run.task)) + " " + own.dump());
+    agree(run.comm, [&] {
+        for (size_t r = 1; r < all.size(); r++) {
+            if (all[r] == all[0]) continue;
+            const auto of = [&](size_t rank) { return nlohmann::json::parse(all[rank].substr(all[rank].find('{'))); };
+            const auto here = of(0), there = of(r);
+            for (const auto &[name, value] : here.items())
+                if (name != "rank" && name != "threads" && there.contains(name) && there[name] != value)
+                    die("rank 0 was started with --%s %s, rank %zu with %s\n  fix: the same command for every rank", name.c_str(),
+                        value.dump().c_str(), r, there[name].dump().c_str());
+            if (here.size() != there.size())
+                die("rank 0 was started for another task than rank %zu\n  fix: the same command for every rank", r);
+        }
+    });
+}
+
+int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t sharing, const ModelFactory &make_model) {
+    Run run{program, parsed.task, parsed.options, comm, sharing, make_model};
+    check_same_options(run);
+    comm.check = run.options.check_comm;
+    agree(comm, [&] {
+        const Options &o = run.options;
+        const size_t planned = std::max({o.ranks, o.world_size, size_t(comm.size)});
+        const size_t world = o.fit ? 1 : o.plan ? planned : size_t(comm.size), demo = world % 2 ? 1 : 2;
+        open_model_config(run);
+        if (parsed.default_max_len) run.options.max_len = std::min(o.max_len, run.config.max_positions);
+        run.ranks = ranks_of(run, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
+    });
+    if (run.options.plan && (run.task & PAIRS)) {
+        std::optional<PairTask> task;
+        agree(comm, [&] { task.emplace(run); });
+        run.beside = task->resident_reference();
+    }
+    std::optional<Continuation> continuation;
+    if (run.options.plan && run.options.sample_every) continuation.emplace(run);
+    if (run.options.plan && !run.speaks()) return 0;
+    if (run.options.plan) return run.options.fit ? print_fit(run) : print_plan(run, continuation);
+    for (const char *file : {"config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json"})
+        if (!run.model_dir.empty()) expect_same_file(run, run.model_dir + "/" + file, true);
+    const auto processes = comm.gather(format("%s %d", host_name().c_str(), int(getpid())));
+    run.in_process = size_t(std::count(processes.begin(), processes.end(), processes[size_t(comm.rank)]));
+    run.mesh = std::make_shared<Mesh>(comm, int(run.ranks.sp));
+    if (comm.size > 1) run.say("%s", mesh_line(run.ranks).c_str());
+    if (const std::string note = ring_across_hosts(comm.gather(host_name()), int(run.ranks.sp)); !note.empty())
+        run.say("note: %s", note.c_str());
+    switch (run.task) {
+        case EVAL: return evaluate(run);
+        case GENERATE: return generate(run);
+        default: return train(run);
+    }
+}

@@ -1,0 +1,375 @@
+#include "config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <tuple>
+
+#include "../core/common.h"
+#include "../core/json.h"
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+// The names in config.json of the sizes that check_sizes looks at.
+struct Names {
+    const char *C, *L, *H, *D, *eps;
+};
+static const Names llama_names = {"hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "rms_norm_eps"},
+                   gpt2_names = {"n_embd", "n_layer", "n_head", "n_embd / n_head", "layer_norm_epsilon"};
+
+// The defaults of transformers' configuration class, for fields that a file leaves out. Those of GPT-2 are in read_gpt2.
+struct Family {
+    const char *name, *architecture;
+    size_t kv_heads, head_dim;  // 0: as many KV heads as heads; hidden_size / heads
+    size_t positions;
+};
+// clang-format off
+static const Family families[] = {
+    {"llama", "Llama", 0, 0, 2048},
+    {"mistral", "Mistral", 8, 0, 131072},
+    {"qwen2", "Qwen2", 32, 0, 32768},
+    {"qwen3", "Qwen3", 32, 128, 32768},
+    {"gpt2", "GPT2", 0, 0, 1024},
+};
+// clang-format on
+
+static const Family &family_of(const std::string &type, const Fields &fields) {
+    std::string supported;
+    for (const Family &family : families) {
+        if (type == family.name) return family;
+        supported += (supported.empty() ? "" : ", ") + std::string(family.name);
+    }
+    fields.refuse("model_type", "is \"" + type + "\", but we have " + supported + "\n  fix: a model of one of these families");
+}
+
+// Fields that ask for a computation that we do not have. With the number `neutral` a field changes nothing.
+struct Unsupported {
+    const char *field;
+    double neutral;
+    const char *what;
+};
+static const Unsupported unsupported[] = {
+    {"quantization_config", 0, "quantized weights"},
+    {"compression_config", 0, "quantized weights"},
+    {"num_experts", 0, "mixture of experts"},
+    {"num_local_experts", 0, "mixture of experts"},
+    {"n_routed_experts", 0, "mixture of experts"},
+    {"moe_intermediate_size", 0, "mixture of experts"},
+    {"shared_expert_intermediate_size", 0, "mixture of experts"},
+    {"attn_logit_softcapping", 0, "softcapping"},
+    {"final_logit_softcapping", 0, "softcapping"},
+    {"logits_soft_cap", 0, "softcapping"},
+    {"clip_qkv", 0, "clipped projections"},
+    {"embedding_multiplier", 1, "multipliers"},
+    {"residual_multiplier", 1, "multipliers"},
+    {"attention_multiplier", 1, "multipliers"},
+    {"lm_head_multiplier", 1, "multipliers"},
+    {"logits_scaling", 1, "multipliers"},
+    {"logit_scale", 1, "multipliers"},
+    {"query_pre_attn_scalar", 0, "another attention scale"},
+    {"scale_attn_by_inverse_layer_idx", 0, "another attention scale"},
+    {"partial_rotary_factor", 1, "partial rotation"},
+    {"no_rope_layers", 0, "layers without rotation"},
+    {"no_rope_layer_interval", 0, "layers without rotation"},
+    {"rope_interleaved", 0, "interleaved rotation"},
+    {"use_mrope", 0, "multimodal rotation"},
+    {"alibi", 0, "ALiBi"},
+    {"attention_chunk_size", 0, "chunked attention"},
+    {"per_layer_config", 0, "sizes that differ between layers"},
+    {"is_encoder_decoder", 0, "encoders"},
+    {"add_cross_attention", 0, "cross-attention"},
+};
+
+static void refuse_unsupported(const Fields &fields) {
+    for (const Unsupported &feature : unsupported) {
+        const json *value = fields.find(feature.field);
+        if (!value || (value->is_number() && value->get<double>() == feature.neutral) || *value == false) continue;
+        fields.refuse(feature.field, format("asks for %s, which we do not have", feature.what));
+    }
+}
+
+static void note_dropouts(const Fields &fields, const std::string &where, std::vector<std::string> &notes) {
+    for (const char *name : {"attention_dropout", "hidden_dropout", "resid_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop",
+                             "embedding_dropout"}) {
+        const double p = fields.number(name, 0);
+        if (p != 0) notes.push_back(format("%s: %s %g is left out: training runs without dropout", where.c_str(), name, p));
+    }
+}
+
+static void read_llama3(RopeConfig &rope, const Fields &dict) {
+    rope.low_freq_factor = dict.number("low_freq_factor");
+    rope.high_freq_factor = dict.number("high_freq_factor");
+    if (!(0 < rope.low_freq_factor && rope.low_freq_factor < rope.high_freq_factor))
+        dict.refuse("high_freq_factor", "must be greater than low_freq_factor, and that greater than 0");
+}
+
+static void read_yarn(RopeConfig &rope, const Fields &dict) {
+    rope.beta_fast = dict.number("beta_fast", rope.beta_fast);
+    rope.beta_slow = dict.number("beta_slow", rope.beta_slow);
+    rope.attention_factor = dict.number("attention_factor", 0);
+    rope.mscale = dict.number("mscale", 0);
+    rope.mscale_all_dim = dict.number("mscale_all_dim", 0);
+    rope.truncate = dict.boolean("truncate", true);
+    if (!(0 < rope.beta_slow && rope.beta_slow <= rope.beta_fast))
+        dict.refuse("beta_fast", "must be no less than beta_slow, and that greater than 0");
+    if (dict.has("attention_factor") && !(rope.attention_factor > 0)) dict.refuse("attention_factor", "must be greater than 0");
+    if (rope.mscale < 0 || rope.mscale_all_dim < 0) dict.refuse("mscale", "and mscale_all_dim must not be negative");
+}
+
+// Files of transformers 4 have rope_theta and rope_scaling (with `rope_type` or the older `type`); those of version 5 have both in
+// rope_parameters. If both are given, rope_scaling wins, and so does original_max_position_embeddings of the top level, as in transformers.
+static RopeConfig read_rope(const Fields &fields, size_t max_positions) {
+    RopeConfig rope;
+    rope.theta = fields.number("rope_theta", rope.theta);
+    const json *scaling = fields.find("rope_scaling"), nothing = json::object();
+    const std::string name = scaling && !scaling->empty() ? "rope_scaling" : "rope_parameters";
+    const Fields dict = fields.has(name) ? fields.object(name) : Fields(nothing, "");
+    for (const char *key : {"full_attention", "sliding_attention", "mrope_section"})
+        if (dict.has(key)) dict.refuse(key, "makes rotation differ between layers or axes, which we do not have");
+    if (dict.number("partial_rotary_factor", 1) != 1) dict.refuse("partial_rotary_factor", "is not 1, which we do not have");
+
+    rope.type = dict.text("rope_type", dict.text("type", "default"));
+    rope.theta = dict.number("rope_theta", rope.theta);
+    if (!(rope.theta > 1)) fields.refuse("rope_theta", format("is %g, but must be greater than 1", rope.theta));
+    if (rope.type == "default") return rope;
+    if (rope.type == "linear") {
+        rope.factor = dict.number("factor");
+    } else if (rope.type == "llama3" || rope.type == "yarn") {
+        rope.original_max_position =
+            fields.count("original_max_position_embeddings", dict.count("original_max_position_embeddings", max_positions));
+        const double implied = double(max_positions) / double(rope.original_max_position);
+        rope.factor = rope.type == "yarn" ? dict.number("factor", implied) : dict.number("factor");
+        if (rope.type == "yarn") read_yarn(rope, dict);
+        else read_llama3(rope, dict);
+    } else {
+        dict.refuse("rope_type", "is \"" + rope.type + "\", but we have default, linear, llama3, yarn");
+    }
+    if (!(rope.factor >= 1)) dict.refuse("factor", format("is %g, but must be 1 or more", rope.factor));
+    return rope;
+}
+
+// Returns the sliding window of each layer; it counts the query itself. In Mistral every layer has the window, which is 4096 if the file does not
+// say. In Qwen, if use_sliding_window is set, the layers that layer_types names have it, or else those from max_window_layers on. Llama has
+// none.
+static std::vector<size_t> read_windows(const Fields &fields, const std::string &family, size_t L) {
+    std::vector<size_t> window(L, 0);
+    const bool qwen = family == "qwen2" || family == "qwen3";
+    const bool absent = !fields.source().contains("sliding_window");  // whereas null means none
+    const bool used = qwen ? fields.boolean("use_sliding_window", false) : family == "mistral";
+    const size_t size = used && (absent || fields.has("sliding_window")) ? fields.count("sliding_window", 4096) : 0;
+    const double first = qwen ? fields.number("max_window_layers", 28) : 0;
+    for (size_t l = 0; l < L; l++)
+        if (double(l) >= first) window[l] = size;
+
+    const json *types = fields.find("layer_types");
+    if (!types) return window;
+    if (!types->is_array() || types->size() != L)
+        fields.refuse("layer_types", format("must be a list of %zu, one for each layer", L));
+    for (size_t l = 0; l < L; l++) {
+        const bool sliding = (*types)[l] == "sliding_attention";
+        if (!sliding && (*types)[l] != "full_attention")
+            fields.refuse("layer_types", format("of layer %zu is %s, but we have full_attention and sliding_attention", l,
+                                                (*types)[l].dump().c_str()));
+        if (sliding && size == 0)
+            fields.refuse("layer_types", format("of layer %zu is sliding_attention, but no sliding_window is in use", l));
+        if (!qwen && !sliding && size != 0)
+            fields.refuse("layer_types",
+                          format("of layer %zu is full_attention, but transformers gives each %s layer the sliding_window", l,
+                                 family.c_str()));
+        window[l] = sliding ? size : 0;
+    }
+    return window;
+}
+
+template <class Number> static Number parameters(const ModelConfig &c) {  // with Number = double it cannot overflow
+    const Number V = Number(c.V), C = Number(c.C), L = Number(c.L), F = Number(c.F), D = Number(c.D);
+    const Number q = Number(c.H) * D, kv = Number(c.KV) * D;
+    const Number attention =
+        2 * q * C + 2 * kv * C + Number(c.qkv_bias) * (q + 2 * kv) + Number(c.o_bias) * C + Number(c.qk_norm) * 2 * D;
+    const Number into_mlp = c.gpt2() ? 1 : 2;  // matrices
+    const Number mlp = (into_mlp + 1) * C * F + Number(c.mlp_bias) * (into_mlp * F + C);
+    const Number norm = c.gpt2() ? 2 * C : C, positions = c.gpt2() ? Number(c.max_positions) * C : 0;
+    const Number head = c.reward ? C : c.tied ? 0 : V * C;
+    return V * C + positions + L * (attention + mlp + 2 * norm) + norm + head;
+}
+
+size_t parameter_count(const ModelConfig &config) { return parameters<size_t>(config); }
+
+static void check_sizes(const ModelConfig &c, const Fields &fields) {
+    const Names &names = c.gpt2() ? gpt2_names : llama_names;
+    if (c.H % c.KV != 0) fields.refuse("num_key_value_heads", format("%zu does not divide num_attention_heads %zu", c.KV, c.H));
+    if (c.D % 8 != 0 || c.D > 256)
+        fields.refuse(names.D,
+                      format("is %zu (%s %zu, %s %zu), but must be a multiple of 8 up to 256", c.D, names.C, c.C, names.H, c.H));
+    if (c.L > 4096) fields.refuse(names.L, format("is %zu, more than the 4096 we allow", c.L));
+    if (parameters<double>(c) > 1e13)
+        fields.refuse(names.C, format("%zu and the other sizes make %.3g parameters; is there a typing error?", c.C,
+                                      parameters<double>(c)));
+    if (!(c.eps > 0 && c.eps < 1)) fields.refuse(names.eps, format("is %g, but must lie between 0 and 1", c.eps));
+    if (!(c.initializer_range >= 0 && c.initializer_range <= 1))
+        fields.refuse("initializer_range", format("is %g, but must lie between 0 and 1", c.initializer_range));
+}
+
+static const std::string reward_class = "ForSequenceClassification";  // of transformers, with one label
+
+// Returns whether the model is a reward model. The number of labels is that of id2label if it is given, else num_labels, else two, as in
+// transformers.
+static bool read_reward(const Fields &fields) {
+    const json *classes = fields.find("architectures");
+    if (!classes || !classes->is_array() || classes->empty() || !classes->front().is_string() ||
+        !classes->front().get<std::string>().ends_with(reward_class))
+        return false;
+    const char *name = fields.has("id2label") ? "id2label" : "num_labels";
+    const size_t labels = fields.has("id2label") ? fields.object(name).source().size() : fields.count(name, 2);
+    if (labels != 1)
+        fields.refuse(
+            name,
+            format("gives %zu labels, but we have reward models, with one\n  fix: a reward model, or a language model", labels));
+    return true;
+}
+
+static void read_token_ids(ModelConfig &config, const Fields &fields) {
+    for (const char *name : {"eos_token_id", "bos_token_id"})
+        for (const int32_t id : fields.ids(name))
+            if (size_t(id) >= config.V) fields.refuse(name, format("is %d, beyond vocab_size %zu", id, config.V));
+    if (const auto eos = fields.ids("eos_token_id"); !eos.empty()) config.eos = eos;
+    if (const auto bos = fields.ids("bos_token_id"); !bos.empty()) config.bos = bos[0];
+}
+
+static void read_llama(ModelConfig &c, const Fields &fields, const Family &family) {
+    const bool llama = c.family == "llama", qwen2 = c.family == "qwen2", qwen3 = c.family == "qwen3";
+    const std::string act = fields.text("hidden_act", "silu");
+    if (act != "silu") fields.refuse("hidden_act", "is \"" + act + "\", but we have silu");
+    c.V = fields.count("vocab_size");
+    c.C = fields.count("hidden_size");
+    c.L = fields.count("num_hidden_layers");
+    c.H = fields.count("num_attention_heads");
+    c.F = fields.count("intermediate_size");
+    c.KV = family.kv_heads == 0 || fields.source().contains("num_key_value_heads") ? fields.count("num_key_value_heads", c.H)
+                                                                                   : family.kv_heads;
+    c.D = fields.count("head_dim", family.head_dim ? family.head_dim : c.C / c.H);
+    if (!fields.has("head_dim") && !family.head_dim && c.C % c.H != 0)
+        fields.refuse("hidden_size",
+                      format("%zu is not divisible by num_attention_heads %zu, and there is no head_dim", c.C, c.H));
+    c.max_positions = fields.count("max_position_embeddings", family.positions);
+    c.eps = float(fields.number("rms_norm_eps", 1e-6));
+    c.tied = fields.boolean("tie_word_embeddings", false);
+    c.o_bias = (llama || qwen3) && fields.boolean("attention_bias", false);
+    c.qkv_bias = c.o_bias || qwen2;
+    c.mlp_bias = llama && fields.boolean("mlp_bias", false);
+    c.qk_norm = qwen3;
+    c.rope = read_rope(fields, c.max_positions);
+}
+
+static Gelu read_gelu(const Fields &fields) {
+    const std::string act = fields.text("activation_function", "gelu_new");
+    if (act == "gelu") return Gelu::erf;
+    if (act != "gelu_new" && act != "gelu_pytorch_tanh" && act != "gelu_fast")  // one formula, in other orders of operations
+        fields.refuse("activation_function", "is \"" + act + "\", but we have gelu, gelu_new, gelu_pytorch_tanh, gelu_fast");
+    return Gelu::tanh;
+}
+
+// Every field has a default. reorder_and_upcast_attn changes only where values are rounded, and summary_* belong to another head.
+static void read_gpt2(ModelConfig &c, const Fields &fields, const Family &family) {
+    if (!fields.boolean("scale_attn_weights", true))
+        fields.refuse("scale_attn_weights", "is false, which asks for another attention scale, which we do not have");
+    c.V = fields.count("vocab_size", 50257);
+    c.C = fields.count("n_embd", 768);
+    c.L = fields.count("n_layer", 12);
+    c.H = c.KV = fields.count("n_head", 12);
+    c.F = fields.count("n_inner", 4 * c.C);
+    c.max_positions = fields.count("n_positions", family.positions);
+    const std::tuple<const char *, const char *, size_t> other_names[] = {
+        {"hidden_size", "n_embd", c.C},
+        {"num_hidden_layers", "n_layer", c.L},
+        {"num_attention_heads", "n_head", c.H},
+        {"max_position_embeddings", "n_positions", c.max_positions}};
+    for (const auto &[other, name, value] : other_names)
+        if (fields.count(other, value) != value)
+            fields.refuse(other,
+                          format("is another name of %s, which is %zu\n  fix: %s alone, as in GPT-2's files", name, value, name));
+    if (c.C % c.H != 0) fields.refuse("n_embd", format("%zu is not divisible by n_head %zu", c.C, c.H));
+    c.D = c.C / c.H;
+    c.eps = float(fields.number("layer_norm_epsilon", 1e-5));
+    c.gelu = read_gelu(fields);
+    c.tied = fields.boolean("tie_word_embeddings", true);
+    c.qkv_bias = c.o_bias = c.mlp_bias = true;
+    constexpr int32_t end_of_text = 50256;
+    if (size_t(end_of_text) >= c.V) return;
+    if (!fields.source().contains("eos_token_id")) c.eos = {end_of_text};  // whereas null means none
+    if (!fields.source().contains("bos_token_id")) c.bos = end_of_text;
+}
+
+ModelConfig parse_config(const json &source, const std::string &where, std::vector<std::string> &notes) {
+    const Fields fields(source, where);
+    const Family &family = family_of(fields.text("model_type"), fields);
+    refuse_unsupported(fields);
+    note_dropouts(fields, where, notes);
+
+    ModelConfig c{};
+    c.source = source;
+    c.family = family.name;
+    c.bos = -1;
+    if (c.gpt2()) read_gpt2(c, fields, family);
+    else read_llama(c, fields, family);
+    c.initializer_range = fields.number("initializer_range", 0.02);
+    c.reward = read_reward(fields);
+    c.tied = c.tied && !c.reward;
+    check_sizes(c, fields);
+    c.window = read_windows(fields, c.family, c.L);
+    read_token_ids(c, fields);
+    return c;
+}
+
+ModelConfig read_config(const std::string &dir, std::vector<std::string> &notes) {
+    std::error_code unreadable;  // what may not be read counts as missing
+    if (!fs::exists(dir + "/.", unreadable))
+        die("%s is not a directory\n  fix: give one with config.json; `hf download NAME --local-dir DIR` fetches one",
+            dir.c_str());
+    const std::string file = dir + "/config.json", generation = dir + "/generation_config.json";
+    ModelConfig config = parse_config(read_json(file), file, notes);
+    if (fs::exists(generation, unreadable)) {
+        const json source = read_json(generation);
+        read_token_ids(config, Fields(source, generation));
+    }
+    return config;
+}
+
+// ---- export -------------------------------------------------------------------------------------------------------------------
+
+static std::string architecture(const ModelConfig &config) {
+    return family_of(config.family, Fields(config.source, "config.json")).architecture;
+}
+
+// The config.json has the fields that transformers writes for num_labels 1.
+void make_reward(ModelConfig &config) {
+    config.reward = true;
+    config.tied = false;
+    json &source = config.source;
+    source["architectures"] = json::array({architecture(config) + reward_class});
+    source["id2label"] = {{"0", "LABEL_0"}};
+    source["label2id"] = {{"LABEL_0", 0}};
+    source["tie_word_embeddings"] = false;
+    source.erase("num_labels");
+}
+
+// transformers reads the reward at the last position whose id is not pad_token_id. In many models that id also ends a text; transformers would then
+// read the position before the end, where no reward was trained. In this case we write null, with which transformers reads the last position of
+// a single text and refuses a batch of several. Another pad_token_id stays, and batches work.
+static void write_pad_token(json &source, const std::vector<int32_t> &eos) {
+    const json pad = source.value("pad_token_id", json());
+    if (std::any_of(eos.begin(), eos.end(), [&](int32_t id) { return pad == id; })) source["pad_token_id"] = nullptr;
+}
+
+void write_config(const std::string &dir, const ModelConfig &config, const std::string &dtype) {
+    json source = config.source;
+    if (!source.contains("torch_dtype") && !source.contains("dtype"))  // new files say dtype, older ones torch_dtype
+        source[source.contains("rope_parameters") ? "dtype" : "torch_dtype"] = nullptr;
+    for (const char *key : {"torch_dtype", "dtype"})
+        if (source.contains(key)) source[key] = dtype == "BF16" ? "bfloat16" : "float32";
+    if (!source.contains("architectures"))
+        source["architectures"] = json::array({architecture(config) + (config.gpt2() ? "LMHeadModel" : "ForCausalLM")});
+    if (config.reward) write_pad_token(source, config.eos);
+    write_json(dir + "/config.json", source);
+}

@@ -1,0 +1,32 @@
+#include "evaluate.h"
+
+#include <chrono>
+
+void share(Comm &comm, std::vector<double> &values) {
+    constexpr size_t part = 4096;  // every rank gathers this many from every other at a time
+    for (size_t first = 0; first < values.size(); first += part) {
+        const auto begin = values.begin() + ptrdiff_t(first),
+                   end = values.begin() + ptrdiff_t(std::min(values.size(), first + part));
+        const auto sums = comm.sum(std::vector<double>(begin, end));
+        std::copy(sums.begin(), sums.end(), begin);
+    }
+}
+
+std::vector<double> document_values(const Run &run, Model &model, const PreparedData &data, std::span<const size_t> samples) {
+    std::vector<double> all(data.documents());
+    const auto rows = own_rows(run.config, run.ranks, data, pack_samples(data, samples, run.options.row_tokens));
+    auto told = std::chrono::steady_clock::now();
+    for (size_t r = 0; r < rows.size(); r++) {
+        const auto &own = rows[r];
+        if (own.empty()) continue;
+        if (const auto now = std::chrono::steady_clock::now(); now - told > std::chrono::seconds(10)) {
+            run.say("  %zu of %zu rows", r, rows.size());
+            told = now;
+        }
+        const Row row = make_row(data, own);
+        const auto values = model.evaluate(row);
+        for (size_t i = 0; run.mesh->sp_rank == 0 && i < values.size(); i++) all[row.documents[i]] = values[i];
+    }
+    share(run.comm, all);
+    return all;
+}

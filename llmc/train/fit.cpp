@@ -1,0 +1,52 @@
+#include "fit.h"
+
+#include "../core/common.h"
+
+size_t rank_bytes(const Run &run, Model &model, ModelLimits limits) {
+    if (!run.beside) return model.plan().bytes();
+    limits.mode = Mode::evaluate;
+    const auto reference = run.make_model(*run.beside, limits);
+    reference->plan().place(run.options.guard);
+    return model.plan().bytes() + reference->plan().bytes();
+}
+
+std::unique_ptr<Model> plan_model(const Run &run, const std::string &recompute, ModelLimits &limits, size_t memory) {
+    std::unique_ptr<Model> model;
+    for (auto [name, level] : recompute_levels) {
+        if (recompute != "auto" && recompute != name) continue;
+        limits.recompute = level, limits.bf16_moments = run.options.moments == "bf16";
+        model = run.make_model(run.config, limits);
+        model->plan().place(run.options.guard);
+        if (rank_bytes(run, *model, limits) <= memory || limits.mode != Mode::train) break;
+    }
+    return model;
+}
+
+size_t most_tokens(const Run &run, const std::string &recompute, ModelLimits limits, size_t memory, size_t limit) {
+    const size_t unit = row_multiple * limits.ranks.sp;
+    size_t low = 0, high = ceil_div(limit, unit) + 1;  // in units: low fits, high does not
+    while (low + 1 < high) {
+        const size_t middle = (low + high) / 2;
+        limits.row_tokens = limits.positions = middle * unit;
+        const auto model = plan_model(run, recompute, limits, memory);
+        (rank_bytes(run, *model, limits) <= memory ? low : high) = middle;
+    }
+    return std::min(low * unit, limit);
+}
+
+size_t documents_of_sample(const Run &run) { return run.task & PAIRS ? 2 : 1; }
+
+size_t longest_sample(const Run &run, const std::string &recompute, const ModelLimits &limits, size_t memory,
+                             size_t limit) {
+    const size_t documents = documents_of_sample(run);
+    return most_tokens(run, recompute, limits, memory, std::min<size_t>(documents * limit, INT32_MAX)) / documents;
+}
+
+size_t larger_ring(const Run &run, ModelLimits limits, size_t memory) {
+    Ranks &r = limits.ranks;
+    for (r.sp++; r.sp <= r.world; r.sp++) {
+        if (r.world % r.sp || (r.sp_mode == SpMode::ulysses && run.config.H % r.sp)) continue;
+        if (plan_model(run, run.options.recompute, limits, memory)->plan().bytes() <= memory) return r.sp;
+    }
+    return 0;
+}

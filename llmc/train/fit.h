@@ -1,0 +1,26 @@
+// What fits into memory: plans of a run's model for other levels of recomputation, lengths of rows and sizes of rings.
+#pragma once
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "run.h"
+
+inline constexpr std::pair<const char *, Recompute> recompute_levels[] = {
+    {"none", Recompute::none}, {"cheap", Recompute::cheap}, {"layer", Recompute::layer}};
+
+// Returns the bytes that a rank with this model needs: those of its plan, and of a reference model's beside it.
+size_t rank_bytes(const Run &run, Model &model, ModelLimits limits);
+
+// Returns a model whose plan is placed. --recompute auto takes the first level whose plan fits into `memory` bytes, or else the last.
+std::unique_ptr<Model> plan_model(const Run &run, const std::string &recompute, ModelLimits &limits, size_t memory);
+
+// Returns the most tokens up to `limit`, in one row and in one sample, whose plan fits into `memory` bytes of a rank, or 0 if not even the
+// shortest row fits. The ranks of a ring share the row.
+size_t most_tokens(const Run &run, const std::string &recompute, ModelLimits limits, size_t memory, size_t limit);
+
+// Returns the same as a value of --max_len, where a row has room for one sample.
+size_t longest_sample(const Run &run, const std::string &recompute, const ModelLimits &limits, size_t memory, size_t limit);
+
+// Returns the smallest ring, of more ranks than now, with which the plan fits, or 0 if there is none.
+size_t larger_ring(const Run &run, ModelLimits limits, size_t memory);

@@ -1,0 +1,172 @@
+#include "open.h"
+
+#include <chrono>
+#include <filesystem>
+#include <future>
+
+#include "../core/common.h"
+#include "../core/file.h"
+#include "../data/prepare.h"
+#include "../data/tokenizer.h"
+#include "fit.h"
+
+namespace fs = std::filesystem;
+
+// Every rank reads its own host's file. Either all ranks have the same file, or none has one.
+void expect_same_file(const Run &run, const std::string &path, bool optional) {
+    std::string own;
+    agree(run.comm, [&] { own = optional && !fs::exists(path) ? "" : fingerprint(InputFile(path)); });
+    const auto all = run.comm.gather(own);
+    agree(run.comm, [&] {
+        for (size_t r = 1; r < all.size(); r++)
+            if (all[r] != all[0])
+                die("%s is not the same file for rank 0 and for rank %zu\n  fix: the same files on all hosts", path.c_str(), r);
+    });
+}
+
+std::string prepared_file(const Run &run, Task task, const std::string &path, const std::vector<std::string> &extra) {
+    const std::string kind = task == PRETRAIN ? "pretrain" : task == GENERATE ? "prompts" : task & PAIRS ? "pref" : "sft";
+    const TokenMeaning meaning{run.model_dir, run.tokenizer_hash, run.config.V, run.config.eos};
+    std::string out;
+    std::future<std::string> made;  // preparing may take longer than --comm_timeout, so the other ranks are told that it goes on
+    if (run.speaks()) made = std::async(std::launch::async, prepare, meaning, kind, path, extra);
+    const std::chrono::duration<double> patience(std::min(1.0, run.options.comm_timeout / 4));
+    while (!run.comm.all(!run.speaks() || made.wait_for(patience) == std::future_status::ready)) {}
+    agree(run.comm, [&] {
+        if (run.speaks()) out = made.get();
+    });
+    out = run.comm.gather(out)[0];
+    expect_same_file(run, out, false);
+    return out;
+}
+
+void expect_own_family(const Run &run, const std::string &name) {
+    const std::string trainer = run.config.gpt2() ? "train_gpt2" : "train_llama";
+    if (trainer != run.program)
+        die("%s is a %s model, which %s does not train\n  fix: ./%s", name.c_str(), run.config.family.c_str(), run.program,
+            trainer.c_str());
+}
+
+void open_config(Run &run, const std::string &dir) {
+    std::vector<std::string> notes;
+    run.model_dir = dir;
+    run.config = read_config(dir, notes);
+    expect_own_family(run, dir);
+    for (const std::string &note : notes) run.say("note: %s", note.c_str());
+    const std::string tokenizer = dir + "/tokenizer.json";
+    run.tokenizer_hash = fs::exists(tokenizer) ? tokenizer_hash(tokenizer) : "";
+}
+
+// `sp` of them in a ring.
+Ranks ranks_of(const Run &run, size_t world, size_t sp) {
+    const Options &o = run.options;
+    check_ring_size(int(sp), int(world));
+    Ranks r;
+    r.world = world, r.rank = size_t(run.comm.rank), r.sp = sp;
+    r.sp_mode = o.sp_mode == "ring" ? SpMode::ring : o.sp_mode == "gather" ? SpMode::gather : SpMode::ulysses;
+    r.head_stride = o.ring_attn_head_stride ? o.ring_attn_head_stride : run.config.KV;
+    r.zero_stage = int(o.zero_stage);
+    r.flops = o.attention_tflops * 1e12, r.bandwidth = o.link_gb_s * 1e9;
+    check_sp_mode(r.sp_mode, r.sp, run.config.H, run.config.KV, r.head_stride);
+    return r;
+}
+
+void expect_positions(const Run &run, const PreparedData &data) {
+    const size_t most = run.config.max_positions;
+    for (size_t i = 0; i < data.documents(); i++)
+        if (data.length(i) > most)
+            die("document %zu of %s has %zu tokens but %s of %s is %zu\n  fix: prepare with --max_len %zu%s", i,
+                data.path().c_str(), data.length(i), run.config.positions_name(),
+                (run.model_dir.empty() ? run.options.preset : run.model_dir).c_str(), most, most,
+                run.config.gpt2() ? "" : ", or rope scaling in config.json");
+}
+
+std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path) {
+    auto data = std::make_unique<PreparedData>(path, run.config.V, run.tokenizer_hash);
+    if ((run.task & (PRETRAIN | SFT | PAIRS)) && data->pairs() != ((run.task & PAIRS) != 0))
+        die("%s is of kind %s, but %s trains on %s\n  fix: %s", path.c_str(), data->kind().c_str(), task_name(run.task),
+            run.task & PAIRS ? "pairs" : "single documents",
+            run.task & PAIRS ? "prepare pairs with data/prepare.py pref" : "the task dpo or rm, or other data");
+    expect_positions(run, *data);
+    return data;
+}
+
+size_t rows_capacity(const PreparedData &data, size_t row_tokens) {
+    return round_up(std::min(row_tokens, data.total_tokens()), row_multiple);
+}
+
+ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data) {
+    if (data.total_targets() == 0 && !run.config.reward)
+        die("%s holds prompts, and nothing in it is a target\n  fix: prepare it again with data/prepare.py %s",
+            data.path().c_str(), run.task == PRETRAIN ? "pretrain" : "sft");
+    size_t longest = 0;
+    for (size_t i = 0; i < data.documents(); i++) longest = std::max(longest, data.length(i));
+    ModelLimits limits;
+    limits.mode = mode;
+    limits.row_tokens = rows_capacity(data, run.options.row_tokens);
+    limits.positions = std::max(longest, row_multiple);
+    return limits;
+}
+
+// Dies because the plan is larger than the memory, and says what to change, and by how much.
+[[noreturn]] static void does_not_fit(const Run &run, const ModelLimits &limits, Model &model, size_t memory) {
+    const std::string cause =
+        format("the plan needs %s but only %s of memory are free (%s)", human_bytes(model.plan().bytes()).c_str(),
+               human_bytes(memory).c_str(), model.memory().device().c_str());
+    const std::string smaller = run.options.dtype == "f32" ? "--dtype bf16, or a smaller model" : "a smaller model";
+    const bool keeps_too_much = run.options.recompute != "auto" && run.options.recompute != "layer";
+    const size_t documents = documents_of_sample(run),
+                 fits = limits.mode == Mode::generate
+                            ? 0
+                            : most_tokens(run, run.options.recompute, limits, memory, documents * run.config.max_positions);
+    const size_t ring = larger_ring(run, limits, memory);
+    const std::string wider = ring ? format("--ring_attn_size %zu (now %zu), ", ring, limits.ranks.sp) : "";
+    if (fits == 0)
+        die("%s\n  fix: %s%s%s; see --plan", cause.c_str(), wider.c_str(), keeps_too_much ? "--recompute layer, " : "",
+            smaller.c_str());
+    die("%s\n  fix: %s--row_tokens %zu (now %zu)%s%s, %s; see --plan", cause.c_str(), wider.c_str(), fits, limits.row_tokens,
+        fits < documents * limits.positions ? format(" with samples of at most --max_len %zu", fits / documents).c_str() : "",
+        keeps_too_much ? ", --recompute layer" : "", smaller.c_str());
+}
+
+// Returns the memory that a rank may take: the least that any rank has, measured before one of them takes any.
+static size_t available_memory(const Run &run) {
+    size_t least = 0;
+    agree(run.comm, [&] { least = run.make_model(run.config, {})->memory().available() / run.sharing; });
+    for (size_t other : run.comm.gather(least)) least = std::min(least, other);
+    return least;
+}
+
+static void load_weights(const Run &run, Model &model) {
+    const HfWeights weights(run.model_dir);
+    std::vector<std::string> names;
+    for (const Tensor &t : model.tensors()) names.push_back(t.name);
+    if (run.config.tied || run.config.reward)
+        names.push_back("lm_head.weight");  // is stored twice, or not used by a reward model
+    weights.expect_only(names);
+    if (run.config.reward && !weights.find("score.weight")) {
+        if (run.task != RM)
+            die("%s has no score.weight, the head of a reward model\n  fix: fetch the model again", run.model_dir.c_str());
+        run.say("the reward head starts from random values: %s has none", run.model_dir.c_str());
+    }
+    model.load(weights, run.options.seed);
+}
+
+std::unique_ptr<Model> open_model(const Run &run, ModelLimits limits) {
+    if (limits.mode != Mode::generate) limits.ranks = run.ranks;
+    const bool trained = !run.model_dir.empty() && HfWeights::present(run.model_dir);
+    const size_t memory = available_memory(run);
+    std::unique_ptr<Model> model;
+    agree(run.comm, [&] {
+        if (!trained && limits.mode != Mode::train)
+            die("%s has no weights (model.safetensors, or shards with an index)\n  fix: the directory of a trained model",
+                run.model_dir.c_str());
+        model = plan_model(run, run.options.recompute, limits, memory / 20 * 19);
+        if (model->plan().bytes() > memory) does_not_fit(run, limits, *model, memory);
+        if (run.options.profile) model->profile();
+        model->allocate(*run.mesh, run.options.guard, run.options.poison);
+        if (trained) load_weights(run, *model);
+    });
+    if (!trained) model->initialise(run.options.seed);
+    return model;
+}

@@ -1,0 +1,61 @@
+#include "options.h"
+
+#include <nlohmann/json.hpp>
+
+const char *task_name(Task task) {
+    switch (task) {
+        case DEMO: return "demo";
+        case PRETRAIN: return "pretrain";
+        case SFT: return "sft";
+        case DPO: return "dpo";
+        case RM: return "rm";
+        case EVAL: return "eval";
+        case GENERATE: return "generate";
+    }
+    return "";
+}
+
+Options default_options(Task task) {
+    Options o;
+    if (task == SFT) o.learning_rate = 5e-6;
+    if (task == DPO) o.learning_rate = 1e-6;
+    if (task == RM) o.learning_rate = 9e-6;
+    if (task & PAIRS) o.max_len = 512;
+    if (task == PRETRAIN) o.truncation = "split";
+    if (task == DEMO) {
+        o.train_batch_size = 64;
+        o.max_epochs = 8;
+        o.learning_rate = 2e-3;
+        o.output_dir = "out/demo";
+        o.ring_attn_size = 0;  // 2 where the number of ranks is even
+    }
+    return o;
+}
+
+nlohmann::ordered_json to_json(const Options &options, Task task) {
+    nlohmann::ordered_json json = nlohmann::ordered_json::object();
+#define OPT(type, name, value, tasks, aliases, help) \
+    if (task & (tasks)) json[#name] = options.name;
+#include "options.def"
+    return json;
+}
+
+std::string to_text(const nlohmann::ordered_json &value) {
+    if (value.is_string()) return value;
+    if (!value.is_array()) return value.dump();
+    std::string out;
+    for (const nlohmann::ordered_json &v : value) out += (out.empty() ? "" : ",") + to_text(v);
+    return out;
+}
+
+std::vector<std::string> prepare_flags(const Options &options, Task task) {
+    std::vector<std::string> out;
+    const nlohmann::ordered_json json = to_json(options, task);
+    const auto add = [&](const char *name) {
+        if (const std::string value = to_text(json[name]); !value.empty()) out.insert(out.end(), {std::string("--") + name, value});
+    };
+#define OPT(type, name, value, tasks, aliases, help) \
+    if (((tasks) & PREPARE) && ((tasks) & task)) add(#name);
+#include "options.def"
+    return out;
+}

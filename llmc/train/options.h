@@ -1,0 +1,30 @@
+// What a run is asked for. The flags themselves, one line each, are in options.def; ../app/command_line.h reads them.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+enum Task : unsigned { DEMO = 1, PRETRAIN = 2, SFT = 4, EVAL = 8, GENERATE = 16, DPO = 32, RM = 64 };
+constexpr unsigned PAIRS = DPO | RM;  // tasks whose samples are pairs of documents
+constexpr unsigned TRAINING = DEMO | PRETRAIN | SFT | PAIRS;
+constexpr unsigned ALL_TASKS = TRAINING | EVAL | GENERATE;
+constexpr unsigned PREPARE = 1u << 31;  // not a task: says that the flag is handed on to data/prepare.py
+
+const char *task_name(Task);  // "sft"
+
+using Betas = std::array<double, 2>;
+using Names = std::vector<std::string>;
+using Numbers = std::vector<double>;
+
+struct Options {
+#define OPT(type, name, value, tasks, aliases, help) type name = value;
+#include "options.def"
+};
+
+Options default_options(Task);                                  // a task's defaults, before any flag is read
+nlohmann::ordered_json to_json(const Options &, Task);          // the task's flags, for the run log; --config reads it back
+std::string to_text(const nlohmann::ordered_json &value);       // a flag's value as one would write it on the command line
+std::vector<std::string> prepare_flags(const Options &, Task);  // {"--input_key", "question", ...} for data/prepare.py
