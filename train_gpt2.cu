@@ -8,13 +8,13 @@
 // Sizes, here and in every op:   T tokens of a rank's row     C hidden size     H heads     D head size, C = H*D
 //                                F feed-forward size          V vocabulary      L layers    P positions a document may have
 // There is no batch dimension: a micro-batch is one packed row of documents laid end to end (llmc/data/dataloader.h).
+#include "llmc/app/program.h"    // defines: run_program
+#include "llmc/model/decoder.h"  // defines: Decoder, AttentionActs
 #include "llmc/ops/embedding.h"  // defines: embedding_{forward,backward}
 #include "llmc/ops/gelu.h"       // defines: gelu_{forward,backward}
 #include "llmc/ops/layernorm.h"  // defines: layernorm_{forward,backward}, residual_layernorm_forward
 #include "llmc/ops/matmul.h"     // defines: matmul_forward, matmul_backward_{input,weight}
 #include "llmc/ops/residual.h"   // defines: residual_forward
-#include "llmc/model/decoder.h"  // defines: Decoder, AttentionActs
-#include "llmc/app/program.h"  // defines: run_program
 
 // ---- parameter table ------------------------------------------------------------------------------------------------------------------
 
@@ -104,9 +104,12 @@ template <class Dev> class Gpt2 final : public Decoder<Dev> {
     using Base = Decoder<Dev>;
     using X = typename Dev::X;
     using Base::begin_op, Base::ready, Base::trains;
-    using Base::dev, Base::config, Base::T_max, Base::clock, Base::keep, Base::plan_, Base::row, Base::acts;
+    using Base::dev, Base::config, Base::T_max, Base::clock, Base::limits, Base::plan_, Base::row, Base::acts;
 
   public:
+    enum Op : size_t { LN1, QKV, ATTENTION, PROJ, LN2, UP, ACT, DOWN };  // of a layer, in the order of the forward pass
+    static OpList op_list(const ModelConfig &config);
+
     Gpt2(Dev dev, const ModelConfig &config, const ModelLimits &limits);
 
   private:
@@ -126,9 +129,27 @@ template <class Dev> class Gpt2 final : public Decoder<Dev> {
     float *norm_scratch;                    // layernorm_scratch
 };
 
+template <class Dev> OpList Gpt2<Dev>::op_list(const ModelConfig &c) {
+    const size_t C = c.C, F = c.F;
+    using enum Recompute;
+    std::vector<LayerOp> ops(DOWN + 1);
+    // clang-format off
+    //               name        recomputed  cost (llmc/model/op_list.h)
+    ops[LN1]       = {"norm 1",     cheap,   cost::elements(2 * C, 4 * C)};
+    ops[QKV]       = {"qkv",        layer,   cost::product(C, 3 * C)};
+    ops[ATTENTION] = {"attention",  never,   cost::attention(C, C)};
+    ops[PROJ]      = {"proj",       layer,   cost::product(C, C)};
+    ops[LN2]       = {"norm 2",     cheap,   cost::residual_norm(C)};
+    ops[UP]        = {"up",         layer,   cost::product(C, F)};
+    ops[ACT]       = {"activation", cheap,   cost::elements(2 * F, 3 * F)};
+    ops[DOWN]      = {"down",       never,   cost::product(F, C, C)};  // and the residual stream
+    // clang-format on
+    return {.layer = ops, .attention = ATTENTION, .reads_input = LN2, .embeddings = 2};
+}
+
 template <class Dev>
 Gpt2<Dev>::Gpt2(Dev dev, const ModelConfig &config, const ModelLimits &limits)
-    : Base(dev, config, limits, gpt2_table(config)), first(config.L), later(config.L) {
+    : Base(dev, config, limits, gpt2_table(config), op_list(config)), first(config.L), later(config.L) {
     for (size_t l = 0; l < config.L; l++) plan_layer(l);
     const size_t norm = clock.final_norm(), norm_read = trains() ? clock.final_norm_backward() : clock.final_norm();
     plan_.add(&meanf, "act.meanf", {T_max}, norm, norm_read);
@@ -142,20 +163,21 @@ template <class Dev> void Gpt2<Dev>::plan_layer(size_t l) {
     const size_t T = T_max, C = config.C, F = config.F, H = config.H;
     using A = Gpt2Acts<X>;
     const auto array = Base::layer_arrays(l, first[l], later[l]);
+    using enum Recompute;
     // clang-format off
-    //     name      member      shape       written    consumed   last grad  kept
-    array("ln1",   &A::ln1,   {T, C},     LN1,       QKV,       LN1,       keep.norms);
-    array("mean1", &A::mean1, {T},        LN1,       QKV,       LN1,       true);
-    array("rstd1", &A::rstd1, {T},        LN1,       QKV,       LN1,       true);
-    array("qkv",   &A::qkv,   {T, 3 * C}, QKV,       ATTENTION, QKV,       keep.qkv);
-    array("att",   &A::att,   {T, C},     ATTENTION, PROJ,      ATTENTION, true);
-    array("lse",   &A::lse,   {H, T},     ATTENTION, ATTENTION, ATTENTION, true);
-    array("mid",   &A::mid,   {T, C},     LN2,       DOWN,      LN2,       keep.mid);
-    array("ln2",   &A::ln2,   {T, C},     PROJ,      UP,        LN2,       keep.norms);
-    array("mean2", &A::mean2, {T},        LN2,       LN2,       LN2,       true);
-    array("rstd2", &A::rstd2, {T},        LN2,       LN2,       LN2,       true);
-    array("fc",    &A::fc,    {T, F},     UP,        ACT,       UP,        keep.up);
-    array("act",   &A::act,   {T, F},     ACT,       DOWN,      ACT,       keep.act);
+    //     name      member      shape       written    consumed   last grad  recomputed
+    array("ln1",   &A::ln1,   {T, C},     LN1,       QKV,       LN1,       cheap);
+    array("mean1", &A::mean1, {T},        LN1,       QKV,       LN1,       never);
+    array("rstd1", &A::rstd1, {T},        LN1,       QKV,       LN1,       never);
+    array("qkv",   &A::qkv,   {T, 3 * C}, QKV,       ATTENTION, QKV,       layer);
+    array("att",   &A::att,   {T, C},     ATTENTION, PROJ,      ATTENTION, never);
+    array("lse",   &A::lse,   {H, T},     ATTENTION, ATTENTION, ATTENTION, never);
+    array("mid",   &A::mid,   {T, C},     LN2,       DOWN,      LN2,       layer);
+    array("ln2",   &A::ln2,   {T, C},     PROJ,      UP,        LN2,       cheap);
+    array("mean2", &A::mean2, {T},        LN2,       LN2,       LN2,       never);
+    array("rstd2", &A::rstd2, {T},        LN2,       LN2,       LN2,       never);
+    array("fc",    &A::fc,    {T, F},     UP,        ACT,       UP,        layer);
+    array("act",   &A::act,   {T, F},     ACT,       DOWN,      ACT,       cheap);
     // clang-format on
     Base::plan_attention(l, first[l], later[l]);
 }
@@ -178,36 +200,30 @@ template <class Dev> void Gpt2<Dev>::input_forward() {
 // One layer: mid = x + attention(norm(x)), next = mid + feed_forward(norm(mid)). In Pass::recompute it computes,
 // for the backward pass, only the arrays that were not kept.
 template <class Dev> void Gpt2<Dev>::layer_forward(size_t l, Pass pass) {
-    const bool recompute = pass == Pass::recompute;
+    const bool recompute = pass == Pass::recompute, mid_is_kept = limits.recompute < Recompute::layer;
     const size_t T = row.T, C = config.C, F = config.F;
     const Gpt2Layer<X> &y = w.layer[l];
     const Gpt2Acts<X> &a = recompute ? later[l] : first[l];
     const X *x = acts.x[l];  // (T, C)
     const float eps = config.eps;
-    const auto at = [&](Op op) { return recompute ? clock.recompute(l, op) : clock.forward(l, op); };
+    const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
 
-    if (!recompute || !keep.norms)
-        begin_op(at(LN1)), layernorm_forward(dev, a.ln1, a.mean1, a.rstd1, x, y.ln1, y.ln1_bias, T, C, eps);
-    if (!recompute || !keep.qkv) begin_op(at(QKV)), matmul_forward(dev, a.qkv, a.ln1, y.qkv, y.qkv_bias, T, C, 3 * C);
-    if (!recompute) begin_op(at(ATTENTION)), Base::attention_forward(l, a);
-    if (!recompute || !keep.mid) {
-        begin_op(at(PROJ));
+    if (runs(LN1)) layernorm_forward(dev, a.ln1, a.mean1, a.rstd1, x, y.ln1, y.ln1_bias, T, C, eps);
+    if (runs(QKV)) matmul_forward(dev, a.qkv, a.ln1, y.qkv, y.qkv_bias, T, C, 3 * C);
+    if (runs(ATTENTION)) Base::attention_forward(l, a);
+    if (runs(PROJ))
         matmul_forward(dev, a.ln2, a.att, y.proj, y.proj_bias, T, C, C);  // ln2 holds the projection until its norm replaces it
-        begin_op(at(LN2));
-        residual_layernorm_forward(dev, a.mid, a.ln2, a.mean2, a.rstd2, x, a.ln2, y.ln2, y.ln2_bias, T, C, eps);
-    } else if (!keep.norms) {
-        begin_op(at(LN2));
-        layernorm_forward(dev, a.ln2, a.mean2, a.rstd2, a.mid, y.ln2, y.ln2_bias, T, C, eps);
+    if (runs(LN2)) {
+        if (recompute && mid_is_kept) layernorm_forward(dev, a.ln2, a.mean2, a.rstd2, a.mid, y.ln2, y.ln2_bias, T, C, eps);
+        else residual_layernorm_forward(dev, a.mid, a.ln2, a.mean2, a.rstd2, x, a.ln2, y.ln2, y.ln2_bias, T, C, eps);
     }
-    if (!recompute || !keep.up) begin_op(at(UP)), matmul_forward(dev, a.fc, a.ln2, y.fc, y.fc_bias, T, C, F);
-    if (!recompute || !keep.act) {
-        begin_op(at(ACT));
+    if (runs(UP)) matmul_forward(dev, a.fc, a.ln2, y.fc, y.fc_bias, T, C, F);
+    if (runs(ACT)) {
         if (config.gelu == Gelu::tanh) gelu_forward<Gelu::tanh>(dev, a.act, a.fc, T * F);
         else gelu_forward<Gelu::erf>(dev, a.act, a.fc, T * F);
     }
-    if (!recompute) {
+    if (runs(DOWN)) {
         X *next = acts.x[l + 1];  // (T, C)
-        begin_op(at(DOWN));
         matmul_forward(dev, next, a.act, y.fc_proj, y.fc_proj_bias, T, F, C);
         residual_forward(dev, next, next, a.mid, T * C);
     }

@@ -8,6 +8,8 @@
 // Sizes, here and in every op:   T tokens of a rank's row       C hidden size     H query heads     KV key/value heads     D head size
 //                                F feed-forward size            V vocabulary      L layers          N tokens of the row that are targets
 // There is no batch dimension: a micro-batch is one packed row of documents laid end to end (llmc/data/dataloader.h).
+#include "llmc/app/program.h"       // defines: run_program
+#include "llmc/model/decoder.h"     // defines: Decoder, AttentionActs
 #include "llmc/ops/embedding.h"     // defines: embedding_{forward,backward}
 #include "llmc/ops/matmul.h"        // defines: matmul_forward, matmul_backward_{input,weight}
 #include "llmc/ops/qk_norm_rope.h"  // defines: qk_norm_rope_{forward,backward}
@@ -15,8 +17,6 @@
 #include "llmc/ops/rmsnorm.h"       // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward
 #include "llmc/ops/rope.h"          // defines: rope_table
 #include "llmc/ops/swiglu.h"        // defines: swiglu_{forward,backward}
-#include "llmc/model/decoder.h"     // defines: Decoder, AttentionActs
-#include "llmc/app/program.h"     // defines: run_program
 
 // ---- parameter table ------------------------------------------------------------------------------------------------------------------
 
@@ -111,9 +111,12 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     using Base = Decoder<Dev>;
     using X = typename Dev::X;
     using Base::begin_op, Base::ready, Base::trains;
-    using Base::dev, Base::config, Base::limits, Base::T_max, Base::clock, Base::keep, Base::plan_, Base::row, Base::acts;
+    using Base::dev, Base::config, Base::limits, Base::T_max, Base::clock, Base::plan_, Base::row, Base::acts;
 
   public:
+    enum Op : size_t { LN1, QKV, ROPE, ATTENTION, PROJ, LN2, UP, ACT, DOWN };  // of a layer, in the order of the forward pass
+    static OpList op_list(const ModelConfig &config);
+
     Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits);
 
   private:
@@ -135,9 +138,29 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     float *rope;          // (positions, D/2, 2)
 };
 
+template <class Dev> OpList Llama<Dev>::op_list(const ModelConfig &c) {
+    const size_t C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
+    const size_t raw = c.qk_norm * (Q + K);  // queries and keys before their norm, which are stored, too
+    using enum Recompute;
+    std::vector<LayerOp> ops(DOWN + 1);
+    // clang-format off
+    //               name        recomputed  cost (llmc/model/op_list.h)
+    ops[LN1]       = {"norm 1",     cheap,   cost::elements(2 * C, 4 * C)};
+    ops[QKV]       = {"qkv",        layer,   cost::product(C, Q + 2 * K)};
+    ops[ROPE]      = {"rope",       layer,   cost::elements(2 * (Q + K) + raw, 2 * (Q + K) + raw)};
+    ops[ATTENTION] = {"attention",  never,   cost::attention(Q, K)};
+    ops[PROJ]      = {"proj",       layer,   cost::product(Q, C)};
+    ops[LN2]       = {"norm 2",     cheap,   cost::residual_norm(C)};
+    ops[UP]        = {"up",         layer,   cost::product(C, 2 * F)};
+    ops[ACT]       = {"activation", cheap,   cost::elements(3 * F, 5 * F)};
+    ops[DOWN]      = {"down",       never,   cost::product(F, C, C)};  // and the residual stream
+    // clang-format on
+    return {.layer = ops, .attention = ATTENTION, .reads_input = LN2};
+}
+
 template <class Dev>
 Llama<Dev>::Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits)
-    : Base(dev, config, limits, llama_table(config)), first(config.L), later(config.L) {
+    : Base(dev, config, limits, llama_table(config), op_list(config)), first(config.L), later(config.L) {
     for (size_t l = 0; l < config.L; l++) plan_layer(l);
     plan_.add(&rstdf, "act.rstdf", {T_max}, clock.final_norm(), trains() ? clock.final_norm_backward() : clock.final_norm());
     if (trains())
@@ -151,20 +174,21 @@ template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
     const size_t T = T_max, C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
     using A = LlamaActs<X>;
     const auto array = Base::layer_arrays(l, first[l], later[l]);
+    using enum Recompute;
     // clang-format off
-    //     name        member       shape               written    consumed   last grad  kept
-    array("ln1",     &A::ln1,     {T, C},             LN1,       QKV,       LN1,       keep.norms);
-    array("rstd1",   &A::rstd1,   {T},                LN1,       QKV,       LN1,       true);
-    array("qkv",     &A::qkv,     {T, Q + 2 * K},     QKV,       ATTENTION, QKV,       keep.qkv);
-    array("qk_raw",  &A::qk_raw,  {c.qk_norm * T, Q + K},       ROPE, ROPE, ROPE,      keep.qkv);
-    array("qk_rstd", &A::qk_rstd, {c.qk_norm * T, c.H + c.KV},  ROPE, ROPE, ROPE,      true);
-    array("att",     &A::att,     {T, Q},             ATTENTION, PROJ,      ATTENTION, true);
-    array("lse",     &A::lse,     {c.H, T},           ATTENTION, ATTENTION, ATTENTION, true);
-    array("mid",     &A::mid,     {T, C},             LN2,       DOWN,      LN2,       keep.mid);
-    array("ln2",     &A::ln2,     {T, C},             PROJ,      UP,        LN2,       keep.norms);
-    array("rstd2",   &A::rstd2,   {T},                LN2,       LN2,       LN2,       true);
-    array("gate_up", &A::gate_up, {T, 2 * F},         UP,        ACT,       UP,        keep.up);
-    array("act",     &A::act,     {T, F},             ACT,       DOWN,      ACT,       keep.act);
+    //     name        member       shape               written    consumed   last grad  recomputed
+    array("ln1",     &A::ln1,     {T, C},             LN1,       QKV,       LN1,       cheap);
+    array("rstd1",   &A::rstd1,   {T},                LN1,       QKV,       LN1,       never);
+    array("qkv",     &A::qkv,     {T, Q + 2 * K},     QKV,       ATTENTION, QKV,       layer);
+    array("qk_raw",  &A::qk_raw,  {c.qk_norm * T, Q + K},       ROPE, ROPE, ROPE,      layer);
+    array("qk_rstd", &A::qk_rstd, {c.qk_norm * T, c.H + c.KV},  ROPE, ROPE, ROPE,      never);
+    array("att",     &A::att,     {T, Q},             ATTENTION, PROJ,      ATTENTION, never);
+    array("lse",     &A::lse,     {c.H, T},           ATTENTION, ATTENTION, ATTENTION, never);
+    array("mid",     &A::mid,     {T, C},             LN2,       DOWN,      LN2,       layer);
+    array("ln2",     &A::ln2,     {T, C},             PROJ,      UP,        LN2,       cheap);
+    array("rstd2",   &A::rstd2,   {T},                LN2,       LN2,       LN2,       never);
+    array("gate_up", &A::gate_up, {T, 2 * F},         UP,        ACT,       UP,        layer);
+    array("act",     &A::act,     {T, F},             ACT,       DOWN,      ACT,       cheap);
     // clang-format on
     Base::plan_attention(l, first[l], later[l]);
 }
@@ -188,36 +212,29 @@ template <class Dev> void Llama<Dev>::input_forward() {
 
 // Computes one layer. In Pass::recompute it computes, for the backward pass, only the arrays that were not kept.
 template <class Dev> void Llama<Dev>::layer_forward(size_t l, Pass pass) {
-    const bool recompute = pass == Pass::recompute;
+    const bool recompute = pass == Pass::recompute, mid_is_kept = limits.recompute < Recompute::layer;
     const size_t T = row.T, C = config.C, H = config.H, KV = config.KV, D = config.D, F = config.F;
     const LlamaLayer<X> &y = w.layer[l];
     const LlamaActs<X> &a = recompute ? later[l] : first[l];
     const X *x = acts.x[l];  // (T, C)
     const float eps = config.eps;
-    const auto at = [&](Op op) { return recompute ? clock.recompute(l, op) : clock.forward(l, op); };
+    const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
 
-    if (!recompute || !keep.norms) begin_op(at(LN1)), rmsnorm_forward(dev, a.ln1, a.rstd1, x, y.ln1, T, C, eps);
-    if (!recompute || !keep.qkv) {
-        begin_op(at(QKV));
-        matmul_forward(dev, a.qkv, a.ln1, y.qkv, y.qkv_bias, T, C, (H + 2 * KV) * D);
-        begin_op(at(ROPE));
+    if (runs(LN1)) rmsnorm_forward(dev, a.ln1, a.rstd1, x, y.ln1, T, C, eps);
+    if (runs(QKV)) matmul_forward(dev, a.qkv, a.ln1, y.qkv, y.qkv_bias, T, C, (H + 2 * KV) * D);
+    if (runs(ROPE))
         qk_norm_rope_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, y.q_norm, y.k_norm, rope, row.doc_pos, T, H, KV, D, eps);
-    }
-    if (!recompute) begin_op(at(ATTENTION)), Base::attention_forward(l, a);
-    if (!recompute || !keep.mid) {
-        begin_op(at(PROJ));
+    if (runs(ATTENTION)) Base::attention_forward(l, a);
+    if (runs(PROJ))
         matmul_forward(dev, a.ln2, a.att, y.o, y.o_bias, T, H * D, C);  // ln2 holds the projection until its norm replaces it
-        begin_op(at(LN2));
-        residual_rmsnorm_forward(dev, a.mid, a.ln2, a.rstd2, x, a.ln2, y.ln2, T, C, eps);
-    } else if (!keep.norms) {
-        begin_op(at(LN2));
-        rmsnorm_forward(dev, a.ln2, a.rstd2, a.mid, y.ln2, T, C, eps);
+    if (runs(LN2)) {
+        if (recompute && mid_is_kept) rmsnorm_forward(dev, a.ln2, a.rstd2, a.mid, y.ln2, T, C, eps);
+        else residual_rmsnorm_forward(dev, a.mid, a.ln2, a.rstd2, x, a.ln2, y.ln2, T, C, eps);
     }
-    if (!recompute || !keep.up) begin_op(at(UP)), matmul_forward(dev, a.gate_up, a.ln2, y.gate_up, y.gate_up_bias, T, C, 2 * F);
-    if (!recompute || !keep.act) begin_op(at(ACT)), swiglu_forward(dev, a.act, a.gate_up, T, F);
-    if (!recompute) {
+    if (runs(UP)) matmul_forward(dev, a.gate_up, a.ln2, y.gate_up, y.gate_up_bias, T, C, 2 * F);
+    if (runs(ACT)) swiglu_forward(dev, a.act, a.gate_up, T, F);
+    if (runs(DOWN)) {
         X *next = acts.x[l + 1];
-        begin_op(at(DOWN));
         matmul_forward(dev, next, a.act, y.down, y.down_bias, T, F, C);
         residual_forward(dev, next, next, a.mid, T * C);
     }

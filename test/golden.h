@@ -6,6 +6,9 @@
 #include <array>
 
 #include "../llmc/core/json.h"
+#include "../llmc/data/packing.h"
+#include "../llmc/train/evaluate.h"
+#include "../llmc/train/open.h"
 #include "../llmc/train/pairs.h"
 
 constexpr const char *golden_families[] = {"llama2",       "llama3",     "llama31", "llama32",      "llama_bias",
@@ -244,15 +247,14 @@ template <class Dev> struct GoldenPairs {
 
     // The gradient and the totals of a step of all pairs.
     PairTotals step() {
-        PairTask pairs(run);
+        Pairs pairs(run);
         pairs.use(*data, data->size(), limits);
         model->zero_gradients();
         const auto rows = pack_samples(*data, samples, run.options.row_tokens);
-        for (size_t i = 0; i < rows.size(); i++)
-            pairs.accumulate(*model, *data, make_row(*data, rows[i]), step_size(*data, samples), i + 1 == rows.size());
+        pairs.begin(*data, {.epoch = 0, .samples = samples, .rows = rows, .tokens = 0, .target_tokens = 0});
+        for (size_t i = 0; i < rows.size(); i++) pairs.accumulate(*model, make_row(*data, rows[i]), i + 1 == rows.size());
         const PairTotals totals = pairs.take_totals();
-        pairs.evaluate(*model, *data, samples);
-        EXPECT_EQ(pairs.take_totals().loss, totals.loss);
+        EXPECT_EQ(pairs.evaluate(*model, *data, samples).loss, totals.loss);
         return totals;
     }
     // Of the gradient of all parameters together; its error, if it has nothing to do with the signs, is that of the sums.

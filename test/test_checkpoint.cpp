@@ -14,8 +14,8 @@
 #include "../llmc/core/file.h"
 #include "../llmc/core/json.h"
 #include "../llmc/core/rng.h"
-#include "../llmc/train/checkpoint.h"
 #include "../llmc/parallel/comm.h"
+#include "../llmc/train/checkpoint.h"
 #include "check.h"
 #include "prepared.h"
 

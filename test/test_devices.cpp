@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "../llmc/train/run.h"
+#include "../llmc/train/open.h"
 #include "prepared.h"
 
 namespace {
@@ -129,6 +129,7 @@ class PlannedModel final : public Model {
     void detect_anomaly() override {}
     Anomaly anomaly() override { return {}; }
     Payload take_sent() override { return {}; }
+    double model_flops(const Row &) const override { return 0; }
     const float *next_logits(const Row &, const Pieces &, std::span<const int32_t>) override { return nullptr; }
 };
 

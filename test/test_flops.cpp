@@ -1,11 +1,12 @@
 // What ops cost, model FLOPs, a GPU's peak, and the table of --profile, against numbers worked out by hand.
+#define LLMC_NO_MAIN
 #include <gtest/gtest.h>
 
 #include <numeric>
 #include <sstream>
 
 #include "../llmc/core/gpu.h"
-#include "../llmc/model/profile.h"
+#include "models.h"
 
 namespace {
 
@@ -17,6 +18,15 @@ ModelConfig tiny() {
     c.window = {0, 2};
     return c;
 }
+
+using L = Llama<CpuF32>;
+const size_t layer_ops = L::op_list(tiny()).layer.size();  // the number of the first op around the layers
+
+double model_flops(const ModelConfig &c, const Row &row) { return L::op_list(c).model_flops(c, row); }
+Cost op_cost(const ModelConfig &c, const Work &w, Pass pass, size_t op, size_t l) {
+    return L::op_list(c).cost(c, w, pass, op, l);
+}
+Cost op_cost(const ModelConfig &c, const Work &w, Pass pass, RowOp op) { return op_cost(c, w, pass, layer_ops + op, 0); }
 
 // Documents of 3 and 1 tokens and 60 of padding; two targets.
 Row tiny_row() { return make_row({{1, 2, 3}, {4}}, {{0, 1, 1}, {0}}); }
@@ -59,7 +69,7 @@ TEST(Flops, AHeadWithOneRowIsCountedOnceForADocument) {
     Work w{64, 2, {700, 500}};
     w.bucket = 4;
     const auto expect = [&](Pass pass, double flops, double bytes) {
-        const Cost cost = op_cost(reward, w, pass, HEAD, 0);
+        const Cost cost = op_cost(reward, w, pass, HEAD);
         EXPECT_EQ(cost.flops, flops) << pass_names[size_t(pass)];
         EXPECT_EQ(cost.bytes, bytes) << pass_names[size_t(pass)];
     };
@@ -77,34 +87,39 @@ TEST(Flops, SixForAParameterAndToken) {
         const size_t norms = (2 * c.L + 1) * c.C, lookup = c.tied ? 0 : c.V * c.C;
         const double attention = 12 * double(c.L) * (100 * 101 / 2) * double(c.H * c.D);
         EXPECT_EQ(model_flops(c, row), 6.0 * double(T * (parameter_count(c) - norms - lookup)) + attention) << name;
-        EXPECT_EQ(op_cost(c, {}, Pass::step, ZERO_GRAD, 0).bytes, 4.0 * double(norms + lookup)) << name;
+        Work w{};
+        const Table table = llama_table(c);
+        for (const Tensor &t : table.tensors) w.parameters += t.count, w.cleared += t.product ? 0 : t.count;
+        EXPECT_EQ(w.parameters, parameter_count(c)) << name;
+        EXPECT_EQ(op_cost(c, w, Pass::step, ZERO_GRAD).bytes, 4.0 * double(norms + lookup)) << name;
     }
 }
 
 TEST(Flops, OpsByHand) {
     const ModelConfig c = tiny();
     Work w{64, 3, {700, 500}};
-    const auto expect = [&](Pass pass, Op op, size_t l, double flops, double bytes) {
+    w.parameters = 1000;
+    const auto expect = [&](Pass pass, size_t op, size_t l, double flops, double bytes) {
         const Cost cost = op_cost(c, w, pass, op, l);
-        EXPECT_EQ(cost.flops, flops) << op_names[op] << " " << pass_names[size_t(pass)];
-        EXPECT_EQ(cost.bytes, bytes) << op_names[op] << " " << pass_names[size_t(pass)];
+        EXPECT_EQ(cost.flops, flops) << L::op_list(c).name(op) << " " << pass_names[size_t(pass)];
+        EXPECT_EQ(cost.bytes, bytes) << L::op_list(c).name(op) << " " << pass_names[size_t(pass)];
     };
-    expect(Pass::forward, QKV, 0, 2 * 64 * 4 * 8, 4 * (64 * 4 + 4 * 8 + 64 * 8));
-    expect(Pass::backward, QKV, 0, 4 * 64 * 4 * 8, 4 * (64 * 4 + 4 * 8 + 64 * 8 + 64 * 4) + 2 * 4 * (4 * 8));
-    expect(Pass::forward, ATTENTION, 0, 4 * 700 * 4, 4 * 64 * (8 + 4));
-    expect(Pass::backward, ATTENTION, 1, 10 * 500 * 4, 4 * 64 * (8 + 4 + 4 + 8));
-    expect(Pass::both, HEAD, 0, 6 * 3 * 4 * 10, 4 * (3 * 4 + 10 * 4 + 64 * 4) + 2 * 4 * (10 * 4));
-    expect(Pass::forward, HEAD, 0, 2 * 3 * 4 * 10, 4 * (3 * 4 + 10 * 4));
-    expect(Pass::recompute, LN2, 0, 0, 4 * 64 * 4 * 2);
-    expect(Pass::step, ADAMW, 0, 0, 28.0 * double(parameter_count(c)));
+    expect(Pass::forward, L::QKV, 0, 2 * 64 * 4 * 8, 4 * (64 * 4 + 4 * 8 + 64 * 8));
+    expect(Pass::backward, L::QKV, 0, 4 * 64 * 4 * 8, 4 * (64 * 4 + 4 * 8 + 64 * 8 + 64 * 4) + 2 * 4 * (4 * 8));
+    expect(Pass::forward, L::ATTENTION, 0, 4 * 700 * 4, 4 * 64 * (8 + 4));
+    expect(Pass::backward, L::ATTENTION, 1, 10 * 500 * 4, 4 * 64 * (8 + 4 + 4 + 8));
+    expect(Pass::both, layer_ops + HEAD, 0, 6 * 3 * 4 * 10, 4 * (3 * 4 + 10 * 4 + 64 * 4) + 2 * 4 * (10 * 4));
+    expect(Pass::forward, layer_ops + HEAD, 0, 2 * 3 * 4 * 10, 4 * (3 * 4 + 10 * 4));
+    expect(Pass::recompute, L::LN2, 0, 0, 4 * 64 * 4 * 2);
+    expect(Pass::step, layer_ops + ADAMW, 0, 0, 28.0 * 1000);
     w.bucket = 2 * 4;  // two rows of the head
-    expect(Pass::backward, HEAD, 0, 4 * 3 * 4 * 2, 4 * (3 * 4 + 2 * 4) + 2 * 4 * (2 * 4));
-    expect(Pass::backward, GRAD_SUM, 0, 0, 4 * 2 * 4);
-    w.element = 2, w.keeps_mid = false;
-    expect(Pass::recompute, LN2, 0, 0, 2 * 64 * 4 * 4);
+    expect(Pass::backward, layer_ops + HEAD, 0, 4 * 3 * 4 * 2, 4 * (3 * 4 + 2 * 4) + 2 * 4 * (2 * 4));
+    expect(Pass::backward, layer_ops + GRAD_SUM, 0, 0, 4 * 2 * 4);
+    w.element = 2, w.recompute = Recompute::layer;
+    expect(Pass::recompute, L::LN2, 0, 0, 2 * 64 * 4 * 4);
     w.moment = 2;
-    expect(Pass::step, ADAMW, 0, 0, 20.0 * double(parameter_count(c)));
-    for (Op op : {QKV, PROJ, UP, DOWN})
+    expect(Pass::step, layer_ops + ADAMW, 0, 0, 20.0 * 1000);
+    for (size_t op : {L::QKV, L::PROJ, L::UP, L::DOWN})
         EXPECT_EQ(op_cost(c, w, Pass::backward, op, 0).flops, 2 * op_cost(c, w, Pass::forward, op, 0).flops);
 }
 
@@ -146,22 +161,22 @@ TEST(Profiler, TableByHand) {
     std::vector<std::string> names;
     auto owned = std::make_unique<ScriptedTimeline>(&names);
     ScriptedTimeline *timeline = owned.get();
-    Profiler profiler(std::move(owned), Peaks{1e6, 1e6}, tiny(), Work{});
+    Profiler profiler(std::move(owned), Peaks{1e6, 1e6}, L::op_list(tiny()), tiny(), Work{});
     EXPECT_EQ(profiler.table(), "profile: no step was measured");
 
     const auto step = [&](std::vector<double> seconds) {
         timeline->seconds = std::move(seconds);
         profiler.begin_step();
         profiler.begin_row(tiny_row(), 1);
-        profiler.begin(Pass::forward, QKV, 0);
-        profiler.begin(Pass::forward, QKV, 1);
-        profiler.begin(Pass::backward, LN1, 1);
-        profiler.begin(Pass::step, COPY, 0);
+        profiler.begin(Pass::forward, L::QKV, 0);
+        profiler.begin(Pass::forward, L::QKV, 1);
+        profiler.begin(Pass::backward, L::LN1, 1);
+        profiler.begin(Pass::step, layer_ops + COPY, 0);
         profiler.end_step();
     };
     step({100, 100, 100, 100});  // the warm-up
     profiler.begin_row(tiny_row(), 1);
-    profiler.begin(Pass::forward, QKV, 0);  // an evaluation
+    profiler.begin(Pass::forward, L::QKV, 0);  // an evaluation
     EXPECT_EQ(names, (std::vector<std::string>{"qkv forward 0", "qkv forward 1", "norm 1 backward 1", "copies", ""}));
     step({0.005, 0.007, 0.006, 0.001});
     step({0.003, 0.001, 0.002, 0.007});
@@ -183,12 +198,12 @@ TEST(Profiler, OneStepIsBetterThanNone) {
     std::vector<std::string> names;
     auto timeline = std::make_unique<ScriptedTimeline>(&names);
     timeline->seconds = {0.25};
-    Profiler profiler(std::move(timeline), Peaks{1e6, 1e6}, tiny(), Work{});
+    Profiler profiler(std::move(timeline), Peaks{1e6, 1e6}, L::op_list(tiny()), tiny(), Work{});
     profiler.begin_step();
     profiler.end_step();  // without a target nothing runs
     EXPECT_EQ(profiler.table(), "profile: no step was measured");
     profiler.begin_step();
-    profiler.begin(Pass::step, COPY, 0);
+    profiler.begin(Pass::step, layer_ops + COPY, 0);
     profiler.end_step();
     EXPECT_EQ(words_after(profiler.table(), "copies"), (std::vector<std::string>{"1.0", "250.000", "100.0%"}));
 }

@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "../llmc/core/common.h"
 #include "../llmc/app/command_line.h"
+#include "../llmc/core/common.h"
 
 using nlohmann::ordered_json;
 

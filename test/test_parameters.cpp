@@ -76,6 +76,7 @@ template <class X, class Fill> static Loaded on_ranks(int ranks, int stage, Fill
         HostMemory memory;
         Plan plan;
         zero.plan(plan, true);
+        zero.plan_scratch(plan);
         plan.place(true);
         const Arena arena(plan, memory);
         fill(zero, comm, memory);

@@ -16,7 +16,7 @@ constexpr const char *loss_names[] = {"sigmoid",  "sigmoid_norm", "robust",   "h
                                       "bco_pair", "exo_pair",     "discopop", "simpo",     "orpo"};
 
 double value(const std::string &name, const PairSums &p, const PairLossOptions &o) {
-    return pair_loss(pair_loss_type(name), o, p).loss;
+    return pair_loss(preference_formula(name), o, p).loss;
 }
 
 }  // namespace
@@ -71,7 +71,7 @@ TEST(Preference, EqualsTrl) {
             const PairSums p{logps["chosen"][i],           logps["rejected"][i],
                              logps["reference_chosen"][i], logps["reference_rejected"][i],
                              tokens["chosen"][i],          tokens["rejected"][i]};
-            const PairLoss got = pair_loss(pair_loss_type(name), o, p);
+            const PairLoss got = pair_loss(preference_formula(name), o, p);
             loss += got.loss / double(pairs);
             // TRL computes in float. Up to 6 roundings of u, v, their difference and its product with beta are as many of u and v;
             // 16 are of what the formula does with that, in terms of at most 1 + |loss|, and 10 of the sum over pairs.
@@ -92,7 +92,7 @@ TEST(Preference, DerivativesAreThoseOfTheLoss) {
     for (const char *name : loss_names)
         for (const PairSums &p :
              {PairSums{-12, -15, -13, -14.5, 5, 7}, PairSums{-20, -9, -15, -11, 12, 3}, PairSums{-7, -40, -9, -30, 4, 4}}) {
-            const PairLoss got = pair_loss(pair_loss_type(name), o, p);
+            const PairLoss got = pair_loss(preference_formula(name), o, p);
             const double h = 1e-5;
             PairSums a = p, b = p;
             a.chosen += h, b.chosen -= h;
@@ -123,8 +123,8 @@ TEST(Preference, SeveralLossesWithWeights) {
     const StepSize step{2, 17};
     double want = 0.2 * (12 + 20) / 17 + 0.7 * (12. / 5 + 20. / 12) / 2, got = 0;
     for (const PairSums &p : pairs) {
-        const PairLoss sigmoid = pair_loss(PairLossType::sigmoid, {.beta = 0.1}, p),
-                       hinge = pair_loss(PairLossType::hinge, {.beta = 0.1}, p);
+        const PairLoss sigmoid = pair_loss(preference_formula("sigmoid"), {.beta = 0.1}, p),
+                       hinge = pair_loss(preference_formula("hinge"), {.beta = 0.1}, p);
         const PairLoss share = loss(p, step);
         want += (sigmoid.loss + 3 * hinge.loss) / 2;
         got += share.loss;
@@ -158,23 +158,23 @@ TEST(Preference, ExtremesStayFinite) {
     for (const char *name : loss_names)
         for (double gap : {-1000.0, 1000.0}) {  // beta z = +-100
             const PairSums p{-1100 + gap, -1100, -1100, -1100, 10, 10};
-            const PairLoss got = pair_loss(pair_loss_type(name), {.beta = 0.1, .label_smoothing = 0.1}, p);
+            const PairLoss got = pair_loss(preference_formula(name), {.beta = 0.1, .label_smoothing = 0.1}, p);
             EXPECT_TRUE(std::isfinite(got.loss) && std::isfinite(got.d_chosen) && std::isfinite(got.d_rejected))
                 << name << " " << gap;
         }
-    const PairLoss certain = pair_loss(PairLossType::orpo, {}, {0, -5, 0, 0, 3, 3});
+    const PairLoss certain = pair_loss(preference_formula("orpo"), {}, {0, -5, 0, 0, 3, 3});
     EXPECT_TRUE(std::isfinite(certain.loss) && std::isfinite(certain.d_chosen));
 }
 
 TEST(Preference, WrongInputs) {
-    expect_contains(error_of([] { pair_loss_type("dpo"); }),
+    expect_contains(error_of([] { preference_formula("dpo"); }),
                     {"no --loss_type \"dpo\"", "fix: one of sigmoid, sigmoid_norm", "orpo"});
-    expect_contains(error_of([] { pair_loss_type("aot"); }), {"--loss_type aot", "depends on how a step is split", "fix:"});
-    expect_contains(error_of([] { check_pair_loss(PairLossType::hinge, {.beta = 0}); }),
+    expect_contains(error_of([] { preference_formula("aot"); }), {"--loss_type aot", "depends on how a step is split", "fix:"});
+    expect_contains(error_of([] { check_options(preference_formula("hinge"), {.beta = 0}); }),
                     {"--beta is 0 but must be above 0", "fix:"});
-    expect_contains(error_of([] { check_pair_loss(PairLossType::exo_pair, {}); }),
+    expect_contains(error_of([] { check_options(preference_formula("exo_pair"), {}); }),
                     {"--label_smoothing is 0", "above 0", "exo_pair"});
-    expect_contains(error_of([] { check_pair_loss(PairLossType::robust, {.label_smoothing = 0.5}); }), {"less than 0.5"});
-    EXPECT_FALSE(needs_reference(PairLossType::simpo));
-    EXPECT_TRUE(needs_reference(PairLossType::sigmoid));
+    expect_contains(error_of([] { check_options(preference_formula("robust"), {.label_smoothing = 0.5}); }), {"less than 0.5"});
+    EXPECT_FALSE(needs_reference(preference_formula("simpo")));
+    EXPECT_TRUE(needs_reference(preference_formula("sigmoid")));
 }

@@ -1,5 +1,5 @@
 // The sharded optimizer against a flat one of a single rank, on a table whose tensors have awkward sizes.
-#include "../llmc/parallel/zero.h"
+#include "../llmc/parallel/optimizer.h"
 
 #include <mutex>
 
@@ -177,7 +177,8 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
         Zero<Cpu<X>> zero({1}, Sharding(fake.units, c.stage, c.ranks, comm.rank, bucket_bytes), fake.table);
         HostMemory memory;
         Plan plan;
-        zero.plan(plan, true, c.bf16_moments);
+        Optimizer<Cpu<X>> optimizer;
+        optimizer.plan(plan, zero, c.bf16_moments);
         plan.place(true);
         Arena arena(plan, memory);
 
@@ -194,7 +195,7 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
             zero.zero_gradients(memory, true);
             for (size_t micro = 0; micro < c.micro_steps; micro++) backward(zero, comm, memory, buffers, c, step, micro);
             norms.push_back(zero.gradient_norm(comm));
-            zero.update(comm, setting(step, norms.back()));
+            optimizer.update(zero, comm, setting(step, norms.back()));
         }
         arena.check_guards();
 
@@ -204,12 +205,13 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
         for (const ShardRun &s : shard_runs) {
             for (size_t i = 0; i < s.count; i++) out.master[s.global + i] = zero.params_at(s).load(i);
             std::copy_n(zero.grads_at(s), s.count, &out.grads[s.global]);
-            const auto copy_moment = [&](const float *whole, const bf16 *rounded, std::vector<float> &to) {
-                rounded ? std::copy_n(rounded + s.shard, s.count, &to[s.global])
-                        : std::copy_n(whole + s.shard, s.count, &to[s.global]);
-            };
-            copy_moment(zero.m, zero.m16, out.m), copy_moment(zero.v, zero.v16, out.v);
         }
+        const auto copy_moment = [](const OptimizerPart &part, const AnyFloats &moment, std::vector<float> &to) {
+            if (const auto rounded = std::get_if<bf16 *>(&moment)) std::copy_n(*rounded, part.count, &to[part.global]);
+            else std::copy_n(std::get<Floats<float>>(moment).rounded, part.count, &to[part.global]);
+        };
+        for (const OptimizerPart &part : optimizer.state(zero, memory).parts)
+            copy_moment(part, part.m, out.m), copy_moment(part, part.v, out.v);
         std::vector<float> params;  // of this rank
         for (const Bucket &b : zero.sharding.buckets)
             for (size_t i = 0; i < b.count; i++) params.push_back(float(zero.params[b.begin + i]));
@@ -297,6 +299,7 @@ TEST(Zero, ABucketMayBeReducedMoreThanOnce) {
         HostMemory memory;
         Plan plan;
         zero.plan(plan, true);
+        zero.plan_scratch(plan);
         plan.place();
         const Arena arena(plan, memory);
         std::vector<float> buffer(zero.sharding.largest);
@@ -405,8 +408,9 @@ template <class X> void expect_planned_bytes() {
     for (int stage : {0, 1, 2}) {
         const Sharding s(fake.units, stage, 4, 1, bucket_bytes);
         Zero<Cpu<X>> zero({1}, s, fake.table);
+        Optimizer<Cpu<X>> optimizer;
         Plan plan;
-        zero.plan(plan, true);
+        optimizer.plan(plan, zero);
         const size_t state = sizeof(X) == 4 ? 8 : 10, scratch = 8 * squared_norm_scratch(s.largest / s.parts);
         const size_t want = stage == 0   ? (sizeof(X) + 4 + state) * s.count
                             : stage == 1 ? (sizeof(X) + 4) * s.count + state * s.count / 4

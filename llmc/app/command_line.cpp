@@ -9,6 +9,7 @@
 #include <set>
 
 #include "../core/common.h"
+#include "../train/preference.h"
 #include "foreign.h"
 
 using nlohmann::ordered_json;
@@ -205,6 +206,7 @@ struct Parser {
     }
 
     template <class T> void add(const char *name, T &field, std::string help, const std::string &aliases) {
+        if (const size_t at = help.find("{losses}"); at != help.npos) help.replace(at, strlen("{losses}"), preference_names());
         if (!aliases.empty()) help += " [" + aliases + "]";
         CLI::Option *option = app.add_option(name, field, help)->capture_default_str();
         if constexpr (std::is_same_v<T, bool>)

@@ -4,8 +4,8 @@
 
 #include "../core/device.h"
 #include "../core/gpu.h"
-#include "../train/options.h"
 #include "../parallel/comm.h"
+#include "../train/options.h"
 #include "../train/run.h"
 
 struct Program {

@@ -8,8 +8,8 @@
 #include "../core/common.h"
 #include "../core/file.h"
 #include "../train/continuation.h"
+#include "../train/objective.h"
 #include "../train/open.h"
-#include "../train/pairs.h"
 #include "plan.h"
 
 // Returns the configuration to train or to use.
@@ -54,11 +54,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
         if (parsed.default_max_len) run.options.max_len = std::min(o.max_len, run.config.max_positions);
         run.ranks = ranks_of(run, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
     });
-    if (run.options.plan && (run.task & PAIRS)) {
-        std::optional<PairTask> task;
-        agree(comm, [&] { task.emplace(run); });
-        run.beside = task->resident_reference();
-    }
+    if (run.options.plan) agree(comm, [&] { run.beside = make_objective(run)->resident(); });
     std::optional<Continuation> continuation;
     if (run.options.plan && run.options.sample_every) continuation.emplace(run);
     if (run.options.plan && !run.speaks()) return 0;

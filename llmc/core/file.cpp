@@ -97,7 +97,9 @@ void sync_directory(const std::string &dir) {
     if (error) die("%s: cannot sync: %s%s", dir.c_str(), strerror(error), other_place);
 }
 
-std::string program_file(const std::string &path) { return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / path).string(); }
+std::string program_file(const std::string &path) {
+    return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / path).string();
+}
 
 std::string cache_file(const std::string &name) {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");

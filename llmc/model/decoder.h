@@ -15,17 +15,17 @@
 #include "../core/arena.h"
 #include "../core/memory.h"
 #include "../data/dataloader.h"
-#include "config.h"
 #include "../ops/attention.h"
 #include "../ops/layout.h"
 #include "../ops/loss.h"
 #include "../ops/matmul.h"
 #include "../ops/score.h"
 #include "../parallel/mesh.h"
+#include "../parallel/optimizer.h"
 #include "../parallel/ring.h"
 #include "../parallel/split.h"
-#include "../parallel/zero.h"
 #include "clock.h"
+#include "config.h"
 #include "model.h"
 #include "parameters.h"
 #include "profile.h"
@@ -81,12 +81,13 @@ template <class Dev> class Decoder : public Model {
     Anomaly anomaly() override { return anomaly_; }
     void update(const AdamW &adamw) override {
         begin_op(clock.between_rows(ADAMW));
-        zero.update(mesh_->all, adamw);
+        optimizer.update(zero, mesh_->all, adamw);
     }
-    OptimizerState optimizer_state() override;
+    OptimizerState optimizer_state() override { return optimizer.state(zero, memory()); }
     void optimizer_state_loaded() override { zero.gather(mesh_->all); }
     void gather_parameters() override { zero.ready(mesh_->all, 0, zero.sharding.elements); }
     Payload take_sent() override { return std::exchange(zero.sent, {}); }
+    double model_flops(const Row &row) const override { return ops.model_flops(config, row); }
 
     std::vector<double> evaluate(const Row &row) override;
     void backward(std::span<const float> weights, bool last) override;
@@ -98,7 +99,7 @@ template <class Dev> class Decoder : public Model {
   protected:
     using X = typename Dev::X;
 
-    Decoder(Dev dev, const ModelConfig &config, const ModelLimits &limits, const Table &table);
+    Decoder(Dev dev, const ModelConfig &config, const ModelLimits &limits, const Table &table, OpList ops);
 
     // ---- what a trainer adds ----------------------------------------------------------------------------------------------------------
 
@@ -106,19 +107,13 @@ template <class Dev> class Decoder : public Model {
     // head_w and head_dw.
     virtual void point_weights(const Locate<X> &params, const Locate<float> *grads) = 0;
     virtual void input_forward() = 0;                     // computes acts.x[0] from row.tokens
-    virtual void layer_forward(size_t l, Pass pass) = 0;  // computes acts.x[l+1] from acts.x[l]; Pass::recompute: see Kept
+    virtual void layer_forward(size_t l, Pass pass) = 0;  // computes acts.x[l+1] from acts.x[l]; see runs()
     virtual void final_norm_forward() = 0;                // computes acts.normf from acts.x[L]
     virtual void final_norm_backward() = 0;               // replaces acts.dx, the gradient of acts.normf, by that of acts.x[L]
     virtual void layer_backward(size_t l) = 0;            // replaces acts.dx, the gradient of acts.x[l+1], by that of acts.x[l]
     virtual void input_backward() = 0;  // calls sum_gradients itself, since only the trainer knows which units its input has
 
     // ---- what it plans with -----------------------------------------------------------------------------------------------------------
-
-    // Says which of a layer's arrays live until the backward pass. layer_forward(l, Pass::recompute) computes the others once more.
-    struct Kept {
-        bool norms, qkv, mid, up, act;
-    };
-    static constexpr Kept everything = {true, true, true, true, true}, nothing = {false, false, false, false, false};
 
     bool trains() const { return limits.mode == Mode::train; }
     template <class Acts> auto layer_arrays(size_t l, Acts &forward, Acts &backward);
@@ -130,6 +125,12 @@ template <class Dev> class Decoder : public Model {
         if (poison_) arena_->poison_dead(now.time);
         if (looks_) look(now);
         if (profiler_) profiler_->begin(now.pass, now.op, now.layer, bucket);
+    }
+    // Begins an op of layer_forward(l, pass). Returns false if the op must not run: in Pass::recompute, if its results were kept.
+    bool runs(size_t op, size_t l, Pass pass) {
+        if (pass == Pass::recompute && limits.recompute < ops.layer[op].from) return false;
+        begin_op(pass == Pass::recompute ? clock.recompute(l, op) : clock.forward(l, op));
+        return true;
     }
     void ready(size_t unit) {  // waits until the unit's weights have arrived from all ranks
         if (zero.sharding.parts > 1) begin_comm_op(Pass::forward, PARAM_GATHER);
@@ -148,8 +149,8 @@ template <class Dev> class Decoder : public Model {
     const ModelConfig config;
     const ModelLimits limits;
     const size_t T_max;  // tokens of this rank's part of the longest row
+    const OpList ops;
     const Clock clock;
-    const Kept keep;
     const size_t positions_unit;  // of the table
     Plan plan_;
     X *head_w = nullptr;       // (V, C); of a reward model (1, C)
@@ -203,14 +204,15 @@ template <class Dev> class Decoder : public Model {
     template <class F> void sum_gradients(size_t unit, float *buffer, bool complete, F add);
     float *buffer_of(size_t unit) const { return zero.sharding.stage == 2 ? grads_of.unit[unit] : nullptr; }
     void look(const Moment &now);
-    void begin_comm_op(Pass pass, Op op,
+    void begin_comm_op(Pass pass, RowOp op,
                        size_t bucket = 0) {  // a sum or gather among ranks. It lies between two ops and changes no lifetime
-        if (profiler_ && mesh_->all.size > 1) profiler_->begin(pass, op, 0, bucket);
+        if (profiler_ && mesh_->all.size > 1) profiler_->begin(pass, ops.number(op), 0, bucket);
     }
 
     const std::vector<Unit> units;
     const size_t head_unit;
     Zero<Dev> zero;
+    Optimizer<Dev> optimizer;
     Mesh *mesh_ = nullptr;
     std::unique_ptr<Memory> memory_;
     std::unique_ptr<Arena> arena_;  // lies in memory_
@@ -247,20 +249,19 @@ inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits)
 }
 
 template <class Dev>
-Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &limits, const Table &table)
+Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &limits, const Table &table, OpList ops)
     : dev(dev),
       config(config),
       limits(limits),
       T_max(round_up(limits.row_tokens, row_multiple * limits.ranks.sp) / limits.ranks.sp),
-      clock{config.L},
-      keep(limits.mode != Mode::train || limits.recompute == Recompute::layer ? nothing
-           : limits.recompute == Recompute::cheap                             ? Kept{false, true, true, true, false}
-                                                                              : everything),
+      ops(std::move(ops)),
+      clock{config.L, this->ops.layer.size()},
       positions_unit(table.positions),
       units(table.units),
       head_unit(table.head),
       zero(dev, sharding_for(table.units, limits), table.tensors) {
-    zero.plan(plan_, trains(), limits.bf16_moments);
+    if (trains()) optimizer.plan(plan_, zero, limits.bf16_moments);
+    else zero.plan(plan_, false), plan_.end_state();
     plan_row();
     plan_head();
     if (zero.sharding.stage == 2) plan_buckets();
@@ -280,8 +281,8 @@ template <class Dev> void Decoder<Dev>::plan_row() {
 
     acts.x.resize(c.L + 1);
     for (size_t l = 0; l <= c.L; l++) {
-        const size_t written = l == 0 ? clock.embed() : clock.forward(l - 1, DOWN);
-        const size_t read = l < c.L ? (trains() ? clock.backward(l, LN1) : clock.forward(l, LN2))
+        const size_t written = l == 0 ? clock.embed() : clock.layer_ends(l - 1);
+        const size_t read = l < c.L ? (trains() ? clock.layer_backward_ends(l) : clock.forward(l, ops.reads_input))
                                     : (trains() ? clock.final_norm_backward() : clock.final_norm());
         plan_.add(&acts.x[l], format("act.%zu.x", l), {T, C}, written, read);
     }
@@ -323,24 +324,24 @@ template <class Dev> void Decoder<Dev>::plan_buckets() {
     const size_t L = config.L, head = clock.head(), norm = clock.final_norm_backward(), embed = clock.embed_backward();
     grads_of.unit.resize(units.size());
     add(&grads_of.head, "bucket.head", head_unit, head, norm);
-    add(&grads_of.unit.back(), "bucket.norm", units.size() - 1, norm, clock.backward(L - 1, LN1));
+    add(&grads_of.unit.back(), "bucket.norm", units.size() - 1, norm, clock.layer_backward_ends(L - 1));
     for (size_t l = 0; l < L; l++)
-        add(&grads_of.unit[1 + l], format("bucket.layer.%zu", l), 1 + l, clock.backward(l, DOWN),
-            l ? clock.backward(l - 1, LN1) : embed);
+        add(&grads_of.unit[1 + l], format("bucket.layer.%zu", l), 1 + l, clock.layer_backward_begins(l),
+            l ? clock.layer_backward_ends(l - 1) : embed);
     if (positions_unit)
         add(&grads_of.unit[positions_unit], "bucket.positions", positions_unit, embed, clock.between_rows(GRAD_NORM));
     add(&grads_of.unit[0], "bucket.embedding", 0, embed, clock.between_rows(GRAD_NORM));
 }
 
 // Plans arrays of layer l, one a call:
-//   array(name, &Acts::member, shape, written, consumed, last gradient, kept)
-// A kept array lives from the op that writes it to the last op of the backward pass that reads it. Otherwise there are two arrays: the
+//   array(name, &Acts::member, shape, written, consumed, last gradient, recomputed from)
+// The last argument is the level of recomputation from which on the array is not kept. A kept array lives from the op that writes it to the last op of the backward pass that reads it. Otherwise there are two arrays: the
 // forward pass's, which dies when the next op or two have consumed it, and the one into which the backward pass recomputes it.
 template <class Dev> template <class Acts> auto Decoder<Dev>::layer_arrays(size_t l, Acts &f, Acts &b) {
-    return [this, l, &f, &b](const char *name, auto member, std::vector<size_t> shape, Op written, Op consumed, Op last_gradient,
-                             bool kept) {
+    return [this, l, &f, &b](const char *name, auto member, std::vector<size_t> shape, size_t written, size_t consumed,
+                             size_t last_gradient, Recompute from) {
         const std::string full = format("act.%zu.%s", l, name);
-        const bool train = trains();
+        const bool train = trains(), kept = limits.recompute < from;
         if (!train || !kept) plan_.add(&(f.*member), full, shape, clock.forward(l, written), clock.forward(l, consumed));
         if (train && !kept)
             plan_.add(&(b.*member), full + " recomputed", shape, clock.recompute(l, written), clock.backward(l, last_gradient));
@@ -359,7 +360,7 @@ template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X
     auto transient = [&](const char *name, auto pointer, std::vector<size_t> shape, size_t first, size_t last) {
         plan_.add(pointer, format("act.%zu.%s", l, name), std::move(shape), first, last);
     };
-    const size_t forward = clock.forward(l, ATTENTION), backward = clock.backward(l, ATTENTION);
+    const size_t forward = clock.forward(l, ops.attention), backward = clock.backward(l, ops.attention);
     const auto sizes = [&](bool backward) {
         return ring_attention_buffers(r.sp_mode, r.sp, r.head_stride, T, c.H, c.KV, c.D, backward);
     };
@@ -368,7 +369,7 @@ template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X
     if (!trains()) return;
     transient("ring backward", &b.ring.values, {sizes(true).values}, backward, backward);
     transient("ring gradients", &b.ring.floats, {sizes(true).floats}, backward, backward);
-    transient("datt", &b.datt, {T, Q}, clock.backward(l, PROJ), backward);
+    transient("datt", &b.datt, {T, Q}, clock.backward(l, ops.attention + 1), backward);
     transient("dq32", &b.dq32, {T, Q}, backward, backward);
     transient("dk32", &b.dk32, {T, K}, backward, backward);
     transient("dv32", &b.dv32, {T, K}, backward, backward);
@@ -381,8 +382,10 @@ template <class Dev> void Decoder<Dev>::profile() {
     auto timeline = make_timeline(dev);
     const Peaks peaks = measure_peaks(dev, memory(), *timeline);
     Work layout{};
-    layout.element = sizeof(X), layout.moment = limits.bf16_moments ? sizeof(bf16) : sizeof(float), layout.keeps_mid = keep.mid;
-    profiler_ = std::make_unique<Profiler>(std::move(timeline), peaks, config, layout);
+    layout.element = sizeof(X), layout.moment = limits.bf16_moments ? sizeof(bf16) : sizeof(float),
+    layout.recompute = limits.recompute;
+    for (const Tensor &t : zero.table) layout.parameters += t.count, layout.cleared += t.product ? 0 : t.count;
+    profiler_ = std::make_unique<Profiler>(std::move(timeline), peaks, ops, config, layout);
 }
 
 template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool poison) {
@@ -404,9 +407,9 @@ template <class Dev> void Decoder<Dev>::look(const Moment &now) {
     if (looked_ && looked_->pass != Pass::step && anomaly_.what.empty()) {
         ops_++;
         const auto [time, pass, op, layer] = *looked_;
-        const std::string of_layer = op < LAYER_OPS ? format("layer %zu, ", layer) : "";
+        const std::string of_layer = ops.of_layer(op) ? format("layer %zu, ", layer) : "";
         if (const std::string found = arena_->nonfinite(time, layer); !found.empty())
-            anomaly_ = {ops_, format("%s, %s%s: %s", pass_names[size_t(pass)], of_layer.c_str(), op_names[op], found.c_str())};
+            anomaly_ = {ops_, format("%s, %s%s: %s", pass_names[size_t(pass)], of_layer.c_str(), ops.name(op), found.c_str())};
     }
     if (!looked_ || looked_->time != now.time) arena_->clear_new(now.time);
     looked_ = now;
@@ -522,17 +525,6 @@ template <class Dev> std::vector<double> Decoder<Dev>::evaluate(const Row &r) {
     std::vector<double> sums(row.documents);
     for (size_t n = 0; n < row.N; n++) sums[size_t(row.target_documents[n])] += of_predictors[n];
     return mesh_->ring->sum(sums);
-}
-
-template <class Dev> OptimizerState Decoder<Dev>::optimizer_state() {
-    OptimizerState state{{}, zero.sharding.elements, &memory()};
-    const auto moment = [](float *whole, bf16 *rounded, size_t at) {
-        return rounded ? AnyFloats(rounded + at) : AnyFloats(Floats<float>{whole + at});
-    };
-    for (const ShardRun &s : zero.sharding.shard_runs())
-        state.parts.push_back(
-            {s.global, s.count, zero.params_at(s), moment(zero.m, zero.m16, s.shard), moment(zero.v, zero.v16, s.shard)});
-    return state;
 }
 
 template <class Dev> LossSums Decoder<Dev>::take_sums() {

@@ -7,11 +7,10 @@
 
 #include "../core/arena.h"
 #include "../data/dataloader.h"
-#include "optimizer_state.h"
-#include "../ops/adamw.h"
 #include "../ops/attention.h"
 #include "../parallel/mesh.h"
-#include "../parallel/zero.h"
+#include "../parallel/optimizer.h"
+#include "op_list.h"
 #include "ranks.h"
 
 // Sums over target tokens; divided by `targets` they are means. nll and entropy are in nats.
@@ -21,13 +20,6 @@ struct LossSums {
         return nll += o.nll, entropy += o.entropy, correct += o.correct, targets += o.targets, *this;
     }
 };
-
-// What the forward pass keeps for the backward pass, which recomputes the rest. Keeping less saves memory, costs time, and changes no bit.
-enum class Recompute {
-    none,
-    cheap,
-    layer
-};  // cheap recomputes norms and SwiGLU; layer all but layer inputs, attention output and lse
 
 // The first value that is not finite: the number of ops before it, and a text that names the op, the array and the element.
 struct Anomaly {
@@ -86,9 +78,10 @@ class Model {
     virtual void optimizer_state_loaded() = 0;     // gathers the parameters that other ranks have loaded
     virtual void gather_parameters() = 0;          // waits for the parameters that update() and optimizer_state_loaded() gather
 
-    virtual OptimizerState optimizer_state() = 0;  // this rank's part
-    virtual LossSums take_sums() = 0;              // sums over this rank's targets since the last call; waits for the device
-    virtual Payload take_sent() = 0;               // bytes that this rank has sent since the last call
+    virtual OptimizerState optimizer_state() = 0;       // this rank's part
+    virtual LossSums take_sums() = 0;                   // sums over this rank's targets since the last call; waits for the device
+    virtual Payload take_sent() = 0;                    // bytes that this rank has sent since the last call
+    virtual double model_flops(const Row &) const = 0;  // of a row in a training step: OpList::model_flops
 
     // Generation: this rank alone calls it; during training, after gather_parameters(). `row` holds the next tokens of some sequences, one
     // document each. where[i] says which positions of the cache document i takes; cache_begin[position] is the position at which the sequence

@@ -11,19 +11,19 @@ void Profiler::begin_step() {
 
 void Profiler::begin_row(const Row &row, size_t sp) {
     if (!in_step_) return;
-    work_ = work_of(config_, row, true);
-    work_.T /= sp, work_.N /= sp;
+    const Work whole = work_of(config_, row, true);
+    work_ = layout_;
+    work_.T = whole.T / sp, work_.N = whole.N / sp, work_.scores = whole.scores;
     for (double &scores : work_.scores) scores /= double(sp);
-    work_.element = layout_.element, work_.moment = layout_.moment, work_.keeps_mid = layout_.keeps_mid;
-    model_flops_ += model_flops(config_, row) / double(sp);
+    model_flops_ += ops_.model_flops(config_, row) / double(sp);
 }
 
-void Profiler::begin(Pass pass, Op op, size_t layer, size_t bucket) {
+void Profiler::begin(Pass pass, size_t op, size_t layer, size_t bucket) {
     if (!in_step_) return;
     work_.bucket = bucket;
     const char *pass_name = pass_names[size_t(pass)];
-    timeline_->mark(op < LAYER_OPS ? format("%s %s %zu", op_names[op], pass_name, layer).c_str() : op_names[op]);
-    entries_.push_back({pass, op, op_cost(config_, work_, pass, op, layer)});
+    timeline_->mark(ops_.of_layer(op) ? format("%s %s %zu", ops_.name(op), pass_name, layer).c_str() : ops_.name(op));
+    entries_.push_back({pass, op, ops_.cost(config_, work_, pass, op, layer)});
 }
 
 void Profiler::end_step() {
@@ -31,7 +31,7 @@ void Profiler::end_step() {
     if (entries_.empty()) return;  // a step without a target
     timeline_->mark(nullptr);
     const auto seconds = timeline_->take();
-    if (steps_++ == 1) sums_ = {};
+    if (steps_++ == 1) sums_ = Sums(ops_.size());
     for (size_t i = 0; i < entries_.size(); i++) {
         const auto &[pass, op, cost] = entries_[i];
         Total &total = sums_.op[op][size_t(pass)];
@@ -64,9 +64,9 @@ std::string Profiler::table() const {
                              sums_.steps, peaks_.flops / 1e12, peaks_.bytes / 1e9);
     out += format("%-14s %-9s %8s %11s %9s %9s %9s %9s\n", "op", "pass", "a step", "ms a step", "share", "TFLOP/s", "GB/s",
                   "roofline");
-    for (size_t op = 0; op < OPS; op++)
+    for (size_t op = 0; op < ops_.size(); op++)
         for (size_t pass = 0; pass < passes; pass++)
-            if (const Total &t = sums_.op[op][pass]; t.count) out += line(op_names[op], pass_names[pass], t, all.seconds);
+            if (const Total &t = sums_.op[op][pass]; t.count) out += line(ops_.name(op), pass_names[pass], t, all.seconds);
     out += line("all", "", all, all.seconds);
     return out + format("a step: %.3f ms on the host's clock, %.6g model TFLOP, %.3f TFLOP/s, %.0f%% of the product's rate",
                         1e3 * sums_.seconds / steps, sums_.model_flops / steps / 1e12, rate / 1e12, 100 * rate / peaks_.flops);

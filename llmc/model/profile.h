@@ -1,5 +1,6 @@
 // For --profile: measures the time of each op of a training step and compares it with what the device can do.
 #pragma once
+#include <array>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -10,7 +11,7 @@
 #include "../core/timeline.h"
 #include "../ops/layout.h"
 #include "../ops/matmul.h"
-#include "flops.h"
+#include "op_list.h"
 
 struct Peaks {  // per second
     double flops, bytes;
@@ -24,21 +25,22 @@ template <class Dev> Peaks measure_peaks(Dev dev, Memory &memory, Timeline &time
 // follow. An op lasts until the next one begins, so time in which the device waits for the host counts for the op before.
 class Profiler {
   public:
-    Profiler(std::unique_ptr<Timeline> timeline, const Peaks &peaks, const ModelConfig &config, const Work &layout)
-        : timeline_(std::move(timeline)), peaks_(peaks), config_(config), layout_(layout) {}
+    Profiler(std::unique_ptr<Timeline> timeline, const Peaks &peaks, const OpList &ops, const ModelConfig &config,
+             const Work &layout)
+        : timeline_(std::move(timeline)), peaks_(peaks), ops_(ops), config_(config), layout_(layout), sums_(ops.size()) {}
 
     void begin_step();
     void begin_row(const Row &row,
                    size_t sp);  // the next ops belong to this row, of which each of sp ranks computes an equal share
     // An op of the step begins. Outside of a step, in an evaluation, it is not recorded. For bucket see Work.
-    void begin(Pass pass, Op op, size_t layer, size_t bucket = 0);
+    void begin(Pass pass, size_t op, size_t layer, size_t bucket = 0);
     void end_step();            // waits for the device
     std::string table() const;  // the result as a table for people
 
   private:
     struct Entry {
         Pass pass;
-        Op op;
+        size_t op;  // its number in the OpList
         Cost cost;
     };
     struct Total {
@@ -48,12 +50,14 @@ class Profiler {
     struct Sums {
         size_t steps = 0;
         double seconds = 0, model_flops = 0;  // seconds: by the host's clock
-        Total op[OPS][passes];
+        std::vector<std::array<Total, passes>> op;
+        explicit Sums(size_t ops) : op(ops) {}
     };
     std::string line(const char *op, const char *pass, const Total &total, double all) const;
 
     std::unique_ptr<Timeline> timeline_;
     Peaks peaks_;
+    OpList ops_;
     ModelConfig config_;
     Work layout_;  // a Work in which the sizes of a row are still 0
     bool in_step_ = false;

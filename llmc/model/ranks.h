@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "config.h"
 #include "../parallel/split.h"
+#include "config.h"
 
 // These are numbers alone, so that a plan can be made for ranks that do not run. world = dp * sp, as in mesh.h.
 struct Ranks {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "../parallel/sharding.h"
 #include "config.h"
-#include "../parallel/zero.h"
 
 struct Table {
     std::vector<Tensor> tensors;

@@ -13,8 +13,8 @@
 #include "../core/file.h"
 #include "../core/hash.h"
 #include "../core/json.h"
-#include "../parallel/comm.h"
 #include "../io/safetensors.h"
+#include "../parallel/comm.h"
 
 namespace fs = std::filesystem;
 using nlohmann::json;

@@ -10,7 +10,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "../model/optimizer_state.h"
+#include "../parallel/optimizer.h"
 
 struct Comm;
 

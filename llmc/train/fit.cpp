@@ -36,8 +36,7 @@ size_t most_tokens(const Run &run, const std::string &recompute, ModelLimits lim
 
 size_t documents_of_sample(const Run &run) { return run.task & PAIRS ? 2 : 1; }
 
-size_t longest_sample(const Run &run, const std::string &recompute, const ModelLimits &limits, size_t memory,
-                             size_t limit) {
+size_t longest_sample(const Run &run, const std::string &recompute, const ModelLimits &limits, size_t memory, size_t limit) {
     const size_t documents = documents_of_sample(run);
     return most_tokens(run, recompute, limits, memory, std::min<size_t>(documents * limit, INT32_MAX)) / documents;
 }

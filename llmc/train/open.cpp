@@ -8,6 +8,7 @@
 #include "../core/file.h"
 #include "../data/prepare.h"
 #include "../data/tokenizer.h"
+#include "../io/hf.h"
 #include "fit.h"
 
 namespace fs = std::filesystem;

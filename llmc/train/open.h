@@ -12,9 +12,12 @@ void expect_same_file(const Run &run, const std::string &path, bool optional);  
 
 void expect_own_family(const Run &run, const std::string &name);  // dies if run.config is for another program
 void open_config(Run &run, const std::string &dir);               // of the model in `dir`, with its tokenizer's hash
-Ranks ranks_of(const Run &run, size_t world, size_t sp);  // as the flags say, with `sp` of them in a ring; dies if the heads of run.config do not suit them
-void expect_positions(const Run &run, const PreparedData &data);  // dies if a document has more tokens than run.config has positions
+Ranks ranks_of(const Run &run, size_t world,
+               size_t sp);  // as the flags say, with `sp` of them in a ring; dies if the heads of run.config do not suit them
+void expect_positions(const Run &run,
+                      const PreparedData &data);  // dies if a document has more tokens than run.config has positions
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path);
 size_t rows_capacity(const PreparedData &data, size_t row_tokens);  // T of the largest row that this data can fill
 ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data);
-std::unique_ptr<Model> open_model(const Run &run, ModelLimits limits);  // chooses --recompute auto, allocates, loads or initialises
+std::unique_ptr<Model> open_model(const Run &run,
+                                  ModelLimits limits);  // chooses --recompute auto, allocates, loads or initialises

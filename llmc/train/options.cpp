@@ -52,10 +52,11 @@ std::vector<std::string> prepare_flags(const Options &options, Task task) {
     std::vector<std::string> out;
     const nlohmann::ordered_json json = to_json(options, task);
     const auto add = [&](const char *name) {
-        if (const std::string value = to_text(json[name]); !value.empty()) out.insert(out.end(), {std::string("--") + name, value});
+        if (const std::string value = to_text(json[name]); !value.empty())
+            out.insert(out.end(), {std::string("--") + name, value});
     };
 #define OPT(type, name, value, tasks, aliases, help) \
-    if (((tasks) & PREPARE) && ((tasks) & task)) add(#name);
+    if (((tasks)&PREPARE) && ((tasks)&task)) add(#name);
 #include "options.def"
     return out;
 }

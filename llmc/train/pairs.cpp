@@ -34,7 +34,7 @@ StepSize step_size(const PreparedData &data, std::span<const size_t> samples) {
     return size;
 }
 
-PairTask::PairTask(const Run &run) : run_(run) {
+Pairs::Pairs(const Run &run) : run_(run) {
     const Options &o = run.options;
     if (run.task == RM) return;
     preference_.emplace(o.loss_type, o.loss_weights, PairLossOptions{o.beta, o.label_smoothing, o.simpo_gamma}, o.nll_loss_coef);
@@ -42,12 +42,12 @@ PairTask::PairTask(const Run &run) : run_(run) {
         run.say("note: this loss needs no reference; --ref_model %s is not read", o.ref_model.c_str());
 }
 
-std::optional<ModelConfig> PairTask::resident_reference() const {
+std::optional<ModelConfig> Pairs::resident() const {
     if (!preference_ || !preference_->needs_reference() || run_.options.ref_mode != "resident") return {};
     return reference_run(run_).config;
 }
 
-void PairTask::use(const PreparedData &data, size_t pairs, const ModelLimits &limits) {
+void Pairs::use(const PreparedData &data, size_t pairs, const ModelLimits &limits) {
     agree(run_.comm, [&] {
         if (run_.task == RM && run_.options.margin_loss_enable && !data.has_margins())
             die("--margin_loss_enable needs margins, but the pairs of %s have none\n  fix: leave it out, or prepare records with a field \"margin\"",
@@ -59,15 +59,17 @@ void PairTask::use(const PreparedData &data, size_t pairs, const ModelLimits &li
 }
 
 // The rewards of a reward model, or the log-probabilities of a language model, become a loss.
-PairLoss PairTask::loss_of(const PreparedData &data, size_t pair, const PairSums &p, const StepSize &step) const {
-    if (preference_) return (*preference_)(p, step);
+PairLoss Pairs::loss_of(size_t pair, const PairSums &p) const {
+    if (preference_) return (*preference_)(p, size_);
     const Options &o = run_.options;
-    PairLoss loss = reward_loss(p.chosen, p.rejected, o.margin_loss_enable ? data.margin(pair) : 0, o.center_rewards_coefficient);
-    return {loss.loss / step.pairs, loss.d_chosen / step.pairs, loss.d_rejected / step.pairs};
+    PairLoss loss =
+        reward_loss(p.chosen, p.rejected, o.margin_loss_enable ? data_->margin(pair) : 0, o.center_rewards_coefficient);
+    return {loss.loss / size_.pairs, loss.d_chosen / size_.pairs, loss.d_rejected / size_.pairs};
 }
 
 // Adds a row's pairs to the totals, and returns the derivatives of the loss with respect to the documents' values.
-std::vector<float> PairTask::add(const PreparedData &data, const Row &row, std::span<const double> values, const StepSize &step) {
+std::vector<float> Pairs::add(const Row &row, std::span<const double> values) {
+    const PreparedData &data = *data_;
     const std::vector<double> reference = reference_ ? reference_->logps(data, row) : std::vector<double>(values.size());
     const double sign = run_.task == RM ? 1 : -1;  // a language model's values are nll
     const double scale = run_.task == RM ? 1 : run_.options.beta;
@@ -77,7 +79,7 @@ std::vector<float> PairTask::add(const PreparedData &data, const Row &row, std::
         const size_t chosen = row.documents[i], rejected = row.documents[i + 1];
         const PairSums p{sign * values[i], sign * values[i + 1],         reference[i],
                          reference[i + 1], double(data.targets(chosen)), double(data.targets(rejected))};
-        const PairLoss loss = loss_of(data, chosen / 2, p, step);
+        const PairLoss loss = loss_of(chosen / 2, p);
         weights[i] = float(sign * loss.d_chosen);
         weights[i + 1] = float(sign * loss.d_rejected);
         const double u = scale * (p.chosen - p.reference_chosen), v = scale * (p.rejected - p.reference_rejected);
@@ -87,17 +89,43 @@ std::vector<float> PairTask::add(const PreparedData &data, const Row &row, std::
     return weights;
 }
 
-void PairTask::accumulate(Model &model, const PreparedData &data, const Row &row, const StepSize &step, bool last) {
-    model.backward(add(data, row, model.evaluate(row), step), last);
+void Pairs::begin(const PreparedData &data, const Step &step) { data_ = &data, size_ = step_size(data, step.samples); }
+
+void Pairs::accumulate(Model &model, const Row &row, bool last) { model.backward(add(row, model.evaluate(row)), last); }
+
+PairTotals Pairs::take_totals() { return over_ranks(run_.comm, std::exchange(totals_, {})); }
+
+Measured Pairs::take(Model &model) {
+    Measured step;
+    const LossSums sums = over_ranks(run_.comm, model.take_sums());
+    const PairTotals totals = take_totals();
+    step.loss = totals.loss;
+    if (!run_.config.reward) step.metrics = token_metrics(sums, "");
+    totals.add_to(step.metrics, run_.task, "");
+    return step;
 }
 
-void PairTask::evaluate(Model &model, const PreparedData &data, std::span<const size_t> samples) {
-    const StepSize size = step_size(data, samples);
+Measured Pairs::evaluate(Model &model, const PreparedData &data, std::span<const size_t> samples) {
+    data_ = &data, size_ = step_size(data, samples);
     for (const auto &own : own_rows(run_.config, run_.ranks, data, pack_samples(data, samples, run_.options.row_tokens)))
         if (!own.empty()) {
             const Row row = make_row(data, own);
-            add(data, row, model.evaluate(row), size);
+            add(row, model.evaluate(row));
         }
+    const LossSums sums = over_ranks(run_.comm, model.take_sums());
+    const PairTotals totals = evaluated_ = take_totals();
+    Measured out;
+    out.loss = totals.loss;
+    if (!run_.config.reward) out.metrics = token_metrics(sums, "eval_");
+    totals.add_to(out.metrics, run_.task, "eval_");
+    out.text = format("eval loss %.4f  accuracy %.4f  margin %.4f", totals.loss, totals.right / totals.pairs,
+                      (totals.chosen_reward - totals.rejected_reward) / totals.pairs);
+    return out;
 }
 
-PairTotals PairTask::take_totals() { return over_ranks(run_.comm, std::exchange(totals_, {})); }
+// Users of a reward model can normalise its rewards with their mean and deviation.
+void Pairs::describe(ModelConfig &config) const {
+    if (!config.reward || evaluated_.pairs == 0) return;
+    config.source["mean"] = evaluated_.reward_mean();
+    config.source["std"] = std::max(evaluated_.reward_std(), 1e-8);
+}

@@ -5,12 +5,11 @@
 // from which the backward pass starts. No result depends on how the pairs of a step are dealt to rows and ranks.
 #pragma once
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 
+#include "objective.h"
 #include "preference.h"
 #include "reference.h"
-#include "run.h"
 
 // Sums over pairs. The reward of an answer is, in dpo, beta (log p - log p of the reference).
 struct PairTotals {
@@ -27,29 +26,28 @@ struct PairTotals {
 
 StepSize step_size(const PreparedData &data, std::span<const size_t> samples);
 
-class PairTask {
+class Pairs final : public Objective {
   public:
-    explicit PairTask(const Run &run);  // dies if the options contradict each other
+    explicit Pairs(const Run &run);
 
-    std::optional<ModelConfig> resident_reference()
-        const;  // of the reference model, if it stays in memory beside the trained one
-
-    // Announces the first `pairs` of data that the methods below will get. It must be called before the trained model takes its memory. If the
-    // loss needs a reference model, this one gets rows as long as `limits` says.
-    void use(const PreparedData &data, size_t pairs, const ModelLimits &limits);
-
-    // Runs forward, loss and backward of one row of a step. The row has no tokens if this ring has none in this micro-step.
-    void accumulate(Model &model, const PreparedData &data, const Row &row, const StepSize &step, bool last);
-    // Runs forward and loss of all rows.
-    void evaluate(Model &model, const PreparedData &data, std::span<const size_t> samples);
-    PairTotals take_totals();  // sums over all ranks, which call it together, since the last call
+    std::optional<ModelConfig> resident() const override;
+    void use(const PreparedData &data, size_t pairs, const ModelLimits &limits) override;
+    void begin(const PreparedData &data, const Step &step) override;
+    void accumulate(Model &model, const Row &row, bool last) override;
+    Measured take(Model &model) override;
+    Measured evaluate(Model &model, const PreparedData &data, std::span<const size_t> samples) override;
+    void describe(ModelConfig &config) const override;
+    PairTotals take_totals();  // sums over all ranks since the last call
 
   private:
-    std::vector<float> add(const PreparedData &data, const Row &row, std::span<const double> values, const StepSize &step);
-    PairLoss loss_of(const PreparedData &data, size_t pair, const PairSums &p, const StepSize &step) const;
+    std::vector<float> add(const Row &row, std::span<const double> values);
+    PairLoss loss_of(size_t pair, const PairSums &p) const;
 
     const Run &run_;
     std::optional<PreferenceLoss> preference_;  // dpo
     std::unique_ptr<Reference> reference_;
-    PairTotals totals_;
+    const PreparedData *data_ = nullptr;  // of the step or evaluation
+    StepSize size_{};
+    PairTotals totals_;     // this rank's since they were taken
+    PairTotals evaluated_;  // of the last evaluation
 };

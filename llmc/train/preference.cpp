@@ -5,36 +5,7 @@
 
 #include "../core/common.h"
 
-static constexpr const char *names[] = {"sigmoid",  "sigmoid_norm", "robust",   "hinge",     "ipo_sum",
-                                        "ipo_mean", "apo_zero",     "apo_down", "sppo_hard", "nca_pair",
-                                        "bco_pair", "exo_pair",     "discopop", "simpo",     "orpo"};
-
-PairLossType pair_loss_type(const std::string &name) {
-    std::string list;
-    for (size_t i = 0; i < std::size(names); i++) {
-        if (name == names[i]) return PairLossType(i);
-        list += names[i] + std::string(", ");
-    }
-    list += "sft";  // of PreferenceLoss
-    if (name == "aot" || name == "aot_unpaired")
-        die("--loss_type %s sorts the pairs of a micro-batch, so its value depends on how a step is split\n  fix: one of %s",
-            name.c_str(), list.c_str());
-    die("there is no --loss_type \"%s\"\n  fix: one of %s", name.c_str(), list.c_str());
-}
-
-bool needs_reference(PairLossType type) { return type != PairLossType::simpo && type != PairLossType::orpo; }
-
-void check_pair_loss(PairLossType type, const PairLossOptions &o) {
-    const char *name = names[size_t(type)];
-    const auto must = [&](bool good, const char *flag, double value, const char *rule) {
-        if (!good) die("--%s is %g but must be %s for --loss_type %s\n  fix: another --%s", flag, value, rule, name, flag);
-    };
-    must(std::isfinite(o.beta) && o.beta > 0, "beta", o.beta, "above 0");
-    must(o.label_smoothing >= 0 && o.label_smoothing < 0.5, "label_smoothing", o.label_smoothing, "at least 0 and less than 0.5");
-    if (type == PairLossType::exo_pair) must(o.label_smoothing > 0, "label_smoothing", o.label_smoothing, "above 0");
-}
-
-namespace {
+namespace preference {
 
 // A number and its derivatives with respect to c and r, so that a loss is written only once, as its formula.
 struct Dual {
@@ -64,35 +35,84 @@ Dual odds(Dual a) {
     return a.map(x - std::log(-std::expm1(x)), -1 / std::expm1(x));
 }
 
-Dual formula(PairLossType type, const PairLossOptions &o, const PairSums &p) {
-    const Dual c{p.chosen, 1, 0}, r{p.rejected, 0, 1};
-    const double beta = o.beta, e = o.label_smoothing, n = 1 / p.chosen_tokens, m = 1 / p.rejected_tokens;
-    const Dual u = c - p.reference_chosen, v = r - p.reference_rejected, x = beta * (u - v), x_norm = beta * (n * u - m * v);
-    const double half = 1 / (2 * beta);
-    switch (type) {
-        case PairLossType::sigmoid: return -((1 - e) * log_s(x) + e * log_s(-x));
-        case PairLossType::sigmoid_norm: return -((1 - e) * log_s(x_norm) + e * log_s(-x_norm));
-        case PairLossType::robust: return 1 / (1 - 2 * e) * (e * log_s(-x) - (1 - e) * log_s(x));
-        case PairLossType::hinge: return positive(1 - x);
-        case PairLossType::ipo_sum: return square(u - v - half);
-        case PairLossType::ipo_mean: return square(n * u - m * v - half);
-        case PairLossType::apo_zero: return 1 - s(beta * u) + s(beta * v);
-        case PairLossType::apo_down: return s(beta * u) + 1 - s(x);
-        case PairLossType::sppo_hard: return square(u - half) + square(v + half);
-        case PairLossType::nca_pair: return -log_s(beta * u) - 0.5 * (log_s(-beta * u) + log_s(-beta * v));
-        case PairLossType::bco_pair: return -log_s(beta * u) - log_s(-beta * v);
-        case PairLossType::exo_pair: return s(x) * (log_s(x) - std::log(1 - e)) + s(-x) * (log_s(-x) - std::log(e));
-        case PairLossType::discopop: return (1 - s(20 * x)) * -log_s(x) + s(20 * x) * exp(-x);
-        case PairLossType::simpo: return -log_s(beta * (n * c - m * r) - o.gamma);
-        case PairLossType::orpo: return -(n * c) - beta * log_s(odds(n * c) - odds(m * r));
-    }
-    die("no such loss: %d", int(type));
+// What the formulas are written with, in the names of preference.h.
+struct Terms {
+    double beta, e, gamma, n, m;  // n, m: 1 over the tokens of the chosen, of the rejected answer
+    Dual c, r, u, v, x;
+    Terms(const PairLossOptions &o, const PairSums &p)
+        : beta(o.beta),
+          e(o.label_smoothing),
+          gamma(o.gamma),
+          n(1 / p.chosen_tokens),
+          m(1 / p.rejected_tokens),
+          c{p.chosen, 1, 0},
+          r{p.rejected, 0, 1},
+          u(c - p.reference_chosen),
+          v(r - p.reference_rejected),
+          x(beta * (u - v)) {}
+    double half() const { return 1 / (2 * beta); }
+    Dual x_norm() const { return beta * (n * u - m * v); }
+};
+
+}  // namespace preference
+using namespace preference;
+
+struct PreferenceFormula {
+    const char *name;
+    bool reference;  // it needs a reference model
+    Dual (*loss)(const Terms &);
+};
+
+// clang-format off
+static const PreferenceFormula formulas[] = {
+    {"sigmoid",      true,  [](const Terms &t) { return -((1 - t.e) * log_s(t.x) + t.e * log_s(-t.x)); }},
+    {"sigmoid_norm", true,  [](const Terms &t) { return -((1 - t.e) * log_s(t.x_norm()) + t.e * log_s(-t.x_norm())); }},
+    {"robust",       true,  [](const Terms &t) { return 1 / (1 - 2 * t.e) * (t.e * log_s(-t.x) - (1 - t.e) * log_s(t.x)); }},
+    {"hinge",        true,  [](const Terms &t) { return positive(1 - t.x); }},
+    {"ipo_sum",      true,  [](const Terms &t) { return square(t.u - t.v - t.half()); }},
+    {"ipo_mean",     true,  [](const Terms &t) { return square(t.n * t.u - t.m * t.v - t.half()); }},
+    {"apo_zero",     true,  [](const Terms &t) { return 1 - s(t.beta * t.u) + s(t.beta * t.v); }},
+    {"apo_down",     true,  [](const Terms &t) { return s(t.beta * t.u) + 1 - s(t.x); }},
+    {"sppo_hard",    true,  [](const Terms &t) { return square(t.u - t.half()) + square(t.v + t.half()); }},
+    {"nca_pair",     true,  [](const Terms &t) { return -log_s(t.beta * t.u) - 0.5 * (log_s(-t.beta * t.u) + log_s(-t.beta * t.v)); }},
+    {"bco_pair",     true,  [](const Terms &t) { return -log_s(t.beta * t.u) - log_s(-t.beta * t.v); }},
+    {"exo_pair",     true,  [](const Terms &t) { return s(t.x) * (log_s(t.x) - std::log(1 - t.e)) + s(-t.x) * (log_s(-t.x) - std::log(t.e)); }},
+    {"discopop",     true,  [](const Terms &t) { return (1 - s(20 * t.x)) * -log_s(t.x) + s(20 * t.x) * exp(-t.x); }},
+    {"simpo",        false, [](const Terms &t) { return -log_s(t.beta * (t.n * t.c - t.m * t.r) - t.gamma); }},
+    {"orpo",         false, [](const Terms &t) { return -(t.n * t.c) - t.beta * log_s(odds(t.n * t.c) - odds(t.m * t.r)); }},
+};
+// clang-format on
+
+std::string preference_names() {
+    std::string list;
+    for (const PreferenceFormula &f : formulas) list += std::string(f.name) + ", ";
+    return list + "sft";  // of PreferenceLoss
 }
 
-}  // namespace
+const PreferenceFormula &preference_formula(const std::string &name) {
+    for (const PreferenceFormula &f : formulas)
+        if (name == f.name) return f;
+    const std::string fix = "fix: one of " + preference_names();
+    if (name == "aot" || name == "aot_unpaired")
+        die("--loss_type %s sorts the pairs of a micro-batch, so its value depends on how a step is split\n  %s", name.c_str(),
+            fix.c_str());
+    die("there is no --loss_type \"%s\"\n  %s", name.c_str(), fix.c_str());
+}
 
-PairLoss pair_loss(PairLossType type, const PairLossOptions &options, const PairSums &pair) {
-    const Dual loss = formula(type, options, pair);
+bool needs_reference(const PreferenceFormula &f) { return f.reference; }
+
+void check_options(const PreferenceFormula &f, const PairLossOptions &o) {
+    const auto must = [&](bool good, const char *flag, double value, const char *rule) {
+        if (!good) die("--%s is %g but must be %s for --loss_type %s\n  fix: another --%s", flag, value, rule, f.name, flag);
+    };
+    must(std::isfinite(o.beta) && o.beta > 0, "beta", o.beta, "above 0");
+    must(o.label_smoothing >= 0 && o.label_smoothing < 0.5, "label_smoothing", o.label_smoothing, "at least 0 and less than 0.5");
+    const PairSums any{-1, -1, -1, -1, 1, 1};  // exo_pair has the logarithm of label_smoothing
+    must(std::isfinite(f.loss({o, any}).value), "label_smoothing", o.label_smoothing, "above 0");
+}
+
+PairLoss pair_loss(const PreferenceFormula &f, const PairLossOptions &options, const PairSums &pair) {
+    const Dual loss = f.loss({options, pair});
     return {loss.value, loss.c, loss.r};
 }
 
@@ -108,21 +128,21 @@ PreferenceLoss::PreferenceLoss(const std::vector<std::string> &types, const std:
             sft_ += weight;
             continue;
         }
-        terms_.emplace_back(pair_loss_type(types[i]), weight);
-        check_pair_loss(terms_.back().first, options);
+        terms_.emplace_back(&preference_formula(types[i]), weight);
+        check_options(*terms_.back().first, options);
     }
     if (terms_.empty() && sft_ == 0 && nll == 0) die("--loss_type is empty\n  fix: sigmoid, say");
 }
 
 bool PreferenceLoss::needs_reference() const {
-    return std::any_of(terms_.begin(), terms_.end(), [](const auto &term) { return ::needs_reference(term.first); });
+    return std::any_of(terms_.begin(), terms_.end(), [](const auto &term) { return term.first->reference; });
 }
 
 PairLoss PreferenceLoss::operator()(const PairSums &pair, const StepSize &step) const {
     const double of_chosen = sft_ / step.chosen_tokens + nll_ / (pair.chosen_tokens * step.pairs);
     PairLoss sum{-pair.chosen * of_chosen, -of_chosen, 0};
-    for (const auto &[type, weight] : terms_) {
-        const PairLoss term = pair_loss(type, options_, pair);
+    for (const auto &[formula, weight] : terms_) {
+        const PairLoss term = pair_loss(*formula, options_, pair);
         const double share = weight / step.pairs;
         sum.loss += share * term.loss, sum.d_chosen += share * term.d_chosen, sum.d_rejected += share * term.d_rejected;
     }

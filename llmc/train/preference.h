@@ -30,31 +30,9 @@
 #include <utility>
 #include <vector>
 
-enum class PairLossType {
-    sigmoid,
-    sigmoid_norm,
-    robust,
-    hinge,
-    ipo_sum,
-    ipo_mean,
-    apo_zero,
-    apo_down,
-    sppo_hard,
-    nca_pair,
-    bco_pair,
-    exo_pair,
-    discopop,
-    simpo,
-    orpo
-};
-
-PairLossType pair_loss_type(const std::string &name);  // dies with the list of names
-bool needs_reference(PairLossType type);
-
 struct PairLossOptions {
     double beta = 0.1, label_smoothing = 0, gamma = 0;  // gamma: simpo's
 };
-void check_pair_loss(PairLossType type, const PairLossOptions &options);  // dies if a formula has no value for these options
 
 struct PairSums {
     double chosen, rejected, reference_chosen, reference_rejected;  // log-probabilities, nats; the reference's 0 if there is none
@@ -64,7 +42,14 @@ struct PairSums {
 struct PairLoss {
     double loss, d_chosen, d_rejected;  // dL/dc, dL/dr
 };
-PairLoss pair_loss(PairLossType type, const PairLossOptions &options, const PairSums &pair);
+
+// One of the losses above: an entry of the table in preference.cpp.
+struct PreferenceFormula;
+const PreferenceFormula &preference_formula(const std::string &name);  // dies with the list of names
+std::string preference_names();                                        // "sigmoid, sigmoid_norm, ..."
+bool needs_reference(const PreferenceFormula &);
+void check_options(const PreferenceFormula &, const PairLossOptions &);  // dies if the formula has no value for these options
+PairLoss pair_loss(const PreferenceFormula &, const PairLossOptions &options, const PairSums &pair);
 
 // The numbers by which the losses of a step are divided.
 struct StepSize {
@@ -84,7 +69,7 @@ class PreferenceLoss {
     PairLoss operator()(const PairSums &pair, const StepSize &step) const;  // the pair's share of the loss
 
   private:
-    std::vector<std::pair<PairLossType, double>> terms_;
+    std::vector<std::pair<const PreferenceFormula *, double>> terms_;  // each with its weight
     PairLossOptions options_;
     double sft_ = 0, nll_;
 };

@@ -4,9 +4,9 @@
 #include <memory>
 #include <optional>
 
-#include "options.h"
-#include "../parallel/comm.h"
 #include "../model/model.h"
+#include "../parallel/comm.h"
+#include "options.h"
 
 // Makes a model for the device and dtype that the options ask for. Its memory is planned, but not yet allocated.
 using ModelFactory = std::function<std::unique_ptr<Model>(const ModelConfig &, const ModelLimits &)>;

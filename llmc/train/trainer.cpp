@@ -11,13 +11,13 @@
 #include "../core/file.h"
 #include "../core/gpu.h"
 #include "../core/json.h"
+#include "../io/hf.h"
+#include "../model/profile.h"
 #include "checkpoint.h"
 #include "continuation.h"
-#include "../model/flops.h"
-#include "logger.h"
-#include "pairs.h"
-#include "../model/profile.h"
 #include "evaluate.h"
+#include "logger.h"
+#include "objective.h"
 #include "open.h"
 #include "schedule.h"
 #include "trainer_state.h"
@@ -58,14 +58,11 @@ class Trainer {
     ordered_json mfu(const Step &batch, double seconds) const;
     struct Report;
     void add_reports(ordered_json &line, const Report &own, double seconds) const;
-    struct StepLoss;
-    StepLoss gradients_of(const Step &batch);
+    Measured gradients_of(const Step &batch);
     void update(const Step &batch, double loss, double norm, double lr);
     void explain(const Step &batch);
     ordered_json optimizer_step(const Step &batch);
     void evaluate_now();
-    double report_pairs(const PairTotals &totals, const LossSums &sums);
-    double report_loss(const LossSums &sums);
     void show_sample();
     std::string best_path() const { return o_.output_dir + "/best"; }
     void find_best();
@@ -77,7 +74,7 @@ class Trainer {
     const Options &o_;
     std::unique_ptr<PreparedData> data_, eval_data_;
     std::unique_ptr<DataLoader> loader_;
-    std::optional<PairTask> pairs_;             // dpo and rm
+    std::unique_ptr<Objective> objective_;
     std::optional<Continuation> continuation_;  // --sample_every
     std::unique_ptr<Model> model_;
     double peak_ = 0;                 // FLOP/s of the device; 0: not known
@@ -94,7 +91,7 @@ class Trainer {
 
 Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     agree(run.comm, [&] {
-        if (run.task & PAIRS) pairs_.emplace(run);
+        objective_ = make_objective(run);
         if (run.speaks()) check_output_dir();
     });
     resume_from_ = run.comm.gather(resume_from_)[0];
@@ -107,8 +104,8 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     ModelLimits limits;
     agree(run.comm, [&] { limits = open_all_data(path, eval_path); });
     if (o_.sample_every) continuation_.emplace(run), continuation_->use(limits);
-    if (pairs_) pairs_->use(*data_, loader_->used(), limits);
-    if (pairs_ && eval_data_) pairs_->use(*eval_data_, eval_data_->size(), limits);
+    objective_->use(*data_, loader_->used(), limits);
+    if (eval_data_) objective_->use(*eval_data_, eval_data_->size(), limits);
     const size_t process = run.make_model(run.config, {})->memory().process();  // measured before any rank allocates
     model_ = open_model(run, limits);
     planned_ = process + run.in_process * model_->plan().bytes();
@@ -251,7 +248,9 @@ void Trainer::save_model(const std::string &dir) {
     model_->save(dir, export_dtype_);
     agree(run_.comm, [&] {
         if (!run_.speaks()) return;
-        write_config(dir, run_.config, export_dtype_);
+        ModelConfig config = run_.config;
+        objective_->describe(config);
+        write_config(dir, config, export_dtype_);
         if (!run_.model_dir.empty()) copy_tokenizer(run_.model_dir, dir);
     });
 }
@@ -320,7 +319,7 @@ void Trainer::keep_best(double loss) {
 ordered_json Trainer::mfu(const Step &batch, double seconds) const {
     if (peak_ == 0 || batch.target_tokens == 0) return nullptr;
     double flops = 0;
-    for (const auto &samples : batch.rows) flops += model_flops(run_.config, outline(*data_, samples));
+    for (const auto &samples : batch.rows) flops += model_->model_flops(outline(*data_, samples));
     return flops / (seconds * peak_ * run_.comm.size);
 }
 
@@ -351,38 +350,15 @@ void Trainer::add_reports(ordered_json &line, const Report &own, double seconds)
     line["sent_kv"] = sent.kv, line["sent_dkv"] = sent.dkv, line["sent_grads"] = sent.grads, line["sent_params"] = sent.params;
 }
 
-// A step's loss, and the other figures of its samples in the log.
-struct Trainer::StepLoss {
-    double loss = NAN, norm = 0;
-    ordered_json metrics = ordered_json::object();
-};
-
-static ordered_json token_metrics(const LossSums &sums, const std::string &prefix) {
-    const double n = sums.targets;
-    return {{prefix + "entropy", sums.entropy / n}, {prefix + "mean_token_accuracy", sums.correct / n}};
-}
-
-Trainer::StepLoss Trainer::gradients_of(const Step &batch) {
-    StepLoss step;
-    if (batch.target_tokens == 0) return step;  // there is nothing to learn, and the loss would be 0 / 0
+// Computes loss and gradients of a step.
+Measured Trainer::gradients_of(const Step &batch) {
+    if (batch.target_tokens == 0) return {};  // there is nothing to learn, and the loss would be 0 / 0
     model_->zero_gradients();
-    const StepSize size = step_size(*data_, batch.samples);
+    objective_->begin(*data_, batch);
     const auto own = own_rows(run_.config, run_.ranks, *data_, batch.rows);
-    for (size_t i = 0; i < own.size(); i++) {
-        const Row row = make_row(*data_, own[i]);
-        const bool last = i + 1 == own.size();
-        if (pairs_) pairs_->accumulate(*model_, *data_, row, size, last);
-        else model_->accumulate(row, 1 / float(batch.target_tokens), last);
-    }
-    const LossSums sums = over_ranks(run_.comm, model_->take_sums());
-    step.norm = model_->gradient_norm();
+    for (size_t i = 0; i < own.size(); i++) objective_->accumulate(*model_, make_row(*data_, own[i]), i + 1 == own.size());
+    Measured step = objective_->take(*model_);
     model_->arena().check_guards();
-    if (!run_.config.reward) step.metrics = token_metrics(sums, "");
-    step.loss = sums.nll / sums.targets;
-    if (!pairs_) return step;
-    const PairTotals totals = pairs_->take_totals();
-    step.loss = totals.loss;
-    totals.add_to(step.metrics, run_.task, "");
     return step;
 }
 
@@ -416,6 +392,7 @@ void Trainer::update(const Step &batch, double loss, double norm, double lr) {
 void Trainer::explain(const Step &batch) {
     model_->detect_anomaly();
     gradients_of(batch);
+    model_->gradient_norm();  // waits for the sums over ranks
     const Anomaly own = model_->anomaly();
     const auto ops = run_.comm.gather(own.ops);
     const auto what = run_.comm.gather(own.what);
@@ -439,10 +416,11 @@ ordered_json Trainer::optimizer_step(const Step &batch) {
     if (profiler) profiler->begin_step();
     model_->take_sent();  // drops the bytes sent in an evaluation
     const double lr = learning_rate_at({o_.lr_scheduler, o_.learning_rate, o_.lr_warmup_ratio, o_.min_lr_ratio, steps_}, step_);
-    const StepLoss step = gradients_of(batch);
+    const Measured step = gradients_of(batch);
+    const double norm = batch.target_tokens ? model_->gradient_norm() : 0;
     const auto update_start = now();
     const double comm_before_update = run_.mesh->seconds();
-    update(batch, step.loss, step.norm, lr);
+    update(batch, step.loss, norm, lr);
     const double update_comm = run_.mesh->seconds() - comm_before_update;
     const Report report{model_->take_sent(), run_.mesh->seconds() - comm_before, seconds_since(update_start) - update_comm,
                         model_->memory().peak()};
@@ -458,7 +436,7 @@ ordered_json Trainer::optimizer_step(const Step &batch) {
     ordered_json line = {{"step", step_},
                          {"epoch", progress},
                          {"loss", step.loss},
-                         {"grad_norm", step.norm},
+                         {"grad_norm", norm},
                          {"lr", lr},
                          {"samples", totals_.samples},
                          {"tokens", totals_.tokens},
@@ -481,42 +459,14 @@ void Trainer::evaluate_now() {
         for (size_t i = 0; i < samples.size(); i++) samples[i] = i;
     }
     if (samples.empty()) return;
-    if (pairs_) pairs_->evaluate(*model_, data, samples);
-    else document_values(run_, *model_, data, samples);
-    const LossSums sums = over_ranks(run_.comm, model_->take_sums());
-    keep_best(pairs_ ? report_pairs(pairs_->take_totals(), sums) : report_loss(sums));
-}
-
-// Both functions return the evaluation's loss.
-double Trainer::report_loss(const LossSums &sums) {
-    const double n = sums.targets, loss = sums.nll / n;
-    if (!logger_) return loss;
-    if (n == 0) {
-        logger_->say("step %zu: nothing to evaluate, no token of the evaluation samples is a target", step_);
-        return loss;
+    const Measured found = objective_->evaluate(*model_, data, samples);
+    if (logger_) {
+        ordered_json line = {{"step", step_}, {"eval_loss", found.loss}};
+        line.update(found.metrics);
+        if (!found.metrics.empty()) logger_->write(line);
+        logger_->say("step %zu: %s", step_, found.text.c_str());
     }
-    ordered_json line = {
-        {"step", step_}, {"eval_loss", loss}, {"eval_perplexity", std::exp(loss)}, {"eval_target_tokens", size_t(n)}};
-    line.update(token_metrics(sums, "eval_"));
-    logger_->write(line);
-    logger_->say("step %zu: eval loss %.4f  perplexity %.3f  accuracy %.4f", step_, loss, std::exp(loss), sums.correct / n);
-    return loss;
-}
-
-// Writes the mean and deviation of a reward model's rewards to its config.json, with which a user can normalise them.
-double Trainer::report_pairs(const PairTotals &totals, const LossSums &sums) {
-    if (run_.config.reward) {
-        run_.config.source["mean"] = totals.reward_mean();
-        run_.config.source["std"] = std::max(totals.reward_std(), 1e-8);
-    }
-    if (!logger_) return totals.loss;
-    ordered_json line = {{"step", step_}, {"eval_loss", totals.loss}};
-    if (!run_.config.reward) line.update(token_metrics(sums, "eval_"));
-    totals.add_to(line, run_.task, "eval_");
-    logger_->write(line);
-    logger_->say("step %zu: eval loss %.4f  accuracy %.4f  margin %.4f", step_, totals.loss, totals.right / totals.pairs,
-                 (totals.chosen_reward - totals.rejected_reward) / totals.pairs);
-    return totals.loss;
+    keep_best(found.loss);
 }
 
 // Prints a sample of the model's text. It does not affect the training.

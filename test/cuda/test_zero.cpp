@@ -1,5 +1,5 @@
 // The sharded optimizer on CUDA, its ranks threads: the bits of one rank. What it computes is in ../test_zero.cpp.
-#include "../../llmc/parallel/zero.h"
+#include "../../llmc/parallel/optimizer.h"
 
 #include "../../llmc/ops/adamw.cuh"
 #include "../../llmc/ops/reduce.cuh"
@@ -34,7 +34,8 @@ template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stag
     Zero<Dev> zero(dev, Sharding(units, stage, ranks, comm.rank, 0), zero_table());
     float *buffers[2] = {};
     Plan plan;
-    zero.plan(plan, true);
+    Optimizer<Dev> optimizer;
+    optimizer.plan(plan, zero);
     for (float *&buffer : buffers) plan.add(&buffer, "bucket", {zero.sharding.largest});
     plan.place();
     const Arena arena(plan, *memory);
@@ -53,7 +54,7 @@ template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stag
                 if (buffered || last) zero.reduce(comm, b, to);
             }
         const double norm = zero.gradient_norm(comm);
-        zero.update(comm, {1e-2, 0.9, 0.999, 1e-8, 0.1, 1 / norm, step});
+        optimizer.update(zero, comm, {1e-2, 0.9, 0.999, 1e-8, 0.1, 1 / norm, step});
     }
     zero.ready(comm, 0, zero.sharding.elements);
     std::vector<float> out;

@@ -1,4 +1,4 @@
-#include "zero.h"
+#include "sharding.h"
 
 #include <algorithm>
 #include <numeric>

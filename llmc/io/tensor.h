@@ -1,0 +1,18 @@
+// An entry of a model's parameter table.
+#pragma once
+#include <cstddef>
+#include <string>
+#include <vector>
+
+// One tensor of the Hugging Face files, and where it lies in the flat arrays of parameters, gradients and moments.
+struct Tensor {
+    // residual: GPT-2's projections into the residual stream; score: the head of a reward model, whose shape is (1, C)
+    enum Init { normal, residual, ones, zeros, score };
+    std::string name;
+    std::vector<size_t> shape;
+    Init init;
+    bool decay;  // weight decay applies: matrices yes, norms and biases no
+    size_t offset, count;
+    bool transposed = false;  // files of weights store it as (shape[1], shape[0]), as GPT-2's Conv1D does; checkpoints do not
+    bool product = false;     // its gradient is one matrix product, which can overwrite the array; other ops can only add to it
+};

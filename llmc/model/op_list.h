@@ -1,0 +1,168 @@
+// The ops of a training step: what they are called, what they cost, and from which level of recomputation on the backward pass computes them once
+// more. A model lists the ops of its layers; those around the layers are the same for all models. The times in the plan (clock.h), recomputation,
+// --profile and MFU follow from this list.
+#pragma once
+#include <functional>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "../data/dataloader.h"
+#include "config.h"
+
+enum class Pass : size_t { forward, both, recompute, backward, step };  // both: loss and gradients of the head, which are one op
+constexpr size_t passes = 5;
+constexpr const char *pass_names[passes] = {"forward", "both", "recompute", "backward", ""};
+
+// What the forward pass keeps for the backward pass, which recomputes the rest. Keeping less saves memory, costs time, and changes no bit.
+enum class Recompute {
+    none,
+    cheap,  // norms and the activation are recomputed
+    layer,  // all but layer inputs, attention's output and lse
+    never,  // not a level that a run can have: of an op that no level recomputes, and of an array that every level keeps
+};
+
+// The sizes of a row, and the properties of the model's layout that costs depend on.
+struct Work {
+    size_t T, N;                 // tokens, targets; of a reward model, documents
+    std::vector<double> scores;  // (L) the scores (query, key) that each layer's mask lets through
+    size_t element = 4;          // bytes of a weight or an activation
+    size_t moment = 4;           // bytes of one of AdamW's moments
+    size_t bucket = 0;           // the parameters of the bucket that an op works on; 0: it works on all
+    Recompute recompute = Recompute::none;
+    size_t parameters = 0, cleared = 0;  // of the model, and those whose gradients are cleared before a step
+};
+
+// The number of (query, key) scores of a document of n tokens under the causal mask, where a query sees the last `window` keys (0: all).
+inline double attention_scores(size_t n, size_t window) {
+    const double w = double(window == 0 ? n : std::min(n, window));
+    return w * (w + 1) / 2 + (double(n) - w) * w;
+}
+
+// Computes the sizes of a row. With `padding` its padding counts as one more document, since the ops compute it; model FLOPs leave it out.
+inline Work work_of(const ModelConfig &c, const Row &row, bool padding) {
+    std::vector<size_t> ends(row.doc_offsets.begin() + 1, row.doc_offsets.end());
+    if (padding) ends.push_back(row.T);
+    Work w{ends.empty() ? 0 : ends.back(), row.predictors.size(), std::vector<double>(c.L)};
+    for (size_t l = 0; l < c.L; l++)
+        for (size_t i = 0, begin = 0; i < ends.size(); begin = ends[i++])
+            w.scores[l] += attention_scores(ends[i] - begin, c.window[l]);
+    return w;
+}
+
+// The cost of an op.
+//
+//   flops: multiplications and additions of matrix products alone: T rows through an (IC, OC) matrix take 2*T*IC*OC forward, twice that
+//   backward, for the gradients of input and weight. Attention: 4*scores*H*D forward (scores, weighted values); 10 backward, which
+//   recomputes the scores, as is usual where their (T, T) matrix is never stored. The head is multiplied in the rows with a target only, that
+//   of a reward model in the last row of each document.
+//
+//   bytes: every input is read once and every output written once, which is the least that any implementation must move. Vectors (norm weights,
+//   biases, rstd, lse, positions) are left out, intermediate arrays (the head's logits, float sums of attention) as well. Gradients of
+//   weights are float and added to: 8 bytes an element. Gradients that are summed over ranks count once. COPY, which goes between
+//   host and device, and PARAM_GATHER, which waits for the parameters that other ranks have updated, are left at 0.
+struct Cost {
+    double flops, bytes;
+};
+using CostOf = std::function<Cost(const Work &, Pass, size_t layer)>;
+
+namespace cost {
+// A product of T rows with an (IC, OC) matrix; `more` elements a token are read or written beside it in the forward pass.
+inline CostOf product(size_t IC, size_t OC, size_t more = 0) {
+    return [=, IC = double(IC), OC = double(OC), more = double(more)](const Work &w, Pass pass, size_t) -> Cost {
+        const double T = double(w.T), s = double(w.element);
+        if (pass == Pass::backward) return {4 * T * IC * OC, s * (2 * T * IC + IC * OC + T * OC) + 8 * IC * OC};
+        return {2 * T * IC * OC, s * (T * IC + IC * OC + T * OC + more * T)};
+    };
+}
+// An op without products that moves so many elements a token.
+inline CostOf elements(size_t forward, size_t backward) {
+    return [=](const Work &w, Pass pass, size_t) -> Cost {
+        return {0, double(w.element * w.T * (pass == Pass::backward ? backward : forward))};
+    };
+}
+// Attention of Q = H*D and K = KV*D elements a token.
+inline CostOf attention(size_t Q, size_t K) {
+    return [Q = double(Q), K = double(K)](const Work &w, Pass pass, size_t l) -> Cost {
+        const double T = double(w.T), s = double(w.element);
+        if (pass == Pass::backward) return {10 * w.scores[l] * Q, s * T * (4 * Q + 4 * K)};
+        return {4 * w.scores[l] * Q, s * T * (2 * Q + 2 * K)};
+    };
+}
+// A residual sum and the norm of it. Where the sum is kept, recomputation reads it and computes the norm alone.
+inline CostOf residual_norm(size_t C) {
+    return [C](const Work &w, Pass pass, size_t) -> Cost {
+        const bool alone = pass == Pass::recompute && w.recompute < Recompute::layer;
+        return {0, double(w.element * w.T * C * (alone ? 2 : 4))};
+    };
+}
+}  // namespace cost
+
+// The ops around the layers, and of a step, and the messages among ranks. Their numbers follow those of the layer's ops.
+enum RowOp : size_t { EMBED, FINAL_NORM, HEAD, COPY, ZERO_GRAD, GRAD_NORM, ADAMW, GRAD_SUM, PARAM_GATHER, ROW_OPS };
+constexpr const char *row_op_names[ROW_OPS] = {"embedding",     "final norm", "head, loss",   "copies",       "zero gradients",
+                                               "gradient norm", "adamw",      "gradient sum", "gather params"};
+
+struct LayerOp {
+    const char *name;
+    Recompute from;  // the backward pass computes the op once more at this level and those after it
+    CostOf cost;
+};
+
+struct OpList {
+    std::vector<LayerOp> layer;  // in the order of the forward pass, which the backward pass reverses
+    size_t attention;            // the number of the op that is attention
+    size_t reads_input;          // the number of the last op of the forward pass that reads the layer's input
+    size_t embeddings = 1;       // tables whose rows are summed to the input of the first layer
+
+    size_t number(RowOp op) const { return layer.size() + op; }
+    size_t size() const { return layer.size() + ROW_OPS; }
+    bool of_layer(size_t op) const { return op < layer.size(); }
+    const char *name(size_t op) const { return of_layer(op) ? layer[op].name : row_op_names[op - layer.size()]; }
+
+    Cost cost(const ModelConfig &c, const Work &w, Pass pass, size_t op, size_t l) const {
+        return of_layer(op) ? layer[op].cost(w, pass, l) : row_cost(c, w, pass, RowOp(op - layer.size()));
+    }
+
+    // Model FLOPs of a row in a training step, the numerator of MFU, as they are commonly counted (Chowdhery et al., "PaLM", 2022,
+    // arXiv:2204.02311, appendix B): 6 for each token and parameter of a matrix that is multiplied, that is 2 forward and 4 backward, and
+    // 12*scores*H*D for each layer's attention. The lookup in the embedding is not counted. The head is, for every token, though rows
+    // without a target are left out here: a property of model and data, so that trainers can be compared. That of a reward model is counted
+    // once for a document. Nor does it count what is computed again, or padding. Unlike in PaLM, scores are only those that the causal mask,
+    // the documents and the window let through.
+    double model_flops(const ModelConfig &c, const Row &row) const {
+        Work w = work_of(c, row, false);
+        if (!c.reward) w.N = w.T;
+        double forward = row_cost(c, w, Pass::forward, HEAD).flops;
+        for (size_t l = 0; l < c.L; l++)
+            for (const LayerOp &op : layer) forward += op.cost(w, Pass::forward, l).flops;
+        return 3 * forward;
+    }
+
+  private:
+    Cost row_cost(const ModelConfig &c, const Work &w, Pass pass, RowOp op) const {
+        const double T = double(w.T), N = double(w.N), C = double(c.C), s = double(w.element), tables = double(embeddings);
+        const double R = c.reward ? 1 : double(c.V);  // rows of the head
+        const bool backward = pass == Pass::backward;
+        switch (op) {
+            case EMBED: return {0, T * C * (backward ? tables * (s + 8) : (tables + 1) * s)};
+            case FINAL_NORM: return {0, s * T * C * (backward ? 3 : 2)};
+            case HEAD: {
+                if (pass == Pass::forward) return {2 * N * C * R, s * (N * C + R * C)};
+                const double bucket = double(w.bucket);
+                if (backward && !c.reward)
+                    return {4 * N * bucket, s * (N * C + bucket) + 8 * bucket};  // the rows of its bucket alone
+                return {(backward ? 4 : 6) * N * C * R, s * (N * C + R * C + T * C) + 8 * R * C};
+            }
+            case ZERO_GRAD: return {0, 4 * double(w.cleared)};
+            case GRAD_NORM: return {0, 4 * double(w.parameters)};
+            case ADAMW:  // reads gradient, weight and both moments; writes all but the gradient
+                return {0, (12 + 4 * double(w.moment)) * double(w.parameters)};
+            case GRAD_SUM: return {0, 4 * double(w.bucket)};
+            case COPY:
+            case PARAM_GATHER:
+            case ROW_OPS: break;
+        }
+        return {0, 0};
+    }
+};

@@ -1,0 +1,60 @@
+// How the flat arrays of parameters, gradients and optimizer state are divided among ranks: into buckets, which are summed and gathered one by one,
+// and each bucket into one part per rank. The parts that a rank updates are its shard. Parts are of equal size; padding at the end of a bucket
+// fills up the last one.
+#pragma once
+#include <vector>
+
+#include "../io/tensor.h"
+
+// Whole tensors whose gradients are finished, and therefore summed, together: a layer, for example. A unit consists of elements [begin, end)
+// of the table. It is one bucket, however large, unless its gradients can be computed row by row, as an embedding's: then it may be several.
+struct Unit {
+    size_t begin, end, row_elements = 0;  // row_elements: size of a row; 0: the unit is never divided
+};
+
+struct Bucket {
+    size_t global;  // number of its first element, counted without padding, which is the same for every world
+    size_t begin;   // the same element in the flat arrays
+    size_t count;   // elements, without padding
+    size_t part;    // elements of a rank's part, padding included
+    size_t shard;   // where a rank's part lies in the arrays of its shard
+};
+
+// A run of this rank's parameters that is contiguous in every array that holds them: the table, the flat arrays and the shard. It
+// never includes padding, so that an op can process it in one call.
+struct ShardRun {
+    size_t global, flat, shard, count;  // positions of its first element, as in Bucket; elements
+};
+
+struct DecayRun : ShardRun {
+    bool decay;
+};
+
+struct TensorRun : ShardRun {
+    size_t tensor, first;  // number of the tensor in the table, and the run's first element, counted within the tensor
+};
+
+// Says which rank updates which elements. At stage 0, and with a single rank, there is one part, which every rank has.
+struct Sharding {
+    static constexpr size_t aligned = 8;  // the size of a part is a multiple of this: 16 bytes of bf16
+
+    const int stage;
+    const size_t parts, own;  // own: number of this rank's part
+    std::vector<Bucket> buckets;
+    size_t elements = 0;     // of the table
+    size_t count = 0;        // elements of the flat arrays, padding included
+    size_t shard_count = 0;  // elements of a shard, padding included
+    size_t largest = 0;      // elements of the largest bucket, padding included
+
+    // The units follow each other from 0 on. A bucket of rows has at most `bucket_bytes` of float gradients, or the fewest rows that
+    // are a multiple of multiple() if those are more.
+    Sharding(const std::vector<Unit> &units, int stage, int world, int rank, size_t bucket_bytes);
+
+    size_t multiple() const { return parts * aligned; }           // every bucket begins at a multiple of this
+    size_t bucket_of(size_t global) const;                        // the number of the bucket that has this element
+    size_t flat(size_t global) const;                             // the position of this element in the flat arrays
+    std::vector<Tensor> padded(std::vector<Tensor> table) const;  // changes offsets to those of the flat arrays
+    std::vector<ShardRun> shard_runs() const;                     // one run per bucket of which this rank has elements
+    std::vector<TensorRun> tensor_runs(const std::vector<Tensor> &padded_table) const;  // divided at the borders of tensors
+    std::vector<DecayRun> decay_runs(const std::vector<Tensor> &padded_table) const;  // divided where weight decay begins or ends
+};
