@@ -1,6 +1,7 @@
 #include "fit.h"
 
 #include "../core/common.h"
+#include "open.h"
 
 size_t rank_bytes(const Run &run, Model &model, ModelLimits limits) {
     if (!run.beside) return model.plan().bytes();
@@ -48,4 +49,12 @@ size_t larger_ring(const Run &run, ModelLimits limits, size_t memory) {
         if (plan_model(run, run.options.recompute, limits, memory)->plan().bytes() <= memory) return r.sp;
     }
     return 0;
+}
+
+void shrink_cache(const Run &run, ModelLimits &limits) {
+    const size_t memory = available_memory(run) / 20 * 19;
+    agree(run.comm, [&] {
+        while (limits.cache_pages > limits.sequence_pages && plan_model(run, "none", limits, memory)->plan().bytes() > memory)
+            limits.cache_pages = std::max(limits.sequence_pages, limits.cache_pages / 2);
+    });
 }
