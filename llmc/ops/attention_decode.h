@@ -14,9 +14,12 @@
 // A query head h reads key head h / (H / KV). Sums are float, in an order that depends on first_key and length alone: a sequence's result does not depend on
 // the others of the batch. Nothing may alias.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
+#include "../core/device.h"
 #include "pieces.h"
 #include "simd.h"
 
@@ -61,7 +64,8 @@ template <class X> struct DecodeGroup {
                 const float w = fast_exp(s[p] - most);
                 const X *v_p = v + p * stride;
                 sum[h] += w;
-                simd::for_each(D, [&]<class V>(size_t d) { simd::store(out_h + d, simd::load<V>(out_h + d) + w * simd::load<V>(v_p + d)); });
+                simd::for_each(
+                    D, [&]<class V>(size_t d) { simd::store(out_h + d, simd::load<V>(out_h + d) + w * simd::load<V>(v_p + d)); });
             }
         }
     }
@@ -81,8 +85,9 @@ template <class X> struct DecodeGroup {
 }  // namespace attention
 
 template <class X>
-void attention_decode(Cpu<X> dev, X *out, float *, Heads<const X> q, const X *cache, const int32_t *table, const int32_t *first_key,
-                      const int32_t *length, size_t B, size_t pages, size_t H, size_t KV, size_t D, float scale) {
+void attention_decode(Cpu<X> dev, X *out, float *, Heads<const X> q, const X *cache, const int32_t *table,
+                      const int32_t *first_key, const int32_t *length, size_t B, size_t pages, size_t H, size_t KV, size_t D,
+                      float scale) {
     attention::check_head_size(D);
     const size_t group = H / KV, stride = 2 * KV * D;
 #pragma omp parallel for collapse(2) num_threads(dev.threads) schedule(dynamic)
@@ -91,7 +96,8 @@ void attention_decode(Cpu<X> dev, X *out, float *, Heads<const X> q, const X *ca
             attention::DecodeGroup<X> heads(q.data + b * q.stride + kv * group * D, group, D, scale);
             for (size_t p = size_t(first_key[b]), end = size_t(length[b]); p < end;) {
                 const size_t n = std::min(end - p, cache_page - p % cache_page);
-                const X *row = cache + (size_t(table[b * pages + p / cache_page]) * cache_page + p % cache_page) * stride + kv * D;
+                const X *row =
+                    cache + (size_t(table[b * pages + p / cache_page]) * cache_page + p % cache_page) * stride + kv * D;
                 heads.add(row, row + KV * D, stride, n);
                 p += n;
             }
