@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "../llmc/io/hf.h"
-#include "models.h"
 #include "check.h"
+#include "models.h"
 
 namespace {
 
@@ -30,11 +30,15 @@ struct Setting {
     std::vector<int32_t> eos = {5};
 };
 
-std::vector<Completion> run(const std::vector<Prompt> &prompts, const Setting &s, size_t *most_running = nullptr) {
+std::vector<Completion> run(const std::vector<Prompt> &prompts, const Setting &s) {
     std::vector<std::string> notes;
     const ModelConfig config = read_config(directory, notes);
-    const GenerationSettings settings{
-        .max_new_tokens = s.max_new_tokens, .sampling = s.sampling, .seed = 3, .samples = s.samples, .vocabulary = config.V, .eos = s.eos};
+    const GenerationSettings settings{.max_new_tokens = s.max_new_tokens,
+                                      .sampling = s.sampling,
+                                      .seed = 3,
+                                      .samples = s.samples,
+                                      .vocabulary = config.V,
+                                      .eos = s.eos};
     GenerationRoom room(prompts, settings, config.V, s.sequences);
     if (s.pages) room.pages = s.pages;
     ModelLimits limits;
@@ -47,7 +51,6 @@ std::vector<Completion> run(const std::vector<Prompt> &prompts, const Setting &s
     model->load(HfWeights(directory), 1);
     const auto out = generate(*model, room, prompts, settings);
     model->arena().check_guards();
-    if (most_running) *most_running = room.sequences;
     return out;
 }
 

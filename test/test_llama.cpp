@@ -38,7 +38,9 @@ TEST_P(Goldens, LogitsThroughTheCache) {
     const std::vector<size_t> which = g.expected["logits_documents"];
     const size_t V = g.config.V, prompt = 4;
     const size_t pages = 4;  // of a sequence: golden.h
-    const auto slot = [&](size_t j, size_t position) { return int32_t((j * pages + position / cache_page) * cache_page + position % cache_page); };
+    const auto slot = [&](size_t j, size_t position) {
+        return int32_t((j * pages + position / cache_page) * cache_page + position % cache_page);
+    };
     std::vector<size_t> first_row;
     size_t rows = 0;
     for (size_t i : which) first_row.push_back(rows), rows += g.documents[i].size();

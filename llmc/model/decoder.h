@@ -165,17 +165,22 @@ template <class Dev> class Decoder : public Model {
         std::vector<int32_t> target_documents;  // (N) the document of each predictor, on the host
         size_t documents;                       // the number of documents of the whole row
         std::optional<SequenceSplit> split;
-        int32_t *tokens;            // (T)
-        int32_t *doc_pos;           // (T) position in the document
-        int32_t *first_key;         // (sp*T) the first key that each position of the whole row sees; of tokens that see the cache (sequences)
+        int32_t *tokens;   // (T)
+        int32_t *doc_pos;  // (T) position in the document
+        int32_t *
+            first_key;  // (sp*T) the first key that each position of the whole row sees; of tokens that see the cache (sequences)
         int32_t *first_key_window;  // (sp*T) the same in layers with a sliding window
         int32_t *predictors;        // (N) the positions whose logits predict the targets
         int32_t *targets;           // (N)
         float *weights;             // (N) dL/dnll, of a reward model dL/dscore
-        enum { training, prompting, decoding } cached;  // whether next_logits() fills the cache from prompts, or reads it for new tokens
-        int32_t *slots;                          // (T) CacheStep
-        int32_t *table;                          // (sequences, sequence_pages)
-        int32_t *length;                         // (sequences)
+        enum {
+            training,
+            prompting,
+            decoding
+        } cached;         // whether next_logits() fills the cache from prompts, or reads it for new tokens
+        int32_t *slots;   // (T) CacheStep
+        int32_t *table;   // (sequences, sequence_pages)
+        int32_t *length;  // (sequences)
     } row;
 
     struct {
@@ -224,7 +229,7 @@ template <class Dev> class Decoder : public Model {
     std::unique_ptr<Memory> memory_;
     std::unique_ptr<Arena> arena_;  // lies in memory_
     std::unique_ptr<Profiler> profiler_;
-    SelfComm alone_;  // this rank, which generates by itself
+    SelfComm alone_;                      // this rank, which generates by itself
     bool poison_ = false, last_ = false;  // last_: this is the step's last micro-step
     bool accumulate_ = true;  // false: the next backward pass overwrites the gradients of products instead of adding to them
     bool looks_ = false;      // --detect_anomaly
@@ -299,11 +304,13 @@ template <class Dev> void Decoder<Dev>::plan_row() {
     acts.cache.resize(c.L);
     if (limits.cache_pages == 0) return;
     const size_t n = limits.sequences, pages = limits.sequence_pages;
-    for (size_t l = 0; l < c.L; l++) plan_.add(&acts.cache[l], format("cache.%zu", l), {limits.cache_pages * cache_page, 2 * c.KV * c.D});
+    for (size_t l = 0; l < c.L; l++)
+        plan_.add(&acts.cache[l], format("cache.%zu", l), {limits.cache_pages * cache_page, 2 * c.KV * c.D});
     plan_.add(&row.slots, "row.slots", {T});
     plan_.add(&row.table, "row.table", {n, pages});
     plan_.add(&row.length, "row.length", {n});
-    plan_.add(&acts.decode, "decode scratch", {attention_decode_scratch(dev, n, pages, c.H, c.D)}, clock.forward(0, ops.attention), clock.forward(c.L - 1, ops.attention));
+    plan_.add(&acts.decode, "decode scratch", {attention_decode_scratch(dev, n, pages, c.H, c.D)},
+              clock.forward(0, ops.attention), clock.forward(c.L - 1, ops.attention));
     plan_.add(&acts.last, "last rows", {n, C}, clock.head(), clock.head());
     plan_.add(&acts.logits, "logits", {n, c.V}, clock.head(), clock.head());
 }
@@ -573,7 +580,8 @@ template <class Dev> const float *Decoder<Dev>::next_logits(const Row &r, const 
 
 template <class Dev> void Decoder<Dev>::copy_cache_page(size_t to, size_t from) {
     const size_t width = 2 * config.KV * config.D;
-    for (X *cache : acts.cache) copy_rows(dev, cache + to * cache_page * width, width, cache + from * cache_page * width, width, cache_page, width);
+    for (X *cache : acts.cache)
+        copy_rows(dev, cache + to * cache_page * width, width, cache + from * cache_page * width, width, cache_page, width);
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------------------------

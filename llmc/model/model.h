@@ -44,7 +44,8 @@ struct ModelLimits {
 // What the documents of a row of next_logits() are, and where in the paged cache (attention_decode.h) their keys and values lie. The caller decides
 // which page belongs to which sequence.
 struct CacheStep {
-    bool prompts;                 // whole sequences from their beginning, which see themselves alone; else the newest token of each, which sees the cache
+    bool
+        prompts;  // whole sequences from their beginning, which see themselves alone; else the newest token of each, which sees the cache
     std::vector<int32_t> slots;   // (T) the row of the cache that takes a token's key and value; -1: none, for padding
     std::vector<int32_t> table;   // (documents, sequence_pages) the pages of each sequence; for tokens
     std::vector<int32_t> length;  // (documents) the tokens of each sequence, the new one included; for tokens

@@ -51,10 +51,9 @@ size_t larger_ring(const Run &run, ModelLimits limits, size_t memory) {
     return 0;
 }
 
-void shrink_cache(const Run &run, ModelLimits &limits) {
+bool fits(const Run &run, ModelLimits limits) {
     const size_t memory = available_memory(run) / 20 * 19;
-    agree(run.comm, [&] {
-        while (limits.cache_pages > limits.sequence_pages && plan_model(run, "none", limits, memory)->plan().bytes() > memory)
-            limits.cache_pages = std::max(limits.sequence_pages, limits.cache_pages / 2);
-    });
+    size_t bytes = 0;
+    agree(run.comm, [&] { bytes = plan_model(run, "none", limits, memory)->plan().bytes(); });
+    return run.comm.all(bytes <= memory);
 }

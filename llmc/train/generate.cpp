@@ -86,12 +86,15 @@ std::vector<Completion> continue_all(const Run &run, const std::vector<Ids> &pro
                 longest + settings.max_new_tokens, most);
     const std::vector<Prompt> own = own_prompts(run.comm, prompts);
     GenerationRoom room(own, settings, run.config.V, run.options.max_sequences);
-    ModelLimits limits;
-    limits.mode = Mode::generate, limits.row_tokens = limits.positions = row_multiple;
-    room.use(limits);
-    shrink_cache(run, limits);
-    room.pages = limits.cache_pages;
-    const auto model = open_model(run, limits);
+    const auto limits = [&] {
+        ModelLimits limits;
+        limits.mode = Mode::generate, limits.row_tokens = limits.positions = row_multiple;
+        room.use(limits);
+        return limits;
+    };
+    while (run.comm.max(double(room.pages > room.sequence_pages)) > 0 && !fits(run, limits()))
+        room.pages = std::max(room.sequence_pages, room.pages / 2);
+    const auto model = open_model(run, limits());
 
     const auto began = std::chrono::steady_clock::now();
     auto told = began;
@@ -201,7 +204,8 @@ void Continuation::use(ModelLimits &limits) const {
     ModelLimits own = limits;
     room_.use(own);
     limits.row_tokens = std::max(limits.row_tokens, own.row_tokens * run_.ranks.sp);
-    limits.positions = own.positions, limits.cache_pages = own.cache_pages, limits.sequences = own.sequences, limits.sequence_pages = own.sequence_pages;
+    limits.positions = own.positions, limits.cache_pages = own.cache_pages, limits.sequences = own.sequences,
+    limits.sequence_pages = own.sequence_pages;
 }
 
 std::string Continuation::text(Model &model, size_t step) const {

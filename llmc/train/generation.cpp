@@ -43,8 +43,8 @@ struct Sequence {
 struct Waiting {
     size_t prompt, next, samples;
     std::vector<int32_t> tokens;
-    std::vector<int32_t> pages = {};   // of its tokens, once they are computed
-    std::vector<float> logits = {};  // of its last token
+    std::vector<int32_t> pages = {};  // of its tokens, once they are computed
+    std::vector<float> logits = {};   // of its last token
 };
 
 class Engine {
@@ -83,7 +83,7 @@ class Engine {
                 continue;
             }
             tokens += w.tokens.size();
-            const bool fits = tokens <= room_.row_tokens && pages_for(w.tokens.size()) < pages_.free() + running_.empty();
+            const bool fits = tokens <= room_.row_tokens() && pages_for(w.tokens.size()) < pages_.free() + running_.empty();
             if (samples >= capacity() || documents.size() == room_.sequences || !fits) break;
             for (size_t i = 0; i < pages_for(w.tokens.size()); i++) w.pages.push_back(pages_.take());
             samples += w.samples - w.next;
@@ -110,7 +110,8 @@ class Engine {
             Sequence s{w.prompt, w.next, w.tokens, {}};
             const bool last = w.next + 1 == w.samples, partial = w.tokens.size() % cache_page != 0;
             std::vector<float> logits = w.logits;
-            if (last || (partial && pages_.free() == 0)) {  // without room for a copy the prompt is computed once more for the next sample
+            if (last || (partial &&
+                         pages_.free() == 0)) {  // without room for a copy the prompt is computed once more for the next sample
                 s.pages = std::move(w.pages);
                 w.pages.clear(), w.logits.clear();
             } else {
@@ -212,18 +213,25 @@ class Engine {
 }  // namespace
 
 GenerationRoom::GenerationRoom(std::span<const Prompt> prompts, const GenerationSettings &s, size_t vocabulary, size_t most)
-    : sequences(std::min(most, prompts.size() * s.samples)), vocabulary(vocabulary) {
-    size_t longest = 1, all = 0;
-    for (const Prompt &p : prompts) longest = std::max(longest, p.tokens.size()), all += p.tokens.size();
-    sequence_pages = ceil_div(longest + s.max_new_tokens, cache_page);
-    pages = std::max<size_t>(sequences, 1) * sequence_pages;
-    row_tokens = round_up(std::max(longest + s.max_new_tokens, std::min<size_t>(all, 2048)), row_multiple);
+    : sequences(std::max<size_t>(1, std::min(most, prompts.size() * s.samples))),
+      longest_prompt(1),
+      prompt_tokens(0),
+      vocabulary(vocabulary) {
+    for (const Prompt &p : prompts) longest_prompt = std::max(longest_prompt, p.tokens.size()), prompt_tokens += p.tokens.size();
+    longest = longest_prompt + s.max_new_tokens;
+    sequence_pages = ceil_div(longest, cache_page);
+    pages = sequences * sequence_pages;
+}
+
+size_t GenerationRoom::row_tokens() const {
+    const bool preempts = pages < sequences * sequence_pages;
+    return round_up(std::max(preempts ? longest : longest_prompt, std::min<size_t>(prompt_tokens, 2048)), row_multiple);
 }
 
 void GenerationRoom::use(ModelLimits &limits) const {
     limits.cache_pages = pages, limits.sequences = sequences, limits.sequence_pages = sequence_pages;
-    limits.row_tokens = std::max({limits.row_tokens, row_tokens, round_up(sequences, row_multiple)});
-    limits.positions = std::max(limits.positions, round_up(sequence_pages * cache_page, row_multiple));
+    limits.row_tokens = std::max({limits.row_tokens, row_tokens(), round_up(sequences, row_multiple)});
+    limits.positions = std::max(limits.positions, sequence_pages * cache_page);
 }
 
 std::vector<Completion> generate(Model &model, const GenerationRoom &room, std::span<const Prompt> prompts,

@@ -36,13 +36,16 @@ struct GenerationSettings {
     std::vector<int32_t> eos;  // tokens that end a sequence
 };
 
-// How many sequences run together, at most `sequences`, and the pages that they need; `pages` may be less, but no less than one sequence's.
+// The sizes that generation needs of a model. `pages` begins as what all sequences that run together need at most, and may be made less, but no less
+// than `sequence_pages`.
 struct GenerationRoom {
-    size_t sequences, sequence_pages, pages, row_tokens;
-    size_t vocabulary;  // the model's: logits of a token
+    size_t sequences, sequence_pages, pages;        // sequences that run together; pages of the longest, and of the cache
+    size_t longest_prompt, longest, prompt_tokens;  // tokens of the longest prompt, of the longest sequence, and of all prompts
+    size_t vocabulary;                              // the model's: logits of a token
 
     GenerationRoom() = default;
     GenerationRoom(std::span<const Prompt> prompts, const GenerationSettings &settings, size_t vocabulary, size_t most_sequences);
+    size_t row_tokens() const;  // of the longest row: prompts, or a sequence that is computed again
     void use(ModelLimits &limits) const;
 };
 
