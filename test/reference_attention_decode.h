@@ -121,7 +121,7 @@ void check_decode(const char *what, const DecodeShape &s, const DecodeInputs<X> 
     expect_close(what, relative(widen(out), size), relative(want, size), p_error + unit_roundoff<X>);
 }
 
-// Lengths at the borders of pages (64 keys) and of a kernel's splits (256), windows that begin there, groups of one head and of up to 9, and
+// Lengths at the borders of pages (64 keys) and of splits (256), windows that begin there, groups of one head and of up to 9, and
 // head sizes that fill the vectors and that do not.
 inline const std::vector<std::pair<const char *, DecodeShape>> decode_shapes = {
     {"one key, D 8", {{0}, {1}, 1, 1, 8}},
@@ -130,5 +130,6 @@ inline const std::vector<std::pair<const char *, DecodeShape>> decode_shapes = {
     {"windows, 4:1, D 64", {{1, 63, 64, 65, 250, 255, 256, 257, 511}, {2, 65, 65, 200, 258, 256, 513, 300, 514}, 4, 1, 64}},
     {"windows, 9:1, D 80", {{0, 290, 64}, {1, 310, 129}, 9, 1, 80}},
     {"7:1, D 128", {{0, 0, 100}, {130, 3, 300}, 14, 2, 128}},
+    {"splits of more than 256 keys, D 8", {{0, 70, 0}, {8193, 8300, 300}, 1, 1, 8}},
     {"2:1, D 256", {{0, 7, 0}, {66, 8, 260}, 2, 1, 256}},
 };
