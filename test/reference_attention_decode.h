@@ -57,23 +57,24 @@ std::vector<X> run_cache_store(Dev dev, const DecodeShape &s, const DecodeInputs
     return cache.values();
 }
 
-// out (sequences, H*D) of a batch of some of the sequences.
+// out (sequences, H*D) of a batch of some of the sequences, with a table that is as wide as they need.
 template <template <class> class Array, class Dev, class X = typename Dev::X>
 std::vector<X> run_decode(Dev dev, const DecodeShape &s, const DecodeInputs<X> &in, const std::vector<X> &cache_values,
                           const std::vector<size_t> &sequences) {
+    DecodeShape batch{{}, {}, s.H, s.KV, s.D};
+    for (size_t b : sequences) batch.first_key.push_back(s.first_key[b]), batch.length.push_back(s.length[b]);
+    const size_t B = batch.B(), pages = batch.pages();
     std::vector<X> last;
-    std::vector<int32_t> table, first_key, length;
+    std::vector<int32_t> table;
     for (size_t b : sequences) {
         last.insert(last.end(), in.last.begin() + long(b * s.row()), in.last.begin() + long((b + 1) * s.row()));
-        table.insert(table.end(), in.table.begin() + long(b * s.pages()), in.table.begin() + long((b + 1) * s.pages()));
-        first_key.push_back(s.first_key[b]), length.push_back(s.length[b]);
+        table.insert(table.end(), in.table.begin() + long(b * s.pages()), in.table.begin() + long(b * s.pages() + pages));
     }
-    const size_t B = sequences.size();
     Array<X> q(last), cache(cache_values), out(B * s.H * s.D);
-    Array<int32_t> d_table(table), d_first_key(first_key), d_length(length);
-    Array<float> scratch(attention_decode_scratch(dev, B, s.pages(), s.H, s.D));
+    Array<int32_t> d_table(table), first_key(batch.first_key), length(batch.length);
+    Array<float> scratch(attention_decode_scratch(dev, B, pages, s.H, s.D));
     attention_decode(dev, out.data(), scratch.data(), Heads<const X>{q.data(), s.row()}, cache.data(), d_table.data(),
-                     d_first_key.data(), d_length.data(), B, s.pages(), s.H, s.KV, s.D, s.scale());
+                     first_key.data(), length.data(), B, pages, s.H, s.KV, s.D, s.scale());
     return out.values();
 }
 template <template <class> class Array, class Dev, class X = typename Dev::X>
@@ -95,10 +96,13 @@ template <class X> void check_cache(const DecodeShape &s, const DecodeInputs<X> 
     EXPECT_EQ(wrong, 0u) << "elements of the cache";
 }
 
-template <class X>
-void check_decode(const char *what, const DecodeShape &s, const DecodeInputs<X> &in, const std::vector<X> &out) {
-    std::vector<double> want, size;
-    double p_error = 0;
+struct DecodeReference {
+    std::vector<double> out, size;  // (B, H*D); the same sum over absolute values
+    double error = 0;               // of float, relative to size
+};
+
+template <class X> DecodeReference decode_reference(const DecodeShape &s, const DecodeInputs<X> &in) {
+    DecodeReference result;
     for (size_t b = 0, begin = 0; b < s.B(); begin += size_t(s.length[b++])) {
         const size_t length = size_t(s.length[b]), first = size_t(s.first_key[b]), at = begin * s.row();
         const AttentionShape document{{length}, 0, s.H, s.KV, s.D};
@@ -108,20 +112,26 @@ void check_decode(const char *what, const DecodeShape &s, const DecodeInputs<X> 
         for (size_t h = 0; h < s.H; h++) {
             const auto p = probabilities(ref, document, qkv, length - 1, h, first);
             for (size_t d = 0; d < s.D; d++) {
-                double sum = 0, sum_size = 0;
+                double sum = 0, size = 0;
                 for (size_t r = first; r < length; r++) {
                     const double v = qkv[r * s.row() + (s.H + s.KV + h / (s.H / s.KV)) * s.D + d];
-                    sum += p[r - first] * v, sum_size += p[r - first] * std::abs(v);
+                    sum += p[r - first] * v, size += p[r - first] * std::abs(v);
                 }
-                want.push_back(sum), size.push_back(sum_size);
+                result.out.push_back(sum), result.size.push_back(size);
             }
         }
-        p_error = std::max(p_error, 2 * lse_error(document, ref) + sum_error(length));
+        result.error = std::max(result.error, 2 * lse_error(document, ref) + sum_error(length));
     }
-    expect_close(what, relative(widen(out), size), relative(want, size), p_error + unit_roundoff<X>);
+    return result;
 }
 
-// Lengths at the borders of pages (64 keys) and of a kernel's splits (256), windows that begin there, groups of one head and of up to 9, and
+template <class X>
+void check_decode(const char *what, const DecodeShape &s, const DecodeInputs<X> &in, const std::vector<X> &out) {
+    const DecodeReference want = decode_reference(s, in);
+    expect_close(what, relative(widen(out), want.size), relative(want.out, want.size), want.error + unit_roundoff<X>);
+}
+
+// Lengths at the borders of pages (64 keys) and of splits (256), windows that begin there, groups of one head and of up to 9, and
 // head sizes that fill the vectors and that do not.
 inline const std::vector<std::pair<const char *, DecodeShape>> decode_shapes = {
     {"one key, D 8", {{0}, {1}, 1, 1, 8}},
@@ -130,5 +140,6 @@ inline const std::vector<std::pair<const char *, DecodeShape>> decode_shapes = {
     {"windows, 4:1, D 64", {{1, 63, 64, 65, 250, 255, 256, 257, 511}, {2, 65, 65, 200, 258, 256, 513, 300, 514}, 4, 1, 64}},
     {"windows, 9:1, D 80", {{0, 290, 64}, {1, 310, 129}, 9, 1, 80}},
     {"7:1, D 128", {{0, 0, 100}, {130, 3, 300}, 14, 2, 128}},
+    {"splits of more than 256 keys, D 8", {{0, 70, 0}, {8193, 8300, 300}, 1, 1, 8}},
     {"2:1, D 256", {{0, 7, 0}, {66, 8, 260}, 2, 1, 256}},
 };

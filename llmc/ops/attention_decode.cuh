@@ -1,21 +1,19 @@
 // attention_decode on CUDA. Contract and formulas: attention_decode.h.
 //
-// A sequence's keys are split at multiples of 256 positions, so that few sequences, too, keep the whole GPU busy: each split is a block's, and a
-// second kernel joins the splits of a sequence in order. Where it is split and in which order it is summed depends on the positions alone.
-// Arrays of heads, the cache among them, begin at multiples of 16 bytes.
+// Each split of a sequence's keys (attention_decode.h) is a block's, and a second kernel joins them. Arrays of heads, the cache among them,
+// begin at multiples of 16 bytes.
 #pragma once
 #include <bit>
 
 #include "attention_decode.h"
+#include "ptx.cuh"
 #include "warp.cuh"
 
 namespace attention {
 inline namespace CUDA_BACKEND {
 
-constexpr unsigned decode_split = 256, decode_warps = 4, decode_threads = decode_warps * 32,
-                   decode_channels = 8;  // channels of a lane
+constexpr unsigned decode_warps = 4, decode_threads = decode_warps * 32, decode_channels = 8;  // channels of a lane
 
-inline size_t decode_splits(size_t pages) { return ceil_div(pages * cache_page, decode_split); }
 inline unsigned decode_lanes(size_t D) { return unsigned(std::bit_ceil(D / decode_channels)); }
 
 // The softmax of some keys, and what it makes of one channel of their values. Maxima are of scores in units of log 2.
@@ -26,11 +24,11 @@ struct Softmax {
 __device__ inline float finite(float max) { return max == -INFINITY ? 0.0f : max; }  // exp2(-inf - this) is 0 then
 
 // Channel d of n parts, joined in order.         sums (n, 2): the maximum and the sum of each        out (n, D)
-__device__ inline Softmax join_parts(const float *sums, const float *out, size_t n, size_t D, size_t d) {
+__device__ inline Softmax join_channel(const float *sums, const float *out, size_t n, size_t D, size_t d) {
     Softmax all{-INFINITY, 0, 0};
     for (size_t i = 0; i < n; i++) all.max = fmaxf(all.max, sums[2 * i]);
     for (size_t i = 0; i < n; i++) {
-        const float weight = exp2f(sums[2 * i] - finite(all.max));
+        const float weight = exp2_approx(sums[2 * i] - finite(all.max));
         all.sum += weight * sums[2 * i + 1];
         all.out += weight * out[i * D + d];
     }
@@ -41,7 +39,8 @@ __device__ inline Softmax join_parts(const float *sums, const float *out, size_t
 template <class X> struct DecodeHead {
     using Channels = Vec<X, decode_channels>;
     Channels q;
-    float max, sum, out[decode_channels];
+    float max, sum;
+    Vec<float, decode_channels> out;
 
     __device__ float dot(const Channels &k) const {
         float dot = 0;
@@ -54,7 +53,7 @@ template <class X> struct DecodeHead {
         for (float s : scores) most = fmaxf(most, s);
         shrink(most);
         for (int i = 0; i < n; i++) {
-            const float weight = exp2f(scores[i] - finite(most));
+            const float weight = exp2_approx(scores[i] - finite(most));
             sum += weight;
             for (int c = 0; c < Channels::size; c++) out[c] += weight * float(v[i][c]);
         }
@@ -64,15 +63,15 @@ template <class X> struct DecodeHead {
         const auto other = [&](float x) { return __shfl_xor_sync(all_lanes, x, distance); };
         shrink(fmaxf(max, other(max)));
         sum += other(sum);
-        for (float &x : out) x += other(x);
+        for (float &x : out.v) x += other(x);
     }
 
   private:
     __device__ void shrink(float most) {
-        const float factor = exp2f(max - finite(most));
+        const float factor = exp2_approx(max - finite(most));
         max = most;
         sum *= factor;
-        for (float &x : out) x *= factor;
+        for (float &x : out.v) x *= factor;
     }
 };
 
@@ -80,17 +79,18 @@ template <class X> struct DecodeHead {
 // neighbouring lanes, a power of two, 8 channels each. They take several keys at once, so that many loads are under way.
 template <class X, int heads>
 __global__ void __launch_bounds__(decode_threads)
-    attention_decode_kernel5(float *part_sums, float *part_out, Heads<const X> q, const X *cache, const int32_t *table,
-                             const int32_t *first_key, const int32_t *length, size_t pages, unsigned H, unsigned KV, unsigned D,
-                             unsigned lanes, float scale) {
+    attention_decode_kernel5(DecodeParts parts, Heads<const X> q, const X *cache, const int32_t *table, const int32_t *first_key,
+                             const int32_t *length, size_t pages, unsigned H, unsigned KV, unsigned D, unsigned lanes,
+                             float scale) {
     using Channels = Vec<X, decode_channels>;
     constexpr int n = 8 / sizeof(X);  // keys at once
-    const unsigned group = H / KV, parts = gridDim.y / KV, kv = blockIdx.y / parts, first_head = blockIdx.y % parts * heads;
+    const unsigned group = H / KV, blocks = gridDim.y / KV, kv = blockIdx.y / blocks, first_head = blockIdx.y % blocks * heads;
     const unsigned lane = threadIdx.x % lanes, c = lane * decode_channels, h0 = kv * group + first_head;
     const int count = int(min(unsigned(heads), group - first_head)), stride = int(decode_threads / lanes) * n;
     const size_t b = blockIdx.x, row_size = 2 * size_t(KV) * D;
-    const int begin = max(first_key[b], int(blockIdx.z * decode_split)),
-              end = min(length[b], int((blockIdx.z + 1) * decode_split));
+    const DecodeSplits splits(first_key[b], length[b]);
+    const int split_begin = splits.begin + int(blockIdx.z) * splits.size;
+    const int begin = max(first_key[b], split_begin), end = min(length[b], split_begin + splits.size);
     if (begin >= end) return;
 
     DecodeHead<X> head[heads];
@@ -124,29 +124,27 @@ __global__ void __launch_bounds__(decode_threads)
         for (unsigned distance = lanes; distance < 32; distance *= 2) head[h].add_lane(distance);
         const unsigned row = h * decode_warps + threadIdx.x / 32;
         if (threadIdx.x % 32 == 0) sums[2 * row] = head[h].max, sums[2 * row + 1] = head[h].sum;
-        if (threadIdx.x % 32 < lanes && c < D)
-            for (unsigned i = 0; i < decode_channels; i++) out[row * D + c + i] = head[h].out[i];
+        if (threadIdx.x % 32 < lanes && c < D) head[h].out.store(out + row * D + c);
     }
     __syncthreads();
     for (unsigned i = threadIdx.x; i < count * D; i += decode_threads) {
         const unsigned h = i / D, d = i % D;
-        const Softmax all = join_parts(sums + h * decode_warps * 2, out + h * decode_warps * D, decode_warps, D, d);
-        const size_t part = (b * H + h0 + h) * gridDim.z + blockIdx.z;
-        part_out[part * D + d] = all.out;
-        if (d == 0) part_sums[2 * part] = all.max, part_sums[2 * part + 1] = all.sum;
+        const Softmax all = join_channel(sums + h * decode_warps * 2, out + h * decode_warps * D, decode_warps, D, d);
+        const size_t row = b * H + h0 + h;
+        parts.out_of(row, blockIdx.z)[d] = all.out;
+        if (d == 0) parts.sums_of(row, blockIdx.z)[0] = all.max, parts.sums_of(row, blockIdx.z)[1] = all.sum;
     }
 }
 
 // A block has one query head of one sequence, a thread one channel.
 template <class X>
-__global__ void attention_decode_join_kernel5(X *out, const float *part_sums, const float *part_out, const int32_t *first_key,
-                                              const int32_t *length, size_t splits, unsigned H, unsigned D) {
+__global__ void attention_decode_join_kernel5(X *out, DecodeParts parts, const int32_t *first_key, const int32_t *length,
+                                              unsigned H) {
     const size_t row = blockIdx.x, b = row / H, d = threadIdx.x;
-    const size_t first = unsigned(first_key[b]) / decode_split, last = unsigned(length[b] - 1) / decode_split;
-    if (d >= D) return;
-    const size_t part = row * splits + first;
-    const Softmax all = join_parts(part_sums + 2 * part, part_out + part * D, last + 1 - first, D, d);
-    out[row * D + d] = all.out / all.sum;
+    if (d >= parts.D) return;
+    const int n = DecodeSplits(first_key[b], length[b]).count();
+    const Softmax all = join_channel(parts.sums_of(row, 0), parts.out_of(row, 0), n, parts.D, d);
+    out[row * parts.D + d] = all.out / all.sum;
 }
 
 // One block stores a token.
@@ -172,7 +170,7 @@ void cache_store(Cuda<X> dev, X *cache, Heads<const X> k, Heads<const X> v, cons
 }
 
 template <class X> size_t attention_decode_scratch(Cuda<X>, size_t B, size_t pages, size_t H, size_t D) {
-    return B * H * attention::decode_splits(pages) * (D + 2);
+    return attention::DecodeParts::floats(B, pages, H, D);
 }
 
 template <class X>
@@ -181,18 +179,17 @@ void attention_decode(Cuda<X> dev, X *out, float *scratch, Heads<const X> q, con
                       float scale) {
     using namespace attention;
     check_head_size(D);
-    const size_t group = H / KV, splits = decode_splits(pages);
-    float *part_sums = scratch, *part_out = scratch + 2 * B * H * splits;  // (B, H, splits, 2), (B, H, splits, D)
+    const size_t group = H / KV;
+    const DecodeParts parts(scratch, B, pages, H, D);
     const auto run = [&](auto kernel, size_t heads) {
-        launch(dev, kernel, Grid{B, KV * ceil_div(group, heads), splits}, decode_threads,
-               heads * decode_warps * (D + 2) * sizeof(float), part_sums, part_out, q, cache, table, first_key, length, pages, H,
-               KV, D, decode_lanes(D), scale * 1.44269504f);
+        launch(dev, kernel, Grid{B, KV * ceil_div(group, heads), parts.splits}, decode_threads,
+               heads * decode_warps * (D + 2) * sizeof(float), parts, q, cache, table, first_key, length, pages, H, KV, D,
+               decode_lanes(D), scale * log2_e);
     };
     if (group == 1) run(attention_decode_kernel5<X, 1>, 1);
     else if (group <= 4) run(attention_decode_kernel5<X, 4>, 4);
     else run(attention_decode_kernel5<X, 8>, 8);
-    launch(dev, attention_decode_join_kernel5<X>, Grid{B * H}, unsigned(round_up(D, 32)), 0, out, part_sums, part_out, first_key,
-           length, splits, H, D);
+    launch(dev, attention_decode_join_kernel5<X>, Grid{B * H}, unsigned(round_up(D, 32)), 0, out, parts, first_key, length, H);
 }
 
 }  // namespace CUDA_BACKEND
