@@ -75,8 +75,8 @@ template <class X> struct DecodeHead {
     }
 };
 
-// A block has one split of one sequence, for up to `heads` query heads of one key head, which share the reading of K and V. A key lies in `lanes`
-// neighbouring lanes, a power of two, 8 channels each. They take several keys at once, so that many loads are under way.
+// A block has one split of one sequence, for up to `heads` query heads of one key head, which share the reading of K and V. A key lies in
+// `lanes` neighbouring lanes, a power of two, 8 channels each. They take several keys at once, so that many loads are under way.
 template <class X, int heads>
 __global__ void __launch_bounds__(decode_threads)
     attention_decode_kernel5(DecodeParts parts, Heads<const X> q, const X *cache, const int32_t *table, const int32_t *first_key,

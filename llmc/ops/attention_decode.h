@@ -1,5 +1,5 @@
-// Attention while tokens are generated: each sequence has one new token, whose query sees the keys and values of the tokens up to it. They lie in a
-// paged cache (Kwon et al., "Efficient memory management for large language model serving with PagedAttention", 2023, arXiv:2309.06180).
+// Attention while tokens are generated: each sequence has one new token, whose query sees the keys and values of the tokens up to it. They lie
+// in a paged cache (Kwon et al., "Efficient memory management for large language model serving with PagedAttention", 2023, arXiv:2309.06180).
 //
 //   cache_store     (dev, cache, k, v, slots, T, KV, D)                  row slots[t] of the cache = (k[t], v[t]), for all t with slots[t] >= 0
 //   attention_decode(dev, out, scratch, q, cache, table, first_key, length, B, pages, H, KV, D, scale)
@@ -11,8 +11,8 @@
 //   q           (B, H, D) X         heads as in attention.h; k, v (T, KV, D)          out (B, H*D) X
 //   scratch     attention_decode_scratch(dev, B, pages, H, D) floats
 //
-// A query head h reads key head h / (H / KV). Sums are float, in an order that depends on first_key and length alone: a sequence's result does not depend on
-// the others of the batch. Nothing may alias.
+// A query head h reads key head h / (H / KV). Sums are float, in an order that depends on first_key and length alone: a sequence's result does
+// not depend on the others of the batch. Nothing may alias.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -39,8 +39,8 @@ void cache_store(Cpu<X> dev, X *cache, Heads<const X> k, Heads<const X> v, const
 
 namespace attention {
 
-// A sequence's keys are split, and the splits are summed side by side and then joined in order, so that few sequences, too, keep many cores
-// busy. The first one begins where the first page does that is seen.
+// A sequence's keys are split, and the splits are summed side by side and then joined in order, so that few sequences, too, keep many
+// cores busy. The first one begins where the first page does that is seen. Splits of a long sequence are longer, so that scratch is small.
 constexpr int split_keys = 4 * cache_page, most_splits = 32;
 
 struct DecodeSplits {
@@ -53,9 +53,8 @@ struct DecodeSplits {
     HOST_DEVICE int count() const { return (end - begin + size - 1) / size; }
 };
 
-inline size_t decode_splits(size_t pages) {
-    return std::min<size_t>(most_splits, ceil_div(pages * cache_page, split_keys));
-}  // at most
+// The most splits that a sequence can have.
+inline size_t decode_splits(size_t pages) { return std::min<size_t>(most_splits, ceil_div(pages * cache_page, split_keys)); }
 
 // What a split gives each head, in scratch: the largest score and the sum of w, and the sum of w v.
 struct DecodeParts {
@@ -80,16 +79,16 @@ template <class X> struct DecodeBlock {
     bool sees_all() const { return begin == 0 && end == simd::lanes; }
 };
 
-// A split of one sequence on the CPU: the running softmax (max, sum) and output of all heads, block after block, so that rows of the cache are
-// read from end to end. A block's scores are a vector for each query head.
+// A split of one sequence on the CPU: the running softmax (max, sum) and output of all heads, block after block, so that rows of the
+// cache are read from end to end. A block's scores are a vector for each query head.
 //
-// Keys and values are read as words of 32 bits: a float, or two neighbours in bf16, of which the first becomes a float by a shift and the second
-// by a mask. So vectors hold every other column of bf16, and scores need half the transpositions.
+// Keys and values are read as words of 32 bits: a float, or two neighbours in bf16, of which the first becomes a float by a shift and the
+// second by a mask. So vectors hold every other column of bf16, and scores need half the transpositions.
 template <class X> class DecodeSplit {
     static constexpr size_t lanes = simd::lanes, parts = sizeof(float) / sizeof(X);  // of a word
     using Rows = simd::Vector[lanes];
     size_t H_, KV_, D_, vectors_;                   // vectors of words that hold a head, padded with zeros
-    std::vector<float> q_, max_;                    // (H, vectors, parts, lanes); (H)
+    std::vector<float> q_, max_, weights_;          // (H, vectors, parts, lanes); (H); (H, lanes)
     std::vector<simd::Vector> out_, sum_, scores_;  // (H, vectors, parts); (H): each lane sums its own keys; (H)
 
     // Calls f(column, its place in q and out) for the columns of head h.
@@ -108,6 +107,7 @@ template <class X> class DecodeSplit {
           vectors_(ceil_div(D, parts * lanes)),
           q_(H * vectors_ * parts * lanes),
           max_(H, -INFINITY),
+          weights_(H * lanes),
           out_(H * vectors_ * parts),
           sum_(H),
           scores_(H) {
@@ -119,7 +119,7 @@ template <class X> class DecodeSplit {
         for (size_t kv = 0; kv < KV_; kv++) {
             const size_t begin = H_ / KV_ * kv, end = begin + H_ / KV_;
             Rows words, rows;
-            std::fill(&scores_[begin], &scores_[0] + end, simd::Vector{});
+            for (size_t h = begin; h < end; h++) scores_[h] = simd::Vector{};
             for (size_t i = 0; i < vectors_; i++) {
                 load(words, block, next, kv, i);
                 simd::transpose_square(words);
@@ -135,7 +135,7 @@ template <class X> class DecodeSplit {
                 for (size_t part = 0; part < parts; part++) {
                     take(rows, words, part);
                     for (size_t h = begin; h < end; h++)
-                        add_weighted(out_[(h * vectors_ + i) * parts + part], reinterpret_cast<const float *>(&scores_[h]), rows);
+                        add_weighted(out_[(h * vectors_ + i) * parts + part], &weights_[h * lanes], rows);
                 }
             }
         }
@@ -148,7 +148,7 @@ template <class X> class DecodeSplit {
     }
 
   private:
-    // The i-th vector of words of every row, of a head of keys or, behind them, of values. Rows that are not seen are 0, whatever they hold.
+    // The i-th vector of words of every row, of a head of keys or, behind those, of values. Rows that are not seen are 0, whatever they hold.
     void load(Rows &words, const DecodeBlock<X> &block, const X *next, size_t head, size_t i) const {
         const size_t d = i * lanes * parts, n = std::min(D_ - d, lanes * parts), row = 2 * KV_ * D_, at = head * D_ + d;
         if (n == lanes * parts && block.sees_all()) {
@@ -192,8 +192,9 @@ template <class X> class DecodeSplit {
             sum_[h] *= shrink;
             for (size_t i = 0; i < vectors_ * parts; i++) out_[h * vectors_ * parts + i] *= shrink;
         }
-        s = fast_exp(s - max_[h]);
-        sum_[h] += s;
+        const simd::Vector weights = fast_exp(s - max_[h]);
+        sum_[h] += weights;
+        simd::store(&weights_[h * lanes], weights);
     }
 };
 

@@ -25,13 +25,8 @@ TYPED_TEST(CudaAttentionDecode, EqualsReference) {
 TYPED_TEST(CudaAttentionDecode, OtherSequencesChangeNoBit) {
     for (const auto &[name, shape] : decode_shapes) {
         SCOPED_TRACE(name);
-        const TypeParam dev{};
-        const DecodeInputs<typename TypeParam::X> in(shape);
-        const auto cache = run_cache_store<DeviceArray>(dev, shape, in);
-        const auto together = run_decode<DeviceArray>(dev, shape, in, cache);
-        for (size_t b = 0; b < shape.B(); b++) {
-            const auto alone = run_decode<DeviceArray>(dev, shape, in, cache, {b});
-            EXPECT_TRUE(same_bits(alone.data(), &together[b * alone.size()], alone.size())) << "sequence " << b;
-        }
+        check_each_alone<DeviceArray>(TypeParam{}, shape);
     }
 }
+
+TYPED_TEST(CudaAttentionDecode, NanReachesThoseWhoSeeIt) { check_nan_reaches_those_who_see_it<DeviceArray>(TypeParam{}); }
