@@ -39,7 +39,9 @@ inline std::vector<double> widen(const std::vector<double> &v) { return v; }
 
 // An array for a CPU device: copied in from a vector, or full of NaN.
 template <class T> struct HostArray : std::vector<T> {
-    explicit HostArray(size_t n) : std::vector<T>(n) { std::fill_n(reinterpret_cast<unsigned char *>(this->data()), n * sizeof(T), 0xff); }
+    explicit HostArray(size_t n) : std::vector<T>(n) {
+        std::fill_n(reinterpret_cast<unsigned char *>(this->data()), n * sizeof(T), 0xff);
+    }
     explicit HostArray(const std::vector<T> &v) : std::vector<T>(v) {}
     const std::vector<T> &values() const { return *this; }
 };

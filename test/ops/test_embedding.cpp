@@ -46,7 +46,7 @@ TYPED_TEST(Embedding, CopiesRowsAndAddsInTheOrderOfTheText) {
                     const X want = float(w[size_t(tokens[t]) * C + c]) + float(p[t % P * C + c]);
                     ASSERT_EQ(float(sums[t * C + c]), float(want)) << t << " " << c;
                 }
-            for (const std::vector<size_t> &ends : {std::vector<size_t>{V}, {1, V - 1, V}, {V / 3, V / 3 + 1, V - 1, V}}) {
+            for (const std::vector<size_t> &ends : {std::vector<size_t>{V}, {V / 3, V / 3 + 1, V - 1, V}}) {
                 std::vector<float> dw;
                 for (size_t i = 0, first = 0; i < ends.size(); first = ends[i++]) {
                     Array<float> part(

@@ -102,6 +102,7 @@ TYPED_TEST(LayerNorm, BackwardEqualsReferenceAndAccumulates) {
     using X = typename TypeParam::X;
     for (const double x_mean : {0, 100})
         for (const auto &[T, C] : sizes) {
+            if (x_mean != 0 && C != 768) continue;
             const auto x = random_values<X>(T * C, 1, 1, x_mean), w = random_values<X>(C, 2, 0.1, 1),
                        bias = random_values<X>(C, 3);
             const auto dout = random_values<X>(T * C, 4), dresidual = random_values<X>(T * C, 5);
