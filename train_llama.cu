@@ -1,4 +1,4 @@
-// train_llama: trains Llama-class models (Llama 2/3, Qwen2/2.5/3, Mistral, SmolLM2) on packed sequences.
+// train_llama: trains Llama-class models (Llama 2/3, Qwen2/2.5/3, Mistral, Phi-3, SmolLM2) on packed sequences.
 //
 // This file is the model, from top to bottom: the parameter table, the activation plan, the forward pass, the backward pass. Each op is a free
 // function in llmc/ops, one file an op, with its formula and shapes above it. What all decoder-only models share, from the packed row to
@@ -44,7 +44,8 @@ template <class S> struct LlamaWeights {
 };
 
 // One row per tensor of the Hugging Face files, in the order in which they lie in the flat arrays, and the member that points at it.
-// A tensor without a member continues the matrix before it: q, k and v are row blocks of one matrix, and so are gate and up.
+// A tensor without a member continues the matrix before it: q, k and v are row blocks of one matrix, and so are gate and up. In the files of
+// Phi-3 these matrices are stored whole.
 // Within a layer the tensors that decay come first.
 template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, Locate<S> locate) {
     const size_t C = c.C, V = c.V, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
@@ -60,12 +61,20 @@ template <class S> Table llama_table(const ModelConfig &c, LlamaWeights<S> &w, L
         t.begin_unit();
         LlamaLayer<S> &y = w.layer[l];
         t.prefix = format("model.layers.%zu.", l);
-        t.add(true,       "self_attn.q_proj.weight",         &y.qkv,          {Q, C},    normal, true);
-        t.add(true,       "self_attn.k_proj.weight",         nullptr,         {K, C},    normal, true);
-        t.add(true,       "self_attn.v_proj.weight",         nullptr,         {K, C},    normal, true);
+        if (c.fused) {
+            t.add(true,   "self_attn.qkv_proj.weight",       &y.qkv,          {Q + 2 * K, C}, normal, true);
+        } else {
+            t.add(true,   "self_attn.q_proj.weight",         &y.qkv,          {Q, C},    normal, true);
+            t.add(true,   "self_attn.k_proj.weight",         nullptr,         {K, C},    normal, true);
+            t.add(true,   "self_attn.v_proj.weight",         nullptr,         {K, C},    normal, true);
+        }
         t.add(true,       "self_attn.o_proj.weight",         &y.o,            {C, Q},    normal, true);
-        t.add(true,       "mlp.gate_proj.weight",            &y.gate_up,      {F, C},    normal, true);
-        t.add(true,       "mlp.up_proj.weight",              nullptr,         {F, C},    normal, true);
+        if (c.fused) {
+            t.add(true,   "mlp.gate_up_proj.weight",         &y.gate_up,      {2 * F, C}, normal, true);
+        } else {
+            t.add(true,   "mlp.gate_proj.weight",            &y.gate_up,      {F, C},    normal, true);
+            t.add(true,   "mlp.up_proj.weight",              nullptr,         {F, C},    normal, true);
+        }
         t.add(true,       "mlp.down_proj.weight",            &y.down,         {C, F},    normal, true);
         t.add(c.qkv_bias, "self_attn.q_proj.bias",           &y.qkv_bias,     {Q},       zeros,  false);
         t.add(c.qkv_bias, "self_attn.k_proj.bias",           nullptr,         {K},       zeros,  false);

@@ -13,7 +13,7 @@
 
 constexpr const char *golden_families[] = {"llama2",       "llama3",     "llama31", "llama32",      "llama_bias",
                                            "llama_linear", "llama_yarn", "qwen2",   "qwen2_window", "qwen3",
-                                           "mistral",      "smollm2",    "gpt2",    "gpt2_erf"};
+                                           "mistral",      "phi3",       "smollm2", "gpt2",         "gpt2_erf"};
 inline std::string family_name(const testing::TestParamInfo<const char *> &info) { return info.param; }
 
 struct Golden {

@@ -153,7 +153,7 @@ TEST(Config, HeadsAndHeadSize) {
     EXPECT_EQ(parse(with(tiny(), R"({"head_dim": 24})")).D, 24u);
     EXPECT_EQ(parse(without(tiny("qwen3"), "head_dim")).D, 128u);
     EXPECT_EQ(parse(without(tiny(), "num_key_value_heads")).KV, 4u);
-    for (const char *family : {"llama", "mistral", "qwen2", "qwen3"})
+    for (const char *family : {"llama", "mistral", "qwen2", "qwen3", "phi3"})
         EXPECT_EQ(parse(with(tiny(family), R"({"num_key_value_heads": null})")).KV, 4u);
 }
 
@@ -173,6 +173,8 @@ TEST(Config, Windows) {
     EXPECT_EQ(window("llama", R"({"sliding_window": 8})"), W({0, 0, 0, 0}));
     EXPECT_EQ(window("mistral", R"({"sliding_window": 8})"), W({8, 8, 8, 8}));
     EXPECT_EQ(window("mistral", R"({"sliding_window": null})"), W({0, 0, 0, 0}));
+    EXPECT_EQ(window("phi3", R"({"sliding_window": 8})"), W({8, 8, 8, 8}));
+    EXPECT_EQ(window("phi3", "{}"), W({0, 0, 0, 0}));
     EXPECT_EQ(window("mistral", "{}"), W({4096, 4096, 4096, 4096}));
     EXPECT_EQ(window("mistral", R"({"sliding_window": 8, "use_sliding_window": false})"), W({8, 8, 8, 8}));
     for (const char *qwen : {"qwen2", "qwen3"}) {
@@ -235,7 +237,7 @@ TEST(Config, Refusals) {
     const auto refused = [](const char *more, const char *words) {
         expect_error([&] { parse(with(tiny(), more)); }, "config.json: ", words);
     };
-    refused(R"({"model_type": "gemma3"})", "model_type is \"gemma3\", but we have llama, mistral, qwen2, qwen3, gpt2");
+    refused(R"({"model_type": "gemma3"})", "model_type is \"gemma3\", but we have llama, mistral, qwen2, qwen3, phi3, gpt2");
     refused(R"({"model_type": 3})", "model_type is 3");
     refused(R"({"model_type": null})", "model_type is missing");
     for (const char *field :
@@ -368,6 +370,7 @@ TEST(Presets, HaveThePublishedNumberOfParameters) {
                                                      {"smollm2-135m", 134515008},
                                                      {"smollm2-360m", 361821120},
                                                      {"smollm2-1.7b", 1711376384},
+                                                     {"phi3-mini-4k", 3821079552},
                                                      {"d12", 124439808},
                                                      {"d24", 354823168},
                                                      {"d36", 774030080},

@@ -2,6 +2,7 @@
 #pragma once
 #include "../ops/kernels.cuh"
 #include "../parallel/comm_nccl.h"
+#include "../parallel/slices.cuh"
 #include "program.h"
 
 struct CudaHalf {

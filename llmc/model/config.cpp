@@ -23,14 +23,16 @@ struct Family {
     const char *name, *architecture;
     size_t kv_heads, head_dim;  // 0: as many KV heads as heads; hidden_size / heads
     size_t positions;
+    double eps;
 };
 // clang-format off
 static const Family families[] = {
-    {"llama", "Llama", 0, 0, 2048},
-    {"mistral", "Mistral", 8, 0, 131072},
-    {"qwen2", "Qwen2", 32, 0, 32768},
-    {"qwen3", "Qwen3", 32, 128, 32768},
-    {"gpt2", "GPT2", 0, 0, 1024},
+    {"llama", "Llama", 0, 0, 2048, 1e-6},
+    {"mistral", "Mistral", 8, 0, 131072, 1e-6},
+    {"qwen2", "Qwen2", 32, 0, 32768, 1e-6},
+    {"qwen3", "Qwen3", 32, 128, 32768, 1e-6},
+    {"phi3", "Phi3", 0, 0, 4096, 1e-5},
+    {"gpt2", "GPT2", 0, 0, 1024, 1e-5},
 };
 // clang-format on
 
@@ -150,13 +152,13 @@ static RopeConfig read_rope(const Fields &fields, size_t max_positions) {
 }
 
 // Returns the sliding window of each layer; it counts the query itself. In Mistral every layer has the window, which is 4096 if the file does not
-// say. In Qwen, if use_sliding_window is set, the layers that layer_types names have it, or else those from max_window_layers on. Llama has
+// say, and in Phi-3, if the file has one. In Qwen, if use_sliding_window is set, the layers that layer_types names have it, or else those from max_window_layers on. Llama has
 // none.
 static std::vector<size_t> read_windows(const Fields &fields, const std::string &family, size_t L) {
     std::vector<size_t> window(L, 0);
     const bool qwen = family == "qwen2" || family == "qwen3";
     const bool absent = !fields.source().contains("sliding_window");  // whereas null means none
-    const bool used = qwen ? fields.boolean("use_sliding_window", false) : family == "mistral";
+    const bool used = qwen ? fields.boolean("use_sliding_window", false) : family == "mistral" || (family == "phi3" && !absent);
     const size_t size = used && (absent || fields.has("sliding_window")) ? fields.count("sliding_window", 4096) : 0;
     const double first = qwen ? fields.number("max_window_layers", 28) : 0;
     for (size_t l = 0; l < L; l++)
@@ -253,12 +255,13 @@ static void read_llama(ModelConfig &c, const Fields &fields, const Family &famil
         fields.refuse("hidden_size",
                       format("%zu is not divisible by num_attention_heads %zu, and there is no head_dim", c.C, c.H));
     c.max_positions = fields.count("max_position_embeddings", family.positions);
-    c.eps = float(fields.number("rms_norm_eps", 1e-6));
+    c.eps = float(fields.number("rms_norm_eps", family.eps));
     c.tied = fields.boolean("tie_word_embeddings", false);
     c.o_bias = (llama || qwen3) && fields.boolean("attention_bias", false);
     c.qkv_bias = c.o_bias || qwen2;
     c.mlp_bias = llama && fields.boolean("mlp_bias", false);
     c.qk_norm = qwen3;
+    c.fused = c.family == "phi3";
     c.rope = read_rope(fields, c.max_positions);
 }
 
@@ -291,7 +294,7 @@ static void read_gpt2(ModelConfig &c, const Fields &fields, const Family &family
                           format("is another name of %s, which is %zu\n  fix: %s alone, as in GPT-2's files", name, value, name));
     if (c.C % c.H != 0) fields.refuse("n_embd", format("%zu is not divisible by n_head %zu", c.C, c.H));
     c.D = c.C / c.H;
-    c.eps = float(fields.number("layer_norm_epsilon", 1e-5));
+    c.eps = float(fields.number("layer_norm_epsilon", family.eps));
     c.gelu = read_gelu(fields);
     c.tied = fields.boolean("tie_word_embeddings", true);
     c.qkv_bias = c.o_bias = c.mlp_bias = true;

@@ -37,6 +37,7 @@ static const Preset presets[] = {
     {"qwen3-1.7b",      "qwen3",   2048, 6144,  28, 16, 8,  128, 151936, 40960,     1e6,    0,     1e-6, true,  151643, 151645},
     {"qwen3-4b",        "qwen3",   2560, 9728,  36, 32, 8,  128, 151936, 40960,     1e6,    0,     1e-6, true,  151643, 151645},
     {"qwen3-8b",        "qwen3",   4096, 12288, 36, 32, 8,  128, 151936, 40960,     1e6,    0,     1e-6, false, 151643, 151645},
+    {"phi3-mini-4k",    "phi3",    3072, 8192,  32, 32, 32, 96,  32064,  4096,      10000,  0,     1e-5, false, 1,      32000, 2047},
     {"smollm2-135m",    "llama",   576,  1536,  30, 9,  3,  64,  49152,  8192,      100000, 0,     1e-5, true,  0, 0, 0, 1. / 24},
     {"smollm2-360m",    "llama",   960,  2560,  32, 15, 5,  64,  49152,  8192,      100000, 0,     1e-5, true,  0,      0},
     {"smollm2-1.7b",    "llama",   2048, 8192,  24, 32, 32, 64,  49152,  8192,      130000, 0,     1e-5, true,  0,      0},
@@ -72,7 +73,7 @@ static json preset_source(const Preset &p) {
         source["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", p.factor}, {"low_freq_factor", 1.0},
                                   {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 8192}};
     // clang-format on
-    if (p.family == std::string("mistral")) source["sliding_window"] = p.window ? json(p.window) : json();
+    if (p.window || p.family == std::string("mistral")) source["sliding_window"] = p.window ? json(p.window) : json();
     return source;
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 #include "../core/memory.cuh"
 #include "../core/timeline.cuh"
-#include "../parallel/slices.cuh"
 #include "adamw.cuh"
 #include "attention.cuh"
 #include "embedding.cuh"

@@ -82,6 +82,8 @@ MODELS = {
                                    max_window_layers=1, **rope(1e6)), {}),
     "qwen3": ("qwen3", dict(head_dim=16, rms_norm_eps=1e-6, tie_word_embeddings=True, **rope(1e6)), {}),
     "mistral": ("mistral", dict(sliding_window=24, vocab_size=101, **rope(1e4)), {}),
+    "phi3": ("phi3", dict(hidden_size=24, num_attention_heads=3, num_key_value_heads=1, intermediate_size=32, sliding_window=20,
+                          pad_token_id=None, eos_token_id=2, **rope(1e4)), dict(dtype=torch.bfloat16)),
     "smollm2": ("llama", dict(hidden_size=72, num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True,
                               **rope(1e5)), dict(dtype=torch.bfloat16)),
     "gpt2": ("gpt2", {}, {}),
