@@ -127,7 +127,7 @@ template <template <class> class Op, class... X> class Ladder : public AnyLadder
     template <class T> static std::optional<double> check_as(size_t version, const Sizes &sizes) {
         Check check;
         bool ran = true;
-        for_each_schedule<Cuda<T>>([&](Cuda<T> dev) {
+        for_each_order<Cuda<T>>([&](Cuda<T> dev) {
             try {
                 Op<T> op(sizes);
                 if (!(ran = op_runs(op, version))) return;

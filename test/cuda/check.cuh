@@ -6,7 +6,7 @@
 using CudaDevices = testing::Types<CudaF32, CudaBf16>;
 
 // Runs the body once per order of threads; on a GPU once. EXPECT_... inside it say which order failed.
-template <class Dev, class Body> void for_each_schedule(Body body) {
+template <class Dev, class Body> void for_each_order(Body body) {
 #ifdef LLMC_EMULATE
     for (const unsigned order : {0, 1, 20260}) {
         SCOPED_TRACE(format("threads in order %u", order));

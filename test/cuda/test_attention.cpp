@@ -19,7 +19,7 @@ template <class Dev> struct CudaAttention : testing::Test {
     template <class... Args> static void check(const char *what, const AttentionShape &a, const Args &...ranks) {
         const Inputs in(a);
         std::optional<Result> first;
-        for_each_schedule<Dev>([&](Dev dev) {
+        for_each_order<Dev>([&](Dev dev) {
             const Result got = run(dev, a, in, ranks...);
             if (!first) {
                 first = got;

@@ -11,7 +11,7 @@ TYPED_TEST_SUITE(CudaRing, CudaDevices);
 template <class Dev> void equals_one_rank(const RingCase &c, Gpus gpus) {
     const AttentionShape a{{1, 40, 55}, 0, 4, 2, 16};
     const AttentionInputs<typename Dev::X> in(a);
-    for_each_schedule<Dev>([&](Dev dev) {
+    for_each_order<Dev>([&](Dev dev) {
         const auto got = run_ring<DeviceArray>(
             c, a, in, [&](Comm &host, auto f) { with_gpu(gpus, host, dev.stream, [&](Comm &comm) { f(dev, comm); }); });
         check_attention(c.name().c_str(), a, in, got.result);

@@ -16,7 +16,7 @@ __global__ void index_kernel(unsigned *out) {
 
 TEST(Simt, EveryThreadOfEveryBlockRunsOnce) {
     const unsigned blocks = 3 * 4 * 5, threads = 48;
-    for_each_schedule<Device>([&](Device dev) {
+    for_each_order<Device>([&](Device dev) {
         DeviceArray<unsigned> out(blocks * threads);
         launch(dev, index_kernel, Grid{3, 4, 5}, threads, 0, out.data());
         const auto got = out.values();
@@ -43,7 +43,7 @@ __global__ void warp_kernel(int *out) {  // (9, 32); the last warp of the block 
 }
 
 TEST(Simt, WarpOperations) {
-    for_each_schedule<Device>([&](Device dev) {
+    for_each_order<Device>([&](Device dev) {
         DeviceArray<int> out(9 * 32);
         launch(dev, warp_kernel, Grid{1}, 48, 0, out.data());
         const auto got = out.values();
@@ -76,7 +76,7 @@ __global__ void block_kernel(float *out, const float *x) {  // out (blocks, 2)
 
 TEST(Simt, BlockSumAndMax) {
     for (const unsigned threads : {32u, 96u, 256u, 1024u})
-        for_each_schedule<Device>([&](Device dev) {
+        for_each_order<Device>([&](Device dev) {
             const size_t blocks = 5;
             const auto x = random_values<float>(blocks * threads, 1);
             std::vector<double> want(blocks * 2, -INFINITY);
@@ -110,7 +110,7 @@ TYPED_TEST(SimtVec, LoadAndStore) {
     using X = typename TypeParam::X;
     const size_t n = 1000;
     const auto x = random_values<X>(n, 2);
-    for_each_schedule<TypeParam>([&](TypeParam dev) {
+    for_each_order<TypeParam>([&](TypeParam dev) {
         DeviceArray<X> d_x(x), out(n);
         launch(dev, vec_kernel<X>, Grid{ceil_div(n / Vec<X>::size, 64)}, 64, 0, out.data(), d_x.data(), n);
         const auto got = out.values();
@@ -147,7 +147,7 @@ TEST(Simt, MmaEqualsALoop) {
     for (int i = 0; i < 16; i++)
         for (int j = 0; j < 8; j++)
             for (int k = 0; k < 16; k++) want[i * 8 + j] += float(A[i * 16 + k]) * float(B[k * 8 + j]);
-    for_each_schedule<Device>([&](Device dev) {
+    for_each_order<Device>([&](Device dev) {
         DeviceArray<bf16> d_A(A), d_B(B);
         DeviceArray<float> d_D(D);
         launch(dev, mma_kernel, Grid{1}, 32, 0, d_D.data(), d_A.data(), d_B.data());
@@ -170,7 +170,7 @@ __global__ void ldmatrix_kernel(uint32_t *out) {  // (2, 32, 4): plain and trans
 }
 
 TEST(Simt, LdmatrixDealsAsDocumented) {
-    for_each_schedule<Device>([&](Device dev) {
+    for_each_order<Device>([&](Device dev) {
         DeviceArray<uint32_t> out(2 * 32 * 4);
         launch(dev, ldmatrix_kernel, Grid{1}, 32, sizeof(FourMatrices), out.data());
         const auto got = out.values();
@@ -206,7 +206,7 @@ __global__ void cp_async_kernel(uint4 *out, const uint4 *x) {  // both (3, 32); 
 TEST(Simt, CpAsyncCopiesAndFillsWithZeros) {
     std::vector<uint4> x(64);
     for (unsigned i = 0; i < 64; i++) x[i] = uint4{i, i + 100, i + 200, i + 300};
-    for_each_schedule<Device>([&](Device dev) {
+    for_each_order<Device>([&](Device dev) {
         DeviceArray<uint4> d_x(x), out(96);
         launch(dev, cp_async_kernel, Grid{1}, 32, sizeof(Chunks), out.data(), d_x.data());
         const auto got = out.values();
@@ -222,7 +222,7 @@ __global__ void numbers_kernel(uint32_t *packed, float *power, const float *x) {
 
 TEST(Simt, PackAndExp2) {
     const auto x = random_values<float>(64, 4, 4);
-    for_each_schedule<Device>([&](Device dev) {
+    for_each_order<Device>([&](Device dev) {
         DeviceArray<uint32_t> packed(64);
         DeviceArray<float> power(64), d_x(x);
         launch(dev, numbers_kernel, Grid{1}, 64, 0, packed.data(), power.data(), d_x.data());
@@ -247,7 +247,7 @@ __global__ void named_barrier_kernel(float *out) {  // warps 0 and 1 meet at one
 }
 
 TEST(Simt, NamedBarriers) {
-    for_each_schedule<Device>([&](Device dev) {
+    for_each_order<Device>([&](Device dev) {
         DeviceArray<float> out(4);
         launch(dev, named_barrier_kernel, Grid{1}, 128, 16, out.data());
         EXPECT_EQ(out.values(), (std::vector<float>{1, 0, 3, 2}));
@@ -340,7 +340,7 @@ template <Bug bug> bool matmul_is_right(Device dev) {
 }
 
 TEST(Simt, KernelWithoutBugs) {
-    for_each_schedule<Device>([&](Device dev) { EXPECT_TRUE(matmul_is_right<none>(dev)); });
+    for_each_order<Device>([&](Device dev) { EXPECT_TRUE(matmul_is_right<none>(dev)); });
 }
 }  // namespace CUDA_BACKEND
 

@@ -80,7 +80,7 @@ template <class Dev> struct ZeroOnCuda : testing::Test {};
 TYPED_TEST_SUITE(ZeroOnCuda, CudaDevices);
 
 TYPED_TEST(ZeroOnCuda, GivesTheBitsOfOneRank) {
-    for_each_schedule<TypeParam>([&](TypeParam dev) {
+    for_each_order<TypeParam>([&](TypeParam dev) {
         const auto want = train(dev, 1, 0);
         EXPECT_NE(want[0], 0.5f);
         for (int stage : {0, 1, 2}) EXPECT_EQ(train(dev, 3, stage), want) << "stage " << stage;
@@ -90,7 +90,7 @@ TYPED_TEST(ZeroOnCuda, GivesTheBitsOfOneRank) {
 TYPED_TEST(ZeroOnCuda, GivesTheBitsOfOneRankOverGpus) {
     const int ranks = ranks_with_gpus();
     if (ranks < 2) GTEST_SKIP() << "2 GPUs are needed, and NCCL";
-    for_each_schedule<TypeParam>([&](TypeParam dev) {
+    for_each_order<TypeParam>([&](TypeParam dev) {
         const auto want = train(dev, 1, 0);
         for (int stage : {0, 1, 2}) EXPECT_EQ(train(dev, ranks, stage, Gpus::each), want) << "stage " << stage;
     });

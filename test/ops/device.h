@@ -1,5 +1,5 @@
 // The tests of an op are written once. Compiled plainly they run on the CPU's devices; compiled for the emulator or by nvcc they run on CUDA's.
-// Here stands what differs: the devices, the arrays in their memory, and in how many ways the work of an op may be scheduled.
+// Here stands what differs: the devices, the arrays in their memory, and in which orders the threads of an op run.
 #pragma once
 #include "../../llmc/core/common.h"
 #include "../check.h"
@@ -22,8 +22,8 @@ struct MatmulContext {  // what products need: make_device has given it already;
     template <class Dev> Dev device(Dev dev) const { return dev; }
 };
 
-// Runs the body with one thread and with more. EXPECT_... inside it say with how many.
-template <class Dev, class Body> void for_each_schedule(Body body) {
+// Runs the body with one thread and with more, which run in any order. EXPECT_... inside it say with how many.
+template <class Dev, class Body> void for_each_order(Body body) {
     for (const int threads : {1, 2, 3}) {
         SCOPED_TRACE(format("%d threads", threads));
         body(make_device<Dev>(threads));

@@ -25,7 +25,7 @@ template <class Dev> struct AdamWUpdate : testing::Test {};
 TYPED_TEST_SUITE(AdamWUpdate, Devices);
 
 TYPED_TEST(AdamWUpdate, EqualsTorch) {
-    for_each_schedule<TypeParam>([&](TypeParam dev) {
+    for_each_order<TypeParam>([&](TypeParam dev) {
         const double grad_scale = 0.25;  // a power of two: scaling gradients up beforehand changes no bit
         Parameters<typename TypeParam::X> p({1, -0.5f, 0.25f, 3, 0});
         for (size_t step = 1; step <= 10; step++) {
@@ -58,7 +58,7 @@ TYPED_TEST(AdamWUpdate, Bf16Moments) {
         const auto grads = random_values<float>(n, 2);
         for (size_t step = 1; step <= 4; step++)
             adamw_update(Cpu<X>{1}, want.where(), want_m.data(), want_v.data(), grads.data(), setting(step), n);
-        for_each_schedule<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&](TypeParam dev) {
             FloatsArray<X> params(std::vector<float>(start.begin(), start.end()));
             Array<bf16> m(std::vector<bf16>(n, bf16(0.0f))), v(std::vector<bf16>(n, bf16(0.0f)));
             Array<float> d_grads(grads);
@@ -82,7 +82,7 @@ TYPED_TEST(AdamWUpdate, EqualsReference) {
         for (size_t step = 1; step <= steps; step++)
             adamw_reference(want, widen(random_values<float>(n, uint32_t(10 + step))), adamw_setting(step));
         SameBits same;
-        for_each_schedule<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&](TypeParam dev) {
             Parameters<typename TypeParam::X> p(std::vector<float>(start.begin(), start.end()));
             for (size_t step = 1; step <= steps; step++)
                 p.update(dev, random_values<float>(n, uint32_t(10 + step)), adamw_setting(step));
@@ -123,7 +123,7 @@ TYPED_TEST(AdamWUpdate, Bf16MomentsAreRightOnAverage) {
     };
     expect_mean("mean of m", m, want.m[0], 0.9);
     expect_mean("mean of v", v, want.v[0], 0.999);
-    for_each_schedule<TypeParam>([&, m = m, v = v](TypeParam dev) { EXPECT_EQ(run(dev, 3, 1), std::pair(m, v)); });
+    for_each_order<TypeParam>([&, m = m, v = v](TypeParam dev) { EXPECT_EQ(run(dev, 3, 1), std::pair(m, v)); });
     EXPECT_NE(run(any_device<TypeParam>(), 1, 2), std::pair(m, v));
 }
 

@@ -29,7 +29,7 @@ TYPED_TEST(Embedding, CopiesRowsAndAddsInTheOrderOfTheText) {
         for (int pass = 0; pass < 2; pass++)
             for (size_t t = 0; t < T; t++)
                 for (size_t c = 0; c < C; c++) want[size_t(tokens[t]) * C + c] += float(dout[t * C + c]);
-        for_each_schedule<TypeParam>([&, T = T, V = V, C = C](TypeParam dev) {
+        for_each_order<TypeParam>([&, T = T, V = V, C = C](TypeParam dev) {
             Array<X> d_w(w), d_dout(dout), out(T * C);
             Array<int32_t> d_tokens(tokens);
             embedding_forward(dev, out.data(), d_w.data(), d_tokens.data(), T, C);

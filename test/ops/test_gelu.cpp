@@ -57,7 +57,7 @@ template <Gelu form, class Dev> void expect_reference(size_t n) {
     const auto v = widen(x), d = widen(dout);
     const auto want = gelu_reference<form>(v), want_dx = gelu_backward_reference<form>(d, v);
     SameBits same_out, same_dx;
-    for_each_schedule<Dev>([&](Dev dev) {
+    for_each_order<Dev>([&](Dev dev) {
         Array<X> d_x(x), d_dout(dout), out(n), dx(n), dx_onto_x(x);
         gelu_forward<form>(dev, out.data(), d_x.data(), n);
         gelu_backward<form>(dev, dx.data(), d_dout.data(), d_x.data(), n);

@@ -47,7 +47,7 @@ TYPED_TEST(LayerNorm, ForwardEqualsReferenceAlsoInPlace) {
             const LayerNormRows want = layernorm_reference(widen(x), widen(w), widen(bias), T, C, eps);
             printf(" T %zu, C %zu, rows around %g\n", T, C, x_mean);
             SameBits same;
-            for_each_schedule<TypeParam>([&, T = T, C = C](TypeParam dev) {
+            for_each_order<TypeParam>([&, T = T, C = C](TypeParam dev) {
                 Array<X> d_x(x), d_w(w), d_bias(bias), out(T * C);
                 Array<float> mean(T), rstd(T);
                 for (X *onto : {out.data(), d_x.data()}) {
@@ -115,7 +115,7 @@ TYPED_TEST(LayerNorm, BackwardEqualsReferenceAndAccumulates) {
                 for (double &d : *sum) d = 3 + 2 * d;
             printf(" T %zu, C %zu, rows around %g\n", T, C, x_mean);
             SameBits same;
-            for_each_schedule<TypeParam>([&, T = T, C = C](TypeParam dev) {
+            for_each_order<TypeParam>([&, T = T, C = C](TypeParam dev) {
                 Array<X> d_x(x), d_w(w), d_bias(bias), d_dout(dout), d_dresidual(dresidual), dx(T * C), sum(T * C);
                 Array<float> mean(T), rstd(T), scratch(layernorm_scratch(dev, C));
                 Array<float> dw(std::vector<float>(C, 3)), dbias(std::vector<float>(C, 3));
@@ -145,7 +145,7 @@ TYPED_TEST(LayerNorm, BackwardMayOverwriteItsInputs) {
         const auto x = random_values<X>(T * C, 1), w = random_values<X>(C, 2, 0.1, 1), bias = random_values<X>(C, 3);
         const auto dout = random_values<X>(T * C, 4), dresidual = random_values<X>(T * C, 5);
         SameBits same;
-        for_each_schedule<TypeParam>([&, T = T, C = C](TypeParam dev) {
+        for_each_order<TypeParam>([&, T = T, C = C](TypeParam dev) {
             Array<X> d_x(x), d_w(w), d_bias(bias), dx(T * C);
             Array<float> mean(T), rstd(T), scratch(layernorm_scratch(dev, C));
             layernorm_forward(dev, dx.data(), mean.data(), rstd.data(), d_x.data(), d_w.data(), d_bias.data(), T, C, float(eps));
@@ -168,7 +168,7 @@ TYPED_TEST(LayerNorm, ResidualAndNormInOne) {
         const auto x = random_values<X>(T * C, 1), y = random_values<X>(T * C, 2), w = random_values<X>(C, 3, 0.1, 1);
         const auto bias = random_values<X>(C, 4);
         SameBits same;
-        for_each_schedule<TypeParam>([&, T = T, C = C](TypeParam dev) {
+        for_each_order<TypeParam>([&, T = T, C = C](TypeParam dev) {
             Array<X> d_x(x), d_y(y), d_w(w), d_bias(bias), sum(T * C), out(T * C);
             Array<float> mean(T), rstd(T);
             residual_forward(dev, sum.data(), d_x.data(), d_y.data(), T * C);

@@ -14,7 +14,7 @@ TYPED_TEST(Layout, CopiesRows) {
     for (const size_t C : {7, 8, 600}) {
         const size_t n = 5, out_stride = C + 8, x_stride = C + 16;
         const auto x = random_values<X>(n * x_stride, 1);
-        for_each_schedule<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&](TypeParam dev) {
             Array<X> d_x(x), out(n * out_stride);
             copy_rows(dev, out.data(), out_stride, d_x.data(), x_stride, n, C);
             const auto got = out.values();
@@ -34,7 +34,7 @@ TYPED_TEST(Layout, AddsRows) {
         auto want = out;
         for (size_t r = 0; r < n; r++)
             for (size_t c = 0; c < C; c++) want[r * out_stride + c] += x[r * x_stride + c];
-        for_each_schedule<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&](TypeParam dev) {
             Array<float> d_out(out), d_x(x);
             add_rows(dev, d_out.data(), out_stride, d_x.data(), x_stride, n, C);
             EXPECT_EQ(d_out.values(), want) << C;
@@ -44,7 +44,7 @@ TYPED_TEST(Layout, AddsRows) {
 
 TYPED_TEST(Layout, ClearsFloats) {
     for (const size_t n : {1, 1027, 4096}) {
-        for_each_schedule<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&](TypeParam dev) {
             Array<float> x(std::vector<float>(n + 1, 3));
             clear_floats(dev, x.data(), n);
             auto want = std::vector<float>(n + 1, 0);
@@ -58,7 +58,7 @@ TYPED_TEST(Layout, RoundsFloats) {
     using X = typename TypeParam::X;
     for (const size_t n : {1, 1027, 4096}) {
         const auto x = random_values<float>(n, 1);
-        for_each_schedule<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&](TypeParam dev) {
             Array<float> d_x(x);
             Array<X> out(n);
             round_floats(dev, out.data(), d_x.data(), n);

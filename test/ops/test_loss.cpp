@@ -120,7 +120,7 @@ TYPED_TEST(Head, EqualsReference) {
     for (const auto &[T, C, V] : sizes) {
         this->make(T, C, V);
         SameBits same;
-        for_each_schedule<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&](TypeParam dev) {
             this->run(dev);
             this->check();
             same(this->nll, this->entropy, this->correct, this->dx, this->dw);
@@ -153,7 +153,7 @@ TYPED_TEST(Head, ThreadsDoNotChangeABit) {
     this->make(300, 24, 900);
     for (const std::vector<size_t> &ends : {std::vector<size_t>{}, {301, 900}}) {
         SameBits same;
-        for_each_schedule<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&](TypeParam dev) {
             this->run(dev, true, ends);
             same(this->nll, this->entropy, this->dw, this->dx);
         });
@@ -167,7 +167,7 @@ TYPED_TEST(Head, RangesEqualReference) {  // of any length, one of them without 
         this->make(T, C, V);
         for (int32_t &y : this->targets) y = y == int32_t(V / 3) ? 0 : y;
         SameBits same;
-        for_each_schedule<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&](TypeParam dev) {
             this->run(dev, true, {V / 3, V / 3 + 1, V - 1, V});
             this->check();
             same(this->dx, this->dw);
@@ -178,7 +178,7 @@ TYPED_TEST(Head, RangesEqualReference) {  // of any length, one of them without 
 TYPED_TEST(Head, RangesGiveTheSameBits) {
     this->make_separate(60, 48, 333);
     SameBits same;
-    for_each_schedule<TypeParam>([&](TypeParam dev) {
+    for_each_order<TypeParam>([&](TypeParam dev) {
         for (const std::vector<size_t> &ends :
              {std::vector<size_t>{}, {333}, {1, 17, 81, 301, 333}, {1, 18, 82, 301, 333}, {128, 333}}) {
             this->run(dev, true, ends);
@@ -190,7 +190,7 @@ TYPED_TEST(Head, RangesGiveTheSameBits) {
 TYPED_TEST(Head, ForwardAloneGivesTheSameStatistics) {
     this->make(100, 24, 300);
     SameBits same;
-    for_each_schedule<TypeParam>([&](TypeParam dev) {
+    for_each_order<TypeParam>([&](TypeParam dev) {
         for (bool backward : {true, false}) {
             this->run(dev, backward);
             same(this->nll, this->entropy, this->correct, this->max, this->sum);
@@ -236,7 +236,7 @@ TYPED_TEST(Head, TiesGoToTheFirst) {  // all logits 0
         std::fill(this->x.begin(), this->x.end(), X(0.0f));
         const std::vector<double> want(3, std::log(double(V)));
         const double last_place = std::ldexp(1, std::ilogb(want[0]) - 23);
-        for_each_schedule<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&](TypeParam dev) {
             this->run(dev);
             EXPECT_EQ(this->correct, (std::vector<float>{1, 0, 0}));
             expect_close("nll", this->nll, want, last_place);
@@ -251,7 +251,7 @@ TYPED_TEST(Head, GathersAndScattersRows) {
     for (const size_t C : {7, 8, 600}) {
         const size_t T = 6, n = rows.size(), padded = 4;
         const auto x = random_values<X>(T * C, 1);
-        for_each_schedule<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&](TypeParam dev) {
             Array<X> d_x(x), gathered(padded * C), scattered(T * C);
             Array<int32_t> d_rows(rows);
             gather_rows(dev, gathered.data(), d_x.data(), d_rows.data(), n, padded, C);
@@ -277,7 +277,7 @@ TYPED_TEST(Head, SumsAddUp) {
         nll[n] = float(n % 17) / 8, entropy[n] = float(n % 5) / 4, correct[n] = n % 3 == 0;  // sums are exact
         want[0] += nll[n], want[1] += entropy[n], want[2] += correct[n];
     }
-    for_each_schedule<TypeParam>([&](TypeParam dev) {
+    for_each_order<TypeParam>([&](TypeParam dev) {
         Array<float> d_nll(nll), d_entropy(entropy), d_correct(correct);
         Array<double> sums(std::vector<double>{1, 2, 3});
         head_sums(dev, sums.data(), {d_nll.data(), d_entropy.data(), d_correct.data(), nullptr, nullptr}, N);

@@ -37,7 +37,7 @@ TYPED_TEST(Matmul, Forward) {
         const Sums plain = product_reference(this->x, s.IC, 1, this->w, 1, s.IC, {}, s.T, s.OC, s.IC);
         const Sums biased = product_reference(this->x, s.IC, 1, this->w, 1, s.IC, widen(this->bias), s.T, s.OC, s.IC);
         SameBits same;
-        for_each_schedule<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&](TypeParam dev) {
             dev = this->context.device(dev);
             Array<X> x(this->x), w(this->w), bias(this->bias), out(s.T * s.OC), with_bias(s.T * s.OC);
             Array<float> wide(s.T * s.OC);  // as the logits are
@@ -57,7 +57,7 @@ TYPED_TEST(Matmul, BackwardInput) {
     for (const Sizes &s : all_sizes) {
         this->make(s);
         const Sums want = product_reference(this->dout, s.OC, 1, this->w, s.IC, 1, {}, s.T, s.IC, s.OC);
-        for_each_schedule<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&](TypeParam dev) {
             Array<X> dout(this->dout), w(this->w), dx(s.T * s.IC);
             matmul_backward_input(this->context.device(dev), dx.data(), dout.data(), w.data(), s.T, s.IC, s.OC);
             expect_close("dx", dx.values(), want.value, allowed<X>(want, s.OC));
@@ -74,7 +74,7 @@ TYPED_TEST(Matmul, BackwardWeightAccumulatesOrOverwrites) {
         const Sums want_alone = product_reference(this->dout, 1, s.OC, this->x, s.IC, 1, {}, s.OC, s.IC, s.T);
         const Sums bias =
             product_reference(std::vector<X>(s.T, X(1.0f)), 0, 1, this->dout, s.OC, 1, widen(dbias_before), 1, s.OC, s.T);
-        for_each_schedule<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&](TypeParam dev) {
             dev = this->context.device(dev);
             Array<X> dout(this->dout), x(this->x);
             Array<float> dw(dw_before), dbias(dbias_before), without_bias(dw_before), alone(s.OC * s.IC);
@@ -120,7 +120,7 @@ TYPED_TEST(Matmul, ThreadsDoNotChangeABit) {
     for (const Sizes &s : {Sizes{300, 130, 1100}, Sizes{1100, 33, 40}}) {
         this->make(s);
         SameBits same;
-        for_each_schedule<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&](TypeParam dev) {
             dev = this->context.device(dev);
             Array<X> x(this->x), w(this->w), bias(this->bias), dout(this->dout), out(s.T * s.OC), dx(s.T * s.IC);
             Array<float> dw(std::vector<float>(s.OC * s.IC)), dbias(std::vector<float>(s.OC));

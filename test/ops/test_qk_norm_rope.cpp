@@ -82,7 +82,7 @@ TYPED_TEST(QkNormRope, EqualsReferenceAndAccumulates) {
         const QkGradient gradient = qk_norm_rope_backward_reference(widen(in.dqkv), widen(in.qkv), in.w, s, in.angles, eps);
         printf(" T %zu, H %zu, KV %zu, D %zu\n", s.T, s.H, s.KV, s.D);
         SameBits same;
-        for_each_schedule<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&](TypeParam dev) {
             QkOp op(dev, in);
             const auto qkv = op.forward(in.qkv, in.angles);
             expect_close("qkv", qkv, want, qk_norm_rope_error<X>(s, gather_heads(normed, s)));
@@ -105,7 +105,7 @@ TYPED_TEST(QkNormRope, IsTheNormAndRopeBitForBit) {
     for (const QkSizes &s : sizes) {
         const QkInputs<X> in = {s};
         const QkAngles still = no_angles(s);
-        for_each_schedule<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&](TypeParam dev) {
             QkOp fused(dev, in), apart(dev, in);
             Array<X> x(in.qkv), d(in.dqkv);
             Array<float> table(in.angles.table);

@@ -18,7 +18,7 @@ TYPED_TEST(SquaredNorm, EqualsReference) {
         const auto x = random_values<float>(n, 1);
         long double want = 0;
         for (float v : x) want += (long double)(v)*v;
-        for_each_schedule<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&](TypeParam dev) {
             Array<float> d_x(x);
             Array<double> scratch(squared_norm_scratch(n));
             const double sum = squared_norm(dev, scratch.data(), d_x.data(), n);

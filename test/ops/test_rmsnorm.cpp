@@ -40,7 +40,7 @@ TYPED_TEST(RmsNorm, ForwardEqualsReferenceAlsoInPlace) {
         const auto x = random_values<X>(T * C, 1), w = random_values<X>(C, 2, 0.1, 1);
         const Vector want = rmsnorm_reference(widen(x), widen(w), T, C, eps);
         SameBits same;
-        for_each_schedule<TypeParam>([&, T = T, C = C](TypeParam dev) {
+        for_each_order<TypeParam>([&, T = T, C = C](TypeParam dev) {
             Array<X> d_x(x), d_w(w), out(T * C);
             Array<float> rstd(T);
             rmsnorm_forward(dev, out.data(), rstd.data(), d_x.data(), d_w.data(), T, C, float(eps));
@@ -76,7 +76,7 @@ TYPED_TEST(RmsNorm, BackwardEqualsReferenceAndAccumulates) {
         for (double &d : want.dw) d = 3 + 2 * d;
         printf(" T %zu, C %zu\n", T, C);
         SameBits same;
-        for_each_schedule<TypeParam>([&, T = T, C = C](TypeParam dev) {
+        for_each_order<TypeParam>([&, T = T, C = C](TypeParam dev) {
             Array<X> d_x(x), d_w(w), d_dout(dout), d_dresidual(dresidual), dx(T * C), sum(T * C);
             Array<float> rstd(T), dw(std::vector<float>(C, 3)), scratch(rmsnorm_scratch(dev, C));
             rmsnorm_forward(dev, dx.data(), rstd.data(), d_x.data(), d_w.data(), T, C, float(eps));
@@ -99,7 +99,7 @@ TYPED_TEST(RmsNorm, BackwardMayOverwriteItsInputs) {
         const auto x = random_values<X>(T * C, 1), w = random_values<X>(C, 2, 0.1, 1);
         const auto dout = random_values<X>(T * C, 3), dresidual = random_values<X>(T * C, 4);
         SameBits same;
-        for_each_schedule<TypeParam>([&, T = T, C = C](TypeParam dev) {
+        for_each_order<TypeParam>([&, T = T, C = C](TypeParam dev) {
             Array<X> d_x(x), d_w(w), dx(T * C);
             Array<float> rstd(T), scratch(rmsnorm_scratch(dev, C));
             rmsnorm_forward(dev, dx.data(), rstd.data(), d_x.data(), d_w.data(), T, C, float(eps));
@@ -121,7 +121,7 @@ TYPED_TEST(RmsNorm, ResidualAndNormInOne) {
     for (const auto &[T, C] : {std::array<size_t, 2>{37, 72}, {5, 77}, {150, 77}}) {
         const auto x = random_values<X>(T * C, 1), y = random_values<X>(T * C, 2), w = random_values<X>(C, 3, 0.1, 1);
         SameBits same;
-        for_each_schedule<TypeParam>([&, T = T, C = C](TypeParam dev) {
+        for_each_order<TypeParam>([&, T = T, C = C](TypeParam dev) {
             Array<X> d_x(x), d_y(y), d_w(w), sum(T * C), out(T * C);
             Array<float> rstd(T);
             residual_forward(dev, sum.data(), d_x.data(), d_y.data(), T * C);
@@ -144,7 +144,7 @@ TYPED_TEST(RmsNorm, ResidualInPlace) {
     for (const size_t n : {8 * 300, 1003, 150 * 77}) {
         const auto a = random_values<X>(n, 1), b = random_values<X>(n, 2);
         SameBits same;
-        for_each_schedule<TypeParam>([&](TypeParam dev) {
+        for_each_order<TypeParam>([&](TypeParam dev) {
             Array<X> d_a(a), d_b(b), onto_b(b), out(n);
             residual_forward(dev, out.data(), d_a.data(), d_b.data(), n);
             same(out.values());

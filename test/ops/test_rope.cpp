@@ -38,7 +38,7 @@ TYPED_TEST(Rope, EqualsReference) {
             for (double sign : {1.0, -1.0}) {
                 const std::vector<double> want = rope_reference(widen(x), table, doc_pos, heads, D, stride, sign);
                 SameBits same;
-                for_each_schedule<TypeParam>([&, heads = heads, D = D, stride = stride](TypeParam dev) {
+                for_each_order<TypeParam>([&, heads = heads, D = D, stride = stride](TypeParam dev) {
                     Array<X> d_x(x);
                     Array<float> d_table(table);
                     Array<int32_t> d_pos(doc_pos);

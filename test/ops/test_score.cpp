@@ -43,7 +43,7 @@ TYPED_TEST(Score, EqualsReferenceAndAccumulates) {
         for (double &d : want.dw) d = 3 + 2 * d;
         printf(" T %zu, C %zu, N %zu\n", T, C, N);
         SameBits same;
-        for_each_schedule<TypeParam>([&, T = T, C = C, &rows = rows](TypeParam dev) {
+        for_each_order<TypeParam>([&, T = T, C = C, &rows = rows](TypeParam dev) {
             Array<X> d_x(x), d_w(w), dx(T * C);
             Array<int32_t> d_rows(rows);
             Array<float> d_scores(N), d_dscores(dscores), dw(std::vector<float>(C, 3));

@@ -28,7 +28,7 @@ TYPED_TEST(Swiglu, EqualsReferenceAlsoInPlace) {
         const auto g = widen(gate_up), d = widen(dout);
         const auto want = swiglu_reference(g, T, F), want_d = swiglu_backward_reference(d, g, T, F);
         SameBits same;
-        for_each_schedule<TypeParam>([&, T = T, F = F](TypeParam dev) {
+        for_each_order<TypeParam>([&, T = T, F = F](TypeParam dev) {
             Array<X> d_gate_up(gate_up), d_dout(dout), out(T * F), apart(T * 2 * F);
             swiglu_forward(dev, out.data(), d_gate_up.data(), T, F);
             swiglu_backward(dev, apart.data(), d_dout.data(), d_gate_up.data(), T, F);
