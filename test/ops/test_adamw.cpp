@@ -123,7 +123,12 @@ TYPED_TEST(AdamWUpdate, Bf16MomentsAreRightOnAverage) {
     };
     expect_mean("mean of m", m, want.m[0], 0.9);
     expect_mean("mean of v", v, want.v[0], 0.999);
-    for_each_order<TypeParam>([&, m = m, v = v](TypeParam dev) { EXPECT_EQ(run(dev, 3, 1), std::pair(m, v)); });
+#ifdef CUDA_HALF
+    const size_t parts = 4;  // each begins at a vector: in the kernel without vectors nvcc fuses other products with sums
+#else
+    const size_t parts = 3;
+#endif
+    for_each_order<TypeParam>([&, m = m, v = v](TypeParam dev) { EXPECT_EQ(run(dev, parts, 1), std::pair(m, v)); });
     EXPECT_NE(run(any_device<TypeParam>(), 1, 2), std::pair(m, v));
 }
 
