@@ -198,14 +198,6 @@ AttentionResult<X> run_attention(Dev dev, const AttentionShape &a, const Attenti
     return run_attention<Array>(dev, a, in, {{{{0, a.T(), 0}}, 1}});
 }
 
-// The array of run_attention for CPU devices.
-template <class T> struct HostArray : std::vector<T> {
-    explicit HostArray(size_t n) : std::vector<T>(n, T(NAN)) {}
-    explicit HostArray(const std::vector<T> &v) : std::vector<T>(v) {}
-    const std::vector<T> &values() const { return *this; }
-};
-template <> inline HostArray<int32_t>::HostArray(size_t n) : std::vector<int32_t>(n) {}
-
 // Roundoff of a float sum of n terms, relative to the sum of their sizes, grows like sqrt(n) with high probability, times about 4
 // (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019). All but inputs, results and, where tiles of
 // bf16 are multiplied, P and dS is float.
