@@ -95,9 +95,11 @@ struct MatmulPlan {
         int count = 0;
         const auto status = cublasLtMatmulAlgoGetHeuristic(handle, product, a, b, d, d, preference, 1, &found, &count);
         cublasLtMatmulPreferenceDestroy(preference);
-        if (status != CUBLAS_STATUS_SUCCESS || count == 0)
+        const auto state =
+            status == CUBLAS_STATUS_SUCCESS && count > 0 ? found.state : status;  // unless it is SUCCESS, the rest is not valid
+        if (count == 0 || state != CUBLAS_STATUS_SUCCESS)
             die("cuBLASLt has no algorithm for a product of (%zu, %zu) and (%zu, %zu) aligned to %u bytes: %s", s.m, s.k, s.k,
-                s.n, s.alignment, cublasLtGetStatusString(status));
+                s.n, s.alignment, cublasLtGetStatusString(state));
         algorithm = found.algo;
     }
     MatmulPlan(const MatmulPlan &) = delete;
