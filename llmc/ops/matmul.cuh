@@ -54,12 +54,19 @@ struct MatmulShape {
     cublasOperation_t a_op, b_op;
     size_t m, n, k, a_ld, b_ld;
     bool bias, accumulate;
-    uint32_t alignment;  // the alignment of all pointers in bytes, at most matmul_alignment
+    uint32_t alignment;  // of all pointers in bytes, as matmul_aligned says
     auto operator<=>(const MatmulShape &) const = default;
 };
 
-constexpr size_t matmul_workspace = 32 << 20,
-                 matmul_alignment = 256;  // NVIDIA recommends this for Hopper
+constexpr size_t matmul_workspace = 32 << 20;  // NVIDIA recommends this for Hopper
+
+// Returns what cuBLASLt is told of the alignment of pointers in bytes. The bits of a product depend on the algorithm, and that on this figure.
+// So there are only three of them: 256 for whole arrays, 16 for parts of them that vectors can still read, and else that of an element.
+template <class X> uint32_t matmul_aligned(std::initializer_list<const void *> pointers) {
+    uintptr_t bits = 0;
+    for (const void *p : pointers) bits |= uintptr_t(p);
+    return bits % array_alignment == 0 ? array_alignment : bits % 16 == 0 ? 16 : sizeof(X);
+}
 
 struct MatmulPlan {
     cublasLtMatmulDesc_t product;
@@ -148,9 +155,11 @@ inline std::unique_ptr<CudaContext> make_cuda_context(int /*threads*/, bool tf32
     return std::make_unique<CudaContext>(tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F);
 }
 
-template <class X> size_t matmul_scratch(Cuda<X>) { return matmul_workspace + matmul_alignment; }
+template <class X> size_t matmul_scratch(Cuda<X>) { return matmul_workspace; }
 template <class X> void matmul_use_scratch(Cuda<X> dev, void *scratch) {
-    dev.ctx->workspace = reinterpret_cast<void *>(round_up(reinterpret_cast<uintptr_t>(scratch), matmul_alignment));
+    if (uintptr_t(scratch) % array_alignment)
+        die("cuBLASLt's workspace begins at %p, which is not aligned to %zu bytes", scratch, array_alignment);
+    dev.ctx->workspace = scratch;
 }
 
 template <class X> constexpr cudaDataType_t cuda_type = sizeof(X) == 2 ? CUDA_R_16BF : CUDA_R_32F;
@@ -158,12 +167,9 @@ template <class X> constexpr cudaDataType_t cuda_type = sizeof(X) == 2 ? CUDA_R_
 template <class X, class Out>
 void cublas_product(Cuda<X> dev, Out *D, const X *A, const X *B, const X *bias, cublasOperation_t a_op, cublasOperation_t b_op,
                     size_t m, size_t n, size_t k, size_t a_ld, size_t b_ld, bool accumulate) {
-    uint32_t alignment = matmul_alignment;
-    for (const void *p : {static_cast<const void *>(D), static_cast<const void *>(A), static_cast<const void *>(B),
-                          static_cast<const void *>(bias)})
-        while (uintptr_t(p) % alignment) alignment /= 2;
-    MatmulPlan &plan = dev.ctx->plan(
-        {cuda_type<X>, cuda_type<Out>, a_op, b_op, m, n, k, a_ld, b_ld, bias != nullptr, accumulate, alignment}, bias);
+    MatmulPlan &plan = dev.ctx->plan({cuda_type<X>, cuda_type<Out>, a_op, b_op, m, n, k, a_ld, b_ld, bias != nullptr, accumulate,
+                                      matmul_aligned<X>({D, A, B, bias})},
+                                     bias);
     if (bias) plan.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     const float one = 1, beta = accumulate ? 1 : 0;
     cublas_check(cublasLtMatmul(dev.ctx->handle, plan.product, &one, A, plan.a, B, plan.b, &beta, D, plan.d, D, plan.d,
