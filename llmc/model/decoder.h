@@ -122,6 +122,7 @@ template <class Dev> class Decoder : public Model {
     // ---- what it computes with --------------------------------------------------------------------------------------------------------
 
     void begin_op(const Moment &now, size_t bucket = 0) {  // is called at the start of each op
+        matmul_use_scratch(dev, acts.matmul);              // another model on this device may have used its own, and freed it since
         if (poison_) arena_->poison_dead(now.time);
         if (looks_) look(now);
         if (profiler_) profiler_->begin(now.pass, now.op, now.layer, bucket);
@@ -419,7 +420,6 @@ template <class Dev> void Decoder<Dev>::look(const Moment &now) {
 
 template <class Dev> void Decoder<Dev>::load_row(const Row &r) {
     begin_op(clock.between_rows(COPY));
-    matmul_use_scratch(dev, acts.matmul);
     row.T = r.T, row.N = r.predictors.size(), row.target_documents = r.target_documents, row.documents = r.documents.size();
     write(memory(), row.tokens, r.tokens);
     write(memory(), row.doc_pos, r.doc_pos);

@@ -167,6 +167,7 @@ template <class X> constexpr cudaDataType_t cuda_type = sizeof(X) == 2 ? CUDA_R_
 template <class X, class Out>
 void cublas_product(Cuda<X> dev, Out *D, const X *A, const X *B, const X *bias, cublasOperation_t a_op, cublasOperation_t b_op,
                     size_t m, size_t n, size_t k, size_t a_ld, size_t b_ld, bool accumulate) {
+    if (!dev.ctx->workspace) die("a product before matmul_use_scratch, or after its memory was freed");
     MatmulPlan &plan = dev.ctx->plan({cuda_type<X>, cuda_type<Out>, a_op, b_op, m, n, k, a_ld, b_ld, bias != nullptr, accumulate,
                                       matmul_aligned<X>({D, A, B, bias})},
                                      bias);

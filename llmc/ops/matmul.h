@@ -6,8 +6,9 @@
 //                                                                 dw[o,i] += sum_t dout[t,o] x[t,i]   dbias[o] += sum_t dout[t,o]
 //                                                                 if not accumulate, dw = sum_t ..., and T > 0
 //
-//   All of them use the same matmul_scratch(dev) bytes of scratch. Call matmul_use_scratch(dev, scratch) before the first of them, and
-//   matmul_use_scratch(dev, nullptr) before that memory is freed.
+//   All of them use the same matmul_scratch(dev) bytes of scratch, aligned to array_alignment. Whoever owns that memory calls
+//   matmul_use_scratch(dev, scratch) before its products, since others may have used the context in the meantime, and
+//   matmul_use_scratch(dev, nullptr) before it frees the memory.
 //
 //   x, dx (T, IC), w (OC, IC), bias (OC), dout (T, OC) X     out (T, OC) X or float    dw (OC, IC), dbias (OC) float
 //   bias and dbias may be null. No output may alias an input. Sums are float and rounded once, to the type of the output, in an
