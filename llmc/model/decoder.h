@@ -122,7 +122,7 @@ template <class Dev> class Decoder : public Model {
     // ---- what it computes with --------------------------------------------------------------------------------------------------------
 
     void begin_op(const Moment &now, size_t bucket = 0) {  // is called at the start of each op
-        matmul_use_scratch(dev, acts.matmul);              // another model on this device may have used its own, and freed it since
+        matmul_use_scratch(dev, acts.matmul);  // another model on this device may have used its own, and freed it since
         if (poison_) arena_->poison_dead(now.time);
         if (looks_) look(now);
         if (profiler_) profiler_->begin(now.pass, now.op, now.layer, bucket);
@@ -184,7 +184,7 @@ template <class Dev> class Decoder : public Model {
         double *sums;            // (3)              sums over the rows since the last take_sums()
         std::byte *matmul;       // matmul_scratch
         X *last;                 // (documents, C)   generate
-        float *logits;           // (documents, V)   generate
+        float *logits;           // (documents, logits_ld)   generate
     } acts;
 
   private:
@@ -293,7 +293,7 @@ template <class Dev> void Decoder<Dev>::plan_row() {
     if (limits.cache_tokens == 0) return;
     for (size_t l = 0; l < c.L; l++) plan_.add(&acts.cache[l], format("cache.%zu", l), {limits.cache_tokens, 2 * c.KV * c.D});
     plan_.add(&acts.last, "last rows", {Pieces::capacity, C}, clock.head(), clock.head());
-    plan_.add(&acts.logits, "logits", {Pieces::capacity, c.V}, clock.head(), clock.head());
+    plan_.add(&acts.logits, "logits", {Pieces::capacity, logits_ld(dev, c.V)}, clock.head(), clock.head());
 }
 
 template <class Dev> void Decoder<Dev>::plan_head() {
@@ -542,12 +542,13 @@ const float *Decoder<Dev>::next_logits(const Row &r, const Pieces &where, std::s
     row.keys = Pieces{{{0, cache_begin.size(), 0}}, 1};
     load_first_keys(cache_begin);
     forward();
-    const size_t C = config.C;
+    const size_t C = config.C, V = config.V, ld = logits_ld(dev, V);
     begin_op(clock.head(false));
     for (size_t i = 0; i < where.count; i++)
         copy_rows(dev, acts.last + i * C, C, acts.normf + (r.doc_offsets[i + 1] - 1) * C, C, 1, C);
-    matmul_forward(dev, acts.logits, acts.last, head_w, (const X *)nullptr, where.count, C, config.V);
-    logits_ = read(memory(), acts.logits, where.count * config.V);
+    matmul_forward(dev, acts.logits, acts.last, head_w, (const X *)nullptr, where.count, C, V, ld);
+    logits_ = read(memory(), acts.logits, where.count * ld);
+    for (size_t i = 1; i < where.count; i++) std::copy_n(logits_.data() + i * ld, V, logits_.data() + i * V);  // without padding
     return logits_.data();
 }
 
