@@ -7,6 +7,7 @@
 
 #include "../llmc/ops/pieces.h"
 #include "check.h"
+#include "float_sums.h"
 
 // ---- reference
 
@@ -198,20 +199,17 @@ AttentionResult<X> run_attention(Dev dev, const AttentionShape &a, const Attenti
     return run_attention<Array>(dev, a, in, {{{{0, a.T(), 0}}, 1}});
 }
 
-// Roundoff of a float sum of n terms, relative to the sum of their sizes, grows like sqrt(n) with high probability, times about 4
-// (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019). All but inputs, results and, where tiles of
-// bf16 are multiplied, P and dS is float.
-inline double sum_error(size_t n) { return 4 * std::sqrt(double(n)) * unit_roundoff<float>; }
-
 inline std::vector<double> relative(std::vector<double> x, const std::vector<double> &size) {
     for (size_t i = 0; i < x.size(); i++) x[i] /= size[i];
     return x;
 }
 
+// All but inputs, results and, where tiles of bf16 are multiplied, P and dS is float (float_sums.h).
+//
 // A score is a sum over D and lse a sum of exp(score); to hold, scale and merge them costs a few roundings of numbers below 8. A
 // probability exp(score - lse) is off by twice that, relative to itself.
-inline double lse_error(const AttentionShape &a, const AttentionReference &ref) {
-    return sum_error(a.D) * ref.score_size + sum_error(a.T()) + sum_error(1) * 8;
+template <class X> double lse_error(const AttentionShape &a, const AttentionReference &ref) {
+    return sum_error_of<X>(a.D) * ref.score_size + rounded_sum_error(a.T()) + rounded_sum_error(1) * 8;
 }
 
 template <class X>
@@ -219,16 +217,16 @@ void check_attention(const char *what, const AttentionShape &a, const AttentionI
     const auto qkv = widen(in.qkv);
     AttentionReference ref = attention_reference(a, qkv);
     attention_reference_backward(ref, a, qkv, widen(got.out), widen(in.dout));
-    const double p_error = 2 * lse_error(a, ref);
+    const double p_error = 2 * lse_error<X>(a, ref);
     const auto expect = [&](const char *tensor, const auto &x, const std::vector<double> &want, const std::vector<double> &size,
                             double e) {
         expect_close(format("%s: %s", what, tensor).c_str(), relative(widen(x), size), relative(want, size),
                      e + (sizeof(X) == sizeof(float) ? 1 : 2) * unit_roundoff<X>);  // of the result, and of P or dS
     };
-    expect_close(format("%s: lse", what).c_str(), got.lse, ref.lse, lse_error(a, ref));
+    expect_close(format("%s: lse", what).c_str(), got.lse, ref.lse, lse_error<X>(a, ref));
     // out sums over keys; dq, dk, dv over keys or over queries and heads, and dP over D
-    expect("out", got.out, ref.out, ref.out_size, p_error + sum_error(a.T()));
-    expect("dqkv", got.dqkv, ref.dqkv, ref.dqkv_size, p_error + sum_error(a.T() * a.H) + sum_error(a.D));
+    expect("out", got.out, ref.out, ref.out_size, p_error + sum_error_of<X>(a.T()));
+    expect("dqkv", got.dqkv, ref.dqkv, ref.dqkv_size, p_error + sum_error_of<X>(a.T() * a.H) + sum_error_of<X>(a.D));
 }
 
 // chunks pieces of about equal length, dealt to the ranks in turn, there and back if `zigzag`

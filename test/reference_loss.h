@@ -2,6 +2,7 @@
 #pragma once
 #include "../llmc/ops/loss.h"
 #include "check.h"
+#include "float_sums.h"
 
 struct ClassifierRow {
     double nll, entropy, correct, max, sum;
@@ -57,8 +58,6 @@ inline HeadResult head_reference(const std::vector<double> &x, const std::vector
     return out;
 }
 
-inline double sum_error(size_t n) { return 4 * std::sqrt(double(n + 1)) * 0x1p-24; }  // relative, of n terms in float
-
 // A row of tokens with targets, what the head made of it, and the check of that.
 template <class X> struct HeadCase {
     size_t T, C, V, N;
@@ -93,7 +92,8 @@ template <class X> struct HeadCase {
     // logit: the error of a float sum of C products (see reference_matmul.h); e: the relative error of exp and a float sum of 1024.
     void check() {
         const auto want = head_reference(widen(x), widen(w), rows, targets, widen(weights), C);
-        const double u = 0x1p-24, uX = unit_roundoff<X>, logit = sum_error(C) * want.size, e = 4 * u + sum_error(1024);
+        const double u = 0x1p-24, uX = unit_roundoff<X>, logit = sum_error_of<X>(C + 1) * want.size,
+                     e = 4 * u + rounded_sum_error(1025);
         double total_weight = 0;
         for (float v : weights) total_weight += std::abs(v);
         expect_close("nll", nll, want.nll, 2 * logit + e + 2 * u * (largest(want.nll) + want.spread));
@@ -104,7 +104,8 @@ template <class X> struct HeadCase {
         expect_close("lse", lse, want.lse, logit + e + u);
 
         // dlogit is off by (2 logit + e) p and the rounding to X; p and |dlogit| sum to 1 and to at most 2 per unit of weight.
-        const double dlogit = 2 * logit + e + 2 * uX, long_sum = 2 * sum_error(V), short_sum = 2 * sum_error(N);
+        const double dlogit = 2 * logit + e + 2 * uX, long_sum = 2 * sum_error_of<X>(V + 1),
+                     short_sum = 2 * sum_error_of<X>(N + 1);
         expect_close("dx", dx, want.dx, largest(weights) * largest(widen(w)) * (dlogit + long_sum) + uX * largest(want.dx));
         auto dw_want = want.dw;
         for (size_t i = 0; i < dw_want.size(); i++) dw_want[i] += dw_before[i];

@@ -1,13 +1,13 @@
-// float64 references of the linear layer's products, and what a float product may be off. A float sum of K products, in any order, is
-// off by at most (K + 1) u sum |a b| with u = 2^-24, and, as the signs of roundings vary, hardly by more than a few
-// sqrt(K + 1) u sum |a b| (Higham and Mary, SIAM J. Sci. Comput. 2019): four are allowed. The sum is then rounded once to the type of
-// the output.
+// float64 references of the linear layer's products, and what a float product may be off: as float_sums.h says for K + 1 terms, and then the sum is
+// rounded once to the type of the output.
 #pragma once
 #include "check.h"
+#include "float_sums.h"
 
 struct Sums {
     std::vector<double> value;
     double largest = 0, largest_absolute = 0;  // over the elements: |sum a b + c|, sum |a b| + |c|
+    double (*sum_error)(size_t terms) = rounded_sum_error;
 };
 
 // (M, N): sum_k a(i, k) b(k, j) + c(i, j) with strides as in Matrix; c may be empty, one row or whole.
@@ -15,6 +15,7 @@ template <class X>
 Sums product_reference(const std::vector<X> &a, size_t a_row, size_t a_column, const std::vector<X> &b, size_t b_row,
                        size_t b_column, const std::vector<double> &c, size_t M, size_t N, size_t K) {
     Sums out;
+    out.sum_error = sum_error_of<X>;
     const auto wa = widen(a), wb = widen(b);
     for (size_t i = 0; i < M; i++)
         for (size_t j = 0; j < N; j++) {
@@ -32,5 +33,5 @@ Sums product_reference(const std::vector<X> &a, size_t a_row, size_t a_column, c
 }
 
 template <class Out> double allowed(const Sums &s, size_t K) {
-    return 4 * std::sqrt(double(K + 1)) * 0x1p-24 * s.largest_absolute + unit_roundoff<Out> * s.largest * 1.01;
+    return s.sum_error(K + 1) * s.largest_absolute + unit_roundoff<Out> * s.largest * 1.01;
 }

@@ -76,22 +76,22 @@ TEST(Arena, LayersShareTheirTransients) {
     Planned p;  // a small kept array and a large transient one per layer, as in a forward and backward pass
     const size_t layers = 12;
     for (size_t l = 0; l < layers; l++) {
-        p.add("kept", 640, l, 2 * layers - 1 - l);
+        p.add("kept", 512, l, 2 * layers - 1 - l);
         p.add("forward", 6400, l, l);
         p.add("backward", 12800, 2 * layers - 1 - l, 2 * layers - 1 - l);
     }
     p.add("gradients", 1280, 0, Plan::always);
     p.plan.place();
-    EXPECT_EQ(p.plan.sum(), layers * (640 + 6400 + 12800) + 1280);
+    EXPECT_EQ(p.plan.sum(), layers * (512 + 6400 + 12800) + 1280);
     EXPECT_EQ(p.plan.bytes(), lower_bound(p.plan, 2 * layers));
-    EXPECT_EQ(p.plan.bytes(), layers * 640 + 12800 + 1280);
+    EXPECT_EQ(p.plan.bytes(), layers * 512 + 12800 + 1280);
 }
 
 TEST(Arena, AllAliveAtOnceLieOneBehindTheOther) {
     Planned p;
-    for (size_t bytes : {100, 64, 1, 200}) p.add("a", bytes, 0, 5);
+    for (size_t bytes : {400, 256, 1, 700}) p.add("a", bytes, 0, 5);
     p.plan.place();
-    EXPECT_EQ(p.plan.bytes(), 128u + 64 + 64 + 256);
+    EXPECT_EQ(p.plan.bytes(), 512u + 256 + 256 + 768);
 }
 
 TEST(Arena, PointersAliasesAndMissingArrays) {

@@ -82,6 +82,8 @@ constexpr size_t MiB = size_t(1) << 20;
 
 class SmallCard final : public Memory {  // 1 GiB
   public:
+    size_t alone = 0, among_ranks = 0;  // kept free
+    size_t reserve(bool exchanges) const override { return exchanges ? among_ranks : alone; }
     std::string device() const override { return "a card of 1 GiB"; }
     size_t available() const override { return 1024 * MiB; }
     size_t process() const override { return 0; }
@@ -100,7 +102,7 @@ class PlannedModel final : public Model {
     std::byte *parameters_, *activations_;
 
   public:
-    PlannedModel(const ModelLimits &limits, size_t parameter_bytes) {
+    PlannedModel(const ModelLimits &limits, size_t parameter_bytes, const SmallCard &card) : card_(card) {
         plan_.add(&parameters_, "parameters", {parameter_bytes});
         plan_.add(&activations_, "activations",
                   {limits.row_tokens / limits.ranks.sp, size_t(limits.recompute == Recompute::layer ? 32 : 64) << 10});
@@ -134,10 +136,13 @@ class PlannedModel final : public Model {
     void copy_cache_page(size_t, size_t) override {}
 };
 
-std::string refusal(size_t parameters, size_t longest, const std::string &recompute, const Ranks &ranks = {}, Task task = SFT) {
+std::string refusal(size_t parameters, size_t longest, const std::string &recompute, const Ranks &ranks = {}, Task task = SFT,
+                    const SmallCard &card = {}) {
     SelfComm comm;
     Run run{"train_llama", task, {}, comm, 1, {}};
-    run.make_model = [&](const ModelConfig &, const ModelLimits &l) { return std::make_unique<PlannedModel>(l, parameters); };
+    run.make_model = [&](const ModelConfig &, const ModelLimits &l) {
+        return std::make_unique<PlannedModel>(l, parameters, card);
+    };
     run.config.max_positions = 65536;
     run.options.recompute = recompute, run.options.dtype = "f32";
     run.ranks = ranks;
@@ -163,4 +168,17 @@ TEST(Devices, APlanLargerThanTheCardSaysWhatToChangeAndByHowMuch) {
     expect_contains(refusal(512 * MiB, 1000, "none", ranks),  // 512 + 2048 / 4
                     {"the plan needs 2.50 GiB", "fix: --ring_attn_size 4 (now 1), --row_tokens 8192 (now 32768)"});
     expect_contains(refusal(1024 * MiB, 1000, "none", ranks), {"the plan needs 3.00 GiB", "fix: --recompute layer"});
+}
+
+// Kernels that the driver loads when they first run, and the buffers of communication among ranks.
+TEST(Devices, APlanLeavesRoomForWhatIsLoadedLater) {
+    SmallCard card;
+    card.alone = 100 * MiB, card.among_ranks = 500 * MiB;
+    Ranks two;
+    two.world = 2;
+    expect_contains(refusal(950 * MiB, 1000, "layer", {}, SFT, card), {"only 924.0 MiB of memory are free"});
+    expect_contains(refusal(10 * MiB, 1000, "layer", two, SFT, card),
+                    {"the plan needs 1.01 GiB but only 524.0 MiB of memory are free"});
+    card.alone = 2048 * MiB;  // more than there is
+    expect_contains(refusal(10 * MiB, 1000, "layer", {}, SFT, card), {"only 0.0 KiB of memory are free"});
 }

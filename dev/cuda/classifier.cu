@@ -154,7 +154,7 @@ void classifier3(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, 
 template <class X>
 void classifier4(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, const int32_t *targets, const float *weights,
                  size_t n, size_t padded, size_t V) {
-    fused_classifier(dev, stats, dlogits, logits, targets, weights, n, padded, V);
+    fused_classifier(dev, stats, dlogits, logits, targets, weights, n, padded, V, V);
 }
 
 template <class X> struct Classifier {
@@ -224,7 +224,7 @@ template <class X> struct Classifier {
             spread = std::max(spread, row_want.spread);
         }
         want.resize((n + padding) * V, 0);
-        const double u = unit_roundoff<float>, e = (4 + spread) * u + sum_error(V);
+        const double u = unit_roundoff<float>, e = (4 + spread) * u + rounded_sum_error(V + 1);
         check("nll", nll.values(), want_nll, e + 2 * u * (largest(want_nll) + spread));
         check("entropy", entropy.values(), want_entropy, (e + u) * (2 + spread));
         check("correct", correct.values(), want_correct, 0);

@@ -8,12 +8,13 @@
 // The memory that a plan is for: a named GPU for each rank, or the free memory of this machine.
 struct Room {
     bool here;
-    size_t usable, process;  // process: the bytes that the process itself takes
+    size_t usable, process, reserve;  // process: the bytes that the process itself takes; reserve: what is free, but not usable
 
     explicit Room(const Run &run) : here(run.options.gpu.empty()) {
         const auto model = here ? run.make_model(run.config, {}) : nullptr;
-        usable = here ? model->memory().available() : gpu_memory(run.options.gpu);
+        usable = here ? usable_memory(run, model->memory()) : gpu_memory(run.options.gpu);
         process = here ? model->memory().process() : 0;
+        reserve = here ? model->memory().reserve(run.ranks.world > 1) : 0;
     }
 };
 
@@ -36,6 +37,7 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
     if (run.beside) line("the reference model, beside it (--ref_mode resident)", of_rank - model->plan().bytes());
     if (ranks > 1) line(format("%zu ranks, which share the memory of this machine", ranks), ranks * of_rank);
     if (room.process) line("the process itself, with what its libraries generate", room.process);
+    if (room.reserve) line("kept free: kernels are loaded when they first run, NCCL's buffers at the first call", room.reserve);
     const std::string where = room.here             ? "here"
                               : run.ranks.world > 1 ? format("on each of %zu GPUs (%s)", run.ranks.world, o.gpu.c_str())
                                                     : "on " + o.gpu;

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtype.h"
+#include "device.h"
 #include "memory.h"
 
 struct Segment {
@@ -27,7 +27,7 @@ struct Segment {
 
 class Plan {
   public:
-    static constexpr size_t alignment = 64;
+    static constexpr size_t alignment = array_alignment;
     static constexpr size_t always = size_t(-1) / 2;  // as `last`: alive for the whole run
 
     template <class T>

@@ -5,6 +5,10 @@
 
 #include "dtype.h"
 
+// Where arrays begin: at multiples of this many bytes, whatever the plan of a run. So cuBLASLt, which chooses an algorithm by alignment, too,
+// takes the same for every plan, and the fastest.
+constexpr size_t array_alignment = 256;
+
 struct Context;  // the state that a CPU device keeps between calls (oneDNN's primitives): ops/matmul.cpp
 struct ContextDeleter {
     void operator()(Context *) const;

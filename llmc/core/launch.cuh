@@ -46,8 +46,12 @@ void launch(Cuda<X> dev, void (*kernel)(Params...), Grid grid, unsigned threads,
     if (grid.x * grid.y * grid.z == 0) return;
     cudaError_t error = cudaSuccess;
     if (grid.x > 0x7fffffff || grid.y > 0xffff || grid.z > 0xffff) error = cudaErrorInvalidConfiguration;
-    if (!error && shared > 48 * 1024)  // above it a kernel must ask
+    if (!error && shared > 48 * 1024) {  // above it a kernel must ask
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
+        // L1 and shared memory are one; without this the driver may leave so much to L1 that fewer blocks fit an SM at a time.
+        if (!error)
+            error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    }
     if (!error) {
         kernel<<<dim3(unsigned(grid.x), unsigned(grid.y), unsigned(grid.z)), threads, shared, dev.stream>>>(Params(args)...);
         error = cudaGetLastError();

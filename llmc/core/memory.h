@@ -17,8 +17,11 @@ class Memory {
 
     virtual std::string device() const = 0;  // "cpu", "NVIDIA H100 80GB HBM3"
     virtual size_t available() const = 0;    // bytes that an allocation may still take
-    virtual size_t process() const = 0;      // bytes that this process holds without the arena, and that libraries will take
-    virtual size_t peak() const = 0;         // the most bytes that the process has held so far
+    virtual size_t reserve(bool /*exchanges*/) const {
+        return 0;
+    }                                    // bytes of it to keep free for what is loaded later; exchanges: with other ranks
+    virtual size_t process() const = 0;  // bytes that this process holds without the arena, and that libraries will take
+    virtual size_t peak() const = 0;     // the most bytes that the process has held so far
 
     virtual std::byte *allocate(size_t bytes) = 0;  // the memory is 0; dies if there is not enough
     virtual void release(std::byte *, size_t bytes) = 0;

@@ -125,6 +125,7 @@ template <class Dev> class Decoder : public Model {
     // ---- what it computes with --------------------------------------------------------------------------------------------------------
 
     void begin_op(const Moment &now, size_t bucket = 0) {  // is called at the start of each op
+        matmul_use_scratch(dev, acts.matmul);  // another model on this device may have used its own, and freed it since
         if (poison_) arena_->poison_dead(now.time);
         if (looks_) look(now);
         if (profiler_) profiler_->begin(now.pass, now.op, now.layer, bucket);
@@ -194,7 +195,7 @@ template <class Dev> class Decoder : public Model {
         double *sums;            // (3)              sums over the rows since the last take_sums()
         std::byte *matmul;       // matmul_scratch
         X *last;                 // (sequences, C)   generate
-        float *logits;           // (sequences, V)   generate
+        float *logits;           // (sequences, logits_ld)   generate
         float *decode;           // attention_decode_scratch
     } acts;
 
@@ -312,7 +313,7 @@ template <class Dev> void Decoder<Dev>::plan_row() {
     plan_.add(&acts.decode, "decode scratch", {attention_decode_scratch(dev, n, pages, c.H, c.D)},
               clock.forward(0, ops.attention), clock.forward(c.L - 1, ops.attention));
     plan_.add(&acts.last, "last rows", {n, C}, clock.head(), clock.head());
-    plan_.add(&acts.logits, "logits", {n, c.V}, clock.head(), clock.head());
+    plan_.add(&acts.logits, "logits", {n, logits_ld(dev, c.V)}, clock.head(), clock.head());
 }
 
 template <class Dev> void Decoder<Dev>::plan_head() {
@@ -439,7 +440,6 @@ template <class Dev> void Decoder<Dev>::look(const Moment &now) {
 
 template <class Dev> void Decoder<Dev>::load_row(const Row &r) {
     begin_op(clock.between_rows(COPY));
-    matmul_use_scratch(dev, acts.matmul);
     row.cached = row.training;
     row.T = r.T, row.N = r.predictors.size(), row.target_documents = r.target_documents, row.documents = r.documents.size();
     write(memory(), row.tokens, r.tokens);
@@ -548,7 +548,7 @@ template <class Dev> LossSums Decoder<Dev>::take_sums() {
 }
 
 template <class Dev> const float *Decoder<Dev>::next_logits(const Row &r, const CacheStep &step) {
-    const size_t C = config.C, documents = r.doc_offsets.size() - 1;
+    const size_t C = config.C, V = config.V, ld = logits_ld(dev, V), documents = r.doc_offsets.size() - 1;
     load_row(r);
     row.cached = step.prompts ? row.prompting : row.decoding;
     write(memory(), row.slots, step.slots);
@@ -573,8 +573,9 @@ template <class Dev> const float *Decoder<Dev>::next_logits(const Row &r, const 
     ready(head_unit);
     begin_op(clock.head(false));
     if (step.prompts) embedding_forward(dev, acts.last, acts.normf, row.predictors, documents, C);  // gathers the last rows
-    matmul_forward(dev, acts.logits, last, head_w, (const X *)nullptr, documents, C, config.V);
-    logits_ = read(memory(), acts.logits, documents * config.V);
+    matmul_forward(dev, acts.logits, last, head_w, (const X *)nullptr, documents, C, V, ld);
+    logits_ = read(memory(), acts.logits, documents * ld);
+    for (size_t i = 1; i < documents; i++) std::copy_n(logits_.data() + i * ld, V, logits_.data() + i * V);  // without padding
     return logits_.data();
 }
 

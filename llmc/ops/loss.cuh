@@ -37,11 +37,15 @@ template <class X> void scatter_rows(Cuda<X> dev, X *out, const X *x, const int3
 // Two products read the head's weights, (V, C), once per chunk. With this many rows the reading takes less time than the products.
 template <class X> constexpr size_t lm_head_bytes(Cuda<X>) { return size_t(256) << 20; }
 
+// GPT-2 has 50257 tokens. Rows of so many logits would begin at addresses that are aligned to 2 bytes in bf16, for which libraries have only
+// slow products or none, and which vectors cannot read. With 64 elements more or less they are aligned to 128 bytes, or 256 in float.
+template <class X> constexpr size_t logits_ld(Cuda<X>, size_t V) { return round_up(V, 64); }
+
 // ---- softmax, loss and gradient of a row --------------------------------------------------------------------------------------
 
 // All rows are computed at the same time. So gradients in bf16 cannot overwrite the logits of other rows, as they do on the CPU.
-template <class X> size_t dlogits_room(Cuda<X>, size_t rows, size_t V) {
-    return sizeof(X) == sizeof(float) ? 0 : round_up(rows * V * sizeof(X), 64);
+template <class X> size_t dlogits_room(Cuda<X>, size_t rows, size_t ld) {
+    return sizeof(X) == sizeof(float) ? 0 : round_up(rows * ld * sizeof(X), array_alignment);
 }
 
 // The statistics of a part of a row; `first` is the first index of its maximum.
@@ -74,21 +78,22 @@ inline unsigned classifier_threads(size_t V, size_t each) {
     return unsigned(std::min<size_t>(1024, round_up(ceil_div(V, each), 32)));
 }
 
-// Computes the gradients of the logits of the block's row, which may overwrite them. y is V or more if the target is outside this range.
+// Computes the gradients of the logits of the block's row, which may overwrite them, and 0 for the padding up to ld. y is V or more if the target
+// is outside this range.
 template <class X, int N>
-__device__ void dlogits_row(X *dlogits, const float *logits, float max, float sum, float weight, size_t y, size_t V) {
+__device__ void dlogits_row(X *dlogits, const float *logits, float max, float sum, float weight, size_t y, size_t V, size_t ld) {
     const float scale = weight / sum;
-    for (size_t v = threadIdx.x * N; v < V; v += blockDim.x * N) {
+    for (size_t v = threadIdx.x * N; v < ld; v += blockDim.x * N) {
         const auto l = Vec<float, N>::load(logits + v);
         Vec<X, N> d;
-        for (int i = 0; i < N; i++) d[i] = fmaf(expf(l[i] - max), scale, v + i == y ? -weight : 0.0f);
+        for (int i = 0; i < N; i++) d[i] = v + i < V ? fmaf(expf(l[i] - max), scale, v + i == y ? -weight : 0.0f) : 0.0f;
         d.store(dlogits + v);
     }
 }
 
 // Clears the block's row of padding.
-template <class X, int N> __device__ void clear_row(X *dlogits, size_t V) {
-    for (size_t v = threadIdx.x * N; v < V; v += blockDim.x * N) Vec<X, N>{}.store(dlogits + v);
+template <class X, int N> __device__ void clear_row(X *dlogits, size_t ld) {
+    for (size_t v = threadIdx.x * N; v < ld; v += blockDim.x * N) Vec<X, N>{}.store(dlogits + v);
 }
 
 // One block computes a row. It reads the logits twice: for maximum and sums together (Milakov and Gimelshein, 2018, arXiv:1805.02867), then
@@ -96,18 +101,19 @@ template <class X, int N> __device__ void clear_row(X *dlogits, size_t V) {
 template <class X, int N>
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel4(HeadStats stats, X *dlogits, const float *logits, const int32_t *targets, const float *weights,
-                             size_t n, size_t V) {
+                             size_t n, size_t V, size_t ld) {
     SoftmaxWarps &warps = shared_mem<SoftmaxWarps>();
     const size_t r = blockIdx.x;
-    const float *row = logits + r * V;
-    if (r >= n) return clear_row<X, N>(dlogits + r * V, V);
+    const float *row = logits + r * ld;
+    if (r >= n) return clear_row<X, N>(dlogits + r * ld, ld);
     const unsigned y = unsigned(targets[r]), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const float target = row[y];
 
     SoftmaxPart part;
     for (size_t v = threadIdx.x * N; v < V; v += blockDim.x * N) {
         const auto l = Vec<float, N>::load(row + v);
-        for (int i = 0; i < N; i++) part = merge(part, {l[i], 1, 0, unsigned(v) + i});
+        for (int i = 0; i < N; i++)
+            if (v + i < V) part = merge(part, {l[i], 1, 0, unsigned(v) + i});
     }
     part = warp_merge(part);
     if (lane == 0) warps.part[warp] = part;
@@ -123,36 +129,36 @@ __global__ void __launch_bounds__(1024)
         stats.max[r] = part.max;
         stats.sum[r] = part.sum;
     }
-    if (dlogits) dlogits_row<X, N>(dlogits + r * V, row, part.max, part.sum, weights[r], y, V);
+    if (dlogits) dlogits_row<X, N>(dlogits + r * ld, row, part.max, part.sum, weights[r], y, V, ld);
 }
 
 template <class X>
 void fused_classifier(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, const int32_t *targets, const float *weights,
-                      size_t n, size_t padded, size_t V) {
+                      size_t n, size_t padded, size_t V, size_t ld) {
     constexpr int N = Vec<float>::size;
-    const bool wide = fit_vectors<N>(V, logits, dlogits);
+    const bool wide = fit_vectors<N>(ld, logits, dlogits);
     launch(dev, wide ? fused_classifier_kernel4<X, N> : fused_classifier_kernel4<X, 1>, Grid{dlogits ? padded : n},
-           classifier_threads(V, wide ? N : 1), sizeof(SoftmaxWarps), stats, dlogits, logits, targets, weights, n, V);
+           classifier_threads(V, wide ? N : 1), sizeof(SoftmaxWarps), stats, dlogits, logits, targets, weights, n, V, ld);
 }
 
 // One block computes a row. It moves 4 + sizeof(X) bytes per logit.
 template <class X, int N>
 __global__ void __launch_bounds__(1024)
     range_classifier_kernel1(X *dlogits, const float *logits, const int32_t *targets, const float *weights, HeadStats stats,
-                             size_t n, size_t first, size_t count) {
+                             size_t n, size_t first, size_t count, size_t ld) {
     const size_t r = blockIdx.x;
-    if (r >= n) return clear_row<X, N>(dlogits + r * count, count);
-    dlogits_row<X, N>(dlogits + r * count, logits + r * count, stats.max[r], stats.sum[r], weights[r], size_t(targets[r]) - first,
-                      count);
+    if (r >= n) return clear_row<X, N>(dlogits + r * ld, ld);
+    dlogits_row<X, N>(dlogits + r * ld, logits + r * ld, stats.max[r], stats.sum[r], weights[r], size_t(targets[r]) - first,
+                      count, ld);
 }
 
 template <class X>
 void range_classifier(Cuda<X> dev, X *dlogits, const float *logits, const int32_t *targets, const float *weights, HeadStats stats,
-                      size_t n, size_t padded, size_t first, size_t count) {
+                      size_t n, size_t padded, size_t first, size_t count, size_t ld) {
     constexpr int N = Vec<float>::size;
-    const bool wide = fit_vectors<N>(count, logits, dlogits);
+    const bool wide = fit_vectors<N>(ld, logits, dlogits);
     launch(dev, wide ? range_classifier_kernel1<X, N> : range_classifier_kernel1<X, 1>, Grid{padded},
-           classifier_threads(count, wide ? N : 1), 0, dlogits, logits, targets, weights, stats, n, first, count);
+           classifier_threads(count, wide ? N : 1), 0, dlogits, logits, targets, weights, stats, n, first, count, ld);
 }
 
 // One block sums all rows: thread i sums n = i, i + blockDim, ..., and then the block adds up its threads' sums.

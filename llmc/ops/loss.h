@@ -15,7 +15,7 @@
 //   x, dx (T, C), w (V, C) X     dw (V, C), of a range (count, C), float     predictors, targets (N) int32, predictors increasing
 //   weights (N) float     stats: nll, entropy (nats), correct, max, sum, (N) float each; they include rows of weight 0
 //   dx is overwritten and 0 in rows without a target. If dx is null, only the forward pass runs; dw and weights may then be null, too.
-//   scratch: lm_head_scratch(dev, N, C, V) bytes, aligned to 64, for both functions. Nothing may alias.
+//   scratch: lm_head_scratch(dev, N, C, V) bytes, aligned to array_alignment on GPUs, for both functions. Nothing may alias.
 //   Logits and softmax are float; dlogit is rounded to X before its products. A NaN among the logits of a row makes its nll NaN.
 //
 //   If no (V, C) array of floats may exist, as under ZeRO-2, lm_head gets dw null. After it lm_head_weight computes dw in ranges of v, from the
@@ -40,9 +40,12 @@ struct HeadStats {
 
 template <class X> constexpr size_t lm_head_bytes(Cpu<X>) { return size_t(128) << 20; }
 
+// Returns the elements from one row of V logits to the next. On GPUs, rows begin at aligned addresses; what lies between them is padding.
+template <class X> constexpr size_t logits_ld(Cpu<X>, size_t V) { return V; }
+
 // Returns the rows of a chunk: as many as its bytes of float logits hold, rounded down to a multiple of 64 if that is not 0; at least one.
 template <class Dev> constexpr size_t lm_head_chunk(Dev dev, size_t V) {
-    const size_t rows = lm_head_bytes(dev) / (V * sizeof(float));
+    const size_t rows = lm_head_bytes(dev) / (logits_ld(dev, V) * sizeof(float));
     return rows >= 64 ? rows / 64 * 64 : std::max(rows, size_t(1));
 }
 
@@ -101,35 +104,36 @@ template <class X, class Row> void for_each_row(Cpu<X> dev, size_t n, Row row) {
 }
 
 // Computes the statistics of rows 0 to n of a chunk and, unless dlogits is null, the gradients of their logits, which are 0 in rows n to `padded`.
+// A row of V logits, or of gradients, begins ld elements behind the one before it; gradients are 0 in the padding.
 template <class X>
 void fused_classifier(Cpu<X> dev, HeadStats stats, X *dlogits, float *logits, const int32_t *targets, const float *weights,
-                      size_t n, size_t padded, size_t V) {
+                      size_t n, size_t padded, size_t V, size_t ld) {
     for_each_row(dev, n, [=](size_t r) {
         const size_t y = size_t(targets[r]);
-        float *e = logits + r * V;
+        float *e = logits + r * ld;
         softmax_row(stats, r, e, y, V);
-        if (dlogits) dlogits_row(dlogits + r * V, e, weights[r], stats.sum[r], y, V);
+        if (dlogits) dlogits_row(dlogits + r * ld, e, weights[r], stats.sum[r], y, V);
     });
-    if (dlogits) std::fill(dlogits + n * V, dlogits + padded * V, X(0.0f));
+    if (dlogits) std::fill(dlogits + n * ld, dlogits + padded * ld, X(0.0f));
 }
 
 // Computes the gradients of logits [first, first + count) of the vocabulary from known statistics. A row has `count` of them.
 template <class X>
 void range_classifier(Cpu<X> dev, X *dlogits, float *logits, const int32_t *targets, const float *weights, HeadStats stats,
-                      size_t n, size_t padded, size_t first, size_t count) {
+                      size_t n, size_t padded, size_t first, size_t count, size_t ld) {
     for_each_row(dev, n, [=](size_t r) {
         const float max = stats.max[r];
-        float *e = logits + r * count;
+        float *e = logits + r * ld;
 #pragma omp simd
         for (size_t v = 0; v < count; v++) e[v] = fast_exp(e[v] - max);
-        dlogits_row(dlogits + r * count, e, weights[r], stats.sum[r], size_t(targets[r]) - first, count);
+        dlogits_row(dlogits + r * ld, e, weights[r], stats.sum[r], size_t(targets[r]) - first, count);
     });
-    std::fill(dlogits + n * count, dlogits + padded * count, X(0.0f));
+    std::fill(dlogits + n * ld, dlogits + padded * ld, X(0.0f));
 }
 
 // Returns how many bytes in front of the logits their gradients begin; 0: they overwrite the logits.
-template <class X> size_t dlogits_room(Cpu<X>, size_t, size_t V) {
-    return sizeof(X) == sizeof(float) ? 0 : round_up(V * sizeof(X), 64);
+template <class X> size_t dlogits_room(Cpu<X>, size_t, size_t ld) {
+    return sizeof(X) == sizeof(float) ? 0 : round_up(ld * sizeof(X), 64);
 }
 
 // out[r] = x[rows[r]] for r < n, 0 for r from n to `padded`
@@ -152,7 +156,9 @@ template <class X> void head_sums(Cpu<X>, double *sums, HeadStats stats, size_t 
 // ---- the head, of any device -------------------------------------------------------------------------------------------------
 
 template <class Dev> size_t lm_head_chunk_bytes(Dev dev, size_t rows, size_t C, size_t V) {
-    return dlogits_room(dev, rows, V) + round_up(rows * V * sizeof(float), 64) + rows * C * sizeof(typename Dev::X);
+    const size_t ld = logits_ld(dev, V);
+    return dlogits_room(dev, rows, ld) + round_up(rows * ld * sizeof(float), array_alignment) +
+           rows * C * sizeof(typename Dev::X);
 }
 
 template <class Dev> size_t lm_head_scratch(Dev dev, size_t N, size_t C, size_t V) {
@@ -169,17 +175,17 @@ template <class Dev> size_t lm_head_range_rows(Dev dev, size_t N, size_t C, size
 
 // The arrays in the scratch, for chunks of `most` rows.
 template <class X> struct HeadChunk {
-    X *dlogits;     // (most, V)
-    float *logits;  // (most, V)
+    X *dlogits;     // (most, ld)
+    float *logits;  // (most, ld)
     X *x;           // (most, C)
-    size_t most;
+    size_t most, ld;
 
-    template <class Dev> HeadChunk(Dev dev, void *scratch, size_t most, size_t V) : most(most) {
+    template <class Dev> HeadChunk(Dev dev, void *scratch, size_t most, size_t V) : most(most), ld(logits_ld(dev, V)) {
         char *at = static_cast<char *>(scratch);
         dlogits = reinterpret_cast<X *>(at);
-        at += dlogits_room(dev, most, V);
+        at += dlogits_room(dev, most, ld);
         logits = reinterpret_cast<float *>(at);
-        at += round_up(most * V * sizeof(float), 64);
+        at += round_up(most * ld * sizeof(float), array_alignment);
         x = reinterpret_cast<X *>(at);
     }
 };
@@ -191,7 +197,7 @@ void for_each_chunk(Dev dev, const HeadChunk<X> &chunk, const X *x, const X *w, 
     for (size_t n0 = 0; n0 < N; n0 += chunk.most) {
         const size_t n = std::min(chunk.most, N - n0), padded = std::min(chunk.most, round_up(n, 64));
         gather_rows(dev, chunk.x, x, predictors + n0, n, padded, C);
-        matmul_forward(dev, chunk.logits, chunk.x, w, nullptr, padded, C, V);
+        matmul_forward(dev, chunk.logits, chunk.x, w, nullptr, padded, C, V, chunk.ld);
         body(n0, n, padded);
     }
 }
@@ -204,10 +210,10 @@ void lm_head(Dev dev, HeadStats stats, std::type_identity_t<X> *dx, float *dw, v
     if (dx) gather_rows(dev, dx, x, predictors, 0, T, C);  // n = 0: sets all rows to 0
     for_each_chunk(dev, chunk, x, w, predictors, C, V, N, [&](size_t n0, size_t n, size_t padded) {
         fused_classifier(dev, stats.from(n0), dx ? chunk.dlogits : nullptr, chunk.logits, targets + n0, weights + (dx ? n0 : 0),
-                         n, padded, V);
+                         n, padded, V, chunk.ld);
         if (!dx) return;
-        if (dw) matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, V, accumulate || n0 > 0);
-        matmul_backward_input(dev, chunk.x, chunk.dlogits, w, padded, C, V);
+        if (dw) matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, V, accumulate || n0 > 0, chunk.ld);
+        matmul_backward_input(dev, chunk.x, chunk.dlogits, w, padded, C, V, chunk.ld);
         scatter_rows(dev, dx, chunk.x, predictors + n0, n, C);
     });
 }
@@ -217,7 +223,8 @@ void lm_head_weight(Dev dev, float *dw, void *scratch, const X *x, const X *w, c
                     const float *weights, HeadStats stats, size_t C, size_t V, size_t N, size_t first, size_t count) {
     const HeadChunk<X> chunk(dev, scratch, lm_head_range_rows(dev, N, C, V, count), count);
     for_each_chunk(dev, chunk, x, w + first * C, predictors, C, count, N, [&](size_t n0, size_t n, size_t padded) {
-        range_classifier(dev, chunk.dlogits, chunk.logits, targets + n0, weights + n0, stats.from(n0), n, padded, first, count);
-        matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, count, true);
+        range_classifier(dev, chunk.dlogits, chunk.logits, targets + n0, weights + n0, stats.from(n0), n, padded, first, count,
+                         chunk.ld);
+        matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, count, true, chunk.ld);
     });
 }

@@ -151,7 +151,7 @@ const Product &Context::product(const Shape &s) {
 
 // Long sums over tokens, such as A^T B in a weight's gradient, are divided, too. Otherwise each T would need products of its own.
 template <class X, class Out>
-static void onednn_gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K,
+static void onednn_gemm(Cpu<X> dev, Out *C, size_t ld, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K,
                         bool accumulate) {
     Context &ctx = *dev.ctx;
     const Tiles tiles(M, N, A, B);
@@ -170,7 +170,7 @@ static void onednn_gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *b
                 const Product &p =
                     ctx.product({onednn_type<X>, onednn_type<Out>, memory::dim(rows.length(i)), memory::dim(columns.length(j)),
                                  memory::dim(depth.length(k)), memory::dim(A.row), memory::dim(A.column), memory::dim(B.row),
-                                 memory::dim(B.column), memory::dim(N), bias != nullptr, accumulate || k > 0});
+                                 memory::dim(B.column), memory::dim(ld), bias != nullptr, accumulate || k > 0});
                 product_of(i, j, k) = &p;
                 scratchpad = std::max(scratchpad, round_up(p.scratchpad.get_size(), 4096));
             }
@@ -191,7 +191,7 @@ static void onednn_gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *b
                     const size_t i0 = i * rows.step, j0 = j * columns.step, k0 = k * depth.step;
                     std::unordered_map<int, memory> arguments{{DNNL_ARG_SRC, view(p.a, A.data + i0 * A.row + k0 * A.column)},
                                                               {DNNL_ARG_WEIGHTS, view(p.b, B.data + k0 * B.row + j0 * B.column)},
-                                                              {DNNL_ARG_DST, view(p.c, C + i0 * N + j0)},
+                                                              {DNNL_ARG_DST, view(p.c, C + i0 * ld + j0)},
                                                               {DNNL_ARG_SCRATCHPAD, view(p.scratchpad, own_scratch)}};
                     if (bias) arguments[DNNL_ARG_BIAS] = view(p.bias, bias + j0);
                     p.matmul.execute(stream, arguments);
@@ -201,23 +201,23 @@ static void onednn_gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *b
 
 #elif defined(LLMC_OPENBLAS)
 
-static void openblas_gemm(CpuF32 dev, float *C, Matrix<float> A, Matrix<float> B, const float *bias, size_t M, size_t N, size_t K,
-                          bool accumulate) {
+static void openblas_gemm(CpuF32 dev, float *C, size_t ld, Matrix<float> A, Matrix<float> B, const float *bias, size_t M,
+                          size_t N, size_t K, bool accumulate) {
     const Tiles tiles(M, N, A, B);
     const Tiling &rows = tiles.rows, &columns = tiles.columns;
 #pragma omp parallel for num_threads(dev.threads) collapse(2) schedule(dynamic)
     for (size_t j = 0; j < columns.count(); j++)
         for (size_t i = 0; i < rows.count(); i++) {
             const size_t i0 = i * rows.step, j0 = j * columns.step, m = rows.length(i), n = columns.length(j);
-            float *tile = C + i0 * N + j0;
+            float *tile = C + i0 * ld + j0;
             if (bias)
-                for (size_t r = 0; r < m; r++) std::copy_n(bias + j0, n, tile + r * N);
+                for (size_t r = 0; r < m; r++) std::copy_n(bias + j0, n, tile + r * ld);
             // One of the strides is 1. If both are, a side has length 1, and the step, though not used, must still be legal.
             const size_t a_step = A.column == 1 ? std::max(A.row, K) : A.column,
                          b_step = B.column == 1 ? std::max(B.row, n) : B.column;
             cblas_sgemm(CblasRowMajor, A.column == 1 ? CblasNoTrans : CblasTrans, B.column == 1 ? CblasNoTrans : CblasTrans,
                         int(m), int(n), int(K), 1.0f, A.data + i0 * A.row, int(a_step), B.data + j0 * B.column, int(b_step),
-                        bias || accumulate ? 1.0f : 0.0f, tile, int(N));
+                        bias || accumulate ? 1.0f : 0.0f, tile, int(ld));
         }
 }
 
@@ -240,18 +240,19 @@ template <class X> void matmul_use_scratch(Cpu<X> dev, void *scratch) {
 }
 
 template <class X, class Out>
-static void gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K, bool accumulate) {
+static void gemm(Cpu<X> dev, Out *C, size_t ld, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K,
+                 bool accumulate) {
 #ifdef LLMC_AMX
     if constexpr (sizeof(X) == 2)
         if (amx::available())
-            return amx_gemm(dev.threads, dev.ctx->scratch_for(matmul_scratch(dev)), C, A, B, bias, M, N, K, accumulate);
+            return amx_gemm(dev.threads, dev.ctx->scratch_for(matmul_scratch(dev)), C, ld, A, B, bias, M, N, K, accumulate);
 #endif
 #if defined(LLMC_ONEDNN)
-    if (sizeof(X) == sizeof(float) || dev.ctx->has_bf16) return onednn_gemm(dev, C, A, B, bias, M, N, K, accumulate);
+    if (sizeof(X) == sizeof(float) || dev.ctx->has_bf16) return onednn_gemm(dev, C, ld, A, B, bias, M, N, K, accumulate);
 #elif defined(LLMC_OPENBLAS)
-    if constexpr (sizeof(X) == sizeof(float)) return openblas_gemm(dev, C, A, B, bias, M, N, K, accumulate);
+    if constexpr (sizeof(X) == sizeof(float)) return openblas_gemm(dev, C, ld, A, B, bias, M, N, K, accumulate);
 #endif
-    sgemm(dev.threads, static_cast<float *>(dev.ctx->scratch_for(matmul_scratch(dev))), C, A, B, bias, M, N, K, accumulate);
+    sgemm(dev.threads, static_cast<float *>(dev.ctx->scratch_for(matmul_scratch(dev))), C, ld, A, B, bias, M, N, K, accumulate);
 }
 
 // ---- the three products of a linear layer -----------------------------------------------------------------------------------
@@ -260,7 +261,7 @@ static void gemm(Cpu<X> dev, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, si
 constexpr size_t few_rows = 16;
 
 template <class X, class Out>
-void few_rows_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC) {
+void few_rows_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC, size_t ld) {
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t o = 0; o < OC; o++)
         for (size_t t = 0; t < T; t++) {
@@ -268,25 +269,28 @@ void few_rows_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const X *bia
             float sum = 0;
 #pragma omp simd reduction(+ : sum)
             for (size_t i = 0; i < IC; i++) sum += float(x_t[i]) * float(w_o[i]);
-            out[t * OC + o] = sum + (bias ? float(bias[o]) : 0.0f);
+            out[t * ld + o] = sum + (bias ? float(bias[o]) : 0.0f);
         }
 }
 
 template <class X, class Out>
 void matmul_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const std::type_identity_t<X> *bias, size_t T, size_t IC,
-                    size_t OC) {
-    if (T <= few_rows) few_rows_forward(dev, out, x, w, bias, T, IC, OC);
-    else gemm<X, Out>(dev, out, {x, IC, 1}, {w, 1, IC}, bias, T, OC, IC, false);
+                    size_t OC, size_t ld) {
+    ld = ld ? ld : OC;
+    if (T <= few_rows) few_rows_forward(dev, out, x, w, bias, T, IC, OC, ld);
+    else gemm<X, Out>(dev, out, ld, {x, IC, 1}, {w, 1, IC}, bias, T, OC, IC, false);
 }
 
-template <class X> void matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC) {
-    gemm<X, X>(dev, dx, {dout, OC, 1}, {w, IC, 1}, nullptr, T, IC, OC, false);
+template <class X>
+void matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC, size_t ld) {
+    gemm<X, X>(dev, dx, IC, {dout, ld ? ld : OC, 1}, {w, IC, 1}, nullptr, T, IC, OC, false);
 }
 
 template <class X>
 void matmul_backward_weight(Cpu<X> dev, float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC,
-                            bool accumulate) {
-    gemm<X, float>(dev, dw, {dout, 1, OC}, {x, IC, 1}, nullptr, OC, IC, T, accumulate);
+                            bool accumulate, size_t ld) {
+    ld = ld ? ld : OC;
+    gemm<X, float>(dev, dw, IC, {dout, 1, ld}, {x, IC, 1}, nullptr, OC, IC, T, accumulate);
     if (!dbias) return;
     constexpr size_t width = 64, run = 256;  // columns of a task; tokens of a partial sum
 #pragma omp parallel for num_threads(dev.threads)
@@ -295,18 +299,19 @@ void matmul_backward_weight(Cpu<X> dev, float *dw, float *dbias, const X *dout, 
             const size_t n = std::min(width, OC - o0);
             float sum[width] = {};
             for (size_t t = t0; t < std::min(T, t0 + run); t++)
-                for (size_t o = 0; o < n; o++) sum[o] += float(dout[t * OC + o0 + o]);
+                for (size_t o = 0; o < n; o++) sum[o] += float(dout[t * ld + o0 + o]);
             for (size_t o = 0; o < n; o++) dbias[o0 + o] += sum[o];
         }
 }
 
-template void matmul_forward(CpuF32, float *, const float *, const float *, const float *, size_t, size_t, size_t);
-template void matmul_forward(CpuBf16, bf16 *, const bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t);
-template void matmul_forward(CpuBf16, float *, const bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t);
-template void matmul_backward_input(CpuF32, float *, const float *, const float *, size_t, size_t, size_t);
-template void matmul_backward_input(CpuBf16, bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t);
-template void matmul_backward_weight(CpuF32, float *, float *, const float *, const float *, size_t, size_t, size_t, bool);
-template void matmul_backward_weight(CpuBf16, float *, float *, const bf16 *, const bf16 *, size_t, size_t, size_t, bool);
+template void matmul_forward(CpuF32, float *, const float *, const float *, const float *, size_t, size_t, size_t, size_t);
+template void matmul_forward(CpuBf16, bf16 *, const bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t, size_t);
+template void matmul_forward(CpuBf16, float *, const bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t, size_t);
+template void matmul_backward_input(CpuF32, float *, const float *, const float *, size_t, size_t, size_t, size_t);
+template void matmul_backward_input(CpuBf16, bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t, size_t);
+template void matmul_backward_weight(CpuF32, float *, float *, const float *, const float *, size_t, size_t, size_t, bool,
+                                     size_t);
+template void matmul_backward_weight(CpuBf16, float *, float *, const bf16 *, const bf16 *, size_t, size_t, size_t, bool, size_t);
 template size_t matmul_scratch(CpuF32);
 template size_t matmul_scratch(CpuBf16);
 template void matmul_use_scratch(CpuF32, void *);

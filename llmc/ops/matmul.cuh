@@ -31,15 +31,17 @@ template <class X> void matmul_use_scratch(Cuda<X>, void *) {}
 template <class X> Cpu<X> emulating(Cuda<X> dev) { return {dev.ctx->threads, dev.ctx->cpu.get()}; }
 
 template <class X, class Out>
-void matmul_product(Cuda<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC) {
-    matmul_forward(emulating(dev), out, x, w, bias, T, IC, OC);
-}
-template <class X> void matmul_product_dx(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC) {
-    matmul_backward_input(emulating(dev), dx, dout, w, T, IC, OC);
+void matmul_product(Cuda<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC, size_t ld) {
+    matmul_forward(emulating(dev), out, x, w, bias, T, IC, OC, ld);
 }
 template <class X>
-void matmul_product_dw(Cuda<X> dev, float *dw, const X *dout, const X *x, size_t T, size_t IC, size_t OC, bool accumulate) {
-    matmul_backward_weight(emulating(dev), dw, nullptr, dout, x, T, IC, OC, accumulate);
+void matmul_product_dx(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC, size_t ld) {
+    matmul_backward_input(emulating(dev), dx, dout, w, T, IC, OC, ld);
+}
+template <class X>
+void matmul_product_dw(Cuda<X> dev, float *dw, const X *dout, const X *x, size_t T, size_t IC, size_t OC, bool accumulate,
+                       size_t ld) {
+    matmul_backward_weight(emulating(dev), dw, nullptr, dout, x, T, IC, OC, accumulate, ld);
 }
 
 #else
@@ -52,14 +54,21 @@ inline void cublas_check(cublasStatus_t status, const char *what) {
 struct MatmulShape {
     cudaDataType_t type, out;
     cublasOperation_t a_op, b_op;
-    size_t m, n, k, a_ld, b_ld;
+    size_t m, n, k, a_ld, b_ld, d_ld;
     bool bias, accumulate;
-    uint32_t alignment;  // the alignment of all pointers in bytes, at most matmul_alignment
+    uint32_t alignment;  // of all pointers in bytes, as matmul_aligned says
     auto operator<=>(const MatmulShape &) const = default;
 };
 
-constexpr size_t matmul_workspace = 32 << 20,
-                 matmul_alignment = 256;  // NVIDIA recommends this for Hopper
+constexpr size_t matmul_workspace = 32 << 20;  // NVIDIA recommends this for Hopper
+
+// Returns what cuBLASLt is told of the alignment of pointers in bytes. The bits of a product depend on the algorithm, and that on this figure.
+// So there are only three of them: 256 for whole arrays, 16 for parts of them that vectors can still read, and else that of an element.
+template <class X> uint32_t matmul_aligned(std::initializer_list<const void *> pointers) {
+    uintptr_t bits = 0;
+    for (const void *p : pointers) bits |= uintptr_t(p);
+    return bits % array_alignment == 0 ? array_alignment : bits % 16 == 0 ? 16 : sizeof(X);
+}
 
 struct MatmulPlan {
     cublasLtMatmulDesc_t product;
@@ -77,7 +86,7 @@ struct MatmulPlan {
         if (s.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);  // because the choice of an algorithm depends on its alignment
         a = layout(s.type, s.a_op == CUBLAS_OP_N ? s.m : s.k, s.a_op == CUBLAS_OP_N ? s.k : s.m, s.a_ld);
         b = layout(s.type, s.b_op == CUBLAS_OP_N ? s.k : s.n, s.b_op == CUBLAS_OP_N ? s.n : s.k, s.b_ld);
-        d = layout(s.out, s.m, s.n, s.m);
+        d = layout(s.out, s.m, s.n, s.d_ld);
 
         cublasLtMatmulPreference_t preference;
         cublas_check(cublasLtMatmulPreferenceCreate(&preference), "a preference");
@@ -95,9 +104,11 @@ struct MatmulPlan {
         int count = 0;
         const auto status = cublasLtMatmulAlgoGetHeuristic(handle, product, a, b, d, d, preference, 1, &found, &count);
         cublasLtMatmulPreferenceDestroy(preference);
-        if (status != CUBLAS_STATUS_SUCCESS || count == 0)
+        const auto state =
+            status == CUBLAS_STATUS_SUCCESS && count > 0 ? found.state : status;  // unless it is SUCCESS, the rest is not valid
+        if (count == 0 || state != CUBLAS_STATUS_SUCCESS)
             die("cuBLASLt has no algorithm for a product of (%zu, %zu) and (%zu, %zu) aligned to %u bytes: %s", s.m, s.k, s.k,
-                s.n, s.alignment, cublasLtGetStatusString(status));
+                s.n, s.alignment, cublasLtGetStatusString(state));
         algorithm = found.algo;
     }
     MatmulPlan(const MatmulPlan &) = delete;
@@ -146,22 +157,22 @@ inline std::unique_ptr<CudaContext> make_cuda_context(int /*threads*/, bool tf32
     return std::make_unique<CudaContext>(tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F);
 }
 
-template <class X> size_t matmul_scratch(Cuda<X>) { return matmul_workspace + matmul_alignment; }
+template <class X> size_t matmul_scratch(Cuda<X>) { return matmul_workspace; }
 template <class X> void matmul_use_scratch(Cuda<X> dev, void *scratch) {
-    dev.ctx->workspace = reinterpret_cast<void *>(round_up(reinterpret_cast<uintptr_t>(scratch), matmul_alignment));
+    if (uintptr_t(scratch) % array_alignment)
+        die("cuBLASLt's workspace begins at %p, which is not aligned to %zu bytes", scratch, array_alignment);
+    dev.ctx->workspace = scratch;
 }
 
 template <class X> constexpr cudaDataType_t cuda_type = sizeof(X) == 2 ? CUDA_R_16BF : CUDA_R_32F;
 
 template <class X, class Out>
 void cublas_product(Cuda<X> dev, Out *D, const X *A, const X *B, const X *bias, cublasOperation_t a_op, cublasOperation_t b_op,
-                    size_t m, size_t n, size_t k, size_t a_ld, size_t b_ld, bool accumulate) {
-    uint32_t alignment = matmul_alignment;
-    for (const void *p : {static_cast<const void *>(D), static_cast<const void *>(A), static_cast<const void *>(B),
-                          static_cast<const void *>(bias)})
-        while (uintptr_t(p) % alignment) alignment /= 2;
-    MatmulPlan &plan = dev.ctx->plan(
-        {cuda_type<X>, cuda_type<Out>, a_op, b_op, m, n, k, a_ld, b_ld, bias != nullptr, accumulate, alignment}, bias);
+                    size_t m, size_t n, size_t k, size_t a_ld, size_t b_ld, size_t d_ld, bool accumulate) {
+    if (!dev.ctx->workspace) die("a product before matmul_use_scratch, or after its memory was freed");
+    MatmulPlan &plan = dev.ctx->plan({cuda_type<X>, cuda_type<Out>, a_op, b_op, m, n, k, a_ld, b_ld, d_ld, bias != nullptr,
+                                      accumulate, matmul_aligned<X>({D, A, B, bias})},
+                                     bias);
     if (bias) plan.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     const float one = 1, beta = accumulate ? 1 : 0;
     cublas_check(cublasLtMatmul(dev.ctx->handle, plan.product, &one, A, plan.a, B, plan.b, &beta, D, plan.d, D, plan.d,
@@ -171,17 +182,19 @@ void cublas_product(Cuda<X> dev, Out *D, const X *A, const X *B, const X *bias, 
 
 // In column-major terms x is (IC, T), w (IC, OC) and out (OC, T); the same holds for their gradients.
 template <class X, class Out>
-void matmul_product(Cuda<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC) {
-    cublas_product(dev, out, w, x, bias, CUBLAS_OP_T, CUBLAS_OP_N, OC, T, IC, IC, IC, false);
-}
-template <class X> void matmul_product_dx(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC) {
-    const X *no_bias = nullptr;
-    cublas_product(dev, dx, w, dout, no_bias, CUBLAS_OP_N, CUBLAS_OP_N, IC, T, OC, IC, OC, false);
+void matmul_product(Cuda<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC, size_t ld) {
+    cublas_product(dev, out, w, x, bias, CUBLAS_OP_T, CUBLAS_OP_N, OC, T, IC, IC, IC, ld, false);
 }
 template <class X>
-void matmul_product_dw(Cuda<X> dev, float *dw, const X *dout, const X *x, size_t T, size_t IC, size_t OC, bool accumulate) {
+void matmul_product_dx(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC, size_t ld) {
     const X *no_bias = nullptr;
-    cublas_product(dev, dw, x, dout, no_bias, CUBLAS_OP_N, CUBLAS_OP_T, IC, OC, T, IC, OC, accumulate);
+    cublas_product(dev, dx, w, dout, no_bias, CUBLAS_OP_N, CUBLAS_OP_N, IC, T, OC, IC, ld, IC, false);
+}
+template <class X>
+void matmul_product_dw(Cuda<X> dev, float *dw, const X *dout, const X *x, size_t T, size_t IC, size_t OC, bool accumulate,
+                       size_t ld) {
+    const X *no_bias = nullptr;
+    cublas_product(dev, dw, x, dout, no_bias, CUBLAS_OP_N, CUBLAS_OP_T, IC, OC, T, IC, ld, IC, accumulate);
 }
 
 #endif
@@ -198,12 +211,12 @@ struct MatmulBiasShared {
 // Memory bound: reads T * OC * sizeof(X) bytes.
 template <class X>
 __global__ void __launch_bounds__(matmul_bias_rows *matmul_bias_columns)
-    matmul_bias_backward_kernel1(float *dbias, const X *dout, size_t T, size_t OC) {
+    matmul_bias_backward_kernel1(float *dbias, const X *dout, size_t T, size_t OC, size_t ld) {
     MatmulBiasShared &s = shared_mem<MatmulBiasShared>();
     const unsigned c = threadIdx.x % matmul_bias_columns, r = threadIdx.x / matmul_bias_columns;
     const size_t o = blockIdx.x * size_t(matmul_bias_columns) + c;
     float sum = 0;
-    for (size_t t = r; t < T && o < OC; t += matmul_bias_rows) sum += float(dout[t * OC + o]);
+    for (size_t t = r; t < T && o < OC; t += matmul_bias_rows) sum += float(dout[t * ld + o]);
     s.sum[r][c] = sum;
     __syncthreads();
     if (r > 0 || o >= OC) return;
@@ -216,21 +229,23 @@ __global__ void __launch_bounds__(matmul_bias_rows *matmul_bias_columns)
 
 template <class X, class Out>  // Out: X, or float for logits, which have no bias
 void matmul_forward(Cuda<X> dev, Out *out, const X *x, const X *w, const std::type_identity_t<X> *bias, size_t T, size_t IC,
-                    size_t OC) {
-    if (T > 0) matmul_product(dev, out, x, w, bias, T, IC, OC);
+                    size_t OC, size_t ld = 0) {
+    if (T > 0) matmul_product(dev, out, x, w, bias, T, IC, OC, ld ? ld : OC);
 }
 
-template <class X> void matmul_backward_input(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC) {
-    if (T > 0) matmul_product_dx(dev, dx, dout, w, T, IC, OC);
+template <class X>
+void matmul_backward_input(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC, size_t ld = 0) {
+    if (T > 0) matmul_product_dx(dev, dx, dout, w, T, IC, OC, ld ? ld : OC);
 }
 
 template <class X>
 void matmul_backward_weight(Cuda<X> dev, float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC,
-                            bool accumulate) {
+                            bool accumulate, size_t ld = 0) {
     if (T == 0) return;
-    matmul_product_dw(dev, dw, dout, x, T, IC, OC, accumulate);
+    ld = ld ? ld : OC;
+    matmul_product_dw(dev, dw, dout, x, T, IC, OC, accumulate, ld);
     if (dbias)
         launch(dev, matmul_bias_backward_kernel1<X>, Grid{ceil_div(OC, matmul_bias_columns)},
-               matmul_bias_rows * matmul_bias_columns, sizeof(MatmulBiasShared), dbias, dout, T, OC);
+               matmul_bias_rows * matmul_bias_columns, sizeof(MatmulBiasShared), dbias, dout, T, OC, ld);
 }
 }  // namespace CUDA_BACKEND

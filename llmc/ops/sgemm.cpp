@@ -57,7 +57,7 @@ template <class X, size_t R> void pack(float *out, Matrix<X> m, size_t K, size_t
 }  // namespace
 
 template <class X, class Out>
-void sgemm(int threads, float *scratch, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K,
+void sgemm(int threads, float *scratch, Out *C, size_t ld, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K,
            bool accumulate) {
 #pragma omp parallel for num_threads(threads) collapse(2) schedule(dynamic)
     for (size_t j0 = 0; j0 < N; j0 += NC)
@@ -72,7 +72,7 @@ void sgemm(int threads, float *scratch, Out *C, Matrix<X> A, Matrix<X> B, const 
                     for (size_t i = 0; i < m; i += MR) micro_kernel(tile + i * NC + j, a + i * k, b + j * k, k, k0 > 0);
             }
             for (size_t i = 0; i < m; i++) {
-                Out *out = C + (i0 + i) * N + j0;
+                Out *out = C + (i0 + i) * ld + j0;
                 const float *sum = tile + i * NC;
                 if (accumulate)
                     for (size_t j = 0; j < n; j++) out[j] = float(out[j]) + sum[j];
@@ -84,6 +84,6 @@ void sgemm(int threads, float *scratch, Out *C, Matrix<X> A, Matrix<X> B, const 
         }
 }
 
-template void sgemm(int, float *, float *, Matrix<float>, Matrix<float>, const float *, size_t, size_t, size_t, bool);
-template void sgemm(int, float *, float *, Matrix<bf16>, Matrix<bf16>, const bf16 *, size_t, size_t, size_t, bool);
-template void sgemm(int, float *, bf16 *, Matrix<bf16>, Matrix<bf16>, const bf16 *, size_t, size_t, size_t, bool);
+template void sgemm(int, float *, float *, size_t, Matrix<float>, Matrix<float>, const float *, size_t, size_t, size_t, bool);
+template void sgemm(int, float *, float *, size_t, Matrix<bf16>, Matrix<bf16>, const bf16 *, size_t, size_t, size_t, bool);
+template void sgemm(int, float *, bf16 *, size_t, Matrix<bf16>, Matrix<bf16>, const bf16 *, size_t, size_t, size_t, bool);

@@ -1,7 +1,7 @@
 // A matrix product of our own, for programs built without a library, and for bf16 if the library cannot multiply it. The inputs are converted
 // to float while they are packed.
 //
-//   C = A B + bias  or, if accumulate,  C += A B      C (M, N) row-major Out  A (M, K), B (K, N) X, any strides  bias (N) or null
+//   C = A B + bias  or, if accumulate,  C += A B      C (M, N) Out, rows of ld elements  A (M, K), B (K, N) X, any strides  bias (N) or null
 //
 // After Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", TOMS 2008: C is divided into tiles; for a tile, a
 // few hundred columns of A and rows of B at a time are packed into panels, which a micro-kernel reads from cache in the order it
@@ -18,5 +18,5 @@ constexpr size_t sgemm_scratch = 256 * 1024;  // floats per thread: packed A and
 
 // scratch: threads * sgemm_scratch floats, aligned to 64 bytes.
 template <class X, class Out>
-void sgemm(int threads, float *scratch, Out *C, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K,
+void sgemm(int threads, float *scratch, Out *C, size_t ld, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K,
            bool accumulate);

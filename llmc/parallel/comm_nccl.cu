@@ -42,9 +42,10 @@ std::unique_ptr<Comm> make_gpu_comm(Comm &host, cudaStream_t, double) {
 
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <mutex>
 #include <thread>
+
+#include "watched_calls.h"
 
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
@@ -74,7 +75,7 @@ class NcclQueue {
         }
         wake_.notify_one();
         watchdog_.join();
-        for (const Call &call : under_way_) cudaEventDestroy(call.done);
+        for (const Call &call : under_way_.calls) release(call);
         for (cudaEvent_t event : idle_) cudaEventDestroy(event);
         cudaEventDestroy(ready_);
     }
@@ -103,18 +104,12 @@ class NcclQueue {
     // Makes the compute stream wait for a call. A call that is no longer under way has been done.
     void wait(uint64_t id) {
         std::lock_guard lock(mutex_);
-        for (const Call &call : under_way_)
+        for (const Call &call : under_way_.calls)
             if (call.id == id) cuda_check(cudaStreamWaitEvent(compute_, call.done), "waiting for the communication stream");
     }
 
   private:
-    struct Call {
-        uint64_t id;
-        cudaEvent_t done;
-        std::string what;
-        Clock::time_point since;
-        bool queued = false;  // false: the host has not returned from it yet
-    };
+    using Call = WatchedCalls<cudaEvent_t>::Call;
 
     static cudaEvent_t make_event() {
         cudaEvent_t event = nullptr;
@@ -124,35 +119,44 @@ class NcclQueue {
 
     Call &begin(const std::string &what) {
         std::lock_guard lock(mutex_);
-        if (idle_.empty()) idle_.push_back(make_event());
-        const cudaEvent_t done = idle_.back();
-        idle_.pop_back();
-        return under_way_.emplace_back(Call{++last_id_, done, what, Clock::now()});
+        while (idle_.size() < 2) idle_.push_back(make_event());
+        const cudaEvent_t begins = idle_.back(), done = idle_.end()[-2];
+        cuda_check(cudaEventRecord(begins, stream_), "marking the communication stream");
+        idle_.resize(idle_.size() - 2);
+        return under_way_.calls.emplace_back(Call{++last_id_, what, begins, done, false, {}});
+    }
+    void release(const Call &call) { idle_.insert(idle_.end(), {call.begins, call.done}); }
+
+    // Whether the device has come to the event. Errors of earlier kernels appear here, too; all later calls would wait in vain.
+    static bool reached(cudaEvent_t event) {
+        const cudaError_t state = cudaEventQuery(event);
+        if (state != cudaErrorNotReady) cuda_check_kernels(state);
+        return state == cudaSuccess;
     }
 
     void watch() {
         cudaSetDevice(device_);
         std::unique_lock lock(mutex_);
         while (!wake_.wait_for(lock, watch_period, [&] { return stop_; })) {
-            while (!under_way_.empty() && under_way_.front().queued && cudaEventQuery(under_way_.front().done) == cudaSuccess) {
-                idle_.push_back(under_way_.front().done);
-                under_way_.pop_front();
+            try {
+                look();
+            } catch (const Error &error) {
+                end_process(error.what());
             }
-            for (ncclComm_t comm : comms_) {
-                ncclResult_t state = ncclSuccess;
-                try {
-                    nccl_check("ncclCommGetAsyncError", ncclCommGetAsyncError(comm, &state), comm);
-                    nccl_check(under_way_.empty() ? "NCCL" : under_way_.front().what.c_str(), state, comm);
-                } catch (const Error &error) {
-                    end_process(error.what());
-                }
-            }
-            if (!under_way_.empty() && Clock::now() - under_way_.front().since > Seconds(timeout_))
-                end_process(format(
-                    "%s is not done after --comm_timeout %g seconds: another rank has not come so far\n  fix: a larger --comm_timeout "
-                    "if a rank is only slow; --check_comm compares the ranks' calls",
-                    under_way_.front().what.c_str(), timeout_));
         }
+    }
+
+    void look() {
+        const Call *late = under_way_.late(Clock::now(), Seconds(timeout_), reached, [&](const Call &call) { release(call); });
+        for (ncclComm_t comm : comms_) {
+            ncclResult_t state = ncclSuccess;
+            nccl_check("ncclCommGetAsyncError", ncclCommGetAsyncError(comm, &state), comm);
+            nccl_check(under_way_.calls.empty() ? "NCCL" : under_way_.calls.front().what.c_str(), state, comm);
+        }
+        if (late)
+            die("%s is not done after --comm_timeout %g seconds: another rank has not come so far\n  fix: a larger --comm_timeout "
+                "if a rank is only slow; --check_comm compares the ranks' calls",
+                late->what.c_str(), timeout_);
     }
 
     // An abort can hang as well; then the alarm ends the process.
@@ -170,8 +174,8 @@ class NcclQueue {
     CudaStream stream_;
     cudaEvent_t ready_;
     int device_ = 0;
-    std::mutex mutex_;            // guards all members below
-    std::deque<Call> under_way_;  // calls that are not yet known to have been done
+    std::mutex mutex_;  // guards all members below
+    WatchedCalls<cudaEvent_t> under_way_;
     std::vector<cudaEvent_t> idle_;
     std::vector<ncclComm_t> comms_;
     uint64_t last_id_ = 0;

@@ -8,8 +8,9 @@
 // NCCL chooses the order of sums. all_reduce_sum gives the same bits on all ranks. bf16 is rounded within the sum. Training sums
 // gradients in float.
 //
-// A thread watches the queued work. When NCCL reports an error, be it of another rank, or work has not been done `timeout` seconds after it
-// was queued, the thread prints an error, aborts the communicators, and ends the process, since the host may be waiting for the GPU for ever.
+// A thread watches the queued work. When NCCL reports an error, be it of another rank, or CUDA does, or a call is not done `timeout` seconds
+// after it could start, the thread prints an error, aborts the communicators, and ends the process, since the host may be waiting for the
+// GPU for ever.
 #pragma once
 #include "../core/device.h"
 #include "comm.h"

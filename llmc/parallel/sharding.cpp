@@ -10,6 +10,7 @@ Sharding::Sharding(const std::vector<Unit> &units, int stage, int world, int ran
         if (unit.begin != end) die("a unit begins at element %zu, but the one before it ends at %zu", unit.begin, end);
         end = unit.end;
         size_t most = unit.end - unit.begin;
+        count = round_up(count, unit_aligned);
         if (unit.row_elements) {  // only the unit's last bucket has padding, so that tensors stay contiguous
             const size_t step = std::lcm(unit.row_elements, multiple());
             most = std::max<size_t>(1, bucket_bytes / sizeof(float) / step) * step;

@@ -1,9 +1,10 @@
 // How the flat arrays of parameters, gradients and optimizer state are divided among ranks: into buckets, which are summed and gathered one by one,
 // and each bucket into one part per rank. The parts that a rank updates are its shard. Parts are of equal size; padding at the end of a bucket
-// fills up the last one.
+// fills up the last one. There is more of it before a unit, whose matrices are thus as well aligned as arrays are, in bf16, too.
 #pragma once
 #include <vector>
 
+#include "../core/device.h"
 #include "../io/tensor.h"
 
 // Whole tensors whose gradients are finished, and therefore summed, together: a layer, for example. A unit consists of elements [begin, end)
@@ -36,7 +37,8 @@ struct TensorRun : ShardRun {
 
 // Says which rank updates which elements. At stage 0, and with a single rank, there is one part, which every rank has.
 struct Sharding {
-    static constexpr size_t aligned = 8;  // the size of a part is a multiple of this: 16 bytes of bf16
+    static constexpr size_t aligned = 8;                         // the size of a part is a multiple of this: 16 bytes of bf16
+    static constexpr size_t unit_aligned = array_alignment / 2;  // in the flat arrays, units begin at a multiple of this
 
     const int stage;
     const size_t parts, own;  // own: number of this rank's part
@@ -50,9 +52,9 @@ struct Sharding {
     // are a multiple of multiple() if those are more.
     Sharding(const std::vector<Unit> &units, int stage, int world, int rank, size_t bucket_bytes);
 
-    size_t multiple() const { return parts * aligned; }           // every bucket begins at a multiple of this
-    size_t bucket_of(size_t global) const;                        // the number of the bucket that has this element
-    size_t flat(size_t global) const;                             // the position of this element in the flat arrays
+    size_t multiple() const { return parts * aligned; }  // every part of a bucket is a multiple of this from the bucket's begin
+    size_t bucket_of(size_t global) const;               // the number of the bucket that has this element
+    size_t flat(size_t global) const;                    // the position of this element in the flat arrays
     std::vector<Tensor> padded(std::vector<Tensor> table) const;  // changes offsets to those of the flat arrays
     std::vector<ShardRun> shard_runs() const;                     // one run per bucket of which this rank has elements
     std::vector<TensorRun> tensor_runs(const std::vector<Tensor> &padded_table) const;  // divided at the borders of tensors

@@ -3,6 +3,11 @@
 #include "../core/common.h"
 #include "open.h"
 
+size_t usable_memory(const Run &run, const Memory &memory) {
+    const size_t free = memory.available();
+    return free - std::min(free, memory.reserve(run.ranks.world > 1));
+}
+
 size_t rank_bytes(const Run &run, Model &model, ModelLimits limits) {
     if (!run.beside) return model.plan().bytes();
     limits.mode = Mode::evaluate;

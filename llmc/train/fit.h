@@ -9,6 +9,9 @@
 inline constexpr std::pair<const char *, Recompute> recompute_levels[] = {
     {"none", Recompute::none}, {"cheap", Recompute::cheap}, {"layer", Recompute::layer}};
 
+// Returns the bytes that plans of this machine's ranks may take: what is free, but for the reserve.
+size_t usable_memory(const Run &run, const Memory &memory);
+
 // Returns the bytes that a rank with this model needs: those of its plan, and of a reference model's beside it.
 size_t rank_bytes(const Run &run, Model &model, ModelLimits limits);
 

@@ -132,7 +132,7 @@ ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data) {
 
 size_t available_memory(const Run &run) {
     size_t least = 0;
-    agree(run.comm, [&] { least = run.make_model(run.config, {})->memory().available() / run.sharing; });
+    agree(run.comm, [&] { least = usable_memory(run, run.make_model(run.config, {})->memory()) / run.sharing; });
     for (size_t other : run.comm.gather(least)) least = std::min(least, other);
     return least;
 }

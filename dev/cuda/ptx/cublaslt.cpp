@@ -1,10 +1,16 @@
-// The products of cuBLASLt, on the host: what llmc/ops/matmul.cuh asks of it, and nothing else. Sums are double, rounded once.
+// The products of cuBLASLt, on the host: what llmc/ops/matmul.cuh asks of it, and nothing else. Sums are double, rounded once. The rules of the
+// library's manual ("Using the cuBLASLt API") are checked, and products are remembered.
 #include <cublasLt.h>
 
 #include <vector>
 
 #include "../../../llmc/core/dtype.h"
 #include "runtime.h"
+
+namespace ptx {
+std::vector<Product> products;
+int heuristics = 0, heuristic_state = CUBLAS_STATUS_SUCCESS;
+}  // namespace ptx
 
 namespace {
 
@@ -14,15 +20,41 @@ struct Description {
     const void *bias = nullptr;
     cudaDataType_t bias_type = CUDA_R_32F;
 };
+struct Preference {
+    uint64_t workspace = 0;
+    uint32_t reductions = 0, a = 256, b = 256, c = 256, d = 256;  // 256: the manual's default
+};
 struct Matrix {  // column-major
     cudaDataType_t type;
     size_t rows, columns;
     int64_t ld;
+    bool operator==(const Matrix &) const = default;
 };
 
 // The handles point to structures that cuBLASLt does not show.
 Description &of(cublasLtMatmulDesc_t d) { return *reinterpret_cast<Description *>(d); }
 Matrix &of(cublasLtMatrixLayout_t m) { return *reinterpret_cast<Matrix *>(m); }
+Preference &of(cublasLtMatmulPreference_t p) { return *reinterpret_cast<Preference *>(p); }
+
+size_t element_bytes(cudaDataType_t type) { return type == CUDA_R_16BF ? sizeof(bf16) : sizeof(float); }
+
+// What an algorithm was chosen for. It may be used for nothing else, and not at all unless the state was SUCCESS.
+struct Algorithm {
+    Preference preference;
+    Matrix a, b, d;
+    size_t bias_alignment;
+};
+const Algorithm *algorithm_of(const cublasLtMatmulAlgo_t &algo) { return reinterpret_cast<const Algorithm *>(algo.data[0]); }
+
+size_t alignment_of(const void *p) {
+    size_t alignment = 256;
+    while (uintptr_t(p) % alignment) alignment /= 2;
+    return alignment;
+}
+
+void rule(bool holds, const char *what) {
+    if (!holds) die("cuBLASLt's rule: %s", what);
+}
 
 float element(const void *p, cudaDataType_t type, size_t n) {
     return type == CUDA_R_16BF ? float(static_cast<const bf16 *>(p)[n]) : static_cast<const float *>(p)[n];
@@ -66,27 +98,62 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *m, cudaDataTyp
 }
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t m) { return delete &of(m), CUBLAS_STATUS_SUCCESS; }
 
-cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p) { return *p = nullptr, CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t) { return CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
-                                                    const void *, size_t) {
-    return CUBLAS_STATUS_SUCCESS;
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p) {
+    return *p = reinterpret_cast<cublasLtMatmulPreference_t>(new Preference), CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
-                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-                                              cublasLtMatmulPreference_t, int, cublasLtMatmulHeuristicResult_t *found,
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) { return delete &of(p), CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void *value, size_t bytes) {
+    const auto set = [&](auto &field) {
+        if (bytes != sizeof field) return CUBLAS_STATUS_INVALID_VALUE;
+        return memcpy(&field, value, bytes), CUBLAS_STATUS_SUCCESS;
+    };
+    if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) return set(of(p).workspace);
+    if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) return set(of(p).reductions);
+    if (attribute == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES) return set(of(p).a);
+    if (attribute == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES) return set(of(p).b);
+    if (attribute == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES) return set(of(p).c);
+    if (attribute == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES) return set(of(p).d);
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a,
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int, cublasLtMatmulHeuristicResult_t *found,
                                               int *count) {
-    return *found = {}, *count = 1, CUBLAS_STATUS_SUCCESS;
+    ptx::heuristics++;
+    rule(of(preference).reductions == (CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE),
+         "sums that are split by atomics have other bits every time");
+    *found = {}, *count = 1;
+    found->state = cublasStatus_t(ptx::heuristic_state);
+    // Until the program ends, since nobody says when an algorithm is no longer used.
+    const auto *const chosen =
+        found->state ? nullptr : new Algorithm{of(preference), of(a), of(b), of(d), alignment_of(of(product).bias)};
+    found->algo.data[0] = reinterpret_cast<uint64_t>(chosen);
+    found->workspaceSize = of(preference).workspace;
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 // D = alpha op(A) op(B) + beta C + bias
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t product, const void *alpha, const void *A,
                               cublasLtMatrixLayout_t a_layout, const void *B, cublasLtMatrixLayout_t b_layout, const void *beta,
                               const void *C, cublasLtMatrixLayout_t c_layout, void *D, cublasLtMatrixLayout_t d_layout,
-                              const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t) {
+                              const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes, cudaStream_t) {
     const Description &p = of(product);
     const Matrix &a = of(a_layout), &b = of(b_layout), &c = of(c_layout), &d = of(d_layout);
     const size_t K = p.a == CUBLAS_OP_N ? a.columns : a.rows;
+    const Algorithm *const chosen = algorithm_of(*algorithm);
+    rule(chosen, "an algorithm is valid only if its state is SUCCESS");
+    rule(chosen->a == a && chosen->b == b && chosen->d == d, "an algorithm is for the layouts that it was chosen for");
+    const Preference &told = chosen->preference;
+    rule(alignment_of(A) >= told.a && alignment_of(B) >= told.b && alignment_of(C) >= told.c && alignment_of(D) >= told.d,
+         "pointers are aligned as it was told");
+    rule(alignment_of(p.bias) >= std::min<size_t>(chosen->bias_alignment, told.d), "the bias is aligned as it was told");
+    rule(a.ld >= int64_t(a.rows) && b.ld >= int64_t(b.rows) && d.ld >= int64_t(d.rows),
+         "a column begins behind the one before it");
+    rule(uintptr_t(workspace) % 256 == 0, "the workspace is aligned to 256 bytes");
+    rule(workspace_bytes >= told.workspace && ptx::allocated(workspace, workspace_bytes), "the workspace is allocated");
+    ptx::products.push_back({d.rows, d.columns, K, size_t(a.ld), size_t(b.ld), size_t(d.ld), element_bytes(a.type),
+                             element_bytes(d.type), told.d, A, B, D, workspace});
     const std::vector<float> rows = read(A, a, p.a == CUBLAS_OP_T), columns = read(B, b, p.b == CUBLAS_OP_N);
     const double scale = double(*static_cast<const float *>(alpha)), keep = double(*static_cast<const float *>(beta));
     for (size_t m = 0; m < d.rows; m++)

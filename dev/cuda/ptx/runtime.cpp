@@ -16,6 +16,7 @@ struct Registered {  // a kernel: the host's stand-in for it is its name in the 
     std::string mangled;
     size_t module;
     size_t most_shared = 48 * 1024;  // more must be asked for
+    int carveout = cudaSharedmemCarveoutDefault;
 };
 
 struct State {
@@ -70,10 +71,10 @@ struct Call {  // what <<< >>> leaves for the stub of the kernel
 thread_local std::vector<Call> calls;
 thread_local cudaError_t last_error = cudaSuccess;
 
-void remember(State &s, const Kernel &kernel, const Launch &launch, const Counts &counts) {
+void remember(State &s, const Kernel &kernel, const Launch &launch, int carveout, const Counts &counts) {
     const auto &[x, y, z] = launch.grid;
     Launches &all = s.launched[kernel.mangled + format(" %u %u %u %u %zu", x, y, z, launch.threads, launch.shared)];
-    all.mangled = kernel.mangled, all.name = kernel.name, all.launch = launch;
+    all.mangled = kernel.mangled, all.name = kernel.name, all.launch = launch, all.carveout = carveout;
     const auto by_pipe = counts.by_pipe(kernel);
     for (size_t n = 0; n < pipes; n++) all.by_pipe[n] += by_pipe[n];
     all.launches++, all.barriers += counts.barriers, all.divergent_branches += counts.divergent_branches,
@@ -88,7 +89,7 @@ cudaError_t launch(const void *host_function, dim3 grid, dim3 threads, void **ar
     if (threads.y != 1 || threads.z != 1) die("%s: blocks of more than one dimension", kernel.name.c_str());
     if (shared > registered.most_shared) return cudaErrorInvalidValue;
     const Launch how{{grid.x, grid.y, grid.z}, threads.x, shared, counting};
-    remember(s, kernel, how,
+    remember(s, kernel, how, registered.carveout,
              run(kernel, how, std::vector<const void *>(arguments, arguments + kernel.parameters.size()), s.memory));
     return cudaSuccess;
 }
@@ -128,6 +129,11 @@ void print_counts() {
             if (l.by_pipe[p].executed) printf(" %s %.0f", pipe_names[p], per_launch(l.by_pipe[p].executed));
         printf("\n");
     }
+}
+
+bool allocated(const void *p, size_t bytes) {
+    const std::lock_guard guard(state().lock);
+    return state().memory.at_or_before(uintptr_t(p)).holds(uintptr_t(p), bytes);
 }
 
 EditedPtx::EditedPtx(const std::function<bool(std::string &)> &edit) {
@@ -190,9 +196,12 @@ cudaError_t cudaFuncGetName(const char **name, const void *host_function) {
     return *name = state().kernels.at(host_function).mangled.c_str(), cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void *host_function, cudaFuncAttribute attribute, int value) {
+    ptx::Registered &kernel = state().kernels.at(host_function);
+    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout && value >= -1 && value <= 100)
+        return kernel.carveout = value, cudaSuccess;
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > int(ptx::max_shared))
         return cudaErrorInvalidValue;
-    return state().kernels.at(host_function).most_shared = size_t(value), cudaSuccess;
+    return kernel.most_shared = size_t(value), cudaSuccess;
 }
 cudaError_t cudaGetLastError() { return std::exchange(ptx::last_error, cudaSuccess); }
 const char *cudaGetErrorString(cudaError_t error) {

@@ -12,6 +12,8 @@ namespace ptx {
 struct Launches {
     std::string mangled, name;
     Launch launch;
+    int carveout =
+        0;  // share of an SM's memory that the kernel prefers as shared memory, in percent; negative: the driver's choice
     uint64_t launches = 0, barriers = 0, divergent_branches = 0;
     std::array<Count, pipes> by_pipe;
     double seconds = 0;
@@ -21,6 +23,20 @@ struct Launches {
 std::vector<Launches> launched();
 extern bool counting;  // of memory, too; at the start whether the environment has PTX_COUNT
 void print_counts();   // of launched(): a line each
+
+// What a product asked of cuBLASLt. Its rules are checked at every product; a broken one ends the program's call with what it was.
+struct Product {
+    size_t m, n, k, a_ld, b_ld, d_ld;
+    size_t in_bytes, out_bytes;  // of an element
+    size_t alignment;            // of pointers, as the wrapper has told it
+    const void *a, *b, *d, *workspace;
+};
+extern std::vector<Product> products;  // in order; a test clears it
+extern int heuristics;                 // how often cuBLASLt was asked for an algorithm
+extern int heuristic_state;            // what it answers: a cublasStatus_t
+
+// Whether device memory [p, p + bytes) is allocated.
+bool allocated(const void *p, size_t bytes);
 
 // While it lives, the program's PTX is what `edit` makes of it; it says whether it changed a module.
 class EditedPtx {

@@ -1,0 +1,108 @@
+// What the wrapper of cuBLASLt asks for. The stand-in (dev/cuda/ptx/cublaslt.cpp) checks the library's rules at every product of every test; here
+// are the products whose shapes and addresses are awkward.
+#include <cublasLt.h>
+
+#include "../../../dev/cuda/ptx/runtime.h"
+#include "../../../llmc/ops/loss.cuh"
+#include "../../cuda/matmul_context.cuh"
+#include "../../reference_loss.h"
+
+namespace {
+
+template <class Dev> struct PtxHead : testing::Test, HeadCase<typename Dev::X> {
+    using X = typename Dev::X;
+    const MatmulContext context;
+
+    // All products of the head: forward, backward, and the weight's gradient in two ranges of the vocabulary.
+    void run(size_t T, size_t C, size_t V) {
+        this->make(T, C, V);
+        const Dev dev{nullptr, context.get()};
+        DeviceArray<X> x(this->x), w(this->w), dx(T * C);
+        DeviceArray<int32_t> rows(this->rows), targets(this->targets);
+        DeviceArray<float> weights(this->weights), dw(this->dw_before);
+        DeviceArray<float> nll(this->N), entropy(this->N), correct(this->N), max(this->N), sum(this->N);
+        DeviceArray<char> scratch(lm_head_scratch(dev, this->N, C, V));
+        const HeadStats stats = {nll.data(), entropy.data(), correct.data(), max.data(), sum.data()};
+        ptx::products.clear();
+        lm_head(dev, stats, dx.data(), dw.data(), scratch.data(), x.data(), w.data(), rows.data(), targets.data(), weights.data(),
+                T, C, V, this->N, true);
+        this->nll = nll.values(), this->entropy = entropy.values(), this->correct = correct.values();
+        this->max = max.values(), this->sum = sum.values(), this->dx = dx.values(), this->dw = dw.values();
+        this->check();
+        for (const auto &[first, last] : {std::pair<size_t, size_t>{0, V / 3}, {V / 3, V}})
+            lm_head_weight(dev, dw.data() + first * C, scratch.data(), x.data(), w.data(), rows.data(), targets.data(),
+                           weights.data(), stats, C, V, this->N, first, last - first);
+    }
+};
+TYPED_TEST_SUITE(PtxHead, CudaDevices);
+
+template <class F> std::string error_of(F f) {
+    try {
+        f();
+    } catch (const Error &error) {
+        return error.what();
+    }
+    return "";
+}
+
+}  // namespace
+
+// Tensor cores read and write 16 bytes at a time: with GPT-2's odd vocabulary, too, no row may begin elsewhere. (C is a multiple of 8 in every model.)
+TYPED_TEST(PtxHead, RowsOfAnOddVocabularyAreAligned) {
+    for (size_t V : {51, 257, 50257 % 1024}) {
+        this->run(37, 24, V);
+        EXPECT_EQ(ptx::products.size(), 3u + 2 * 2u);
+        for (const ptx::Product &p : ptx::products) {
+            EXPECT_EQ(p.a_ld * p.in_bytes % 16, 0u) << p.m << " " << p.n << " " << p.k;
+            EXPECT_EQ(p.b_ld * p.in_bytes % 16, 0u) << p.m << " " << p.n << " " << p.k;
+            EXPECT_EQ(p.d_ld * p.out_bytes % 16, 0u) << p.m << " " << p.n << " " << p.k;
+            EXPECT_GE(p.alignment, 16u) << p.m << " " << p.n << " " << p.k;
+        }
+    }
+}
+
+// A plan of a run moves arrays about. As long as they begin at multiples of array_alignment, and for parts of arrays wherever vectors
+// can read them, cuBLASLt is asked the same, and once.
+TEST(PtxCublas, TheChoiceOfAnAlgorithmDoesNotDependOnThePlan) {
+    const size_t T = 64, C = 64, room = 4096;
+    const MatmulContext context;
+    const CudaBf16 dev{nullptr, context.get()};
+    DeviceArray<bf16> x(T * C + room), w(C * C + room), out(T * C + room);
+    const auto asked = [&](size_t elements) {  // of cuBLASLt, when all arrays lie so much later
+        const int before = ptx::heuristics;
+        matmul_forward(dev, out.data() + elements, x.data() + elements, w.data() + elements, nullptr, T, C, C);
+        return ptx::heuristics - before;
+    };
+    EXPECT_EQ(asked(0), 1);
+    for (size_t bytes : {256, 512, 768, 4096}) EXPECT_EQ(asked(bytes / 2), 0) << bytes;
+    EXPECT_EQ(asked(16 / 2), 1);
+    for (size_t bytes : {32, 64, 128, 16 * 31}) EXPECT_EQ(asked(bytes / 2), 0) << bytes;
+    EXPECT_EQ(asked(2 / 2), 1);
+    for (size_t bytes : {4, 8, 2 * 77}) EXPECT_EQ(asked(bytes / 2), 0) << bytes;
+    ptx::products.clear();
+}
+
+TEST(PtxCublas, AnAnswerWithoutSuccessIsNoAlgorithm) {
+    const MatmulContext context;
+    const CudaBf16 dev{nullptr, context.get()};
+    DeviceArray<bf16> x(8 * 8), w(8 * 8), out(8 * 8);
+    ptx::heuristic_state = CUBLAS_STATUS_NOT_SUPPORTED;
+    const std::string said = error_of([&] { matmul_forward(dev, out.data(), x.data(), w.data(), nullptr, 8, 8, 8); });
+    ptx::heuristic_state = CUBLAS_STATUS_SUCCESS;
+    EXPECT_EQ(said, "cuBLASLt has no algorithm for a product of (8, 8) and (8, 8) aligned to 256 bytes: not supported");
+}
+
+TEST(PtxCublas, NoProductUsesAWorkspaceThatIsNotThere) {
+    const auto context = make_cuda_context(1);
+    const CudaBf16 dev{nullptr, context.get()};
+    DeviceArray<bf16> x(8 * 8), w(8 * 8), out(8 * 8);
+    const auto multiply = [&] { matmul_forward(dev, out.data(), x.data(), w.data(), nullptr, 8, 8, 8); };
+    EXPECT_EQ(error_of(multiply), "a product before matmul_use_scratch, or after its memory was freed");
+    {
+        DeviceArray<char> scratch(matmul_scratch(dev));
+        matmul_use_scratch(dev, scratch.data());
+        EXPECT_EQ(error_of(multiply), "");
+    }
+    EXPECT_EQ(error_of(multiply), "cuBLASLt's rule: the workspace is allocated");  // the stand-in sees what a GPU would not
+    ptx::products.clear();
+}
