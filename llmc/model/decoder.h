@@ -34,14 +34,12 @@
 
 // The arrays of a layer's attention.
 template <class X> struct AttentionActs {
-    X *qkv;               // (T, (H+2*KV)*D)    queries, keys, values. Backward: becomes dqkv
-    X *att;               // (T, H*D)
-    float *lse;           // (H, T)
-    float *out32;         // (T, H*D)           attention output while blocks are merged
-    X *datt;              // (T, H*D)
-    float *dq32;          // (T, H*D)
-    float *dk32;          // (T, KV*D)
-    float *dv32;          // (T, KV*D)
+    X *qkv;        // (T, (H+2*KV)*D)    queries, keys, values. Backward: becomes dqkv
+    X *att;        // (T, H*D)
+    float *lse;    // (H, T)
+    float *out32;  // (T, H*D)           attention output while blocks are merged
+    X *datt;       // (T, H*D)
+    AttentionGrads grads;
     float *delta;         // (H, T)
     std::byte *scratch;   // attention_scratch
     RingBuffers<X> ring;  // ring_attention_buffers
@@ -200,7 +198,8 @@ template <class Dev> class Decoder : public Model {
     void head_backward();
     void add_sums();
     RingAttention ring(size_t l);
-    RingInputs<X> attention_inputs(size_t l, const AttentionActs<X> &a);
+    AttentionShape attention_shape(size_t T) const { return {T, config.H, config.KV, config.D, 1 / std::sqrt(float(config.D))}; }
+    AttentionInputs<X> attention_inputs(size_t l, const AttentionActs<X> &a);
     template <class F> void sum_gradients(size_t unit, float *buffer, bool complete, F add);
     float *buffer_of(size_t unit) const { return zero.sharding.stage == 2 ? grads_of.unit[unit] : nullptr; }
     void look(const Moment &now);
@@ -362,7 +361,7 @@ template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X
     };
     const size_t forward = clock.forward(l, ops.attention), backward = clock.backward(l, ops.attention);
     const auto sizes = [&](bool backward) {
-        return ring_attention_buffers(r.sp_mode, r.sp, r.head_stride, T, c.H, c.KV, c.D, backward);
+        return ring_attention_buffers(r.sp_mode, r.sp, r.head_stride, attention_shape(T), backward);
     };
     transient("out32", &f.out32, {T, Q}, forward, forward);
     transient("ring", &f.ring.values, {sizes(false).values}, forward, forward);
@@ -370,9 +369,9 @@ template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X
     transient("ring backward", &b.ring.values, {sizes(true).values}, backward, backward);
     transient("ring gradients", &b.ring.floats, {sizes(true).floats}, backward, backward);
     transient("datt", &b.datt, {T, Q}, clock.backward(l, ops.attention + 1), backward);
-    transient("dq32", &b.dq32, {T, Q}, backward, backward);
-    transient("dk32", &b.dk32, {T, K}, backward, backward);
-    transient("dv32", &b.dv32, {T, K}, backward, backward);
+    transient("dq32", &b.grads.dq32, {T, Q}, backward, backward);
+    transient("dk32", &b.grads.dk32, {T, K}, backward, backward);
+    transient("dv32", &b.grads.dv32, {T, K}, backward, backward);
     transient("delta", &b.delta, {c.H, T}, backward, backward);
     transient("scratch", &b.scratch, {attention_scratch(dev) * sizeof(float)}, backward, backward);
 }
@@ -465,35 +464,32 @@ template <class Dev> RingAttention Decoder<Dev>::ring(size_t l) {
     const Ranks &r = limits.ranks;
     return {*mesh_->ring, r.sp_mode, r.head_stride, *row.split, row.split->travel[kind_of(config, l)], zero.sent};
 }
-template <class Dev> RingInputs<typename Dev::X> Decoder<Dev>::attention_inputs(size_t l, const AttentionActs<X> &a) {
+template <class Dev> AttentionInputs<typename Dev::X> Decoder<Dev>::attention_inputs(size_t l, const AttentionActs<X> &a) {
     const size_t H = config.H, KV = config.KV, D = config.D, stride = (H + 2 * KV) * D;
     return {{a.qkv, stride},
             {a.qkv + H * D, stride},
             {a.qkv + (H + KV) * D, stride},
             config.window[l] ? row.first_key_window : row.first_key,
-            H,
-            KV,
-            D,
-            1 / std::sqrt(float(D))};
+            attention_shape(row.T)};
 }
 
 template <class Dev> void Decoder<Dev>::attention_forward(size_t l, const AttentionActs<X> &a) {
-    const RingInputs<X> in = attention_inputs(l, a);
+    AttentionInputs<X> in = attention_inputs(l, a);
     if (row.queries.count == 0) {
         RingAttention ranks = ring(l);
         return ring_attention_forward(dev, ranks, a.att, a.out32, a.lse, in, a.ring);
     }
-    const size_t T = row.T, H = config.H, KV = config.KV, D = config.D;
+    const size_t width = config.KV * config.D;
     X *cache = acts.cache[l];  // holds the keys and values of all tokens so far; those of this row's tokens are appended
     for (size_t i = 0; i < row.queries.count; i++) {
         const Piece &piece = row.queries.piece[i];
-        copy_rows(dev, cache + piece.begin * 2 * KV * D, 2 * KV * D, in.k.data + piece.offset * in.k.stride, in.k.stride,
-                  piece.end - piece.begin, 2 * KV * D);
+        copy_rows(dev, cache + piece.begin * 2 * width, 2 * width, in.k.data + piece.offset * in.k.stride, in.k.stride,
+                  piece.end - piece.begin, 2 * width);
     }
-    attention_begin(dev, a.out32, a.lse, T, H, D);
-    attention_forward_part(dev, a.out32, a.lse, in.q, {cache, 2 * KV * D}, {cache + KV * D, 2 * KV * D}, in.first_key,
-                           row.queries, row.keys, T, H, KV, D, in.scale);
-    attention_end(dev, a.att, a.out32, T * H * D);
+    in.k = {cache, 2 * width}, in.v = {cache + width, 2 * width};
+    attention_begin(dev, a.out32, a.lse, in.shape);
+    attention_forward_part(dev, a.out32, a.lse, in, row.queries, row.keys);
+    attention_end(dev, a.att, a.out32, in.shape);
 }
 
 // Computes the loss; with `dx` also the gradient of the final norm's output, and with `dhead` that of the head's weights.
@@ -610,6 +606,6 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
 
 template <class Dev> void Decoder<Dev>::attention_backward(size_t l, const AttentionActs<X> &a) {
     RingAttention ranks = ring(l);
-    ring_attention_backward(dev, ranks, a.qkv, a.dq32, a.dk32, a.dv32, a.delta, reinterpret_cast<float *>(a.scratch),
-                            attention_inputs(l, a), a.att, a.datt, a.lse, a.ring);
+    ring_attention_backward(dev, ranks, a.qkv, a.grads, a.delta, reinterpret_cast<float *>(a.scratch), attention_inputs(l, a),
+                            a.att, a.datt, a.lse, a.ring);
 }
