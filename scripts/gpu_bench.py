@@ -186,7 +186,7 @@ def ops(machine, out, quick):
 # ---- attention, beside PyTorch's ------------------------------------------------------------------------------------------------------
 
 def document_lengths(T, documents):
-    """Returns the lengths of documents as attention_shape in dev/cuda/attention_common.h does: they grow, and the first of several is one token."""
+    """Returns the lengths of documents as attention_case in dev/cuda/attention_common.h does: they grow, and the first of several is one token."""
     if documents == 1:
         return [T]
     ends = [1 + (T - 1) * i * i // (documents - 1) ** 2 for i in range(documents)]

@@ -5,13 +5,13 @@
 #include <deque>
 #include <string>
 
-#include "../llmc/ops/pieces.h"
+#include "../llmc/ops/attention_types.h"
 #include "check.h"
 #include "float_sums.h"
 
 // ---- reference
 
-struct AttentionShape {
+struct AttentionCase {
     std::vector<size_t> documents;
     size_t window, H, KV, D;  // window 0: none
 
@@ -21,6 +21,7 @@ struct AttentionShape {
         return sum;
     }
     float scale() const { return float(1 / std::sqrt(double(D))); }
+    AttentionShape shape(size_t rows) const { return {rows, H, KV, D, scale()}; }
     std::vector<int32_t> first_key() const {
         std::vector<int32_t> out;
         for (size_t length : documents) {
@@ -40,7 +41,7 @@ struct AttentionReference {
 };
 
 // P[t, r] of head h, over the keys first_key .. t.
-inline std::vector<double> probabilities(AttentionReference &ref, const AttentionShape &a, const std::vector<double> &qkv,
+inline std::vector<double> probabilities(AttentionReference &ref, const AttentionCase &a, const std::vector<double> &qkv,
                                          size_t t, size_t h, size_t first_key) {
     const double *q = &qkv[(t * (a.H + 2 * a.KV) + h) * a.D];
     std::vector<double> p(t + 1 - first_key);
@@ -59,7 +60,7 @@ inline std::vector<double> probabilities(AttentionReference &ref, const Attentio
     return p;
 }
 
-inline AttentionReference attention_reference(const AttentionShape &a, const std::vector<double> &qkv) {
+inline AttentionReference attention_reference(const AttentionCase &a, const std::vector<double> &qkv) {
     const size_t T = a.T(), D = a.D;
     const auto first_key = a.first_key();
     AttentionReference ref{
@@ -80,7 +81,7 @@ inline AttentionReference attention_reference(const AttentionShape &a, const std
 }
 
 // Adds ref.dqkv. delta comes from the `out` given, so that the op and the reference can be handed the same rounded one.
-inline void attention_reference_backward(AttentionReference &ref, const AttentionShape &a, const std::vector<double> &qkv,
+inline void attention_reference_backward(AttentionReference &ref, const AttentionCase &a, const std::vector<double> &qkv,
                                          const std::vector<double> &out, const std::vector<double> &dout) {
     const size_t T = a.T(), D = a.D, row = (a.H + 2 * a.KV) * D;
     const auto first_key = a.first_key();
@@ -111,9 +112,9 @@ inline void attention_reference_backward(AttentionReference &ref, const Attentio
 
 // ---- the op
 
-template <class X> struct AttentionInputs {
+template <class X> struct AttentionValues {
     std::vector<X> qkv, dout;
-    explicit AttentionInputs(const AttentionShape &a)
+    explicit AttentionValues(const AttentionCase &a)
         : qkv(random_values<X>(a.T() * (a.H + 2 * a.KV) * a.D, 1)), dout(random_values<X>(a.T() * a.H * a.D, 2)) {}
 };
 template <class X> struct AttentionResult {
@@ -127,7 +128,7 @@ template <template <class> class Array, class X> struct AttentionRank {  // what
     Array<X> qkv, dout, out, dqkv;
     Array<float> out32, lse, dq, dk, dv, delta;
 
-    AttentionRank(const Pieces &pieces, const std::vector<X> &qkv, const std::vector<X> &dout, size_t T, const AttentionShape &a)
+    AttentionRank(const Pieces &pieces, const std::vector<X> &qkv, const std::vector<X> &dout, size_t T, const AttentionCase &a)
         : pieces(pieces),
           T(T),
           qkv(qkv),
@@ -140,13 +141,14 @@ template <template <class> class Array, class X> struct AttentionRank {  // what
           dk(T * a.KV * a.D),
           dv(T * a.KV * a.D),
           delta(a.H * T) {}
-    Heads<const X> view(const AttentionShape &a, size_t head) { return {qkv.data() + head * a.D, (a.H + 2 * a.KV) * a.D}; }
+    Heads<const X> view(const AttentionCase &a, size_t head) { return {qkv.data() + head * a.D, (a.H + 2 * a.KV) * a.D}; }
+    AttentionGrads grads(AttentionRank &keys) { return {dq.data(), keys.dk.data(), keys.dv.data()}; }
 };
 
 // Forward and backward with the rows dealt to ranks: rank r holds the pieces of ranks[r], one after the other. Array is an array in the
 // memory of the device: Array<T>(n) full of NaN or Array<T>(vector), and values() gives it back.
 template <template <class> class Array, class Dev, class X = typename Dev::X>
-AttentionResult<X> run_attention(Dev dev, const AttentionShape &a, const AttentionInputs<X> &in,
+AttentionResult<X> run_attention(Dev dev, const AttentionCase &a, const AttentionValues<X> &in,
                                  const std::vector<Pieces> &ranks) {
     const size_t T = a.T(), D = a.D, H = a.H, KV = a.KV, row = (H + 2 * KV) * D;
     Array<int32_t> first_key(a.first_key());
@@ -167,23 +169,23 @@ AttentionResult<X> run_attention(Dev dev, const AttentionShape &a, const Attenti
         const size_t t = qkv.size() / row;
         state.emplace_back(pieces, qkv, dout, t, a);
     }
+    const auto inputs = [&](Rank &q, Rank &k) -> AttentionInputs<X> {
+        return {q.view(a, 0), k.view(a, H), k.view(a, H + KV), first_key.data(), a.shape(q.T)};
+    };
     for (Rank &s : state) {
-        attention_begin(dev, s.out32.data(), s.lse.data(), s.T, H, D);
+        attention_begin(dev, s.out32.data(), s.lse.data(), a.shape(s.T));
         for (Rank &from : state)
-            attention_forward_part(dev, s.out32.data(), s.lse.data(), s.view(a, 0), from.view(a, H), from.view(a, H + KV),
-                                   first_key.data(), s.pieces, from.pieces, s.T, H, KV, D, a.scale());
-        attention_end(dev, s.out.data(), s.out32.data(), s.T * H * D);
-        attention_backward_begin(dev, s.dq.data(), s.dk.data(), s.dv.data(), s.delta.data(), s.out.data(), s.dout.data(), s.T, H,
-                                 KV, D);
+            attention_forward_part(dev, s.out32.data(), s.lse.data(), inputs(s, from), s.pieces, from.pieces);
+        attention_end(dev, s.out.data(), s.out32.data(), a.shape(s.T));
+        attention_backward_begin(dev, s.grads(s), s.delta.data(), s.out.data(), s.dout.data(), a.shape(s.T));
     }
     for (Rank &s : state)
         for (Rank &from : state)
-            attention_backward_part(dev, s.dq.data(), from.dk.data(), from.dv.data(), scratch.data(), s.view(a, 0),
-                                    from.view(a, H), from.view(a, H + KV), s.delta.data(), s.lse.data(), s.dout.data(),
-                                    first_key.data(), s.pieces, from.pieces, s.T, H, KV, D, a.scale());
+            attention_backward_part(dev, s.grads(from), scratch.data(), inputs(s, from), s.delta.data(), s.lse.data(),
+                                    s.dout.data(), s.pieces, from.pieces);
     AttentionResult<X> result{std::vector<X>(T * H * D), std::vector<X>(T * row), std::vector<float>(H * T)};
     for (Rank &s : state) {
-        attention_backward_end(dev, s.dqkv.data(), s.dq.data(), s.dk.data(), s.dv.data(), s.T, H, KV, D);
+        attention_backward_end(dev, s.dqkv.data(), s.grads(s), a.shape(s.T));
         const auto out = s.out.values(), dqkv = s.dqkv.values();
         const auto lse = s.lse.values();
         each_row(s.pieces, [&](size_t p, size_t t) {
@@ -195,7 +197,7 @@ AttentionResult<X> run_attention(Dev dev, const AttentionShape &a, const Attenti
     return result;
 }
 template <template <class> class Array, class Dev, class X = typename Dev::X>
-AttentionResult<X> run_attention(Dev dev, const AttentionShape &a, const AttentionInputs<X> &in) {
+AttentionResult<X> run_attention(Dev dev, const AttentionCase &a, const AttentionValues<X> &in) {
     return run_attention<Array>(dev, a, in, {{{{0, a.T(), 0}}, 1}});
 }
 
@@ -208,12 +210,12 @@ inline std::vector<double> relative(std::vector<double> x, const std::vector<dou
 //
 // A score is a sum over D and lse a sum of exp(score); to hold, scale and merge them costs a few roundings of numbers below 8. A
 // probability exp(score - lse) is off by twice that, relative to itself.
-template <class X> double lse_error(const AttentionShape &a, const AttentionReference &ref) {
+template <class X> double lse_error(const AttentionCase &a, const AttentionReference &ref) {
     return sum_error_of<X>(a.D) * ref.score_size + rounded_sum_error(a.T()) + rounded_sum_error(1) * 8;
 }
 
 template <class X>
-void check_attention(const char *what, const AttentionShape &a, const AttentionInputs<X> &in, const AttentionResult<X> &got) {
+void check_attention(const char *what, const AttentionCase &a, const AttentionValues<X> &in, const AttentionResult<X> &got) {
     const auto qkv = widen(in.qkv);
     AttentionReference ref = attention_reference(a, qkv);
     attention_reference_backward(ref, a, qkv, widen(got.out), widen(in.dout));

@@ -105,7 +105,7 @@ template <class X> DecodeReference decode_reference(const DecodeShape &s, const 
     DecodeReference result;
     for (size_t b = 0, begin = 0; b < s.B(); begin += size_t(s.length[b++])) {
         const size_t length = size_t(s.length[b]), first = size_t(s.first_key[b]), at = begin * s.row();
-        const AttentionShape document{{length}, 0, s.H, s.KV, s.D};
+        const AttentionCase document{{length}, 0, s.H, s.KV, s.D};
         const auto qkv = widen(std::vector<X>(in.qkv.begin() + long(at), in.qkv.begin() + long(at + length * s.row())));
         AttentionReference ref;
         ref.lse.resize(s.H * length);

@@ -41,8 +41,8 @@ template <template <class> class Array, class T> struct Guarded {
 
 // One rank's share: copies its rows in, runs both passes, copies the results into their places of `all`, which ranks share.
 template <template <class> class Array, class Dev, class X = typename Dev::X>
-void run_rank(Dev dev, Comm &comm, const RingCase &c, const SequenceSplit &split, const AttentionShape &a,
-              const AttentionInputs<X> &in, RingResult<X> &all, Payload &payload) {
+void run_rank(Dev dev, Comm &comm, const RingCase &c, const SequenceSplit &split, const AttentionCase &a,
+              const AttentionValues<X> &in, RingResult<X> &all, Payload &payload) {
     const size_t T = split.local_T(), H = a.H, KV = a.KV, D = a.D, row = (H + 2 * KV) * D;
     const auto positions = split.positions(size_t(comm.rank));
     std::vector<X> l_qkv(T * row), l_dout(T * H * D);
@@ -55,17 +55,17 @@ void run_rank(Dev dev, Comm &comm, const RingCase &c, const SequenceSplit &split
     Guarded<Array, X> out(T * H * D);
     Guarded<Array, float> out32(T * H * D), lse(H * T), dq(T * H * D), dk(T * KV * D), dv(T * KV * D), delta(H * T),
         scratch(attention_scratch(dev));
-    const RingInputs<X> inputs{
-        {qkv.data(), row}, {qkv.data() + H * D, row}, {qkv.data() + (H + KV) * D, row}, first_key.data(), H, KV, D, a.scale()};
+    const AttentionInputs<X> inputs{
+        {qkv.data(), row}, {qkv.data() + H * D, row}, {qkv.data() + (H + KV) * D, row}, first_key.data(), a.shape(T)};
     RingAttention ring{comm, c.mode, c.head_stride, split, split.travel[0], payload};
     for (bool backward : {false, true}) {
-        const auto sizes = ring_attention_buffers(c.mode, split.ranks, c.head_stride, T, H, KV, D, backward);
+        const auto sizes = ring_attention_buffers(c.mode, split.ranks, c.head_stride, inputs.shape, backward);
         Guarded<Array, X> values(sizes.values);
         Guarded<Array, float> floats(sizes.floats);
         const RingBuffers<X> buffers{sizes.values ? values.data() : nullptr, sizes.floats ? floats.data() : nullptr};
         if (backward)  // in place
-            ring_attention_backward(dev, ring, qkv.data(), dq.data(), dk.data(), dv.data(), delta.data(), scratch.data(), inputs,
-                                    out.data(), dout.data(), lse.data(), buffers);
+            ring_attention_backward(dev, ring, qkv.data(), AttentionGrads{dq.data(), dk.data(), dv.data()}, delta.data(),
+                                    scratch.data(), inputs, out.data(), dout.data(), lse.data(), buffers);
         else ring_attention_forward(dev, ring, out.data(), out32.data(), lse.data(), inputs, buffers);
         comm.barrier();  // nobody reads these buffers any more
         values.values(), floats.values();
@@ -84,7 +84,7 @@ void run_rank(Dev dev, Comm &comm, const RingCase &c, const SequenceSplit &split
 
 // with_device(host, f) calls f with this rank's device and the communicator for slices there.
 template <template <class> class Array, class X, class WithDevice>
-RingResult<X> run_ring(const RingCase &c, const AttentionShape &a, const AttentionInputs<X> &in, WithDevice with_device) {
+RingResult<X> run_ring(const RingCase &c, const AttentionCase &a, const AttentionValues<X> &in, WithDevice with_device) {
     std::vector<size_t> offsets{0};
     for (size_t length : a.documents) offsets.push_back(offsets.back() + length);
     const LayerKind kinds[] = {{a.window, 1}};

@@ -7,7 +7,7 @@
 #include "reference_attention.h"
 
 TEST(AttentionReference, GradientEqualsCentralDifferences) {
-    const AttentionShape a{{3, 1, 5}, 4, 2, 1, 8};
+    const AttentionCase a{{3, 1, 5}, 4, 2, 1, 8};
     auto qkv = widen(random_values<float>(a.T() * 4 * a.D, 1));
     const auto dout = widen(random_values<float>(a.T() * 2 * a.D, 2));
     AttentionReference ref = attention_reference(a, qkv);
@@ -36,18 +36,18 @@ TEST(AttentionReference, GradientEqualsCentralDifferences) {
 
 template <class Dev> struct Attention : testing::Test {
     using X = typename Dev::X;
-    using Inputs = AttentionInputs<X>;
+    using Inputs = AttentionValues<X>;
     template <class... Args>
-    static AttentionResult<X> run(Dev dev, const AttentionShape &a, const Inputs &in, const Args &...ranks) {
+    static AttentionResult<X> run(Dev dev, const AttentionCase &a, const Inputs &in, const Args &...ranks) {
         return run_attention<HostArray>(dev, a, in, ranks...);
     }
-    static void check(const char *what, const AttentionShape &a, const Inputs &in, const AttentionResult<X> &got) {
+    static void check(const char *what, const AttentionCase &a, const Inputs &in, const AttentionResult<X> &got) {
         check_attention(what, a, in, got);
     }
 };
 TYPED_TEST_SUITE(Attention, CpuDevices);
 
-static const std::map<std::string, AttentionShape> shapes = {
+static const std::map<std::string, AttentionCase> shapes = {
     {"one token", {{1}, 0, 1, 1, 8}},
     {"one document, 1:1, D 64", {{443}, 0, 2, 2, 64}},
     {"packed, 3:1, D 64", {{5, 1, 13, 118, 2, 230, 1, 1, 64}, 0, 6, 2, 64}},
@@ -70,12 +70,12 @@ TYPED_TEST(Attention, EqualsReference) {
 
 TYPED_TEST(Attention, AnySplitOverRanksEqualsTheWhole) {
     using Test = Attention<TypeParam>;
-    const AttentionShape several_blocks{{900, 101}, 0, 2, 1, 8};  // on each rank, more than one block of queries
+    const AttentionCase several_blocks{{900, 101}, 0, 2, 1, 8};  // on each rank, more than one block of queries
     const auto several = typename Test::Inputs(several_blocks);
     Test::check("500 rows on each of 2", several_blocks, several,
                 Test::run(make_device<TypeParam>(), several_blocks, several, deal(several_blocks.T(), 2, 2, false)));
-    for (const AttentionShape &a :
-         {AttentionShape{{5, 1, 13, 18, 2, 330}, 0, 3, 1, 16}, AttentionShape{{120, 1, 100}, 24, 2, 2, 32}}) {
+    for (const AttentionCase &a :
+         {AttentionCase{{5, 1, 13, 18, 2, 330}, 0, 3, 1, 16}, AttentionCase{{120, 1, 100}, 24, 2, 2, 32}}) {
         const auto in = typename Test::Inputs(a);
         for (size_t ranks = 1; ranks <= 7; ranks++) {
             Test::check(format("contiguous over %zu", ranks).c_str(), a, in,
@@ -89,7 +89,7 @@ TYPED_TEST(Attention, AnySplitOverRanksEqualsTheWhole) {
 
 TYPED_TEST(Attention, NumberOfThreadsChangesNoBit) {
     using Test = Attention<TypeParam>;
-    const AttentionShape a{{5, 700, 1, 350, 60}, 0, 4, 2, 32};
+    const AttentionCase a{{5, 700, 1, 350, 60}, 0, 4, 2, 32};
     const auto in = typename Test::Inputs(a);
     for (const auto &ranks : {deal(a.T(), 1, 1, false), deal(a.T(), 2, 4, true)}) {
         const auto one = Test::run(make_device<TypeParam>(1), a, in, ranks);
@@ -107,7 +107,7 @@ TYPED_TEST(Attention, NumberOfThreadsChangesNoBit) {
 TYPED_TEST(Attention, OtherDocumentsChangeNoBit) {
     using Test = Attention<TypeParam>;
     using X = typename TypeParam::X;
-    const AttentionShape a{{40, 1, 300, 77}, 0, 3, 1, 24};
+    const AttentionCase a{{40, 1, 300, 77}, 0, 3, 1, 24};
     const size_t T = a.T(), begin = 41, end = 341, row = (a.H + 2 * a.KV) * a.D, out_row = a.H * a.D;  // the document of 300
     const auto in = typename Test::Inputs(a);
     auto noisy = in;
@@ -125,7 +125,7 @@ TYPED_TEST(Attention, OtherDocumentsChangeNoBit) {
 
 TYPED_TEST(Attention, NanReachesExactlyTheQueriesThatSeeIt) {
     using Test = Attention<TypeParam>;
-    const AttentionShape a{{200, 150}, 0, 2, 1, 16};
+    const AttentionCase a{{200, 150}, 0, 2, 1, 16};
     const size_t row = (a.H + 2 * a.KV) * a.D, bad = 70;
     for (size_t head : {size_t(0), a.H, a.H + a.KV}) {  // in q (of the first head), in k, in v
         auto in = typename Test::Inputs(a);
@@ -144,7 +144,7 @@ TYPED_TEST(Attention, NanReachesExactlyTheQueriesThatSeeIt) {
 TYPED_TEST(Attention, UnseenBlocksAreSkipped) {
     using Test = Attention<TypeParam>;
     const size_t first = 2 * attention::queries;
-    const AttentionShape a{{first, 250}, 0, 2, 1, 16};
+    const AttentionCase a{{first, 250}, 0, 2, 1, 16};
     const size_t row = (a.H + 2 * a.KV) * a.D;
     const auto in = typename Test::Inputs(a);
     auto poisoned = in;

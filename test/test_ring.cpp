@@ -8,7 +8,7 @@
 
 template <class Dev> struct Ring : testing::Test {
     using X = typename Dev::X;
-    static RingResult<X> run(const RingCase &c, const AttentionShape &a, const AttentionInputs<X> &in) {
+    static RingResult<X> run(const RingCase &c, const AttentionCase &a, const AttentionValues<X> &in) {
         return run_ring<HostArray>(c, a, in, [](Comm &comm, auto f) {
             const ContextPtr context = make_context();
             f(Dev{1, context.get()}, comm);
@@ -17,7 +17,7 @@ template <class Dev> struct Ring : testing::Test {
 };
 TYPED_TEST_SUITE(Ring, CpuDevices);
 
-static std::vector<RingCase> ring_cases(const AttentionShape &a) {
+static std::vector<RingCase> ring_cases(const AttentionCase &a) {
     std::vector<RingCase> cases;
     for (size_t ranks : {1, 2, 3, 4, 8}) {
         if (a.H % ranks == 0) cases.push_back({ranks, SpMode::ulysses, Layout::contiguous});
@@ -32,7 +32,7 @@ static std::vector<RingCase> ring_cases(const AttentionShape &a) {
 // With the float64 reference, both results are within the same derived bound of it, so within twice that of one another.
 TYPED_TEST(Ring, EqualsOneRank) {
     using Test = Ring<TypeParam>;
-    const std::map<std::string, AttentionShape> shapes = {
+    const std::map<std::string, AttentionCase> shapes = {
         {"4:2", {{1, 70, 1, 1, 40, 64, 15}, 0, 4, 2, 16}},
         {"9:3", {{100, 1, 91}, 0, 9, 3, 8}},
         {"7:1, window 24", {{30, 1, 120, 41}, 24, 7, 1, 8}},
@@ -40,7 +40,7 @@ TYPED_TEST(Ring, EqualsOneRank) {
         {"one document", {{192}, 0, 2, 1, 8}},
     };
     for (const auto &[name, a] : shapes) {
-        const AttentionInputs<typename TypeParam::X> in(a);
+        const AttentionValues<typename TypeParam::X> in(a);
         const auto one = run_attention<HostArray>(make_device<TypeParam>(), a, in);
         for (const RingCase &c : ring_cases(a)) {
             const auto got = Test::run(c, a, in).result;
@@ -56,8 +56,8 @@ TYPED_TEST(Ring, EqualsOneRank) {
 // The rows are long enough that a rank has several blocks of queries, and that bf16 is multiplied as bf16.
 TYPED_TEST(Ring, LongerRows) {
     using Test = Ring<TypeParam>;
-    const AttentionShape a{{300, 1, 250, 217}, 0, 2, 1, 16};
-    const AttentionInputs<typename TypeParam::X> in(a);
+    const AttentionCase a{{300, 1, 250, 217}, 0, 2, 1, 16};
+    const AttentionValues<typename TypeParam::X> in(a);
     for (const RingCase &c : {RingCase{2, SpMode::ring, Layout::zigzag}, RingCase{3, SpMode::ring, Layout::longest_first},
                               RingCase{3, SpMode::gather, Layout::zigzag}, RingCase{2, SpMode::ulysses, Layout::contiguous}})
         check_attention(c.name().c_str(), a, in, Test::run(c, a, in).result);
@@ -67,8 +67,8 @@ TYPED_TEST(Ring, UlyssesCopiesKvHeads) {
     using Test = Ring<TypeParam>;
     // 7 ranks share one KV head; 6 ranks of 2 query heads in groups of 3 hold 2 copies each, 8 of 1 in groups of 2 one
     for (const auto &[ranks, H, KV] : {std::tuple<size_t, size_t, size_t>{7, 7, 1}, {6, 12, 4}, {8, 8, 4}}) {
-        const AttentionShape a{{55, 1, 32 * ranks - 56}, 0, H, KV, 8};
-        const AttentionInputs<typename TypeParam::X> in(a);
+        const AttentionCase a{{55, 1, 32 * ranks - 56}, 0, H, KV, 8};
+        const AttentionValues<typename TypeParam::X> in(a);
         check_attention(format("ulysses, %zu:%zu over %zu", H, KV, ranks).c_str(), a, in,
                         Test::run({ranks, SpMode::ulysses, Layout::contiguous}, a, in).result);
     }
@@ -76,8 +76,8 @@ TYPED_TEST(Ring, UlyssesCopiesKvHeads) {
 
 TYPED_TEST(Ring, RepeatsToTheBit) {
     using Test = Ring<TypeParam>;
-    const AttentionShape a{{1, 70, 1, 1, 40, 64, 15}, 0, 4, 2, 16};
-    const AttentionInputs<typename TypeParam::X> in(a);
+    const AttentionCase a{{1, 70, 1, 1, 40, 64, 15}, 0, 4, 2, 16};
+    const AttentionValues<typename TypeParam::X> in(a);
     for (const RingCase &c :
          {RingCase{4, SpMode::ring, Layout::longest_first}, RingCase{4, SpMode::gather, Layout::longest_first},
           RingCase{4, SpMode::ulysses, Layout::contiguous}}) {
@@ -90,9 +90,9 @@ TYPED_TEST(Ring, RepeatsToTheBit) {
 // The formulas in ring.h.
 TYPED_TEST(Ring, PayloadOfADenseRow) {
     using Test = Ring<TypeParam>;
-    const AttentionShape a{{192}, 0, 8, 2, 8};
+    const AttentionCase a{{192}, 0, 8, 2, 8};
     const size_t T = a.T(), D = a.D, b = sizeof(typename TypeParam::X);
-    const AttentionInputs<typename TypeParam::X> in(a);
+    const AttentionValues<typename TypeParam::X> in(a);
     const auto expect = [&](const RingCase &c, size_t kv, size_t dkv) {
         const Payload got = Test::run(c, a, in).payload;
         EXPECT_EQ(got.kv, kv) << c.name();
@@ -116,8 +116,8 @@ TYPED_TEST(Ring, PayloadOfADenseRow) {
 TYPED_TEST(Ring, WhatNobodyNeedsIsNotSent) {
     using Test = Ring<TypeParam>;
     const auto payload = [](const std::vector<size_t> &documents, const RingCase &c, size_t window = 0) {
-        const AttentionShape a{documents, window, 2, 1, 8};
-        return Test::run(c, a, AttentionInputs<typename TypeParam::X>(a)).payload;
+        const AttentionCase a{documents, window, 2, 1, 8};
+        return Test::run(c, a, AttentionValues<typename TypeParam::X>(a)).payload;
     };
     const size_t row = 2 * 8 * sizeof(typename TypeParam::X);
     const RingCase ring{4, SpMode::ring, Layout::contiguous}, gather{4, SpMode::gather, Layout::contiguous};

@@ -11,14 +11,15 @@
 template <class Dev> struct AttentionBench {
     using X = typename Dev::X;
     Dev dev;
-    size_t T, H, KV, D;
+    AttentionShape shape;
     double scores = 0;  // visible pairs of query and key
     std::vector<int32_t> first_key;
     std::vector<X> qkv, dout, out, dqkv;
     std::vector<float> out32, lse, dq32, dk32, dv32, delta, scratch;
 
     AttentionBench(Dev dev, const std::vector<size_t> &documents, size_t H, size_t KV, size_t D)
-        : dev(dev), T(0), H(H), KV(KV), D(D) {
+        : dev(dev), shape{0, H, KV, D, 0.125f} {
+        size_t &T = shape.T;
         for (size_t length : documents) {
             first_key.insert(first_key.end(), length, int32_t(T));
             T += length;
@@ -30,20 +31,23 @@ template <class Dev> struct AttentionBench {
         dq32.resize(T * H * D), dk32.resize(T * KV * D), dv32.resize(T * KV * D), dqkv.resize(qkv.size());
         scratch.resize(attention_scratch(dev));
     }
-    Heads<const X> view(size_t head) const { return {qkv.data() + head * D, (H + 2 * KV) * D}; }
+    AttentionInputs<X> inputs() const {
+        const auto &[T, H, KV, D, scale] = shape;
+        const size_t row = (H + 2 * KV) * D;
+        return {{qkv.data(), row}, {qkv.data() + H * D, row}, {qkv.data() + (H + KV) * D, row}, first_key.data(), shape};
+    }
     void forward() {
-        const Pieces all{{{0, T, 0}}, 1};
-        attention_begin(dev, out32.data(), lse.data(), T, H, D);
-        attention_forward_part(dev, out32.data(), lse.data(), view(0), view(H), view(H + KV), first_key.data(), all, all, T, H,
-                               KV, D, 0.125f);
-        attention_end(dev, out.data(), out32.data(), T * H * D);
+        const Pieces all{{{0, shape.T, 0}}, 1};
+        attention_begin(dev, out32.data(), lse.data(), shape);
+        attention_forward_part(dev, out32.data(), lse.data(), inputs(), all, all);
+        attention_end(dev, out.data(), out32.data(), shape);
     }
     void backward() {
-        const Pieces all{{{0, T, 0}}, 1};
-        attention_backward_begin(dev, dq32.data(), dk32.data(), dv32.data(), delta.data(), out.data(), dout.data(), T, H, KV, D);
-        attention_backward_part(dev, dq32.data(), dk32.data(), dv32.data(), scratch.data(), view(0), view(H), view(H + KV),
-                                delta.data(), lse.data(), dout.data(), first_key.data(), all, all, T, H, KV, D, 0.125f);
-        attention_backward_end(dev, dqkv.data(), dq32.data(), dk32.data(), dv32.data(), T, H, KV, D);
+        const Pieces all{{{0, shape.T, 0}}, 1};
+        const AttentionGrads grads{dq32.data(), dk32.data(), dv32.data()};
+        attention_backward_begin(dev, grads, delta.data(), out.data(), dout.data(), shape);
+        attention_backward_part(dev, grads, scratch.data(), inputs(), delta.data(), lse.data(), dout.data(), all, all);
+        attention_backward_end(dev, dqkv.data(), grads, shape);
     }
 };
 
@@ -60,7 +64,7 @@ template <class Bench> static void compare_ragged(Bench &ragged, Bench &equal) {
     const auto t =
         fastest(4, {[&] { ragged.forward(); }, [&] { equal.forward(); }, [&] { ragged.backward(); }, [&] { equal.backward(); }});
     const auto rate = [&](const Bench &bench, double flop, double time) {
-        return flop * bench.scores * double(bench.H * bench.D) / time * 1e-9;
+        return flop * bench.scores * double(bench.shape.H * bench.shape.D) / time * 1e-9;
     };
     const double forward[] = {rate(ragged, 4, t[0]), rate(equal, 4, t[1])},
                  backward[] = {rate(ragged, 10, t[2]), rate(equal, 10, t[3])};
@@ -99,10 +103,10 @@ int main(int argc, char **argv) {
     std::vector<size_t> chats;
     for (size_t i = 0; i < 16; i++) chats.push_back(1 + i * 797 % 2000);
     AttentionBench<CpuF32> ragged(plain.dev, chats, 9, 3, 64);
-    const size_t length = size_t(2 * ragged.scores / double(ragged.T));
-    AttentionBench<CpuF32> equal(plain.dev, std::vector<size_t>(ragged.T / length, length), 9, 3, 64);
+    const size_t length = size_t(2 * ragged.scores / double(ragged.shape.T));
+    AttentionBench<CpuF32> equal(plain.dev, std::vector<size_t>(ragged.shape.T / length, length), 9, 3, 64);
     AttentionBench<CpuBf16> ragged_bf16(bf16, chats, 9, 3, 64),
-        equal_bf16(bf16, std::vector<size_t>(ragged.T / length, length), 9, 3, 64);
+        equal_bf16(bf16, std::vector<size_t>(ragged.shape.T / length, length), 9, 3, 64);
     printf("\nGFLOP/s, D = 64: %zu chats of 1 to 2000 tokens, and of %zu each; the share of the first\n", chats.size(), length);
     compare_ragged(ragged, equal);
     compare_ragged(ragged_bf16, equal_bf16);

@@ -14,6 +14,7 @@ using X = float;
 struct Model {
     size_t H, KV, D;
     size_t row() const { return (H + 2 * KV) * D; }
+    AttentionShape shape(size_t T) const { return {T, H, KV, D, 0.125f}; }
 };
 
 // A rank's share of a layer.
@@ -57,18 +58,18 @@ class RingBench {
         const AttentionCost cost{model.H, model.KV, model.D, sizeof(X), 5e10, 5e9};  // --attention_tflops and --link_gb_s of CPUs
         split_ = mode == SpMode::ulysses ? split_sequence(Layout::contiguous, offsets, offsets.back(), ranks, kinds, cost)
                                          : choose_split(offsets, offsets.back(), ranks, kinds, cost);
-        const auto buffers = ring_attention_buffers(mode, ranks, head_stride, split_.local_T(), model.H, model.KV, model.D, true);
+        const auto buffers = ring_attention_buffers(mode, ranks, head_stride, model.shape(split_.local_T()), true);
         for (size_t r = 0; r < ranks; r++) shares_.emplace_back(model, split_.local_T(), threads, buffers);
     }
 
     void forward() {
-        forward_bytes_ = each_rank([](RingAttention &ring, Share &s, const RingInputs<X> &in, RingBuffers<X> buffers) {
+        forward_bytes_ = each_rank([](RingAttention &ring, Share &s, const AttentionInputs<X> &in, RingBuffers<X> buffers) {
             ring_attention_forward(s.dev, ring, s.out.data(), s.out32.data(), s.lse.data(), in, buffers);
         });
     }
     void backward() {
-        backward_bytes_ = each_rank([](RingAttention &ring, Share &s, const RingInputs<X> &in, RingBuffers<X> buffers) {
-            ring_attention_backward(s.dev, ring, s.dqkv.data(), s.dq32.data(), s.dk32.data(), s.dv32.data(), s.delta.data(),
+        backward_bytes_ = each_rank([](RingAttention &ring, Share &s, const AttentionInputs<X> &in, RingBuffers<X> buffers) {
+            ring_attention_backward(s.dev, ring, s.dqkv.data(), {s.dq32.data(), s.dk32.data(), s.dv32.data()}, s.delta.data(),
                                     s.scratch.data(), in, s.out.data(), s.dout.data(), s.lse.data(), buffers);
         });
     }
@@ -84,7 +85,7 @@ class RingBench {
             Share &s = shares_[size_t(comm.rank)];
             const auto [H, KV, D] = model_;
             const auto head = [&](size_t h) { return Heads<const X>{s.qkv.data() + h * D, model_.row()}; };
-            const RingInputs<X> in{head(0), head(H), head(H + KV), lo_.data(), H, KV, D, 0.125f};
+            const AttentionInputs<X> in{head(0), head(H), head(H + KV), lo_.data(), model_.shape(s.T)};
             RingAttention ring{comm, mode_, head_stride, split_, split_.travel[0], payloads[size_t(comm.rank)]};
             pass(ring, s, in, {s.values.data(), s.floats.data()});
             return 0;

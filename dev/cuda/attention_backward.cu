@@ -23,18 +23,18 @@ struct BackwardPart : Part {
     Heads<const bf16> dout;
     const float *lse, *delta;
 
-    __device__ const bf16 *d_out(size_t row, size_t h) const { return dout.data + row * dout.stride + h * D; }
+    __device__ const bf16 *d_out(size_t row, size_t h) const { return dout.data + row * dout.stride + h * shape.D; }
     // P and dS, from q . k and dout . v
     __device__ float2 p_ds(size_t query, size_t h, float qk, float dout_v) const {
-        const float p = expf(scale * qk - lse[h * T + query]);
-        return {p, p * (dout_v - delta[h * T + query])};
+        const float p = expf(shape.scale * qk - lse[h * shape.T + query]);
+        return {p, p * (dout_v - delta[h * shape.T + query])};
     }
 };
 
 // f(head, query) for the group's heads and the queries that see the key
 template <class F> __device__ void for_each_query(const BackwardPart &part, int position, size_t kv, F f) {
     const int end = first_unseeing(part.first_key, {position, position + 1, 0}, part.q_pieces);
-    for (size_t h = kv * (part.H / part.KV); h < (kv + 1) * (part.H / part.KV); h++)
+    for (size_t h = kv * part.shape.group(); h < (kv + 1) * part.shape.group(); h++)
         for_each_row(part.q_pieces, position, end, [&](size_t query) { f(h, query); });
 }
 
@@ -46,41 +46,43 @@ template <class F> __device__ void for_each_query(const BackwardPart &part, int 
 constexpr int naive_threads = 64;
 
 __device__ float2 p_ds(const BackwardPart &part, size_t query, size_t h, size_t key) {
-    return part.p_ds(query, h, dot(part.query(query, h), part.key(key, h), part.D),
-                     dot(part.d_out(query, h), part.value(key, h), part.D));
+    return part.p_ds(query, h, dot(part.query(query, h), part.key(key, h), part.shape.D),
+                     dot(part.d_out(query, h), part.value(key, h), part.shape.D));
 }
 
 __device__ void add(float *row, float factor, const bf16 *other, size_t D) {
     for (size_t d = 0; d < D; d++) row[d] += factor * float(other[d]);
 }
 
-__global__ void attention_backward_queries_kernel1(float *dq32, BackwardPart part) {
+__global__ void attention_backward_queries_kernel1(AttentionGrads grads, BackwardPart part) {
     const TileRows block = nth_block(part.q_pieces, int(blockIdx.x), naive_threads);
     const int position = block.begin + int(threadIdx.x);
     if (position >= block.end) return;
     const size_t h = blockIdx.y, row = size_t(block.row + position - block.begin);
     for_each_row(part.k_pieces, part.first_key[position], position + 1, [&](size_t key) {
-        add(dq32 + (row * part.H + h) * part.D, part.scale * p_ds(part, row, h, key).y, part.key(key, h), part.D);
+        add(grads.dq32 + (row * part.shape.H + h) * part.shape.D, part.shape.scale * p_ds(part, row, h, key).y, part.key(key, h),
+            part.shape.D);
     });
 }
 
-__global__ void attention_backward_keys_kernel1(float *dk32, float *dv32, BackwardPart part) {
+__global__ void attention_backward_keys_kernel1(AttentionGrads grads, BackwardPart part) {
     const TileRows block = nth_block(part.k_pieces, int(blockIdx.x), naive_threads);
     const int position = block.begin + int(threadIdx.x);
     if (position >= block.end) return;
-    const size_t kv = blockIdx.y, row = size_t(block.row + position - block.begin), out = (row * part.KV + kv) * part.D;
+    const size_t kv = blockIdx.y, row = size_t(block.row + position - block.begin),
+                 out = (row * part.shape.KV + kv) * part.shape.D;
     for_each_query(part, position, kv, [&](size_t h, size_t query) {
         const float2 p = p_ds(part, query, h, row);
-        add(dv32 + out, p.x, part.d_out(query, h), part.D);
-        add(dk32 + out, part.scale * p.y, part.query(query, h), part.D);
+        add(grads.dv32 + out, p.x, part.d_out(query, h), part.shape.D);
+        add(grads.dk32 + out, part.shape.scale * p.y, part.query(query, h), part.shape.D);
     });
 }
 
-void attention_backward_part1(CudaBf16 dev, float *dq32, float *dk32, float *dv32, const BackwardPart &part) {
-    launch(dev, attention_backward_queries_kernel1, Grid{count_blocks(part.q_pieces, naive_threads), part.H}, naive_threads, 0,
-           dq32, part);
-    launch(dev, attention_backward_keys_kernel1, Grid{count_blocks(part.k_pieces, naive_threads), part.KV}, naive_threads, 0,
-           dk32, dv32, part);
+void attention_backward_part1(CudaBf16 dev, AttentionGrads grads, const BackwardPart &part) {
+    launch(dev, attention_backward_queries_kernel1, Grid{count_blocks(part.q_pieces, naive_threads), part.shape.H}, naive_threads,
+           0, grads, part);
+    launch(dev, attention_backward_keys_kernel1, Grid{count_blocks(part.k_pieces, naive_threads), part.shape.KV}, naive_threads,
+           0, grads, part);
 }
 
 // ---- version 2: a warp per row -------------------------------------------------------------------------------------------------
@@ -90,26 +92,26 @@ void attention_backward_part1(CudaBf16 dev, float *dq32, float *dk32, float *dv3
 
 constexpr int warps = 4;
 
-__global__ void attention_backward_queries_kernel2(float *dq32, BackwardPart part) {
+__global__ void attention_backward_queries_kernel2(AttentionGrads grads, BackwardPart part) {
     const TileRows block = nth_block(part.q_pieces, int(blockIdx.x), warps);
     const int position = block.begin + int(threadIdx.x) / 32;
     if (position >= block.end) return;
-    const size_t h = blockIdx.y, row = size_t(block.row + position - block.begin), D = part.D;
+    const size_t h = blockIdx.y, row = size_t(block.row + position - block.begin), D = part.shape.D;
     const WarpRow q = WarpRow::load(part.query(row, h), D), dout = WarpRow::load(part.d_out(row, h), D);
     WarpRow dq = {};
     for_each_row(part.k_pieces, part.first_key[position], position + 1, [&](size_t key) {
         const WarpRow k = WarpRow::load(part.key(key, h), D), v = WarpRow::load(part.value(key, h), D);
         dq.add(part.p_ds(row, h, q.dot(k), dout.dot(v)).y, k);
     });
-    dq.for_each(D, [&](size_t d, float sum) { dq32[(row * part.H + h) * D + d] += part.scale * sum; });
+    dq.for_each(D, [&](size_t d, float sum) { grads.dq32[(row * part.shape.H + h) * D + d] += part.shape.scale * sum; });
 }
 
-__global__ void attention_backward_keys_kernel2(float *dk32, float *dv32, BackwardPart part) {
+__global__ void attention_backward_keys_kernel2(AttentionGrads grads, BackwardPart part) {
     const TileRows block = nth_block(part.k_pieces, int(blockIdx.x), warps);
     const int position = block.begin + int(threadIdx.x) / 32;
     if (position >= block.end) return;
-    const size_t kv = blockIdx.y, row = size_t(block.row + position - block.begin), D = part.D,
-                 any_head = kv * (part.H / part.KV);
+    const size_t kv = blockIdx.y, row = size_t(block.row + position - block.begin), D = part.shape.D,
+                 any_head = kv * part.shape.group();
     const WarpRow k = WarpRow::load(part.key(row, any_head), D), v = WarpRow::load(part.value(row, any_head), D);
     WarpRow dk = {}, dv = {};
     for_each_query(part, position, kv, [&](size_t h, size_t query) {
@@ -118,13 +120,14 @@ __global__ void attention_backward_keys_kernel2(float *dk32, float *dv32, Backwa
         dv.add(p.x, dout);
         dk.add(p.y, q);
     });
-    dk.for_each(D, [&](size_t d, float sum) { dk32[(row * part.KV + kv) * D + d] += part.scale * sum; });
-    dv.for_each(D, [&](size_t d, float sum) { dv32[(row * part.KV + kv) * D + d] += sum; });
+    dk.for_each(D, [&](size_t d, float sum) { grads.dk32[(row * part.shape.KV + kv) * D + d] += part.shape.scale * sum; });
+    dv.for_each(D, [&](size_t d, float sum) { grads.dv32[(row * part.shape.KV + kv) * D + d] += sum; });
 }
 
-void attention_backward_part2(CudaBf16 dev, float *dq32, float *dk32, float *dv32, const BackwardPart &part) {
-    launch(dev, attention_backward_queries_kernel2, Grid{count_blocks(part.q_pieces, warps), part.H}, warps * 32, 0, dq32, part);
-    launch(dev, attention_backward_keys_kernel2, Grid{count_blocks(part.k_pieces, warps), part.KV}, warps * 32, 0, dk32, dv32,
+void attention_backward_part2(CudaBf16 dev, AttentionGrads grads, const BackwardPart &part) {
+    launch(dev, attention_backward_queries_kernel2, Grid{count_blocks(part.q_pieces, warps), part.shape.H}, warps * 32, 0, grads,
+           part);
+    launch(dev, attention_backward_keys_kernel2, Grid{count_blocks(part.k_pieces, warps), part.shape.KV}, warps * 32, 0, grads,
            part);
 }
 
@@ -132,13 +135,11 @@ void attention_backward_part2(CudaBf16 dev, float *dq32, float *dk32, float *dv3
 //
 // What llmc ships for float (llmc/ops/attention_f32.cuh): 16 rows share tiles of 16 rows of the other kind in shared memory.
 
-void attention_backward_part3(CudaBf16 dev, float *dq32, float *dk32, float *dv32, const BackwardPart &part) {
-    launch(dev, attention::attention_backward_queries_kernel3<bf16>, Grid{count_blocks(part.q_pieces, plain_rows), part.H},
-           plain_threads, sizeof(PlainShape::Shared), dq32, part.q, part.k, part.v, part.delta, part.lse, part.dout,
-           part.first_key, part.q_pieces, part.k_pieces, part.T, part.H, part.KV, part.D, part.scale);
-    launch(dev, attention::attention_backward_keys_kernel3<bf16>, Grid{count_blocks(part.k_pieces, plain_rows), part.KV},
-           plain_threads, sizeof(PlainShape::Shared), dk32, dv32, part.q, part.k, part.v, part.delta, part.lse, part.dout,
-           part.first_key, part.q_pieces, part.k_pieces, part.T, part.H, part.KV, part.D, part.scale);
+void attention_backward_part3(CudaBf16 dev, AttentionGrads grads, const BackwardPart &part) {
+    launch(dev, attention::attention_backward_queries_kernel3<bf16>, Grid{count_blocks(part.q_pieces, plain_rows), part.shape.H},
+           plain_threads, sizeof(PlainShape::Shared), grads, part, part.delta, part.lse, part.dout, part.q_pieces, part.k_pieces);
+    launch(dev, attention::attention_backward_keys_kernel3<bf16>, Grid{count_blocks(part.k_pieces, plain_rows), part.shape.KV},
+           plain_threads, sizeof(PlainShape::Shared), grads, part, part.delta, part.lse, part.dout, part.q_pieces, part.k_pieces);
 }
 
 // ---- version 4: shipped --------------------------------------------------------------------------------------------------------
@@ -146,10 +147,9 @@ void attention_backward_part3(CudaBf16 dev, float *dq32, float *dk32, float *dv3
 // What versions 4 and 5 of attention_forward bring, in one step: tiles on tensor cores, P and dS in registers from one product to
 // the next, the next tile on its way while one is multiplied.
 
-void attention_backward_part4(CudaBf16 dev, float *dq32, float *dk32, float *dv32, const BackwardPart &part) {
+void attention_backward_part4(CudaBf16 dev, AttentionGrads grads, const BackwardPart &part) {
     float *no_scratch = nullptr;
-    attention_backward_part(dev, dq32, dk32, dv32, no_scratch, part.q, part.k, part.v, part.delta, part.lse, part.dout.data,
-                            part.first_key, part.q_pieces, part.k_pieces, part.T, part.H, part.KV, part.D, part.scale);
+    attention_backward_part(dev, grads, no_scratch, part, part.delta, part.lse, part.dout.data, part.q_pieces, part.k_pieces);
 }
 
 template <class X> struct AttentionBackward : AttentionRow {
@@ -169,29 +169,31 @@ template <class X> struct AttentionBackward : AttentionRow {
           dv32(T * KV * D) {
         const CudaBf16 dev{};
         DeviceArray<float> out32(T * H * D);
-        attention_begin(dev, out32.data(), lse.data(), T, H, D);
+        attention_begin(dev, out32.data(), lse.data(), shape);
         for_each_part([&](const Part &part, size_t q_row, size_t) {
-            attention_forward_part(dev, out32.data() + q_row * H * D, lse.data() + q_row, part.q, part.k, part.v, part.first_key,
-                                   part.q_pieces, part.k_pieces, T, H, KV, D, part.scale);
+            attention_forward_part(dev, out32.data() + q_row * H * D, lse.data() + q_row, part, part.q_pieces, part.k_pieces);
         });
-        attention_end(dev, out.data(), out32.data(), T * H * D);
-        attention_backward_begin(dev, dq32.data(), dk32.data(), dv32.data(), delta.data(), out.data(), dout.data(), T, H, KV, D);
+        attention_end(dev, out.data(), out32.data(), shape);
+        attention_backward_begin(dev, grads(0, 0), delta.data(), out.data(), dout.data(), shape);
     }
 
-    static constexpr void (*versions[4])(CudaBf16, float *dq32, float *dk32, float *dv32, const BackwardPart &) = {
+    static constexpr void (*versions[4])(CudaBf16, AttentionGrads, const BackwardPart &) = {
         attention_backward_part1, attention_backward_part2, attention_backward_part3, attention_backward_part4};
 
+    AttentionGrads grads(size_t q_row, size_t k_row) {
+        return {dq32.data() + q_row * H * D, dk32.data() + k_row * KV * D, dv32.data() + k_row * KV * D};
+    }
     void run(CudaBf16 dev, size_t v) {
         version = v;
         for_each_part([&](const Part &part, size_t q_row, size_t k_row) {
             const BackwardPart all{part, {dout.data() + q_row * H * D, H * D}, lse.data() + q_row, delta.data() + q_row};
-            versions[v - 1](dev, dq32.data() + q_row * H * D, dk32.data() + k_row * KV * D, dv32.data() + k_row * KV * D, all);
+            versions[v - 1](dev, grads(q_row, k_row), all);
         });
     }
     void check(Check &check) const {
         const auto qkv = widen(in.qkv);
-        AttentionReference ref = attention_reference(shape, qkv);
-        attention_reference_backward(ref, shape, qkv, widen(from_ranks(out.values(), H * D)), widen(in.dout));
+        AttentionReference ref = attention_reference(problem, qkv);
+        attention_reference_backward(ref, problem, qkv, widen(from_ranks(out.values(), H * D)), widen(in.dout));
         const auto dq = from_ranks(dq32.values(), H * D), dk = from_ranks(dk32.values(), KV * D),
                    dv = from_ranks(dv32.values(), KV * D);
         std::vector<double> dqkv;  // (T, (H+2*KV)*D)
@@ -202,7 +204,7 @@ template <class X> struct AttentionBackward : AttentionRow {
         }
         const bool tensor_cores = version >= 4;
         const auto sum_off = tensor_cores ? sum_error_of<bf16> : rounded_sum_error;
-        const double lse_off = tensor_cores ? lse_error<bf16>(shape, ref) : lse_error<float>(shape, ref);
+        const double lse_off = tensor_cores ? lse_error<bf16>(problem, ref) : lse_error<float>(problem, ref);
         check("dqkv", relative(dqkv, ref.dqkv_size), relative(ref.dqkv, ref.dqkv_size),
               2 * lse_off + sum_off(T * H) + sum_off(D) + (tensor_cores ? unit_roundoff<bf16> : 0));
     }

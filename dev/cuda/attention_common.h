@@ -10,17 +10,13 @@ using namespace attention;
 // ---- kernels -----------------------------------------------------------------------------------------------------------------
 
 // Some of the queries against some of the keys, as attention_forward_part takes them (llmc/ops/attention.h).
-struct Part {
-    Heads<const bf16> q, k, v;
-    const int32_t *first_key;
+struct Part : AttentionInputs<bf16> {
     Pieces q_pieces, k_pieces;
-    size_t T, H, KV, D;
-    float scale;
 
     // Rows of D values. All take the number of a query head.
-    __device__ const bf16 *query(size_t row, size_t h) const { return q.data + row * q.stride + h * D; }
-    __device__ const bf16 *key(size_t row, size_t h) const { return k.data + row * k.stride + h / (H / KV) * D; }
-    __device__ const bf16 *value(size_t row, size_t h) const { return v.data + row * v.stride + h / (H / KV) * D; }
+    __device__ const bf16 *query(size_t row, size_t h) const { return q.data + row * q.stride + h * shape.D; }
+    __device__ const bf16 *key(size_t row, size_t h) const { return k.data + row * k.stride + h / shape.group() * shape.D; }
+    __device__ const bf16 *value(size_t row, size_t h) const { return v.data + row * v.stride + h / shape.group() * shape.D; }
 };
 
 // f(local row) for what the pieces hold of the positions [begin, end), in order
@@ -83,61 +79,54 @@ inline const std::vector<Sizes> attention_checked = {
     {70, 2, 1, 70, 1, 1, 256},   // the largest heads
 };
 
-inline AttentionShape attention_shape(const Sizes &s) {
+inline AttentionCase attention_case(const Sizes &s) {
     const size_t T = s[0], documents = s[1], ranks = s[2], window = s[3], H = s[4], KV = s[5], D = s[6];
     if (T == 0 || documents == 0 || documents > T || ranks == 0 || (ranks > 1 && 2 * ranks > T))
         die("%zu tokens cannot be %zu documents on %zu ranks\n  fix: at least 1 of each, a token per document, 2 tokens per rank",
             T, documents, ranks);
     if (KV == 0 || H == 0 || H % KV) die("%zu query heads cannot share %zu key heads\n  fix: H a multiple of KV", H, KV);
     check_head_size(D);
-    AttentionShape shape{{documents == 1 ? T : 1}, window, H, KV, D};
+    AttentionCase problem{{documents == 1 ? T : 1}, window, H, KV, D};
     for (size_t i = 1, begin = 1; i < documents; i++) {
         const size_t end = 1 + (T - 1) * i * i / ((documents - 1) * (documents - 1));
-        shape.documents.push_back(end - begin);
+        problem.documents.push_back(end - begin);
         begin = end;
     }
-    return shape;
+    return problem;
 }
 
 // The rows of all ranks, one rank after the other.
 struct AttentionRow {
-    AttentionShape shape;
+    AttentionCase problem;
     size_t T, H, KV, D;
+    AttentionShape shape;
     std::vector<Pieces> ranks;
     std::vector<size_t> first;       // of each rank, its first row
     std::vector<size_t> global;      // of each row, its global position
-    AttentionInputs<bf16> in;        // by global position
+    AttentionValues<bf16> in;        // by global position
     DeviceArray<bf16> qkv;           // (T, (H+2*KV)*D)
     DeviceArray<int32_t> first_key;  // (T)
 
     explicit AttentionRow(const Sizes &sizes)
-        : shape(attention_shape(sizes)),
-          T(shape.T()),
-          H(shape.H),
-          KV(shape.KV),
-          D(shape.D),
+        : problem(attention_case(sizes)),
+          T(problem.T()),
+          H(problem.H),
+          KV(problem.KV),
+          D(problem.D),
+          shape(problem.shape(T)),
           ranks(deal(T, sizes[2], sizes[2] == 1 ? 1 : 2 * sizes[2], true)),
           global(positions(ranks, first)),
-          in(shape),
+          in(problem),
           qkv(to_ranks(in.qkv, (H + 2 * KV) * D)),
-          first_key(shape.first_key()) {}
+          first_key(problem.first_key()) {}
 
     Part part(size_t q_rank, size_t k_rank) {
         const auto heads = [&](size_t rank, size_t head) {
             const size_t stride = (H + 2 * KV) * D;
             return Heads<const bf16>{qkv.data() + first[rank] * stride + head * D, stride};
         };
-        return {heads(q_rank, 0),
-                heads(k_rank, H),
-                heads(k_rank, H + KV),
-                first_key.data(),
-                ranks[q_rank],
-                ranks[k_rank],
-                T,
-                H,
-                KV,
-                D,
-                shape.scale()};
+        return {
+            {heads(q_rank, 0), heads(k_rank, H), heads(k_rank, H + KV), first_key.data(), shape}, ranks[q_rank], ranks[k_rank]};
     }
     // Calls f(part, first row of its queries, first row of its keys) for each pair of ranks.
     template <class F> void for_each_part(F f) {
@@ -146,7 +135,7 @@ struct AttentionRow {
     }
     double pairs() const {  // of a query and a key that it sees
         double sum = 0;
-        const auto first_key = shape.first_key();
+        const auto first_key = problem.first_key();
         for (size_t p = 0; p < T; p++) sum += double(p + 1 - size_t(first_key[p]));
         return sum;
     }

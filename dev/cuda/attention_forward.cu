@@ -31,7 +31,7 @@ __global__ void attention_forward_kernel1(float *out32, float *lse, Part part) {
     const bool valid = i < block.size();
     const int first = valid ? part.first_key[position] : 0, end = valid ? position + 1 : 0;
     const size_t h = blockIdx.y, row = size_t(block.row + i);
-    const auto score = [&](size_t key) { return part.scale * dot(part.query(row, h), part.key(key, h), part.D); };
+    const auto score = [&](size_t key) { return part.shape.scale * dot(part.query(row, h), part.key(key, h), part.shape.D); };
 
     float largest = -INFINITY, sum = 0;
     for_each_row(part.k_pieces, first, end, [&](size_t key) {
@@ -40,20 +40,20 @@ __global__ void attention_forward_kernel1(float *out32, float *lse, Part part) {
         sum = sum * expf(before - largest) + expf(s - largest);
     });
     const float part_lse = largest + logf(sum);
-    const float weight = merge_lse(lse + h * part.T + row, part_lse, sum > 0, true);
+    const float weight = merge_lse(lse + h * part.shape.T + row, part_lse, sum > 0, true);
     if (sum == 0) return;  // sees no key of this part
-    float *out = out32 + (row * part.H + h) * part.D;
-    for (size_t d = 0; d < part.D; d++) out[d] *= 1 - weight;
+    float *out = out32 + (row * part.shape.H + h) * part.shape.D;
+    for (size_t d = 0; d < part.shape.D; d++) out[d] *= 1 - weight;
     for_each_row(part.k_pieces, first, end, [&](size_t key) {
         const float p = weight * expf(score(key) - part_lse);
         const bf16 *value = part.value(key, h);
-        for (size_t d = 0; d < part.D; d++) out[d] += p * float(value[d]);
+        for (size_t d = 0; d < part.shape.D; d++) out[d] += p * float(value[d]);
     });
 }
 
 void attention_forward_part1(CudaBf16 dev, float *out32, float *lse, const Part &part) {
-    launch(dev, attention_forward_kernel1, Grid{count_blocks(part.q_pieces, naive_threads), part.H}, naive_threads, 0, out32, lse,
-           part);
+    launch(dev, attention_forward_kernel1, Grid{count_blocks(part.q_pieces, naive_threads), part.shape.H}, naive_threads, 0,
+           out32, lse, part);
 }
 
 // ---- version 2: a warp per query and head --------------------------------------------------------------------------------------
@@ -68,24 +68,25 @@ __global__ void attention_forward_kernel2(float *out32, float *lse, Part part) {
     const int i = int(threadIdx.x) / 32, position = block.begin + i;
     if (i >= block.size()) return;
     const size_t h = blockIdx.y, row = size_t(block.row + i);
-    const WarpRow query = WarpRow::load(part.query(row, h), part.D);
+    const WarpRow query = WarpRow::load(part.query(row, h), part.shape.D);
     WarpRow out = {};
     float largest = -INFINITY, sum = 0;
     for_each_row(part.k_pieces, part.first_key[position], position + 1, [&](size_t key) {
-        const float score = part.scale * query.dot(WarpRow::load(part.key(key, h), part.D)), before = largest;
+        const float score = part.shape.scale * query.dot(WarpRow::load(part.key(key, h), part.shape.D)), before = largest;
         largest = fmaxf(largest, score);
         const float shrink = expf(before - largest), p = expf(score - largest);
         sum = sum * shrink + p;
-        out.add(p, WarpRow::load(part.value(key, h), part.D), shrink);
+        out.add(p, WarpRow::load(part.value(key, h), part.shape.D), shrink);
     });
     if (sum == 0) return;
-    const float weight = merge_lse(lse + h * part.T + row, largest + logf(sum), true, threadIdx.x % 32 == 0);
-    float *to = out32 + (row * part.H + h) * part.D;
-    out.for_each(part.D, [&](size_t d, float value) { to[d] += weight * (value / sum - to[d]); });
+    const float weight = merge_lse(lse + h * part.shape.T + row, largest + logf(sum), true, threadIdx.x % 32 == 0);
+    float *to = out32 + (row * part.shape.H + h) * part.shape.D;
+    out.for_each(part.shape.D, [&](size_t d, float value) { to[d] += weight * (value / sum - to[d]); });
 }
 
 void attention_forward_part2(CudaBf16 dev, float *out32, float *lse, const Part &part) {
-    launch(dev, attention_forward_kernel2, Grid{count_blocks(part.q_pieces, warps), part.H}, warps * 32, 0, out32, lse, part);
+    launch(dev, attention_forward_kernel2, Grid{count_blocks(part.q_pieces, warps), part.shape.H}, warps * 32, 0, out32, lse,
+           part);
 }
 
 // ---- version 3: 16 x 16 scores in float ----------------------------------------------------------------------------------------
@@ -93,9 +94,8 @@ void attention_forward_part2(CudaBf16 dev, float *out32, float *lse, const Part 
 // What llmc ships for float (llmc/ops/attention_f32.cuh): 16 queries share tiles of 16 keys in shared memory. No tensor cores.
 
 void attention_forward_part3(CudaBf16 dev, float *out32, float *lse, const Part &part) {
-    launch(dev, attention::attention_forward_kernel3<bf16>, Grid{count_blocks(part.q_pieces, plain_rows), part.H}, plain_threads,
-           sizeof(PlainForward), out32, lse, part.q, part.k, part.v, part.first_key, part.q_pieces, part.k_pieces, part.T, part.H,
-           part.KV, part.D, part.scale);
+    launch(dev, attention::attention_forward_kernel3<bf16>, Grid{count_blocks(part.q_pieces, plain_rows), part.shape.H},
+           plain_threads, sizeof(PlainForward), out32, lse, part, part.q_pieces, part.k_pieces);
 }
 
 // ---- version 4: mma.sync, one stage --------------------------------------------------------------------------------------------
@@ -120,13 +120,13 @@ __global__ void __launch_bounds__(ForwardShape<width>::threads) attention_forwar
     Tiles tiles{part.k_pieces, part.first_key[block.begin], block.end, N};
     TileRows tile = tiles.front();
     if (tile.empty()) return;
-    load<Shape::threads>(s.q, {part.query(0, h), part.q.stride}, block, part.D);
+    load<Shape::threads>(s.q, {part.query(0, h), part.q.stride}, block, part.shape.D);
     const Queries<m> queries(block, s.first_key, part.first_key);
     float out[m][width / 8][4] = {}, largest[m][2], sum[m][2] = {};
     for (auto &pair : largest) pair[0] = pair[1] = -INFINITY;
     for (; !tile.empty(); tile = tiles.after(tile)) {
-        load<Shape::threads>(s.k, {part.key(0, h), part.k.stride}, tile, part.D);
-        load<Shape::threads>(s.v, {part.value(0, h), part.v.stride}, tile, part.D);
+        load<Shape::threads>(s.k, {part.key(0, h), part.k.stride}, tile, part.shape.D);
+        load<Shape::threads>(s.v, {part.value(0, h), part.v.stride}, tile, part.shape.D);
         cp_async_commit();
         cp_async_wait<0>();
         __syncthreads();
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(ForwardShape<width>::threads) attention_forwar
         uint32_t rounded[m][N / 16][4];
         product_transposed(p, s.q, queries.row0, s.k);
         queries.template mask<N>(p, tile);
-        online_softmax<m, N, width>(p, out, largest, sum, part.scale * log2_e);
+        online_softmax<m, N, width>(p, out, largest, sum, part.shape.scale * log2_e);
         round_to_operand<m, N>(rounded, p);
         product_add<m, N, width>(out, rounded, s.v);
         __syncthreads();  // all are done with the tile
@@ -145,15 +145,15 @@ __global__ void __launch_bounds__(ForwardShape<width>::threads) attention_forwar
         for (int r = 0; r < 2; r++) {
             const int i_row = queries.row(i, r);
             const size_t row = size_t(block.row + i_row);
-            merge_row<width>(out32 + (row * part.H + h) * part.D, lse + h * part.T + row, out[i], r, largest[i][r], sum[i][r],
-                             part.D, i_row < block.size());
+            merge_row<width>(out32 + (row * part.shape.H + h) * part.shape.D, lse + h * part.shape.T + row, out[i], r,
+                             largest[i][r], sum[i][r], part.shape.D, i_row < block.size());
         }
 }
 
 void attention_forward_part4(CudaBf16 dev, float *out32, float *lse, const Part &part) {
-    with_width(part.D, [&](auto width) {
+    with_width(part.shape.D, [&](auto width) {
         using Shape = ForwardShape<width.value>;
-        launch(dev, attention_forward_kernel4<width.value>, Grid{count_blocks(part.q_pieces, Shape::queries), part.H},
+        launch(dev, attention_forward_kernel4<width.value>, Grid{count_blocks(part.q_pieces, Shape::queries), part.shape.H},
                Shape::threads, sizeof(OneStage<width.value>), out32, lse, part);
     });
 }
@@ -164,8 +164,7 @@ void attention_forward_part4(CudaBf16 dev, float *out32, float *lse, const Part 
 // blocks with the longest rows start first.
 
 void attention_forward_part5(CudaBf16 dev, float *out32, float *lse, const Part &part) {
-    attention_forward_part(dev, out32, lse, part.q, part.k, part.v, part.first_key, part.q_pieces, part.k_pieces, part.T, part.H,
-                           part.KV, part.D, part.scale);
+    attention_forward_part(dev, out32, lse, part, part.q_pieces, part.k_pieces);
 }
 
 template <class X> struct AttentionForward : AttentionRow {
@@ -173,7 +172,7 @@ template <class X> struct AttentionForward : AttentionRow {
     size_t version = 0;  // of the last run
 
     explicit AttentionForward(const Sizes &sizes) : AttentionRow(sizes), out32(T * H * D), lse(H * T) {
-        attention_begin(CudaBf16{}, out32.data(), lse.data(), T, H, D);
+        attention_begin(CudaBf16{}, out32.data(), lse.data(), shape);
     }
 
     static constexpr void (*versions[5])(CudaBf16, float *out32, float *lse, const Part &) = {
@@ -187,7 +186,7 @@ template <class X> struct AttentionForward : AttentionRow {
         });
     }
     void check(Check &check) const {
-        const AttentionReference ref = attention_reference(shape, widen(in.qkv));
+        const AttentionReference ref = attention_reference(problem, widen(in.qkv));
         std::vector<float> got_lse;
         const auto lse_values = lse.values();
         for (size_t h = 0; h < H; h++) {
@@ -195,7 +194,7 @@ template <class X> struct AttentionForward : AttentionRow {
             got_lse.insert(got_lse.end(), row.begin(), row.end());
         }
         const bool tensor_cores = version >= 4;
-        const double lse_off = tensor_cores ? lse_error<bf16>(shape, ref) : lse_error<float>(shape, ref);
+        const double lse_off = tensor_cores ? lse_error<bf16>(problem, ref) : lse_error<float>(problem, ref);
         check("lse", got_lse, ref.lse, lse_off);
         check("out", relative(widen(from_ranks(out32.values(), H * D)), ref.out_size), relative(ref.out, ref.out_size),
               2 * lse_off + (tensor_cores ? sum_error_of<bf16>(T) + unit_roundoff<bf16> : rounded_sum_error(T)));

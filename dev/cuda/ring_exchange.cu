@@ -35,11 +35,11 @@ class Event {
 
 // A packed row dealt to ranks, zigzag; arrays hold what the ranks have, one after the other.
 struct RingRow {
-    AttentionShape shape;
+    AttentionCase problem;
     size_t ranks, T, H, KV, D, row, width;  // T of a rank; row of qkv, width of a row of [k | v]
     SequenceSplit split;
     KeyTravel everything;            // as if every query saw every key
-    AttentionInputs<bf16> in;        // by global position
+    AttentionValues<bf16> in;        // by global position
     DeviceArray<bf16> qkv, blocks;   // (ranks, T, row), (ranks, 2, T, width)
     DeviceArray<bf16> out;           // (ranks, T, H, D)
     DeviceArray<float> out32, lse;   // (ranks, T, H, D), (ranks, H, T)
@@ -48,23 +48,23 @@ struct RingRow {
     Event computed, arrived;
 
     explicit RingRow(const Sizes &sizes)
-        : shape(attention_shape(sizes)),
+        : problem(attention_case(sizes)),
           ranks(sizes[2]),
-          T(checked_part(shape.T(), ranks)),
-          H(shape.H),
-          KV(shape.KV),
-          D(shape.D),
+          T(checked_part(problem.T(), ranks)),
+          H(problem.H),
+          KV(problem.KV),
+          D(problem.D),
           row((H + 2 * KV) * D),
           width(2 * KV * D),
-          split(deal_row(shape, ranks)),
+          split(deal_row(problem, ranks)),
           everything(whole_blocks(split)),
-          in(shape),
+          in(problem),
           qkv(to_ranks(in.qkv)),
           blocks(ranks * 2 * T * width),
           out(ranks * T * H * D),
           out32(ranks * T * H * D),
           lse(ranks * H * T),
-          first_key(shape.first_key()) {}
+          first_key(problem.first_key()) {}
 
     size_t behind(size_t rank, size_t hops) const { return (rank + ranks - hops) % ranks; }
     bf16 *block(size_t rank, size_t hop) { return blocks.data() + (2 * rank + hop % 2) * T * width; }
@@ -84,9 +84,9 @@ struct RingRow {
         for (size_t r = 0; r < ranks; r++) {
             if (!travel.sees(r, behind(r, hop))) continue;
             const Heads<const bf16> k = hop ? Heads<const bf16>{block(r, hop), width} : view(r, H);
-            attention_forward_part(dev, out32.data() + r * T * H * D, lse.data() + r * H * T, view(r, 0), k,
-                                   {k.data + KV * D, k.stride}, first_key.data(), split.pieces[r],
-                                   hop ? travel.keys(behind(r, hop), hop) : split.pieces[r], T, H, KV, D, shape.scale());
+            const AttentionInputs<bf16> in{view(r, 0), k, {k.data + KV * D, k.stride}, first_key.data(), problem.shape(T)};
+            attention_forward_part(dev, out32.data() + r * T * H * D, lse.data() + r * H * T, in, split.pieces[r],
+                                   hop ? travel.keys(behind(r, hop), hop) : split.pieces[r]);
         }
     }
     // Every block makes hop number `hop`, from 1.
@@ -97,8 +97,8 @@ struct RingRow {
                        "a hop");
         }
     }
-    void begin(CudaBf16 dev) { attention_begin(dev, out32.data(), lse.data(), ranks * T, H, D); }
-    void end(CudaBf16 dev) { attention_end(dev, out.data(), out32.data(), ranks * T * H * D); }
+    void begin(CudaBf16 dev) { attention_begin(dev, out32.data(), lse.data(), problem.shape(ranks * T)); }
+    void end(CudaBf16 dev) { attention_end(dev, out.data(), out32.data(), problem.shape(ranks * T)); }
 
   private:
     static size_t checked_part(size_t T, size_t ranks) {
@@ -106,11 +106,12 @@ struct RingRow {
             die("%zu tokens cannot be dealt to %zu ranks\n  fix: a multiple of %zu", T, ranks, pieces_per_rank * ranks);
         return T / ranks;
     }
-    static SequenceSplit deal_row(const AttentionShape &shape, size_t ranks) {
+    static SequenceSplit deal_row(const AttentionCase &problem, size_t ranks) {
         std::vector<size_t> offsets{0};
-        for (size_t length : shape.documents) offsets.push_back(offsets.back() + length);
-        const LayerKind kinds[] = {{shape.window, 1}};
-        return split_sequence(Layout::zigzag, offsets, shape.T(), ranks, kinds, {shape.H, shape.KV, shape.D, 2, 1e12, 1e10});
+        for (size_t length : problem.documents) offsets.push_back(offsets.back() + length);
+        const LayerKind kinds[] = {{problem.window, 1}};
+        return split_sequence(Layout::zigzag, offsets, problem.T(), ranks, kinds,
+                              {problem.H, problem.KV, problem.D, 2, 1e12, 1e10});
     }
     static KeyTravel whole_blocks(const SequenceSplit &split) {
         const size_t pieces = pieces_per_rank * split.ranks, size = split.T / pieces;
@@ -184,8 +185,8 @@ void ring_exchange4(CudaBf16 dev, RingRow &x) {
         comm.memory = device_slices(dev.stream);
         Payload payload;
         RingAttention ring{comm, SpMode::ring, 0, x.split, x.split.travel[0], payload};
-        const RingInputs<bf16> in{x.view(r, 0), x.view(r, x.H), x.view(r, x.H + x.KV), x.first_key.data(), x.H, x.KV,
-                                  x.D,          x.shape.scale()};
+        const AttentionInputs<bf16> in{x.view(r, 0), x.view(r, x.H), x.view(r, x.H + x.KV), x.first_key.data(),
+                                       x.problem.shape(x.T)};
         ring_attention_forward(dev, ring, x.out.data() + r * x.T * x.H * x.D, x.out32.data() + r * x.T * x.H * x.D,
                                x.lse.data() + r * x.H * x.T, in, {x.block(r, 0), nullptr});
         return 0;
@@ -199,7 +200,7 @@ template <class X> struct RingExchange : RingRow {
     void run(CudaBf16 dev, size_t version) { versions[version - 1](dev, *this); }
 
     void check(Check &check) const {
-        const size_t all_T = shape.T(), C = H * D;
+        const size_t all_T = problem.T(), C = H * D;
         const auto got_out = out.values();
         const auto got_lse = lse.values();
         std::vector<bf16> out_rows(all_T * C);
@@ -211,15 +212,15 @@ template <class X> struct RingExchange : RingRow {
                 for (size_t h = 0; h < H; h++) lse_rows[h * all_T + positions[t]] = got_lse[(r * H + h) * T + t];
             }
         }
-        const AttentionReference ref = attention_reference(shape, widen(in.qkv));
-        check("lse", lse_rows, ref.lse, lse_error<bf16>(shape, ref));
+        const AttentionReference ref = attention_reference(problem, widen(in.qkv));
+        check("lse", lse_rows, ref.lse, lse_error<bf16>(problem, ref));
         check("out", relative(widen(out_rows), ref.out_size), relative(ref.out, ref.out_size),
-              2 * lse_error<bf16>(shape, ref) + sum_error_of<bf16>(all_T) + 2 * unit_roundoff<bf16>);  // of P, and of the result
+              2 * lse_error<bf16>(problem, ref) + sum_error_of<bf16>(all_T) + 2 * unit_roundoff<bf16>);  // of P, and of the result
     }
     Work work() const {
         double pairs = 0;
-        const auto first = shape.first_key();
-        for (size_t p = 0; p < shape.T(); p++) pairs += double(p + 1 - size_t(first[p]));
+        const auto first = problem.first_key();
+        for (size_t p = 0; p < problem.T(); p++) pairs += double(p + 1 - size_t(first[p]));
         return {.flops = 4 * pairs * double(H * D)};
     }
 };

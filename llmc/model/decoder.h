@@ -36,14 +36,12 @@
 
 // The arrays of a layer's attention.
 template <class X> struct AttentionActs {
-    X *qkv;               // (T, (H+2*KV)*D)    queries, keys, values. Backward: becomes dqkv
-    X *att;               // (T, H*D)
-    float *lse;           // (H, T)
-    float *out32;         // (T, H*D)           attention output while blocks are merged
-    X *datt;              // (T, H*D)
-    float *dq32;          // (T, H*D)
-    float *dk32;          // (T, KV*D)
-    float *dv32;          // (T, KV*D)
+    X *qkv;        // (T, (H+2*KV)*D)    queries, keys, values. Backward: becomes dqkv
+    X *att;        // (T, H*D)
+    float *lse;    // (H, T)
+    float *out32;  // (T, H*D)           attention output while blocks are merged
+    X *datt;       // (T, H*D)
+    AttentionGrads grads;
     float *delta;         // (H, T)
     std::byte *scratch;   // attention_scratch
     RingBuffers<X> ring;  // ring_attention_buffers
@@ -213,7 +211,8 @@ template <class Dev> class Decoder : public Model {
     void head_backward();
     void add_sums();
     RingAttention ring(size_t l);
-    RingInputs<X> attention_inputs(size_t l, const AttentionActs<X> &a);
+    AttentionShape attention_shape(size_t T) const { return {T, config.H, config.KV, config.D, 1 / std::sqrt(float(config.D))}; }
+    AttentionInputs<X> attention_inputs(size_t l, const AttentionActs<X> &a);
     template <class F> void sum_gradients(size_t unit, float *buffer, bool complete, F add);
     float *buffer_of(size_t unit) const { return zero.sharding.stage == 2 ? grads_of.unit[unit] : nullptr; }
     void look(const Moment &now);
@@ -383,7 +382,7 @@ template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X
     };
     const size_t forward = clock.forward(l, ops.attention), backward = clock.backward(l, ops.attention);
     const auto sizes = [&](bool backward) {
-        return ring_attention_buffers(r.sp_mode, r.sp, r.head_stride, T, c.H, c.KV, c.D, backward);
+        return ring_attention_buffers(r.sp_mode, r.sp, r.head_stride, attention_shape(T), backward);
     };
     transient("out32", &f.out32, {T, Q}, forward, forward);
     transient("ring", &f.ring.values, {sizes(false).values}, forward, forward);
@@ -391,9 +390,9 @@ template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X
     transient("ring backward", &b.ring.values, {sizes(true).values}, backward, backward);
     transient("ring gradients", &b.ring.floats, {sizes(true).floats}, backward, backward);
     transient("datt", &b.datt, {T, Q}, clock.backward(l, ops.attention + 1), backward);
-    transient("dq32", &b.dq32, {T, Q}, backward, backward);
-    transient("dk32", &b.dk32, {T, K}, backward, backward);
-    transient("dv32", &b.dv32, {T, K}, backward, backward);
+    transient("dq32", &b.grads.dq32, {T, Q}, backward, backward);
+    transient("dk32", &b.grads.dk32, {T, K}, backward, backward);
+    transient("dv32", &b.grads.dv32, {T, K}, backward, backward);
     transient("delta", &b.delta, {c.H, T}, backward, backward);
     transient("scratch", &b.scratch, {attention_scratch(dev) * sizeof(float)}, backward, backward);
 }
@@ -486,24 +485,22 @@ template <class Dev> RingAttention Decoder<Dev>::ring(size_t l) {
     if (row.cached) return {alone_, SpMode::ring, 1, *row.split, row.split->travel[kind_of(config, l)], zero.sent};
     return {*mesh_->ring, r.sp_mode, r.head_stride, *row.split, row.split->travel[kind_of(config, l)], zero.sent};
 }
-template <class Dev> RingInputs<typename Dev::X> Decoder<Dev>::attention_inputs(size_t l, const AttentionActs<X> &a) {
+template <class Dev> AttentionInputs<typename Dev::X> Decoder<Dev>::attention_inputs(size_t l, const AttentionActs<X> &a) {
     const size_t H = config.H, KV = config.KV, D = config.D, stride = (H + 2 * KV) * D;
     return {{a.qkv, stride},
             {a.qkv + H * D, stride},
             {a.qkv + (H + KV) * D, stride},
             config.window[l] ? row.first_key_window : row.first_key,
-            H,
-            KV,
-            D,
-            1 / std::sqrt(float(D))};
+            attention_shape(row.T)};
 }
 
 template <class Dev> void Decoder<Dev>::attention_forward(size_t l, const AttentionActs<X> &a) {
-    const RingInputs<X> in = attention_inputs(l, a);
-    if (row.cached) cache_store(dev, acts.cache[l], in.k, in.v, row.slots, row.T, in.KV, in.D);
+    const AttentionInputs<X> in = attention_inputs(l, a);
+    const auto [T, H, KV, D, scale] = in.shape;
+    if (row.cached) cache_store(dev, acts.cache[l], in.k, in.v, row.slots, T, KV, D);
     if (row.cached == row.decoding)
-        return attention_decode(dev, a.att, acts.decode, in.q, acts.cache[l], row.table, in.first_key, row.length, row.T,
-                                limits.sequence_pages, in.H, in.KV, in.D, in.scale);
+        return attention_decode(dev, a.att, acts.decode, in.q, acts.cache[l], row.table, in.first_key, row.length, T,
+                                limits.sequence_pages, H, KV, D, scale);
     RingAttention ranks = ring(l);
     ring_attention_forward(dev, ranks, a.att, a.out32, a.lse, in, a.ring);
 }
@@ -644,6 +641,6 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
 
 template <class Dev> void Decoder<Dev>::attention_backward(size_t l, const AttentionActs<X> &a) {
     RingAttention ranks = ring(l);
-    ring_attention_backward(dev, ranks, a.qkv, a.dq32, a.dk32, a.dv32, a.delta, reinterpret_cast<float *>(a.scratch),
-                            attention_inputs(l, a), a.att, a.datt, a.lse, a.ring);
+    ring_attention_backward(dev, ranks, a.qkv, a.grads, a.delta, reinterpret_cast<float *>(a.scratch), attention_inputs(l, a),
+                            a.att, a.datt, a.lse, a.ring);
 }

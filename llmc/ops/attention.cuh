@@ -35,14 +35,13 @@ template <class X> __global__ void delta_kernel(float *delta, const X *out, cons
 
 // Rounds rows [dq | dk | dv] of heads, with one thread per 4 elements.
 template <class X>
-__global__ void round_rows_kernel(X *dqkv, const float *dq32, const float *dk32, const float *dv32, size_t T, size_t q_columns,
-                                  size_t kv_columns) {
+__global__ void round_rows_kernel(X *dqkv, AttentionGrads grads, size_t T, size_t q_columns, size_t kv_columns) {
     const size_t columns = q_columns + 2 * kv_columns, i = (blockIdx.x * size_t(flat_threads) + threadIdx.x) * 4;
     if (i >= T * columns) return;
     const size_t t = i / columns, c = i % columns;
-    const float *from = c < q_columns                ? dq32 + t * q_columns + c
-                        : c < q_columns + kv_columns ? dk32 + t * kv_columns + c - q_columns
-                                                     : dv32 + t * kv_columns + c - q_columns - kv_columns;
+    const float *from = c < q_columns                ? grads.dq32 + t * q_columns + c
+                        : c < q_columns + kv_columns ? grads.dk32 + t * kv_columns + c - q_columns
+                                                     : grads.dv32 + t * kv_columns + c - q_columns - kv_columns;
     const Vec<float> values = Vec<float>::load(from);
     for (int j = 0; j < 4; j++) dqkv[i + j] = X(values[j]);
 }
@@ -62,56 +61,60 @@ template <class F> void with_width(size_t D, F f) {
 
 inline namespace CUDA_BACKEND {
 
-template <class X> void attention_begin(Cuda<X> dev, float *out32, float *lse, size_t T, size_t H, size_t D) {
+template <class X> void attention_begin(Cuda<X> dev, float *out32, float *lse, const AttentionShape &shape) {
     using namespace attention;
-    check_head_size(D);
-    clear_floats(dev, out32, T * H * D);
-    launch(dev, fill_kernel<float>, Grid{ceil_div(H * T, flat_threads)}, flat_threads, 0, lse, -INFINITY, H * T);
+    check_head_size(shape.D);
+    const size_t rows = shape.H * shape.T;
+    clear_floats(dev, out32, rows * shape.D);
+    launch(dev, fill_kernel<float>, Grid{ceil_div(rows, flat_threads)}, flat_threads, 0, lse, -INFINITY, rows);
 }
 
 template <class X>
-void attention_forward_part(Cuda<X> dev, float *out32, float *lse, Heads<const X> q, Heads<const X> k, Heads<const X> v,
-                            const int32_t *first_key, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D,
-                            float scale) {
+void attention_forward_part(Cuda<X> dev, float *out32, float *lse, const AttentionInputs<X> &in, Pieces q_pieces,
+                            Pieces k_pieces) {
     using namespace attention;
+    const size_t H = in.shape.H;
     if constexpr (std::is_same_v<X, bf16>)
-        with_width(D, [&](auto width) {
+        with_width(in.shape.D, [&](auto width) {
             using Shape = ForwardShape<width.value>;
             launch(dev, attention_forward_kernel5<width.value>, Grid{count_blocks(q_pieces, Shape::queries), H}, Shape::threads,
-                   sizeof(typename Shape::Shared), out32, lse, q, k, v, first_key, q_pieces, k_pieces, T, H, KV, D, scale);
+                   sizeof(typename Shape::Shared), out32, lse, in, q_pieces, k_pieces);
         });
     else
         launch(dev, attention_forward_kernel3<X>, Grid{count_blocks(q_pieces, plain_rows), H}, plain_threads,
-               sizeof(PlainForward), out32, lse, q, k, v, first_key, q_pieces, k_pieces, T, H, KV, D, scale);
+               sizeof(PlainForward), out32, lse, in, q_pieces, k_pieces);
 }
 
-template <class X> void attention_end(Cuda<X> dev, X *out, const float *out32, size_t n) { round_floats(dev, out, out32, n); }
+template <class X> void attention_end(Cuda<X> dev, X *out, const float *out32, const AttentionShape &shape) {
+    round_floats(dev, out, out32, shape.T * shape.H * shape.D);
+}
 
 template <class X> size_t attention_scratch(Cuda<X>) { return 0; }
 
 template <class X>
-void attention_backward_begin(Cuda<X> dev, float *dq32, float *dk32, float *dv32, float *delta, const X *out, const X *dout,
-                              size_t T, size_t H, size_t KV, size_t D) {
+void attention_backward_begin(Cuda<X> dev, AttentionGrads grads, float *delta, const X *out, const X *dout,
+                              const AttentionShape &shape) {
     using namespace attention;
-    clear_floats(dev, dq32, T * H * D);
-    clear_floats(dev, dk32, T * KV * D);
-    clear_floats(dev, dv32, T * KV * D);
+    const size_t T = shape.T, H = shape.H, KV = shape.KV, D = shape.D;
+    clear_floats(dev, grads.dq32, T * H * D);
+    clear_floats(dev, grads.dk32, T * KV * D);
+    clear_floats(dev, grads.dv32, T * KV * D);
     launch(dev, delta_kernel<X>, Grid{ceil_div(T * H * 32, flat_threads)}, flat_threads, 0, delta, out, dout, T, H, D);
 }
 
 template <class X>
-void attention_backward_part(Cuda<X> dev, float *dq32, float *dk32, float *dv32, float *, Heads<const X> q, Heads<const X> k,
-                             Heads<const X> v, const float *delta, const float *lse, const X *dout, const int32_t *first_key,
-                             Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D, float scale) {
+void attention_backward_part(Cuda<X> dev, AttentionGrads grads, float *, const AttentionInputs<X> &in, const float *delta,
+                             const float *lse, const X *dout, Pieces q_pieces, Pieces k_pieces) {
     using namespace attention;
+    const size_t H = in.shape.H, KV = in.shape.KV, D = in.shape.D;
     const Heads<const X> d_out{dout, H * D};
     const auto both = [&](auto queries_kernel, auto keys_kernel, auto queries_shape, auto keys_shape) {
         using Q = decltype(queries_shape);
         using K = decltype(keys_shape);
-        launch(dev, queries_kernel, Grid{count_blocks(q_pieces, Q::queries), H}, Q::threads, sizeof(typename Q::Shared), dq32, q,
-               k, v, delta, lse, d_out, first_key, q_pieces, k_pieces, T, H, KV, D, scale);
-        launch(dev, keys_kernel, Grid{count_blocks(k_pieces, K::keys), KV}, K::threads, sizeof(typename K::Shared), dk32, dv32, q,
-               k, v, delta, lse, d_out, first_key, q_pieces, k_pieces, T, H, KV, D, scale);
+        launch(dev, queries_kernel, Grid{count_blocks(q_pieces, Q::queries), H}, Q::threads, sizeof(typename Q::Shared), grads,
+               in, delta, lse, d_out, q_pieces, k_pieces);
+        launch(dev, keys_kernel, Grid{count_blocks(k_pieces, K::keys), KV}, K::threads, sizeof(typename K::Shared), grads, in,
+               delta, lse, d_out, q_pieces, k_pieces);
     };
     if constexpr (std::is_same_v<X, bf16>)
         with_width(D, [&](auto width) {
@@ -121,12 +124,11 @@ void attention_backward_part(Cuda<X> dev, float *dq32, float *dk32, float *dv32,
     else both(attention_backward_queries_kernel3<X>, attention_backward_keys_kernel3<X>, PlainShape(), PlainShape());
 }
 
-template <class X>
-void attention_backward_end(Cuda<X> dev, X *dqkv, const float *dq32, const float *dk32, const float *dv32, size_t T, size_t H,
-                            size_t KV, size_t D) {
+template <class X> void attention_backward_end(Cuda<X> dev, X *dqkv, AttentionGrads grads, const AttentionShape &shape) {
     using namespace attention;
-    launch(dev, round_rows_kernel<X>, Grid{ceil_div(T * (H + 2 * KV) * D, 4 * flat_threads)}, flat_threads, 0, dqkv, dq32, dk32,
-           dv32, T, H * D, KV * D);
+    const size_t T = shape.T, H = shape.H, KV = shape.KV, D = shape.D;
+    launch(dev, round_rows_kernel<X>, Grid{ceil_div(T * (H + 2 * KV) * D, 4 * flat_threads)}, flat_threads, 0, dqkv, grads, T,
+           H * D, KV * D);
 }
 
 }  // namespace CUDA_BACKEND

@@ -8,20 +8,18 @@
 //
 //   A part is the attention of some queries to some keys. A caller calls begin, then one part for each block of keys, then end:
 //
-//   attention_begin         (dev, out32, lse, T, H, D)                          sets out32 = 0, lse = -inf
-//   attention_forward_part  (dev, out32, lse, q, k, v, first_key, q_pieces, k_pieces, T, H, KV, D, scale)
-//                                                                               merges the part into (out32, lse)
-//   attention_end           (dev, out, out32, n)                                rounds out32 to out, n elements
-//   attention_backward_begin(dev, dq32, dk32, dv32, delta, out, dout, T, H, KV, D)
-//                                                                               sets dq32 = dk32 = dv32 = 0, computes delta
-//   attention_backward_part (dev, dq32, dk32, dv32, scratch, q, k, v, delta, lse, dout, first_key, q_pieces, k_pieces, T, H, KV, D,
-//                            scale)                                             adds to dq32, dk32, dv32
-//   attention_backward_end  (dev, dqkv, dq32, dk32, dv32, T, H, KV, D)          rounds them into rows of [dq | dk | dv]
+//   attention_begin         (dev, out32, lse, shape)                              sets out32 = 0, lse = -inf
+//   attention_forward_part  (dev, out32, lse, in, q_pieces, k_pieces)             merges the part into (out32, lse)
+//   attention_end           (dev, out, out32, shape)                              rounds out32 to out
+//   attention_backward_begin(dev, grads, delta, out, dout, shape)                 sets grads = 0, computes delta
+//   attention_backward_part (dev, grads, scratch, in, delta, lse, dout, q_pieces, k_pieces)   adds to grads
+//   attention_backward_end  (dev, dqkv, grads, shape)                             rounds them into rows of [dq | dk | dv]
 //
+//   shape {T, H, KV, D, scale}, in {q, k, v, first_key, shape} and grads {dq32, dk32, dv32} are structs (attention_types.h).
 //   q, out, dout, out32, dq32 (T, H, D)    k, v, dk32, dv32 (T, KV, D)    dqkv (T, (H+2*KV)*D)    lse, delta (H, T)
 //   q, k, v, out, dout and dqkv are X, the others float; q, k and v are views with a row stride. T is the number of local query rows.
-//   first_key (int32) is indexed by global position and does not decrease. Query head h uses KV head h / (H/KV). D is a multiple of 8,
-//   at most 256. scratch: attention_scratch(dev) floats. Nothing may alias.
+//   A part may have more or fewer rows of keys than T. first_key (int32) is indexed by global position and does not decrease. Query
+//   head h uses KV head h / (H/KV). D is a multiple of 8, at most 256. scratch: attention_scratch(dev) floats. Nothing may alias.
 //   Sums are float, in an order that depends on sizes and pieces alone, never on threads. The products of tiles multiply floats. For X
 //   bf16 on a CPU with instructions for it they multiply bf16; P and dS are then rounded to bf16 first, as on a GPU (attention_products.h).
 //
@@ -42,8 +40,8 @@
 #include "../core/common.h"
 #include "../core/device.h"
 #include "attention_products.h"
+#include "attention_types.h"
 #include "layout.h"
-#include "pieces.h"
 #include "simd.h"
 
 namespace attention {
@@ -64,6 +62,12 @@ inline std::vector<Piece> cut(const Pieces &pieces, size_t size) {
 
 template <class X> Heads<const X> rows_of(Heads<const X> x, size_t row, size_t head, size_t D) {
     return {x.data + row * x.stride + head * D, x.stride};
+}
+
+// Returns the inputs of a task: q begins at a row and a head; k and v begin at a row and at the KV head that this query head uses.
+template <class X> AttentionInputs<X> inputs_from(const AttentionInputs<X> &in, size_t q_row, size_t head, size_t k_row) {
+    const size_t D = in.shape.D, kv = head / in.shape.group();
+    return {rows_of(in.q, q_row, head, D), rows_of(in.k, k_row, kv, D), rows_of(in.v, k_row, kv, D), in.first_key, in.shape};
 }
 
 // A task multiplies each tile of keys with a span of queries, which has about this many blocks, where each query head counts as a block of
@@ -183,35 +187,35 @@ void merge(float *out, size_t stride, float *lse, const ForwardBlock<Products> &
     }
 }
 
-// Computes the attention of a span of queries, of `heads` heads, to all keys of their key head that it sees, and merges it into out (rows
-// `stride` apart) and lse (heads, T). Pointers point at the span's first row and first head, but k and v at row 0.
+// Computes the attention of a span of queries, of `heads` heads, to all keys of their key head that it sees, and merges it into out and
+// lse. Pointers point at the span's first row and first head, but k and v at row 0.
 template <class Products, class X>
-void forward_span(ForwardTiles<Products> &t, const Products &products, float *out, size_t stride, float *lse, Heads<const X> q,
-                  Heads<const X> k, Heads<const X> v, const int32_t *first_key, Piece span, const Pieces &k_pieces, size_t T,
-                  size_t heads, size_t D, float scale) {
+void forward_span(ForwardTiles<Products> &t, const Products &products, float *out, float *lse, const AttentionInputs<X> &in,
+                  Piece span, const Pieces &k_pieces, size_t heads) {
+    const size_t D = in.shape.D, stride = in.shape.H * D;
     const size_t blocks = blocks_in(span) * heads;  // the i-th is of head i % heads
     for (size_t i = 0; i < blocks; i++)
-        t.block[i].begin(rows_of(q, i / heads * queries, i % heads, D), length(block_of(span, i / heads)), D);
+        t.block[i].begin(rows_of(in.q, i / heads * queries, i % heads, D), length(block_of(span, i / heads)), D);
     for (size_t piece = 0; piece < k_pieces.count; piece++) {
-        const Piece seen = clip(k_pieces.piece[piece], size_t(first_key[span.begin]), span.end);
+        const Piece seen = clip(k_pieces.piece[piece], size_t(in.first_key[span.begin]), span.end);
         for (size_t at = seen.begin; at < seen.end; at += keys) {
             const Piece tile = clip(seen, at, at + keys);
-            t.k.load(rows_of(k, tile.offset, 0, D), length(tile), D);
-            t.v.load(rows_of(v, tile.offset, 0, D), length(tile), D);
+            t.k.load(rows_of(in.k, tile.offset, 0, D), length(tile), D);
+            t.v.load(rows_of(in.v, tile.offset, 0, D), length(tile), D);
             products.prepare_columns(t.k, length(tile));
             products.prepare_stacked(t.v, length(tile));
             for (size_t i = 0; i < blocks; i += heads) {
                 const Piece block = block_of(span, i / heads);
-                const Range active = intervals(t.see, block, tile, first_key, Products::multiple);
+                const Range active = intervals(t.see, block, tile, in.first_key, Products::multiple);
                 const size_t m = length(clip(tile, tile.begin, block.end));
                 if (active.begin == active.end) continue;
-                for (size_t h = 0; h < heads; h++) forward_tile(t, t.block[i + h], products, active, m, D, scale);
+                for (size_t h = 0; h < heads; h++) forward_tile(t, t.block[i + h], products, active, m, D, in.shape.scale);
             }
         }
     }
     for (size_t i = 0; i < blocks; i++) {
         const size_t h = i % heads, row = i / heads * queries;
-        merge(out + row * stride + h * D, stride, lse + h * T + row, t.block[i], length(block_of(span, i / heads)), D);
+        merge(out + row * stride + h * D, stride, lse + h * in.shape.T + row, t.block[i], length(block_of(span, i / heads)), D);
     }
 }
 
@@ -222,11 +226,11 @@ inline bool sees(Piece q, const Pieces &k_pieces, const int32_t *first_key) {
 
 // attention_forward_part with the given products.
 template <class X, class Products>
-void forward_part(Cpu<X> dev, const Products &products, float *out32, float *lse, Heads<const X> q, Heads<const X> k,
-                  Heads<const X> v, const int32_t *first_key, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV,
-                  size_t D, float scale) {
+void forward_part(Cpu<X> dev, const Products &products, float *out32, float *lse, const AttentionInputs<X> &in, Pieces q_pieces,
+                  Pieces k_pieces) {
+    const size_t T = in.shape.T, H = in.shape.H, KV = in.shape.KV, D = in.shape.D;
     // A task is a span of queries in `heads` of the query heads that share a key head.
-    const size_t group = H / KV, tasks = ceil_div(group, sharing), heads = ceil_div(group, tasks);
+    const size_t group = in.shape.group(), tasks = ceil_div(group, sharing), heads = ceil_div(group, tasks);
     const std::vector<Piece> spans = cut(q_pieces, sharing / heads * queries);
 #pragma omp parallel num_threads(dev.threads)
     {
@@ -237,10 +241,9 @@ void forward_part(Cpu<X> dev, const Products &products, float *out32, float *lse
             for (size_t task = 0; task < KV * tasks; task++) {
                 const Piece span = spans[spans.size() - 1 - i];  // long tasks go first: late queries see most keys
                 const size_t kv = task / tasks, first = task % tasks * heads, h = kv * group + first;
-                if (first >= group || !sees(span, k_pieces, first_key)) continue;  // many queries see no key of another rank
-                forward_span(*tiles, products, out32 + (span.offset * H + h) * D, H * D, lse + h * T + span.offset,
-                             rows_of(q, span.offset, h, D), rows_of(k, 0, kv, D), rows_of(v, 0, kv, D), first_key, span, k_pieces,
-                             T, std::min(heads, group - first), D, scale);
+                if (first >= group || !sees(span, k_pieces, in.first_key)) continue;  // many queries see no key of another rank
+                forward_span(*tiles, products, out32 + (span.offset * H + h) * D, lse + h * T + span.offset,
+                             inputs_from(in, span.offset, h, 0), span, k_pieces, std::min(heads, group - first));
             }
     }
 }
@@ -272,9 +275,9 @@ void softmax_backward_row(float *p, float *ds, Range see, size_t m, float lse, f
 
 // Processes a block of queries of one head and the first m keys of the loaded tile.
 template <class Products, class X>
-void backward_tile(BackwardTiles<Products> &t, const Products &products, float *dq, size_t q_stride, Heads<const X> q,
-                   Heads<const X> dout, const float *delta, const float *lse, Range active, size_t n, size_t m, size_t D,
-                   float scale) {
+void backward_tile(BackwardTiles<Products> &t, const Products &products, float *dq, Heads<const X> q, Heads<const X> dout,
+                   const float *delta, const float *lse, Range active, size_t n, size_t m, const AttentionShape &shape) {
+    const size_t D = shape.D;
     t.q.load(q, n, D);
     t.dout.load(dout, n, D);
     products.prepare_stacked(t.q, n);
@@ -286,7 +289,7 @@ void backward_tile(BackwardTiles<Products> &t, const Products &products, float *
         products.scores(t.ds.scores, t.dout, t.v, t.see, strip, m);
         for (size_t j = strip.begin; j < strip.end; j++)
             softmax_backward_row<Products>(t.p.scores + j * keys, t.ds.scores + j * keys, t.see[j], m, j < n ? lse[j] : 0.0f,
-                                           j < n ? delta[j] : 0.0f, scale);
+                                           j < n ? delta[j] : 0.0f, shape.scale);
         products.round_for_queries(t.p, strip, m);
         products.round_for_queries(t.ds, strip, m);
         products.round_for_keys(t.ds, strip, m);
@@ -294,19 +297,18 @@ void backward_tile(BackwardTiles<Products> &t, const Products &products, float *
     products.sum_over_queries(t.dv, t.p, t.dout, t.see, active, m);
     products.sum_over_queries(t.dk, t.ds, t.q, t.see, active, m);
     products.sum_over_keys(t.dq, t.ds, t.k, t.see, active, m);
-    add_tile_rows(dq, q_stride, t.dq, n, D, scale);
+    add_tile_rows(dq, shape.H * D, t.dq, n, D, shape.scale);
 }
 
-// Adds the gradients of a span of queries, of `heads` heads, and one tile of keys of their key head. All pointers point at the first head and
-// at the first row of the span or of the tile; lse and delta are (heads, T).
+// Adds the gradients of a span of queries, of all heads that share a key head, and one tile of keys of that head. All pointers point at the
+// first head and at the first row of the span or of the tile.
 template <class Products, class X>
-void backward_span(BackwardTiles<Products> &t, const Products &products, float *dq, size_t q_stride, float *dk, float *dv,
-                   size_t k_stride, Heads<const X> q, Heads<const X> k, Heads<const X> v, const float *delta, const float *lse,
-                   Heads<const X> dout, const int32_t *first_key, Piece span, Piece tile, size_t T, size_t heads, size_t D,
-                   float scale) {
-    const size_t row = row_length(D);
-    t.k.load(k, length(tile), D);
-    t.v.load(v, length(tile), D);
+void backward_span(BackwardTiles<Products> &t, const Products &products, AttentionGrads grads, const AttentionInputs<X> &in,
+                   const float *delta, const float *lse, Heads<const X> dout, Piece span, Piece tile) {
+    const AttentionShape &shape = in.shape;
+    const size_t T = shape.T, D = shape.D, row = row_length(D);
+    t.k.load(in.k, length(tile), D);
+    t.v.load(in.v, length(tile), D);
     products.prepare_columns(t.k, length(tile));
     products.prepare_columns(t.v, length(tile));
     products.prepare_stacked(t.k, length(tile));
@@ -314,26 +316,24 @@ void backward_span(BackwardTiles<Products> &t, const Products &products, float *
     std::fill_n(t.dv, keys * row, 0.0f);
     for (size_t i = 0; i < blocks_in(span); i++) {
         const Piece block = block_of(span, i);
-        const Range active = intervals(t.see, block, tile, first_key, Products::multiple);
+        const Range active = intervals(t.see, block, tile, in.first_key, Products::multiple);
         const size_t m = length(clip(tile, tile.begin, block.end));
         if (active.begin == active.end) continue;
-        for (size_t h = 0, at = i * queries; h < heads; h++)
-            backward_tile(t, products, dq + at * q_stride + h * D, q_stride, rows_of(q, at, h, D), rows_of(dout, at, h, D),
-                          delta + h * T + at, lse + h * T + at, active, length(block), m, D, scale);
+        for (size_t h = 0, at = i * queries; h < shape.group(); h++)
+            backward_tile(t, products, grads.dq32 + (at * shape.H + h) * D, rows_of(in.q, at, h, D), rows_of(dout, at, h, D),
+                          delta + h * T + at, lse + h * T + at, active, length(block), m, shape);
     }
-    products.add_sums_over_queries(dv, k_stride, t.dv, length(tile), 1.0f);
-    products.add_sums_over_queries(dk, k_stride, t.dk, length(tile), scale);
+    products.add_sums_over_queries(grads.dv32, shape.KV * D, t.dv, length(tile), 1.0f);
+    products.add_sums_over_queries(grads.dk32, shape.KV * D, t.dk, length(tile), shape.scale);
 }
 
 // attention_backward_part with the given products. Step s pairs the tile of keys j with the span of queries (j + s) mod n. No two pairs of
-// a step share a tile or a span, so they run in parallel and add to dq32, dk32 and dv32 in place, without atomics or private copies;
+// a step share a tile or a span, so they run in parallel and add to the gradients in place, without atomics or private copies;
 // one step follows the other, so the order of every sum is fixed.
 template <class X, class Products>
-void backward_part(Cpu<X> dev, const Products &products, float *dq32, float *dk32, float *dv32, float *scratch, Heads<const X> q,
-                   Heads<const X> k, Heads<const X> v, const float *delta, const float *lse, const X *dout,
-                   const int32_t *first_key, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D,
-                   float scale) {
-    const size_t group = H / KV;
+void backward_part(Cpu<X> dev, const Products &products, AttentionGrads grads, float *scratch, const AttentionInputs<X> &in,
+                   const float *delta, const float *lse, const X *dout, Pieces q_pieces, Pieces k_pieces) {
+    const size_t T = in.shape.T, H = in.shape.H, KV = in.shape.KV, D = in.shape.D, group = in.shape.group();
     const std::vector<Piece> spans = cut(q_pieces, ceil_div(sharing, group) * queries), tiles_of_keys = cut(k_pieces, keys);
     const size_t n = std::max(spans.size(), tiles_of_keys.size());
     auto *tiles = reinterpret_cast<BackwardTiles<Products> *>(round_up(reinterpret_cast<uintptr_t>(scratch), 64));
@@ -346,37 +346,38 @@ void backward_part(Cpu<X> dev, const Products &products, float *dq32, float *dk3
                 for (size_t kv = 0; kv < KV; kv++) {
                     if ((j + s) % n >= spans.size()) continue;
                     const Piece span = spans[(j + s) % n];
-                    const Piece tile = clip(tiles_of_keys[j], size_t(first_key[span.begin]), span.end);
+                    const Piece tile = clip(tiles_of_keys[j], size_t(in.first_key[span.begin]), span.end);
                     if (length(tile) == 0) continue;
-                    const size_t row = tile.offset * KV + kv, h = kv * group;
-                    backward_span(tiles[omp_get_thread_num()], products, dq32 + (span.offset * H + h) * D, H * D, dk32 + row * D,
-                                  dv32 + row * D, KV * D, rows_of(q, span.offset, h, D), rows_of(k, tile.offset, kv, D),
-                                  rows_of(v, tile.offset, kv, D), delta + h * T + span.offset, lse + h * T + span.offset,
-                                  rows_of(Heads<const X>{dout, H * D}, span.offset, h, D), first_key, span, tile, T, group, D,
-                                  scale);
+                    const size_t h = kv * group, q_row = span.offset * H + h, k_row = tile.offset * KV + kv;
+                    const AttentionGrads at{grads.dq32 + q_row * D, grads.dk32 + k_row * D, grads.dv32 + k_row * D};
+                    backward_span(tiles[omp_get_thread_num()], products, at, inputs_from(in, span.offset, h, tile.offset),
+                                  delta + h * T + span.offset, lse + h * T + span.offset, Heads<const X>{dout + q_row * D, H * D},
+                                  span, tile);
                 }
     }
 }
 
 }  // namespace attention
 
-template <class X> void attention_begin(Cpu<X> dev, float *out32, float *lse, size_t T, size_t H, size_t D) {
-    attention::check_head_size(D);
+template <class X> void attention_begin(Cpu<X> dev, float *out32, float *lse, const AttentionShape &shape) {
+    attention::check_head_size(shape.D);
+    const size_t T = shape.T, row = shape.H * shape.D;
 #pragma omp parallel for num_threads(dev.threads)
-    for (size_t t = 0; t < T; t++) std::fill(out32 + t * H * D, out32 + (t + 1) * H * D, 0.0f);
-    std::fill(lse, lse + H * T, -INFINITY);
+    for (size_t t = 0; t < T; t++) std::fill(out32 + t * row, out32 + (t + 1) * row, 0.0f);
+    std::fill(lse, lse + shape.H * T, -INFINITY);
 }
 
 template <class X>
-void attention_forward_part(Cpu<X> dev, float *out32, float *lse, Heads<const X> q, Heads<const X> k, Heads<const X> v,
-                            const int32_t *first_key, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D,
-                            float scale) {
-    attention::with_products(dev, D, [&](const auto &products) {
-        attention::forward_part(dev, products, out32, lse, q, k, v, first_key, q_pieces, k_pieces, T, H, KV, D, scale);
+void attention_forward_part(Cpu<X> dev, float *out32, float *lse, const AttentionInputs<X> &in, Pieces q_pieces,
+                            Pieces k_pieces) {
+    attention::with_products(dev, in.shape.D, [&](const auto &products) {
+        attention::forward_part(dev, products, out32, lse, in, q_pieces, k_pieces);
     });
 }
 
-template <class X> void attention_end(Cpu<X> dev, X *out, const float *out32, size_t n) { round_floats(dev, out, out32, n); }
+template <class X> void attention_end(Cpu<X> dev, X *out, const float *out32, const AttentionShape &shape) {
+    round_floats(dev, out, out32, shape.T * shape.H * shape.D);
+}
 
 template <class X> size_t attention_scratch(Cpu<X> dev) {
     using namespace attention;
@@ -388,13 +389,14 @@ template <class X> size_t attention_scratch(Cpu<X> dev) {
 }
 
 template <class X>
-void attention_backward_begin(Cpu<X> dev, float *dq32, float *dk32, float *dv32, float *delta, const X *out, const X *dout,
-                              size_t T, size_t H, size_t KV, size_t D) {
+void attention_backward_begin(Cpu<X> dev, AttentionGrads grads, float *delta, const X *out, const X *dout,
+                              const AttentionShape &shape) {
+    const size_t T = shape.T, H = shape.H, KV = shape.KV, D = shape.D;
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t t = 0; t < T; t++) {
-        std::fill(dq32 + t * H * D, dq32 + (t + 1) * H * D, 0.0f);
-        std::fill(dk32 + t * KV * D, dk32 + (t + 1) * KV * D, 0.0f);
-        std::fill(dv32 + t * KV * D, dv32 + (t + 1) * KV * D, 0.0f);
+        std::fill_n(grads.dq32 + t * H * D, H * D, 0.0f);
+        std::fill_n(grads.dk32 + t * KV * D, KV * D, 0.0f);
+        std::fill_n(grads.dv32 + t * KV * D, KV * D, 0.0f);
         for (size_t h = 0; h < H; h++) {
             const X *out_h = out + (t * H + h) * D, *dout_h = dout + (t * H + h) * D;
             float sum = 0;
@@ -406,27 +408,23 @@ void attention_backward_begin(Cpu<X> dev, float *dq32, float *dk32, float *dv32,
 }
 
 template <class X>
-void attention_backward_part(Cpu<X> dev, float *dq32, float *dk32, float *dv32, float *scratch, Heads<const X> q,
-                             Heads<const X> k, Heads<const X> v, const float *delta, const float *lse, const X *dout,
-                             const int32_t *first_key, Pieces q_pieces, Pieces k_pieces, size_t T, size_t H, size_t KV, size_t D,
-                             float scale) {
-    attention::with_products(dev, D, [&](const auto &products) {
-        attention::backward_part(dev, products, dq32, dk32, dv32, scratch, q, k, v, delta, lse, dout, first_key, q_pieces,
-                                 k_pieces, T, H, KV, D, scale);
+void attention_backward_part(Cpu<X> dev, AttentionGrads grads, float *scratch, const AttentionInputs<X> &in, const float *delta,
+                             const float *lse, const X *dout, Pieces q_pieces, Pieces k_pieces) {
+    attention::with_products(dev, in.shape.D, [&](const auto &products) {
+        attention::backward_part(dev, products, grads, scratch, in, delta, lse, dout, q_pieces, k_pieces);
     });
 }
 
-template <class X>
-void attention_backward_end(Cpu<X> dev, X *dqkv, const float *dq32, const float *dk32, const float *dv32, size_t T, size_t H,
-                            size_t KV, size_t D) {
+template <class X> void attention_backward_end(Cpu<X> dev, X *dqkv, AttentionGrads grads, const AttentionShape &shape) {
+    const size_t T = shape.T, H = shape.H, KV = shape.KV, D = shape.D;
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t t = 0; t < T; t++) {
         X *row = dqkv + t * (H + 2 * KV) * D;
         const auto round = [&](X *out, const float *x, size_t n) {
             simd::for_each(n, [=]<class V>(size_t i) { simd::store(out + i, simd::load<V>(x + i)); });
         };
-        round(row, dq32 + t * H * D, H * D);
-        round(row + H * D, dk32 + t * KV * D, KV * D);
-        round(row + (H + KV) * D, dv32 + t * KV * D, KV * D);
+        round(row, grads.dq32 + t * H * D, H * D);
+        round(row + H * D, grads.dk32 + t * KV * D, KV * D);
+        round(row + (H + KV) * D, grads.dv32 + t * KV * D, KV * D);
     }
 }

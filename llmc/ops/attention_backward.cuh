@@ -44,14 +44,14 @@ template <int D_> struct BackwardQueriesShape {
 // Computes dQ. A block has one tile of queries of one head and walks over the keys that they see.
 template <int width>
 __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
-    attention_backward_queries_kernel4(float *dq32, Heads<const bf16> q, Heads<const bf16> k, Heads<const bf16> v,
-                                       const float *delta, const float *lse, Heads<const bf16> dout, const int32_t *first_key,
-                                       Pieces q_pieces, Pieces k_pieces, size_t T, unsigned H, unsigned KV, size_t D,
-                                       float scale) {
+    attention_backward_queries_kernel4(AttentionGrads grads, AttentionInputs<bf16> in, const float *delta, const float *lse,
+                                       Heads<const bf16> dout, Pieces q_pieces, Pieces k_pieces) {
+    const auto &[q, k, v, first_key, shape] = in;
+    const auto &[T, H, KV, D, scale] = shape;
     using Shape = BackwardQueriesShape<width>;
     constexpr int m = Shape::m, N = Shape::keys;
     auto &s = shared_mem<typename Shape::Shared>();
-    const unsigned h = blockIdx.y, kv = h / (H / KV);
+    const unsigned h = blockIdx.y, kv = h / shape.group();
     const TileRows block = nth_block(q_pieces, gridDim.x - 1 - blockIdx.x, Shape::queries);
     Tiles tiles{k_pieces, first_key[block.begin], block.end, N};
     TileRows tile = tiles.front();
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
     }
     add_to_rows<m, width>(dq, scale, D, [&](int i, int r) {
         const int row = queries.row(i, r);
-        return row < block.size() ? dq32 + (size_t(block.row + row) * H + h) * D : nullptr;
+        return row < block.size() ? grads.dq32 + (size_t(block.row + row) * H + h) * D : nullptr;
     });
 }
 
@@ -152,13 +152,14 @@ template <int m> struct Keys {
 // Computes dK and dV. A block has one tile of keys of one KV head and walks over the queries that see them, in all query heads of the group.
 template <int width>
 __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
-    attention_backward_keys_kernel4(float *dk32, float *dv32, Heads<const bf16> q, Heads<const bf16> k, Heads<const bf16> v,
-                                    const float *delta, const float *lse, Heads<const bf16> dout, const int32_t *first_key,
-                                    Pieces q_pieces, Pieces k_pieces, size_t T, unsigned H, unsigned KV, size_t D, float scale) {
+    attention_backward_keys_kernel4(AttentionGrads grads, AttentionInputs<bf16> in, const float *delta, const float *lse,
+                                    Heads<const bf16> dout, Pieces q_pieces, Pieces k_pieces) {
+    const auto &[q, k, v, first_key, shape] = in;
+    const auto &[T, H, KV, D, scale] = shape;
     using Shape = BackwardKeysShape<width>;
     constexpr int m = Shape::m, N = Shape::queries;
     auto &s = shared_mem<typename Shape::Shared>();
-    const unsigned kv = blockIdx.y, group = H / KV;
+    const unsigned kv = blockIdx.y, group = shape.group();
     const TileRows block = nth_block(k_pieces, blockIdx.x, Shape::keys);
     Tiles tiles{q_pieces, block.begin, first_unseeing(first_key, block, q_pieces), N};
     TileRows tile = tiles.front();
@@ -252,8 +253,8 @@ __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
             return p < keys.end ? out + (size_t(block.row + p - block.begin) * KV + kv) * D : nullptr;
         };
     };
-    if (sums_dk) add_to_rows<m, width>(dk, scale, D, row_in(dk32));
-    if (sums_dv) add_to_rows<m, width>(dv, 1.0f, D, row_in(dv32));
+    if (sums_dk) add_to_rows<m, width>(dk, scale, D, row_in(grads.dk32));
+    if (sums_dv) add_to_rows<m, width>(dv, 1.0f, D, row_in(grads.dv32));
 }
 
 }  // namespace CUDA_BACKEND

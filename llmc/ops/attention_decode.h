@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "../core/device.h"
-#include "pieces.h"
+#include "attention_types.h"
 #include "simd.h"
 
 constexpr size_t cache_page = 64;  // tokens of a page

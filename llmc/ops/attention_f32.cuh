@@ -55,12 +55,12 @@ struct PlainForward {
 // The forward pass. A block has 16 queries of one head.
 template <class X>
 __global__ void __launch_bounds__(plain_threads)
-    attention_forward_kernel3(float *out32, float *lse, Heads<const X> q, Heads<const X> k, Heads<const X> v,
-                              const int32_t *first_key, Pieces q_pieces, Pieces k_pieces, size_t T, unsigned H, unsigned KV,
-                              size_t D, float scale) {
+    attention_forward_kernel3(float *out32, float *lse, AttentionInputs<X> in, Pieces q_pieces, Pieces k_pieces) {
+    const auto &[q, k, v, first_key, shape] = in;
+    const auto &[T, H, KV, D, scale] = shape;
     auto &s = shared_mem<PlainForward>();
     const int i = int(threadIdx.x) / plain_rows, j = int(threadIdx.x) % plain_rows;
-    const unsigned h = blockIdx.y, kv = h / (H / KV);
+    const unsigned h = blockIdx.y, kv = h / shape.group();
     const TileRows block = nth_block(q_pieces, blockIdx.x, plain_rows);
     const bool valid = i < block.size();
     const int position = block.begin + i, first = valid ? first_key[position] : INT32_MAX;  // rows in excess see nothing
@@ -111,12 +111,13 @@ struct PlainShape {
 // Computes dQ. A block has 16 queries of one head.
 template <class X>
 __global__ void __launch_bounds__(plain_threads)
-    attention_backward_queries_kernel3(float *dq32, Heads<const X> q, Heads<const X> k, Heads<const X> v, const float *delta,
-                                       const float *lse, Heads<const X> dout, const int32_t *first_key, Pieces q_pieces,
-                                       Pieces k_pieces, size_t T, unsigned H, unsigned KV, size_t D, float scale) {
+    attention_backward_queries_kernel3(AttentionGrads grads, AttentionInputs<X> in, const float *delta, const float *lse,
+                                       Heads<const X> dout, Pieces q_pieces, Pieces k_pieces) {
+    const auto &[q, k, v, first_key, shape] = in;
+    const auto &[T, H, KV, D, scale] = shape;
     auto &s = shared_mem<PlainShape::Shared>();
     const int i = int(threadIdx.x) / plain_rows, j = int(threadIdx.x) % plain_rows;
-    const unsigned h = blockIdx.y, kv = h / (H / KV);
+    const unsigned h = blockIdx.y, kv = h / shape.group();
     const TileRows block = nth_block(q_pieces, blockIdx.x, plain_rows);
     const bool valid = i < block.size();
     const int position = block.begin + i, first = valid ? first_key[position] : INT32_MAX;
@@ -138,18 +139,19 @@ __global__ void __launch_bounds__(plain_threads)
         add_weighted_rows(dq, s.ds[i], s.k, D);
         __syncthreads();
     }
-    if (valid) add_to_row(dq32 + (row * H + h) * D, dq, scale, D);
+    if (valid) add_to_row(grads.dq32 + (row * H + h) * D, dq, scale, D);
 }
 
 // Computes dK and dV. A block has 16 keys of one KV head. Rows of a tile are keys, columns are queries.
 template <class X>
 __global__ void __launch_bounds__(plain_threads)
-    attention_backward_keys_kernel3(float *dk32, float *dv32, Heads<const X> q, Heads<const X> k, Heads<const X> v,
-                                    const float *delta, const float *lse, Heads<const X> dout, const int32_t *first_key,
-                                    Pieces q_pieces, Pieces k_pieces, size_t T, unsigned H, unsigned KV, size_t D, float scale) {
+    attention_backward_keys_kernel3(AttentionGrads grads, AttentionInputs<X> in, const float *delta, const float *lse,
+                                    Heads<const X> dout, Pieces q_pieces, Pieces k_pieces) {
+    const auto &[q, k, v, first_key, shape] = in;
+    const auto &[T, H, KV, D, scale] = shape;
     auto &s = shared_mem<PlainShape::Shared>();
     const int i = int(threadIdx.x) / plain_rows, j = int(threadIdx.x) % plain_rows;
-    const unsigned kv = blockIdx.y;
+    const unsigned kv = blockIdx.y, group = shape.group();
     const TileRows block = nth_block(k_pieces, blockIdx.x, plain_rows);
     const int key = block.begin + i;
     Tiles tiles{q_pieces, block.begin, first_unseeing(first_key, block, q_pieces), plain_rows};
@@ -157,7 +159,7 @@ __global__ void __launch_bounds__(plain_threads)
     s.v.load(Heads<const X>{v.data + kv * D, v.stride}, block, D);
     float dk[plain_columns] = {}, dv[plain_columns] = {};
     for (TileRows tile = tiles.front(); !tile.empty(); tile = tiles.after(tile))
-        for (unsigned h = kv * (H / KV); h < (kv + 1) * (H / KV); h++) {
+        for (unsigned h = kv * group; h < (kv + 1) * group; h++) {
             s.q.load(Heads<const X>{q.data + h * D, q.stride}, tile, D);
             s.dout.load(Heads<const X>{dout.data + h * D, dout.stride}, tile, D);
             __syncthreads();
@@ -174,8 +176,8 @@ __global__ void __launch_bounds__(plain_threads)
         }
     if (i >= block.size()) return;
     const size_t out = (size_t(block.row + i) * KV + kv) * D;
-    add_to_row(dk32 + out, dk, scale, D);
-    add_to_row(dv32 + out, dv, 1.0f, D);
+    add_to_row(grads.dk32 + out, dk, scale, D);
+    add_to_row(grads.dv32 + out, dv, 1.0f, D);
 }
 
 }  // namespace CUDA_BACKEND

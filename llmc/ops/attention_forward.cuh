@@ -85,13 +85,13 @@ __device__ void merge_row(float *out, float *lse, const float (&part)[width / 8]
 // that sees them.
 template <int width>
 __global__ void __launch_bounds__(ForwardShape<width>::threads)
-    attention_forward_kernel5(float *out32, float *lse, Heads<const bf16> q, Heads<const bf16> k, Heads<const bf16> v,
-                              const int32_t *first_key, Pieces q_pieces, Pieces k_pieces, size_t T, unsigned H, unsigned KV,
-                              size_t D, float scale) {
+    attention_forward_kernel5(float *out32, float *lse, AttentionInputs<bf16> in, Pieces q_pieces, Pieces k_pieces) {
+    const auto &[q, k, v, first_key, shape] = in;
+    const auto &[T, H, KV, D, scale] = shape;
     using Shape = ForwardShape<width>;
     constexpr int m = Shape::m, N = Shape::keys;
     auto &s = shared_mem<typename Shape::Shared>();
-    const unsigned h = blockIdx.y, kv = h / (H / KV);
+    const unsigned h = blockIdx.y, kv = h / shape.group();
     const TileRows block =
         nth_block(q_pieces, gridDim.x - 1 - blockIdx.x, Shape::queries);  // long tasks go first: late queries see most keys
     Tiles tiles{k_pieces, first_key[block.begin], block.end, N};

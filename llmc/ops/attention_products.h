@@ -25,7 +25,7 @@
 #include "../core/common.h"
 #include "../core/device.h"
 #include "amx.h"
-#include "pieces.h"
+#include "attention_types.h"
 #include "simd.h"
 
 namespace attention {

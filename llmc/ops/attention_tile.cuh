@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "../core/launch.cuh"
-#include "pieces.h"
+#include "attention_types.h"
 #include "ptx.cuh"
 #include "warp.cuh"
 

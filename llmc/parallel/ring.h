@@ -22,10 +22,10 @@
 //   N: pairs of a rank and another whose keys it sees, dense: P*(P-1)/2 contiguous, P*(P-1) zigzag
 //
 //   ring_attention_forward (dev, ring, out, out32, lse, in, buffers)
-//   ring_attention_backward(dev, ring, dqkv, dq32, dk32, dv32, delta, scratch, in, out, dout, lse, buffers)
+//   ring_attention_backward(dev, ring, dqkv, grads, delta, scratch, in, out, dout, lse, buffers)
 //
-//   Arrays are those of attention.h, with T = ring.split.local_T() rows: out, dout, out32, dq32 (T, H, D)   dk32, dv32 (T, KV, D)
-//   lse, delta (H, T)   dqkv (T, (H+2*KV)*D), which may be the array that q, k and v are views of. first_key is of the whole row.
+//   Arguments are those of attention.h, with T = ring.split.local_T() rows of queries, keys and values. dqkv may be the array that q, k
+//   and v are views of. first_key is of the whole row.
 //   lse is for the backward pass alone (under ulysses it is (h, P*T)). scratch: attention_scratch(dev) floats.
 //   One rank makes exactly the calls of attention.h, and needs no buffers.
 #pragma once
@@ -66,16 +66,8 @@ struct RingAttention {
     }
 };
 
-// The arrays that both passes read (attention.h).
-template <class X> struct RingInputs {
-    Heads<const X> q, k, v;
-    const int32_t *first_key;
-    size_t H, KV, D;
-    float scale;
-};
-
 // Buffers that the caller provides, so that they are part of the memory plan. They hold nothing between calls. ring_attention_buffers returns
-// the number of elements that a pass needs, for T local rows.
+// the number of elements that a pass needs.
 template <class X> struct RingBuffers {
     X *values;
     float *floats;
@@ -95,13 +87,14 @@ struct UlyssesHeads {
 
 }  // namespace ring
 
-inline RingBufferSizes ring_attention_buffers(SpMode mode, size_t ranks, size_t head_stride, size_t T, size_t H, size_t KV,
-                                              size_t D, bool backward) {
+inline RingBufferSizes ring_attention_buffers(SpMode mode, size_t ranks, size_t head_stride, const AttentionShape &shape,
+                                              bool backward) {
     if (ranks == 1) return {0, 0};
+    const size_t T = shape.T, H = shape.H, KV = shape.KV, D = shape.D;
     const size_t kv = T * KV * D;
     if (mode == SpMode::ring) return {4 * kv, backward ? 8 * kv : 0};
     if (mode == SpMode::gather) {
-        const size_t g = T * head_stride * D, q = H / KV * g;
+        const size_t g = T * head_stride * D, q = shape.group() * g;
         return {4 * ranks * g + (backward ? 3 * q + 2 * g : q), backward ? 2 * (ranks + 1) * g : 0};
     }
     const ring::UlyssesHeads heads(ranks, H, KV);
@@ -113,12 +106,15 @@ namespace ring {
 
 // ---- ring
 
-// Calls f(hop, k, v, pieces) for the rank's own keys (hop 0) and for each block that arrives, while the next one is on its way.
-template <class Dev, class X, class F> void each_block(Dev dev, RingAttention &a, X *buffer, const RingInputs<X> &in, F f) {
+// Calls f(hop, in, pieces) with the rank's own keys (hop 0) and with each block that arrives in their place, while the next one is on its way.
+template <class Dev, class X, class F> void each_block(Dev dev, RingAttention &a, X *buffer, const AttentionInputs<X> &in, F f) {
     const KeyTravel &travel = a.travel;
     const Heads<const X> k = in.k, v = in.v;
-    const size_t width = in.KV * in.D, row = 2 * width;
-    const auto block = [&](size_t hop) { return buffer + hop % 2 * a.split.local_T() * row; };  // rows of [k | v]
+    const size_t width = in.shape.KV * in.shape.D, row = 2 * width;
+    const auto block = [&](size_t hop) { return buffer + hop % 2 * in.shape.T * row; };  // rows of [k | v]
+    const auto arrived = [&](size_t hop) -> AttentionInputs<X> {
+        return {in.q, {block(hop), row}, {block(hop) + width, row}, in.first_key, in.shape};
+    };
     const auto rows = [&](size_t at, size_t hop) { return Slice(block(at), travel.rows(a.behind(at), hop) * row); };
     for (const KeyTravel::Stop &stop : travel.block(a.rank())) {
         if (stop.hops == 0) break;
@@ -132,22 +128,21 @@ template <class Dev, class X, class F> void each_block(Dev dev, RingAttention &a
         Request next = hop == hops
                            ? Request()
                            : a.exchange(&Payload::kv, rows(hop, hop + 1), a.ahead(1), rows(hop + 1, hop + 1), a.behind(1));
-        if (hop == 0) f(hop, k, v, a.split.pieces[a.rank()]);
-        else f(hop, Heads<const X>{block(hop), row}, Heads<const X>{block(hop) + width, row}, travel.keys(a.behind(hop), hop));
+        if (hop == 0) f(hop, in, a.split.pieces[a.rank()]);
+        else f(hop, arrived(hop), travel.keys(a.behind(hop), hop));
         if (hop < hops) a.comm.wait(std::move(next));
     }
 }
 
 template <class Dev, class X = typename Dev::X>
-void ring_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in, RingBuffers<X> buffers) {
-    const auto &[q, k, v, first_key, H, KV, D, scale] = in;
-    const size_t T = a.split.local_T();
-    attention_begin(dev, out32, lse, T, H, D);
-    each_block(dev, a, buffers.values, in, [&](size_t hop, Heads<const X> k, Heads<const X> v, const Pieces &keys) {
+void ring_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const AttentionInputs<X> &in,
+                  RingBuffers<X> buffers) {
+    attention_begin(dev, out32, lse, in.shape);
+    each_block(dev, a, buffers.values, in, [&](size_t hop, const AttentionInputs<X> &block, const Pieces &keys) {
         if (a.travel.sees(a.rank(), a.behind(hop)))
-            attention_forward_part(dev, out32, lse, q, k, v, first_key, a.split.pieces[a.rank()], keys, T, H, KV, D, scale);
+            attention_forward_part(dev, out32, lse, block, a.split.pieces[a.rank()], keys);
     });
-    attention_end(dev, out, out32, T * H * D);
+    attention_end(dev, out, out32, in.shape);
 }
 
 // dk and dv of the KV blocks that visit this rank. The sum so far of a block arrives from the rank behind while this rank computes its own
@@ -181,13 +176,13 @@ template <class Dev> class VisitingGradients {
     }
 
     // Waits for all messages, and adds the sums that the other ranks have sent home for this rank's own keys.
-    void add_to(float *dk32, float *dv32) {
+    void add_to(AttentionGrads grads) {
         wait();
         for (const KeyTravel::Stop &stop : a_.travel.block(a_.rank())) {
             if (stop.hops == 0) break;
             const size_t to = stop.piece.offset * width_, from = stop.packed * width_, n = stop.piece.end - stop.piece.begin;
-            add_rows(dev_, dk32 + to, width_, floats_ + 6 * size_ + from, width_, n, width_);
-            add_rows(dev_, dv32 + to, width_, floats_ + 7 * size_ + from, width_, n, width_);
+            add_rows(dev_, grads.dk32 + to, width_, floats_ + 6 * size_ + from, width_, n, width_);
+            add_rows(dev_, grads.dv32 + to, width_, floats_ + 7 * size_ + from, width_, n, width_);
         }
     }
 
@@ -209,29 +204,27 @@ template <class Dev> class VisitingGradients {
 };
 
 template <class Dev, class X = typename Dev::X>
-void ring_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk32, float *dv32, float *delta, float *scratch,
-                   const RingInputs<X> &in, const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
-    const auto &[q, k, v, first_key, H, KV, D, scale] = in;
-    const size_t T = a.split.local_T();
-    attention_backward_begin(dev, dq32, dk32, dv32, delta, out, dout, T, H, KV, D);
-    VisitingGradients visiting(dev, a, buffers.floats, KV * D);
-    each_block(dev, a, buffers.values, in, [&](size_t hop, Heads<const X> k, Heads<const X> v, const Pieces &keys) {
+void ring_backward(Dev dev, RingAttention &a, X *dqkv, AttentionGrads grads, float *delta, float *scratch,
+                   const AttentionInputs<X> &in, const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
+    attention_backward_begin(dev, grads, delta, out, dout, in.shape);
+    VisitingGradients visiting(dev, a, buffers.floats, in.shape.KV * in.shape.D);
+    each_block(dev, a, buffers.values, in, [&](size_t hop, const AttentionInputs<X> &block, const Pieces &keys) {
         if (hop) visiting.clear(hop);
         if (a.travel.sees(a.rank(), a.behind(hop)))
-            attention_backward_part(dev, dq32, hop ? visiting.dk(hop) : dk32, hop ? visiting.dv(hop) : dv32, scratch, q, k, v,
-                                    delta, lse, dout, first_key, a.split.pieces[a.rank()], keys, T, H, KV, D, scale);
+            attention_backward_part(dev, hop ? AttentionGrads{grads.dq32, visiting.dk(hop), visiting.dv(hop)} : grads, scratch,
+                                    block, delta, lse, dout, a.split.pieces[a.rank()], keys);
         if (hop) visiting.pass_on(hop);
     });
-    visiting.add_to(dk32, dv32);
-    attention_backward_end(dev, dqkv, dq32, dk32, dv32, T, H, KV, D);
+    visiting.add_to(grads);
+    attention_backward_end(dev, dqkv, grads, in.shape);
 }
 
 // ---- gather
 
 // Calls f(first KV head, blocks) for each group of g KV heads. blocks (ranks, T, 2*g*D) holds rows of [k | v] of every rank whose keys this
 // rank sees. Meanwhile those of the next group are on their way.
-template <class Dev, class X, class F> void each_group(Dev dev, RingAttention &a, X *buffer, const RingInputs<X> &in, F f) {
-    const size_t D = in.D, T = a.split.local_T(), g = a.head_stride, block = T * 2 * g * D;
+template <class Dev, class X, class F> void each_group(Dev dev, RingAttention &a, X *buffer, const AttentionInputs<X> &in, F f) {
+    const size_t T = in.shape.T, D = in.shape.D, g = a.head_stride, groups = in.shape.KV / g, block = T * 2 * g * D;
     const auto start = [&](size_t group) {
         X *blocks = buffer + group % 2 * a.ranks() * block, *own = blocks + a.rank() * block;
         copy_rows(dev, own, 2 * g * D, in.k.data + group * g * D, in.k.stride, T, g * D);
@@ -245,63 +238,76 @@ template <class Dev, class X, class F> void each_group(Dev dev, RingAttention &a
         return requests;
     };
     std::vector<Request> requests = start(0);
-    for (size_t group = 0; group < in.KV / g; group++) {
+    for (size_t group = 0; group < groups; group++) {
         for (Request &request : requests) a.comm.wait(std::move(request));
         requests.clear();
-        if (group + 1 < in.KV / g) requests = start(group + 1);
+        if (group + 1 < groups) requests = start(group + 1);
         f(group * g, buffer + group % 2 * a.ranks() * block);
     }
 }
 
-// Computes each group, of H / KV * g query heads and g KV heads, as an attention of its own, whose arrays are copied from and to the layer's.
+// The shape of the attention of g KV heads and of the query heads that use them.
+inline AttentionShape group_shape(const AttentionShape &all, size_t g) { return {all.T, all.group() * g, g, all.D, all.scale}; }
+
+// The attention of g KV heads, from kv0 on, and of the query heads that use them, to the block [k | v] that a rank sent.
+template <class X> AttentionInputs<X> group_inputs(const AttentionInputs<X> &in, const X *block, size_t kv0, size_t g) {
+    const AttentionShape &all = in.shape;
+    const size_t width = g * all.D;
+    return {{in.q.data + kv0 * all.group() * all.D, in.q.stride},
+            {block, 2 * width},
+            {block + width, 2 * width},
+            in.first_key,
+            group_shape(all, g)};
+}
+
+// Computes each group of g KV heads and their query heads as an attention of its own, whose arrays are copied from and to the layer's.
 template <class Dev, class X = typename Dev::X>
-void gather_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in,
+void gather_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const AttentionInputs<X> &in,
                     RingBuffers<X> buffers) {
-    const auto &[q, k, v, first_key, H, KV, D, scale] = in;
-    const size_t T = a.split.local_T(), g = a.head_stride, h = H / KV * g, block = T * 2 * g * D;
+    const size_t g = a.head_stride, row = in.shape.H * in.shape.D;
+    const AttentionShape shape = group_shape(in.shape, g);
+    const size_t T = shape.T, h = shape.H, D = shape.D, block = T * 2 * g * D;
     X *l_out = buffers.values + 2 * a.ranks() * block;
     each_group(dev, a, buffers.values, in, [&](size_t kv0, const X *blocks) {
-        const size_t h0 = kv0 * (H / KV);
-        attention_begin(dev, out32, lse + h0 * T, T, h, D);
+        const size_t h0 = kv0 * shape.group();
+        attention_begin(dev, out32, lse + h0 * T, shape);
         for (size_t hop = 0; hop < a.ranks(); hop++) {
             const size_t from = a.behind(hop);
-            const X *l_k = blocks + from * block;
             if (a.travel.sees(a.rank(), from))
-                attention_forward_part(dev, out32, lse + h0 * T, Heads<const X>{q.data + h0 * D, q.stride},
-                                       Heads<const X>{l_k, 2 * g * D}, Heads<const X>{l_k + g * D, 2 * g * D}, first_key,
-                                       a.split.pieces[a.rank()], a.split.pieces[from], T, h, g, D, scale);
+                attention_forward_part(dev, out32, lse + h0 * T, group_inputs(in, blocks + from * block, kv0, g),
+                                       a.split.pieces[a.rank()], a.split.pieces[from]);
         }
-        attention_end(dev, l_out, out32, T * h * D);
-        copy_rows(dev, out + h0 * D, H * D, l_out, h * D, T, h * D);
+        attention_end(dev, l_out, out32, shape);
+        copy_rows(dev, out + h0 * D, row, l_out, h * D, T, h * D);
     });
 }
 
 template <class Dev, class X = typename Dev::X>
-void gather_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *delta, float *scratch, const RingInputs<X> &in,
+void gather_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *delta, float *scratch, const AttentionInputs<X> &in,
                      const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
-    const auto &[q, k, v, first_key, H, KV, D, scale] = in;
-    const size_t T = a.split.local_T(), g = a.head_stride, h = H / KV * g, block = T * 2 * g * D, row = (H + 2 * KV) * D;
+    const size_t g = a.head_stride, H = in.shape.H, KV = in.shape.KV;
+    const AttentionShape shape = group_shape(in.shape, g);
+    const size_t T = shape.T, h = shape.H, D = shape.D, block = T * 2 * g * D, row = (H + 2 * KV) * D;
     X *l_out = buffers.values + 2 * a.ranks() * block, *l_dout = l_out + T * h * D, *l_dqkv = l_dout + T * h * D;
     float *gradients = buffers.floats;                                      // (ranks, 2, T, g, D): dk and dv of each rank's rows
     float *l_dk = gradients + a.ranks() * block, *l_dv = l_dk + block / 2;  // summed over ranks, of this rank's rows
+    const AttentionGrads l_grads{dq32, l_dk, l_dv};
     each_group(dev, a, buffers.values, in, [&](size_t kv0, const X *blocks) {
-        const size_t h0 = kv0 * (H / KV);
+        const size_t h0 = kv0 * shape.group();
         copy_rows(dev, l_out, h * D, out + h0 * D, H * D, T, h * D);
         copy_rows(dev, l_dout, h * D, dout + h0 * D, H * D, T, h * D);
-        attention_backward_begin(dev, dq32, l_dk, l_dv, delta + h0 * T, l_out, l_dout, T, h, g, D);
+        attention_backward_begin(dev, l_grads, delta + h0 * T, l_out, l_dout, shape);
         clear_floats(dev, gradients, a.ranks() * block);
         for (size_t hop = 0; hop < a.ranks(); hop++) {
             const size_t from = a.behind(hop);
-            const X *l_k = blocks + from * block;
             float *dk = gradients + from * block;
             if (a.travel.sees(a.rank(), from))
-                attention_backward_part(dev, dq32, dk, dk + block / 2, scratch, Heads<const X>{q.data + h0 * D, q.stride},
-                                        Heads<const X>{l_k, 2 * g * D}, Heads<const X>{l_k + g * D, 2 * g * D}, delta + h0 * T,
-                                        lse + h0 * T, l_dout, first_key, a.split.pieces[a.rank()], a.split.pieces[from], T, h, g,
-                                        D, scale);
+                attention_backward_part(dev, AttentionGrads{dq32, dk, dk + block / 2}, scratch,
+                                        group_inputs(in, blocks + from * block, kv0, g), delta + h0 * T, lse + h0 * T, l_dout,
+                                        a.split.pieces[a.rank()], a.split.pieces[from]);
         }
         a.reduce_scatter_sum(&Payload::dkv, Slice(gradients, a.ranks() * block), Slice(l_dk, block));
-        attention_backward_end(dev, l_dqkv, dq32, l_dk, l_dv, T, h, g, D);
+        attention_backward_end(dev, l_dqkv, l_grads, shape);
         const size_t l_row = (h + 2 * g) * D;
         copy_rows(dev, dqkv + h0 * D, row, l_dqkv, l_row, T, h * D);
         copy_rows(dev, dqkv + (H + kv0) * D, row, l_dqkv + h * D, l_row, T, g * D);
@@ -313,8 +319,8 @@ void gather_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *del
 
 // recv (ranks * T, (h+2m)*D): rows of [q | k | v] of the whole row, this rank's heads.
 template <class Dev, class X>
-void heads_of_all(Dev dev, RingAttention &a, X *recv, X *send, const RingInputs<X> &in, const UlyssesHeads &heads) {
-    const size_t D = in.D, T = a.split.local_T(), row = (heads.h + 2 * heads.m) * D;
+void heads_of_all(Dev dev, RingAttention &a, X *recv, X *send, const AttentionInputs<X> &in, const UlyssesHeads &heads) {
+    const size_t T = in.shape.T, D = in.shape.D, row = (heads.h + 2 * heads.m) * D;
     for (size_t r = 0; r < a.ranks(); r++) {
         X *to = send + r * T * row;
         copy_rows(dev, to, row, in.q.data + r * heads.h * D, in.q.stride, T, heads.h * D);
@@ -327,35 +333,46 @@ void heads_of_all(Dev dev, RingAttention &a, X *recv, X *send, const RingInputs<
     a.all_to_all(&Payload::kv, Slice(send, a.ranks() * T * row), Slice(recv, a.ranks() * T * row));
 }
 
+// This rank's attention: its heads of the whole row, of which `qkv` has rows of [q | k | v].
+template <class X>
+AttentionInputs<X> ulysses_inputs(const RingAttention &a, const X *qkv, const AttentionInputs<X> &in, const UlyssesHeads &heads) {
+    const size_t D = in.shape.D, row = (heads.h + 2 * heads.m) * D;
+    return {{qkv, row},
+            {qkv + heads.h * D, row},
+            {qkv + (heads.h + heads.m) * D, row},
+            in.first_key,
+            {a.split.T, heads.h, heads.m, D, in.shape.scale}};
+}
+
 inline Pieces whole_row(const RingAttention &a) {
     if (a.split.layout != Layout::contiguous) die("ulysses needs the contiguous layout");
     return {{{0, a.split.T, 0}}, 1};
 }
 
 template <class Dev, class X = typename Dev::X>
-void ulysses_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in,
+void ulysses_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const AttentionInputs<X> &in,
                      RingBuffers<X> buffers) {
-    const auto &[q, k, v, first_key, H, KV, D, scale] = in;
+    const auto &[T, H, KV, D, scale] = in.shape;
     const UlyssesHeads heads(a.ranks(), H, KV);
-    const size_t T = a.split.local_T(), all_T = a.split.T, h = heads.h, row = (h + 2 * heads.m) * D;
+    const size_t all_T = a.split.T, h = heads.h, row = (h + 2 * heads.m) * D;
     const Pieces all = whole_row(a);
     X *own = buffers.values, *send = own + all_T * row, *l_out = send + all_T * row;
     heads_of_all(dev, a, own, send, in, heads);
-    attention_begin(dev, out32, lse, all_T, h, D);
-    attention_forward_part(dev, out32, lse, Heads<const X>{own, row}, Heads<const X>{own + h * D, row},
-                           Heads<const X>{own + (h + heads.m) * D, row}, first_key, all, all, all_T, h, heads.m, D, scale);
-    attention_end(dev, l_out, out32, all_T * h * D);
+    const AttentionInputs<X> l_in = ulysses_inputs<X>(a, own, in, heads);
+    attention_begin(dev, out32, lse, l_in.shape);
+    attention_forward_part(dev, out32, lse, l_in, all, all);
+    attention_end(dev, l_out, out32, l_in.shape);
     X *came = send;  // (ranks, T, h, D): of this rank's rows, every rank's heads
     a.all_to_all(&Payload::kv, Slice(l_out, all_T * h * D), Slice(came, all_T * h * D));
     for (size_t r = 0; r < a.ranks(); r++) copy_rows(dev, out + r * h * D, H * D, came + r * T * h * D, h * D, T, h * D);
 }
 
 template <class Dev, class X = typename Dev::X>
-void ulysses_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk32, float *dv32, float *delta, float *scratch,
-                      const RingInputs<X> &in, const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
-    const auto &[q, k, v, first_key, H, KV, D, scale] = in;
+void ulysses_backward(Dev dev, RingAttention &a, X *dqkv, AttentionGrads grads, float *delta, float *scratch,
+                      const AttentionInputs<X> &in, const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
+    const size_t T = in.shape.T, H = in.shape.H, KV = in.shape.KV, D = in.shape.D;
     const UlyssesHeads heads(a.ranks(), H, KV);
-    const size_t T = a.split.local_T(), all_T = a.split.T, h = heads.h, m = heads.m, row = (h + 2 * m) * D;
+    const size_t all_T = a.split.T, h = heads.h, m = heads.m, row = (h + 2 * m) * D;
     const Pieces all = whole_row(a);
     X *own = buffers.values, *send = own + all_T * row, *l_dout = send + all_T * row, *send_dout = l_dout + all_T * h * D;
     heads_of_all(dev, a, own, send, in, heads);
@@ -363,16 +380,15 @@ void ulysses_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk
     a.all_to_all(&Payload::kv, Slice(send_dout, all_T * h * D), Slice(l_dout, all_T * h * D));
 
     float *came_delta = buffers.floats, *l_delta = came_delta + H * T;  // (ranks, h, T), (h, ranks * T)
-    attention_backward_begin(dev, dq32, dk32, dv32, delta, out, dout, T, H, KV, D);
+    attention_backward_begin(dev, grads, delta, out, dout, in.shape);
     a.all_to_all(&Payload::kv, Slice(delta, H * T), Slice(came_delta, H * T));
     clear_floats(dev, l_delta, H * T);
     for (size_t r = 0; r < a.ranks(); r++) add_rows(dev, l_delta + r * T, all_T, came_delta + r * h * T, T, h, T);
 
     float *l_dq = l_delta + H * T, *l_dk = l_dq + all_T * h * D, *l_dv = l_dk + all_T * m * D, *came = l_dv + all_T * m * D;
     clear_floats(dev, l_dq, all_T * row);
-    attention_backward_part(dev, l_dq, l_dk, l_dv, scratch, Heads<const X>{own, row}, Heads<const X>{own + h * D, row},
-                            Heads<const X>{own + (h + m) * D, row}, l_delta, lse, l_dout, first_key, all, all, all_T, h, m, D,
-                            scale);
+    attention_backward_part(dev, AttentionGrads{l_dq, l_dk, l_dv}, scratch, ulysses_inputs<X>(a, own, in, heads), l_delta, lse,
+                            l_dout, all, all);
 
     // Home: rows of rank r lie together, so nothing needs packing. A KV head's gradients come from each rank that had a copy of it.
     const auto home = [&](float *sum, size_t width, const float *part, size_t n, auto head_of) {
@@ -381,16 +397,16 @@ void ulysses_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk
             for (size_t i = 0; i < n; i++) add_rows(dev, sum + head_of(r, i) * D, width, came + (r * T * n + i) * D, n * D, T, D);
     };
     const auto kv_head = [&](size_t r, size_t i) { return heads.kv_head(r, i); };
-    home(dq32, H * D, l_dq, h, [&](size_t r, size_t i) { return r * h + i; });
-    home(dk32, KV * D, l_dk, m, kv_head);
-    home(dv32, KV * D, l_dv, m, kv_head);
-    attention_backward_end(dev, dqkv, dq32, dk32, dv32, T, H, KV, D);
+    home(grads.dq32, H * D, l_dq, h, [&](size_t r, size_t i) { return r * h + i; });
+    home(grads.dk32, KV * D, l_dk, m, kv_head);
+    home(grads.dv32, KV * D, l_dv, m, kv_head);
+    attention_backward_end(dev, dqkv, grads, in.shape);
 }
 
 }  // namespace ring
 
 template <class Dev, class X = typename Dev::X>
-void ring_attention_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const RingInputs<X> &in,
+void ring_attention_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const AttentionInputs<X> &in,
                             RingBuffers<X> buffers) {
     if (a.mode == SpMode::ring || a.ranks() == 1) ring::ring_forward(dev, a, out, out32, lse, in, buffers);
     else if (a.mode == SpMode::gather) ring::gather_forward(dev, a, out, out32, lse, in, buffers);
@@ -398,11 +414,12 @@ void ring_attention_forward(Dev dev, RingAttention &a, X *out, float *out32, flo
 }
 
 template <class Dev, class X = typename Dev::X>
-void ring_attention_backward(Dev dev, RingAttention &a, X *dqkv, float *dq32, float *dk32, float *dv32, float *delta,
-                             float *scratch, const RingInputs<X> &in, const X *out, const X *dout, const float *lse,
+void ring_attention_backward(Dev dev, RingAttention &a, X *dqkv, AttentionGrads grads, float *delta, float *scratch,
+                             const AttentionInputs<X> &in, const X *out, const X *dout, const float *lse,
                              RingBuffers<X> buffers) {
     if (a.mode == SpMode::ring || a.ranks() == 1)
-        ring::ring_backward(dev, a, dqkv, dq32, dk32, dv32, delta, scratch, in, out, dout, lse, buffers);
-    else if (a.mode == SpMode::gather) ring::gather_backward(dev, a, dqkv, dq32, delta, scratch, in, out, dout, lse, buffers);
-    else ring::ulysses_backward(dev, a, dqkv, dq32, dk32, dv32, delta, scratch, in, out, dout, lse, buffers);
+        ring::ring_backward(dev, a, dqkv, grads, delta, scratch, in, out, dout, lse, buffers);
+    else if (a.mode == SpMode::gather)
+        ring::gather_backward(dev, a, dqkv, grads.dq32, delta, scratch, in, out, dout, lse, buffers);
+    else ring::ulysses_backward(dev, a, dqkv, grads, delta, scratch, in, out, dout, lse, buffers);
 }

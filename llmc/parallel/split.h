@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "../data/dataloader.h"
-#include "../ops/pieces.h"
+#include "../ops/attention_types.h"
 
 constexpr size_t pieces_per_rank = 8;
 

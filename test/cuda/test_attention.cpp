@@ -10,13 +10,13 @@
 
 template <class Dev> struct CudaAttention : testing::Test {
     using X = typename Dev::X;
-    using Inputs = AttentionInputs<X>;
+    using Inputs = AttentionValues<X>;
     using Result = AttentionResult<X>;
-    template <class... Args> static Result run(Dev dev, const AttentionShape &a, const Inputs &in, const Args &...ranks) {
+    template <class... Args> static Result run(Dev dev, const AttentionCase &a, const Inputs &in, const Args &...ranks) {
         return run_attention<DeviceArray>(dev, a, in, ranks...);
     }
     // The same bits in every order of threads, and close to the reference.
-    template <class... Args> static void check(const char *what, const AttentionShape &a, const Args &...ranks) {
+    template <class... Args> static void check(const char *what, const AttentionCase &a, const Args &...ranks) {
         const Inputs in(a);
         std::optional<Result> first;
         for_each_order<Dev>([&](Dev dev) {
@@ -34,7 +34,7 @@ template <class Dev> struct CudaAttention : testing::Test {
 TYPED_TEST_SUITE(CudaAttention, CudaDevices);
 
 TYPED_TEST(CudaAttention, EqualsReference) {
-    const std::map<std::string, AttentionShape> shapes = {
+    const std::map<std::string, AttentionCase> shapes = {
         {"one token, D 8", {{1}, 0, 1, 1, 8}},
         {"one document, D 64", {{203}, 0, 2, 2, 64}},
         {"packed, 3:1, D 64", {{5, 1, 13, 118, 2, 130, 1, 1, 64}, 0, 3, 1, 64}},
@@ -51,8 +51,8 @@ TYPED_TEST(CudaAttention, EqualsReference) {
 
 TYPED_TEST(CudaAttention, AnySplitOverRanksEqualsTheWhole) {
     using Test = CudaAttention<TypeParam>;
-    const AttentionShape packed{{5, 1, 13, 18, 2, 230}, 0, 3, 1, 16}, window{{120, 1, 100}, 24, 2, 2, 32};
-    for (const AttentionShape &a : {packed, window}) {
+    const AttentionCase packed{{5, 1, 13, 18, 2, 230}, 0, 3, 1, 16}, window{{120, 1, 100}, 24, 2, 2, 32};
+    for (const AttentionCase &a : {packed, window}) {
         Test::check("contiguous over 2", a, deal(a.T(), 2, 2, false));
         Test::check("zigzag over 3", a, deal(a.T(), 3, 6, true));
         Test::check("16 pieces on each of 2", a, deal(a.T(), 2, 32, false));
@@ -62,9 +62,9 @@ TYPED_TEST(CudaAttention, AnySplitOverRanksEqualsTheWhole) {
 TYPED_TEST(CudaAttention, OtherDocumentsChangeNoBit) {
     using Test = CudaAttention<TypeParam>;
     using X = typename TypeParam::X;
-    const AttentionShape a{{40, 1, 150, 77}, 0, 3, 1, 24};
+    const AttentionCase a{{40, 1, 150, 77}, 0, 3, 1, 24};
     const size_t begin = 41, end = 191, row = (a.H + 2 * a.KV) * a.D, out_row = a.H * a.D;  // the document of 150
-    const AttentionInputs<X> in(a);
+    const AttentionValues<X> in(a);
     auto noisy = in;
     const auto noise = random_values<X>(in.qkv.size(), 3, 20);
     std::copy(noise.begin() + long(begin * row), noise.begin() + long(end * row), noisy.qkv.begin() + long(begin * row));
@@ -81,10 +81,10 @@ TYPED_TEST(CudaAttention, OtherDocumentsChangeNoBit) {
 
 TYPED_TEST(CudaAttention, NanReachesExactlyTheQueriesThatSeeIt) {
     using Test = CudaAttention<TypeParam>;
-    const AttentionShape a{{100, 60}, 0, 2, 1, 16};
+    const AttentionCase a{{100, 60}, 0, 2, 1, 16};
     const size_t row = (a.H + 2 * a.KV) * a.D, bad = 70;
     for (size_t head : {size_t(0), a.H}) {  // in q (of the first head), in k
-        AttentionInputs<typename TypeParam::X> in(a);
+        AttentionValues<typename TypeParam::X> in(a);
         in.qkv[bad * row + head * a.D + 3] = NAN;
         const auto got = Test::run(TypeParam{}, a, in);
         for (size_t t = 0; t < a.T(); t++) {
@@ -98,9 +98,9 @@ TYPED_TEST(CudaAttention, NanReachesExactlyTheQueriesThatSeeIt) {
 TYPED_TEST(CudaAttention, UnseenBlocksAreSkipped) {
     using Test = CudaAttention<TypeParam>;
     const size_t first = 128;
-    const AttentionShape a{{first, 100}, 0, 2, 1, 16};
+    const AttentionCase a{{first, 100}, 0, 2, 1, 16};
     const size_t row = (a.H + 2 * a.KV) * a.D, out_row = a.H * a.D;
-    const AttentionInputs<typename TypeParam::X> in(a);
+    const AttentionValues<typename TypeParam::X> in(a);
     auto poisoned = in;
     std::fill(poisoned.qkv.begin(), poisoned.qkv.begin() + long(first * row), NAN);
     const TypeParam dev = TypeParam{};

@@ -9,8 +9,8 @@ template <class Dev> struct CudaRing : testing::Test {};
 TYPED_TEST_SUITE(CudaRing, CudaDevices);
 
 template <class Dev> void equals_one_rank(const RingCase &c, Gpus gpus) {
-    const AttentionShape a{{1, 40, 55}, 0, 4, 2, 16};
-    const AttentionInputs<typename Dev::X> in(a);
+    const AttentionCase a{{1, 40, 55}, 0, 4, 2, 16};
+    const AttentionValues<typename Dev::X> in(a);
     for_each_order<Dev>([&](Dev dev) {
         const auto got = run_ring<DeviceArray>(
             c, a, in, [&](Comm &host, auto f) { with_gpu(gpus, host, dev.stream, [&](Comm &comm) { f(dev, comm); }); });

@@ -42,8 +42,8 @@ TEST(PtxCounts, SwigluTouchesEachSectorOnce) {
 // A warp has 32 queries and multiplies them by every tile of 64 keys that one of them sees: with T = 256 tiles 1, 1, 2, 2, 3, 3, 4, 4, which
 // is 20 where half of all would be 16, the mask's share. Each takes 2 products of 32 x 64 x 64, and an mma does 16 x 8 x 16 of them.
 TEST(PtxCounts, AttentionMultipliesWhatTheMaskLeaves) {
-    const AttentionShape a{{256}, 0, 5, 1, 64};
-    const AttentionInputs<bf16> in(a);
+    const AttentionCase a{{256}, 0, 5, 1, 64};
+    const AttentionValues<bf16> in(a);
     const auto launch =
         counted("attention_forward_kernel5<64>", {2, 5, 1}, [&] { run_attention<DeviceArray>(CudaBf16{}, a, in); });
     EXPECT_EQ(executed(launch, ptx::Pipe::tensor), a.H * 20 * 2 * (32 * 64 * 64) / (16 * 8 * 16));

@@ -6,7 +6,7 @@
 
 // Without the preference the driver chooses how much of an SM's memory is shared, and may leave a kernel room for fewer blocks than fit.
 TEST(PtxLaunch, KernelsWithMuchSharedMemoryPreferItToL1) {
-    const AttentionShape a{{70}, 0, 2, 1, 128};
+    const AttentionCase a{{70}, 0, 2, 1, 128};
     run_attention<DeviceArray>(CudaBf16{}, a, AttentionInputs<bf16>(a));
     size_t large = 0;
     for (const ptx::Launches &l : ptx::launched())

@@ -10,8 +10,8 @@ namespace {
 
 // Forward and backward of bf16 against the reference, small. What was wrong, empty if nothing was.
 std::string attention_is_wrong() {
-    const AttentionShape a{{5, 90, 33}, 0, 2, 1, 64};
-    const AttentionInputs<bf16> in(a);
+    const AttentionCase a{{5, 90, 33}, 0, 2, 1, 64};
+    const AttentionValues<bf16> in(a);
     testing::TestPartResultArray failures;
     const testing::ScopedFakeTestPartResultReporter intercept(
         testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &failures);

@@ -1,0 +1,56 @@
+// The types of attention's arguments (attention.h).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "../core/common.h"
+#include "../core/dtype.h"
+
+// Global positions [begin, end) of the packed row, which a rank stores in its local rows offset, offset + 1, ...
+struct Piece {
+    size_t begin, end, offset;
+};
+struct Pieces {  // the pieces that one rank holds, sorted by begin
+    static constexpr size_t capacity = 16;
+    Piece piece[capacity];
+    size_t count;
+};
+
+template <class X> struct Heads {  // element (t, h, d) is data[t * stride + h * D + d]
+    X *data;
+    size_t stride;
+};
+
+// T rows of queries in H heads; keys and values in KV heads; D elements a head. A score is scale * q . k.
+struct AttentionShape {
+    size_t T, H, KV, D;
+    float scale;
+    // The number of query heads that share a KV head. It is computed in 32 bits, because a GPU divides those much faster than 64.
+    HOST_DEVICE unsigned group() const { return unsigned(H) / unsigned(KV); }
+};
+
+// What both passes read.
+template <class X> struct AttentionInputs {
+    Heads<const X> q, k, v;    // (T, H, D), (rows, KV, D), (rows, KV, D)
+    const int32_t *first_key;  // by global position
+    AttentionShape shape;
+};
+
+// The sums to which the parts of a backward pass add.
+struct AttentionGrads {
+    float *dq32;  // (T, H, D)
+    float *dk32;  // (rows of k, KV, D)
+    float *dv32;  // (rows of v, KV, D)
+};
+
+namespace attention {
+
+constexpr size_t max_D = 256;
+
+inline void check_head_size(size_t D) {
+    if (D % 8 || D > max_D)
+        die("head_dim in config.json is %zu, but attention takes multiples of 8 up to %zu\n  fix: use a model with such heads", D,
+            max_D);
+}
+
+}  // namespace attention
