@@ -47,7 +47,9 @@ __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
     attention_backward_queries_kernel4(AttentionGrads grads, AttentionInputs<bf16> in, const float *delta, const float *lse,
                                        Heads<const bf16> dout, Pieces q_pieces, Pieces k_pieces) {
     const auto &[q, k, v, first_key, shape] = in;
-    const auto &[T, H, KV, D, scale] = shape;
+    const size_t T = shape.T, D = shape.D;
+    const unsigned H = unsigned(shape.H);  // 64 bits would take more registers
+    const float scale = shape.scale;
     using Shape = BackwardQueriesShape<width>;
     constexpr int m = Shape::m, N = Shape::keys;
     auto &s = shared_mem<typename Shape::Shared>();
@@ -155,7 +157,9 @@ __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
     attention_backward_keys_kernel4(AttentionGrads grads, AttentionInputs<bf16> in, const float *delta, const float *lse,
                                     Heads<const bf16> dout, Pieces q_pieces, Pieces k_pieces) {
     const auto &[q, k, v, first_key, shape] = in;
-    const auto &[T, H, KV, D, scale] = shape;
+    const size_t T = shape.T, D = shape.D;
+    const unsigned KV = unsigned(shape.KV);  // 64 bits would take more registers
+    const float scale = shape.scale;
     using Shape = BackwardKeysShape<width>;
     constexpr int m = Shape::m, N = Shape::queries;
     auto &s = shared_mem<typename Shape::Shared>();

@@ -57,7 +57,9 @@ template <class X>
 __global__ void __launch_bounds__(plain_threads)
     attention_forward_kernel3(float *out32, float *lse, AttentionInputs<X> in, Pieces q_pieces, Pieces k_pieces) {
     const auto &[q, k, v, first_key, shape] = in;
-    const auto &[T, H, KV, D, scale] = shape;
+    const size_t T = shape.T, D = shape.D;
+    const unsigned H = unsigned(shape.H);  // 64 bits would take more registers
+    const float scale = shape.scale;
     auto &s = shared_mem<PlainForward>();
     const int i = int(threadIdx.x) / plain_rows, j = int(threadIdx.x) % plain_rows;
     const unsigned h = blockIdx.y, kv = h / shape.group();
@@ -114,7 +116,9 @@ __global__ void __launch_bounds__(plain_threads)
     attention_backward_queries_kernel3(AttentionGrads grads, AttentionInputs<X> in, const float *delta, const float *lse,
                                        Heads<const X> dout, Pieces q_pieces, Pieces k_pieces) {
     const auto &[q, k, v, first_key, shape] = in;
-    const auto &[T, H, KV, D, scale] = shape;
+    const size_t T = shape.T, D = shape.D;
+    const unsigned H = unsigned(shape.H);  // 64 bits would take more registers
+    const float scale = shape.scale;
     auto &s = shared_mem<PlainShape::Shared>();
     const int i = int(threadIdx.x) / plain_rows, j = int(threadIdx.x) % plain_rows;
     const unsigned h = blockIdx.y, kv = h / shape.group();
@@ -143,12 +147,15 @@ __global__ void __launch_bounds__(plain_threads)
 }
 
 // Computes dK and dV. A block has 16 keys of one KV head. Rows of a tile are keys, columns are queries.
+// Two blocks fit into a multiprocessor's shared memory, so a thread may have 128 registers.
 template <class X>
-__global__ void __launch_bounds__(plain_threads)
+__global__ void __launch_bounds__(plain_threads, 2)
     attention_backward_keys_kernel3(AttentionGrads grads, AttentionInputs<X> in, const float *delta, const float *lse,
                                     Heads<const X> dout, Pieces q_pieces, Pieces k_pieces) {
     const auto &[q, k, v, first_key, shape] = in;
-    const auto &[T, H, KV, D, scale] = shape;
+    const size_t T = shape.T, D = shape.D;
+    const unsigned KV = unsigned(shape.KV);  // 64 bits would take more registers
+    const float scale = shape.scale;
     auto &s = shared_mem<PlainShape::Shared>();
     const int i = int(threadIdx.x) / plain_rows, j = int(threadIdx.x) % plain_rows;
     const unsigned kv = blockIdx.y, group = shape.group();

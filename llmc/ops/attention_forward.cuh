@@ -87,7 +87,9 @@ template <int width>
 __global__ void __launch_bounds__(ForwardShape<width>::threads)
     attention_forward_kernel5(float *out32, float *lse, AttentionInputs<bf16> in, Pieces q_pieces, Pieces k_pieces) {
     const auto &[q, k, v, first_key, shape] = in;
-    const auto &[T, H, KV, D, scale] = shape;
+    const size_t T = shape.T, D = shape.D;
+    const unsigned H = unsigned(shape.H);  // 64 bits would take more registers
+    const float scale = shape.scale;
     using Shape = ForwardShape<width>;
     constexpr int m = Shape::m, N = Shape::keys;
     auto &s = shared_mem<typename Shape::Shared>();
