@@ -214,8 +214,9 @@ template <class X> struct RingExchange : RingRow {
         }
         const AttentionReference ref = attention_reference(problem, widen(in.qkv));
         check("lse", lse_rows, ref.lse, lse_error<bf16>(problem, ref));
-        check("out", relative(widen(out_rows), ref.out_size), relative(ref.out, ref.out_size),
-              2 * lse_error<bf16>(problem, ref) + sum_error_of<bf16>(all_T) + 2 * unit_roundoff<bf16>);  // of P, and of the result
+        check(
+            "out", relative(widen(out_rows), ref.out_size), relative(ref.out, ref.out_size),
+            2 * lse_error<bf16>(problem, ref) + sum_error_of<bf16>(all_T) + 2 * unit_roundoff<bf16>);  // of P, and of the result
     }
     Work work() const {
         double pairs = 0;
