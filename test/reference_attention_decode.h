@@ -120,7 +120,7 @@ template <class X> DecodeReference decode_reference(const DecodeShape &s, const 
                 result.out.push_back(sum), result.size.push_back(size);
             }
         }
-        result.error = std::max(result.error, 2 * lse_error(document, ref) + sum_error(length));
+        result.error = std::max(result.error, 2 * lse_error<float>(document, ref) + rounded_sum_error(length));
     }
     return result;
 }

@@ -29,9 +29,9 @@ struct AttentionShape {
     HOST_DEVICE unsigned group() const { return unsigned(H) / unsigned(KV); }
 };
 
-// What both passes read.
+// What both passes read. There are as many rows of keys and values as the caller has, often T.
 template <class X> struct AttentionInputs {
-    Heads<const X> q, k, v;    // (T, H, D), (rows, KV, D), (rows, KV, D)
+    Heads<const X> q, k, v;    // (T, H, D), (rows, KV, D) twice
     const int32_t *first_key;  // by global position
     AttentionShape shape;
 };
@@ -39,8 +39,8 @@ template <class X> struct AttentionInputs {
 // The sums to which the parts of a backward pass add.
 struct AttentionGrads {
     float *dq32;  // (T, H, D)
-    float *dk32;  // (rows of k, KV, D)
-    float *dv32;  // (rows of v, KV, D)
+    float *dk32;  // (rows, KV, D)
+    float *dv32;  // (rows, KV, D)
 };
 
 namespace attention {
