@@ -79,12 +79,12 @@ endif
 # ---- compile and link -------------------------------------------------------------------------------------------------------------
 
 LIBRARY := $(patsubst llmc/%/,$(BUILD)/llmc/%.o,$(wildcard llmc/*/))
-TESTS   := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/*.cpp))
+TESTS   := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/*.cpp test/ops/*.cpp))
 PROCESSES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard test/processes/*.cpp))
 BENCHES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard dev/bench/*.cpp))
-CUDA_TESTS := $(wildcard test/cuda/*.cpp)
+CUDA_TESTS := $(wildcard test/cuda/*.cpp test/ops/*.cpp)
 EMULATED_COMM := $(BUILD)/emulated/llmc/parallel/comm_nccl.o
-EMULATED := $(BUILD)/dev/cuda/simt.o $(EMULATED_COMM) $(CUDA_TESTS:%.cpp=$(BUILD)/%.o)
+EMULATED := $(BUILD)/dev/cuda/simt.o $(EMULATED_COMM) $(CUDA_TESTS:%.cpp=$(BUILD)/emulated/%.o)
 EMULATED_HALF := $(BUILD)/emulated/llmc/core/gpu_query.o $(EMULATED_COMM)
 FUZZERS := $(if $(CLANG),$(patsubst test/%.cpp,build/%,$(wildcard test/fuzz/*.cpp)))
 LADDERS := $(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/timing.cu,$(wildcard dev/cuda/*.cu)))
@@ -261,19 +261,13 @@ $(LIBRARY): $(BUILD)/llmc/%.o: $(BUILD)/llmc/%.cpp $(BUILD)/flags
 	@echo 'compile $(TREE)llmc/$*/*.cpp'
 	@$(CXX) $(CXXFLAGS) -iquote . -MMD -MP -c $< -o $@
 
-$(BUILD)/%.o: $(TREE)%.cpp $(BUILD)/flags
-	@mkdir -p $(@D)
-	@echo 'compile $<'
-	@$(CXX) $(CXXFLAGS) $(EMULATE_FLAGS) -MMD -MP -c $< -o $@
-
-define compile_cu
-$(BUILD)/$(1)%.o: $(TREE)%.cu $(BUILD)/flags
+define compile_cpu
+$(BUILD)/$(1)%.o: $(TREE)%$(2) $(BUILD)/flags
 	@mkdir -p $$(@D)
 	@echo 'compile $$<$(if $(1), ($(patsubst %/,%,$(1))))'
 	@$$(CXX) $$(CXXFLAGS) $$(EMULATE_FLAGS) -MMD -MP -x c++ -c $$< -o $$@
 endef
-$(eval $(call compile_cu,))
-$(foreach variant,with_cuda/ emulated/,$(eval $(call compile_cu,$(variant))))
+$(foreach type,.cpp .cu,$(foreach variant,./ with_cuda/ emulated/,$(eval $(call compile_cpu,$(variant:./=),$(type)))))
 
 # The parsers of a user's files, for libFuzzer, which comes with clang; single-threaded, so without OpenMP.
 FUZZ_FLAGS := -std=c++20 -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined -Wno-unknown-pragmas \
@@ -290,7 +284,7 @@ build/fuzz/%.o: %.cpp Makefile
 
 # What is not there fails before what needs it is compiled.
 ifneq ($(HAVE_GTEST),1)
-$(TESTS) $(PROCESSES:=.o) $(CUDA_TESTS:%.cpp=$(BUILD)/%.o) $(CUDA_TESTS:%.cpp=$(GPU)/%.o) $(PTX_TESTS): missing-GoogleTest
+$(TESTS) $(PROCESSES:=.o) $(CUDA_TESTS:%.cpp=$(BUILD)/emulated/%.o) $(CUDA_TESTS:%.cpp=$(GPU)/%.o) $(PTX_TESTS): missing-GoogleTest
 endif
 ifneq ($(HAVE_BOOST_CONTEXT),1)
 $(WORKSHOP) $(EMULATED) $(RACE): missing-Boost.Context
@@ -399,7 +393,7 @@ out/smollm2/model/tokenizer.json: | .venv-compare/installed.sh  # the last file 
 .venv-compare/installed.sh: scripts/install_compare.sh
 	@bash $<
 
-SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh llmc/*/*.cu test/*.h test/*.cpp test/cuda/* test/processes/* test/fuzz/*.h test/fuzz/*.cpp dev/*/*.h dev/*/*.cpp dev/*/*.cu dev/cuda/ptx/* test/ptx/*.cpp test/ptx/kernels/*)
+SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh llmc/*/*.cu test/*.h test/*.cpp test/ops/* test/cuda/* test/processes/* test/fuzz/*.h test/fuzz/*.cpp dev/*/*.h dev/*/*.cpp dev/*/*.cu dev/cuda/ptx/* test/ptx/*.cpp test/ptx/kernels/*)
 format:                                      ## check the layout of the C++ files; FIX=1 mends it
 	@clang-format $(if $(FIX),-i,--dry-run -Werror --ferror-limit=1) $(SOURCES) || { echo 'fix: make format FIX=1'; exit 1; }
 

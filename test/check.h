@@ -37,10 +37,19 @@ template <class X> std::vector<double> widen(const std::vector<X> &v) {
 }
 inline std::vector<double> widen(const std::vector<double> &v) { return v; }
 
+// An array for a CPU device: copied in from a vector, or full of NaN.
+template <class T> struct HostArray : std::vector<T> {
+    explicit HostArray(size_t n) : std::vector<T>(n) {
+        std::fill_n(reinterpret_cast<unsigned char *>(this->data()), n * sizeof(T), 0xff);
+    }
+    explicit HostArray(const std::vector<T> &v) : std::vector<T>(v) {}
+    const std::vector<T> &values() const { return *this; }
+};
+
 // What Floats<X> points to, on the host.
 template <class X> struct HostFloats {
-    std::vector<X> rounded;
-    std::vector<int16_t> lower;
+    HostArray<X> rounded;
+    HostArray<int16_t> lower;
 
     explicit HostFloats(const std::vector<float> &values) : rounded(values.size()), lower(Floats<X>::halves ? values.size() : 0) {
         for (size_t i = 0; i < values.size(); i++) where().store(i, values[i]);
@@ -80,3 +89,23 @@ void expect_close(const char *what, const std::vector<A> &got, const std::vector
     printf("  %-40s %.2g of %.2g allowed\n", what, worst, allowed);
     EXPECT_LE(worst, allowed) << what;
 }
+
+// The same bits for each number and order of threads, and wherever else a test says so: what comes first is kept, the rest compared with it.
+class SameBits {
+    std::vector<unsigned char> first_;
+
+  public:
+    template <class... T> bool hold(const std::vector<T> &...arrays) {
+        std::vector<unsigned char> bits;
+        const auto append = [&](const auto &v) {
+            const auto *p = reinterpret_cast<const unsigned char *>(v.data());
+            bits.insert(bits.end(), p, p + v.size() * sizeof v[0]);
+        };
+        (append(arrays), ...);
+        if (first_.empty()) first_ = bits;
+        return bits == first_;
+    }
+    template <class... T> void operator()(const std::vector<T> &...arrays) {
+        EXPECT_TRUE(hold(arrays...)) << "other bits than before";
+    }
+};

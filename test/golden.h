@@ -67,7 +67,8 @@ template <class Dev> struct Trained {  // a model with weights, ready to step
     Trained(Dev dev, const Golden &g, Recompute recompute = Recompute::none, Mode mode = Mode::train, bool guards = false,
             bool poison = false) {
         ModelLimits limits;
-        limits.mode = mode, limits.row_tokens = limits.positions = limits.cache_tokens = 128, limits.recompute = recompute;
+        limits.mode = mode, limits.row_tokens = limits.positions = 128, limits.cache_pages = 16, limits.sequences = 8,
+        limits.sequence_pages = 4, limits.recompute = recompute;
         model = make_model(dev, g.config, limits);
         model->allocate(*mesh, guards, poison);
         model->load(HfWeights(g.dir), 0);

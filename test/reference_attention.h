@@ -199,14 +199,6 @@ AttentionResult<X> run_attention(Dev dev, const AttentionShape &a, const Attenti
     return run_attention<Array>(dev, a, in, {{{{0, a.T(), 0}}, 1}});
 }
 
-// The array of run_attention for CPU devices.
-template <class T> struct HostArray : std::vector<T> {
-    explicit HostArray(size_t n) : std::vector<T>(n, T(NAN)) {}
-    explicit HostArray(const std::vector<T> &v) : std::vector<T>(v) {}
-    const std::vector<T> &values() const { return *this; }
-};
-template <> inline HostArray<int32_t>::HostArray(size_t n) : std::vector<int32_t>(n) {}
-
 inline std::vector<double> relative(std::vector<double> x, const std::vector<double> &size) {
     for (size_t i = 0; i < x.size(); i++) x[i] /= size[i];
     return x;

@@ -89,7 +89,7 @@ template <class X> struct HeadCase {
         for (size_t n = 0; n < N; n++) x[size_t(rows[n]) * C + n] = X(8.0f);
     }
 
-    // logit: the error of a float sum of C products (see test_matmul.cpp); e: the relative error of exp and a float sum of 1024.
+    // logit: the error of a float sum of C products (see reference_matmul.h); e: the relative error of exp and a float sum of 1024.
     void check() {
         const auto want = head_reference(widen(x), widen(w), rows, targets, widen(weights), C);
         const double u = 0x1p-24, uX = unit_roundoff<X>, logit = sum_error_of<X>(C + 1) * want.size,

@@ -40,7 +40,7 @@ inline std::vector<double> gather_heads(const std::vector<double> &rows, const Q
     return out;
 }
 
-// op(head, w) for each query and key head of `rows` takes the head's place.
+// Returns `rows` with each query head and key head replaced by op(head, w), where w is the weight of its norm.
 template <class Op> std::vector<double> each_head(std::vector<double> rows, const QkSizes &s, Op op) {
     for (size_t t = 0; t < s.T; t++)
         for (size_t h = 0; h < s.heads(); h++) {

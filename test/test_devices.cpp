@@ -132,7 +132,8 @@ class PlannedModel final : public Model {
     Anomaly anomaly() override { return {}; }
     Payload take_sent() override { return {}; }
     double model_flops(const Row &) const override { return 0; }
-    const float *next_logits(const Row &, const Pieces &, std::span<const int32_t>) override { return nullptr; }
+    const float *next_logits(const Row &, const CacheStep &) override { return nullptr; }
+    void copy_cache_page(size_t, size_t) override {}
 };
 
 std::string refusal(size_t parameters, size_t longest, const std::string &recompute, const Ranks &ranks = {}, Task task = SFT,

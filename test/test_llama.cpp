@@ -37,14 +37,13 @@ TEST_P(Goldens, LogitsThroughTheCache) {
     Trained<CpuF32> t = trained(g, Recompute::none, Mode::generate, 2, false, true);
     const std::vector<size_t> which = g.expected["logits_documents"];
     const size_t V = g.config.V, prompt = 4;
-    std::vector<int32_t> begin;
-    std::vector<size_t> base, first_row;
+    const size_t pages = 4;  // of a sequence: golden.h
+    const auto slot = [&](size_t j, size_t position) {
+        return int32_t((j * pages + position / cache_page) * cache_page + position % cache_page);
+    };
+    std::vector<size_t> first_row;
     size_t rows = 0;
-    for (size_t i : which) {
-        base.push_back(begin.size()), first_row.push_back(rows);
-        begin.resize(begin.size() + g.documents[i].size(), int32_t(begin.size()));
-        rows += g.documents[i].size();
-    }
+    for (size_t i : which) first_row.push_back(rows), rows += g.documents[i].size();
     double worst = 0, largest = 0;
     for (size_t done = 0, n = prompt;; done += n, n = 1) {
         std::vector<std::vector<int32_t>> next;
@@ -57,13 +56,18 @@ TEST_P(Goldens, LogitsThroughTheCache) {
         }
         if (next.empty()) break;
         Row row = make_row(next);
-        Pieces where{};
-        for (size_t j = 0; j < next.size(); j++) {
-            const size_t offset = row.doc_offsets[j], at = base[members[j]] + done;
-            where.piece[where.count++] = {at, at + n, offset};
-            for (size_t i = 0; i < n; i++) row.doc_pos[offset + i] = int32_t(done + i);
+        CacheStep step{done == 0, std::vector<int32_t>(row.T, -1), {}, {}};
+        for (size_t j = 0; j < next.size(); j++)
+            for (size_t i = 0; i < n; i++) step.slots[row.doc_offsets[j] + i] = slot(members[j], done + i);
+        if (done) {
+            row.T = next.size();
+            for (size_t j = 0; j < next.size(); j++) {
+                row.doc_pos[j] = int32_t(done), step.length.push_back(int32_t(done + 1));
+                for (size_t p = 0; p < pages; p++) step.table.push_back(int32_t(members[j] * pages + p));
+            }
+            row.tokens.resize(row.T), row.doc_pos.resize(row.T), step.slots.resize(row.T);
         }
-        const float *logits = t.model->next_logits(row, where, begin);
+        const float *logits = t.model->next_logits(row, step);
         for (size_t j = 0; j < next.size(); j++)
             for (size_t v = 0; v < V; v++) {
                 const float want = g.logits[(first_row[members[j]] + done + n - 1) * V + v];

@@ -53,7 +53,7 @@ TYPED_TEST(Ring, EqualsOneRank) {
     }
 }
 
-// Long enough that a rank has several blocks of queries, and that bf16 is multiplied as bf16.
+// The rows are long enough that a rank has several blocks of queries, and that bf16 is multiplied as bf16.
 TYPED_TEST(Ring, LongerRows) {
     using Test = Ring<TypeParam>;
     const AttentionShape a{{300, 1, 250, 217}, 0, 2, 1, 16};

@@ -59,7 +59,7 @@ TEST_F(TokenizerTest, ByteLevel) {
     EXPECT_EQ(decode(t, {8}), std::string("\0\x7F\x80\xA0", 4));
     EXPECT_EQ(decode(t, {6, 0, 7, 6}), "H<think>");
     EXPECT_EQ(decode(t, {6, 0, 7}, false), "<|end|>H<think>");
-    EXPECT_EQ(decode(t, {9}), "a b");  // has a character that stands for no byte: its own text
+    EXPECT_EQ(decode(t, {9}), "a b");  // a token with a character that stands for no byte is decoded to its own text
     EXPECT_EQ(decode(t, {}), "");
     EXPECT_TRUE(t.is_special(6));
     EXPECT_FALSE(t.is_special(7));

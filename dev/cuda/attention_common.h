@@ -139,7 +139,8 @@ struct AttentionRow {
                 D,
                 shape.scale()};
     }
-    template <class F> void for_each_part(F f) {  // f(part, first row of its queries, first row of its keys)
+    // Calls f(part, first row of its queries, first row of its keys) for each pair of ranks.
+    template <class F> void for_each_part(F f) {
         for (size_t q = 0; q < ranks.size(); q++)
             for (size_t k = 0; k < ranks.size(); k++) f(part(q, k), first[q], first[k]);
     }

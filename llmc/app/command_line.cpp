@@ -385,6 +385,8 @@ static void check_values(const Options &o, Task task) {
     must(o.nll_loss_coef >= 0, "nll_loss_coef", "0 or more");
     must(o.center_rewards_coefficient >= 0, "center_rewards_coefficient", "0 or more");
     must(o.max_new_tokens > 0, "max_new_tokens", "at least 1");
+    must(o.n > 0, "n", "at least 1");
+    must(o.max_sequences > 0 && o.max_sequences <= 65536, "max_sequences", "between 1 and 65536");
     must(o.temperature >= 0, "temperature", "0 (greedy) or more");
     must(o.top_p > 0 && o.top_p <= 1, "top_p", "above 0 and at most 1");
 }

@@ -16,6 +16,8 @@
 #include "../core/memory.h"
 #include "../data/dataloader.h"
 #include "../ops/attention.h"
+#include "../ops/attention_decode.h"
+#include "../ops/embedding.h"
 #include "../ops/layout.h"
 #include "../ops/loss.h"
 #include "../ops/matmul.h"
@@ -93,7 +95,8 @@ template <class Dev> class Decoder : public Model {
     void backward(std::span<const float> weights, bool last) override;
     void accumulate(const Row &row, float weight, bool last) override;
     LossSums take_sums() override;
-    const float *next_logits(const Row &row, const Pieces &where, std::span<const int32_t> cache_begin) override;
+    const float *next_logits(const Row &row, const CacheStep &step) override;
+    void copy_cache_page(size_t to, size_t from) override;
     Zero<Dev> &parameters() { return zero; }
 
   protected:
@@ -163,19 +166,27 @@ template <class Dev> class Decoder : public Model {
         std::vector<int32_t> target_documents;  // (N) the document of each predictor, on the host
         size_t documents;                       // the number of documents of the whole row
         std::optional<SequenceSplit> split;
-        int32_t *tokens;            // (T)
-        int32_t *doc_pos;           // (T) position in the document
-        int32_t *first_key;         // (sp*T) the first key that each position of the whole row sees; generate: (cache)
+        int32_t *tokens;   // (T)
+        int32_t *doc_pos;  // (T) position in the document
+        int32_t *
+            first_key;  // (sp*T) the first key that each position of the whole row sees; of tokens that see the cache (sequences)
         int32_t *first_key_window;  // (sp*T) the same in layers with a sliding window
         int32_t *predictors;        // (N) the positions whose logits predict the targets
         int32_t *targets;           // (N)
         float *weights;             // (N) dL/dnll, of a reward model dL/dscore
-        Pieces queries, keys;       // generate: positions of this row's queries and of all keys in the cache
+        enum {
+            training,
+            prompting,
+            decoding
+        } cached;         // whether next_logits() fills the cache from prompts, or reads it for new tokens
+        int32_t *slots;   // (T) CacheStep
+        int32_t *table;   // (sequences, sequence_pages)
+        int32_t *length;  // (sequences)
     } row;
 
     struct {
         std::vector<X *> x;      // (L+1) x (T, C)   residual stream: the input of each layer, then of the final norm
-        std::vector<X *> cache;  // (L) x (cache, 2*KV*D)   generate: the keys and values of all tokens so far
+        std::vector<X *> cache;  // (L) x (pages * cache_page, 2*KV*D)   generate: the keys and values of all tokens so far
         X *normf;                // (T, C)
         X *dx;                   // (T, C)           gradient of the residual stream
         std::byte *head;         // lm_head_scratch
@@ -183,8 +194,9 @@ template <class Dev> class Decoder : public Model {
         float *scores;           // (N)              reward model
         double *sums;            // (3)              sums over the rows since the last take_sums()
         std::byte *matmul;       // matmul_scratch
-        X *last;                 // (documents, C)   generate
-        float *logits;           // (documents, logits_ld)   generate
+        X *last;                 // (sequences, C)   generate
+        float *logits;           // (sequences, logits_ld)   generate
+        float *decode;           // attention_decode_scratch
     } acts;
 
   private:
@@ -218,6 +230,7 @@ template <class Dev> class Decoder : public Model {
     std::unique_ptr<Memory> memory_;
     std::unique_ptr<Arena> arena_;  // lies in memory_
     std::unique_ptr<Profiler> profiler_;
+    SelfComm alone_;                      // this rank, which generates by itself
     bool poison_ = false, last_ = false;  // last_: this is the step's last micro-step
     bool accumulate_ = true;  // false: the next backward pass overwrites the gradients of products instead of adding to them
     bool looks_ = false;      // --detect_anomaly
@@ -270,7 +283,7 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
 
 template <class Dev> void Decoder<Dev>::plan_row() {
     const ModelConfig &c = config;
-    const size_t T = T_max, C = c.C, positions = std::max(T * limits.ranks.sp, limits.cache_tokens);
+    const size_t T = T_max, C = c.C, positions = std::max(T * limits.ranks.sp, limits.sequences);
     plan_.add(&row.tokens, "row.tokens", {T});
     plan_.add(&row.doc_pos, "row.doc_pos", {T});
     plan_.add(&row.first_key, "row.first_key", {positions});
@@ -290,10 +303,17 @@ template <class Dev> void Decoder<Dev>::plan_row() {
     plan_.add(&acts.normf, "act.normf", {T, C}, clock.final_norm(), clock.head());
     if (trains()) plan_.add(&acts.dx, "dx", {T, C}, clock.head(), clock.embed_backward());
     acts.cache.resize(c.L);
-    if (limits.cache_tokens == 0) return;
-    for (size_t l = 0; l < c.L; l++) plan_.add(&acts.cache[l], format("cache.%zu", l), {limits.cache_tokens, 2 * c.KV * c.D});
-    plan_.add(&acts.last, "last rows", {Pieces::capacity, C}, clock.head(), clock.head());
-    plan_.add(&acts.logits, "logits", {Pieces::capacity, logits_ld(dev, c.V)}, clock.head(), clock.head());
+    if (limits.cache_pages == 0) return;
+    const size_t n = limits.sequences, pages = limits.sequence_pages;
+    for (size_t l = 0; l < c.L; l++)
+        plan_.add(&acts.cache[l], format("cache.%zu", l), {limits.cache_pages * cache_page, 2 * c.KV * c.D});
+    plan_.add(&row.slots, "row.slots", {T});
+    plan_.add(&row.table, "row.table", {n, pages});
+    plan_.add(&row.length, "row.length", {n});
+    plan_.add(&acts.decode, "decode scratch", {attention_decode_scratch(dev, n, pages, c.H, c.D)},
+              clock.forward(0, ops.attention), clock.forward(c.L - 1, ops.attention));
+    plan_.add(&acts.last, "last rows", {n, C}, clock.head(), clock.head());
+    plan_.add(&acts.logits, "logits", {n, logits_ld(dev, c.V)}, clock.head(), clock.head());
 }
 
 template <class Dev> void Decoder<Dev>::plan_head() {
@@ -420,6 +440,7 @@ template <class Dev> void Decoder<Dev>::look(const Moment &now) {
 
 template <class Dev> void Decoder<Dev>::load_row(const Row &r) {
     begin_op(clock.between_rows(COPY));
+    row.cached = row.training;
     row.T = r.T, row.N = r.predictors.size(), row.target_documents = r.target_documents, row.documents = r.documents.size();
     write(memory(), row.tokens, r.tokens);
     write(memory(), row.doc_pos, r.doc_pos);
@@ -439,7 +460,6 @@ template <class Dev> void Decoder<Dev>::load_part(const Row &r) {
     const Row whole = pad_row(config.reward ? at_ends(r) : r, limits.ranks.sp);
     if (profiler_) profiler_->begin_row(whole, limits.ranks.sp);
     row.split = split_row(config, limits.ranks, sizeof(X), whole);
-    row.queries = {};
     load_row(local_row(whole, *row.split, limits.ranks.sp_rank()));
     load_first_keys(whole.doc_begin);
 }
@@ -463,6 +483,7 @@ template <class Dev> void Decoder<Dev>::forward() {
 // ring() describes a layer's attention over the ring, and attention_inputs() the arrays that it reads.
 template <class Dev> RingAttention Decoder<Dev>::ring(size_t l) {
     const Ranks &r = limits.ranks;
+    if (row.cached) return {alone_, SpMode::ring, 1, *row.split, row.split->travel[kind_of(config, l)], zero.sent};
     return {*mesh_->ring, r.sp_mode, r.head_stride, *row.split, row.split->travel[kind_of(config, l)], zero.sent};
 }
 template <class Dev> RingInputs<typename Dev::X> Decoder<Dev>::attention_inputs(size_t l, const AttentionActs<X> &a) {
@@ -479,21 +500,12 @@ template <class Dev> RingInputs<typename Dev::X> Decoder<Dev>::attention_inputs(
 
 template <class Dev> void Decoder<Dev>::attention_forward(size_t l, const AttentionActs<X> &a) {
     const RingInputs<X> in = attention_inputs(l, a);
-    if (row.queries.count == 0) {
-        RingAttention ranks = ring(l);
-        return ring_attention_forward(dev, ranks, a.att, a.out32, a.lse, in, a.ring);
-    }
-    const size_t T = row.T, H = config.H, KV = config.KV, D = config.D;
-    X *cache = acts.cache[l];  // holds the keys and values of all tokens so far; those of this row's tokens are appended
-    for (size_t i = 0; i < row.queries.count; i++) {
-        const Piece &piece = row.queries.piece[i];
-        copy_rows(dev, cache + piece.begin * 2 * KV * D, 2 * KV * D, in.k.data + piece.offset * in.k.stride, in.k.stride,
-                  piece.end - piece.begin, 2 * KV * D);
-    }
-    attention_begin(dev, a.out32, a.lse, T, H, D);
-    attention_forward_part(dev, a.out32, a.lse, in.q, {cache, 2 * KV * D}, {cache + KV * D, 2 * KV * D}, in.first_key,
-                           row.queries, row.keys, T, H, KV, D, in.scale);
-    attention_end(dev, a.att, a.out32, T * H * D);
+    if (row.cached) cache_store(dev, acts.cache[l], in.k, in.v, row.slots, row.T, in.KV, in.D);
+    if (row.cached == row.decoding)
+        return attention_decode(dev, a.att, acts.decode, in.q, acts.cache[l], row.table, in.first_key, row.length, row.T,
+                                limits.sequence_pages, in.H, in.KV, in.D, in.scale);
+    RingAttention ranks = ring(l);
+    ring_attention_forward(dev, ranks, a.att, a.out32, a.lse, in, a.ring);
 }
 
 // Computes the loss; with `dx` also the gradient of the final norm's output, and with `dhead` that of the head's weights.
@@ -535,21 +547,42 @@ template <class Dev> LossSums Decoder<Dev>::take_sums() {
     return {sums[0], sums[1], sums[2], double(std::exchange(targets_, 0))};
 }
 
-template <class Dev>
-const float *Decoder<Dev>::next_logits(const Row &r, const Pieces &where, std::span<const int32_t> cache_begin) {
+template <class Dev> const float *Decoder<Dev>::next_logits(const Row &r, const CacheStep &step) {
+    const size_t C = config.C, V = config.V, ld = logits_ld(dev, V), documents = r.doc_offsets.size() - 1;
     load_row(r);
-    row.queries = where;
-    row.keys = Pieces{{{0, cache_begin.size(), 0}}, 1};
-    load_first_keys(cache_begin);
+    row.cached = step.prompts ? row.prompting : row.decoding;
+    write(memory(), row.slots, step.slots);
+    const X *last = acts.normf;
+    if (step.prompts) {
+        row.split = split_row(config, {}, sizeof(X), r);
+        load_first_keys(r.doc_begin);
+        std::vector<int32_t> ends(documents);
+        for (size_t i = 0; i < documents; i++) ends[i] = int32_t(r.doc_offsets[i + 1]) - 1;
+        write(memory(), row.predictors, ends);
+        last = acts.last;
+    } else {
+        const int32_t window = int32_t(*std::max_element(config.window.begin(), config.window.end()));
+        std::vector<int32_t> first_key(documents);
+        write(memory(), row.first_key, first_key);
+        for (size_t i = 0; i < documents; i++) first_key[i] = std::max(0, step.length[i] - window);
+        write(memory(), row.first_key_window, first_key);
+        write(memory(), row.table, step.table);
+        write(memory(), row.length, step.length);
+    }
     forward();
-    const size_t C = config.C, V = config.V, ld = logits_ld(dev, V);
+    ready(head_unit);
     begin_op(clock.head(false));
-    for (size_t i = 0; i < where.count; i++)
-        copy_rows(dev, acts.last + i * C, C, acts.normf + (r.doc_offsets[i + 1] - 1) * C, C, 1, C);
-    matmul_forward(dev, acts.logits, acts.last, head_w, (const X *)nullptr, where.count, C, V, ld);
-    logits_ = read(memory(), acts.logits, where.count * ld);
-    for (size_t i = 1; i < where.count; i++) std::copy_n(logits_.data() + i * ld, V, logits_.data() + i * V);  // without padding
+    if (step.prompts) embedding_forward(dev, acts.last, acts.normf, row.predictors, documents, C);  // gathers the last rows
+    matmul_forward(dev, acts.logits, last, head_w, (const X *)nullptr, documents, C, V, ld);
+    logits_ = read(memory(), acts.logits, documents * ld);
+    for (size_t i = 1; i < documents; i++) std::copy_n(logits_.data() + i * ld, V, logits_.data() + i * V);  // without padding
     return logits_.data();
+}
+
+template <class Dev> void Decoder<Dev>::copy_cache_page(size_t to, size_t from) {
+    const size_t width = 2 * config.KV * config.D;
+    for (X *cache : acts.cache)
+        copy_rows(dev, cache + to * cache_page * width, width, cache + from * cache_page * width, width, cache_page, width);
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------------------------

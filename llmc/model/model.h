@@ -35,8 +35,20 @@ struct ModelLimits {
     size_t positions = 2048;   // longest document, for the rope table
     Recompute recompute = Recompute::none;
     bool bf16_moments = false;  // of AdamW
-    size_t cache_tokens = 0;    // positions of the key/value cache; 0: next_logits() will not be called
+    size_t cache_pages = 0;     // pages of the key/value cache; 0: next_logits() will not be called
+    size_t sequences = 0;       // the most documents of a row of next_logits()
+    size_t sequence_pages = 0;  // the most pages of a sequence
     Ranks ranks;
+};
+
+// What the documents of a row of next_logits() are, and where in the paged cache (attention_decode.h) their keys and values lie. The caller decides
+// which page belongs to which sequence.
+struct CacheStep {
+    bool
+        prompts;  // whole sequences from their beginning, which see themselves alone; else the newest token of each, which sees the cache
+    std::vector<int32_t> slots;   // (T) the row of the cache that takes a token's key and value; -1: none, for padding
+    std::vector<int32_t> table;   // (documents, sequence_pages) the pages of each sequence; for tokens
+    std::vector<int32_t> length;  // (documents) the tokens of each sequence, the new one included; for tokens
 };
 
 class Model {
@@ -83,8 +95,8 @@ class Model {
     virtual Payload take_sent() = 0;                    // bytes that this rank has sent since the last call
     virtual double model_flops(const Row &) const = 0;  // of a row in a training step: OpList::model_flops
 
-    // Generation: this rank alone calls it; during training, after gather_parameters(). `row` holds the next tokens of some sequences, one
-    // document each. where[i] says which positions of the cache document i takes; cache_begin[position] is the position at which the sequence
-    // of that position begins. Returns the logits (documents, V) of each document's last token.
-    virtual const float *next_logits(const Row &row, const Pieces &where, std::span<const int32_t> cache_begin) = 0;
+    // Generation: this rank alone calls these; during training, after gather_parameters(). Returns the logits (documents, V) of each document's last
+    // token, on the host.
+    virtual const float *next_logits(const Row &row, const CacheStep &step) = 0;
+    virtual void copy_cache_page(size_t to, size_t from) = 0;
 };

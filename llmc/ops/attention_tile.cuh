@@ -163,8 +163,6 @@ template <int m, int K> __device__ void round_to_operand(uint32_t (&a)[m][K / 16
 
 // ---- the mask
 
-constexpr float log2_e = 1.44269504f;
-
 // The 16*m queries of one warp, rows row0 ... of the block's. `first_key` is that of the block, in shared memory.
 template <int m> struct Queries {
     const int *first_key;

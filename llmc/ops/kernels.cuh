@@ -4,6 +4,7 @@
 #include "../core/timeline.cuh"
 #include "adamw.cuh"
 #include "attention.cuh"
+#include "attention_decode.cuh"
 #include "embedding.cuh"
 #include "gelu.cuh"
 #include "layernorm.cuh"

@@ -14,6 +14,8 @@
 #include "../core/launch.cuh"
 
 inline namespace CUDA_BACKEND {
+constexpr float log2_e = 1.44269504f;  // exp(x) = exp2_approx(log2_e * x)
+
 #ifdef LLMC_EMULATE
 using simt::bar_arrive;
 using simt::bar_sync;

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "../data/tokenizer.h"
+#include "generation.h"
 #include "run.h"
 
 class Continuation {
@@ -16,5 +17,8 @@ class Continuation {
   private:
     const Run &run_;
     std::optional<Tokenizer> tokenizer_;
-    std::vector<int32_t> prompt_;
+    GenerationSettings settings(size_t step) const;
+
+    std::vector<Prompt> prompt_;  // one
+    GenerationRoom room_{};
 };

@@ -1,6 +1,7 @@
 #include "fit.h"
 
 #include "../core/common.h"
+#include "open.h"
 
 size_t usable_memory(const Run &run, const Memory &memory) {
     const size_t free = memory.available();
@@ -53,4 +54,11 @@ size_t larger_ring(const Run &run, ModelLimits limits, size_t memory) {
         if (plan_model(run, run.options.recompute, limits, memory)->plan().bytes() <= memory) return r.sp;
     }
     return 0;
+}
+
+bool fits(const Run &run, ModelLimits limits) {
+    const size_t memory = available_memory(run) / 20 * 19;
+    size_t bytes = 0;
+    agree(run.comm, [&] { bytes = plan_model(run, "none", limits, memory)->plan().bytes(); });
+    return run.comm.all(bytes <= memory);
 }

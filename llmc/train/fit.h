@@ -25,5 +25,8 @@ size_t most_tokens(const Run &run, const std::string &recompute, ModelLimits lim
 // Returns the same as a value of --max_len, where a row has room for one sample.
 size_t longest_sample(const Run &run, const std::string &recompute, const ModelLimits &limits, size_t memory, size_t limit);
 
+// Returns whether the plan fits into the memory that a rank may take. All ranks call it.
+bool fits(const Run &run, ModelLimits limits);
+
 // Returns the smallest ring, of more ranks than now, with which the plan fits, or 0 if there is none.
 size_t larger_ring(const Run &run, ModelLimits limits, size_t memory);

@@ -1,5 +1,5 @@
-// Generation with a key/value cache: up to Pieces::capacity prompts at a time, their caches side by side like documents in a row.
-// First all prompts go through the model in one packed row, then one token of each per step.
+// The task generate, the demo's questions, and samples while training: prompts in, text out. The engine is in generation.h.
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -9,105 +9,55 @@
 #include "../core/rng.h"
 #include "../data/tokenizer.h"
 #include "continuation.h"
+#include "fit.h"
+#include "generation.h"
 #include "open.h"
-#include "sampler.h"
 
 using Ids = std::vector<int32_t>;
 
 namespace {
 
-struct Group {  // prompts that are generated together; prompt i has positions begin[i] .. begin[i+1] of the cache
-    size_t first, count, prompt_tokens;
-    std::vector<size_t> begin;
-};
-
-std::vector<Group> make_groups(const std::vector<Ids> &prompts, size_t max_new_tokens) {
-    std::vector<Group> groups;
-    for (size_t first = 0; first < prompts.size(); first += Pieces::capacity) {
-        Group g{first, std::min(Pieces::capacity, prompts.size() - first), 0, {0}};
-        for (size_t i = first; i < first + g.count; i++) {
-            g.prompt_tokens += prompts[i].size();
-            g.begin.push_back(g.begin.back() + prompts[i].size() + max_new_tokens);
-        }
-        groups.push_back(std::move(g));
-    }
-    return groups;
+GenerationSettings settings_of(const Run &run, const Tokenizer &tokenizer) {
+    const Options &o = run.options;
+    return {.max_new_tokens = o.max_new_tokens,
+            .sampling = {o.temperature, o.top_k, o.top_p},
+            .seed = o.seed,
+            .samples = o.n,
+            .vocabulary = std::min(run.config.V, tokenizer.size()),
+            .eos = run.config.eos};
 }
 
-// Makes the row of the next tokens of the sequences `active`, and their positions in the cache. The first row holds the prompts, later ones
-// the last token of each.
-Row next_row(const Group &g, const std::vector<Ids> &sequences, const std::vector<size_t> &active, bool prompts, Pieces &where) {
-    std::vector<Ids> documents;
-    for (size_t i : active) documents.push_back(prompts ? sequences[i] : Ids{sequences[i].back()});
-    Row row = make_row(documents);
-    row.T = row.doc_offsets.back();  // leaves out the padding, since one token of each prompt is a short row
-    where = {};
-    for (size_t j = 0; j < active.size(); j++) {
-        const size_t n = documents[j].size(), done = sequences[active[j]].size() - n, begin = g.begin[active[j]] + done,
-                     offset = row.doc_offsets[j];
-        where.piece[where.count++] = {begin, begin + n, offset};
-        for (size_t t = 0; t < n; t++) row.doc_pos[offset + t] = int32_t(done + t);
-    }
-    return row;
+// The prompts that this rank continues: every so many-th of all.
+std::vector<Prompt> own_prompts(Comm &comm, const std::vector<Ids> &prompts) {
+    std::vector<Prompt> own;
+    for (size_t i = size_t(comm.rank); i < prompts.size(); i += size_t(comm.size)) own.push_back({prompts[i], uint32_t(i)});
+    return own;
 }
 
-struct GenerateSettings {
-    size_t max_new_tokens;
-    Sampling sampling;
-    uint64_t seed;
-};
-
-// Returns the completion of each prompt, without the end-of-sequence token. Ranks take groups in turn and share the results.
-std::vector<Ids> complete(Comm &comm, Model &model, const ModelConfig &config, const Tokenizer &tokenizer,
-                          const std::vector<Ids> &prompts, const GenerateSettings &s) {
-    const size_t vocab = std::min(config.V, tokenizer.size());  // some models have more rows than their tokenizer has tokens
-    std::string own;  // the completions of this rank's groups: of each its length and its tokens
-    const auto groups = make_groups(prompts, s.max_new_tokens);
-    for (size_t number = size_t(comm.rank); number < groups.size(); number += size_t(comm.size)) {
-        const Group &g = groups[number];
-        std::vector<Ids> sequences(prompts.begin() + ptrdiff_t(g.first), prompts.begin() + ptrdiff_t(g.first + g.count));
-        std::vector<int32_t> cache_begin;
-        for (size_t i = 0; i < g.count; i++) cache_begin.resize(g.begin[i + 1], int32_t(g.begin[i]));
-        std::vector<size_t> active(g.count);
-        for (size_t i = 0; i < g.count; i++) active[i] = i;
-
-        for (size_t n = 0; n < s.max_new_tokens && !active.empty(); n++) {
-            Pieces where;
-            const Row row = next_row(g, sequences, active, n == 0, where);
-            const float *logits = model.next_logits(row, where, cache_begin);
-            std::vector<size_t> still;
-            for (size_t j = 0; j < active.size(); j++) {
-                const size_t i = active[j];
-                const double uniform = Random{s.seed, Purpose::sampling, uint32_t(g.first + i)}.uniform(n);
-                const int32_t token = sample_token({logits + j * config.V, vocab}, s.sampling, uniform);
-                sequences[i].push_back(token);
-                if (std::find(config.eos.begin(), config.eos.end(), token) == config.eos.end()) still.push_back(i);
-            }
-            active = still;
-        }
-        for (size_t i = 0; i < g.count; i++) {
-            Ids tail(sequences[i].begin() + ptrdiff_t(prompts[g.first + i].size()), sequences[i].end());
-            if (!tail.empty() && std::find(config.eos.begin(), config.eos.end(), tail.back()) != config.eos.end())
-                tail.pop_back();
-            const int32_t length = int32_t(tail.size());
-            own.append(reinterpret_cast<const char *>(&length), sizeof(length));
-            own.append(reinterpret_cast<const char *>(tail.data()), tail.size() * sizeof(int32_t));
-        }
+// Shares the completions of all ranks' own prompts. Returns those of prompt 0, of prompt 1, ...
+std::vector<Completion> share_completions(Comm &comm, const std::vector<Completion> &own, size_t prompts, size_t samples) {
+    std::string bytes;  // of each completion: its length, whether it ended, its tokens
+    for (const Completion &c : own) {
+        const int32_t head[2] = {int32_t(c.tokens.size()), c.ended};
+        bytes.append(reinterpret_cast<const char *>(head), sizeof(head));
+        bytes.append(reinterpret_cast<const char *>(c.tokens.data()), c.tokens.size() * sizeof(int32_t));
     }
-    const auto all = comm.gather(own);
+    const auto all = comm.gather(bytes);
     std::vector<size_t> at(all.size());
-    std::vector<Ids> completions;
-    for (size_t number = 0; number < groups.size(); number++)
-        for (size_t i = 0; i < groups[number].count; i++) {
-            const size_t rank = number % all.size();
-            int32_t length = 0;
-            memcpy(&length, all[rank].data() + at[rank], sizeof(length));
-            Ids &tail = completions.emplace_back(size_t(length));
-            if (length) memcpy(tail.data(), all[rank].data() + at[rank] + sizeof(length), tail.size() * sizeof(int32_t));
-            at[rank] += (1 + tail.size()) * sizeof(int32_t);
-        }
-    return completions;
+    std::vector<Completion> out(prompts * samples);
+    for (size_t i = 0; i < out.size(); i++) {
+        const size_t rank = i / samples % all.size();
+        int32_t head[2];
+        memcpy(head, all[rank].data() + at[rank], sizeof(head));
+        out[i] = {Ids(size_t(head[0])), head[1] != 0};
+        if (head[0]) memcpy(out[i].tokens.data(), all[rank].data() + at[rank] + sizeof(head), size_t(head[0]) * sizeof(int32_t));
+        at[rank] += sizeof(head) + size_t(head[0]) * sizeof(int32_t);
+    }
+    return out;
 }
+
+// The text's tokens, without the one that ended it.
+Ids text_of(const Completion &c) { return {c.tokens.begin(), c.tokens.end() - c.ended}; }
 
 // Returns the prompts of --prompts, or the one of --prompt, as tokens.
 std::vector<Ids> read_prompts(const Run &run) {
@@ -122,26 +72,41 @@ std::vector<Ids> read_prompts(const Run &run) {
     return prompts;
 }
 
-std::unique_ptr<Model> open_generator(const Run &run, const std::vector<Ids> &prompts, size_t max_new_tokens) {
-    ModelLimits limits;
-    limits.mode = Mode::generate;
-    limits.row_tokens = row_multiple;
-    for (const Group &g : make_groups(prompts, max_new_tokens)) {
-        limits.row_tokens = std::max(limits.row_tokens, round_up(g.prompt_tokens, row_multiple));
-        limits.cache_tokens = std::max(limits.cache_tokens, g.begin.back());
-    }
+// Continues the prompts with the model of run.model_dir, which is opened for it.
+std::vector<Completion> continue_all(const Run &run, const std::vector<Ids> &prompts, const GenerationSettings &settings) {
     size_t longest = 0, most = run.config.max_positions;
     for (const Ids &prompt : prompts) longest = std::max(longest, prompt.size());
     agree(run.comm, [&] {
-        if (longest + max_new_tokens > most && run.config.gpt2())  // rotary positions have no end, but learned ones do
+        if (longest + settings.max_new_tokens > most && run.config.gpt2())  // rotary positions have no end, but learned ones do
             die("a prompt has %zu tokens and --max_new_tokens %zu may follow, but n_positions of %s is %zu\n  fix: a smaller --max_new_tokens, or a shorter prompt",
-                longest, max_new_tokens, run.model_dir.c_str(), most);
+                longest, settings.max_new_tokens, run.model_dir.c_str(), most);
     });
-    if (longest + max_new_tokens > most)
+    if (longest + settings.max_new_tokens > most)
         run.say("note: a prompt and its continuation may reach %zu tokens, max_position_embeddings is %zu",
-                longest + max_new_tokens, most);
-    limits.positions = std::max(longest + max_new_tokens, row_multiple);
-    return open_model(run, limits);
+                longest + settings.max_new_tokens, most);
+    const std::vector<Prompt> own = own_prompts(run.comm, prompts);
+    GenerationRoom room(own, settings, run.config.V, run.options.max_sequences);
+    const auto limits = [&] {
+        ModelLimits limits;
+        limits.mode = Mode::generate, limits.row_tokens = limits.positions = row_multiple;
+        room.use(limits);
+        return limits;
+    };
+    while (run.comm.max(double(room.pages > room.sequence_pages)) > 0 && !fits(run, limits()))
+        room.pages = std::max(room.sequence_pages, room.pages / 2);
+    const auto model = open_model(run, limits());
+
+    const auto began = std::chrono::steady_clock::now();
+    auto told = began;
+    const auto progress = [&](size_t finished, size_t tokens) {
+        const auto now = std::chrono::steady_clock::now();
+        if (now - told < std::chrono::seconds(10)) return;
+        told = now;
+        if (run.speaks())
+            fprintf(stderr, "  %zu of %zu completions, %.0f tokens/s\n", finished, own.size() * settings.samples,
+                    double(tokens) / std::chrono::duration<double>(now - began).count());
+    };
+    return share_completions(run.comm, generate(*model, room, own, settings, progress), prompts.size(), settings.samples);
 }
 
 }  // namespace
@@ -149,19 +114,20 @@ std::unique_ptr<Model> open_generator(const Run &run, const std::vector<Ids> &pr
 int generate(Run &run) {
     const Options &o = run.options;
     const std::vector<Ids> prompts = read_prompts(run);
-    const auto model = open_generator(run, prompts, o.max_new_tokens);
     const Tokenizer tokenizer(run.model_dir + "/tokenizer.json");
-    const auto completions =
-        complete(run.comm, *model, run.config, tokenizer, prompts, {o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, o.seed});
+    const auto completions = continue_all(run, prompts, settings_of(run, tokenizer));
     if (!run.speaks()) return 0;
-    for (size_t i = 0; i < prompts.size(); i++) {
-        const std::string completion = tokenizer.decode(completions[i]);
+    for (size_t i = 0; i < completions.size(); i++) {
+        const std::string completion = tokenizer.decode(text_of(completions[i]));
         if (o.prompts.empty()) {
             printf("%s\n", completion.c_str());
             continue;
         }
-        const nlohmann::ordered_json line = {
-            {"prompt", tokenizer.decode(prompts[i])}, {"completion", completion}, {"tokens", completions[i].size()}};
+        nlohmann::ordered_json line = {{"prompt", tokenizer.decode(prompts[i / o.n])}};
+        if (o.n > 1) line["sample"] = i % o.n;
+        line["completion"] = completion;
+        line["tokens"] = text_of(completions[i]).size();
+        line["finish_reason"] = completions[i].ended ? "stop" : "length";
         printf("%s\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
     }
     return 0;
@@ -184,16 +150,18 @@ double exact_match(Run &run, const std::string &model_dir, const PreparedData &d
         longest = std::max(longest, ids.size() - answer + 1);
     }
     run.model_dir = model_dir;
-    const auto model = open_generator(run, prompts, longest);
     const Tokenizer tokenizer(model_dir + "/tokenizer.json");
-    const auto completions = complete(run.comm, *model, run.config, tokenizer, prompts, {longest, {}, 0});
+    GenerationSettings settings = settings_of(run, tokenizer);
+    settings.max_new_tokens = longest, settings.sampling = {}, settings.samples = 1;
+    const auto completions = continue_all(run, prompts, settings);
     size_t right = 0;
     for (size_t s = 0; s < prompts.size(); s++) {
         const auto first = answers.begin() + ptrdiff_t(data.first(s)), last = answers.begin() + ptrdiff_t(data.first(s + 1));
-        const bool found = std::find(first, last, completions[s]) != last;
+        const Ids said = text_of(completions[s]);
+        const bool found = std::find(first, last, said) != last;
         right += found;
         if (s < show)
-            run.say("  %-40s -> %-16s %s", tokenizer.decode(prompts[s]).c_str(), tokenizer.decode(completions[s]).c_str(),
+            run.say("  %-40s -> %-16s %s", tokenizer.decode(prompts[s]).c_str(), tokenizer.decode(said).c_str(),
                     found ? "right" : ("wrong, " + tokenizer.decode(*first)).c_str());
     }
     return double(right) / double(prompts.size());
@@ -214,26 +182,35 @@ Continuation::Continuation(const Run &run) : run_(run) {
                 model.c_str());
         tokenizer_.emplace(run.model_dir + "/tokenizer.json");
     });
-    prompt_ = !o.prompt.empty() ? read_prompts(run)[0] : Ids{c.bos >= 0 ? c.bos : c.eos[0]};
+    const Ids prompt = !o.prompt.empty() ? read_prompts(run)[0] : Ids{c.bos >= 0 ? c.bos : c.eos[0]};
+    prompt_ = {{prompt, 0}};
+    room_ = GenerationRoom(prompt_, settings(0), c.V, 1);
     agree(run.comm, [&] {
-        if (prompt_.size() + o.max_new_tokens > c.max_positions)
+        if (prompt.size() + o.max_new_tokens > c.max_positions)
             die("the prompt has %zu tokens and --max_new_tokens %zu may follow, but %s has %zu positions\n  fix: a smaller --max_new_tokens%s",
-                prompt_.size(), o.max_new_tokens, model.c_str(), c.max_positions,
+                prompt.size(), o.max_new_tokens, model.c_str(), c.max_positions,
                 o.prompt.empty() ? "" : ", or a shorter --prompt");
     });
 }
 
+GenerationSettings Continuation::settings(size_t step) const {
+    GenerationSettings s = settings_of(run_, *tokenizer_);
+    s.seed = Random{run_.options.seed, Purpose::sampling, 0}.bits(step);
+    return s;
+}
+
+// In a ring, too, one rank alone computes it, though its arrays have room for its part of a row only.
 void Continuation::use(ModelLimits &limits) const {
-    limits.cache_tokens = prompt_.size() + run_.options.max_new_tokens;
-    limits.positions = std::max(limits.positions, limits.cache_tokens);
-    // In a ring, too, one rank alone computes it, though its arrays have room for its part of a row only.
-    limits.row_tokens = std::max(limits.row_tokens, round_up(prompt_.size(), row_multiple) * run_.ranks.sp);
+    ModelLimits own = limits;
+    room_.use(own);
+    limits.row_tokens = std::max(limits.row_tokens, own.row_tokens * run_.ranks.sp);
+    limits.positions = own.positions, limits.cache_pages = own.cache_pages, limits.sequences = own.sequences,
+    limits.sequence_pages = own.sequence_pages;
 }
 
 std::string Continuation::text(Model &model, size_t step) const {
-    const Options &o = run_.options;
-    const uint64_t seed = Random{o.seed, Purpose::sampling, 0}.bits(step);
     model.gather_parameters();
-    return tokenizer_->decode(complete(run_.comm, model, run_.config, *tokenizer_, {prompt_},
-                                       {o.max_new_tokens, {o.temperature, o.top_k, o.top_p}, seed})[0]);
+    std::vector<Completion> own;
+    if (run_.comm.rank == 0) own = generate(model, room_, prompt_, settings(step));
+    return tokenizer_->decode(text_of(share_completions(run_.comm, own, 1, 1)[0]));
 }

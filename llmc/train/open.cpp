@@ -130,8 +130,7 @@ ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data) {
         keeps_too_much ? ", --recompute layer" : "", smaller.c_str());
 }
 
-// Returns the memory that a rank may take: the least that any rank has, measured before one of them takes any.
-static size_t available_memory(const Run &run) {
+size_t available_memory(const Run &run) {
     size_t least = 0;
     agree(run.comm, [&] { least = usable_memory(run, run.make_model(run.config, {})->memory()) / run.sharing; });
     for (size_t other : run.comm.gather(least)) least = std::min(least, other);

@@ -19,5 +19,7 @@ void expect_positions(const Run &run,
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path);
 size_t rows_capacity(const PreparedData &data, size_t row_tokens);  // T of the largest row that this data can fill
 ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data);
+size_t available_memory(
+    const Run &run);  // bytes that a rank may take: the least that any rank has, measured before one of them takes any
 std::unique_ptr<Model> open_model(const Run &run,
                                   ModelLimits limits);  // chooses --recompute auto, allocates, loads or initialises

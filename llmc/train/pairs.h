@@ -46,8 +46,8 @@ class Pairs final : public Objective {
     const Run &run_;
     std::optional<PreferenceLoss> preference_;  // dpo
     std::unique_ptr<Reference> reference_;
-    const PreparedData *data_ = nullptr;  // of the step or evaluation
+    const PreparedData *data_ = nullptr;  // the data of the step or evaluation that goes on
     StepSize size_{};
-    PairTotals totals_;     // this rank's since they were taken
-    PairTotals evaluated_;  // of the last evaluation
+    PairTotals totals_;     // sums over this rank's pairs since the last take_totals()
+    PairTotals evaluated_;  // sums of the last evaluation, over all ranks
 };

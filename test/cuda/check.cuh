@@ -63,23 +63,3 @@ template <class X> struct DeviceFloats {
     std::vector<float> values() const { return HostFloats<X>(rounded.values(), lower.values()).values(); }
 };
 }  // namespace CUDA_BACKEND
-
-// The same bits in every order of threads, and wherever else a test says so: what comes first is kept, the rest compared with it.
-class SameBits {
-    std::vector<unsigned char> first_;
-
-  public:
-    template <class... T> bool hold(const std::vector<T> &...arrays) {
-        std::vector<unsigned char> bits;
-        const auto append = [&](const auto &v) {
-            const auto *p = reinterpret_cast<const unsigned char *>(v.data());
-            bits.insert(bits.end(), p, p + v.size() * sizeof v[0]);
-        };
-        (append(arrays), ...);
-        if (first_.empty()) first_ = bits;
-        return bits == first_;
-    }
-    template <class... T> void operator()(const std::vector<T> &...arrays) {
-        EXPECT_TRUE(hold(arrays...)) << "other bits than before";
-    }
-};

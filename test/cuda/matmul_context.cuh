@@ -10,4 +10,8 @@ class MatmulContext {
   public:
     MatmulContext() { matmul_use_scratch(CudaF32{nullptr, get()}, scratch_.data()); }
     CudaContext *get() const { return context_.get(); }
+    template <class Dev> Dev device(Dev dev) const {
+        dev.ctx = get();
+        return dev;
+    }
 };

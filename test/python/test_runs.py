@@ -498,6 +498,20 @@ def test_train_the_demo_and_generate(python_for_data, tmp_path):
     lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     assert len(lines) == 2 and all(line["tokens"] <= 5 for line in lines)
 
+    def answers(**options):
+        words = command("generate", model=tmp_path / "a", prompts=prompts, max_new_tokens=5, temperature=1, n=3, **options)
+        result = subprocess.run(words, capture_output=True, text=True, env=cache, timeout=120)
+        assert result.returncode == 0, result.stderr
+        return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+
+    three = answers()
+    assert [line["sample"] for line in three] == [0, 1, 2] * 2 and len({line["completion"] for line in three}) > 2
+    assert all(line["finish_reason"] == "length" and line["tokens"] == 5 or line["finish_reason"] == "stop" for line in three)
+    assert answers(max_sequences=1) == answers(ranks=2) == three
+    refused(command("generate", model=tmp_path / "a", prompts=prompts, n=0), "--n is 0", "at least 1")
+    refused(command("generate", model=tmp_path / "a", prompts=prompts, max_sequences=0), "--max_sequences is 0")
+    refused(command("sft", model=DEMO, data=prompts, output_dir=tmp_path / "b", n=2), "--n belongs to generate")
+
 
 def test_a_broken_line_of_raw_data_is_named(python_for_data, tmp_path):
     good = '{"prompt": "a", "completion": "b"}\n'

@@ -3,9 +3,10 @@
 
 #include "../../../dev/cuda/ptx/runtime.h"
 #include "../../../llmc/ops/attention.cuh"
+#include "../../../llmc/ops/attention_decode.cuh"
 #include "../../../llmc/ops/swiglu.cuh"
 #include "../../cuda/check.cuh"
-#include "../../reference_attention.h"
+#include "../../reference_attention_decode.h"
 
 namespace {
 
@@ -50,4 +51,17 @@ TEST(PtxCounts, AttentionMultipliesWhatTheMaskLeaves) {
     const ptx::Count shared = launch.by_pipe[size_t(ptx::Pipe::shared)];
     printf("  attention_forward: %zu wavefronts, %zu at least\n", size_t(shared.wavefronts), size_t(shared.least_wavefronts));
     EXPECT_LT(double(shared.wavefronts), 1.1 * double(shared.least_wavefronts));
+}
+
+// The four query heads of a group share what is read of the cache. Queries, the table and the parts that are written are little beside it.
+TEST(PtxCounts, AttentionDecodeReadsTheCacheOnce) {
+    const DecodeShape s{{0, 0, 0}, {256, 256, 256}, 8, 2, 64};
+    const DecodeInputs<bf16> in(s);
+    const auto cache = run_cache_store<DeviceArray>(CudaBf16{}, s, in);
+    const auto launch =
+        counted("attention_decode_kernel5<bf16, 4>", {3, 2, 2}, [&] { run_decode<DeviceArray>(CudaBf16{}, s, in, cache); });
+    const double sectors = 3 * 256 * 2 * 2 * 64 * sizeof(bf16) / 32;
+    printf("  attention_decode: %zu sectors, %.0f of the cache\n", size_t(launch.total().sectors), sectors);
+    EXPECT_GE(double(launch.total().sectors), sectors);
+    EXPECT_LT(double(launch.total().sectors), 1.1 * sectors);
 }

@@ -1,47 +1,78 @@
-#include "../../llmc/ops/qk_norm_rope.cuh"
+#include "../../llmc/ops/qk_norm_rope.h"
 
+#include "../finite_difference.h"
 #include "../reference_qk_norm_rope.h"
-#include "check.cuh"
+#include "device.h"
+#ifdef CUDA_HALF
+#include "../../llmc/ops/qk_norm_rope.cuh"
+#endif
 
 using Vector = std::vector<double>;
 
 static const double eps = 0.125;  // large enough to show where it is forgotten
 
-// One token; a lane for a head; lanes without channels; runs of one and two tokens; a warp for a head; more heads than a block takes.
-static const QkSizes sizes[] = {{1, 2, 1, 128}, {70, 5, 3, 8}, {37, 3, 2, 80}, {300, 4, 2, 64}, {9, 5, 1, 256}, {3, 35, 9, 64}};
+// One token; a lane for a head; lanes without channels; runs of one, two and three tokens; a warp for a head; more heads than a block takes.
+static const QkSizes sizes[] = {{1, 2, 1, 128},  {70, 5, 3, 8},  {37, 3, 2, 80}, {150, 3, 1, 24},
+                                {300, 4, 2, 64}, {9, 5, 1, 256}, {3, 35, 9, 64}};
 
-// The arrays of the op on the device. Calls work on copies of rows.
+TEST(QkNormRopeReference, BackwardEqualsFiniteDifferences) {
+    const QkSizes s = {3, 2, 1, 8};
+    const QkAngles angles = some_angles(s);
+    const Vector qkv = widen(random_values<float>(s.T * s.width(), 1)), dout = widen(random_values<float>(qkv.size(), 2));
+    const QkWeights w = {widen(random_values<float>(s.D, 3, 0.1, 1)), widen(random_values<float>(s.D, 4, 0.1, 2))};
+    const auto forward = [&](const Vector &x, const QkWeights &v) {
+        return rope_reference(qk_norm_reference(x, v, s, eps), s, angles, 1);
+    };
+    const QkGradient g = qk_norm_rope_backward_reference(dout, qkv, w, s, angles, eps);
+    expect_close("dqkv", g.dqkv, finite_difference([&](const Vector &x) { return forward(x, w); }, qkv, dout), 1e-8);
+    for (int key : {0, 1}) {
+        const auto of_weight = [&](const Vector &v) { return key ? forward(qkv, {w.w[0], v}) : forward(qkv, {v, w.w[1]}); };
+        expect_close(key ? "dwk" : "dwq", g.dw[key], finite_difference(of_weight, w.w[key], dout), 1e-8);
+    }
+}
+
+// The arrays of the op where the device computes. Calls work on copies of rows.
 template <class Dev> struct QkOp {
     using X = typename Dev::X;
     using Rows = std::vector<X>;
     Dev dev;
     QkSizes s;
-    DeviceArray<X> wq, wk, raw = DeviceArray<X>(s.T * s.heads() * s.D);
-    DeviceArray<float> rstd = DeviceArray<float>(s.T * s.heads()), scratch = DeviceArray<float>(rmsnorm_scratch(dev, 2 * s.D));
-    DeviceArray<float> dwq = DeviceArray<float>(std::vector<float>(s.D, 1)), dwk = DeviceArray<float>(std::vector<float>(s.D, 2));
+    Array<X> wq, wk, raw = Array<X>(s.T * s.heads() * s.D);
+    Array<float> rstd = Array<float>(s.T * s.heads()), scratch = Array<float>(rmsnorm_scratch(dev, 2 * s.D));
+    Array<float> dwq = Array<float>(std::vector<float>(s.D, 1)), dwk = Array<float>(std::vector<float>(s.D, 2));
 
     QkOp(Dev dev, const QkInputs<X> &in) : dev(dev), s(in.s), wq(in.wq), wk(in.wk) {}
 
     Rows forward(const Rows &qkv, const QkAngles &angles, bool norms = true) {
-        DeviceArray<X> x(qkv);
-        DeviceArray<float> table(angles.table);
-        DeviceArray<int32_t> pos(angles.doc_pos);
-        qk_norm_rope_forward(dev, x.data(), raw.data(), rstd.data(), norms ? wq.data() : nullptr, norms ? wk.data() : nullptr,
-                             table.data(), pos.data(), s.T, s.H, s.KV, s.D, float(eps));
+        Array<X> x(qkv);
+        Array<float> table(angles.table);
+        Array<int32_t> pos(angles.doc_pos);
+        X *const none = nullptr;
+        if (norms)
+            qk_norm_rope_forward(dev, x.data(), raw.data(), rstd.data(), wq.data(), wk.data(), table.data(), pos.data(), s.T, s.H,
+                                 s.KV, s.D, float(eps));
+        else
+            qk_norm_rope_forward(dev, x.data(), none, nullptr, none, none, table.data(), pos.data(), s.T, s.H, s.KV, s.D,
+                                 float(eps));
         return x.values();
     }
     Rows backward(const Rows &dqkv, const QkAngles &angles, bool norms = true) {
-        DeviceArray<X> d(dqkv);
-        DeviceArray<float> table(angles.table);
-        DeviceArray<int32_t> pos(angles.doc_pos);
-        qk_norm_rope_backward(dev, d.data(), dwq.data(), dwk.data(), scratch.data(), raw.data(), norms ? wq.data() : nullptr,
-                              norms ? wk.data() : nullptr, rstd.data(), table.data(), pos.data(), s.T, s.H, s.KV, s.D);
+        Array<X> d(dqkv);
+        Array<float> table(angles.table);
+        Array<int32_t> pos(angles.doc_pos);
+        X *const none = nullptr;
+        if (norms)
+            qk_norm_rope_backward(dev, d.data(), dwq.data(), dwk.data(), scratch.data(), raw.data(), wq.data(), wk.data(),
+                                  rstd.data(), table.data(), pos.data(), s.T, s.H, s.KV, s.D);
+        else
+            qk_norm_rope_backward(dev, d.data(), nullptr, nullptr, nullptr, none, none, none, nullptr, table.data(), pos.data(),
+                                  s.T, s.H, s.KV, s.D);
         return d.values();
     }
 };
 
 template <class Dev> struct QkNormRope : testing::Test {};
-TYPED_TEST_SUITE(QkNormRope, CudaDevices);
+TYPED_TEST_SUITE(QkNormRope, Devices);
 
 TYPED_TEST(QkNormRope, EqualsReferenceAndAccumulates) {
     using X = typename TypeParam::X;
@@ -76,9 +107,9 @@ TYPED_TEST(QkNormRope, IsTheNormAndRopeBitForBit) {
         const QkAngles still = no_angles(s);
         for_each_order<TypeParam>([&](TypeParam dev) {
             QkOp fused(dev, in), apart(dev, in);
-            DeviceArray<X> x(in.qkv), d(in.dqkv);
-            DeviceArray<float> table(in.angles.table);
-            DeviceArray<int32_t> pos(in.angles.doc_pos);
+            Array<X> x(in.qkv), d(in.dqkv);
+            Array<float> table(in.angles.table);
+            Array<int32_t> pos(in.angles.doc_pos);
             rope_forward(dev, x.data(), table.data(), pos.data(), s.T, s.heads(), s.D, s.width());
             rope_backward(dev, d.data(), table.data(), pos.data(), s.T, s.heads(), s.D, s.width());
             EXPECT_EQ(widen(fused.forward(in.qkv, in.angles, false)), widen(x.values()));
@@ -102,11 +133,11 @@ TYPED_TEST(QkNormRope, WeightsThatAreNotAligned) {
     both.insert(both.end(), in.wq.begin(), in.wq.end());
     both.insert(both.end(), in.wk.begin(), in.wk.end());
     const Vector normed = qk_norm_reference(widen(in.qkv), in.w, s, eps);
-    DeviceArray<X> x(in.qkv), raw(s.T * s.heads() * s.D), w(both);
-    DeviceArray<float> rstd(s.T * s.heads()), table(in.angles.table);
-    DeviceArray<int32_t> pos(in.angles.doc_pos);
+    Array<X> x(in.qkv), raw(s.T * s.heads() * s.D), w(both);
+    Array<float> rstd(s.T * s.heads()), table(in.angles.table);
+    Array<int32_t> pos(in.angles.doc_pos);
     const X *wq = w.data() + 1, *wk = wq + s.D;
-    qk_norm_rope_forward(TypeParam{}, x.data(), raw.data(), rstd.data(), wq, wk, table.data(), pos.data(), s.T, s.H, s.KV, s.D,
-                         float(eps));
+    qk_norm_rope_forward(any_device<TypeParam>(), x.data(), raw.data(), rstd.data(), wq, wk, table.data(), pos.data(), s.T, s.H,
+                         s.KV, s.D, float(eps));
     expect_close("qkv", x.values(), rope_reference(normed, s, in.angles, 1), qk_norm_rope_error<X>(s, gather_heads(normed, s)));
 }

@@ -2,12 +2,6 @@
 
 #include "../llmc/core/common.h"
 #include "check.h"
-#include "finite_difference.h"
-#include "reference_rope.h"
-
-using Vector = std::vector<double>;
-
-// ---- the table --------------------------------------------------------------------------------------------------------------
 
 struct Entry {
     size_t position, channel;
@@ -164,46 +158,4 @@ TEST(RopeTable, AttentionFactorOfYarn) {
 TEST(RopeTable, UnknownTypeIsRefused) {
     std::vector<float> table(8);
     EXPECT_THROW(rope_table(table.data(), {.type = "dynamic"}, 1, 8), Error);
-}
-
-// ---- the rotation -----------------------------------------------------------------------------------------------------------
-
-template <class Dev> struct Rope : testing::Test {
-    using X = typename Dev::X;
-    static constexpr size_t heads = 3, D = 22, stride = 4 * D + 5, positions = 9;
-    const std::vector<int32_t> doc_pos = {0, 1, 2, 3, 0, 1, 8, 0, 5};
-    const std::vector<X> x = random_values<X>(doc_pos.size() * stride, 1);
-    std::vector<float> table = std::vector<float>(positions * D);
-
-    Rope() { rope_table(table.data(), {.theta = 100}, positions, D); }
-    std::vector<X> turn(void op(Dev, X *, const float *, const int32_t *, size_t, size_t, size_t, size_t), int threads) {
-        std::vector<X> out = x;
-        op(make_device<Dev>(threads), out.data(), table.data(), doc_pos.data(), doc_pos.size(), heads, D, stride);
-        return out;
-    }
-};
-TYPED_TEST_SUITE(Rope, CpuDevices);
-
-TYPED_TEST(Rope, EqualsReferenceForAnyThreads) {
-    using X = typename TypeParam::X;
-    for (double sign : {1.0, -1.0}) {
-        const auto op = sign > 0 ? rope_forward<X> : rope_backward<X>;
-        const auto out = this->turn(op, 1);
-        const Vector want = rope_reference(widen(this->x), this->table, this->doc_pos, this->heads, this->D, this->stride, sign);
-        expect_close(sign > 0 ? "rope_forward" : "rope_backward", out, want, rope_error<X>);
-        for (int threads : {2, 3}) EXPECT_EQ(widen(this->turn(op, threads)), widen(out)) << threads << " threads";
-        for (size_t t = 0; t < this->doc_pos.size(); t++)
-            for (size_t i = this->heads * this->D; i < this->stride; i++)
-                ASSERT_EQ(float(out[t * this->stride + i]), float(this->x[t * this->stride + i])) << "beyond the heads";
-    }
-}
-
-TEST(RopeReference, BackwardEqualsFiniteDifferences) {
-    const size_t heads = 2, D = 6, stride = 14, positions = 5;
-    const std::vector<int32_t> doc_pos = {4, 0, 3};
-    std::vector<float> table(positions * D);
-    rope_table(table.data(), {.type = "yarn", .theta = 100, .factor = 4, .original_max_position = 64}, positions, D);
-    const Vector x = widen(random_values<float>(doc_pos.size() * stride, 1)), dout = widen(random_values<float>(x.size(), 2));
-    const auto forward = [&](const Vector &v) { return rope_reference(v, table, doc_pos, heads, D, stride, 1); };
-    expect_close("dx", rope_reference(dout, table, doc_pos, heads, D, stride, -1), finite_difference(forward, x, dout), 1e-8);
 }

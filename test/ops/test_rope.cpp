@@ -1,10 +1,26 @@
-#include "../../llmc/ops/rope.cuh"
+#include "../../llmc/ops/rope.h"
 
+#include "../finite_difference.h"
 #include "../reference_rope.h"
-#include "check.cuh"
+#include "device.h"
+#ifdef CUDA_HALF
+#include "../../llmc/ops/rope.cuh"
+#endif
+
+using Vector = std::vector<double>;
+
+TEST(RopeReference, BackwardEqualsFiniteDifferences) {
+    const size_t heads = 2, D = 6, stride = 14, positions = 5;
+    const std::vector<int32_t> doc_pos = {4, 0, 3};
+    std::vector<float> table(positions * D);
+    rope_table(table.data(), {.type = "yarn", .theta = 100, .factor = 4, .original_max_position = 64}, positions, D);
+    const Vector x = widen(random_values<float>(doc_pos.size() * stride, 1)), dout = widen(random_values<float>(x.size(), 2));
+    const auto forward = [&](const Vector &v) { return rope_reference(v, table, doc_pos, heads, D, stride, 1); };
+    expect_close("dx", rope_reference(dout, table, doc_pos, heads, D, stride, -1), finite_difference(forward, x, dout), 1e-8);
+}
 
 template <class Dev> struct Rope : testing::Test {};
-TYPED_TEST_SUITE(Rope, CudaDevices);
+TYPED_TEST_SUITE(Rope, Devices);
 
 TYPED_TEST(Rope, EqualsReference) {
     using X = typename TypeParam::X;
@@ -23,9 +39,9 @@ TYPED_TEST(Rope, EqualsReference) {
                 const std::vector<double> want = rope_reference(widen(x), table, doc_pos, heads, D, stride, sign);
                 SameBits same;
                 for_each_order<TypeParam>([&, heads = heads, D = D, stride = stride](TypeParam dev) {
-                    DeviceArray<X> d_x(x);
-                    DeviceArray<float> d_table(table);
-                    DeviceArray<int32_t> d_pos(doc_pos);
+                    Array<X> d_x(x);
+                    Array<float> d_table(table);
+                    Array<int32_t> d_pos(doc_pos);
                     if (sign > 0) rope_forward(dev, d_x.data(), d_table.data(), d_pos.data(), T, heads, D, stride);
                     else rope_backward(dev, d_x.data(), d_table.data(), d_pos.data(), T, heads, D, stride);
                     const auto got = d_x.values();

@@ -1,12 +1,25 @@
-#include "../../llmc/ops/swiglu.cuh"
+#include "../../llmc/ops/swiglu.h"
 
 #include <array>
 
+#include "../finite_difference.h"
 #include "../reference_swiglu.h"
-#include "check.cuh"
+#include "device.h"
+#ifdef CUDA_HALF
+#include "../../llmc/ops/swiglu.cuh"
+#endif
+
+using Vector = std::vector<double>;
+
+TEST(SwigluReference, BackwardEqualsFiniteDifferences) {
+    const size_t T = 2, F = 5;
+    const Vector x = widen(random_values<float>(T * 2 * F, 1)), dout = widen(random_values<float>(T * F, 2));
+    const Vector want = finite_difference([&](const Vector &v) { return swiglu_reference(v, T, F); }, x, dout);
+    expect_close("dgate_up", swiglu_backward_reference(dout, x, T, F), want, 1e-8);
+}
 
 template <class Dev> struct Swiglu : testing::Test {};
-TYPED_TEST_SUITE(Swiglu, CudaDevices);
+TYPED_TEST_SUITE(Swiglu, Devices);
 
 TYPED_TEST(Swiglu, EqualsReferenceAlsoInPlace) {
     using X = typename TypeParam::X;
@@ -16,7 +29,7 @@ TYPED_TEST(Swiglu, EqualsReferenceAlsoInPlace) {
         const auto want = swiglu_reference(g, T, F), want_d = swiglu_backward_reference(d, g, T, F);
         SameBits same;
         for_each_order<TypeParam>([&, T = T, F = F](TypeParam dev) {
-            DeviceArray<X> d_gate_up(gate_up), d_dout(dout), out(T * F), apart(T * 2 * F);
+            Array<X> d_gate_up(gate_up), d_dout(dout), out(T * F), apart(T * 2 * F);
             swiglu_forward(dev, out.data(), d_gate_up.data(), T, F);
             swiglu_backward(dev, apart.data(), d_dout.data(), d_gate_up.data(), T, F);
             expect_close(format("swiglu_forward T %zu F %zu", T, F).c_str(), out.values(), want, swiglu_error<X>(want));
@@ -34,8 +47,8 @@ TYPED_TEST(Swiglu, ExtremeGates) {
     const size_t F = extreme_gates.size();
     std::vector<X> ones(F);
     std::fill(ones.begin(), ones.end(), X(1.0f));
-    DeviceArray<X> gate_up(extreme_gate_up<X>()), dout(ones), out(F), d(2 * F);
-    swiglu_forward(TypeParam{}, out.data(), gate_up.data(), 1, F);
-    swiglu_backward(TypeParam{}, d.data(), dout.data(), gate_up.data(), 1, F);
+    Array<X> gate_up(extreme_gate_up<X>()), dout(ones), out(F), d(2 * F);
+    swiglu_forward(any_device<TypeParam>(), out.data(), gate_up.data(), 1, F);
+    swiglu_backward(any_device<TypeParam>(), d.data(), dout.data(), gate_up.data(), 1, F);
     expect_extremes(out.values(), d.values());
 }

@@ -1,8 +1,11 @@
-#include "../llmc/ops/gelu.h"
+#include "../../llmc/ops/gelu.h"
 
-#include "check.h"
-#include "finite_difference.h"
-#include "reference_gelu.h"
+#include "../finite_difference.h"
+#include "../reference_gelu.h"
+#include "device.h"
+#ifdef CUDA_HALF
+#include "../../llmc/ops/gelu.cuh"
+#endif
 
 using Vector = std::vector<double>;
 
@@ -45,44 +48,43 @@ TEST(Gelu, ApproximationOfPIsWithinItsBound) {
     });
 }
 
-template <class Dev> struct GeluOp : testing::Test {
+template <class Dev> struct GeluOp : testing::Test {};
+TYPED_TEST_SUITE(GeluOp, Devices);
+
+template <Gelu form, class Dev> void expect_reference(size_t n) {
     using X = typename Dev::X;
-    static constexpr size_t n = 1003;  // no multiple of any vector length
-    const std::vector<X> x = random_values<X>(n, 1, 2), dout = random_values<X>(n, 2);
-};
-TYPED_TEST_SUITE(GeluOp, CpuDevices);
+    const auto x = random_values<X>(n, 1, 2), dout = random_values<X>(n, 2);
+    const auto v = widen(x), d = widen(dout);
+    const auto want = gelu_reference<form>(v), want_dx = gelu_backward_reference<form>(d, v);
+    SameBits same_out, same_dx;
+    for_each_order<Dev>([&](Dev dev) {
+        Array<X> d_x(x), d_dout(dout), out(n), dx(n), dx_onto_x(x);
+        gelu_forward<form>(dev, out.data(), d_x.data(), n);
+        gelu_backward<form>(dev, dx.data(), d_dout.data(), d_x.data(), n);
+        expect_close(format("gelu_forward %s n %zu", gelu_name<form>, n).c_str(), out.values(), want, gelu_error<form, X>(v));
+        expect_close(format("gelu_backward %s n %zu", gelu_name<form>, n).c_str(), dx.values(), want_dx,
+                     gelu_backward_error<form, X>(d, v));
+        gelu_backward<form>(dev, dx_onto_x.data(), d_dout.data(), dx_onto_x.data(), n);
+        gelu_backward<form>(dev, d_dout.data(), d_dout.data(), d_x.data(), n);
+        gelu_forward<form>(dev, d_x.data(), d_x.data(), n);
+        for (const auto &values : {out.values(), d_x.values()}) same_out(values);
+        for (const auto &values : {dx.values(), d_dout.values(), dx_onto_x.values()}) same_dx(values);
+    });
+}
 
 TYPED_TEST(GeluOp, EqualsReferenceAlsoInPlace) {
-    using X = typename TypeParam::X;
-    for_each_form([&]<Gelu form>() {
-        const Vector x = widen(this->x), dout = widen(this->dout);
-        std::vector<X> out(this->n), dx(this->n);
-        gelu_forward<form>(make_device<TypeParam>(1), out.data(), this->x.data(), this->n);
-        gelu_backward<form>(make_device<TypeParam>(1), dx.data(), this->dout.data(), this->x.data(), this->n);
-        printf(" %s\n", gelu_name<form>);
-        expect_close("out", out, gelu_reference<form>(x), gelu_error<form, X>(x));
-        expect_close("dx", dx, gelu_backward_reference<form>(dout, x), gelu_backward_error<form, X>(dout, x));
-        for (const int threads : {1, 2, 3}) {
-            const auto dev = make_device<TypeParam>(threads);
-            std::vector<X> onto_x = this->x, onto_dout = this->dout, dx_onto_x = this->x;
-            gelu_forward<form>(dev, onto_x.data(), onto_x.data(), this->n);
-            gelu_backward<form>(dev, onto_dout.data(), onto_dout.data(), this->x.data(), this->n);
-            gelu_backward<form>(dev, dx_onto_x.data(), this->dout.data(), dx_onto_x.data(), this->n);
-            EXPECT_EQ(widen(onto_x), widen(out)) << threads << " threads";
-            EXPECT_EQ(widen(onto_dout), widen(dx)) << threads << " threads";
-            EXPECT_EQ(widen(dx_onto_x), widen(dx)) << threads << " threads";
-        }
-    });
+    for (const size_t n : {1, 8, 1003, 8 * 300}) {
+        for_each_form([&]<Gelu form>() { expect_reference<form, TypeParam>(n); });
+    }
 }
 
 TYPED_TEST(GeluOp, ExtremeInputs) {
     using X = typename TypeParam::X;
     const size_t n = extreme_inputs.size();
-    const std::vector<X> x(extreme_inputs.begin(), extreme_inputs.end()), ones(n, X(1.0f));
     for_each_form([&]<Gelu form>() {
-        std::vector<X> out(n), dx(n);
-        gelu_forward<form>(make_device<TypeParam>(), out.data(), x.data(), n);
-        gelu_backward<form>(make_device<TypeParam>(), dx.data(), ones.data(), x.data(), n);
-        expect_gelu_extremes(out, dx);
+        Array<X> x(std::vector<X>(extreme_inputs.begin(), extreme_inputs.end())), ones(std::vector<X>(n, X(1.0f))), out(n), dx(n);
+        gelu_forward<form>(any_device<TypeParam>(), out.data(), x.data(), n);
+        gelu_backward<form>(any_device<TypeParam>(), dx.data(), ones.data(), x.data(), n);
+        expect_gelu_extremes(out.values(), dx.values());
     });
 }

@@ -1,0 +1,255 @@
+// Attention of one new token of each sequence to the tokens before it, whose keys and values lie in the pages of a cache. Contract and formulas:
+// llmc/ops/attention_decode.h
+//
+// 8 sequences of up to 8192 tokens, 32 query heads, 8 key heads, D 128 in bf16 for timing. A key and its value are 4 D bytes and make 4 D FLOP
+// for each query head of their group: 4 FLOP a byte here, so that reading the cache once, 151 MB, is all that counts. It takes many loads
+// under way at the same time, from all over the GPU; what the versions differ in is how many, and how often K and V are read.
+//
+//   version                            K and V are read    warps at work           limited by
+//   1 a warp per query head            4 times             256                     one key after the other, of a sequence of 8192
+//   2 a block per query head           4 times, from L2    1024                    the same, a quarter of it
+//   3 a block per key head             once                256                     64 blocks, half of the GPU; the longest sequence
+//   4 a block per 256 keys             once                as many as there fit    instructions: two exponentials, five shuffles a score
+//   5 shipped: 16 bytes a lane         once                as many as there fit    memory
+#include "../../llmc/ops/attention_decode.cuh"
+
+#include "../../test/reference_attention_decode.h"
+#include "attention_common.h"
+
+namespace CUDA_BACKEND::workshop {
+
+struct Decode {
+    Heads<const bf16> q;
+    const bf16 *cache;
+    const int32_t *table, *first_key, *length;
+    size_t B, pages, H, KV, D;
+    float scale;
+    DecodeParts parts;
+
+    __device__ const bf16 *query(size_t b, size_t h) const { return q.data + b * q.stride + h * D; }
+    __device__ const bf16 *key(size_t b, int p, size_t kv) const {
+        const size_t page = size_t(table[b * pages + size_t(p) / cache_page]);
+        return cache + (page * cache_page + size_t(p) % cache_page) * 2 * KV * D + kv * D;
+    }
+    __device__ const bf16 *value(size_t b, int p, size_t kv) const { return key(b, p, kv) + KV * D; }
+};
+
+// A query head in the registers of a warp: the online softmax over the keys that it was given.
+struct WarpHead {
+    WarpRow q, out;
+    float max, sum;
+
+    __device__ static WarpHead load(const bf16 *q, size_t D) { return {WarpRow::load(q, D), {}, -INFINITY, 0}; }
+    __device__ void add(const WarpRow &k, const WarpRow &v, float scale) {  // of a score in units of log 2
+        const float score = scale * log2_e * q.dot(k), before = max;
+        max = fmaxf(max, score);
+        const float shrink = exp2_approx(before - max), weight = exp2_approx(score - max);
+        sum = sum * shrink + weight;
+        out.add(weight, v, shrink);
+    }
+};
+
+// ---- version 1: a warp per query head ------------------------------------------------------------------------------------------
+//
+// The row of version 2 of attention_forward, with one query: K and V are read by all four heads of a group, each in its own time. A warp
+// waits for a key and its value before it asks for the next, 8192 times, and 256 warps are 2 to an SM.
+
+__global__ void attention_decode_kernel1(bf16 *out, Decode in) {
+    const size_t row = blockIdx.x, b = row / in.H, h = row % in.H, kv = h / (in.H / in.KV);
+    WarpHead head = WarpHead::load(in.query(b, h), in.D);
+    for (int p = in.first_key[b]; p < in.length[b]; p++)
+        head.add(WarpRow::load(in.key(b, p, kv), in.D), WarpRow::load(in.value(b, p, kv), in.D), in.scale);
+    head.out.for_each(in.D, [&](size_t d, float value) { out[row * in.D + d] = value / head.sum; });
+}
+
+void attention_decode1(CudaBf16 dev, bf16 *out, const Decode &in) {
+    launch(dev, attention_decode_kernel1, Grid{in.B * in.H}, 32, 0, out, in);
+}
+
+// ---- version 2: a block per query head -----------------------------------------------------------------------------------------
+//
+// Four warps take every fourth key each. What they have is joined through shared memory, in order: the largest maximum counts, and what was
+// summed under a smaller one shrinks (join_channel, of the shipped kernel).
+
+__device__ void put_warp(float *sums, float *out, const WarpHead &head,
+                         size_t D) {  // of this warp among (warps, 2) and (warps, D)
+    const size_t warp = threadIdx.x / 32;
+    if (threadIdx.x % 32 == 0) sums[2 * warp] = head.max, sums[2 * warp + 1] = head.sum;
+    head.out.for_each(D, [&](size_t d, float value) { out[warp * D + d] = value; });
+}
+
+__global__ void attention_decode_kernel2(bf16 *out, Decode in) {
+    const size_t row = blockIdx.x, b = row / in.H, h = row % in.H, kv = h / (in.H / in.KV);
+    float *sums = &shared_mem<float>(), *outs = sums + decode_warps * 2;
+    WarpHead head = WarpHead::load(in.query(b, h), in.D);
+    for (int p = in.first_key[b] + int(threadIdx.x / 32); p < in.length[b]; p += decode_warps)
+        head.add(WarpRow::load(in.key(b, p, kv), in.D), WarpRow::load(in.value(b, p, kv), in.D), in.scale);
+    put_warp(sums, outs, head, in.D);
+    __syncthreads();
+    for (size_t d = threadIdx.x; d < in.D; d += decode_threads) {
+        const Softmax all = join_channel(sums, outs, decode_warps, in.D, d);
+        out[row * in.D + d] = all.out / all.sum;
+    }
+}
+
+void attention_decode2(CudaBf16 dev, bf16 *out, const Decode &in) {
+    launch(dev, attention_decode_kernel2, Grid{in.B * in.H}, decode_threads, decode_warps * (in.D + 2) * sizeof(float), out, in);
+}
+
+// ---- version 3: a block per key head -------------------------------------------------------------------------------------------
+//
+// A key, once loaded, meets all query heads of its group, up to 8, whose queries and sums a warp holds in its registers. K and V are read
+// once. But there are only 64 blocks left.
+
+constexpr int most_heads = 8;
+constexpr size_t group_shared(size_t D) { return most_heads * decode_warps * (D + 2) * sizeof(float); }
+
+// Query heads h0 ... of key head kv over the keys from begin to end: calls done(head, d, what they make of its channel d).
+template <class F> __device__ void sum_group(const Decode &in, size_t b, size_t kv, int begin, int end, F done) {
+    const size_t group = in.H / in.KV;
+    float *sums = &shared_mem<float>(), *outs = sums + most_heads * decode_warps * 2;  // (heads, warps, 2), (heads, warps, D)
+    for (size_t h0 = kv * group; h0 < (kv + 1) * group; h0 += most_heads) {
+        const int heads = int(min(size_t(most_heads), (kv + 1) * group - h0));
+        WarpHead head[most_heads];
+        for (int i = 0; i < most_heads; i++) head[i] = WarpHead::load(in.query(b, h0 + min(i, heads - 1)), in.D);
+        for (int p = begin + int(threadIdx.x / 32); p < end; p += decode_warps) {
+            const WarpRow k = WarpRow::load(in.key(b, p, kv), in.D), v = WarpRow::load(in.value(b, p, kv), in.D);
+            for (int i = 0; i < most_heads; i++)
+                if (i < heads) head[i].add(k, v, in.scale);
+        }
+        for (int i = 0; i < most_heads; i++) put_warp(sums + i * decode_warps * 2, outs + i * decode_warps * in.D, head[i], in.D);
+        __syncthreads();
+        for (size_t i = threadIdx.x; i < size_t(heads) * in.D; i += decode_threads) {
+            const size_t h = i / in.D, d = i % in.D;
+            done(h0 + h, d, join_channel(sums + h * decode_warps * 2, outs + h * decode_warps * in.D, decode_warps, in.D, d));
+        }
+        __syncthreads();
+    }
+}
+
+__global__ void attention_decode_kernel3(bf16 *out, Decode in) {
+    const size_t b = blockIdx.x, kv = blockIdx.y;
+    sum_group(in, b, kv, in.first_key[b], in.length[b],
+              [&](size_t h, size_t d, const Softmax &all) { out[(b * in.H + h) * in.D + d] = all.out / all.sum; });
+}
+
+void attention_decode3(CudaBf16 dev, bf16 *out, const Decode &in) {
+    launch(dev, attention_decode_kernel3, Grid{in.B, in.KV}, decode_threads, group_shared(in.D), out, in);
+}
+
+// ---- version 4: a block per split of the keys ----------------------------------------------------------------------------------
+//
+// Each block has 256 of the keys (more where a sequence has more than 8192), and writes what it has to scratch: 2 % of what it has read.
+// A second kernel joins a sequence's splits, in order: where they lie depends on the sequence alone, so its result does not change with
+// the batch that it is in. Memory is busy now. But a warp still takes one key at a time, 2 bytes a lane and load, ends each score with
+// five shuffles, and shrinks its sums for every key.
+
+__global__ void attention_decode_kernel4(Decode in) {
+    const size_t b = blockIdx.x, kv = blockIdx.y, i = blockIdx.z;
+    const DecodeSplits splits(in.first_key[b], in.length[b]);
+    const int begin = splits.begin + int(i) * splits.size, end = min(begin + splits.size, in.length[b]);
+    if (begin >= end) return;
+    sum_group(in, b, kv, max(begin, in.first_key[b]), end, [&](size_t h, size_t d, const Softmax &all) {
+        const size_t row = b * in.H + h;
+        in.parts.out_of(row, i)[d] = all.out;
+        if (d == 0) in.parts.sums_of(row, i)[0] = all.max, in.parts.sums_of(row, i)[1] = all.sum;
+    });
+}
+
+void attention_decode4(CudaBf16 dev, bf16 *out, const Decode &in) {
+    launch(dev, attention_decode_kernel4, Grid{in.B, in.KV, in.parts.splits}, decode_threads, group_shared(in.D), in);
+    launch(dev, attention_decode_join_kernel5<bf16>, Grid{in.B * in.H}, unsigned(round_up(in.D, 32)), 0, out, in.parts,
+           in.first_key, in.length, in.H);
+}
+
+// ---- version 5: llmc/ops/attention_decode.cuh ----------------------------------------------------------------------------------
+//
+// 16 bytes a lane, so that 16 lanes have a key of 128 channels, and a warp two. Each takes four neighbouring keys at once: eight loads of 16
+// bytes under way per lane, four shuffles for the scores of two keys, and one shrinking of the sums for four keys.
+
+void attention_decode5(CudaBf16 dev, bf16 *out, const Decode &in) {
+    attention_decode(dev, out, in.parts.sums, in.q, in.cache, in.table, in.first_key, in.length, in.B, in.pages, in.H, in.KV,
+                     in.D, in.scale);
+}
+
+DecodeShape decode_shape(const Sizes &s) {
+    const size_t B = s[0], keys = s[1], window = s[2], H = s[3], KV = s[4], D = s[5];
+    if (B == 0 || keys == 0 || window == 0)
+        die("%zu sequences, %zu keys, a window of %zu\n  fix: at least 1 of each", B, keys, window);
+    if (KV == 0 || H == 0 || H % KV) die("%zu query heads cannot share %zu key heads\n  fix: H a multiple of KV", H, KV);
+    check_head_size(D);
+    DecodeShape shape{{}, {}, H, KV, D};
+    for (size_t b = 0; b < B; b++) {
+        const size_t length = ceil_div(keys * (b + 1), B);
+        shape.first_key.push_back(int32_t(length - std::min(length, window))), shape.length.push_back(int32_t(length));
+    }
+    return shape;
+}
+
+template <class X> struct AttentionDecode {
+    DecodeShape shape;
+    DecodeInputs<bf16> in;
+    DeviceArray<bf16> q, cache, out;
+    DeviceArray<int32_t> table, first_key, length;
+    DeviceArray<float> scratch;
+
+    explicit AttentionDecode(const Sizes &sizes)
+        : shape(decode_shape(sizes)),
+          in(shape),
+          q(in.last),
+          cache(run_cache_store<DeviceArray>(CudaBf16{}, shape, in)),
+          out(shape.B() * shape.H * shape.D),
+          table(in.table),
+          first_key(shape.first_key),
+          length(shape.length),
+          scratch(attention_decode_scratch(CudaBf16{}, shape.B(), shape.pages(), shape.H, shape.D)) {}
+
+    static constexpr void (*versions[5])(CudaBf16, bf16 *out, const Decode &) = {
+        attention_decode1, attention_decode2, attention_decode3, attention_decode4, attention_decode5};
+
+    void run(CudaBf16 dev, size_t version) {
+        const DecodeParts parts(scratch.data(), shape.B(), shape.pages(), shape.H, shape.D);
+        versions[version - 1](dev, out.data(),
+                              {{q.data(), shape.row()},
+                               cache.data(),
+                               table.data(),
+                               first_key.data(),
+                               length.data(),
+                               shape.B(),
+                               shape.pages(),
+                               shape.H,
+                               shape.KV,
+                               shape.D,
+                               shape.scale(),
+                               parts});
+    }
+    void check(Check &check) const {
+        const DecodeReference want = decode_reference(shape, in);
+        check("out", relative(widen(out.values()), want.size), relative(want.out, want.size), want.error + unit_roundoff<bf16>);
+    }
+    Work work() const {
+        double keys = 0;
+        for (size_t b = 0; b < shape.B(); b++) keys += double(shape.length[b] - shape.first_key[b]);
+        return {.bytes = double(shape.D) * sizeof(bf16) * (keys * 2 * double(shape.KV) + double(shape.B() * 2 * shape.H))};
+    }
+};
+
+static const Ladder<AttentionDecode, bf16> ladder(
+    {.name = "attention_decode",
+     .sizes = {{"B", "sequences", 8},
+               {"keys", "of the longest sequence; the others are shorter in equal steps", 8192},
+               {"window", "keys that a query sees at most", 8192},
+               {"H", "query heads", 32},
+               {"KV", "key and value heads", 8},
+               {"D", "head size", 128}},
+     .checked = {{1, 1, 1, 1, 1, 8},        // one key
+                 {9, 300, 300, 3, 1, 64},   // GQA, some with two splits
+                 {3, 530, 70, 2, 2, 80},    // a window
+                 {2, 270, 260, 18, 2, 24},  // groups of more than 8
+                 {2, 140, 140, 7, 1, 128},
+                 {2, 66, 66, 4, 1, 256},
+                 {1, 8200, 8200, 1, 1, 8}},  // splits of 512
+     .ideas = {"a warp per query head", "a block per query head", "a block per key head", "a block per split of the keys",
+               "shipped: 16 bytes a lane, four keys at once"}});
+
+}  // namespace CUDA_BACKEND::workshop

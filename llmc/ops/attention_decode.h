@@ -1,0 +1,248 @@
+// Attention while tokens are generated: each sequence has one new token, whose query sees the keys and values of the tokens up to it. They lie
+// in a paged cache (Kwon et al., "Efficient memory management for large language model serving with PagedAttention", 2023, arXiv:2309.06180).
+//
+//   cache_store     (dev, cache, k, v, slots, T, KV, D)                  row slots[t] of the cache = (k[t], v[t]), for all t with slots[t] >= 0
+//   attention_decode(dev, out, scratch, q, cache, table, first_key, length, B, pages, H, KV, D, scale)
+//                    out[b, h] = sum_p w_p v_p / sum_p w_p,  w_p = exp(scale * q[b, h] . k_p),  over the positions first_key[b] <= p < length[b]
+//
+//   cache       (rows, 2*KV*D) X    keys of all KV heads, then their values. A page is cache_page rows, one after the other
+//   table       (B, pages) int32    position p of sequence b lies in page table[b, p / cache_page], in its row p % cache_page
+//   first_key, length (B) int32     0 <= first_key < length <= pages * cache_page. Pages before first_key are not read, nor those behind length
+//   q           (B, H, D) X         heads as in attention.h; k, v (T, KV, D)          out (B, H*D) X
+//   scratch     attention_decode_scratch(dev, B, pages, H, D) floats
+//
+// A query head h reads key head h / (H / KV). Sums are float, in an order that depends on first_key and length alone: a sequence's result does
+// not depend on the others of the batch. Nothing may alias.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "../core/device.h"
+#include "pieces.h"
+#include "simd.h"
+
+constexpr size_t cache_page = 64;  // tokens of a page
+
+template <class X>
+void cache_store(Cpu<X> dev, X *cache, Heads<const X> k, Heads<const X> v, const int32_t *slots, size_t T, size_t KV, size_t D) {
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t t = 0; t < T; t++) {
+        if (slots[t] < 0) continue;
+        X *row = cache + size_t(slots[t]) * 2 * KV * D;
+        std::copy_n(k.data + t * k.stride, KV * D, row);
+        std::copy_n(v.data + t * v.stride, KV * D, row + KV * D);
+    }
+}
+
+namespace attention {
+
+// A sequence's keys are split, and the splits are summed side by side and then joined in order, so that few sequences, too, keep many
+// cores busy. The first one begins where the first page does that is seen. Splits of a long sequence are longer, so that scratch is small.
+constexpr int split_keys = 4 * cache_page, most_splits = 32;
+
+struct DecodeSplits {
+    int begin, end, size;  // size: of a split, a multiple of split_keys
+
+    HOST_DEVICE DecodeSplits(int first_key, int length)
+        : begin(first_key / int(cache_page) * int(cache_page)),
+          end(length),
+          size((length - begin + most_splits * split_keys - 1) / (most_splits * split_keys) * split_keys) {}
+    HOST_DEVICE int count() const { return (end - begin + size - 1) / size; }
+};
+
+// The most splits that a sequence can have.
+inline size_t decode_splits(size_t pages) { return std::min<size_t>(most_splits, ceil_div(pages * cache_page, split_keys)); }
+
+// What a split gives each head, in scratch: the largest score and the sum of w, and the sum of w v.
+struct DecodeParts {
+    size_t splits, D;
+    float *sums, *out;  // (B * H, splits, 2), (B * H, splits, D)
+
+    DecodeParts(float *scratch, size_t B, size_t pages, size_t H, size_t D)
+        : splits(decode_splits(pages)), D(D), sums(scratch), out(scratch + B * H * splits * 2) {}
+    static size_t floats(size_t B, size_t pages, size_t H, size_t D) { return B * H * decode_splits(pages) * (2 + D); }
+    HOST_DEVICE float *sums_of(size_t row, size_t split) const { return sums + (row * splits + split) * 2; }
+    HOST_DEVICE float *out_of(size_t row, size_t split) const { return out + (row * splits + split) * D; }
+};
+
+static_assert(cache_page % simd::lanes == 0);
+
+// As many neighbouring rows of the cache as a vector has lanes, of which those from begin to end are seen. In one page.
+template <class X> struct DecodeBlock {
+    const X *rows;
+    size_t begin, end;
+
+    bool sees(size_t row) const { return begin <= row && row < end; }
+    bool sees_all() const { return begin == 0 && end == simd::lanes; }
+};
+
+// A split of one sequence on the CPU: the running softmax (max, sum) and output of all heads, block after block, so that rows of the
+// cache are read from end to end. A block's scores are a vector for each query head.
+//
+// Keys and values are read as words of 32 bits: a float, or two neighbours in bf16, of which the first becomes a float by a shift and the
+// second by a mask. So vectors hold every other column of bf16, and scores need half the transpositions.
+template <class X> class DecodeSplit {
+    static constexpr size_t lanes = simd::lanes, parts = sizeof(float) / sizeof(X);  // of a word
+    using Rows = simd::Vector[lanes];
+    size_t H_, KV_, D_, vectors_;                   // vectors of words that hold a head, padded with zeros
+    std::vector<float> q_, max_, weights_;          // (H, vectors, parts, lanes); (H); (H, lanes)
+    std::vector<simd::Vector> out_, sum_, scores_;  // (H, vectors, parts); (H): each lane sums its own keys; (H)
+
+    // Calls f(column, its place in q and out) for the columns of head h.
+    template <class F> void for_each_column(size_t h, F f) const {
+        for (size_t d = 0; d < D_; d++) {
+            const size_t word = d / parts, vector = (h * vectors_ + word / lanes) * parts + d % parts;
+            f(d, vector * lanes + word % lanes);
+        }
+    }
+
+  public:
+    DecodeSplit(const X *q, size_t H, size_t KV, size_t D, float scale)
+        : H_(H),
+          KV_(KV),
+          D_(D),
+          vectors_(ceil_div(D, parts * lanes)),
+          q_(H * vectors_ * parts * lanes),
+          max_(H, -INFINITY),
+          weights_(H * lanes),
+          out_(H * vectors_ * parts),
+          sum_(H),
+          scores_(H) {
+        for (size_t h = 0; h < H; h++)
+            for_each_column(h, [&](size_t d, size_t place) { q_[place] = scale * float(q[h * D + d]); });
+    }
+
+    void add(const DecodeBlock<X> &block, const X *next) {  // rows of the next block, which are prefetched
+        for (size_t kv = 0; kv < KV_; kv++) {
+            const size_t begin = H_ / KV_ * kv, end = begin + H_ / KV_;
+            Rows words, rows;
+            for (size_t h = begin; h < end; h++) scores_[h] = simd::Vector{};
+            for (size_t i = 0; i < vectors_; i++) {
+                load(words, block, next, kv, i);
+                simd::transpose_square(words);
+                for (size_t part = 0; part < parts; part++) {
+                    take(rows, words, part);
+                    for (size_t h = begin; h < end; h++)
+                        add_weighted(scores_[h], &q_[((h * vectors_ + i) * parts + part) * lanes], rows);
+                }
+            }
+            for (size_t h = begin; h < end; h++) softmax(h, block);
+            for (size_t i = 0; i < vectors_; i++) {
+                load(words, block, next, KV_ + kv, i);
+                for (size_t part = 0; part < parts; part++) {
+                    take(rows, words, part);
+                    for (size_t h = begin; h < end; h++)
+                        add_weighted(out_[(h * vectors_ + i) * parts + part], &weights_[h * lanes], rows);
+                }
+            }
+        }
+    }
+
+    void finish(size_t h, float *sums, float *out) const {  // (2), (D)
+        sums[0] = max_[h], sums[1] = 0;
+        for (size_t l = 0; l < lanes; l++) sums[1] += sum_[h][l];
+        for_each_column(h, [&](size_t d, size_t place) { out[d] = out_[place / lanes][place % lanes]; });
+    }
+
+  private:
+    // The i-th vector of words of every row, of a head of keys or, behind those, of values. Rows that are not seen are 0, whatever they hold.
+    void load(Rows &words, const DecodeBlock<X> &block, const X *next, size_t head, size_t i) const {
+        const size_t d = i * lanes * parts, n = std::min(D_ - d, lanes * parts), row = 2 * KV_ * D_, at = head * D_ + d;
+        if (n == lanes * parts && block.sees_all()) {
+#pragma GCC unroll 16
+            for (size_t r = 0; r < lanes; r++) {
+                words[r] = *reinterpret_cast<const simd::Floats *>(block.rows + r * row + at);
+                __builtin_prefetch(next + r * row + at);
+            }
+        } else {
+            for (size_t r = 0; r < lanes; r++) {
+                words[r] = simd::Vector{};
+                if (block.sees(r)) memcpy(&words[r], block.rows + r * row + at, n * sizeof(X));
+            }
+        }
+    }
+
+    static void take(Rows &rows, const Rows &words, size_t part) {
+#pragma GCC unroll 16
+        for (size_t r = 0; r < lanes; r++) {
+            const simd::Bits bits = std::bit_cast<simd::Bits>(words[r]);
+            if constexpr (parts == 1) rows[r] = words[r];
+            else rows[r] = std::bit_cast<simd::Vector>(part == 0 ? bits << 16 : bits & 0xffff0000);
+        }
+    }
+
+    static void add_weighted(simd::Vector &sum, const float *weights, const Rows &rows) {
+        simd::Vector even{}, odd{};  // two chains of sums that do not wait for each other
+#pragma GCC unroll 8
+        for (size_t r = 0; r < lanes; r += 2) even += weights[r] * rows[r], odd += weights[r + 1] * rows[r + 1];
+        sum += even + odd;
+    }
+
+    // Scores become weights. What was summed under a smaller maximum shrinks.
+    void softmax(size_t h, const DecodeBlock<X> &block) {
+        simd::Vector &s = scores_[h];
+        for (size_t r = 0; r < lanes && !block.sees_all(); r++)
+            if (!block.sees(r)) s[r] = -INFINITY;
+        if (const float most = simd::largest(s); most > max_[h]) {
+            const float shrink = fast_exp(max_[h] - most);  // 0 at first
+            max_[h] = most;
+            sum_[h] *= shrink;
+            for (size_t i = 0; i < vectors_ * parts; i++) out_[h * vectors_ * parts + i] *= shrink;
+        }
+        const simd::Vector weights = fast_exp(s - max_[h]);
+        sum_[h] += weights;
+        simd::store(&weights_[h * lanes], weights);
+    }
+};
+
+// Joins n parts of a head in order.       sums (n, 2)        parts (n, D)        out (D)
+template <class X> void join_parts(X *out, const float *sums, const float *parts, size_t n, size_t D) {
+    float max = -INFINITY, sum = 0, total[max_D] = {};
+    for (size_t i = 0; i < n; i++) max = std::max(max, sums[2 * i]);
+    for (size_t i = 0; i < n; i++) {
+        const float weight = fast_exp(sums[2 * i] - max);
+        sum += weight * sums[2 * i + 1];
+        for (size_t d = 0; d < D; d++) total[d] += weight * parts[i * D + d];
+    }
+    for (size_t d = 0; d < D; d++) out[d] = total[d] / sum;
+}
+
+}  // namespace attention
+
+template <class X> size_t attention_decode_scratch(Cpu<X>, size_t B, size_t pages, size_t H, size_t D) {
+    return attention::DecodeParts::floats(B, pages, H, D);
+}
+
+template <class X>
+void attention_decode(Cpu<X> dev, X *out, float *scratch, Heads<const X> q, const X *cache, const int32_t *table,
+                      const int32_t *first_key, const int32_t *length, size_t B, size_t pages, size_t H, size_t KV, size_t D,
+                      float scale) {
+    using namespace attention;
+    check_head_size(D);
+    const DecodeParts parts(scratch, B, pages, H, D);
+#pragma omp parallel for collapse(2) num_threads(dev.threads) schedule(dynamic)
+    for (size_t b = 0; b < B; b++)
+        for (size_t i = 0; i < parts.splits; i++) {
+            const DecodeSplits splits(first_key[b], length[b]);
+            const size_t begin = size_t(splits.begin + int(i) * splits.size),
+                         end = std::min(begin + size_t(splits.size), size_t(length[b]));
+            if (begin >= end) continue;
+            DecodeSplit<X> split(q.data + b * q.stride, H, KV, D, scale);
+            const auto rows = [&](size_t p) {
+                return cache + (size_t(table[b * pages + p / cache_page]) * cache_page + p % cache_page) * 2 * KV * D;
+            };
+            const size_t first = std::max(begin, size_t(first_key[b]));
+            for (size_t p = first / simd::lanes * simd::lanes; p < end; p += simd::lanes) {
+                const size_t next = p + simd::lanes;
+                split.add({rows(p), std::max(first, p) - p, std::min(end, next) - p}, rows(next < end ? next : p));
+            }
+            for (size_t h = 0; h < H; h++) split.finish(h, parts.sums_of(b * H + h, i), parts.out_of(b * H + h, i));
+        }
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t row = 0; row < B * H; row++)
+        join_parts(out + row * D, parts.sums_of(row, 0), parts.out_of(row, 0),
+                   size_t(DecodeSplits(first_key[row / H], length[row / H]).count()), D);
+}

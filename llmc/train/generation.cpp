@@ -1,0 +1,240 @@
+#include "generation.h"
+
+#include <algorithm>
+
+#include "../core/common.h"
+#include "../core/rng.h"
+#include "../ops/attention_decode.h"
+
+namespace {
+
+// The pages of the cache. A page that several sequences share goes back when the last of them releases it.
+class Pages {
+  public:
+    explicit Pages(size_t count) : users_(count) {
+        for (size_t i = count; i-- > 0;) free_.push_back(int32_t(i));
+    }
+    size_t free() const { return free_.size(); }
+    int32_t take() {
+        const int32_t page = free_.back();
+        free_.pop_back();
+        users_[size_t(page)] = 1;
+        return page;
+    }
+    int32_t share(int32_t page) { return users_[size_t(page)]++, page; }
+    void release(std::vector<int32_t> &pages) {
+        for (int32_t page : pages)
+            if (--users_[size_t(page)] == 0) free_.push_back(page);
+        pages.clear();
+    }
+
+  private:
+    std::vector<size_t> users_;
+    std::vector<int32_t> free_;
+};
+
+struct Sequence {
+    size_t prompt, sample;
+    std::vector<int32_t> tokens;  // of the prompt, then those generated
+    std::vector<int32_t> pages;
+};
+
+// What waits to be computed: a prompt whose samples `next`, ..., samples - 1 have not begun, or a sequence that was preempted.
+struct Waiting {
+    size_t prompt, next, samples;
+    std::vector<int32_t> tokens;
+    std::vector<int32_t> pages = {};  // of its tokens, once they are computed
+    std::vector<float> logits = {};   // of its last token
+};
+
+class Engine {
+  public:
+    Engine(Model &model, const GenerationRoom &room, std::span<const Prompt> prompts, const GenerationSettings &settings)
+        : model_(model), room_(room), prompts_(prompts), settings_(settings), pages_(room.pages) {
+        for (size_t i = 0; i < prompts.size(); i++) waiting_.push_back({i, 0, settings.samples, prompts[i].tokens});
+        completions_.resize(prompts.size() * settings.samples);
+    }
+
+    std::vector<Completion> run(const std::function<void(size_t, size_t)> &progress) {
+        while (!waiting_.empty() || !running_.empty()) {
+            compute_prompts();
+            begin_sequences();
+            decode();
+            if (progress) progress(finished_, tokens_);
+        }
+        return std::move(completions_);
+    }
+
+  private:
+    static size_t pages_for(size_t tokens) { return ceil_div(tokens, cache_page); }
+    size_t capacity() const { return room_.sequences - running_.size(); }
+
+    // Computes the prompts at the head of the queue that fit into a row and whose pages are free.
+    void compute_prompts() {
+        if (waiting_.empty()) return;
+        if (running_.empty() && waiting_.front().logits.empty())  // the first in the queue may have all pages
+            for (Waiting &w : waiting_) pages_.release(w.pages), w.logits.clear();
+        std::vector<Waiting *> row;
+        std::vector<std::vector<int32_t>> documents;
+        size_t tokens = 0, samples = 0;
+        for (Waiting &w : waiting_) {
+            if (!w.logits.empty()) {
+                samples += w.samples - w.next;
+                continue;
+            }
+            tokens += w.tokens.size();
+            const bool fits = tokens <= room_.row_tokens() && pages_for(w.tokens.size()) < pages_.free() + running_.empty();
+            if (samples >= capacity() || documents.size() == room_.sequences || !fits) break;
+            for (size_t i = 0; i < pages_for(w.tokens.size()); i++) w.pages.push_back(pages_.take());
+            samples += w.samples - w.next;
+            row.push_back(&w), documents.push_back(w.tokens);
+        }
+        if (row.empty()) return;
+        const Row packed = make_row(documents);
+        CacheStep step{true, std::vector<int32_t>(packed.T, -1), {}, {}};
+        for (size_t i = 0; i < row.size(); i++)
+            for (size_t t = 0; t < documents[i].size(); t++) step.slots[packed.doc_offsets[i] + t] = slot(row[i]->pages, t);
+        const float *logits = model_.next_logits(packed, step);
+        const size_t V = room_.vocabulary;
+        for (size_t i = 0; i < row.size(); i++) row[i]->logits.assign(logits + i * V, logits + i * V + settings_.vocabulary);
+    }
+
+    static int32_t slot(const std::vector<int32_t> &pages, size_t position) {
+        return int32_t(size_t(pages[position / cache_page]) * cache_page + position % cache_page);
+    }
+
+    // Begins sequences of the prompts that have been computed, while there is room. The last sample takes the prompt's own pages.
+    void begin_sequences() {
+        while (!waiting_.empty() && !waiting_.front().logits.empty() && capacity() > 0) {
+            Waiting &w = waiting_.front();
+            Sequence s{w.prompt, w.next, w.tokens, {}};
+            const bool last = w.next + 1 == w.samples, partial = w.tokens.size() % cache_page != 0;
+            std::vector<float> logits = w.logits;
+            if (last || (partial &&
+                         pages_.free() == 0)) {  // without room for a copy the prompt is computed once more for the next sample
+                s.pages = std::move(w.pages);
+                w.pages.clear(), w.logits.clear();
+            } else {
+                for (size_t i = 0; i + partial < w.pages.size(); i++) s.pages.push_back(pages_.share(w.pages[i]));
+                if (partial) {
+                    s.pages.push_back(pages_.take());
+                    model_.copy_cache_page(size_t(s.pages.back()), size_t(w.pages.back()));
+                }
+            }
+            w.next++;
+            if (last) waiting_.pop_front();
+            const int32_t token = sample(s, logits);
+            if (!add(s, token)) running_.push_back(std::move(s));
+        }
+    }
+
+    int32_t sample(const Sequence &s, std::span<const float> logits) const {
+        const Prompt &prompt = prompts_[s.prompt];
+        const uint32_t stream = uint32_t(prompt.number * settings_.samples + s.sample);
+        const double uniform = Random{settings_.seed, Purpose::sampling, stream}.uniform(s.tokens.size() - prompt.tokens.size());
+        return sample_token(logits, settings_.sampling, uniform);
+    }
+
+    // Appends a token. Returns whether this ends the sequence; its pages are then free again.
+    bool add(Sequence &s, int32_t token) {
+        s.tokens.push_back(token);
+        tokens_++;
+        const auto first = s.tokens.begin() + ptrdiff_t(prompts_[s.prompt].tokens.size());
+        const bool ended = std::find(settings_.eos.begin(), settings_.eos.end(), token) != settings_.eos.end();
+        if (!ended && size_t(s.tokens.end() - first) < settings_.max_new_tokens) return false;
+        completions_[s.prompt * settings_.samples + s.sample] = {{first, s.tokens.end()}, ended};
+        pages_.release(s.pages);
+        finished_++;
+        return true;
+    }
+
+    // The sequence that was admitted last waits again, with all its tokens.
+    void preempt() {
+        Sequence &s = running_.back();
+        pages_.release(s.pages);
+        waiting_.push_front({s.prompt, s.sample, s.sample + 1, std::move(s.tokens)});
+        running_.pop_back();
+    }
+
+    // Makes sure that each running sequence has a page for its newest token.
+    void take_pages() {
+        for (size_t i = 0; i < running_.size(); i++) {
+            if (running_[i].pages.size() >= pages_for(running_[i].tokens.size())) continue;
+            while (pages_.free() == 0 && i < running_.size()) release_waiting_or_preempt();
+            if (i < running_.size()) running_[i].pages.push_back(pages_.take());
+        }
+    }
+    void release_waiting_or_preempt() {
+        for (Waiting &w : waiting_)
+            if (!w.pages.empty()) return pages_.release(w.pages), w.logits.clear();
+        preempt();
+    }
+
+    // Computes the next token of each running sequence.
+    void decode() {
+        take_pages();
+        if (running_.empty()) return;
+        const size_t B = running_.size(), width = room_.sequence_pages;
+        Row row{};
+        row.T = B;
+        CacheStep step{false, {}, std::vector<int32_t>(B * width), {}};
+        for (size_t b = 0; b < B; b++) {
+            const Sequence &s = running_[b];
+            const size_t position = s.tokens.size() - 1;
+            row.tokens.push_back(s.tokens.back());
+            row.doc_pos.push_back(int32_t(position));
+            row.doc_offsets.push_back(b);
+            step.slots.push_back(slot(s.pages, position));
+            std::copy(s.pages.begin(), s.pages.end(), step.table.begin() + ptrdiff_t(b * width));
+            step.length.push_back(int32_t(position + 1));
+        }
+        row.doc_offsets.push_back(B);
+        const float *logits = model_.next_logits(row, step);
+        std::vector<int32_t> tokens(B);
+#pragma omp parallel for schedule(dynamic)
+        for (size_t b = 0; b < B; b++) tokens[b] = sample(running_[b], {logits + b * room_.vocabulary, settings_.vocabulary});
+        std::vector<Sequence> still;
+        for (size_t b = 0; b < B; b++)
+            if (!add(running_[b], tokens[b])) still.push_back(std::move(running_[b]));
+        running_ = std::move(still);
+    }
+
+    Model &model_;
+    const GenerationRoom &room_;
+    std::span<const Prompt> prompts_;
+    const GenerationSettings &settings_;
+    Pages pages_;
+    std::deque<Waiting> waiting_;
+    std::vector<Sequence> running_;  // in the order in which they were admitted
+    std::vector<Completion> completions_;
+    size_t finished_ = 0, tokens_ = 0;
+};
+
+}  // namespace
+
+GenerationRoom::GenerationRoom(std::span<const Prompt> prompts, const GenerationSettings &s, size_t vocabulary, size_t most)
+    : sequences(std::max<size_t>(1, std::min(most, prompts.size() * s.samples))),
+      longest_prompt(1),
+      prompt_tokens(0),
+      vocabulary(vocabulary) {
+    for (const Prompt &p : prompts) longest_prompt = std::max(longest_prompt, p.tokens.size()), prompt_tokens += p.tokens.size();
+    longest = longest_prompt + s.max_new_tokens;
+    sequence_pages = ceil_div(longest, cache_page);
+    pages = sequences * sequence_pages;
+}
+
+size_t GenerationRoom::row_tokens() const {
+    const bool preempts = pages < sequences * sequence_pages;
+    return round_up(std::max(preempts ? longest : longest_prompt, std::min<size_t>(prompt_tokens, 2048)), row_multiple);
+}
+
+void GenerationRoom::use(ModelLimits &limits) const {
+    limits.cache_pages = pages, limits.sequences = sequences, limits.sequence_pages = sequence_pages;
+    limits.row_tokens = std::max({limits.row_tokens, row_tokens(), round_up(sequences, row_multiple)});
+    limits.positions = std::max(limits.positions, sequence_pages * cache_page);
+}
+
+std::vector<Completion> generate(Model &model, const GenerationRoom &room, std::span<const Prompt> prompts,
+                                 const GenerationSettings &settings, const std::function<void(size_t, size_t)> &progress) {
+    return Engine(model, room, prompts, settings).run(progress);
+}

@@ -1,0 +1,56 @@
+// The generation engine: continues many prompts with one model. Decoding computes one token of every running sequence in one pass, because a pass
+// reads all weights, however many sequences share it. A sequence that ends makes room for the next prompt at once (continuous batching; Yu et al.,
+// "Orca", 2022), and keys and values lie in pages (attention_decode.h), so that no sequence reserves room for its longest end.
+//
+// A prompt is computed once: its samples share its full pages, and each has a copy of the last, partial one. If the cache is full, the sequence that was
+// admitted last gives its pages back, and is computed anew from its tokens later (preemption).
+//
+// Random numbers are keyed by (seed, prompt, sample, position). So an answer depends neither on the other prompts, nor on the number of sequences that run
+// together, nor on the cache, but for the rounding of products of other sizes.
+#pragma once
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "../model/model.h"
+#include "sampler.h"
+
+struct Prompt {
+    std::vector<int32_t> tokens;  // at least one
+    uint32_t number;              // the key of its random numbers
+};
+
+struct Completion {
+    std::vector<int32_t> tokens;  // with the token that ended it
+    bool ended = false;           // by an end-of-sequence token; else max_new_tokens was reached
+};
+
+struct GenerationSettings {
+    size_t max_new_tokens;
+    Sampling sampling;
+    uint64_t seed;
+    size_t samples = 1;        // of each prompt
+    size_t vocabulary;         // ids that may be sampled: some models have more rows than their tokenizer has tokens
+    std::vector<int32_t> eos;  // tokens that end a sequence
+};
+
+// The sizes that generation needs of a model. `pages` begins as what all sequences that run together need at most, and may be made less, but no less
+// than `sequence_pages`.
+struct GenerationRoom {
+    size_t sequences, sequence_pages, pages;        // sequences that run together; pages of the longest, and of the cache
+    size_t longest_prompt, longest, prompt_tokens;  // tokens of the longest prompt, of the longest sequence, and of all prompts
+    size_t vocabulary;                              // the model's: logits of a token
+
+    GenerationRoom() = default;
+    GenerationRoom(std::span<const Prompt> prompts, const GenerationSettings &settings, size_t vocabulary, size_t most_sequences);
+    size_t row_tokens() const;  // of the longest row: prompts, or a sequence that is computed again
+    void use(ModelLimits &limits) const;
+};
+
+// Continues the prompts. Returns the completions of prompt 0, of prompt 1, ..., each `samples` in number. `progress` is told of each that is finished, and
+// how many tokens were generated so far. The model's limits are those of `room`.
+std::vector<Completion> generate(Model &model, const GenerationRoom &room, std::span<const Prompt> prompts,
+                                 const GenerationSettings &settings,
+                                 const std::function<void(size_t finished, size_t tokens)> &progress = nullptr);

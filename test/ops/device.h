@@ -1,0 +1,32 @@
+// The tests of an op are written once. Compiled plainly they run on the CPU's devices; compiled for the emulator or by nvcc they run on CUDA's.
+// Here stands what differs: the devices, the arrays in their memory, and in which orders the threads of an op run.
+#pragma once
+#include "../../llmc/core/common.h"
+#include "../check.h"
+
+#ifdef CUDA_HALF
+#include "../cuda/check.cuh"
+
+using Devices = CudaDevices;
+template <class T> using Array = DeviceArray<T>;
+template <class X> using FloatsArray = DeviceFloats<X>;
+
+template <class Dev> Dev any_device() { return {}; }
+#else
+using Devices = CpuDevices;
+template <class T> using Array = HostArray<T>;
+template <class X> using FloatsArray = HostFloats<X>;
+
+template <class Dev> Dev any_device() { return make_device<Dev>(); }
+struct MatmulContext {  // what products need: make_device has given it already; CUDA's is in test/cuda/matmul_context.cuh
+    template <class Dev> Dev device(Dev dev) const { return dev; }
+};
+
+// Runs the body with one thread and with more, which run in any order. EXPECT_... inside it say with how many.
+template <class Dev, class Body> void for_each_order(Body body) {
+    for (const int threads : {1, 2, 3}) {
+        SCOPED_TRACE(format("%d threads", threads));
+        body(make_device<Dev>(threads));
+    }
+}
+#endif

@@ -1,0 +1,69 @@
+// Copies whose rows do not fit vectors, and those that do: what they move is exact on every device.
+#include "../../llmc/ops/layout.h"
+
+#include "device.h"
+#ifdef CUDA_HALF
+#include "../../llmc/ops/layout.cuh"
+#endif
+
+template <class Dev> struct Layout : testing::Test {};
+TYPED_TEST_SUITE(Layout, Devices);
+
+TYPED_TEST(Layout, CopiesRows) {
+    using X = typename TypeParam::X;
+    for (const size_t C : {7, 8, 600}) {
+        const size_t n = 5, out_stride = C + 8, x_stride = C + 16;
+        const auto x = random_values<X>(n * x_stride, 1);
+        for_each_order<TypeParam>([&](TypeParam dev) {
+            Array<X> d_x(x), out(n * out_stride);
+            copy_rows(dev, out.data(), out_stride, d_x.data(), x_stride, n, C);
+            const auto got = out.values();
+            for (size_t i = 0; i < n * out_stride; i++) {
+                const size_t r = i / out_stride, c = i % out_stride;
+                if (c < C) EXPECT_EQ(float(got[i]), float(x[r * x_stride + c])) << i;
+                else EXPECT_TRUE(std::isnan(float(got[i]))) << i;
+            }
+        });
+    }
+}
+
+TYPED_TEST(Layout, AddsRows) {
+    for (const size_t C : {7, 8, 600}) {  // one value at a time, vectors, more than a block takes at once
+        const size_t n = 5, out_stride = C + 4, x_stride = C + 8;
+        const auto out = random_values<float>(n * out_stride, 1), x = random_values<float>(n * x_stride, 2);
+        auto want = out;
+        for (size_t r = 0; r < n; r++)
+            for (size_t c = 0; c < C; c++) want[r * out_stride + c] += x[r * x_stride + c];
+        for_each_order<TypeParam>([&](TypeParam dev) {
+            Array<float> d_out(out), d_x(x);
+            add_rows(dev, d_out.data(), out_stride, d_x.data(), x_stride, n, C);
+            EXPECT_EQ(d_out.values(), want) << C;
+        });
+    }
+}
+
+TYPED_TEST(Layout, ClearsFloats) {
+    for (const size_t n : {1, 1027, 4096}) {
+        for_each_order<TypeParam>([&](TypeParam dev) {
+            Array<float> x(std::vector<float>(n + 1, 3));
+            clear_floats(dev, x.data(), n);
+            auto want = std::vector<float>(n + 1, 0);
+            want[n] = 3;
+            EXPECT_EQ(x.values(), want) << n;
+        });
+    }
+}
+
+TYPED_TEST(Layout, RoundsFloats) {
+    using X = typename TypeParam::X;
+    for (const size_t n : {1, 1027, 4096}) {
+        const auto x = random_values<float>(n, 1);
+        for_each_order<TypeParam>([&](TypeParam dev) {
+            Array<float> d_x(x);
+            Array<X> out(n);
+            round_floats(dev, out.data(), d_x.data(), n);
+            const auto got = out.values();
+            for (size_t i = 0; i < n; i++) EXPECT_EQ(float(got[i]), float(X(x[i]))) << i;
+        });
+    }
+}

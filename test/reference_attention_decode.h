@@ -1,0 +1,166 @@
+// What the tests of attention_decode share, on the CPU and of the kernels: sequences of which each is a document of attention.h, the queries
+// of their last tokens, and a cache in which all that these must not see is NaN.
+#pragma once
+#include "../llmc/ops/attention_decode.h"
+#include "reference_attention.h"
+
+struct DecodeShape {
+    std::vector<int32_t> first_key, length;  // (B)
+    size_t H, KV, D;
+
+    size_t B() const { return length.size(); }
+    size_t row() const { return (H + 2 * KV) * D; }
+    size_t pages() const {
+        return ceil_div(size_t(*std::ranges::max_element(length)), cache_page) + 1;
+    }  // one more than anybody has
+    float scale() const { return float(1 / std::sqrt(double(D))); }
+};
+
+// Sequences do not lie in order in the cache, and neither do the pages of one. Where no key of a page is seen, the table names a page
+// that nobody owns.
+template <class X> struct DecodeInputs {
+    size_t cache_rows;
+    std::vector<X> qkv, last;    // (sum of length, (H+2*KV)*D): all tokens of all sequences; (B, ...): their last ones
+    std::vector<int32_t> slots;  // (sum of length), -1 in front of first_key
+    std::vector<int32_t> table;  // (B, pages)
+
+    explicit DecodeInputs(const DecodeShape &s) {
+        const size_t owned = s.B() * s.pages(), pool = (owned + 1) % 7 ? owned + 1 : owned + 2;  // 7 must not divide it
+        const auto page = [&](size_t i) { return int32_t((7 * i + 3) % pool); };
+        cache_rows = pool * cache_page;
+        for (size_t b = 0; b < s.B(); b++) {
+            const size_t first = size_t(s.first_key[b]), length = size_t(s.length[b]);
+            for (size_t i = 0; i < s.pages(); i++) {
+                const bool seen = (i + 1) * cache_page > first && i * cache_page < length;
+                table.push_back(page(seen ? b * s.pages() + i : owned));
+            }
+            for (size_t p = 0; p < length; p++)
+                slots.push_back(
+                    p < first ? -1 : table[b * s.pages() + p / cache_page] * int32_t(cache_page) + int32_t(p % cache_page));
+        }
+        qkv = random_values<X>(slots.size() * s.row(), 1);
+        for (size_t b = 0, end = 0; b < s.B(); b++) {
+            end += size_t(s.length[b]);
+            last.insert(last.end(), qkv.begin() + long((end - 1) * s.row()), qkv.begin() + long(end * s.row()));
+        }
+    }
+};
+
+// The cache as cache_store leaves it, which held NaN before.
+template <template <class> class Array, class Dev, class X = typename Dev::X>
+std::vector<X> run_cache_store(Dev dev, const DecodeShape &s, const DecodeInputs<X> &in) {
+    Array<X> cache(in.cache_rows * 2 * s.KV * s.D), qkv(in.qkv);
+    Array<int32_t> slots(in.slots);
+    const X *k = qkv.data() + s.H * s.D;
+    cache_store(dev, cache.data(), Heads<const X>{k, s.row()}, Heads<const X>{k + s.KV * s.D, s.row()}, slots.data(),
+                in.slots.size(), s.KV, s.D);
+    return cache.values();
+}
+
+// out (sequences, H*D) of a batch of some of the sequences, with a table that is as wide as they need.
+template <template <class> class Array, class Dev, class X = typename Dev::X>
+std::vector<X> run_decode(Dev dev, const DecodeShape &s, const DecodeInputs<X> &in, const std::vector<X> &cache_values,
+                          const std::vector<size_t> &sequences) {
+    DecodeShape batch{{}, {}, s.H, s.KV, s.D};
+    for (size_t b : sequences) batch.first_key.push_back(s.first_key[b]), batch.length.push_back(s.length[b]);
+    const size_t B = batch.B(), pages = batch.pages();
+    std::vector<X> last;
+    std::vector<int32_t> table;
+    for (size_t b : sequences) {
+        last.insert(last.end(), in.last.begin() + long(b * s.row()), in.last.begin() + long((b + 1) * s.row()));
+        table.insert(table.end(), in.table.begin() + long(b * s.pages()), in.table.begin() + long(b * s.pages() + pages));
+    }
+    Array<X> q(last), cache(cache_values), out(B * s.H * s.D);
+    Array<int32_t> d_table(table), first_key(batch.first_key), length(batch.length);
+    Array<float> scratch(attention_decode_scratch(dev, B, pages, s.H, s.D));
+    attention_decode(dev, out.data(), scratch.data(), Heads<const X>{q.data(), s.row()}, cache.data(), d_table.data(),
+                     first_key.data(), length.data(), B, pages, s.H, s.KV, s.D, s.scale());
+    return out.values();
+}
+template <template <class> class Array, class Dev, class X = typename Dev::X>
+std::vector<X> run_decode(Dev dev, const DecodeShape &s, const DecodeInputs<X> &in, const std::vector<X> &cache) {
+    std::vector<size_t> all(s.B());
+    for (size_t b = 0; b < s.B(); b++) all[b] = b;
+    return run_decode<Array>(dev, s, in, cache, all);
+}
+
+// All rows must have the bits of their tokens, and all others must still be NaN.
+template <class X> void check_cache(const DecodeShape &s, const DecodeInputs<X> &in, const std::vector<X> &cache) {
+    const size_t row = 2 * s.KV * s.D;
+    std::vector<X> want(cache.size(), X(NAN));
+    for (size_t t = 0; t < in.slots.size(); t++)
+        if (in.slots[t] >= 0) std::copy_n(&in.qkv[t * s.row() + s.H * s.D], row, &want[size_t(in.slots[t]) * row]);
+    size_t wrong = 0;
+    for (size_t i = 0; i < want.size(); i++)
+        wrong += std::isnan(float(want[i])) ? !std::isnan(float(cache[i])) : float(cache[i]) != float(want[i]);
+    EXPECT_EQ(wrong, 0u) << "elements of the cache";
+}
+
+struct DecodeReference {
+    std::vector<double> out, size;  // (B, H*D); the same sum over absolute values
+    double error = 0;               // of float, relative to size
+};
+
+template <class X> DecodeReference decode_reference(const DecodeShape &s, const DecodeInputs<X> &in) {
+    DecodeReference result;
+    for (size_t b = 0, begin = 0; b < s.B(); begin += size_t(s.length[b++])) {
+        const size_t length = size_t(s.length[b]), first = size_t(s.first_key[b]), at = begin * s.row();
+        const AttentionShape document{{length}, 0, s.H, s.KV, s.D};
+        const auto qkv = widen(std::vector<X>(in.qkv.begin() + long(at), in.qkv.begin() + long(at + length * s.row())));
+        AttentionReference ref;
+        ref.lse.resize(s.H * length);
+        for (size_t h = 0; h < s.H; h++) {
+            const auto p = probabilities(ref, document, qkv, length - 1, h, first);
+            for (size_t d = 0; d < s.D; d++) {
+                double sum = 0, size = 0;
+                for (size_t r = first; r < length; r++) {
+                    const double v = qkv[r * s.row() + (s.H + s.KV + h / (s.H / s.KV)) * s.D + d];
+                    sum += p[r - first] * v, size += p[r - first] * std::abs(v);
+                }
+                result.out.push_back(sum), result.size.push_back(size);
+            }
+        }
+        result.error = std::max(result.error, 2 * lse_error<float>(document, ref) + rounded_sum_error(length));
+    }
+    return result;
+}
+
+template <class X>
+void check_decode(const char *what, const DecodeShape &s, const DecodeInputs<X> &in, const std::vector<X> &out) {
+    const DecodeReference want = decode_reference(s, in);
+    expect_close(what, relative(widen(out), want.size), relative(want.out, want.size), want.error + unit_roundoff<X>);
+}
+
+// A sequence's result must not depend on the others of its batch.
+template <template <class> class Array, class Dev> void check_each_alone(Dev dev, const DecodeShape &s) {
+    const DecodeInputs<typename Dev::X> in(s);
+    const auto cache = run_cache_store<Array>(dev, s, in), together = run_decode<Array>(dev, s, in, cache);
+    for (size_t b = 0; b < s.B(); b++) {
+        const auto alone = run_decode<Array>(dev, s, in, cache, {b});
+        EXPECT_TRUE(same_bits(alone.data(), &together[b * alone.size()], alone.size())) << "sequence " << b;
+    }
+}
+
+// A NaN in a key or value of the first key head of the first sequence.
+template <template <class> class Array, class Dev> void check_nan_reaches_those_who_see_it(Dev dev) {
+    const DecodeShape s{{0, 0}, {100, 90}, 4, 2, 16};
+    for (size_t column : {s.H * s.D, (s.H + s.KV) * s.D}) {
+        DecodeInputs<typename Dev::X> in(s);
+        in.qkv[70 * s.row() + column] = NAN;
+        const auto out = run_decode<Array>(dev, s, in, run_cache_store<Array>(dev, s, in));
+        for (size_t i = 0; i < out.size(); i += s.D) EXPECT_EQ(std::isnan(float(out[i])), i < 2 * s.D) << i;
+    }
+}
+
+// Lengths at the borders of pages (64 keys) and of splits (256), windows that begin there, groups of one head and of up to 9, and
+// head sizes that fill the vectors and that do not.
+inline const std::vector<std::pair<const char *, DecodeShape>> decode_shapes = {
+    {"one key, D 8", {{0}, {1}, 1, 1, 8}},
+    {"2:2, D 8", {{0, 0, 3}, {5, 70, 140}, 2, 2, 8}},
+    {"3:1, D 64", {{0, 0, 0, 0, 0, 0, 0, 0, 0}, {1, 2, 63, 64, 65, 255, 256, 257, 600}, 9, 3, 64}},
+    {"windows, 4:1, D 64", {{1, 63, 64, 65, 250, 255, 256, 257, 511}, {2, 65, 65, 200, 258, 256, 513, 300, 514}, 4, 1, 64}},
+    {"windows, 9:1, D 80", {{0, 290, 64}, {1, 310, 129}, 9, 1, 80}},
+    {"7:1, D 128", {{0, 0, 100}, {130, 3, 300}, 14, 2, 128}},
+    {"splits of more than 256 keys, D 8", {{0, 70, 0}, {8193, 8300, 300}, 1, 1, 8}},
+    {"2:1, D 256", {{0, 7, 0}, {66, 8, 260}, 2, 1, 256}},
+};
