@@ -72,8 +72,8 @@ TYPED_TEST(Matmul, BackwardWeightAccumulatesOrOverwrites) {
         const auto dw_before = random_values<float>(s.OC * s.IC, 5), dbias_before = random_values<float>(s.OC, 6);
         const Sums want = product_reference(this->dout, 1, s.OC, this->x, s.IC, 1, widen(dw_before), s.OC, s.IC, s.T);
         const Sums want_alone = product_reference(this->dout, 1, s.OC, this->x, s.IC, 1, {}, s.OC, s.IC, s.T);
-        const std::vector<float> ones(s.T, 1.0f), dout_floats(this->dout.begin(), this->dout.end());  // no tensor core sums them
-        const Sums bias = product_reference(ones, 0, 1, dout_floats, s.OC, 1, widen(dbias_before), 1, s.OC, s.T);
+        const std::vector<float> ones(s.T, 1.0f), floats(this->dout.begin(), this->dout.end());  // no tensor core sums them
+        const Sums bias = product_reference(ones, 0, 1, floats, s.OC, 1, widen(dbias_before), 1, s.OC, s.T);
         for_each_order<TypeParam>([&](TypeParam dev) {
             dev = this->context.device(dev);
             Array<X> dout(this->dout), x(this->x);
