@@ -18,6 +18,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "../core/device.h"
@@ -88,8 +89,9 @@ template <class X> class DecodeSplit {
     static constexpr size_t lanes = simd::lanes, parts = sizeof(float) / sizeof(X);  // of a word
     using Rows = simd::Vector[lanes];
     size_t H_, KV_, D_, vectors_;                   // vectors of words that hold a head, padded with zeros
-    std::vector<float> q_, max_, weights_;          // (H, vectors, parts, lanes); (H); (H, lanes)
-    std::vector<simd::Vector> out_, sum_, scores_;  // (H, vectors, parts); (H): each lane sums its own keys; (H)
+    std::vector<float> q_, max_, weights_;  // (H, vectors, parts, lanes); (H); (H, lanes)
+    // (H, vectors, parts); (H): each lane sums its own keys; (H). Not a std::vector, whose functions nvcc would also compile for the GPU.
+    std::unique_ptr<simd::Vector[]> out_, sum_, scores_;
 
     // Calls f(column, its place in q and out) for the columns of head h.
     template <class F> void for_each_column(size_t h, F f) const {
@@ -108,9 +110,9 @@ template <class X> class DecodeSplit {
           q_(H * vectors_ * parts * lanes),
           max_(H, -INFINITY),
           weights_(H * lanes),
-          out_(H * vectors_ * parts),
-          sum_(H),
-          scores_(H) {
+          out_(std::make_unique<simd::Vector[]>(H * vectors_ * parts)),
+          sum_(std::make_unique<simd::Vector[]>(H)),
+          scores_(std::make_unique<simd::Vector[]>(H)) {
         for (size_t h = 0; h < H; h++)
             for_each_column(h, [&](size_t d, size_t place) { q_[place] = scale * float(q[h * D + d]); });
     }
