@@ -88,7 +88,7 @@ template <class X> struct DecodeBlock {
 template <class X> class DecodeSplit {
     static constexpr size_t lanes = simd::lanes, parts = sizeof(float) / sizeof(X);  // of a word
     using Rows = simd::Vector[lanes];
-    size_t H_, KV_, D_, vectors_;                   // vectors of words that hold a head, padded with zeros
+    size_t H_, KV_, D_, vectors_;           // vectors of words that hold a head, padded with zeros
     std::vector<float> q_, max_, weights_;  // (H, vectors, parts, lanes); (H); (H, lanes)
     // (H, vectors, parts); (H): each lane sums its own keys; (H). Not a std::vector, whose functions nvcc would also compile for the GPU.
     std::unique_ptr<simd::Vector[]> out_, sum_, scores_;
