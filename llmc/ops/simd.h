@@ -105,7 +105,11 @@ namespace simd {
 
 // Permutes the lanes of one vector, or chooses from those of two: lane l of the result is lane from(l) of (a, b).
 template <class From, size_t... l> inline Vector choose(Vector a, Vector b, From from, std::index_sequence<l...>) {
+#ifdef __clang__
+    return __builtin_shufflevector(a, b, int32_t(from(l))...);
+#else
     return __builtin_shuffle(a, b, Indices{int32_t(from(l))...});
+#endif
 }
 template <class From> inline Vector choose(Vector a, Vector b, From from) {
     return choose(a, b, from, std::make_index_sequence<lanes>());
