@@ -366,6 +366,8 @@ static void check_values(const Options &o, Task task) {
         die("--row_tokens %zu is less than --max_len %zu: the longest sample would not fit\n  fix: --row_tokens %zu, or a smaller --max_len",
             o.row_tokens, o.max_len, o.max_len);
     must(o.max_epochs > 0, "max_epochs", "at least 1");
+    must(o.rollout_batch_size > 0, "rollout_batch_size", "at least 1");
+    must(o.num_episodes > 0, "num_episodes", "at least 1");
     must(o.learning_rate > 0, "learning_rate", "above 0");
     must(share(o.lr_warmup_ratio), "lr_warmup_ratio", "between 0 and 1");
     must(share(o.min_lr_ratio), "min_lr_ratio", "between 0 and 1");
@@ -412,6 +414,7 @@ static void check_together(const std::string &program, const Options &o, Task ta
     both(o.guard && o.poison, "guard", "poison", "with guards no array shares memory, so none is ever dead");
     both(o.profile && o.poison, "profile", "poison", "the time of filling dead arrays would count for the ops");
     both(!o.prompt.empty() && !o.prompts.empty(), "prompt", "prompts", "they have one source");
+    both(!o.data.empty() && !o.rollouts.empty(), "data", "rollouts", "answers are sampled, or given");
     both(o.ranks > 1 && !o.rendezvous.empty(), "ranks", "rendezvous", "ranks are threads of one process, or processes");
     if ((o.rank >= 0 || o.world_size || !o.rendezvous.empty()) && (o.rank < 0 || !o.world_size || o.rendezvous.empty()))
         die("--rank, --world_size and --rendezvous belong together\n  fix: --rank 0 --world_size 2 --rendezvous HOST:29500, say");
@@ -424,7 +427,7 @@ static void check_together(const std::string &program, const Options &o, Task ta
     if (o.plan) return;
     if (task & PAIRS) need(o.model.empty(), "--model DIR: there is nothing to prefer in what random weights say");
     if (task == GENERATE) need(o.prompt.empty() && o.prompts.empty(), "--prompt TEXT or --prompts FILE");
-    else if (task == GRPO) need(o.rollouts.empty(), "--rollouts FILE, answers with their rewards (docs/rl.md)");
+    else if (task == GRPO) need(o.data.empty() && o.rollouts.empty(), "--data FILE, prompts with responses, or --rollouts FILE");
     else need(o.data.empty(), "--data FILE");
     if (task & TRAINING) need(o.output_dir.empty(), "--output_dir DIR");
 }

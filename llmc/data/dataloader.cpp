@@ -171,6 +171,7 @@ size_t DataLoader::steps(size_t epochs) const {
 
 Step DataLoader::next() {
     Step step{};
+    step.data = &data_, step.begin = cursor_;
     step.epoch = cursor_ / train_.size();
     if (step.epoch != order_epoch_) {
         order_ = order(step.epoch);

@@ -51,6 +51,8 @@ struct LoaderOptions {
 };
 
 struct Step {
+    const Samples *data;                    // that the samples belong to
+    size_t begin;                           // samples that were drawn before it
     size_t epoch;                           // from 0
     std::vector<size_t> samples;            // in the order of the epoch's permutation
     std::vector<std::vector<size_t>> rows;  // samples of each packed row, for make_row

@@ -1,7 +1,6 @@
 // The task generate, the demo's questions, and samples while training: prompts in, text out. The engine is in generation.h.
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -25,35 +24,6 @@ GenerationSettings settings_of(const Run &run, const Tokenizer &tokenizer) {
             .samples = o.n,
             .vocabulary = std::min(run.config.V, tokenizer.size()),
             .eos = run.config.eos};
-}
-
-// The prompts that this rank continues: every so many-th of all.
-std::vector<Prompt> own_prompts(Comm &comm, const std::vector<Ids> &prompts) {
-    std::vector<Prompt> own;
-    for (size_t i = size_t(comm.rank); i < prompts.size(); i += size_t(comm.size)) own.push_back({prompts[i], uint32_t(i)});
-    return own;
-}
-
-// Shares the completions of all ranks' own prompts. Returns those of prompt 0, of prompt 1, ...
-std::vector<Completion> share_completions(Comm &comm, const std::vector<Completion> &own, size_t prompts, size_t samples) {
-    std::string bytes;  // of each completion: its length, whether it ended, its tokens
-    for (const Completion &c : own) {
-        const int32_t head[2] = {int32_t(c.tokens.size()), c.ended};
-        bytes.append(reinterpret_cast<const char *>(head), sizeof(head));
-        bytes.append(reinterpret_cast<const char *>(c.tokens.data()), c.tokens.size() * sizeof(int32_t));
-    }
-    const auto all = comm.gather(bytes);
-    std::vector<size_t> at(all.size());
-    std::vector<Completion> out(prompts * samples);
-    for (size_t i = 0; i < out.size(); i++) {
-        const size_t rank = i / samples % all.size();
-        int32_t head[2];
-        memcpy(head, all[rank].data() + at[rank], sizeof(head));
-        out[i] = {Ids(size_t(head[0])), head[1] != 0};
-        if (head[0]) memcpy(out[i].tokens.data(), all[rank].data() + at[rank] + sizeof(head), size_t(head[0]) * sizeof(int32_t));
-        at[rank] += sizeof(head) + size_t(head[0]) * sizeof(int32_t);
-    }
-    return out;
 }
 
 // The text's tokens, without the one that ended it.

@@ -1,10 +1,12 @@
 #include "generation.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "../core/common.h"
 #include "../core/rng.h"
 #include "../ops/attention_decode.h"
+#include "../ops/loss.h"
 
 namespace {
 
@@ -37,12 +39,14 @@ struct Sequence {
     size_t prompt, sample;
     std::vector<int32_t> tokens;  // of the prompt, then those generated
     std::vector<int32_t> pages;
+    std::vector<double> logp;  // of the generated tokens
 };
 
 // What waits to be computed: a prompt whose samples `next`, ..., samples - 1 have not begun, or a sequence that was preempted.
 struct Waiting {
     size_t prompt, next, samples;
     std::vector<int32_t> tokens;
+    std::vector<double> logp = {};    // of those that were generated
     std::vector<int32_t> pages = {};  // of its tokens, once they are computed
     std::vector<float> logits = {};   // of its last token
 };
@@ -96,7 +100,7 @@ class Engine {
             for (size_t t = 0; t < documents[i].size(); t++) step.slots[packed.doc_offsets[i] + t] = slot(row[i]->pages, t);
         const float *logits = model_.next_logits(packed, step);
         const size_t V = room_.vocabulary;
-        for (size_t i = 0; i < row.size(); i++) row[i]->logits.assign(logits + i * V, logits + i * V + settings_.vocabulary);
+        for (size_t i = 0; i < row.size(); i++) row[i]->logits.assign(logits + i * V, logits + (i + 1) * V);
     }
 
     static int32_t slot(const std::vector<int32_t> &pages, size_t position) {
@@ -107,7 +111,7 @@ class Engine {
     void begin_sequences() {
         while (!waiting_.empty() && !waiting_.front().logits.empty() && capacity() > 0) {
             Waiting &w = waiting_.front();
-            Sequence s{w.prompt, w.next, w.tokens, {}};
+            Sequence s{w.prompt, w.next, w.tokens, {}, w.logp};
             const bool last = w.next + 1 == w.samples, partial = w.tokens.size() % cache_page != 0;
             std::vector<float> logits = w.logits;
             if (last || (partial &&
@@ -123,26 +127,42 @@ class Engine {
             }
             w.next++;
             if (last) waiting_.pop_front();
-            const int32_t token = sample(s, logits);
-            if (!add(s, token)) running_.push_back(std::move(s));
+            if (!add(s, sample(s, logits))) running_.push_back(std::move(s));
         }
     }
 
-    int32_t sample(const Sequence &s, std::span<const float> logits) const {
+    struct Sampled {
+        int32_t token;
+        double logp;
+    };
+
+    Sampled sample(const Sequence &s, std::span<const float> logits) const {
         const Prompt &prompt = prompts_[s.prompt];
         const uint32_t stream = uint32_t(prompt.number * settings_.samples + s.sample);
         const double uniform = Random{settings_.seed, Purpose::sampling, stream}.uniform(s.tokens.size() - prompt.tokens.size());
-        return sample_token(logits, settings_.sampling, uniform);
+        const int32_t token = sample_token(logits.first(settings_.vocabulary), settings_.sampling, uniform);
+        return {token, settings_.logps ? log_probability(logits, token) : 0};
+    }
+
+    // By the same function as in training.
+    double log_probability(std::span<const float> logits, int32_t token) const {
+        std::vector<float> row(logits.begin(), logits.end());
+        float nll, entropy, correct, max, sum;
+        softmax_row({&nll, &entropy, &correct, &max, &sum}, 0, row.data(), size_t(token), row.size(),
+                    float(settings_.sampling.temperature));
+        return -double(nll);
     }
 
     // Appends a token. Returns whether this ends the sequence; its pages are then free again.
-    bool add(Sequence &s, int32_t token) {
+    bool add(Sequence &s, Sampled sampled) {
+        const int32_t token = sampled.token;
         s.tokens.push_back(token);
+        if (settings_.logps) s.logp.push_back(sampled.logp);
         tokens_++;
         const auto first = s.tokens.begin() + ptrdiff_t(prompts_[s.prompt].tokens.size());
         const bool ended = std::find(settings_.eos.begin(), settings_.eos.end(), token) != settings_.eos.end();
         if (!ended && size_t(s.tokens.end() - first) < settings_.max_new_tokens) return false;
-        completions_[s.prompt * settings_.samples + s.sample] = {{first, s.tokens.end()}, ended};
+        completions_[s.prompt * settings_.samples + s.sample] = {{first, s.tokens.end()}, ended, std::move(s.logp)};
         pages_.release(s.pages);
         finished_++;
         return true;
@@ -152,7 +172,7 @@ class Engine {
     void preempt() {
         Sequence &s = running_.back();
         pages_.release(s.pages);
-        waiting_.push_front({s.prompt, s.sample, s.sample + 1, std::move(s.tokens)});
+        waiting_.push_front({s.prompt, s.sample, s.sample + 1, std::move(s.tokens), std::move(s.logp)});
         running_.pop_back();
     }
 
@@ -190,12 +210,12 @@ class Engine {
         }
         row.doc_offsets.push_back(B);
         const float *logits = model_.next_logits(row, step);
-        std::vector<int32_t> tokens(B);
+        std::vector<Sampled> sampled(B);
 #pragma omp parallel for schedule(dynamic)
-        for (size_t b = 0; b < B; b++) tokens[b] = sample(running_[b], {logits + b * room_.vocabulary, settings_.vocabulary});
+        for (size_t b = 0; b < B; b++) sampled[b] = sample(running_[b], {logits + b * room_.vocabulary, room_.vocabulary});
         std::vector<Sequence> still;
         for (size_t b = 0; b < B; b++)
-            if (!add(running_[b], tokens[b])) still.push_back(std::move(running_[b]));
+            if (!add(running_[b], sampled[b])) still.push_back(std::move(running_[b]));
         running_ = std::move(still);
     }
 
@@ -237,4 +257,41 @@ void GenerationRoom::use(ModelLimits &limits) const {
 std::vector<Completion> generate(Model &model, const GenerationRoom &room, std::span<const Prompt> prompts,
                                  const GenerationSettings &settings, const std::function<void(size_t, size_t)> &progress) {
     return Engine(model, room, prompts, settings).run(progress);
+}
+
+std::vector<Prompt> own_prompts(Comm &comm, std::span<const std::vector<int32_t>> prompts, uint32_t first) {
+    std::vector<Prompt> own;
+    for (size_t i = size_t(comm.rank); i < prompts.size(); i += size_t(comm.size))
+        own.push_back({prompts[i], first + uint32_t(i)});
+    return own;
+}
+
+// Values to and from bytes.
+template <class T> static void append(std::string &bytes, const T *values, size_t n) {
+    bytes.append(reinterpret_cast<const char *>(values), n * sizeof(T));
+}
+template <class T> static std::vector<T> take(const char *&at, size_t n) {
+    std::vector<T> values(n);
+    if (n) memcpy(values.data(), at, n * sizeof(T));
+    at += n * sizeof(T);
+    return values;
+}
+
+std::vector<Completion> share_completions(Comm &comm, std::span<const Completion> own, size_t prompts, size_t samples) {
+    std::string bytes;
+    for (const Completion &c : own) {
+        const int32_t head[] = {int32_t(c.tokens.size()), c.ended, int32_t(c.logp.size())};
+        append(bytes, head, 3), append(bytes, c.tokens.data(), c.tokens.size()), append(bytes, c.logp.data(), c.logp.size());
+    }
+    const auto all = comm.gather(bytes);
+    std::vector<const char *> at;
+    for (const std::string &of_rank : all) at.push_back(of_rank.data());
+    std::vector<Completion> out;
+    for (size_t i = 0; i < prompts * samples; i++) {
+        const char *&next = at[i / samples % all.size()];
+        const auto head = take<int32_t>(next, 3);
+        const auto tokens = take<int32_t>(next, size_t(head[0]));
+        out.push_back({tokens, head[1] != 0, take<double>(next, size_t(head[2]))});
+    }
+    return out;
 }

@@ -23,8 +23,9 @@ struct Prompt {
 };
 
 struct Completion {
-    std::vector<int32_t> tokens;  // with the token that ended it
-    bool ended = false;           // by an end-of-sequence token; else max_new_tokens was reached
+    std::vector<int32_t> tokens;    // with the token that ended it
+    bool ended = false;             // by an end-of-sequence token; else max_new_tokens was reached
+    std::vector<double> logp = {};  // GenerationSettings::logps: of each token, in nats, among all tokens at the temperature
 };
 
 struct GenerationSettings {
@@ -34,6 +35,7 @@ struct GenerationSettings {
     size_t samples = 1;        // of each prompt
     size_t vocabulary;         // ids that may be sampled: some models have more rows than their tokenizer has tokens
     std::vector<int32_t> eos;  // tokens that end a sequence
+    bool logps = false;        // whether log-probabilities are kept
 };
 
 // The sizes that generation needs of a model. `pages` begins as what all sequences that run together need at most, and may be made less, but no less
@@ -54,3 +56,8 @@ struct GenerationRoom {
 std::vector<Completion> generate(Model &model, const GenerationRoom &room, std::span<const Prompt> prompts,
                                  const GenerationSettings &settings,
                                  const std::function<void(size_t finished, size_t tokens)> &progress = nullptr);
+
+// Where ranks continue prompts together: those that this rank continues, every so many-th of all, each with its place as its number from `first` on;
+// and then the completions of all, which every rank gets, of prompt 0, of prompt 1, ...
+std::vector<Prompt> own_prompts(Comm &comm, std::span<const std::vector<int32_t>> prompts, uint32_t first = 0);
+std::vector<Completion> share_completions(Comm &comm, std::span<const Completion> own, size_t prompts, size_t samples);

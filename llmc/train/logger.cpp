@@ -58,9 +58,10 @@ void Logger::show_step(const nlohmann::ordered_json &line, size_t steps) {
     seconds_ += line["step_s"].get<double>(), shown_++;
     const std::string left = duration(seconds_ / double(shown_) * double(steps - step));
     const std::string mfu = line["mfu"].is_null() ? "" : format("  mfu %.1f %%", 100 * line["mfu"].get<double>());
-    const std::string text =
-        format("step %zu/%zu  loss %.4f  norm %.3f  lr %.2e  %.0f tok/s%s", step, steps, line["loss"].get<double>(),
-               line["grad_norm"].get<double>(), line["lr"].get<double>(), line["tok_s"].get<double>(), mfu.c_str());
+    const std::string reward = line.contains("reward") ? format("  reward %.3f", line["reward"].get<double>()) : "";
+    const std::string text = format("step %zu/%zu  loss %.4f%s  norm %.3f  lr %.2e  %.0f tok/s%s", step, steps,
+                                    line["loss"].get<double>(), reward.c_str(), line["grad_norm"].get<double>(),
+                                    line["lr"].get<double>(), line["tok_s"].get<double>(), mfu.c_str());
     if (!terminal_) {
         printf("%s  %s left\n", text.c_str(), left.c_str());
         fflush(stdout);

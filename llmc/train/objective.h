@@ -18,6 +18,11 @@ struct Measured {
     std::string text;                                                   // of an evaluation: for people
 };
 
+// Samples that are drawn at a time, or the most tokens that they may have; and how often the data is passed over.
+struct Drawing {
+    size_t batch_size, batch_tokens, epochs;
+};
+
 // All ranks make all calls together.
 class Objective {
   public:
@@ -25,12 +30,19 @@ class Objective {
 
     // The configuration of a model that stays in memory beside the trained one.
     virtual std::optional<ModelConfig> resident() const { return {}; }
+    // How samples are drawn from the data, and the number of optimizer steps that drawing so many of them leads to.
+    virtual Drawing drawing(const Options &o) const { return {o.train_batch_size, o.train_batch_tokens, o.max_epochs}; }
+    virtual size_t steps(size_t /*samples*/) const { return 1; }
+    // Makes room for what draw() needs of the trained model.
+    virtual void make_room(const Samples &, ModelLimits &) {}
+    // Returns the optimizer steps that the drawn samples lead to; an objective may make other samples of them first.
+    virtual std::vector<Step> draw(Model &, const Step &drawn) { return {drawn}; }
     // Announces the first `samples` of data that the calls below will get. It is called before the trained model takes its memory, and
     // may compute something with a model whose rows are as long as `limits` says.
     virtual void use(const Samples &, size_t /*samples*/, const ModelLimits &) {}
 
     // A step begins, whose gradients are zero. Each rank then passes its rows.
-    virtual void begin(const Samples &data, const Step &step) = 0;
+    virtual void begin(const Step &step) = 0;
     // Runs forward, loss and backward. The row has no tokens if this rank's ring has none in this micro-step.
     virtual void accumulate(Model &model, const Row &row, bool last) = 0;
     virtual Measured take(Model &model) = 0;  // sums over all rows and ranks since begin()

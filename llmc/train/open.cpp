@@ -85,7 +85,7 @@ void expect_positions(const Run &run, const Samples &data) {
 
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path) {
     auto data = std::make_unique<PreparedData>(path, run.config.V, run.tokenizer_hash);
-    if ((run.task & (PRETRAIN | SFT | PAIRS)) && data->pairs() != ((run.task & PAIRS) != 0))
+    if ((run.task & (PRETRAIN | SFT | PAIRS | GRPO)) && data->pairs() != ((run.task & PAIRS) != 0))
         die("%s is of kind %s, but %s trains on %s\n  fix: %s", path.c_str(), data->kind().c_str(), task_name(run.task),
             run.task & PAIRS ? "pairs" : "single documents",
             run.task & PAIRS ? "prepare pairs with data/prepare.py pref" : "the task dpo or rm, or other data");
@@ -94,7 +94,7 @@ std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path)
 }
 
 std::unique_ptr<Samples> open_samples(const Run &run, const std::string &path) {
-    if (run.task != GRPO) return open_data(run, path);
+    if (run.options.rollouts.empty()) return open_data(run, path);
     auto rollouts = std::make_unique<Rollouts>(path, run.config.V);
     expect_positions(run, *rollouts);
     return rollouts;

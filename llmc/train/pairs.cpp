@@ -90,7 +90,7 @@ std::vector<float> Pairs::add(const Row &row, std::span<const double> values) {
     return weights;
 }
 
-void Pairs::begin(const Samples &data, const Step &step) { data_ = &data, size_ = step_size(data, step.samples); }
+void Pairs::begin(const Step &step) { data_ = step.data, size_ = step_size(*step.data, step.samples); }
 
 void Pairs::accumulate(Model &model, const Row &row, bool last) {
     const auto of_documents = add(row, evaluate_documents(run_.config, model, row));

@@ -1,19 +1,27 @@
 #include "policy.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <filesystem>
+#include <numeric>
 
 #include "../core/common.h"
 #include "../data/packing.h"
+#include "../data/tokenizer.h"
 #include "evaluate.h"
+#include "open.h"
 #include "reference.h"
 
 using nlohmann::ordered_json;
 
-Policy::Policy(const Run &run) : run_(run) {
+Policy::Policy(const Run &run) : run_(run), samples_(run.options.rollouts.empty()) {
     const Options &o = run.options;
     if (!(o.temperature > 0))
         die("--temperature %g: what was sampled greedily has no probability to learn from\n  fix: the temperature at which the rollouts were sampled, 1 by default",
             o.temperature);
+    if (o.reward != "exact_match")
+        die("--reward %s is not known\n  fix: exact_match, or --rollouts FILE with rewards", o.reward.c_str());
     advantage_ = {o.advantage_estimator,         o.gamma,       o.no_std_norm, o.reward_clip_range,
                   o.kl_use_loss ? 0 : o.kl_coef, o.kl_estimator};
     check_options(advantage_);
@@ -27,20 +35,138 @@ Policy::Policy(const Run &run) : run_(run) {
     check_options(loss_);
     if (o.kl_coef == 0 && !o.ref_model.empty())
         run.say("note: without --kl_coef there is no reference; --ref_model %s is not read", o.ref_model.c_str());
+    generation_ = {.max_new_tokens = o.max_new_tokens,
+                   .sampling = {.temperature = o.temperature},
+                   .seed = o.seed,
+                   .samples = o.n,
+                   .vocabulary = run.config.V,
+                   .eos = run.config.eos,
+                   .logps = true};
+    const std::string tokenizer = run.model_dir + "/tokenizer.json";
+    if (std::filesystem::exists(tokenizer)) generation_.vocabulary = std::min(run.config.V, Tokenizer(tokenizer).size());
+}
+
+// ---- before a step ------------------------------------------------------------------------------------------------------------------
+
+std::optional<ModelConfig> Policy::resident() const {
+    if (!samples_ || run_.options.kl_coef == 0) return {};
+    return reference_run(run_).config;
+}
+
+Drawing Policy::drawing(const Options &o) const {
+    return samples_ ? Drawing{o.rollout_batch_size, 0, o.num_episodes} : Objective::drawing(o);
+}
+
+size_t Policy::steps(size_t samples) const {
+    const Options &o = run_.options;
+    return samples_ ? o.max_epochs * ceil_div(samples * o.n, o.train_batch_size) : 1;
+}
+
+Policy::Questions Policy::questions(const Samples &data, std::span<const size_t> samples) const {
+    Questions out;
+    const auto is_end = [&](int32_t id) { return std::ranges::find(generation_.eos, id) != generation_.eos.end(); };
+    for (size_t s : samples) {
+        const auto [ids, mask] = data.document(s);
+        const auto first = std::ranges::find(mask, 1) - mask.begin();
+        auto last = std::find(mask.begin() + first, mask.end(), 0) - mask.begin();
+        while (last > first && is_end(ids[size_t(last) - 1])) last--;
+        out.prompts.emplace_back(ids.begin(), ids.begin() + first);
+        out.responses.emplace_back(ids.begin() + first, ids.begin() + last);
+    }
+    return out;
+}
+
+static std::vector<size_t> all_samples(const Samples &data) {
+    std::vector<size_t> samples(data.size());
+    std::iota(samples.begin(), samples.end(), size_t(0));
+    return samples;
+}
+
+void Policy::make_room(const Samples &data, ModelLimits &limits) {
+    if (!samples_) return;
+    const Options &o = run_.options;
+    for (const auto &prompt : questions(data, all_samples(data)).prompts) {
+        if (prompt.size() + o.max_new_tokens > o.row_tokens)
+            die("a prompt of %s has %zu tokens and --max_new_tokens %zu may follow, but a row holds %zu\n  fix: --row_tokens %zu, or a smaller --max_new_tokens",
+                data.path().c_str(), prompt.size(), o.max_new_tokens, o.row_tokens, prompt.size() + o.max_new_tokens);
+        known_.push_back({prompt, 0});
+    }
+    room_ = GenerationRoom(known_, generation_, run_.config.V, o.max_sequences);
+    room_.use(limits);
+    limits.row_tokens = std::max(limits.row_tokens, round_up(o.row_tokens, row_multiple));
+    limits.positions = std::max(limits.positions, room_.longest);
 }
 
 void Policy::use(const Samples &data, size_t, const ModelLimits &limits) {
-    Prepared &p = prepared_[&data];
-    p.rollouts = &dynamic_cast<const Rollouts &>(data);
-    if (run_.options.kl_coef > 0) p.reference_logps = reference_target_logps(run_, limits, data);
+    if (run_.options.kl_coef > 0 && !reference_) {
+        reference_run_.emplace(reference_run(run_));
+        agree(run_.comm, [&] { expect_positions(*reference_run_, data); });
+        reference_ = open_reference(*reference_run_, limits);
+    }
+    if (samples_) return;
+    prepare(dynamic_cast<const Rollouts &>(data));
+    reference_.reset();  // it has done its work
+}
+
+void Policy::prepare(const Rollouts &rollouts) {
+    Prepared &p = prepared_[&rollouts] = {};
+    p.rollouts = &rollouts;
+    if (reference_) p.reference_logps = target_values(*reference_run_, *reference_, rollouts, all_samples(rollouts));
+    for (auto &tokens : p.reference_logps)
+        for (double &value : tokens) value = -value;
     std::vector<Judged> batch;
-    for (size_t i = 0; i < data.documents(); i++) {
-        const Rollout &r = (*p.rollouts)[i];
+    for (size_t i = 0; i < rollouts.size(); i++) {
+        const Rollout &r = rollouts[i];
         batch.push_back({r.group, r.reward, r.logp, {}});
-        if (!p.reference_logps.empty()) batch.back().reference_logp = p.reference_logps[i];
+        if (reference_) batch.back().reference_logp = p.reference_logps[i];
     }
     agree(run_.comm, [&] { p.advantages = advantages(advantage_, batch); });
 }
+
+// ---- answers ------------------------------------------------------------------------------------------------------------------------
+
+// `first` is the number of the first prompt: the key of its random numbers.
+std::vector<Completion> Policy::answer(Model &model, const Questions &asked, size_t first,
+                                       const GenerationSettings &settings) const {
+    model.gather_parameters();
+    const std::vector<Prompt> own = own_prompts(run_.comm, asked.prompts, uint32_t(first));
+    return share_completions(run_.comm, generate(model, room_, own, settings), asked.prompts.size(), settings.samples);
+}
+
+double Policy::reward(const Completion &answer, std::span<const int32_t> response) const {
+    return std::ranges::equal(std::span(answer.tokens).first(answer.tokens.size() - answer.ended), response);
+}
+
+std::vector<Step> Policy::draw(Model &model, const Step &drawn) {
+    if (!samples_) return {drawn};
+    const Options &o = run_.options;
+    const auto began = std::chrono::steady_clock::now();
+    const Questions asked = questions(*drawn.data, drawn.samples);
+    const auto answers = answer(model, asked, drawn.begin, generation_);
+    std::vector<Rollout> all;
+    double tokens = 0;
+    for (size_t i = 0; i < answers.size(); i++) {
+        const size_t prompt = i / o.n;
+        const Completion &a = answers[i];
+        all.push_back({asked.prompts[prompt], a.tokens, a.logp, reward(a, asked.responses[prompt]), int64_t(prompt), !a.ended});
+        tokens += double(a.tokens.size());
+    }
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - began;
+    news_ = {{"generation_s", seconds.count()}, {"generation_tok_s", tokens / seconds.count()}};
+    prepared_.erase(rollouts_.get());
+    rollouts_ = std::make_unique<Rollouts>(std::move(all), drawn.data->file());
+    prepare(*rollouts_);
+
+    LoaderOptions options;
+    options.batch_size = o.train_batch_size, options.row_tokens = o.row_tokens, options.shuffle = o.shuffle;
+    options.seed = o.seed + drawn.begin;
+    DataLoader loader(*rollouts_, options);
+    std::vector<Step> steps;
+    for (size_t i = loader.steps(o.max_epochs); i-- > 0;) steps.push_back(loader.next());
+    return steps;
+}
+
+// ---- a step -------------------------------------------------------------------------------------------------------------------------
 
 Policy::Answers Policy::describe(std::span<const size_t> samples) const {
     Answers a;
@@ -62,7 +188,7 @@ void Policy::start(const Samples &data, std::span<const size_t> samples) {
     for (size_t s : samples) size_.tokens += double(data.sample_targets(s));
 }
 
-void Policy::begin(const Samples &data, const Step &step) { start(data, step.samples); }
+void Policy::begin(const Step &step) { start(*step.data, step.samples); }
 
 // Adds a row's rollouts to the sums, and returns the derivatives of the loss with respect to the nll of each token.
 std::vector<float> Policy::add(const Row &row, std::span<const double> nll) {
@@ -107,13 +233,25 @@ Measured Policy::measured(Model &model, const std::string &prefix) {
                    {prefix + "truncated", answers_.truncated}};
     if (!now_->reference_logps.empty()) out.metrics[prefix + "kl_loss"] = sums.kl_loss;
     else out.metrics.erase(prefix + "kl");
+    out.metrics.update(std::exchange(news_, ordered_json::object()));
     out.text = format("eval loss %.4f  reward %.4f", out.loss, answers_.reward);
     return out;
 }
 
 Measured Policy::take(Model &model) { return measured(model, ""); }
 
+// The mean reward of greedy answers; of given rollouts, the loss.
 Measured Policy::evaluate(Model &model, const Samples &data, std::span<const size_t> samples) {
+    if (samples_) {
+        GenerationSettings greedy = generation_;
+        greedy.sampling.temperature = 0, greedy.samples = 1, greedy.logps = false;
+        const Questions asked = questions(data, samples);
+        const auto answers = answer(model, asked, 0, greedy);
+        double sum = 0;
+        for (size_t i = 0; i < answers.size(); i++) sum += reward(answers[i], asked.responses[i]);
+        const double mean = sum / double(answers.size());
+        return {-mean, {{"eval_reward", mean}}, format("eval reward %.4f of %zu greedy answers", mean, answers.size())};
+    }
     start(data, samples);
     for (const auto &own : own_rows(run_.config, run_.ranks, data, pack_samples(data, samples, run_.options.row_tokens)))
         if (!own.empty()) {

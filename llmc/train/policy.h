@@ -1,10 +1,15 @@
-// The task grpo: a policy learns from rollouts (rollouts.h). Their advantages are computed once, over all of them, before the first step
-// (advantages.h). In each step a forward pass gives the log-probability of each token, from which the host computes the token's share of the loss
-// and the derivative that the backward pass starts from (policy_loss.h).
+// The task grpo: a policy learns from answers of its own and their rewards. An iteration:
+//
+//   draw()       prompts are drawn, the engine (generation.h) answers each n times and keeps the log-probability of every token, and answers
+//                get rewards: they are rollouts (rollouts.h). With --rollouts they are read from a file instead, once
+//   prepare()    the reference, if there is one, evaluates the rollouts; rewards become advantages (advantages.h), over all ranks
+//   begin(), accumulate(), take()    one or several optimizer steps: a forward pass gives the log-probability of each token now, from which the host
+//                computes the token's share of the loss and the derivative that the backward pass starts from (policy_loss.h)
 #pragma once
 #include <map>
 
 #include "advantages.h"
+#include "generation.h"
 #include "objective.h"
 #include "policy_loss.h"
 #include "rollouts.h"
@@ -13,14 +18,19 @@ class Policy final : public Objective {
   public:
     explicit Policy(const Run &run);
 
+    std::optional<ModelConfig> resident() const override;
+    Drawing drawing(const Options &o) const override;
+    size_t steps(size_t samples) const override;
+    void make_room(const Samples &data, ModelLimits &limits) override;
     void use(const Samples &data, size_t samples, const ModelLimits &limits) override;
-    void begin(const Samples &data, const Step &step) override;
+    std::vector<Step> draw(Model &model, const Step &drawn) override;
+    void begin(const Step &step) override;
     void accumulate(Model &model, const Row &row, bool last) override;
     Measured take(Model &model) override;
     Measured evaluate(Model &model, const Samples &data, std::span<const size_t> samples) override;
 
   private:
-    // What is known of the rollouts of a file before the first step.
+    // Rollouts, and what is known of them before the first step.
     struct Prepared {
         const Rollouts *rollouts;
         std::vector<std::vector<double>> advantages, reference_logps;  // of each rollout's tokens; the reference's may be empty
@@ -29,18 +39,34 @@ class Policy final : public Objective {
     struct Answers {
         double reward = 0, reward_std = 0, length = 0, longest = 0, truncated = 0;
     };
+    // The prompts of samples, and the responses that their records have.
+    struct Questions {
+        std::vector<std::vector<int32_t>> prompts, responses;
+    };
 
+    Questions questions(const Samples &data, std::span<const size_t> samples) const;
+    std::vector<Completion> answer(Model &model, const Questions &asked, size_t first, const GenerationSettings &settings) const;
+    double reward(const Completion &answer, std::span<const int32_t> response) const;
+    void prepare(const Rollouts &rollouts);
     Answers describe(std::span<const size_t> samples) const;
     void start(const Samples &data, std::span<const size_t> samples);
     std::vector<float> add(const Row &row, std::span<const double> nll);
     Measured measured(Model &model, const std::string &prefix);
 
     const Run &run_;
+    const bool samples_;  // answers are sampled, not read
     AdvantageOptions advantage_;
     PolicyLossOptions loss_;
+    GenerationSettings generation_{};
+    std::vector<Prompt> known_;  // those that there must be room for
+    GenerationRoom room_{};
+    std::optional<Run> reference_run_;
+    std::unique_ptr<Model> reference_;
+    std::unique_ptr<Rollouts> rollouts_;  // of this iteration
     std::map<const Samples *, Prepared> prepared_;
     const Prepared *now_ = nullptr;  // the rollouts of the step or evaluation that goes on
     PolicyStep size_{};
     Answers answers_;
-    PolicySums sums_;  // over this rank's rollouts
+    PolicySums sums_;                                                 // over this rank's rollouts
+    nlohmann::ordered_json news_ = nlohmann::ordered_json::object();  // of the iteration, for the log line of its first step
 };

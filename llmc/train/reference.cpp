@@ -33,28 +33,14 @@ Run reference_run(const Run &run) {
     return out;
 }
 
-static ModelLimits to_evaluate(ModelLimits limits) {
+std::unique_ptr<Model> open_reference(const Run &reference, ModelLimits limits) {
     limits.mode = Mode::evaluate;
-    return limits;
+    return open_model(reference, limits);
 }
 
-std::vector<std::vector<double>> reference_target_logps(const Run &run, const ModelLimits &limits, const Samples &data) {
-    const Run reference = reference_run(run);
-    agree(run.comm, [&] { expect_positions(reference, data); });
-    const auto model = open_model(reference, to_evaluate(limits));
-    std::vector<size_t> samples(data.size());
-    for (size_t s = 0; s < samples.size(); s++) samples[s] = s;
-    auto logps = target_values(reference, *model, data, samples);
-    for (auto &document : logps)
-        for (double &value : document) value = -value;
-    return logps;
+Reference::Reference(const Run &run, const ModelLimits &limits) : run_(reference_run(run)), limits_(limits) {
+    if (run.options.ref_mode == "resident") model_ = open_reference(run_, limits_);
 }
-
-Reference::Reference(const Run &run, const ModelLimits &limits) : run_(reference_run(run)), limits_(to_evaluate(limits)) {
-    if (run.options.ref_mode == "resident") model_ = open();
-}
-
-std::unique_ptr<Model> Reference::open() const { return open_model(run_, limits_); }
 
 void Reference::use(const Samples &data, size_t pairs) {
     agree(run_.comm, [&] { expect_positions(run_, data); });
@@ -142,7 +128,7 @@ std::vector<double> Reference::precompute(const Samples &data, size_t pairs) con
     std::vector<size_t> samples(pairs);
     for (size_t s = 0; s < pairs; s++) samples[s] = s;
     {
-        const auto model = open();
+        const auto model = open_reference(run_, limits_);
         values = document_values(run_, *model, data, samples);
     }
     for (double &value : values) value = -double(float(value));  // the file stores floats, so this run uses floats, too

@@ -12,8 +12,8 @@
 // Returns a run like this one for the model of --ref_model, by default that of --model. Dies if its tokenizer differs from the trained model's.
 Run reference_run(const Run &run);
 
-// Returns log p of each target of each document by the reference, which is in memory only meanwhile. All ranks call it together.
-std::vector<std::vector<double>> reference_target_logps(const Run &run, const ModelLimits &limits, const Samples &data);
+// Opens the reference of reference_run(), to be evaluated on rows that suit `limits`.
+std::unique_ptr<Model> open_reference(const Run &reference, ModelLimits limits);
 
 class Reference {
   public:
@@ -26,7 +26,6 @@ class Reference {
     std::vector<double> logps(const Samples &data, const Row &row);
 
   private:
-    std::unique_ptr<Model> open() const;
     std::string side_file(const Samples &data, size_t pairs) const;
     std::vector<double> precompute(const Samples &data, size_t pairs) const;
 

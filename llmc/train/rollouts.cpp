@@ -38,7 +38,7 @@ static Rollout read_rollout(const Fields &fields, size_t vocab) {
     return r;
 }
 
-Rollouts::Rollouts(const std::string &path, size_t vocab) : file_(std::make_unique<InputFile>(path)) {
+Rollouts::Rollouts(const std::string &path, size_t vocab) : own_file_(std::make_unique<InputFile>(path)), file_(own_file_.get()) {
     std::ifstream in(path);
     std::string line;
     for (size_t number = 1; std::getline(in, line); number++) {

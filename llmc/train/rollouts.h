@@ -26,6 +26,8 @@ class Rollouts final : public Samples {
   public:
     // Reads a file. Dies at the first line that a model of `vocab` tokens cannot learn from.
     Rollouts(const std::string &path, size_t vocab);
+    // Those that were sampled for prompts of a file, which must outlive them.
+    Rollouts(std::vector<Rollout> all, const InputFile &prompts) : file_(&prompts), all_(std::move(all)) {}
 
     size_t documents() const override { return all_.size(); }
     size_t length(size_t i) const override { return all_[i].prompt.size() + all_[i].completion.size(); }
@@ -35,6 +37,7 @@ class Rollouts final : public Samples {
     const Rollout &operator[](size_t i) const { return all_[i]; }
 
   private:
-    std::unique_ptr<InputFile> file_;
+    std::unique_ptr<InputFile> own_file_;
+    const InputFile *file_;
     std::vector<Rollout> all_;
 };

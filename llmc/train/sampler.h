@@ -14,9 +14,19 @@ struct Sampling {
     double top_p = 1;
 };
 
+// Samples among all tokens, in the order of their ids, which takes no sorting.
+inline int32_t sample_any_token(std::span<const float> logits, float largest, double temperature, double uniform) {
+    std::vector<double> below(logits.size());  // the mass of the tokens up to each
+    double mass = 0;
+    for (size_t i = 0; i < logits.size(); i++) below[i] = mass += std::exp((double(logits[i]) - largest) / temperature);
+    return int32_t(std::upper_bound(below.begin(), below.end() - 1, uniform * mass) - below.begin());
+}
+
 // `uniform` in [0, 1) decides; the same logits and the same number give the same token.
 inline int32_t sample_token(std::span<const float> logits, const Sampling &s, double uniform) {
-    if (s.temperature <= 0) return int32_t(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    const auto largest = std::max_element(logits.begin(), logits.end());
+    if (s.temperature <= 0) return int32_t(largest - logits.begin());
+    if (s.top_k == 0 && s.top_p >= 1) return sample_any_token(logits, *largest, s.temperature, uniform);
     std::vector<int32_t> order(logits.size());
     std::iota(order.begin(), order.end(), 0);
     const auto likelier = [&](int32_t a, int32_t b) {

@@ -45,6 +45,7 @@ class Trainer {
     int train();
 
   private:
+    size_t steps_of(const Drawing &drawing) const;
     void check_output_dir();
     ModelLimits open_all_data(const std::string &path, const std::string &eval_path);
     void start_or_resume();
@@ -98,15 +99,20 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     Options eval = o_;
     eval.dataset_probs.clear();  // they belong to the training data
     const auto prepared = [&](const std::string &path, const Options &o) {
-        if (run.task == GRPO) expect_same_file(run, path, false);
-        return run.task == GRPO ? path : prepared_file(run, run.task, path, prepare_flags(o, run.task));
+        if (o_.rollouts.empty()) return prepared_file(run, run.task, path, prepare_flags(o, run.task));
+        expect_same_file(run, path, false);
+        return path;
     };
-    const std::string path =
-        run.task == DEMO ? program_file("data/demo/train.safetensors") : prepared(run.task == GRPO ? o_.rollouts : o_.data, o_);
+    const std::string path = run.task == DEMO ? program_file("data/demo/train.safetensors")
+                                              : prepared(o_.rollouts.empty() ? o_.data : o_.rollouts, o_);
     const std::string eval_path = o_.eval_data.empty() ? "" : prepared(o_.eval_data, eval);
     ModelLimits limits;
     agree(run.comm, [&] { limits = open_all_data(path, eval_path); });
     if (o_.sample_every) continuation_.emplace(run), continuation_->use(limits);
+    agree(run.comm, [&] {
+        objective_->make_room(*data_, limits);
+        if (eval_data_) objective_->make_room(*eval_data_, limits);
+    });
     objective_->use(*data_, loader_->used(), limits);
     if (eval_data_) objective_->use(*eval_data_, eval_data_->size(), limits);
     const size_t process = run.make_model(run.config, {})->memory().process();  // measured before any rank allocates
@@ -122,12 +128,12 @@ ModelLimits Trainer::open_all_data(const std::string &path, const std::string &e
     data_fingerprint_ = fingerprint(data_->file());
     if (!eval_path.empty()) eval_data_ = open_samples(run_, eval_path);
     LoaderOptions options;
-    options.batch_size = o_.train_batch_size, options.batch_tokens = o_.train_batch_tokens, options.row_tokens = o_.row_tokens;
+    const Drawing drawing = objective_->drawing(o_);
+    options.batch_size = drawing.batch_size, options.batch_tokens = drawing.batch_tokens, options.row_tokens = o_.row_tokens;
     options.max_samples = o_.max_samples, options.eval_fraction = o_.eval_fraction, options.seed = o_.seed,
     options.shuffle = o_.shuffle;
     loader_ = std::make_unique<DataLoader>(*data_, options);
-    steps_ = loader_->steps(o_.max_epochs);
-    if (o_.max_steps) steps_ = o_.max_steps;
+    steps_ = o_.max_steps ? o_.max_steps : steps_of(drawing);
 
     ModelLimits limits = limits_for(run_, Mode::train, *data_);
     if (eval_data_) {
@@ -136,6 +142,14 @@ ModelLimits Trainer::open_all_data(const std::string &path, const std::string &e
         limits.positions = std::max(limits.positions, other.positions);
     }
     return limits;
+}
+
+// The number of optimizer steps.
+size_t Trainer::steps_of(const Drawing &drawing) const {
+    if (drawing.batch_tokens) return loader_->steps(drawing.epochs);
+    const size_t samples = loader_->train_samples().size(), rest = samples % drawing.batch_size;
+    return drawing.epochs *
+           (samples / drawing.batch_size * objective_->steps(drawing.batch_size) + (rest ? objective_->steps(rest) : 0));
 }
 
 void Trainer::check_output_dir() {
@@ -241,7 +255,7 @@ void Trainer::describe_run() {
 // Prints how the ranks of a ring share the first row of a step.
 void Trainer::describe_split(const Step &batch) const {
     if (run_.ranks.sp == 1 || !run_.speaks()) return;
-    const Row row = pad_row(make_row(*data_, batch.rows[0]), run_.ranks.sp);
+    const Row row = pad_row(make_row(*batch.data, batch.rows[0]), run_.ranks.sp);
     run_.say("%s", pieces_table(split_row(run_.config, run_.ranks, o_.dtype == "bf16" ? 2 : 4, row)).c_str());
 }
 
@@ -322,7 +336,7 @@ void Trainer::keep_best(double loss) {
 ordered_json Trainer::mfu(const Step &batch, double seconds) const {
     if (peak_ == 0 || batch.target_tokens == 0) return nullptr;
     double flops = 0;
-    for (const auto &samples : batch.rows) flops += model_->model_flops(outline(*data_, samples));
+    for (const auto &samples : batch.rows) flops += model_->model_flops(outline(*batch.data, samples));
     return flops / (seconds * peak_ * run_.comm.size);
 }
 
@@ -357,9 +371,9 @@ void Trainer::add_reports(ordered_json &line, const Report &own, double seconds)
 Measured Trainer::gradients_of(const Step &batch) {
     if (batch.target_tokens == 0) return {};  // there is nothing to learn, and the loss would be 0 / 0
     model_->zero_gradients();
-    objective_->begin(*data_, batch);
-    const auto own = own_rows(run_.config, run_.ranks, *data_, batch.rows);
-    for (size_t i = 0; i < own.size(); i++) objective_->accumulate(*model_, make_row(*data_, own[i]), i + 1 == own.size());
+    objective_->begin(batch);
+    const auto own = own_rows(run_.config, run_.ranks, *batch.data, batch.rows);
+    for (size_t i = 0; i < own.size(); i++) objective_->accumulate(*model_, make_row(*batch.data, own[i]), i + 1 == own.size());
     Measured step = objective_->take(*model_);
     model_->arena().check_guards();
     return step;
@@ -489,15 +503,20 @@ int Trainer::train() {
     for (int number : {SIGINT, SIGTERM, SIGUSR1}) sigaction(number, &action, nullptr);
 
     for (const size_t first = step_; step_ < steps_;) {
-        const Step batch = loader_->next();
-        if (step_ == first) describe_split(batch);
-        const ordered_json line = optimizer_step(batch);
-        if (logger_ && (step_ % o_.logging_steps == 0 || step_ == steps_)) logger_->write(line), logger_->show_step(line, steps_);
+        const size_t before = step_;
+        const auto batches = objective_->draw(*model_, loader_->next());
+        for (size_t i = 0; i < batches.size() && step_ < steps_; i++) {
+            if (step_ == first) describe_split(batches[i]);
+            const ordered_json line = optimizer_step(batches[i]);
+            if (logger_ && (step_ % o_.logging_steps == 0 || step_ == steps_))
+                logger_->write(line), logger_->show_step(line, steps_);
+        }
+        const auto passed = [&](size_t every) { return step_ / every > before / every; };  // a multiple of it
         const bool epoch_ends = loader_->cursor() % loader_->train_samples().size() == 0;
-        if (step_ == steps_ || (o_.eval_steps > 0 ? step_ % size_t(o_.eval_steps) == 0 : epoch_ends)) evaluate_now();
-        if (continuation_ && (step_ == steps_ || step_ % o_.sample_every == 0)) show_sample();
+        if (step_ == steps_ || (o_.eval_steps > 0 ? passed(size_t(o_.eval_steps)) : epoch_ends)) evaluate_now();
+        if (continuation_ && (step_ == steps_ || passed(o_.sample_every))) show_sample();
         const int stop = int(run_.comm.max(received_signal));
-        if (stop || (o_.save_steps > 0 && step_ % size_t(o_.save_steps) == 0)) save_checkpoint();
+        if (stop || (o_.save_steps > 0 && passed(size_t(o_.save_steps)))) save_checkpoint();
         if (stop) {
             if (logger_)
                 logger_->say("stopped by signal %s after step %zu; saved %s\n  go on: the same command with --resume auto",

@@ -1,11 +1,13 @@
-"""Whole runs of grpo on given rollouts: what torch says of the same ones, whatever the mesh; several epochs, resuming; and every way to call it wrong."""
+"""Whole runs of grpo. On given rollouts: what torch says of the same ones, whatever the mesh. On answers of its own: they are on policy, no mesh and no cache
+changes them, and what is rewarded becomes likelier. Resuming, and every way to call it wrong."""
 
 import json
 import math
 
+import numpy as np
 import pytest
 import test_runs
-from test_runs import GOLDEN, ROOT, call, command, first_step, log_lines, refused, stable, weights
+from test_runs import GOLDEN, ROOT, call, command, first_step, log_lines, refused, stable, weights, write_data
 
 POLICY = json.loads((GOLDEN / "policy.json").read_text())
 MESHES = {"one": {}, "data": {"ranks": 3}, "ring": {"ranks": 2, "ring_attn_size": 2},
@@ -161,3 +163,83 @@ def test_bad_files_are_named(tmp_path):
 def test_wrong_flags_are_named(options, parts, file, tmp_path):
     rollout_file = options.pop("rollouts", file) if "rollouts" in options else file
     refused(words(tmp_path / "run", rollout_file, **options), *parts)
+
+
+# ---- answers of its own -----------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    """Prompts whose right answer is one token and the end of sequence."""
+    random, documents = np.random.default_rng(3), []
+    for _ in range(12):
+        prompt = random.integers(4, 90, random.integers(1, 30))
+        documents.append((np.append(prompt, [7, 2]), np.append(0 * prompt, [1, 1])))
+    return write_data(tmp_path_factory.mktemp("prompts") / "prompts.safetensors", documents)
+
+
+def sample(output, prompts, *flags, **options):
+    """Two iterations, of 6 prompts with 4 answers each, unless told otherwise."""
+    options = {"rollouts": None, "data": prompts, "rollout_batch_size": 6, "n": 4, "max_new_tokens": 9, "max_len": 67, "max_steps": 2,
+               "advantage_estimator": "reinforce", "learning_rate": 1e-3, **options}
+    return run(output, None, *flags, **options)
+
+
+def test_answers_are_on_policy(prompts, tmp_path):
+    """The log-probabilities that sampling kept are those of the training pass."""
+    for number, options in enumerate([{}, {"temperature": 0.7, "max_sequences": 3}, {"model": GOLDEN / "phi3"}, {"ranks": 2, "ring_attn_size": 2}]):
+        sample(tmp_path / str(number), prompts, **options)
+        for line in log_lines(tmp_path / str(number))[1:]:
+            assert line["clip_ratio"] == 0 and abs(line["ppo_kl"]) < 1e-6 and line["generation_tok_s"] > 0
+            assert 1 <= line["response_length"] <= line["response_length_max"] <= 9
+
+
+def test_no_mesh_and_no_cache_changes_the_answers(prompts, tmp_path):
+    sample(tmp_path / "one", prompts)
+    want = log_lines(tmp_path / "one")[1:]
+    for number, options in enumerate([*list(MESHES.values())[1:], {"max_sequences": 2}, {"row_tokens": 300}]):
+        sample(tmp_path / str(number), prompts, **options)
+        for line, one in zip(log_lines(tmp_path / str(number))[1:], want):
+            assert [line[key] for key in ("tokens", "response_length", "truncated", "reward")] == [one[key] for key in ("tokens", "response_length", "truncated", "reward")]
+            near(line["entropy"], one["entropy"], 1e-5)
+            near(line["grad_norm"], one["grad_norm"], 1e-3)
+
+
+def test_several_steps_an_iteration(prompts, tmp_path):
+    """12 prompts in iterations of 6 with 4 answers each: 24 rollouts, in steps of 10, twice."""
+    sample(tmp_path / "run", prompts, max_steps=None, train_batch_size=10, max_epochs=2, kl_coef=0.05)
+    lines = log_lines(tmp_path / "run")[1:]
+    assert len(lines) == 2 * 2 * 3
+    assert [index for index, line in enumerate(lines) if "generation_s" in line] == [0, 6]
+    assert lines[0]["ppo_kl"] == pytest.approx(0, abs=1e-6) and lines[5]["ppo_kl"] != pytest.approx(0, abs=1e-6)
+    assert lines[-1]["samples"] == 96
+
+
+def test_rewards_are_learnt(prompts, tmp_path):
+    """Where the answer is always the same, it is found by chance and then preferred."""
+    sample(tmp_path / "run", prompts, max_steps=80, n=32, rollout_batch_size=12, max_new_tokens=2, learning_rate=3e-3,
+           lr_scheduler="constant", eval_data=prompts, eval_steps=80)
+    lines = [line for line in log_lines(tmp_path / "run")[1:] if "reward" in line]
+    assert lines[0]["reward"] < 0.05
+    assert lines[-1]["reward"] > 0.8
+    assert [line["eval_reward"] for line in log_lines(tmp_path / "run") if "eval_reward" in line] == [1.0]
+
+
+def test_resuming_answers_gives_the_same_bits(prompts, tmp_path):
+    options = {"max_steps": 12, "train_batch_size": 10, "num_episodes": 2}
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    sample(straight, prompts, **options)
+    sample(stopped, prompts, save_steps=4, **options)
+    saved = sorted(int(path.name[5:]) for path in stopped.glob("step_*"))
+    assert saved == [6, 9, 12]  # at the end of the iteration in which it was due
+    sample(stopped, prompts, save_steps=4, resume=stopped / "step_6", **options)
+    assert weights(straight) == weights(stopped)
+
+
+@pytest.mark.parametrize("options, parts", [
+    ({"max_new_tokens": 60}, ["prompts.safetensors", "--max_new_tokens 60", "--row_tokens"]),
+    ({"reward": "length"}, ["--reward length", "exact_match"]),
+    ({"n": 1, "advantage_estimator": "rloo"}, ["group 0", "one rollout"]),
+    ({"rollout_batch_size": 0}, ["--rollout_batch_size", "at least 1"]),
+])
+def test_wrong_sampling_is_named(options, parts, prompts, tmp_path):
+    refused(words(tmp_path / "run", None, **{"data": prompts, "max_new_tokens": 9, **options}), *parts)
