@@ -10,6 +10,7 @@
 #include "../data/tokenizer.h"
 #include "../io/hf.h"
 #include "fit.h"
+#include "rollouts.h"
 
 namespace fs = std::filesystem;
 
@@ -72,7 +73,7 @@ Ranks ranks_of(const Run &run, size_t world, size_t sp) {
     return r;
 }
 
-void expect_positions(const Run &run, const PreparedData &data) {
+void expect_positions(const Run &run, const Samples &data) {
     const size_t most = run.config.max_positions;
     for (size_t i = 0; i < data.documents(); i++)
         if (data.length(i) > most)
@@ -92,11 +93,18 @@ std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path)
     return data;
 }
 
-size_t rows_capacity(const PreparedData &data, size_t row_tokens) {
+std::unique_ptr<Samples> open_samples(const Run &run, const std::string &path) {
+    if (run.task != GRPO) return open_data(run, path);
+    auto rollouts = std::make_unique<Rollouts>(path, run.config.V);
+    expect_positions(run, *rollouts);
+    return rollouts;
+}
+
+size_t rows_capacity(const Samples &data, size_t row_tokens) {
     return round_up(std::min(row_tokens, data.total_tokens()), row_multiple);
 }
 
-ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data) {
+ModelLimits limits_for(const Run &run, Mode mode, const Samples &data) {
     if (data.total_targets() == 0 && !run.config.reward)
         die("%s holds prompts, and nothing in it is a target\n  fix: prepare it again with data/prepare.py %s",
             data.path().c_str(), run.task == PRETRAIN ? "pretrain" : "sft");
@@ -106,6 +114,7 @@ ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data) {
     limits.mode = mode;
     limits.row_tokens = rows_capacity(data, run.options.row_tokens);
     limits.positions = std::max(longest, row_multiple);
+    if (run.task == GRPO) limits.temperature = float(run.options.temperature);
     return limits;
 }
 

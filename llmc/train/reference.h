@@ -12,23 +12,26 @@
 // Returns a run like this one for the model of --ref_model, by default that of --model. Dies if its tokenizer differs from the trained model's.
 Run reference_run(const Run &run);
 
+// Returns log p of each target of each document by the reference, which is in memory only meanwhile. All ranks call it together.
+std::vector<std::vector<double>> reference_target_logps(const Run &run, const ModelLimits &limits, const Samples &data);
+
 class Reference {
   public:
     // All ranks make all calls together, except for logps(), which the ranks of a ring make together.
     Reference(const Run &run, const ModelLimits &limits);
 
-    void use(const PreparedData &data, size_t pairs);  // announces that logps() will be called for the first `pairs`
+    void use(const Samples &data, size_t pairs);  // announces that logps() will be called for the first `pairs`
 
     // Returns log p, in nats, of the documents of a row of such data.
-    std::vector<double> logps(const PreparedData &data, const Row &row);
+    std::vector<double> logps(const Samples &data, const Row &row);
 
   private:
     std::unique_ptr<Model> open() const;
-    std::string side_file(const PreparedData &data, size_t pairs) const;
-    std::vector<double> precompute(const PreparedData &data, size_t pairs) const;
+    std::string side_file(const Samples &data, size_t pairs) const;
+    std::vector<double> precompute(const Samples &data, size_t pairs) const;
 
     Run run_;
     ModelLimits limits_;
-    std::unique_ptr<Model> model_;                                     // null unless --ref_mode resident
-    std::map<const PreparedData *, std::vector<double>> precomputed_;  // (documents)
+    std::unique_ptr<Model> model_;                                // null unless --ref_mode resident
+    std::map<const Samples *, std::vector<double>> precomputed_;  // (documents)
 };
