@@ -131,27 +131,6 @@ void check_decode(const char *what, const DecodeShape &s, const DecodeInputs<X> 
     expect_close(what, relative(widen(out), want.size), relative(want.out, want.size), want.error + unit_roundoff<X>);
 }
 
-// A sequence's result must not depend on the others of its batch.
-template <template <class> class Array, class Dev> void check_each_alone(Dev dev, const DecodeShape &s) {
-    const DecodeInputs<typename Dev::X> in(s);
-    const auto cache = run_cache_store<Array>(dev, s, in), together = run_decode<Array>(dev, s, in, cache);
-    for (size_t b = 0; b < s.B(); b++) {
-        const auto alone = run_decode<Array>(dev, s, in, cache, {b});
-        EXPECT_TRUE(same_bits(alone.data(), &together[b * alone.size()], alone.size())) << "sequence " << b;
-    }
-}
-
-// A NaN in a key or value of the first key head of the first sequence.
-template <template <class> class Array, class Dev> void check_nan_reaches_those_who_see_it(Dev dev) {
-    const DecodeShape s{{0, 0}, {100, 90}, 4, 2, 16};
-    for (size_t column : {s.H * s.D, (s.H + s.KV) * s.D}) {
-        DecodeInputs<typename Dev::X> in(s);
-        in.qkv[70 * s.row() + column] = NAN;
-        const auto out = run_decode<Array>(dev, s, in, run_cache_store<Array>(dev, s, in));
-        for (size_t i = 0; i < out.size(); i += s.D) EXPECT_EQ(std::isnan(float(out[i])), i < 2 * s.D) << i;
-    }
-}
-
 // Lengths at the borders of pages (64 keys) and of splits (256), windows that begin there, groups of one head and of up to 9, and
 // head sizes that fill the vectors and that do not.
 inline const std::vector<std::pair<const char *, DecodeShape>> decode_shapes = {

@@ -1,0 +1,210 @@
+// Attention against a float64 reference that materialises every score, and against what its contract promises: any split of a row over
+// ranks, any number and order of threads and any content of the other documents give the same result.
+#include "../../llmc/ops/attention.h"
+
+#include <map>
+#include <set>
+
+#include "../reference_attention.h"
+#include "device.h"
+#ifdef CUDA_HALF
+#include "../../llmc/ops/attention.cuh"
+#endif
+
+TEST(AttentionReference, GradientEqualsCentralDifferences) {
+    const AttentionCase a{{3, 1, 5}, 4, 2, 1, 8};
+    auto qkv = widen(random_values<float>(a.T() * 4 * a.D, 1));
+    const auto dout = widen(random_values<float>(a.T() * 2 * a.D, 2));
+    AttentionReference ref = attention_reference(a, qkv);
+    attention_reference_backward(ref, a, qkv, ref.out, dout);
+    const double step = 1e-5;
+    const auto loss = [&] {
+        const auto out = attention_reference(a, qkv).out;
+        double sum = 0;
+        for (size_t i = 0; i < out.size(); i++) sum += out[i] * dout[i];
+        return sum;
+    };
+    std::vector<double> numeric(qkv.size());
+    for (size_t i = 0; i < qkv.size(); i++) {
+        const double x = qkv[i];
+        qkv[i] = x + step;
+        const double above = loss();
+        qkv[i] = x - step;
+        numeric[i] = (above - loss()) / (2 * step);
+        qkv[i] = x;
+    }
+    // third derivatives are of the order of 100 here, and the loss of 10: truncation 100 step^2 / 6, roundoff 10 * 2^-52 / step
+    expect_close("reference gradient", ref.dqkv, numeric, 20 * step * step + 1e-9);
+}
+
+// ---- the op
+
+template <class Dev> struct Attention : testing::Test {
+    using X = typename Dev::X;
+    using Inputs = AttentionValues<X>;
+    using Result = AttentionResult<X>;
+    template <class... Ranks> static Result run(const AttentionCase &a, const Inputs &in, const Ranks &...ranks) {
+        return run_attention<Array>(any_device<Dev>(), a, in, ranks...);
+    }
+    template <class... Ranks> static Result same_in_every_order(const AttentionCase &a, const Inputs &in, const Ranks &...ranks) {
+        Result got;
+        SameBits same;
+        for_each_order<Dev>([&](Dev dev) {
+            got = run_attention<Array>(dev, a, in, ranks...);
+            same(got.out, got.lse, got.dqkv);
+        });
+        return got;
+    }
+    template <class... Ranks> static void check(const char *what, const AttentionCase &a, const Ranks &...ranks) {
+        SCOPED_TRACE(what);
+        const Inputs in(a);
+        check_attention(what, a, in, same_in_every_order(a, in, ranks...));
+    }
+};
+TYPED_TEST_SUITE(Attention, Devices);
+
+TYPED_TEST(Attention, EqualsReference) {
+    const std::map<std::string, AttentionCase> shapes = {
+        {"one token, D 8", {{1}, 0, 1, 1, 8}},
+        {"one document, D 64", {{203}, 0, 2, 2, 64}},
+        {"packed, 3:1, D 64", {{5, 1, 13, 118, 2, 130, 1, 1, 64}, 0, 3, 1, 64}},
+        {"packed, 7:1, D 16", {{64, 1, 32, 97}, 0, 7, 1, 16}},
+        {"window 24, D 80", {{140, 30, 1, 17}, 24, 2, 1, 80}},
+        {"window 1, D 24", {{70, 3}, 1, 2, 1, 24}},
+        {"packed, D 96", {{90, 1, 70}, 0, 1, 1, 96}},
+        {"packed, D 128", {{100, 1, 59}, 0, 2, 1, 128}},
+        {"packed, 2:1, D 136", {{33, 90}, 0, 2, 1, 136}},
+        {"packed, D 256", {{33, 80}, 0, 1, 1, 256}},
+#ifndef CUDA_HALF  // rows for several of the CPU's tiles, which take long in the emulator
+        {"long, one document, 1:1, D 64", {{443}, 0, 2, 2, 64}},
+        {"long, packed, 3:1, D 64", {{5, 1, 13, 118, 2, 230, 1, 1, 64}, 0, 6, 2, 64}},
+        {"long, packed, 7:1, D 16", {{192, 1, 96, 97}, 0, 7, 1, 16}},
+        {"long, window 24, D 80", {{200, 30, 1, 217}, 24, 3, 1, 80}},
+        {"long, one document, D 8", {{291}, 0, 2, 1, 8}},
+        {"long, packed, D 128", {{100, 1, 129}, 0, 3, 1, 128}},
+        {"long, packed, D 256", {{33, 260}, 0, 1, 1, 256}},
+        {"long, window 150, 5:1, D 64", {{430, 20}, 150, 5, 1, 64}},
+#endif
+    };
+    for (const auto &[name, a] : shapes) this->check(name.c_str(), a);
+}
+
+TYPED_TEST(Attention, AnySplitOverRanksEqualsTheWhole) {
+    const AttentionCase packed{{5, 1, 13, 18, 2, 230}, 0, 3, 1, 16}, window{{120, 1, 100}, 24, 2, 2, 32};
+    for (const AttentionCase &a : {packed, window}) {
+        this->check("contiguous over 2", a, deal(a.T(), 2, 2, false));
+        this->check("zigzag over 3", a, deal(a.T(), 3, 6, true));
+        this->check("16 pieces on each of 2", a, deal(a.T(), 2, 32, false));
+    }
+#ifndef CUDA_HALF  // these, too, take long in the emulator
+    const auto check_once = [](const char *what, const AttentionCase &a, const std::vector<Pieces> &ranks) {
+        const typename TestFixture::Inputs in(a);
+        check_attention(what, a, in, TestFixture::run(a, in, ranks));
+    };
+    const AttentionCase longer{{5, 1, 13, 18, 2, 330}, 0, 3, 1, 16};
+    const AttentionCase several_blocks{{900, 101}, 0, 2, 1, 8};  // on each rank, more than one block of queries
+    check_once("500 rows on each of 2", several_blocks, deal(several_blocks.T(), 2, 2, false));
+    for (const AttentionCase &a : {longer, window}) {
+        for (size_t ranks = 1; ranks <= 7; ranks++) {
+            check_once(format("contiguous over %zu", ranks).c_str(), a, deal(a.T(), ranks, ranks, false));
+            check_once(format("zigzag over %zu", ranks).c_str(), a, deal(a.T(), ranks, 2 * ranks, true));
+        }
+        check_once("16 pieces on each of 3", a, deal(a.T(), 3, 48, false));
+    }
+#endif
+}
+
+#ifndef CUDA_HALF  // rows enough for three threads
+TYPED_TEST(Attention, NumberOfThreadsChangesNoBit) {
+    const AttentionCase a{{5, 700, 1, 350, 60}, 0, 4, 2, 32};
+    const typename TestFixture::Inputs in(a);
+    for (const auto &ranks : {deal(a.T(), 1, 1, false), deal(a.T(), 2, 4, true)}) this->same_in_every_order(a, in, ranks);
+}
+#endif
+
+TYPED_TEST(Attention, OtherDocumentsChangeNoBit) {
+    using X = typename TypeParam::X;
+    const AttentionCase a{{40, 1, 300, 77}, 0, 3, 1, 24};
+    const size_t T = a.T(), begin = 41, end = 341, row = (a.H + 2 * a.KV) * a.D, out_row = a.H * a.D;  // the document of 300
+    const typename TestFixture::Inputs in(a);
+    auto noisy = in;
+    const auto noise = random_values<X>(in.qkv.size(), 3, 20);
+    std::copy(noise.begin() + long(begin * row), noise.begin() + long(end * row), noisy.qkv.begin() + long(begin * row));
+    std::copy(noise.begin() + long(begin * out_row), noise.begin() + long(end * out_row),
+              noisy.dout.begin() + long(begin * out_row));
+    const auto want = this->run(a, in), got = this->run(a, noisy);
+    for (size_t t = 0; t < T; t++) {
+        const bool same = same_bits(&got.out[t * out_row], &want.out[t * out_row], out_row) &&
+                          same_bits(&got.dqkv[t * row], &want.dqkv[t * row], row);
+        EXPECT_EQ(same, t < begin || t >= end) << t;
+    }
+}
+
+TYPED_TEST(Attention, NanReachesExactlyTheQueriesThatSeeIt) {
+    const AttentionCase a{{200, 150}, 0, 2, 1, 16};
+    const size_t row = (a.H + 2 * a.KV) * a.D, bad = 70;
+    for (size_t head : {size_t(0), a.H, a.H + a.KV}) {  // in q (of the first head), in k, in v
+        typename TestFixture::Inputs in(a);
+        in.qkv[bad * row + head * a.D + 3] = NAN;
+        const auto got = this->run(a, in);
+        for (size_t t = 0; t < a.T(); t++) {
+            if (head == a.H + a.KV && (t < bad || t >= 192)) continue;  // a masked probability is 0, and 0 * NaN is NaN
+            const bool expected = head == 0 ? t == bad : t >= bad && t < 200;
+            const float seen = got.out[t * a.H * a.D + 3];
+            EXPECT_EQ(std::isnan(seen), expected) << "head " << head << " row " << t;
+        }
+    }
+}
+
+// Cost follows the documents: keys before the first document of a block of queries take no part in it, not even as 0 * NaN.
+TYPED_TEST(Attention, UnseenBlocksAreSkipped) {
+    const size_t first = 384;  // a multiple of the rows in a block of queries, which are 96 on the CPU and up to 128 on a GPU
+    const AttentionCase a{{first, 250}, 0, 2, 1, 16};
+    const size_t row = (a.H + 2 * a.KV) * a.D;
+    const typename TestFixture::Inputs in(a);
+    auto poisoned = in;
+    std::fill(poisoned.qkv.begin(), poisoned.qkv.begin() + long(first * row), NAN);
+    const auto want = this->run(a, in), got = this->run(a, poisoned);
+    EXPECT_TRUE(same_bits(&got.out[first * a.H * a.D], &want.out[first * a.H * a.D], 250 * a.H * a.D));
+    EXPECT_TRUE(same_bits(&got.dqkv[first * row], &want.dqkv[first * row], 250 * row));
+}
+
+#ifdef CUDA_HALF
+// ldmatrix reads 16 bytes of each of eight rows at once: no two of them may lie in the same banks, which repeat every 128 bytes.
+template <int D> static void expect_no_bank_conflicts() {
+    static attention::Tile<16, D> tile;
+    for (int r0 = 0; r0 < 16; r0 += 8)
+        for (int c = 0; c < D / 8; c++) {
+            std::set<size_t> banks;
+            for (int r = r0; r < r0 + 8; r++) {
+                banks.insert(reinterpret_cast<uintptr_t>(tile.chunk(r, c)) % 128);
+                EXPECT_EQ(tile.right(tile.chunk(r, c % 2), c / 2 * 2), tile.chunk(r, c)) << D << " " << r << " " << c;
+            }
+            EXPECT_EQ(banks.size(), 8u) << "head size " << D << ", rows from " << r0 << ", chunk " << c;
+        }
+}
+TEST(AttentionTile, NoBankConflicts) {
+    expect_no_bank_conflicts<32>();
+    expect_no_bank_conflicts<64>();
+    expect_no_bank_conflicts<96>();
+    expect_no_bank_conflicts<128>();
+    expect_no_bank_conflicts<192>();
+    expect_no_bank_conflicts<256>();
+}
+
+// A block's shared memory, at most the 99 KiB that GPUs from 8.0 on have at least.
+TEST(AttentionShapes, SharedMemoryFits) {
+    const auto row = [](const char *kernel, size_t width, size_t bytes) {
+        printf("  %-20s width %3zu  %6.1f KiB of shared memory\n", kernel, width, double(bytes) / 1024);
+        EXPECT_LE(bytes, size_t(99) << 10);
+    };
+    for (size_t width : {32, 64, 96, 128, 192, 256})
+        attention::with_width(width, [&](auto D) {
+            row("attention_forward", width, sizeof(typename attention::ForwardShape<D.value>::Shared));
+            row("backward_queries", width, sizeof(typename attention::BackwardQueriesShape<D.value>::Shared));
+            row("backward_keys", width, sizeof(typename attention::BackwardKeysShape<D.value>::Shared));
+        });
+    row("f32 forward", attention::max_D, sizeof(attention::PlainForward));
+    row("f32 backward", attention::max_D, sizeof(attention::PlainShape::Shared));
+}
+#endif
