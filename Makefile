@@ -11,17 +11,20 @@
 
 CPU      := native
 CXX      := g++
-CXXFLAGS := -std=c++20 -O3 -march=$(CPU) -mprefer-vector-width=512 -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra
+known     = $(foreach flag,$1,$(if $(shell $(CXX) -Werror $(flag) -x c++ -E /dev/null > /dev/null 2>&1 && echo yes),$(flag)))
+CPU_FLAG := $(or $(call known,-march=$(CPU)),$(call known,-mcpu=$(CPU)),$(patsubst %,-march=%,$(filter-out native,$(CPU))))
+CXXFLAGS := -std=c++20 -O3 $(CPU_FLAG) $(call known,-mprefer-vector-width=512) -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra
 PYTHON   := $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 BUILD    := build
 TRAINERS := train_gpt2 train_llama
 PLACE    :=
 TREE     :=
+PROBE    := build/probe.mk
 
 ifeq ($(MUTANTS),1)  # set by test-mutants
 BUILD    := build/mutants
 TREE     := build/mutants/tree/
-CXXFLAGS += -O1 -march=x86-64-v3 -include test/mutant.h -DLLMC_AMX_IN_SOFTWARE -Wno-psabi
+CXXFLAGS += -O1 $(call known,-march=x86-64-v3) -include test/mutant.h -DLLMC_AMX_IN_SOFTWARE -Wno-psabi
 else ifeq ($(AMX),software)
 BUILD    := build/amx
 PLACE    := $(BUILD)/
@@ -34,7 +37,7 @@ endif
 
 PROGRAMS := $(TRAINERS:%=$(PLACE)%)
 
-MAKEFLAGS += -j$(shell nproc)
+MAKEFLAGS += -j$(shell nproc 2> /dev/null || sysctl -n hw.ncpu)
 .DEFAULT_GOAL := all
 .PHONY: all plain deps demo left-out test test-all build-mutants test-mutants test-gpu test-ptx ptxas bench compare format tidy probe help clean FORCE
 .DELETE_ON_ERROR:
@@ -44,15 +47,15 @@ MAKEFLAGS += -j$(shell nproc)
 CLANG    := $(shell command -v clang++ 2> /dev/null)
 COMPILER := $(CXX): $(shell $(CXX) --version 2>/dev/null | head -n 1)
 ifneq ($(filter-out deps format probe help clean,$(or $(MAKECMDGOALS),all)),)
-include build/probe.mk
+include $(PROBE)
 endif
 
 PROBE_FLAGS := $(CXXFLAGS)
-build/probe.mk: Makefile scripts/probe.sh
+$(PROBE): Makefile scripts/probe.sh
 	@$(RUN_PROBE)
-RUN_PROBE = COMPILER="$(COMPILER)" NVCC="$(NVCC)" CXX="$(CXX)" CXXFLAGS="$(PROBE_FLAGS)" bash scripts/probe.sh build/probe.mk
+RUN_PROBE = COMPILER="$(COMPILER)" NVCC="$(NVCC)" CXX="$(CXX)" CXXFLAGS="$(PROBE_FLAGS)" bash scripts/probe.sh $(PROBE)
 ifneq ($(COMPILER),$(PROBED_COMPILER))
-build/probe.mk: FORCE
+$(PROBE): FORCE
 endif
 
 probe:                                       ## look again for libraries
