@@ -1,9 +1,11 @@
 # make help          what there is to make
 #
-# Needs g++ 12 or newer and the headers of CLI11, nlohmann/json and xxHash. What else helps is found by compiling and linking a few lines
-# (scripts/probe.sh); the result is kept in build/probe.mk until this file, the script or the compiler changes, or `make probe`.
+# Needs g++ 12 or newer, or clang 16 or newer, and the headers of CLI11, nlohmann/json and xxHash. What else helps is found by compiling
+# and linking a few lines (scripts/probe.sh); the result is kept in build/probe.mk until this file, the script or the compiler changes, or
+# `make probe`.
 #   ONEDNN=0, OPENBLAS=0, MPI=0, NCCL=0    do without that library, though it is there
-#   CPU=znver4                     for that CPU (a name of g++'s -march) instead of this one; for all: make plain
+#   CXX=clang++-16                 with that compiler; scripts/compilers.sh tests all compilers that it finds
+#   CPU=znver4                     for that CPU (a name of the compiler's -march) instead of this one; for all: make plain
 #   GPU_ARCHS=90                   kernels for that compute capability alone (9.0) instead of all
 #   STRICT=0                       warnings of nvcc are no errors: for versions of it and of g++ that were not tried
 #   AMX=software                   functions in place of the matrix unit's instructions (llmc/ops/amx.h), to test that route anywhere, in build/amx
@@ -11,9 +13,11 @@
 
 CPU      := native
 CXX      := g++
+# Flags for the CPU have other names elsewhere. A cross compiler knows no native CPU, and compiles for all of its architecture.
 known     = $(foreach flag,$1,$(if $(shell $(CXX) -Werror $(flag) -x c++ -E /dev/null > /dev/null 2>&1 && echo yes),$(flag)))
 CPU_FLAG := $(or $(call known,-march=$(CPU)),$(call known,-mcpu=$(CPU)),$(patsubst %,-march=%,$(filter-out native,$(CPU))))
-CXXFLAGS := -std=c++20 -O3 $(CPU_FLAG) $(call known,-mprefer-vector-width=512) -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra
+CXXFLAGS := -std=c++20 -O3 $(CPU_FLAG) $(call known,-mprefer-vector-width=512) -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra \
+            $(patsubst -W%,-Wno-%,$(call known,-Wpass-failed))
 PYTHON   := $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 BUILD    := build
 TRAINERS := train_gpt2 train_llama
