@@ -238,10 +238,13 @@ template <class Dev> struct GoldenPairs {
         return [dev](const ModelConfig &config, const ModelLimits &limits) { return make_model(dev, config, limits); };
     }
     void set(const std::string &tensor, const std::vector<float> &values) {
-        for (const Tensor &t : model->tensors())
+        size_t begin = 0;  // of the tensor, in the numbering of OptimizerPart
+        for (const Tensor &t : model->tensors()) {
             for (const OptimizerPart &p : model->optimizer_state().parts)
-                if (t.name == tensor && p.global <= t.offset && t.offset < p.global + p.count)
-                    std::visit([&](auto f) { write(model->memory(), f + (t.offset - p.global), values); }, p.master);
+                if (t.name == tensor && p.global <= begin && begin < p.global + p.count)
+                    std::visit([&](auto f) { write(model->memory(), f + (begin - p.global), values); }, p.master);
+            begin += t.count;
+        }
         model->optimizer_state_loaded();
     }
     std::vector<float> gradient() { return read(model->memory(), model->parameters().grads, model->parameters().sharding.count); }

@@ -115,7 +115,7 @@ template <class Dev> void rank_step(Dev dev, Comm &comm, const RankCase &c, Rank
     size_t targets = 0;
     for (const Row &row : rows) costs.push_back(double(row.T)), targets += row.targets.size();
     const auto own = deal_rows(costs, dp)[size_t(mesh.dp_rank)];
-    // The mean over documents of log(1 + (value - 5)^2): no slope vanishes, and none is another's.
+    // The sum over the values of log(1 + (value - 5)^2), by the number of documents: no slope vanishes, and none is another's.
     const auto loss_of_values = [&] {
         double sum = 0;
         for (size_t i = 0; i < own.size(); i++) {
@@ -125,7 +125,7 @@ template <class Dev> void rank_step(Dev dev, Comm &comm, const RankCase &c, Rank
                 weights.push_back(float(2 * v / (1 + v * v) / double(c.documents)));
                 if (mesh.sp_rank == 0) sum += std::log1p(v * v) / double(c.documents);
             }
-            model.backward(weights, i + 1 == own.size());
+            model.backward(weights, c.task == DPO ? 1e-3f : 0, i + 1 == own.size());
         }
         return comm.sum(sum);
     };

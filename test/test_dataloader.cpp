@@ -7,6 +7,7 @@
 
 #include "../llmc/core/rng.h"
 #include "../llmc/data/dataloader.h"
+#include "../llmc/data/tokens.h"
 #include "prepared.h"
 
 constexpr size_t longest = 40;

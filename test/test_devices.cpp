@@ -118,7 +118,7 @@ class PlannedModel final : public Model {
     void initialise(uint64_t) override {}
     void save(const std::string &, const std::string &) override {}
     std::vector<double> evaluate(const Row &) override { return {}; }
-    void backward(std::span<const float>, bool) override {}
+    void backward(std::span<const float>, float, bool) override {}
     void zero_gradients() override {}
     void accumulate(const Row &, float, bool) override {}
     LossSums take_sums() override { return {}; }

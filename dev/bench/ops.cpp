@@ -57,7 +57,7 @@ template <class Dev> static void head(PlainMatmul<Dev> &plain) {
     float *aligned = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) / sizeof(float);
     const auto run = [&](X *dx_or_null) {
         lm_head(plain.dev, HeadStats{nll.data(), entropy.data(), correct.data(), max.data(), sum.data()}, dx_or_null, dw.data(),
-                aligned, x.data(), w.data(), rows.data(), targets.data(), weights.data(), N, C, V, N, true);
+                aligned, x.data(), w.data(), HeadLoss{rows.data(), targets.data(), weights.data()}, N, C, V, N, true);
     };
     const auto t = fastest(3, {[&] { run(nullptr); }, [&] { run(dx.data()); }, [&] { plain(); }});
     const double flop = 2.0 * N * C * V, reference = plain.flop / t[2];

@@ -154,7 +154,7 @@ void classifier3(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, 
 template <class X>
 void classifier4(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, const int32_t *targets, const float *weights,
                  size_t n, size_t padded, size_t V) {
-    fused_classifier(dev, stats, dlogits, logits, targets, weights, n, padded, V, V);
+    fused_classifier(dev, stats, dlogits, logits, {nullptr, targets, weights}, n, padded, V, V);
 }
 
 template <class X> struct Classifier {

@@ -13,7 +13,7 @@
 #include "tasks.h"
 
 // For --scores: writes the value of each document, one JSON object per line.
-static void write_scores(const Run &run, const PreparedData &data, std::span<const size_t> samples,
+static void write_scores(const Run &run, const Samples &data, std::span<const size_t> samples,
                          const std::vector<double> &values) {
     std::string lines;
     for (size_t s : samples)
@@ -27,7 +27,7 @@ static void write_scores(const Run &run, const PreparedData &data, std::span<con
 }
 
 // Prints how many pairs a reward model ranks rightly, and by how much.
-static void report_rewards(const Run &run, const PreparedData &data, std::span<const size_t> samples,
+static void report_rewards(const Run &run, const Samples &data, std::span<const size_t> samples,
                            const std::vector<double> &values) {
     PairTotals totals;
     for (size_t s : samples) {

@@ -46,7 +46,7 @@ static void append_padding(Row &row) {
     for (const size_t begin = row.tokens.size(); row.tokens.size() < row.T;) append_token(row, 0, begin);
 }
 
-Row make_row(const PreparedData &data, std::span<const size_t> samples) {
+Row make_row(const Samples &data, std::span<const size_t> samples) {
     size_t tokens = 0;
     for (size_t s : samples) tokens += data.sample_length(s);
     Row row = empty_row(tokens, 2 * samples.size());
@@ -77,7 +77,7 @@ Row make_row(const std::vector<std::vector<int32_t>> &documents, const std::vect
     return row;
 }
 
-Row outline(const PreparedData &data, std::span<const size_t> samples) {
+Row outline(const Samples &data, std::span<const size_t> samples) {
     Row row{};
     row.doc_offsets.push_back(0);
     for (size_t s : samples)
@@ -89,7 +89,7 @@ Row outline(const PreparedData &data, std::span<const size_t> samples) {
     return row;
 }
 
-static void check_lengths(const PreparedData &data, std::span<const size_t> samples, size_t row_tokens) {
+static void check_lengths(const Samples &data, std::span<const size_t> samples, size_t row_tokens) {
     const auto shorter = [&](size_t a, size_t b) { return data.sample_length(a) < data.sample_length(b); };
     const auto longest = std::max_element(samples.begin(), samples.end(), shorter);
     if (longest == samples.end() || data.sample_length(*longest) <= row_tokens) return;
@@ -100,7 +100,7 @@ static void check_lengths(const PreparedData &data, std::span<const size_t> samp
         row_tokens, length, data.pairs() ? row_tokens / 2 : row_tokens);
 }
 
-std::vector<std::vector<size_t>> pack_samples(const PreparedData &data, std::span<const size_t> samples, size_t row_tokens) {
+std::vector<std::vector<size_t>> pack_samples(const Samples &data, std::span<const size_t> samples, size_t row_tokens) {
     check_lengths(data, samples, row_tokens);
     std::vector<size_t> lengths;
     lengths.reserve(samples.size());
@@ -124,7 +124,7 @@ static std::vector<size_t> first_numbers(size_t n) {
     return v;
 }
 
-DataLoader::DataLoader(const PreparedData &data, const LoaderOptions &options) : data_(data), options_(options) {
+DataLoader::DataLoader(const Samples &data, const LoaderOptions &options) : data_(data), options_(options) {
     if (options.batch_size == 0 && options.batch_tokens == 0)
         die("an optimizer step needs samples\n  fix: --train_batch_size of at least 1");
     if (!(options.eval_fraction >= 0 && options.eval_fraction < 1))

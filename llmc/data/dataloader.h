@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "tokens.h"
+#include "samples.h"
 
 constexpr size_t row_multiple = 64;  // rows are padded to a multiple of this, so that tiles of matmul and attention divide them
 
@@ -25,20 +25,20 @@ struct Row {
     std::vector<int32_t> target_documents;  // (N) the document of the row that the predictor belongs to (its segment id)
 };
 
-Row make_row(const PreparedData &data, std::span<const size_t> samples);
+Row make_row(const Samples &data, std::span<const size_t> samples);
 
 // Returns the row as a reward model reads it: the predictors are replaced by the last position of each document, where its score is computed.
 Row at_ends(Row row);
 
 // Returns T, doc_offsets and documents of the row that make_row would return, without tokens. That is enough to compute its cost.
-Row outline(const PreparedData &data, std::span<const size_t> samples);
+Row outline(const Samples &data, std::span<const size_t> samples);
 
 // Makes a row from documents in memory, which get the numbers 0, 1, ... Without masks no token is a target.
 Row make_row(const std::vector<std::vector<int32_t>> &documents, const std::vector<std::vector<uint8_t>> &masks = {});
 
 // Packs the given samples by best-fit decreasing. Each list that it returns holds the samples of one row, for make_row. A packed row has at
 // most row_tokens tokens before its padding.
-std::vector<std::vector<size_t>> pack_samples(const PreparedData &data, std::span<const size_t> samples, size_t row_tokens);
+std::vector<std::vector<size_t>> pack_samples(const Samples &data, std::span<const size_t> samples, size_t row_tokens);
 
 struct LoaderOptions {
     size_t batch_size = 128;  // samples of a step
@@ -60,7 +60,7 @@ struct Step {
 
 class DataLoader {
   public:
-    DataLoader(const PreparedData &data, const LoaderOptions &options);
+    DataLoader(const Samples &data, const LoaderOptions &options);
 
     // Returns the next step. Epochs follow one another without end. A step never spans two epochs, so the last of an epoch may be smaller.
     Step next();
@@ -77,7 +77,7 @@ class DataLoader {
     std::vector<size_t> order(size_t epoch) const;
     size_t step_end(std::span<const size_t> order, size_t begin) const;
 
-    const PreparedData &data_;
+    const Samples &data_;
     LoaderOptions options_;
     std::vector<size_t> train_, eval_;
     size_t cursor_ = 0;

@@ -10,7 +10,7 @@ constexpr const char *prepare_again = "prepare it again with data/prepare.py";
 
 PreparedData::PreparedData(const std::string &path, size_t vocab, const std::string &tokenizer_hash) : file_(path) {
     check_metadata(tokenizer_hash);
-    if (kind() == "pref") per_sample_ = 2;
+    pairs_ = kind() == "pref";
     read_arrays();
     check_offsets();
     check_documents(vocab);
@@ -42,12 +42,6 @@ Document PreparedData::document(size_t i) const {
             "to another file",
             path().c_str(), i);
     return document;
-}
-
-size_t PreparedData::sample_targets(size_t s) const {
-    size_t n = 0;
-    for (size_t i = first(s); i < first(s + 1); i++) n += targets_[i];
-    return n;
 }
 
 void PreparedData::check_metadata(const std::string &tokenizer_hash) const {
@@ -130,7 +124,6 @@ void PreparedData::check_documents(size_t vocab) {
         if (targets_[i] == 0)
             die("%s: the %s answer of pair %zu has no token that is a target\n  fix: %s", path().c_str(),
                 i % 2 ? "rejected" : "chosen", i / 2, prepare_again);
-    total_targets_ = total;
 }
 
 void PreparedData::refuse_document(size_t i, size_t vocab) const {

@@ -20,36 +20,22 @@
 #include <vector>
 
 #include "../io/safetensors.h"
+#include "samples.h"
 
-struct Document {
-    std::vector<int32_t> tokens;  // also if the file has U16
-    std::vector<uint8_t> mask;    // (tokens)
-};
-
-class PreparedData {
+class PreparedData final : public Samples {
   public:
     // Checks the whole file in one parallel pass and refuses data that a model of `vocab` tokens cannot train on. `tokenizer_hash` is that of
     // the model's tokenizer. If this hash or the file's is empty, they are not compared.
     PreparedData(const std::string &path, size_t vocab, const std::string &tokenizer_hash);
 
-    size_t documents() const { return offsets_.size() - 1; }
-    size_t length(size_t i) const { return size_t(offsets_[i + 1] - offsets_[i]); }  // tokens of document i
-    size_t targets(size_t i) const { return targets_[i]; }
-    Document document(size_t i) const;  // dies if it changed since the check; several threads may call it
-
-    // A sample is one document or a pair of documents: first(s) up to, but without, first(s + 1).
-    bool pairs() const { return per_sample_ == 2; }
-    size_t size() const { return documents() / per_sample_; }
-    size_t first(size_t s) const { return s * per_sample_; }
-    size_t sample_length(size_t s) const { return size_t(offsets_[first(s + 1)] - offsets_[first(s)]); }
-    size_t sample_targets(size_t s) const;
-    bool has_margins() const { return !margins_.empty(); }
-    float margin(size_t s) const { return has_margins() ? margins_[s] : 0; }
-
-    size_t total_tokens() const { return size_t(offsets_.back()); }
-    size_t total_targets() const { return total_targets_; }
-    const InputFile &file() const { return file_.file(); }
-    const std::string &path() const { return file_.path(); }
+    size_t documents() const override { return offsets_.size() - 1; }
+    size_t length(size_t i) const override { return size_t(offsets_[i + 1] - offsets_[i]); }
+    size_t targets(size_t i) const override { return targets_[i]; }
+    Document document(size_t i) const override;  // dies if it changed since the check
+    const InputFile &file() const override { return file_.file(); }
+    bool pairs() const override { return pairs_; }
+    bool has_margins() const override { return !margins_.empty(); }
+    float margin(size_t s) const override { return has_margins() ? margins_[s] : 0; }
     const std::string &kind() const { return metadata().at("kind"); }
     const Metadata &metadata() const { return file_.metadata(); }
 
@@ -66,5 +52,5 @@ class PreparedData {
     std::vector<float> margins_;       // (pairs) or empty
     std::vector<size_t> targets_;      // (documents)
     std::vector<uint64_t> checksums_;  // (documents)
-    size_t total_targets_ = 0, per_sample_ = 1;
+    bool pairs_ = false;
 };

@@ -90,7 +90,7 @@ template <class Dev> class Decoder : public Model {
     double model_flops(const Row &row) const override { return ops.model_flops(config, row); }
 
     std::vector<double> evaluate(const Row &row) override;
-    void backward(std::span<const float> weights, bool last) override;
+    void backward(std::span<const float> weights, float entropy_weight, bool last) override;
     void accumulate(const Row &row, float weight, bool last) override;
     LossSums take_sums() override;
     const float *next_logits(const Row &row, const CacheStep &step) override;
@@ -161,8 +161,8 @@ template <class Dev> class Decoder : public Model {
     // This rank's part of the packed row, on the device.
     struct {
         size_t T, N;
-        std::vector<int32_t> target_documents;  // (N) the document of each predictor, on the host
-        size_t documents;                       // the number of documents of the whole row
+        std::vector<size_t> numbers;  // (N) of each predictor among those of the whole row, on the host
+        size_t predictors_of_all;     // of the whole row
         std::optional<SequenceSplit> split;
         int32_t *tokens;   // (T)
         int32_t *doc_pos;  // (T) position in the document
@@ -172,6 +172,7 @@ template <class Dev> class Decoder : public Model {
         int32_t *predictors;        // (N) the positions whose logits predict the targets
         int32_t *targets;           // (N)
         float *weights;             // (N) dL/dnll, of a reward model dL/dscore
+        float entropy_weight;       // dL/dentropy of each predictor
         enum {
             training,
             prompting,
@@ -203,7 +204,8 @@ template <class Dev> class Decoder : public Model {
     void plan_buckets();
     void load_row(const Row &row);
     void load_part(const Row &row);
-    void load_weights(const std::vector<float> &weights);
+    void load_weights(std::span<const float> of_all, float entropy_weight);
+    HeadLoss head_loss() const { return {row.predictors, row.targets, row.weights, row.entropy_weight, limits.temperature}; }
     void load_first_keys(std::span<const int32_t> doc_begin);
     void forward();
     void gradients(bool last);
@@ -440,18 +442,19 @@ template <class Dev> void Decoder<Dev>::look(const Moment &now) {
 template <class Dev> void Decoder<Dev>::load_row(const Row &r) {
     begin_op(clock.between_rows(COPY));
     row.cached = row.training;
-    row.T = r.T, row.N = r.predictors.size(), row.target_documents = r.target_documents, row.documents = r.documents.size();
+    row.T = r.T, row.N = r.predictors.size();
     write(memory(), row.tokens, r.tokens);
     write(memory(), row.doc_pos, r.doc_pos);
     write(memory(), row.predictors, r.predictors);
     write(memory(), row.targets, r.targets);
 }
 
-// Writes dL/dvalue of each document, which weighs the gradients of all its targets, to the device.
-template <class Dev> void Decoder<Dev>::load_weights(const std::vector<float> &of_documents) {
+// Writes this rank's part of the derivatives to the device.
+template <class Dev> void Decoder<Dev>::load_weights(std::span<const float> of_all, float entropy_weight) {
     std::vector<float> weights(row.N);
-    for (size_t n = 0; n < row.N; n++) weights[n] = of_documents[size_t(row.target_documents[n])];
+    for (size_t n = 0; n < row.N; n++) weights[n] = of_all[row.numbers[n]];
     write(memory(), row.weights, weights);
+    row.entropy_weight = entropy_weight;
 }
 
 // Takes this rank's part of a whole row.
@@ -460,6 +463,8 @@ template <class Dev> void Decoder<Dev>::load_part(const Row &r) {
     if (profiler_) profiler_->begin_row(whole, limits.ranks.sp);
     row.split = split_row(config, limits.ranks, sizeof(X), whole);
     load_row(local_row(whole, *row.split, limits.ranks.sp_rank()));
+    row.numbers = local_predictors(whole, *row.split, limits.ranks.sp_rank());
+    row.predictors_of_all = whole.predictors.size();
     load_first_keys(whole.doc_begin);
 }
 
@@ -511,8 +516,7 @@ template <class Dev> void Decoder<Dev>::head(X *dx, float *dhead) {
     ready(head_unit);
     begin_op(config.reward && dx ? clock.head_weight() : clock.head(dx != nullptr));
     if (!config.reward)
-        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w, row.predictors, row.targets, row.weights, T, C,
-                config.V, N, accumulate_);
+        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w, head_loss(), T, C, config.V, N, accumulate_);
     else if (dx) score_backward(dev, dx, dhead, acts.normf, head_w, row.predictors, row.weights, T, C, N);
     else score_forward(dev, acts.scores, acts.normf, head_w, row.predictors, C, N);
 }
@@ -531,9 +535,9 @@ template <class Dev> std::vector<double> Decoder<Dev>::evaluate(const Row &r) {
     head(nullptr, nullptr);
     add_sums();
     const auto of_predictors = read(memory(), config.reward ? acts.scores : acts.stats.nll, row.N);
-    std::vector<double> sums(row.documents);
-    for (size_t n = 0; n < row.N; n++) sums[size_t(row.target_documents[n])] += of_predictors[n];
-    return mesh_->ring->sum(sums);
+    std::vector<double> values(row.predictors_of_all);
+    for (size_t n = 0; n < row.N; n++) values[row.numbers[n]] = of_predictors[n];
+    return mesh_->ring->sum(values);
 }
 
 template <class Dev> LossSums Decoder<Dev>::take_sums() {
@@ -586,13 +590,13 @@ template <class Dev> void Decoder<Dev>::copy_cache_page(size_t to, size_t from) 
 
 template <class Dev> void Decoder<Dev>::accumulate(const Row &r, float weight, bool last) {
     row.T = 0;
-    if (r.T) load_part(r), load_weights(std::vector<float>(row.documents, weight)), forward();
+    if (r.T) load_part(r), load_weights(std::vector<float>(row.predictors_of_all, weight), 0), forward();
     gradients(last);
     if (r.T) add_sums();
 }
 
-template <class Dev> void Decoder<Dev>::backward(std::span<const float> weights, bool last) {
-    if (row.T) load_weights({weights.begin(), weights.end()});
+template <class Dev> void Decoder<Dev>::backward(std::span<const float> weights, float entropy_weight, bool last) {
+    if (row.T) load_weights(weights, entropy_weight);
     gradients(last);
 }
 
@@ -620,8 +624,7 @@ template <class Dev> void Decoder<Dev>::head_backward() {
     sum_gradients(head_unit, grads_of.head, !tied, [&](size_t first, size_t n) {
         if (!in_parts) return head(acts.dx, head_dw);
         begin_op(clock.head_weight(), n);
-        lm_head_weight(dev, head_dw, acts.head, acts.normf, head_w, row.predictors, row.targets, row.weights, acts.stats, C, V,
-                       row.N, first / C, n / C);
+        lm_head_weight(dev, head_dw, acts.head, acts.normf, head_w, head_loss(), acts.stats, C, V, row.N, first / C, n / C);
     });
 }
 

@@ -35,6 +35,8 @@ struct ModelLimits {
     size_t positions = 2048;   // longest document, for the rope table
     Recompute recompute = Recompute::none;
     bool bf16_moments = false;  // of AdamW
+    float temperature =
+        1;  // by which the head divides its logits: nll and entropy are those of the distribution that is sampled from
     size_t cache_pages = 0;     // pages of the key/value cache; 0: next_logits() will not be called
     size_t sequences = 0;       // the most documents of a row of next_logits()
     size_t sequence_pages = 0;  // the most pages of a sequence
@@ -72,14 +74,15 @@ class Model {
     virtual void initialise(uint64_t seed) = 0;  // sets random weights, a function of seed and tensor name alone
     // Rank 0 writes the weights; config and tokenizer are the caller's business. Either all ranks throw the same error, or none throws.
     virtual void save(const std::string &dir, const std::string &export_dtype) = 0;
-    // Runs the forward pass. Returns each document's value, the sum of its targets' nll or its score (ModelConfig::reward); all ranks of a ring
-    // get the same. Adds to the sums that take_sums() returns. Rings may process different numbers of rows.
+    // Runs the forward pass. Returns a value for each predictor of the row, the nll of its target; of a reward model (ModelConfig::reward) a score for each
+    // document. All ranks of a ring get the same. Adds to the sums that take_sums() returns. Rings may process different numbers of rows.
     virtual std::vector<double> evaluate(const Row &) = 0;
     virtual void zero_gradients() = 0;
-    // Runs the backward pass of the row that evaluate() was given last. weights[i] is the derivative of the loss with respect to the value of
-    // document i. Gradients are added to those of earlier rows. A row without tokens means that this ring has none in this micro-step. In
-    // the `last` micro-step of a step the gradients are summed over ranks, unless that was done before.
-    virtual void backward(std::span<const float> weights, bool last) = 0;
+    // Runs the backward pass of the row that evaluate() was given last. weights[i] is the derivative of the loss with respect to value i, and
+    // entropy_weight that with respect to the entropy of each predictor's distribution. Gradients are added to those of earlier rows. A row without
+    // tokens means that this ring has none in this micro-step. In the `last` micro-step of a step the gradients are summed over ranks, unless that
+    // was done before.
+    virtual void backward(std::span<const float> weights, float entropy_weight, bool last) = 0;
     // Does both for the loss weight * sum of nll. As the weight is known beforehand, a language model's head computes its logits only once.
     virtual void accumulate(const Row &, float weight, bool last) = 0;
     virtual double gradient_norm() = 0;

@@ -31,7 +31,7 @@ SequenceSplit split_row(const ModelConfig &c, const Ranks &ranks, size_t element
                : choose_split(row.doc_offsets, row.T, ranks.sp, kinds, cost);
 }
 
-std::vector<std::vector<size_t>> own_rows(const ModelConfig &config, const Ranks &ranks, const PreparedData &data,
+std::vector<std::vector<size_t>> own_rows(const ModelConfig &config, const Ranks &ranks, const Samples &data,
                                           const std::vector<std::vector<size_t>> &rows) {
     const auto kinds = layer_kinds(config);
     const double flops_per_token = 6 * double(parameter_count(config));

@@ -27,7 +27,7 @@ size_t kind_of(const ModelConfig &config, size_t layer);  // the index of a laye
 SequenceSplit split_row(const ModelConfig &config, const Ranks &ranks, size_t element, const Row &row);
 
 // Returns the samples of the rows that this rank's ring takes, one row in each micro-step. An empty one means that it has none (deal_rows).
-std::vector<std::vector<size_t>> own_rows(const ModelConfig &config, const Ranks &ranks, const PreparedData &data,
+std::vector<std::vector<size_t>> own_rows(const ModelConfig &config, const Ranks &ranks, const Samples &data,
                                           const std::vector<std::vector<size_t>> &rows);
 
 // Describe, for people, the mesh in one line, and the part of a row that each rank of a ring gets.

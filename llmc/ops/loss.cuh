@@ -54,6 +54,10 @@ struct SoftmaxPart {
     unsigned first = ~0u;
 };
 
+__device__ inline float entropy_of(const SoftmaxPart &row) {
+    return float(log(double(row.sum)) - double(row.dot) / double(row.sum));
+}
+
 __device__ inline SoftmaxPart merge(const SoftmaxPart &a, const SoftmaxPart &b) {
     const float max = fmaxf(a.max, b.max), to_a = a.max - max, to_b = b.max - max, scale_a = expf(to_a), scale_b = expf(to_b);
     return {max, scale_a * a.sum + scale_b * b.sum, scale_a * (a.dot + a.sum * to_a) + scale_b * (b.dot + b.sum * to_b),
@@ -78,15 +82,20 @@ inline unsigned classifier_threads(size_t V, size_t each) {
     return unsigned(std::min<size_t>(1024, round_up(ceil_div(V, each), 32)));
 }
 
-// Computes the gradients of the logits of the block's row, which may overwrite them, and 0 for the padding up to ld. y is V or more if the target
-// is outside this range.
+// Computes the gradients of the logits of the block's row r, which may overwrite them, and 0 for the padding up to ld. y is V or more if the
+// target is outside this range.
 template <class X, int N>
-__device__ void dlogits_row(X *dlogits, const float *logits, float max, float sum, float weight, size_t y, size_t V, size_t ld) {
-    const float scale = weight / sum;
+__device__ void dlogits_row(X *dlogits, const float *logits, const HeadLoss &loss, size_t r, float max, float sum, float entropy,
+                            size_t y, size_t V, size_t ld) {
+    const float to_z = 1 / loss.temperature, weight = loss.weights[r] * to_z, scale = weight / sum;
+    const float slope = loss.entropy_weight * to_z / sum, offset = entropy - logf(sum);  // log p + entropy = z - max + offset
     for (size_t v = threadIdx.x * N; v < ld; v += blockDim.x * N) {
         const auto l = Vec<float, N>::load(logits + v);
         Vec<X, N> d;
-        for (int i = 0; i < N; i++) d[i] = v + i < V ? fmaf(expf(l[i] - max), scale, v + i == y ? -weight : 0.0f) : 0.0f;
+        for (int i = 0; i < N; i++) {
+            const float shifted = l[i] * to_z - max, factor = slope == 0 ? scale : scale - slope * (shifted + offset);
+            d[i] = v + i < V ? fmaf(expf(shifted), factor, v + i == y ? -weight : 0.0f) : 0.0f;
+        }
         d.store(dlogits + v);
     }
 }
@@ -100,65 +109,64 @@ template <class X, int N> __device__ void clear_row(X *dlogits, size_t ld) {
 // for the gradients. Moves 8 V + V sizeof(X) bytes a row. dlogits may be the logits.
 template <class X, int N>
 __global__ void __launch_bounds__(1024)
-    fused_classifier_kernel4(HeadStats stats, X *dlogits, const float *logits, const int32_t *targets, const float *weights,
-                             size_t n, size_t V, size_t ld) {
+    fused_classifier_kernel4(HeadStats stats, X *dlogits, const float *logits, HeadLoss loss, size_t n, size_t V, size_t ld) {
     SoftmaxWarps &warps = shared_mem<SoftmaxWarps>();
     const size_t r = blockIdx.x;
     const float *row = logits + r * ld;
     if (r >= n) return clear_row<X, N>(dlogits + r * ld, ld);
-    const unsigned y = unsigned(targets[r]), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const float target = row[y];
+    const unsigned y = unsigned(loss.targets[r]), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const float to_z = 1 / loss.temperature, target = row[y] * to_z;
 
     SoftmaxPart part;
     for (size_t v = threadIdx.x * N; v < V; v += blockDim.x * N) {
         const auto l = Vec<float, N>::load(row + v);
         for (int i = 0; i < N; i++)
-            if (v + i < V) part = merge(part, {l[i], 1, 0, unsigned(v) + i});
+            if (v + i < V) part = merge(part, {l[i] * to_z, 1, 0, unsigned(v) + i});
     }
     part = warp_merge(part);
     if (lane == 0) warps.part[warp] = part;
     __syncthreads();
     part = warp_merge(lane < blockDim.x / 32 ? warps.part[lane] : SoftmaxPart{});
     part.sum = __shfl_sync(all_lanes, part.sum, 0);  // because with fma merge(a, b) and merge(b, a) may differ in the last bit
+    part.dot = __shfl_sync(all_lanes, part.dot, 0);
 
+    const float entropy = threadIdx.x == 0 || loss.entropy_weight != 0 ? entropy_of(part) : 0;
     if (threadIdx.x == 0) {
-        const double log_sum = log(double(part.sum));
-        stats.nll[r] = float(log_sum - (double(target) - double(part.max)));
-        stats.entropy[r] = float(log_sum - double(part.dot) / double(part.sum));
+        stats.nll[r] = float(log(double(part.sum)) - (double(target) - double(part.max)));
+        stats.entropy[r] = entropy;
         stats.correct[r] = part.first == y;
         stats.max[r] = part.max;
         stats.sum[r] = part.sum;
     }
-    if (dlogits) dlogits_row<X, N>(dlogits + r * ld, row, part.max, part.sum, weights[r], y, V, ld);
+    if (dlogits) dlogits_row<X, N>(dlogits + r * ld, row, loss, r, part.max, part.sum, entropy, y, V, ld);
 }
 
 template <class X>
-void fused_classifier(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, const int32_t *targets, const float *weights,
-                      size_t n, size_t padded, size_t V, size_t ld) {
+void fused_classifier(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, HeadLoss loss, size_t n, size_t padded,
+                      size_t V, size_t ld) {
     constexpr int N = Vec<float>::size;
     const bool wide = fit_vectors<N>(ld, logits, dlogits);
     launch(dev, wide ? fused_classifier_kernel4<X, N> : fused_classifier_kernel4<X, 1>, Grid{dlogits ? padded : n},
-           classifier_threads(V, wide ? N : 1), sizeof(SoftmaxWarps), stats, dlogits, logits, targets, weights, n, V, ld);
+           classifier_threads(V, wide ? N : 1), sizeof(SoftmaxWarps), stats, dlogits, logits, loss, n, V, ld);
 }
 
 // One block computes a row. It moves 4 + sizeof(X) bytes per logit.
 template <class X, int N>
-__global__ void __launch_bounds__(1024)
-    range_classifier_kernel1(X *dlogits, const float *logits, const int32_t *targets, const float *weights, HeadStats stats,
-                             size_t n, size_t first, size_t count, size_t ld) {
+__global__ void __launch_bounds__(1024) range_classifier_kernel1(X *dlogits, const float *logits, HeadLoss loss, HeadStats stats,
+                                                                 size_t n, size_t first, size_t count, size_t ld) {
     const size_t r = blockIdx.x;
     if (r >= n) return clear_row<X, N>(dlogits + r * ld, ld);
-    dlogits_row<X, N>(dlogits + r * ld, logits + r * ld, stats.max[r], stats.sum[r], weights[r], size_t(targets[r]) - first,
-                      count, ld);
+    dlogits_row<X, N>(dlogits + r * ld, logits + r * ld, loss, r, stats.max[r], stats.sum[r], stats.entropy[r],
+                      size_t(loss.targets[r]) - first, count, ld);
 }
 
 template <class X>
-void range_classifier(Cuda<X> dev, X *dlogits, const float *logits, const int32_t *targets, const float *weights, HeadStats stats,
-                      size_t n, size_t padded, size_t first, size_t count, size_t ld) {
+void range_classifier(Cuda<X> dev, X *dlogits, const float *logits, HeadLoss loss, HeadStats stats, size_t n, size_t padded,
+                      size_t first, size_t count, size_t ld) {
     constexpr int N = Vec<float>::size;
     const bool wide = fit_vectors<N>(ld, logits, dlogits);
     launch(dev, wide ? range_classifier_kernel1<X, N> : range_classifier_kernel1<X, 1>, Grid{padded},
-           classifier_threads(count, wide ? N : 1), 0, dlogits, logits, targets, weights, stats, n, first, count, ld);
+           classifier_threads(count, wide ? N : 1), 0, dlogits, logits, loss, stats, n, first, count, ld);
 }
 
 // One block sums all rows: thread i sums n = i, i + blockDim, ..., and then the block adds up its threads' sums.

@@ -1,26 +1,25 @@
 // The language-model head fused with the loss, so that the (T, V) logits never exist: chunks of rows go through the three
 // products of the head and the softmax between them, and at most 128 MiB of logits are alive (256 on CUDA).
 //
-//   lm_head(dev, stats, dx, dw, scratch, x, w, predictors, targets, weights, T, C, V, N, accumulate)
-//                                                                 for n < N, with t = predictors[n], y = targets[n]:
-//       logit[v] = sum_c x[t,c] w[v,c]       p = softmax(logit)       lse = log sum_v exp(logit[v])
-//       nll[n] = lse - logit[y]              entropy[n] = lse - sum_v p[v] logit[v]     correct[n] = 1 if y is the first maximum
-//       max[n] = max_v logit[v]              sum[n] = sum_v exp(logit[v] - max[n])      so that lse = max[n] + log sum[n]
-//       dlogit[v] = weights[n] (p[v] - [v == y])                      weights[n] is dL/dnll[n]
+//   lm_head(dev, stats, dx, dw, scratch, x, w, loss, T, C, V, N, accumulate)
+//                                       for n < N, with t = loss.predictors[n], y = loss.targets[n], tau = loss.temperature:
+//       logit[v] = sum_c x[t,c] w[v,c]       z[v] = logit[v] / tau    p = softmax(z)       lse = log sum_v exp(z[v])
+//       nll[n] = lse - z[y]                  entropy[n] = lse - sum_v p[v] z[v]            correct[n] = 1 if y is the first maximum
+//       max[n] = max_v z[v]                  sum[n] = sum_v exp(z[v] - max[n])             so that lse = max[n] + log sum[n]
+//       dlogit[v] = (weights[n] (p[v] - [v == y]) - entropy_weight p[v] (log p[v] + entropy[n])) / tau
 //       dx[t,c] = sum_v dlogit[v] w[v,c]     dw[v,c] += sum_n dlogit[v] x[t,c];   if not accumulate, dw = sum_n ..., and N > 0
 //
-//   lm_head_weight(dev, dw, scratch, x, w, predictors, targets, weights, stats, C, V, N, first, count)   for v in [first, first + count):
+//   lm_head_weight(dev, dw, scratch, x, w, loss, stats, C, V, N, first, count)   for v in [first, first + count):
 //       dw[v - first,c] += sum_n dlogit[v] x[t,c]
 //
-//   x, dx (T, C), w (V, C) X     dw (V, C), of a range (count, C), float     predictors, targets (N) int32, predictors increasing
-//   weights (N) float     stats: nll, entropy (nats), correct, max, sum, (N) float each; they include rows of weight 0
-//   dx is overwritten and 0 in rows without a target. If dx is null, only the forward pass runs; dw and weights may then be null, too.
+//   x, dx (T, C), w (V, C) X     dw (V, C), of a range (count, C), float
+//   stats: nll, entropy (nats), correct, max, sum, (N) float each; they include rows of weight 0
+//   dx is overwritten and 0 in rows without a target. If dx is null, only the forward pass runs; dw and loss.weights may then be null, too.
 //   scratch: lm_head_scratch(dev, N, C, V) bytes, aligned to array_alignment on GPUs, for both functions. Nothing may alias.
 //   Logits and softmax are float; dlogit is rounded to X before its products. A NaN among the logits of a row makes its nll NaN.
 //
 //   If no (V, C) array of floats may exist, as under ZeRO-2, lm_head gets dw null. After it lm_head_weight computes dw in ranges of v, from the
-//   same inputs and the stats that lm_head has written: it recomputes the logits of the range, and dlogit = weight (exp(logit - max) / sum -
-//   [v == y]). That takes four products of 2 N C V operations instead of three. Equal logits give equal bits of dlogit; but libraries may
+//   same inputs and the stats that lm_head has written: it recomputes the logits of the range, and p = exp(z - max) / sum. That takes four products of 2 N C V operations instead of three. Equal logits give equal bits of dlogit; but libraries may
 //   sum in another order for other sizes, and so do chunks of other lengths.
 //
 //   head_sums(dev, sums, stats, N): sums[0..2] += sum_n nll[n], entropy[n], correct[n]     sums (3) double
@@ -36,6 +35,18 @@ struct HeadStats {
     float *nll, *entropy, *correct, *max, *sum;  // (N) each
 
     HeadStats from(size_t n) const { return {nll + n, entropy + n, correct + n, max + n, sum + n}; }
+};
+
+// The loss of N tokens: its derivatives with respect to each token's nll and entropy.
+struct HeadLoss {
+    const int32_t *predictors, *targets;  // (N) predictors increasing
+    const float *weights;                 // (N) dL/dnll
+    float entropy_weight = 0;             // dL/dentropy, the same for all tokens
+    float temperature = 1;                // by which logits are divided
+
+    HeadLoss from(size_t n) const {
+        return {predictors + n, targets + n, weights ? weights + n : nullptr, entropy_weight, temperature};
+    }
 };
 
 template <class X> constexpr size_t lm_head_bytes(Cpu<X>) { return size_t(128) << 20; }
@@ -54,23 +65,24 @@ template <class Dev> constexpr size_t lm_head_rows(Dev dev, size_t n, size_t V) 
     return std::min(lm_head_chunk(dev, V), round_up(n, 64));
 }
 
-// Computes the statistics of row n; logits become exp(logit - max). Sums are float within a run and double over the runs.
-inline void softmax_row(HeadStats stats, size_t n, float *logits, size_t y, size_t V) {
+// Computes the statistics of row n; logits become exp(z - max). Sums are float within a run and double over the runs.
+inline void softmax_row(HeadStats stats, size_t n, float *logits, size_t y, size_t V, float temperature) {
     constexpr size_t run = 1024;
+    const float scale = 1 / temperature;
     float max = -INFINITY;
 #pragma omp simd reduction(max : max)
-    for (size_t v = 0; v < V; v++) max = logits[v] > max ? logits[v] : max;
-    const float target = logits[y];
+    for (size_t v = 0; v < V; v++) max = logits[v] * scale > max ? logits[v] * scale : max;
+    const float target = logits[y] * scale;
     int earlier = 0;
 #pragma omp simd reduction(| : earlier)
-    for (size_t v = 0; v < y; v++) earlier |= logits[v] == max;
+    for (size_t v = 0; v < y; v++) earlier |= logits[v] * scale == max;
 
     double sum = 0, dot = 0;
     for (size_t v0 = 0; v0 < V; v0 += run) {
         float run_sum = 0, run_dot = 0;
 #pragma omp simd reduction(+ : run_sum, run_dot)
         for (size_t v = v0; v < std::min(V, v0 + run); v++) {
-            const float shifted = logits[v] - max, e = fast_exp(shifted);
+            const float shifted = logits[v] * scale - max, e = fast_exp(shifted);
             run_sum += e;
             run_dot += e * shifted;
             logits[v] = e;
@@ -85,12 +97,23 @@ inline void softmax_row(HeadStats stats, size_t n, float *logits, size_t y, size
     stats.sum[n] = float(sum);
 }
 
-// Computes the gradients of a row from e = exp(logit - max), which they may overwrite. y is V or more if the target is outside this range.
-template <class X> void dlogits_row(X *dlogits, const float *e, float weight, float sum, size_t y, size_t V) {
-    const float scale = weight / sum;
-    const float at_target = y < V ? e[y] * scale - weight : 0;  // read before it is overwritten
+// Computes the gradients of row r from e = exp(z - max), which they may overwrite. y is V or more if the target is outside this range.
+template <class X>
+void dlogits_row(X *dlogits, const float *e, const HeadLoss &loss, HeadStats stats, size_t r, size_t y, size_t V) {
+    const float weight = loss.weights[r] / loss.temperature, scale = weight / stats.sum[r];
+    if (loss.entropy_weight == 0) {
+        const float at_target = y < V ? e[y] * scale - weight : 0;  // read before it is overwritten
 #pragma omp simd
-    for (size_t v = 0; v < V; v++) dlogits[v] = e[v] * scale;
+        for (size_t v = 0; v < V; v++) dlogits[v] = e[v] * scale;
+        if (y < V) dlogits[y] = at_target;
+        return;
+    }
+    const float slope = loss.entropy_weight / (loss.temperature * stats.sum[r]),
+                offset = stats.entropy[r] - std::log(stats.sum[r]);
+    const auto gradient = [=](float e) { return e * (scale - slope * (fast_log(e) + offset)); };
+    const float at_target = y < V ? gradient(e[y]) - weight : 0;
+#pragma omp simd
+    for (size_t v = 0; v < V; v++) dlogits[v] = gradient(e[v]);
     if (y < V) dlogits[y] = at_target;
 }
 
@@ -106,27 +129,27 @@ template <class X, class Row> void for_each_row(Cpu<X> dev, size_t n, Row row) {
 // Computes the statistics of rows 0 to n of a chunk and, unless dlogits is null, the gradients of their logits, which are 0 in rows n to `padded`.
 // A row of V logits, or of gradients, begins ld elements behind the one before it; gradients are 0 in the padding.
 template <class X>
-void fused_classifier(Cpu<X> dev, HeadStats stats, X *dlogits, float *logits, const int32_t *targets, const float *weights,
-                      size_t n, size_t padded, size_t V, size_t ld) {
+void fused_classifier(Cpu<X> dev, HeadStats stats, X *dlogits, float *logits, HeadLoss loss, size_t n, size_t padded, size_t V,
+                      size_t ld) {
     for_each_row(dev, n, [=](size_t r) {
-        const size_t y = size_t(targets[r]);
+        const size_t y = size_t(loss.targets[r]);
         float *e = logits + r * ld;
-        softmax_row(stats, r, e, y, V);
-        if (dlogits) dlogits_row(dlogits + r * ld, e, weights[r], stats.sum[r], y, V);
+        softmax_row(stats, r, e, y, V, loss.temperature);
+        if (dlogits) dlogits_row(dlogits + r * ld, e, loss, stats, r, y, V);
     });
     if (dlogits) std::fill(dlogits + n * ld, dlogits + padded * ld, X(0.0f));
 }
 
 // Computes the gradients of logits [first, first + count) of the vocabulary from known statistics. A row has `count` of them.
 template <class X>
-void range_classifier(Cpu<X> dev, X *dlogits, float *logits, const int32_t *targets, const float *weights, HeadStats stats,
-                      size_t n, size_t padded, size_t first, size_t count, size_t ld) {
+void range_classifier(Cpu<X> dev, X *dlogits, float *logits, HeadLoss loss, HeadStats stats, size_t n, size_t padded,
+                      size_t first, size_t count, size_t ld) {
     for_each_row(dev, n, [=](size_t r) {
-        const float max = stats.max[r];
+        const float max = stats.max[r], scale = 1 / loss.temperature;
         float *e = logits + r * ld;
 #pragma omp simd
-        for (size_t v = 0; v < count; v++) e[v] = fast_exp(e[v] - max);
-        dlogits_row(dlogits + r * ld, e, weights[r], stats.sum[r], size_t(targets[r]) - first, count);
+        for (size_t v = 0; v < count; v++) e[v] = fast_exp(e[v] * scale - max);
+        dlogits_row(dlogits + r * ld, e, loss, stats, r, size_t(loss.targets[r]) - first, count);
     });
     std::fill(dlogits + n * ld, dlogits + padded * ld, X(0.0f));
 }
@@ -204,27 +227,24 @@ void for_each_chunk(Dev dev, const HeadChunk<X> &chunk, const X *x, const X *w, 
 
 template <class Dev, class X = typename Dev::X>
 void lm_head(Dev dev, HeadStats stats, std::type_identity_t<X> *dx, float *dw, void *scratch, const X *x, const X *w,
-             const int32_t *predictors, const int32_t *targets, const float *weights, size_t T, size_t C, size_t V, size_t N,
-             bool accumulate) {
+             HeadLoss loss, size_t T, size_t C, size_t V, size_t N, bool accumulate) {
     const HeadChunk<X> chunk(dev, scratch, lm_head_rows(dev, N, V), V);
-    if (dx) gather_rows(dev, dx, x, predictors, 0, T, C);  // n = 0: sets all rows to 0
-    for_each_chunk(dev, chunk, x, w, predictors, C, V, N, [&](size_t n0, size_t n, size_t padded) {
-        fused_classifier(dev, stats.from(n0), dx ? chunk.dlogits : nullptr, chunk.logits, targets + n0, weights + (dx ? n0 : 0),
-                         n, padded, V, chunk.ld);
+    if (dx) gather_rows(dev, dx, x, loss.predictors, 0, T, C);  // n = 0: sets all rows to 0
+    for_each_chunk(dev, chunk, x, w, loss.predictors, C, V, N, [&](size_t n0, size_t n, size_t padded) {
+        fused_classifier(dev, stats.from(n0), dx ? chunk.dlogits : nullptr, chunk.logits, loss.from(n0), n, padded, V, chunk.ld);
         if (!dx) return;
         if (dw) matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, V, accumulate || n0 > 0, chunk.ld);
         matmul_backward_input(dev, chunk.x, chunk.dlogits, w, padded, C, V, chunk.ld);
-        scatter_rows(dev, dx, chunk.x, predictors + n0, n, C);
+        scatter_rows(dev, dx, chunk.x, loss.predictors + n0, n, C);
     });
 }
 
 template <class Dev, class X = typename Dev::X>
-void lm_head_weight(Dev dev, float *dw, void *scratch, const X *x, const X *w, const int32_t *predictors, const int32_t *targets,
-                    const float *weights, HeadStats stats, size_t C, size_t V, size_t N, size_t first, size_t count) {
+void lm_head_weight(Dev dev, float *dw, void *scratch, const X *x, const X *w, HeadLoss loss, HeadStats stats, size_t C, size_t V,
+                    size_t N, size_t first, size_t count) {
     const HeadChunk<X> chunk(dev, scratch, lm_head_range_rows(dev, N, C, V, count), count);
-    for_each_chunk(dev, chunk, x, w + first * C, predictors, C, count, N, [&](size_t n0, size_t n, size_t padded) {
-        range_classifier(dev, chunk.dlogits, chunk.logits, targets + n0, weights + n0, stats.from(n0), n, padded, first, count,
-                         chunk.ld);
+    for_each_chunk(dev, chunk, x, w + first * C, loss.predictors, C, count, N, [&](size_t n0, size_t n, size_t padded) {
+        range_classifier(dev, chunk.dlogits, chunk.logits, loss.from(n0), stats.from(n0), n, padded, first, count, chunk.ld);
         matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, count, true, chunk.ld);
     });
 }

@@ -88,6 +88,23 @@ template <class F> inline F fast_exp(F x) {  // F: float or simd::Vector
     return x <= 88.72283f ? positive : x + INFINITY;  // a NaN takes the second arm, whose sum keeps it
 }
 
+// log(x) of a normal positive float, within 2^-23 of the larger of 1 and |log(x)|; finite for 0, so that 0 log 0 = 0. x = 2^n m with
+// sqrt(1/2) <= m < sqrt(2); log(m) by the polynomial of Cephes' logf (Moshier).
+inline float fast_log(float x) {
+    const int32_t bits = std::bit_cast<int32_t>(x), exponent = (bits - 0x3f3504f3) >> 23;  // 0x3f3504f3: sqrt(1/2)
+    const float n = float(exponent), f = std::bit_cast<float>(bits - (exponent << 23)) - 1, square = f * f;
+    float p = f * 7.0376836292e-2f - 1.1514610310e-1f;
+    p = p * f + 1.1676998740e-1f;
+    p = p * f - 1.2420140846e-1f;
+    p = p * f + 1.4249322787e-1f;
+    p = p * f - 1.6668057665e-1f;
+    p = p * f + 2.0000714765e-1f;
+    p = p * f - 2.4999993993e-1f;
+    p = p * f + 3.3333331174e-1f;
+    const float rest = p * f * square - n * 2.12194440e-4f - 0.5f * square;  // ln 2 in two parts, as above
+    return f + rest + n * 0.693359375f;
+}
+
 // exp(x) with a relative error of 4e-6, for values that are rounded to bf16 next: 2^x = 2^floor(x) 2^(x - floor(x)), the latter by a polynomial.
 inline simd::Vector rough_exp(simd::Vector x) {
 #ifdef __AVX512DQ__
@@ -104,7 +121,7 @@ namespace simd {
 
 // Permutes the lanes of one vector, or chooses from those of two: lane l of the result is lane from(l) of (a, b).
 template <class From, size_t... l> inline Vector choose(Vector a, Vector b, From from, std::index_sequence<l...>) {
-    return __builtin_shufflevector(a, b, from(l)...);
+    return Vector{(from(l) < lanes ? a : b)[from(l) % lanes]...};
 }
 template <class From> inline Vector choose(Vector a, Vector b, From from) {
     return choose(a, b, from, std::make_index_sequence<lanes>());

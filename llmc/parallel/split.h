@@ -111,6 +111,9 @@ Row pad_row(Row row, size_t ranks);
 // documents stay those of the whole row, which attention needs.
 Row local_row(const Row &row, const SequenceSplit &split, size_t rank);
 
+// Returns, for each predictor of local_row(), its number among those of the whole row.
+std::vector<size_t> local_predictors(const Row &row, const SequenceSplit &split, size_t rank);
+
 // Deals rows to dp groups: result[group][micro-step] is an index into `costs`, or no_row. A micro-step ends for all groups at the same time,
 // so rows of similar cost share one: rows are sorted by falling cost, each micro-step takes the next `groups` of them, and the longest goes
 // to the group with the least work so far. Every group has the same number of micro-steps and takes part in each, even without a row.

@@ -12,7 +12,18 @@ void share(Comm &comm, std::vector<double> &values) {
     }
 }
 
-std::vector<double> document_values(const Run &run, Model &model, const PreparedData &data, std::span<const size_t> samples) {
+std::vector<double> document_sums(const Row &row, std::span<const double> values) {
+    std::vector<double> sums(row.documents.size());
+    for (size_t n = 0; n < values.size(); n++) sums[size_t(row.target_documents[n])] += values[n];
+    return sums;
+}
+
+std::vector<double> evaluate_documents(const ModelConfig &config, Model &model, const Row &row) {
+    const auto values = model.evaluate(row);
+    return config.reward ? values : document_sums(row, values);
+}
+
+std::vector<double> document_values(const Run &run, Model &model, const Samples &data, std::span<const size_t> samples) {
     std::vector<double> all(data.documents());
     const auto rows = own_rows(run.config, run.ranks, data, pack_samples(data, samples, run.options.row_tokens));
     auto told = std::chrono::steady_clock::now();
@@ -24,7 +35,7 @@ std::vector<double> document_values(const Run &run, Model &model, const Prepared
             told = now;
         }
         const Row row = make_row(data, own);
-        const auto values = model.evaluate(row);
+        const auto values = evaluate_documents(run.config, model, row);
         for (size_t i = 0; run.mesh->sp_rank == 0 && i < values.size(); i++) all[row.documents[i]] = values[i];
     }
     share(run.comm, all);

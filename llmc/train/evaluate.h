@@ -5,7 +5,13 @@
 
 #include "run.h"
 
-// Evaluates the documents of these samples. Returns [i] = the value of document i (Model::evaluate), the same on all ranks. Adds to take_sums().
-std::vector<double> document_values(const Run &run, Model &model, const PreparedData &data, std::span<const size_t> samples);
+// Returns the sum of each document's values, which are those of the row's predictors.
+std::vector<double> document_sums(const Row &row, std::span<const double> values);
+
+// Evaluates a row. Returns a value for each of its documents: the sum of its targets' nll, or its score by a reward model.
+std::vector<double> evaluate_documents(const ModelConfig &config, Model &model, const Row &row);
+
+// Evaluates the documents of these samples. Returns [i] = the value of document i, the same on all ranks. Adds to take_sums().
+std::vector<double> document_values(const Run &run, Model &model, const Samples &data, std::span<const size_t> samples);
 
 void share(Comm &comm, std::vector<double> &values);  // replaces each element by its sum over ranks; the vector may be long

@@ -135,7 +135,7 @@ int generate(Run &run) {
 
 // The targets of a document are the answer to the tokens before them. Returns the share of samples whose answer greedy decoding gives token by
 // token; for a pair either answer counts. Shows the first few.
-double exact_match(Run &run, const std::string &model_dir, const PreparedData &data, size_t show) {
+double exact_match(Run &run, const std::string &model_dir, const Samples &data, size_t show) {
     std::vector<Ids> prompts, answers;  // of samples; of documents
     size_t longest = 1;
     for (size_t i = 0; i < data.documents(); i++) {

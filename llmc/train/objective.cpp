@@ -20,13 +20,13 @@ class LanguageModel final : public Objective {
   public:
     explicit LanguageModel(const Run &run) : run_(run) {}
 
-    void begin(const PreparedData &, const Step &step) override { weight_ = 1 / float(step.target_tokens); }
+    void begin(const Samples &, const Step &step) override { weight_ = 1 / float(step.target_tokens); }
     void accumulate(Model &model, const Row &row, bool last) override { model.accumulate(row, weight_, last); }
     Measured take(Model &model) override {
         const LossSums sums = over_ranks(run_.comm, model.take_sums());
         return {sums.nll / sums.targets, token_metrics(sums, ""), ""};
     }
-    Measured evaluate(Model &model, const PreparedData &data, std::span<const size_t> samples) override {
+    Measured evaluate(Model &model, const Samples &data, std::span<const size_t> samples) override {
         document_values(run_, model, data, samples);
         const LossSums sums = over_ranks(run_.comm, model.take_sums());
         const double n = sums.targets, loss = sums.nll / n;

@@ -27,16 +27,16 @@ class Objective {
     virtual std::optional<ModelConfig> resident() const { return {}; }
     // Announces the first `samples` of data that the calls below will get. It is called before the trained model takes its memory, and
     // may compute something with a model whose rows are as long as `limits` says.
-    virtual void use(const PreparedData &, size_t /*samples*/, const ModelLimits &) {}
+    virtual void use(const Samples &, size_t /*samples*/, const ModelLimits &) {}
 
     // A step begins, whose gradients are zero. Each rank then passes its rows.
-    virtual void begin(const PreparedData &data, const Step &step) = 0;
+    virtual void begin(const Samples &data, const Step &step) = 0;
     // Runs forward, loss and backward. The row has no tokens if this rank's ring has none in this micro-step.
     virtual void accumulate(Model &model, const Row &row, bool last) = 0;
     virtual Measured take(Model &model) = 0;  // sums over all rows and ranks since begin()
 
     // Names of metrics begin with "eval_".
-    virtual Measured evaluate(Model &model, const PreparedData &data, std::span<const size_t> samples) = 0;
+    virtual Measured evaluate(Model &model, const Samples &data, std::span<const size_t> samples) = 0;
 
     // Adds to the config.json of a saved model what the last evaluation found.
     virtual void describe(ModelConfig &) const {}

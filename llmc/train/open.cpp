@@ -72,7 +72,7 @@ Ranks ranks_of(const Run &run, size_t world, size_t sp) {
     return r;
 }
 
-void expect_positions(const Run &run, const PreparedData &data) {
+void expect_positions(const Run &run, const Samples &data) {
     const size_t most = run.config.max_positions;
     for (size_t i = 0; i < data.documents(); i++)
         if (data.length(i) > most)
@@ -92,11 +92,11 @@ std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path)
     return data;
 }
 
-size_t rows_capacity(const PreparedData &data, size_t row_tokens) {
+size_t rows_capacity(const Samples &data, size_t row_tokens) {
     return round_up(std::min(row_tokens, data.total_tokens()), row_multiple);
 }
 
-ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data) {
+ModelLimits limits_for(const Run &run, Mode mode, const Samples &data) {
     if (data.total_targets() == 0 && !run.config.reward)
         die("%s holds prompts, and nothing in it is a target\n  fix: prepare it again with data/prepare.py %s",
             data.path().c_str(), run.task == PRETRAIN ? "pretrain" : "sft");

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "../data/tokens.h"
 #include "run.h"
 
 // Returns a prepared file for `path` (../data/prepare.h). One rank runs prepare.py, with `extra` as further arguments.
@@ -15,10 +16,10 @@ void open_config(Run &run, const std::string &dir);               // of the mode
 Ranks ranks_of(const Run &run, size_t world,
                size_t sp);  // as the flags say, with `sp` of them in a ring; dies if the heads of run.config do not suit them
 void expect_positions(const Run &run,
-                      const PreparedData &data);  // dies if a document has more tokens than run.config has positions
+                      const Samples &data);  // dies if a document has more tokens than run.config has positions
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path);
-size_t rows_capacity(const PreparedData &data, size_t row_tokens);  // T of the largest row that this data can fill
-ModelLimits limits_for(const Run &run, Mode mode, const PreparedData &data);
+size_t rows_capacity(const Samples &data, size_t row_tokens);  // T of the largest row that this data can fill
+ModelLimits limits_for(const Run &run, Mode mode, const Samples &data);
 size_t available_memory(
     const Run &run);  // bytes that a rank may take: the least that any rank has, measured before one of them takes any
 std::unique_ptr<Model> open_model(const Run &run,

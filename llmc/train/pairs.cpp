@@ -4,6 +4,7 @@
 
 #include "../core/common.h"
 #include "../data/packing.h"
+#include "evaluate.h"
 
 using nlohmann::ordered_json;
 
@@ -28,7 +29,7 @@ void PairTotals::add_to(ordered_json &line, Task task, const std::string &prefix
     line[prefix + "logps/rejected"] = rejected_logp / pairs;
 }
 
-StepSize step_size(const PreparedData &data, std::span<const size_t> samples) {
+StepSize step_size(const Samples &data, std::span<const size_t> samples) {
     StepSize size{double(samples.size()), 0};
     for (size_t s : samples) size.chosen_tokens += double(data.targets(data.first(s)));
     return size;
@@ -47,7 +48,7 @@ std::optional<ModelConfig> Pairs::resident() const {
     return reference_run(run_).config;
 }
 
-void Pairs::use(const PreparedData &data, size_t pairs, const ModelLimits &limits) {
+void Pairs::use(const Samples &data, size_t pairs, const ModelLimits &limits) {
     agree(run_.comm, [&] {
         if (run_.task == RM && run_.options.margin_loss_enable && !data.has_margins())
             die("--margin_loss_enable needs margins, but the pairs of %s have none\n  fix: leave it out, or prepare records with a field \"margin\"",
@@ -69,7 +70,7 @@ PairLoss Pairs::loss_of(size_t pair, const PairSums &p) const {
 
 // Adds a row's pairs to the totals, and returns the derivatives of the loss with respect to the documents' values.
 std::vector<float> Pairs::add(const Row &row, std::span<const double> values) {
-    const PreparedData &data = *data_;
+    const Samples &data = *data_;
     const std::vector<double> reference = reference_ ? reference_->logps(data, row) : std::vector<double>(values.size());
     const double sign = run_.task == RM ? 1 : -1;  // a language model's values are nll
     const double scale = run_.task == RM ? 1 : run_.options.beta;
@@ -89,9 +90,15 @@ std::vector<float> Pairs::add(const Row &row, std::span<const double> values) {
     return weights;
 }
 
-void Pairs::begin(const PreparedData &data, const Step &step) { data_ = &data, size_ = step_size(data, step.samples); }
+void Pairs::begin(const Samples &data, const Step &step) { data_ = &data, size_ = step_size(data, step.samples); }
 
-void Pairs::accumulate(Model &model, const Row &row, bool last) { model.backward(add(row, model.evaluate(row)), last); }
+void Pairs::accumulate(Model &model, const Row &row, bool last) {
+    const auto of_documents = add(row, evaluate_documents(run_.config, model, row));
+    if (run_.config.reward) return model.backward(of_documents, 0, last);
+    std::vector<float> weights;
+    for (int32_t document : row.target_documents) weights.push_back(of_documents[size_t(document)]);
+    model.backward(weights, 0, last);
+}
 
 PairTotals Pairs::take_totals() { return over_ranks(run_.comm, std::exchange(totals_, {})); }
 
@@ -105,12 +112,12 @@ Measured Pairs::take(Model &model) {
     return step;
 }
 
-Measured Pairs::evaluate(Model &model, const PreparedData &data, std::span<const size_t> samples) {
+Measured Pairs::evaluate(Model &model, const Samples &data, std::span<const size_t> samples) {
     data_ = &data, size_ = step_size(data, samples);
     for (const auto &own : own_rows(run_.config, run_.ranks, data, pack_samples(data, samples, run_.options.row_tokens)))
         if (!own.empty()) {
             const Row row = make_row(data, own);
-            add(row, model.evaluate(row));
+            add(row, evaluate_documents(run_.config, model, row));
         }
     const LossSums sums = over_ranks(run_.comm, model.take_sums());
     const PairTotals totals = evaluated_ = take_totals();

@@ -24,18 +24,18 @@ struct PairTotals {
     void add_to(nlohmann::ordered_json &line, Task task, const std::string &prefix) const;  // adds means of all but the loss
 };
 
-StepSize step_size(const PreparedData &data, std::span<const size_t> samples);
+StepSize step_size(const Samples &data, std::span<const size_t> samples);
 
 class Pairs final : public Objective {
   public:
     explicit Pairs(const Run &run);
 
     std::optional<ModelConfig> resident() const override;
-    void use(const PreparedData &data, size_t pairs, const ModelLimits &limits) override;
-    void begin(const PreparedData &data, const Step &step) override;
+    void use(const Samples &data, size_t pairs, const ModelLimits &limits) override;
+    void begin(const Samples &data, const Step &step) override;
     void accumulate(Model &model, const Row &row, bool last) override;
     Measured take(Model &model) override;
-    Measured evaluate(Model &model, const PreparedData &data, std::span<const size_t> samples) override;
+    Measured evaluate(Model &model, const Samples &data, std::span<const size_t> samples) override;
     void describe(ModelConfig &config) const override;
     PairTotals take_totals();  // sums over all ranks since the last call
 
@@ -46,7 +46,7 @@ class Pairs final : public Objective {
     const Run &run_;
     std::optional<PreferenceLoss> preference_;  // dpo
     std::unique_ptr<Reference> reference_;
-    const PreparedData *data_ = nullptr;  // the data of the step or evaluation that goes on
+    const Samples *data_ = nullptr;  // the data of the step or evaluation that goes on
     StepSize size_{};
     PairTotals totals_;     // sums over this rank's pairs since the last take_totals()
     PairTotals evaluated_;  // sums of the last evaluation, over all ranks

@@ -40,15 +40,15 @@ Reference::Reference(const Run &run, const ModelLimits &limits) : run_(reference
 
 std::unique_ptr<Model> Reference::open() const { return open_model(run_, limits_); }
 
-void Reference::use(const PreparedData &data, size_t pairs) {
+void Reference::use(const Samples &data, size_t pairs) {
     agree(run_.comm, [&] { expect_positions(run_, data); });
     if (!model_) precomputed_[&data] = precompute(data, pairs);
 }
 
-std::vector<double> Reference::logps(const PreparedData &data, const Row &row) {
+std::vector<double> Reference::logps(const Samples &data, const Row &row) {
     std::vector<double> out;
     if (model_) {
-        out = model_->evaluate(row);
+        out = evaluate_documents(run_.config, *model_, row);
         for (double &value : out) value = -value;
     } else {
         const auto &all = precomputed_.at(&data);
@@ -71,7 +71,7 @@ static uint64_t hash_of_file(const InputFile &file) {
 }
 
 // Returns everything that the numbers depend on, as text. max_len and the template have already shaped the data.
-std::string Reference::side_file(const PreparedData &data, size_t pairs) const {
+std::string Reference::side_file(const Samples &data, size_t pairs) const {
     std::set<std::string> files = {run_.model_dir + "/config.json"};
     for (const auto &entry : fs::directory_iterator(run_.model_dir))
         if (entry.path().extension() == ".safetensors") files.insert(entry.path().string());
@@ -105,7 +105,7 @@ static std::vector<float> read_side_file(const std::string &path, size_t pairs) 
     }
 }
 
-std::vector<double> Reference::precompute(const PreparedData &data, size_t pairs) const {
+std::vector<double> Reference::precompute(const Samples &data, size_t pairs) const {
     std::string path;
     bool known = false;
     std::vector<double> values(2 * data.size());

@@ -17,18 +17,18 @@ class Reference {
     // All ranks make all calls together, except for logps(), which the ranks of a ring make together.
     Reference(const Run &run, const ModelLimits &limits);
 
-    void use(const PreparedData &data, size_t pairs);  // announces that logps() will be called for the first `pairs`
+    void use(const Samples &data, size_t pairs);  // announces that logps() will be called for the first `pairs`
 
     // Returns log p, in nats, of the documents of a row of such data.
-    std::vector<double> logps(const PreparedData &data, const Row &row);
+    std::vector<double> logps(const Samples &data, const Row &row);
 
   private:
     std::unique_ptr<Model> open() const;
-    std::string side_file(const PreparedData &data, size_t pairs) const;
-    std::vector<double> precompute(const PreparedData &data, size_t pairs) const;
+    std::string side_file(const Samples &data, size_t pairs) const;
+    std::vector<double> precompute(const Samples &data, size_t pairs) const;
 
     Run run_;
     ModelLimits limits_;
-    std::unique_ptr<Model> model_;                                     // null unless --ref_mode resident
-    std::map<const PreparedData *, std::vector<double>> precomputed_;  // (documents)
+    std::unique_ptr<Model> model_;                                // null unless --ref_mode resident
+    std::map<const Samples *, std::vector<double>> precomputed_;  // (documents)
 };

@@ -35,6 +35,6 @@ template <class Sums> Sums over_ranks(Comm &comm, const Sums &own) {
     for (const Sums &of_rank : comm.gather(own)) all += of_rank;
     return all;
 }
-int train(Run &run);                                                                                // trainer.cpp
-int generate(Run &run);                                                                             // generate.cpp
-double exact_match(Run &run, const std::string &model_dir, const PreparedData &data, size_t show);  // generate.cpp: for the demo
+int train(Run &run);                                                                           // trainer.cpp
+int generate(Run &run);                                                                        // generate.cpp
+double exact_match(Run &run, const std::string &model_dir, const Samples &data, size_t show);  // generate.cpp: for the demo

@@ -452,7 +452,7 @@ ordered_json Trainer::optimizer_step(const Step &batch) {
 }
 
 void Trainer::evaluate_now() {
-    const PreparedData &data = eval_data_ ? *eval_data_ : *data_;
+    const Samples &data = eval_data_ ? *eval_data_ : *data_;
     std::vector<size_t> samples = loader_->eval_samples();
     if (eval_data_) {
         samples.resize(eval_data_->size());

@@ -19,7 +19,8 @@ template <class Dev> struct Head : testing::Test, HeadCase<typename Dev::X> {
     using HeadCase<X>::T, HeadCase<X>::C, HeadCase<X>::V, HeadCase<X>::N, HeadCase<X>::x, HeadCase<X>::w, HeadCase<X>::dx,
         HeadCase<X>::dw;
     using HeadCase<X>::rows, HeadCase<X>::targets, HeadCase<X>::weights, HeadCase<X>::dw_before;
-    using HeadCase<X>::nll, HeadCase<X>::entropy, HeadCase<X>::correct, HeadCase<X>::max, HeadCase<X>::sum;
+    using HeadCase<X>::entropy_weight, HeadCase<X>::temperature, HeadCase<X>::nll, HeadCase<X>::entropy, HeadCase<X>::correct,
+        HeadCase<X>::max, HeadCase<X>::sum;
     MatmulContext context;
 
     // ends: of the ranges of the vocabulary whose part of dw is made on its own; none: dw as a whole
@@ -32,17 +33,17 @@ template <class Dev> struct Head : testing::Test, HeadCase<typename Dev::X> {
         Array<char> scratch(std::vector<char>(bytes + 64 + 64, 77));
         char *aligned = reinterpret_cast<char *>(round_up(reinterpret_cast<size_t>(scratch.data()), 64));
         const HeadStats stats = {d_nll.data(), d_entropy.data(), d_correct.data(), d_max.data(), d_sum.data()};
+        const HeadLoss loss = {d_rows.data(), d_targets.data(), backward ? d_weights.data() : nullptr, entropy_weight,
+                               temperature};
         lm_head(dev, stats, backward ? d_dx.data() : nullptr, backward && ends.empty() ? d_dw.data() : nullptr, aligned,
-                d_x.data(), d_w.data(), d_rows.data(), d_targets.data(), backward ? d_weights.data() : nullptr, T, C, V, N,
-                accumulate);
+                d_x.data(), d_w.data(), loss, T, C, V, N, accumulate);
         nll = d_nll.values(), entropy = d_entropy.values(), correct = d_correct.values();
         max = d_max.values(), sum = d_sum.values();
         dx = d_dx.values(), dw = d_dw.values();
         for (size_t i = 0, first = 0; i < ends.size(); first = ends[i++]) {
             const auto begin = dw.begin() + ptrdiff_t(first * C), end = dw.begin() + ptrdiff_t(ends[i] * C);
             Array<float> part(std::vector<float>(begin, end));
-            lm_head_weight(dev, part.data(), aligned, d_x.data(), d_w.data(), d_rows.data(), d_targets.data(), d_weights.data(),
-                           stats, C, V, N, first, ends[i] - first);
+            lm_head_weight(dev, part.data(), aligned, d_x.data(), d_w.data(), loss, stats, C, V, N, first, ends[i] - first);
             std::ranges::copy(part.values(), begin);
         }
         const auto after = scratch.values();
@@ -75,10 +76,11 @@ TEST(HeadReference, EqualsFiniteDifferences) {
     const auto x = widen(random_values<float>(T * C, 1)), w = widen(random_values<float>(V * C, 2));
     const std::vector<int32_t> rows = {0, 2, 3, 5}, targets = {10, 0, 3, 3};
     const std::vector<double> weights = {0.5, -1, 0, 2};
-    const auto loss = [&](const std::vector<double> &x, const std::vector<double> &w) {
-        return head_reference(x, w, rows, targets, weights, C).loss;
+    const auto reference = [&](const std::vector<double> &x, const std::vector<double> &w) {
+        return head_reference(x, w, rows, targets, weights, C, -0.7, 1.6);
     };
-    const auto at = head_reference(x, w, rows, targets, weights, C);
+    const auto loss = [&](const std::vector<double> &x, const std::vector<double> &w) { return reference(x, w).loss; };
+    const auto at = reference(x, w);
     const double h = 1e-5;  // truncation h^2, roundoff 1e-16 / h
     std::vector<double> dx, dw;
     for (size_t i = 0; i < x.size(); i++) {
@@ -137,6 +139,30 @@ TYPED_TEST(Head, LargeLogits) {  // exp(logit) would overflow
     this->make(40, 16, 60, 100);
     this->run(any_device<TypeParam>());
     this->check();
+}
+
+TYPED_TEST(Head, EntropyAndTemperature) {
+    for (const auto &[T, C, tokens] : sizes)
+        for (const float temperature : {0.5f, 1.0f, 1.7f}) {
+            const size_t V = std::max(tokens, size_t(5));
+            this->make(T, C, V, temperature == 0.5f ? 100 : 1);  // also where most probabilities are 0
+            this->entropy_weight = -0.3f, this->temperature = temperature;
+            for (const std::vector<size_t> &ends : {std::vector<size_t>{}, {V / 2, V}}) {
+                this->run(any_device<TypeParam>(), true, ends);
+                this->check();
+            }
+        }
+}
+
+TEST(FastLog, IsExactToTheLastPlaces) {
+    double worst = 0;
+    for (float x = 0x1p-126f; x < 3e38f; x *= 1.00013f) {
+        const double want = std::log(double(x)), place = std::max(std::abs(want), 1.0) * 0x1p-23;
+        worst = std::max(worst, std::abs(fast_log(x) - want) / place);
+    }
+    EXPECT_LE(worst, 1) << "units in the last place of the larger of 1 and the result";
+    EXPECT_EQ(fast_log(1.0f), 0.0f);
+    EXPECT_EQ(0.0f * fast_log(0.0f), 0.0f);
 }
 
 #ifdef CUDA_HALF  // chunks of 256 MiB, which take long in the emulator

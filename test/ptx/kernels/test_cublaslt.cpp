@@ -24,14 +24,14 @@ template <class Dev> struct PtxHead : testing::Test, HeadCase<typename Dev::X> {
         DeviceArray<char> scratch(lm_head_scratch(dev, this->N, C, V));
         const HeadStats stats = {nll.data(), entropy.data(), correct.data(), max.data(), sum.data()};
         ptx::products.clear();
-        lm_head(dev, stats, dx.data(), dw.data(), scratch.data(), x.data(), w.data(), rows.data(), targets.data(), weights.data(),
-                T, C, V, this->N, true);
+        const HeadLoss loss = {rows.data(), targets.data(), weights.data()};
+        lm_head(dev, stats, dx.data(), dw.data(), scratch.data(), x.data(), w.data(), loss, T, C, V, this->N, true);
         this->nll = nll.values(), this->entropy = entropy.values(), this->correct = correct.values();
         this->max = max.values(), this->sum = sum.values(), this->dx = dx.values(), this->dw = dw.values();
         this->check();
         for (const auto &[first, last] : {std::pair<size_t, size_t>{0, V / 3}, {V / 3, V}})
-            lm_head_weight(dev, dw.data() + first * C, scratch.data(), x.data(), w.data(), rows.data(), targets.data(),
-                           weights.data(), stats, C, V, this->N, first, last - first);
+            lm_head_weight(dev, dw.data() + first * C, scratch.data(), x.data(), w.data(), loss, stats, C, V, this->N, first,
+                           last - first);
     }
 };
 TYPED_TEST_SUITE(PtxHead, CudaDevices);

@@ -22,7 +22,7 @@ TEST(PtxWorkspaces, AModelOutlivesTheOneThatRanLast) {
     ASSERT_FALSE(ptx::products.empty());
     const void *const gone = ptx::products.back().workspace;
     ptx::products.clear();
-    policy.model->backward(std::vector<float>(rows[0].doc_offsets.size() - 1, 1.0f), true);
+    policy.model->backward(std::vector<float>(rows[0].predictors.size(), 1.0f), 0, true);
     ASSERT_FALSE(ptx::products.empty());
     for (const ptx::Product &p : ptx::products) EXPECT_NE(p.workspace, gone);
 }

@@ -1,0 +1,49 @@
+// What a step is made of: samples, which are one document each or a pair of documents. A prepared file holds them (tokens.h), or memory (rollouts). They
+// are packed, split and dealt to ranks by the same code.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "../core/file.h"
+
+struct Document {
+    std::vector<int32_t> tokens;
+    std::vector<uint8_t> mask;  // (tokens) mask[t] = 1: token t is a target, predicted from those before it. mask[0] = 0
+};
+
+class Samples {
+  public:
+    virtual ~Samples() = default;
+
+    virtual size_t documents() const = 0;
+    virtual size_t length(size_t i) const = 0;      // tokens of document i
+    virtual size_t targets(size_t i) const = 0;     // of them
+    virtual Document document(size_t i) const = 0;  // several threads may call it
+    virtual const InputFile &file() const = 0;      // where they come from
+    virtual bool pairs() const { return false; }    // a sample is two documents
+    virtual bool has_margins() const { return false; }
+    virtual float margin(size_t /*sample*/) const { return 0; }  // of a pair: by how much its chosen answer is better
+
+    const std::string &path() const { return file().path(); }
+    size_t size() const { return documents() / per_sample(); }
+    size_t first(size_t s) const { return s * per_sample(); }  // sample s is documents first(s) up to, but without, first(s + 1)
+    size_t sample_length(size_t s) const { return sum(s, &Samples::length); }
+    size_t sample_targets(size_t s) const { return sum(s, &Samples::targets); }
+    size_t total_tokens() const { return total(&Samples::length); }
+    size_t total_targets() const { return total(&Samples::targets); }
+
+  private:
+    size_t per_sample() const { return pairs() ? 2 : 1; }
+    size_t sum(size_t s, size_t (Samples::*of)(size_t) const) const {
+        size_t n = 0;
+        for (size_t i = first(s); i < first(s + 1); i++) n += (this->*of)(i);
+        return n;
+    }
+    size_t total(size_t (Samples::*of)(size_t) const) const {
+        size_t n = 0;
+        for (size_t i = 0; i < documents(); i++) n += (this->*of)(i);
+        return n;
+    }
+};
