@@ -176,6 +176,7 @@ RACE     := $(BUILD)/dev/cuda/simt.o $(EMULATED_COMM) $(CUDA_TESTS:%.cpp=build/r
 
 $(BUILD)/test/test_cuda: $(EMULATED) $(LIBRARY)
 	@echo 'link    $@'
+	@mkdir -p $(@D)
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
 
 build/race/test/test_cuda: $(RACE) $(LIBRARY)

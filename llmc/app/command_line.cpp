@@ -9,6 +9,7 @@
 #include <set>
 
 #include "../core/common.h"
+#include "../train/advantages.h"
 #include "../train/preference.h"
 #include "foreign.h"
 
@@ -16,7 +17,7 @@ using nlohmann::ordered_json;
 
 // ---- tables ---------------------------------------------------------------------------------------------------------------------
 
-static constexpr Task tasks[] = {DEMO, PRETRAIN, SFT, DPO, RM, EVAL, GENERATE};
+static constexpr Task tasks[] = {DEMO, PRETRAIN, SFT, DPO, RM, GRPO, EVAL, GENERATE};
 
 struct Flag {
     const char *name;
@@ -194,11 +195,12 @@ struct Parser {
     static std::string about(Task t) {
         switch (t) {
             case DEMO:
-                return "The bundled demo: trains a small model on bundled text.\nTasks, each with its own --help: pretrain, sft, dpo, rm, eval, generate.";
+                return "The bundled demo: trains a small model on bundled text.\nTasks, each with its own --help: pretrain, sft, dpo, rm, grpo, eval, generate.";
             case PRETRAIN: return "Train on all tokens of plain text.";
             case SFT: return "Supervised fine-tuning: train on the responses of chats or of prompts with completions.";
             case DPO: return "Train on pairs of a better and a worse answer: DPO and its kin.";
             case RM: return "Train a reward model on pairs of a better and a worse answer.";
+            case GRPO: return "Learn from rewards of sampled answers: GRPO and its kin.";
             case EVAL: return "Loss, accuracy and entropy of a model on a data file.";
             case GENERATE: return "Continue prompts.";
         }
@@ -206,7 +208,9 @@ struct Parser {
     }
 
     template <class T> void add(const char *name, T &field, std::string help, const std::string &aliases) {
-        if (const size_t at = help.find("{losses}"); at != help.npos) help.replace(at, strlen("{losses}"), preference_names());
+        for (const auto &[word, names] :
+             {std::pair("{losses}", preference_names()), std::pair("{estimators}", estimator_names())})
+            if (const size_t at = help.find(word); at != help.npos) help.replace(at, strlen(word), names);
         if (!aliases.empty()) help += " [" + aliases + "]";
         CLI::Option *option = app.add_option(name, field, help)->capture_default_str();
         if constexpr (std::is_same_v<T, bool>)
@@ -420,6 +424,7 @@ static void check_together(const std::string &program, const Options &o, Task ta
     if (o.plan) return;
     if (task & PAIRS) need(o.model.empty(), "--model DIR: there is nothing to prefer in what random weights say");
     if (task == GENERATE) need(o.prompt.empty() && o.prompts.empty(), "--prompt TEXT or --prompts FILE");
+    else if (task == GRPO) need(o.rollouts.empty(), "--rollouts FILE, answers with their rewards (docs/rl.md)");
     else need(o.data.empty(), "--data FILE");
     if (task & TRAINING) need(o.output_dir.empty(), "--output_dir DIR");
 }

@@ -23,8 +23,8 @@ std::vector<double> evaluate_documents(const ModelConfig &config, Model &model, 
     return config.reward ? values : document_sums(row, values);
 }
 
-std::vector<double> document_values(const Run &run, Model &model, const Samples &data, std::span<const size_t> samples) {
-    std::vector<double> all(data.documents());
+// Calls f with each row that this rank's ring takes of these samples.
+template <class F> static void for_own_rows(const Run &run, const Samples &data, std::span<const size_t> samples, F f) {
     const auto rows = own_rows(run.config, run.ranks, data, pack_samples(data, samples, run.options.row_tokens));
     auto told = std::chrono::steady_clock::now();
     for (size_t r = 0; r < rows.size(); r++) {
@@ -34,10 +34,34 @@ std::vector<double> document_values(const Run &run, Model &model, const Samples 
             run.say("  %zu of %zu rows", r, rows.size());
             told = now;
         }
-        const Row row = make_row(data, own);
+        f(make_row(data, own));
+    }
+}
+
+std::vector<double> document_values(const Run &run, Model &model, const Samples &data, std::span<const size_t> samples) {
+    std::vector<double> all(data.documents());
+    for_own_rows(run, data, samples, [&](const Row &row) {
         const auto values = evaluate_documents(run.config, model, row);
         for (size_t i = 0; run.mesh->sp_rank == 0 && i < values.size(); i++) all[row.documents[i]] = values[i];
-    }
+    });
     share(run.comm, all);
     return all;
+}
+
+std::vector<std::vector<double>> target_values(const Run &run, Model &model, const Samples &data,
+                                               std::span<const size_t> samples) {
+    std::vector<size_t> next(data.documents());  // in `all`: the first target of each document
+    for (size_t i = 1; i < next.size(); i++) next[i] = next[i - 1] + data.targets(i - 1);
+    std::vector<double> all(data.total_targets());
+    const std::vector<size_t> first = next;
+    for_own_rows(run, data, samples, [&](const Row &row) {
+        const auto values = model.evaluate(row);
+        for (size_t n = 0; run.mesh->sp_rank == 0 && n < values.size(); n++)
+            all[next[row.documents[size_t(row.target_documents[n])]]++] = values[n];
+    });
+    share(run.comm, all);
+    std::vector<std::vector<double>> out;
+    for (size_t i = 0; i < first.size(); i++)
+        out.emplace_back(all.begin() + ptrdiff_t(first[i]), all.begin() + ptrdiff_t(first[i] + data.targets(i)));
+    return out;
 }

@@ -10,6 +10,7 @@
 #include "../data/tokenizer.h"
 #include "../io/hf.h"
 #include "fit.h"
+#include "rollouts.h"
 
 namespace fs = std::filesystem;
 
@@ -92,6 +93,13 @@ std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path)
     return data;
 }
 
+std::unique_ptr<Samples> open_samples(const Run &run, const std::string &path) {
+    if (run.task != GRPO) return open_data(run, path);
+    auto rollouts = std::make_unique<Rollouts>(path, run.config.V);
+    expect_positions(run, *rollouts);
+    return rollouts;
+}
+
 size_t rows_capacity(const Samples &data, size_t row_tokens) {
     return round_up(std::min(row_tokens, data.total_tokens()), row_multiple);
 }
@@ -106,6 +114,7 @@ ModelLimits limits_for(const Run &run, Mode mode, const Samples &data) {
     limits.mode = mode;
     limits.row_tokens = rows_capacity(data, run.options.row_tokens);
     limits.positions = std::max(longest, row_multiple);
+    if (run.task == GRPO) limits.temperature = float(run.options.temperature);
     return limits;
 }
 

@@ -18,7 +18,9 @@ Ranks ranks_of(const Run &run, size_t world,
 void expect_positions(const Run &run,
                       const Samples &data);  // dies if a document has more tokens than run.config has positions
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path);
-size_t rows_capacity(const Samples &data, size_t row_tokens);  // T of the largest row that this data can fill
+std::unique_ptr<Samples> open_samples(const Run &run,
+                                      const std::string &path);  // what the task trains on: such data, or rollouts
+size_t rows_capacity(const Samples &data, size_t row_tokens);    // T of the largest row that this data can fill
 ModelLimits limits_for(const Run &run, Mode mode, const Samples &data);
 size_t available_memory(
     const Run &run);  // bytes that a rank may take: the least that any rank has, measured before one of them takes any

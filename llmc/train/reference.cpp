@@ -33,8 +33,24 @@ Run reference_run(const Run &run) {
     return out;
 }
 
-Reference::Reference(const Run &run, const ModelLimits &limits) : run_(reference_run(run)), limits_(limits) {
-    limits_.mode = Mode::evaluate;
+static ModelLimits to_evaluate(ModelLimits limits) {
+    limits.mode = Mode::evaluate;
+    return limits;
+}
+
+std::vector<std::vector<double>> reference_target_logps(const Run &run, const ModelLimits &limits, const Samples &data) {
+    const Run reference = reference_run(run);
+    agree(run.comm, [&] { expect_positions(reference, data); });
+    const auto model = open_model(reference, to_evaluate(limits));
+    std::vector<size_t> samples(data.size());
+    for (size_t s = 0; s < samples.size(); s++) samples[s] = s;
+    auto logps = target_values(reference, *model, data, samples);
+    for (auto &document : logps)
+        for (double &value : document) value = -value;
+    return logps;
+}
+
+Reference::Reference(const Run &run, const ModelLimits &limits) : run_(reference_run(run)), limits_(to_evaluate(limits)) {
     if (run.options.ref_mode == "resident") model_ = open();
 }
 

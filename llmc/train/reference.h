@@ -12,6 +12,9 @@
 // Returns a run like this one for the model of --ref_model, by default that of --model. Dies if its tokenizer differs from the trained model's.
 Run reference_run(const Run &run);
 
+// Returns log p of each target of each document by the reference, which is in memory only meanwhile. All ranks call it together.
+std::vector<std::vector<double>> reference_target_logps(const Run &run, const ModelLimits &limits, const Samples &data);
+
 class Reference {
   public:
     // All ranks make all calls together, except for logps(), which the ranks of a ring make together.

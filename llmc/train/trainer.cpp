@@ -72,7 +72,7 @@ class Trainer {
 
     Run &run_;
     const Options &o_;
-    std::unique_ptr<PreparedData> data_, eval_data_;
+    std::unique_ptr<Samples> data_, eval_data_;
     std::unique_ptr<DataLoader> loader_;
     std::unique_ptr<Objective> objective_;
     std::optional<Continuation> continuation_;  // --sample_every
@@ -97,10 +97,13 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     resume_from_ = run.comm.gather(resume_from_)[0];
     Options eval = o_;
     eval.dataset_probs.clear();  // they belong to the training data
-    const std::string path = run.task == DEMO ? program_file("data/demo/train.safetensors")
-                                              : prepared_file(run, run.task, o_.data, prepare_flags(o_, run.task));
-    const std::string eval_path =
-        o_.eval_data.empty() ? "" : prepared_file(run, run.task, o_.eval_data, prepare_flags(eval, run.task));
+    const auto prepared = [&](const std::string &path, const Options &o) {
+        if (run.task == GRPO) expect_same_file(run, path, false);
+        return run.task == GRPO ? path : prepared_file(run, run.task, path, prepare_flags(o, run.task));
+    };
+    const std::string path =
+        run.task == DEMO ? program_file("data/demo/train.safetensors") : prepared(run.task == GRPO ? o_.rollouts : o_.data, o_);
+    const std::string eval_path = o_.eval_data.empty() ? "" : prepared(o_.eval_data, eval);
     ModelLimits limits;
     agree(run.comm, [&] { limits = open_all_data(path, eval_path); });
     if (o_.sample_every) continuation_.emplace(run), continuation_->use(limits);
@@ -115,9 +118,9 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
 
 // Returns the limits that the model must have room for.
 ModelLimits Trainer::open_all_data(const std::string &path, const std::string &eval_path) {
-    data_ = open_data(run_, path);
+    data_ = open_samples(run_, path);
     data_fingerprint_ = fingerprint(data_->file());
-    if (!eval_path.empty()) eval_data_ = open_data(run_, eval_path);
+    if (!eval_path.empty()) eval_data_ = open_samples(run_, eval_path);
     LoaderOptions options;
     options.batch_size = o_.train_batch_size, options.batch_tokens = o_.train_batch_tokens, options.row_tokens = o_.row_tokens;
     options.max_samples = o_.max_samples, options.eval_fraction = o_.eval_fraction, options.seed = o_.seed,

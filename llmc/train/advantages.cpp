@@ -1,0 +1,122 @@
+#include "advantages.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "../core/common.h"
+
+namespace {
+
+enum class Baseline { none, mean, mean_of_others, standard_score };
+
+struct Estimator {
+    const char *name;
+    Baseline baseline;
+    bool whitened;
+};
+constexpr Estimator estimators[] = {
+    {"reinforce", Baseline::none, true},       {"reinforce_baseline", Baseline::mean, true},
+    {"rloo", Baseline::mean_of_others, false}, {"group_norm", Baseline::standard_score, false},
+    {"dr_grpo", Baseline::mean, false},
+};
+
+const Estimator &find_estimator(const std::string &name) {
+    for (const Estimator &e : estimators)
+        if (name == e.name) return e;
+    die("--advantage_estimator %s is not known\n  fix: one of %s", name.c_str(), estimator_names().c_str());
+}
+
+struct Group {
+    std::vector<double> rewards;
+    double mean = 0, deviation = 0;
+    bool equal = false;
+
+    void summarise() {
+        const double n = double(rewards.size());
+        for (double r : rewards) mean += r / n;
+        for (double r : rewards) deviation += (r - mean) * (r - mean);
+        deviation = std::sqrt(deviation / (n - 1));
+        equal = *std::min_element(rewards.begin(), rewards.end()) == *std::max_element(rewards.begin(), rewards.end());
+    }
+    double shaped(Baseline baseline, double reward) const {
+        const double n = double(rewards.size());
+        if (equal) return 0;
+        if (baseline == Baseline::mean) return reward - mean;
+        if (baseline == Baseline::mean_of_others) return (reward - mean) * n / (n - 1);
+        return (reward - mean) / (deviation + 1e-9);
+    }
+};
+
+std::vector<double> shaped_rewards(Baseline baseline, std::span<const Judged> batch) {
+    std::vector<double> shaped;
+    if (baseline == Baseline::none) {
+        for (const Judged &j : batch) shaped.push_back(j.reward);
+        return shaped;
+    }
+    std::map<int64_t, Group> groups;
+    for (const Judged &j : batch) groups[j.group].rewards.push_back(j.reward);
+    for (auto &[number, group] : groups) {
+        if (group.rewards.size() == 1)
+            die("group %lld has one rollout, which has no others to be compared with\n  fix: at least two answers to each prompt, or --advantage_estimator reinforce",
+                (long long)(number));
+        group.summarise();
+    }
+    for (const Judged &j : batch) shaped.push_back(groups[j.group].shaped(baseline, j.reward));
+    return shaped;
+}
+
+void whiten(std::vector<std::vector<double>> &batch, bool divide) {
+    double n = 0, mean = 0, variance = 0;
+    for (const auto &tokens : batch) n += double(tokens.size());
+    for (const auto &tokens : batch)
+        for (double a : tokens) mean += a / n;
+    for (const auto &tokens : batch)
+        for (double a : tokens) variance += (a - mean) * (a - mean) / n;
+    const double scale = divide ? 1 / std::sqrt(std::max(variance, 1e-8)) : 1;
+    for (auto &tokens : batch)
+        for (double &a : tokens) a = (a - mean) * scale;
+}
+
+}  // namespace
+
+std::string estimator_names() {
+    std::string names;
+    for (const Estimator &e : estimators) names += (names.empty() ? "" : ", ") + std::string(e.name);
+    return names;
+}
+
+KlEstimate kl_estimate(const std::string &name, double d) {
+    const KlEstimate k = name == "k1"   ? KlEstimate{d, 1}
+                         : name == "k2" ? KlEstimate{d * d / 2, d}
+                                        : KlEstimate{std::expm1(-d) + d, -std::expm1(-d)};
+    return std::abs(k.value) <= 10 ? k : KlEstimate{std::clamp(k.value, -10.0, 10.0), 0};
+}
+
+void check_options(const AdvantageOptions &o) {
+    find_estimator(o.estimator);
+    if (o.kl != "k1" && o.kl != "k2" && o.kl != "k3") die("--kl_estimator %s is not known\n  fix: k1, k2 or k3", o.kl.c_str());
+    if (!(o.gamma > 0 && o.gamma <= 1)) die("--gamma %g must be above 0 and at most 1\n  fix: --gamma 1", o.gamma);
+    if (!(o.kl_coef >= 0)) die("--kl_coef %g is negative\n  fix: 0 or more", o.kl_coef);
+    if (!(o.reward_clip[0] < o.reward_clip[1]))
+        die("--reward_clip_range %g,%g is empty\n  fix: the smaller number first", o.reward_clip[0], o.reward_clip[1]);
+}
+
+std::vector<std::vector<double>> advantages(const AdvantageOptions &o, std::span<const Judged> batch) {
+    const Estimator &estimator = find_estimator(o.estimator);
+    const double gamma = estimator.baseline == Baseline::none ? o.gamma : 1;
+    const std::vector<double> shaped = shaped_rewards(estimator.baseline, batch);
+    std::vector<std::vector<double>> out;
+    for (size_t i = 0; i < batch.size(); i++) {
+        const Judged &j = batch[i];
+        std::vector<double> returns(j.logp.size());
+        double sum = std::clamp(shaped[i], o.reward_clip[0], o.reward_clip[1]);
+        for (size_t t = returns.size(); t-- > 0; sum *= gamma) {
+            if (o.kl_coef > 0) sum -= o.kl_coef * kl_estimate(o.kl, j.logp[t] - j.reference_logp[t]).value;
+            returns[t] = sum;
+        }
+        out.push_back(std::move(returns));
+    }
+    if (estimator.whitened) whiten(out, !o.no_std_norm);
+    return out;
+}

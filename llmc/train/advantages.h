@@ -1,0 +1,50 @@
+// Advantages: by how much an answer, or a token of it, is better than what the policy would have done otherwise.
+//
+//   R_i   reward of rollout i, one of n of its group (the same prompt)      mean, s   over the group; s is the unbiased deviation
+//   q_t   -kl_coef k(log p_t - log p_ref,t), if the KL divergence is part of the reward; k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d, within +-10
+//   G_t   the return: sum over u >= t of gamma^(u-t) q_u, to whose last q the shaped reward is added
+//
+//   estimator            shaped reward                       advantage            source
+//   reinforce            R_i                                 G, whitened          Hu et al., "REINFORCE++", 2025, arXiv:2501.03262
+//   reinforce_baseline   R_i - mean                          G, whitened          the same, with a baseline
+//   rloo                 R_i - mean of the others            G                    Ahmadian et al., "Back to basics", 2024, arXiv:2402.14740
+//   group_norm           (R_i - mean) / (s + 1e-9)           G                    Shao et al., "DeepSeekMath" (GRPO), 2024, arXiv:2402.03300
+//   dr_grpo              R_i - mean                          G                    Liu et al., "Understanding R1-Zero-like training", 2025,
+//                                                                                 arXiv:2503.20783
+//
+// The shaped reward is clipped to reward_clip before anything is added to it. Whitening subtracts the mean over all tokens of the batch and divides by
+// their deviation (biased; only the mean is subtracted with no_std_norm). Groups have gamma 1, and if all rewards of a group are equal, their shaped
+// rewards are exactly 0. All sums are over the whole batch, in double, in the order of the rollouts.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+struct AdvantageOptions {
+    std::string estimator = "group_norm";
+    double gamma = 1;
+    bool no_std_norm = false;
+    std::array<double, 2> reward_clip = {-10, 10};
+    double kl_coef = 0;  // of a KL divergence in the reward
+    std::string kl = "k1";
+};
+
+struct Judged {
+    int64_t group;
+    double reward;
+    std::span<const double> logp, reference_logp;  // of the answer's tokens; the reference's may be empty if kl_coef is 0
+};
+
+std::string estimator_names();                 // "reinforce, reinforce_baseline, ..."
+void check_options(const AdvantageOptions &);  // dies if a name is unknown or a number has no meaning
+
+// Returns an advantage for each token of each rollout. Dies if a group of one rollout has no baseline.
+std::vector<std::vector<double>> advantages(const AdvantageOptions &options, std::span<const Judged> batch);
+
+// An estimate, from one sample, of the KL divergence of the policy from the reference; d = log p - log p_ref. And its derivative with respect to d.
+struct KlEstimate {
+    double value, slope;
+};
+KlEstimate kl_estimate(const std::string &name, double d);  // k1, k2 or k3: Schulman, "Approximating KL divergence", 2020

@@ -1,0 +1,92 @@
+#include "policy_loss.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "../core/common.h"
+#include "advantages.h"
+
+PolicySums &PolicySums::operator+=(const PolicySums &o) {
+    policy_loss += o.policy_loss, kl_loss += o.kl_loss, tokens += o.tokens, clipped += o.clipped, moved += o.moved, kl += o.kl;
+    return *this;
+}
+
+void check_options(const PolicyLossOptions &o) {
+    if (o.type != "ppo" && o.type != "gspo" && o.type != "cispo")
+        die("--policy_loss_type %s is not known\n  fix: ppo, gspo or cispo", o.type.c_str());
+    if (o.aggregation != "auto" && o.aggregation != "token_mean" && o.aggregation != "sequence_mean" &&
+        o.aggregation != "constant")
+        die("--loss_aggregation %s is not known\n  fix: auto, token_mean, sequence_mean or constant", o.aggregation.c_str());
+    if (o.kl_coef > 0 && o.kl == "k1")
+        die("k1 as a loss has a gradient that says nothing about the reference\n  fix: --kl_estimator k2 or k3, or k1 without --kl_use_loss");
+    if (o.type == "cispo" && o.clip_high < 1)
+        die("with cispo the upper bound is that of the ratio itself, but %g is below 1\n  fix: --eps_clip_low_high 0,5",
+            o.clip_high);
+    if (!(o.clip_low >= 0 && o.clip_low <= 1 && o.clip_high >= 0))
+        die("ratios cannot be clipped to 1 - %g and 1 + %g\n  fix: --eps_clip 0.2, or --eps_clip_low_high 0.2,0.28", o.clip_low,
+            o.clip_high);
+    if (o.dual_clip != 0 && !(o.dual_clip > 1)) die("--dual_clip %g must be above 1\n  fix: --dual_clip 3", o.dual_clip);
+}
+
+namespace {
+
+struct Term {
+    double loss, slope;  // slope: the derivative with respect to log r
+    bool clipped;
+};
+
+Term clipped_objective(const PolicyLossOptions &o, double ratio, double advantage) {
+    const double plain = ratio * advantage, clipped = std::clamp(ratio, 1 - o.clip_low, 1 + o.clip_high) * advantage;
+    if (o.dual_clip && advantage < 0 && std::min(plain, clipped) < o.dual_clip * advantage)
+        return {-o.dual_clip * advantage, 0, clipped < plain};
+    if (clipped < plain) return {-clipped, 0, true};
+    return {-plain, -plain, false};
+}
+
+double within_20(double log_ratio) { return std::clamp(log_ratio, -20.0, 20.0); }
+
+// What a token's loss is multiplied by.
+double token_weight(const PolicyLossOptions &o, const PolicyStep &step, size_t tokens) {
+    const bool per_sequence = o.aggregation == "sequence_mean" || (o.aggregation == "auto" && o.type == "gspo");
+    if (per_sequence) return 1 / (step.sequences * double(tokens));
+    return o.aggregation == "constant" ? 1 / (step.sequences * step.longest) : 1 / step.tokens;
+}
+
+}  // namespace
+
+PolicySums policy_loss(const PolicyLossOptions &o, const PolicyTokens &in, const PolicyStep &step, std::span<double> d_logp) {
+    const size_t n = in.logp.size();
+    const double weight = token_weight(o, step, n);
+    PolicySums sums;
+    double mean_moved = 0;  // of log p - log p_old
+    for (size_t t = 0; t < n; t++) mean_moved += (in.logp[t] - in.logp_old[t]) / double(n);
+
+    double of_sequence = 0;  // gspo: the derivative with respect to the logarithm of the answer's ratio
+    for (size_t t = 0; t < n; t++) {
+        const double moved = in.logp[t] - in.logp_old[t], advantage = in.advantages[t],
+                     log_ratio = within_20(o.type == "gspo" ? mean_moved : moved), ratio = std::exp(log_ratio);
+        Term term{};
+        if (o.type == "cispo") {
+            const double factor = std::min(ratio, o.clip_high) * advantage;
+            term = {-factor * in.logp[t], -factor, ratio > o.clip_high};
+        } else {
+            term = clipped_objective(o, ratio, advantage);
+            if (log_ratio != (o.type == "gspo" ? mean_moved : moved)) term.slope = 0;
+        }
+        sums.policy_loss += weight * term.loss;
+        if (o.type == "gspo") of_sequence += weight * term.slope;
+        else d_logp[t] = weight * term.slope;
+        sums.clipped += term.clipped, sums.moved -= moved, sums.tokens++;
+    }
+    for (size_t t = 0; t < n; t++) {
+        if (o.type == "gspo") d_logp[t] = of_sequence / double(n);
+        if (in.reference_logp.empty()) continue;
+        const double d = in.logp[t] - in.reference_logp[t];
+        sums.kl += kl_estimate("k3", d).value;
+        if (o.kl_coef == 0) continue;
+        const KlEstimate k = kl_estimate(o.kl, d);
+        sums.kl_loss += o.kl_coef * k.value / step.tokens;
+        d_logp[t] += o.kl_coef * k.slope / step.tokens;
+    }
+    return sums;
+}

@@ -1,0 +1,53 @@
+// Policy losses: functions of the log-probabilities of one answer's tokens, and their derivatives, which become the weights of these tokens in the
+// backward pass. Advantages are constants.
+//
+//   r_t    exp(log p_t - log p_old,t): how much more likely the token is now than when it was sampled; its logarithm is kept within +-20
+//   A_t    the token's advantage             [a, b]   1 - clip_low to 1 + clip_high
+//
+//   ppo     -min(r A, clip(r, a, b) A); with dual_clip c > 1, where A < 0, at most -c A
+//                                                   Schulman et al., 2017, arXiv:1707.06347; Ye et al. (dual clip), 2019, arXiv:1912.09729;
+//                                                   clip_high above clip_low: Yu et al., "DAPO", 2025, arXiv:2503.14476
+//   gspo    the same, with the geometric mean of the answer's ratios in place of r_t      Zheng et al., 2025, arXiv:2507.18071
+//   cispo   -min(r, clip_high) A log p, where the factor in front of log p is a constant  MiniMax-M1, 2025, arXiv:2506.13585
+//
+// The loss of a step is one of
+//   token_mean      the sum over all tokens, by their number N
+//   sequence_mean   the mean over all answers of the mean over their tokens
+//   constant        the sum over all tokens, by the number of answers times the longest that was allowed (Dr. GRPO)
+// plus kl_coef times the mean over all tokens of k2 or k3 (advantages.h) of log p - log p_ref.
+#pragma once
+#include <span>
+#include <string>
+#include <vector>
+
+struct PolicyLossOptions {
+    std::string type = "ppo", aggregation = "auto";         // auto: sequence_mean for gspo, else token_mean
+    double clip_low = 0.2, clip_high = 0.2, dual_clip = 0;  // dual_clip 0: none
+    double kl_coef = 0;
+    std::string kl = "k3";
+};
+
+void check_options(const PolicyLossOptions &);  // dies if a name is unknown or a number has no meaning
+
+// An answer: (tokens) each.
+struct PolicyTokens {
+    std::span<const double> logp, logp_old, reference_logp, advantages;  // the reference's may be empty
+};
+
+// The numbers by which the losses of a step are divided.
+struct PolicyStep {
+    double tokens, sequences, longest;
+};
+
+// What an answer adds to the loss, and sums over its tokens.
+struct PolicySums {
+    double policy_loss = 0, kl_loss = 0;  // shares of the step's loss
+    double tokens = 0, clipped = 0;       // clipped: tokens whose clipped objective is the smaller one
+    double moved = 0, kl = 0;             // of log p_old - log p; of k3 of the reference, 0 without one
+
+    PolicySums &operator+=(const PolicySums &o);
+};
+
+// d_logp (tokens) takes the derivatives of the answer's share of the loss.
+PolicySums policy_loss(const PolicyLossOptions &options, const PolicyTokens &answer, const PolicyStep &step,
+                       std::span<double> d_logp);

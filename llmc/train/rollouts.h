@@ -1,0 +1,40 @@
+// Rollouts: answers that a policy has sampled, with what is needed to learn from them. They are the samples of a step of reinforcement learning,
+// each a document whose targets are the tokens of its answer.
+//
+// In a file, one JSON object a line:
+//   prompt_ids, completion_ids   token ids; a completion has at least one
+//   logprobs                     log p of each token of the completion, in nats, by the policy that sampled it at the run's temperature
+//   reward                       a number
+//   group                        an integer; answers to the same prompt have the same
+//   truncated                    optional: whether the completion ended because it became too long
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../data/samples.h"
+
+struct Rollout {
+    std::vector<int32_t> prompt, completion;
+    std::vector<double> logp;  // (completion)
+    double reward;
+    int64_t group;
+    bool truncated;
+};
+
+class Rollouts final : public Samples {
+  public:
+    // Reads a file. Dies at the first line that a model of `vocab` tokens cannot learn from.
+    Rollouts(const std::string &path, size_t vocab);
+
+    size_t documents() const override { return all_.size(); }
+    size_t length(size_t i) const override { return all_[i].prompt.size() + all_[i].completion.size(); }
+    size_t targets(size_t i) const override { return all_[i].completion.size(); }
+    Document document(size_t i) const override;
+    const InputFile &file() const override { return *file_; }
+    const Rollout &operator[](size_t i) const { return all_[i]; }
+
+  private:
+    std::unique_ptr<InputFile> file_;
+    std::vector<Rollout> all_;
+};

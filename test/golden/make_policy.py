@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""Rollouts, and what the policy losses make of them on models of make.py, by transformers and torch in float64.
+
+    python3 test/golden/make_policy.py
+
+writes test/golden/policy.json:
+  rollouts         prompt_ids, completion_ids, reward and group of each
+  models.NAME
+    reference      the reference model's directory (make_preference.py)
+    logprobs       of each rollout: of each token of the completion when it was sampled, near those of the model
+    losses.CASE    flags: of train_llama grpo; policy_loss; loss, which may add a KL divergence and subtract entropy; its gradient's norm
+
+The formulas are written here once more, from the papers that llmc/train/advantages.h and policy_loss.h name. Each rollout is run by itself.
+"""
+import numpy as np
+import torch
+import transformers
+from make import HERE, MODELS, flat_gradients, load, stream_of, widened
+from make_preference import FIRST_ID, reference_of, vocabulary, write_json
+
+NAMES = ["llama2", "qwen3", "phi3", "gpt2"]
+GROUPS = [(5, (7, 2, 12)), (1, (1, 9)), (21, (30, 3, 17, 8)), (9, (25, 25)), (3, (4, 6, 5))]  # tokens of a prompt; of its answers
+CASES = {
+    "ppo": dict(),
+    "clip": dict(eps_clip_low_high="0.1,0.3", dual_clip=1.5),
+    "gspo": dict(policy_loss_type="gspo", eps_clip=0.05),
+    "cispo": dict(policy_loss_type="cispo", eps_clip_low_high="0,1.2"),
+    "rloo": dict(advantage_estimator="rloo", loss_aggregation="sequence_mean"),
+    "dr_grpo": dict(advantage_estimator="dr_grpo", loss_aggregation="constant", max_new_tokens=40),
+    "kl_in_loss": dict(kl_coef=0.2, kl_use_loss="true", kl_estimator="k3"),
+    "kl_in_reward": dict(advantage_estimator="reinforce_baseline", kl_coef=0.1, kl_estimator="k1", reward_clip_range="-0.5,0.5"),
+    "entropy": dict(advantage_estimator="reinforce", gamma=0.9, entropy_coef=0.3, temperature=1.3),
+}
+
+
+def make_rollouts():
+    random = np.random.Generator(np.random.PCG64(stream_of("rollouts")))
+    vocab = min(vocabulary(name) for name in NAMES)
+    ids = lambda n: random.integers(FIRST_ID, vocab, n).tolist()
+    rollouts = []
+    for group, (prompt_length, lengths) in enumerate(GROUPS):
+        prompt = ids(prompt_length)
+        for length in lengths:
+            rollouts.append(dict(prompt_ids=prompt, completion_ids=ids(length), reward=float(random.integers(0, 9) / 8), group=group))
+    return rollouts
+
+
+def token_logps(model, rollout, temperature=1.0):
+    """Of each token of the completion: its log-probability, and the entropy of its distribution."""
+    ids = torch.tensor(rollout["prompt_ids"] + rollout["completion_ids"])
+    first = len(rollout["prompt_ids"])
+    logp = torch.log_softmax(model(input_ids=ids[None], use_cache=False).logits[0, first - 1:-1] / temperature, dim=-1)
+    return logp.gather(1, ids[first:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+
+
+def make_advantages(rollouts, old, reference, advantage_estimator="group_norm", gamma=1.0, kl_coef=0.0, kl_use_loss=None,
+                    reward_clip_range="-10,10", **_):
+    reward = np.array([r["reward"] for r in rollouts])
+    shaped = reward.copy()
+    for group in {r["group"] for r in rollouts}:
+        own = [i for i, r in enumerate(rollouts) if r["group"] == group]
+        n, mean = len(own), reward[own].mean()
+        if advantage_estimator == "rloo":
+            shaped[own] = [reward[i] - (reward[own].sum() - reward[i]) / (n - 1) for i in own]
+        elif advantage_estimator != "reinforce":
+            shaped[own] = reward[own] - mean
+        if advantage_estimator == "group_norm":
+            shaped[own] /= reward[own].std(ddof=1) + 1e-9
+    shaped = shaped.clip(*map(float, reward_clip_range.split(",")))
+    advantages = []
+    for i, logp in enumerate(old):
+        q = -kl_coef * (logp - reference[i]).clip(-10, 10) if kl_coef and not kl_use_loss else np.zeros(len(logp))
+        q[-1] += shaped[i]
+        advantages.append(np.array([sum(gamma**(u - t) * q[u] for u in range(t, len(q))) for t in range(len(q))]))
+    if advantage_estimator.startswith("reinforce"):
+        every = np.concatenate(advantages)
+        advantages = [(a - every.mean()) / every.std() for a in advantages]
+    return [torch.from_numpy(a) for a in advantages]
+
+
+def make_loss(model, rollouts, old, reference, **flags):
+    kind, N = flags.get("policy_loss_type", "ppo"), sum(len(r["completion_ids"]) for r in rollouts)
+    low, high = map(float, flags.get("eps_clip_low_high", "{0},{0}".format(flags.get("eps_clip", 0.2))).split(","))
+    aggregation = flags.get("loss_aggregation", "sequence_mean" if kind == "gspo" else "token_mean")
+    advantages = make_advantages(rollouts, old, reference, **flags)
+    policy = extra = 0
+    for rollout, then, ref, A in zip(rollouts, old, reference, advantages):
+        logp, entropy = token_logps(model, rollout, flags.get("temperature", 1.0))
+        ratio = torch.exp(logp - torch.from_numpy(then))
+        if kind == "gspo":
+            ratio = torch.exp((logp - torch.from_numpy(then)).mean()).expand(len(logp))
+        if kind == "cispo":
+            terms = -ratio.detach().clamp(max=high) * A * logp
+        else:
+            objective = torch.minimum(ratio * A, ratio.clamp(1 - low, 1 + high) * A)
+            if "dual_clip" in flags:
+                objective = torch.where(A < 0, torch.maximum(objective, flags["dual_clip"] * A), objective)
+            terms = -objective
+        if aggregation == "token_mean":
+            policy = policy + terms.sum() / N
+        elif aggregation == "sequence_mean":
+            policy = policy + terms.mean() / len(rollouts)
+        else:
+            policy = policy + terms.sum() / (len(rollouts) * flags["max_new_tokens"])
+        if flags.get("kl_use_loss"):
+            d = logp - torch.from_numpy(ref)
+            extra = extra + flags["kl_coef"] * (torch.exp(-d) - 1 + d).clamp(max=10).sum() / N
+        extra = extra - flags.get("entropy_coef", 0) * entropy.sum() / N
+    gradients = flat_gradients(model, torch.autograd.grad(policy + extra, list(model.parameters())))
+    norm = float(np.linalg.norm(np.concatenate(list(gradients.values()))))
+    return dict(flags=flags, policy_loss=policy.item(), loss=(policy + extra).item(), grad_norm=norm)
+
+
+def main():
+    torch.set_num_threads(1)  # the order of sums, and with it the last digits
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    rollouts, models = make_rollouts(), {}
+    for name in NAMES:
+        model, reference = load(HERE / name, torch.float64), load(HERE / reference_of(name), torch.float64)
+        random = np.random.Generator(np.random.PCG64(stream_of(f"{name}.logprobs")))
+        with widened(model), widened(reference):
+            with torch.no_grad():
+                now = [token_logps(model, r)[0].numpy() for r in rollouts]
+                ref = [token_logps(reference, r)[0].numpy() for r in rollouts]
+            old = [np.minimum(lp + random.normal(0, 0.2, len(lp)), 0).round(6) for lp in now]
+            losses = {case: make_loss(model, rollouts, old, ref, **flags) for case, flags in CASES.items()}
+        models[name] = dict(reference=reference_of(name), logprobs=[lp.tolist() for lp in old], losses=losses)
+        print(name, {case: round(loss["policy_loss"], 4) for case, loss in losses.items()}, flush=True)
+    versions = dict(transformers=transformers.__version__, torch=torch.__version__)
+    write_json(HERE / "policy.json", dict(**versions, rollouts=rollouts, models=models), depth=4)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Whole runs of grpo on given rollouts: what torch says of the same ones, whatever the mesh; several epochs, resuming; and every way to call it wrong."""
+
+import json
+import math
+
+import pytest
+import test_runs
+from test_runs import GOLDEN, ROOT, call, command, first_step, log_lines, refused, stable, weights
+
+POLICY = json.loads((GOLDEN / "policy.json").read_text())
+MESHES = {"one": {}, "data": {"ranks": 3}, "ring": {"ranks": 2, "ring_attn_size": 2},
+          "both": {"ranks": 4, "ring_attn_size": 2, "sp_mode": "gather", "zero_stage": 2}}
+
+
+def rollouts(name="qwen3", **changes):
+    lines = [{**rollout, "logprobs": logp} for rollout, logp in zip(POLICY["rollouts"], POLICY["models"][name]["logprobs"])]
+    lines[4].update(changes)
+    return lines
+
+
+def write(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def words(output, file, *flags, name="qwen3", **options):
+    """One step of all rollouts unless told otherwise."""
+    return command("grpo", *flags, **{"model": GOLDEN / name, "rollouts": file, "output_dir": output, "max_len": 67, "max_steps": 1,
+                                      "recompute": "cheap", **options})
+
+
+def run(output, file, *flags, **options):
+    result = call(words(output, file, *flags, **options))
+    assert result.returncode == 0 and result.stderr == "", result.stdout + result.stderr
+    return result.stdout
+
+
+def near(got, want, relative, absolute=0.0):
+    assert math.isclose(got, want, rel_tol=relative, abs_tol=absolute), (got, want)
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write(tmp_path / "rollouts.jsonl", rollouts())
+
+
+@pytest.mark.parametrize("name", POLICY["models"])
+@pytest.mark.parametrize("program", ["", "_emu"])
+def test_losses_equal_torch(name, program, tmp_path, monkeypatch):
+    path = ROOT / (("train_gpt2" if name == "gpt2" else "train_llama") + program)
+    if not path.exists():
+        pytest.skip(f"{path.name} was not built")
+    monkeypatch.setattr(test_runs, "PROGRAM", path)
+    golden, file = POLICY["models"][name], write(tmp_path / "rollouts.jsonl", rollouts(name))
+    meshes = list(MESHES.values())
+    cases = list(golden["losses"].items())
+    for number, (case, want) in enumerate(cases if not program else cases[2::3]):
+        options = {"device": "cuda", "dtype": "f32"} if program else meshes[number % len(meshes)]
+        if want["flags"].get("kl_coef"):
+            options = {**options, "ref_model": GOLDEN / golden["reference"]}
+        run(tmp_path / case, file, name=name, **options, **want["flags"])
+        line = first_step(tmp_path / case)
+        scale = abs(want["policy_loss"]) + 0.1  # parts of a loss cancel each other
+        near(line["policy_loss"], want["policy_loss"], 0, 1e-5 * scale)
+        near(line["loss"], want["loss"], 0, 1e-5 * scale)
+        near(line["grad_norm"], want["grad_norm"], 1e-4)
+
+
+@pytest.mark.parametrize("case", ["gspo", "entropy"])
+def test_no_mesh_and_no_packing_changes_the_step(case, file, tmp_path):
+    want = POLICY["models"]["qwen3"]["losses"][case]
+    for number, options in enumerate([*MESHES.values(), {"row_tokens": 512}, {"row_tokens": 100}]):
+        run(tmp_path / str(number), file, **options, **want["flags"])
+        line = first_step(tmp_path / str(number))
+        near(line["policy_loss"], want["policy_loss"], 0, 1e-6)
+        near(line["grad_norm"], want["grad_norm"], 1e-5)
+
+
+def test_the_log(file, tmp_path):
+    golden = POLICY["models"]["qwen3"]
+    run(tmp_path / "run", file, kl_coef=0.1, kl_use_loss="true", ref_model=GOLDEN / golden["reference"])
+    line, rewards, lengths = first_step(tmp_path / "run"), [r["reward"] for r in rollouts()], [len(r["completion_ids"]) for r in rollouts()]
+    mean = sum(rewards) / len(rewards)
+    near(line["reward"], mean, 1e-12)
+    near(line["reward_std"], math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1)), 1e-12)
+    near(line["response_length"], sum(lengths) / len(lengths), 1e-12)
+    assert line["response_length_max"] == max(lengths) and line["truncated"] == 0
+    assert 0 < line["clip_ratio"] < 1 and line["kl"] > 0 and abs(line["ppo_kl"]) < 0.2
+
+
+def test_the_policy_as_its_own_reference_adds_nothing(file, tmp_path):
+    run(tmp_path / "run", file, kl_coef=1, kl_use_loss="true")
+    line = first_step(tmp_path / "run")
+    assert line["kl"] == 0 and line["kl_loss"] == 0
+
+
+def test_learns_what_was_rewarded(file, tmp_path):
+    """Steps on the same rollouts make those with an advantage likelier until the ratios are clipped."""
+    run(tmp_path / "run", file, max_steps=12, learning_rate=3e-3, lr_scheduler="constant")
+    lines = log_lines(tmp_path / "run")[1:]
+    assert lines[-1]["policy_loss"] < lines[0]["policy_loss"] - 0.05
+    assert lines[-1]["clip_ratio"] > lines[0]["clip_ratio"]
+
+
+def test_resuming_gives_the_same_bits(file, tmp_path):
+    options = {"max_steps": 7, "train_batch_size": 4, "learning_rate": 1e-3, "eval_data": file}
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    run(straight, file, **options)
+    run(stopped, file, save_steps=3, **options)
+    for path in stopped.glob("step_6"):
+        assert path.is_dir()
+    run(stopped, file, save_steps=3, resume=stopped / "step_3", **options)
+    assert weights(straight) == weights(stopped)
+    assert stable(log_lines(straight))[-1] == stable(log_lines(stopped))[-1]
+
+
+def test_openrlhf_names(file, tmp_path):
+    """Flags of train_ppo_ray give the same step as ours."""
+    run(tmp_path / "ours", file, advantage_estimator="reinforce", eps_clip_low_high="0.1,0.3", dual_clip=3, entropy_coef=0.01)
+    theirs = ["--actor.model_name_or_path", GOLDEN / "qwen3", "--algo.advantage.estimator", "reinforce", "--actor.eps_clip_low_high", "0.1", "0.3",
+              "--actor.dual_clip", "3", "--actor.entropy_coef", "0.01"]
+    run(tmp_path / "theirs", file, *map(str, theirs), model=None)
+    assert stable(log_lines(tmp_path / "ours")) == stable(log_lines(tmp_path / "theirs"))
+
+
+@pytest.mark.parametrize("changes, parts", [
+    ({"reward": None}, ["line 5", "reward"]),
+    ({"reward": "good"}, ["line 5", "reward", "good"]),
+    ({"completion_ids": []}, ["line 5", "completion_ids", "no token"]),
+    ({"prompt_ids": [999]}, ["line 5", "prompt_ids", "999", "vocabulary"]),
+    ({"logprobs": [-1.0]}, ["line 5", "logprobs", "1 number"]),
+    ({"logprobs": ["x"]}, ["line 5", "logprobs", "list of numbers"]),
+    ({"logprobs": [0.5] * 9}, ["line 5", "logprobs", "0.5"]),
+    ({"group": -1}, ["line 5", "group"]),
+    ({"group": 77}, ["group 1", "one rollout"]),  # the other answer to the same prompt
+    ({"truncated": 3}, ["line 5", "truncated"]),
+])
+def test_bad_rollouts_are_named(changes, parts, tmp_path):
+    file = write(tmp_path / "rollouts.jsonl", rollouts(**changes))
+    refused(words(tmp_path / "run", file), *parts)
+    assert not (tmp_path / "run" / "log.jsonl").exists()
+
+
+def test_bad_files_are_named(tmp_path):
+    refused(words(tmp_path / "run", tmp_path / "none.jsonl"), "none.jsonl")
+    refused(words(tmp_path / "run", write(tmp_path / "empty.jsonl", [])), "empty.jsonl", "no rollouts")
+    broken = write(tmp_path / "broken.jsonl", rollouts())
+    broken.write_text(broken.read_text()[:-20])
+    refused(words(tmp_path / "run", broken), "broken.jsonl", f"line {len(rollouts())}")
+
+
+@pytest.mark.parametrize("options, parts", [
+    ({"rollouts": None}, ["--rollouts"]),
+    ({"advantage_estimator": "grpo"}, ["grpo", "group_norm"]),
+    ({"policy_loss_type": "trpo"}, ["trpo", "gspo"]),
+    ({"temperature": 0}, ["--temperature 0", "greedily"]),
+    ({"kl_coef": 0.1, "kl_use_loss": "true", "kl_estimator": "k1"}, ["k1", "k3"]),
+    ({"eps_clip_low_high": "0.1"}, ["--eps_clip_low_high", "two"]),
+    ({"max_len": 20}, ["rollouts.jsonl", "tokens", "--row_tokens"]),
+])
+def test_wrong_flags_are_named(options, parts, file, tmp_path):
+    rollout_file = options.pop("rollouts", file) if "rollouts" in options else file
+    refused(words(tmp_path / "run", rollout_file, **options), *parts)

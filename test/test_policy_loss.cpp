@@ -1,0 +1,280 @@
+// Advantages and policy losses against numbers computed in float64 from the papers' formulas, and against finite differences.
+#include "../llmc/train/policy_loss.h"
+
+#include <cmath>
+
+#include "../llmc/train/advantages.h"
+#include "check.h"
+#include "prepared.h"
+
+using Numbers = std::vector<double>;
+using Answers = std::vector<Numbers>;
+
+// Two prompts with three answers each, 12 tokens.
+const Numbers rewards = {1, 0, 0.25, 0, 0, 1};
+const Answers logp_old = {{-0.7, -1.2}, {-0.5, -2.0, -1.6}, {-0.9}, {-1.1, -0.4}, {-0.8}, {-1.5, -0.6, -0.3}};
+const Answers logp = {{-0.4, -1.3}, {-0.8, -1.6, -0.4}, {-0.85}, {-1.15, -0.15}, {-0.95}, {-1.28, -0.95, -0.3}};
+const Answers logp_ref = {{-0.9, -1.0}, {-0.4, -1.9, -1.0}, {-1.0}, {-1.3, -0.5}, {-0.6}, {-1.4, -0.9, -0.3}};
+
+static std::vector<Judged> batch() {
+    std::vector<Judged> out;
+    for (size_t i = 0; i < rewards.size(); i++) out.push_back({int64_t(i / 3), rewards[i], logp_old[i], logp_ref[i]});
+    return out;
+}
+
+static AdvantageOptions estimator(const std::string &name, double kl_coef = 0) {
+    AdvantageOptions o;
+    o.estimator = name, o.kl_coef = kl_coef;
+    return o;
+}
+
+static void expect_answers(const char *what, const Answers &got, const Answers &want, double tolerance = 6e-7) {
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t i = 0; i < want.size(); i++) {
+        ASSERT_EQ(got[i].size(), want[i].size());
+        for (size_t t = 0; t < want[i].size(); t++)
+            EXPECT_NEAR(got[i][t], want[i][t], tolerance) << what << ", token " << t << " of answer " << i;
+    }
+}
+
+// The same advantage for each token of an answer.
+static Answers for_tokens(const Numbers &of_answers) {
+    Answers out;
+    for (size_t i = 0; i < of_answers.size(); i++) out.emplace_back(logp_old[i].size(), of_answers[i]);
+    return out;
+}
+
+TEST(Advantages, EqualKnownValues) {
+    const std::map<std::string, Numbers> want = {
+        {"rloo", {0.875, -0.625, -0.25, -0.5, -0.5, 1.0}},
+        {"dr_grpo", {7.0 / 12, -5.0 / 12, -1.0 / 6, -1.0 / 3, -1.0 / 3, 2.0 / 3}},
+        {"group_norm", {1.120897, -0.800641, -0.320256, -0.577350, -0.577350, 1.154701}},
+        {"reinforce", {1.171700, -0.911322, -0.390567, -0.911322, -0.911322, 1.171700}},
+        {"reinforce_baseline", {1.068923, -0.983409, -0.470326, -0.812381, -0.812381, 1.239950}}};
+    for (const auto &[name, of_answers] : want)
+        expect_answers(name.c_str(), advantages(estimator(name), batch()), for_tokens(of_answers));
+    expect_answers("rloo, exactly", advantages(estimator("rloo"), batch()), for_tokens(want.at("rloo")), 1e-15);
+    AdvantageOptions o = estimator("reinforce");
+    o.no_std_norm = true;
+    expect_answers("not divided", advantages(o, batch()), for_tokens({0.5625, -0.4375, -0.1875, -0.4375, -0.4375, 0.5625}),
+                   1e-15);
+}
+
+TEST(Advantages, KlInTheReward) {
+    expect_answers("group_norm", advantages(estimator("group_norm", 0.1), batch()),
+                   {{1.120897, 1.140897},
+                    {-0.720641, -0.730641, -0.740641},
+                    {-0.330256},
+                    {-0.607350, -0.587350},
+                    {-0.557350},
+                    {1.134701, 1.124701, 1.154701}});
+    expect_answers("reinforce_baseline", advantages(estimator("reinforce_baseline", 0.1), batch()),
+                   {{1.082793, 1.125395},
+                    {-0.876885, -0.898186, -0.919487},
+                    {-0.536071},
+                    {-0.933687, -0.891086},
+                    {-0.827183},
+                    {1.217699, 1.196398, 1.260300}});
+    const Answers k3 = {{0.018731, 0.021403}, {0.005171, 0.005171, 0.222119}, {0.004837}, {0.018731, 0.004837},
+                        {0.021403},           {0.005171, 0.040818, 0}};
+    for (size_t i = 0; i < k3.size(); i++)
+        for (size_t t = 0; t < k3[i].size(); t++)
+            EXPECT_NEAR(kl_estimate("k3", logp_old[i][t] - logp_ref[i][t]).value, k3[i][t], 6e-7);
+}
+
+TEST(Advantages, ReturnsAreDiscountedWithoutABaseline) {
+    AdvantageOptions o = estimator("reinforce");
+    o.gamma = 0.5, o.no_std_norm = true;
+    const Numbers two = {-1, -1, -1};
+    const auto got = advantages(o, std::vector<Judged>{{0, 4, two, {}}});
+    expect_answers("0.5", got, {{1 - 7.0 / 3, 2 - 7.0 / 3, 4 - 7.0 / 3}}, 1e-15);
+    o.estimator = "dr_grpo";  // groups are not discounted
+    expect_answers("groups", advantages(o, std::vector<Judged>{{0, 4, two, {}}, {0, 0, two, {}}}), {{2, 2, 2}, {-2, -2, -2}},
+                   1e-15);
+}
+
+TEST(Advantages, AreClippedAfterTheBaseline) {
+    AdvantageOptions o = estimator("dr_grpo");
+    o.reward_clip = {-1, 2};
+    const Numbers one = {-1};
+    expect_answers("clipped", advantages(o, std::vector<Judged>{{7, 100, one, {}}, {7, 90, one, {}}}), {{2}, {-1}}, 0);
+}
+
+TEST(Advantages, AGroupOfEqualRewardsTeachesNothing) {
+    const Numbers one = {-1};
+    for (const char *name : {"reinforce_baseline", "rloo", "group_norm", "dr_grpo"})
+        for (double reward = 0.01; reward < 1; reward += 0.01)
+            for (size_t n = 3; n <= 16; n++)
+                for (const auto &a : advantages(estimator(name), std::vector<Judged>(n, {0, reward, one, {}})))
+                    EXPECT_EQ(a[0], 0.0);
+}
+
+TEST(Advantages, OneSuccessAmongEight) {
+    const Numbers one = {-1};
+    std::vector<Judged> eight(8, {0, 0, one, {}});
+    eight[3].reward = 1;
+    const auto got = advantages(estimator("group_norm"), eight);
+    EXPECT_NEAR(got[3][0], 2.474874, 6e-7);
+    EXPECT_NEAR(got[0][0], -0.353553, 6e-7);
+}
+
+// Sampling one token of two, of which a (with probability p) has reward 1: the expected gradient with respect to the logit of a.
+TEST(Advantages, ExpectedGradients) {
+    const auto expected = [](const char *name, size_t n, double p) {
+        double sum = 0;
+        const Numbers one = {-1};
+        for (size_t outcome = 0; outcome < size_t(1) << n; outcome++) {
+            std::vector<Judged> group;
+            double probability = 1;
+            for (size_t i = 0; i < n; i++) {
+                const bool a = outcome >> i & 1;
+                group.push_back({0, double(a), one, {}}), probability *= a ? p : 1 - p;
+            }
+            const auto got = advantages(estimator(name), group);
+            for (size_t i = 0; i < n; i++) sum += probability * got[i][0] * (group[i].reward - p) / double(n);
+        }
+        return sum;
+    };
+    for (size_t n : {2, 4, 8}) {
+        EXPECT_NEAR(expected("rloo", n, 0.3), 0.21, 1e-12);  // unbiased: p (1 - p)
+        EXPECT_NEAR(expected("dr_grpo", n, 0.3), double(n - 1) / double(n) * 0.21, 1e-12);
+    }
+    EXPECT_NEAR(expected("group_norm", 2, 0.3), 0.14849242, 1e-8);
+    EXPECT_NEAR(expected("group_norm", 4, 0.3), 0.29727516, 1e-8);
+    EXPECT_NEAR(expected("group_norm", 8, 0.3), 0.38555117, 1e-8);
+    EXPECT_NEAR(expected("group_norm", 8, 0.05), 0.10988357, 1e-8);
+}
+
+TEST(Advantages, RefusesWhatHasNoBaseline) {
+    const Numbers one = {-1};
+    const std::vector<Judged> batch = {{4, 1, one, {}}, {5, 1, one, {}}, {5, 0, one, {}}};
+    expect_contains(error_of([&] { advantages(estimator("group_norm"), batch); }), {"group 4", "one rollout", "reinforce"});
+    EXPECT_EQ(advantages(estimator("reinforce"), batch).size(), 3u);
+    expect_contains(error_of([&] { check_options(estimator("grpo")); }), {"grpo", "group_norm", "rloo"});
+}
+
+struct LossResult {
+    PolicySums sums;
+    Answers d_logp;
+};
+
+static LossResult loss(const PolicyLossOptions &o, const Answers &logp = ::logp, size_t longest = 4) {
+    check_options(o);
+    const Answers a = advantages(estimator("group_norm"), batch());
+    LossResult out;
+    for (size_t i = 0; i < logp.size(); i++) {
+        Numbers d(logp[i].size());
+        out.sums += policy_loss(o, {logp[i], logp_old[i], logp_ref[i], a[i]}, {12, 6, double(longest)}, d);
+        out.d_logp.push_back(d);
+    }
+    return out;
+}
+
+static PolicyLossOptions with(const std::function<void(PolicyLossOptions &)> &set) {
+    PolicyLossOptions o;
+    set(o);
+    return o;
+}
+
+TEST(PolicyLoss, EqualsKnownValues) {
+    const auto expect = [](const char *what, const PolicyLossOptions &o, double value, const Answers &d) {
+        const LossResult got = loss(o);
+        EXPECT_NEAR(got.sums.policy_loss + got.sums.kl_loss, value, 6e-9) << what;
+        expect_answers(what, got.d_logp, d);
+    };
+    expect("ppo", {}, 0.07532745,
+           {{0, -.084519}, {0, .099535, .221518}, {.028056}, {.045766, .061778}, {.041411}, {0, -.067809, -.096225}});
+    expect("clip high", with([](auto &o) { o.clip_high = 0.28; }), 0.06342107,
+           {{0, -.084519}, {0, .099535, .221518}, {.028056}, {.045766, .061778}, {.041411}, {-.119904, -.067809, -.096225}});
+    expect("dual clip", with([](auto &o) { o.dual_clip = 3; }), 0.05396923,
+           {{0, -.084519}, {0, .099535, 0}, {.028056}, {.045766, .061778}, {.041411}, {0, -.067809, -.096225}});
+    expect("sequence mean", with([](auto &o) { o.aggregation = "sequence_mean"; }), 0.11315284,
+           {{0, -.084519}, {0, .066356, .147679}, {.056113}, {.045766, .061778}, {.082822}, {0, -.045206, -.064150}});
+    expect("constant", with([](auto &o) { o.aggregation = "constant"; }), 0.03766373,
+           {{0, -.042260}, {0, .049767, .110759}, {.014028}, {.022883, .030889}, {.020705}, {0, -.033904, -.048113}});
+    expect("gspo", with([](auto &o) { o.type = "gspo", o.clip_low = o.clip_high = 0.1; }), 0.06509063,
+           {{0, 0}, {.068606, .068606, .068606}, {.056113}, {.053173, .053173}, {0}, {-.061430, -.061430, -.061430}});
+    expect("cispo", with([](auto &o) { o.type = "cispo", o.clip_high = 1.25; }), 0.07215914,
+           {{-.116760, -.084519},
+            {.049427, .083400, .083400},
+            {.028056},
+            {.045766, .060141},
+            {.041411},
+            {-.119904, -.067809, -.096225}});
+    const LossResult ppo = loss({});
+    EXPECT_EQ(ppo.sums.clipped / ppo.sums.tokens, 0.25);
+    EXPECT_NEAR(ppo.sums.moved / ppo.sums.tokens, -0.1225, 1e-12);
+}
+
+TEST(PolicyLoss, KlAsALoss) {
+    const auto kl_alone = [](const char *name) {
+        LossResult with_kl = loss(with([&](auto &o) { o.kl_coef = 0.1, o.kl = name; })), without = loss({});
+        for (size_t i = 0; i < with_kl.d_logp.size(); i++)
+            for (size_t t = 0; t < with_kl.d_logp[i].size(); t++) with_kl.d_logp[i][t] -= without.d_logp[i][t];
+        return with_kl;
+    };
+    const LossResult k2 = kl_alone("k2"), k3 = kl_alone("k3");
+    EXPECT_NEAR(k2.sums.kl_loss, 0.00523708, 6e-9);
+    expect_answers("k2", k2.d_logp,
+                   {{.004167, -.0025}, {-.003333, .0025, .005}, {.00125}, {.00125, .002917}, {-.002917}, {.001, -.000417, 0}});
+    EXPECT_NEAR(k3.sums.kl_loss, 0.00492673, 6e-9);
+    expect_answers(
+        "k3", k3.d_logp,
+        {{.003279, -.002915}, {-.004099, .002160, .003760}, {.001161}, {.001161, .002461}, {-.003492}, {.000942, -.000427, 0}});
+}
+
+TEST(PolicyLoss, DerivativesEqualFiniteDifferences) {
+    for (const char *type : {"ppo", "gspo"})  // cispo's loss is not the function whose derivative it follows
+        for (const char *aggregation : {"token_mean", "sequence_mean", "constant"}) {
+            const PolicyLossOptions o = with([&](auto &o) {
+                o.type = type, o.aggregation = aggregation, o.clip_low = 0.13, o.clip_high = 0.31, o.dual_clip = 2.5,
+                o.kl_coef = 0.7;
+            });
+            const Answers d = loss(o).d_logp;
+            for (size_t i = 0; i < logp.size(); i++)
+                for (size_t t = 0; t < logp[i].size(); t++) {
+                    Answers up = logp, down = logp;
+                    const double h = 1e-6;
+                    up[i][t] += h, down[i][t] -= h;
+                    const PolicySums above = loss(o, up).sums, below = loss(o, down).sums;
+                    EXPECT_NEAR((above.policy_loss + above.kl_loss - below.policy_loss - below.kl_loss) / (2 * h), d[i][t], 1e-8)
+                        << type << " " << aggregation << " " << i << " " << t;
+                }
+        }
+}
+
+TEST(PolicyLoss, OnPolicyItIsMinusTheAdvantages) {
+    const LossResult got = loss({}, logp_old);
+    const Answers a = advantages(estimator("group_norm"), batch());
+    double sum = 0;
+    for (size_t i = 0; i < a.size(); i++)
+        for (size_t t = 0; t < a[i].size(); t++) {
+            EXPECT_NEAR(got.d_logp[i][t], -a[i][t] / 12, 1e-15);
+            sum -= a[i][t] / 12;
+        }
+    EXPECT_NEAR(got.sums.policy_loss, sum, 1e-15);
+    EXPECT_EQ(got.sums.clipped, 0);
+    EXPECT_EQ(got.sums.moved, 0);
+}
+
+TEST(PolicyLoss, HugeRatiosStayFinite) {
+    const Numbers far = {-1000}, near = {-0.1}, a = {1};
+    for (const Numbers &now : {far, near})
+        for (const Numbers &then : {far, near}) {
+            Numbers d(1);
+            const PolicySums sums = policy_loss(with([](auto &o) { o.kl_coef = 1; }), {now, then, near, a}, {1, 1, 1}, d);
+            EXPECT_TRUE(std::isfinite(sums.policy_loss + sums.kl_loss + d[0]));
+        }
+}
+
+TEST(PolicyLoss, RefusesOptionsWithoutMeaning) {
+    const auto refusal = [](const std::function<void(PolicyLossOptions &)> &set) {
+        return error_of([&] { check_options(with(set)); });
+    };
+    expect_contains(refusal([](auto &o) { o.type = "trpo"; }), {"trpo", "gspo"});
+    expect_contains(refusal([](auto &o) { o.aggregation = "mean"; }), {"mean", "token_mean"});
+    expect_contains(refusal([](auto &o) { o.kl = "k1", o.kl_coef = 0.1; }), {"k1", "k2 or k3"});
+    expect_contains(refusal([](auto &o) { o.type = "cispo"; }), {"cispo", "0.2", "0,5"});
+    expect_contains(refusal([](auto &o) { o.dual_clip = 0.5; }), {"dual_clip", "0.5"});
+    expect_contains(refusal([](auto &o) { o.clip_low = -1; }), {"eps_clip"});
+}
