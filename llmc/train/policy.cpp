@@ -42,7 +42,7 @@ void Policy::use(const Samples &data, size_t, const ModelLimits &limits) {
     agree(run_.comm, [&] { p.advantages = advantages(advantage_, batch); });
 }
 
-Policy::Answers Policy::describe(std::span<const size_t> samples) const {
+Policy::Answers Policy::means_of(std::span<const size_t> samples) const {
     Answers a;
     const double n = double(samples.size());
     for (size_t s : samples) {
@@ -57,7 +57,7 @@ Policy::Answers Policy::describe(std::span<const size_t> samples) const {
 
 void Policy::start(const Samples &data, std::span<const size_t> samples) {
     now_ = &prepared_.at(&data);
-    answers_ = describe(samples);
+    answers_ = means_of(samples);
     size_ = {0, double(samples.size()), double(run_.options.max_new_tokens)};
     for (size_t s : samples) size_.tokens += double(data.sample_targets(s));
 }

@@ -30,7 +30,7 @@ class Policy final : public Objective {
         double reward = 0, reward_std = 0, length = 0, longest = 0, truncated = 0;
     };
 
-    Answers describe(std::span<const size_t> samples) const;
+    Answers means_of(std::span<const size_t> samples) const;
     void start(const Samples &data, std::span<const size_t> samples);
     std::vector<float> add(const Row &row, std::span<const double> nll);
     Measured measured(Model &model, const std::string &prefix);
