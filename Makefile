@@ -1,9 +1,11 @@
 # make help          what there is to make
 #
-# Needs g++ 12 or newer and the headers of CLI11, nlohmann/json and xxHash. What else helps is found by compiling and linking a few lines
-# (scripts/probe.sh); the result is kept in build/probe.mk until this file, the script or the compiler changes, or `make probe`.
+# Needs g++ 12 or newer, or clang 16 or newer, and the headers of CLI11, nlohmann/json and xxHash. What else helps is found by compiling
+# and linking a few lines (scripts/probe.sh); the result is kept in build/probe.mk until this file, the script or the compiler changes, or
+# `make probe`.
 #   ONEDNN=0, OPENBLAS=0, MPI=0, NCCL=0    do without that library, though it is there
-#   CPU=znver4                     for that CPU (a name of g++'s -march) instead of this one; for all: make plain
+#   CXX=clang++-16                 with that compiler; scripts/compilers.sh tests all compilers that it finds
+#   CPU=znver4                     for that CPU (a name of the compiler's -march) instead of this one; for all: make plain
 #   GPU_ARCHS=90                   kernels for that compute capability alone (9.0) instead of all
 #   STRICT=0                       warnings of nvcc are no errors: for versions of it and of g++ that were not tried
 #   AMX=software                   functions in place of the matrix unit's instructions (llmc/ops/amx.h), to test that route anywhere, in build/amx
@@ -11,17 +13,22 @@
 
 CPU      := native
 CXX      := g++
-CXXFLAGS := -std=c++20 -O3 -march=$(CPU) -mprefer-vector-width=512 -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra
+# Flags for the CPU have other names elsewhere. A cross compiler knows no native CPU, and compiles for all of its architecture.
+known     = $(foreach flag,$1,$(if $(shell $(CXX) -Werror $(flag) -x c++ -E /dev/null > /dev/null 2>&1 && echo yes),$(flag)))
+CPU_FLAG := $(or $(call known,-march=$(CPU)),$(call known,-mcpu=$(CPU)),$(patsubst %,-march=%,$(filter-out native,$(CPU))))
+CXXFLAGS := -std=c++20 -O3 $(CPU_FLAG) $(call known,-mprefer-vector-width=512) -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra \
+            $(patsubst -W%,-Wno-%,$(call known,-Wpass-failed))
 PYTHON   := $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 BUILD    := build
 TRAINERS := train_gpt2 train_llama
 PLACE    :=
 TREE     :=
+PROBE    := build/probe.mk
 
 ifeq ($(MUTANTS),1)  # set by test-mutants
 BUILD    := build/mutants
 TREE     := build/mutants/tree/
-CXXFLAGS += -O1 -march=x86-64-v3 -include test/mutant.h -DLLMC_AMX_IN_SOFTWARE -Wno-psabi
+CXXFLAGS += -O1 $(call known,-march=x86-64-v3) -include test/mutant.h -DLLMC_AMX_IN_SOFTWARE -Wno-psabi
 else ifeq ($(AMX),software)
 BUILD    := build/amx
 PLACE    := $(BUILD)/
@@ -34,7 +41,7 @@ endif
 
 PROGRAMS := $(TRAINERS:%=$(PLACE)%)
 
-MAKEFLAGS += -j$(shell nproc)
+MAKEFLAGS += -j$(shell nproc 2> /dev/null || sysctl -n hw.ncpu)
 .DEFAULT_GOAL := all
 .PHONY: all plain deps demo left-out test test-all build-mutants test-mutants test-gpu test-ptx ptxas bench compare format tidy probe help clean FORCE
 .DELETE_ON_ERROR:
@@ -44,15 +51,15 @@ MAKEFLAGS += -j$(shell nproc)
 CLANG    := $(shell command -v clang++ 2> /dev/null)
 COMPILER := $(CXX): $(shell $(CXX) --version 2>/dev/null | head -n 1)
 ifneq ($(filter-out deps format probe help clean,$(or $(MAKECMDGOALS),all)),)
-include build/probe.mk
+include $(PROBE)
 endif
 
 PROBE_FLAGS := $(CXXFLAGS)
-build/probe.mk: Makefile scripts/probe.sh
+$(PROBE): Makefile scripts/probe.sh
 	@$(RUN_PROBE)
-RUN_PROBE = COMPILER="$(COMPILER)" NVCC="$(NVCC)" CXX="$(CXX)" CXXFLAGS="$(PROBE_FLAGS)" bash scripts/probe.sh build/probe.mk
+RUN_PROBE = COMPILER="$(COMPILER)" NVCC="$(NVCC)" CXX="$(CXX)" CXXFLAGS="$(PROBE_FLAGS)" bash scripts/probe.sh $(PROBE)
 ifneq ($(COMPILER),$(PROBED_COMPILER))
-build/probe.mk: FORCE
+$(PROBE): FORCE
 endif
 
 probe:                                       ## look again for libraries

@@ -26,7 +26,7 @@ if ! version=$(mpirun --version 2> /dev/null); then
     exit 1
 fi
 
-cores=$(env -u OMP_NUM_THREADS nproc)  # nproc would print OMP_NUM_THREADS
+cores=$(env -u OMP_NUM_THREADS nproc 2> /dev/null || sysctl -n hw.ncpu)  # nproc would print OMP_NUM_THREADS
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > ranks ? cores / ranks : 1))}
 ((OMP_NUM_THREADS * ranks <= cores)) || export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 options=(--bind-to none)

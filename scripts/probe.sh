@@ -45,7 +45,7 @@ needed=0
 CXXFLAGS="$CXXFLAGS -O0"  # sooner done
 echo "PROBED_COMPILER := $COMPILER" > "$work/probe.mk"
 echo "On this machine, with $COMPILER"
-if try COMPILER '#include <omp.h>\n#include <compare>\n#include <span>\nint main() { return omp_get_max_threads() < 1; }' '' 'needed: g++ 12 or newer with OpenMP'
+if try COMPILER '#include <omp.h>\n#include <compare>\n#include <span>\ntypedef float Pair __attribute__((vector_size(8)));\nint main(int n, char **) { Pair a = {float(n), 0}; a = __builtin_shufflevector(a, a, 1, 0); return omp_get_max_threads() + a[0] < 1; }' '' 'needed: g++ 12 or newer, or clang 16 or newer with its OpenMP (package libomp-dev)'
 then
     try CLI11 '#include <CLI/CLI.hpp>\nint main() { CLI::App app; }' '' 'needed: package libcli11-dev' || needed=1
     try JSON '#include <nlohmann/json.hpp>\nint main() { return int(nlohmann::json::array().size()); }' '' 'needed: package nlohmann-json3-dev' || needed=1

@@ -2,13 +2,14 @@
 // plain` makes for all CPUs with AVX2: clusters have nodes of several kinds with one home directory. If that file is missing, the program says
 // so before it executes anything else, instead of dying of an illegal instruction.
 #ifdef __x86_64__
+#include <cpuid.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
-__attribute__((constructor(101), target("arch=x86-64"))) static void check_cpu(int, char **argv, char **) {
+__attribute__((constructor(101), target("arch=x86-64,no-avx"))) static void check_cpu(int, char **argv, char **) {
     const char *lacking = nullptr;
     __builtin_cpu_init();
 #define NEEDS(feature) \
@@ -29,7 +30,9 @@ __attribute__((constructor(101), target("arch=x86-64"))) static void check_cpu(i
     NEEDS("avx512bf16");
 #endif
 #ifdef __AVX512FP16__
-    NEEDS("avx512fp16");
+    unsigned a, b, c, d;  // __builtin_cpu_supports of clang 16 does not know this one
+    __cpuid_count(7, 0, a, b, c, d);
+    if (!(d & bit_AVX512FP16)) lacking = "avx512fp16";
 #endif
     if (!lacking) return;
     char plain[4096] = {};

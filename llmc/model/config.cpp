@@ -36,13 +36,14 @@ static const Family families[] = {
 };
 // clang-format on
 
-static const Family &family_of(const std::string &type, const Fields &fields) {
+static const Family &family_of(std::string_view type, const Fields &fields) {
     std::string supported;
     for (const Family &family : families) {
         if (type == family.name) return family;
         supported += (supported.empty() ? "" : ", ") + std::string(family.name);
     }
-    fields.refuse("model_type", "is \"" + type + "\", but we have " + supported + "\n  fix: a model of one of these families");
+    fields.refuse("model_type",
+                  "is \"" + std::string(type) + "\", but we have " + supported + "\n  fix: a model of one of these families");
 }
 
 // Fields that ask for a computation that we do not have. With the number `neutral` a field changes nothing.

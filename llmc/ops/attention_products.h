@@ -62,7 +62,8 @@ template <> inline constexpr size_t terms<Bf16x2> = 2;
 inline Vector multiply_add(Vector sum, float a, Vector b) { return sum + a * b; }
 #ifdef __AVX512BF16__
 inline Vector multiply_add(Vector sum, Bf16x2 a, Vector b) {
-    return Vector(_mm512_dpbf16_ps(__m512(sum), __m512bh(_mm512_set1_epi32(std::bit_cast<int>(a))), __m512bh(b)));
+    const __m128i pair = _mm_cvtsi32_si128(std::bit_cast<int>(a));  // _mm512_set1_epi32, at which clang 16 crashes
+    return Vector(_mm512_dpbf16_ps(__m512(sum), __m512bh(_mm512_maskz_broadcastd_epi32(0xffff, pair)), __m512bh(b)));
 }
 #endif
 

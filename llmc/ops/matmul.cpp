@@ -67,6 +67,17 @@ struct Product {
     dnnl::matmul matmul;
     memory::desc a, b, bias, c, scratchpad;
 };
+
+// The product of matrices so described: A, B, perhaps a bias, C. oneDNN 2 collects in a desc what oneDNN 3 takes at once.
+template <class... Matrices>
+static dnnl::matmul::primitive_desc describe(const dnnl::engine &engine, const dnnl::primitive_attr &attributes, bool allow_empty,
+                                             const Matrices &...matrices) {
+#if DNNL_VERSION_MAJOR < 3
+    return {dnnl::matmul::desc(matrices...), attributes, engine, allow_empty};
+#else
+    return {engine, matrices..., attributes, allow_empty};
+#endif
+}
 #endif
 
 struct Context {
@@ -103,7 +114,7 @@ struct Context {
 
     Context() {
         const memory::desc m({64, 64}, memory::data_type::bf16, memory::dims{64, 1});
-        has_bf16 = bool(dnnl::matmul::primitive_desc(dnnl::matmul::desc(m, m, m), engine, true));
+        has_bf16 = bool(describe(engine, {}, true, m, m, m));
     }
 #endif
 };
@@ -137,8 +148,8 @@ const Product &Context::product(const Shape &s) {
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1);  // a product is compiled for this number of threads
     try {
-        const auto desc = s.bias ? dnnl::matmul::desc(p.a, p.b, p.bias, p.c) : dnnl::matmul::desc(p.a, p.b, p.c);
-        const dnnl::matmul::primitive_desc made(desc, attributes, engine);
+        const auto made = s.bias ? describe(engine, attributes, false, p.a, p.b, p.bias, p.c)
+                                 : describe(engine, attributes, false, p.a, p.b, p.c);
         p.scratchpad = made.scratchpad_desc();
         p.matmul = dnnl::matmul(made);
     } catch (const dnnl::error &e) {

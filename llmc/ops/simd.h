@@ -21,7 +21,6 @@ constexpr size_t lanes = 16;
 constexpr size_t lanes = 8;
 #endif
 typedef float Vector __attribute__((vector_size(lanes * sizeof(float))));
-typedef int32_t Indices __attribute__((vector_size(lanes * sizeof(float))));
 typedef uint32_t Bits __attribute__((vector_size(lanes * sizeof(float))));
 
 // The vector at p, which is aligned to it, whatever the type of what is stored there.
@@ -122,11 +121,7 @@ namespace simd {
 
 // Permutes the lanes of one vector, or chooses from those of two: lane l of the result is lane from(l) of (a, b).
 template <class From, size_t... l> inline Vector choose(Vector a, Vector b, From from, std::index_sequence<l...>) {
-#ifdef __clang__
-    return __builtin_shufflevector(a, b, int32_t(from(l))...);
-#else
-    return __builtin_shuffle(a, b, Indices{int32_t(from(l))...});
-#endif
+    return Vector{(from(l) < lanes ? a : b)[from(l) % lanes]...};
 }
 template <class From> inline Vector choose(Vector a, Vector b, From from) {
     return choose(a, b, from, std::make_index_sequence<lanes>());

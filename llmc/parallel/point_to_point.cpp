@@ -38,7 +38,7 @@ static void sum_slices(SliceType type, void *out, const std::vector<const std::b
 
 // ---- from the transport ---------------------------------------------------------------------------------------------------------------
 
-Request PointToPointComm::start(Slice send, int to, Slice recv, int from, const SliceMemory &memory) {
+Request PointToPointComm::post(Slice send, int to, Slice recv, int from, const SliceMemory &memory) {
     if (!send.count && !recv.count) return {};
     return {this, transport_.post(tag_, send.data, send.bytes(), send.count ? members_[size_t(to)] : -1, recv.data, recv.bytes(),
                                   recv.count ? members_[size_t(from)] : -1, memory)};
@@ -46,7 +46,7 @@ Request PointToPointComm::start(Slice send, int to, Slice recv, int from, const 
 
 Request PointToPointComm::do_exchange(Slice send, int to, Slice recv, int from) {
     memory.finish();
-    return start(send, to, recv, from, memory);
+    return post(send, to, recv, from, memory);
 }
 
 // Sends send_to(r) to every other rank r and receives receive_from(r), all at once.
@@ -55,7 +55,7 @@ void PointToPointComm::with_each(const std::function<Slice(size_t)> &send_to, co
     std::vector<Request> requests;
     for (int step = 1; step < size; step++) {
         const int to = (rank + step) % size, from = (rank - step + size) % size;
-        requests.push_back(start(send_to(size_t(to)), to, receive_from(size_t(from)), from, memory));
+        requests.push_back(post(send_to(size_t(to)), to, receive_from(size_t(from)), from, memory));
     }
     for (Request &request : requests) complete(request);
 }

@@ -39,7 +39,7 @@ class PointToPointComm final : public Comm {
     void enter(const Stamp &stamp) override { transport_.enter(stamp); }
 
   private:
-    Request start(Slice send, int to, Slice recv, int from, const SliceMemory &memory);
+    Request post(Slice send, int to, Slice recv, int from, const SliceMemory &memory);
     void with_each(const std::function<Slice(size_t)> &send_to, const std::function<Slice(size_t)> &receive_from,
                    const SliceMemory &memory);
     void reduce_parts(Slice data, const std::vector<size_t> &begin, Slice out);

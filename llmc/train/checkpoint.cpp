@@ -231,7 +231,7 @@ struct RestoredRun {
 
 }  // namespace
 
-static const json &list_of(const Fields &fields, const std::string &name) {
+static const json &list_of(const Fields &fields, const char *name) {
     const json *value = fields.find(name);
     if (!value || !value->is_array()) fields.refuse(name, "is missing or not a list");
     return *value;

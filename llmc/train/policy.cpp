@@ -123,6 +123,7 @@ void Policy::prepare(const Rollouts &rollouts) {
     agree(run_.comm, [&] { p.advantages = advantages(advantage_, batch); });
 }
 
+<<<<<<< HEAD
 // ---- answers ------------------------------------------------------------------------------------------------------------------------
 
 // `first` is the number of the first prompt: the key of its random numbers.
@@ -169,6 +170,9 @@ std::vector<Step> Policy::draw(Model &model, const Step &drawn) {
 // ---- a step -------------------------------------------------------------------------------------------------------------------------
 
 Policy::Answers Policy::describe(std::span<const size_t> samples) const {
+=======
+Policy::Answers Policy::means_of(std::span<const size_t> samples) const {
+>>>>>>> compilers
     Answers a;
     const double n = double(samples.size());
     for (size_t s : samples) {
@@ -183,7 +187,7 @@ Policy::Answers Policy::describe(std::span<const size_t> samples) const {
 
 void Policy::start(const Samples &data, std::span<const size_t> samples) {
     now_ = &prepared_.at(&data);
-    answers_ = describe(samples);
+    answers_ = means_of(samples);
     size_ = {0, double(samples.size()), double(run_.options.max_new_tokens)};
     for (size_t s : samples) size_.tokens += double(data.sample_targets(s));
 }

@@ -48,7 +48,7 @@ class Policy final : public Objective {
     std::vector<Completion> answer(Model &model, const Questions &asked, size_t first, const GenerationSettings &settings) const;
     double reward(const Completion &answer, std::span<const int32_t> response) const;
     void prepare(const Rollouts &rollouts);
-    Answers describe(std::span<const size_t> samples) const;
+    Answers means_of(std::span<const size_t> samples) const;
     void start(const Samples &data, std::span<const size_t> samples);
     std::vector<float> add(const Row &row, std::span<const double> nll);
     Measured measured(Model &model, const std::string &prefix);

@@ -170,6 +170,21 @@ def test_make_prints_one_short_line_for_a_file_of_flags(tmp_path):
     assert make(*variables) == (0, "", "")
 
 
+@pytest.mark.parametrize("unknown, cpu, flags", [
+    ("-nothing", "native", ["-march=native", "-mprefer-vector-width=512"]),
+    ("-march", "native", ["-mcpu=native", "-mprefer-vector-width=512"]),
+    ("-m", "native", []),  # as a cross compiler
+    ("-m", "z80", ["-march=z80"]),  # a name that nobody knows is the user's mistake, which the compiler reports
+])
+def test_a_compiler_gets_the_flags_for_the_cpu_that_it_knows(unknown, cpu, flags, tmp_path):
+    stub(tmp_path / "c++", f'case "$*" in *" {unknown}"*) exit 1 ;; esac\necho stub\n')
+    (tmp_path / "probe.mk").write_text(f"PROBED_COMPILER := {tmp_path}/c++: stub\nHAVE_COMPILER := 1\n")
+    made = tmp_path / "flags"
+    code, _, errors = make(f"CXX={tmp_path}/c++", f"CPU={cpu}", f"BUILD={tmp_path}", f"PROBE={tmp_path}/probe.mk", made)
+    assert (code, errors) == (0, "")
+    assert [word for word in made.read_text().split() if word.startswith("-m")] == flags
+
+
 def test_make_prints_one_short_line_for_each_file(tmp_path):
     """A fresh tree, on a machine that was looked at, with a compiler that only makes an empty file."""
     copied(tmp_path, "Makefile")
