@@ -123,7 +123,6 @@ void Policy::prepare(const Rollouts &rollouts) {
     agree(run_.comm, [&] { p.advantages = advantages(advantage_, batch); });
 }
 
-<<<<<<< HEAD
 // ---- answers ------------------------------------------------------------------------------------------------------------------------
 
 // `first` is the number of the first prompt: the key of its random numbers.
@@ -169,10 +168,7 @@ std::vector<Step> Policy::draw(Model &model, const Step &drawn) {
 
 // ---- a step -------------------------------------------------------------------------------------------------------------------------
 
-Policy::Answers Policy::describe(std::span<const size_t> samples) const {
-=======
 Policy::Answers Policy::means_of(std::span<const size_t> samples) const {
->>>>>>> compilers
     Answers a;
     const double n = double(samples.size());
     for (size_t s : samples) {
