@@ -7,7 +7,8 @@ struct Switch {
     const char *names, *flag, *value;
 };
 inline constexpr Switch switches[] = {
-    {"gradient_checkpointing_enable,model.gradient_checkpointing_enable,gradient_checkpointing", "recompute", "layer"},
+    {"gradient_checkpointing_enable,model.gradient_checkpointing_enable,actor.gradient_checkpointing_enable,gradient_checkpointing",
+     "recompute", "layer"},
     {"load_enable,ckpt.load_enable,load_checkpoint", "resume", "auto"},
     {"ipo_enable,model.ipo_enable,ipo", "loss_type", "ipo_sum"},
 };
@@ -125,6 +126,14 @@ inline constexpr Foreign foreign[] = {
     {"precompute_ref_log_probs", "ref_mode precompute, which is the default"},
     {"ref_model_name_or_path,ref_model_path", "ref_model"},
     {"cpo_alpha", "loss_type simpo,sft --loss_weights 1,ALPHA"},
+    {"num_generations", "n"},
+    {"max_completion_length", "max_new_tokens"},
+    {"num_iterations", "max_epochs"},
+    {"generation_batch_size,steps_per_generation", "rollout_batch_size, which counts prompts"},
+    {"epsilon,epsilon_high,delta", "eps_clip, eps_clip_low_high, dual_clip"},
+    {"importance_sampling_level", "policy_loss_type gspo"},
+    {"scale_rewards", "advantage_estimator group_norm or dr_grpo"},
+    {"reward_funcs,remote_url,reward.remote_url", "reward exact_match, or rollouts with rewards of your own"},
 };
 
 // Flags whose default differs from OpenRLHF's. (pretrain is compared with OpenRLHF's SFT, which also trains on plain text.)
