@@ -77,16 +77,18 @@ struct SoftmaxWarps {
     SoftmaxPart part[32];
 };
 
-// Returns the threads of a block that computes a row of V logits, where each thread reads `each` logits at a time.
-inline unsigned classifier_threads(size_t V, size_t each) {
-    return unsigned(std::min<size_t>(1024, round_up(ceil_div(V, each), 32)));
+// Returns the threads of a block that computes a row of V logits, of which a thread reads a vector at a time. So rows begin at multiples of a vector:
+// logits_ld.
+inline unsigned classifier_threads(size_t V) {
+    return unsigned(std::min<size_t>(1024, round_up(ceil_div(V, size_t(Vec<float>::size)), 32)));
 }
 
 // Computes the gradients of the logits of the block's row r, which may overwrite them, and 0 for the padding up to ld. y is V or more if the
 // target is outside this range.
-template <class X, int N>
+template <class X>
 __device__ void dlogits_row(X *dlogits, const float *logits, const HeadLoss &loss, size_t r, float max, float sum, float entropy,
                             size_t y, size_t V, size_t ld) {
+    constexpr int N = Vec<float>::size;
     const float to_z = 1 / loss.temperature, weight = loss.weights[r] * to_z, scale = weight / sum;
     const float slope = loss.entropy_weight * to_z / sum, offset = entropy - logf(sum);  // log p + entropy = z - max + offset
     for (size_t v = threadIdx.x * N; v < ld; v += blockDim.x * N) {
@@ -101,19 +103,21 @@ __device__ void dlogits_row(X *dlogits, const float *logits, const HeadLoss &los
 }
 
 // Clears the block's row of padding.
-template <class X, int N> __device__ void clear_row(X *dlogits, size_t ld) {
+template <class X> __device__ void clear_row(X *dlogits, size_t ld) {
+    constexpr int N = Vec<float>::size;
     for (size_t v = threadIdx.x * N; v < ld; v += blockDim.x * N) Vec<X, N>{}.store(dlogits + v);
 }
 
 // One block computes a row. It reads the logits twice: for maximum and sums together (Milakov and Gimelshein, 2018, arXiv:1805.02867), then
 // for the gradients. Moves 8 V + V sizeof(X) bytes a row. dlogits may be the logits.
-template <class X, int N>
+template <class X>
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel4(HeadStats stats, X *dlogits, const float *logits, HeadLoss loss, size_t n, size_t V, size_t ld) {
+    constexpr int N = Vec<float>::size;
     SoftmaxWarps &warps = shared_mem<SoftmaxWarps>();
     const size_t r = blockIdx.x;
     const float *row = logits + r * ld;
-    if (r >= n) return clear_row<X, N>(dlogits + r * ld, ld);
+    if (r >= n) return clear_row<X>(dlogits + r * ld, ld);
     const unsigned y = unsigned(loss.targets[r]), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const float to_z = 1 / loss.temperature, target = row[y] * to_z;
 
@@ -138,35 +142,31 @@ __global__ void __launch_bounds__(1024)
         stats.max[r] = part.max;
         stats.sum[r] = part.sum;
     }
-    if (dlogits) dlogits_row<X, N>(dlogits + r * ld, row, loss, r, part.max, part.sum, entropy, y, V, ld);
+    if (dlogits) dlogits_row<X>(dlogits + r * ld, row, loss, r, part.max, part.sum, entropy, y, V, ld);
 }
 
 template <class X>
 void fused_classifier(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, HeadLoss loss, size_t n, size_t padded,
                       size_t V, size_t ld) {
-    constexpr int N = Vec<float>::size;
-    const bool wide = fit_vectors<N>(ld, logits, dlogits);
-    launch(dev, wide ? fused_classifier_kernel4<X, N> : fused_classifier_kernel4<X, 1>, Grid{dlogits ? padded : n},
-           classifier_threads(V, wide ? N : 1), sizeof(SoftmaxWarps), stats, dlogits, logits, loss, n, V, ld);
+    launch(dev, fused_classifier_kernel4<X>, Grid{dlogits ? padded : n}, classifier_threads(V), sizeof(SoftmaxWarps), stats,
+           dlogits, logits, loss, n, V, ld);
 }
 
 // One block computes a row. It moves 4 + sizeof(X) bytes per logit.
-template <class X, int N>
+template <class X>
 __global__ void __launch_bounds__(1024) range_classifier_kernel1(X *dlogits, const float *logits, HeadLoss loss, HeadStats stats,
                                                                  size_t n, size_t first, size_t count, size_t ld) {
     const size_t r = blockIdx.x;
-    if (r >= n) return clear_row<X, N>(dlogits + r * ld, ld);
-    dlogits_row<X, N>(dlogits + r * ld, logits + r * ld, loss, r, stats.max[r], stats.sum[r], stats.entropy[r],
-                      size_t(loss.targets[r]) - first, count, ld);
+    if (r >= n) return clear_row<X>(dlogits + r * ld, ld);
+    dlogits_row<X>(dlogits + r * ld, logits + r * ld, loss, r, stats.max[r], stats.sum[r], stats.entropy[r],
+                   size_t(loss.targets[r]) - first, count, ld);
 }
 
 template <class X>
 void range_classifier(Cuda<X> dev, X *dlogits, const float *logits, HeadLoss loss, HeadStats stats, size_t n, size_t padded,
                       size_t first, size_t count, size_t ld) {
-    constexpr int N = Vec<float>::size;
-    const bool wide = fit_vectors<N>(ld, logits, dlogits);
-    launch(dev, wide ? range_classifier_kernel1<X, N> : range_classifier_kernel1<X, 1>, Grid{padded},
-           classifier_threads(count, wide ? N : 1), 0, dlogits, logits, loss, stats, n, first, count, ld);
+    launch(dev, range_classifier_kernel1<X>, Grid{padded}, classifier_threads(count), 0, dlogits, logits, loss, stats, n, first,
+           count, ld);
 }
 
 // One block sums all rows: thread i sums n = i, i + blockDim, ..., and then the block adds up its threads' sums.

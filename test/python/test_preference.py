@@ -319,7 +319,7 @@ def test_processes_give_the_bits_of_threads(many, one_rank, tmp_path, monkeypatc
 @pytest.mark.parametrize("mode", ["precompute", "resident"])
 def test_a_reference_with_other_heads_in_a_ring(mode, many, tmp_path, monkeypatch):
     monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(tmp_path))
-    options = {"data": many, **golden_model("qwen3"), "ref_mode": mode}  # 4 heads, 2 of keys; 9 and 3
+    options = {"data": many, "model": GOLDEN / "qwen3", "ref_model": GOLDEN / "smollm2", "ref_mode": mode}  # 4 heads, 2 of keys; 9 and 3
     ring = {"ranks": 2, "ring_attn_size": 2}
     refused(words("dpo", tmp_path / "ulysses", sp_mode="ulysses", **ring, **options), "9 query heads cannot be dealt to 2 ranks")
     refused(words("dpo", tmp_path / "stride", ring_attn_head_stride=2, **ring, **options), "--ring_attn_head_stride 2", "3 KV heads")

@@ -259,8 +259,9 @@ def wait_for(what, process):
 def ended(process, output, since, within):
     """Exit code, standard output and standard error of a run that ends in so many seconds, and of which nothing is left."""
     said, error = process.communicate(timeout=within + 30)
-    assert time.monotonic() - since < within, error
-    assert of_run(output) == {}, error
+    while of_run(output) and time.monotonic() - since < within:  # a rank that was killed may be dying still when mpirun has ended
+        time.sleep(0.01)
+    assert time.monotonic() - since < within and of_run(output) == {}, error
     return process.returncode, said, error
 
 
