@@ -133,7 +133,7 @@ inline constexpr Foreign foreign[] = {
     {"epsilon,epsilon_high,delta", "eps_clip, eps_clip_low_high, dual_clip"},
     {"importance_sampling_level", "policy_loss_type gspo"},
     {"scale_rewards", "advantage_estimator group_norm or dr_grpo"},
-    {"reward_funcs,remote_url,reward.remote_url", "reward exact_match, or rollouts with rewards of your own"},
+    {"reward_funcs", "reward FILE.py"},
 };
 
 // Flags whose default differs from OpenRLHF's. (pretrain is compared with OpenRLHF's SFT, which also trains on plain text.)

@@ -18,14 +18,13 @@
 
 namespace fs = std::filesystem;
 
-// The project's own Python environment if `make deps` made one, else whatever python3 is.
-static std::string python() {
+std::string python_program() {
     const std::string own = program_file(".venv/bin/python3");
     return fs::exists(own) ? own : "python3";
 }
 
 static void run_prepare(const std::vector<std::string> &arguments) {
-    std::vector<std::string> command = {python(), program_file("data/prepare.py")};
+    std::vector<std::string> command = {python_program(), program_file("data/prepare.py")};
     command.insert(command.end(), arguments.begin(), arguments.end());
     std::vector<char *> argv;
     for (std::string &a : command) argv.push_back(a.data());

@@ -8,7 +8,6 @@
 
 #include "../core/common.h"
 #include "../data/packing.h"
-#include "../data/tokenizer.h"
 #include "evaluate.h"
 #include "open.h"
 #include "reference.h"
@@ -20,8 +19,6 @@ Policy::Policy(const Run &run) : run_(run), samples_(run.options.rollouts.empty(
     if (!(o.temperature > 0))
         die("--temperature %g: what was sampled greedily has no probability to learn from\n  fix: the temperature at which the rollouts were sampled, 1 by default",
             o.temperature);
-    if (o.reward != "exact_match")
-        die("--reward %s is not known\n  fix: exact_match, or --rollouts FILE with rewards", o.reward.c_str());
     advantage_ = {o.advantage_estimator,         o.gamma,       o.no_std_norm, o.reward_clip_range,
                   o.kl_use_loss ? 0 : o.kl_coef, o.kl_estimator};
     check_options(advantage_);
@@ -43,7 +40,16 @@ Policy::Policy(const Run &run) : run_(run), samples_(run.options.rollouts.empty(
                    .eos = run.config.eos,
                    .logps = true};
     const std::string tokenizer = run.model_dir + "/tokenizer.json";
-    if (std::filesystem::exists(tokenizer)) generation_.vocabulary = std::min(run.config.V, Tokenizer(tokenizer).size());
+    if (std::filesystem::exists(tokenizer)) tokenizer_.emplace(tokenizer);
+    if (tokenizer_) generation_.vocabulary = std::min(run.config.V, tokenizer_->size());
+    if (!samples_ || o.reward == "exact_match") return;
+    if (!o.reward.ends_with(".py"))
+        die("--reward %s is not known\n  fix: exact_match, a Python file (docs/rl.md), or --rollouts FILE with rewards",
+            o.reward.c_str());
+    if (!tokenizer_)
+        die("--reward %s reads text, but %s has no tokenizer.json\n  fix: a model with its tokenizer", o.reward.c_str(),
+            run.model_dir.c_str());
+    function_ = std::make_unique<RewardFunction>(o.reward, o.reward_timeout);
 }
 
 // ---- before a step ------------------------------------------------------------------------------------------------------------------
@@ -133,8 +139,32 @@ std::vector<Completion> Policy::answer(Model &model, const Questions &asked, siz
     return share_completions(run_.comm, generate(model, room_, own, settings), asked.prompts.size(), settings.samples);
 }
 
-double Policy::reward(const Completion &answer, std::span<const int32_t> response) const {
-    return std::ranges::equal(std::span(answer.tokens).first(answer.tokens.size() - answer.ended), response);
+// Of answers to prompt 0, to prompt 1, ..., equally many to each. Each rank judges the answers that it gave.
+std::vector<double> Policy::rewards(const Questions &asked, std::span<const Completion> answers) const {
+    const size_t n = answers.size() / asked.prompts.size();
+    std::vector<double> out(answers.size());
+    const auto text_of = [&](size_t i) {
+        return std::span(answers[i].tokens).first(answers[i].tokens.size() - answers[i].ended);
+    };
+    if (!function_) {
+        for (size_t i = 0; i < out.size(); i++) out[i] = std::ranges::equal(text_of(i), asked.responses[i / n]);
+        return out;
+    }
+    Answered own;
+    std::vector<size_t> numbers;
+    for (size_t i = 0; i < out.size(); i++) {
+        if (i / n % size_t(run_.comm.size) != size_t(run_.comm.rank)) continue;
+        own.prompts.push_back(tokenizer_->decode(asked.prompts[i / n]));
+        own.answers.push_back(tokenizer_->decode(text_of(i)));
+        own.labels.push_back(tokenizer_->decode(asked.responses[i / n]));
+        numbers.push_back(i);
+    }
+    agree(run_.comm, [&] {
+        const auto found = (*function_)(own);
+        for (size_t i = 0; i < found.size(); i++) out[numbers[i]] = found[i];
+    });
+    share(run_.comm, out);
+    return out;
 }
 
 std::vector<Step> Policy::draw(Model &model, const Step &drawn) {
@@ -143,12 +173,13 @@ std::vector<Step> Policy::draw(Model &model, const Step &drawn) {
     const auto began = std::chrono::steady_clock::now();
     const Questions asked = questions(*drawn.data, drawn.samples);
     const auto answers = answer(model, asked, drawn.begin, generation_);
+    const std::vector<double> reward = rewards(asked, answers);
     std::vector<Rollout> all;
     double tokens = 0;
     for (size_t i = 0; i < answers.size(); i++) {
         const size_t prompt = i / o.n;
         const Completion &a = answers[i];
-        all.push_back({asked.prompts[prompt], a.tokens, a.logp, reward(a, asked.responses[prompt]), int64_t(prompt), !a.ended});
+        all.push_back({asked.prompts[prompt], a.tokens, a.logp, reward[i], int64_t(prompt), !a.ended});
         tokens += double(a.tokens.size());
     }
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - began;
@@ -247,9 +278,8 @@ Measured Policy::evaluate(Model &model, const Samples &data, std::span<const siz
         greedy.sampling.temperature = 0, greedy.samples = 1, greedy.logps = false;
         const Questions asked = questions(data, samples);
         const auto answers = answer(model, asked, 0, greedy);
-        double sum = 0;
-        for (size_t i = 0; i < answers.size(); i++) sum += reward(answers[i], asked.responses[i]);
-        const double mean = sum / double(answers.size());
+        double mean = 0;
+        for (double reward : rewards(asked, answers)) mean += reward / double(answers.size());
         return {-mean, {{"eval_reward", mean}}, format("eval reward %.4f of %zu greedy answers", mean, answers.size())};
     }
     start(data, samples);

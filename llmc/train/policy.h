@@ -8,10 +8,12 @@
 #pragma once
 #include <map>
 
+#include "../data/tokenizer.h"
 #include "advantages.h"
 #include "generation.h"
 #include "objective.h"
 #include "policy_loss.h"
+#include "reward.h"
 #include "rollouts.h"
 
 class Policy final : public Objective {
@@ -46,7 +48,7 @@ class Policy final : public Objective {
 
     Questions questions(const Samples &data, std::span<const size_t> samples) const;
     std::vector<Completion> answer(Model &model, const Questions &asked, size_t first, const GenerationSettings &settings) const;
-    double reward(const Completion &answer, std::span<const int32_t> response) const;
+    std::vector<double> rewards(const Questions &asked, std::span<const Completion> answers) const;
     void prepare(const Rollouts &rollouts);
     Answers means_of(std::span<const size_t> samples) const;
     void start(const Samples &data, std::span<const size_t> samples);
@@ -57,6 +59,8 @@ class Policy final : public Objective {
     const bool samples_;  // answers are sampled, not read
     AdvantageOptions advantage_;
     PolicyLossOptions loss_;
+    std::optional<Tokenizer> tokenizer_;
+    std::unique_ptr<RewardFunction> function_;  // null: exact match
     GenerationSettings generation_{};
     std::vector<Prompt> known_;  // those that there must be room for
     GenerationRoom room_{};
