@@ -1,4 +1,5 @@
 // Prepared data, and the rows that are packed from it.
+#include "../../llmc/data/dataloader.h"
 #include "../../llmc/data/tokens.h"
 #include "fuzz.h"
 
