@@ -16,16 +16,16 @@
 #include "../../llmc/core/rng.h"
 #include "../../llmc/ops/matmul.h"
 
-using Work = std::function<void()>;
+using Job = std::function<void()>;
 
-inline double seconds(const Work &work) {
+inline double seconds(const Job &work) {
     const auto begin = std::chrono::steady_clock::now();
     work();
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 // The fastest time of each work. A round does all of them in turn, so that whatever else the machine does slows them alike.
-inline std::vector<double> fastest(int rounds, const std::vector<Work> &works) {
+inline std::vector<double> fastest(int rounds, const std::vector<Job> &works) {
     std::vector<double> best(works.size(), INFINITY);
     for (int round = 0; round < rounds; round++)
         for (size_t i = 0; i < works.size(); i++) best[i] = std::min(best[i], seconds(works[i]));

@@ -63,7 +63,7 @@ template <class Dev> static void table(Dev dev, std::vector<Case> cases) {
     };
     for (Case &c : cases) c.loss = loss_and_gradient(c);  // before any update
 
-    std::vector<Work> steps;
+    std::vector<Job> steps;
     for (Case &c : cases)
         steps.push_back([&] {
             loss_and_gradient(c);

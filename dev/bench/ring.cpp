@@ -116,7 +116,7 @@ static void table(const Model &model, const std::vector<size_t> &documents, int 
     add("gather", ranks, 1, SpMode::gather);
     if (model.H % size_t(ranks) == 0) add("ulysses", ranks, 1, SpMode::ulysses);
 
-    std::vector<Work> works;
+    std::vector<Job> works;
     for (const auto &line : lines) {
         works.push_back([bench = line.second.get()] { bench->forward(); });
         works.push_back([bench = line.second.get()] { bench->backward(); });
