@@ -149,7 +149,8 @@ template <class Dev> void rank_step(Dev dev, Comm &comm, const RankCase &c, Rank
             const auto part = read(model.memory(), zero.grads_at(s), s.count);
             std::copy(part.begin(), part.end(), result.gradient.begin() + ptrdiff_t(s.global));
         }
-    model.update({1e-2, 0.9, 0.95, 1e-8, 0.1, 1 / norm, 1});
+    // An epsilon far above the rounding of the gradients, so that the update is a smooth function of them also where they cancel to about 0.
+    model.update({1e-2, 0.9, 0.95, 1e-5, 0.1, 1 / norm, 1});
     const double next = loss();
     if (comm.rank == 0) result.loss = first, result.norm = norm, result.next_loss = next, result.sent = sent;
 }

@@ -38,7 +38,7 @@ def without_samples(output):
 
 
 def test_samples_stand_in_the_log_and_are_shown(data, model, tmp_path):
-    said = train(tmp_path / "a", data=data, model=model, max_steps=5, **SAMPLING)
+    said = train(tmp_path / "a", data=data, model=model, max_steps=5, seed=43, **SAMPLING)  # with an incomplete character
     texts = samples(tmp_path / "a")
     assert list(texts) == [2, 4, 5]  # and at the end
     assert len(set(texts.values())) == 3 and any("\ufffd" in text for text in texts.values())
