@@ -184,7 +184,7 @@ build/race/test/test_cuda: $(RACE) $(LIBRARY)
 	@mkdir -p $(@D)
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
 
-WORKSHOP := $(patsubst %,$(BUILD)/dev/cuda/%.o,simt common $(LADDERS))
+WORKSHOP := $(patsubst %,$(BUILD)/dev/cuda/%.o,simt common ptx/ladder $(LADDERS))
 $(EMULATED) $(EMULATED_HALF) $(TRAINERS:%=$(BUILD)/emulated/%.o) $(WORKSHOP): private EMULATE_FLAGS := $(EMULATE)
 $(TRAINERS:%=$(BUILD)/with_cuda/%.o): private EMULATE_FLAGS := -DLLMC_CUDA
 
@@ -215,7 +215,7 @@ $(GPU)/test/test_cuda: $(GPU_TESTS) $(GPU_COMM) $(LIBRARY)
 
 # The kernels' tests as nvcc compiles them, with their PTX, which dev/cuda/ptx interprets on the CPU in place of libcudart and cuBLASLt.
 # -O1 is for the host's half and saves time; the PTX is the same with -O3.
-PTX_INTERPRETER := $(patsubst %.cpp,$(BUILD)/%.o,$(filter-out %/runtime.cpp %/cublaslt.cpp,$(wildcard dev/cuda/ptx/*.cpp)))
+PTX_INTERPRETER := $(patsubst %.cpp,$(BUILD)/%.o,$(filter-out %/runtime.cpp %/cublaslt.cpp %/ladder.cpp,$(wildcard dev/cuda/ptx/*.cpp)))
 PTX_RUNTIME     := $(BUILD)/dev/cuda/ptx/runtime.o $(BUILD)/dev/cuda/ptx/cublaslt.o
 PTX_TESTS       := $(patsubst %.cpp,$(BUILD)/ptx/%.o,$(CUDA_TESTS) $(wildcard test/ptx/kernels/*.cpp)) $(BUILD)/ptx/llmc/parallel/comm_nccl.o
 PTX_TEXTS       := $(TRAINERS:%=$(BUILD)/ptx/%.ptx)
@@ -224,6 +224,10 @@ PTX_NVCCFLAGS   := -std=c++20 -O1 -diag-suppress 1675 -Xcompiler -fopenmp $(CARR
 NO_PTX          := no nvcc: the tests of the kernels as PTX are left out
 PTX_TESTS_RUN   := -*Slow*
 PTX_TESTS_FAST  := $(PTX_TESTS_RUN):CudaRanks*:CudaPairs*
+# Of the ladders ptxas says what registers the kernels take; nothing runs its machine code.
+PTX_CODE        := compute_90
+PTX_LADDERS     := $(LADDERS:%=$(BUILD)/ptx/dev/cuda/%)
+$(PTX_LADDERS:=.o): private PTX_CODE := [compute_90,sm_90]
 $(PTX_RUNTIME): private EMULATE_FLAGS := -I$(dir $(NVCC))../include
 
 $(BUILD)/test/test_ptx: $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/ptx/*.cpp)) $(PTX_INTERPRETER)
@@ -238,9 +242,15 @@ define compile_for_ptx
 $(BUILD)/ptx/%.o: %$(1) $(BUILD)/flags
 	@mkdir -p $$(@D)
 	@echo 'compile $$< with its PTX'
-	@$$(NVCC) $$(PTX_NVCCFLAGS) -gencode arch=compute_90,code=compute_90 --no-compress -MMD -MP -x cu -c $$< -o $$@
+	@$$(NVCC) $$(PTX_NVCCFLAGS) -gencode 'arch=compute_90,code=$$(PTX_CODE)' -Xptxas -v --no-compress -MMD -MP -x cu -c $$< -o $$@ \
+	    2> $$(@:.o=.ptxas) || { cat $$(@:.o=.ptxas); exit 1; }
 endef
 $(foreach type,.cpp .cu,$(eval $(call compile_for_ptx,$(type))))
+
+# The workshop, too: a program that checks its versions in the interpreter, and counts what they do.
+$(PTX_LADDERS): $(BUILD)/ptx/dev/cuda/%: $(BUILD)/ptx/dev/cuda/%.o $(BUILD)/dev/cuda/common.o $(BUILD)/dev/cuda/ptx/ladder.o $(PTX_RUNTIME) $(PTX_INTERPRETER) $(LIBRARY)
+	@echo 'link    $@'
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lpthread -o $@
 
 $(BUILD)/ptx/%.ptx: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)

@@ -134,7 +134,7 @@ template <class X> struct AdamWUpdate {
 
 static const Ladder<AdamWUpdate, float, bf16> ladder(
     {.name = "adamw",
-     .sizes = {{"n", "parameters", size_t(1) << 24}},
+     .sizes = {{"n", "parameters", size_t(1) << 24, size_t(1) << 19}},
      .checked = {{1}, {1003}, {1100}},
      .ideas = {"a kernel for each line of the formula", "one kernel, all in double, powers in every thread",
                "the factors of a step computed once", "shipped: 16 bytes per load"}});

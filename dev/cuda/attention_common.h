@@ -62,17 +62,18 @@ struct WarpRow {
 // ---- inputs ------------------------------------------------------------------------------------------------------------------
 
 inline const std::vector<Size> attention_sizes = {
-    {"T", "tokens of the packed row", 4096},
-    {"documents", "in it, of growing lengths: the first of several is one token", 1},
-    {"ranks", "that hold the row, in turn there and back", 1},
-    {"window", "keys that a query sees at most", 4096},
-    {"H", "query heads", 32},
-    {"KV", "key and value heads", 8},
-    {"D", "head size", 128}};
+    {"T", "tokens of the packed row", 4096, 512},
+    {"documents", "in it, of growing lengths: the first of several is one token", 1, 1},
+    {"ranks", "that hold the row, in turn there and back", 1, 1},
+    {"window", "keys that a query sees at most", 4096, 512},
+    {"H", "query heads", 32, 8},
+    {"KV", "key and value heads", 8, 2},
+    {"D", "head size", 128, 128}};
 inline const std::vector<Sizes> attention_checked = {
     {1, 1, 1, 1, 1, 1, 8},       // one token
     {67, 1, 1, 67, 2, 2, 64},    // one document
     {150, 5, 1, 150, 7, 1, 64},  // GQA
+    {40, 2, 1, 40, 2, 1, 192},   // wide heads
     {141, 4, 1, 24, 7, 1, 80},   // a window
     {270, 3, 2, 270, 2, 1, 24},  // two parts each, several blocks
     {101, 3, 3, 24, 2, 1, 128},  // three, with a window

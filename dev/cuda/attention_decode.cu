@@ -236,12 +236,12 @@ template <class X> struct AttentionDecode {
 
 static const Ladder<AttentionDecode, bf16> ladder(
     {.name = "attention_decode",
-     .sizes = {{"B", "sequences", 8},
-               {"keys", "of the longest sequence; the others are shorter in equal steps", 8192},
-               {"window", "keys that a query sees at most", 8192},
-               {"H", "query heads", 32},
-               {"KV", "key and value heads", 8},
-               {"D", "head size", 128}},
+     .sizes = {{"B", "sequences", 8, 4},
+               {"keys", "of the longest sequence; the others are shorter in equal steps", 8192, 512},
+               {"window", "keys that a query sees at most", 8192, 512},
+               {"H", "query heads", 32, 32},
+               {"KV", "key and value heads", 8, 8},
+               {"D", "head size", 128, 128}},
      .checked = {{1, 1, 1, 1, 1, 8},        // one key
                  {9, 300, 300, 3, 1, 64},   // GQA, some with two splits
                  {3, 530, 70, 2, 2, 80},    // a window

@@ -7,6 +7,7 @@
 static std::string about_program(const Description &about) {
     std::string text = format("Versions of %s, from the obvious kernel to the shipped one:\n", about.name);
     for (size_t i = 0; i < about.ideas.size(); i++) text += format("  %zu  %s\n", i + 1, about.ideas[i]);
+    if (the_interpreter) return text + "Their PTX is interpreted on the CPU: they are checked, or with --count counted.";
     return text + "On a GPU they are checked and then timed, with --emu checked by the emulator on the CPU.";
 }
 
@@ -24,16 +25,16 @@ static std::string shape_letters(const Description &about) {
     return join(words, "x");
 }
 
-static Sizes timed_shape(const Description &about) {
+static Sizes timed_shape(const Description &about) {  // or counted
     Sizes out;
-    for (const Size &size : about.sizes) out.push_back(size.timed);
+    for (const Size &size : about.sizes) out.push_back(the_interpreter ? size.counted : size.timed);
     return out;
 }
 
 struct Arguments {
     std::vector<size_t> versions;
     std::optional<Sizes> shape;
-    bool emulate = false, csv = false;
+    bool emulate = false, count = false, csv = false;
 };
 
 static size_t number(const std::string &text) {  // 0 if it is none
@@ -45,14 +46,15 @@ static std::optional<Arguments> parse(int argc, char **argv, const AnyLadder &la
     const Description &about = ladder.about;
     std::vector<std::string> meanings;
     for (const Size &size : about.sizes) meanings.push_back(format("%s %s", size.name, size.meaning));
-    const std::string shapes = format("%s: %s; timed with %s", shape_letters(about).c_str(), join(meanings, ", ").c_str(),
-                                      shape_name(timed_shape(about)).c_str());
+    const std::string shapes = format("%s: %s; %s with %s", shape_letters(about).c_str(), join(meanings, ", ").c_str(),
+                                      the_interpreter ? "counted" : "timed", shape_name(timed_shape(about)).c_str());
     std::string version = "all", shape;
     Arguments out;
     CLI::App app(about_program(about), about.name);
     app.add_option("version", version, format("1 to %zu, all, or shipped: the last", about.ideas.size()))->capture_default_str();
     app.add_option("--shape", shape, shapes);
-    app.add_flag("--emu", out.emulate, "check in the emulator, no timings");
+    if (the_interpreter) app.add_flag("--count", out.count, "what each launch did, and the time that GPUs would take at least");
+    else app.add_flag("--emu", out.emulate, "check in the emulator, no timings");
     app.add_flag("--csv", out.csv, "a table to be read by programs; what is passed and failed goes to stderr");
     try {
         app.parse(argc, argv);
@@ -108,7 +110,7 @@ static std::optional<double> check(const AnyLadder &ladder, size_t version, cons
     return here.failed ? std::nullopt : std::optional(worst);
 }
 
-static Counts check_all(const AnyLadder &ladder, const Arguments &args) {
+static Counts check_all(const AnyLadder &ladder, const Arguments &args, const char *where) {
     Counts counts;
     const std::vector<Sizes> shapes = args.shape ? std::vector<Sizes>{*args.shape} : ladder.about.checked;
     std::vector<std::string> names;
@@ -116,7 +118,7 @@ static Counts check_all(const AnyLadder &ladder, const Arguments &args) {
     if (args.shape) ladder.timed(*args.shape);  // if the op refuses it, one message for all versions
     if (args.csv) printf("op,version,error_of_allowed\n");
     else
-        printf("%s in the emulator, %s = %s, %s\nversion  error / allowed\n", ladder.about.name,
+        printf("%s in the %s, %s = %s, %s\nversion  error / allowed\n", ladder.about.name, where,
                shape_letters(ladder.about).c_str(), join(names, " ").c_str(),
                join({ladder.dtypes.begin(), ladder.dtypes.end()}, " ").c_str());
     for (size_t version : args.versions) {
@@ -127,6 +129,36 @@ static Counts check_all(const AnyLadder &ladder, const Arguments &args) {
         fflush(stdout);
     }
     return counts;
+}
+
+// ---- the interpreter -----------------------------------------------------------------------------------------------------------
+
+// All versions at all shapes must run every kernel of the workshop that is in the program. Of shipped kernels it may hold some that only other
+// shapes need; build/ptx/test_cuda runs all of them.
+static Counts check_ptx(const AnyLadder &ladder, const Arguments &args) {
+    Counts counts = check_all(ladder, args, "PTX interpreter");
+    const std::vector<std::string> missing = the_interpreter->not_run();
+    FILE *const out = args.csv ? stderr : stdout;
+    fprintf(out, "%zu of %zu kernels have run\n", the_interpreter->kernels() - missing.size(), the_interpreter->kernels());
+    if (args.versions.size() < ladder.about.ideas.size() || args.shape) return counts;
+    for (const std::string &kernel : missing) {
+        if (kernel.find("8workshop") == kernel.npos) continue;
+        fprintf(stderr, "FAILED: no version of %s runs %s\n", ladder.about.name, kernel.c_str());
+        counts.failed++;
+    }
+    return counts;
+}
+
+static void count_all(const AnyLadder &ladder, const Arguments &args) {
+    const Sizes shape = args.shape.value_or(timed_shape(ladder.about));
+    const auto op = ladder.timed(shape);
+    if (!args.csv)
+        printf("%s, %s, %s = %s\n", ladder.about.name, ladder.dtypes.back(), shape_letters(ladder.about).c_str(),
+               shape_name(shape).c_str());
+    for (size_t version : args.versions)
+        if (op->runs(version))
+            the_interpreter->count(
+                format("%s %zu", ladder.about.name, version), [&] { op->run(version); }, args.csv);
 }
 
 // ---- timings -------------------------------------------------------------------------------------------------------------------
@@ -166,11 +198,17 @@ static Counts check_and_time(const AnyLadder &ladder, const Arguments &args) {
 }
 
 int main(int argc, char **argv) try {
-    const auto args = parse(argc, argv, *emulated_ladder);
+    const auto args = parse(argc, argv, the_interpreter ? *gpu_ladder : *emulated_ladder);
     if (!args) return 0;
+    if (args->count) return count_all(*gpu_ladder, *args), 0;
+    if (the_interpreter) {
+        const Counts counts = check_ptx(*gpu_ladder, *args);
+        fprintf(args->csv ? stderr : stdout, "%zu passed, %zu failed\n", counts.passed, counts.failed);
+        return counts.failed > 0;
+    }
     if (!args->emulate && !the_gpu) die("this program was built without nvcc\n  fix: --emu runs the kernels on the CPU");
     if (!args->emulate && the_gpu->name().empty()) die("there is no CUDA device\n  fix: --emu runs the kernels on the CPU");
-    const Counts counts = args->emulate ? check_all(*emulated_ladder, *args) : check_and_time(*gpu_ladder, *args);
+    const Counts counts = args->emulate ? check_all(*emulated_ladder, *args, "emulator") : check_and_time(*gpu_ladder, *args);
     fprintf(args->csv ? stderr : stdout, "%zu passed, %zu failed\n", counts.passed, counts.failed);
     return counts.failed > 0;
 } catch (const std::exception &error) {

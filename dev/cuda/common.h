@@ -11,13 +11,14 @@
 //         Work work() const;                                       // what no version can avoid
 //         bool runs(size_t version) const;                         // optional: false where it is not for this type or these sizes
 //     };
-//     static const Ladder<Op, float, bf16> ladder({.name = "op", .sizes = {{"T", "tokens", 8192}}, .checked = {{1}, {7}},
+//     static const Ladder<Op, float, bf16> ladder({.name = "op", .sizes = {{"T", "tokens", 8192, 512}}, .checked = {{1}, {7}},
 //                                                  .ideas = {"a thread per row", "a warp per row", "the shipped kernel"}});
 //     }
 //
 // Each version is checked in each type at each of the shapes `checked`, on an Op of its own; in the emulator with three orders of
 // threads, which must give the same bits. An Op of the last type, with the shape in `sizes`, is what a GPU is timed with: there
-// run() is called many times: it may accumulate, and use up its inputs as long as their values do not change the time.
+// run() is called many times: it may accumulate, and use up its inputs as long as their values do not change the time. The PTX
+// interpreter counts what such an Op does at a smaller shape, which `sizes` gives, too.
 #pragma once
 #include <functional>
 #include <map>
@@ -35,12 +36,12 @@ using Sizes = std::vector<size_t>;
 
 struct Size {
     const char *name, *meaning;
-    size_t timed;
+    size_t timed, counted;  // counted: by the PTX interpreter, which is no GPU
 };
 
 struct Description {
     const char *name;                 // of the file
-    std::vector<Size> sizes;          // what --shape sets, and the shape that is timed
+    std::vector<Size> sizes;          // what --shape sets, and the shapes that are timed and counted
     std::vector<Sizes> checked;       // shapes that are checked: small and ragged
     std::vector<const char *> ideas;  // a line for each version
 };
@@ -102,9 +103,17 @@ struct Gpu {  // timing.cu
     virtual double multiplied_per_second() const = 0;                  // FLOP of a large bf16 product
 };
 
-// Set before main(), by the ladder and by timing.cu; null where nvcc did not compile them.
+struct Interpreter {  // ptx/ladder.cpp, in programs that run nvcc's PTX on the CPU
+    virtual ~Interpreter() = default;
+    virtual std::vector<std::string> not_run() const = 0;  // kernels of this program that no launch has run so far
+    virtual size_t kernels() const = 0;                    // of this program
+    virtual void count(const std::string &what, const std::function<void()> &run, bool csv) const = 0;  // prints what it did
+};
+
+// Set before main(), by the ladder, timing.cu and ptx/ladder.cpp; null where they are not part of the program.
 inline const AnyLadder *emulated_ladder = nullptr, *gpu_ladder = nullptr;
 inline const Gpu *the_gpu = nullptr;
+inline const Interpreter *the_interpreter = nullptr;
 
 // ---- a ladder on this backend --------------------------------------------------------------------------------------------------
 

@@ -149,7 +149,7 @@ template <class X> struct EmbeddingBackward {
 
 static const Ladder<EmbeddingBackward, float, bf16> ladder(
     {.name = "embedding_backward",
-     .sizes = {{"T", "tokens", 8192}, {"V", "vocabulary", 32000}, {"C", "channels", 4096}},
+     .sizes = {{"T", "tokens", 8192, 256}, {"V", "vocabulary", 32000, 1000}, {"C", "channels", 4096, 1024}},
      .checked = {{1, 7, 8}, {33, 3, 139}, {70, 600, 40}, {100, 7, 264}},
      .ideas = {"a thread per vocabulary entry", "a thread per channel", "a warp per part of the vocabulary and 32 channels",
                "32 tokens at a time, by ballot", "shipped: 16 bytes per load"}});

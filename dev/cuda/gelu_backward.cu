@@ -70,7 +70,7 @@ template <class X> struct GeluBackward {
 };
 
 static const Ladder<GeluBackward, float, bf16> ladder({.name = "gelu_backward",
-                                                       .sizes = {{"n", "elements", 8192 * 6400}},
+                                                       .sizes = {{"n", "elements", 8192 * 6400, 128 * 6400}},
                                                        .checked = {{1}, {8}, {1003}, {2400}},
                                                        .ideas = {"tanhf", "P as a sigmoid, no branch",
                                                                  "shipped: 16 bytes per load"}});

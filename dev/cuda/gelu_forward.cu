@@ -66,7 +66,7 @@ template <class X> struct GeluForward {
 };
 
 static const Ladder<GeluForward, float, bf16> ladder({.name = "gelu_forward",
-                                                      .sizes = {{"n", "elements", 8192 * 6400}},
+                                                      .sizes = {{"n", "elements", 8192 * 6400, 128 * 6400}},
                                                       .checked = {{1}, {8}, {1003}, {2400}},
                                                       .ideas = {"erff", "a polynomial times exp, no branch",
                                                                 "shipped: 16 bytes per load"}});

@@ -154,7 +154,7 @@ template <class X> struct LayernormBackward {
 
 static const Ladder<LayernormBackward, float, bf16> ladder(
     {.name = "layernorm_backward",
-     .sizes = {{"T", "tokens", 8192}, {"C", "channels", 1600}},
+     .sizes = {{"T", "tokens", 8192, 512}, {"C", "channels", 1600, 1600}},
      .checked = {{1, 8}, {7, 77}, {130, 24}, {5, 768}},
      .ideas = {"a warp per row for dx, a thread per column for dw and dbias", "one kernel, dw and dbias in shared memory",
                "shipped: 16 bytes per load"}});

@@ -355,7 +355,7 @@ template <class X> struct MatmulForward {
 
 static const Ladder<MatmulForward, bf16> ladder(
     {.name = "matmul",
-     .sizes = {{"T", "tokens", 4096}, {"IC", "input channels", 4096}, {"OC", "output channels", 4096}},
+     .sizes = {{"T", "tokens", 4096, 1024}, {"IC", "input channels", 4096, 256}, {"OC", "output channels", 4096, 1024}},
      .checked = {{1, 8, 1}, {37, 104, 72}, {300, 72, 131}, {130, 264, 257}},
      .ideas = {"a thread per output", "32 x 32 tiles in shared memory", "an 8 x 8 tile in the registers of each thread",
                "mma.sync, one slab at a time", "mma.sync and cp.async, four stages", "cuBLAS (in the emulator: the CPU's matmul)",

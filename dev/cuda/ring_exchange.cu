@@ -226,20 +226,20 @@ template <class X> struct RingExchange : RingRow {
     }
 };
 
-static const Ladder<RingExchange, bf16> ladder({.name = "ring_exchange",
-                                                .sizes = {{"T", "tokens of the packed row, a multiple of 8 for each rank", 16384},
-                                                          {"documents", "in it, as for attention_forward", 8},
-                                                          {"ranks", "that hold the row", 4},
-                                                          {"window", "keys that a query sees at most", 16384},
-                                                          {"H", "query heads", 32},
-                                                          {"KV", "key and value heads", 8},
-                                                          {"D", "head size", 128}},
-                                                .checked = {{8, 1, 1, 8, 1, 1, 8},      // a rank alone
-                                                            {64, 1, 4, 64, 2, 1, 8},    // every block is needed somewhere
-                                                            {96, 3, 3, 96, 4, 2, 16},   // documents
-                                                            {128, 6, 4, 24, 3, 1, 64},  // and a window: some are not
-                                                            {160, 2, 2, 160, 2, 2, 24}},
-                                                .ideas = {"compute, then exchange", "the next block on a second stream",
-                                                          "only what a rank ahead needs",
-                                                          "shipped: the calls of a communicator"}});
+static const Ladder<RingExchange, bf16> ladder(
+    {.name = "ring_exchange",
+     .sizes = {{"T", "tokens of the packed row, a multiple of 8 for each rank", 16384, 512},
+               {"documents", "in it, as for attention_forward", 8, 8},
+               {"ranks", "that hold the row", 4, 4},
+               {"window", "keys that a query sees at most", 16384, 512},
+               {"H", "query heads", 32, 8},
+               {"KV", "key and value heads", 8, 2},
+               {"D", "head size", 128, 128}},
+     .checked = {{8, 1, 1, 8, 1, 1, 8},      // a rank alone
+                 {64, 1, 4, 64, 2, 1, 8},    // every block is needed somewhere
+                 {96, 3, 3, 96, 4, 2, 16},   // documents
+                 {128, 6, 4, 24, 3, 1, 64},  // and a window: some are not
+                 {160, 2, 2, 160, 2, 2, 24}},
+     .ideas = {"compute, then exchange", "the next block on a second stream", "only what a rank ahead needs",
+               "shipped: the calls of a communicator"}});
 }  // namespace CUDA_BACKEND::workshop

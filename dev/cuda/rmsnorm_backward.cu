@@ -206,7 +206,7 @@ template <class X> struct RmsnormBackward {
 
 static const Ladder<RmsnormBackward, float, bf16> ladder(
     {.name = "rmsnorm_backward",
-     .sizes = {{"T", "tokens", 8192}, {"C", "channels", 4096}},
+     .sizes = {{"T", "tokens", 8192, 256}, {"C", "channels", 4096, 4096}},
      .checked = {{1, 8}, {7, 77}, {130, 24}, {5, 1032}},
      .ideas = {"a thread per row for dx, a thread per column for dw", "a warp per row, 8 warps per 32 columns",
                "runs of rows, partial sums of dw", "dx and dw in one kernel, dw in shared memory",

@@ -135,7 +135,10 @@ template <class X> struct Rope {
 
 static const Ladder<Rope, float, bf16> ladder(
     {.name = "rope",
-     .sizes = {{"T", "tokens", 8192}, {"H", "query heads", 32}, {"KV", "key heads", 8}, {"D", "channels of a head", 128}},
+     .sizes = {{"T", "tokens", 8192, 256},
+               {"H", "query heads", 32, 32},
+               {"KV", "key heads", 8, 8},
+               {"D", "channels of a head", 128, 128}},
      .checked = {{1, 1, 1, 2}, {7, 3, 1, 22}, {9, 2, 1, 16}, {70, 2, 2, 24}, {3, 16, 5, 64}},
      .ideas = {"a thread per token", "a thread per pair", "a block per token, no 64-bit division",
                "shipped: 16 bytes per load"}});

@@ -104,7 +104,7 @@ template <class X> struct SwigluBackward {
 };
 
 static const Ladder<SwigluBackward, float, bf16> ladder({.name = "swiglu_backward",
-                                                         .sizes = {{"T", "tokens", 8192}, {"F", "channels", 14336}},
+                                                         .sizes = {{"T", "tokens", 8192, 64}, {"F", "channels", 14336, 14336}},
                                                          .checked = {{1, 8}, {11, 83}, {5, 1032}, {3, 131}},
                                                          .ideas = {"a kernel for each gradient", "one kernel for both",
                                                                    "a block per row, no division",

@@ -1,6 +1,7 @@
-// The products of cuBLASLt, on the host: what llmc/ops/matmul.cuh asks of it, and nothing else. Sums are double, rounded once. The rules of the
+// The products of cuBLASLt, on the host: what llmc/ops/matmul.cuh asks of it, and of plain cuBLAS what dev/cuda/matmul.cu does; nothing else. Sums are double, rounded once. The rules of the
 // library's manual ("Using the cuBLASLt API") are checked, and products are remembered.
 #include <cublasLt.h>
+#include <cublas_v2.h>
 
 #include <vector>
 
@@ -66,6 +67,16 @@ std::vector<float> read(const void *p, const Matrix &m, bool transposed) {  // (
         for (size_t c = 0; c < columns; c++)
             out[r * columns + c] = element(p, m.type, transposed ? r * size_t(m.ld) + c : c * size_t(m.ld) + r);
     return out;
+}
+
+double dot(const float *x, const float *y, size_t n) {
+    double sum = 0;
+    for (size_t k = 0; k < n; k++) sum += double(x[k]) * double(y[k]);
+    return sum;
+}
+void store(void *p, cudaDataType_t type, size_t n, double value) {
+    if (type == CUDA_R_16BF) static_cast<bf16 *>(p)[n] = bf16(float(value));
+    else static_cast<float *>(p)[n] = float(value);
 }
 }  // namespace
 
@@ -158,15 +169,31 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t product, co
     const double scale = double(*static_cast<const float *>(alpha)), keep = double(*static_cast<const float *>(beta));
     for (size_t m = 0; m < d.rows; m++)
         for (size_t n = 0; n < d.columns; n++) {
-            double sum = 0;
-            for (size_t k = 0; k < K; k++) sum += double(rows[m * K + k]) * double(columns[n * K + k]);
-            sum *= scale;
+            double sum = scale * dot(&rows[m * K], &columns[n * K], K);
             if (keep != 0) sum += keep * double(element(C, c.type, n * size_t(c.ld) + m));
             if (p.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += double(element(p.bias, p.bias_type, m));
-            const size_t at = n * size_t(d.ld) + m;
-            if (d.type == CUDA_R_16BF) static_cast<bf16 *>(D)[at] = bf16(float(sum));
-            else static_cast<float *>(D)[at] = float(sum);
+            store(D, d.type, n * size_t(d.ld) + m, sum);
         }
     return CUBLAS_STATUS_SUCCESS;
 }
+
+// D = op(A) op(B)
+cublasStatus_t cublasGemmEx(cublasHandle_t, cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int k,
+                            const void *alpha, const void *A, cudaDataType a_type, int a_ld, const void *B, cudaDataType b_type,
+                            int b_ld, const void *beta, void *D, cudaDataType d_type, int d_ld, cublasComputeType_t,
+                            cublasGemmAlgo_t) {
+    if (*static_cast<const float *>(alpha) != 1 || *static_cast<const float *>(beta) != 0) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const auto matrix = [](cudaDataType type, int rows, int columns, int ld, bool turned) {
+        return Matrix{type, size_t(turned ? columns : rows), size_t(turned ? rows : columns), ld};
+    };
+    const std::vector<float> rows = read(A, matrix(a_type, m, k, a_ld, op_a == CUBLAS_OP_T), op_a == CUBLAS_OP_T),
+                             columns = read(B, matrix(b_type, k, n, b_ld, op_b == CUBLAS_OP_T), op_b == CUBLAS_OP_N);
+    for (size_t c = 0; c < size_t(n); c++)
+        for (size_t r = 0; r < size_t(m); r++)
+            store(D, d_type, c * size_t(d_ld) + r, dot(&rows[r * size_t(k)], &columns[c * size_t(k)], size_t(k)));
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasCreate_v2(cublasHandle_t *handle) { return *handle = nullptr, CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasSetStream_v2(cublasHandle_t, cudaStream_t) { return CUBLAS_STATUS_SUCCESS; }
+const char *cublasGetStatusString(cublasStatus_t status) { return status ? "not supported" : "success"; }
 }

@@ -20,6 +20,22 @@ const Forms &all_forms() {
 const char *const specials[] = {"%tid.x",   "%tid.y",   "%tid.z",    "%ntid.x",   "%ntid.y",   "%ntid.z", "%ctaid.x",
                                 "%ctaid.y", "%ctaid.z", "%nctaid.x", "%nctaid.y", "%nctaid.z", "%laneid", "%warpid"};
 
+// How many instructions of sm_90 nvcc 13 makes of one of PTX that has none of its own, on the way that usual arguments take.
+uint8_t machine_instructions(const std::string &name) {
+    static const std::pair<const char *, uint8_t> several[] = {
+        {"div.u64", 70},   {"rem.u64", 70},   {"div.s64", 80},    {"rem.s64", 80},    {"div.u32", 18},   {"rem.u32", 18},
+        {"div.s32", 24},   {"rem.s32", 24},   {"mul.lo.s64", 4},  {"mul.lo.u64", 4},  {"mad.lo.s64", 4}, {"mad.lo.u64", 4},
+        {"div.rn.f32", 9}, {"rcp.rn.f32", 6}, {"sqrt.rn.f32", 8}, {"div.rn.f64", 12}, {"rcp.rn.f64", 9}, {"sqrt.rn.f64", 14},
+    };
+    for (const auto &[known, n] : several)
+        if (name == known) return n;
+    const std::string type = name.substr(name.rfind('.') + 1), operation = name.substr(0, name.find('.'));
+    const bool of_halves = type == "s64" || type == "u64" || type == "b64";
+    for (const char *known : {"add", "sub", "neg", "shl", "shr", "and", "or", "xor", "not", "min", "max", "setp", "selp"})
+        if (of_halves && operation == known) return 2;
+    return 1;
+}
+
 // "[%rd1+-16]" -> "%rd1", -16
 std::pair<std::string, int64_t> address(const std::string &operand) {
     const std::string inside = strip(operand.substr(1, operand.size() - 2));
@@ -35,8 +51,14 @@ void Decoder::fail(const std::string &what) const {
     die("line %d of the PTX, in %s: %s", line_, kernel_.name.c_str(), what.c_str());
 }
 
+void Decoder::kernel(size_t begin) {
+    body(begin);
+    resolve_branches();
+}
+
 // Statements end with ';', labels with ':'; a bracket where a statement could start opens or closes a scope.
 void Decoder::body(size_t begin) {
+    const size_t scopes_around = scopes_.size();
     line_ = 1 + int(std::count(text_.begin(), text_.begin() + long(begin), '\n'));
     std::string now;
     for (size_t at = begin; at < text_.size(); at++) {
@@ -48,9 +70,9 @@ void Decoder::body(size_t begin) {
             scopes_.emplace_back();
         } else if (fresh && c == '}') {
             scopes_.pop_back();
-            if (scopes_.empty()) break;
+            if (scopes_.size() == scopes_around) break;
         } else if (c == ':' || c == ';') {
-            if (c == ':') labels_[strip(now)] = int(kernel_.code.size());
+            if (c == ':') labels_[strip(now) + suffix_] = int(kernel_.code.size());
             else if (!fresh) statement(strip(now));
             now.clear();
         } else {
@@ -59,7 +81,25 @@ void Decoder::body(size_t begin) {
             if (c == '\n' && strip(now).rfind(".loc", 0) == 0) now.clear();  // the one statement without ';'
         }
     }
-    resolve_branches();
+}
+
+// "(result), name, (parameters)". The manual, "Function declarations": what is passed lies in .param variables of the caller.
+void Decoder::call(const Texts &arguments) {
+    const auto inside = [](const std::string &list) { return split(list.substr(1, list.size() - 2), ','); };
+    const std::string &name = arguments.at(1);
+    size_t at = 0;
+    do at = text_.find(") " + name, at + 1);
+    while (at != std::string::npos && text_.find('{', at) > text_.find(';', at));  // a declaration
+    if (at == std::string::npos || arguments.size() != 3) fail("a call of the unknown function " + name);
+    const auto around = std::tuple(suffix_, line_, passed_);
+    const std::string result = arguments[0].substr(1, arguments[0].size() - 2);
+    const Texts parameters = inside(arguments[2]);
+    for (size_t n = 0; n < parameters.size(); n++) passed_[name + format("_param_%zu", n)] = passed_.at(parameters[n]);
+    passed_["func_retval0"] = passed_.at(result);
+    suffix_ = format("@%d", ++calls_);
+    body(text_.find('{', at));
+    labels_["return" + suffix_] = int(kernel_.code.size());
+    std::tie(suffix_, line_, passed_) = around;
 }
 
 void Decoder::resolve_branches() {
@@ -74,6 +114,11 @@ void Decoder::resolve_branches() {
 void Decoder::statement(const std::string &s) {
     if (s.rfind(".reg", 0) == 0) return declare(s);
     if (s.rfind(".pragma", 0) == 0) return;
+    if (s.rfind(".param", 0) == 0) {  // ".param .b64 param0"
+        const size_t name = s.rfind(' ') + 1, type = s.find('.', 1) + 1;
+        passed_[s.substr(name)] = new_slot(width_of(strip(s.substr(type, name - type))));
+        return;
+    }
     if (s[0] == '.') fail("unknown directive " + s);
     instruction(s);
 }
@@ -88,7 +133,7 @@ void Decoder::declare(const std::string &s) {
         const size_t count = name.find('<');
         std::string known = name.substr(0, count);
         if (count == std::string::npos) known = scopes_.back()[name] = name + format("#%d", ++scopes_seen_);
-        types_[known] = type.substr(1);
+        types_[known + suffix_] = type.substr(1);
     }
 }
 
@@ -106,8 +151,12 @@ void Decoder::instruction(const std::string &s) {
         rest = strip(s.substr(end));
     }
     const size_t end = std::min(rest.find_first_of(" \t\n"), rest.size());
-    const std::string name = rest.substr(0, end);
-    const Texts arguments = split(rest.substr(end), ',');
+    std::string name = rest.substr(0, end);
+    Texts arguments = split(rest.substr(end), ',');
+    if (name == "call.uni") return call(arguments);
+    for (std::string &a : arguments)
+        if (name.find(".param.") == 2 && a[0] == '[' && passed_.count(address(a).first))
+            a = address(a).first, name.replace(0, 8, "mov");
     if (name == "bra" || name == "bra.uni" || name == "ret" || name == "exit" || name == "bar.sync" || name == "bar.arrive")
         control(i, name, arguments);
     else compute(i, name, arguments);
@@ -118,10 +167,13 @@ void Decoder::instruction(const std::string &s) {
 void Decoder::control(Instruction &i, const std::string &name, const Texts &arguments) {
     if (name.rfind("bra", 0) == 0) {
         i.control = Control::branch;
-        branches_.emplace_back(kernel_.code.size(), arguments.at(0));
+        branches_.emplace_back(kernel_.code.size(), arguments.at(0) + suffix_);
     } else if (name.rfind("bar", 0) == 0) {
         i.control = name == "bar.sync" ? Control::barrier : Control::arrival;
         for (const std::string &a : arguments) i.operands[i.reads++] = slot(a, 4);
+    } else if (!suffix_.empty()) {
+        i.control = Control::branch;
+        branches_.emplace_back(kernel_.code.size(), "return" + suffix_);
     } else i.control = Control::leave;
 }
 
@@ -132,6 +184,7 @@ void Decoder::compute(Instruction &i, const std::string &name, const Texts &argu
         fail("unknown instruction " + name + " with " + std::to_string(operands.size()) + " operands");
     const Form &form = found->second;
     i.run = form.run, i.move = form.move, i.pipe = form.pipe, i.vector = form.vector;
+    i.machine = machine_instructions(name);
     if (form.bytes) i.bytes = form.bytes;
     i.writes = form.writes, i.reads = uint8_t(operands.size() - form.writes);
     for (size_t n = 0; n < operands.size(); n++) i.operands[n] = slot(operands[n], form.widths[n]);
@@ -185,6 +238,7 @@ int Decoder::slot(const std::string &s, int width) {
         if (width < 8) bits &= (uint64_t(1) << 8 * width) - 1;
         return constant(bits, width);
     }
+    if (const auto passed = passed_.find(s); passed != passed_.end()) return passed->second;
     const std::string parameter = kernel_.mangled + "_param_";
     if (s.rfind(parameter, 0) == 0)
         return constant(param_window + kernel_.parameters.at(std::stoul(s.substr(parameter.size()))).offset, 8);
@@ -201,7 +255,7 @@ int Decoder::register_slot(const std::string &name, int width) {
     }
     const int own = register_width(name);
     if (own != width) fail(format("%s has %d bits, not %d", name.c_str(), 8 * own, 8 * width));
-    const auto [at, fresh] = registers_.try_emplace(in_scope(name), 0);
+    const auto [at, fresh] = registers_.try_emplace(in_scope(name) + suffix_, 0);
     if (fresh) at->second = new_slot(own);
     return at->second;
 }
@@ -227,7 +281,7 @@ std::string Decoder::in_scope(const std::string &name) const {
 int Decoder::register_width(std::string name) const {
     name = in_scope(name);
     for (const std::string &known : {name, name.substr(0, name.find_first_of("0123456789"))})
-        if (const auto found = types_.find(known); found != types_.end()) return width_of(found->second);
+        if (const auto found = types_.find(known + suffix_); found != types_.end()) return width_of(found->second);
     fail("unknown register " + name);
 }
 }  // namespace ptx

@@ -13,16 +13,18 @@ int width_of(const std::string &type);                          // in bytes: "u6
 class Decoder {
   public:
     Decoder(const std::string &text, Kernel &kernel);
-    void body(size_t begin);  // that starts with the bracket at `begin` of the text
+    void kernel(size_t begin);  // whose body starts with the bracket at `begin` of the text
 
   private:
     using Texts = std::vector<std::string>;
 
+    void body(size_t begin);
     void statement(const std::string &s);
     void declare(const std::string &s);
     void instruction(const std::string &s);
     void control(Instruction &i, const std::string &name, const Texts &arguments);
     void compute(Instruction &i, const std::string &name, const Texts &arguments);
+    void call(const Texts &arguments);
     void resolve_branches();
 
     Texts operand_texts(const std::string &name, const Texts &arguments, Instruction &i) const;
@@ -45,5 +47,10 @@ class Decoder {
     std::vector<std::pair<size_t, std::string>> branches_;    // to labels that may not have come yet
     std::vector<std::map<std::string, std::string>> scopes_;  // { } renames the registers that it declares
     int scopes_seen_ = 0;
+    // A function is decoded where it is called. Its registers and labels get a suffix there, so that they have nobody else's names, and its
+    // parameters and result are the caller's slots.
+    std::string suffix_;
+    int calls_ = 0;
+    std::map<std::string, int> passed_;
 };
 }  // namespace ptx

@@ -31,6 +31,25 @@ std::array<Count, pipes> Counts::by_pipe(const Kernel &kernel) const {
     return sums;
 }
 
+// Of what nvcc writes as a move nothing is left: the machine code renames registers, and reads parameters as operands.
+Demand Counts::demand(const Kernel &kernel) const {
+    static constexpr Unit unit_of[pipes] = {Unit::issue,   Unit::integer, Unit::fp32,  Unit::fp64,  Unit::special, Unit::tensor,
+                                            Unit::convert, Unit::issue,   Unit::issue, Unit::issue, Unit::issue,   Unit::issue};
+    Demand demand{};
+    const auto add = [&](Unit unit, double n) { demand[size_t(unit)] += n; };
+    for (size_t n = 0; n < instructions.size(); n++) {
+        const Count &c = instructions[n];
+        const Instruction &i = kernel.code[n];
+        if (!c.executed || i.pipe == Pipe::move) continue;
+        const double all = double(c.executed) * i.machine;
+        add(Unit::issue, all);
+        if (i.pipe == Pipe::special) add(Unit::special, double(c.executed)), add(Unit::fp32, all - double(c.executed));
+        else if (unit_of[size_t(i.pipe)] != Unit::issue) add(unit_of[size_t(i.pipe)], all);
+        add(Unit::shared, double(c.wavefronts) + double(c.sectors) / 4);
+    }
+    return demand;
+}
+
 Count &Warp::count() const {
     const Running &r = *block->running;
     return r.counts->instructions[size_t(instruction - r.kernel->code.data())];
@@ -230,9 +249,18 @@ Counts run(const Kernel &kernel, const Launch &launch, const std::vector<const v
     memset(registers.get(), 0xff, register_bytes);  // NaN
     block.registers = registers.get();
     std::mt19937 random(1);
+    Demand before{};
     for (auto &[x, y, z] = block.index; z < launch.grid[2]; z++)
         for (y = 0; y < launch.grid[1]; y++)
-            for (x = 0; x < launch.grid[0]; x++) run_block(block, random);
+            for (x = 0; x < launch.grid[0]; x++) {
+                block.number++;
+                run_block(block, random);
+                if (!launch.count_memory) continue;
+                const Demand now = counts.demand(kernel);
+                Demand &of_block = counts.demands.emplace_back();
+                for (size_t n = 0; n < units; n++) of_block[n] = now[n] - before[n];
+                before = now;
+            }
     counts.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return counts;
 }

@@ -44,13 +44,30 @@ struct Count {
              least_wavefronts = 0;  // of shared memory: as its banks allow, and if no two words of a warp met in a bank
     void operator+=(const Count &other);
 };
+
+// What a multiprocessor does beside each other. A block asks so many warp instructions of each unit, and of the last one wavefronts: 128 bytes
+// that go between registers and shared memory or L1. `issue` is the sum of all instructions.
+enum class Unit : uint8_t { issue, integer, fp32, fp64, special, convert, tensor, shared };
+constexpr size_t units = 8;
+using Demand = std::array<double, units>;
+
+// Bytes in sectors. Device memory is read or written once for each sector that a launch touches, as if L2 held everything; L2 answers all but
+// what L1 has: of a sector that a block has read before.
+struct Traffic {
+    uint64_t read = 0, written = 0, l2 = 0;
+    void operator+=(const Traffic &other) { read += other.read, written += other.written, l2 += other.l2; }
+};
+
 struct Counts {
     std::vector<Count> instructions;  // as in Kernel::code
     uint64_t barriers = 0, divergent_branches = 0;
-    double seconds = 0;  // that the interpreter took
+    double seconds = 0;           // that the interpreter took
+    std::vector<Demand> demands;  // of each block, if memory is counted
+    Traffic traffic;
 
     Count total() const;
     std::array<Count, pipes> by_pipe(const Kernel &kernel) const;
+    Demand demand(const Kernel &kernel) const;  // of all blocks so far
 };
 
 // Arguments are passed as to cudaLaunchKernel: a pointer to each.

@@ -39,6 +39,7 @@ struct Instruction {
     Pipe pipe = Pipe::control;
     uint8_t writes = 0, reads = 0;  // operands of each kind
     uint8_t bytes = 0, vector = 1;  // of a load, store or copy: bytes of an element, elements
+    uint8_t machine = 1;            // instructions that the machine code has for it
     bool guard_negated = false;
     int guard = -1;                    // the predicate's slot
     int operands[most_operands] = {};  // slots: first what is written, then what is read

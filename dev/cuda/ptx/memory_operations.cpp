@@ -45,14 +45,37 @@ uint8_t *param_place(Warp &w, int lane, uint64_t address, uint32_t bytes) {
     return const_cast<uint8_t *>(parameters.data()) + at;
 }
 
-void count_sectors(Warp &w, const uint64_t *addresses, uint32_t mask) {
+// Whether an access goes through L1, which holds what the block has read; what is written goes through it to L2.
+enum class Way { read, read_past_l1, write };
+
+void count_traffic(Warp &w, uint64_t sector, Way way) {
+    constexpr uint64_t bytes = 32;
+    Running &r = *w.block->running;
+    if (!r.last.holds(sector * bytes, 1) && !r.last.holds(sector * bytes + bytes - 1, 1))
+        r.last = r.memory->at_or_before(sector * bytes + bytes - 1);
+    TouchedSectors::Sector &touched = r.touched.at(r.last, sector);
+    Traffic &traffic = r.counts->traffic;
+    if (way == Way::write) {
+        if (!touched.written) traffic.written += bytes;
+        touched.written = true, traffic.l2 += bytes;
+    } else {
+        if (!touched.read && !touched.written) traffic.read += bytes;
+        touched.read = true;
+        if (way == Way::read_past_l1 || touched.block != w.block->number) traffic.l2 += bytes;
+        if (way == Way::read) touched.block = w.block->number;
+    }
+}
+
+void count_sectors(Warp &w, const uint64_t *addresses, uint32_t mask, Way way) {
     uint64_t sectors[lanes];  // a lane touches one: its bytes are aligned
     int n = 0;
     Warp::each_lane(mask, [&](int l) { sectors[n++] = addresses[l] / 32; });
     std::sort(sectors, sectors + n);
+    n = int(std::unique(sectors, sectors + n) - sectors);
     Count &count = w.count();
     count.requests++;
-    count.sectors += uint64_t(std::unique(sectors, sectors + n) - sectors);
+    count.sectors += uint64_t(n);
+    for (int s = 0; s < n; s++) count_traffic(w, sectors[s], way);
 }
 
 uint8_t *noted_shared_place(Warp &w, int lane, uint32_t address, uint32_t bytes, bool writes) {
@@ -75,7 +98,7 @@ template <Space space, bool writes> void places(Warp &w, const Instruction &i, i
     });
     if (!w.block->running->launch->count_memory) return;
     if constexpr (space == Space::shared) count_wavefronts(w, address, w.active, bytes);
-    else if (space != Space::param) count_sectors(w, address, w.active);
+    else if (space != Space::param) count_sectors(w, address, w.active, writes ? Way::write : Way::read);
 }
 
 // ---- ld, st -----------------------------------------------------------------------------------------------------------------------
@@ -153,7 +176,8 @@ template <Cast cast> void convert_address(Warp &w, const Instruction &i) {
 template <Space space, class T, class F, bool returns> void atomic(Warp &w, const Instruction &i) {
     uint8_t *at[lanes];
     const int first = returns;
-    places<space, false>(w, i, i.operands[first], at);  // as a read: atomics of several warps do not race with each other
+    // As a read, since atomics of several warps do not race with each other; of L2's traffic the write is not counted.
+    places<space, false>(w, i, i.operands[first], at);
     const T *a = w.values<T>(i.operands[first + 1]);
     alignas(64) T old[lanes];
     Warp::each_lane(w.active, [&](int l) {  // lanes that meet go one after the other
@@ -191,7 +215,7 @@ void copy_async(Warp &w, const Instruction &i) {
         w.copies.push_back(copy);
     });
     if (!w.block->running->launch->count_memory) return;
-    count_sectors(w, from, readers);
+    if (readers) count_sectors(w, from, readers, Way::read_past_l1);
     count_wavefronts(w, where, w.active, i.bytes);
 }
 void commit_copies(Warp &w, const Instruction &) {

@@ -96,7 +96,7 @@ const Kernel &Module::kernel(const std::string &mangled) {
         const size_t close = text_.find(')', entry.parameters);
         for (const std::string &p : split(text_.substr(entry.parameters + 1, close - entry.parameters - 1), ','))
             kernel->parameters.push_back(parameter(p, kernel->parameter_bytes));
-        Decoder(text_, *kernel).body(entry.body);
+        Decoder(text_, *kernel).kernel(entry.body);
         entry.kernel = std::move(kernel);
     }
     return *entry.kernel;

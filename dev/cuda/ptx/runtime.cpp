@@ -79,6 +79,10 @@ void remember(State &s, const Kernel &kernel, const Launch &launch, int carveout
     for (size_t n = 0; n < pipes; n++) all.by_pipe[n] += by_pipe[n];
     all.launches++, all.barriers += counts.barriers, all.divergent_branches += counts.divergent_branches,
         all.seconds += counts.seconds;
+    all.traffic += counts.traffic;
+    all.demands.resize(counts.demands.size());
+    for (size_t b = 0; b < counts.demands.size(); b++)
+        for (size_t n = 0; n < units; n++) all.demands[b][n] += counts.demands[b][n];
 }
 
 cudaError_t launch(const void *host_function, dim3 grid, dim3 threads, void **arguments, size_t shared) {
@@ -110,25 +114,16 @@ std::vector<Launches> launched() {
     return all;
 }
 
-// Figures of one launch, the mean of those that were alike.
-void print_counts() {
-    printf("%-44s %16s %8s %10s %7s %10s %9s %9s %8s %9s %9s %8s\n", "kernel", "blocks x threads", "shared", "warp inst.",
-           "threads", "tensor FLOP", "requests", "sectors", "per req.", "wavefr.", "conflicts", "barriers");
-    for (const Launches &l : launched()) {
-        const Count all = l.total();
-        const double n = double(l.launches);
-        const auto per_launch = [&](uint64_t count) { return double(count) / n; };
-        printf("%-44s %9zu x %4u %8zu %10.0f %7.1f %10.4g %9.0f %9.0f %8.2f %9.0f %9.0f %8.0f\n", l.name.substr(0, 44).c_str(),
-               size_t(l.launch.grid[0]) * l.launch.grid[1] * l.launch.grid[2], l.launch.threads, l.launch.shared,
-               per_launch(all.executed), double(all.threads) / double(all.executed),
-               per_launch(l.by_pipe[size_t(Pipe::tensor)].executed) * 2 * 16 * 8 * 16, per_launch(all.requests),
-               per_launch(all.sectors), all.requests ? double(all.sectors) / double(all.requests) : 0, per_launch(all.wavefronts),
-               per_launch(all.wavefronts - all.least_wavefronts), per_launch(l.barriers));
-        printf("   ");
-        for (size_t p = 0; p < pipes; p++)
-            if (l.by_pipe[p].executed) printf(" %s %.0f", pipe_names[p], per_launch(l.by_pipe[p].executed));
-        printf("\n");
-    }
+void forget_launches() {
+    const std::lock_guard guard(state().lock);
+    state().launched.clear();
+}
+
+std::vector<std::string> program_kernels() {
+    const std::lock_guard guard(state().lock);
+    std::vector<std::string> all;
+    for (const auto &[host_function, kernel] : state().kernels) all.push_back(kernel.mangled);
+    return all;
 }
 
 bool allocated(const void *p, size_t bytes) {

@@ -17,12 +17,15 @@ struct Launches {
     uint64_t launches = 0, barriers = 0, divergent_branches = 0;
     std::array<Count, pipes> by_pipe;
     double seconds = 0;
+    std::vector<Demand> demands;  // of each block, over all launches; if memory was counted
+    Traffic traffic;
 
     Count total() const;
 };
 std::vector<Launches> launched();
-extern bool counting;  // of memory, too; at the start whether the environment has PTX_COUNT
-void print_counts();   // of launched(): a line each
+void forget_launches();
+std::vector<std::string> program_kernels();  // mangled: of all that is linked
+extern bool counting;                        // of memory, too; at the start whether the environment has PTX_COUNT
 
 // What a product asked of cuBLASLt. Its rules are checked at every product; a broken one ends the program's call with what it was.
 struct Product {

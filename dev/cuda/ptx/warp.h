@@ -67,6 +67,27 @@ struct Barrier {
     Clock clock;                    // of those that have arrived, joined
 };
 
+// Which sectors of device memory a launch has touched.
+class TouchedSectors {
+  public:
+    struct Sector {
+        uint32_t block = 0;  // that read it last, counted from 1
+        bool read = false, written = false;
+    };
+    Sector &at(const DeviceMemory::Allocation &allocation, uint64_t sector) {
+        if (allocation.begin != begin_ || !sectors_) {
+            begin_ = allocation.begin, sectors_ = &all_[begin_];
+            sectors_->resize(allocation.bytes / 32 + 2);
+        }
+        return (*sectors_)[sector - begin_ / 32];
+    }
+
+  private:
+    std::map<uintptr_t, std::vector<Sector>> all_;
+    uintptr_t begin_ = 0;
+    std::vector<Sector> *sectors_ = nullptr;
+};
+
 struct Running {  // a launch
     const Kernel *kernel;
     const Launch *launch;
@@ -74,11 +95,13 @@ struct Running {  // a launch
     const std::vector<uint8_t> *parameters;
     Counts *counts;
     DeviceMemory::Allocation last = {};  // that an access was found in
+    TouchedSectors touched = {};
 };
 
 struct Block {
     Running *running;
     unsigned index[3] = {};
+    uint32_t number = 0;  // counted from 1
     std::vector<uint8_t> shared;
     std::vector<Cell> cells;
     std::vector<uint32_t> reads;  // (cells, warps): the time of the warp when it read the cell last

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <set>
 
-#include "../../../dev/cuda/ptx/runtime.h"
+#include "../../../dev/cuda/ptx/report.h"
 
 namespace {
 
@@ -23,7 +23,7 @@ class Coverage : public testing::Environment {
         for (const ptx::Launches &l : ptx::launched())
             launched.insert(l.mangled), threads += double(l.total().threads), seconds += l.seconds;
         if (launched.empty()) return;
-        if (ptx::counting) ptx::print_counts();
+        if (ptx::counting) ptx::print_counts_header(false), ptx::print_counts("", ptx::launched(), {}, false);
         printf("PTX: %zu kernels, %.3g thread instructions, %.0f million a second\n", launched.size(), threads,
                threads / seconds * 1e-6);
         const std::string filter = GTEST_FLAG_GET(filter);

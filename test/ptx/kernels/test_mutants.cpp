@@ -26,21 +26,42 @@ std::string attention_is_wrong() {
 using Lines = std::vector<std::string>;
 bool contains(const std::string &line, const std::string &what) { return line.find(what) != std::string::npos; }
 
-// Every line that holds `what` becomes what `change` makes of it.
-using Change = std::function<void(Lines &lines, size_t n)>;
-bool each_line(std::string &text, const std::string &what, const Change &change) {
-    if (!contains(text, "attention_forward_kernel")) return false;
+Lines lines_of(const std::string &text) {
     Lines lines;
     for (size_t at = 0; at < text.size();) {
         const size_t end = std::min(text.find('\n', at), text.size());
         lines.push_back(text.substr(at, end - at));
         at = end + 1;
     }
+    return lines;
+}
+
+// Every line that holds `what` becomes what `change` makes of it.
+using Change = std::function<void(Lines &lines, size_t n)>;
+bool each_line(std::string &text, const std::string &what, const Change &change) {
+    if (!contains(text, "attention_forward_kernel")) return false;
+    Lines lines = lines_of(text);
     for (size_t n = lines.size(); n-- > 0;)  // from the end, so that a line which moves down is not met again
         if (contains(lines[n], what)) change(lines, n);
     text.clear();
     for (const std::string &line : lines) text += line + "\n";
     return true;
+}
+
+// Of the lines of one kernel that hold `what` the one in the middle becomes what `change` makes of it. Returns the line's number, 0 for none.
+size_t one_line(std::string &text, const std::string &kernel, const std::string &what, const Change &change) {
+    Lines lines = lines_of(text);
+    size_t begin = 0;
+    while (begin < lines.size() && !(contains(lines[begin], ".entry") && contains(lines[begin], kernel))) begin++;
+    std::vector<size_t> found;
+    for (size_t n = begin; n < lines.size() && lines[n] != "}"; n++)
+        if (contains(lines[n], what)) found.push_back(n);
+    if (found.empty()) return 0;
+    const size_t chosen = found[found.size() / 2];
+    change(lines, chosen);
+    text.clear();
+    for (const std::string &line : lines) text += line + "\n";
+    return chosen + 1;
 }
 
 void replace(std::string &line, const std::string &from, const std::string &to) {
@@ -93,6 +114,24 @@ const Bug bugs[] = {
     {"shuffles with another lane", "shfl.sync.bfly", [](Lines &l, size_t n) { replace(l[n], "bfly", "up"); }},
 };
 
+// A single line of a kernel, as a slip of a compiler or of a hand would change it.
+const Bug slips[] = {
+    {"one mma without its sums", "mma.sync",
+     [](Lines &l, size_t n) {
+         std::string &s = l[n];
+         const std::string zero = "0f00000000";
+         s.replace(s.rfind('{'), s.rfind('}') - s.rfind('{') + 1, "{" + zero + "," + zero + "," + zero + "," + zero + "}");
+     }},
+    {"one ldmatrix 16 bytes further", "ldmatrix", [](Lines &l, size_t n) { l[n].insert(l[n].find(']'), "+16"); }},
+    {"one maximum is a minimum", "max.f32", [](Lines &l, size_t n) { replace(l[n], "max", "min"); }},
+    {"one exponential left out", "ex2.approx", [](Lines &l, size_t n) { replace(l[n], "ex2.approx.ftz", "mov"); }},
+    {"one shuffle over another distance", "shfl.sync.bfly",
+     [](Lines &l, size_t n) { replace(l[n], ", 2, ", ", 4, "), replace(l[n], ", 1, ", ", 2, "); }},
+    {"one comparison off by one", "setp.gt.s32", [](Lines &l, size_t n) { replace(l[n], ".gt.", ".ge."); }},
+    {"one bar.sync less", "bar.sync", [](Lines &l, size_t n) { l[n].clear(); }},
+    {"one cp.async from 16 bytes further", "cp.async.cg", [](Lines &l, size_t n) { l[n].insert(l[n].rfind(']'), "+16"); }},
+};
+
 }  // namespace
 
 TEST(PtxMutants, NoneInWhatNvccMade) { EXPECT_EQ(attention_is_wrong(), ""); }
@@ -107,5 +146,28 @@ TEST(PtxMutants, AreNoticed) {
         printf("  %-36s %5zu lines: %s\n", bug.name, changed, noticed.substr(0, noticed.find('\n')).c_str());
         EXPECT_GT(changed, 0u) << bug.name;
         EXPECT_NE(noticed, "") << bug.name;
+    }
+}
+
+// Not every line that changes can be noticed: one may be the same for all that the kernel computes. Each of these is noticed in one kernel at least.
+TEST(PtxMutants, SingleLinesAreNoticed) {
+    const std::pair<const char *, const char *> kernels[] = {{"forward", "attention_forward_kernel5ILi64E"},
+                                                             {"queries", "attention_backward_queries_kernel4ILi64E"},
+                                                             {"keys", "attention_backward_keys_kernel4ILi64E"}};
+    for (const Bug &slip : slips) {
+        size_t noticed_in = 0;
+        for (const auto &[what, kernel] : kernels) {
+            size_t line = 0;
+            const ptx::EditedPtx edited([&](std::string &text) {
+                const size_t changed = one_line(text, kernel, slip.line, slip.change);
+                line = std::max(line, changed);
+                return changed != 0;
+            });
+            const std::string noticed = attention_is_wrong();
+            printf("  %-36s %-8s line %5zu: %s\n", slip.name, what, line,
+                   noticed.empty() ? line ? "not noticed" : "no such line" : noticed.substr(0, noticed.find('\n')).c_str());
+            noticed_in += !noticed.empty();
+        }
+        EXPECT_GT(noticed_in, 0u) << slip.name;
     }
 }

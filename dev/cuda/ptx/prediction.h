@@ -1,0 +1,34 @@
+// From what a launch counted to the time that a GPU would take at least. The model, its sources and its limits: docs/gpu_model.md.
+#pragma once
+#include "interpreter.h"
+
+namespace ptx {
+
+// A GPU as the model knows it; rates are those of one multiprocessor and cycle unless they say otherwise.
+struct Gpu {
+    const char *name;
+    int multiprocessors;
+    double clock;                    // Hz
+    double dram, l2;                 // bytes a second, of the GPU
+    std::array<double, units> rate;  // warp instructions, in the order of Unit
+    int warps, blocks;               // that a multiprocessor holds at most
+    size_t shared;                   // bytes of a multiprocessor that can be shared memory
+};
+extern const std::array<Gpu, 3> gpus;
+
+struct Prediction {
+    double seconds;
+    const char *bound;  // "DRAM", "L2", "issue", ...: what takes so long
+};
+Prediction predict(const std::vector<Demand> &demands, const Traffic &traffic, const Gpu &gpu);
+
+// What ptxas said of a kernel.
+struct MachineCode {
+    int registers = 0;
+    size_t spilled = 0;  // bytes that are stored
+};
+std::map<std::string, MachineCode> read_ptxas(const std::string &path);  // by mangled name; empty if there is no such file
+
+// How many warps of a multiprocessor's can be there at a time, of those that it has room for.
+double occupancy(const Launch &launch, int registers, const Gpu &gpu);
+}  // namespace ptx

@@ -1,0 +1,87 @@
+#include "report.h"
+
+namespace ptx {
+namespace {
+
+struct Column {
+    const char *name;
+    int width;
+};
+const Column columns[] = {{"what", 22},       {"kernel", 44},   {"launches", 8},    {"blocks", 7},    {"threads", 7},
+                          {"shared", 6},      {"registers", 9}, {"spilled", 7},     {"occupancy", 9}, {"warp inst.", 11},
+                          {"active", 6},      {"Mflop", 8},     {"requests", 9},    {"per req.", 8},  {"kB read", 9},
+                          {"kB written", 10}, {"kB L2", 9},     {"wavefronts", 10}, {"conflicts", 9}, {"barriers", 8},
+                          {"pipes", 0}};
+
+std::vector<Demand> mean(std::vector<Demand> sums, double launches) {
+    for (Demand &d : sums)
+        for (double &x : d) x /= launches;
+    return sums;
+}
+Traffic mean(const Traffic &sum, uint64_t launches) { return {sum.read / launches, sum.written / launches, sum.l2 / launches}; }
+
+std::string quoted(const std::string &s) { return s.find(',') == s.npos ? s : '"' + s + '"'; }
+
+void print_cells(std::vector<std::string> cells, bool csv) {
+    std::string line;
+    for (size_t n = 0; n < cells.size(); n++) {
+        const int width = n < std::size(columns) ? columns[n].width : 0;
+        if (csv) line += (n ? "," : "") + quoted(cells[n]);
+        else line += format(n < 2 ? "%-*s  " : "%*s  ", width, cells[n].substr(0, width ? size_t(width) : cells[n].npos).c_str());
+    }
+    printf("%s\n", line.c_str());
+}
+}  // namespace
+
+void print_counts_header(bool csv) {
+    std::vector<std::string> names;
+    for (const Column &c : columns) names.push_back(c.name);
+    for (const Gpu &gpu : gpus) names.push_back(format("%s us", gpu.name)), names.push_back("bound");
+    if (!csv) names.erase(names.begin() + std::size(columns) - 1);  // the pipes have a line of their own
+    print_cells(names, csv);
+}
+
+void print_counts(const std::string &what, const std::vector<Launches> &launched, const std::map<std::string, MachineCode> &code,
+                  bool csv) {
+    for (const Launches &l : launched) {
+        const Count all = l.total();
+        const auto per_launch = [&](uint64_t count) { return double(count) / double(l.launches); };
+        const auto kb = [&](uint64_t bytes) { return format("%.1f", per_launch(bytes) / 1e3); };
+        const auto whole = [&](uint64_t count) { return format("%.0f", per_launch(count)); };
+        const auto found = code.find(l.mangled);
+        const bool known = found != code.end();
+        const double flops = per_launch(l.by_pipe[size_t(Pipe::tensor)].executed) * 2 * 16 * 8 * 16;
+        std::string in_pipes;
+        for (size_t p = 0; p < pipes; p++)
+            if (l.by_pipe[p].executed) in_pipes += format(" %s %.0f", pipe_names[p], per_launch(l.by_pipe[p].executed));
+        std::vector<std::string> cells = {
+            what,
+            l.name,
+            std::to_string(l.launches),
+            format("%zu", size_t(l.launch.grid[0]) * l.launch.grid[1] * l.launch.grid[2]),
+            std::to_string(l.launch.threads),
+            std::to_string(l.launch.shared),
+            known ? std::to_string(found->second.registers) : "-",
+            known ? std::to_string(found->second.spilled) : "-",
+            known ? format("%.0f %%", 100 * occupancy(l.launch, found->second.registers, gpus[0])) : "-",
+            whole(all.executed),
+            format("%.1f", double(all.threads) / double(all.executed)),
+            format("%.2f", flops / 1e6),
+            whole(all.requests),
+            format("%.2f", all.requests ? double(all.sectors) / double(all.requests) : 0),
+            kb(l.traffic.read),
+            kb(l.traffic.written),
+            kb(l.traffic.l2),
+            whole(all.wavefronts),
+            whole(all.wavefronts - all.least_wavefronts),
+            whole(l.barriers)};
+        if (csv) cells.push_back(in_pipes.substr(1));
+        for (const Gpu &gpu : gpus) {
+            const Prediction p = predict(mean(l.demands, double(l.launches)), mean(l.traffic, l.launches), gpu);
+            cells.push_back(format("%.2f", p.seconds * 1e6)), cells.push_back(p.bound);
+        }
+        print_cells(cells, csv);
+        if (!csv) printf("   %s\n", in_pipes.c_str());
+    }
+}
+}  // namespace ptx
