@@ -43,7 +43,7 @@ PROGRAMS := $(TRAINERS:%=$(PLACE)%)
 
 MAKEFLAGS += -j$(shell nproc 2> /dev/null || sysctl -n hw.ncpu)
 .DEFAULT_GOAL := all
-.PHONY: all plain deps demo left-out test test-all build-mutants test-mutants test-gpu test-ptx ptxas bench compare format tidy probe help clean FORCE
+.PHONY: all plain deps demo left-out test test-all build-mutants test-mutants test-gpu test-ptx ptxas count bench compare format tidy probe help clean FORCE
 .DELETE_ON_ERROR:
 
 # ---- what is on this machine ------------------------------------------------------------------------------------------------------
@@ -141,10 +141,10 @@ $(call needs,tidy,command -v clang-tidy,clang-tidy,make deps)
 $(call needs,test-all,test '$(CLANG)',clang++,make deps)
 $(call needs,compare,test -x .venv-compare/bin/pip || python3 -c 'import ensurepip',python3 with its module venv,make deps)
 $(call needs,compare,test -z '$(LLMC_SOURCE)' || test -e '$(LLMC_SOURCE)/train_gpt2.c',train_gpt2.c in LLMC_SOURCE=$(LLMC_SOURCE),name a checkout of karpathy/llm.c or unset it)
-$(call needs,ptxas test-gpu,test '$(NVCC)',nvcc,install the CUDA toolkit)
+$(call needs,ptxas test-gpu count,test '$(NVCC)',nvcc,install the CUDA toolkit)
 $(call needs,test-gpu,nvidia-smi --list-gpus,a GPU and NVIDIA's driver,make test runs the kernels on the CPU)
 ifneq ($(HAVE_COMPILER),)  # else the libraries are looked for first, and then make reads this file again
-$(call needs,test-all build-mutants test-mutants test-gpu test-ptx,test 1 = '$(HAVE_GTEST)',GoogleTest,make deps (or install it; then make probe))
+$(call needs,test-all build-mutants test-mutants test-gpu test-ptx count,test 1 = '$(HAVE_GTEST)',GoogleTest,make deps (or install it; then make probe))
 $(call needs,test-all %_emu,test 1 = '$(HAVE_BOOST_CONTEXT)',Boost.Context,make deps (or install it; then make probe))
 endif
 
@@ -215,8 +215,8 @@ $(GPU)/test/test_cuda: $(GPU_TESTS) $(GPU_COMM) $(LIBRARY)
 
 # The kernels' tests as nvcc compiles them, with their PTX, which dev/cuda/ptx interprets on the CPU in place of libcudart and cuBLASLt.
 # -O1 is for the host's half and saves time; the PTX is the same with -O3.
-PTX_INTERPRETER := $(patsubst %.cpp,$(BUILD)/%.o,$(filter-out %/runtime.cpp %/cublaslt.cpp %/ladder.cpp,$(wildcard dev/cuda/ptx/*.cpp)))
-PTX_RUNTIME     := $(BUILD)/dev/cuda/ptx/runtime.o $(BUILD)/dev/cuda/ptx/cublaslt.o
+PTX_INTERPRETER := $(patsubst %.cpp,$(BUILD)/%.o,$(filter-out %/runtime.cpp %/cublaslt.cpp %/report.cpp %/ladder.cpp,$(wildcard dev/cuda/ptx/*.cpp)))
+PTX_RUNTIME     := $(patsubst %,$(BUILD)/dev/cuda/ptx/%.o,runtime cublaslt report)
 PTX_TESTS       := $(patsubst %.cpp,$(BUILD)/ptx/%.o,$(CUDA_TESTS) $(wildcard test/ptx/kernels/*.cpp)) $(BUILD)/ptx/llmc/parallel/comm_nccl.o
 PTX_TEXTS       := $(TRAINERS:%=$(BUILD)/ptx/%.ptx)
 PTX_NVCCFLAGS   := -std=c++20 -O1 -diag-suppress 1675 -Xcompiler -fopenmp $(CARRIED:%=-isystem %/include)
@@ -322,7 +322,7 @@ $(TRAINERS): %: $(BUILD)/%
 .PHONY: $(TRAINERS)
 endif
 
--include $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(PROCESSES:=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_OBJECTS:.o=.d) $(WORKSHOP:.o=.d) $(LADDERS:%=build/race/dev/cuda/%.d) $(BENCHES:=.d) $(PTX_TESTS:.o=.d) $(PTX_TEXTS:.ptx=.d) $(PTX_INTERPRETER:.o=.d) $(PTX_RUNTIME:.o=.d) $(PARSERS:.o=.d) $(FUZZERS:build/fuzz/%=build/fuzz/test/fuzz/%.d)
+-include $(PTX_LADDERS:=.d) $(LIBRARY:.o=.d) $(TESTS:.o=.d) $(PROCESSES:=.d) $(EMULATED:.o=.d) $(RACE:.o=.d) $(GPU_OBJECTS:.o=.d) $(WORKSHOP:.o=.d) $(LADDERS:%=build/race/dev/cuda/%.d) $(BENCHES:=.d) $(PTX_TESTS:.o=.d) $(PTX_TEXTS:.ptx=.d) $(PTX_INTERPRETER:.o=.d) $(PTX_RUNTIME:.o=.d) $(PARSERS:.o=.d) $(FUZZERS:build/fuzz/%=build/fuzz/test/fuzz/%.d)
 -include $(foreach dir,$(BUILD) $(BUILD)/with_cuda $(BUILD)/emulated,$(TRAINERS:%=$(dir)/%.d)) $(EMULATED_HALF:.o=.d)
 
 all: $(PROGRAMS)
@@ -345,6 +345,7 @@ ifeq ($(HAVE_GTEST),1)
 TEST_LLMC      := $(BUILD)/test/test_llmc
 TEST_PROCESSES := $(PROCESSES)
 TEST_PTX       := $(BUILD)/test/test_ptx $(if $(CUDA),$(BUILD)/ptx/test_cuda)
+TEST_PTX_LADDERS := $(if $(CUDA),$(PTX_LADDERS))
 endif
 ifeq ($(HAVE_GTEST)$(HAVE_BOOST_CONTEXT),11)
 TEST_CUDA     := $(BUILD)/test/test_cuda
@@ -373,11 +374,11 @@ left-out:
 test: left-out $(PROGRAMS) $(TEST_LLMC) $(TEST_CUDA) $(TEST_PTX) $(TEST_PROCESSES)  ## all tests but the slow ones; the last line counts them
 	@$(RUN_TESTS) --cuda $(TEST_CUDA) --ptx $(TEST_PTX) --ptx_tests='$(PTX_TESTS_FAST)'
 
-test-all: left-out $(PROGRAMS) $(if $(TEST_CUDA),$(TRAINERS:%=%_emu)) $(TEST_LLMC) $(TEST_PROCESSES) $(TEST_PTX) $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(GPU_LOGS:.ptxas=.o) $(TEST_FUZZERS)
+test-all: left-out $(PROGRAMS) $(if $(TEST_CUDA),$(TRAINERS:%=%_emu)) $(TEST_LLMC) $(TEST_PROCESSES) $(TEST_PTX) $(TEST_PTX_LADDERS) $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(GPU_LOGS:.ptxas=.o) $(TEST_FUZZERS)
 test-all:                                    ## slow tests, dev/cuda, mutants, sanitizers, fuzzers and the format, too
 	@$(MAKE) --no-print-directory build-mutants
 	@$(if $(TEST_CUDA),$(MAKE) --no-print-directory SAN=1 $(filter build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)))
-	@$(RUN_TESTS) --all --part $(PART) --cuda $(TEST_CUDA_ALL) --ladders $(TEST_LADDERS) --ptxas $(GPU_LOGS) --fuzzers $(TEST_FUZZERS) --ptx $(TEST_PTX) --ptx_tests='$(if $(filter 1/1,$(PART)),$(PTX_TESTS_RUN),$(PTX_TESTS_FAST))'
+	@$(RUN_TESTS) --all --part $(PART) --cuda $(TEST_CUDA_ALL) --ladders $(TEST_LADDERS) --ptxas $(GPU_LOGS) --fuzzers $(TEST_FUZZERS) --ptx $(TEST_PTX) --ptx_ladders $(TEST_PTX_LADDERS) --nvcc '$(NVCC)' --ptx_tests='$(if $(filter 1/1,$(PART)),$(PTX_TESTS_RUN),$(PTX_TESTS_FAST))'
 
 build-mutants:
 	@$(PYTHON) scripts/mutants.py --make build/mutants/tree
@@ -389,9 +390,14 @@ test-mutants: build-mutants                   ## build known bugs in and require
 test-gpu: $(GPU)/test/test_cuda               ## the kernels' tests on this machine's GPU, of GPU_ARCHS=90, say
 	./$<
 
-test-ptx: $(TEST_PTX)                         ## nvcc's PTX of the kernels, interpreted on the CPU: dev/cuda/README.md
+count: $(PTX_LADDERS)                         ## what the shipped kernels do, counted on the CPU: docs/gpu_counts.md
+	@$(PYTHON) scripts/gpu_counts.py --nvcc $(NVCC) $(PTX_LADDERS)
+
+test-ptx: $(TEST_PTX) $(TEST_PTX_LADDERS)                       ## nvcc's PTX of the kernels, interpreted on the CPU: dev/cuda/README.md
 	@$(BUILD)/test/test_ptx --gtest_brief=1
 	@$(if $(CUDA),OMP_WAIT_POLICY=passive $(BUILD)/ptx/test_cuda --gtest_brief=1 --gtest_filter='$(PTX_TESTS_RUN)',echo '$(NO_PTX)')
+	@for l in $(TEST_PTX_LADDERS); do ./$$l || exit 1; done
+	@$(if $(TEST_PTX_LADDERS),$(PYTHON) scripts/gpu_counts.py --nvcc $(NVCC) --check $(PTX_LADDERS))
 
 ptxas: $(GPU_OBJECTS) $(TEST_CUDA)           ## compile the kernels for GPU_ARCHS (80 90 100): registers, none spilled
 	@$(if $(TEST_CUDA),$(TEST_CUDA) --gtest_filter='AttentionShapes*' --gtest_brief=1)

@@ -143,6 +143,10 @@ def suites(args):
         jobs["CUDA kernels" + special] = shards(binary, "*", args.part) if special else unless_slow(binary, args)
     for program in args.ladders:
         jobs.setdefault("CUDA workshop" + of_build(program), []).append((counted, [program, "all", "--emu"]))
+    for program in args.ptx_ladders:
+        jobs.setdefault("PTX workshop", []).append((counted, [program]))
+    if args.ptx_ladders:
+        jobs["PTX counts"] = [(counted, [sys.executable, "scripts/gpu_counts.py", "--nvcc", args.nvcc, "--check", *args.ptx_ladders])]
     if args.all:
         jobs["AMX in software"] = shards("build/mutants/test/test_llmc", AMX, args.part, LLMC_AMX="1")
         jobs["mutants"] = [(counted, [sys.executable, "scripts/mutants.py", "--part", piece]) for piece in pieces(args.part)]
@@ -173,6 +177,8 @@ def main():
     parser.add_argument("--ladders", nargs="*", default=[], help="programs of dev/cuda, in one or several builds")
     parser.add_argument("--ptx", nargs="*", default=[], help="the PTX interpreter's tests, and those of kernels that it runs")
     parser.add_argument("--ptx_tests", default="*", help="which of them")
+    parser.add_argument("--ptx_ladders", nargs="*", default=[], help="programs of dev/cuda that interpret their PTX")
+    parser.add_argument("--nvcc", help="that compiled them")
     args = parser.parse_args()
 
     note = "" if args.part == "1/1" else f"part {args.part} alone of slow tests in C++ and PTX, races, sanitizers, CUDA workshop, AMX, mutants, fuzzers and ptxas"

@@ -238,7 +238,7 @@ template <class X> struct Classifier {
 
 static const Ladder<Classifier, float, bf16> ladder(
     {.name = "classifier",
-     .sizes = {{"n", "rows", 128, 8}, {"V", "vocabulary", 128256, 128256}},
+     .sizes = {{"n", "rows", 128, 264}, {"V", "vocabulary", 128256, 8192}},
      .checked = {{1, 4}, {7, 52}, {5, 136}, {3, 1036}, {2, 4100}},  // multiples of a vector
      .ideas = {"a thread per row, three passes", "a block per row, three passes", "online softmax, two passes",
                "shipped: 16 bytes per load, 1024 threads"}});

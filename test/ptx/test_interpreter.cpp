@@ -4,10 +4,27 @@
 #include <bit>
 #include <cmath>
 
-#include "../../dev/cuda/ptx/interpreter.h"
+#include "../../dev/cuda/ptx/prediction.h"
 #include "../../llmc/core/dtype.h"
 
 namespace {
+
+// A function, as nvcc writes those that it does not inline: declared, called, and defined at the end.
+constexpr const char *declaration = ".func (.param .b32 func_retval0) twice (.param .b32 twice_param_0);";
+constexpr const char *definition = R"(
+    .func (.param .b32 func_retval0) twice(.param .b32 twice_param_0)
+    {
+    .reg .pred %p<2>; .reg .b32 %r<9>;
+    ld.param.u32 %r1, [twice_param_0];
+    setp.gt.u32 %p1, %r1, 1000;
+    @%p1 bra LARGE;
+    add.s32 %r2, %r1, %r1;
+    st.param.b32 [func_retval0+0], %r2;
+    ret;
+    LARGE: st.param.b32 [func_retval0+0], 7;
+    ret;
+    }
+)";
 
 // Arrays of 4096 words: x holds its indices, y is the result. A thread knows %r0 itself, %r1 its block, %r2 the block's shared memory;
 // %rd0 and %rd1 the arrays, %rd2 and %rd3 its own words of them, %r3 its own word of shared memory.
@@ -30,7 +47,7 @@ struct Result {
 };
 
 Result run(const std::string &body, unsigned threads = 32, unsigned blocks = 1, size_t shared = 16384) {
-    ptx::Module module(prologue + body + "\nret;\n}\n");
+    ptx::Module module(declaration + (prologue + body) + "\nret;\n}\n" + definition);
     alignas(256) static uint32_t x[words];
     for (uint32_t i = 0; i < words; i++) x[i] = i;
     Result result;
@@ -286,6 +303,23 @@ TEST(PtxShared, Barriers) {
               5u);
 }
 
+// ---- calls ----------------------------------------------------------------------------------------------------------------------------
+
+// A function has registers and labels of its own, at each call, and lanes leave it on their own ways.
+TEST(PtxCalls, FunctionsAreRunWhereTheyAreCalled) {
+    const auto call = [](const std::string &in, const std::string &out) {
+        return "{\n.param .b32 param0;\nst.param.b32 [param0+0], " + in +
+               ";\n.param .b32 retval0;\ncall.uni (retval0),\ntwice,\n(\nparam0\n);\nld.param.b32 " + out + ", [retval0+0];\n}\n";
+    };
+    const std::string store = "st.global.u32 [%rd3], %r20;";
+    EXPECT_EQ(run("mov.u32 %r1, 5;\n" + call("%r0", "%r20") + "add.s32 %r20, %r20, %r1;\n" + store).y[3], 11u);
+    EXPECT_EQ(run(call("%r0", "%r9") + call("%r9", "%r20") + store).y[3], 12u);
+    const Result mixed = run("mul.lo.u32 %r9, %r0, 100;\n" + call("%r9", "%r20") + store);
+    EXPECT_EQ(mixed.y[10], 2000u);
+    EXPECT_EQ(mixed.y[11], 7u);
+    expect_error("{\n.param .b32 param0;\ncall.uni (param0), nothing, (param0);\n}\n", "a call of the unknown function nothing");
+}
+
 // ---- cp.async, ldmatrix ---------------------------------------------------------------------------------------------------------------
 
 namespace {
@@ -359,4 +393,48 @@ TEST(PtxCounts, WavefrontsOfSharedMemory) {
     EXPECT_EQ(wavefronts(32, four), 8u);
     EXPECT_EQ(wavefronts(144, four), 4u);
     EXPECT_EQ(run(strided(128) + four).counts.total().least_wavefronts, 4u);
+}
+
+// What a block has read before comes from L1, and what the launch has touched before from L2.
+TEST(PtxCounts, TrafficOfL2AndMemory) {
+    const std::string load = "ld.global.u32 %r5, [%rd2];\n", store = "st.global.u32 [%rd2], %r5;\n";
+    const auto traffic = [](const std::string &body, unsigned blocks) { return run(body, 32, blocks).counts.traffic; };
+    EXPECT_EQ(traffic(load, 1).read, 128u);
+    EXPECT_EQ(traffic(load, 1).l2, 128u);
+    EXPECT_EQ(traffic(load + load, 1).l2, 128u);
+    EXPECT_EQ(traffic(load, 3).read, 128u);
+    EXPECT_EQ(traffic(load, 3).l2, 3 * 128u);
+    EXPECT_EQ(traffic(load + store + store, 1).written, 128u);
+    EXPECT_EQ(traffic(load + store + store, 1).l2, 3 * 128u);
+}
+
+// A block that does nothing but `n` float additions for each of its warps, as the model's units see it.
+TEST(PtxPrediction, TheBusiestUnitOfTheBusiestMultiprocessor) {
+    const ptx::Gpu &gpu = ptx::gpus[0];
+    const auto demand = [](double fp32, double special) {
+        ptx::Demand d{};
+        d[size_t(ptx::Unit::fp32)] = fp32, d[size_t(ptx::Unit::special)] = special, d[size_t(ptx::Unit::issue)] = fp32 + special;
+        return d;
+    };
+    const auto seconds = [&](double cycles) { return cycles / gpu.clock; };
+    const size_t sms = size_t(gpu.multiprocessors);
+    ptx::Prediction p = ptx::predict({demand(4000, 0)}, {}, gpu);
+    EXPECT_DOUBLE_EQ(p.seconds, seconds(1000));
+    p = ptx::predict({demand(4000, 1000)}, {}, gpu);
+    EXPECT_DOUBLE_EQ(p.seconds, seconds(2000));
+    EXPECT_STREQ(p.bound, "special");
+    EXPECT_DOUBLE_EQ(ptx::predict(std::vector<ptx::Demand>(sms, demand(4000, 0)), {}, gpu).seconds, seconds(1000));
+    EXPECT_DOUBLE_EQ(ptx::predict(std::vector<ptx::Demand>(sms + 1, demand(4000, 0)), {}, gpu).seconds, seconds(2000));
+    p = ptx::predict({demand(4000, 0)}, {.read = 3'350'000, .written = 3'350'000, .l2 = 0}, gpu);
+    EXPECT_DOUBLE_EQ(p.seconds, 2e-6);
+    EXPECT_STREQ(p.bound, "DRAM");
+}
+
+// 128 threads of 128 registers: 4 warps of 4096 registers, of which 65536 hold 16. 100 KB leave room for two blocks of an H100.
+TEST(PtxPrediction, OccupancyByRegistersSharedMemoryAndBlocks) {
+    const ptx::Gpu &gpu = ptx::gpus[0];
+    EXPECT_DOUBLE_EQ(ptx::occupancy({.threads = 128}, 128, gpu), 16.0 / 64);
+    EXPECT_DOUBLE_EQ(ptx::occupancy({.threads = 128, .shared = 100 * 1024}, 32, gpu), 2 * 4 / 64.0);
+    EXPECT_DOUBLE_EQ(ptx::occupancy({.threads = 32}, 16, gpu), 32.0 / 64);
+    EXPECT_DOUBLE_EQ(ptx::occupancy({.threads = 1024}, 32, gpu), 1.0);
 }

@@ -1,29 +1,10 @@
 // What the interpreter counts of shipped kernels, against arithmetic by hand.
-#include <utility>
-
-#include "../../../dev/cuda/ptx/runtime.h"
 #include "../../../llmc/ops/attention.cuh"
 #include "../../../llmc/ops/attention_decode.cuh"
 #include "../../../llmc/ops/swiglu.cuh"
 #include "../../cuda/check.cuh"
 #include "../../reference_attention_decode.h"
-
-namespace {
-
-// The one launch of a kernel with a grid that no other test has.
-template <class F> ptx::Launches counted(const std::string &kernel, std::array<unsigned, 3> grid, F run) {
-    const bool before = std::exchange(ptx::counting, true);
-    run();
-    ptx::counting = before;
-    ptx::Launches found;
-    for (const ptx::Launches &l : ptx::launched())
-        if (l.name == kernel && l.launch.grid == grid) found = l;
-    EXPECT_EQ(found.launches, 1u) << kernel;
-    return found;
-}
-uint64_t executed(const ptx::Launches &l, ptx::Pipe pipe) { return l.by_pipe[size_t(pipe)].executed; }
-
-}  // namespace
+#include "counted.h"
 
 // A warp loads two vectors and stores one, of 32 x 16 bytes = 16 sectors each: the least that can be, as all bytes are wanted.
 TEST(PtxCounts, SwigluTouchesEachSectorOnce) {

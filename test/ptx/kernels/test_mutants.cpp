@@ -58,7 +58,9 @@ size_t one_line(std::string &text, const std::string &kernel, const std::string 
         if (contains(lines[n], what)) found.push_back(n);
     if (found.empty()) return 0;
     const size_t chosen = found[found.size() / 2];
+    const std::string before = lines[chosen];
     change(lines, chosen);
+    EXPECT_NE(lines[chosen], before);
     text.clear();
     for (const std::string &line : lines) text += line + "\n";
     return chosen + 1;
@@ -114,7 +116,9 @@ const Bug bugs[] = {
     {"shuffles with another lane", "shfl.sync.bfly", [](Lines &l, size_t n) { replace(l[n], "bfly", "up"); }},
 };
 
-// A single line of a kernel, as a slip of a compiler or of a hand would change it.
+// A single line of a kernel, as a slip of a compiler or of a hand would change it. One of the eight has no wrong result: softmax does not depend
+// on what is subtracted from its exponents, as long as nothing overflows.
+const char *const harmless = "one maximum is a minimum";
 const Bug slips[] = {
     {"one mma without its sums", "mma.sync",
      [](Lines &l, size_t n) {
@@ -125,8 +129,7 @@ const Bug slips[] = {
     {"one ldmatrix 16 bytes further", "ldmatrix", [](Lines &l, size_t n) { l[n].insert(l[n].find(']'), "+16"); }},
     {"one maximum is a minimum", "max.f32", [](Lines &l, size_t n) { replace(l[n], "max", "min"); }},
     {"one exponential left out", "ex2.approx", [](Lines &l, size_t n) { replace(l[n], "ex2.approx.ftz", "mov"); }},
-    {"one shuffle over another distance", "shfl.sync.bfly",
-     [](Lines &l, size_t n) { replace(l[n], ", 2, ", ", 4, "), replace(l[n], ", 1, ", ", 2, "); }},
+    {"one shuffle up instead of across", "shfl.sync.bfly", [](Lines &l, size_t n) { replace(l[n], "bfly", "up"); }},
     {"one comparison off by one", "setp.gt.s32", [](Lines &l, size_t n) { replace(l[n], ".gt.", ".ge."); }},
     {"one bar.sync less", "bar.sync", [](Lines &l, size_t n) { l[n].clear(); }},
     {"one cp.async from 16 bytes further", "cp.async.cg", [](Lines &l, size_t n) { l[n].insert(l[n].rfind(']'), "+16"); }},
@@ -149,7 +152,7 @@ TEST(PtxMutants, AreNoticed) {
     }
 }
 
-// Not every line that changes can be noticed: one may be the same for all that the kernel computes. Each of these is noticed in one kernel at least.
+// A slip may be harmless at one place (a mask of keys that another comparison hides, too), and is noticed in one kernel at least.
 TEST(PtxMutants, SingleLinesAreNoticed) {
     const std::pair<const char *, const char *> kernels[] = {{"forward", "attention_forward_kernel5ILi64E"},
                                                              {"queries", "attention_backward_queries_kernel4ILi64E"},
@@ -168,6 +171,6 @@ TEST(PtxMutants, SingleLinesAreNoticed) {
                    noticed.empty() ? line ? "not noticed" : "no such line" : noticed.substr(0, noticed.find('\n')).c_str());
             noticed_in += !noticed.empty();
         }
-        EXPECT_GT(noticed_in, 0u) << slip.name;
+        EXPECT_EQ(noticed_in > 0, std::string(slip.name) != harmless) << slip.name;
     }
 }

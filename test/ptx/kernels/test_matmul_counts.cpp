@@ -1,0 +1,28 @@
+// Wavefronts of shared memory in versions of the ladder matmul, against arithmetic by hand.
+#include "../../../dev/cuda/matmul.cu"
+#include "counted.h"
+
+namespace {
+const size_t T = 128, IC = 64, OC = 256, warps = 8;  // of a block of version 3
+const std::array<unsigned, 3> grid = {1, 2, 1};
+}  // namespace
+
+// Version 3, whose tiles are neither swizzled nor padded. For each k a warp makes four loads of 16 bytes a lane, each answered to a quarter of the
+// warp at a time, so in 4 wavefronts. Two of them are of x: its lanes want two places, 8 words, for which one would do; two are of w, 64 words,
+// for which two would do. Of each slab a warp writes 8 rows of x and of w, 32 neighbours at a time.
+TEST(PtxCounts, MatmulReadsItsUnswizzledTilesByQuarters) {
+    gpu::workshop::MatmulForward<bf16> op({T, IC, OC});
+    const auto launch = counted("matmul_forward_kernel3", grid, [&] { op.run({}, 3); });
+    const size_t slabs = IC / 16, blocks = 2, of_slab = blocks * slabs * warps;
+    EXPECT_EQ(launch.total().wavefronts, of_slab * (16 * 4 * 4 + 8 * 2));
+    EXPECT_EQ(launch.total().wavefronts - launch.total().least_wavefronts, of_slab * 16 * (2 * 3 + 2 * 2));
+}
+
+// Version 5, whose rows of 16 bytes are swizzled: no two of what ldmatrix or cp.async touches at a time lie in the same bank.
+TEST(PtxCounts, MatmulHasNoConflictsInSwizzledTiles) {
+    gpu::workshop::MatmulForward<bf16> op({T, IC, OC});
+    const auto launch = counted("matmul_forward_kernel5", grid, [&] { op.run({}, 5); });
+    EXPECT_GT(launch.total().wavefronts, 0u);
+    EXPECT_EQ(launch.total().wavefronts, launch.total().least_wavefronts);
+    EXPECT_EQ(executed(launch, ptx::Pipe::tensor), T * IC * OC / (16 * 8 * 16));
+}
