@@ -353,6 +353,7 @@ static void check_values(const Options &o, Task task) {
     one_of(o.dtype, "dtype", "auto,f32,bf16");
     one_of(o.export_dtype, "export_dtype", "auto,f32,bf16");
     one_of(o.device, "device", "auto,cpu,cuda");
+    one_of(o.gpu_check, "gpu_check", "always,once,never");
     one_of(o.recompute, "recompute", "auto,none,cheap,layer");
     one_of(o.ref_mode, "ref_mode", "precompute,resident");
     one_of(o.moments, "moments", "f32,bf16");

@@ -3,6 +3,7 @@
 #include <cublasLt.h>
 #include <cublas_v2.h>
 
+#include <mutex>
 #include <vector>
 
 #include "../../../llmc/core/dtype.h"
@@ -163,8 +164,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t product, co
          "a column begins behind the one before it");
     rule(uintptr_t(workspace) % 256 == 0, "the workspace is aligned to 256 bytes");
     rule(workspace_bytes >= told.workspace && ptx::allocated(workspace, workspace_bytes), "the workspace is allocated");
-    ptx::products.push_back({d.rows, d.columns, K, size_t(a.ld), size_t(b.ld), size_t(d.ld), element_bytes(a.type),
-                             element_bytes(d.type), told.d, A, B, D, workspace});
+    {
+        static std::mutex lock;  // ranks are threads
+        const std::lock_guard guard(lock);
+        ptx::products.push_back({d.rows, d.columns, K, size_t(a.ld), size_t(b.ld), size_t(d.ld), element_bytes(a.type),
+                                 element_bytes(d.type), told.d, A, B, D, workspace});
+    }
     const std::vector<float> rows = read(A, a, p.a == CUBLAS_OP_T), columns = read(B, b, p.b == CUBLAS_OP_N);
     const double scale = double(*static_cast<const float *>(alpha)), keep = double(*static_cast<const float *>(beta));
     for (size_t m = 0; m < d.rows; m++)

@@ -91,14 +91,22 @@ template <Space space, bool writes> void places(Warp &w, const Instruction &i, i
     const uint32_t bytes = uint32_t(i.bytes) * i.vector;
     alignas(64) Address address[lanes];
     for (int l = 0; l < lanes; l++) address[l] = Address(w.values<Address>(slot)[l] + Address(i.offsets[0]));
+    uint32_t in_shared = 0;
     Warp::each_lane(w.active, [&](int l) {
         const bool in_window = space == Space::generic && uint64_t(address[l]) - shared_window < max_shared + shared_base;
-        if (space == Space::shared || in_window) at[l] = noted_shared_place(w, l, uint32_t(address[l]), bytes, writes);
-        else at[l] = space == Space::param ? param_place(w, l, address[l], bytes) : global_place(w, l, address[l], bytes);
+        if (space == Space::shared || in_window) {
+            at[l] = noted_shared_place(w, l, uint32_t(address[l]), bytes, writes);
+            in_shared |= 1u << l;
+        } else at[l] = space == Space::param ? param_place(w, l, address[l], bytes) : global_place(w, l, address[l], bytes);
     });
-    if (!w.block->running->launch->count_memory) return;
-    if constexpr (space == Space::shared) count_wavefronts(w, address, w.active, bytes);
-    else if (space != Space::param) count_sectors(w, address, w.active, writes ? Way::write : Way::read);
+    if (!w.block->running->launch->count_memory || space == Space::param) return;
+    if (in_shared) {
+        alignas(64) uint32_t offset[lanes];
+        for (int l = 0; l < lanes; l++) offset[l] = uint32_t(address[l]);
+        count_wavefronts(w, offset, in_shared, bytes);
+    }
+    if constexpr (space != Space::shared)
+        if (w.active & ~in_shared) count_sectors(w, address, w.active & ~in_shared, writes ? Way::write : Way::read);
 }
 
 // ---- ld, st -----------------------------------------------------------------------------------------------------------------------
