@@ -207,5 +207,9 @@ for section in "${sections[@]}"; do
         *) "$section" ;;
     esac
 done
-echo "$passed passed, $failed failed; logs and tables in $out"
+# One file to send back: what the machine is, logs, tables, and the predictions that the tables can be compared with.
+nvidia-smi -q > "$out/nvidia-smi.log" 2>&1
+cp docs/gpu_counts.md "$out"
+tar czf "$out.tar.gz" -C "$(dirname "$out")" "$(basename "$out")"
+echo "$passed passed, $failed failed; logs and tables in $out, all of it in $out.tar.gz"
 [ $failed = 0 ]

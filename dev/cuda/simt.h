@@ -216,6 +216,7 @@ struct cudaDeviceProp {
     char name[32] = "the emulator";
 };
 inline cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
+inline cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int) { return snprintf(id, size_t(length), "none"), cudaSuccess; }
 inline cudaError_t cudaDriverGetVersion(int *version) { return *version = 13000, cudaSuccess; }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int) { return *properties = {}, cudaSuccess; }
 

@@ -10,11 +10,14 @@
 
 // Each rank checks its own GPU, before any model is there; one rank says so.
 template <class X> void check_gpu(Cuda<X> dev, const Options &options, bool speaks) {
-    int driver = 0;
+    int driver = 0, number = 0;
+    char place[32];
     cuda_check(cudaDriverGetVersion(&driver), "the driver does not tell its version");
+    cuda_check(cudaGetDevice(&number), "no current GPU");
+    cuda_check(cudaDeviceGetPCIBusId(place, sizeof place, number), "the GPU does not tell its place");
     const std::string device = make_memory(dev)->device();
-    const std::string key =
-        format("%s, driver for CUDA %d, %s%s", device.c_str(), driver, options.dtype.c_str(), options.tf32 ? ", TF32" : "");
+    const std::string key = format("%s at %s of %s, driver for CUDA %d, %s%s", device.c_str(), place, host_name().c_str(), driver,
+                                   options.dtype.c_str(), options.tf32 ? ", TF32" : "");
     if (!gpu_check_is_due(options.gpu_check, key)) return;
     const auto begin = std::chrono::steady_clock::now();
     const size_t ops = compare_ops(run_ops(dev), cpu_op_results(options.dtype), options.tf32 || sizeof(X) == 2, device);

@@ -100,3 +100,17 @@ def test_ranks_that_share_a_device_train_as_one(data, tmp_path):
     for a, b in zip(one, two):
         for key in set(a) & {"loss", "grad_norm", "eval_loss"}:
             assert b[key] == pytest.approx(a[key], rel=1e-5)
+
+
+@needs_emulator
+def test_a_gpu_is_checked_at_its_first_start(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    line = "GPU check: 34 ops agree with the CPU ("
+
+    def says(name, **options):
+        return line in emulated_run(tmp_path / name, data=data, max_steps=1, **options)
+
+    assert says("first") and not says("second")
+    assert says("other_type", dtype="bf16")
+    assert says("always", gpu_check="always")
+    assert not says("never", dtype="bf16", gpu_check="never")

@@ -26,7 +26,7 @@ std::string message_if(const std::string &kernel, const std::string &from, const
 
 TEST(PtxGpuCheck, ABrokenKernelIsNamed) {
     const std::string swiglu = message_if("_ZN3gpu22swiglu_forward_kernel4IfLi4E", "mul.f32", "add.f32");
-    EXPECT_EQ(swiglu.substr(0, 63), "GPU check: swiglu_forward on this GPU does not agree with the CPU");
+    EXPECT_EQ(swiglu.substr(0, 65), "GPU check: swiglu_forward on this GPU does not agree with the CPU");
     EXPECT_NE(swiglu.find("\n  fix: do not train on this GPU with this program."), swiglu.npos);
     printf("  %s\n", swiglu.c_str());
 }
