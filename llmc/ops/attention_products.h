@@ -6,9 +6,9 @@
 //
 // These products are computed in one of three ways, which differ in how tiles are stored:
 //   Products<float>    a micro-kernel of 6 rows, which computes little more than the scores that the mask leaves
-//   Products<Bf16x2>   the same on pairs of bf16, for CPUs with AVX512_BF16: does twice the work per instruction
+//   Products<Bf16x2>   the same on pairs of bf16, for CPUs that multiply them faster than floats
 //   AmxProducts        blocks of (32, 32), for CPUs with a matrix unit (amx.h)
-// The products of bf16 round P and dS to bf16 first, as on a GPU. All sums are float.
+// The last two round P and dS to bf16 first, as on a GPU. All sums are float.
 //
 // A tile of scores is computed and turned into P strip by strip, so that it is still in cache when it is read again. A strip is a few
 // queries; their number is a multiple of Products::multiple, the number of rows that a product computes at once.
@@ -26,10 +26,11 @@
 #include "../core/device.h"
 #include "amx.h"
 #include "attention_types.h"
-#include "simd.h"
+#include "micro_kernel.h"
 
 namespace attention {
 
+using simd::Bf16x2, simd::terms, simd::View, simd::block_rows, simd::panel, simd::product;
 using simd::lanes, simd::load_vector, simd::store_vector, simd::Vector;
 
 constexpr size_t queries = 96, keys = 192;  // largest tile of scores, 72 KiB of floats; multiples of 6 and 32, keys of 64
@@ -50,22 +51,6 @@ inline void add_tile_rows(float *out, size_t stride, const float *tile, size_t n
 struct Range {
     size_t begin, end;
 };
-
-// ---- what a product multiplies, a word: a float, or two bf16 that are neighbours along the sum
-
-struct Bf16x2 {
-    bf16 first, second;
-};
-template <class Word> constexpr size_t terms = 1;
-template <> inline constexpr size_t terms<Bf16x2> = 2;
-
-inline Vector multiply_add(Vector sum, float a, Vector b) { return sum + a * b; }
-#ifdef __AVX512BF16__
-inline Vector multiply_add(Vector sum, Bf16x2 a, Vector b) {
-    const __m128i pair = _mm_cvtsi32_si128(std::bit_cast<int>(a));  // _mm512_set1_epi32, at which clang 16 crashes
-    return Vector(_mm512_dpbf16_ps(__m512(sum), __m512bh(_mm512_maskz_broadcastd_epi32(0xffff, pair)), __m512bh(b)));
-}
-#endif
 
 // ---- tiles
 
@@ -133,48 +118,6 @@ template <class Word> struct ScoreTile {
         else return query_pairs;
     }
 };
-
-// ---- the micro-kernel
-
-template <class Word> struct View {  // element (i, j) is data[i * row + j * column]
-    Word *data;
-    size_t row, column = 1;
-};
-
-constexpr size_t block_rows = 6, panel = lanes == 16 ? 64 : 16;  // 6 x 4 sums of 32 registers, or 6 x 2 of 16
-
-// c (6, columns) = or += a (6, K) b (K, columns), K in words; rows of b and c are aligned to vectors
-template <size_t columns, class Word>
-inline void product_block(View<float> c, View<const Word> a, View<const Word> b, size_t K, bool add) {
-    constexpr size_t W = columns / lanes;
-    Vector sum[block_rows][W];
-#pragma GCC unroll 6
-    for (size_t i = 0; i < block_rows; i++)
-#pragma GCC unroll 4
-        for (size_t j = 0; j < W; j++) sum[i][j] = add ? load_vector(c.data + i * c.row + j * lanes) : Vector{};
-    for (size_t k = 0; k < K; k++) {
-        Vector b_k[W];
-#pragma GCC unroll 4
-        for (size_t j = 0; j < W; j++) b_k[j] = load_vector(b.data + k * b.row + j * lanes);
-#pragma GCC unroll 6
-        for (size_t i = 0; i < block_rows; i++)
-#pragma GCC unroll 4
-            for (size_t j = 0; j < W; j++) sum[i][j] = multiply_add(sum[i][j], a.data[i * a.row + k * a.column], b_k[j]);
-    }
-#pragma GCC unroll 6
-    for (size_t i = 0; i < block_rows; i++)
-#pragma GCC unroll 4
-        for (size_t j = 0; j < W; j++) store_vector(c.data + i * c.row + j * lanes, sum[i][j]);
-}
-
-template <class Word> void product(size_t columns, View<float> c, View<const Word> a, View<const Word> b, size_t K, bool add) {
-    if constexpr (panel == 64) {
-        if (columns == 64) return product_block<64>(c, a, b, K, add);
-        if (columns == 48) return product_block<48>(c, a, b, K, add);
-        if (columns == 32) return product_block<32>(c, a, b, K, add);
-    }
-    product_block<16>(c, a, b, K, add);
-}
 
 // ---- the products
 
@@ -382,7 +325,8 @@ template <class X, class F> void with_products(Cpu<X> dev, size_t D, F f) {
         if (amx::available()) return f(AmxProducts(dev, D));
 #endif
 #ifdef __AVX512BF16__
-    if constexpr (std::is_same_v<X, bf16>) return f(Products<Bf16x2>(dev, D));
+    if constexpr (std::is_same_v<X, bf16>)
+        if (simd::bf16_dot_is_fast()) return f(Products<Bf16x2>(dev, D));
 #endif
     f(Products<float>(dev, D));
 }

@@ -12,6 +12,7 @@
 
 #include "../core/common.h"
 #include "amx_gemm.h"
+#include "micro_kernel.h"
 #include "sgemm.h"
 
 #if defined(LLMC_ONEDNN)
@@ -70,12 +71,12 @@ struct Product {
 
 // The product of matrices so described: A, B, perhaps a bias, C. oneDNN 2 collects in a desc what oneDNN 3 takes at once.
 template <class... Matrices>
-static dnnl::matmul::primitive_desc describe(const dnnl::engine &engine, const dnnl::primitive_attr &attributes, bool allow_empty,
+static dnnl::matmul::primitive_desc describe(const dnnl::engine &engine, const dnnl::primitive_attr &attributes,
                                              const Matrices &...matrices) {
 #if DNNL_VERSION_MAJOR < 3
-    return {dnnl::matmul::desc(matrices...), attributes, engine, allow_empty};
+    return {dnnl::matmul::desc(matrices...), attributes, engine};
 #else
-    return {engine, matrices..., attributes, allow_empty};
+    return {engine, matrices..., attributes};
 #endif
 }
 #endif
@@ -104,18 +105,12 @@ struct Context {
 
 #ifdef LLMC_ONEDNN
     dnnl::engine engine{dnnl::engine::kind::cpu, 0};
-    bool has_bf16;  // oneDNN multiplies bf16 only on CPUs with AVX-512
 
     // Making a product compiles it, which takes 0.05 to 0.5 ms (measured), so all products are kept. Because rows are multiples of 64 and
     // tiles are small, a model needs two or three hundred of them for rows of any lengths. The limit is for shapes that never repeat.
     static constexpr size_t most_products = 512;
     std::map<Shape, Product> products;
     const Product &product(const Shape &shape);
-
-    Context() {
-        const memory::desc m({64, 64}, memory::data_type::bf16, memory::dims{64, 1});
-        has_bf16 = bool(describe(engine, {}, true, m, m, m));
-    }
 #endif
 };
 
@@ -148,8 +143,8 @@ const Product &Context::product(const Shape &s) {
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1);  // a product is compiled for this number of threads
     try {
-        const auto made = s.bias ? describe(engine, attributes, false, p.a, p.b, p.bias, p.c)
-                                 : describe(engine, attributes, false, p.a, p.b, p.c);
+        const auto made =
+            s.bias ? describe(engine, attributes, p.a, p.b, p.bias, p.c) : describe(engine, attributes, p.a, p.b, p.c);
         p.scratchpad = made.scratchpad_desc();
         p.matmul = dnnl::matmul(made);
     } catch (const dnnl::error &e) {
@@ -259,7 +254,7 @@ static void gemm(Cpu<X> dev, Out *C, size_t ld, Matrix<X> A, Matrix<X> B, const 
             return amx_gemm(dev.threads, dev.ctx->scratch_for(matmul_scratch(dev)), C, ld, A, B, bias, M, N, K, accumulate);
 #endif
 #if defined(LLMC_ONEDNN)
-    if (sizeof(X) == sizeof(float) || dev.ctx->has_bf16) return onednn_gemm(dev, C, ld, A, B, bias, M, N, K, accumulate);
+    if (sizeof(X) == sizeof(float) || simd::bf16_dot_is_fast()) return onednn_gemm(dev, C, ld, A, B, bias, M, N, K, accumulate);
 #elif defined(LLMC_OPENBLAS)
     if constexpr (sizeof(X) == sizeof(float)) return openblas_gemm(dev, C, ld, A, B, bias, M, N, K, accumulate);
 #endif

@@ -4,53 +4,66 @@
 
 #include <algorithm>
 
-#include "../core/common.h"
 #include "../core/dtype.h"
+#include "gemm_tiles.h"
+#include "micro_kernel.h"
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr size_t lanes = 16, MR = 8, NR = 3 * lanes;  // 24 accumulators, 3 of B and 1 of A: 28 of 32 registers
-#elif defined(__AVX__)
-constexpr size_t lanes = 8, MR = 6, NR = 2 * lanes;  // 12 accumulators of 16 registers
-#else
-constexpr size_t lanes = 4, MR = 6, NR = 2 * lanes;
-#endif
-typedef float Vector __attribute__((vector_size(lanes * sizeof(float)), may_alias));
+using simd::lanes, simd::panel, simd::block_rows;
 
-constexpr size_t MC = 192, NC = 384, KC = 256;  // a tile of C, and the depth of a packed block
-static_assert(MC % MR == 0 && NC % NR == 0 && MC * KC + KC * NC + MC * NC <= sgemm_scratch);
+// The longest side of a tile of C, and the terms packed at a time: a panel of B fits the L1 cache.
+constexpr size_t sgemm_side = 384, sgemm_depth = 128;
+static_assert(sgemm_side % block_rows == 0 && sgemm_side % panel == 0);
+static_assert(2 * sgemm_side * sgemm_depth + sgemm_side * sgemm_side <= sgemm_scratch);
 
-// tile (MR, NR; row length NC) = or += a b, with a packed (K, MR) and b packed (K, NR).
-void micro_kernel(float *tile, const float *a, const float *b, size_t K, bool add) {
-    constexpr size_t W = NR / lanes;
-    Vector sum[MR][W] = {};
-    for (size_t k = 0; k < K; k++, a += MR, b += NR) {
-        const Vector *row = reinterpret_cast<const Vector *>(b);
-#pragma GCC unroll 8
-        for (size_t i = 0; i < MR; i++)
-#pragma GCC unroll 3
-            for (size_t j = 0; j < W; j++) sum[i][j] += a[i] * row[j];
+// out[i * stride + j] = m(i, j) for i < rows, j < columns, whose rows are contiguous; zeros for i from rows to padded_rows and for j from columns
+// to the next multiple of 16.
+template <class X> void copy_rows(float *out, size_t stride, Matrix<X> m, size_t rows, size_t columns, size_t padded_rows) {
+    for (size_t i = 0; i < rows; i++) {
+        simd::for_each(columns,
+                       [&]<class V>(size_t j) { simd::store(out + i * stride + j, simd::load<V>(m.data + i * m.row + j)); });
+        std::fill(out + i * stride + columns, out + i * stride + round_up(columns, 16), 0.0f);
     }
-    for (size_t i = 0; i < MR; i++) {
-        Vector *out = reinterpret_cast<Vector *>(tile + i * NC);
-        for (size_t j = 0; j < W; j++) out[j] = add ? out[j] + sum[i][j] : sum[i][j];
-    }
+    for (size_t i = rows; i < padded_rows; i++) std::fill_n(out + i * stride, round_up(columns, 16), 0.0f);
 }
 
-// Packs a (K, n) block into panels of R columns: panel p holds (K, R), zeros beyond n.
-template <class X, size_t R> void pack(float *out, Matrix<X> m, size_t K, size_t n) {
-    for (size_t p = 0; p < n; p += R, out += K * R) {
-        const X *panel = m.data + p * m.column;
-        const size_t width = std::min(R, n - p);
-        if (width < R) std::fill(out, out + K * R, 0.0f);
-        if (m.column == 1) {
-            for (size_t k = 0; k < K; k++)
-                for (size_t r = 0; r < width; r++) out[k * R + r] = float(panel[k * m.row + r]);
-        } else {
-            for (size_t r = 0; r < width; r++)
-                for (size_t k = 0; k < K; k++) out[k * R + r] = float(panel[r * m.column + k * m.row]);
+// The same for a matrix whose columns are contiguous, by squares that are transposed in registers.
+template <class X> void copy_columns(float *out, size_t stride, Matrix<X> m, size_t rows, size_t columns) {
+    for (size_t j = 0; j < columns; j += lanes)
+        for (size_t i = 0; i < rows; i += lanes) {
+            if (i + lanes <= rows && j + lanes <= columns) {
+                simd::Vector square[lanes];
+                for (size_t l = 0; l < lanes; l++) square[l] = simd::load<simd::Vector>(m.data + i + (j + l) * m.column);
+                simd::transpose_square(square);
+                for (size_t l = 0; l < lanes; l++) simd::store_vector(out + (i + l) * stride + j, square[l]);
+            } else {
+                for (size_t r = i; r < std::min(rows, i + lanes); r++)
+                    for (size_t c = j; c < j + lanes; c++)
+                        out[r * stride + c] = c < columns ? float(m.data[r + c * m.column]) : 0.0f;
+            }
         }
+    if (const size_t end = round_up(columns, lanes); end < round_up(columns, 16))
+        for (size_t i = 0; i < rows; i++) std::fill(out + i * stride + end, out + i * stride + round_up(columns, 16), 0.0f);
+}
+
+// Packs A (m, k) as it lies, by rows or by columns: the micro-kernel reads single words of it.
+template <class X> simd::View<const float> pack_a(float *out, Matrix<X> a, size_t m, size_t k) {
+    const size_t rows = round_up(m, block_rows);
+    if (a.column == 1) {
+        copy_rows(out, sgemm_depth, a, m, k, rows);
+        return {out, sgemm_depth, 1};
+    }
+    copy_rows<X>(out, sgemm_side, {a.data, a.column, 1}, k, m, k);
+    return {out, 1, sgemm_side};
+}
+
+// Packs B (k, n) into panels of `panel` columns, each (k, panel).
+template <class X> void pack_b(float *out, Matrix<X> b, size_t k, size_t n) {
+    for (size_t j = 0; j < n; j += panel, out += k * panel) {
+        const Matrix<X> columns{b.data + j * b.column, b.row, b.column};
+        if (b.column == 1) copy_rows(out, panel, columns, k, std::min(panel, n - j), k);
+        else copy_columns(out, panel, columns, k, std::min(panel, n - j));
     }
 }
 
@@ -59,29 +72,32 @@ template <class X, size_t R> void pack(float *out, Matrix<X> m, size_t K, size_t
 template <class X, class Out>
 void sgemm(int threads, float *scratch, Out *C, size_t ld, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K,
            bool accumulate) {
-#pragma omp parallel for num_threads(threads) collapse(2) schedule(dynamic)
-    for (size_t j0 = 0; j0 < N; j0 += NC)
-        for (size_t i0 = 0; i0 < M; i0 += MC) {
-            float *a = scratch + size_t(omp_get_thread_num()) * sgemm_scratch, *b = a + MC * KC, *tile = b + KC * NC;
-            const size_t m = std::min(MC, M - i0), n = std::min(NC, N - j0);
-            for (size_t k0 = 0; k0 < K; k0 += KC) {
-                const size_t k = std::min(KC, K - k0);
-                pack<X, MR>(a, {A.data + i0 * A.row + k0 * A.column, A.column, A.row}, k, m);
-                pack<X, NR>(b, {B.data + k0 * B.row + j0 * B.column, B.row, B.column}, k, n);
-                for (size_t j = 0; j < n; j += NR)
-                    for (size_t i = 0; i < m; i += MR) micro_kernel(tile + i * NC + j, a + i * k, b + j * k, k, k0 > 0);
+    const TileSize tiles(M, N, size_t(threads), sgemm_side, block_rows, panel);
+#pragma omp parallel num_threads(threads)
+    {
+        float *a = scratch + size_t(omp_get_thread_num()) * sgemm_scratch, *b = a + sgemm_side * sgemm_depth,
+              *sums = b + sgemm_side * sgemm_depth;
+#pragma omp for collapse(2) schedule(dynamic)
+        for (size_t j0 = 0; j0 < N; j0 += tiles.columns)
+            for (size_t i0 = 0; i0 < M; i0 += tiles.rows) {
+                const size_t m = std::min(tiles.rows, M - i0), n = std::min(tiles.columns, N - j0);
+                for (size_t k0 = 0; k0 < K; k0 += sgemm_depth) {
+                    const size_t k = std::min(sgemm_depth, K - k0);
+                    const auto rows = pack_a<X>(a, {A.data + i0 * A.row + k0 * A.column, A.row, A.column}, m, k);
+                    pack_b<X>(b, {B.data + k0 * B.row + j0 * B.column, B.row, B.column}, k, n);
+                    for (size_t j = 0; j < n; j += panel)
+                        for (size_t i = 0; i < m; i += block_rows)
+                            simd::product<float>(std::min(panel, round_up(n - j, 16)), {sums + i * sgemm_side + j, sgemm_side},
+                                                 {rows.data + i * rows.row, rows.row, rows.column}, {b + j * k, panel}, k,
+                                                 k0 > 0);
+                }
+                for (size_t i = 0; i < m; i++)
+                    write_row(C + (i0 + i) * ld + j0, sums + i * sgemm_side, bias ? bias + j0 : nullptr, n, accumulate);
             }
-            for (size_t i = 0; i < m; i++) {
-                Out *out = C + (i0 + i) * ld + j0;
-                const float *sum = tile + i * NC;
-                if (accumulate)
-                    for (size_t j = 0; j < n; j++) out[j] = float(out[j]) + sum[j];
-                else if (bias)
-                    for (size_t j = 0; j < n; j++) out[j] = sum[j] + float(bias[j0 + j]);
-                else
-                    for (size_t j = 0; j < n; j++) out[j] = sum[j];
-            }
-        }
+#ifdef __AVX512BF16__
+        _mm_sfence();  // makes the stores visible to later readers
+#endif
+    }
 }
 
 template void sgemm(int, float *, float *, size_t, Matrix<float>, Matrix<float>, const float *, size_t, size_t, size_t, bool);

@@ -1,15 +1,15 @@
-// A matrix product of our own, for programs built without a library, and for bf16 if the library cannot multiply it. The inputs are converted
-// to float while they are packed.
+// A matrix product of our own by multiply-adds of floats: for programs built without a library, and for bf16 on CPUs that multiply floats faster
+// (bf16_dot_is_fast of micro_kernel.h). The inputs are converted to float while they are packed.
 //
 //   C = A B + bias  or, if accumulate,  C += A B      C (M, N) Out, rows of ld elements  A (M, K), B (K, N) X, any strides  bias (N) or null
 //
-// After Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", TOMS 2008: C is divided into tiles; for a tile, a
-// few hundred columns of A and rows of B at a time are packed into panels, which a micro-kernel reads from cache in the order it
-// needs them. One thread computes a tile, and the tiles depend on M, N and K alone, so that results do not depend on threads.
+// After Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", TOMS 2008: C is divided into tiles; for a tile, a hundred
+// columns of A and rows of B at a time are packed, and a micro-kernel reads them from cache in the order it needs them. One thread computes a
+// tile. Every sum has its order from K alone, so that results depend neither on tiles nor on threads.
 #pragma once
 #include <cstddef>
 
-template <class X> struct Matrix {  // element (i, j) is data[i * row + j * column]
+template <class X> struct Matrix {  // element (i, j) is data[i * row + j * column]; one of the strides is 1
     const X *data;
     size_t row, column;
 };

@@ -1,0 +1,48 @@
+// What our own matrix products share (sgemm.cpp, amx_gemm.cpp): how C is divided among threads, and how a row of it is written.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+#include "../core/common.h"
+#include "simd.h"
+
+// The size of the tiles of C: at most `longest` on each side, multiples of `row_step` and `column_step`, and such that threads have equally many
+// tiles, or at least some each. No sum depends on it.
+struct TileSize {
+    size_t rows, columns;
+    TileSize(size_t M, size_t N, size_t threads, size_t longest, size_t row_step, size_t column_step) {
+        const auto height = [&](size_t count) { return round_up(ceil_div(M, count), row_step); };
+        const auto width = [&](size_t count) { return round_up(ceil_div(N, count), column_step); };
+        size_t down = ceil_div(M, longest), across = ceil_div(N, longest);
+        while (down * across % threads && down * across < 4 * threads && std::max(height(down), width(across)) > longest / 4)
+            height(down) > width(across) ? down *= 2 : across *= 2;
+        rows = height(down), columns = width(across);
+    }
+};
+
+// out (n) = or += sum (n) + bias (n) or nothing. Whole cache lines that are overwritten are written past the caches, which would otherwise load
+// them first; so an _mm_sfence must follow before another thread reads.
+template <class Out, class X> void write_row(Out *out, const float *sum, const X *bias, size_t n, bool accumulate) {
+    size_t done = 0;
+#ifdef __AVX512BF16__
+    if (!accumulate && reinterpret_cast<uintptr_t>(out) % 64 == 0)
+        for (; done + 32 <= n; done += 32) {
+            simd::Vector x = simd::load_vector(sum + done), y = simd::load_vector(sum + done + 16);
+            if (bias) x += simd::load<simd::Vector>(bias + done), y += simd::load<simd::Vector>(bias + done + 16);
+            const __m512 low(x), high(y);
+            if constexpr (std::is_same_v<Out, float>) _mm512_stream_ps(out + done, low), _mm512_stream_ps(out + done + 16, high);
+            else _mm512_stream_si512(reinterpret_cast<__m512i *>(out + done), __m512i(_mm512_cvtne2ps_pbh(high, low)));
+        }
+#endif
+    simd::for_each(n - done, [&]<class V>(size_t i) {
+        V x = simd::load<V>(sum + done + i);
+        if (bias) x += simd::load<V>(bias + done + i);
+        if (accumulate) x += simd::load<V>(out + done + i);
+        simd::store(out + done + i, x);
+    });
+}
