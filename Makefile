@@ -209,7 +209,9 @@ $(GPU)/%.o: %$(1) $(GPU)/flags
 endef
 $(foreach type,.cpp .cu,$(eval $(call compile_for_gpu,$(type))))
 
-$(GPU)/test/test_cuda: $(GPU_TESTS) $(GPU_COMM) $(LIBRARY)
+# The library stands first: nvcc's host compiler makes functions of the CPU for any CPU, with other layouts of tiles, and of two that have one
+# name the linker keeps the first.
+$(GPU)/test/test_cuda: $(LIBRARY) $(GPU_TESTS) $(GPU_COMM)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(CUDA_LIBS) $(NCCL_LIBS) -lgtest_main -lgtest -lpthread -o $@
 
@@ -234,7 +236,7 @@ $(BUILD)/test/test_ptx: $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/ptx/*.cpp)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
 
-$(BUILD)/ptx/test_cuda: $(PTX_TESTS) $(PTX_RUNTIME) $(PTX_INTERPRETER) $(LIBRARY) | $(PTX_TEXTS)
+$(BUILD)/ptx/test_cuda: $(LIBRARY) $(PTX_TESTS) $(PTX_RUNTIME) $(PTX_INTERPRETER) | $(PTX_TEXTS)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
 
