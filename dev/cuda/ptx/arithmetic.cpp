@@ -88,6 +88,7 @@ void add_functions(Forms &forms) {
     forms["rcp.approx.ftz.f32"] = form<float, float>(Pipe::special, [](float a) { return reciprocal_approximate(a); });
     forms["rcp.approx.ftz.f64"] = form<double, double>(Pipe::special, [](double a) { return reciprocal_approximate_64(a); });
     forms["cvt.sat.f32.f32"] = form<float, float>(Pipe::fp32, [](float a) { return a > 0 ? std::min(a, 1.0f) : 0.0f; });
+    forms["cvt.rn.bf16.f32"] = form<uint16_t, float>(Pipe::convert, [](float a) { return uint16_t(bf16_bits(a)); });
     forms["cvt.rn.bf16x2.f32"] = form<uint32_t, float, float>(
         Pipe::convert, [](float upper, float lower) { return bf16_bits(upper) << 16 | bf16_bits(lower); });
 }
