@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "../llmc/train/advantages.h"
+#include "../llmc/train/shaping.h"
 #include "check.h"
 #include "prepared.h"
 
@@ -277,4 +278,30 @@ TEST(PolicyLoss, RefusesOptionsWithoutMeaning) {
     expect_contains(refusal([](auto &o) { o.type = "cispo"; }), {"cispo", "0.2", "0,5"});
     expect_contains(refusal([](auto &o) { o.dual_clip = 0.5; }), {"dual_clip", "0.5"});
     expect_contains(refusal([](auto &o) { o.clip_low = -1; }), {"eps_clip"});
+}
+
+// DAPO's own numbers (arXiv:2503.14476, section 3.4): 20480 tokens at most, of which the last 4096 cost.
+TEST(Shaping, TokensOfTheBufferCost) {
+    const ShapingOptions dapo{.longest = 20480, .overlong_buffer = 4096};
+    const size_t tokens[] = {1, 16384, 18432, 20480};
+    const double want[] = {1, 1, 0.5, 0};
+    for (size_t i = 0; i < 4; i++) EXPECT_EQ(shaped_reward(dapo, 1, tokens[i], false), want[i]) << tokens[i];
+    EXPECT_EQ(shaped_reward({.longest = 20480, .overlong_buffer = 4096, .overlong_factor = 0.5}, 0, 18432, false), -0.25);
+}
+
+TEST(Shaping, AnswersThatAreCutOffKeepAShare) {
+    EXPECT_EQ(shaped_reward({.longest = 8}, 3, 8, true), 3);
+    EXPECT_EQ(shaped_reward({.longest = 8, .stop_coef = 0.25}, 3, 8, true), 0.75);
+    EXPECT_EQ(shaped_reward({.longest = 8, .stop_coef = -0.5}, 3, 8, true), -0.5);
+    EXPECT_EQ(shaped_reward({.longest = 8, .stop_coef = -0.5}, 3, 8, false), 3);
+    EXPECT_EQ(shaped_reward({.longest = 8, .overlong_buffer = 4, .stop_coef = 0.5}, 3, 8, true), 1);  // after the other
+}
+
+TEST(Shaping, ValuesWithoutMeaningAreRefused) {
+    expect_contains(error_of([] { check_options(ShapingOptions{.longest = 8, .overlong_buffer = 9}); }),
+                    {"--overlong_buffer_len 9"});
+    expect_contains(error_of([] { check_options(ShapingOptions{.longest = 8, .stop_coef = 1.5}); }),
+                    {"--stop_properly_coef 1.5"});
+    expect_contains(error_of([] { check_options(ShapingOptions{.longest = 8, .overlong_factor = -1}); }),
+                    {"--overlong_penalty_factor -1"});
 }

@@ -369,6 +369,8 @@ static void check_values(const Options &o, Task task) {
     must(o.max_epochs > 0, "max_epochs", "at least 1");
     must(o.rollout_batch_size > 0, "rollout_batch_size", "at least 1");
     must(o.num_episodes > 0, "num_episodes", "at least 1");
+    must(o.dynamic_filtering_range[0] < o.dynamic_filtering_range[1], "dynamic_filtering_range",
+         "two numbers, the smaller one first");
     must(o.learning_rate > 0, "learning_rate", "above 0");
     must(share(o.lr_warmup_ratio), "lr_warmup_ratio", "between 0 and 1");
     must(share(o.min_lr_ratio), "min_lr_ratio", "between 0 and 1");
@@ -416,6 +418,10 @@ static void check_together(const std::string &program, const Options &o, Task ta
     both(o.profile && o.poison, "profile", "poison", "the time of filling dead arrays would count for the ops");
     both(!o.prompt.empty() && !o.prompts.empty(), "prompt", "prompts", "they have one source");
     both(!o.data.empty() && !o.rollouts.empty(), "data", "rollouts", "answers are sampled, or given");
+    both(o.dynamic_filtering && !o.rollouts.empty(), "dynamic_filtering", "rollouts", "answers that are given are not replaced");
+    both(o.save_rollouts && !o.rollouts.empty(), "save_rollouts", "rollouts", "they lie in a file already");
+    if (o.dynamic_filtering && o.n < 2)
+        die("--dynamic_filtering compares the answers to a prompt, but --n is %zu\n  fix: --n 8, say", o.n);
     both(o.ranks > 1 && !o.rendezvous.empty(), "ranks", "rendezvous", "ranks are threads of one process, or processes");
     if ((o.rank >= 0 || o.world_size || !o.rendezvous.empty()) && (o.rank < 0 || !o.world_size || o.rendezvous.empty()))
         die("--rank, --world_size and --rendezvous belong together\n  fix: --rank 0 --world_size 2 --rendezvous HOST:29500, say");

@@ -134,6 +134,7 @@ inline constexpr Foreign foreign[] = {
     {"importance_sampling_level", "policy_loss_type gspo"},
     {"scale_rewards", "advantage_estimator group_norm or dr_grpo"},
     {"reward_funcs", "reward FILE.py"},
+    {"mask_truncated_completions", "stop_properly_coef, which lowers their reward instead"},
 };
 
 // Flags whose default differs from OpenRLHF's. (pretrain is compared with OpenRLHF's SFT, which also trains on plain text.)

@@ -30,6 +30,8 @@ Policy::Policy(const Run &run) : run_(run), samples_(run.options.rollouts.empty(
         loss_.clip_low = o.eps_clip_low_high[0], loss_.clip_high = o.eps_clip_low_high[1];
     }
     check_options(loss_);
+    shaping_ = {o.max_new_tokens, o.overlong_buffer_len, o.overlong_penalty_factor, o.stop_properly_coef};
+    check_options(shaping_);
     if (o.kl_coef == 0 && !o.ref_model.empty())
         run.say("note: without --kl_coef there is no reference; --ref_model %s is not read", o.ref_model.c_str());
     generation_ = {.max_new_tokens = o.max_new_tokens,
@@ -123,7 +125,8 @@ void Policy::prepare(const Rollouts &rollouts) {
     std::vector<Judged> batch;
     for (size_t i = 0; i < rollouts.size(); i++) {
         const Rollout &r = rollouts[i];
-        batch.push_back({r.group, r.reward, r.logp, {}});
+        p.rewards.push_back(shaped_reward(shaping_, r.reward, r.completion.size(), r.truncated));
+        batch.push_back({r.group, p.rewards.back(), r.logp, {}});
         if (reference_) batch.back().reference_logp = p.reference_logps[i];
     }
     agree(run_.comm, [&] { p.advantages = advantages(advantage_, batch); });
@@ -167,25 +170,51 @@ std::vector<double> Policy::rewards(const Questions &asked, std::span<const Comp
     return out;
 }
 
+// Keeps the answers to all prompts, or to those whose answers have a mean reward within the range. Returns the number of these prompts.
+size_t Policy::keep(const Questions &asked, std::span<const Completion> answers, std::span<const double> rewards, size_t first) {
+    const Options &o = run_.options;
+    const auto [low, high] = o.dynamic_filtering_range;
+    size_t prompts = 0;
+    for (size_t p = 0; p < asked.prompts.size(); p++) {
+        const std::span group = rewards.subspan(p * o.n, o.n);
+        const double mean = std::accumulate(group.begin(), group.end(), 0.0) / double(o.n);
+        if (o.dynamic_filtering && !(low < mean && mean < high)) continue;
+        prompts++;
+        for (size_t i = p * o.n; i < (p + 1) * o.n; i++)
+            kept_.push_back(
+                {asked.prompts[p], answers[i].tokens, answers[i].logp, rewards[i], int64_t(first + p), !answers[i].ended});
+    }
+    return prompts;
+}
+
 std::vector<Step> Policy::draw(Model &model, const Step &drawn) {
     if (!samples_) return {drawn};
     const Options &o = run_.options;
     const auto began = std::chrono::steady_clock::now();
     const Questions asked = questions(*drawn.data, drawn.samples);
     const auto answers = answer(model, asked, drawn.begin, generation_);
-    const std::vector<double> reward = rewards(asked, answers);
-    std::vector<Rollout> all;
-    double tokens = 0;
-    for (size_t i = 0; i < answers.size(); i++) {
-        const size_t prompt = i / o.n;
-        const Completion &a = answers[i];
-        all.push_back({asked.prompts[prompt], a.tokens, a.logp, reward[i], int64_t(prompt), !a.ended});
-        tokens += double(a.tokens.size());
+    keep(asked, answers, rewards(asked, answers), drawn.begin);
+    for (const Completion &a : answers) drawn_.tokens += double(a.tokens.size());
+    drawn_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    drawn_.prompts += asked.prompts.size(), drawn_.times++;
+    if (const size_t prompts = kept_.size() / o.n; o.dynamic_filtering && prompts < o.rollout_batch_size) {
+        constexpr size_t most = 10;
+        if (drawn_.times < most) return {};
+        die("--dynamic_filtering has kept %zu of %zu prompts, and a step needs --rollout_batch_size %zu: the answers to the others have a mean reward of %g or less, or of %g or more\n"
+            "  fix: prompts that are neither too easy nor too hard, more answers to each (--n), another reward, or no filtering",
+            prompts, drawn_.prompts, o.rollout_batch_size, o.dynamic_filtering_range[0], o.dynamic_filtering_range[1]);
     }
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - began;
-    news_ = {{"generation_s", seconds.count()}, {"generation_tok_s", tokens / seconds.count()}};
+    news_ = {{"generation_s", drawn_.seconds}, {"generation_tok_s", drawn_.tokens / drawn_.seconds}};
+    if (o.dynamic_filtering) news_["filtered"] = 1 - double(kept_.size() / o.n) / double(drawn_.prompts);
+    drawn_ = {};
     prepared_.erase(rollouts_.get());
-    rollouts_ = std::make_unique<Rollouts>(std::move(all), drawn.data->file());
+    rollouts_ = std::make_unique<Rollouts>(std::exchange(kept_, {}), drawn.data->file());
+    if (o.save_rollouts)
+        agree(run_.comm, [&] {
+            if (run_.comm.rank > 0) return;
+            std::filesystem::create_directories(o.output_dir + "/rollouts");
+            rollouts_->write(format("%s/rollouts/%08zu.jsonl", o.output_dir.c_str(), drawn.begin));
+        });
     prepare(*rollouts_);
 
     LoaderOptions options;
@@ -204,10 +233,10 @@ Policy::Answers Policy::means_of(std::span<const size_t> samples) const {
     const double n = double(samples.size());
     for (size_t s : samples) {
         const Rollout &r = (*now_->rollouts)[s];
-        a.reward += r.reward / n, a.length += double(r.completion.size()) / n, a.truncated += r.truncated / n;
+        a.reward += now_->rewards[s] / n, a.length += double(r.completion.size()) / n, a.truncated += r.truncated / n;
         a.longest = std::max(a.longest, double(r.completion.size()));
     }
-    for (size_t s : samples) a.reward_std += std::pow((*now_->rollouts)[s].reward - a.reward, 2);
+    for (size_t s : samples) a.reward_std += std::pow(now_->rewards[s] - a.reward, 2);
     a.reward_std = n > 1 ? std::sqrt(a.reward_std / (n - 1)) : 0;
     return a;
 }

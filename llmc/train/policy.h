@@ -15,6 +15,7 @@
 #include "policy_loss.h"
 #include "reward.h"
 #include "rollouts.h"
+#include "shaping.h"
 
 class Policy final : public Objective {
   public:
@@ -35,6 +36,7 @@ class Policy final : public Objective {
     // Rollouts, and what is known of them before the first step.
     struct Prepared {
         const Rollouts *rollouts;
+        std::vector<double> rewards;                                   // shaped
         std::vector<std::vector<double>> advantages, reference_logps;  // of each rollout's tokens; the reference's may be empty
     };
     // Means over the rollouts of a step.
@@ -49,6 +51,7 @@ class Policy final : public Objective {
     Questions questions(const Samples &data, std::span<const size_t> samples) const;
     std::vector<Completion> answer(Model &model, const Questions &asked, size_t first, const GenerationSettings &settings) const;
     std::vector<double> rewards(const Questions &asked, std::span<const Completion> answers) const;
+    size_t keep(const Questions &asked, std::span<const Completion> answers, std::span<const double> rewards, size_t first);
     void prepare(const Rollouts &rollouts);
     Answers means_of(std::span<const size_t> samples) const;
     void start(const Samples &data, std::span<const size_t> samples);
@@ -57,6 +60,7 @@ class Policy final : public Objective {
 
     const Run &run_;
     const bool samples_;  // answers are sampled, not read
+    ShapingOptions shaping_;
     AdvantageOptions advantage_;
     PolicyLossOptions loss_;
     std::optional<Tokenizer> tokenizer_;
@@ -66,6 +70,11 @@ class Policy final : public Objective {
     GenerationRoom room_{};
     std::optional<Run> reference_run_;
     std::unique_ptr<Model> reference_;
+    std::vector<Rollout> kept_;  // since the last step: with dynamic filtering several draws may be needed for a step
+    struct Drawn {
+        size_t prompts = 0, times = 0;
+        double tokens = 0, seconds = 0;   // of answers; of generation and rewards
+    } drawn_;                             // since the last step
     std::unique_ptr<Rollouts> rollouts_;  // of this iteration
     std::map<const Samples *, Prepared> prepared_;
     const Prepared *now_ = nullptr;  // the rollouts of the step or evaluation that goes on

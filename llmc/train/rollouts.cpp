@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "../core/common.h"
+#include "../core/file.h"
 #include "../core/json.h"
 
 static std::vector<double> numbers(const Fields &fields, const std::string &name) {
@@ -52,6 +53,18 @@ Rollouts::Rollouts(const std::string &path, size_t vocab) : own_file_(std::make_
         }
     }
     if (all_.empty()) die("%s holds no rollouts\n  fix: one JSON object a line (docs/rl.md)", path.c_str());
+}
+
+void Rollouts::write(const std::string &path) const {
+    OutputFile out(path);
+    for (const Rollout &r : all_) {
+        const nlohmann::ordered_json record = {{"prompt_ids", r.prompt}, {"completion_ids", r.completion},
+                                               {"logprobs", r.logp},     {"reward", r.reward},
+                                               {"group", r.group},       {"truncated", r.truncated}};
+        const std::string line = record.dump() + "\n";
+        out.write(line.data(), line.size());
+    }
+    out.commit();
 }
 
 Document Rollouts::document(size_t i) const {

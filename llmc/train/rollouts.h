@@ -35,6 +35,8 @@ class Rollouts final : public Samples {
     Document document(size_t i) const override;
     const InputFile &file() const override { return *file_; }
     const Rollout &operator[](size_t i) const { return all_[i]; }
+    // Writes a file that the first constructor reads. A crash leaves all of it or nothing.
+    void write(const std::string &path) const;
 
   private:
     std::unique_ptr<InputFile> own_file_;

@@ -502,9 +502,11 @@ int Trainer::train() {
     action.sa_flags = SA_RESTART;
     for (int number : {SIGINT, SIGTERM, SIGUSR1}) sigaction(number, &action, nullptr);
 
+    size_t drawn = loader_->cursor();  // samples, when the last step was made
     for (const size_t first = step_; step_ < steps_;) {
         const size_t before = step_;
         const auto batches = objective_->draw(*model_, loader_->next());
+        if (batches.empty()) continue;  // nothing is saved in between, and so nothing of it needs to be
         for (size_t i = 0; i < batches.size() && step_ < steps_; i++) {
             if (step_ == first) describe_split(batches[i]);
             const ordered_json line = optimizer_step(batches[i]);
@@ -512,7 +514,8 @@ int Trainer::train() {
                 logger_->write(line), logger_->show_step(line, steps_);
         }
         const auto passed = [&](size_t every) { return step_ / every > before / every; };  // a multiple of it
-        const bool epoch_ends = loader_->cursor() % loader_->train_samples().size() == 0;
+        const size_t epoch = loader_->train_samples().size(), earlier = std::exchange(drawn, loader_->cursor());
+        const bool epoch_ends = drawn / epoch > earlier / epoch;
         if (step_ == steps_ || (o_.eval_steps > 0 ? passed(size_t(o_.eval_steps)) : epoch_ends)) evaluate_now();
         if (continuation_ && (step_ == steps_ || passed(o_.sample_every))) show_sample();
         const int stop = int(run_.comm.max(received_signal));

@@ -235,7 +235,62 @@ def test_resuming_answers_gives_the_same_bits(prompts, tmp_path):
     assert weights(straight) == weights(stopped)
 
 
+def test_saved_answers_are_answers_to_learn_from(prompts, tmp_path):
+    """The same first step, from the file of the answers."""
+    sample(tmp_path / "run", prompts, save_rollouts="true", loss_aggregation="sequence_mean")
+    files = sorted(path.name for path in (tmp_path / "run" / "rollouts").iterdir())
+    assert files == ["00000000.jsonl", "00000006.jsonl"]
+    saved = tmp_path / "run" / "rollouts" / files[0]
+    assert len(saved.read_text().splitlines()) == 24
+    sample(tmp_path / "again", None, data=None, rollouts=saved, max_steps=1, loss_aggregation="sequence_mean", train_batch_size=24)
+    one, again = log_lines(tmp_path / "run")[1], log_lines(tmp_path / "again")[1]
+    assert all(one[key] == again[key] for key in ("reward", "response_length", "truncated", "tokens"))
+    near(again["grad_norm"], one["grad_norm"], 1e-4)
+
+
+def test_lengths_shape_rewards(prompts, tmp_path):
+    """No answer is right, so what is logged is what the length takes."""
+    rewards = []
+    for number, options in enumerate([{}, {"stop_properly_coef": -0.5}, {"overlong_buffer_len": 9}]):
+        sample(tmp_path / str(number), prompts, save_rollouts="true", max_steps=1, **options)
+        rewards.append(log_lines(tmp_path / str(number))[1]["reward"])
+    answers = [json.loads(line) for line in (tmp_path / "0" / "rollouts" / "00000000.jsonl").read_text().splitlines()]
+    truncated, lengths = [answer["truncated"] for answer in answers], [len(answer["completion_ids"]) for answer in answers]
+    assert any(truncated) and rewards[0] == 0
+    assert rewards[1] == pytest.approx(-0.5 * np.mean(truncated))
+    assert rewards[2] == pytest.approx(-np.mean(lengths) / 9)
+
+
+def test_only_prompts_that_teach_are_kept(prompts, tmp_path):
+    """With 128 answers of one token, some prompts have a right one among them and others have none."""
+    sample(tmp_path / "run", prompts, max_steps=3, n=128, rollout_batch_size=3, max_new_tokens=1, dynamic_filtering="true", save_rollouts="true",
+           num_episodes=20)
+    lines = log_lines(tmp_path / "run")[1:]
+    assert len(lines) == 3 and any(line["filtered"] > 0 for line in lines)
+    for path in (tmp_path / "run" / "rollouts").iterdir():
+        groups = {}
+        for line in path.read_text().splitlines():
+            answer = json.loads(line)
+            groups.setdefault(answer["group"], []).append(answer["reward"])
+        assert len(groups) >= 3 and all(0 < np.mean(group) < 1 and len(group) == 128 for group in groups.values())
+
+
+def test_resuming_filtered_answers_gives_the_same_bits(prompts, tmp_path):
+    options = {"max_steps": 4, "n": 128, "rollout_batch_size": 3, "max_new_tokens": 1, "dynamic_filtering": "true",
+               "train_batch_size": 2000, "num_episodes": 20}
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    sample(straight, prompts, **options)
+    sample(stopped, prompts, save_steps=1, **options)
+    sample(stopped, prompts, save_steps=1, resume=stopped / "step_2", **options)
+    assert weights(straight) == weights(stopped)
+
+
 @pytest.mark.parametrize("options, parts", [
+    ({"dynamic_filtering": "true", "n": 4, "dynamic_filtering_range": "2,3", "rollout_batch_size": 6}, ["--dynamic_filtering", "kept 0 of 60 prompts", "2 or less"]),
+    ({"dynamic_filtering": "true", "n": 1}, ["--dynamic_filtering", "--n is 1"]),
+    ({"dynamic_filtering_range": "1,0"}, ["--dynamic_filtering_range", "smaller one first"]),
+    ({"overlong_buffer_len": 10}, ["--overlong_buffer_len 10", "--max_new_tokens 9"]),
+    ({"stop_properly_coef": 2}, ["--stop_properly_coef 2", "at most 1"]),
     ({"max_new_tokens": 60}, ["prompts.safetensors", "--max_new_tokens 60", "--row_tokens"]),
     ({"reward": "length"}, ["--reward length", "exact_match"]),
     ({"reward": "length.py"}, ["--reward length.py", "tokenizer.json"]),

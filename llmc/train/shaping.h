@@ -1,0 +1,32 @@
+// What the length of an answer does to its reward R, before anything is compared. l: the tokens of the answer, m: the most that it may have.
+//
+//   overlong          R - factor * min(max(l - (m - b), 0), b) / b    of the last b tokens each costs some: Yu et al., "DAPO", 2025, arXiv:2503.14476, eq. 13
+//   stop properly     c R if 0 <= c <= 1, c if c < 0                  of an answer that did not end by itself, after the former: OpenRLHF
+#pragma once
+#include <algorithm>
+#include <cstddef>
+
+#include "../core/common.h"
+
+struct ShapingOptions {
+    size_t longest;                             // m
+    size_t overlong_buffer = 0;                 // b; 0: no penalty
+    double overlong_factor = 1, stop_coef = 1;  // factor, c
+};
+
+inline void check_options(const ShapingOptions &o) {
+    if (o.overlong_buffer > o.longest)
+        die("--overlong_buffer_len %zu is more than --max_new_tokens %zu\n  fix: a part of the longest answer", o.overlong_buffer,
+            o.longest);
+    if (!(o.overlong_factor >= 0)) die("--overlong_penalty_factor %g must be 0 or more\n  fix: 1, by default", o.overlong_factor);
+    if (!(o.stop_coef <= 1))
+        die("--stop_properly_coef %g must be at most 1\n  fix: the share of its reward that an answer keeps which does not end by itself, or a negative reward",
+            o.stop_coef);
+}
+
+inline double shaped_reward(const ShapingOptions &o, double reward, size_t tokens, bool truncated) {
+    if (const double b = double(o.overlong_buffer); b > 0)
+        reward -= o.overlong_factor * std::clamp(double(tokens) - (double(o.longest) - b), 0.0, b) / b;
+    if (!truncated) return reward;
+    return o.stop_coef < 0 ? o.stop_coef : o.stop_coef * reward;
+}
