@@ -426,6 +426,41 @@ TEST(Options, NamesOfTrlAndAxolotlAreAnswered) {
     }
 }
 
+// The fix of all problems is one edit: they come together, with the command in our names. Values that must not be taken over are not.
+TEST(Options, AllProblemsComeInOneMessage) {
+    const std::string said =
+        message(words("sft --base_model M --dataset_name D;x --output_dir O --num_train_epochs 3 --warmup_steps 100 "
+                      "--use_peft --learning_rate x --dtype bfloat16 --max_grad_norm -1 --eos_token E"));
+    EXPECT_TRUE(said.starts_with("9 problems:\nunknown flag --base_model\n  fix: did you mean --model?\n")) << said;
+    for (const char *part : {"unknown flag --dataset_name", "unknown flag --num_train_epochs", "unknown flag --warmup_steps",
+                             "--use_peft has no meaning", "--learning_rate \"x\" is not a number", "unknown flag --max_grad_norm",
+                             "--max_norm is -1.0 but must be 0", "unknown flag --eos_token\n  fix: ./train_llama sft --help"})
+        EXPECT_NE(said.find(part), said.npos) << part << "\n" << said;
+    EXPECT_TRUE(
+        said.ends_with("\n  ./train_llama sft --model M --data 'D;x' --output_dir O --max_epochs 3 --dtype bf16 --max_norm -1"))
+        << said;
+    EXPECT_EQ(message(words(sft + "--max_len 12x")), "--max_len \"12x\" is not a whole number, 0 or more");
+    expect_error("sft", "3 problems:\nsft needs --model DIR");
+    expect_error("reward", "rm needs --model DIR");
+}
+
+// A hint is a flag whose words the name has; letters alone make none.
+TEST(Options, HintsShareWords) {
+    for (const char *name : {"eos_token", "bos_token", "ds_type", "weight_dtype", "dataset_processes", "push_to_hub"})
+        expect_error(sft + "--" + name + " 1", "lists the flags of sft");
+    expect_error(sft + "--max_lenn 4", "did you mean --max_len?");
+    expect_error(sft + "--save_step 4", "did you mean --save_steps?");
+    expect_error(sft + "--train_batch 4", "did you mean --train_batch_size?");
+}
+
+TEST(Options, ValuesOfOthersAreTranslated) {
+    EXPECT_EQ(options(sft + "--dtype bfloat16").dtype, "bf16");
+    EXPECT_EQ(options(sft + "--dtype float32").dtype, "f32");
+    EXPECT_EQ(options(sft + "--max_steps -1").max_steps, 0u);
+    EXPECT_NE(notes(sft + "--dtype bfloat16").find("--dtype bfloat16: --dtype bf16"), std::string::npos);
+    expect_error(sft + "--dtype float16", "one of auto,f32,bf16");
+}
+
 // What is left out means something else than in OpenRLHF, where its names are used.
 TEST(Options, DefaultsThatDifferFromOpenRlhfAreListed) {
     const auto differences = [](const std::string &line) {

@@ -152,18 +152,43 @@ static std::string task_words(unsigned mask) {
     return out;
 }
 
-[[noreturn]] static void die_unknown(const Setting &s, const std::string &program, Task task) {
-    const std::string last = s.name.substr(s.name.rfind('.') + 1);
+// Returns how alike two names are, from 0 to 1: the share of their words (max, len) that the other name has, too, though it may be misspelled.
+// Letters of a whole name would say that eos_token means row_tokens, and ds_type dtype.
+static double likeness(const std::string &a, const std::string &b) {
+    const auto words = CLI::detail::split(a, '_');
+    auto others = CLI::detail::split(b, '_');
+    const size_t count = words.size() + others.size();
+    size_t shared = 0;
+    for (const std::string &word : words) {
+        const auto same = std::find_if(others.begin(), others.end(), [&](const std::string &other) {
+            const size_t letters = std::max(word.size(), other.size());
+            return edit_distance(word, other) <= (letters < 4 ? 0 : (letters + 1) / 3);
+        });
+        if (same == others.end()) continue;
+        others.erase(same);
+        shared += 2;
+    }
+    return double(shared) / double(count);
+}
+
+static const Foreign *find_foreign(const std::string &name) {
+    const std::string last = name.substr(name.rfind('.') + 1);
     for (const Foreign &f : foreign)
-        if (contains(f.names, last)) die("unknown flag %s\n  fix: did you mean --%s?", s.where.c_str(), f.flag);
+        if (contains(f.names, last)) return &f;
+    return nullptr;
+}
+
+[[noreturn]] static void die_unknown(const Setting &s, const std::string &program, Task task) {
+    if (const Foreign *f = find_foreign(s.name)) die("unknown flag %s\n  fix: did you mean --%s?", s.where.c_str(), f->flag);
+    const std::string last = s.name.substr(s.name.rfind('.') + 1);
     std::string best;
-    size_t least = std::max<size_t>(1, last.size() / 3) + 1;
+    double most = 0.79;  // two of two words, or of two and three
     for (const Flag &f : flags()) {
         if (!(f.tasks & task)) continue;
         std::vector<std::string> names = f.aliases;
         names.push_back(f.name);
         for (const std::string &name : names)
-            if (const size_t d = edit_distance(last, name); d < least) least = d, best = f.name;
+            if (const double x = likeness(last, name); x > most) most = x, best = f.name;
     }
     if (best.empty())
         die("unknown flag %s\n  fix: ./%s %s --help lists the flags of %s", s.where.c_str(), program.c_str(), task_name(task),
@@ -178,9 +203,10 @@ struct Parser {
     Task task;
     Options options;
     std::vector<std::string> notes;
-    std::set<std::string> given;  // the flags that were set, by our names
-    bool openrlhf = false;        // whether a name of OpenRLHF was used
-    size_t rows_of = 0;           // micro_batch_size
+    std::set<std::string> given;                                  // the flags that were set, by our names
+    bool openrlhf = false;                                        // whether a name of OpenRLHF was used
+    size_t rows_of = 0;                                           // micro_batch_size
+    std::vector<std::pair<std::string, std::string>> translated;  // our flags and their values, as one writes them in a shell
     CLI::App app;
 
     Parser(const std::string &name, Task t)
@@ -236,6 +262,21 @@ struct Parser {
         return text.find_first_not_of("0123456789") == text.npos && (text.size() == 1 || text[0] != '0') ? "" : "not decimal";
     }
 
+    void translate(const std::string &name, const std::string &value) {
+        std::erase_if(translated, [&](const auto &earlier) { return earlier.first == name; });
+        const bool plain = !value.empty() && value.find_first_of(" \t\n\"'\\$`*?[]{}()<>|&;#~!") == value.npos;
+        std::string quoted = "'";
+        for (char c : value) quoted += c == '\'' ? "'\\''" : std::string(1, c);
+        translated.emplace_back(name, plain ? value : quoted + "'");
+    }
+
+    // Returns a command line with our names of everything that was understood.
+    std::string command() const {
+        std::string line = "./" + program + " " + task_name(task);
+        for (const auto &[name, value] : translated) line += " --" + name + " " + value;
+        return line;
+    }
+
     void set(const Flag &flag, const Setting &s) {
         if (!(flag.tasks & task))
             die("%s belongs to %s, not to %s\n  fix: leave it out, or start with another task", s.where.c_str(),
@@ -246,18 +287,26 @@ struct Parser {
         if (values.size() > 1 && !flag.list)
             die("%s has more than one value: \"%s\" and \"%s\"\n  fix: quotes around a value with spaces, commas between several files",
                 s.where.c_str(), values[0].c_str(), values[1].c_str());
+        for (const ForeignValue &v : foreign_values)
+            if (flag.name == std::string(v.flag) && values == std::vector<std::string>{v.theirs}) {
+                notes.push_back(s.where + " " + v.theirs + format(": --%s %s", v.flag, v.ours));
+                values = {v.ours};
+            }
         const auto has_gap = [](const std::string &v) {
             return v.starts_with(',') || v.ends_with(',') || v.find(",,") != v.npos;
         };
         CLI::Option *option = app.get_option("--" + std::string(flag.name));
+        const Options before = options;
         try {
             if (flag.list && std::any_of(values.begin(), values.end(), has_gap)) throw CLI::ValidationError("a gap in a list");
             option->clear();
             option->add_result(values);
             option->run_callback();
         } catch (const CLI::ParseError &) {
+            options = before;  // half of a value would be a second mistake
             die("%s \"%s\" is not %s", s.where.c_str(), CLI::detail::join(values, " ").c_str(), flag.wanted);
         }
+        translate(flag.name, CLI::detail::join(values, ","));
         given.insert(flag.name);
         if (flag.name == std::string("row_tokens")) rows_of = 0;  // the later one wins
         openrlhf |= contains("pretrain,save_path,l2,max_ckpt_num,eval_dataset", s.name) || s.name.find('.') != s.name.npos;
@@ -279,6 +328,7 @@ struct Parser {
             rows_of = value.size() < 10 ? strtoul(value.c_str(), nullptr, 10) : 0;
             if (rows_of == 0 || !decimal(value).empty())
                 die("%s \"%s\" is not a whole number above 0", s.where.c_str(), value.c_str());
+            translate("micro_batch_size", value);
             return;
         }
         for (const Refused &r : refused)
@@ -295,6 +345,10 @@ struct Parser {
                 notes.push_back(s.where + ": " + m.note);
                 return;
             }
+        if (const Foreign *f = find_foreign(s.name))  // the answer is an error, but the translated command has the flag
+            if (const Flag *flag = find_flag(f->flag)) try {
+                    set(*flag, s);
+                } catch (const Error &) {}
         die_unknown(s, program, task);
     }
 
@@ -336,15 +390,18 @@ struct Parser {
 
 // ---- checks ----------------------------------------------------------------------------------------------------------------------
 
-static void check_values(const Options &o, Task task) {
+using Problems = std::vector<std::string>;
+
+static void check_values(const Options &o, Task task, Problems &problems) {
     const ordered_json json = to_json(o, task);
     const auto must = [&](bool ok, const char *flag, const char *rule) {
         if (!ok)
-            die("--%s is %s but must be %s\n  fix: another --%s", flag, json.value(flag, ordered_json()).dump().c_str(), rule,
-                flag);
+            problems.push_back(format("--%s is %s but must be %s\n  fix: another --%s", flag,
+                                      json.value(flag, ordered_json()).dump().c_str(), rule, flag));
     };
     const auto one_of = [&](const std::string &value, const char *flag, const char *choices) {
-        if (!contains(choices, value)) die("--%s is \"%s\"\n  fix: one of %s", flag, value.c_str(), choices);
+        if (!contains(choices, value))
+            problems.push_back(format("--%s is \"%s\"\n  fix: one of %s", flag, value.c_str(), choices));
     };
     const auto share = [](double x) { return x >= 0 && x <= 1; };
     one_of(o.add_bos, "add_bos", "auto,never,always");
@@ -400,14 +457,17 @@ static void check_values(const Options &o, Task task) {
     must(o.top_p > 0 && o.top_p <= 1, "top_p", "above 0 and at most 1");
 }
 
-static void check_together(const std::string &program, const Options &o, Task task) {
-    const auto both = [](bool wrong, const char *a, const char *b, const char *why) {
+static void check_together(const std::string &program, const Options &o, Task task, Problems &problems) {
+    const auto both = [&](bool wrong, const char *a, const char *b, const char *why) {
         if (wrong)
-            die("--%s and --%s were both given: %s\n  fix: leave one of them out, on the command line or in --config", a, b, why);
+            problems.push_back(
+                format("--%s and --%s were both given: %s\n  fix: leave one of them out, on the command line or in --config", a,
+                       b, why));
     };
     const auto need = [&](bool missing, const char *what) {
         if (missing)
-            die("%s needs %s\n  fix: ./%s %s --help shows its flags", task_name(task), what, program.c_str(), task_name(task));
+            problems.push_back(format("%s needs %s\n  fix: ./%s %s --help shows its flags", task_name(task), what,
+                                      program.c_str(), task_name(task)));
     };
     both(o.train_batch_size > 0 && o.train_batch_tokens > 0, "train_batch_size", "train_batch_tokens",
          "each says what a step is");
@@ -448,7 +508,25 @@ static Task task_of(const std::vector<std::string> &arguments) {
     }
     for (Task t : tasks)
         if (arguments[0] == task_name(t)) return t;
+    if (arguments[0] == "reward") return RM;  // TRL's name
     die("there is no task \"%s\"\n  fix: one of %s", arguments[0].c_str(), task_words(ALL_TASKS).c_str());
+}
+
+// Calls the functions in turn, with a list that they add problems to or with an error that they end with, and ends with one message of all.
+template <class... F> static void collect(const Parser &parser, Problems problems, F &&...functions) {
+    const auto call = [&](auto &function) {
+        try {
+            function(problems);
+        } catch (const Error &e) {
+            problems.push_back(e.what());
+        }
+    };
+    (call(functions), ...);
+    if (problems.empty()) return;
+    if (problems.size() == 1) die("%s", problems[0].c_str());
+    std::string all = format("%zu problems:\n", problems.size());
+    for (const std::string &problem : problems) all += problem + "\n";
+    die("%sWhat was understood, in the names of this program:\n  %s", all.c_str(), parser.command().c_str());
 }
 
 Parsed parse(const std::string &program, const std::vector<std::string> &given, const std::vector<std::string> &bundled) {
@@ -466,10 +544,15 @@ Parsed parse(const std::string &program, const std::vector<std::string> &given, 
         parser.app.add_option("--config", config, "JSON file with any of these flags; the command line wins");
         return {task, parser.options, true, {}, parser.app.help()};
     }
-    for (const Setting &s : read_settings(arguments, named)) parser.set(s);
-    parser.finish();
-    check_values(parser.options, task);
-    check_together(program, parser.options, task);
+    Problems problems;
+    for (const Setting &s : read_settings(arguments, named)) try {
+            parser.set(s);
+        } catch (const Error &e) {
+            problems.push_back(e.what());
+        }
+    collect(
+        parser, problems, [&](Problems &) { parser.finish(); }, [&](Problems &all) { check_values(parser.options, task, all); },
+        [&](Problems &all) { check_together(program, parser.options, task, all); });
     if (brings) {
         std::string command = "./" + program;
         for (const std::string &word : arguments) command += " " + word;

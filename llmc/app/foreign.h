@@ -25,7 +25,7 @@ inline constexpr Meaningless meaningless[] = {
     {"attn_implementation,flash_attn", "", "attention is this program's own: exact, blocked, on packed rows"},
     {"packing_samples", "", "samples are always packed into rows of --row_tokens"},
     {"use_dynamic_batch,dynamic_batch_enable", "", "rows are always filled by tokens (--row_tokens)"},
-    {"param_dtype,bf16", "bf16,true", "--dtype decides; auto is f32 on the CPU"},
+    {"param_dtype,bf16", "bf16,true,auto", "--dtype decides; auto is f32 on the CPU"},
     {"grad_accum_dtype", "", "gradients of parameters are always summed in float"},
     {"optim", "adam", "the optimizer is AdamW"},
     {"muon.lr,muon.momentum,muon.ns_steps,muon.nesterov,muon.no_nesterov", "", "the optimizer is AdamW"},
@@ -70,7 +70,7 @@ inline constexpr Refused refused[] = {
     {"reward_model", "the task rm trains one"},
 };
 
-// Names of TRL and Axolotl, and the flag to use instead.
+// Names of TRL and Axolotl, and the flag to use instead. If that is a flag's name alone, it takes the same values.
 struct Foreign {
     const char *names, *flag;
 };
@@ -82,20 +82,21 @@ inline constexpr Foreign foreign[] = {
     {"num_train_epochs,num_epochs,epochs", "max_epochs"},
     {"max_length,max_seq_length,sequence_len,cutoff_len", "max_len"},
     {"lr_scheduler_type", "lr_scheduler"},
-    {"warmup_ratio,warmup_steps", "lr_warmup_ratio"},
+    {"warmup_ratio", "lr_warmup_ratio"},
+    {"warmup_steps", "lr_warmup_ratio, a share of all steps"},
     {"cosine_min_lr_ratio", "min_lr_ratio"},
     {"max_grad_norm,gradient_clipping", "max_norm"},
     {"adam_beta1,adam_beta2", "adam_betas 0.9,0.95"},
     {"adam_epsilon", "adam_eps"},
     {"base_model", "model"},
     {"dataset_name,datasets,train_file", "data"},
-    {"chat_template,chat_template_path", "tokenizer_chat_template"},
-    {"logging_dir,report_to", "log"},
+    {"chat_template,chat_template_path", "tokenizer_chat_template, the text of a template"},
+    {"logging_dir,report_to", "log FILE"},
     {"overwrite_output_dir", "overwrite"},
     {"save_total_limit", "max_num"},
-    {"save_strategy,saves_per_epoch", "save_steps"},
+    {"save_strategy,saves_per_epoch", "save_steps, which counts optimizer steps"},
     {"resume_from_checkpoint,auto_resume_from_checkpoints", "resume auto"},
-    {"eval_strategy,evaluation_strategy,evals_per_epoch", "eval_steps"},
+    {"eval_strategy,evaluation_strategy,evals_per_epoch", "eval_steps, which counts optimizer steps"},
     {"val_set_size", "eval_fraction"},
     {"test_datasets", "eval_data"},
     {"fp16,torch_dtype", "dtype bf16"},
@@ -135,6 +136,17 @@ inline constexpr Foreign foreign[] = {
     {"scale_rewards", "advantage_estimator group_norm or dr_grpo"},
     {"reward_funcs", "reward FILE.py"},
     {"mask_truncated_completions", "stop_properly_coef, which lowers their reward instead"},
+};
+
+// Values of TRL and Axolotl, and what they are here.
+struct ForeignValue {
+    const char *flag, *theirs, *ours;
+};
+inline constexpr ForeignValue foreign_values[] = {
+    {"dtype", "bfloat16", "bf16"},
+    {"dtype", "float32", "f32"},
+    {"max_steps", "-1", "0"},
+    {"truncation", "truncate", "keep"},
 };
 
 // Flags whose default differs from OpenRLHF's. (pretrain is compared with OpenRLHF's SFT, which also trains on plain text.)
