@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from test_runs import FAMILIES, GOLDEN, ROOT, call, checkpoints, command, data, log_lines, random_documents, refused, stable, train, weights, write_data  # noqa: F401
+from test_runs import ENVIRONMENT, FAMILIES, GOLDEN, ROOT, call, checkpoints, command, data, log_lines, random_documents, refused, stable, train, weights, write_data  # noqa: F401
 
 EMULATED = ROOT / "train_llama_emu"
 needs_emulator = pytest.mark.skipif(not EMULATED.exists(), reason="make train_llama_emu")
@@ -104,7 +104,7 @@ def test_ranks_that_share_a_device_train_as_one(data, tmp_path):
 
 @needs_emulator
 def test_a_gpu_is_checked_at_its_first_start(data, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(tmp_path / "cache"))
     line = "GPU check: 34 ops agree with the CPU ("
 
     def says(name, **options):
