@@ -96,8 +96,8 @@ template <class X> struct Gpt2Acts : AttentionActs<X> {
     X *mid;                // (T, C)  residual stream after attention
     X *ln2;                // (T, C)  norm of mid
     float *mean2, *rstd2;  // (T)
-    X *fc;                 // (T, F)  Backward: becomes its gradient
-    X *act;                // (T, F)  gelu(fc)
+    X *fc;                 // (tile, F)  Backward: becomes its gradient
+    X *act;                // (tile, F)  gelu(fc)
 };
 
 template <class Dev> class Gpt2 final : public Decoder<Dev> {
@@ -116,10 +116,13 @@ template <class Dev> class Gpt2 final : public Decoder<Dev> {
     void plan_layer(size_t l);
     void point_weights(const Locate<X> &params, const Locate<float> *grads) override;
     void input_forward() override;
-    void layer_forward(size_t l, Pass pass) override;
+    void attention_half(size_t l, Pass pass) override;
+    void feed_forward_half(size_t l, Pass pass) override;
+    void hidden_forward(size_t l, Pass pass, size_t t, size_t n);
     void final_norm_forward() override;
     void final_norm_backward() override;
-    void layer_backward(size_t l) override;
+    void feed_forward_half_backward(size_t l) override;
+    void attention_half_backward(size_t l) override;
     void input_backward() override;
 
     Gpt2Weights<X> w;
@@ -144,7 +147,7 @@ template <class Dev> OpList Gpt2<Dev>::op_list(const ModelConfig &c) {
     ops[ACT]       = {"activation", cheap,   cost::elements(2 * F, 3 * F)};
     ops[DOWN]      = {"down",       never,   cost::product(F, C, C)};  // and the residual stream
     // clang-format on
-    return {.layer = ops, .attention = ATTENTION, .reads_input = LN2, .embeddings = 2};
+    return {.layer = ops, .attention = ATTENTION, .reads_input = LN2, .hidden = UP, .embeddings = 2};
 }
 
 template <class Dev>
@@ -160,7 +163,7 @@ Gpt2<Dev>::Gpt2(Dev dev, const ModelConfig &config, const ModelLimits &limits)
 }
 
 template <class Dev> void Gpt2<Dev>::plan_layer(size_t l) {
-    const size_t T = T_max, C = config.C, F = config.F, H = config.H;
+    const size_t T = T_max, tile = this->tile, C = config.C, F = config.F, H = config.H;
     using A = Gpt2Acts<X>;
     const auto array = Base::layer_arrays(l, first[l], later[l]);
     using enum Recompute;
@@ -176,8 +179,8 @@ template <class Dev> void Gpt2<Dev>::plan_layer(size_t l) {
     array("ln2",   &A::ln2,   {T, C},     PROJ,      UP,        LN2,       cheap);
     array("mean2", &A::mean2, {T},        LN2,       LN2,       LN2,       never);
     array("rstd2", &A::rstd2, {T},        LN2,       LN2,       LN2,       never);
-    array("fc",    &A::fc,    {T, F},     UP,        ACT,       UP,        layer);
-    array("act",   &A::act,   {T, F},     ACT,       DOWN,      ACT,       cheap);
+    array("fc",    &A::fc,    {tile, F},    UP,        ACT,       UP,        layer);
+    array("act",   &A::act,   {tile, F},    ACT,       DOWN,      ACT,       cheap);
     // clang-format on
     Base::plan_attention(l, first[l], later[l]);
 }
@@ -197,9 +200,23 @@ template <class Dev> void Gpt2<Dev>::input_forward() {
     embedding_forward(dev, acts.x[0], w.embed, row.tokens, w.positions, row.doc_pos, row.T, config.C);
 }
 
-// One layer: mid = x + attention(norm(x)), next = mid + feed_forward(norm(mid)). In Pass::recompute it computes,
-// for the backward pass, only the arrays that were not kept.
-template <class Dev> void Gpt2<Dev>::layer_forward(size_t l, Pass pass) {
+// One layer: mid = x + attention(norm(x)), next = mid + feed_forward(norm(mid)). Its first half computes attention's output. In
+// Pass::recompute both halves compute, for the backward pass, only the arrays that were not kept.
+template <class Dev> void Gpt2<Dev>::attention_half(size_t l, Pass pass) {
+    const size_t T = row.T, C = config.C;
+    const Gpt2Layer<X> &y = w.layer[l];
+    const Gpt2Acts<X> &a = pass == Pass::recompute ? later[l] : first[l];
+    const X *x = acts.x[l];  // (T, C)
+    const float eps = config.eps;
+    const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
+
+    if (runs(LN1)) layernorm_forward(dev, a.ln1, a.mean1, a.rstd1, x, y.ln1, y.ln1_bias, T, C, eps);
+    if (runs(QKV)) matmul_forward(dev, a.qkv, a.ln1, y.qkv, y.qkv_bias, T, C, 3 * C);
+    if (runs(ATTENTION)) Base::attention_forward(l, a);
+}
+
+// The second half of a layer: attention's output projection and the feed-forward.
+template <class Dev> void Gpt2<Dev>::feed_forward_half(size_t l, Pass pass) {
     const bool recompute = pass == Pass::recompute, mid_is_kept = limits.recompute < Recompute::layer;
     const size_t T = row.T, C = config.C, F = config.F;
     const Gpt2Layer<X> &y = w.layer[l];
@@ -208,25 +225,31 @@ template <class Dev> void Gpt2<Dev>::layer_forward(size_t l, Pass pass) {
     const float eps = config.eps;
     const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
 
-    if (runs(LN1)) layernorm_forward(dev, a.ln1, a.mean1, a.rstd1, x, y.ln1, y.ln1_bias, T, C, eps);
-    if (runs(QKV)) matmul_forward(dev, a.qkv, a.ln1, y.qkv, y.qkv_bias, T, C, 3 * C);
-    if (runs(ATTENTION)) Base::attention_forward(l, a);
     if (runs(PROJ))
         matmul_forward(dev, a.ln2, a.att, y.proj, y.proj_bias, T, C, C);  // ln2 holds the projection until its norm replaces it
     if (runs(LN2)) {
         if (recompute && mid_is_kept) layernorm_forward(dev, a.ln2, a.mean2, a.rstd2, a.mid, y.ln2, y.ln2_bias, T, C, eps);
         else residual_layernorm_forward(dev, a.mid, a.ln2, a.mean2, a.rstd2, x, a.ln2, y.ln2, y.ln2_bias, T, C, eps);
     }
-    if (runs(UP)) matmul_forward(dev, a.fc, a.ln2, y.fc, y.fc_bias, T, C, F);
-    if (runs(ACT)) {
-        if (config.gelu == Gelu::tanh) gelu_forward<Gelu::tanh>(dev, a.act, a.fc, T * F);
-        else gelu_forward<Gelu::erf>(dev, a.act, a.fc, T * F);
-    }
-    if (runs(DOWN)) {
-        X *next = acts.x[l + 1];  // (T, C)
-        matmul_forward(dev, next, a.act, y.fc_proj, y.fc_proj_bias, T, F, C);
-        residual_forward(dev, next, next, a.mid, T * C);
-    }
+    if (recompute) return;  // the backward pass recomputes the hidden arrays, tile by tile
+    Base::for_tiles([&](size_t t, size_t n) {
+        hidden_forward(l, pass, t, n);
+        X *next = acts.x[l + 1] + t * C;  // (n, C)
+        begin_op(clock.forward(l, DOWN));
+        matmul_forward(dev, next, a.act, y.fc_proj, y.fc_proj_bias, n, F, C);
+        residual_forward(dev, next, next, a.mid + t * C, n * C);
+    });
+}
+
+// Computes fc and act of tokens [t, t + n).
+template <class Dev> void Gpt2<Dev>::hidden_forward(size_t l, Pass pass, size_t t, size_t n) {
+    const size_t C = config.C, F = config.F;
+    const Gpt2Layer<X> &y = w.layer[l];
+    const Gpt2Acts<X> &a = pass == Pass::recompute ? later[l] : first[l];
+    if (Base::runs(UP, l, pass)) matmul_forward(dev, a.fc, a.ln2 + t * C, y.fc, y.fc_bias, n, C, F);
+    if (!Base::runs(ACT, l, pass)) return;
+    if (config.gelu == Gelu::tanh) gelu_forward<Gelu::tanh>(dev, a.act, a.fc, n * F);
+    else gelu_forward<Gelu::erf>(dev, a.act, a.fc, n * F);
 }
 
 template <class Dev> void Gpt2<Dev>::final_norm_forward() {
@@ -244,27 +267,39 @@ template <class Dev> void Gpt2<Dev>::final_norm_backward() {
 
 // dx is the gradient of the layer's output at first and that of its input in the end. The weight's gradient is computed first:
 // the input's gradient then overwrites the input, which is not needed any more.
-template <class Dev> void Gpt2<Dev>::layer_backward(size_t l) {
+template <class Dev> void Gpt2<Dev>::feed_forward_half_backward(size_t l) {
     const size_t T = row.T, C = config.C, F = config.F;
     const Gpt2Layer<X> &y = w.layer[l];
     const Gpt2Layer<float> &dy = dw.layer[l];
     const Gpt2Acts<X> &a = later[l];
     X *dx = acts.dx;  // (T, C)
 
-    begin_op(clock.backward(l, DOWN));
-    Base::weight_backward(dy.fc_proj, dy.fc_proj_bias, dx, a.act, T, F, C);
-    X *dact = a.act;  // (T, F)
-    matmul_backward_input(dev, dact, dx, y.fc_proj, T, F, C);
-    begin_op(clock.backward(l, ACT));
-    X *dfc = a.fc;  // (T, F)
-    if (config.gelu == Gelu::tanh) gelu_backward<Gelu::tanh>(dev, dfc, dact, a.fc, T * F);
-    else gelu_backward<Gelu::erf>(dev, dfc, dact, a.fc, T * F);
-    begin_op(clock.backward(l, UP));
-    Base::weight_backward(dy.fc, dy.fc_bias, dfc, a.ln2, T, C, F);
     X *dln2 = a.ln2;  // (T, C)
-    matmul_backward_input(dev, dln2, dfc, y.fc, T, C, F);
+    Base::for_tiles([&](size_t t, size_t n) {
+        hidden_forward(l, Pass::recompute, t, n);
+        const X *dnext = dx + t * C;  // (n, C)
+        begin_op(clock.backward(l, DOWN));
+        Base::weight_backward(dy.fc_proj, dy.fc_proj_bias, dnext, a.act, n, F, C, t > 0);
+        X *dact = a.act;  // (n, F)
+        matmul_backward_input(dev, dact, dnext, y.fc_proj, n, F, C);
+        begin_op(clock.backward(l, ACT));
+        X *dfc = a.fc;  // (n, F)
+        if (config.gelu == Gelu::tanh) gelu_backward<Gelu::tanh>(dev, dfc, dact, a.fc, n * F);
+        else gelu_backward<Gelu::erf>(dev, dfc, dact, a.fc, n * F);
+        begin_op(clock.backward(l, UP));
+        Base::weight_backward(dy.fc, dy.fc_bias, dfc, a.ln2 + t * C, n, C, F, t > 0);
+        matmul_backward_input(dev, dln2 + t * C, dfc, y.fc, n, C, F);
+    });
     begin_op(clock.backward(l, LN2));
     layernorm_backward(dev, dx, dy.ln2, dy.ln2_bias, norm_scratch, dx, dln2, a.mid, y.ln2, a.mean2, a.rstd2, T, C);
+}
+
+template <class Dev> void Gpt2<Dev>::attention_half_backward(size_t l) {
+    const size_t T = row.T, C = config.C;
+    const Gpt2Layer<X> &y = w.layer[l];
+    const Gpt2Layer<float> &dy = dw.layer[l];
+    const Gpt2Acts<X> &a = later[l];
+    X *dx = acts.dx;  // (T, C)
 
     begin_op(clock.backward(l, PROJ));
     Base::weight_backward(dy.proj, dy.proj_bias, dx, a.att, T, C, C);

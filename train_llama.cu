@@ -112,8 +112,8 @@ template <class X> struct LlamaActs : AttentionActs<X> {
     X *mid;          // (T, C)             residual stream after attention
     X *ln2;          // (T, C)             norm of mid
     float *rstd2;    // (T)
-    X *gate_up;      // (T, 2*F)           Backward: becomes its gradient
-    X *act;          // (T, F)             silu(gate) * up
+    X *gate_up;      // (tile, 2*F)        Backward: becomes its gradient
+    X *act;          // (tile, F)          silu(gate) * up
 };
 
 template <class Dev> class Llama final : public Decoder<Dev> {
@@ -132,10 +132,13 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     void plan_layer(size_t l);
     void point_weights(const Locate<X> &params, const Locate<float> *grads) override;
     void input_forward() override;
-    void layer_forward(size_t l, Pass pass) override;
+    void attention_half(size_t l, Pass pass) override;
+    void feed_forward_half(size_t l, Pass pass) override;
+    void hidden_forward(size_t l, Pass pass, size_t t, size_t n);
     void final_norm_forward() override;
     void final_norm_backward() override;
-    void layer_backward(size_t l) override;
+    void feed_forward_half_backward(size_t l) override;
+    void attention_half_backward(size_t l) override;
     void input_backward() override;
 
     LlamaWeights<X> w;
@@ -164,7 +167,7 @@ template <class Dev> OpList Llama<Dev>::op_list(const ModelConfig &c) {
     ops[ACT]       = {"activation", cheap,   cost::elements(3 * F, 5 * F)};
     ops[DOWN]      = {"down",       never,   cost::product(F, C, C)};  // and the residual stream
     // clang-format on
-    return {.layer = ops, .attention = ATTENTION, .reads_input = LN2};
+    return {.layer = ops, .attention = ATTENTION, .reads_input = LN2, .hidden = UP};
 }
 
 template <class Dev>
@@ -180,7 +183,7 @@ Llama<Dev>::Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits)
 
 template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
     const ModelConfig &c = config;
-    const size_t T = T_max, C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
+    const size_t T = T_max, tile = this->tile, C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
     using A = LlamaActs<X>;
     const auto array = Base::layer_arrays(l, first[l], later[l]);
     using enum Recompute;
@@ -196,8 +199,8 @@ template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
     array("mid",     &A::mid,     {T, C},             LN2,       DOWN,      LN2,       layer);
     array("ln2",     &A::ln2,     {T, C},             PROJ,      UP,        LN2,       cheap);
     array("rstd2",   &A::rstd2,   {T},                LN2,       LN2,       LN2,       never);
-    array("gate_up", &A::gate_up, {T, 2 * F},         UP,        ACT,       UP,        layer);
-    array("act",     &A::act,     {T, F},             ACT,       DOWN,      ACT,       cheap);
+    array("gate_up", &A::gate_up, {tile, 2 * F},        UP,        ACT,       UP,        layer);
+    array("act",     &A::act,     {tile, F},          ACT,       DOWN,      ACT,       cheap);
     // clang-format on
     Base::plan_attention(l, first[l], later[l]);
 }
@@ -219,12 +222,12 @@ template <class Dev> void Llama<Dev>::input_forward() {
     embedding_forward(dev, acts.x[0], w.embed, row.tokens, row.T, config.C);
 }
 
-// Computes one layer. In Pass::recompute it computes, for the backward pass, only the arrays that were not kept.
-template <class Dev> void Llama<Dev>::layer_forward(size_t l, Pass pass) {
-    const bool recompute = pass == Pass::recompute, mid_is_kept = limits.recompute < Recompute::layer;
-    const size_t T = row.T, C = config.C, H = config.H, KV = config.KV, D = config.D, F = config.F;
+// The first half of a layer, up to attention's output. In Pass::recompute both halves compute, for the backward pass, only the arrays that
+// were not kept.
+template <class Dev> void Llama<Dev>::attention_half(size_t l, Pass pass) {
+    const size_t T = row.T, C = config.C, H = config.H, KV = config.KV, D = config.D;
     const LlamaLayer<X> &y = w.layer[l];
-    const LlamaActs<X> &a = recompute ? later[l] : first[l];
+    const LlamaActs<X> &a = pass == Pass::recompute ? later[l] : first[l];
     const X *x = acts.x[l];  // (T, C)
     const float eps = config.eps;
     const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
@@ -234,19 +237,41 @@ template <class Dev> void Llama<Dev>::layer_forward(size_t l, Pass pass) {
     if (runs(ROPE))
         qk_norm_rope_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, y.q_norm, y.k_norm, rope, row.doc_pos, T, H, KV, D, eps);
     if (runs(ATTENTION)) Base::attention_forward(l, a);
+}
+
+// The second half of a layer: mid = x + projection of attention's output, next = mid + feed_forward(norm(mid)).
+template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, Pass pass) {
+    const bool recompute = pass == Pass::recompute, mid_is_kept = limits.recompute < Recompute::layer;
+    const size_t T = row.T, C = config.C, H = config.H, D = config.D, F = config.F;
+    const LlamaLayer<X> &y = w.layer[l];
+    const LlamaActs<X> &a = recompute ? later[l] : first[l];
+    const X *x = acts.x[l];  // (T, C)
+    const float eps = config.eps;
+    const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
+
     if (runs(PROJ))
         matmul_forward(dev, a.ln2, a.att, y.o, y.o_bias, T, H * D, C);  // ln2 holds the projection until its norm replaces it
     if (runs(LN2)) {
         if (recompute && mid_is_kept) rmsnorm_forward(dev, a.ln2, a.rstd2, a.mid, y.ln2, T, C, eps);
         else residual_rmsnorm_forward(dev, a.mid, a.ln2, a.rstd2, x, a.ln2, y.ln2, T, C, eps);
     }
-    if (runs(UP)) matmul_forward(dev, a.gate_up, a.ln2, y.gate_up, y.gate_up_bias, T, C, 2 * F);
-    if (runs(ACT)) swiglu_forward(dev, a.act, a.gate_up, T, F);
-    if (runs(DOWN)) {
-        X *next = acts.x[l + 1];
-        matmul_forward(dev, next, a.act, y.down, y.down_bias, T, F, C);
-        residual_forward(dev, next, next, a.mid, T * C);
-    }
+    if (recompute) return;  // the backward pass recomputes the hidden arrays, tile by tile
+    Base::for_tiles([&](size_t t, size_t n) {
+        hidden_forward(l, pass, t, n);
+        X *next = acts.x[l + 1] + t * C;  // (n, C)
+        begin_op(clock.forward(l, DOWN));
+        matmul_forward(dev, next, a.act, y.down, y.down_bias, n, F, C);
+        residual_forward(dev, next, next, a.mid + t * C, n * C);
+    });
+}
+
+// Computes gate_up and act of tokens [t, t + n).
+template <class Dev> void Llama<Dev>::hidden_forward(size_t l, Pass pass, size_t t, size_t n) {
+    const size_t C = config.C, F = config.F;
+    const LlamaLayer<X> &y = w.layer[l];
+    const LlamaActs<X> &a = pass == Pass::recompute ? later[l] : first[l];
+    if (Base::runs(UP, l, pass)) matmul_forward(dev, a.gate_up, a.ln2 + t * C, y.gate_up, y.gate_up_bias, n, C, 2 * F);
+    if (Base::runs(ACT, l, pass)) swiglu_forward(dev, a.act, a.gate_up, n, F);
 }
 
 template <class Dev> void Llama<Dev>::final_norm_forward() {
@@ -264,26 +289,38 @@ template <class Dev> void Llama<Dev>::final_norm_backward() {
 
 // dx is the gradient of the layer's output at first and that of its input in the end. The weight's gradient is computed first:
 // the input's gradient then overwrites the input, which is not needed any more.
-template <class Dev> void Llama<Dev>::layer_backward(size_t l) {
-    const size_t T = row.T, C = config.C, H = config.H, KV = config.KV, D = config.D, F = config.F, stride = (H + 2 * KV) * D;
+template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l) {
+    const size_t T = row.T, C = config.C, F = config.F;
     const LlamaLayer<X> &y = w.layer[l];
     const LlamaLayer<float> &dy = dw.layer[l];
     const LlamaActs<X> &a = later[l];
     X *dx = acts.dx;  // (T, C)
 
-    begin_op(clock.backward(l, DOWN));
-    Base::weight_backward(dy.down, dy.down_bias, dx, a.act, T, F, C);
-    X *dact = a.act;
-    matmul_backward_input(dev, dact, dx, y.down, T, F, C);
-    begin_op(clock.backward(l, ACT));
-    X *dgate_up = a.gate_up;
-    swiglu_backward(dev, dgate_up, dact, a.gate_up, T, F);
-    begin_op(clock.backward(l, UP));
-    Base::weight_backward(dy.gate_up, dy.gate_up_bias, dgate_up, a.ln2, T, C, 2 * F);
     X *dln2 = a.ln2;
-    matmul_backward_input(dev, dln2, dgate_up, y.gate_up, T, C, 2 * F);
+    Base::for_tiles([&](size_t t, size_t n) {
+        hidden_forward(l, Pass::recompute, t, n);
+        const X *dnext = dx + t * C;  // (n, C)
+        begin_op(clock.backward(l, DOWN));
+        Base::weight_backward(dy.down, dy.down_bias, dnext, a.act, n, F, C, t > 0);
+        X *dact = a.act;
+        matmul_backward_input(dev, dact, dnext, y.down, n, F, C);
+        begin_op(clock.backward(l, ACT));
+        X *dgate_up = a.gate_up;
+        swiglu_backward(dev, dgate_up, dact, a.gate_up, n, F);
+        begin_op(clock.backward(l, UP));
+        Base::weight_backward(dy.gate_up, dy.gate_up_bias, dgate_up, a.ln2 + t * C, n, C, 2 * F, t > 0);
+        matmul_backward_input(dev, dln2 + t * C, dgate_up, y.gate_up, n, C, 2 * F);
+    });
     begin_op(clock.backward(l, LN2));
     rmsnorm_backward(dev, dx, dy.ln2, norm_scratch, dx, dln2, a.mid, y.ln2, a.rstd2, T, C);
+}
+
+template <class Dev> void Llama<Dev>::attention_half_backward(size_t l) {
+    const size_t T = row.T, C = config.C, H = config.H, KV = config.KV, D = config.D, stride = (H + 2 * KV) * D;
+    const LlamaLayer<X> &y = w.layer[l];
+    const LlamaLayer<float> &dy = dw.layer[l];
+    const LlamaActs<X> &a = later[l];
+    X *dx = acts.dx;  // (T, C)
 
     begin_op(clock.backward(l, PROJ));
     Base::weight_backward(dy.o, dy.o_bias, dx, a.att, T, H * D, C);

@@ -132,6 +132,53 @@ TEST_P(Goldens, RecomputeThreadsGuardsAndPoisonGiveTheSameBits) {
     EXPECT_EQ(trained(g, Recompute::none, Mode::evaluate, 2, false, true).loss(g.rows(3)), loss) << "poison in an evaluation";
 }
 
+// Rows of several tiles of the feed-forward, the last of them not full. Two rows, so that the second adds to the gradients of the first.
+template <class Dev> void expect_tiles_change_no_bit(Dev dev, const Golden &g) {
+    const size_t run = matmul_run(dev), tokens = 2 * run + 192;
+    std::vector<std::vector<int32_t>> documents;
+    std::vector<std::vector<uint8_t>> masks;
+    for (size_t i = 0, n = 0; (n += g.documents[i].size()) <= tokens; i = (i + 1) % g.documents.size())
+        documents.push_back(g.documents[i]), masks.push_back(g.masks[i]);
+    const Row row = make_row(documents, masks);
+    ASSERT_GT(row.T, 2 * run);
+    SelfComm comm;
+    Mesh mesh(comm, 1);
+    const auto step = [&](Recompute recompute, size_t tile, bool guards, bool poison, bool examined = false) {
+        ModelLimits limits;
+        limits.row_tokens = tokens, limits.positions = 128, limits.recompute = recompute, limits.tile_tokens = tile;
+        const auto model = make_model(dev, g.config, limits);
+        model->allocate(mesh, guards, poison);
+        model->load(HfWeights(g.dir), 0);
+        if (examined) model->detect_anomaly();
+        model->zero_gradients();
+        for (size_t i = 0; i < 2; i++) model->accumulate(row, 1e-3f, i == 1);
+        model->arena().check_guards();
+        EXPECT_EQ(model->anomaly().what, "");
+        const Zero<Dev> &zero = model->parameters();
+        return std::pair(model->take_sums().nll, std::vector<float>(zero.grads, zero.grads + zero.sharding.count));
+    };
+    const auto whole = step(Recompute::none, 0, false, false);
+    EXPECT_TRUE(step(Recompute::layer, 4 * run, false, true) == whole) << "one tile";
+    EXPECT_TRUE(step(Recompute::layer, 0, false, true) == whole) << "tiles of one run";
+    EXPECT_TRUE(step(Recompute::layer, run + 1, false, true) == whole) << "tiles of two runs";
+    EXPECT_TRUE(step(Recompute::layer, 0, true, false) == whole) << "guards";
+    EXPECT_TRUE(step(Recompute::layer, 0, false, false, true) == whole) << "anomalies are looked for";
+    EXPECT_TRUE(step(Recompute::cheap, 0, false, true) == whole) << "cheap";
+
+    ModelLimits limits;
+    limits.mode = Mode::evaluate, limits.row_tokens = tokens, limits.positions = 128;
+    const auto model = make_model(dev, g.config, limits);
+    model->allocate(mesh, false, true);
+    model->load(HfWeights(g.dir), 0);
+    for (size_t i = 0; i < 2; i++) model->evaluate(row);
+    EXPECT_EQ(model->take_sums().nll, whole.first);
+}
+
+TEST(Tiles, ChangeNoBit) {
+    expect_tiles_change_no_bit(make_device<CpuF32>(), Golden("llama_bias"));
+    expect_tiles_change_no_bit(make_device<CpuBf16>(), Golden("gpt2"));
+}
+
 // Noise in one document leaves the losses of the others as they were, bit for bit.
 TEST_P(Goldens, DocumentsDoNotLeak) {
     const Golden g(GetParam());

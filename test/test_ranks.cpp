@@ -195,8 +195,9 @@ TEST(Ranks, ZeroSendsWhatZeroHSays) {
 
 namespace {
 
-template <class Dev> Plan plan_of(const std::string &name, size_t world, size_t sp, int stage, size_t tokens) {
+template <class Dev> Plan plan_of(const std::string &name, size_t world, size_t sp, int stage, size_t tokens, size_t tile = 0) {
     ModelLimits limits;
+    limits.tile_tokens = tile;
     limits.row_tokens = limits.positions = tokens, limits.recompute = Recompute::layer;
     limits.ranks.world = world, limits.ranks.sp = sp, limits.ranks.zero_stage = stage;
     Llama<Dev> model(make_device<Dev>(1), preset(name), limits);
@@ -222,6 +223,23 @@ TEST(RankPlans, ActivationsAreSharedByTheRing) {
                         activations(plan_of<CpuBf16>("qwen2.5-0.5b", 1, 1, 1, tokens));
     EXPECT_NEAR(8 * f32, 1, 0.15);
     EXPECT_NEAR(8 * bf16, 1, 0.15);
+}
+
+// With `recompute layer` a layer's working set is that of attention, since its feed-forward runs in tiles, and before queries, keys and values are
+// recomputed. Attention's backward pass needs per token: ln1, datt and dx in X, q, k, v in X, and their float gradients; out32 is the forward pass's.
+TEST(RankPlans, TheFeedForwardNeedsNoMoreThanATile) {
+    const ModelConfig c = preset("llama3-8b");
+    const size_t tokens = 65536, Q = c.H * c.D, K = c.KV * c.D;
+    const auto activations = [&](size_t tile) {
+        const Plan plan = plan_of<CpuBf16>("llama3-8b", 1, 1, 1, tokens, tile);
+        return double(plan.bytes() - plan.state_bytes()) / double(tokens);
+    };
+    const double kept = double(c.L) * (2 * double(c.C + Q) + 4 * double(c.H) + 8),
+                 work = double(2 * (2 * c.C + Q + Q + 2 * K) + 4 * (Q + 2 * K)), tiled = activations(0),
+                 whole = activations(tokens);
+    EXPECT_GE(tiled, kept + work);
+    EXPECT_LE(tiled, 1.05 * (kept + work));
+    EXPECT_GT(whole, tiled + 2 * double(c.F));
 }
 
 TEST(RankPlans, Stage2HoldsAPartOfGradientsAndOptimizer) {

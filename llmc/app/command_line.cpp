@@ -420,6 +420,7 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     must(o.max_len >= 2 && o.max_len <= size_t(INT32_MAX), "max_len",
          "at least 2 and less than 2^31: a token is predicted from the one before");
     must(o.row_tokens <= size_t(INT32_MAX), "row_tokens", "less than 2^31");
+    must(o.tile_tokens <= size_t(INT32_MAX), "tile_tokens", "less than 2^31");
     if (o.row_tokens < o.max_len)
         die("--row_tokens %zu is less than --max_len %zu: the longest sample would not fit\n  fix: --row_tokens %zu, or a smaller --max_len",
             o.row_tokens, o.max_len, o.max_len);

@@ -2,9 +2,9 @@
 // ranks, attention, the loss, the sums of gradients, the optimizer. A trainer adds its parameter table and the arrays and ops of its
 // layers (train_gpt2.cu, train_llama.cu). This class calls the trainer's functions in the order of a step:
 //
-//     forward()      input_forward, layer_forward of each layer, final_norm_forward, and this class's head
-//     gradients()    this class's head, final_norm_backward; for each layer, from the last to the first: layer_forward once more, which
-//                    recomputes what was not kept, and layer_backward; then input_backward
+//     forward()      input_forward, attention_half and feed_forward_half of each layer, final_norm_forward, and this class's head
+//     gradients()    this class's head, final_norm_backward; for each layer, from the last to the first, and first for its feed-forward and then for
+//                    its attention: the half once more, which recomputes what was not kept, and its backward function; then input_backward
 //
 // The ranks of a ring share each row: a rank computes T / sp of its tokens, and only attention needs the others (../parallel/ring.h). The
 // gradients of a unit are summed over all ranks as soon as the backward pass has computed them (../parallel/zero.h). One rank is a ring of one.
@@ -107,11 +107,16 @@ template <class Dev> class Decoder : public Model {
     // Points the trainer's weights at their arrays, and their gradients, too, if the model is trained (else `grads` is null). It sets
     // head_w and head_dw.
     virtual void point_weights(const Locate<X> &params, const Locate<float> *grads) = 0;
-    virtual void input_forward() = 0;                     // computes acts.x[0] from row.tokens
-    virtual void layer_forward(size_t l, Pass pass) = 0;  // computes acts.x[l+1] from acts.x[l]; see runs()
-    virtual void final_norm_forward() = 0;                // computes acts.normf from acts.x[L]
-    virtual void final_norm_backward() = 0;               // replaces acts.dx, the gradient of acts.normf, by that of acts.x[L]
-    virtual void layer_backward(size_t l) = 0;            // replaces acts.dx, the gradient of acts.x[l+1], by that of acts.x[l]
+    virtual void input_forward() = 0;  // computes acts.x[0] from row.tokens
+    // Layer l computes acts.x[l+1] from acts.x[l]: its first half up to attention's output, its second half the output projection and the feed-forward
+    // (see runs() and for_tiles()).
+    virtual void attention_half(size_t l, Pass pass) = 0;
+    virtual void feed_forward_half(size_t l, Pass pass) = 0;
+    virtual void final_norm_forward() = 0;   // computes acts.normf from acts.x[L]
+    virtual void final_norm_backward() = 0;  // replaces acts.dx, the gradient of acts.normf, by that of acts.x[L]
+    // They replace acts.dx, the gradient of acts.x[l+1], by that of the residual stream after attention, and that by the gradient of acts.x[l].
+    virtual void feed_forward_half_backward(size_t l) = 0;
+    virtual void attention_half_backward(size_t l) = 0;
     virtual void input_backward() = 0;  // calls sum_gradients itself, since only the trainer knows which units its input has
 
     // ---- what it plans with -----------------------------------------------------------------------------------------------------------
@@ -126,13 +131,19 @@ template <class Dev> class Decoder : public Model {
         matmul_use_scratch(dev, acts.matmul);  // another model on this device may have used its own, and freed it since
         if (poison_) arena_->poison_dead(now.time);
         if (looks_) look(now);
-        if (profiler_) profiler_->begin(now.pass, now.op, now.layer, bucket);
+        if (profiler_) profiler_->begin(now.pass, now.op, now.layer, bucket, of_tile_);
     }
-    // Begins an op of layer_forward(l, pass). Returns false if the op must not run: in Pass::recompute, if its results were kept.
+    // Begins an op of a half of layer l. Returns false if the op must not run: in Pass::recompute, if its results were kept.
     bool runs(size_t op, size_t l, Pass pass) {
         if (pass == Pass::recompute && limits.recompute < ops.layer[op].from) return false;
         begin_op(pass == Pass::recompute ? clock.recompute(l, op) : clock.forward(l, op));
         return true;
+    }
+    // Calls f(first, n) for each tile of the row's tokens, one after the other. The hidden arrays of the feed-forward hold one tile: (tile, F).
+    template <class F> void for_tiles(F f) {
+        in_parts(
+            row.T, [&](size_t first, size_t n) { of_tile_ = n, f(first, n); }, tile);
+        of_tile_ = 0;
     }
     void ready(size_t unit) {  // waits until the unit's weights have arrived from all ranks
         if (zero.sharding.parts > 1) begin_comm_op(Pass::forward, PARAM_GATHER);
@@ -140,8 +151,9 @@ template <class Dev> class Decoder : public Model {
     }
     void attention_forward(size_t l, const AttentionActs<X> &a);
     void attention_backward(size_t l, const AttentionActs<X> &a);
-    void weight_backward(float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC) {
-        matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC, accumulate_);
+    // `more`: an earlier tile of this pass has added to dw, too.
+    void weight_backward(float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC, bool more = false) {
+        matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC, accumulate_ || more);
     }
     template <class F> void sum_gradients(size_t unit, bool complete, F add) {
         sum_gradients(unit, buffer_of(unit), complete, add);
@@ -152,6 +164,9 @@ template <class Dev> class Decoder : public Model {
     const ModelLimits limits;
     const size_t T_max;  // tokens of this rank's part of the longest row
     const OpList ops;
+    // The tokens for which the hidden arrays of the feed-forward exist at a time. Where they are not kept for the backward pass, that is
+    // limits.tile_tokens, rounded up to a multiple of matmul_run so that no bit depends on it, and by default one run.
+    const size_t tile;
     const Clock clock;
     const size_t positions_unit;  // of the table
     Plan plan_;
@@ -232,6 +247,7 @@ template <class Dev> class Decoder : public Model {
     std::unique_ptr<Arena> arena_;  // lies in memory_
     std::unique_ptr<Profiler> profiler_;
     SelfComm alone_;                      // this rank, which generates by itself
+    size_t of_tile_ = 0;                  // the tokens of the tile that for_tiles() computes now
     bool poison_ = false, last_ = false;  // last_: this is the step's last micro-step
     bool accumulate_ = true;  // false: the next backward pass overwrites the gradients of products instead of adding to them
     bool looks_ = false;      // --detect_anomaly
@@ -270,7 +286,10 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
       limits(limits),
       T_max(round_up(limits.row_tokens, row_multiple * limits.ranks.sp) / limits.ranks.sp),
       ops(std::move(ops)),
-      clock{config.L, this->ops.layer.size()},
+      tile(trains() && limits.recompute < Recompute::layer
+               ? T_max
+               : std::min(T_max, round_up(std::max<size_t>(limits.tile_tokens, 1), matmul_run(dev)))),
+      clock{config.L, this->ops.layer.size(), this->ops.attention, tile < T_max ? this->ops.hidden : this->ops.layer.size()},
       positions_unit(table.positions),
       units(table.units),
       head_unit(table.head),
@@ -479,7 +498,7 @@ template <class Dev> void Decoder<Dev>::load_first_keys(std::span<const int32_t>
 
 template <class Dev> void Decoder<Dev>::forward() {
     input_forward();
-    for (size_t l = 0; l < config.L; l++) ready(1 + l), layer_forward(l, Pass::forward);
+    for (size_t l = 0; l < config.L; l++) ready(1 + l), attention_half(l, Pass::forward), feed_forward_half(l, Pass::forward);
     ready(units.size() - 1);
     final_norm_forward();
 }
@@ -635,8 +654,12 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     head_backward();
     sum_gradients(units.size() - 1, true, [&](size_t, size_t) { final_norm_backward(); });
     for (size_t l = config.L; l-- > 0;) {
-        if (row.T) layer_forward(l, Pass::recompute);
-        sum_gradients(1 + l, true, [&](size_t, size_t) { layer_backward(l); });
+        if (row.T) feed_forward_half(l, Pass::recompute);
+        sum_gradients(1 + l, true, [&](size_t, size_t) {
+            feed_forward_half_backward(l);
+            attention_half(l, Pass::recompute);
+            attention_half_backward(l);
+        });
     }
     input_backward();
     accumulate_ = true;

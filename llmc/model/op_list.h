@@ -113,7 +113,9 @@ struct OpList {
     std::vector<LayerOp> layer;  // in the order of the forward pass, which the backward pass reverses
     size_t attention;            // the number of the op that is attention
     size_t reads_input;          // the number of the last op of the forward pass that reads the layer's input
-    size_t embeddings = 1;       // tables whose rows are summed to the input of the first layer
+    size_t
+        hidden;  // the number of the first op of the feed-forward's hidden arrays; it and those after it run in tiles of tokens
+    size_t embeddings = 1;  // tables whose rows are summed to the input of the first layer
 
     size_t number(RowOp op) const { return layer.size() + op; }
     size_t size() const { return layer.size() + ROW_OPS; }

@@ -18,12 +18,14 @@ void Profiler::begin_row(const Row &row, size_t sp) {
     model_flops_ += ops_.model_flops(config_, row) / double(sp);
 }
 
-void Profiler::begin(Pass pass, size_t op, size_t layer, size_t bucket) {
+void Profiler::begin(Pass pass, size_t op, size_t layer, size_t bucket, size_t tokens) {
     if (!in_step_) return;
-    work_.bucket = bucket;
+    Work work = work_;
+    work.bucket = bucket;
+    if (tokens) work.T = tokens;
     const char *pass_name = pass_names[size_t(pass)];
     timeline_->mark(ops_.of_layer(op) ? format("%s %s %zu", ops_.name(op), pass_name, layer).c_str() : ops_.name(op));
-    entries_.push_back({pass, op, ops_.cost(config_, work_, pass, op, layer)});
+    entries_.push_back({pass, op, ops_.cost(config_, work, pass, op, layer)});
 }
 
 void Profiler::end_step() {

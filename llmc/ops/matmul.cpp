@@ -284,19 +284,36 @@ void matmul_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const std::typ
                     size_t OC, size_t ld) {
     ld = ld ? ld : OC;
     if (T <= few_rows) few_rows_forward(dev, out, x, w, bias, T, IC, OC, ld);
-    else gemm<X, Out>(dev, out, ld, {x, IC, 1}, {w, 1, IC}, bias, T, OC, IC, false);
+    else
+        in_parts(
+            T,
+            [&](size_t t, size_t n) {
+                gemm<X, Out>(dev, out + t * ld, ld, {x + t * IC, IC, 1}, {w, 1, IC}, bias, n, OC, IC, false);
+            },
+            matmul_run(dev));
 }
 
 template <class X>
 void matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC, size_t ld) {
-    gemm<X, X>(dev, dx, IC, {dout, ld ? ld : OC, 1}, {w, IC, 1}, nullptr, T, IC, OC, false);
+    ld = ld ? ld : OC;
+    in_parts(
+        T,
+        [&](size_t t, size_t n) {
+            gemm<X, X>(dev, dx + t * IC, IC, {dout + t * ld, ld, 1}, {w, IC, 1}, nullptr, n, IC, OC, false);
+        },
+        matmul_run(dev));
 }
 
 template <class X>
 void matmul_backward_weight(Cpu<X> dev, float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC,
                             bool accumulate, size_t ld) {
     ld = ld ? ld : OC;
-    gemm<X, float>(dev, dw, IC, {dout, 1, ld}, {x, IC, 1}, nullptr, OC, IC, T, accumulate);
+    in_parts(
+        T,
+        [&](size_t t, size_t n) {
+            gemm<X, float>(dev, dw, IC, {dout + t * ld, 1, ld}, {x + t * IC, IC, 1}, nullptr, OC, IC, n, accumulate || t > 0);
+        },
+        matmul_run(dev));
     if (!dbias) return;
     constexpr size_t width = 64, run = 256;  // columns of a task; tokens of a partial sum
 #pragma omp parallel for num_threads(dev.threads)

@@ -25,6 +25,7 @@ inline std::unique_ptr<CudaContext> make_cuda_context(int threads, bool /*tf32*/
     return std::make_unique<CudaContext>(CudaContext{threads, make_context()});
 }
 
+template <class X> constexpr size_t matmul_run(Cuda<X>) { return matmul_run(Cpu<X>{}); }
 template <class X> size_t matmul_scratch(Cuda<X>) { return 0; }
 template <class X> void matmul_use_scratch(Cuda<X>, void *) {}
 
@@ -157,6 +158,8 @@ inline std::unique_ptr<CudaContext> make_cuda_context(int /*threads*/, bool tf32
     return std::make_unique<CudaContext>(tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F);
 }
 
+// dw is read and written once a run, 8 bytes an element for 2 * matmul_run FLOP: on an H100 a twentieth of the product's time, by formula.
+template <class X> constexpr size_t matmul_run(Cuda<X>) { return 16384; }
 template <class X> size_t matmul_scratch(Cuda<X>) { return matmul_workspace; }
 template <class X> void matmul_use_scratch(Cuda<X> dev, void *scratch) {
     if (uintptr_t(scratch) % array_alignment)
@@ -230,22 +233,30 @@ __global__ void __launch_bounds__(matmul_bias_rows *matmul_bias_columns)
 template <class X, class Out>  // Out: X, or float for logits, which have no bias
 void matmul_forward(Cuda<X> dev, Out *out, const X *x, const X *w, const std::type_identity_t<X> *bias, size_t T, size_t IC,
                     size_t OC, size_t ld = 0) {
-    if (T > 0) matmul_product(dev, out, x, w, bias, T, IC, OC, ld ? ld : OC);
+    ld = ld ? ld : OC;
+    in_parts(
+        T, [&](size_t t, size_t n) { matmul_product(dev, out + t * ld, x + t * IC, w, bias, n, IC, OC, ld); }, matmul_run(dev));
 }
 
 template <class X>
 void matmul_backward_input(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC, size_t ld = 0) {
-    if (T > 0) matmul_product_dx(dev, dx, dout, w, T, IC, OC, ld ? ld : OC);
+    ld = ld ? ld : OC;
+    in_parts(
+        T, [&](size_t t, size_t n) { matmul_product_dx(dev, dx + t * IC, dout + t * ld, w, n, IC, OC, ld); }, matmul_run(dev));
 }
 
 template <class X>
 void matmul_backward_weight(Cuda<X> dev, float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC,
                             bool accumulate, size_t ld = 0) {
-    if (T == 0) return;
     ld = ld ? ld : OC;
-    matmul_product_dw(dev, dw, dout, x, T, IC, OC, accumulate, ld);
-    if (dbias)
-        launch(dev, matmul_bias_backward_kernel1<X>, Grid{ceil_div(OC, matmul_bias_columns)},
-               matmul_bias_rows * matmul_bias_columns, sizeof(MatmulBiasShared), dbias, dout, T, OC, ld);
+    in_parts(
+        T,
+        [&](size_t t, size_t n) {
+            matmul_product_dw(dev, dw, dout + t * ld, x + t * IC, n, IC, OC, accumulate || t > 0, ld);
+            if (dbias)
+                launch(dev, matmul_bias_backward_kernel1<X>, Grid{ceil_div(OC, matmul_bias_columns)},
+                       matmul_bias_rows * matmul_bias_columns, sizeof(MatmulBiasShared), dbias, dout + t * ld, n, OC, ld);
+        },
+        matmul_run(dev));
 }
 }  // namespace CUDA_BACKEND

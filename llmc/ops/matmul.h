@@ -10,6 +10,9 @@
 //   matmul_use_scratch(dev, scratch) before its products, since others may have used the context in the meantime, and
 //   matmul_use_scratch(dev, nullptr) before it frees the memory.
 //
+//   More than matmul_run(dev) tokens are multiplied a run at a time. Therefore the bits of a product do not depend on whether a caller passes all
+//   tokens at once or, one call after the other, parts of them that are multiples of a run; and the sizes that a library sees stay small.
+//
 //   x, dx (T, IC), w (OC, IC), bias (OC), dout (T, OC) X     out (T, OC) X or float    dw (OC, IC), dbias (OC) float
 //   ld: elements from one row of out, or dout, to the next; those behind the first OC are neither read nor written. 0: OC.
 //   bias and dbias may be null. No output may alias an input. Sums are float and rounded once, to the type of the output, in an
@@ -18,6 +21,7 @@
 #include <type_traits>
 
 #include "../core/device.h"
+#include "../core/memory.h"
 
 const char *matmul_backend();  // the library's name, or "own sgemm", for the run log
 
@@ -31,6 +35,8 @@ void matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, const X *w, size_t 
 template <class X>
 void matmul_backward_weight(Cpu<X> dev, float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC,
                             bool accumulate, size_t ld = 0);
+
+template <class X> constexpr size_t matmul_run(Cpu<X>) { return 2048; }
 
 template <class X> size_t matmul_scratch(Cpu<X> dev);
 template <class X> void matmul_use_scratch(Cpu<X> dev, void *scratch);

@@ -21,6 +21,7 @@ std::unique_ptr<Model> plan_model(const Run &run, const std::string &recompute, 
     for (auto [name, level] : recompute_levels) {
         if (recompute != "auto" && recompute != name) continue;
         limits.recompute = level, limits.bf16_moments = run.options.moments == "bf16";
+        limits.tile_tokens = run.options.tile_tokens;
         model = run.make_model(run.config, limits);
         model->plan().place(run.options.guard);
         if (rank_bytes(run, *model, limits) <= memory || limits.mode != Mode::train) break;

@@ -132,6 +132,31 @@ TYPED_TEST(Matmul, ThreadsDoNotChangeABit) {
     }
 }
 
+// Callers may cut the tokens at any multiple of a run. The sizes put several tiles, and parts of a tile, into the last run.
+TYPED_TEST(Matmul, CutsBetweenRunsDoNotChangeABit) {
+    using X = typename TypeParam::X;
+    const auto dev = this->context.device(any_device<TypeParam>());
+    const size_t run = matmul_run(dev), T = 3 * run + 192, IC = 24, OC = 40;
+    this->make({T, IC, OC});
+    Array<X> x(this->x), w(this->w), bias(this->bias), dout(this->dout);
+    const std::vector<float> no_dw(OC * IC), no_dbias(OC);
+    const auto products = [&](const std::vector<size_t> &cuts) {
+        Array<X> out(T * OC), dx(T * IC);
+        Array<float> dw(no_dw), dbias(no_dbias);
+        for (size_t i = 0; i + 1 < cuts.size(); i++) {
+            const size_t t = cuts[i], n = cuts[i + 1] - t;
+            matmul_forward(dev, out.data() + t * OC, x.data() + t * IC, w.data(), bias.data(), n, IC, OC);
+            matmul_backward_input(dev, dx.data() + t * IC, dout.data() + t * OC, w.data(), n, IC, OC);
+            matmul_backward_weight(dev, dw.data(), dbias.data(), dout.data() + t * OC, x.data() + t * IC, n, IC, OC, t > 0);
+        }
+        return std::tuple(out.values(), dx.values(), dw.values(), dbias.values());
+    };
+    const auto whole = products({0, T});
+    EXPECT_TRUE(products({0, run, 2 * run, 3 * run, T}) == whole);
+    EXPECT_TRUE(products({0, 2 * run, T}) == whole);
+    EXPECT_FALSE(products({0, 64, T}) == whole) << "sums are cut elsewhere, so this test would notice";
+}
+
 // More shapes than a context keeps (512).
 TYPED_TEST(Matmul, ShapesThatNeverRepeat) {
     using X = typename TypeParam::X;
