@@ -142,6 +142,7 @@ def test_a_data_set_that_is_nowhere(bench, twin):
 def test_wrong_layouts(bench, twin):
     tokenizer, _ = twin
     layouts(bench.path)
+    (bench.path / "out.safetensors").unlink()  # of the twin
     (bench.path / "nothing").mkdir()
     (bench.path / "cut.jsonl.gz").write_bytes(gzip.compress(lines(CHATS * 1000))[:100])
     for name, expected in {"nothing": "nothing: holds no data set", "splits[dev]": "has no split 'dev'; it has train, test",
@@ -157,19 +158,22 @@ def test_alpaca_without_a_template(bench):
 
 
 def test_memory_does_not_grow_with_the_data(bench):
-    """The reader and its workers, one after the other: the most that a process ever held, for some data and for twenty times as much."""
+    """The reader and its workers, one after the other: the most that a process ever held, for some data and for five times as much."""
     tokenizer = bench.tokenizer(CHATML)
 
     records = [{"text": f"{i} " * 400} for i in range(6)]
 
     def peak(copies):
         write(bench.path / "many.jsonl.gz", records * copies)
-        script = ("import resource, sys; sys.path.insert(0, sys.argv[1]); import prepare; code = prepare.main(sys.argv[2:]);"
-                  "print(max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))); sys.exit(code)")
+        # Its own peak is that of /proc: rusage would begin with the peak of the process that started it.
+        script = ("import re, resource, sys; sys.path.insert(0, sys.argv[1]); import prepare; code = prepare.main(sys.argv[2:]);"
+                  "own = int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]);"
+                  "print(max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)); sys.exit(code)")
         command = [sys.executable, "-c", script, DATA, "sft", "--input", bench.path / "many.jsonl.gz", "--tokenizer", tokenizer,
                    "--out", bench.path / "many.safetensors"]
         result = subprocess.run(command, capture_output=True, text=True, check=True)
         return int(result.stdout.split()[-1]) << 10
 
-    small, large = peak(300), peak(4000)
-    assert large - small < len(lines(records * 4000)) / 2  # in memory, text and tokens would be several times that
+    few, many = peak(2000), peak(10000)  # both fill what is on its way between the processes
+    print(f"peaks: {few >> 20} and {many >> 20} MiB")
+    assert many - few < len(lines(records)) * 8000 / 2  # in memory, text and tokens would be several times that
