@@ -11,7 +11,7 @@ from fields import field, has, integers, seen, string
 from messages import as_messages, checked_messages, messages_of, system_message, template_variables, trained_messages
 from records import json_kind
 
-SFT_FORMATS = ("messages; conversations; prompt and completion; text; input_ids and labels; "
+SFT_FORMATS = ("messages; conversations; prompt and completion; instruction, input and output; text; input_ids and labels; "
                "or the fields named by --input_key and --output_key")
 PREF_FORMATS = ("chosen and rejected, both strings or both lists of messages, with their prompt in prompt or at the beginning of "
                 "both, or the fields named by --prompt_key, --chosen_key and --rejected_key; margin, a number")
@@ -44,6 +44,8 @@ def sft_draft(fields, options, template):
             return completion_draft(prompt, completion)
         prompt, completion = checked_messages(prompt, "prompt"), checked_messages(completion, "completion")
         return chat_draft(prompt + completion, len(prompt), fields, options, template)
+    if has(fields, "instruction") and has(fields, "output"):
+        return instruction_draft(fields, options, template)
     if has(fields, "text"):
         return Draft(string(fields, "text"))
     if has(fields, "input_ids") and has(fields, "labels"):
@@ -118,6 +120,17 @@ def keyed_draft(fields, options, template):
         messages = prompt + as_messages(answer, "assistant", options.output_key)
         first_trained = len(prompt)
     return chat_draft(messages, 0 if options.multiturn else first_trained, fields, options, template)
+
+
+def instruction_draft(fields, options, template):
+    """Alpaca's instruction, input (which may be empty) and output: a chat if the tokenizer has a template, else as --input_template says."""
+    context = fields.get("input")
+    prompt = string(fields, "instruction") + (f"\n\n{string(fields, 'input')}" if context not in (None, "") else "")
+    if not options.chat_template:
+        refuse_system(fields)
+        return completion_draft(options.input_template.replace("{}", prompt, 1), string(fields, "output"))
+    messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": string(fields, "output")}]
+    return chat_draft(messages, 0, fields, options, template)
 
 
 def with_prompt(prompt, value, name, options):

@@ -91,15 +91,16 @@ FLAG = {"type": boolean, "nargs": "?", "const": True, "metavar": "BOOL"}  # --fl
 
 def add_common(parser, needs_input=True, takes_ids=False):
     parser.add_argument("--input", metavar="FILE[,FILE]", required=needs_input, type=inputs,
-                        help="JSON lines, JSON, CSV, parquet, token shards of llm.c (by extension; .bin), or the train split of a "
-                             "hub dataset OWNER/NAME; * in a name stands for any characters")
+                        help="JSON lines, JSON, CSV (also as .gz or .zst), parquet, token shards of llm.c (by extension; .bin), a directory of "
+                             "them or of save_to_disk, or a hub data set OWNER/NAME, with :SUBSET, @DIRECTORY and [SPLIT]; "
+                             "* in a name stands for any characters")
     parser.add_argument("--dataset_probs", metavar="P,P,...", type=probabilities,
                         help="draw each record from one of the inputs with these probabilities, which add up to 1, until all "
                              "have been read once; smaller ones are repeated (default: one input after the other)")
     parser.add_argument("--seed", metavar="N", type=natural, default=42, help="of --dataset_probs (default 42)")
     parser.add_argument("--max_samples", metavar="N", type=count, help="take the first N records of each input (default all)")
     vocabulary = parser.add_mutually_exclusive_group(required=True)
-    vocabulary.add_argument("--tokenizer", metavar="DIR", help="Hugging Face directory with tokenizer.json")
+    vocabulary.add_argument("--tokenizer", metavar="DIR", help="Hugging Face directory with tokenizer.json, or OWNER/NAME[@REVISION] of the hub")
     if takes_ids:
         vocabulary.add_argument("--eos_token_id", metavar="N", type=natural,
                                 help="in place of a tokenizer, with --vocab_size, for token shards: the id that stands between texts")

@@ -1,10 +1,11 @@
-"""Reads records, one at a time, from JSON lines, JSON, CSV, parquet, llm.c's token shards or a dataset of the Hugging Face hub."""
+"""Reads records, one at a time, from JSON lines, JSON, CSV, parquet, llm.c's token shards, directories of them, or a data set of the hub."""
 
 import csv
+import gzip
+import io
 import itertools
 import json
 import os
-import re
 import sys
 from typing import Any, NamedTuple, Optional
 
@@ -12,8 +13,7 @@ import numpy as np
 
 from errors import DataError
 from shards import read_shard
-
-EXTENSIONS = (".jsonl", ".json", ".csv", ".parquet", ".bin")
+from sources import COMPRESSED, cached_snapshot, check, files_of, hub_records, is_saved, saved_records, source_of
 
 
 class Record(NamedTuple):
@@ -48,25 +48,12 @@ def json_kind(value):
 def check_inputs(names):
     """Refuses, before any work is done, inputs that read_records() could not open."""
     for name in names:
-        if is_hub_name(name):
-            continue
-        if not os.path.isfile(name):
-            kind = "is a directory" if os.path.isdir(name) else "there is no such file"
-            raise DataError(f"{name}: {kind}", "give --input an existing file, several with commas between them")
-        if not name.endswith(EXTENSIONS):
-            raise DataError(f"{name}: unknown kind of file", f"convert it to one of {' '.join(EXTENSIONS)}")
-        if os.path.getsize(name) == 0:
-            raise DataError(f"{name}: the file is empty", "give --input a file with records")
-
-
-def is_hub_name(name):
-    """Whether the name is OWNER/NAME of a hub dataset, and not of a file."""
-    return not os.path.exists(name) and not name.endswith(EXTENSIONS) and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
+        check(source_of(name))
 
 
 def total_size(names):
     """Returns about the sum of the sizes of all records, or None if it cannot be known."""
-    if any(is_hub_name(name) for name in names):
+    if not all(os.path.isfile(name) and not name.endswith(COMPRESSED) for name in names):
         return None
     return sum(parquet_size(name) if name.endswith(".parquet") else os.path.getsize(name) for name in names)
 
@@ -78,14 +65,47 @@ def read_records(names, end_of_text, probs=None, seed=0, max_samples=None):
 
 
 def read_input(name, end_of_text):
+    empty = True
+    for path, records in itertools.groupby(read_source(source_of(name), end_of_text), key=lambda record: record[0]):
+        for number, (_, line, raw, size) in enumerate(records, 1):
+            empty = False
+            yield Record(path, number, line, raw, size)
+    if empty:
+        raise DataError(f"{name}: holds no records", "give --input a file with records")
+
+
+def read_source(source, end_of_text):
+    """Yields (where it lies, line, record, size)."""
+    if os.path.isfile(source.name):
+        files = [source.name]
+    elif os.path.isdir(source.name):
+        files = None if is_saved(source.name) else files_of(source)
+    else:
+        snapshot = cached_snapshot(source)
+        files = files_of(source, snapshot) if snapshot else None
+    if files is None:
+        records = saved_records(source) if os.path.isdir(source.name) else hub_records(source)
+        yield from ((source.text, *record) for record in records)
+    for file in files or []:
+        yield from ((file, *record) for record in read_file(file, end_of_text))
+
+
+def read_file(path, end_of_text):
     readers = {".jsonl": read_json_lines, ".json": read_json, ".csv": read_csv, ".parquet": read_parquet,
                ".bin": lambda path: read_shard(path, end_of_text)}
-    reader = read_hub if is_hub_name(name) else readers[os.path.splitext(name)[1]]
-    number = 0
-    for number, (line, raw, size) in enumerate(reader(name), 1):
-        yield Record(name, number, line, raw, size)
-    if number == 0:
-        raise DataError(f"{name}: holds no records", "give --input a file with records")
+    kind = os.path.splitext(os.path.splitext(path)[0] if path.endswith(COMPRESSED) else path)[1]
+    return readers[kind](path)
+
+
+def open_bytes(path):
+    """Opens a file for reading, through its decompression if it has one."""
+    if not path.endswith(COMPRESSED):
+        return open(path, "rb")
+    if path.endswith(".gz"):
+        return gzip.open(path)
+    import pyarrow
+
+    return io.BufferedReader(pyarrow.input_stream(path, compression="detect"))
 
 
 def interleaved(inputs, probs, seed):
@@ -108,21 +128,26 @@ def interleaved(inputs, probs, seed):
 
 
 def read_json_lines(path):
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield number, line, len(line)
+    try:
+        with open_bytes(path) as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, line, len(line)
+    except (OSError, EOFError) as error:
+        if not path.endswith(COMPRESSED):
+            raise
+        raise DataError(f"{path}: broken compression: {error}", "compress or copy the file again") from None
 
 
 def read_json(path):
     """Reads a file that is one list of records, or JSON lines in a file called .json, which is as common."""
-    with open(path, "rb") as file:
+    with open_bytes(path) as file:
         is_list = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
     if not is_list:
         yield from read_json_lines(path)
         return
     try:
-        with open(path, "rb") as file:
+        with open_bytes(path) as file:
             records = json.loads(file.read())
     except ValueError as error:
         raise DataError(f"{path}: broken JSON: {error}", "a .json file holds one list of objects") from None
@@ -133,7 +158,7 @@ def read_json(path):
 def read_csv(path):
     """Every cell is read as the string that it is: the reader never takes one for a number or for a missing value."""
     csv.field_size_limit(sys.maxsize)
-    with open(path, newline="", encoding="utf-8-sig") as file:
+    with io.TextIOWrapper(open_bytes(path), newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file, strict=True)
         line = 1
         try:
@@ -171,15 +196,3 @@ def read_parquet(path):
     for batch in file.iter_batches(batch_size=500):
         for record in batch.to_pylist():
             yield None, record, size
-
-
-def read_hub(name):
-    import datasets
-
-    try:
-        records = datasets.load_dataset(name, split="train", streaming=True)
-        for record in records:
-            yield None, record, len(str(record))
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"{name}: there is no such file, and the hub does not deliver a dataset of that name: {error}",
-                        "check the name, or download it first") from None

@@ -8,12 +8,15 @@ from types import SimpleNamespace
 import numpy as np
 
 from errors import DataError
+from hub import is_hub_name, snapshot
 
 
 class Tokenizer:
     """The functions of a fast tokenizer that preparation needs. It reads tokenizer.json unchanged, so that ids mean what the hash says."""
 
     def __init__(self, directory, chat_template=None):
+        if is_hub_name(directory):
+            directory = snapshot(*directory.split("@"), weights=False)
         entries = read_vocabulary(directory)
         self.hash = tokenizer_hash(entries)
         self.vocab_size = max(entries) + 1  # the largest id + 1

@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Shows the log of train_llama on a page for a browser, in TensorBoard, or in Weights & Biases.
+"""Shows the log of train_llama on a page for a browser, in TensorBoard, in Weights & Biases, or in Trackio.
 
     scripts/report.py out/a/log.jsonl                                a page without references to the network, out/a/report.html
     scripts/report.py out/a/log.jsonl out/b/log.jsonl --html ab.html several runs, to compare
     scripts/report.py out/a/log.jsonl --tensorboard runs --follow    then: tensorboard --logdir runs
     scripts/report.py out/a/log.jsonl --wandb PROJECT --follow       WANDB_MODE=offline keeps it on this machine
+    scripts/report.py out/a/log.jsonl --trackio PROJECT --follow     then: trackio show
 
-TensorBoard and W&B get every number under its name in the log; `make deps` does not install them. --follow keeps reading until the run has
+They get every number under its name in the log; `make deps` does not install them. --follow keeps reading until the run has
 ended (its log then has a summary), or until Ctrl-C. A resumed run continues the same curves; if it repeats steps, their first values stay. You
 may write TensorBoard's files again: the newest file counts.
 """
 import argparse
 import html
+import importlib
 import io
 import json
 import math
@@ -259,15 +261,16 @@ def write_tensorboard(folder, entries):
         writer.close()
 
 
-def write_wandb(project, name, about, entries):
+def write_tracker(package, project, name, about, entries):
+    """package: wandb, or trackio, which has the same functions."""
     try:
-        import wandb
+        tracker = importlib.import_module(package)
     except ImportError:
-        raise missing("wandb") from None
+        raise missing(package) from None
     try:
-        run = wandb.init(project=project, name=name, config=about)
-    except wandb.Error as error:
-        raise PlotError(f"W&B: {error}\n  fix: wandb login, or WANDB_MODE=offline") from None
+        run = tracker.init(project=project, name=name, config=about)
+    except getattr(tracker, "Error", OSError) as error:
+        raise PlotError(f"{package}: {error}\n  fix: for W&B: wandb login, or WANDB_MODE=offline") from None
     try:
         for entry in entries:
             run.log(numbers(entry), step=entry["step"])
@@ -279,9 +282,10 @@ def report(args):
     names = [plot.name_of(path) for path in args.log]
     if len(set(names)) < len(names):
         raise PlotError(f"two of the runs have the same name: {', '.join(names)}\n  fix: name their directories differently")
-    if args.follow and (len(args.log) > 1 or not (args.tensorboard or args.wandb)):
-        raise PlotError("--follow is for one log, and for TensorBoard or W&B\n  fix: add --tensorboard DIR or --wandb PROJECT")
-    if not (args.tensorboard or args.wandb):
+    elsewhere = args.tensorboard or args.wandb or args.trackio
+    if args.follow and (len(args.log) > 1 or not elsewhere):
+        raise PlotError("--follow is for one log, and for TensorBoard, W&B or Trackio\n  fix: add --tensorboard DIR, --wandb PROJECT or --trackio PROJECT")
+    if not elsewhere:
         out = args.html or Path(args.log[0]).parent / "report.html"
         write_page([read_run(path) for path in args.log], out)
         return print(out)
@@ -293,7 +297,7 @@ def report(args):
             write_tensorboard(Path(args.tensorboard) / name, entries)
             print(Path(args.tensorboard) / name)
         else:
-            write_wandb(args.wandb, name, describing(plot.read_lines(path)), entries)
+            write_tracker("wandb" if args.wandb else "trackio", elsewhere, name, describing(plot.read_lines(path)), entries)
 
 
 def main():
@@ -303,6 +307,7 @@ def main():
     where.add_argument("--html", metavar="FILE", help="the page to write (default: report.html beside the first log)")
     where.add_argument("--tensorboard", metavar="DIR", help="write event files into DIR/RUN")
     where.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases, each log as a run of its own")
+    where.add_argument("--trackio", metavar="PROJECT", help="log to Trackio, each log as a run of its own")
     parser.add_argument("--follow", action="store_true", help="go on while the run does")
     try:
         report(parser.parse_args())

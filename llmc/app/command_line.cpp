@@ -4,14 +4,17 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <fstream>
+#include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "../core/common.h"
+#include "../data/hub.h"
 #include "../train/advantages.h"
 #include "../train/preference.h"
 #include "foreign.h"
+#include "settings.h"
 
 using nlohmann::ordered_json;
 
@@ -51,80 +54,17 @@ static const std::vector<Flag> &flags() {
     return all;
 }
 
+static std::vector<std::string> split_at(const std::string &text, char c) { return CLI::detail::split(text, c); }
+
 static bool contains(const std::string &names, const std::string &name) {
     const auto all = split(names);
     return std::find(all.begin(), all.end(), name) != all.end();
-}
-
-static bool contains_with_prefix(const std::string &names, const std::string &name) {
-    for (const std::string &one : split(names))
-        if (name == one || name.ends_with("." + one)) return true;
-    return false;
 }
 
 static const Flag *find_flag(const std::string &name) {
     for (const Flag &f : flags())
         if (name == f.name || std::find(f.aliases.begin(), f.aliases.end(), name) != f.aliases.end()) return &f;
     return nullptr;
-}
-
-// ---- settings: a name with its values, from the command line or from --config ----------------------------------------------------
-
-struct Setting {
-    std::string name;  // with `_`, without dashes
-    std::vector<std::string> values;
-    std::string where;  // as the user wrote it: "--max-len" or "max-len in run.json"
-};
-
-static void read_json(std::vector<Setting> &out, const ordered_json &json, const std::string &prefix, const std::string &file) {
-    for (const auto &[key, value] : json.items()) {
-        const std::string where = prefix + key + " in " + file;
-        Setting s{prefix + key, {}, where};
-        std::replace(s.name.begin(), s.name.end(), '-', '_');
-        if (value.is_object()) {  // {"adam": {"lr": 1e-5}} is adam.lr
-            read_json(out, value, s.name + ".", file);
-            continue;
-        }
-        if (value.is_array() && value.empty()) continue;  // the run log writes so for a list that was not given
-        if (value.is_null()) die("%s is null\n  fix: give it a value or remove it", where.c_str());
-        if (value.is_array())
-            for (const ordered_json &v : value) s.values.push_back(to_text(v));
-        else s.values.push_back(to_text(value));
-        out.push_back(s);
-    }
-}
-
-static void read_config(std::vector<Setting> &out, const std::string &file) {
-    std::ifstream in(file);
-    if (!in) die("cannot open %s\n  fix: --config takes a JSON file with flags, such as {\"max_len\": 4096}", file.c_str());
-    try {
-        const ordered_json json = ordered_json::parse(in);
-        if (!json.is_object()) die("%s is not a JSON object\n  fix: write the flags as {\"max_len\": 4096, ...}", file.c_str());
-        read_json(out, json, "", file);
-    } catch (const ordered_json::parse_error &e) {
-        die("%s is not valid JSON: %s", file.c_str(), e.what());
-    }
-}
-
-// Returns the settings in order of rising precedence, so those of --config come first.
-static std::vector<Setting> read_settings(const std::vector<std::string> &arguments, size_t first) {
-    std::vector<Setting> given, all;
-    for (size_t i = first; i < arguments.size(); i++) {
-        const std::string &word = arguments[i];
-        if (!word.starts_with("--"))
-            die("unexpected argument \"%s\"\n  fix: flags are --name value; put quotes around a value with spaces", word.c_str());
-        const size_t equals = word.find('=');
-        Setting s{word.substr(2, equals == word.npos ? equals : equals - 2), {}, word.substr(0, equals)};
-        std::replace(s.name.begin(), s.name.end(), '-', '_');
-        if (equals != word.npos) s.values.push_back(word.substr(equals + 1));
-        while (equals == word.npos && i + 1 < arguments.size() && !arguments[i + 1].starts_with("--"))
-            s.values.push_back(arguments[++i]);
-        if (s.name != "config") given.push_back(s);
-        else if (s.values.size() == 1) read_config(all, s.values[0]);
-        else die("--config needs one file");
-    }
-    all.insert(all.end(), given.begin(), given.end());
-    return all;
 }
 
 // ---- unknown flags ---------------------------------------------------------------------------------------------------------------
@@ -171,15 +111,7 @@ static double likeness(const std::string &a, const std::string &b) {
     return double(shared) / double(count);
 }
 
-static const Foreign *find_foreign(const std::string &name) {
-    const std::string last = name.substr(name.rfind('.') + 1);
-    for (const Foreign &f : foreign)
-        if (contains(f.names, last)) return &f;
-    return nullptr;
-}
-
 [[noreturn]] static void die_unknown(const Setting &s, const std::string &program, Task task) {
-    if (const Foreign *f = find_foreign(s.name)) die("unknown flag %s\n  fix: did you mean --%s?", s.where.c_str(), f->flag);
     const std::string last = s.name.substr(s.name.rfind('.') + 1);
     std::string best;
     double most = 0.79;  // two of two words, or of two and three
@@ -198,15 +130,20 @@ static const Foreign *find_foreign(const std::string &name) {
 
 // ---- from settings to Options ----------------------------------------------------------------------------------------------------
 
+using Problems = std::vector<std::string>;
+
 struct Parser {
     std::string program;
     Task task;
     Options options;
     std::vector<std::string> notes;
-    std::set<std::string> given;                                  // the flags that were set, by our names
-    bool openrlhf = false;                                        // whether a name of OpenRLHF was used
-    size_t rows_of = 0;                                           // micro_batch_size
-    std::vector<std::pair<std::string, std::string>> translated;  // our flags and their values, as one writes them in a shell
+    std::set<std::string> given;                  // the flags that were set, by our names
+    unsigned spoken = 0;                          // whose names were used
+    unsigned common = TRL | AXOLOTL;              // those of them to whom all names belong
+    size_t rows_of = 0;                           // OpenRLHF's micro_batch_size
+    std::map<std::string, std::string> together;  // values of names that count together, by the first name of their line
+    std::map<std::string, double> shares;         // flags that count steps and were given a share of all, below 1
+    FlagValues translated;                        // what was understood
     CLI::App app;
 
     Parser(const std::string &name, Task t)
@@ -264,17 +201,39 @@ struct Parser {
 
     void translate(const std::string &name, const std::string &value) {
         std::erase_if(translated, [&](const auto &earlier) { return earlier.first == name; });
-        const bool plain = !value.empty() && value.find_first_of(" \t\n\"'\\$`*?[]{}()<>|&;#~!") == value.npos;
-        std::string quoted = "'";
-        for (char c : value) quoted += c == '\'' ? "'\\''" : std::string(1, c);
-        translated.emplace_back(name, plain ? value : quoted + "'");
+        translated.emplace_back(name, value);
+    }
+
+    static std::string quoted(const std::string &value) {  // for a shell
+        if (!value.empty() && value.find_first_of(" \t\n\"'\\$`*?[]{}()<>|&;#~!") == value.npos) return value;
+        std::string out = "'";
+        for (char c : value) out += c == '\'' ? "'\\''" : std::string(1, c);
+        return out + "'";
     }
 
     // Returns a command line with our names of everything that was understood.
     std::string command() const {
         std::string line = "./" + program + " " + task_name(task);
-        for (const auto &[name, value] : translated) line += " --" + name + " " + value;
+        for (const auto &[name, value] : translated) line += " --" + name + " " + quoted(value);
         return line;
+    }
+
+    std::string command_of(const std::string &whose) const {
+        for (const auto &[name, mask] : {std::pair("openrlhf", OPENRLHF), std::pair("trl", TRL), std::pair("axolotl", AXOLOTL)})
+            if (whose == name) {
+                FlagValues flags = translated;
+                if (mask != AXOLOTL)
+                    for (auto &flag : flags) flag.second = quoted(flag.second);
+                return command_as(mask, task, flags, world());
+            }
+        die("--as \"%s\" is unknown\n  fix: trl, openrlhf or axolotl", whose.c_str());
+    }
+
+    // The ranks of the run, as far as they are known before it starts.
+    size_t world() const {
+        for (const char *name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
+            if (const char *value = getenv(name)) return std::max<size_t>(1, strtoul(value, nullptr, 10));
+        return std::max({options.ranks, options.world_size, size_t(1)});
     }
 
     void set(const Flag &flag, const Setting &s) {
@@ -292,6 +251,15 @@ struct Parser {
                 notes.push_back(s.where + " " + v.theirs + format(": --%s %s", v.flag, v.ours));
                 values = {v.ours};
             }
+        if (flag.boolean && (values[0] == "True" || values[0] == "False")) values[0][0] = char(tolower(values[0][0]));
+        if (values.size() == 1 && std::string(flag.wanted).starts_with("a whole number")) {
+            if (values[0].ends_with(".0")) values[0].resize(values[0].size() - 2);  // num_train_epochs 3.0
+            const double share = values[0].find('.') == std::string::npos ? 0 : strtod(values[0].c_str(), nullptr);
+            if (contains("save_steps,eval_steps,logging_steps", flag.name) && share > 0 && share < 1) {
+                shares[flag.name] = share;
+                return;
+            }
+        }
         const auto has_gap = [](const std::string &v) {
             return v.starts_with(',') || v.ends_with(',') || v.find(",,") != v.npos;
         };
@@ -308,52 +276,135 @@ struct Parser {
         }
         translate(flag.name, CLI::detail::join(values, ","));
         given.insert(flag.name);
-        if (flag.name == std::string("row_tokens")) rows_of = 0;  // the later one wins
-        openrlhf |= contains("pretrain,save_path,l2,max_ckpt_num,eval_dataset", s.name) || s.name.find('.') != s.name.npos;
+        if (flag.name == std::string("row_tokens")) together.erase("micro_batch_size");  // the later one wins
+        if (contains("pretrain,save_path,l2,max_ckpt_num,eval_dataset", s.name) || s.name.find('.') != s.name.npos)
+            spoken |= OPENRLHF;
+    }
+
+    void set(const std::string &flag, const std::string &value, const std::string &where) {
+        set(*find_flag(flag), {flag, {value}, where});
     }
 
     void set(const Setting &s) {
-        if (const Flag *flag = find_flag(s.name)) return set(*flag, s);
-        const std::string value = s.values.empty() ? "true" : s.values[0];
-        for (const Switch &w : switches)
-            if (contains(w.names, s.name)) {
-                openrlhf = true;
-                if (!true_or_false(value).empty()) die("%s \"%s\" is not true or false", s.where.c_str(), value.c_str());
-                if (value == "false") return;
-                notes.push_back(s.where + format(": --%s %s", w.flag, w.value));
-                return set(*find_flag(w.flag), {w.flag, {w.value}, s.where});
+        const Flag *flag = find_flag(s.name);
+        if (flag && (flag->tasks & task)) return set(*flag, s);
+        std::string name = s.name, value = s.values.empty() ? "true" : s.values[0];
+        const ForeignName *f = find_foreign(name, value);
+        if (!f && name.starts_with("no_") && value == "true") f = find_foreign(name.substr(3), value = "false");
+        if (!f && flag) return set(*flag, s);
+        const bool off = contains("false,False,none,None,null", value) && !(f && contains(f->values, value));
+        if (!f && off && find_foreign(name, "true")) return;
+        if (!f) die_unknown(s, program, task);
+        if (f->whose == OPENRLHF || !(f->whose & OPENRLHF)) spoken |= f->whose;
+        else if (s.name.find('.') != s.name.npos) spoken |= OPENRLHF;  // "ds.zpg"
+        if (f->whose & (TRL | AXOLOTL)) common &= f->whose;
+        switch (f->answer) {
+            case Answer::IS: return set(*find_flag(f->text), {f->text, s.values, s.where});
+            case Answer::PART: return set_part(*f, value, s.where);
+            case Answer::TOGETHER:
+                if (off) return;
+                together[name_in(*f)] = value;
+                if (name_in(*f) == "micro_batch_size" &&
+                    (strtoul(value.c_str(), nullptr, 10) == 0 || !decimal(value).empty() || value.size() > 9))
+                    die("%s \"%s\" is not a whole number above 0", s.where.c_str(), value.c_str());
+                return;
+            case Answer::NOTE: return notes.push_back(s.where + ": " + f->text);
+            case Answer::NO:
+                if (off) return;
+                die("%s%s has no meaning here\n  fix: %s", s.where.c_str(), value == "true" ? "" : (" \"" + value + "\"").c_str(),
+                    f->text);
+            case Answer::SETS: {
+                if (off) return;
+                const auto words = split_at(f->text, ' ');
+                notes.push_back(s.where + ": --" + f->text);
+                set(words[0], words[1], s.where);
             }
-        if (contains(micro_batch_size, s.name)) {
-            openrlhf = true;
-            rows_of = value.size() < 10 ? strtoul(value.c_str(), nullptr, 10) : 0;
-            if (rows_of == 0 || !decimal(value).empty())
-                die("%s \"%s\" is not a whole number above 0", s.where.c_str(), value.c_str());
-            translate("micro_batch_size", value);
-            return;
         }
-        for (const Refused &r : refused)
-            if (contains(r.names, s.name)) {
-                openrlhf = true;
-                if (value != "false") die("%s has no meaning here\n  fix: %s", s.where.c_str(), r.fix);
-                return;
-            }
-        for (const Meaningless &m : meaningless)
-            if (contains_with_prefix(m.names, s.name)) {
-                openrlhf = true;
-                if (*m.values && !contains(m.values, value))
-                    die("%s %s is not supported: %s\n  fix: leave it out", s.where.c_str(), value.c_str(), m.note);
-                notes.push_back(s.where + ": " + m.note);
-                return;
-            }
-        if (const Foreign *f = find_foreign(s.name))  // the answer is an error, but the translated command has the flag
-            if (const Flag *flag = find_flag(f->flag)) try {
-                    set(*flag, s);
-                } catch (const Error &) {}
-        die_unknown(s, program, task);
+    }
+
+    static std::string name_in(const ForeignName &f) { return split(f.names)[0]; }
+
+    void set_part(const ForeignName &f, const std::string &value, const std::string &where) {
+        const auto words = split_at(f.text, ' ');
+        std::vector<std::string> values;
+        for (double x : options.adam_betas) values.push_back(ordered_json(x).dump());
+        values[size_t(words[1][0] - '0')] = value;
+        set(*find_flag(words[0]), {words[0], values, where});
+    }
+
+    size_t count_of(const std::string &name, size_t otherwise) const {
+        const auto found = together.find(name);
+        if (found == together.end()) return otherwise;
+        const size_t count = strtoul(found->second.c_str(), nullptr, 10);
+        if (count == 0 || !decimal(found->second).empty())
+            die("--%s \"%s\" is not a whole number above 0", name.c_str(), found->second.c_str());
+        return count;
+    }
+
+    // Appends `text` to each of the names in a list with commas that are no files.
+    void append_to(const std::string &flag, const std::string &names, const std::string &text) {
+        std::string all;
+        for (const std::string &name : split(names)) {
+            const std::string extension = std::filesystem::path(name).extension();
+            const bool file = contains(".jsonl,.json,.csv,.parquet,.bin,.gz,.zst,.safetensors", extension);
+            all += (all.empty() ? "" : ",") + name + (file ? "" : text);
+        }
+        if (!all.empty()) set(flag, all, "--" + flag);
+    }
+
+    // Computes flags from the names that count together, in foreign.def.
+    void combine(Problems &problems) {
+        const auto has = [&](const char *name) { return together.count(name) > 0; };
+        if (has("num_processes")) {
+            if (world() == 1 && options.ranks == 1) set("ranks", together["num_processes"], "--num_processes");
+            else notes.push_back("num_processes: the ranks are started already");
+        }
+        if (has("model_revision")) append_to("model", options.model, "@" + together["model_revision"]);
+        if (has("dataset_config")) append_to("data", options.data, ":" + together["dataset_config"]);
+        if (has("dataset_train_split")) append_to("data", options.data, "[" + together["dataset_train_split"] + "]");
+        if (task == DPO && spoken & OPENRLHF && is_hub_name(options.eval_data) && !has("eval.split")) {
+            together["eval.split"] = "test";
+            notes.push_back("eval.dataset is read from its split test, as in OpenRLHF");
+        }
+        if (has("eval.split")) append_to("eval_data", options.eval_data, "[" + together["eval.split"] + "]");
+        if (has("micro_batch_size") && !has("gradient_accumulation_steps")) {
+            spoken |= OPENRLHF;
+            rows_of = count_of("micro_batch_size", 1);
+        } else if (has("per_device_train_batch_size") || has("gradient_accumulation_steps")) {
+            const bool axolotl = common == AXOLOTL;
+            const size_t samples = has("micro_batch_size") ? count_of("micro_batch_size", 1)
+                                                           : count_of("per_device_train_batch_size", axolotl ? 1 : 8);
+            const size_t steps = count_of("gradient_accumulation_steps", 1),
+                         ranks = std::max<size_t>(1, world() / std::max<size_t>(1, options.ring_attn_size));
+            const size_t batch = samples * steps * ranks;
+            if (has("packing")) set("train_batch_tokens", std::to_string(batch * options.max_len), "packing");
+            else set("train_batch_size", std::to_string(batch), "per_device_train_batch_size");
+            notes.push_back(format("a step: %zu samples of a device * %zu accumulated * %zu ranks%s = --%s %zu", samples, steps,
+                                   ranks, has("packing") ? " * max_len" : "",
+                                   has("packing") ? "train_batch_tokens" : "train_batch_size",
+                                   has("packing") ? batch * options.max_len : batch));
+        }
+        if (has("warmup_steps")) {
+            const double steps = strtod(together["warmup_steps"].c_str(), nullptr);
+            if (steps < 1) set("lr_warmup_ratio", together["warmup_steps"], "--warmup_steps");
+            else if (options.max_steps)
+                set("lr_warmup_ratio", format("%.12g", steps / double(options.max_steps)), "--warmup_steps");
+            else
+                problems.push_back(
+                    format("--warmup_steps %s needs the number of all steps\n  fix: --lr_warmup_ratio SHARE, or --max_steps, too",
+                           together["warmup_steps"].c_str()));
+        }
+        for (const auto &[flag, share] : shares)
+            if (options.max_steps) set(flag, std::to_string(size_t(std::ceil(share * double(options.max_steps)))), "--" + flag);
+            else
+                problems.push_back(format(
+                    "--%s %g is a share of all steps, whose number is not known yet\n  fix: --%s N, optimizer steps, or --max_steps, too",
+                    flag.c_str(), share, flag.c_str()));
     }
 
     // Sets options that follow from several flags together.
-    void finish() {
+    void finish(Problems &problems) {
+        combine(problems);
         const size_t documents = task & PAIRS ? 2 : 1;  // of a sample
         if (options.row_tokens && !rows_of && !given.count("max_len"))
             options.max_len = std::clamp<size_t>(options.row_tokens / documents, 2, options.max_len);
@@ -362,6 +413,7 @@ struct Parser {
             if (__builtin_mul_overflow(rows_of, sample, &options.row_tokens)) die("--micro_batch_size %zu is too large", rows_of);
             notes.push_back(format("micro_batch_size %zu: a row holds %zu * %smax_len = %zu tokens", rows_of, rows_of,
                                    task & PAIRS ? "2 * " : "", options.row_tokens));
+            translate("row_tokens", std::to_string(options.row_tokens));
         }
         if (options.row_tokens == 0) options.row_tokens = sample;
         if (options.ring_attn_head_stride && options.sp_mode != "gather") {
@@ -378,19 +430,23 @@ struct Parser {
         if (options.train_batch_tokens && !given.count("train_batch_size")) options.train_batch_size = 0;
         if (task == DEMO && !given.count("output_dir") && options.resume == "never")
             options.overwrite = true;  // it only ever replaces the demo's own run
-        if (!openrlhf) return;
+        if (spoken & OPENRLHF) list_differences(OPENRLHF, "OpenRLHF's");
+        if (spoken & TRL && common == TRL) list_differences(TRL, "TRL's");
+        if (spoken & AXOLOTL && common == AXOLOTL) list_differences(AXOLOTL, "Axolotl's");
+        if (spoken & ~OPENRLHF) notes.push_back("in the names of this program: " + command());
+    }
+
+    void list_differences(Whose whose, const char *name) {
         const ordered_json ours = to_json(options, task);
         std::string line;
         for (const Difference &d : differences)
-            if ((d.tasks & task) && !given.count(d.flag) && !(rows_of && !strcmp(d.flag, "row_tokens")))
+            if (d.whose == whose && (d.tasks & task) && !given.count(d.flag) && !(rows_of && !strcmp(d.flag, "row_tokens")))
                 line += (line.empty() ? "" : ", ") + format("%s %s (%s)", d.flag, ours[d.flag].dump().c_str(), d.theirs);
-        if (!line.empty()) notes.push_back("defaults that differ from OpenRLHF's (in brackets): " + line);
+        if (!line.empty()) notes.push_back(format("defaults that differ from %s (in brackets): %s", name, line.c_str()));
     }
 };
 
 // ---- checks ----------------------------------------------------------------------------------------------------------------------
-
-using Problems = std::vector<std::string>;
 
 static void check_values(const Options &o, Task task, Problems &problems) {
     const ordered_json json = to_json(o, task);
@@ -542,22 +598,32 @@ Parsed parse(const std::string &program, const std::vector<std::string> &given, 
     Parser parser(program, task);
     if (asks) {
         std::string config;
-        parser.app.add_option("--config", config, "JSON file with any of these flags; the command line wins");
+        parser.app.add_option(
+            "--config", config,
+            "JSON or YAML file with any of these flags, or with those of TRL, accelerate or Axolotl; the command line wins");
+        bool convert = false;
+        parser.app.add_flag("--convert", convert, "print the command in the names of this program, and stop");
+        parser.app.add_option("--as", config, "trl | openrlhf | axolotl: print the command in their names, and stop");
         return {task, parser.options, true, {}, parser.app.help()};
     }
     Problems problems;
+    std::string as;  // whose names are asked for, if any
     for (const Setting &s : read_settings(arguments, named)) try {
-            parser.set(s);
+            if (s.name == "as") as = CLI::detail::join(s.values);
+            else if (s.name == "convert") as = as.empty() ? program : as;
+            else parser.set(s);
         } catch (const Error &e) {
             problems.push_back(e.what());
         }
     collect(
-        parser, problems, [&](Problems &) { parser.finish(); }, [&](Problems &all) { check_values(parser.options, task, all); },
+        parser, problems, [&](Problems &all) { parser.finish(all); },
+        [&](Problems &all) { check_values(parser.options, task, all); },
         [&](Problems &all) { check_together(program, parser.options, task, all); });
     if (brings) {
         std::string command = "./" + program;
         for (const std::string &word : arguments) command += " " + word;
         parser.notes.push_back("without a task this is " + command);
     }
-    return {task, parser.options, !parser.given.count("max_len"), parser.notes, ""};
+    const std::string converted = as.empty() ? "" : (as == program ? parser.command() : parser.command_of(as)) + "\n";
+    return {task, parser.options, !parser.given.count("max_len"), parser.notes, converted};
 }

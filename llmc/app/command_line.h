@@ -2,8 +2,8 @@
 //
 //     train_llama | train_gpt2 pretrain|sft|dpo|rm|eval|generate [--flag value | --flag=value]...        no task: the demo, with --plan sft
 //
-// `-` and `_` in a flag's name are the same. A boolean is --flag, --flag true or --flag false. --config FILE.json holds flags, too;
-// the command line wins. A flag that the task does not have, a misspelled one and a value out of range end the run with a message.
+// `-` and `_` in a flag's name are the same. A boolean is --flag, --flag true or --flag false. --config FILE, JSON or YAML, holds flags, too;
+// the command line wins. The names of OpenRLHF, TRL, accelerate and Axolotl are understood (foreign.def). A flag that the task does not have, a misspelled one and a value out of range end the run with a message.
 #pragma once
 #include <string>
 #include <vector>
@@ -12,10 +12,11 @@
 
 struct Parsed {
     Task task;
-    Options options;                 // checked; defaults of the task filled in, row_tokens never 0
-    bool default_max_len = false;    // --max_len was not given, so that it is to be no more than the model has positions
-    std::vector<std::string> notes;  // lines to show at the start: what a flag of OpenRLHF means here, which defaults differ
-    std::string help;                // unless empty, --help was given: print this text and exit with code 0
+    Options options;               // checked; defaults of the task filled in, row_tokens never 0
+    bool default_max_len = false;  // --max_len was not given, so that it is to be no more than the model has positions
+    std::vector<std::string>
+        notes;         // lines to show at the start: what a flag of another trainer means here, which defaults differ
+    std::string help;  // unless empty, --help or --convert was given: print this text and exit with code 0
 };
 
 // Parses argv without the program's name; dies on a user's error. `bundled` are the arguments of a run without a task, to which the given ones are

@@ -46,6 +46,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
     Run run{program, parsed.task, parsed.options, comm, sharing, make_model};
     check_same_options(run);
     comm.check = run.options.check_comm;
+    for (std::string *name : {&run.options.model, &run.options.ref_model}) find_model(run, *name);
     agree(comm, [&] {
         const Options &o = run.options;
         const size_t planned = std::max({o.ranks, o.world_size, size_t(comm.size)});

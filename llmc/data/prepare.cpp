@@ -1,13 +1,8 @@
 #include "prepare.h"
 
-#include <fcntl.h>
 #include <glob.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <set>
 #include <sstream>
@@ -15,50 +10,9 @@
 #include "../core/common.h"
 #include "../core/file.h"
 #include "../core/hash.h"
+#include "python.h"
 
 namespace fs = std::filesystem;
-
-std::string python_program() {
-    const std::string own = program_file(".venv/bin/python3");
-    return fs::exists(own) ? own : "python3";
-}
-
-static void run_prepare(const std::vector<std::string> &arguments) {
-    std::vector<std::string> command = {python_program(), program_file("data/prepare.py")};
-    command.insert(command.end(), arguments.begin(), arguments.end());
-    std::vector<char *> argv;
-    for (std::string &a : command) argv.push_back(a.data());
-    argv.push_back(nullptr);
-    fflush(stdout);
-    int errors[2];
-    const pid_t child = pipe2(errors, O_CLOEXEC) == 0 ? fork() : -1;
-    if (child < 0) die("cannot start %s: %s", command[0].c_str(), strerror(errno));
-    if (child == 0) {
-        dup2(STDERR_FILENO, STDOUT_FILENO);  // its table is for people, but our standard output may be read by a program
-        dup2(errors[1], STDERR_FILENO);      // its error message is passed on
-        execvp(argv[0], argv.data());
-        _exit(127);
-    }
-    close(errors[1]);
-    std::string message;
-    char buffer[4096];
-    for (ssize_t n; (n = read(errors[0], buffer, sizeof(buffer))) != 0;)
-        if (n > 0) message.append(buffer, size_t(n));
-        else if (errno != EINTR) break;
-    close(errors[0]);
-    while (!message.empty() && message.back() == '\n') message.pop_back();
-    int status = 0;
-    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {}
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
-        if (!message.empty()) fprintf(stderr, "%s\n", message.c_str());
-        return;
-    }
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
-        die("raw data needs Python, and %s is not there\n  fix: make deps, or give --data a prepared .safetensors file",
-            command[0].c_str());
-    if (message.empty()) die("data/prepare.py ended with status %d and no message", status);
-    die("%s", message.c_str());
-}
 
 static std::vector<std::string> names_in(const std::string &list) {
     std::vector<std::string> names;
@@ -82,14 +36,19 @@ static std::string preparation_key(const std::string &path, const std::vector<st
     std::set<std::string> files;
     for (const auto &entry : fs::directory_iterator(program_file("data")))
         if (entry.path().extension() == ".py") files.insert(entry.path());
-    for (const std::string &name : names_in(path)) {
-        files.insert(name);
+    for (std::string name : names_in(path)) {
+        if (!fs::exists(name, none))
+            name.resize(std::min(name.size(), name.find_first_of(":@[")));  // a directory's subset or split
+        if (fs::is_directory(name, none))
+            for (const auto &entry : fs::recursive_directory_iterator(name))
+                if (entry.is_regular_file()) files.insert(entry.path());
+        if (fs::is_regular_file(name, none)) files.insert(name);
         glob_t found{};
         if (glob(name.c_str(), 0, nullptr, &found) == 0) files.insert(found.gl_pathv, found.gl_pathv + found.gl_pathc);
         globfree(&found);
     }
     for (const std::string &file : files)
-        if (fs::exists(file, none))
+        if (fs::is_regular_file(file, none))
             key += format("\n%s %zu %lld", fs::canonical(file).c_str(), size_t(fs::file_size(file, none)),
                           (long long)fs::last_write_time(file).time_since_epoch().count());
     return key;
@@ -121,6 +80,6 @@ std::string prepare(const TokenMeaning &meaning, const std::string &kind, const 
     const std::string out = cache_file(format("%s.safetensors", hash_of(key).c_str()));
     if (fs::exists(out)) return out;
     arguments.insert(arguments.end(), {"--out", out});
-    run_prepare(arguments);
+    run_python("raw data (unlike a prepared .safetensors file)", "data/prepare.py", arguments, true);
     return out;
 }

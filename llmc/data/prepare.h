@@ -18,5 +18,4 @@ struct TokenMeaning {
 std::string prepare(const TokenMeaning &meaning, const std::string &kind, const std::string &path,
                     const std::vector<std::string> &extra);
 
-std::string python_program();                // the project's own Python if `make deps` made one, else whatever python3 is
 bool token_shards(const std::string &list);  // whether all files of a list with commas are shards of tokens (.bin)

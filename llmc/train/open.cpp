@@ -1,11 +1,14 @@
 #include "open.h"
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <future>
 
 #include "../core/common.h"
 #include "../core/file.h"
+#include "../data/hub.h"
 #include "../data/prepare.h"
 #include "../data/tokenizer.h"
 #include "../io/hf.h"
@@ -26,20 +29,38 @@ void expect_same_file(const Run &run, const std::string &path, bool optional) {
     });
 }
 
+// Returns what `work` returns on the ranks that are `chosen`, and nothing on the others, which are told that it goes on: it may take longer than
+// --comm_timeout.
+static std::string while_others_wait(const Run &run, bool chosen, const std::function<std::string()> &work) {
+    std::string out;
+    std::future<std::string> made;
+    if (chosen) made = std::async(std::launch::async, work);
+    const std::chrono::duration<double> patience(std::min(1.0, run.options.comm_timeout / 4));
+    while (!run.comm.all(!chosen || made.wait_for(patience) == std::future_status::ready)) {}
+    agree(run.comm, [&] {
+        if (chosen) out = made.get();
+    });
+    return out;
+}
+
 std::string prepared_file(const Run &run, Task task, const std::string &path, const std::vector<std::string> &extra) {
     const std::string kind = task == PRETRAIN ? "pretrain" : task == GENERATE ? "prompts" : task & PAIRS ? "pref" : "sft";
     const TokenMeaning meaning{run.model_dir, run.tokenizer_hash, run.config.V, run.config.eos};
-    std::string out;
-    std::future<std::string> made;  // preparing may take longer than --comm_timeout, so the other ranks are told that it goes on
-    if (run.speaks()) made = std::async(std::launch::async, prepare, meaning, kind, path, extra);
-    const std::chrono::duration<double> patience(std::min(1.0, run.options.comm_timeout / 4));
-    while (!run.comm.all(!run.speaks() || made.wait_for(patience) == std::future_status::ready)) {}
-    agree(run.comm, [&] {
-        if (run.speaks()) out = made.get();
-    });
+    std::string out = while_others_wait(run, run.speaks(), [&] { return prepare(meaning, kind, path, extra); });
     out = run.comm.gather(out)[0];
     expect_same_file(run, out, false);
     return out;
+}
+
+void find_model(const Run &run, std::string &name) {
+    if (run.comm.all(!is_hub_name(name))) return;
+    const auto hosts =
+        run.comm.gather(host_name());  // the first rank of each downloads, the others then find the model in the cache
+    const bool first = size_t(std::find(hosts.begin(), hosts.end(), host_name()) - hosts.begin()) == size_t(run.comm.rank);
+    const std::string asked = name;
+    while_others_wait(run, first, [&] { return model_directory(asked, !run.options.plan); });
+    agree(run.comm, [&] { name = model_directory(asked, !run.options.plan); });
+    run.say("note: %s is %s", asked.c_str(), name.c_str());
 }
 
 void expect_own_family(const Run &run, const std::string &name) {

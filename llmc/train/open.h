@@ -11,6 +11,8 @@
 std::string prepared_file(const Run &run, Task task, const std::string &path, const std::vector<std::string> &extra = {});
 void expect_same_file(const Run &run, const std::string &path, bool optional);  // dies if hosts have different files of that name
 
+// Turns the name of a model on the hub into the directory that one rank of each host fetches it to (../data/hub.h); other names stay as they are.
+void find_model(const Run &run, std::string &name);
 void expect_own_family(const Run &run, const std::string &name);  // dies if run.config is for another program
 void open_config(Run &run, const std::string &dir);               // of the model in `dir`, with its tokenizer's hash
 Ranks ranks_of(const Run &run, size_t world,

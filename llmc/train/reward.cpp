@@ -15,7 +15,7 @@
 
 #include "../core/common.h"
 #include "../core/file.h"
-#include "../data/prepare.h"
+#include "../data/python.h"
 
 using nlohmann::json;
 

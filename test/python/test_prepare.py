@@ -266,8 +266,8 @@ def test_json_csv_parquet_and_several_files(bench):
 def test_dataset_of_the_hub(bench, monkeypatch):
     import datasets
 
-    def load_dataset(name, split, streaming):
-        assert (name, split, streaming) == ("owner/chats", "train", True)
+    def load_dataset(name, subset, data_dir, split, streaming):
+        assert (name, subset, data_dir, split, streaming) == ("owner/chats", None, None, "train", True)
         return iter([{"messages": CHAT}])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
@@ -409,6 +409,7 @@ def test_bad_inputs(bench):
     bench.jsonl(name="empty.jsonl")
     bench.jsonl("", name="blank.jsonl")
     (bench.path / "x.txt").write_text("x")
+    (bench.path / "nothing").mkdir()
     (bench.path / "list.json").write_text("[1")
     (bench.path / "bad.csv").write_text("prompt,completion\na,b\na,b,c\n")
     (bench.path / "bad.parquet").write_text("no")
@@ -417,7 +418,7 @@ def test_bad_inputs(bench):
                            "blank.jsonl": "blank.jsonl: holds no records", "x.txt": "x.txt: unknown kind of file",
                            "list.json": "list.json: broken JSON",
                            "bad.csv": "line 3 of bad.csv: has 3 cells but the header has 2",
-                           "bad.parquet": "bad.parquet: broken parquet file", "": " is a directory",
+                           "bad.parquet": "bad.parquet: broken parquet file", "nothing": "nothing: holds no data set",
                            "latin.jsonl": "record 1 (line 1) of latin.jsonl: broken JSON: 'utf-8' codec"}.items():
         assert expected in bench.refused("sft", tokenizer, str(bench.path / name))
 

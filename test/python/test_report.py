@@ -197,16 +197,18 @@ def test_tensorboard_reads_it(tmp_path):
     assert [(e.step, e.value) for e in events.Scalars("eval_loss")] == [(2, 1.5)]
 
 
-def test_wandb_is_given_every_number(monkeypatch):
+@pytest.mark.parametrize("package", ["wandb", "trackio"])
+def test_a_tracker_is_given_every_number(monkeypatch, package):
     calls = []
     fake = SimpleNamespace(log=lambda values, step: calls.append((step, values)), finish=lambda: calls.append("finish"))
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **of_run: calls.append(of_run) or fake, Error=OSError))
-    report.write_wandb("project", "a", ABOUT, [{"step": 1, "loss": 2.0, "mfu": None}, {"step": 1, "eval_loss": 3.0}])
+    monkeypatch.setitem(sys.modules, package, SimpleNamespace(init=lambda **of_run: calls.append(of_run) or fake, Error=OSError))
+    report.write_tracker(package, "project", "a", ABOUT, [{"step": 1, "loss": 2.0, "mfu": None}, {"step": 1, "eval_loss": 3.0}])
     assert calls == [{"project": "project", "name": "a", "config": ABOUT}, (1, {"loss": 2.0}), (1, {"eval_loss": 3.0}), "finish"]
 
 
 @pytest.mark.parametrize("package, write", [("tensorboard", lambda: report.write_tensorboard("nowhere", [])),
-                                            ("wandb", lambda: report.write_wandb("project", "a", {}, []))])
+                                            ("wandb", lambda: report.write_tracker("wandb", "project", "a", {}, [])),
+                                            ("trackio", lambda: report.write_tracker("trackio", "project", "a", {}, []))])
 def test_a_missing_package(monkeypatch, package, write):
     for name in [package, *(name for name in sys.modules if name.startswith(package + "."))]:
         monkeypatch.setitem(sys.modules, name, None)

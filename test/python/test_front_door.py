@@ -1,0 +1,374 @@
+"""Command lines and files of OpenRLHF, TRL, accelerate and Axolotl as their pages have them: each comes to a first step on small data and models, which
+lie in a made-up cache of the Hugging Face hub, or ends with one message of all that is missing, whose command comes to a first step."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+
+import pytest
+from test_prepare_layouts import hub as hub_data
+from test_prepare_layouts import write
+from test_recipes import LONG_CONTEXT, porting
+from test_runs import DEMO, ENVIRONMENT, GOLDEN, PROGRAM, ROOT
+
+MODELS = ("meta-llama/Meta-Llama-3-8B", "OpenRLHF/Llama-3-8b-sft-mixture", "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen2-0.5B",
+          "NousResearch/Llama-3.2-1B", "Qwen/Qwen3-8B")
+COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
+CHATS = [{"messages": [{"role": "user", "content": f"reverse {word}"}, {"role": "assistant", "content": word[::-1]}]} for word in ("tami", "lo", "pa")]
+DATA = {
+    "Open-Orca/OpenOrca": [{"question": f"reverse {word}", "response": word[::-1], "input": "x", "output": "y"} for word in ("tami", "lo", "pa")],
+    "OpenRLHF/preference_dataset_mixture2_and_safe_pku": [
+        {"chosen": chat["messages"], "rejected": chat["messages"][:1] + [{"role": "assistant", "content": "no"}]} for chat in CHATS],
+    "trl-lib/Capybara": CHATS,
+    "teknium/GPT4-LLM-Cleaned": [{"instruction": "reverse", "input": word, "output": word[::-1]} for word in ("tami", "lo", "pa")],
+    "tatsu-lab/alpaca": [{"instruction": "reverse lo", "input": "", "output": "ol", "text": "all of it"}],
+}
+
+
+def call(home, words, timeout=120, **environment):
+    offline = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(home / "own")}
+    return subprocess.run([PROGRAM, *map(str, words)], cwd=home, env=ENVIRONMENT | offline | environment, capture_output=True, text=True,
+                          timeout=timeout)
+
+
+def cached(home, kind, name):
+    """The directory of a snapshot, as huggingface_hub lays out its cache."""
+    root = home / "hub" / f"{kind}--{name.replace('/', '--')}"
+    (root / "refs").mkdir(parents=True)
+    (root / "refs" / "main").write_text(COMMIT)
+    (root / "snapshots" / COMMIT).mkdir(parents=True)
+    return root / "snapshots" / COMMIT
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A cache with models that a step has been trained, and data sets of three records with the splits train and test."""
+    home = tmp_path_factory.mktemp("hub")
+    write(home / "chats.jsonl", CHATS)
+    shutil.copytree(DEMO, home / "tiny")
+    config = json.loads((DEMO / "config.json").read_text())
+    (home / "tiny" / "config.json").write_text(json.dumps({**config, "num_key_value_heads": 2}))  # so that two heads can travel at a time
+    result = call(home, ["sft", "--model", "tiny", "--data", "chats.jsonl", "--output_dir", "first", "--max_steps", "1", "--device", "cpu"])
+    assert result.returncode == 0, result.stderr
+    for name in MODELS:
+        snapshot = cached(home, "models", name)
+        for file in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            if (home / "first" / file).exists():
+                shutil.copy(home / "first" / file, snapshot)
+    for name, records in DATA.items():
+        snapshot = cached(home, "datasets", name)
+        write(snapshot / "train-00000-of-00001.parquet", records)
+        write(snapshot / "test-00000-of-00001.parquet", records[:1])
+    return home
+
+
+def first_step(home, words, ranks=1):
+    """Runs until a first step, whose log line it returns."""
+    result = call(home, [*words, "--max_steps", 1, "--device", "cpu", "--ranks", ranks, "--output_dir", "out", "--log", "log.jsonl"], timeout=300)
+    assert result.returncode == 0, result.stderr
+    shutil.rmtree(home / "out")
+    steps = [json.loads(line) for line in (home / "log.jsonl").read_text().splitlines()]
+    (home / "log.jsonl").unlink()
+    assert [line["step"] for line in steps if "loss" in line] == [1]
+    return result.stdout
+
+
+def problems(home, words):
+    """The flags that the one message names, and the words of the command that it ends with."""
+    result = call(home, words)
+    assert result.returncode == 1 and result.stdout == "", result.stdout
+    head, _, command = result.stderr.partition("What was understood, in the names of this program:\n  ")
+    lines = re.findall(r"^(.*)\n  fix: (.+)$", head, re.M)
+    assert head.startswith(f"train_llama: {len(lines)} problems:\n") and command.count("\n") == 1, result.stderr
+    assert all(fix for _, fix in lines) and "unknown flag" not in head, head
+    return {re.sub(r"^--|( |,).*", "", what) for what, _ in lines}, shlex.split(command)[1:]
+
+
+# ---- OpenRLHF -----------------------------------------------------------------------------------------------------------------------
+
+README_SFT = """sft --data.max_len 4096 --data.dataset Open-Orca/OpenOrca --data.input_key question --data.output_key response
+    --data.input_template TEMPLATE --train.batch_size 256 --train.micro_batch_size 2 --data.max_samples 500000
+    --actor.model_name_or_path meta-llama/Meta-Llama-3-8B --ckpt.output_dir ./checkpoint/llama3-8b-sft --ckpt.save_steps -1
+    --logger.logging_steps 1 --eval.steps -1 --ds.zero_stage 2 --train.max_epochs 1 --ds.packing_samples --ds.param_dtype bf16
+    --adam.lr 5e-6 --actor.gradient_checkpointing_enable --logger.wandb.key TOKEN"""
+README_RM = """rm --ckpt.output_dir ./checkpoint/llama3-8b-rm --ckpt.save_steps -1 --logger.logging_steps 1 --eval.steps -1
+    --train.batch_size 256 --train.micro_batch_size 1 --actor.model_name_or_path OpenRLHF/Llama-3-8b-sft-mixture --ds.param_dtype bf16
+    --train.max_epochs 1 --data.max_len 8192 --ds.zero_stage 3 --adam.lr 9e-6
+    --data.dataset OpenRLHF/preference_dataset_mixture2_and_safe_pku --data.apply_chat_template --chosen_key chosen
+    --rejected_key rejected --ds.packing_samples --actor.gradient_checkpointing_enable --value_prefix_head score"""
+MIXTRAL = """sft --data.max_len 2048 --data.dataset Open-Orca/OpenOrca --data.input_key question --data.output_key response
+    --train.batch_size 128 --train.micro_batch_size 4 --data.max_samples 500000 --model.model_name_or_path mistralai/Mixtral-8x7B-v0.1
+    --ckpt.output_dir ./checkpoint/mixtral-sft-lora --ckpt.save_steps -1 --logger.logging_steps 1 --eval.steps -1 --ds.zero_stage 3
+    --train.max_epochs 1 --ds.param_dtype bf16 --model.gradient_checkpointing_enable --ds.attn_implementation flash_attention_2
+    --adam.lr 5e-6 --ds.lora.rank 64 --ds.lora.alpha 64 --ds.packing_samples --model.aux_loss_coef 0.001"""
+SFT_TP = """sft --max_len 2048 --dataset Open-Orca/OpenOrca --input_key question --output_key response --train_batch_size 256
+    --micro_train_batch_size 2 --max_samples 500000 --pretrain meta-llama/Meta-Llama-3-8B --save_path ./checkpoint/llama3-8b-sft
+    --save_steps -1 --logging_steps 1 --eval_steps -1 --zero_stage 2 --max_epochs 1 --bf16 --flash_attn --learning_rate 5e-6
+    --gradient_checkpointing --packing_samples --ds_tensor_parallel_size 2"""
+DPO_RING = """dpo --save_path ./checkpoint/llama3-8b-dpo --save_steps -1 --logging_steps 1 --eval_steps -1 --train_batch_size 256
+    --micro_train_batch_size 1 --pretrain OpenRLHF/Llama-3-8b-sft-mixture --bf16 --max_epochs 1 --max_len 8192 --zero_stage 3
+    --learning_rate 5e-7 --beta 0.1 --dataset OpenRLHF/preference_dataset_mixture2_and_safe_pku --apply_chat_template
+    --chosen_key chosen --rejected_key rejected --flash_attn --load_checkpoint --gradient_checkpointing --packing_samples
+    --ring_attn_size 2 --ring_head_stride 1 --eval_dataset OpenRLHF/preference_dataset_mixture2_and_safe_pku"""
+CONTINUED = """sft --max_len 4096 --dataset Open-Orca/OpenOrca --input_key question --output_key response --train_batch_size 256
+    --micro_train_batch_size 2 --pretrain meta-llama/Meta-Llama-3-8B --save_path ./checkpoint --save_steps -1 --logging_steps 1
+    --eval_steps -1 --zero_stage 2 --max_epochs 1 --bf16 --flash_attn --learning_rate 5e-6 --gradient_checkpointing
+    --packing_samples --pretrain_mode --not_a_flag_of_anyone"""
+TEMPLATE = "User: {}\nAssistant: "
+
+
+def words(text, model="meta-llama/Meta-Llama-3-8B"):
+    return [{"TEMPLATE": TEMPLATE, "MODEL": model}.get(word, word) for word in text.split()]
+
+
+@pytest.mark.parametrize("task", LONG_CONTEXT)
+def test_openrlhf_long_context(home, task):
+    assert "2 ranks: 1 x data, 2 x sequence (gather)" in first_step(home, [task, *words(LONG_CONTEXT[task]), "--ckpt.load_enable"], ranks=2)
+
+
+@pytest.mark.parametrize("line", [README_SFT, README_RM], ids=["sft", "rm"])
+def test_openrlhf_readme(home, line):
+    first_step(home, words(line))
+
+
+def test_openrlhf_dpo_ring_evaluates_on_the_split_test(home):
+    said = first_step(home, words(DPO_RING), ranks=2)
+    assert "note: eval.dataset is read from its split test, as in OpenRLHF\n" in said
+
+
+def test_openrlhf_mixtral(home):
+    refused, command = problems(home, words(MIXTRAL))
+    assert refused == {"ds.lora.rank", "model.aux_loss_coef"}
+    first_step(home, command)
+
+
+def test_openrlhf_tensor_parallel(home):
+    result = call(home, words(SFT_TP))
+    assert result.stderr == ('train_llama: --ds_tensor_parallel_size "2" has no meaning here\n  fix: there is no tensor parallelism: '
+                             "--ring_attn_size shares sequences, --zero_stage the optimizer\n")
+
+
+def test_openrlhf_continued_pretraining(home):
+    result = call(home, words(CONTINUED))
+    for part in ("2 problems:\n", "--pretrain_mode has no meaning here\n  fix: the task pretrain trains on all tokens\n",
+                 "unknown flag --not_a_flag_of_anyone\n  fix: ./train_llama sft --help lists the flags of sft\n"):
+        assert part in result.stderr
+
+
+# ---- TRL ----------------------------------------------------------------------------------------------------------------------------
+
+ALST = """sft --model_name_or_path Qwen/Qwen2-0.5B --dataset_name trl-lib/Capybara --learning_rate 2e-4 --max_steps 100 --max_seq_length 4096
+    --packing --packing_strategy wrapped --torch_dtype bfloat16 --attn_implementation flash_attention_2 --output_dir output-alst-4gpu
+    --logging_steps 10 --report_to trackio"""
+TRL_SFT = """sft --model_name_or_path Qwen/Qwen2-0.5B --dataset_name trl-lib/Capybara --dataset_train_split train --learning_rate 2.0e-4
+    --num_train_epochs 1 --packing --per_device_train_batch_size 2 --gradient_accumulation_steps 8 --gradient_checkpointing
+    --max_length 1024 --eos_token <|im_end|> --eval_strategy no --use_peft --lora_r 32 --lora_alpha 16 --lora_target_modules all-linear
+    --output_dir Qwen2-0.5B-SFT --push_to_hub --bf16 True --warmup_ratio 0.1 --lr_scheduler_type cosine --logging_steps 25
+    --save_strategy no --save_total_limit 1 --report_to wandb --trust_remote_code --activation_offloading --neftune_noise_alpha 5
+    --dataloader_num_workers 4 --seed 7 --weight_decay 0.01 --max_grad_norm 1.0"""
+TRL_DPO = """dpo --model_name_or_path OpenRLHF/Llama-3-8b-sft-mixture --dataset_name OpenRLHF/preference_dataset_mixture2_and_safe_pku
+    --dataset_streaming False --learning_rate 5.0e-6 --num_train_epochs 1 --per_device_train_batch_size 2 --max_steps 1000
+    --gradient_accumulation_steps 8 --gradient_checkpointing --eval_strategy no --eval_steps 50 --output_dir Qwen2-0.5B-DPO
+    --no_remove_unused_columns --use_peft --lora_r 32 --lora_alpha 16 --beta 0.1 --loss_type sigmoid --max_prompt_length 512
+    --max_length 1024 --sync_ref_model --f_divergence_type js_divergence --ld_alpha 0.5 --use_weighting --save_steps 0.1"""
+TRL_REWARD = """reward --model_name_or_path Qwen/Qwen2-0.5B --dataset_name OpenRLHF/preference_dataset_mixture2_and_safe_pku
+    --output_dir Qwen2-0.5B-Reward --per_device_train_batch_size 8 --num_train_epochs 1 --learning_rate 1.0e-4 --eval_strategy no
+    --logging_steps 25 --max_length 2048 --use_peft --lora_task_type SEQ_CLS --lora_r 32 --disable_dropout True --pad_token <pad>
+    --center_rewards_coefficient 0.01 --gradient_checkpointing True"""
+
+
+def test_trl_alst(home):
+    (home / "alst.yaml").write_text("""
+compute_environment: LOCAL_MACHINE
+debug: false
+deepspeed_config:
+  zero_stage: 3
+  seq_parallel_communication_data_type: bf16
+distributed_type: DEEPSPEED
+mixed_precision: bf16
+num_machines: 1
+num_processes: 2  # Number of GPUs
+parallelism_config:
+  parallelism_config_dp_replicate_size: 1
+  parallelism_config_dp_shard_size: 1
+  parallelism_config_tp_size: 1
+  parallelism_config_sp_size: 1
+  parallelism_config_sp_backend: deepspeed
+  parallelism_config_sp_seq_length_is_variable: true
+  parallelism_config_sp_attn_implementation: flash_attention_2
+""")
+    said = first_step(home, [*words(ALST), "--config_file", "alst.yaml"], ranks=2)
+    assert "note: zero_stage 3 runs as 2" in said and "2 ranks: 2 x data, 1 x sequence" in said
+    assert "note: in the names of this program: ./train_llama sft " in said
+
+
+@pytest.mark.parametrize("line, expected", [
+    (TRL_SFT, {"eos_token", "use_peft", "lora_r", "lora_target_modules", "push_to_hub", "neftune_noise_alpha"}),
+    (TRL_DPO, {"use_peft", "lora_r", "max_prompt_length", "sync_ref_model", "f_divergence_type", "ld_alpha", "use_weighting"}),
+    (TRL_REWARD, {"use_peft", "lora_r", "lora_task_type", "pad_token"}),
+], ids=["sft", "dpo", "reward"])
+def test_trl(home, line, expected):
+    refused, command = problems(home, words(line))
+    assert refused == expected
+    first_step(home, command)
+
+
+# ---- Axolotl ------------------------------------------------------------------------------------------------------------------------
+
+LORA_1B = """
+base_model: NousResearch/Llama-3.2-1B
+datasets:
+  - path: teknium/GPT4-LLM-Cleaned
+    type: alpaca
+val_set_size: 0.4
+output_dir: ./outputs/lora-out
+adapter: lora
+lora_model_dir:
+sequence_len: 2048
+sample_packing: true
+eval_sample_packing: true
+lora_r: 16
+lora_alpha: 32
+lora_target_modules:
+  - gate_proj
+  - down_proj
+wandb_project:
+gradient_accumulation_steps: 2
+micro_batch_size: 2
+num_epochs: 1
+optimizer: adamw_8bit
+lr_scheduler: cosine
+learning_rate: 0.0002
+bf16: auto
+tf32: false
+gradient_checkpointing: true
+resume_from_checkpoint:
+logging_steps: 1
+attn_implementation: flash_attention_2
+loss_watchdog_threshold: 5.0
+loss_watchdog_patience: 3
+warmup_ratio: 0.1
+evals_per_epoch: 4
+saves_per_epoch: 1
+weight_decay: 0.0
+special_tokens:
+  pad_token: "<|end_of_text|>"
+"""
+SEQUENCE_PARALLEL = """
+base_model: Qwen/Qwen3-8B
+datasets:
+  - path: tatsu-lab/alpaca
+    type: alpaca
+context_parallel_size: 2  # Split sequences across 2 GPUs
+heads_k_stride: 1
+ring_attn_func:
+sequence_len: 8192
+sample_packing: true
+micro_batch_size: 1
+num_epochs: 2
+optimizer: adamw_torch_fused
+lr_scheduler: constant_with_warmup
+learning_rate: 2e-6
+bf16: true
+plugins:
+  - axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin
+fsdp_version: 2
+fsdp_config:
+  offload_params: false
+  state_dict_type: FULL_STATE_DICT
+  auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  transformer_layer_cls_to_wrap: Qwen3DecoderLayer
+  reshard_after_forward: true
+special_tokens:
+"""
+
+
+def test_axolotl_sequence_parallel(home):
+    (home / "sp.yaml").write_text(SEQUENCE_PARALLEL)
+    assert "2 ranks: 1 x data, 2 x sequence (gather), ZeRO stage 2" in first_step(home, ["sft", "--config", "sp.yaml"], ranks=2)
+
+
+def test_axolotl_lora(home):
+    (home / "lora.yaml").write_text(LORA_1B)
+    refused, command = problems(home, ["sft", "--config", "lora.yaml"])
+    assert refused == {"adapter", "lora_r", "lora_target_modules", "optimizer", "loss_watchdog_threshold", "loss_watchdog_patience", "evals_per_epoch",
+                       "saves_per_epoch", "special_tokens.pad_token"}
+    first_step(home, command)
+
+
+def test_a_broken_file_names_the_line(home):
+    (home / "wrong.yaml").write_text("base_model: M\nlearning_rate: 1e-5\n  num_epochs: 2\n")
+    result = call(home, ["sft", "--config", "wrong.yaml"])
+    assert result.returncode == 1
+    assert result.stderr.startswith("train_llama: line 3, column 13 of wrong.yaml: broken YAML: mapping values are not allowed here\n  fix: ")
+
+
+# ---- every name of their schemas ----------------------------------------------------------------------------------------------------
+
+
+def test_every_name_of_trl_and_axolotl_is_known():
+    answered = {name.removeprefix("datasets.") for _, names, *_ in porting.lines() for name in names}
+    for name, aliases in re.findall(r'^OPT\(.*?, (\w+), .*?, "([^"]*)", "', (ROOT / "llmc/train/options.def").read_text(), re.M):
+        answered |= {name, *aliases.split(",")}
+    schemas = json.loads((GOLDEN / "foreign_names.json").read_text())
+    # Those that hold others, which are looked up by themselves, and what describes the machine.
+    holders = {"trl", "n_gpu", "n_node", "compute_capability", "torch_version"}
+    assert {name for whose in ("TRL", "Axolotl") for name in schemas[whose]} - answered - holders == set()
+    head = (ROOT / "llmc/app/foreign.def").read_text().partition("#")[0]
+    for whose, version in schemas["versions"].items():
+        assert f"{whose} {'.'.join(version.split('.')[:2])}" in head, whose
+
+
+# ---- models by name -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_and_its_revision_lie_in_the_cache(home):
+    name = MODELS[0]
+    plan = ["sft", "--plan", "--device", "cpu", "--model"]
+    for form in (name, f"{name}@{COMMIT}"):
+        result = call(home, [*plan, form])
+        assert result.returncode == 0 and f"note: {form} is {home}/hub/models--" in result.stdout, result.stderr
+    result = call(home, [*plan, f"{name}@v2"])
+    assert f"{name}@v2: there is no such directory, the cache {home}/hub does not have all of that model" in result.stderr
+    assert f"fix: unset HF_HUB_OFFLINE; or, where there is a network: hf download {name} --revision v2 --local-dir DIR, and give DIR\n" in result.stderr
+    refs = home / "hub" / f"models--{name.replace('/', '--')}" / "refs"
+    (refs / "v2").write_text(COMMIT)
+    assert call(home, [*plan, f"{name}@v2"]).returncode == 0
+    elsewhere = call(home, [*plan, name], HF_HUB_CACHE=str(home / "other"))
+    assert f"the cache {home}/other does not have" in elsewhere.stderr
+
+
+def test_a_model_without_weights_is_not_begun_from_random_ones(home):
+    snapshot = cached(home, "models", "someone/tokenizer-only")
+    shutil.copy(DEMO / "config.json", snapshot)
+    line = ["sft", "--model", "someone/tokenizer-only", "--data", "chats.jsonl", "--output_dir", "out", "--device", "cpu"]
+    assert call(home, [*line, "--plan"]).returncode == 0  # needs no weights
+    result = call(home, line)
+    assert result.returncode == 1 and "does not have all of that model" in result.stderr
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}))
+    assert "does not have all of that model" in call(home, line).stderr
+
+
+def test_without_a_network_both_ways_are_named(home):
+    environment = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}  # nothing listens there
+    result = call(home, ["sft", "--plan", "--device", "cpu", "--model", "someone/else"], **environment)
+    assert result.returncode == 1 and result.stderr.count("\n  fix: ") == 1, result.stderr
+    assert "someone/else: there is no such directory, the cache does not have that model, and the hub cannot be reached" in result.stderr
+    assert "hf download someone/else --local-dir DIR, and give DIR" in result.stderr
+
+
+def test_a_reference_by_name(home):
+    result = call(home, ["dpo", "--model", MODELS[1], "--ref_model", MODELS[0], "--data", f"{list(DATA)[1]}[train]", "--max_steps", 1, "--device", "cpu",
+                         "--output_dir", "out", "--apply_chat_template"])
+    assert result.returncode == 0, result.stderr
+    assert f"note: {MODELS[0]} is " in result.stdout
+    shutil.rmtree(home / "out")
+
+
+def test_subsets_and_splits_by_name(home):
+    hub_data(home)
+    for form in (["--data", "someone/chats:plain[train]"],
+                 ["--dataset_name", "someone/chats", "--dataset_config", "plain", "--dataset_train_split", "train"]):
+        first_step(home, ["sft", "--model", MODELS[0], *form])
