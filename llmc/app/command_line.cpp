@@ -20,7 +20,7 @@ using nlohmann::ordered_json;
 
 // ---- tables ---------------------------------------------------------------------------------------------------------------------
 
-static constexpr Task tasks[] = {DEMO, PRETRAIN, SFT, DPO, RM, GRPO, EVAL, GENERATE};
+static constexpr Task tasks[] = {DEMO, PRETRAIN, SFT, DPO, RM, GRPO, PPO, EVAL, GENERATE};
 
 struct Flag {
     const char *name;
@@ -158,12 +158,13 @@ struct Parser {
     static std::string about(Task t) {
         switch (t) {
             case DEMO:
-                return "The bundled demo: trains a small model on bundled text.\nTasks, each with its own --help: pretrain, sft, dpo, rm, grpo, eval, generate.";
+                return "The bundled demo: trains a small model on bundled text.\nTasks, each with its own --help: pretrain, sft, dpo, rm, grpo, ppo, eval, generate.";
             case PRETRAIN: return "Train on all tokens of plain text.";
             case SFT: return "Supervised fine-tuning: train on the responses of chats or of prompts with completions.";
             case DPO: return "Train on pairs of a better and a worse answer: DPO and its kin.";
             case RM: return "Train a reward model on pairs of a better and a worse answer.";
             case GRPO: return "Learn from rewards of sampled answers: GRPO and its kin.";
+            case PPO: return "Learn from rewards of sampled answers, beside a critic that learns to foresee them.";
             case EVAL: return "Loss, accuracy and entropy of a model on a data file.";
             case GENERATE: return "Continue prompts.";
         }
@@ -486,6 +487,8 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     must(o.dynamic_filtering_range[0] < o.dynamic_filtering_range[1], "dynamic_filtering_range",
          "two numbers, the smaller one first");
     must(o.learning_rate > 0, "learning_rate", "above 0");
+    must(o.critic_learning_rate > 0, "critic_learning_rate", "above 0");
+    must(o.value_clip >= 0, "value_clip", "0 (no bound) or more");
     must(share(o.lr_warmup_ratio), "lr_warmup_ratio", "between 0 and 1");
     must(share(o.min_lr_ratio), "min_lr_ratio", "between 0 and 1");
     for (double beta : o.adam_betas) must(beta >= 0 && beta < 1, "adam_betas", "two numbers in [0, 1)");
@@ -551,7 +554,7 @@ static void check_together(const std::string &program, const Options &o, Task ta
     if (o.plan) return;
     if (task & PAIRS) need(o.model.empty(), "--model DIR: there is nothing to prefer in what random weights say");
     if (task == GENERATE) need(o.prompt.empty() && o.prompts.empty(), "--prompt TEXT or --prompts FILE");
-    else if (task == GRPO) need(o.data.empty() && o.rollouts.empty(), "--data FILE, prompts with responses, or --rollouts FILE");
+    else if (task & RL) need(o.data.empty() && o.rollouts.empty(), "--data FILE, prompts with responses, or --rollouts FILE");
     else need(o.data.empty(), "--data FILE");
     if (task & TRAINING) need(o.output_dir.empty(), "--output_dir DIR");
 }

@@ -46,7 +46,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
     Run run{program, parsed.task, parsed.options, comm, sharing, make_model};
     check_same_options(run);
     comm.check = run.options.check_comm;
-    for (std::string *name : {&run.options.model, &run.options.ref_model}) find_model(run, *name);
+    for (std::string *name : {&run.options.model, &run.options.ref_model, &run.options.critic_model}) find_model(run, *name);
     agree(comm, [&] {
         const Options &o = run.options;
         const size_t planned = std::max({o.ranks, o.world_size, size_t(comm.size)});
@@ -55,7 +55,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
         if (parsed.default_max_len) run.options.max_len = std::min(o.max_len, run.config.max_positions);
         run.ranks = ranks_of(run, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
     });
-    if (run.options.plan) agree(comm, [&] { run.beside = make_objective(run)->resident(); });
+    if (run.options.plan) agree(comm, [&] { run.beside = make_objective(run)->beside(); });
     std::optional<Continuation> continuation;
     if (run.options.plan && run.options.sample_every) continuation.emplace(run);
     if (run.options.plan && !run.speaks()) return 0;

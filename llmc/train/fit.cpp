@@ -8,12 +8,22 @@ size_t usable_memory(const Run &run, const Memory &memory) {
     return free - std::min(free, memory.reserve(run.ranks.world > 1));
 }
 
-size_t rank_bytes(const Run &run, Model &model, ModelLimits limits) {
-    if (!run.beside) return model.plan().bytes();
-    limits.mode = Mode::evaluate;
-    const auto reference = run.make_model(*run.beside, limits);
-    reference->plan().place(run.options.guard);
-    return model.plan().bytes() + reference->plan().bytes();
+ModelLimits limits_beside(ModelLimits limits, Mode mode) {
+    limits.mode = mode;
+    limits.cache_pages = limits.sequences = limits.sequence_pages = 0;
+    return limits;
+}
+
+size_t bytes_beside(const Run &run, const Beside &other, const ModelLimits &limits) {
+    const auto model = run.make_model(other.config, limits_beside(limits, other.trained ? Mode::train : Mode::evaluate));
+    model->plan().place(run.options.guard);
+    return model->plan().bytes();
+}
+
+size_t rank_bytes(const Run &run, Model &model, const ModelLimits &limits) {
+    size_t bytes = model.plan().bytes();
+    for (const Beside &other : run.beside) bytes += bytes_beside(run, other, limits);
+    return bytes;
 }
 
 std::unique_ptr<Model> plan_model(const Run &run, const std::string &recompute, ModelLimits &limits, size_t memory) {

@@ -21,7 +21,11 @@ Policy::Policy(const Run &run) : run_(run), samples_(run.options.rollouts.empty(
             o.temperature);
     advantage_ = {o.advantage_estimator,         o.gamma,       o.no_std_norm, o.reward_clip_range,
                   o.kl_use_loss ? 0 : o.kl_coef, o.kl_estimator};
+    advantage_.gae_lambda = o.gae_lambda;
     check_options(advantage_);
+    if ((run.task == PPO) != (o.advantage_estimator == "gae"))
+        die("--advantage_estimator %s is not for %s\n  fix: the task ppo for gae, which has a critic; grpo for the others, which have none",
+            o.advantage_estimator.c_str(), task_name(run.task));
     loss_ = {o.policy_loss_type, o.loss_aggregation, o.eps_clip, o.eps_clip, o.dual_clip, o.kl_use_loss ? o.kl_coef : 0,
              o.kl_estimator};
     if (!o.eps_clip_low_high.empty()) {
@@ -56,9 +60,12 @@ Policy::Policy(const Run &run) : run_(run), samples_(run.options.rollouts.empty(
 
 // ---- before a step ------------------------------------------------------------------------------------------------------------------
 
-std::optional<ModelConfig> Policy::resident() const {
-    if (!samples_ || run_.options.kl_coef == 0) return {};
-    return reference_run(run_).config;
+std::vector<Beside> Policy::beside() const {
+    std::vector<Beside> out;
+    if (samples_ && run_.options.kl_coef > 0)
+        out.push_back({"the reference model, beside it (--ref_mode resident)", reference_run(run_).config, false});
+    if (run_.task == PPO) out.push_back({"the critic, which is trained beside it", critic_run(run_).config, true});
+    return out;
 }
 
 Drawing Policy::drawing(const Options &o) const {
@@ -111,6 +118,7 @@ void Policy::use(const Samples &data, size_t, const ModelLimits &limits) {
         agree(run_.comm, [&] { expect_positions(*reference_run_, data); });
         reference_ = open_reference(*reference_run_, limits);
     }
+    if (run_.task == PPO && !critic_) critic_ = std::make_unique<Critic>(run_, limits, room_.longest);
     if (samples_) return;
     prepare(dynamic_cast<const Rollouts &>(data));
     reference_.reset();  // it has done its work
@@ -122,14 +130,19 @@ void Policy::prepare(const Rollouts &rollouts) {
     if (reference_) p.reference_logps = target_values(*reference_run_, *reference_, rollouts, all_samples(rollouts));
     for (auto &tokens : p.reference_logps)
         for (double &value : tokens) value = -value;
+    if (critic_) p.critic.values = critic_->values(rollouts);
     std::vector<Judged> batch;
     for (size_t i = 0; i < rollouts.size(); i++) {
         const Rollout &r = rollouts[i];
         p.rewards.push_back(shaped_reward(shaping_, r.reward, r.completion.size(), r.truncated));
         batch.push_back({r.group, p.rewards.back(), r.logp, {}});
         if (reference_) batch.back().reference_logp = p.reference_logps[i];
+        if (critic_) batch.back().values = p.critic.values[i];
     }
-    agree(run_.comm, [&] { p.advantages = advantages(advantage_, batch); });
+    agree(run_.comm, [&] {
+        Estimated estimated = advantages(advantage_, batch);
+        p.advantages = std::move(estimated.advantages), p.critic.returns = std::move(estimated.returns);
+    });
 }
 
 // ---- answers ------------------------------------------------------------------------------------------------------------------------
@@ -246,9 +259,13 @@ void Policy::start(const Samples &data, std::span<const size_t> samples) {
     answers_ = means_of(samples);
     size_ = {0, double(samples.size()), double(run_.options.max_new_tokens)};
     for (size_t s : samples) size_.tokens += double(data.sample_targets(s));
+    if (critic_) critic_->begin(now_->critic, size_.tokens);
 }
 
-void Policy::begin(const Step &step) { start(*step.data, step.samples); }
+void Policy::begin(const Step &step) {
+    start(*step.data, step.samples);
+    if (critic_) critic_->zero_gradients();
+}
 
 // Adds a row's rollouts to the sums, and returns the derivatives of the loss with respect to the nll of each token.
 std::vector<float> Policy::add(const Row &row, std::span<const double> nll) {
@@ -273,6 +290,11 @@ std::vector<float> Policy::add(const Row &row, std::span<const double> nll) {
 void Policy::accumulate(Model &model, const Row &row, bool last) {
     const auto weights = add(row, model.evaluate(row));
     model.backward(weights, float(-run_.options.entropy_coef / size_.tokens), last);
+    if (critic_) critic_->accumulate(row, last);
+}
+
+void Policy::update(const AdamW &adamw, double rate) {
+    if (critic_) critic_->update(adamw, rate);
 }
 
 Measured Policy::measured(Model &model, const std::string &prefix) {
@@ -293,12 +315,17 @@ Measured Policy::measured(Model &model, const std::string &prefix) {
                    {prefix + "truncated", answers_.truncated}};
     if (!now_->reference_logps.empty()) out.metrics[prefix + "kl_loss"] = sums.kl_loss;
     else out.metrics.erase(prefix + "kl");
+    if (critic_) out.metrics.update(critic_->take(prefix));
     out.metrics.update(std::exchange(news_, ordered_json::object()));
     out.text = format("eval loss %.4f  reward %.4f", out.loss, answers_.reward);
     return out;
 }
 
-Measured Policy::take(Model &model) { return measured(model, ""); }
+Measured Policy::take(Model &model) {
+    Measured step = measured(model, "");
+    if (critic_) step.metrics["critic_grad_norm"] = step.norm_beside = critic_->gradient_norm();
+    return step;
+}
 
 // The mean reward of greedy answers; of given rollouts, the loss.
 Measured Policy::evaluate(Model &model, const Samples &data, std::span<const size_t> samples) {
@@ -316,6 +343,25 @@ Measured Policy::evaluate(Model &model, const Samples &data, std::span<const siz
         if (!own.empty()) {
             const Row row = make_row(data, own);
             add(row, model.evaluate(row));
+            if (critic_) critic_->evaluate(row);
         }
     return measured(model, "eval_");
+}
+
+// ---- files --------------------------------------------------------------------------------------------------------------------------
+
+void Policy::save(const std::string &dir, const std::string &export_dtype) {
+    if (critic_) critic_->save(dir, export_dtype);
+}
+
+void Policy::save_optimizer(const std::string &dir) {
+    if (critic_) critic_->save_optimizer(dir);
+}
+
+void Policy::verify_optimizer(const std::string &dir) {
+    if (critic_) critic_->verify_optimizer(dir);
+}
+
+void Policy::load_optimizer(const std::string &dir) {
+    if (critic_) critic_->load_optimizer(dir);
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include <functional>
 #include <memory>
-#include <optional>
+#include <vector>
 
 #include "../model/model.h"
 #include "../parallel/comm.h"
@@ -10,6 +10,13 @@
 
 // Makes a model for the device and dtype that the options ask for. Its memory is planned, but not yet allocated.
 using ModelFactory = std::function<std::unique_ptr<Model>(const ModelConfig &, const ModelLimits &)>;
+
+// A model that is in memory beside the trained one.
+struct Beside {
+    const char *what;  // for people
+    ModelConfig config;
+    bool trained;
+};
 
 struct Run {
     const char *program;  // its name, "train_llama"
@@ -24,7 +31,7 @@ struct Run {
     Ranks ranks = {};
     size_t in_process = 1;  // the number of ranks, this one included, that are threads of this process
     std::shared_ptr<Mesh> mesh = nullptr;
-    std::optional<ModelConfig> beside = {};  // --plan: the configuration of a reference model that is in memory, too
+    std::vector<Beside> beside = {};  // models that need memory, too, and have none yet
 
     bool speaks() const { return comm.rank == 0; }  // is true of one rank, which prints and writes the files
     __attribute__((format(printf, 2, 3))) void say(const char *text, ...) const;  // a line on standard output
