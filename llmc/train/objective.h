@@ -13,9 +13,9 @@
 // A loss, and what else the log says of the same samples.
 struct Measured {
     double loss = NAN;                                                  // NAN if no token was a target
-    double norm_beside = 0;                                             // of the gradient of a model that is trained beside
     nlohmann::ordered_json metrics = nlohmann::ordered_json::object();  // for the log; empty if no token was a target
-    std::string text;                                                   // of an evaluation: for people
+    std::string text = {};                                              // of an evaluation: for people
+    double norm_beside = 0;                                             // of the gradient of a model that is trained beside
 };
 
 // Samples that are drawn at a time, or the most tokens that they may have; and how often the data is passed over.

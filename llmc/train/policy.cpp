@@ -19,9 +19,8 @@ Policy::Policy(const Run &run) : run_(run), samples_(run.options.rollouts.empty(
     if (!(o.temperature > 0))
         die("--temperature %g: what was sampled greedily has no probability to learn from\n  fix: the temperature at which the rollouts were sampled, 1 by default",
             o.temperature);
-    advantage_ = {o.advantage_estimator,         o.gamma,       o.no_std_norm, o.reward_clip_range,
-                  o.kl_use_loss ? 0 : o.kl_coef, o.kl_estimator};
-    advantage_.gae_lambda = o.gae_lambda;
+    advantage_ = {o.advantage_estimator, o.gamma,        o.gae_lambda, o.no_std_norm, o.reward_clip_range, o.kl_use_loss ? 0 : o.kl_coef,
+                  o.kl_estimator};
     check_options(advantage_);
     if ((run.task == PPO) != (o.advantage_estimator == "gae"))
         die("--advantage_estimator %s is not for %s\n  fix: the task ppo for gae, which has a critic; grpo for the others, which have none",
