@@ -243,7 +243,8 @@ TEST(Options, MistakesAreNamed) {
     expect_error(dpo + "--input_key question", "--input_key belongs to pretrain, sft, grpo, ppo, eval, not to dpo");
     expect_error(rm + "--multiturn", "--multiturn belongs to sft, eval, not to rm");
     expect_error(sft + "--learnin_rate 1e-5", "did you mean --learning_rate?");
-    expect_error(sft + "--critic.model_name_or_path C", "unknown flag --critic.model_name_or_path");  // is not the model
+    expect_error(sft + "--critic.model_name_or_path C",
+                 "--critic.model_name_or_path belongs to ppo, not to sft");  // is not the model
     expect_error(rm + "--reward_model true", "the task rm trains one");
     expect_error(rm + "--centre_rewards_coefficient 0.1", "did you mean --center_rewards_coefficient?");
     expect_error(sft + "--frobnicate 1", "unknown flag --frobnicate");

@@ -57,8 +57,8 @@ TEST(Advantages, EqualKnownValues) {
     expect_answers("rloo, exactly", advantages(estimator("rloo"), batch()).advantages, for_tokens(want.at("rloo")), 1e-15);
     AdvantageOptions o = estimator("reinforce");
     o.no_std_norm = true;
-    expect_answers("not divided", advantages(o, batch()).advantages, for_tokens({0.5625, -0.4375, -0.1875, -0.4375, -0.4375, 0.5625}),
-                   1e-15);
+    expect_answers("not divided", advantages(o, batch()).advantages,
+                   for_tokens({0.5625, -0.4375, -0.1875, -0.4375, -0.4375, 0.5625}), 1e-15);
 }
 
 TEST(Advantages, KlInTheReward) {
@@ -90,8 +90,8 @@ TEST(Advantages, ReturnsAreDiscountedWithoutABaseline) {
     const auto got = advantages(o, std::vector<Judged>{{0, 4, two, {}}}).advantages;
     expect_answers("0.5", got, {{1 - 7.0 / 3, 2 - 7.0 / 3, 4 - 7.0 / 3}}, 1e-15);
     o.estimator = "dr_grpo";  // groups are not discounted
-    expect_answers("groups", advantages(o, std::vector<Judged>{{0, 4, two, {}}, {0, 0, two, {}}}).advantages, {{2, 2, 2}, {-2, -2, -2}},
-                   1e-15);
+    expect_answers("groups", advantages(o, std::vector<Judged>{{0, 4, two, {}}, {0, 0, two, {}}}).advantages,
+                   {{2, 2, 2}, {-2, -2, -2}}, 1e-15);
 }
 
 TEST(Advantages, AreClippedAfterTheBaseline) {
@@ -208,6 +208,13 @@ TEST(Advantages, OfACriticWithoutBootstrapping) {
     reinforce.estimator = "reinforce";
     const Estimated one = advantages(gae(1), valued_batch()), other = advantages(reinforce, batch());
     expect_answers("returns", one.returns, other.returns, 1e-15);
+}
+
+TEST(Advantages, TheCoefficientOfTheDivergenceAdapts) {
+    EXPECT_NEAR(adapted_kl_coef(0.01, 9, 6, 1024, 10000), .0102048, 1e-15);
+    EXPECT_NEAR(adapted_kl_coef(0.01, 5.7, 6, 1024, 10000), .0099488, 1e-15);
+    EXPECT_NEAR(adapted_kl_coef(0.01, 0, 6, 5000, 10000), .009, 1e-15);
+    EXPECT_EQ(adapted_kl_coef(0.01, 6, 6, 1024, 10000), 0.01);
 }
 
 struct LossResult {
@@ -354,7 +361,8 @@ static ValueResult loss_of_values(double clip, const Answers &values = ::values)
 
 TEST(ValueLoss, EqualsKnownValues) {
     const ValueResult clipped = loss_of_values(0.2), whole = loss_of_values(0);
-    const Answers d = {{-.040750, .006667}, {.021800, -.014333, .007500}, {.021667}, {.010792, .009167}, {0}, {-.042646, 0, -.016667}};
+    const Answers d = {{-.040750, .006667},    {.021800, -.014333, .007500}, {.021667}, {.010792, .009167}, {0},
+                       {-.042646, 0, -.016667}};
     EXPECT_NEAR(clipped.sums.value_loss, 0.03169262, 6e-9);
     expect_answers("clipped", clipped.d_values, d);
     EXPECT_EQ(clipped.sums.clipped, 2);

@@ -513,6 +513,8 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     must(o.max_new_tokens > 0, "max_new_tokens", "at least 1");
     must(o.n > 0, "n", "at least 1");
     must(o.max_sequences > 0 && o.max_sequences <= 65536, "max_sequences", "between 1 and 65536");
+    must(o.kl_target >= 0, "kl_target", "0 (fixed) or more");
+    must(o.kl_horizon > 0, "kl_horizon", "above 0");
     must(o.temperature >= 0, "temperature", "0 (greedy) or more");
     must(o.top_p > 0 && o.top_p <= 1, "top_p", "above 0 and at most 1");
 }
@@ -539,6 +541,8 @@ static void check_together(const std::string &program, const Options &o, Task ta
     both(!o.prompt.empty() && !o.prompts.empty(), "prompt", "prompts", "they have one source");
     both(!o.data.empty() && !o.rollouts.empty(), "data", "rollouts", "answers are sampled, or given");
     both(o.dynamic_filtering && !o.rollouts.empty(), "dynamic_filtering", "rollouts", "answers that are given are not replaced");
+    both(o.kl_target > 0 && !o.rollouts.empty(), "kl_target", "rollouts",
+         "the coefficient adapts after each batch of answers, and these are one");
     both(o.save_rollouts && !o.rollouts.empty(), "save_rollouts", "rollouts", "they lie in a file already");
     if (o.dynamic_filtering && o.n < 2)
         die("--dynamic_filtering compares the answers to a prompt, but --n is %zu\n  fix: --n 8, say", o.n);

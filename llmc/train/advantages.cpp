@@ -18,8 +18,10 @@ struct Estimator {
 constexpr const char *with_critic = "gae";
 constexpr Estimator estimators[] = {
     {with_critic, Baseline::none, true},
-    {"reinforce", Baseline::none, true},       {"reinforce_baseline", Baseline::mean, true},
-    {"rloo", Baseline::mean_of_others, false}, {"group_norm", Baseline::standard_score, false},
+    {"reinforce", Baseline::none, true},
+    {"reinforce_baseline", Baseline::mean, true},
+    {"rloo", Baseline::mean_of_others, false},
+    {"group_norm", Baseline::standard_score, false},
     {"dr_grpo", Baseline::mean, false},
 };
 
@@ -94,6 +96,10 @@ KlEstimate kl_estimate(const std::string &name, double d) {
                          : name == "k2" ? KlEstimate{d * d / 2, d}
                                         : KlEstimate{std::expm1(-d) + d, -std::expm1(-d)};
     return std::abs(k.value) <= 10 ? k : KlEstimate{std::clamp(k.value, -10.0, 10.0), 0};
+}
+
+double adapted_kl_coef(double coef, double kl, double target, double answers, double horizon) {
+    return coef * (1 + std::clamp(kl / target - 1, -0.2, 0.2) * answers / horizon);
 }
 
 void check_options(const AdvantageOptions &o) {

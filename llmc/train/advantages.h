@@ -60,3 +60,7 @@ struct KlEstimate {
     double value, slope;
 };
 KlEstimate kl_estimate(const std::string &name, double d);  // k1, k2 or k3: Schulman, "Approximating KL divergence", 2020
+
+// Returns the coefficient of the divergence after a batch of so many answers, whose divergence was `kl`:
+//   coef (1 + clip(kl / target - 1, -0.2, 0.2) answers / horizon)        Ziegler et al., 2019, arXiv:1909.08593, section 2.2
+double adapted_kl_coef(double coef, double kl, double target, double answers, double horizon);

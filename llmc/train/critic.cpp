@@ -44,9 +44,7 @@ std::vector<std::vector<double>> Critic::values(const Samples &rollouts) {
     return target_values(run_, *model_, rollouts, all);
 }
 
-void Critic::begin(const Targets &targets, double tokens) {
-    targets_ = &targets, tokens_ = tokens;
-}
+void Critic::begin(const Targets &targets, double tokens) { targets_ = &targets, tokens_ = tokens; }
 
 // Adds a row's tokens to the sums, and returns the derivatives of the loss with respect to their values.
 std::vector<float> Critic::add(const Row &row) {

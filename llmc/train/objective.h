@@ -57,11 +57,11 @@ class Objective {
     // Adds to the config.json of a saved model what the last evaluation found.
     virtual void describe(ModelConfig &) const {}
 
-    // Write and read what it adds to the directory of a saved model, and to that of a checkpoint.
+    // Write, compare and read what it adds to the directory of a saved model, and to that of a checkpoint.
     virtual void save(const std::string & /*dir*/, const std::string & /*export_dtype*/) {}
-    virtual void save_optimizer(const std::string & /*dir*/) {}
-    virtual void verify_optimizer(const std::string & /*dir*/) {}
-    virtual void load_optimizer(const std::string & /*dir*/) {}
+    virtual void save_state(const std::string & /*dir*/) {}
+    virtual void verify_state(const std::string & /*dir*/) {}
+    virtual void load_state(const std::string & /*dir*/) {}
 };
 
 std::unique_ptr<Objective> make_objective(const Run &run);  // of run.task; dies if the options contradict each other

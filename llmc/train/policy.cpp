@@ -7,7 +7,9 @@
 #include <numeric>
 
 #include "../core/common.h"
+#include "../core/json.h"
 #include "../data/packing.h"
+#include "checkpoint.h"
 #include "evaluate.h"
 #include "open.h"
 #include "reference.h"
@@ -19,9 +21,15 @@ Policy::Policy(const Run &run) : run_(run), samples_(run.options.rollouts.empty(
     if (!(o.temperature > 0))
         die("--temperature %g: what was sampled greedily has no probability to learn from\n  fix: the temperature at which the rollouts were sampled, 1 by default",
             o.temperature);
-    advantage_ = {o.advantage_estimator, o.gamma,        o.gae_lambda, o.no_std_norm, o.reward_clip_range, o.kl_use_loss ? 0 : o.kl_coef,
-                  o.kl_estimator};
+    advantage_ = {o.advantage_estimator,         o.gamma,       o.gae_lambda, o.no_std_norm, o.reward_clip_range,
+                  o.kl_use_loss ? 0 : o.kl_coef, o.kl_estimator};
     check_options(advantage_);
+    next_kl_coef_ = o.kl_coef;
+    if (o.kl_target > 0 && o.kl_coef == 0)
+        die("--kl_target %g adapts a coefficient that begins with --kl_coef 0\n  fix: --kl_coef 0.01, say", o.kl_target);
+    if (o.kl_target > 0 && double(o.rollout_batch_size * o.n) >= 5 * o.kl_horizon)
+        die("--kl_horizon %g is a fifth or less of the %zu answers of a batch, after which the coefficient could be negative\n  fix: --kl_horizon 10000, say",
+            o.kl_horizon, o.rollout_batch_size * o.n);
     if ((run.task == PPO) != (o.advantage_estimator == "gae"))
         die("--advantage_estimator %s is not for %s\n  fix: the task ppo for gae, which has a critic; grpo for the others, which have none",
             o.advantage_estimator.c_str(), task_name(run.task));
@@ -142,6 +150,20 @@ void Policy::prepare(const Rollouts &rollouts) {
         Estimated estimated = advantages(advantage_, batch);
         p.advantages = std::move(estimated.advantages), p.critic.returns = std::move(estimated.returns);
     });
+    if (run_.options.kl_target > 0) next_kl_coef_ = adapted_kl_coef_after(p);
+}
+
+// The divergence of a batch is the mean over its answers of the mean over their tokens.
+double Policy::adapted_kl_coef_after(const Prepared &p) const {
+    const Options &o = run_.options;
+    double kl = 0;
+    for (size_t i = 0; i < p.rollouts->size(); i++) {
+        const auto &logp = (*p.rollouts)[i].logp;
+        for (size_t t = 0; t < logp.size(); t++)
+            kl += kl_estimate(o.kl_estimator, logp[t] - p.reference_logps[i][t]).value / double(logp.size());
+    }
+    const double answers = double(p.rollouts->size());
+    return adapted_kl_coef(next_kl_coef_, kl / answers, o.kl_target, answers, o.kl_horizon);
 }
 
 // ---- answers ------------------------------------------------------------------------------------------------------------------------
@@ -227,6 +249,7 @@ std::vector<Step> Policy::draw(Model &model, const Step &drawn) {
             std::filesystem::create_directories(o.output_dir + "/rollouts");
             rollouts_->write(format("%s/rollouts/%08zu.jsonl", o.output_dir.c_str(), drawn.begin));
         });
+    (o.kl_use_loss ? loss_.kl_coef : advantage_.kl_coef) = next_kl_coef_;
     prepare(*rollouts_);
 
     LoaderOptions options;
@@ -312,6 +335,7 @@ Measured Policy::measured(Model &model, const std::string &prefix) {
                    {prefix + "response_length", answers_.length},
                    {prefix + "response_length_max", answers_.longest},
                    {prefix + "truncated", answers_.truncated}};
+    if (run_.options.kl_target > 0) out.metrics[prefix + "kl_coef"] = std::max(loss_.kl_coef, advantage_.kl_coef);
     if (!now_->reference_logps.empty()) out.metrics[prefix + "kl_loss"] = sums.kl_loss;
     else out.metrics.erase(prefix + "kl");
     if (critic_) out.metrics.update(critic_->take(prefix));
@@ -353,14 +377,23 @@ void Policy::save(const std::string &dir, const std::string &export_dtype) {
     if (critic_) critic_->save(dir, export_dtype);
 }
 
-void Policy::save_optimizer(const std::string &dir) {
+static std::string state_file(const std::string &dir) { return dir + "/policy_state.json"; }
+
+void Policy::save_state(const std::string &dir) {
     if (critic_) critic_->save_optimizer(dir);
+    agree(run_.comm, [&] {
+        if (run_.speaks()) write_checked_json(state_file(dir), {{"next_kl_coef", next_kl_coef_}});
+    });
 }
 
-void Policy::verify_optimizer(const std::string &dir) {
+void Policy::verify_state(const std::string &dir) {
     if (critic_) critic_->verify_optimizer(dir);
 }
 
-void Policy::load_optimizer(const std::string &dir) {
+void Policy::load_state(const std::string &dir) {
     if (critic_) critic_->load_optimizer(dir);
+    agree(run_.comm, [&] {
+        const nlohmann::json state = read_checked_json(state_file(dir), other_checkpoint(dir));
+        next_kl_coef_ = Fields(state, state_file(dir)).number("next_kl_coef");
+    });
 }

@@ -36,9 +36,9 @@ class Policy final : public Objective {
     size_t frozen_steps() const override { return size_t(std::max<int64_t>(0, run_.options.freezing_steps)); }
     Measured evaluate(Model &model, const Samples &data, std::span<const size_t> samples) override;
     void save(const std::string &dir, const std::string &export_dtype) override;
-    void save_optimizer(const std::string &dir) override;
-    void verify_optimizer(const std::string &dir) override;
-    void load_optimizer(const std::string &dir) override;
+    void save_state(const std::string &dir) override;
+    void verify_state(const std::string &dir) override;
+    void load_state(const std::string &dir) override;
 
   private:
     // Rollouts, and what is known of them before the first step.
@@ -62,6 +62,7 @@ class Policy final : public Objective {
     std::vector<double> rewards(const Questions &asked, std::span<const Completion> answers) const;
     size_t keep(const Questions &asked, std::span<const Completion> answers, std::span<const double> rewards, size_t first);
     void prepare(const Rollouts &rollouts);
+    double adapted_kl_coef_after(const Prepared &p) const;
     Answers means_of(std::span<const size_t> samples) const;
     void start(const Samples &data, std::span<const size_t> samples);
     std::vector<float> add(const Row &row, std::span<const double> nll);
@@ -72,6 +73,7 @@ class Policy final : public Objective {
     ShapingOptions shaping_;
     AdvantageOptions advantage_;
     PolicyLossOptions loss_;
+    double next_kl_coef_ = 0;  // of the next batch of answers
     std::optional<Tokenizer> tokenizer_;
     std::unique_ptr<RewardFunction> function_;  // null: exact match
     GenerationSettings generation_{};
@@ -80,7 +82,7 @@ class Policy final : public Objective {
     std::optional<Run> reference_run_;
     std::unique_ptr<Model> reference_;
     std::unique_ptr<Critic> critic_;  // null unless ppo
-    std::vector<Rollout> kept_;  // since the last step: with dynamic filtering several draws may be needed for a step
+    std::vector<Rollout> kept_;       // since the last step: with dynamic filtering several draws may be needed for a step
     struct Drawn {
         size_t prompts = 0, times = 0;
         double tokens = 0, seconds = 0;   // of answers; of generation and rewards

@@ -55,7 +55,7 @@ class Trainer {
     void describe_split(const Step &batch) const;
     void try_saving();
     void save_model(const std::string &dir);
-    void save_optimizers(const std::string &dir);
+    void save_states(const std::string &dir);
     void save_checkpoint();
     ordered_json mfu(const Step &batch, double seconds) const;
     struct Report;
@@ -214,7 +214,7 @@ void Trainer::start_or_resume() {
         agree(run_.comm, [&] { restore_state(resume_from_); });
         load_optimizer(run_.comm, resume_from_, model_->optimizer_state());
         model_->optimizer_state_loaded();
-        objective_->load_optimizer(resume_from_);
+        objective_->load_state(resume_from_);
         run_.say("resumed from %s at step %zu", resume_from_.c_str(), step_);
     }
     try_saving();
@@ -278,9 +278,9 @@ void Trainer::save_model(const std::string &dir) {
     objective_->save(dir, export_dtype_);
 }
 
-void Trainer::save_optimizers(const std::string &dir) {
+void Trainer::save_states(const std::string &dir) {
     save_optimizer(run_.comm, dir, model_->optimizer_state());
-    objective_->save_optimizer(dir);
+    objective_->save_state(dir);
 }
 
 // Writes everything that the run will save before its first step, and reads it back, so that a long run does not fail at its first save.
@@ -294,9 +294,9 @@ void Trainer::try_saving() {
                 if (!weights.find(t.name)) die("%s was written without %s", dir.c_str(), t.name.c_str());
         });
         if (o_.save_steps <= 0) return;
-        save_optimizers(dir);
+        save_states(dir);
         verify_optimizer(run_.comm, dir, model_->optimizer_state());
-        objective_->verify_optimizer(dir);
+        objective_->verify_state(dir);
     });
     agree(run_.comm, [&] {
         if (run_.speaks()) remove_directory(trial);
@@ -306,7 +306,7 @@ void Trainer::try_saving() {
 void Trainer::save_checkpoint() {
     write_directory(run_.comm, checkpoint_path(o_.output_dir, step_), [&](const std::string &dir) {
         save_model(dir);
-        save_optimizers(dir);
+        save_states(dir);
         agree(run_.comm, [&] {
             if (!run_.speaks()) return;
             logger_->sync();  // no checkpoint outlives the lines of the steps that led to it
