@@ -185,7 +185,7 @@ def test_no_mesh_changes_the_answers(prompts, tmp_path):  # noqa: F811
 
 def test_the_coefficient_of_the_divergence_adapts(prompts, tmp_path):  # noqa: F811
     """24 answers a batch and a horizon of 120: a change by 4 % a batch, up where the divergence is above the target and down where it is below."""
-    options = {"kl_coef": 0.1, "max_steps": 4, "kl_horizon": 120, "train_batch_size": 24}
+    options = {"kl_coef": 0.1, "max_steps": 4, "kl_horizon": 120, "train_batch_size": 24, "lr_scheduler": "constant"}
     sample(tmp_path / "down", prompts, kl_target=100, **options)
     assert [line["kl_coef"] for line in log_lines(tmp_path / "down")[1:]] == pytest.approx([0.1 * 0.96**i for i in range(4)])
     sample(tmp_path / "up", prompts, kl_target=1e-9, kl_use_loss="true", **options)
