@@ -21,8 +21,8 @@ Run run_beside(const Run &run, const std::string &dir, const char *flag) {
     agree(run.comm, [&] {
         open_config(out, dir);
         const auto refuse = [&](const char *what) {
-            die("%s %s has another %s than %s\n  fix: a model that was made from the same one", flag, dir.c_str(), what,
-                run.model_dir.c_str());
+            die("%s %s has another %s than the trained model\n  fix: a model that was made from the same one", flag, dir.c_str(),
+                what);
         };
         if (out.config.V != run.config.V) refuse("vocabulary");
         if (!out.tokenizer_hash.empty() && !run.tokenizer_hash.empty() && out.tokenizer_hash != run.tokenizer_hash)

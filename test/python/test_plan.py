@@ -67,7 +67,7 @@ def test_a_resident_reference_counts(tmp_path):
     assert size(plan(ref_mode="resident", ref_model=tmp_path, **options), "the reference model, beside it") < beside / 2
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **smaller, "vocab_size": 96}))
     words = command("dpo", "--plan", **QWEN, ref_mode="resident", ref_model=tmp_path)
-    refused(words, f"the reference {tmp_path} has another vocabulary")
+    refused(words, f"--ref_model {tmp_path} has another vocabulary")
     refused(command("dpo", "--plan", **QWEN, loss_type="simgoid"), 'there is no --loss_type "simgoid"')
 
 
