@@ -47,3 +47,20 @@ class Samples {
         return n;
     }
 };
+
+// Sequences that are evaluated whole: none of their tokens is a target.
+class Sequences final : public Samples {
+  public:
+    // They were made from what `file` holds, which must outlive them.
+    Sequences(std::vector<std::vector<int32_t>> all, const InputFile &file) : all_(std::move(all)), file_(file) {}
+
+    size_t documents() const override { return all_.size(); }
+    size_t length(size_t i) const override { return all_[i].size(); }
+    size_t targets(size_t) const override { return 0; }
+    Document document(size_t i) const override { return {all_[i], std::vector<uint8_t>(all_[i].size())}; }
+    const InputFile &file() const override { return file_; }
+
+  private:
+    std::vector<std::vector<int32_t>> all_;
+    const InputFile &file_;
+};
