@@ -4,8 +4,8 @@
     {"prompts": [text, ...], "answers": [...], "labels": [...], "raw_prompts": [...], "raw_answers": [...]}     ->     {"rewards": [number, ...]} or {"error": text}
 
 The raw texts have their special tokens. FILE.py defines reward(prompts, answers, labels), which returns a number for each; or OpenRLHF's
-reward_func(queries, prompts, labels), where a query is a raw prompt with its raw answer, and which returns {"rewards": ...}. A server gets the arguments of
-reward_func by POST, as JSON, and answers with what reward_func returns. What FILE.py prints goes to standard error."""
+reward_func(queries, prompts, labels), where a query is a raw prompt with its raw answer, and which returns {"rewards": ...}. A server gets the same by
+POST, as JSON with the queries under "query", and answers with what reward_func returns. What FILE.py prints goes to standard error."""
 
 import importlib.util
 import json

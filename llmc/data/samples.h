@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "../core/common.h"
 #include "../core/file.h"
 
 struct Document {
@@ -51,16 +52,14 @@ class Samples {
 // Sequences that are evaluated whole: none of their tokens is a target.
 class Sequences final : public Samples {
   public:
-    // They were made from what `file` holds, which must outlive them.
-    Sequences(std::vector<std::vector<int32_t>> all, const InputFile &file) : all_(std::move(all)), file_(file) {}
+    explicit Sequences(std::vector<std::vector<int32_t>> all) : all_(std::move(all)) {}
 
     size_t documents() const override { return all_.size(); }
     size_t length(size_t i) const override { return all_[i].size(); }
     size_t targets(size_t) const override { return 0; }
     Document document(size_t i) const override { return {all_[i], std::vector<uint8_t>(all_[i].size())}; }
-    const InputFile &file() const override { return file_; }
+    const InputFile &file() const override { die("sequences in memory come from no file"); }
 
   private:
     std::vector<std::vector<int32_t>> all_;
-    const InputFile &file_;
 };

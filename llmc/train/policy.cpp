@@ -68,7 +68,7 @@ size_t Policy::steps(size_t samples) const {
 }
 
 Questions Policy::questions(const Samples &data, std::span<const size_t> samples) const {
-    Questions out{&data.file(), {}, {}};
+    Questions out;
     const auto is_end = [&](int32_t id) { return std::ranges::find(generation_.eos, id) != generation_.eos.end(); };
     for (size_t s : samples) {
         const auto [ids, mask] = data.document(s);

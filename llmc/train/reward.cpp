@@ -121,7 +121,7 @@ class ByModel final : public Reward {
                     die("a prompt with its answer has %zu tokens for the reward model %s, whose rows and positions end at %zu\n  fix: a larger --row_tokens, or a smaller --max_new_tokens",
                         tokens.size(), run_.model_dir.c_str(), most);
         });
-        const Sequences sequences(std::move(all), *asked.file);
+        const Sequences sequences(std::move(all));
         std::vector<size_t> samples(sequences.size());
         for (size_t i = 0; i < samples.size(); i++) samples[i] = i;
         auto out = document_values(run_, *model_, sequences, samples);

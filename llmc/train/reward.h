@@ -14,7 +14,6 @@
 
 // The prompts of samples, and the responses that their records have.
 struct Questions {
-    const InputFile *file;  // that holds them
     std::vector<std::vector<int32_t>> prompts, responses;
 };
 
