@@ -35,7 +35,9 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
            o.row_tokens, o.max_len, recompute_levels[size_t(limits.recompute)].first, model->plan().table().c_str());
     const auto line = [](const std::string &what, size_t n) { printf("%-78s %12s\n", what.c_str(), human_bytes(n).c_str()); };
     if (!run.beside.empty())
-        line(format("%zu more model%s, beside it, to be evaluated (a reference, rewards)", run.beside.size(), run.beside.size() > 1 ? "s" : ""), of_rank - model->plan().bytes());
+        line(format("%zu more model%s, beside it, to be evaluated (a reference, rewards)", run.beside.size(),
+                    run.beside.size() > 1 ? "s" : ""),
+             of_rank - model->plan().bytes());
     if (ranks > 1) line(format("%zu ranks, which share the memory of this machine", ranks), ranks * of_rank);
     if (room.process) line("the process itself, with what its libraries generate", room.process);
     if (room.reserve) line("kept free: kernels are loaded when they first run, NCCL's buffers at the first call", room.reserve);

@@ -76,10 +76,10 @@ class Policy final : public Objective {
     std::vector<Rollout> kept_;  // since the last step: with dynamic filtering several draws may be needed for a step
     struct Drawn {
         size_t prompts = 0, times = 0;
-        double tokens = 0, seconds = 0;   // of answers; of generation and rewards
+        double tokens = 0, seconds = 0;          // of answers; of generation and rewards
         std::vector<std::vector<double>> parts;  // each of --reward, of all answers
-    } drawn_;                             // since the last step
-    std::unique_ptr<Rollouts> rollouts_;  // of this iteration
+    } drawn_;                                    // since the last step
+    std::unique_ptr<Rollouts> rollouts_;         // of this iteration
     std::map<const Samples *, Prepared> prepared_;
     const Prepared *now_ = nullptr;  // the rollouts of the step or evaluation that goes on
     PolicyStep size_{};

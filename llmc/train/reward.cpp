@@ -37,7 +37,10 @@ class ExactMatch final : public Reward {
 class OfTexts final : public Reward {
   public:
     OfTexts(const Run &run, const std::string &name, const Tokenizer &tokenizer)
-        : comm_(run.comm), name_(name), tokenizer_(tokenizer), worker_(name, "data/reward_worker.py", {name}, run.options.reward_timeout) {}
+        : comm_(run.comm),
+          name_(name),
+          tokenizer_(tokenizer),
+          worker_(name, "data/reward_worker.py", {name}, run.options.reward_timeout) {}
 
     std::vector<double> operator()(const Questions &asked, std::span<const Completion> answers) override {
         const size_t n = answers.size() / asked.prompts.size();
@@ -90,8 +93,8 @@ class ByModel final : public Reward {
                     dir.c_str(), run.model_dir.c_str());
             encoder_ = std::make_unique<Worker>(dir, "data/encode_worker.py", std::vector{dir}, run.options.reward_timeout);
         } else if (c.V < run.config.V) {
-            die("--reward %s has a vocabulary of %zu tokens, %s of %zu\n  fix: a reward model that was made from the same model", dir.c_str(),
-                c.V, run.model_dir.c_str(), run.config.V);
+            die("--reward %s has a vocabulary of %zu tokens, %s of %zu\n  fix: a reward model that was made from the same model",
+                dir.c_str(), c.V, run.model_dir.c_str(), run.config.V);
         }
         run_.ranks = ranks_of(run_, run_.ranks.world, run_.ranks.sp);  // its numbers of heads may differ
     }
@@ -162,7 +165,9 @@ std::unique_ptr<Reward> find_reward(const Run &run, const std::string &name, con
         return std::make_unique<ByModel>(run, name, tokenizer);
     }
     if (!tokenizer)
-        die("--reward %s reads text, but %s has no tokenizer.json\n  fix: a model with its tokenizer", name.c_str(), run.model_dir.c_str());
-    if (!is_server(name) && !fs::exists(name)) die("--reward %s: no such file\n  fix: exact_match, or a Python file", name.c_str());
+        die("--reward %s reads text, but %s has no tokenizer.json\n  fix: a model with its tokenizer", name.c_str(),
+            run.model_dir.c_str());
+    if (!is_server(name) && !fs::exists(name))
+        die("--reward %s: no such file\n  fix: exact_match, or a Python file", name.c_str());
     return std::make_unique<OfTexts>(run, name, *tokenizer);
 }

@@ -84,9 +84,11 @@ json Worker::ask(const json &request, const char *wanted, size_t n) {
                 name_.c_str(), script_.c_str(), arguments_[0].c_str());
     }
     const json answer = json::parse(reply, nullptr, false);
-    if (!answer.is_object()) die("%s: the answer of its process is not JSON\n  fix: leave its standard output alone", name_.c_str());
+    if (!answer.is_object())
+        die("%s: the answer of its process is not JSON\n  fix: leave its standard output alone", name_.c_str());
     if (answer.contains("error")) die("%s: %s", name_.c_str(), answer["error"].get<std::string>().c_str());
     const json &list = answer.at(wanted);
-    if (list.size() != n) die("%s returned %zu %s for %zu answers\n  fix: one for each of them", name_.c_str(), list.size(), wanted, n);
+    if (list.size() != n)
+        die("%s returned %zu %s for %zu answers\n  fix: one for each of them", name_.c_str(), list.size(), wanted, n);
     return list;
 }

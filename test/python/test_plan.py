@@ -30,7 +30,9 @@ def test_the_plan_of_a_rank():
     assert " of 75.20 GiB usable on each of 8 GPUs (80)\n" in eight and "a row of 8 ranks" in eight
     for text in (one, eight):
         assert abs(size(text, "weights,") + size(text, "activations and buffers") - size(text, "placed:")) < 0.02 * UNITS["GiB"]
-    assert size(eight, "activations and buffers") < 0.15 * size(one, "activations and buffers")
+    # An eighth, but for what every rank has whole: the gradients of the embedding before they are dealt out, and a ring's blocks.
+    whole = size(eight, "bucket.head") + sum(size(eight, f"act.*.{blocks} ") for blocks in ("ring", "ring backward", "ring gradients")) / 24
+    assert size(eight, "activations and buffers") < size(one, "activations and buffers") / 8 + whole
     assert size(eight, "adamw m") < 0.13 * size(one, "adamw m")
     refused(command("sft", "--plan", **QWEN, ranks=8, ring_attn_size=3), "--ring_attn_size 3 does not divide 8 ranks")
     refused(command("sft", "--plan", **QWEN, ranks=4, ring_attn_size=4, sp_mode="ulysses"), "14 query heads cannot be dealt to 4 ranks")
@@ -78,7 +80,7 @@ def test_ranks_here_share_the_memory():
     assert abs(needed(text) - together - size(text, "the process itself")) < 0.02 * UNITS["GiB"]
     text = plan(task="dpo", ranks=4, max_len=64, ref_mode="resident")
     together = size(text, "4 ranks, which share the memory of this machine")
-    assert abs(together - 4 * (size(text, "placed:") + size(text, "the reference model"))) < 0.05 * UNITS["GiB"]
+    assert abs(together - 4 * (size(text, "placed:") + size(text, "1 more model"))) < 0.05 * UNITS["GiB"]
 
 
 def tokens(cell):
