@@ -10,6 +10,7 @@
 #include "../train/continuation.h"
 #include "../train/objective.h"
 #include "../train/open.h"
+#include "../train/reward.h"
 #include "plan.h"
 
 // Returns the configuration to train or to use.
@@ -20,7 +21,8 @@ static void open_model_config(Run &run) {
     if (run.config.reward && run.task != RM && run.task != EVAL)
         die("%s is a reward model, which has no head for %s\n  fix: a language model; or the task rm or eval",
             run.model_dir.c_str(), task_name(run.task));
-    if (run.task == RM && !run.config.reward) make_reward(run.config);
+    run.new_head = run.task == RM;
+    if (run.new_head && !run.config.reward) make_reward(run.config);
 }
 
 // Ranks that were started with different flags would wait for each other, or worse.
@@ -47,6 +49,8 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
     check_same_options(run);
     comm.check = run.options.check_comm;
     for (std::string *name : {&run.options.model, &run.options.ref_model, &run.options.critic_model}) find_model(run, *name);
+    for (std::string &name : run.options.reward)
+        if (is_model_reward(name)) find_model(run, name);
     agree(comm, [&] {
         const Options &o = run.options;
         const size_t planned = std::max({o.ranks, o.world_size, size_t(comm.size)});

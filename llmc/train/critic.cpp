@@ -20,7 +20,8 @@ Run critic_run(const Run &run) {
         if (!dir.empty() && !run.options.plan && !HfWeights::present(dir))
             die("--critic_model %s has no weights (model.safetensors, or shards with an index)\n  fix: the directory of a trained model",
                 dir.c_str());
-        if (!out.config.reward) make_reward(out.config);
+        out.new_head = !out.config.reward;
+        if (out.new_head) make_reward(out.config);
     });
     out.options.profile = false;
     return out;

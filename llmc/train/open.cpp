@@ -175,10 +175,9 @@ static void load_weights(const Run &run, Model &model) {
         names.push_back("lm_head.weight");  // is stored twice, or not used by a reward model
     weights.expect_only(names);
     if (run.config.reward && !weights.find("score.weight")) {
-        if (!(run.task & (RM | PPO)))
+        if (!run.new_head)
             die("%s has no score.weight, the head of a reward model\n  fix: fetch the model again", run.model_dir.c_str());
-        run.say("the %s head starts from random values: %s has none", run.task == RM ? "reward" : "critic's",
-                run.model_dir.c_str());
+        run.say("the reward head starts from random values: %s has none", run.model_dir.c_str());
     }
     model.load(weights, run.options.seed);
 }

@@ -27,6 +27,7 @@ struct Run {
     ModelFactory make_model;
     std::string model_dir = {};  // empty with --preset
     ModelConfig config = {};
+    bool new_head = false;            // a reward model whose head starts from random values if model_dir has none
     std::string tokenizer_hash = {};  // the hash of model_dir's tokenizer; empty if there is none
     Ranks ranks = {};
     size_t in_process = 1;  // the number of ranks, this one included, that are threads of this process

@@ -30,7 +30,9 @@ def test_the_plan_of_a_rank():
     assert " of 75.20 GiB usable on each of 8 GPUs (80)\n" in eight and "a row of 8 ranks" in eight
     for text in (one, eight):
         assert abs(size(text, "weights,") + size(text, "activations and buffers") - size(text, "placed:")) < 0.02 * UNITS["GiB"]
-    assert size(eight, "activations and buffers") < 0.15 * size(one, "activations and buffers")
+    # An eighth, but for what every rank has whole: the gradients of the embedding before they are dealt out, and a ring's blocks.
+    whole = size(eight, "bucket.head") + sum(size(eight, f"act.*.{blocks} ") for blocks in ("ring", "ring backward", "ring gradients")) / 24
+    assert size(eight, "activations and buffers") < size(one, "activations and buffers") / 8 + whole
     assert size(eight, "adamw m") < 0.13 * size(one, "adamw m")
     refused(command("sft", "--plan", **QWEN, ranks=8, ring_attn_size=3), "--ring_attn_size 3 does not divide 8 ranks")
     refused(command("sft", "--plan", **QWEN, ranks=4, ring_attn_size=4, sp_mode="ulysses"), "14 query heads cannot be dealt to 4 ranks")
@@ -53,7 +55,7 @@ def test_a_resident_reference_counts(tmp_path):
     assert size(precomputed, "placed:") == size(resident, "placed:")
     assert abs(needed(resident) - needed(precomputed) - beside) < 0.02 * UNITS["GiB"]
     for loss, counts in (("simpo", False), ("simpo,hinge", True), ("sft", False)):
-        assert ("the reference model" in plan(ref_mode="resident", loss_type=loss, **options)) == counts
+        assert ("the reference model, beside it" in plan(ref_mode="resident", loss_type=loss, **options)) == counts
 
     longest = longest_sample(resident)
     assert longest < longest_sample(precomputed) < 32768

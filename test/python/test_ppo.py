@@ -90,7 +90,7 @@ def test_a_policy_that_never_learns_is_the_model(file, tmp_path):
 
 def test_a_new_head_is_the_default(file, tmp_path):
     said = run(tmp_path / "run", file)
-    assert "the critic's head starts from random values" in said
+    assert "the reward head starts from random values" in said
     line = first_step(tmp_path / "run")
     assert abs(line["value"]) < 0.5 and line["value_clip_ratio"] == 0 and line["critic_grad_norm"] > 0
 
@@ -141,7 +141,7 @@ def test_openrlhf_names(file, critic, tmp_path):
 def test_the_plan_has_a_line_for_the_critic():
     result = call(command("ppo", "--plan", model=GOLDEN / "qwen3", max_len=67))
     assert result.returncode == 0, result.stderr
-    assert "the critic, which is trained beside it" in result.stdout
+    assert "the critic, beside it, which is trained, too" in result.stdout
     assert "reference" in call(command("ppo", "--plan", model=GOLDEN / "qwen3", max_len=67, kl_coef=0.1, data="x")).stdout
 
 
