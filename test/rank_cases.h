@@ -12,6 +12,7 @@ struct RankCase {
     size_t micro_steps;
     size_t documents = 24;  // of the step
     Task task = SFT;        // the loss: of tokens, or in dpo and rm a function of what the model says of each document
+    bool looks = false;     // --detect_anomaly
 
     std::string name() const {
         static const char *const modes[] = {"ring", "gather", "ulysses"};
@@ -110,6 +111,7 @@ template <class Dev> void rank_step(Dev dev, Comm &comm, const RankCase &c, Rank
     Decoder<Dev> &model = *own_model;
     model.allocate(mesh, false, true);
     model.initialise(1);
+    if (c.looks) model.detect_anomaly();
 
     const size_t dp = c.world / c.sp, row_count = std::max<size_t>(1, dp * c.micro_steps - (dp > 1));  // one group lacks a row
     const auto rows = rank_rows(row_count, c.documents);
@@ -142,6 +144,7 @@ template <class Dev> void rank_step(Dev dev, Comm &comm, const RankCase &c, Rank
         return sums.nll / sums.targets;
     };
     const double first = loss(), norm = model.gradient_norm();
+    EXPECT_EQ(model.anomaly().what, "");
     Payload sent;
     for (const Payload &p : comm.gather(model.take_sent()))
         sent.kv += p.kv, sent.dkv += p.dkv, sent.grads += p.grads, sent.params += p.params;

@@ -109,6 +109,16 @@ TEST(Ranks, MessagesMayBeLate) {
         }
 }
 
+// Also where a buffer begins with the sums of earlier micro-steps, and where other ranks send while this one looks.
+TEST(Ranks, LookingForAnomaliesChangesNoBit) {
+    for (int stage : {1, 2, 3}) {
+        RankCase c{2, 1, SpMode::ring, 6, stage, 3};
+        const RankResult want = on_threads<CpuF32>(c, tied);
+        c.looks = true;
+        expect_same_bits(c.name(), on_threads<CpuF32>(c, tied, stage == 3), want);
+    }
+}
+
 // ---- what they send -------------------------------------------------------------------------------------------------------------------
 
 namespace {

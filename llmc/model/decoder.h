@@ -133,8 +133,8 @@ template <class Dev> class Decoder : public Model {
 
     void begin_op(const Moment &now, size_t bucket = 0) {  // is called at the start of each op
         matmul_use_scratch(dev, acts.matmul);  // another model on this device may have used its own, and freed it since
-        if (poison_) arena_->poison_dead(now.time);
         if (looks_) look(now);
+        if (poison_) arena_->poison_dead(now.time);
         if (profiler_) profiler_->begin(now.pass, now.op, now.layer, bucket, of_tile_);
     }
     // Begins an op of a half of layer l. Returns false if the op must not run: in Pass::recompute, if its results were kept.
@@ -226,6 +226,8 @@ template <class Dev> class Decoder : public Model {
     void load_part(const Row &row);
     void load_weights(std::span<const float> of_all, float entropy_weight);
     HeadLoss head_loss() const { return {row.predictors, row.targets, row.weights, row.entropy_weight, limits.temperature}; }
+    // Before a pass of generation: at stage 3 of ZeRO it needs all ranks, and those that have finished make it without a row until all have.
+    bool all_finished(bool finished) { return zero.sharding.stage < 3 || mesh_->all.all(finished); }
     void load_first_keys(std::span<const int32_t> doc_begin);
     void forward();
     void gradients(bool last);
@@ -381,13 +383,14 @@ template <class Dev> void Decoder<Dev>::plan_buckets() {
         plan_.guest();
         if (room == s.largest) grads_of.largest = buffer;
     };
-    // A buffer is alive until the next one is reduced, because until then the sum of its gradients may still be under way.
+    // A buffer is alive until the next one is reduced, because until then the sum of its gradients may still be under way. That of a layer is filled with
+    // the sum so far before the layer's hidden arrays are recomputed.
     const size_t L = config.L, head = clock.head(), norm = clock.final_norm_backward(), embed = clock.embed_backward();
     grads_of.unit.resize(units.size());
     add(&grads_of.head, "bucket.head", head_unit, head, norm);
     add(&grads_of.unit.back(), "bucket.norm", units.size() - 1, norm, clock.layer_backward_ends(L - 1));
     for (size_t l = 0; l < L; l++)
-        add(&grads_of.unit[1 + l], format("bucket.layer.%zu", l), 1 + l, clock.layer_backward_begins(l),
+        add(&grads_of.unit[1 + l], format("bucket.layer.%zu", l), 1 + l, clock.recompute(l, ops.hidden),
             l ? clock.layer_backward_ends(l - 1) : embed);
     if (positions_unit)
         add(&grads_of.unit[positions_unit], "bucket.positions", positions_unit, embed, clock.between_rows(GRAD_NORM));
@@ -625,7 +628,7 @@ template <class Dev> LossSums Decoder<Dev>::take_sums() {
 
 template <class Dev> const float *Decoder<Dev>::next_logits(const Row &r, const CacheStep &step) {
     const size_t C = config.C, V = config.V, ld = logits_ld(dev, V), documents = r.doc_offsets.size() - 1;
-    if (zero.sharding.stage == 3) mesh_->all.all(false);  // the other ranks make a pass, too: finish_generation()
+    all_finished(false);
     load_row(r);
     row.cached = step.prompts ? row.prompting : row.decoding;
     write(memory(), row.slots, step.slots);
@@ -657,7 +660,7 @@ template <class Dev> const float *Decoder<Dev>::next_logits(const Row &r, const 
 
 template <class Dev> void Decoder<Dev>::finish_generation() {
     row.T = 0;
-    while (zero.sharding.stage == 3 && !mesh_->all.all(true)) forward();
+    while (!all_finished(true)) forward();
 }
 
 template <class Dev> void Decoder<Dev>::copy_cache_page(size_t to, size_t from) {
