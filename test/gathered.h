@@ -16,7 +16,8 @@ std::vector<std::vector<typename Dev::X>> gather_units(Zero<Dev> &zero, Comm &co
 
 // By global offsets.
 template <class Dev>
-std::vector<float> params_of(Zero<Dev> &zero, const std::vector<std::vector<typename Dev::X>> &gathered, const std::vector<Unit> &units) {
+std::vector<float> params_of(Zero<Dev> &zero, const std::vector<std::vector<typename Dev::X>> &gathered,
+                             const std::vector<Unit> &units) {
     std::vector<float> out;
     for (size_t u = 0; u < units.size(); u++) {
         const auto *const from = gathered.empty() ? zero.params + zero.sharding.flat(units[u].begin) : gathered[u].data();

@@ -30,7 +30,8 @@ inline std::vector<RankCase> rank_cases(size_t world) {
             for (int stage : {0, 1, 2, 3})
                 for (size_t micro_steps : {1, 3})
                     if (sp > 1 || mode == SpMode::ring)
-                        cases.push_back({world, sp, mode, mode == SpMode::gather ? 1 + size_t(stage) % 3 : 6, stage, micro_steps});
+                        cases.push_back(
+                            {world, sp, mode, mode == SpMode::gather ? 1 + size_t(stage) % 3 : 6, stage, micro_steps});
     }
     return cases;
 }
@@ -96,8 +97,10 @@ struct RankResult {
 };
 
 // One step of one rank; every rank writes its part of the result, which ranks that are threads share. change(limits) may change what changes no bit.
-template <class Dev> void rank_step(Dev dev, Comm &comm, const RankCase &c, RankModel model_of_case, RankResult &result,
-                                    const std::function<void(ModelLimits &)> &change = [](ModelLimits &) {}) {
+template <class Dev>
+void rank_step(
+    Dev dev, Comm &comm, const RankCase &c, RankModel model_of_case, RankResult &result,
+    const std::function<void(ModelLimits &)> &change = [](ModelLimits &) {}) {
     const ModelConfig config = rank_model(model_of_case, c.task);
     ModelLimits limits;
     limits.row_tokens = 704, limits.positions = 128, limits.recompute = c.stage % 2 ? Recompute::layer : Recompute::none;

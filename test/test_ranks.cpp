@@ -8,8 +8,9 @@
 namespace {
 
 template <class Dev>
-RankResult on_threads(const RankCase &c, RankModel model, bool late = false,
-                      const std::function<void(ModelLimits &)> &change = [](ModelLimits &) {}) {
+RankResult on_threads(
+    const RankCase &c, RankModel model, bool late = false,
+    const std::function<void(ModelLimits &)> &change = [](ModelLimits &) {}) {
     RankResult result = empty_result(model, c.task);
     run_threads(int(c.world), {.check = true, .timeout = 60}, [&](Comm &threads) {
         const ContextPtr ctx = make_context();
@@ -193,7 +194,7 @@ size_t dkv_by_formula(const ModelConfig &m, const Sending &s) {
 // zero.h, its table, a step. Parts are multiples of 8 elements; the embedding, each layer, the head and the final norm are padded.
 struct Elements {
     size_t all = 0, padded = 0, embedding = 0;  // embedding: padded
-    size_t gathered = 0;  // in a micro-step of stage 3
+    size_t gathered = 0;                        // in a micro-step of stage 3
     Elements(const ModelConfig &m, size_t W) {
         const size_t Q = m.H * m.D, K = m.KV * m.D, biases = m.qkv_bias ? Q + 2 * K : 0;
         const size_t layer = (Q + 2 * K) * m.C + m.C * Q + 3 * m.F * m.C + biases + 2 * m.D + 2 * m.C;

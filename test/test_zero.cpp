@@ -373,8 +373,8 @@ template <class X> void expect_planned_bytes() {
         Plan plan;
         optimizer.plan(plan, zero);
         const size_t state = sizeof(X) == 4 ? 8 : 10, scratch = 8 * squared_norm_scratch(s.largest / s.parts);
-        const size_t want = sizeof(X) * (stage < 3 ? s.count : s.shard_count) + 4 * (stage < 2 ? s.count : s.shard_count) +
-                            state * s.shard_count;
+        const size_t want =
+            sizeof(X) * (stage < 3 ? s.count : s.shard_count) + 4 * (stage < 2 ? s.count : s.shard_count) + state * s.shard_count;
         EXPECT_EQ(plan.sum(), want + scratch) << "stage " << stage;
         EXPECT_NEAR(double(plan.state_bytes()), double(want), 5 * double(Plan::alignment)) << "stage " << stage;
     }
