@@ -30,7 +30,7 @@ def test_the_plan_of_a_rank():
     assert " of 75.20 GiB usable on each of 8 GPUs (80)\n" in eight and "a row of 8 ranks" in eight
     for text in (one, eight):
         assert abs(size(text, "weights,") + size(text, "activations and buffers") - size(text, "placed:")) < 0.02 * UNITS["GiB"]
-    assert size(eight, "activations and buffers") < 0.15 * size(one, "activations and buffers")
+    assert size(eight, "activations and buffers") < 0.2 * size(one, "activations and buffers")  # with the gradients of two buckets
     assert size(eight, "adamw m") < 0.13 * size(one, "adamw m")
     refused(command("sft", "--plan", **QWEN, ranks=8, ring_attn_size=3), "--ring_attn_size 3 does not divide 8 ranks")
     refused(command("sft", "--plan", **QWEN, ranks=4, ring_attn_size=4, sp_mode="ulysses"), "14 query heads cannot be dealt to 4 ranks")
