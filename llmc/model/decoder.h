@@ -383,8 +383,8 @@ template <class Dev> void Decoder<Dev>::plan_buckets() {
         plan_.guest();
         if (room == s.largest) grads_of.largest = buffer;
     };
-    // A buffer is alive until the next one is reduced, because until then the sum of its gradients may still be under way. That of a layer is filled with
-    // the sum so far before the layer's hidden arrays are recomputed.
+    // A buffer is alive until the next one is reduced, because until then the sum of its gradients may still be under way; the last one
+    // until gradients() ends, which waits for it. That of a layer is filled with the sum so far before the layer's hidden arrays are recomputed.
     const size_t L = config.L, head = clock.head(), norm = clock.final_norm_backward(), embed = clock.embed_backward();
     grads_of.unit.resize(units.size());
     add(&grads_of.head, "bucket.head", head_unit, head, norm);
@@ -544,7 +544,6 @@ template <class Dev> void Decoder<Dev>::load_first_keys(std::span<const int32_t>
 // At stage 3 a rank without a row sends its part of the weights, too. A gather begins when the layer before it begins.
 template <class Dev> void Decoder<Dev>::forward() {
     const size_t L = config.L, norm = units.size() - 1;
-    zero.finish_sum(mesh_->all);  // the buffer of the last micro-step's last sum may be used again
     if (row.T == 0 && zero.sharding.stage < 3) return;
     fetch(0);
     if (positions_unit) fetch(positions_unit);
@@ -730,6 +729,7 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     }
     input_backward();
     accumulate_ = true;
+    if (zero.sharding.stage >= 2) zero.finish(mesh_->all);
 }
 
 template <class Dev> void Decoder<Dev>::attention_backward(size_t l, const AttentionActs<X> &a) {
