@@ -68,7 +68,7 @@ def test_steps_equal_torch(name, program, tmp_path, monkeypatch):
 @pytest.mark.parametrize("case", ["gae", "frozen"])
 def test_no_mesh_and_no_packing_changes_the_steps(case, file, critic, tmp_path):
     want = MODELS["qwen3"]["ppo"][case]
-    for number, options in enumerate([*MESHES.values(), {"row_tokens": 512}, {"row_tokens": 100}, {"zero_stage": 0, "ranks": 2}]):
+    for number, options in enumerate([*MESHES.values(), {"row_tokens": 512}, {"row_tokens": 100}, {"zero_stage": 0, "ranks": 2}, {"zero_stage": 3, "ranks": 4, "ring_attn_size": 2}]):
         run(tmp_path / str(number), file, critic_model=critic, **options, **want["flags"])
         expect_steps(log_lines(tmp_path / str(number))[1:4], want["steps"])
 
