@@ -470,6 +470,9 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     one_of(o.recompute, "recompute", "auto,none,cheap,layer");
     one_of(o.ref_mode, "ref_mode", "precompute,resident");
     one_of(o.moments, "moments", "f32,bf16");
+    must(o.lora_rank <= 65536, "lora_rank", "at most 65536");
+    must(o.lora_alpha > 0, "lora_alpha", "above 0");
+    must(o.lora_dropout >= 0 && o.lora_dropout < 1, "lora_dropout", "at least 0 and less than 1");
     for (const std::string &name : task == RM ? o.loss_type : Names()) one_of(name, "loss_type", "sigmoid,logexp");
 
     must(o.train_batch_size > 0 || o.train_batch_tokens > 0, "train_batch_size", "at least 1");
@@ -531,6 +534,8 @@ static void check_together(const std::string &program, const Options &o, Task ta
     both(!o.model.empty() && !o.preset.empty(), "model", "preset", "a preset starts from random weights");
     both(!o.eval_data.empty() && o.eval_fraction > 0, "eval_data", "eval_fraction", "evaluation has one source");
     both(o.overwrite && o.resume != "never", "overwrite", "resume", "one discards the earlier run, the other goes on with it");
+    both(o.lora_rank > 0 && !o.adapter.empty(), "lora_rank", "adapter", "an adapter has its rank");
+    both(o.lora_rank > 0 && !o.preset.empty(), "lora_rank", "preset", "adapters of random weights learn nothing");
     both(o.guard && o.poison, "guard", "poison", "with guards no array shares memory, so none is ever dead");
     both(o.profile && o.poison, "profile", "poison", "the time of filling dead arrays would count for the ops");
     both(!o.prompt.empty() && !o.prompts.empty(), "prompt", "prompts", "they have one source");
