@@ -71,7 +71,10 @@ template <class Dev> class Decoder : public Model {
     }
     void load_adapters(const HfWeights &weights, uint64_t seed) override { load_parameters(zero, weights, seed, memory()); }
     void use_dropout(std::optional<uint64_t> key) override { dropout_key_ = key; }
-    void initialise(uint64_t seed) override { initialise_parameters(zero, mesh_->all, seed, config.initializer_range, memory()); }
+    void initialise(uint64_t seed) override {
+        initialise_parameters(frozen, mesh_->all, seed, config.initializer_range, memory());
+        initialise_parameters(zero, mesh_->all, seed, config.initializer_range, memory());
+    }
     void save(const std::string &dir, const std::string &export_dtype) override {
         save_parameters(zero, mesh_->all, dir, export_dtype, memory(), [&](size_t b) {
             return zero.sharding.stage == 2 ? *grads_of.largest : zero.grads + zero.sharding.buckets[b].begin;
@@ -255,7 +258,7 @@ template <class Dev> class Decoder : public Model {
     void add_sums();
     std::vector<double> values_of(const Row &row);
     DropoutMask mask_of(size_t l, const LinearModule &module, size_t t) const;
-    template <class F> void for_adapters(size_t l, Linear matrix, F f);
+    template <class F> void for_adapters(Linear matrix, F f);
     const X *adapter_input(size_t l, const LinearModule &module, const X *x, size_t t, size_t n);
     RingAttention ring(size_t l);
     AttentionShape attention_shape(size_t T) const { return {T, config.H, config.KV, config.D, 1 / std::sqrt(float(config.D))}; }
@@ -306,7 +309,7 @@ template <class Dev> class Decoder : public Model {
 
 // ---- plan -----------------------------------------------------------------------------------------------------------------------------
 
-// Makes each unit a bucket of ZeRO. Only at stage 2 a large embedding or head is divided into several, so that its gradients never exist at
+// Makes each unit a bucket of ZeRO; weights that are not trained are not divided. Only at stage 2 a large embedding or head is divided into several, so that its gradients never exist at
 // the same time.
 inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits, bool train) {
     const Ranks &r = limits.ranks;
@@ -597,7 +600,7 @@ template <class Dev> DropoutMask Decoder<Dev>::mask_of(size_t l, const LinearMod
 }
 
 // Calls f(module, number of the adapter among those of the matrix, number in the layer) for each adapter of a matrix.
-template <class Dev> template <class F> void Decoder<Dev>::for_adapters(size_t l, Linear matrix, F f) {
+template <class Dev> template <class F> void Decoder<Dev>::for_adapters(Linear matrix, F f) {
     size_t number = 0;
     for (size_t i = 0; adapters_are_on_ && i < modules_.size(); i++)
         if (modules_[i].matrix == matrix) f(modules_[i], number++, i);
@@ -621,7 +624,7 @@ void Decoder<Dev>::linear_forward(size_t l, LinearShape m, X *out, const X *x, c
     in_parts(
         n,
         [&](size_t first, size_t part) {
-            for_adapters(l, m.matrix, [&](const LinearModule &module, size_t, size_t i) {
+            for_adapters(m.matrix, [&](const LinearModule &module, size_t, size_t i) {
                 adapter_input(l, module, x + first * m.IC, t + first, part);
                 matmul_forward(dev, out + first * m.OC + module.first, acts.low, adapters_[l][i].b, (const X *)nullptr, part,
                                config.lora.rank, module.OC, m.OC, true);
@@ -642,7 +645,7 @@ void Decoder<Dev>::linear_backward(size_t l, LinearShape m, X *dx, float *dw, fl
             const X *dout_part = dout + first * m.OC;
             X *dx_part = dx + first * m.IC;
             const bool more = t + first > 0;
-            for_adapters(l, m.matrix, [&](const LinearModule &module, size_t number, size_t i) {
+            for_adapters(m.matrix, [&](const LinearModule &module, size_t number, size_t i) {
                 const Adapter<X> &adapter = adapters_[l][i];
                 const Adapter<float> &d = dadapters_[l][i];
                 const DropoutMask mask = mask_of(l, module, t + first);
@@ -655,7 +658,7 @@ void Decoder<Dev>::linear_backward(size_t l, LinearShape m, X *dx, float *dw, fl
             });
             if (!dx) return;
             matmul_backward_input(dev, dx_part, dout_part, w, part, m.IC, m.OC);
-            for_adapters(l, m.matrix, [&](const LinearModule &module, size_t number, size_t i) {
+            for_adapters(m.matrix, [&](const LinearModule &module, size_t number, size_t i) {
                 const DropoutMask mask = mask_of(l, module, t + first);
                 const X *a = adapters_[l][i].a, *dlow = acts.dlow + number * part * r;
                 if (!mask.threshold) return matmul_backward_input(dev, dx_part, dlow, a, part, m.IC, r, 0, true);

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "../core/common.h"
 #include "../core/json.h"
@@ -25,11 +27,11 @@ std::vector<LinearModule> linear_modules(const ModelConfig &c) {
             {"mlp.down_proj", down, 0, C, F}};
 }
 
-static std::string name_of(const LinearModule &m) { return std::string(m.name).substr(std::string(m.name).find('.') + 1); }
+static std::string short_name(const LinearModule &m) { return std::string(m.name).substr(std::string(m.name).find('.') + 1); }
 
 // A target is the name of a module, with or without what is in front of it; all-linear is all of them.
 static bool is_target(const LinearModule &m, const std::string &target) {
-    return target == "all-linear" || target == m.name || target == name_of(m);
+    return target == "all-linear" || target == m.name || target == short_name(m);
 }
 
 std::vector<LinearModule> adapted_modules(const ModelConfig &c) {
@@ -51,7 +53,7 @@ void check_lora(const ModelConfig &c, const std::string &dir) {
     if (c.gpt2()) die("%s is a gpt2 model, for which there are no adapters yet\n  fix: another model, or leave out --lora_rank and --adapter", dir.c_str());
     const auto modules = linear_modules(c);
     std::string names;
-    for (const LinearModule &m : modules) names += ", " + name_of(m);
+    for (const LinearModule &m : modules) names += ", " + short_name(m);
     for (const std::string &target : lora.targets)
         if (std::ranges::none_of(modules, [&](const LinearModule &m) { return is_target(m, target); }))
             die("--lora_targets has \"%s\", but %s has no linear layer of that name in its layers\n  fix: all-linear%s", target.c_str(), dir.c_str(),
@@ -60,30 +62,45 @@ void check_lora(const ModelConfig &c, const std::string &dir) {
     for (const LinearModule &m : adapted_modules(c))
         if (lora.rank > std::min(m.IC, m.OC))
             die("--lora_rank %zu is larger than %s of %s, whose weight is (%zu, %zu)\n  fix: a rank of at most %zu, or --lora_targets without %s",
-                lora.rank, name_of(m).c_str(), dir.c_str(), m.OC, m.IC, std::min(m.IC, m.OC), name_of(m).c_str());
+                lora.rank, short_name(m).c_str(), dir.c_str(), m.OC, m.IC, std::min(m.IC, m.OC), short_name(m).c_str());
 }
 
 // ---- adapter_config.json --------------------------------------------------------------------------------------------------------------
 
-static const std::string config_name = "/adapter_config.json";
+static const std::string adapter_config = "/adapter_config.json";
 
-// What changes the computation, and what we have not, unless the value is one of those that change nothing.
-static const std::pair<const char *, std::vector<json>> unsupported[] = {{"use_dora", {false}},
-                                                                        {"bias", {"none"}},
-                                                                        {"fan_in_fan_out", {false}},
-                                                                        {"rank_pattern", {json::object()}},
-                                                                        {"alpha_pattern", {json::object()}},
-                                                                        {"layers_to_transform", {}},
-                                                                        {"layer_replication", {}},
-                                                                        {"exclude_modules", {}},
-                                                                        {"target_parameters", {json::array()}},
-                                                                        {"trainable_token_indices", {}},
-                                                                        {"megatron_config", {}},
-                                                                        {"alora_invocation_tokens", {}},
-                                                                        {"lora_bias", {false}}};
+// What changes the computation in a way that we have not, and the value that changes nothing. A field may also be absent or null.
+static const std::pair<const char *, json> not_in_lora[] = {
+    {"use_dora", false},        {"bias", "none"},           {"fan_in_fan_out", false},      {"rank_pattern", json::object()},
+    {"alpha_pattern", json::object()}, {"layers_to_transform", {}}, {"layer_replication", {}},  {"exclude_modules", {}},
+    {"target_parameters", {}},  {"trainable_token_indices", {}}, {"megatron_config", {}},   {"alora_invocation_tokens", {}},
+    {"lora_bias", false},       {"use_qalora", false},      {"use_bdlora", false},          {"arrow_config", {}},
+    {"kasa_config", {}},        {"monteclora_config", {}},  {"velora_config", {}}};
+
+// Returns the names of modules that a list of targets means. PEFT may name each module with its layer, "model.layers.1.self_attn.q_proj".
+static std::vector<std::string> read_targets(const Fields &fields, const ModelConfig &config) {
+    const json *value = fields.find("target_modules");
+    if (value && value->is_string()) return {*value};
+    if (!value || !value->is_array()) fields.refuse("target_modules", "is missing, or no list of names");
+    std::map<std::string, std::set<std::string>> layers;  // of each module that is named with its layer
+    std::vector<std::string> out;
+    for (const json &entry : *value) {
+        const std::string name = entry.is_string() ? entry.get<std::string>() : entry.dump(), prefix = "model.layers.";
+        const size_t dot = name.starts_with(prefix) ? name.find('.', prefix.size()) : name.npos;
+        if (dot == name.npos) out.push_back(name);
+        else layers[name.substr(dot + 1)].insert(name.substr(prefix.size(), dot - prefix.size()));
+    }
+    for (const auto &[name, of] : layers) {
+        if (of.size() != config.L)
+            fields.refuse("target_modules", format("has %s of %zu layers, but the model has %zu, and all or none of them have an adapter",
+                                                   name.c_str(), of.size(), config.L));
+        out.push_back(name);
+    }
+    return out;
+}
 
 LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &reward) {
-    const std::string path = dir + config_name;
+    const std::string path = dir + adapter_config;
     std::error_code unreadable;
     if (!std::filesystem::exists(path, unreadable))
         die("%s has no adapter_config.json\n  fix: the directory of an adapter that PEFT or this program has saved", dir.c_str());
@@ -91,17 +108,13 @@ LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &re
     const Fields fields(source, path);
     if (const std::string type = fields.text("peft_type"); type != "LORA")
         fields.refuse("peft_type", "is \"" + type + "\", but we have LORA\n  fix: an adapter of that type");
-    for (const auto &[name, values] : unsupported)
-        if (const json *value = fields.find(name); value && std::ranges::find(values, *value) == values.end())
+    for (const auto &[name, plain] : not_in_lora)
+        if (const json *value = fields.find(name); value && *value != plain)
             fields.refuse(name, format("is %s, which we do not have\n  fix: merge the adapter with PEFT (merge_and_unload), or train another", value->dump().c_str()));
     LoraConfig lora;
     lora.rank = fields.count("r", 8), lora.alpha = fields.number("lora_alpha", 8), lora.dropout = fields.number("lora_dropout", 0);
     lora.rslora = fields.boolean("use_rslora", false);
-    const json *targets = fields.find("target_modules");
-    if (targets && targets->is_string()) lora.targets = {*targets};
-    else if (targets && targets->is_array())
-        for (const json &name : *targets) lora.targets.push_back(name.is_string() ? name.get<std::string>() : name.dump());
-    else fields.refuse("target_modules", "is missing, or no list of names");
+    lora.targets = read_targets(fields, config);
     const std::string task = fields.text("task_type", "CAUSAL_LM");
     reward = task == "SEQ_CLS";
     if (!reward && task != "CAUSAL_LM") fields.refuse("task_type", "is \"" + task + "\", but we have CAUSAL_LM and SEQ_CLS");
@@ -109,19 +122,17 @@ LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &re
     for (const json &name : whole && whole->is_array() ? *whole : json::array())
         if (!reward || (name != "score" && name != "classifier"))
             fields.refuse("modules_to_save", format("has %s, but only a reward model's score is trained beside adapters", name.dump().c_str()));
-    check_lora([&] {
-        ModelConfig c = config;
-        c.lora = lora;
-        return c;
-    }(), dir);
+    ModelConfig adapted = config;
+    adapted.lora = lora;
+    check_lora(adapted, dir);
     return lora;
 }
 
 void write_lora(const std::string &dir, const ModelConfig &config, const std::string &base) {
     const LoraConfig &lora = config.lora;
     json targets = json::array();
-    for (const LinearModule &m : adapted_modules(config)) targets.push_back(name_of(m));
-    write_json(dir + config_name, {{"peft_type", "LORA"},
+    for (const LinearModule &m : adapted_modules(config)) targets.push_back(short_name(m));
+    write_json(dir + adapter_config, {{"peft_type", "LORA"},
                                    {"task_type", config.reward ? "SEQ_CLS" : "CAUSAL_LM"},
                                    {"base_model_name_or_path", base},
                                    {"revision", nullptr},

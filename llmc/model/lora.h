@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "../core/common.h"
 #include "config.h"
 #include "op_list.h"
 #include "table.h"

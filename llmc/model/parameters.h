@@ -77,7 +77,9 @@ template <class Dev> void initialise_parameters(Zero<Dev> &zero, Comm &comm, uin
         in_parts(s.count, [&](size_t first, size_t n) {
             const Tensor &t = zero.table[s.tensor];
             const double own = t.init == Tensor::residual ? deviation / std::sqrt(double(residuals)) : deviation;
-            write(memory, zero.params_at(s) + first, initial_values(t, s.first + first, n, seed, own));
+            const auto values = initial_values(t, s.first + first, n, seed, own);
+            if (zero.grads) write(memory, zero.params_at(s) + first, values);
+            else write(memory, zero.params + s.flat + first, std::vector<typename Dev::X>(values.begin(), values.end()));  // frozen
         });
     zero.gather(comm);
 }
