@@ -117,6 +117,25 @@ template <class Dev> void expect_loss_entropy_accuracy(Dev dev, const Golden &g)
     EXPECT_NEAR(sums.correct / sums.targets, g.expected["accuracy"].get<double>(), 1e-12);
 }
 
+// The logits of the last position of the golden's documents, by the path that generates.
+template <class Dev> void expect_logits_of_last_tokens(Dev dev, const Golden &g) {
+    Trained<Dev> t(dev, g, Recompute::none, Mode::generate);
+    const size_t V = g.config.V;
+    std::vector<std::vector<int32_t>> documents;
+    for (size_t i : g.expected["logits_documents"].get<std::vector<size_t>>()) documents.push_back(g.documents[i]);
+    const Row row = make_row(documents);
+    const float *logits = t.model->next_logits(row, {true, std::vector<int32_t>(row.T, -1), {}, {}});
+    double worst = 0, largest = 0;
+    for (size_t i = 0, rows = 0; i < documents.size(); i++) {
+        rows += documents[i].size();
+        for (size_t v = 0; v < V; v++) {
+            const double want = g.logits[(rows - 1) * V + v];
+            worst = std::max(worst, std::abs(logits[i * V + v] - want)), largest = std::max(largest, std::abs(want));
+        }
+    }
+    expect_at_most("logits, relative to the largest", worst / largest, 1e-5);
+}
+
 // Sums of a tensor's gradient with the signs of make.py.
 inline std::array<double, 4> signed_sums(const Tensor &t, const std::vector<float> &gradient) {
     std::array<double, 4> sums{};
