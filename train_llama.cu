@@ -250,7 +250,8 @@ template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, Pass pass) {
     const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
 
     if (runs(PROJ))
-        Base::linear_forward(l, {Linear::o, H * D, C}, a.ln2, a.att, y.o, y.o_bias, 0, T);  // ln2 holds the projection until its norm replaces it
+        Base::linear_forward(l, {Linear::o, H * D, C}, a.ln2, a.att, y.o, y.o_bias, 0,
+                             T);  // ln2 holds the projection until its norm replaces it
     if (runs(LN2)) {
         if (recompute && mid_is_kept) rmsnorm_forward(dev, a.ln2, a.rstd2, a.mid, y.ln2, T, C, eps);
         else residual_rmsnorm_forward(dev, a.mid, a.ln2, a.rstd2, x, a.ln2, y.ln2, T, C, eps);

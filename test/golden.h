@@ -27,9 +27,7 @@ struct Golden {
     std::vector<std::vector<uint8_t>> masks;
     std::vector<float> logits;  // of the documents in expected["logits_documents"]
 
-    explicit Golden(const std::string &name)
-        : own("test/golden/" + name),
-          expected(read_json(own + "/golden.json")) {
+    explicit Golden(const std::string &name) : own("test/golden/" + name), expected(read_json(own + "/golden.json")) {
         std::vector<std::string> notes;
         bool reward;
         dir = "test/golden/" + expected.value("base", name);

@@ -41,7 +41,13 @@ inline std::vector<RankCase> some_rank_cases(size_t world) {
     return cases;
 }
 
-enum RankModel { untied, tied, gpt2, rank_models, adapted };  // untied, tied: of Llama's kind; adapted: adapters of untied, with dropout
+enum RankModel {
+    untied,
+    tied,
+    gpt2,
+    rank_models,
+    adapted
+};  // untied, tied: of Llama's kind; adapted: adapters of untied, with dropout
 
 // So that each meets every stage with every number of micro-steps.
 inline RankModel rank_model_of(size_t number) { return RankModel((number + number / rank_models) % rank_models); }

@@ -19,7 +19,8 @@ inline std::vector<double> dropout_reference(const std::vector<double> &before, 
 }
 
 // A product and a sum in float, then one rounding to X.
-template <class X> double dropout_error(const std::vector<double> &before, const std::vector<double> &x, const DropoutMask &mask) {
+template <class X>
+double dropout_error(const std::vector<double> &before, const std::vector<double> &x, const DropoutMask &mask) {
     const double most = (before.empty() ? 0 : largest(before)) + mask.scale * largest(x);
     return (2 * unit_roundoff<float> + unit_roundoff<X>)*most;
 }

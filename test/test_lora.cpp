@@ -30,15 +30,17 @@ TEST_P(AdapterGoldens, Logits) { expect_logits_of_last_tokens(make_device<CpuF32
 TEST_P(AdapterGoldens, Gradients) { expect_gradients(make_device<CpuF32>(), g); }
 TEST_P(AdapterGoldens, LossesOfTenSteps) { expect_losses(make_device<CpuF32>(), g, {1, 5, 10}); }
 
-// Against our own gradient in float, of the same weights: products of bf16 have errors of 2^-9 each, and a gradient is a sum of hundreds.
-TEST_P(AdapterGoldens, Bf16IsNear) {
+// Against our own gradient in float, of the same weights, as far as PEFT's in bf16 is from its own.
+TEST_P(AdapterGoldens, Bf16GradientAsGoodAsPeft) {
     Trained<CpuF32> exact = trained();
     round_weights(*exact.model);
     Trained<CpuBf16> t(make_device<CpuBf16>(), g);
-    const double want = exact.loss_and_gradient(g, g.rows(3));
-    expect_near_relative("bf16, loss", t.loss_and_gradient(g, g.rows(3)), want, 1e-2);
-    const auto gradient = [](auto &model) { return read(model.memory(), model.parameters().grads, model.parameters().sharding.count); };
-    expect_at_most("bf16, gradient, L2", relative_distance(gradient(*t.model), gradient(*exact.model)), 0.05);
+    exact.loss_and_gradient(g, g.rows(3)), t.loss_and_gradient(g, g.rows(3));
+    const auto gradient = [](auto &model) {
+        return read(model.memory(), model.parameters().grads, model.parameters().sharding.count);
+    };
+    expect_at_most("bf16, gradient, L2", relative_distance(gradient(*t.model), gradient(*exact.model)),
+                   1.5 * g.expected["bf16"]["gradient_error"].get<double>());
 }
 
 // With and without dropout.
@@ -110,7 +112,8 @@ TEST_P(AdapterGoldens, GradientUnderDropoutIsThatOfItsLoss) {
 TEST_P(AdapterGoldens, BeginsAsItsBase) {
     Golden base = g, fresh = g;
     base.config.lora = {}, fresh.own = fresh.dir;
-    Trained<CpuF32> t(make_device<CpuF32>(), fresh), of_base(make_device<CpuF32>(), Golden(g.expected["base"].get<std::string>()));
+    Trained<CpuF32> t(make_device<CpuF32>(), fresh),
+        of_base(make_device<CpuF32>(), Golden(g.expected["base"].get<std::string>()));
     EXPECT_EQ(t.model->evaluate(g.rows(6)[0]), of_base.model->evaluate(g.rows(6)[0]));
     t.model->take_sums();
     t.loss_and_gradient(g, g.rows(6));
@@ -135,11 +138,14 @@ TEST_P(AdapterGoldens, BaseIsFrozen) {
     EXPECT_EQ(parameters, trained_parameters(g.config));
     for (const Segment &s : t.model->plan().segments())
         for (const char *name : {"gradients", "adamw m", "adamw v"})
-            if (s.name == name) { EXPECT_LT(s.bytes, 2 * 4 * parameters + 4096) << name; }
+            if (s.name == name) {
+                EXPECT_LT(s.bytes, 2 * 4 * parameters + 4096) << name;
+            }
     const auto frozen = [&] {
         std::vector<float> out;
         for (const Segment &s : t.model->plan().segments())
-            if (s.name == "frozen params") out.assign(*reinterpret_cast<float **>(s.pointer), *reinterpret_cast<float **>(s.pointer) + s.bytes / 4);
+            if (s.name == "frozen params")
+                out.assign(*reinterpret_cast<float **>(s.pointer), *reinterpret_cast<float **>(s.pointer) + s.bytes / 4);
         return out;
     };
     const auto before = frozen();
@@ -204,7 +210,8 @@ TEST(Adapters, RewardModelEqualsPeft) {
     for (const Tensor &t : model->tensors()) {
         double squares = 0;
         for (size_t i = 0; i < t.count; i++) squares += std::pow(double(zero.grads[t.offset + i]), 2);
-        EXPECT_NEAR(std::sqrt(squares), golden["gradients"].at(t.name)["norm"], 1e-4 * golden["grad_norm"].get<double>()) << t.name;
+        EXPECT_NEAR(std::sqrt(squares), golden["gradients"].at(t.name)["norm"], 1e-4 * golden["grad_norm"].get<double>())
+            << t.name;
     }
 }
 
@@ -216,7 +223,7 @@ std::string refusal_of(const nlohmann::json &changes, const std::string &base = 
     const std::string dir = testing::TempDir() + "adapter_refused";
     std::filesystem::create_directories(dir);
     nlohmann::json config = read_json("test/golden/lora_llama3/adapter_config.json");
-    config.update(changes);
+    if (changes.is_object()) config.update(changes);
     write_json(dir + "/adapter_config.json", config);
     try {
         bool reward;
@@ -231,16 +238,17 @@ std::string refusal_of(const nlohmann::json &changes, const std::string &base = 
 
 TEST(Adapters, WhatWeDoNotHaveIsRefusedByName) {
     EXPECT_EQ(refusal_of({}), "");
-    const std::pair<nlohmann::json, const char *> wrong[] = {{{{"peft_type", "IA3"}}, "peft_type is \"IA3\", but we have LORA"},
-                                                             {{{"use_dora", true}}, "use_dora is true"},
-                                                             {{{"bias", "all"}}, "bias is \"all\""},
-                                                             {{{"rank_pattern", {{"q_proj", 2}}}}, "rank_pattern is"},
-                                                             {{{"layers_to_transform", {0}}}, "layers_to_transform is"},
-                                                             {{{"modules_to_save", {"embed_tokens"}}}, "modules_to_save has \"embed_tokens\""},
-                                                             {{{"task_type", "SEQ_2_SEQ_LM"}}, "task_type is"},
-                                                             {{{"target_modules", {"lm_head"}}}, "\"lm_head\", but"},
-                                                             {{{"target_modules", {"model.layers.0.mlp.up_proj"}}}, "has mlp.up_proj of 1 layers"},
-                                                             {{{"r", 33}}, "33 is larger than"}};
+    const std::pair<nlohmann::json, const char *> wrong[] = {
+        {{{"peft_type", "IA3"}}, "peft_type is \"IA3\", but we have LORA"},
+        {{{"use_dora", true}}, "use_dora is true"},
+        {{{"bias", "all"}}, "bias is \"all\""},
+        {{{"rank_pattern", {{"q_proj", 2}}}}, "rank_pattern is"},
+        {{{"layers_to_transform", {0}}}, "layers_to_transform is"},
+        {{{"modules_to_save", {"embed_tokens"}}}, "modules_to_save has \"embed_tokens\""},
+        {{{"task_type", "SEQ_2_SEQ_LM"}}, "task_type is"},
+        {{{"target_modules", {"lm_head"}}}, "\"lm_head\", but"},
+        {{{"target_modules", {"model.layers.0.mlp.up_proj"}}}, "has mlp.up_proj of 1 layers"},
+        {{{"r", 33}}, "33 is larger than"}};
     for (const auto &[changes, message] : wrong) {
         const std::string refusal = refusal_of(changes);
         EXPECT_NE(refusal.find(message), refusal.npos) << refusal;

@@ -70,7 +70,8 @@ const TensorInfo *HfWeights::find(const std::string &name) const {
 template <class X>
 void HfWeights::read_part(const std::string &name, const Shape &shape, size_t first, size_t count, X *dst, Memory &memory) const {
     const auto it = entry_of(name);
-    if (it == where_.end()) die("%s: has no tensor \"%s%s\", which %sconfig.json asks for", listing_.c_str(), kind_.prefix, name.c_str(),
+    if (it == where_.end())
+        die("%s: has no tensor \"%s%s\", which %sconfig.json asks for", listing_.c_str(), kind_.prefix, name.c_str(),
             *kind_.prefix ? "adapter_" : "");
     const SafetensorsFile &file = *it->second;
     file.expect_shape(it->first, shape);

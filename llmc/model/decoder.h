@@ -76,9 +76,10 @@ template <class Dev> class Decoder : public Model {
         initialise_parameters(zero, mesh_->all, seed, config.initializer_range, memory());
     }
     void save(const std::string &dir, const std::string &export_dtype) override {
-        save_parameters(zero, mesh_->all, dir, export_dtype, memory(), [&](size_t b) {
-            return zero.sharding.stage == 2 ? *grads_of.largest : zero.grads + zero.sharding.buckets[b].begin;
-        }, adapts() ? adapter_files : model_files);
+        save_parameters(
+            zero, mesh_->all, dir, export_dtype, memory(),
+            [&](size_t b) { return zero.sharding.stage == 2 ? *grads_of.largest : zero.grads + zero.sharding.buckets[b].begin; },
+            adapts() ? adapter_files : model_files);
     }
     void zero_gradients() override {
         begin_op(clock.between_rows(ZERO_GRAD));
@@ -204,8 +205,8 @@ template <class Dev> class Decoder : public Model {
         std::vector<size_t> numbers;  // (N) of each predictor among those of the whole row, on the host
         size_t predictors_of_all;     // of the whole row
         std::optional<SequenceSplit> split;
-        int32_t *tokens;   // (T)
-        int32_t *doc_pos;  // (T) position in the document
+        int32_t *tokens;    // (T)
+        int32_t *doc_pos;   // (T) position in the document
         int32_t *document;  // (T) number of the document in its file, for dropout
         int32_t *
             first_key;  // (sp*T) the first key that each position of the whole row sees; of tokens that see the cache (sequences)
@@ -276,7 +277,7 @@ template <class Dev> class Decoder : public Model {
     const std::vector<Unit> &units = trained_.units;
     const size_t head_unit;
     Zero<Dev> zero;
-    Zero<Dev> frozen;  // the base of adapters, of which only `params` is used; else empty
+    Zero<Dev> frozen;                          // the base of adapters, of which only `params` is used; else empty
     const std::vector<LinearModule> modules_;  // that have adapters
     Adapters<X> adapters_;
     Adapters<float> dadapters_;

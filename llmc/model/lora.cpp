@@ -22,8 +22,8 @@ std::vector<LinearModule> linear_modules(const ModelConfig &c) {
                 {"self_attn.o_proj", o, 0, C, Q},
                 {"mlp.gate_up_proj", gate_up, 0, 2 * F, C},
                 {"mlp.down_proj", down, 0, C, F}};
-    return {{"self_attn.q_proj", qkv, 0, Q, C},     {"self_attn.k_proj", qkv, Q, K, C}, {"self_attn.v_proj", qkv, Q + K, K, C},
-            {"self_attn.o_proj", o, 0, C, Q},       {"mlp.gate_proj", gate_up, 0, F, C}, {"mlp.up_proj", gate_up, F, F, C},
+    return {{"self_attn.q_proj", qkv, 0, Q, C}, {"self_attn.k_proj", qkv, Q, K, C},  {"self_attn.v_proj", qkv, Q + K, K, C},
+            {"self_attn.o_proj", o, 0, C, Q},   {"mlp.gate_proj", gate_up, 0, F, C}, {"mlp.up_proj", gate_up, F, F, C},
             {"mlp.down_proj", down, 0, C, F}};
 }
 
@@ -38,7 +38,8 @@ std::vector<LinearModule> adapted_modules(const ModelConfig &c) {
     std::vector<LinearModule> out;
     if (c.lora.rank == 0) return out;
     for (const LinearModule &m : linear_modules(c))
-        if (std::ranges::any_of(c.lora.targets, [&](const std::string &target) { return is_target(m, target); })) out.push_back(m);
+        if (std::ranges::any_of(c.lora.targets, [&](const std::string &target) { return is_target(m, target); }))
+            out.push_back(m);
     return out;
 }
 
@@ -50,14 +51,16 @@ size_t trained_parameters(const ModelConfig &c) {
 
 void check_lora(const ModelConfig &c, const std::string &dir) {
     const LoraConfig &lora = c.lora;
-    if (c.gpt2()) die("%s is a gpt2 model, for which there are no adapters yet\n  fix: another model, or leave out --lora_rank and --adapter", dir.c_str());
+    if (c.gpt2())
+        die("%s is a gpt2 model, for which there are no adapters yet\n  fix: another model, or leave out --lora_rank and --adapter",
+            dir.c_str());
     const auto modules = linear_modules(c);
     std::string names;
     for (const LinearModule &m : modules) names += ", " + short_name(m);
     for (const std::string &target : lora.targets)
         if (std::ranges::none_of(modules, [&](const LinearModule &m) { return is_target(m, target); }))
-            die("--lora_targets has \"%s\", but %s has no linear layer of that name in its layers\n  fix: all-linear%s", target.c_str(), dir.c_str(),
-                names.c_str());
+            die("--lora_targets has \"%s\", but %s has no linear layer of that name in its layers\n  fix: all-linear%s",
+                target.c_str(), dir.c_str(), names.c_str());
     if (lora.targets.empty()) die("--lora_targets is empty\n  fix: all-linear%s", names.c_str());
     for (const LinearModule &m : adapted_modules(c))
         if (lora.rank > std::min(m.IC, m.OC))
@@ -70,12 +73,25 @@ void check_lora(const ModelConfig &c, const std::string &dir) {
 static const std::string adapter_config = "/adapter_config.json";
 
 // What changes the computation in a way that we have not, and the value that changes nothing. A field may also be absent or null.
-static const std::pair<const char *, json> not_in_lora[] = {
-    {"use_dora", false},        {"bias", "none"},           {"fan_in_fan_out", false},      {"rank_pattern", json::object()},
-    {"alpha_pattern", json::object()}, {"layers_to_transform", {}}, {"layer_replication", {}},  {"exclude_modules", {}},
-    {"target_parameters", {}},  {"trainable_token_indices", {}}, {"megatron_config", {}},   {"alora_invocation_tokens", {}},
-    {"lora_bias", false},       {"use_qalora", false},      {"use_bdlora", false},          {"arrow_config", {}},
-    {"kasa_config", {}},        {"monteclora_config", {}},  {"velora_config", {}}};
+static const std::pair<const char *, json> not_in_lora[] = {{"use_dora", false},
+                                                            {"bias", "none"},
+                                                            {"fan_in_fan_out", false},
+                                                            {"rank_pattern", json::object()},
+                                                            {"alpha_pattern", json::object()},
+                                                            {"layers_to_transform", {}},
+                                                            {"layer_replication", {}},
+                                                            {"exclude_modules", {}},
+                                                            {"target_parameters", {}},
+                                                            {"trainable_token_indices", {}},
+                                                            {"megatron_config", {}},
+                                                            {"alora_invocation_tokens", {}},
+                                                            {"lora_bias", false},
+                                                            {"use_qalora", false},
+                                                            {"use_bdlora", false},
+                                                            {"arrow_config", {}},
+                                                            {"kasa_config", {}},
+                                                            {"monteclora_config", {}},
+                                                            {"velora_config", {}}};
 
 // Returns the names of modules that a list of targets means. PEFT may name each module with its layer, "model.layers.1.self_attn.q_proj".
 static std::vector<std::string> read_targets(const Fields &fields, const ModelConfig &config) {
@@ -92,8 +108,9 @@ static std::vector<std::string> read_targets(const Fields &fields, const ModelCo
     }
     for (const auto &[name, of] : layers) {
         if (of.size() != config.L)
-            fields.refuse("target_modules", format("has %s of %zu layers, but the model has %zu, and all or none of them have an adapter",
-                                                   name.c_str(), of.size(), config.L));
+            fields.refuse("target_modules",
+                          format("has %s of %zu layers, but the model has %zu, and all or none of them have an adapter",
+                                 name.c_str(), of.size(), config.L));
         out.push_back(name);
     }
     return out;
@@ -110,9 +127,13 @@ LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &re
         fields.refuse("peft_type", "is \"" + type + "\", but we have LORA\n  fix: an adapter of that type");
     for (const auto &[name, plain] : not_in_lora)
         if (const json *value = fields.find(name); value && *value != plain)
-            fields.refuse(name, format("is %s, which we do not have\n  fix: merge the adapter with PEFT (merge_and_unload), or train another", value->dump().c_str()));
+            fields.refuse(
+                name,
+                format("is %s, which we do not have\n  fix: merge the adapter with PEFT (merge_and_unload), or train another",
+                       value->dump().c_str()));
     LoraConfig lora;
-    lora.rank = fields.count("r", 8), lora.alpha = fields.number("lora_alpha", 8), lora.dropout = fields.number("lora_dropout", 0);
+    lora.rank = fields.count("r", 8), lora.alpha = fields.number("lora_alpha", 8),
+    lora.dropout = fields.number("lora_dropout", 0);
     lora.rslora = fields.boolean("use_rslora", false);
     lora.targets = read_targets(fields, config);
     const std::string task = fields.text("task_type", "CAUSAL_LM");
@@ -121,7 +142,8 @@ LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &re
     const json *whole = fields.find("modules_to_save");
     for (const json &name : whole && whole->is_array() ? *whole : json::array())
         if (!reward || (name != "score" && name != "classifier"))
-            fields.refuse("modules_to_save", format("has %s, but only a reward model's score is trained beside adapters", name.dump().c_str()));
+            fields.refuse("modules_to_save",
+                          format("has %s, but only a reward model's score is trained beside adapters", name.dump().c_str()));
     ModelConfig adapted = config;
     adapted.lora = lora;
     check_lora(adapted, dir);
@@ -132,20 +154,21 @@ void write_lora(const std::string &dir, const ModelConfig &config, const std::st
     const LoraConfig &lora = config.lora;
     json targets = json::array();
     for (const LinearModule &m : adapted_modules(config)) targets.push_back(short_name(m));
-    write_json(dir + adapter_config, {{"peft_type", "LORA"},
-                                   {"task_type", config.reward ? "SEQ_CLS" : "CAUSAL_LM"},
-                                   {"base_model_name_or_path", base},
-                                   {"revision", nullptr},
-                                   {"inference_mode", true},
-                                   {"r", lora.rank},
-                                   {"lora_alpha", lora.alpha == std::floor(lora.alpha) ? json(int64_t(lora.alpha)) : json(lora.alpha)},
-                                   {"lora_dropout", lora.dropout},
-                                   {"use_rslora", lora.rslora},
-                                   {"bias", "none"},
-                                   {"fan_in_fan_out", false},
-                                   {"target_modules", targets},
-                                   {"modules_to_save", config.reward ? json::array({"score"}) : json()},
-                                   {"init_lora_weights", true}});
+    write_json(dir + adapter_config,
+               {{"peft_type", "LORA"},
+                {"task_type", config.reward ? "SEQ_CLS" : "CAUSAL_LM"},
+                {"base_model_name_or_path", base},
+                {"revision", nullptr},
+                {"inference_mode", true},
+                {"r", lora.rank},
+                {"lora_alpha", lora.alpha == std::floor(lora.alpha) ? json(int64_t(lora.alpha)) : json(lora.alpha)},
+                {"lora_dropout", lora.dropout},
+                {"use_rslora", lora.rslora},
+                {"bias", "none"},
+                {"fan_in_fan_out", false},
+                {"target_modules", targets},
+                {"modules_to_save", config.reward ? json::array({"score"}) : json()},
+                {"init_lora_weights", true}});
 }
 
 // ---- costs ----------------------------------------------------------------------------------------------------------------------------

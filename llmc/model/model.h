@@ -65,7 +65,7 @@ class Model {
     // `mesh` is that of limits.ranks and lives as long as the model. guards, poison: debugging aids of arena.h
     virtual void allocate(Mesh &mesh, bool guards, bool poison) = 0;
     virtual Arena &arena() = 0;
-    virtual Memory &memory() = 0;  // the memory that the arena lies in
+    virtual Memory &memory() = 0;                                   // the memory that the arena lies in
     virtual const std::vector<Tensor> &tensors() const = 0;         // those that are trained, or were: all of them, or adapters
     virtual const std::vector<Tensor> &frozen_tensors() const = 0;  // the base of adapters; none without adapters
 

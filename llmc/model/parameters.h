@@ -79,7 +79,9 @@ template <class Dev> void initialise_parameters(Zero<Dev> &zero, Comm &comm, uin
             const double own = t.init == Tensor::residual ? deviation / std::sqrt(double(residuals)) : deviation;
             const auto values = initial_values(t, s.first + first, n, seed, own);
             if (zero.grads) write(memory, zero.params_at(s) + first, values);
-            else write(memory, zero.params + s.flat + first, std::vector<typename Dev::X>(values.begin(), values.end()));  // frozen
+            else
+                write(memory, zero.params + s.flat + first,
+                      std::vector<typename Dev::X>(values.begin(), values.end()));  // frozen
         });
     zero.gather(comm);
 }

@@ -40,8 +40,7 @@ template <class F> void dropout_each(int threads, const DropoutMask &mask, size_
         }
         for (size_t c = 0; c < C; c += group) {
             const Counter words = mask.words(t, c);
-            for (size_t i = 0; i < group && c + i < C; i++)
-                f(t * C + c + i, words[int(i)] < mask.threshold ? 0.0f : mask.scale);
+            for (size_t i = 0; i < group && c + i < C; i++) f(t * C + c + i, words[int(i)] < mask.threshold ? 0.0f : mask.scale);
         }
     }
 }

@@ -7,7 +7,7 @@
 writes, for each entry of CASES, test/golden/lora_NAME/:
   adapter_config.json, adapter_model.safetensors    a random adapter, both of its matrices other than 0, as PEFT saves it
   golden.safetensors, golden.json                   as make.py, of the adapted model: base names the model; gradients and steps are the
-                                                    adapter's. `merged` is the loss of the model that merge_and_unload returns
+                                                    adapter's, also of bf16.gradient_error. `merged` is the loss of the model that merge_and_unload returns
   of a reward model instead                         documents are those of pairs.safetensors: rewards; loss, grad_norm and gradients
                                                     of the mean over pairs of -log s(chosen - rejected)
 """
@@ -90,6 +90,20 @@ def train(model, tokens, masks):
     return losses, gradients, first_norm
 
 
+def bf16_gradient_error(folder, base, tokens, masks):
+    """As make.py's gradient_error, of the adapter. Its weights are bfloat16, too."""
+    exact, rounded = [peft.PeftModel.from_pretrained(load(HERE / base, dtype), folder, is_trainable=True).to(dtype).eval()
+                      for dtype in (torch.float64, torch.bfloat16)]
+    with torch.no_grad():
+        for p, q in zip(exact.parameters(), rounded.parameters()):
+            p.copy_(q)
+    with widened(load(HERE / base, torch.float64)):
+        evaluate(exact, tokens, masks)[0].backward()
+    evaluate(rounded, tokens, masks)[0].backward()
+    gradients = [torch.cat([p.grad.double().flatten() for p in m.parameters() if p.requires_grad]) for m in (exact, rounded)]
+    return ((gradients[1] - gradients[0]).norm() / gradients[0].norm()).item()
+
+
 def write_golden(folder, golden):
     versions = dict(peft=peft.__version__, transformers=transformers.__version__, torch=torch.__version__)
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in {**versions, **golden}.items()]
@@ -114,12 +128,13 @@ def make(name, base, settings):
         fresh = peft.PeftModel.from_pretrained(load(HERE / base, torch.float64), folder).double().merge_and_unload()
         with torch.no_grad():
             merged = evaluate(fresh, tokens, masks)[0].item()
+    error = bf16_gradient_error(folder, base, tokens, masks)
     save_arrays(folder / "golden.safetensors",
                 dict(tokens=arrays["tokens"].numpy(), loss_mask=arrays["loss_mask"].numpy(), doc_offsets=arrays["doc_offsets"].numpy(),
                      logits=torch.cat([logits[d] for d in LOGITS_DOCUMENTS]).float().numpy()), dict(kind="sft"))
     write_golden(folder, dict(base=base, loss=loss.item(), base_loss=base_loss.item(), merged=merged, entropy=entropy, accuracy=accuracy,
-                              grad_norm=grad_norm, losses=losses, logits_documents=LOGITS_DOCUMENTS, gradients=gradients))
-    print(f"{name:10} {base_loss.item():9.6f} {loss.item():9.6f} {merged:9.6f} {grad_norm:9.5f} {losses[-1]:9.6f}", flush=True)
+                              grad_norm=grad_norm, bf16=dict(gradient_error=error), losses=losses, logits_documents=LOGITS_DOCUMENTS, gradients=gradients))
+    print(f"{name:10} {base_loss.item():9.6f} {loss.item():9.6f} {merged:9.6f} {grad_norm:9.5f} {losses[-1]:9.6f} {error:9.1e}", flush=True)
 
 
 def make_reward(base, settings):
@@ -147,7 +162,7 @@ def main():
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    print("adapter    base loss      loss    merged grad norm   loss 10")
+    print("adapter    base loss      loss    merged grad norm   loss 10  bf16 gradient")
     for name, case in CASES.items():
         make(name, *case)
     make_reward(*REWARD)
