@@ -248,6 +248,7 @@ struct Parser {
                 s.where.c_str(), values[0].c_str(), values[1].c_str());
         for (const ForeignValue &v : foreign_values)
             if (flag.name == std::string(v.flag) && values == std::vector<std::string>{v.theirs}) {
+                if (!*v.ours) return;
                 notes.push_back(s.where + " " + v.theirs + format(": --%s %s", v.flag, v.ours));
                 values = {v.ours};
             }
@@ -359,6 +360,7 @@ struct Parser {
             if (world() == 1 && options.ranks == 1) set("ranks", together["num_processes"], "--num_processes");
             else notes.push_back("num_processes: the ranks are started already");
         }
+        if (has("use_peft") && options.lora_rank == 0) set("lora_rank", "16", "--use_peft");
         if (has("model_revision")) append_to("model", options.model, "@" + together["model_revision"]);
         if (has("dataset_config")) append_to("data", options.data, ":" + together["dataset_config"]);
         if (has("dataset_train_split")) append_to("data", options.data, "[" + together["dataset_train_split"] + "]");
@@ -440,7 +442,9 @@ struct Parser {
         const ordered_json ours = to_json(options, task);
         std::string line;
         for (const Difference &d : differences)
-            if (d.whose == whose && (d.tasks & task) && !given.count(d.flag) && !(rows_of && !strcmp(d.flag, "row_tokens")))
+            if (d.whose == whose && (d.tasks & task) && !given.count(d.flag) &&
+                !(options.lora_rank == 0 && std::string(d.flag).starts_with("lora_")) &&
+                !(rows_of && !strcmp(d.flag, "row_tokens")))
                 line += (line.empty() ? "" : ", ") + format("%s %s (%s)", d.flag, ours[d.flag].dump().c_str(), d.theirs);
         if (!line.empty()) notes.push_back(format("defaults that differ from %s (in brackets): %s", name, line.c_str()));
     }

@@ -52,7 +52,7 @@ class Policy final : public Objective {
     std::vector<Completion> answer(Model &model, const Questions &asked, size_t first, const GenerationSettings &settings) const;
     std::vector<double> rewards(const Questions &asked, std::span<const Completion> answers) const;
     size_t keep(const Questions &asked, std::span<const Completion> answers, std::span<const double> rewards, size_t first);
-    void prepare(const Rollouts &rollouts);
+    void prepare(const Rollouts &rollouts, Model *reference, bool base);
     Answers means_of(std::span<const size_t> samples) const;
     void start(const Samples &data, std::span<const size_t> samples);
     std::vector<float> add(const Row &row, std::span<const double> nll);
