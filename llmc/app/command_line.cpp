@@ -539,7 +539,7 @@ static void check_together(const std::string &program, const Options &o, Task ta
     both(!o.eval_data.empty() && o.eval_fraction > 0, "eval_data", "eval_fraction", "evaluation has one source");
     both(o.overwrite && o.resume != "never", "overwrite", "resume", "one discards the earlier run, the other goes on with it");
     both(o.lora_rank > 0 && !o.adapter.empty(), "lora_rank", "adapter", "an adapter has its rank");
-    both(o.lora_rank > 0 && !o.preset.empty(), "lora_rank", "preset", "adapters of random weights learn nothing");
+    both(o.lora_rank > 0 && !o.preset.empty() && !o.plan, "lora_rank", "preset", "adapters of random weights learn nothing");
     both(o.guard && o.poison, "guard", "poison", "with guards no array shares memory, so none is ever dead");
     both(o.profile && o.poison, "profile", "poison", "the time of filling dead arrays would count for the ops");
     both(!o.prompt.empty() && !o.prompts.empty(), "prompt", "prompts", "they have one source");
