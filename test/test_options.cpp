@@ -129,7 +129,7 @@ TEST(Options, WaysToWriteAFlag) {
 }
 
 TEST(Options, EveryFlagIsInHelpAndInTheLog) {
-    for (Task task : {DEMO, PRETRAIN, SFT, DPO, RM, GRPO, EVAL, GENERATE}) {
+    for (Task task : {DEMO, PRETRAIN, SFT, DPO, RM, GRPO, EVAL, GENERATE, MERGE}) {
         const Parsed p = parse({task_name(task), "--help"});
         const ordered_json json = to_json(default_options(task), task);
         size_t count = 0;
@@ -140,7 +140,7 @@ TEST(Options, EveryFlagIsInHelpAndInTheLog) {
 #include "../llmc/train/options.def"
         EXPECT_EQ(json.size(), count);
     }
-    EXPECT_NE(parse({"--help"}).help.find("pretrain, sft, dpo, rm, grpo, eval, generate"), std::string::npos);
+    EXPECT_NE(parse({"--help"}).help.find("pretrain, sft, dpo, rm, grpo, eval, generate, merge"), std::string::npos);
     EXPECT_PRED3(shows_default, first_line(SFT, "learning_rate"), "--learning_rate FLOAT", "5e-06");
     EXPECT_PRED3(shows_default, first_line(DPO, "learning_rate"), "--learning_rate FLOAT", "1e-06");
     EXPECT_PRED3(shows_default, first_line(RM, "max_len"), "--max_len UINT", "512");

@@ -20,7 +20,7 @@ using nlohmann::ordered_json;
 
 // ---- tables ---------------------------------------------------------------------------------------------------------------------
 
-static constexpr Task tasks[] = {DEMO, PRETRAIN, SFT, DPO, RM, GRPO, EVAL, GENERATE};
+static constexpr Task tasks[] = {DEMO, PRETRAIN, SFT, DPO, RM, GRPO, EVAL, GENERATE, MERGE};
 
 struct Flag {
     const char *name;
@@ -158,7 +158,7 @@ struct Parser {
     static std::string about(Task t) {
         switch (t) {
             case DEMO:
-                return "The bundled demo: trains a small model on bundled text.\nTasks, each with its own --help: pretrain, sft, dpo, rm, grpo, eval, generate.";
+                return "The bundled demo: trains a small model on bundled text.\nTasks, each with its own --help: pretrain, sft, dpo, rm, grpo, eval, generate, merge.";
             case PRETRAIN: return "Train on all tokens of plain text.";
             case SFT: return "Supervised fine-tuning: train on the responses of chats or of prompts with completions.";
             case DPO: return "Train on pairs of a better and a worse answer: DPO and its kin.";
@@ -166,6 +166,7 @@ struct Parser {
             case GRPO: return "Learn from rewards of sampled answers: GRPO and its kin.";
             case EVAL: return "Loss, accuracy and entropy of a model on a data file.";
             case GENERATE: return "Continue prompts.";
+            case MERGE: return "Add an adapter to the weights of its model.";
         }
         return "";
     }
@@ -548,6 +549,9 @@ static void check_together(const std::string &program, const Options &o, Task ta
     both(o.save_rollouts && !o.rollouts.empty(), "save_rollouts", "rollouts", "they lie in a file already");
     if (o.dynamic_filtering && o.n < 2)
         die("--dynamic_filtering compares the answers to a prompt, but --n is %zu\n  fix: --n 8, say", o.n);
+    if (!o.reward_weights.empty() && o.reward_weights.size() != o.reward.size())
+        die("--reward_weights has %zu numbers for %zu rewards\n  fix: one for each of --reward", o.reward_weights.size(),
+            o.reward.size());
     both(o.ranks > 1 && !o.rendezvous.empty(), "ranks", "rendezvous", "ranks are threads of one process, or processes");
     if ((o.rank >= 0 || o.world_size || !o.rendezvous.empty()) && (o.rank < 0 || !o.world_size || o.rendezvous.empty()))
         die("--rank, --world_size and --rendezvous belong together\n  fix: --rank 0 --world_size 2 --rendezvous HOST:29500, say");
@@ -557,7 +561,8 @@ static void check_together(const std::string &program, const Options &o, Task ta
     if (task == DEMO) return;  // the demo brings its own model and data
     if (task & TRAINING) need(o.model.empty() && o.preset.empty(), "--model DIR, or --preset NAME to start from random weights");
     else need(o.model.empty(), "--model DIR");
-    if (o.plan) return;
+    if (task == MERGE) need(o.adapter.empty(), "--adapter DIR"), need(o.output_dir.empty(), "--output_dir DIR");
+    if (o.plan || task == MERGE) return;
     if (task & PAIRS) need(o.model.empty(), "--model DIR: there is nothing to prefer in what random weights say");
     if (task == GENERATE) need(o.prompt.empty() && o.prompts.empty(), "--prompt TEXT or --prompts FILE");
     else if (task == GRPO) need(o.data.empty() && o.rollouts.empty(), "--data FILE, prompts with responses, or --rollouts FILE");
@@ -575,7 +580,7 @@ static Task task_of(const std::vector<std::string> &arguments) {
     for (Task t : tasks)
         if (arguments[0] == task_name(t)) return t;
     if (arguments[0] == "reward") return RM;  // TRL's name
-    die("there is no task \"%s\"\n  fix: one of %s", arguments[0].c_str(), task_words(ALL_TASKS).c_str());
+    die("there is no task \"%s\"\n  fix: one of %s", arguments[0].c_str(), task_words(ALL_TASKS | MERGE).c_str());
 }
 
 // Calls the functions in turn, with a list that they add problems to or with an error that they end with, and ends with one message of all.

@@ -11,6 +11,7 @@
 #include "../train/continuation.h"
 #include "../train/objective.h"
 #include "../train/open.h"
+#include "../train/reward.h"
 #include "plan.h"
 
 // Reads the configuration of --adapter, which may make a language model a reward model.
@@ -18,7 +19,7 @@ static void open_adapter(Run &run) {
     const std::string &dir = run.options.adapter;
     bool reward = false;
     run.config.lora = read_lora(dir, run.config, reward);
-    if (reward && run.task != RM && run.task != EVAL)
+    if (reward && !(run.task & (RM | EVAL | MERGE)))
         die("--adapter %s belongs to a reward model, which has no head for %s\n  fix: an adapter of a language model; or the task rm or eval",
             dir.c_str(), task_name(run.task));
     if (reward && !run.config.reward) make_reward(run.config);
@@ -29,7 +30,7 @@ static void open_model_config(Run &run) {
     const Options &o = run.options;
     if (!o.preset.empty()) run.config = preset(o.preset), expect_own_family(run, "--preset " + o.preset);
     else open_config(run, run.task == DEMO ? program_file("data/demo/model") : o.model);
-    if (run.config.reward && run.task != RM && run.task != EVAL)
+    if (run.config.reward && !(run.task & (RM | EVAL | MERGE)))
         die("%s is a reward model, which has no head for %s\n  fix: a language model; or the task rm or eval",
             run.model_dir.c_str(), task_name(run.task));
     if (run.task == RM && !run.config.reward) make_reward(run.config);
@@ -64,6 +65,8 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
     check_same_options(run);
     comm.check = run.options.check_comm;
     for (std::string *name : {&run.options.model, &run.options.ref_model}) find_model(run, *name);
+    for (std::string &name : run.options.reward)
+        if (is_model_reward(name)) find_model(run, name);
     agree(comm, [&] {
         const Options &o = run.options;
         const size_t planned = std::max({o.ranks, o.world_size, size_t(comm.size)});
@@ -88,6 +91,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
     switch (run.task) {
         case EVAL: return evaluate(run);
         case GENERATE: return generate(run);
+        case MERGE: return merge(run);
         default: return train(run);
     }
 }

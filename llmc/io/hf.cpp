@@ -102,6 +102,13 @@ static bool is_buffer(const std::string &name) {
     return name.ends_with("rotary_emb.inv_freq") || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
 }
 
+std::vector<TensorSpec> HfWeights::tensors() const {
+    std::vector<TensorSpec> out;
+    for (const auto &[name, file] : where_)
+        if (!is_buffer(name)) out.push_back({name, file->at(name).shape, file->at(name).dtype});
+    return out;
+}
+
 void HfWeights::expect_only(const std::vector<std::string> &known) const {
     std::set<std::string> names;  // in the file
     for (const std::string &name : known)
