@@ -172,9 +172,14 @@ static void load_adapter(const Run &run, Model &model, const HfWeights &adapter)
     std::vector<std::string> names;
     for (const Tensor &t : model.tensors()) {
         names.push_back(t.name);
-        if (t.init != Tensor::score && !adapter.find(t.name))
-            die("--adapter %s has no %s%s, so it belongs to another model than %s\n  fix: the model that it was trained on",
-                run.options.adapter.c_str(), adapter_files.prefix, t.name.c_str(), run.model_dir.c_str());
+        const TensorInfo *found = adapter.find(t.name);
+        const std::string wrong = found && found->shape != t.shape
+                                      ? format("has %s and not %s", shape_text(found->shape).c_str(), shape_text(t.shape).c_str())
+                                  : !found && t.init != Tensor::score ? "is missing"
+                                                                      : "";
+        if (!wrong.empty())
+            die("--adapter %s: its tensor %s %s, so it belongs to another model than %s\n  fix: the model that it was trained on",
+                run.options.adapter.c_str(), t.name.c_str(), wrong.c_str(), run.model_dir.c_str());
     }
     adapter.expect_only(names);
     model.load_adapters(adapter, run.options.seed);

@@ -62,7 +62,7 @@ def test_the_merged_golden_has_peft_s_loss(tmp_path):
     for name, base in (("lora_llama3", "llama3"), ("lora_phi3", "phi3")):
         call(command("merge", model=GOLDEN / base, adapter=GOLDEN / name, output_dir=tmp_path / name, export_dtype="f32", threads=None, device=None))
         want = json.loads((GOLDEN / name / "golden.json").read_text())["merged"]
-        assert abs(eval_loss(model=tmp_path / name, data=GOLDEN / base / "golden.safetensors") - want) < 1e-5 * want
+        assert abs(eval_loss(model=tmp_path / name, data=GOLDEN / base / "golden.safetensors", max_len=128) - want) < 1e-5 * want
 
 
 @pytest.mark.parametrize("dropout", [0, 0.3])
@@ -132,9 +132,9 @@ def test_a_reward_model_keeps_its_head(tmp_path):
     config = json.loads((tmp_path / "rm/adapter_config.json").read_text())
     assert (config["task_type"], config["modules_to_save"]) == ("SEQ_CLS", ["score"])
     assert read_tensors(tmp_path / "rm/adapter_model.safetensors")["base_model.model.score.weight"].shape == (1, 32)
-    adapted = eval_loss(data=PAIRS["data"], adapter=tmp_path / "rm")
+    adapted = eval_loss(data=PAIRS["data"], adapter=tmp_path / "rm", row_tokens=128)
     call(command("merge", adapter=tmp_path / "rm", output_dir=tmp_path / "merged", threads=None, device=None))
-    assert abs(eval_loss(data=PAIRS["data"], model=tmp_path / "merged") - adapted) < 1e-5
+    assert abs(eval_loss(data=PAIRS["data"], model=tmp_path / "merged", row_tokens=128) - adapted) < 1e-5
     refused(command("generate", adapter=tmp_path / "rm", prompt="a"), "belongs to a reward model")
 
 
