@@ -81,6 +81,9 @@ def problems(home, words):
     assert result.returncode == 1 and result.stdout == "", result.stdout
     head, _, command = result.stderr.partition("What was understood, in the names of this program:\n  ")
     lines = re.findall(r"^(.*)\n  fix: (.+)$", head, re.M)
+    if len(lines) == 1:  # the message of one has no command: that without the flag and its value
+        flag = re.match(r"train_llama: (--\S+)", lines[0][0])[1]
+        return {flag[2:]}, words[:words.index(flag)] + words[words.index(flag) + 2:]
     assert head.startswith(f"train_llama: {len(lines)} problems:\n") and command.count("\n") == 1, result.stderr
     assert all(fix for _, fix in lines) and "unknown flag" not in head, head
     return {re.sub(r"^--|( |,).*", "", what) for what, _ in lines}, shlex.split(command)[1:]
