@@ -13,7 +13,7 @@
 struct LoraConfig {
     size_t rank = 0;  // 0: there are none
     double alpha = 16, dropout = 0;
-    bool rslora = false;               // the scale is alpha / sqrt(rank) (Kalajdzievski, 2023, arXiv:2312.03732) and not alpha / rank
+    bool rslora = false;  // the scale is alpha / sqrt(rank) (Kalajdzievski, 2023, arXiv:2312.03732) and not alpha / rank
     std::vector<std::string> targets;  // names of modules, such as q_proj
 
     double scale() const;
@@ -34,7 +34,7 @@ struct ModelConfig {
     std::vector<int32_t> eos;  // from generation_config.json, else config.json
     int32_t bos;               // -1 if none
     LoraConfig lora;
-    nlohmann::json source;     // config.json as it was read; export writes it again, with the fields that training changes
+    nlohmann::json source;  // config.json as it was read; export writes it again, with the fields that training changes
 
     // GPT-2 has layernorms with bias in place of rmsnorms, learned positions in place of rotation, and a feed-forward part of two matrices,
     // without a gate.

@@ -175,7 +175,7 @@ def test_a_command_line_of_openrlhf_runs(name, models):
     words = [{"MODEL": str(models / "llama3-8b"), "TEMPLATE": "User: {}\nAssistant: "}.get(word, word) for word in text.split()]
     result = call(command(task, *words, "--plan", model=None, ranks=8))
     assert result.returncode == 0, result.stderr
-    assert "8 ranks: 4 x data, 2 x sequence (gather), ZeRO stage 2;" in result.stdout
+    assert re.search(r"8 ranks: 4 x data, 2 x sequence \(gather\), ZeRO stage [23];", result.stdout)
     notes = re.findall("^note: (.*)", result.stdout, re.M)
     for flag in (word[2:] for word in words if word.startswith("--")):
         said = [note for note in notes if note.startswith(f"--{flag}: ")]
