@@ -1,6 +1,6 @@
 // The critic of ppo: a second model beside the policy, which learns to say of each token of an answer what return is to be expected when all before it
 // is known. It is a reward model whose head reads every predictor of a row instead of the end of each document, has an optimizer of its own, and is trained
-// on the same rows and by the same ranks as the policy.
+// on the same rows and by the same ranks as the policy. All of its weights are trained, also where the policy has adapters.
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>

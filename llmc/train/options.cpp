@@ -13,6 +13,7 @@ const char *task_name(Task task) {
         case PPO: return "ppo";
         case EVAL: return "eval";
         case GENERATE: return "generate";
+        case MERGE: return "merge";
     }
     return "";
 }

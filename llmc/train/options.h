@@ -7,7 +7,18 @@
 #include <string>
 #include <vector>
 
-enum Task : unsigned { DEMO = 1, PRETRAIN = 2, SFT = 4, EVAL = 8, GENERATE = 16, DPO = 32, RM = 64, GRPO = 128, PPO = 256 };
+enum Task : unsigned {
+    DEMO = 1,
+    PRETRAIN = 2,
+    SFT = 4,
+    EVAL = 8,
+    GENERATE = 16,
+    DPO = 32,
+    RM = 64,
+    GRPO = 128,
+    PPO = 256,
+    MERGE = 512
+};
 constexpr unsigned PAIRS = DPO | RM;  // tasks whose samples are pairs of documents
 constexpr unsigned RL = GRPO | PPO;   // tasks that learn from rewards of answers
 constexpr unsigned TRAINING = DEMO | PRETRAIN | SFT | PAIRS | RL;

@@ -63,7 +63,7 @@ Policy::Policy(const Run &run) : run_(run), samples_(run.options.rollouts.empty(
 
 std::vector<Beside> Policy::beside() const {
     std::vector<Beside> out;
-    if (samples_ && run_.options.kl_coef > 0)
+    if (samples_ && run_.options.kl_coef > 0 && !reference_is_base(run_))
         out.push_back({"the reference model, beside it", reference_run(run_).config, false});
     for (const auto &reward : rewards_)
         if (const auto model = reward->resident()) out.push_back({"a reward model, beside it", *model, false});
@@ -119,21 +119,23 @@ void Policy::use(const Samples &data, size_t, const ModelLimits &limits) {
     if (!opened_)
         for (const auto &reward : rewards_) reward->open(limits);
     opened_ = true;
-    if (run_.options.kl_coef > 0 && !reference_) {
+    if (run_.options.kl_coef > 0 && !reference_ && !(samples_ && reference_is_base(run_))) {
         reference_run_.emplace(reference_run(run_));
         agree(run_.comm, [&] { expect_positions(*reference_run_, data); });
         reference_ = open_reference(*reference_run_, limits);
     }
     if (run_.task == PPO && !critic_) critic_ = std::make_unique<Critic>(run_, limits, room_.longest);
     if (samples_) return;
-    prepare(dynamic_cast<const Rollouts &>(data));
+    prepare(dynamic_cast<const Rollouts &>(data), reference_.get(), false);
     reference_.reset();  // it has done its work
 }
 
-void Policy::prepare(const Rollouts &rollouts) {
+// The reference is a model, or its base, or null.
+void Policy::prepare(const Rollouts &rollouts, Model *reference, bool base) {
     Prepared &p = prepared_[&rollouts] = {};
     p.rollouts = &rollouts;
-    if (reference_) p.reference_logps = target_values(*reference_run_, *reference_, rollouts, all_samples(rollouts));
+    if (reference)
+        p.reference_logps = target_values(base ? run_ : *reference_run_, *reference, rollouts, all_samples(rollouts), base);
     for (auto &tokens : p.reference_logps)
         for (double &value : tokens) value = -value;
     if (critic_) p.critic.values = critic_->values(rollouts);
@@ -142,7 +144,7 @@ void Policy::prepare(const Rollouts &rollouts) {
         const Rollout &r = rollouts[i];
         p.rewards.push_back(shaped_reward(shaping_, r.reward, r.completion.size(), r.truncated));
         batch.push_back({r.group, p.rewards.back(), r.logp, {}});
-        if (reference_) batch.back().reference_logp = p.reference_logps[i];
+        if (reference) batch.back().reference_logp = p.reference_logps[i];
         if (critic_) batch.back().values = p.critic.values[i];
     }
     agree(run_.comm, [&] {
@@ -250,7 +252,8 @@ std::vector<Step> Policy::draw(Model &model, const Step &drawn) {
             rollouts_->write(format("%s/rollouts/%08zu.jsonl", o.output_dir.c_str(), drawn.begin));
         });
     (o.kl_use_loss ? loss_.kl_coef : advantage_.kl_coef) = next_kl_coef_;
-    prepare(*rollouts_);
+    const bool base = run_.options.kl_coef > 0 && reference_is_base(run_);
+    prepare(*rollouts_, base ? &model : reference_.get(), base);
 
     LoaderOptions options;
     options.batch_size = o.train_batch_size, options.row_tokens = o.row_tokens, options.shuffle = o.shuffle;
