@@ -95,6 +95,14 @@ def test_a_new_head_is_the_default(file, tmp_path):
     assert abs(line["value"]) < 0.5 and line["value_clip_ratio"] == 0 and line["critic_grad_norm"] > 0
 
 
+def test_all_weights_of_the_critic_of_adapters_are_trained(file, critic, tmp_path):
+    options = {"critic_model": critic, "critic_learning_rate": 1e-3, "lr_scheduler": "constant"}
+    run(tmp_path / "run", file, lora_rank=4, **options)
+    run(tmp_path / "whole", file, **options)
+    assert [line["value_loss"] for line in log_lines(tmp_path / "run")[1:]] == [line["value_loss"] for line in log_lines(tmp_path / "whole")[1:]]
+    assert (tmp_path / "run" / "adapter_config.json").exists() and weights(tmp_path / "run" / "critic") == weights(tmp_path / "whole" / "critic")
+
+
 def test_the_critic_is_saved_as_a_reward_model(file, critic, tmp_path):
     """A second run begins with what the first one ended with."""
     options = {"critic_learning_rate": 1e-3, "lr_scheduler": "constant", "max_epochs": 9}
