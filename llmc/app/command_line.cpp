@@ -465,7 +465,7 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     one_of(o.gpu_check, "gpu_check", "always,once,never");
     one_of(o.recompute, "recompute", "auto,none,cheap,layer");
     one_of(o.ref_mode, "ref_mode", "precompute,resident");
-    one_of(o.moments, "moments", "f32,bf16");
+    one_of(o.moments, "moments", "f32,bf16,8bit");
     for (const std::string &name : task == RM ? o.loss_type : Names()) one_of(name, "loss_type", "sigmoid,logexp");
 
     must(o.train_batch_size > 0 || o.train_batch_tokens > 0, "train_batch_size", "at least 1");
