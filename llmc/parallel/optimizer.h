@@ -102,11 +102,10 @@ template <class Dev> class Optimizer {
         for (const DecayRun &r : zero.sharding.decay_runs(zero.table))
             if (m_.rounded) f(r, m_.rounded + r.shard, v_.rounded + r.shard);
             else if (!m_.codes) f(r, m_.floats + r.shard, v_.floats + r.shard);
-            else if (!r.decay) f(r, m_.floats + others, v_.floats + others), others += r.count;
-            else {
+            else if (r.decay) {
                 const Blockwise m = in_blocks(m_, r, block, true), v = in_blocks(v_, r, block, false);
                 f(r, m, v);
                 block += m.blocks();
-            }
+            } else f(r, m_.floats + others, v_.floats + others), others += r.count;
     }
 };
