@@ -58,8 +58,7 @@ template <class Dev> class Optimizer {
             if (n) state.parts.push_back({r.global + first, n, zero.params_at(r) + first, m + first, v + first});
         };
         for_runs(zero, [&](const DecayRun &r, auto m, auto v) {
-            if constexpr (std::is_same_v<decltype(m),
-                                         Blockwise>) {  // files are read and written in parts that end where blocks end
+            if constexpr (std::is_same_v<decltype(m), Blockwise>) {  // parts end where blocks end
                 const size_t head = std::min(r.count, (Blockwise::size - m.skip) % Blockwise::size);
                 add(r, 0, head, m, v), add(r, head, r.count - head, m, v);
             } else {
