@@ -663,8 +663,8 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
         });
     }
     input_backward();
-    if (zero.sharding.stage == 2) zero.finish(mesh_->all);
     accumulate_ = true;
+    if (zero.sharding.stage == 2) zero.finish(mesh_->all);
 }
 
 template <class Dev> void Decoder<Dev>::attention_backward(size_t l, const AttentionActs<X> &a) {
