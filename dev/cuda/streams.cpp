@@ -265,7 +265,7 @@ struct Message {
 
 struct Clique {  // the ranks of a communicator
     int ranks;
-    std::map<uint64_t, Collective> collectives;                                            // by number
+    std::map<uint64_t, Collective> collectives;                                         // by number
     std::map<std::pair<int, int>, std::deque<std::shared_ptr<Message>>> messages = {};  // by sender and receiver
 };
 

@@ -47,9 +47,7 @@ template <class T> void every_call(Comm &c, size_t n) {
 }
 
 // x += y on the compute stream
-void add(CudaF32 dev, DeviceArray<float> &x, DeviceArray<float> &y) {
-    add_rows(dev, x.data(), count, y.data(), count, 1, count);
-}
+void add(CudaF32 dev, DeviceArray<float> &x, DeviceArray<float> &y) { add_rows(dev, x.data(), count, y.data(), count, 1, count); }
 
 // Kernels before and behind every call, and no wait of the host between them. The value of rank r is r + 1 everywhere.
 void order_with_kernels(CudaF32 dev, Comm &c) {
