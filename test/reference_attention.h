@@ -178,8 +178,7 @@ AttentionResult<X> run_attention(Dev dev, const AttentionCase &a, const Attentio
     } else {
         for (Rank &q : state) {
             attention_begin(dev, q.out32.data(), q.lse.data(), a.shape(q.T));
-            for (Rank &k : state)
-                attention_forward_part(dev, q.out32.data(), q.lse.data(), inputs(q, k), q.pieces, k.pieces);
+            for (Rank &k : state) attention_forward_part(dev, q.out32.data(), q.lse.data(), inputs(q, k), q.pieces, k.pieces);
             attention_end(dev, q.out.data(), q.out32.data(), a.shape(q.T));
             attention_backward_begin(dev, q.grads(q), q.delta.data(), q.out.data(), q.dout.data(), a.shape(q.T));
         }

@@ -196,8 +196,8 @@ template <class X> struct AttentionBackward : AttentionRow {
         version = v;
         float *const no_scratch = nullptr;
         if (v > std::size(versions))
-            return attention_backward(dev, dqkv.data(), grads(0, 0), delta.data(), no_scratch, part(0, 0), out.data(), dout.data(),
-                                      lse.data(), ranks[0]);
+            return attention_backward(dev, dqkv.data(), grads(0, 0), delta.data(), no_scratch, part(0, 0), out.data(),
+                                      dout.data(), lse.data(), ranks[0]);
         for_each_part([&](const Part &part, size_t q_row, size_t k_row) {
             const BackwardPart all{part, {dout.data() + q_row * H * D, H * D}, lse.data() + q_row, delta.data() + q_row};
             versions[v - 1](dev, grads(q_row, k_row), all);
@@ -226,12 +226,11 @@ template <class X> struct AttentionBackward : AttentionRow {
     Work work() const { return {.flops = 10 * pairs() * double(H * D)}; }
 };
 
-static const Ladder<AttentionBackward, bf16> ladder({.name = "attention_backward",
-                                                     .sizes = attention_sizes,
-                                                     .checked = attention_checked,
-                                                     .ideas = {"a thread per row, by definition", "a warp per row",
-                                                               "16 x 16 scores in shared memory, float",
-                                                               "mma.sync, cp.async, two stages",
-                                                               "shipped: one part is the whole"}});
+static const Ladder<AttentionBackward, bf16> ladder(
+    {.name = "attention_backward",
+     .sizes = attention_sizes,
+     .checked = attention_checked,
+     .ideas = {"a thread per row, by definition", "a warp per row", "16 x 16 scores in shared memory, float",
+               "mma.sync, cp.async, two stages", "shipped: one part is the whole"}});
 
 }  // namespace CUDA_BACKEND::workshop

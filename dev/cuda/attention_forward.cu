@@ -190,8 +190,7 @@ template <class X> struct AttentionForward : AttentionRow {
     void run(CudaBf16 dev, size_t v) {
         version = v;
         for_each_part([&](const Part &part, size_t q_row, size_t) {
-            if (v > std::size(versions))
-                return attention_forward(dev, out.data(), out32.data(), lse.data(), part, part.q_pieces);
+            if (v > std::size(versions)) return attention_forward(dev, out.data(), out32.data(), lse.data(), part, part.q_pieces);
             versions[v - 1](dev, out32.data() + q_row * H * D, lse.data() + q_row, part);
         });
     }
@@ -220,7 +219,7 @@ static const Ladder<AttentionForward, bf16> ladder(
      .sizes = attention_sizes,
      .checked = attention_checked,
      .ideas = {"a thread per query and head, two passes", "a warp per query and head, online softmax",
-               "16 x 16 scores in shared memory, float", "mma.sync, one tile of keys at a time",
-               "mma.sync, cp.async, two stages", "shipped: one part is the whole"}});
+               "16 x 16 scores in shared memory, float", "mma.sync, one tile of keys at a time", "mma.sync, cp.async, two stages",
+               "shipped: one part is the whole"}});
 
 }  // namespace CUDA_BACKEND::workshop

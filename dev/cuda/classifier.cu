@@ -151,9 +151,8 @@ void classifier3(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, 
 // come from L2 where the rows under way fit it.
 
 template <class X>
-__global__ void __launch_bounds__(1024)
-    classifier_kernel4(HeadStats stats, X *dlogits, const float *logits, const int32_t *targets, const float *weights, size_t n,
-                       size_t V) {
+__global__ void __launch_bounds__(1024) classifier_kernel4(HeadStats stats, X *dlogits, const float *logits,
+                                                           const int32_t *targets, const float *weights, size_t n, size_t V) {
     constexpr int N = Vec<float>::size;
     SoftmaxWarps &warps = shared_mem<SoftmaxWarps>();
     const size_t r = blockIdx.x;

@@ -92,8 +92,8 @@ void attention_forward_part(Cuda<X> dev, float *out32, float *lse, const Attenti
     if constexpr (std::is_same_v<X, bf16>)
         with_width(in.shape.D, [&](auto width) {
             using Shape = ForwardShape<width.value>;
-            launch(dev, attention_forward_kernel5<width.value, float>, Grid{count_blocks(q_pieces, Shape::queries), H}, Shape::threads,
-                   sizeof(typename Shape::Shared), out32, lse, in, q_pieces, k_pieces);
+            launch(dev, attention_forward_kernel5<width.value, float>, Grid{count_blocks(q_pieces, Shape::queries), H},
+                   Shape::threads, sizeof(typename Shape::Shared), out32, lse, in, q_pieces, k_pieces);
         });
     else
         launch(dev, attention_forward_kernel3<X>, Grid{count_blocks(q_pieces, plain_rows), H}, plain_threads,
@@ -168,8 +168,9 @@ template <class X> void attention_backward_end(Cuda<X> dev, X *dqkv, AttentionGr
 }
 
 // dqkv may be the array of q, k and v. So the keys go first, into floats, because the queries' kernel reads K and V and the keys' kernel Q.
-inline void attention_backward(CudaBf16 dev, bf16 *dqkv, AttentionGrads grads, float *delta, float *, const AttentionInputs<bf16> &in,
-                               const bf16 *out, const bf16 *dout, const float *lse, Pieces pieces) {
+inline void attention_backward(CudaBf16 dev, bf16 *dqkv, AttentionGrads grads, float *delta, float *,
+                               const AttentionInputs<bf16> &in, const bf16 *out, const bf16 *dout, const float *lse,
+                               Pieces pieces) {
     using namespace attention;
     const size_t T = in.shape.T, H = in.shape.H, KV = in.shape.KV, D = in.shape.D;
     const Heads<const bf16> d_out{dout, H * D};

@@ -163,7 +163,8 @@ template <int m> struct Keys {
 // multiprocessors. Split s of dK and dV, (T, KV, D) floats each, lies in grads.dk32 and dv32 if s is 0, and else in dq32, which nobody uses then.
 // So group / 2 fit. The number depends on the shape alone, so that all GPUs sum in one order.
 inline size_t keys_splits(const AttentionShape &shape, size_t key_blocks) {
-    constexpr size_t enough_blocks = 1024;  // four for each place of an H100, which runs two of them at a time on each of 132 multiprocessors
+    constexpr size_t enough_blocks =
+        1024;  // four for each place of an H100, which runs two of them at a time on each of 132 multiprocessors
     const size_t group = shape.group();
     return std::clamp<size_t>(ceil_div(enough_blocks, key_blocks * shape.KV), 1, std::min(group, 1 + group / 2));
 }

@@ -179,9 +179,8 @@ void fused_classifier(Cuda<X> dev, HeadStats stats, X *dlogits, const float *log
 
 // One block computes a row. It moves 4 + sizeof(X) bytes per logit.
 template <class X>
-__global__ void __launch_bounds__(1024)
-    range_classifier_kernel2(X *dlogits, const float *logits, HeadLoss loss, HeadStats stats, size_t n, size_t first,
-                             size_t count, size_t ld, size_t dld) {
+__global__ void __launch_bounds__(1024) range_classifier_kernel2(X *dlogits, const float *logits, HeadLoss loss, HeadStats stats,
+                                                                 size_t n, size_t first, size_t count, size_t ld, size_t dld) {
     const size_t r = blockIdx.x;
     if (r >= n) return clear_row<X>(dlogits + r * dld, ld);
     dlogits_row<X>(dlogits + r * dld, logits + r * ld, loss, r, stats.max[r], stats.sum[r], stats.entropy[r],

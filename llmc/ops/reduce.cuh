@@ -24,8 +24,7 @@ template <class T> __global__ void sum_parts_kernel2(T *sum, const T *parts, siz
     if (threadIdx.x == 0) *sum = adds ? *sum + mine : mine;
 }
 
-template <class X>
-void launch_squared_norm(Cuda<X> dev, double *sum, double *scratch, const float *x, size_t n, bool adds) {
+template <class X> void launch_squared_norm(Cuda<X> dev, double *sum, double *scratch, const float *x, size_t n, bool adds) {
     constexpr int N = Vec<float>::size;
     const size_t parts = squared_norm_scratch(n);
     launch(dev, fit_vectors<N>(n, x) ? squared_norm_kernel4<N> : squared_norm_kernel4<1>, Grid{parts}, 512,

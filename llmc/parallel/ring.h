@@ -207,8 +207,7 @@ template <class Dev> class VisitingGradients {
 template <class Dev, class X = typename Dev::X>
 void ring_backward(Dev dev, RingAttention &a, X *dqkv, AttentionGrads grads, float *delta, float *scratch,
                    const AttentionInputs<X> &in, const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
-    if (a.ranks() == 1)
-        return attention_backward(dev, dqkv, grads, delta, scratch, in, out, dout, lse, a.split.pieces[0]);
+    if (a.ranks() == 1) return attention_backward(dev, dqkv, grads, delta, scratch, in, out, dout, lse, a.split.pieces[0]);
     attention_backward_begin(dev, grads, delta, out, dout, in.shape);
     VisitingGradients visiting(dev, a, buffers.floats, in.shape.KV * in.shape.D);
     each_block(dev, a, buffers.values, in, [&](size_t hop, const AttentionInputs<X> &block, const Pieces &keys) {
