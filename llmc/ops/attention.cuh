@@ -46,6 +46,11 @@ __global__ void round_rows_kernel(X *dqkv, AttentionGrads grads, size_t T, size_
     for (int j = 0; j < 4; j++) dqkv[i + j] = X(values[j]);
 }
 
+template <class X> void launch_delta(Cuda<X> dev, float *delta, const X *out, const X *dout, const AttentionShape &shape) {
+    const auto [T, H, KV, D, scale] = shape;
+    launch(dev, delta_kernel<X>, Grid{ceil_div(T * H * 32, flat_threads)}, flat_threads, 0, delta, out, dout, T, H, D);
+}
+
 // Sums the splits of dK and dV in order, and rounds them into rows of [dq | dk | dv], with one thread per 4 elements of row blockIdx.x.
 template <class X> __global__ void round_keys_kernel1(X *dqkv, AttentionGrads grads, AttentionShape shape, unsigned splits) {
     const size_t t = blockIdx.x, columns = shape.KV * shape.D, c = (blockIdx.y * blockDim.x + threadIdx.x) * 4;
@@ -116,15 +121,6 @@ inline void attention_forward(CudaBf16 dev, bf16 *out, float *, float *lse, cons
 }
 
 template <class X> size_t attention_scratch(Cuda<X>) { return 0; }
-
-namespace attention {
-inline namespace CUDA_BACKEND {
-template <class X> void launch_delta(Cuda<X> dev, float *delta, const X *out, const X *dout, const AttentionShape &shape) {
-    const auto [T, H, KV, D, scale] = shape;
-    launch(dev, delta_kernel<X>, Grid{ceil_div(T * H * 32, flat_threads)}, flat_threads, 0, delta, out, dout, T, H, D);
-}
-}  // namespace CUDA_BACKEND
-}  // namespace attention
 
 template <class X>
 void attention_backward_begin(Cuda<X> dev, AttentionGrads grads, float *delta, const X *out, const X *dout,
