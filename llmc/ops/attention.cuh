@@ -47,7 +47,7 @@ __global__ void round_rows_kernel(X *dqkv, AttentionGrads grads, size_t T, size_
 }
 
 template <class X> void launch_delta(Cuda<X> dev, float *delta, const X *out, const X *dout, const AttentionShape &shape) {
-    const auto [T, H, KV, D, scale] = shape;
+    const size_t T = shape.T, H = shape.H, D = shape.D;
     launch(dev, delta_kernel<X>, Grid{ceil_div(T * H * 32, flat_threads)}, flat_threads, 0, delta, out, dout, T, H, D);
 }
 

@@ -17,7 +17,7 @@ template <int N> __global__ void squared_norm_kernel4(double *parts, const float
 }
 
 // One block sums all parts into *sum, or adds them to it.
-template <class T> __global__ void sum_parts_kernel2(T *sum, const T *parts, size_t n, bool adds) {
+template <class T> __global__ void sum_parts_kernel3(T *sum, const T *parts, size_t n, bool adds) {
     T mine = 0;
     for (size_t i = threadIdx.x; i < n; i += blockDim.x) mine += parts[i];
     mine = block_sum(mine, shared_mem<WarpSums<T>>().partial);
@@ -29,7 +29,7 @@ template <class X> void launch_squared_norm(Cuda<X> dev, double *sum, double *sc
     const size_t parts = squared_norm_scratch(n);
     launch(dev, fit_vectors<N>(n, x) ? squared_norm_kernel4<N> : squared_norm_kernel4<1>, Grid{parts}, 512,
            sizeof(WarpSums<double>), scratch, x, n);
-    launch(dev, sum_parts_kernel2<double>, Grid{1}, 512, sizeof(WarpSums<double>), sum, scratch, parts, adds);
+    launch(dev, sum_parts_kernel3<double>, Grid{1}, 512, sizeof(WarpSums<double>), sum, scratch, parts, adds);
 }
 
 template <class X> void add_squared_norm(Cuda<X> dev, double *sum, double *scratch, const float *x, size_t n) {
