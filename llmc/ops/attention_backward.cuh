@@ -108,9 +108,11 @@ __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
         }
         tile = next;
     }
+    const size_t stride =
+        std::is_same_v<Out, float> ? unsigned(shape.H) * D : dq_rows.stride;  // the same, but it spills no register
     write_rows<std::is_same_v<Out, float>, m, width>(dq, scale, D, [&](int i, int r) {
         const int row = queries.row(i, r);
-        return row < block.size() ? dq_rows.data + size_t(block.row + row) * dq_rows.stride + h * D : nullptr;
+        return row < block.size() ? dq_rows.data + (size_t(block.row + row) * stride + h * D) : nullptr;
     });
 }
 
