@@ -69,7 +69,7 @@ __device__ inline SoftmaxPart merge(const SoftmaxPart &a, const SoftmaxPart &b) 
 
 // Merges the first n logits of a vector, of which the first one is number v of its row. Sums are scaled only when the maximum rises, so that it takes
 // about one exp for each logit.
-template <int N> __device__ void merge(SoftmaxPart &part, const Vec<float, N> &z, unsigned v, unsigned n) {
+template <int N> __device__ __forceinline__ void merge(SoftmaxPart &part, const Vec<float, N> &z, unsigned v, unsigned n) {
     float max = z[0];
     unsigned first = 0;
 #pragma unroll
@@ -108,19 +108,25 @@ inline unsigned classifier_threads(size_t V) {
 // target is outside this range. In bf16 a thread writes where another one still has to read, so all wait for each other.
 template <class X>
 __device__ void dlogits_row(X *dlogits, const float *logits, const HeadLoss &loss, size_t r, float max, float sum, float entropy,
-                            size_t y, size_t V, size_t ld) {
-    constexpr int N = Vec<float>::size;
+                            size_t y, unsigned V, unsigned ld) {
+    constexpr unsigned N = Vec<float>::size;
     const float to_z = 1 / loss.temperature, weight = loss.weights[r] * to_z, scale = weight / sum;
     const float slope = loss.entropy_weight * to_z / sum, offset = entropy - logf(sum);  // log p + entropy = z - max + offset
-    for (size_t begin = 0; begin < ld; begin += blockDim.x * N) {
-        const size_t v = begin + threadIdx.x * N;
-        Vec<X, N> d;
-        if (v < ld) {
+    const unsigned target = unsigned(y < V ? y : V);
+    for (unsigned begin = 0; begin < ld; begin += blockDim.x * N) {
+        const unsigned v = begin + threadIdx.x * N;
+        Vec<X, N> d = {};
+        if (v < V) {
             const auto l = Vec<float, N>::load(logits + v);
-            for (int i = 0; i < N; i++) {
-                const float shifted = l[i] * to_z - max, factor = slope == 0 ? scale : scale - slope * (shifted + offset);
-                d[i] = v + i < V ? fmaf(expf(shifted), factor, v + i == y ? -weight : 0.0f) : 0.0f;
+            float gradient[N];
+            for (unsigned i = 0; i < N; i++) {
+                const float shifted = l[int(i)] * to_z - max, factor = slope == 0 ? scale : scale - slope * (shifted + offset);
+                gradient[i] = expf(shifted) * factor;
             }
+            for (unsigned i = 0; i < N; i++)
+                if (v + i == target) gradient[i] -= weight;
+            for (unsigned i = 0; i < N; i++)
+                if (v + i < V) d[int(i)] = gradient[i];
         }
         if (sizeof(X) < sizeof(float)) __syncthreads();
         if (v < ld) d.store(dlogits + v);
@@ -147,10 +153,11 @@ __global__ void __launch_bounds__(1024) fused_classifier_kernel5(HeadStats stats
     const float to_z = 1 / loss.temperature, target = row[y] * to_z;
 
     SoftmaxPart part;
-    for (size_t v = threadIdx.x * N; v < V; v += blockDim.x * N) {
+    for (unsigned v = threadIdx.x * N; v < unsigned(V); v += blockDim.x * N) {
         auto z = Vec<float, N>::load(row + v);
         for (int i = 0; i < N; i++) z[i] *= to_z;
-        merge(part, z, unsigned(v), unsigned(min(V - v, size_t(N))));
+        if (v + N <= unsigned(V)) merge(part, z, v, N);
+        else merge(part, z, v, unsigned(V) - v);
     }
     part = warp_merge(part);
     if (lane == 0) warps.part[warp] = part;
@@ -167,7 +174,7 @@ __global__ void __launch_bounds__(1024) fused_classifier_kernel5(HeadStats stats
         stats.max[r] = part.max;
         stats.sum[r] = part.sum;
     }
-    if (dlogits) dlogits_row<X>(dlogits + r * dld, row, loss, r, part.max, part.sum, entropy, y, V, ld);
+    if (dlogits) dlogits_row<X>(dlogits + r * dld, row, loss, r, part.max, part.sum, entropy, y, unsigned(V), unsigned(ld));
 }
 
 template <class X>
@@ -184,7 +191,7 @@ __global__ void __launch_bounds__(1024) range_classifier_kernel2(X *dlogits, con
     const size_t r = blockIdx.x;
     if (r >= n) return clear_row<X>(dlogits + r * dld, ld);
     dlogits_row<X>(dlogits + r * dld, logits + r * ld, loss, r, stats.max[r], stats.sum[r], stats.entropy[r],
-                   size_t(loss.targets[r]) - first, count, ld);
+                   size_t(loss.targets[r]) - first, unsigned(count), unsigned(ld));
 }
 
 template <class X>
