@@ -170,7 +170,8 @@ TEST(HeadChunk, OnGpusHas1024Rows) {
     EXPECT_EQ(lm_head_chunk(CudaBf16{}, 151936), 1024u);
     EXPECT_EQ(lm_head_chunk(CudaBf16{}, 32000), 2048u);
     EXPECT_EQ(lm_head_rows(CudaBf16{}, 100, 151936), 128u);
-    EXPECT_EQ(lm_head_scratch(CudaBf16{}, 5000, 896, 151936), size_t(1024) * (151936 * 4 + 896 * 2));  // gradients overwrite logits
+    EXPECT_EQ(lm_head_scratch(CudaBf16{}, 5000, 896, 151936),
+              size_t(1024) * (151936 * 4 + 896 * 2));  // gradients overwrite logits
 }
 
 template <class Dev> struct SlowHead : Head<Dev> {};
