@@ -12,6 +12,7 @@ struct RankCase {
     size_t micro_steps;
     size_t documents = 24;  // of the step
     Task task = SFT;        // the loss: of tokens, or in dpo and rm a function of what the model says of each document
+    bool looks = false;     // --detect_anomaly
 
     std::string name() const {
         static const char *const modes[] = {"ring", "gather", "ulysses"};
@@ -26,10 +27,11 @@ inline std::vector<RankCase> rank_cases(size_t world) {
     for (size_t sp = 1; sp <= world; sp++) {
         if (world % sp) continue;
         for (SpMode mode : {SpMode::ring, SpMode::gather, SpMode::ulysses})
-            for (int stage : {0, 1, 2})
+            for (int stage : {0, 1, 2, 3})
                 for (size_t micro_steps : {1, 3})
                     if (sp > 1 || mode == SpMode::ring)
-                        cases.push_back({world, sp, mode, mode == SpMode::gather ? 1 + size_t(stage) : 6, stage, micro_steps});
+                        cases.push_back(
+                            {world, sp, mode, mode == SpMode::gather ? 1 + size_t(stage) % 3 : 6, stage, micro_steps});
     }
     return cases;
 }
@@ -41,7 +43,13 @@ inline std::vector<RankCase> some_rank_cases(size_t world) {
     return cases;
 }
 
-enum RankModel { untied, tied, gpt2, rank_models };  // untied, tied: of Llama's kind
+enum RankModel {
+    untied,
+    tied,
+    gpt2,
+    rank_models,
+    adapted
+};  // untied, tied: of Llama's kind; adapted: adapters of untied, with dropout
 
 // So that each meets every stage with every number of micro-steps.
 inline RankModel rank_model_of(size_t number) { return RankModel((number + number / rank_models) % rank_models); }
@@ -66,6 +74,7 @@ inline ModelConfig rank_model(RankModel model, Task task = SFT) {
     c.rope.theta = 10000;
     c.initializer_range = 0.2;
     if (task == RM) c.reward = true, c.tied = false;
+    if (model == adapted) c.lora = {.rank = 3, .alpha = 4.5, .dropout = 0.25, .targets = {"all-linear"}};
     return c;
 }
 
@@ -83,7 +92,10 @@ inline std::vector<Row> rank_rows(size_t rows, size_t count) {
             ids[t] = int32_t(random.block(t)[0] % 97), mask[t] = t > 0 && random.block(t)[1] % 3 > 0;
     }
     std::vector<Row> out;
-    for (size_t r = 0; r < rows; r++) out.push_back(make_row(documents[r], masks[r]));
+    for (size_t r = 0; r < rows; r++) {
+        out.push_back(make_row(documents[r], masks[r]));
+        for (size_t i = 0; i < out[r].documents.size(); i++) out[r].documents[i] = r + i * rows;
+    }
     return out;
 }
 
@@ -94,20 +106,40 @@ struct RankResult {
     Payload sent;                 // by all ranks, in the first step
 };
 
-// One step of one rank; every rank writes its part of the result, which ranks that are threads share.
-template <class Dev> void rank_step(Dev dev, Comm &comm, const RankCase &c, RankModel model_of_case, RankResult &result) {
+// So that B is not 0, and A has a gradient.
+template <class Dev> void fill_adapters(Decoder<Dev> &model, Comm &comm) {
+    auto &zero = model.parameters();
+    for (const TensorRun &s : zero.sharding.tensor_runs(zero.table)) {
+        const Tensor &t = zero.table[s.tensor];
+        if (t.init != Tensor::lora_b) continue;
+        const Random random{1, Purpose::test, stream_of(t.name)};
+        std::vector<float> values(s.count);
+        for (size_t i = 0; i < s.count; i++) values[i] = float(0.1 * random.normal(s.first + i));
+        write(model.memory(), zero.params_at(s), values);
+    }
+    zero.gather(comm);
+}
+
+// One step of one rank; every rank writes its part of the result, which ranks that are threads share. change(limits) may change what changes no bit.
+template <class Dev>
+void rank_step(
+    Dev dev, Comm &comm, const RankCase &c, RankModel model_of_case, RankResult &result,
+    const std::function<void(ModelLimits &)> &change = [](ModelLimits &) {}) {
     const ModelConfig config = rank_model(model_of_case, c.task);
     ModelLimits limits;
-    limits.row_tokens = 704, limits.positions = 128, limits.recompute = c.stage == 1 ? Recompute::layer : Recompute::none;
+    limits.row_tokens = 704, limits.positions = 128, limits.recompute = c.stage % 2 ? Recompute::layer : Recompute::none;
     limits.ranks.world = c.world, limits.ranks.rank = size_t(comm.rank), limits.ranks.sp = c.sp, limits.ranks.sp_mode = c.mode;
     limits.ranks.head_stride = c.head_stride, limits.ranks.zero_stage = c.stage;
     limits.ranks.flops = 1e8, limits.ranks.bandwidth = 1e6;  // rows of this size get other layouts than contiguous
     limits.ranks.bucket_bytes = 4096;                        // at stage 2 the head's gradient is made in parts
+    change(limits);
     Mesh mesh(comm, int(c.sp));
     const std::unique_ptr<Decoder<Dev>> own_model = make_model(dev, config, limits);
     Decoder<Dev> &model = *own_model;
     model.allocate(mesh, false, true);
     model.initialise(1);
+    if (config.lora.rank) model.use_dropout(7), fill_adapters(model, comm);
+    if (c.looks) model.detect_anomaly();
 
     const size_t dp = c.world / c.sp, row_count = std::max<size_t>(1, dp * c.micro_steps - (dp > 1));  // one group lacks a row
     const auto rows = rank_rows(row_count, c.documents);
@@ -140,6 +172,7 @@ template <class Dev> void rank_step(Dev dev, Comm &comm, const RankCase &c, Rank
         return sums.nll / sums.targets;
     };
     const double first = loss(), norm = model.gradient_norm();
+    EXPECT_EQ(model.anomaly().what, "");
     Payload sent;
     for (const Payload &p : comm.gather(model.take_sent()))
         sent.kv += p.kv, sent.dkv += p.dkv, sent.grads += p.grads, sent.params += p.params;
@@ -157,7 +190,8 @@ template <class Dev> void rank_step(Dev dev, Comm &comm, const RankCase &c, Rank
 
 inline RankResult empty_result(RankModel model, Task task = SFT) {
     RankResult result;
-    result.table = table_of(rank_model(model, task)).tensors;
+    const ModelConfig config = rank_model(model, task);
+    result.table = trained_table(config, table_of(config)).tensors;
     result.gradient.resize(result.table.back().offset + result.table.back().count);
     return result;
 }

@@ -114,7 +114,11 @@ class PlannedModel final : public Model {
     void allocate(Mesh &, bool, bool) override { throw std::logic_error("allocated"); }
     Arena &arena() override { throw std::logic_error("no arena"); }
     const std::vector<Tensor> &tensors() const override { throw std::logic_error("no tensors"); }
+    const std::vector<Tensor> &frozen_tensors() const override { throw std::logic_error("no tensors"); }
     void load(const HfWeights &, uint64_t) override {}
+    void load_adapters(const HfWeights &, uint64_t) override {}
+    void use_dropout(std::optional<uint64_t>) override {}
+    std::vector<double> evaluate_base(const Row &) override { return {}; }
     void initialise(uint64_t) override {}
     void save(const std::string &, const std::string &) override {}
     std::vector<double> evaluate(const Row &) override { return {}; }
@@ -128,6 +132,7 @@ class PlannedModel final : public Model {
     OptimizerState optimizer_state() override { return {}; }
     void optimizer_state_loaded() override {}
     void gather_parameters() override {}
+    void finish_generation() override {}
     void detect_anomaly() override {}
     Anomaly anomaly() override { return {}; }
     Payload take_sent() override { return {}; }

@@ -8,6 +8,11 @@
 //
 // The ranks of a ring share each row: a rank computes T / sp of its tokens, and only attention needs the others (../parallel/ring.h). The
 // gradients of a unit are summed over all ranks as soon as the backward pass has computed them (../parallel/zero.h). One rank is a ring of one.
+//
+// ready(unit) comes before the unit's weights are read. At stage 3 of ZeRO they are guests: fetch(unit) begins to gather them, some time before, into an
+// array that the plan holds for as long as they are read. Every rank takes part in that, also one that has no row.
+//
+// With adapters (lora.h) `zero` and the optimizer have the adapters alone, and the model's own weights lie in `frozen`, without gradients or moments.
 #pragma once
 #include <cmath>
 #include <optional>
@@ -17,6 +22,7 @@
 #include "../data/dataloader.h"
 #include "../ops/attention.h"
 #include "../ops/attention_decode.h"
+#include "../ops/dropout.h"
 #include "../ops/embedding.h"
 #include "../ops/layout.h"
 #include "../ops/loss.h"
@@ -28,6 +34,7 @@
 #include "../parallel/split.h"
 #include "clock.h"
 #include "config.h"
+#include "lora.h"
 #include "model.h"
 #include "parameters.h"
 #include "profile.h"
@@ -60,16 +67,26 @@ template <class Dev> class Decoder : public Model {
     Profiler *profiler() override { return profiler_.get(); }
     void allocate(Mesh &mesh, bool guards, bool poison) override;
     const std::vector<Tensor> &tensors() const override { return zero.table; }
-    void load(const HfWeights &weights, uint64_t seed) override { load_parameters(zero, weights, seed, memory()); }
-    void initialise(uint64_t seed) override { initialise_parameters(zero, mesh_->all, seed, config.initializer_range, memory()); }
+    const std::vector<Tensor> &frozen_tensors() const override { return frozen.table; }
+    void load(const HfWeights &weights, uint64_t seed) override {
+        load_parameters(frozen, weights, seed, memory());
+        load_parameters(zero, weights, seed, memory());
+    }
+    void load_adapters(const HfWeights &weights, uint64_t seed) override { load_parameters(zero, weights, seed, memory()); }
+    void use_dropout(std::optional<uint64_t> key) override { dropout_key_ = key; }
+    void initialise(uint64_t seed) override {
+        initialise_parameters(frozen, mesh_->all, seed, config.initializer_range, memory());
+        initialise_parameters(zero, mesh_->all, seed, config.initializer_range, memory());
+    }
     void save(const std::string &dir, const std::string &export_dtype) override {
-        save_parameters(zero, mesh_->all, dir, export_dtype, memory(), [&](size_t b) {
-            return zero.sharding.stage == 2 ? *grads_of.largest : zero.grads + zero.sharding.buckets[b].begin;
-        });
+        save_parameters(
+            zero, mesh_->all, dir, export_dtype, memory(),
+            [&](size_t b) { return zero.sharding.stage >= 2 ? *grads_of.largest : zero.grads + zero.sharding.buckets[b].begin; },
+            adapts() ? adapter_files : model_files);
     }
     void zero_gradients() override {
         begin_op(clock.between_rows(ZERO_GRAD));
-        accumulate_ = zero.sharding.stage == 2;  // at stage 2 a buffer begins with the sum so far
+        accumulate_ = zero.sharding.stage >= 2;  // a buffer then begins with the sum so far
         zero.zero_gradients(memory(), accumulate_);
     }
     double gradient_norm() override {
@@ -90,10 +107,12 @@ template <class Dev> class Decoder : public Model {
     double model_flops(const Row &row) const override { return ops.model_flops(config, row); }
 
     std::vector<double> evaluate(const Row &row) override;
+    std::vector<double> evaluate_base(const Row &row) override;
     void backward(std::span<const float> weights, float entropy_weight, bool last) override;
     void accumulate(const Row &row, float weight, bool last) override;
     LossSums take_sums() override;
     const float *next_logits(const Row &row, const CacheStep &step) override;
+    void finish_generation() override;
     void copy_cache_page(size_t to, size_t from) override;
     Zero<Dev> &parameters() { return zero; }
 
@@ -122,6 +141,7 @@ template <class Dev> class Decoder : public Model {
     // ---- what it plans with -----------------------------------------------------------------------------------------------------------
 
     bool trains() const { return limits.mode == Mode::train; }
+    bool adapts() const { return config.lora.rank > 0; }
     template <class Acts> auto layer_arrays(size_t l, Acts &forward, Acts &backward);
     void plan_attention(size_t l, AttentionActs<X> &forward, AttentionActs<X> &backward);
 
@@ -129,8 +149,8 @@ template <class Dev> class Decoder : public Model {
 
     void begin_op(const Moment &now, size_t bucket = 0) {  // is called at the start of each op
         matmul_use_scratch(dev, acts.matmul);  // another model on this device may have used its own, and freed it since
-        if (poison_) arena_->poison_dead(now.time);
         if (looks_) look(now);
+        if (poison_) arena_->poison_dead(now.time);
         if (profiler_) profiler_->begin(now.pass, now.op, now.layer, bucket, of_tile_);
     }
     // Begins an op of a half of layer l. Returns false if the op must not run: in Pass::recompute, if its results were kept.
@@ -145,16 +165,26 @@ template <class Dev> class Decoder : public Model {
             row.T, [&](size_t first, size_t n) { of_tile_ = n, f(first, n); }, tile);
         of_tile_ = 0;
     }
-    void ready(size_t unit) {  // waits until the unit's weights have arrived from all ranks
-        if (zero.sharding.parts > 1) begin_comm_op(Pass::forward, PARAM_GATHER);
+    void ready(size_t unit, Pass pass = Pass::forward) {  // waits until the unit's weights have arrived from all ranks
+        if (zero.sharding.parts > 1) begin_comm_op(pass, PARAM_GATHER);
         zero.ready(mesh_->all, units[unit].begin, units[unit].end);
     }
     void attention_forward(size_t l, const AttentionActs<X> &a);
     void attention_backward(size_t l, const AttentionActs<X> &a);
     // `more`: an earlier tile of this pass has added to dw, too.
-    void weight_backward(float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC, bool more = false) {
-        matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC, accumulate_ || more);
+    void weight_backward(float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC, bool more = false,
+                         size_t ld = 0) {
+        matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC, accumulate_ || more, ld);
     }
+    // A matrix of layer l with its adapters, for tokens [t, t + n) of the row, to which all pointers belong. The backward pass computes the gradients
+    // of what is trained, and the input's, which may overwrite the input; dx may be null.
+    struct LinearShape {
+        Linear matrix;
+        size_t IC, OC;
+    };
+    void linear_forward(size_t l, LinearShape m, X *out, const X *x, const X *w, const X *bias, size_t t, size_t n);
+    void linear_backward(size_t l, LinearShape m, X *dx, float *dw, float *dbias, const X *dout, const X *x, const X *w, size_t t,
+                         size_t n);
     template <class F> void sum_gradients(size_t unit, bool complete, F add) {
         sum_gradients(unit, buffer_of(unit), complete, add);
     }
@@ -179,8 +209,9 @@ template <class Dev> class Decoder : public Model {
         std::vector<size_t> numbers;  // (N) of each predictor among those of the whole row, on the host
         size_t predictors_of_all;     // of the whole row
         std::optional<SequenceSplit> split;
-        int32_t *tokens;   // (T)
-        int32_t *doc_pos;  // (T) position in the document
+        int32_t *tokens;    // (T)
+        int32_t *doc_pos;   // (T) position in the document
+        int32_t *document;  // (T) number of the document in its file, for dropout
         int32_t *
             first_key;  // (sp*T) the first key that each position of the whole row sees; of tokens that see the cache (sequences)
         int32_t *first_key_window;  // (sp*T) the same in layers with a sliding window
@@ -211,36 +242,60 @@ template <class Dev> class Decoder : public Model {
         X *last;                 // (sequences, C)   generate
         float *logits;           // (sequences, logits_ld)   generate
         float *decode;           // attention_decode_scratch
+        X *dropped;              // (matmul_run, the widest input)            with dropout: the input of an adapter
+        X *low, *dlow;           // (matmul_run, rank), (.., 3 * rank)        x A^T, and the gradients of those of a matrix
     } acts;
 
   private:
     void plan_row();
+    void plan_adapters();
     void plan_head();
     void plan_buckets();
+    void plan_guests();
     void load_row(const Row &row);
     void load_part(const Row &row);
     void load_weights(std::span<const float> of_all, float entropy_weight);
     HeadLoss head_loss() const { return {row.predictors, row.targets, row.weights, row.entropy_weight, limits.temperature}; }
+    // Before a pass of generation: at stage 3 of ZeRO it needs all ranks, and those that have finished make it without a row until all have.
+    bool all_finished(bool finished) { return zero.sharding.stage < 3 || mesh_->all.all(finished); }
     void load_first_keys(std::span<const int32_t> doc_begin);
     void forward();
     void gradients(bool last);
     void head(X *dx, float *dhead);
     void head_backward();
     void add_sums();
+    std::vector<double> values_of(const Row &row);
+    DropoutMask mask_of(size_t l, const LinearModule &module, size_t t) const;
+    template <class F> void for_adapters(Linear matrix, F f);
+    const X *adapter_input(size_t l, const LinearModule &module, const X *x, size_t t, size_t n);
     RingAttention ring(size_t l);
     AttentionShape attention_shape(size_t T) const { return {T, config.H, config.KV, config.D, 1 / std::sqrt(float(config.D))}; }
     AttentionInputs<X> attention_inputs(size_t l, const AttentionActs<X> &a);
+    // At stage 3, begins to gather the unit's weights into weights_of.
+    void fetch(size_t unit, Pass pass = Pass::forward, bool as_head = false) {
+        if (zero.sharding.stage < 3) return;
+        begin_comm_op(pass, PARAM_GATHER);
+        zero.fetch(mesh_->all, units[unit].begin, units[unit].end, as_head ? weights_of.head : weights_of.unit[unit]);
+    }
     template <class F> void sum_gradients(size_t unit, float *buffer, bool complete, F add);
-    float *buffer_of(size_t unit) const { return zero.sharding.stage == 2 ? grads_of.unit[unit] : nullptr; }
+    float *buffer_of(size_t unit) const { return zero.sharding.stage >= 2 ? grads_of.unit[unit] : nullptr; }
     void look(const Moment &now);
     void begin_comm_op(Pass pass, RowOp op,
                        size_t bucket = 0) {  // a sum or gather among ranks. It lies between two ops and changes no lifetime
         if (profiler_ && mesh_->all.size > 1) profiler_->begin(pass, ops.number(op), 0, bucket);
     }
 
-    const std::vector<Unit> units;
+    const Table base_;     // of the trainer
+    const Table trained_;  // base_, or the table of its adapters
+    const std::vector<Unit> &units = trained_.units;
     const size_t head_unit;
     Zero<Dev> zero;
+    Zero<Dev> frozen;                          // the base of adapters, of which only `params` is used; else empty
+    const std::vector<LinearModule> modules_;  // that have adapters
+    Adapters<X> adapters_;
+    Adapters<float> dadapters_;
+    bool adapters_are_on_ = true;
+    std::optional<uint64_t> dropout_key_;
     Optimizer<Dev> optimizer;
     Mesh *mesh_ = nullptr;
     std::unique_ptr<Memory> memory_;
@@ -257,26 +312,47 @@ template <class Dev> class Decoder : public Model {
     size_t targets_ = 0;         // the number of targets since the last take_sums()
     std::vector<float> logits_;  // generate: (documents, V)
 
-    // At stage 2 of ZeRO: the buffers in which gradients are computed before they are summed over ranks. A unit's buffer has room for its
+    // From stage 2 of ZeRO on: the buffers in which gradients are computed before they are summed over ranks. A unit's buffer has room for its
     // largest bucket.
     struct {
         std::vector<float *> unit;
         float *head;      // of the head, also where the head is tied to the embedding
         float **largest;  // a buffer with room for any bucket
     } grads_of;
+
+    // At stage 3 of ZeRO: the arrays into which a unit's weights are gathered. Layers take two in turn: the next layer's weights arrive while this one
+    // computes.
+    struct {
+        std::vector<X *> unit;
+        X *head;  // of the head, also where the head is tied to the embedding
+    } weights_of;
 };
 
 // ---- plan -----------------------------------------------------------------------------------------------------------------------------
 
-// Makes each unit a bucket of ZeRO. Only at stage 2 a large embedding or head is divided into several, so that its gradients never exist at
-// the same time.
+// Makes each unit a bucket of ZeRO. Only from stage 2 on a large embedding or head is divided into several, so that its gradients never exist at
+// the same time. What is not trained is divided at stage 3 only.
 inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits) {
     const Ranks &r = limits.ranks;
     const bool train = limits.mode == Mode::train;
     if (!train || r.zero_stage < 2 || r.world == 1)
         for (Unit &unit : units) unit.row_elements = 0;
-    if (!train) return Sharding(units, 0, 1, 0, 0);
+    if (!train && r.zero_stage < 3) return Sharding(units, 0, 1, 0, 0);
     return Sharding(units, r.zero_stage, int(r.world), int(r.rank), r.bucket_bytes);
+}
+
+// Frozen weights lie on every rank, and adapters are too small for stage 3 to pay.
+inline ModelLimits at_most_stage_2(ModelLimits limits, Mode mode) {
+    limits.mode = mode, limits.ranks.zero_stage = std::min(limits.ranks.zero_stage, 2);
+    return limits;
+}
+
+// The table of what is trained: everything, or adapters.
+inline Table trained_table(const ModelConfig &config, const Table &base) {
+    if (config.lora.rank == 0) return base;
+    Adapters<float> none;
+    float *head;
+    return lora_table(config, base, none, &head, nowhere<float>());
 }
 
 template <class Dev>
@@ -291,14 +367,21 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
                : std::min(T_max, round_up(std::max<size_t>(limits.tile_tokens, 1), matmul_run(dev)))),
       clock{config.L, this->ops.layer.size(), this->ops.attention, tile < T_max ? this->ops.hidden : this->ops.layer.size()},
       positions_unit(table.positions),
-      units(table.units),
+      base_(table),
+      trained_(trained_table(config, table)),
       head_unit(table.head),
-      zero(dev, sharding_for(table.units, limits), table.tensors) {
+      zero(dev, sharding_for(trained_.units, adapts() ? at_most_stage_2(limits, limits.mode) : limits), trained_.tensors),
+      frozen(dev, sharding_for(adapts() ? table.units : std::vector<Unit>(), at_most_stage_2(limits, Mode::evaluate)),
+             adapts() ? table.tensors : std::vector<Tensor>()),
+      modules_(adapted_modules(config)) {
+    if (adapts()) plan_.add(&frozen.params, "frozen params", {frozen.sharding.count});
     if (trains()) optimizer.plan(plan_, zero, limits.bf16_moments);
     else zero.plan(plan_, false), plan_.end_state();
     plan_row();
+    if (adapts()) plan_adapters();
     plan_head();
-    if (zero.sharding.stage == 2) plan_buckets();
+    if (trains() && zero.sharding.stage >= 2) plan_buckets();
+    if (zero.sharding.stage == 3) plan_guests();
 }
 
 template <class Dev> void Decoder<Dev>::plan_row() {
@@ -336,6 +419,22 @@ template <class Dev> void Decoder<Dev>::plan_row() {
     plan_.add(&acts.logits, "logits", {n, logits_ld(dev, c.V)}, clock.head(), clock.head());
 }
 
+// The arrays of adapters hold one run of tokens, however long the row is.
+template <class Dev> void Decoder<Dev>::plan_adapters() {
+    const size_t n = std::min(T_max, matmul_run(dev)), r = config.lora.rank;
+    size_t widest = 0, most = 0;
+    for (const LinearModule &m : modules_) {
+        widest = std::max(widest, m.IC);
+        most = std::max(most, size_t(std::ranges::count(modules_, m.matrix, &LinearModule::matrix)));
+    }
+    plan_.add(&acts.low, "adapters' products", {n, r});
+    if (!trains()) return;
+    plan_.add(&acts.dlow, "adapters' gradients", {n, most * r});
+    if (config.lora.dropout == 0) return;
+    plan_.add(&acts.dropped, "adapters' inputs", {n, widest});
+    plan_.add(&row.document, "row.document", {T_max});
+}
+
 template <class Dev> void Decoder<Dev>::plan_head() {
     if (limits.mode == Mode::generate) return;
     const size_t T = T_max, head = clock.head(), row_ends = clock.between_rows(COPY);
@@ -359,20 +458,40 @@ template <class Dev> void Decoder<Dev>::plan_buckets() {
         for (const Bucket &b : s.buckets)
             if (units[unit].begin <= b.global && b.global < units[unit].end) room = std::max(room, s.parts * b.part);
         plan_.add(buffer, name, {room}, first, last);
+        plan_.guest();
         if (room == s.largest) grads_of.largest = buffer;
     };
     // A buffer is alive until the next one is reduced, because until then the sum of its gradients may still be under way; the last one
-    // until gradients() ends, which waits for it.
+    // until gradients() ends, which waits for it. That of a layer is filled with the sum so far before the layer's hidden arrays are recomputed.
     const size_t L = config.L, head = clock.head(), norm = clock.final_norm_backward(), embed = clock.embed_backward();
     grads_of.unit.resize(units.size());
     add(&grads_of.head, "bucket.head", head_unit, head, norm);
     add(&grads_of.unit.back(), "bucket.norm", units.size() - 1, norm, clock.layer_backward_ends(L - 1));
     for (size_t l = 0; l < L; l++)
-        add(&grads_of.unit[1 + l], format("bucket.layer.%zu", l), 1 + l, clock.layer_backward_begins(l),
+        add(&grads_of.unit[1 + l], format("bucket.layer.%zu", l), 1 + l, clock.recompute(l, ops.hidden),
             l ? clock.layer_backward_ends(l - 1) : embed);
     if (positions_unit)
         add(&grads_of.unit[positions_unit], "bucket.positions", positions_unit, embed, clock.between_rows(GRAD_NORM));
     add(&grads_of.unit[0], "bucket.embedding", 0, embed, clock.between_rows(GRAD_NORM));
+}
+
+// The arrays of weights that are gathered are alive from the moment at which the gather may begin.
+template <class Dev> void Decoder<Dev>::plan_guests() {
+    const size_t L = config.L, norm = units.size() - 1, begin = clock.embed(), last_layer = clock.forward(L - 1, 0);
+    const auto add = [&](X **array, const std::string &name, size_t unit, size_t first, size_t last) {
+        plan_.add(array, "weights." + name, {zero.sharding.padded_count(units[unit].begin, units[unit].end)}, first, last);
+        plan_.guest();
+    };
+    weights_of.unit.resize(units.size());
+    add(&weights_of.unit[0], "embedding", 0, begin, begin);
+    if (positions_unit) add(&weights_of.unit[positions_unit], "positions", positions_unit, begin, begin);
+    for (size_t l = 0; l < L; l++)  // all layers are of one size
+        if (l >= 2) plan_.alias(&weights_of.unit[1 + l], &weights_of.unit[1 + l % 2]);
+        else
+            add(&weights_of.unit[1 + l], format("layers.%zu", l), 1 + l, begin,
+                trains() ? clock.layer_backward_ends(0) : clock.layer_ends(L - 1));
+    add(&weights_of.unit[norm], "norm", norm, last_layer, trains() ? clock.final_norm_backward() : clock.final_norm());
+    add(&weights_of.head, "head", head_unit, last_layer, clock.head());
 }
 
 // Plans arrays of layer l, one a call:
@@ -436,12 +555,24 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
     plan_.place(guards);
     arena_ = std::make_unique<Arena>(plan_, memory());
     const Sharding &s = zero.sharding;
-    const Locate<X> params = [&](size_t, size_t offset) { return zero.params + s.flat(offset); };
-    const Locate<float> grads = [&](size_t unit, size_t offset) {
-        return s.stage == 2 ? grads_of.unit[unit] + (offset - units[unit].begin) : zero.grads + s.flat(offset);
+    const Locate<X> params = [&](size_t unit, size_t offset) {
+        return s.stage == 3 ? weights_of.unit[unit] + (offset - units[unit].begin) : zero.params + s.flat(offset);
     };
-    point_weights(params, trains() ? &grads : nullptr);
-    if (s.stage == 2) head_dw = grads_of.head;
+    const Locate<float> grads = [&](size_t unit, size_t offset) {
+        return s.stage >= 2 ? grads_of.unit[unit] + (offset - units[unit].begin) : zero.grads + s.flat(offset);
+    };
+    if (!adapts()) {
+        point_weights(params, trains() ? &grads : nullptr);
+        if (trains() && s.stage >= 2) head_dw = grads_of.head;
+        if (s.stage == 3) head_w = weights_of.head;
+        return;
+    }
+    const Locate<X> base = [&](size_t, size_t offset) { return frozen.params + frozen.sharding.flat(offset); };
+    const Locate<float> none = nowhere<float>();
+    point_weights(base, trains() ? &none : nullptr);
+    lora_table(config, base_, adapters_, &head_w, params);
+    if (trains()) lora_table(config, base_, dadapters_, &head_dw, grads);
+    if (config.reward && trains() && s.stage >= 2) head_dw = grads_of.head;
 }
 
 // For --detect_anomaly: examines the arrays that the op before this one has written.
@@ -486,6 +617,13 @@ template <class Dev> void Decoder<Dev>::load_part(const Row &r) {
     row.numbers = local_predictors(whole, *row.split, limits.ranks.sp_rank());
     row.predictors_of_all = whole.predictors.size();
     load_first_keys(whole.doc_begin);
+    if (!dropout_key_ || config.lora.dropout == 0) return;
+    std::vector<int32_t> of_all(whole.T, -1), own;  // -1: of padding
+    for (size_t i = 0; i < whole.documents.size(); i++)
+        std::fill(of_all.begin() + ptrdiff_t(whole.doc_offsets[i]), of_all.begin() + ptrdiff_t(whole.doc_offsets[i + 1]),
+                  int32_t(whole.documents[i]));
+    for (size_t p : row.split->positions(limits.ranks.sp_rank())) own.push_back(of_all[p]);
+    write(memory(), row.document, own);
 }
 
 // Computes the first visible key of each position, without and with the sliding window. doc_begin[p] is the first position of p's document.
@@ -497,11 +635,105 @@ template <class Dev> void Decoder<Dev>::load_first_keys(std::span<const int32_t>
     write(memory(), row.first_key_window, first_key);
 }
 
+// At stage 3 a rank without a row sends its part of the weights, too. A gather begins when the layer before it begins.
 template <class Dev> void Decoder<Dev>::forward() {
-    input_forward();
-    for (size_t l = 0; l < config.L; l++) ready(1 + l), attention_half(l, Pass::forward), feed_forward_half(l, Pass::forward);
-    ready(units.size() - 1);
-    final_norm_forward();
+    const size_t L = config.L, norm = units.size() - 1;
+    if (row.T == 0 && zero.sharding.stage < 3) return;
+    fetch(0);
+    if (positions_unit) fetch(positions_unit);
+    fetch(1);
+    ready(0);
+    if (positions_unit) ready(positions_unit);
+    if (row.T) input_forward();
+    for (size_t l = 0; l < L; l++) {
+        ready(1 + l);
+        if (l + 1 < L) fetch(2 + l);
+        else fetch(norm), fetch(head_unit, Pass::forward, true);
+        if (row.T) attention_half(l, Pass::forward), feed_forward_half(l, Pass::forward);
+    }
+    ready(norm);
+    if (row.T) final_norm_forward();
+    ready(head_unit);
+}
+
+// The mask by which the inputs of a module's adapter are dropped, from token t of the row on, with the scale of the adapter. Without dropout it has
+// the scale alone.
+template <class Dev> DropoutMask Decoder<Dev>::mask_of(size_t l, const LinearModule &module, size_t t) const {
+    const LoraConfig &lora = config.lora;
+    if (!dropout_key_ || lora.dropout == 0) return {float(lora.scale())};
+    const Random keys{*dropout_key_, Purpose::dropout, stream_of(module.name)};
+    return {float(lora.scale() / (1 - lora.dropout)), uint32_t(lora.dropout * 0x1p32), keys.bits(l), row.document + t,
+            row.doc_pos + t};
+}
+
+// Calls f(module, number of the adapter among those of the matrix, number in the layer) for each adapter of a matrix.
+template <class Dev> template <class F> void Decoder<Dev>::for_adapters(Linear matrix, F f) {
+    size_t number = 0;
+    for (size_t i = 0; adapters_are_on_ && i < modules_.size(); i++)
+        if (modules_[i].matrix == matrix) f(modules_[i], number++, i);
+}
+
+// Computes acts.low = scale * drop(x) A^T (n, rank). Returns the input that A was multiplied with: x itself, or acts.dropped, which has the scale.
+template <class Dev>
+const typename Dev::X *Decoder<Dev>::adapter_input(size_t l, const LinearModule &module, const X *x, size_t t, size_t n) {
+    const size_t r = config.lora.rank, i = size_t(&module - modules_.data());
+    const DropoutMask mask = mask_of(l, module, t);
+    if (mask.threshold) dropout_forward(dev, acts.dropped, x, mask, n, module.IC), x = acts.dropped;
+    matmul_forward(dev, acts.low, x, adapters_[l][i].a, (const X *)nullptr, n, module.IC, r);
+    if (!mask.threshold && mask.scale != 1) dropout_forward(dev, acts.low, acts.low, mask, n, r);
+    return x;
+}
+
+template <class Dev>
+void Decoder<Dev>::linear_forward(size_t l, LinearShape m, X *out, const X *x, const X *w, const X *bias, size_t t, size_t n) {
+    matmul_forward(dev, out, x, w, bias, n, m.IC, m.OC);
+    if (modules_.empty()) return;
+    in_parts(
+        n,
+        [&](size_t first, size_t part) {
+            for_adapters(m.matrix, [&](const LinearModule &module, size_t, size_t i) {
+                adapter_input(l, module, x + first * m.IC, t + first, part);
+                matmul_forward(dev, out + first * m.OC + module.first, acts.low, adapters_[l][i].b, (const X *)nullptr, part,
+                               config.lora.rank, module.OC, m.OC, true);
+            });
+        },
+        matmul_run(dev));
+}
+
+// With u = scale * drop(x) A^T and d = dout B:   dB += dout^T u    dA += scale * d^T drop(x)    dx = dout W + scale * drop(d A)
+template <class Dev>
+void Decoder<Dev>::linear_backward(size_t l, LinearShape m, X *dx, float *dw, float *dbias, const X *dout, const X *x, const X *w,
+                                   size_t t, size_t n) {
+    if (dw) weight_backward(dw, dbias, dout, x, n, m.IC, m.OC, t > 0);
+    const size_t r = config.lora.rank;
+    in_parts(
+        n,
+        [&](size_t first, size_t part) {
+            const X *dout_part = dout + first * m.OC;
+            X *dx_part = dx + first * m.IC;
+            const bool more = t + first > 0;
+            for_adapters(m.matrix, [&](const LinearModule &module, size_t number, size_t i) {
+                const Adapter<X> &adapter = adapters_[l][i];
+                const Adapter<float> &d = dadapters_[l][i];
+                const DropoutMask mask = mask_of(l, module, t + first);
+                const X *input = adapter_input(l, module, x + first * m.IC, t + first, part), *dblock = dout_part + module.first;
+                X *dlow = acts.dlow + number * part * r;
+                weight_backward(d.b, nullptr, dblock, acts.low, part, r, module.OC, more, m.OC);
+                matmul_backward_input(dev, dlow, dblock, adapter.b, part, r, module.OC, m.OC);
+                if (!mask.threshold && mask.scale != 1) dropout_forward(dev, dlow, dlow, mask, part, r);
+                weight_backward(d.a, nullptr, dlow, input, part, module.IC, r, more);
+            });
+            if (!dx) return;
+            matmul_backward_input(dev, dx_part, dout_part, w, part, m.IC, m.OC);
+            for_adapters(m.matrix, [&](const LinearModule &module, size_t number, size_t i) {
+                const DropoutMask mask = mask_of(l, module, t + first);
+                const X *a = adapters_[l][i].a, *dlow = acts.dlow + number * part * r;
+                if (!mask.threshold) return matmul_backward_input(dev, dx_part, dlow, a, part, m.IC, r, 0, true);
+                matmul_backward_input(dev, acts.dropped, dlow, a, part, m.IC, r);
+                dropout_backward(dev, dx_part, acts.dropped, mask, part, m.IC);
+            });
+        },
+        matmul_run(dev));
 }
 
 // ring() describes a layer's attention over the ring, and attention_inputs() the arrays that it reads.
@@ -533,7 +765,6 @@ template <class Dev> void Decoder<Dev>::attention_forward(size_t l, const Attent
 // Computes the loss; with `dx` also the gradient of the final norm's output, and with `dhead` that of the head's weights.
 template <class Dev> void Decoder<Dev>::head(X *dx, float *dhead) {
     const size_t T = row.T, C = config.C, N = row.N;
-    ready(head_unit);
     begin_op(config.reward && dx ? clock.head_weight() : clock.head(dx != nullptr));
     if (!config.reward)
         lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w, head_loss(), T, C, config.V, N, accumulate_);
@@ -548,16 +779,30 @@ template <class Dev> void Decoder<Dev>::add_sums() {
 }
 
 template <class Dev> std::vector<double> Decoder<Dev>::evaluate(const Row &r) {
+    const auto values = values_of(r);
+    if (row.T) add_sums();
+    return values;
+}
+
+// Runs the forward pass, and returns the values of the whole row.
+template <class Dev> std::vector<double> Decoder<Dev>::values_of(const Row &r) {
     row.T = 0;
-    if (r.T == 0) return {};
-    load_part(r);
+    if (r.T) load_part(r);
     forward();
+    if (r.T == 0) return {};
     head(nullptr, nullptr);
-    add_sums();
     const auto of_predictors = read(memory(), config.reward ? acts.scores : acts.stats.nll, row.N);
     std::vector<double> values(row.predictors_of_all);
     for (size_t n = 0; n < row.N; n++) values[row.numbers[n]] = of_predictors[n];
     return mesh_->ring->sum(values);
+}
+
+template <class Dev> std::vector<double> Decoder<Dev>::evaluate_base(const Row &r) {
+    const auto key = std::exchange(dropout_key_, {});
+    adapters_are_on_ = false;
+    const auto values = values_of(r);
+    adapters_are_on_ = true, dropout_key_ = key;
+    return values;
 }
 
 template <class Dev> LossSums Decoder<Dev>::take_sums() {
@@ -570,6 +815,7 @@ template <class Dev> LossSums Decoder<Dev>::take_sums() {
 
 template <class Dev> const float *Decoder<Dev>::next_logits(const Row &r, const CacheStep &step) {
     const size_t C = config.C, V = config.V, ld = logits_ld(dev, V), documents = r.doc_offsets.size() - 1;
+    all_finished(false);
     load_row(r);
     row.cached = step.prompts ? row.prompting : row.decoding;
     write(memory(), row.slots, step.slots);
@@ -591,13 +837,17 @@ template <class Dev> const float *Decoder<Dev>::next_logits(const Row &r, const 
         write(memory(), row.length, step.length);
     }
     forward();
-    ready(head_unit);
     begin_op(clock.head(false));
     if (step.prompts) embedding_forward(dev, acts.last, acts.normf, row.predictors, documents, C);  // gathers the last rows
     matmul_forward(dev, acts.logits, last, head_w, (const X *)nullptr, documents, C, V, ld);
     logits_ = read(memory(), acts.logits, documents * ld);
     for (size_t i = 1; i < documents; i++) std::copy_n(logits_.data() + i * ld, V, logits_.data() + i * V);  // without padding
     return logits_.data();
+}
+
+template <class Dev> void Decoder<Dev>::finish_generation() {
+    row.T = 0;
+    while (!all_finished(true)) forward();
 }
 
 template <class Dev> void Decoder<Dev>::copy_cache_page(size_t to, size_t from) {
@@ -610,7 +860,8 @@ template <class Dev> void Decoder<Dev>::copy_cache_page(size_t to, size_t from) 
 
 template <class Dev> void Decoder<Dev>::accumulate(const Row &r, float weight, bool last) {
     row.T = 0;
-    if (r.T) load_part(r), load_weights(std::vector<float>(row.predictors_of_all, weight), 0), forward();
+    if (r.T) load_part(r), load_weights(std::vector<float>(row.predictors_of_all, weight), 0);
+    forward();
     gradients(last);
     if (r.T) add_sums();
 }
@@ -620,17 +871,21 @@ template <class Dev> void Decoder<Dev>::backward(std::span<const float> weights,
     gradients(last);
 }
 
-// Calls add(first, n), which adds to the gradients of elements [first, first + n) of a unit, and then sums these over ranks: at stage 2 in
+// Calls add(first, n), which adds to the gradients of elements [first, first + n) of a unit, and then sums these over ranks: from stage 2 on in
 // every micro-step and from a buffer, otherwise in the last one. `complete` says that no other call of this pass adds to them. A rank without
 // a row takes part in the sum all the same, because the ranks that have a row wait for it.
 template <class Dev> template <class F> void Decoder<Dev>::sum_gradients(size_t unit, float *buffer, bool complete, F add) {
     const Sharding &s = zero.sharding;
+    if (units[unit].begin == units[unit].end) {  // the unit is frozen, and has no gradients to sum
+        if (row.T) add(0, 0);
+        return;
+    }
     for (size_t b = s.bucket_of(units[unit].begin); b < s.buckets.size() && s.buckets[b].global < units[unit].end; b++) {
         const Bucket &bucket = s.buckets[b];
         const auto begin_sum = [&] { begin_comm_op(Pass::backward, GRAD_SUM, bucket.count); };
-        if (s.stage == 2) begin_sum(), zero.start(mesh_->all, memory(), b, buffer);
+        if (s.stage >= 2) begin_sum(), zero.start(mesh_->all, memory(), b, buffer);
         if (row.T) add(bucket.global - units[unit].begin, bucket.count);
-        if (s.stage == 2) begin_sum(), zero.reduce(mesh_->all, b, buffer);
+        if (s.stage >= 2) begin_sum(), zero.reduce(mesh_->all, b, buffer);
         else if (last_ && complete) begin_sum(), zero.reduce(mesh_->all, b, zero.grads + bucket.begin);
     }
 }
@@ -639,6 +894,7 @@ template <class Dev> template <class F> void Decoder<Dev>::sum_gradients(size_t 
 template <class Dev> void Decoder<Dev>::head_backward() {
     const size_t C = config.C, V = config.V;
     const bool tied = head_unit == 0;
+    if (!head_dw) return row.T ? head(acts.dx, nullptr) : void();
     const bool in_parts = zero.sharding.bucket_of(units[head_unit].begin) != zero.sharding.bucket_of(units[head_unit].end - 1);
     if (in_parts && row.T) head(acts.dx, nullptr);
     sum_gradients(head_unit, grads_of.head, !tied, [&](size_t first, size_t n) {
@@ -655,6 +911,8 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     head_backward();
     sum_gradients(units.size() - 1, true, [&](size_t, size_t) { final_norm_backward(); });
     for (size_t l = config.L; l-- > 0;) {
+        if (zero.sharding.stage == 3) ready(1 + l, Pass::backward);
+        if (l > 0 && l + 1 < config.L) fetch(l, Pass::backward);  // of layer l - 1. The last two layers' weights are still here
         if (row.T) feed_forward_half(l, Pass::recompute);
         sum_gradients(1 + l, true, [&](size_t, size_t) {
             feed_forward_half_backward(l);
@@ -662,9 +920,9 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
             attention_half_backward(l);
         });
     }
-    input_backward();
+    if (!adapts()) input_backward();
     accumulate_ = true;
-    if (zero.sharding.stage == 2) zero.finish(mesh_->all);
+    if (zero.sharding.stage >= 2) zero.finish(mesh_->all);
 }
 
 template <class Dev> void Decoder<Dev>::attention_backward(size_t l, const AttentionActs<X> &a) {

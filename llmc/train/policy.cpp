@@ -52,7 +52,7 @@ Policy::Policy(const Run &run) : run_(run), samples_(run.options.rollouts.empty(
 
 std::vector<ModelConfig> Policy::resident() const {
     std::vector<ModelConfig> out;
-    if (samples_ && run_.options.kl_coef > 0) out.push_back(reference_run(run_).config);
+    if (samples_ && run_.options.kl_coef > 0 && !reference_is_base(run_)) out.push_back(reference_run(run_).config);
     for (const auto &reward : rewards_)
         if (const auto model = reward->resident()) out.push_back(*model);
     return out;
@@ -106,20 +106,22 @@ void Policy::use(const Samples &data, size_t, const ModelLimits &limits) {
     if (!opened_)
         for (const auto &reward : rewards_) reward->open(limits);
     opened_ = true;
-    if (run_.options.kl_coef > 0 && !reference_) {
+    if (run_.options.kl_coef > 0 && !reference_ && !(samples_ && reference_is_base(run_))) {
         reference_run_.emplace(reference_run(run_));
         agree(run_.comm, [&] { expect_positions(*reference_run_, data); });
         reference_ = open_reference(*reference_run_, limits);
     }
     if (samples_) return;
-    prepare(dynamic_cast<const Rollouts &>(data));
+    prepare(dynamic_cast<const Rollouts &>(data), reference_.get(), false);
     reference_.reset();  // it has done its work
 }
 
-void Policy::prepare(const Rollouts &rollouts) {
+// The reference is a model, or its base, or null.
+void Policy::prepare(const Rollouts &rollouts, Model *reference, bool base) {
     Prepared &p = prepared_[&rollouts] = {};
     p.rollouts = &rollouts;
-    if (reference_) p.reference_logps = target_values(*reference_run_, *reference_, rollouts, all_samples(rollouts));
+    if (reference)
+        p.reference_logps = target_values(base ? run_ : *reference_run_, *reference, rollouts, all_samples(rollouts), base);
     for (auto &tokens : p.reference_logps)
         for (double &value : tokens) value = -value;
     std::vector<Judged> batch;
@@ -127,7 +129,7 @@ void Policy::prepare(const Rollouts &rollouts) {
         const Rollout &r = rollouts[i];
         p.rewards.push_back(shaped_reward(shaping_, r.reward, r.completion.size(), r.truncated));
         batch.push_back({r.group, p.rewards.back(), r.logp, {}});
-        if (reference_) batch.back().reference_logp = p.reference_logps[i];
+        if (reference) batch.back().reference_logp = p.reference_logps[i];
     }
     agree(run_.comm, [&] { p.advantages = advantages(advantage_, batch); });
 }
@@ -139,7 +141,9 @@ std::vector<Completion> Policy::answer(Model &model, const Questions &asked, siz
                                        const GenerationSettings &settings) const {
     model.gather_parameters();
     const std::vector<Prompt> own = own_prompts(run_.comm, asked.prompts, uint32_t(first));
-    return share_completions(run_.comm, generate(model, room_, own, settings), asked.prompts.size(), settings.samples);
+    const auto completions = generate(model, room_, own, settings);
+    model.finish_generation();
+    return share_completions(run_.comm, completions, asked.prompts.size(), settings.samples);
 }
 
 static double mean_of(std::span<const double> values) {
@@ -214,7 +218,8 @@ std::vector<Step> Policy::draw(Model &model, const Step &drawn) {
             std::filesystem::create_directories(o.output_dir + "/rollouts");
             rollouts_->write(format("%s/rollouts/%08zu.jsonl", o.output_dir.c_str(), drawn.begin));
         });
-    prepare(*rollouts_);
+    const bool base = run_.options.kl_coef > 0 && reference_is_base(run_);
+    prepare(*rollouts_, base ? &model : reference_.get(), base);
 
     LoaderOptions options;
     options.batch_size = o.train_batch_size, options.row_tokens = o.row_tokens, options.shuffle = o.shuffle;
@@ -313,10 +318,9 @@ Measured Policy::evaluate(Model &model, const Samples &data, std::span<const siz
         return {-mean, metrics, format("eval reward %.4f of %zu greedy answers", mean, answers.size())};
     }
     start(data, samples);
-    for (const auto &own : own_rows(run_.config, run_.ranks, data, pack_samples(data, samples, run_.options.row_tokens)))
-        if (!own.empty()) {
-            const Row row = make_row(data, own);
-            add(row, model.evaluate(row));
-        }
+    for (const auto &own : own_rows(run_.config, run_.ranks, data, pack_samples(data, samples, run_.options.row_tokens))) {
+        const Row row = make_row(data, own);
+        add(row, model.evaluate(row));
+    }
     return measured(model, "eval_");
 }
