@@ -184,15 +184,21 @@ template <class Dev> void run_attention(OpRun<Dev> &r) {
     float *out32 = r.template room<float>(T * H * D), *lse = r.template room<float>(H * T),
           *delta = r.template room<float>(H * T);
     X *out = r.template room<X>(T * H * D), *dqkv = r.template room<X>(T * row);
+    float *const scratch = r.template room<float>(attention_scratch(r.dev));
+    const AttentionGrads grads{out32, r.template room<float>(T * KV * D), r.template room<float>(T * KV * D)};
     attention_begin(r.dev, out32, lse, shape);
     attention_forward_part(r.dev, out32, lse, in, all, all);
     attention_end(r.dev, out, out32, shape);
+    r.keep("attention_forward_part", "out", out, T * H * D);
+    r.keep("attention_forward_part", "lse", lse, H * T);
+    attention_backward_begin(r.dev, grads, delta, out, dout, shape);
+    attention_backward_part(r.dev, grads, scratch, in, delta, lse, dout, all, all);
+    attention_backward_end(r.dev, dqkv, grads, shape);
+    r.keep("attention_backward_part", "dqkv", dqkv, T * row);
+    attention_forward(r.dev, out, out32, lse, in, all);
     r.keep("attention_forward", "out", out, T * H * D);
     r.keep("attention_forward", "lse", lse, H * T);
-    const AttentionGrads grads{out32, r.template room<float>(T * KV * D), r.template room<float>(T * KV * D)};
-    attention_backward_begin(r.dev, grads, delta, out, dout, shape);
-    attention_backward_part(r.dev, grads, r.template room<float>(attention_scratch(r.dev)), in, delta, lse, dout, all, all);
-    attention_backward_end(r.dev, dqkv, grads, shape);
+    attention_backward(r.dev, dqkv, grads, delta, scratch, in, out, dout, lse, all);
     r.keep("attention_backward", "dqkv", dqkv, T * row);
 
     // A new token for a sequence of 23 keys, which lie in the second page of a cache.
@@ -272,6 +278,15 @@ template <class Dev> void run_updates(OpRun<Dev> &r) {
     r.keep("adamw_update", "params", p, n);
     r.keep("adamw_update", "m", m, n);
     r.keep("adamw_update", "v", v, n);
+    const auto blockwise = [&](bool negative) {
+        return Blockwise{r.template room<uint8_t>(n), r.template room<float>(n), 0, n, negative};
+    };
+    X *const blockwise_params = r.numbers(n);
+    const Blockwise m8 = blockwise(true), v8 = blockwise(false);
+    adamw_update(r.dev, Floats<X>{blockwise_params, r.template room<int16_t>(n)}, m8, v8, grads,
+                 {0.01, 0.9, 0.999, 1e-8, 0.1, 1, 1}, n);
+    r.keep("adamw_update, 8 bits", "params", blockwise_params, n);
+    r.keep("adamw_update, 8 bits", "scales of m", m8.scales, m8.blocks());
     const float norm = float(squared_norm(r.dev, r.template room<double>(squared_norm_scratch(n)), grads, n));
     r.results.push_back({"squared_norm", "sum", {norm}});
     copy_rows(r.dev, p, C, r.numbers(n), C, T / 2, C / 2);
