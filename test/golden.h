@@ -250,7 +250,8 @@ template <class Dev> struct GoldenPairs {
         : expected(read_json("test/golden/preference.json")["models"][name]),
           run{program_of(name), task, default_options(task), comm, 1, models(dev)} {
         open_config(run, "test/golden/" + name);
-        if (task == RM) make_reward(run.config);
+        run.new_head = task == RM;
+        if (run.new_head) make_reward(run.config);
         run.mesh = std::make_shared<Mesh>(comm, 1);
         run.options.row_tokens = 128;
         run.options.ref_model = "test/golden/" + expected["reference"].get<std::string>(), run.options.ref_mode = "resident";

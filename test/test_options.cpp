@@ -129,7 +129,7 @@ TEST(Options, WaysToWriteAFlag) {
 }
 
 TEST(Options, EveryFlagIsInHelpAndInTheLog) {
-    for (Task task : {DEMO, PRETRAIN, SFT, DPO, RM, GRPO, EVAL, GENERATE, MERGE}) {
+    for (Task task : {DEMO, PRETRAIN, SFT, DPO, RM, GRPO, PPO, EVAL, GENERATE, MERGE}) {
         const Parsed p = parse({task_name(task), "--help"});
         const ordered_json json = to_json(default_options(task), task);
         size_t count = 0;
@@ -140,7 +140,7 @@ TEST(Options, EveryFlagIsInHelpAndInTheLog) {
 #include "../llmc/train/options.def"
         EXPECT_EQ(json.size(), count);
     }
-    EXPECT_NE(parse({"--help"}).help.find("pretrain, sft, dpo, rm, grpo, eval, generate, merge"), std::string::npos);
+    EXPECT_NE(parse({"--help"}).help.find("pretrain, sft, dpo, rm, grpo, ppo, eval, generate, merge"), std::string::npos);
     EXPECT_PRED3(shows_default, first_line(SFT, "learning_rate"), "--learning_rate FLOAT", "5e-06");
     EXPECT_PRED3(shows_default, first_line(DPO, "learning_rate"), "--learning_rate FLOAT", "1e-06");
     EXPECT_PRED3(shows_default, first_line(RM, "max_len"), "--max_len UINT", "512");
@@ -232,18 +232,19 @@ TEST(Options, MistakesAreNamed) {
     expect_error(sft + "--prompt Hi", "--prompt belongs to --sample_every");
     expect_error("dpo --model M --data D --output_dir O --sample_every 1", "--sample_every belongs to pretrain, sft, not to dpo");
     expect_error("generate --model M --prompt Hi --learning_rate 1",
-                 "--learning_rate belongs to demo, pretrain, sft, dpo, rm, grpo, not to generate");
+                 "--learning_rate belongs to demo, pretrain, sft, dpo, rm, grpo, ppo, not to generate");
     expect_error(sft + "--beta 0.2", "--beta belongs to dpo, not to sft");
     expect_error(sft + "--chosen_key better", "--chosen_key belongs to dpo, rm, eval, not to sft");
     expect_error(rm + "--beta 0.2", "--beta belongs to dpo, not to rm");
-    expect_error(rm + "--ref.model_name_or_path R", "--ref.model_name_or_path belongs to dpo, grpo, not to rm");
+    expect_error(rm + "--ref.model_name_or_path R", "--ref.model_name_or_path belongs to dpo, grpo, ppo, not to rm");
     expect_error(rm + "--loss_weights 1", "--loss_weights belongs to dpo, not to rm");
     expect_error(dpo + "--margin_loss", "--margin_loss belongs to rm, not to dpo");
     expect_error(dpo + "--center_rewards_coefficient 0.1", "belongs to rm, not to dpo");
-    expect_error(dpo + "--input_key question", "--input_key belongs to pretrain, sft, grpo, eval, not to dpo");
+    expect_error(dpo + "--input_key question", "--input_key belongs to pretrain, sft, grpo, ppo, eval, not to dpo");
     expect_error(rm + "--multiturn", "--multiturn belongs to sft, eval, not to rm");
     expect_error(sft + "--learnin_rate 1e-5", "did you mean --learning_rate?");
-    expect_error(sft + "--critic.model_name_or_path C", "unknown flag --critic.model_name_or_path");  // is not the model
+    expect_error(sft + "--critic.model_name_or_path C",
+                 "--critic.model_name_or_path belongs to ppo, not to sft");  // is not the model
     expect_error(rm + "--reward_model true", "the task rm trains one");
     expect_error(rm + "--centre_rewards_coefficient 0.1", "did you mean --center_rewards_coefficient?");
     expect_error(sft + "--frobnicate 1", "unknown flag --frobnicate");

@@ -53,23 +53,23 @@ TEST(Advantages, EqualKnownValues) {
         {"reinforce", {1.171700, -0.911322, -0.390567, -0.911322, -0.911322, 1.171700}},
         {"reinforce_baseline", {1.068923, -0.983409, -0.470326, -0.812381, -0.812381, 1.239950}}};
     for (const auto &[name, of_answers] : want)
-        expect_answers(name.c_str(), advantages(estimator(name), batch()), for_tokens(of_answers));
-    expect_answers("rloo, exactly", advantages(estimator("rloo"), batch()), for_tokens(want.at("rloo")), 1e-15);
+        expect_answers(name.c_str(), advantages(estimator(name), batch()).advantages, for_tokens(of_answers));
+    expect_answers("rloo, exactly", advantages(estimator("rloo"), batch()).advantages, for_tokens(want.at("rloo")), 1e-15);
     AdvantageOptions o = estimator("reinforce");
     o.no_std_norm = true;
-    expect_answers("not divided", advantages(o, batch()), for_tokens({0.5625, -0.4375, -0.1875, -0.4375, -0.4375, 0.5625}),
-                   1e-15);
+    expect_answers("not divided", advantages(o, batch()).advantages,
+                   for_tokens({0.5625, -0.4375, -0.1875, -0.4375, -0.4375, 0.5625}), 1e-15);
 }
 
 TEST(Advantages, KlInTheReward) {
-    expect_answers("group_norm", advantages(estimator("group_norm", 0.1), batch()),
+    expect_answers("group_norm", advantages(estimator("group_norm", 0.1), batch()).advantages,
                    {{1.120897, 1.140897},
                     {-0.720641, -0.730641, -0.740641},
                     {-0.330256},
                     {-0.607350, -0.587350},
                     {-0.557350},
                     {1.134701, 1.124701, 1.154701}});
-    expect_answers("reinforce_baseline", advantages(estimator("reinforce_baseline", 0.1), batch()),
+    expect_answers("reinforce_baseline", advantages(estimator("reinforce_baseline", 0.1), batch()).advantages,
                    {{1.082793, 1.125395},
                     {-0.876885, -0.898186, -0.919487},
                     {-0.536071},
@@ -87,18 +87,18 @@ TEST(Advantages, ReturnsAreDiscountedWithoutABaseline) {
     AdvantageOptions o = estimator("reinforce");
     o.gamma = 0.5, o.no_std_norm = true;
     const Numbers two = {-1, -1, -1};
-    const auto got = advantages(o, std::vector<Judged>{{0, 4, two, {}}});
+    const auto got = advantages(o, std::vector<Judged>{{0, 4, two, {}}}).advantages;
     expect_answers("0.5", got, {{1 - 7.0 / 3, 2 - 7.0 / 3, 4 - 7.0 / 3}}, 1e-15);
     o.estimator = "dr_grpo";  // groups are not discounted
-    expect_answers("groups", advantages(o, std::vector<Judged>{{0, 4, two, {}}, {0, 0, two, {}}}), {{2, 2, 2}, {-2, -2, -2}},
-                   1e-15);
+    expect_answers("groups", advantages(o, std::vector<Judged>{{0, 4, two, {}}, {0, 0, two, {}}}).advantages,
+                   {{2, 2, 2}, {-2, -2, -2}}, 1e-15);
 }
 
 TEST(Advantages, AreClippedAfterTheBaseline) {
     AdvantageOptions o = estimator("dr_grpo");
     o.reward_clip = {-1, 2};
     const Numbers one = {-1};
-    expect_answers("clipped", advantages(o, std::vector<Judged>{{7, 100, one, {}}, {7, 90, one, {}}}), {{2}, {-1}}, 0);
+    expect_answers("clipped", advantages(o, std::vector<Judged>{{7, 100, one, {}}, {7, 90, one, {}}}).advantages, {{2}, {-1}}, 0);
 }
 
 TEST(Advantages, AGroupOfEqualRewardsTeachesNothing) {
@@ -106,7 +106,7 @@ TEST(Advantages, AGroupOfEqualRewardsTeachesNothing) {
     for (const char *name : {"reinforce_baseline", "rloo", "group_norm", "dr_grpo"})
         for (double reward = 0.01; reward < 1; reward += 0.01)
             for (size_t n = 3; n <= 16; n++)
-                for (const auto &a : advantages(estimator(name), std::vector<Judged>(n, {0, reward, one, {}})))
+                for (const auto &a : advantages(estimator(name), std::vector<Judged>(n, {0, reward, one, {}})).advantages)
                     EXPECT_EQ(a[0], 0.0);
 }
 
@@ -114,7 +114,7 @@ TEST(Advantages, OneSuccessAmongEight) {
     const Numbers one = {-1};
     std::vector<Judged> eight(8, {0, 0, one, {}});
     eight[3].reward = 1;
-    const auto got = advantages(estimator("group_norm"), eight);
+    const auto got = advantages(estimator("group_norm"), eight).advantages;
     EXPECT_NEAR(got[3][0], 2.474874, 6e-7);
     EXPECT_NEAR(got[0][0], -0.353553, 6e-7);
 }
@@ -131,7 +131,7 @@ TEST(Advantages, ExpectedGradients) {
                 const bool a = outcome >> i & 1;
                 group.push_back({0, double(a), one, {}}), probability *= a ? p : 1 - p;
             }
-            const auto got = advantages(estimator(name), group);
+            const auto got = advantages(estimator(name), group).advantages;
             for (size_t i = 0; i < n; i++) sum += probability * got[i][0] * (group[i].reward - p) / double(n);
         }
         return sum;
@@ -150,8 +150,71 @@ TEST(Advantages, RefusesWhatHasNoBaseline) {
     const Numbers one = {-1};
     const std::vector<Judged> batch = {{4, 1, one, {}}, {5, 1, one, {}}, {5, 0, one, {}}};
     expect_contains(error_of([&] { advantages(estimator("group_norm"), batch); }), {"group 4", "one rollout", "reinforce"});
-    EXPECT_EQ(advantages(estimator("reinforce"), batch).size(), 3u);
+    EXPECT_EQ(advantages(estimator("reinforce"), batch).advantages.size(), 3u);
     expect_contains(error_of([&] { check_options(estimator("grpo")); }), {"grpo", "group_norm", "rloo"});
+}
+
+// The critic's values when the answers were sampled, and now.
+const Answers values_old = {{0.6, 0.8}, {0.3, 0.2, 0.1}, {0.2}, {0.1, 0.0}, {0.3}, {0.4, 0.7, 0.9}};
+const Answers values = {{0.5, 1.1}, {0.35, -0.1, 0.15}, {0.5}, {0.1, 0.1}, {0.05}, {0.45, 1.0, 0.8}};
+
+static std::vector<Judged> valued_batch() {
+    auto out = batch();
+    for (size_t i = 0; i < out.size(); i++) out[i].values = values_old[i];
+    return out;
+}
+
+static AdvantageOptions gae(double lambda) {
+    AdvantageOptions o = estimator("gae", 0.1);
+    o.kl = "k1", o.gae_lambda = lambda;
+    return o;
+}
+
+TEST(Advantages, OfACritic) {
+    const Answers raw = {{0.389, 0.22}, {-0.2116, -0.128, -0.04}, {0.04}, {-0.1295, -0.01}, {-0.28}, {0.56175, 0.265, 0.1}};
+    const Answers returns = {{0.989, 1.02}, {0.0884, 0.072, 0.06}, {0.24}, {-0.0295, -0.01}, {0.02}, {0.96175, 0.965, 1.0}};
+    const Estimated got = advantages(gae(0.95), valued_batch());
+    expect_answers("returns", got.returns, returns, 1e-12);
+    expect_answers("whitened", got.advantages,
+                   {{1.337995, 0.640691},
+                    {-1.140116, -0.795177, -0.432084},
+                    {-0.102000},
+                    {-0.801366, -0.308303},
+                    {-1.422338},
+                    {2.050771, 0.826364, 0.145564}});
+    double mean = 0;
+    for (const Numbers &tokens : raw)
+        for (double a : tokens) mean += a / 12;
+    AdvantageOptions o = gae(0.95);
+    o.no_std_norm = true;
+    Answers centred = raw;
+    for (Numbers &tokens : centred)
+        for (double &a : tokens) a -= mean;
+    expect_answers("centred", advantages(o, valued_batch()).advantages, centred, 1e-12);
+}
+
+TEST(Advantages, OfACriticWithDiscount) {
+    const Numbers three = {-1, -1, -1}, v = {0.5, 0.25, 1};
+    AdvantageOptions o = estimator("gae");
+    o.gamma = 0.5, o.gae_lambda = 0.5, o.no_std_norm = true;
+    // delta = 0.5 V_(t+1) - V_t, and 2 - V of the last token; A = delta + A_(t+1) / 4
+    const Answers returns = {{0.5 - 0.375 + 0.5 / 4, 0.25 + 0.5, 2}};
+    expect_answers("returns", advantages(o, std::vector<Judged>{{0, 2, three, {}, v}}).returns, returns, 1e-15);
+}
+
+// Then the returns are those of reinforce, whatever the critic says.
+TEST(Advantages, OfACriticWithoutBootstrapping) {
+    AdvantageOptions reinforce = gae(1);
+    reinforce.estimator = "reinforce";
+    const Estimated one = advantages(gae(1), valued_batch()), other = advantages(reinforce, batch());
+    expect_answers("returns", one.returns, other.returns, 1e-15);
+}
+
+TEST(Advantages, TheCoefficientOfTheDivergenceAdapts) {
+    EXPECT_NEAR(adapted_kl_coef(0.01, 9, 6, 1024, 10000), .0102048, 1e-15);
+    EXPECT_NEAR(adapted_kl_coef(0.01, 5.7, 6, 1024, 10000), .0099488, 1e-15);
+    EXPECT_NEAR(adapted_kl_coef(0.01, 0, 6, 5000, 10000), .009, 1e-15);
+    EXPECT_EQ(adapted_kl_coef(0.01, 6, 6, 1024, 10000), 0.01);
 }
 
 struct LossResult {
@@ -161,7 +224,7 @@ struct LossResult {
 
 static LossResult loss(const PolicyLossOptions &o, const Answers &logp = ::logp, size_t longest = 4) {
     check_options(o);
-    const Answers a = advantages(estimator("group_norm"), batch());
+    const Answers a = advantages(estimator("group_norm"), batch()).advantages;
     LossResult out;
     for (size_t i = 0; i < logp.size(); i++) {
         Numbers d(logp[i].size());
@@ -246,7 +309,7 @@ TEST(PolicyLoss, DerivativesEqualFiniteDifferences) {
 
 TEST(PolicyLoss, OnPolicyItIsMinusTheAdvantages) {
     const LossResult got = loss({}, logp_old);
-    const Answers a = advantages(estimator("group_norm"), batch());
+    const Answers a = advantages(estimator("group_norm"), batch()).advantages;
     double sum = 0;
     for (size_t i = 0; i < a.size(); i++)
         for (size_t t = 0; t < a[i].size(); t++) {
@@ -278,6 +341,58 @@ TEST(PolicyLoss, RefusesOptionsWithoutMeaning) {
     expect_contains(refusal([](auto &o) { o.type = "cispo"; }), {"cispo", "0.2", "0,5"});
     expect_contains(refusal([](auto &o) { o.dual_clip = 0.5; }), {"dual_clip", "0.5"});
     expect_contains(refusal([](auto &o) { o.clip_low = -1; }), {"eps_clip"});
+}
+
+struct ValueResult {
+    ValueSums sums;
+    Answers d_values;
+};
+
+static ValueResult loss_of_values(double clip, const Answers &values = ::values) {
+    const Answers returns = advantages(gae(0.95), valued_batch()).returns;
+    ValueResult out;
+    for (size_t i = 0; i < values.size(); i++) {
+        Numbers d(values[i].size());
+        out.sums += value_loss(clip, {values[i], values_old[i], returns[i]}, 12, d);
+        out.d_values.push_back(d);
+    }
+    return out;
+}
+
+TEST(ValueLoss, EqualsKnownValues) {
+    const ValueResult clipped = loss_of_values(0.2), whole = loss_of_values(0);
+    const Answers d = {{-.040750, .006667},    {.021800, -.014333, .007500}, {.021667}, {.010792, .009167}, {0},
+                       {-.042646, 0, -.016667}};
+    EXPECT_NEAR(clipped.sums.value_loss, 0.03169262, 6e-9);
+    expect_answers("clipped", clipped.d_values, d);
+    EXPECT_EQ(clipped.sums.clipped, 2);
+    EXPECT_NEAR(whole.sums.value_loss, 0.03133845, 6e-9);
+    EXPECT_NEAR(whole.d_values[4][0], .0025, 1e-12);
+    EXPECT_NEAR(whole.d_values[5][1], .035 / 12, 1e-12);
+}
+
+TEST(ValueLoss, DerivativesEqualFiniteDifferences) {
+    for (double clip : {0.0, 0.13}) {
+        const Answers d = loss_of_values(clip).d_values;
+        for (size_t i = 0; i < values.size(); i++)
+            for (size_t t = 0; t < values[i].size(); t++) {
+                Answers up = values, down = values;
+                const double h = 1e-6;
+                up[i][t] += h, down[i][t] -= h;
+                EXPECT_NEAR((loss_of_values(clip, up).sums.value_loss - loss_of_values(clip, down).sums.value_loss) / (2 * h),
+                            d[i][t], 1e-8)
+                    << clip << " " << i << " " << t;
+            }
+    }
+}
+
+TEST(ValueLoss, ExplainedVariance) {
+    const Answers returns = advantages(gae(0.95), valued_batch()).returns;
+    EXPECT_NEAR(loss_of_values(0.2, returns).sums.explained_variance(), 1, 1e-12);  // a perfect critic
+    EXPECT_NEAR(loss_of_values(0.2, for_tokens(Numbers(6, 3.7))).sums.explained_variance(), 0, 1e-12);
+    Numbers d(2);
+    const Numbers any = {1, 2}, equal = {0.1, 0.1};
+    EXPECT_TRUE(std::isnan(value_loss(0, {any, any, equal}, 2, d).explained_variance()));
 }
 
 // DAPO's own numbers (arXiv:2503.14476, section 3.4): 20480 tokens at most, of which the last 4096 cost.

@@ -20,7 +20,7 @@ using nlohmann::ordered_json;
 
 // ---- tables ---------------------------------------------------------------------------------------------------------------------
 
-static constexpr Task tasks[] = {DEMO, PRETRAIN, SFT, DPO, RM, GRPO, EVAL, GENERATE, MERGE};
+static constexpr Task tasks[] = {DEMO, PRETRAIN, SFT, DPO, RM, GRPO, PPO, EVAL, GENERATE, MERGE};
 
 struct Flag {
     const char *name;
@@ -158,12 +158,13 @@ struct Parser {
     static std::string about(Task t) {
         switch (t) {
             case DEMO:
-                return "The bundled demo: trains a small model on bundled text.\nTasks, each with its own --help: pretrain, sft, dpo, rm, grpo, eval, generate, merge.";
+                return "The bundled demo: trains a small model on bundled text.\nTasks, each with its own --help: pretrain, sft, dpo, rm, grpo, ppo, eval, generate, merge.";
             case PRETRAIN: return "Train on all tokens of plain text.";
             case SFT: return "Supervised fine-tuning: train on the responses of chats or of prompts with completions.";
             case DPO: return "Train on pairs of a better and a worse answer: DPO and its kin.";
             case RM: return "Train a reward model on pairs of a better and a worse answer.";
             case GRPO: return "Learn from rewards of sampled answers: GRPO and its kin.";
+            case PPO: return "Learn from rewards of sampled answers, beside a critic that learns to foresee them.";
             case EVAL: return "Loss, accuracy and entropy of a model on a data file.";
             case GENERATE: return "Continue prompts.";
             case MERGE: return "Add an adapter to the weights of its model.";
@@ -490,6 +491,8 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     must(o.dynamic_filtering_range[0] < o.dynamic_filtering_range[1], "dynamic_filtering_range",
          "two numbers, the smaller one first");
     must(o.learning_rate > 0, "learning_rate", "above 0");
+    must(o.critic_learning_rate > 0, "critic_learning_rate", "above 0");
+    must(o.value_clip >= 0, "value_clip", "0 (no bound) or more");
     must(share(o.lr_warmup_ratio), "lr_warmup_ratio", "between 0 and 1");
     for (const std::string &name : o.report_to) one_of(name, "report_to", "tensorboard,wandb,trackio,none");
     must(share(o.min_lr_ratio), "min_lr_ratio", "between 0 and 1");
@@ -516,6 +519,8 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     must(o.max_new_tokens > 0, "max_new_tokens", "at least 1");
     must(o.n > 0, "n", "at least 1");
     must(o.max_sequences > 0 && o.max_sequences <= 65536, "max_sequences", "between 1 and 65536");
+    must(o.kl_target >= 0, "kl_target", "0 (fixed) or more");
+    must(o.kl_horizon > 0, "kl_horizon", "above 0");
     must(o.temperature >= 0, "temperature", "0 (greedy) or more");
     must(o.top_p > 0 && o.top_p <= 1, "top_p", "above 0 and at most 1");
 }
@@ -544,6 +549,8 @@ static void check_together(const std::string &program, const Options &o, Task ta
     both(!o.prompt.empty() && !o.prompts.empty(), "prompt", "prompts", "they have one source");
     both(!o.data.empty() && !o.rollouts.empty(), "data", "rollouts", "answers are sampled, or given");
     both(o.dynamic_filtering && !o.rollouts.empty(), "dynamic_filtering", "rollouts", "answers that are given are not replaced");
+    both(o.kl_target > 0 && !o.rollouts.empty(), "kl_target", "rollouts",
+         "the coefficient adapts after each batch of answers, and these are one");
     both(o.save_rollouts && !o.rollouts.empty(), "save_rollouts", "rollouts", "they lie in a file already");
     if (o.dynamic_filtering && o.n < 2)
         die("--dynamic_filtering compares the answers to a prompt, but --n is %zu\n  fix: --n 8, say", o.n);
@@ -565,7 +572,7 @@ static void check_together(const std::string &program, const Options &o, Task ta
     if (o.plan || task == MERGE) return;
     if (task & PAIRS) need(o.model.empty(), "--model DIR: there is nothing to prefer in what random weights say");
     if (task == GENERATE) need(o.prompt.empty() && o.prompts.empty(), "--prompt TEXT or --prompts FILE");
-    else if (task == GRPO) need(o.data.empty() && o.rollouts.empty(), "--data FILE, prompts with responses, or --rollouts FILE");
+    else if (task & RL) need(o.data.empty() && o.rollouts.empty(), "--data FILE, prompts with responses, or --rollouts FILE");
     else need(o.data.empty(), "--data FILE");
     if (task & TRAINING) need(o.output_dir.empty(), "--output_dir DIR");
 }

@@ -74,6 +74,7 @@ static std::pair<std::string, std::string> name_of(Whose whose, const std::strin
 
 static std::string program_of(Whose whose, Task task) {
     const std::string name = task == PRETRAIN ? "sft" : task_name(task);
+    if (whose == OPENRLHF && (task & RL)) return "python3 -m openrlhf.cli.train_ppo_ray";
     if (whose == OPENRLHF) return "deepspeed --module openrlhf.cli.train_" + name;
     return "trl " + (task == RM ? "reward" : name);
 }

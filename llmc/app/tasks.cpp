@@ -33,7 +33,8 @@ static void open_model_config(Run &run) {
     if (run.config.reward && !(run.task & (RM | EVAL | MERGE)))
         die("%s is a reward model, which has no head for %s\n  fix: a language model; or the task rm or eval",
             run.model_dir.c_str(), task_name(run.task));
-    if (run.task == RM && !run.config.reward) make_reward(run.config);
+    run.new_head = run.task == RM;
+    if (run.new_head && !run.config.reward) make_reward(run.config);
     if (!o.adapter.empty()) open_adapter(run);
     if (o.lora_rank) {
         run.config.lora = {o.lora_rank, o.lora_alpha, o.lora_dropout, o.use_rslora, o.lora_targets};
@@ -64,7 +65,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
     Run run{program, parsed.task, parsed.options, comm, sharing, make_model};
     check_same_options(run);
     comm.check = run.options.check_comm;
-    for (std::string *name : {&run.options.model, &run.options.ref_model}) find_model(run, *name);
+    for (std::string *name : {&run.options.model, &run.options.ref_model, &run.options.critic_model}) find_model(run, *name);
     for (std::string &name : run.options.reward)
         if (is_model_reward(name)) find_model(run, name);
     agree(comm, [&] {
@@ -75,7 +76,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
         if (parsed.default_max_len) run.options.max_len = std::min(o.max_len, run.config.max_positions);
         run.ranks = ranks_of(run, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
     });
-    if (run.options.plan) agree(comm, [&] { run.beside = make_objective(run)->resident(); });
+    if (run.options.plan) agree(comm, [&] { run.beside = make_objective(run)->beside(); });
     std::optional<Continuation> continuation;
     if (run.options.plan && run.options.sample_every) continuation.emplace(run);
     if (run.options.plan && !run.speaks()) return 0;

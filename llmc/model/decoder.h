@@ -611,7 +611,7 @@ template <class Dev> void Decoder<Dev>::load_weights(std::span<const float> of_a
 
 // Takes this rank's part of a whole row.
 template <class Dev> void Decoder<Dev>::load_part(const Row &r) {
-    const Row whole = pad_row(config.reward ? at_ends(r) : r, limits.ranks.sp);
+    const Row whole = pad_row(r, limits.ranks.sp);
     if (profiler_) profiler_->begin_row(whole, limits.ranks.sp);
     row.split = split_row(config, limits.ranks, sizeof(X), whole);
     load_row(local_row(whole, *row.split, limits.ranks.sp_rank()));

@@ -81,9 +81,9 @@ class Model {
     virtual void initialise(uint64_t seed) = 0;  // sets random weights, a function of seed and tensor name alone
     // Rank 0 writes the weights; config and tokenizer are the caller's business. Either all ranks throw the same error, or none throws.
     virtual void save(const std::string &dir, const std::string &export_dtype) = 0;
-    // Runs the forward pass. Returns a value for each predictor of the row, the nll of its target; of a reward model (ModelConfig::reward) a score for each
-    // document. All ranks of a ring get the same. Adds to the sums that take_sums() returns. Rings may process different numbers of rows, but at stage 3 of
-    // ZeRO those that have fewer pass rows without tokens in the end.
+    // Runs the forward pass. Returns a value for each predictor of the row, the nll of its target; of a reward model (ModelConfig::reward) a score for
+    // each, so of a row of at_ends() one for each document. All ranks of a ring get the same. Adds to the sums that take_sums() returns. Rings may
+    // process different numbers of rows, but at stage 3 of ZeRO those that have fewer pass rows without tokens in the end.
     virtual std::vector<double> evaluate(const Row &) = 0;
     // The same by the base of adapters alone: the reference of dpo and grpo. Adds to no sums.
     virtual std::vector<double> evaluate_base(const Row &) = 0;

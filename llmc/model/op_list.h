@@ -24,7 +24,7 @@ enum class Recompute {
 
 // The sizes of a row, and the properties of the model's layout that costs depend on.
 struct Work {
-    size_t T, N;                 // tokens, targets; of a reward model, documents
+    size_t T, N;                 // tokens, predictors
     std::vector<double> scores;  // (L) the scores (query, key) that each layer's mask lets through
     size_t element = 4;          // bytes of a weight or an activation
     size_t moment = 4;           // bytes of one of AdamW's moments

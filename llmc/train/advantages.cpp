@@ -15,9 +15,13 @@ struct Estimator {
     Baseline baseline;
     bool whitened;
 };
+constexpr const char *with_critic = "gae";
 constexpr Estimator estimators[] = {
-    {"reinforce", Baseline::none, true},       {"reinforce_baseline", Baseline::mean, true},
-    {"rloo", Baseline::mean_of_others, false}, {"group_norm", Baseline::standard_score, false},
+    {with_critic, Baseline::none, true},
+    {"reinforce", Baseline::none, true},
+    {"reinforce_baseline", Baseline::mean, true},
+    {"rloo", Baseline::mean_of_others, false},
+    {"group_norm", Baseline::standard_score, false},
     {"dr_grpo", Baseline::mean, false},
 };
 
@@ -82,7 +86,8 @@ void whiten(std::vector<std::vector<double>> &batch, bool divide) {
 
 std::string estimator_names() {
     std::string names;
-    for (const Estimator &e : estimators) names += (names.empty() ? "" : ", ") + std::string(e.name);
+    for (const Estimator &e : estimators)
+        if (e.name != with_critic) names += (names.empty() ? "" : ", ") + std::string(e.name);
     return names;
 }
 
@@ -93,30 +98,40 @@ KlEstimate kl_estimate(const std::string &name, double d) {
     return std::abs(k.value) <= 10 ? k : KlEstimate{std::clamp(k.value, -10.0, 10.0), 0};
 }
 
+double adapted_kl_coef(double coef, double kl, double target, double answers, double horizon) {
+    return coef * (1 + std::clamp(kl / target - 1, -0.2, 0.2) * answers / horizon);
+}
+
 void check_options(const AdvantageOptions &o) {
     find_estimator(o.estimator);
     if (o.kl != "k1" && o.kl != "k2" && o.kl != "k3") die("--kl_estimator %s is not known\n  fix: k1, k2 or k3", o.kl.c_str());
     if (!(o.gamma > 0 && o.gamma <= 1)) die("--gamma %g must be above 0 and at most 1\n  fix: --gamma 1", o.gamma);
+    if (!(o.gae_lambda >= 0 && o.gae_lambda <= 1))
+        die("--gae_lambda %g must be between 0 and 1\n  fix: --gae_lambda 1", o.gae_lambda);
     if (!(o.kl_coef >= 0)) die("--kl_coef %g is negative\n  fix: 0 or more", o.kl_coef);
     if (!(o.reward_clip[0] < o.reward_clip[1]))
         die("--reward_clip_range %g,%g is empty\n  fix: the smaller number first", o.reward_clip[0], o.reward_clip[1]);
 }
 
-std::vector<std::vector<double>> advantages(const AdvantageOptions &o, std::span<const Judged> batch) {
+Estimated advantages(const AdvantageOptions &o, std::span<const Judged> batch) {
     const Estimator &estimator = find_estimator(o.estimator);
-    const double gamma = estimator.baseline == Baseline::none ? o.gamma : 1;
+    const bool critic = estimator.name == with_critic;
+    const double gamma = estimator.baseline == Baseline::none ? o.gamma : 1, lambda = critic ? o.gae_lambda : 1;
     const std::vector<double> shaped = shaped_rewards(estimator.baseline, batch);
-    std::vector<std::vector<double>> out;
+    Estimated out;
     for (size_t i = 0; i < batch.size(); i++) {
         const Judged &j = batch[i];
-        std::vector<double> returns(j.logp.size());
-        double sum = std::clamp(shaped[i], o.reward_clip[0], o.reward_clip[1]);
-        for (size_t t = returns.size(); t-- > 0; sum *= gamma) {
-            if (o.kl_coef > 0) sum -= o.kl_coef * kl_estimate(o.kl, j.logp[t] - j.reference_logp[t]).value;
-            returns[t] = sum;
+        std::vector<double> own(j.logp.size()), returns(j.logp.size());
+        double reward = std::clamp(shaped[i], o.reward_clip[0], o.reward_clip[1]), later = 0, later_value = 0;
+        for (size_t t = own.size(); t-- > 0; reward = 0) {
+            if (o.kl_coef > 0) reward -= o.kl_coef * kl_estimate(o.kl, j.logp[t] - j.reference_logp[t]).value;
+            const double value = critic ? j.values[t] : 0;
+            later = own[t] = reward + gamma * later_value - value + gamma * lambda * later;
+            later_value = value;
+            returns[t] = own[t] + value;
         }
-        out.push_back(std::move(returns));
+        out.advantages.push_back(std::move(own)), out.returns.push_back(std::move(returns));
     }
-    if (estimator.whitened) whiten(out, !o.no_std_norm);
+    if (estimator.whitened) whiten(out.advantages, !o.no_std_norm);
     return out;
 }

@@ -4,7 +4,12 @@
 //   q_t   -kl_coef k(log p_t - log p_ref,t), if the KL divergence is part of the reward; k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d, within +-10
 //   G_t   the return: sum over u >= t of gamma^(u-t) q_u, to whose last q the shaped reward is added
 //
+//   V_t   the critic's value of what precedes token t (gae); 0 behind the last token
+//   A_t   q_t + gamma V_(t+1) - V_t + gamma gae_lambda A_(t+1), an exponential average of the advantages that 1, 2, ... more tokens show
+//
 //   estimator            shaped reward                       advantage            source
+//   gae                  R_i                                 A, whitened          Schulman et al., "High-dimensional continuous control using
+//                                                                                 generalized advantage estimation", 2016, arXiv:1506.02438
 //   reinforce            R_i                                 G, whitened          Hu et al., "REINFORCE++", 2025, arXiv:2501.03262
 //   reinforce_baseline   R_i - mean                          G, whitened          the same, with a baseline
 //   rloo                 R_i - mean of the others            G                    Ahmadian et al., "Back to basics", 2024, arXiv:2402.14740
@@ -24,7 +29,7 @@
 
 struct AdvantageOptions {
     std::string estimator = "group_norm";
-    double gamma = 1;
+    double gamma = 1, gae_lambda = 1;
     bool no_std_norm = false;
     std::array<double, 2> reward_clip = {-10, 10};
     double kl_coef = 0;  // of a KL divergence in the reward
@@ -35,16 +40,27 @@ struct Judged {
     int64_t group;
     double reward;
     std::span<const double> logp, reference_logp;  // of the answer's tokens; the reference's may be empty if kl_coef is 0
+    std::span<const double> values = {};           // the critic's, of each token; only for gae
 };
 
-std::string estimator_names();                 // "reinforce, reinforce_baseline, ..."
+// Of each token of each rollout.
+struct Estimated {
+    std::vector<std::vector<double>> advantages;
+    std::vector<std::vector<double>> returns;  // G, of gae A + V: before whitening, what the critic learns
+};
+
+std::string estimator_names();                 // those without a critic: "reinforce, reinforce_baseline, ..."
 void check_options(const AdvantageOptions &);  // dies if a name is unknown or a number has no meaning
 
-// Returns an advantage for each token of each rollout. Dies if a group of one rollout has no baseline.
-std::vector<std::vector<double>> advantages(const AdvantageOptions &options, std::span<const Judged> batch);
+// Dies if a group of one rollout has no baseline.
+Estimated advantages(const AdvantageOptions &options, std::span<const Judged> batch);
 
 // An estimate, from one sample, of the KL divergence of the policy from the reference; d = log p - log p_ref. And its derivative with respect to d.
 struct KlEstimate {
     double value, slope;
 };
 KlEstimate kl_estimate(const std::string &name, double d);  // k1, k2 or k3: Schulman, "Approximating KL divergence", 2020
+
+// Returns the coefficient of the divergence after a batch of so many answers, whose divergence was `kl`:
+//   coef (1 + clip(kl / target - 1, -0.2, 0.2) answers / horizon)        Ziegler et al., 2019, arXiv:1909.08593, section 2.2
+double adapted_kl_coef(double coef, double kl, double target, double answers, double horizon);

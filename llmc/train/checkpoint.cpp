@@ -118,7 +118,9 @@ static std::vector<size_t> checkpoint_steps(const std::string &output_dir) {  //
 }
 
 std::string other_checkpoint(const std::string &dir) {
-    const fs::path path = fs::weakly_canonical(dir), output_dir = path.parent_path();
+    fs::path path = fs::weakly_canonical(dir);
+    if (step_of(path.parent_path().filename())) path = path.parent_path();  // a directory within a checkpoint
+    const fs::path output_dir = path.parent_path();
     const auto steps = checkpoint_steps(output_dir);
     const auto end = std::lower_bound(steps.begin(), steps.end(), step_of(path.filename()).value_or(0));
     if (end == steps.begin()) return "\n  fix: --overwrite begins again; there is no checkpoint before this one";

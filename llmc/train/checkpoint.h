@@ -22,7 +22,7 @@ void write_directory(Comm &comm, const std::string &path, const std::function<vo
 void write_checked_json(const std::string &path, nlohmann::json value);
 nlohmann::json read_checked_json(const std::string &path, const std::string &fix);
 
-// Returns the end of a message about a damaged checkpoint `dir`: "\n  fix: ...", which tells to resume from the checkpoint before it.
+// Returns the end of a message about a damaged checkpoint `dir`, or a directory in it: "\n  fix: ...", which tells to resume from the checkpoint before it.
 std::string other_checkpoint(const std::string &dir);
 
 // All ranks call these functions, and an error of one is an error of all.

@@ -19,8 +19,7 @@ std::vector<double> document_sums(const Row &row, std::span<const double> values
 }
 
 std::vector<double> evaluate_documents(const ModelConfig &config, Model &model, const Row &row) {
-    const auto values = model.evaluate(row);
-    return config.reward ? values : document_sums(row, values);
+    return config.reward ? model.evaluate(at_ends(row)) : document_sums(row, model.evaluate(row));
 }
 
 // Calls f with each row that this rank's ring takes of these samples. All rings call it equally often, some of them with an empty row, because at stage 3

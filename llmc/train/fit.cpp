@@ -8,14 +8,21 @@ size_t usable_memory(const Run &run, const Memory &memory) {
     return free - std::min(free, memory.reserve(run.ranks.world > 1));
 }
 
-size_t rank_bytes(const Run &run, Model &model, ModelLimits limits) {
+ModelLimits limits_beside(ModelLimits limits, Mode mode) {
+    limits.mode = mode;
+    limits.cache_pages = limits.sequences = limits.sequence_pages = 0;
+    return limits;
+}
+
+size_t bytes_beside(const Run &run, const Beside &other, const ModelLimits &limits) {
+    const auto model = run.make_model(other.config, limits_beside(limits, other.trained ? Mode::train : Mode::evaluate));
+    model->plan().place(run.options.guard);
+    return model->plan().bytes();
+}
+
+size_t rank_bytes(const Run &run, Model &model, const ModelLimits &limits) {
     size_t bytes = model.plan().bytes();
-    limits.mode = Mode::evaluate;
-    for (const ModelConfig &config : run.beside) {
-        const auto beside = run.make_model(config, limits);
-        beside->plan().place(run.options.guard);
-        bytes += beside->plan().bytes();
-    }
+    for (const Beside &other : run.beside) bytes += bytes_beside(run, other, limits);
     return bytes;
 }
 

@@ -12,8 +12,12 @@ inline constexpr std::pair<const char *, Recompute> recompute_levels[] = {
 // Returns the bytes that plans of this machine's ranks may take: what is free, but for the reserve.
 size_t usable_memory(const Run &run, const Memory &memory);
 
-// Returns the bytes that a rank with this model needs: those of its plan, and of the models beside it.
-size_t rank_bytes(const Run &run, Model &model, ModelLimits limits);
+// Returns the limits of a model beside one with these limits, which is the one that generates.
+ModelLimits limits_beside(ModelLimits limits, Mode mode = Mode::train);
+
+// Returns the bytes that a model beside the run's own needs, and those that a rank with this model needs: its plan's, and those of run.beside.
+size_t bytes_beside(const Run &run, const Beside &other, const ModelLimits &limits);
+size_t rank_bytes(const Run &run, Model &model, const ModelLimits &limits);
 
 // Returns a model whose plan is placed. --recompute auto takes the first level whose plan fits into `memory` bytes, or else the last.
 std::unique_ptr<Model> plan_model(const Run &run, const std::string &recompute, ModelLimits &limits, size_t memory);

@@ -45,7 +45,7 @@ class LanguageModel final : public Objective {
 }  // namespace
 
 std::unique_ptr<Objective> make_objective(const Run &run) {
-    if (run.task == GRPO) return std::make_unique<Policy>(run);
+    if (run.task & RL) return std::make_unique<Policy>(run);
     if (run.task & PAIRS) return std::make_unique<Pairs>(run);
     return std::make_unique<LanguageModel>(run);
 }

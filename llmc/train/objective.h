@@ -5,7 +5,6 @@
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <span>
 #include <string>
 
@@ -15,7 +14,8 @@
 struct Measured {
     double loss = NAN;                                                  // NAN if no token was a target
     nlohmann::ordered_json metrics = nlohmann::ordered_json::object();  // for the log; empty if no token was a target
-    std::string text;                                                   // of an evaluation: for people
+    std::string text = {};                                              // of an evaluation: for people
+    double norm_beside = 0;                                             // of the gradient of a model that is trained beside
 };
 
 // Samples that are drawn at a time, or the most tokens that they may have; and how often the data is passed over.
@@ -28,8 +28,8 @@ class Objective {
   public:
     virtual ~Objective() = default;
 
-    // The configurations of models that stay in memory beside the trained one, only to be evaluated.
-    virtual std::vector<ModelConfig> resident() const { return {}; }
+    // The models that stay in memory beside the trained one.
+    virtual std::vector<Beside> beside() const { return {}; }
     // How samples are drawn from the data, and the number of optimizer steps that drawing so many of them leads to.
     virtual Drawing drawing(const Options &o) const { return {o.train_batch_size, o.train_batch_tokens, o.max_epochs}; }
     virtual size_t steps(size_t /*samples*/) const { return 1; }
@@ -47,11 +47,21 @@ class Objective {
     virtual void accumulate(Model &model, const Row &row, bool last) = 0;
     virtual Measured take(Model &model) = 0;  // sums over all rows and ranks since begin()
 
+    // Updates a model that is trained beside, from the same step. rate: the share of the peak that the schedule of learning rates has reached.
+    virtual void update(const AdamW &, double /*rate*/) {}
+    virtual size_t frozen_steps() const { return 0; }  // the first updates, which leave the trained model as it is
+
     // Names of metrics begin with "eval_".
     virtual Measured evaluate(Model &model, const Samples &data, std::span<const size_t> samples) = 0;
 
     // Adds to the config.json of a saved model what the last evaluation found.
     virtual void describe(ModelConfig &) const {}
+
+    // Write, compare and read what it adds to the directory of a saved model, and to that of a checkpoint.
+    virtual void save(const std::string & /*dir*/, const std::string & /*export_dtype*/) {}
+    virtual void save_state(const std::string & /*dir*/) {}
+    virtual void verify_state(const std::string & /*dir*/) {}
+    virtual void load_state(const std::string & /*dir*/) {}
 };
 
 std::unique_ptr<Objective> make_objective(const Run &run);  // of run.task; dies if the options contradict each other

@@ -106,7 +106,7 @@ void expect_positions(const Run &run, const Samples &data) {
 
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path) {
     auto data = std::make_unique<PreparedData>(path, run.config.V, run.tokenizer_hash);
-    if ((run.task & (PRETRAIN | SFT | PAIRS | GRPO)) && data->pairs() != ((run.task & PAIRS) != 0))
+    if ((run.task & (PRETRAIN | SFT | PAIRS | RL)) && data->pairs() != ((run.task & PAIRS) != 0))
         die("%s is of kind %s, but %s trains on %s\n  fix: %s", path.c_str(), data->kind().c_str(), task_name(run.task),
             run.task & PAIRS ? "pairs" : "single documents",
             run.task & PAIRS ? "prepare pairs with data/prepare.py pref" : "the task dpo or rm, or other data");
@@ -135,7 +135,7 @@ ModelLimits limits_for(const Run &run, Mode mode, const Samples &data) {
     limits.mode = mode;
     limits.row_tokens = rows_capacity(data, run.options.row_tokens);
     limits.positions = std::max(longest, row_multiple);
-    if (run.task == GRPO) limits.temperature = float(run.options.temperature);
+    if (run.task & RL) limits.temperature = float(run.options.temperature);
     return limits;
 }
 
@@ -197,7 +197,7 @@ static void load_weights(const Run &run, Model &model) {
     if (adapts && !run.options.adapter.empty()) adapter = std::make_unique<HfWeights>(run.options.adapter, adapter_files);
     const bool has_head = weights.find("score.weight") || (adapter && adapter->find("score.weight"));
     if (run.config.reward && !has_head) {
-        if (run.task != RM)
+        if (!run.new_head)
             die("%s has no score.weight, the head of a reward model\n  fix: fetch the model again", run.model_dir.c_str());
         run.say("the reward head starts from random values: %s has none", run.model_dir.c_str());
     }

@@ -10,6 +10,7 @@ const char *task_name(Task task) {
         case DPO: return "dpo";
         case RM: return "rm";
         case GRPO: return "grpo";
+        case PPO: return "ppo";
         case EVAL: return "eval";
         case GENERATE: return "generate";
         case MERGE: return "merge";
@@ -22,7 +23,8 @@ Options default_options(Task task) {
     if (task == SFT) o.learning_rate = 5e-6;
     if (task == DPO) o.learning_rate = 1e-6;
     if (task == RM) o.learning_rate = 9e-6;
-    if (task == GRPO) o.learning_rate = 1e-6, o.temperature = 1, o.n = 8;
+    if (task & RL) o.learning_rate = 1e-6, o.temperature = 1, o.n = 8;
+    if (task == PPO) o.advantage_estimator = "gae", o.n = 1;
     if (task & PAIRS) o.max_len = 512;
     if (task == PRETRAIN) o.truncation = "split";
     if (task == DEMO) {

@@ -7,9 +7,21 @@
 #include <string>
 #include <vector>
 
-enum Task : unsigned { DEMO = 1, PRETRAIN = 2, SFT = 4, EVAL = 8, GENERATE = 16, DPO = 32, RM = 64, GRPO = 128, MERGE = 256 };
+enum Task : unsigned {
+    DEMO = 1,
+    PRETRAIN = 2,
+    SFT = 4,
+    EVAL = 8,
+    GENERATE = 16,
+    DPO = 32,
+    RM = 64,
+    GRPO = 128,
+    PPO = 256,
+    MERGE = 512
+};
 constexpr unsigned PAIRS = DPO | RM;  // tasks whose samples are pairs of documents
-constexpr unsigned TRAINING = DEMO | PRETRAIN | SFT | PAIRS | GRPO;
+constexpr unsigned RL = GRPO | PPO;   // tasks that learn from rewards of answers
+constexpr unsigned TRAINING = DEMO | PRETRAIN | SFT | PAIRS | RL;
 constexpr unsigned ALL_TASKS = TRAINING | EVAL | GENERATE;
 constexpr unsigned PREPARE = 1u << 31;  // not a task: says that the flag is handed on to data/prepare.py
 

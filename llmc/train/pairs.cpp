@@ -43,10 +43,10 @@ Pairs::Pairs(const Run &run) : run_(run) {
         run.say("note: this loss needs no reference; --ref_model %s is not read", o.ref_model.c_str());
 }
 
-std::vector<ModelConfig> Pairs::resident() const {
+std::vector<Beside> Pairs::beside() const {
     if (!preference_ || !preference_->needs_reference() || run_.options.ref_mode != "resident" || reference_is_base(run_))
         return {};
-    return {reference_run(run_).config};
+    return {{"the reference model, beside it", reference_run(run_).config, false}};
 }
 
 void Pairs::use(const Samples &data, size_t pairs, const ModelLimits &limits) {

@@ -7,7 +7,9 @@
 #include <numeric>
 
 #include "../core/common.h"
+#include "../core/json.h"
 #include "../data/packing.h"
+#include "checkpoint.h"
 #include "evaluate.h"
 #include "open.h"
 #include "reference.h"
@@ -19,9 +21,18 @@ Policy::Policy(const Run &run) : run_(run), samples_(run.options.rollouts.empty(
     if (!(o.temperature > 0))
         die("--temperature %g: what was sampled greedily has no probability to learn from\n  fix: the temperature at which the rollouts were sampled, 1 by default",
             o.temperature);
-    advantage_ = {o.advantage_estimator,         o.gamma,       o.no_std_norm, o.reward_clip_range,
+    advantage_ = {o.advantage_estimator,         o.gamma,       o.gae_lambda, o.no_std_norm, o.reward_clip_range,
                   o.kl_use_loss ? 0 : o.kl_coef, o.kl_estimator};
     check_options(advantage_);
+    next_kl_coef_ = o.kl_coef;
+    if (o.kl_target > 0 && o.kl_coef == 0)
+        die("--kl_target %g adapts a coefficient that begins with --kl_coef 0\n  fix: --kl_coef 0.01, say", o.kl_target);
+    if (o.kl_target > 0 && double(o.rollout_batch_size * o.n) >= 5 * o.kl_horizon)
+        die("--kl_horizon %g is a fifth or less of the %zu answers of a batch, after which the coefficient could be negative\n  fix: --kl_horizon 10000, say",
+            o.kl_horizon, o.rollout_batch_size * o.n);
+    if ((run.task == PPO) != (o.advantage_estimator == "gae"))
+        die("--advantage_estimator %s is not for %s\n  fix: the task ppo for gae, which has a critic; grpo for the others, which have none",
+            o.advantage_estimator.c_str(), task_name(run.task));
     loss_ = {o.policy_loss_type, o.loss_aggregation, o.eps_clip, o.eps_clip, o.dual_clip, o.kl_use_loss ? o.kl_coef : 0,
              o.kl_estimator};
     if (!o.eps_clip_low_high.empty()) {
@@ -50,11 +61,13 @@ Policy::Policy(const Run &run) : run_(run), samples_(run.options.rollouts.empty(
 
 // ---- before a step ------------------------------------------------------------------------------------------------------------------
 
-std::vector<ModelConfig> Policy::resident() const {
-    std::vector<ModelConfig> out;
-    if (samples_ && run_.options.kl_coef > 0 && !reference_is_base(run_)) out.push_back(reference_run(run_).config);
+std::vector<Beside> Policy::beside() const {
+    std::vector<Beside> out;
+    if (samples_ && run_.options.kl_coef > 0 && !reference_is_base(run_))
+        out.push_back({"the reference model, beside it", reference_run(run_).config, false});
     for (const auto &reward : rewards_)
-        if (const auto model = reward->resident()) out.push_back(*model);
+        if (const auto model = reward->resident()) out.push_back({"a reward model, beside it", *model, false});
+    if (run_.task == PPO) out.push_back({"the critic, beside it, which is trained, too", critic_run(run_).config, true});
     return out;
 }
 
@@ -111,6 +124,7 @@ void Policy::use(const Samples &data, size_t, const ModelLimits &limits) {
         agree(run_.comm, [&] { expect_positions(*reference_run_, data); });
         reference_ = open_reference(*reference_run_, limits);
     }
+    if (run_.task == PPO && !critic_) critic_ = std::make_unique<Critic>(run_, limits, room_.longest);
     if (samples_) return;
     prepare(dynamic_cast<const Rollouts &>(data), reference_.get(), false);
     reference_.reset();  // it has done its work
@@ -124,14 +138,33 @@ void Policy::prepare(const Rollouts &rollouts, Model *reference, bool base) {
         p.reference_logps = target_values(base ? run_ : *reference_run_, *reference, rollouts, all_samples(rollouts), base);
     for (auto &tokens : p.reference_logps)
         for (double &value : tokens) value = -value;
+    if (critic_) p.critic.values = critic_->values(rollouts);
     std::vector<Judged> batch;
     for (size_t i = 0; i < rollouts.size(); i++) {
         const Rollout &r = rollouts[i];
         p.rewards.push_back(shaped_reward(shaping_, r.reward, r.completion.size(), r.truncated));
         batch.push_back({r.group, p.rewards.back(), r.logp, {}});
         if (reference) batch.back().reference_logp = p.reference_logps[i];
+        if (critic_) batch.back().values = p.critic.values[i];
     }
-    agree(run_.comm, [&] { p.advantages = advantages(advantage_, batch); });
+    agree(run_.comm, [&] {
+        Estimated estimated = advantages(advantage_, batch);
+        p.advantages = std::move(estimated.advantages), p.critic.returns = std::move(estimated.returns);
+    });
+    if (run_.options.kl_target > 0) next_kl_coef_ = adapted_kl_coef_after(p);
+}
+
+// The divergence of a batch is the mean over its answers of the mean over their tokens.
+double Policy::adapted_kl_coef_after(const Prepared &p) const {
+    const Options &o = run_.options;
+    double kl = 0;
+    for (size_t i = 0; i < p.rollouts->size(); i++) {
+        const auto &logp = (*p.rollouts)[i].logp;
+        for (size_t t = 0; t < logp.size(); t++)
+            kl += kl_estimate(o.kl_estimator, logp[t] - p.reference_logps[i][t]).value / double(logp.size());
+    }
+    const double answers = double(p.rollouts->size());
+    return adapted_kl_coef(next_kl_coef_, kl / answers, o.kl_target, answers, o.kl_horizon);
 }
 
 // ---- answers ------------------------------------------------------------------------------------------------------------------------
@@ -218,6 +251,7 @@ std::vector<Step> Policy::draw(Model &model, const Step &drawn) {
             std::filesystem::create_directories(o.output_dir + "/rollouts");
             rollouts_->write(format("%s/rollouts/%08zu.jsonl", o.output_dir.c_str(), drawn.begin));
         });
+    (o.kl_use_loss ? loss_.kl_coef : advantage_.kl_coef) = next_kl_coef_;
     const bool base = run_.options.kl_coef > 0 && reference_is_base(run_);
     prepare(*rollouts_, base ? &model : reference_.get(), base);
 
@@ -250,9 +284,13 @@ void Policy::start(const Samples &data, std::span<const size_t> samples) {
     answers_ = means_of(samples);
     size_ = {0, double(samples.size()), double(run_.options.max_new_tokens)};
     for (size_t s : samples) size_.tokens += double(data.sample_targets(s));
+    if (critic_) critic_->begin(now_->critic, size_.tokens);
 }
 
-void Policy::begin(const Step &step) { start(*step.data, step.samples); }
+void Policy::begin(const Step &step) {
+    start(*step.data, step.samples);
+    if (critic_) critic_->zero_gradients();
+}
 
 // Adds a row's rollouts to the sums, and returns the derivatives of the loss with respect to the nll of each token.
 std::vector<float> Policy::add(const Row &row, std::span<const double> nll) {
@@ -277,6 +315,11 @@ std::vector<float> Policy::add(const Row &row, std::span<const double> nll) {
 void Policy::accumulate(Model &model, const Row &row, bool last) {
     const auto weights = add(row, model.evaluate(row));
     model.backward(weights, float(-run_.options.entropy_coef / size_.tokens), last);
+    if (critic_) critic_->accumulate(row, last);
+}
+
+void Policy::update(const AdamW &adamw, double rate) {
+    if (critic_) critic_->update(adamw, rate);
 }
 
 Measured Policy::measured(Model &model, const std::string &prefix) {
@@ -295,14 +338,20 @@ Measured Policy::measured(Model &model, const std::string &prefix) {
                    {prefix + "response_length", answers_.length},
                    {prefix + "response_length_max", answers_.longest},
                    {prefix + "truncated", answers_.truncated}};
+    if (run_.options.kl_target > 0) out.metrics[prefix + "kl_coef"] = std::max(loss_.kl_coef, advantage_.kl_coef);
     if (!now_->reference_logps.empty()) out.metrics[prefix + "kl_loss"] = sums.kl_loss;
     else out.metrics.erase(prefix + "kl");
+    if (critic_) out.metrics.update(critic_->take(prefix));
     out.metrics.update(std::exchange(news_, ordered_json::object()));
     out.text = format("eval loss %.4f  reward %.4f", out.loss, answers_.reward);
     return out;
 }
 
-Measured Policy::take(Model &model) { return measured(model, ""); }
+Measured Policy::take(Model &model) {
+    Measured step = measured(model, "");
+    if (critic_) step.metrics["critic_grad_norm"] = step.norm_beside = critic_->gradient_norm();
+    return step;
+}
 
 // The mean reward of greedy answers; of given rollouts, the loss.
 Measured Policy::evaluate(Model &model, const Samples &data, std::span<const size_t> samples) {
@@ -321,6 +370,34 @@ Measured Policy::evaluate(Model &model, const Samples &data, std::span<const siz
     for (const auto &own : own_rows(run_.config, run_.ranks, data, pack_samples(data, samples, run_.options.row_tokens))) {
         const Row row = make_row(data, own);
         add(row, model.evaluate(row));
+        if (critic_) critic_->evaluate(row);
     }
     return measured(model, "eval_");
+}
+
+// ---- files --------------------------------------------------------------------------------------------------------------------------
+
+void Policy::save(const std::string &dir, const std::string &export_dtype) {
+    if (critic_) critic_->save(dir, export_dtype);
+}
+
+static std::string state_file(const std::string &dir) { return dir + "/policy_state.json"; }
+
+void Policy::save_state(const std::string &dir) {
+    if (critic_) critic_->save_optimizer(dir);
+    agree(run_.comm, [&] {
+        if (run_.speaks()) write_checked_json(state_file(dir), {{"next_kl_coef", next_kl_coef_}});
+    });
+}
+
+void Policy::verify_state(const std::string &dir) {
+    if (critic_) critic_->verify_optimizer(dir);
+}
+
+void Policy::load_state(const std::string &dir) {
+    if (critic_) critic_->load_optimizer(dir);
+    agree(run_.comm, [&] {
+        const nlohmann::json state = read_checked_json(state_file(dir), other_checkpoint(dir));
+        next_kl_coef_ = Fields(state, state_file(dir)).number("next_kl_coef");
+    });
 }

@@ -1,15 +1,17 @@
-// The task grpo: a policy learns from answers of its own and their rewards. An iteration:
+// The tasks grpo and ppo: a policy learns from answers of its own and their rewards; with ppo, beside a critic (critic.h). An iteration:
 //
 //   draw()       prompts are drawn, the engine (generation.h) answers each n times and keeps the log-probability of every token, and answers
 //                get rewards: they are rollouts (rollouts.h). With --rollouts they are read from a file instead, once
-//   prepare()    the reference, if there is one, evaluates the rollouts; rewards become advantages (advantages.h), over all ranks
+//   prepare()    the reference and the critic, if there are any, evaluate the rollouts; rewards become advantages (advantages.h), over all ranks
 //   begin(), accumulate(), take()    one or several optimizer steps: a forward pass gives the log-probability of each token now, from which the host
-//                computes the token's share of the loss and the derivative that the backward pass starts from (policy_loss.h)
+//                computes the token's share of the loss and the derivative that the backward pass starts from (policy_loss.h); then the
+//                critic does the same with its own loss, and update() updates it
 #pragma once
 #include <map>
 
 #include "../data/tokenizer.h"
 #include "advantages.h"
+#include "critic.h"
 #include "generation.h"
 #include "objective.h"
 #include "policy_loss.h"
@@ -21,7 +23,7 @@ class Policy final : public Objective {
   public:
     explicit Policy(const Run &run);
 
-    std::vector<ModelConfig> resident() const override;
+    std::vector<Beside> beside() const override;
     Drawing drawing(const Options &o) const override;
     size_t steps(size_t samples) const override;
     void make_room(const Samples &data, ModelLimits &limits) override;
@@ -30,7 +32,13 @@ class Policy final : public Objective {
     void begin(const Step &step) override;
     void accumulate(Model &model, const Row &row, bool last) override;
     Measured take(Model &model) override;
+    void update(const AdamW &adamw, double rate) override;
+    size_t frozen_steps() const override { return size_t(std::max<int64_t>(0, run_.options.freezing_steps)); }
     Measured evaluate(Model &model, const Samples &data, std::span<const size_t> samples) override;
+    void save(const std::string &dir, const std::string &export_dtype) override;
+    void save_state(const std::string &dir) override;
+    void verify_state(const std::string &dir) override;
+    void load_state(const std::string &dir) override;
 
   private:
     // Rollouts, and what is known of them before the first step.
@@ -38,6 +46,7 @@ class Policy final : public Objective {
         const Rollouts *rollouts;
         std::vector<double> rewards;                                   // shaped
         std::vector<std::vector<double>> advantages, reference_logps;  // of each rollout's tokens; the reference's may be empty
+        Critic::Targets critic;                                        // ppo
     };
     // Means over the rollouts of a step.
     struct Answers {
@@ -55,6 +64,7 @@ class Policy final : public Objective {
     size_t keep(const Questions &asked, std::span<const Completion> answers, std::span<const double> rewards, size_t first);
     nlohmann::ordered_json means_of_parts(const std::string &prefix, const std::vector<std::vector<double>> &parts) const;
     void prepare(const Rollouts &rollouts, Model *reference, bool base);
+    double adapted_kl_coef_after(const Prepared &p) const;
     Answers means_of(std::span<const size_t> samples) const;
     void start(const Samples &data, std::span<const size_t> samples);
     std::vector<float> add(const Row &row, std::span<const double> nll);
@@ -65,6 +75,7 @@ class Policy final : public Objective {
     ShapingOptions shaping_;
     AdvantageOptions advantage_;
     PolicyLossOptions loss_;
+    double next_kl_coef_ = 0;  // of the next batch of answers
     std::optional<Tokenizer> tokenizer_;
     std::vector<std::unique_ptr<Reward>> rewards_;  // of --reward
     bool opened_ = false;                           // they have their models
@@ -73,7 +84,8 @@ class Policy final : public Objective {
     GenerationRoom room_{};
     std::optional<Run> reference_run_;
     std::unique_ptr<Model> reference_;
-    std::vector<Rollout> kept_;  // since the last step: with dynamic filtering several draws may be needed for a step
+    std::unique_ptr<Critic> critic_;  // null unless ppo
+    std::vector<Rollout> kept_;       // since the last step: with dynamic filtering several draws may be needed for a step
     struct Drawn {
         size_t prompts = 0, times = 0;
         double tokens = 0, seconds = 0;          // of answers; of generation and rewards

@@ -90,3 +90,34 @@ PolicySums policy_loss(const PolicyLossOptions &o, const PolicyTokens &in, const
     }
     return sums;
 }
+
+ValueSums &ValueSums::operator+=(const ValueSums &o) {
+    value_loss += o.value_loss, tokens += o.tokens, clipped += o.clipped, values += o.values;
+    returns += o.returns, returns2 += o.returns2, errors += o.errors, errors2 += o.errors2;
+    return *this;
+}
+
+double ValueSums::explained_variance() const {
+    const double n = tokens, variance = returns2 / n - returns / n * (returns / n);
+    if (!(variance > 1e-12 * returns2 / n)) return NAN;  // what rounding leaves of equal numbers
+    return 1 - (errors2 / n - errors / n * (errors / n)) / variance;
+}
+
+ValueSums value_loss(double clip, const ValueTokens &in, double step_tokens, std::span<double> d_values) {
+    ValueSums sums;
+    for (size_t t = 0; t < in.values.size(); t++) {
+        const double value = in.values[t], old = in.values_old[t], target = in.returns[t], error = value - target;
+        const double near = clip > 0 ? old + std::clamp(value - old, -clip, clip) : value;
+        const bool clipped = std::abs(near - target) > std::abs(error);
+        d_values[t] = clipped ? 0 : error / step_tokens;
+        sums += {0.5 * std::pow(clipped ? near - target : error, 2) / step_tokens,
+                 1,
+                 double(clipped),
+                 value,
+                 target,
+                 target * target,
+                 -error,
+                 error * error};
+    }
+    return sums;
+}

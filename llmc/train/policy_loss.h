@@ -15,6 +15,10 @@
 //   sequence_mean   the mean over all answers of the mean over their tokens
 //   constant        the sum over all tokens, by the number of answers times the longest that was allowed (Dr. GRPO)
 // plus kl_coef times the mean over all tokens of k2 or k3 (advantages.h) of log p - log p_ref.
+//
+// A critic learns the returns G (advantages.h). With V its value of a token now and V_old that when the token was sampled, its loss is
+//   value           half the mean over all tokens of max((V - G)^2, (V_old + clip(V - V_old, -c, c) - G)^2), or of (V - G)^2 where c is 0
+//                                                   Schulman et al., 2017, as in the code of its experiments
 #pragma once
 #include <span>
 #include <string>
@@ -51,3 +55,21 @@ struct PolicySums {
 // d_logp (tokens) takes the derivatives of the answer's share of the loss.
 PolicySums policy_loss(const PolicyLossOptions &options, const PolicyTokens &answer, const PolicyStep &step,
                        std::span<double> d_logp);
+
+// The tokens of an answer: (tokens) each.
+struct ValueTokens {
+    std::span<const double> values, values_old, returns;
+};
+
+struct ValueSums {
+    double value_loss = 0;           // share of the step's loss
+    double tokens = 0, clipped = 0;  // clipped: tokens whose value has moved too far to learn more
+    double values = 0;               // sums over the tokens: of V, G, G^2, G - V and its square
+    double returns = 0, returns2 = 0, errors = 0, errors2 = 0;
+
+    ValueSums &operator+=(const ValueSums &o);
+    double explained_variance() const;  // 1 - var(G - V) / var(G); NAN if all returns are equal
+};
+
+// d_values (tokens) takes the derivatives. step_tokens: N; clip: c.
+ValueSums value_loss(double clip, const ValueTokens &answer, double step_tokens, std::span<double> d_values);

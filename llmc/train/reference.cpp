@@ -10,6 +10,7 @@
 #include "../core/hash.h"
 #include "../data/tokenizer.h"
 #include "evaluate.h"
+#include "fit.h"
 #include "open.h"
 
 namespace fs = std::filesystem;
@@ -18,17 +19,15 @@ bool reference_is_base(const Run &run) {
     return run.config.lora.rank > 0 && run.options.adapter.empty() && run.options.ref_model.empty();
 }
 
-Run reference_run(const Run &run) {
+Run run_beside(const Run &run, const std::string &dir, const char *flag) {
     Run out = run;
-    const std::string &dir = run.options.ref_model;
     if (dir.empty()) return out;
     agree(run.comm, [&] {
         open_config(out, dir);
         const auto refuse = [&](const char *what) {
-            die("the reference %s has another %s than %s\n  fix: a --ref_model that was made from the same model", dir.c_str(),
-                what, run.model_dir.c_str());
+            die("%s %s has another %s than the trained model\n  fix: a model that was made from the same one", flag, dir.c_str(),
+                what);
         };
-        if (out.config.reward) die("--ref_model %s is a reward model\n  fix: a language model", dir.c_str());
         if (out.config.V != run.config.V) refuse("vocabulary");
         if (!out.tokenizer_hash.empty() && !run.tokenizer_hash.empty() && out.tokenizer_hash != run.tokenizer_hash)
             refuse("tokenizer");
@@ -37,9 +36,17 @@ Run reference_run(const Run &run) {
     return out;
 }
 
-std::unique_ptr<Model> open_reference(const Run &reference, ModelLimits limits) {
-    limits.mode = Mode::evaluate;
-    return open_model(reference, limits);
+Run reference_run(const Run &run) {
+    const std::string &dir = run.options.ref_model;
+    Run out = run_beside(run, dir, "--ref_model");
+    agree(run.comm, [&] {
+        if (out.config.reward) die("--ref_model %s is a reward model\n  fix: a language model", dir.c_str());
+    });
+    return out;
+}
+
+std::unique_ptr<Model> open_reference(const Run &reference, const ModelLimits &limits) {
+    return open_model(reference, limits_beside(limits, Mode::evaluate));
 }
 
 Reference::Reference(const Run &run, const ModelLimits &limits) : run_(reference_run(run)), limits_(limits) {

@@ -14,11 +14,14 @@
 // Says that the reference is the base of the adapters: Model::evaluate_base.
 bool reference_is_base(const Run &run);
 
-// Returns a run like this one for the model of --ref_model, by default that of --model. Dies if its tokenizer differs from the trained model's.
-Run reference_run(const Run &run);
+// Returns a run like this one for another model that reads the same tokens, of directory `dir`, or for the run's own if that is empty. Dies if their
+// tokenizers differ; `flag` is the one that names the directory.
+Run run_beside(const Run &run, const std::string &dir, const char *flag);
+
+Run reference_run(const Run &run);  // for the language model of --ref_model
 
 // Opens the reference of reference_run(), to be evaluated on rows that suit `limits`.
-std::unique_ptr<Model> open_reference(const Run &reference, ModelLimits limits);
+std::unique_ptr<Model> open_reference(const Run &reference, const ModelLimits &limits);
 
 class Reference {
   public:

@@ -6,6 +6,7 @@
 
 #include "../core/common.h"
 #include "evaluate.h"
+#include "fit.h"
 #include "open.h"
 #include "worker.h"
 
@@ -102,8 +103,7 @@ class ByModel final : public Reward {
     std::optional<ModelConfig> resident() const override { return run_.config; }
 
     void open(const ModelLimits &of_policy) override {
-        ModelLimits limits = of_policy;
-        limits.mode = Mode::evaluate;
+        ModelLimits limits = limits_beside(of_policy, Mode::evaluate);
         limits.positions = std::min(limits.row_tokens, run_.config.max_positions);
         limits_ = limits;
         model_ = open_model(run_, limits);

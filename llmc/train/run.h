@@ -2,7 +2,7 @@
 #pragma once
 #include <functional>
 #include <memory>
-#include <optional>
+#include <vector>
 
 #include "../model/model.h"
 #include "../parallel/comm.h"
@@ -10,6 +10,13 @@
 
 // Makes a model for the device and dtype that the options ask for. Its memory is planned, but not yet allocated.
 using ModelFactory = std::function<std::unique_ptr<Model>(const ModelConfig &, const ModelLimits &)>;
+
+// A model that is in memory beside the trained one.
+struct Beside {
+    const char *what;  // for people
+    ModelConfig config;
+    bool trained;
+};
 
 struct Run {
     const char *program;  // its name, "train_llama"
@@ -20,12 +27,12 @@ struct Run {
     ModelFactory make_model;
     std::string model_dir = {};  // empty with --preset
     ModelConfig config = {};
+    bool new_head = false;            // a reward model whose head starts from random values if model_dir has none
     std::string tokenizer_hash = {};  // the hash of model_dir's tokenizer; empty if there is none
     Ranks ranks = {};
     size_t in_process = 1;  // the number of ranks, this one included, that are threads of this process
     std::shared_ptr<Mesh> mesh = nullptr;
-    std::vector<ModelConfig> beside =
-        {};  // --plan: the configurations of models that are in memory, too: a reference, reward models
+    std::vector<Beside> beside = {};  // models that need memory, too, and have none yet
 
     bool speaks() const { return comm.rank == 0; }  // is true of one rank, which prints and writes the files
     __attribute__((format(printf, 2, 3))) void say(const char *text, ...) const;  // a line on standard output

@@ -59,12 +59,14 @@ class Trainer {
     void describe_split(const Step &batch) const;
     void try_saving();
     void save_model(const std::string &dir);
+    void save_states(const std::string &dir);
     void save_checkpoint();
     ordered_json mfu(const Step &batch, double seconds) const;
     struct Report;
     void add_reports(ordered_json &line, const Report &own, double seconds) const;
     Measured gradients_of(const Step &batch);
-    void update(const Step &batch, double loss, double norm, double lr);
+    double schedule(size_t frozen) const;
+    void update(const Step &batch, const Measured &measured, double norm, double lr);
     void explain(const Step &batch);
     ordered_json optimizer_step(const Step &batch);
     void evaluate_now();
@@ -89,6 +91,7 @@ class Trainer {
     std::string export_dtype_, resume_from_;
     std::string data_fingerprint_;  // hash of the file that is open; its name may meanwhile belong to another file
     size_t steps_ = 0, step_ = 0, skips_in_a_row_ = 0;
+    size_t frozen_ = 0;          // updates that leave the model as it is
     size_t worse_in_a_row_ = 0;  // evaluations since the best
     Totals totals_;
     LossSpikes spikes_;
@@ -99,6 +102,7 @@ class Trainer {
 Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     agree(run.comm, [&] {
         objective_ = make_objective(run);
+        frozen_ = objective_->frozen_steps();
         if (run.speaks()) check_output_dir();
     });
     resume_from_ = run.comm.gather(resume_from_)[0];
@@ -220,6 +224,7 @@ void Trainer::start_or_resume() {
         agree(run_.comm, [&] { restore_state(resume_from_); });
         load_optimizer(run_.comm, resume_from_, model_->optimizer_state());
         model_->optimizer_state_loaded();
+        objective_->load_state(resume_from_);
         run_.say("resumed from %s at step %zu", resume_from_.c_str(), step_);
     }
     try_saving();
@@ -290,6 +295,12 @@ void Trainer::save_model(const std::string &dir) {
         else write_config(dir, config, export_dtype_);
         if (!run_.model_dir.empty()) copy_tokenizer(run_.model_dir, dir);
     });
+    objective_->save(dir, export_dtype_);
+}
+
+void Trainer::save_states(const std::string &dir) {
+    save_optimizer(run_.comm, dir, model_->optimizer_state());
+    objective_->save_state(dir);
 }
 
 // Writes everything that the run will save before its first step, and reads it back, so that a long run does not fail at its first save.
@@ -303,8 +314,9 @@ void Trainer::try_saving() {
                 if (!weights.find(t.name)) die("%s was written without %s", dir.c_str(), t.name.c_str());
         });
         if (o_.save_steps <= 0) return;
-        save_optimizer(run_.comm, dir, model_->optimizer_state());
+        save_states(dir);
         verify_optimizer(run_.comm, dir, model_->optimizer_state());
+        objective_->verify_state(dir);
     });
     agree(run_.comm, [&] {
         if (run_.speaks()) remove_directory(trial);
@@ -314,7 +326,7 @@ void Trainer::try_saving() {
 void Trainer::save_checkpoint() {
     write_directory(run_.comm, checkpoint_path(o_.output_dir, step_), [&](const std::string &dir) {
         save_model(dir);
-        save_optimizer(run_.comm, dir, model_->optimizer_state());
+        save_states(dir);
         agree(run_.comm, [&] {
             if (!run_.speaks()) return;
             logger_->sync();  // no checkpoint outlives the lines of the steps that led to it
@@ -403,8 +415,16 @@ Measured Trainer::gradients_of(const Step &batch) {
     return step;
 }
 
-void Trainer::update(const Step &batch, double loss, double norm, double lr) {
-    const bool finite = std::isfinite(norm) && (std::isfinite(loss) || batch.target_tokens == 0);
+// Returns the learning rate of a model that the first `frozen` updates leave as it is, as a share of its peak.
+double Trainer::schedule(size_t frozen) const {
+    if (step_ - totals_.skipped < frozen) return 0;
+    return learning_rate_at(
+        {o_.lr_scheduler, 1, o_.lr_warmup_ratio, o_.min_lr_ratio, steps_ - std::min(frozen, steps_), o_.lr_decay_ratio},
+        step_ - frozen);
+}
+
+void Trainer::update(const Step &batch, const Measured &measured, double norm, double lr) {
+    const bool finite = std::isfinite(norm + measured.norm_beside) && (std::isfinite(measured.loss) || batch.target_tokens == 0);
     if (finite && batch.target_tokens) {
         AdamW adamw{};
         adamw.lr = lr, adamw.beta1 = o_.adam_betas[0], adamw.beta2 = o_.adam_betas[1], adamw.eps = o_.adam_eps;
@@ -412,7 +432,8 @@ void Trainer::update(const Step &batch, double loss, double norm, double lr) {
         adamw.grad_scale = o_.max_norm > 0 && norm > o_.max_norm ? o_.max_norm / norm : 1;
         adamw.step = step_ - totals_.skipped + 1;
         adamw.seed = o_.seed;
-        model_->update(adamw);
+        objective_->update(adamw, schedule(0));
+        if (adamw.step > frozen_) adamw.step -= frozen_, model_->update(adamw);
         skips_in_a_row_ = 0;
         return;
     }
@@ -456,13 +477,12 @@ ordered_json Trainer::optimizer_step(const Step &batch) {
     Profiler *profiler = model_->profiler();
     if (profiler) profiler->begin_step();
     model_->take_sent();  // drops the bytes sent in an evaluation
-    const double lr = learning_rate_at(
-        {o_.lr_scheduler, o_.learning_rate, o_.lr_warmup_ratio, o_.min_lr_ratio, steps_, o_.lr_decay_ratio}, step_);
+    const double lr = o_.learning_rate * schedule(frozen_);
     const Measured step = gradients_of(batch);
     const double norm = batch.target_tokens ? model_->gradient_norm() : 0;
     const auto update_start = now();
     const double comm_before_update = run_.mesh->seconds();
-    update(batch, step.loss, norm, lr);
+    update(batch, step, norm, lr);
     const double update_comm = run_.mesh->seconds() - comm_before_update;
     const Report report{model_->take_sent(), run_.mesh->seconds() - comm_before, seconds_since(update_start) - update_comm,
                         model_->memory().peak()};

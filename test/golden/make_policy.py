@@ -9,6 +9,9 @@ writes test/golden/policy.json:
     reference      the reference model's directory (make_preference.py)
     logprobs       of each rollout: of each token of the completion when it was sampled, near those of the model
     losses.CASE    flags: of train_llama grpo; policy_loss; loss, which may add a KL divergence and subtract entropy; its gradient's norm
+    score          the head of a critic with the model's weights: the row of score.weight
+    ppo.CASE       flags: of train_llama ppo; steps: of a few steps on all rollouts, with AdamW: policy_loss, value_loss, explained_variance,
+                   and the norms of both gradients
 
 The formulas are written here once more, from the papers that llmc/train/advantages.h and policy_loss.h name. Each rollout is run by itself.
 """
@@ -16,7 +19,7 @@ import numpy as np
 import torch
 import transformers
 from make import HERE, MODELS, flat_gradients, load, stream_of, widened
-from make_preference import FIRST_ID, reference_of, vocabulary, write_json
+from make_preference import FIRST_ID, load_reward_model, make_score, reference_of, vocabulary, write_json
 
 NAMES = ["llama2", "qwen3", "phi3", "gpt2"]
 GROUPS = [(5, (7, 2, 12)), (1, (1, 9)), (21, (30, 3, 17, 8)), (9, (25, 25)), (3, (4, 6, 5))]  # tokens of a prompt; of its answers
@@ -31,6 +34,12 @@ CASES = {
     "kl_in_reward": dict(advantage_estimator="reinforce_baseline", kl_coef=0.1, kl_estimator="k1", reward_clip_range="-0.5,0.5"),
     "entropy": dict(advantage_estimator="reinforce", gamma=0.9, entropy_coef=0.3, temperature=1.3),
 }
+PPO = {
+    "gae": dict(gamma=0.9, gae_lambda=0.8, value_clip=0.02),
+    "kl_in_reward": dict(kl_coef=0.1, kl_estimator="k1", value_clip=0, no_std_norm="true"),
+    "frozen": dict(gae_lambda=0.95, freezing_steps=1, value_clip=0.05),
+}
+RATES = dict(learning_rate=1e-4, critic_learning_rate=2e-3, lr_scheduler="constant")
 
 
 def make_rollouts():
@@ -111,6 +120,70 @@ def make_loss(model, rollouts, old, reference, **flags):
     return dict(flags=flags, policy_loss=policy.item(), loss=(policy + extra).item(), grad_norm=norm)
 
 
+def token_values(critic, rollout):
+    """Of each token of the completion: what the critic says before it."""
+    ids, first = torch.tensor(rollout["prompt_ids"] + rollout["completion_ids"]), len(rollout["prompt_ids"])
+    hidden = critic.base_model(input_ids=ids[None], use_cache=False).last_hidden_state
+    return critic.score(hidden)[0, first - 1:-1, 0]
+
+
+def make_gae(rollouts, old, reference, values, gamma=1.0, gae_lambda=1.0, kl_coef=0.0, no_std_norm="false", **_):
+    """By the definition: A_t is the sum over u >= t of (gamma gae_lambda)^(u-t) delta_u."""
+    advantages = []
+    for rollout, then, ref, V in zip(rollouts, old, reference, values):
+        n = len(then)
+        q = -kl_coef * (then - ref).clip(-10, 10)
+        q[-1] += rollout["reward"]
+        delta = q + gamma * np.append(V[1:], 0) - V
+        advantages.append(np.array([sum((gamma * gae_lambda)**(u - t) * delta[u] for u in range(t, n)) for t in range(n)]))
+    returns = [a + V for a, V in zip(advantages, values)]
+    every = np.concatenate(advantages)
+    scale = 1 if no_std_norm == "true" else every.std()
+    return [torch.from_numpy((a - every.mean()) / scale) for a in advantages], [torch.from_numpy(g) for g in returns]
+
+
+def update(optimizer, parameters, gradients):
+    """Returns the norm, to 1 of which the gradient is clipped."""
+    norm = sum((g**2).sum() for g in gradients if g is not None)**0.5
+    for p, g in zip(parameters, gradients):
+        p.grad = None if g is None else g / max(norm, 1)
+    optimizer.step()
+    return norm.item()
+
+
+def make_ppo(name, score, rollouts, old, reference, **flags):
+    model, critic = load(HERE / name, torch.float64), load_reward_model(name, torch.float64, score)
+    learners = [(m, list(m.parameters()), torch.optim.AdamW(m.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0))
+                for m, lr in ((model, RATES["learning_rate"]), (critic, RATES["critic_learning_rate"]))]
+    N, clip, steps = sum(map(len, old)), flags["value_clip"], []
+    with widened(model), widened(critic):
+        with torch.no_grad():
+            values_old = [token_values(critic, r).numpy() for r in rollouts]
+        advantages, returns = make_gae(rollouts, old, reference, values_old, **flags)
+        G = torch.cat(returns)
+        for step in range(3):
+            terms, errors, value_terms = [], [], []
+            for rollout, then, A, V_old, target in zip(rollouts, old, advantages, values_old, returns):
+                ratio = torch.exp(token_logps(model, rollout)[0] - torch.from_numpy(then))
+                terms.append(-torch.minimum(ratio * A, ratio.clamp(0.8, 1.2) * A))
+                V, before = token_values(critic, rollout), torch.from_numpy(V_old)
+                near = before + (V - before).clamp(-clip, clip) if clip else V
+                value_terms.append(torch.maximum((V - target)**2, (near - target)**2) / 2)
+                errors.append((target - V).detach())
+            policy_loss, value_loss = torch.cat(terms).sum() / N, torch.cat(value_terms).sum() / N
+            norms = []
+            for number, ((_, parameters, optimizer), loss) in enumerate(zip(learners, (policy_loss, value_loss))):
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+                if number == 0 and step < flags.get("freezing_steps", 0):
+                    norms.append(sum((g**2).sum() for g in gradients if g is not None).sqrt().item())
+                else:
+                    norms.append(update(optimizer, parameters, gradients))
+            explained = 1 - torch.cat(errors).var(correction=0) / G.var(correction=0)
+            steps.append(dict(policy_loss=policy_loss.item(), value_loss=value_loss.item(), explained_variance=explained.item(),
+                              grad_norm=norms[0], critic_grad_norm=norms[1]))
+    return dict(flags={**flags, **RATES}, steps=steps)
+
+
 def main():
     torch.set_num_threads(1)  # the order of sums, and with it the last digits
     transformers.logging.set_verbosity_error()
@@ -125,7 +198,9 @@ def main():
                 ref = [token_logps(reference, r)[0].numpy() for r in rollouts]
             old = [np.minimum(lp + random.normal(0, 0.2, len(lp)), 0).round(6) for lp in now]
             losses = {case: make_loss(model, rollouts, old, ref, **flags) for case, flags in CASES.items()}
-        models[name] = dict(reference=reference_of(name), logprobs=[lp.tolist() for lp in old], losses=losses)
+        score = make_score(name)
+        ppo = {case: make_ppo(name, score, rollouts, old, ref, **flags) for case, flags in PPO.items()}
+        models[name] = dict(reference=reference_of(name), logprobs=[lp.tolist() for lp in old], losses=losses, score=score, ppo=ppo)
         print(name, {case: round(loss["policy_loss"], 4) for case, loss in losses.items()}, flush=True)
     versions = dict(transformers=transformers.__version__, torch=torch.__version__)
     write_json(HERE / "policy.json", dict(**versions, rollouts=rollouts, models=models), depth=4)

@@ -496,7 +496,7 @@ def rewarding(tmp_path_factory):
     ("rm", {"center_rewards_coefficient": -1}, ["--center_rewards_coefficient is -1.0", "0 or more"]),
     ("rm", {"beta": 0.1}, ["--beta belongs to dpo, not to rm"]),
     ("sft", {"beta": 0.1}, ["--beta belongs to dpo, not to sft"]),
-    ("dpo", {"ref_model": GOLDEN / "mistral"}, ["the reference", "mistral", "another vocabulary"]),
+    ("dpo", {"ref_model": GOLDEN / "mistral"}, ["--ref_model", "mistral", "another vocabulary"]),
     ("dpo", {"ref_model": GOLDEN / "absent"}, ["absent"]),
     ("dpo", {"row_tokens": 100}, ["pair 2", "126 tokens in its two answers", "row holds 100", "--row_tokens 126"]),
     ("sft", {"max_len": 128}, ["is of kind pref, but sft trains on single documents", "fix: the task dpo or rm, or other data"]),

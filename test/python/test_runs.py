@@ -543,7 +543,7 @@ def test_train_the_demo_and_generate(python_for_data, tmp_path):
     assert answers(max_sequences=1) == answers(ranks=2) == three
     refused(command("generate", model=tmp_path / "a", prompts=prompts, n=0), "--n is 0", "at least 1")
     refused(command("generate", model=tmp_path / "a", prompts=prompts, max_sequences=0), "--max_sequences is 0")
-    refused(command("sft", model=DEMO, data=prompts, output_dir=tmp_path / "b", n=2), "--n belongs to grpo, generate")
+    refused(command("sft", model=DEMO, data=prompts, output_dir=tmp_path / "b", n=2), "--n belongs to grpo, ppo, generate")
 
 
 def test_a_broken_line_of_raw_data_is_named(python_for_data, tmp_path):

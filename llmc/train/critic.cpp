@@ -1,0 +1,125 @@
+#include "critic.h"
+
+#include <filesystem>
+
+#include "../core/common.h"
+#include "../core/file.h"
+#include "../io/hf.h"
+#include "checkpoint.h"
+#include "evaluate.h"
+#include "fit.h"
+#include "open.h"
+#include "reference.h"
+
+using nlohmann::ordered_json;
+
+Run critic_run(const Run &run) {
+    const std::string &dir = run.options.critic_model;
+    Run out = run_beside(run, dir, "--critic_model");
+    out.config.lora = {};  // all weights of a critic are trained
+    agree(run.comm, [&] {
+        if (!dir.empty() && !run.options.plan && !HfWeights::present(dir))
+            die("--critic_model %s has no weights (model.safetensors, or shards with an index)\n  fix: the directory of a trained model",
+                dir.c_str());
+        out.new_head = !out.config.reward;
+        if (out.new_head) make_reward(out.config);
+    });
+    out.options.profile = false;
+    return out;
+}
+
+Critic::Critic(const Run &run, const ModelLimits &limits, size_t longest) : run_(critic_run(run)) {
+    agree(run_.comm, [&] {
+        if (longest > run_.config.max_positions)
+            die("an answer may end at token %zu, but %s of the critic %s is %zu\n  fix: a smaller --max_new_tokens, or another --critic_model",
+                longest, run_.config.positions_name(), run_.model_dir.c_str(), run_.config.max_positions);
+    });
+    Run with_policy = run_;  // what is kept for the backward pass must leave room for the policy
+    with_policy.beside = {{"the policy", run.config, true}};
+    model_ = open_model(with_policy, limits_beside(limits));
+}
+
+std::vector<std::vector<double>> Critic::values(const Samples &rollouts) {
+    agree(run_.comm, [&] { expect_positions(run_, rollouts); });
+    std::vector<size_t> all(rollouts.size());
+    for (size_t i = 0; i < all.size(); i++) all[i] = i;
+    return target_values(run_, *model_, rollouts, all);
+}
+
+void Critic::begin(const Targets &targets, double tokens) { targets_ = &targets, tokens_ = tokens; }
+
+// Adds a row's tokens to the sums, and returns the derivatives of the loss with respect to their values.
+std::vector<float> Critic::add(const Row &row) {
+    const std::vector<double> values = model_->evaluate(row);
+    std::vector<double> d_values(values.size());
+    ValueSums sums;
+    size_t first = 0;
+    for (size_t i : row.documents) {
+        const size_t count = values.empty() ? 0 : targets_->returns[i].size();
+        const ValueTokens tokens{std::span(values).subspan(first, count), targets_->values[i], targets_->returns[i]};
+        sums += value_loss(run_.options.value_clip, tokens, tokens_, std::span(d_values).subspan(first, count));
+        first += count;
+    }
+    if (run_.mesh->sp_rank == 0) sums_ += sums;  // the ranks of a ring have the same
+    return {d_values.begin(), d_values.end()};
+}
+
+void Critic::evaluate(const Row &row) { add(row); }
+
+void Critic::accumulate(const Row &row, bool last) {
+    const auto weights = add(row);
+    model_->backward(weights, 0, last);
+}
+
+double Critic::gradient_norm() {
+    norm_ = model_->gradient_norm();
+    model_->arena().check_guards();
+    return norm_;
+}
+
+void Critic::update(AdamW adamw, double rate) {
+    const Options &o = run_.options;
+    adamw.lr = o.critic_learning_rate * rate;
+    adamw.grad_scale = o.max_norm > 0 && norm_ > o.max_norm ? o.max_norm / norm_ : 1;
+    model_->update(adamw);
+}
+
+ordered_json Critic::take(const std::string &prefix) {
+    const ValueSums sums = over_ranks(run_.comm, std::exchange(sums_, {}));
+    ordered_json out = {{prefix + "value_loss", sums.value_loss},
+                        {prefix + "explained_variance", sums.explained_variance()},
+                        {prefix + "value", sums.values / sums.tokens},
+                        {prefix + "return", sums.returns / sums.tokens},
+                        {prefix + "value_clip_ratio", sums.clipped / sums.tokens}};
+    return out;
+}
+
+static std::string directory_in(const std::string &dir) { return dir + "/critic"; }
+
+void Critic::save(const std::string &dir, const std::string &export_dtype) {
+    const std::string own = directory_in(dir);
+    agree(run_.comm, [&] {
+        if (run_.speaks()) std::filesystem::create_directories(own);
+    });
+    model_->save(own, export_dtype);
+    agree(run_.comm, [&] {
+        if (!run_.speaks()) return;
+        write_config(own, run_.config, export_dtype);
+        copy_tokenizer(run_.model_dir, own);
+        sync_directory(own);
+    });
+}
+
+void Critic::save_optimizer(const std::string &dir) {
+    ::save_optimizer(run_.comm, directory_in(dir), model_->optimizer_state());
+    agree(run_.comm, [&] { sync_directory(directory_in(dir)); });
+}
+
+void Critic::verify_optimizer(const std::string &dir) {
+    ::verify_optimizer(run_.comm, directory_in(dir), model_->optimizer_state());
+}
+
+void Critic::load_optimizer(const std::string &dir) {
+    ::load_optimizer(run_.comm, directory_in(dir), model_->optimizer_state());
+    model_->optimizer_state_loaded();
+}

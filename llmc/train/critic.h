@@ -1,0 +1,50 @@
+// The critic of ppo: a second model beside the policy, which learns to say of each token of an answer what return is to be expected when all before it
+// is known. It is a reward model whose head reads every predictor of a row instead of the end of each document, has an optimizer of its own, and is trained
+// on the same rows and by the same ranks as the policy. All of its weights are trained, also where the policy has adapters.
+#pragma once
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "policy_loss.h"
+#include "run.h"
+
+// Returns a run like this one for the model of --critic_model, by default for that of --model with a new head. Dies if its tokenizer differs from the
+// policy's.
+Run critic_run(const Run &run);
+
+class Critic {
+  public:
+    // Of each token of each rollout. The values are those that the critic gave before it learnt from any of these rollouts.
+    struct Targets {
+        std::vector<std::vector<double>> values, returns;
+    };
+
+    // Opens the model, for rows that suit `limits` with documents of up to `longest` tokens. All ranks make all calls together.
+    Critic(const Run &run, const ModelLimits &limits, size_t longest);
+
+    std::vector<std::vector<double>> values(const Samples &rollouts);  // [i] = the values of the tokens of rollout i
+
+    // A step of so many tokens begins, or an evaluation. The targets must outlive it.
+    void begin(const Targets &targets, double tokens);
+    void zero_gradients() { model_->zero_gradients(); }
+    void evaluate(const Row &row);
+    void accumulate(const Row &row, bool last);  // forward, loss and backward
+    double gradient_norm();                      // after the last row
+    void update(AdamW adamw, double rate);       // rate: the share of --critic_learning_rate that the schedule has reached
+    nlohmann::ordered_json take(const std::string &prefix);  // metrics over all rows and ranks since begin()
+
+    // They read and write the directory `critic` in dir: the model; in a checkpoint also its optimizer.
+    void save(const std::string &dir, const std::string &export_dtype);
+    void save_optimizer(const std::string &dir);
+    void verify_optimizer(const std::string &dir);
+    void load_optimizer(const std::string &dir);
+
+  private:
+    std::vector<float> add(const Row &row);
+
+    const Run run_;
+    std::unique_ptr<Model> model_;
+    const Targets *targets_ = nullptr;
+    double tokens_ = 0, norm_ = 0;
+    ValueSums sums_;  // over this rank's rollouts
+};

@@ -1,0 +1,253 @@
+"""Whole runs of ppo: on given rollouts what torch says of several steps of both models, whatever the mesh; on answers of its own, the critic foresees rewards
+and what is rewarded becomes likelier. Resuming, and every way to call it wrong."""
+
+import json
+import math
+import shutil
+
+import pytest
+import test_runs
+from test_grpo import MESHES, POLICY, near, prompts, rollouts, write  # noqa: F401, prompts is a fixture
+from test_preference import reward_model
+from test_runs import DEMO, GOLDEN, ROOT, call, command, first_step, log_lines, refused, stable, weights
+
+MODELS = POLICY["models"]
+
+
+def words(output, file, *flags, name="qwen3", **options):
+    """Steps of all rollouts unless told otherwise."""
+    return command("ppo", *flags, **{"model": GOLDEN / name, "rollouts": file, "output_dir": output, "max_len": 67, "max_steps": 3, "max_epochs": 3,
+                                     "recompute": "cheap", **options})
+
+
+def run(output, file, *flags, **options):
+    result = call(words(output, file, *flags, **options))
+    assert result.returncode == 0 and result.stderr == "", result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write(tmp_path / "rollouts.jsonl", rollouts())
+
+
+@pytest.fixture(scope="module")
+def critic(tmp_path_factory):
+    return reward_model(tmp_path_factory.mktemp("critic") / "model", "qwen3", MODELS["qwen3"]["score"])
+
+
+def expect_steps(lines, want):
+    for line, golden in zip(lines, want, strict=True):
+        near(line["policy_loss"], golden["policy_loss"], 0, 1e-5 * (abs(golden["policy_loss"]) + 0.1))
+        near(line["value_loss"], golden["value_loss"], 1e-5)
+        near(line["explained_variance"], golden["explained_variance"], 1e-4)
+        near(line["grad_norm"], golden["grad_norm"], 1e-4)
+        near(line["critic_grad_norm"], golden["critic_grad_norm"], 1e-4)
+
+
+# ---- given rollouts ---------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("program", ["", "_emu"])
+def test_steps_equal_torch(name, program, tmp_path, monkeypatch):
+    path = ROOT / (("train_gpt2" if name == "gpt2" else "train_llama") + program)
+    if not path.exists():
+        pytest.skip(f"{path.name} was not built")
+    monkeypatch.setattr(test_runs, "PROGRAM", path)
+    file, critic = write(tmp_path / "rollouts.jsonl", rollouts(name)), reward_model(tmp_path / "critic", name, MODELS[name]["score"])
+    for number, (case, want) in enumerate(MODELS[name]["ppo"].items()):
+        if program and number:
+            continue
+        options = {"device": "cuda", "dtype": "f32"} if program else [*MESHES.values()][number]
+        if want["flags"].get("kl_coef"):
+            options = {**options, "ref_model": GOLDEN / MODELS[name]["reference"]}
+        run(tmp_path / case, file, name=name, critic_model=critic, **options, **want["flags"])
+        expect_steps(log_lines(tmp_path / case)[1:4], want["steps"])
+
+
+@pytest.mark.parametrize("case", ["gae", "frozen"])
+def test_no_mesh_and_no_packing_changes_the_steps(case, file, critic, tmp_path):
+    want = MODELS["qwen3"]["ppo"][case]
+    for number, options in enumerate([*MESHES.values(), {"row_tokens": 512}, {"row_tokens": 100}, {"zero_stage": 0, "ranks": 2}, {"zero_stage": 3, "ranks": 4, "ring_attn_size": 2}]):
+        run(tmp_path / str(number), file, critic_model=critic, **options, **want["flags"])
+        expect_steps(log_lines(tmp_path / str(number))[1:4], want["steps"])
+
+
+def test_the_policy_stands_still_at_first(file, tmp_path):
+    run(tmp_path / "run", file, freezing_steps=2, max_steps=4, max_epochs=4, learning_rate=1e-3, critic_learning_rate=1e-2, lr_scheduler="constant")
+    lines = log_lines(tmp_path / "run")[1:5]
+    assert [line["lr"] for line in lines] == [0, 0, 1e-3, 1e-3]
+    losses = [line["policy_loss"] for line in lines]
+    assert losses[:3] == pytest.approx([losses[0]] * 3, abs=1e-6) and abs(losses[3] - losses[0]) > 1e-3
+    assert len({line["value_loss"] for line in lines}) == 4
+
+
+def test_a_policy_that_never_learns_is_the_model(file, tmp_path):
+    run(tmp_path / "run", file, freezing_steps=3, learning_rate=1e-3)
+    run(tmp_path / "more", file, freezing_steps=5, learning_rate=1e-3)
+    assert weights(tmp_path / "run") == weights(tmp_path / "more") and weights(tmp_path / "run" / "critic") == weights(tmp_path / "more" / "critic")
+
+
+def test_a_new_head_is_the_default(file, tmp_path):
+    said = run(tmp_path / "run", file)
+    assert "the reward head starts from random values" in said
+    line = first_step(tmp_path / "run")
+    assert abs(line["value"]) < 0.5 and line["value_clip_ratio"] == 0 and line["critic_grad_norm"] > 0
+
+
+def test_all_weights_of_the_critic_of_adapters_are_trained(file, critic, tmp_path):
+    options = {"critic_model": critic, "critic_learning_rate": 1e-3, "lr_scheduler": "constant"}
+    run(tmp_path / "run", file, lora_rank=4, **options)
+    run(tmp_path / "whole", file, **options)
+    assert [line["value_loss"] for line in log_lines(tmp_path / "run")[1:]] == [line["value_loss"] for line in log_lines(tmp_path / "whole")[1:]]
+    assert (tmp_path / "run" / "adapter_config.json").exists() and weights(tmp_path / "run" / "critic") == weights(tmp_path / "whole" / "critic")
+
+
+def test_the_critic_is_saved_as_a_reward_model(file, critic, tmp_path):
+    """A second run begins with what the first one ended with."""
+    options = {"critic_learning_rate": 1e-3, "lr_scheduler": "constant", "max_epochs": 9}
+    run(tmp_path / "one", file, critic_model=critic, **options)
+    run(tmp_path / "longer", file, critic_model=critic, max_steps=4, **options)
+    run(tmp_path / "two", file, critic_model=tmp_path / "one" / "critic")
+    near(first_step(tmp_path / "two")["value"], log_lines(tmp_path / "longer")[4]["value"], 1e-5)
+    assert abs(log_lines(tmp_path / "longer")[4]["value"] - log_lines(tmp_path / "longer")[1]["value"]) > 1e-3
+    scores = tmp_path / "scores.jsonl"
+    result = call(command("eval", model=tmp_path / "one" / "critic", data=GOLDEN / "pairs.safetensors", max_len=128, scores=scores))
+    assert result.returncode == 0, result.stderr
+    assert all("score" in json.loads(line) for line in scores.read_text().splitlines())
+
+
+def test_evaluation_names_the_critic_too(file, critic, tmp_path):
+    run(tmp_path / "run", file, critic_model=critic, eval_data=file, eval_steps=3)
+    line = [line for line in log_lines(tmp_path / "run") if "eval_loss" in line][-1]
+    assert line["eval_value_loss"] > 0 and math.isfinite(line["eval_explained_variance"])
+
+
+def test_resuming_gives_the_same_bits(file, critic, tmp_path):
+    options = {"max_steps": 7, "max_epochs": 9, "train_batch_size": 4, "learning_rate": 1e-3, "critic_learning_rate": 1e-2, "critic_model": critic,
+               "freezing_steps": 2, "gae_lambda": 0.9}
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    run(straight, file, **options)
+    run(stopped, file, save_steps=3, **options)
+    run(stopped, file, save_steps=3, resume=stopped / "step_3", **options)
+    assert weights(straight) == weights(stopped)
+    assert weights(straight / "critic") == weights(stopped / "critic")
+    assert stable(log_lines(straight))[-1] == stable(log_lines(stopped))[-1]
+    assert sorted(path.name for path in (stopped / "step_6" / "critic").glob("optimizer*")) == ["optimizer-00000-of-00001.safetensors", "optimizer.json"]
+
+
+def test_openrlhf_names(file, critic, tmp_path):
+    """Flags of train_ppo_ray give the same step as ours."""
+    run(tmp_path / "ours", file, critic_model=critic, critic_learning_rate=1e-3, gae_lambda=0.9, value_clip=0.1, freezing_steps=1, max_norm=0)
+    theirs = ["--actor.model_name_or_path", GOLDEN / "qwen3", "--critic.model_name_or_path", critic, "--critic.adam.lr", "1e-3",
+              "--algo.advantage.estimator", "gae", "--algo.advantage.lambd", "0.9", "--critic.value_clip", "0.1", "--critic.freezing_steps", "1",
+              "--actor.max_norm", "0"]
+    run(tmp_path / "theirs", file, *map(str, theirs), model=None)
+    assert stable(log_lines(tmp_path / "ours")) == stable(log_lines(tmp_path / "theirs"))
+
+
+def test_the_plan_has_a_line_for_the_critic():
+    result = call(command("ppo", "--plan", model=GOLDEN / "qwen3", max_len=67))
+    assert result.returncode == 0, result.stderr
+    assert "the critic, beside it, which is trained, too" in result.stdout
+    assert "reference" in call(command("ppo", "--plan", model=GOLDEN / "qwen3", max_len=67, kl_coef=0.1, data="x")).stdout
+
+
+# ---- answers of its own -----------------------------------------------------------------------------------------------------------
+
+def sample(output, prompts, **options):
+    return run(output, None, **{"data": prompts, "rollout_batch_size": 12, "n": 2, "max_new_tokens": 9, "max_steps": 2, "num_episodes": 99,
+                                "max_epochs": 1, "learning_rate": 1e-3, **options})
+
+
+def test_rewards_are_learnt(prompts, tmp_path):  # noqa: F811
+    """Where the answer is always the same, it is found by chance and then preferred, and the critic foresees it."""
+    sample(tmp_path / "run", prompts, max_steps=60, n=32, max_new_tokens=1, learning_rate=2e-3, critic_learning_rate=2e-3,
+           lr_scheduler="constant", eval_data=prompts, eval_steps=60)
+    lines = [line for line in log_lines(tmp_path / "run")[1:] if "reward" in line]
+    assert lines[0]["reward"] < 0.05
+    assert lines[-1]["reward"] > 0.8
+    assert abs(lines[-1]["value"] - lines[-1]["reward"]) < 0.15
+    assert [line["eval_reward"] for line in log_lines(tmp_path / "run") if "eval_reward" in line] == [1.0]
+
+
+def test_resuming_answers_gives_the_same_bits(prompts, tmp_path):  # noqa: F811
+    options = {"max_steps": 12, "train_batch_size": 10, "kl_coef": 0.05}
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    sample(straight, prompts, **options)
+    sample(stopped, prompts, save_steps=4, **options)
+    sample(stopped, prompts, save_steps=4, resume=stopped / "step_6", **options)
+    assert weights(straight) == weights(stopped) and weights(straight / "critic") == weights(stopped / "critic")
+
+
+def test_no_mesh_changes_the_answers(prompts, tmp_path):  # noqa: F811
+    sample(tmp_path / "one", prompts)
+    want = log_lines(tmp_path / "one")[1:]
+    for number, options in enumerate([*list(MESHES.values())[1:], {"max_sequences": 2}]):
+        sample(tmp_path / str(number), prompts, **options)
+        for line, one in zip(log_lines(tmp_path / str(number))[1:], want):
+            assert [line[key] for key in ("tokens", "response_length", "reward")] == [one[key] for key in ("tokens", "response_length", "reward")]
+            near(line["value_loss"], one["value_loss"], 1e-3)
+            near(line["critic_grad_norm"], one["critic_grad_norm"], 1e-3)
+
+
+def test_the_coefficient_of_the_divergence_adapts(prompts, tmp_path):  # noqa: F811
+    """24 answers a batch and a horizon of 120: a change by 4 % a batch, up where the divergence is above the target and down where it is below."""
+    options = {"kl_coef": 0.1, "max_steps": 4, "kl_horizon": 120, "train_batch_size": 24, "lr_scheduler": "constant"}
+    sample(tmp_path / "down", prompts, kl_target=100, **options)
+    assert [line["kl_coef"] for line in log_lines(tmp_path / "down")[1:]] == pytest.approx([0.1 * 0.96**i for i in range(4)])
+    sample(tmp_path / "up", prompts, kl_target=1e-9, kl_use_loss="true", **options)
+    lines = log_lines(tmp_path / "up")[1:]
+    assert [line["kl_coef"] for line in lines] == pytest.approx([0.1, 0.096, 0.096 * 1.04, 0.096 * 1.04**2])  # at first it is 0
+    assert lines[2]["kl_loss"] / lines[2]["kl"] == pytest.approx(lines[2]["kl_coef"])
+
+
+def test_resuming_goes_on_with_the_coefficient(prompts, tmp_path):  # noqa: F811
+    options = {"kl_coef": 0.1, "max_steps": 4, "kl_horizon": 120, "kl_target": 1e-3, "train_batch_size": 24}
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    sample(straight, prompts, **options)
+    sample(stopped, prompts, save_steps=2, **options)
+    sample(stopped, prompts, save_steps=2, resume=stopped / "step_2", **options)
+    assert [line["kl_coef"] for line in log_lines(straight)[1:]] == [line["kl_coef"] for line in log_lines(stopped)[1:]]
+    assert weights(straight) == weights(stopped)
+
+
+# ---- wrong inputs -----------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("options, parts", [
+    ({"critic_model": DEMO}, ["--critic_model", "vocabulary", "fix: "]),
+    ({"critic_model": "/nowhere"}, ["/nowhere"]),
+    ({"critic_model": GOLDEN}, ["config.json"]),
+    ({"critic_model": GOLDEN / "gpt2"}, ["gpt2", "does not train", "./train_gpt2"]),
+    ({"gae_lambda": 1.5}, ["--gae_lambda 1.5", "between 0 and 1"]),
+    ({"value_clip": -1}, ["--value_clip", "0 (no bound) or more"]),
+    ({"critic_learning_rate": 0}, ["--critic_learning_rate", "above 0"]),
+    ({"kl_target": 1}, ["--kl_target", "--rollouts"]),
+    ({"rollouts": None, "data": "x", "kl_target": 1}, ["--kl_target 1", "--kl_coef 0.01"]),
+    ({"rollouts": None, "data": "x", "kl_target": 1, "kl_coef": 1, "kl_horizon": 100}, ["--kl_horizon 100", "1024 answers"]),
+    ({"advantage_estimator": "group_norm"}, ["--advantage_estimator group_norm", "grpo"]),
+])
+def test_wrong_flags_are_named(options, parts, file, tmp_path):
+    refused(words(tmp_path / "run", file, **options), *parts)
+
+
+def test_a_critic_without_weights_is_named(file, critic, tmp_path):
+    hollow = shutil.copytree(critic, tmp_path / "hollow", ignore=shutil.ignore_patterns("*.safetensors*"))
+    refused(words(tmp_path / "run", file, critic_model=hollow), "--critic_model", "hollow", "has no weights")
+
+
+def test_grpo_has_no_critic(file, tmp_path):
+    options = {"model": GOLDEN / "qwen3", "rollouts": file, "output_dir": tmp_path / "run", "max_len": 67}
+    refused(command("grpo", **options, critic_model=GOLDEN / "qwen3"), "--critic_model belongs to ppo, not to grpo")
+    refused(command("grpo", **options, advantage_estimator="gae"), "--advantage_estimator gae", "the task ppo")
+
+
+def test_a_damaged_critic_is_named(file, tmp_path):
+    options = {"max_steps": 4, "max_epochs": 9, "save_steps": 2}
+    run(tmp_path / "run", file, **options)
+    path = tmp_path / "run" / "step_4" / "critic" / "optimizer-00000-of-00001.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-5] ^= 1
+    path.write_bytes(raw)
+    refused(words(tmp_path / "run", file, resume="auto", **options), "critic/optimizer-00000-of-00001.safetensors", "damaged", "fix: --resume", "step_2")
+    refused(words(tmp_path / "run", file, **{**options, "resume": tmp_path / "run" / "step_2", "value_clip": 0.1}), "--value_clip", "0.5")
