@@ -43,7 +43,9 @@ Policy::Policy(const Run &run) : run_(run), samples_(run.options.rollouts.empty(
                    .logps = true};
     const std::string tokenizer = run.model_dir + "/tokenizer.json";
     if (std::filesystem::exists(tokenizer)) tokenizer_.emplace(tokenizer);
-    if (tokenizer_) generation_.vocabulary = std::min(run.config.V, tokenizer_->size());
+    if (!tokenizer_ && !o.stop.empty())
+        die("--stop reads text, but %s has no tokenizer.json\n  fix: a model with its tokenizer", run.model_dir.c_str());
+    if (tokenizer_) generation_.vocabulary = std::min(run.config.V, tokenizer_->size()), generation_.stop = {*tokenizer_, o.stop};
     if (!samples_ || o.reward == "exact_match") return;
     if (!o.reward.ends_with(".py"))
         die("--reward %s is not known\n  fix: exact_match, a Python file (docs/rl.md), or --rollouts FILE with rewards",
@@ -146,11 +148,11 @@ std::vector<Completion> Policy::answer(Model &model, const Questions &asked, siz
 std::vector<double> Policy::rewards(const Questions &asked, std::span<const Completion> answers) const {
     const size_t n = answers.size() / asked.prompts.size();
     std::vector<double> out(answers.size());
-    const auto text_of = [&](size_t i) {
-        return std::span(answers[i].tokens).first(answers[i].tokens.size() - answers[i].ended);
-    };
+    const auto text = [&](size_t i) { return text_of(answers[i], *tokenizer_, generation_.stop); };
     if (!function_) {
-        for (size_t i = 0; i < out.size(); i++) out[i] = std::ranges::equal(text_of(i), asked.responses[i / n]);
+        for (size_t i = 0; i < out.size(); i++)
+            if (const auto &response = asked.responses[i / n]; answers[i].stopped) out[i] = text(i) == tokenizer_->decode(response);
+            else out[i] = std::ranges::equal(answers[i].answer(), response);
         return out;
     }
     Answered own;
@@ -158,7 +160,7 @@ std::vector<double> Policy::rewards(const Questions &asked, std::span<const Comp
     for (size_t i = 0; i < out.size(); i++) {
         if (i / n % size_t(run_.comm.size) != size_t(run_.comm.rank)) continue;
         own.prompts.push_back(tokenizer_->decode(asked.prompts[i / n]));
-        own.answers.push_back(tokenizer_->decode(text_of(i)));
+        own.answers.push_back(text(i));
         own.labels.push_back(tokenizer_->decode(asked.responses[i / n]));
         numbers.push_back(i);
     }
