@@ -74,7 +74,14 @@ std::vector<Completion> continue_all(const Run &run, const std::vector<Ids> &pro
             fprintf(stderr, "  %zu of %zu completions, %.0f tokens/s\n", finished, own.size() * settings.samples,
                     double(tokens) / std::chrono::duration<double>(now - began).count());
     };
-    return share_completions(run.comm, generate(*model, room, own, settings, progress), prompts.size(), settings.samples);
+    const auto completions =
+        share_completions(run.comm, generate(*model, room, own, settings, progress), prompts.size(), settings.samples);
+    size_t tokens = 0;
+    for (const Completion &c : completions) tokens += c.tokens.size();
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    if (run.speaks() && !run.options.prompts.empty())
+        fprintf(stderr, "%zu tokens in %.2f s, %.0f tokens/s\n", tokens, seconds, double(tokens) / seconds);
+    return completions;
 }
 
 }  // namespace
