@@ -91,7 +91,8 @@ PROCESSES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard test/processes/*.cpp))
 BENCHES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard dev/bench/*.cpp))
 CUDA_TESTS := $(wildcard test/cuda/*.cpp test/ops/*.cpp)
 EMULATED_COMM := $(BUILD)/emulated/llmc/parallel/comm_nccl.o
-EMULATED := $(BUILD)/dev/cuda/simt.o $(EMULATED_COMM) $(CUDA_TESTS:%.cpp=$(BUILD)/emulated/%.o)
+EMULATOR := $(BUILD)/dev/cuda/simt.o $(BUILD)/dev/cuda/streams.o
+EMULATED := $(EMULATOR) $(EMULATED_COMM) $(CUDA_TESTS:%.cpp=$(BUILD)/emulated/%.o)
 EMULATED_HALF := $(BUILD)/emulated/llmc/core/gpu_query.o $(EMULATED_COMM)
 FUZZERS := $(if $(CLANG),$(patsubst test/%.cpp,build/%,$(wildcard test/fuzz/*.cpp)))
 LADDERS := $(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/timing.cu,$(wildcard dev/cuda/*.cu)))
@@ -158,7 +159,7 @@ $(PROGRAMS): $(PLACE)%: $(OF_CPU) $(LIBRARY)
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(CUDA),$(CUDA_LIBS) $(NCCL_LIBS)) -o $@
 
 # The same with the emulator in place of the GPU.
-$(TRAINERS:%=%_emu): %_emu: $(BUILD)/with_cuda/%.o $(BUILD)/emulated/%.o $(EMULATED_HALF) $(BUILD)/dev/cuda/simt.o $(LIBRARY)
+$(TRAINERS:%=%_emu): %_emu: $(BUILD)/with_cuda/%.o $(BUILD)/emulated/%.o $(EMULATED_HALF) $(EMULATOR) $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -o $@
 
@@ -172,7 +173,7 @@ $(PROCESSES): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
 
 # Kernels on the CPU: dev/cuda/simt.h. In the race build only the kernels' files call the race detector, at every load and store.
 EMULATE  := -DLLMC_EMULATE -include $(TREE)dev/cuda/simt.h -Wno-unknown-pragmas -g1 -fno-optimize-sibling-calls  # so that messages name lines
-RACE     := $(BUILD)/dev/cuda/simt.o $(EMULATED_COMM) $(CUDA_TESTS:%.cpp=build/race/%.o)
+RACE     := $(EMULATOR) $(EMULATED_COMM) $(CUDA_TESTS:%.cpp=build/race/%.o)
 
 $(BUILD)/test/test_cuda: $(EMULATED) $(LIBRARY)
 	@echo 'link    $@'
@@ -184,7 +185,7 @@ build/race/test/test_cuda: $(RACE) $(LIBRARY)
 	@mkdir -p $(@D)
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
 
-WORKSHOP := $(patsubst %,$(BUILD)/dev/cuda/%.o,simt common ptx/ladder $(LADDERS))
+WORKSHOP := $(patsubst %,$(BUILD)/dev/cuda/%.o,simt streams common ptx/ladder $(LADDERS))
 $(EMULATED) $(EMULATED_HALF) $(TRAINERS:%=$(BUILD)/emulated/%.o) $(WORKSHOP): private EMULATE_FLAGS := $(EMULATE)
 $(TRAINERS:%=$(BUILD)/with_cuda/%.o): private EMULATE_FLAGS := -DLLMC_CUDA
 
@@ -260,11 +261,11 @@ $(BUILD)/ptx/%.ptx: %.cu $(BUILD)/flags
 	@$(NVCC) $(PTX_NVCCFLAGS) -arch=sm_90 -MMD -MP -x cu -ptx $< -o $@
 
 # The workshop (dev/cuda/common.h): a program holds its ladder for the emulator and, where there is nvcc, for a GPU.
-$(LADDERS:%=$(BUILD)/dev/cuda/%): $(BUILD)/dev/cuda/%: $(BUILD)/dev/cuda/%.o $(patsubst %,$(BUILD)/dev/cuda/%.o,common simt) $(if $(CUDA),$(GPU)/dev/cuda/%.o $(GPU)/dev/cuda/timing.o) $(LIBRARY)
+$(LADDERS:%=$(BUILD)/dev/cuda/%): $(BUILD)/dev/cuda/%: $(BUILD)/dev/cuda/%.o $(BUILD)/dev/cuda/common.o $(EMULATOR) $(if $(CUDA),$(GPU)/dev/cuda/%.o $(GPU)/dev/cuda/timing.o) $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(CUDA),-lcublas $(CUDA_LIBS)) -lboost_context -lgtest -lpthread -o $@
 
-$(LADDERS:%=build/race/dev/cuda/%): build/race/dev/cuda/%: build/race/dev/cuda/%.o $(patsubst %,build/dev/cuda/%.o,common simt) $(LIBRARY)
+$(LADDERS:%=build/race/dev/cuda/%): build/race/dev/cuda/%: build/race/dev/cuda/%.o build/dev/cuda/common.o $(EMULATOR) $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest -lpthread -o $@
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Calls a user's reward function for train_llama grpo: reward_worker.py FILE.py. One request a line on standard input, one answer a line on standard output:
+"""Judges answers for train_llama grpo: reward_worker.py FILE.py, or http://ADDRESS. One request a line on standard input, one answer a line on standard output:
 
-    {"prompts": [text, ...], "answers": [text, ...], "labels": [text, ...]}     ->     {"rewards": [number, ...]} or {"error": text}
+    {"prompts": [text, ...], "answers": [...], "labels": [...], "raw_prompts": [...], "raw_answers": [...]}     ->     {"rewards": [number, ...]} or {"error": text}
 
-FILE.py defines reward(prompts, answers, labels), which returns a number for each; or OpenRLHF's reward_func(queries, prompts, labels), where a query is a
-prompt with its answer, and which returns {"rewards": ...}. What it prints goes to standard error."""
+The raw texts have their special tokens. FILE.py defines reward(prompts, answers, labels), which returns a number for each; or OpenRLHF's
+reward_func(queries, prompts, labels), where a query is a raw prompt with its raw answer, and which returns {"rewards": ...}. A server gets the same by
+POST, as JSON with the queries under "query", and answers with what reward_func returns. What FILE.py prints goes to standard error."""
 
 import importlib.util
 import json
@@ -12,34 +13,69 @@ import math
 import sys
 import traceback
 
+TRIES = 5
 
-def load(path):
+
+def of_openrlhf(reward_func):
+    def reward(prompts, answers, labels, raw_prompts, raw_answers):
+        rewards = reward_func([p + a for p, a in zip(raw_prompts, raw_answers)], raw_prompts, labels)["rewards"]
+        return rewards.flatten().tolist() if hasattr(rewards, "flatten") else rewards  # often a tensor
+    return reward
+
+
+def of_file(path):
     spec = importlib.util.spec_from_file_location("reward_file", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if hasattr(module, "reward"):
-        return module.reward
+        return lambda prompts, answers, labels, **raw: module.reward(prompts, answers, labels)
     if hasattr(module, "reward_func"):
-        return lambda prompts, answers, labels: module.reward_func([p + a for p, a in zip(prompts, answers)], prompts, labels)["rewards"]
+        return of_openrlhf(module.reward_func)
     raise AttributeError("it defines neither reward(prompts, answers, labels) nor OpenRLHF's reward_func(queries, prompts, labels)")
 
 
-def last_lines(error):
-    """What is wrong, and where in the user's file."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{type(error).__name__}: {error} (line {frames[-1].lineno} of {frames[-1].filename})"
+def of_server(address):
+    """A server that is starting, or is busy, is asked again."""
+    import urllib3
+
+    retry = urllib3.Retry(TRIES - 1, backoff_factor=1, backoff_max=1, status_forcelist=[429, 502, 503, 504], allowed_methods=None, raise_on_status=False)
+    connections = urllib3.PoolManager(retries=retry, timeout=None)
+
+    def ask(queries, prompts, labels):
+        response = connections.request("POST", address, json={"query": queries, "prompts": prompts, "labels": labels})
+        if response.status != 200:
+            raise ValueError(f"the server answered with status {response.status}: {response.data[:200].decode(errors='replace')}")
+        try:
+            answer = response.json()
+        except ValueError:
+            raise ValueError(f"the server's answer is not JSON: {response.data[:200].decode(errors='replace')}") from None
+        if not isinstance(answer, dict) or not isinstance(answer.get("rewards"), list):
+            raise ValueError(f'the server\'s answer has no list "rewards": {str(answer)[:200]}')
+        return answer
+
+    return of_openrlhf(ask)
+
+
+def what_is_wrong(error, source):
+    """With the line of the user's file."""
+    if source.endswith(".py"):
+        frames = traceback.extract_tb(error.__traceback__)
+        return f"{type(error).__name__}: {error} (line {frames[-1].lineno} of {frames[-1].filename})\n  fix: that function, which docs/rl.md describes"
+    cause = f"it cannot be reached, {TRIES} times: {error.reason}" if hasattr(error, "reason") else str(error)
+    return f"{cause}\n  fix: a server of OpenRLHF's protocol (docs/rl.md) at that address; the run resumes from its last checkpoint"
 
 
 def main():
+    source = sys.argv[1]
     out, sys.stdout = sys.stdout, sys.stderr
     reward = None
     for line in sys.stdin:
         try:
-            reward = reward or load(sys.argv[1])
+            reward = reward or (of_file if source.endswith(".py") else of_server)(source)
             rewards = [float(r) for r in reward(**json.loads(line))]
             answer = {"rewards": [r if math.isfinite(r) else str(r) for r in rewards]}  # JSON has no nan
         except Exception as error:  # whatever the user's code does wrong
-            answer = {"error": last_lines(error)}
+            answer = {"error": what_is_wrong(error, source)}
         print(json.dumps(answer), file=out, flush=True)
 
 

@@ -3,7 +3,7 @@
     scripts/mutants.py --make build/mutants/tree     a copy of the sources that holds all of them, each behind a switch (test/mutant.h)
     scripts/mutants.py [NUMBER...] [--part 1/4]      after `make test-mutants` has compiled it; from the repository root
 
-Bugs in kernels (.cuh) are for test_cuda; where it was not built (no boost.context), they are left out.
+Bugs in files for GPUs (.cuh, .cu), and those that a suite of Cuda must notice, are for test_cuda; where it was not built (no boost.context), they are left out.
 
 Ends with "N passed, M failed", where a mutant that no test notices has failed.
 """
@@ -32,7 +32,7 @@ class Mutant(NamedTuple):
 
     @property
     def binary(self):
-        return TESTS + ("test_cuda" if self.file.endswith(".cuh") else "test_llmc")
+        return TESTS + ("test_cuda" if re.match(r"llmc/.*\.cuh?$", self.file) or "Cuda" in self.tests else "test_llmc")
 
 
 def read_table(path=TABLE):

@@ -771,6 +771,7 @@ using namespace simt;
 cudaError_t cudaMalloc(void **p, size_t bytes) {
     if (posix_memalign(p, 256, std::max<size_t>(bytes, 1))) return cudaErrorMemoryAllocation;
     memset(*p, 0xff, bytes);
+    add_known(uintptr_t(*p), bytes);
     if (detecting) {
         const std::lock_guard guard(buffers_lock);
         const uintptr_t begin = uintptr_t(*p);
@@ -790,6 +791,7 @@ cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
 }
 
 cudaError_t cudaFree(void *p) {
+    remove_known(uintptr_t(p));
     const std::lock_guard guard(buffers_lock);
     const auto is_it = [&](const Buffer &b) { return b.begin == uintptr_t(p); };
     if (const auto at = std::find_if(all_buffers.begin(), all_buffers.end(), is_it); at != all_buffers.end()) {

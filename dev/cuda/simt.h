@@ -11,7 +11,9 @@
 // Built with -fsanitize=address, a report names the line of an access out of bounds. Kernel files built with -fsanitize=thread, but
 // linked without it, call the race detector in simt.cpp at every load and store.
 //
-// Not emulated: wgmma, TMA, clusters, textures, float atomics, __activemask, kernels launched by kernels, streams that run beside each other.
+// Streams run in the order of the calls, or beside each other, in a random order that events allow: streams.h.
+//
+// Not emulated: wgmma, TMA, clusters, textures, float atomics, __activemask, kernels launched by kernels.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -24,6 +26,7 @@
 #include <source_location>
 
 #include "../../llmc/core/launch.cuh"
+#include "streams.h"
 
 #define __global__
 #define __device__
@@ -34,10 +37,6 @@
 #define __shared__ static_assert(false, "use shared_mem<T>()");
 #define SIMT_INLINE inline __attribute__((always_inline))  // so that the return address lies in the kernel, for messages
 #define SIMT_AT std::source_location at = std::source_location::current()
-
-struct CUstream_st {
-    unsigned order = 0;
-};
 
 inline namespace CUDA_BACKEND {
 struct uint3 {
@@ -159,69 +158,22 @@ template <class T> T &shared_mem() { return *static_cast<T *>(simt::shared_bytes
 
 template <class X, class... Params, class... Args>
 void launch(Cuda<X> dev, void (*kernel)(Params...), Grid grid, unsigned threads, size_t shared, Args... args) {
-    simt::launch(dev.stream ? dev.stream->order : 0, reinterpret_cast<const void *>(kernel), grid, threads, shared,
-                 [=] { kernel(Params(args)...); });
+    simt::enqueue(dev.stream, [=, order = dev.stream ? dev.stream->order : 0] {
+        simt::launch(order, reinterpret_cast<const void *>(kernel), grid, threads, shared, [=] { kernel(Params(args)...); });
+    });
 }
 
-// ---- the runtime: device memory is host memory, and a launch has ended when it returns -----------------------------------------------
-
-enum cudaError_t { cudaSuccess = 0, cudaErrorMemoryAllocation = 2 };
-enum cudaMemcpyKind {
-    cudaMemcpyHostToHost,
-    cudaMemcpyHostToDevice,
-    cudaMemcpyDeviceToHost,
-    cudaMemcpyDeviceToDevice,
-    cudaMemcpyDefault
-};
-
-cudaError_t cudaMalloc(void **p, size_t bytes);  // exactly so many bytes, NaN
-cudaError_t cudaFree(void *p);
-template <class T> cudaError_t cudaMalloc(T **p, size_t bytes) { return cudaMalloc(reinterpret_cast<void **>(p), bytes); }
-inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t = nullptr) {
-    if (bytes) memcpy(to, from, bytes);
-    return cudaSuccess;
-}
-inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
-    return cudaMemcpyAsync(to, from, bytes, kind);
-}
-inline cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t = nullptr) {
-    if (bytes) memset(to, byte, bytes);
-    return cudaSuccess;
-}
-inline cudaError_t cudaMallocHost(std::byte **p, size_t bytes) {
-    return (*p = static_cast<std::byte *>(malloc(bytes))) ? cudaSuccess : cudaErrorMemoryAllocation;
-}
-inline cudaError_t cudaFreeHost(void *p) { return free(p), cudaSuccess; }
-cudaError_t cudaMemGetInfo(size_t *free, size_t *total);  // the machine's
-
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) { return *stream = new CUstream_st, cudaSuccess; }
-inline cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
-constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2;
-struct CUevent_st {
-    std::chrono::steady_clock::time_point at;
-};
-using cudaEvent_t = CUevent_st *;
-inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) { return *event = new CUevent_st, cudaSuccess; }
-inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
-inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t = nullptr) {
-    return event->at = std::chrono::steady_clock::now(), cudaSuccess;
-}
-inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t) { return cudaSuccess; }
-inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end) {
-    return *milliseconds = std::chrono::duration<float, std::milli>(end->at - begin->at).count(), cudaSuccess;
-}
+// ---- the runtime: device memory is host memory; copies, streams and events are in streams.h -------------------------------------------
 
 struct cudaDeviceProp {
     char name[32] = "the emulator";
 };
 inline cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
+inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 inline cudaError_t cudaDeviceGetPCIBusId(char *id, int length, int) { return snprintf(id, size_t(length), "none"), cudaSuccess; }
 inline cudaError_t cudaDriverGetVersion(int *version) { return *version = 13000, cudaSuccess; }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int) { return *properties = {}, cudaSuccess; }
 
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char *cudaGetErrorString(cudaError_t error) { return error ? "out of memory" : "no error"; }
 }  // namespace CUDA_BACKEND

@@ -561,6 +561,9 @@ static void check_together(const std::string &program, const Options &o, Task ta
     both(o.save_rollouts && !o.rollouts.empty(), "save_rollouts", "rollouts", "they lie in a file already");
     if (o.dynamic_filtering && o.n < 2)
         die("--dynamic_filtering compares the answers to a prompt, but --n is %zu\n  fix: --n 8, say", o.n);
+    if (!o.reward_weights.empty() && o.reward_weights.size() != o.reward.size())
+        die("--reward_weights has %zu numbers for %zu rewards\n  fix: one for each of --reward", o.reward_weights.size(),
+            o.reward.size());
     both(o.ranks > 1 && !o.rendezvous.empty(), "ranks", "rendezvous", "ranks are threads of one process, or processes");
     if ((o.rank >= 0 || o.world_size || !o.rendezvous.empty()) && (o.rank < 0 || !o.world_size || o.rendezvous.empty()))
         die("--rank, --world_size and --rendezvous belong together\n  fix: --rank 0 --world_size 2 --rendezvous HOST:29500, say");

@@ -1,10 +1,13 @@
 // The task eval.
 #include <chrono>
 #include <cmath>
+#include <iostream>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "../core/common.h"
 #include "../core/file.h"
+#include "../core/json.h"
 #include "../data/prepare.h"
 #include "../train/evaluate.h"
 #include "../train/logger.h"
@@ -57,8 +60,53 @@ static void report_loss(const Run &run, const LossSums &sums, size_t documents, 
                     {"eval_tokens", tokens}});
 }
 
+// The sequences {"ids": [[id, ...], ...]} of a request to a model that takes so many tokens.
+static Sequences sequences_of(const std::string &line, size_t most, size_t vocabulary) {
+    std::vector<std::vector<int32_t>> all;
+    const nlohmann::json request = parse_json(line, "the request");
+    if (!request.is_object() || !request.contains("ids")) die("the request has no \"ids\"");
+    for (const nlohmann::json &ids : request["ids"]) {
+        const std::string where = format("sequence %zu of the request", all.size());
+        const nlohmann::json record = {{"ids", ids}};
+        all.push_back(Fields(record, where).ids("ids"));
+        if (all.back().empty() || all.back().size() > most)
+            die("%s has %zu tokens, but it may have 1 to %zu", where.c_str(), all.back().size(), most);
+        for (int32_t id : all.back())
+            if (id < 0 || size_t(id) >= vocabulary)
+                die("%s has token %d, but the model a vocabulary of %zu", where.c_str(), id, vocabulary);
+    }
+    return Sequences(std::move(all));
+}
+
+// For --data -: answers each request, a line of standard input, with the scores of its sequences, {"scores": [number, ...]}, or with {"error": text}.
+static int answer_requests(Run &run) {
+    const Options &o = run.options;
+    if (!run.config.reward || run.comm.size > 1)
+        die("--data - reads sequences to score, which takes a reward model and one rank\n  fix: --data FILE");
+    ModelLimits limits;
+    limits.mode = Mode::evaluate;
+    limits.row_tokens = round_up(o.row_tokens, row_multiple);
+    limits.positions = std::min(limits.row_tokens, run.config.max_positions);
+    const auto model = open_model(run, limits);
+    for (std::string line; std::getline(std::cin, line);) {
+        nlohmann::json answer;
+        try {
+            const Sequences sequences = sequences_of(line, std::min(o.row_tokens, limits.positions), run.config.V);
+            std::vector<size_t> samples(sequences.size());
+            std::iota(samples.begin(), samples.end(), size_t(0));
+            answer["scores"] = document_values(run, *model, sequences, samples);
+        } catch (const Error &error) {
+            answer["error"] = error.what();
+        }
+        printf("%s\n", answer.dump().c_str());
+        fflush(stdout);
+    }
+    return 0;
+}
+
 int evaluate(Run &run) {
     const Options &o = run.options;
+    if (o.data == "-") return answer_requests(run);
     const Task like = run.config.reward ? RM : token_shards(o.data) ? PRETRAIN : SFT;  // raw data is prepared as for that task
     const std::string path = prepared_file(run, like, o.data, prepare_flags(o, like));
     std::unique_ptr<PreparedData> data;

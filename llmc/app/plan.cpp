@@ -34,7 +34,10 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
     printf("%zu parameters; rows of %zu tokens, samples of up to %zu; recompute %s\n\n%s\n", parameter_count(run.config),
            o.row_tokens, o.max_len, recompute_levels[size_t(limits.recompute)].first, model->plan().table().c_str());
     const auto line = [](const std::string &what, size_t n) { printf("%-78s %12s\n", what.c_str(), human_bytes(n).c_str()); };
-    if (run.beside) line("the reference model, beside it (--ref_mode resident)", of_rank - model->plan().bytes());
+    if (!run.beside.empty())
+        line(format("%zu more model%s, beside it, to be evaluated (a reference, rewards)", run.beside.size(),
+                    run.beside.size() > 1 ? "s" : ""),
+             of_rank - model->plan().bytes());
     if (ranks > 1) line(format("%zu ranks, which share the memory of this machine", ranks), ranks * of_rank);
     if (room.process) line("the process itself, with what its libraries generate", room.process);
     if (room.reserve) line("kept free: kernels are loaded when they first run, NCCL's buffers at the first call", room.reserve);
@@ -53,7 +56,7 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
     limits.row_tokens = limits.positions = row_multiple;
     const auto least = plan_model(run, o.recompute, limits, memory);
     printf("longest sample that fits: none; parameters and optimizer%s alone need %s\n",
-           run.beside ? ", with the reference," : "", human_bytes(rank_bytes(run, *least, limits)).c_str());
+           !run.beside.empty() ? ", with the models beside," : "", human_bytes(rank_bytes(run, *least, limits)).c_str());
     return 0;
 }
 

@@ -10,6 +10,7 @@
 #include "../train/continuation.h"
 #include "../train/objective.h"
 #include "../train/open.h"
+#include "../train/reward.h"
 #include "plan.h"
 
 // Returns the configuration to train or to use.
@@ -47,6 +48,8 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
     check_same_options(run);
     comm.check = run.options.check_comm;
     for (std::string *name : {&run.options.model, &run.options.ref_model}) find_model(run, *name);
+    for (std::string &name : run.options.reward)
+        if (is_model_reward(name)) find_model(run, name);
     agree(comm, [&] {
         const Options &o = run.options;
         const size_t planned = std::max({o.ranks, o.world_size, size_t(comm.size)});

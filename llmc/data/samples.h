@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "../core/common.h"
 #include "../core/file.h"
 
 struct Document {
@@ -46,4 +47,19 @@ class Samples {
         for (size_t i = 0; i < documents(); i++) n += (this->*of)(i);
         return n;
     }
+};
+
+// Sequences that are evaluated whole: none of their tokens is a target.
+class Sequences final : public Samples {
+  public:
+    explicit Sequences(std::vector<std::vector<int32_t>> all) : all_(std::move(all)) {}
+
+    size_t documents() const override { return all_.size(); }
+    size_t length(size_t i) const override { return all_[i].size(); }
+    size_t targets(size_t) const override { return 0; }
+    Document document(size_t i) const override { return {all_[i], std::vector<uint8_t>(all_[i].size())}; }
+    const InputFile &file() const override { die("sequences in memory come from no file"); }
+
+  private:
+    std::vector<std::vector<int32_t>> all_;
 };

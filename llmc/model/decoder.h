@@ -361,7 +361,8 @@ template <class Dev> void Decoder<Dev>::plan_buckets() {
         plan_.add(buffer, name, {room}, first, last);
         if (room == s.largest) grads_of.largest = buffer;
     };
-    // A buffer is alive until the next one is reduced, because until then the sum of its gradients may still be under way.
+    // A buffer is alive until the next one is reduced, because until then the sum of its gradients may still be under way; the last one
+    // until gradients() ends, which waits for it.
     const size_t L = config.L, head = clock.head(), norm = clock.final_norm_backward(), embed = clock.embed_backward();
     grads_of.unit.resize(units.size());
     add(&grads_of.head, "bucket.head", head_unit, head, norm);
@@ -664,6 +665,7 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     }
     input_backward();
     accumulate_ = true;
+    if (zero.sharding.stage == 2) zero.finish(mesh_->all);
 }
 
 template <class Dev> void Decoder<Dev>::attention_backward(size_t l, const AttentionActs<X> &a) {

@@ -33,16 +33,16 @@ template <class X> Cpu<X> emulating(Cuda<X> dev) { return {dev.ctx->threads, dev
 
 template <class X, class Out>
 void matmul_product(Cuda<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC, size_t ld) {
-    matmul_forward(emulating(dev), out, x, w, bias, T, IC, OC, ld);
+    simt::enqueue(dev.stream, [=] { matmul_forward(emulating(dev), out, x, w, bias, T, IC, OC, ld); });
 }
 template <class X>
 void matmul_product_dx(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC, size_t ld) {
-    matmul_backward_input(emulating(dev), dx, dout, w, T, IC, OC, ld);
+    simt::enqueue(dev.stream, [=] { matmul_backward_input(emulating(dev), dx, dout, w, T, IC, OC, ld); });
 }
 template <class X>
 void matmul_product_dw(Cuda<X> dev, float *dw, const X *dout, const X *x, size_t T, size_t IC, size_t OC, bool accumulate,
                        size_t ld) {
-    matmul_backward_weight(emulating(dev), dw, nullptr, dout, x, T, IC, OC, accumulate, ld);
+    simt::enqueue(dev.stream, [=] { matmul_backward_weight(emulating(dev), dw, nullptr, dout, x, T, IC, OC, accumulate, ld); });
 }
 
 #else

@@ -1,15 +1,15 @@
 #include "comm_nccl.h"
 
-#ifdef LLMC_EMULATE
-void select_gpu(Comm &) {}
-std::unique_ptr<Comm> make_gpu_comm(Comm &host, cudaStream_t, double) { return host.split(0, host.rank); }
-#else
 #include <unistd.h>
 
 #include "../core/gpu.h"
 #include "../core/memory.cuh"
 #include "mesh.h"
 
+#ifdef LLMC_EMULATE
+#define LLMC_NCCL  // the emulator's
+void select_gpu(Comm &) {}
+#else
 void select_gpu(Comm &host) {
     int count = 0, device = 0;
     std::string gpus;  // their bus ids
@@ -27,6 +27,7 @@ void select_gpu(Comm &host) {
         cuda_check(cudaSetDevice(device), "the GPU cannot be used");
     });
 }
+#endif
 
 #ifndef LLMC_NCCL
 std::unique_ptr<Comm> make_gpu_comm(Comm &host, cudaStream_t, double) {
@@ -38,8 +39,11 @@ std::unique_ptr<Comm> make_gpu_comm(Comm &host, cudaStream_t, double) {
     return nullptr;
 }
 #else
+#ifndef LLMC_EMULATE
 #include <nccl.h>
+#endif
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -336,9 +340,12 @@ class NcclComm final : public Comm {
 };
 
 std::unique_ptr<Comm> make_gpu_comm(Comm &host, cudaStream_t compute, double timeout) {
+#ifdef LLMC_EMULATE  // its NCCL joins threads
+    const auto processes = host.gather(getpid());
+    if (std::any_of(processes.begin(), processes.end(), [](pid_t p) { return p != getpid(); })) return host.split(0, host.rank);
+#endif
     auto comm = std::make_unique<NcclComm>(host, compute, std::make_shared<NcclQueue>(compute, timeout));
     comm->check = host.check;
     return comm;
 }
-#endif
 #endif

@@ -25,7 +25,7 @@ template <class T, class Sum = T> static void sum_as(void *out, const std::vecto
     sum_in_order<T, Sum>(static_cast<T *>(out), typed, n);
 }
 
-static void sum_slices(SliceType type, void *out, const std::vector<const std::byte *> &parts, size_t n) {
+void sum_slices(SliceType type, void *out, const std::vector<const std::byte *> &parts, size_t n) {
     switch (type) {
         case SliceType::f32: return sum_as<float>(out, parts, n);
         case SliceType::f64: return sum_as<double>(out, parts, n);

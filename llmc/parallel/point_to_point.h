@@ -4,6 +4,9 @@
 #pragma once
 #include "comm.h"
 
+// Computes out (n) = the sum of parts[0], parts[1], ..., in that order; bf16 is summed in float. out may be one of the parts.
+void sum_slices(SliceType type, void *out, const std::vector<const std::byte *> &parts, size_t n);
+
 // One rank's connection to all ranks of the run. Between two ranks, messages of one tag arrive in the order in which they were sent.
 class Transport {
   public:

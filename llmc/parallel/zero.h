@@ -23,11 +23,11 @@
 //
 //     zero_gradients(memory, true), after which every backward pass adds to grads; or with false, if the first one overwrites the products
 //     stages 0, 1: after the last one reduce(comm, b, grads + buckets[b].begin) for all b
-//     stage 2:     in every backward pass, for all b: start(comm, memory, b, buffer), add to the buffer, reduce(comm, b, buffer)
+//     stage 2:     in every backward pass, for all b: start(comm, memory, b, buffer), add to the buffer, reduce(comm, b, buffer); at its end finish(comm)
 //     gradient_norm(comm); then Optimizer::update (optimizer.h), which calls ready() and gather()
 //     before parameters are read: ready(comm, their first element, the one behind their last)
 //
-// After reduce() the memory of a bucket must not be touched until the next reduce() or gradient_norm(), because its sum may still be under way:
+// After reduce() the memory of a bucket must not be touched until the next reduce() or finish(), because its sum may still be under way:
 // on GPUs it runs beside the backward pass. Stage 2 therefore takes two buffers in turn. At stage 2 a bucket may be started and reduced several
 // times in a pass, as a tied embedding is: first as head, then as embedding. The communicator must outlive this object.
 template <class Dev> struct Zero {
@@ -91,10 +91,13 @@ template <class Dev> struct Zero {
                 })};
     }
 
+    // Waits for the last sum. At stage 2 it comes after the last bucket of a pass, because the next pass uses that bucket's buffer for other arrays.
+    void finish(Comm &comm) { comm.wait(std::move(sum_.request)); }
+
     // Returns the norm of all summed gradients, with the same bits on every rank. Squares are summed by bucket and then by rank, so that
     // worlds differ only by float64's rounding.
     double gradient_norm(Comm &comm) {
-        comm.wait(std::move(sum_.request));
+        finish(comm);
         double sum = 0;
         for (const ShardRun &s : shard_runs_) sum += squared_norm(dev, norm_scratch, grads_at(s), s.count);
         return std::sqrt(sharding.parts == 1 ? sum : comm.sum(sum));

@@ -9,11 +9,14 @@ size_t usable_memory(const Run &run, const Memory &memory) {
 }
 
 size_t rank_bytes(const Run &run, Model &model, ModelLimits limits) {
-    if (!run.beside) return model.plan().bytes();
+    size_t bytes = model.plan().bytes();
     limits.mode = Mode::evaluate;
-    const auto reference = run.make_model(*run.beside, limits);
-    reference->plan().place(run.options.guard);
-    return model.plan().bytes() + reference->plan().bytes();
+    for (const ModelConfig &config : run.beside) {
+        const auto beside = run.make_model(config, limits);
+        beside->plan().place(run.options.guard);
+        bytes += beside->plan().bytes();
+    }
+    return bytes;
 }
 
 std::unique_ptr<Model> plan_model(const Run &run, const std::string &recompute, ModelLimits &limits, size_t memory) {

@@ -12,7 +12,7 @@ inline constexpr std::pair<const char *, Recompute> recompute_levels[] = {
 // Returns the bytes that plans of this machine's ranks may take: what is free, but for the reserve.
 size_t usable_memory(const Run &run, const Memory &memory);
 
-// Returns the bytes that a rank with this model needs: those of its plan, and of a reference model's beside it.
+// Returns the bytes that a rank with this model needs: those of its plan, and of the models beside it.
 size_t rank_bytes(const Run &run, Model &model, ModelLimits limits);
 
 // Returns a model whose plan is placed. --recompute auto takes the first level whose plan fits into `memory` bytes, or else the last.

@@ -28,8 +28,8 @@ class Objective {
   public:
     virtual ~Objective() = default;
 
-    // The configuration of a model that stays in memory beside the trained one.
-    virtual std::optional<ModelConfig> resident() const { return {}; }
+    // The configurations of models that stay in memory beside the trained one, only to be evaluated.
+    virtual std::vector<ModelConfig> resident() const { return {}; }
     // How samples are drawn from the data, and the number of optimizer steps that drawing so many of them leads to.
     virtual Drawing drawing(const Options &o) const { return {o.train_batch_size, o.train_batch_tokens, o.max_epochs}; }
     virtual size_t steps(size_t /*samples*/) const { return 1; }

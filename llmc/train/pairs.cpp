@@ -43,9 +43,9 @@ Pairs::Pairs(const Run &run) : run_(run) {
         run.say("note: this loss needs no reference; --ref_model %s is not read", o.ref_model.c_str());
 }
 
-std::optional<ModelConfig> Pairs::resident() const {
+std::vector<ModelConfig> Pairs::resident() const {
     if (!preference_ || !preference_->needs_reference() || run_.options.ref_mode != "resident") return {};
-    return reference_run(run_).config;
+    return {reference_run(run_).config};
 }
 
 void Pairs::use(const Samples &data, size_t pairs, const ModelLimits &limits) {

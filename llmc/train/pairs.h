@@ -30,7 +30,7 @@ class Pairs final : public Objective {
   public:
     explicit Pairs(const Run &run);
 
-    std::optional<ModelConfig> resident() const override;
+    std::vector<ModelConfig> resident() const override;
     void use(const Samples &data, size_t pairs, const ModelLimits &limits) override;
     void begin(const Step &step) override;
     void accumulate(Model &model, const Row &row, bool last) override;

@@ -46,21 +46,18 @@ Policy::Policy(const Run &run) : run_(run), samples_(run.options.rollouts.empty(
     if (!tokenizer_ && !o.stop.empty())
         die("--stop reads text, but %s has no tokenizer.json\n  fix: a model with its tokenizer", run.model_dir.c_str());
     if (tokenizer_) generation_.vocabulary = std::min(run.config.V, tokenizer_->size()), generation_.stop = {*tokenizer_, o.stop};
-    if (!samples_ || o.reward == "exact_match") return;
-    if (!o.reward.ends_with(".py"))
-        die("--reward %s is not known\n  fix: exact_match, a Python file (docs/rl.md), or --rollouts FILE with rewards",
-            o.reward.c_str());
-    if (!tokenizer_)
-        die("--reward %s reads text, but %s has no tokenizer.json\n  fix: a model with its tokenizer", o.reward.c_str(),
-            run.model_dir.c_str());
-    function_ = std::make_unique<RewardFunction>(o.reward, o.reward_timeout);
+    for (const std::string &name : samples_ ? o.reward : Names())
+        rewards_.push_back(find_reward(run, name, tokenizer_ ? &*tokenizer_ : nullptr));
 }
 
 // ---- before a step ------------------------------------------------------------------------------------------------------------------
 
-std::optional<ModelConfig> Policy::resident() const {
-    if (!samples_ || run_.options.kl_coef == 0) return {};
-    return reference_run(run_).config;
+std::vector<ModelConfig> Policy::resident() const {
+    std::vector<ModelConfig> out;
+    if (samples_ && run_.options.kl_coef > 0) out.push_back(reference_run(run_).config);
+    for (const auto &reward : rewards_)
+        if (const auto model = reward->resident()) out.push_back(*model);
+    return out;
 }
 
 Drawing Policy::drawing(const Options &o) const {
@@ -72,7 +69,7 @@ size_t Policy::steps(size_t samples) const {
     return samples_ ? o.max_epochs * ceil_div(samples * o.n, o.train_batch_size) : 1;
 }
 
-Policy::Questions Policy::questions(const Samples &data, std::span<const size_t> samples) const {
+Questions Policy::questions(const Samples &data, std::span<const size_t> samples) const {
     Questions out;
     const auto is_end = [&](int32_t id) { return std::ranges::find(generation_.eos, id) != generation_.eos.end(); };
     for (size_t s : samples) {
@@ -108,6 +105,9 @@ void Policy::make_room(const Samples &data, ModelLimits &limits) {
 }
 
 void Policy::use(const Samples &data, size_t, const ModelLimits &limits) {
+    if (!opened_)
+        for (const auto &reward : rewards_) reward->open(limits);
+    opened_ = true;
     if (run_.options.kl_coef > 0 && !reference_) {
         reference_run_.emplace(reference_run(run_));
         agree(run_.comm, [&] { expect_positions(*reference_run_, data); });
@@ -144,31 +144,25 @@ std::vector<Completion> Policy::answer(Model &model, const Questions &asked, siz
     return share_completions(run_.comm, generate(model, room_, own, settings), asked.prompts.size(), settings.samples);
 }
 
-// Of answers to prompt 0, to prompt 1, ..., equally many to each. Each rank judges the answers that it gave.
-std::vector<double> Policy::rewards(const Questions &asked, std::span<const Completion> answers) const {
-    const size_t n = answers.size() / asked.prompts.size();
-    std::vector<double> out(answers.size());
-    const auto text = [&](size_t i) { return text_of(answers[i], *tokenizer_, generation_.stop); };
-    if (!function_) {
-        for (size_t i = 0; i < out.size(); i++)
-            if (const auto &response = asked.responses[i / n]; answers[i].stopped) out[i] = text(i) == tokenizer_->decode(response);
-            else out[i] = std::ranges::equal(answers[i].answer(), response);
-        return out;
+static double mean_of(std::span<const double> values) {
+    return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
+}
+
+Policy::Worth Policy::worth_of(const Questions &asked, std::span<const Completion> answers) const {
+    const Numbers &weights = run_.options.reward_weights;
+    Worth out{std::vector<double>(answers.size()), {}};
+    for (const auto &reward : rewards_) {
+        const double weight = weights.empty() ? 1 : weights[out.parts.size()];
+        out.parts.push_back((*reward)(asked, answers));
+        for (size_t i = 0; i < answers.size(); i++) out.rewards[i] += weight * out.parts.back()[i];
     }
-    Answered own;
-    std::vector<size_t> numbers;
-    for (size_t i = 0; i < out.size(); i++) {
-        if (i / n % size_t(run_.comm.size) != size_t(run_.comm.rank)) continue;
-        own.prompts.push_back(tokenizer_->decode(asked.prompts[i / n]));
-        own.answers.push_back(text(i));
-        own.labels.push_back(tokenizer_->decode(asked.responses[i / n]));
-        numbers.push_back(i);
-    }
-    agree(run_.comm, [&] {
-        const auto found = (*function_)(own);
-        for (size_t i = 0; i < found.size(); i++) out[numbers[i]] = found[i];
-    });
-    share(run_.comm, out);
+    return out;
+}
+
+// For the log, where several rewards make one.
+ordered_json Policy::means_of_parts(const std::string &prefix, const std::vector<std::vector<double>> &parts) const {
+    ordered_json out = ordered_json::object();
+    for (size_t r = 0; parts.size() > 1 && r < parts.size(); r++) out[prefix + run_.options.reward[r]] = mean_of(parts[r]);
     return out;
 }
 
@@ -179,7 +173,7 @@ size_t Policy::keep(const Questions &asked, std::span<const Completion> answers,
     size_t prompts = 0;
     for (size_t p = 0; p < asked.prompts.size(); p++) {
         const std::span group = rewards.subspan(p * o.n, o.n);
-        const double mean = std::accumulate(group.begin(), group.end(), 0.0) / double(o.n);
+        const double mean = mean_of(group);
         if (o.dynamic_filtering && !(low < mean && mean < high)) continue;
         prompts++;
         for (size_t i = p * o.n; i < (p + 1) * o.n; i++)
@@ -195,7 +189,11 @@ std::vector<Step> Policy::draw(Model &model, const Step &drawn) {
     const auto began = std::chrono::steady_clock::now();
     const Questions asked = questions(*drawn.data, drawn.samples);
     const auto answers = answer(model, asked, drawn.begin, generation_);
-    keep(asked, answers, rewards(asked, answers), drawn.begin);
+    const Worth worth = worth_of(asked, answers);
+    keep(asked, answers, worth.rewards, drawn.begin);
+    drawn_.parts.resize(worth.parts.size());
+    for (size_t r = 0; r < worth.parts.size(); r++)
+        drawn_.parts[r].insert(drawn_.parts[r].end(), worth.parts[r].begin(), worth.parts[r].end());
     for (const Completion &a : answers) drawn_.tokens += double(a.tokens.size());
     drawn_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     drawn_.prompts += asked.prompts.size(), drawn_.times++;
@@ -207,6 +205,7 @@ std::vector<Step> Policy::draw(Model &model, const Step &drawn) {
             prompts, drawn_.prompts, o.rollout_batch_size, o.dynamic_filtering_range[0], o.dynamic_filtering_range[1]);
     }
     news_ = {{"generation_s", drawn_.seconds}, {"generation_tok_s", drawn_.tokens / drawn_.seconds}};
+    news_.update(means_of_parts("reward/", drawn_.parts));
     if (o.dynamic_filtering) news_["filtered"] = 1 - double(kept_.size() / o.n) / double(drawn_.prompts);
     drawn_ = {};
     prepared_.erase(rollouts_.get());
@@ -309,9 +308,11 @@ Measured Policy::evaluate(Model &model, const Samples &data, std::span<const siz
         greedy.sampling.temperature = 0, greedy.samples = 1, greedy.logps = false;
         const Questions asked = questions(data, samples);
         const auto answers = answer(model, asked, 0, greedy);
-        double mean = 0;
-        for (double reward : rewards(asked, answers)) mean += reward / double(answers.size());
-        return {-mean, {{"eval_reward", mean}}, format("eval reward %.4f of %zu greedy answers", mean, answers.size())};
+        const Worth worth = worth_of(asked, answers);
+        const double mean = mean_of(worth.rewards);
+        ordered_json metrics = {{"eval_reward", mean}};
+        metrics.update(means_of_parts("eval_reward/", worth.parts));
+        return {-mean, metrics, format("eval reward %.4f of %zu greedy answers", mean, answers.size())};
     }
     start(data, samples);
     for (const auto &own : own_rows(run_.config, run_.ranks, data, pack_samples(data, samples, run_.options.row_tokens)))

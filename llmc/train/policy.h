@@ -21,7 +21,7 @@ class Policy final : public Objective {
   public:
     explicit Policy(const Run &run);
 
-    std::optional<ModelConfig> resident() const override;
+    std::vector<ModelConfig> resident() const override;
     Drawing drawing(const Options &o) const override;
     size_t steps(size_t samples) const override;
     void make_room(const Samples &data, ModelLimits &limits) override;
@@ -43,15 +43,17 @@ class Policy final : public Objective {
     struct Answers {
         double reward = 0, reward_std = 0, length = 0, longest = 0, truncated = 0;
     };
-    // The prompts of samples, and the responses that their records have.
-    struct Questions {
-        std::vector<std::vector<int32_t>> prompts, responses;
+    // What answers are worth: their weighted rewards, and those of each of --reward.
+    struct Worth {
+        std::vector<double> rewards;
+        std::vector<std::vector<double>> parts;
     };
 
     Questions questions(const Samples &data, std::span<const size_t> samples) const;
     std::vector<Completion> answer(Model &model, const Questions &asked, size_t first, const GenerationSettings &settings) const;
-    std::vector<double> rewards(const Questions &asked, std::span<const Completion> answers) const;
+    Worth worth_of(const Questions &asked, std::span<const Completion> answers) const;
     size_t keep(const Questions &asked, std::span<const Completion> answers, std::span<const double> rewards, size_t first);
+    nlohmann::ordered_json means_of_parts(const std::string &prefix, const std::vector<std::vector<double>> &parts) const;
     void prepare(const Rollouts &rollouts);
     Answers means_of(std::span<const size_t> samples) const;
     void start(const Samples &data, std::span<const size_t> samples);
@@ -64,7 +66,8 @@ class Policy final : public Objective {
     AdvantageOptions advantage_;
     PolicyLossOptions loss_;
     std::optional<Tokenizer> tokenizer_;
-    std::unique_ptr<RewardFunction> function_;  // null: exact match
+    std::vector<std::unique_ptr<Reward>> rewards_;  // of --reward
+    bool opened_ = false;                           // they have their models
     GenerationSettings generation_{};
     std::vector<Prompt> known_;  // those that there must be room for
     GenerationRoom room_{};
@@ -73,9 +76,10 @@ class Policy final : public Objective {
     std::vector<Rollout> kept_;  // since the last step: with dynamic filtering several draws may be needed for a step
     struct Drawn {
         size_t prompts = 0, times = 0;
-        double tokens = 0, seconds = 0;   // of answers; of generation and rewards
-    } drawn_;                             // since the last step
-    std::unique_ptr<Rollouts> rollouts_;  // of this iteration
+        double tokens = 0, seconds = 0;          // of answers; of generation and rewards
+        std::vector<std::vector<double>> parts;  // each of --reward, of all answers
+    } drawn_;                                    // since the last step
+    std::unique_ptr<Rollouts> rollouts_;         // of this iteration
     std::map<const Samples *, Prepared> prepared_;
     const Prepared *now_ = nullptr;  // the rollouts of the step or evaluation that goes on
     PolicyStep size_{};

@@ -1,101 +1,182 @@
 #include "reward.h"
 
-#include <poll.h>
-#include <signal.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <chrono>
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "../core/common.h"
-#include "../core/file.h"
-#include "../data/python.h"
+#include "evaluate.h"
+#include "open.h"
+#include "worker.h"
 
+namespace fs = std::filesystem;
 using nlohmann::json;
 
-void RewardFunction::start() {
-    if (!std::filesystem::exists(file_)) die("--reward %s: no such file\n  fix: exact_match, or a Python file", file_.c_str());
-    std::string command[] = {python_program(), program_file("data/reward_worker.py"), file_};
-    int ends[2];
-    const bool made = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
-    process_ = made ? fork() : -1;
-    if (process_ < 0) die("cannot start %s: %s", command[0].c_str(), strerror(errno));
-    if (process_ == 0) {
-        dup2(ends[1], STDIN_FILENO), dup2(ends[1], STDOUT_FILENO);
-        execlp(command[0].c_str(), command[0].c_str(), command[1].c_str(), command[2].c_str(), nullptr);
-        _exit(127);
-    }
-    close(ends[1]);
-    socket_ = ends[0];
-}
+static bool is_server(const std::string &name) { return name.starts_with("http://") || name.starts_with("https://"); }
 
-void RewardFunction::stop() {
-    if (process_ < 0) return;
-    close(socket_);
-    kill(process_, SIGKILL);
-    while (waitpid(process_, nullptr, 0) < 0 && errno == EINTR) {}
-    process_ = -1;
-}
+bool is_model_reward(const std::string &name) { return name != "exact_match" && !name.ends_with(".py") && !is_server(name); }
 
-bool RewardFunction::call(const std::string &request, std::string &reply) {
-    for (size_t sent = 0; sent < request.size();) {
-        const ssize_t n = send(socket_, request.data() + sent, request.size() - sent, MSG_NOSIGNAL);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        sent += size_t(n);
-    }
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_);
-    char buffer[65536];
-    while (!reply.ends_with('\n')) {
-        const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-        pollfd wait{socket_, POLLIN, 0};
-        const int ready = left.count() > 0 ? poll(&wait, 1, int(left.count())) : 0;
-        if (ready < 0 && errno == EINTR) continue;
-        if (ready <= 0)
-            die("%s took longer than %g s for a batch of rewards\n  fix: a larger --reward_timeout, or a smaller --rollout_batch_size",
-                file_.c_str(), timeout_);
-        const ssize_t n = recv(socket_, buffer, sizeof(buffer), 0);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        reply.append(buffer, size_t(n));
-    }
-    return true;
-}
+namespace {
 
-std::vector<double> RewardFunction::operator()(const Answered &batch) {
-    if (batch.answers.empty()) return {};
-    const json request = {{"prompts", batch.prompts}, {"answers", batch.answers}, {"labels", batch.labels}};
-    const std::string line = request.dump(-1, ' ', true, json::error_handler_t::replace) + "\n";
-    std::string reply;
-    for (int attempt = 0; reply.empty(); attempt++) {
-        if (process_ < 0) start();
-        if (call(line, reply)) break;
-        stop();
-        reply.clear();
-        if (attempt == 1)
-            die("the process that runs %s ended without an answer, twice\n  fix: look above for what it said; run: python3 data/reward_worker.py %s",
-                file_.c_str(), file_.c_str());
+// Of an answer that a stop string ended, the text before that is compared.
+class ExactMatch final : public Reward {
+  public:
+    ExactMatch(const Run &run, const Tokenizer *tokenizer) : tokenizer_(tokenizer) {
+        if (tokenizer) stop_ = {*tokenizer, run.options.stop};
     }
-    const json answer = json::parse(reply, nullptr, false);
-    if (!answer.is_object()) die("%s: the worker's answer is not JSON\n  fix: leave its standard output alone", file_.c_str());
-    if (answer.contains("error"))
-        die("%s: %s\n  fix: that function, which docs/rl.md describes", file_.c_str(),
-            answer["error"].get<std::string>().c_str());
-    const json &rewards = answer["rewards"];
-    if (rewards.size() != batch.answers.size())
-        die("%s returned %zu rewards for %zu answers\n  fix: one for each of them", file_.c_str(), rewards.size(),
-            batch.answers.size());
-    std::vector<double> out;
-    for (const json &r : rewards) {
-        if (!r.is_number() || !std::isfinite(r.get<double>()))
-            die("%s returned %s for answer %zu\n  fix: a finite number", file_.c_str(), r.dump().c_str(), out.size());
-        out.push_back(r.get<double>());
+
+    std::vector<double> operator()(const Questions &asked, std::span<const Completion> answers) override {
+        const size_t n = answers.size() / asked.prompts.size();
+        std::vector<double> out;
+        for (size_t i = 0; i < answers.size(); i++)
+            if (const auto &response = asked.responses[i / n]; answers[i].stopped)
+                out.push_back(text_of(answers[i], *tokenizer_, stop_) == tokenizer_->decode(response));
+            else out.push_back(std::ranges::equal(answers[i].answer(), response));
+        return out;
     }
-    return out;
+
+  private:
+    const Tokenizer *tokenizer_;  // there is one where there are stop strings
+    StopStrings stop_;
+};
+
+// A function or a server. Each rank has its share of the answers judged.
+class OfTexts final : public Reward {
+  public:
+    OfTexts(const Run &run, const std::string &name, const Tokenizer &tokenizer)
+        : comm_(run.comm),
+          name_(name),
+          tokenizer_(tokenizer),
+          stop_(tokenizer, run.options.stop),
+          worker_(name, "data/reward_worker.py", {name}, run.options.reward_timeout) {}
+
+    std::vector<double> operator()(const Questions &asked, std::span<const Completion> answers) override {
+        const size_t n = answers.size() / asked.prompts.size();
+        std::vector<double> out(answers.size());
+        std::vector<size_t> own;
+        for (size_t i = 0; i < out.size(); i++)
+            if (i / n % size_t(comm_.size) == size_t(comm_.rank)) own.push_back(i);
+        agree(comm_, [&] {
+            if (own.empty()) return;
+            json request;
+            for (size_t i : own) {
+                const auto &prompt = asked.prompts[i / n];
+                request["prompts"].push_back(tokenizer_.decode(prompt));
+                request["answers"].push_back(text_of(answers[i], tokenizer_, stop_));
+                request["labels"].push_back(tokenizer_.decode(asked.responses[i / n]));
+                request["raw_prompts"].push_back(tokenizer_.decode(prompt, false));
+                request["raw_answers"].push_back(tokenizer_.decode(answers[i].tokens, false));
+            }
+            const json rewards = worker_.ask(request, "rewards", own.size());
+            for (size_t i = 0; i < own.size(); i++) {
+                if (!rewards[i].is_number() || !std::isfinite(rewards[i].get<double>()))
+                    die("%s returned %s for answer %zu\n  fix: a finite number", name_.c_str(), rewards[i].dump().c_str(), i);
+                out[own[i]] = rewards[i];
+            }
+        });
+        share(comm_, out);
+        return out;
+    }
+
+  private:
+    Comm &comm_;
+    const std::string name_;
+    const Tokenizer &tokenizer_;
+    const StopStrings stop_;
+    Worker worker_;
+};
+
+class ByModel final : public Reward {
+  public:
+    ByModel(const Run &run, const std::string &dir, const Tokenizer *tokenizer) : run_(run), tokenizer_(tokenizer) {
+        open_config(run_, dir);
+        const ModelConfig &c = run_.config;
+        if (!c.reward) die("--reward %s is not a reward model\n  fix: a model that the task rm has trained", dir.c_str());
+        if (run_.options.normalize_reward && !(c.source.contains("mean") && c.source.contains("std")))
+            die("--normalize_reward: config.json of %s has no \"mean\" and \"std\"\n  fix: train it with an evaluation, which finds them, or leave the flag out",
+                dir.c_str());
+        if (run_.options.normalize_reward) mean_ = c.source["mean"], std_ = c.source["std"];
+        if (run_.tokenizer_hash != run.tokenizer_hash) {
+            if (!tokenizer || run_.tokenizer_hash.empty())
+                die("%s and %s do not have the same tokenizer, and one of them has no tokenizer.json\n  fix: models with their tokenizers",
+                    dir.c_str(), run.model_dir.c_str());
+            encoder_ = std::make_unique<Worker>(dir, "data/encode_worker.py", std::vector{dir}, run.options.reward_timeout);
+        } else if (c.V < run.config.V) {
+            die("--reward %s has a vocabulary of %zu tokens, %s of %zu\n  fix: a reward model that was made from the same model",
+                dir.c_str(), c.V, run.model_dir.c_str(), run.config.V);
+        }
+        run_.ranks = ranks_of(run_, run_.ranks.world, run_.ranks.sp);  // its numbers of heads may differ
+    }
+
+    std::optional<ModelConfig> resident() const override { return run_.config; }
+
+    void open(const ModelLimits &of_policy) override {
+        ModelLimits limits = of_policy;
+        limits.mode = Mode::evaluate;
+        limits.positions = std::min(limits.row_tokens, run_.config.max_positions);
+        limits_ = limits;
+        model_ = open_model(run_, limits);
+    }
+
+    std::vector<double> operator()(const Questions &asked, std::span<const Completion> answers) override {
+        const size_t n = answers.size() / asked.prompts.size();
+        std::vector<std::vector<int32_t>> all;
+        for (size_t i = 0; i < answers.size(); i++) {
+            all.push_back(asked.prompts[i / n]);
+            all.back().insert(all.back().end(), answers[i].tokens.begin(), answers[i].tokens.end());
+        }
+        agree(run_.comm, [&] {
+            if (encoder_) all = encoded_anew(all);
+            const size_t most = std::min(run_.options.row_tokens, limits_.positions);
+            for (const auto &tokens : all)
+                if (tokens.size() > most)
+                    die("a prompt with its answer has %zu tokens for the reward model %s, whose rows and positions end at %zu\n  fix: a larger --row_tokens, or a smaller --max_new_tokens",
+                        tokens.size(), run_.model_dir.c_str(), most);
+        });
+        const Sequences sequences(std::move(all));
+        std::vector<size_t> samples(sequences.size());
+        for (size_t i = 0; i < samples.size(); i++) samples[i] = i;
+        auto out = document_values(run_, *model_, sequences, samples);
+        agree(run_.comm, [&] {
+            for (double &score : out) {
+                if (!std::isfinite(score))
+                    die("a score of %s is not finite\n  fix: look for NaN in its weights", run_.model_dir.c_str());
+                score = (score - mean_) / std_;
+            }
+        });
+        return out;
+    }
+
+  private:
+    // Every rank encodes all, so that none waits for another.
+    std::vector<std::vector<int32_t>> encoded_anew(const std::vector<std::vector<int32_t>> &all) {
+        json texts = json::array();
+        for (const auto &tokens : all) texts.push_back(tokenizer_->decode(tokens, false));
+        return encoder_->ask({{"texts", texts}}, "ids", all.size());
+    }
+
+    Run run_;  // of the reward model
+    const Tokenizer *tokenizer_;
+    double mean_ = 0, std_ = 1;
+    std::unique_ptr<Worker> encoder_;  // null: the policy's tokens are the model's, too
+    ModelLimits limits_;
+    std::unique_ptr<Model> model_;
+};
+
+}  // namespace
+
+std::unique_ptr<Reward> find_reward(const Run &run, const std::string &name, const Tokenizer *tokenizer) {
+    if (name == "exact_match") return std::make_unique<ExactMatch>(run, tokenizer);
+    if (is_model_reward(name)) {
+        if (!fs::exists(name + "/config.json"))
+            die("--reward %s is not known\n  fix: exact_match, a Python file, the http:// address of a server, the directory of a reward model (docs/rl.md), or --rollouts FILE with rewards",
+                name.c_str());
+        return std::make_unique<ByModel>(run, name, tokenizer);
+    }
+    if (!tokenizer)
+        die("--reward %s reads text, but %s has no tokenizer.json\n  fix: a model with its tokenizer", name.c_str(),
+            run.model_dir.c_str());
+    if (!is_server(name) && !fs::exists(name))
+        die("--reward %s: no such file\n  fix: exact_match, or a Python file", name.c_str());
+    return std::make_unique<OfTexts>(run, name, *tokenizer);
 }

@@ -24,7 +24,8 @@ struct Run {
     Ranks ranks = {};
     size_t in_process = 1;  // the number of ranks, this one included, that are threads of this process
     std::shared_ptr<Mesh> mesh = nullptr;
-    std::optional<ModelConfig> beside = {};  // --plan: the configuration of a reference model that is in memory, too
+    std::vector<ModelConfig> beside =
+        {};  // --plan: the configurations of models that are in memory, too: a reference, reward models
 
     bool speaks() const { return comm.rank == 0; }  // is true of one rank, which prints and writes the files
     __attribute__((format(printf, 2, 3))) void say(const char *text, ...) const;  // a line on standard output

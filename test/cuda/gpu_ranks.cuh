@@ -1,5 +1,4 @@
-// Ranks that are threads, in one of two ways: all on one GPU, or each with a GPU of its own and NCCL between them. In the emulator both are
-// ranks that share the memory of the host.
+// Ranks that are threads, in one of two ways: all on one GPU, or each with a GPU of its own and NCCL between them.
 #pragma once
 #include "../../llmc/parallel/comm_nccl.h"
 #include "../../llmc/parallel/slices.cuh"
@@ -18,12 +17,17 @@ inline int ranks_with_gpus() {
     return std::min(count, 3);
 }
 
-// f(comm), for slices in the memory of this rank's GPU; the kernels of f run on `stream`.
-template <class F> void with_gpu(Gpus gpus, Comm &host, cudaStream_t stream, F f) {
+// Calls f(dev, comm). Slices lie in the memory of dev's GPU; where each rank has one, dev has a stream of its own.
+template <class Dev, class F> void with_gpu(Gpus gpus, Comm &host, Dev dev, F f) {
     if (gpus == Gpus::one) {
-        host.memory = device_slices(stream);
-        return f(host);
+        host.memory = device_slices(dev.stream);
+        return f(dev, host);
     }
     select_gpu(host);
-    f(*make_gpu_comm(host, stream, 60));
+    const CudaStream stream;
+#ifdef LLMC_EMULATE
+    if (dev.stream) cudaStream_t(stream)->order = dev.stream->order;
+#endif
+    dev.stream = stream;
+    f(dev, *make_gpu_comm(host, stream, 60));
 }

@@ -5,8 +5,7 @@
 
 namespace {
 
-constexpr size_t count = 100'003;
-const CudaF32 dev;  // the default stream
+constexpr size_t count = 10'003;
 
 template <class T> std::vector<T> values(int rank, size_t n) {
     std::vector<T> out(n);
@@ -48,36 +47,38 @@ template <class T> void every_call(Comm &c, size_t n) {
 }
 
 // x += y on the compute stream
-void add(DeviceArray<float> &x, DeviceArray<float> &y) { add_rows(dev, x.data(), count, y.data(), count, 1, count); }
+void add(CudaF32 dev, DeviceArray<float> &x, DeviceArray<float> &y) { add_rows(dev, x.data(), count, y.data(), count, 1, count); }
 
 // Kernels before and behind every call, and no wait of the host between them. The value of rank r is r + 1 everywhere.
-void order_with_kernels(Comm &c) {
+void order_with_kernels(CudaF32 dev, Comm &c) {
     const auto filled = [](float x) { return std::vector<float>(count, x); };
     const float own = float(c.rank + 1), sum = float(c.size * (c.size + 1) / 2);
     const int next = (c.rank + 1) % c.size, before = (c.rank + c.size - 1) % c.size;
     DeviceArray<float> x(filled(0)), term(filled(own)), total(filled(0)), came(count), later(filled(0));
     for (int i = 0; i < 20; i++) {
         clear_floats(dev, x.data(), count);
-        add(x, term);
+        add(dev, x, term);
         Request hop = c.exchange({x.data(), count}, next, {came.data(), count}, before);
         clear_floats(dev, later.data(), count);
-        add(later, term);
+        add(dev, later, term);
         Request sums = c.start([&] { c.all_reduce_sum({later.data(), count}); });
         c.wait(std::move(hop));
-        add(total, came);
+        add(dev, total, came);
         c.all_reduce_sum({x.data(), count});
-        add(total, x);
+        add(dev, total, x);
         c.wait(std::move(sums));
-        add(total, later);
+        add(dev, total, later);
     }
     EXPECT_TRUE(same(total.values(), filled(20 * (float(before + 1) + 2 * sum))));
 }
 
-void on_ranks(int ranks, const std::function<void(Comm &)> &f) {
+void on_ranks(int ranks, const std::function<void(CudaF32, Comm &)> &f) {
     if (ranks > ranks_with_gpus()) GTEST_SKIP() << ranks << " GPUs are needed, and NCCL";
-    run_threads(ranks, {.check = true, .timeout = 60}, [&](Comm &host) {
-        with_gpu(Gpus::each, host, dev.stream, f);
-        return 0;
+    for_each_order_of_streams<CudaF32>([&](CudaF32 dev) {
+        run_threads(ranks, {.check = true, .timeout = 60}, [&](Comm &host) {
+            with_gpu(Gpus::each, host, dev, f);
+            return 0;
+        });
     });
 }
 
@@ -85,7 +86,7 @@ struct GpuComm : testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, GpuComm, testing::Values(1, 2, 3));
 
 TEST_P(GpuComm, EveryCall) {
-    on_ranks(GetParam(), [](Comm &c) {
+    on_ranks(GetParam(), [](CudaF32, Comm &c) {
         for (size_t n : {size_t(1), size_t(1001)}) {
             every_call<float>(c, n);
             every_call<double>(c, n);
@@ -102,13 +103,13 @@ TEST_P(GpuComm, EveryCall) {
 TEST_P(GpuComm, IsInOrderWithKernels) { on_ranks(GetParam(), order_with_kernels); }
 
 TEST_P(GpuComm, SplitsAndAgrees) {
-    on_ranks(GetParam(), [](Comm &c) {
+    on_ranks(GetParam(), [](CudaF32 dev, Comm &c) {
         const auto backwards = c.split(0, -c.rank), alone = c.split(c.rank, 0);
         EXPECT_EQ(backwards->rank, c.size - 1 - c.rank);
         EXPECT_EQ(alone->size, 1);
         every_call<float>(*backwards, 77);
         every_call<bf16>(*alone, 77);
-        order_with_kernels(*backwards);
+        order_with_kernels(dev, *backwards);
         EXPECT_EQ(c.sum(int64_t(c.rank)), c.size * (c.size - 1) / 2);
         EXPECT_EQ(backwards->gather(std::to_string(c.rank))[0], std::to_string(c.size - 1));
     });

@@ -56,12 +56,12 @@ namespace {
 
 constexpr size_t few_documents = 5;  // 62 tokens
 
-template <class Dev> RankResult on_device(const RankCase &c, RankModel model) {
+template <class Dev> RankResult on_device(const RankCase &c, RankModel model, Gpus gpus = Gpus::one) {
     RankResult result = empty_result(model);
-    run_threads(int(c.world), {.check = true, .timeout = 120}, [&](Comm &comm) {
+    run_threads(int(c.world), {.check = true, .timeout = 120}, [&](Comm &host) {
         const CudaStream stream;
         const auto ctx = make_cuda_context(1);
-        with_gpu(Gpus::one, comm, stream, [&](Comm &) { rank_step(Dev{stream, ctx.get()}, comm, c, model, result); });
+        with_gpu(gpus, host, Dev{stream, ctx.get()}, [&](Dev dev, Comm &comm) { rank_step(dev, comm, c, model, result); });
         return 0;
     });
     return result;
@@ -92,6 +92,16 @@ TEST(SlowCudaRanks, EqualOneRank) {
     GTEST_SKIP() << "minutes in this build, and the kernels are those of the world of 3";
 #endif
     equals_one_rank(4);
+}
+
+// Everything that travels beside the computation: keys and values of a ring, their gradients, sums of gradients, updated parameters.
+TEST(CudaRanks, EqualOneRankOverGpus) {
+    const size_t ranks = size_t(ranks_with_gpus());
+    if (ranks < 2) GTEST_SKIP() << "2 GPUs are needed, and NCCL";
+    const RankResult want = on_device<CudaF32>({1, 1, SpMode::ring, 6, 0, 1, few_documents}, untied);
+    for (const RankCase &c : {RankCase{2, 2, SpMode::ring, 6, 2, 3, few_documents}, {2, 1, SpMode::ring, 6, 1, 3, few_documents}})
+        for_each_order_of_streams<CudaF32>(
+            [&](CudaF32) { check_rank_result(c.name(), on_device<CudaF32>(c, untied, Gpus::each), want); });
 }
 
 TEST(CudaRanks, Bf16IsNear) {

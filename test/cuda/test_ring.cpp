@@ -11,11 +11,12 @@ TYPED_TEST_SUITE(CudaRing, CudaDevices);
 template <class Dev> void equals_one_rank(const RingCase &c, Gpus gpus) {
     const AttentionCase a{{1, 40, 55}, 0, 4, 2, 16};
     const AttentionValues<typename Dev::X> in(a);
-    for_each_order<Dev>([&](Dev dev) {
-        const auto got = run_ring<DeviceArray>(
-            c, a, in, [&](Comm &host, auto f) { with_gpu(gpus, host, dev.stream, [&](Comm &comm) { f(dev, comm); }); });
+    const auto run = [&](Dev dev) {
+        const auto got = run_ring<DeviceArray>(c, a, in, [&](Comm &host, auto f) { with_gpu(gpus, host, dev, f); });
         check_attention(c.name().c_str(), a, in, got.result);
-    });
+    };
+    if (gpus == Gpus::one) for_each_order<Dev>(run);
+    else for_each_order_of_streams<Dev>(run);
 }
 
 TYPED_TEST(CudaRing, EqualsOneRank) {

@@ -475,11 +475,11 @@ TEST(SimtCatches, TwoBarriersThatWaitForEachOther) {
 
 // ---- misuse of memory
 
-struct Memory {
+struct Words {
     alignas(16) float v[64];
 };
 template <int misuse> __global__ void memory_misuse_kernel(float *out, const float *x) {
-    Memory &s = shared_mem<Memory>();
+    Words &s = shared_mem<Words>();
     const unsigned i = threadIdx.x, warp = i / 32;
     if (misuse == 0) cp_async_16(&s.v[1], x);
     if (misuse == 1) cp_async_16(&s.v[0], x + 1);
@@ -527,7 +527,7 @@ template <int misuse> __global__ void memory_misuse_kernel(float *out, const flo
 }
 template <int misuse> void run_memory_misuse(Device dev) {
     DeviceArray<float> out(256), x(std::vector<float>(256, 1));
-    launch(dev, memory_misuse_kernel<misuse>, Grid{misuse >= 14 && misuse <= 16 ? 4 : 1}, 64, sizeof(Memory), out.data(),
+    launch(dev, memory_misuse_kernel<misuse>, Grid{misuse >= 14 && misuse <= 16 ? 4 : 1}, 64, sizeof(Words), out.data(),
            x.data());
 }
 template <int misuse> void expect_silence() {
@@ -550,7 +550,7 @@ TEST(SimtCatches, CpAsyncSeenBeforeItsWait) {
     for (unsigned order = 0; order < orders; order++) {
         CUstream_st stream{order};
         DeviceArray<float> out(64), x(std::vector<float>(64, 1));
-        launch(Device{&stream}, memory_misuse_kernel<5>, Grid{1}, 64, sizeof(Memory), out.data(), x.data());
+        launch(Device{&stream}, memory_misuse_kernel<5>, Grid{1}, 64, sizeof(Words), out.data(), x.data());
         for (int i = 0; i < 16; i++) EXPECT_TRUE(std::isnan(out.values()[i]));
     }
 }
@@ -611,7 +611,7 @@ TEST(SimtCatches, LaunchesThatAreTooLarge) {
 
 #ifdef __SANITIZE_ADDRESS__
 template <int misuse> __global__ void bounds_misuse_kernel(float *out, const float *x) {
-    Memory &s = shared_mem<Memory>();
+    Words &s = shared_mem<Words>();
     if (misuse == 0) out[threadIdx.x + 33] = 1;
     if (misuse == 1) out[threadIdx.x] = x[threadIdx.x + 33];
     if (misuse == 2) s.v[threadIdx.x + 33] = 1;
@@ -619,7 +619,7 @@ template <int misuse> __global__ void bounds_misuse_kernel(float *out, const flo
 }
 template <int misuse> void run_bounds_misuse() {
     DeviceArray<float> out(64), x(64);
-    launch(Device{}, bounds_misuse_kernel<misuse>, Grid{1}, 32, sizeof(Memory), out.data(), x.data());
+    launch(Device{}, bounds_misuse_kernel<misuse>, Grid{1}, 32, sizeof(Words), out.data(), x.data());
 }
 TEST(SimtCatchesDeathTest, AccessesOutOfBounds) {
     GTEST_FLAG_SET(death_test_style, "threadsafe");

@@ -67,7 +67,7 @@ template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stag
 template <class Dev> std::vector<float> train(Dev dev, int ranks, int stage, Gpus gpus = Gpus::one) {
     std::vector<float> out;
     run_threads(ranks, {.check = true}, [&](Comm &host) {
-        with_gpu(gpus, host, dev.stream, [&](Comm &comm) {
+        with_gpu(gpus, host, dev, [&](Dev dev, Comm &comm) {
             const auto params = train_rank(dev, comm, stage);
             if (comm.rank == 0) out = params;
         });
@@ -90,7 +90,7 @@ TYPED_TEST(ZeroOnCuda, GivesTheBitsOfOneRank) {
 TYPED_TEST(ZeroOnCuda, GivesTheBitsOfOneRankOverGpus) {
     const int ranks = ranks_with_gpus();
     if (ranks < 2) GTEST_SKIP() << "2 GPUs are needed, and NCCL";
-    for_each_order<TypeParam>([&](TypeParam dev) {
+    for_each_order_of_streams<TypeParam>([&](TypeParam dev) {
         const auto want = train(dev, 1, 0);
         for (int stage : {0, 1, 2}) EXPECT_EQ(train(dev, ranks, stage, Gpus::each), want) << "stage " << stage;
     });

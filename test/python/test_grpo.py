@@ -1,5 +1,5 @@
 """Whole runs of grpo. On given rollouts: what torch says of the same ones, whatever the mesh. On answers of its own: they are on policy, no mesh and no cache
-changes them, and what is rewarded becomes likelier. Resuming, and every way to call it wrong."""
+changes them, and what is rewarded becomes likelier. Resuming, and every way to call it wrong. Rewards are tested in test_rewards.py."""
 
 import ast
 import json
@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import test_runs
-from test_runs import DEMO, GOLDEN, ROOT, call, command, first_step, log_lines, refused, stable, weights, write_data
+from test_runs import GOLDEN, ROOT, call, command, first_step, log_lines, refused, stable, weights, write_data
 from test_sampling import with_tokenizer
 
 POLICY = json.loads((GOLDEN / "policy.json").read_text())
@@ -296,78 +296,13 @@ def test_resuming_filtered_answers_gives_the_same_bits(prompts, tmp_path):
     ({"max_new_tokens": 60}, ["prompts.safetensors", "--max_new_tokens 60", "--row_tokens"]),
     ({"reward": "length"}, ["--reward length", "exact_match"]),
     ({"reward": "length.py"}, ["--reward length.py", "tokenizer.json"]),
+    ({"reward": "exact_match,exact_match", "reward_weights": "1"}, ["--reward_weights has 1 numbers for 2 rewards"]),
+    ({"reward": GOLDEN / "qwen3"}, ["qwen3 is not a reward model"]),
     ({"n": 1, "advantage_estimator": "rloo"}, ["group 0", "one rollout"]),
     ({"rollout_batch_size": 0}, ["--rollout_batch_size", "at least 1"]),
 ])
 def test_wrong_sampling_is_named(options, parts, prompts, tmp_path):
     refused(words(tmp_path / "run", None, **{"data": prompts, "max_new_tokens": 9, **options}), *parts)
-
-
-# ---- rewards in Python ------------------------------------------------------------------------------------------------------------
-
-def reward_file(tmp_path, text):
-    path = tmp_path / "reward.py"
-    path.write_text(text)
-    return path
-
-
-def judge(output, reward, **options):
-    """An iteration of the demo's model with random weights."""
-    return sample(output, DEMO.parent / "train.safetensors", model=DEMO, reward=reward, rollout_batch_size=3, n=2, max_steps=1, **options)
-
-
-COUNTS = """
-calls = 0
-def reward(prompts, answers, labels):
-    global calls
-    calls += 1
-    print("noise")
-    assert len(prompts) == len(answers) == len(labels)
-    assert all(p.startswith(("reverse", "sort", "upper", "count", "copy")) or p for p in prompts)
-    return [len(a) / 100 + calls for a in answers]
-"""
-
-
-def test_rewards_by_a_function(tmp_path):
-    reward, lines = reward_file(tmp_path, COUNTS), []
-    for number, options in enumerate([{}, {"ranks": 2}]):
-        result = call(words(tmp_path / str(number), None, **{"data": DEMO.parent / "train.safetensors", "model": DEMO, "reward": reward, "rollout_batch_size": 3,
-                                                             "n": 2, "max_new_tokens": 9, "max_steps": 2, **options}))
-        assert result.returncode == 0 and "noise" in result.stderr, result.stderr
-        lines.append(log_lines(tmp_path / str(number))[1:])
-    assert 1 < lines[0][0]["reward"] < 2 < lines[0][1]["reward"] < 3  # the process lives as long as the run
-    assert [line["reward"] for line in lines[0]] == pytest.approx([line["reward"] for line in lines[1]], rel=1e-12)
-
-
-def test_openrlhf_reward_func(tmp_path):
-    text = "def reward_func(queries, prompts, labels):\n    return {'rewards': [len(q) - len(p) for q, p in zip(queries, prompts)]}\n"
-    judge(tmp_path / "theirs", reward_file(tmp_path, text))
-    theirs = first_step(tmp_path / "theirs")["reward"]
-    judge(tmp_path / "ours", reward_file(tmp_path, "def reward(prompts, answers, labels):\n    return map(len, answers)\n"))
-    assert theirs == first_step(tmp_path / "ours")["reward"]
-
-
-def test_a_reward_process_that_dies_is_started_anew(tmp_path):
-    text = ("import os, pathlib\nmark = pathlib.Path(__file__).with_name('died')\n"
-            "def reward(prompts, answers, labels):\n    if not mark.exists():\n        mark.touch()\n        os._exit(9)\n    return [1] * len(answers)\n")
-    judge(tmp_path / "run", reward_file(tmp_path, text))
-    assert first_step(tmp_path / "run")["reward"] == pytest.approx(1)
-
-
-@pytest.mark.parametrize("text, parts", [
-    ("def reward(prompts, answers, labels):\n    return [1 / 0]\n", ["reward.py", "ZeroDivisionError", "line 2"]),
-    ("def reward(prompts, answers, labels):\n    return [1]\n", ["1 rewards for 6 answers"]),
-    ("def reward(prompts, answers, labels):\n    return [float('nan')] * len(answers)\n", ["nan", "answer 0"]),
-    ("def reword(prompts, answers, labels):\n    return []\n", ["reward.py", "defines neither"]),
-    ("import nothing_of_that_name\n", ["nothing_of_that_name"]),
-    ("import os\ndef reward(prompts, answers, labels):\n    os._exit(1)\n", ["ended without an answer, twice"]),
-    ("import time\ndef reward(prompts, answers, labels):\n    time.sleep(60)\n", ["longer than 2 s", "--reward_timeout"]),
-    (None, ["none.py", "no such file"]),
-])
-def test_bad_reward_functions_are_named(text, parts, tmp_path):
-    file = reward_file(tmp_path, text) if text else tmp_path / "none.py"
-    refused(words(tmp_path / "run", None, **{"data": DEMO.parent / "train.safetensors", "model": DEMO, "reward": file, "rollout_batch_size": 3, "n": 2,
-                                             "max_new_tokens": 9, "reward_timeout": 2}), *parts)
 
 
 def test_stop_strings_end_answers(tmp_path):

@@ -30,7 +30,9 @@ def test_the_plan_of_a_rank():
     assert " of 75.20 GiB usable on each of 8 GPUs (80)\n" in eight and "a row of 8 ranks" in eight
     for text in (one, eight):
         assert abs(size(text, "weights,") + size(text, "activations and buffers") - size(text, "placed:")) < 0.02 * UNITS["GiB"]
-    assert size(eight, "activations and buffers") < 0.15 * size(one, "activations and buffers")
+    # An eighth, but for what every rank has whole: the gradients of the embedding before they are dealt out, and a ring's blocks.
+    whole = size(eight, "bucket.head") + sum(size(eight, f"act.*.{blocks} ") for blocks in ("ring", "ring backward", "ring gradients")) / 24
+    assert size(eight, "activations and buffers") < size(one, "activations and buffers") / 8 + whole
     assert size(eight, "adamw m") < 0.13 * size(one, "adamw m")
     refused(command("sft", "--plan", **QWEN, ranks=8, ring_attn_size=3), "--ring_attn_size 3 does not divide 8 ranks")
     refused(command("sft", "--plan", **QWEN, ranks=4, ring_attn_size=4, sp_mode="ulysses"), "14 query heads cannot be dealt to 4 ranks")
@@ -47,13 +49,13 @@ def longest_sample(text):
 def test_a_resident_reference_counts(tmp_path):
     options = {"task": "dpo", "gpu": 12, "dtype": "bf16", "recompute": "layer", "max_len": 1024}
     precomputed, resident = plan(**options), plan(ref_mode="resident", **options)
-    beside = size(resident, "the reference model, beside it")
+    beside = size(resident, "1 more model, beside it")
     parameters = int(re.search(r"^(\d+) parameters; rows of 2048 tokens, samples of up to 1024;", resident, re.M)[1])
     assert 2 * parameters < beside < 2.5 * parameters and "the reference model" not in precomputed
     assert size(precomputed, "placed:") == size(resident, "placed:")
     assert abs(needed(resident) - needed(precomputed) - beside) < 0.02 * UNITS["GiB"]
     for loss, counts in (("simpo", False), ("simpo,hinge", True), ("sft", False)):
-        assert ("the reference model" in plan(ref_mode="resident", loss_type=loss, **options)) == counts
+        assert ("1 more model, beside it" in plan(ref_mode="resident", loss_type=loss, **options)) == counts
 
     longest = longest_sample(resident)
     assert longest < longest_sample(precomputed) < 32768
@@ -64,7 +66,7 @@ def test_a_resident_reference_counts(tmp_path):
 
     smaller = {"vocab_size": 151936, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **smaller}))
-    assert size(plan(ref_mode="resident", ref_model=tmp_path, **options), "the reference model, beside it") < beside / 2
+    assert size(plan(ref_mode="resident", ref_model=tmp_path, **options), "1 more model, beside it") < beside / 2
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **smaller, "vocab_size": 96}))
     words = command("dpo", "--plan", **QWEN, ref_mode="resident", ref_model=tmp_path)
     refused(words, f"the reference {tmp_path} has another vocabulary")
@@ -78,7 +80,7 @@ def test_ranks_here_share_the_memory():
     assert abs(needed(text) - together - size(text, "the process itself")) < 0.02 * UNITS["GiB"]
     text = plan(task="dpo", ranks=4, max_len=64, ref_mode="resident")
     together = size(text, "4 ranks, which share the memory of this machine")
-    assert abs(together - 4 * (size(text, "placed:") + size(text, "the reference model"))) < 0.05 * UNITS["GiB"]
+    assert abs(together - 4 * (size(text, "placed:") + size(text, "1 more model"))) < 0.05 * UNITS["GiB"]
 
 
 def tokens(cell):

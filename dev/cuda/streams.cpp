@@ -1,0 +1,402 @@
+// The emulator's streams, events, copies and NCCL: streams.h.
+#include "simt.h"
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "../../llmc/parallel/point_to_point.h"
+
+namespace CUDA_BACKEND {
+namespace simt {
+
+// Work returns whether it is done. Work that is not holds the stream up, and is called again: it waits for other streams.
+struct Queue {
+    std::thread::id owner = std::this_thread::get_id();
+    bool random;
+    std::deque<std::function<bool()>> work = {};
+};
+
+namespace {
+
+struct Scheduler {
+    std::mutex lock;  // guards all members, and is held while work runs
+    std::condition_variable changed;
+    std::vector<Queue *> queues;  // those in front go on first
+    bool random = false;          // for the streams that are created from now on
+    std::minstd_rand chance;
+    std::string failure;  // of the first work that threw
+
+    // One piece of work in eight the order of streams changes. So one runs ahead of the others for a while.
+    bool step() {
+        if (chance() % 8 == 0) std::shuffle(queues.begin(), queues.end(), chance);
+        for (Queue *queue : queues) {
+            if (queue->work.empty()) continue;
+            bool done = true;
+            try {
+                done = queue->work.front()();
+            } catch (const std::exception &error) {
+                if (failure.empty()) failure = error.what();
+            }
+            if (!done) continue;
+            queue->work.pop_front();
+            changed.notify_all();
+            return true;
+        }
+        return false;
+    }
+
+    template <class Done> void run_until(Done done) {
+        std::unique_lock guard(lock);
+        while (failure.empty() && !done())
+            if (!step()) changed.wait_for(guard, std::chrono::milliseconds(100));
+        if (!failure.empty()) die("%s", failure.c_str());
+    }
+
+    bool own_done() const {
+        const auto own = std::this_thread::get_id();
+        return std::all_of(queues.begin(), queues.end(), [&](const Queue *q) { return q->owner != own || q->work.empty(); });
+    }
+
+    // Runs this thread's streams to their end, and all others as far as they come: they may be of a device that ranks share.
+    void run_all() {
+        run_until([&] { return own_done(); });
+        const std::lock_guard guard(lock);
+        while (step()) {}
+        if (!failure.empty()) die("%s", failure.c_str());
+    }
+};
+
+Scheduler &scheduler() {  // streams of objects that live as long as the program use it last
+    static Scheduler *const s = new Scheduler;
+    return *s;
+}
+
+// Puts in work that may have to wait for other streams.
+void enqueue_until(cudaStream_t stream, std::function<bool()> work) {
+    Queue *const queue = stream ? stream->queue : nullptr;
+    Scheduler &s = scheduler();
+    if (!queue) return s.run_until(work);
+    {
+        const std::lock_guard guard(s.lock);
+        queue->work.push_back(std::move(work));
+        s.changed.notify_all();
+    }
+    if (!queue->random) s.run_until([&] { return queue->work.empty(); });
+}
+
+bool runs_later(cudaStream_t stream) { return stream && stream->queue && stream->queue->random; }
+
+}  // namespace
+
+void enqueue(cudaStream_t stream, std::function<void()> work) {
+    if (!runs_later(stream)) return work();
+    enqueue_until(stream, [work = std::move(work)] { return work(), true; });
+}
+
+}  // namespace simt
+
+using namespace simt;
+
+RandomStreams::RandomStreams(unsigned seed) {
+    Scheduler &s = scheduler();
+    const std::lock_guard guard(s.lock);
+    if (s.random) die("two RandomStreams at a time");
+    s.random = true, s.chance.seed(seed + 1), s.failure.clear();
+}
+RandomStreams::~RandomStreams() {
+    const std::lock_guard guard(scheduler().lock);
+    scheduler().random = false, scheduler().failure.clear();
+}
+
+// ---- streams and events -------------------------------------------------------------------------------------------------------------
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+    Scheduler &s = scheduler();
+    const std::lock_guard guard(s.lock);
+    *stream = new CUstream_st{0, new Queue{.random = s.random}};
+    s.queues.push_back((*stream)->queue);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    if (runs_later(stream)) scheduler().run_until([&] { return stream->queue->work.empty(); });
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize() { return scheduler().run_all(), cudaSuccess; }
+
+// Destructors call it: also those of a rank that fails, whose work other ranks would wait for in vain.
+static void finish() {
+    Scheduler &s = scheduler();
+    if (std::uncaught_exceptions()) {
+        const std::lock_guard guard(s.lock);
+        if (!s.own_done() && s.failure.empty()) s.failure = "another rank has failed";
+    }
+    try {
+        s.run_all();
+    } catch (const Error &) {  // it is thrown again where a host waits
+        const std::lock_guard guard(s.lock);
+        for (Queue *queue : s.queues)
+            if (queue->owner == std::this_thread::get_id()) queue->work.clear();
+    }
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    finish();
+    {
+        const std::lock_guard guard(scheduler().lock);
+        std::erase(scheduler().queues, stream->queue);
+        if (scheduler().queues.empty()) scheduler().failure.clear();
+    }
+    delete stream->queue;
+    delete stream;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) { return *event = new CUevent_st, cudaSuccess; }
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    event->last = std::make_shared<Event>();
+    enqueue(stream, [last = event->last] { last->done = true, last->at = std::chrono::steady_clock::now(); });
+    return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event) {
+    if (event->last) enqueue_until(stream, [last = event->last] { return last->done; });
+    return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    if (event->last) scheduler().run_until([last = event->last] { return last->done; });
+    return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    const std::lock_guard guard(scheduler().lock);
+    return !event->last || event->last->done ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+    *milliseconds = std::chrono::duration<float, std::milli>(end->last->at - begin->last->at).count();
+    return cudaSuccess;
+}
+
+// ---- copies -------------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Memory that copies need not stage: of the device, or pinned.
+struct Known {
+    std::mutex lock;
+    std::map<uintptr_t, size_t> bytes;
+} known;
+
+bool is_known(const void *p) {
+    const std::lock_guard guard(known.lock);
+    const auto after = known.bytes.upper_bound(uintptr_t(p));
+    if (after == known.bytes.begin()) return false;
+    const auto &[begin, bytes] = *std::prev(after);
+    return uintptr_t(p) < begin + bytes;
+}
+
+}  // namespace
+
+void simt::add_known(uintptr_t p, size_t bytes) {
+    const std::lock_guard guard(known.lock);
+    known.bytes[p] = bytes;
+}
+void simt::remove_known(uintptr_t p) {
+    finish();
+    const std::lock_guard guard(known.lock);
+    known.bytes.erase(p);
+}
+
+cudaError_t cudaMallocHost(std::byte **p, size_t bytes) {
+    *p = static_cast<std::byte *>(malloc(bytes));
+    if (!*p) return cudaErrorMemoryAllocation;
+    return add_known(uintptr_t(*p), bytes), cudaSuccess;
+}
+cudaError_t cudaFreeHost(void *p) { return remove_known(uintptr_t(p)), free(p), cudaSuccess; }
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+    if (bytes == 0) return cudaSuccess;
+    if (!runs_later(stream) || is_known(from)) {
+        enqueue(stream, [=] { memcpy(to, from, bytes); });
+    } else {
+        const auto *const first = static_cast<const std::byte *>(from);
+        enqueue(stream, [=, staged = std::vector<std::byte>(first, first + bytes)] { memcpy(to, staged.data(), bytes); });
+    }
+    return is_known(to) ? cudaSuccess : cudaStreamSynchronize(stream);
+}
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
+    return cudaMemcpyAsync(to, from, bytes, kind);
+}
+cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t stream) {
+    if (bytes) enqueue(stream, [=] { memset(to, byte, bytes); });
+    return cudaSuccess;
+}
+
+// ---- NCCL ---------------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+struct Part {  // what a rank brings to a collective
+    const char *call;
+    const void *send;
+    void *recv;
+    size_t n;
+    SliceType type;
+    int root;
+    bool came = false;
+};
+
+struct Collective {
+    std::vector<Part> parts;  // by rank
+    int came = 0, left = 0;
+};
+
+struct Message {
+    const void *data;
+    size_t bytes;
+    bool taken = false;
+};
+
+struct Clique {  // the ranks of a communicator
+    int ranks;
+    std::map<uint64_t, Collective> collectives;                                         // by number
+    std::map<std::pair<int, int>, std::deque<std::shared_ptr<Message>>> messages = {};  // by sender and receiver
+};
+
+struct Group {  // of messages, between ncclGroupStart and ncclGroupEnd
+    struct Half {
+        void *data;
+        size_t bytes;
+        int other;
+    };
+    std::vector<Half> send, receive;
+    NcclRank *comm = nullptr;
+    cudaStream_t stream = nullptr;
+};
+thread_local Group group;
+
+std::byte *at(const void *p, size_t bytes) { return static_cast<std::byte *>(const_cast<void *>(p)) + bytes; }
+
+// Does a collective for all ranks.
+void compute(const std::vector<Part> &parts) {
+    const Part &first = parts.front();
+    const size_t bytes = first.n * bytes_of(first.type);
+    const std::string call = first.call;
+    const auto senders = [&](size_t offset) {
+        std::vector<const std::byte *> out;
+        for (const Part &p : parts) out.push_back(at(p.send, offset));
+        return out;
+    };
+    const auto copy = [](void *to, const void *from, size_t bytes) {
+        if (to != from && bytes) memcpy(to, from, bytes);
+    };
+    for (size_t r = 0; r < parts.size(); r++) {
+        if (call == "ncclReduceScatter") sum_slices(first.type, parts[r].recv, senders(r * bytes), first.n);
+        if (call == "ncclAllReduce" && r == 0) sum_slices(first.type, first.recv, senders(0), first.n);
+        if (call == "ncclAllReduce") copy(parts[r].recv, first.recv, bytes);
+        if (call == "ncclBroadcast") copy(parts[r].recv, parts[size_t(first.root)].send, bytes);
+        if (call == "ncclAllGather")
+            for (size_t s = 0; s < parts.size(); s++) copy(at(parts[r].recv, s * bytes), parts[s].send, bytes);
+    }
+}
+
+}  // namespace
+
+struct NcclRank {
+    std::shared_ptr<Clique> clique;
+    int rank;
+    uint64_t calls = 0;  // collectives so far
+};
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
+    static std::atomic<uint64_t> last = 0;
+    return *id = {++last}, ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank) {
+    static std::map<uint64_t, std::weak_ptr<Clique>> cliques;
+    const std::lock_guard guard(scheduler().lock);
+    auto clique = cliques[id.number].lock();
+    if (!clique) cliques[id.number] = clique = std::make_shared<Clique>(Clique{ranks, {}});
+    return *comm = new NcclRank{clique, rank}, ncclSuccess;
+}
+ncclResult_t ncclCommDestroy(ncclComm_t comm) { return delete comm, ncclSuccess; }
+
+// The last rank that comes does the work of all.
+static ncclResult_t collective(ncclComm_t comm, cudaStream_t stream, Part part) {
+    enqueue_until(stream, [clique = comm->clique, number = ++comm->calls, rank = size_t(comm->rank), part] {
+        Collective &all = clique->collectives[number];
+        all.parts.resize(size_t(clique->ranks));
+        Part &own = all.parts[rank];
+        if (!own.came) {
+            own = part, own.came = true;
+            for (const Part &other : all.parts)
+                if (other.came && (strcmp(other.call, part.call) || other.n != part.n || other.type != part.type))
+                    die("rank %zu is at %s of %zu %s, and another one at %s of %zu %s", rank, part.call, part.n,
+                        name_of(part.type), other.call, other.n, name_of(other.type));
+            if (++all.came == clique->ranks) compute(all.parts);
+        }
+        if (all.came < clique->ranks) return false;
+        if (++all.left == clique->ranks) clique->collectives.erase(number);
+        return true;
+    });
+    return ncclSuccess;
+}
+
+ncclResult_t ncclAllReduce(const void *send, void *recv, size_t n, ncclDataType_t type, ncclRedOp_t, ncclComm_t comm,
+                           cudaStream_t stream) {
+    return collective(comm, stream, {"ncclAllReduce", send, recv, n, SliceType(type), 0});
+}
+ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t n, ncclDataType_t type, ncclRedOp_t, ncclComm_t comm,
+                               cudaStream_t stream) {
+    return collective(comm, stream, {"ncclReduceScatter", send, recv, n, SliceType(type), 0});
+}
+ncclResult_t ncclAllGather(const void *send, void *recv, size_t n, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+    return collective(comm, stream, {"ncclAllGather", send, recv, n, SliceType(type), 0});
+}
+ncclResult_t ncclBroadcast(const void *send, void *recv, size_t n, ncclDataType_t type, int root, ncclComm_t comm,
+                           cudaStream_t stream) {
+    return collective(comm, stream, {"ncclBroadcast", send, recv, n, SliceType(type), root});
+}
+
+ncclResult_t ncclGroupStart() { return group = {}, ncclSuccess; }
+ncclResult_t ncclSend(const void *data, size_t n, ncclDataType_t type, int to, ncclComm_t comm, cudaStream_t stream) {
+    group.send.push_back({const_cast<void *>(data), n * bytes_of(SliceType(type)), to});
+    return group.comm = comm, group.stream = stream, ncclSuccess;
+}
+ncclResult_t ncclRecv(void *data, size_t n, ncclDataType_t type, int from, ncclComm_t comm, cudaStream_t stream) {
+    group.receive.push_back({data, n * bytes_of(SliceType(type)), from});
+    return group.comm = comm, group.stream = stream, ncclSuccess;
+}
+
+// A group is done when its messages have come and those that it sends were taken.
+ncclResult_t ncclGroupEnd() {
+    if (!group.comm) return ncclSuccess;
+    std::vector<std::shared_ptr<Message>> sent;
+    enqueue_until(group.stream, [clique = group.comm->clique, rank = group.comm->rank, group = group, sent]() mutable {
+        if (sent.empty())
+            for (const Group::Half &h : group.send) {
+                sent.push_back(std::make_shared<Message>(Message{h.data, h.bytes}));
+                clique->messages[{rank, h.other}].push_back(sent.back());
+            }
+        std::erase_if(group.receive, [&](const Group::Half &h) {
+            auto &box = clique->messages[{h.other, rank}];
+            if (box.empty()) return false;
+            const auto message = box.front();
+            box.pop_front();
+            if (message->bytes != h.bytes)
+                die("rank %d sent %zu bytes to rank %d, which expected %zu", h.other, message->bytes, rank, h.bytes);
+            memcpy(h.data, message->data, h.bytes);
+            return message->taken = true;
+        });
+        return group.receive.empty() && std::all_of(sent.begin(), sent.end(), [](const auto &m) { return m->taken; });
+    });
+    return ncclSuccess;
+}
+}  // namespace CUDA_BACKEND

@@ -1,0 +1,31 @@
+// A Python script of the project that answers requests: JSON objects, one a line, on its standard input and output. Its process starts with the first
+// request and lives as long as this object.
+#pragma once
+#include <sys/types.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+class Worker {
+  public:
+    // Messages begin with `name`: the user's file or server that the script asks, or what the script does. A request may take `timeout` seconds.
+    Worker(std::string name, std::string script, std::vector<std::string> arguments, double timeout);
+    Worker(const Worker &) = delete;
+    ~Worker() { stop(); }
+
+    // Returns the member `wanted` of the answer, a list of `n`. A process that ends without an answer is started anew, once. Dies if that does not help,
+    // if the time is over, if the answer is an {"error": text}, or if it has another length.
+    nlohmann::json ask(const nlohmann::json &request, const char *wanted, size_t n);
+
+  private:
+    void start();
+    void stop();
+    bool call(const std::string &line, std::string &reply);  // false if the process has ended
+
+    const std::string name_, script_;
+    const std::vector<std::string> arguments_;
+    const double timeout_;
+    pid_t process_ = -1;
+    int socket_ = -1;
+};

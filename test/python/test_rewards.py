@@ -1,0 +1,315 @@
+"""What judges the answers of grpo: functions in Python, servers, reward models, and several of them. What each of them can do wrong ends in one message."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import numpy as np
+import pytest
+from test_grpo import sample, words
+from test_runs import DEMO, ENVIRONMENT, ROOT, call, command, first_step, log_lines, read_tensors, refused, train, write_data, write_tensors
+
+PROMPTS = DEMO.parent / "train.safetensors"
+ITERATION = {"data": PROMPTS, "model": DEMO, "rollout_batch_size": 3, "n": 2, "max_new_tokens": 9}
+
+
+# ---- functions --------------------------------------------------------------------------------------------------------------------
+
+def reward_file(tmp_path, text):
+    path = tmp_path / "reward.py"
+    path.write_text(text)
+    return path
+
+
+def judge(output, reward, **options):
+    """An iteration of the demo's model with random weights."""
+    return sample(output, PROMPTS, model=DEMO, reward=reward, rollout_batch_size=3, n=2, max_steps=1, **options)
+
+
+COUNTS = """
+calls = 0
+def reward(prompts, answers, labels):
+    global calls
+    calls += 1
+    print("noise")
+    assert len(prompts) == len(answers) == len(labels)
+    assert all(p.startswith(("reverse", "sort", "upper", "count", "copy")) or p for p in prompts)
+    return [len(a) / 100 + calls for a in answers]
+"""
+
+
+def test_rewards_by_a_function(tmp_path):
+    reward, lines = reward_file(tmp_path, COUNTS), []
+    for number, options in enumerate([{}, {"ranks": 2}]):
+        result = call(words(tmp_path / str(number), None, **ITERATION, **{"reward": reward, "max_steps": 2, **options}))
+        assert result.returncode == 0 and "noise" in result.stderr, result.stderr
+        lines.append(log_lines(tmp_path / str(number))[1:])
+    assert 1 < lines[0][0]["reward"] < 2 < lines[0][1]["reward"] < 3  # the process lives as long as the run
+    assert [line["reward"] for line in lines[0]] == pytest.approx([line["reward"] for line in lines[1]], rel=1e-12)
+
+
+def test_openrlhf_reward_func(tmp_path):
+    """It gets special tokens, too: here the one that ends an answer."""
+    text = ("def reward_func(queries, prompts, labels):\n    assert all(q.startswith(p) and p.endswith('<|assistant|>') for q, p in zip(queries, prompts))\n"
+            "    return {'rewards': [len(q.removesuffix('<|end|>')) - len(p) for q, p in zip(queries, prompts)]}\n")
+    judge(tmp_path / "theirs", reward_file(tmp_path, text))
+    theirs = first_step(tmp_path / "theirs")["reward"]
+    judge(tmp_path / "ours", reward_file(tmp_path, "def reward(prompts, answers, labels):\n    return map(len, answers)\n"))
+    assert theirs == first_step(tmp_path / "ours")["reward"]
+
+
+def test_a_reward_process_that_dies_is_started_anew(tmp_path):
+    text = ("import os, pathlib\nmark = pathlib.Path(__file__).with_name('died')\n"
+            "def reward(prompts, answers, labels):\n    if not mark.exists():\n        mark.touch()\n        os._exit(9)\n    return [1] * len(answers)\n")
+    judge(tmp_path / "run", reward_file(tmp_path, text))
+    assert first_step(tmp_path / "run")["reward"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("text, parts", [
+    ("def reward(prompts, answers, labels):\n    return [1 / 0]\n", ["reward.py", "ZeroDivisionError", "line 2"]),
+    ("def reward(prompts, answers, labels):\n    return [1]\n", ["1 rewards for 6 answers"]),
+    ("def reward(prompts, answers, labels):\n    return [float('nan')] * len(answers)\n", ["nan", "answer 0"]),
+    ("def reword(prompts, answers, labels):\n    return []\n", ["reward.py", "defines neither"]),
+    ("import nothing_of_that_name\n", ["nothing_of_that_name"]),
+    ("import os\ndef reward(prompts, answers, labels):\n    os._exit(1)\n", ["ended without an answer, twice"]),
+    ("import time\ndef reward(prompts, answers, labels):\n    time.sleep(60)\n", ["longer than 2 s", "--reward_timeout"]),
+    (None, ["none.py", "no such file"]),
+])
+def test_bad_reward_functions_are_named(text, parts, tmp_path):
+    file = reward_file(tmp_path, text) if text else tmp_path / "none.py"
+    refused(words(tmp_path / "run", None, **ITERATION, reward=file, reward_timeout=2), *parts)
+
+
+# ---- servers ----------------------------------------------------------------------------------------------------------------------
+
+class Server:
+    """Speaks OpenRLHF's protocol. `answers` are (status, body) each, the last one for all further requests; None closes the connection."""
+
+    def __init__(self, *answers, port=0):
+        server, self.requests = self, []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                server.requests.append(request)
+                answer = answers[min(len(server.requests), len(answers)) - 1]
+                if answer is None:
+                    self.close_connection = True
+                    return
+                status, body = answer
+                body = (body(request) if callable(body) else body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        self.http = HTTPServer(("127.0.0.1", port), Handler)
+        self.address = f"http://127.0.0.1:{self.http.server_port}/get_reward"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.http.shutdown()
+        self.http.server_close()
+
+
+def lengths(request):
+    return json.dumps({"rewards": [len(q.removesuffix("<|end|>")) - len(p) for q, p in zip(request["query"], request["prompts"])]})
+
+
+def test_rewards_by_a_server(tmp_path):
+    judge(tmp_path / "function", reward_file(tmp_path, "def reward(prompts, answers, labels):\n    return map(len, answers)\n"))
+    with Server((200, lengths)) as server:
+        judge(tmp_path / "server", server.address)
+    assert first_step(tmp_path / "server")["reward"] == first_step(tmp_path / "function")["reward"]
+    assert len(server.requests) == 1 and len(server.requests[0]["labels"]) == 6
+
+
+def test_a_server_that_is_not_ready_is_asked_again(tmp_path):
+    with Server((503, "starting"), None, (200, lengths)) as server:
+        judge(tmp_path / "run", server.address)
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("answer, parts", [
+    ((500, "no such thing"), ["status 500: no such thing"]),
+    ((200, "hello"), ["not JSON", "hello"]),
+    ((200, "[1]"), ['no list "rewards"']),
+    ((200, '{"rewards": [1, 2]}'), ["2 rewards for 6 answers"]),
+    ((200, '{"rewards": [1, 2, NaN, 4, 5, 6]}'), ["nan", "answer 2"]),
+    ((503, "busy"), ["status 503: busy"]),
+])
+def test_bad_servers_are_named(answer, parts, tmp_path):
+    with Server(answer) as server:
+        refused(words(tmp_path / "run", None, **ITERATION, reward=server.address), server.address, *parts)
+
+
+def test_a_server_that_dies_in_mid_run(tmp_path):
+    """The run ends with a message, and goes on from its checkpoint with the same bits when a server is there again."""
+    options = {**ITERATION, "max_steps": 3, "save_steps": 1}
+    with Server((200, lengths)) as server:
+        result = call(words(tmp_path / "straight", None, **options, reward=server.address))
+        assert result.returncode == 0, result.stderr
+    port = server.http.server_port
+    with Server((200, lengths), None, port=port) as server:
+        refused(words(tmp_path / "broken", None, **options, reward=server.address), server.address, "cannot be reached", "resumes from its last checkpoint")
+    with Server((200, lengths), port=port) as server:
+        result = call(words(tmp_path / "broken", None, **options, reward=server.address, resume="auto"))
+        assert result.returncode == 0, result.stderr
+    assert (tmp_path / "straight" / "model.safetensors").read_bytes() == (tmp_path / "broken" / "model.safetensors").read_bytes()
+
+
+# ---- reward models ----------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    """A model that writes letters rather than any bytes."""
+    output = tmp_path_factory.mktemp("policy") / "model"
+    train(output, model=DEMO, data=PROMPTS, max_steps=60, train_batch_size=16, learning_rate=1e-3, max_len=128)
+    return output
+
+
+def head(directory, model, **config):
+    """A reward model with the backbone of `model` and a random head."""
+    shutil.copytree(model, directory, ignore=shutil.ignore_patterns("log*", "step_*", "best"))
+    own = json.loads((directory / "config.json").read_text())
+    own.update(architectures=["LlamaForSequenceClassification"], id2label={"0": "LABEL_0"}, **config)
+    (directory / "config.json").write_text(json.dumps(own))
+    tensors = read_tensors(model / "model.safetensors")
+    score = np.random.default_rng(1).standard_normal((1, own["hidden_size"]), np.float32)
+    write_tensors(directory / "model.safetensors", {**tensors, "score.weight": score})
+    return directory
+
+
+def saved_answers(output):
+    path, = (output / "rollouts").iterdir()
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def scores(tmp_path, model, answers):
+    """Of prompts with their answers, by the task eval."""
+    sequences = [np.array(a["prompt_ids"] + a["completion_ids"]) for a in answers]
+    data = write_data(tmp_path / "sequences.safetensors", [(s, np.arange(len(s)) > 0) for s in sequences], vocab=260)
+    result = call(command("eval", model=model, data=data, scores=tmp_path / "scores.jsonl", max_len=128))
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line)["score"] for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+
+
+def judge_by(output, policy, reward, *flags, **options):
+    sample(output, PROMPTS, *flags, **{"model": policy, "reward": reward, "rollout_batch_size": 3, "n": 2, "max_steps": 1, "save_rollouts": "true",
+                                       "temperature": 0.3, **options})
+    return saved_answers(output)
+
+
+@pytest.mark.parametrize("mesh", [{}, {"ranks": 2}, {"ranks": 4, "ring_attn_size": 2, "sp_mode": "gather"}])
+def test_rewards_by_a_model(mesh, policy, tmp_path):
+    model = head(tmp_path / "rm", policy)
+    answers = judge_by(tmp_path / "run", policy, model, **mesh)
+    want = scores(tmp_path, model, answers)
+    assert [a["reward"] for a in answers] == pytest.approx(want, abs=1e-5) and np.std(want) > 0.1
+
+
+def test_scores_are_normalised(policy, tmp_path):
+    model = head(tmp_path / "rm", policy, mean=0.5, std=2.0)
+    answers = judge_by(tmp_path / "run", policy, model, normalize_reward="true")
+    assert [2 * a["reward"] + 0.5 for a in answers] == pytest.approx(scores(tmp_path, model, answers), abs=1e-5)
+
+
+def test_a_model_with_another_tokenizer_reads_the_text(policy, tmp_path):
+    """The same model with its vocabulary in another order gives the same scores."""
+    model = head(tmp_path / "rm", policy)
+    other = shutil.copytree(model, tmp_path / "other")
+    order = np.arange(260)
+    order[:256] = np.random.default_rng(2).permutation(256)  # the new id of each token
+    tensors = read_tensors(other / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    embedding[order] = embedding.copy()
+    write_tensors(other / "model.safetensors", tensors)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] = {token: int(order[i]) for token, i in tokenizer["model"]["vocab"].items()}
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    one, two = (judge_by(tmp_path / name, policy, path) for name, path in (("one", model), ("two", other)))
+    assert [a["completion_ids"] for a in one] == [a["completion_ids"] for a in two]
+    assert [a["reward"] for a in two] == pytest.approx([a["reward"] for a in one], abs=1e-5)
+
+
+def test_several_rewards(policy, tmp_path):
+    model, function = head(tmp_path / "rm", policy), reward_file(tmp_path, "def reward(prompts, answers, labels):\n    return map(len, answers)\n")
+    answers = judge_by(tmp_path / "run", policy, f"{model},{function},exact_match", reward_weights="2,0.5,1")
+    by_model = scores(tmp_path, model, answers)
+    line = first_step(tmp_path / "run")
+    assert line[f"reward/{model}"] == pytest.approx(np.mean(by_model), abs=1e-5) and line["reward/exact_match"] == 0
+    assert np.mean([a["reward"] for a in answers]) == pytest.approx(2 * line[f"reward/{model}"] + 0.5 * line[f"reward/{function}"], abs=1e-6)
+
+
+def test_the_plan_counts_reward_models(policy, tmp_path):
+    model = head(tmp_path / "rm", policy)
+    one, two = (call(command("grpo", "--plan", model=policy, reward=reward, **more)).stdout
+                for reward, more in ((model, {}), (f"{model},{model}", {"kl_coef": 0.1})))
+    assert "1 more model, beside it" in one and "3 more models, beside it" in two
+
+
+@pytest.mark.parametrize("change, options, parts", [
+    ({}, {"normalize_reward": "true"}, ["--normalize_reward", '"mean"']),
+    ({"max_position_embeddings": 20}, {}, ["tokens for the reward model", "end at 20"]),
+    (None, {}, ["is not a reward model"]),
+])
+def test_bad_reward_models_are_named(change, options, parts, policy, tmp_path):
+    model = policy if change is None else head(tmp_path / "rm", policy, **change)
+    refused(words(tmp_path / "run", None, **{**ITERATION, "model": policy, "reward": model, **options}), *parts)
+
+
+def test_a_model_with_nan_is_named(policy, tmp_path):
+    model = head(tmp_path / "rm", policy)
+    tensors = read_tensors(model / "model.safetensors")
+    tensors["score.weight"][:] = np.nan
+    write_tensors(model / "model.safetensors", tensors)
+    refused(words(tmp_path / "run", None, **ITERATION | {"model": policy, "reward": model}), "score.weight holds a NaN")
+
+
+# ---- scripts/serve_rm.py ----------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def served(policy, tmp_path):
+    """A reward model, and the address at which it is served."""
+    model = head(tmp_path / "rm", policy)
+    process = subprocess.Popen([sys.executable, ROOT / "scripts" / "serve_rm.py", "--model", model, "--port", "0", "--threads", "1", "--row_tokens", "256"],
+                               stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    yield model, process.stdout.readline().split()[-1]
+    process.send_signal(signal.SIGINT)
+    process.wait(10)
+
+
+def test_a_served_model_is_the_model(served, policy, tmp_path):
+    model, address = served
+    one, two = (judge_by(tmp_path / name, policy, reward) for name, reward in (("model", model), ("server", address)))
+    assert [a["reward"] for a in two] == pytest.approx([a["reward"] for a in one], abs=1e-5)
+
+
+@pytest.mark.parametrize("body, parts", [
+    ("hello", ['a request is {"query"']),
+    ('{"query": "text"}', ['a request is {"query"']),
+    (json.dumps({"query": ["a" * 300]}), ["sequence 0", "300 tokens", "1 to 256"]),
+])
+def test_bad_requests_are_answered(body, parts, served):
+    request = urllib.request.Request(served[1], body.encode())
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(request)
+    message = json.loads(error.value.read())["error"]
+    assert error.value.code == 400 and all(part in message for part in parts), message
+
+
+def test_only_a_reward_model_is_served(policy):
+    result = subprocess.run([sys.executable, ROOT / "scripts" / "serve_rm.py", "--model", policy, "--port", "0"], capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    assert result.returncode == 1 and "takes a reward model" in result.stderr and "serve_rm.py: train_llama has ended" in result.stderr
