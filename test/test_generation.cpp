@@ -152,10 +152,12 @@ TEST(Generation, EndsAtAStopString) {
     const auto whole = run(prompts, {.max_new_tokens = 40});
     std::map<std::string, size_t> pairs;  // of characters: likely ones, so that many answers have them
     for (const Completion &c : whole)
-        for (const std::string text = bytes().decode(c.answer()); size_t i : std::views::iota(size_t(1), std::max<size_t>(1, text.size())))
+        for (const std::string text = bytes().decode(c.answer());
+             size_t i : std::views::iota(size_t(1), std::max<size_t>(1, text.size())))
             pairs[text.substr(i - 1, 2)]++;
     const auto more = [](const auto &a, const auto &b) { return a.second < b.second; };
-    const std::vector<std::string> stop = {std::max_element(pairs.begin(), pairs.end(), more)->first, "not there", std::string(1, 'q')};
+    const std::vector<std::string> stop = {std::max_element(pairs.begin(), pairs.end(), more)->first, "not there",
+                                           std::string(1, 'q')};
     size_t stopped = 0;
     for (const auto &[sequences, pages] : {std::pair<size_t, size_t>{64, 0}, {3, 0}, {64, 3}}) {
         const auto got = run(prompts, {.sequences = sequences, .pages = pages, .max_new_tokens = 40, .stop = stop});
@@ -165,7 +167,8 @@ TEST(Generation, EndsAtAStopString) {
             EXPECT_EQ(got[i].stopped, at != text.npos) << text;
             EXPECT_EQ(got[i].ended, got[i].stopped || whole[i].ended);
             EXPECT_EQ(text_of(got[i], bytes(), {bytes(), stop}), text.substr(0, at));
-            if (at != text.npos) EXPECT_EQ(bytes().decode(got[i].tokens).size(), at + (text.find(stop[0]) == at ? 2 : 1));
+            const size_t end = at == text.npos ? text.size() : at + (text.find(stop[0]) == at ? 2 : 1);
+            EXPECT_EQ(bytes().decode(got[i].tokens).size(), end);
             stopped += got[i].stopped;
         }
     }

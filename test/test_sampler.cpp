@@ -54,7 +54,7 @@ TEST(Sampler, MinP) {
     expect_distribution(frequencies(logits, {.temperature = 1, .min_p = 0.7}), {0, 0.4, 0, 0.3});
     expect_distribution(frequencies(logits, {.temperature = 1, .min_p = 1}), {0, 1, 0, 0});
     expect_distribution(frequencies(logits, {.temperature = 0.5, .min_p = 0.3}), {0, 0.16, 0, 0.09});  // after the temperature
-    for (const double min_p : {0.2, 0.3, 0.6, 0.8}) {  // with sorting and without
+    for (const double min_p : {0.2, 0.3, 0.6, 0.8}) {                                                  // with sorting and without
         const auto want = frequencies(logits, {.temperature = 1, .min_p = min_p});
         expect_distribution(frequencies(logits, {.temperature = 1, .top_k = 4, .min_p = min_p}), want);
     }
@@ -91,8 +91,11 @@ TEST(Sampler, DrawsFollowTheDistributionOfEachFilter) {
     for (size_t v = 0; v < V; v++) logit[v] = 0.1f * float(v * 17 % V);  // no two are equal
     const std::vector<int32_t> occurred = {3, 39, 7, 3};
     uint32_t stream = 0;
-    for (const Sampling &s : {Sampling{.temperature = 1}, {.temperature = 0.7}, {.temperature = 1, .top_k = 12},
-                              {.temperature = 1.3, .top_p = 0.8}, {.temperature = 1, .min_p = 0.2},
+    for (const Sampling &s : {Sampling{.temperature = 1},
+                              {.temperature = 0.7},
+                              {.temperature = 1, .top_k = 12},
+                              {.temperature = 1.3, .top_p = 0.8},
+                              {.temperature = 1, .min_p = 0.2},
                               {.temperature = 1, .repetition_penalty = 1.5},
                               {.temperature = 0.8, .top_k = 30, .top_p = 0.9, .min_p = 0.1, .repetition_penalty = 1.2}}) {
         std::vector<float> seen = logit;
@@ -116,11 +119,28 @@ TEST(Sampler, DrawsFollowTheDistributionOfEachFilter) {
     }
 }
 
+// The mass of the tokens up to the sampled one reaches the random number, that of those before does not, but for roundings of sums of 1500 floats.
+TEST(Sampler, ManyTokens) {
+    std::vector<float> many(1500);
+    for (size_t v = 0; v < many.size(); v++) many[v] = float(v * 617 % 1500) * 0.005f;
+    for (const double temperature : {0.8, 2.0}) {
+        std::vector<double> below = {0};
+        for (const float l : many) below.push_back(below.back() + std::exp(double(l) / temperature));
+        for (double uniform = 0; uniform < 1; uniform += 1.0 / 4096) {
+            const size_t token = size_t(sample_token(many, {.temperature = temperature}, uniform));
+            EXPECT_LE(below[token] / below.back(), uniform + 1e-6);
+            EXPECT_GE(below[token + 1] / below.back(), uniform - 1e-6);
+        }
+    }
+}
+
 TEST(Sampler, AlwaysAToken) {
     const std::vector<float> extreme = {-1e38f, 3e38f, -INFINITY, 3e38f};
     for (double uniform : {0.0, 0.25, 0.75, std::nextafter(1.0, 0.0)})
-        for (const Sampling &s :
-             {Sampling{.temperature = 0.7}, {.temperature = 1, .top_k = 3}, {.temperature = 1, .top_p = 0.9}, {.temperature = 1, .min_p = 1}}) {
+        for (const Sampling &s : {Sampling{.temperature = 0.7},
+                                  {.temperature = 1, .top_k = 3},
+                                  {.temperature = 1, .top_p = 0.9},
+                                  {.temperature = 1, .min_p = 1}}) {
             const int32_t token = sample_token(extreme, s, uniform);
             EXPECT_TRUE(token == 1 || token == 3) << token;
         }

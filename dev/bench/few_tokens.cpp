@@ -29,14 +29,16 @@ int main(int argc, char **argv) {
     heading("few_tokens", threads);
     PlainMatmul<CpuBf16> plain(dev);
     const double product = plain.flop / fastest(3, {[&] { plain(); }})[0], memory = read_rate(threads);
-    printf("memory %.1f GB/s, product %.0f GFLOP/s\n\n tokens       ms     GB/s  GFLOP/s   of the limit\n", memory * 1e-9, product * 1e-9);
+    printf("memory %.1f GB/s, product %.0f GFLOP/s\n\n tokens       ms     GB/s  GFLOP/s   of the limit\n", memory * 1e-9,
+           product * 1e-9);
 
     size_t weights = V * C;
     for (const auto &[IC, OC] : layer) weights += L * IC * OC;
     const auto few = noise<bf16>(1 << 20, 1), x = noise<bf16>(128 * F, 2);
     std::vector<bf16> w(weights), out(128 * 2 * F);
     std::vector<float> logits(128 * V);
-    for (size_t i = 0; i < weights; i += few.size()) std::copy_n(few.begin(), std::min(few.size(), weights - i), w.begin() + ptrdiff_t(i));
+    for (size_t i = 0; i < weights; i += few.size())
+        std::copy_n(few.begin(), std::min(few.size(), weights - i), w.begin() + ptrdiff_t(i));
     for (const size_t T : {1, 2, 4, 8, 16, 32, 64, 128}) {
         const double time = fastest(5, {[&] {
                                         const bf16 *at = w.data();

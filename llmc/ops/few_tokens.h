@@ -19,7 +19,7 @@ namespace few_tokens {
 using simd::Bf16x2, simd::Vector, simd::lanes, simd::panel;
 
 constexpr size_t most = 128, most_dots = 8;  // tokens
-constexpr size_t tile_rows = 48;             // rows of the weight whose products are stored at a time, a multiple of every block's
+constexpr size_t tile_rows = 48;  // rows of the weight whose products are stored at a time, a multiple of every block's
 
 inline size_t columns_of(size_t tokens) { return round_up(tokens, lanes); }
 inline size_t scratch(size_t T, size_t IC) { return columns_of(T) * IC * sizeof(bf16); }  // bytes
@@ -110,8 +110,7 @@ template <size_t W> void rows(float *sums, const Bf16x2 *w, const Bf16x2 *x, siz
 }
 
 // out[t, o] for n outputs from o on and `tokens` tokens, from sums (n, panel).
-template <class Out>
-void store(Out *out, size_t ld, float *sums, const bf16 *bias, size_t o, size_t n, size_t tokens) {
+template <class Out> void store(Out *out, size_t ld, float *sums, const bf16 *bias, size_t o, size_t n, size_t tokens) {
     for (size_t i = 0; i < n; i += lanes)
         for (size_t t0 = 0; t0 < tokens; t0 += lanes) {
             Vector square[lanes];
@@ -128,7 +127,7 @@ void store(Out *out, size_t ld, float *sums, const bf16 *bias, size_t o, size_t 
 
 template <class Out>
 void panels(int threads, void *transposed, Out *out, const bf16 *x, const bf16 *w, const bf16 *bias, size_t T, size_t IC,
-             size_t OC, size_t ld) {
+            size_t OC, size_t ld) {
     const size_t K = IC / 2;
     const auto *words = reinterpret_cast<const Bf16x2 *>(w);
 #pragma omp parallel num_threads(threads)

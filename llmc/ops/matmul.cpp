@@ -297,7 +297,8 @@ void matmul_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const std::typ
 #ifdef __AVX512BF16__
     if constexpr (sizeof(X) == 2)
         if (takes_few_tokens(T, IC))
-            return few_tokens::forward(dev.threads, dev.ctx->scratch_for(few_tokens::scratch(T, IC)), out, x, w, bias, T, IC, OC, ld);
+            return few_tokens::forward(dev.threads, dev.ctx->scratch_for(few_tokens::scratch(T, IC)), out, x, w, bias, T, IC, OC,
+                                       ld);
 #endif
     if (T <= few_rows) few_rows_forward(dev, out, x, w, bias, T, IC, OC, ld);
     else

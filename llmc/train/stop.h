@@ -11,7 +11,7 @@ class StopStrings {
     StopStrings() = default;
     StopStrings(const Tokenizer &tokenizer, std::span<const std::string> texts);  // the tokenizer must live as long
 
-    bool end(std::span<const int32_t> answer) const;  // whether its text contains one, if it did not without the last token
+    bool end(std::span<const int32_t> answer) const;    // whether its text contains one, if it did not without the last token
     std::string before(const std::string &text) const;  // the text up to the first of them
 
   private:
