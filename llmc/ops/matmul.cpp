@@ -290,10 +290,9 @@ static bool takes_few_tokens(size_t T, size_t IC) {
 }
 #endif
 
+// Of at most a run of tokens.
 template <class X, class Out>
-void matmul_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const std::type_identity_t<X> *bias, size_t T, size_t IC,
-                    size_t OC, size_t ld) {
-    ld = ld ? ld : OC;
+static void forward_run(Cpu<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC, size_t ld) {
 #ifdef __AVX512BF16__
     if constexpr (sizeof(X) == 2)
         if (takes_few_tokens(T, IC))
@@ -301,13 +300,16 @@ void matmul_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const std::typ
                                        ld);
 #endif
     if (T <= few_rows) few_rows_forward(dev, out, x, w, bias, T, IC, OC, ld);
-    else
-        in_parts(
-            T,
-            [&](size_t t, size_t n) {
-                gemm<X, Out>(dev, out + t * ld, ld, {x + t * IC, IC, 1}, {w, 1, IC}, bias, n, OC, IC, false);
-            },
-            matmul_run(dev));
+    else gemm<X, Out>(dev, out, ld, {x, IC, 1}, {w, 1, IC}, bias, T, OC, IC, false);
+}
+
+template <class X, class Out>
+void matmul_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const std::type_identity_t<X> *bias, size_t T, size_t IC,
+                    size_t OC, size_t ld) {
+    ld = ld ? ld : OC;
+    in_parts(
+        T, [&](size_t t, size_t n) { forward_run<X, Out>(dev, out + t * ld, x + t * IC, w, bias, n, IC, OC, ld); },
+        matmul_run(dev));
 }
 
 template <class X>
