@@ -168,7 +168,7 @@ TEST(Generation, EndsAtAStopString) {
             EXPECT_EQ(got[i].ended, got[i].stopped || whole[i].ended);
             EXPECT_EQ(text_of(got[i], bytes(), {bytes(), stop}), text.substr(0, at));
             const size_t end = at == text.npos ? text.size() : at + (text.find(stop[0]) == at ? 2 : 1);
-            EXPECT_EQ(bytes().decode(got[i].tokens).size(), end);
+            EXPECT_EQ(bytes().decode(got[i].answer()).size(), end);
             stopped += got[i].stopped;
         }
     }
