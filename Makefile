@@ -43,7 +43,7 @@ PROGRAMS := $(TRAINERS:%=$(PLACE)%)
 
 MAKEFLAGS += -j$(shell nproc 2> /dev/null || sysctl -n hw.ncpu)
 .DEFAULT_GOAL := all
-.PHONY: all plain deps demo demo-rl left-out test test-all build-mutants test-mutants test-gpu test-ptx ptxas count bench compare format tidy probe help clean FORCE
+.PHONY: all plain deps demo left-out test test-all build-mutants test-mutants test-gpu test-ptx ptxas count bench compare format tidy probe help clean FORCE
 .DELETE_ON_ERROR:
 
 # ---- what is on this machine ------------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ lacking = $(shell $(PYTHON) -c 'import importlib.util as u, sys; print(*(p for p
 needs_python = $(if $(filter $1,$(MAKECMDGOALS)),$(if $(call lacking,$2),$(call refuse,$1,$(call lacking,$2) for $(PYTHON),make deps)))
 PACKAGES = $(shell sed -n 's/>=.*//p' requirements.txt)
 
-$(call needs_python,demo demo-rl,numpy tokenizers transformers jinja2 matplotlib)
+$(call needs_python,demo,numpy tokenizers transformers jinja2 matplotlib)
 $(call needs_python,test-all,$(PACKAGES))
 $(call needs,build-mutants test-mutants,$(PYTHON) --version,python3,make deps)
 $(call needs,format test-all,command -v clang-format,clang-format,make deps)
@@ -343,10 +343,6 @@ deps:                                        ## install what is missing (Debian 
 demo: train_llama                             ## the bundled demo: SFT, a reward model, DPO; a table, and curves
 	@$(PYTHON) scripts/demo.py
 	@$(PYTHON) scripts/plot.py out/demo/log.jsonl --out out/demo/loss.png
-
-demo-rl: train_llama                          ## half-learned tasks, learned to the end from rewards (GRPO); a table, and curves
-	@$(PYTHON) scripts/demo_rl.py
-	@$(PYTHON) scripts/plot.py out/demo_rl/grpo/log.jsonl --out out/demo_rl/curves.png
 
 ifeq ($(HAVE_GTEST),1)
 TEST_LLMC      := $(BUILD)/test/test_llmc

@@ -22,7 +22,7 @@ def train_llama(*arguments, read=False):
     command = [str(word) for word in (ROOT / "train_llama", *arguments)]
     result = subprocess.run(command, text=True, stdout=subprocess.PIPE if read else None, stderr=subprocess.DEVNULL if read else None)
     if result.returncode:
-        sys.exit(f"scripts/{Path(sys.argv[0]).name}: failed with code {result.returncode}: {' '.join(command)}")
+        sys.exit(f"scripts/demo.py: failed with code {result.returncode}: {' '.join(command)}")
     return result.stdout.splitlines() if read else []
 
 
@@ -38,29 +38,21 @@ def last_evaluation(out, key):
     return [line[key] for line in lines if key in line][-1]
 
 
-def answers(model, prompts):
-    """Returns what the model says to each prompt of a file, and the answer that the file has."""
-    wanted = [json.loads(line)["answer"] for line in prompts.read_text().splitlines()]
-    lines = train_llama("generate", "--model", model, "--prompts", prompts, "--max_new_tokens", 16, read=True)
-    return list(zip([json.loads(line)["completion"] for line in lines if line.startswith("{")], wanted, strict=True))
-
-
-def shares(model):
+def answers(model):
     """The shares of prompts whose answer is right, with the mark or without, and is without."""
-    pairs = answers(model, DATA / "prompts.jsonl")
+    wanted = [json.loads(line)["answer"] for line in (DATA / "prompts.jsonl").read_text().splitlines()]
+    lines = train_llama("generate", "--model", model, "--prompts", DATA / "prompts.jsonl", "--max_new_tokens", 16, read=True)
+    said = [json.loads(line)["completion"] for line in lines if line.startswith("{")]
+    pairs = list(zip(said, wanted, strict=True))
     return sum(a in (b, b + "!") for a, b in pairs) / len(pairs), sum(a == b for a, b in pairs) / len(pairs)
 
 
-def expect_program_and_python():
+def main():
     if not (ROOT / "train_llama").exists():
-        sys.exit(f"scripts/{Path(sys.argv[0]).name}: ./train_llama is not built\n  fix: make")
+        sys.exit("scripts/demo.py: ./train_llama is not built\n  fix: make")
     python = ROOT / ".venv/bin/python3"  # prepares the prompts in the end; what it lacks it says now
     if subprocess.run([python if python.exists() else "python3", ROOT / "data/prepare.py", "--help"], stdout=subprocess.DEVNULL).returncode:
         sys.exit(1)
-
-
-def main():
-    expect_program_and_python()
     extra = sys.argv[1:]
     pairs = ["--model", OUT, "--train_batch_size", 32, "--row_tokens", 2048, "--overwrite"]
     seconds = [
@@ -70,8 +62,8 @@ def main():
         timed("dpo", *pairs, "--data", DATA / "plain.safetensors", "--eval_data", DATA / "test.safetensors", "--output_dir", OUT / "dpo",
               "--learning_rate", 1e-4, "--loss_type", "sigmoid,sft", *extra),
     ]
-    right, plain = shares(OUT)
-    right_after, plain_after = shares(OUT / "dpo")
+    right, plain = answers(OUT)
+    right_after, plain_after = answers(OUT / "dpo")
     rows = [("sft", "right answers", "", f"{right:.1%}"),
             ("rm", "right answer ranked first", "", f"{last_evaluation(OUT / 'rm', 'eval_accuracy'):.1%}"),
             ("dpo", "right answers without a mark", f"{plain:.1%}", f"{plain_after:.1%}"),

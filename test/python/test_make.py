@@ -45,7 +45,6 @@ def expect_refusal(result, target, what, fix):
 @pytest.mark.parametrize("target, variable, what, fix", [
     ("demo", f"PYTHON={BARE_PYTHON}", "numpy tokenizers transformers jinja2 matplotlib for ", "make deps"),
     ("demo", "PYTHON=/nowhere/python", "numpy tokenizers transformers jinja2 matplotlib for ", "make deps"),
-    ("demo-rl", f"PYTHON={BARE_PYTHON}", "numpy tokenizers transformers jinja2 matplotlib for ", "make deps"),
     ("test-all", f"PYTHON={BARE_PYTHON}", "transformers tokenizers datasets ", "make deps"),
     ("test-mutants", "PYTHON=/nowhere/python", "python3", "make deps"),
     ("test-mutants", "HAVE_GTEST=0", "GoogleTest", "make deps"),
