@@ -103,7 +103,7 @@ template <class X> struct Gpt2Acts : AttentionActs<X> {
 template <class Dev> class Gpt2 final : public Decoder<Dev> {
     using Base = Decoder<Dev>;
     using X = typename Dev::X;
-    using Base::begin_op, Base::ready, Base::trains;
+    using Base::begin_op, Base::trains;
     using Base::dev, Base::config, Base::T_max, Base::clock, Base::limits, Base::plan_, Base::row, Base::acts;
 
   public:
@@ -195,7 +195,6 @@ template <class Dev> void Gpt2<Dev>::point_weights(const Locate<X> &params, cons
 
 // x = embed[token] + positions[position in the document]
 template <class Dev> void Gpt2<Dev>::input_forward() {
-    ready(0), ready(Base::positions_unit);
     begin_op(clock.embed());
     embedding_forward(dev, acts.x[0], w.embed, row.tokens, w.positions, row.doc_pos, row.T, config.C);
 }

@@ -119,7 +119,7 @@ template <class X> struct LlamaActs : AttentionActs<X> {
 template <class Dev> class Llama final : public Decoder<Dev> {
     using Base = Decoder<Dev>;
     using X = typename Dev::X;
-    using Base::begin_op, Base::ready, Base::trains;
+    using Base::begin_op, Base::trains;
     using Base::dev, Base::config, Base::limits, Base::T_max, Base::clock, Base::plan_, Base::row, Base::acts;
 
   public:
@@ -217,7 +217,6 @@ template <class Dev> void Llama<Dev>::point_weights(const Locate<X> &params, con
 // ---- forward --------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev> void Llama<Dev>::input_forward() {
-    ready(0);
     begin_op(clock.embed());
     embedding_forward(dev, acts.x[0], w.embed, row.tokens, row.T, config.C);
 }

@@ -12,6 +12,7 @@ struct RankCase {
     size_t micro_steps;
     size_t documents = 24;  // of the step
     Task task = SFT;        // the loss: of tokens, or in dpo and rm a function of what the model says of each document
+    bool looks = false;     // --detect_anomaly
 
     std::string name() const {
         static const char *const modes[] = {"ring", "gather", "ulysses"};
@@ -26,10 +27,11 @@ inline std::vector<RankCase> rank_cases(size_t world) {
     for (size_t sp = 1; sp <= world; sp++) {
         if (world % sp) continue;
         for (SpMode mode : {SpMode::ring, SpMode::gather, SpMode::ulysses})
-            for (int stage : {0, 1, 2})
+            for (int stage : {0, 1, 2, 3})
                 for (size_t micro_steps : {1, 3})
                     if (sp > 1 || mode == SpMode::ring)
-                        cases.push_back({world, sp, mode, mode == SpMode::gather ? 1 + size_t(stage) : 6, stage, micro_steps});
+                        cases.push_back(
+                            {world, sp, mode, mode == SpMode::gather ? 1 + size_t(stage) % 3 : 6, stage, micro_steps});
     }
     return cases;
 }
@@ -94,20 +96,25 @@ struct RankResult {
     Payload sent;                 // by all ranks, in the first step
 };
 
-// One step of one rank; every rank writes its part of the result, which ranks that are threads share.
-template <class Dev> void rank_step(Dev dev, Comm &comm, const RankCase &c, RankModel model_of_case, RankResult &result) {
+// One step of one rank; every rank writes its part of the result, which ranks that are threads share. change(limits) may change what changes no bit.
+template <class Dev>
+void rank_step(
+    Dev dev, Comm &comm, const RankCase &c, RankModel model_of_case, RankResult &result,
+    const std::function<void(ModelLimits &)> &change = [](ModelLimits &) {}) {
     const ModelConfig config = rank_model(model_of_case, c.task);
     ModelLimits limits;
-    limits.row_tokens = 704, limits.positions = 128, limits.recompute = c.stage == 1 ? Recompute::layer : Recompute::none;
+    limits.row_tokens = 704, limits.positions = 128, limits.recompute = c.stage % 2 ? Recompute::layer : Recompute::none;
     limits.ranks.world = c.world, limits.ranks.rank = size_t(comm.rank), limits.ranks.sp = c.sp, limits.ranks.sp_mode = c.mode;
     limits.ranks.head_stride = c.head_stride, limits.ranks.zero_stage = c.stage;
     limits.ranks.flops = 1e8, limits.ranks.bandwidth = 1e6;  // rows of this size get other layouts than contiguous
     limits.ranks.bucket_bytes = 4096;                        // at stage 2 the head's gradient is made in parts
+    change(limits);
     Mesh mesh(comm, int(c.sp));
     const std::unique_ptr<Decoder<Dev>> own_model = make_model(dev, config, limits);
     Decoder<Dev> &model = *own_model;
     model.allocate(mesh, false, true);
     model.initialise(1);
+    if (c.looks) model.detect_anomaly();
 
     const size_t dp = c.world / c.sp, row_count = std::max<size_t>(1, dp * c.micro_steps - (dp > 1));  // one group lacks a row
     const auto rows = rank_rows(row_count, c.documents);
@@ -140,6 +147,7 @@ template <class Dev> void rank_step(Dev dev, Comm &comm, const RankCase &c, Rank
         return sums.nll / sums.targets;
     };
     const double first = loss(), norm = model.gradient_norm();
+    EXPECT_EQ(model.anomaly().what, "");
     Payload sent;
     for (const Payload &p : comm.gather(model.take_sent()))
         sent.kv += p.kv, sent.dkv += p.dkv, sent.grads += p.grads, sent.params += p.params;

@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "check.h"
+#include "gathered.h"
 
 namespace fs = std::filesystem;
 
@@ -82,12 +83,11 @@ template <class X, class Fill> static Loaded on_ranks(int ranks, int stage, Fill
         fill(zero, comm, memory);
         arena.check_guards();
 
+        const auto gathered = gather_units(zero, comm, units);
         std::lock_guard lock(mutex);
         for (const ShardRun &s : zero.sharding.shard_runs())
             for (size_t i = 0; i < s.count; i++) out.master[s.global + i] = zero.params_at(s).load(i);
-        std::vector<float> params;
-        for (const Bucket &b : zero.sharding.buckets)
-            for (size_t i = 0; i < b.count; i++) params.push_back(float(zero.params[b.begin + i]));
+        const std::vector<float> params = params_of(zero, gathered, units);
         if (out.params.empty()) out.params = params;
         EXPECT_EQ(out.params, params) << "of rank " << comm.rank;
         return 0;
@@ -117,7 +117,7 @@ template <class X> static void expect_head_from_seed(const Parameters &t) {
     std::vector<float> rounded(want.size());
     for (size_t i = 0; i < want.size(); i++) rounded[i] = float(X(want[i]));
     for (int ranks : {1, 2, 3})
-        for (int stage : {0, 1, 2}) {
+        for (int stage : {0, 1, 2, 3}) {
             SCOPED_TRACE(format("%d ranks, stage %d", ranks, stage));
             const Loaded got = loaded<X>(t.dir, ranks, stage, 11);
             EXPECT_EQ(got.params, rounded);
@@ -146,7 +146,7 @@ template <class X> static void expect_saved_as_loaded(const Parameters &t, const
         return values;
     };
     for (int ranks : {1, 2, 3})
-        for (int stage : {0, 1, 2}) {
+        for (int stage : {0, 1, 2, 3}) {
             SCOPED_TRACE(format("%zu bytes to %s, %d ranks, stage %d", sizeof(X), dtype, ranks, stage));
             on_ranks<X>(ranks, stage, [&](auto &zero, Comm &comm, Memory &memory) {
                 load_parameters(zero, HfWeights(t.dir), 11, memory);

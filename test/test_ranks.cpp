@@ -2,18 +2,32 @@
 #define LLMC_NO_MAIN
 #include "models.h"
 
+#include "late_comm.h"
 #include "rank_cases.h"
 
 namespace {
 
-template <class Dev> RankResult on_threads(const RankCase &c, RankModel model) {
+template <class Dev>
+RankResult on_threads(
+    const RankCase &c, RankModel model, bool late = false,
+    const std::function<void(ModelLimits &)> &change = [](ModelLimits &) {}) {
     RankResult result = empty_result(model, c.task);
-    run_threads(int(c.world), {.check = true, .timeout = 60}, [&](Comm &comm) {
+    run_threads(int(c.world), {.check = true, .timeout = 60}, [&](Comm &threads) {
         const ContextPtr ctx = make_context();
-        rank_step(Dev{1, ctx.get()}, comm, c, model, result);
+        LateComm late_comm(threads);
+        rank_step(Dev{1, ctx.get()}, late ? static_cast<Comm &>(late_comm) : threads, c, model, result, change);
         return 0;
     });
     return result;
+}
+
+// The gradients, and by the next loss the updated parameters.
+void expect_same_bits(const std::string &what, const RankResult &got, const RankResult &want) {
+    SCOPED_TRACE(what);
+    EXPECT_EQ(got.loss, want.loss);
+    EXPECT_EQ(got.norm, want.norm);
+    EXPECT_EQ(got.next_loss, want.next_loss);
+    EXPECT_EQ(got.gradient, want.gradient);
 }
 
 }  // namespace
@@ -53,9 +67,56 @@ TEST(Ranks, LossesOfDocumentsEqualOneRanks) {
 TEST(Ranks, RunsGiveTheSameBits) {
     for (const RankCase &c : {RankCase{6, 3, SpMode::ring, 6, 2, 3}, RankCase{4, 2, SpMode::gather, 2, 1, 1}}) {
         const RankResult a = on_threads<CpuF32>(c, untied), b = on_threads<CpuF32>(c, untied);
-        EXPECT_EQ(a.loss, b.loss);
-        EXPECT_EQ(a.next_loss, b.next_loss);
-        EXPECT_EQ(a.gradient, b.gradient);
+        expect_same_bits(c.name(), a, b);
+    }
+}
+
+// Wherever the weights lie, sums are taken of the same numbers in the same order.
+TEST(Ranks, Stage3GivesTheBitsOfStage2) {
+    for (uint32_t number = 0; number < 30; number++) {
+        auto pick = [&, draw = uint64_t(0)](auto... options) mutable {
+            const std::vector all = {options...};
+            return all[Random{3, Purpose::test, number}.block(draw++)[0] % all.size()];
+        };
+        RankCase c{};
+        c.sp = pick(1u, 1u, 2u, 3u), c.world = c.sp * pick(1u, 2u, 3u), c.micro_steps = pick(1u, 2u, 3u);
+        if (c.world == 1) c.world = 2;
+        c.mode = pick(SpMode::ring, SpMode::gather, SpMode::ulysses), c.head_stride = pick(1u, 2u, 6u);
+        c.task = pick(SFT, SFT, DPO, RM);
+        const RankModel model = c.task == RM ? untied : pick(untied, tied, gpt2);
+        const Recompute recompute = pick(Recompute::none, Recompute::cheap, Recompute::layer);
+        const size_t tile = pick(0u, 1u), bucket_bytes = pick(4096u, 1u << 30);
+        const bool half = pick(0, 1), late = pick(0, 1);
+        const auto run = [&](int stage) {
+            c.stage = stage;
+            const auto change = [&](ModelLimits &limits) {
+                limits.recompute = recompute, limits.tile_tokens = tile, limits.ranks.bucket_bytes = bucket_bytes;
+            };
+            return half ? on_threads<CpuBf16>(c, model, late && stage == 3, change)
+                        : on_threads<CpuF32>(c, model, late && stage == 3, change);
+        };
+        const RankResult two = run(2);
+        expect_same_bits(format("case %u, %s, model %d", number, c.name().c_str(), int(model)), run(3), two);
+        EXPECT_GT(two.norm, 0);
+    }
+}
+
+// Sums and gathers that end at the last moment, while dead arrays are NaN: nothing uses their memory before, or reads it too early.
+TEST(Ranks, MessagesMayBeLate) {
+    for (RankModel model : {untied, tied, gpt2})
+        for (int stage : {1, 2, 3}) {
+            const RankCase c{3, 1, SpMode::ring, 6, stage, 2};
+            expect_same_bits(c.name(), on_threads<CpuF32>(c, model, true), on_threads<CpuF32>(c, model));
+        }
+}
+
+// Also where a buffer begins with the sums of earlier micro-steps, and where other ranks send while this one looks.
+TEST(Ranks, LookingForAnomaliesChangesNoBit) {
+    for (int stage : {1, 2, 3}) {
+        RankCase c{2, 1, SpMode::ring, 6, stage, 3};
+        const RankResult want = on_threads<CpuF32>(c, tied);
+        c.looks = true;
+        expect_same_bits(c.name(), on_threads<CpuF32>(c, tied, stage == 3), want);
     }
 }
 
@@ -133,6 +194,7 @@ size_t dkv_by_formula(const ModelConfig &m, const Sending &s) {
 // zero.h, its table, a step. Parts are multiples of 8 elements; the embedding, each layer, the head and the final norm are padded.
 struct Elements {
     size_t all = 0, padded = 0, embedding = 0;  // embedding: padded
+    size_t gathered = 0;                        // in a micro-step of stage 3
     Elements(const ModelConfig &m, size_t W) {
         const size_t Q = m.H * m.D, K = m.KV * m.D, biases = m.qkv_bias ? Q + 2 * K : 0;
         const size_t layer = (Q + 2 * K) * m.C + m.C * Q + 3 * m.F * m.C + biases + 2 * m.D + 2 * m.C;
@@ -140,6 +202,7 @@ struct Elements {
         all = m.V * m.C * (m.tied ? 1 : 2) + m.L * layer + m.C;
         embedding = pad(m.V * m.C);
         padded = embedding * (m.tied ? 1 : 2) + m.L * pad(layer) + pad(m.C);
+        gathered = 2 * embedding + (m.L + m.L - 2) * pad(layer) + pad(m.C);
     }
 };
 
@@ -151,7 +214,9 @@ size_t grads_by_formula(const ModelConfig &m, const RankCase &c) {
     return (W - 1) * 4 * c.micro_steps * (n.padded + (m.tied ? n.embedding : 0));  // a tied embedding is summed as head, too
 }
 size_t params_by_formula(const ModelConfig &m, const RankCase &c, size_t x) {
-    return c.stage == 0 ? 0 : (c.world - 1) * x * Elements(m, c.world).padded;
+    const Elements n(m, c.world);
+    if (c.stage == 0) return 0;
+    return (c.world - 1) * x * (c.stage == 3 ? c.micro_steps * n.gathered : n.padded);
 }
 
 template <class Dev> void expect_formulas(const Sending &s) {
@@ -182,7 +247,7 @@ TEST(Ranks, AttentionSendsWhatRingHSays) {
 
 TEST(Ranks, ZeroSendsWhatZeroHSays) {
     for (size_t world : {2, 3, 4})
-        for (int stage : {0, 1, 2})
+        for (int stage : {0, 1, 2, 3})
             for (RankModel model : {untied, tied}) {
                 const Sending s{
                     {world, 1, SpMode::ring, 12, stage, 1 + size_t(model)}, Layout::contiguous, model, Recompute::none};
@@ -252,5 +317,23 @@ TEST(RankPlans, Stage2HoldsAPartOfGradientsAndOptimizer) {
             EXPECT_GE(part * double(world), all);
             EXPECT_LE(part * double(world), 1.01 * all) << world;
         }
+    }
+}
+
+// Stage 3: a part of the weights, too, and whole only those that are read now or next.
+TEST(RankPlans, Stage3HoldsAPartOfTheWeightsAndTwoLayers) {
+    const Plan one = plan_of<CpuBf16>("qwen2.5-0.5b", 1, 1, 3, 2048);
+    const ModelConfig c = preset("qwen2.5-0.5b");
+    const double embedding = 2 * double(c.V * c.C), layer = (double(bytes_of(one, {"params"})) - embedding) / double(c.L);
+    for (size_t world : {2, 4, 8}) {
+        const Plan plan = plan_of<CpuBf16>("qwen2.5-0.5b", world, 1, 3, 2048);
+        for (const char *name : {"params", "gradients", "params, lower halves", "adamw m", "adamw v"}) {
+            const double part = double(bytes_of(plan, {name})), all = double(bytes_of(one, {name}));
+            EXPECT_GE(part * double(world), all) << name;
+            EXPECT_LE(part * double(world), 1.01 * all) << name << ", " << world;
+        }
+        EXPECT_NEAR(double(bytes_of(plan, {"weights.layers.0", "weights.layers.1"})), 2 * layer, 0.01 * layer);
+        EXPECT_NEAR(double(bytes_of(plan, {"weights.embedding"})), embedding, 0.01 * embedding);
+        EXPECT_NEAR(double(bytes_of(plan, {"weights.head"})), embedding, 0.01 * embedding);
     }
 }

@@ -4,6 +4,8 @@
 #include <mutex>
 
 #include "check.h"
+#include "gathered.h"
+#include "late_comm.h"
 
 static constexpr size_t steps = 3, samples = 24;  // 24: so many gradients are summed in a step, shared by ranks and micro-steps
 static constexpr size_t row = 5, bucket_bytes = 4 * 400;
@@ -116,55 +118,12 @@ void backward(Zero<Cpu<X>> &zero, Comm &comm, Memory &memory, std::vector<float>
               size_t micro) {
     const Sharding &s = zero.sharding;
     for (size_t b = s.buckets.size(); b-- > 0;) {
-        float *const to = s.stage == 2 ? buffers[b % 2].data() : zero.grads + s.buckets[b].begin;
-        if (s.stage == 2) zero.start(comm, memory, b, to);
+        float *const to = s.stage >= 2 ? buffers[b % 2].data() : zero.grads + s.buckets[b].begin;
+        if (s.stage >= 2) zero.start(comm, memory, b, to);
         add_gradients(c, comm.rank, step, micro, s.buckets[b], to);
-        if (s.stage == 2 || micro + 1 == c.micro_steps) zero.reduce(comm, b, to);
+        if (s.stage >= 2 || micro + 1 == c.micro_steps) zero.reduce(comm, b, to);
     }
 }
-
-// What was started is done at the last moment, as it may be on a GPU.
-class LateComm final : public Comm {
-  public:
-    explicit LateComm(Comm &comm) : Comm(comm.rank, comm.size), comm_(comm) { memory = comm.memory; }
-    Request start(const std::function<void()> &f) override {
-        late_ = true;
-        f();
-        late_ = false;
-        return Request(this, calls_.size());
-    }
-
-  protected:
-    void do_all_reduce_sum(Slice data) override {
-        make([=, this] { comm_.all_reduce_sum(data); });
-    }
-    void do_reduce_scatter_sum(Slice send, Slice recv) override {
-        make([=, this] { comm_.reduce_scatter_sum(send, recv); });
-    }
-    void do_all_gather(Slice send, Slice recv) override {
-        make([=, this] { comm_.all_gather(send, recv); });
-    }
-    void do_all_to_all(Slice, Slice) override { die("not needed here"); }
-    void do_broadcast(Slice, int) override { die("not needed here"); }
-    Request do_exchange(Slice, int, Slice, int) override { die("not needed here"); }
-    void do_wait(uint64_t id) override { calls_[id - 1](); }
-    void withdraw(uint64_t) noexcept override {}
-    std::unique_ptr<Comm> do_split(int, int) override { die("not needed here"); }
-    void gather_host(const void *own, size_t bytes, void *all) override {
-        const std::string text(static_cast<const char *>(own), bytes);
-        for (const std::string &t : comm_.gather(text)) memcpy(all, t.data(), bytes), all = static_cast<char *>(all) + bytes;
-    }
-
-  private:
-    void make(const std::function<void()> &call) {
-        if (late_) calls_.push_back(call);
-        else call();
-    }
-
-    Comm &comm_;
-    bool late_ = false;
-    std::vector<std::function<void()>> calls_;  // one of each start()
-};
 
 template <class X> State sharded_run(const Case &c, bool late = false) {
     State out;
@@ -200,8 +159,10 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
         arena.check_guards();
 
         zero.ready(comm, 0, zero.sharding.elements);
+        const size_t copied_in_steps = copied;
+        const auto gathered = gather_units(zero, comm, fake.units);
         std::lock_guard lock(mutex);
-        out.copied += copied;
+        out.copied += copied_in_steps;
         for (const ShardRun &s : shard_runs) {
             for (size_t i = 0; i < s.count; i++) out.master[s.global + i] = zero.params_at(s).load(i);
             std::copy_n(zero.grads_at(s), s.count, &out.grads[s.global]);
@@ -212,9 +173,7 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
         };
         for (const OptimizerPart &part : optimizer.state(zero, memory).parts)
             copy_moment(part, part.m, out.m), copy_moment(part, part.v, out.v);
-        std::vector<float> params;  // of this rank
-        for (const Bucket &b : zero.sharding.buckets)
-            for (size_t i = 0; i < b.count; i++) params.push_back(float(zero.params[b.begin + i]));
+        const std::vector<float> params = params_of(zero, gathered, fake.units);
         if (out.norms.empty()) out.params = params, out.norms = norms;
         EXPECT_EQ(out.params, params) << "of rank " << comm.rank;
         EXPECT_EQ(out.norms, norms) << "of rank " << comm.rank;
@@ -229,6 +188,7 @@ template <class X> size_t bytes_copied(const Case &c) {
     const size_t W = size_t(c.ranks), x = sizeof(X), padded = s.parts * s.shard_count;  // what lies before a unit is not sent
     if (s.stage == 0) return (W - 1) * 2 * 4 * fake.count + 2 * 4 * fake.count;
     if (s.stage == 1) return (W - 1) * (4 + x) * padded + 2 * 4 * padded;
+    if (s.stage == 3) return (W - 1) * 4 * c.micro_steps * padded + (2 + 1) * 4 * c.micro_steps * padded;  // the model gathers
     return (W - 1) * (4 * c.micro_steps + x) * padded + (2 + 1) * 4 * c.micro_steps * padded;  // and to start a bucket
 }
 
@@ -285,7 +245,7 @@ TEST_P(ZeroRuns, AnyOrderOfSumsIsNearOneRankAndTheSameEveryTime) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Zero, ZeroRuns,
-                         testing::Combine(testing::Values(1, 2, 3, 4, 8), testing::Values(0, 1, 2),
+                         testing::Combine(testing::Values(1, 2, 3, 4, 8), testing::Values(0, 1, 2, 3),
                                           testing::Values(size_t(1), size_t(3))),
                          [](const auto &info) {
                              const auto &p = info.param;
@@ -318,7 +278,7 @@ TEST(Zero, ABucketMayBeReducedMoreThanOnce) {
 // ---- who has what ---------------------------------------------------------------------------------------------------------------------
 
 TEST(Zero, EveryElementIsInOneShard) {
-    for (int stage : {0, 1, 2})
+    for (int stage : {0, 1, 2, 3})
         for (int world : {1, 2, 3, 5, 8, 64}) {
             std::vector<int> owners(fake.count);
             const auto table = Sharding(fake.units, stage, world, 0, bucket_bytes).padded(fake.table);
@@ -406,7 +366,7 @@ TEST(Zero, CutsGoBetweenTensorsAndLeaveNothingOut) {
 // ---- the memory plan ------------------------------------------------------------------------------------------------------------------
 
 template <class X> void expect_planned_bytes() {
-    for (int stage : {0, 1, 2}) {
+    for (int stage : {0, 1, 2, 3}) {
         const Sharding s(fake.units, stage, 4, 1, bucket_bytes);
         Zero<Cpu<X>> zero({1}, s, fake.table);
         Optimizer<Cpu<X>> optimizer;
@@ -414,7 +374,7 @@ template <class X> void expect_planned_bytes() {
         optimizer.plan(plan, zero);
         const size_t state = sizeof(X) == 4 ? 8 : 10, scratch = 8 * squared_norm_scratch(s.largest / s.parts);
         const size_t want =
-            stage < 2 ? (sizeof(X) + 4) * s.count + state * s.shard_count : sizeof(X) * s.count + (4 + state) * s.shard_count;
+            sizeof(X) * (stage < 3 ? s.count : s.shard_count) + 4 * (stage < 2 ? s.count : s.shard_count) + state * s.shard_count;
         EXPECT_EQ(plan.sum(), want + scratch) << "stage " << stage;
         EXPECT_NEAR(double(plan.state_bytes()), double(want), 5 * double(Plan::alignment)) << "stage " << stage;
     }

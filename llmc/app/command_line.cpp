@@ -443,10 +443,6 @@ struct Parser {
             options.sp_mode = "gather";
             notes.push_back("ring_attn_head_stride: --sp_mode gather");
         }
-        if (options.zero_stage == 3) {
-            options.zero_stage = 2;
-            notes.push_back("zero_stage 3 runs as 2: parameters are not sharded yet");
-        }
         if (options.train_batch_tokens && !given.count("train_batch_size")) options.train_batch_size = 0;
         if (task == DEMO && !given.count("output_dir") && options.resume == "never")
             options.overwrite = true;  // it only ever replaces the demo's own run
@@ -516,7 +512,7 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     one_of(o.sp_mode, "sp_mode", "ring,gather,ulysses");
     must(o.ranks > 0 && o.ranks <= 4096, "ranks", "between 1 and 4096");
     must(o.ring_attn_size > 0 || task == DEMO, "ring_attn_size", "at least 1");
-    must(o.zero_stage <= 2, "zero_stage", "0, 1 or 2");
+    must(o.zero_stage <= 3, "zero_stage", "0, 1, 2 or 3");
     must(o.attention_tflops >= 0, "attention_tflops", "0 (by device) or more");
     must(o.link_gb_s >= 0, "link_gb_s", "0 (by device) or more");
     must(o.comm_timeout > 0, "comm_timeout", "above 0");

@@ -20,7 +20,7 @@ void Plan::add(void **pointer, std::string name, const char *dtype, size_t eleme
         *pointer = nullptr;
         return;
     }
-    segments_.push_back({std::move(name), dtype, std::move(shape), bytes, first, last, pointer, 0});
+    segments_.push_back({std::move(name), dtype, std::move(shape), bytes, first, last, pointer, 0, false});
 }
 
 void Plan::place(bool guards) {
@@ -123,7 +123,7 @@ void Arena::check_guards() const {
 
 void Arena::clear_new(size_t now) {
     for (const Segment &s : plan_.segments())
-        if (s.first == now && s.last != Plan::always) memory_.fill(base_ + s.offset, 0, s.bytes);
+        if (s.first == now && s.last != Plan::always && !s.guest) memory_.fill(base_ + s.offset, 0, s.bytes);
 }
 
 // Index of the first element that is not finite; `count` if all are.
@@ -148,7 +148,7 @@ static bool may_be_of(const std::string &name, size_t layer) {
 std::string Arena::nonfinite(size_t now, size_t layer) const {
     for (size_t i = plan_.state_; i < plan_.segments().size(); i++) {
         const Segment &s = plan_.segments()[i];
-        if (now < s.first || s.last < now || !may_be_of(s.name, layer)) continue;
+        if (now < s.first || s.last < now || s.guest || !may_be_of(s.name, layer)) continue;
         const bool floats = s.dtype == std::string(dtype_name<float>);
         if (!floats && s.dtype != std::string(dtype_name<bf16>)) continue;
         const std::byte *data = base_ + s.offset;

@@ -23,6 +23,7 @@ struct Segment {
     size_t first, last;  // alive in all ops of [first, last]
     void **pointer;
     size_t offset;  // from the start of the arena, set by place()
+    bool guest;     // Plan::guest
 };
 
 class Plan {
@@ -40,6 +41,9 @@ class Plan {
     template <class T> void alias(T **pointer, T **added) {
         aliases_.push_back({reinterpret_cast<void **>(pointer), reinterpret_cast<void **>(added)});
     }
+
+    // Says that the array that was added last has its values from elsewhere before the first op of its life: those of other ranks, or a sum so far.
+    void guest() { segments_.back().guest = true; }
 
     // Says that the arrays added so far are the model's state: weights, gradients, optimizer. Later ones are activations and buffers.
     void end_state() { state_ = segments_.size(); }
@@ -81,6 +85,7 @@ class Arena {
     // --detect_anomaly. Before its first op a segment holds bytes of other arrays; clear_new sets those that begin at `now` to 0. After that,
     // nonfinite names the first element that is not finite, or returns an empty string. It searches the segments alive at `now` that an op
     // of `layer` may have written: those of this layer and of the next, and those of no layer. It leaves out the state and arrays of integers.
+    // Both leave out guests, whose values may still be under way.
     void clear_new(size_t now);
     std::string nonfinite(size_t now, size_t layer) const;
 

@@ -8,6 +8,9 @@
 //
 // The ranks of a ring share each row: a rank computes T / sp of its tokens, and only attention needs the others (../parallel/ring.h). The
 // gradients of a unit are summed over all ranks as soon as the backward pass has computed them (../parallel/zero.h). One rank is a ring of one.
+//
+// ready(unit) comes before the unit's weights are read. At stage 3 of ZeRO they are guests: fetch(unit) begins to gather them, some time before, into an
+// array that the plan holds for as long as they are read. Every rank takes part in that, also one that has no row.
 #pragma once
 #include <cmath>
 #include <optional>
@@ -64,12 +67,12 @@ template <class Dev> class Decoder : public Model {
     void initialise(uint64_t seed) override { initialise_parameters(zero, mesh_->all, seed, config.initializer_range, memory()); }
     void save(const std::string &dir, const std::string &export_dtype) override {
         save_parameters(zero, mesh_->all, dir, export_dtype, memory(), [&](size_t b) {
-            return zero.sharding.stage == 2 ? *grads_of.largest : zero.grads + zero.sharding.buckets[b].begin;
+            return zero.sharding.stage >= 2 ? *grads_of.largest : zero.grads + zero.sharding.buckets[b].begin;
         });
     }
     void zero_gradients() override {
         begin_op(clock.between_rows(ZERO_GRAD));
-        accumulate_ = zero.sharding.stage == 2;  // at stage 2 a buffer begins with the sum so far
+        accumulate_ = zero.sharding.stage >= 2;  // a buffer then begins with the sum so far
         zero.zero_gradients(memory(), accumulate_);
     }
     double gradient_norm() override {
@@ -94,6 +97,7 @@ template <class Dev> class Decoder : public Model {
     void accumulate(const Row &row, float weight, bool last) override;
     LossSums take_sums() override;
     const float *next_logits(const Row &row, const CacheStep &step) override;
+    void finish_generation() override;
     void copy_cache_page(size_t to, size_t from) override;
     Zero<Dev> &parameters() { return zero; }
 
@@ -129,8 +133,8 @@ template <class Dev> class Decoder : public Model {
 
     void begin_op(const Moment &now, size_t bucket = 0) {  // is called at the start of each op
         matmul_use_scratch(dev, acts.matmul);  // another model on this device may have used its own, and freed it since
-        if (poison_) arena_->poison_dead(now.time);
         if (looks_) look(now);
+        if (poison_) arena_->poison_dead(now.time);
         if (profiler_) profiler_->begin(now.pass, now.op, now.layer, bucket, of_tile_);
     }
     // Begins an op of a half of layer l. Returns false if the op must not run: in Pass::recompute, if its results were kept.
@@ -145,8 +149,8 @@ template <class Dev> class Decoder : public Model {
             row.T, [&](size_t first, size_t n) { of_tile_ = n, f(first, n); }, tile);
         of_tile_ = 0;
     }
-    void ready(size_t unit) {  // waits until the unit's weights have arrived from all ranks
-        if (zero.sharding.parts > 1) begin_comm_op(Pass::forward, PARAM_GATHER);
+    void ready(size_t unit, Pass pass = Pass::forward) {  // waits until the unit's weights have arrived from all ranks
+        if (zero.sharding.parts > 1) begin_comm_op(pass, PARAM_GATHER);
         zero.ready(mesh_->all, units[unit].begin, units[unit].end);
     }
     void attention_forward(size_t l, const AttentionActs<X> &a);
@@ -217,10 +221,13 @@ template <class Dev> class Decoder : public Model {
     void plan_row();
     void plan_head();
     void plan_buckets();
+    void plan_guests();
     void load_row(const Row &row);
     void load_part(const Row &row);
     void load_weights(std::span<const float> of_all, float entropy_weight);
     HeadLoss head_loss() const { return {row.predictors, row.targets, row.weights, row.entropy_weight, limits.temperature}; }
+    // Before a pass of generation: at stage 3 of ZeRO it needs all ranks, and those that have finished make it without a row until all have.
+    bool all_finished(bool finished) { return zero.sharding.stage < 3 || mesh_->all.all(finished); }
     void load_first_keys(std::span<const int32_t> doc_begin);
     void forward();
     void gradients(bool last);
@@ -230,8 +237,14 @@ template <class Dev> class Decoder : public Model {
     RingAttention ring(size_t l);
     AttentionShape attention_shape(size_t T) const { return {T, config.H, config.KV, config.D, 1 / std::sqrt(float(config.D))}; }
     AttentionInputs<X> attention_inputs(size_t l, const AttentionActs<X> &a);
+    // At stage 3, begins to gather the unit's weights into weights_of.
+    void fetch(size_t unit, Pass pass = Pass::forward, bool as_head = false) {
+        if (zero.sharding.stage < 3) return;
+        begin_comm_op(pass, PARAM_GATHER);
+        zero.fetch(mesh_->all, units[unit].begin, units[unit].end, as_head ? weights_of.head : weights_of.unit[unit]);
+    }
     template <class F> void sum_gradients(size_t unit, float *buffer, bool complete, F add);
-    float *buffer_of(size_t unit) const { return zero.sharding.stage == 2 ? grads_of.unit[unit] : nullptr; }
+    float *buffer_of(size_t unit) const { return zero.sharding.stage >= 2 ? grads_of.unit[unit] : nullptr; }
     void look(const Moment &now);
     void begin_comm_op(Pass pass, RowOp op,
                        size_t bucket = 0) {  // a sum or gather among ranks. It lies between two ops and changes no lifetime
@@ -257,25 +270,32 @@ template <class Dev> class Decoder : public Model {
     size_t targets_ = 0;         // the number of targets since the last take_sums()
     std::vector<float> logits_;  // generate: (documents, V)
 
-    // At stage 2 of ZeRO: the buffers in which gradients are computed before they are summed over ranks. A unit's buffer has room for its
+    // From stage 2 of ZeRO on: the buffers in which gradients are computed before they are summed over ranks. A unit's buffer has room for its
     // largest bucket.
     struct {
         std::vector<float *> unit;
         float *head;      // of the head, also where the head is tied to the embedding
         float **largest;  // a buffer with room for any bucket
     } grads_of;
+
+    // At stage 3 of ZeRO: the arrays into which a unit's weights are gathered. Layers take two in turn: the next layer's weights arrive while this one
+    // computes.
+    struct {
+        std::vector<X *> unit;
+        X *head;  // of the head, also where the head is tied to the embedding
+    } weights_of;
 };
 
 // ---- plan -----------------------------------------------------------------------------------------------------------------------------
 
-// Makes each unit a bucket of ZeRO. Only at stage 2 a large embedding or head is divided into several, so that its gradients never exist at
-// the same time.
+// Makes each unit a bucket of ZeRO. Only from stage 2 on a large embedding or head is divided into several, so that its gradients never exist at
+// the same time. What is not trained is divided at stage 3 only.
 inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits) {
     const Ranks &r = limits.ranks;
     const bool train = limits.mode == Mode::train;
     if (!train || r.zero_stage < 2 || r.world == 1)
         for (Unit &unit : units) unit.row_elements = 0;
-    if (!train) return Sharding(units, 0, 1, 0, 0);
+    if (!train && r.zero_stage < 3) return Sharding(units, 0, 1, 0, 0);
     return Sharding(units, r.zero_stage, int(r.world), int(r.rank), r.bucket_bytes);
 }
 
@@ -298,7 +318,8 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
     else zero.plan(plan_, false), plan_.end_state();
     plan_row();
     plan_head();
-    if (zero.sharding.stage == 2) plan_buckets();
+    if (trains() && zero.sharding.stage >= 2) plan_buckets();
+    if (zero.sharding.stage == 3) plan_guests();
 }
 
 template <class Dev> void Decoder<Dev>::plan_row() {
@@ -359,20 +380,40 @@ template <class Dev> void Decoder<Dev>::plan_buckets() {
         for (const Bucket &b : s.buckets)
             if (units[unit].begin <= b.global && b.global < units[unit].end) room = std::max(room, s.parts * b.part);
         plan_.add(buffer, name, {room}, first, last);
+        plan_.guest();
         if (room == s.largest) grads_of.largest = buffer;
     };
     // A buffer is alive until the next one is reduced, because until then the sum of its gradients may still be under way; the last one
-    // until gradients() ends, which waits for it.
+    // until gradients() ends, which waits for it. That of a layer is filled with the sum so far before the layer's hidden arrays are recomputed.
     const size_t L = config.L, head = clock.head(), norm = clock.final_norm_backward(), embed = clock.embed_backward();
     grads_of.unit.resize(units.size());
     add(&grads_of.head, "bucket.head", head_unit, head, norm);
     add(&grads_of.unit.back(), "bucket.norm", units.size() - 1, norm, clock.layer_backward_ends(L - 1));
     for (size_t l = 0; l < L; l++)
-        add(&grads_of.unit[1 + l], format("bucket.layer.%zu", l), 1 + l, clock.layer_backward_begins(l),
+        add(&grads_of.unit[1 + l], format("bucket.layer.%zu", l), 1 + l, clock.recompute(l, ops.hidden),
             l ? clock.layer_backward_ends(l - 1) : embed);
     if (positions_unit)
         add(&grads_of.unit[positions_unit], "bucket.positions", positions_unit, embed, clock.between_rows(GRAD_NORM));
     add(&grads_of.unit[0], "bucket.embedding", 0, embed, clock.between_rows(GRAD_NORM));
+}
+
+// The arrays of weights that are gathered are alive from the moment at which the gather may begin.
+template <class Dev> void Decoder<Dev>::plan_guests() {
+    const size_t L = config.L, norm = units.size() - 1, begin = clock.embed(), last_layer = clock.forward(L - 1, 0);
+    const auto add = [&](X **array, const std::string &name, size_t unit, size_t first, size_t last) {
+        plan_.add(array, "weights." + name, {zero.sharding.padded_count(units[unit].begin, units[unit].end)}, first, last);
+        plan_.guest();
+    };
+    weights_of.unit.resize(units.size());
+    add(&weights_of.unit[0], "embedding", 0, begin, begin);
+    if (positions_unit) add(&weights_of.unit[positions_unit], "positions", positions_unit, begin, begin);
+    for (size_t l = 0; l < L; l++)  // all layers are of one size
+        if (l >= 2) plan_.alias(&weights_of.unit[1 + l], &weights_of.unit[1 + l % 2]);
+        else
+            add(&weights_of.unit[1 + l], format("layers.%zu", l), 1 + l, begin,
+                trains() ? clock.layer_backward_ends(0) : clock.layer_ends(L - 1));
+    add(&weights_of.unit[norm], "norm", norm, last_layer, trains() ? clock.final_norm_backward() : clock.final_norm());
+    add(&weights_of.head, "head", head_unit, last_layer, clock.head());
 }
 
 // Plans arrays of layer l, one a call:
@@ -436,12 +477,15 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
     plan_.place(guards);
     arena_ = std::make_unique<Arena>(plan_, memory());
     const Sharding &s = zero.sharding;
-    const Locate<X> params = [&](size_t, size_t offset) { return zero.params + s.flat(offset); };
+    const Locate<X> params = [&](size_t unit, size_t offset) {
+        return s.stage == 3 ? weights_of.unit[unit] + (offset - units[unit].begin) : zero.params + s.flat(offset);
+    };
     const Locate<float> grads = [&](size_t unit, size_t offset) {
-        return s.stage == 2 ? grads_of.unit[unit] + (offset - units[unit].begin) : zero.grads + s.flat(offset);
+        return s.stage >= 2 ? grads_of.unit[unit] + (offset - units[unit].begin) : zero.grads + s.flat(offset);
     };
     point_weights(params, trains() ? &grads : nullptr);
-    if (s.stage == 2) head_dw = grads_of.head;
+    if (trains() && s.stage >= 2) head_dw = grads_of.head;
+    if (s.stage == 3) head_w = weights_of.head;
 }
 
 // For --detect_anomaly: examines the arrays that the op before this one has written.
@@ -497,11 +541,25 @@ template <class Dev> void Decoder<Dev>::load_first_keys(std::span<const int32_t>
     write(memory(), row.first_key_window, first_key);
 }
 
+// At stage 3 a rank without a row sends its part of the weights, too. A gather begins when the layer before it begins.
 template <class Dev> void Decoder<Dev>::forward() {
-    input_forward();
-    for (size_t l = 0; l < config.L; l++) ready(1 + l), attention_half(l, Pass::forward), feed_forward_half(l, Pass::forward);
-    ready(units.size() - 1);
-    final_norm_forward();
+    const size_t L = config.L, norm = units.size() - 1;
+    if (row.T == 0 && zero.sharding.stage < 3) return;
+    fetch(0);
+    if (positions_unit) fetch(positions_unit);
+    fetch(1);
+    ready(0);
+    if (positions_unit) ready(positions_unit);
+    if (row.T) input_forward();
+    for (size_t l = 0; l < L; l++) {
+        ready(1 + l);
+        if (l + 1 < L) fetch(2 + l);
+        else fetch(norm), fetch(head_unit, Pass::forward, true);
+        if (row.T) attention_half(l, Pass::forward), feed_forward_half(l, Pass::forward);
+    }
+    ready(norm);
+    if (row.T) final_norm_forward();
+    ready(head_unit);
 }
 
 // ring() describes a layer's attention over the ring, and attention_inputs() the arrays that it reads.
@@ -533,7 +591,6 @@ template <class Dev> void Decoder<Dev>::attention_forward(size_t l, const Attent
 // Computes the loss; with `dx` also the gradient of the final norm's output, and with `dhead` that of the head's weights.
 template <class Dev> void Decoder<Dev>::head(X *dx, float *dhead) {
     const size_t T = row.T, C = config.C, N = row.N;
-    ready(head_unit);
     begin_op(config.reward && dx ? clock.head_weight() : clock.head(dx != nullptr));
     if (!config.reward)
         lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w, head_loss(), T, C, config.V, N, accumulate_);
@@ -549,9 +606,9 @@ template <class Dev> void Decoder<Dev>::add_sums() {
 
 template <class Dev> std::vector<double> Decoder<Dev>::evaluate(const Row &r) {
     row.T = 0;
-    if (r.T == 0) return {};
-    load_part(r);
+    if (r.T) load_part(r);
     forward();
+    if (r.T == 0) return {};
     head(nullptr, nullptr);
     add_sums();
     const auto of_predictors = read(memory(), config.reward ? acts.scores : acts.stats.nll, row.N);
@@ -570,6 +627,7 @@ template <class Dev> LossSums Decoder<Dev>::take_sums() {
 
 template <class Dev> const float *Decoder<Dev>::next_logits(const Row &r, const CacheStep &step) {
     const size_t C = config.C, V = config.V, ld = logits_ld(dev, V), documents = r.doc_offsets.size() - 1;
+    all_finished(false);
     load_row(r);
     row.cached = step.prompts ? row.prompting : row.decoding;
     write(memory(), row.slots, step.slots);
@@ -591,7 +649,6 @@ template <class Dev> const float *Decoder<Dev>::next_logits(const Row &r, const 
         write(memory(), row.length, step.length);
     }
     forward();
-    ready(head_unit);
     begin_op(clock.head(false));
     if (step.prompts) embedding_forward(dev, acts.last, acts.normf, row.predictors, documents, C);  // gathers the last rows
     matmul_forward(dev, acts.logits, last, head_w, (const X *)nullptr, documents, C, V, ld);
@@ -599,6 +656,11 @@ template <class Dev> const float *Decoder<Dev>::next_logits(const Row &r, const 
     logits_ = read(memory(), acts.logits, documents * ld);
     for (size_t i = 1; i < documents; i++) std::copy_n(logits_.data() + i * ld, V, logits_.data() + i * V);  // without padding
     return logits_.data();
+}
+
+template <class Dev> void Decoder<Dev>::finish_generation() {
+    row.T = 0;
+    while (!all_finished(true)) forward();
 }
 
 template <class Dev> void Decoder<Dev>::copy_cache_page(size_t to, size_t from) {
@@ -611,7 +673,8 @@ template <class Dev> void Decoder<Dev>::copy_cache_page(size_t to, size_t from) 
 
 template <class Dev> void Decoder<Dev>::accumulate(const Row &r, float weight, bool last) {
     row.T = 0;
-    if (r.T) load_part(r), load_weights(std::vector<float>(row.predictors_of_all, weight), 0), forward();
+    if (r.T) load_part(r), load_weights(std::vector<float>(row.predictors_of_all, weight), 0);
+    forward();
     gradients(last);
     if (r.T) add_sums();
 }
@@ -621,7 +684,7 @@ template <class Dev> void Decoder<Dev>::backward(std::span<const float> weights,
     gradients(last);
 }
 
-// Calls add(first, n), which adds to the gradients of elements [first, first + n) of a unit, and then sums these over ranks: at stage 2 in
+// Calls add(first, n), which adds to the gradients of elements [first, first + n) of a unit, and then sums these over ranks: from stage 2 on in
 // every micro-step and from a buffer, otherwise in the last one. `complete` says that no other call of this pass adds to them. A rank without
 // a row takes part in the sum all the same, because the ranks that have a row wait for it.
 template <class Dev> template <class F> void Decoder<Dev>::sum_gradients(size_t unit, float *buffer, bool complete, F add) {
@@ -629,9 +692,9 @@ template <class Dev> template <class F> void Decoder<Dev>::sum_gradients(size_t 
     for (size_t b = s.bucket_of(units[unit].begin); b < s.buckets.size() && s.buckets[b].global < units[unit].end; b++) {
         const Bucket &bucket = s.buckets[b];
         const auto begin_sum = [&] { begin_comm_op(Pass::backward, GRAD_SUM, bucket.count); };
-        if (s.stage == 2) begin_sum(), zero.start(mesh_->all, memory(), b, buffer);
+        if (s.stage >= 2) begin_sum(), zero.start(mesh_->all, memory(), b, buffer);
         if (row.T) add(bucket.global - units[unit].begin, bucket.count);
-        if (s.stage == 2) begin_sum(), zero.reduce(mesh_->all, b, buffer);
+        if (s.stage >= 2) begin_sum(), zero.reduce(mesh_->all, b, buffer);
         else if (last_ && complete) begin_sum(), zero.reduce(mesh_->all, b, zero.grads + bucket.begin);
     }
 }
@@ -656,6 +719,8 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     head_backward();
     sum_gradients(units.size() - 1, true, [&](size_t, size_t) { final_norm_backward(); });
     for (size_t l = config.L; l-- > 0;) {
+        if (zero.sharding.stage == 3) ready(1 + l, Pass::backward);
+        if (l > 0 && l + 1 < config.L) fetch(l, Pass::backward);  // of layer l - 1. The last two layers' weights are still here
         if (row.T) feed_forward_half(l, Pass::recompute);
         sum_gradients(1 + l, true, [&](size_t, size_t) {
             feed_forward_half_backward(l);
@@ -665,7 +730,7 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     }
     input_backward();
     accumulate_ = true;
-    if (zero.sharding.stage == 2) zero.finish(mesh_->all);
+    if (zero.sharding.stage >= 2) zero.finish(mesh_->all);
 }
 
 template <class Dev> void Decoder<Dev>::attention_backward(size_t l, const AttentionActs<X> &a) {

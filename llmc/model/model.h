@@ -76,7 +76,8 @@ class Model {
     // Rank 0 writes the weights; config and tokenizer are the caller's business. Either all ranks throw the same error, or none throws.
     virtual void save(const std::string &dir, const std::string &export_dtype) = 0;
     // Runs the forward pass. Returns a value for each predictor of the row, the nll of its target; of a reward model (ModelConfig::reward) a score for each
-    // document. All ranks of a ring get the same. Adds to the sums that take_sums() returns. Rings may process different numbers of rows.
+    // document. All ranks of a ring get the same. Adds to the sums that take_sums() returns. Rings may process different numbers of rows, but at stage 3 of
+    // ZeRO those that have fewer pass rows without tokens in the end.
     virtual std::vector<double> evaluate(const Row &) = 0;
     virtual void zero_gradients() = 0;
     // Runs the backward pass of the row that evaluate() was given last. weights[i] is the derivative of the loss with respect to value i, and
@@ -102,5 +103,7 @@ class Model {
     // Generation: this rank alone calls these; during training, after gather_parameters(). Returns the logits (documents, V) of each document's last
     // token, on the host.
     virtual const float *next_logits(const Row &row, const CacheStep &step) = 0;
+    // All ranks of a model in training call it when they have generated. It returns when all have: at stage 3 of ZeRO the others need this rank's weights.
+    virtual void finish_generation() = 0;
     virtual void copy_cache_page(size_t to, size_t from) = 0;
 };

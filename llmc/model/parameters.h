@@ -31,9 +31,9 @@ template <class T> std::vector<T> transposed(const std::vector<T> &matrix, size_
     return out;
 }
 
-// Every rank reads all weights by itself, and to train in bf16 it reads those of its shard a second time, as floats. A reward model may begin
-// as a language model; the file then has no tensor for its head, which gets initial values. A transposed tensor is read as a whole, because
-// any part of the transpose needs all of it.
+// Every rank reads all weights by itself, at stage 3 of ZeRO those of its shard, and to train in bf16 it reads those of its shard as floats, too. A reward
+// model may begin as a language model; the file then has no tensor for its head, which gets initial values. A transposed tensor is read as a
+// whole, because any part of the transpose needs all of it.
 template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weights, uint64_t seed, Memory &memory) {
     using X = typename Dev::X;
     const auto load = [&](const Tensor &t, size_t first, size_t n, auto *to, Memory &where) {
@@ -48,10 +48,14 @@ template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weig
         const auto values = initial_values(t, first, n, seed, 0);
         write(where, to, std::vector<P>(values.begin(), values.end()));
     };
-    for (const Tensor &t : zero.table) load(t, 0, t.count, zero.params + t.offset, memory);
+    const auto runs = zero.sharding.tensor_runs(zero.table);
+    if (zero.sharding.stage < 3)
+        for (const Tensor &t : zero.table) load(t, 0, t.count, zero.params + t.offset, memory);
+    else if (!zero.lower)
+        for (const TensorRun &s : runs) load(zero.table[s.tensor], s.first, s.count, zero.params_at(s).rounded, memory);
     if (!zero.lower) return;
     HostMemory host;
-    for (const TensorRun &s : zero.sharding.tensor_runs(zero.table)) {
+    for (const TensorRun &s : runs) {
         const auto load_part = [&](size_t first, size_t n) {
             std::vector<float> values(n);
             load(zero.table[s.tensor], s.first + first, n, values.data(), host);
@@ -76,8 +80,8 @@ template <class Dev> void initialise_parameters(Zero<Dev> &zero, Comm &comm, uin
     zero.gather(comm);
 }
 
-// Rank 0 writes the model bucket by bucket, so that no second copy of it exists. The float weights of a model that computes in bf16 are
-// gathered into buffer(b), which has room for bucket b with its padding. If rank 0 fails, all ranks throw its error.
+// Rank 0 writes the model bucket by bucket, so that no second copy of it exists. The float weights of a model that computes in bf16, and at stage 3 all
+// weights, are gathered into buffer(b), which has room for bucket b with its padding. If rank 0 fails, all ranks throw its error.
 template <class Dev, class F>
 void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const std::string &export_dtype, Memory &memory,
                      F buffer) {
@@ -105,6 +109,12 @@ void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const 
     });
     for (size_t b = 0; b < sharding.buckets.size(); b++) {
         const Bucket &bucket = sharding.buckets[b];
+        const auto *weights = zero.params + bucket.begin;
+        if (sharding.stage == 3 && !from_halves) {
+            auto *const all = reinterpret_cast<typename Dev::X *>(buffer(b));
+            comm.all_gather({zero.params + bucket.shard, bucket.part}, {all, sharding.parts * bucket.part});
+            weights = all;
+        }
         if (from_halves) {
             const size_t own = sharding.own * bucket.part;
             const auto halves = zero.params_at({bucket.global + own, bucket.begin + own, bucket.shard, bucket.part});
@@ -123,7 +133,7 @@ void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const 
                     writer->write(t.name, turned.data(), t.count, host);
                 };
                 if (from_halves) put(buffer(b) + (from - bucket.begin));
-                else put(zero.params + from);
+                else put(weights + (from - bucket.begin));
             });
         }
     }

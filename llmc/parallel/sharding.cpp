@@ -37,6 +37,12 @@ size_t Sharding::flat(size_t global) const {
     return global - bucket.global + bucket.begin;
 }
 
+size_t Sharding::padded_count(size_t begin, size_t end) const {
+    size_t count = 0;
+    for (size_t b = bucket_of(begin); b <= bucket_of(end - 1); b++) count += parts * buckets[b].part;
+    return count;
+}
+
 std::vector<Tensor> Sharding::padded(std::vector<Tensor> table) const {
     for (Tensor &t : table) {
         const size_t begin = flat(t.offset);

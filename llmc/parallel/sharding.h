@@ -52,9 +52,10 @@ struct Sharding {
     // are a multiple of multiple() if those are more.
     Sharding(const std::vector<Unit> &units, int stage, int world, int rank, size_t bucket_bytes);
 
-    size_t multiple() const { return parts * aligned; }  // every part of a bucket is a multiple of this from the bucket's begin
-    size_t bucket_of(size_t global) const;               // the number of the bucket that has this element
-    size_t flat(size_t global) const;                    // the position of this element in the flat arrays
+    size_t multiple() const { return parts * aligned; }   // every part of a bucket is a multiple of this from the bucket's begin
+    size_t bucket_of(size_t global) const;                // the number of the bucket that has this element
+    size_t flat(size_t global) const;                     // the position of this element in the flat arrays
+    size_t padded_count(size_t begin, size_t end) const;  // elements of the buckets of [begin, end), padding included
     std::vector<Tensor> padded(std::vector<Tensor> table) const;  // changes offsets to those of the flat arrays
     std::vector<ShardRun> shard_runs() const;                     // one run per bucket of which this rank has elements
     std::vector<TensorRun> tensor_runs(const std::vector<Tensor> &padded_table) const;  // divided at the borders of tensors

@@ -23,13 +23,13 @@ std::vector<double> evaluate_documents(const ModelConfig &config, Model &model, 
     return config.reward ? values : document_sums(row, values);
 }
 
-// Calls f with each row that this rank's ring takes of these samples.
+// Calls f with each row that this rank's ring takes of these samples. All rings call it equally often, some of them with an empty row, because at stage 3
+// of ZeRO a pass of the model needs all ranks.
 template <class F> static void for_own_rows(const Run &run, const Samples &data, std::span<const size_t> samples, F f) {
     const auto rows = own_rows(run.config, run.ranks, data, pack_samples(data, samples, run.options.row_tokens));
     auto told = std::chrono::steady_clock::now();
     for (size_t r = 0; r < rows.size(); r++) {
         const auto &own = rows[r];
-        if (own.empty()) continue;
         if (const auto now = std::chrono::steady_clock::now(); now - told > std::chrono::seconds(10)) {
             run.say("  %zu of %zu rows", r, rows.size());
             told = now;

@@ -188,5 +188,6 @@ std::string Continuation::text(Model &model, size_t step) const {
     model.gather_parameters();
     std::vector<Completion> own;
     if (run_.comm.rank == 0) own = generate(model, room_, prompt_, settings(step));
+    model.finish_generation();
     return text_of(share_completions(run_.comm, own, 1, 1)[0], *tokenizer_, settings(step).stop);
 }

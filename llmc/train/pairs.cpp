@@ -114,11 +114,10 @@ Measured Pairs::take(Model &model) {
 
 Measured Pairs::evaluate(Model &model, const Samples &data, std::span<const size_t> samples) {
     data_ = &data, size_ = step_size(data, samples);
-    for (const auto &own : own_rows(run_.config, run_.ranks, data, pack_samples(data, samples, run_.options.row_tokens)))
-        if (!own.empty()) {
-            const Row row = make_row(data, own);
-            add(row, evaluate_documents(run_.config, model, row));
-        }
+    for (const auto &own : own_rows(run_.config, run_.ranks, data, pack_samples(data, samples, run_.options.row_tokens))) {
+        const Row row = make_row(data, own);
+        add(row, evaluate_documents(run_.config, model, row));
+    }
     const LossSums sums = over_ranks(run_.comm, model.take_sums());
     const PairTotals totals = evaluated_ = take_totals();
     Measured out;

@@ -141,7 +141,9 @@ std::vector<Completion> Policy::answer(Model &model, const Questions &asked, siz
                                        const GenerationSettings &settings) const {
     model.gather_parameters();
     const std::vector<Prompt> own = own_prompts(run_.comm, asked.prompts, uint32_t(first));
-    return share_completions(run_.comm, generate(model, room_, own, settings), asked.prompts.size(), settings.samples);
+    const auto completions = generate(model, room_, own, settings);
+    model.finish_generation();
+    return share_completions(run_.comm, completions, asked.prompts.size(), settings.samples);
 }
 
 static double mean_of(std::span<const double> values) {
@@ -315,10 +317,9 @@ Measured Policy::evaluate(Model &model, const Samples &data, std::span<const siz
         return {-mean, metrics, format("eval reward %.4f of %zu greedy answers", mean, answers.size())};
     }
     start(data, samples);
-    for (const auto &own : own_rows(run_.config, run_.ranks, data, pack_samples(data, samples, run_.options.row_tokens)))
-        if (!own.empty()) {
-            const Row row = make_row(data, own);
-            add(row, model.evaluate(row));
-        }
+    for (const auto &own : own_rows(run_.config, run_.ranks, data, pack_samples(data, samples, run_.options.row_tokens))) {
+        const Row row = make_row(data, own);
+        add(row, model.evaluate(row));
+    }
     return measured(model, "eval_");
 }

@@ -37,6 +37,8 @@ template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stag
     Optimizer<Dev> optimizer;
     optimizer.plan(plan, zero);
     for (float *&buffer : buffers) plan.add(&buffer, "bucket", {zero.sharding.largest});
+    typename Dev::X *gathered;
+    plan.add(&gathered, "gathered", {zero.sharding.padded_count(0, zero.sharding.elements)});
     plan.place();
     const Arena arena(plan, *memory);
     for (const ShardRun &s : zero.sharding.shard_runs()) write(*memory, zero.params_at(s), std::vector<float>(s.count, 0.5f));
@@ -47,7 +49,7 @@ template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stag
         zero.zero_gradients(*memory, true);
         for (bool last : {false, true})
             for (size_t b = 0; b < buckets.size(); b++) {
-                const bool buffered = stage == 2 && ranks > 1;
+                const bool buffered = stage >= 2 && ranks > 1;
                 float *const to = buffered ? buffers[b % 2] : zero.grads + buckets[b].begin;
                 if (buffered) zero.start(comm, *memory, b, to);
                 add_samples(comm, *memory, buckets[b], to);
@@ -58,8 +60,11 @@ template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stag
     }
     zero.ready(comm, 0, zero.sharding.elements);
     std::vector<float> out;
-    for (const Bucket &b : buckets)
-        for (auto p : read(*memory, zero.params + b.begin, b.count)) out.push_back(float(p));
+    for (const Bucket &b : buckets) {
+        const bool guest = stage == 3 && ranks > 1;
+        if (guest) zero.fetch(comm, b.global, b.global + b.count, gathered), zero.ready(comm, b.global, b.global + b.count);
+        for (auto p : read(*memory, guest ? gathered : zero.params + b.begin, b.count)) out.push_back(float(p));
+    }
     return out;
 }
 
@@ -83,7 +88,7 @@ TYPED_TEST(ZeroOnCuda, GivesTheBitsOfOneRank) {
     for_each_order<TypeParam>([&](TypeParam dev) {
         const auto want = train(dev, 1, 0);
         EXPECT_NE(want[0], 0.5f);
-        for (int stage : {0, 1, 2}) EXPECT_EQ(train(dev, 3, stage), want) << "stage " << stage;
+        for (int stage : {0, 1, 2, 3}) EXPECT_EQ(train(dev, 3, stage), want) << "stage " << stage;
     });
 }
 
@@ -92,6 +97,6 @@ TYPED_TEST(ZeroOnCuda, GivesTheBitsOfOneRankOverGpus) {
     if (ranks < 2) GTEST_SKIP() << "2 GPUs are needed, and NCCL";
     for_each_order_of_streams<TypeParam>([&](TypeParam dev) {
         const auto want = train(dev, 1, 0);
-        for (int stage : {0, 1, 2}) EXPECT_EQ(train(dev, ranks, stage, Gpus::each), want) << "stage " << stage;
+        for (int stage : {0, 1, 2, 3}) EXPECT_EQ(train(dev, ranks, stage, Gpus::each), want) << "stage " << stage;
     });
 }

@@ -200,7 +200,7 @@ parallelism_config:
   parallelism_config_sp_attn_implementation: flash_attention_2
 """)
     said = first_step(home, [*words(ALST), "--config_file", "alst.yaml"], ranks=2)
-    assert "note: zero_stage 3 runs as 2" in said and "2 ranks: 2 x data, 1 x sequence" in said
+    assert "2 ranks: 2 x data, 1 x sequence, ZeRO stage 3" in said
     assert "note: in the names of this program: ./train_llama sft " in said
 
 

@@ -12,7 +12,7 @@ from test_runs import GOLDEN, ROOT, call, command, first_step, log_lines, refuse
 from test_sampling import with_tokenizer
 
 POLICY = json.loads((GOLDEN / "policy.json").read_text())
-MESHES = {"one": {}, "data": {"ranks": 3}, "ring": {"ranks": 2, "ring_attn_size": 2},
+MESHES = {"one": {}, "data": {"ranks": 3, "zero_stage": 3}, "ring": {"ranks": 2, "ring_attn_size": 2},
           "both": {"ranks": 4, "ring_attn_size": 2, "sp_mode": "gather", "zero_stage": 2}}
 
 

@@ -187,6 +187,22 @@ def test_resuming_gives_the_same_bits(name, data, tmp_path):
     assert stable(log_lines(stopped)) == stable(log_lines(straight))
 
 
+def test_stages_2_and_3_give_the_same_bits_and_resume_each_other(data, tmp_path):
+    options = {"data": data, "max_steps": 4, "save_steps": 2, "ranks": 3, "row_tokens": 64, "recompute": "layer"}
+    for stage in (2, 3):
+        train(tmp_path / str(stage), "--check_comm", "--poison", zero_stage=stage, **options)
+    want = weights(tmp_path / "2")
+    assert weights(tmp_path / "3") == want
+    for stage in (2, 3):
+        run = tmp_path / str(stage)
+        assert "at step 2" in train(run, zero_stage=5 - stage, resume=run / "step_2", **options)
+        assert weights(run) == want
+    losses = [line["loss"] for line in log_lines(tmp_path / "3") if "loss" in line]
+    train(tmp_path / "3", zero_stage=3, resume=tmp_path / "3" / "step_2", **{**options, "ranks": 2})
+    again = [line["loss"] for line in log_lines(tmp_path / "3") if "loss" in line]
+    assert len(again) == 4 and all(math.isclose(a, b, rel_tol=1e-5) for a, b in zip(again, losses))
+
+
 def test_the_finished_model_is_the_last_checkpoints(data, tmp_path):
     train(tmp_path / "a", data=data, max_steps=3, save_steps=3)
     assert weights(tmp_path / "a") == weights(tmp_path / "a" / "step_3")
@@ -627,7 +643,8 @@ def test_gradients_that_overflow(data, tmp_path):
     ("layers.0.self_attn.v_proj", r"forward, layer 0, qkv: element \d+ of act\.0\.qkv\n"),
     ("layers.1.self_attn.o_proj", r"forward, layer 1, proj: element \d+ of act\.1\.ln2\n"),
 ])
-@pytest.mark.parametrize("options", [{}, {"dtype": "bf16"}, {"recompute": "layer"}, {"ranks": 2, "ring_attn_size": 2}, {"ranks": 2, "zero_stage": 2}],
+@pytest.mark.parametrize("options", [{}, {"dtype": "bf16"}, {"recompute": "layer"}, {"ranks": 2, "ring_attn_size": 2}, {"ranks": 2, "zero_stage": 2},
+                                     {"ranks": 2, "zero_stage": 3}],
                          ids=lambda options: " ".join(map(str, options.values())))
 def test_detect_anomaly_names_the_first_op(tensor, first, options, data, tmp_path):
     def change(w):

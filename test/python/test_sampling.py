@@ -52,7 +52,8 @@ def test_samples_stand_in_the_log_and_are_shown(data, model, tmp_path):
 @pytest.mark.parametrize("flags,options", [
     ((), {}), ((), {"dtype": "bf16"}), ((), {"recompute": "layer"}), (("--poison",), {}), (("--guard",), {}), (("--profile",), {}),
     ((), {"eval_fraction": 0.2, "eval_steps": 2}), ((), {"ranks": 2, "zero_stage": 0}), ((), {"ranks": 2, "zero_stage": 1}),
-    ((), {"ranks": 2, "zero_stage": 2}), ((), {"ranks": 2, "ring_attn_size": 2}), ((), {"ranks": 3, "zero_stage": 2, "dtype": "bf16"}),
+    ((), {"ranks": 2, "zero_stage": 2}), ((), {"ranks": 2, "zero_stage": 3}), ((), {"ranks": 2, "ring_attn_size": 2}),
+    ((), {"ranks": 3, "zero_stage": 2, "dtype": "bf16"}),
     (("--check_comm",), {"ranks": 2})])
 def test_sampling_changes_no_bit_of_the_training(flags, options, data, model, tmp_path):
     options = {"data": data, "model": model, "max_steps": 5, **options}
@@ -64,7 +65,7 @@ def test_sampling_changes_no_bit_of_the_training(flags, options, data, model, tm
     assert samples(tmp_path / "again") == samples(tmp_path / "with") and list(samples(tmp_path / "with")) == [2, 4, 5]
 
 
-@pytest.mark.parametrize("options", [{"zero_stage": 0}, {"zero_stage": 1}, {"zero_stage": 2}, {"ring_attn_size": 2}])
+@pytest.mark.parametrize("options", [{"zero_stage": 0}, {"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3}, {"ring_attn_size": 2}])
 def test_ranks_write_what_one_writes(options, data, model, tmp_path):
     train(tmp_path / "one", data=data, model=model, max_steps=4, **SAMPLING)
     train(tmp_path / "two", data=data, model=model, max_steps=4, ranks=2, **SAMPLING, **options)
@@ -82,7 +83,7 @@ def test_the_seed_decides(data, model, tmp_path):
     assert samples(tmp_path / "c") == samples(tmp_path / "d")
 
 
-@pytest.mark.parametrize("options", [{}, {"ranks": 2, "zero_stage": 2}])
+@pytest.mark.parametrize("options", [{}, {"ranks": 2, "zero_stage": 2}, {"ranks": 2, "zero_stage": 3}])
 def test_samples_after_resuming_are_those_of_the_whole_run(options, data, model, tmp_path):
     options = {"data": data, "model": model, "max_steps": 6, "save_steps": 3, **SAMPLING, **options}
     train(tmp_path / "a", **options)
