@@ -158,14 +158,14 @@ template <class Dev> OpList Llama<Dev>::op_list(const ModelConfig &c) {
     // clang-format off
     //               name        recomputed  cost (llmc/model/op_list.h)
     ops[LN1]       = {"norm 1",     cheap,   cost::elements(2 * C, 4 * C)};
-    ops[QKV]       = {"qkv",        layer,   cost::product(C, Q + 2 * K)};
+    ops[QKV]       = {"qkv",        layer,   cost::linear(c, Linear::qkv, C, Q + 2 * K)};
     ops[ROPE]      = {"rope",       layer,   cost::elements(2 * (Q + K) + raw, 2 * (Q + K) + raw)};
     ops[ATTENTION] = {"attention",  never,   cost::attention(Q, K)};
-    ops[PROJ]      = {"proj",       layer,   cost::product(Q, C)};
+    ops[PROJ]      = {"proj",       layer,   cost::linear(c, Linear::o, Q, C)};
     ops[LN2]       = {"norm 2",     cheap,   cost::residual_norm(C)};
-    ops[UP]        = {"up",         layer,   cost::product(C, 2 * F)};
+    ops[UP]        = {"up",         layer,   cost::linear(c, Linear::gate_up, C, 2 * F)};
     ops[ACT]       = {"activation", cheap,   cost::elements(3 * F, 5 * F)};
-    ops[DOWN]      = {"down",       never,   cost::product(F, C, C)};  // and the residual stream
+    ops[DOWN]      = {"down",       never,   cost::linear(c, Linear::down, F, C, C)};  // and the residual stream
     // clang-format on
     return {.layer = ops, .attention = ATTENTION, .reads_input = LN2, .hidden = UP};
 }
@@ -232,7 +232,7 @@ template <class Dev> void Llama<Dev>::attention_half(size_t l, Pass pass) {
     const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
 
     if (runs(LN1)) rmsnorm_forward(dev, a.ln1, a.rstd1, x, y.ln1, T, C, eps);
-    if (runs(QKV)) matmul_forward(dev, a.qkv, a.ln1, y.qkv, y.qkv_bias, T, C, (H + 2 * KV) * D);
+    if (runs(QKV)) Base::linear_forward(l, {Linear::qkv, C, (H + 2 * KV) * D}, a.qkv, a.ln1, y.qkv, y.qkv_bias, 0, T);
     if (runs(ROPE))
         qk_norm_rope_forward(dev, a.qkv, a.qk_raw, a.qk_rstd, y.q_norm, y.k_norm, rope, row.doc_pos, T, H, KV, D, eps);
     if (runs(ATTENTION)) Base::attention_forward(l, a);
@@ -249,7 +249,8 @@ template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, Pass pass) {
     const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
 
     if (runs(PROJ))
-        matmul_forward(dev, a.ln2, a.att, y.o, y.o_bias, T, H * D, C);  // ln2 holds the projection until its norm replaces it
+        Base::linear_forward(l, {Linear::o, H * D, C}, a.ln2, a.att, y.o, y.o_bias, 0,
+                             T);  // ln2 holds the projection until its norm replaces it
     if (runs(LN2)) {
         if (recompute && mid_is_kept) rmsnorm_forward(dev, a.ln2, a.rstd2, a.mid, y.ln2, T, C, eps);
         else residual_rmsnorm_forward(dev, a.mid, a.ln2, a.rstd2, x, a.ln2, y.ln2, T, C, eps);
@@ -259,7 +260,7 @@ template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, Pass pass) {
         hidden_forward(l, pass, t, n);
         X *next = acts.x[l + 1] + t * C;  // (n, C)
         begin_op(clock.forward(l, DOWN));
-        matmul_forward(dev, next, a.act, y.down, y.down_bias, n, F, C);
+        Base::linear_forward(l, {Linear::down, F, C}, next, a.act, y.down, y.down_bias, t, n);
         residual_forward(dev, next, next, a.mid + t * C, n * C);
     });
 }
@@ -269,7 +270,8 @@ template <class Dev> void Llama<Dev>::hidden_forward(size_t l, Pass pass, size_t
     const size_t C = config.C, F = config.F;
     const LlamaLayer<X> &y = w.layer[l];
     const LlamaActs<X> &a = pass == Pass::recompute ? later[l] : first[l];
-    if (Base::runs(UP, l, pass)) matmul_forward(dev, a.gate_up, a.ln2 + t * C, y.gate_up, y.gate_up_bias, n, C, 2 * F);
+    if (Base::runs(UP, l, pass))
+        Base::linear_forward(l, {Linear::gate_up, C, 2 * F}, a.gate_up, a.ln2 + t * C, y.gate_up, y.gate_up_bias, t, n);
     if (Base::runs(ACT, l, pass)) swiglu_forward(dev, a.act, a.gate_up, n, F);
 }
 
@@ -286,8 +288,8 @@ template <class Dev> void Llama<Dev>::final_norm_backward() {
                      config.C);
 }
 
-// dx is the gradient of the layer's output at first and that of its input in the end. The weight's gradient is computed first:
-// the input's gradient then overwrites the input, which is not needed any more.
+// dx is the gradient of the layer's output at first and that of its input in the end. An input's gradient overwrites the input, which
+// linear_backward does not need any more.
 template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l) {
     const size_t T = row.T, C = config.C, F = config.F;
     const LlamaLayer<X> &y = w.layer[l];
@@ -300,15 +302,14 @@ template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l) {
         hidden_forward(l, Pass::recompute, t, n);
         const X *dnext = dx + t * C;  // (n, C)
         begin_op(clock.backward(l, DOWN));
-        Base::weight_backward(dy.down, dy.down_bias, dnext, a.act, n, F, C, t > 0);
         X *dact = a.act;
-        matmul_backward_input(dev, dact, dnext, y.down, n, F, C);
+        Base::linear_backward(l, {Linear::down, F, C}, dact, dy.down, dy.down_bias, dnext, a.act, y.down, t, n);
         begin_op(clock.backward(l, ACT));
         X *dgate_up = a.gate_up;
         swiglu_backward(dev, dgate_up, dact, a.gate_up, n, F);
         begin_op(clock.backward(l, UP));
-        Base::weight_backward(dy.gate_up, dy.gate_up_bias, dgate_up, a.ln2 + t * C, n, C, 2 * F, t > 0);
-        matmul_backward_input(dev, dln2 + t * C, dgate_up, y.gate_up, n, C, 2 * F);
+        Base::linear_backward(l, {Linear::gate_up, C, 2 * F}, dln2 + t * C, dy.gate_up, dy.gate_up_bias, dgate_up, a.ln2 + t * C,
+                              y.gate_up, t, n);
     });
     begin_op(clock.backward(l, LN2));
     rmsnorm_backward(dev, dx, dy.ln2, norm_scratch, dx, dln2, a.mid, y.ln2, a.rstd2, T, C);
@@ -322,8 +323,7 @@ template <class Dev> void Llama<Dev>::attention_half_backward(size_t l) {
     X *dx = acts.dx;  // (T, C)
 
     begin_op(clock.backward(l, PROJ));
-    Base::weight_backward(dy.o, dy.o_bias, dx, a.att, T, H * D, C);
-    matmul_backward_input(dev, a.datt, dx, y.o, T, H * D, C);
+    Base::linear_backward(l, {Linear::o, H * D, C}, a.datt, dy.o, dy.o_bias, dx, a.att, y.o, 0, T);
     begin_op(clock.backward(l, ATTENTION));
     Base::attention_backward(l, a);
     X *dqkv = a.qkv;
@@ -331,9 +331,10 @@ template <class Dev> void Llama<Dev>::attention_half_backward(size_t l) {
     qk_norm_rope_backward(dev, dqkv, dy.q_norm, dy.k_norm, norm_scratch, a.qk_raw, y.q_norm, y.k_norm, a.qk_rstd, rope,
                           row.doc_pos, T, H, KV, D);
     begin_op(clock.backward(l, QKV));
-    Base::weight_backward(dy.qkv, dy.qkv_bias, dqkv, a.ln1, T, C, stride);
-    X *dln1 = a.ln1;
-    matmul_backward_input(dev, dln1, dqkv, y.qkv, T, C, stride);
+    const bool ends = l == 0 && Base::adapts();  // nothing in front of the first adapters is trained
+    X *dln1 = ends ? nullptr : a.ln1;
+    Base::linear_backward(l, {Linear::qkv, C, stride}, dln1, dy.qkv, dy.qkv_bias, dqkv, a.ln1, y.qkv, 0, T);
+    if (ends) return;
     begin_op(clock.backward(l, LN1));
     rmsnorm_backward(dev, dx, dy.ln1, norm_scratch, dx, dln1, acts.x[l], y.ln1, a.rstd1, T, C);
 }

@@ -16,18 +16,24 @@ constexpr const char *golden_families[] = {"llama2",       "llama3",     "llama3
                                            "mistral",      "phi3",       "smollm2", "gpt2",         "gpt2_erf"};
 inline std::string family_name(const testing::TestParamInfo<const char *> &info) { return info.param; }
 
+// Adapters of some of them, made by golden/make_lora.py with PEFT.
+constexpr const char *golden_adapters[] = {"lora_llama3", "lora_qwen2", "lora_qwen3", "lora_mistral", "lora_phi3"};
+
 struct Golden {
     ModelConfig config;
-    std::string dir;
+    std::string own, dir;  // what is expected; the model, which is another directory than that of its adapter
     nlohmann::json expected;
     std::vector<std::vector<int32_t>> documents;
     std::vector<std::vector<uint8_t>> masks;
     std::vector<float> logits;  // of the documents in expected["logits_documents"]
 
-    explicit Golden(const std::string &name) : dir("test/golden/" + name), expected(read_json(dir + "/golden.json")) {
+    explicit Golden(const std::string &name) : own("test/golden/" + name), expected(read_json(own + "/golden.json")) {
         std::vector<std::string> notes;
+        bool reward;
+        dir = "test/golden/" + expected.value("base", name);
         config = read_config(dir, notes);
-        const SafetensorsFile file(dir + "/golden.safetensors");
+        if (dir != own) config.lora = read_lora(own, config, reward);
+        const SafetensorsFile file(own + "/golden.safetensors");
         const auto tokens = file.array<int32_t>("tokens");
         const auto mask = file.array<uint8_t>("loss_mask");
         const auto offsets = file.array<int64_t>("doc_offsets");
@@ -72,6 +78,7 @@ template <class Dev> struct Trained {  // a model with weights, ready to step
         model = make_model(dev, g.config, limits);
         model->allocate(*mesh, guards, poison);
         model->load(HfWeights(g.dir), 0);
+        if (g.dir != g.own) model->load_adapters(HfWeights(g.own, adapter_files), 0);
     }
     double loss(const std::vector<Row> &rows) {
         for (const Row &row : rows) model->evaluate(row);
@@ -106,6 +113,25 @@ template <class Dev> void expect_loss_entropy_accuracy(Dev dev, const Golden &g)
     expect_near_relative("loss", sums.nll / sums.targets, g.expected["loss"], 1e-5);
     expect_near_relative("entropy", sums.entropy / sums.targets, g.expected["entropy"], 1e-5);
     EXPECT_NEAR(sums.correct / sums.targets, g.expected["accuracy"].get<double>(), 1e-12);
+}
+
+// The logits of the last position of the golden's documents, by the path that generates.
+template <class Dev> void expect_logits_of_last_tokens(Dev dev, const Golden &g) {
+    Trained<Dev> t(dev, g, Recompute::none, Mode::generate);
+    const size_t V = g.config.V;
+    std::vector<std::vector<int32_t>> documents;
+    for (size_t i : g.expected["logits_documents"].get<std::vector<size_t>>()) documents.push_back(g.documents[i]);
+    const Row row = make_row(documents);
+    const float *logits = t.model->next_logits(row, {true, std::vector<int32_t>(row.T, -1), {}, {}});
+    double worst = 0, largest = 0;
+    for (size_t i = 0, rows = 0; i < documents.size(); i++) {
+        rows += documents[i].size();
+        for (size_t v = 0; v < V; v++) {
+            const double want = g.logits[(rows - 1) * V + v];
+            worst = std::max(worst, std::abs(logits[i * V + v] - want)), largest = std::max(largest, std::abs(want));
+        }
+    }
+    expect_at_most("logits, relative to the largest", worst / largest, 1e-5);
 }
 
 // Sums of a tensor's gradient with the signs of make.py.

@@ -43,7 +43,13 @@ inline std::vector<RankCase> some_rank_cases(size_t world) {
     return cases;
 }
 
-enum RankModel { untied, tied, gpt2, rank_models };  // untied, tied: of Llama's kind
+enum RankModel {
+    untied,
+    tied,
+    gpt2,
+    rank_models,
+    adapted
+};  // untied, tied: of Llama's kind; adapted: adapters of untied, with dropout
 
 // So that each meets every stage with every number of micro-steps.
 inline RankModel rank_model_of(size_t number) { return RankModel((number + number / rank_models) % rank_models); }
@@ -68,6 +74,7 @@ inline ModelConfig rank_model(RankModel model, Task task = SFT) {
     c.rope.theta = 10000;
     c.initializer_range = 0.2;
     if (task == RM) c.reward = true, c.tied = false;
+    if (model == adapted) c.lora = {.rank = 3, .alpha = 4.5, .dropout = 0.25, .targets = {"all-linear"}};
     return c;
 }
 
@@ -85,7 +92,10 @@ inline std::vector<Row> rank_rows(size_t rows, size_t count) {
             ids[t] = int32_t(random.block(t)[0] % 97), mask[t] = t > 0 && random.block(t)[1] % 3 > 0;
     }
     std::vector<Row> out;
-    for (size_t r = 0; r < rows; r++) out.push_back(make_row(documents[r], masks[r]));
+    for (size_t r = 0; r < rows; r++) {
+        out.push_back(make_row(documents[r], masks[r]));
+        for (size_t i = 0; i < out[r].documents.size(); i++) out[r].documents[i] = r + i * rows;
+    }
     return out;
 }
 
@@ -95,6 +105,20 @@ struct RankResult {
     std::vector<Tensor> table;    // without padding
     Payload sent;                 // by all ranks, in the first step
 };
+
+// So that B is not 0, and A has a gradient.
+template <class Dev> void fill_adapters(Decoder<Dev> &model, Comm &comm) {
+    auto &zero = model.parameters();
+    for (const TensorRun &s : zero.sharding.tensor_runs(zero.table)) {
+        const Tensor &t = zero.table[s.tensor];
+        if (t.init != Tensor::lora_b) continue;
+        const Random random{1, Purpose::test, stream_of(t.name)};
+        std::vector<float> values(s.count);
+        for (size_t i = 0; i < s.count; i++) values[i] = float(0.1 * random.normal(s.first + i));
+        write(model.memory(), zero.params_at(s), values);
+    }
+    zero.gather(comm);
+}
 
 // One step of one rank; every rank writes its part of the result, which ranks that are threads share. change(limits) may change what changes no bit.
 template <class Dev>
@@ -114,6 +138,7 @@ void rank_step(
     Decoder<Dev> &model = *own_model;
     model.allocate(mesh, false, true);
     model.initialise(1);
+    if (config.lora.rank) model.use_dropout(7), fill_adapters(model, comm);
     if (c.looks) model.detect_anomaly();
 
     const size_t dp = c.world / c.sp, row_count = std::max<size_t>(1, dp * c.micro_steps - (dp > 1));  // one group lacks a row
@@ -165,7 +190,8 @@ void rank_step(
 
 inline RankResult empty_result(RankModel model, Task task = SFT) {
     RankResult result;
-    result.table = table_of(rank_model(model, task)).tensors;
+    const ModelConfig config = rank_model(model, task);
+    result.table = trained_table(config, table_of(config)).tensors;
     result.gradient.resize(result.table.back().offset + result.table.back().count);
     return result;
 }

@@ -114,7 +114,11 @@ class PlannedModel final : public Model {
     void allocate(Mesh &, bool, bool) override { throw std::logic_error("allocated"); }
     Arena &arena() override { throw std::logic_error("no arena"); }
     const std::vector<Tensor> &tensors() const override { throw std::logic_error("no tensors"); }
+    const std::vector<Tensor> &frozen_tensors() const override { throw std::logic_error("no tensors"); }
     void load(const HfWeights &, uint64_t) override {}
+    void load_adapters(const HfWeights &, uint64_t) override {}
+    void use_dropout(std::optional<uint64_t>) override {}
+    std::vector<double> evaluate_base(const Row &) override { return {}; }
     void initialise(uint64_t) override {}
     void save(const std::string &, const std::string &) override {}
     std::vector<double> evaluate(const Row &) override { return {}; }

@@ -393,7 +393,7 @@ struct Hf : testing::Test {
     void put(const std::string &name, const std::string &text) { std::ofstream(dir + "/" + name) << text; }
     void write_weights(size_t shard_bytes) {
         const std::vector<float> a = {1, 2, 3, 4}, b = {5, 6}, c = {7};
-        HfWriter writer(dir, {{"a", {2, 2}, "F32"}, {"b", {2}, "BF16"}, {"c", {1}, "F32"}}, shard_bytes);
+        HfWriter writer(dir, {{"a", {2, 2}, "F32"}, {"b", {2}, "BF16"}, {"c", {1}, "F32"}}, model_files, shard_bytes);
         writer.write("a", a.data(), 1, memory), writer.write("a", a.data() + 1, 3, memory);
         writer.write("b", b.data(), 2, memory), writer.write("c", c.data(), 1, memory);
         writer.finish();
@@ -522,7 +522,7 @@ TEST_F(Hf, BrokenDirectories) {
     broken["weight_map"]["c"] = "model-00001-of-00002.safetensors";
     write_json(index, broken);
     refused(index, "model-00001-of-00002.safetensors: has no tensor \"c\"");
-    HfWriter writer(dir, {{"a", {1}, "F32"}, {"b", {1}, "F32"}}, 4);
+    HfWriter writer(dir, {{"a", {1}, "F32"}, {"b", {1}, "F32"}}, model_files, 4);
     const float x = 1;
     writer.write("a", &x, 1, memory);
     expect_error([&] { writer.finish(); }, dir, "model-00002-of-00002.safetensors was not written");

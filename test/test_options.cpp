@@ -130,7 +130,7 @@ TEST(Options, WaysToWriteAFlag) {
 }
 
 TEST(Options, EveryFlagIsInHelpAndInTheLog) {
-    for (Task task : {DEMO, PRETRAIN, SFT, DPO, RM, GRPO, EVAL, GENERATE}) {
+    for (Task task : {DEMO, PRETRAIN, SFT, DPO, RM, GRPO, EVAL, GENERATE, MERGE}) {
         const Parsed p = parse({task_name(task), "--help"});
         const ordered_json json = to_json(default_options(task), task);
         size_t count = 0;
@@ -141,7 +141,7 @@ TEST(Options, EveryFlagIsInHelpAndInTheLog) {
 #include "../llmc/train/options.def"
         EXPECT_EQ(json.size(), count);
     }
-    EXPECT_NE(parse({"--help"}).help.find("pretrain, sft, dpo, rm, grpo, eval, generate"), std::string::npos);
+    EXPECT_NE(parse({"--help"}).help.find("pretrain, sft, dpo, rm, grpo, eval, generate, merge"), std::string::npos);
     EXPECT_PRED3(shows_default, first_line(SFT, "learning_rate"), "--learning_rate FLOAT", "5e-06");
     EXPECT_PRED3(shows_default, first_line(DPO, "learning_rate"), "--learning_rate FLOAT", "1e-06");
     EXPECT_PRED3(shows_default, first_line(RM, "max_len"), "--max_len UINT", "512");
@@ -375,7 +375,13 @@ TEST(Options, OpenRlhfCommandLinesRun) {
     EXPECT_EQ(options(sft + "--gradient_checkpointing false").recompute, "auto");
     EXPECT_EQ(options(sft + "--gradient_checkpointing_enable False").recompute, "auto");
     expect_error(sft + "--ds.param_dtype fp16", "--ds.param_dtype \"fp16\" has no meaning here\n  fix: --dtype bf16 or f32");
-    expect_error(sft + "--ds.lora.rank 8", "has no meaning here\n  fix: all weights are trained");
+    EXPECT_EQ(options(sft + "--ds.lora.rank 8 --ds.lora.alpha 4 --ds.lora.target_modules q_proj v_proj").lora_rank, 8);
+    EXPECT_EQ(options(sft + "--ds.lora.target_modules q_proj v_proj").lora_targets, (Names{"q_proj", "v_proj"}));
+    EXPECT_EQ(options(sft + "--use_peft --lora_dropout 0.1").lora_rank, 16);
+    EXPECT_EQ(options(sft + "--use_peft --lora_r 4").lora_rank, 4);
+    EXPECT_EQ(options(sft + "--adapter lora --lora_r 4").adapter, "");
+    expect_error(sft + "--use_dora", "has no meaning here\n  fix: there are LoRA and rsLoRA");
+    expect_error(sft + "--lora_rank 4 --adapter DIR", "--lora_rank and --adapter were both given");
     expect_error(sft + "--pretrain_mode", "the task pretrain trains on all tokens");
 }
 
@@ -502,8 +508,8 @@ TEST(Options, ACommandIsTranslated) {
 TEST(Options, AllProblemsComeInOneMessage) {
     const std::string said =
         message(words("sft --base_model M --dataset_name D;x --output_dir O --num_train_epochs 3 --warmup_steps 100 "
-                      "--use_peft --learning_rate x --dtype bfloat16 --max_grad_norm -1 --eos_token E --frobnicate"));
-    EXPECT_TRUE(said.starts_with("6 problems:\n--use_peft has no meaning here\n  fix: all weights")) << said;
+                      "--use_dora --learning_rate x --dtype bfloat16 --max_grad_norm -1 --eos_token E --frobnicate"));
+    EXPECT_TRUE(said.starts_with("6 problems:\n--use_dora has no meaning here\n  fix: there are")) << said;
     for (const char *part :
          {"--learning_rate \"x\" is not a number", "--eos_token \"E\" has no meaning here", "unknown flag --frobnicate",
           "--max_norm is -1.0 but must be 0", "--warmup_steps 100 needs the number of all steps"})

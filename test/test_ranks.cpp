@@ -64,6 +64,16 @@ TEST(Ranks, LossesOfDocumentsEqualOneRanks) {
     }
 }
 
+// The masks of dropout do not depend on ranks and rows either.
+TEST(Ranks, AdaptersEqualOneRanks) {
+    const RankResult want = one_rank(make_device<CpuF32>(2), adapted), rm = one_rank(make_device<CpuF32>(2), adapted, RM);
+    size_t number = 0;
+    for (RankCase c : some_rank_cases(4)) {
+        c.task = number++ % 3 ? SFT : RM;
+        check_rank_result(c.name(), on_threads<CpuF32>(c, adapted), c.task == RM ? rm : want);
+    }
+}
+
 TEST(Ranks, RunsGiveTheSameBits) {
     for (const RankCase &c : {RankCase{6, 3, SpMode::ring, 6, 2, 3}, RankCase{4, 2, SpMode::gather, 2, 1, 1}}) {
         const RankResult a = on_threads<CpuF32>(c, untied), b = on_threads<CpuF32>(c, untied);

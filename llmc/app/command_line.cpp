@@ -20,7 +20,7 @@ using nlohmann::ordered_json;
 
 // ---- tables ---------------------------------------------------------------------------------------------------------------------
 
-static constexpr Task tasks[] = {DEMO, PRETRAIN, SFT, DPO, RM, GRPO, EVAL, GENERATE};
+static constexpr Task tasks[] = {DEMO, PRETRAIN, SFT, DPO, RM, GRPO, EVAL, GENERATE, MERGE};
 
 struct Flag {
     const char *name;
@@ -160,7 +160,7 @@ struct Parser {
     static std::string about(Task t) {
         switch (t) {
             case DEMO:
-                return "The bundled demo: trains a small model on bundled text.\nTasks, each with its own --help: pretrain, sft, dpo, rm, grpo, eval, generate.";
+                return "The bundled demo: trains a small model on bundled text.\nTasks, each with its own --help: pretrain, sft, dpo, rm, grpo, eval, generate, merge.";
             case PRETRAIN: return "Train on all tokens of plain text.";
             case SFT: return "Supervised fine-tuning: train on the responses of chats or of prompts with completions.";
             case DPO: return "Train on pairs of a better and a worse answer: DPO and its kin.";
@@ -168,6 +168,7 @@ struct Parser {
             case GRPO: return "Learn from rewards of sampled answers: GRPO and its kin.";
             case EVAL: return "Loss, accuracy and entropy of a model on a data file.";
             case GENERATE: return "Continue prompts.";
+            case MERGE: return "Add an adapter to the weights of its model.";
         }
         return "";
     }
@@ -252,6 +253,7 @@ struct Parser {
                 s.where.c_str(), values[0].c_str(), values[1].c_str());
         for (const ForeignValue &v : foreign_values)
             if (flag.name == std::string(v.flag) && values == std::vector<std::string>{v.theirs}) {
+                if (!*v.ours) return;
                 notes.push_back(s.where + " " + v.theirs + format(": --%s %s", v.flag, v.ours));
                 values = {v.ours};
             }
@@ -379,6 +381,7 @@ struct Parser {
             if (world() == 1 && options.ranks == 1) set("ranks", together["num_processes"], "--num_processes");
             else notes.push_back("num_processes: the ranks are started already");
         }
+        if (has("use_peft") && options.lora_rank == 0) set("lora_rank", "16", "--use_peft");
         if (has("model_revision")) append_to("model", options.model, "@" + together["model_revision"]);
         if (has("dataset_config")) append_to("data", options.data, ":" + together["dataset_config"]);
         if (has("dataset_train_split")) append_to("data", options.data, "[" + together["dataset_train_split"] + "]");
@@ -456,7 +459,9 @@ struct Parser {
         const ordered_json ours = to_json(options, task);
         std::string line;
         for (const Difference &d : differences)
-            if (d.whose == whose && (d.tasks & task) && !given.count(d.flag) && !(rows_of && !strcmp(d.flag, "row_tokens")))
+            if (d.whose == whose && (d.tasks & task) && !given.count(d.flag) &&
+                !(options.lora_rank == 0 && std::string(d.flag).starts_with("lora_")) &&
+                !(rows_of && !strcmp(d.flag, "row_tokens")))
                 line += (line.empty() ? "" : ", ") + format("%s %s (%s)", d.flag, ours[d.flag].dump().c_str(), d.theirs);
         if (!line.empty()) notes.push_back(format("defaults that differ from %s (in brackets): %s", name, line.c_str()));
     }
@@ -486,6 +491,9 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     one_of(o.recompute, "recompute", "auto,none,cheap,layer");
     one_of(o.ref_mode, "ref_mode", "precompute,resident");
     one_of(o.moments, "moments", "f32,bf16");
+    must(o.lora_rank <= 65536, "lora_rank", "at most 65536");
+    must(o.lora_alpha > 0, "lora_alpha", "above 0");
+    must(o.lora_dropout >= 0 && o.lora_dropout < 1, "lora_dropout", "at least 0 and less than 1");
     for (const std::string &name : task == RM ? o.loss_type : Names()) one_of(name, "loss_type", "sigmoid,logexp");
 
     must(o.train_batch_size > 0 || o.train_batch_tokens > 0, "train_batch_size", "at least 1");
@@ -549,6 +557,8 @@ static void check_together(const std::string &program, const Options &o, Task ta
     both(!o.model.empty() && !o.preset.empty(), "model", "preset", "a preset starts from random weights");
     both(!o.eval_data.empty() && o.eval_fraction > 0, "eval_data", "eval_fraction", "evaluation has one source");
     both(o.overwrite && o.resume != "never", "overwrite", "resume", "one discards the earlier run, the other goes on with it");
+    both(o.lora_rank > 0 && !o.adapter.empty(), "lora_rank", "adapter", "an adapter has its rank");
+    both(o.lora_rank > 0 && !o.preset.empty() && !o.plan, "lora_rank", "preset", "adapters of random weights learn nothing");
     both(o.guard && o.poison, "guard", "poison", "with guards no array shares memory, so none is ever dead");
     both(o.profile && o.poison, "profile", "poison", "the time of filling dead arrays would count for the ops");
     both(!o.prompt.empty() && !o.prompts.empty(), "prompt", "prompts", "they have one source");
@@ -569,7 +579,8 @@ static void check_together(const std::string &program, const Options &o, Task ta
     if (task == DEMO) return;  // the demo brings its own model and data
     if (task & TRAINING) need(o.model.empty() && o.preset.empty(), "--model DIR, or --preset NAME to start from random weights");
     else need(o.model.empty(), "--model DIR");
-    if (o.plan) return;
+    if (task == MERGE) need(o.adapter.empty(), "--adapter DIR"), need(o.output_dir.empty(), "--output_dir DIR");
+    if (o.plan || task == MERGE) return;
     if (task & PAIRS) need(o.model.empty(), "--model DIR: there is nothing to prefer in what random weights say");
     if (task == GENERATE) need(o.prompt.empty() && o.prompts.empty(), "--prompt TEXT or --prompts FILE");
     else if (task == GRPO) need(o.data.empty() && o.rollouts.empty(), "--data FILE, prompts with responses, or --rollouts FILE");
@@ -587,7 +598,7 @@ static Task task_of(const std::vector<std::string> &arguments) {
     for (Task t : tasks)
         if (arguments[0] == task_name(t)) return t;
     if (arguments[0] == "reward") return RM;  // TRL's name
-    die("there is no task \"%s\"\n  fix: one of %s", arguments[0].c_str(), task_words(ALL_TASKS).c_str());
+    die("there is no task \"%s\"\n  fix: one of %s", arguments[0].c_str(), task_words(ALL_TASKS | MERGE).c_str());
 }
 
 // Calls the functions in turn, with a list that they add problems to or with an error that they end with, and ends with one message of all.

@@ -2,6 +2,7 @@
 
 #include "../core/common.h"
 #include "../core/gpu.h"
+#include "../model/lora.h"
 #include "../train/fit.h"
 #include "../train/open.h"
 
@@ -31,6 +32,8 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
     const auto model = plan_model(run, o.recompute, limits, memory);
     const size_t of_rank = rank_bytes(run, *model, limits), bytes = room.process + ranks * of_rank;
     if (run.ranks.world > 1) printf("%s; the plan is that of each rank\n", mesh_line(run.ranks).c_str());
+    if (run.config.lora.rank)
+        printf("adapters of rank %zu: %zu parameters are trained\n", run.config.lora.rank, trained_parameters(run.config));
     printf("%zu parameters; rows of %zu tokens, samples of up to %zu; recompute %s\n\n%s\n", parameter_count(run.config),
            o.row_tokens, o.max_len, recompute_levels[size_t(limits.recompute)].first, model->plan().table().c_str());
     const auto line = [](const std::string &what, size_t n) { printf("%-78s %12s\n", what.c_str(), human_bytes(n).c_str()); };

@@ -7,21 +7,38 @@
 
 #include "../core/common.h"
 #include "../core/file.h"
+#include "../model/lora.h"
 #include "../train/continuation.h"
 #include "../train/objective.h"
 #include "../train/open.h"
 #include "../train/reward.h"
 #include "plan.h"
 
+// Reads the configuration of --adapter, which may make a language model a reward model.
+static void open_adapter(Run &run) {
+    const std::string &dir = run.options.adapter;
+    bool reward = false;
+    run.config.lora = read_lora(dir, run.config, reward);
+    if (reward && !(run.task & (RM | EVAL | MERGE)))
+        die("--adapter %s belongs to a reward model, which has no head for %s\n  fix: an adapter of a language model; or the task rm or eval",
+            dir.c_str(), task_name(run.task));
+    if (reward && !run.config.reward) make_reward(run.config);
+}
+
 // Returns the configuration to train or to use.
 static void open_model_config(Run &run) {
     const Options &o = run.options;
     if (!o.preset.empty()) run.config = preset(o.preset), expect_own_family(run, "--preset " + o.preset);
     else open_config(run, run.task == DEMO ? program_file("data/demo/model") : o.model);
-    if (run.config.reward && run.task != RM && run.task != EVAL)
+    if (run.config.reward && !(run.task & (RM | EVAL | MERGE)))
         die("%s is a reward model, which has no head for %s\n  fix: a language model; or the task rm or eval",
             run.model_dir.c_str(), task_name(run.task));
     if (run.task == RM && !run.config.reward) make_reward(run.config);
+    if (!o.adapter.empty()) open_adapter(run);
+    if (o.lora_rank) {
+        run.config.lora = {o.lora_rank, o.lora_alpha, o.lora_dropout, o.use_rslora, o.lora_targets};
+        check_lora(run.config, run.model_dir);
+    }
 }
 
 // Ranks that were started with different flags would wait for each other, or worse.
@@ -74,6 +91,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
     switch (run.task) {
         case EVAL: return evaluate(run);
         case GENERATE: return generate(run);
+        case MERGE: return merge(run);
         default: return train(run);
     }
 }

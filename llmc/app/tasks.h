@@ -1,4 +1,4 @@
-// The tasks pretrain, sft, dpo, rm, grpo, eval, generate, the demo and --plan.
+// The tasks pretrain, sft, dpo, rm, grpo, eval, generate, merge, the demo and --plan.
 #pragma once
 #include "../train/run.h"
 #include "command_line.h"
@@ -8,3 +8,4 @@
 int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t sharing, const ModelFactory &make_model);
 
 int evaluate(Run &run);  // eval.cpp
+int merge(Run &run);     // merge.cpp

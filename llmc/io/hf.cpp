@@ -14,7 +14,7 @@ static bool exists(const std::string &path) {
     return fs::exists(path, error);
 }
 
-static const std::string single_name = "model.safetensors", index_name = "model.safetensors.index.json";
+static const std::string single_name = model_files.single, index_name = model_files.index;
 
 bool HfWeights::present(const std::string &dir) {
     if (exists(dir + "/" + single_name) || exists(dir + "/" + index_name)) return true;
@@ -25,16 +25,19 @@ bool HfWeights::present(const std::string &dir) {
     return false;
 }
 
-HfWeights::HfWeights(const std::string &dir) {
-    if (!present(dir)) die("%s has neither %s nor %s", dir.c_str(), single_name.c_str(), index_name.c_str());
-    if (exists(dir + "/" + single_name)) {
-        listing_ = dir + "/" + single_name;
-        const SafetensorsFile &file = files_.try_emplace(single_name, listing_).first->second;
-        for (const auto &entry : file.tensors()) where_[entry.first] = &file;
-    } else {
-        listing_ = dir + "/" + index_name;
-        open_shards(dir);
-    }
+HfWeights::HfWeights(const std::string &dir, const WeightFiles &files) : kind_(files) {
+    const std::string single = dir + "/" + files.single;
+    if (!*files.index && !exists(single))
+        die("%s has no %s\n  fix: the directory of an adapter that PEFT or this program has saved", dir.c_str(), files.single);
+    if (*files.index && !present(dir)) die("%s has neither %s nor %s", dir.c_str(), single_name.c_str(), index_name.c_str());
+    if (exists(single)) open_single(single);
+    else listing_ = dir + "/" + index_name, open_shards(dir);
+}
+
+void HfWeights::open_single(const std::string &path) {
+    listing_ = path;
+    const SafetensorsFile &file = files_.try_emplace(kind_.single, path).first->second;
+    for (const auto &entry : file.tensors()) where_[entry.first] = &file;
 }
 
 void HfWeights::open_shards(const std::string &dir) {
@@ -55,7 +58,7 @@ void HfWeights::open_shards(const std::string &dir) {
 
 HfWeights::FileOfTensor::const_iterator HfWeights::entry_of(const std::string &name) const {
     const std::string prefix = "transformer.";
-    const auto it = where_.find(name);
+    const auto it = where_.find(kind_.prefix + name);
     return it == where_.end() && name.starts_with(prefix) ? where_.find(name.substr(prefix.size())) : it;
 }
 
@@ -67,7 +70,9 @@ const TensorInfo *HfWeights::find(const std::string &name) const {
 template <class X>
 void HfWeights::read_part(const std::string &name, const Shape &shape, size_t first, size_t count, X *dst, Memory &memory) const {
     const auto it = entry_of(name);
-    if (it == where_.end()) die("%s: has no tensor \"%s\", which config.json asks for", listing_.c_str(), name.c_str());
+    if (it == where_.end())
+        die("%s: has no tensor \"%s%s\", which %sconfig.json asks for", listing_.c_str(), kind_.prefix, name.c_str(),
+            *kind_.prefix ? "adapter_" : "");
     const SafetensorsFile &file = *it->second;
     file.expect_shape(it->first, shape);
     std::vector<X> host;
@@ -97,21 +102,30 @@ static bool is_buffer(const std::string &name) {
     return name.ends_with("rotary_emb.inv_freq") || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
 }
 
+std::vector<TensorSpec> HfWeights::tensors() const {
+    std::vector<TensorSpec> out;
+    for (const auto &[name, file] : where_)
+        if (!is_buffer(name)) out.push_back({name, file->at(name).shape, file->at(name).dtype});
+    return out;
+}
+
 void HfWeights::expect_only(const std::vector<std::string> &known) const {
     std::set<std::string> names;  // in the file
     for (const std::string &name : known)
         if (const auto it = entry_of(name); it != where_.end()) names.insert(it->first);
     for (const auto &[name, file] : where_)
         if (!names.contains(name) && !is_buffer(name))
-            die("%s: tensor \"%s\" %s is not part of the model that config.json describes", file->path().c_str(), name.c_str(),
-                shape_text(file->at(name).shape).c_str());
+            die("%s: tensor \"%s\" %s is not part of the model that %sconfig.json describes", file->path().c_str(), name.c_str(),
+                shape_text(file->at(name).shape).c_str(), *kind_.prefix ? "adapter_" : "");
 }
 
-HfWriter::HfWriter(const std::string &dir, const std::vector<TensorSpec> &specs, size_t shard_bytes) : dir_(dir), shards_(1) {
+HfWriter::HfWriter(const std::string &dir, std::vector<TensorSpec> specs, const WeightFiles &files, size_t shard_bytes)
+    : dir_(dir), kind_(files), shards_(1) {
     size_t filled = 0;
-    for (const TensorSpec &spec : specs) {
+    for (TensorSpec &spec : specs) {
         const size_t bytes = elements(spec.shape) * dtype_bytes(spec.dtype);
-        if (filled > 0 && filled + bytes > shard_bytes) {
+        spec.name = kind_.prefix + spec.name;
+        if (*kind_.index && filled > 0 && filled + bytes > shard_bytes) {
             shards_.emplace_back();
             filled = 0;
         }
@@ -122,7 +136,7 @@ HfWriter::HfWriter(const std::string &dir, const std::vector<TensorSpec> &specs,
 }
 
 std::string HfWriter::file_name(size_t shard) const {
-    return shards_.size() == 1 ? single_name : format("model-%05zu-of-%05zu.safetensors", shard + 1, shards_.size());
+    return shards_.size() == 1 ? kind_.single : format("model-%05zu-of-%05zu.safetensors", shard + 1, shards_.size());
 }
 
 void HfWriter::open_shard() { file_ = std::make_unique<SafetensorsWriter>(dir_ + "/" + file_name(shard_), shards_[shard_]); }
@@ -133,7 +147,7 @@ template <class X> void HfWriter::write(const std::string &name, const X *data, 
         shard_++;
         open_shard();
     }
-    file_->write_part(name, data, count, memory);
+    file_->write_part(kind_.prefix + name, data, count, memory);
 }
 
 template void HfWriter::write(const std::string &, const float *, size_t, Memory &);
@@ -143,7 +157,7 @@ void HfWriter::finish() {
     file_->finish();
     if (shard_ + 1 < shards_.size()) die("%s: %s was not written", dir_.c_str(), file_name(shard_ + 1).c_str());
     if (shards_.size() > 1) write_index();
-    remove_others();
+    if (*kind_.index) remove_others();
 }
 
 void HfWriter::write_index() const {

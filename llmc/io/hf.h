@@ -7,12 +7,20 @@
 
 #include "safetensors.h"
 
+// How the files of weights are called, and what their names of tensors begin with.
+struct WeightFiles {
+    const char *single, *index, *prefix;
+};
+inline constexpr WeightFiles model_files = {"model.safetensors", "model.safetensors.index.json", ""};
+inline constexpr WeightFiles adapter_files = {"adapter_model.safetensors", "", "base_model.model."};  // of PEFT; it has no shards
+
 // The weights of a directory, in one file or in shards. A tensor "transformer.X" may be called X there, as in the files of GPT-2 itself.
 class HfWeights {
   public:
     static bool present(const std::string &dir);  // false if there is only config.json: training then starts from random weights
-    explicit HfWeights(const std::string &dir);
+    explicit HfWeights(const std::string &dir, const WeightFiles &files = model_files);
 
+    std::vector<TensorSpec> tensors() const;                // all of them, without buffers, as they are stored
     const TensorInfo *find(const std::string &name) const;  // null where there is none
     // Reads a tensor into dst, which lies in `memory`, as X, float or bf16. Dies at a NaN or an infinity.
     template <class X> void read(const std::string &name, const Shape &shape, X *dst, Memory &memory) const;
@@ -24,18 +32,22 @@ class HfWeights {
   private:
     using FileOfTensor = std::map<std::string, const SafetensorsFile *>;
 
+    void open_single(const std::string &path);
     void open_shards(const std::string &dir);
     FileOfTensor::const_iterator entry_of(const std::string &name) const;
 
+    const WeightFiles kind_;
     std::string listing_;                           // the index, or the only file
     std::map<std::string, SafetensorsFile> files_;  // by file name
     FileOfTensor where_;                            // by tensor
 };
 
-// Writes weights in the order of `specs`, in shards if they exceed `shard_bytes`, and then removes the weights that were there before.
+// Writes weights in the order of `specs`, in shards if they exceed `shard_bytes`, and then removes the weights that were there before. Those of
+// adapters lie in one file, and leave other files alone.
 class HfWriter {
   public:
-    HfWriter(const std::string &dir, const std::vector<TensorSpec> &specs, size_t shard_bytes = 5'000'000'000);
+    HfWriter(const std::string &dir, std::vector<TensorSpec> specs, const WeightFiles &files = model_files,
+             size_t shard_bytes = 5'000'000'000);
 
     // Writes the next `count` elements of a tensor. X is float or bf16.
     template <class X> void write(const std::string &name, const X *data, size_t count, Memory &memory);
@@ -48,6 +60,7 @@ class HfWriter {
     void remove_others() const;
 
     std::string dir_;
+    const WeightFiles kind_;
     std::vector<std::vector<TensorSpec>> shards_;
     size_t shard_ = 0;  // the open one
     std::unique_ptr<SafetensorsWriter> file_;

@@ -8,6 +8,17 @@
 #include "../ops/gelu.h"
 #include "../ops/rope.h"
 
+// Adapters of linear layers: LoRA (Hu et al., "LoRA: low-rank adaptation of large language models", 2021, arXiv:2106.09685). They and the head of a
+// reward model are trained, and the other weights are frozen.
+struct LoraConfig {
+    size_t rank = 0;  // 0: there are none
+    double alpha = 16, dropout = 0;
+    bool rslora = false;  // the scale is alpha / sqrt(rank) (Kalajdzievski, 2023, arXiv:2312.03732) and not alpha / rank
+    std::vector<std::string> targets;  // names of modules, such as q_proj
+
+    double scale() const;
+};
+
 struct ModelConfig {
     std::string family;           // "llama" | "mistral" | "qwen2" | "qwen3" | "phi3" | "gpt2"   (model_type)
     size_t V, C, L, H, KV, D, F;  // vocabulary, hidden, layers, heads, key/value heads, head size, ffn
@@ -22,7 +33,8 @@ struct ModelConfig {
     double initializer_range;
     std::vector<int32_t> eos;  // from generation_config.json, else config.json
     int32_t bos;               // -1 if none
-    nlohmann::json source;     // config.json as it was read; export writes it again, with the fields that training changes
+    LoraConfig lora;
+    nlohmann::json source;  // config.json as it was read; export writes it again, with the fields that training changes
 
     // GPT-2 has layernorms with bias in place of rmsnorms, learned positions in place of rotation, and a feed-forward part of two matrices,
     // without a gate.

@@ -11,6 +11,8 @@
 //
 // ready(unit) comes before the unit's weights are read. At stage 3 of ZeRO they are guests: fetch(unit) begins to gather them, some time before, into an
 // array that the plan holds for as long as they are read. Every rank takes part in that, also one that has no row.
+//
+// With adapters (lora.h) `zero` and the optimizer have the adapters alone, and the model's own weights lie in `frozen`, without gradients or moments.
 #pragma once
 #include <cmath>
 #include <optional>
@@ -20,6 +22,7 @@
 #include "../data/dataloader.h"
 #include "../ops/attention.h"
 #include "../ops/attention_decode.h"
+#include "../ops/dropout.h"
 #include "../ops/embedding.h"
 #include "../ops/layout.h"
 #include "../ops/loss.h"
@@ -31,6 +34,7 @@
 #include "../parallel/split.h"
 #include "clock.h"
 #include "config.h"
+#include "lora.h"
 #include "model.h"
 #include "parameters.h"
 #include "profile.h"
@@ -63,12 +67,22 @@ template <class Dev> class Decoder : public Model {
     Profiler *profiler() override { return profiler_.get(); }
     void allocate(Mesh &mesh, bool guards, bool poison) override;
     const std::vector<Tensor> &tensors() const override { return zero.table; }
-    void load(const HfWeights &weights, uint64_t seed) override { load_parameters(zero, weights, seed, memory()); }
-    void initialise(uint64_t seed) override { initialise_parameters(zero, mesh_->all, seed, config.initializer_range, memory()); }
+    const std::vector<Tensor> &frozen_tensors() const override { return frozen.table; }
+    void load(const HfWeights &weights, uint64_t seed) override {
+        load_parameters(frozen, weights, seed, memory());
+        load_parameters(zero, weights, seed, memory());
+    }
+    void load_adapters(const HfWeights &weights, uint64_t seed) override { load_parameters(zero, weights, seed, memory()); }
+    void use_dropout(std::optional<uint64_t> key) override { dropout_key_ = key; }
+    void initialise(uint64_t seed) override {
+        initialise_parameters(frozen, mesh_->all, seed, config.initializer_range, memory());
+        initialise_parameters(zero, mesh_->all, seed, config.initializer_range, memory());
+    }
     void save(const std::string &dir, const std::string &export_dtype) override {
-        save_parameters(zero, mesh_->all, dir, export_dtype, memory(), [&](size_t b) {
-            return zero.sharding.stage >= 2 ? *grads_of.largest : zero.grads + zero.sharding.buckets[b].begin;
-        });
+        save_parameters(
+            zero, mesh_->all, dir, export_dtype, memory(),
+            [&](size_t b) { return zero.sharding.stage >= 2 ? *grads_of.largest : zero.grads + zero.sharding.buckets[b].begin; },
+            adapts() ? adapter_files : model_files);
     }
     void zero_gradients() override {
         begin_op(clock.between_rows(ZERO_GRAD));
@@ -93,6 +107,7 @@ template <class Dev> class Decoder : public Model {
     double model_flops(const Row &row) const override { return ops.model_flops(config, row); }
 
     std::vector<double> evaluate(const Row &row) override;
+    std::vector<double> evaluate_base(const Row &row) override;
     void backward(std::span<const float> weights, float entropy_weight, bool last) override;
     void accumulate(const Row &row, float weight, bool last) override;
     LossSums take_sums() override;
@@ -126,6 +141,7 @@ template <class Dev> class Decoder : public Model {
     // ---- what it plans with -----------------------------------------------------------------------------------------------------------
 
     bool trains() const { return limits.mode == Mode::train; }
+    bool adapts() const { return config.lora.rank > 0; }
     template <class Acts> auto layer_arrays(size_t l, Acts &forward, Acts &backward);
     void plan_attention(size_t l, AttentionActs<X> &forward, AttentionActs<X> &backward);
 
@@ -156,9 +172,19 @@ template <class Dev> class Decoder : public Model {
     void attention_forward(size_t l, const AttentionActs<X> &a);
     void attention_backward(size_t l, const AttentionActs<X> &a);
     // `more`: an earlier tile of this pass has added to dw, too.
-    void weight_backward(float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC, bool more = false) {
-        matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC, accumulate_ || more);
+    void weight_backward(float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC, bool more = false,
+                         size_t ld = 0) {
+        matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC, accumulate_ || more, ld);
     }
+    // A matrix of layer l with its adapters, for tokens [t, t + n) of the row, to which all pointers belong. The backward pass computes the gradients
+    // of what is trained, and the input's, which may overwrite the input; dx may be null.
+    struct LinearShape {
+        Linear matrix;
+        size_t IC, OC;
+    };
+    void linear_forward(size_t l, LinearShape m, X *out, const X *x, const X *w, const X *bias, size_t t, size_t n);
+    void linear_backward(size_t l, LinearShape m, X *dx, float *dw, float *dbias, const X *dout, const X *x, const X *w, size_t t,
+                         size_t n);
     template <class F> void sum_gradients(size_t unit, bool complete, F add) {
         sum_gradients(unit, buffer_of(unit), complete, add);
     }
@@ -183,8 +209,9 @@ template <class Dev> class Decoder : public Model {
         std::vector<size_t> numbers;  // (N) of each predictor among those of the whole row, on the host
         size_t predictors_of_all;     // of the whole row
         std::optional<SequenceSplit> split;
-        int32_t *tokens;   // (T)
-        int32_t *doc_pos;  // (T) position in the document
+        int32_t *tokens;    // (T)
+        int32_t *doc_pos;   // (T) position in the document
+        int32_t *document;  // (T) number of the document in its file, for dropout
         int32_t *
             first_key;  // (sp*T) the first key that each position of the whole row sees; of tokens that see the cache (sequences)
         int32_t *first_key_window;  // (sp*T) the same in layers with a sliding window
@@ -215,10 +242,13 @@ template <class Dev> class Decoder : public Model {
         X *last;                 // (sequences, C)   generate
         float *logits;           // (sequences, logits_ld)   generate
         float *decode;           // attention_decode_scratch
+        X *dropped;              // (matmul_run, the widest input)            with dropout: the input of an adapter
+        X *low, *dlow;           // (matmul_run, rank), (.., 3 * rank)        x A^T, and the gradients of those of a matrix
     } acts;
 
   private:
     void plan_row();
+    void plan_adapters();
     void plan_head();
     void plan_buckets();
     void plan_guests();
@@ -234,6 +264,10 @@ template <class Dev> class Decoder : public Model {
     void head(X *dx, float *dhead);
     void head_backward();
     void add_sums();
+    std::vector<double> values_of(const Row &row);
+    DropoutMask mask_of(size_t l, const LinearModule &module, size_t t) const;
+    template <class F> void for_adapters(Linear matrix, F f);
+    const X *adapter_input(size_t l, const LinearModule &module, const X *x, size_t t, size_t n);
     RingAttention ring(size_t l);
     AttentionShape attention_shape(size_t T) const { return {T, config.H, config.KV, config.D, 1 / std::sqrt(float(config.D))}; }
     AttentionInputs<X> attention_inputs(size_t l, const AttentionActs<X> &a);
@@ -251,9 +285,17 @@ template <class Dev> class Decoder : public Model {
         if (profiler_ && mesh_->all.size > 1) profiler_->begin(pass, ops.number(op), 0, bucket);
     }
 
-    const std::vector<Unit> units;
+    const Table base_;     // of the trainer
+    const Table trained_;  // base_, or the table of its adapters
+    const std::vector<Unit> &units = trained_.units;
     const size_t head_unit;
     Zero<Dev> zero;
+    Zero<Dev> frozen;                          // the base of adapters, of which only `params` is used; else empty
+    const std::vector<LinearModule> modules_;  // that have adapters
+    Adapters<X> adapters_;
+    Adapters<float> dadapters_;
+    bool adapters_are_on_ = true;
+    std::optional<uint64_t> dropout_key_;
     Optimizer<Dev> optimizer;
     Mesh *mesh_ = nullptr;
     std::unique_ptr<Memory> memory_;
@@ -299,6 +341,20 @@ inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits)
     return Sharding(units, r.zero_stage, int(r.world), int(r.rank), r.bucket_bytes);
 }
 
+// Frozen weights lie on every rank, and adapters are too small for stage 3 to pay.
+inline ModelLimits at_most_stage_2(ModelLimits limits, Mode mode) {
+    limits.mode = mode, limits.ranks.zero_stage = std::min(limits.ranks.zero_stage, 2);
+    return limits;
+}
+
+// The table of what is trained: everything, or adapters.
+inline Table trained_table(const ModelConfig &config, const Table &base) {
+    if (config.lora.rank == 0) return base;
+    Adapters<float> none;
+    float *head;
+    return lora_table(config, base, none, &head, nowhere<float>());
+}
+
 template <class Dev>
 Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &limits, const Table &table, OpList ops)
     : dev(dev),
@@ -311,12 +367,18 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
                : std::min(T_max, round_up(std::max<size_t>(limits.tile_tokens, 1), matmul_run(dev)))),
       clock{config.L, this->ops.layer.size(), this->ops.attention, tile < T_max ? this->ops.hidden : this->ops.layer.size()},
       positions_unit(table.positions),
-      units(table.units),
+      base_(table),
+      trained_(trained_table(config, table)),
       head_unit(table.head),
-      zero(dev, sharding_for(table.units, limits), table.tensors) {
+      zero(dev, sharding_for(trained_.units, adapts() ? at_most_stage_2(limits, limits.mode) : limits), trained_.tensors),
+      frozen(dev, sharding_for(adapts() ? table.units : std::vector<Unit>(), at_most_stage_2(limits, Mode::evaluate)),
+             adapts() ? table.tensors : std::vector<Tensor>()),
+      modules_(adapted_modules(config)) {
+    if (adapts()) plan_.add(&frozen.params, "frozen params", {frozen.sharding.count});
     if (trains()) optimizer.plan(plan_, zero, limits.bf16_moments);
     else zero.plan(plan_, false), plan_.end_state();
     plan_row();
+    if (adapts()) plan_adapters();
     plan_head();
     if (trains() && zero.sharding.stage >= 2) plan_buckets();
     if (zero.sharding.stage == 3) plan_guests();
@@ -355,6 +417,22 @@ template <class Dev> void Decoder<Dev>::plan_row() {
               clock.forward(0, ops.attention), clock.forward(c.L - 1, ops.attention));
     plan_.add(&acts.last, "last rows", {n, C}, clock.head(), clock.head());
     plan_.add(&acts.logits, "logits", {n, logits_ld(dev, c.V)}, clock.head(), clock.head());
+}
+
+// The arrays of adapters hold one run of tokens, however long the row is.
+template <class Dev> void Decoder<Dev>::plan_adapters() {
+    const size_t n = std::min(T_max, matmul_run(dev)), r = config.lora.rank;
+    size_t widest = 0, most = 0;
+    for (const LinearModule &m : modules_) {
+        widest = std::max(widest, m.IC);
+        most = std::max(most, size_t(std::ranges::count(modules_, m.matrix, &LinearModule::matrix)));
+    }
+    plan_.add(&acts.low, "adapters' products", {n, r});
+    if (!trains()) return;
+    plan_.add(&acts.dlow, "adapters' gradients", {n, most * r});
+    if (config.lora.dropout == 0) return;
+    plan_.add(&acts.dropped, "adapters' inputs", {n, widest});
+    plan_.add(&row.document, "row.document", {T_max});
 }
 
 template <class Dev> void Decoder<Dev>::plan_head() {
@@ -483,9 +561,18 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
     const Locate<float> grads = [&](size_t unit, size_t offset) {
         return s.stage >= 2 ? grads_of.unit[unit] + (offset - units[unit].begin) : zero.grads + s.flat(offset);
     };
-    point_weights(params, trains() ? &grads : nullptr);
-    if (trains() && s.stage >= 2) head_dw = grads_of.head;
-    if (s.stage == 3) head_w = weights_of.head;
+    if (!adapts()) {
+        point_weights(params, trains() ? &grads : nullptr);
+        if (trains() && s.stage >= 2) head_dw = grads_of.head;
+        if (s.stage == 3) head_w = weights_of.head;
+        return;
+    }
+    const Locate<X> base = [&](size_t, size_t offset) { return frozen.params + frozen.sharding.flat(offset); };
+    const Locate<float> none = nowhere<float>();
+    point_weights(base, trains() ? &none : nullptr);
+    lora_table(config, base_, adapters_, &head_w, params);
+    if (trains()) lora_table(config, base_, dadapters_, &head_dw, grads);
+    if (config.reward && trains() && s.stage >= 2) head_dw = grads_of.head;
 }
 
 // For --detect_anomaly: examines the arrays that the op before this one has written.
@@ -530,6 +617,13 @@ template <class Dev> void Decoder<Dev>::load_part(const Row &r) {
     row.numbers = local_predictors(whole, *row.split, limits.ranks.sp_rank());
     row.predictors_of_all = whole.predictors.size();
     load_first_keys(whole.doc_begin);
+    if (!dropout_key_ || config.lora.dropout == 0) return;
+    std::vector<int32_t> of_all(whole.T, -1), own;  // -1: of padding
+    for (size_t i = 0; i < whole.documents.size(); i++)
+        std::fill(of_all.begin() + ptrdiff_t(whole.doc_offsets[i]), of_all.begin() + ptrdiff_t(whole.doc_offsets[i + 1]),
+                  int32_t(whole.documents[i]));
+    for (size_t p : row.split->positions(limits.ranks.sp_rank())) own.push_back(of_all[p]);
+    write(memory(), row.document, own);
 }
 
 // Computes the first visible key of each position, without and with the sliding window. doc_begin[p] is the first position of p's document.
@@ -560,6 +654,86 @@ template <class Dev> void Decoder<Dev>::forward() {
     ready(norm);
     if (row.T) final_norm_forward();
     ready(head_unit);
+}
+
+// The mask by which the inputs of a module's adapter are dropped, from token t of the row on, with the scale of the adapter. Without dropout it has
+// the scale alone.
+template <class Dev> DropoutMask Decoder<Dev>::mask_of(size_t l, const LinearModule &module, size_t t) const {
+    const LoraConfig &lora = config.lora;
+    if (!dropout_key_ || lora.dropout == 0) return {float(lora.scale())};
+    const Random keys{*dropout_key_, Purpose::dropout, stream_of(module.name)};
+    return {float(lora.scale() / (1 - lora.dropout)), uint32_t(lora.dropout * 0x1p32), keys.bits(l), row.document + t,
+            row.doc_pos + t};
+}
+
+// Calls f(module, number of the adapter among those of the matrix, number in the layer) for each adapter of a matrix.
+template <class Dev> template <class F> void Decoder<Dev>::for_adapters(Linear matrix, F f) {
+    size_t number = 0;
+    for (size_t i = 0; adapters_are_on_ && i < modules_.size(); i++)
+        if (modules_[i].matrix == matrix) f(modules_[i], number++, i);
+}
+
+// Computes acts.low = scale * drop(x) A^T (n, rank). Returns the input that A was multiplied with: x itself, or acts.dropped, which has the scale.
+template <class Dev>
+const typename Dev::X *Decoder<Dev>::adapter_input(size_t l, const LinearModule &module, const X *x, size_t t, size_t n) {
+    const size_t r = config.lora.rank, i = size_t(&module - modules_.data());
+    const DropoutMask mask = mask_of(l, module, t);
+    if (mask.threshold) dropout_forward(dev, acts.dropped, x, mask, n, module.IC), x = acts.dropped;
+    matmul_forward(dev, acts.low, x, adapters_[l][i].a, (const X *)nullptr, n, module.IC, r);
+    if (!mask.threshold && mask.scale != 1) dropout_forward(dev, acts.low, acts.low, mask, n, r);
+    return x;
+}
+
+template <class Dev>
+void Decoder<Dev>::linear_forward(size_t l, LinearShape m, X *out, const X *x, const X *w, const X *bias, size_t t, size_t n) {
+    matmul_forward(dev, out, x, w, bias, n, m.IC, m.OC);
+    if (modules_.empty()) return;
+    in_parts(
+        n,
+        [&](size_t first, size_t part) {
+            for_adapters(m.matrix, [&](const LinearModule &module, size_t, size_t i) {
+                adapter_input(l, module, x + first * m.IC, t + first, part);
+                matmul_forward(dev, out + first * m.OC + module.first, acts.low, adapters_[l][i].b, (const X *)nullptr, part,
+                               config.lora.rank, module.OC, m.OC, true);
+            });
+        },
+        matmul_run(dev));
+}
+
+// With u = scale * drop(x) A^T and d = dout B:   dB += dout^T u    dA += scale * d^T drop(x)    dx = dout W + scale * drop(d A)
+template <class Dev>
+void Decoder<Dev>::linear_backward(size_t l, LinearShape m, X *dx, float *dw, float *dbias, const X *dout, const X *x, const X *w,
+                                   size_t t, size_t n) {
+    if (dw) weight_backward(dw, dbias, dout, x, n, m.IC, m.OC, t > 0);
+    const size_t r = config.lora.rank;
+    in_parts(
+        n,
+        [&](size_t first, size_t part) {
+            const X *dout_part = dout + first * m.OC;
+            X *dx_part = dx + first * m.IC;
+            const bool more = t + first > 0;
+            for_adapters(m.matrix, [&](const LinearModule &module, size_t number, size_t i) {
+                const Adapter<X> &adapter = adapters_[l][i];
+                const Adapter<float> &d = dadapters_[l][i];
+                const DropoutMask mask = mask_of(l, module, t + first);
+                const X *input = adapter_input(l, module, x + first * m.IC, t + first, part), *dblock = dout_part + module.first;
+                X *dlow = acts.dlow + number * part * r;
+                weight_backward(d.b, nullptr, dblock, acts.low, part, r, module.OC, more, m.OC);
+                matmul_backward_input(dev, dlow, dblock, adapter.b, part, r, module.OC, m.OC);
+                if (!mask.threshold && mask.scale != 1) dropout_forward(dev, dlow, dlow, mask, part, r);
+                weight_backward(d.a, nullptr, dlow, input, part, module.IC, r, more);
+            });
+            if (!dx) return;
+            matmul_backward_input(dev, dx_part, dout_part, w, part, m.IC, m.OC);
+            for_adapters(m.matrix, [&](const LinearModule &module, size_t number, size_t i) {
+                const DropoutMask mask = mask_of(l, module, t + first);
+                const X *a = adapters_[l][i].a, *dlow = acts.dlow + number * part * r;
+                if (!mask.threshold) return matmul_backward_input(dev, dx_part, dlow, a, part, m.IC, r, 0, true);
+                matmul_backward_input(dev, acts.dropped, dlow, a, part, m.IC, r);
+                dropout_backward(dev, dx_part, acts.dropped, mask, part, m.IC);
+            });
+        },
+        matmul_run(dev));
 }
 
 // ring() describes a layer's attention over the ring, and attention_inputs() the arrays that it reads.
@@ -605,16 +779,30 @@ template <class Dev> void Decoder<Dev>::add_sums() {
 }
 
 template <class Dev> std::vector<double> Decoder<Dev>::evaluate(const Row &r) {
+    const auto values = values_of(r);
+    if (row.T) add_sums();
+    return values;
+}
+
+// Runs the forward pass, and returns the values of the whole row.
+template <class Dev> std::vector<double> Decoder<Dev>::values_of(const Row &r) {
     row.T = 0;
     if (r.T) load_part(r);
     forward();
     if (r.T == 0) return {};
     head(nullptr, nullptr);
-    add_sums();
     const auto of_predictors = read(memory(), config.reward ? acts.scores : acts.stats.nll, row.N);
     std::vector<double> values(row.predictors_of_all);
     for (size_t n = 0; n < row.N; n++) values[row.numbers[n]] = of_predictors[n];
     return mesh_->ring->sum(values);
+}
+
+template <class Dev> std::vector<double> Decoder<Dev>::evaluate_base(const Row &r) {
+    const auto key = std::exchange(dropout_key_, {});
+    adapters_are_on_ = false;
+    const auto values = values_of(r);
+    adapters_are_on_ = true, dropout_key_ = key;
+    return values;
 }
 
 template <class Dev> LossSums Decoder<Dev>::take_sums() {
@@ -689,6 +877,10 @@ template <class Dev> void Decoder<Dev>::backward(std::span<const float> weights,
 // a row takes part in the sum all the same, because the ranks that have a row wait for it.
 template <class Dev> template <class F> void Decoder<Dev>::sum_gradients(size_t unit, float *buffer, bool complete, F add) {
     const Sharding &s = zero.sharding;
+    if (units[unit].begin == units[unit].end) {  // the unit is frozen, and has no gradients to sum
+        if (row.T) add(0, 0);
+        return;
+    }
     for (size_t b = s.bucket_of(units[unit].begin); b < s.buckets.size() && s.buckets[b].global < units[unit].end; b++) {
         const Bucket &bucket = s.buckets[b];
         const auto begin_sum = [&] { begin_comm_op(Pass::backward, GRAD_SUM, bucket.count); };
@@ -703,6 +895,7 @@ template <class Dev> template <class F> void Decoder<Dev>::sum_gradients(size_t 
 template <class Dev> void Decoder<Dev>::head_backward() {
     const size_t C = config.C, V = config.V;
     const bool tied = head_unit == 0;
+    if (!head_dw) return row.T ? head(acts.dx, nullptr) : void();
     const bool in_parts = zero.sharding.bucket_of(units[head_unit].begin) != zero.sharding.bucket_of(units[head_unit].end - 1);
     if (in_parts && row.T) head(acts.dx, nullptr);
     sum_gradients(head_unit, grads_of.head, !tied, [&](size_t first, size_t n) {
@@ -728,7 +921,7 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
             attention_half_backward(l);
         });
     }
-    input_backward();
+    if (!adapts()) input_backward();
     accumulate_ = true;
     if (zero.sharding.stage >= 2) zero.finish(mesh_->all);
 }

@@ -1,6 +1,7 @@
 // The interface through which the tasks of llmc/train/run.h use a model. Each call processes a packed row or an optimizer step, so virtual
 // calls cost nothing here; inside, a model is a template on its device.
 #pragma once
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -64,12 +65,17 @@ class Model {
     // `mesh` is that of limits.ranks and lives as long as the model. guards, poison: debugging aids of arena.h
     virtual void allocate(Mesh &mesh, bool guards, bool poison) = 0;
     virtual Arena &arena() = 0;
-    virtual Memory &memory() = 0;  // the memory that the arena lies in
-    virtual const std::vector<Tensor> &tensors() const = 0;
+    virtual Memory &memory() = 0;                                   // the memory that the arena lies in
+    virtual const std::vector<Tensor> &tensors() const = 0;         // those that are trained, or were: all of them, or adapters
+    virtual const std::vector<Tensor> &frozen_tensors() const = 0;  // the base of adapters; none without adapters
 
     // Loads every tensor of the table; each rank reads by itself what it needs. The seed initialises the head of a reward model whose file is
     // that of a language model.
     virtual void load(const class HfWeights &, uint64_t seed) = 0;
+    // Loads adapters, which load() has given initial values.
+    virtual void load_adapters(const HfWeights &, uint64_t seed) = 0;
+    // Adapters drop out inputs from now on, by masks that are functions of this key, or none.
+    virtual void use_dropout(std::optional<uint64_t> key) = 0;
 
     // All ranks make the calls below together. All ranks of a ring pass the same row.
     virtual void initialise(uint64_t seed) = 0;  // sets random weights, a function of seed and tensor name alone
@@ -79,6 +85,8 @@ class Model {
     // document. All ranks of a ring get the same. Adds to the sums that take_sums() returns. Rings may process different numbers of rows, but at stage 3 of
     // ZeRO those that have fewer pass rows without tokens in the end.
     virtual std::vector<double> evaluate(const Row &) = 0;
+    // The same by the base of adapters alone: the reference of dpo and grpo. Adds to no sums.
+    virtual std::vector<double> evaluate_base(const Row &) = 0;
     virtual void zero_gradients() = 0;
     // Runs the backward pass of the row that evaluate() was given last. weights[i] is the derivative of the loss with respect to value i, and
     // entropy_weight that with respect to the entropy of each predictor's distribution. Gradients are added to those of earlier rows. A row without

@@ -131,17 +131,21 @@ struct OpList {
     // 12*scores*H*D for each layer's attention. The lookup in the embedding is not counted. The head is, for every token, though rows
     // without a target are left out here: a property of model and data, so that trainers can be compared. That of a reward model is counted
     // once for a document. Nor does it count what is computed again, or padding. Unlike in PaLM, scores are only those that the causal mask,
-    // the documents and the window let through.
+    // the documents and the window let through. Of a frozen matrix there are 2 backward, and adapters count with what they compute again.
     double model_flops(const ModelConfig &c, const Row &row) const {
         Work w = work_of(c, row, false);
         if (!c.reward) w.N = w.T;
-        double forward = row_cost(c, w, Pass::forward, HEAD).flops;
+        double flops = (frozen_head(c) ? 2 : 3) * row_cost(c, w, Pass::forward, HEAD).flops;
         for (size_t l = 0; l < c.L; l++)
-            for (const LayerOp &op : layer) forward += op.cost(w, Pass::forward, l).flops;
-        return 3 * forward;
+            for (size_t op = 0; op < layer.size(); op++) {
+                const double forward = layer[op].cost(w, Pass::forward, l).flops;
+                flops += forward + (op == attention ? 2 * forward : layer[op].cost(w, Pass::backward, l).flops);
+            }
+        return flops;
     }
 
   private:
+    static bool frozen_head(const ModelConfig &c) { return c.lora.rank > 0 && !c.reward; }
     Cost row_cost(const ModelConfig &c, const Work &w, Pass pass, RowOp op) const {
         const double T = double(w.T), N = double(w.N), C = double(c.C), s = double(w.element), tables = double(embeddings);
         const double R = c.reward ? 1 : double(c.V);  // rows of the head
@@ -154,6 +158,7 @@ struct OpList {
                 const double bucket = double(w.bucket);
                 if (backward && !c.reward)
                     return {4 * N * bucket, s * (N * C + bucket) + 8 * bucket};  // the rows of its bucket alone
+                if (frozen_head(c)) return {4 * N * C * R, s * (N * C + R * C + T * C)};
                 return {(backward ? 4 : 6) * N * C * R, s * (N * C + R * C + T * C) + 8 * R * C};
             }
             case ZERO_GRAD: return {0, 4 * double(w.cleared)};

@@ -12,12 +12,17 @@
 
 // Returns the initial values of elements [first, first + n) of a tensor, a function of seed and tensor name alone. The weights of norms are 1,
 // biases are 0, and matrices are drawn from a normal distribution around 0 with this deviation. The head of a reward model has the deviation
-// 1 / (C + 1), as in OpenRLHF, so that rewards begin near 0.
+// 1 / (C + 1), as in OpenRLHF, so that rewards begin near 0. Of an adapter, A is uniform within +-1 / sqrt(its columns) and B is 0, as in PEFT, so
+// that the adapted model begins as its base.
 inline std::vector<float> initial_values(const Tensor &t, size_t first, size_t n, uint64_t seed, double deviation) {
     const Random random{seed, Purpose::init, stream_of(t.name)};
     if (t.init == Tensor::score) deviation = 1.0 / double(t.count + 1);
     std::vector<float> out(n, t.init == Tensor::ones);
-    if (t.init == Tensor::ones || t.init == Tensor::zeros) return out;
+    if (t.init == Tensor::ones || t.init == Tensor::zeros || t.init == Tensor::lora_b) return out;
+    if (t.init == Tensor::lora_a) {
+        for (size_t i = 0; i < n; i++) out[i] = float((2 * random.uniform(first + i) - 1) / std::sqrt(double(t.shape[1])));
+        return out;
+    }
 #pragma omp parallel for
     for (size_t i = 0; i < n; i++) out[i] = float(deviation * random.normal(first + i));
     return out;
@@ -32,7 +37,7 @@ template <class T> std::vector<T> transposed(const std::vector<T> &matrix, size_
 }
 
 // Every rank reads all weights by itself, at stage 3 of ZeRO those of its shard, and to train in bf16 it reads those of its shard as floats, too. A reward
-// model may begin as a language model; the file then has no tensor for its head, which gets initial values. A transposed tensor is read as a
+// model may begin as a language model; the file then has no tensor for its head, which gets initial values, as adapters do. A transposed tensor is read as a
 // whole, because any part of the transpose needs all of it.
 template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weights, uint64_t seed, Memory &memory) {
     using X = typename Dev::X;
@@ -44,7 +49,8 @@ template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weig
             weights.read(t.name, {t.shape[1], t.shape[0]}, whole.data(), host);
             return write(where, to, transposed(whole, t.shape[1], t.shape[0], first, n));
         }
-        if (t.init != Tensor::score || weights.find(t.name)) return weights.read_part(t.name, t.shape, first, n, to, where);
+        const bool may_be_new = t.init == Tensor::score || t.init == Tensor::lora_a || t.init == Tensor::lora_b;
+        if (!may_be_new || weights.find(t.name)) return weights.read_part(t.name, t.shape, first, n, to, where);
         const auto values = initial_values(t, first, n, seed, 0);
         write(where, to, std::vector<P>(values.begin(), values.end()));
     };
@@ -75,16 +81,20 @@ template <class Dev> void initialise_parameters(Zero<Dev> &zero, Comm &comm, uin
         in_parts(s.count, [&](size_t first, size_t n) {
             const Tensor &t = zero.table[s.tensor];
             const double own = t.init == Tensor::residual ? deviation / std::sqrt(double(residuals)) : deviation;
-            write(memory, zero.params_at(s) + first, initial_values(t, s.first + first, n, seed, own));
+            const auto values = initial_values(t, s.first + first, n, seed, own);
+            if (zero.grads) write(memory, zero.params_at(s) + first, values);
+            else
+                write(memory, zero.params + s.flat + first,
+                      std::vector<typename Dev::X>(values.begin(), values.end()));  // frozen
         });
     zero.gather(comm);
 }
 
-// Rank 0 writes the model bucket by bucket, so that no second copy of it exists. The float weights of a model that computes in bf16, and at stage 3 all
+// Rank 0 writes the model, or its adapters, bucket by bucket, so that no second copy of it exists. The float weights of a model that computes in bf16, and at stage 3 all
 // weights, are gathered into buffer(b), which has room for bucket b with its padding. If rank 0 fails, all ranks throw its error.
 template <class Dev, class F>
 void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const std::string &export_dtype, Memory &memory,
-                     F buffer) {
+                     F buffer, const WeightFiles &files = model_files) {
     const Sharding &sharding = zero.sharding;
     const bool from_halves = zero.lower && export_dtype == "F32";
     zero.ready(comm, 0, sharding.elements);
@@ -105,7 +115,7 @@ void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const 
             tensors.push_back({t.name, t.shape, export_dtype});
             if (t.transposed) std::swap(tensors.back().shape[0], tensors.back().shape[1]);
         }
-        writer = std::make_unique<HfWriter>(dir, tensors);
+        writer = std::make_unique<HfWriter>(dir, tensors, files);
     });
     for (size_t b = 0; b < sharding.buckets.size(); b++) {
         const Bucket &bucket = sharding.buckets[b];

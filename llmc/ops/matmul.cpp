@@ -268,7 +268,8 @@ static void gemm(Cpu<X> dev, Out *C, size_t ld, Matrix<X> A, Matrix<X> B, const 
 constexpr size_t few_rows = 16;
 
 template <class X, class Out>
-void few_rows_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC, size_t ld) {
+void few_rows_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC, size_t ld,
+                      bool accumulate) {
 #pragma omp parallel for num_threads(dev.threads)
     for (size_t o = 0; o < OC; o++)
         for (size_t t = 0; t < T; t++) {
@@ -276,7 +277,7 @@ void few_rows_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const X *bia
             float sum = 0;
 #pragma omp simd reduction(+ : sum)
             for (size_t i = 0; i < IC; i++) sum += float(x_t[i]) * float(w_o[i]);
-            out[t * ld + o] = sum + (bias ? float(bias[o]) : 0.0f);
+            out[t * ld + o] = sum + (bias ? float(bias[o]) : 0.0f) + (accumulate ? float(out[t * ld + o]) : 0.0f);
         }
 }
 
@@ -292,33 +293,38 @@ static bool takes_few_tokens(size_t T, size_t IC) {
 
 // Of at most a run of tokens.
 template <class X, class Out>
-static void forward_run(Cpu<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC, size_t ld) {
+static void forward_run(Cpu<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC, size_t ld,
+                        bool accumulate) {
 #ifdef __AVX512BF16__
     if constexpr (sizeof(X) == 2)
-        if (takes_few_tokens(T, IC))
+        if (!accumulate && takes_few_tokens(T, IC))
             return few_tokens::forward(dev.threads, dev.ctx->scratch_for(few_tokens::scratch(T, IC)), out, x, w, bias, T, IC, OC,
                                        ld);
 #endif
-    if (T <= few_rows) few_rows_forward(dev, out, x, w, bias, T, IC, OC, ld);
-    else gemm<X, Out>(dev, out, ld, {x, IC, 1}, {w, 1, IC}, bias, T, OC, IC, false);
+    if (T <= few_rows) few_rows_forward(dev, out, x, w, bias, T, IC, OC, ld, accumulate);
+    else gemm<X, Out>(dev, out, ld, {x, IC, 1}, {w, 1, IC}, bias, T, OC, IC, accumulate);
 }
 
 template <class X, class Out>
 void matmul_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const std::type_identity_t<X> *bias, size_t T, size_t IC,
-                    size_t OC, size_t ld) {
-    ld = ld ? ld : OC;
-    in_parts(
-        T, [&](size_t t, size_t n) { forward_run<X, Out>(dev, out + t * ld, x + t * IC, w, bias, n, IC, OC, ld); },
-        matmul_run(dev));
-}
-
-template <class X>
-void matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC, size_t ld) {
+                    size_t OC, size_t ld, bool accumulate) {
     ld = ld ? ld : OC;
     in_parts(
         T,
         [&](size_t t, size_t n) {
-            gemm<X, X>(dev, dx + t * IC, IC, {dout + t * ld, ld, 1}, {w, IC, 1}, nullptr, n, IC, OC, false);
+            forward_run<X, Out>(dev, out + t * ld, x + t * IC, w, bias, n, IC, OC, ld, accumulate);
+        },
+        matmul_run(dev));
+}
+
+template <class X>
+void matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC, size_t ld,
+                           bool accumulate) {
+    ld = ld ? ld : OC;
+    in_parts(
+        T,
+        [&](size_t t, size_t n) {
+            gemm<X, X>(dev, dx + t * IC, IC, {dout + t * ld, ld, 1}, {w, IC, 1}, nullptr, n, IC, OC, accumulate);
         },
         matmul_run(dev));
 }
@@ -346,11 +352,11 @@ void matmul_backward_weight(Cpu<X> dev, float *dw, float *dbias, const X *dout, 
         }
 }
 
-template void matmul_forward(CpuF32, float *, const float *, const float *, const float *, size_t, size_t, size_t, size_t);
-template void matmul_forward(CpuBf16, bf16 *, const bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t, size_t);
-template void matmul_forward(CpuBf16, float *, const bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t, size_t);
-template void matmul_backward_input(CpuF32, float *, const float *, const float *, size_t, size_t, size_t, size_t);
-template void matmul_backward_input(CpuBf16, bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t, size_t);
+template void matmul_forward(CpuF32, float *, const float *, const float *, const float *, size_t, size_t, size_t, size_t, bool);
+template void matmul_forward(CpuBf16, bf16 *, const bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t, size_t, bool);
+template void matmul_forward(CpuBf16, float *, const bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t, size_t, bool);
+template void matmul_backward_input(CpuF32, float *, const float *, const float *, size_t, size_t, size_t, size_t, bool);
+template void matmul_backward_input(CpuBf16, bf16 *, const bf16 *, const bf16 *, size_t, size_t, size_t, size_t, bool);
 template void matmul_backward_weight(CpuF32, float *, float *, const float *, const float *, size_t, size_t, size_t, bool,
                                      size_t);
 template void matmul_backward_weight(CpuBf16, float *, float *, const bf16 *, const bf16 *, size_t, size_t, size_t, bool, size_t);

@@ -32,12 +32,14 @@ template <class X> void matmul_use_scratch(Cuda<X>, void *) {}
 template <class X> Cpu<X> emulating(Cuda<X> dev) { return {dev.ctx->threads, dev.ctx->cpu.get()}; }
 
 template <class X, class Out>
-void matmul_product(Cuda<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC, size_t ld) {
-    simt::enqueue(dev.stream, [=] { matmul_forward(emulating(dev), out, x, w, bias, T, IC, OC, ld); });
+void matmul_product(Cuda<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC, size_t ld,
+                    bool accumulate) {
+    simt::enqueue(dev.stream, [=] { matmul_forward(emulating(dev), out, x, w, bias, T, IC, OC, ld, accumulate); });
 }
 template <class X>
-void matmul_product_dx(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC, size_t ld) {
-    simt::enqueue(dev.stream, [=] { matmul_backward_input(emulating(dev), dx, dout, w, T, IC, OC, ld); });
+void matmul_product_dx(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC, size_t ld,
+                       bool accumulate) {
+    simt::enqueue(dev.stream, [=] { matmul_backward_input(emulating(dev), dx, dout, w, T, IC, OC, ld, accumulate); });
 }
 template <class X>
 void matmul_product_dw(Cuda<X> dev, float *dw, const X *dout, const X *x, size_t T, size_t IC, size_t OC, bool accumulate,
@@ -186,13 +188,15 @@ void cublas_product(Cuda<X> dev, Out *D, const X *A, const X *B, const X *bias, 
 
 // In column-major terms x is (IC, T), w (IC, OC) and out (OC, T); the same holds for their gradients.
 template <class X, class Out>
-void matmul_product(Cuda<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC, size_t ld) {
-    cublas_product(dev, out, w, x, bias, CUBLAS_OP_T, CUBLAS_OP_N, OC, T, IC, IC, IC, ld, false);
+void matmul_product(Cuda<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC, size_t ld,
+                    bool accumulate) {
+    cublas_product(dev, out, w, x, bias, CUBLAS_OP_T, CUBLAS_OP_N, OC, T, IC, IC, IC, ld, accumulate);
 }
 template <class X>
-void matmul_product_dx(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC, size_t ld) {
+void matmul_product_dx(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC, size_t ld,
+                       bool accumulate) {
     const X *no_bias = nullptr;
-    cublas_product(dev, dx, w, dout, no_bias, CUBLAS_OP_N, CUBLAS_OP_N, IC, T, OC, IC, ld, IC, false);
+    cublas_product(dev, dx, w, dout, no_bias, CUBLAS_OP_N, CUBLAS_OP_N, IC, T, OC, IC, ld, IC, accumulate);
 }
 template <class X>
 void matmul_product_dw(Cuda<X> dev, float *dw, const X *dout, const X *x, size_t T, size_t IC, size_t OC, bool accumulate,
@@ -233,17 +237,20 @@ __global__ void __launch_bounds__(matmul_bias_rows *matmul_bias_columns)
 
 template <class X, class Out>  // Out: X, or float for logits, which have no bias
 void matmul_forward(Cuda<X> dev, Out *out, const X *x, const X *w, const std::type_identity_t<X> *bias, size_t T, size_t IC,
-                    size_t OC, size_t ld = 0) {
+                    size_t OC, size_t ld = 0, bool accumulate = false) {
     ld = ld ? ld : OC;
     in_parts(
-        T, [&](size_t t, size_t n) { matmul_product(dev, out + t * ld, x + t * IC, w, bias, n, IC, OC, ld); }, matmul_run(dev));
+        T, [&](size_t t, size_t n) { matmul_product(dev, out + t * ld, x + t * IC, w, bias, n, IC, OC, ld, accumulate); },
+        matmul_run(dev));
 }
 
 template <class X>
-void matmul_backward_input(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC, size_t ld = 0) {
+void matmul_backward_input(Cuda<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC, size_t ld = 0,
+                           bool accumulate = false) {
     ld = ld ? ld : OC;
     in_parts(
-        T, [&](size_t t, size_t n) { matmul_product_dx(dev, dx + t * IC, dout + t * ld, w, n, IC, OC, ld); }, matmul_run(dev));
+        T, [&](size_t t, size_t n) { matmul_product_dx(dev, dx + t * IC, dout + t * ld, w, n, IC, OC, ld, accumulate); },
+        matmul_run(dev));
 }
 
 template <class X>

@@ -1,7 +1,10 @@
 // The linear layer. Weights are stored (OC, IC), as Hugging Face does.
 //
-//   matmul_forward        (dev, out, x, w, bias, T, IC, OC, ld)   out[t,o] = sum_i x[t,i] w[o,i] + bias[o]
-//   matmul_backward_input (dev, dx, dout, w, T, IC, OC, ld)       dx[t,i] = sum_o dout[t,o] w[o,i]
+//   matmul_forward        (dev, out, x, w, bias, T, IC, OC, ld, accumulate)
+//                                                                 out[t,o] = sum_i x[t,i] w[o,i] + bias[o]
+//   matmul_backward_input (dev, dx, dout, w, T, IC, OC, ld, accumulate)
+//                                                                 dx[t,i] = sum_o dout[t,o] w[o,i]
+//                                                                 if accumulate, out or dx += the same, with one more rounding
 //   matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC, accumulate, ld)
 //                                                                 dw[o,i] += sum_t dout[t,o] x[t,i]   dbias[o] += sum_t dout[t,o]
 //                                                                 if not accumulate, dw = sum_t ..., and T > 0
@@ -27,10 +30,11 @@ const char *matmul_backend();  // the library's name, or "own sgemm", for the ru
 
 template <class X, class Out>  // Out: X, or float for logits
 void matmul_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const std::type_identity_t<X> *bias, size_t T, size_t IC,
-                    size_t OC, size_t ld = 0);
+                    size_t OC, size_t ld = 0, bool accumulate = false);
 
 template <class X>
-void matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC, size_t ld = 0);
+void matmul_backward_input(Cpu<X> dev, X *dx, const X *dout, const X *w, size_t T, size_t IC, size_t OC, size_t ld = 0,
+                           bool accumulate = false);
 
 template <class X>
 void matmul_backward_weight(Cpu<X> dev, float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC,

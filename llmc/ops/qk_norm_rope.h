@@ -7,7 +7,7 @@
 //
 //   qkv, dqkv (T, (H + 2 KV) * D) X, changed in place: query heads, then key heads, then value heads, which are left alone
 //   wq, wk (D) X, null in models without these norms, which need rope alone and do not use qk_raw, rstd, dwq, dwk and scratch
-//   qk_raw (T, (H + KV) * D) X     rstd (T, H + KV) float     dwq, dwk (D) float, accumulated     D a multiple of 8, up to 256
+//   qk_raw (T, (H + KV) * D) X     rstd (T, H + KV) float     dwq, dwk (D) float, accumulated, null if frozen     D a multiple of 8, up to 256
 //   scratch: rmsnorm_scratch(dev, 2 * D) floats     table, doc_pos: rope.h     formulas: rmsnorm.h, rope.h
 //
 // Between norm and rotation the values are rounded to X, as in Hugging Face, so that the fused op gives the same bits as two ops.
@@ -50,6 +50,7 @@ void qk_norm_rope_backward(Cpu<X> dev, X *dqkv, float *dwq, float *dwk, float *s
                 rmsnorm_backward_row(d, h < H ? dwq_run : dwk_run, none, d, x, h < H ? wq : wk, rstd[t * heads + h], D);
             }
     }
+    if (!dwq) return;
     norm_add_runs(dev, dwq, scratch, runs.count, D);
     norm_add_runs(dev, dwk, scratch + runs.count * D, runs.count, D);
 }

@@ -99,6 +99,6 @@ void rmsnorm_backward(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *dr
     const size_t warps = norm_warps(96 << 10, C * sizeof(float)), blocks = std::min(norm_blocks, ceil_div(T, warps));
     launch(dev, fit_vectors<N>(C, dx, dresidual, dout, x, w) ? rmsnorm_backward_kernel5<X, N> : rmsnorm_backward_kernel5<X, 1>,
            Grid{blocks}, unsigned(warps * 32), warps * C * sizeof(float), dx, scratch, dresidual, dout, x, w, rstd, T, C);
-    norm_add_runs(dev, dw, scratch, blocks, C);
+    if (dw) norm_add_runs(dev, dw, scratch, blocks, C);
 }
 }  // namespace CUDA_BACKEND

@@ -9,7 +9,7 @@
 //                                                            dw += sum_t dout * xh
 //
 //   out, sum, x, y, dx, dresidual, dout (T, C) X     w (C) X     rstd (T) float     dw (C) float, accumulated
-//   scratch: rmsnorm_scratch(dev, C) floats     dresidual may be null: nothing is added
+//   scratch: rmsnorm_scratch(dev, C) floats     dresidual may be null: nothing is added; dw, too: the weight is frozen
 //   out may alias x, sum may alias x or y, dx may alias dout or dresidual.
 //
 // Everything between reading and writing an element is float. (Hugging Face rounds x * rstd to the storage type before it
@@ -85,5 +85,5 @@ void rmsnorm_backward(Cpu<X> dev, X *dx, float *dw, float *scratch, const X *dre
             rmsnorm_backward_row(dx + t * C, dw_run, dresidual ? dresidual + t * C : nullptr, dout + t * C, x + t * C, w32.data(),
                                  rstd[t], C);
     }
-    norm_add_runs(dev, dw, scratch, runs.count, C);
+    if (dw) norm_add_runs(dev, dw, scratch, runs.count, C);
 }

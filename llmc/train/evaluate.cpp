@@ -48,14 +48,14 @@ std::vector<double> document_values(const Run &run, Model &model, const Samples 
     return all;
 }
 
-std::vector<std::vector<double>> target_values(const Run &run, Model &model, const Samples &data,
-                                               std::span<const size_t> samples) {
+std::vector<std::vector<double>> target_values(const Run &run, Model &model, const Samples &data, std::span<const size_t> samples,
+                                               bool base) {
     std::vector<size_t> next(data.documents());  // in `all`: the first target of each document
     for (size_t i = 1; i < next.size(); i++) next[i] = next[i - 1] + data.targets(i - 1);
     std::vector<double> all(data.total_targets());
     const std::vector<size_t> first = next;
     for_own_rows(run, data, samples, [&](const Row &row) {
-        const auto values = model.evaluate(row);
+        const auto values = base ? model.evaluate_base(row) : model.evaluate(row);
         for (size_t n = 0; run.mesh->sp_rank == 0 && n < values.size(); n++)
             all[next[row.documents[size_t(row.target_documents[n])]]++] = values[n];
     });

@@ -14,8 +14,8 @@ std::vector<double> evaluate_documents(const ModelConfig &config, Model &model, 
 // Evaluates the documents of these samples. Returns [i] = the value of document i, the same on all ranks. Adds to take_sums().
 std::vector<double> document_values(const Run &run, Model &model, const Samples &data, std::span<const size_t> samples);
 
-// Returns [i] = the nll of each target of document i, by a language model, the same on all ranks.
-std::vector<std::vector<double>> target_values(const Run &run, Model &model, const Samples &data,
-                                               std::span<const size_t> samples);
+// Returns [i] = the nll of each target of document i, by a language model or by the base of its adapters, the same on all ranks.
+std::vector<std::vector<double>> target_values(const Run &run, Model &model, const Samples &data, std::span<const size_t> samples,
+                                               bool base = false);
 
 void share(Comm &comm, std::vector<double> &values);  // replaces each element by its sum over ranks; the vector may be long

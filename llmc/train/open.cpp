@@ -167,19 +167,42 @@ size_t available_memory(const Run &run) {
     return least;
 }
 
+// A wrong name, or a name that is missing, means that the adapter belongs to another model.
+static void load_adapter(const Run &run, Model &model, const HfWeights &adapter) {
+    std::vector<std::string> names;
+    for (const Tensor &t : model.tensors()) {
+        names.push_back(t.name);
+        const TensorInfo *found = adapter.find(t.name);
+        const std::string wrong = found && found->shape != t.shape
+                                      ? format("has %s and not %s", shape_text(found->shape).c_str(), shape_text(t.shape).c_str())
+                                  : !found && t.init != Tensor::score ? "is missing"
+                                                                      : "";
+        if (!wrong.empty())
+            die("--adapter %s: its tensor %s %s, so it belongs to another model than %s\n  fix: the model that it was trained on",
+                run.options.adapter.c_str(), t.name.c_str(), wrong.c_str(), run.model_dir.c_str());
+    }
+    adapter.expect_only(names);
+    model.load_adapters(adapter, run.options.seed);
+}
+
 static void load_weights(const Run &run, Model &model) {
     const HfWeights weights(run.model_dir);
+    const bool adapts = run.config.lora.rank > 0;
     std::vector<std::string> names;
-    for (const Tensor &t : model.tensors()) names.push_back(t.name);
+    for (const Tensor &t : adapts ? model.frozen_tensors() : model.tensors()) names.push_back(t.name);
     if (run.config.tied || run.config.reward)
         names.push_back("lm_head.weight");  // is stored twice, or not used by a reward model
     weights.expect_only(names);
-    if (run.config.reward && !weights.find("score.weight")) {
+    std::unique_ptr<HfWeights> adapter;
+    if (adapts && !run.options.adapter.empty()) adapter = std::make_unique<HfWeights>(run.options.adapter, adapter_files);
+    const bool has_head = weights.find("score.weight") || (adapter && adapter->find("score.weight"));
+    if (run.config.reward && !has_head) {
         if (run.task != RM)
             die("%s has no score.weight, the head of a reward model\n  fix: fetch the model again", run.model_dir.c_str());
         run.say("the reward head starts from random values: %s has none", run.model_dir.c_str());
     }
     model.load(weights, run.options.seed);
+    if (adapter) load_adapter(run, model, *adapter);
 }
 
 std::unique_ptr<Model> open_model(const Run &run, ModelLimits limits) {
@@ -188,6 +211,9 @@ std::unique_ptr<Model> open_model(const Run &run, ModelLimits limits) {
     const size_t memory = available_memory(run);
     std::unique_ptr<Model> model;
     agree(run.comm, [&] {
+        if (!trained && run.config.lora.rank)
+            die("%s has no weights, and adapters of random weights learn nothing\n  fix: the directory of a trained model",
+                run.model_dir.c_str());
         if (!trained && limits.mode != Mode::train)
             die("%s has no weights (model.safetensors, or shards with an index)\n  fix: the directory of a trained model",
                 run.model_dir.c_str());

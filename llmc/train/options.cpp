@@ -12,6 +12,7 @@ const char *task_name(Task task) {
         case GRPO: return "grpo";
         case EVAL: return "eval";
         case GENERATE: return "generate";
+        case MERGE: return "merge";
     }
     return "";
 }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-enum Task : unsigned { DEMO = 1, PRETRAIN = 2, SFT = 4, EVAL = 8, GENERATE = 16, DPO = 32, RM = 64, GRPO = 128 };
+enum Task : unsigned { DEMO = 1, PRETRAIN = 2, SFT = 4, EVAL = 8, GENERATE = 16, DPO = 32, RM = 64, GRPO = 128, MERGE = 256 };
 constexpr unsigned PAIRS = DPO | RM;  // tasks whose samples are pairs of documents
 constexpr unsigned TRAINING = DEMO | PRETRAIN | SFT | PAIRS | GRPO;
 constexpr unsigned ALL_TASKS = TRAINING | EVAL | GENERATE;

@@ -44,7 +44,8 @@ Pairs::Pairs(const Run &run) : run_(run) {
 }
 
 std::vector<ModelConfig> Pairs::resident() const {
-    if (!preference_ || !preference_->needs_reference() || run_.options.ref_mode != "resident") return {};
+    if (!preference_ || !preference_->needs_reference() || run_.options.ref_mode != "resident" || reference_is_base(run_))
+        return {};
     return {reference_run(run_).config};
 }
 
@@ -54,7 +55,7 @@ void Pairs::use(const Samples &data, size_t pairs, const ModelLimits &limits) {
             die("--margin_loss_enable needs margins, but the pairs of %s have none\n  fix: leave it out, or prepare records with a field \"margin\"",
                 data.path().c_str());
     });
-    if (!preference_ || !preference_->needs_reference()) return;
+    if (!preference_ || !preference_->needs_reference() || reference_is_base(run_)) return;
     if (!reference_) reference_ = std::make_unique<Reference>(run_, limits);
     reference_->use(data, pairs);
 }
@@ -68,10 +69,18 @@ PairLoss Pairs::loss_of(size_t pair, const PairSums &p) const {
     return {loss.loss / size_.pairs, loss.d_chosen / size_.pairs, loss.d_rejected / size_.pairs};
 }
 
+// Returns log p of a row's documents by the reference, or 0 for each if there is none. The model's own values must be computed after it.
+std::vector<double> Pairs::reference_of(Model &model, const Row &row) const {
+    if (reference_) return reference_->logps(*data_, row);
+    if (!preference_ || !preference_->needs_reference()) return std::vector<double>(row.documents.size());
+    std::vector<double> logps = document_sums(row, model.evaluate_base(row));
+    for (double &value : logps) value = -value;
+    return logps;
+}
+
 // Adds a row's pairs to the totals, and returns the derivatives of the loss with respect to the documents' values.
-std::vector<float> Pairs::add(const Row &row, std::span<const double> values) {
+std::vector<float> Pairs::add(const Row &row, std::span<const double> values, std::span<const double> reference) {
     const Samples &data = *data_;
-    const std::vector<double> reference = reference_ ? reference_->logps(data, row) : std::vector<double>(values.size());
     const double sign = run_.task == RM ? 1 : -1;  // a language model's values are nll
     const double scale = run_.task == RM ? 1 : run_.options.beta;
     PairTotals totals;
@@ -93,7 +102,8 @@ std::vector<float> Pairs::add(const Row &row, std::span<const double> values) {
 void Pairs::begin(const Step &step) { data_ = step.data, size_ = step_size(*step.data, step.samples); }
 
 void Pairs::accumulate(Model &model, const Row &row, bool last) {
-    const auto of_documents = add(row, evaluate_documents(run_.config, model, row));
+    const auto reference = reference_of(model, row);
+    const auto of_documents = add(row, evaluate_documents(run_.config, model, row), reference);
     if (run_.config.reward) return model.backward(of_documents, 0, last);
     std::vector<float> weights;
     for (int32_t document : row.target_documents) weights.push_back(of_documents[size_t(document)]);
@@ -116,7 +126,8 @@ Measured Pairs::evaluate(Model &model, const Samples &data, std::span<const size
     data_ = &data, size_ = step_size(data, samples);
     for (const auto &own : own_rows(run_.config, run_.ranks, data, pack_samples(data, samples, run_.options.row_tokens))) {
         const Row row = make_row(data, own);
-        add(row, evaluate_documents(run_.config, model, row));
+        const auto reference = reference_of(model, row);
+        add(row, evaluate_documents(run_.config, model, row), reference);
     }
     const LossSums sums = over_ranks(run_.comm, model.take_sums());
     const PairTotals totals = evaluated_ = take_totals();

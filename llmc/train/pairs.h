@@ -40,7 +40,8 @@ class Pairs final : public Objective {
     PairTotals take_totals();  // sums over all ranks since the last call
 
   private:
-    std::vector<float> add(const Row &row, std::span<const double> values);
+    std::vector<double> reference_of(Model &model, const Row &row) const;
+    std::vector<float> add(const Row &row, std::span<const double> values, std::span<const double> reference);
     PairLoss loss_of(size_t pair, const PairSums &p) const;
 
     const Run &run_;

@@ -54,7 +54,7 @@ Policy::Policy(const Run &run) : run_(run), samples_(run.options.rollouts.empty(
 
 std::vector<ModelConfig> Policy::resident() const {
     std::vector<ModelConfig> out;
-    if (samples_ && run_.options.kl_coef > 0) out.push_back(reference_run(run_).config);
+    if (samples_ && run_.options.kl_coef > 0 && !reference_is_base(run_)) out.push_back(reference_run(run_).config);
     for (const auto &reward : rewards_)
         if (const auto model = reward->resident()) out.push_back(*model);
     return out;
@@ -108,20 +108,22 @@ void Policy::use(const Samples &data, size_t, const ModelLimits &limits) {
     if (!opened_)
         for (const auto &reward : rewards_) reward->open(limits);
     opened_ = true;
-    if (run_.options.kl_coef > 0 && !reference_) {
+    if (run_.options.kl_coef > 0 && !reference_ && !(samples_ && reference_is_base(run_))) {
         reference_run_.emplace(reference_run(run_));
         agree(run_.comm, [&] { expect_positions(*reference_run_, data); });
         reference_ = open_reference(*reference_run_, limits);
     }
     if (samples_) return;
-    prepare(dynamic_cast<const Rollouts &>(data));
+    prepare(dynamic_cast<const Rollouts &>(data), reference_.get(), false);
     reference_.reset();  // it has done its work
 }
 
-void Policy::prepare(const Rollouts &rollouts) {
+// The reference is a model, or its base, or null.
+void Policy::prepare(const Rollouts &rollouts, Model *reference, bool base) {
     Prepared &p = prepared_[&rollouts] = {};
     p.rollouts = &rollouts;
-    if (reference_) p.reference_logps = target_values(*reference_run_, *reference_, rollouts, all_samples(rollouts));
+    if (reference)
+        p.reference_logps = target_values(base ? run_ : *reference_run_, *reference, rollouts, all_samples(rollouts), base);
     for (auto &tokens : p.reference_logps)
         for (double &value : tokens) value = -value;
     std::vector<Judged> batch;
@@ -129,7 +131,7 @@ void Policy::prepare(const Rollouts &rollouts) {
         const Rollout &r = rollouts[i];
         p.rewards.push_back(shaped_reward(shaping_, r.reward, r.completion.size(), r.truncated));
         batch.push_back({r.group, p.rewards.back(), r.logp, {}});
-        if (reference_) batch.back().reference_logp = p.reference_logps[i];
+        if (reference) batch.back().reference_logp = p.reference_logps[i];
     }
     agree(run_.comm, [&] { p.advantages = advantages(advantage_, batch); });
 }
@@ -218,7 +220,8 @@ std::vector<Step> Policy::draw(Model &model, const Step &drawn) {
             std::filesystem::create_directories(o.output_dir + "/rollouts");
             rollouts_->write(format("%s/rollouts/%08zu.jsonl", o.output_dir.c_str(), drawn.begin));
         });
-    prepare(*rollouts_);
+    const bool base = run_.options.kl_coef > 0 && reference_is_base(run_);
+    prepare(*rollouts_, base ? &model : reference_.get(), base);
 
     LoaderOptions options;
     options.batch_size = o.train_batch_size, options.row_tokens = o.row_tokens, options.shuffle = o.shuffle;

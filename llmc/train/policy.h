@@ -54,7 +54,7 @@ class Policy final : public Objective {
     Worth worth_of(const Questions &asked, std::span<const Completion> answers) const;
     size_t keep(const Questions &asked, std::span<const Completion> answers, std::span<const double> rewards, size_t first);
     nlohmann::ordered_json means_of_parts(const std::string &prefix, const std::vector<std::vector<double>> &parts) const;
-    void prepare(const Rollouts &rollouts);
+    void prepare(const Rollouts &rollouts, Model *reference, bool base);
     Answers means_of(std::span<const size_t> samples) const;
     void start(const Samples &data, std::span<const size_t> samples);
     std::vector<float> add(const Row &row, std::span<const double> nll);

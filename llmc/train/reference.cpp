@@ -14,6 +14,10 @@
 
 namespace fs = std::filesystem;
 
+bool reference_is_base(const Run &run) {
+    return run.config.lora.rank > 0 && run.options.adapter.empty() && run.options.ref_model.empty();
+}
+
 Run reference_run(const Run &run) {
     Run out = run;
     const std::string &dir = run.options.ref_model;
@@ -77,6 +81,8 @@ std::string Reference::side_file(const Samples &data, size_t pairs) const {
     std::set<std::string> files = {run_.model_dir + "/config.json"};
     for (const auto &entry : fs::directory_iterator(run_.model_dir))
         if (entry.path().extension() == ".safetensors") files.insert(entry.path().string());
+    if (run_.config.lora.rank)  // of --adapter
+        for (const char *name : {"/adapter_config.json", "/adapter_model.safetensors"}) files.insert(run_.options.adapter + name);
     std::string key = format("reference 2 %s %zu %zu", run_.options.dtype.c_str(), pairs, size_t(hash_of_file(data.file())));
     for (const std::string &file : files) key += format(" %zu", size_t(hash_of_file(InputFile(file))));
     return cache_file(format("reference-%s.safetensors", hash_of(key).c_str()));

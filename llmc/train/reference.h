@@ -3,11 +3,16 @@
 //   --ref_mode precompute   runs one forward sweep before training and then frees the model. Two floats for each pair stay in memory and in a cache
 //                           file, named by a hash of the data, the model and the dtype, which the next run reads
 //   --ref_mode resident     keeps a second model beside the trained one and evaluates it row by row; the same rows give the same bits
+//
+// If adapters are trained from the beginning, the reference is the trained model without them, and there is neither a sweep nor a second model.
 #pragma once
 #include <map>
 #include <memory>
 
 #include "run.h"
+
+// Says that the reference is the base of the adapters: Model::evaluate_base.
+bool reference_is_base(const Run &run);
 
 // Returns a run like this one for the model of --ref_model, by default that of --model. Dies if its tokenizer differs from the trained model's.
 Run reference_run(const Run &run);

@@ -11,7 +11,9 @@
 #include "../core/file.h"
 #include "../core/gpu.h"
 #include "../core/json.h"
+#include "../core/rng.h"
 #include "../io/hf.h"
+#include "../model/lora.h"
 #include "../model/profile.h"
 #include "checkpoint.h"
 #include "continuation.h"
@@ -119,7 +121,8 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     model_ = open_model(run, limits);
     planned_ = process + run.in_process * model_->plan().bytes();
     peak_ = gpu_peak(model_->memory().device(), o_.dtype);
-    export_dtype_ = (o_.export_dtype == "auto" ? o_.dtype : o_.export_dtype) == "bf16" ? "BF16" : "F32";
+    const std::string exported = o_.export_dtype != "auto" ? o_.export_dtype : run.config.lora.rank ? "f32" : o_.dtype;
+    export_dtype_ = exported == "bf16" ? "BF16" : "F32";
 }
 
 // Returns the limits that the model must have room for.
@@ -165,7 +168,8 @@ void Trainer::check_output_dir() {
     const bool goes_on =
         o_.resume == "auto" || (!resume_from_.empty() && fs::equivalent(fs::path(resume_from_) / "..", dir, error));
     if (!goes_on && !o_.overwrite)
-        for (const std::string &file : {dir + "/log.jsonl", dir + "/config.json", latest_checkpoint(dir)})
+        for (const std::string &file :
+             {dir + "/log.jsonl", dir + "/config.json", dir + "/adapter_config.json", latest_checkpoint(dir)})
             if (fs::exists(file))
                 die("%s already holds a run or a model\n  fix: --resume auto to go on, --overwrite to replace it, or another --output_dir",
                     dir.c_str());
@@ -237,7 +241,11 @@ void Trainer::describe_run() {
                     {"world", run_.comm.size},
                     {"dp", run_.ranks.dp()},
                     {"sp", run_.ranks.sp},
-                    {"model", {{"family", run_.config.family}, {"parameters", parameters}, {"dir", run_.model_dir}}},
+                    {"model",
+                     {{"family", run_.config.family},
+                      {"parameters", parameters},
+                      {"trained", run_.config.lora.rank ? trained_parameters(run_.config) : parameters},
+                      {"dir", run_.model_dir}}},
                     {"data",
                      {{"path", data_->path()},
                       {"samples", loader_->train_samples().size()},
@@ -247,6 +255,8 @@ void Trainer::describe_run() {
                     {"plan_bytes", plan.bytes()},
                     {"planned_peak_mem", planned_},
                     {"compiler", __VERSION__}});
+    if (run_.config.lora.rank)
+        logger_->say("adapters of rank %zu: %zu parameters are trained", run_.config.lora.rank, trained_parameters(run_.config));
     logger_->say("%s: %zu parameters, %s on %zu threads%s; %zu samples, %zu steps; plan %s", task_name(run_.task), parameters,
                  o_.dtype.c_str(), o_.threads, run_.comm.size > 1 ? " a rank" : "", loader_->train_samples().size(), steps_,
                  human_bytes(plan.bytes()).c_str());
@@ -267,7 +277,8 @@ void Trainer::save_model(const std::string &dir) {
         if (!run_.speaks()) return;
         ModelConfig config = run_.config;
         objective_->describe(config);
-        write_config(dir, config, export_dtype_);
+        if (config.lora.rank) write_lora(dir, config, run_.model_dir);
+        else write_config(dir, config, export_dtype_);
         if (!run_.model_dir.empty()) copy_tokenizer(run_.model_dir, dir);
     });
 }
@@ -278,7 +289,7 @@ void Trainer::try_saving() {
     write_directory(run_.comm, trial, [&](const std::string &dir) {
         save_model(dir);
         agree(run_.comm, [&] {
-            const HfWeights weights(dir);
+            const HfWeights weights(dir, run_.config.lora.rank ? adapter_files : model_files);
             for (const Tensor &t : model_->tensors())
                 if (!weights.find(t.name)) die("%s was written without %s", dir.c_str(), t.name.c_str());
         });
@@ -371,9 +382,11 @@ void Trainer::add_reports(ordered_json &line, const Report &own, double seconds)
 Measured Trainer::gradients_of(const Step &batch) {
     if (batch.target_tokens == 0) return {};  // there is nothing to learn, and the loss would be 0 / 0
     model_->zero_gradients();
+    model_->use_dropout(Random{o_.seed, Purpose::dropout, 0}.bits(step_));
     objective_->begin(batch);
     const auto own = own_rows(run_.config, run_.ranks, *batch.data, batch.rows);
     for (size_t i = 0; i < own.size(); i++) objective_->accumulate(*model_, make_row(*batch.data, own[i]), i + 1 == own.size());
+    model_->use_dropout({});
     Measured step = objective_->take(*model_);
     model_->arena().check_guards();
     return step;

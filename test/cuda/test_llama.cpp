@@ -50,6 +50,18 @@ INSTANTIATE_TEST_SUITE_P(Families, SlowGoldens, testing::Values("llama_bias", "q
 INSTANTIATE_TEST_SUITE_P(Families, SlowGoldens, testing::ValuesIn(golden_families), family_name);
 #endif
 
+// ---- adapters -------------------------------------------------------------------------------------------------------------------------
+
+struct AdapterGoldens : Goldens {};
+
+TEST_P(AdapterGoldens, EqualPeft) {
+    expect_loss_entropy_accuracy(device<CudaF32>(), g);
+    expect_gradients(device<CudaF32>(), g);
+    expect_losses(device<CudaF32>(), g, {2});
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, AdapterGoldens, testing::Values("lora_qwen2", "lora_phi3"), family_name);
+
 // ---- ranks ----------------------------------------------------------------------------------------------------------------------------
 
 namespace {

@@ -90,6 +90,29 @@ TYPED_TEST(Matmul, BackwardWeightAccumulatesOrOverwrites) {
     }
 }
 
+// What adapters of a layer add to its output, and to the gradient of its input.
+TYPED_TEST(Matmul, ForwardAndBackwardInputAccumulate) {
+    using X = typename TypeParam::X;
+    for (const Sizes &s : all_sizes) {
+        this->make(s);
+        const auto out_before = random_values<X>(s.T * s.OC, 5), dx_before = random_values<X>(s.T * s.IC, 6);
+        Sums out = product_reference(this->x, s.IC, 1, this->w, 1, s.IC, {}, s.T, s.OC, s.IC);
+        Sums dx = product_reference(this->dout, s.OC, 1, this->w, s.IC, 1, {}, s.T, s.IC, s.OC);
+        const double out_allowed = allowed<X>(out, s.IC) + 2 * unit_roundoff<X> * largest(widen(out_before)),
+                     dx_allowed = allowed<X>(dx, s.OC) + 2 * unit_roundoff<X> * largest(widen(dx_before));
+        for (size_t i = 0; i < out_before.size(); i++) out.value[i] += double(out_before[i]);
+        for (size_t i = 0; i < dx_before.size(); i++) dx.value[i] += double(dx_before[i]);
+        for_each_order<TypeParam>([&](TypeParam dev) {
+            dev = this->context.device(dev);
+            Array<X> x(this->x), w(this->w), dout(this->dout), got(out_before), got_dx(dx_before);
+            matmul_forward(dev, got.data(), x.data(), w.data(), nullptr, s.T, s.IC, s.OC, 0, true);
+            matmul_backward_input(dev, got_dx.data(), dout.data(), w.data(), s.T, s.IC, s.OC, 0, true);
+            expect_close("out + x w^T", got.values(), out.value, out_allowed);
+            expect_close("dx + dout w", got_dx.values(), dx.value, dx_allowed);
+        });
+    }
+}
+
 // <dout, x w^T> = <dx, x> = <dw, w>: the three products belong together, whatever a reference says.
 TYPED_TEST(Matmul, ProductsAreAdjoint) {
     using X = typename TypeParam::X;

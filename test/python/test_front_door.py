@@ -81,6 +81,9 @@ def problems(home, words):
     assert result.returncode == 1 and result.stdout == "", result.stdout
     head, _, command = result.stderr.partition("What was understood, in the names of this program:\n  ")
     lines = re.findall(r"^(.*)\n  fix: (.+)$", head, re.M)
+    if len(lines) == 1:  # the message of one has no command: that without the flag and its value
+        flag = re.match(r"train_llama: (--\S+)", lines[0][0])[1]
+        return {flag[2:]}, words[:words.index(flag)] + words[words.index(flag) + 2:]
     assert head.startswith(f"train_llama: {len(lines)} problems:\n") and command.count("\n") == 1, result.stderr
     assert all(fix for _, fix in lines) and "unknown flag" not in head, head
     return {re.sub(r"^--|( |,).*", "", what) for what, _ in lines}, shlex.split(command)[1:]
@@ -140,7 +143,7 @@ def test_openrlhf_dpo_ring_evaluates_on_the_split_test(home):
 
 def test_openrlhf_mixtral(home):
     refused, command = problems(home, words(MIXTRAL))
-    assert refused == {"ds.lora.rank", "model.aux_loss_coef"}
+    assert refused == {"model.aux_loss_coef"}
     first_step(home, command)
 
 
@@ -205,9 +208,9 @@ parallelism_config:
 
 
 @pytest.mark.parametrize("line, expected", [
-    (TRL_SFT, {"eos_token", "use_peft", "lora_r", "lora_target_modules", "push_to_hub", "neftune_noise_alpha"}),
-    (TRL_DPO, {"use_peft", "lora_r", "max_prompt_length", "sync_ref_model", "f_divergence_type", "ld_alpha", "use_weighting"}),
-    (TRL_REWARD, {"use_peft", "lora_r", "lora_task_type", "pad_token"}),
+    (TRL_SFT, {"eos_token", "push_to_hub", "neftune_noise_alpha"}),
+    (TRL_DPO, {"max_prompt_length", "sync_ref_model", "f_divergence_type", "ld_alpha", "use_weighting"}),
+    (TRL_REWARD, {"pad_token"}),
 ], ids=["sft", "dpo", "reward"])
 def test_trl(home, line, expected):
     refused, command = problems(home, words(line))
@@ -293,7 +296,7 @@ def test_axolotl_sequence_parallel(home):
 def test_axolotl_lora(home):
     (home / "lora.yaml").write_text(LORA_1B)
     refused, command = problems(home, ["sft", "--config", "lora.yaml"])
-    assert refused == {"adapter", "lora_r", "lora_target_modules", "optimizer", "loss_watchdog_threshold", "loss_watchdog_patience", "evals_per_epoch",
+    assert refused == {"optimizer", "loss_watchdog_threshold", "loss_watchdog_patience", "evals_per_epoch",
                        "saves_per_epoch", "special_tokens.pad_token"}
     first_step(home, command)
 

@@ -166,8 +166,7 @@ WITHOUT_MEANING = """attn_implementation flash_attn packing_samples grad_accum_d
     save_hf_ckpt disable_ds disable_ds_ckpt use_universal_ckpt use_ds_universal_ckpt wandb.key wandb.org wandb.group wandb.project
     wandb.run_name tensorboard_dir use_wandb wandb_org wandb_group wandb_project wandb_run_name use_tensorboard compute_fp32_loss_enable
     compute_fp32_loss value_head_prefix offload ref_offload local_rank aux_loss_coef experts_implementation tensor_parallel_size
-    ds_tensor_parallel_size lora.rank lora.alpha lora.dropout lora.target_modules lora_rank lora_alpha lora_dropout
-    target_modules""".split()
+    ds_tensor_parallel_size""".split()
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -176,7 +175,7 @@ def test_a_command_line_of_openrlhf_runs(name, models):
     words = [{"MODEL": str(models / "llama3-8b"), "TEMPLATE": "User: {}\nAssistant: "}.get(word, word) for word in text.split()]
     result = call(command(task, *words, "--plan", model=None, ranks=8))
     assert result.returncode == 0, result.stderr
-    assert "8 ranks: 4 x data, 2 x sequence (gather), ZeRO stage 2;" in result.stdout
+    assert re.search(r"8 ranks: 4 x data, 2 x sequence \(gather\), ZeRO stage [23];", result.stdout)
     notes = re.findall("^note: (.*)", result.stdout, re.M)
     for flag in (word[2:] for word in words if word.startswith("--")):
         said = [note for note in notes if note.startswith(f"--{flag}: ")]

@@ -22,7 +22,7 @@ from token_file import TokenFile  # noqa: E402
 
 PROGRAM = ROOT / "train_llama"
 GOLDEN = ROOT / "test" / "golden"
-FAMILIES = sorted(path.parent.name for path in GOLDEN.glob("*/golden.json") if "gpt2" not in path.parent.name)
+FAMILIES = sorted(path.parent.name for path in GOLDEN.glob("*/golden.json") if not path.parent.name.startswith(("gpt2", "lora_")))
 DEMO = ROOT / "data" / "demo" / "model"
 ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # the python3 that runs data/prepare.py
 OPTIMIZER = "optimizer-00000-of-00001.safetensors"  # of a checkpoint that one rank wrote

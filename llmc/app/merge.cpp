@@ -1,0 +1,99 @@
+// The task merge: writes the model with its adapter added to its weights, W + scale * B A, as a Hugging Face directory of its own.
+#include <filesystem>
+
+#include "../core/common.h"
+#include "../io/hf.h"
+#include "../model/lora.h"
+#include "../train/checkpoint.h"
+#include "../train/open.h"
+#include "tasks.h"
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Adds scale * B A to rows [first, first + rows) of the weight of a module, each sum in float.
+struct AdapterProduct {
+    std::vector<float> a, b;  // (rank, IC), (OC, rank)
+    size_t rank, IC;
+    float scale;
+
+    void add(float *w, size_t first, size_t rows) const {
+#pragma omp parallel for
+        for (size_t o = 0; o < rows; o++) {
+            std::vector<float> sum(IC);
+            for (size_t r = 0; r < rank; r++)
+                for (size_t i = 0; i < IC; i++) sum[i] += b[(first + o) * rank + r] * a[r * IC + i];
+            for (size_t i = 0; i < IC; i++) w[o * IC + i] += scale * sum[i];
+        }
+    }
+};
+
+// The adapters by the names of the weights that they belong to.
+std::map<std::string, AdapterProduct> read_products(const ModelConfig &config, const HfWeights &adapter) {
+    std::map<std::string, AdapterProduct> products;
+    HostMemory host;
+    const size_t r = config.lora.rank;
+    for (size_t l = 0; l < config.L; l++)
+        for (const LinearModule &m : adapted_modules(config)) {
+            const std::string name = format("model.layers.%zu.%s.", l, m.name);
+            AdapterProduct p{std::vector<float>(r * m.IC), std::vector<float>(m.OC * r), r, m.IC, float(config.lora.scale())};
+            adapter.read(name + "lora_A.weight", {r, m.IC}, p.a.data(), host);
+            adapter.read(name + "lora_B.weight", {m.OC, r}, p.b.data(), host);
+            products.emplace(name + "weight", std::move(p));
+        }
+    return products;
+}
+
+}  // namespace
+
+int merge(Run &run) {
+    const Options &o = run.options;
+    const ModelConfig &config = run.config;
+    if (!run.speaks()) return 0;
+    if (fs::exists(o.output_dir + "/config.json") && !o.overwrite)
+        die("%s already holds a model\n  fix: --overwrite to replace it, or another --output_dir", o.output_dir.c_str());
+    std::error_code error;
+    if (fs::equivalent(o.output_dir, run.model_dir, error))
+        die("--output_dir %s is the model itself\n  fix: another directory", o.output_dir.c_str());
+    const HfWeights weights(run.model_dir), adapter(o.adapter, adapter_files);
+    const auto products = read_products(config, adapter);
+    const bool head =
+        config.reward && adapter.find("score.weight");  // the adapter has a head, which takes the place of any other
+    std::vector<TensorSpec> specs;
+    std::string type = "F32";  // of the config
+    for (TensorSpec spec : weights.tensors()) {
+        if (config.reward && spec.name == "lm_head.weight") continue;
+        if (head && spec.name == "score.weight") continue;
+        spec.dtype = o.export_dtype == "bf16" || (o.export_dtype == "auto" && spec.dtype == "BF16") ? "BF16" : "F32";
+        type = spec.dtype;
+        specs.push_back(spec);
+    }
+    if (head) specs.push_back({"score.weight", {1, config.C}, type});
+    SelfComm alone;
+    write_directory(alone, o.output_dir, [&](const std::string &dir) {
+        HfWriter writer(dir, specs);
+        HostMemory host;
+        for (const TensorSpec &spec : specs) {
+            const HfWeights &from = head && spec.name == "score.weight" ? adapter : weights;
+            const auto product = products.find(spec.name);
+            const size_t columns = spec.shape.empty() ? 1 : elements(spec.shape) / spec.shape[0],
+                         rows = spec.shape.empty() ? 1 : spec.shape[0];
+            in_parts(
+                rows,
+                [&](size_t first, size_t n) {
+                    std::vector<float> values(n * columns);
+                    from.read_part(spec.name, spec.shape, first * columns, values.size(), values.data(), host);
+                    if (product != products.end()) product->second.add(values.data(), first, n);
+                    writer.write(spec.name, values.data(), values.size(), host);
+                },
+                std::max<size_t>(1, (size_t(1) << 22) / columns));
+        }
+        writer.finish();
+        write_config(dir, config, type);
+        copy_tokenizer(run.model_dir, dir);
+    });
+    run.say("saved %s: %zu weights of %s with the adapter %s added", o.output_dir.c_str(), products.size(), run.model_dir.c_str(),
+            o.adapter.c_str());
+    return 0;
+}

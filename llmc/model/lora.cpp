@@ -1,0 +1,191 @@
+#include "lora.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "../core/common.h"
+#include "../core/json.h"
+
+using nlohmann::json;
+
+double LoraConfig::scale() const { return alpha / (rslora ? std::sqrt(double(rank)) : double(rank)); }
+
+std::vector<LinearModule> linear_modules(const ModelConfig &c) {
+    const size_t C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
+    using enum Linear;
+    if (c.fused)
+        return {{"self_attn.qkv_proj", qkv, 0, Q + 2 * K, C},
+                {"self_attn.o_proj", o, 0, C, Q},
+                {"mlp.gate_up_proj", gate_up, 0, 2 * F, C},
+                {"mlp.down_proj", down, 0, C, F}};
+    return {{"self_attn.q_proj", qkv, 0, Q, C}, {"self_attn.k_proj", qkv, Q, K, C},  {"self_attn.v_proj", qkv, Q + K, K, C},
+            {"self_attn.o_proj", o, 0, C, Q},   {"mlp.gate_proj", gate_up, 0, F, C}, {"mlp.up_proj", gate_up, F, F, C},
+            {"mlp.down_proj", down, 0, C, F}};
+}
+
+static std::string short_name(const LinearModule &m) { return std::string(m.name).substr(std::string(m.name).find('.') + 1); }
+
+// A target is the name of a module, with or without what is in front of it; all-linear is all of them.
+static bool is_target(const LinearModule &m, const std::string &target) {
+    return target == "all-linear" || target == m.name || target == short_name(m);
+}
+
+std::vector<LinearModule> adapted_modules(const ModelConfig &c) {
+    std::vector<LinearModule> out;
+    if (c.lora.rank == 0) return out;
+    for (const LinearModule &m : linear_modules(c))
+        if (std::ranges::any_of(c.lora.targets, [&](const std::string &target) { return is_target(m, target); }))
+            out.push_back(m);
+    return out;
+}
+
+size_t trained_parameters(const ModelConfig &c) {
+    size_t count = 0;
+    for (const LinearModule &m : adapted_modules(c)) count += c.L * c.lora.rank * (m.IC + m.OC);
+    return count + (c.reward ? c.C : 0);
+}
+
+void check_lora(const ModelConfig &c, const std::string &dir) {
+    const LoraConfig &lora = c.lora;
+    if (c.gpt2())
+        die("%s is a gpt2 model, for which there are no adapters yet\n  fix: another model, or leave out --lora_rank and --adapter",
+            dir.c_str());
+    const auto modules = linear_modules(c);
+    std::string names;
+    for (const LinearModule &m : modules) names += ", " + short_name(m);
+    for (const std::string &target : lora.targets)
+        if (std::ranges::none_of(modules, [&](const LinearModule &m) { return is_target(m, target); }))
+            die("--lora_targets has \"%s\", but %s has no linear layer of that name in its layers\n  fix: all-linear%s",
+                target.c_str(), dir.c_str(), names.c_str());
+    if (lora.targets.empty()) die("--lora_targets is empty\n  fix: all-linear%s", names.c_str());
+    for (const LinearModule &m : adapted_modules(c))
+        if (lora.rank > std::min(m.IC, m.OC))
+            die("--lora_rank %zu is larger than %s of %s, whose weight is (%zu, %zu)\n  fix: a rank of at most %zu, or --lora_targets without %s",
+                lora.rank, short_name(m).c_str(), dir.c_str(), m.OC, m.IC, std::min(m.IC, m.OC), short_name(m).c_str());
+}
+
+// ---- adapter_config.json --------------------------------------------------------------------------------------------------------------
+
+static const std::string adapter_config = "/adapter_config.json";
+
+// What changes the computation in a way that we have not, and the value that changes nothing. A field may also be absent or null.
+static const std::pair<const char *, json> not_in_lora[] = {{"use_dora", false},
+                                                            {"bias", "none"},
+                                                            {"fan_in_fan_out", false},
+                                                            {"rank_pattern", json::object()},
+                                                            {"alpha_pattern", json::object()},
+                                                            {"layers_to_transform", {}},
+                                                            {"layer_replication", {}},
+                                                            {"exclude_modules", {}},
+                                                            {"target_parameters", {}},
+                                                            {"trainable_token_indices", {}},
+                                                            {"megatron_config", {}},
+                                                            {"alora_invocation_tokens", {}},
+                                                            {"lora_bias", false},
+                                                            {"use_qalora", false},
+                                                            {"use_bdlora", false},
+                                                            {"arrow_config", {}},
+                                                            {"kasa_config", {}},
+                                                            {"monteclora_config", {}},
+                                                            {"velora_config", {}}};
+
+// Returns the names of modules that a list of targets means. PEFT may name each module with its layer, "model.layers.1.self_attn.q_proj".
+static std::vector<std::string> read_targets(const Fields &fields, const ModelConfig &config) {
+    const json *value = fields.find("target_modules");
+    if (value && value->is_string()) return {*value};
+    if (!value || !value->is_array()) fields.refuse("target_modules", "is missing, or no list of names");
+    std::map<std::string, std::set<std::string>> layers;  // of each module that is named with its layer
+    std::vector<std::string> out;
+    for (const json &entry : *value) {
+        const std::string name = entry.is_string() ? entry.get<std::string>() : entry.dump(), prefix = "model.layers.";
+        const size_t dot = name.starts_with(prefix) ? name.find('.', prefix.size()) : name.npos;
+        if (dot == name.npos) out.push_back(name);
+        else layers[name.substr(dot + 1)].insert(name.substr(prefix.size(), dot - prefix.size()));
+    }
+    for (const auto &[name, of] : layers) {
+        if (of.size() != config.L)
+            fields.refuse("target_modules",
+                          format("has %s of %zu layers, but the model has %zu, and all or none of them have an adapter",
+                                 name.c_str(), of.size(), config.L));
+        out.push_back(name);
+    }
+    return out;
+}
+
+LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &reward) {
+    const std::string path = dir + adapter_config;
+    std::error_code unreadable;
+    if (!std::filesystem::exists(path, unreadable))
+        die("%s has no adapter_config.json\n  fix: the directory of an adapter that PEFT or this program has saved", dir.c_str());
+    const json source = read_json(path);
+    const Fields fields(source, path);
+    if (const std::string type = fields.text("peft_type"); type != "LORA")
+        fields.refuse("peft_type", "is \"" + type + "\", but we have LORA\n  fix: an adapter of that type");
+    for (const auto &[name, plain] : not_in_lora)
+        if (const json *value = fields.find(name); value && *value != plain)
+            fields.refuse(
+                name,
+                format("is %s, which we do not have\n  fix: merge the adapter with PEFT (merge_and_unload), or train another",
+                       value->dump().c_str()));
+    LoraConfig lora;
+    lora.rank = fields.count("r", 8), lora.alpha = fields.number("lora_alpha", 8),
+    lora.dropout = fields.number("lora_dropout", 0);
+    lora.rslora = fields.boolean("use_rslora", false);
+    lora.targets = read_targets(fields, config);
+    const std::string task = fields.text("task_type", "CAUSAL_LM");
+    reward = task == "SEQ_CLS";
+    if (!reward && task != "CAUSAL_LM") fields.refuse("task_type", "is \"" + task + "\", but we have CAUSAL_LM and SEQ_CLS");
+    const json *whole = fields.find("modules_to_save");
+    for (const json &name : whole && whole->is_array() ? *whole : json::array())
+        if (!reward || (name != "score" && name != "classifier"))
+            fields.refuse("modules_to_save",
+                          format("has %s, but only a reward model's score is trained beside adapters", name.dump().c_str()));
+    ModelConfig adapted = config;
+    adapted.lora = lora;
+    check_lora(adapted, dir);
+    return lora;
+}
+
+void write_lora(const std::string &dir, const ModelConfig &config, const std::string &base) {
+    const LoraConfig &lora = config.lora;
+    json targets = json::array();
+    for (const LinearModule &m : adapted_modules(config)) targets.push_back(short_name(m));
+    write_json(dir + adapter_config,
+               {{"peft_type", "LORA"},
+                {"task_type", config.reward ? "SEQ_CLS" : "CAUSAL_LM"},
+                {"base_model_name_or_path", base},
+                {"revision", nullptr},
+                {"inference_mode", true},
+                {"r", lora.rank},
+                {"lora_alpha", lora.alpha == std::floor(lora.alpha) ? json(int64_t(lora.alpha)) : json(lora.alpha)},
+                {"lora_dropout", lora.dropout},
+                {"use_rslora", lora.rslora},
+                {"bias", "none"},
+                {"fan_in_fan_out", false},
+                {"target_modules", targets},
+                {"modules_to_save", config.reward ? json::array({"score"}) : json()},
+                {"init_lora_weights", true}});
+}
+
+// ---- costs ----------------------------------------------------------------------------------------------------------------------------
+
+CostOf cost::linear(const ModelConfig &c, Linear matrix, size_t IC, size_t OC, size_t more) {
+    const CostOf product = cost::product(IC, OC, more);
+    if (c.lora.rank == 0) return product;
+    double in = 0, out = 0, adapters = 0;  // elements that each token has in, and out of, the adapters of this matrix
+    for (const LinearModule &m : adapted_modules(c))
+        if (m.matrix == matrix) in += double(m.IC), out += double(m.OC), adapters++;
+    return [=, r = double(c.lora.rank), IC = double(IC), OC = double(OC)](const Work &w, Pass pass, size_t l) -> Cost {
+        const double T = double(w.T), s = double(w.element);
+        const bool backward = pass == Pass::backward;
+        Cost cost = backward ? Cost{2 * T * IC * OC, s * (T * IC + IC * OC + T * OC)} : product(w, pass, l);
+        cost.flops += 2 * T * r * (backward ? 3 * in + 2 * out : in + out);
+        cost.bytes += s * (backward ? T * (4 * in + 2 * out) : T * (in + 2 * out)) + (backward ? 8 + 2 * s : s) * r * (in + out) +
+                      s * T * r * adapters * (backward ? 6 : 2);
+        return cost;
+    };
+}

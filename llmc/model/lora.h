@@ -1,0 +1,71 @@
+// Adapters of linear layers (LoRA): which modules of a layer may have them, their tensors, their costs, and PEFT's adapter_config.json. docs/lora.md
+// derives what the decoder computes with them.
+//
+//   y = x W^T + scale * drop(x) A^T B^T        W (OC, IC) frozen     A (rank, IC), B (OC, rank) trained
+#pragma once
+#include <string>
+#include <vector>
+
+#include "../core/common.h"
+#include "config.h"
+#include "op_list.h"
+#include "table.h"
+
+// The matrices of a layer that adapters may belong to, as they lie in memory.
+enum class Linear { qkv, o, gate_up, down };
+
+// A linear layer of the Hugging Face model: rows [first, first + OC) of such a matrix.
+struct LinearModule {
+    const char *name;  // "self_attn.q_proj"
+    Linear matrix;
+    size_t first, OC, IC;
+};
+std::vector<LinearModule> linear_modules(const ModelConfig &config);
+std::vector<LinearModule> adapted_modules(const ModelConfig &config);  // those that config.lora.targets names
+size_t trained_parameters(const ModelConfig &config);                  // of the adapters, and of a reward model's head
+void check_lora(const ModelConfig &config, const std::string &dir);    // dies if the model in `dir` cannot have such adapters
+
+// PEFT's adapter_config.json. Reading refuses, by name, what we cannot compute as PEFT does. `reward` says that the adapter belongs to a reward model.
+LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &reward);
+void write_lora(const std::string &dir, const ModelConfig &config, const std::string &base);
+
+// ---- tensors --------------------------------------------------------------------------------------------------------------------------
+
+template <class S> struct Adapter {
+    S *a, *b;  // (rank, IC), (OC, rank)
+};
+template <class S> using Adapters = std::vector<std::vector<Adapter<S>>>;  // (L)(adapted modules)
+
+// The table of what is trained. It has the units of the base's table; those without a trained tensor are empty. `head` is set if a reward model's
+// is trained. Nothing is set in an empty model, which has no adapters: its base is trained.
+template <class S>
+Table lora_table(const ModelConfig &c, const Table &base, Adapters<S> &adapters, S **head, const Locate<S> &locate) {
+    const size_t r = c.lora.rank;
+    const auto modules = adapted_modules(c);
+    TableBuilder<S> t(locate);
+    t.table.positions = base.positions, t.table.head = base.head;
+    adapters.assign(c.L, {});
+    for (size_t u = 0; u < base.units.size(); u++) {
+        const bool is_head = c.reward && u == base.head;
+        t.begin_unit(is_head ? c.C : 0);
+        if (is_head) t.add(true, "score.weight", head, {1, c.C}, Tensor::score, true);
+        if (u == 0 || u > c.L) continue;
+        for (const LinearModule &m : modules) {
+            Adapter<S> adapter;
+            t.prefix = format("model.layers.%zu.%s.", u - 1, m.name);
+            t.add(true, "lora_A.weight", &adapter.a, {r, m.IC}, Tensor::lora_a, true);
+            t.add(true, "lora_B.weight", &adapter.b, {m.OC, r}, Tensor::lora_b, true);
+            adapters[u - 1].push_back(adapter);
+        }
+        t.prefix = "";
+    }
+    return t.table;
+}
+
+// ---- costs ----------------------------------------------------------------------------------------------------------------------------
+
+namespace cost {
+// A product with a layer's matrix and its adapters, or the product alone if there are none. The gradient of a frozen matrix is not computed. The
+// backward pass computes x A^T once more, and then four small products.
+CostOf linear(const ModelConfig &c, Linear matrix, size_t IC, size_t OC, size_t more = 0);
+}  // namespace cost

@@ -1,0 +1,168 @@
+"""Whole runs with adapters on the tiny models of test/golden: files, tasks, ranks, resuming, merging, and every way to call them wrong."""
+
+import json
+import re
+import shutil
+
+import pytest
+from test_runs import GOLDEN, call, command, first_step, log_lines, random_documents, read_tensors, refused, stable, train, write_data
+
+MODEL, LORA = GOLDEN / "qwen3", {"lora_rank": 4, "learning_rate": 1e-2}
+PAIRS = {"data": GOLDEN / "pairs.safetensors", "max_len": 64, "row_tokens": 128, "train_batch_size": 10}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data") / "data.safetensors", random_documents(23))
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    output = tmp_path_factory.mktemp("runs") / "adapter"
+    train(output, data=data, max_epochs=2, **LORA)
+    return output
+
+
+def adapter_of(output):
+    return (output / "adapter_model.safetensors").read_bytes()
+
+
+def eval_loss(*flags, **options):
+    result = call(command("eval", *flags, **{"max_len": 64, **options}))
+    assert result.returncode == 0, result.stderr
+    return float(re.match(r"loss ([\d.]+)", result.stdout.splitlines()[-1])[1])
+
+
+def test_an_adapter_is_written_as_peft_has_it(trained):
+    config = json.loads((trained / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["task_type"], config["r"], config["lora_alpha"]) == ("LORA", "CAUSAL_LM", 4, 16)
+    assert config["base_model_name_or_path"] == str(MODEL) and "q_proj" in config["target_modules"]
+    tensors = read_tensors(trained / "adapter_model.safetensors")
+    assert len(tensors) == 2 * 7 * 2
+    assert tensors["base_model.model.model.layers.1.self_attn.k_proj.lora_B.weight"].shape == (32, 4)
+    assert not (trained / "model.safetensors").exists() and not (trained / "config.json").exists()
+
+
+def test_a_loss_falls_and_the_adapter_keeps_it(data, trained):
+    assert log_lines(trained)[0]["model"]["trained"] == sum(t.size for t in read_tensors(trained / "adapter_model.safetensors").values())
+    assert eval_loss(data=data, adapter=trained) < eval_loss(data=data) - 0.2
+
+
+def test_a_merged_model_is_the_adapted_one(data, trained, tmp_path):
+    result = call(command("merge", adapter=trained, output_dir=tmp_path / "merged", threads=None, device=None))
+    assert result.returncode == 0, result.stderr
+    assert abs(eval_loss(data=data, model=tmp_path / "merged") - eval_loss(data=data, adapter=trained)) < 2e-6
+    before, after = read_tensors(MODEL / "model.safetensors"), read_tensors(tmp_path / "merged/model.safetensors")
+    assert set(before) == set(after)
+    assert {name.split(".", 3)[-1] for name in before if (before[name] != after[name]).any()} == {
+        f"{part}.weight" for part in ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]}
+
+
+def test_the_merged_golden_has_peft_s_loss(tmp_path):
+    for name, base in (("lora_llama3", "llama3"), ("lora_phi3", "phi3")):
+        call(command("merge", model=GOLDEN / base, adapter=GOLDEN / name, output_dir=tmp_path / name, export_dtype="f32", threads=None, device=None))
+        want = json.loads((GOLDEN / name / "golden.json").read_text())["merged"]
+        assert abs(eval_loss(model=tmp_path / name, data=GOLDEN / base / "golden.safetensors", max_len=128) - want) < 1e-5 * want
+
+
+@pytest.mark.parametrize("dropout", [0, 0.3])
+def test_a_resumed_run_has_the_same_bits(data, tmp_path, dropout):
+    options = {"data": data, "max_steps": 8, "lora_dropout": dropout, **LORA}
+    train(tmp_path / "whole", save_steps=4, **options)
+    shutil.copytree(tmp_path / "whole/step_4", tmp_path / "part/step_4")
+    train(tmp_path / "part", resume="auto", **options)
+    assert adapter_of(tmp_path / "part") == adapter_of(tmp_path / "whole")
+    assert stable(log_lines(tmp_path / "part")) == stable(log_lines(tmp_path / "whole"))[4:]
+
+
+@pytest.mark.parametrize("more", [{"ranks": 3, "zero_stage": 2}, {"ranks": 2, "ring_attn_size": 2, "recompute": "layer"}, {"ranks": 4, "ring_attn_size": 2}])
+def test_ranks_and_rows_change_nothing_but_the_order_of_sums(data, tmp_path, more):
+    options = {"data": data, "max_steps": 4, "lora_dropout": 0.2, **LORA}
+    train(tmp_path / "one", **options)
+    train(tmp_path / "many", row_tokens=128, **more, **options)
+    for one, many in zip(stable(log_lines(tmp_path / "one")), stable(log_lines(tmp_path / "many"))):
+        assert abs(one["loss"] - many["loss"]) < 2e-5 * one["loss"]
+
+
+def test_training_goes_on_from_an_adapter(data, trained, tmp_path):
+    train(tmp_path / "on", data=data, adapter=trained, max_steps=2)
+    assert abs(first_step(tmp_path / "on")["loss"] - log_lines(trained)[-1]["loss"]) < 0.5
+    assert adapter_of(tmp_path / "on") != adapter_of(trained)
+    assert json.loads((tmp_path / "on/adapter_config.json").read_text())["r"] == 4
+
+
+# ---- tasks --------------------------------------------------------------------------------------------------------------------------
+
+
+def losses(output):
+    return [line["loss"] for line in stable(log_lines(output))]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_dpo_begins_with_a_margin_of_exactly_0(tmp_path, dtype):
+    train(tmp_path / "dpo", task="dpo", max_steps=4, dtype=dtype, **PAIRS, **LORA)
+    first = first_step(tmp_path / "dpo")
+    assert first["rewards/margins"] == 0 and first["rewards/chosen"] == 0
+    assert losses(tmp_path / "dpo")[-1] < 0.6
+
+
+def test_the_base_is_the_reference_that_a_second_model_would_be(tmp_path):
+    train(tmp_path / "own", task="dpo", max_steps=4, **PAIRS, **LORA)
+    train(tmp_path / "second", task="dpo", max_steps=4, ref_model=MODEL, ref_mode="resident", **PAIRS, **LORA)
+    assert losses(tmp_path / "own") == pytest.approx(losses(tmp_path / "second"), rel=1e-6)
+    plans = [call(command("dpo", "--plan", ref_mode="resident", max_len=64, **more)).stdout for more in ({"lora_rank": 4}, {"lora_rank": 4, "ref_model": MODEL})]
+    assert ["beside it, to be evaluated" in plan for plan in plans] == [False, True]
+
+
+def test_dpo_from_an_adapter_compares_with_that_adapter(trained, tmp_path):
+    train(tmp_path / "dpo", task="dpo", max_steps=1, adapter=trained, ref_mode="resident", **PAIRS)
+    assert first_step(tmp_path / "dpo")["rewards/margins"] == 0
+
+
+def test_grpo_with_a_divergence_from_the_base(tmp_path):
+    prompts = write_data(tmp_path / "prompts.safetensors", random_documents(8, longest=12))
+    options = dict(data=prompts, max_len=64, rollout_batch_size=4, train_batch_size=8, n=2, max_new_tokens=4, max_steps=2, kl_coef=0.1, **LORA)
+    train(tmp_path / "grpo", task="grpo", **options)
+    assert first_step(tmp_path / "grpo")["kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_reward_model_keeps_its_head(tmp_path):
+    train(tmp_path / "rm", task="rm", max_steps=6, **PAIRS, **LORA)
+    assert losses(tmp_path / "rm")[-1] < losses(tmp_path / "rm")[0]
+    config = json.loads((tmp_path / "rm/adapter_config.json").read_text())
+    assert (config["task_type"], config["modules_to_save"]) == ("SEQ_CLS", ["score"])
+    assert read_tensors(tmp_path / "rm/adapter_model.safetensors")["base_model.model.score.weight"].shape == (1, 32)
+    adapted = eval_loss(data=PAIRS["data"], adapter=tmp_path / "rm", row_tokens=128)
+    call(command("merge", adapter=tmp_path / "rm", output_dir=tmp_path / "merged", threads=None, device=None))
+    assert abs(eval_loss(data=PAIRS["data"], model=tmp_path / "merged", row_tokens=128) - adapted) < 1e-5
+    refused(command("generate", adapter=tmp_path / "rm", prompt="a"), "belongs to a reward model")
+
+
+# ---- what is refused ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options, part", [
+    ({"lora_rank": 4, "lora_targets": "q_proj,query"}, '--lora_targets has "query", but'),
+    ({"lora_rank": 4, "lora_targets": "lm_head"}, '--lora_targets has "lm_head", but'),
+    ({"lora_rank": 33}, "--lora_rank 33 is larger than"),
+    ({"lora_rank": 4, "lora_dropout": 1}, "--lora_dropout is 1.0 but must be"),
+    ({"lora_rank": 4, "lora_alpha": 0}, "--lora_alpha is 0.0 but must be above 0"),
+    ({"lora_rank": 4, "adapter": GOLDEN / "lora_qwen3"}, "--lora_rank and --adapter were both given"),
+    ({"adapter": GOLDEN / "lora_mistral"}, "so it belongs to another model than"),
+    ({"adapter": GOLDEN / "lora_reward"}, "belongs to a reward model"),
+    ({"adapter": GOLDEN / "llama3"}, "has no adapter_config.json"),
+])
+def test_wrong_calls(data, tmp_path, options, part):
+    refused(command("sft", data=data, output_dir=tmp_path / "out", max_len=64, **options), part)
+
+
+def test_wrong_merges(trained, tmp_path):
+    refused(command("merge", output_dir=tmp_path, threads=None, device=None), "merge needs --adapter DIR")
+    model = shutil.copytree(MODEL, tmp_path / "model")
+    refused(command("merge", "--overwrite", model=model, adapter=trained, output_dir=model, threads=None, device=None), "is the model itself")
+    refused(command("merge", adapter=trained, output_dir=model, threads=None, device=None), "already holds a model")
+
+
+def test_another_rank_is_no_resumed_run(data, tmp_path):
+    train(tmp_path / "run", data=data, max_steps=2, save_steps=1, **LORA)
+    refused(command("sft", data=data, output_dir=tmp_path / "run", max_len=64, train_batch_size=4, max_steps=3, resume="auto", lora_rank=2), "was made with --lora_rank 4")

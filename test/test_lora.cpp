@@ -1,0 +1,262 @@
+// Adapters: the adapted model against PEFT (golden.h, golden/make_lora.py), what is frozen, files, and what is refused.
+#define LLMC_NO_MAIN
+#include "models.h"
+
+#include <filesystem>
+
+#include "check.h"
+#include "golden.h"
+
+namespace {
+
+struct AdapterGoldens : testing::TestWithParam<const char *> {
+    const Golden g{GetParam()};
+    Trained<CpuF32> trained(Recompute recompute = Recompute::none, int threads = 2, bool guards = false, bool poison = false) {
+        return {make_device<CpuF32>(threads), g, recompute, Mode::train, guards, poison};
+    }
+};
+
+ModelConfig config_of(const std::string &name) {
+    std::vector<std::string> notes;
+    return read_config("test/golden/" + name, notes);
+}
+
+}  // namespace
+
+INSTANTIATE_TEST_SUITE_P(Families, AdapterGoldens, testing::ValuesIn(golden_adapters), family_name);
+
+TEST_P(AdapterGoldens, LossEntropyAccuracy) { expect_loss_entropy_accuracy(make_device<CpuF32>(), g); }
+TEST_P(AdapterGoldens, Logits) { expect_logits_of_last_tokens(make_device<CpuF32>(), g); }
+TEST_P(AdapterGoldens, Gradients) { expect_gradients(make_device<CpuF32>(), g); }
+TEST_P(AdapterGoldens, LossesOfTenSteps) { expect_losses(make_device<CpuF32>(), g, {1, 5, 10}); }
+
+// Against our own gradient in float, of the same weights, as far as PEFT's in bf16 is from its own.
+TEST_P(AdapterGoldens, Bf16GradientAsGoodAsPeft) {
+    Trained<CpuF32> exact = trained();
+    round_weights(*exact.model);
+    Trained<CpuBf16> t(make_device<CpuBf16>(), g);
+    exact.loss_and_gradient(g, g.rows(3)), t.loss_and_gradient(g, g.rows(3));
+    const auto gradient = [](auto &model) {
+        return read(model.memory(), model.parameters().grads, model.parameters().sharding.count);
+    };
+    expect_at_most("bf16, gradient, L2", relative_distance(gradient(*t.model), gradient(*exact.model)),
+                   1.5 * g.expected["bf16"]["gradient_error"].get<double>());
+}
+
+// With and without dropout.
+TEST_P(AdapterGoldens, RecomputeThreadsGuardsAndPoisonGiveTheSameBits) {
+    for (const double dropout : {0.0, 0.3}) {
+        Golden dropping = g;
+        dropping.config.lora.dropout = dropout;
+        const auto gradient = [&](Recompute recompute, int threads, bool guards, bool poison) {
+            Trained<CpuF32> t(make_device<CpuF32>(threads), dropping, recompute, Mode::train, guards, poison);
+            t.model->use_dropout(3);
+            t.loss_and_gradient(g, g.rows(3));
+            t.model->arena().check_guards();
+            return read(t.model->memory(), t.model->parameters().grads, t.model->parameters().sharding.count);
+        };
+        const auto want = gradient(Recompute::none, 2, false, false);
+        EXPECT_EQ(gradient(Recompute::none, 1, false, false), want);
+        EXPECT_EQ(gradient(Recompute::cheap, 2, false, true), want);
+        EXPECT_EQ(gradient(Recompute::layer, 2, false, true), want);
+        EXPECT_EQ(gradient(Recompute::layer, 2, true, false), want);
+    }
+}
+
+// Dropout changes the loss, by the step; packing documents into other rows changes nothing but the order of sums.
+TEST_P(AdapterGoldens, DropoutBelongsToTokens) {
+    Golden dropping = g;
+    dropping.config.lora.dropout = 0.3;
+    Trained<CpuF32> t(make_device<CpuF32>(), dropping);
+    const auto loss = [&](std::optional<uint64_t> key, size_t per_row) {
+        std::vector<Row> rows = g.rows(per_row);
+        for (size_t r = 0; r < rows.size(); r++)
+            for (size_t i = 0; i < rows[r].documents.size(); i++) rows[r].documents[i] = r * per_row + i;
+        t.model->use_dropout(key);
+        const double loss = t.loss_and_gradient(g, rows);
+        return std::pair(loss, t.model->gradient_norm());
+    };
+    const auto [plain, plain_norm] = loss({}, 6);
+    expect_near_relative("loss without dropout", plain, g.expected["loss"], 1e-5);
+    const auto [first, norm] = loss(1, 6);
+    EXPECT_GT(std::abs(first - plain), 1e-4);
+    EXPECT_NE(loss(2, 6).first, first);
+    for (size_t per_row : {1, 2, 3}) {
+        expect_near_relative("loss, packed otherwise", loss(1, per_row).first, first, 1e-6);
+        expect_near_relative("gradient norm, packed otherwise", loss(1, per_row).second, norm, 1e-5);
+    }
+}
+
+// The gradient under dropout, by finite differences along itself: the same masks forward and backward.
+TEST_P(AdapterGoldens, GradientUnderDropoutIsThatOfItsLoss) {
+    Golden dropping = g;
+    dropping.config.lora.dropout = 0.3;
+    Trained<CpuF32> t(make_device<CpuF32>(), dropping);
+    t.model->use_dropout(1);
+    const auto rows = g.rows(6);
+    t.loss_and_gradient(g, rows);
+    Zero<CpuF32> &zero = t.model->parameters();
+    const std::vector<float> gradient(zero.grads, zero.grads + zero.sharding.count),
+        weights(zero.params, zero.params + zero.sharding.count);
+    double squares = 0;
+    for (float v : gradient) squares += double(v) * v;
+    const double h = 2e-3 / std::sqrt(squares);
+    const auto loss_at = [&](double step) {
+        for (size_t i = 0; i < weights.size(); i++) zero.params[i] = float(weights[i] + step * gradient[i]);
+        return t.loss(rows);
+    };
+    expect_near_relative("slope", (loss_at(h) - loss_at(-h)) / (2 * h), squares, 2e-3);
+}
+
+// B = 0: the adapted model is its base, bit for bit, and only B has a gradient.
+TEST_P(AdapterGoldens, BeginsAsItsBase) {
+    Golden base = g, fresh = g;
+    base.config.lora = {}, fresh.own = fresh.dir;
+    Trained<CpuF32> t(make_device<CpuF32>(), fresh),
+        of_base(make_device<CpuF32>(), Golden(g.expected["base"].get<std::string>()));
+    EXPECT_EQ(t.model->evaluate(g.rows(6)[0]), of_base.model->evaluate(g.rows(6)[0]));
+    t.model->take_sums();
+    t.loss_and_gradient(g, g.rows(6));
+    for (const Tensor &tensor : t.model->tensors()) {
+        double squares = 0;
+        for (float v : t.gradient(tensor)) squares += double(v) * v;
+        EXPECT_EQ(squares > 0, tensor.name.ends_with("lora_B.weight")) << tensor.name;
+    }
+    Trained<CpuF32> filled = trained();
+    const auto reference = of_base.model->evaluate(g.rows(6)[0]);
+    EXPECT_NE(filled.model->evaluate(g.rows(6)[0]), reference);
+    filled.model->take_sums();
+    EXPECT_EQ(filled.model->evaluate_base(g.rows(6)[0]), reference);
+    EXPECT_EQ(filled.model->take_sums().targets, 0);
+}
+
+// What is frozen is not touched, and has no gradients or moments in the plan.
+TEST_P(AdapterGoldens, BaseIsFrozen) {
+    Trained<CpuF32> t = trained();
+    size_t parameters = 0;
+    for (const Tensor &tensor : t.model->tensors()) parameters += tensor.count;
+    EXPECT_EQ(parameters, trained_parameters(g.config));
+    for (const Segment &s : t.model->plan().segments())
+        for (const char *name : {"gradients", "adamw m", "adamw v"})
+            if (s.name == name) {
+                EXPECT_LT(s.bytes, 2 * 4 * parameters + 4096) << name;
+            }
+    const auto frozen = [&] {
+        std::vector<float> out;
+        for (const Segment &s : t.model->plan().segments())
+            if (s.name == "frozen params")
+                out.assign(*reinterpret_cast<float **>(s.pointer), *reinterpret_cast<float **>(s.pointer) + s.bytes / 4);
+        return out;
+    };
+    const auto before = frozen();
+    ASSERT_FALSE(before.empty());
+    t.loss_and_gradient(g, g.rows(3));
+    t.model->update({1e-2, 0.9, 0.95, 1e-8, 0.1, 1, 1});
+    EXPECT_EQ(frozen(), before);
+}
+
+// Ours to PEFT's format and back, bit for bit.
+TEST_P(AdapterGoldens, FilesComeBack) {
+    Trained<CpuF32> t = trained();
+    const std::string dir = testing::TempDir() + g.own.substr(g.own.rfind('/') + 1);
+    std::filesystem::create_directories(dir);
+    t.model->save(dir, "F32");
+    write_lora(dir, g.config, g.dir);
+    bool reward;
+    const LoraConfig lora = read_lora(dir, g.config, reward);
+    EXPECT_EQ(lora.scale(), g.config.lora.scale());
+    EXPECT_EQ(lora.rank, g.config.lora.rank);
+    EXPECT_FALSE(reward);
+    const HfWeights ours(dir, adapter_files), theirs(g.own, adapter_files);
+    HostMemory host;
+    for (const Tensor &tensor : t.model->tensors()) {
+        std::vector<float> a(tensor.count), b(tensor.count);
+        ours.read(tensor.name, tensor.shape, a.data(), host), theirs.read(tensor.name, tensor.shape, b.data(), host);
+        EXPECT_EQ(a, b) << tensor.name;
+    }
+    std::filesystem::remove_all(dir);
+}
+
+// ---- the reward model -----------------------------------------------------------------------------------------------------------------
+
+TEST(Adapters, RewardModelEqualsPeft) {
+    const auto golden = read_json("test/golden/lora_reward/golden.json");
+    SelfComm comm;
+    ::Run run{"train_llama", RM, default_options(RM), comm, 1, GoldenPairs<CpuF32>::models(make_device<CpuF32>())};
+    open_config(run, "test/golden/" + golden["base"].get<std::string>());
+    bool reward = false;
+    run.options.adapter = "test/golden/lora_reward";
+    run.config.lora = read_lora(run.options.adapter, run.config, reward);
+    ASSERT_TRUE(reward);
+    make_reward(run.config);
+    run.mesh = std::make_shared<Mesh>(comm, 1);
+    run.options.row_tokens = 128;
+    const auto data = open_data(run, "test/golden/pairs.safetensors");
+    const ModelLimits limits = limits_for(run, Mode::train, *data);
+    const auto model = open_model(run, limits);
+    std::vector<size_t> samples(data->size());
+    for (size_t s = 0; s < samples.size(); s++) samples[s] = s;
+    const std::vector<double> rewards = document_values(run, *model, *data, samples), want = golden["rewards"];
+    for (size_t i = 0; i < want.size(); i++) EXPECT_NEAR(rewards[i], want[i], 1e-4);
+    Pairs pairs(run);
+    pairs.use(*data, data->size(), limits);
+    model->zero_gradients();
+    const auto rows = pack_samples(*data, samples, run.options.row_tokens);
+    pairs.begin({.data = data.get(), .begin = 0, .epoch = 0, .samples = samples, .rows = rows, .tokens = 0, .target_tokens = 0});
+    for (size_t i = 0; i < rows.size(); i++) pairs.accumulate(*model, make_row(*data, rows[i]), i + 1 == rows.size());
+    expect_near_relative("loss", pairs.take_totals().loss, golden["loss"], 1e-5);
+    expect_near_relative("gradient norm", model->gradient_norm(), golden["grad_norm"], 1e-4);
+    auto &zero = static_cast<Decoder<CpuF32> &>(*model).parameters();
+    for (const Tensor &t : model->tensors()) {
+        double squares = 0;
+        for (size_t i = 0; i < t.count; i++) squares += std::pow(double(zero.grads[t.offset + i]), 2);
+        EXPECT_NEAR(std::sqrt(squares), golden["gradients"].at(t.name)["norm"], 1e-4 * golden["grad_norm"].get<double>())
+            << t.name;
+    }
+}
+
+// ---- what is refused ------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+std::string refusal_of(const nlohmann::json &changes, const std::string &base = "llama3") {
+    const std::string dir = testing::TempDir() + "adapter_refused";
+    std::filesystem::create_directories(dir);
+    nlohmann::json config = read_json("test/golden/lora_llama3/adapter_config.json");
+    if (changes.is_object()) config.update(changes);
+    write_json(dir + "/adapter_config.json", config);
+    try {
+        bool reward;
+        read_lora(dir, config_of(base), reward);
+    } catch (const Error &e) {
+        return e.what();
+    }
+    return "";
+}
+
+}  // namespace
+
+TEST(Adapters, WhatWeDoNotHaveIsRefusedByName) {
+    EXPECT_EQ(refusal_of({}), "");
+    const std::pair<nlohmann::json, const char *> wrong[] = {
+        {{{"peft_type", "IA3"}}, "peft_type is \"IA3\", but we have LORA"},
+        {{{"use_dora", true}}, "use_dora is true"},
+        {{{"bias", "all"}}, "bias is \"all\""},
+        {{{"rank_pattern", {{"q_proj", 2}}}}, "rank_pattern is"},
+        {{{"layers_to_transform", {0}}}, "layers_to_transform is"},
+        {{{"modules_to_save", {"embed_tokens"}}}, "modules_to_save has \"embed_tokens\""},
+        {{{"task_type", "SEQ_2_SEQ_LM"}}, "task_type is"},
+        {{{"target_modules", {"lm_head"}}}, "\"lm_head\", but"},
+        {{{"target_modules", {"model.layers.0.mlp.up_proj"}}}, "has mlp.up_proj of 1 layers"},
+        {{{"r", 33}}, "33 is larger than"}};
+    for (const auto &[changes, message] : wrong) {
+        const std::string refusal = refusal_of(changes);
+        EXPECT_NE(refusal.find(message), refusal.npos) << refusal;
+        printf("  %s\n", refusal.c_str());
+    }
+}
+
+TEST(Adapters, ScaleIsAlphaOverRankOrItsRoot) {
+    EXPECT_EQ((LoraConfig{.rank = 16, .alpha = 32, .targets = {}}.scale()), 2);
+    EXPECT_EQ((LoraConfig{.rank = 16, .alpha = 32, .rslora = true, .targets = {}}.scale()), 8);
+}
