@@ -310,10 +310,7 @@ void matmul_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const std::typ
                     size_t OC, size_t ld, bool accumulate) {
     ld = ld ? ld : OC;
     in_parts(
-        T,
-        [&](size_t t, size_t n) {
-            forward_run<X, Out>(dev, out + t * ld, x + t * IC, w, bias, n, IC, OC, ld, accumulate);
-        },
+        T, [&](size_t t, size_t n) { forward_run<X, Out>(dev, out + t * ld, x + t * IC, w, bias, n, IC, OC, ld, accumulate); },
         matmul_run(dev));
 }
 
