@@ -453,6 +453,7 @@ TEST(Options, CommandLinesOfTrlRun) {
     EXPECT_EQ(options(dpo + "--loss_type ipo").loss_type, Names{"ipo_mean"});
     EXPECT_EQ(options(sft + "--accelerate_config zero2").zero_stage, 2u);
     EXPECT_EQ(options(sft + "--num_processes 4").ranks, 4u);
+    EXPECT_EQ(options(sft + "--optim adamw_bnb_8bit").moments, "8bit");
     EXPECT_EQ(options("grpo --model M --data D --output_dir O --loss_type dr_grpo").loss_aggregation, "constant");
     EXPECT_EQ(parse(words("reward --model M --data D --output_dir O")).task, RM);
 }

@@ -272,6 +272,15 @@ template <class Dev> void run_updates(OpRun<Dev> &r) {
     r.keep("adamw_update", "params", p, n);
     r.keep("adamw_update", "m", m, n);
     r.keep("adamw_update", "v", v, n);
+    const auto blockwise = [&](bool negative) {
+        return Blockwise{r.template room<uint8_t>(n), r.template room<float>(n), 0, n, negative};
+    };
+    X *const blockwise_params = r.numbers(n);
+    const Blockwise m8 = blockwise(true), v8 = blockwise(false);
+    adamw_update(r.dev, Floats<X>{blockwise_params, r.template room<int16_t>(n)}, m8, v8, grads,
+                 {0.01, 0.9, 0.999, 1e-8, 0.1, 1, 1}, n);
+    r.keep("adamw_update, 8 bits", "params", blockwise_params, n);
+    r.keep("adamw_update, 8 bits", "scales of m", m8.scales, m8.blocks());
     const float norm = float(squared_norm(r.dev, r.template room<double>(squared_norm_scratch(n)), grads, n));
     r.results.push_back({"squared_norm", "sum", {norm}});
     copy_rows(r.dev, p, C, r.numbers(n), C, T / 2, C / 2);

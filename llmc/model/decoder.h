@@ -338,7 +338,8 @@ inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits)
     if (!train || r.zero_stage < 2 || r.world == 1)
         for (Unit &unit : units) unit.row_elements = 0;
     if (!train && r.zero_stage < 3) return Sharding(units, 0, 1, 0, 0);
-    return Sharding(units, r.zero_stage, int(r.world), int(r.rank), r.bucket_bytes);
+    const bool in_blocks = limits.moments == Moments::blockwise;
+    return Sharding(units, r.zero_stage, int(r.world), int(r.rank), r.bucket_bytes, in_blocks ? Blockwise::size : 8);
 }
 
 // Frozen weights lie on every rank, and adapters are too small for stage 3 to pay.
@@ -375,7 +376,7 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
              adapts() ? table.tensors : std::vector<Tensor>()),
       modules_(adapted_modules(config)) {
     if (adapts()) plan_.add(&frozen.params, "frozen params", {frozen.sharding.count});
-    if (trains()) optimizer.plan(plan_, zero, limits.bf16_moments);
+    if (trains()) optimizer.plan(plan_, zero, limits.moments);
     else zero.plan(plan_, false), plan_.end_state();
     plan_row();
     if (adapts()) plan_adapters();
@@ -543,8 +544,8 @@ template <class Dev> void Decoder<Dev>::profile() {
     auto timeline = make_timeline(dev);
     const Peaks peaks = measure_peaks(dev, memory(), *timeline);
     Work layout{};
-    layout.element = sizeof(X), layout.moment = limits.bf16_moments ? sizeof(bf16) : sizeof(float),
-    layout.recompute = limits.recompute;
+    constexpr size_t bytes_of_moment[] = {sizeof(float), sizeof(bf16), sizeof(uint8_t)};
+    layout.element = sizeof(X), layout.moment = bytes_of_moment[size_t(limits.moments)], layout.recompute = limits.recompute;
     for (const Tensor &t : zero.table) layout.parameters += t.count, layout.cleared += t.product ? 0 : t.count;
     profiler_ = std::make_unique<Profiler>(std::move(timeline), peaks, ops, config, layout);
 }

@@ -35,8 +35,8 @@ struct ModelLimits {
     size_t row_tokens = 2048;  // T of the longest row, a multiple of row_multiple
     size_t positions = 2048;   // longest document, for the rope table
     Recompute recompute = Recompute::none;
-    size_t tile_tokens = 0;     // Decoder::tile
-    bool bf16_moments = false;  // of AdamW
+    size_t tile_tokens = 0;          // Decoder::tile
+    Moments moments = Moments::f32;  // of AdamW
     float temperature =
         1;  // by which the head divides its logits: nll and entropy are those of the distribution that is sampled from
     size_t cache_pages = 0;     // pages of the key/value cache; 0: next_logits() will not be called

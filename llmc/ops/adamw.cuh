@@ -34,4 +34,36 @@ template <class X, class M> void adamw_update(Cuda<X> dev, Floats<X> params, M *
     launch(dev, wide ? adamw_kernel4<X, M, N> : adamw_kernel4<X, M, 1>, Grid{ceil_div(n, threads * (wide ? N : 1))}, threads, 0,
            params, m, v, grads, AdamWFactors(a), n);
 }
+
+struct BlockwiseShared {
+    float of_m[Fractions::count], of_v[Fractions::count], partial[32];
+};
+
+// A block of threads updates a block of parameters, of which the first and the last of an array may be shorter.
+template <class X>
+__global__ void adamw_blockwise_kernel(Floats<X> params, Blockwise m, Blockwise v, const float *grads, AdamWFactors f,
+                                       Fractions of_m, Fractions of_v) {
+    BlockwiseShared &s = shared_mem<BlockwiseShared>();
+    s.of_m[threadIdx.x] = of_m.of[threadIdx.x], s.of_v[threadIdx.x] = of_v.of[threadIdx.x];
+    __syncthreads();
+    const size_t at = blockIdx.x * Blockwise::size + threadIdx.x, i = at - m.skip;
+    const bool in = at >= m.skip && i < m.count;
+    float m_i = 0, v_i = 0;
+    if (in) {
+        m_i = s.of_m[m.codes[i]] * m.scales[blockIdx.x], v_i = s.of_v[v.codes[i]] * v.scales[blockIdx.x];
+        float p = params.load(i);
+        f.update(p, m_i, v_i, grads[i]);
+        params.store(i, p);
+    }
+    const float most_m = block_max(fabsf(m_i), s.partial), most_v = block_max(v_i, s.partial);
+    if (in) m.codes[i] = code_of(s.of_m, most_m, m_i), v.codes[i] = code_of(s.of_v, most_v, v_i);
+    if (threadIdx.x == 0) m.scales[blockIdx.x] = most_m, v.scales[blockIdx.x] = most_v;
+}
+
+template <class X>
+void adamw_update(Cuda<X> dev, Floats<X> params, Blockwise m, Blockwise v, const float *grads, AdamW a, size_t) {
+    static_assert(Blockwise::size == Fractions::count, "a thread for each number of a block and for each fraction");
+    launch(dev, adamw_blockwise_kernel<X>, Grid{m.blocks()}, Blockwise::size, sizeof(BlockwiseShared), params, m, v, grads,
+           AdamWFactors(a), fractions(true), fractions(false));
+}
 }  // namespace CUDA_BACKEND

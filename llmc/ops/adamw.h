@@ -10,13 +10,19 @@
 // Moments in bf16 are rounded stochastically. Rounded to nearest, they would not move if a step changes them by less than half a unit in the
 // last place. With beta2 = 0.999 this happens to v where (1 - beta2) (g^2 - v) is below 2^-9 v. The random bits of an element are a function of
 // (seed, step, its number in the model), so that no bit depends on ranks or threads.
+//
+// Moments may also be Blockwise, in 8 bits (../core/blockwise.h): m and v are decoded, updated as floats, used for the parameters before they are rounded,
+// and encoded with a new scale for each block.
 #pragma once
 #include <cmath>
 #include <cstddef>
 
+#include "../core/blockwise.h"
 #include "../core/device.h"
 #include "../core/floats.h"
 #include "../core/rng.h"
+
+enum class Moments { f32, bf16, blockwise };  // how they are stored
 
 struct AdamW {  // members are double, because 1 - 0.999f is off by 1e-5
     double lr, beta1, beta2, eps, weight_decay;
@@ -67,5 +73,27 @@ template <class X, class M> void adamw_update(Cpu<X> dev, Floats<X> params, M *m
         factors.update(p, m_i, v_i, grads[i]);
         factors.store(m[i], v[i], m_i, v_i, i);
         params.store(i, p);
+    }
+}
+
+template <class X>
+void adamw_update(Cpu<X> dev, Floats<X> params, Blockwise m, Blockwise v, const float *grads, AdamW a, size_t n) {
+    const AdamWFactors factors(a);
+    const float *const of_m = fractions(true).of, *const of_v = fractions(false).of;
+#pragma omp parallel for num_threads(dev.threads)
+    for (size_t b = 0; b < m.blocks(); b++) {
+        const size_t begin = std::max(b * Blockwise::size, m.skip) - m.skip,
+                     end = std::min((b + 1) * Blockwise::size - m.skip, n);
+        float m_b[Blockwise::size], v_b[Blockwise::size], most_m = 0, most_v = 0;
+        for (size_t i = begin; i < end; i++) {
+            float p = params.load(i), &m_i = m_b[i - begin], &v_i = v_b[i - begin];
+            m_i = of_m[m.codes[i]] * m.scales[b], v_i = of_v[v.codes[i]] * v.scales[b];
+            factors.update(p, m_i, v_i, grads[i]);
+            params.store(i, p);
+            most_m = std::max(most_m, std::abs(m_i)), most_v = std::max(most_v, v_i);
+        }
+        for (size_t i = begin; i < end; i++)
+            m.codes[i] = code_of(of_m, most_m, m_b[i - begin]), v.codes[i] = code_of(of_v, most_v, v_b[i - begin]);
+        m.scales[b] = most_m, v.scales[b] = most_v;
     }
 }

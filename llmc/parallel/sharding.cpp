@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <numeric>
 
-Sharding::Sharding(const std::vector<Unit> &units, int stage, int world, int rank, size_t bucket_bytes)
-    : stage(world == 1 ? 0 : stage), parts(this->stage ? size_t(world) : 1), own(this->stage ? size_t(rank) : 0) {
+Sharding::Sharding(const std::vector<Unit> &units, int stage, int world, int rank, size_t bucket_bytes, size_t aligned)
+    : stage(world == 1 ? 0 : stage),
+      parts(this->stage ? size_t(world) : 1),
+      own(this->stage ? size_t(rank) : 0),
+      aligned(aligned) {
     size_t end = 0;
     for (const Unit &unit : units) {
         if (unit.begin != end) die("a unit begins at element %zu, but the one before it ends at %zu", unit.begin, end);

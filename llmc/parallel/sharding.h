@@ -37,11 +37,11 @@ struct TensorRun : ShardRun {
 
 // Says which rank updates which elements. At stage 0, and with a single rank, there is one part, which every rank has.
 struct Sharding {
-    static constexpr size_t aligned = 8;                         // the size of a part is a multiple of this: 16 bytes of bf16
     static constexpr size_t unit_aligned = array_alignment / 2;  // in the flat arrays, units begin at a multiple of this
 
     const int stage;
     const size_t parts, own;  // own: number of this rank's part
+    const size_t aligned;     // the size of a part is a multiple of this: 16 bytes of bf16, or a block of moments in 8 bits
     std::vector<Bucket> buckets;
     size_t elements = 0;     // of the table
     size_t count = 0;        // elements of the flat arrays, padding included
@@ -50,7 +50,7 @@ struct Sharding {
 
     // The units follow each other from 0 on. A bucket of rows has at most `bucket_bytes` of float gradients, or the fewest rows that
     // are a multiple of multiple() if those are more.
-    Sharding(const std::vector<Unit> &units, int stage, int world, int rank, size_t bucket_bytes);
+    Sharding(const std::vector<Unit> &units, int stage, int world, int rank, size_t bucket_bytes, size_t aligned = 8);
 
     size_t multiple() const { return parts * aligned; }   // every part of a bucket is a multiple of this from the bucket's begin
     size_t bucket_of(size_t global) const;                // the number of the bucket that has this element

@@ -10,7 +10,7 @@
 //   3       x / W    as stage 2       o / W      every micro-step       (W - 1) * micro-steps * (4 * padded elements + x * gathered ones)
 //           + guests
 //
-//   x: bytes of X     o: 10, in f32 8, since there are no lower halves (floats.h); 4 less with moments in bf16     buffers: two, of consecutive buckets
+//   x: bytes of X     o: 10, in f32 8, since there are no lower halves (floats.h); 4 less with moments in bf16, 6 in 8 bits     buffers: two, of consecutive buckets
 //   guests: gathered units, two layers at a time. Each unit is gathered once for the forward pass, layers but the last two once more for the
 //   backward pass; an embedding that is also the head is gathered twice (decoder.h).
 #pragma once

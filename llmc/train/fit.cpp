@@ -23,7 +23,9 @@ std::unique_ptr<Model> plan_model(const Run &run, const std::string &recompute, 
     std::unique_ptr<Model> model;
     for (auto [name, level] : recompute_levels) {
         if (recompute != "auto" && recompute != name) continue;
-        limits.recompute = level, limits.bf16_moments = run.options.moments == "bf16";
+        const std::string &moments = run.options.moments;
+        limits.recompute = level;
+        limits.moments = moments == "bf16" ? Moments::bf16 : moments == "8bit" ? Moments::blockwise : Moments::f32;
         limits.tile_tokens = run.options.tile_tokens;
         model = run.make_model(run.config, limits);
         model->plan().place(run.options.guard);

@@ -155,3 +155,47 @@ TYPED_TEST(AdamWUpdate, SmallUpdatesReachBf16ThroughTheLowerHalves) {
         EXPECT_EQ(float(params.rounded.values()[0]), 1.0078125f);
     }
 }
+
+// One update of any state in blocks, the first and the last of which are not whole. A fused multiply-add may make the next fraction the nearest.
+TYPED_TEST(AdamWUpdate, MomentsInBlocks) {
+    using X = typename TypeParam::X;
+    const Random random{5, Purpose::test, 0};
+    for (const size_t skip : {size_t(0), size_t(100)})
+        for (const size_t n : {size_t(50), size_t(1003)}) {
+            const size_t blocks = (skip + n + 255) / 256;
+            const auto start = random_values<X>(n, 1);
+            const auto grads = random_values<float>(n, 2);
+            std::vector<uint8_t> codes_m(n), codes_v(n);
+            std::vector<float> scales_m(blocks), scales_v(blocks), m(n), v(n);
+            for (size_t b = 0; b < blocks; b++) scales_m[b] = 0.1f * float(b + 1), scales_v[b] = 0.02f * float(b + 1);
+            for (size_t i = 0; i < n; i++) {
+                codes_m[i] = uint8_t(random.block(i)[0]), codes_v[i] = uint8_t(random.block(i)[1]);
+                m[i] = fractions(true).of[codes_m[i]] * scales_m[(skip + i) / 256];
+                v[i] = fractions(false).of[codes_v[i]] * scales_v[(skip + i) / 256];
+            }
+            HostFloats<X> want(std::vector<float>(start.begin(), start.end()));
+            adamw_update(Cpu<X>{1}, want.where(), m.data(), v.data(), grads.data(), adamw_setting(3), n);
+            SameBits same;
+            for_each_order<TypeParam>([&](TypeParam dev) {
+                FloatsArray<X> params(std::vector<float>(start.begin(), start.end()));
+                Array<uint8_t> got_m(codes_m), got_v(codes_v);
+                Array<float> got_scales_m(scales_m), got_scales_v(scales_v), d_grads(grads);
+                adamw_update(dev, params.where(), Blockwise{got_m.data(), got_scales_m.data(), skip, n, true},
+                             Blockwise{got_v.data(), got_scales_v.data(), skip, n, false}, d_grads.data(), adamw_setting(3), n);
+                expect_close("params", params.values(), widen(want.values()), adamw_error(1).params);
+                for (size_t b = 0; b < blocks; b++) {
+                    const size_t first = std::max(b * 256, skip) - skip, end = std::min((b + 1) * 256 - skip, n);
+                    float most_m = 0, most_v = 0;
+                    for (size_t i = first; i < end; i++)
+                        most_m = std::max(most_m, std::abs(m[i])), most_v = std::max(most_v, v[i]);
+                    EXPECT_NEAR(got_scales_m.values()[b], most_m, 0x1p-22 * most_m);
+                    EXPECT_NEAR(got_scales_v.values()[b], most_v, 0x1p-22 * most_v);
+                    for (size_t i = first; i < end; i++) {
+                        ASSERT_LE(std::abs(int(got_m.values()[i]) - int(code_of(fractions(true).of, most_m, m[i]))), 1) << i;
+                        ASSERT_LE(std::abs(int(got_v.values()[i]) - int(code_of(fractions(false).of, most_v, v[i]))), 1) << i;
+                    }
+                }
+                same(params.values(), got_scales_m.values(), got_scales_v.values());
+            });
+        }
+}

@@ -296,7 +296,7 @@ def test_axolotl_sequence_parallel(home):
 def test_axolotl_lora(home):
     (home / "lora.yaml").write_text(LORA_1B)
     refused, command = problems(home, ["sft", "--config", "lora.yaml"])
-    assert refused == {"optimizer", "loss_watchdog_threshold", "loss_watchdog_patience", "evals_per_epoch",
+    assert refused == {"loss_watchdog_threshold", "loss_watchdog_patience", "evals_per_epoch",
                        "saves_per_epoch", "special_tokens.pad_token"}
     first_step(home, command)
 
