@@ -7,7 +7,7 @@
     scripts/report.py out/a/log.jsonl --wandb PROJECT --follow       WANDB_MODE=offline keeps it on this machine
     scripts/report.py out/a/log.jsonl --trackio PROJECT --follow     then: trackio show
 
-They get every number under its name in the log; `make deps` does not install them. --follow keeps reading until the run has
+They get every number under its name in the log; `make deps` does not install them. train_llama --report_to starts this script by itself. --follow keeps reading until the run has
 ended (its log then has a summary), or until Ctrl-C. A resumed run continues the same curves; if it repeats steps, their first values stay. You
 may write TensorBoard's files again: the newest file counts.
 """

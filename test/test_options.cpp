@@ -431,9 +431,10 @@ TEST(Options, CommandLinesOfTrlRun) {
     EXPECT_EQ(o.adam_eps, 1e-6);
     EXPECT_EQ(o.max_num, 2u);
     EXPECT_EQ(o.save_steps, -1);
+    EXPECT_EQ(o.report_to, (Names{"wandb", "tensorboard"}));
     const std::string said = notes(line);
     for (const char *part :
-         {"--report_to: metrics go to --log", "--optim: the optimizer is AdamW", "--gradient_checkpointing: --recompute layer",
+         {"--optim: the optimizer is AdamW", "--gradient_checkpointing: --recompute layer",
           "a step: 2 samples of a device * 8 accumulated * 2 ranks = --train_batch_size 32",
           "defaults that differ from TRL's (in brackets): lr_warmup_ratio 0.03 (0), truncation \"drop\" (cut on the right",
           "in the names of this program: ./train_llama sft --model M --data D --output_dir O --max_epochs 3 --ranks 4"})

@@ -6,7 +6,7 @@
 #include <vector>
 
 // Made with transformers 5.23.0: get_scheduler(name, optimizer with lr 2e-4, num_warmup_steps = ceil(12 * 0.2),
-// num_training_steps = 12) (cosine_with_min_lr: min_lr_rate 0.1), get_last_lr() before each of 13 updates.
+// num_training_steps = 12) (cosine_with_min_lr: min_lr_rate 0.1; warmup_stable_decay: min_lr_ratio 0.1, num_decay_steps = ceil(12 * 0.3)), get_last_lr() before each of 13 updates.
 static const std::map<std::string, std::vector<double>> transformers = {
     {"constant", std::vector<double>(13, 0.0002)},
     {"constant_with_warmup",
@@ -24,12 +24,15 @@ static const std::map<std::string, std::vector<double>> transformers = {
      {0.0, 6.666666666666667e-05, 0.00013333333333333334, 0.0002, 0.00019457233587073176, 0.00017894399988070803, 0.000155,
       0.00012562833599002375, 9.437166400997628e-05, 6.500000000000002e-05, 4.1056000119291995e-05, 2.542766412926825e-05,
       2e-05}},
+    {"warmup_stable_decay",
+     {2e-05, 8e-05, 0.00014, 0.0002, 0.0002, 0.0002, 0.0002, 0.0002, 0.0002, 0.00017363961030678927, 0.00011000000000000002,
+      4.6360389693210735e-05, 2e-05}},
 };
 
 TEST(Schedule, EqualsTransformersStepByStep) {
     for (const auto &[type, rates] : transformers)
         for (size_t step = 0; step < rates.size(); step++)
-            EXPECT_NEAR(learning_rate_at({type, 2e-4, 0.2, 0.1, 12}, step), rates[step], 2e-4 * 0x1p-51)
+            EXPECT_NEAR(learning_rate_at({type, 2e-4, 0.2, 0.1, 12, 0.3}, step), rates[step], 2e-4 * 0x1p-51)
                 << type << ", step " << step;
 }
 
@@ -37,16 +40,16 @@ TEST(Schedule, WithoutWarmupAndAllWarmup) {  // transformers' values again
     const std::vector<double> none = {0.0002, 0.000155, 6.500000000000002e-05, 2e-05};
     const std::vector<double> all = {0.0, 6.666666666666667e-05, 0.00013333333333333334, 0.0};
     for (size_t step = 0; step < 4; step++) {
-        EXPECT_NEAR(learning_rate_at({"cosine_with_min_lr", 2e-4, 0, 0.1, 3}, step), none[step], 2e-4 * 0x1p-51) << step;
-        EXPECT_NEAR(learning_rate_at({"linear", 2e-4, 1, 0.1, 3}, step), all[step], 2e-4 * 0x1p-51) << step;
+        EXPECT_NEAR(learning_rate_at({"cosine_with_min_lr", 2e-4, 0, 0.1, 3, 0}, step), none[step], 2e-4 * 0x1p-51) << step;
+        EXPECT_NEAR(learning_rate_at({"linear", 2e-4, 1, 0.1, 3, 0}, step), all[step], 2e-4 * 0x1p-51) << step;
     }
 }
 
 TEST(Schedule, WarmupStepsAreRoundedUpAsPythonDoes) {
-    EXPECT_EQ(warmup_steps({"linear", 1, 0.03, 0, 100}), 3u);
-    EXPECT_EQ(warmup_steps({"linear", 1, 0.07, 0, 100}), 8u);  // 100 * 0.07 is 7.000000000000001
-    EXPECT_EQ(warmup_steps({"linear", 1, 0.03, 0, 1}), 1u);
-    EXPECT_EQ(warmup_steps({"linear", 1, 0, 0, 100}), 0u);
+    EXPECT_EQ(warmup_steps({"linear", 1, 0.03, 0, 100, 0}), 3u);
+    EXPECT_EQ(warmup_steps({"linear", 1, 0.07, 0, 100, 0}), 8u);  // 100 * 0.07 is 7.000000000000001
+    EXPECT_EQ(warmup_steps({"linear", 1, 0.03, 0, 1, 0}), 1u);
+    EXPECT_EQ(warmup_steps({"linear", 1, 0, 0, 100, 0}), 0u);
 }
 
-TEST(Schedule, UnknownNameIsRefused) { EXPECT_THROW(learning_rate_at({"polynomial", 1, 0, 0, 10}, 0), Error); }
+TEST(Schedule, UnknownNameIsRefused) { EXPECT_THROW(learning_rate_at({"polynomial", 1, 0, 0, 10, 0}, 0), Error); }

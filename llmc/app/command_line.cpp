@@ -483,7 +483,7 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     const auto share = [](double x) { return x >= 0 && x <= 1; };
     one_of(o.add_bos, "add_bos", "auto,never,always");
     one_of(o.truncation, "truncation", task == PRETRAIN ? "split,drop,keep" : "drop,keep");
-    one_of(o.lr_scheduler, "lr_scheduler", "cosine_with_min_lr,cosine,linear,constant_with_warmup,constant");
+    one_of(o.lr_scheduler, "lr_scheduler", "cosine_with_min_lr,cosine,linear,constant_with_warmup,warmup_stable_decay,constant");
     one_of(o.dtype, "dtype", "auto,f32,bf16");
     one_of(o.export_dtype, "export_dtype", "auto,f32,bf16");
     one_of(o.device, "device", "auto,cpu,cuda");
@@ -511,7 +511,9 @@ static void check_values(const Options &o, Task task, Problems &problems) {
          "two numbers, the smaller one first");
     must(o.learning_rate > 0, "learning_rate", "above 0");
     must(share(o.lr_warmup_ratio), "lr_warmup_ratio", "between 0 and 1");
+    for (const std::string &name : o.report_to) one_of(name, "report_to", "tensorboard,wandb,trackio,none");
     must(share(o.min_lr_ratio), "min_lr_ratio", "between 0 and 1");
+    must(share(o.lr_decay_ratio), "lr_decay_ratio", "between 0 and 1");
     for (double beta : o.adam_betas) must(beta >= 0 && beta < 1, "adam_betas", "two numbers in [0, 1)");
     must(o.adam_eps > 0, "adam_eps", "above 0");
     must(o.weight_decay >= 0, "weight_decay", "0 or more");
@@ -570,6 +572,8 @@ static void check_together(const std::string &program, const Options &o, Task ta
     if (!o.reward_weights.empty() && o.reward_weights.size() != o.reward.size())
         die("--reward_weights has %zu numbers for %zu rewards\n  fix: one for each of --reward", o.reward_weights.size(),
             o.reward.size());
+    if (o.early_stopping_patience && o.eval_data.empty() && o.eval_fraction == 0)
+        die("--early_stopping_patience counts evaluations, and there are none\n  fix: --eval_data FILE, or --eval_fraction 0.05");
     both(o.ranks > 1 && !o.rendezvous.empty(), "ranks", "rendezvous", "ranks are threads of one process, or processes");
     if ((o.rank >= 0 || o.world_size || !o.rendezvous.empty()) && (o.rank < 0 || !o.world_size || o.rendezvous.empty()))
         die("--rank, --world_size and --rendezvous belong together\n  fix: --rank 0 --world_size 2 --rendezvous HOST:29500, say");

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <list>
 #include <optional>
 
 #include "../core/common.h"
@@ -21,6 +22,7 @@
 #include "logger.h"
 #include "objective.h"
 #include "open.h"
+#include "reporter.h"
 #include "schedule.h"
 #include "trainer_state.h"
 
@@ -83,9 +85,11 @@ class Trainer {
     double peak_ = 0;                 // FLOP/s of the device; 0: not known
     size_t planned_ = 0;              // bytes of memory that the process should hold at its peak
     std::unique_ptr<Logger> logger_;  // only on the rank that prints
+    std::list<Reporter> reporters_;   // of its log
     std::string export_dtype_, resume_from_;
     std::string data_fingerprint_;  // hash of the file that is open; its name may meanwhile belong to another file
     size_t steps_ = 0, step_ = 0, skips_in_a_row_ = 0;
+    size_t worse_in_a_row_ = 0;  // evaluations since the best
     Totals totals_;
     LossSpikes spikes_;
     Best best_;
@@ -191,6 +195,7 @@ TrainerState Trainer::state() const {
             .cursor = loader_->cursor(),
             .steps = steps_,
             .skips_in_a_row = skips_in_a_row_,
+            .worse_in_a_row = worse_in_a_row_,
             .totals = totals,
             .spikes = spikes_,
             .task = task_name(run_.task),
@@ -206,6 +211,7 @@ void Trainer::restore_state(const std::string &dir) {
     totals_ = saved.totals;
     totals_.restarts++;
     skips_in_a_row_ = saved.skips_in_a_row;
+    worse_in_a_row_ = saved.worse_in_a_row;
     spikes_ = saved.spikes;
 }
 
@@ -227,6 +233,9 @@ void Trainer::start_or_resume() {
         const bool same_log = !resume_from_.empty() && fs::exists(log);
         logger_ = std::make_unique<Logger>(log, same_log, step_);
         if (!same_log) describe_run();
+        for (const std::string &where : o_.report_to)
+            if (where != "none")
+                reporters_.emplace_back(where, log, where == "tensorboard" ? o_.output_dir + "/tensorboard" : o_.report_project);
     });
     best_ = run_.comm.gather(best_)[0];
 }
@@ -330,7 +339,9 @@ void Trainer::find_best() {
 }
 
 void Trainer::keep_best(double loss) {
+    worse_in_a_row_++;
     if (!std::isfinite(loss) || (best_.step && loss >= best_.loss)) return;
+    worse_in_a_row_ = 0;
     best_ = {step_, loss};
     write_directory(run_.comm, best_path(), [&](const std::string &dir) {
         save_model(dir);
@@ -445,7 +456,8 @@ ordered_json Trainer::optimizer_step(const Step &batch) {
     Profiler *profiler = model_->profiler();
     if (profiler) profiler->begin_step();
     model_->take_sent();  // drops the bytes sent in an evaluation
-    const double lr = learning_rate_at({o_.lr_scheduler, o_.learning_rate, o_.lr_warmup_ratio, o_.min_lr_ratio, steps_}, step_);
+    const double lr = learning_rate_at(
+        {o_.lr_scheduler, o_.learning_rate, o_.lr_warmup_ratio, o_.min_lr_ratio, steps_, o_.lr_decay_ratio}, step_);
     const Measured step = gradients_of(batch);
     const double norm = batch.target_tokens ? model_->gradient_norm() : 0;
     const auto update_start = now();
@@ -539,6 +551,12 @@ int Trainer::train() {
                              strsignal(stop), step_, checkpoint_path(o_.output_dir, step_).c_str());
             return 128 + stop;
         }
+        if (o_.early_stopping_patience && worse_in_a_row_ >= o_.early_stopping_patience && step_ < steps_) {
+            if (logger_)
+                logger_->say("stopped after step %zu: %zu evaluations in a row were no better than that of step %zu", step_,
+                             worse_in_a_row_, best_.step);
+            break;
+        }
     }
     finish();
     return 0;
@@ -567,9 +585,11 @@ void Trainer::finish() {
     if (!logger_) return;
     if (const Profiler *profiler = model_->profiler()) logger_->say("%s", profiler->table().c_str());
     write_summary();
+    for (Reporter &reporter : reporters_)
+        if (!reporter.finish()) logger_->say("note: the log was not handed on; scripts/report.py does it from the file");
     if (best_.step) logger_->say("best evaluation: loss %.4f at step %zu, in %s", best_.loss, best_.step, best_path().c_str());
     logger_->say("saved %s; %zu steps, %zu samples, %zu tokens, %zu steps skipped, %zu loss spikes; peak memory %s, planned %s",
-                 o_.output_dir.c_str(), steps_, totals_.samples, totals_.tokens, totals_.skipped, spikes_.count,
+                 o_.output_dir.c_str(), step_, totals_.samples, totals_.tokens, totals_.skipped, spikes_.count,
                  human_bytes(model_->memory().peak()).c_str(), human_bytes(planned_).c_str());
 }
 

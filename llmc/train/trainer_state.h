@@ -15,6 +15,7 @@ struct TrainerState {
     size_t step, cursor;  // cursor: see DataLoader
     size_t steps;         // the number of steps of the whole run
     size_t skips_in_a_row;
+    size_t worse_in_a_row;  // evaluations since the best
     Totals totals;
     LossSpikes spikes;
     std::string task, data, data_fingerprint;

@@ -1,5 +1,6 @@
 """scripts/report.py: the numbers and curves of its page, which entries reach TensorBoard and W&B, and its refusals."""
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -13,6 +14,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 import report  # noqa: E402
+import test_runs  # noqa: E402
 from plot import PlotError  # noqa: E402
 
 ABOUT = {"task": "sft", "options": {"seed": 42, "learning_rate": 1e-4, "logging_steps": 1, "eval_data": "more.jsonl"},
@@ -236,3 +238,22 @@ def test_refusals(tmp_path):
     assert "the same name: good, good" in refused(good, good)
     assert "--follow is for" in refused(good, "--follow")
     assert "--follow is for one log" in refused(good, empty, "--tensorboard", tmp_path / "tb", "--follow")
+
+
+def test_a_run_reports_by_itself(tmp_path):
+    """All steps are there when the run has ended."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    data = test_runs.write_data(tmp_path / "data.safetensors", test_runs.random_documents(16))
+    result = test_runs.call(test_runs.command("sft", data=data, max_len=64, max_steps=3, train_batch_size=4, output_dir=tmp_path / "run", report_to="tensorboard"))
+    assert result.returncode == 0 and "note" not in result.stdout, result.stderr
+    events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard" / "run"))
+    events.Reload()
+    assert [e.step for e in events.Scalars("loss")] == [1, 2, 3]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is there")
+def test_a_run_goes_on_without_the_package(tmp_path):
+    data = test_runs.write_data(tmp_path / "data.safetensors", test_runs.random_documents(16))
+    result = test_runs.call(test_runs.command("sft", data=data, max_len=64, max_steps=3, train_batch_size=4, output_dir=tmp_path / "run", report_to="wandb"))
+    assert result.returncode == 0 and len(test_runs.log_lines(tmp_path / "run")) == 4
+    assert "pip install wandb" in result.stderr and "note: the log was not handed on" in result.stdout

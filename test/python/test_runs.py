@@ -400,6 +400,22 @@ def test_the_best_model_is_kept(data, tmp_path):
     assert not (tmp_path / "a" / "best").exists() and "best_step" not in summary(tmp_path / "a")
 
 
+def test_a_run_ends_where_its_evaluations_become_no_better(data, tmp_path):
+    """The rate grows until it is far too large. Resumed after the best evaluation, the run ends at the same step."""
+    options = {"data": data, "eval_data": data, "eval_steps": 2, "learning_rate": 1, "max_steps": 40, "lr_scheduler": "linear",
+               "lr_warmup_ratio": 0.9, "save_steps": 2, "max_num": 99, "early_stopping_patience": 3}
+    said = train(tmp_path / "a", **options)
+    steps = [line["step"] for line in log_lines(tmp_path / "a") if "eval_loss" in line]
+    best = summary(tmp_path / "a")["best_step"]
+    assert steps[-1] == best + 6 < 40 and summary(tmp_path / "a")["steps"] == best + 6
+    assert f"stopped after step {best + 6}: 3 evaluations in a row were no better than that of step {best}" in said
+    end = weights(tmp_path / "a")
+    train(tmp_path / "a", resume=tmp_path / "a" / f"step_{best + 2}", **options)
+    assert weights(tmp_path / "a") == end
+    del options["eval_data"]
+    refused(command("sft", **options, output_dir=tmp_path / "b"), "--early_stopping_patience", "--eval_data")
+
+
 def test_logging_steps_and_another_log_file(data, tmp_path):
     log = tmp_path / "b.jsonl"
     train(tmp_path / "a", data=data, max_steps=5, logging_steps=2, log=log)
