@@ -260,3 +260,45 @@ TEST(Adapters, ScaleIsAlphaOverRankOrItsRoot) {
     EXPECT_EQ((LoraConfig{.rank = 16, .alpha = 32, .targets = {}}.scale()), 2);
     EXPECT_EQ((LoraConfig{.rank = 16, .alpha = 32, .rslora = true, .targets = {}}.scale()), 8);
 }
+
+// ---- a quantised base -----------------------------------------------------------------------------------------------------------------
+
+// The weights that are stored in few bits, as a model of floats: the same products, and so the same bits.
+TEST_P(AdapterGoldens, QuantisedBaseHasTheBitsOfItsValues) {
+    for (const int bits : {4, 8}) {
+        Golden quantised = g, plain = g;
+        quantised.config.weight_bits = bits;
+        plain.dir = testing::TempDir() + "quantised";
+        std::filesystem::create_directories(plain.dir);
+        const HfWeights weights(g.dir);
+        std::vector<TensorSpec> specs = weights.tensors();
+        for (TensorSpec &spec : specs) spec.dtype = "F32";
+        {
+            HfWriter writer(plain.dir, specs);
+            HostMemory host;
+            const auto &map = magnitude_map();
+            for (const TensorSpec &spec : specs) {
+                std::vector<float> w(elements(spec.shape));
+                weights.read(spec.name, spec.shape, w.data(), host);
+                const bool linear = std::ranges::any_of(linear_modules(g.config), [&](const LinearModule &m) {
+                    return spec.name.ends_with(std::string(m.name) + ".weight");
+                });
+                if (linear) {
+                    const QuantisedArrays q = quantise(bits, w, spec.shape[1]);
+                    dequantise(
+                        make_device<CpuF32>(), w.data(),
+                        Quantised{bits, w.size(), spec.shape[1], q.codes.data(), q.scales.data(), q.groups.data(), map.data()});
+                }
+                writer.write(spec.name, w.data(), w.size(), host);
+            }
+            writer.finish();
+        }
+        Trained<CpuF32> of_bits(make_device<CpuF32>(), quantised), of_floats(make_device<CpuF32>(), plain);
+        const double loss = of_bits.loss_and_gradient(g, g.rows(3));
+        EXPECT_EQ(loss, of_floats.loss_and_gradient(g, g.rows(3)));
+        for (const Tensor &t : of_bits.model->tensors()) EXPECT_EQ(of_bits.gradient(t), of_floats.gradient(t)) << t.name;
+        expect_near_relative(format("loss in %d bits", bits).c_str(), loss, g.expected["loss"], bits == 4 ? 0.1 : 0.01);
+        EXPECT_NE(loss, g.expected["loss"].get<double>());
+        std::filesystem::remove_all(plain.dir);
+    }
+}

@@ -13,6 +13,7 @@
 // array that the plan holds for as long as they are read. Every rank takes part in that, also one that has no row.
 //
 // With adapters (lora.h) `zero` and the optimizer have the adapters alone, and the model's own weights lie in `frozen`, without gradients or moments.
+// Those of the linear layers may be stored in 4 or 8 bits; each product then begins by writing its matrix out.
 #pragma once
 #include <cmath>
 #include <optional>
@@ -27,6 +28,7 @@
 #include "../ops/layout.h"
 #include "../ops/loss.h"
 #include "../ops/matmul.h"
+#include "../ops/quantised.h"
 #include "../ops/score.h"
 #include "../parallel/mesh.h"
 #include "../parallel/optimizer.h"
@@ -67,10 +69,11 @@ template <class Dev> class Decoder : public Model {
     Profiler *profiler() override { return profiler_.get(); }
     void allocate(Mesh &mesh, bool guards, bool poison) override;
     const std::vector<Tensor> &tensors() const override { return zero.table; }
-    const std::vector<Tensor> &frozen_tensors() const override { return frozen.table; }
+    const std::vector<Tensor> &frozen_tensors() const override { return frozen_.all; }
     void load(const HfWeights &weights, uint64_t seed) override {
         load_parameters(frozen, weights, seed, memory());
         load_parameters(zero, weights, seed, memory());
+        if (config.weight_bits) load_quantised(weights);
     }
     void load_adapters(const HfWeights &weights, uint64_t seed) override { load_parameters(zero, weights, seed, memory()); }
     void use_dropout(std::optional<uint64_t> key) override { dropout_key_ = key; }
@@ -243,12 +246,16 @@ template <class Dev> class Decoder : public Model {
         float *logits;           // (sequences, logits_ld)   generate
         float *decode;           // attention_decode_scratch
         X *dropped;              // (matmul_run, the widest input)            with dropout: the input of an adapter
+        X *weights;              // (the largest matrix of a layer)      of quantised layers, one matrix at a time
         X *low, *dlow;           // (matmul_run, rank), (.., 3 * rank)        x A^T, and the gradients of those of a matrix
     } acts;
 
   private:
     void plan_row();
     void plan_adapters();
+    void plan_quantised();
+    void load_quantised(const HfWeights &weights);
+    const X *matrix_of(size_t l, LinearShape m, const X *w);
     void plan_head();
     void plan_buckets();
     void plan_guests();
@@ -290,7 +297,13 @@ template <class Dev> class Decoder : public Model {
     const std::vector<Unit> &units = trained_.units;
     const size_t head_unit;
     Zero<Dev> zero;
-    Zero<Dev> frozen;                          // the base of adapters, of which only `params` is used; else empty
+    const FrozenTable frozen_;  // the base of adapters; else empty
+    Zero<Dev> frozen;           // of which only `params` is used
+    struct {
+        uint8_t *codes, *scales;
+        float *groups, *map;
+        std::vector<Quantised> matrices;  // (L * modules) that linear_modules lists
+    } quantised_;
     const std::vector<LinearModule> modules_;  // that have adapters
     Adapters<X> adapters_;
     Adapters<float> dadapters_;
@@ -349,7 +362,7 @@ inline ModelLimits at_most_stage_2(ModelLimits limits, Mode mode) {
 
 // The table of what is trained: everything, or adapters.
 inline Table trained_table(const ModelConfig &config, const Table &base) {
-    if (config.lora.rank == 0) return base;
+    if (!config.freezes()) return base;
     Adapters<float> none;
     float *head;
     return lora_table(config, base, none, &head, nowhere<float>());
@@ -370,11 +383,12 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
       base_(table),
       trained_(trained_table(config, table)),
       head_unit(table.head),
-      zero(dev, sharding_for(trained_.units, adapts() ? at_most_stage_2(limits, limits.mode) : limits), trained_.tensors),
-      frozen(dev, sharding_for(adapts() ? table.units : std::vector<Unit>(), at_most_stage_2(limits, Mode::evaluate)),
-             adapts() ? table.tensors : std::vector<Tensor>()),
+      zero(dev, sharding_for(trained_.units, config.freezes() ? at_most_stage_2(limits, limits.mode) : limits), trained_.tensors),
+      frozen_(config, config.freezes() ? table : Table()),
+      frozen(dev, sharding_for(frozen_.table.units, at_most_stage_2(limits, Mode::evaluate)), frozen_.table.tensors),
       modules_(adapted_modules(config)) {
-    if (adapts()) plan_.add(&frozen.params, "frozen params", {frozen.sharding.count});
+    if (config.freezes()) plan_.add(&frozen.params, "frozen params", {frozen.sharding.count});
+    if (config.weight_bits) plan_quantised();
     if (trains()) optimizer.plan(plan_, zero, limits.bf16_moments);
     else zero.plan(plan_, false), plan_.end_state();
     plan_row();
@@ -433,6 +447,23 @@ template <class Dev> void Decoder<Dev>::plan_adapters() {
     if (config.lora.dropout == 0) return;
     plan_.add(&acts.dropped, "adapters' inputs", {n, widest});
     plan_.add(&row.document, "row.document", {T_max});
+}
+
+template <class Dev> void Decoder<Dev>::plan_quantised() {
+    size_t codes = 0, scales = 0, groups = 0, largest = 0;
+    const auto modules = linear_modules(config);
+    for (const LinearModule &m : modules) {
+        const QuantisedSizes of_module = quantised_sizes(config, m);
+        codes += config.L * of_module.codes, scales += config.L * of_module.scales, groups += config.L * of_module.groups;
+        size_t whole = 0;  // the matrix that the module is a part of
+        for (const LinearModule &other : modules) whole += (other.matrix == m.matrix) * other.OC * other.IC;
+        largest = std::max(largest, whole);
+    }
+    plan_.add(&quantised_.codes, format("weights, %d bits", config.weight_bits), {codes});
+    plan_.add(&quantised_.scales, "weights' scales", {scales});
+    plan_.add(&quantised_.groups, "weights' groups", {groups});
+    plan_.add(&quantised_.map, "scales' values", {256});
+    plan_.add(&acts.weights, "weights of a matrix", {largest});
 }
 
 template <class Dev> void Decoder<Dev>::plan_head() {
@@ -561,13 +592,16 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
     const Locate<float> grads = [&](size_t unit, size_t offset) {
         return s.stage >= 2 ? grads_of.unit[unit] + (offset - units[unit].begin) : zero.grads + s.flat(offset);
     };
-    if (!adapts()) {
+    if (!config.freezes()) {
         point_weights(params, trains() ? &grads : nullptr);
         if (trains() && s.stage >= 2) head_dw = grads_of.head;
         if (s.stage == 3) head_w = weights_of.head;
         return;
     }
-    const Locate<X> base = [&](size_t, size_t offset) { return frozen.params + frozen.sharding.flat(offset); };
+    const Locate<X> base = [&](size_t, size_t offset) {
+        const auto found = frozen_.offsets.find(offset);
+        return found == frozen_.offsets.end() ? nullptr : frozen.params + frozen.sharding.flat(found->second);
+    };
     const Locate<float> none = nowhere<float>();
     point_weights(base, trains() ? &none : nullptr);
     lora_table(config, base_, adapters_, &head_w, params);
@@ -673,6 +707,37 @@ template <class Dev> template <class F> void Decoder<Dev>::for_adapters(Linear m
         if (modules_[i].matrix == matrix) f(modules_[i], number++, i);
 }
 
+// Reads and quantises the linear layers, one module at a time.
+template <class Dev> void Decoder<Dev>::load_quantised(const HfWeights &weights) {
+    HostMemory host;
+    const auto &map = magnitude_map();
+    write(memory(), quantised_.map, std::vector<float>(map.begin(), map.end()));
+    quantised_.matrices.clear();
+    size_t code = 0, scale = 0, group = 0;
+    for (size_t l = 0; l < config.L; l++)
+        for (const LinearModule &m : linear_modules(config)) {
+            std::vector<X> stored(m.OC * m.IC);
+            weights.read(format("model.layers.%zu.%s.weight", l, m.name), {m.OC, m.IC}, stored.data(), host);
+            const QuantisedArrays q = quantise(config.weight_bits, std::vector<float>(stored.begin(), stored.end()), m.IC);
+            quantised_.matrices.push_back({config.weight_bits, stored.size(), m.IC, quantised_.codes + code,
+                                           quantised_.scales + scale, quantised_.groups + group, quantised_.map});
+            write(memory(), quantised_.codes + code, q.codes);
+            write(memory(), quantised_.scales + scale, q.scales);
+            write(memory(), quantised_.groups + group, q.groups);
+            code += q.codes.size(), scale += q.scales.size(), group += q.groups.size();
+        }
+}
+
+// Returns the weights of a matrix of layer l: those that are stored as X, or acts.weights, to which they are written out.
+template <class Dev> const typename Dev::X *Decoder<Dev>::matrix_of(size_t l, LinearShape m, const X *w) {
+    if (!config.weight_bits) return w;
+    const auto modules = linear_modules(config);
+    for (size_t i = 0; i < modules.size(); i++)
+        if (modules[i].matrix == m.matrix)
+            dequantise(dev, acts.weights + modules[i].first * m.IC, quantised_.matrices[l * modules.size() + i]);
+    return acts.weights;
+}
+
 // Computes acts.low = scale * drop(x) A^T (n, rank). Returns the input that A was multiplied with: x itself, or acts.dropped, which has the scale.
 template <class Dev>
 const typename Dev::X *Decoder<Dev>::adapter_input(size_t l, const LinearModule &module, const X *x, size_t t, size_t n) {
@@ -686,7 +751,7 @@ const typename Dev::X *Decoder<Dev>::adapter_input(size_t l, const LinearModule 
 
 template <class Dev>
 void Decoder<Dev>::linear_forward(size_t l, LinearShape m, X *out, const X *x, const X *w, const X *bias, size_t t, size_t n) {
-    matmul_forward(dev, out, x, w, bias, n, m.IC, m.OC);
+    matmul_forward(dev, out, x, matrix_of(l, m, w), bias, n, m.IC, m.OC);
     if (modules_.empty()) return;
     in_parts(
         n,
@@ -706,6 +771,7 @@ void Decoder<Dev>::linear_backward(size_t l, LinearShape m, X *dx, float *dw, fl
                                    size_t t, size_t n) {
     if (dw) weight_backward(dw, dbias, dout, x, n, m.IC, m.OC, t > 0);
     const size_t r = config.lora.rank;
+    if (dx) w = matrix_of(l, m, w);
     in_parts(
         n,
         [&](size_t first, size_t part) {

@@ -49,6 +49,26 @@ size_t trained_parameters(const ModelConfig &c) {
     return count + (c.reward ? c.C : 0);
 }
 
+FrozenTable::FrozenTable(const ModelConfig &c, const Table &base) {
+    table.positions = base.positions, table.head = base.head, all = base.tensors;
+    const auto modules = linear_modules(c);
+    const auto is_quantised = [&](const std::string &name) {
+        return c.weight_bits && std::ranges::any_of(modules, [&](const LinearModule &m) {
+                   return name.ends_with("." + std::string(m.name) + ".weight");
+               });
+    };
+    size_t end = 0;
+    for (const Unit &unit : base.units) {
+        table.units.push_back({end, end, unit.row_elements});
+        for (Tensor t : base.tensors) {
+            if (t.offset < unit.begin || t.offset >= unit.end || is_quantised(t.name)) continue;
+            offsets[t.offset] = end;
+            t.offset = end, table.units.back().end = end += t.count;
+            table.tensors.push_back(t);
+        }
+    }
+}
+
 void check_lora(const ModelConfig &c, const std::string &dir) {
     const LoraConfig &lora = c.lora;
     if (c.gpt2())

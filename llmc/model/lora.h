@@ -3,10 +3,12 @@
 //
 //   y = x W^T + scale * drop(x) A^T B^T        W (OC, IC) frozen     A (rank, IC), B (OC, rank) trained
 #pragma once
+#include <map>
 #include <string>
 #include <vector>
 
 #include "../core/common.h"
+#include "../ops/quantised.h"
 #include "config.h"
 #include "op_list.h"
 #include "table.h"
@@ -61,6 +63,19 @@ Table lora_table(const ModelConfig &c, const Table &base, Adapters<S> &adapters,
     }
     return t.table;
 }
+
+inline QuantisedSizes quantised_sizes(const ModelConfig &config, const LinearModule &m) {
+    return {config.weight_bits, m.OC * m.IC, m.IC};
+}
+
+// Where the weights of linear layers are stored in 4 or 8 bits, the other frozen ones are a table of their own.
+struct FrozenTable {
+    Table table;
+    std::map<size_t, size_t> offsets;  // in the table, by the offset in the base's table
+    std::vector<Tensor> all;           // of the base
+
+    FrozenTable(const ModelConfig &config, const Table &base);
+};
 
 // ---- costs ----------------------------------------------------------------------------------------------------------------------------
 

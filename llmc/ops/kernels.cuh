@@ -13,6 +13,7 @@
 #include "loss.cuh"
 #include "matmul.cuh"
 #include "qk_norm_rope.cuh"
+#include "quantised.cuh"
 #include "reduce.cuh"
 #include "residual.cuh"
 #include "rmsnorm.cuh"

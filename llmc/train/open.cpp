@@ -70,10 +70,15 @@ void expect_own_family(const Run &run, const std::string &name) {
             trainer.c_str());
 }
 
+void set_weight_bits(Run &run) {
+    run.config.weight_bits = run.options.load_in == "4bit" ? 4 : run.options.load_in == "8bit" ? 8 : 0;
+}
+
 void open_config(Run &run, const std::string &dir) {
     std::vector<std::string> notes;
     run.model_dir = dir;
     run.config = read_config(dir, notes);
+    set_weight_bits(run);
     expect_own_family(run, dir);
     for (const std::string &note : notes) run.say("note: %s", note.c_str());
     const std::string tokenizer = dir + "/tokenizer.json";
@@ -189,7 +194,8 @@ static void load_weights(const Run &run, Model &model) {
     const HfWeights weights(run.model_dir);
     const bool adapts = run.config.lora.rank > 0;
     std::vector<std::string> names;
-    for (const Tensor &t : adapts ? model.frozen_tensors() : model.tensors()) names.push_back(t.name);
+    for (const auto *list : {&model.frozen_tensors(), &model.tensors()})
+        for (const Tensor &t : *list) names.push_back(t.name);
     if (run.config.tied || run.config.reward)
         names.push_back("lm_head.weight");  // is stored twice, or not used by a reward model
     weights.expect_only(names);

@@ -166,3 +166,29 @@ def test_wrong_merges(trained, tmp_path):
 def test_another_rank_is_no_resumed_run(data, tmp_path):
     train(tmp_path / "run", data=data, max_steps=2, save_steps=1, **LORA)
     refused(command("sft", data=data, output_dir=tmp_path / "run", max_len=64, train_batch_size=4, max_steps=3, resume="auto", lora_rank=2), "was made with --lora_rank 4")
+
+
+# ---- a quantised base ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", ["4bit", "8bit"])
+def test_adapters_learn_on_a_quantised_base(data, tmp_path, bits):
+    train(tmp_path / "run", data=data, max_epochs=2, load_in=bits, **LORA)
+    both = {"data": data, "load_in": bits}
+    assert eval_loss(adapter=tmp_path / "run", **both) < eval_loss(**both) - 0.2
+    assert 0 < abs(eval_loss(**both) - eval_loss(data=data)) < (0.2 if bits == "4bit" else 0.01)
+
+
+def test_the_plan_of_a_quantised_model():
+    def state(*flags, **options):
+        plan = call(command("sft", "--plan", *flags, model=None, preset="llama3-8b", dtype="bf16", lora_rank=16, max_len=4096, recompute="layer", **options)).stdout
+        return float(re.search(r"arameters and optimizer +([\d.]+) GiB|state +([\d.]+) GiB|weights.* ([\d.]+) GiB", plan)[1] or 0), plan
+    for bits, least, most in (("4bit", 0.5, 0.53), ("8bit", 1.0, 1.01)):
+        plan = state(load_in=bits)[1]
+        size = sum(float(n) * {"GiB": 1, "MiB": 2**-10, "KiB": 2**-20}[unit] for n, unit in re.findall(r"^weights[^o]*? ([\d.]+) ([GMK]iB) +[\d.]+ [GMK]iB$", plan.replace("weights of", "x"), re.M))
+        assert least < size * 2**30 / 6979321856 < most, plan
+
+
+def test_full_training_of_quantised_weights_is_refused(data, tmp_path):
+    refused(command("sft", data=data, output_dir=tmp_path, max_len=64, load_in="4bit"), "--load_in 4bit freezes the weights")
+    refused(command("sft", data=data, output_dir=tmp_path, max_len=64, load_in="3bit", lora_rank=2), '--load_in is "3bit"')
