@@ -179,14 +179,12 @@ def test_adapters_learn_on_a_quantised_base(data, tmp_path, bits):
     assert 0 < abs(eval_loss(**both) - eval_loss(data=data)) < (0.2 if bits == "4bit" else 0.01)
 
 
-def test_the_plan_of_a_quantised_model():
-    def state(*flags, **options):
-        plan = call(command("sft", "--plan", *flags, model=None, preset="llama3-8b", dtype="bf16", lora_rank=16, max_len=4096, recompute="layer", **options)).stdout
-        return float(re.search(r"arameters and optimizer +([\d.]+) GiB|state +([\d.]+) GiB|weights.* ([\d.]+) GiB", plan)[1] or 0), plan
-    for bits, least, most in (("4bit", 0.5, 0.53), ("8bit", 1.0, 1.01)):
-        plan = state(load_in=bits)[1]
-        size = sum(float(n) * {"GiB": 1, "MiB": 2**-10, "KiB": 2**-20}[unit] for n, unit in re.findall(r"^weights[^o]*? ([\d.]+) ([GMK]iB) +[\d.]+ [GMK]iB$", plan.replace("weights of", "x"), re.M))
-        assert least < size * 2**30 / 6979321856 < most, plan
+@pytest.mark.parametrize("bits, bytes_each", [("4bit", 0.5 + 1 / 64 + 4 / (64 * 256)), ("8bit", 1 + 4 / 4096)])
+def test_the_plan_of_a_quantised_model(bits, bytes_each):
+    plan = call(command("sft", "--plan", model=None, preset="llama3-8b", dtype="bf16", lora_rank=16, max_len=4096, load_in=bits)).stdout
+    lines = re.findall(r"^weights(?:, . bits|' scales|' groups) .* ([\d.]+) ([GMK]iB)$", plan, re.M)
+    size = sum(float(n) * {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}[unit] for n, unit in lines)
+    assert len(lines) == 3 and size / (32 * (2 * 4096**2 + 2 * 1024 * 4096 + 3 * 4096 * 14336)) == pytest.approx(bytes_each, rel=0.01)
 
 
 def test_full_training_of_quantised_weights_is_refused(data, tmp_path):
