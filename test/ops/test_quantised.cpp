@@ -22,7 +22,7 @@ template <class T> uint32_t hash(const std::vector<T> &v, size_t from = 0) {
 std::vector<float> numbers(const std::string &name, const nlohmann::json &golden) {
     const float unit = float(0x1p-31 * golden["scale"].get<double>());
     const Random random{1, Purpose::test, stream_of(name)};
-    std::vector<float> out(golden["n"]);
+    std::vector<float> out(golden["n"].get<size_t>());
     for (size_t i = 0; i < out.size(); i++) {
         const Counter words = random.block(i);
         const auto number = [&](int k) { return float(int32_t(words[k])) * unit; };
@@ -56,15 +56,15 @@ TYPED_TEST(Dequantise, FourBitsEqualBitsandbytes) {
         const auto x = numbers(name, want);
         const QuantisedArrays q = quantise(4, x, 1);
         const float mean = want["offset"];
-        EXPECT_EQ(hash(q.codes), want["codes"]);
+        EXPECT_EQ(hash(q.codes), want["codes"].get<uint32_t>());
         EXPECT_NEAR(q.groups[0], mean, 2e-7 * std::abs(mean));
         if (q.groups[0] != mean) continue;
         same_mean++;
-        EXPECT_EQ(hash(q.scales), want["scales"]);
-        EXPECT_EQ(hash(q.groups, 1), want["groups"]);
+        EXPECT_EQ(hash(q.scales), want["scales"].get<uint32_t>());
+        EXPECT_EQ(hash(q.groups, 1), want["groups"].get<uint32_t>());
         for_each_order<TypeParam>([&](TypeParam dev) {
             const bool half = sizeof(typename TypeParam::X) == 2;
-            EXPECT_EQ(hash(dequantised(dev, 4, q, x.size(), 1)), want[half ? "bf16_values" : "f32"]);
+            EXPECT_EQ(hash(dequantised(dev, 4, q, x.size(), 1)), want[half ? "bf16_values" : "f32"].get<uint32_t>());
         });
     }
     EXPECT_GE(same_mean, 4u);
