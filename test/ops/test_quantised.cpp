@@ -48,7 +48,7 @@ std::vector<typename Dev::X> dequantised(Dev dev, int bits, const QuantisedArray
 TYPED_TEST(Dequantise, FourBitsEqualBitsandbytes) {
     const auto golden = read_json("test/golden/nf4.json");
     const auto &map = magnitude_map();
-    EXPECT_EQ(std::vector<float>(map.begin(), map.end()), golden["map"].get<std::vector<float>>());
+    EXPECT_EQ(std::vector<float>(map.begin(), map.end()), golden["map"].template get<std::vector<float>>());
     size_t same_mean = 0;
     for (const auto &[name, want] : golden.items()) {
         if (name == "map") continue;
@@ -56,15 +56,15 @@ TYPED_TEST(Dequantise, FourBitsEqualBitsandbytes) {
         const auto x = numbers(name, want);
         const QuantisedArrays q = quantise(4, x, 1);
         const float mean = want["offset"];
-        EXPECT_EQ(hash(q.codes), want["codes"].get<uint32_t>());
+        EXPECT_EQ(hash(q.codes), want["codes"].template get<uint32_t>());
         EXPECT_NEAR(q.groups[0], mean, 2e-7 * std::abs(mean));
         if (q.groups[0] != mean) continue;
         same_mean++;
-        EXPECT_EQ(hash(q.scales), want["scales"].get<uint32_t>());
-        EXPECT_EQ(hash(q.groups, 1), want["groups"].get<uint32_t>());
+        EXPECT_EQ(hash(q.scales), want["scales"].template get<uint32_t>());
+        EXPECT_EQ(hash(q.groups, 1), want["groups"].template get<uint32_t>());
         for_each_order<TypeParam>([&](TypeParam dev) {
             const bool half = sizeof(typename TypeParam::X) == 2;
-            EXPECT_EQ(hash(dequantised(dev, 4, q, x.size(), 1)), want[half ? "bf16_values" : "f32"].get<uint32_t>());
+            EXPECT_EQ(hash(dequantised(dev, 4, q, x.size(), 1)), want[half ? "bf16_values" : "f32"].template get<uint32_t>());
         });
     }
     EXPECT_GE(same_mean, 4u);
