@@ -1,7 +1,6 @@
 #!/bin/bash
 # OpenRLHF's train_rm with RingAttention: documents of up to 8192 tokens, a pair shared by two GPUs. Its own flags run here, too; these
 # are the names of this program.
-#   --zero_stage 2       for 3: gradients and the optimizer are sharded, parameters are not
 #   --sp_mode gather     what ring_attn_head_stride means there; without the two, keys and values hop around the ring: the same numbers
 #   --truncation keep    cuts documents that are too long, as there, but puts no EOS at the cut; the default leaves their pairs out
 #   --eval_fraction 0.01 happens by itself there, with pairs that are trained on, too; here they are held out
@@ -19,4 +18,4 @@ OUT=${OUT:-out/llama3-8b-rm}
 
 exec scripts/launch.sh -np "$RANKS" ./train_llama rm --model "$MODEL" --data "$DATA" --output_dir "$OUT" --resume auto \
     --max_len 8192 --truncation keep --train_batch_size 256 --learning_rate 9e-6 --eval_fraction 0.01 \
-    --zero_stage 2 --ring_attn_size 2 --sp_mode gather --ring_attn_head_stride 2 "$@"
+    --zero_stage 3 --ring_attn_size 2 --sp_mode gather --ring_attn_head_stride 2 "$@"

@@ -22,11 +22,11 @@ FIELDS = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_h
           "num_key_value_heads", "head_dim", "max_position_embeddings")
 WANT = {  # recipe: its model, and what a plan says of ranks; then row_tokens and max_len
     "openrlhf_sft_ring": ("llama3-8b", "8 ranks: 4 x data, 2 x sequence (gather), ZeRO stage 2", 16384, 2048),
-    "openrlhf_dpo_ring": ("llama3-8b", "8 ranks: 4 x data, 2 x sequence (gather), ZeRO stage 2", 16384, 8192),
-    "openrlhf_rm_ring": ("llama3-8b", "8 ranks: 4 x data, 2 x sequence (gather), ZeRO stage 2", 16384, 8192),
+    "openrlhf_dpo_ring": ("llama3-8b", "8 ranks: 4 x data, 2 x sequence (gather), ZeRO stage 3", 16384, 8192),
+    "openrlhf_rm_ring": ("llama3-8b", "8 ranks: 4 x data, 2 x sequence (gather), ZeRO stage 3", 16384, 8192),
     "trl_sft_multi_gpu": ("qwen2-0.5b", "8 ranks: 8 x data, 1 x sequence, ZeRO stage 1", 1024, 1024),
-    "trl_sft_context_parallel": ("qwen3-4b", "2 ranks: 1 x data, 2 x sequence (ring), ZeRO stage 2", 16384, 16384),
-    "trl_sft_ulysses": ("qwen2-0.5b", "4 ranks: 2 x data, 2 x sequence (ulysses), ZeRO stage 2", 4096, 4096),
+    "trl_sft_context_parallel": ("qwen3-4b", "2 ranks: 1 x data, 2 x sequence (ring), ZeRO stage 3", 16384, 16384),
+    "trl_sft_ulysses": ("qwen2-0.5b", "4 ranks: 2 x data, 2 x sequence (ulysses), ZeRO stage 3", 4096, 4096),
     "trl_two_nodes": ("qwen2-0.5b", "16 ranks: 16 x data, 1 x sequence, ZeRO stage 1", 1024, 1024),
     "trl_two_nodes_slurm": ("qwen2-0.5b", "16 ranks: 16 x data, 1 x sequence, ZeRO stage 1", 1024, 1024),
     "axolotl_sft_sequence_parallel": ("llama3-8b", "4 ranks: 1 x data, 4 x sequence (gather), ZeRO stage 2", 8192, 8192),
