@@ -145,7 +145,8 @@ template <class Dev> struct Zero {
     void start_gather(Comm &comm, size_t b, X *own, X *all) {  // own: (part), all: (parts * part)
         const size_t part = sharding.buckets[b].part;
         sent.params += (sharding.parts - 1) * part * sizeof(X);
-        gathers_[b] = comm.start([&] { comm.all_gather({own, part}, {all, sharding.parts * part}); });
+        Request gather = comm.start([&] { comm.all_gather({own, part}, {all, sharding.parts * part}); });
+        std::swap(gathers_[b], gather);  // nvcc takes an assignment for a request that is dropped
     }
 
     const std::vector<ShardRun> shard_runs_;

@@ -163,8 +163,8 @@ WITHOUT_MEANING = """attn_implementation flash_attn packing_samples grad_accum_d
     muon.nesterov adam_offload zpg overlap_comm deepcompile torch_compile disable_trace_cache use_liger_kernel
     gradient_checkpointing_reentrant gradient_checkpointing_use_reentrant disable_fast_tokenizer dataloader_num_workers dataset_split
     train_split eval.split full_determinism_enable full_determinism ckpt.path ckpt_path max_mem max_ckpt_mem save_hf
-    save_hf_ckpt disable_ds disable_ds_ckpt use_universal_ckpt use_ds_universal_ckpt wandb.key wandb.org wandb.group wandb.project
-    wandb.run_name tensorboard_dir use_wandb wandb_org wandb_group wandb_project wandb_run_name use_tensorboard compute_fp32_loss_enable
+    save_hf_ckpt disable_ds disable_ds_ckpt use_universal_ckpt use_ds_universal_ckpt wandb.key wandb.org wandb.group
+    wandb.run_name tensorboard_dir use_wandb wandb_org wandb_group wandb_run_name use_tensorboard compute_fp32_loss_enable
     compute_fp32_loss value_head_prefix offload ref_offload local_rank aux_loss_coef experts_implementation tensor_parallel_size
     ds_tensor_parallel_size""".split()
 
