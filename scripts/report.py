@@ -18,6 +18,7 @@ import io
 import json
 import math
 import os
+import signal
 import statistics
 import sys
 import time
@@ -309,6 +310,7 @@ def main():
     where.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases, each log as a run of its own")
     where.add_argument("--trackio", metavar="PROJECT", help="log to Trackio, each log as a run of its own")
     parser.add_argument("--follow", action="store_true", help="go on while the run does")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # train_llama ends it so
     try:
         report(parser.parse_args())
     except PlotError as error:

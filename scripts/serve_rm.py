@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import pathlib
+import signal
 import subprocess
 import sys
 import threading
@@ -99,6 +100,7 @@ def main():
     except (DataError, OSError) as error:
         sys.exit(f"serve_rm.py: {error}")
     print(f"{options.model} at http://{options.host}:{server.server_port}/get_reward", flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does
     try:
         server.serve_forever()
     except KeyboardInterrupt:

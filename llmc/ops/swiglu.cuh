@@ -30,7 +30,7 @@ template <class X, int N> __global__ void swiglu_backward_kernel4(X *dgate_up, c
     const auto dact = Vec<X, N>::load(dout + t * F + f);
     for (int i = 0; i < N; i++) {
         const float g = gate[i], u = up[i], d = dact[i];
-        const float s = divide<X>(1.0f, 1.0f + expf(-g));
+        const float s = 1.0f / (1.0f + expf(-g));  // exactly, so that 1 - s is 0 where a huge gate multiplies it
         gate[i] = d * u * s * (1.0f + g * (1.0f - s));
         up[i] = d * g * s;
     }

@@ -289,7 +289,7 @@ MATRIX = ROOT / "build/test/processes/test_ranks_mpi"
 
 
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun")
-@pytest.mark.parametrize("np, cases", [(2, 8), (3, 8), (4, 14), pytest.param(6, 20, marks=pytest.mark.slow), pytest.param(8, 20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("np, cases", [(2, 10), (3, 10), (4, 18), pytest.param(6, 26, marks=pytest.mark.slow), pytest.param(8, 26, marks=pytest.mark.slow)])
 def test_splits_equal_one_rank(np, cases):
     result = subprocess.run(["bash", LAUNCH, "-np", str(np), MATRIX], cwd=ROOT, capture_output=True, text=True, timeout=300)
     if "built without MPI" in result.stderr:

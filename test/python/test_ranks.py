@@ -341,7 +341,7 @@ def test_signals_end_processes_in_good_order(data, tmp_path):
     (4, {"ring_attn_size": 3}, ["--ring_attn_size 3 does not divide 4 ranks", "1, 2, 4"]),
     (2, {"ring_attn_size": 2, "ring_attn_head_stride": 3}, ["--ring_attn_head_stride 3 does not divide the model's 2 KV heads"]),
     (2, {"ring_attn_size": 2, "ring_attn_head_stride": 1, "sp_mode": "ring"}, ["--ring_attn_head_stride is for --sp_mode gather"]),
-    (2, {"zero_stage": 5}, ["--zero_stage", "0, 1 or 2"]),
+    (2, {"zero_stage": 5}, ["--zero_stage", "0, 1, 2 or 3"]),
     (2, {"comm_timeout": 0}, ["--comm_timeout", "above 0"]),
     (1, {"rank": 0}, ["--rank, --world_size and --rendezvous belong together"]),
 ])

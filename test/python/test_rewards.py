@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -288,7 +287,7 @@ def served(policy, tmp_path):
     process = subprocess.Popen([sys.executable, ROOT / "scripts" / "serve_rm.py", "--model", model, "--port", "0", "--threads", "1", "--row_tokens", "256"],
                                stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
     yield model, process.stdout.readline().split()[-1]
-    process.send_signal(signal.SIGINT)
+    process.terminate()
     process.wait(10)
 
 
