@@ -18,7 +18,7 @@ Reporter::Reporter(const std::string &where, const std::string &log, const std::
     if (process_ < 0) die("cannot start %s: %s", python.c_str(), strerror(errno));
     if (process_ > 0) return;
     prctl(PR_SET_PDEATHSIG, SIGTERM);  // ends it in good order even where the run is killed
-    setpgid(0, 0);                    // Ctrl-C is for the run, which may save first
+    setpgid(0, 0);                     // Ctrl-C is for the run, which may save first
     dup2(STDERR_FILENO, STDOUT_FILENO);
     execlp(python.c_str(), python.c_str(), program.c_str(), log.c_str(), flag.c_str(), to.c_str(), "--follow", nullptr);
     _exit(127);

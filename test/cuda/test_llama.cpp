@@ -111,7 +111,8 @@ TEST(CudaRanks, EqualOneRankOverGpus) {
     const size_t ranks = size_t(ranks_with_gpus());
     if (ranks < 2) GTEST_SKIP() << "2 GPUs are needed, and NCCL";
     const RankResult want = on_device<CudaF32>({1, 1, SpMode::ring, 6, 0, 1, few_documents}, untied);
-    for (const RankCase &c : {RankCase{2, 2, SpMode::ring, 6, 2, 3, few_documents}, {2, 1, SpMode::ring, 6, 1, 3, few_documents},
+    for (const RankCase &c : {RankCase{2, 2, SpMode::ring, 6, 2, 3, few_documents},
+                              {2, 1, SpMode::ring, 6, 1, 3, few_documents},
                               {2, 1, SpMode::ring, 6, 3, 3, few_documents}})
         for_each_order_of_streams<CudaF32>(
             [&](CudaF32) { check_rank_result(c.name(), on_device<CudaF32>(c, untied, Gpus::each), want); });
