@@ -46,13 +46,18 @@ def file(tmp_path):
     return write(tmp_path / "rollouts.jsonl", rollouts())
 
 
-@pytest.mark.parametrize("name", POLICY["models"])
-@pytest.mark.parametrize("program", ["", "_emu"])
-def test_losses_equal_torch(name, program, tmp_path, monkeypatch):
+def use_program(monkeypatch, name, program):
+    """Calls the program of a model's family from now on, or the emulator's."""
     path = ROOT / (("train_gpt2" if name == "gpt2" else "train_llama") + program)
     if not path.exists():
         pytest.skip(f"{path.name} was not built")
     monkeypatch.setattr(test_runs, "PROGRAM", path)
+
+
+@pytest.mark.parametrize("name", POLICY["models"])
+@pytest.mark.parametrize("program", ["", "_emu"])
+def test_losses_equal_torch(name, program, tmp_path, monkeypatch):
+    use_program(monkeypatch, name, program)
     golden, file = POLICY["models"][name], write(tmp_path / "rollouts.jsonl", rollouts(name))
     meshes = list(MESHES.values())
     cases = list(golden["losses"].items())

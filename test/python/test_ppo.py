@@ -6,10 +6,9 @@ import math
 import shutil
 
 import pytest
-import test_runs
-from test_grpo import MESHES, POLICY, near, prompts, rollouts, write  # noqa: F401, prompts is a fixture
+from test_grpo import MESHES, POLICY, near, prompts, rollouts, use_program, write  # noqa: F401, prompts is a fixture
 from test_preference import reward_model
-from test_runs import DEMO, GOLDEN, ROOT, call, command, first_step, log_lines, refused, stable, weights
+from test_runs import DEMO, GOLDEN, call, command, first_step, log_lines, refused, stable, weights
 
 MODELS = POLICY["models"]
 
@@ -50,10 +49,7 @@ def expect_steps(lines, want):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("program", ["", "_emu"])
 def test_steps_equal_torch(name, program, tmp_path, monkeypatch):
-    path = ROOT / (("train_gpt2" if name == "gpt2" else "train_llama") + program)
-    if not path.exists():
-        pytest.skip(f"{path.name} was not built")
-    monkeypatch.setattr(test_runs, "PROGRAM", path)
+    use_program(monkeypatch, name, program)
     file, critic = write(tmp_path / "rollouts.jsonl", rollouts(name)), reward_model(tmp_path / "critic", name, MODELS[name]["score"])
     for number, (case, want) in enumerate(MODELS[name]["ppo"].items()):
         if program and number:
