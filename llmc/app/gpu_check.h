@@ -184,15 +184,21 @@ template <class Dev> void run_attention(OpRun<Dev> &r) {
     float *out32 = r.template room<float>(T * H * D), *lse = r.template room<float>(H * T),
           *delta = r.template room<float>(H * T);
     X *out = r.template room<X>(T * H * D), *dqkv = r.template room<X>(T * row);
+    float *const scratch = r.template room<float>(attention_scratch(r.dev));
+    const AttentionGrads grads{out32, r.template room<float>(T * KV * D), r.template room<float>(T * KV * D)};
     attention_begin(r.dev, out32, lse, shape);
     attention_forward_part(r.dev, out32, lse, in, all, all);
     attention_end(r.dev, out, out32, shape);
+    r.keep("attention_forward_part", "out", out, T * H * D);
+    r.keep("attention_forward_part", "lse", lse, H * T);
+    attention_backward_begin(r.dev, grads, delta, out, dout, shape);
+    attention_backward_part(r.dev, grads, scratch, in, delta, lse, dout, all, all);
+    attention_backward_end(r.dev, dqkv, grads, shape);
+    r.keep("attention_backward_part", "dqkv", dqkv, T * row);
+    attention_forward(r.dev, out, out32, lse, in, all);
     r.keep("attention_forward", "out", out, T * H * D);
     r.keep("attention_forward", "lse", lse, H * T);
-    const AttentionGrads grads{out32, r.template room<float>(T * KV * D), r.template room<float>(T * KV * D)};
-    attention_backward_begin(r.dev, grads, delta, out, dout, shape);
-    attention_backward_part(r.dev, grads, r.template room<float>(attention_scratch(r.dev)), in, delta, lse, dout, all, all);
-    attention_backward_end(r.dev, dqkv, grads, shape);
+    attention_backward(r.dev, dqkv, grads, delta, scratch, in, out, dout, lse, all);
     r.keep("attention_backward", "dqkv", dqkv, T * row);
 
     // A new token for a sequence of 23 keys, which lie in the second page of a cache.

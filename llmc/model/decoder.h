@@ -91,7 +91,7 @@ template <class Dev> class Decoder : public Model {
     }
     double gradient_norm() override {
         begin_op(clock.between_rows(GRAD_NORM));
-        return zero.gradient_norm(mesh_->all);
+        return zero.gradient_norm(mesh_->all, memory());
     }
     std::string nonfinite_gradient() override { return ::nonfinite_gradient(zero, mesh_->all); }
     void detect_anomaly() override { looks_ = true; }

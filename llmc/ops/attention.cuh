@@ -46,6 +46,26 @@ __global__ void round_rows_kernel(X *dqkv, AttentionGrads grads, size_t T, size_
     for (int j = 0; j < 4; j++) dqkv[i + j] = X(values[j]);
 }
 
+template <class X> void launch_delta(Cuda<X> dev, float *delta, const X *out, const X *dout, const AttentionShape &shape) {
+    const size_t T = shape.T, H = shape.H, D = shape.D;
+    launch(dev, delta_kernel<X>, Grid{ceil_div(T * H * 32, flat_threads)}, flat_threads, 0, delta, out, dout, T, H, D);
+}
+
+// Sums the splits of dK and dV in order, and rounds them into rows of [dq | dk | dv], with one thread per 4 elements of row blockIdx.x.
+template <class X> __global__ void round_keys_kernel1(X *dqkv, AttentionGrads grads, AttentionShape shape, unsigned splits) {
+    const size_t t = blockIdx.x, columns = shape.KV * shape.D, c = (blockIdx.y * blockDim.x + threadIdx.x) * 4;
+    if (c >= 2 * columns) return;
+    Vec<float> sum = {};
+    for (unsigned s = 0; s < splits; s++) {
+        const AttentionGrads part = keys_split(grads, shape, s);
+        const auto x = Vec<float>::load(c < columns ? part.dk32 + t * columns + c : part.dv32 + t * columns + c - columns);
+        for (int j = 0; j < 4; j++) sum[j] = s ? sum[j] + x[j] : x[j];
+    }
+    Vec<X, 4> out;
+    for (int j = 0; j < 4; j++) out[j] = X(sum[j]);
+    out.store(dqkv + t * ((shape.H + 2 * shape.KV) * shape.D) + shape.H * shape.D + c);
+}
+
 // Calls f with the smallest compiled head size that is at least D. The columns in excess are 0.
 template <class F> void with_width(size_t D, F f) {
     if (D <= 32) f(std::integral_constant<int, 32>());
@@ -77,8 +97,8 @@ void attention_forward_part(Cuda<X> dev, float *out32, float *lse, const Attenti
     if constexpr (std::is_same_v<X, bf16>)
         with_width(in.shape.D, [&](auto width) {
             using Shape = ForwardShape<width.value>;
-            launch(dev, attention_forward_kernel5<width.value>, Grid{count_blocks(q_pieces, Shape::queries), H}, Shape::threads,
-                   sizeof(typename Shape::Shared), out32, lse, in, q_pieces, k_pieces);
+            launch(dev, attention_forward_kernel5<width.value, float>, Grid{count_blocks(q_pieces, Shape::queries), H},
+                   Shape::threads, sizeof(typename Shape::Shared), out32, lse, in, q_pieces, k_pieces);
         });
     else
         launch(dev, attention_forward_kernel3<X>, Grid{count_blocks(q_pieces, plain_rows), H}, plain_threads,
@@ -87,6 +107,17 @@ void attention_forward_part(Cuda<X> dev, float *out32, float *lse, const Attenti
 
 template <class X> void attention_end(Cuda<X> dev, X *out, const float *out32, const AttentionShape &shape) {
     round_floats(dev, out, out32, shape.T * shape.H * shape.D);
+}
+
+// Without floats between the tiles and the result.
+inline void attention_forward(CudaBf16 dev, bf16 *out, float *, float *lse, const AttentionInputs<bf16> &in, Pieces pieces) {
+    using namespace attention;
+    check_head_size(in.shape.D);
+    with_width(in.shape.D, [&](auto width) {
+        using Shape = ForwardShape<width.value>;
+        launch(dev, attention_forward_kernel5<width.value, bf16>, Grid{count_blocks(pieces, Shape::queries), in.shape.H},
+               Shape::threads, sizeof(typename Shape::Shared), out, lse, in, pieces, pieces);
+    });
 }
 
 template <class X> size_t attention_scratch(Cuda<X>) { return 0; }
@@ -99,7 +130,7 @@ void attention_backward_begin(Cuda<X> dev, AttentionGrads grads, float *delta, c
     clear_floats(dev, grads.dq32, T * H * D);
     clear_floats(dev, grads.dk32, T * KV * D);
     clear_floats(dev, grads.dv32, T * KV * D);
-    launch(dev, delta_kernel<X>, Grid{ceil_div(T * H * 32, flat_threads)}, flat_threads, 0, delta, out, dout, T, H, D);
+    launch_delta(dev, delta, out, dout, shape);
 }
 
 template <class X>
@@ -108,20 +139,21 @@ void attention_backward_part(Cuda<X> dev, AttentionGrads grads, float *, const A
     using namespace attention;
     const size_t H = in.shape.H, KV = in.shape.KV, D = in.shape.D;
     const Heads<const X> d_out{dout, H * D};
-    const auto both = [&](auto queries_kernel, auto keys_kernel, auto queries_shape, auto keys_shape) {
+    const auto both = [&](auto queries_kernel, auto dq, auto keys_kernel, auto queries_shape, auto keys_shape) {
         using Q = decltype(queries_shape);
         using K = decltype(keys_shape);
-        launch(dev, queries_kernel, Grid{count_blocks(q_pieces, Q::queries), H}, Q::threads, sizeof(typename Q::Shared), grads,
-               in, delta, lse, d_out, q_pieces, k_pieces);
+        launch(dev, queries_kernel, Grid{count_blocks(q_pieces, Q::queries), H}, Q::threads, sizeof(typename Q::Shared), dq, in,
+               delta, lse, d_out, q_pieces, k_pieces);
         launch(dev, keys_kernel, Grid{count_blocks(k_pieces, K::keys), KV}, K::threads, sizeof(typename K::Shared), grads, in,
                delta, lse, d_out, q_pieces, k_pieces);
     };
     if constexpr (std::is_same_v<X, bf16>)
         with_width(D, [&](auto width) {
-            both(attention_backward_queries_kernel4<width.value>, attention_backward_keys_kernel4<width.value>,
-                 BackwardQueriesShape<width.value>(), BackwardKeysShape<width.value>());
+            constexpr int w = width.value;
+            both(attention_backward_queries_kernel4<w, float>, Heads<float>{grads.dq32, H * D},
+                 attention_backward_keys_kernel4<w, true>, BackwardQueriesShape<w>(), BackwardKeysShape<w>());
         });
-    else both(attention_backward_queries_kernel3<X>, attention_backward_keys_kernel3<X>, PlainShape(), PlainShape());
+    else both(attention_backward_queries_kernel3<X>, grads, attention_backward_keys_kernel3<X>, PlainShape(), PlainShape());
 }
 
 template <class X> void attention_backward_end(Cuda<X> dev, X *dqkv, AttentionGrads grads, const AttentionShape &shape) {
@@ -129,6 +161,29 @@ template <class X> void attention_backward_end(Cuda<X> dev, X *dqkv, AttentionGr
     const size_t T = shape.T, H = shape.H, KV = shape.KV, D = shape.D;
     launch(dev, round_rows_kernel<X>, Grid{ceil_div(T * (H + 2 * KV) * D, 4 * flat_threads)}, flat_threads, 0, dqkv, grads, T,
            H * D, KV * D);
+}
+
+// dqkv may be the array of q, k and v. So the keys go first, into floats, because the queries' kernel reads K and V and the keys' kernel Q.
+inline void attention_backward(CudaBf16 dev, bf16 *dqkv, AttentionGrads grads, float *delta, float *,
+                               const AttentionInputs<bf16> &in, const bf16 *out, const bf16 *dout, const float *lse,
+                               Pieces pieces) {
+    using namespace attention;
+    const size_t T = in.shape.T, H = in.shape.H, KV = in.shape.KV, D = in.shape.D;
+    const Heads<const bf16> d_out{dout, H * D};
+    launch_delta(dev, delta, out, dout, in.shape);
+    with_width(D, [&](auto width) {
+        constexpr int w = width.value;
+        using Q = BackwardQueriesShape<w>;
+        using K = BackwardKeysShape<w>;
+        const size_t key_blocks = count_blocks(pieces, K::keys), splits = keys_splits(in.shape, key_blocks);
+        launch(dev, attention_backward_keys_kernel4<w, false>, Grid{key_blocks, KV, splits}, K::threads,
+               sizeof(typename K::Shared), grads, in, delta, lse, d_out, pieces, pieces);
+        launch(dev, attention_backward_queries_kernel4<w, bf16>, Grid{count_blocks(pieces, Q::queries), H}, Q::threads,
+               sizeof(typename Q::Shared), Heads<bf16>{dqkv, (H + 2 * KV) * D}, in, delta, lse, d_out, pieces, pieces);
+        const unsigned threads = unsigned(std::min<size_t>(flat_threads, round_up(2 * KV * D / 4, 32)));
+        launch(dev, round_keys_kernel1<bf16>, Grid{T, ceil_div(2 * KV * D / 4, threads)}, threads, 0, dqkv, grads, in.shape,
+               unsigned(splits));
+    });
 }
 
 }  // namespace CUDA_BACKEND

@@ -1,4 +1,6 @@
-// squared_norm(dev, scratch, x, n) = sum_i x[i]^2.     x (n) float     scratch (squared_norm_scratch(n)) double
+//   squared_norm(dev, scratch, x, n) = sum_i x[i]^2               x (n) float     scratch (squared_norm_scratch(n)) double
+//   add_squared_norm(dev, sum, scratch, x, n): *sum += sum_i x[i]^2, in the device's memory, so that nobody waits for it
+//
 // Summed in double over parts of a fixed size, then over the parts in order, so that the result does not depend on threads.
 #pragma once
 #include <algorithm>
@@ -23,4 +25,8 @@ template <class X> double squared_norm(Cpu<X> dev, double *scratch, const float 
     double sum = 0;
     for (size_t p = 0; p < parts; p++) sum += scratch[p];
     return sum;
+}
+
+template <class X> void add_squared_norm(Cpu<X> dev, double *sum, double *scratch, const float *x, size_t n) {
+    *sum += squared_norm(dev, scratch, x, n);
 }

@@ -44,6 +44,10 @@ __device__ inline float block_max(float v, float *partial) {
     return v;
 }
 
+// a / b for a result that is rounded to X: in bf16, whose rounding is 2^14 times larger, without the steps that make a float's division exact. Then
+// |b| must be below 2^126, or the result is 0.
+template <class X> __device__ float divide(float a, float b) { return sizeof(X) < sizeof(float) ? __fdividef(a, b) : a / b; }
+
 // N values of X, read and written 16 or 8 bytes at a time; the address must be a multiple of that. Vec<X, 1> is a plain X.
 template <class X, int N = 16 / sizeof(X)> struct Vec {
     static constexpr int size = N;

@@ -137,6 +137,7 @@ template <class Dev, class X, class F> void each_block(Dev dev, RingAttention &a
 template <class Dev, class X = typename Dev::X>
 void ring_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const AttentionInputs<X> &in,
                   RingBuffers<X> buffers) {
+    if (a.ranks() == 1) return attention_forward(dev, out, out32, lse, in, a.split.pieces[0]);
     attention_begin(dev, out32, lse, in.shape);
     each_block(dev, a, buffers.values, in, [&](size_t hop, const AttentionInputs<X> &block, const Pieces &keys) {
         if (a.travel.sees(a.rank(), a.behind(hop)))
@@ -206,6 +207,7 @@ template <class Dev> class VisitingGradients {
 template <class Dev, class X = typename Dev::X>
 void ring_backward(Dev dev, RingAttention &a, X *dqkv, AttentionGrads grads, float *delta, float *scratch,
                    const AttentionInputs<X> &in, const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
+    if (a.ranks() == 1) return attention_backward(dev, dqkv, grads, delta, scratch, in, out, dout, lse, a.split.pieces[0]);
     attention_backward_begin(dev, grads, delta, out, dout, in.shape);
     VisitingGradients visiting(dev, a, buffers.floats, in.shape.KV * in.shape.D);
     each_block(dev, a, buffers.values, in, [&](size_t hop, const AttentionInputs<X> &block, const Pieces &keys) {

@@ -28,7 +28,7 @@
 //     zero_gradients(memory, true), after which every backward pass adds to grads; or with false, if the first one overwrites the products
 //     stages 0, 1: after the last one reduce(comm, b, grads + buckets[b].begin) for all b
 //     from 2 on:   in every backward pass, for all b: start(comm, memory, b, buffer), add to the buffer, reduce(comm, b, buffer); at its end finish(comm)
-//     gradient_norm(comm); then Optimizer::update (optimizer.h), which calls ready() and gather()
+//     gradient_norm(comm, memory); then Optimizer::update (optimizer.h), which calls ready() and gather()
 //     before parameters are read: ready(comm, their first element, the one behind their last); at stage 3 a fetch() of them some time before
 //
 // After reduce() the memory of a bucket must not be touched until the next reduce() or finish(), because its sum may still be under way:
@@ -43,7 +43,7 @@ template <class Dev> struct Zero {
     X *params = nullptr;              // (count), whose padding stays 0; stage 3: (shard_count)
     float *grads = nullptr;           // stages 0 and 1: (count), from stage 2 on: (shard_count)
     int16_t *lower = nullptr;         // (shard_count) the low 16 bits of the float weights; null in f32
-    double *norm_scratch = nullptr;   // squared_norm_scratch
+    double *norm_scratch = nullptr;   // a sum, and squared_norm_scratch
     Payload sent;                     // bytes sent; only its members grads and params are used
 
     // table: offsets without padding
@@ -57,7 +57,7 @@ template <class Dev> struct Zero {
         if constexpr (Floats<X>::halves) plan.add(&lower, "params, lower halves", {sharding.shard_count});
     }
     void plan_scratch(Plan &plan) {
-        plan.add(&norm_scratch, "gradient norm scratch", {squared_norm_scratch(sharding.largest / sharding.parts)});
+        plan.add(&norm_scratch, "gradient norm scratch", {1 + squared_norm_scratch(sharding.largest / sharding.parts)});
     }
 
     void zero_gradients(Memory &memory, bool products) {
@@ -100,10 +100,11 @@ template <class Dev> struct Zero {
 
     // Returns the norm of all summed gradients, with the same bits on every rank. Squares are summed by bucket and then by rank, so that
     // worlds differ only by float64's rounding.
-    double gradient_norm(Comm &comm) {
+    double gradient_norm(Comm &comm, Memory &memory) {
         finish(comm);
-        double sum = 0;
-        for (const ShardRun &s : shard_runs_) sum += squared_norm(dev, norm_scratch, grads_at(s), s.count);
+        memory.fill(norm_scratch, 0, sizeof(double));
+        for (const ShardRun &s : shard_runs_) add_squared_norm(dev, norm_scratch, norm_scratch + 1, grads_at(s), s.count);
+        const double sum = read(memory, norm_scratch, 1)[0];
         return std::sqrt(sharding.parts == 1 ? sum : comm.sum(sum));
     }
 

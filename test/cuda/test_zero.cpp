@@ -55,7 +55,7 @@ template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stag
                 add_samples(comm, *memory, buckets[b], to);
                 if (buffered || last) zero.reduce(comm, b, to);
             }
-        const double norm = zero.gradient_norm(comm);
+        const double norm = zero.gradient_norm(comm, *memory);
         optimizer.update(zero, comm, {1e-2, 0.9, 0.999, 1e-8, 0.1, 1 / norm, step});
     }
     zero.ready(comm, 0, zero.sharding.elements);

@@ -24,6 +24,9 @@ TYPED_TEST(SquaredNorm, EqualsReference) {
             const double sum = squared_norm(dev, scratch.data(), d_x.data(), n);
             EXPECT_NEAR(sum, double(want), double(n + 1) * 0x1p-53 * double(want)) << n;
             same_for[n](std::vector<double>{sum});
+            Array<double> total(std::vector<double>{3});
+            add_squared_norm(dev, total.data(), scratch.data(), d_x.data(), n);
+            EXPECT_EQ(total.values()[0], 3 + sum);
         });
     }
 }
