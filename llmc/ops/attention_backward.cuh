@@ -190,12 +190,13 @@ __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
     constexpr int m = Shape::m, N = Shape::queries;
     auto &s = shared_mem<typename Shape::Shared>();
     const unsigned kv = blockIdx.y, group = shape.group(), split = blockIdx.z;
-    const unsigned first_h = kv * group + split * group / gridDim.z, end_h = kv * group + (split + 1) * group / gridDim.z;
+    const auto first_head = [=](unsigned split) { return kv * group + split * group / gridDim.z; };
+    const unsigned end_h = first_head(split + 1);
     const TileRows block = nth_block(k_pieces, blockIdx.x, Shape::keys);
     Tiles tiles{q_pieces, block.begin, first_unseeing(first_key, block, q_pieces), N};
     TileRows tile = tiles.front();
     if (tile.empty()) return;
-    unsigned h = first_h;
+    unsigned h = first_head(split);
 
     const auto load_queries = [&](int stage, TileRows queries, unsigned head) {
         load<Shape::threads>(s.stage[stage].q, {q.data + head * D, q.stride}, queries, D);
@@ -231,7 +232,7 @@ __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
     auto &dv = sum[0], &dk = sum[Shape::sums - 1];
     for (int stage = 0; !tile.empty(); stage ^= 1) {
         const bool same_tile = h + 1 < end_h;
-        const unsigned next_h = same_tile ? h + 1 : first_h;
+        const unsigned next_h = same_tile ? h + 1 : first_head(split);  // computed anew, for want of a register
         const TileRows next = same_tile ? tile : tiles.after(tile);
         cp_async_wait<0>();
         __syncthreads();  // this tile has landed, and all warps are done with the other stage

@@ -74,7 +74,7 @@ __device__ void merge_row(float *out, float *lse, const float (&part)[width / 8]
     const int t = int(threadIdx.x) % 4;
     sum = row_sum(sum);
     valid = valid && sum != 0;  // 0: the row saw no key of this part
-    const float weight = merge_lse(lse, largest / log2_e + logf(sum), valid, t == 0), part_weight = weight / sum;
+    const float weight = merge_lse(lse, largest * ln_2 + logf(sum), valid, t == 0), part_weight = weight / sum;
     if (!valid) return;
 #pragma unroll
     for (int n = 0; n < width / 8; n++) {
@@ -94,7 +94,7 @@ __device__ void merge_row(bf16 *out, float *lse, const float (&part)[width / 8][
     sum = row_sum(sum);
     if (!valid) return;
     const float scale = 1 / sum;
-    if (t == 0) *lse = largest / log2_e + logf(sum);
+    if (t == 0) *lse = largest * ln_2 + logf(sum);
 #pragma unroll
     for (int n = 0; n < width / 8; n++) {
         if (n * 8 >= int(D)) break;

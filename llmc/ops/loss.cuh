@@ -104,13 +104,14 @@ inline unsigned classifier_threads(size_t V) {
     return unsigned(std::min<size_t>(1024, round_up(ceil_div(V, size_t(Vec<float>::size)), 32)));
 }
 
-// Computes the gradients of the logits of the block's row r, which may overwrite them, and 0 for the padding up to ld. y is V or more if the
-// target is outside this range. In bf16 a thread writes where another one still has to read, so all wait for each other.
+// Computes the gradients of the logits of the block's row r, which may overwrite them, and 0 for the padding up to ld. The host computes to_z =
+// 1 / temperature, because a division here takes registers. y is V or more if the target is outside this range. In bf16 a thread writes where another
+// one still has to read, so all wait for each other.
 template <class X>
-__device__ void dlogits_row(X *dlogits, const float *logits, const HeadLoss &loss, size_t r, float max, float sum, float entropy,
-                            size_t y, unsigned V, unsigned ld) {
+__device__ void dlogits_row(X *dlogits, const float *logits, const HeadLoss &loss, float to_z, size_t r, float max, float sum,
+                            float entropy, size_t y, unsigned V, unsigned ld) {
     constexpr unsigned N = Vec<float>::size;
-    const float to_z = 1 / loss.temperature, weight = loss.weights[r] * to_z, scale = weight / sum;
+    const float weight = loss.weights[r] * to_z, scale = weight / sum;
     const float slope = loss.entropy_weight * to_z / sum, offset = entropy - logf(sum);  // log p + entropy = z - max + offset
     const unsigned target = unsigned(y < V ? y : V);
     for (unsigned begin = 0; begin < ld; begin += blockDim.x * N) {
@@ -143,14 +144,13 @@ template <class X> __device__ void clear_row(X *dlogits, size_t ld) {
 // for the gradients. Moves 8 V + V sizeof(X) bytes a row. A row of dlogits may begin where its logits do.
 template <class X>
 __global__ void __launch_bounds__(1024) fused_classifier_kernel5(HeadStats stats, X *dlogits, const float *logits, HeadLoss loss,
-                                                                 size_t n, size_t V, size_t ld, size_t dld) {
+                                                                 float to_z, size_t n, size_t V, size_t ld, size_t dld) {
     constexpr int N = Vec<float>::size;
     SoftmaxWarps &warps = shared_mem<SoftmaxWarps>();
     const size_t r = blockIdx.x;
     const float *row = logits + r * ld;
     if (r >= n) return clear_row<X>(dlogits + r * dld, ld);
     const unsigned y = unsigned(loss.targets[r]), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const float to_z = 1 / loss.temperature, target = row[y] * to_z;
 
     SoftmaxPart part;
     for (unsigned v = threadIdx.x * N; v < unsigned(V); v += blockDim.x * N) {
@@ -161,6 +161,7 @@ __global__ void __launch_bounds__(1024) fused_classifier_kernel5(HeadStats stats
     }
     part = warp_merge(part);
     if (lane == 0) warps.part[warp] = part;
+    const float target = row[y] * to_z;  // before gradients overwrite it
     __syncthreads();
     part = warp_merge(lane < blockDim.x / 32 ? warps.part[lane] : SoftmaxPart{});
     part.sum = __shfl_sync(all_lanes, part.sum, 0);  // because with fma merge(a, b) and merge(b, a) may differ in the last bit
@@ -174,31 +175,32 @@ __global__ void __launch_bounds__(1024) fused_classifier_kernel5(HeadStats stats
         stats.max[r] = part.max;
         stats.sum[r] = part.sum;
     }
-    if (dlogits) dlogits_row<X>(dlogits + r * dld, row, loss, r, part.max, part.sum, entropy, y, unsigned(V), unsigned(ld));
+    if (dlogits) dlogits_row<X>(dlogits + r * dld, row, loss, to_z, r, part.max, part.sum, entropy, y, unsigned(V), unsigned(ld));
 }
 
 template <class X>
 void fused_classifier(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, HeadLoss loss, size_t n, size_t padded,
                       size_t V, size_t ld) {
     launch(dev, fused_classifier_kernel5<X>, Grid{dlogits ? padded : n}, classifier_threads(V), sizeof(SoftmaxWarps), stats,
-           dlogits, logits, loss, n, V, ld, dlogits_ld(dev, ld));
+           dlogits, logits, loss, 1 / loss.temperature, n, V, ld, dlogits_ld(dev, ld));
 }
 
 // One block computes a row. It moves 4 + sizeof(X) bytes per logit.
 template <class X>
-__global__ void __launch_bounds__(1024) range_classifier_kernel2(X *dlogits, const float *logits, HeadLoss loss, HeadStats stats,
-                                                                 size_t n, size_t first, size_t count, size_t ld, size_t dld) {
+__global__ void __launch_bounds__(1024)
+    range_classifier_kernel2(X *dlogits, const float *logits, HeadLoss loss, float to_z, HeadStats stats, size_t n, size_t first,
+                             size_t count, size_t ld, size_t dld) {
     const size_t r = blockIdx.x;
     if (r >= n) return clear_row<X>(dlogits + r * dld, ld);
-    dlogits_row<X>(dlogits + r * dld, logits + r * ld, loss, r, stats.max[r], stats.sum[r], stats.entropy[r],
+    dlogits_row<X>(dlogits + r * dld, logits + r * ld, loss, to_z, r, stats.max[r], stats.sum[r], stats.entropy[r],
                    size_t(loss.targets[r]) - first, unsigned(count), unsigned(ld));
 }
 
 template <class X>
 void range_classifier(Cuda<X> dev, X *dlogits, const float *logits, HeadLoss loss, HeadStats stats, size_t n, size_t padded,
                       size_t first, size_t count, size_t ld) {
-    launch(dev, range_classifier_kernel2<X>, Grid{padded}, classifier_threads(count), 0, dlogits, logits, loss, stats, n, first,
-           count, ld, dlogits_ld(dev, ld));
+    launch(dev, range_classifier_kernel2<X>, Grid{padded}, classifier_threads(count), 0, dlogits, logits, loss,
+           1 / loss.temperature, stats, n, first, count, ld, dlogits_ld(dev, ld));
 }
 
 // One block sums all rows: thread i sums n = i, i + blockDim, ..., and then the block adds up its threads' sums.
