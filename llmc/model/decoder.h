@@ -45,7 +45,7 @@ template <class X> struct AttentionActs {
     X *qkv;        // (T, (H+2*KV)*D)    queries, keys, values. Backward: becomes dqkv
     X *att;        // (T, H*D)
     float *lse;    // (H, T)
-    float *out32;  // (T, H*D)           attention output while blocks are merged
+    float *out32;  // (T, H*D)           attention output while blocks are merged; where none are, it may be empty
     X *datt;       // (T, H*D)
     AttentionGrads grads;
     float *delta;         // (H, T)

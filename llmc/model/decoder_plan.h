@@ -182,7 +182,7 @@ template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X
     const auto sizes = [&](bool backward) {
         return ring_attention_buffers(r.sp_mode, r.sp, r.head_stride, attention_shape(T), backward);
     };
-    transient("out32", &f.out32, {T, Q}, forward, forward);
+    transient("out32", &f.out32, {ring_attention_floats(dev, r.sp_mode, r.sp, attention_shape(T))}, forward, forward);
     transient("ring", &f.ring.values, {sizes(false).values}, forward, forward);
     if (!trains()) return;
     transient("ring backward", &b.ring.values, {sizes(true).values}, backward, backward);

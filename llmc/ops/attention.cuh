@@ -1,6 +1,7 @@
 // Attention on CUDA. Contract and formulas: attention.h. bf16 runs on tensor cores (attention_forward.cuh,
 // attention_backward.cuh, and attention_tile.cuh, which they share), float in plain kernels (attention_f32.cuh).
 #pragma once
+#include <bit>
 #include <type_traits>
 
 #include "attention_backward.cuh"
@@ -20,17 +21,22 @@ template <class T> __global__ void fill_kernel(T *x, T value, size_t n) {
     if (i < n) x[i] = value;
 }
 
-// Computes delta with one warp per query and head.
-template <class X> __global__ void delta_kernel(float *delta, const X *out, const X *dout, size_t T, size_t H, size_t D) {
-    const size_t row = (blockIdx.x * size_t(flat_threads) + threadIdx.x) / 32, lane = threadIdx.x % 32;
-    if (row >= T * H) return;
+// As many neighbouring lanes compute a row of delta as a head of at most `width` elements has vectors, rounded up to a power of two.
+template <class X, int width> constexpr unsigned delta_lanes = std::min(32u, std::bit_ceil(unsigned(width / Vec<X>::size)));
+
+// Computes delta, of which a row is that of a query and a head. 32 bits count the rows, because a GPU divides those much faster than 64.
+template <class X, int width>
+__global__ void delta_kernel2(float *delta, const X *out, const X *dout, unsigned T, unsigned H, size_t D) {
+    constexpr unsigned lanes = delta_lanes<X, width>;
+    const unsigned row = blockIdx.x * (flat_threads / lanes) + threadIdx.x / lanes, lane = threadIdx.x % lanes;
     float sum = 0;
-    for (size_t d = lane * Vec<X>::size; d < D; d += 32 * Vec<X>::size) {
-        const Vec<X> a = Vec<X>::load(out + row * D + d), b = Vec<X>::load(dout + row * D + d);
-        for (int j = 0; j < Vec<X>::size; j++) sum += float(a[j]) * float(b[j]);
-    }
-    sum = warp_sum(sum);
-    if (lane == 0) delta[row % H * T + row / H] = sum;
+    if (row < T * H)
+        for (size_t d = lane * Vec<X>::size; d < D; d += lanes * Vec<X>::size) {
+            const Vec<X> a = Vec<X>::load(out + row * D + d), b = Vec<X>::load(dout + row * D + d);
+            for (int j = 0; j < Vec<X>::size; j++) sum += float(a[j]) * float(b[j]);
+        }
+    sum = warp_sum(sum, lanes);
+    if (row < T * H && lane == 0) delta[row % H * size_t(T) + row / H] = sum;
 }
 
 // Rounds rows [dq | dk | dv] of heads, with one thread per 4 elements.
@@ -44,11 +50,6 @@ __global__ void round_rows_kernel(X *dqkv, AttentionGrads grads, size_t T, size_
                                                      : grads.dv32 + t * kv_columns + c - q_columns - kv_columns;
     const Vec<float> values = Vec<float>::load(from);
     for (int j = 0; j < 4; j++) dqkv[i + j] = X(values[j]);
-}
-
-template <class X> void launch_delta(Cuda<X> dev, float *delta, const X *out, const X *dout, const AttentionShape &shape) {
-    const size_t T = shape.T, H = shape.H, D = shape.D;
-    launch(dev, delta_kernel<X>, Grid{ceil_div(T * H * 32, flat_threads)}, flat_threads, 0, delta, out, dout, T, H, D);
 }
 
 // Sums the splits of dK and dV in order, and rounds them into rows of [dq | dk | dv], with one thread per 4 elements of row blockIdx.x.
@@ -74,6 +75,13 @@ template <class F> void with_width(size_t D, F f) {
     else if (D <= 128) f(std::integral_constant<int, 128>());
     else if (D <= 192) f(std::integral_constant<int, 192>());
     else f(std::integral_constant<int, 256>());
+}
+
+template <class X> void launch_delta(Cuda<X> dev, float *delta, const X *out, const X *dout, const AttentionShape &shape) {
+    with_width(shape.D, [&](auto width) {
+        launch(dev, delta_kernel2<X, width.value>, Grid{ceil_div(shape.T * shape.H, flat_threads / delta_lanes<X, width.value>)},
+               flat_threads, 0, delta, out, dout, unsigned(shape.T), unsigned(shape.H), shape.D);
+    });
 }
 
 }  // namespace CUDA_BACKEND
@@ -110,6 +118,7 @@ template <class X> void attention_end(Cuda<X> dev, X *out, const float *out32, c
 }
 
 // Without floats between the tiles and the result.
+inline size_t attention_floats(CudaBf16, const AttentionShape &) { return 0; }
 inline void attention_forward(CudaBf16 dev, bf16 *out, float *, float *lse, const AttentionInputs<bf16> &in, Pieces pieces) {
     using namespace attention;
     check_head_size(in.shape.D);

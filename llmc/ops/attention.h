@@ -16,7 +16,7 @@
 //   attention_backward_end  (dev, dqkv, grads, shape)                             rounds them into rows of [dq | dk | dv]
 //
 //   Where one part is all there is, because the caller has all rows, these take fewer steps on GPUs; out32 and grads are scratch then:
-//   attention_forward (dev, out, out32, lse, in, pieces)                          = begin, part, end
+//   attention_forward (dev, out, out32, lse, in, pieces)                          = begin, part, end; out32 (attention_floats(dev, shape))
 //   attention_backward(dev, dqkv, grads, delta, scratch, in, out, dout, lse, pieces)
 //
 //   shape {T, H, KV, D, scale}, in {q, k, v, first_key, shape} and grads {dq32, dk32, dv32} are structs (attention_types.h).
@@ -434,6 +434,8 @@ template <class X> void attention_backward_end(Cpu<X> dev, X *dqkv, AttentionGra
 }
 
 // ---- all rows at once, of any device --------------------------------------------------------------------------------------------------
+
+template <class Dev> size_t attention_floats(Dev, const AttentionShape &shape) { return shape.T * shape.H * shape.D; }
 
 template <class Dev, class X = typename Dev::X>
 void attention_forward(Dev dev, X *out, float *out32, float *lse, const AttentionInputs<X> &in, Pieces pieces) {
