@@ -283,7 +283,7 @@ template <class Dev> struct GoldenPairs {
         model->zero_gradients();
         const auto rows = pack_samples(*data, samples, run.options.row_tokens);
         pairs.begin(
-            {.data = data.get(), .begin = 0, .epoch = 0, .samples = samples, .rows = rows, .tokens = 0, .target_tokens = 0});
+            {.data = data.get(), .begin = 0, .epoch = 0, .samples = samples, .rows = rows, .tokens = 0, .target_tokens = 0}, 0);
         for (size_t i = 0; i < rows.size(); i++) pairs.accumulate(*model, make_row(*data, rows[i]), i + 1 == rows.size());
         const PairTotals totals = pairs.take_totals();
         EXPECT_EQ(pairs.evaluate(*model, *data, samples).loss, totals.loss);

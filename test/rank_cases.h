@@ -179,8 +179,11 @@ void rank_step(
     auto &zero = model.parameters();
     if (c.stage > 0 || comm.rank == 0)
         for (const ShardRun &s : zero.sharding.shard_runs()) {
-            const auto part = read(model.memory(), zero.grads_at(s), s.count);
-            std::copy(part.begin(), part.end(), result.gradient.begin() + ptrdiff_t(s.global));
+            const auto copy = [&](const auto *grads) {
+                const auto part = read(model.memory(), grads, s.count);
+                std::copy(part.begin(), part.end(), result.gradient.begin() + ptrdiff_t(s.global));
+            };
+            std::visit(copy, zero.grads_at(s));
         }
     // An epsilon far above the rounding of the gradients, so that the update is a smooth function of them also where they cancel to about 0.
     model.update({1e-2, 0.9, 0.95, 1e-5, 0.1, 1 / norm, 1});

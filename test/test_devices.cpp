@@ -123,7 +123,7 @@ class PlannedModel final : public Model {
     void save(const std::string &, const std::string &) override {}
     std::vector<double> evaluate(const Row &) override { return {}; }
     void backward(std::span<const float>, float, bool) override {}
-    void zero_gradients() override {}
+    void zero_gradients(uint64_t) override {}
     void accumulate(const Row &, float, bool) override {}
     LossSums take_sums() override { return {}; }
     double gradient_norm() override { return 0; }

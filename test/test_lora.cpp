@@ -202,7 +202,8 @@ TEST(Adapters, RewardModelEqualsPeft) {
     pairs.use(*data, data->size(), limits);
     model->zero_gradients();
     const auto rows = pack_samples(*data, samples, run.options.row_tokens);
-    pairs.begin({.data = data.get(), .begin = 0, .epoch = 0, .samples = samples, .rows = rows, .tokens = 0, .target_tokens = 0});
+    pairs.begin({.data = data.get(), .begin = 0, .epoch = 0, .samples = samples, .rows = rows, .tokens = 0, .target_tokens = 0},
+                0);
     for (size_t i = 0; i < rows.size(); i++) pairs.accumulate(*model, make_row(*data, rows[i]), i + 1 == rows.size());
     expect_near_relative("loss", pairs.take_totals().loss, golden["loss"], 1e-5);
     expect_near_relative("gradient norm", model->gradient_norm(), golden["grad_norm"], 1e-4);

@@ -16,6 +16,7 @@
 #include "../ops/attention_decode.h"
 #include "../ops/embedding.h"
 #include "../ops/gelu.h"
+#include "../ops/gradients.h"
 #include "../ops/layernorm.h"
 #include "../ops/layout.h"
 #include "../ops/loss.h"
@@ -289,6 +290,11 @@ template <class Dev> void run_updates(OpRun<Dev> &r) {
     r.keep("add_rows", "out", sum, n);
     round_floats(r.dev, p, grads, n);
     r.keep("round_floats", "out", p, n);
+    bf16 *const stored = r.template room<bf16>(n);
+    round_gradients(r.dev, stored, grads, n, {1, Purpose::gradients, 0}, 3);
+    r.keep("round_gradients", "stored", stored, n);
+    widen_gradients(r.dev, sum, stored, n);
+    r.keep("widen_gradients", "out", sum, n);
 }
 }  // namespace gpu_check
 

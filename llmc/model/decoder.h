@@ -80,12 +80,13 @@ template <class Dev> class Decoder : public Model {
     void save(const std::string &dir, const std::string &export_dtype) override {
         save_parameters(
             zero, mesh_->all, dir, export_dtype, memory(),
-            [&](size_t b) { return zero.sharding.stage >= 2 ? *grads_of.largest : zero.grads + zero.sharding.buckets[b].begin; },
+            [&](size_t b) { return zero.buffers() ? *grads_of.largest : zero.grads + zero.sharding.buckets[b].begin; },
             adapts() ? adapter_files : model_files);
     }
-    void zero_gradients() override {
+    void zero_gradients(uint64_t key = 0) override {
         begin_op(clock.between_rows(ZERO_GRAD));
-        accumulate_ = zero.sharding.stage >= 2;  // a buffer then begins with the sum so far
+        rounding_key_ = key, micro_step_ = 0;
+        accumulate_ = zero.buffers();  // a buffer begins with the sum so far
         zero.zero_gradients(memory(), accumulate_);
     }
     double gradient_norm() override {
@@ -268,11 +269,11 @@ template <class Dev> class Decoder : public Model {
         zero.fetch(mesh_->all, units[unit].begin, units[unit].end, as_head ? weights_of.head : weights_of.unit[unit]);
     }
     template <class F> void sum_gradients(size_t unit, float *buffer, bool complete, F add);
-    float *buffer_of(size_t unit) const { return zero.sharding.stage >= 2 ? grads_of.unit[unit] : nullptr; }
+    float *buffer_of(size_t unit) const { return zero.buffers() ? grads_of.unit[unit] : nullptr; }
     void look(const Moment &now);
     void begin_comm_op(Pass pass, RowOp op,
                        size_t bucket = 0) {  // a sum or gather among ranks. It lies between two ops and changes no lifetime
-        if (profiler_ && mesh_->all.size > 1) profiler_->begin(pass, ops.number(op), 0, bucket);
+        if (profiler_ && (mesh_->all.size > 1 || zero.rounds)) profiler_->begin(pass, ops.number(op), 0, bucket);
     }
 
     const Table base_;     // of the trainer
@@ -296,10 +297,12 @@ template <class Dev> class Decoder : public Model {
     size_t ops_ = 0;                // the number of ops whose outputs --detect_anomaly has examined
     Anomaly anomaly_;
     size_t targets_ = 0;         // the number of targets since the last take_sums()
+    uint64_t rounding_key_ = 0;  // of this step
+    size_t micro_step_ = 0;      // the number of passes of this step so far
     std::vector<float> logits_;  // generate: (documents, V)
 
-    // From stage 2 of ZeRO on: the buffers in which gradients are computed before they are summed over ranks. A unit's buffer has room for its
-    // largest bucket.
+    // From stage 2 of ZeRO on, and where gradients are stored in bf16: the buffers in which they are computed before they are summed over ranks and stored.
+    // A unit's buffer has room for its largest bucket.
     struct {
         std::vector<float *> unit;
         float *head;      // of the head, also where the head is tied to the embedding
@@ -320,8 +323,9 @@ template <class Dev> void Decoder<Dev>::profile() {
     const Peaks peaks = measure_peaks(dev, memory(), *timeline);
     Work layout{};
     constexpr size_t bytes_of_moment[] = {sizeof(float), sizeof(bf16), sizeof(uint8_t)};
-    layout.element = sizeof(X), layout.moment = bytes_of_moment[size_t(limits.moments)], layout.recompute = limits.recompute;
-    for (const Tensor &t : zero.table) layout.parameters += t.count, layout.cleared += t.product ? 0 : t.count;
+    layout.element = sizeof(X), layout.gradient = zero.rounds ? sizeof(bf16) : sizeof(float);
+    layout.moment = bytes_of_moment[size_t(limits.moments)], layout.recompute = limits.recompute;
+    for (const Tensor &t : zero.table) layout.parameters += t.count, layout.cleared += t.product && !zero.buffers() ? 0 : t.count;
     profiler_ = std::make_unique<Profiler>(std::move(timeline), peaks, ops, config, layout);
 }
 
@@ -335,11 +339,11 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
         return s.stage == 3 ? weights_of.unit[unit] + (offset - units[unit].begin) : zero.params + s.flat(offset);
     };
     const Locate<float> grads = [&](size_t unit, size_t offset) {
-        return s.stage >= 2 ? grads_of.unit[unit] + (offset - units[unit].begin) : zero.grads + s.flat(offset);
+        return zero.buffers() ? grads_of.unit[unit] + (offset - units[unit].begin) : zero.grads + s.flat(offset);
     };
     if (!adapts()) {
         point_weights(params, trains() ? &grads : nullptr);
-        if (trains() && s.stage >= 2) head_dw = grads_of.head;
+        if (trains() && zero.buffers()) head_dw = grads_of.head;
         if (s.stage == 3) head_w = weights_of.head;
         return;
     }
@@ -349,7 +353,7 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
     lora_table(config, base_, linears_.adapters, &head_w, params);
     if (trains()) lora_table(config, base_, linears_.gradients, &head_dw, grads);
     linears_.positions = row.doc_pos;
-    if (config.reward && trains() && s.stage >= 2) head_dw = grads_of.head;
+    if (config.reward && trains() && zero.buffers()) head_dw = grads_of.head;
 }
 
 // For --detect_anomaly: examines the arrays that the op before this one has written.
@@ -569,8 +573,8 @@ template <class Dev> void Decoder<Dev>::backward(std::span<const float> weights,
 }
 
 // Calls add(first, n), which adds to the gradients of elements [first, first + n) of a unit, and then sums these over ranks: from stage 2 on in
-// every micro-step and from a buffer, otherwise in the last one. `complete` says that no other call of this pass adds to them. A rank without
-// a row takes part in the sum all the same, because the ranks that have a row wait for it.
+// every micro-step, otherwise in the last one. `complete` says that no other call of this pass adds to them. A rank without a row takes part in the sum
+// all the same, because the ranks that have a row wait for it.
 template <class Dev> template <class F> void Decoder<Dev>::sum_gradients(size_t unit, float *buffer, bool complete, F add) {
     const Sharding &s = zero.sharding;
     if (units[unit].begin == units[unit].end) {  // the unit is frozen, and has no gradients to sum
@@ -580,10 +584,11 @@ template <class Dev> template <class F> void Decoder<Dev>::sum_gradients(size_t 
     for (size_t b = s.bucket_of(units[unit].begin); b < s.buckets.size() && s.buckets[b].global < units[unit].end; b++) {
         const Bucket &bucket = s.buckets[b];
         const auto begin_sum = [&] { begin_comm_op(Pass::backward, GRAD_SUM, bucket.count); };
-        if (s.stage >= 2) begin_sum(), zero.start(mesh_->all, memory(), b, buffer);
+        if (zero.buffers()) begin_sum(), zero.start(mesh_->all, memory(), b, buffer);
         if (row.T) add(bucket.global - units[unit].begin, bucket.count);
-        if (s.stage >= 2) begin_sum(), zero.reduce(mesh_->all, b, buffer);
-        else if (last_ && complete) begin_sum(), zero.reduce(mesh_->all, b, zero.grads + bucket.begin);
+        if (s.stage >= 2 || (last_ && complete))
+            begin_sum(), zero.reduce(mesh_->all, b, zero.buffers() ? buffer : zero.grads + bucket.begin);
+        else if (zero.buffers()) begin_sum(), zero.keep(mesh_->all, b, buffer);
     }
 }
 
@@ -605,7 +610,10 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     last_ = last_micro_step;
     if (!accumulate_ && (row.T == 0 || row.N == 0))
         zero.zero_gradients(memory(), accumulate_ = true);  // no product will overwrite them
+    const Random keys{rounding_key_, Purpose::gradients, 0};
+    zero.rounding_key = keys.bits(2 * micro_step_);
     head_backward();
+    zero.rounding_key = keys.bits(2 * micro_step_++ + 1);  // a tied embedding is rounded once more
     sum_gradients(units.size() - 1, true, [&](size_t, size_t) { final_norm_backward(); });
     for (size_t l = config.L; l-- > 0;) {
         if (zero.sharding.stage == 3) ready(1 + l, Pass::backward);
@@ -619,7 +627,7 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     }
     if (!adapts()) input_backward();
     accumulate_ = true;
-    if (zero.sharding.stage >= 2) zero.finish(mesh_->all);
+    if (zero.buffers()) zero.finish(mesh_->all);
 }
 
 template <class Dev> void Decoder<Dev>::attention_backward(size_t l, const AttentionActs<X> &a) {

@@ -2,12 +2,12 @@
 #pragma once
 #include "decoder.h"
 
-// Makes each unit a bucket of ZeRO. Only from stage 2 on a large embedding or head is divided into several, so that its gradients never exist at
-// the same time. What is not trained is divided at stage 3 only.
+// Makes each unit a bucket of ZeRO. Only where gradients have buffers a large embedding or head is divided into several, so that its gradients never exist
+// at the same time. What is not trained is divided at stage 3 only.
 inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits) {
     const Ranks &r = limits.ranks;
     const bool train = limits.mode == Mode::train;
-    if (!train || r.zero_stage < 2 || r.world == 1)
+    if (!train || !(limits.bf16_gradients || (r.zero_stage >= 2 && r.world > 1)))
         for (Unit &unit : units) unit.row_elements = 0;
     if (!train && r.zero_stage < 3) return Sharding(units, 0, 1, 0, 0);
     const bool in_blocks = limits.moments == Moments::blockwise;
@@ -43,7 +43,8 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
       base_(table),
       trained_(trained_table(config, table)),
       head_unit(table.head),
-      zero(dev, sharding_for(trained_.units, adapts() ? at_most_stage_2(limits, limits.mode) : limits), trained_.tensors),
+      zero(dev, sharding_for(trained_.units, adapts() ? at_most_stage_2(limits, limits.mode) : limits), trained_.tensors,
+           limits.bf16_gradients),
       frozen(dev, sharding_for(adapts() ? table.units : std::vector<Unit>(), at_most_stage_2(limits, Mode::evaluate)),
              adapts() ? table.tensors : std::vector<Tensor>()),
       linears_(dev, this->config) {
@@ -53,7 +54,7 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
     plan_row();
     if (adapts()) linears_.plan(plan_, T_max, trains());
     plan_head();
-    if (trains() && zero.sharding.stage >= 2) plan_buckets();
+    if (trains() && zero.buffers()) plan_buckets();
     if (zero.sharding.stage == 3) plan_guests();
 }
 

@@ -37,6 +37,7 @@ struct ModelLimits {
     Recompute recompute = Recompute::none;
     size_t tile_tokens = 0;          // Decoder::tile
     Moments moments = Moments::f32;  // of AdamW
+    bool bf16_gradients = false;     // as they are stored between micro-steps (../parallel/zero.h)
     float temperature =
         1;  // by which the head divides its logits: nll and entropy are those of the distribution that is sampled from
     size_t cache_pages = 0;     // pages of the key/value cache; 0: next_logits() will not be called
@@ -87,7 +88,8 @@ class Model {
     virtual std::vector<double> evaluate(const Row &) = 0;
     // The same by the base of adapters alone: the reference of dpo and grpo. Adds to no sums.
     virtual std::vector<double> evaluate_base(const Row &) = 0;
-    virtual void zero_gradients() = 0;
+    // Begins a step. Gradients in bf16 are rounded by random bits that are a function of the key, the micro-step and the parameter's number.
+    virtual void zero_gradients(uint64_t key = 0) = 0;
     // Runs the backward pass of the row that evaluate() was given last. weights[i] is the derivative of the loss with respect to value i, and
     // entropy_weight that with respect to the entropy of each predictor's distribution. Gradients are added to those of earlier rows. A row without
     // tokens means that this ring has none in this micro-step. In the `last` micro-step of a step the gradients are summed over ranks, unless that

@@ -27,6 +27,7 @@ struct Work {
     size_t T, N;                 // tokens, predictors
     std::vector<double> scores;  // (L) the scores (query, key) that each layer's mask lets through
     size_t element = 4;          // bytes of a weight or an activation
+    size_t gradient = 4;         // bytes of a parameter's gradient between micro-steps
     size_t moment = 4;           // bytes of one of AdamW's moments
     size_t bucket = 0;           // the parameters of the bucket that an op works on; 0: it works on all
     Recompute recompute = Recompute::none;
@@ -161,10 +162,10 @@ struct OpList {
                 if (frozen_head(c)) return {4 * N * C * R, s * (N * C + R * C + T * C)};
                 return {(backward ? 4 : 6) * N * C * R, s * (N * C + R * C + T * C) + 8 * R * C};
             }
-            case ZERO_GRAD: return {0, 4 * double(w.cleared)};
-            case GRAD_NORM: return {0, 4 * double(w.parameters)};
+            case ZERO_GRAD: return {0, double(w.gradient * w.cleared)};
+            case GRAD_NORM: return {0, double(w.gradient * w.parameters)};
             case ADAMW:  // reads gradient, weight and both moments; writes all but the gradient
-                return {0, (12 + 4 * double(w.moment)) * double(w.parameters)};
+                return {0, double(8 + w.gradient + 4 * w.moment) * double(w.parameters)};
             case GRAD_SUM: return {0, 4 * double(w.bucket)};
             case COPY:
             case PARAM_GATHER:

@@ -82,7 +82,7 @@ template <class Dev> void initialise_parameters(Zero<Dev> &zero, Comm &comm, uin
             const Tensor &t = zero.table[s.tensor];
             const double own = t.init == Tensor::residual ? deviation / std::sqrt(double(residuals)) : deviation;
             const auto values = initial_values(t, s.first + first, n, seed, own);
-            if (zero.grads) write(memory, zero.params_at(s) + first, values);
+            if (zero.trained()) write(memory, zero.params_at(s) + first, values);
             else
                 write(memory, zero.params + s.flat + first,
                       std::vector<typename Dev::X>(values.begin(), values.end()));  // frozen
@@ -158,8 +158,7 @@ void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const 
 template <class Dev> std::string nonfinite_gradient(Zero<Dev> &zero, Comm &comm) {
     size_t first = zero.table.size();
     for (const TensorRun &s : zero.sharding.tensor_runs(zero.table))
-        if (!std::isfinite(squared_norm(zero.dev, zero.norm_scratch, zero.grads_at(s), s.count)))
-            first = std::min(first, s.tensor);
+        if (!std::isfinite(zero.squared_norm_at(s))) first = std::min(first, s.tensor);
     for (size_t other : comm.gather(first)) first = std::min(first, other);
     return first < zero.table.size() ? zero.table[first].name : "";
 }

@@ -8,6 +8,7 @@
 #include "dropout.cuh"
 #include "embedding.cuh"
 #include "gelu.cuh"
+#include "gradients.cuh"
 #include "layernorm.cuh"
 #include "layout.cuh"
 #include "loss.cuh"

@@ -42,7 +42,8 @@ template <class Dev> class Optimizer {
             AdamW a = adamw;
             if (!r.decay) a.weight_decay = 0;
             a.first = r.global;
-            adamw_update(zero.dev, zero.params_at(r), m, v, zero.grads_at(r), a, r.count);
+            std::visit([&](const auto *grads) { adamw_update(zero.dev, zero.params_at(r), m, v, grads, a, r.count); },
+                       zero.grads_at(r));
         });
         zero.gather(comm);
     }

@@ -289,9 +289,9 @@ void Policy::start(const Samples &data, std::span<const size_t> samples) {
     if (critic_) critic_->begin(now_->critic, size_.tokens);
 }
 
-void Policy::begin(const Step &step) {
+void Policy::begin(const Step &step, uint64_t key) {
     start(*step.data, step.samples);
-    if (critic_) critic_->zero_gradients();
+    if (critic_) critic_->zero_gradients(key);
 }
 
 // Adds a row's rollouts to the sums, and returns the derivatives of the loss with respect to the nll of each token.

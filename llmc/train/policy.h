@@ -29,7 +29,7 @@ class Policy final : public Objective {
     void make_room(const Samples &data, ModelLimits &limits) override;
     void use(const Samples &data, size_t samples, const ModelLimits &limits) override;
     std::vector<Step> draw(Model &model, const Step &drawn) override;
-    void begin(const Step &step) override;
+    void begin(const Step &step, uint64_t key) override;
     void accumulate(Model &model, const Row &row, bool last) override;
     Measured take(Model &model) override;
     void update(const AdamW &adamw, double rate) override;

@@ -28,6 +28,20 @@ TYPED_TEST(SquaredNorm, EqualsReference) {
     }
 }
 
+TYPED_TEST(SquaredNorm, OfBf16IsThatOfTheSameFloats) {
+    for (size_t n : {size_t(1), size_t(1003), squared_norm_part * 2}) {
+        const auto x = random_values<bf16>(n, 1);
+        double want = 0;
+        for (double v : widen(x)) want += v * v;
+        for_each_order<TypeParam>([&](TypeParam dev) {
+            Array<bf16> d_x(x);
+            Array<double> scratch(squared_norm_scratch(n));
+            EXPECT_NEAR(squared_norm(dev, scratch.data(), d_x.data(), n), want, double(2 * n) * 0x1p-53 * want)
+                << n;  // two orders of the sum
+        });
+    }
+}
+
 TYPED_TEST(SquaredNorm, NeitherOverflowsNorHidesANaN) {
     std::vector<float> x(1000, 1e30f);
     Array<double> scratch(squared_norm_scratch(x.size()));
