@@ -21,6 +21,7 @@
 #include "../ops/loss.h"
 #include "../ops/matmul.h"
 #include "../ops/qk_norm_rope.h"
+#include "../ops/quantise.h"
 #include "../ops/reduce.h"
 #include "../ops/residual.h"
 #include "../ops/rmsnorm.h"
@@ -231,6 +232,18 @@ template <class Dev> void run_mlp(OpRun<Dev> &r) {
     r.keep("matmul_backward_weight", "dbias", dbias, F);
     residual_forward(r.dev, narrow, dout, gate_up, T * F);
     r.keep("residual_forward", "out", narrow, T * F);
+
+    std::vector<float> frozen(F * C);
+    for (size_t i = 0; i < F * C; i++) frozen[i] = float(i * i % 97) - 48;
+    X *matrix = r.template room<X>(F * C);
+    const float *const of = fractions(true).of;
+    const float *on_device = r.copy(std::vector<float>(of, of + Fractions::count));
+    for (const int bits : {4, 8}) {
+        const QuantisedArrays q = quantise(bits, frozen, C);
+        dequantise(r.dev, matrix,
+                   {bits, F, C, r.copy(q.codes), bits == 4 ? r.copy(q.magnitudes) : nullptr, r.copy(q.scales), on_device});
+        r.keep("dequantise", "out", matrix, F * C);
+    }
 }
 
 template <class Dev> void run_losses(OpRun<Dev> &r) {

@@ -5,6 +5,7 @@
 #include "adamw.cuh"
 #include "attention.cuh"
 #include "attention_decode.cuh"
+#include "dequantise.cuh"
 #include "dropout.cuh"
 #include "embedding.cuh"
 #include "gelu.cuh"
