@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "../llmc/ops/quantise.h"
 #include "check.h"
 #include "golden.h"
 
@@ -259,4 +260,46 @@ TEST(Adapters, WhatWeDoNotHaveIsRefusedByName) {
 TEST(Adapters, ScaleIsAlphaOverRankOrItsRoot) {
     EXPECT_EQ((LoraConfig{.rank = 16, .alpha = 32, .targets = {}}.scale()), 2);
     EXPECT_EQ((LoraConfig{.rank = 16, .alpha = 32, .rslora = true, .targets = {}}.scale()), 8);
+}
+
+// ---- a quantised base -----------------------------------------------------------------------------------------------------------------
+
+// Writes the model in `from` with the matrices of its layers as they are after they were stored in so many bits.
+static void write_quantised_values(const std::string &from, const std::string &to, const ModelConfig &config, int bits) {
+    std::filesystem::create_directories(to);
+    const HfWeights weights(from);
+    std::vector<TensorSpec> specs = weights.tensors();
+    for (TensorSpec &spec : specs) spec.dtype = "F32";
+    HfWriter writer(to, specs);
+    HostMemory host;
+    for (const TensorSpec &spec : specs) {
+        std::vector<float> w(elements(spec.shape));
+        weights.read(spec.name, spec.shape, w.data(), host);
+        const bool of_layer = std::ranges::any_of(linear_modules(config), [&](const LinearModule &m) {
+            return spec.name.ends_with(std::string(".") + m.name + ".weight");
+        });
+        if (of_layer) w = values_of(bits, quantise(bits, w, spec.shape[1]), spec.shape[0], spec.shape[1]);
+        writer.write(spec.name, w.data(), w.size(), host);
+    }
+    writer.finish();
+}
+
+TEST_P(AdapterGoldens, QuantisedBaseHasTheBitsOfItsValues) {
+    for (const int bits : {4, 8}) {
+        SCOPED_TRACE(format("%d bits", bits));
+        Golden quantised = g, plain = g;
+        quantised.config.weight_bits = bits;
+        plain.dir = testing::TempDir() + "quantised_values";
+        write_quantised_values(g.dir, plain.dir, g.config, bits);
+        Trained<CpuF32> of_floats(make_device<CpuF32>(), plain);
+        const double want = of_floats.loss_and_gradient(g, g.rows(3));
+        expect_near_relative("loss", want, g.expected["loss"], bits == 4 ? 0.1 : 0.01);
+        EXPECT_NE(want, g.expected["loss"].get<double>());
+        for (const auto &[recompute, poison] : {std::pair{Recompute::none, false}, {Recompute::layer, true}}) {
+            Trained<CpuF32> of_bits(make_device<CpuF32>(), quantised, recompute, Mode::train, false, poison);
+            EXPECT_EQ(of_bits.loss_and_gradient(g, g.rows(3)), want);
+            for (const Tensor &t : of_bits.model->tensors()) EXPECT_EQ(of_bits.gradient(t), of_floats.gradient(t)) << t.name;
+        }
+        std::filesystem::remove_all(plain.dir);
+    }
 }

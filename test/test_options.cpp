@@ -381,6 +381,11 @@ TEST(Options, OpenRlhfCommandLinesRun) {
     EXPECT_EQ(options(sft + "--use_peft --lora_dropout 0.1").lora_rank, 16);
     EXPECT_EQ(options(sft + "--use_peft --lora_r 4").lora_rank, 4);
     EXPECT_EQ(options(sft + "--adapter lora --lora_r 4").adapter, "");
+    const Options qlora = options(sft + "--adapter qlora --load_in_4bit true --lora_r 4 --bnb_4bit_quant_type nf4");
+    EXPECT_EQ(qlora.load_in, "4bit");
+    EXPECT_EQ(qlora.adapter, "");
+    EXPECT_EQ(options(sft + "--ds.load_in_4bit --ds.lora.rank 4").load_in, "4bit");
+    EXPECT_EQ(options(sft + "--load_in_8bit True --load_in_4bit False --use_peft").load_in, "8bit");
     expect_error(sft + "--use_dora", "has no meaning here\n  fix: there are LoRA and rsLoRA");
     expect_error(sft + "--lora_rank 4 --adapter DIR", "--lora_rank and --adapter were both given");
     expect_error(sft + "--pretrain_mode", "the task pretrain trains on all tokens");

@@ -491,6 +491,7 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     one_of(o.gpu_check, "gpu_check", "always,once,never");
     one_of(o.recompute, "recompute", "auto,none,cheap,layer");
     one_of(o.ref_mode, "ref_mode", "precompute,resident");
+    if (!o.load_in.empty()) one_of(o.load_in, "load_in", "4bit,8bit");
     one_of(o.moments, "moments", "f32,bf16,8bit");
     must(o.lora_rank <= 65536, "lora_rank", "at most 65536");
     must(o.lora_alpha > 0, "lora_alpha", "above 0");
@@ -587,6 +588,10 @@ static void check_together(const std::string &program, const Options &o, Task ta
     if (o.fit && !o.plan) die("--fit belongs to --plan\n  fix: --plan --fit");
     if (task != GENERATE && !o.prompt.empty() && !o.sample_every)
         die("--prompt belongs to --sample_every\n  fix: --sample_every 100, say, or leave it out");
+    if (!o.load_in.empty() && task & TRAINING && o.lora_rank == 0 && o.adapter.empty())
+        problems.push_back(format(
+            "--load_in %s freezes the matrices of the layers, and without adapters nothing would be trained\n  fix: --lora_rank 16, say, or leave --load_in out",
+            o.load_in.c_str()));
     if (task == DEMO) return;  // the demo brings its own model and data
     if (task & TRAINING) need(o.model.empty() && o.preset.empty(), "--model DIR, or --preset NAME to start from random weights");
     else need(o.model.empty(), "--model DIR");

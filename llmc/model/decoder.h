@@ -12,7 +12,8 @@
 // ready(unit) comes before the unit's weights are read. At stage 3 of ZeRO they are guests: fetch(unit) begins to gather them, some time before, into an
 // array that the plan holds for as long as they are read. Every rank takes part in that, also one that has no row.
 //
-// With adapters (lora.h) `zero` and the optimizer have the adapters alone, and the model's own weights lie in `frozen`, without gradients or moments.
+// With adapters (lora.h) `zero` and the optimizer have the adapters alone, and the model's own weights lie in `frozen`, without gradients or moments. The
+// matrices of its layers may be stored in 4 or 8 bits; then ready(unit) writes them out (quantised_layers.h).
 #pragma once
 #include <cmath>
 #include <optional>
@@ -37,6 +38,7 @@
 #include "model.h"
 #include "parameters.h"
 #include "profile.h"
+#include "quantised_layers.h"
 #include "ranks.h"
 #include "table.h"
 
@@ -66,10 +68,11 @@ template <class Dev> class Decoder : public Model {
     Profiler *profiler() override { return profiler_.get(); }
     void allocate(Mesh &mesh, bool guards, bool poison) override;
     const std::vector<Tensor> &tensors() const override { return zero.table; }
-    const std::vector<Tensor> &frozen_tensors() const override { return frozen.table; }
+    const std::vector<Tensor> &frozen_tensors() const override { return frozen_.tensors; }
     void load(const HfWeights &weights, uint64_t seed) override {
         load_parameters(frozen, weights, seed, memory());
         load_parameters(zero, weights, seed, memory());
+        if (config.weight_bits) quantised_.load(weights, memory());
     }
     void load_adapters(const HfWeights &weights, uint64_t seed) override { load_parameters(zero, weights, seed, memory()); }
     void use_dropout(std::optional<uint64_t> key) override { linears_.dropout_key = key; }
@@ -164,9 +167,14 @@ template <class Dev> class Decoder : public Model {
             row.T, [&](size_t first, size_t n) { of_tile_ = n, f(first, n); }, tile);
         of_tile_ = 0;
     }
-    void ready(size_t unit, Pass pass = Pass::forward) {  // waits until the unit's weights have arrived from all ranks
+    // Waits until the unit's weights have arrived from all ranks, and writes out those that are quantised.
+    void ready(size_t unit, Pass pass = Pass::forward) {
         if (zero.sharding.parts > 1) begin_comm_op(pass, PARAM_GATHER);
         zero.ready(mesh_->all, units[unit].begin, units[unit].end);
+        const size_t n = row.T ? quantised_.weights(unit) : 0;
+        if (n == 0) return;
+        if (profiler_) profiler_->begin(pass, ops.number(DEQUANTISE), 0, n);
+        quantised_.ready(unit);
     }
     void attention_forward(size_t l, const AttentionActs<X> &a);
     void attention_backward(size_t l, const AttentionActs<X> &a);
@@ -261,6 +269,8 @@ template <class Dev> class Decoder : public Model {
     RingAttention ring(size_t l);
     AttentionShape attention_shape(size_t T) const { return {T, config.H, config.KV, config.D, 1 / std::sqrt(float(config.D))}; }
     AttentionInputs<X> attention_inputs(size_t l, const AttentionActs<X> &a);
+    // Whether a layer's weights are here only from ready() until those of the next take their place.
+    bool has_guests() const { return zero.sharding.stage == 3 || config.weight_bits > 0; }
     // At stage 3, begins to gather the unit's weights into weights_of.
     void fetch(size_t unit, Pass pass = Pass::forward, bool as_head = false) {
         if (zero.sharding.stage < 3) return;
@@ -280,7 +290,9 @@ template <class Dev> class Decoder : public Model {
     const std::vector<Unit> &units = trained_.units;
     const size_t head_unit;
     Zero<Dev> zero;
-    Zero<Dev> frozen;  // the base of adapters, of which only `params` is used; else empty
+    const Table frozen_;  // base_, if it is not trained; else empty
+    QuantisedLayers<Dev> quantised_;
+    Zero<Dev> frozen;  // what is frozen and not quantised; only `params` is used
     LinearLayers<Dev> linears_;
     Optimizer<Dev> optimizer;
     Mesh *mesh_ = nullptr;
@@ -337,13 +349,16 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
     const Locate<float> grads = [&](size_t unit, size_t offset) {
         return s.stage >= 2 ? grads_of.unit[unit] + (offset - units[unit].begin) : zero.grads + s.flat(offset);
     };
-    if (!adapts()) {
+    if (!config.freezes()) {
         point_weights(params, trains() ? &grads : nullptr);
         if (trains() && s.stage >= 2) head_dw = grads_of.head;
         if (s.stage == 3) head_w = weights_of.head;
         return;
     }
-    const Locate<X> base = [&](size_t, size_t offset) { return frozen.params + frozen.sharding.flat(offset); };
+    const Locate<X> base = [&](size_t unit, size_t offset) {
+        X *written_out = quantised_.find(unit, offset);
+        return written_out ? written_out : frozen.params + frozen.sharding.flat(quantised_.others.offsets.at(offset));
+    };
     const Locate<float> none = nowhere<float>();
     point_weights(base, trains() ? &none : nullptr);
     lora_table(config, base_, linears_.adapters, &head_w, params);
@@ -608,7 +623,7 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     head_backward();
     sum_gradients(units.size() - 1, true, [&](size_t, size_t) { final_norm_backward(); });
     for (size_t l = config.L; l-- > 0;) {
-        if (zero.sharding.stage == 3) ready(1 + l, Pass::backward);
+        if (has_guests() && l + 1 < config.L) ready(1 + l, Pass::backward);  // the last layer's weights are still here
         if (l > 0 && l + 1 < config.L) fetch(l, Pass::backward);  // of layer l - 1. The last two layers' weights are still here
         if (row.T) feed_forward_half(l, Pass::recompute);
         sum_gradients(1 + l, true, [&](size_t, size_t) {

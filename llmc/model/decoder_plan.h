@@ -20,9 +20,9 @@ inline ModelLimits at_most_stage_2(ModelLimits limits, Mode mode) {
     return limits;
 }
 
-// The table of what is trained: everything, or adapters.
+// The table of what is trained: everything, or adapters. Where the base is frozen and there are no adapters, nothing but a reward model's head is left.
 inline Table trained_table(const ModelConfig &config, const Table &base) {
-    if (config.lora.rank == 0) return base;
+    if (!config.freezes()) return base;
     Adapters<float> none;
     float *head;
     return lora_table(config, base, none, &head, nowhere<float>());
@@ -43,16 +43,22 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
       base_(table),
       trained_(trained_table(config, table)),
       head_unit(table.head),
-      zero(dev, sharding_for(trained_.units, adapts() ? at_most_stage_2(limits, limits.mode) : limits), trained_.tensors),
-      frozen(dev, sharding_for(adapts() ? table.units : std::vector<Unit>(), at_most_stage_2(limits, Mode::evaluate)),
-             adapts() ? table.tensors : std::vector<Tensor>()),
+      zero(dev, sharding_for(trained_.units, config.freezes() ? at_most_stage_2(limits, limits.mode) : limits), trained_.tensors),
+      frozen_(config.freezes() ? table : Table()),
+      quantised_(dev, config, frozen_),
+      frozen(dev, sharding_for(quantised_.others.table.units, at_most_stage_2(limits, Mode::evaluate)),
+             quantised_.others.table.tensors),
       linears_(dev, this->config) {
-    if (adapts()) plan_.add(&frozen.params, "frozen params", {frozen.sharding.count});
+    if (config.freezes()) plan_.add(&frozen.params, "frozen params", {frozen.sharding.count});
+    if (config.weight_bits) quantised_.plan(plan_);
     if (trains()) optimizer.plan(plan_, zero, limits.moments);
     else zero.plan(plan_, false), plan_.end_state();
     plan_row();
     if (adapts()) linears_.plan(plan_, T_max, trains());
     plan_head();
+    if (config.weight_bits)
+        quantised_.plan_layer(plan_, clock.forward(0, 0),
+                              trains() ? clock.layer_backward_ends(0) : clock.layer_ends(config.L - 1));
     if (trains() && zero.sharding.stage >= 2) plan_buckets();
     if (zero.sharding.stage == 3) plan_guests();
 }

@@ -67,7 +67,7 @@ class Model {
     virtual Arena &arena() = 0;
     virtual Memory &memory() = 0;                                   // the memory that the arena lies in
     virtual const std::vector<Tensor> &tensors() const = 0;         // those that are trained, or were: all of them, or adapters
-    virtual const std::vector<Tensor> &frozen_tensors() const = 0;  // the base of adapters; none without adapters
+    virtual const std::vector<Tensor> &frozen_tensors() const = 0;  // the model's own, if it freezes them; else none
 
     // Loads every tensor of the table; each rank reads by itself what it needs. The seed initialises the head of a reward model whose file is
     // that of a language model.

@@ -99,9 +99,9 @@ inline CostOf residual_norm(size_t C) {
 }  // namespace cost
 
 // The ops around the layers, and of a step, and the messages among ranks. Their numbers follow those of the layer's ops.
-enum RowOp : size_t { EMBED, FINAL_NORM, HEAD, COPY, ZERO_GRAD, GRAD_NORM, ADAMW, GRAD_SUM, PARAM_GATHER, ROW_OPS };
-constexpr const char *row_op_names[ROW_OPS] = {"embedding",     "final norm", "head, loss",   "copies",       "zero gradients",
-                                               "gradient norm", "adamw",      "gradient sum", "gather params"};
+enum RowOp : size_t { EMBED, FINAL_NORM, HEAD, COPY, ZERO_GRAD, GRAD_NORM, ADAMW, GRAD_SUM, PARAM_GATHER, DEQUANTISE, ROW_OPS };
+constexpr const char *row_op_names[ROW_OPS] = {"embedding",     "final norm", "head, loss",   "copies",        "zero gradients",
+                                               "gradient norm", "adamw",      "gradient sum", "gather params", "dequantise"};
 
 struct LayerOp {
     const char *name;
@@ -166,6 +166,7 @@ struct OpList {
             case ADAMW:  // reads gradient, weight and both moments; writes all but the gradient
                 return {0, (12 + 4 * double(w.moment)) * double(w.parameters)};
             case GRAD_SUM: return {0, 4 * double(w.bucket)};
+            case DEQUANTISE: return {0, (double(c.weight_bits) / 8 + s) * double(w.bucket)};  // of a layer's weights
             case COPY:
             case PARAM_GATHER:
             case ROW_OPS: break;
