@@ -22,7 +22,6 @@
 #include "../data/dataloader.h"
 #include "../ops/attention.h"
 #include "../ops/attention_decode.h"
-#include "../ops/dropout.h"
 #include "../ops/embedding.h"
 #include "../ops/layout.h"
 #include "../ops/loss.h"
@@ -34,7 +33,7 @@
 #include "../parallel/split.h"
 #include "clock.h"
 #include "config.h"
-#include "lora.h"
+#include "linear_layers.h"
 #include "model.h"
 #include "parameters.h"
 #include "profile.h"
@@ -73,7 +72,7 @@ template <class Dev> class Decoder : public Model {
         load_parameters(zero, weights, seed, memory());
     }
     void load_adapters(const HfWeights &weights, uint64_t seed) override { load_parameters(zero, weights, seed, memory()); }
-    void use_dropout(std::optional<uint64_t> key) override { dropout_key_ = key; }
+    void use_dropout(std::optional<uint64_t> key) override { linears_.dropout_key = key; }
     void initialise(uint64_t seed) override {
         initialise_parameters(frozen, mesh_->all, seed, config.initializer_range, memory());
         initialise_parameters(zero, mesh_->all, seed, config.initializer_range, memory());
@@ -176,15 +175,13 @@ template <class Dev> class Decoder : public Model {
                          size_t ld = 0) {
         matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC, accumulate_ || more, ld);
     }
-    // A matrix of layer l with its adapters, for tokens [t, t + n) of the row, to which all pointers belong. The backward pass computes the gradients
-    // of what is trained, and the input's, which may overwrite the input; dx may be null.
-    struct LinearShape {
-        Linear matrix;
-        size_t IC, OC;
-    };
-    void linear_forward(size_t l, LinearShape m, X *out, const X *x, const X *w, const X *bias, size_t t, size_t n);
+    void linear_forward(size_t l, LinearShape m, X *out, const X *x, const X *w, const X *bias, size_t t, size_t n) {
+        linears_.forward(l, m, out, x, w, bias, t, n);
+    }
     void linear_backward(size_t l, LinearShape m, X *dx, float *dw, float *dbias, const X *dout, const X *x, const X *w, size_t t,
-                         size_t n);
+                         size_t n) {
+        linears_.backward(l, m, dx, dw, dbias, dout, x, w, t, n, accumulate_);
+    }
     template <class F> void sum_gradients(size_t unit, bool complete, F add) {
         sum_gradients(unit, buffer_of(unit), complete, add);
     }
@@ -209,9 +206,8 @@ template <class Dev> class Decoder : public Model {
         std::vector<size_t> numbers;  // (N) of each predictor among those of the whole row, on the host
         size_t predictors_of_all;     // of the whole row
         std::optional<SequenceSplit> split;
-        int32_t *tokens;    // (T)
-        int32_t *doc_pos;   // (T) position in the document
-        int32_t *document;  // (T) number of the document in its file, for dropout
+        int32_t *tokens;   // (T)
+        int32_t *doc_pos;  // (T) position in the document
         int32_t *
             first_key;  // (sp*T) the first key that each position of the whole row sees; of tokens that see the cache (sequences)
         int32_t *first_key_window;  // (sp*T) the same in layers with a sliding window
@@ -242,13 +238,10 @@ template <class Dev> class Decoder : public Model {
         X *last;                 // (sequences, C)   generate
         float *logits;           // (sequences, logits_ld)   generate
         float *decode;           // attention_decode_scratch
-        X *dropped;              // (matmul_run, the widest input)            with dropout: the input of an adapter
-        X *low, *dlow;           // (matmul_run, rank), (.., 3 * rank)        x A^T, and the gradients of those of a matrix
     } acts;
 
   private:
     void plan_row();
-    void plan_adapters();
     void plan_head();
     void plan_buckets();
     void plan_guests();
@@ -265,9 +258,6 @@ template <class Dev> class Decoder : public Model {
     void head_backward();
     void add_sums();
     std::vector<double> values_of(const Row &row);
-    DropoutMask mask_of(size_t l, const LinearModule &module, size_t t) const;
-    template <class F> void for_adapters(Linear matrix, F f);
-    const X *adapter_input(size_t l, const LinearModule &module, const X *x, size_t t, size_t n);
     RingAttention ring(size_t l);
     AttentionShape attention_shape(size_t T) const { return {T, config.H, config.KV, config.D, 1 / std::sqrt(float(config.D))}; }
     AttentionInputs<X> attention_inputs(size_t l, const AttentionActs<X> &a);
@@ -290,12 +280,8 @@ template <class Dev> class Decoder : public Model {
     const std::vector<Unit> &units = trained_.units;
     const size_t head_unit;
     Zero<Dev> zero;
-    Zero<Dev> frozen;                          // the base of adapters, of which only `params` is used; else empty
-    const std::vector<LinearModule> modules_;  // that have adapters
-    Adapters<X> adapters_;
-    Adapters<float> dadapters_;
-    bool adapters_are_on_ = true;
-    std::optional<uint64_t> dropout_key_;
+    Zero<Dev> frozen;  // the base of adapters, of which only `params` is used; else empty
+    LinearLayers<Dev> linears_;
     Optimizer<Dev> optimizer;
     Mesh *mesh_ = nullptr;
     std::unique_ptr<Memory> memory_;
@@ -327,217 +313,6 @@ template <class Dev> class Decoder : public Model {
         X *head;  // of the head, also where the head is tied to the embedding
     } weights_of;
 };
-
-// ---- plan -----------------------------------------------------------------------------------------------------------------------------
-
-// Makes each unit a bucket of ZeRO. Only from stage 2 on a large embedding or head is divided into several, so that its gradients never exist at
-// the same time. What is not trained is divided at stage 3 only.
-inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits) {
-    const Ranks &r = limits.ranks;
-    const bool train = limits.mode == Mode::train;
-    if (!train || r.zero_stage < 2 || r.world == 1)
-        for (Unit &unit : units) unit.row_elements = 0;
-    if (!train && r.zero_stage < 3) return Sharding(units, 0, 1, 0, 0);
-    const bool in_blocks = limits.moments == Moments::blockwise;
-    return Sharding(units, r.zero_stage, int(r.world), int(r.rank), r.bucket_bytes, in_blocks ? Blockwise::size : 8);
-}
-
-// Frozen weights lie on every rank, and adapters are too small for stage 3 to pay.
-inline ModelLimits at_most_stage_2(ModelLimits limits, Mode mode) {
-    limits.mode = mode, limits.ranks.zero_stage = std::min(limits.ranks.zero_stage, 2);
-    return limits;
-}
-
-// The table of what is trained: everything, or adapters.
-inline Table trained_table(const ModelConfig &config, const Table &base) {
-    if (config.lora.rank == 0) return base;
-    Adapters<float> none;
-    float *head;
-    return lora_table(config, base, none, &head, nowhere<float>());
-}
-
-template <class Dev>
-Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &limits, const Table &table, OpList ops)
-    : dev(dev),
-      config(config),
-      limits(limits),
-      T_max(round_up(limits.row_tokens, row_multiple * limits.ranks.sp) / limits.ranks.sp),
-      ops(std::move(ops)),
-      tile(trains() && limits.recompute < Recompute::layer
-               ? T_max
-               : std::min(T_max, round_up(std::max<size_t>(limits.tile_tokens, 1), matmul_run(dev)))),
-      clock{config.L, this->ops.layer.size(), this->ops.attention, tile < T_max ? this->ops.hidden : this->ops.layer.size()},
-      positions_unit(table.positions),
-      base_(table),
-      trained_(trained_table(config, table)),
-      head_unit(table.head),
-      zero(dev, sharding_for(trained_.units, adapts() ? at_most_stage_2(limits, limits.mode) : limits), trained_.tensors),
-      frozen(dev, sharding_for(adapts() ? table.units : std::vector<Unit>(), at_most_stage_2(limits, Mode::evaluate)),
-             adapts() ? table.tensors : std::vector<Tensor>()),
-      modules_(adapted_modules(config)) {
-    if (adapts()) plan_.add(&frozen.params, "frozen params", {frozen.sharding.count});
-    if (trains()) optimizer.plan(plan_, zero, limits.moments);
-    else zero.plan(plan_, false), plan_.end_state();
-    plan_row();
-    if (adapts()) plan_adapters();
-    plan_head();
-    if (trains() && zero.sharding.stage >= 2) plan_buckets();
-    if (zero.sharding.stage == 3) plan_guests();
-}
-
-template <class Dev> void Decoder<Dev>::plan_row() {
-    const ModelConfig &c = config;
-    const size_t T = T_max, C = c.C, positions = std::max(T * limits.ranks.sp, limits.sequences);
-    plan_.add(&row.tokens, "row.tokens", {T});
-    plan_.add(&row.doc_pos, "row.doc_pos", {T});
-    plan_.add(&row.first_key, "row.first_key", {positions});
-    plan_.add(&row.first_key_window, "row.first_key_window", {positions});
-    plan_.add(&row.predictors, "row.predictors", {T});
-    plan_.add(&row.targets, "row.targets", {T});
-    plan_.add(&row.weights, "row.weights", {T});
-    plan_.add(&acts.matmul, "matmul workspace", {matmul_scratch(dev)});
-
-    acts.x.resize(c.L + 1);
-    for (size_t l = 0; l <= c.L; l++) {
-        const size_t written = l == 0 ? clock.embed() : clock.layer_ends(l - 1);
-        const size_t read = l < c.L ? (trains() ? clock.layer_backward_ends(l) : clock.forward(l, ops.reads_input))
-                                    : (trains() ? clock.final_norm_backward() : clock.final_norm());
-        plan_.add(&acts.x[l], format("act.%zu.x", l), {T, C}, written, read);
-    }
-    plan_.add(&acts.normf, "act.normf", {T, C}, clock.final_norm(), clock.head());
-    if (trains()) plan_.add(&acts.dx, "dx", {T, C}, clock.head(), clock.embed_backward());
-    acts.cache.resize(c.L);
-    if (limits.cache_pages == 0) return;
-    const size_t n = limits.sequences, pages = limits.sequence_pages;
-    for (size_t l = 0; l < c.L; l++)
-        plan_.add(&acts.cache[l], format("cache.%zu", l), {limits.cache_pages * cache_page, 2 * c.KV * c.D});
-    plan_.add(&row.slots, "row.slots", {T});
-    plan_.add(&row.table, "row.table", {n, pages});
-    plan_.add(&row.length, "row.length", {n});
-    plan_.add(&acts.decode, "decode scratch", {attention_decode_scratch(dev, n, pages, c.H, c.D)},
-              clock.forward(0, ops.attention), clock.forward(c.L - 1, ops.attention));
-    plan_.add(&acts.last, "last rows", {n, C}, clock.head(), clock.head());
-    plan_.add(&acts.logits, "logits", {n, logits_ld(dev, c.V)}, clock.head(), clock.head());
-}
-
-// The arrays of adapters hold one run of tokens, however long the row is.
-template <class Dev> void Decoder<Dev>::plan_adapters() {
-    const size_t n = std::min(T_max, matmul_run(dev)), r = config.lora.rank;
-    size_t widest = 0, most = 0;
-    for (const LinearModule &m : modules_) {
-        widest = std::max(widest, m.IC);
-        most = std::max(most, size_t(std::ranges::count(modules_, m.matrix, &LinearModule::matrix)));
-    }
-    plan_.add(&acts.low, "adapters' products", {n, r});
-    if (!trains()) return;
-    plan_.add(&acts.dlow, "adapters' gradients", {n, most * r});
-    if (config.lora.dropout == 0) return;
-    plan_.add(&acts.dropped, "adapters' inputs", {n, widest});
-    plan_.add(&row.document, "row.document", {T_max});
-}
-
-template <class Dev> void Decoder<Dev>::plan_head() {
-    if (limits.mode == Mode::generate) return;
-    const size_t T = T_max, head = clock.head(), row_ends = clock.between_rows(COPY);
-    if (config.reward) {
-        plan_.add(&acts.scores, "scores", {T}, head, row_ends);
-        return;
-    }
-    plan_.add(&acts.head, "head chunk", {lm_head_scratch(dev, T, config.C, config.V)}, head, head);
-    plan_.add(&acts.stats.nll, "stats.nll", {T}, head, row_ends);
-    plan_.add(&acts.stats.entropy, "stats.entropy", {T}, head, row_ends);
-    plan_.add(&acts.stats.correct, "stats.correct", {T}, head, row_ends);
-    plan_.add(&acts.stats.max, "stats.max", {T}, head, row_ends);
-    plan_.add(&acts.stats.sum, "stats.sum", {T}, head, row_ends);
-    plan_.add(&acts.sums, "stats.sums", {3});
-}
-
-template <class Dev> void Decoder<Dev>::plan_buckets() {
-    const Sharding &s = zero.sharding;
-    const auto add = [&](float **buffer, const std::string &name, size_t unit, size_t first, size_t last) {
-        size_t room = 0;
-        for (const Bucket &b : s.buckets)
-            if (units[unit].begin <= b.global && b.global < units[unit].end) room = std::max(room, s.parts * b.part);
-        plan_.add(buffer, name, {room}, first, last);
-        plan_.guest();
-        if (room == s.largest) grads_of.largest = buffer;
-    };
-    // A buffer is alive until the next one is reduced, because until then the sum of its gradients may still be under way; the last one
-    // until gradients() ends, which waits for it. That of a layer is filled with the sum so far before the layer's hidden arrays are recomputed.
-    const size_t L = config.L, head = clock.head(), norm = clock.final_norm_backward(), embed = clock.embed_backward();
-    grads_of.unit.resize(units.size());
-    add(&grads_of.head, "bucket.head", head_unit, head, norm);
-    add(&grads_of.unit.back(), "bucket.norm", units.size() - 1, norm, clock.layer_backward_ends(L - 1));
-    for (size_t l = 0; l < L; l++)
-        add(&grads_of.unit[1 + l], format("bucket.layer.%zu", l), 1 + l, clock.recompute(l, ops.hidden),
-            l ? clock.layer_backward_ends(l - 1) : embed);
-    if (positions_unit)
-        add(&grads_of.unit[positions_unit], "bucket.positions", positions_unit, embed, clock.between_rows(GRAD_NORM));
-    add(&grads_of.unit[0], "bucket.embedding", 0, embed, clock.between_rows(GRAD_NORM));
-}
-
-// The arrays of weights that are gathered are alive from the moment at which the gather may begin.
-template <class Dev> void Decoder<Dev>::plan_guests() {
-    const size_t L = config.L, norm = units.size() - 1, begin = clock.embed(), last_layer = clock.forward(L - 1, 0);
-    const auto add = [&](X **array, const std::string &name, size_t unit, size_t first, size_t last) {
-        plan_.add(array, "weights." + name, {zero.sharding.padded_count(units[unit].begin, units[unit].end)}, first, last);
-        plan_.guest();
-    };
-    weights_of.unit.resize(units.size());
-    add(&weights_of.unit[0], "embedding", 0, begin, begin);
-    if (positions_unit) add(&weights_of.unit[positions_unit], "positions", positions_unit, begin, begin);
-    for (size_t l = 0; l < L; l++)  // all layers are of one size
-        if (l >= 2) plan_.alias(&weights_of.unit[1 + l], &weights_of.unit[1 + l % 2]);
-        else
-            add(&weights_of.unit[1 + l], format("layers.%zu", l), 1 + l, begin,
-                trains() ? clock.layer_backward_ends(0) : clock.layer_ends(L - 1));
-    add(&weights_of.unit[norm], "norm", norm, last_layer, trains() ? clock.final_norm_backward() : clock.final_norm());
-    add(&weights_of.head, "head", head_unit, last_layer, clock.head());
-}
-
-// Plans arrays of layer l, one a call:
-//   array(name, &Acts::member, shape, written, consumed, last gradient, recomputed from)
-// The last argument is the level of recomputation from which on the array is not kept. A kept array lives from the op that writes it to the last op of the backward pass that reads it. Otherwise there are two arrays: the
-// forward pass's, which dies when the next op or two have consumed it, and the one into which the backward pass recomputes it.
-template <class Dev> template <class Acts> auto Decoder<Dev>::layer_arrays(size_t l, Acts &f, Acts &b) {
-    return [this, l, &f, &b](const char *name, auto member, std::vector<size_t> shape, size_t written, size_t consumed,
-                             size_t last_gradient, Recompute from) {
-        const std::string full = format("act.%zu.%s", l, name);
-        const bool train = trains(), kept = limits.recompute < from;
-        if (!train || !kept) plan_.add(&(f.*member), full, shape, clock.forward(l, written), clock.forward(l, consumed));
-        if (train && !kept)
-            plan_.add(&(b.*member), full + " recomputed", shape, clock.recompute(l, written), clock.backward(l, last_gradient));
-        if (train && kept) {
-            plan_.add(&(f.*member), full, shape, clock.forward(l, written), clock.backward(l, last_gradient));
-            plan_.alias(&(b.*member), &(f.*member));
-        }
-    };
-}
-
-// Plans the arrays that attention needs only while it runs.
-template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X> &f, AttentionActs<X> &b) {
-    const ModelConfig &c = config;
-    const Ranks &r = limits.ranks;
-    const size_t T = T_max, Q = c.H * c.D, K = c.KV * c.D;
-    auto transient = [&](const char *name, auto pointer, std::vector<size_t> shape, size_t first, size_t last) {
-        plan_.add(pointer, format("act.%zu.%s", l, name), std::move(shape), first, last);
-    };
-    const size_t forward = clock.forward(l, ops.attention), backward = clock.backward(l, ops.attention);
-    const auto sizes = [&](bool backward) {
-        return ring_attention_buffers(r.sp_mode, r.sp, r.head_stride, attention_shape(T), backward);
-    };
-    transient("out32", &f.out32, {T, Q}, forward, forward);
-    transient("ring", &f.ring.values, {sizes(false).values}, forward, forward);
-    if (!trains()) return;
-    transient("ring backward", &b.ring.values, {sizes(true).values}, backward, backward);
-    transient("ring gradients", &b.ring.floats, {sizes(true).floats}, backward, backward);
-    transient("datt", &b.datt, {T, Q}, clock.backward(l, ops.attention + 1), backward);
-    transient("dq32", &b.grads.dq32, {T, Q}, backward, backward);
-    transient("dk32", &b.grads.dk32, {T, K}, backward, backward);
-    transient("dv32", &b.grads.dv32, {T, K}, backward, backward);
-    transient("delta", &b.delta, {c.H, T}, backward, backward);
-    transient("scratch", &b.scratch, {attention_scratch(dev) * sizeof(float)}, backward, backward);
-}
 
 // Must be called before allocate(), while there is free memory in which the device's peaks can be measured.
 template <class Dev> void Decoder<Dev>::profile() {
@@ -571,8 +346,9 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
     const Locate<X> base = [&](size_t, size_t offset) { return frozen.params + frozen.sharding.flat(offset); };
     const Locate<float> none = nowhere<float>();
     point_weights(base, trains() ? &none : nullptr);
-    lora_table(config, base_, adapters_, &head_w, params);
-    if (trains()) lora_table(config, base_, dadapters_, &head_dw, grads);
+    lora_table(config, base_, linears_.adapters, &head_w, params);
+    if (trains()) lora_table(config, base_, linears_.gradients, &head_dw, grads);
+    linears_.positions = row.doc_pos;
     if (config.reward && trains() && s.stage >= 2) head_dw = grads_of.head;
 }
 
@@ -618,13 +394,13 @@ template <class Dev> void Decoder<Dev>::load_part(const Row &r) {
     row.numbers = local_predictors(whole, *row.split, limits.ranks.sp_rank());
     row.predictors_of_all = whole.predictors.size();
     load_first_keys(whole.doc_begin);
-    if (!dropout_key_ || config.lora.dropout == 0) return;
+    if (!linears_.drops()) return;
     std::vector<int32_t> of_all(whole.T, -1), own;  // -1: of padding
     for (size_t i = 0; i < whole.documents.size(); i++)
         std::fill(of_all.begin() + ptrdiff_t(whole.doc_offsets[i]), of_all.begin() + ptrdiff_t(whole.doc_offsets[i + 1]),
                   int32_t(whole.documents[i]));
     for (size_t p : row.split->positions(limits.ranks.sp_rank())) own.push_back(of_all[p]);
-    write(memory(), row.document, own);
+    write(memory(), linears_.documents, own);
 }
 
 // Computes the first visible key of each position, without and with the sliding window. doc_begin[p] is the first position of p's document.
@@ -655,86 +431,6 @@ template <class Dev> void Decoder<Dev>::forward() {
     ready(norm);
     if (row.T) final_norm_forward();
     ready(head_unit);
-}
-
-// The mask by which the inputs of a module's adapter are dropped, from token t of the row on, with the scale of the adapter. Without dropout it has
-// the scale alone.
-template <class Dev> DropoutMask Decoder<Dev>::mask_of(size_t l, const LinearModule &module, size_t t) const {
-    const LoraConfig &lora = config.lora;
-    if (!dropout_key_ || lora.dropout == 0) return {float(lora.scale())};
-    const Random keys{*dropout_key_, Purpose::dropout, stream_of(module.name)};
-    return {float(lora.scale() / (1 - lora.dropout)), uint32_t(lora.dropout * 0x1p32), keys.bits(l), row.document + t,
-            row.doc_pos + t};
-}
-
-// Calls f(module, number of the adapter among those of the matrix, number in the layer) for each adapter of a matrix.
-template <class Dev> template <class F> void Decoder<Dev>::for_adapters(Linear matrix, F f) {
-    size_t number = 0;
-    for (size_t i = 0; adapters_are_on_ && i < modules_.size(); i++)
-        if (modules_[i].matrix == matrix) f(modules_[i], number++, i);
-}
-
-// Computes acts.low = scale * drop(x) A^T (n, rank). Returns the input that A was multiplied with: x itself, or acts.dropped, which has the scale.
-template <class Dev>
-const typename Dev::X *Decoder<Dev>::adapter_input(size_t l, const LinearModule &module, const X *x, size_t t, size_t n) {
-    const size_t r = config.lora.rank, i = size_t(&module - modules_.data());
-    const DropoutMask mask = mask_of(l, module, t);
-    if (mask.threshold) dropout_forward(dev, acts.dropped, x, mask, n, module.IC), x = acts.dropped;
-    matmul_forward(dev, acts.low, x, adapters_[l][i].a, (const X *)nullptr, n, module.IC, r);
-    if (!mask.threshold && mask.scale != 1) dropout_forward(dev, acts.low, acts.low, mask, n, r);
-    return x;
-}
-
-template <class Dev>
-void Decoder<Dev>::linear_forward(size_t l, LinearShape m, X *out, const X *x, const X *w, const X *bias, size_t t, size_t n) {
-    matmul_forward(dev, out, x, w, bias, n, m.IC, m.OC);
-    if (modules_.empty()) return;
-    in_parts(
-        n,
-        [&](size_t first, size_t part) {
-            for_adapters(m.matrix, [&](const LinearModule &module, size_t, size_t i) {
-                adapter_input(l, module, x + first * m.IC, t + first, part);
-                matmul_forward(dev, out + first * m.OC + module.first, acts.low, adapters_[l][i].b, (const X *)nullptr, part,
-                               config.lora.rank, module.OC, m.OC, true);
-            });
-        },
-        matmul_run(dev));
-}
-
-// With u = scale * drop(x) A^T and d = dout B:   dB += dout^T u    dA += scale * d^T drop(x)    dx = dout W + scale * drop(d A)
-template <class Dev>
-void Decoder<Dev>::linear_backward(size_t l, LinearShape m, X *dx, float *dw, float *dbias, const X *dout, const X *x, const X *w,
-                                   size_t t, size_t n) {
-    if (dw) weight_backward(dw, dbias, dout, x, n, m.IC, m.OC, t > 0);
-    const size_t r = config.lora.rank;
-    in_parts(
-        n,
-        [&](size_t first, size_t part) {
-            const X *dout_part = dout + first * m.OC;
-            X *dx_part = dx + first * m.IC;
-            const bool more = t + first > 0;
-            for_adapters(m.matrix, [&](const LinearModule &module, size_t number, size_t i) {
-                const Adapter<X> &adapter = adapters_[l][i];
-                const Adapter<float> &d = dadapters_[l][i];
-                const DropoutMask mask = mask_of(l, module, t + first);
-                const X *input = adapter_input(l, module, x + first * m.IC, t + first, part), *dblock = dout_part + module.first;
-                X *dlow = acts.dlow + number * part * r;
-                weight_backward(d.b, nullptr, dblock, acts.low, part, r, module.OC, more, m.OC);
-                matmul_backward_input(dev, dlow, dblock, adapter.b, part, r, module.OC, m.OC);
-                if (!mask.threshold && mask.scale != 1) dropout_forward(dev, dlow, dlow, mask, part, r);
-                weight_backward(d.a, nullptr, dlow, input, part, module.IC, r, more);
-            });
-            if (!dx) return;
-            matmul_backward_input(dev, dx_part, dout_part, w, part, m.IC, m.OC);
-            for_adapters(m.matrix, [&](const LinearModule &module, size_t number, size_t i) {
-                const DropoutMask mask = mask_of(l, module, t + first);
-                const X *a = adapters_[l][i].a, *dlow = acts.dlow + number * part * r;
-                if (!mask.threshold) return matmul_backward_input(dev, dx_part, dlow, a, part, m.IC, r, 0, true);
-                matmul_backward_input(dev, acts.dropped, dlow, a, part, m.IC, r);
-                dropout_backward(dev, dx_part, acts.dropped, mask, part, m.IC);
-            });
-        },
-        matmul_run(dev));
 }
 
 // ring() describes a layer's attention over the ring, and attention_inputs() the arrays that it reads.
@@ -799,10 +495,9 @@ template <class Dev> std::vector<double> Decoder<Dev>::values_of(const Row &r) {
 }
 
 template <class Dev> std::vector<double> Decoder<Dev>::evaluate_base(const Row &r) {
-    const auto key = std::exchange(dropout_key_, {});
-    adapters_are_on_ = false;
+    linears_.adapters_are_on = false;
     const auto values = values_of(r);
-    adapters_are_on_ = true, dropout_key_ = key;
+    linears_.adapters_are_on = true;
     return values;
 }
 
@@ -931,3 +626,5 @@ template <class Dev> void Decoder<Dev>::attention_backward(size_t l, const Atten
     ring_attention_backward(dev, ranks, a.qkv, a.grads, a.delta, reinterpret_cast<float *>(a.scratch), attention_inputs(l, a),
                             a.att, a.datt, a.lse, a.ring);
 }
+
+#include "decoder_plan.h"

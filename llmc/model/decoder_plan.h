@@ -1,0 +1,196 @@
+// What the decoder plans: its state, and the arrays of a step with the ops from which to which they are alive. Part of decoder.h, which includes it.
+#pragma once
+#include "decoder.h"
+
+// Makes each unit a bucket of ZeRO. Only from stage 2 on a large embedding or head is divided into several, so that its gradients never exist at
+// the same time. What is not trained is divided at stage 3 only.
+inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits) {
+    const Ranks &r = limits.ranks;
+    const bool train = limits.mode == Mode::train;
+    if (!train || r.zero_stage < 2 || r.world == 1)
+        for (Unit &unit : units) unit.row_elements = 0;
+    if (!train && r.zero_stage < 3) return Sharding(units, 0, 1, 0, 0);
+    const bool in_blocks = limits.moments == Moments::blockwise;
+    return Sharding(units, r.zero_stage, int(r.world), int(r.rank), r.bucket_bytes, in_blocks ? Blockwise::size : 8);
+}
+
+// Frozen weights lie on every rank, and adapters are too small for stage 3 to pay.
+inline ModelLimits at_most_stage_2(ModelLimits limits, Mode mode) {
+    limits.mode = mode, limits.ranks.zero_stage = std::min(limits.ranks.zero_stage, 2);
+    return limits;
+}
+
+// The table of what is trained: everything, or adapters.
+inline Table trained_table(const ModelConfig &config, const Table &base) {
+    if (config.lora.rank == 0) return base;
+    Adapters<float> none;
+    float *head;
+    return lora_table(config, base, none, &head, nowhere<float>());
+}
+
+template <class Dev>
+Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &limits, const Table &table, OpList ops)
+    : dev(dev),
+      config(config),
+      limits(limits),
+      T_max(round_up(limits.row_tokens, row_multiple * limits.ranks.sp) / limits.ranks.sp),
+      ops(std::move(ops)),
+      tile(trains() && limits.recompute < Recompute::layer
+               ? T_max
+               : std::min(T_max, round_up(std::max<size_t>(limits.tile_tokens, 1), matmul_run(dev)))),
+      clock{config.L, this->ops.layer.size(), this->ops.attention, tile < T_max ? this->ops.hidden : this->ops.layer.size()},
+      positions_unit(table.positions),
+      base_(table),
+      trained_(trained_table(config, table)),
+      head_unit(table.head),
+      zero(dev, sharding_for(trained_.units, adapts() ? at_most_stage_2(limits, limits.mode) : limits), trained_.tensors),
+      frozen(dev, sharding_for(adapts() ? table.units : std::vector<Unit>(), at_most_stage_2(limits, Mode::evaluate)),
+             adapts() ? table.tensors : std::vector<Tensor>()),
+      linears_(dev, this->config) {
+    if (adapts()) plan_.add(&frozen.params, "frozen params", {frozen.sharding.count});
+    if (trains()) optimizer.plan(plan_, zero, limits.moments);
+    else zero.plan(plan_, false), plan_.end_state();
+    plan_row();
+    if (adapts()) linears_.plan(plan_, T_max, trains());
+    plan_head();
+    if (trains() && zero.sharding.stage >= 2) plan_buckets();
+    if (zero.sharding.stage == 3) plan_guests();
+}
+
+template <class Dev> void Decoder<Dev>::plan_row() {
+    const ModelConfig &c = config;
+    const size_t T = T_max, C = c.C, positions = std::max(T * limits.ranks.sp, limits.sequences);
+    plan_.add(&row.tokens, "row.tokens", {T});
+    plan_.add(&row.doc_pos, "row.doc_pos", {T});
+    plan_.add(&row.first_key, "row.first_key", {positions});
+    plan_.add(&row.first_key_window, "row.first_key_window", {positions});
+    plan_.add(&row.predictors, "row.predictors", {T});
+    plan_.add(&row.targets, "row.targets", {T});
+    plan_.add(&row.weights, "row.weights", {T});
+    plan_.add(&acts.matmul, "matmul workspace", {matmul_scratch(dev)});
+
+    acts.x.resize(c.L + 1);
+    for (size_t l = 0; l <= c.L; l++) {
+        const size_t written = l == 0 ? clock.embed() : clock.layer_ends(l - 1);
+        const size_t read = l < c.L ? (trains() ? clock.layer_backward_ends(l) : clock.forward(l, ops.reads_input))
+                                    : (trains() ? clock.final_norm_backward() : clock.final_norm());
+        plan_.add(&acts.x[l], format("act.%zu.x", l), {T, C}, written, read);
+    }
+    plan_.add(&acts.normf, "act.normf", {T, C}, clock.final_norm(), clock.head());
+    if (trains()) plan_.add(&acts.dx, "dx", {T, C}, clock.head(), clock.embed_backward());
+    acts.cache.resize(c.L);
+    if (limits.cache_pages == 0) return;
+    const size_t n = limits.sequences, pages = limits.sequence_pages;
+    for (size_t l = 0; l < c.L; l++)
+        plan_.add(&acts.cache[l], format("cache.%zu", l), {limits.cache_pages * cache_page, 2 * c.KV * c.D});
+    plan_.add(&row.slots, "row.slots", {T});
+    plan_.add(&row.table, "row.table", {n, pages});
+    plan_.add(&row.length, "row.length", {n});
+    plan_.add(&acts.decode, "decode scratch", {attention_decode_scratch(dev, n, pages, c.H, c.D)},
+              clock.forward(0, ops.attention), clock.forward(c.L - 1, ops.attention));
+    plan_.add(&acts.last, "last rows", {n, C}, clock.head(), clock.head());
+    plan_.add(&acts.logits, "logits", {n, logits_ld(dev, c.V)}, clock.head(), clock.head());
+}
+
+template <class Dev> void Decoder<Dev>::plan_head() {
+    if (limits.mode == Mode::generate) return;
+    const size_t T = T_max, head = clock.head(), row_ends = clock.between_rows(COPY);
+    if (config.reward) {
+        plan_.add(&acts.scores, "scores", {T}, head, row_ends);
+        return;
+    }
+    plan_.add(&acts.head, "head chunk", {lm_head_scratch(dev, T, config.C, config.V)}, head, head);
+    plan_.add(&acts.stats.nll, "stats.nll", {T}, head, row_ends);
+    plan_.add(&acts.stats.entropy, "stats.entropy", {T}, head, row_ends);
+    plan_.add(&acts.stats.correct, "stats.correct", {T}, head, row_ends);
+    plan_.add(&acts.stats.max, "stats.max", {T}, head, row_ends);
+    plan_.add(&acts.stats.sum, "stats.sum", {T}, head, row_ends);
+    plan_.add(&acts.sums, "stats.sums", {3});
+}
+
+template <class Dev> void Decoder<Dev>::plan_buckets() {
+    const Sharding &s = zero.sharding;
+    const auto add = [&](float **buffer, const std::string &name, size_t unit, size_t first, size_t last) {
+        size_t room = 0;
+        for (const Bucket &b : s.buckets)
+            if (units[unit].begin <= b.global && b.global < units[unit].end) room = std::max(room, s.parts * b.part);
+        plan_.add(buffer, name, {room}, first, last);
+        plan_.guest();
+        if (room == s.largest) grads_of.largest = buffer;
+    };
+    // A buffer is alive until the next one is reduced, because until then the sum of its gradients may still be under way; the last one
+    // until gradients() ends, which waits for it. That of a layer is filled with the sum so far before the layer's hidden arrays are recomputed.
+    const size_t L = config.L, head = clock.head(), norm = clock.final_norm_backward(), embed = clock.embed_backward();
+    grads_of.unit.resize(units.size());
+    add(&grads_of.head, "bucket.head", head_unit, head, norm);
+    add(&grads_of.unit.back(), "bucket.norm", units.size() - 1, norm, clock.layer_backward_ends(L - 1));
+    for (size_t l = 0; l < L; l++)
+        add(&grads_of.unit[1 + l], format("bucket.layer.%zu", l), 1 + l, clock.recompute(l, ops.hidden),
+            l ? clock.layer_backward_ends(l - 1) : embed);
+    if (positions_unit)
+        add(&grads_of.unit[positions_unit], "bucket.positions", positions_unit, embed, clock.between_rows(GRAD_NORM));
+    add(&grads_of.unit[0], "bucket.embedding", 0, embed, clock.between_rows(GRAD_NORM));
+}
+
+// The arrays of weights that are gathered are alive from the moment at which the gather may begin.
+template <class Dev> void Decoder<Dev>::plan_guests() {
+    const size_t L = config.L, norm = units.size() - 1, begin = clock.embed(), last_layer = clock.forward(L - 1, 0);
+    const auto add = [&](X **array, const std::string &name, size_t unit, size_t first, size_t last) {
+        plan_.add(array, "weights." + name, {zero.sharding.padded_count(units[unit].begin, units[unit].end)}, first, last);
+        plan_.guest();
+    };
+    weights_of.unit.resize(units.size());
+    add(&weights_of.unit[0], "embedding", 0, begin, begin);
+    if (positions_unit) add(&weights_of.unit[positions_unit], "positions", positions_unit, begin, begin);
+    for (size_t l = 0; l < L; l++)  // all layers are of one size
+        if (l >= 2) plan_.alias(&weights_of.unit[1 + l], &weights_of.unit[1 + l % 2]);
+        else
+            add(&weights_of.unit[1 + l], format("layers.%zu", l), 1 + l, begin,
+                trains() ? clock.layer_backward_ends(0) : clock.layer_ends(L - 1));
+    add(&weights_of.unit[norm], "norm", norm, last_layer, trains() ? clock.final_norm_backward() : clock.final_norm());
+    add(&weights_of.head, "head", head_unit, last_layer, clock.head());
+}
+
+// Plans arrays of layer l, one a call:
+//   array(name, &Acts::member, shape, written, consumed, last gradient, recomputed from)
+// The last argument is the level of recomputation from which on the array is not kept. A kept array lives from the op that writes it to the last op of the backward pass that reads it. Otherwise there are two arrays: the
+// forward pass's, which dies when the next op or two have consumed it, and the one into which the backward pass recomputes it.
+template <class Dev> template <class Acts> auto Decoder<Dev>::layer_arrays(size_t l, Acts &f, Acts &b) {
+    return [this, l, &f, &b](const char *name, auto member, std::vector<size_t> shape, size_t written, size_t consumed,
+                             size_t last_gradient, Recompute from) {
+        const std::string full = format("act.%zu.%s", l, name);
+        const bool train = trains(), kept = limits.recompute < from;
+        if (!train || !kept) plan_.add(&(f.*member), full, shape, clock.forward(l, written), clock.forward(l, consumed));
+        if (train && !kept)
+            plan_.add(&(b.*member), full + " recomputed", shape, clock.recompute(l, written), clock.backward(l, last_gradient));
+        if (train && kept) {
+            plan_.add(&(f.*member), full, shape, clock.forward(l, written), clock.backward(l, last_gradient));
+            plan_.alias(&(b.*member), &(f.*member));
+        }
+    };
+}
+
+// Plans the arrays that attention needs only while it runs.
+template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X> &f, AttentionActs<X> &b) {
+    const ModelConfig &c = config;
+    const Ranks &r = limits.ranks;
+    const size_t T = T_max, Q = c.H * c.D, K = c.KV * c.D;
+    auto transient = [&](const char *name, auto pointer, std::vector<size_t> shape, size_t first, size_t last) {
+        plan_.add(pointer, format("act.%zu.%s", l, name), std::move(shape), first, last);
+    };
+    const size_t forward = clock.forward(l, ops.attention), backward = clock.backward(l, ops.attention);
+    const auto sizes = [&](bool backward) {
+        return ring_attention_buffers(r.sp_mode, r.sp, r.head_stride, attention_shape(T), backward);
+    };
+    transient("out32", &f.out32, {T, Q}, forward, forward);
+    transient("ring", &f.ring.values, {sizes(false).values}, forward, forward);
+    if (!trains()) return;
+    transient("ring backward", &b.ring.values, {sizes(true).values}, backward, backward);
+    transient("ring gradients", &b.ring.floats, {sizes(true).floats}, backward, backward);
+    transient("datt", &b.datt, {T, Q}, clock.backward(l, ops.attention + 1), backward);
+    transient("dq32", &b.grads.dq32, {T, Q}, backward, backward);
+    transient("dk32", &b.grads.dk32, {T, K}, backward, backward);
+    transient("dv32", &b.grads.dv32, {T, K}, backward, backward);
+    transient("delta", &b.delta, {c.H, T}, backward, backward);
+    transient("scratch", &b.scratch, {attention_scratch(dev) * sizeof(float)}, backward, backward);
+}

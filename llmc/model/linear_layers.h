@@ -1,0 +1,146 @@
+// The products of activations with the matrices of the layers, and with the adapters that these may have (lora.h):
+//
+//   y = x W^T + scale * drop(x) A^T B^T        W (OC, IC)   A (rank, IC), B (OC, rank)
+//
+// The pointers of a call belong to n tokens of a layer, from token t of the row on. docs/lora.md derives the backward pass.
+#pragma once
+#include <algorithm>
+#include <optional>
+
+#include "../core/arena.h"
+#include "../ops/dropout.h"
+#include "../ops/layout.h"
+#include "../ops/matmul.h"
+#include "lora.h"
+
+struct LinearShape {
+    Linear matrix;
+    size_t IC, OC;
+};
+
+template <class Dev> class LinearLayers {
+  public:
+    using X = typename Dev::X;
+
+    LinearLayers(Dev dev, const ModelConfig &config) : dev(dev), config(config), modules(adapted_modules(config)) {}
+    void plan(Plan &plan, size_t T, bool trains);
+    void forward(size_t l, LinearShape m, X *out, const X *x, const X *w, const X *bias, size_t t, size_t n);
+    // Computes the gradients of what is trained, and the input's, which may overwrite the input; dx may be null, and so may dw. `accumulate`: they are
+    // added to those of earlier rows.
+    void backward(size_t l, LinearShape m, X *dx, float *dw, float *dbias, const X *dout, const X *x, const X *w, size_t t,
+                  size_t n, bool accumulate);
+    bool drops() const { return adapters_are_on && dropout_key && config.lora.dropout > 0; }
+
+    Adapters<X> adapters;
+    Adapters<float> gradients;
+    bool adapters_are_on = true;          // false: the model is the base alone
+    std::optional<uint64_t> dropout_key;  // none: nothing is dropped
+    int32_t *documents = nullptr;         // (T) number of the document in its file, with dropout
+    const int32_t *positions = nullptr;   // (T) in the document
+
+  private:
+    DropoutMask mask_of(size_t l, const LinearModule &module, size_t t) const;
+    const X *adapter_input(size_t l, size_t i, const X *x, size_t t, size_t n);
+    template <class F> void for_adapters(Linear matrix, F f) const;
+
+    const Dev dev;
+    const ModelConfig &config;
+    const std::vector<LinearModule> modules;  // that have adapters
+    X *dropped;                               // (matmul_run, the widest input)            with dropout: the input of an adapter
+    X *low, *dlow;  // (matmul_run, rank), (.., 3 * rank)        x A^T, and the gradients of those of a matrix
+};
+
+// The arrays of adapters hold one run of tokens, however long the row is.
+template <class Dev> void LinearLayers<Dev>::plan(Plan &plan, size_t T, bool trains) {
+    const size_t n = std::min(T, matmul_run(dev)), r = config.lora.rank;
+    size_t widest = 0, most = 0;
+    for (const LinearModule &m : modules) {
+        widest = std::max(widest, m.IC);
+        most = std::max(most, size_t(std::ranges::count(modules, m.matrix, &LinearModule::matrix)));
+    }
+    plan.add(&low, "adapters' products", {n, r});
+    if (!trains) return;
+    plan.add(&dlow, "adapters' gradients", {n, most * r});
+    if (config.lora.dropout == 0) return;
+    plan.add(&dropped, "adapters' inputs", {n, widest});
+    plan.add(&documents, "row.document", {T});
+}
+
+// The mask by which the inputs of a module's adapter are dropped, from token t of the row on, with the scale of the adapter. Without dropout it has
+// the scale alone.
+template <class Dev> DropoutMask LinearLayers<Dev>::mask_of(size_t l, const LinearModule &module, size_t t) const {
+    const LoraConfig &lora = config.lora;
+    if (!drops()) return {float(lora.scale())};
+    const Random keys{*dropout_key, Purpose::dropout, stream_of(module.name)};
+    return {float(lora.scale() / (1 - lora.dropout)), uint32_t(lora.dropout * 0x1p32), keys.bits(l), documents + t,
+            positions + t};
+}
+
+// Calls f(module, number of the adapter among those of the matrix, number in the layer) for each adapter of a matrix.
+template <class Dev> template <class F> void LinearLayers<Dev>::for_adapters(Linear matrix, F f) const {
+    size_t number = 0;
+    for (size_t i = 0; adapters_are_on && i < modules.size(); i++)
+        if (modules[i].matrix == matrix) f(modules[i], number++, i);
+}
+
+// Computes low = scale * drop(x) A^T (n, rank). Returns the input that A was multiplied with: x itself, or `dropped`, which has the scale.
+template <class Dev> const typename Dev::X *LinearLayers<Dev>::adapter_input(size_t l, size_t i, const X *x, size_t t, size_t n) {
+    const size_t r = config.lora.rank, IC = modules[i].IC;
+    const DropoutMask mask = mask_of(l, modules[i], t);
+    if (mask.threshold) dropout_forward(dev, dropped, x, mask, n, IC), x = dropped;
+    matmul_forward(dev, low, x, adapters[l][i].a, (const X *)nullptr, n, IC, r);
+    if (!mask.threshold && mask.scale != 1) dropout_forward(dev, low, low, mask, n, r);
+    return x;
+}
+
+template <class Dev>
+void LinearLayers<Dev>::forward(size_t l, LinearShape m, X *out, const X *x, const X *w, const X *bias, size_t t, size_t n) {
+    matmul_forward(dev, out, x, w, bias, n, m.IC, m.OC);
+    if (modules.empty()) return;
+    in_parts(
+        n,
+        [&](size_t first, size_t part) {
+            for_adapters(m.matrix, [&](const LinearModule &module, size_t, size_t i) {
+                adapter_input(l, i, x + first * m.IC, t + first, part);
+                matmul_forward(dev, out + first * m.OC + module.first, low, adapters[l][i].b, (const X *)nullptr, part,
+                               config.lora.rank, module.OC, m.OC, true);
+            });
+        },
+        matmul_run(dev));
+}
+
+// With u = scale * drop(x) A^T and d = dout B:   dB += dout^T u    dA += scale * d^T drop(x)    dx = dout W + scale * drop(d A)
+template <class Dev>
+void LinearLayers<Dev>::backward(size_t l, LinearShape m, X *dx, float *dw, float *dbias, const X *dout, const X *x, const X *w,
+                                 size_t t, size_t n, bool accumulate) {
+    if (dw) matmul_backward_weight(dev, dw, dbias, dout, x, n, m.IC, m.OC, accumulate || t > 0);
+    const size_t r = config.lora.rank;
+    in_parts(
+        n,
+        [&](size_t first, size_t part) {
+            const X *dout_part = dout + first * m.OC;
+            X *dx_part = dx + first * m.IC;
+            const bool add = accumulate || t + first > 0;
+            for_adapters(m.matrix, [&](const LinearModule &module, size_t number, size_t i) {
+                const Adapter<X> &adapter = adapters[l][i];
+                const Adapter<float> &d = gradients[l][i];
+                const DropoutMask mask = mask_of(l, module, t + first);
+                const X *input = adapter_input(l, i, x + first * m.IC, t + first, part), *dblock = dout_part + module.first;
+                X *dlow_i = dlow + number * part * r;
+                matmul_backward_weight(dev, d.b, nullptr, dblock, low, part, r, module.OC, add, m.OC);
+                matmul_backward_input(dev, dlow_i, dblock, adapter.b, part, r, module.OC, m.OC);
+                if (!mask.threshold && mask.scale != 1) dropout_forward(dev, dlow_i, dlow_i, mask, part, r);
+                matmul_backward_weight(dev, d.a, nullptr, dlow_i, input, part, module.IC, r, add);
+            });
+            if (!dx) return;
+            matmul_backward_input(dev, dx_part, dout_part, w, part, m.IC, m.OC);
+            for_adapters(m.matrix, [&](const LinearModule &module, size_t number, size_t i) {
+                const DropoutMask mask = mask_of(l, module, t + first);
+                const X *a = adapters[l][i].a, *dlow_i = dlow + number * part * r;
+                if (!mask.threshold) return matmul_backward_input(dev, dx_part, dlow_i, a, part, m.IC, r, 0, true);
+                matmul_backward_input(dev, dropped, dlow_i, a, part, m.IC, r);
+                dropout_backward(dev, dx_part, dropped, mask, part, m.IC);
+            });
+        },
+        matmul_run(dev));
+}
