@@ -100,7 +100,7 @@ inline std::vector<Row> rank_rows(size_t rows, size_t count) {
 }
 
 struct RankResult {
-    double loss = 0, norm = 0, next_loss = 0;  // next_loss: after an update
+    double loss = 0, norm = 0, next_loss = 0;  // next_loss: after updates
     std::vector<float> gradient;  // (elements) in the order of the table; a rank that is a process writes its own part alone
     std::vector<Tensor> table;    // without padding
     Payload sent;                 // by all ranks, in the first step
@@ -182,8 +182,9 @@ void rank_step(
             const auto part = read(model.memory(), zero.grads_at(s), s.count);
             std::copy(part.begin(), part.end(), result.gradient.begin() + ptrdiff_t(s.global));
         }
-    // An epsilon far above the rounding of the gradients, so that the update is a smooth function of them also where they cancel to about 0.
-    model.update({1e-2, 0.9, 0.95, 1e-5, 0.1, 1 / norm, 1});
+    // An epsilon far above the rounding of the gradients, so that the update is a smooth function of them also where they cancel to about 0. Two
+    // updates, so that moments are not 0 before the last one.
+    for (size_t step : {1, 2}) model.update({5e-3, 0.9, 0.95, 1e-5, 0.1, 1 / norm, step});
     const double next = loss();
     if (comm.rank == 0) result.loss = first, result.norm = norm, result.next_loss = next, result.sent = sent;
 }

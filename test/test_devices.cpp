@@ -109,6 +109,7 @@ class PlannedModel final : public Model {
     }
     Plan &plan() override { return plan_; }
     Memory &memory() override { return card_; }
+    std::string store_name() const override { return ""; }
     void profile() override {}
     Profiler *profiler() override { return nullptr; }
     void allocate(Mesh &, bool, bool) override { throw std::logic_error("allocated"); }

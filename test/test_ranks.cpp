@@ -111,6 +111,62 @@ TEST(Ranks, Stage3GivesTheBitsOfStage2) {
     }
 }
 
+// Wherever activations and moments lie between the ops that need them, and however many elements of the moments are in memory at a time.
+TEST(Ranks, OffloadingChangesNoBit) {
+    for (uint32_t number = 0; number < 36; number++) {
+        auto pick = [&, draw = uint64_t(0)](auto... options) mutable {
+            const std::vector all = {options...};
+            return all[Random{4, Purpose::test, number}.block(draw++)[0] % all.size()];
+        };
+        RankCase c{};
+        c.sp = pick(1u, 1u, 2u, 3u), c.world = c.sp * pick(1u, 2u), c.micro_steps = pick(1u, 2u, 3u), c.stage = pick(0, 1, 2, 3);
+        c.mode = pick(SpMode::ring, SpMode::gather, SpMode::ulysses), c.head_stride = pick(1u, 2u, 6u);
+        c.task = pick(SFT, SFT, DPO, RM);
+        const RankModel model = c.task == RM ? untied : pick(untied, tied, gpt2, adapted);
+        const Recompute recompute = pick(Recompute::none, Recompute::cheap, Recompute::layer);
+        const Moments moments = pick(Moments::f32, Moments::bf16, Moments::blockwise);
+        const size_t tile = pick(0u, 1u), piece = pick(1u, 10000u, 1u << 30);
+        const bool half = pick(0, 1), late = pick(0, 1) && c.stage == 3;
+        const Offload offload{
+            .activations = number % 3 != 1, .optimizer = number % 3 != 0, .dir = testing::TempDir(), .piece = piece};
+        const auto run = [&](bool offloaded) {
+            const auto change = [&](ModelLimits &limits) {
+                limits.recompute = recompute, limits.tile_tokens = tile, limits.moments = moments;
+                if (offloaded) limits.offload = offload;
+            };
+            return half ? on_threads<CpuBf16>(c, model, late && offloaded, change)
+                        : on_threads<CpuF32>(c, model, late && offloaded, change);
+        };
+        const RankResult want = run(false);
+        expect_same_bits(format("case %u, %s, model %d", number, c.name().c_str(), int(model)), run(true), want);
+        EXPECT_GT(want.norm, 0);
+    }
+}
+
+// What one layer keeps is here at a time, and what another one keeps leaves or comes; the moments are here a piece at a time.
+TEST(Ranks, ThePlanOfOffloading) {
+    ModelConfig model = rank_model(untied);
+    model.L = 12, model.window.assign(12, 0);
+    const auto plan = [&](const Offload &offload) {
+        ModelLimits limits;
+        limits.row_tokens = limits.positions = 4096, limits.recompute = Recompute::layer, limits.offload = offload;
+        auto planned = make_model(make_device<CpuF32>(1), model, limits);
+        planned->plan().place();
+        return std::pair(planned->plan().bytes(), planned->plan().store_bytes());
+    };
+    const size_t T = 4096, C = model.C, Q = model.H * model.D, qk = (model.H + model.KV) * 4, page = store_alignment;
+    const size_t kept = T * ((C + Q) * 4 + model.H * 4 + 8 + qk);  // bytes of a layer
+    const auto [all, none] = plan({});
+    EXPECT_EQ(none, 0);
+    const auto [bytes, stored] = plan({.activations = true});
+    EXPECT_EQ(stored, (model.L - 1) * kept);
+    EXPECT_LE(bytes, all - (model.L - 3) * kept + 40 * page);  // the last layer's, and of two others one leaves or comes
+    const auto [in_pieces, moments] = plan({.optimizer = true, .piece = 4096});
+    const size_t shard = size_t(parameter_count(model)), windows = 6 * 4096 * sizeof(float);
+    EXPECT_GE(moments, 8 * shard);
+    EXPECT_LE(in_pieces, all - 8 * shard + windows + 40 * page);
+}
+
 // Sums and gathers that end at the last moment, while dead arrays are NaN: nothing uses their memory before, or reads it too early.
 TEST(Ranks, MessagesMayBeLate) {
     for (RankModel model : {untied, tied, gpt2})

@@ -38,8 +38,7 @@ struct Directory {
 struct Array {  // aligned as those of an arena
     size_t bytes;
     std::unique_ptr<std::byte[], decltype(&free)> data;
-    explicit Array(size_t bytes)
-        : bytes(bytes), data(static_cast<std::byte *>(aligned_alloc(store_alignment, bytes)), &free) {
+    explicit Array(size_t bytes) : bytes(bytes), data(static_cast<std::byte *>(aligned_alloc(store_alignment, bytes)), &free) {
         fill(0);
     }
     void fill(uint32_t seed) {
@@ -49,21 +48,13 @@ struct Array {  // aligned as those of an arena
     bool operator==(const Array &o) const { return std::equal(data.get(), data.get() + bytes, o.data.get()); }
 };
 
-std::string error_of(const std::function<void()> &f) {
-    try {
-        f();
-    } catch (const Error &e) {
-        return e.what();
-    }
-    return "";
-}
-
 }  // namespace
 
 // More arrays than places, in a random order of leaving and coming, of sizes around that of a block.
 TEST(Store, WhatLeavesComesBack) {
     const Directory dir;
-    const size_t block = size_t(8) << 20, sizes[] = {store_alignment, block - store_alignment, block, block + store_alignment, 2 * block};
+    const size_t block = size_t(8) << 20,
+                 sizes[] = {store_alignment, block - store_alignment, block, block + store_alignment, 2 * block};
     std::vector<size_t> places;
     size_t bytes = 0;
     for (size_t size : sizes) places.push_back(bytes), bytes += size;
@@ -135,7 +126,8 @@ TEST(Store, ADirectoryThatCannotHoldItIsRefused) {
     expect_contains(error_of([&] { make_disk_store(dir.path + "/none", 4096, patience); }),
                     {dir.path + "/none: cannot create a file for --offload: No such file or directory", "fix: --offload_dir"});
     std::ofstream(dir.path + "/file") << "text";
-    expect_contains(error_of([&] { make_disk_store(dir.path + "/file", 4096, patience); }), {"cannot create a file", "Not a directory"});
+    expect_contains(error_of([&] { make_disk_store(dir.path + "/file", 4096, patience); }),
+                    {"cannot create a file", "Not a directory"});
     expect_contains(error_of([&] { make_disk_store(dir.path, size_t(1) << 50, patience); }),
                     {dir.path + ": there is no room for the 1048576.00 GiB that --offload needs", "are free",
                      "fix: --offload_dir on a larger disk"});

@@ -472,6 +472,7 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     one_of(o.recompute, "recompute", "auto,none,cheap,layer");
     one_of(o.ref_mode, "ref_mode", "precompute,resident");
     one_of(o.moments, "moments", "f32,bf16,8bit");
+    for (const std::string &name : o.offload) one_of(name, "offload", "activations,optimizer");
     must(o.lora_rank <= 65536, "lora_rank", "at most 65536");
     must(o.lora_alpha > 0, "lora_alpha", "above 0");
     must(o.lora_dropout >= 0 && o.lora_dropout < 1, "lora_dropout", "at least 0 and less than 1");
@@ -562,6 +563,8 @@ static void check_together(const std::string &program, const Options &o, Task ta
     both(o.ranks > 1 && !o.rendezvous.empty(), "ranks", "rendezvous", "ranks are threads of one process, or processes");
     if ((o.rank >= 0 || o.world_size || !o.rendezvous.empty()) && (o.rank < 0 || !o.world_size || o.rendezvous.empty()))
         die("--rank, --world_size and --rendezvous belong together\n  fix: --rank 0 --world_size 2 --rendezvous HOST:29500, say");
+    if (o.offload.empty() && !o.offload_dir.empty())
+        die("--offload_dir is where --offload puts arrays, and nothing is offloaded\n  fix: --offload activations, say");
     if (o.fit && !o.plan) die("--fit belongs to --plan\n  fix: --plan --fit");
     if (task != GENERATE && !o.prompt.empty() && !o.sample_every)
         die("--prompt belongs to --sample_every\n  fix: --sample_every 100, say, or leave it out");

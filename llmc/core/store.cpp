@@ -76,8 +76,8 @@ struct DiskFile {
             const ssize_t moved = call(fd, data, n, off_t(at));
             if (moved < 0 && errno == EINTR) continue;
             if (moved <= 0)
-                die("%s: cannot %s the offloaded arrays: %s%s", dir.c_str(), what, moved < 0 ? strerror(errno) : "the file was cut off",
-                    fix_disk);
+                die("%s: cannot %s the offloaded arrays: %s%s", dir.c_str(), what,
+                    moved < 0 ? strerror(errno) : "the file was cut off", fix_disk);
             data += moved, n -= size_t(moved), at += size_t(moved);
             const std::lock_guard guard(lock);
             progress++, changed.notify_all();
@@ -149,7 +149,8 @@ class DiskStore final : public Store {
     DiskStore &operator=(const DiskStore &) = delete;
 
     std::string name() const override {
-        return format("a file in %s%s", file_->dir.c_str(), file_->direct ? "" : ", through the page cache (its file system has no direct I/O)");
+        return format("a file in %s%s", file_->dir.c_str(),
+                      file_->direct ? "" : ", through the page cache (its file system has no direct I/O)");
     }
     void leave(size_t place, const void *from, size_t bytes) override {
         last_[place] = submit([=, &file = *file_] { file.write(place, static_cast<const std::byte *>(from), bytes); });
@@ -175,7 +176,8 @@ class DiskStore final : public Store {
         std::unique_lock guard(f.lock);
         while (f.done < number) {
             const size_t before = f.done + f.progress;
-            if (!f.changed.wait_for(guard, std::chrono::duration<double>(patience_), [&] { return f.done + f.progress > before; })) {
+            if (!f.changed.wait_for(guard, std::chrono::duration<double>(patience_),
+                                    [&] { return f.done + f.progress > before; })) {
                 hangs_ = true;
                 die("%s: the directory of --offload has not answered for %g seconds\n  fix: --offload_dir on a local disk, or a longer "
                     "--comm_timeout",

@@ -34,7 +34,8 @@ class PinnedStore final : public Store {
   private:
     void copy(size_t place, cudaStream_t stream, void *to, const void *from, size_t bytes) {
         cudaEvent_t &copied = copied_[place];
-        if (copied) cuda_check(cudaStreamWaitEvent(stream, copied), "copying an offloaded array");  // its last copy, on either stream
+        if (copied)
+            cuda_check(cudaStreamWaitEvent(stream, copied), "copying an offloaded array");  // its last copy, on either stream
         else cuda_check(cudaEventCreateWithFlags(&copied, cudaEventDisableTiming), "no event");
         cuda_check(cudaEventRecord(reached_, ops_), "copying an offloaded array");
         cuda_check(cudaStreamWaitEvent(stream, reached_), "copying an offloaded array");
@@ -45,8 +46,8 @@ class PinnedStore final : public Store {
     cudaStream_t ops_;
     CudaStream out_, in_;
     std::byte *bytes_ = nullptr;
-    cudaEvent_t reached_ = nullptr;           // of the ops' stream, at the last call of copy()
-    std::map<size_t, cudaEvent_t> copied_;    // of each place the end of its last copy
+    cudaEvent_t reached_ = nullptr;         // of the ops' stream, at the last call of copy()
+    std::map<size_t, cudaEvent_t> copied_;  // of each place the end of its last copy
 };
 
 template <class X> std::unique_ptr<Store> make_store(Cuda<X> dev, const std::string &, size_t bytes, double) {

@@ -30,6 +30,7 @@ class Store {
 // other bytes come back.
 std::unique_ptr<Store> make_disk_store(const std::string &dir, size_t bytes, double patience);
 
+// Makes the store of a device's arrays; `dir` is --offload_dir.
 template <class X> std::unique_ptr<Store> make_store(Cpu<X>, const std::string &dir, size_t bytes, double patience) {
     return make_disk_store(dir, bytes, patience);
 }

@@ -95,6 +95,7 @@ template <class Dev> class Decoder : public Model {
     std::string nonfinite_gradient() override { return ::nonfinite_gradient(zero, mesh_->all); }
     void detect_anomaly() override { looks_ = true; }
     Anomaly anomaly() override { return anomaly_; }
+    std::string store_name() const override { return store_ ? store_->name() : ""; }
     void update(const AdamW &adamw) override {
         begin_op(clock.between_rows(ADAMW));
         optimizer.update(zero, mesh_->all, adamw);
@@ -142,6 +143,9 @@ template <class Dev> class Decoder : public Model {
     bool trains() const { return limits.mode == Mode::train; }
     bool adapts() const { return config.lora.rank > 0; }
     template <class Acts> auto layer_arrays(size_t l, Acts &forward, Acts &backward);
+    template <class T>
+    void plan_kept(size_t l, T **forward, T **backward, const std::string &name, std::vector<size_t> shape, size_t written,
+                   size_t read);
     void plan_attention(size_t l, AttentionActs<X> &forward, AttentionActs<X> &backward);
 
     // ---- what it computes with --------------------------------------------------------------------------------------------------------
@@ -226,7 +230,7 @@ template <class Dev> class Decoder : public Model {
     } row;
 
     struct {
-        std::vector<X *> x;      // (L+1) x (T, C)   residual stream: the input of each layer, then of the final norm
+        std::vector<X *> x;  // (L+1) x (T, C)   residual stream: the input of each layer, then of the final norm; of this pass
         std::vector<X *> cache;  // (L) x (pages * cache_page, 2*KV*D)   generate: the keys and values of all tokens so far
         X *normf;                // (T, C)
         X *dx;                   // (T, C)           gradient of the residual stream
@@ -270,6 +274,9 @@ template <class Dev> class Decoder : public Model {
     template <class F> void sum_gradients(size_t unit, float *buffer, bool complete, F add);
     float *buffer_of(size_t unit) const { return zero.sharding.stage >= 2 ? grads_of.unit[unit] : nullptr; }
     void look(const Moment &now);
+    void leave(size_t l);
+    void come(size_t l);
+    void wait_for_copies(size_t l, Pass pass);
     void begin_comm_op(Pass pass, RowOp op,
                        size_t bucket = 0) {  // a sum or gather among ranks. It lies between two ops and changes no lifetime
         if (profiler_ && mesh_->all.size > 1) profiler_->begin(pass, ops.number(op), 0, bucket);
@@ -286,6 +293,7 @@ template <class Dev> class Decoder : public Model {
     Mesh *mesh_ = nullptr;
     std::unique_ptr<Memory> memory_;
     std::unique_ptr<Arena> arena_;  // lies in memory_
+    std::unique_ptr<Store> store_;  // copies from the arena and to it
     std::unique_ptr<Profiler> profiler_;
     SelfComm alone_;                      // this rank, which generates by itself
     size_t of_tile_ = 0;                  // the tokens of the tile that for_tiles() computes now
@@ -297,6 +305,19 @@ template <class Dev> class Decoder : public Model {
     Anomaly anomaly_;
     size_t targets_ = 0;         // the number of targets since the last take_sums()
     std::vector<float> logits_;  // generate: (documents, V)
+
+    // The residual stream in the forward and in the backward pass: the same arrays, if they do not leave between the two.
+    struct {
+        std::vector<X *> forward, backward;
+    } x_of;
+
+    // An array that leaves after its layer's forward pass, and comes back before the layer's backward pass, to another one.
+    struct Traveller {
+        size_t place, bytes;  // bytes: of T_max tokens
+        void **forward, **backward;
+    };
+    size_t bytes_now(const Traveller &t) const { return round_up(t.bytes / T_max * row.T, store_alignment); }
+    std::vector<std::vector<Traveller>> travellers_;  // of each layer
 
     // From stage 2 of ZeRO on: the buffers in which gradients are computed before they are summed over ranks. A unit's buffer has room for its
     // largest bucket.
@@ -330,6 +351,10 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
     poison_ = poison;
     plan_.place(guards);
     arena_ = std::make_unique<Arena>(plan_, memory());
+    if (plan_.store_bytes()) {
+        store_ = make_store(dev, limits.offload.dir, plan_.store_bytes(), limits.offload.patience);
+        optimizer.use(*store_, memory());
+    }
     const Sharding &s = zero.sharding;
     const Locate<X> params = [&](size_t unit, size_t offset) {
         return s.stage == 3 ? weights_of.unit[unit] + (offset - units[unit].begin) : zero.params + s.flat(offset);
@@ -416,6 +441,7 @@ template <class Dev> void Decoder<Dev>::load_first_keys(std::span<const int32_t>
 template <class Dev> void Decoder<Dev>::forward() {
     const size_t L = config.L, norm = units.size() - 1;
     if (row.T == 0 && zero.sharding.stage < 3) return;
+    acts.x = x_of.forward;
     fetch(0);
     if (positions_unit) fetch(positions_unit);
     fetch(1);
@@ -427,10 +453,30 @@ template <class Dev> void Decoder<Dev>::forward() {
         if (l + 1 < L) fetch(2 + l);
         else fetch(norm), fetch(head_unit, Pass::forward, true);
         if (row.T) attention_half(l, Pass::forward), feed_forward_half(l, Pass::forward);
+        if (row.T && row.cached == row.training) leave(l);
     }
     ready(norm);
     if (row.T) final_norm_forward();
     ready(head_unit);
+}
+
+// What layer l has kept begins to leave, and what the layer before it has kept has left, so that the next layer may write there.
+template <class Dev> void Decoder<Dev>::leave(size_t l) {
+    if (l > 0) wait_for_copies(l - 1, Pass::forward);
+    for (const Traveller &t : travellers_[l]) store_->leave(t.place, *t.forward, bytes_now(t));
+}
+
+// What layer l has kept is back, and what the layer before it has kept begins to come.
+template <class Dev> void Decoder<Dev>::come(size_t l) {
+    wait_for_copies(l, Pass::backward);
+    acts.x[l] = x_of.backward[l];
+    if (l == 0) return;
+    for (const Traveller &t : travellers_[l - 1]) store_->come(t.place, *t.backward, bytes_now(t));
+}
+
+template <class Dev> void Decoder<Dev>::wait_for_copies(size_t l, Pass pass) {
+    if (profiler_ && !travellers_[l].empty()) profiler_->begin(pass, ops.number(COPY), l);
+    for (const Traveller &t : travellers_[l]) store_->wait(t.place);
 }
 
 // ring() describes a layer's attention over the ring, and attention_inputs() the arrays that it reads.
@@ -609,7 +655,7 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     for (size_t l = config.L; l-- > 0;) {
         if (zero.sharding.stage == 3) ready(1 + l, Pass::backward);
         if (l > 0 && l + 1 < config.L) fetch(l, Pass::backward);  // of layer l - 1. The last two layers' weights are still here
-        if (row.T) feed_forward_half(l, Pass::recompute);
+        if (row.T) come(l), feed_forward_half(l, Pass::recompute);
         sum_gradients(1 + l, true, [&](size_t, size_t) {
             feed_forward_half_backward(l);
             attention_half(l, Pass::recompute);

@@ -48,7 +48,10 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
              adapts() ? table.tensors : std::vector<Tensor>()),
       linears_(dev, this->config) {
     if (adapts()) plan_.add(&frozen.params, "frozen params", {frozen.sharding.count});
-    if (trains()) optimizer.plan(plan_, zero, limits.moments);
+    travellers_.resize(config.L);
+    if (trains())
+        optimizer.plan(plan_, zero, limits.moments, limits.offload.optimizer ? limits.offload.piece : 0,
+                       clock.between_rows(ADAMW));
     else zero.plan(plan_, false), plan_.end_state();
     plan_row();
     if (adapts()) linears_.plan(plan_, T_max, trains());
@@ -69,12 +72,12 @@ template <class Dev> void Decoder<Dev>::plan_row() {
     plan_.add(&row.weights, "row.weights", {T});
     plan_.add(&acts.matmul, "matmul workspace", {matmul_scratch(dev)});
 
-    acts.x.resize(c.L + 1);
+    x_of.forward.resize(c.L + 1), x_of.backward.resize(c.L + 1);
     for (size_t l = 0; l <= c.L; l++) {
         const size_t written = l == 0 ? clock.embed() : clock.layer_ends(l - 1);
         const size_t read = l < c.L ? (trains() ? clock.layer_backward_ends(l) : clock.forward(l, ops.reads_input))
                                     : (trains() ? clock.final_norm_backward() : clock.final_norm());
-        plan_.add(&acts.x[l], format("act.%zu.x", l), {T, C}, written, read);
+        plan_kept(l, &x_of.forward[l], &x_of.backward[l], format("act.%zu.x", l), {T, C}, written, read);
     }
     plan_.add(&acts.normf, "act.normf", {T, C}, clock.final_norm(), clock.head());
     if (trains()) plan_.add(&acts.dx, "dx", {T, C}, clock.head(), clock.embed_backward());
@@ -163,11 +166,30 @@ template <class Dev> template <class Acts> auto Decoder<Dev>::layer_arrays(size_
         if (!train || !kept) plan_.add(&(f.*member), full, shape, clock.forward(l, written), clock.forward(l, consumed));
         if (train && !kept)
             plan_.add(&(b.*member), full + " recomputed", shape, clock.recompute(l, written), clock.backward(l, last_gradient));
-        if (train && kept) {
-            plan_.add(&(f.*member), full, shape, clock.forward(l, written), clock.backward(l, last_gradient));
-            plan_.alias(&(b.*member), &(f.*member));
-        }
+        if (train && kept)
+            plan_kept(l, &(f.*member), &(b.*member), full, shape, clock.forward(l, written), clock.backward(l, last_gradient));
     };
+}
+
+// Plans an array of layer l that is alive from the forward to the backward pass. Where activations are offloaded there are two: one is alive until it has
+// left, that is until the next layer's forward pass ends, and the other from the beginning of the next layer's backward pass on. The backward pass begins
+// with the last layer, whose arrays therefore stay.
+template <class Dev>
+template <class T>
+void Decoder<Dev>::plan_kept(size_t l, T **forward, T **backward, const std::string &name, std::vector<size_t> shape,
+                             size_t written, size_t read) {
+    size_t bytes = sizeof(T);
+    for (size_t n : shape) bytes *= n;
+    if (!trains() || !limits.offload.activations || l + 1 >= config.L || bytes == 0) {
+        plan_.add(forward, name, shape, written, read);
+        return plan_.alias(backward, forward);
+    }
+    travellers_[l].push_back(
+        {plan_.add_place(name, bytes), bytes, reinterpret_cast<void **>(forward), reinterpret_cast<void **>(backward)});
+    plan_.add(forward, name, shape, written, clock.layer_ends(l + 1));
+    plan_.travels();
+    plan_.add(backward, name + " again", shape, clock.layer_backward_begins(l + 1), read);
+    plan_.travels(), plan_.guest();
 }
 
 // Plans the arrays that attention needs only while it runs.

@@ -30,6 +30,17 @@ struct Anomaly {
 
 enum class Mode { train, evaluate, generate };
 
+// What lies in a store (../core/store.h) while no op needs it.
+struct Offload {
+    bool activations = false;  // what layers keep for the backward pass
+    bool optimizer = false;    // AdamW's moments
+    std::string dir = "";      // --offload_dir
+    double patience = 600;     // seconds
+    size_t piece = offload_piece;
+
+    bool any() const { return activations || optimizer; }
+};
+
 struct ModelLimits {
     Mode mode = Mode::train;
     size_t row_tokens = 2048;  // T of the longest row, a multiple of row_multiple
@@ -37,6 +48,7 @@ struct ModelLimits {
     Recompute recompute = Recompute::none;
     size_t tile_tokens = 0;          // Decoder::tile
     Moments moments = Moments::f32;  // of AdamW
+    Offload offload;
     float temperature =
         1;  // by which the head divides its logits: nll and entropy are those of the distribution that is sampled from
     size_t cache_pages = 0;     // pages of the key/value cache; 0: next_logits() will not be called
@@ -66,6 +78,7 @@ class Model {
     virtual void allocate(Mesh &mesh, bool guards, bool poison) = 0;
     virtual Arena &arena() = 0;
     virtual Memory &memory() = 0;                                   // the memory that the arena lies in
+    virtual std::string store_name() const = 0;                     // where offloaded arrays lie; empty if there are none
     virtual const std::vector<Tensor> &tensors() const = 0;         // those that are trained, or were: all of them, or adapters
     virtual const std::vector<Tensor> &frozen_tensors() const = 0;  // the base of adapters; none without adapters
 

@@ -1,6 +1,7 @@
 // All ops on CUDA, and where their arrays lie, for a trainer.
 #pragma once
 #include "../core/memory.cuh"
+#include "../core/store.cuh"
 #include "../core/timeline.cuh"
 #include "adamw.cuh"
 #include "attention.cuh"

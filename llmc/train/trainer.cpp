@@ -268,12 +268,16 @@ void Trainer::describe_run() {
                     {"steps", steps_},
                     {"plan_bytes", plan.bytes()},
                     {"planned_peak_mem", planned_},
+                    {"offloaded_bytes", plan.store_bytes()},
                     {"compiler", __VERSION__}});
     if (run_.config.lora.rank)
         logger_->say("adapters of rank %zu: %zu parameters are trained", run_.config.lora.rank, trained_parameters(run_.config));
     logger_->say("%s: %zu parameters, %s on %zu threads%s; %zu samples, %zu steps; plan %s", task_name(run_.task), parameters,
                  o_.dtype.c_str(), o_.threads, run_.comm.size > 1 ? " a rank" : "", loader_->train_samples().size(), steps_,
                  human_bytes(plan.bytes()).c_str());
+    if (plan.store_bytes())
+        logger_->say("offloaded: %s to %s%s", human_bytes(plan.store_bytes()).c_str(), model_->store_name().c_str(),
+                     run_.comm.size > 1 ? ", on each rank" : "");
 }
 
 // Prints how the ranks of a ring share the first row of a step.

@@ -23,7 +23,8 @@ TEST(CudaStore, CopiesKeepTheOrderOfOps) {
                 for (size_t p = places; p-- > 0;) {
                     store->wait(p * bytes);
                     const auto got = read(memory, in + p * bytes, bytes);
-                    EXPECT_EQ(std::count(got.begin(), got.end(), std::byte(byte(round, p))), ptrdiff_t(bytes)) << round << " " << p;
+                    EXPECT_EQ(std::count(got.begin(), got.end(), std::byte(byte(round, p))), ptrdiff_t(bytes))
+                        << round << " " << p;
                     memory.fill(in + p * bytes, 0xDD, bytes);  // the next copy to it comes later
                 }
             }
