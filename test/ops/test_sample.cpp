@@ -66,6 +66,12 @@ std::vector<double> frequencies(const std::vector<int32_t> &tokens, size_t V) {
     return out;
 }
 
+#ifdef CUDA_HALF
+constexpr size_t tries = 40;  // the emulator runs a thousand threads for each
+#else
+constexpr size_t tries = 20000;
+#endif
+
 const std::vector<float> four = {std::log(0.1f), std::log(0.4f), std::log(0.2f), std::log(0.3f)};
 
 std::vector<float> many_logits(size_t V) {  // no two are equal; probabilities span a factor of 50
@@ -87,7 +93,7 @@ const std::vector<Sampling> filters = {{.temperature = 1},
 
 template <class Dev> struct Sample : testing::Test {
     std::vector<double> of_four(const Sampling &s) {
-        return frequencies(draw(any_device<Dev>(), {4, four, {evenly(2000)}}, s).tokens, 4);
+        return frequencies(draw(any_device<Dev>(), {4, four, {evenly(tries)}}, s).tokens, 4);
     }
 };
 TYPED_TEST_SUITE(Sample, Devices);
@@ -99,7 +105,7 @@ TYPED_TEST(Sample, TemperatureZeroTakesTheLikeliestAndTheFirstOfEquals) {
 
 static void expect_shares(const std::vector<double> &got, std::vector<double> want) {
     const double sum = std::accumulate(want.begin(), want.end(), 0.0);
-    for (size_t i = 0; i < want.size(); i++) EXPECT_NEAR(got[i], want[i] / sum, 1e-3) << "token " << i;
+    for (size_t i = 0; i < want.size(); i++) EXPECT_NEAR(got[i], want[i] / sum, 1.5 / double(tries)) << "token " << i;
 }
 
 TYPED_TEST(Sample, EachFilterKeepsWhatItsDefinitionSays) {
@@ -125,7 +131,7 @@ TYPED_TEST(Sample, EachFilterKeepsWhatItsDefinitionSays) {
 // Each token comes as often as its probability in float64 says, with several rows in a call, and ids that may not be drawn behind the others.
 TYPED_TEST(Sample, EqualsReference) {
     for (const size_t V : {40, 1500}) {
-        const size_t known = V - 7, n = 20000;
+        const size_t known = V - 7, n = tries;
         Rows rows{V, many_logits(V), {evenly(n), evenly(n)}, {{3, 39, 7}, {}}, known};
         for (size_t v = 0; v < V; v++) rows.logits.push_back(float(v % 5));  // of five values: many equals
         for (const Sampling &s : filters) {
@@ -144,13 +150,13 @@ TYPED_TEST(Sample, EqualsReference) {
 
 // The same numbers give the same tokens whatever the device and the order of its threads.
 TYPED_TEST(Sample, GivesTheSameTokensOnEveryDevice) {
-    for (const size_t V : {5, 1500, 5000}) {
+    for (const size_t V : {5, 1500}) {
         Rows rows{V, {}, {}, {}};
         for (uint32_t r = 0; r < 3; r++) {
             const auto logits = random_values<float>(V, r);
             for (float l : logits) rows.logits.push_back(5 * l);
             rows.random.emplace_back(), rows.occurred.push_back({int32_t(r), 4});
-            for (uint64_t i = 0; i < 20; i++) rows.random.back().push_back(Random{7, Purpose::sampling, r}.bits(i));
+            for (uint64_t i = 0; i < 4; i++) rows.random.back().push_back(Random{7, Purpose::sampling, r}.bits(i));
         }
         for (const Sampling &s : filters) {
             const auto want = draw<HostArray>(make_device<CpuF32>(), rows, s);
@@ -161,7 +167,7 @@ TYPED_TEST(Sample, GivesTheSameTokensOnEveryDevice) {
 
 TYPED_TEST(Sample, LogProbabilitiesAreThoseOfAllTokensAtTheTemperature) {
     const size_t V = 1500;
-    const Rows rows{V, many_logits(V), {evenly(50)}, {}, V - 100};
+    const Rows rows{V, many_logits(V), {evenly(10)}, {}, V - 100};
     for (const double temperature : {0.7, 1.0, 2.0}) {
         const auto got = draw(any_device<TypeParam>(), rows, {.temperature = temperature, .top_k = 200}, true);
         for (size_t i = 0; i < got.tokens.size(); i++)
@@ -187,12 +193,12 @@ TYPED_TEST(Sample, AlwaysGivesAToken) {
 }
 
 #ifndef CUDA_HALF
-// Pearson's statistic of counts of `tries` trials; tokens with probability 0 must not occur.
-static double chi_squared(const std::vector<size_t> &counts, const std::vector<double> &want, size_t tries) {
+// Pearson's statistic of counts of so many draws; tokens with probability 0 must not occur.
+static double chi_squared(const std::vector<size_t> &counts, const std::vector<double> &want, size_t draws) {
     double out = 0;
     for (size_t i = 0; i < want.size(); i++) {
         if (want[i] == 0) EXPECT_EQ(counts[i], 0u) << "token " << i;
-        else out += std::pow(double(counts[i]) - want[i] * double(tries), 2) / (want[i] * double(tries));
+        else out += std::pow(double(counts[i]) - want[i] * double(draws), 2) / (want[i] * double(draws));
     }
     return out;
 }
@@ -200,18 +206,18 @@ static double chi_squared(const std::vector<size_t> &counts, const std::vector<d
 // 10 000 draws with the engine's random numbers, of 40 tokens. The statistic has at most 39 degrees of freedom; with them it is above 90 in 6 of a
 // million experiments (with f degrees it has mean f and variance 2 f).
 TEST(SampleDraws, FollowTheDistributionOfEachFilter) {
-    constexpr size_t V = 40, tries = 10000;
+    constexpr size_t V = 40, draws = 10000;
     const std::vector<int32_t> occurred = {3, 39, 7};
     uint32_t stream = 0;
     for (const Sampling &s : filters) {
         const Random random{11, Purpose::sampling, stream++};
         std::vector<uint64_t> numbers;
-        for (size_t i = 0; i < tries; i++) numbers.push_back(random.bits(i));
+        for (size_t i = 0; i < draws; i++) numbers.push_back(random.bits(i));
         std::vector<size_t> counts(V);
         for (int32_t token : draw<HostArray>(make_device<CpuF32>(), {V, many_logits(V), {numbers}, {occurred}}, s).tokens)
             counts[size_t(token)]++;
         const auto want = sampling_reference(penalised_reference(widen(many_logits(V)), occurred, s.repetition_penalty), s);
-        EXPECT_LT(chi_squared(counts, want, tries), 90) << "filter " << stream;
+        EXPECT_LT(chi_squared(counts, want, draws), 90) << "filter " << stream;
     }
 }
 
