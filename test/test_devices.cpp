@@ -137,7 +137,9 @@ class PlannedModel final : public Model {
     Anomaly anomaly() override { return {}; }
     Payload take_sent() override { return {}; }
     double model_flops(const Row &) const override { return 0; }
-    const float *next_logits(const Row &, const CacheStep &) override { return nullptr; }
+    void next_logits(const Row &, const CacheStep &) override {}
+    std::vector<float> logits() override { return {}; }
+    DrawnTokens draw(const DrawRequest &) override { return {}; }
     void copy_cache_page(size_t, size_t) override {}
 };
 

@@ -26,6 +26,7 @@
 #include "../ops/layout.h"
 #include "../ops/loss.h"
 #include "../ops/matmul.h"
+#include "../ops/sample.h"
 #include "../ops/score.h"
 #include "../parallel/mesh.h"
 #include "../parallel/optimizer.h"
@@ -110,7 +111,9 @@ template <class Dev> class Decoder : public Model {
     void backward(std::span<const float> weights, float entropy_weight, bool last) override;
     void accumulate(const Row &row, float weight, bool last) override;
     LossSums take_sums() override;
-    const float *next_logits(const Row &row, const CacheStep &step) override;
+    void next_logits(const Row &row, const CacheStep &step) override;
+    std::vector<float> logits() override;
+    DrawnTokens draw(const DrawRequest &request) override;
     void finish_generation() override;
     void copy_cache_page(size_t to, size_t from) override;
     Zero<Dev> &parameters() { return zero; }
@@ -219,10 +222,13 @@ template <class Dev> class Decoder : public Model {
             training,
             prompting,
             decoding
-        } cached;         // whether next_logits() fills the cache from prompts, or reads it for new tokens
-        int32_t *slots;   // (T) CacheStep
-        int32_t *table;   // (sequences, sequence_pages)
-        int32_t *length;  // (sequences)
+        } cached;          // whether next_logits() fills the cache from prompts, or reads it for new tokens
+        int32_t *slots;    // (T) CacheStep
+        int32_t *table;    // (sequences, sequence_pages)
+        int32_t *length;   // (sequences)
+        size_t documents;  // of next_logits()
+        int32_t *first_draw, *first_occurred, *occurred;  // (sequences + 1), (sequences + 1), (limits.occurred)   DrawRequest
+        uint64_t *random;                                 // (draws)
     } row;
 
     struct {
@@ -237,6 +243,8 @@ template <class Dev> class Decoder : public Model {
         std::byte *matmul;       // matmul_scratch
         X *last;                 // (sequences, C)   generate
         float *logits;           // (sequences, logits_ld)   generate
+        int32_t *drawn;          // (draws)          generate
+        float *drawn_logps;      // (draws)
         float *decode;           // attention_decode_scratch
     } acts;
 
@@ -295,8 +303,7 @@ template <class Dev> class Decoder : public Model {
     std::optional<Moment> looked_;  // the op that runs now
     size_t ops_ = 0;                // the number of ops whose outputs --detect_anomaly has examined
     Anomaly anomaly_;
-    size_t targets_ = 0;         // the number of targets since the last take_sums()
-    std::vector<float> logits_;  // generate: (documents, V)
+    size_t targets_ = 0;  // the number of targets since the last take_sums()
 
     // From stage 2 of ZeRO on: the buffers in which gradients are computed before they are summed over ranks. A unit's buffer has room for its
     // largest bucket.
@@ -509,11 +516,12 @@ template <class Dev> LossSums Decoder<Dev>::take_sums() {
     return {sums[0], sums[1], sums[2], double(std::exchange(targets_, 0))};
 }
 
-template <class Dev> const float *Decoder<Dev>::next_logits(const Row &r, const CacheStep &step) {
-    const size_t C = config.C, V = config.V, ld = logits_ld(dev, V), documents = r.doc_offsets.size() - 1;
+template <class Dev> void Decoder<Dev>::next_logits(const Row &r, const CacheStep &step) {
+    const size_t C = config.C, V = config.V, documents = r.doc_offsets.size() - 1;
     all_finished(false);
     load_row(r);
     row.cached = step.prompts ? row.prompting : row.decoding;
+    row.documents = documents;
     write(memory(), row.slots, step.slots);
     const X *last = acts.normf;
     if (step.prompts) {
@@ -535,11 +543,26 @@ template <class Dev> const float *Decoder<Dev>::next_logits(const Row &r, const 
     forward();
     begin_op(clock.head(false));
     if (step.prompts) embedding_forward(dev, acts.last, acts.normf, row.predictors, documents, C);  // gathers the last rows
-    matmul_forward(dev, acts.logits, last, head_w, (const X *)nullptr, documents, C, V, ld);
-    if constexpr (std::is_same_v<Dev, Cpu<X>>) return acts.logits;  // they lie on the host, without padding
-    logits_ = read(memory(), acts.logits, documents * ld);
-    for (size_t i = 1; i < documents; i++) std::copy_n(logits_.data() + i * ld, V, logits_.data() + i * V);  // without padding
-    return logits_.data();
+    matmul_forward(dev, acts.logits, last, head_w, (const X *)nullptr, documents, C, V, logits_ld(dev, V));
+}
+
+template <class Dev> std::vector<float> Decoder<Dev>::logits() {
+    const size_t V = config.V, ld = logits_ld(dev, V);
+    auto out = read(memory(), acts.logits, row.documents * ld);
+    for (size_t i = 1; i < row.documents; i++) std::copy_n(out.data() + i * ld, V, out.data() + i * V);  // without padding
+    return out;
+}
+
+template <class Dev> DrawnTokens Decoder<Dev>::draw(const DrawRequest &r) {
+    write(memory(), row.first_draw, r.first);
+    write(memory(), row.random, r.random);
+    const bool penalises = !r.occurred.empty();
+    if (penalises) write(memory(), row.first_occurred, r.first_occurred), write(memory(), row.occurred, r.occurred);
+    sample(dev, acts.drawn, r.logps ? acts.drawn_logps : nullptr, acts.logits,
+           {row.first_draw, row.random, row.first_occurred, penalises ? row.occurred : nullptr}, r.sampling, r.vocabulary,
+           row.documents, config.V, logits_ld(dev, config.V));
+    const size_t n = r.random.size();
+    return {read(memory(), acts.drawn, n), r.logps ? read(memory(), acts.drawn_logps, n) : std::vector<float>()};
 }
 
 template <class Dev> void Decoder<Dev>::finish_generation() {

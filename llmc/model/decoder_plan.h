@@ -90,6 +90,13 @@ template <class Dev> void Decoder<Dev>::plan_row() {
               clock.forward(0, ops.attention), clock.forward(c.L - 1, ops.attention));
     plan_.add(&acts.last, "last rows", {n, C}, clock.head(), clock.head());
     plan_.add(&acts.logits, "logits", {n, logits_ld(dev, c.V)}, clock.head(), clock.head());
+    plan_.add(&row.first_draw, "row.first_draw", {n + 1});
+    plan_.add(&row.random, "row.random", {limits.draws});
+    plan_.add(&acts.drawn, "drawn tokens", {limits.draws});
+    plan_.add(&acts.drawn_logps, "drawn log-probabilities", {limits.draws});
+    if (limits.occurred == 0) return;
+    plan_.add(&row.first_occurred, "row.first_occurred", {n + 1});
+    plan_.add(&row.occurred, "row.occurred", {limits.occurred});
 }
 
 template <class Dev> void Decoder<Dev>::plan_head() {

@@ -9,6 +9,7 @@
 #include "../core/arena.h"
 #include "../data/dataloader.h"
 #include "../ops/attention.h"
+#include "../ops/sample.h"
 #include "../parallel/mesh.h"
 #include "../parallel/optimizer.h"
 #include "op_list.h"
@@ -42,6 +43,8 @@ struct ModelLimits {
     size_t cache_pages = 0;     // pages of the key/value cache; 0: next_logits() will not be called
     size_t sequences = 0;       // the most documents of a row of next_logits()
     size_t sequence_pages = 0;  // the most pages of a sequence
+    size_t draws = 0;           // the most tokens of a call of draw()
+    size_t occurred = 0;        // the most tokens of all its documents together, where those that occurred are penalised
     Ranks ranks;
 };
 
@@ -53,6 +56,20 @@ struct CacheStep {
     std::vector<int32_t> slots;   // (T) the row of the cache that takes a token's key and value; -1: none, for padding
     std::vector<int32_t> table;   // (documents, sequence_pages) the pages of each sequence; for tokens
     std::vector<int32_t> length;  // (documents) the tokens of each sequence, the new one included; for tokens
+};
+
+// Tokens to draw from the logits of each document, as the op does (sample.h).
+struct DrawRequest {
+    Sampling sampling;
+    size_t vocabulary;  // ids that may be drawn
+    bool logps;         // whether log-probabilities are asked for
+    std::vector<int32_t> first = {0};
+    std::vector<uint64_t> random = {};
+    std::vector<int32_t> first_occurred = {0}, occurred = {};
+};
+struct DrawnTokens {
+    std::vector<int32_t> tokens;
+    std::vector<float> logps;
 };
 
 class Model {
@@ -108,9 +125,11 @@ class Model {
     virtual Payload take_sent() = 0;                    // bytes that this rank has sent since the last call
     virtual double model_flops(const Row &) const = 0;  // of a row in a training step: OpList::model_flops
 
-    // Generation: this rank alone calls these; during training, after gather_parameters(). Returns the logits (documents, V) of each document's last
-    // token, on the host.
-    virtual const float *next_logits(const Row &row, const CacheStep &step) = 0;
+    // Generation: this rank alone calls these; during training, after gather_parameters(). next_logits() computes the logits of each document's last
+    // token. logits() returns them, (documents, V), or draw() draws tokens from them, once.
+    virtual void next_logits(const Row &row, const CacheStep &step) = 0;
+    virtual std::vector<float> logits() = 0;
+    virtual DrawnTokens draw(const DrawRequest &request) = 0;
     // All ranks of a model in training call it when they have generated. It returns when all have: at stage 3 of ZeRO the others need this rank's weights.
     virtual void finish_generation() = 0;
     virtual void copy_cache_page(size_t to, size_t from) = 0;

@@ -16,5 +16,6 @@
 #include "reduce.cuh"
 #include "residual.cuh"
 #include "rmsnorm.cuh"
+#include "sample.cuh"
 #include "score.cuh"
 #include "swiglu.cuh"

@@ -111,7 +111,7 @@ void Policy::make_room(const Samples &data, ModelLimits &limits) {
                 data.path().c_str(), prompt.size(), o.max_new_tokens, o.row_tokens, prompt.size() + o.max_new_tokens);
         known_.push_back({prompt, 0});
     }
-    room_ = GenerationRoom(known_, generation_, run_.config.V, o.max_sequences);
+    room_ = GenerationRoom(known_, generation_, o.max_sequences);
     room_.use(limits);
     limits.row_tokens = std::max(limits.row_tokens, round_up(o.row_tokens, row_multiple));
     limits.positions = std::max(limits.positions, room_.longest);

@@ -124,6 +124,8 @@ template <class T> void add_integers(Forms &forms, const std::string &type) {
         forms["mul.hi." + type] = form<T, T, T>(pipe, [](T a, T b) { return (Wide(a) * Wide(b)) >> 8 * sizeof(T); });
         forms["mul.wide." + type] = form<Wide, T, T>(pipe, [](T a, T b) { return Wide(a) * Wide(b); });
         forms["mad.wide." + type] = form<Wide, T, T, Wide>(pipe, [](T a, T b, Wide c) { return Wide(a) * Wide(b) + c; });
+    } else if constexpr (std::is_unsigned_v<T>) {
+        forms["mul.hi." + type] = form<T, T, T>(pipe, [](T a, T b) { return T((unsigned __int128)a * b >> 64); });
     }
 }
 
