@@ -363,6 +363,10 @@ struct Parser {
             else notes.push_back("num_processes: the ranks are started already");
         }
         if (has("use_peft") && options.lora_rank == 0) set("lora_rank", "16", "--use_peft");
+        if (has("beta") && !(task & RL)) set("beta", together["beta"], "--beta");  // which says whose it is
+        if (has("beta") && task & RL) set("kl_coef", together["beta"], "--beta"), set("kl_use_loss", "true", "--beta");
+        if (has("epsilon_high"))
+            set("eps_clip_low_high", ordered_json(options.eps_clip).dump() + "," + together["epsilon_high"], "--epsilon_high");
         if (has("model_revision")) append_to("model", options.model, "@" + together["model_revision"]);
         if (has("dataset_config")) append_to("data", options.data, ":" + together["dataset_config"]);
         if (has("dataset_train_split")) append_to("data", options.data, "[" + together["dataset_train_split"] + "]");
