@@ -131,6 +131,7 @@ void rank_step(
     limits.ranks.world = c.world, limits.ranks.rank = size_t(comm.rank), limits.ranks.sp = c.sp, limits.ranks.sp_mode = c.mode;
     limits.ranks.head_stride = c.head_stride, limits.ranks.zero_stage = c.stage;
     limits.ranks.flops = 1e8, limits.ranks.bandwidth = 1e6;  // rows of this size get other layouts than contiguous
+    limits.neftune_alpha = 5;
     limits.ranks.bucket_bytes = 4096;                        // at stage 2 the head's gradient is made in parts
     change(limits);
     Mesh mesh(comm, int(c.sp));
@@ -138,7 +139,8 @@ void rank_step(
     Decoder<Dev> &model = *own_model;
     model.allocate(mesh, false, true);
     model.initialise(1);
-    if (config.lora.rank) model.use_dropout(7), fill_adapters(model, comm);
+    model.randomise(7);
+    if (config.lora.rank) fill_adapters(model, comm);
     if (c.looks) model.detect_anomaly();
 
     const size_t dp = c.world / c.sp, row_count = std::max<size_t>(1, dp * c.micro_steps - (dp > 1));  // one group lacks a row

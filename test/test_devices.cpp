@@ -117,7 +117,7 @@ class PlannedModel final : public Model {
     const std::vector<Tensor> &frozen_tensors() const override { throw std::logic_error("no tensors"); }
     void load(const HfWeights &, uint64_t) override {}
     void load_adapters(const HfWeights &, uint64_t) override {}
-    void use_dropout(std::optional<uint64_t>) override {}
+    void randomise(std::optional<uint64_t>) override {}
     std::vector<double> evaluate_base(const Row &) override { return {}; }
     void initialise(uint64_t) override {}
     void save(const std::string &, const std::string &) override {}

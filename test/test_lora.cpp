@@ -50,7 +50,7 @@ TEST_P(AdapterGoldens, RecomputeThreadsGuardsAndPoisonGiveTheSameBits) {
         dropping.config.lora.dropout = dropout;
         const auto gradient = [&](Recompute recompute, int threads, bool guards, bool poison) {
             Trained<CpuF32> t(make_device<CpuF32>(threads), dropping, recompute, Mode::train, guards, poison);
-            t.model->use_dropout(3);
+            t.model->randomise(3);
             t.loss_and_gradient(g, g.rows(3));
             t.model->arena().check_guards();
             return read(t.model->memory(), t.model->parameters().grads, t.model->parameters().sharding.count);
@@ -72,7 +72,7 @@ TEST_P(AdapterGoldens, DropoutBelongsToTokens) {
         std::vector<Row> rows = g.rows(per_row);
         for (size_t r = 0; r < rows.size(); r++)
             for (size_t i = 0; i < rows[r].documents.size(); i++) rows[r].documents[i] = r * per_row + i;
-        t.model->use_dropout(key);
+        t.model->randomise(key);
         const double loss = t.loss_and_gradient(g, rows);
         return std::pair(loss, t.model->gradient_norm());
     };
@@ -92,7 +92,7 @@ TEST_P(AdapterGoldens, GradientUnderDropoutIsThatOfItsLoss) {
     Golden dropping = g;
     dropping.config.lora.dropout = 0.3;
     Trained<CpuF32> t(make_device<CpuF32>(), dropping);
-    t.model->use_dropout(1);
+    t.model->randomise(1);
     const auto rows = g.rows(6);
     t.loss_and_gradient(g, rows);
     Zero<CpuF32> &zero = t.model->parameters();

@@ -26,6 +26,7 @@
 #include "../ops/layout.h"
 #include "../ops/loss.h"
 #include "../ops/matmul.h"
+#include "../ops/noise.h"
 #include "../ops/score.h"
 #include "../parallel/mesh.h"
 #include "../parallel/optimizer.h"
@@ -72,7 +73,7 @@ template <class Dev> class Decoder : public Model {
         load_parameters(zero, weights, seed, memory());
     }
     void load_adapters(const HfWeights &weights, uint64_t seed) override { load_parameters(zero, weights, seed, memory()); }
-    void use_dropout(std::optional<uint64_t> key) override { linears_.dropout_key = key; }
+    void randomise(std::optional<uint64_t> key) override { key_ = linears_.dropout_key = key; }
     void initialise(uint64_t seed) override {
         initialise_parameters(frozen, mesh_->all, seed, config.initializer_range, memory());
         initialise_parameters(zero, mesh_->all, seed, config.initializer_range, memory());
@@ -208,6 +209,8 @@ template <class Dev> class Decoder : public Model {
         std::optional<SequenceSplit> split;
         int32_t *tokens;   // (T)
         int32_t *doc_pos;  // (T) position in the document
+        int32_t *documents;  // (T) number of the document in its file, with dropout or noise
+        float *magnitudes;   // (T) of the noise
         int32_t *
             first_key;  // (sp*T) the first key that each position of the whole row sees; of tokens that see the cache (sequences)
         int32_t *first_key_window;  // (sp*T) the same in layers with a sliding window
@@ -247,6 +250,8 @@ template <class Dev> class Decoder : public Model {
     void plan_guests();
     void load_row(const Row &row);
     void load_part(const Row &row);
+    void load_documents(const Row &whole);
+    bool is_noisy() const { return key_ && limits.neftune_alpha > 0 && linears_.adapters_are_on; }  // the reference is not
     void load_weights(std::span<const float> of_all, float entropy_weight);
     HeadLoss head_loss() const { return {row.predictors, row.targets, row.weights, row.entropy_weight, limits.temperature}; }
     // Before a pass of generation: at stage 3 of ZeRO it needs all ranks, and those that have finished make it without a row until all have.
@@ -295,6 +300,7 @@ template <class Dev> class Decoder : public Model {
     std::optional<Moment> looked_;  // the op that runs now
     size_t ops_ = 0;                // the number of ops whose outputs --detect_anomaly has examined
     Anomaly anomaly_;
+    std::optional<uint64_t> key_;  // of dropout and noise; without one there is neither
     size_t targets_ = 0;         // the number of targets since the last take_sums()
     std::vector<float> logits_;  // generate: (documents, V)
 
@@ -348,7 +354,7 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
     point_weights(base, trains() ? &none : nullptr);
     lora_table(config, base_, linears_.adapters, &head_w, params);
     if (trains()) lora_table(config, base_, linears_.gradients, &head_dw, grads);
-    linears_.positions = row.doc_pos;
+    linears_.documents = row.documents, linears_.positions = row.doc_pos;
     if (config.reward && trains() && s.stage >= 2) head_dw = grads_of.head;
 }
 
@@ -394,13 +400,23 @@ template <class Dev> void Decoder<Dev>::load_part(const Row &r) {
     row.numbers = local_predictors(whole, *row.split, limits.ranks.sp_rank());
     row.predictors_of_all = whole.predictors.size();
     load_first_keys(whole.doc_begin);
-    if (!linears_.drops()) return;
+    if (linears_.drops() || is_noisy()) load_documents(whole);
+}
+
+// Writes to the device of which document each token is, for dropout and noise, and the magnitude of its noise.
+template <class Dev> void Decoder<Dev>::load_documents(const Row &whole) {
     std::vector<int32_t> of_all(whole.T, -1), own;  // -1: of padding
-    for (size_t i = 0; i < whole.documents.size(); i++)
-        std::fill(of_all.begin() + ptrdiff_t(whole.doc_offsets[i]), of_all.begin() + ptrdiff_t(whole.doc_offsets[i + 1]),
-                  int32_t(whole.documents[i]));
-    for (size_t p : row.split->positions(limits.ranks.sp_rank())) own.push_back(of_all[p]);
-    write(memory(), linears_.documents, own);
+    std::vector<float> magnitude_of_all(whole.T, 0), magnitudes;
+    for (size_t i = 0; i < whole.documents.size(); i++) {
+        const ptrdiff_t begin = ptrdiff_t(whole.doc_offsets[i]), end = ptrdiff_t(whole.doc_offsets[i + 1]);
+        const double magnitude = double(limits.neftune_alpha) / std::sqrt(double(end - begin) * double(config.C));
+        std::fill(of_all.begin() + begin, of_all.begin() + end, int32_t(whole.documents[i]));
+        std::fill(magnitude_of_all.begin() + begin, magnitude_of_all.begin() + end, float(magnitude));
+    }
+    for (size_t p : row.split->positions(limits.ranks.sp_rank()))
+        own.push_back(of_all[p]), magnitudes.push_back(magnitude_of_all[p]);
+    write(memory(), row.documents, own);
+    if (is_noisy()) write(memory(), row.magnitudes, magnitudes);
 }
 
 // Computes the first visible key of each position, without and with the sliding window. doc_begin[p] is the first position of p's document.
@@ -422,6 +438,8 @@ template <class Dev> void Decoder<Dev>::forward() {
     ready(0);
     if (positions_unit) ready(positions_unit);
     if (row.T) input_forward();
+    if (row.T && !row.cached && is_noisy())
+        noise_forward(dev, acts.x[0], {*key_, row.magnitudes, row.documents, row.doc_pos}, row.T, config.C);
     for (size_t l = 0; l < L; l++) {
         ready(1 + l);
         if (l + 1 < L) fetch(2 + l);

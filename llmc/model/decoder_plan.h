@@ -67,6 +67,8 @@ template <class Dev> void Decoder<Dev>::plan_row() {
     plan_.add(&row.predictors, "row.predictors", {T});
     plan_.add(&row.targets, "row.targets", {T});
     plan_.add(&row.weights, "row.weights", {T});
+    if (trains() && (config.lora.dropout > 0 || limits.neftune_alpha > 0)) plan_.add(&row.documents, "row.document", {T});
+    if (trains() && limits.neftune_alpha > 0) plan_.add(&row.magnitudes, "row.noise", {T});
     plan_.add(&acts.matmul, "matmul workspace", {matmul_scratch(dev)});
 
     acts.x.resize(c.L + 1);

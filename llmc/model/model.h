@@ -39,6 +39,7 @@ struct ModelLimits {
     Moments moments = Moments::f32;  // of AdamW
     float temperature =
         1;  // by which the head divides its logits: nll and entropy are those of the distribution that is sampled from
+    float neftune_alpha = 0;    // embeddings have noise of at most this / sqrt(tokens of the document * C): noise.h
     size_t cache_pages = 0;     // pages of the key/value cache; 0: next_logits() will not be called
     size_t sequences = 0;       // the most documents of a row of next_logits()
     size_t sequence_pages = 0;  // the most pages of a sequence
@@ -74,8 +75,8 @@ class Model {
     virtual void load(const class HfWeights &, uint64_t seed) = 0;
     // Loads adapters, which load() has given initial values.
     virtual void load_adapters(const HfWeights &, uint64_t seed) = 0;
-    // Adapters drop out inputs from now on, by masks that are functions of this key, or none.
-    virtual void use_dropout(std::optional<uint64_t> key) = 0;
+    // From now on adapters drop out inputs and embeddings have noise (limits), as functions of this key; without one, neither.
+    virtual void randomise(std::optional<uint64_t> key) = 0;
 
     // All ranks make the calls below together. All ranks of a ring pass the same row.
     virtual void initialise(uint64_t seed) = 0;  // sets random weights, a function of seed and tensor name alone

@@ -12,6 +12,7 @@
 #include "layout.cuh"
 #include "loss.cuh"
 #include "matmul.cuh"
+#include "noise.cuh"
 #include "qk_norm_rope.cuh"
 #include "reduce.cuh"
 #include "residual.cuh"

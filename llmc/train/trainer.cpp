@@ -405,11 +405,11 @@ void Trainer::add_reports(ordered_json &line, const Report &own, double seconds)
 Measured Trainer::gradients_of(const Step &batch) {
     if (batch.target_tokens == 0) return {};  // there is nothing to learn, and the loss would be 0 / 0
     model_->zero_gradients();
-    model_->use_dropout(Random{o_.seed, Purpose::dropout, 0}.bits(step_));
+    model_->randomise(Random{o_.seed, Purpose::dropout, 0}.bits(step_));
     objective_->begin(batch);
     const auto own = own_rows(run_.config, run_.ranks, *batch.data, batch.rows);
     for (size_t i = 0; i < own.size(); i++) objective_->accumulate(*model_, make_row(*batch.data, own[i]), i + 1 == own.size());
-    model_->use_dropout({});
+    model_->randomise({});
     Measured step = objective_->take(*model_);
     model_->arena().check_guards();
     return step;
