@@ -409,10 +409,11 @@ ptxas: $(GPU_OBJECTS) $(TEST_CUDA)           ## compile the kernels for GPU_ARCH
 bench: $(BENCHES)                            ## speed of the ops on this CPU
 	@for b in $(BENCHES); do GLIBC_TUNABLES=glibc.malloc.hugetlb=1 ./$$b || exit 1; done  # huge pages, as the program asks for
 
-compare: $(PROGRAMS) .venv-compare/installed.sh out/smollm2/model/tokenizer.json  ## the same training steps here and in Hugging Face transformers and TRL
+compare: $(PROGRAMS) $(BUILD)/dev/bench/few_tokens .venv-compare/installed.sh out/smollm2/model/tokenizer.json  ## the same training steps, and generation, here and in Hugging Face transformers and TRL
 	@for model in smollm2-135m qwen2.5-0.5b gpt2 gpt2-short; do \
 	    .venv-compare/bin/python scripts/compare.py --model $$model --out docs/benchmarks.md || exit 1; done
 	@.venv-compare/bin/python scripts/compare_trl.py out/smollm2 --out docs/benchmarks.md
+	@.venv-compare/bin/python scripts/compare_generate.py --out docs/benchmarks.md
 
 out/smollm2/model/tokenizer.json: | .venv-compare/installed.sh  # the last file that it writes
 	@.venv-compare/bin/python scripts/smollm2.py out/smollm2

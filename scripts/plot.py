@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draws the log of train_llama: loss (and evaluation loss), learning rate, gradient norm and tokens per second over the steps.
+"""Draws the log of train_llama: loss (and evaluation loss), learning rate, gradient norm and tokens per second over the steps. Of a policy that learns
+from rewards: reward, length of answers, divergence from the reference, and entropy.
 
     scripts/plot.py out/demo/log.jsonl --out loss.png
     scripts/plot.py out/a/log.jsonl out/b/log.jsonl       several runs, to compare
@@ -16,6 +17,8 @@ from pathlib import Path
 
 PANELS = [("loss", "loss", 1), ("lr", "learning rate", 1), ("grad_norm", "gradient norm, before clipping", 1),
           ("tok_s", "tokens per second", 1)]
+POLICY_PANELS = [("reward", "reward", 1), ("response_length", "tokens of an answer", 1), ("kl", "KL divergence from the reference, nats a token", 1),
+                 ("entropy", "entropy, nats a token", 1)]
 RANK_PANELS = [("seconds a step", 1, {"compute_s": "computing", "comm_s": "waiting for ranks", "optimizer_s": "optimizer"}),
                ("MB sent a step, by all ranks", 1e6, {"sent_kv": "keys and values", "sent_dkv": "their gradients",
                                                       "sent_grads": "gradients of parameters", "sent_params": "parameters"})]
@@ -151,7 +154,8 @@ def figure_of(logs, panels):
 
 
 def draw(logs, out):
-    figure = figure_of(logs, PANELS)
+    policies = all("reward" in steps[0] for steps, _ in logs.values())
+    figure = figure_of(logs, POLICY_PANELS if policies else PANELS)
     try:
         figure.savefig(out, dpi=110, format="png")
     except OSError as error:

@@ -4,6 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+#include <ranges>
+#include <set>
+
 #include "../llmc/io/hf.h"
 #include "check.h"
 #include "models.h"
@@ -28,7 +32,13 @@ struct Setting {
     Sampling sampling = {.temperature = 1};
     int threads = 2;
     std::vector<int32_t> eos = {5};
+    std::vector<std::string> stop = {};
 };
+
+const Tokenizer &bytes() {  // a token is a byte, and four are special
+    static const Tokenizer tokenizer("data/demo/model/tokenizer.json");
+    return tokenizer;
+}
 
 std::vector<Completion> run(const std::vector<Prompt> &prompts, const Setting &s) {
     std::vector<std::string> notes;
@@ -38,7 +48,8 @@ std::vector<Completion> run(const std::vector<Prompt> &prompts, const Setting &s
                                       .seed = 3,
                                       .samples = s.samples,
                                       .vocabulary = config.V,
-                                      .eos = s.eos};
+                                      .eos = s.eos,
+                                      .stop = {bytes(), s.stop}};
     GenerationRoom room(prompts, settings, config.V, s.sequences);
     if (s.pages) room.pages = s.pages;
     ModelLimits limits;
@@ -133,4 +144,74 @@ TEST(Generation, SamplesOfAPromptDiffer) {
         for (size_t k = 1; k < 4; k++) EXPECT_NE(out[i].tokens, out[i + k].tokens);
     const auto greedy = run(prompts, {.samples = 3, .sampling = {}});
     for (size_t i = 0; i < 15; i += 3) EXPECT_EQ(greedy[i].tokens, greedy[i + 2].tokens);
+}
+
+// The answers of a run without stop strings are cut where a text first occurs, as the tokens of an answer depend on nothing that follows.
+TEST(Generation, EndsAtAStopString) {
+    const auto prompts = some_prompts(30);
+    const auto whole = run(prompts, {.max_new_tokens = 40});
+    std::map<std::string, size_t> pairs;  // of characters: likely ones, so that many answers have them
+    for (const Completion &c : whole)
+        for (const std::string text = bytes().decode(c.answer());
+             size_t i : std::views::iota(size_t(1), std::max<size_t>(1, text.size())))
+            pairs[text.substr(i - 1, 2)]++;
+    const auto more = [](const auto &a, const auto &b) { return a.second < b.second; };
+    const std::vector<std::string> stop = {std::max_element(pairs.begin(), pairs.end(), more)->first, "not there",
+                                           std::string(1, 'q')};
+    size_t stopped = 0;
+    for (const auto &[sequences, pages] : {std::pair<size_t, size_t>{64, 0}, {3, 0}, {64, 3}}) {
+        const auto got = run(prompts, {.sequences = sequences, .pages = pages, .max_new_tokens = 40, .stop = stop});
+        for (size_t i = 0; i < got.size(); i++) {
+            const std::string text = bytes().decode(whole[i].answer());
+            const size_t at = std::min(text.find(stop[0]), text.find(stop[2]));
+            EXPECT_EQ(got[i].stopped, at != text.npos) << text;
+            EXPECT_EQ(got[i].ended, got[i].stopped || whole[i].ended);
+            EXPECT_EQ(text_of(got[i], bytes(), {bytes(), stop}), text.substr(0, at));
+            const size_t end = at == text.npos ? text.size() : at + (text.find(stop[0]) == at ? 2 : 1);
+            EXPECT_EQ(bytes().decode(got[i].answer()).size(), end);
+            stopped += got[i].stopped;
+        }
+    }
+    EXPECT_GT(stopped, 10u);
+    EXPECT_LT(stopped, 80u);
+}
+
+TEST(StopStrings, AreFoundWhereverTokensEnd) {
+    const std::vector<std::string> texts = {"ab", "\n\n"};
+    const StopStrings stop(bytes(), texts);
+    const auto ids = [](const std::string &text) {  // by trial
+        std::vector<int32_t> out;
+        for (char c : text)
+            for (int32_t id = 0; id < 256; id++)
+                if (bytes().decode(std::vector<int32_t>{id}) == std::string(1, c)) out.push_back(id);
+        return out;
+    };
+    for (const char *text : {"ab", "xab", "abab", "a\n\n"}) EXPECT_TRUE(stop.end(ids(text))) << text;
+    for (const char *text : {"", "a", "ba", "a b", "\n"}) EXPECT_FALSE(stop.end(ids(text))) << text;
+    auto with_special = ids("xa");
+    for (int i = 0; i < 5; i++) with_special.push_back(258);  // is no text
+    EXPECT_FALSE(stop.end(with_special));
+    with_special.push_back(ids("b")[0]);
+    EXPECT_TRUE(stop.end(with_special));
+    EXPECT_EQ(stop.before("x\nab\n\n"), "x\n");
+    EXPECT_EQ(stop.before("x"), "x");
+    EXPECT_FALSE(StopStrings().end(ids("ab")));
+}
+
+TEST(Generation, PenalisesWhatOccurred) {
+    const auto prompts = some_prompts(4);
+    const auto plain = run(prompts, {.max_new_tokens = 12, .sampling = {}, .eos = {}});
+    const auto out = run(prompts, {.max_new_tokens = 12, .sampling = {.repetition_penalty = 1.5}, .eos = {}});
+    size_t changed = 0;
+    for (size_t i = 0; i < prompts.size(); i++) {
+        auto tokens = prompts[i].tokens;
+        for (int32_t token : out[i].tokens) {
+            auto logits = logits_of(tokens);
+            penalise(logits, tokens, 1.5);  // of the prompt, too
+            EXPECT_NEAR(logits[size_t(token)], *std::max_element(logits.begin(), logits.end()), 1e-5);
+            tokens.push_back(token);
+        }
+        changed += out[i].tokens != plain[i].tokens;
+    }
+    EXPECT_GT(changed, 0u);
 }

@@ -23,6 +23,7 @@ static std::vector<std::string> words(const std::string &line) {
 
 static const std::string sft = "sft --model M --data D --output_dir O ";
 static const std::string dpo = "dpo --model M --data D --output_dir O ";
+static const std::string grpo = "grpo --model M --data D --output_dir O ";
 static const std::string rm = "rm --model M --data D --output_dir O ";
 
 static std::string first_line(const Task task, const std::string &flag) {  // of the help of a flag
@@ -226,6 +227,26 @@ TEST(Options, ListsAreWrittenInSeveralWays) {
     expect_error(dpo + "--loss_type=", "is not names with commas between");
 }
 
+TEST(Options, TextsMayHaveCommas) {
+    const std::vector<std::string> line = words("generate --model M --prompt Hi");
+    const auto stop = [&](std::vector<std::string> more, const std::string &config = "") {
+        more.insert(more.begin(), line.begin(), line.end());
+        if (!config.empty()) more.insert(more.end(), {"--config", config});
+        return parse(more).options.stop;
+    };
+    EXPECT_EQ(stop({}), Texts{});
+    EXPECT_EQ(stop({"--stop", "a, b"}), Texts{"a, b"});
+    EXPECT_EQ(stop({"--stop", "[a,b]", "\n"}), (Texts{"[a,b]", "\n"}));
+    EXPECT_EQ(stop({"--stop", "a", "--n", "2", "--stop=b c", "--stop", "d"}), (Texts{"a", "b c", "d"}));
+    const ConfigFile file(R"({"stop": ["x,y", "z"]})"), theirs(R"({"generation_kwargs": {"stop_strings": ["x,y", "z"]}})");
+    EXPECT_EQ(stop({}, file.path), (Texts{"x,y", "z"}));
+    EXPECT_EQ(stop({}, theirs.path), (Texts{"x,y", "z"}));
+    EXPECT_EQ(stop({"--stop", "a"}, file.path), Texts{"a"});  // in their place, not added
+    auto back = line;
+    back.insert(back.end(), {"--stop", "[a,b]", "it's", "--convert"});
+    EXPECT_EQ(parse(back).help, "./train_llama generate --model M --prompt Hi --stop '[a,b]' --stop 'it'\\''s'\n");
+}
+
 TEST(Options, MistakesAreNamed) {
     expect_error("stf", "there is no task \"stf\"");
     expect_error(sft + "--prompts F", "--prompts belongs to generate, not to sft");
@@ -291,6 +312,15 @@ TEST(Options, ValuesAreChecked) {
     expect_error(rm + "--center_rewards_coefficient -1", "must be 0 or more");
     expect_error(dpo + "--micro_batch_size 999999999 --max_len 2147483647", "--row_tokens is 4294967289705032706 but");
     expect_error("generate --model M --prompt Hi --top_p 0", "--top_p is 0.0");
+    expect_error("generate --model M --prompt Hi --min_p 1.5", "--min_p is 1.5 but must be 0 (all) to 1");
+    expect_error("generate --model M --prompt Hi --min_p -0.1", "--min_p is -0.1");
+    expect_error("generate --model M --prompt Hi --repetition_penalty 0", "--repetition_penalty is 0.0 but must be above 0");
+    expect_error("generate --model M --prompt Hi --stop", "--stop needs a value: text, at least a character");
+    expect_error("generate --model M --prompt Hi --stop=", "--stop \"\" is not text, at least a character");
+    for (const char *flag : {"--min_p 0.1", "--top_p 0.9", "--rollout.top_p 0.9", "--top_k 50", "--repetition_penalty 1.1"})
+        expect_error(grpo + flag, "answers are sampled from the distribution that is trained");
+    for (const char *flag : {"--min_p 0", "--rollout.top_p 1.0", "--top_k -1", "--repetition_penalty 1.0"})
+        EXPECT_NE(notes(grpo + flag), "") << flag;
     expect_error("sft --data D --output_dir O", "sft needs --model DIR");
     expect_error("sft --model M --output_dir O", "sft needs --data FILE");
     expect_error("sft --model M --data D", "sft needs --output_dir DIR");
@@ -449,7 +479,7 @@ TEST(Options, FilesOfAxolotlAndAccelerateAreUnderstood) {
     const Options two = options(sft + "--config " + accelerate.path);
     EXPECT_EQ(two.ranks, 2u);
     EXPECT_EQ(two.ring_attn_size, 2u);
-    EXPECT_EQ(two.zero_stage, 2u);
+    EXPECT_EQ(two.zero_stage, 3u);
     EXPECT_EQ(two.recompute + two.dtype, "layerbf16");
     const ConfigFile several(R"({"num_machines": 2, "mixed_precision": "fp16"})");
     expect_error(sft + "--config " + several.path,

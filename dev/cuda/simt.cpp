@@ -88,19 +88,22 @@ struct Barrier {
     uint32_t clock[max_warps];  // what has happened before all that arrived
 };
 
-struct Touch {           // the last write, or read by one warp, of one byte
+struct Touch {           // the last write, or read by one warp, of two bytes
     uint32_t time;       // 0: never
     uint8_t warp, lane;  // lane 32: several
     bool in_flight;      // a cp.async that has not landed
     const void *pc;
 };
 
-struct Buffer {  // device memory: which block of which launch last wrote and read each byte, and which thread of that block
+// Device memory: which block of which launch last wrote and read each two bytes, and which thread of that block. Once a single byte has been
+// accessed, the second byte of each two has a cell of its own.
+struct Buffer {
     uintptr_t begin, end;
     struct Cell {
         uint64_t written, read;  // launch << 32 | block + 1, or `several` blocks
         Touch writer, reader;
-    } * cells;
+    } * cells, *second;
+    bool *by_bytes;
 };
 
 struct Launch {
@@ -326,7 +329,8 @@ void thread_main(transfer_t from) {
 //
 // Vector clocks (Flanagan and Freund, FastTrack, 2009), one per warp: what warp v did up to its time clock[w][v] has happened before what
 // warp w does now. Only barriers pass clocks on. A warp's own time advances at barriers and at __syncwarp, so lanes of one warp race
-// if they touch the same byte at the same time of their warp. (A __syncwarp of some lanes counts for the whole warp.)
+// if they touch the same two bytes (of device memory that is accessed by single bytes: the same byte) at the same time of their warp. (A
+// __syncwarp of some lanes counts for the whole warp.)
 // Of device memory only the last reader is known, not that of every warp: another order of threads finds what this misses. Between blocks
 // nothing is ordered: none may touch what another one of the same launch writes.
 
@@ -365,18 +369,18 @@ void access_shared(size_t cell, bool write, const void *pc, bool in_flight, bool
     const Place here{{}, pc};
     Touch &last = block->writes[cell];
     Touch *reads = &block->reads[cell * size_t(block->warps_count)];
-    check_order(last, "shared", cell, write, "written", pc);
+    check_order(last, "shared", cell * 2, write, "written", pc);
     if (last.in_flight && !landing)
         FAIL(here,
-             format("shared memory +%zu is %s before the wait for its cp.async at %s", cell, write ? "written" : "read",
+             format("shared memory +%zu is %s before the wait for its cp.async at %s", cell * 2, write ? "written" : "read",
                     where({{}, last.pc}).c_str()),
              "cp_async_wait for its group, then a barrier");
     if (write) {
-        for (int w = 0; w < block->warps_count; w++) check_order(reads[w], "shared", cell, true, "read", pc);
+        for (int w = 0; w < block->warps_count; w++) check_order(reads[w], "shared", cell * 2, true, "read", pc);
         last = touch(pc, in_flight);
     } else {
         if (!last.time)
-            FAIL(here, format("shared memory +%zu is read before anything was written there", cell),
+            FAIL(here, format("shared memory +%zu is read before anything was written there", cell * 2),
                  "write it first, and then a barrier");
         Touch &mine = reads[current->warp->number];
         mine = read_again(mine, pc);
@@ -389,22 +393,28 @@ void access_device(uintptr_t begin, size_t bytes, bool write, const void *pc) {
     if (b == buffers.begin() || begin >= (--b)->end) return;
     const uint64_t launch = block->launch->number << 32, me = launch | (block->number + 1), several = launch | 0xffffffff;
     const auto other = [&](uint64_t who) { return who > launch && who != me; };
-    for (size_t cell = begin - b->begin; cell <= std::min(begin + bytes, b->end) - 1 - b->begin; cell++) {
-        std::atomic_ref<uint64_t> written(b->cells[cell].written), read(b->cells[cell].read);
+    const auto visit = [&](Buffer::Cell &cell, size_t offset) {
+        std::atomic_ref<uint64_t> written(cell.written), read(cell.read);
         const uint64_t writer = written.load(std::memory_order_relaxed), reader = read.load(std::memory_order_relaxed);
         if (other(writer) || (write && other(reader)))
             FAIL({{}, pc},
                  format("two blocks race on device memory +%zu of %zu bytes: %s here, %s by another block of the same launch",
-                        cell, b->end - b->begin, write ? "written" : "read", other(writer) ? "written" : "read"),
+                        offset, b->end - b->begin, write ? "written" : "read", other(writer) ? "written" : "read"),
                  "one block writes it all, or one launch after the other");
-        Touch &mine_written = b->cells[cell].writer,
-              &mine_read = b->cells[cell].reader;  // looked at where no other block touches them
-        if (writer == me) check_order(mine_written, "device", cell, write, "written", pc);
-        if (write && reader == me) check_order(mine_read, "device", cell, write, "read", pc);
-        if (write) mine_written = touch(pc);
-        else mine_read = reader == me ? read_again(mine_read, pc) : touch(pc);
+        // The threads are looked at where no other block touches them.
+        if (writer == me) check_order(cell.writer, "device", offset, write, "written", pc);
+        if (write && reader == me) check_order(cell.reader, "device", offset, write, "read", pc);
+        if (write) cell.writer = touch(pc);
+        else cell.reader = reader == me ? read_again(cell.reader, pc) : touch(pc);
         if (write) written.store(me, std::memory_order_relaxed);
         else read.store(other(reader) ? several : me, std::memory_order_relaxed);
+    };
+    std::atomic_ref<bool> by_bytes(*b->by_bytes);
+    if (bytes == 1) by_bytes.store(true, std::memory_order_relaxed);
+    const size_t first = begin - b->begin, last = std::min(begin + bytes, b->end) - 1 - b->begin;
+    for (size_t pair = first / 2; pair <= last / 2; pair++) {
+        if (first <= pair * 2) visit(b->cells[pair], pair * 2);
+        if (last > pair * 2 && by_bytes.load(std::memory_order_relaxed)) visit(b->second[pair], pair * 2 + 1);
     }
 }
 
@@ -412,7 +422,7 @@ void access(const void *p, size_t bytes, bool write, const void *pc, bool in_fli
     if (!self || !detecting) return;
     const size_t offset = uintptr_t(p) - uintptr_t(block->shared);
     if (offset < block->shared_bytes)
-        for (size_t cell = offset; cell < std::min(offset + bytes, block->shared_bytes); cell++)
+        for (size_t cell = offset / 2; cell <= (std::min(offset + bytes, block->shared_bytes) - 1) / 2; cell++)
             access_shared(cell, write, pc, in_flight, landing);
     else if (uintptr_t(p) - uintptr_t(block->stacks) >= max_threads * stack_bytes) access_device(uintptr_t(p), bytes, write, pc);
 }
@@ -436,8 +446,8 @@ void start_clocks(Block &b) {  // everyone's time 1; nothing has happened before
     for (int w = 0; w < b.warps_count; w++)
         for (int v = 0; v < b.warps_count; v++) b.clock[w][v] = w == v;
     if (!detecting) return;
-    b.writes.assign(b.shared_bytes, {});
-    b.reads.assign(b.shared_bytes * size_t(b.warps_count), {});
+    b.writes.assign(b.shared_bytes / 2 + 1, {});
+    b.reads.assign((b.shared_bytes / 2 + 1) * size_t(b.warps_count), {});
 }
 
 // ---- warp operations ----------------------------------------------------------------------------------------------------------------
@@ -776,9 +786,11 @@ cudaError_t cudaMalloc(void **p, size_t bytes) {
         const std::lock_guard guard(buffers_lock);
         const uintptr_t begin = uintptr_t(*p);
         const auto at = std::find_if(all_buffers.begin(), all_buffers.end(), [&](const Buffer &b) { return b.begin > begin; });
-        auto *cells = static_cast<Buffer::Cell *>(calloc(std::max<size_t>(bytes, 1), sizeof(Buffer::Cell)));
+        const size_t pairs = bytes / 2 + 1;
+        auto *cells =
+            static_cast<Buffer::Cell *>(calloc(2 * pairs + 1, sizeof(Buffer::Cell)));  // what is not touched takes no memory
         if (!cells) return cudaErrorMemoryAllocation;
-        all_buffers.insert(at, {begin, begin + bytes, cells});
+        all_buffers.insert(at, {begin, begin + bytes, cells, cells + pairs, reinterpret_cast<bool *>(cells + 2 * pairs)});
     }
     return cudaSuccess;
 }

@@ -38,6 +38,7 @@ static const char *wanted(double) { return "a number"; }
 static const char *wanted(const Betas &) { return "two numbers such as 0.9,0.95"; }
 static const char *wanted(const Names &) { return "names with commas between"; }
 static const char *wanted(const Numbers &) { return "numbers with commas between"; }
+static const char *wanted(const Texts &) { return "text, at least a character"; }
 
 template <class T> constexpr bool is_list = std::is_same_v<T, Betas> || std::is_same_v<T, Names> || std::is_same_v<T, Numbers>;
 
@@ -144,6 +145,7 @@ struct Parser {
     std::map<std::string, std::string> together;  // values of names that count together, by the first name of their line
     std::map<std::string, double> shares;         // flags that count steps and were given a share of all, below 1
     FlagValues translated;                        // what was understood
+    std::map<std::string, std::pair<Texts *, std::string>> texts;  // by flag: the field, and where its texts come from
     CLI::App app;
 
     Parser(const std::string &name, Task t)
@@ -188,6 +190,7 @@ struct Parser {
         if constexpr (std::is_same_v<T, Betas>) option->type_name("FLOAT,FLOAT");
         if constexpr (std::is_same_v<T, Numbers>) option->type_name("FLOAT")->default_str(CLI::detail::join(field));
         if constexpr (std::is_same_v<T, Names>) option->type_name("NAME")->default_str(CLI::detail::join(field));
+        if constexpr (std::is_same_v<T, Texts>) texts[name + 2] = {&field, ""};
     }
 
     // These checks find values that CLI11 lets through: "" (as 0), "yes", "nan", "-5" and "010" (as 8) for an unsigned number. They return
@@ -245,6 +248,7 @@ struct Parser {
         std::vector<std::string> values = s.values;
         if (values.empty() && flag.boolean) values = {"true"};
         if (values.empty()) die("%s needs a value: %s", s.where.c_str(), flag.wanted);
+        if (texts.count(flag.name)) return add_texts(flag, values, s.where);
         if (values.size() > 1 && !flag.list)
             die("%s has more than one value: \"%s\" and \"%s\"\n  fix: quotes around a value with spaces, commas between several files",
                 s.where.c_str(), values[0].c_str(), values[1].c_str());
@@ -282,6 +286,22 @@ struct Parser {
         if (flag.name == std::string("row_tokens")) together.erase("micro_batch_size");  // the later one wins
         if (contains("pretrain,save_path,l2,max_ckpt_num,eval_dataset", s.name) || s.name.find('.') != s.name.npos)
             spoken |= OPENRLHF;
+    }
+
+    // CLI11 would split "[a,b]". Texts of the command line take the place of those in --config, and are added to each other.
+    void add_texts(const Flag &flag, const std::vector<std::string> &values, const std::string &where) {
+        auto &[field, from] = texts[flag.name];
+        if (from != where) {
+            field->clear();
+            std::erase_if(translated, [&](const auto &earlier) { return earlier.first == flag.name; });
+        }
+        from = where;
+        for (const std::string &value : values) {
+            if (value.empty()) die("%s \"\" is not %s", where.c_str(), flag.wanted);
+            field->push_back(value);
+            translated.emplace_back(flag.name, value);
+        }
+        given.insert(flag.name);
     }
 
     void set(const std::string &flag, const std::string &value, const std::string &where) {
@@ -562,6 +582,8 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     must(o.kl_horizon > 0, "kl_horizon", "above 0");
     must(o.temperature >= 0, "temperature", "0 (greedy) or more");
     must(o.top_p > 0 && o.top_p <= 1, "top_p", "above 0 and at most 1");
+    must(o.min_p >= 0 && o.min_p <= 1, "min_p", "0 (all) to 1");
+    must(o.repetition_penalty > 0, "repetition_penalty", "above 0");
 }
 
 static void check_together(const std::string &program, const Options &o, Task task, Problems &problems) {

@@ -554,6 +554,7 @@ template <class Dev> const float *Decoder<Dev>::next_logits(const Row &r, const 
     begin_op(clock.head(false));
     if (step.prompts) embedding_forward(dev, acts.last, acts.normf, row.predictors, documents, C);  // gathers the last rows
     matmul_forward(dev, acts.logits, last, head_w, (const X *)nullptr, documents, C, V, ld);
+    if constexpr (std::is_same_v<Dev, Cpu<X>>) return acts.logits;  // they lie on the host, without padding
     logits_ = read(memory(), acts.logits, documents * ld);
     for (size_t i = 1; i < documents; i++) std::copy_n(logits_.data() + i * ld, V, logits_.data() + i * V);  // without padding
     return logits_.data();

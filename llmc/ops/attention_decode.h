@@ -93,13 +93,7 @@ template <class X> class DecodeSplit {
     // (H, vectors, parts); (H): each lane sums its own keys; (H). Not a std::vector, whose functions nvcc would also compile for the GPU.
     std::unique_ptr<simd::Vector[]> out_, sum_, scores_;
 
-    // Calls f(column, its place in q and out) for the columns of head h.
-    template <class F> void for_each_column(size_t h, F f) const {
-        for (size_t d = 0; d < D_; d++) {
-            const size_t word = d / parts, vector = (h * vectors_ + word / lanes) * parts + d % parts;
-            f(d, vector * lanes + word % lanes);
-        }
-    }
+    size_t columns(size_t i) const { return std::min(D_ - i * lanes * parts, lanes * parts); }  // of the i-th vector of words
 
   public:
     DecodeSplit(const X *q, size_t H, size_t KV, size_t D, float scale)
@@ -114,7 +108,12 @@ template <class X> class DecodeSplit {
           sum_(std::make_unique<simd::Vector[]>(H)),
           scores_(std::make_unique<simd::Vector[]>(H)) {
         for (size_t h = 0; h < H; h++)
-            for_each_column(h, [&](size_t d, size_t place) { q_[place] = scale * float(q[h * D + d]); });
+            for (size_t i = 0; i < vectors_; i++) {
+                simd::Vector words{};
+                memcpy(&words, q + h * D + i * lanes * parts, columns(i) * sizeof(X));
+                for (size_t part = 0; part < parts; part++)
+                    simd::store(&q_[((h * vectors_ + i) * parts + part) * lanes], scale * take(words, part));
+            }
     }
 
     void add(const DecodeBlock<X> &block, const X *next) {  // rows of the next block, which are prefetched
@@ -146,13 +145,21 @@ template <class X> class DecodeSplit {
     void finish(size_t h, float *sums, float *out) const {  // (2), (D)
         sums[0] = max_[h], sums[1] = 0;
         for (size_t l = 0; l < lanes; l++) sums[1] += sum_[h][l];
-        for_each_column(h, [&](size_t d, size_t place) { out[d] = out_[place / lanes][place % lanes]; });
+        for (size_t i = 0; i < vectors_; i++) {
+            const simd::Vector *of = &out_[(h * vectors_ + i) * parts];
+            simd::Vector in_order[parts] = {of[0]};
+            if constexpr (parts == 2) {  // of[0] has the even columns
+                in_order[0] = simd::choose(of[0], of[1], [](size_t l) { return l / 2 + l % 2 * lanes; });
+                in_order[1] = simd::choose(of[0], of[1], [](size_t l) { return (lanes + l) / 2 + l % 2 * lanes; });
+            }
+            memcpy(out + i * lanes * parts, in_order, columns(i) * sizeof(float));
+        }
     }
 
   private:
     // The i-th vector of words of every row, of a head of keys or, behind those, of values. Rows that are not seen are 0, whatever they hold.
     void load(Rows &words, const DecodeBlock<X> &block, const X *next, size_t head, size_t i) const {
-        const size_t d = i * lanes * parts, n = std::min(D_ - d, lanes * parts), row = 2 * KV_ * D_, at = head * D_ + d;
+        const size_t d = i * lanes * parts, n = columns(i), row = 2 * KV_ * D_, at = head * D_ + d;
         if (n == lanes * parts && block.sees_all()) {
 #pragma GCC unroll 16
             for (size_t r = 0; r < lanes; r++) {
@@ -167,13 +174,14 @@ template <class X> class DecodeSplit {
         }
     }
 
+    static simd::Vector take(simd::Vector words, size_t part) {
+        const simd::Bits bits = std::bit_cast<simd::Bits>(words);
+        if constexpr (parts == 1) return words;
+        else return std::bit_cast<simd::Vector>(part == 0 ? bits << 16 : bits & 0xffff0000);
+    }
     static void take(Rows &rows, const Rows &words, size_t part) {
 #pragma GCC unroll 16
-        for (size_t r = 0; r < lanes; r++) {
-            const simd::Bits bits = std::bit_cast<simd::Bits>(words[r]);
-            if constexpr (parts == 1) rows[r] = words[r];
-            else rows[r] = std::bit_cast<simd::Vector>(part == 0 ? bits << 16 : bits & 0xffff0000);
-        }
+        for (size_t r = 0; r < lanes; r++) rows[r] = take(words[r], part);
     }
 
     static void add_weighted(simd::Vector &sum, const float *weights, const Rows &rows) {

@@ -12,6 +12,7 @@
 
 #include "../core/common.h"
 #include "amx_gemm.h"
+#include "few_tokens.h"
 #include "micro_kernel.h"
 #include "sgemm.h"
 
@@ -263,7 +264,7 @@ static void gemm(Cpu<X> dev, Out *C, size_t ld, Matrix<X> A, Matrix<X> B, const 
 
 // ---- the three products of a linear layer -----------------------------------------------------------------------------------
 
-// The product for few tokens, as in generation. It is bound by reading the weights, so each weight is read once, in place.
+// The product for few tokens of any type. It is bound by reading the weights, so each weight is read once, in place.
 constexpr size_t few_rows = 16;
 
 template <class X, class Out>
@@ -280,18 +281,37 @@ void few_rows_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const X *bia
         }
 }
 
+#ifdef __AVX512BF16__
+static bool takes_few_tokens(size_t T, size_t IC) {
+#ifdef LLMC_AMX
+    if (amx::available()) return false;
+#endif
+    return T <= few_tokens::most && IC % 2 == 0 && few_tokens::scratch(T, IC) <= sgemm_scratch * sizeof(float) &&
+           simd::bf16_dot_is_fast();
+}
+#endif
+
+// Of at most a run of tokens.
+template <class X, class Out>
+static void forward_run(Cpu<X> dev, Out *out, const X *x, const X *w, const X *bias, size_t T, size_t IC, size_t OC, size_t ld,
+                        bool accumulate) {
+#ifdef __AVX512BF16__
+    if constexpr (sizeof(X) == 2)
+        if (!accumulate && takes_few_tokens(T, IC))
+            return few_tokens::forward(dev.threads, dev.ctx->scratch_for(few_tokens::scratch(T, IC)), out, x, w, bias, T, IC, OC,
+                                       ld);
+#endif
+    if (T <= few_rows) few_rows_forward(dev, out, x, w, bias, T, IC, OC, ld, accumulate);
+    else gemm<X, Out>(dev, out, ld, {x, IC, 1}, {w, 1, IC}, bias, T, OC, IC, accumulate);
+}
+
 template <class X, class Out>
 void matmul_forward(Cpu<X> dev, Out *out, const X *x, const X *w, const std::type_identity_t<X> *bias, size_t T, size_t IC,
                     size_t OC, size_t ld, bool accumulate) {
     ld = ld ? ld : OC;
-    if (T <= few_rows) few_rows_forward(dev, out, x, w, bias, T, IC, OC, ld, accumulate);
-    else
-        in_parts(
-            T,
-            [&](size_t t, size_t n) {
-                gemm<X, Out>(dev, out + t * ld, ld, {x + t * IC, IC, 1}, {w, 1, IC}, bias, n, OC, IC, accumulate);
-            },
-            matmul_run(dev));
+    in_parts(
+        T, [&](size_t t, size_t n) { forward_run<X, Out>(dev, out + t * ld, x + t * IC, w, bias, n, IC, OC, ld, accumulate); },
+        matmul_run(dev));
 }
 
 template <class X>

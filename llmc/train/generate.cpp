@@ -19,15 +19,13 @@ namespace {
 GenerationSettings settings_of(const Run &run, const Tokenizer &tokenizer) {
     const Options &o = run.options;
     return {.max_new_tokens = o.max_new_tokens,
-            .sampling = {o.temperature, o.top_k, o.top_p},
+            .sampling = {o.temperature, o.top_k, o.top_p, o.min_p, o.repetition_penalty},
             .seed = o.seed,
             .samples = o.n,
             .vocabulary = std::min(run.config.V, tokenizer.size()),
-            .eos = run.config.eos};
+            .eos = run.config.eos,
+            .stop = {tokenizer, o.stop}};
 }
-
-// The text's tokens, without the one that ended it.
-Ids text_of(const Completion &c) { return {c.tokens.begin(), c.tokens.end() - c.ended}; }
 
 // Returns the prompts of --prompts, or the one of --prompt, as tokens.
 std::vector<Ids> read_prompts(const Run &run) {
@@ -76,7 +74,14 @@ std::vector<Completion> continue_all(const Run &run, const std::vector<Ids> &pro
             fprintf(stderr, "  %zu of %zu completions, %.0f tokens/s\n", finished, own.size() * settings.samples,
                     double(tokens) / std::chrono::duration<double>(now - began).count());
     };
-    return share_completions(run.comm, generate(*model, room, own, settings, progress), prompts.size(), settings.samples);
+    const auto completions =
+        share_completions(run.comm, generate(*model, room, own, settings, progress), prompts.size(), settings.samples);
+    size_t tokens = 0;
+    for (const Completion &c : completions) tokens += c.tokens.size();
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    if (run.speaks() && !run.options.prompts.empty())
+        fprintf(stderr, "%zu tokens in %.2f s, %.0f tokens/s\n", tokens, seconds, double(tokens) / seconds);
+    return completions;
 }
 
 }  // namespace
@@ -85,10 +90,11 @@ int generate(Run &run) {
     const Options &o = run.options;
     const std::vector<Ids> prompts = read_prompts(run);
     const Tokenizer tokenizer(run.model_dir + "/tokenizer.json");
-    const auto completions = continue_all(run, prompts, settings_of(run, tokenizer));
+    const GenerationSettings settings = settings_of(run, tokenizer);
+    const auto completions = continue_all(run, prompts, settings);
     if (!run.speaks()) return 0;
     for (size_t i = 0; i < completions.size(); i++) {
-        const std::string completion = tokenizer.decode(text_of(completions[i]));
+        const std::string completion = text_of(completions[i], tokenizer, settings.stop);
         if (o.prompts.empty()) {
             printf("%s\n", completion.c_str());
             continue;
@@ -96,7 +102,7 @@ int generate(Run &run) {
         nlohmann::ordered_json line = {{"prompt", tokenizer.decode(prompts[i / o.n])}};
         if (o.n > 1) line["sample"] = i % o.n;
         line["completion"] = completion;
-        line["tokens"] = text_of(completions[i]).size();
+        line["tokens"] = completions[i].answer().size();
         line["finish_reason"] = completions[i].ended ? "stop" : "length";
         printf("%s\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
     }
@@ -127,8 +133,8 @@ double exact_match(Run &run, const std::string &model_dir, const Samples &data, 
     size_t right = 0;
     for (size_t s = 0; s < prompts.size(); s++) {
         const auto first = answers.begin() + ptrdiff_t(data.first(s)), last = answers.begin() + ptrdiff_t(data.first(s + 1));
-        const Ids said = text_of(completions[s]);
-        const bool found = std::find(first, last, said) != last;
+        const auto said = completions[s].answer();
+        const bool found = std::find(first, last, Ids(said.begin(), said.end())) != last;
         right += found;
         if (s < show)
             run.say("  %-40s -> %-16s %s", tokenizer.decode(prompts[s]).c_str(), tokenizer.decode(said).c_str(),
@@ -183,5 +189,5 @@ std::string Continuation::text(Model &model, size_t step) const {
     std::vector<Completion> own;
     if (run_.comm.rank == 0) own = generate(model, room_, prompt_, settings(step));
     model.finish_generation();
-    return tokenizer_->decode(text_of(share_completions(run_.comm, own, 1, 1)[0]));
+    return text_of(share_completions(run_.comm, own, 1, 1)[0], *tokenizer_, settings(step).stop);
 }

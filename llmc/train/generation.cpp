@@ -140,7 +140,14 @@ class Engine {
         const Prompt &prompt = prompts_[s.prompt];
         const uint32_t stream = uint32_t(prompt.number * settings_.samples + s.sample);
         const double uniform = Random{settings_.seed, Purpose::sampling, stream}.uniform(s.tokens.size() - prompt.tokens.size());
-        const int32_t token = sample_token(logits.first(settings_.vocabulary), settings_.sampling, uniform);
+        std::span<const float> known = logits.first(settings_.vocabulary);
+        std::vector<float> penalised;
+        if (const double penalty = settings_.sampling.repetition_penalty; penalty != 1) {
+            penalised.assign(logits.begin(), logits.end());  // a prompt may have tokens that are not sampled
+            penalise(penalised, s.tokens, penalty);
+            known = std::span(penalised).first(settings_.vocabulary);
+        }
+        const int32_t token = sample_token(known, settings_.sampling, uniform);
         return {token, settings_.logps ? log_probability(logits, token) : 0};
     }
 
@@ -161,8 +168,10 @@ class Engine {
         tokens_++;
         const auto first = s.tokens.begin() + ptrdiff_t(prompts_[s.prompt].tokens.size());
         const bool ended = std::find(settings_.eos.begin(), settings_.eos.end(), token) != settings_.eos.end();
-        if (!ended && size_t(s.tokens.end() - first) < settings_.max_new_tokens) return false;
-        completions_[s.prompt * settings_.samples + s.sample] = {{first, s.tokens.end()}, ended, std::move(s.logp)};
+        const bool stopped = !ended && settings_.stop.end({first, s.tokens.end()});
+        if (!ended && !stopped && size_t(s.tokens.end() - first) < settings_.max_new_tokens) return false;
+        completions_[s.prompt * settings_.samples + s.sample] = {
+            {first, s.tokens.end()}, ended || stopped, stopped, std::move(s.logp)};
         pages_.release(s.pages);
         finished_++;
         return true;
@@ -254,6 +263,10 @@ void GenerationRoom::use(ModelLimits &limits) const {
     limits.positions = std::max(limits.positions, sequence_pages * cache_page);
 }
 
+std::string text_of(const Completion &completion, const Tokenizer &tokenizer, const StopStrings &stop) {
+    return stop.before(tokenizer.decode(completion.answer()));
+}
+
 std::vector<Completion> generate(Model &model, const GenerationRoom &room, std::span<const Prompt> prompts,
                                  const GenerationSettings &settings, const std::function<void(size_t, size_t)> &progress) {
     return Engine(model, room, prompts, settings).run(progress);
@@ -280,8 +293,8 @@ template <class T> static std::vector<T> take(const char *&at, size_t n) {
 std::vector<Completion> share_completions(Comm &comm, std::span<const Completion> own, size_t prompts, size_t samples) {
     std::string bytes;
     for (const Completion &c : own) {
-        const int32_t head[] = {int32_t(c.tokens.size()), c.ended, int32_t(c.logp.size())};
-        append(bytes, head, 3), append(bytes, c.tokens.data(), c.tokens.size()), append(bytes, c.logp.data(), c.logp.size());
+        const int32_t head[] = {int32_t(c.tokens.size()), c.ended, c.stopped, int32_t(c.logp.size())};
+        append(bytes, head, 4), append(bytes, c.tokens.data(), c.tokens.size()), append(bytes, c.logp.data(), c.logp.size());
     }
     const auto all = comm.gather(bytes);
     std::vector<const char *> at;
@@ -289,9 +302,9 @@ std::vector<Completion> share_completions(Comm &comm, std::span<const Completion
     std::vector<Completion> out;
     for (size_t i = 0; i < prompts * samples; i++) {
         const char *&next = at[i / samples % all.size()];
-        const auto head = take<int32_t>(next, 3);
+        const auto head = take<int32_t>(next, 4);
         const auto tokens = take<int32_t>(next, size_t(head[0]));
-        out.push_back({tokens, head[1] != 0, take<double>(next, size_t(head[2]))});
+        out.push_back({tokens, head[1] != 0, head[2] != 0, take<double>(next, size_t(head[3]))});
     }
     return out;
 }

@@ -16,6 +16,7 @@
 
 #include "../model/model.h"
 #include "sampler.h"
+#include "stop.h"
 
 struct Prompt {
     std::vector<int32_t> tokens;  // at least one
@@ -24,8 +25,13 @@ struct Prompt {
 
 struct Completion {
     std::vector<int32_t> tokens;    // with the token that ended it
-    bool ended = false;             // by an end-of-sequence token; else max_new_tokens was reached
+    bool ended = false;             // by an end-of-sequence token or a stop string; else max_new_tokens was reached
+    bool stopped = false;           // by a stop string
     std::vector<double> logp = {};  // GenerationSettings::logps: of each token, in nats, among all tokens at the temperature
+
+    std::span<const int32_t> answer() const {  // without the end-of-sequence token
+        return std::span(tokens).first(tokens.size() - (ended && !stopped));
+    }
 };
 
 struct GenerationSettings {
@@ -35,6 +41,7 @@ struct GenerationSettings {
     size_t samples = 1;        // of each prompt
     size_t vocabulary;         // ids that may be sampled: some models have more rows than their tokenizer has tokens
     std::vector<int32_t> eos;  // tokens that end a sequence
+    StopStrings stop = {};     // texts that end it
     bool logps = false;        // whether log-probabilities are kept
 };
 
@@ -56,6 +63,9 @@ struct GenerationRoom {
 std::vector<Completion> generate(Model &model, const GenerationRoom &room, std::span<const Prompt> prompts,
                                  const GenerationSettings &settings,
                                  const std::function<void(size_t finished, size_t tokens)> &progress = nullptr);
+
+// The text of an answer: up to a stop string, and without the special token that ended it.
+std::string text_of(const Completion &completion, const Tokenizer &tokenizer, const StopStrings &stop);
 
 // Where ranks continue prompts together: those that this rank continues, every so many-th of all, each with its place as its number from `first` on;
 // and then the completions of all, which every rank gets, of prompt 0, of prompt 1, ...

@@ -30,6 +30,9 @@ const char *task_name(Task);  // "sft"
 using Betas = std::array<double, 2>;
 using Names = std::vector<std::string>;
 using Numbers = std::vector<double>;
+struct Texts : std::vector<std::string> {  // any: with commas, too
+    using vector::vector;
+};
 
 struct Options {
 #define OPT(type, name, value, tasks, aliases, help) type name = value;

@@ -54,7 +54,9 @@ Policy::Policy(const Run &run) : run_(run), samples_(run.options.rollouts.empty(
                    .logps = true};
     const std::string tokenizer = run.model_dir + "/tokenizer.json";
     if (std::filesystem::exists(tokenizer)) tokenizer_.emplace(tokenizer);
-    if (tokenizer_) generation_.vocabulary = std::min(run.config.V, tokenizer_->size());
+    if (!tokenizer_ && !o.stop.empty())
+        die("--stop reads text, but %s has no tokenizer.json\n  fix: a model with its tokenizer", run.model_dir.c_str());
+    if (tokenizer_) generation_.vocabulary = std::min(run.config.V, tokenizer_->size()), generation_.stop = {*tokenizer_, o.stop};
     for (const std::string &name : samples_ ? o.reward : Names())
         rewards_.push_back(find_reward(run, name, tokenizer_ ? &*tokenizer_ : nullptr));
 }

@@ -19,19 +19,26 @@ bool is_model_reward(const std::string &name) { return name != "exact_match" && 
 
 namespace {
 
-std::span<const int32_t> without_end(const Completion &answer) {
-    return std::span(answer.tokens).first(answer.tokens.size() - answer.ended);
-}
-
+// Of an answer that a stop string ended, the text before that is compared.
 class ExactMatch final : public Reward {
   public:
+    ExactMatch(const Run &run, const Tokenizer *tokenizer) : tokenizer_(tokenizer) {
+        if (tokenizer) stop_ = {*tokenizer, run.options.stop};
+    }
+
     std::vector<double> operator()(const Questions &asked, std::span<const Completion> answers) override {
         const size_t n = answers.size() / asked.prompts.size();
         std::vector<double> out;
         for (size_t i = 0; i < answers.size(); i++)
-            out.push_back(std::ranges::equal(without_end(answers[i]), asked.responses[i / n]));
+            if (const auto &response = asked.responses[i / n]; answers[i].stopped)
+                out.push_back(text_of(answers[i], *tokenizer_, stop_) == tokenizer_->decode(response));
+            else out.push_back(std::ranges::equal(answers[i].answer(), response));
         return out;
     }
+
+  private:
+    const Tokenizer *tokenizer_;  // there is one where there are stop strings
+    StopStrings stop_;
 };
 
 // A function or a server. Each rank has its share of the answers judged.
@@ -41,6 +48,7 @@ class OfTexts final : public Reward {
         : comm_(run.comm),
           name_(name),
           tokenizer_(tokenizer),
+          stop_(tokenizer, run.options.stop),
           worker_(name, "data/reward_worker.py", {name}, run.options.reward_timeout) {}
 
     std::vector<double> operator()(const Questions &asked, std::span<const Completion> answers) override {
@@ -55,7 +63,7 @@ class OfTexts final : public Reward {
             for (size_t i : own) {
                 const auto &prompt = asked.prompts[i / n];
                 request["prompts"].push_back(tokenizer_.decode(prompt));
-                request["answers"].push_back(tokenizer_.decode(without_end(answers[i])));
+                request["answers"].push_back(text_of(answers[i], tokenizer_, stop_));
                 request["labels"].push_back(tokenizer_.decode(asked.responses[i / n]));
                 request["raw_prompts"].push_back(tokenizer_.decode(prompt, false));
                 request["raw_answers"].push_back(tokenizer_.decode(answers[i].tokens, false));
@@ -75,6 +83,7 @@ class OfTexts final : public Reward {
     Comm &comm_;
     const std::string name_;
     const Tokenizer &tokenizer_;
+    const StopStrings stop_;
     Worker worker_;
 };
 
@@ -157,7 +166,7 @@ class ByModel final : public Reward {
 }  // namespace
 
 std::unique_ptr<Reward> find_reward(const Run &run, const std::string &name, const Tokenizer *tokenizer) {
-    if (name == "exact_match") return std::make_unique<ExactMatch>();
+    if (name == "exact_match") return std::make_unique<ExactMatch>(run, tokenizer);
     if (is_model_reward(name)) {
         if (!fs::exists(name + "/config.json"))
             die("--reward %s is not known\n  fix: exact_match, a Python file, the http:// address of a server, the directory of a reward model (docs/rl.md), or --rollouts FILE with rewards",

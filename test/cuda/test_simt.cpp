@@ -516,7 +516,11 @@ template <int misuse> __global__ void memory_misuse_kernel(float *out, const flo
     if (misuse == 14 && i == 0) out[0] = x[i];                                    // all blocks write one element
     if (misuse == 15) out[blockIdx.x * 64 + i] = out[(blockIdx.x ^ 1) * 64 + i];  // one block reads what another writes
     if (misuse == 16) out[blockIdx.x * 64 + i] = x[i];                            // right: blocks share what they read
-    if (misuse >= 17) {
+    auto *bytes = reinterpret_cast<unsigned char *>(out);
+    if (misuse == 22) bytes[blockIdx.x * 63 + i % 63] = 1;  // neighbours write one byte each, and thread 63 the first once more
+    if (misuse == 23 && i < 63) bytes[blockIdx.x * 63 + i] = 1, bytes[blockIdx.x * 63 + i]++;  // right
+    if (misuse == 24 && i < 63) bytes[i] = 1;                                                  // all blocks write the same bytes
+    if (misuse >= 17 && misuse <= 21) {
         out[i] = x[i];
         if (misuse == 17) out[64 + i] = out[i ^ 1];                    // no __syncwarp
         if (misuse == 18) __syncwarp(), out[64 + i] = out[i ^ 32];     // no __syncthreads
@@ -527,8 +531,8 @@ template <int misuse> __global__ void memory_misuse_kernel(float *out, const flo
 }
 template <int misuse> void run_memory_misuse(Device dev) {
     DeviceArray<float> out(256), x(std::vector<float>(256, 1));
-    launch(dev, memory_misuse_kernel<misuse>, Grid{misuse >= 14 && misuse <= 16 ? 4 : 1}, 64, sizeof(Words), out.data(),
-           x.data());
+    launch(dev, memory_misuse_kernel<misuse>, Grid{(misuse >= 14 && misuse <= 16) || misuse >= 22 ? 4 : 1}, 64, sizeof(Words),
+           out.data(), x.data());
 }
 template <int misuse> void expect_silence() {
     for (unsigned order = 0; order < orders; order++) EXPECT_EQ(message_of(order, run_memory_misuse<misuse>), "");
@@ -561,6 +565,7 @@ TEST(SimtCatches, NothingWhereABarrierIs) {
     expect_silence<16>();
     expect_silence<19>();
     expect_silence<21>();
+    expect_silence<23>();
 }
 
 #ifdef __SANITIZE_THREAD__
@@ -591,6 +596,12 @@ TEST(SimtRaces, MissingSyncthreadsOnDeviceMemory) {
 }
 TEST(SimtRaces, WrittenAfterReadOnDeviceMemory) {
     expect_message({"race on device memory +", "fix: __syncthreads()"}, run_memory_misuse<20>);
+}
+TEST(SimtRaces, ThreadsWriteOneByte) {
+    expect_message({"race on device memory +", "fix: __syncthreads()"}, run_memory_misuse<22>);
+}
+TEST(SimtRaces, BlocksWriteOneByte) {
+    expect_message({"two blocks race on device memory +", " of 1024 bytes: written here"}, run_memory_misuse<24>);
 }
 TEST(SimtRaces, BlockReadsWhatAnotherWrites) { expect_message({"two blocks race on device memory +"}, run_memory_misuse<15>); }
 #endif

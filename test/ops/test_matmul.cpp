@@ -12,7 +12,8 @@ struct Sizes {
     size_t T, IC, OC;
 };
 static const std::vector<Sizes> all_sizes = {{1, 5, 3},      {1, 96, 130},  {37, 100, 70},  {37, 104, 72}, {64, 64, 64},
-                                             {300, 70, 600}, {70, 530, 33}, {1100, 20, 36}, {300, 72, 40}};
+                                             {300, 70, 600}, {70, 530, 33}, {1100, 20, 36}, {300, 72, 40}, {1, 96, 37},
+                                             {2, 64, 16},    {5, 160, 50},  {8, 96, 49},    {128, 30, 101}};
 
 // What was in an output before must not matter, not even a NaN, which is in every new array.
 template <class Dev> struct Matmul : testing::Test {

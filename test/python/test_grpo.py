@@ -1,6 +1,7 @@
 """Whole runs of grpo. On given rollouts: what torch says of the same ones, whatever the mesh. On answers of its own: they are on policy, no mesh and no cache
 changes them, and what is rewarded becomes likelier. Resuming, and every way to call it wrong. Rewards are tested in test_rewards.py."""
 
+import ast
 import json
 import math
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import test_runs
 from test_runs import GOLDEN, ROOT, call, command, first_step, log_lines, refused, stable, weights, write_data
+from test_sampling import with_tokenizer
 
 POLICY = json.loads((GOLDEN / "policy.json").read_text())
 MESHES = {"one": {}, "data": {"ranks": 3, "zero_stage": 3}, "ring": {"ranks": 2, "ring_attn_size": 2},
@@ -306,3 +308,38 @@ def test_resuming_filtered_answers_gives_the_same_bits(prompts, tmp_path):
 ])
 def test_wrong_sampling_is_named(options, parts, prompts, tmp_path):
     refused(words(tmp_path / "run", None, **{"data": prompts, "max_new_tokens": 9, **options}), *parts)
+
+
+def test_stop_strings_end_answers(tmp_path):
+    """The answers to a prompt are those without stop strings, cut; what is left of them is on policy; the reward sees the text before."""
+    model = with_tokenizer(tmp_path)
+    random = np.random.default_rng(5)
+    documents = [(np.append(random.integers(4, 90, 5), [7]), np.array([0] * 5 + [1])) for _ in range(6)]
+    data = write_data(tmp_path / "prompts.safetensors", documents)
+    reward = tmp_path / "reward.py"
+    reward.write_text("import pathlib\n"
+                      "def reward(prompts, answers, labels):\n"
+                      "    with open(pathlib.Path(__file__).with_name('answers'), 'a') as file:\n"
+                      "        file.writelines(repr(a) + '\\n' for a in answers)\n"
+                      "    return [len(a) for a in answers]\n")
+    options = {"model": model, "max_steps": 1, "max_new_tokens": 30, "save_rollouts": "true", "reward": reward}
+    sample(tmp_path / "all", data, **options)
+    whole = [json.loads(line) for line in next((tmp_path / "all" / "rollouts").iterdir()).read_text().splitlines()]
+    (tmp_path / "answers").unlink()
+    stop = ["a", "Q,"]  # of one token, and of two
+    sample(tmp_path / "stop", data, "--stop", *stop, **options)
+    cut = [json.loads(line) for line in next((tmp_path / "stop" / "rollouts").iterdir()).read_text().splitlines()]
+    seen = [ast.literal_eval(line) for line in (tmp_path / "answers").read_text().splitlines()]
+    stopped = 0
+    for a, b, text in zip(whole, cut, seen, strict=True):
+        n = len(b["completion_ids"])
+        assert a["completion_ids"][:n] == b["completion_ids"]
+        assert not any(s in text for s in stop) and b["reward"] == len(text)
+        if n < len(a["completion_ids"]):
+            stopped += 1
+            assert not b["truncated"]
+    assert 0 < stopped < len(cut)
+    line = first_step(tmp_path / "stop")
+    assert line["clip_ratio"] == 0 and abs(line["ppo_kl"]) < 1e-6
+    refused(words(tmp_path / "none", None, "--stop", "a", rollouts=None, data=data), "--stop reads text", "no tokenizer.json")
+    refused(words(tmp_path / "none", None, "--repetition_penalty", "1.1", rollouts=None, data=data), "the distribution that is trained")

@@ -105,3 +105,13 @@ def test_refusals(tmp_path):
     assert str(tmp_path) in refused(tmp_path)  # a directory
     good = write_log(tmp_path, [RUN, step(1)], "good.jsonl")
     assert "cannot write" in refused(good, "--out", tmp_path / "no" / "such" / "folder.png")
+
+
+def test_policies_have_panels_of_their_own(tmp_path):
+    steps = [step(n, reward=n / 5, response_length=7.5, kl=0.01 * n, entropy=0.5) for n in range(1, 6)]
+    log = write_log(tmp_path / "policy", [RUN, *steps, {"step": 5, "eval_loss": 0, "eval_reward": 0.9}])
+    figure = plot.figure_of({log: plot.read_log(log)}, plot.POLICY_PANELS)
+    assert [axis.get_title(loc="left") for axis in figure.axes[:3]] == [title for _, title, _ in plot.POLICY_PANELS[:3]]
+    reward, evaluated = figure.axes[0].lines
+    assert list(reward.get_ydata()) == [0.2, 0.4, 0.6, 0.8, 1.0] and list(evaluated.get_ydata()) == [0.9]
+    assert run(log, "--out", tmp_path / "policy.png").returncode == 0

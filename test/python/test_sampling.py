@@ -131,3 +131,27 @@ def test_refusals(data, model, tmp_path):
     other = tmp_path / "without_end"
     other.mkdir()
     refuse("neither bos_token_id nor eos_token_id", model=with_tokenizer(other, eos_token_id=None), sample_every=1)
+
+
+def test_generate_stops_at_texts(model, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("ab", "cde", "f", "gh")))
+    options = {"model": model, "prompts": prompts, "n": 4, "temperature": 1, "max_new_tokens": 40}
+
+    def said(*flags):
+        result = call(command("generate", *flags, **options))
+        assert result.returncode == 0, result.stderr
+        return [json.loads(line) for line in result.stdout.splitlines()]
+
+    whole, cut = said(), said("--stop", "a", "--stop", "[,")
+    stopped = 0
+    for a, b in zip(whole, cut, strict=True):
+        at = min([a["completion"].find(text) % 1000 for text in ("a", "[,")])
+        assert b["completion"] == a["completion"][:at]
+        if at < 999:
+            stopped += 1
+            assert b["finish_reason"] == "stop" and b["tokens"] <= a["tokens"]
+    assert 0 < stopped < len(cut)
+    for flags in (["--min_p", "1"], ["--top_k", "1"]):  # only the likeliest token
+        assert [line["completion"] for line in said(*flags)][0::4] == [line["completion"] for line in said("--seed", "1", *flags)][0::4]
+    assert said("--repetition_penalty", "2") != whole

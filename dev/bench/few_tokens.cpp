@@ -1,0 +1,56 @@
+// How fast the products of one step of decoding are on this CPU, as a share of what memory and multiplication allow.
+//
+//   ./few_tokens [threads]
+//
+// The products are those of SmolLM2-135M in bf16, 269 MB of weights, which come from memory as in a model. The limit of a step is the larger of two
+// times: of reading the weights at the rate at which all threads sum up 512 MiB, and of the FLOPs at the rate of a large product.
+#include <array>
+
+#include "bench.h"
+
+static constexpr size_t L = 30, C = 576, F = 1536, QKV = 960, V = 49152;
+static constexpr std::array<std::pair<size_t, size_t>, 4> layer = {{{C, QKV}, {C, C}, {C, 2 * F}, {F, C}}};  // (IC, OC)
+
+static double read_rate(int threads) {
+    const std::vector<float> from((512 << 20) / sizeof(float), 1.0f);
+    double sum = 0;
+    const double time = fastest(5, {[&] {
+#pragma omp parallel for simd num_threads(threads) reduction(+ : sum)
+                                    for (size_t i = 0; i < from.size(); i++) sum += double(from[i]);
+                                }})[0];
+    if (sum < 0) puts("");  // so that the sum is needed
+    return double(from.size() * sizeof(float)) / time;
+}
+
+int main(int argc, char **argv) {
+    const int threads = threads_argument(argc, argv);
+    const ContextPtr ctx = make_context();
+    const CpuBf16 dev{threads, ctx.get()};
+    heading("few_tokens", threads);
+    PlainMatmul<CpuBf16> plain(dev);
+    const double product = plain.flop / fastest(3, {[&] { plain(); }})[0], memory = read_rate(threads);
+    printf("memory %.1f GB/s, product %.0f GFLOP/s\n\n tokens       ms     GB/s  GFLOP/s   of the limit\n", memory * 1e-9,
+           product * 1e-9);
+
+    size_t weights = V * C;
+    for (const auto &[IC, OC] : layer) weights += L * IC * OC;
+    const auto few = noise<bf16>(1 << 20, 1), x = noise<bf16>(128 * F, 2);
+    std::vector<bf16> w(weights), out(128 * 2 * F);
+    std::vector<float> logits(128 * V);
+    for (size_t i = 0; i < weights; i += few.size())
+        std::copy_n(few.begin(), std::min(few.size(), weights - i), w.begin() + ptrdiff_t(i));
+    for (const size_t T : {1, 2, 4, 8, 16, 32, 64, 128}) {
+        const double time = fastest(5, {[&] {
+                                        const bf16 *at = w.data();
+                                        for (size_t l = 0; l < L; l++)
+                                            for (const auto &[IC, OC] : layer) {
+                                                matmul_forward(dev, out.data(), x.data(), at, nullptr, T, IC, OC);
+                                                at += IC * OC;
+                                            }
+                                        matmul_forward(dev, logits.data(), x.data(), at, nullptr, T, C, V);
+                                    }})[0];
+        const double bytes = double(weights * sizeof(bf16)), flop = 2 * double(weights * T);
+        printf("%7zu %8.2f %8.1f %8.0f %12.0f %%\n", T, time * 1e3, bytes / time * 1e-9, flop / time * 1e-9,
+               100 * std::max(bytes / memory, flop / product) / time);
+    }
+}
