@@ -132,7 +132,7 @@ void rank_step(
     limits.ranks.head_stride = c.head_stride, limits.ranks.zero_stage = c.stage;
     limits.ranks.flops = 1e8, limits.ranks.bandwidth = 1e6;  // rows of this size get other layouts than contiguous
     limits.neftune_alpha = 5;
-    limits.ranks.bucket_bytes = 4096;                        // at stage 2 the head's gradient is made in parts
+    limits.ranks.bucket_bytes = 4096;  // at stage 2 the head's gradient is made in parts
     change(limits);
     Mesh mesh(comm, int(c.sp));
     const std::unique_ptr<Decoder<Dev>> own_model = make_model(dev, config, limits);

@@ -399,13 +399,14 @@ struct Parser {
         const bool packs = has("packing") && !(task & RL);
         if (packs) set("train_batch_tokens", std::to_string(batch * options.max_len), "packing");
         else set("train_batch_size", std::to_string(batch), "per_device_train_batch_size");
-        notes.push_back(format("a step: %zu samples of a device * %zu accumulated * %zu ranks%s = --%s %zu", samples, steps, ranks,
-                               packs ? " * max_len" : "", packs ? "train_batch_tokens" : "train_batch_size",
+        notes.push_back(format("a step: %zu samples of a device * %zu accumulated * %zu ranks%s = --%s %zu", samples, steps,
+                               ranks, packs ? " * max_len" : "", packs ? "train_batch_tokens" : "train_batch_size",
                                packs ? batch * options.max_len : batch));
         if (task != GRPO || given.count("rollout_batch_size")) return;
         const size_t answers = count_of("generation_batch_size", samples * ranks * count_of("steps_per_generation", steps));
         if (answers % options.n) {
-            problems.push_back(format("a batch of %zu answers (generation_batch_size, or per_device_train_batch_size * ranks * steps_per_generation) is no multiple of num_generations, %zu\n"
+            problems.push_back(format(
+                "a batch of %zu answers (generation_batch_size, or per_device_train_batch_size * ranks * steps_per_generation) is no multiple of num_generations, %zu\n"
                 "  fix: --rollout_batch_size N, prompts, and --n N, answers to each",
                 answers, options.n));
             return;
@@ -417,8 +418,9 @@ struct Parser {
 
     // Their programs have a directory where none is given.
     void default_directory() {
-        for (const auto &[mask, name, directory] : {std::tuple(OPENRLHF, "OpenRLHF", "./ckpt"), std::tuple(TRL, "TRL", "trainer_output"),
-                                                    std::tuple(AXOLOTL, "Axolotl", "./model-out")})
+        for (const auto &[mask, name, directory] :
+             {std::tuple(OPENRLHF, "OpenRLHF", "./ckpt"), std::tuple(TRL, "TRL", "trainer_output"),
+              std::tuple(AXOLOTL, "Axolotl", "./model-out")})
             if ((spoken & mask) && ((common & mask) || mask == OPENRLHF) && options.output_dir.empty()) {
                 set("output_dir", directory, "--output_dir");
                 notes.push_back(format("output_dir is %s, as in %s", directory, name));

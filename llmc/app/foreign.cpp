@@ -30,8 +30,9 @@ static const ForeignName *find_exactly(const std::string &name, const std::strin
 
 const ForeignName *find_foreign(const std::string &name, const std::string &value) {
     const bool nested = lists("trl,fsdp_config,parallelism_config,deepspeed_config", name.substr(0, name.find('.')));
-    for (size_t end = name.size(); end != name.npos && end > 0; end = name.rfind('.', end - 1))  // "a.b.c"; "a.b", a key with others in it; "a"
-        for (size_t at = 0; at < end; at = std::min(name.find('.', at), name.size()) + 1)        // "a.b.c", "b.c", "c"
+    // "a.b.c", "b.c", "c"; then "a.b" and "b", which may be keys that hold others; then "a"
+    for (size_t end = name.size(); end != name.npos && end > 0; end = name.rfind('.', end - 1))
+        for (size_t at = 0; at < end; at = std::min(name.find('.', at), name.size()) + 1)
             if (const ForeignName *f = find_exactly(name.substr(at, end - at), value))
                 if (at == 0 || nested || f->answer == Answer::NOTE || f->answer == Answer::NO) return f;
     return nullptr;

@@ -7,7 +7,16 @@
 
 #include "dtype.h"
 
-enum class Purpose : uint32_t { init = 1, shuffle = 2, sampling = 3, holdout = 4, test = 5, rounding = 6, dropout = 7, noise = 8 };
+enum class Purpose : uint32_t {
+    init = 1,
+    shuffle = 2,
+    sampling = 3,
+    holdout = 4,
+    test = 5,
+    rounding = 6,
+    dropout = 7,
+    noise = 8
+};
 
 struct Counter {  // of Philox, and what it makes of it: 128 random bits. std::array cannot be used in kernels
     uint32_t word[4];

@@ -207,8 +207,8 @@ template <class Dev> class Decoder : public Model {
         std::vector<size_t> numbers;  // (N) of each predictor among those of the whole row, on the host
         size_t predictors_of_all;     // of the whole row
         std::optional<SequenceSplit> split;
-        int32_t *tokens;   // (T)
-        int32_t *doc_pos;  // (T) position in the document
+        int32_t *tokens;     // (T)
+        int32_t *doc_pos;    // (T) position in the document
         int32_t *documents;  // (T) number of the document in its file, with dropout or noise
         float *magnitudes;   // (T) of the noise
         int32_t *
@@ -301,8 +301,8 @@ template <class Dev> class Decoder : public Model {
     size_t ops_ = 0;                // the number of ops whose outputs --detect_anomaly has examined
     Anomaly anomaly_;
     std::optional<uint64_t> key_;  // of dropout and noise; without one there is neither
-    size_t targets_ = 0;         // the number of targets since the last take_sums()
-    std::vector<float> logits_;  // generate: (documents, V)
+    size_t targets_ = 0;           // the number of targets since the last take_sums()
+    std::vector<float> logits_;    // generate: (documents, V)
 
     // From stage 2 of ZeRO on: the buffers in which gradients are computed before they are summed over ranks. A unit's buffer has room for its
     // largest bucket.
