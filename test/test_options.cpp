@@ -449,6 +449,7 @@ TEST(Options, CommandLinesOfTrlRun) {
     EXPECT_EQ(options(sft + "--max_steps 45 --save_steps 0.1 --eval_steps 0.5").eval_steps, 23);
     expect_error(sft + "--warmup_steps 5", "--warmup_steps 5 needs the number of all steps\n  fix: --lr_warmup_ratio");
     expect_error(sft + "--save_steps 0.1", "--save_steps 0.1 is a share of all steps");
+    expect_error(sft + "--bf16 3", "--bf16 \"3\" is no value of that flag\n  fix: true or false");
     EXPECT_EQ(options("dpo --model M --output_dir O --dataset_name a/b --dataset_config c --dataset_train_split d").data,
               "a/b:c[d]");
     EXPECT_EQ(options(sft + "--model_revision v2").model, "M@v2");

@@ -317,6 +317,8 @@ struct Parser {
         if (!f && flag) return set(*flag, s);
         const bool off = contains("false,False,none,None,null", value) && !(f && contains(f->values, value));
         if (!f && off && find_foreign(name, "true")) return;
+        if (!f && find_foreign(name, "true"))
+            die("%s \"%s\" is no value of that flag\n  fix: true or false, or leave it out", s.where.c_str(), value.c_str());
         if (!f) die_unknown(s, program, task);
         if (f->whose == OPENRLHF || !(f->whose & OPENRLHF)) spoken |= f->whose;
         else if (s.name.find('.') != s.name.npos) spoken |= OPENRLHF;  // "ds.zpg"
