@@ -23,7 +23,7 @@ def snapshot(model, revision="main", weights=True):
     if find_spec("huggingface_hub") is None:
         raise DataError(f"{model}: Python has no huggingface_hub to fetch it from the hub with", "make deps; or give a directory")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     elsewhere = f"where there is a network: hf download {model}{'' if revision == 'main' else f' --revision {revision}'} --local-dir DIR, and give DIR"
     try:
@@ -36,7 +36,7 @@ def snapshot(model, revision="main", weights=True):
     except RepositoryNotFoundError:
         raise DataError(f"{model}: there is no such directory, and the hub has no such model, or not for you",
                         "check the name; for a private model: hf auth login") from None
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, RuntimeError) as error:
+    except Exception as error:  # of the network, or of a server that is no hub
         raise DataError(f"{model}: there is no such directory, the cache does not have that model, and the hub cannot be reached: "
                         f"{str(error).splitlines()[0] if str(error) else type(error).__name__}",
                         f"check the network (HF_ENDPOINT, HTTPS_PROXY); or, {elsewhere}") from None

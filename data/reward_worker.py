@@ -56,8 +56,27 @@ def of_server(address):
     return of_openrlhf(ask)
 
 
+class NotNumbers(Exception):
+    """Rewards came, but not a number for each answer."""
+
+
+def numbers_of(rewards):
+    try:
+        rewards = list(rewards)
+    except TypeError:
+        raise NotNumbers(f"the rewards are {rewards!r}") from None
+    for number, reward in enumerate(rewards):
+        try:
+            rewards[number] = float(reward)
+        except (TypeError, ValueError):
+            raise NotNumbers(f"the reward of answer {number} is {reward!r}") from None
+    return [reward if math.isfinite(reward) else str(reward) for reward in rewards]  # JSON has no nan
+
+
 def what_is_wrong(error, source):
     """With the line of the user's file."""
+    if isinstance(error, NotNumbers):
+        return f"{error}\n  fix: a list with one number for each answer"
     if source.endswith(".py"):
         frames = traceback.extract_tb(error.__traceback__)
         return f"{type(error).__name__}: {error} (line {frames[-1].lineno} of {frames[-1].filename})\n  fix: that function, which docs/rl.md describes"
@@ -72,8 +91,7 @@ def main():
     for line in sys.stdin:
         try:
             reward = reward or (of_file if source.endswith(".py") else of_server)(source)
-            rewards = [float(r) for r in reward(**json.loads(line))]
-            answer = {"rewards": [r if math.isfinite(r) else str(r) for r in rewards]}  # JSON has no nan
+            answer = {"rewards": numbers_of(reward(**json.loads(line)))}
         except Exception as error:  # whatever the user's code does wrong
             answer = {"error": what_is_wrong(error, source)}
         print(json.dumps(answer), file=out, flush=True)

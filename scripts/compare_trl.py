@@ -8,6 +8,7 @@ bf16. A step has 32 chats or pairs: in TRL 4 batches of 8, without gradient chec
 are packed into rows of 2048 tokens.
 
     sft                         on chats of 512 tokens at most
+    sft, LoRA                   the same by adapters of rank 16 of all linear layers, in TRL by PEFT
     sft, packed                 TRL packs, too, into rows of 2048 tokens; a step has the same 32 chats, in whatever order
     dpo, reference in memory    TRL keeps the reference and computes it in every step; train_llama's sweep before training is not counted
     dpo, reference in advance   both sweep over the pairs before training; the sweep's time for the pairs of the timed steps is added
@@ -35,7 +36,8 @@ ROUNDS, WARM_UP, COUNTED = 2, 1, 2
 BATCH, MICRO_BATCH, MAX_LEN, ROW_TOKENS, BETA = 32, 8, 512, 2048, 0.1
 SFT_RATE, RATE = 2e-5, 1e-6  # TRL's defaults, of sft and of the others
 
-KINDS = {"sft": "sft", "packed": "sft, packed", "memory": "dpo, reference in memory", "advance": "dpo, reference in advance", "rm": "rm"}
+RANK, ADAPTER_RATE = 16, 2e-4
+KINDS = {"sft": "sft", "lora": "sft, LoRA", "packed": "sft, packed", "memory": "dpo, reference in memory", "advance": "dpo, reference in advance", "rm": "rm"}
 
 
 def prepare(kind, records, model, out):
@@ -93,11 +95,16 @@ def make_trainer(kind, start, reference, file, count, options):
     tokenizer = transformers.AutoTokenizer.from_pretrained(start)
     # Transformers reads a reward at the last token that is not padding; eos, the tokenizer's own choice, ends every document.
     tokenizer.pad_token = tokenizer.unk_token
-    if kind in ("sft", "packed"):
+    if kind in ("sft", "lora", "packed"):
         model = transformers.AutoModelForCausalLM.from_pretrained(start, dtype=torch.bfloat16)
         if kind == "packed":  # a step is one row
             options |= dict(packing=True, max_length=ROW_TOKENS, per_device_train_batch_size=1, gradient_accumulation_steps=1)
-        return trl.SFTTrainer(model, trl.SFTConfig(**options), train_dataset=read_chats(file, count), processing_class=tokenizer)
+        adapters = None
+        if kind == "lora":
+            import peft
+
+            adapters = peft.LoraConfig(r=RANK, lora_alpha=RANK, lora_dropout=0, target_modules="all-linear", task_type="CAUSAL_LM")
+        return trl.SFTTrainer(model, trl.SFTConfig(**options), train_dataset=read_chats(file, count), processing_class=tokenizer, peft_config=adapters)
     pairs = read_pairs(file, count)
     if kind == "rm":
         whole = pairs.map(lambda pair: {name: pair["prompt_ids"] + pair[name] for name in ("chosen_ids", "rejected_ids")})
@@ -158,8 +165,8 @@ FLAGS = ["--device", "cpu", "--dtype", "bf16", "--shuffle", "false", "--max_len"
 
 
 def train_llama_steps(kind, start, reference, file, samples, steps, out, *more):
-    task = {"sft": "sft", "packed": "sft", "rm": "rm"}.get(kind, "dpo")
-    flags = ["--beta", BETA, "--ref_model", reference] if task == "dpo" else []
+    task = {"sft": "sft", "lora": "sft", "packed": "sft", "rm": "rm"}.get(kind, "dpo")
+    flags = ["--beta", BETA, "--ref_model", reference] if task == "dpo" else ["--lora_rank", RANK, "--lora_alpha", RANK] if kind == "lora" else []
     steps, said = compare.train("train_llama", task, out, rate(kind), "--model", start, "--data", file, *FLAGS, "--max_samples", samples,
                                 "--max_steps", steps, *flags, *more)
     sweep = re.search(r"reference: \d+ pairs in ([\d.]+) s", said)
@@ -172,7 +179,7 @@ def train_llama_steps(kind, start, reference, file, samples, steps, out, *more):
 # ---- both, and the table ----------------------------------------------------------------------------------------------------------------
 
 def rate(kind):
-    return SFT_RATE if kind in ("sft", "packed") else RATE
+    return {"sft": SFT_RATE, "packed": SFT_RATE, "lora": ADAPTER_RATE}.get(kind, RATE)
 
 
 def expect_equal(theirs, ours):
@@ -215,7 +222,7 @@ def compare_all(directory, kinds):
         prepare("pref", directory / "pairs.jsonl", model, pairs)
         for task, data, out in ("sft", chats, folder / "policy"), ("rm", pairs, folder / "reward"):
             compare.train("train_llama", task, out, SFT_RATE, "--model", model, "--data", data, *FLAGS, "--max_steps", 1)
-        inputs = {"sft": (model, chats), "packed": (model, chats), "rm": (folder / "reward", pairs)}
+        inputs = {"sft": (model, chats), "lora": (model, chats), "packed": (model, chats), "rm": (folder / "reward", pairs)}
         return [compare_kind(kind, start, model, file, folder)
                 for kind in kinds for start, file in [inputs.get(kind, (folder / "policy", pairs))]]
 

@@ -100,7 +100,7 @@ inline std::vector<Row> rank_rows(size_t rows, size_t count) {
 }
 
 struct RankResult {
-    double loss = 0, norm = 0, next_loss = 0;  // next_loss: after an update
+    double loss = 0, norm = 0, next_loss = 0;  // next_loss: after updates
     std::vector<float> gradient;  // (elements) in the order of the table; a rank that is a process writes its own part alone
     std::vector<Tensor> table;    // without padding
     Payload sent;                 // by all ranks, in the first step
@@ -131,14 +131,16 @@ void rank_step(
     limits.ranks.world = c.world, limits.ranks.rank = size_t(comm.rank), limits.ranks.sp = c.sp, limits.ranks.sp_mode = c.mode;
     limits.ranks.head_stride = c.head_stride, limits.ranks.zero_stage = c.stage;
     limits.ranks.flops = 1e8, limits.ranks.bandwidth = 1e6;  // rows of this size get other layouts than contiguous
-    limits.ranks.bucket_bytes = 4096;                        // at stage 2 the head's gradient is made in parts
+    limits.neftune_alpha = 5;
+    limits.ranks.bucket_bytes = 4096;  // at stage 2 the head's gradient is made in parts
     change(limits);
     Mesh mesh(comm, int(c.sp));
     const std::unique_ptr<Decoder<Dev>> own_model = make_model(dev, config, limits);
     Decoder<Dev> &model = *own_model;
     model.allocate(mesh, false, true);
     model.initialise(1);
-    if (config.lora.rank) model.use_dropout(7), fill_adapters(model, comm);
+    model.randomise(7);
+    if (config.lora.rank) fill_adapters(model, comm);
     if (c.looks) model.detect_anomaly();
 
     const size_t dp = c.world / c.sp, row_count = std::max<size_t>(1, dp * c.micro_steps - (dp > 1));  // one group lacks a row
@@ -179,11 +181,15 @@ void rank_step(
     auto &zero = model.parameters();
     if (c.stage > 0 || comm.rank == 0)
         for (const ShardRun &s : zero.sharding.shard_runs()) {
-            const auto part = read(model.memory(), zero.grads_at(s), s.count);
-            std::copy(part.begin(), part.end(), result.gradient.begin() + ptrdiff_t(s.global));
+            const auto copy = [&](const auto *grads) {
+                const auto part = read(model.memory(), grads, s.count);
+                std::copy(part.begin(), part.end(), result.gradient.begin() + ptrdiff_t(s.global));
+            };
+            std::visit(copy, zero.grads_at(s));
         }
-    // An epsilon far above the rounding of the gradients, so that the update is a smooth function of them also where they cancel to about 0.
-    model.update({1e-2, 0.9, 0.95, 1e-5, 0.1, 1 / norm, 1});
+    // An epsilon far above the rounding of the gradients, so that the update is a smooth function of them also where they cancel to about 0. Two
+    // updates, so that moments are not 0 before the last one.
+    for (size_t step : {1, 2}) model.update({5e-3, 0.9, 0.95, 1e-5, 0.1, 1 / norm, step});
     const double next = loss();
     if (comm.rank == 0) result.loss = first, result.norm = norm, result.next_loss = next, result.sent = sent;
 }

@@ -125,7 +125,7 @@ template <class X> struct AttentionResult {
 template <template <class> class Array, class X> struct AttentionRank {  // what one rank holds: T rows
     Pieces pieces;
     size_t T;
-    Array<X> qkv, dout, out, dqkv;
+    Array<X> qkv, dout, out;
     Array<float> out32, lse, dq, dk, dv, delta;
 
     AttentionRank(const Pieces &pieces, const std::vector<X> &qkv, const std::vector<X> &dout, size_t T, const AttentionCase &a)
@@ -134,7 +134,6 @@ template <template <class> class Array, class X> struct AttentionRank {  // what
           qkv(qkv),
           dout(dout),
           out(T * a.H * a.D),
-          dqkv(qkv.size()),
           out32(T * a.H * a.D),
           lse(a.H * T),
           dq(T * a.H * a.D),
@@ -146,7 +145,7 @@ template <template <class> class Array, class X> struct AttentionRank {  // what
 };
 
 // Forward and backward with the rows dealt to ranks: rank r holds the pieces of ranks[r], one after the other. Array is an array in the
-// memory of the device: Array<T>(n) full of NaN or Array<T>(vector), and values() gives it back.
+// memory of the device: Array<T>(n) full of NaN or Array<T>(vector), and values() gives it back. Gradients overwrite queries, keys and values.
 template <template <class> class Array, class Dev, class X = typename Dev::X>
 AttentionResult<X> run_attention(Dev dev, const AttentionCase &a, const AttentionValues<X> &in,
                                  const std::vector<Pieces> &ranks) {
@@ -172,21 +171,26 @@ AttentionResult<X> run_attention(Dev dev, const AttentionCase &a, const Attentio
     const auto inputs = [&](Rank &q, Rank &k) -> AttentionInputs<X> {
         return {q.view(a, 0), k.view(a, H), k.view(a, H + KV), first_key.data(), a.shape(q.T)};
     };
-    for (Rank &s : state) {
-        attention_begin(dev, s.out32.data(), s.lse.data(), a.shape(s.T));
-        for (Rank &from : state)
-            attention_forward_part(dev, s.out32.data(), s.lse.data(), inputs(s, from), s.pieces, from.pieces);
-        attention_end(dev, s.out.data(), s.out32.data(), a.shape(s.T));
-        attention_backward_begin(dev, s.grads(s), s.delta.data(), s.out.data(), s.dout.data(), a.shape(s.T));
+    if (Rank &s = state.front(); state.size() == 1) {
+        attention_forward(dev, s.out.data(), s.out32.data(), s.lse.data(), inputs(s, s), s.pieces);
+        attention_backward(dev, s.qkv.data(), s.grads(s), s.delta.data(), scratch.data(), inputs(s, s), s.out.data(),
+                           s.dout.data(), s.lse.data(), s.pieces);
+    } else {
+        for (Rank &q : state) {
+            attention_begin(dev, q.out32.data(), q.lse.data(), a.shape(q.T));
+            for (Rank &k : state) attention_forward_part(dev, q.out32.data(), q.lse.data(), inputs(q, k), q.pieces, k.pieces);
+            attention_end(dev, q.out.data(), q.out32.data(), a.shape(q.T));
+            attention_backward_begin(dev, q.grads(q), q.delta.data(), q.out.data(), q.dout.data(), a.shape(q.T));
+        }
+        for (Rank &q : state)
+            for (Rank &k : state)
+                attention_backward_part(dev, q.grads(k), scratch.data(), inputs(q, k), q.delta.data(), q.lse.data(),
+                                        q.dout.data(), q.pieces, k.pieces);
+        for (Rank &q : state) attention_backward_end(dev, q.qkv.data(), q.grads(q), a.shape(q.T));
     }
-    for (Rank &s : state)
-        for (Rank &from : state)
-            attention_backward_part(dev, s.grads(from), scratch.data(), inputs(s, from), s.delta.data(), s.lse.data(),
-                                    s.dout.data(), s.pieces, from.pieces);
     AttentionResult<X> result{std::vector<X>(T * H * D), std::vector<X>(T * row), std::vector<float>(H * T)};
     for (Rank &s : state) {
-        attention_backward_end(dev, s.dqkv.data(), s.grads(s), a.shape(s.T));
-        const auto out = s.out.values(), dqkv = s.dqkv.values();
+        const auto out = s.out.values(), dqkv = s.qkv.values();
         const auto lse = s.lse.values();
         each_row(s.pieces, [&](size_t p, size_t t) {
             std::copy_n(out.begin() + long(t * H * D), H * D, result.out.begin() + long(p * H * D));

@@ -43,6 +43,34 @@ size_t lower_bound(const Plan &plan, size_t ops) {
 
 }  // namespace
 
+TEST(Arena, ArraysThatTravelBeginAndEndWithPages) {
+    for (const bool guards : {false, true}) {
+        Planned p;
+        const Random random{1, Purpose::test, 0};
+        for (size_t i = 0; i < 50; i++) {
+            p.add("a", 1 + random.below(3 * i, 3000), random.below(3 * i + 1, 20), 20);
+            if (i % 3 == 0) p.plan.travels();
+        }
+        p.plan.place(guards);
+        const auto &segments = p.plan.segments();
+        for (size_t i = 0; i < segments.size(); i++) {
+            EXPECT_TRUE(i % 3 || (segments[i].offset | segments[i].bytes) % store_alignment == 0);
+            for (size_t j = 0; j < i; j++) EXPECT_FALSE(overlap(segments[i], segments[j], 0));
+        }
+    }
+}
+
+TEST(Arena, PlacesFollowEachOther) {
+    Plan plan;
+    EXPECT_EQ(plan.store_table("on disk"), "");
+    EXPECT_EQ(plan.add_place("act.0.x", 1), 0);
+    EXPECT_EQ(plan.add_place("act.1.x", store_alignment + 1), store_alignment);
+    EXPECT_EQ(plan.store_bytes(), 3 * store_alignment);
+    const std::string table = plan.store_table("on disk");
+    EXPECT_NE(table.find("act.*.x"), std::string::npos) << table;
+    EXPECT_NE(table.find("12.0 KiB"), std::string::npos) << table;
+}
+
 TEST(Arena, NothingThatLivesTogetherShares) {
     const size_t ops = 40;
     double worst = 0;

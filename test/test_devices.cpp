@@ -109,6 +109,7 @@ class PlannedModel final : public Model {
     }
     Plan &plan() override { return plan_; }
     Memory &memory() override { return card_; }
+    std::string store_name() const override { return ""; }
     void profile() override {}
     Profiler *profiler() override { return nullptr; }
     void allocate(Mesh &, bool, bool) override { throw std::logic_error("allocated"); }
@@ -117,13 +118,13 @@ class PlannedModel final : public Model {
     const std::vector<Tensor> &frozen_tensors() const override { throw std::logic_error("no tensors"); }
     void load(const HfWeights &, uint64_t) override {}
     void load_adapters(const HfWeights &, uint64_t) override {}
-    void use_dropout(std::optional<uint64_t>) override {}
+    void randomise(std::optional<uint64_t>) override {}
     std::vector<double> evaluate_base(const Row &) override { return {}; }
     void initialise(uint64_t) override {}
     void save(const std::string &, const std::string &) override {}
     std::vector<double> evaluate(const Row &) override { return {}; }
     void backward(std::span<const float>, float, bool) override {}
-    void zero_gradients() override {}
+    void zero_gradients(uint64_t) override {}
     void accumulate(const Row &, float, bool) override {}
     LossSums take_sums() override { return {}; }
     double gradient_norm() override { return 0; }
@@ -137,7 +138,9 @@ class PlannedModel final : public Model {
     Anomaly anomaly() override { return {}; }
     Payload take_sent() override { return {}; }
     double model_flops(const Row &) const override { return 0; }
-    const float *next_logits(const Row &, const CacheStep &) override { return nullptr; }
+    void next_logits(const Row &, const CacheStep &) override {}
+    std::vector<float> logits() override { return {}; }
+    DrawnTokens draw(const DrawRequest &) override { return {}; }
     void copy_cache_page(size_t, size_t) override {}
 };
 

@@ -50,7 +50,7 @@ std::vector<Completion> run(const std::vector<Prompt> &prompts, const Setting &s
                                       .vocabulary = config.V,
                                       .eos = s.eos,
                                       .stop = {bytes(), s.stop}};
-    GenerationRoom room(prompts, settings, config.V, s.sequences);
+    GenerationRoom room(prompts, settings, s.sequences);
     if (s.pages) room.pages = s.pages;
     ModelLimits limits;
     limits.mode = Mode::generate, limits.row_tokens = row_multiple, limits.positions = row_multiple;
@@ -86,8 +86,8 @@ std::vector<float> logits_of(const std::vector<int32_t> &tokens) {
     model->allocate(mesh, false, false);
     model->load(HfWeights(directory), 1);
     const Row row = make_row({tokens});
-    const float *logits = model->next_logits(row, {true, std::vector<int32_t>(row.T, -1), {}, {}});
-    return {logits, logits + config.V};
+    model->next_logits(row, {true, std::vector<int32_t>(row.T, -1), {}, {}});
+    return model->logits();
 }
 
 }  // namespace
@@ -207,7 +207,8 @@ TEST(Generation, PenalisesWhatOccurred) {
         auto tokens = prompts[i].tokens;
         for (int32_t token : out[i].tokens) {
             auto logits = logits_of(tokens);
-            penalise(logits, tokens, 1.5);  // of the prompt, too
+            for (int32_t v : std::set<int32_t>(tokens.begin(), tokens.end()))  // of the prompt, too
+                logits[size_t(v)] = sampling::penalised(logits[size_t(v)], 1.5);
             EXPECT_NEAR(logits[size_t(token)], *std::max_element(logits.begin(), logits.end()), 1e-5);
             tokens.push_back(token);
         }

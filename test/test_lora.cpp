@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "../llmc/ops/quantise.h"
 #include "check.h"
 #include "golden.h"
 
@@ -50,7 +51,7 @@ TEST_P(AdapterGoldens, RecomputeThreadsGuardsAndPoisonGiveTheSameBits) {
         dropping.config.lora.dropout = dropout;
         const auto gradient = [&](Recompute recompute, int threads, bool guards, bool poison) {
             Trained<CpuF32> t(make_device<CpuF32>(threads), dropping, recompute, Mode::train, guards, poison);
-            t.model->use_dropout(3);
+            t.model->randomise(3);
             t.loss_and_gradient(g, g.rows(3));
             t.model->arena().check_guards();
             return read(t.model->memory(), t.model->parameters().grads, t.model->parameters().sharding.count);
@@ -72,7 +73,7 @@ TEST_P(AdapterGoldens, DropoutBelongsToTokens) {
         std::vector<Row> rows = g.rows(per_row);
         for (size_t r = 0; r < rows.size(); r++)
             for (size_t i = 0; i < rows[r].documents.size(); i++) rows[r].documents[i] = r * per_row + i;
-        t.model->use_dropout(key);
+        t.model->randomise(key);
         const double loss = t.loss_and_gradient(g, rows);
         return std::pair(loss, t.model->gradient_norm());
     };
@@ -92,7 +93,7 @@ TEST_P(AdapterGoldens, GradientUnderDropoutIsThatOfItsLoss) {
     Golden dropping = g;
     dropping.config.lora.dropout = 0.3;
     Trained<CpuF32> t(make_device<CpuF32>(), dropping);
-    t.model->use_dropout(1);
+    t.model->randomise(1);
     const auto rows = g.rows(6);
     t.loss_and_gradient(g, rows);
     Zero<CpuF32> &zero = t.model->parameters();
@@ -202,7 +203,8 @@ TEST(Adapters, RewardModelEqualsPeft) {
     pairs.use(*data, data->size(), limits);
     model->zero_gradients();
     const auto rows = pack_samples(*data, samples, run.options.row_tokens);
-    pairs.begin({.data = data.get(), .begin = 0, .epoch = 0, .samples = samples, .rows = rows, .tokens = 0, .target_tokens = 0});
+    pairs.begin({.data = data.get(), .begin = 0, .epoch = 0, .samples = samples, .rows = rows, .tokens = 0, .target_tokens = 0},
+                0);
     for (size_t i = 0; i < rows.size(); i++) pairs.accumulate(*model, make_row(*data, rows[i]), i + 1 == rows.size());
     expect_near_relative("loss", pairs.take_totals().loss, golden["loss"], 1e-5);
     expect_near_relative("gradient norm", model->gradient_norm(), golden["grad_norm"], 1e-4);
@@ -259,4 +261,46 @@ TEST(Adapters, WhatWeDoNotHaveIsRefusedByName) {
 TEST(Adapters, ScaleIsAlphaOverRankOrItsRoot) {
     EXPECT_EQ((LoraConfig{.rank = 16, .alpha = 32, .targets = {}}.scale()), 2);
     EXPECT_EQ((LoraConfig{.rank = 16, .alpha = 32, .rslora = true, .targets = {}}.scale()), 8);
+}
+
+// ---- a quantised base -----------------------------------------------------------------------------------------------------------------
+
+// Writes the model in `from` with the matrices of its layers as they are after they were stored in so many bits.
+static void write_quantised_values(const std::string &from, const std::string &to, const ModelConfig &config, int bits) {
+    std::filesystem::create_directories(to);
+    const HfWeights weights(from);
+    std::vector<TensorSpec> specs = weights.tensors();
+    for (TensorSpec &spec : specs) spec.dtype = "F32";
+    HfWriter writer(to, specs);
+    HostMemory host;
+    for (const TensorSpec &spec : specs) {
+        std::vector<float> w(elements(spec.shape));
+        weights.read(spec.name, spec.shape, w.data(), host);
+        const bool of_layer = std::ranges::any_of(linear_modules(config), [&](const LinearModule &m) {
+            return spec.name.ends_with(std::string(".") + m.name + ".weight");
+        });
+        if (of_layer) w = values_of(bits, quantise(bits, w, spec.shape[1]), spec.shape[0], spec.shape[1]);
+        writer.write(spec.name, w.data(), w.size(), host);
+    }
+    writer.finish();
+}
+
+TEST_P(AdapterGoldens, QuantisedBaseHasTheBitsOfItsValues) {
+    for (const int bits : {4, 8}) {
+        SCOPED_TRACE(format("%d bits", bits));
+        Golden quantised = g, plain = g;
+        quantised.config.weight_bits = bits;
+        plain.dir = testing::TempDir() + "quantised_values";
+        write_quantised_values(g.dir, plain.dir, g.config, bits);
+        Trained<CpuF32> of_floats(make_device<CpuF32>(), plain);
+        const double want = of_floats.loss_and_gradient(g, g.rows(3));
+        expect_near_relative("loss", want, g.expected["loss"], bits == 4 ? 0.1 : 0.01);
+        EXPECT_NE(want, g.expected["loss"].get<double>());
+        for (const auto &[recompute, poison] : {std::pair{Recompute::none, false}, {Recompute::layer, true}}) {
+            Trained<CpuF32> of_bits(make_device<CpuF32>(), quantised, recompute, Mode::train, false, poison);
+            EXPECT_EQ(of_bits.loss_and_gradient(g, g.rows(3)), want);
+            for (const Tensor &t : of_bits.model->tensors()) EXPECT_EQ(of_bits.gradient(t), of_floats.gradient(t)) << t.name;
+        }
+        std::filesystem::remove_all(plain.dir);
+    }
 }

@@ -381,6 +381,11 @@ TEST(Options, OpenRlhfCommandLinesRun) {
     EXPECT_EQ(options(sft + "--use_peft --lora_dropout 0.1").lora_rank, 16);
     EXPECT_EQ(options(sft + "--use_peft --lora_r 4").lora_rank, 4);
     EXPECT_EQ(options(sft + "--adapter lora --lora_r 4").adapter, "");
+    const Options qlora = options(sft + "--adapter qlora --load_in_4bit true --lora_r 4 --bnb_4bit_quant_type nf4");
+    EXPECT_EQ(qlora.load_in, "4bit");
+    EXPECT_EQ(qlora.adapter, "");
+    EXPECT_EQ(options(sft + "--ds.load_in_4bit --ds.lora.rank 4").load_in, "4bit");
+    EXPECT_EQ(options(sft + "--load_in_8bit True --load_in_4bit False --use_peft").load_in, "8bit");
     expect_error(sft + "--use_dora", "has no meaning here\n  fix: there are LoRA and rsLoRA");
     expect_error(sft + "--lora_rank 4 --adapter DIR", "--lora_rank and --adapter were both given");
     expect_error(sft + "--pretrain_mode", "the task pretrain trains on all tokens");
@@ -449,6 +454,7 @@ TEST(Options, CommandLinesOfTrlRun) {
     EXPECT_EQ(options(sft + "--max_steps 45 --save_steps 0.1 --eval_steps 0.5").eval_steps, 23);
     expect_error(sft + "--warmup_steps 5", "--warmup_steps 5 needs the number of all steps\n  fix: --lr_warmup_ratio");
     expect_error(sft + "--save_steps 0.1", "--save_steps 0.1 is a share of all steps");
+    expect_error(sft + "--bf16 3", "--bf16 \"3\" is no value of that flag\n  fix: true or false");
     EXPECT_EQ(options("dpo --model M --output_dir O --dataset_name a/b --dataset_config c --dataset_train_split d").data,
               "a/b:c[d]");
     EXPECT_EQ(options(sft + "--model_revision v2").model, "M@v2");
@@ -479,7 +485,7 @@ TEST(Options, FilesOfAxolotlAndAccelerateAreUnderstood) {
     const Options two = options(sft + "--config " + accelerate.path);
     EXPECT_EQ(two.ranks, 2u);
     EXPECT_EQ(two.ring_attn_size, 2u);
-    EXPECT_EQ(two.zero_stage, 2u);
+    EXPECT_EQ(two.zero_stage, 3u);
     EXPECT_EQ(two.recompute + two.dtype, "layerbf16");
     const ConfigFile several(R"({"num_machines": 2, "mixed_precision": "fp16"})");
     expect_error(sft + "--config " + several.path,

@@ -111,6 +111,125 @@ TEST(Ranks, Stage3GivesTheBitsOfStage2) {
     }
 }
 
+// Gradients that are stored in bf16 are those in float, each rounded once, by less than 2^-7 of itself. (Those of a tied embedding, as gpt2's, are rounded as
+// the head's, too, which may be larger than the sum.)
+TEST(Ranks, Bf16GradientsAreRoundedOnce) {
+    const auto in_bf16 = [](ModelLimits &limits) { limits.bf16_gradients = true; };
+    for (RankModel model : {untied, gpt2, adapted}) {
+        const RankResult want = one_rank(make_device<CpuF32>(2), model);
+        for (const auto &[world, stage] : {std::pair{1u, 0}, {2u, 0}, {2u, 1}, {3u, 2}, {3u, 3}}) {
+            const RankCase c{world, 1, SpMode::ring, 6, stage, 1};
+            const RankResult got = on_threads<CpuF32>(c, model, false, in_bf16);
+            SCOPED_TRACE(c.name());
+            EXPECT_NEAR(got.loss, want.loss, 1e-6 * want.loss);
+            EXPECT_LT(got.next_loss, want.loss);
+            double squares = 0;
+            for (size_t i = 0; i < want.gradient.size(); i++) {
+                const double g = want.gradient[i], noise = 1e-5 * want.norm;  // of float, as in check_rank_result
+                if (model != gpt2) {
+                    ASSERT_LE(std::abs(got.gradient[i] - g), 0x1p-7 * std::abs(g) + noise) << i;
+                }
+                ASSERT_EQ(got.gradient[i], float(bf16(got.gradient[i]))) << i;
+                squares += std::pow(double(got.gradient[i]), 2);
+            }
+            EXPECT_NEAR(got.norm, std::sqrt(squares), 1e-12 * got.norm);
+        }
+    }
+}
+
+// Micro-steps, rings, losses of documents, tied embeddings, late messages, tiles and recomputation: where sums are taken of the same numbers in the same order,
+// they are rounded by the same bits.
+TEST(Ranks, Bf16GradientsHaveTheSameBitsAtStages2And3) {
+    for (const RankCase &of : {RankCase{3, 1, SpMode::ring, 6, 2, 3}, RankCase{4, 2, SpMode::gather, 2, 2, 2, 24, DPO}})
+        for (RankModel model : {untied, tied, gpt2}) {
+            RankCase c = of;
+            const auto run = [&](int stage, bool late, Recompute recompute, size_t tile) {
+                c.stage = stage;
+                return on_threads<CpuBf16>(c, model, late, [&](ModelLimits &limits) {
+                    limits.bf16_gradients = true, limits.recompute = recompute, limits.tile_tokens = tile;
+                });
+            };
+            const RankResult two = run(2, false, Recompute::none, 0);
+            expect_same_bits(c.name(), run(3, true, Recompute::layer, 1), two);
+            EXPECT_GT(two.norm, 0);
+        }
+}
+
+// A row's gradients at stage 0 and 1 are kept in each rank's own bf16 until the last micro-step.
+TEST(Ranks, Bf16GradientsOfSeveralMicroStepsAreNear) {
+    for (RankModel model : {untied, tied, gpt2}) {
+        const RankResult want = one_rank(make_device<CpuF32>(2), model);
+        for (int stage : {0, 1, 2}) {
+            const RankCase c{2, 1, SpMode::ring, 6, stage, 3};
+            const RankResult got = on_threads<CpuF32>(c, model, false, [](ModelLimits &limits) { limits.bf16_gradients = true; });
+            SCOPED_TRACE(c.name());
+            double error = 0, squares = 0;
+            for (size_t i = 0; i < want.gradient.size(); i++)
+                error += std::pow(got.gradient[i] - double(want.gradient[i]), 2),
+                    squares += std::pow(double(want.gradient[i]), 2);
+            // Six rows of about the same size have gradients that add up. At most 12 roundings, each with a deviation of at most 2^-8 of a part of the sum.
+            EXPECT_LE(std::sqrt(error), std::sqrt(12) * 0x1p-8 * std::sqrt(squares));
+            EXPECT_GT(error, 0);
+        }
+    }
+}
+
+// Wherever activations and moments lie between the ops that need them, and however many elements of the moments are in memory at a time.
+TEST(Ranks, OffloadingChangesNoBit) {
+    for (uint32_t number = 0; number < 36; number++) {
+        auto pick = [&, draw = uint64_t(0)](auto... options) mutable {
+            const std::vector all = {options...};
+            return all[Random{4, Purpose::test, number}.block(draw++)[0] % all.size()];
+        };
+        RankCase c{};
+        c.sp = pick(1u, 1u, 2u, 3u), c.world = c.sp * pick(1u, 2u), c.micro_steps = pick(1u, 2u, 3u), c.stage = pick(0, 1, 2, 3);
+        c.mode = pick(SpMode::ring, SpMode::gather, SpMode::ulysses), c.head_stride = pick(1u, 2u, 6u);
+        c.task = pick(SFT, SFT, DPO, RM);
+        const RankModel model = c.task == RM ? untied : pick(untied, tied, gpt2, adapted);
+        const Recompute recompute = pick(Recompute::none, Recompute::cheap, Recompute::layer);
+        const Moments moments = pick(Moments::f32, Moments::bf16, Moments::blockwise);
+        const size_t tile = pick(0u, 1u), piece = pick(1u, 10000u, 1u << 30);
+        const bool half = pick(0, 1), late = pick(0, 1) && c.stage == 3;
+        const Offload offload{
+            .activations = number % 3 != 1, .optimizer = number % 3 != 0, .dir = testing::TempDir(), .piece = piece};
+        const auto run = [&](bool offloaded) {
+            const auto change = [&](ModelLimits &limits) {
+                limits.recompute = recompute, limits.tile_tokens = tile, limits.moments = moments;
+                if (offloaded) limits.offload = offload;
+            };
+            return half ? on_threads<CpuBf16>(c, model, late && offloaded, change)
+                        : on_threads<CpuF32>(c, model, late && offloaded, change);
+        };
+        const RankResult want = run(false);
+        expect_same_bits(format("case %u, %s, model %d", number, c.name().c_str(), int(model)), run(true), want);
+        EXPECT_GT(want.norm, 0);
+    }
+}
+
+// What one layer keeps is here at a time, and what another one keeps leaves or comes; the moments are here a piece at a time.
+TEST(Ranks, ThePlanOfOffloading) {
+    ModelConfig model = rank_model(untied);
+    model.L = 12, model.window.assign(12, 0);
+    const auto plan = [&](const Offload &offload) {
+        ModelLimits limits;
+        limits.row_tokens = limits.positions = 4096, limits.recompute = Recompute::layer, limits.offload = offload;
+        auto planned = make_model(make_device<CpuF32>(1), model, limits);
+        planned->plan().place();
+        return std::pair(planned->plan().bytes(), planned->plan().store_bytes());
+    };
+    const size_t T = 4096, C = model.C, Q = model.H * model.D, qk = (model.H + model.KV) * 4, page = store_alignment;
+    const size_t kept = T * ((C + Q) * 4 + model.H * 4 + 8 + qk);  // bytes of a layer
+    const auto [all, none] = plan({});
+    EXPECT_EQ(none, 0);
+    const auto [bytes, stored] = plan({.activations = true});
+    EXPECT_EQ(stored, (model.L - 1) * kept);
+    EXPECT_LE(bytes, all - (model.L - 3) * kept + 40 * page);  // the last layer's, and of two others one leaves or comes
+    const auto [in_pieces, moments] = plan({.optimizer = true, .piece = 4096});
+    const size_t shard = size_t(parameter_count(model)), windows = 6 * 4096 * sizeof(float);
+    EXPECT_GE(moments, 8 * shard);
+    EXPECT_LE(in_pieces, all - 8 * shard + windows + 40 * page);
+}
+
 // Sums and gathers that end at the last moment, while dead arrays are NaN: nothing uses their memory before, or reads it too early.
 TEST(Ranks, MessagesMayBeLate) {
     for (RankModel model : {untied, tied, gpt2})

@@ -43,6 +43,8 @@ struct Case {
     size_t micro_steps;
     bool exact;  // gradients are small integers, whose sums have no roundings: the bits of one rank in any order
     Moments moments = Moments::f32;
+    bool rounds = false;  // gradients are stored in bf16
+    float unit = 1;       // of exact gradients: 257 of them have more bits than a bf16
 };
 
 // What the samples of a step add to the gradient, (steps, samples, count). Not exact: of one sign in all, so that sums do not cancel.
@@ -58,7 +60,7 @@ static std::vector<float> make_gradients(bool exact) {
 
 static float gradient(const Case &c, size_t step, size_t sample, size_t element) {
     static const std::vector<float> exact = make_gradients(true), inexact = make_gradients(false);
-    return (c.exact ? exact : inexact)[((step - 1) * samples + sample) * fake.count + element];
+    return c.unit * (c.exact ? exact : inexact)[((step - 1) * samples + sample) * fake.count + element];
 }
 
 static float initial(size_t element) { return float(std::sin(double(element + 1))); }
@@ -117,12 +119,15 @@ template <class X>
 void backward(Zero<Cpu<X>> &zero, Comm &comm, Memory &memory, std::vector<float> *buffers, const Case &c, size_t step,
               size_t micro) {
     const Sharding &s = zero.sharding;
+    zero.rounding_key = step * 10 + micro;
     for (size_t b = s.buckets.size(); b-- > 0;) {
-        float *const to = s.stage >= 2 ? buffers[b % 2].data() : zero.grads + s.buckets[b].begin;
-        if (s.stage >= 2) zero.start(comm, memory, b, to);
+        float *const to = zero.buffers() ? buffers[b % 2].data() : zero.grads + s.buckets[b].begin;
+        if (zero.buffers()) zero.start(comm, memory, b, to);
         add_gradients(c, comm.rank, step, micro, s.buckets[b], to);
         if (s.stage >= 2 || micro + 1 == c.micro_steps) zero.reduce(comm, b, to);
+        else if (zero.buffers()) zero.keep(comm, b, to);
     }
+    if (zero.buffers()) zero.finish(comm);
 }
 
 template <class X> State sharded_run(const Case &c, bool late = false) {
@@ -134,7 +139,7 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
         LateComm late_comm(threads);
         Comm &comm = late ? static_cast<Comm &>(late_comm) : threads;
         const size_t aligned = c.moments == Moments::blockwise ? Blockwise::size : 8;
-        Zero<Cpu<X>> zero({1}, Sharding(fake.units, c.stage, c.ranks, comm.rank, bucket_bytes, aligned), fake.table);
+        Zero<Cpu<X>> zero({1}, Sharding(fake.units, c.stage, c.ranks, comm.rank, bucket_bytes, aligned), fake.table, c.rounds);
         HostMemory memory;
         Plan plan;
         Optimizer<Cpu<X>> optimizer;
@@ -154,7 +159,7 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
         for (size_t step = 1; step <= steps; step++) {
             zero.zero_gradients(memory, true);
             for (size_t micro = 0; micro < c.micro_steps; micro++) backward(zero, comm, memory, buffers, c, step, micro);
-            norms.push_back(zero.gradient_norm(comm));
+            norms.push_back(zero.gradient_norm(comm, memory));
             optimizer.update(zero, comm, setting(step, norms.back()));
         }
         arena.check_guards();
@@ -166,7 +171,7 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
         out.copied += copied_in_steps;
         for (const ShardRun &s : shard_runs) {
             for (size_t i = 0; i < s.count; i++) out.master[s.global + i] = zero.params_at(s).load(i);
-            std::copy_n(zero.grads_at(s), s.count, &out.grads[s.global]);
+            std::visit([&](const auto *grads) { std::copy_n(grads, s.count, &out.grads[s.global]); }, zero.grads_at(s));
         }
         const auto copy_moment = [&](const OptimizerPart &part, const AnyFloats &moment, std::vector<float> &to) {
             const auto values = std::visit([&](auto m) { return read_floats(memory, m, part.count); }, moment);
@@ -244,6 +249,42 @@ TEST_P(ZeroRuns, MomentsInBlocksGiveTheBitsOfOneRank) {
     EXPECT_NE(got.m, floats.m);
 }
 
+// Stored in bf16, gradients of few bits are exact. Sums of more bits are rounded once in a step of one micro-step, by bits that do not depend on the ranks.
+TEST_P(ZeroRuns, Bf16GradientsOfOneMicroStepGiveTheBitsOfOneRank) {
+    Case c = make_case(true), one{1, 0, 1, true};
+    c.rounds = one.rounds = true;
+    const State floats = flat_run<bf16>(c), exact = sharded_run<bf16>(c, true);
+    EXPECT_EQ(exact.grads, floats.grads);
+    EXPECT_EQ(exact.norms, floats.norms);
+    EXPECT_EQ(exact.master, floats.master);
+    c.unit = one.unit = 257, c.micro_steps = 1;
+    const State got = sharded_run<bf16>(c, true), want = sharded_run<bf16>(one);
+    EXPECT_EQ(got.grads, want.grads);
+    EXPECT_EQ(got.norms, want.norms);
+    EXPECT_EQ(got.master, want.master);
+    EXPECT_EQ(got.params, want.params);
+    EXPECT_NE(got.grads, flat_run<bf16>(c).grads);
+}
+
+// A gradient is off by less than a unit for each rounding of each sum that is added later, none of which is larger than the sum of all magnitudes (the
+// gradients of an element are of one sign), and by nothing on average.
+TEST_P(ZeroRuns, Bf16GradientsAreRightOnAverage) {
+    Case c = make_case(false);
+    c.rounds = true;
+    const State got = sharded_run<bf16>(c), again = sharded_run<bf16>(c, true), floats = flat_run<bf16>(c);
+    EXPECT_EQ(got.grads, again.grads);
+    EXPECT_EQ(got.master, again.master);
+    const size_t roundings = c.stage >= 2 ? c.micro_steps : (c.micro_steps - 1) * size_t(c.ranks) + 1;
+    double off = 0;
+    for (size_t i = 0; i < fake.count; i++) {
+        const double error = (got.grads[i] - floats.grads[i]) / std::abs(floats.grads[i]);
+        ASSERT_LE(std::abs(error), double(roundings) * 0x1p-7) << i;
+        off += error / double(fake.count);
+    }
+    // A rounding's deviation is at most half a unit, 2^-8 of the sum.
+    EXPECT_LE(std::abs(off), 5 * 0x1p-8 * std::sqrt(double(roundings) / double(fake.count)));
+}
+
 TEST_P(ZeroRuns, SumsMayBeLate) { expect_one_ranks_bits<bf16>(make_case(true), true); }
 
 // Sums in another order. With u = 2^-24 a sum of 24 numbers of one sign is off by at most 23 u of itself, twice that between two
@@ -290,8 +331,8 @@ TEST(Zero, ABucketMayBeReducedMoreThanOnce) {
             zero.reduce(comm, 0, buffer.data());
         }
         for (const ShardRun &s : zero.sharding.shard_runs())
-            for (size_t i = 0; i < s.count; i++) EXPECT_EQ(zero.grads_at(s)[i], 11 * (1 + 2 + 3));
-        EXPECT_EQ(zero.gradient_norm(comm), std::sqrt(50 * 66.0 * 66.0));
+            for (size_t i = 0; i < s.count; i++) EXPECT_EQ(std::get<float *>(zero.grads_at(s))[i], 11 * (1 + 2 + 3));
+        EXPECT_EQ(zero.gradient_norm(comm, memory), std::sqrt(50 * 66.0 * 66.0));
         return 0;
     });
 }
@@ -386,22 +427,21 @@ TEST(Zero, CutsGoBetweenTensorsAndLeaveNothingOut) {
 
 // ---- the memory plan ------------------------------------------------------------------------------------------------------------------
 
-template <class X> void expect_planned_bytes() {
+template <class X> void expect_planned_bytes(bool rounds) {
     for (int stage : {0, 1, 2, 3}) {
         const Sharding s(fake.units, stage, 4, 1, bucket_bytes);
-        Zero<Cpu<X>> zero({1}, s, fake.table);
+        Zero<Cpu<X>> zero({1}, s, fake.table, rounds);
         Optimizer<Cpu<X>> optimizer;
         Plan plan;
         optimizer.plan(plan, zero);
-        const size_t state = sizeof(X) == 4 ? 8 : 10, scratch = 8 * squared_norm_scratch(s.largest / s.parts);
-        const size_t want =
-            sizeof(X) * (stage < 3 ? s.count : s.shard_count) + 4 * (stage < 2 ? s.count : s.shard_count) + state * s.shard_count;
+        const size_t state = sizeof(X) == 4 ? 8 : 10, scratch = 8 * (1 + squared_norm_scratch(s.largest / s.parts));
+        const size_t want = sizeof(X) * (stage < 3 ? s.count : s.shard_count) +
+                            (rounds ? 2 : 4) * (stage < 2 ? s.count : s.shard_count) + state * s.shard_count;
         EXPECT_EQ(plan.sum(), want + scratch) << "stage " << stage;
         EXPECT_NEAR(double(plan.state_bytes()), double(want), 5 * double(Plan::alignment)) << "stage " << stage;
     }
 }
 
 TEST(Zero, PlannedBytesAreThoseOfTheTable) {
-    expect_planned_bytes<float>();
-    expect_planned_bytes<bf16>();
+    for (bool rounds : {false, true}) expect_planned_bytes<float>(rounds), expect_planned_bytes<bf16>(rounds);
 }

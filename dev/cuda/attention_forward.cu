@@ -13,7 +13,8 @@
 //   2 a warp per query and head      one query     1               five shuffles, two exponentials for D / 16 multiply-adds a lane
 //   3 16 x 16 scores, float          16 queries    16              two loads from shared memory for each multiply-add
 //   4 mma.sync, one stage            128 queries   128             waiting: no products while a tile of keys arrives
-//   5 shipped: two stages            128 queries   128             mma.sync and the exponentials (wgmma would be next)
+//   5 two stages                     128 queries   128             mma.sync and the exponentials (wgmma would be next)
+//   6 shipped: one part is the whole 128 queries   128             the same; of one part without floats in memory
 #include "attention_common.h"
 
 namespace CUDA_BACKEND::workshop {
@@ -158,7 +159,7 @@ void attention_forward_part4(CudaBf16 dev, float *out32, float *lse, const Part 
     });
 }
 
-// ---- version 5: shipped --------------------------------------------------------------------------------------------------------
+// ---- version 5: two stages -----------------------------------------------------------------------------------------------------
 //
 // The next tile of keys is on its way while one is multiplied; tiles that all see or none sees are not masked or not multiplied;
 // blocks with the longest rows start first.
@@ -167,11 +168,17 @@ void attention_forward_part5(CudaBf16 dev, float *out32, float *lse, const Part 
     attention_forward_part(dev, out32, lse, part, part.q_pieces, part.k_pieces);
 }
 
+// ---- version 6: one part is the whole ------------------------------------------------------------------------------------------
+//
+// Parts are merged in floats, which are cleared before, read and written by each part, and rounded at the end: 18 bytes an element of the result. A
+// rank that has all keys needs none of that: the kernel writes bf16, 2 bytes. For documents of 1k tokens that is a third of the time.
+
 template <class X> struct AttentionForward : AttentionRow {
+    DeviceArray<bf16> out;
     DeviceArray<float> out32, lse;
     size_t version = 0;  // of the last run
 
-    explicit AttentionForward(const Sizes &sizes) : AttentionRow(sizes), out32(T * H * D), lse(H * T) {
+    explicit AttentionForward(const Sizes &sizes) : AttentionRow(sizes), out(T * H * D), out32(T * H * D), lse(H * T) {
         attention_begin(CudaBf16{}, out32.data(), lse.data(), shape);
     }
 
@@ -179,9 +186,11 @@ template <class X> struct AttentionForward : AttentionRow {
         attention_forward_part1, attention_forward_part2, attention_forward_part3, attention_forward_part4,
         attention_forward_part5};
 
+    bool runs(size_t v) const { return v <= std::size(versions) || ranks.size() == 1; }
     void run(CudaBf16 dev, size_t v) {
         version = v;
         for_each_part([&](const Part &part, size_t q_row, size_t) {
+            if (v > std::size(versions)) return attention_forward(dev, out.data(), out32.data(), lse.data(), part, part.q_pieces);
             versions[v - 1](dev, out32.data() + q_row * H * D, lse.data() + q_row, part);
         });
     }
@@ -196,8 +205,11 @@ template <class X> struct AttentionForward : AttentionRow {
         const bool tensor_cores = version >= 4;
         const double lse_off = tensor_cores ? lse_error<bf16>(problem, ref) : lse_error<float>(problem, ref);
         check("lse", got_lse, ref.lse, lse_off);
-        check("out", relative(widen(from_ranks(out32.values(), H * D)), ref.out_size), relative(ref.out, ref.out_size),
-              2 * lse_off + (tensor_cores ? sum_error_of<bf16>(T) + unit_roundoff<bf16> : rounded_sum_error(T)));
+        const bool rounded = version > std::size(versions);
+        const auto got = rounded ? widen(from_ranks(out.values(), H * D)) : widen(from_ranks(out32.values(), H * D));
+        check("out", relative(got, ref.out_size), relative(ref.out, ref.out_size),
+              2 * lse_off + (tensor_cores ? sum_error_of<bf16>(T) + unit_roundoff<bf16> : rounded_sum_error(T)) +
+                  (rounded ? unit_roundoff<bf16> : 0));
     }
     Work work() const { return {.flops = 4 * pairs() * double(H * D)}; }
 };
@@ -207,7 +219,7 @@ static const Ladder<AttentionForward, bf16> ladder(
      .sizes = attention_sizes,
      .checked = attention_checked,
      .ideas = {"a thread per query and head, two passes", "a warp per query and head, online softmax",
-               "16 x 16 scores in shared memory, float", "mma.sync, one tile of keys at a time",
-               "shipped: mma.sync, cp.async, two stages"}});
+               "16 x 16 scores in shared memory, float", "mma.sync, one tile of keys at a time", "mma.sync, cp.async, two stages",
+               "shipped: one part is the whole"}});
 
 }  // namespace CUDA_BACKEND::workshop

@@ -92,7 +92,7 @@ __global__ void squared_norm_kernel3(double *parts, const float *x, size_t n) {
 inline double squared_norm3(Cuda<float> dev, double *scratch, const float *x, size_t n) {
     const size_t parts = squared_norm_scratch(n);
     launch(dev, squared_norm_kernel3, Grid{parts}, 512, sizeof(WarpSums<double>), scratch, x, n);
-    launch(dev, sum_parts_kernel1<double>, Grid{1}, 512, sizeof(WarpSums<double>), scratch, parts);
+    launch(dev, sum_parts_kernel3<double>, Grid{1}, 512, sizeof(WarpSums<double>), scratch, scratch, parts, false);
     return fetch(dev, scratch);
 }
 

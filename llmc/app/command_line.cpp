@@ -317,12 +317,20 @@ struct Parser {
         if (!f && flag) return set(*flag, s);
         const bool off = contains("false,False,none,None,null", value) && !(f && contains(f->values, value));
         if (!f && off && find_foreign(name, "true")) return;
+        if (!f && find_foreign(name, "true"))
+            die("%s \"%s\" is no value of that flag\n  fix: true or false, or leave it out", s.where.c_str(), value.c_str());
         if (!f) die_unknown(s, program, task);
         if (f->whose == OPENRLHF || !(f->whose & OPENRLHF)) spoken |= f->whose;
         else if (s.name.find('.') != s.name.npos) spoken |= OPENRLHF;  // "ds.zpg"
         if (f->whose & (TRL | AXOLOTL)) common &= f->whose;
         switch (f->answer) {
-            case Answer::IS: return set(*find_flag(f->text), {f->text, s.values, s.where});
+            case Answer::IS: {
+                const auto names = split(f->text);
+                const auto own = std::ranges::find_if(names, [&](const std::string &n) { return find_flag(n)->tasks & task; });
+                const std::string &ours = own == names.end() ? names[0] : *own;
+                if (ours == "kl_coef") together["beta"] = value;
+                return set(*find_flag(ours), {ours, s.values, s.where});
+            }
             case Answer::PART: return set_part(*f, value, s.where);
             case Answer::TOGETHER:
                 if (off) return;
@@ -375,6 +383,52 @@ struct Parser {
         if (!all.empty()) set(flag, all, "--" + flag);
     }
 
+    // The samples of a step, and with rewards the prompts of a batch of answers.
+    void combine_batch(Problems &problems) {
+        const auto has = [&](const char *name) { return together.count(name) > 0; };
+        if (has("micro_batch_size") && !has("gradient_accumulation_steps")) {
+            spoken |= OPENRLHF;
+            rows_of = count_of("micro_batch_size", 1);
+            return;
+        }
+        const bool samples_answers = task & RL && (has("generation_batch_size") || has("steps_per_generation"));
+        if (!samples_answers && !has("per_device_train_batch_size") && !has("gradient_accumulation_steps")) return;
+        const size_t samples = has("micro_batch_size") ? count_of("micro_batch_size", 1)
+                                                       : count_of("per_device_train_batch_size", common == AXOLOTL ? 1 : 8);
+        const size_t steps = count_of("gradient_accumulation_steps", 1),
+                     ranks = std::max<size_t>(1, world() / std::max<size_t>(1, options.ring_attn_size));
+        const size_t batch = samples * steps * ranks;
+        const bool packs = has("packing") && !(task & RL);
+        if (packs) set("train_batch_tokens", std::to_string(batch * options.max_len), "packing");
+        else set("train_batch_size", std::to_string(batch), "per_device_train_batch_size");
+        notes.push_back(format("a step: %zu samples of a device * %zu accumulated * %zu ranks%s = --%s %zu", samples, steps,
+                               ranks, packs ? " * max_len" : "", packs ? "train_batch_tokens" : "train_batch_size",
+                               packs ? batch * options.max_len : batch));
+        if (task != GRPO || given.count("rollout_batch_size")) return;
+        const size_t answers = count_of("generation_batch_size", samples * ranks * count_of("steps_per_generation", steps));
+        if (answers % options.n) {
+            problems.push_back(format(
+                "a batch of %zu answers (generation_batch_size, or per_device_train_batch_size * ranks * steps_per_generation) is no multiple of num_generations, %zu\n"
+                "  fix: --rollout_batch_size N, prompts, and --n N, answers to each",
+                answers, options.n));
+            return;
+        }
+        set("rollout_batch_size", std::to_string(answers / options.n), "generation_batch_size");
+        notes.push_back(format("a batch of answers: %zu / %zu to a prompt = --rollout_batch_size %zu", answers, options.n,
+                               options.rollout_batch_size));
+    }
+
+    // Their programs have a directory where none is given.
+    void default_directory() {
+        for (const auto &[mask, name, directory] :
+             {std::tuple(OPENRLHF, "OpenRLHF", "./ckpt"), std::tuple(TRL, "TRL", "trainer_output"),
+              std::tuple(AXOLOTL, "Axolotl", "./model-out")})
+            if ((spoken & mask) && ((common & mask) || mask == OPENRLHF) && options.output_dir.empty()) {
+                set("output_dir", directory, "--output_dir");
+                notes.push_back(format("output_dir is %s, as in %s", directory, name));
+            }
+    }
+
     // Computes flags from the names that count together, in foreign.def.
     void combine(Problems &problems) {
         const auto has = [&](const char *name) { return together.count(name) > 0; };
@@ -383,6 +437,10 @@ struct Parser {
             else notes.push_back("num_processes: the ranks are started already");
         }
         if (has("use_peft") && options.lora_rank == 0) set("lora_rank", "16", "--use_peft");
+        if (has("beta") && !(task & RL)) set("beta", together["beta"], "--beta");  // which says whose it is
+        if (has("beta") && task & RL) set("kl_coef", together["beta"], "--beta"), set("kl_use_loss", "true", "--beta");
+        if (has("epsilon_high"))
+            set("eps_clip_low_high", ordered_json(options.eps_clip).dump() + "," + together["epsilon_high"], "--epsilon_high");
         if (has("model_revision")) append_to("model", options.model, "@" + together["model_revision"]);
         if (has("dataset_config")) append_to("data", options.data, ":" + together["dataset_config"]);
         if (has("dataset_train_split")) append_to("data", options.data, "[" + together["dataset_train_split"] + "]");
@@ -391,23 +449,10 @@ struct Parser {
             notes.push_back("eval.dataset is read from its split test, as in OpenRLHF");
         }
         if (has("eval.split")) append_to("eval_data", options.eval_data, "[" + together["eval.split"] + "]");
-        if (has("micro_batch_size") && !has("gradient_accumulation_steps")) {
-            spoken |= OPENRLHF;
-            rows_of = count_of("micro_batch_size", 1);
-        } else if (has("per_device_train_batch_size") || has("gradient_accumulation_steps")) {
-            const bool axolotl = common == AXOLOTL;
-            const size_t samples = has("micro_batch_size") ? count_of("micro_batch_size", 1)
-                                                           : count_of("per_device_train_batch_size", axolotl ? 1 : 8);
-            const size_t steps = count_of("gradient_accumulation_steps", 1),
-                         ranks = std::max<size_t>(1, world() / std::max<size_t>(1, options.ring_attn_size));
-            const size_t batch = samples * steps * ranks;
-            if (has("packing")) set("train_batch_tokens", std::to_string(batch * options.max_len), "packing");
-            else set("train_batch_size", std::to_string(batch), "per_device_train_batch_size");
-            notes.push_back(format("a step: %zu samples of a device * %zu accumulated * %zu ranks%s = --%s %zu", samples, steps,
-                                   ranks, has("packing") ? " * max_len" : "",
-                                   has("packing") ? "train_batch_tokens" : "train_batch_size",
-                                   has("packing") ? batch * options.max_len : batch));
-        }
+        if (has("beta") && options.kl_coef > 0) set("kl_use_loss", "true", "--beta");
+        if (has("epsilon_high"))
+            set("eps_clip_low_high", format("%g,", options.eps_clip) + together["epsilon_high"], "--epsilon_high");
+        combine_batch(problems);
         if (has("warmup_steps")) {
             const double steps = strtod(together["warmup_steps"].c_str(), nullptr);
             if (steps < 1) set("lr_warmup_ratio", together["warmup_steps"], "--warmup_steps");
@@ -429,6 +474,7 @@ struct Parser {
     // Sets options that follow from several flags together.
     void finish(Problems &problems) {
         combine(problems);
+        if ((task & TRAINING) && !options.plan) default_directory();
         const size_t documents = task & PAIRS ? 2 : 1;  // of a sample
         if (options.row_tokens && !rows_of && !given.count("max_len"))
             options.max_len = std::clamp<size_t>(options.row_tokens / documents, 2, options.max_len);
@@ -491,7 +537,10 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     one_of(o.gpu_check, "gpu_check", "always,once,never");
     one_of(o.recompute, "recompute", "auto,none,cheap,layer");
     one_of(o.ref_mode, "ref_mode", "precompute,resident");
+    if (!o.load_in.empty()) one_of(o.load_in, "load_in", "4bit,8bit");
     one_of(o.moments, "moments", "f32,bf16,8bit");
+    one_of(o.grad_dtype, "grad_dtype", "f32,bf16");
+    for (const std::string &name : o.offload) one_of(name, "offload", "activations,optimizer");
     must(o.lora_rank <= 65536, "lora_rank", "at most 65536");
     must(o.lora_alpha > 0, "lora_alpha", "above 0");
     must(o.lora_dropout >= 0 && o.lora_dropout < 1, "lora_dropout", "at least 0 and less than 1");
@@ -520,6 +569,7 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     for (double beta : o.adam_betas) must(beta >= 0 && beta < 1, "adam_betas", "two numbers in [0, 1)");
     must(o.adam_eps > 0, "adam_eps", "above 0");
     must(o.weight_decay >= 0, "weight_decay", "0 or more");
+    must(o.neftune_noise_alpha >= 0, "neftune_noise_alpha", "0 (no noise) or more");
     must(o.max_norm >= 0, "max_norm", "0 (no clipping) or more");
     must(o.threads <= 4096, "threads", "at most 4096");
     one_of(o.sp_mode, "sp_mode", "ring,gather,ulysses");
@@ -584,9 +634,15 @@ static void check_together(const std::string &program, const Options &o, Task ta
     both(o.ranks > 1 && !o.rendezvous.empty(), "ranks", "rendezvous", "ranks are threads of one process, or processes");
     if ((o.rank >= 0 || o.world_size || !o.rendezvous.empty()) && (o.rank < 0 || !o.world_size || o.rendezvous.empty()))
         die("--rank, --world_size and --rendezvous belong together\n  fix: --rank 0 --world_size 2 --rendezvous HOST:29500, say");
+    if (o.offload.empty() && !o.offload_dir.empty())
+        die("--offload_dir is where --offload puts arrays, and nothing is offloaded\n  fix: --offload activations, say");
     if (o.fit && !o.plan) die("--fit belongs to --plan\n  fix: --plan --fit");
     if (task != GENERATE && !o.prompt.empty() && !o.sample_every)
         die("--prompt belongs to --sample_every\n  fix: --sample_every 100, say, or leave it out");
+    if (!o.load_in.empty() && task & TRAINING && o.lora_rank == 0 && o.adapter.empty())
+        problems.push_back(format(
+            "--load_in %s freezes the matrices of the layers, and without adapters nothing would be trained\n  fix: --lora_rank 16, say, or leave --load_in out",
+            o.load_in.c_str()));
     if (task == DEMO) return;  // the demo brings its own model and data
     if (task & TRAINING) need(o.model.empty() && o.preset.empty(), "--model DIR, or --preset NAME to start from random weights");
     else need(o.model.empty(), "--model DIR");
@@ -609,6 +665,9 @@ static Task task_of(const std::vector<std::string> &arguments) {
     for (Task t : tasks)
         if (arguments[0] == task_name(t)) return t;
     if (arguments[0] == "reward") return RM;  // TRL's name
+    if (arguments[0] == "rloo") die("there is no task \"rloo\"\n  fix: grpo, with --advantage_estimator rloo");
+    if (arguments[0] == "kto")
+        die("there is no task \"kto\": answers that are good or bad by themselves are not learnt from\n  fix: dpo, with pairs of a better and a worse answer");
     die("there is no task \"%s\"\n  fix: one of %s", arguments[0].c_str(), task_words(ALL_TASKS | MERGE).c_str());
 }
 
@@ -623,8 +682,8 @@ template <class... F> static void collect(const Parser &parser, Problems problem
     };
     (call(functions), ...);
     if (problems.empty()) return;
-    if (problems.size() == 1) die("%s", problems[0].c_str());
-    std::string all = format("%zu problems:\n", problems.size());
+    if (problems.size() == 1 && !parser.spoken) die("%s", problems[0].c_str());
+    std::string all = problems.size() == 1 ? "" : format("%zu problems:\n", problems.size());
     for (const std::string &problem : problems) all += problem + "\n";
     die("%sWhat was understood, in the names of this program:\n  %s", all.c_str(), parser.command().c_str());
 }

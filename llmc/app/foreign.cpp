@@ -30,12 +30,11 @@ static const ForeignName *find_exactly(const std::string &name, const std::strin
 
 const ForeignName *find_foreign(const std::string &name, const std::string &value) {
     const bool nested = lists("trl,fsdp_config,parallelism_config,deepspeed_config", name.substr(0, name.find('.')));
-    for (size_t at = 0; at != name.npos; at = name.find('.', at + 1))  // "a.b.c", "b.c", "c"
-        if (const ForeignName *f = find_exactly(name.substr(at ? at + 1 : 0), value))
-            if (at == 0 || nested || f->answer == Answer::NOTE || f->answer == Answer::NO) return f;
-    for (size_t at = name.rfind('.'); at != name.npos && at > 0;
-         at = name.rfind('.', at - 1))  // "a.b", "a": a key within one that is known
-        if (const ForeignName *f = find_exactly(name.substr(0, at), value)) return f;
+    // "a.b.c", "b.c", "c"; then "a.b" and "b", which may be keys that hold others; then "a"
+    for (size_t end = name.size(); end != name.npos && end > 0; end = name.rfind('.', end - 1))
+        for (size_t at = 0; at < end; at = std::min(name.find('.', at), name.size()) + 1)
+            if (const ForeignName *f = find_exactly(name.substr(at, end - at), value))
+                if (at == 0 || nested || f->answer == Answer::NOTE || f->answer == Answer::NO) return f;
     return nullptr;
 }
 
@@ -65,7 +64,7 @@ static std::pair<std::string, std::string> name_of(Whose whose, const std::strin
     for (const ForeignName &f : foreign_names) {
         if (!(f.whose & whose)) continue;
         const std::string name = CLI::detail::split(f.names, ',')[0];
-        if (f.answer == Answer::IS && f.text == flag) return {name, theirs};
+        if (f.answer == Answer::IS && lists(f.text, flag)) return {name, theirs};
         if (f.answer == Answer::SETS && *f.values && f.text == flag + " " + value)
             return {name, CLI::detail::split(f.values, ',')[0]};
     }

@@ -16,11 +16,13 @@
 #include "../ops/attention_decode.h"
 #include "../ops/embedding.h"
 #include "../ops/gelu.h"
+#include "../ops/gradients.h"
 #include "../ops/layernorm.h"
 #include "../ops/layout.h"
 #include "../ops/loss.h"
 #include "../ops/matmul.h"
 #include "../ops/qk_norm_rope.h"
+#include "../ops/quantise.h"
 #include "../ops/reduce.h"
 #include "../ops/residual.h"
 #include "../ops/rmsnorm.h"
@@ -184,15 +186,21 @@ template <class Dev> void run_attention(OpRun<Dev> &r) {
     float *out32 = r.template room<float>(T * H * D), *lse = r.template room<float>(H * T),
           *delta = r.template room<float>(H * T);
     X *out = r.template room<X>(T * H * D), *dqkv = r.template room<X>(T * row);
+    float *const scratch = r.template room<float>(attention_scratch(r.dev));
+    const AttentionGrads grads{out32, r.template room<float>(T * KV * D), r.template room<float>(T * KV * D)};
     attention_begin(r.dev, out32, lse, shape);
     attention_forward_part(r.dev, out32, lse, in, all, all);
     attention_end(r.dev, out, out32, shape);
+    r.keep("attention_forward_part", "out", out, T * H * D);
+    r.keep("attention_forward_part", "lse", lse, H * T);
+    attention_backward_begin(r.dev, grads, delta, out, dout, shape);
+    attention_backward_part(r.dev, grads, scratch, in, delta, lse, dout, all, all);
+    attention_backward_end(r.dev, dqkv, grads, shape);
+    r.keep("attention_backward_part", "dqkv", dqkv, T * row);
+    attention_forward(r.dev, out, out32, lse, in, all);
     r.keep("attention_forward", "out", out, T * H * D);
     r.keep("attention_forward", "lse", lse, H * T);
-    const AttentionGrads grads{out32, r.template room<float>(T * KV * D), r.template room<float>(T * KV * D)};
-    attention_backward_begin(r.dev, grads, delta, out, dout, shape);
-    attention_backward_part(r.dev, grads, r.template room<float>(attention_scratch(r.dev)), in, delta, lse, dout, all, all);
-    attention_backward_end(r.dev, dqkv, grads, shape);
+    attention_backward(r.dev, dqkv, grads, delta, scratch, in, out, dout, lse, all);
     r.keep("attention_backward", "dqkv", dqkv, T * row);
 
     // A new token for a sequence of 23 keys, which lie in the second page of a cache.
@@ -231,6 +239,18 @@ template <class Dev> void run_mlp(OpRun<Dev> &r) {
     r.keep("matmul_backward_weight", "dbias", dbias, F);
     residual_forward(r.dev, narrow, dout, gate_up, T * F);
     r.keep("residual_forward", "out", narrow, T * F);
+
+    std::vector<float> frozen(F * C);
+    for (size_t i = 0; i < F * C; i++) frozen[i] = float(i * i % 97) - 48;
+    X *matrix = r.template room<X>(F * C);
+    const float *const of = fractions(true).of;
+    const float *on_device = r.copy(std::vector<float>(of, of + Fractions::count));
+    for (const int bits : {4, 8}) {
+        const QuantisedArrays q = quantise(bits, frozen, C);
+        dequantise(r.dev, matrix,
+                   {bits, F, C, r.copy(q.codes), bits == 4 ? r.copy(q.magnitudes) : nullptr, r.copy(q.scales), on_device});
+        r.keep("dequantise", "out", matrix, F * C);
+    }
 }
 
 template <class Dev> void run_losses(OpRun<Dev> &r) {
@@ -289,6 +309,11 @@ template <class Dev> void run_updates(OpRun<Dev> &r) {
     r.keep("add_rows", "out", sum, n);
     round_floats(r.dev, p, grads, n);
     r.keep("round_floats", "out", p, n);
+    bf16 *const stored = r.template room<bf16>(n);
+    round_gradients(r.dev, stored, grads, n, {1, Purpose::gradients, 0}, 3);
+    r.keep("round_gradients", "stored", stored, n);
+    widen_gradients(r.dev, sum, stored, n);
+    r.keep("widen_gradients", "out", sum, n);
 }
 }  // namespace gpu_check
 

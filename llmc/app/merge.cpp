@@ -1,9 +1,12 @@
-// The task merge: writes the model with its adapter added to its weights, W + scale * B A, as a Hugging Face directory of its own.
+// The task merge: writes the model with its adapter added to its weights, W + scale * B A, as a Hugging Face directory of its own. With --load_in W is
+// the weight as the quantised base has it, which the adapter was trained beside; PEFT would quantise the sum again.
 #include <filesystem>
+#include <set>
 
 #include "../core/common.h"
 #include "../io/hf.h"
 #include "../model/lora.h"
+#include "../ops/quantise.h"
 #include "../train/checkpoint.h"
 #include "../train/open.h"
 #include "tasks.h"
@@ -30,7 +33,8 @@ struct AdapterProduct {
 };
 
 // The adapters by the names of the weights that they belong to.
-std::map<std::string, AdapterProduct> read_products(const ModelConfig &config, const HfWeights &adapter) {
+std::map<std::string, AdapterProduct> read_products(const Run &run, const HfWeights &adapter) {
+    const ModelConfig &config = run.config;
     std::map<std::string, AdapterProduct> products;
     HostMemory host;
     const size_t r = config.lora.rank;
@@ -38,11 +42,21 @@ std::map<std::string, AdapterProduct> read_products(const ModelConfig &config, c
         for (const LinearModule &m : adapted_modules(config)) {
             const std::string name = format("model.layers.%zu.%s.", l, m.name);
             AdapterProduct p{std::vector<float>(r * m.IC), std::vector<float>(m.OC * r), r, m.IC, float(config.lora.scale())};
+            expect_adapter_tensor(run, adapter, name + "lora_A.weight", {r, m.IC});
+            expect_adapter_tensor(run, adapter, name + "lora_B.weight", {m.OC, r});
             adapter.read(name + "lora_A.weight", {r, m.IC}, p.a.data(), host);
             adapter.read(name + "lora_B.weight", {m.OC, r}, p.b.data(), host);
             products.emplace(name + "weight", std::move(p));
         }
     return products;
+}
+
+// The names of the weights that --load_in quantises.
+std::set<std::string> quantised_names(const ModelConfig &config) {
+    std::set<std::string> names;
+    for (size_t l = 0; config.weight_bits && l < config.L; l++)
+        for (const LinearModule &m : linear_modules(config)) names.insert(format("model.layers.%zu.%s.weight", l, m.name));
+    return names;
 }
 
 }  // namespace
@@ -57,7 +71,8 @@ int merge(Run &run) {
     if (fs::equivalent(o.output_dir, run.model_dir, error))
         die("--output_dir %s is the model itself\n  fix: another directory", o.output_dir.c_str());
     const HfWeights weights(run.model_dir), adapter(o.adapter, adapter_files);
-    const auto products = read_products(config, adapter);
+    const auto products = read_products(run, adapter);
+    const auto quantised = quantised_names(config);
     const bool head =
         config.reward && adapter.find("score.weight");  // the adapter has a head, which takes the place of any other
     std::vector<TensorSpec> specs;
@@ -79,15 +94,18 @@ int merge(Run &run) {
             const auto product = products.find(spec.name);
             const size_t columns = spec.shape.empty() ? 1 : elements(spec.shape) / spec.shape[0],
                          rows = spec.shape.empty() ? 1 : spec.shape[0];
+            const bool whole = quantised.contains(spec.name);  // blocks do not end with rows
             in_parts(
                 rows,
                 [&](size_t first, size_t n) {
                     std::vector<float> values(n * columns);
                     from.read_part(spec.name, spec.shape, first * columns, values.size(), values.data(), host);
+                    if (whole)
+                        values = values_of(config.weight_bits, quantise(config.weight_bits, values, columns), rows, columns);
                     if (product != products.end()) product->second.add(values.data(), first, n);
                     writer.write(spec.name, values.data(), values.size(), host);
                 },
-                std::max<size_t>(1, (size_t(1) << 22) / columns));
+                whole ? rows : std::max<size_t>(1, (size_t(1) << 22) / columns));
         }
         writer.finish();
         write_config(dir, config, type);

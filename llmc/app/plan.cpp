@@ -37,6 +37,7 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
     printf("%zu parameters; rows of %zu tokens, samples of up to %zu; recompute %s\n\n%s\n", parameter_count(run.config),
            o.row_tokens, o.max_len, recompute_levels[size_t(limits.recompute)].first, model->plan().table().c_str());
     const auto line = [](const std::string &what, size_t n) { printf("%-78s %12s\n", what.c_str(), human_bytes(n).c_str()); };
+    printf("%s", model->plan().store_table(o.offload_dir.empty() ? "in the host's memory" : "on disk").c_str());
     for (const Beside &other : run.beside) line(other.what, bytes_beside(run, other, limits));
     if (ranks > 1) line(format("%zu ranks, which share the memory of this machine", ranks), ranks * of_rank);
     if (room.process) line("the process itself, with what its libraries generate", room.process);

@@ -30,6 +30,12 @@ static bool choose_device(const Program &program, Options &o, bool speaks) {
     if (o.dtype == "auto") o.dtype = gpu || !o.gpu.empty() ? "bf16" : "f32";  // on GPUs bf16 is the default
     if (o.tf32 && (!gpu || o.dtype != "f32") && speaks)
         printf("note: --tf32 is for float products on a GPU, and there are none in this run\n");
+    const bool for_gpu = gpu || !o.gpu.empty();
+    if (!o.offload.empty() && !for_gpu && o.offload_dir.empty())
+        die("--offload on a CPU needs a disk for what leaves the memory\n  fix: --offload_dir DIR, on a local disk");
+    if (for_gpu && !o.offload_dir.empty())
+        die("--offload_dir %s: what is offloaded from a GPU lies in the host's memory\n  fix: leave --offload_dir out",
+            o.offload_dir.c_str());
     return gpu;
 }
 

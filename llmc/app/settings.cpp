@@ -37,7 +37,10 @@ static Setting read_datasets(std::vector<Setting> &out, const ordered_json &list
             all += (all.empty() ? "" : ",") + name;
         }
         for (const auto &[other, value] : entry.items())
-            if (other != "path" && other != "name" && other != "split")
+            if (value.is_object())  // message_property_mappings: {role: from, content: value}
+                for (const auto &[inner, text] : value.items())
+                    out.push_back({"datasets." + other + "." + inner, {to_text(text)}, other + "." + inner + " of " + where});
+            else if (other != "path" && other != "name" && other != "split")
                 out.push_back({"datasets." + other, {to_text(value)}, other + " of " + where});
     }
     return {key, {all}, where};

@@ -28,7 +28,7 @@ static void open_adapter(Run &run) {
 // Returns the configuration to train or to use.
 static void open_model_config(Run &run) {
     const Options &o = run.options;
-    if (!o.preset.empty()) run.config = preset(o.preset), expect_own_family(run, "--preset " + o.preset);
+    if (!o.preset.empty()) run.config = preset(o.preset), set_weight_bits(run), expect_own_family(run, "--preset " + o.preset);
     else open_config(run, run.task == DEMO ? program_file("data/demo/model") : o.model);
     if (run.config.reward && !(run.task & (RM | EVAL | MERGE)))
         die("%s is a reward model, which has no head for %s\n  fix: a language model; or the task rm or eval",

@@ -20,7 +20,17 @@ void Plan::add(void **pointer, std::string name, const char *dtype, size_t eleme
         *pointer = nullptr;
         return;
     }
-    segments_.push_back({std::move(name), dtype, std::move(shape), bytes, first, last, pointer, 0, false});
+    segments_.push_back({std::move(name), dtype, std::move(shape), bytes, first, last, pointer, 0, false, alignment});
+}
+
+void Plan::travels() {
+    Segment &s = segments_.back();
+    s.alignment = store_alignment, s.bytes = round_up(s.bytes, store_alignment);
+}
+
+size_t Plan::add_place(std::string name, size_t bytes) {
+    places_.emplace_back(std::move(name), round_up(bytes, store_alignment));
+    return std::exchange(store_bytes_, store_bytes_ + places_.back().second);
 }
 
 void Plan::place(bool guards) {
@@ -41,7 +51,7 @@ void Plan::place(bool guards) {
         for (const Placed &p : placed) {
             if (!guards && (p.last < s.first || s.last < p.first)) continue;  // the two are never alive together
             if (at + room <= p.begin) break;                                  // the gap before p is large enough
-            at = std::max(at, p.end);
+            at = std::max(at, round_up(p.end, s.alignment));
         }
         s.offset = at;
         const auto behind =
@@ -97,6 +107,19 @@ std::string Plan::table() const {
     line("placed: arrays that never live together share bytes", bytes());
     line("  weights, gradients, optimizer", state_bytes());
     line("  activations and buffers", bytes() - state_bytes());
+    return out;
+}
+
+std::string Plan::store_table(const char *where) const {
+    std::map<std::string, std::pair<size_t, size_t>> lines;  // name: count, bytes
+    for (const auto &[name, bytes] : places_) {
+        auto &[count, sum] = lines[without_numbers(name)];
+        count++, sum += bytes;
+    }
+    std::string out;
+    for (const auto &[name, line] : lines)
+        out += format("%-28s %5zu %-43s %12s\n", name.c_str(), line.first, where, human_bytes(line.second).c_str());
+    if (!lines.empty()) out += format("%-78s %12s\n", format("in all %s", where).c_str(), human_bytes(store_bytes()).c_str());
     return out;
 }
 

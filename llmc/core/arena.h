@@ -14,6 +14,7 @@
 
 #include "device.h"
 #include "memory.h"
+#include "store.h"
 
 struct Segment {
     std::string name;  // "act.12.qkv": the numbers are layers, and the printed table sums over them
@@ -24,6 +25,7 @@ struct Segment {
     void **pointer;
     size_t offset;  // from the start of the arena, set by place()
     bool guest;     // Plan::guest
+    size_t alignment;
 };
 
 class Plan {
@@ -45,6 +47,12 @@ class Plan {
     // Says that the array that was added last has its values from elsewhere before the first op of its life: those of other ranks, or a sum so far.
     void guest() { segments_.back().guest = true; }
 
+    // Says that the array that was added last leaves for a store or comes from one.
+    void travels();
+
+    // Plans a place in a store, of so many bytes, and returns its number there. The name is that of the array that leaves for it.
+    size_t add_place(std::string name, size_t bytes);
+
     // Says that the arrays added so far are the model's state: weights, gradients, optimizer. Later ones are activations and buffers.
     void end_state() { state_ = segments_.size(); }
 
@@ -55,9 +63,12 @@ class Plan {
     size_t bytes() const { return bytes_; }  // of the placed arena
     size_t sum() const;                      // what all segments would take if none shared bytes
     size_t state_bytes() const;              // of the state, which lives always; the others are activations and buffers
+    size_t store_bytes() const { return store_bytes_; }  // of all places in the store
     bool guards() const { return guards_; }
     const std::vector<Segment> &segments() const { return segments_; }
     std::string table() const;  // one line per array, layers summed
+    std::string store_table(
+        const char *where) const;  // the same of the places in the store, which is there; empty if there are none
 
   private:
     void add(void **pointer, std::string name, const char *dtype, size_t element, std::vector<size_t> shape, size_t first,
@@ -66,6 +77,8 @@ class Plan {
 
     std::vector<Segment> segments_;
     std::vector<std::pair<void **, void **>> aliases_;
+    std::vector<std::pair<std::string, size_t>> places_;  // names and bytes
+    size_t store_bytes_ = 0;
     size_t bytes_ = 0, state_ = 0;  // state_: how many of the segments are the model's state
     bool guards_ = false;
 };

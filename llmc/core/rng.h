@@ -7,7 +7,17 @@
 
 #include "dtype.h"
 
-enum class Purpose : uint32_t { init = 1, shuffle = 2, sampling = 3, holdout = 4, test = 5, rounding = 6, dropout = 7 };
+enum class Purpose : uint32_t {
+    init = 1,
+    shuffle = 2,
+    sampling = 3,
+    holdout = 4,
+    test = 5,
+    rounding = 6,
+    dropout = 7,
+    gradients = 8,
+    noise = 9
+};
 
 struct Counter {  // of Philox, and what it makes of it: 128 random bits. std::array cannot be used in kernels
     uint32_t word[4];
@@ -29,7 +39,8 @@ HOST_DEVICE inline Counter philox4x32(Counter c, uint32_t key0, uint32_t key1) {
 struct Random {
     uint64_t seed;
     Purpose purpose;
-    uint32_t stream;  // tensor (init), epoch (shuffle), prompt (sampling), step (rounding), group of channels (dropout)
+    // of a tensor (init), epoch (shuffle), prompt (sampling), step (rounding), group of channels (dropout, noise), rank (gradients)
+    uint32_t stream;
 
     HOST_DEVICE Counter block(uint64_t index) const {
         return philox4x32({{uint32_t(index), uint32_t(index >> 32), stream, uint32_t(purpose)}}, uint32_t(seed),

@@ -40,6 +40,7 @@ struct Clock {
     Moment between_rows(RowOp op) const { return {embed_backward() + 1, Pass::step, n + op}; }  // no activation is alive
     Moment layer_ends(size_t l) const { return forward(l, n - 1); }  // the forward pass's last op of a layer
     Moment layer_backward_ends(size_t l) const { return backward(l, 0); }
+    Moment layer_backward_begins(size_t l) const { return recompute(l, attention + 1); }
 
   private:
     size_t backward_begins(size_t l) const { return final_norm() + 3 + (L - 1 - l) * 2 * n; }

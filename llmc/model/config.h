@@ -34,8 +34,10 @@ struct ModelConfig {
     std::vector<int32_t> eos;  // from generation_config.json, else config.json
     int32_t bos;               // -1 if none
     LoraConfig lora;
+    int weight_bits = 0;    // 4 or 8: the layers' matrices are frozen, and stored in so many bits (quantised_layers.h)
     nlohmann::json source;  // config.json as it was read; export writes it again, with the fields that training changes
 
+    bool freezes() const { return lora.rank > 0 || weight_bits > 0; }  // the model's own weights are not trained
     // GPT-2 has layernorms with bias in place of rmsnorms, learned positions in place of rotation, and a feed-forward part of two matrices,
     // without a gate.
     bool gpt2() const { return family == "gpt2"; }

@@ -12,7 +12,8 @@
 // ready(unit) comes before the unit's weights are read. At stage 3 of ZeRO they are guests: fetch(unit) begins to gather them, some time before, into an
 // array that the plan holds for as long as they are read. Every rank takes part in that, also one that has no row.
 //
-// With adapters (lora.h) `zero` and the optimizer have the adapters alone, and the model's own weights lie in `frozen`, without gradients or moments.
+// With adapters (lora.h) `zero` and the optimizer have the adapters alone, and the model's own weights lie in `frozen`, without gradients or moments. The
+// matrices of its layers may be stored in 4 or 8 bits; then ready(unit) writes them out (quantised_layers.h).
 #pragma once
 #include <cmath>
 #include <optional>
@@ -26,6 +27,8 @@
 #include "../ops/layout.h"
 #include "../ops/loss.h"
 #include "../ops/matmul.h"
+#include "../ops/noise.h"
+#include "../ops/sample.h"
 #include "../ops/score.h"
 #include "../parallel/mesh.h"
 #include "../parallel/optimizer.h"
@@ -37,6 +40,7 @@
 #include "model.h"
 #include "parameters.h"
 #include "profile.h"
+#include "quantised_layers.h"
 #include "ranks.h"
 #include "table.h"
 
@@ -45,7 +49,7 @@ template <class X> struct AttentionActs {
     X *qkv;        // (T, (H+2*KV)*D)    queries, keys, values. Backward: becomes dqkv
     X *att;        // (T, H*D)
     float *lse;    // (H, T)
-    float *out32;  // (T, H*D)           attention output while blocks are merged
+    float *out32;  // (T, H*D)           attention output while blocks are merged; where none are, it may be empty
     X *datt;       // (T, H*D)
     AttentionGrads grads;
     float *delta;         // (H, T)
@@ -66,13 +70,14 @@ template <class Dev> class Decoder : public Model {
     Profiler *profiler() override { return profiler_.get(); }
     void allocate(Mesh &mesh, bool guards, bool poison) override;
     const std::vector<Tensor> &tensors() const override { return zero.table; }
-    const std::vector<Tensor> &frozen_tensors() const override { return frozen.table; }
+    const std::vector<Tensor> &frozen_tensors() const override { return frozen_.tensors; }
     void load(const HfWeights &weights, uint64_t seed) override {
         load_parameters(frozen, weights, seed, memory());
         load_parameters(zero, weights, seed, memory());
+        if (config.weight_bits) quantised_.load(weights, memory());
     }
     void load_adapters(const HfWeights &weights, uint64_t seed) override { load_parameters(zero, weights, seed, memory()); }
-    void use_dropout(std::optional<uint64_t> key) override { linears_.dropout_key = key; }
+    void randomise(std::optional<uint64_t> key) override { key_ = linears_.dropout_key = key; }
     void initialise(uint64_t seed) override {
         initialise_parameters(frozen, mesh_->all, seed, config.initializer_range, memory());
         initialise_parameters(zero, mesh_->all, seed, config.initializer_range, memory());
@@ -80,21 +85,23 @@ template <class Dev> class Decoder : public Model {
     void save(const std::string &dir, const std::string &export_dtype) override {
         save_parameters(
             zero, mesh_->all, dir, export_dtype, memory(),
-            [&](size_t b) { return zero.sharding.stage >= 2 ? *grads_of.largest : zero.grads + zero.sharding.buckets[b].begin; },
+            [&](size_t b) { return zero.buffers() ? *grads_of.largest : zero.grads + zero.sharding.buckets[b].begin; },
             adapts() ? adapter_files : model_files);
     }
-    void zero_gradients() override {
+    void zero_gradients(uint64_t key = 0) override {
         begin_op(clock.between_rows(ZERO_GRAD));
-        accumulate_ = zero.sharding.stage >= 2;  // a buffer then begins with the sum so far
+        rounding_key_ = key, micro_step_ = 0;
+        accumulate_ = zero.buffers();  // a buffer begins with the sum so far
         zero.zero_gradients(memory(), accumulate_);
     }
     double gradient_norm() override {
         begin_op(clock.between_rows(GRAD_NORM));
-        return zero.gradient_norm(mesh_->all);
+        return zero.gradient_norm(mesh_->all, memory());
     }
     std::string nonfinite_gradient() override { return ::nonfinite_gradient(zero, mesh_->all); }
     void detect_anomaly() override { looks_ = true; }
     Anomaly anomaly() override { return anomaly_; }
+    std::string store_name() const override { return store_ ? store_->name() : ""; }
     void update(const AdamW &adamw) override {
         begin_op(clock.between_rows(ADAMW));
         optimizer.update(zero, mesh_->all, adamw);
@@ -110,7 +117,9 @@ template <class Dev> class Decoder : public Model {
     void backward(std::span<const float> weights, float entropy_weight, bool last) override;
     void accumulate(const Row &row, float weight, bool last) override;
     LossSums take_sums() override;
-    const float *next_logits(const Row &row, const CacheStep &step) override;
+    void next_logits(const Row &row, const CacheStep &step) override;
+    std::vector<float> logits() override;
+    DrawnTokens draw(const DrawRequest &request) override;
     void finish_generation() override;
     void copy_cache_page(size_t to, size_t from) override;
     Zero<Dev> &parameters() { return zero; }
@@ -142,6 +151,9 @@ template <class Dev> class Decoder : public Model {
     bool trains() const { return limits.mode == Mode::train; }
     bool adapts() const { return config.lora.rank > 0; }
     template <class Acts> auto layer_arrays(size_t l, Acts &forward, Acts &backward);
+    template <class T>
+    void plan_kept(size_t l, T **forward, T **backward, const std::string &name, std::vector<size_t> shape, size_t written,
+                   size_t read);
     void plan_attention(size_t l, AttentionActs<X> &forward, AttentionActs<X> &backward);
 
     // ---- what it computes with --------------------------------------------------------------------------------------------------------
@@ -164,9 +176,14 @@ template <class Dev> class Decoder : public Model {
             row.T, [&](size_t first, size_t n) { of_tile_ = n, f(first, n); }, tile);
         of_tile_ = 0;
     }
-    void ready(size_t unit, Pass pass = Pass::forward) {  // waits until the unit's weights have arrived from all ranks
+    // Waits until the unit's weights have arrived from all ranks, and writes out those that are quantised.
+    void ready(size_t unit, Pass pass = Pass::forward) {
         if (zero.sharding.parts > 1) begin_comm_op(pass, PARAM_GATHER);
         zero.ready(mesh_->all, units[unit].begin, units[unit].end);
+        const size_t n = row.T ? quantised_.weights(unit) : 0;
+        if (n == 0) return;
+        if (profiler_) profiler_->begin(pass, ops.number(DEQUANTISE), 0, n);
+        quantised_.ready(unit);
     }
     void attention_forward(size_t l, const AttentionActs<X> &a);
     void attention_backward(size_t l, const AttentionActs<X> &a);
@@ -206,8 +223,10 @@ template <class Dev> class Decoder : public Model {
         std::vector<size_t> numbers;  // (N) of each predictor among those of the whole row, on the host
         size_t predictors_of_all;     // of the whole row
         std::optional<SequenceSplit> split;
-        int32_t *tokens;   // (T)
-        int32_t *doc_pos;  // (T) position in the document
+        int32_t *tokens;     // (T)
+        int32_t *doc_pos;    // (T) position in the document
+        int32_t *documents;  // (T) number of the document in its file, with dropout or noise
+        float *magnitudes;   // (T) of the noise
         int32_t *
             first_key;  // (sp*T) the first key that each position of the whole row sees; of tokens that see the cache (sequences)
         int32_t *first_key_window;  // (sp*T) the same in layers with a sliding window
@@ -219,14 +238,17 @@ template <class Dev> class Decoder : public Model {
             training,
             prompting,
             decoding
-        } cached;         // whether next_logits() fills the cache from prompts, or reads it for new tokens
-        int32_t *slots;   // (T) CacheStep
-        int32_t *table;   // (sequences, sequence_pages)
-        int32_t *length;  // (sequences)
+        } cached;          // whether next_logits() fills the cache from prompts, or reads it for new tokens
+        int32_t *slots;    // (T) CacheStep
+        int32_t *table;    // (sequences, sequence_pages)
+        int32_t *length;   // (sequences)
+        size_t sequences;  // of next_logits()
+        int32_t *first_draw, *first_occurred, *occurred;  // (sequences + 1), (sequences + 1), (limits.occurred)   DrawRequest
+        uint64_t *random;                                 // (draws)
     } row;
 
     struct {
-        std::vector<X *> x;      // (L+1) x (T, C)   residual stream: the input of each layer, then of the final norm
+        std::vector<X *> x;  // (L+1) x (T, C)   residual stream: the input of each layer, then of the final norm; of this pass
         std::vector<X *> cache;  // (L) x (pages * cache_page, 2*KV*D)   generate: the keys and values of all tokens so far
         X *normf;                // (T, C)
         X *dx;                   // (T, C)           gradient of the residual stream
@@ -237,6 +259,8 @@ template <class Dev> class Decoder : public Model {
         std::byte *matmul;       // matmul_scratch
         X *last;                 // (sequences, C)   generate
         float *logits;           // (sequences, logits_ld)   generate
+        int32_t *drawn;          // (draws)          generate
+        float *drawn_logps;      // (draws)
         float *decode;           // attention_decode_scratch
     } acts;
 
@@ -247,6 +271,8 @@ template <class Dev> class Decoder : public Model {
     void plan_guests();
     void load_row(const Row &row);
     void load_part(const Row &row);
+    void load_documents(const Row &whole);
+    bool is_noisy() const { return key_ && limits.neftune_alpha > 0 && linears_.adapters_are_on; }  // the reference is not
     void load_weights(std::span<const float> of_all, float entropy_weight);
     HeadLoss head_loss() const { return {row.predictors, row.targets, row.weights, row.entropy_weight, limits.temperature}; }
     // Before a pass of generation: at stage 3 of ZeRO it needs all ranks, and those that have finished make it without a row until all have.
@@ -261,6 +287,8 @@ template <class Dev> class Decoder : public Model {
     RingAttention ring(size_t l);
     AttentionShape attention_shape(size_t T) const { return {T, config.H, config.KV, config.D, 1 / std::sqrt(float(config.D))}; }
     AttentionInputs<X> attention_inputs(size_t l, const AttentionActs<X> &a);
+    // Whether a layer's weights are here only from ready() until those of the next take their place.
+    bool has_guests() const { return zero.sharding.stage == 3 || config.weight_bits > 0; }
     // At stage 3, begins to gather the unit's weights into weights_of.
     void fetch(size_t unit, Pass pass = Pass::forward, bool as_head = false) {
         if (zero.sharding.stage < 3) return;
@@ -268,11 +296,14 @@ template <class Dev> class Decoder : public Model {
         zero.fetch(mesh_->all, units[unit].begin, units[unit].end, as_head ? weights_of.head : weights_of.unit[unit]);
     }
     template <class F> void sum_gradients(size_t unit, float *buffer, bool complete, F add);
-    float *buffer_of(size_t unit) const { return zero.sharding.stage >= 2 ? grads_of.unit[unit] : nullptr; }
+    float *buffer_of(size_t unit) const { return zero.buffers() ? grads_of.unit[unit] : nullptr; }
     void look(const Moment &now);
+    void leave(size_t l);
+    void come(size_t l);
+    void wait_for_copies(size_t l, Pass pass);
     void begin_comm_op(Pass pass, RowOp op,
                        size_t bucket = 0) {  // a sum or gather among ranks. It lies between two ops and changes no lifetime
-        if (profiler_ && mesh_->all.size > 1) profiler_->begin(pass, ops.number(op), 0, bucket);
+        if (profiler_ && (mesh_->all.size > 1 || zero.rounds)) profiler_->begin(pass, ops.number(op), 0, bucket);
     }
 
     const Table base_;     // of the trainer
@@ -280,12 +311,15 @@ template <class Dev> class Decoder : public Model {
     const std::vector<Unit> &units = trained_.units;
     const size_t head_unit;
     Zero<Dev> zero;
-    Zero<Dev> frozen;  // the base of adapters, of which only `params` is used; else empty
+    const Table frozen_;  // base_, if it is not trained; else empty
+    QuantisedLayers<Dev> quantised_;
+    Zero<Dev> frozen;  // what is frozen and not quantised; only `params` is used
     LinearLayers<Dev> linears_;
     Optimizer<Dev> optimizer;
     Mesh *mesh_ = nullptr;
     std::unique_ptr<Memory> memory_;
     std::unique_ptr<Arena> arena_;  // lies in memory_
+    std::unique_ptr<Store> store_;  // copies from the arena and to it
     std::unique_ptr<Profiler> profiler_;
     SelfComm alone_;                      // this rank, which generates by itself
     size_t of_tile_ = 0;                  // the tokens of the tile that for_tiles() computes now
@@ -295,11 +329,26 @@ template <class Dev> class Decoder : public Model {
     std::optional<Moment> looked_;  // the op that runs now
     size_t ops_ = 0;                // the number of ops whose outputs --detect_anomaly has examined
     Anomaly anomaly_;
-    size_t targets_ = 0;         // the number of targets since the last take_sums()
-    std::vector<float> logits_;  // generate: (documents, V)
+    std::optional<uint64_t> key_;  // of dropout and noise; without one there is neither
+    size_t targets_ = 0;           // the number of targets since the last take_sums()
+    uint64_t rounding_key_ = 0;    // of this step
+    size_t micro_step_ = 0;        // the number of passes of this step so far
 
-    // From stage 2 of ZeRO on: the buffers in which gradients are computed before they are summed over ranks. A unit's buffer has room for its
-    // largest bucket.
+    // The residual stream in the forward and in the backward pass: the same arrays, if they do not leave between the two.
+    struct {
+        std::vector<X *> forward, backward;
+    } x_of;
+
+    // An array that leaves after its layer's forward pass, and comes back before the layer's backward pass, to another one.
+    struct Traveller {
+        size_t place, bytes;  // bytes: of T_max tokens
+        void **forward, **backward;
+    };
+    size_t bytes_now(const Traveller &t) const { return round_up(t.bytes / T_max * row.T, store_alignment); }
+    std::vector<std::vector<Traveller>> travellers_;  // of each layer
+
+    // From stage 2 of ZeRO on, and where gradients are stored in bf16: the buffers in which they are computed before they are summed over ranks and stored.
+    // A unit's buffer has room for its largest bucket.
     struct {
         std::vector<float *> unit;
         float *head;      // of the head, also where the head is tied to the embedding
@@ -320,8 +369,9 @@ template <class Dev> void Decoder<Dev>::profile() {
     const Peaks peaks = measure_peaks(dev, memory(), *timeline);
     Work layout{};
     constexpr size_t bytes_of_moment[] = {sizeof(float), sizeof(bf16), sizeof(uint8_t)};
-    layout.element = sizeof(X), layout.moment = bytes_of_moment[size_t(limits.moments)], layout.recompute = limits.recompute;
-    for (const Tensor &t : zero.table) layout.parameters += t.count, layout.cleared += t.product ? 0 : t.count;
+    layout.element = sizeof(X), layout.gradient = zero.rounds ? sizeof(bf16) : sizeof(float);
+    layout.moment = bytes_of_moment[size_t(limits.moments)], layout.recompute = limits.recompute;
+    for (const Tensor &t : zero.table) layout.parameters += t.count, layout.cleared += t.product && !zero.buffers() ? 0 : t.count;
     profiler_ = std::make_unique<Profiler>(std::move(timeline), peaks, ops, config, layout);
 }
 
@@ -330,26 +380,33 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
     poison_ = poison;
     plan_.place(guards);
     arena_ = std::make_unique<Arena>(plan_, memory());
+    if (plan_.store_bytes()) {
+        store_ = make_store(dev, limits.offload.dir, plan_.store_bytes(), limits.offload.patience);
+        optimizer.use(*store_, memory());
+    }
     const Sharding &s = zero.sharding;
     const Locate<X> params = [&](size_t unit, size_t offset) {
         return s.stage == 3 ? weights_of.unit[unit] + (offset - units[unit].begin) : zero.params + s.flat(offset);
     };
     const Locate<float> grads = [&](size_t unit, size_t offset) {
-        return s.stage >= 2 ? grads_of.unit[unit] + (offset - units[unit].begin) : zero.grads + s.flat(offset);
+        return zero.buffers() ? grads_of.unit[unit] + (offset - units[unit].begin) : zero.grads + s.flat(offset);
     };
-    if (!adapts()) {
+    if (!config.freezes()) {
         point_weights(params, trains() ? &grads : nullptr);
-        if (trains() && s.stage >= 2) head_dw = grads_of.head;
+        if (trains() && zero.buffers()) head_dw = grads_of.head;
         if (s.stage == 3) head_w = weights_of.head;
         return;
     }
-    const Locate<X> base = [&](size_t, size_t offset) { return frozen.params + frozen.sharding.flat(offset); };
+    const Locate<X> base = [&](size_t unit, size_t offset) {
+        X *written_out = quantised_.find(unit, offset);
+        return written_out ? written_out : frozen.params + frozen.sharding.flat(quantised_.others.offsets.at(offset));
+    };
     const Locate<float> none = nowhere<float>();
     point_weights(base, trains() ? &none : nullptr);
     lora_table(config, base_, linears_.adapters, &head_w, params);
     if (trains()) lora_table(config, base_, linears_.gradients, &head_dw, grads);
-    linears_.positions = row.doc_pos;
-    if (config.reward && trains() && s.stage >= 2) head_dw = grads_of.head;
+    linears_.documents = row.documents, linears_.positions = row.doc_pos;
+    if (config.reward && trains() && zero.buffers()) head_dw = grads_of.head;
 }
 
 // For --detect_anomaly: examines the arrays that the op before this one has written.
@@ -394,13 +451,23 @@ template <class Dev> void Decoder<Dev>::load_part(const Row &r) {
     row.numbers = local_predictors(whole, *row.split, limits.ranks.sp_rank());
     row.predictors_of_all = whole.predictors.size();
     load_first_keys(whole.doc_begin);
-    if (!linears_.drops()) return;
+    if (linears_.drops() || is_noisy()) load_documents(whole);
+}
+
+// Writes to the device of which document each token is, for dropout and noise, and the magnitude of its noise.
+template <class Dev> void Decoder<Dev>::load_documents(const Row &whole) {
     std::vector<int32_t> of_all(whole.T, -1), own;  // -1: of padding
-    for (size_t i = 0; i < whole.documents.size(); i++)
-        std::fill(of_all.begin() + ptrdiff_t(whole.doc_offsets[i]), of_all.begin() + ptrdiff_t(whole.doc_offsets[i + 1]),
-                  int32_t(whole.documents[i]));
-    for (size_t p : row.split->positions(limits.ranks.sp_rank())) own.push_back(of_all[p]);
-    write(memory(), linears_.documents, own);
+    std::vector<float> magnitude_of_all(whole.T, 0), magnitudes;
+    for (size_t i = 0; i < whole.documents.size(); i++) {
+        const ptrdiff_t begin = ptrdiff_t(whole.doc_offsets[i]), end = ptrdiff_t(whole.doc_offsets[i + 1]);
+        const double magnitude = double(limits.neftune_alpha) / std::sqrt(double(end - begin) * double(config.C));
+        std::fill(of_all.begin() + begin, of_all.begin() + end, int32_t(whole.documents[i]));
+        std::fill(magnitude_of_all.begin() + begin, magnitude_of_all.begin() + end, float(magnitude));
+    }
+    for (size_t p : row.split->positions(limits.ranks.sp_rank()))
+        own.push_back(of_all[p]), magnitudes.push_back(magnitude_of_all[p]);
+    write(memory(), row.documents, own);
+    if (is_noisy()) write(memory(), row.magnitudes, magnitudes);
 }
 
 // Computes the first visible key of each position, without and with the sliding window. doc_begin[p] is the first position of p's document.
@@ -416,21 +483,44 @@ template <class Dev> void Decoder<Dev>::load_first_keys(std::span<const int32_t>
 template <class Dev> void Decoder<Dev>::forward() {
     const size_t L = config.L, norm = units.size() - 1;
     if (row.T == 0 && zero.sharding.stage < 3) return;
+    acts.x = x_of.forward;
     fetch(0);
     if (positions_unit) fetch(positions_unit);
     fetch(1);
     ready(0);
     if (positions_unit) ready(positions_unit);
     if (row.T) input_forward();
+    if (row.T && !row.cached && is_noisy())
+        noise_forward(dev, acts.x[0], {*key_, row.magnitudes, row.documents, row.doc_pos}, row.T, config.C);
     for (size_t l = 0; l < L; l++) {
         ready(1 + l);
         if (l + 1 < L) fetch(2 + l);
         else fetch(norm), fetch(head_unit, Pass::forward, true);
         if (row.T) attention_half(l, Pass::forward), feed_forward_half(l, Pass::forward);
+        if (row.T && row.cached == row.training) leave(l);
     }
     ready(norm);
     if (row.T) final_norm_forward();
     ready(head_unit);
+}
+
+// What layer l has kept begins to leave, and what the layer before it has kept has left, so that the next layer may write there.
+template <class Dev> void Decoder<Dev>::leave(size_t l) {
+    if (l > 0) wait_for_copies(l - 1, Pass::forward);
+    for (const Traveller &t : travellers_[l]) store_->leave(t.place, *t.forward, bytes_now(t));
+}
+
+// What layer l has kept is back, and what the layer before it has kept begins to come.
+template <class Dev> void Decoder<Dev>::come(size_t l) {
+    wait_for_copies(l, Pass::backward);
+    acts.x[l] = x_of.backward[l];
+    if (l == 0) return;
+    for (const Traveller &t : travellers_[l - 1]) store_->come(t.place, *t.backward, bytes_now(t));
+}
+
+template <class Dev> void Decoder<Dev>::wait_for_copies(size_t l, Pass pass) {
+    if (profiler_ && !travellers_[l].empty()) profiler_->begin(pass, ops.number(COPY), l);
+    for (const Traveller &t : travellers_[l]) store_->wait(t.place);
 }
 
 // ring() describes a layer's attention over the ring, and attention_inputs() the arrays that it reads.
@@ -509,11 +599,12 @@ template <class Dev> LossSums Decoder<Dev>::take_sums() {
     return {sums[0], sums[1], sums[2], double(std::exchange(targets_, 0))};
 }
 
-template <class Dev> const float *Decoder<Dev>::next_logits(const Row &r, const CacheStep &step) {
-    const size_t C = config.C, V = config.V, ld = logits_ld(dev, V), documents = r.doc_offsets.size() - 1;
+template <class Dev> void Decoder<Dev>::next_logits(const Row &r, const CacheStep &step) {
+    const size_t C = config.C, V = config.V, documents = r.doc_offsets.size() - 1;
     all_finished(false);
     load_row(r);
     row.cached = step.prompts ? row.prompting : row.decoding;
+    row.sequences = documents;
     write(memory(), row.slots, step.slots);
     const X *last = acts.normf;
     if (step.prompts) {
@@ -535,11 +626,26 @@ template <class Dev> const float *Decoder<Dev>::next_logits(const Row &r, const 
     forward();
     begin_op(clock.head(false));
     if (step.prompts) embedding_forward(dev, acts.last, acts.normf, row.predictors, documents, C);  // gathers the last rows
-    matmul_forward(dev, acts.logits, last, head_w, (const X *)nullptr, documents, C, V, ld);
-    if constexpr (std::is_same_v<Dev, Cpu<X>>) return acts.logits;  // they lie on the host, without padding
-    logits_ = read(memory(), acts.logits, documents * ld);
-    for (size_t i = 1; i < documents; i++) std::copy_n(logits_.data() + i * ld, V, logits_.data() + i * V);  // without padding
-    return logits_.data();
+    matmul_forward(dev, acts.logits, last, head_w, (const X *)nullptr, documents, C, V, logits_ld(dev, V));
+}
+
+template <class Dev> std::vector<float> Decoder<Dev>::logits() {
+    const size_t V = config.V, ld = logits_ld(dev, V);
+    auto out = read(memory(), acts.logits, row.sequences * ld);
+    for (size_t i = 1; i < row.sequences; i++) std::copy_n(out.data() + i * ld, V, out.data() + i * V);  // without padding
+    return out;
+}
+
+template <class Dev> DrawnTokens Decoder<Dev>::draw(const DrawRequest &r) {
+    write(memory(), row.first_draw, r.first);
+    write(memory(), row.random, r.random);
+    const bool penalises = !r.occurred.empty();
+    if (penalises) write(memory(), row.first_occurred, r.first_occurred), write(memory(), row.occurred, r.occurred);
+    sample(dev, acts.drawn, r.logps ? acts.drawn_logps : nullptr, acts.logits,
+           {row.first_draw, row.random, row.first_occurred, penalises ? row.occurred : nullptr}, r.sampling, r.vocabulary,
+           row.sequences, config.V, logits_ld(dev, config.V));
+    const size_t n = r.random.size();
+    return {read(memory(), acts.drawn, n), r.logps ? read(memory(), acts.drawn_logps, n) : std::vector<float>()};
 }
 
 template <class Dev> void Decoder<Dev>::finish_generation() {
@@ -569,8 +675,8 @@ template <class Dev> void Decoder<Dev>::backward(std::span<const float> weights,
 }
 
 // Calls add(first, n), which adds to the gradients of elements [first, first + n) of a unit, and then sums these over ranks: from stage 2 on in
-// every micro-step and from a buffer, otherwise in the last one. `complete` says that no other call of this pass adds to them. A rank without
-// a row takes part in the sum all the same, because the ranks that have a row wait for it.
+// every micro-step, otherwise in the last one. `complete` says that no other call of this pass adds to them. A rank without a row takes part in the sum
+// all the same, because the ranks that have a row wait for it.
 template <class Dev> template <class F> void Decoder<Dev>::sum_gradients(size_t unit, float *buffer, bool complete, F add) {
     const Sharding &s = zero.sharding;
     if (units[unit].begin == units[unit].end) {  // the unit is frozen, and has no gradients to sum
@@ -580,10 +686,11 @@ template <class Dev> template <class F> void Decoder<Dev>::sum_gradients(size_t 
     for (size_t b = s.bucket_of(units[unit].begin); b < s.buckets.size() && s.buckets[b].global < units[unit].end; b++) {
         const Bucket &bucket = s.buckets[b];
         const auto begin_sum = [&] { begin_comm_op(Pass::backward, GRAD_SUM, bucket.count); };
-        if (s.stage >= 2) begin_sum(), zero.start(mesh_->all, memory(), b, buffer);
+        if (zero.buffers()) begin_sum(), zero.start(mesh_->all, memory(), b, buffer);
         if (row.T) add(bucket.global - units[unit].begin, bucket.count);
-        if (s.stage >= 2) begin_sum(), zero.reduce(mesh_->all, b, buffer);
-        else if (last_ && complete) begin_sum(), zero.reduce(mesh_->all, b, zero.grads + bucket.begin);
+        if (s.stage >= 2 || (last_ && complete))
+            begin_sum(), zero.reduce(mesh_->all, b, zero.buffers() ? buffer : zero.grads + bucket.begin);
+        else if (zero.buffers()) begin_sum(), zero.keep(mesh_->all, b, buffer);
     }
 }
 
@@ -605,12 +712,15 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     last_ = last_micro_step;
     if (!accumulate_ && (row.T == 0 || row.N == 0))
         zero.zero_gradients(memory(), accumulate_ = true);  // no product will overwrite them
+    const Random keys{rounding_key_, Purpose::gradients, 0};
+    zero.rounding_key = keys.bits(2 * micro_step_);
     head_backward();
+    zero.rounding_key = keys.bits(2 * micro_step_++ + 1);  // a tied embedding is rounded once more
     sum_gradients(units.size() - 1, true, [&](size_t, size_t) { final_norm_backward(); });
     for (size_t l = config.L; l-- > 0;) {
-        if (zero.sharding.stage == 3) ready(1 + l, Pass::backward);
+        if (has_guests() && l + 1 < config.L) ready(1 + l, Pass::backward);  // the last layer's weights are still here
         if (l > 0 && l + 1 < config.L) fetch(l, Pass::backward);  // of layer l - 1. The last two layers' weights are still here
-        if (row.T) feed_forward_half(l, Pass::recompute);
+        if (row.T) come(l), feed_forward_half(l, Pass::recompute);
         sum_gradients(1 + l, true, [&](size_t, size_t) {
             feed_forward_half_backward(l);
             attention_half(l, Pass::recompute);
@@ -619,7 +729,7 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     }
     if (!adapts()) input_backward();
     accumulate_ = true;
-    if (zero.sharding.stage >= 2) zero.finish(mesh_->all);
+    if (zero.buffers()) zero.finish(mesh_->all);
 }
 
 template <class Dev> void Decoder<Dev>::attention_backward(size_t l, const AttentionActs<X> &a) {

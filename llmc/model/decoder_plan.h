@@ -2,12 +2,12 @@
 #pragma once
 #include "decoder.h"
 
-// Makes each unit a bucket of ZeRO. Only from stage 2 on a large embedding or head is divided into several, so that its gradients never exist at
-// the same time. What is not trained is divided at stage 3 only.
+// Makes each unit a bucket of ZeRO. Only where gradients have buffers a large embedding or head is divided into several, so that its gradients never exist
+// at the same time. What is not trained is divided at stage 3 only.
 inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits) {
     const Ranks &r = limits.ranks;
     const bool train = limits.mode == Mode::train;
-    if (!train || r.zero_stage < 2 || r.world == 1)
+    if (!train || !(limits.bf16_gradients || (r.zero_stage >= 2 && r.world > 1)))
         for (Unit &unit : units) unit.row_elements = 0;
     if (!train && r.zero_stage < 3) return Sharding(units, 0, 1, 0, 0);
     const bool in_blocks = limits.moments == Moments::blockwise;
@@ -20,9 +20,9 @@ inline ModelLimits at_most_stage_2(ModelLimits limits, Mode mode) {
     return limits;
 }
 
-// The table of what is trained: everything, or adapters.
+// The table of what is trained: everything, or adapters. Where the base is frozen and there are no adapters, nothing but a reward model's head is left.
 inline Table trained_table(const ModelConfig &config, const Table &base) {
-    if (config.lora.rank == 0) return base;
+    if (!config.freezes()) return base;
     Adapters<float> none;
     float *head;
     return lora_table(config, base, none, &head, nowhere<float>());
@@ -43,17 +43,27 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
       base_(table),
       trained_(trained_table(config, table)),
       head_unit(table.head),
-      zero(dev, sharding_for(trained_.units, adapts() ? at_most_stage_2(limits, limits.mode) : limits), trained_.tensors),
-      frozen(dev, sharding_for(adapts() ? table.units : std::vector<Unit>(), at_most_stage_2(limits, Mode::evaluate)),
-             adapts() ? table.tensors : std::vector<Tensor>()),
+      zero(dev, sharding_for(trained_.units, config.freezes() ? at_most_stage_2(limits, limits.mode) : limits), trained_.tensors,
+           limits.bf16_gradients),
+      frozen_(config.freezes() ? table : Table()),
+      quantised_(dev, this->config, frozen_),
+      frozen(dev, sharding_for(quantised_.others.table.units, at_most_stage_2(limits, Mode::evaluate)),
+             quantised_.others.table.tensors),
       linears_(dev, this->config) {
-    if (adapts()) plan_.add(&frozen.params, "frozen params", {frozen.sharding.count});
-    if (trains()) optimizer.plan(plan_, zero, limits.moments);
+    if (config.freezes()) plan_.add(&frozen.params, "frozen params", {frozen.sharding.count});
+    if (config.weight_bits) quantised_.plan(plan_);
+    travellers_.resize(config.L);
+    if (trains())
+        optimizer.plan(plan_, zero, limits.moments, limits.offload.optimizer ? limits.offload.piece : 0,
+                       clock.between_rows(ADAMW));
     else zero.plan(plan_, false), plan_.end_state();
     plan_row();
     if (adapts()) linears_.plan(plan_, T_max, trains());
     plan_head();
-    if (trains() && zero.sharding.stage >= 2) plan_buckets();
+    if (config.weight_bits)
+        quantised_.plan_layer(plan_, clock.forward(0, 0),
+                              trains() ? clock.layer_backward_ends(0) : clock.layer_ends(config.L - 1));
+    if (trains() && zero.buffers()) plan_buckets();
     if (zero.sharding.stage == 3) plan_guests();
 }
 
@@ -67,14 +77,16 @@ template <class Dev> void Decoder<Dev>::plan_row() {
     plan_.add(&row.predictors, "row.predictors", {T});
     plan_.add(&row.targets, "row.targets", {T});
     plan_.add(&row.weights, "row.weights", {T});
+    if (trains() && (config.lora.dropout > 0 || limits.neftune_alpha > 0)) plan_.add(&row.documents, "row.document", {T});
+    if (trains() && limits.neftune_alpha > 0) plan_.add(&row.magnitudes, "row.noise", {T});
     plan_.add(&acts.matmul, "matmul workspace", {matmul_scratch(dev)});
 
-    acts.x.resize(c.L + 1);
+    x_of.forward.resize(c.L + 1), x_of.backward.resize(c.L + 1);
     for (size_t l = 0; l <= c.L; l++) {
         const size_t written = l == 0 ? clock.embed() : clock.layer_ends(l - 1);
         const size_t read = l < c.L ? (trains() ? clock.layer_backward_ends(l) : clock.forward(l, ops.reads_input))
                                     : (trains() ? clock.final_norm_backward() : clock.final_norm());
-        plan_.add(&acts.x[l], format("act.%zu.x", l), {T, C}, written, read);
+        plan_kept(l, &x_of.forward[l], &x_of.backward[l], format("act.%zu.x", l), {T, C}, written, read);
     }
     plan_.add(&acts.normf, "act.normf", {T, C}, clock.final_norm(), clock.head());
     if (trains()) plan_.add(&acts.dx, "dx", {T, C}, clock.head(), clock.embed_backward());
@@ -90,6 +102,13 @@ template <class Dev> void Decoder<Dev>::plan_row() {
               clock.forward(0, ops.attention), clock.forward(c.L - 1, ops.attention));
     plan_.add(&acts.last, "last rows", {n, C}, clock.head(), clock.head());
     plan_.add(&acts.logits, "logits", {n, logits_ld(dev, c.V)}, clock.head(), clock.head());
+    plan_.add(&row.first_draw, "row.first_draw", {n + 1});
+    plan_.add(&row.random, "row.random", {limits.draws});
+    plan_.add(&acts.drawn, "drawn tokens", {limits.draws});
+    plan_.add(&acts.drawn_logps, "drawn log-probabilities", {limits.draws});
+    if (limits.occurred == 0) return;
+    plan_.add(&row.first_occurred, "row.first_occurred", {n + 1});
+    plan_.add(&row.occurred, "row.occurred", {limits.occurred});
 }
 
 template <class Dev> void Decoder<Dev>::plan_head() {
@@ -163,11 +182,30 @@ template <class Dev> template <class Acts> auto Decoder<Dev>::layer_arrays(size_
         if (!train || !kept) plan_.add(&(f.*member), full, shape, clock.forward(l, written), clock.forward(l, consumed));
         if (train && !kept)
             plan_.add(&(b.*member), full + " recomputed", shape, clock.recompute(l, written), clock.backward(l, last_gradient));
-        if (train && kept) {
-            plan_.add(&(f.*member), full, shape, clock.forward(l, written), clock.backward(l, last_gradient));
-            plan_.alias(&(b.*member), &(f.*member));
-        }
+        if (train && kept)
+            plan_kept(l, &(f.*member), &(b.*member), full, shape, clock.forward(l, written), clock.backward(l, last_gradient));
     };
+}
+
+// Plans an array of layer l that is alive from the forward to the backward pass. Where activations are offloaded there are two: one is alive until it has
+// left, that is until the next layer's forward pass ends, and the other from the beginning of the next layer's backward pass on. The backward pass begins
+// with the last layer, whose arrays therefore stay.
+template <class Dev>
+template <class T>
+void Decoder<Dev>::plan_kept(size_t l, T **forward, T **backward, const std::string &name, std::vector<size_t> shape,
+                             size_t written, size_t read) {
+    size_t bytes = sizeof(T);
+    for (size_t n : shape) bytes *= n;
+    if (!trains() || !limits.offload.activations || l + 1 >= config.L || bytes == 0) {
+        plan_.add(forward, name, shape, written, read);
+        return plan_.alias(backward, forward);
+    }
+    travellers_[l].push_back(
+        {plan_.add_place(name, bytes), bytes, reinterpret_cast<void **>(forward), reinterpret_cast<void **>(backward)});
+    plan_.add(forward, name, shape, written, clock.layer_ends(l + 1));
+    plan_.travels();
+    plan_.add(backward, name + " again", shape, clock.layer_backward_begins(l + 1), read);
+    plan_.travels(), plan_.guest();
 }
 
 // Plans the arrays that attention needs only while it runs.
@@ -182,7 +220,7 @@ template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X
     const auto sizes = [&](bool backward) {
         return ring_attention_buffers(r.sp_mode, r.sp, r.head_stride, attention_shape(T), backward);
     };
-    transient("out32", &f.out32, {T, Q}, forward, forward);
+    transient("out32", &f.out32, {ring_attention_floats(dev, r.sp_mode, r.sp, attention_shape(T))}, forward, forward);
     transient("ring", &f.ring.values, {sizes(false).values}, forward, forward);
     if (!trains()) return;
     transient("ring backward", &b.ring.values, {sizes(true).values}, backward, backward);

@@ -35,7 +35,7 @@ template <class Dev> class LinearLayers {
     Adapters<float> gradients;
     bool adapters_are_on = true;          // false: the model is the base alone
     std::optional<uint64_t> dropout_key;  // none: nothing is dropped
-    int32_t *documents = nullptr;         // (T) number of the document in its file, with dropout
+    const int32_t *documents = nullptr;   // (T) number of the document in its file, with dropout
     const int32_t *positions = nullptr;   // (T) in the document
 
   private:
@@ -63,7 +63,6 @@ template <class Dev> void LinearLayers<Dev>::plan(Plan &plan, size_t T, bool tra
     plan.add(&dlow, "adapters' gradients", {n, most * r});
     if (config.lora.dropout == 0) return;
     plan.add(&dropped, "adapters' inputs", {n, widest});
-    plan.add(&documents, "row.document", {T});
 }
 
 // The mask by which the inputs of a module's adapter are dropped, from token t of the row on, with the scale of the adapter. Without dropout it has

@@ -9,6 +9,7 @@
 #include "../core/arena.h"
 #include "../data/dataloader.h"
 #include "../ops/attention.h"
+#include "../ops/sample.h"
 #include "../parallel/mesh.h"
 #include "../parallel/optimizer.h"
 #include "op_list.h"
@@ -30,6 +31,17 @@ struct Anomaly {
 
 enum class Mode { train, evaluate, generate };
 
+// What lies in a store (../core/store.h) while no op needs it.
+struct Offload {
+    bool activations = false;  // what layers keep for the backward pass
+    bool optimizer = false;    // AdamW's moments
+    std::string dir = "";      // --offload_dir
+    double patience = 600;     // seconds
+    size_t piece = offload_piece;
+
+    bool any() const { return activations || optimizer; }
+};
+
 struct ModelLimits {
     Mode mode = Mode::train;
     size_t row_tokens = 2048;  // T of the longest row, a multiple of row_multiple
@@ -37,11 +49,16 @@ struct ModelLimits {
     Recompute recompute = Recompute::none;
     size_t tile_tokens = 0;          // Decoder::tile
     Moments moments = Moments::f32;  // of AdamW
+    bool bf16_gradients = false;     // as they are stored between micro-steps (../parallel/zero.h)
+    Offload offload;
     float temperature =
         1;  // by which the head divides its logits: nll and entropy are those of the distribution that is sampled from
+    float neftune_alpha = 0;    // embeddings have noise of at most this / sqrt(tokens of the document * C): noise.h
     size_t cache_pages = 0;     // pages of the key/value cache; 0: next_logits() will not be called
     size_t sequences = 0;       // the most documents of a row of next_logits()
     size_t sequence_pages = 0;  // the most pages of a sequence
+    size_t draws = 0;           // the most tokens of a call of draw()
+    size_t occurred = 0;        // the most tokens of all its documents together, where those that occurred are penalised
     Ranks ranks;
 };
 
@@ -55,6 +72,20 @@ struct CacheStep {
     std::vector<int32_t> length;  // (documents) the tokens of each sequence, the new one included; for tokens
 };
 
+// Tokens to draw from the logits of each document, as the op does (sample.h).
+struct DrawRequest {
+    Sampling sampling;
+    size_t vocabulary;  // ids that may be drawn
+    bool logps;         // whether log-probabilities are asked for
+    std::vector<int32_t> first = {0};
+    std::vector<uint64_t> random = {};
+    std::vector<int32_t> first_occurred = {0}, occurred = {};
+};
+struct DrawnTokens {
+    std::vector<int32_t> tokens;
+    std::vector<float> logps;
+};
+
 class Model {
   public:
     virtual ~Model() = default;
@@ -66,16 +97,17 @@ class Model {
     virtual void allocate(Mesh &mesh, bool guards, bool poison) = 0;
     virtual Arena &arena() = 0;
     virtual Memory &memory() = 0;                                   // the memory that the arena lies in
+    virtual std::string store_name() const = 0;                     // where offloaded arrays lie; empty if there are none
     virtual const std::vector<Tensor> &tensors() const = 0;         // those that are trained, or were: all of them, or adapters
-    virtual const std::vector<Tensor> &frozen_tensors() const = 0;  // the base of adapters; none without adapters
+    virtual const std::vector<Tensor> &frozen_tensors() const = 0;  // the model's own, if it freezes them; else none
 
     // Loads every tensor of the table; each rank reads by itself what it needs. The seed initialises the head of a reward model whose file is
     // that of a language model.
     virtual void load(const class HfWeights &, uint64_t seed) = 0;
     // Loads adapters, which load() has given initial values.
     virtual void load_adapters(const HfWeights &, uint64_t seed) = 0;
-    // Adapters drop out inputs from now on, by masks that are functions of this key, or none.
-    virtual void use_dropout(std::optional<uint64_t> key) = 0;
+    // From now on adapters drop out inputs and embeddings have noise (limits), as functions of this key; without one, neither.
+    virtual void randomise(std::optional<uint64_t> key) = 0;
 
     // All ranks make the calls below together. All ranks of a ring pass the same row.
     virtual void initialise(uint64_t seed) = 0;  // sets random weights, a function of seed and tensor name alone
@@ -87,7 +119,8 @@ class Model {
     virtual std::vector<double> evaluate(const Row &) = 0;
     // The same by the base of adapters alone: the reference of dpo and grpo. Adds to no sums.
     virtual std::vector<double> evaluate_base(const Row &) = 0;
-    virtual void zero_gradients() = 0;
+    // Begins a step. Gradients in bf16 are rounded by random bits that are a function of the key, the micro-step and the parameter's number.
+    virtual void zero_gradients(uint64_t key = 0) = 0;
     // Runs the backward pass of the row that evaluate() was given last. weights[i] is the derivative of the loss with respect to value i, and
     // entropy_weight that with respect to the entropy of each predictor's distribution. Gradients are added to those of earlier rows. A row without
     // tokens means that this ring has none in this micro-step. In the `last` micro-step of a step the gradients are summed over ranks, unless that
@@ -108,9 +141,11 @@ class Model {
     virtual Payload take_sent() = 0;                    // bytes that this rank has sent since the last call
     virtual double model_flops(const Row &) const = 0;  // of a row in a training step: OpList::model_flops
 
-    // Generation: this rank alone calls these; during training, after gather_parameters(). Returns the logits (documents, V) of each document's last
-    // token, on the host.
-    virtual const float *next_logits(const Row &row, const CacheStep &step) = 0;
+    // Generation: this rank alone calls these; during training, after gather_parameters(). next_logits() computes the logits of each document's last
+    // token. logits() returns them, (documents, V), or draw() draws tokens from them, once.
+    virtual void next_logits(const Row &row, const CacheStep &step) = 0;
+    virtual std::vector<float> logits() = 0;
+    virtual DrawnTokens draw(const DrawRequest &request) = 0;
     // All ranks of a model in training call it when they have generated. It returns when all have: at stage 3 of ZeRO the others need this rank's weights.
     virtual void finish_generation() = 0;
     virtual void copy_cache_page(size_t to, size_t from) = 0;

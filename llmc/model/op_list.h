@@ -27,6 +27,7 @@ struct Work {
     size_t T, N;                 // tokens, predictors
     std::vector<double> scores;  // (L) the scores (query, key) that each layer's mask lets through
     size_t element = 4;          // bytes of a weight or an activation
+    size_t gradient = 4;         // bytes of a parameter's gradient between micro-steps
     size_t moment = 4;           // bytes of one of AdamW's moments
     size_t bucket = 0;           // the parameters of the bucket that an op works on; 0: it works on all
     Recompute recompute = Recompute::none;
@@ -99,9 +100,9 @@ inline CostOf residual_norm(size_t C) {
 }  // namespace cost
 
 // The ops around the layers, and of a step, and the messages among ranks. Their numbers follow those of the layer's ops.
-enum RowOp : size_t { EMBED, FINAL_NORM, HEAD, COPY, ZERO_GRAD, GRAD_NORM, ADAMW, GRAD_SUM, PARAM_GATHER, ROW_OPS };
-constexpr const char *row_op_names[ROW_OPS] = {"embedding",     "final norm", "head, loss",   "copies",       "zero gradients",
-                                               "gradient norm", "adamw",      "gradient sum", "gather params"};
+enum RowOp : size_t { EMBED, FINAL_NORM, HEAD, COPY, ZERO_GRAD, GRAD_NORM, ADAMW, GRAD_SUM, PARAM_GATHER, DEQUANTISE, ROW_OPS };
+constexpr const char *row_op_names[ROW_OPS] = {"embedding",     "final norm", "head, loss",   "copies",        "zero gradients",
+                                               "gradient norm", "adamw",      "gradient sum", "gather params", "dequantise"};
 
 struct LayerOp {
     const char *name;
@@ -161,11 +162,12 @@ struct OpList {
                 if (frozen_head(c)) return {4 * N * C * R, s * (N * C + R * C + T * C)};
                 return {(backward ? 4 : 6) * N * C * R, s * (N * C + R * C + T * C) + 8 * R * C};
             }
-            case ZERO_GRAD: return {0, 4 * double(w.cleared)};
-            case GRAD_NORM: return {0, 4 * double(w.parameters)};
+            case ZERO_GRAD: return {0, double(w.gradient * w.cleared)};
+            case GRAD_NORM: return {0, double(w.gradient * w.parameters)};
             case ADAMW:  // reads gradient, weight and both moments; writes all but the gradient
-                return {0, (12 + 4 * double(w.moment)) * double(w.parameters)};
+                return {0, double(8 + w.gradient + 4 * w.moment) * double(w.parameters)};
             case GRAD_SUM: return {0, 4 * double(w.bucket)};
+            case DEQUANTISE: return {0, (double(c.weight_bits) / 8 + s) * double(w.bucket)};  // of a layer's weights
             case COPY:
             case PARAM_GATHER:
             case ROW_OPS: break;

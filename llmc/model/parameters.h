@@ -36,23 +36,27 @@ template <class T> std::vector<T> transposed(const std::vector<T> &matrix, size_
     return out;
 }
 
-// Every rank reads all weights by itself, at stage 3 of ZeRO those of its shard, and to train in bf16 it reads those of its shard as floats, too. A reward
-// model may begin as a language model; the file then has no tensor for its head, which gets initial values, as adapters do. A transposed tensor is read as a
-// whole, because any part of the transpose needs all of it.
+// Reads elements [first, first + n) of a tensor. A reward model may begin as a language model; the file then has no tensor for its head, which gets
+// initial values, as adapters do. A transposed tensor is read as a whole, because any part of the transpose needs all of it.
+template <class P>
+void load_part(const HfWeights &weights, const Tensor &t, size_t first, size_t n, uint64_t seed, P *to, Memory &memory) {
+    if (t.transposed) {
+        std::vector<P> whole(t.count);
+        HostMemory host;
+        weights.read(t.name, {t.shape[1], t.shape[0]}, whole.data(), host);
+        return write(memory, to, transposed(whole, t.shape[1], t.shape[0], first, n));
+    }
+    const bool may_be_new = t.init == Tensor::score || t.init == Tensor::lora_a || t.init == Tensor::lora_b;
+    if (!may_be_new || weights.find(t.name)) return weights.read_part(t.name, t.shape, first, n, to, memory);
+    const auto values = initial_values(t, first, n, seed, 0);
+    write(memory, to, std::vector<P>(values.begin(), values.end()));
+}
+
+// Every rank reads all weights by itself, at stage 3 of ZeRO those of its shard, and to train in bf16 it reads those of its shard as floats, too.
 template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weights, uint64_t seed, Memory &memory) {
     using X = typename Dev::X;
     const auto load = [&](const Tensor &t, size_t first, size_t n, auto *to, Memory &where) {
-        using P = std::remove_pointer_t<decltype(to)>;
-        if (t.transposed) {
-            std::vector<P> whole(t.count);
-            HostMemory host;
-            weights.read(t.name, {t.shape[1], t.shape[0]}, whole.data(), host);
-            return write(where, to, transposed(whole, t.shape[1], t.shape[0], first, n));
-        }
-        const bool may_be_new = t.init == Tensor::score || t.init == Tensor::lora_a || t.init == Tensor::lora_b;
-        if (!may_be_new || weights.find(t.name)) return weights.read_part(t.name, t.shape, first, n, to, where);
-        const auto values = initial_values(t, first, n, seed, 0);
-        write(where, to, std::vector<P>(values.begin(), values.end()));
+        load_part(weights, t, first, n, seed, to, where);
     };
     const auto runs = zero.sharding.tensor_runs(zero.table);
     if (zero.sharding.stage < 3)
@@ -62,15 +66,15 @@ template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weig
     if (!zero.lower) return;
     HostMemory host;
     for (const TensorRun &s : runs) {
-        const auto load_part = [&](size_t first, size_t n) {
+        const auto load_floats = [&](size_t first, size_t n) {
             std::vector<float> values(n);
             load(zero.table[s.tensor], s.first + first, n, values.data(), host);
             for (float &f : values)  // ties go to even here, as on the other ranks and in transformers: from one float below
                 if (float(X(f)) != float(Floats<X>::round(f))) f = std::nextafter(f, 0.0f);
             write(memory, zero.params_at(s) + first, values);
         };
-        if (zero.table[s.tensor].transposed) load_part(0, s.count);
-        else in_parts(s.count, load_part);
+        if (zero.table[s.tensor].transposed) load_floats(0, s.count);
+        else in_parts(s.count, load_floats);
     }
 }
 
@@ -82,7 +86,7 @@ template <class Dev> void initialise_parameters(Zero<Dev> &zero, Comm &comm, uin
             const Tensor &t = zero.table[s.tensor];
             const double own = t.init == Tensor::residual ? deviation / std::sqrt(double(residuals)) : deviation;
             const auto values = initial_values(t, s.first + first, n, seed, own);
-            if (zero.grads) write(memory, zero.params_at(s) + first, values);
+            if (zero.trained()) write(memory, zero.params_at(s) + first, values);
             else
                 write(memory, zero.params + s.flat + first,
                       std::vector<typename Dev::X>(values.begin(), values.end()));  // frozen
@@ -158,8 +162,7 @@ void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const 
 template <class Dev> std::string nonfinite_gradient(Zero<Dev> &zero, Comm &comm) {
     size_t first = zero.table.size();
     for (const TensorRun &s : zero.sharding.tensor_runs(zero.table))
-        if (!std::isfinite(squared_norm(zero.dev, zero.norm_scratch, zero.grads_at(s), s.count)))
-            first = std::min(first, s.tensor);
+        if (!std::isfinite(zero.squared_norm_at(s))) first = std::min(first, s.tensor);
     for (size_t other : comm.gather(first)) first = std::min(first, other);
     return first < zero.table.size() ? zero.table[first].name : "";
 }

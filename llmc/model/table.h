@@ -4,6 +4,7 @@
 //     Table table(const ModelConfig &, Weights<S> &, Locate<S>)        S: the storage type for weights, float for their gradients
 #pragma once
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,27 @@ struct Table {
     std::vector<Unit> units;  // the embedding, each layer, learned positions (if any), the head (if not tied), the final norm
     size_t positions = 0;     // the unit of learned positions; 0: the model has none
     size_t head = 0;          // the unit of the head; that of the embedding if they are tied
+};
+
+// Some of a table's tensors, in the same units and without gaps.
+struct TablePart {
+    Table table;
+    std::map<size_t, size_t> offsets;  // of these tensors, by their offsets in the whole table
+
+    template <class F> TablePart(const Table &whole, F keep) {  // keep(tensor, its unit)
+        table.positions = whole.positions, table.head = whole.head;
+        size_t end = 0, next = 0;
+        for (size_t unit = 0; unit < whole.units.size(); unit++) {
+            table.units.push_back({end, end, whole.units[unit].row_elements});
+            for (; next < whole.tensors.size() && whole.tensors[next].offset < whole.units[unit].end; next++) {
+                Tensor t = whole.tensors[next];
+                if (!keep(t, unit)) continue;
+                offsets[t.offset] = end, t.offset = end;
+                table.units.back().end = end += t.count;
+                table.tensors.push_back(std::move(t));
+            }
+        }
+    }
 };
 
 template <class S>

@@ -4,12 +4,13 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// A thread updates four parameters. The kernel moves 28 bytes per parameter, in bf16 too, and 20 if the moments are bf16.
-template <class X, class M, int N>
-__global__ void adamw_kernel4(Floats<X> params, M *m, M *v, const float *grads, AdamWFactors f, size_t n) {
+// A thread updates four parameters. The kernel moves 28 bytes per parameter, in bf16 too, 8 less if the moments are bf16, and 2 less if
+// the gradients are.
+template <class X, class M, class G, int N>
+__global__ void adamw_kernel4(Floats<X> params, M *m, M *v, const G *grads, AdamWFactors f, size_t n) {
     const size_t i = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * N;
     if (i >= n) return;
-    const auto grad = Vec<float, N>::load(grads + i);
+    const auto grad = Vec<G, N>::load(grads + i);
     auto m_i = Vec<M, N>::load(m + i), v_i = Vec<M, N>::load(v + i);
     auto rounded = Vec<X, N>::load(params.rounded + i);
     Vec<int16_t, N> lower;
@@ -27,12 +28,13 @@ __global__ void adamw_kernel4(Floats<X> params, M *m, M *v, const float *grads, 
     if constexpr (Floats<X>::halves) lower.store(params.lower + i);
 }
 
-template <class X, class M> void adamw_update(Cuda<X> dev, Floats<X> params, M *m, M *v, const float *grads, AdamW a, size_t n) {
+template <class X, class M, class G>
+void adamw_update(Cuda<X> dev, Floats<X> params, M *m, M *v, const G *grads, AdamW a, size_t n) {
     constexpr unsigned threads = 256;
     constexpr int N = Vec<float>::size;
     const bool wide = fit_vectors<N>(n, params.rounded, params.lower, m, v, grads);
-    launch(dev, wide ? adamw_kernel4<X, M, N> : adamw_kernel4<X, M, 1>, Grid{ceil_div(n, threads * (wide ? N : 1))}, threads, 0,
-           params, m, v, grads, AdamWFactors(a), n);
+    launch(dev, wide ? adamw_kernel4<X, M, G, N> : adamw_kernel4<X, M, G, 1>, Grid{ceil_div(n, threads * (wide ? N : 1))},
+           threads, 0, params, m, v, grads, AdamWFactors(a), n);
 }
 
 struct BlockwiseShared {
@@ -40,9 +42,9 @@ struct BlockwiseShared {
 };
 
 // A block of threads updates a block of parameters, of which the first and the last of an array may be shorter.
-template <class X>
-__global__ void adamw_blockwise_kernel(Floats<X> params, Blockwise m, Blockwise v, const float *grads, AdamWFactors f,
-                                       Fractions of_m, Fractions of_v) {
+template <class X, class G>
+__global__ void adamw_blockwise_kernel(Floats<X> params, Blockwise m, Blockwise v, const G *grads, AdamWFactors f, Fractions of_m,
+                                       Fractions of_v) {
     BlockwiseShared &s = shared_mem<BlockwiseShared>();
     s.of_m[threadIdx.x] = of_m.of[threadIdx.x], s.of_v[threadIdx.x] = of_v.of[threadIdx.x];
     __syncthreads();
@@ -60,10 +62,10 @@ __global__ void adamw_blockwise_kernel(Floats<X> params, Blockwise m, Blockwise 
     if (threadIdx.x == 0) m.scales[blockIdx.x] = most_m, v.scales[blockIdx.x] = most_v;
 }
 
-template <class X>
-void adamw_update(Cuda<X> dev, Floats<X> params, Blockwise m, Blockwise v, const float *grads, AdamW a, size_t) {
+template <class X, class G>
+void adamw_update(Cuda<X> dev, Floats<X> params, Blockwise m, Blockwise v, const G *grads, AdamW a, size_t) {
     static_assert(Blockwise::size == Fractions::count, "a thread for each number of a block and for each fraction");
-    launch(dev, adamw_blockwise_kernel<X>, Grid{m.blocks()}, Blockwise::size, sizeof(BlockwiseShared), params, m, v, grads,
+    launch(dev, adamw_blockwise_kernel<X, G>, Grid{m.blocks()}, Blockwise::size, sizeof(BlockwiseShared), params, m, v, grads,
            AdamWFactors(a), fractions(true), fractions(false));
 }
 }  // namespace CUDA_BACKEND

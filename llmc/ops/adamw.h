@@ -5,7 +5,7 @@
 //       params = params * (1 - lr * weight_decay) - lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps)
 //
 //   params (n) Floats<X>: updated as floats; in bf16 the model sees them rounded to nearest, ties away from zero (floats.h)
-//   grads (n) float     m, v (n) M, float or bf16     nothing may alias
+//   grads (n) G, m, v (n) M, each float or bf16     nothing may alias
 //
 // Moments in bf16 are rounded stochastically. Rounded to nearest, they would not move if a step changes them by less than half a unit in the
 // last place. With beta2 = 0.999 this happens to v where (1 - beta2) (g^2 - v) is below 2^-9 v. The random bits of an element are a function of
@@ -65,7 +65,8 @@ struct AdamWFactors {
     }
 };
 
-template <class X, class M> void adamw_update(Cpu<X> dev, Floats<X> params, M *m, M *v, const float *grads, AdamW a, size_t n) {
+template <class X, class M, class G>
+void adamw_update(Cpu<X> dev, Floats<X> params, M *m, M *v, const G *grads, AdamW a, size_t n) {
     const AdamWFactors factors(a);
 #pragma omp parallel for simd num_threads(dev.threads)
     for (size_t i = 0; i < n; i++) {
@@ -76,8 +77,8 @@ template <class X, class M> void adamw_update(Cpu<X> dev, Floats<X> params, M *m
     }
 }
 
-template <class X>
-void adamw_update(Cpu<X> dev, Floats<X> params, Blockwise m, Blockwise v, const float *grads, AdamW a, size_t n) {
+template <class X, class G>
+void adamw_update(Cpu<X> dev, Floats<X> params, Blockwise m, Blockwise v, const G *grads, AdamW a, size_t n) {
     const AdamWFactors factors(a);
     const float *const of_m = fractions(true).of, *const of_v = fractions(false).of;
 #pragma omp parallel for num_threads(dev.threads)

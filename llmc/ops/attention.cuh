@@ -1,6 +1,7 @@
 // Attention on CUDA. Contract and formulas: attention.h. bf16 runs on tensor cores (attention_forward.cuh,
 // attention_backward.cuh, and attention_tile.cuh, which they share), float in plain kernels (attention_f32.cuh).
 #pragma once
+#include <bit>
 #include <type_traits>
 
 #include "attention_backward.cuh"
@@ -20,17 +21,22 @@ template <class T> __global__ void fill_kernel(T *x, T value, size_t n) {
     if (i < n) x[i] = value;
 }
 
-// Computes delta with one warp per query and head.
-template <class X> __global__ void delta_kernel(float *delta, const X *out, const X *dout, size_t T, size_t H, size_t D) {
-    const size_t row = (blockIdx.x * size_t(flat_threads) + threadIdx.x) / 32, lane = threadIdx.x % 32;
-    if (row >= T * H) return;
+// As many neighbouring lanes compute a row of delta as a head of at most `width` elements has vectors, rounded up to a power of two.
+template <class X, int width> constexpr unsigned delta_lanes = std::min(32u, std::bit_ceil(unsigned(width / Vec<X>::size)));
+
+// Computes delta, of which a row is that of a query and a head. 32 bits count the rows, because a GPU divides those much faster than 64.
+template <class X, int width>
+__global__ void delta_kernel2(float *delta, const X *out, const X *dout, unsigned T, unsigned H, size_t D) {
+    constexpr unsigned lanes = delta_lanes<X, width>;
+    const unsigned row = blockIdx.x * (flat_threads / lanes) + threadIdx.x / lanes, lane = threadIdx.x % lanes;
     float sum = 0;
-    for (size_t d = lane * Vec<X>::size; d < D; d += 32 * Vec<X>::size) {
-        const Vec<X> a = Vec<X>::load(out + row * D + d), b = Vec<X>::load(dout + row * D + d);
-        for (int j = 0; j < Vec<X>::size; j++) sum += float(a[j]) * float(b[j]);
-    }
-    sum = warp_sum(sum);
-    if (lane == 0) delta[row % H * T + row / H] = sum;
+    if (row < T * H)
+        for (size_t d = lane * Vec<X>::size; d < D; d += lanes * Vec<X>::size) {
+            const Vec<X> a = Vec<X>::load(out + row * D + d), b = Vec<X>::load(dout + row * D + d);
+            for (int j = 0; j < Vec<X>::size; j++) sum += float(a[j]) * float(b[j]);
+        }
+    sum = warp_sum(sum, lanes);
+    if (row < T * H && lane == 0) delta[row % H * size_t(T) + row / H] = sum;
 }
 
 // Rounds rows [dq | dk | dv] of heads, with one thread per 4 elements.
@@ -46,6 +52,21 @@ __global__ void round_rows_kernel(X *dqkv, AttentionGrads grads, size_t T, size_
     for (int j = 0; j < 4; j++) dqkv[i + j] = X(values[j]);
 }
 
+// Sums the splits of dK and dV in order, and rounds them into rows of [dq | dk | dv], with one thread per 4 elements of row blockIdx.x.
+template <class X> __global__ void round_keys_kernel1(X *dqkv, AttentionGrads grads, AttentionShape shape, unsigned splits) {
+    const size_t t = blockIdx.x, columns = shape.KV * shape.D, c = (blockIdx.y * blockDim.x + threadIdx.x) * 4;
+    if (c >= 2 * columns) return;
+    Vec<float> sum = {};
+    for (unsigned s = 0; s < splits; s++) {
+        const AttentionGrads part = keys_split(grads, shape, s);
+        const auto x = Vec<float>::load(c < columns ? part.dk32 + t * columns + c : part.dv32 + t * columns + c - columns);
+        for (int j = 0; j < 4; j++) sum[j] = s ? sum[j] + x[j] : x[j];
+    }
+    Vec<X, 4> out;
+    for (int j = 0; j < 4; j++) out[j] = X(sum[j]);
+    out.store(dqkv + t * ((shape.H + 2 * shape.KV) * shape.D) + shape.H * shape.D + c);
+}
+
 // Calls f with the smallest compiled head size that is at least D. The columns in excess are 0.
 template <class F> void with_width(size_t D, F f) {
     if (D <= 32) f(std::integral_constant<int, 32>());
@@ -54,6 +75,13 @@ template <class F> void with_width(size_t D, F f) {
     else if (D <= 128) f(std::integral_constant<int, 128>());
     else if (D <= 192) f(std::integral_constant<int, 192>());
     else f(std::integral_constant<int, 256>());
+}
+
+template <class X> void launch_delta(Cuda<X> dev, float *delta, const X *out, const X *dout, const AttentionShape &shape) {
+    with_width(shape.D, [&](auto width) {
+        launch(dev, delta_kernel2<X, width.value>, Grid{ceil_div(shape.T * shape.H, flat_threads / delta_lanes<X, width.value>)},
+               flat_threads, 0, delta, out, dout, unsigned(shape.T), unsigned(shape.H), shape.D);
+    });
 }
 
 }  // namespace CUDA_BACKEND
@@ -77,8 +105,8 @@ void attention_forward_part(Cuda<X> dev, float *out32, float *lse, const Attenti
     if constexpr (std::is_same_v<X, bf16>)
         with_width(in.shape.D, [&](auto width) {
             using Shape = ForwardShape<width.value>;
-            launch(dev, attention_forward_kernel5<width.value>, Grid{count_blocks(q_pieces, Shape::queries), H}, Shape::threads,
-                   sizeof(typename Shape::Shared), out32, lse, in, q_pieces, k_pieces);
+            launch(dev, attention_forward_kernel5<width.value, float>, Grid{count_blocks(q_pieces, Shape::queries), H},
+                   Shape::threads, sizeof(typename Shape::Shared), out32, lse, in, q_pieces, k_pieces);
         });
     else
         launch(dev, attention_forward_kernel3<X>, Grid{count_blocks(q_pieces, plain_rows), H}, plain_threads,
@@ -87,6 +115,18 @@ void attention_forward_part(Cuda<X> dev, float *out32, float *lse, const Attenti
 
 template <class X> void attention_end(Cuda<X> dev, X *out, const float *out32, const AttentionShape &shape) {
     round_floats(dev, out, out32, shape.T * shape.H * shape.D);
+}
+
+// Without floats between the tiles and the result.
+inline size_t attention_floats(CudaBf16, const AttentionShape &) { return 0; }
+inline void attention_forward(CudaBf16 dev, bf16 *out, float *, float *lse, const AttentionInputs<bf16> &in, Pieces pieces) {
+    using namespace attention;
+    check_head_size(in.shape.D);
+    with_width(in.shape.D, [&](auto width) {
+        using Shape = ForwardShape<width.value>;
+        launch(dev, attention_forward_kernel5<width.value, bf16>, Grid{count_blocks(pieces, Shape::queries), in.shape.H},
+               Shape::threads, sizeof(typename Shape::Shared), out, lse, in, pieces, pieces);
+    });
 }
 
 template <class X> size_t attention_scratch(Cuda<X>) { return 0; }
@@ -99,7 +139,7 @@ void attention_backward_begin(Cuda<X> dev, AttentionGrads grads, float *delta, c
     clear_floats(dev, grads.dq32, T * H * D);
     clear_floats(dev, grads.dk32, T * KV * D);
     clear_floats(dev, grads.dv32, T * KV * D);
-    launch(dev, delta_kernel<X>, Grid{ceil_div(T * H * 32, flat_threads)}, flat_threads, 0, delta, out, dout, T, H, D);
+    launch_delta(dev, delta, out, dout, shape);
 }
 
 template <class X>
@@ -108,20 +148,21 @@ void attention_backward_part(Cuda<X> dev, AttentionGrads grads, float *, const A
     using namespace attention;
     const size_t H = in.shape.H, KV = in.shape.KV, D = in.shape.D;
     const Heads<const X> d_out{dout, H * D};
-    const auto both = [&](auto queries_kernel, auto keys_kernel, auto queries_shape, auto keys_shape) {
+    const auto both = [&](auto queries_kernel, auto dq, auto keys_kernel, auto queries_shape, auto keys_shape) {
         using Q = decltype(queries_shape);
         using K = decltype(keys_shape);
-        launch(dev, queries_kernel, Grid{count_blocks(q_pieces, Q::queries), H}, Q::threads, sizeof(typename Q::Shared), grads,
-               in, delta, lse, d_out, q_pieces, k_pieces);
+        launch(dev, queries_kernel, Grid{count_blocks(q_pieces, Q::queries), H}, Q::threads, sizeof(typename Q::Shared), dq, in,
+               delta, lse, d_out, q_pieces, k_pieces);
         launch(dev, keys_kernel, Grid{count_blocks(k_pieces, K::keys), KV}, K::threads, sizeof(typename K::Shared), grads, in,
                delta, lse, d_out, q_pieces, k_pieces);
     };
     if constexpr (std::is_same_v<X, bf16>)
         with_width(D, [&](auto width) {
-            both(attention_backward_queries_kernel4<width.value>, attention_backward_keys_kernel4<width.value>,
-                 BackwardQueriesShape<width.value>(), BackwardKeysShape<width.value>());
+            constexpr int w = width.value;
+            both(attention_backward_queries_kernel4<w, float>, Heads<float>{grads.dq32, H * D},
+                 attention_backward_keys_kernel4<w, true>, BackwardQueriesShape<w>(), BackwardKeysShape<w>());
         });
-    else both(attention_backward_queries_kernel3<X>, attention_backward_keys_kernel3<X>, PlainShape(), PlainShape());
+    else both(attention_backward_queries_kernel3<X>, grads, attention_backward_keys_kernel3<X>, PlainShape(), PlainShape());
 }
 
 template <class X> void attention_backward_end(Cuda<X> dev, X *dqkv, AttentionGrads grads, const AttentionShape &shape) {
@@ -129,6 +170,29 @@ template <class X> void attention_backward_end(Cuda<X> dev, X *dqkv, AttentionGr
     const size_t T = shape.T, H = shape.H, KV = shape.KV, D = shape.D;
     launch(dev, round_rows_kernel<X>, Grid{ceil_div(T * (H + 2 * KV) * D, 4 * flat_threads)}, flat_threads, 0, dqkv, grads, T,
            H * D, KV * D);
+}
+
+// dqkv may be the array of q, k and v. So the keys go first, into floats, because the queries' kernel reads K and V and the keys' kernel Q.
+inline void attention_backward(CudaBf16 dev, bf16 *dqkv, AttentionGrads grads, float *delta, float *,
+                               const AttentionInputs<bf16> &in, const bf16 *out, const bf16 *dout, const float *lse,
+                               Pieces pieces) {
+    using namespace attention;
+    const size_t T = in.shape.T, H = in.shape.H, KV = in.shape.KV, D = in.shape.D;
+    const Heads<const bf16> d_out{dout, H * D};
+    launch_delta(dev, delta, out, dout, in.shape);
+    with_width(D, [&](auto width) {
+        constexpr int w = width.value;
+        using Q = BackwardQueriesShape<w>;
+        using K = BackwardKeysShape<w>;
+        const size_t key_blocks = count_blocks(pieces, K::keys), splits = keys_splits(in.shape, key_blocks);
+        launch(dev, attention_backward_keys_kernel4<w, false>, Grid{key_blocks, KV, splits}, K::threads,
+               sizeof(typename K::Shared), grads, in, delta, lse, d_out, pieces, pieces);
+        launch(dev, attention_backward_queries_kernel4<w, bf16>, Grid{count_blocks(pieces, Q::queries), H}, Q::threads,
+               sizeof(typename Q::Shared), Heads<bf16>{dqkv, (H + 2 * KV) * D}, in, delta, lse, d_out, pieces, pieces);
+        const unsigned threads = unsigned(std::min<size_t>(flat_threads, round_up(2 * KV * D / 4, 32)));
+        launch(dev, round_keys_kernel1<bf16>, Grid{T, ceil_div(2 * KV * D / 4, threads)}, threads, 0, dqkv, grads, in.shape,
+               unsigned(splits));
+    });
 }
 
 }  // namespace CUDA_BACKEND

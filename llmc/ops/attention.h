@@ -15,6 +15,10 @@
 //   attention_backward_part (dev, grads, scratch, in, delta, lse, dout, q_pieces, k_pieces)   adds to grads
 //   attention_backward_end  (dev, dqkv, grads, shape)                             rounds them into rows of [dq | dk | dv]
 //
+//   Where one part is all there is, because the caller has all rows, these take fewer steps on GPUs; out32 and grads are scratch then:
+//   attention_forward (dev, out, out32, lse, in, pieces)                          = begin, part, end; out32 (attention_floats(dev, shape))
+//   attention_backward(dev, dqkv, grads, delta, scratch, in, out, dout, lse, pieces)
+//
 //   shape {T, H, KV, D, scale}, in {q, k, v, first_key, shape} and grads {dq32, dk32, dv32} are structs (attention_types.h).
 //   q, out, dout, out32, dq32 (T, H, D)    k, v, dk32, dv32 (T, KV, D)    dqkv (T, (H+2*KV)*D)    lse, delta (H, T)
 //   q, k, v, out, dout and dqkv are X, the others float; q, k and v are views with a row stride. T is the number of local query rows.
@@ -427,4 +431,23 @@ template <class X> void attention_backward_end(Cpu<X> dev, X *dqkv, AttentionGra
         round(row + H * D, grads.dk32 + t * KV * D, KV * D);
         round(row + (H + KV) * D, grads.dv32 + t * KV * D, KV * D);
     }
+}
+
+// ---- all rows at once, of any device --------------------------------------------------------------------------------------------------
+
+template <class Dev> size_t attention_floats(Dev, const AttentionShape &shape) { return shape.T * shape.H * shape.D; }
+
+template <class Dev, class X = typename Dev::X>
+void attention_forward(Dev dev, X *out, float *out32, float *lse, const AttentionInputs<X> &in, Pieces pieces) {
+    attention_begin(dev, out32, lse, in.shape);
+    attention_forward_part(dev, out32, lse, in, pieces, pieces);
+    attention_end(dev, out, out32, in.shape);
+}
+
+template <class Dev, class X = typename Dev::X>
+void attention_backward(Dev dev, X *dqkv, AttentionGrads grads, float *delta, float *scratch, const AttentionInputs<X> &in,
+                        const X *out, const X *dout, const float *lse, Pieces pieces) {
+    attention_backward_begin(dev, grads, delta, out, dout, in.shape);
+    attention_backward_part(dev, grads, scratch, in, delta, lse, dout, pieces, pieces);
+    attention_backward_end(dev, dqkv, grads, in.shape);
 }

@@ -8,21 +8,29 @@
 namespace attention {
 inline namespace CUDA_BACKEND {
 
-// rows[...] += factor * c, the accumulators of 16*m rows; row_of(i, r) is the output row of c[i][.][2*r], null where there is none.
-template <int m, int width, class RowOf>
-__device__ void add_to_rows(const float (&c)[m][width / 8][4], float factor, size_t D, RowOf row_of) {
+__device__ inline void store(float *to, float x, float y) { *reinterpret_cast<float2 *>(to) = make_float2(x, y); }
+__device__ inline void store(bf16 *to, float x, float y) { *reinterpret_cast<uint32_t *>(to) = pack_bf16(x, y); }
+__device__ inline void add(float *to, float x, float y) {
+    const float2 old = *reinterpret_cast<const float2 *>(to);
+    store(to, old.x + x, old.y + y);
+}
+
+// rows[...] = factor * c, or += if there are earlier parts; c are the accumulators of 16*m rows, row_of(i, r) is the output row of c[i][.][2*r],
+// null where there is none.
+template <bool adds, int m, int width, class RowOf>
+__device__ void write_rows(const float (&c)[m][width / 8][4], float factor, size_t D, RowOf row_of) {
 #pragma unroll
     for (int i = 0; i < m; i++)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float *row = row_of(i, r);
+            auto *row = row_of(i, r);
             if (!row) continue;
 #pragma unroll
             for (int n = 0; n < width / 8; n++) {
                 if (n * 8 >= int(D)) break;
-                float2 *at = reinterpret_cast<float2 *>(row + n * 8 + int(threadIdx.x) % 4 * 2);
-                const float2 old = *at;
-                *at = make_float2(old.x + factor * c[i][n][2 * r], old.y + factor * c[i][n][2 * r + 1]);
+                auto *at = row + n * 8 + int(threadIdx.x) % 4 * 2;
+                if constexpr (adds) add(at, factor * c[i][n][2 * r], factor * c[i][n][2 * r + 1]);
+                else store(at, factor * c[i][n][2 * r], factor * c[i][n][2 * r + 1]);
             }
         }
 }
@@ -41,14 +49,14 @@ template <int D_> struct BackwardQueriesShape {
     };
 };
 
-// Computes dQ. A block has one tile of queries of one head and walks over the keys that they see.
-template <int width>
+// Computes dQ. A block has one tile of queries of one head and walks over the keys that they see. It adds to rows of floats. Where this part is the
+// whole, it writes rows of bf16, which may be those of Q: only this block reads them, and at its beginning.
+template <int width, class Out>
 __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
-    attention_backward_queries_kernel4(AttentionGrads grads, AttentionInputs<bf16> in, const float *delta, const float *lse,
+    attention_backward_queries_kernel4(Heads<Out> dq_rows, AttentionInputs<bf16> in, const float *delta, const float *lse,
                                        Heads<const bf16> dout, Pieces q_pieces, Pieces k_pieces) {
     const auto &[q, k, v, first_key, shape] = in;
     const size_t T = shape.T, D = shape.D;
-    const unsigned H = unsigned(shape.H);  // 64 bits would take more registers
     const float scale = shape.scale;
     using Shape = BackwardQueriesShape<width>;
     constexpr int m = Shape::m, N = Shape::keys;
@@ -100,9 +108,11 @@ __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
         }
         tile = next;
     }
-    add_to_rows<m, width>(dq, scale, D, [&](int i, int r) {
+    const size_t stride =
+        std::is_same_v<Out, float> ? unsigned(shape.H) * D : dq_rows.stride;  // the same, but it spills no register
+    write_rows<std::is_same_v<Out, float>, m, width>(dq, scale, D, [&](int i, int r) {
         const int row = queries.row(i, r);
-        return row < block.size() ? grads.dq32 + (size_t(block.row + row) * H + h) * D : nullptr;
+        return row < block.size() ? dq_rows.data + (size_t(block.row + row) * stride + h * D) : nullptr;
     });
 }
 
@@ -151,8 +161,24 @@ template <int m> struct Keys {
     }
 };
 
-// Computes dK and dV. A block has one tile of keys of one KV head and walks over the queries that see them, in all query heads of the group.
-template <int width>
+// Where one part is the whole, the query heads of a group are split among blocks, so that models with few KV heads have blocks for all
+// multiprocessors. Split s of dK and dV, (T, KV, D) floats each, lies in grads.dk32 and dv32 if s is 0, and else in dq32, which nobody uses then.
+// So group / 2 fit. The number depends on the shape alone, so that all GPUs sum in one order.
+inline size_t keys_splits(const AttentionShape &shape, size_t key_blocks) {
+    constexpr size_t enough_blocks =
+        1024;  // four for each place of an H100, which runs two of them at a time on each of 132 multiprocessors
+    const size_t group = shape.group();
+    return std::clamp<size_t>(ceil_div(enough_blocks, key_blocks * shape.KV), 1, std::min(group, 1 + group / 2));
+}
+HOST_DEVICE inline AttentionGrads keys_split(AttentionGrads grads, const AttentionShape &shape, unsigned s) {
+    if (s == 0) return grads;
+    const size_t n = shape.T * shape.KV * shape.D;
+    return {nullptr, grads.dq32 + (2 * s - 2) * n, grads.dq32 + (2 * s - 1) * n};
+}
+
+// Computes dK and dV. A block has one tile of keys of one KV head and walks over the queries that see them, in the query heads of its split of the
+// group. It adds to the sums if `adds`; else this part is the whole.
+template <int width, bool adds>
 __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
     attention_backward_keys_kernel4(AttentionGrads grads, AttentionInputs<bf16> in, const float *delta, const float *lse,
                                     Heads<const bf16> dout, Pieces q_pieces, Pieces k_pieces) {
@@ -163,12 +189,14 @@ __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
     using Shape = BackwardKeysShape<width>;
     constexpr int m = Shape::m, N = Shape::queries;
     auto &s = shared_mem<typename Shape::Shared>();
-    const unsigned kv = blockIdx.y, group = shape.group();
+    const unsigned kv = blockIdx.y, group = shape.group(), split = blockIdx.z;
+    const auto first_head = [=](unsigned split) { return kv * group + split * group / gridDim.z; };
+    const unsigned end_h = first_head(split + 1);
     const TileRows block = nth_block(k_pieces, blockIdx.x, Shape::keys);
     Tiles tiles{q_pieces, block.begin, first_unseeing(first_key, block, q_pieces), N};
     TileRows tile = tiles.front();
     if (tile.empty()) return;
-    unsigned h = kv * group;
+    unsigned h = first_head(split);
 
     const auto load_queries = [&](int stage, TileRows queries, unsigned head) {
         load<Shape::threads>(s.stage[stage].q, {q.data + head * D, q.stride}, queries, D);
@@ -203,8 +231,8 @@ __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
     float sum[Shape::sums][m][width / 8][4] = {};
     auto &dv = sum[0], &dk = sum[Shape::sums - 1];
     for (int stage = 0; !tile.empty(); stage ^= 1) {
-        const bool same_tile = h + 1 < (kv + 1) * group;
-        const unsigned next_h = same_tile ? h + 1 : kv * group;
+        const bool same_tile = h + 1 < end_h;
+        const unsigned next_h = same_tile ? h + 1 : first_head(split);  // computed anew, for want of a register
         const TileRows next = same_tile ? tile : tiles.after(tile);
         cp_async_wait<0>();
         __syncthreads();  // this tile has landed, and all warps are done with the other stage
@@ -257,8 +285,9 @@ __global__ void __launch_bounds__(BackwardKeysShape<width>::threads)
             return p < keys.end ? out + (size_t(block.row + p - block.begin) * KV + kv) * D : nullptr;
         };
     };
-    if (sums_dk) add_to_rows<m, width>(dk, scale, D, row_in(grads.dk32));
-    if (sums_dv) add_to_rows<m, width>(dv, 1.0f, D, row_in(grads.dv32));
+    const AttentionGrads to = keys_split(grads, shape, split);
+    if (sums_dk) write_rows<adds, m, width>(dk, scale, D, row_in(to.dk32));
+    if (sums_dv) write_rows<adds, m, width>(dv, 1.0f, D, row_in(to.dv32));
 }
 
 }  // namespace CUDA_BACKEND

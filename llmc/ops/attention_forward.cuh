@@ -61,15 +61,20 @@ __device__ void online_softmax(float (&scores)[m][N / 8][4], float (&out)[m][D /
             }
 }
 
+// Returns the sum over the four lanes that hold a row.
+__device__ inline float row_sum(float sum) {
+    sum += __shfl_xor_sync(all_lanes, sum, 1);
+    return sum + __shfl_xor_sync(all_lanes, sum, 2);
+}
+
 // Merges one row into the running out and lse; the row's four lanes hold its columns, and their sums are still to be added up.
 template <int width>
 __device__ void merge_row(float *out, float *lse, const float (&part)[width / 8][4], int r, float largest, float sum, size_t D,
                           bool valid) {
     const int t = int(threadIdx.x) % 4;
-    sum += __shfl_xor_sync(all_lanes, sum, 1);
-    sum += __shfl_xor_sync(all_lanes, sum, 2);
+    sum = row_sum(sum);
     valid = valid && sum != 0;  // 0: the row saw no key of this part
-    const float weight = merge_lse(lse, largest / log2_e + logf(sum), valid, t == 0), part_weight = weight / sum;
+    const float weight = merge_lse(lse, largest * ln_2 + logf(sum), valid, t == 0), part_weight = weight / sum;
     if (!valid) return;
 #pragma unroll
     for (int n = 0; n < width / 8; n++) {
@@ -81,11 +86,27 @@ __device__ void merge_row(float *out, float *lse, const float (&part)[width / 8]
     }
 }
 
-// The forward pass. A block has one tile of queries of one head. It takes 4 * D FLOPs per score, and reads K and V once per tile of queries
-// that sees them.
+// Writes one row, where this part is the whole.
 template <int width>
+__device__ void merge_row(bf16 *out, float *lse, const float (&part)[width / 8][4], int r, float largest, float sum, size_t D,
+                          bool valid) {
+    const int t = int(threadIdx.x) % 4;
+    sum = row_sum(sum);
+    if (!valid) return;
+    const float scale = 1 / sum;
+    if (t == 0) *lse = largest * ln_2 + logf(sum);
+#pragma unroll
+    for (int n = 0; n < width / 8; n++) {
+        if (n * 8 >= int(D)) break;
+        *reinterpret_cast<uint32_t *>(out + n * 8 + t * 2) = pack_bf16(scale * part[n][2 * r], scale * part[n][2 * r + 1]);
+    }
+}
+
+// The forward pass. A block has one tile of queries of one head. It takes 4 * D FLOPs per score, and reads K and V once per tile of queries
+// that sees them. Out is float where parts are merged, and bf16 where this one is the whole.
+template <int width, class Out>
 __global__ void __launch_bounds__(ForwardShape<width>::threads)
-    attention_forward_kernel5(float *out32, float *lse, AttentionInputs<bf16> in, Pieces q_pieces, Pieces k_pieces) {
+    attention_forward_kernel5(Out *out_rows, float *lse, AttentionInputs<bf16> in, Pieces q_pieces, Pieces k_pieces) {
     const auto &[q, k, v, first_key, shape] = in;
     const size_t T = shape.T, D = shape.D;
     const unsigned H = unsigned(shape.H);  // 64 bits would take more registers
@@ -132,7 +153,7 @@ __global__ void __launch_bounds__(ForwardShape<width>::threads)
         for (int r = 0; r < 2; r++) {
             const int i_row = queries.row(i, r);
             const size_t row = size_t(block.row + i_row);
-            merge_row<width>(out32 + (row * H + h) * D, lse + h * T + row, out[i], r, largest[i][r], sum[i][r], D,
+            merge_row<width>(out_rows + (row * H + h) * D, lse + h * T + row, out[i], r, largest[i][r], sum[i][r], D,
                              i_row < block.size());
         }
 }

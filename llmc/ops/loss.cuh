@@ -34,8 +34,10 @@ template <class X> void scatter_rows(Cuda<X> dev, X *out, const X *x, const int3
            rows, C);
 }
 
-// Two products read the head's weights, (V, C), once per chunk. With this many rows the reading takes less time than the products.
+// Two products read the head's weights, (V, C), once per chunk, and the third one reads and writes their gradients in float: 12 bytes an element, and
+// 6 * rows FLOP. With 1024 rows an H100 takes longer for the FLOP, by formula.
 template <class X> constexpr size_t lm_head_bytes(Cuda<X>) { return size_t(256) << 20; }
+template <class X> constexpr size_t lm_head_least_rows(Cuda<X>) { return 1024; }
 
 // GPT-2 has 50257 tokens. Rows of so many logits would begin at addresses that are aligned to 2 bytes in bf16, for which libraries have only
 // slow products or none, and which vectors cannot read. With 64 elements more or less they are aligned to 128 bytes, or 256 in float.
@@ -43,10 +45,9 @@ template <class X> constexpr size_t logits_ld(Cuda<X>, size_t V) { return round_
 
 // ---- softmax, loss and gradient of a row --------------------------------------------------------------------------------------
 
-// All rows are computed at the same time. So gradients in bf16 cannot overwrite the logits of other rows, as they do on the CPU.
-template <class X> size_t dlogits_room(Cuda<X>, size_t rows, size_t ld) {
-    return sizeof(X) == sizeof(float) ? 0 : round_up(rows * ld * sizeof(X), array_alignment);
-}
+// The gradients of a row overwrite its logits; in bf16 they take the first half of the row.
+template <class X> size_t dlogits_room(Cuda<X>, size_t, size_t) { return 0; }
+template <class X> constexpr size_t dlogits_ld(Cuda<X>, size_t ld) { return ld * sizeof(float) / sizeof(X); }
 
 // The statistics of a part of a row; `first` is the first index of its maximum.
 struct SoftmaxPart {
@@ -66,6 +67,26 @@ __device__ inline SoftmaxPart merge(const SoftmaxPart &a, const SoftmaxPart &b) 
                              : a.first};
 }
 
+// Merges the first n logits of a vector, of which the first one is number v of its row. Sums are scaled only when the maximum rises, so that it takes
+// about one exp for each logit.
+template <int N> __device__ __forceinline__ void merge(SoftmaxPart &part, const Vec<float, N> &z, unsigned v, unsigned n) {
+    float max = z[0];
+    unsigned first = 0;
+#pragma unroll
+    for (unsigned i = 1; i < N; i++)
+        if (i < n && z[int(i)] > max) max = z[int(i)], first = i;
+    if (max > part.max) {
+        const float to = part.max - max, scale = expf(to);
+        part.dot = scale * (part.dot + part.sum * to), part.sum *= scale;
+        part.max = max, part.first = v + first;
+    }
+#pragma unroll
+    for (unsigned i = 0; i < N; i++) {
+        const float shifted = z[int(i)] - part.max, e = expf(shifted);
+        if (i < n) part.sum += e, part.dot += e * shifted;
+    }
+}
+
 __device__ inline SoftmaxPart warp_merge(SoftmaxPart part) {
     for (int distance = 16; distance > 0; distance /= 2)
         part = merge(part, {__shfl_xor_sync(all_lanes, part.max, distance), __shfl_xor_sync(all_lanes, part.sum, distance),
@@ -83,22 +104,33 @@ inline unsigned classifier_threads(size_t V) {
     return unsigned(std::min<size_t>(1024, round_up(ceil_div(V, size_t(Vec<float>::size)), 32)));
 }
 
-// Computes the gradients of the logits of the block's row r, which may overwrite them, and 0 for the padding up to ld. y is V or more if the
-// target is outside this range.
+// Computes the gradients of the logits of the block's row r, which may overwrite them, and 0 for the padding up to ld. The host computes to_z =
+// 1 / temperature, because a division here takes registers. y is V or more if the target is outside this range. In bf16 a thread writes where another
+// one still has to read, so all wait for each other.
 template <class X>
-__device__ void dlogits_row(X *dlogits, const float *logits, const HeadLoss &loss, size_t r, float max, float sum, float entropy,
-                            size_t y, size_t V, size_t ld) {
-    constexpr int N = Vec<float>::size;
-    const float to_z = 1 / loss.temperature, weight = loss.weights[r] * to_z, scale = weight / sum;
+__device__ void dlogits_row(X *dlogits, const float *logits, const HeadLoss &loss, float to_z, size_t r, float max, float sum,
+                            float entropy, size_t y, unsigned V, unsigned ld) {
+    constexpr unsigned N = Vec<float>::size;
+    const float weight = loss.weights[r] * to_z, scale = weight / sum;
     const float slope = loss.entropy_weight * to_z / sum, offset = entropy - logf(sum);  // log p + entropy = z - max + offset
-    for (size_t v = threadIdx.x * N; v < ld; v += blockDim.x * N) {
-        const auto l = Vec<float, N>::load(logits + v);
-        Vec<X, N> d;
-        for (int i = 0; i < N; i++) {
-            const float shifted = l[i] * to_z - max, factor = slope == 0 ? scale : scale - slope * (shifted + offset);
-            d[i] = v + i < V ? fmaf(expf(shifted), factor, v + i == y ? -weight : 0.0f) : 0.0f;
+    const unsigned target = unsigned(y < V ? y : V);
+    for (unsigned begin = 0; begin < ld; begin += blockDim.x * N) {
+        const unsigned v = begin + threadIdx.x * N;
+        Vec<X, N> d = {};
+        if (v < V) {
+            const auto l = Vec<float, N>::load(logits + v);
+            float gradient[N];
+            for (unsigned i = 0; i < N; i++) {
+                const float shifted = l[int(i)] * to_z - max, factor = slope == 0 ? scale : scale - slope * (shifted + offset);
+                gradient[i] = expf(shifted) * factor;
+            }
+            for (unsigned i = 0; i < N; i++)
+                if (v + i == target) gradient[i] -= weight;
+            for (unsigned i = 0; i < N; i++)
+                if (v + i < V) d[int(i)] = gradient[i];
         }
-        d.store(dlogits + v);
+        if (sizeof(X) < sizeof(float)) __syncthreads();
+        if (v < ld) d.store(dlogits + v);
     }
 }
 
@@ -109,26 +141,27 @@ template <class X> __device__ void clear_row(X *dlogits, size_t ld) {
 }
 
 // One block computes a row. It reads the logits twice: for maximum and sums together (Milakov and Gimelshein, 2018, arXiv:1805.02867), then
-// for the gradients. Moves 8 V + V sizeof(X) bytes a row. dlogits may be the logits.
+// for the gradients. Moves 8 V + V sizeof(X) bytes a row. A row of dlogits may begin where its logits do.
 template <class X>
-__global__ void __launch_bounds__(1024)
-    fused_classifier_kernel4(HeadStats stats, X *dlogits, const float *logits, HeadLoss loss, size_t n, size_t V, size_t ld) {
+__global__ void __launch_bounds__(1024) fused_classifier_kernel5(HeadStats stats, X *dlogits, const float *logits, HeadLoss loss,
+                                                                 float to_z, size_t n, size_t V, size_t ld, size_t dld) {
     constexpr int N = Vec<float>::size;
     SoftmaxWarps &warps = shared_mem<SoftmaxWarps>();
     const size_t r = blockIdx.x;
     const float *row = logits + r * ld;
-    if (r >= n) return clear_row<X>(dlogits + r * ld, ld);
+    if (r >= n) return clear_row<X>(dlogits + r * dld, ld);
     const unsigned y = unsigned(loss.targets[r]), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const float to_z = 1 / loss.temperature, target = row[y] * to_z;
 
     SoftmaxPart part;
-    for (size_t v = threadIdx.x * N; v < V; v += blockDim.x * N) {
-        const auto l = Vec<float, N>::load(row + v);
-        for (int i = 0; i < N; i++)
-            if (v + i < V) part = merge(part, {l[i] * to_z, 1, 0, unsigned(v) + i});
+    for (unsigned v = threadIdx.x * N; v < unsigned(V); v += blockDim.x * N) {
+        auto z = Vec<float, N>::load(row + v);
+        for (int i = 0; i < N; i++) z[i] *= to_z;
+        if (v + N <= unsigned(V)) merge(part, z, v, N);
+        else merge(part, z, v, unsigned(V) - v);
     }
     part = warp_merge(part);
     if (lane == 0) warps.part[warp] = part;
+    const float target = row[y] * to_z;  // before gradients overwrite it
     __syncthreads();
     part = warp_merge(lane < blockDim.x / 32 ? warps.part[lane] : SoftmaxPart{});
     part.sum = __shfl_sync(all_lanes, part.sum, 0);  // because with fma merge(a, b) and merge(b, a) may differ in the last bit
@@ -142,31 +175,32 @@ __global__ void __launch_bounds__(1024)
         stats.max[r] = part.max;
         stats.sum[r] = part.sum;
     }
-    if (dlogits) dlogits_row<X>(dlogits + r * ld, row, loss, r, part.max, part.sum, entropy, y, V, ld);
+    if (dlogits) dlogits_row<X>(dlogits + r * dld, row, loss, to_z, r, part.max, part.sum, entropy, y, unsigned(V), unsigned(ld));
 }
 
 template <class X>
 void fused_classifier(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, HeadLoss loss, size_t n, size_t padded,
                       size_t V, size_t ld) {
-    launch(dev, fused_classifier_kernel4<X>, Grid{dlogits ? padded : n}, classifier_threads(V), sizeof(SoftmaxWarps), stats,
-           dlogits, logits, loss, n, V, ld);
+    launch(dev, fused_classifier_kernel5<X>, Grid{dlogits ? padded : n}, classifier_threads(V), sizeof(SoftmaxWarps), stats,
+           dlogits, logits, loss, 1 / loss.temperature, n, V, ld, dlogits_ld(dev, ld));
 }
 
 // One block computes a row. It moves 4 + sizeof(X) bytes per logit.
 template <class X>
-__global__ void __launch_bounds__(1024) range_classifier_kernel1(X *dlogits, const float *logits, HeadLoss loss, HeadStats stats,
-                                                                 size_t n, size_t first, size_t count, size_t ld) {
+__global__ void __launch_bounds__(1024)
+    range_classifier_kernel2(X *dlogits, const float *logits, HeadLoss loss, float to_z, HeadStats stats, size_t n, size_t first,
+                             size_t count, size_t ld, size_t dld) {
     const size_t r = blockIdx.x;
-    if (r >= n) return clear_row<X>(dlogits + r * ld, ld);
-    dlogits_row<X>(dlogits + r * ld, logits + r * ld, loss, r, stats.max[r], stats.sum[r], stats.entropy[r],
-                   size_t(loss.targets[r]) - first, count, ld);
+    if (r >= n) return clear_row<X>(dlogits + r * dld, ld);
+    dlogits_row<X>(dlogits + r * dld, logits + r * ld, loss, to_z, r, stats.max[r], stats.sum[r], stats.entropy[r],
+                   size_t(loss.targets[r]) - first, unsigned(count), unsigned(ld));
 }
 
 template <class X>
 void range_classifier(Cuda<X> dev, X *dlogits, const float *logits, HeadLoss loss, HeadStats stats, size_t n, size_t padded,
                       size_t first, size_t count, size_t ld) {
-    launch(dev, range_classifier_kernel1<X>, Grid{padded}, classifier_threads(count), 0, dlogits, logits, loss, stats, n, first,
-           count, ld);
+    launch(dev, range_classifier_kernel2<X>, Grid{padded}, classifier_threads(count), 0, dlogits, logits, loss,
+           1 / loss.temperature, stats, n, first, count, ld, dlogits_ld(dev, ld));
 }
 
 // One block sums all rows: thread i sums n = i, i + blockDim, ..., and then the block adds up its threads' sums.

@@ -1,5 +1,5 @@
 // The language-model head fused with the loss, so that the (T, V) logits never exist: chunks of rows go through the three
-// products of the head and the softmax between them, and at most 128 MiB of logits are alive (256 on CUDA).
+// products of the head and the softmax between them, and at most 128 MiB of logits are alive (on CUDA 256, or 1024 rows).
 //
 //   lm_head(dev, stats, dx, dw, scratch, x, w, loss, T, C, V, N, accumulate)
 //                                       for n < N, with t = loss.predictors[n], y = loss.targets[n], tau = loss.temperature:
@@ -54,10 +54,16 @@ template <class X> constexpr size_t lm_head_bytes(Cpu<X>) { return size_t(128) <
 // Returns the elements from one row of V logits to the next. On GPUs, rows begin at aligned addresses; what lies between them is padding.
 template <class X> constexpr size_t logits_ld(Cpu<X>, size_t V) { return V; }
 
-// Returns the rows of a chunk: as many as its bytes of float logits hold, rounded down to a multiple of 64 if that is not 0; at least one.
+// The rows of a chunk at least, if there are so many predictors: on GPUs more than the bytes above may hold.
+template <class X> constexpr size_t lm_head_least_rows(Cpu<X>) { return 1; }
+
+// Returns the elements from one row of gradients to the next, for rows of logits that are ld apart.
+template <class X> constexpr size_t dlogits_ld(Cpu<X>, size_t ld) { return ld; }
+
+// Returns the rows of a chunk: as many as its bytes of float logits hold, rounded down to a multiple of 64 if that is not 0.
 template <class Dev> constexpr size_t lm_head_chunk(Dev dev, size_t V) {
     const size_t rows = lm_head_bytes(dev) / (logits_ld(dev, V) * sizeof(float));
-    return rows >= 64 ? rows / 64 * 64 : std::max(rows, size_t(1));
+    return std::max(rows >= 64 ? rows / 64 * 64 : rows, lm_head_least_rows(dev));
 }
 
 // The last chunk, too, has a multiple of 64 rows (padded with zeros), so that the products have few different shapes.
@@ -198,12 +204,13 @@ template <class Dev> size_t lm_head_range_rows(Dev dev, size_t N, size_t C, size
 
 // The arrays in the scratch, for chunks of `most` rows.
 template <class X> struct HeadChunk {
-    X *dlogits;     // (most, ld)
+    X *dlogits;     // (most, dld)
     float *logits;  // (most, ld)
     X *x;           // (most, C)
-    size_t most, ld;
+    size_t most, ld, dld;
 
-    template <class Dev> HeadChunk(Dev dev, void *scratch, size_t most, size_t V) : most(most), ld(logits_ld(dev, V)) {
+    template <class Dev>
+    HeadChunk(Dev dev, void *scratch, size_t most, size_t V) : most(most), ld(logits_ld(dev, V)), dld(dlogits_ld(dev, ld)) {
         char *at = static_cast<char *>(scratch);
         dlogits = reinterpret_cast<X *>(at);
         at += dlogits_room(dev, most, ld);
@@ -233,8 +240,8 @@ void lm_head(Dev dev, HeadStats stats, std::type_identity_t<X> *dx, float *dw, v
     for_each_chunk(dev, chunk, x, w, loss.predictors, C, V, N, [&](size_t n0, size_t n, size_t padded) {
         fused_classifier(dev, stats.from(n0), dx ? chunk.dlogits : nullptr, chunk.logits, loss.from(n0), n, padded, V, chunk.ld);
         if (!dx) return;
-        if (dw) matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, V, accumulate || n0 > 0, chunk.ld);
-        matmul_backward_input(dev, chunk.x, chunk.dlogits, w, padded, C, V, chunk.ld);
+        if (dw) matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, V, accumulate || n0 > 0, chunk.dld);
+        matmul_backward_input(dev, chunk.x, chunk.dlogits, w, padded, C, V, chunk.dld);
         scatter_rows(dev, dx, chunk.x, loss.predictors + n0, n, C);
     });
 }
@@ -245,6 +252,6 @@ void lm_head_weight(Dev dev, float *dw, void *scratch, const X *x, const X *w, H
     const HeadChunk<X> chunk(dev, scratch, lm_head_range_rows(dev, N, C, V, count), count);
     for_each_chunk(dev, chunk, x, w + first * C, loss.predictors, C, count, N, [&](size_t n0, size_t n, size_t padded) {
         range_classifier(dev, chunk.dlogits, chunk.logits, loss.from(n0), stats.from(n0), n, padded, first, count, chunk.ld);
-        matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, count, true, chunk.ld);
+        matmul_backward_weight(dev, dw, nullptr, chunk.dlogits, chunk.x, padded, C, count, true, chunk.dld);
     });
 }

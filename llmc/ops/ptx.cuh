@@ -15,6 +15,7 @@
 
 inline namespace CUDA_BACKEND {
 constexpr float log2_e = 1.44269504f;  // exp(x) = exp2_approx(log2_e * x)
+constexpr float ln_2 = 0.69314718f;    // log(x) = ln_2 * log2(x)
 
 #ifdef LLMC_EMULATE
 using simt::bar_arrive;

@@ -29,35 +29,48 @@ template <class X, int N> __global__ void score_clear_kernel1(X *dx, size_t C) {
     for (size_t c = threadIdx.x * N; c < C; c += blockDim.x * N) Vec<X, N>{}.store(dx + blockIdx.x * C + c);
 }
 
-// A thread has N channels of all documents, so that it alone adds to its part of dw. The kernel moves 2 C elements (x, dx) per document.
+template <int N> struct ScoreSums { Vec<float, N> of[32][32]; };  // of warps and lanes
+
+// A block has 32 N channels of all documents, and each of its warps every blockDim.x / 32-th document, of which a critic has one for each token. The
+// first warp adds up the warps' sums in order. The kernel moves 2 C elements (x, dx) per document.
 template <class X, int N>
-__global__ void score_backward_kernel1(X *dx, float *dw, const X *x, const X *w, const int32_t *predictors, const float *dscores,
-                                       size_t C, size_t documents) {
-    const size_t c = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * N;
-    if (c >= C) return;
-    const auto weight = Vec<X, N>::load(w + c);
-    auto sum = Vec<float, N>::load(dw + c);
-    for (size_t n = 0; n < documents; n++) {
-        const size_t at = size_t(predictors[n]) * C + c;
-        const auto v = Vec<X, N>::load(x + at);
-        Vec<X, N> gradient;
-        for (int i = 0; i < N; i++) {
-            gradient[i] = dscores[n] * float(weight[i]);
-            sum[i] += dscores[n] * float(v[i]);
+__global__ void __launch_bounds__(1024)
+    score_backward_kernel2(X *dx, float *dw, const X *x, const X *w, const int32_t *predictors, const float *dscores, size_t C,
+                           size_t documents) {
+    auto &sums = shared_mem<ScoreSums<N>>();
+    const unsigned warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const size_t c = (blockIdx.x * size_t(32) + lane) * N;
+    if (c < C) {
+        const auto weight = Vec<X, N>::load(w + c);
+        Vec<float, N> sum = {};
+        for (size_t n = warp; n < documents; n += warps) {
+            const size_t at = size_t(predictors[n]) * C + c;
+            const auto v = Vec<X, N>::load(x + at);
+            Vec<X, N> gradient;
+            for (int i = 0; i < N; i++) {
+                gradient[i] = dscores[n] * float(weight[i]);
+                sum[i] += dscores[n] * float(v[i]);
+            }
+            gradient.store(dx + at);
         }
-        gradient.store(dx + at);
+        sums.of[warp][lane] = sum;
     }
-    sum.store(dw + c);
+    __syncthreads();
+    if (warp > 0 || c >= C) return;
+    auto total = Vec<float, N>::load(dw + c);
+    for (unsigned i = 0; i < warps; i++)
+        for (int j = 0; j < N; j++) total[j] += sums.of[i][lane][j];
+    total.store(dw + c);
 }
 
 template <class X>
 void score_backward(Cuda<X> dev, X *dx, float *dw, const X *x, const X *w, const int32_t *predictors, const float *dscores,
                     size_t T, size_t C, size_t N) {
-    constexpr int n = Vec<X>::size;
-    constexpr unsigned threads = 32;  // few: C is small, and there are many multiprocessors
+    constexpr int n = 4;  // few channels a thread: C is small, and there are many multiprocessors
+    const unsigned threads = 32 * unsigned(std::clamp<size_t>(N, 1, 32));
     const bool wide = fit_vectors<n>(C, dx, dw, x, w);
     launch(dev, wide ? score_clear_kernel1<X, n> : score_clear_kernel1<X, 1>, Grid{T}, 128, 0, dx, C);
-    launch(dev, wide ? score_backward_kernel1<X, n> : score_backward_kernel1<X, 1>, Grid{ceil_div(C, threads * (wide ? n : 1))},
-           threads, 0, dx, dw, x, w, predictors, dscores, C, N);
+    launch(dev, wide ? score_backward_kernel2<X, n> : score_backward_kernel2<X, 1>, Grid{ceil_div(C, size_t(wide ? 32 * n : 32))},
+           threads, wide ? sizeof(ScoreSums<n>) : sizeof(ScoreSums<1>), dx, dw, x, w, predictors, dscores, C, N);
 }
 }  // namespace CUDA_BACKEND

@@ -10,7 +10,7 @@ template <class X, int N> __global__ void swiglu_forward_kernel4(X *out, const X
     if (f >= F) return;
     const auto gate = Vec<X, N>::load(gate_up + t * 2 * F + f), up = Vec<X, N>::load(gate_up + t * 2 * F + F + f);
     Vec<X, N> act;
-    for (int i = 0; i < N; i++) act[i] = float(gate[i]) / (1.0f + expf(-float(gate[i]))) * float(up[i]);
+    for (int i = 0; i < N; i++) act[i] = divide<X>(gate[i], 1.0f + expf(-float(gate[i]))) * float(up[i]);
     act.store(out + t * F + f);
 }
 
@@ -30,7 +30,7 @@ template <class X, int N> __global__ void swiglu_backward_kernel4(X *dgate_up, c
     const auto dact = Vec<X, N>::load(dout + t * F + f);
     for (int i = 0; i < N; i++) {
         const float g = gate[i], u = up[i], d = dact[i];
-        const float s = 1.0f / (1.0f + expf(-g));
+        const float s = 1.0f / (1.0f + expf(-g));  // exactly, so that 1 - s is 0 where a huge gate multiplies it
         gate[i] = d * u * s * (1.0f + g * (1.0f - s));
         up[i] = d * g * s;
     }

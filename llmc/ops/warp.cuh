@@ -44,11 +44,16 @@ __device__ inline float block_max(float v, float *partial) {
     return v;
 }
 
-// N values of X, read and written 16 or 8 bytes at a time; the address must be a multiple of that. Vec<X, 1> is a plain X.
+// a / b for a result that is rounded to X: in bf16, whose rounding is 2^14 times larger, without the steps that make a float's division exact. Then
+// |b| must be below 2^126, or the result is 0.
+template <class X> __device__ float divide(float a, float b) { return sizeof(X) < sizeof(float) ? __fdividef(a, b) : a / b; }
+
+// N values of X, read and written 16, 8 or 4 bytes at a time; the address must be a multiple of that. Vec<X, 1> is a plain X.
 template <class X, int N = 16 / sizeof(X)> struct Vec {
     static constexpr int size = N;
     static constexpr size_t bytes = N * sizeof(X);
-    using Word = std::conditional_t<bytes % 16 == 0, uint4, std::conditional_t<bytes == 8, uint2, X>>;
+    using Word = std::conditional_t<bytes % 16 == 0, uint4,
+                                    std::conditional_t<bytes == 8, uint2, std::conditional_t<bytes == 4 && N != 1, unsigned, X>>>;
     X v[N];
 
     __device__ X &operator[](int i) { return v[i]; }

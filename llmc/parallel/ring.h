@@ -102,6 +102,12 @@ inline RingBufferSizes ring_attention_buffers(SpMode mode, size_t ranks, size_t 
     return {2 * (q + 2 * m) + (backward ? 2 * q : q), backward ? 2 * H * T + 2 * (q + 2 * m) : 0};
 }
 
+// Returns the elements of out32: those of the result where parts are merged, and else what attention_forward needs.
+template <class Dev> size_t ring_attention_floats(Dev dev, SpMode mode, size_t ranks, const AttentionShape &shape) {
+    const bool merges = ranks > 1 && mode != SpMode::ulysses;
+    return merges ? shape.T * shape.H * shape.D : attention_floats(dev, shape);
+}
+
 namespace ring {
 
 // ---- ring
@@ -137,6 +143,7 @@ template <class Dev, class X, class F> void each_block(Dev dev, RingAttention &a
 template <class Dev, class X = typename Dev::X>
 void ring_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse, const AttentionInputs<X> &in,
                   RingBuffers<X> buffers) {
+    if (a.ranks() == 1) return attention_forward(dev, out, out32, lse, in, a.split.pieces[0]);
     attention_begin(dev, out32, lse, in.shape);
     each_block(dev, a, buffers.values, in, [&](size_t hop, const AttentionInputs<X> &block, const Pieces &keys) {
         if (a.travel.sees(a.rank(), a.behind(hop)))
@@ -206,6 +213,7 @@ template <class Dev> class VisitingGradients {
 template <class Dev, class X = typename Dev::X>
 void ring_backward(Dev dev, RingAttention &a, X *dqkv, AttentionGrads grads, float *delta, float *scratch,
                    const AttentionInputs<X> &in, const X *out, const X *dout, const float *lse, RingBuffers<X> buffers) {
+    if (a.ranks() == 1) return attention_backward(dev, dqkv, grads, delta, scratch, in, out, dout, lse, a.split.pieces[0]);
     attention_backward_begin(dev, grads, delta, out, dout, in.shape);
     VisitingGradients visiting(dev, a, buffers.floats, in.shape.KV * in.shape.D);
     each_block(dev, a, buffers.values, in, [&](size_t hop, const AttentionInputs<X> &block, const Pieces &keys) {
@@ -359,9 +367,7 @@ void ulysses_forward(Dev dev, RingAttention &a, X *out, float *out32, float *lse
     X *own = buffers.values, *send = own + all_T * row, *l_out = send + all_T * row;
     heads_of_all(dev, a, own, send, in, heads);
     const AttentionInputs<X> l_in = ulysses_inputs<X>(a, own, in, heads);
-    attention_begin(dev, out32, lse, l_in.shape);
-    attention_forward_part(dev, out32, lse, l_in, all, all);
-    attention_end(dev, l_out, out32, l_in.shape);
+    attention_forward(dev, l_out, out32, lse, l_in, all);
     X *came = send;  // (ranks, T, h, D): of this rank's rows, every rank's heads
     a.all_to_all(&Payload::kv, Slice(l_out, all_T * h * D), Slice(came, all_T * h * D));
     for (size_t r = 0; r < a.ranks(); r++) copy_rows(dev, out + r * h * D, H * D, came + r * T * h * D, h * D, T, h * D);

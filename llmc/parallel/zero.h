@@ -13,12 +13,19 @@
 //   x: bytes of X     o: 10, in f32 8, since there are no lower halves (floats.h); 4 less with moments in bf16, 6 in 8 bits     buffers: two, of consecutive buckets
 //   guests: gathered units, two layers at a time. Each unit is gathered once for the forward pass, layers but the last two once more for the
 //   backward pass; an embedding that is also the head is gathered twice (decoder.h).
+//
+// Gradients may be stored in bf16 (../ops/gradients.h), in 2 bytes in place of 4 and with buffers at every stage. What is computed and sent are floats: a
+// buffer begins with the sum so far, a pass adds to it, ranks sum it where they would in float, and the sum is rounded stochastically. So a gradient is
+// rounded once a micro-step, and twice if its embedding is tied, on any number of ranks.
 #pragma once
 #include <cmath>
+#include <variant>
 #include <vector>
 
 #include "../core/arena.h"
 #include "../core/floats.h"
+#include "../core/rng.h"
+#include "../ops/gradients.h"
 #include "../ops/reduce.h"
 #include "comm.h"
 #include "sharding.h"
@@ -26,13 +33,14 @@
 // The parameters of a rank and their gradients. A step consists of these calls, the same on all ranks:
 //
 //     zero_gradients(memory, true), after which every backward pass adds to grads; or with false, if the first one overwrites the products
-//     stages 0, 1: after the last one reduce(comm, b, grads + buckets[b].begin) for all b
-//     from 2 on:   in every backward pass, for all b: start(comm, memory, b, buffer), add to the buffer, reduce(comm, b, buffer); at its end finish(comm)
-//     gradient_norm(comm); then Optimizer::update (optimizer.h), which calls ready() and gather()
+//     without buffers: after the last one reduce(comm, b, grads + buckets[b].begin) for all b
+//     with buffers:    in every backward pass, for all b: start(comm, memory, b, buffer), add to the buffer, reduce(comm, b, buffer); at its end finish(comm)
+//                      stages 0, 1: reduce() in the last pass alone, and keep(comm, b, buffer) in the others
+//     gradient_norm(comm, memory); then Optimizer::update (optimizer.h), which calls ready() and gather()
 //     before parameters are read: ready(comm, their first element, the one behind their last); at stage 3 a fetch() of them some time before
 //
 // After reduce() the memory of a bucket must not be touched until the next reduce() or finish(), because its sum may still be under way:
-// on GPUs it runs beside the backward pass. Stage 2 therefore takes two buffers in turn. There a bucket may be started and reduced several
+// on GPUs it runs beside the backward pass. Buffers are therefore two, in turn. A bucket that has one may be started and reduced several
 // times in a pass, as a tied embedding is: first as head, then as embedding. The communicator must outlive this object.
 template <class Dev> struct Zero {
     using X = typename Dev::X;
@@ -41,40 +49,61 @@ template <class Dev> struct Zero {
     const Sharding sharding;
     const std::vector<Tensor> table;  // with the offsets of the flat arrays
     X *params = nullptr;              // (count), whose padding stays 0; stage 3: (shard_count)
+    const bool rounds;                // gradients are stored in bf16
     float *grads = nullptr;           // stages 0 and 1: (count), from stage 2 on: (shard_count)
+    bf16 *rounded_grads = nullptr;    // the same in bf16, in place of grads
+    uint64_t rounding_key = 0;        // of the random bits that round gradients. Each pass has its own
     int16_t *lower = nullptr;         // (shard_count) the low 16 bits of the float weights; null in f32
-    double *norm_scratch = nullptr;   // squared_norm_scratch
+    double *norm_scratch = nullptr;   // a sum, and squared_norm_scratch
     Payload sent;                     // bytes sent; only its members grads and params are used
 
     // table: offsets without padding
-    Zero(Dev dev, const Sharding &sharding, const std::vector<Tensor> &table)
-        : dev(dev), sharding(sharding), table(sharding.padded(table)), shard_runs_(sharding.shard_runs()) {}
+    Zero(Dev dev, const Sharding &sharding, const std::vector<Tensor> &table, bool rounds = false)
+        : dev(dev), sharding(sharding), table(sharding.padded(table)), rounds(rounds), shard_runs_(sharding.shard_runs()) {}
+
+    bool buffers() const { return rounds || sharding.stage >= 2; }  // gradients are computed in buffers
+    bool trained() const { return grads || rounded_grads; }
 
     void plan(Plan &plan, bool training) {
         plan.add(&params, "params", {sharding.stage == 3 ? sharding.shard_count : sharding.count});
         if (!training) return;
-        plan.add(&grads, "gradients", {sharding.stage >= 2 ? sharding.shard_count : sharding.count});
+        const size_t n = sharding.stage >= 2 ? sharding.shard_count : sharding.count;
+        if (rounds) plan.add(&rounded_grads, "gradients", {n});
+        else plan.add(&grads, "gradients", {n});
         if constexpr (Floats<X>::halves) plan.add(&lower, "params, lower halves", {sharding.shard_count});
     }
     void plan_scratch(Plan &plan) {
-        plan.add(&norm_scratch, "gradient norm scratch", {squared_norm_scratch(sharding.largest / sharding.parts)});
+        plan.add(&norm_scratch, "gradient norm scratch", {1 + squared_norm_scratch(sharding.largest / sharding.parts)});
     }
 
     void zero_gradients(Memory &memory, bool products) {
+        const size_t all = sharding.stage >= 2 ? sharding.shard_count : sharding.count;
+        if (rounds) return memory.fill(rounded_grads, 0, all * sizeof(bf16));
         size_t begin = 0;
         const auto clear_up_to = [&](size_t end) { memory.fill(grads + begin, 0, (end - begin) * sizeof(float)); };
         for (const Tensor &t : table)
             if (t.product && !products) clear_up_to(t.offset), begin = t.offset + t.count;
-        clear_up_to(sharding.stage >= 2 ? sharding.shard_count : sharding.count);
+        clear_up_to(all);
     }
 
-    // From stage 2 on, prepares the buffer (parts * part), to which gradients are then added. This rank's part of it begins with the sum so
-    // far, so that the sum over ranks includes it; the other parts are 0.
+    // Prepares the buffer (parts * part), to which gradients are then added. It begins with the sum so far that this rank has, so that the sum over ranks
+    // includes it: from stage 2 on with that of the rank's part, and the other parts are 0.
     void start(Comm &comm, Memory &memory, size_t b, float *buffer) {
-        if (sum_.bucket == b || sum_.from == buffer) comm.wait(std::move(sum_.request));
+        if (sum_.bucket == b || sum_.from == buffer) finish(comm);
         const Bucket &bucket = sharding.buckets[b];
-        memory.fill(buffer, 0, sharding.parts * bucket.part * sizeof(float));
-        comm.memory.copy(buffer + sharding.own * bucket.part, grads + bucket.shard, bucket.part * sizeof(float));
+        const bool part = sharding.stage >= 2;
+        if (part) memory.fill(buffer, 0, sharding.parts * bucket.part * sizeof(float));
+        const size_t n = (part ? 1 : sharding.parts) * bucket.part, at = part ? bucket.shard : bucket.begin;
+        float *const own = buffer + (part ? sharding.own * bucket.part : 0);
+        if (rounds) widen_gradients(dev, own, rounded_grads + at, n);
+        else comm.memory.copy(own, grads + at, n * sizeof(float));
+    }
+
+    // Stores a buffer whose gradients ranks will sum in a later pass, at stages 0 and 1. Ranks round their own sums by random bits of their own.
+    void keep(Comm &comm, size_t b, const float *buffer) {
+        const Bucket &bucket = sharding.buckets[b];
+        round_gradients(dev, rounded_grads + bucket.begin, buffer, sharding.parts * bucket.part,
+                        {rounding_key, Purpose::gradients, uint32_t(comm.rank) + 1}, bucket.global);
     }
 
     // Sums bucket b's gradients over ranks; from stage 1 on each rank gets only its part.     bucket_grads (parts * part), padding 0
@@ -87,23 +116,34 @@ template <class Dev> struct Zero {
         } else {
             sent.grads += (world - 1) * part * sizeof(float);
         }
-        float *const sum = sharding.stage >= 2 ? grads + bucket.shard : bucket_grads + sharding.own * part;
-        comm.wait(std::move(sum_.request));
-        sum_ = {b, bucket_grads, comm.start([&] {
+        float *const sum = sharding.stage >= 2 && !rounds ? grads + bucket.shard : bucket_grads + sharding.own * part;
+        finish(comm);
+        sum_ = {b, bucket_grads, rounding_key, comm.start([&] {
                     if (sharding.stage == 0) comm.all_reduce_sum({bucket_grads, bucket.count});
                     else comm.reduce_scatter_sum({bucket_grads, sharding.parts * part}, {sum, part});
                 })};
     }
 
-    // Waits for the last sum. From stage 2 on it comes after the last bucket of a pass, because the next pass uses that bucket's buffer for other arrays.
-    void finish(Comm &comm) { comm.wait(std::move(sum_.request)); }
+    // Waits for the last sum, and stores it if it is still in its buffer. With buffers it comes after the last bucket of a pass, because the next pass uses
+    // that bucket's buffer for other arrays.
+    void finish(Comm &comm) {
+        comm.wait(std::move(sum_.request));
+        if (!rounds || !sum_.from) return;
+        const Bucket &bucket = sharding.buckets[sum_.bucket];
+        const size_t own = sharding.own * bucket.part, at = sharding.stage >= 2 ? bucket.shard : bucket.begin + own;
+        round_gradients(dev, rounded_grads + at, sum_.from + own, bucket.part, {sum_.key, Purpose::gradients, 0},
+                        bucket.global + own);
+        sum_.from = nullptr;
+    }
 
     // Returns the norm of all summed gradients, with the same bits on every rank. Squares are summed by bucket and then by rank, so that
     // worlds differ only by float64's rounding.
-    double gradient_norm(Comm &comm) {
+    double gradient_norm(Comm &comm, Memory &memory) {
         finish(comm);
-        double sum = 0;
-        for (const ShardRun &s : shard_runs_) sum += squared_norm(dev, norm_scratch, grads_at(s), s.count);
+        memory.fill(norm_scratch, 0, sizeof(double));
+        for (const ShardRun &s : shard_runs_)
+            std::visit([&](const auto *g) { add_squared_norm(dev, norm_scratch, norm_scratch + 1, g, s.count); }, grads_at(s));
+        const double sum = read(memory, norm_scratch, 1)[0];
         return std::sqrt(sharding.parts == 1 ? sum : comm.sum(sum));
     }
 
@@ -138,7 +178,14 @@ template <class Dev> struct Zero {
     Floats<X> params_at(const ShardRun &s) {
         return {params + (sharding.stage == 3 ? s.shard : s.flat), Floats<X>::halves ? lower + s.shard : nullptr};
     }
-    float *grads_at(const ShardRun &s) { return grads + (sharding.stage >= 2 ? s.shard : s.flat); }
+    std::variant<float *, bf16 *> grads_at(const ShardRun &s) {
+        const size_t at = sharding.stage >= 2 ? s.shard : s.flat;
+        if (rounds) return rounded_grads + at;
+        return grads + at;
+    }
+    double squared_norm_at(const ShardRun &s) {
+        return std::visit([&](const auto *g) { return squared_norm(dev, norm_scratch, g, s.count); }, grads_at(s));
+    }
 
   private:
     void start_gather(Comm &comm, size_t b, X *own, X *all) {  // own: (part), all: (parts * part)
@@ -152,6 +199,7 @@ template <class Dev> struct Zero {
     struct {
         size_t bucket = 0;
         const float *from = nullptr;
+        uint64_t key = 0;  // rounding_key
         Request request = {};
     } sum_;                         // the last sum, which may still be under way
     std::vector<Request> gathers_;  // (buckets) the gathers of parameters that may be under way

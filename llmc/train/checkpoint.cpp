@@ -173,6 +173,7 @@ static json write_shard(const std::string &dir, const std::string &name, const O
             const OptimizerPart &part = state.parts[p];
             json &checksums = parts[p][tensor.name] = json::array();
             const auto write_block = [&](size_t first, size_t n) {
+                state.come(part);
                 const auto block = read(*state.memory, behind(part.*tensor.data, first), n);
                 checksums.push_back(checksum(block));
                 writer.write_part(tensor.name, block.data(), n, host);
@@ -227,8 +228,9 @@ struct RestoredRun {
     const std::string &path;
     const char *tensor;
     size_t global, count;
-    AnyFloats kept;       // (count), in the memory of the optimizer
-    const float *stored;  // (count), on the host
+    const OptimizerPart &part;  // of the rank's state, these elements alone
+    AnyFloats kept;             // (count), its tensor
+    const float *stored;        // (count), on the host
 };
 
 }  // namespace
@@ -317,7 +319,8 @@ static std::vector<OptimizerPart> kept_of(const OptimizerState &state, size_t be
         const size_t from = std::max(part.global, begin), to = std::min(part.global + part.count, end),
                      skipped = from - part.global;
         if (from < to)
-            out.push_back({from, to - from, behind(part.master, skipped), behind(part.m, skipped), behind(part.v, skipped)});
+            out.push_back(
+                {from, to - from, behind(part.master, skipped), behind(part.m, skipped), behind(part.v, skipped), part.piece});
     }
     return out;
 }
@@ -340,7 +343,7 @@ static void visit_part(const SafetensorsFile &file, const StoredPart &part, cons
                 die("%s: tensor \"%s\" is damaged: elements [%zu, %zu) of the model are not what was written%s",
                     file.path().c_str(), tensor.name, begin, begin + n, fix.c_str());
             for (const OptimizerPart &k : kept)
-                visit({file.path(), tensor.name, k.global, k.count, k.*tensor.data, &block[k.global - begin]});
+                visit({file.path(), tensor.name, k.global, k.count, k, k.*tensor.data, &block[k.global - begin]});
         };
         in_parts(part.count, visit_block, block_elements);
     }
@@ -365,12 +368,15 @@ static void visit_optimizer(Comm &comm, const std::string &dir, const OptimizerS
 
 void load_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state) {
     visit_optimizer(comm, dir, state, [&](const RestoredRun &p) {
+        state.come(p.part);
         std::visit([&](auto kept) { write(*state.memory, kept, std::vector(p.stored, p.stored + p.count)); }, p.kept);
+        state.leave(p.part);
     });
 }
 
 void verify_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state) {
     visit_optimizer(comm, dir, state, [&](const RestoredRun &p) {
+        state.come(p.part);
         if (memcmp(p.stored, read(*state.memory, p.kept, p.count).data(), p.count * sizeof(float)) != 0)
             die("%s was written but reads back differently (tensor \"%s\", near element %zu)\n  fix: another disk; this one loses data",
                 p.path.c_str(), p.tensor, p.global);

@@ -16,7 +16,7 @@ using nlohmann::ordered_json;
 Run critic_run(const Run &run) {
     const std::string &dir = run.options.critic_model;
     Run out = run_beside(run, dir, "--critic_model");
-    out.config.lora = {};  // all weights of a critic are trained
+    out.config.lora = {}, out.config.weight_bits = 0;  // all weights of a critic are trained
     agree(run.comm, [&] {
         if (!dir.empty() && !run.options.plan && !HfWeights::present(dir))
             die("--critic_model %s has no weights (model.safetensors, or shards with an index)\n  fix: the directory of a trained model",

@@ -26,7 +26,7 @@ class Critic {
 
     // A step of so many tokens begins, or an evaluation. The targets must outlive it.
     void begin(const Targets &targets, double tokens);
-    void zero_gradients() { model_->zero_gradients(); }
+    void zero_gradients(uint64_t key) { model_->zero_gradients(key); }
     void evaluate(const Row &row);
     void accumulate(const Row &row, bool last);  // forward, loss and backward
     double gradient_norm();                      // after the last row

@@ -1,11 +1,18 @@
 #include "fit.h"
 
+#include <algorithm>
+
 #include "../core/common.h"
 #include "open.h"
 
 size_t usable_memory(const Run &run, const Memory &memory) {
     const size_t free = memory.available();
     return free - std::min(free, memory.reserve(run.ranks.world > 1));
+}
+
+static Offload offload_of(const Options &o) {
+    const auto has = [&](const char *name) { return std::ranges::count(o.offload, name) > 0; };
+    return {.activations = has("activations"), .optimizer = has("optimizer"), .dir = o.offload_dir, .patience = o.comm_timeout};
 }
 
 ModelLimits limits_beside(ModelLimits limits, Mode mode) {
@@ -33,7 +40,9 @@ std::unique_ptr<Model> plan_model(const Run &run, const std::string &recompute, 
         const std::string &moments = run.options.moments;
         limits.recompute = level;
         limits.moments = moments == "bf16" ? Moments::bf16 : moments == "8bit" ? Moments::blockwise : Moments::f32;
+        limits.bf16_gradients = run.options.grad_dtype == "bf16";
         limits.tile_tokens = run.options.tile_tokens;
+        limits.offload = offload_of(run.options);
         model = run.make_model(run.config, limits);
         model->plan().place(run.options.guard);
         if (rank_bytes(run, *model, limits) <= memory || limits.mode != Mode::train) break;

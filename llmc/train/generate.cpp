@@ -53,7 +53,7 @@ std::vector<Completion> continue_all(const Run &run, const std::vector<Ids> &pro
         run.say("note: a prompt and its continuation may reach %zu tokens, max_position_embeddings is %zu",
                 longest + settings.max_new_tokens, most);
     const std::vector<Prompt> own = own_prompts(run.comm, prompts);
-    GenerationRoom room(own, settings, run.config.V, run.options.max_sequences);
+    GenerationRoom room(own, settings, run.options.max_sequences);
     const auto limits = [&] {
         ModelLimits limits;
         limits.mode = Mode::generate, limits.row_tokens = limits.positions = row_multiple;
@@ -160,7 +160,7 @@ Continuation::Continuation(const Run &run) : run_(run) {
     });
     const Ids prompt = !o.prompt.empty() ? read_prompts(run)[0] : Ids{c.bos >= 0 ? c.bos : c.eos[0]};
     prompt_ = {{prompt, 0}};
-    room_ = GenerationRoom(prompt_, settings(0), c.V, 1);
+    room_ = GenerationRoom(prompt_, settings(0), 1);
     agree(run.comm, [&] {
         if (prompt.size() + o.max_new_tokens > c.max_positions)
             die("the prompt has %zu tokens and --max_new_tokens %zu may follow, but %s has %zu positions\n  fix: a smaller --max_new_tokens%s",
@@ -181,7 +181,7 @@ void Continuation::use(ModelLimits &limits) const {
     room_.use(own);
     limits.row_tokens = std::max(limits.row_tokens, own.row_tokens * run_.ranks.sp);
     limits.positions = own.positions, limits.cache_pages = own.cache_pages, limits.sequences = own.sequences,
-    limits.sequence_pages = own.sequence_pages;
+    limits.sequence_pages = own.sequence_pages, limits.draws = own.draws, limits.occurred = own.occurred;
 }
 
 std::string Continuation::text(Model &model, size_t step) const {

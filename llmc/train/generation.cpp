@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "../core/common.h"
 #include "../core/rng.h"
 #include "../ops/attention_decode.h"
-#include "../ops/loss.h"
 
 namespace {
 
@@ -42,13 +42,18 @@ struct Sequence {
     std::vector<double> logp;  // of the generated tokens
 };
 
+struct Drawn {
+    int32_t token;
+    double logp;
+};
+
 // What waits to be computed: a prompt whose samples `next`, ..., samples - 1 have not begun, or a sequence that was preempted.
 struct Waiting {
     size_t prompt, next, samples;
     std::vector<int32_t> tokens;
     std::vector<double> logp = {};    // of those that were generated
     std::vector<int32_t> pages = {};  // of its tokens, once they are computed
-    std::vector<float> logits = {};   // of its last token
+    std::deque<Drawn> drawn = {};     // then also the next token of sample `next`, ..., samples - 1
 };
 
 class Engine {
@@ -76,13 +81,13 @@ class Engine {
     // Computes the prompts at the head of the queue that fit into a row and whose pages are free.
     void compute_prompts() {
         if (waiting_.empty()) return;
-        if (running_.empty() && waiting_.front().logits.empty())  // the first in the queue may have all pages
-            for (Waiting &w : waiting_) pages_.release(w.pages), w.logits.clear();
+        if (running_.empty() && waiting_.front().drawn.empty())  // the first in the queue may have all pages
+            for (Waiting &w : waiting_) pages_.release(w.pages), w.drawn.clear();
         std::vector<Waiting *> row;
         std::vector<std::vector<int32_t>> documents;
         size_t tokens = 0, samples = 0;
         for (Waiting &w : waiting_) {
-            if (!w.logits.empty()) {
+            if (!w.drawn.empty()) {
                 samples += w.samples - w.next;
                 continue;
             }
@@ -98,9 +103,15 @@ class Engine {
         CacheStep step{true, std::vector<int32_t>(packed.T, -1), {}, {}};
         for (size_t i = 0; i < row.size(); i++)
             for (size_t t = 0; t < documents[i].size(); t++) step.slots[packed.doc_offsets[i] + t] = slot(row[i]->pages, t);
-        const float *logits = model_.next_logits(packed, step);
-        const size_t V = room_.vocabulary;
-        for (size_t i = 0; i < row.size(); i++) row[i]->logits.assign(logits + i * V, logits + (i + 1) * V);
+        model_.next_logits(packed, step);
+        DrawRequest request = no_draws();
+        for (const Waiting *w : row) {
+            for (size_t sample = w->next; sample < w->samples; sample++) add_draw(request, w->prompt, sample, w->tokens.size());
+            end_row(request, w->tokens);
+        }
+        const std::vector<Drawn> drawn = draw(request);
+        for (size_t i = 0; i < row.size(); i++)
+            row[i]->drawn.assign(drawn.begin() + request.first[i], drawn.begin() + request.first[i + 1]);
     }
 
     static int32_t slot(const std::vector<int32_t> &pages, size_t position) {
@@ -109,15 +120,16 @@ class Engine {
 
     // Begins sequences of the prompts that have been computed, while there is room. The last sample takes the prompt's own pages.
     void begin_sequences() {
-        while (!waiting_.empty() && !waiting_.front().logits.empty() && capacity() > 0) {
+        while (!waiting_.empty() && !waiting_.front().drawn.empty() && capacity() > 0) {
             Waiting &w = waiting_.front();
             Sequence s{w.prompt, w.next, w.tokens, {}, w.logp};
             const bool last = w.next + 1 == w.samples, partial = w.tokens.size() % cache_page != 0;
-            std::vector<float> logits = w.logits;
+            const Drawn drawn = w.drawn.front();
+            w.drawn.pop_front();
             if (last || (partial &&
                          pages_.free() == 0)) {  // without room for a copy the prompt is computed once more for the next sample
                 s.pages = std::move(w.pages);
-                w.pages.clear(), w.logits.clear();
+                w.pages.clear(), w.drawn.clear();
             } else {
                 for (size_t i = 0; i + partial < w.pages.size(); i++) s.pages.push_back(pages_.share(w.pages[i]));
                 if (partial) {
@@ -127,44 +139,40 @@ class Engine {
             }
             w.next++;
             if (last) waiting_.pop_front();
-            if (!add(s, sample(s, logits))) running_.push_back(std::move(s));
+            if (!add(s, drawn)) running_.push_back(std::move(s));
         }
     }
 
-    struct Sampled {
-        int32_t token;
-        double logp;
-    };
+    DrawRequest no_draws() const { return {settings_.sampling, settings_.vocabulary, settings_.logps}; }
 
-    Sampled sample(const Sequence &s, std::span<const float> logits) const {
-        const Prompt &prompt = prompts_[s.prompt];
-        const uint32_t stream = uint32_t(prompt.number * settings_.samples + s.sample);
-        const double uniform = Random{settings_.seed, Purpose::sampling, stream}.uniform(s.tokens.size() - prompt.tokens.size());
-        std::span<const float> known = logits.first(settings_.vocabulary);
-        std::vector<float> penalised;
-        if (const double penalty = settings_.sampling.repetition_penalty; penalty != 1) {
-            penalised.assign(logits.begin(), logits.end());  // a prompt may have tokens that are not sampled
-            penalise(penalised, s.tokens, penalty);
-            known = std::span(penalised).first(settings_.vocabulary);
-        }
-        const int32_t token = sample_token(known, settings_.sampling, uniform);
-        return {token, settings_.logps ? log_probability(logits, token) : 0};
+    // Asks for the next token of a sample that has so many tokens, its prompt's included.
+    void add_draw(DrawRequest &request, size_t prompt, size_t sample, size_t tokens) const {
+        const Prompt &p = prompts_[prompt];
+        const uint32_t stream = uint32_t(p.number * settings_.samples + sample);
+        request.random.push_back(Random{settings_.seed, Purpose::sampling, stream}.bits(tokens - p.tokens.size()));
     }
 
-    // By the same function as in training.
-    double log_probability(std::span<const float> logits, int32_t token) const {
-        std::vector<float> row(logits.begin(), logits.end());
-        float nll, entropy, correct, max, sum;
-        softmax_row({&nll, &entropy, &correct, &max, &sum}, 0, row.data(), size_t(token), row.size(),
-                    float(settings_.sampling.temperature));
-        return -double(nll);
+    void end_row(DrawRequest &request, const std::vector<int32_t> &tokens) const {
+        request.first.push_back(int32_t(request.random.size()));
+        if (settings_.sampling.repetition_penalty == 1) return;
+        const std::set<int32_t> distinct(tokens.begin(), tokens.end());
+        request.occurred.insert(request.occurred.end(), distinct.begin(), distinct.end());
+        request.first_occurred.push_back(int32_t(request.occurred.size()));
+    }
+
+    std::vector<Drawn> draw(const DrawRequest &request) {
+        const DrawnTokens drawn = model_.draw(request);
+        std::vector<Drawn> out;
+        for (size_t i = 0; i < drawn.tokens.size(); i++)
+            out.push_back({drawn.tokens[i], settings_.logps ? double(drawn.logps[i]) : 0});
+        return out;
     }
 
     // Appends a token. Returns whether this ends the sequence; its pages are then free again.
-    bool add(Sequence &s, Sampled sampled) {
-        const int32_t token = sampled.token;
+    bool add(Sequence &s, Drawn drawn) {
+        const int32_t token = drawn.token;
         s.tokens.push_back(token);
-        if (settings_.logps) s.logp.push_back(sampled.logp);
+        if (settings_.logps) s.logp.push_back(drawn.logp);
         tokens_++;
         const auto first = s.tokens.begin() + ptrdiff_t(prompts_[s.prompt].tokens.size());
         const bool ended = std::find(settings_.eos.begin(), settings_.eos.end(), token) != settings_.eos.end();
@@ -195,7 +203,7 @@ class Engine {
     }
     void release_waiting_or_preempt() {
         for (Waiting &w : waiting_)
-            if (!w.pages.empty()) return pages_.release(w.pages), w.logits.clear();
+            if (!w.pages.empty()) return pages_.release(w.pages), w.drawn.clear();
         preempt();
     }
 
@@ -218,13 +226,13 @@ class Engine {
             step.length.push_back(int32_t(position + 1));
         }
         row.doc_offsets.push_back(B);
-        const float *logits = model_.next_logits(row, step);
-        std::vector<Sampled> sampled(B);
-#pragma omp parallel for schedule(dynamic)
-        for (size_t b = 0; b < B; b++) sampled[b] = sample(running_[b], {logits + b * room_.vocabulary, room_.vocabulary});
+        model_.next_logits(row, step);
+        DrawRequest request = no_draws();
+        for (const Sequence &s : running_) add_draw(request, s.prompt, s.sample, s.tokens.size()), end_row(request, s.tokens);
+        const std::vector<Drawn> drawn = draw(request);
         std::vector<Sequence> still;
         for (size_t b = 0; b < B; b++)
-            if (!add(running_[b], sampled[b])) still.push_back(std::move(running_[b]));
+            if (!add(running_[b], drawn[b])) still.push_back(std::move(running_[b]));
         running_ = std::move(still);
     }
 
@@ -241,15 +249,16 @@ class Engine {
 
 }  // namespace
 
-GenerationRoom::GenerationRoom(std::span<const Prompt> prompts, const GenerationSettings &s, size_t vocabulary, size_t most)
+GenerationRoom::GenerationRoom(std::span<const Prompt> prompts, const GenerationSettings &s, size_t most)
     : sequences(std::max<size_t>(1, std::min(most, prompts.size() * s.samples))),
       longest_prompt(1),
       prompt_tokens(0),
-      vocabulary(vocabulary) {
+      draws(sequences * s.samples) {
     for (const Prompt &p : prompts) longest_prompt = std::max(longest_prompt, p.tokens.size()), prompt_tokens += p.tokens.size();
     longest = longest_prompt + s.max_new_tokens;
     sequence_pages = ceil_div(longest, cache_page);
     pages = sequences * sequence_pages;
+    occurred = s.sampling.repetition_penalty == 1 ? 0 : sequences * longest;
 }
 
 size_t GenerationRoom::row_tokens() const {
@@ -259,6 +268,7 @@ size_t GenerationRoom::row_tokens() const {
 
 void GenerationRoom::use(ModelLimits &limits) const {
     limits.cache_pages = pages, limits.sequences = sequences, limits.sequence_pages = sequence_pages;
+    limits.draws = draws, limits.occurred = occurred;
     limits.row_tokens = std::max({limits.row_tokens, row_tokens(), round_up(sequences, row_multiple)});
     limits.positions = std::max(limits.positions, sequence_pages * cache_page);
 }

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "../model/model.h"
-#include "sampler.h"
 #include "stop.h"
 
 struct Prompt {
@@ -50,10 +49,10 @@ struct GenerationSettings {
 struct GenerationRoom {
     size_t sequences, sequence_pages, pages;        // sequences that run together; pages of the longest, and of the cache
     size_t longest_prompt, longest, prompt_tokens;  // tokens of the longest prompt, of the longest sequence, and of all prompts
-    size_t vocabulary;                              // the model's: logits of a token
+    size_t draws, occurred;                         // ModelLimits
 
     GenerationRoom() = default;
-    GenerationRoom(std::span<const Prompt> prompts, const GenerationSettings &settings, size_t vocabulary, size_t most_sequences);
+    GenerationRoom(std::span<const Prompt> prompts, const GenerationSettings &settings, size_t most_sequences);
     size_t row_tokens() const;  // of the longest row: prompts, or a sequence that is computed again
     void use(ModelLimits &limits) const;
 };

@@ -21,7 +21,7 @@ class LanguageModel final : public Objective {
   public:
     explicit LanguageModel(const Run &run) : run_(run) {}
 
-    void begin(const Step &step) override { weight_ = 1 / float(step.target_tokens); }
+    void begin(const Step &step, uint64_t) override { weight_ = 1 / float(step.target_tokens); }
     void accumulate(Model &model, const Row &row, bool last) override { model.accumulate(row, weight_, last); }
     Measured take(Model &model) override {
         const LossSums sums = over_ranks(run_.comm, model.take_sums());

@@ -41,8 +41,8 @@ class Objective {
     // may compute something with a model whose rows are as long as `limits` says.
     virtual void use(const Samples &, size_t /*samples*/, const ModelLimits &) {}
 
-    // A step begins, whose gradients are zero. Each rank then passes its rows.
-    virtual void begin(const Step &step) = 0;
+    // A step begins, whose gradients are zero. Each rank then passes its rows. key: that of Model::zero_gradients, for a model that is trained beside.
+    virtual void begin(const Step &step, uint64_t key) = 0;
     // Runs forward, loss and backward. The row has no tokens if this rank's ring has none in this micro-step.
     virtual void accumulate(Model &model, const Row &row, bool last) = 0;
     virtual Measured take(Model &model) = 0;  // sums over all rows and ranks since begin()

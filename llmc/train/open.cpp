@@ -70,10 +70,16 @@ void expect_own_family(const Run &run, const std::string &name) {
             trainer.c_str());
 }
 
+void set_weight_bits(Run &run) {
+    const std::string &bits = run.options.load_in;
+    run.config.weight_bits = bits == "4bit" ? 4 : bits == "8bit" ? 8 : 0;
+}
+
 void open_config(Run &run, const std::string &dir) {
     std::vector<std::string> notes;
     run.model_dir = dir;
     run.config = read_config(dir, notes);
+    set_weight_bits(run);
     expect_own_family(run, dir);
     for (const std::string &note : notes) run.say("note: %s", note.c_str());
     const std::string tokenizer = dir + "/tokenizer.json";
@@ -136,6 +142,7 @@ ModelLimits limits_for(const Run &run, Mode mode, const Samples &data) {
     limits.row_tokens = rows_capacity(data, run.options.row_tokens);
     limits.positions = std::max(longest, row_multiple);
     if (run.task & RL) limits.temperature = float(run.options.temperature);
+    if (mode == Mode::train) limits.neftune_alpha = float(run.options.neftune_noise_alpha);
     return limits;
 }
 
@@ -167,19 +174,21 @@ size_t available_memory(const Run &run) {
     return least;
 }
 
-// A wrong name, or a name that is missing, means that the adapter belongs to another model.
+// A tensor of another shape, or one that is missing, means that the adapter belongs to another model.
+void expect_adapter_tensor(const Run &run, const HfWeights &adapter, const std::string &name, const std::vector<size_t> &shape) {
+    const TensorInfo *found = adapter.find(name);
+    if (found && found->shape == shape) return;
+    die("--adapter %s: its tensor %s %s, so it belongs to another model than %s\n  fix: the model that it was trained on",
+        run.options.adapter.c_str(), name.c_str(),
+        found ? format("has %s and not %s", shape_text(found->shape).c_str(), shape_text(shape).c_str()).c_str() : "is missing",
+        run.model_dir.c_str());
+}
+
 static void load_adapter(const Run &run, Model &model, const HfWeights &adapter) {
     std::vector<std::string> names;
     for (const Tensor &t : model.tensors()) {
         names.push_back(t.name);
-        const TensorInfo *found = adapter.find(t.name);
-        const std::string wrong = found && found->shape != t.shape
-                                      ? format("has %s and not %s", shape_text(found->shape).c_str(), shape_text(t.shape).c_str())
-                                  : !found && t.init != Tensor::score ? "is missing"
-                                                                      : "";
-        if (!wrong.empty())
-            die("--adapter %s: its tensor %s %s, so it belongs to another model than %s\n  fix: the model that it was trained on",
-                run.options.adapter.c_str(), t.name.c_str(), wrong.c_str(), run.model_dir.c_str());
+        if (t.init != Tensor::score || adapter.find(t.name)) expect_adapter_tensor(run, adapter, t.name, t.shape);
     }
     adapter.expect_only(names);
     model.load_adapters(adapter, run.options.seed);
@@ -189,7 +198,7 @@ static void load_weights(const Run &run, Model &model) {
     const HfWeights weights(run.model_dir);
     const bool adapts = run.config.lora.rank > 0;
     std::vector<std::string> names;
-    for (const Tensor &t : adapts ? model.frozen_tensors() : model.tensors()) names.push_back(t.name);
+    for (const Tensor &t : run.config.freezes() ? model.frozen_tensors() : model.tensors()) names.push_back(t.name);
     if (run.config.tied || run.config.reward)
         names.push_back("lm_head.weight");  // is stored twice, or not used by a reward model
     weights.expect_only(names);

@@ -14,7 +14,10 @@ void expect_same_file(const Run &run, const std::string &path, bool optional);  
 // Turns the name of a model on the hub into the directory that one rank of each host fetches it to (../data/hub.h); other names stay as they are.
 void find_model(const Run &run, std::string &name);
 void expect_own_family(const Run &run, const std::string &name);  // dies if run.config is for another program
-void open_config(Run &run, const std::string &dir);               // of the model in `dir`, with its tokenizer's hash
+void expect_adapter_tensor(const Run &run, const class HfWeights &adapter, const std::string &name,
+                           const std::vector<size_t> &shape);  // of --adapter; dies if it belongs to another model
+void set_weight_bits(Run &run);                                // of run.config, as --load_in says
+void open_config(Run &run, const std::string &dir);            // of the model in `dir`, with its tokenizer's hash
 Ranks ranks_of(const Run &run, size_t world,
                size_t sp);  // as the flags say, with `sp` of them in a ring; dies if the heads of run.config do not suit them
 void expect_positions(const Run &run,

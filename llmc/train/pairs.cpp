@@ -99,7 +99,7 @@ std::vector<float> Pairs::add(const Row &row, std::span<const double> values, st
     return weights;
 }
 
-void Pairs::begin(const Step &step) { data_ = step.data, size_ = step_size(*step.data, step.samples); }
+void Pairs::begin(const Step &step, uint64_t) { data_ = step.data, size_ = step_size(*step.data, step.samples); }
 
 void Pairs::accumulate(Model &model, const Row &row, bool last) {
     const auto reference = reference_of(model, row);

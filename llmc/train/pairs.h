@@ -32,7 +32,7 @@ class Pairs final : public Objective {
 
     std::vector<Beside> beside() const override;
     void use(const Samples &data, size_t pairs, const ModelLimits &limits) override;
-    void begin(const Step &step) override;
+    void begin(const Step &step, uint64_t) override;
     void accumulate(Model &model, const Row &row, bool last) override;
     Measured take(Model &model) override;
     Measured evaluate(Model &model, const Samples &data, std::span<const size_t> samples) override;

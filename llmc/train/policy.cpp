@@ -43,6 +43,9 @@ Policy::Policy(const Run &run) : run_(run), samples_(run.options.rollouts.empty(
     check_options(loss_);
     shaping_ = {o.max_new_tokens, o.overlong_buffer_len, o.overlong_penalty_factor, o.stop_properly_coef};
     check_options(shaping_);
+    if (o.mask_truncated && o.entropy_coef != 0)
+        die("--entropy_coef %g rewards the entropy of all answers, and --mask_truncated leaves some out\n  fix: one of the two",
+            o.entropy_coef);
     if (o.kl_coef == 0 && !o.ref_model.empty())
         run.say("note: without --kl_coef there is no reference; --ref_model %s is not read", o.ref_model.c_str());
     generation_ = {.max_new_tokens = o.max_new_tokens,
@@ -111,7 +114,7 @@ void Policy::make_room(const Samples &data, ModelLimits &limits) {
                 data.path().c_str(), prompt.size(), o.max_new_tokens, o.row_tokens, prompt.size() + o.max_new_tokens);
         known_.push_back({prompt, 0});
     }
-    room_ = GenerationRoom(known_, generation_, run_.config.V, o.max_sequences);
+    room_ = GenerationRoom(known_, generation_, o.max_sequences);
     room_.use(limits);
     limits.row_tokens = std::max(limits.row_tokens, round_up(o.row_tokens, row_multiple));
     limits.positions = std::max(limits.positions, room_.longest);
@@ -285,13 +288,18 @@ void Policy::start(const Samples &data, std::span<const size_t> samples) {
     now_ = &prepared_.at(&data);
     answers_ = means_of(samples);
     size_ = {0, double(samples.size()), double(run_.options.max_new_tokens)};
-    for (size_t s : samples) size_.tokens += double(data.sample_targets(s));
-    if (critic_) critic_->begin(now_->critic, size_.tokens);
+    double tokens = 0;
+    for (size_t s : samples) {
+        tokens += double(data.sample_targets(s));
+        if (!masked((*now_->rollouts)[s])) size_.tokens += double(data.sample_targets(s));
+    }
+    size_.tokens = std::max(1.0, size_.tokens);  // all may be masked
+    if (critic_) critic_->begin(now_->critic, tokens);
 }
 
-void Policy::begin(const Step &step) {
+void Policy::begin(const Step &step, uint64_t key) {
     start(*step.data, step.samples);
-    if (critic_) critic_->zero_gradients();
+    if (critic_) critic_->zero_gradients(key);
 }
 
 // Adds a row's rollouts to the sums, and returns the derivatives of the loss with respect to the nll of each token.
@@ -305,7 +313,7 @@ std::vector<float> Policy::add(const Row &row, std::span<const double> nll) {
         const size_t count = nll.empty() ? 0 : r.completion.size();
         PolicyTokens tokens{std::span(logp).subspan(first, count), r.logp, {}, now_->advantages[i]};
         if (!now_->reference_logps.empty()) tokens.reference_logp = now_->reference_logps[i];
-        sums += policy_loss(loss_, tokens, size_, std::span(d_logp).subspan(first, count));
+        if (!masked(r)) sums += policy_loss(loss_, tokens, size_, std::span(d_logp).subspan(first, count));
         first += count;
     }
     if (run_.mesh->sp_rank == 0) sums_ += sums;  // the ranks of a ring have the same
@@ -327,7 +335,7 @@ void Policy::update(const AdamW &adamw, double rate) {
 Measured Policy::measured(Model &model, const std::string &prefix) {
     const LossSums tokens = over_ranks(run_.comm, model.take_sums());
     const PolicySums sums = over_ranks(run_.comm, std::exchange(sums_, {}));
-    const double n = sums.tokens, entropy = tokens.entropy / tokens.targets;
+    const double n = std::max(1.0, sums.tokens), entropy = tokens.entropy / tokens.targets;
     Measured out;
     out.loss = sums.policy_loss + sums.kl_loss - run_.options.entropy_coef * entropy;
     out.metrics = {{prefix + "policy_loss", sums.policy_loss},

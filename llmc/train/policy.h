@@ -29,7 +29,7 @@ class Policy final : public Objective {
     void make_room(const Samples &data, ModelLimits &limits) override;
     void use(const Samples &data, size_t samples, const ModelLimits &limits) override;
     std::vector<Step> draw(Model &model, const Step &drawn) override;
-    void begin(const Step &step) override;
+    void begin(const Step &step, uint64_t key) override;
     void accumulate(Model &model, const Row &row, bool last) override;
     Measured take(Model &model) override;
     void update(const AdamW &adamw, double rate) override;
@@ -66,6 +66,7 @@ class Policy final : public Objective {
     void prepare(const Rollouts &rollouts, Model *reference, bool base);
     double adapted_kl_coef_after(const Prepared &p) const;
     Answers means_of(std::span<const size_t> samples) const;
+    bool masked(const Rollout &r) const { return run_.options.mask_truncated && r.truncated; }  // it teaches the policy nothing
     void start(const Samples &data, std::span<const size_t> samples);
     std::vector<float> add(const Row &row, std::span<const double> nll);
     Measured measured(Model &model, const std::string &prefix);

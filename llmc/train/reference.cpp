@@ -90,7 +90,8 @@ std::string Reference::side_file(const Samples &data, size_t pairs) const {
         if (entry.path().extension() == ".safetensors") files.insert(entry.path().string());
     if (run_.config.lora.rank)  // of --adapter
         for (const char *name : {"/adapter_config.json", "/adapter_model.safetensors"}) files.insert(run_.options.adapter + name);
-    std::string key = format("reference 2 %s %zu %zu", run_.options.dtype.c_str(), pairs, size_t(hash_of_file(data.file())));
+    std::string key = format("reference 2 %s%s %zu %zu", run_.options.dtype.c_str(), run_.options.load_in.c_str(), pairs,
+                             size_t(hash_of_file(data.file())));
     for (const std::string &file : files) key += format(" %zu", size_t(hash_of_file(InputFile(file))));
     return cache_file(format("reference-%s.safetensors", hash_of(key).c_str()));
 }

@@ -268,12 +268,16 @@ void Trainer::describe_run() {
                     {"steps", steps_},
                     {"plan_bytes", plan.bytes()},
                     {"planned_peak_mem", planned_},
+                    {"offloaded_bytes", plan.store_bytes()},
                     {"compiler", __VERSION__}});
     if (run_.config.lora.rank)
         logger_->say("adapters of rank %zu: %zu parameters are trained", run_.config.lora.rank, trained_parameters(run_.config));
     logger_->say("%s: %zu parameters, %s on %zu threads%s; %zu samples, %zu steps; plan %s", task_name(run_.task), parameters,
                  o_.dtype.c_str(), o_.threads, run_.comm.size > 1 ? " a rank" : "", loader_->train_samples().size(), steps_,
                  human_bytes(plan.bytes()).c_str());
+    if (plan.store_bytes())
+        logger_->say("offloaded: %s to %s%s", human_bytes(plan.store_bytes()).c_str(), model_->store_name().c_str(),
+                     run_.comm.size > 1 ? ", on each rank" : "");
 }
 
 // Prints how the ranks of a ring share the first row of a step.
@@ -404,12 +408,13 @@ void Trainer::add_reports(ordered_json &line, const Report &own, double seconds)
 // Computes loss and gradients of a step.
 Measured Trainer::gradients_of(const Step &batch) {
     if (batch.target_tokens == 0) return {};  // there is nothing to learn, and the loss would be 0 / 0
-    model_->zero_gradients();
-    model_->use_dropout(Random{o_.seed, Purpose::dropout, 0}.bits(step_));
-    objective_->begin(batch);
+    const uint64_t key = Random{o_.seed, Purpose::gradients, 0}.bits(step_);
+    model_->zero_gradients(key);
+    model_->randomise(Random{o_.seed, Purpose::dropout, 0}.bits(step_));
+    objective_->begin(batch, key);
     const auto own = own_rows(run_.config, run_.ranks, *batch.data, batch.rows);
     for (size_t i = 0; i < own.size(); i++) objective_->accumulate(*model_, make_row(*batch.data, own[i]), i + 1 == own.size());
-    model_->use_dropout({});
+    model_->randomise({});
     Measured step = objective_->take(*model_);
     model_->arena().check_guards();
     return step;

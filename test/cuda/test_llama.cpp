@@ -68,12 +68,16 @@ namespace {
 
 constexpr size_t few_documents = 5;  // 62 tokens
 
-template <class Dev> RankResult on_device(const RankCase &c, RankModel model, Gpus gpus = Gpus::one) {
+template <class Dev>
+RankResult on_device(
+    const RankCase &c, RankModel model, Gpus gpus = Gpus::one,
+    const std::function<void(ModelLimits &)> &change = [](ModelLimits &) {}) {
     RankResult result = empty_result(model);
     run_threads(int(c.world), {.check = true, .timeout = 120}, [&](Comm &host) {
         const CudaStream stream;
         const auto ctx = make_cuda_context(1);
-        with_gpu(gpus, host, Dev{stream, ctx.get()}, [&](Dev dev, Comm &comm) { rank_step(dev, comm, c, model, result); });
+        with_gpu(gpus, host, Dev{stream, ctx.get()},
+                 [&](Dev dev, Comm &comm) { rank_step(dev, comm, c, model, result, change); });
         return 0;
     });
     return result;
@@ -116,6 +120,24 @@ TEST(CudaRanks, EqualOneRankOverGpus) {
                               {2, 1, SpMode::ring, 6, 3, 3, few_documents}})
         for_each_order_of_streams<CudaF32>(
             [&](CudaF32) { check_rank_result(c.name(), on_device<CudaF32>(c, untied, Gpus::each), want); });
+}
+
+// Copies run beside the ops, in any order that events allow.
+TEST(CudaRanks, OffloadingChangesNoBit) {
+    const RankCase c{1, 1, SpMode::ring, 6, 1, 2, few_documents};
+    for (const Recompute recompute : {Recompute::none, Recompute::layer}) {
+        const auto run = [&](const Offload &offload) {
+            return on_device<CudaF32>(c, untied, Gpus::one,
+                                      [&](ModelLimits &limits) { limits.recompute = recompute, limits.offload = offload; });
+        };
+        const RankResult want = run({});
+        for_each_order_of_streams<CudaF32>([&](CudaF32) {
+            const RankResult got = run({.activations = true, .optimizer = true, .piece = 1});
+            EXPECT_EQ(got.loss, want.loss);
+            EXPECT_EQ(got.next_loss, want.next_loss);
+            EXPECT_EQ(got.gradient, want.gradient);
+        });
+    }
 }
 
 TEST(CudaRanks, Bf16IsNear) {

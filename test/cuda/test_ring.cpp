@@ -34,3 +34,14 @@ TYPED_TEST(CudaRing, EqualsOneRankOverGpus) {
           RingCase{2, SpMode::ulysses, Layout::contiguous}})
         equals_one_rank<TypeParam>(c, Gpus::each);
 }
+
+// Floats are planned only where parts are merged; where a rank has all rows of its heads, the kernels of bf16 write the result.
+TEST(CudaRingFloats, AreForMerging) {
+    const AttentionShape shape = {96, 6, 2, 64, 0.125f};
+    const size_t all = shape.T * shape.H * shape.D;
+    for (SpMode mode : {SpMode::ring, SpMode::gather, SpMode::ulysses}) {
+        EXPECT_EQ(ring_attention_floats(CudaBf16{}, mode, 1, shape), 0u);
+        EXPECT_EQ(ring_attention_floats(CudaF32{}, mode, 1, shape), all);
+        EXPECT_EQ(ring_attention_floats(CudaBf16{}, mode, 2, shape), mode == SpMode::ulysses ? 0 : all);
+    }
+}

@@ -2,6 +2,7 @@
 #include "../../llmc/parallel/optimizer.h"
 
 #include "../../llmc/ops/adamw.cuh"
+#include "../../llmc/ops/gradients.cuh"
 #include "../../llmc/ops/reduce.cuh"
 #include "gpu_ranks.cuh"
 
@@ -28,10 +29,10 @@ static void add_samples(const Comm &comm, Memory &memory, const Bucket &b, float
 }
 
 // This rank's parameters after two steps of two passes.
-template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stage) {
+template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stage, bool rounds) {
     const int ranks = comm.size;
     const auto memory = make_memory(dev);
-    Zero<Dev> zero(dev, Sharding(units, stage, ranks, comm.rank, 0), zero_table());
+    Zero<Dev> zero(dev, Sharding(units, stage, ranks, comm.rank, 0), zero_table(), rounds);
     float *buffers[2] = {};
     Plan plan;
     Optimizer<Dev> optimizer;
@@ -49,13 +50,13 @@ template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stag
         zero.zero_gradients(*memory, true);
         for (bool last : {false, true})
             for (size_t b = 0; b < buckets.size(); b++) {
-                const bool buffered = stage >= 2 && ranks > 1;
-                float *const to = buffered ? buffers[b % 2] : zero.grads + buckets[b].begin;
-                if (buffered) zero.start(comm, *memory, b, to);
+                float *const to = zero.buffers() ? buffers[b % 2] : zero.grads + buckets[b].begin;
+                if (zero.buffers()) zero.start(comm, *memory, b, to);
                 add_samples(comm, *memory, buckets[b], to);
-                if (buffered || last) zero.reduce(comm, b, to);
+                if (last || (stage >= 2 && ranks > 1)) zero.reduce(comm, b, to);
+                else if (zero.buffers()) zero.keep(comm, b, to);
             }
-        const double norm = zero.gradient_norm(comm);
+        const double norm = zero.gradient_norm(comm, *memory);
         optimizer.update(zero, comm, {1e-2, 0.9, 0.999, 1e-8, 0.1, 1 / norm, step});
     }
     zero.ready(comm, 0, zero.sharding.elements);
@@ -69,11 +70,11 @@ template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stag
 }
 
 // Of rank 0.
-template <class Dev> std::vector<float> train(Dev dev, int ranks, int stage, Gpus gpus = Gpus::one) {
+template <class Dev> std::vector<float> train(Dev dev, int ranks, int stage, Gpus gpus = Gpus::one, bool rounds = false) {
     std::vector<float> out;
     run_threads(ranks, {.check = true}, [&](Comm &host) {
         with_gpu(gpus, host, dev, [&](Dev dev, Comm &comm) {
-            const auto params = train_rank(dev, comm, stage);
+            const auto params = train_rank(dev, comm, stage, rounds);
             if (comm.rank == 0) out = params;
         });
         return 0;
@@ -89,6 +90,8 @@ TYPED_TEST(ZeroOnCuda, GivesTheBitsOfOneRank) {
         const auto want = train(dev, 1, 0);
         EXPECT_NE(want[0], 0.5f);
         for (int stage : {0, 1, 2, 3}) EXPECT_EQ(train(dev, 3, stage), want) << "stage " << stage;
+        for (int stage : {0, 1, 2, 3})  // sums of few bits, which bf16 has
+            EXPECT_EQ(train(dev, 3, stage, Gpus::one, true), want) << "in bf16, stage " << stage;
     });
 }
 
@@ -97,6 +100,8 @@ TYPED_TEST(ZeroOnCuda, GivesTheBitsOfOneRankOverGpus) {
     if (ranks < 2) GTEST_SKIP() << "2 GPUs are needed, and NCCL";
     for_each_order_of_streams<TypeParam>([&](TypeParam dev) {
         const auto want = train(dev, 1, 0);
-        for (int stage : {0, 1, 2, 3}) EXPECT_EQ(train(dev, ranks, stage, Gpus::each), want) << "stage " << stage;
+        for (int stage : {0, 1, 2, 3})
+            for (bool rounds : {false, true})
+                EXPECT_EQ(train(dev, ranks, stage, Gpus::each, rounds), want) << "stage " << stage << ", in bf16: " << rounds;
     });
 }

@@ -199,3 +199,51 @@ TYPED_TEST(AdamWUpdate, MomentsInBlocks) {
             });
         }
 }
+
+// Gradients in bf16 are taken as the floats that they are: every kind of moments becomes what it becomes of those floats, but for a fused multiply-add in
+// one of two kernels, which may make the next bf16 of a moment, or the next fraction, the nearest.
+TYPED_TEST(AdamWUpdate, Bf16Gradients) {
+    using X = typename TypeParam::X;
+    const auto expect_moments = [](const auto &got, const auto &want, double relative) {
+        for (size_t i = 0; i < got.size(); i++)
+            ASSERT_NEAR(float(got[i]), float(want[i]), relative * std::abs(double(want[i])) + 0x1p-24) << i;
+    };
+    for (const size_t n : {size_t(1003), size_t(1100)}) {  // without vectors and with
+        const auto rounded = random_values<bf16>(n, 2);
+        const std::vector<float> floats(rounded.begin(), rounded.end()), start(n, 0.3f);
+        const auto updated = [&](TypeParam dev, const auto *grads, auto zero) {  // the moments begin as zeros of that type
+            using M = decltype(zero);
+            FloatsArray<X> params(start);
+            Array<M> m(std::vector<M>(n, zero)), v(std::vector<M>(n, zero));
+            adamw_update(dev, params.where(), m.data(), v.data(), grads, adamw_setting(1), n);
+            return std::tuple(params.values(), m.values(), v.values());
+        };
+        const auto in_blocks = [&](TypeParam dev, const auto *grads) {
+            FloatsArray<X> params(start);
+            const std::vector<float> scales(ceil_div(n, Blockwise::size), 0.1f);
+            Array<uint8_t> m(std::vector<uint8_t>(n, 128)), v(std::vector<uint8_t>(n, 9));
+            Array<float> of_m(scales), of_v(scales);
+            adamw_update(dev, params.where(), Blockwise{m.data(), of_m.data(), 0, n, true},
+                         Blockwise{v.data(), of_v.data(), 0, n, false}, grads, adamw_setting(1), n);
+            return std::tuple(params.values(), m.values(), v.values());
+        };
+        for_each_order<TypeParam>([&](TypeParam dev) {
+            Array<bf16> in_bf16(rounded);
+            Array<float> in_float(floats);
+            const auto expect = [&](const auto &got, const auto &want, double relative) {
+                expect_close("params", std::get<0>(got), std::get<0>(want), adamw_error(1).params);
+                expect_moments(std::get<1>(got), std::get<1>(want), relative);
+                expect_moments(std::get<2>(got), std::get<2>(want), relative);
+            };
+            expect(updated(dev, in_bf16.data(), 0.0f), updated(dev, in_float.data(), 0.0f), 0x1p-20);
+            expect(updated(dev, in_bf16.data(), bf16(0.0f)), updated(dev, in_float.data(), bf16(0.0f)), 0x1p-7);
+            const auto [p, m, v] = in_blocks(dev, in_bf16.data());
+            const auto [want_p, want_m, want_v] = in_blocks(dev, in_float.data());
+            expect_close("params", p, want_p, adamw_error(1).params);
+            for (size_t i = 0; i < n; i++) {
+                ASSERT_LE(std::abs(int(m[i]) - int(want_m[i])), 1) << i;
+                ASSERT_LE(std::abs(int(v[i]) - int(want_v[i])), 1) << i;
+            }
+        });
+    }
+}

@@ -96,6 +96,8 @@ TYPED_TEST(Attention, AnySplitOverRanksEqualsTheWhole) {
         this->check("zigzag over 3", a, deal(a.T(), 3, 6, true));
         this->check("16 pieces on each of 2", a, deal(a.T(), 2, 32, false));
     }
+    for (size_t D : {64, 96, 128, 136, 256})  // kernels of parts have the same widths as those of the whole
+        this->check(format("over 2, D %zu", D).c_str(), {{25, 40}, 0, 2, 1, D}, deal(65, 2, 2, false));
 #ifndef CUDA_HALF  // these, too, take long in the emulator
     const auto check_once = [](const char *what, const AttentionCase &a, const std::vector<Pieces> &ranks) {
         const typename TestFixture::Inputs in(a);

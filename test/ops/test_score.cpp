@@ -1,6 +1,8 @@
 // The head of a reward model.
 #include "../../llmc/ops/score.h"
 
+#include <numeric>
+
 #include "../finite_difference.h"
 #include "../reference_score.h"
 #include "device.h"
@@ -24,9 +26,22 @@ struct Sizes {
     size_t T, C;
     std::vector<int32_t> rows;
 };
-// One token; vectors, the last of them by few threads; no vectors; two slices of channels and a rest; more than one pass of a block; every row; no document.
-static const Sizes sizes[] = {{1, 8, {0}},       {37, 72, {0, 6, 7, 20, 36}},  {19, 77, {3, 18}}, {40, 139, {0, 6, 7, 20, 39}},
-                              {5, 1064, {1, 4}}, {6, 264, {0, 1, 2, 3, 4, 5}}, {9, 40, {}}};
+static std::vector<int32_t> every_row(size_t T) {
+    std::vector<int32_t> rows(T);
+    std::iota(rows.begin(), rows.end(), 0);
+    return rows;
+}
+// One token; vectors, the last of them by few threads; no vectors; two slices of channels and a rest; more than one pass of a block; every row; no
+// document; a critic's tokens, more than a block has warps, with and without vectors.
+static const Sizes sizes[] = {{1, 8, {0}},
+                              {37, 72, {0, 6, 7, 20, 36}},
+                              {19, 77, {3, 18}},
+                              {40, 139, {0, 6, 7, 20, 39}},
+                              {5, 1064, {1, 4}},
+                              {6, 264, {0, 1, 2, 3, 4, 5}},
+                              {9, 40, {}},
+                              {95, 264, every_row(95)},
+                              {70, 77, every_row(70)}};
 
 template <class Dev> struct Score : testing::Test {};
 TYPED_TEST_SUITE(Score, Devices);

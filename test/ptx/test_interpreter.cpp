@@ -84,6 +84,7 @@ std::string hex(float x) { return format("0f%08X", std::bit_cast<uint32_t>(x)); 
 TEST(PtxArithmetic, Integers) {
     EXPECT_EQ(word("add.s32 %r20, 2147483647, 1;"), 0x8000'0000u);
     EXPECT_EQ(word("mul.hi.s32 %r20, -5, 1000000000;"), uint32_t((-5ll * 1000000000) >> 32));
+    EXPECT_EQ(word("mov.u64 %rd9, -1;  mul.hi.u64 %rd9, %rd9, %rd9;  cvt.u32.u64 %r20, %rd9;"), uint32_t(-2));
     EXPECT_EQ(word("mad.lo.s32 %r20, -5, 7, 3;"), uint32_t(-32));
     EXPECT_EQ(word("div.s32 %r20, -7, 2;"), uint32_t(-3));
     EXPECT_EQ(word("div.u32 %r20, 4294967295, 10;"), 429496729u);

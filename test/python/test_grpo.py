@@ -128,6 +128,17 @@ def test_openrlhf_names(file, tmp_path):
     run(tmp_path / "ours", file, advantage_estimator="reinforce", eps_clip_low_high="0.1,0.3", dual_clip=3, entropy_coef=0.01)
     theirs = ["--actor.model_name_or_path", GOLDEN / "qwen3", "--algo.advantage.estimator", "reinforce", "--actor.eps_clip_low_high", "0.1", "0.3",
               "--actor.dual_clip", "3", "--actor.entropy_coef", "0.01"]
+    theirs += ["--actor.num_gpus_per_node", "8", "--train.colocate_all", "--vllm.num_engines", "4", "--rollout.micro_batch_size", "16", "--rollout.top_p", "1"]
+    run(tmp_path / "theirs", file, *map(str, theirs), model=None)
+    assert stable(log_lines(tmp_path / "ours")) == stable(log_lines(tmp_path / "theirs"))
+
+
+def test_trl_names(file, tmp_path):
+    """Names of GRPOConfig give the same step as ours."""
+    run(tmp_path / "ours", file, advantage_estimator="dr_grpo", eps_clip_low_high="0.1,0.3", dual_clip=3, mask_truncated="true", kl_coef=0.04,
+        kl_use_loss="true", ref_model=GOLDEN / POLICY["models"]["qwen3"]["reference"])
+    theirs = ["--model_name_or_path", GOLDEN / "qwen3", "--scale_rewards", "none", "--epsilon", "0.1", "--epsilon_high", "0.3", "--delta", "3",
+              "--mask_truncated_completions", "--beta", "0.04", "--ref_model_path", GOLDEN / POLICY["models"]["qwen3"]["reference"]]
     run(tmp_path / "theirs", file, *map(str, theirs), model=None)
     assert stable(log_lines(tmp_path / "ours")) == stable(log_lines(tmp_path / "theirs"))
 
@@ -268,6 +279,41 @@ def test_lengths_shape_rewards(prompts, tmp_path):
     assert rewards[2] == pytest.approx(-np.mean(lengths) / 9)
 
 
+def test_nothing_is_learnt_from_answers_that_were_cut_off(prompts, tmp_path):
+    """On policy, the loss is minus the mean advantage over the tokens of all other answers. The rewards of those that were cut off count in it."""
+    sample(tmp_path / "run", prompts, save_rollouts="true", max_steps=1)
+    answers = [json.loads(line) for line in (tmp_path / "run" / "rollouts" / "00000000.jsonl").read_text().splitlines()]
+    for index, answer in enumerate(answers):
+        answer |= {"reward": index % 5, "truncated": index % 3 == 0}
+        for key in ("completion_ids", "logprobs"):
+            answer[key] = answer[key][:1 + index % 7]
+    means = {answer["group"]: np.mean([a["reward"] for a in answers if a["group"] == answer["group"]]) for answer in answers}
+    whole = [answer for answer in answers if not answer["truncated"]]
+    lengths = [len(answer["completion_ids"]) for answer in whole]
+    want = -sum(n * (answer["reward"] - means[answer["group"]]) for n, answer in zip(lengths, whole)) / sum(lengths)
+    options = {"data": None, "max_steps": 1, "advantage_estimator": "dr_grpo", "train_batch_size": 24,
+               "mask_truncated": "true"}
+    lines = []
+    for number, shift in enumerate((0, 1)):  # whatever the log-probabilities of those that were cut off
+        for answer in answers:
+            answer["logprobs"] = [logp - shift * answer["truncated"] for logp in answer["logprobs"]]
+        sample(tmp_path / str(number), None, rollouts=write(tmp_path / "given.jsonl", answers), **options)
+        lines.append(log_lines(tmp_path / str(number))[1])
+    near(lines[0]["policy_loss"], want, 0, 1e-5)
+    keys = ("policy_loss", "grad_norm", "ppo_kl", "reward", "truncated")
+    assert [lines[0][key] for key in keys] == [lines[1][key] for key in keys]
+    sample(tmp_path / "all", None, rollouts=tmp_path / "given.jsonl", **{**options, "mask_truncated": "false"})
+    assert log_lines(tmp_path / "all")[1]["grad_norm"] != lines[0]["grad_norm"]
+
+
+def test_a_step_of_answers_that_were_all_cut_off_teaches_nothing(file, tmp_path):
+    write(file, [{**rollout, "truncated": True} for rollout in rollouts()])
+    run(tmp_path / "run", file, mask_truncated="true")
+    line = first_step(tmp_path / "run")
+    assert line["grad_norm"] == 0 and line["policy_loss"] == 0 and line["ppo_kl"] == 0
+    assert line["truncated"] == pytest.approx(1)
+
+
 def test_only_prompts_that_teach_are_kept(prompts, tmp_path):
     """With 128 answers of one token, some prompts have a right one among them and others have none."""
     sample(tmp_path / "run", prompts, max_steps=3, n=128, rollout_batch_size=3, max_new_tokens=1, dynamic_filtering="true", save_rollouts="true",
@@ -298,7 +344,9 @@ def test_resuming_filtered_answers_gives_the_same_bits(prompts, tmp_path):
     ({"dynamic_filtering_range": "1,0"}, ["--dynamic_filtering_range", "smaller one first"]),
     ({"overlong_buffer_len": 10}, ["--overlong_buffer_len 10", "--max_new_tokens 9"]),
     ({"stop_properly_coef": 2}, ["--stop_properly_coef 2", "at most 1"]),
+    ({"mask_truncated": "true", "entropy_coef": 0.01}, ["--entropy_coef 0.01", "--mask_truncated", "one of the two"]),
     ({"max_new_tokens": 60}, ["prompts.safetensors", "--max_new_tokens 60", "--row_tokens"]),
+    ({"enable_ema": "true"}, ["--enable_ema", "no average"]),
     ({"reward": "length"}, ["--reward length", "exact_match"]),
     ({"reward": "length.py"}, ["--reward length.py", "tokenizer.json"]),
     ({"reward": "exact_match,exact_match", "reward_weights": "1"}, ["--reward_weights has 1 numbers for 2 rewards"]),

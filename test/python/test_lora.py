@@ -138,6 +138,82 @@ def test_a_reward_model_keeps_its_head(tmp_path):
     refused(command("generate", adapter=tmp_path / "rm", prompt="a"), "belongs to a reward model")
 
 
+# ---- a quantised base ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def quantised(data, tmp_path_factory):
+    """Adapters that were trained beside weights in 4 bits."""
+    output = tmp_path_factory.mktemp("runs") / "quantised"
+    train(output, data=data, max_epochs=2, load_in="4bit", **LORA)
+    return output
+
+
+def test_adapters_learn_beside_a_quantised_base(data, quantised):
+    both = {"data": data, "load_in": "4bit"}
+    assert eval_loss(adapter=quantised, **both) < eval_loss(**both) - 0.2
+    change = {bits: abs(eval_loss(data=data, load_in=bits) - eval_loss(data=data)) for bits in ("4bit", "8bit")}
+    assert 0 < change["8bit"] < change["4bit"] < 0.2
+
+
+def test_merging_with_a_quantised_base_keeps_its_values(data, quantised, tmp_path):
+    merged = {}
+    for load_in in ("4bit", None):
+        merged[load_in] = tmp_path / f"merged_{load_in}"
+        call(command("merge", adapter=quantised, output_dir=merged[load_in], load_in=load_in, threads=None, device=None))
+    adapted = eval_loss(data=data, adapter=quantised, load_in="4bit")
+    assert abs(eval_loss(data=data, model=merged["4bit"]) - adapted) < 2e-6
+    assert abs(eval_loss(data=data, model=merged[None]) - adapted) > 1e-4
+
+
+@pytest.mark.parametrize("more", [{"ranks": 3, "zero_stage": 2}, {"ranks": 2, "zero_stage": 3, "ring_attn_size": 2, "recompute": "layer"},
+                                  {"ranks": 4, "ring_attn_size": 2, "sp_mode": "gather"}])
+def test_ranks_share_a_quantised_base(data, tmp_path, more):
+    options = dict(data=data, max_steps=4, load_in="4bit", **LORA)
+    train(tmp_path / "one", **options)
+    train(tmp_path / "more", **options, **more)
+    assert losses(tmp_path / "more") == pytest.approx(losses(tmp_path / "one"), rel=2e-5)
+
+
+def test_a_resumed_run_has_the_same_bits_beside_a_quantised_base(data, tmp_path):
+    options = dict(data=data, save_steps=2, load_in="8bit", **LORA)
+    train(tmp_path / "whole", max_steps=4, **options)
+    train(tmp_path / "run", max_steps=2, **options)
+    train(tmp_path / "run", max_steps=4, resume="auto", **options)
+    assert adapter_of(tmp_path / "run") == adapter_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("mode", ["precompute", "resident"])
+def test_a_reference_is_quantised_as_the_model_is(tmp_path, mode):
+    options = dict(task="dpo", max_steps=3, load_in="4bit", **PAIRS, **LORA)
+    train(tmp_path / "own", **options)
+    train(tmp_path / "second", ref_model=MODEL, ref_mode=mode, **options)
+    assert first_step(tmp_path / "own")["rewards/margins"] == 0
+    assert losses(tmp_path / "own") == pytest.approx(losses(tmp_path / "second"), rel=1e-6)
+
+
+def test_rewards_by_a_quantised_model(tmp_path):
+    train(tmp_path / "rm", task="rm", max_steps=6, load_in="4bit", **PAIRS, **LORA)
+    assert losses(tmp_path / "rm")[-1] < losses(tmp_path / "rm")[0]
+    call(command("merge", adapter=tmp_path / "rm", output_dir=tmp_path / "model", load_in="4bit", threads=None, device=None))
+    prompts = write_data(tmp_path / "prompts.safetensors", random_documents(8, longest=12))
+    options = dict(data=prompts, max_len=64, rollout_batch_size=4, train_batch_size=8, n=2, max_new_tokens=4, max_steps=2, reward=tmp_path / "model", **LORA)
+    for load_in in ("4bit", None):
+        train(tmp_path / f"grpo_{load_in}", task="grpo", load_in=load_in, **options)
+        assert first_step(tmp_path / f"grpo_{load_in}")["reward"] != 0
+
+
+LAYERS_OF_8B = 32 * (2 * 4096**2 + 2 * 1024 * 4096 + 3 * 4096 * 14336)
+
+
+@pytest.mark.parametrize("bits, bytes_each", [("4bit", 0.5 + 1 / 64 + 4 / (64 * 256)), ("8bit", 1 + 7 * 4 / 4096 / 7)])
+def test_the_plan_of_a_quantised_model(bits, bytes_each):
+    plan = call(command("sft", "--plan", model=None, preset="llama3-8b", dtype="bf16", lora_rank=16, max_len=4096, load_in=bits)).stdout
+    lines = re.findall(r"^weights(?: in . bits|, magnitudes of blocks|, scales) .* ([\d.]+) ([GMK]iB)$", plan, re.M)
+    size = sum(float(n) * {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}[unit] for n, unit in lines)
+    assert len(lines) >= 2 and size / LAYERS_OF_8B == pytest.approx(bytes_each, rel=0.01)
+
+
 # ---- what is refused ----------------------------------------------------------------------------------------------------------------
 
 
@@ -148,6 +224,8 @@ def test_a_reward_model_keeps_its_head(tmp_path):
     ({"lora_rank": 4, "lora_dropout": 1}, "--lora_dropout is 1.0 but must be"),
     ({"lora_rank": 4, "lora_alpha": 0}, "--lora_alpha is 0.0 but must be above 0"),
     ({"lora_rank": 4, "adapter": GOLDEN / "lora_qwen3"}, "--lora_rank and --adapter were both given"),
+    ({"load_in": "4bit"}, "--load_in 4bit freezes the matrices of the layers"),
+    ({"load_in": "3bit", "lora_rank": 4}, '--load_in is "3bit"'),
     ({"adapter": GOLDEN / "lora_mistral"}, "so it belongs to another model than"),
     ({"adapter": GOLDEN / "lora_reward"}, "belongs to a reward model"),
     ({"adapter": GOLDEN / "llama3"}, "has no adapter_config.json"),
@@ -161,6 +239,7 @@ def test_wrong_merges(trained, tmp_path):
     model = shutil.copytree(MODEL, tmp_path / "model")
     refused(command("merge", "--overwrite", model=model, adapter=trained, output_dir=model, threads=None, device=None), "is the model itself")
     refused(command("merge", adapter=trained, output_dir=model, threads=None, device=None), "already holds a model")
+    refused(command("merge", adapter=GOLDEN / "lora_mistral", output_dir=tmp_path / "out", threads=None, device=None), "so it belongs to another model than")
 
 
 def test_another_rank_is_no_resumed_run(data, tmp_path):

@@ -150,7 +150,7 @@ def test_versions_stand_in_one_place():
     assert installing == ["install_compare.sh"]
 
 
-@pytest.mark.parametrize("script, interpreter", [("scripts/smollm2.sh", "bash"), ("scripts/demo.py", sys.executable)])
+@pytest.mark.parametrize("script, interpreter", [("scripts/smollm2.sh", "bash"), ("scripts/qlora.sh", "bash"), ("scripts/demo.py", sys.executable)])
 def test_a_script_looks_first_for_what_it_needs_last(script, interpreter, tmp_path):
     copied(tmp_path, script, "data/prepare.py")
     stub(tmp_path / "train_llama", "echo started")

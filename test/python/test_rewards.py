@@ -1,10 +1,13 @@
 """What judges the answers of grpo: functions in Python, servers, reward models, and several of them. What each of them can do wrong ends in one message."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import numpy as np
 import pytest
 from test_grpo import sample, words
-from test_runs import DEMO, ENVIRONMENT, ROOT, call, command, first_step, log_lines, read_tensors, refused, train, write_data, write_tensors
+from test_runs import DEMO, ENVIRONMENT, ROOT, call, command, first_step, log_lines, read_tensors, refused, train, weights, write_data, write_tensors
 
 PROMPTS = DEMO.parent / "train.safetensors"
 ITERATION = {"data": PROMPTS, "model": DEMO, "rollout_batch_size": 3, "n": 2, "max_new_tokens": 9}
@@ -70,7 +73,45 @@ def test_a_reward_process_that_dies_is_started_anew(tmp_path):
     assert first_step(tmp_path / "run")["reward"] == pytest.approx(1)
 
 
+# In its second call it says who it is and waits, once.
+WAITS = """
+import os, pathlib, time
+calls, mark = 0, pathlib.Path(__file__).with_name("waits")
+def reward(prompts, answers, labels):
+    global calls
+    calls += 1
+    if calls == 2 and not mark.exists():
+        mark.with_suffix(".new").write_text(str(os.getpid()))
+        mark.with_suffix(".new").rename(mark)
+        time.sleep(20)
+    return map(len, answers)
+"""
+
+
+@pytest.mark.parametrize("victim", ["reward", "run"])
+def test_killed_while_it_judges(victim, tmp_path):
+    """A process of rewards is started anew and judges the same answers again; a run goes on from its checkpoint. Both end in the same bits."""
+    options = {**ITERATION, "max_steps": 3, "save_steps": 1, "reward": reward_file(tmp_path, WAITS)}
+    mark = tmp_path / "waits"
+    run = subprocess.Popen(words(tmp_path / "killed", None, **options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    end = time.monotonic() + 100
+    while not mark.exists():
+        assert run.poll() is None and time.monotonic() < end, run.communicate()
+        time.sleep(0.02)
+    os.kill(int(mark.read_text()) if victim == "reward" else run.pid, signal.SIGKILL)
+    _, error = run.communicate(timeout=100)
+    assert run.returncode == (0 if victim == "reward" else -signal.SIGKILL), error
+    if victim == "run":
+        result = call(words(tmp_path / "killed", None, **options, resume="auto"))
+        assert result.returncode == 0 and "step_1" in result.stdout, result.stdout + result.stderr
+    result = call(words(tmp_path / "straight", None, **options))
+    assert result.returncode == 0, result.stderr
+    assert weights(tmp_path / "straight") == weights(tmp_path / "killed")
+
+
 @pytest.mark.parametrize("text, parts", [
+    ("def reward(prompts, answers, labels):\n    return [None] * len(answers)\n", ["reward.py", "the reward of answer 0 is None"]),
+    ("def reward(prompts, answers, labels):\n    return None\n", ["reward.py", "the rewards are None", "one number for each answer"]),
     ("def reward(prompts, answers, labels):\n    return [1 / 0]\n", ["reward.py", "ZeroDivisionError", "line 2"]),
     ("def reward(prompts, answers, labels):\n    return [1]\n", ["1 rewards for 6 answers"]),
     ("def reward(prompts, answers, labels):\n    return [float('nan')] * len(answers)\n", ["nan", "answer 0"]),
@@ -145,6 +186,7 @@ def test_a_server_that_is_not_ready_is_asked_again(tmp_path):
     ((500, "no such thing"), ["status 500: no such thing"]),
     ((200, "hello"), ["not JSON", "hello"]),
     ((200, "[1]"), ['no list "rewards"']),
+    ((200, '{"rewards": [1, "good", 3, 4, 5, 6]}'), ["the reward of answer 1 is 'good'"]),
     ((200, '{"rewards": [1, 2]}'), ["2 rewards for 6 answers"]),
     ((200, '{"rewards": [1, 2, NaN, 4, 5, 6]}'), ["nan", "answer 2"]),
     ((503, "busy"), ["status 503: busy"]),

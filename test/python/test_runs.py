@@ -161,6 +161,7 @@ RESUMED = {  # 23 samples: 6 steps of 4 make an epoch, the checkpoint of step 4 
     "bf16": {"dtype": "bf16"},
     "moments": {"dtype": "bf16", "moments": "bf16"},
     "8bit": {"moments": "8bit"},
+    "grad_dtype": {"dtype": "bf16", "grad_dtype": "bf16", "moments": "bf16", "row_tokens": 64},
     "eval_fraction": {"eval_fraction": 0.2, "eval_steps": 2},
     "train_batch_tokens": {"train_batch_size": None, "train_batch_tokens": 150},
     "file_order": {"shuffle": "false", "weight_decay": 0.1},

@@ -36,6 +36,10 @@ float exp2_approximate(float x) {
 }
 float rsqrt_approximate(float x) { return approximate(x, 1 / std::sqrt(double(x)), 0x1p-23); }
 float reciprocal_approximate(float x) { return flush(approximate(x, 1 / double(flush(x)), 0x1p-23)); }
+float divide_approximate(float a, float b) {  // the quotient of large divisors is 0
+    if (std::fabs(b) > 0x1p126f && !std::isinf(b)) return a * 0;
+    return approximate(a, double(a) / double(b), 0x1p-23);
+}
 double reciprocal_approximate_64(double x) {  // of the result only the upper half of the bits
     return std::bit_cast<double>(std::bit_cast<uint64_t>(1 / x) & ~0xffff'ffffull);
 }
@@ -85,6 +89,7 @@ void add_functions(Forms &forms) {
         form<float, float, float>(Pipe::fp32, [](float a, float b) { return fma_directed<Rounding::to_zero>(a, 1, b); });
     forms["ex2.approx.ftz.f32"] = form<float, float>(Pipe::special, [](float a) { return exp2_approximate(a); });
     forms["rsqrt.approx.f32"] = form<float, float>(Pipe::special, [](float a) { return rsqrt_approximate(a); });
+    forms["div.approx.f32"] = form<float, float, float>(Pipe::special, [](float a, float b) { return divide_approximate(a, b); });
     forms["rcp.approx.ftz.f32"] = form<float, float>(Pipe::special, [](float a) { return reciprocal_approximate(a); });
     forms["rcp.approx.ftz.f64"] = form<double, double>(Pipe::special, [](double a) { return reciprocal_approximate_64(a); });
     forms["cvt.sat.f32.f32"] = form<float, float>(Pipe::fp32, [](float a) { return a > 0 ? std::min(a, 1.0f) : 0.0f; });
@@ -124,6 +129,8 @@ template <class T> void add_integers(Forms &forms, const std::string &type) {
         forms["mul.hi." + type] = form<T, T, T>(pipe, [](T a, T b) { return (Wide(a) * Wide(b)) >> 8 * sizeof(T); });
         forms["mul.wide." + type] = form<Wide, T, T>(pipe, [](T a, T b) { return Wide(a) * Wide(b); });
         forms["mad.wide." + type] = form<Wide, T, T, Wide>(pipe, [](T a, T b, Wide c) { return Wide(a) * Wide(b) + c; });
+    } else if constexpr (std::is_unsigned_v<T>) {
+        forms["mul.hi." + type] = form<T, T, T>(pipe, [](T a, T b) { return T((unsigned __int128)a * b >> 64); });
     }
 }
 

@@ -23,9 +23,10 @@ const char *const specials[] = {"%tid.x",   "%tid.y",   "%tid.z",    "%ntid.x", 
 // How many instructions of sm_90 nvcc 13 makes of one of PTX that has none of its own, on the way that usual arguments take.
 uint8_t machine_instructions(const std::string &name) {
     static const std::pair<const char *, uint8_t> several[] = {
-        {"div.u64", 70},   {"rem.u64", 70},   {"div.s64", 80},    {"rem.s64", 80},    {"div.u32", 18},   {"rem.u32", 18},
-        {"div.s32", 24},   {"rem.s32", 24},   {"mul.lo.s64", 4},  {"mul.lo.u64", 4},  {"mad.lo.s64", 4}, {"mad.lo.u64", 4},
-        {"div.rn.f32", 9}, {"rcp.rn.f32", 6}, {"sqrt.rn.f32", 8}, {"div.rn.f64", 12}, {"rcp.rn.f64", 9}, {"sqrt.rn.f64", 14},
+        {"div.u64", 70},   {"rem.u64", 70},    {"div.s64", 80},    {"rem.s64", 80},   {"div.u32", 18},
+        {"rem.u32", 18},   {"div.s32", 24},    {"rem.s32", 24},    {"mul.lo.s64", 4}, {"mul.lo.u64", 4},
+        {"mad.lo.s64", 4}, {"mad.lo.u64", 4},  {"mul.hi.u64", 7},  {"div.rn.f32", 9}, {"div.approx.f32", 5},
+        {"rcp.rn.f32", 6}, {"sqrt.rn.f32", 8}, {"div.rn.f64", 12}, {"rcp.rn.f64", 9}, {"sqrt.rn.f64", 14},
     };
     for (const auto &[known, n] : several)
         if (name == known) return n;

@@ -154,9 +154,9 @@ TEST(PtxMutants, AreNoticed) {
 
 // A slip may be harmless at one place (a mask of keys that another comparison hides, too), and is noticed in one kernel at least.
 TEST(PtxMutants, SingleLinesAreNoticed) {
-    const std::pair<const char *, const char *> kernels[] = {{"forward", "attention_forward_kernel5ILi64E"},
-                                                             {"queries", "attention_backward_queries_kernel4ILi64E"},
-                                                             {"keys", "attention_backward_keys_kernel4ILi64E"}};
+    const std::pair<const char *, const char *> kernels[] = {{"forward", "attention_forward_kernel5ILi64E4bf16"},
+                                                             {"queries", "attention_backward_queries_kernel4ILi64E4bf16"},
+                                                             {"keys", "attention_backward_keys_kernel4ILi64ELb0E"}};
     for (const Bug &slip : slips) {
         size_t noticed_in = 0;
         for (const auto &[what, kernel] : kernels) {

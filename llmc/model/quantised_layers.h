@@ -1,0 +1,97 @@
+// The matrices of a frozen model's layers in 4 or 8 bits (../ops/dequantise.h). They are quantised while they are loaded, one tensor at a time, so that the
+// float model never lies in memory, and stay so. Each tensor of the model's files is quantised by itself, also where several are one matrix in memory.
+//
+// Before a layer's weights are read, ready() writes them out as X, to an array that all layers share: once for the forward pass, and once for the backward
+// pass with what it recomputes. So all products are those of a model that has these values.
+#pragma once
+#include "../core/arena.h"
+#include "../io/hf.h"
+#include "../ops/quantise.h"
+#include "config.h"
+#include "parameters.h"
+#include "table.h"
+
+template <class Dev> class QuantisedLayers {
+  public:
+    using X = typename Dev::X;
+
+    // base: the table of the frozen model. Without config.weight_bits all its tensors are among the others.
+    QuantisedLayers(Dev dev, const ModelConfig &config, const Table &base)
+        : matrices(base, [&](const Tensor &t, size_t unit) { return is_quantised(config, t, unit); }),
+          others(base, [&](const Tensor &t, size_t unit) { return !is_quantised(config, t, unit); }),
+          dev_(dev),
+          bits_(config.weight_bits) {}
+
+    const TablePart matrices, others;
+
+    void plan(Plan &plan) {
+        size_t codes = 0, magnitudes = 0, scales = 0;
+        for (const Tensor &t : matrices.table.tensors) {
+            const QuantisedSizes s = sizes_of(t);
+            codes += room(s.codes), magnitudes += s.magnitudes, scales += s.scales;
+        }
+        plan.add(&codes_, format("weights in %d bits", bits_), {codes});
+        plan.add(&magnitudes_, "weights, magnitudes of blocks", {magnitudes});
+        plan.add(&scales_, "weights, scales", {scales});
+        plan.add(&fractions_, "fractions of scales", {Fractions::count});
+    }
+    // [first, last]: the ops from the first that reads a layer's weights to the last.
+    void plan_layer(Plan &plan, size_t first, size_t last) {
+        size_t largest = 0;
+        for (size_t unit = 0; unit < matrices.table.units.size(); unit++) largest = std::max(largest, weights(unit));
+        plan.add(&layer_, "weights of a layer", {largest}, first, last);
+        plan.guest();
+    }
+
+    // The address of a tensor by its offset in the base's table, while its layer is ready; null if it is not quantised.
+    X *find(size_t unit, size_t offset) const {
+        const auto found = matrices.offsets.find(offset);
+        return found == matrices.offsets.end() ? nullptr : layer_ + (found->second - matrices.table.units[unit].begin);
+    }
+
+    void load(const HfWeights &weights, Memory &memory) {
+        const float *const of = fractions(true).of;
+        write(memory, fractions_, std::vector<float>(of, of + Fractions::count));
+        size_t codes = 0, magnitudes = 0, scales = 0;
+        quantised_.clear();
+        for (const Tensor &t : matrices.table.tensors) {
+            std::vector<X> w(t.count);
+            HostMemory host;
+            load_part(weights, t, 0, t.count, 0, w.data(), host);
+            const QuantisedArrays q = quantise(bits_, w, t.shape[1]);
+            quantised_.push_back(
+                {bits_, t.shape[0], t.shape[1], codes_ + codes, magnitudes_ + magnitudes, scales_ + scales, fractions_});
+            write(memory, codes_ + codes, q.codes), write(memory, magnitudes_ + magnitudes, q.magnitudes),
+                write(memory, scales_ + scales, q.scales);
+            codes += room(q.codes.size()), magnitudes += q.magnitudes.size(), scales += q.scales.size();
+        }
+    }
+
+    size_t weights(size_t unit) const {  // how many of the unit are quantised
+        if (bits_ == 0) return 0;
+        return matrices.table.units[unit].end - matrices.table.units[unit].begin;
+    }
+
+    // Writes out the weights of a unit. The layer's that were written out before are gone.
+    void ready(size_t unit) {
+        const Unit &u = matrices.table.units[unit];
+        for (size_t i = 0; i < quantised_.size(); i++)
+            if (const Tensor &t = matrices.table.tensors[i]; u.begin <= t.offset && t.offset < u.end)
+                dequantise(dev_, layer_ + (t.offset - u.begin), quantised_[i]);
+    }
+
+  private:
+    static bool is_quantised(const ModelConfig &config, const Tensor &t, size_t unit) {
+        return config.weight_bits && unit >= 1 && unit <= config.L && t.product;
+    }
+    QuantisedSizes sizes_of(const Tensor &t) const { return {bits_, t.shape[0], t.shape[1]}; }
+    static size_t room(size_t codes) { return round_up(codes, 16); }  // for loads of 16 bytes
+
+    const Dev dev_;
+    const int bits_;
+    uint8_t *codes_, *magnitudes_;  // of all tensors, one after the other
+    float *scales_;
+    float *fractions_;                  // (256)
+    X *layer_;                          // (the largest layer)
+    std::vector<Quantised> quantised_;  // (matrices.table.tensors)
+};

@@ -1,0 +1,38 @@
+#!/bin/bash
+# A pretrained model learns from chats in three ways: SmolLM2-135M-Instruct on the English conversations of chatterbot-corpus (scripts/smollm2.py says where
+# both come from), all weights, adapters (LoRA), and adapters beside weights in 4 bits (QLoRA). Prints for each the loss on 100 held-out chats, the
+# planned and the peak memory, and tokens per second.
+#
+#     make && scripts/qlora.sh [DIR] [FLAG...]   DIR is out/smollm2 by default; flags go to all three runs: --max_steps 20
+set -euo pipefail
+cd "$(dirname "$0")/.."
+dir=${1:-out/smollm2}
+shift $(($# > 0))
+
+if [ ! -x ./train_llama ]; then
+    printf 'scripts/qlora.sh: ./train_llama is not built\n  fix: make deps && make\n' >&2
+    exit 1
+fi
+python=.venv/bin/python3
+[ -x $python ] || python=python3
+$python data/prepare.py --help > /dev/null  # prepares the chats in the end; what it lacks it says now
+if [ ! -e "$dir/model/tokenizer.json" ]; then  # the last file to be written
+    bash scripts/install_compare.sh
+    .venv-compare/bin/python scripts/smollm2.py "$dir"
+fi
+
+evaluate() { ./train_llama eval --model "$1" --data "$dir/heldout.jsonl" --max_len 512 --dtype bf16 "${@:2}" | tail -1; }
+learn() {  # NAME FLAGS
+    echo "== $1"
+    ./train_llama sft --model "$dir/model" --data "$dir/chats.jsonl" --train_batch_size 32 --max_epochs 1 --max_len 512 --dtype bf16 \
+        --output_dir "$dir/$1" --overwrite "${@:2}" | tail -4
+}
+
+echo "== before"
+evaluate "$dir/model"
+learn full --learning_rate 5e-5 "$@"
+evaluate "$dir/full"
+learn lora --lora_rank 16 --learning_rate 5e-4 "$@"
+evaluate "$dir/model" --adapter "$dir/lora"
+learn qlora --lora_rank 16 --learning_rate 5e-4 --load_in 4bit "$@"
+evaluate "$dir/model" --adapter "$dir/qlora" --load_in 4bit

@@ -1,0 +1,116 @@
+#include "../../llmc/ops/gradients.h"
+
+#include "../reference_gradients.h"
+#include "device.h"
+#ifdef CUDA_HALF
+#include "../../llmc/ops/gradients.cuh"
+#endif
+
+template <class Dev> struct Gradients : testing::Test {};
+TYPED_TEST_SUITE(Gradients, Devices);
+
+static const Random key{42, Purpose::gradients, 0};
+
+template <class Dev> std::vector<bf16> rounded(Dev dev, const std::vector<float> &x, Random random, size_t first = 0) {
+    Array<float> d_x(x);
+    Array<bf16> stored(x.size());
+    round_gradients(dev, stored.data(), d_x.data(), x.size(), random, first);
+    return stored.values();
+}
+
+TYPED_TEST(Gradients, WideningIsExact) {
+    for (const size_t n : {1, 1003, 4096}) {
+        const auto x = random_values<bf16>(n, 1);
+        for_each_order<TypeParam>([&](TypeParam dev) {
+            Array<bf16> stored(x);
+            Array<float> out(n);
+            widen_gradients(dev, out.data(), stored.data(), n);
+            EXPECT_EQ(widen(out.values()), widen(x));
+        });
+    }
+}
+
+// Every number becomes one of its two neighbours; what is a bf16 stays as it is.
+TYPED_TEST(Gradients, RoundsToANeighbour) {
+    for (const size_t n : {1, 1003, 4096})
+        for (const size_t first : {0, 5, 800}) {
+            auto x = random_values<float>(n, 1);
+            for (size_t i = 0; i < n; i += 3) x[i] = bf16(x[i]);
+            SameBits same;
+            for_each_order<TypeParam>([&](TypeParam dev) {
+                const auto got = widen(rounded(dev, x, key, first));
+                for (size_t i = 0; i < n; i++) {
+                    const auto [lower, unit, up] = between_bf16(x[i]);
+                    ASSERT_TRUE(got[i] == lower || (up > 0 && got[i] == lower + unit)) << x[i] << " became " << got[i];
+                }
+                same(got);
+            });
+        }
+}
+
+TYPED_TEST(Gradients, ZerosInfinitiesAndNaNsStay) {
+    const auto got = rounded(any_device<TypeParam>(), {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 3.4e38f}, key);
+    EXPECT_EQ(float(got[0]), 0);
+    EXPECT_TRUE(std::signbit(float(got[1])));
+    EXPECT_EQ(float(got[2]), INFINITY);
+    EXPECT_EQ(float(got[3]), -INFINITY);
+    EXPECT_TRUE(std::isnan(float(got[4])));
+    EXPECT_GE(float(got[5]), 3.3e38f);
+}
+
+// The probability is the distance: the mean over many elements is the number itself, within five deviations of a coin.
+TYPED_TEST(Gradients, AreRightOnAverage) {
+    const size_t n = 40000;
+    for (const float x : {1.001f, -3.0049f, 0.7001e-8f, 6.9999e20f, -1.999f}) {
+        double sum = 0;
+        for (const double g : widen(rounded(any_device<TypeParam>(), std::vector<float>(n, x), key))) sum += g / double(n);
+        const auto [lower, unit, up] = between_bf16(x);
+        EXPECT_NEAR(sum, double(x), 5 * std::abs(unit) * std::sqrt(up * (1 - up) / double(n)) + 0x1p-16 * std::abs(unit)) << x;
+    }
+}
+
+// What to nearest would lose: 512 micro-steps that each add an eighth of half a unit.
+TYPED_TEST(Gradients, SumsOfSmallStepsGrow) {
+    const size_t n = 1000, steps = 512;
+    const float step = 0x1p-11f;
+    const TypeParam dev = any_device<TypeParam>();
+    Array<bf16> stored(std::vector<bf16>(n, bf16(1.0f)));
+    Array<float> buffer(n);
+    for (size_t i = 0; i < steps; i++) {
+        widen_gradients(dev, buffer.data(), stored.data(), n);
+        auto sum = buffer.values();
+        for (float &x : sum) x += step;
+        Array<float> more(sum);
+        round_gradients(dev, stored.data(), more.data(), n, {key.bits(i), Purpose::gradients, 0}, 0);
+    }
+    double mean = 0;
+    for (const double g : widen(stored.values())) mean += g / double(n);
+    const double p = step / 0x1p-7;  // of a step upwards by one unit
+    EXPECT_NEAR(mean, 1 + steps * double(step), 5 * 0x1p-7 * std::sqrt(double(steps) * p * (1 - p) / double(n)));
+}
+
+// The bits depend on the element's number and the key alone, and those of elements that share a block of Philox not on each other.
+TYPED_TEST(Gradients, BitsBelongToTheElement) {
+    const size_t n = 4099, first = 77;
+    const auto x = random_values<float>(n, 1);
+    const TypeParam dev = any_device<TypeParam>();
+    const auto whole = widen(rounded(dev, x, key, first));
+    for (size_t begin = 0; begin < n;) {
+        const size_t end = std::min(n, begin + 1 + begin / 2);
+        const auto part = widen(rounded(dev, {x.begin() + ptrdiff_t(begin), x.begin() + ptrdiff_t(end)}, key, first + begin));
+        EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + ptrdiff_t(begin))) << begin;
+        begin = end;
+    }
+    EXPECT_NE(widen(rounded(dev, x, {43, Purpose::gradients, 0}, first)), whole);
+    EXPECT_NE(widen(rounded(dev, x, {42, Purpose::gradients, 1}, first)), whole);
+    EXPECT_NE(widen(rounded(dev, x, key, first + 1)), whole);
+
+    const size_t groups = 4000;
+    const auto coins = widen(rounded(dev, std::vector<float>(groups * 8, 1 + 0x1p-8f), key));  // half way
+    for (size_t a = 0; a < 8; a++)
+        for (size_t b = 0; b < a; b++) {
+            size_t equal = 0;
+            for (size_t g = 0; g < groups; g++) equal += coins[g * 8 + a] == coins[g * 8 + b];
+            EXPECT_NEAR(double(equal), groups / 2.0, 5 * std::sqrt(groups / 4.0)) << a << " and " << b;
+        }
+}

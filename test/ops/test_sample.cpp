@@ -1,0 +1,229 @@
+// Sampling: greedy, the distribution that remains after temperature, penalty and filters, and the same tokens on every device.
+#include "../../llmc/ops/sample.h"
+
+#include <map>
+#include <numeric>
+
+#include "../../llmc/core/rng.h"
+#include "../reference_sample.h"
+#include "device.h"
+#ifdef CUDA_HALF
+#include "../../llmc/ops/sample.cuh"
+#endif
+
+namespace {
+
+struct Rows {
+    size_t V;
+    std::vector<float> logits;                        // (rows, V)
+    std::vector<std::vector<uint64_t>> random;        // of each row
+    std::vector<std::vector<int32_t>> occurred = {};  // of each row, or of none
+    size_t vocabulary = V;
+};
+
+struct Tokens {
+    std::vector<int32_t> tokens;
+    std::vector<float> logps;
+};
+
+template <class T> std::vector<int32_t> firsts_of(const std::vector<std::vector<T>> &lists) {
+    std::vector<int32_t> out = {0};
+    for (const auto &list : lists) out.push_back(out.back() + int32_t(list.size()));
+    return out;
+}
+template <class T> std::vector<T> joined(const std::vector<std::vector<T>> &lists) {
+    std::vector<T> out;
+    for (const auto &list : lists) out.insert(out.end(), list.begin(), list.end());
+    return out;
+}
+
+// Rows lie in the array with a gap of 3 NaN behind each.
+template <template <class> class A = Array, class Dev>
+Tokens draw(Dev dev, const Rows &in, const Sampling &s, bool logps = false) {
+    const size_t rows = in.random.size(), ld = in.V + 3;
+    std::vector<float> with_gaps(rows * ld, NAN);
+    for (size_t r = 0; r < rows; r++)
+        std::copy_n(in.logits.begin() + ptrdiff_t(r * in.V), in.V, with_gaps.begin() + ptrdiff_t(r * ld));
+    const auto random = joined(in.random);
+    A<float> logits(with_gaps), out_logps(random.size());
+    A<int32_t> first(firsts_of(in.random)), first_occurred(firsts_of(in.occurred)), occurred(joined(in.occurred)),
+        tokens(random.size());
+    A<uint64_t> numbers(random);
+    const Draws draws{first.data(), numbers.data(), first_occurred.data(), in.occurred.empty() ? nullptr : occurred.data()};
+    sample(dev, tokens.data(), logps ? out_logps.data() : nullptr, logits.data(), draws, s, in.vocabulary, rows, in.V, ld);
+    return {tokens.values(), logps ? out_logps.values() : std::vector<float>()};
+}
+
+// n evenly spaced numbers, and how often each token comes out of them: its probability, to 1/n.
+std::vector<uint64_t> evenly(size_t n) {
+    std::vector<uint64_t> out;
+    for (size_t i = 0; i < n; i++) out.push_back(uint64_t((double(i) + 0.5) / double(n) * 0x1p64));
+    return out;
+}
+std::vector<double> frequencies(const std::vector<int32_t> &tokens, size_t V) {
+    std::vector<double> out(V);
+    for (int32_t token : tokens) out[size_t(token)] += 1 / double(tokens.size());
+    return out;
+}
+
+#ifdef CUDA_HALF
+constexpr size_t tries = 40;  // the emulator runs a thousand threads for each
+#else
+constexpr size_t tries = 20000;
+#endif
+
+const std::vector<float> four = {std::log(0.1f), std::log(0.4f), std::log(0.2f), std::log(0.3f)};
+
+std::vector<float> many_logits(size_t V) {  // no two are equal; probabilities span a factor of 50
+    std::vector<float> out(V);
+    for (size_t v = 0; v < V; v++) out[v] = 4 / float(V) * float(v * 617 % V);
+    return out;
+}
+
+// Each filter alone and all together, with and without equal logits.
+const std::vector<Sampling> filters = {{.temperature = 1},
+                                       {.temperature = 0.7},
+                                       {.temperature = 1, .top_k = 12},
+                                       {.temperature = 1.3, .top_p = 0.8},
+                                       {.temperature = 1, .min_p = 0.2},
+                                       {.temperature = 1, .repetition_penalty = 1.5},
+                                       {.temperature = 0.8, .top_k = 30, .top_p = 0.9, .min_p = 0.1, .repetition_penalty = 1.2}};
+
+}  // namespace
+
+template <class Dev> struct Sample : testing::Test {
+    std::vector<double> of_four(const Sampling &s) {
+        return frequencies(draw(any_device<Dev>(), {4, four, {evenly(tries)}}, s).tokens, 4);
+    }
+};
+TYPED_TEST_SUITE(Sample, Devices);
+
+TYPED_TEST(Sample, TemperatureZeroTakesTheLikeliestAndTheFirstOfEquals) {
+    const Rows rows{4, {four[0], four[1], four[2], four[3], 1, 3, 3, 2}, {{0, UINT64_MAX / 2, UINT64_MAX}, {UINT64_MAX}}};
+    EXPECT_EQ(draw(any_device<TypeParam>(), rows, {}).tokens, (std::vector<int32_t>{1, 1, 1, 1}));
+}
+
+static void expect_shares(const std::vector<double> &got, std::vector<double> want) {
+    const double sum = std::accumulate(want.begin(), want.end(), 0.0);
+    for (size_t i = 0; i < want.size(); i++) EXPECT_NEAR(got[i], want[i] / sum, 1.5 / double(tries)) << "token " << i;
+}
+
+TYPED_TEST(Sample, EachFilterKeepsWhatItsDefinitionSays) {
+    const auto expect = [&](const Sampling &s, const std::vector<double> &want) { expect_shares(this->of_four(s), want); };
+    expect({.temperature = 1}, {0.1, 0.4, 0.2, 0.3});
+    expect({.temperature = 0.5}, {0.01, 0.16, 0.04, 0.09});
+    expect({.temperature = 1e-300}, {0, 1, 0, 0});
+    expect({.temperature = 1e30}, {1, 1, 1, 1});
+    expect({.temperature = 1, .top_k = 2}, {0, 0.4, 0, 0.3});
+    expect({.temperature = 1, .top_k = 9}, {0.1, 0.4, 0.2, 0.3});
+    expect({.temperature = 1, .top_p = 0.39}, {0, 1, 0, 0});      // at least one
+    expect({.temperature = 1, .top_p = 0.41}, {0, 0.4, 0, 0.3});  // the one that crosses the border belongs to them
+    expect({.temperature = 1, .top_p = 0.85}, {0, 0.4, 0.2, 0.3});
+    expect({.temperature = 1, .top_k = 3, .top_p = 0.7}, {0, 0.4, 0, 0.3});  // top_p of what top_k left
+    expect({.temperature = 1, .top_k = 1, .top_p = 1e-9}, {0, 1, 0, 0});
+    expect({.temperature = 1, .min_p = 0.3}, {0, 0.4, 0.2, 0.3});
+    expect({.temperature = 1, .min_p = 0.7}, {0, 0.4, 0, 0.3});
+    expect({.temperature = 1, .min_p = 1}, {0, 1, 0, 0});
+    expect({.temperature = 0.5, .min_p = 0.3}, {0, 0.16, 0, 0.09});             // after the temperature
+    expect({.temperature = 1, .top_p = 0.85, .min_p = 0.6}, {0, 0.4, 0, 0.3});  // of top_p's tokens
+}
+
+// Each token comes as often as its probability in float64 says, with several rows in a call, and ids that may not be drawn behind the others.
+TYPED_TEST(Sample, EqualsReference) {
+    for (const size_t V : {40, 1500}) {
+        const size_t known = V - 7, n = tries;
+        Rows rows{V, many_logits(V), {evenly(n), evenly(n)}, {{3, 39, 7}, {}}, known};
+        for (size_t v = 0; v < V; v++) rows.logits.push_back(float(v % 5));  // of five values: many equals
+        for (const Sampling &s : filters) {
+            const auto got = draw(any_device<TypeParam>(), rows, s).tokens;
+            for (size_t r = 0; r < 2; r++) {
+                const auto begin = rows.logits.begin() + ptrdiff_t(r * V);
+                const auto seen = penalised_reference({begin, begin + ptrdiff_t(known)}, rows.occurred[r], s.repetition_penalty);
+                const auto want = sampling_reference(seen, s);
+                const auto share = frequencies({got.begin() + ptrdiff_t(r * n), got.begin() + ptrdiff_t((r + 1) * n)}, V);
+                for (size_t v = 0; v < V; v++)
+                    ASSERT_NEAR(share[v], v < known ? want[v] : 0, 1.5 / double(n)) << "row " << r << ", token " << v;
+            }
+        }
+    }
+}
+
+// The same numbers give the same tokens whatever the device and the order of its threads.
+TYPED_TEST(Sample, GivesTheSameTokensOnEveryDevice) {
+    for (const size_t V : {5, 1500}) {
+        Rows rows{V, {}, {}, {}};
+        for (uint32_t r = 0; r < 3; r++) {
+            const auto logits = random_values<float>(V, r);
+            for (float l : logits) rows.logits.push_back(5 * l);
+            rows.random.emplace_back(), rows.occurred.push_back({int32_t(r), 4});
+            for (uint64_t i = 0; i < 4; i++) rows.random.back().push_back(Random{7, Purpose::sampling, r}.bits(i));
+        }
+        for (const Sampling &s : filters) {
+            const auto want = draw<HostArray>(make_device<CpuF32>(), rows, s);
+            for_each_order<TypeParam>([&](TypeParam dev) { EXPECT_EQ(draw(dev, rows, s).tokens, want.tokens); });
+        }
+    }
+}
+
+TYPED_TEST(Sample, LogProbabilitiesAreThoseOfAllTokensAtTheTemperature) {
+    const size_t V = 1500;
+    const Rows rows{V, many_logits(V), {evenly(10)}, {}, V - 100};
+    for (const double temperature : {0.7, 1.0, 2.0}) {
+        const auto got = draw(any_device<TypeParam>(), rows, {.temperature = temperature, .top_k = 200}, true);
+        for (size_t i = 0; i < got.tokens.size(); i++)
+            EXPECT_NEAR(got.logps[i], log_probability_reference(widen(rows.logits), temperature, size_t(got.tokens[i])), 1e-5);
+    }
+}
+
+TYPED_TEST(Sample, AlwaysGivesAToken) {
+    const std::vector<float> extreme = {-1e38f, 3e38f, -INFINITY, 3e38f}, infinite = {0, -INFINITY, INFINITY, 1}, nan(4, NAN);
+    Rows rows{4, extreme, {{0, UINT64_MAX / 4, UINT64_MAX}, {5}, {5}}};
+    rows.logits.insert(rows.logits.end(), infinite.begin(), infinite.end());
+    rows.logits.insert(rows.logits.end(), nan.begin(), nan.end());
+    for (const Sampling &s : {Sampling{},
+                              {.temperature = 0.7},
+                              {.temperature = 1, .top_k = 3},
+                              {.temperature = 1, .top_p = 0.9},
+                              {.temperature = 1, .min_p = 1}}) {
+        const auto got = draw(any_device<TypeParam>(), rows, s).tokens;
+        for (size_t i = 0; i < 3; i++) EXPECT_TRUE(got[i] == 1 || got[i] == 3) << got[i];
+        EXPECT_EQ(got[3], 2);
+        EXPECT_EQ(got[4], 0);
+    }
+}
+
+#ifndef CUDA_HALF
+// Pearson's statistic of counts of so many draws; tokens with probability 0 must not occur.
+static double chi_squared(const std::vector<size_t> &counts, const std::vector<double> &want, size_t draws) {
+    double out = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        if (want[i] == 0) EXPECT_EQ(counts[i], 0u) << "token " << i;
+        else out += std::pow(double(counts[i]) - want[i] * double(draws), 2) / (want[i] * double(draws));
+    }
+    return out;
+}
+
+// 10 000 draws with the engine's random numbers, of 40 tokens. The statistic has at most 39 degrees of freedom; with them it is above 90 in 6 of a
+// million experiments (with f degrees it has mean f and variance 2 f).
+TEST(SampleDraws, FollowTheDistributionOfEachFilter) {
+    constexpr size_t V = 40, draws = 10000;
+    const std::vector<int32_t> occurred = {3, 39, 7};
+    uint32_t stream = 0;
+    for (const Sampling &s : filters) {
+        const Random random{11, Purpose::sampling, stream++};
+        std::vector<uint64_t> numbers;
+        for (size_t i = 0; i < draws; i++) numbers.push_back(random.bits(i));
+        std::vector<size_t> counts(V);
+        for (int32_t token : draw<HostArray>(make_device<CpuF32>(), {V, many_logits(V), {numbers}, {occurred}}, s).tokens)
+            counts[size_t(token)]++;
+        const auto want = sampling_reference(penalised_reference(widen(many_logits(V)), occurred, s.repetition_penalty), s);
+        EXPECT_LT(chi_squared(counts, want, draws), 90) << "filter " << stream;
+    }
+}
+
+TEST(SamplePenalty, IsTakenOnce) {
+    for (const auto &[logit, want] : {std::pair<float, float>{2, 1}, {-2, -4}, {0, 0}})
+        EXPECT_EQ(sampling::penalised(logit, 2), want);
+    EXPECT_EQ(sampling::penalised(-1, 0.5f), -0.5f);  // below 1 tokens become likelier
+}
+#endif

@@ -1,0 +1,210 @@
+"""Runs whose activations and moments lie on a disk between the ops that need them: the same bits, and one message for whatever a disk can do."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from test_faults import OPTIONS, disk, ends_with_one_message, preloaded, start, steps_logged, wait_for  # noqa: F401: a fixture
+from test_runs import ENVIRONMENT, GOLDEN, call, command, log_lines, random_documents, refused, refused_training, stable, train, weights, write_data
+
+BOTH = "activations,optimizer"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data") / "data.safetensors", random_documents(23))
+
+
+@pytest.fixture
+def place(tmp_path):
+    path = tmp_path / "place"
+    path.mkdir()
+    yield path
+    assert list(path.iterdir()) == []  # whatever has happened
+
+
+def same_training(run, straight):
+    assert weights(run) == weights(straight)
+    assert stable(log_lines(run)) == stable(log_lines(straight))
+
+
+@pytest.mark.parametrize("what", ["activations", "optimizer", BOTH])
+@pytest.mark.parametrize("more", [{"recompute": "layer"}, {"recompute": "none", "ranks": 2, "zero_stage": 2, "dtype": "bf16"}])
+def test_the_bits_are_those_of_a_run_in_memory(what, more, data, place, tmp_path):
+    options = {**OPTIONS, "data": data, "max_steps": 8, "eval_data": data, "eval_steps": 3, **more}
+    train(tmp_path / "straight", **options)
+    said = train(tmp_path / "run", offload=what, offload_dir=place, **options)
+    assert re.search(rf"offloaded: [\d.]+ [KM]iB to a file in {place}", said)
+    same_training(tmp_path / "run", tmp_path / "straight")
+    lines = [log_lines(tmp_path / name)[0]["offloaded_bytes"] for name in ("straight", "run")]
+    assert lines[0] == 0 < lines[1]
+
+
+@pytest.mark.parametrize("moments", ["f32", "8bit"])
+def test_a_checkpoint_is_that_of_a_run_in_memory(moments, data, place, tmp_path):
+    """Either kind of run goes on from the other's."""
+    options = {**OPTIONS, "data": data, "max_steps": 9, "moments": moments, "save_steps": 3}
+    offload = {"offload": BOTH, "offload_dir": place}
+    train(tmp_path / "straight", **options)
+    train(tmp_path / "run", **options, **offload)
+    same_training(tmp_path / "run", tmp_path / "straight")
+    for name, source, more in (("in", "run", {}), ("out", "straight", offload)):
+        train(tmp_path / name, resume=tmp_path / source / "step_3", **options, **more)
+        assert weights(tmp_path / name) == weights(tmp_path / "straight")
+
+
+def test_killed_at_random_moments(data, place, tmp_path):
+    options = {**OPTIONS, "data": data, "max_steps": 40, "save_steps": 1, "max_num": 2, "offload": BOTH, "offload_dir": place}
+    begin = time.monotonic()
+    train(tmp_path / "straight", **options)
+    whole, rng, kills = time.monotonic() - begin, random.Random(1), 0
+    while kills < 20:
+        process = start(tmp_path / "run", resume="auto", **options)
+        time.sleep(rng.uniform(0, whole / 3))
+        process.kill()
+        process.communicate()
+        kills += process.returncode == -signal.SIGKILL
+        assert list(place.iterdir()) == []
+        if process.returncode == 0:
+            same_training(tmp_path / "run", tmp_path / "straight")
+            break
+    print(f"\n  killed {kills} times; {whole:.1f} s undisturbed")
+    train(tmp_path / "run", resume="auto", **options)
+    same_training(tmp_path / "run", tmp_path / "straight")
+
+
+def test_a_disk_without_room(data, disk, tmp_path):  # noqa: F811
+    path, mount = disk
+    assert mount("remount,size=64k")
+    output = tmp_path / "out"
+    ends_with_one_message(start(output, data=data, offload=BOTH, offload_dir=path), f"{path}: there is no room for the ",
+                          "that --offload needs: No space left on device", "--offload_dir on a larger disk")
+    assert not list(output.glob("step_*")) and list(path.iterdir()) == []
+
+
+def test_a_file_that_somebody_changes(data, place, tmp_path):
+    """It has no name, but the system lets root reach it."""
+    output = tmp_path / "out"
+    process = start(output, data=data, max_epochs=100000, offload="optimizer", offload_dir=place)
+    wait_for(lambda: steps_logged(output / "log.jsonl") > 3, process)
+    found = [link for link in Path(f"/proc/{process.pid}/fd").iterdir() if str(link.readlink()).startswith(str(place))]
+    assert len(found) == 1
+    with open(found[0], "r+b", buffering=0) as file:
+        while process.poll() is None:
+            file.seek(100)
+            file.write(b"x" * 8)
+    ends_with_one_message(process, f"{place}: an offloaded array has come back with other bytes than had left, in the block at byte 0",
+                          "--resume auto")
+
+
+HANGS = """
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static bool hangs(const char *call) { return getenv("HANGS") && !strcmp(getenv("HANGS"), call); }
+
+extern "C" int open(const char *path, int flags, ...) {
+    va_list more;
+    va_start(more, flags);
+    const int mode = va_arg(more, int);
+    va_end(more);
+    if ((flags & O_TMPFILE) == O_TMPFILE && hangs("open")) pause();
+    return ((int (*)(const char *, int, int))dlsym(RTLD_NEXT, "open"))(path, flags, mode);
+}
+
+extern "C" ssize_t pread(int file, void *to, size_t bytes, off_t at) {
+    if (bytes % 4096 == 0 && (uintptr_t)to % 4096 == 0 && hangs("read")) pause();
+    return ((ssize_t(*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread"))(file, to, bytes, at);
+}
+"""
+
+
+@pytest.mark.parametrize("where", ["open", "read"])
+def test_a_directory_that_does_not_answer(where, data, place, tmp_path):
+    environment = {**preloaded(tmp_path, HANGS), "HANGS": where}
+    words = command("sft", output_dir=tmp_path / "out", data=data, comm_timeout=2, offload=BOTH, offload_dir=place, recompute="layer",
+                    **OPTIONS)
+    begin = time.monotonic()
+    result = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=60)
+    assert result.returncode == 1 and result.stderr.count("fix: ") == 1, result.stderr
+    assert f"{place}: the directory of --offload has not answered for 2 seconds" in result.stderr
+    assert 2 <= time.monotonic() - begin < 20
+    print("\n" + result.stderr, end="")
+
+
+@pytest.fixture
+def memory():
+    """limit(bytes) makes a group of processes that get no more memory, and returns the file that takes the number of one."""
+    groups = []
+
+    def limit(size):
+        for root, file in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+            group = Path(root) / f"train_llama.{os.getpid()}"
+            try:
+                group.mkdir()
+                groups.append(group)
+                (group / file).write_text(str(size))
+                return group / "cgroup.procs"
+            except OSError:
+                continue
+        pytest.skip("no group with a limit of memory can be made here")
+
+    yield limit
+    for group in groups:
+        group.rmdir()
+
+
+@pytest.mark.slow
+def test_a_model_of_one_and_a_half_times_the_memory(data, memory, place, tmp_path):
+    """Its parameters, gradients and moments are that large. What is left in memory without the moments is three quarters of it."""
+    shape = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 8, "num_attention_heads": 12, "num_key_value_heads": 12,
+             "head_dim": 64}
+    config = {**json.loads((GOLDEN / "llama3/config.json").read_text()), **shape}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    options = {"model": tmp_path / "model", "data": data, "max_steps": 3, "dtype": "f32", **OPTIONS}
+    straight, run = tmp_path / "straight", tmp_path / "run"
+    train(straight, **options)
+    parameters = log_lines(straight)[0]["model"]["parameters"]
+    procs = memory(int(16 * parameters / 1.5))
+
+    def limited(output, **more):
+        return subprocess.run(command("sft", output_dir=output, **options, **more), capture_output=True, text=True, env=ENVIRONMENT, timeout=300,
+                              preexec_fn=lambda: procs.write_text(str(os.getpid())))
+
+    assert limited(tmp_path / "killed").returncode == -signal.SIGKILL
+    result = limited(run, offload=BOTH, offload_dir=place)
+    assert result.returncode == 0, result.stdout + result.stderr
+    same_training(run, straight)
+    speeds = [sum(line["tok_s"] for line in log_lines(path)[1:]) / 3 for path in (straight, run)]
+    print(f"\n  {parameters} parameters in {16 * parameters / 1.5 / 2**20:.0f} MiB: {speeds[1]:.0f} tokens/s, in memory {speeds[0]:.0f}")
+
+
+def test_what_is_refused(data, tmp_path):
+    refused_training(data, tmp_path / "out", "--offload on a CPU needs a disk", "--offload_dir DIR", offload="activations")
+    refused_training(data, tmp_path / "out", '--offload is "weight"', "one of activations,optimizer", offload="weight", offload_dir=tmp_path)
+    refused_training(data, tmp_path / "out", "nothing is offloaded", "--offload activations", offload_dir=tmp_path)
+    refused_training(data, tmp_path / "out", f"{tmp_path}/none: cannot create a file for --offload: No such file or directory",
+                     offload=BOTH, offload_dir=tmp_path / "none")
+    refused(command("sft", "--plan", gpu="h100", preset="llama3.2-1b", model=None, device=None, threads=None, offload=BOTH,
+                    offload_dir=tmp_path), "what is offloaded from a GPU lies in the host's memory", "leave --offload_dir out")
+
+
+def test_the_plan_shows_what_leaves(tmp_path):
+    words = {"model": None, "preset": "llama3.1-8b", "max_len": 131072, "dtype": "bf16", "recompute": "layer", "gpu": "h100",
+             "device": None, "threads": None}
+    plan = call(command("sft", "--plan", offload=BOTH, **words)).stdout
+    assert re.search(r"act\.\*\.x +31 in the host's memory +31\.00 GiB", plan), plan
+    assert re.search(r"act\.\*\.att +31 in the host's memory +31\.00 GiB", plan)
+    assert re.search(r"in all in the host's memory +1\d\d\.\d\d GiB", plan)
