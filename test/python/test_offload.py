@@ -35,7 +35,8 @@ def same_training(run, straight):
 
 
 @pytest.mark.parametrize("what", ["activations", "optimizer", BOTH])
-@pytest.mark.parametrize("more", [{"recompute": "layer"}, {"recompute": "none", "ranks": 2, "zero_stage": 2, "dtype": "bf16"}])
+@pytest.mark.parametrize("more", [{"recompute": "layer"}, {"recompute": "none", "ranks": 2, "zero_stage": 2, "dtype": "bf16"},
+                                  {"recompute": "cheap", "grad_dtype": "bf16", "neftune_noise_alpha": 5}])
 def test_the_bits_are_those_of_a_run_in_memory(what, more, data, place, tmp_path):
     options = {**OPTIONS, "data": data, "max_steps": 8, "eval_data": data, "eval_steps": 3, **more}
     train(tmp_path / "straight", **options)
@@ -44,6 +45,13 @@ def test_the_bits_are_those_of_a_run_in_memory(what, more, data, place, tmp_path
     same_training(tmp_path / "run", tmp_path / "straight")
     lines = [log_lines(tmp_path / name)[0]["offloaded_bytes"] for name in ("straight", "run")]
     assert lines[0] == 0 < lines[1]
+
+
+def test_adapters_beside_a_quantised_base(data, place, tmp_path):
+    options = {**OPTIONS, "data": data, "max_steps": 4, "lora_rank": 4, "lora_dropout": 0.1, "load_in": "4bit", "grad_dtype": "bf16", "ranks": 2}
+    train(tmp_path / "straight", **options)
+    train(tmp_path / "run", offload=BOTH, offload_dir=place, **options)
+    assert (tmp_path / "run/adapter_model.safetensors").read_bytes() == (tmp_path / "straight/adapter_model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("moments", ["f32", "8bit"])
