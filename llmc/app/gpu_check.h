@@ -14,6 +14,7 @@
 #include "../ops/adamw.h"
 #include "../ops/attention.h"
 #include "../ops/attention_decode.h"
+#include "../ops/dropout.h"
 #include "../ops/embedding.h"
 #include "../ops/gelu.h"
 #include "../ops/gradients.h"
@@ -21,11 +22,13 @@
 #include "../ops/layout.h"
 #include "../ops/loss.h"
 #include "../ops/matmul.h"
+#include "../ops/noise.h"
 #include "../ops/qk_norm_rope.h"
 #include "../ops/quantise.h"
 #include "../ops/reduce.h"
 #include "../ops/residual.h"
 #include "../ops/rmsnorm.h"
+#include "../ops/sample.h"
 #include "../ops/score.h"
 #include "../ops/swiglu.h"
 
@@ -282,6 +285,35 @@ template <class Dev> void run_losses(OpRun<Dev> &r) {
     r.keep("score_backward", "dw", dscore, C);
 }
 
+// What random bits decide is the same on both, also which token is drawn.
+template <class Dev> void run_random(OpRun<Dev> &r) {
+    using X = typename Dev::X;
+    std::vector<int32_t> numbers(T);
+    for (size_t t = 0; t < T; t++) numbers[t] = t < 13 ? 5 : 2;
+    const int32_t *documents = r.copy(numbers), *in_document = r.copy(positions());
+    const X *x = r.numbers(T * C);
+    X *out = r.template room<X>(T * C), *dx = r.numbers(T * C), *embedded = r.numbers(T * C);
+    const DropoutMask mask{1.25f, uint32_t(0.2 * 0x1p32), 3, documents, in_document};
+    dropout_forward(r.dev, out, x, mask, T, C);
+    r.keep("dropout_forward", "out", out, T * C);
+    dropout_backward(r.dev, dx, x, mask, T, C);
+    r.keep("dropout_backward", "dx", dx, T * C);
+    noise_forward(r.dev, embedded, {4, r.copy(std::vector<float>(T, 0.3f)), documents, in_document}, T, C);
+    r.keep("noise_forward", "x", embedded, T * C);
+
+    const size_t rows = 3, draws = 5;
+    const Random random{6, Purpose::test, 0};
+    std::vector<uint64_t> bits(draws);
+    for (size_t i = 0; i < draws; i++) bits[i] = random.bits(i);
+    float *logits = r.template numbers<float>(rows * V), *logps = r.template room<float>(draws);
+    int32_t *drawn = r.template room<int32_t>(draws);
+    const Draws of_rows{r.copy(std::vector<int32_t>{0, 2, 4, 5}), r.copy(bits), r.copy(std::vector<int32_t>{0, 2, 2, 3}),
+                        r.copy(std::vector<int32_t>{7, 30, 52})};
+    sample(r.dev, drawn, logps, logits, of_rows, {0.8, 40, 0.95, 0.001, 1.2}, V, rows, V, V);
+    r.keep("sample", "tokens", drawn, draws);
+    r.keep("sample", "logps", logps, draws);
+}
+
 template <class Dev> void run_updates(OpRun<Dev> &r) {
     using X = typename Dev::X;
     const size_t n = T * C;
@@ -326,5 +358,6 @@ template <class Dev> OpResults run_ops(Dev dev) {
     gpu_check::run_mlp(run);
     gpu_check::run_losses(run);
     gpu_check::run_updates(run);
+    gpu_check::run_random(run);
     return std::move(run.results);
 }
