@@ -437,8 +437,7 @@ struct Parser {
             else notes.push_back("num_processes: the ranks are started already");
         }
         if (has("use_peft") && options.lora_rank == 0) set("lora_rank", "16", "--use_peft");
-        if (has("beta") && !(task & RL)) set("beta", together["beta"], "--beta");  // which says whose it is
-        if (has("beta") && task & RL) set("kl_coef", together["beta"], "--beta"), set("kl_use_loss", "true", "--beta");
+        if (has("beta") && options.kl_coef > 0) set("kl_use_loss", "true", "--beta");
         if (has("epsilon_high"))
             set("eps_clip_low_high", ordered_json(options.eps_clip).dump() + "," + together["epsilon_high"], "--epsilon_high");
         if (has("model_revision")) append_to("model", options.model, "@" + together["model_revision"]);
@@ -449,9 +448,6 @@ struct Parser {
             notes.push_back("eval.dataset is read from its split test, as in OpenRLHF");
         }
         if (has("eval.split")) append_to("eval_data", options.eval_data, "[" + together["eval.split"] + "]");
-        if (has("beta") && options.kl_coef > 0) set("kl_use_loss", "true", "--beta");
-        if (has("epsilon_high"))
-            set("eps_clip_low_high", format("%g,", options.eps_clip) + together["epsilon_high"], "--epsilon_high");
         combine_batch(problems);
         if (has("warmup_steps")) {
             const double steps = strtod(together["warmup_steps"].c_str(), nullptr);

@@ -29,7 +29,7 @@ def philox(counter, seed):
 def noise(step, document, length, channels):
     """(length, channels): of a step, counted from 0, for a document of the file."""
     low, high, *_ = philox([step, 0, 0, 7], SEED)
-    words = [[philox([position, document, group, 8], high << 32 | low) for group in range(channels // 4)] for position in range(length)]
+    words = [[philox([position, document, group, 9], high << 32 | low) for group in range(channels // 4)] for position in range(length)]
     uniform = np.array(words, np.uint32).astype(np.int32).reshape(length, channels) / 2.0**31
     return uniform * ALPHA / math.sqrt(length * channels)
 
