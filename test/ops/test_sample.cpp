@@ -138,7 +138,8 @@ TYPED_TEST(Sample, EqualsReference) {
             const auto got = draw(any_device<TypeParam>(), rows, s).tokens;
             for (size_t r = 0; r < 2; r++) {
                 const auto begin = rows.logits.begin() + ptrdiff_t(r * V);
-                const auto seen = penalised_reference({begin, begin + ptrdiff_t(known)}, rows.occurred[r], s.repetition_penalty);
+                auto seen = penalised_reference({begin, begin + ptrdiff_t(V)}, rows.occurred[r], s.repetition_penalty);
+                seen.resize(known);
                 const auto want = sampling_reference(seen, s);
                 const auto share = frequencies({got.begin() + ptrdiff_t(r * n), got.begin() + ptrdiff_t((r + 1) * n)}, V);
                 for (size_t v = 0; v < V; v++)

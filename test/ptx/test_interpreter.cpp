@@ -96,6 +96,7 @@ TEST(PtxArithmetic, Integers) {
     EXPECT_EQ(word("shr.u32 %r20, -8, 32;"), 0u);
     EXPECT_EQ(word("shl.b32 %r20, 1, 32;"), 0u);
     EXPECT_EQ(word("bfi.b32 %r20, 7, -1, 4, 8;"), 0xffff'f07fu);
+    EXPECT_EQ(word("prmt.b32 %r20, 1144201745, -2003195205, 4180;"), 0x2211'aabbu);
     EXPECT_EQ(word("brev.b32 %r20, 10;"), 0x5000'0000u);
     EXPECT_EQ(word("bfind.shiftamt.u32 %r20, 65536;"), 15u);
     EXPECT_EQ(word("mul.wide.s32 %rd9, -3, 5;  shr.u64 %rd9, %rd9, 32;  cvt.u32.u64 %r20, %rd9;"), ~0u);

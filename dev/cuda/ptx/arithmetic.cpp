@@ -184,6 +184,17 @@ uint32_t reverse_bits(uint32_t a) {
     return reversed;
 }
 
+// Each four bits of `select` choose one of the eight bytes of a and b, or with the fourth bit eight copies of that byte's sign.
+uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t select) {
+    const uint64_t both = uint64_t(b) << 32 | a;
+    uint32_t out = 0;
+    for (int i = 0; i < 4; i++) {
+        const uint32_t choice = select >> 4 * i & 15, byte = uint32_t(both >> 8 * (choice & 7)) & 0xff;
+        out |= (choice & 8 ? (byte & 0x80 ? 0xff : 0) : byte) << 8 * i;
+    }
+    return out;
+}
+
 void add_special_bits(Forms &forms) {
     using U = uint32_t;
     forms["mov.b32 pack"] = {pack<uint16_t, uint32_t>, Pipe::move, 1, {4, 2, 2}};
@@ -191,6 +202,7 @@ void add_special_bits(Forms &forms) {
     forms["mov.b32 unpack"] = {unpack<uint16_t, uint32_t>, Pipe::move, 2, {2, 2, 4}};
     forms["mov.b64 unpack"] = {unpack<uint32_t, uint64_t>, Pipe::move, 2, {4, 4, 8}};
     forms["bfi.b32"] = form<U, U, U, U, U>(Pipe::integer, [](U a, U b, U at, U n) { return insert_field(a, b, at, n); });
+    forms["prmt.b32"] = form<U, U, U, U>(Pipe::integer, [](U a, U b, U select) { return permute_bytes(a, b, select); });
     forms["brev.b32"] = form<U, U>(Pipe::integer, [](U a) { return reverse_bits(a); });
     forms["popc.b32"] = form<U, U>(Pipe::integer, [](U a) { return std::popcount(a); });
     forms["clz.b32"] = form<U, U>(Pipe::integer, [](U a) { return std::countl_zero(a); });
