@@ -35,8 +35,10 @@ __global__ void round_gradients_kernel1(bf16 *stored, const float *x, size_t n, 
         for (int j = 0; j < N; j++) to[j] = round_stochastically(from[j], rounding_bits(block, size_t(j)));
         to.store(stored + (at - first));
     } else {
-        for (size_t number = max(first, at); number < min(first + n, at + N); number++)
-            stored[number - first] = round_stochastically(x[number - first], rounding_bits(block, number));
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            if (const size_t number = at + size_t(j); number >= first && number < first + n)
+                stored[number - first] = round_stochastically(x[number - first], rounding_bits(block, size_t(j)));
     }
 }
 
