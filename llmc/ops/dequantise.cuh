@@ -9,17 +9,15 @@ __device__ inline int nf4_code(const uint8_t *codes, size_t i) { return i % 2 ? 
 struct Nf4Values {
     float of[16];
 };
-inline Nf4Values nf4_values() {
-    Nf4Values values;
-    for (int code = 0; code < 16; code++) values.of[code] = nf4_value(code);
-    return values;
-}
 
 // A thread writes N weights: one, or 8 of one block, whose codes are one load. The 16 values lie in shared memory, where the lanes of a warp that read the
 // same one share the read, and no two of the 16 share a bank.
-template <class X, int N> __global__ void dequantise_nf4_kernel3(X *out, Quantised q, Nf4Values all) {
+template <class X, int N> __global__ void dequantise_nf4_kernel3(X *out, Quantised q) {
     auto &values = shared_mem<Nf4Values>().of;
-    if (threadIdx.x < 16) values[threadIdx.x] = all.of[threadIdx.x];
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (int code = 0; code < 16; code++) values[code] = nf4_value(code);  // numbers of the code, without a table in memory
+    }
     __syncthreads();
     const size_t first = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * N;
     if (first >= q.count()) return;
@@ -54,7 +52,7 @@ template <class X> void dequantise(Cuda<X> dev, X *out, Quantised q) {
     } else {
         const bool wide = fit_vectors<N>(q.count(), out) && fit_vectors<N / 2>(q.count(), q.codes);
         launch(dev, wide ? dequantise_nf4_kernel3<X, N> : dequantise_nf4_kernel3<X, 1>,
-               Grid{ceil_div(q.count(), threads * (wide ? N : 1))}, threads, sizeof(Nf4Values), out, q, nf4_values());
+               Grid{ceil_div(q.count(), threads * (wide ? N : 1))}, threads, sizeof(Nf4Values), out, q);
     }
 }
 }  // namespace CUDA_BACKEND
