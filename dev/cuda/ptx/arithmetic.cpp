@@ -203,6 +203,7 @@ void add_special_bits(Forms &forms) {
     forms["mov.b64 unpack"] = {unpack<uint32_t, uint64_t>, Pipe::move, 2, {4, 4, 8}};
     forms["bfi.b32"] = form<U, U, U, U, U>(Pipe::integer, [](U a, U b, U at, U n) { return insert_field(a, b, at, n); });
     forms["prmt.b32"] = form<U, U, U, U>(Pipe::integer, [](U a, U b, U select) { return permute_bytes(a, b, select); });
+    forms["cvt.s16.s8"] = form<int16_t, int16_t>(Pipe::integer, [](int16_t a) { return int16_t(int8_t(a)); });  // of the low byte
     forms["brev.b32"] = form<U, U>(Pipe::integer, [](U a) { return reverse_bits(a); });
     forms["popc.b32"] = form<U, U>(Pipe::integer, [](U a) { return std::popcount(a); });
     forms["clz.b32"] = form<U, U>(Pipe::integer, [](U a) { return std::countl_zero(a); });
