@@ -79,6 +79,7 @@ Scheduler &scheduler() {  // streams of objects that live as long as the program
 
 // Puts in work that may have to wait for other streams.
 void enqueue_until(cudaStream_t stream, std::function<bool()> work) {
+    if (stream && stream->recording) die("what waits for another stream cannot be recorded");
     Queue *const queue = stream ? stream->queue : nullptr;
     Scheduler &s = scheduler();
     if (!queue) return s.run_until(work);
@@ -95,6 +96,7 @@ bool runs_later(cudaStream_t stream) { return stream && stream->queue && stream-
 }  // namespace
 
 void enqueue(cudaStream_t stream, std::function<void()> work) {
+    if (stream && stream->recording) return stream->recording->push_back(std::move(work));
     if (!runs_later(stream)) return work();
     enqueue_until(stream, [work = std::move(work)] { return work(), true; });
 }
@@ -125,6 +127,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    if (stream && stream->recording) die("nothing can wait for a stream that is recorded");
     if (runs_later(stream)) scheduler().run_until([&] { return stream->queue->work.empty(); });
     return cudaSuccess;
 }
@@ -182,6 +185,23 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEve
     *milliseconds = std::chrono::duration<float, std::milli>(end->last->at - begin->last->at).count();
     return cudaSuccess;
 }
+
+// ---- graphs -------------------------------------------------------------------------------------------------------------------------
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+    return stream->recording = new Recording, cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+    return *graph = std::exchange(stream->recording, nullptr), cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t graph, unsigned long long) {
+    return *executable = new Recording(*graph), cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+    for (const auto &work : *graph) enqueue(stream, work);
+    return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
 
 // ---- copies -------------------------------------------------------------------------------------------------------------------------
 

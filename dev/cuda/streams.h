@@ -14,12 +14,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "../../llmc/core/device.h"
 
 inline namespace CUDA_BACKEND {
 namespace simt {
 struct Queue;  // the work of a stream that has not been done
+using Recording = std::vector<std::function<void()>>;
 
 struct Event {
     bool done = false;
@@ -43,8 +45,9 @@ class RandomStreams {  // one at a time
 }  // namespace CUDA_BACKEND
 
 struct CUstream_st {
-    unsigned order = 0;                      // of the threads of its kernels: simt.h
-    emulated::simt::Queue *queue = nullptr;  // null: work is done when it is put in
+    unsigned order = 0;                              // of the threads of its kernels: simt.h
+    emulated::simt::Queue *queue = nullptr;          // null: work is done when it is put in
+    emulated::simt::Recording *recording = nullptr;  // takes the work instead
 };
 
 inline namespace CUDA_BACKEND {
@@ -86,6 +89,17 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end);
+
+// A graph runs its work in the order in which it was recorded, and what waits for another stream cannot be recorded.
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal };
+using cudaGraph_t = simt::Recording *;
+using cudaGraphExec_t = simt::Recording *;
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t graph, unsigned long long);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) { return cudaGraphDestroy(graph); }
 
 // ---- NCCL's -----------------------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@
 #include <optional>
 
 #include "../core/arena.h"
+#include "../core/graphs.h"
 #include "../core/memory.h"
 #include "../data/dataloader.h"
 #include "../ops/attention.h"
@@ -295,6 +296,8 @@ template <class Dev> class Decoder : public Model {
         begin_comm_op(pass, PARAM_GATHER);
         zero.fetch(mesh_->all, units[unit].begin, units[unit].end, as_head ? weights_of.head : weights_of.unit[unit]);
     }
+    enum Stretch { FORWARD, RECOMPUTE, BACKWARD };  // of a layer
+    template <class F> void recorded(size_t l, Stretch stretch, const F &work);
     template <class F> void sum_gradients(size_t unit, float *buffer, bool complete, F add);
     float *buffer_of(size_t unit) const { return zero.buffers() ? grads_of.unit[unit] : nullptr; }
     void look(const Moment &now);
@@ -321,6 +324,7 @@ template <class Dev> class Decoder : public Model {
     std::unique_ptr<Arena> arena_;  // lies in memory_
     std::unique_ptr<Store> store_;  // copies from the arena and to it
     std::unique_ptr<Profiler> profiler_;
+    std::unique_ptr<Graphs> graphs_;      // null: every launch is a call
     SelfComm alone_;                      // this rank, which generates by itself
     size_t of_tile_ = 0;                  // the tokens of the tile that for_tiles() computes now
     bool poison_ = false, last_ = false;  // last_: this is the step's last micro-step
@@ -384,6 +388,7 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
         store_ = make_store(dev, limits.offload.dir, plan_.store_bytes(), limits.offload.patience);
         optimizer.use(*store_, memory());
     }
+    if (limits.graphs) graphs_ = make_graphs(dev);
     const Sharding &s = zero.sharding;
     const Locate<X> params = [&](size_t unit, size_t offset) {
         return s.stage == 3 ? weights_of.unit[unit] + (offset - units[unit].begin) : zero.params + s.flat(offset);
@@ -496,12 +501,20 @@ template <class Dev> void Decoder<Dev>::forward() {
         ready(1 + l);
         if (l + 1 < L) fetch(2 + l);
         else fetch(norm), fetch(head_unit, Pass::forward, true);
-        if (row.T) attention_half(l, Pass::forward), feed_forward_half(l, Pass::forward);
+        if (row.T) recorded(l, FORWARD, [&] { attention_half(l, Pass::forward), feed_forward_half(l, Pass::forward); });
         if (row.T && row.cached == row.training) leave(l);
     }
     ready(norm);
     if (row.T) final_norm_forward();
     ready(head_unit);
+}
+
+// Launches a part of a layer's work, by replaying its recording if there is one. A recording lacks what the host does between launches: messages of a
+// ring, marks of time, dead arrays to fill or examine; and a key of dropout is an argument of its launches.
+template <class Dev> template <class F> void Decoder<Dev>::recorded(size_t l, Stretch stretch, const F &work) {
+    const bool only_launches = limits.ranks.sp == 1 && !profiler_ && !poison_ && !looks_ && config.lora.dropout == 0;
+    if (!graphs_ || !only_launches || row.cached != row.training || !linears_.adapters_are_on) return work();
+    graphs_->run({l, stretch, row.T, accumulate_}, work);
 }
 
 // What layer l has kept begins to leave, and what the layer before it has kept has left, so that the next layer may write there.
@@ -720,11 +733,13 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     for (size_t l = config.L; l-- > 0;) {
         if (has_guests() && l + 1 < config.L) ready(1 + l, Pass::backward);  // the last layer's weights are still here
         if (l > 0 && l + 1 < config.L) fetch(l, Pass::backward);  // of layer l - 1. The last two layers' weights are still here
-        if (row.T) come(l), feed_forward_half(l, Pass::recompute);
+        if (row.T) come(l), recorded(l, RECOMPUTE, [&] { feed_forward_half(l, Pass::recompute); });
         sum_gradients(1 + l, true, [&](size_t, size_t) {
-            feed_forward_half_backward(l);
-            attention_half(l, Pass::recompute);
-            attention_half_backward(l);
+            recorded(l, BACKWARD, [&] {
+                feed_forward_half_backward(l);
+                attention_half(l, Pass::recompute);
+                attention_half_backward(l);
+            });
         });
     }
     if (!adapts()) input_backward();

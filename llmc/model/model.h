@@ -51,6 +51,7 @@ struct ModelLimits {
     Moments moments = Moments::f32;  // of AdamW
     bool bf16_gradients = false;     // as they are stored between micro-steps (../parallel/zero.h)
     Offload offload;
+    bool graphs = false;  // launches of a layer that repeat are recorded and replayed (../core/graphs.h)
     float temperature =
         1;  // by which the head divides its logits: nll and entropy are those of the distribution that is sampled from
     float neftune_alpha = 0;    // embeddings have noise of at most this / sqrt(tokens of the document * C): noise.h

@@ -1,5 +1,6 @@
 // All ops on CUDA, and where their arrays lie, for a trainer.
 #pragma once
+#include "../core/graphs.cuh"
 #include "../core/memory.cuh"
 #include "../core/store.cuh"
 #include "../core/timeline.cuh"

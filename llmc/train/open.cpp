@@ -142,7 +142,8 @@ ModelLimits limits_for(const Run &run, Mode mode, const Samples &data) {
     limits.row_tokens = rows_capacity(data, run.options.row_tokens);
     limits.positions = std::max(longest, row_multiple);
     if (run.task & RL) limits.temperature = float(run.options.temperature);
-    if (mode == Mode::train) limits.neftune_alpha = float(run.options.neftune_noise_alpha);
+    if (mode == Mode::train)
+        limits.neftune_alpha = float(run.options.neftune_noise_alpha), limits.graphs = run.options.cuda_graphs;
     return limits;
 }
 

@@ -1,0 +1,28 @@
+// Launches that repeat (--cuda_graphs): a stretch of a model's work is recorded once and from then on replayed by one call, so that the host and
+// the driver spend no time on each of its launches.
+#pragma once
+#include <compare>
+#include <functional>
+#include <memory>
+
+#include "device.h"
+
+class Graphs {
+  public:
+    // All that the launches of a stretch depend on. What else changes between rows, like tokens and first visible keys, lies in device memory.
+    struct Stretch {
+        size_t layer;
+        int pass;         // a number for each function of a layer
+        size_t T;         // tokens of the row
+        bool accumulate;  // whether products add to the gradients
+        auto operator<=>(const Stretch &) const = default;
+    };
+
+    virtual ~Graphs() = default;
+
+    // Calls `work`, which only launches, the first time a stretch comes: that loads kernels and chooses algorithms. The second time what it launches is
+    // recorded, and from then on replayed without a call of `work`.
+    virtual void run(const Stretch &stretch, const std::function<void()> &work) = 0;
+};
+
+template <class X> std::unique_ptr<Graphs> make_graphs(Cpu<X>) { return nullptr; }  // calls are all that a CPU has to do
