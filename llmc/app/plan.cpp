@@ -35,8 +35,8 @@ static void print_seconds(const Run &run, Model &model, const ModelLimits &limit
     const auto s = predicted_step(run, model, limits, micro_steps);
     if (!s) return;
     const size_t rows = micro_steps * rings;
-    printf("predicted, not measured: %.4g s for a step of %zu row%s of %zu tokens, documents of %zu; %.0f tokens/s\n", s->all(), rows,
-           rows > 1 ? "s" : "", o.row_tokens, o.max_len, double(rows * o.row_tokens) / s->all());
+    printf("predicted, not measured: %.4g s for a step of %zu row%s of %zu tokens, documents of %zu; %.0f tokens/s\n", s->all(),
+           rows, rows > 1 ? "s" : "", o.row_tokens, o.max_len, double(rows * o.row_tokens) / s->all());
     printf("  products %.4g s, attention %.4g s, other ops %.4g s, waiting for messages %.4g s, for copies %.4g s\n", s->products,
            s->attention, s->other, s->messages, s->copies);
 }
@@ -93,8 +93,8 @@ static std::string cell(const Run &run, const char *recompute, ModelLimits limit
         const auto model = plan_model(run, recompute, limits, memory);
         if (const auto s = predicted_step(run, *model, limits, 1)) seconds = format("%.4g s", s->all());
     }
-    const std::string tokens = format("%12s%c", longest ? std::to_string(longest).c_str() : "none",
-                                      longest > run.config.max_positions ? '*' : ' ');
+    const std::string tokens =
+        format("%12s%c", longest ? std::to_string(longest).c_str() : "none", longest > run.config.max_positions ? '*' : ' ');
     return gpu_rates(run.options.gpu) ? tokens + format("%9s", seconds.c_str()) : tokens;
 }
 

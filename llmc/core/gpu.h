@@ -39,7 +39,7 @@ size_t gpu_memory(const std::string &name);
 struct GpuRates {
     double products, attention, attention_backward;  // FLOP as op_list.h counts them, in bf16
     double memory;                                   // bytes that ops read and write
-    double link, network, host;                      // bytes in one direction: to a GPU of the same host, to another host, to the host's memory
+    double link, network, host;  // bytes in one direction: to a GPU of the same host, to another host, to the host's memory
 };
 
 // Returns the rates of a GPU. `name` is that of --gpu. Nothing is returned for a number of GiB, and where the rate of our kernels cannot be guessed.

@@ -166,7 +166,8 @@ class Prediction {
     void head() {
         row_op(Pass::both, HEAD);
         const Unit &u = parts_.trained.units[parts_.trained.head];
-        if (u.begin < u.end && parts_.sharding.bucket_of(u.begin) != parts_.sharding.bucket_of(u.end - 1)) row_op(Pass::forward, HEAD);
+        if (u.begin < u.end && parts_.sharding.bucket_of(u.begin) != parts_.sharding.bucket_of(u.end - 1))
+            row_op(Pass::forward, HEAD);
     }
 
     double seconds_of(size_t bytes_of_all) const { return double(bytes_of_all) / double(r_.world) / rate_of_all(r_, rates_); }

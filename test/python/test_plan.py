@@ -131,7 +131,6 @@ def test_the_seconds_of_a_step_are_predicted():
     assert "16 rows of 16384 tokens, documents of 8192" in plan(task="dpo", **options)
     for unknown in ({"gpu": 80}, {"dtype": "f32"}):
         assert "predicted" not in plan(**{**options, **unknown})
-    assert "predicted" not in plan(task="grpo", **options)
     text = plan("--fit", gpu="h100", ranks=2)
     seconds = [[float(s) for s in re.findall(r" ([\d.]+) s", line)] for line in re.findall(r"^ +[12] .*$", text, re.M)]
     assert [len(line) for line in seconds] == [3, 3] and all(line == sorted(line) for line in seconds), text
