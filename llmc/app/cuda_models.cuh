@@ -37,7 +37,7 @@ ModelFactory make_cuda_models(const Options &options, Comm &host, bool own_gpu, 
     if (!options.plan) {
         if (own_gpu) select_gpu(host);
         half = std::make_shared<CudaHalf>();
-        half->ctx = make_cuda_context(int(options.threads), options.tf32);
+        half->ctx = make_cuda_context(int(options.threads), options.tf32, options.autotune);
         const auto check = [&](auto dev) {
             dev.stream = half->stream, dev.ctx = half->ctx.get();
             agree(host, [&] { check_gpu(dev, options, host.rank == 0); });
