@@ -6,6 +6,8 @@
 #include <sstream>
 
 #include "../llmc/core/gpu.h"
+#include "../llmc/model/prediction.h"
+#include "check.h"
 #include "models.h"
 
 namespace {
@@ -131,6 +133,103 @@ TEST(Gpu, PeakByTheDriversName) {
          {"cpu", "the emulator", "", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"})
         EXPECT_EQ(gpu_peak(unknown, "bf16"), 0) << unknown;
     EXPECT_EQ(gpu_peak("NVIDIA H100 80GB HBM3", "f32"), 0);
+}
+
+// ---- predictions ----------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr double fast = 1e300;  // FLOP or bytes a second that take no time
+
+struct Predicted {
+    ModelConfig config = preset("qwen2.5-0.5b");
+    ModelLimits limits;
+
+    Predicted(size_t world, size_t sp, int stage, size_t tokens = 4096) {
+        limits.row_tokens = limits.positions = tokens;
+        limits.ranks.world = world, limits.ranks.sp = sp, limits.ranks.zero_stage = stage;
+    }
+    Llama<CpuBf16> model() const { return {make_device<CpuBf16>(1), config, limits}; }
+    StepSeconds seconds(const GpuRates &rates, size_t micro_steps = 1) const {
+        auto planned = model();
+        return predict_step(planned, config, limits, rates, micro_steps);
+    }
+    double mean(size_t Payload::*kind, size_t micro_steps = 1) const {  // bytes of a rank
+        const auto planned = model();
+        return double(predict_messages(planned.parts(), config, limits, micro_steps).*kind) / double(limits.ranks.world);
+    }
+};
+
+}  // namespace
+
+// The FLOPs are those of MFU, but for attention's recomputed scores. With recomputation all products but the down projection run a third time forward.
+TEST(Prediction, FlopsOverRates) {
+    Predicted p(1, 1, 0);
+    const ModelConfig &c = p.config;
+    const double T = 4096, attention = T * (T + 1) / 2 * double(c.H * c.D * c.L);
+    const double flops = model_flops(c, make_row({std::vector<int32_t>(4096, 5)})) - 12 * attention;
+    EXPECT_DOUBLE_EQ(p.seconds({1, fast, fast, fast, fast, fast, fast}).products, flops);
+    EXPECT_DOUBLE_EQ(p.seconds({1, fast, fast, fast, fast, fast, fast}, 3).products, 3 * flops);
+    EXPECT_DOUBLE_EQ(p.seconds({fast, 1, fast, fast, fast, fast, fast}).attention, 4 * attention);
+    EXPECT_DOUBLE_EQ(p.seconds({fast, fast, 2, fast, fast, fast, fast}).attention, 5 * attention);
+    p.limits.recompute = Recompute::layer;
+    const double matrices = double(c.C * (c.H + 2 * c.KV) * c.D + c.H * c.D * c.C + 2 * c.F * c.C) * double(c.L);
+    EXPECT_DOUBLE_EQ(p.seconds({1, fast, fast, fast, fast, fast, fast}).products, flops + 2 * T * matrices);
+    // Half of a ring's tokens take half of the time.
+    Predicted two(2, 2, 0);
+    EXPECT_DOUBLE_EQ(two.seconds({1, fast, fast, fast, fast, fast, fast}).products, flops / 2);
+}
+
+// Where ops take no time all messages are waited for: those that ranks count, over the rate of a link. Between hosts of 8 GPUs it is the network's.
+TEST(Prediction, MessagesOverRates) {
+    for (size_t micro_steps : {1, 3})
+        for (int stage : {0, 1, 2, 3})
+            for (size_t sp : {1, 4}) {
+                const Predicted p(4, sp, stage);
+                const double bytes = p.mean(&Payload::kv, micro_steps) + p.mean(&Payload::dkv, micro_steps) +
+                                     p.mean(&Payload::grads, micro_steps) + p.mean(&Payload::params, micro_steps);
+                const StepSeconds s = p.seconds({fast, fast, fast, fast, 1, fast, fast}, micro_steps);
+                EXPECT_NEAR(s.messages, bytes, 1e-9 * bytes) << "stage " << stage << ", sp " << sp;
+                EXPECT_LT(s.all() - s.messages, 1e-9);
+            }
+    const Predicted ring(16, 16, 1), data(16, 1, 1);
+    const double kv = ring.mean(&Payload::kv) + ring.mean(&Payload::dkv);
+    const double others = ring.mean(&Payload::grads) + ring.mean(&Payload::params);
+    const double seconds = ring.seconds({fast, fast, fast, fast, fast, 1, fast}).messages;
+    EXPECT_NEAR(seconds, kv + others / 8, 1e-9 * seconds);
+    EXPECT_EQ(data.mean(&Payload::kv), 0);
+}
+
+// Where ops take longer than messages, what is waited for is the embedding, the first layer, and the gradients of both, which are the last.
+TEST(Prediction, OpsHideMessages) {
+    const Predicted p(8, 1, 3);
+    const auto planned = p.model();
+    const auto &units = planned.parts().trained.units;
+    const double embedding = double(units[0].end), layer = double(units[1].end - units[1].begin);
+    const double want = 7.0 / 8 * (2 + 4) * (embedding + layer) / 1e9;
+    EXPECT_NEAR(p.seconds({1e9, 1e9, 1e9, fast, 1e9, fast, fast}).messages, want, 1e-4 * want);
+}
+
+// Activations leave while a layer is computed forward and come back while one is computed backward. Moments go both ways at the same time.
+TEST(Prediction, CopiesOverRates) {
+    Predicted p(1, 1, 0);
+    p.limits.offload.activations = true;
+    const double kept = double(p.model().plan().store_bytes());
+    EXPECT_NEAR(p.seconds({fast, fast, fast, fast, fast, fast, 1}, 3).copies, 3 * 2 * kept, 1e-6 * kept);
+    EXPECT_EQ(p.seconds({1, 1, 1, 1, fast, fast, 1e12}).copies, 0);
+    p.limits.offload = {.optimizer = true};
+    const double moments = double(p.model().plan().store_bytes());
+    EXPECT_GT(moments, 8.0 * double(parameter_count(p.config)));
+    EXPECT_NEAR(p.seconds({fast, fast, fast, fast, fast, fast, 1}, 3).copies, moments, 1e-6 * moments);
+}
+
+TEST(Prediction, RatesOfNamedGpus) {
+    const auto h100 = gpu_rates("h100");
+    ASSERT_TRUE(h100);
+    EXPECT_DOUBLE_EQ(h100->products, 0.66 * gpu_peak("NVIDIA H100 80GB HBM3", "bf16"));
+    EXPECT_LT(h100->attention_backward, h100->attention);
+    EXPECT_LT(h100->network, h100->link);
+    for (const char *unknown : {"80", "", "b200", "tpu"}) EXPECT_FALSE(gpu_rates(unknown)) << unknown;
 }
 
 // ---- the table ------------------------------------------------------------------------------------------------------------------------

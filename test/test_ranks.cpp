@@ -1,8 +1,8 @@
 // The matrix of splits, ranks being threads: rank_cases.h. What they send, and what they hold, by the formulas of ring.h and zero.h.
 #define LLMC_NO_MAIN
-#include "models.h"
-
+#include "../llmc/model/prediction.h"
 #include "late_comm.h"
+#include "models.h"
 #include "rank_cases.h"
 
 namespace {
@@ -259,12 +259,27 @@ struct Sending {
     Layout layout;  // which of them the ranks are made to choose
     RankModel of;
     Recompute recompute;
+    size_t document = 0, window = 0;  // or documents of so many tokens, and the second layer with a window
 
     size_t S() const { return row_multiple * c.sp; }
     ModelConfig model() const {
         ModelConfig m = rank_model(of);
-        m.KV = 12, m.window = {0, 0, 0}, m.max_positions = S();
+        m.KV = 12, m.window = {0, window, 0}, m.max_positions = S();
         return m;
+    }
+    Row row() const {
+        std::vector<std::vector<int32_t>> documents;
+        in_parts(
+            S(), [&](size_t, size_t n) { documents.emplace_back(n, 5); }, document ? document : S());
+        return make_row(documents);
+    }
+    ModelLimits limits() const {
+        ModelLimits limits;
+        limits.row_tokens = S(), limits.positions = document ? document : S(), limits.recompute = recompute;
+        Ranks &r = limits.ranks;
+        r.world = c.world, r.sp = c.sp, r.sp_mode = c.mode, r.head_stride = c.head_stride, r.zero_stage = c.stage;
+        r.flops = layout == Layout::zigzag ? 1 : 1e30, r.bandwidth = layout == Layout::zigzag ? 1e30 : 1;
+        return limits;
     }
     std::string name() const { return c.name() + ", " + name_of(layout) + (of == tied ? ", tied" : ""); }
 };
@@ -272,13 +287,11 @@ struct Sending {
 template <class Dev> Payload sent_by_all(const Sending &s) {
     const RankCase &c = s.c;
     const ModelConfig config = s.model();
-    ModelLimits limits;
-    limits.row_tokens = limits.positions = s.S(), limits.recompute = s.recompute;
-    Ranks &r = limits.ranks;
-    r.world = c.world, r.sp = c.sp, r.sp_mode = c.mode, r.head_stride = c.head_stride, r.zero_stage = c.stage;
-    r.flops = s.layout == Layout::zigzag ? 1 : 1e30, r.bandwidth = s.layout == Layout::zigzag ? 1e30 : 1;
-    const Row row = make_row({std::vector<int32_t>(s.S(), 5)});
-    EXPECT_EQ(split_row(config, r, sizeof(typename Dev::X), row).layout, s.layout) << s.name();
+    const ModelLimits limits = s.limits();
+    const Row row = s.row();
+    if (!s.document) {
+        EXPECT_EQ(split_row(config, limits.ranks, sizeof(typename Dev::X), row).layout, s.layout) << s.name();
+    }
     std::vector<Payload> sent(c.world);
     run_threads(int(c.world), {.check = true}, [&](Comm &comm) {
         const ContextPtr ctx = make_context();
@@ -348,12 +361,24 @@ size_t params_by_formula(const ModelConfig &m, const RankCase &c, size_t x) {
     return (c.world - 1) * x * (c.stage == 3 ? c.micro_steps * n.gathered : n.padded);
 }
 
+template <class Dev> void expect_predicted(const Sending &s, const Payload &sent) {
+    const ModelConfig m = s.model();
+    const ModelLimits limits = s.limits();
+    const Llama<Dev> model(make_device<Dev>(1), m, limits);
+    const Payload predicted = predict_messages(model.parts(), m, limits, s.c.micro_steps);
+    EXPECT_EQ(sent.kv, predicted.kv);
+    EXPECT_EQ(sent.dkv, predicted.dkv);
+    EXPECT_EQ(sent.grads, predicted.grads);
+    EXPECT_EQ(sent.params, predicted.params);
+}
+
 template <class Dev> void expect_formulas(const Sending &s) {
     SCOPED_TRACE(s.name());
     const size_t x = sizeof(typename Dev::X);
     const ModelConfig m = s.model();
     const size_t layers_of_rows = m.L * s.c.micro_steps * (s.c.world / s.c.sp);
     const Payload sent = sent_by_all<Dev>(s);
+    expect_predicted<Dev>(s, sent);
     EXPECT_EQ(sent.kv, layers_of_rows * kv_by_formula(m, s, x));
     EXPECT_EQ(sent.dkv, layers_of_rows * dkv_by_formula(m, s));
     EXPECT_EQ(sent.grads, grads_by_formula(m, s.c));
@@ -383,6 +408,18 @@ TEST(Ranks, ZeroSendsWhatZeroHSays) {
                 expect_formulas<CpuF32>(s);
                 expect_formulas<CpuBf16>(s);
             }
+}
+
+// Several documents and windows, which save hops.
+TEST(Ranks, ThePredictionOfMessagesIsWhatRanksCount) {
+    for (SpMode mode : {SpMode::ring, SpMode::gather, SpMode::ulysses})
+        for (size_t document : {200, 70, 11}) {
+            const Sending s{{4, 4, mode, 4, 2, 1}, Layout::contiguous, tied, Recompute::none, document, 9};
+            SCOPED_TRACE(format("%s, documents of %zu tokens", s.name().c_str(), document));
+            const Payload sent = sent_by_all<CpuBf16>(s);
+            expect_predicted<CpuBf16>(s, sent);
+            EXPECT_GT(sent.kv, 0);
+        }
 }
 
 // ---- what they hold -------------------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ struct CudaHalf {
     CudaStream stream;
     std::unique_ptr<CudaContext> ctx;
 
-    explicit CudaHalf(const Options &options) : ctx(make_cuda_context(int(options.threads), options.tf32)) {}
+    explicit CudaHalf(const Options &options) : ctx(make_cuda_context(int(options.threads), options.tf32, options.autotune)) {}
 };
 
 template <template <class> class M>

@@ -3,6 +3,7 @@
 #include "../core/common.h"
 #include "../core/gpu.h"
 #include "../model/lora.h"
+#include "../model/prediction.h"
 #include "../train/fit.h"
 #include "../train/open.h"
 
@@ -18,6 +19,27 @@ struct Room {
         reserve = here ? model->memory().reserve(run.ranks.world > 1) : 0;
     }
 };
+
+// Returns how long a step may take on the GPU that is planned for; nothing if its rates are not known, or if the step is more than passes of one model.
+static std::optional<StepSeconds> predicted_step(const Run &run, Model &model, const ModelLimits &limits, size_t micro_steps) {
+    const auto rates = gpu_rates(run.options.gpu);
+    if (!rates || run.options.dtype != "bf16" || run.task & RL) return {};
+    return predict_step(model, run.config, limits, *rates, micro_steps);
+}
+
+// Says how long a step of train_batch_size samples takes, if all are as long as they may be.
+static void print_seconds(const Run &run, Model &model, const ModelLimits &limits) {
+    const Options &o = run.options;
+    const size_t all = o.train_batch_tokens ? o.train_batch_tokens : o.train_batch_size * documents_of_sample(run) * o.max_len;
+    const size_t rings = run.ranks.dp(), micro_steps = ceil_div(ceil_div(all, o.row_tokens), rings);
+    const auto s = predicted_step(run, model, limits, micro_steps);
+    if (!s) return;
+    const size_t rows = micro_steps * rings;
+    printf("predicted, not measured: %.4g s for a step of %zu row%s of %zu tokens, documents of %zu; %.0f tokens/s\n", s->all(),
+           rows, rows > 1 ? "s" : "", o.row_tokens, o.max_len, double(rows * o.row_tokens) / s->all());
+    printf("  products %.4g s, attention %.4g s, other ops %.4g s, waiting for messages %.4g s, for copies %.4g s\n", s->products,
+           s->attention, s->other, s->messages, s->copies);
+}
 
 int print_plan(const Run &run, const std::optional<Continuation> &continuation) {
     const Options &o = run.options;
@@ -47,6 +69,7 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
                                                     : "on " + o.gpu;
     printf("%s: %s of %s usable %s\n", bytes <= room.usable ? "fits" : "does not fit", human_bytes(bytes).c_str(),
            human_bytes(room.usable).c_str(), where.c_str());
+    if (run.task & TRAINING) print_seconds(run, *model, limits);
 
     const std::string ring = run.ranks.sp > 1 ? format(", a row of %zu ranks", run.ranks.sp) : "";
     if (const size_t longest = longest_sample(run, o.recompute, limits, memory, run.config.max_positions)) {
@@ -61,6 +84,20 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
     return 0;
 }
 
+// Returns "1573888* 310.2 s ", say: the longest sample, a star if the model has not so many positions, and the seconds of a step of it alone.
+static std::string cell(const Run &run, const char *recompute, ModelLimits limits, size_t memory) {
+    const size_t longest = longest_sample(run, recompute, limits, memory, INT32_MAX);
+    std::string seconds;
+    if (longest) {
+        limits.row_tokens = round_up(documents_of_sample(run) * longest, row_multiple), limits.positions = longest;
+        const auto model = plan_model(run, recompute, limits, memory);
+        if (const auto s = predicted_step(run, *model, limits, 1)) seconds = format("%.4g s", s->all());
+    }
+    const std::string tokens =
+        format("%12s%c", longest ? std::to_string(longest).c_str() : "none", longest > run.config.max_positions ? '*' : ' ');
+    return gpu_rates(run.options.gpu) ? tokens + format("%9s", seconds.c_str()) : tokens;
+}
+
 // For --plan --fit: shows how long a sample may be on more ranks, if a row holds one sample and all ranks share it.
 int print_fit(const Run &run) {
     const Options &o = run.options;
@@ -68,8 +105,10 @@ int print_fit(const Run &run) {
     const size_t memory = room.usable, most = o.ranks > 1 ? o.ranks : 8, max_positions = run.config.max_positions;
     printf("%zu parameters in %s, ZeRO stage %zu; %s for each rank, %s\n", parameter_count(run.config), o.dtype.c_str(),
            o.zero_stage, human_bytes(memory).c_str(), room.here ? "as this machine has alone" : ("usable on " + o.gpu).c_str());
-    printf("longest sample in tokens, on ranks that share it (%s), by --recompute:\n%6s", o.sp_mode.c_str(), "ranks");
-    for (auto [name, level] : recompute_levels) printf("%12s ", name);
+    const bool timed = gpu_rates(o.gpu).has_value();
+    printf("longest sample in tokens%s, on ranks that share it (%s), by --recompute:\n%6s",
+           timed ? ", and the predicted seconds of a step of it" : "", o.sp_mode.c_str(), "ranks");
+    for (auto [name, level] : recompute_levels) printf("%12s %*s", name, timed ? 9 : 0, "");
     bool beyond = false;
     for (size_t n = 1, last = 0; last < most; last = n, n = std::min(2 * n, most)) {
         printf("\n%6zu", n);
@@ -81,9 +120,9 @@ int print_fit(const Run &run) {
             continue;
         }
         for (auto [name, level] : recompute_levels) {
-            const size_t longest = longest_sample(run, name, limits, memory, INT32_MAX);
-            printf("%12s%c", longest ? std::to_string(longest).c_str() : "none", longest > max_positions ? '*' : ' ');
-            beyond |= longest > max_positions;
+            const std::string text = cell(run, name, limits, memory);
+            printf("%s", text.c_str());
+            beyond |= text.find('*') != text.npos;
         }
     }
     printf("\n%s", beyond ? format("* more than the model's %s, %zu\n", run.config.positions_name(), max_positions).c_str() : "");

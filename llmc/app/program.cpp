@@ -30,6 +30,7 @@ static bool choose_device(const Program &program, Options &o, bool speaks) {
     if (o.dtype == "auto") o.dtype = gpu || !o.gpu.empty() ? "bf16" : "f32";  // on GPUs bf16 is the default
     if (o.tf32 && (!gpu || o.dtype != "f32") && speaks)
         printf("note: --tf32 is for float products on a GPU, and there are none in this run\n");
+    if (o.autotune && !gpu && speaks) printf("note: --autotune is for products on a GPU, and there are none in this run\n");
     const bool for_gpu = gpu || !o.gpu.empty();
     if (!o.offload.empty() && !for_gpu && o.offload_dir.empty())
         die("--offload on a CPU needs a disk for what leaves the memory\n  fix: --offload_dir DIR, on a local disk");

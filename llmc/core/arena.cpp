@@ -110,6 +110,12 @@ std::string Plan::table() const {
     return out;
 }
 
+size_t Plan::store_bytes(const std::string &prefix) const {
+    size_t sum = 0;
+    for (const auto &[name, bytes] : places_) sum += name.starts_with(prefix) ? bytes : 0;
+    return sum;
+}
+
 std::string Plan::store_table(const char *where) const {
     std::map<std::string, std::pair<size_t, size_t>> lines;  // name: count, bytes
     for (const auto &[name, bytes] : places_) {

@@ -92,13 +92,18 @@ double gpu_peak(const std::string &device, const std::string &dtype) {
     return 0;
 }
 
+// The peak of bf16 products and the rate of the memory are the data sheets'. Links are those of NVLink 3 and 4, else of the card's PCIe 4 or 5.
 struct KnownGpu {
     const char *name;
-    double gib;
+    double gib, tflops, memory, link, host, network;  // the last four in GB/s; network: a GPU's share of its host's
 };
-static const KnownGpu known_gpus[] = {{"rtx3090", 24}, {"rtx4090", 24}, {"rtx5090", 32},   {"a10", 24},  {"l4", 24},
-                                      {"l40s", 48},    {"a6000", 48},   {"a100-40", 40},   {"a100", 80}, {"h100", 80},
-                                      {"h200", 141},   {"b200", 180},   {"rtxpro6000", 96}};
+static const KnownGpu known_gpus[] = {{"rtx3090", 24, 71, 936, 25, 25, 1.5},       {"rtx4090", 24, 165.2, 1008, 25, 25, 1.5},
+                                      {"rtx5090", 32, 209.5, 1792, 50, 50, 1.5},   {"a10", 24, 125, 600, 25, 25, 1.5},
+                                      {"l4", 24, 121, 300, 25, 25, 1.5},           {"l40s", 48, 362, 864, 25, 25, 1.5},
+                                      {"a6000", 48, 154.8, 768, 25, 25, 1.5},      {"a100-40", 40, 312, 1555, 300, 25, 25},
+                                      {"a100", 80, 312, 2039, 300, 25, 25},        {"h100", 80, 989.4, 3350, 450, 50, 50},
+                                      {"h200", 141, 989.4, 4800, 450, 50, 50},     {"b200", 180, 0, 8000, 900, 50, 50},
+                                      {"rtxpro6000", 96, 503.8, 1792, 50, 50, 1.5}};
 static constexpr double usable = 0.94;  // share of a GPU's memory; driver, cuBLAS and fragmented pages take the rest
 
 size_t gpu_memory(const std::string &name) {
@@ -111,4 +116,23 @@ size_t gpu_memory(const std::string &name) {
     const double gib = strtod(name.c_str(), &end);
     if (*end || !(gib > 0)) die("--gpu %s is not known\n  fix: one of %s, or its memory in GiB", name.c_str(), known.c_str());
     return size_t(gib * usable * double(1 << 30));
+}
+
+std::optional<GpuRates> gpu_rates(const std::string &name) {
+    // Shares of these peaks that programs reach: of the products' about what cuBLASLt does on an H100, of attention's what others reach with mma.sync, which
+    // is what our kernels multiply with. Their backward pass computes 7 products where 5 are counted. Memory: of a copy. Links: of NCCL's collectives.
+    constexpr double products = 0.66, attention = 0.62, memory = 0.9, link = 0.82, network = 0.95;
+    for (const KnownGpu &gpu : known_gpus) {
+        if (name != gpu.name || gpu.tflops == 0) continue;
+        const double peak = gpu.tflops * 1e12;
+        const bool nvlink = gpu.link > gpu.host;
+        return GpuRates{products * peak,
+                        attention * peak,
+                        attention * peak * 5 / 7,
+                        memory * gpu.memory * 1e9,
+                        (nvlink ? link : 1) * gpu.link * 1e9,
+                        network * gpu.network * 1e9,
+                        gpu.host * 1e9};
+    }
+    return {};
 }

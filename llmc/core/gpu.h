@@ -1,6 +1,7 @@
 // Which device a run takes. One file asks the driver (gpu_query.cu) and another one decides (gpu.cpp), so that every decision can be tested.
 #pragma once
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,3 +34,13 @@ double gpu_peak(const std::string &device, const std::string &dtype);
 // Returns the usable memory of a GPU in bytes. `name` is that of --gpu: "h100", or a number of GiB. What driver, libraries and page
 // granularity take is subtracted.
 size_t gpu_memory(const std::string &name);
+
+// What a GPU is assumed to do in a second, for predictions alone. None of the rates was measured by us (docs/memory.md says where they come from).
+struct GpuRates {
+    double products, attention, attention_backward;  // FLOP as op_list.h counts them, in bf16
+    double memory;                                   // bytes that ops read and write
+    double link, network, host;  // bytes in one direction: to a GPU of the same host, to another host, to the host's memory
+};
+
+// Returns the rates of a GPU. `name` is that of --gpu. Nothing is returned for a number of GiB, and where the rate of our kernels cannot be guessed.
+std::optional<GpuRates> gpu_rates(const std::string &name);

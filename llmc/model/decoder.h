@@ -61,6 +61,7 @@ template <class Dev> class Decoder : public Model {
   public:
     ~Decoder() override { matmul_use_scratch(dev, nullptr); }
     Plan &plan() override { return plan_; }
+    StepParts parts() const override;
     Arena &arena() override { return *arena_; }
     Memory &memory() override {  // is made when it is first used, because a plan needs no device
         if (!memory_) memory_ = make_memory(dev);
@@ -371,12 +372,19 @@ template <class Dev> class Decoder : public Model {
 template <class Dev> void Decoder<Dev>::profile() {
     auto timeline = make_timeline(dev);
     const Peaks peaks = measure_peaks(dev, memory(), *timeline);
+    profiler_ = std::make_unique<Profiler>(std::move(timeline), peaks, ops, config, parts().layout);
+}
+
+template <class Dev> StepParts Decoder<Dev>::parts() const {
     Work layout{};
     constexpr size_t bytes_of_moment[] = {sizeof(float), sizeof(bf16), sizeof(uint8_t)};
     layout.element = sizeof(X), layout.gradient = zero.rounds ? sizeof(bf16) : sizeof(float);
     layout.moment = bytes_of_moment[size_t(limits.moments)], layout.recompute = limits.recompute;
-    for (const Tensor &t : zero.table) layout.parameters += t.count, layout.cleared += t.product && !zero.buffers() ? 0 : t.count;
-    profiler_ = std::make_unique<Profiler>(std::move(timeline), peaks, ops, config, layout);
+    for (const ShardRun &s : zero.sharding.shard_runs()) layout.parameters += s.count;
+    if (zero.sharding.stage >= 2) layout.cleared = layout.parameters;
+    else
+        for (const Tensor &t : zero.table) layout.cleared += t.product && !zero.buffers() ? 0 : t.count;
+    return {ops, layout, trained_, zero.sharding, quantised_.weights(1)};
 }
 
 template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool poison) {

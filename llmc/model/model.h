@@ -15,6 +15,7 @@
 #include "../parallel/optimizer.h"
 #include "op_list.h"
 #include "ranks.h"
+#include "table.h"
 
 // Sums over target tokens; divided by `targets` they are means. nll and entropy are in nats.
 struct LossSums {
@@ -89,12 +90,22 @@ struct DrawnTokens {
     std::vector<float> logps;
 };
 
+// What a prediction of a step needs of a model (prediction.h).
+struct StepParts {
+    const OpList &ops;
+    Work layout;  // in which the sizes of a row are still 0
+    const Table &trained;
+    const Sharding &sharding;  // of what is trained
+    size_t quantised;          // elements of a layer that are written out before they are read
+};
+
 class Model {
   public:
     virtual ~Model() = default;
     std::shared_ptr<void> device_state;  // what the model's device uses between calls, and other models may share
 
     virtual Plan &plan() = 0;                // allocate() places it, or a caller that only wants to show it
+    virtual StepParts parts() const = 0;     // they live as long as the model
     virtual void profile() = 0;              // measures the steps from now on; is called before allocate()
     virtual class Profiler *profiler() = 0;  // null unless profile() was called
     // `mesh` is that of limits.ranks and lives as long as the model. guards, poison: debugging aids of arena.h

@@ -31,7 +31,7 @@ struct Work {
     size_t moment = 4;           // bytes of one of AdamW's moments
     size_t bucket = 0;           // the parameters of the bucket that an op works on; 0: it works on all
     Recompute recompute = Recompute::none;
-    size_t parameters = 0, cleared = 0;  // of the model, and those whose gradients are cleared before a step
+    size_t parameters = 0, cleared = 0;  // of this rank: those that it updates, and those whose gradients it clears before a step
 };
 
 // The number of (query, key) scores of a document of n tokens under the causal mask, where a query sees the last `window` keys (0: all).

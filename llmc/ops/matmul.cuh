@@ -1,14 +1,20 @@
 // The linear layer on CUDA. Contract and formulas: matmul.h. cuBLASLt computes the products, adds the bias in their
 // epilogue, and adds to dw in place; the emulator calls the CPU's products. Sums may only be split if the parts are added in a fixed order.
 #pragma once
+#include <bit>
 #include <map>
 #include <memory>
 #include <type_traits>
+#include <vector>
 
 #include "matmul.h"
 #include "warp.cuh"
 #ifndef LLMC_EMULATE
 #include <cublasLt.h>
+
+#include "../core/memory.cuh"
+#include "../core/timeline.cuh"
+#include "algorithm_choices.h"
 #endif
 
 inline namespace CUDA_BACKEND {
@@ -21,7 +27,7 @@ struct CudaContext {
     int threads;
     ContextPtr cpu;
 };
-inline std::unique_ptr<CudaContext> make_cuda_context(int threads, bool /*tf32*/ = false) {
+inline std::unique_ptr<CudaContext> make_cuda_context(int threads, bool /*tf32*/ = false, bool /*autotune*/ = false) {
     return std::make_unique<CudaContext>(CudaContext{threads, make_context()});
 }
 
@@ -73,12 +79,22 @@ template <class X> uint32_t matmul_aligned(std::initializer_list<const void *> p
     return bits % array_alignment == 0 ? array_alignment : bits % 16 == 0 ? 16 : sizeof(X);
 }
 
+// What the choice of an algorithm depends on. Whether D is added to is no part of it.
+inline std::string product_name(const MatmulShape &s) {
+    return format("%s %s, (%zu, %zu) %s %zu times (%zu, %zu) %s %zu to %zu, %saligned to %u",
+                  s.type == CUDA_R_32F ? "f32" : "bf16", s.out == CUDA_R_32F ? "f32" : "bf16", s.m, s.k,
+                  s.a_op == CUBLAS_OP_T ? "T" : "N", s.a_ld, s.k, s.n, s.b_op == CUBLAS_OP_T ? "T" : "N", s.b_ld, s.d_ld,
+                  s.bias ? "bias, " : "", s.alignment);
+}
+
 struct MatmulPlan {
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t a, b, d;
-    cublasLtMatmulAlgo_t algorithm;
+    static constexpr int most_candidates = 16;
+    std::vector<AlgorithmChoices::Algorithm> candidates;  // at least one, in the order of the speed that cuBLASLt expects
+    cublasLtMatmulAlgo_t algorithm;                       // the first of them, unless another one turns out to be faster
 
-    MatmulPlan(cublasLtHandle_t handle, cublasComputeType_t floats, const MatmulShape &s,
+    MatmulPlan(cublasLtHandle_t handle, cublasComputeType_t floats, const MatmulShape &s, int wanted,
                const void *bias) {  // any bias with that alignment
         const auto compute = s.type == CUDA_R_32F ? floats : CUBLAS_COMPUTE_32F;
         cublas_check(cublasLtMatmulDescCreate(&product, compute, CUDA_R_32F), "a description of a product");
@@ -103,16 +119,18 @@ struct MatmulPlan {
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, s.alignment);
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, s.alignment);
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, s.alignment);
-        cublasLtMatmulHeuristicResult_t found;
+        cublasLtMatmulHeuristicResult_t found[most_candidates];
         int count = 0;
-        const auto status = cublasLtMatmulAlgoGetHeuristic(handle, product, a, b, d, d, preference, 1, &found, &count);
+        const auto status = cublasLtMatmulAlgoGetHeuristic(handle, product, a, b, d, d, preference, wanted, found, &count);
         cublasLtMatmulPreferenceDestroy(preference);
-        const auto state =
-            status == CUBLAS_STATUS_SUCCESS && count > 0 ? found.state : status;  // unless it is SUCCESS, the rest is not valid
-        if (count == 0 || state != CUBLAS_STATUS_SUCCESS)
+        for (int i = 0; i < count; i++)  // unless its state is SUCCESS, the rest of an answer is not valid
+            if (found[i].state == CUBLAS_STATUS_SUCCESS)
+                candidates.push_back(std::bit_cast<AlgorithmChoices::Algorithm>(found[i].algo));
+        if (candidates.empty())
             die("cuBLASLt has no algorithm for a product of (%zu, %zu) and (%zu, %zu) aligned to %u bytes: %s", s.m, s.k, s.k,
-                s.n, s.alignment, cublasLtGetStatusString(state));
-        algorithm = found.algo;
+                s.n, s.alignment,
+                cublasLtGetStatusString(status == CUBLAS_STATUS_SUCCESS && count > 0 ? found[0].state : status));
+        use(candidates[0]);
     }
     MatmulPlan(const MatmulPlan &) = delete;
     MatmulPlan &operator=(const MatmulPlan &) = delete;
@@ -124,6 +142,8 @@ struct MatmulPlan {
     template <class Value> void set(cublasLtMatmulDescAttributes_t attribute, Value value) {
         cublas_check(cublasLtMatmulDescSetAttribute(product, attribute, &value, sizeof value), "an attribute of a product");
     }
+
+    void use(const AlgorithmChoices::Algorithm &words) { algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(words); }
 
   private:
     static cublasLtMatrixLayout_t layout(cudaDataType_t type, size_t rows, size_t columns, size_t ld) {
@@ -140,8 +160,18 @@ struct CudaContext {
     // Asking for an algorithm takes longer than launching it. So all answers are kept, up to a limit, which is for shapes that never repeat.
     static constexpr size_t most_plans = 512;
     std::map<MatmulShape, std::unique_ptr<MatmulPlan>> plans;
+    std::unique_ptr<AlgorithmChoices> choices;  // with --autotune
 
-    explicit CudaContext(cublasComputeType_t compute) : compute(compute) { cublas_check(cublasLtCreate(&handle), "no handle"); }
+    CudaContext(cublasComputeType_t compute, bool autotune) : compute(compute) {
+        cublas_check(cublasLtCreate(&handle), "no handle");
+        if (!autotune) return;
+        int number = 0;
+        cudaDeviceProp gpu;
+        cuda_check(cudaGetDevice(&number), "no current GPU");
+        cuda_check(cudaGetDeviceProperties(&gpu, number), "the GPU does not tell its name");
+        choices =
+            std::make_unique<AlgorithmChoices>(format("%s, cuBLASLt %zu, sums %d", gpu.name, cublasLtGetVersion(), int(compute)));
+    }
     CudaContext(const CudaContext &) = delete;
     CudaContext &operator=(const CudaContext &) = delete;
     ~CudaContext() {
@@ -149,15 +179,45 @@ struct CudaContext {
         cublasLtDestroy(handle);
     }
 
-    MatmulPlan &plan(const MatmulShape &shape, const void *bias) {
+    // try_one(plan) computes the product by plan.algorithm and returns its seconds.
+    template <class TryOne> MatmulPlan &plan(const MatmulShape &shape, const void *bias, const TryOne &try_one) {
         if (const auto found = plans.find(shape); found != plans.end()) return *found->second;
         if (plans.size() >= most_plans) plans.clear();
-        return *plans.emplace(shape, std::make_unique<MatmulPlan>(handle, compute, shape, bias)).first->second;
+        auto plan = std::make_unique<MatmulPlan>(handle, compute, shape, choices ? MatmulPlan::most_candidates : 1, bias);
+        if (choices) choose(*plan, shape, try_one);
+        return *plans.emplace(shape, std::move(plan)).first->second;
+    }
+
+  private:
+    // Trials write D, so only products that do not add to it can be tried in place; the first row of a step has those. One that adds to D and
+    // comes before takes cuBLASLt's first candidate. That is kept, too, because the next run must choose the same.
+    template <class TryOne> void choose(MatmulPlan &plan, const MatmulShape &shape, const TryOne &try_one) const {
+        const std::string name = product_name(shape);
+        const AlgorithmChoices::Algorithm *kept = choices->find(name);
+        if (!kept) {
+            AlgorithmChoices::Algorithm fastest = plan.candidates[0];
+            double least = HUGE_VAL;
+            for (size_t i = 0; i < plan.candidates.size() && !shape.accumulate; i++) {
+                plan.use(plan.candidates[i]);
+                try_one(plan);  // whose first product loads its kernel
+                const double seconds = std::min({try_one(plan), try_one(plan), try_one(plan)});
+                if (seconds < least) least = seconds, fastest = plan.candidates[i];
+            }
+            kept = &choices->keep(name, fastest);
+        }
+        plan.use(*kept);
+        cublasLtMatmulHeuristicResult_t checked;
+        const auto status =
+            cublasLtMatmulAlgoCheck(handle, plan.product, plan.a, plan.b, plan.d, plan.d, &plan.algorithm, &checked);
+        if (status != CUBLAS_STATUS_SUCCESS || checked.workspaceSize > matmul_workspace)
+            die("%s: cuBLASLt refuses the algorithm for %s\n  fix: remove the file; --autotune writes a new one",
+                choices->path().c_str(), name.c_str());
     }
 };
-// tf32: products of floats on tensor cores, which read them as TF32, with 10 bits of fraction.
-inline std::unique_ptr<CudaContext> make_cuda_context(int /*threads*/, bool tf32 = false) {
-    return std::make_unique<CudaContext>(tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F);
+// tf32: products of floats on tensor cores, which read them as TF32, with 10 bits of fraction. autotune: of cuBLASLt's candidates for a product the
+// fastest is taken, by trials when it is first needed on such a GPU; AlgorithmChoices remembers it.
+inline std::unique_ptr<CudaContext> make_cuda_context(int /*threads*/, bool tf32 = false, bool autotune = false) {
+    return std::make_unique<CudaContext>(tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, autotune);
 }
 
 // dw is read and written once a run, 8 bytes an element for 2 * matmul_run FLOP: on an H100 a twentieth of the product's time, by formula.
@@ -176,14 +236,24 @@ template <class X, class Out>
 void cublas_product(Cuda<X> dev, Out *D, const X *A, const X *B, const X *bias, cublasOperation_t a_op, cublasOperation_t b_op,
                     size_t m, size_t n, size_t k, size_t a_ld, size_t b_ld, size_t d_ld, bool accumulate) {
     if (!dev.ctx->workspace) die("a product before matmul_use_scratch, or after its memory was freed");
+    const auto multiply = [&](const MatmulPlan &plan) {
+        const float one = 1, beta = accumulate ? 1 : 0;
+        cublas_check(cublasLtMatmul(dev.ctx->handle, plan.product, &one, A, plan.a, B, plan.b, &beta, D, plan.d, D, plan.d,
+                                    &plan.algorithm, dev.ctx->workspace, matmul_workspace, dev.stream),
+                     "a product");
+    };
+    const auto try_one = [&](const MatmulPlan &plan) {
+        CudaTimeline timeline(dev.stream);
+        timeline.mark("a trial of an algorithm");
+        multiply(plan);
+        timeline.mark(nullptr);
+        return timeline.take()[0];
+    };
     MatmulPlan &plan = dev.ctx->plan({cuda_type<X>, cuda_type<Out>, a_op, b_op, m, n, k, a_ld, b_ld, d_ld, bias != nullptr,
                                       accumulate, matmul_aligned<X>({D, A, B, bias})},
-                                     bias);
+                                     bias, try_one);
     if (bias) plan.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-    const float one = 1, beta = accumulate ? 1 : 0;
-    cublas_check(cublasLtMatmul(dev.ctx->handle, plan.product, &one, A, plan.a, B, plan.b, &beta, D, plan.d, D, plan.d,
-                                &plan.algorithm, dev.ctx->workspace, matmul_workspace, dev.stream),
-                 "a product");
+    multiply(plan);
 }
 
 // In column-major terms x is (IC, T), w (IC, OC) and out (OC, T); the same holds for their gradients.

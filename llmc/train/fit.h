@@ -22,6 +22,8 @@ size_t rank_bytes(const Run &run, Model &model, const ModelLimits &limits);
 // Returns a model whose plan is placed. --recompute auto takes the first level whose plan fits into `memory` bytes, or else the last.
 std::unique_ptr<Model> plan_model(const Run &run, const std::string &recompute, ModelLimits &limits, size_t memory);
 
+size_t documents_of_sample(const Run &run);  // 2 of a pair
+
 // Returns the most tokens up to `limit`, in one row and in one sample, whose plan fits into `memory` bytes of a rank, or 0 if not even the
 // shortest row fits. The ranks of a ring share the row.
 size_t most_tokens(const Run &run, const std::string &recompute, ModelLimits limits, size_t memory, size_t limit);

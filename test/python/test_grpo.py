@@ -4,6 +4,9 @@ changes them, and what is rewarded becomes likelier. Resuming, and every way to 
 import ast
 import json
 import math
+import socket
+import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -286,23 +289,24 @@ LEARNS = {"n": 32, "rollout_batch_size": 12, "max_new_tokens": 1, "learning_rate
 
 
 def test_answers_written_ahead_are_learnt_from_as_well(prompts, tmp_path):
-    """Each batch but the first is written by the weights before the last one's steps. The reward rises as without, a batch later."""
+    """Each batch but the first is written by the weights before the last one's steps. The reward rises somewhat later, and as high."""
     rewards = []
     for name, options in (("sync", {}), ("async", {"async_steps": 1}), ("corrected", {"async_steps": 1, "is_correction": "tis"})):
-        sample(tmp_path / name, prompts, max_steps=56, num_episodes=56, eval_data=prompts, eval_steps=56, **LEARNS, **options)
+        sample(tmp_path / name, prompts, max_steps=56, num_episodes=56, train_batch_size=384, eval_data=prompts, eval_steps=56, **LEARNS, **options)
         lines = log_lines(tmp_path / name)
         assert [line["eval_reward"] for line in lines if "eval_reward" in line] == [1.0]
         steps = [line for line in lines if "staleness" in line]
         batches = [line for line in steps if "generation_s" in line]
-        assert [line["staleness"] for line in steps] == [index % 3 + (3 if name != "sync" and index > 2 else 0) for index in range(56)]
+        assert [line["staleness"] for line in steps] == [0] + [int(name != "sync")] * 55
         assert steps[-1]["tokens"] == log_lines(tmp_path / "sync")[-2]["tokens"]
         if name == "sync":
             assert all(abs(line["ppo_kl"]) < 1e-6 for line in batches)
         else:
             assert max(abs(line["sampler_kl" if name == "corrected" else "ppo_kl"]) for line in batches) > 1e-3
         rewards.append([line["reward"] for line in batches])
-    for curve in rewards[1:]:
-        assert max(curve[:2]) < 0.05 and curve[-1] > 0.8 and abs(sum(curve) - sum(rewards[0])) < 3
+    half = [next(index for index, reward in enumerate(curve) if reward >= 0.5) for curve in rewards]
+    assert all(max(curve[:2]) < 0.05 and np.mean(curve[-16:]) > 0.97 for curve in rewards)
+    assert max(half) - half[0] <= 12, half
 
 
 def test_writing_ahead_gives_the_same_bits_and_resumes_with_them(prompts, tmp_path):
@@ -337,6 +341,35 @@ def test_copies_of_the_policy_write_what_it_writes(prompts, tmp_path):
         for name in (path.name for path in (tmp_path / f"{number}now" / "rollouts").iterdir()):
             now, ahead = ((tmp_path / f"{number}{when}" / "rollouts" / name).read_text() for when in ("now", "ahead"))
             assert now == ahead
+
+
+def test_a_rank_that_is_killed(prompts, tmp_path):
+    """The other one says so and ends. The run goes on from the last checkpoint with the same bits."""
+    options = {"task": "grpo", "data": prompts, "rollouts": None, "n": 32, "max_new_tokens": 1, "rollout_batch_size": 6, "train_batch_size": 64,
+               "learning_rate": 1e-3, "lr_scheduler": "constant", "async_steps": 1, "num_episodes": 200, "max_steps": 900, "save_steps": 3, "zero_stage": 2}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    ranks = [subprocess.Popen(words(tmp_path / "killed", None, **options, rank=rank, world_size=2, rendezvous=address), stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) for rank in (0, 1)]
+    try:
+        for _ in range(600):
+            if (tmp_path / "killed" / "step_9").exists():
+                break
+            time.sleep(0.1)
+        ranks[1].kill()
+        error = ranks[0].communicate(timeout=60)[1]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert ranks[0].returncode == 1 and error.startswith("rank 1 is gone: ") and error.count("\n  fix: ") == 1, error
+    last = max(int(path.name[5:]) for path in (tmp_path / "killed").glob("step_*") if path.name[5:].isdigit())
+    assert last < options["max_steps"]
+    options |= {"rollouts": None, "ranks": 2, "max_steps": last + 6}
+    run(tmp_path / "killed", None, resume="auto", **options)
+    run(tmp_path / "straight", None, **options)
+    assert weights(tmp_path / "killed") == weights(tmp_path / "straight")
 
 
 def test_damaged_answers_of_a_checkpoint_are_refused(prompts, tmp_path):

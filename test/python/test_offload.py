@@ -176,7 +176,7 @@ def memory():
 @pytest.mark.slow
 def test_a_model_of_one_and_a_half_times_the_memory(data, memory, place, tmp_path):
     """Its parameters, gradients and moments are that large. What is left in memory without the moments is three quarters of it."""
-    shape = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 8, "num_attention_heads": 12, "num_key_value_heads": 12,
+    shape = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 12,
              "head_dim": 64}
     config = {**json.loads((GOLDEN / "llama3/config.json").read_text()), **shape}
     (tmp_path / "model").mkdir()

@@ -117,6 +117,25 @@ def test_the_table_without_ranks_or_gpu():
     refused(command("sft", "--fit", **QWEN, data="x", output_dir="y"), "--fit belongs to --plan")
 
 
+PREDICTED = r"^predicted, not measured: ([\d.e+]+) s for a step of (\d+) rows? of (\d+) tokens, documents of (\d+); (\d+) tokens/s$"
+
+
+def test_the_seconds_of_a_step_are_predicted():
+    options = {"gpu": "h100", "max_len": 8192, "train_batch_size": 16, "recompute": "layer"}
+    one, eight = (re.search(PREDICTED, plan(ranks=ranks, **options), re.M).groups() for ranks in (1, 8))
+    assert one[1:4] == eight[1:4] == ("16", "8192", "8192")
+    assert 6 < float(one[0]) / float(eight[0]) <= 8 and abs(float(eight[4]) * float(eight[0]) - 16 * 8192) < 8192
+    packed = re.search(PREDICTED, plan(row_tokens=16384, **options), re.M).groups()
+    assert packed[1:4] == ("8", "16384", "8192") and float(packed[0]) < 1.01 * float(one[0])
+    assert "2 rows of 8192" in plan(**{**options, "train_batch_size": 0}, train_batch_tokens=16000)
+    assert "16 rows of 16384 tokens, documents of 8192" in plan(task="dpo", **options)
+    for unknown in ({"gpu": 80}, {"dtype": "f32"}):
+        assert "predicted" not in plan(**{**options, **unknown})
+    text = plan("--fit", gpu="h100", ranks=2)
+    seconds = [[float(s) for s in re.findall(r" ([\d.]+) s", line)] for line in re.findall(r"^ +[12] .*$", text, re.M)]
+    assert [len(line) for line in seconds] == [3, 3] and all(line == sorted(line) for line in seconds), text
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("data") / "data.safetensors", random_documents(600))

@@ -12,6 +12,8 @@
 namespace ptx {
 std::vector<Product> products;
 int heuristics = 0, heuristic_state = CUBLAS_STATUS_SUCCESS;
+int candidates = 1, fastest = 0;
+double seconds = 0;
 }  // namespace ptx
 
 namespace {
@@ -45,6 +47,7 @@ struct Algorithm {
     Preference preference;
     Matrix a, b, d;
     size_t bias_alignment;
+    int number;
 };
 const Algorithm *algorithm_of(const cublasLtMatmulAlgo_t &algo) { return reinterpret_cast<const Algorithm *>(algo.data[0]); }
 
@@ -84,6 +87,7 @@ void store(void *p, cudaDataType_t type, size_t n, double value) {
 extern "C" {
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) { return *handle = nullptr, CUBLAS_STATUS_SUCCESS; }
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
+size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
 const char *cublasLtGetStatusString(cublasStatus_t status) { return status ? "not supported" : "success"; }
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t, cudaDataType_t) {
@@ -130,19 +134,29 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 }
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a,
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d,
-                                              cublasLtMatmulPreference_t preference, int, cublasLtMatmulHeuristicResult_t *found,
-                                              int *count) {
+                                              cublasLtMatmulPreference_t preference, int most,
+                                              cublasLtMatmulHeuristicResult_t *found, int *count) {
     ptx::heuristics++;
     rule(of(preference).reductions == (CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE),
          "sums that are split by atomics have other bits every time");
-    *found = {}, *count = 1;
-    found->state = cublasStatus_t(ptx::heuristic_state);
-    // Until the program ends, since nobody says when an algorithm is no longer used.
-    const auto *const chosen =
-        found->state ? nullptr : new Algorithm{of(preference), of(a), of(b), of(d), alignment_of(of(product).bias)};
-    found->algo.data[0] = reinterpret_cast<uint64_t>(chosen);
-    found->workspaceSize = of(preference).workspace;
+    *count = std::min(most, ptx::candidates);
+    for (int i = 0; i < *count; i++) {
+        found[i] = {};
+        found[i].state = cublasStatus_t(ptx::heuristic_state);
+        // Until the program ends, since nobody says when an algorithm is no longer used.
+        const auto *const chosen =
+            found[i].state ? nullptr : new Algorithm{of(preference), of(a), of(b), of(d), alignment_of(of(product).bias), i};
+        found[i].algo.data[0] = reinterpret_cast<uint64_t>(chosen);
+        found[i].workspaceSize = of(preference).workspace;
+    }
     return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                       cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t *algorithm,
+                                       cublasLtMatmulHeuristicResult_t *result) {
+    *result = {};
+    return algorithm_of(*algorithm) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 // D = alpha op(A) op(B) + beta C + bias
@@ -168,7 +182,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t product, co
         static std::mutex lock;  // ranks are threads
         const std::lock_guard guard(lock);
         ptx::products.push_back({d.rows, d.columns, K, size_t(a.ld), size_t(b.ld), size_t(d.ld), element_bytes(a.type),
-                                 element_bytes(d.type), told.d, A, B, D, workspace});
+                                 element_bytes(d.type), told.d, A, B, D, workspace, chosen->number});
+        ptx::seconds += chosen->number == ptx::fastest ? 0 : 1;
     }
     const std::vector<float> rows = read(A, a, p.a == CUBLAS_OP_T), columns = read(B, b, p.b == CUBLAS_OP_N);
     const double scale = double(*static_cast<const float *>(alpha)), keep = double(*static_cast<const float *>(beta));

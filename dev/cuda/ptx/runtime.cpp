@@ -250,7 +250,8 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete reinterpret_cast<Time *>(event), cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
-    return *reinterpret_cast<Time *>(event) = std::chrono::steady_clock::now(), cudaSuccess;
+    const auto products = std::chrono::duration_cast<Time::duration>(std::chrono::duration<double>(ptx::seconds));
+    return *reinterpret_cast<Time *>(event) = std::chrono::steady_clock::now() + products, cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }

@@ -33,10 +33,14 @@ struct Product {
     size_t in_bytes, out_bytes;  // of an element
     size_t alignment;            // of pointers, as the wrapper has told it
     const void *a, *b, *d, *workspace;
+    int algorithm;  // its number among the candidates
 };
 extern std::vector<Product> products;  // in order; a test clears it
 extern int heuristics;                 // how often cuBLASLt was asked for an algorithm
 extern int heuristic_state;            // what it answers: a cublasStatus_t
+extern int candidates,
+    fastest;  // how many algorithms it has, and which of them takes no second in the time of events; the others take one
+extern double seconds;  // that products have taken so
 
 // Whether device memory [p, p + bytes) is allocated.
 bool allocated(const void *p, size_t bytes);

@@ -1,8 +1,12 @@
 // What the wrapper of cuBLASLt asks for. The stand-in (dev/cuda/ptx/cublaslt.cpp) checks the library's rules at every product of every test; here
 // are the products whose shapes and addresses are awkward.
 #include <cublasLt.h>
+#include <unistd.h>
+
+#include <filesystem>
 
 #include "../../../dev/cuda/ptx/runtime.h"
+#include "../../../llmc/core/file.h"
 #include "../../../llmc/ops/loss.cuh"
 #include "../../cuda/matmul_context.cuh"
 #include "../../reference_loss.h"
@@ -90,6 +94,75 @@ TEST(PtxCublas, AnAnswerWithoutSuccessIsNoAlgorithm) {
     const std::string said = error_of([&] { matmul_forward(dev, out.data(), x.data(), w.data(), nullptr, 8, 8, 8); });
     ptx::heuristic_state = CUBLAS_STATUS_SUCCESS;
     EXPECT_EQ(said, "cuBLASLt has no algorithm for a product of (8, 8) and (8, 8) aligned to 256 bytes: not supported");
+}
+
+// With --autotune. The cache lies in a directory of the test's own.
+struct PtxAutotune : testing::Test {
+    const std::string cache = testing::TempDir() + format("autotune-%d", int(getpid()));
+    const std::vector<bf16> ones = std::vector<bf16>(8 * 8, bf16(1));
+    DeviceArray<bf16> x{ones}, w{ones}, out{ones};
+    std::unique_ptr<MatmulContext> context;
+
+    void SetUp() override {
+        setenv("XDG_CACHE_HOME", cache.c_str(), 1);
+        ptx::candidates = 3, ptx::fastest = 1;
+        start();
+    }
+    void TearDown() override {
+        unsetenv("XDG_CACHE_HOME");
+        std::filesystem::remove_all(cache);
+        ptx::candidates = 1, ptx::fastest = 0;
+        ptx::products.clear();
+    }
+    void start() { context = std::make_unique<MatmulContext>(true); }
+    std::vector<int> algorithms(bool accumulate = false) {  // of each product that one call computes
+        ptx::products.clear();
+        matmul_forward(CudaBf16{nullptr, context->get()}, out.data(), x.data(), w.data(), nullptr, 8, 8, 8, 0, accumulate);
+        std::vector<int> numbers;
+        for (const ptx::Product &p : ptx::products) numbers.push_back(p.algorithm);
+        return numbers;
+    }
+    std::string file() const {
+        return AlgorithmChoices(format("the PTX interpreter, cuBLASLt %d, sums %d", CUBLAS_VERSION, int(CUBLAS_COMPUTE_32F)))
+            .path();
+    }
+};
+
+TEST_F(PtxAutotune, TheFastestOfAllCandidatesIsTaken) {
+    EXPECT_EQ(algorithms(), (std::vector{0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 1}));
+    EXPECT_EQ(algorithms(), std::vector{1});
+    EXPECT_EQ(float(out.values()[63]), 8);
+}
+
+TEST_F(PtxAutotune, LaterRunsTakeTheSame) {
+    algorithms();
+    ptx::fastest = 2;
+    start();
+    EXPECT_EQ(algorithms(), std::vector{1});
+}
+
+// Trials would add to the sum.
+TEST_F(PtxAutotune, AProductThatAddsIsNotTried) {
+    EXPECT_EQ(algorithms(true), std::vector{0});
+    EXPECT_EQ(float(out.values()[63]), 1 + 8);
+    start();
+    EXPECT_EQ(algorithms(), std::vector{0});  // and whatever comes first, the next run takes the same
+}
+
+TEST_F(PtxAutotune, AProductThatAddsTakesWhatWasTried) {
+    algorithms();
+    EXPECT_EQ(algorithms(true), std::vector{1});
+    EXPECT_EQ(float(out.values()[63]), 8 + 8);
+}
+
+TEST_F(PtxAutotune, ARefusedAlgorithmIsNamed) {
+    algorithms();
+    const std::string path = file();
+    const std::string product = "bf16 bf16, (8, 8) T 8 times (8, 8) N 8 to 8, aligned to 256";
+    write_file(path, product + ": 0 0 0 0 0 0 0 0\n");
+    start();
+    EXPECT_EQ(error_of([&] { algorithms(); }),
+              path + ": cuBLASLt refuses the algorithm for " + product + "\n  fix: remove the file; --autotune writes a new one");
 }
 
 TEST(PtxCublas, NoProductUsesAWorkspaceThatIsNotThere) {

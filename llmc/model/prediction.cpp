@@ -1,0 +1,255 @@
+#include "prediction.h"
+
+#include <algorithm>
+
+#include "../core/common.h"
+#include "../parallel/ring.h"
+
+namespace {
+
+constexpr size_t gpus_of_host = 8;
+
+// The row of the step, without tokens.
+Row row_of(const ModelLimits &limits) {
+    Row row{};
+    row.T = round_up(limits.row_tokens, row_multiple * limits.ranks.sp);
+    for (size_t begin = 0; begin < limits.row_tokens; begin += limits.positions) row.doc_offsets.push_back(begin);
+    row.doc_offsets.push_back(limits.row_tokens);
+    return row;
+}
+
+// The bytes that all ranks together send for a unit, or the ranks of one ring for a layer of one row.
+class Messages {
+  public:
+    Messages(const StepParts &parts, const ModelConfig &config, const ModelLimits &limits)
+        : parts_(parts),
+          config_(config),
+          ranks_(limits.ranks),
+          split_(split_row(config, limits.ranks, parts.layout.element, row_of(limits))) {}
+
+    size_t gather(size_t unit) const { return (parts_.sharding.parts - 1) * padded(unit) * parts_.layout.element; }
+    size_t sum(size_t unit) const {
+        const Unit &u = parts_.trained.units[unit];
+        if (parts_.sharding.stage == 0) return 2 * (ranks_.world - 1) * (u.end - u.begin) * sizeof(float);
+        return (parts_.sharding.parts - 1) * padded(unit) * sizeof(float);
+    }
+    size_t gather_all() const {
+        size_t bytes = 0;
+        for (size_t unit = 0; unit < parts_.trained.units.size(); unit++) bytes += gather(unit);
+        return bytes;
+    }
+    size_t kv(size_t l, bool backward) const {
+        const size_t P = ranks_.sp, width = 2 * config_.KV * config_.D * parts_.layout.element;
+        if (P == 1) return 0;
+        if (ranks_.sp_mode == SpMode::ring) return width * travel(l).row_hops();
+        if (ranks_.sp_mode == SpMode::gather) return width * (split_.T / P) * pairs(l);
+        const ring::UlyssesHeads heads(P, config_.H, config_.KV);
+        const size_t delta = backward ? heads.h * sizeof(float) : 0;
+        return ((2 * heads.h + 2 * heads.m) * config_.D * parts_.layout.element + delta) * split_.T * (P - 1);
+    }
+    size_t dkv(size_t l) const {
+        const size_t P = ranks_.sp, width = 2 * config_.KV * config_.D * sizeof(float);
+        if (P == 1) return 0;
+        if (ranks_.sp_mode == SpMode::ring) return width * travel(l).row_hops();
+        if (ranks_.sp_mode == SpMode::gather) return width * split_.T * (P - 1);
+        const ring::UlyssesHeads heads(P, config_.H, config_.KV);
+        return (heads.h + 2 * heads.m) * config_.D * sizeof(float) * split_.T * (P - 1);
+    }
+
+    // The scores of the rank that has most of them.
+    double scores(size_t l) const {
+        const KeyTravel &keys = travel(l);
+        double most = 0, all = 0;
+        for (size_t rank = 0; rank < split_.ranks; rank++) {
+            double own = 0;
+            for (size_t source = 0; source < split_.ranks; source++) own += double(keys.scores(rank, source));
+            most = std::max(most, own), all += own;
+        }
+        return ranks_.sp_mode == SpMode::ulysses ? all / double(split_.ranks) : most;
+    }
+    size_t local_T() const { return split_.local_T(); }
+
+  private:
+    size_t padded(size_t unit) const {
+        const Unit &u = parts_.trained.units[unit];
+        return u.begin == u.end ? 0 : parts_.sharding.padded_count(u.begin, u.end);
+    }
+    const KeyTravel &travel(size_t l) const { return split_.travel[kind_of(config_, l)]; }
+    size_t pairs(size_t l) const {  // of a rank and another one whose keys it sees
+        size_t n = 0;
+        for (size_t rank = 0; rank < split_.ranks; rank++)
+            for (size_t source = 0; source < split_.ranks; source++) n += rank != source && travel(l).sees(rank, source);
+        return n;
+    }
+
+    const StepParts &parts_;
+    const ModelConfig &config_;
+    const Ranks &ranks_;
+    const SequenceSplit split_;
+};
+
+// Bytes a second of a rank in a collective of all. Every GPU of a host has a link to other hosts, and all of them carry a share of the host's messages.
+double rate_of_all(const Ranks &r, const GpuRates &rates) {
+    return r.world <= gpus_of_host ? rates.link : std::min(rates.link, double(gpus_of_host) * rates.network);
+}
+
+// In a ring across hosts all ranks wait for the hop between two hosts. Otherwise a rank sends the same to each of the others.
+double rate_of_ring(const Ranks &r, const GpuRates &rates) {
+    if (r.sp <= gpus_of_host) return rates.link;
+    if (r.sp_mode == SpMode::ring) return std::min(rates.link, rates.network);
+    return std::min(rates.link, rates.network * double(r.sp - 1) / double(r.sp - gpus_of_host));
+}
+
+// Adds up what happens in a step, in its order.
+class Prediction {
+  public:
+    Prediction(Model &model, const ModelConfig &config, const ModelLimits &limits, const GpuRates &rates)
+        : parts_(model.parts()),
+          ops_(parts_.ops),
+          c_(config),
+          r_(limits.ranks),
+          rates_(rates),
+          messages_(parts_, config, limits),
+          work_(parts_.layout),
+          stage3_(parts_.sharding.stage == 3),
+          kept_(config.L > 1 ? double(model.plan().store_bytes("act.")) / double(config.L - 1) / rates.host : 0),
+          moments_(double(model.plan().store_bytes("adamw ")) / rates.host) {
+        work_.T = work_.N = messages_.local_T();
+        for (size_t l = 0; l < config.L; l++) work_.scores.push_back(messages_.scores(l));
+    }
+
+    // Forward and backward of one row. At the end of the last one gradients are summed at every stage.
+    StepSeconds pass(bool last) {
+        sum_ = {};
+        const bool every = parts_.sharding.stage >= 2, sums = last || every;
+        const size_t L = c_.L, norm = parts_.trained.units.size() - 1, positions = parts_.trained.positions;
+        const size_t head_unit = parts_.trained.head;
+        if (stage3_) sum_.messages += gather(0) + (positions ? gather(positions) : 0);
+        const double embedding = row_op(Pass::forward, EMBED);
+        sum_.messages += std::max(0.0, gather(1) - embedding);
+        for (size_t l = 0; l < L; l++) forward(l, l + 1 < L ? gather(2 + l) : gather(norm) + gather(head_unit));
+        forward_ = sum_.products + sum_.attention + sum_.other;
+        row_op(Pass::forward, FINAL_NORM), head(), row_op(Pass::backward, FINAL_NORM);
+        for (size_t l = L; l-- > 0;) {  // a layer's gradients are summed while the one before it is computed
+            const double of_head = head_unit || every ? reduce(head_unit) : 0;  // else it is the embedding, and summed as such
+            const double sum = l + 1 < L ? reduce(2 + l) : reduce(norm) + of_head;
+            backward(l, (sums ? sum : 0) + (l > 0 && l + 1 < L ? gather(l) : 0));
+        }
+        row_op(Pass::backward, EMBED);
+        if (sums) sum_.messages += reduce(1) + reduce(0) + (positions ? reduce(positions) : 0);
+        return sum_;
+    }
+
+    // What follows the passes. Parameters that others have updated arrive while the next forward pass begins.
+    StepSeconds update() {
+        sum_ = {};
+        row_op(Pass::step, ZERO_GRAD), row_op(Pass::step, GRAD_NORM);
+        const double adamw = row_op(Pass::step, ADAMW);
+        sum_.copies += std::max(0.0, moments_ - adamw);  // both ways at the same time
+        if (!stage3_) sum_.messages += std::max(seconds_of(messages_.gather(0)), seconds_of(messages_.gather_all()) - forward_);
+        return sum_;
+    }
+
+  private:
+    // Returns the seconds of an op, which is as long as the slower of its FLOPs and its bytes takes.
+    double add(Pass pass, size_t op, size_t l = 0) {
+        const Cost cost = ops_.cost(c_, work_, pass, op, l);
+        const bool attention = op == ops_.attention;
+        const double rate = !attention ? rates_.products : pass == Pass::backward ? rates_.attention_backward : rates_.attention;
+        const double flops = cost.flops / rate, bytes = cost.bytes / rates_.memory;
+        (flops < bytes ? sum_.other : attention ? sum_.attention : sum_.products) += std::max(flops, bytes);
+        return std::max(flops, bytes);
+    }
+    double row_op(Pass pass, RowOp op) { return add(pass, ops_.number(op)); }
+
+    // Where the head's gradient is computed in parts, the logits are computed once more.
+    void head() {
+        row_op(Pass::both, HEAD);
+        const Unit &u = parts_.trained.units[parts_.trained.head];
+        if (u.begin < u.end && parts_.sharding.bucket_of(u.begin) != parts_.sharding.bucket_of(u.end - 1))
+            row_op(Pass::forward, HEAD);
+    }
+
+    double seconds_of(size_t bytes_of_all) const { return double(bytes_of_all) / double(r_.world) / rate_of_all(r_, rates_); }
+    double gather(size_t unit) const { return stage3_ ? seconds_of(messages_.gather(unit)) : 0; }
+    double reduce(size_t unit) const { return seconds_of(messages_.sum(unit)); }
+
+    // What attention of a layer waits for, of so many bytes that its ring sends meanwhile. Under ulysses nothing is computed meanwhile, and the first heads
+    // of gather are waited for.
+    double waits(double seconds, double attention) const {
+        if (r_.sp_mode == SpMode::ulysses) return seconds;
+        const double first = r_.sp_mode == SpMode::gather ? seconds * double(r_.head_stride) / double(c_.KV) : 0;
+        return first + std::max(0.0, seconds - first - attention);
+    }
+
+    // Adds what the ops of a layer, which are those since `before`, wait for: bytes that a ring sends, and seconds of other messages and of copies.
+    void wait(const StepSeconds &before, double ring_bytes, double others, double copies) {
+        const double attention = sum_.attention - before.attention;
+        const double ops = sum_.products + sum_.attention + sum_.other - before.products - before.attention - before.other;
+        const double ring = ring_bytes / double(r_.sp) / rate_of_ring(r_, rates_);
+        const double messages = std::max({0.0, waits(ring, attention), ring + others - ops});
+        sum_.messages += messages;
+        sum_.copies += std::max(0.0, copies - ops - messages);
+    }
+
+    void forward(size_t l, double gathers) {
+        const StepSeconds before = sum_;
+        dequantise();
+        for (size_t op = 0; op < ops_.layer.size(); op++) add(Pass::forward, op, l);
+        wait(before, double(messages_.kv(l, false)), gathers, l + 1 < c_.L ? kept_ : 0);
+    }
+    void backward(size_t l, double others) {
+        const StepSeconds before = sum_;
+        dequantise();
+        for (size_t op = 0; op < ops_.layer.size(); op++) {
+            if (work_.recompute >= ops_.layer[op].from) add(Pass::recompute, op, l);
+            add(Pass::backward, op, l);
+        }
+        wait(before, double(messages_.kv(l, true) + messages_.dkv(l)), others, l > 0 ? kept_ : 0);
+    }
+    void dequantise() {
+        Work of_layer = work_;
+        of_layer.bucket = parts_.quantised;
+        sum_.other += ops_.cost(c_, of_layer, Pass::forward, ops_.number(DEQUANTISE), 0).bytes / rates_.memory;
+    }
+
+    const StepParts parts_;
+    const OpList &ops_;
+    const ModelConfig &c_;
+    const Ranks &r_;
+    const GpuRates &rates_;
+    const Messages messages_;
+    Work work_;
+    const bool stage3_;
+    const double kept_, moments_;  // seconds of a copy: of what a layer keeps, of all moments
+    double forward_ = 0;           // of the ops of a forward pass
+    StepSeconds sum_;
+};
+
+}  // namespace
+
+Payload predict_messages(const StepParts &parts, const ModelConfig &config, const ModelLimits &limits, size_t micro_steps) {
+    const Messages of(parts, config, limits);
+    const Sharding &sharding = parts.sharding;
+    const size_t L = config.L, units = parts.trained.units.size(), rings = limits.ranks.dp(), head = parts.trained.head;
+    Payload sent;
+    for (size_t l = 0; l < L; l++)
+        sent.kv += micro_steps * rings * (of.kv(l, false) + of.kv(l, true)), sent.dkv += micro_steps * rings * of.dkv(l);
+    for (size_t unit = 0; unit < units; unit++) sent.grads += of.sum(unit);
+    if (sharding.stage >= 2) sent.grads = micro_steps * (sent.grads + (head == 0 ? of.sum(0) : 0));  // as head, and as embedding
+    sent.params = of.gather_all();
+    if (sharding.stage < 3) return sent;
+    if (head == 0) sent.params += of.gather(0);
+    for (size_t l = 0; l + 2 < L; l++) sent.params += of.gather(1 + l);  // once more, backward
+    sent.params *= micro_steps;
+    return sent;
+}
+
+StepSeconds predict_step(Model &model, const ModelConfig &config, const ModelLimits &limits, const GpuRates &rates,
+                         size_t micro_steps) {
+    Prediction prediction(model, config, limits, rates);
+    StepSeconds sum;
+    for (size_t i = 1; i < micro_steps; i++) sum += prediction.pass(false);
+    sum += prediction.pass(true);
+    return sum += prediction.update();
+}

@@ -1,0 +1,53 @@
+// The file in which --autotune remembers algorithms.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "../llmc/core/common.h"
+#include "../llmc/ops/algorithm_choices.h"
+
+namespace {
+const AlgorithmChoices::Algorithm one = {1, 0xffffffffffffffff, 3, 4, 5, 6, 7, 8}, other = {9};
+
+struct Choices : testing::Test {
+    const std::string cache = testing::TempDir() + format("choices-%d", int(getpid()));
+    void SetUp() override { setenv("XDG_CACHE_HOME", cache.c_str(), 1); }
+    void TearDown() override { unsetenv("XDG_CACHE_HOME"), std::filesystem::remove_all(cache); }
+};
+}  // namespace
+
+TEST_F(Choices, AreReadAgain) {
+    EXPECT_EQ(AlgorithmChoices("a GPU").keep("a product", one), one);
+    const AlgorithmChoices later("a GPU");
+    ASSERT_TRUE(later.find("a product"));
+    EXPECT_EQ(*later.find("a product"), one);
+    EXPECT_EQ(later.find("another product"), nullptr);
+    EXPECT_EQ(AlgorithmChoices("another GPU").find("a product"), nullptr);
+}
+
+TEST_F(Choices, TheFirstRankDecides) {
+    AlgorithmChoices first("a GPU"), second("a GPU");  // both before either has chosen
+    first.keep("a product", one);
+    EXPECT_EQ(second.keep("a product", other), one);
+    EXPECT_EQ(second.keep("another product", other), other);
+    EXPECT_EQ(*AlgorithmChoices("a GPU").find("a product"), one);
+}
+
+TEST_F(Choices, ADamagedLineIsNamed) {
+    AlgorithmChoices choices("a GPU");
+    choices.keep("a product", one);
+    for (const char *line :
+         {"a product", "a product: 1 2 3 4 5 6 7", "a product: 1 2 3 4 5 6 7 x", "a product: 1 2 3 4 5 6 7 8 9"}) {
+        std::ofstream(choices.path()) << "a product: 1 2 3 4 5 6 7 8\n" << line << "\n";
+        try {
+            AlgorithmChoices again("a GPU");
+            FAIL() << line;
+        } catch (const Error &error) {
+            EXPECT_EQ(error.what(), choices.path() +
+                                        ": line 2 is not a product and its algorithm\n"
+                                        "  fix: remove the file; --autotune writes a new one");
+        }
+    }
+}
