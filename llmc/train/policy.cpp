@@ -77,7 +77,6 @@ std::vector<Beside> Policy::beside() const {
     if (run_.task == PPO) out.push_back({"the critic, beside it, which is trained, too", critic_run(run_).config, Mode::train});
     if (run_.options.async_steps)
         out.push_back({"a copy of the policy, beside it, which writes the next answers", run_.config, Mode::generate});
-
     return out;
 }
 
