@@ -134,6 +134,7 @@ class PlannedModel final : public Model {
     OptimizerState optimizer_state() override { return {}; }
     void optimizer_state_loaded() override {}
     void gather_parameters() override {}
+    void copy_parameters_to(Model &) override {}
     void finish_generation() override {}
     void detect_anomaly() override {}
     Anomaly anomaly() override { return {}; }

@@ -17,6 +17,8 @@ const Answers logp_old = {{-0.7, -1.2}, {-0.5, -2.0, -1.6}, {-0.9}, {-1.1, -0.4}
 const Answers logp = {{-0.4, -1.3}, {-0.8, -1.6, -0.4}, {-0.85}, {-1.15, -0.15}, {-0.95}, {-1.28, -0.95, -0.3}};
 const Answers logp_ref = {{-0.9, -1.0}, {-0.4, -1.9, -1.0}, {-1.0}, {-1.3, -0.5}, {-0.6}, {-1.4, -0.9, -0.3}};
 
+const Answers logp_smp = {{-0.72, -1.17}, {-0.52, -1.95, -3.3}, {-0.88}, {-1.1, -0.42}, {0.0}, {-1.52, -0.57, -0.31}};
+
 static std::vector<Judged> batch() {
     std::vector<Judged> out;
     for (size_t i = 0; i < rewards.size(); i++) out.push_back({int64_t(i / 3), rewards[i], logp_old[i], logp_ref[i]});
@@ -228,7 +230,7 @@ static LossResult loss(const PolicyLossOptions &o, const Answers &logp = ::logp,
     LossResult out;
     for (size_t i = 0; i < logp.size(); i++) {
         Numbers d(logp[i].size());
-        out.sums += policy_loss(o, {logp[i], logp_old[i], logp_ref[i], a[i]}, {12, 6, double(longest)}, d);
+        out.sums += policy_loss(o, {logp[i], logp_old[i], logp_ref[i], a[i], logp_smp[i]}, {12, 6, double(longest)}, d);
         out.d_logp.push_back(d);
     }
     return out;
@@ -270,6 +272,38 @@ TEST(PolicyLoss, EqualsKnownValues) {
     EXPECT_NEAR(ppo.sums.moved / ppo.sums.tokens, -0.1225, 1e-12);
 }
 
+// Of the third token of the second answer w is exp(1.7) = 5.47, of the fifth answer exp(-0.8) = 0.449.
+TEST(PolicyLoss, CorrectionsOfStaleAnswers) {
+    const auto expect = [](const char *name, double value, double third_of_second, double fifth, double cut, double weights) {
+        const LossResult got = loss(with([&](auto &o) { o.correction = name; }));
+        EXPECT_NEAR(got.sums.policy_loss, value, 6e-9) << name;
+        expect_answers(
+            name, got.d_logp,
+            {{0, -.082021}, {0, .094680, third_of_second}, {.027501}, {.045766, .063026}, {fifth}, {0, -.065805, -.097192}});
+        EXPECT_EQ(got.sums.cut, cut) << name;
+        EXPECT_NEAR(got.sums.weights, weights, 1e-6) << name;
+        EXPECT_NEAR(got.sums.stale, -0.02 + 0.03 - 0.02 + 0.05 - 1.7 + 0.02 - 0.02 + 0.8 - 0.02 + 0.03 - 0.01, 1e-12);
+    };
+    double others = 1;  // the weights of the ten tokens that stay as they are; the first of the fourth answer has 1
+    for (double log_weight : {0.02, -0.03, 0.02, -0.05, -0.02, 0.02, 0.02, -0.03, 0.01}) others += std::exp(log_weight);
+    expect("tis", 0.93654991, 1.107592, .020705, 2, others + 5 + 0.5);
+    expect("icepop", -0.19174757, 0, 0, 2, others);
+    expect("seq-mask-tis", 1.02083257, 1.212580, 0, 1, others + std::exp(1.7));
+    const LossResult ppo = loss({});
+    EXPECT_EQ(ppo.sums.weights + ppo.sums.cut + ppo.sums.stale, 0);
+}
+
+TEST(PolicyLoss, CorrectionsOfImpossibleAnswersStayFinite) {
+    const Numbers far = {-1000, -0.1}, near = {-0.1, -0.1}, a = {1, 1};
+    for (const char *name : {"tis", "icepop", "seq-mask-tis"})
+        for (const auto &[then, sampled] : {std::pair(far, near), std::pair(near, far)}) {
+            Numbers d(2);
+            const PolicySums sums =
+                policy_loss(with([&](auto &o) { o.correction = name; }), {near, then, {}, a, sampled}, {2, 1, 2}, d);
+            EXPECT_TRUE(std::isfinite(sums.policy_loss + d[0] + d[1]));
+        }
+}
+
 TEST(PolicyLoss, KlAsALoss) {
     const auto kl_alone = [](const char *name) {
         LossResult with_kl = loss(with([&](auto &o) { o.kl_coef = 0.1, o.kl = name; })), without = loss({});
@@ -288,11 +322,17 @@ TEST(PolicyLoss, KlAsALoss) {
 }
 
 TEST(PolicyLoss, DerivativesEqualFiniteDifferences) {
-    for (const char *type : {"ppo", "gspo"})  // cispo's loss is not the function whose derivative it follows
+    const std::pair<const char *, const char *> cases[] = {// cispo's loss is not the function whose derivative it follows
+                                                           {"ppo", ""},
+                                                           {"gspo", ""},
+                                                           {"ppo", "tis"},
+                                                           {"ppo", "icepop"},
+                                                           {"ppo", "seq-mask-tis"}};
+    for (const auto &[type, correction] : cases)
         for (const char *aggregation : {"token_mean", "sequence_mean", "constant"}) {
-            const PolicyLossOptions o = with([&](auto &o) {
+            const PolicyLossOptions o = with([&, type = type, correction = correction](auto &o) {
                 o.type = type, o.aggregation = aggregation, o.clip_low = 0.13, o.clip_high = 0.31, o.dual_clip = 2.5,
-                o.kl_coef = 0.7;
+                o.kl_coef = 0.7, o.correction = correction;
             });
             const Answers d = loss(o).d_logp;
             for (size_t i = 0; i < logp.size(); i++)
@@ -302,7 +342,7 @@ TEST(PolicyLoss, DerivativesEqualFiniteDifferences) {
                     up[i][t] += h, down[i][t] -= h;
                     const PolicySums above = loss(o, up).sums, below = loss(o, down).sums;
                     EXPECT_NEAR((above.policy_loss + above.kl_loss - below.policy_loss - below.kl_loss) / (2 * h), d[i][t], 1e-8)
-                        << type << " " << aggregation << " " << i << " " << t;
+                        << type << correction << " " << aggregation << " " << i << " " << t;
                 }
         }
 }
@@ -341,6 +381,10 @@ TEST(PolicyLoss, RefusesOptionsWithoutMeaning) {
     expect_contains(refusal([](auto &o) { o.type = "cispo"; }), {"cispo", "0.2", "0,5"});
     expect_contains(refusal([](auto &o) { o.dual_clip = 0.5; }), {"dual_clip", "0.5"});
     expect_contains(refusal([](auto &o) { o.clip_low = -1; }), {"eps_clip"});
+    expect_contains(refusal([](auto &o) { o.correction = "vtrace"; }), {"--is_correction vtrace", "icepop"});
+    expect_contains(refusal([](auto &o) { o.correction = "tis", o.correction_low = 2; }), {"--is_correction_range 2,5", "0.5,5"});
+    expect_contains(refusal([](auto &o) { o.correction = "tis", o.type = "gspo"; }),
+                    {"--is_correction tis", "gspo", "leave it out"});
 }
 
 struct ValueResult {

@@ -441,6 +441,10 @@ struct Parser {
         if (has("beta") && options.kl_coef > 0) set("kl_use_loss", "true", "--beta");
         if (has("epsilon_high") && task & RL)
             set("eps_clip_low_high", ordered_json(options.eps_clip).dump() + "," + together["epsilon_high"], "--epsilon_high");
+        if (has("algo.advantage.is_correction_enable")) {
+            const std::string &type = together["algo.advantage.is_correction_type"];
+            set("is_correction", type.empty() ? "tis" : type, "--algo.advantage.is_correction_enable");
+        }
         if (has("model_revision")) append_to("model", options.model, "@" + together["model_revision"]);
         if (has("dataset_config")) append_to("data", options.data, ":" + together["dataset_config"]);
         if (has("dataset_train_split")) append_to("data", options.data, "[" + together["dataset_train_split"] + "]");
@@ -583,6 +587,8 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     must(o.max_epochs > 0, "max_epochs", "at least 1");
     must(o.rollout_batch_size > 0, "rollout_batch_size", "at least 1");
     must(o.num_episodes > 0, "num_episodes", "at least 1");
+    must(o.async_steps <= 1, "async_steps",
+         "0 or 1: while a batch of answers is trained on, one is written, and more of them would only be older");
     must(o.dynamic_filtering_range[0] < o.dynamic_filtering_range[1], "dynamic_filtering_range",
          "two numbers, the smaller one first");
     must(o.learning_rate > 0, "learning_rate", "above 0");
@@ -649,6 +655,9 @@ static void check_together(const std::string &program, const Options &o, Task ta
     both(o.dynamic_filtering && !o.rollouts.empty(), "dynamic_filtering", "rollouts", "answers that are given are not replaced");
     both(o.kl_target > 0 && !o.rollouts.empty(), "kl_target", "rollouts",
          "the coefficient adapts after each batch of answers, and these are one");
+    both(o.async_steps && !o.rollouts.empty(), "async_steps", "rollouts", "answers that are given are not written");
+    both(!o.is_correction.empty() && !o.rollouts.empty(), "is_correction", "rollouts",
+         "the policy that wrote given answers is the one that their ratios are taken to");
     both(o.save_rollouts && !o.rollouts.empty(), "save_rollouts", "rollouts", "they lie in a file already");
     if (o.dynamic_filtering && o.n < 2)
         die("--dynamic_filtering compares the answers to a prompt, but --n is %zu\n  fix: --n 8, say", o.n);

@@ -29,6 +29,8 @@ template <class X> void check_gpu(Cuda<X> dev, const Options &options, bool spea
 struct CudaHalf {
     CudaStream stream;
     std::unique_ptr<CudaContext> ctx;
+
+    explicit CudaHalf(const Options &options) : ctx(make_cuda_context(int(options.threads), options.tf32, options.autotune)) {}
 };
 
 template <template <class> class M>
@@ -36,8 +38,7 @@ ModelFactory make_cuda_models(const Options &options, Comm &host, bool own_gpu, 
     std::shared_ptr<CudaHalf> half;  // is made late, because a plan needs no GPU
     if (!options.plan) {
         if (own_gpu) select_gpu(host);
-        half = std::make_shared<CudaHalf>();
-        half->ctx = make_cuda_context(int(options.threads), options.tf32, options.autotune);
+        half = std::make_shared<CudaHalf>(options);
         const auto check = [&](auto dev) {
             dev.stream = half->stream, dev.ctx = half->ctx.get();
             agree(host, [&] { check_gpu(dev, options, host.rank == 0); });
@@ -46,12 +47,14 @@ ModelFactory make_cuda_models(const Options &options, Comm &host, bool own_gpu, 
         if (own_gpu) gpu_comm = make_gpu_comm(host, half->stream, options.comm_timeout);
         else host.memory = device_slices(half->stream);
     }
-    return [half, bf16_storage = options.dtype == "bf16"](const ModelConfig &config,
-                                                          const ModelLimits &limits) -> std::unique_ptr<Model> {
+    return [half, options](const ModelConfig &config, const ModelLimits &limits) {
+        const auto own = half && limits.concurrent ? std::make_shared<CudaHalf>(options) : half;
         const auto model_on = [&](auto dev) -> std::unique_ptr<Model> {
-            if (half) dev.stream = half->stream, dev.ctx = half->ctx.get();
+            if (own) dev.stream = own->stream, dev.ctx = own->ctx.get();
             return std::make_unique<M<decltype(dev)>>(dev, config, limits);
         };
-        return bf16_storage ? model_on(CudaBf16()) : model_on(CudaF32());
+        auto model = options.dtype == "bf16" ? model_on(CudaBf16()) : model_on(CudaF32());
+        model->device_state = own;
+        return model;
     };
 }

@@ -1,5 +1,6 @@
 // The main function of a trainer: flags, devices, ranks, then the tasks of run.h.
 #pragma once
+#include <algorithm>
 #include <memory>
 
 #include "../core/device.h"
@@ -28,10 +29,14 @@ ModelFactory cuda_models(const Options &, Comm &host, bool own_gpu, std::unique_
 template <template <class> class M> ModelFactory make_cpu_models(const Options &options) {
     const int threads = int(options.threads);
     std::shared_ptr<Context> ctx = make_context();
-    return [=, bf16_storage = options.dtype == "bf16"](const ModelConfig &config,
-                                                       const ModelLimits &limits) -> std::unique_ptr<Model> {
-        if (bf16_storage) return std::make_unique<M<CpuBf16>>(CpuBf16{threads, ctx.get()}, config, limits);
-        return std::make_unique<M<CpuF32>>(CpuF32{threads, ctx.get()}, config, limits);
+    return [=, bf16_storage = options.dtype == "bf16"](const ModelConfig &config, const ModelLimits &limits) {
+        const std::shared_ptr<Context> own = limits.concurrent ? make_context() : ctx;
+        const int share = limits.concurrent ? std::max(1, threads / 2) : threads;
+        std::unique_ptr<Model> model;
+        if (bf16_storage) model = std::make_unique<M<CpuBf16>>(CpuBf16{share, own.get()}, config, limits);
+        else model = std::make_unique<M<CpuF32>>(CpuF32{share, own.get()}, config, limits);
+        model->device_state = own;
+        return model;
     };
 }
 

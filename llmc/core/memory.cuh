@@ -36,6 +36,7 @@ class CudaStream {
 class CudaMemory final : public Memory {
   public:
     explicit CudaMemory(cudaStream_t stream) : stream_(stream) {
+        cuda_check(cudaGetDevice(&device_), "no current GPU");
         for (Half &half : halves_) {
             cuda_check(cudaMallocHost(&half.bytes, half_bytes), "no pinned memory");
             cuda_check(cudaEventCreateWithFlags(&half.copied, cudaEventDisableTiming), "no event");
@@ -69,6 +70,7 @@ class CudaMemory final : public Memory {
     size_t process() const override { return used(); }
     size_t peak() const override { return used(); }  // nothing is allocated and freed on the way
 
+    void use_on_this_thread() override { cuda_check(cudaSetDevice(device_), "the GPU cannot be used"); }
     std::byte *allocate(size_t bytes) override {
         std::byte *base = nullptr;
         if (cudaError_t error = cudaMalloc(&base, bytes))
@@ -117,6 +119,7 @@ class CudaMemory final : public Memory {
     }
 
     cudaStream_t stream_;
+    int device_ = 0;
     std::array<Half, 2> halves_;
     size_t half_ = 0, used_of_half_ = 0;
 };

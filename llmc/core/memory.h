@@ -23,6 +23,7 @@ class Memory {
     virtual size_t process() const = 0;  // bytes that this process holds without the arena, and that libraries will take
     virtual size_t peak() const = 0;     // the most bytes that the process has held so far
 
+    virtual void use_on_this_thread() {}            // a thread calls it before it uses the memory that another one has made
     virtual std::byte *allocate(size_t bytes) = 0;  // the memory is 0; dies if there is not enough
     virtual void release(std::byte *, size_t bytes) = 0;
     virtual void fill(void *to, uint8_t byte, size_t bytes) = 0;

@@ -68,6 +68,7 @@ class DataLoader {
     Step next();
     size_t steps(size_t epochs) const;  // number of steps in the first `epochs` epochs
 
+    const Samples &data() const { return data_; }
     size_t used() const { return train_.size() + eval_.size(); }  // samples, the first of the file
     size_t cursor() const { return cursor_; }
     void seek(size_t cursor) { cursor_ = cursor; }

@@ -86,8 +86,7 @@ template <class Dev> class Decoder : public Model {
     }
     void save(const std::string &dir, const std::string &export_dtype) override {
         save_parameters(
-            zero, mesh_->all, dir, export_dtype, memory(),
-            [&](size_t b) { return zero.buffers() ? *grads_of.largest : zero.grads + zero.sharding.buckets[b].begin; },
+            zero, mesh_->all, dir, export_dtype, memory(), [&](size_t b) { return bucket_buffer(b); },
             adapts() ? adapter_files : model_files);
     }
     void zero_gradients(uint64_t key = 0) override {
@@ -111,6 +110,9 @@ template <class Dev> class Decoder : public Model {
     OptimizerState optimizer_state() override { return optimizer.state(zero, memory()); }
     void optimizer_state_loaded() override { zero.gather(mesh_->all); }
     void gather_parameters() override { zero.ready(mesh_->all, 0, zero.sharding.elements); }
+    void copy_parameters_to(Model &other) override {
+        copy_parameters(zero, mesh_->all, dynamic_cast<Decoder &>(other).zero, [&](size_t b) { return bucket_buffer(b); });
+    }
     Payload take_sent() override { return std::exchange(zero.sent, {}); }
     double model_flops(const Row &row) const override { return ops.model_flops(config, row); }
 
@@ -273,6 +275,8 @@ template <class Dev> class Decoder : public Model {
     void load_weights(std::span<const float> of_all, float entropy_weight);
     HeadLoss head_loss() const { return {row.predictors, row.targets, row.weights, row.entropy_weight, limits.temperature}; }
     // Before a pass of generation: at stage 3 of ZeRO it needs all ranks, and those that have finished make it without a row until all have.
+    // Between steps: room for bucket b with its padding.
+    float *bucket_buffer(size_t b) { return zero.buffers() ? *grads_of.largest : zero.grads + zero.sharding.buckets[b].begin; }
     bool all_finished(bool finished) { return zero.sharding.stage < 3 || mesh_->all.all(finished); }
     void load_first_keys(std::span<const int32_t> doc_begin);
     void forward();

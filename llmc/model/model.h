@@ -1,6 +1,7 @@
 // The interface through which the tasks of llmc/train/run.h use a model. Each call processes a packed row or an optimizer step, so virtual
 // calls cost nothing here; inside, a model is a template on its device.
 #pragma once
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -61,6 +62,8 @@ struct ModelLimits {
     size_t sequence_pages = 0;  // the most pages of a sequence
     size_t draws = 0;           // the most tokens of a call of draw()
     size_t occurred = 0;        // the most tokens of all its documents together, where those that occurred are penalised
+    bool concurrent =
+        false;  // it computes on a thread of its own while another model does on the rank's: with half of the CPU's threads
     Ranks ranks;
 };
 
@@ -100,6 +103,7 @@ struct StepParts {
 class Model {
   public:
     virtual ~Model() = default;
+    std::shared_ptr<void> device_state;  // what the model's device uses between calls, and other models may share
 
     virtual Plan &plan() = 0;                // allocate() places it, or a caller that only wants to show it
     virtual StepParts parts() const = 0;     // they live as long as the model
@@ -147,6 +151,8 @@ class Model {
     virtual void update(const AdamW &) = 0;        // updates all parameters; the table says which of them decay
     virtual void optimizer_state_loaded() = 0;     // gathers the parameters that other ranks have loaded
     virtual void gather_parameters() = 0;          // waits for the parameters that update() and optimizer_state_loaded() gather
+    virtual void copy_parameters_to(
+        Model &) = 0;  // to a model of the same configuration for evaluation or generation, which has all of them
 
     virtual OptimizerState optimizer_state() = 0;       // this rank's part
     virtual LossSums take_sums() = 0;                   // sums over this rank's targets since the last call; waits for the device

@@ -94,6 +94,37 @@ template <class Dev> void initialise_parameters(Zero<Dev> &zero, Comm &comm, uin
     zero.gather(comm);
 }
 
+// Returns the weights of bucket b, in the type of the computation: at stage 3 gathered into `buffer`, which has room for the bucket with its padding.
+template <class Dev> const typename Dev::X *whole_bucket(const Zero<Dev> &zero, Comm &comm, size_t b, float *buffer) {
+    const Bucket &bucket = zero.sharding.buckets[b];
+    if (zero.sharding.stage < 3) return zero.params + bucket.begin;
+    auto *const all = reinterpret_cast<typename Dev::X *>(buffer);
+    comm.all_gather({zero.params + bucket.shard, bucket.part}, {all, zero.sharding.parts * bucket.part});
+    return all;
+}
+
+// Calls f(tensor, first, n, at) for each part of a tensor that lies in bucket b: its elements [first, first + n) are the bucket's from `at` on.
+template <class Dev, class F> void for_parts_of_bucket(const Zero<Dev> &zero, size_t b, F f) {
+    const Bucket &bucket = zero.sharding.buckets[b];
+    for (size_t i = 0; i < zero.table.size(); i++) {
+        const Tensor &t = zero.table[i];
+        const size_t from = std::max(t.offset, bucket.begin), to = std::min(t.offset + t.count, bucket.begin + bucket.count);
+        if (from < to) f(i, from - t.offset, to - from, from - bucket.begin);
+    }
+}
+
+// Copies all weights to those of a model that no ranks share, in the type of the computation.
+template <class Dev, class F> void copy_parameters(Zero<Dev> &zero, Comm &comm, Zero<Dev> &to, F buffer) {
+    zero.ready(comm, 0, zero.sharding.elements);
+    for (size_t b = 0; b < zero.sharding.buckets.size(); b++) {
+        const auto *weights = whole_bucket(zero, comm, b, buffer(b));
+        for_parts_of_bucket(zero, b, [&](size_t tensor, size_t first, size_t n, size_t at) {
+            comm.memory.copy(to.params + to.table[tensor].offset + first, weights + at, n * sizeof(*weights));
+        });
+    }
+    comm.memory.finish();
+}
+
 // Rank 0 writes the model, or its adapters, bucket by bucket, so that no second copy of it exists. The float weights of a model that computes in bf16, and at stage 3 all
 // weights, are gathered into buffer(b), which has room for bucket b with its padding. If rank 0 fails, all ranks throw its error.
 template <class Dev, class F>
@@ -123,12 +154,7 @@ void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const 
     });
     for (size_t b = 0; b < sharding.buckets.size(); b++) {
         const Bucket &bucket = sharding.buckets[b];
-        const auto *weights = zero.params + bucket.begin;
-        if (sharding.stage == 3 && !from_halves) {
-            auto *const all = reinterpret_cast<typename Dev::X *>(buffer(b));
-            comm.all_gather({zero.params + bucket.shard, bucket.part}, {all, sharding.parts * bucket.part});
-            weights = all;
-        }
+        const auto *weights = from_halves ? nullptr : whole_bucket(zero, comm, b, buffer(b));
         if (from_halves) {
             const size_t own = sharding.own * bucket.part;
             const auto halves = zero.params_at({bucket.global + own, bucket.begin + own, bucket.shard, bucket.part});
@@ -136,20 +162,19 @@ void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const 
                      [&](size_t first, size_t n) { write(memory, buffer(b) + own + first, read(memory, halves + first, n)); });
             if (sharding.parts > 1) comm.all_gather({buffer(b) + own, bucket.part}, {buffer(b), sharding.parts * bucket.part});
         }
-        for (const Tensor &t : zero.table) {
-            const size_t from = std::max(t.offset, bucket.begin), to = std::min(t.offset + t.count, bucket.begin + bucket.count);
-            if (from >= to) continue;
+        for_parts_of_bucket(zero, b, [&](size_t tensor, size_t, size_t n, size_t at) {
+            const Tensor &t = zero.table[tensor];
             on_rank_0([&] {
                 const auto put = [&](const auto *values) {
-                    if (!t.transposed) return writer->write(t.name, values, to - from, memory);
+                    if (!t.transposed) return writer->write(t.name, values, n, memory);
                     HostMemory host;  // buckets hold transposed tensors as a whole, since only embeddings are divided
                     const auto turned = transposed(read(memory, values, t.count), t.shape[0], t.shape[1], 0, t.count);
                     writer->write(t.name, turned.data(), t.count, host);
                 };
-                if (from_halves) put(buffer(b) + (from - bucket.begin));
-                else put(weights + (from - bucket.begin));
+                if (from_halves) put(buffer(b) + at);
+                else put(weights + at);
             });
-        }
+        });
     }
     on_rank_0([&] { writer->finish(); });
     writer.reset();  // removes an unfinished file

@@ -35,7 +35,7 @@ Critic::Critic(const Run &run, const ModelLimits &limits, size_t longest) : run_
                 longest, run_.config.positions_name(), run_.model_dir.c_str(), run_.config.max_positions);
     });
     Run with_policy = run_;  // what is kept for the backward pass must leave room for the policy
-    with_policy.beside = {{"the policy", run.config, true}};
+    with_policy.beside = {{"the policy", run.config, Mode::train}};
     model_ = open_model(with_policy, limits_beside(limits));
 }
 

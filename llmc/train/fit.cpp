@@ -17,12 +17,13 @@ static Offload offload_of(const Options &o) {
 
 ModelLimits limits_beside(ModelLimits limits, Mode mode) {
     limits.mode = mode;
+    if (mode == Mode::generate) limits.ranks = {};
     limits.cache_pages = limits.sequences = limits.sequence_pages = 0;
     return limits;
 }
 
 size_t bytes_beside(const Run &run, const Beside &other, const ModelLimits &limits) {
-    const auto model = run.make_model(other.config, limits_beside(limits, other.trained ? Mode::train : Mode::evaluate));
+    const auto model = run.make_model(other.config, limits_beside(limits, other.mode));
     model->plan().place(run.options.guard);
     return model->plan().bytes();
 }

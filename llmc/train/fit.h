@@ -12,7 +12,7 @@ inline constexpr std::pair<const char *, Recompute> recompute_levels[] = {
 // Returns the bytes that plans of this machine's ranks may take: what is free, but for the reserve.
 size_t usable_memory(const Run &run, const Memory &memory);
 
-// Returns the limits of a model beside one with these limits, which is the one that generates.
+// Returns the limits of a model beside one with these limits, without room for the cache of generation. One that generates has no ranks.
 ModelLimits limits_beside(ModelLimits limits, Mode mode = Mode::train);
 
 // Returns the bytes that a model beside the run's own needs, and those that a rank with this model needs: its plan's, and those of run.beside.

@@ -35,8 +35,9 @@ class Objective {
     virtual size_t steps(size_t /*samples*/) const { return 1; }
     // Makes room for what draw() needs of the trained model.
     virtual void make_room(const Samples &, ModelLimits &) {}
-    // Returns the optimizer steps that the drawn samples lead to; an objective may make other samples of them first. None: it needs more of them.
-    virtual std::vector<Step> draw(Model &, const Step &drawn) { return {drawn}; }
+    // Draws from the data, and returns the optimizer steps that this leads to; an objective may make other samples of those drawn first. `left`: the steps
+    // that the run still has.
+    virtual std::vector<Step> draw(Model &, DataLoader &loader, size_t /*left*/) { return {loader.next()}; }
     // Announces the first `samples` of data that the calls below will get. It is called before the trained model takes its memory, and
     // may compute something with a model whose rows are as long as `limits` says.
     virtual void use(const Samples &, size_t /*samples*/, const ModelLimits &) {}

@@ -40,6 +40,8 @@ Policy::Policy(const Run &run) : run_(run), samples_(run.options.rollouts.empty(
             die("--eps_clip_low_high has %zu numbers\n  fix: two, such as 0.2,0.28", o.eps_clip_low_high.size());
         loss_.clip_low = o.eps_clip_low_high[0], loss_.clip_high = o.eps_clip_low_high[1];
     }
+    loss_.correction = o.is_correction, loss_.correction_low = o.is_correction_range[0];
+    loss_.correction_high = o.is_correction_range[1];
     check_options(loss_);
     shaping_ = {o.max_new_tokens, o.overlong_buffer_len, o.overlong_penalty_factor, o.stop_properly_coef};
     check_options(shaping_);
@@ -69,10 +71,12 @@ Policy::Policy(const Run &run) : run_(run), samples_(run.options.rollouts.empty(
 std::vector<Beside> Policy::beside() const {
     std::vector<Beside> out;
     if (samples_ && run_.options.kl_coef > 0 && !reference_is_base(run_))
-        out.push_back({"the reference model, beside it", reference_run(run_).config, false});
+        out.push_back({"the reference model, beside it", reference_run(run_).config, Mode::evaluate});
     for (const auto &reward : rewards_)
-        if (const auto model = reward->resident()) out.push_back({"a reward model, beside it", *model, false});
-    if (run_.task == PPO) out.push_back({"the critic, beside it, which is trained, too", critic_run(run_).config, true});
+        if (const auto model = reward->resident()) out.push_back({"a reward model, beside it", *model, Mode::evaluate});
+    if (run_.task == PPO) out.push_back({"the critic, beside it, which is trained, too", critic_run(run_).config, Mode::train});
+    if (run_.options.async_steps)
+        out.push_back({"a copy of the policy, beside it, which writes the next answers", run_.config, Mode::generate});
     return out;
 }
 
@@ -115,9 +119,20 @@ void Policy::make_room(const Samples &data, ModelLimits &limits) {
         known_.push_back({prompt, 0});
     }
     room_ = GenerationRoom(known_, generation_, o.max_sequences);
-    room_.use(limits);
+    const bool evaluates = !o.eval_data.empty() || o.eval_fraction > 0;
+    if (!o.async_steps || evaluates) room_.use(limits);  // the policy answers itself
     limits.row_tokens = std::max(limits.row_tokens, round_up(o.row_tokens, row_multiple));
     limits.positions = std::max(limits.positions, room_.longest);
+}
+
+std::unique_ptr<Model> Policy::open_writer() const {
+    ModelLimits limits;
+    limits.mode = Mode::generate, limits.concurrent = true;
+    limits.row_tokens = limits.positions = row_multiple;
+    room_.use(limits);
+    Run run = run_;
+    run.options.profile = false;
+    return open_model(run, limits);
 }
 
 void Policy::use(const Samples &data, size_t, const ModelLimits &limits) {
@@ -129,26 +144,36 @@ void Policy::use(const Samples &data, size_t, const ModelLimits &limits) {
         agree(run_.comm, [&] { expect_positions(*reference_run_, data); });
         reference_ = open_reference(*reference_run_, limits);
     }
+    if (samples_ && run_.options.async_steps && !writer_) writer_ = open_writer();
     if (run_.task == PPO && !critic_) critic_ = std::make_unique<Critic>(run_, limits, room_.longest);
     if (samples_) return;
-    prepare(dynamic_cast<const Rollouts &>(data), reference_.get(), false);
+    prepare(dynamic_cast<const Rollouts &>(data), nullptr, reference_.get(), false);
     reference_.reset();  // it has done its work
 }
 
-// The reference is a model, or its base, or null.
-void Policy::prepare(const Rollouts &rollouts, Model *reference, bool base) {
+// Of each token of each rollout, by a model or its base.
+static std::vector<std::vector<double>> logps(const Run &run, Model &model, const Rollouts &rollouts, bool base) {
+    auto out = target_values(run, model, rollouts, all_samples(rollouts), base);
+    for (auto &tokens : out)
+        for (double &value : tokens) value = -value;
+    return out;
+}
+
+// The reference is a model, or its base, or null. The policy is null if its log-probabilities are those of the rollouts.
+void Policy::prepare(const Rollouts &rollouts, Model *policy, Model *reference, bool base) {
     Prepared &p = prepared_[&rollouts] = {};
     p.rollouts = &rollouts;
-    if (reference)
-        p.reference_logps = target_values(base ? run_ : *reference_run_, *reference, rollouts, all_samples(rollouts), base);
-    for (auto &tokens : p.reference_logps)
-        for (double &value : tokens) value = -value;
+    if (policy) {
+        p.old_logps = logps(run_, *policy, rollouts, false);
+        policy->take_sums();  // drops them: no step begins yet
+    }
+    if (reference) p.reference_logps = logps(base ? run_ : *reference_run_, *reference, rollouts, base);
     if (critic_) p.critic.values = critic_->values(rollouts);
     std::vector<Judged> batch;
     for (size_t i = 0; i < rollouts.size(); i++) {
         const Rollout &r = rollouts[i];
         p.rewards.push_back(shaped_reward(shaping_, r.reward, r.completion.size(), r.truncated));
-        batch.push_back({r.group, p.rewards.back(), r.logp, {}});
+        batch.push_back({r.group, p.rewards.back(), p.old_logp(i), {}});
         if (reference) batch.back().reference_logp = p.reference_logps[i];
         if (critic_) batch.back().values = p.critic.values[i];
     }
@@ -164,7 +189,7 @@ double Policy::adapted_kl_coef_after(const Prepared &p) const {
     const Options &o = run_.options;
     double kl = 0;
     for (size_t i = 0; i < p.rollouts->size(); i++) {
-        const auto &logp = (*p.rollouts)[i].logp;
+        const auto &logp = p.old_logp(i);
         for (size_t t = 0; t < logp.size(); t++)
             kl += kl_estimate(o.kl_estimator, logp[t] - p.reference_logps[i][t]).value / double(logp.size());
     }
@@ -206,67 +231,114 @@ ordered_json Policy::means_of_parts(const std::string &prefix, const std::vector
     return out;
 }
 
-// Keeps the answers to all prompts, or to those whose answers have a mean reward within the range. Returns the number of these prompts.
-size_t Policy::keep(const Questions &asked, std::span<const Completion> answers, std::span<const double> rewards, size_t first) {
-    const Options &o = run_.options;
-    const auto [low, high] = o.dynamic_filtering_range;
-    size_t prompts = 0;
-    for (size_t p = 0; p < asked.prompts.size(); p++) {
-        const std::span group = rewards.subspan(p * o.n, o.n);
-        const double mean = mean_of(group);
-        if (o.dynamic_filtering && !(low < mean && mean < high)) continue;
-        prompts++;
-        for (size_t i = p * o.n; i < (p + 1) * o.n; i++)
-            kept_.push_back(
-                {asked.prompts[p], answers[i].tokens, answers[i].logp, rewards[i], int64_t(first + p), !answers[i].ended});
-    }
-    return prompts;
+Policy::Asked Policy::ask(const Step &drawn) const {
+    Asked out{drawn.begin, questions(*drawn.data, drawn.samples)};
+    if (!writer_) return out;
+    out.own = std::async(std::launch::async, [this, own = own_prompts(run_.comm, out.questions.prompts, uint32_t(drawn.begin))] {
+        writer_->memory().use_on_this_thread();
+        return generate(*writer_, room_, own, generation_);
+    });
+    return out;
 }
 
-std::vector<Step> Policy::draw(Model &model, const Step &drawn) {
-    if (!samples_) return {drawn};
+// The model is null if the one beside answers.
+std::vector<Completion> Policy::answers_to(Model *model, Asked &asked) const {
+    if (model) return answer(*model, asked.questions, asked.begin, generation_);
+    std::vector<Completion> own;
+    agree(run_.comm, [&] { own = asked.own.get(); });
+    return share_completions(run_.comm, own, asked.questions.prompts.size(), generation_.samples);
+}
+
+// Keeps the answers to all prompts, or to those whose answers have a mean reward within the range.
+void Policy::keep(const Asked &asked, std::span<const Completion> answers, std::span<const double> rewards,
+                  std::vector<Rollout> &rollouts) const {
     const Options &o = run_.options;
-    const auto began = std::chrono::steady_clock::now();
-    const Questions asked = questions(*drawn.data, drawn.samples);
-    const auto answers = answer(model, asked, drawn.begin, generation_);
-    const Worth worth = worth_of(asked, answers);
-    keep(asked, answers, worth.rewards, drawn.begin);
-    drawn_.parts.resize(worth.parts.size());
-    for (size_t r = 0; r < worth.parts.size(); r++)
-        drawn_.parts[r].insert(drawn_.parts[r].end(), worth.parts[r].begin(), worth.parts[r].end());
-    for (const Completion &a : answers) drawn_.tokens += double(a.tokens.size());
-    drawn_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-    drawn_.prompts += asked.prompts.size(), drawn_.times++;
-    if (const size_t prompts = kept_.size() / o.n; o.dynamic_filtering && prompts < o.rollout_batch_size) {
-        constexpr size_t most = 10;
-        if (drawn_.times < most) return {};
-        die("--dynamic_filtering has kept %zu of %zu prompts, and a step needs --rollout_batch_size %zu: the answers to the others have a mean reward of %g or less, or of %g or more\n"
-            "  fix: prompts that are neither too easy nor too hard, more answers to each (--n), another reward, or no filtering",
-            prompts, drawn_.prompts, o.rollout_batch_size, o.dynamic_filtering_range[0], o.dynamic_filtering_range[1]);
+    const auto [low, high] = o.dynamic_filtering_range;
+    const auto &prompts = asked.questions.prompts;
+    for (size_t p = 0; p < prompts.size(); p++) {
+        const double mean = mean_of(rewards.subspan(p * o.n, o.n));
+        if (o.dynamic_filtering && !(low < mean && mean < high)) continue;
+        for (size_t i = p * o.n; i < (p + 1) * o.n; i++)
+            rollouts.push_back(
+                {prompts[p], answers[i].tokens, answers[i].logp, rewards[i], int64_t(asked.begin + p), !answers[i].ended});
     }
-    news_ = {{"generation_s", drawn_.seconds}, {"generation_tok_s", drawn_.tokens / drawn_.seconds}};
-    news_.update(means_of_parts("reward/", drawn_.parts));
-    if (o.dynamic_filtering) news_["filtered"] = 1 - double(kept_.size() / o.n) / double(drawn_.prompts);
-    drawn_ = {};
-    prepared_.erase(rollouts_.get());
-    rollouts_ = std::make_unique<Rollouts>(std::exchange(kept_, {}), drawn.data->file());
+}
+
+// Collects answers, and judges them, until there are enough: with dynamic filtering several draws may be needed. The model is null if the one beside
+// answers, which may have begun with the `first`.
+Policy::Batch Policy::collect(Model *model, DataLoader &loader, std::optional<Asked> first) const {
+    const Options &o = run_.options;
+    Batch batch{};
+    size_t prompts = 0;
+    double tokens = 0, seconds = 0;
+    std::vector<std::vector<double>> parts;  // each of --reward, of all answers
+    constexpr size_t most = 10;
+    for (size_t times = 0; times == 0 || (o.dynamic_filtering && batch.rollouts.size() < o.rollout_batch_size * o.n); times++) {
+        if (times == most)
+            die("--dynamic_filtering has kept %zu of %zu prompts, and a step needs --rollout_batch_size %zu: the answers to the others have a mean reward of %g or less, or of %g or more\n"
+                "  fix: prompts that are neither too easy nor too hard, more answers to each (--n), another reward, or no filtering",
+                batch.rollouts.size() / o.n, prompts, o.rollout_batch_size, o.dynamic_filtering_range[0],
+                o.dynamic_filtering_range[1]);
+        const auto began = std::chrono::steady_clock::now();
+        Asked asked = first ? *std::exchange(first, std::nullopt) : ask(loader.next());
+        const auto answers = answers_to(model, asked);
+        const Worth worth = worth_of(asked.questions, answers);
+        keep(asked, answers, worth.rewards, batch.rollouts);
+        parts.resize(worth.parts.size());
+        for (size_t r = 0; r < parts.size(); r++) parts[r].insert(parts[r].end(), worth.parts[r].begin(), worth.parts[r].end());
+        for (const Completion &a : answers) tokens += double(a.tokens.size());
+        seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+        prompts += asked.questions.prompts.size(), batch.begin = asked.begin;
+    }
+    batch.news = {{"generation_s", seconds}, {"generation_tok_s", tokens / seconds}};
+    batch.news.update(means_of_parts("reward/", parts));
+    if (o.dynamic_filtering) batch.news["filtered"] = 1 - double(batch.rollouts.size() / o.n) / double(prompts);
     if (o.save_rollouts)
         agree(run_.comm, [&] {
             if (run_.comm.rank > 0) return;
             std::filesystem::create_directories(o.output_dir + "/rollouts");
-            rollouts_->write(format("%s/rollouts/%08zu.jsonl", o.output_dir.c_str(), drawn.begin));
+            write_rollouts(format("%s/rollouts/%08zu.jsonl", o.output_dir.c_str(), batch.begin), batch.rollouts);
         });
+    return batch;
+}
+
+// Begins to answer the next prompts beside the training.
+void Policy::write_ahead(Model &model, DataLoader &loader) {
+    model.copy_parameters_to(*writer_);
+    loader_ = &loader, writer_at_ = steps_;
+    under_way_ = ask(loader.next());
+}
+
+// Waits for the answers that are under way, if there are any.
+void Policy::finish_writing() {
+    if (!under_way_) return;
+    next_ = collect(nullptr, *loader_, std::exchange(under_way_, std::nullopt));
+    next_->written_at = writer_at_;
+}
+
+std::vector<Step> Policy::draw(Model &model, DataLoader &loader, size_t left) {
+    if (!samples_) return {loader.next()};
+    const Options &o = run_.options;
+    if (writer_ && !under_way_ && !next_) write_ahead(model, loader);
+    finish_writing();
+    Batch batch;
+    if (next_) batch = *std::exchange(next_, std::nullopt);
+    else batch = collect(&model, loader, {}), batch.written_at = steps_;
+    if (writer_ && steps(batch.rollouts.size() / o.n) < left) write_ahead(model, loader);
+    written_at_ = batch.written_at, news_ = std::move(batch.news);
+    prepared_.erase(rollouts_.get());
+    rollouts_ = std::make_unique<Rollouts>(std::move(batch.rollouts), loader.data().file());
     (o.kl_use_loss ? loss_.kl_coef : advantage_.kl_coef) = next_kl_coef_;
     const bool base = run_.options.kl_coef > 0 && reference_is_base(run_);
-    prepare(*rollouts_, base ? &model : reference_.get(), base);
+    prepare(*rollouts_, o.is_correction.empty() ? nullptr : &model, base ? &model : reference_.get(), base);
 
     LoaderOptions options;
     options.batch_size = o.train_batch_size, options.row_tokens = o.row_tokens, options.shuffle = o.shuffle;
-    options.seed = o.seed + drawn.begin;
-    DataLoader loader(*rollouts_, options);
-    std::vector<Step> steps;
-    for (size_t i = loader.steps(o.max_epochs); i-- > 0;) steps.push_back(loader.next());
-    return steps;
+    options.seed = o.seed + batch.begin;
+    DataLoader rollout_loader(*rollouts_, options);
+    std::vector<Step> out;
+    for (size_t i = rollout_loader.steps(o.max_epochs); i-- > 0;) out.push_back(rollout_loader.next());
+    return out;
 }
 
 // ---- a step -------------------------------------------------------------------------------------------------------------------------
@@ -299,6 +371,7 @@ void Policy::start(const Samples &data, std::span<const size_t> samples) {
 
 void Policy::begin(const Step &step, uint64_t key) {
     start(*step.data, step.samples);
+    staleness_ = steps_++ - written_at_;
     if (critic_) critic_->zero_gradients(key);
 }
 
@@ -311,7 +384,7 @@ std::vector<float> Policy::add(const Row &row, std::span<const double> nll) {
     for (size_t i : row.documents) {
         const Rollout &r = (*now_->rollouts)[i];
         const size_t count = nll.empty() ? 0 : r.completion.size();
-        PolicyTokens tokens{std::span(logp).subspan(first, count), r.logp, {}, now_->advantages[i]};
+        PolicyTokens tokens{std::span(logp).subspan(first, count), now_->old_logp(i), {}, now_->advantages[i], r.logp};
         if (!now_->reference_logps.empty()) tokens.reference_logp = now_->reference_logps[i];
         if (!masked(r)) sums += policy_loss(loss_, tokens, size_, std::span(d_logp).subspan(first, count));
         first += count;
@@ -348,6 +421,10 @@ Measured Policy::measured(Model &model, const std::string &prefix) {
                    {prefix + "response_length", answers_.length},
                    {prefix + "response_length_max", answers_.longest},
                    {prefix + "truncated", answers_.truncated}};
+    if (!loss_.correction.empty())
+        out.metrics.update({{prefix + "sampler_kl", sums.stale / n},
+                            {prefix + "is_weight", sums.weights / n},
+                            {prefix + "is_cut", sums.cut / n}});
     if (run_.options.kl_target > 0) out.metrics[prefix + "kl_coef"] = std::max(loss_.kl_coef, advantage_.kl_coef);
     if (!now_->reference_logps.empty()) out.metrics[prefix + "kl_loss"] = sums.kl_loss;
     else out.metrics.erase(prefix + "kl");
@@ -359,6 +436,7 @@ Measured Policy::measured(Model &model, const std::string &prefix) {
 
 Measured Policy::take(Model &model) {
     Measured step = measured(model, "");
+    if (samples_) step.metrics["staleness"] = staleness_;
     if (critic_) step.metrics["critic_grad_norm"] = step.norm_beside = critic_->gradient_norm();
     return step;
 }
@@ -392,11 +470,23 @@ void Policy::save(const std::string &dir, const std::string &export_dtype) {
 }
 
 static std::string state_file(const std::string &dir) { return dir + "/policy_state.json"; }
+static std::string answers_file(const std::string &dir) { return dir + "/next_answers.jsonl"; }
 
+// Of the weights that write ahead, nothing is kept: their answers are finished instead.
 void Policy::save_state(const std::string &dir) {
     if (critic_) critic_->save_optimizer(dir);
+    finish_writing();
     agree(run_.comm, [&] {
-        if (run_.speaks()) write_checked_json(state_file(dir), {{"next_kl_coef", next_kl_coef_}});
+        if (!run_.speaks()) return;
+        nlohmann::json state = {{"next_kl_coef", next_kl_coef_}};
+        if (next_) {
+            write_rollouts(answers_file(dir), next_->rollouts);
+            state["next_answers"] = {{"file", fingerprint(InputFile(answers_file(dir)))},
+                                     {"begin", next_->begin},
+                                     {"age", steps_ - next_->written_at},
+                                     {"news", next_->news}};
+        }
+        write_checked_json(state_file(dir), state);
     });
 }
 
@@ -409,5 +499,11 @@ void Policy::load_state(const std::string &dir) {
     agree(run_.comm, [&] {
         const nlohmann::json state = read_checked_json(state_file(dir), other_checkpoint(dir));
         next_kl_coef_ = Fields(state, state_file(dir)).number("next_kl_coef");
+        if (!state.contains("next_answers")) return;
+        const nlohmann::json &next = state["next_answers"];
+        const std::string file = answers_file(dir);
+        if (!std::filesystem::exists(file) || next["file"] != fingerprint(InputFile(file)))
+            die("%s is damaged%s", file.c_str(), other_checkpoint(dir).c_str());
+        next_ = {Rollouts(file, run_.config.V).all(), next["begin"], steps_ - next["age"].get<int64_t>(), next["news"]};
     });
 }

@@ -1,12 +1,15 @@
 // The tasks grpo and ppo: a policy learns from answers of its own and their rewards; with ppo, beside a critic (critic.h). An iteration:
 //
 //   draw()       prompts are drawn, the engine (generation.h) answers each n times and keeps the log-probability of every token, and answers
-//                get rewards: they are rollouts (rollouts.h). With --rollouts they are read from a file instead, once
+//                get rewards: they are rollouts (rollouts.h). With --rollouts they are read from a file instead, once. With --async_steps 1 a copy of the
+//                policy answers the prompts of the next iteration meanwhile, on a thread that sends no messages: what ranks share of its answers, they
+//                share in the next draw() or save_state()
 //   prepare()    the reference and the critic, if there are any, evaluate the rollouts; rewards become advantages (advantages.h), over all ranks
 //   begin(), accumulate(), take()    one or several optimizer steps: a forward pass gives the log-probability of each token now, from which the host
 //                computes the token's share of the loss and the derivative that the backward pass starts from (policy_loss.h); then the
 //                critic does the same with its own loss, and update() updates it
 #pragma once
+#include <future>
 #include <map>
 
 #include "../data/tokenizer.h"
@@ -28,7 +31,7 @@ class Policy final : public Objective {
     size_t steps(size_t samples) const override;
     void make_room(const Samples &data, ModelLimits &limits) override;
     void use(const Samples &data, size_t samples, const ModelLimits &limits) override;
-    std::vector<Step> draw(Model &model, const Step &drawn) override;
+    std::vector<Step> draw(Model &model, DataLoader &loader, size_t left) override;
     void begin(const Step &step, uint64_t key) override;
     void accumulate(Model &model, const Row &row, bool last) override;
     Measured take(Model &model) override;
@@ -46,7 +49,10 @@ class Policy final : public Objective {
         const Rollouts *rollouts;
         std::vector<double> rewards;                                   // shaped
         std::vector<std::vector<double>> advantages, reference_logps;  // of each rollout's tokens; the reference's may be empty
+        std::vector<std::vector<double>> old_logps;                    // by the policy now; empty without --is_correction
         Critic::Targets critic;                                        // ppo
+
+        const std::vector<double> &old_logp(size_t i) const { return old_logps.empty() ? (*rollouts)[i].logp : old_logps[i]; }
     };
     // Means over the rollouts of a step.
     struct Answers {
@@ -58,12 +64,33 @@ class Policy final : public Objective {
         std::vector<std::vector<double>> parts;
     };
 
+    // Prompts, and this rank's answers, if the model beside writes them.
+    struct Asked {
+        size_t begin;  // prompts that were drawn before
+        Questions questions;
+        std::future<std::vector<Completion>> own = {};
+    };
+    // Rollouts for an iteration. written_at: the number of steps before the weights that wrote them.
+    struct Batch {
+        std::vector<Rollout> rollouts;
+        size_t begin;
+        int64_t written_at;
+        nlohmann::ordered_json news;  // for the log line of its first step
+    };
+
     Questions questions(const Samples &data, std::span<const size_t> samples) const;
     std::vector<Completion> answer(Model &model, const Questions &asked, size_t first, const GenerationSettings &settings) const;
     Worth worth_of(const Questions &asked, std::span<const Completion> answers) const;
-    size_t keep(const Questions &asked, std::span<const Completion> answers, std::span<const double> rewards, size_t first);
+    Asked ask(const Step &drawn) const;
+    std::vector<Completion> answers_to(Model *model, Asked &asked) const;
+    void keep(const Asked &asked, std::span<const Completion> answers, std::span<const double> rewards,
+              std::vector<Rollout> &rollouts) const;
+    Batch collect(Model *model, DataLoader &loader, std::optional<Asked> first) const;
     nlohmann::ordered_json means_of_parts(const std::string &prefix, const std::vector<std::vector<double>> &parts) const;
-    void prepare(const Rollouts &rollouts, Model *reference, bool base);
+    void write_ahead(Model &model, DataLoader &loader);
+    void finish_writing();
+    std::unique_ptr<Model> open_writer() const;
+    void prepare(const Rollouts &rollouts, Model *policy, Model *reference, bool base);
     double adapted_kl_coef_after(const Prepared &p) const;
     Answers means_of(std::span<const size_t> samples) const;
     bool masked(const Rollout &r) const { return run_.options.mask_truncated && r.truncated; }  // it teaches the policy nothing
@@ -86,17 +113,18 @@ class Policy final : public Objective {
     std::optional<Run> reference_run_;
     std::unique_ptr<Model> reference_;
     std::unique_ptr<Critic> critic_;  // null unless ppo
-    std::vector<Rollout> kept_;       // since the last step: with dynamic filtering several draws may be needed for a step
-    struct Drawn {
-        size_t prompts = 0, times = 0;
-        double tokens = 0, seconds = 0;          // of answers; of generation and rewards
-        std::vector<std::vector<double>> parts;  // each of --reward, of all answers
-    } drawn_;                                    // since the last step
-    std::unique_ptr<Rollouts> rollouts_;         // of this iteration
+    std::unique_ptr<Model> writer_;   // --async_steps: has the weights of the policy when it began to write
+    DataLoader *loader_ = nullptr;    // of the prompts that it answers
+    std::optional<Asked> under_way_;  // what it answers
+    std::optional<Batch> next_;       // or what it has answered
+    int64_t steps_ = 0;               // of this run of the program
+    int64_t writer_at_ = 0, written_at_ = 0,
+            staleness_ = 0;               // steps before its weights, and before those that wrote this iteration's answers
+    std::unique_ptr<Rollouts> rollouts_;  // of this iteration
     std::map<const Samples *, Prepared> prepared_;
     const Prepared *now_ = nullptr;  // the rollouts of the step or evaluation that goes on
     PolicyStep size_{};
     Answers answers_;
     PolicySums sums_;                                                 // over this rank's rollouts
-    nlohmann::ordered_json news_ = nlohmann::ordered_json::object();  // of the iteration, for the log line of its first step
+    nlohmann::ordered_json news_ = nlohmann::ordered_json::object();  // Batch
 };

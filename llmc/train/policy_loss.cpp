@@ -8,6 +8,7 @@
 
 PolicySums &PolicySums::operator+=(const PolicySums &o) {
     policy_loss += o.policy_loss, kl_loss += o.kl_loss, tokens += o.tokens, clipped += o.clipped, moved += o.moved, kl += o.kl;
+    stale += o.stale, weights += o.weights, cut += o.cut;
     return *this;
 }
 
@@ -26,6 +27,15 @@ void check_options(const PolicyLossOptions &o) {
         die("ratios cannot be clipped to 1 - %g and 1 + %g\n  fix: --eps_clip 0.2, or --eps_clip_low_high 0.2,0.28", o.clip_low,
             o.clip_high);
     if (o.dual_clip != 0 && !(o.dual_clip > 1)) die("--dual_clip %g must be above 1\n  fix: --dual_clip 3", o.dual_clip);
+    if (o.correction.empty()) return;
+    if (o.correction != "tis" && o.correction != "icepop" && o.correction != "seq-mask-tis")
+        die("--is_correction %s is not known\n  fix: tis, icepop or seq-mask-tis", o.correction.c_str());
+    if (!(0 <= o.correction_low && o.correction_low <= 1 && 1 <= o.correction_high))
+        die("--is_correction_range %g,%g does not hold 1, the weight of an answer of the policy as it is\n  fix: 0.5,5, say",
+            o.correction_low, o.correction_high);
+    if (o.type == "gspo")
+        die("--is_correction %s: the ratio of gspo is taken to the probability with which an answer was sampled, and so is corrected itself\n  fix: leave it out",
+            o.correction.c_str());
 }
 
 namespace {
@@ -52,12 +62,31 @@ double token_weight(const PolicyLossOptions &o, const PolicyStep &step, size_t t
     return o.aggregation == "constant" ? 1 / (step.sequences * step.longest) : 1 / step.tokens;
 }
 
+// Returns the weights that a correction gives to an answer's tokens.
+std::vector<double> correction_weights(const PolicyLossOptions &o, const PolicyTokens &in, PolicySums &sums) {
+    const size_t n = in.logp.size();
+    std::vector<double> weights(n, 1);
+    if (o.correction.empty()) return weights;
+    double mean = 0;  // of log w
+    for (size_t t = 0; t < n; t++) mean += (in.logp_old[t] - in.logp_sampled[t]) / double(n);
+    for (size_t t = 0; t < n; t++) {
+        const double log_weight = in.logp_old[t] - in.logp_sampled[t], weight = std::exp(within_20(log_weight)),
+                     judged = o.correction == "seq-mask-tis" ? std::exp(within_20(mean)) : weight,
+                     near = std::clamp(judged, o.correction_low, o.correction_high);
+        if (o.correction == "tis") weights[t] = near;
+        else weights[t] = judged == near ? weight : 0;
+        sums.stale -= log_weight, sums.weights += weights[t], sums.cut += judged != near;
+    }
+    return weights;
+}
+
 }  // namespace
 
 PolicySums policy_loss(const PolicyLossOptions &o, const PolicyTokens &in, const PolicyStep &step, std::span<double> d_logp) {
     const size_t n = in.logp.size();
     const double weight = token_weight(o, step, n);
     PolicySums sums;
+    const std::vector<double> corrections = correction_weights(o, in, sums);
     double mean_moved = 0;  // of log p - log p_old
     for (size_t t = 0; t < n; t++) mean_moved += (in.logp[t] - in.logp_old[t]) / double(n);
 
@@ -73,9 +102,9 @@ PolicySums policy_loss(const PolicyLossOptions &o, const PolicyTokens &in, const
             term = clipped_objective(o, ratio, advantage);
             if (log_ratio != (o.type == "gspo" ? mean_moved : moved)) term.slope = 0;
         }
-        sums.policy_loss += weight * term.loss;
+        sums.policy_loss += weight * corrections[t] * term.loss;
         if (o.type == "gspo") of_sequence += weight * term.slope;
-        else d_logp[t] = weight * term.slope;
+        else d_logp[t] = weight * corrections[t] * term.slope;
         sums.clipped += term.clipped, sums.moved -= moved, sums.tokens++;
     }
     for (size_t t = 0; t < n; t++) {

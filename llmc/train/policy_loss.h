@@ -16,6 +16,15 @@
 //   constant        the sum over all tokens, by the number of answers times the longest that was allowed (Dr. GRPO)
 // plus kl_coef times the mean over all tokens of k2 or k3 (advantages.h) of log p - log p_ref.
 //
+// Answers may have been sampled by older weights than those that the first step on them begins with. Then p_old is that of these weights, so that the
+// ratio only bounds what the steps change (Hilton et al., "Batch size-invariance for policy optimization", 2021, arXiv:2110.00641), and a token's term is
+// multiplied by a constant that makes up for the other weights. With w_t = exp(log p_old,t - log p_smp,t), p_smp by the weights that sampled, it is for
+//   tis             w_t clamped to [c, d]                                Yao et al., "Your efficient RL framework secretly brings you off-policy RL
+//                                                                        training", 2025; Espeholt et al. (IMPALA), 2018, arXiv:1802.01561
+//   icepop          w_t, but 0 outside of [c, d]                         Ling Team, 2025, arXiv:2510.18855
+//   seq-mask-tis    w_t, but 0 if the geometric mean of the answer's lies outside of [c, d]             as in OpenRLHF
+// What the sum is divided by stays as it is.
+//
 // A critic learns the returns G (advantages.h). With V its value of a token now and V_old that when the token was sampled, its loss is
 //   value           half the mean over all tokens of max((V - G)^2, (V_old + clip(V - V_old, -c, c) - G)^2), or of (V - G)^2 where c is 0
 //                                                   Schulman et al., 2017, as in the code of its experiments
@@ -29,6 +38,8 @@ struct PolicyLossOptions {
     double clip_low = 0.2, clip_high = 0.2, dual_clip = 0;  // dual_clip 0: none
     double kl_coef = 0;
     std::string kl = "k3";
+    std::string correction = "";  // tis, icepop, seq-mask-tis, or none
+    double correction_low = 0.5, correction_high = 5;
 };
 
 void check_options(const PolicyLossOptions &);  // dies if a name is unknown or a number has no meaning
@@ -36,6 +47,7 @@ void check_options(const PolicyLossOptions &);  // dies if a name is unknown or 
 // An answer: (tokens) each.
 struct PolicyTokens {
     std::span<const double> logp, logp_old, reference_logp, advantages;  // the reference's may be empty
+    std::span<const double> logp_sampled = {};                           // of p_smp, for a correction
 };
 
 // The numbers by which the losses of a step are divided.
@@ -48,6 +60,8 @@ struct PolicySums {
     double policy_loss = 0, kl_loss = 0;  // shares of the step's loss
     double tokens = 0, clipped = 0;       // clipped: tokens whose clipped objective is the smaller one
     double moved = 0, kl = 0;             // of log p_old - log p; of k3 of the reference, 0 without one
+    double stale = 0, weights = 0,
+           cut = 0;  // of log p_smp - log p_old; of the correction's weights; tokens whose weight it clamped or made 0
 
     PolicySums &operator+=(const PolicySums &o);
 };

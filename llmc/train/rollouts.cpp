@@ -55,9 +55,9 @@ Rollouts::Rollouts(const std::string &path, size_t vocab) : own_file_(std::make_
     if (all_.empty()) die("%s holds no rollouts\n  fix: one JSON object a line (docs/rl.md)", path.c_str());
 }
 
-void Rollouts::write(const std::string &path) const {
+void write_rollouts(const std::string &path, const std::vector<Rollout> &rollouts) {
     OutputFile out(path);
-    for (const Rollout &r : all_) {
+    for (const Rollout &r : rollouts) {
         const nlohmann::ordered_json record = {{"prompt_ids", r.prompt}, {"completion_ids", r.completion},
                                                {"logprobs", r.logp},     {"reward", r.reward},
                                                {"group", r.group},       {"truncated", r.truncated}};

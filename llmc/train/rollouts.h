@@ -22,6 +22,9 @@ struct Rollout {
     bool truncated;
 };
 
+// Writes a file that the first constructor of Rollouts reads. A crash leaves all of it or nothing.
+void write_rollouts(const std::string &path, const std::vector<Rollout> &rollouts);
+
 class Rollouts final : public Samples {
   public:
     // Reads a file. Dies at the first line that a model of `vocab` tokens cannot learn from.
@@ -35,8 +38,7 @@ class Rollouts final : public Samples {
     Document document(size_t i) const override;
     const InputFile &file() const override { return *file_; }
     const Rollout &operator[](size_t i) const { return all_[i]; }
-    // Writes a file that the first constructor reads. A crash leaves all of it or nothing.
-    void write(const std::string &path) const;
+    const std::vector<Rollout> &all() const { return all_; }
 
   private:
     std::unique_ptr<InputFile> own_file_;

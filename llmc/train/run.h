@@ -15,7 +15,7 @@ using ModelFactory = std::function<std::unique_ptr<Model>(const ModelConfig &, c
 struct Beside {
     const char *what;  // for people
     ModelConfig config;
-    bool trained;
+    Mode mode;
 };
 
 struct Run {

@@ -555,8 +555,7 @@ int Trainer::train() {
     size_t drawn = loader_->cursor();  // samples, when the last step was made
     for (const size_t first = step_; step_ < steps_;) {
         const size_t before = step_;
-        const auto batches = objective_->draw(*model_, loader_->next());
-        if (batches.empty()) continue;  // nothing is saved in between, and so nothing of it needs to be
+        const auto batches = objective_->draw(*model_, *loader_, steps_ - step_);
         for (size_t i = 0; i < batches.size() && step_ < steps_; i++) {
             if (step_ == first) describe_split(batches[i]);
             const ordered_json line = optimizer_step(batches[i]);

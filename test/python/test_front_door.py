@@ -242,7 +242,7 @@ def test_rewards(home):
         "--eps_clip 3e-4 --policy_loss_type gspo --kl_coef 0.04 --num_episodes 2 --lora_rank 16 --kl_use_loss true "
         "--eps_clip_low_high 0.0003,4e-4 --train_batch_size 16 --rollout_batch_size 8 --output_dir trainer_output\n")
     assert call(home, words(HYBRID_ENGINE)).stdout == ("./train_llama grpo --advantage_estimator group_norm --model Qwen/Qwen3-8B --data d.jsonl "
-                                                       "--output_key label --output_dir out --n 8\n")
+                                                       "--output_key label --output_dir out --n 8 --is_correction tis\n")
     odd = call(home, [*words(GRPO), "--num_generations", "7"])
     assert odd.stderr.startswith("train_llama: a batch of 64 answers (") and "is no multiple of num_generations, 7\n  fix: " in odd.stderr
     assert "fix: grpo, with --advantage_estimator rloo\n" in call(home, ["rloo"]).stderr

@@ -4,6 +4,9 @@ changes them, and what is rewarded becomes likelier. Resuming, and every way to 
 import ast
 import json
 import math
+import socket
+import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -27,9 +30,9 @@ def write(path, lines):
     return path
 
 
-def words(output, file, *flags, name="qwen3", **options):
+def words(output, file, *flags, name="qwen3", task="grpo", **options):
     """One step of all rollouts unless told otherwise."""
-    return command("grpo", *flags, **{"model": GOLDEN / name, "rollouts": file, "output_dir": output, "max_len": 67, "max_steps": 1,
+    return command(task, *flags, **{"model": GOLDEN / name, "rollouts": file, "output_dir": output, "max_len": 67, "max_steps": 1,
                                       "recompute": "cheap", **options})
 
 
@@ -176,6 +179,8 @@ def test_bad_files_are_named(tmp_path):
     ({"temperature": 0}, ["--temperature 0", "greedily"]),
     ({"kl_coef": 0.1, "kl_use_loss": "true", "kl_estimator": "k1"}, ["k1", "k3"]),
     ({"eps_clip_low_high": "0.1"}, ["--eps_clip_low_high", "two"]),
+    ({"is_correction": "tis"}, ["--is_correction", "--rollouts"]),
+    ({"async_steps": 1}, ["--async_steps", "--rollouts"]),
     ({"max_len": 20}, ["rollouts.jsonl", "tokens", "--row_tokens"]),
 ])
 def test_wrong_flags_are_named(options, parts, file, tmp_path):
@@ -222,6 +227,33 @@ def test_no_mesh_and_no_cache_changes_the_answers(prompts, tmp_path):
             near(line["grad_norm"], one["grad_norm"], 1e-3)
 
 
+@pytest.mark.parametrize("correction", ["tis", "icepop", "seq-mask-tis"])
+def test_answers_of_the_policy_as_it_is_need_no_correction(correction, prompts, tmp_path):
+    """The weights are 1 within rounding, on every mesh."""
+    some_are_right = {"n": 128, "max_new_tokens": 1}
+    sample(tmp_path / "plain", prompts, **some_are_right)
+    want = log_lines(tmp_path / "plain")[1:]
+    assert want[0]["grad_norm"] > 0
+    for number, options in enumerate(MESHES.values()):
+        sample(tmp_path / str(number), prompts, is_correction=correction, **some_are_right, **options)
+        for line, plain in zip(log_lines(tmp_path / str(number))[1:], want, strict=True):
+            near(line["is_weight"], 1, 1e-6)
+            assert abs(line["sampler_kl"]) < 1e-6 and line["is_cut"] == 0 and abs(line["ppo_kl"]) < 1e-6
+            assert line["tokens"] == plain["tokens"]
+            near(line["entropy"], plain["entropy"], 1e-5)
+            near(line["grad_norm"], plain["grad_norm"], 1e-3)
+
+
+def test_openrlhf_names_of_corrections(prompts, tmp_path):
+    sample(tmp_path / "ours", prompts, is_correction="icepop", is_correction_range="0.25,4")
+    theirs = ["--algo.advantage.is_correction_enable", "--algo.advantage.is_correction_type", "icepop", "--algo.advantage.is_correction_threshold", "0.25", "4"]
+    sample(tmp_path / "theirs", prompts, *theirs)
+    named = [{key: log_lines(tmp_path / name)[0]["options"][key] for key in ("is_correction", "is_correction_range")} for name in ("ours", "theirs")]
+    assert named[0] == named[1] == {"is_correction": "icepop", "is_correction_range": [0.25, 4]}
+    sample(tmp_path / "default", prompts, "--algo.advantage.is_correction_enable", max_steps=1)
+    assert log_lines(tmp_path / "default")[0]["options"]["is_correction"] == "tis"
+
+
 def test_several_steps_an_iteration(prompts, tmp_path):
     """12 prompts in iterations of 6 with 4 answers each: 24 rollouts, in steps of 10, twice."""
     sample(tmp_path / "run", prompts, max_steps=None, train_batch_size=10, max_epochs=2, kl_coef=0.05)
@@ -251,6 +283,104 @@ def test_resuming_answers_gives_the_same_bits(prompts, tmp_path):
     assert saved == [6, 9, 12]  # at the end of the iteration in which it was due
     sample(stopped, prompts, save_steps=4, resume=stopped / "step_6", **options)
     assert weights(straight) == weights(stopped)
+
+
+LEARNS = {"n": 32, "rollout_batch_size": 12, "max_new_tokens": 1, "learning_rate": 2e-3, "lr_scheduler": "constant", "advantage_estimator": "group_norm"}
+
+
+def test_answers_written_ahead_are_learnt_from_as_well(prompts, tmp_path):
+    """Each batch but the first is written by the weights before the last one's steps. The reward rises somewhat later, and as high."""
+    rewards = []
+    for name, options in (("sync", {}), ("async", {"async_steps": 1}), ("corrected", {"async_steps": 1, "is_correction": "tis"})):
+        sample(tmp_path / name, prompts, max_steps=56, num_episodes=56, train_batch_size=384, eval_data=prompts, eval_steps=56, **LEARNS, **options)
+        lines = log_lines(tmp_path / name)
+        assert [line["eval_reward"] for line in lines if "eval_reward" in line] == [1.0]
+        steps = [line for line in lines if "staleness" in line]
+        batches = [line for line in steps if "generation_s" in line]
+        assert [line["staleness"] for line in steps] == [0] + [int(name != "sync")] * 55
+        assert steps[-1]["tokens"] == log_lines(tmp_path / "sync")[-2]["tokens"]
+        if name == "sync":
+            assert all(abs(line["ppo_kl"]) < 1e-6 for line in batches)
+        else:
+            assert max(abs(line["sampler_kl" if name == "corrected" else "ppo_kl"]) for line in batches) > 1e-3
+        rewards.append([line["reward"] for line in batches])
+    half = [next(index for index, reward in enumerate(curve) if reward >= 0.5) for curve in rewards]
+    assert all(max(curve[:2]) < 0.05 and np.mean(curve[-16:]) > 0.97 for curve in rewards)
+    assert max(half) - half[0] <= 12, half
+
+
+def test_writing_ahead_gives_the_same_bits_and_resumes_with_them(prompts, tmp_path):
+    """Batches of several steps, filtered ones, a critic, a reference, meshes: twice, and after a checkpoint with answers under way."""
+    filtered = {"n": 128, "rollout_batch_size": 3, "max_new_tokens": 1, "dynamic_filtering": "true", "train_batch_size": 2000, "num_episodes": 20, "max_steps": 4}
+    several = {"n": 32, "max_new_tokens": 1, "train_batch_size": 64, "max_epochs": 2, "num_episodes": 4, "max_steps": 18, "is_correction": "icepop"}
+    cases = [(several, 6), ({**several, **MESHES["data"], "kl_coef": 0.1, "kl_target": 0.05, "kl_horizon": 1000}, 6), (filtered, 2),
+             ({**several, **MESHES["ring"], "task": "ppo", "advantage_estimator": "gae"}, 6)]
+    for number, (options, at) in enumerate(cases):
+        straight, again, stopped = (tmp_path / f"{number}{name}" for name in ("straight", "again", "stopped"))
+        options = {"async_steps": 1, "lora_rank": 4 if number == 1 else 0, **options}
+        sample(straight, prompts, **options)
+        sample(again, prompts, **options)
+        sample(stopped, prompts, save_steps=at, **options)
+        answers = [(stopped / f"step_{step}" / "next_answers.jsonl").exists() for step in (at, options["max_steps"])]
+        assert answers == [True, False]
+        sample(stopped, prompts, save_steps=at, resume=stopped / f"step_{at}", **options)
+        saved = [next(path.glob("*model.safetensors")).read_bytes() for path in (straight, again, stopped)]
+        assert saved[0] == saved[1] == saved[2]
+        keys = ("step", "loss", "grad_norm", "staleness", "reward", "samples", "filtered")
+        want, got = ([[line.get(key) for key in keys] for line in log_lines(path) if "staleness" in line] for path in (straight, stopped))
+        assert want == got and any(line[2] > 0 for line in want)
+
+
+def test_copies_of_the_policy_write_what_it_writes(prompts, tmp_path):
+    """The first two batches are written by the first weights, ahead or not, by every family and with every way to divide and store weights."""
+    first = {"max_steps": 1, "max_new_tokens": 9, "save_rollouts": "true"}
+    for number, options in enumerate([{}, {"model": GOLDEN / "phi3", "dtype": "bf16"}, {"ranks": 2, "zero_stage": 3, "dtype": "bf16"},
+                                      {"lora_rank": 4, "load_in": "4bit", "model": GOLDEN / "qwen3"}, {"max_sequences": 3}]):
+        sample(tmp_path / f"{number}now", prompts, **first, **options)
+        sample(tmp_path / f"{number}ahead", prompts, async_steps=1, **first, **options)
+        for name in (path.name for path in (tmp_path / f"{number}now" / "rollouts").iterdir()):
+            now, ahead = ((tmp_path / f"{number}{when}" / "rollouts" / name).read_text() for when in ("now", "ahead"))
+            assert now == ahead
+
+
+def test_a_rank_that_is_killed(prompts, tmp_path):
+    """The other one says so and ends. The run goes on from the last checkpoint with the same bits."""
+    options = {"task": "grpo", "data": prompts, "rollouts": None, "n": 32, "max_new_tokens": 1, "rollout_batch_size": 6, "train_batch_size": 64,
+               "learning_rate": 1e-3, "lr_scheduler": "constant", "async_steps": 1, "num_episodes": 200, "max_steps": 900, "save_steps": 3, "zero_stage": 2}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    ranks = [subprocess.Popen(words(tmp_path / "killed", None, **options, rank=rank, world_size=2, rendezvous=address), stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) for rank in (0, 1)]
+    try:
+        for _ in range(600):
+            if (tmp_path / "killed" / "step_9").exists():
+                break
+            time.sleep(0.1)
+        ranks[1].kill()
+        error = ranks[0].communicate(timeout=60)[1]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert ranks[0].returncode == 1 and error.startswith("rank 1 is gone: ") and error.count("\n  fix: ") == 1, error
+    last = max(int(path.name[5:]) for path in (tmp_path / "killed").glob("step_*") if path.name[5:].isdigit())
+    assert last < options["max_steps"]
+    options |= {"rollouts": None, "ranks": 2, "max_steps": last + 6}
+    run(tmp_path / "killed", None, resume="auto", **options)
+    run(tmp_path / "straight", None, **options)
+    assert weights(tmp_path / "killed") == weights(tmp_path / "straight")
+
+
+def test_damaged_answers_of_a_checkpoint_are_refused(prompts, tmp_path):
+    options = {"async_steps": 1, "max_steps": 2, "num_episodes": 2, "save_steps": 1}
+    sample(tmp_path / "run", prompts, **options)
+    file = tmp_path / "run" / "step_1" / "next_answers.jsonl"
+    file.write_text(file.read_text().replace("3", "4", 1))
+    arguments = {"data": prompts, "rollout_batch_size": 6, "n": 4, "max_new_tokens": 9, "learning_rate": 1e-3, "advantage_estimator": "reinforce", **options,
+                 "resume": tmp_path / "run" / "step_1"}
+    refused(words(tmp_path / "run", None, **arguments), "next_answers.jsonl is damaged")
+    refused(words(tmp_path / "run", None, **{**arguments, "async_steps": 0}), "--async_steps 1", "this run has 0")
 
 
 def test_saved_answers_are_answers_to_learn_from(prompts, tmp_path):
@@ -344,6 +474,10 @@ def test_resuming_filtered_answers_gives_the_same_bits(prompts, tmp_path):
     ({"dynamic_filtering_range": "1,0"}, ["--dynamic_filtering_range", "smaller one first"]),
     ({"overlong_buffer_len": 10}, ["--overlong_buffer_len 10", "--max_new_tokens 9"]),
     ({"stop_properly_coef": 2}, ["--stop_properly_coef 2", "at most 1"]),
+    ({"async_steps": 2}, ["--async_steps is 2", "0 or 1"]),
+    ({"is_correction": "vtrace"}, ["--is_correction vtrace", "icepop"]),
+    ({"is_correction": "tis", "is_correction_range": "2,5"}, ["--is_correction_range 2,5", "0.5,5"]),
+    ({"is_correction": "tis", "policy_loss_type": "gspo"}, ["--is_correction tis", "gspo", "leave it out"]),
     ({"mask_truncated": "true", "entropy_coef": 0.01}, ["--entropy_coef 0.01", "--mask_truncated", "one of the two"]),
     ({"max_new_tokens": 60}, ["prompts.safetensors", "--max_new_tokens 60", "--row_tokens"]),
     ({"enable_ema": "true"}, ["--enable_ema", "no average"]),
