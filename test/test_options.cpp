@@ -454,6 +454,12 @@ TEST(Options, CommandLinesOfTrlRun) {
     EXPECT_EQ(options(sft + "--max_steps 45 --save_steps 0.1 --eval_steps 0.5").eval_steps, 23);
     expect_error(sft + "--warmup_steps 5", "--warmup_steps 5 needs the number of all steps\n  fix: --lr_warmup_ratio");
     expect_error(sft + "--save_steps 0.1", "--save_steps 0.1 is a share of all steps");
+    for (const char *name : {"generation_batch_size", "steps_per_generation", "epsilon_high"})
+        expect_error(sft + "--" + name + " 4", (std::string("--") + name + " belongs to grpo").c_str());
+    const std::string demo = "sft --model data/demo/model --dataset_name D --output_dir O ";
+    EXPECT_EQ(options(demo + "--eos_token <|end|>").model, "data/demo/model");
+    expect_error(demo + "--bos_token <s>",
+                 "--bos_token is \"<s>\", but that of the tokenizer in data/demo/model is \"\"\n  fix: leave it out");
     expect_error(sft + "--bf16 3", "--bf16 \"3\" is no value of that flag\n  fix: true or false");
     EXPECT_EQ(options("dpo --model M --output_dir O --dataset_name a/b --dataset_config c --dataset_train_split d").data,
               "a/b:c[d]");
@@ -520,7 +526,8 @@ TEST(Options, AllProblemsComeInOneMessage) {
                       "--use_dora --learning_rate x --dtype bfloat16 --max_grad_norm -1 --eos_token E --frobnicate"));
     EXPECT_TRUE(said.starts_with("6 problems:\n--use_dora has no meaning here\n  fix: there are")) << said;
     for (const char *part :
-         {"--learning_rate \"x\" is not a number", "--eos_token \"E\" has no meaning here", "unknown flag --frobnicate",
+         {"--learning_rate \"x\" is not a number",
+          "--eos_token \"E\": whether it is the tokenizer's cannot be told before M is here", "unknown flag --frobnicate",
           "--max_norm is -1.0 but must be 0", "--warmup_steps 100 needs the number of all steps"})
         EXPECT_NE(said.find(part), said.npos) << part << "\n" << said;
     EXPECT_TRUE(

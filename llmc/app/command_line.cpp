@@ -11,6 +11,7 @@
 
 #include "../core/common.h"
 #include "../data/hub.h"
+#include "../data/tokenizer.h"
 #include "../train/advantages.h"
 #include "../train/preference.h"
 #include "foreign.h"
@@ -438,7 +439,7 @@ struct Parser {
         }
         if (has("use_peft") && options.lora_rank == 0) set("lora_rank", "16", "--use_peft");
         if (has("beta") && options.kl_coef > 0) set("kl_use_loss", "true", "--beta");
-        if (has("epsilon_high"))
+        if (has("epsilon_high") && task & RL)
             set("eps_clip_low_high", ordered_json(options.eps_clip).dump() + "," + together["epsilon_high"], "--epsilon_high");
         if (has("model_revision")) append_to("model", options.model, "@" + together["model_revision"]);
         if (has("dataset_config")) append_to("data", options.data, ":" + together["dataset_config"]);
@@ -467,9 +468,38 @@ struct Parser {
                     flag.c_str(), share, flag.c_str()));
     }
 
+    // Names of rewards, which no flag of ours takes up in another task.
+    void refuse_rewards(Problems &problems) {
+        for (const char *name : {"generation_batch_size", "steps_per_generation", "epsilon_high"})
+            if (!(task & RL) && together.count(name))
+                problems.push_back(format("--%s belongs to %s, not to %s\n  fix: leave it out, or start with another task", name,
+                                          task_words(RL).c_str(), task_name(task)));
+    }
+
+    // Special tokens that a run is given must be the tokenizer's own.
+    void expect_own_tokens(Problems &problems) {
+        for (const char *name : {"bos_token", "eos_token", "unk_token"}) {
+            if (!together.count(name)) continue;
+            const std::string &theirs = together[name], dir = fetched_model(options.model);
+            const std::string own = dir.empty() ? "" : special_token(dir, name);
+            if (own == theirs) notes.push_back(format("%s %s is the tokenizer's own", name, theirs.c_str()));
+            else if (dir.empty())
+                problems.push_back(
+                    format("--%s \"%s\": whether it is the tokenizer's cannot be told before %s is here\n  fix: leave it out",
+                           name, theirs.c_str(), options.model.c_str()));
+            else
+                problems.push_back(
+                    format("--%s is \"%s\", but that of the tokenizer in %s is \"%s\"\n"
+                           "  fix: leave it out, or change tokenizer_config.json there",
+                           name, theirs.c_str(), options.model.c_str(), own.c_str()));
+        }
+    }
+
     // Sets options that follow from several flags together.
     void finish(Problems &problems) {
         combine(problems);
+        refuse_rewards(problems);
+        expect_own_tokens(problems);
         if ((task & TRAINING) && !options.plan) default_directory();
         const size_t documents = task & PAIRS ? 2 : 1;  // of a sample
         if (options.row_tokens && !rows_of && !given.count("max_len"))

@@ -29,7 +29,8 @@ static const ForeignName *find_exactly(const std::string &name, const std::strin
 }
 
 const ForeignName *find_foreign(const std::string &name, const std::string &value) {
-    const bool nested = lists("trl,fsdp_config,parallelism_config,deepspeed_config", name.substr(0, name.find('.')));
+    const bool nested =
+        lists("trl,fsdp_config,parallelism_config,deepspeed_config,special_tokens", name.substr(0, name.find('.')));
     // "a.b.c", "b.c", "c"; then "a.b" and "b", which may be keys that hold others; then "a"
     for (size_t end = name.size(); end != name.npos && end > 0; end = name.rfind('.', end - 1))
         for (size_t at = 0; at < end; at = std::min(name.find('.', at), name.size()) + 1)

@@ -66,6 +66,13 @@ static bool is_offline() {
     return false;
 }
 
+std::string fetched_model(const std::string &name) {
+    std::error_code none;
+    if (!is_hub_name(name)) return fs::exists(name, none) ? name : "";
+    const size_t at = name.find('@');
+    return snapshot(name.substr(0, at), at == name.npos ? "main" : name.substr(at + 1));
+}
+
 std::string model_directory(const std::string &name, bool weights) {
     if (!is_hub_name(name)) return name;
     const size_t at = name.find('@');

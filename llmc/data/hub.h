@@ -8,3 +8,6 @@ bool is_hub_name(const std::string &name);  // and there is no such file or dire
 // (HF_HUB_CACHE, HF_HOME), which it downloads first if it is not there whole. Without `weights`, config.json is enough. Dies, with what to do,
 // if the model is nowhere, may not be read, or if HF_HUB_OFFLINE forbids to ask.
 std::string model_directory(const std::string &name, bool weights);
+
+// Returns the directory of a model if it is on this machine, else an empty name. Asks nobody.
+std::string fetched_model(const std::string &name);

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <charconv>
+#include <filesystem>
 #include <map>
 #include <utility>
 
@@ -156,6 +157,15 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
 }
 
 // ---- hash
+
+std::string special_token(const std::string &dir, const char *name) {
+    const std::string path = dir + "/tokenizer_config.json";
+    if (!std::filesystem::exists(path)) return "";
+    const json config = read_json(path);
+    json token = config.is_object() ? config.value(name, json()) : json();
+    if (token.is_object()) token = token.value("content", json());
+    return token.is_string() ? token.get<std::string>() : "";
+}
 
 std::string tokenizer_hash(const std::string &path) {
     uint64_t hash = 0xcbf29ce484222325u;

@@ -33,6 +33,9 @@ class Tokenizer {
     size_t strip_ = 0;           // spaces to take from the start of a text
 };
 
+// Returns a special token of the tokenizer in `dir`, such as "eos_token", by its tokenizer_config.json; empty if it has none.
+std::string special_token(const std::string &dir, const char *name);
+
 // Returns FNV-1a (64 bit, 16 hex digits) of "id\ttoken\tspecial\n" for every id in increasing order. Added tokens replace those of the
 // vocabulary; `special` is 1 or 0. Two files have the same hash if every id means the same in both, however they are laid out.
 std::string tokenizer_hash(const std::string &path);

@@ -215,6 +215,16 @@ def test_trl(home, line, expected):
     first_step(home, command)
 
 
+def test_special_tokens_must_be_the_tokenizer_s(home):
+    (home / "tokens.yaml").write_text("base_model: NousResearch/Llama-3.2-1B\ndatasets:\n  - path: tatsu-lab/alpaca\n    type: alpaca\n"
+                                      "special_tokens:\n  eos_token: <|end|>\n")
+    flags = ["sft", "--model_name_or_path", "Qwen/Qwen2-0.5B", "--dataset_name", "trl-lib/Capybara", "--output_dir", "out"]
+    for given in ([*flags, "--eos_token", "<|end|>"], ["sft", "--config", "tokens.yaml"]):
+        result = call(home, [*given, "--convert"])
+        assert result.returncode == 0 and "eos_token" not in result.stdout, result.stderr
+    assert problems(home, [*flags, "--eos_token", "</s>", "--steps_per_generation", "4"])[0] == {"eos_token", "steps_per_generation"}
+
+
 GRPO = """grpo --model_name_or_path Qwen/Qwen2-0.5B --dataset_name d.jsonl --learning_rate 1e-5 --max_completion_length 64 --use_vllm
     --vllm_mode colocate --use_peft --lora_target_modules q_proj v_proj --per_device_train_batch_size 8 --gradient_accumulation_steps 2
     --num_generations 8 --steps_per_generation 8 --epsilon 3e-4 --epsilon_high 4e-4 --importance_sampling_level sequence --beta 0.04
