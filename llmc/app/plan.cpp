@@ -1,6 +1,6 @@
 #include "plan.h"
 
-#include <cmath>
+#include <algorithm>
 #include <vector>
 
 #include "../core/common.h"
@@ -49,30 +49,36 @@ static void print_seconds(const Run &run, Model &model, const ModelLimits &limit
            s->attention, s->other, s->messages, s->copies);
 }
 
-// Prints the flags with which a step is predicted to take least, of those with which it fits. More flags must save a thousandth of the time.
+// Prints the flags with which a step is predicted to take least, of those with which it fits. What is within 2 % of that counts as equal, and the least of the
+// host's memory is taken, since how much of it there is is not known.
 static void print_fastest(const Run &asked, ModelLimits limits, size_t memory) {
     if (!gpu_rates(asked.options.gpu)) return;
+    struct Choice {
+        std::string flags;
+        double seconds;
+        size_t bytes, of_host;
+    };
+    std::vector<Choice> choices;
     Run run = asked;
-    std::string flags, bytes;
-    double least = INFINITY;
     for (int stage : run.ranks.world > 1 ? std::vector{1, 2, 3} : std::vector{run.ranks.zero_stage})
         for (const Names &offload : {Names(), Names({"optimizer"}), Names({"activations"}), Names({"activations", "optimizer"})})
             for (auto [name, level] : recompute_levels) {
                 run.options.offload = offload, limits.ranks.zero_stage = stage;
                 const auto model = plan_model(run, name, limits, memory);
                 const size_t needs = rank_bytes(run, *model, limits);
-                if (needs > memory) continue;
                 const auto s = predicted_step(run, *model, limits, micro_steps_of(run));
-                if (!s || s->all() > 0.999 * least) continue;
-                least = s->all();
-                flags = format("--recompute %s", name);
+                if (!s || needs > memory) continue;
+                std::string flags = format("--recompute %s", name);
                 if (run.ranks.world > 1) flags += format(" --zero_stage %d", stage);
                 for (size_t i = 0; i < offload.size(); i++) flags += (i ? "," : " --offload ") + offload[i];
-                bytes = human_bytes(needs);
-                if (const size_t host = model->plan().store_bytes()) bytes += " and of the host " + human_bytes(host);
+                choices.push_back({flags, s->all(), needs, model->plan().store_bytes()});
             }
-    if (!flags.empty())
-        printf("fastest that fits, by prediction: %s (%.4g s, %s for each rank)\n", flags.c_str(), least, bytes.c_str());
+    if (choices.empty()) return;
+    const double least = std::ranges::min_element(choices, {}, &Choice::seconds)->seconds;
+    std::erase_if(choices, [&](const Choice &c) { return c.seconds > 1.02 * least; });
+    const Choice &best = *std::ranges::min_element(choices, {}, &Choice::of_host);
+    printf("fastest that fits, by prediction: %s (%.4g s, %s%s for each rank)\n", best.flags.c_str(), best.seconds,
+           human_bytes(best.bytes).c_str(), best.of_host ? (" and of the host " + human_bytes(best.of_host)).c_str() : "");
 }
 
 int print_plan(const Run &run, const std::optional<Continuation> &continuation) {

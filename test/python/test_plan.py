@@ -151,7 +151,7 @@ def test_the_fastest_choice_fits_and_no_other_is_faster():
             for offload in ({}, {"offload": "optimizer"}, {"offload": "activations"}, {"offload": "activations,optimizer"}):
                 text = plan(zero_stage=stage, recompute=recompute, **offload, **options)
                 fitting += "\nfits: " in text
-                assert "\nfits: " not in text or seconds(text) > 0.998 * float(least), (stage, recompute, offload)
+                assert "\nfits: " not in text or 1.021 * seconds(text) > float(least), (stage, recompute, offload)
     assert 0 < fitting < 30
     assert "fastest" not in plan(**{**options, "gpu": 24}) and "fastest" not in plan(**{**options, "max_len": 16777216})
 
