@@ -13,7 +13,6 @@
 #include "llmc/ops/embedding.h"  // defines: embedding_{forward,backward}
 #include "llmc/ops/gelu.h"       // defines: gelu_{forward,backward}
 #include "llmc/ops/layernorm.h"  // defines: layernorm_{forward,backward}, residual_layernorm_forward
-#include "llmc/ops/matmul.h"     // defines: matmul_forward, matmul_backward_{input,weight}
 #include "llmc/ops/residual.h"   // defines: residual_forward
 
 // ---- parameter table ------------------------------------------------------------------------------------------------------------------
@@ -139,13 +138,13 @@ template <class Dev> OpList Gpt2<Dev>::op_list(const ModelConfig &c) {
     // clang-format off
     //               name        recomputed  cost (llmc/model/op_list.h)
     ops[LN1]       = {"norm 1",     cheap,   cost::elements(2 * C, 4 * C)};
-    ops[QKV]       = {"qkv",        layer,   cost::product(C, 3 * C)};
+    ops[QKV]       = {"qkv",        layer,   cost::linear(c, Linear::qkv, C, 3 * C)};
     ops[ATTENTION] = {"attention",  never,   cost::attention(C, C)};
-    ops[PROJ]      = {"proj",       layer,   cost::product(C, C)};
+    ops[PROJ]      = {"proj",       layer,   cost::linear(c, Linear::o, C, C)};
     ops[LN2]       = {"norm 2",     cheap,   cost::residual_norm(C)};
-    ops[UP]        = {"up",         layer,   cost::product(C, F)};
+    ops[UP]        = {"up",         layer,   cost::linear(c, Linear::gate_up, C, F)};
     ops[ACT]       = {"activation", cheap,   cost::elements(2 * F, 3 * F)};
-    ops[DOWN]      = {"down",       never,   cost::product(F, C, C)};  // and the residual stream
+    ops[DOWN]      = {"down",       never,   cost::linear(c, Linear::down, F, C, C)};  // and the residual stream
     // clang-format on
     return {.layer = ops, .attention = ATTENTION, .reads_input = LN2, .hidden = UP, .embeddings = 2};
 }
@@ -210,7 +209,7 @@ template <class Dev> void Gpt2<Dev>::attention_half(size_t l, Pass pass) {
     const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
 
     if (runs(LN1)) layernorm_forward(dev, a.ln1, a.mean1, a.rstd1, x, y.ln1, y.ln1_bias, T, C, eps);
-    if (runs(QKV)) matmul_forward(dev, a.qkv, a.ln1, y.qkv, y.qkv_bias, T, C, 3 * C);
+    if (runs(QKV)) Base::linear_forward(l, {Linear::qkv, C, 3 * C}, a.qkv, a.ln1, y.qkv, y.qkv_bias, 0, T);
     if (runs(ATTENTION)) Base::attention_forward(l, a);
 }
 
@@ -224,8 +223,8 @@ template <class Dev> void Gpt2<Dev>::feed_forward_half(size_t l, Pass pass) {
     const float eps = config.eps;
     const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
 
-    if (runs(PROJ))
-        matmul_forward(dev, a.ln2, a.att, y.proj, y.proj_bias, T, C, C);  // ln2 holds the projection until its norm replaces it
+    if (runs(PROJ))  // ln2 holds the projection until its norm replaces it
+        Base::linear_forward(l, {Linear::o, C, C}, a.ln2, a.att, y.proj, y.proj_bias, 0, T);
     if (runs(LN2)) {
         if (recompute && mid_is_kept) layernorm_forward(dev, a.ln2, a.mean2, a.rstd2, a.mid, y.ln2, y.ln2_bias, T, C, eps);
         else residual_layernorm_forward(dev, a.mid, a.ln2, a.mean2, a.rstd2, x, a.ln2, y.ln2, y.ln2_bias, T, C, eps);
@@ -235,7 +234,7 @@ template <class Dev> void Gpt2<Dev>::feed_forward_half(size_t l, Pass pass) {
         hidden_forward(l, pass, t, n);
         X *next = acts.x[l + 1] + t * C;  // (n, C)
         begin_op(clock.forward(l, DOWN));
-        matmul_forward(dev, next, a.act, y.fc_proj, y.fc_proj_bias, n, F, C);
+        Base::linear_forward(l, {Linear::down, F, C}, next, a.act, y.fc_proj, y.fc_proj_bias, t, n);
         residual_forward(dev, next, next, a.mid + t * C, n * C);
     });
 }
@@ -245,7 +244,7 @@ template <class Dev> void Gpt2<Dev>::hidden_forward(size_t l, Pass pass, size_t 
     const size_t C = config.C, F = config.F;
     const Gpt2Layer<X> &y = w.layer[l];
     const Gpt2Acts<X> &a = pass == Pass::recompute ? later[l] : first[l];
-    if (Base::runs(UP, l, pass)) matmul_forward(dev, a.fc, a.ln2 + t * C, y.fc, y.fc_bias, n, C, F);
+    if (Base::runs(UP, l, pass)) Base::linear_forward(l, {Linear::gate_up, C, F}, a.fc, a.ln2 + t * C, y.fc, y.fc_bias, t, n);
     if (!Base::runs(ACT, l, pass)) return;
     if (config.gelu == Gelu::tanh) gelu_forward<Gelu::tanh>(dev, a.act, a.fc, n * F);
     else gelu_forward<Gelu::erf>(dev, a.act, a.fc, n * F);
@@ -264,8 +263,8 @@ template <class Dev> void Gpt2<Dev>::final_norm_backward() {
                        meanf, rstdf, row.T, config.C);
 }
 
-// dx is the gradient of the layer's output at first and that of its input in the end. The weight's gradient is computed first:
-// the input's gradient then overwrites the input, which is not needed any more.
+// dx is the gradient of the layer's output at first and that of its input in the end. An input's gradient overwrites the input, which
+// linear_backward does not need any more.
 template <class Dev> void Gpt2<Dev>::feed_forward_half_backward(size_t l) {
     const size_t T = row.T, C = config.C, F = config.F;
     const Gpt2Layer<X> &y = w.layer[l];
@@ -278,16 +277,14 @@ template <class Dev> void Gpt2<Dev>::feed_forward_half_backward(size_t l) {
         hidden_forward(l, Pass::recompute, t, n);
         const X *dnext = dx + t * C;  // (n, C)
         begin_op(clock.backward(l, DOWN));
-        Base::weight_backward(dy.fc_proj, dy.fc_proj_bias, dnext, a.act, n, F, C, t > 0);
         X *dact = a.act;  // (n, F)
-        matmul_backward_input(dev, dact, dnext, y.fc_proj, n, F, C);
+        Base::linear_backward(l, {Linear::down, F, C}, dact, dy.fc_proj, dy.fc_proj_bias, dnext, a.act, y.fc_proj, t, n);
         begin_op(clock.backward(l, ACT));
         X *dfc = a.fc;  // (n, F)
         if (config.gelu == Gelu::tanh) gelu_backward<Gelu::tanh>(dev, dfc, dact, a.fc, n * F);
         else gelu_backward<Gelu::erf>(dev, dfc, dact, a.fc, n * F);
         begin_op(clock.backward(l, UP));
-        Base::weight_backward(dy.fc, dy.fc_bias, dfc, a.ln2 + t * C, n, C, F, t > 0);
-        matmul_backward_input(dev, dln2 + t * C, dfc, y.fc, n, C, F);
+        Base::linear_backward(l, {Linear::gate_up, C, F}, dln2 + t * C, dy.fc, dy.fc_bias, dfc, a.ln2 + t * C, y.fc, t, n);
     });
     begin_op(clock.backward(l, LN2));
     layernorm_backward(dev, dx, dy.ln2, dy.ln2_bias, norm_scratch, dx, dln2, a.mid, y.ln2, a.mean2, a.rstd2, T, C);
@@ -301,15 +298,15 @@ template <class Dev> void Gpt2<Dev>::attention_half_backward(size_t l) {
     X *dx = acts.dx;  // (T, C)
 
     begin_op(clock.backward(l, PROJ));
-    Base::weight_backward(dy.proj, dy.proj_bias, dx, a.att, T, C, C);
-    matmul_backward_input(dev, a.datt, dx, y.proj, T, C, C);
+    Base::linear_backward(l, {Linear::o, C, C}, a.datt, dy.proj, dy.proj_bias, dx, a.att, y.proj, 0, T);
     begin_op(clock.backward(l, ATTENTION));
     Base::attention_backward(l, a);
     begin_op(clock.backward(l, QKV));
-    X *dqkv = a.qkv;  // (T, 3*C)
-    Base::weight_backward(dy.qkv, dy.qkv_bias, dqkv, a.ln1, T, C, 3 * C);
-    X *dln1 = a.ln1;  // (T, C)
-    matmul_backward_input(dev, dln1, dqkv, y.qkv, T, C, 3 * C);
+    X *dqkv = a.qkv;                             // (T, 3*C)
+    const bool ends = l == 0 && Base::adapts();  // nothing in front of the first adapters is trained
+    X *dln1 = ends ? nullptr : a.ln1;            // (T, C)
+    Base::linear_backward(l, {Linear::qkv, C, 3 * C}, dln1, dy.qkv, dy.qkv_bias, dqkv, a.ln1, y.qkv, 0, T);
+    if (ends) return;
     begin_op(clock.backward(l, LN1));
     layernorm_backward(dev, dx, dy.ln1, dy.ln1_bias, norm_scratch, dx, dln1, acts.x[l], y.ln1, a.mean1, a.rstd1, T, C);
 }

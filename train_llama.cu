@@ -11,7 +11,6 @@
 #include "llmc/app/program.h"       // defines: run_program
 #include "llmc/model/decoder.h"     // defines: Decoder, AttentionActs
 #include "llmc/ops/embedding.h"     // defines: embedding_{forward,backward}
-#include "llmc/ops/matmul.h"        // defines: matmul_forward, matmul_backward_{input,weight}
 #include "llmc/ops/qk_norm_rope.h"  // defines: qk_norm_rope_{forward,backward}
 #include "llmc/ops/residual.h"      // defines: residual_forward
 #include "llmc/ops/rmsnorm.h"       // defines: rmsnorm_{forward,backward}, residual_rmsnorm_forward

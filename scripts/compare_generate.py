@@ -6,8 +6,9 @@
 
 The model is SmolLM2-135M with random weights, in bf16. A batch of 1, 8 or 64 prompts of 32 tokens is continued by 128 tokens each, sampled at
 temperature 1 from all tokens; transformers' generate gets the batch as a whole, with its cache of keys and values. Both sides have all cores. In each
-of three rounds each side does it once, after a warm-up, while the other is idle; the fastest is reported, with the prompts' time. Memory is
-the peak resident size of the process, libraries included.
+of two rounds each side does it once, after a warm-up, while the other is idle; the faster one is reported, with the prompts' time. Memory is
+the peak resident size of the process, libraries included. Each row is printed and written as soon as it is measured: transformers takes minutes
+for the last.
 
 The limit is the larger of two times: of reading all weights once for each token of the batch, at the rate at which all cores read memory, and of the
 products' FLOPs at the rate of a large product (dev/bench/few_tokens.cpp measures both). It leaves out attention, sampling and the prompts.
@@ -28,7 +29,7 @@ from pathlib import Path
 import compare
 from compare import ROOT
 
-ROUNDS, PROMPT, NEW, BATCHES = 3, 32, 128, (1, 8, 64)
+ROUNDS, PROMPT, NEW, BATCHES = 2, 32, 128, (1, 8, 64)
 SHAPE = compare.MODELS["smollm2-135m"][0]
 
 
@@ -138,7 +139,8 @@ def main():
             sys.exit(f"scripts/compare_generate.py: {file} is not built\n  fix: make {target}")
     with tempfile.TemporaryDirectory() as folder:
         rates = limits()
-        compare.report([row(batch, Path(folder), *rates) for batch in BATCHES], options.out)
+        for batch in BATCHES:
+            compare.report([row(batch, Path(folder), *rates)], options.out)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=${1:-out/smollm2}
 shift $(($# > 0))
-
-if [ ! -x ./train_llama ]; then
-    printf 'scripts/qlora.sh: ./train_llama is not built\n  fix: make deps && make\n' >&2
-    exit 1
-fi
-python=.venv/bin/python3
-[ -x $python ] || python=python3
-$python data/prepare.py --help > /dev/null  # prepares the chats in the end; what it lacks it says now
-if [ ! -e "$dir/model/tokenizer.json" ]; then  # the last file to be written
-    bash scripts/install_compare.sh
-    .venv-compare/bin/python scripts/smollm2.py "$dir"
-fi
+. scripts/smollm2_data.sh
 
 evaluate() { ./train_llama eval --model "$1" --data "$dir/heldout.jsonl" --max_len 512 --dtype bf16 "${@:2}" | tail -1; }
 learn() {  # NAME FLAGS

@@ -7,18 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=${1:-out/smollm2}
-
-if [ ! -x ./train_llama ]; then
-    printf 'scripts/smollm2.sh: ./train_llama is not built\n  fix: make deps && make\n' >&2
-    exit 1
-fi
-python=.venv/bin/python3
-[ -x $python ] || python=python3
-$python data/prepare.py --help > /dev/null  # prepares the chats in the end; what it lacks it says now
-if [ ! -e "$dir/model/tokenizer.json" ]; then  # the last file to be written
-    bash scripts/install_compare.sh
-    .venv-compare/bin/python scripts/smollm2.py "$dir"
-fi
+. scripts/smollm2_data.sh
 
 evaluate() { ./train_llama eval --model "$1" --data "$dir/$2" --max_len 512 --dtype bf16; }
 answer() { ./train_llama generate --model "$1" --prompts "$dir/prompts.jsonl" --max_new_tokens 64 --dtype bf16; }

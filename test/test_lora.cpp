@@ -250,12 +250,35 @@ TEST(Adapters, WhatWeDoNotHaveIsRefusedByName) {
         {{{"task_type", "SEQ_2_SEQ_LM"}}, "task_type is"},
         {{{"target_modules", {"lm_head"}}}, "\"lm_head\", but"},
         {{{"target_modules", {"model.layers.0.mlp.up_proj"}}}, "has mlp.up_proj of 1 layers"},
+        {{{"fan_in_fan_out", true}}, "fan_in_fan_out is true, but weights of a llama model"},
         {{{"r", 33}}, "33 is larger than"}};
     for (const auto &[changes, message] : wrong) {
         const std::string refusal = refusal_of(changes);
         EXPECT_NE(refusal.find(message), refusal.npos) << refusal;
         printf("  %s\n", refusal.c_str());
     }
+}
+
+// PEFT's names and layout of GPT-2. Its c_proj are two, and both are meant if neither says of which half it is.
+TEST(Adapters, NamesOfGpt2) {
+    const auto targets_of = [](const std::vector<std::string> &targets) {
+        const std::string dir = testing::TempDir() + "names_of_gpt2";
+        std::filesystem::create_directories(dir);
+        ModelConfig config = config_of("gpt2");
+        config.lora = {.rank = 2, .targets = targets};
+        write_lora(dir, config, "base");
+        const nlohmann::json written = read_json(dir + "/adapter_config.json");
+        EXPECT_EQ(written["fan_in_fan_out"], true);
+        bool reward;
+        config.lora = read_lora(dir, config, reward);
+        EXPECT_EQ(adapted_modules(config).size(), targets.size() == 1 && targets[0] == "all-linear" ? 4 : 2);
+        return written["target_modules"].get<std::vector<std::string>>();
+    };
+    using Names = std::vector<std::string>;
+    EXPECT_EQ(targets_of({"all-linear"}), (Names{"c_attn", "c_proj", "c_fc"}));
+    EXPECT_EQ(targets_of({"c_proj"}), (Names{"c_proj"}));
+    EXPECT_EQ(targets_of({"mlp.c_proj", "c_attn"}), (Names{"c_attn", "mlp.c_proj"}));
+    EXPECT_NE(refusal_of({{"fan_in_fan_out", false}}, "gpt2").find("fix: an adapter of this model"), std::string::npos);
 }
 
 TEST(Adapters, ScaleIsAlphaOverRankOrItsRoot) {
@@ -279,7 +302,13 @@ static void write_quantised_values(const std::string &from, const std::string &t
         const bool of_layer = std::ranges::any_of(linear_modules(config), [&](const LinearModule &m) {
             return spec.name.ends_with(std::string(".") + m.name + ".weight");
         });
-        if (of_layer) w = values_of(bits, quantise(bits, w, spec.shape[1]), spec.shape[0], spec.shape[1]);
+        if (of_layer && config.gpt2()) {  // its files have (in, out)
+            const size_t IC = spec.shape[0], OC = spec.shape[1];
+            w = transposed(w, IC, OC, 0, w.size());
+            w = transposed(values_of(bits, quantise(bits, w, IC), OC, IC), OC, IC, 0, w.size());
+        } else if (of_layer) {
+            w = values_of(bits, quantise(bits, w, spec.shape[1]), spec.shape[0], spec.shape[1]);
+        }
         writer.write(spec.name, w.data(), w.size(), host);
     }
     writer.finish();

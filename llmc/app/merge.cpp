@@ -6,6 +6,7 @@
 #include "../core/common.h"
 #include "../io/hf.h"
 #include "../model/lora.h"
+#include "../model/parameters.h"
 #include "../ops/quantise.h"
 #include "../train/checkpoint.h"
 #include "../train/open.h"
@@ -40,7 +41,7 @@ std::map<std::string, AdapterProduct> read_products(const Run &run, const HfWeig
     const size_t r = config.lora.rank;
     for (size_t l = 0; l < config.L; l++)
         for (const LinearModule &m : adapted_modules(config)) {
-            const std::string name = format("model.layers.%zu.%s.", l, m.name);
+            const std::string name = layer_name(config, l) + m.name + ".";
             AdapterProduct p{std::vector<float>(r * m.IC), std::vector<float>(m.OC * r), r, m.IC, float(config.lora.scale())};
             expect_adapter_tensor(run, adapter, name + "lora_A.weight", {r, m.IC});
             expect_adapter_tensor(run, adapter, name + "lora_B.weight", {m.OC, r});
@@ -55,7 +56,7 @@ std::map<std::string, AdapterProduct> read_products(const Run &run, const HfWeig
 std::set<std::string> quantised_names(const ModelConfig &config) {
     std::set<std::string> names;
     for (size_t l = 0; config.weight_bits && l < config.L; l++)
-        for (const LinearModule &m : linear_modules(config)) names.insert(format("model.layers.%zu.%s.weight", l, m.name));
+        for (const LinearModule &m : linear_modules(config)) names.insert(layer_name(config, l) + m.name + ".weight");
     return names;
 }
 
@@ -91,18 +92,23 @@ int merge(Run &run) {
         HostMemory host;
         for (const TensorSpec &spec : specs) {
             const HfWeights &from = head && spec.name == "score.weight" ? adapter : weights;
-            const auto product = products.find(spec.name);
+            // GPT-2's files hold matrices as (in, out), and in those of GPT-2 itself names begin with what follows "transformer."
+            const std::string name = config.gpt2() && spec.name.starts_with("h.") ? "transformer." + spec.name : spec.name;
+            const auto product = products.find(name);
             const size_t columns = spec.shape.empty() ? 1 : elements(spec.shape) / spec.shape[0],
                          rows = spec.shape.empty() ? 1 : spec.shape[0];
-            const bool whole = quantised.contains(spec.name);  // blocks do not end with rows
+            const bool rounds = quantised.contains(name), adds = product != products.end();
+            const bool turns = config.gpt2() && (rounds || adds), whole = rounds || turns;  // blocks do not end with rows
+            const size_t OC = turns ? columns : rows, IC = turns ? rows : columns;
             in_parts(
                 rows,
                 [&](size_t first, size_t n) {
                     std::vector<float> values(n * columns);
                     from.read_part(spec.name, spec.shape, first * columns, values.size(), values.data(), host);
-                    if (whole)
-                        values = values_of(config.weight_bits, quantise(config.weight_bits, values, columns), rows, columns);
-                    if (product != products.end()) product->second.add(values.data(), first, n);
+                    if (turns) values = transposed(values, IC, OC, 0, values.size());
+                    if (rounds) values = values_of(config.weight_bits, quantise(config.weight_bits, values, IC), OC, IC);
+                    if (adds) product->second.add(values.data(), first, turns ? OC : n);
+                    if (turns) values = transposed(values, OC, IC, 0, values.size());
                     writer.write(spec.name, values.data(), values.size(), host);
                 },
                 whole ? rows : std::max<size_t>(1, (size_t(1) << 22) / columns));

@@ -188,11 +188,6 @@ template <class Dev> class Decoder : public Model {
     }
     void attention_forward(size_t l, const AttentionActs<X> &a);
     void attention_backward(size_t l, const AttentionActs<X> &a);
-    // `more`: an earlier tile of this pass has added to dw, too.
-    void weight_backward(float *dw, float *dbias, const X *dout, const X *x, size_t T, size_t IC, size_t OC, bool more = false,
-                         size_t ld = 0) {
-        matmul_backward_weight(dev, dw, dbias, dout, x, T, IC, OC, accumulate_ || more, ld);
-    }
     void linear_forward(size_t l, LinearShape m, X *out, const X *x, const X *w, const X *bias, size_t t, size_t n) {
         linears_.forward(l, m, out, x, w, bias, t, n);
     }

@@ -14,9 +14,18 @@ using nlohmann::json;
 
 double LoraConfig::scale() const { return alpha / (rslora ? std::sqrt(double(rank)) : double(rank)); }
 
+static const char *layers_of(const ModelConfig &c) { return c.gpt2() ? "transformer.h." : "model.layers."; }
+
+std::string layer_name(const ModelConfig &c, size_t l) { return layers_of(c) + std::to_string(l) + "."; }
+
 std::vector<LinearModule> linear_modules(const ModelConfig &c) {
     const size_t C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
     using enum Linear;
+    if (c.gpt2())
+        return {{"attn.c_attn", qkv, 0, 3 * C, C},
+                {"attn.c_proj", o, 0, C, C},
+                {"mlp.c_fc", gate_up, 0, F, C},
+                {"mlp.c_proj", down, 0, C, F}};
     if (c.fused)
         return {{"self_attn.qkv_proj", qkv, 0, Q + 2 * K, C},
                 {"self_attn.o_proj", o, 0, C, Q},
@@ -32,6 +41,17 @@ static std::string short_name(const LinearModule &m) { return std::string(m.name
 // A target is the name of a module, with or without what is in front of it; all-linear is all of them.
 static bool is_target(const LinearModule &m, const std::string &target) {
     return target == "all-linear" || target == m.name || target == short_name(m);
+}
+
+// The shortest names that mean these modules and no others: "q_proj", but of GPT-2, which has two modules c_proj, "attn.c_proj" if it is one of them.
+static std::vector<std::string> target_names(const ModelConfig &c, const std::vector<LinearModule> &modules) {
+    std::vector<std::string> names;
+    for (const LinearModule &m : modules) {
+        const auto count = [&](const std::vector<LinearModule> &of) { return std::ranges::count(of, short_name(m), short_name); };
+        const std::string name = count(modules) == count(linear_modules(c)) ? short_name(m) : m.name;
+        if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+    }
+    return names;
 }
 
 std::vector<LinearModule> adapted_modules(const ModelConfig &c) {
@@ -51,12 +71,9 @@ size_t trained_parameters(const ModelConfig &c) {
 
 void check_lora(const ModelConfig &c, const std::string &dir) {
     const LoraConfig &lora = c.lora;
-    if (c.gpt2())
-        die("%s is a gpt2 model, for which there are no adapters yet\n  fix: another model, or leave out --lora_rank and --adapter",
-            dir.c_str());
     const auto modules = linear_modules(c);
     std::string names;
-    for (const LinearModule &m : modules) names += ", " + short_name(m);
+    for (const std::string &name : target_names(c, modules)) names += ", " + name;
     for (const std::string &target : lora.targets)
         if (std::ranges::none_of(modules, [&](const LinearModule &m) { return is_target(m, target); }))
             die("--lora_targets has \"%s\", but %s has no linear layer of that name in its layers\n  fix: all-linear%s",
@@ -75,7 +92,6 @@ static const std::string adapter_config = "/adapter_config.json";
 // What changes the computation in a way that we have not, and the value that changes nothing. A field may also be absent or null.
 static const std::pair<const char *, json> not_in_lora[] = {{"use_dora", false},
                                                             {"bias", "none"},
-                                                            {"fan_in_fan_out", false},
                                                             {"rank_pattern", json::object()},
                                                             {"alpha_pattern", json::object()},
                                                             {"layers_to_transform", {}},
@@ -101,7 +117,7 @@ static std::vector<std::string> read_targets(const Fields &fields, const ModelCo
     std::map<std::string, std::set<std::string>> layers;  // of each module that is named with its layer
     std::vector<std::string> out;
     for (const json &entry : *value) {
-        const std::string name = entry.is_string() ? entry.get<std::string>() : entry.dump(), prefix = "model.layers.";
+        const std::string name = entry.is_string() ? entry.get<std::string>() : entry.dump(), prefix = layers_of(config);
         const size_t dot = name.starts_with(prefix) ? name.find('.', prefix.size()) : name.npos;
         if (dot == name.npos) out.push_back(name);
         else layers[name.substr(dot + 1)].insert(name.substr(prefix.size(), dot - prefix.size()));
@@ -125,6 +141,10 @@ LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &re
     const Fields fields(source, path);
     if (const std::string type = fields.text("peft_type"); type != "LORA")
         fields.refuse("peft_type", "is \"" + type + "\", but we have LORA\n  fix: an adapter of that type");
+    if (const bool turned = fields.boolean("fan_in_fan_out", config.gpt2()); turned != config.gpt2())
+        fields.refuse("fan_in_fan_out",
+                      format("is %s, but weights of a %s model are stored as (%s)\n  fix: an adapter of this model",
+                             turned ? "true" : "false", config.family.c_str(), turned ? "out, in" : "in, out"));
     for (const auto &[name, plain] : not_in_lora)
         if (const json *value = fields.find(name); value && *value != plain)
             fields.refuse(
@@ -152,8 +172,6 @@ LoraConfig read_lora(const std::string &dir, const ModelConfig &config, bool &re
 
 void write_lora(const std::string &dir, const ModelConfig &config, const std::string &base) {
     const LoraConfig &lora = config.lora;
-    json targets = json::array();
-    for (const LinearModule &m : adapted_modules(config)) targets.push_back(short_name(m));
     write_json(dir + adapter_config,
                {{"peft_type", "LORA"},
                 {"task_type", config.reward ? "SEQ_CLS" : "CAUSAL_LM"},
@@ -165,8 +183,8 @@ void write_lora(const std::string &dir, const ModelConfig &config, const std::st
                 {"lora_dropout", lora.dropout},
                 {"use_rslora", lora.rslora},
                 {"bias", "none"},
-                {"fan_in_fan_out", false},
-                {"target_modules", targets},
+                {"fan_in_fan_out", config.gpt2()},
+                {"target_modules", target_names(config, adapted_modules(config))},
                 {"modules_to_save", config.reward ? json::array({"score"}) : json()},
                 {"init_lora_weights", true}});
 }

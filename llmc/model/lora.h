@@ -11,15 +11,16 @@
 #include "op_list.h"
 #include "table.h"
 
-// The matrices of a layer that adapters may belong to, as they lie in memory.
+// The matrices of a layer that adapters may belong to, as they lie in memory. GPT-2's feed-forward has no gate: its gate_up is up alone.
 enum class Linear { qkv, o, gate_up, down };
 
 // A linear layer of the Hugging Face model: rows [first, first + OC) of such a matrix.
 struct LinearModule {
-    const char *name;  // "self_attn.q_proj"
+    const char *name;  // "self_attn.q_proj"; layer_name() stands in front of it
     Linear matrix;
     size_t first, OC, IC;
 };
+std::string layer_name(const ModelConfig &config, size_t l);  // "model.layers.3."
 std::vector<LinearModule> linear_modules(const ModelConfig &config);
 std::vector<LinearModule> adapted_modules(const ModelConfig &config);  // those that config.lora.targets names
 size_t trained_parameters(const ModelConfig &config);                  // of the adapters, and of a reward model's head
@@ -52,7 +53,7 @@ Table lora_table(const ModelConfig &c, const Table &base, Adapters<S> &adapters,
         if (u == 0 || u > c.L) continue;
         for (const LinearModule &m : modules) {
             Adapter<S> adapter;
-            t.prefix = format("model.layers.%zu.%s.", u - 1, m.name);
+            t.prefix = layer_name(c, u - 1) + m.name + ".";
             t.add(true, "lora_A.weight", &adapter.a, {r, m.IC}, Tensor::lora_a, true);
             t.add(true, "lora_B.weight", &adapter.b, {m.OC, r}, Tensor::lora_b, true);
             adapters[u - 1].push_back(adapter);

@@ -122,7 +122,7 @@ void layernorm_backward(Cuda<X> dev, X *dx, float *dw, float *dbias, float *scra
     const bool wide = fit_vectors<N>(C, dx, dresidual, dout, x, w);
     launch(dev, wide ? layernorm_backward_kernel3<X, N> : layernorm_backward_kernel3<X, 1>, Grid{blocks}, unsigned(warps * 32),
            warps * bytes, dx, dw_parts, dbias_parts, dresidual, dout, x, w, mean, rstd, T, C);
-    norm_add_runs(dev, dw, dw_parts, blocks, C);
-    norm_add_runs(dev, dbias, dbias_parts, blocks, C);
+    if (dw) norm_add_runs(dev, dw, dw_parts, blocks, C);
+    if (dbias) norm_add_runs(dev, dbias, dbias_parts, blocks, C);
 }
 }  // namespace CUDA_BACKEND

@@ -10,7 +10,7 @@
 //                                                            dw += sum_t dout * xh     dbias += sum_t dout
 //
 //   out, sum, x, y, dx, dresidual, dout (T, C) X     w, bias (C) X     mean, rstd (T) float     dw, dbias (C) float, accumulated
-//   scratch: layernorm_scratch(dev, C) floats     dresidual may be null: nothing is added
+//   scratch: layernorm_scratch(dev, C) floats     dresidual may be null: nothing is added     dw and dbias may be null: the weights are frozen
 //   out may alias x, sum may alias x or y, dx may alias dout or dresidual.
 //
 // Everything between reading and writing an element is float. Sums are taken in an order that depends on the sizes alone, never
@@ -107,6 +107,6 @@ void layernorm_backward(Cpu<X> dev, X *dx, float *dw, float *dbias, float *scrat
             layernorm_backward_row(dx + t * C, dw_run, dbias_run, dresidual ? dresidual + t * C : nullptr, dout + t * C,
                                    x + t * C, w32.data(), mean[t], rstd[t], C);
     }
-    norm_add_runs(dev, dw, dw_parts, runs.count, C);
-    norm_add_runs(dev, dbias, dbias_parts, runs.count, C);
+    if (dw) norm_add_runs(dev, dw, dw_parts, runs.count, C);
+    if (dbias) norm_add_runs(dev, dbias, dbias_parts, runs.count, C);
 }

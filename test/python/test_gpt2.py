@@ -37,7 +37,7 @@ def evaluate(model, data, tmp_path, **options):
     log = tmp_path / "eval.jsonl"
     result = call(command("eval", model=model, data=data, log=log, **options))
     assert result.returncode == 0, result.stderr
-    return json.loads(log.read_text())
+    return json.loads(log.read_text().splitlines()[-1])
 
 
 def config_of(directory):
@@ -374,3 +374,33 @@ def test_raw_data_for_a_model_without_a_tokenizer(text_model, bench, task, names
 def test_a_fit_beyond_the_positions_is_marked():
     result = call(command("sft", "--plan", "--fit", gpu=24))
     assert result.returncode == 0 and result.stdout.endswith("* more than the model's n_positions, 128\n"), result.stdout
+
+
+# ---- adapters -------------------------------------------------------------------------------------------------------------------------
+
+def test_adapters(data, tmp_path):
+    """On ranks as on one. Merged they are the adapted model, also in files that name tensors as GPT-2's own do, and beside a quantised base."""
+    shorter = shutil.copytree(GOLDEN / "gpt2", tmp_path / "shorter")
+    write_tensors(shorter / "model.safetensors",
+                  {name.removeprefix("transformer."): value for name, value in read_tensors(shorter / "model.safetensors").items()})
+    options = {"data": data, "lora_rank": 4, "lora_dropout": 0.2, "learning_rate": 1e-2}
+    for load_in in (None, "4bit"):
+        one, many, merged = (tmp_path / f"{name}_{load_in}" for name in ("one", "many", "merged"))
+        train(one, load_in=load_in, **options)
+        train(many, load_in=load_in, ranks=4, ring_attn_size=2, zero_stage=2, row_tokens=128, recompute="layer", **options)
+        compare_logs(one, many)
+        result = call(command("merge", model=shorter, adapter=one, output_dir=merged, load_in=load_in, threads=None, device=None))
+        assert result.returncode == 0, result.stderr
+        adapted = evaluate(GOLDEN / "gpt2", data, tmp_path, adapter=one, load_in=load_in, max_len=64)["eval_loss"]
+        assert abs(evaluate(merged, data, tmp_path, max_len=64)["eval_loss"] - adapted) < 2e-6
+        assert adapted < evaluate(shorter, data, tmp_path, max_len=64)["eval_loss"] - 0.05
+    assert json.loads((one / "adapter_config.json").read_text())["fan_in_fan_out"] is True
+    refusal = call(command("sft", data=data, output_dir=tmp_path / "no", lora_rank=4, lora_targets="q_proj")).stderr
+    assert refusal.startswith("train_gpt2: ") and refusal.endswith("has no linear layer of that name in its layers\n  fix: all-linear, c_attn, c_proj, c_fc\n")
+
+
+def test_the_merged_golden_has_peft_s_loss(tmp_path):
+    call(command("merge", adapter=GOLDEN / "lora_gpt2", output_dir=tmp_path / "merged", export_dtype="f32", threads=None, device=None))
+    want = json.loads((GOLDEN / "lora_gpt2" / "golden.json").read_text())["merged"]
+    got = evaluate(tmp_path / "merged", GOLDEN / "gpt2" / "golden.safetensors", tmp_path, max_len=128)["eval_loss"]
+    assert abs(got - want) < 1e-5 * want

@@ -1,4 +1,4 @@
-"""Models that are fetched from a hub: a server of this machine that speaks as much of the protocol as huggingface_hub asks for."""
+"""Models and data sets that are fetched from a hub: a server of this machine that speaks as much of the protocol as huggingface_hub asks for."""
 
 import hashlib
 import json
@@ -15,7 +15,8 @@ COMMITS = {"main": "0123456789abcdef0123456789abcdef01234567", "v2": "76543210fe
 
 
 class Hub(BaseHTTPRequestHandler):
-    """GET /api/models/NAME/revision/REVISION names the commit, and .../tree/COMMIT its files; HEAD and GET /NAME/resolve/COMMIT/FILE give one of them."""
+    """GET /api/models/NAME/revision/REVISION names the commit, and .../tree/COMMIT its files; HEAD and GET /NAME/resolve/COMMIT/FILE give one of them.
+    Of a data set the paths begin with /api/datasets and /datasets."""
 
     def log_message(self, *_):
         pass
@@ -33,7 +34,7 @@ class Hub(BaseHTTPRequestHandler):
         self.answer(status, X_Error_Code=code, X_Error_Message=f"this is {code}")
 
     def do_GET(self):
-        path = self.path.partition("?")[0].removeprefix("/api/models")
+        path = self.path.partition("?")[0].removeprefix("/api").removeprefix("/models").removeprefix("/datasets")
         name = next((name for name in self.server.files if path.startswith(f"/{name}/") or path == f"/{name}"), None)
         if name is None:
             return self.refuse(401, "RepoNotFound")
@@ -131,3 +132,17 @@ def test_a_server_that_fails_is_one_message(home, hub, tmp_path, status, body):
     result = fetch(home, hub, tmp_path, *TRAIN, "someone/tiny")
     assert result.returncode == 1 and result.stderr.count("  fix: ") == 1, result.stderr
     assert "the hub cannot be reached" in result.stderr and "hf download someone/tiny --local-dir DIR, and give DIR" in result.stderr
+
+
+def test_a_data_set_is_fetched(home, hub, tmp_path):
+    """The samples are those of a file with the same records, and its split can be chosen."""
+    hub.files["someone/chats"] = {"train.jsonl": (home / "chats.jsonl").read_bytes(), "test.jsonl": (home / "chats.jsonl").read_bytes().splitlines(True)[0]}
+    cache = {"HF_DATASETS_CACHE": str(tmp_path / "datasets")}
+    words = ("sft", "--model", "tiny", "--max_steps", "1", "--device", "cpu", "--overwrite", "--output_dir", "out", "--data")
+    for name, samples in (("someone/chats", 3), ("someone/chats[test]", 1)):
+        result = fetch(home, hub, tmp_path / "cache", *words, name, **cache)
+        assert result.returncode == 0, result.stderr
+        assert f"{samples} samples" in result.stdout, result.stdout
+    assert any(path.startswith("/datasets/someone/chats/resolve/") for _, path, _ in hub.asked)
+    missing = fetch(home, hub, tmp_path / "cache", *words, "someone/nothing", **cache)
+    assert missing.returncode == 1 and "someone/nothing: there is no such file, and neither the hub nor its cache has that data set" in missing.stderr

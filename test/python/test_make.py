@@ -152,7 +152,7 @@ def test_versions_stand_in_one_place():
 
 @pytest.mark.parametrize("script, interpreter", [("scripts/smollm2.sh", "bash"), ("scripts/qlora.sh", "bash"), ("scripts/demo.py", sys.executable)])
 def test_a_script_looks_first_for_what_it_needs_last(script, interpreter, tmp_path):
-    copied(tmp_path, script, "data/prepare.py")
+    copied(tmp_path, script, "scripts/smollm2_data.sh", "data/prepare.py")
     stub(tmp_path / "train_llama", "echo started")
     stub(tmp_path / ".venv/bin/python3", f'exec {BARE_PYTHON} "$@"\n')
     result = subprocess.run([interpreter, tmp_path / script], capture_output=True, text=True)

@@ -1,0 +1,12 @@
+# Is sourced by smollm2.sh and qlora.sh, in the root of the tree: sees that the program is built and that $dir has a model and chats (smollm2.py).
+if [ ! -x ./train_llama ]; then
+    printf 'scripts/%s: ./train_llama is not built\n  fix: make deps && make\n' "${0##*/}" >&2
+    exit 1
+fi
+python=.venv/bin/python3
+[ -x $python ] || python=python3
+$python data/prepare.py --help > /dev/null  # prepares the chats in the end; what it lacks it says now
+if [ ! -e "$dir/model/tokenizer.json" ]; then  # the last file to be written
+    bash scripts/install_compare.sh
+    .venv-compare/bin/python scripts/smollm2.py "$dir"
+fi
