@@ -13,11 +13,12 @@ struct RankCase {
     size_t documents = 24;  // of the step
     Task task = SFT;        // the loss: of tokens, or in dpo and rm a function of what the model says of each document
     bool looks = false;     // --detect_anomaly
+    size_t group = 0;       // --zero_group
 
     std::string name() const {
         static const char *const modes[] = {"ring", "gather", "ulysses"};
-        return format("%s, %zu ranks, %zu x %zu, %s, stride %zu, stage %d, %zu micro-steps", task_name(task), world, world / sp,
-                      sp, modes[size_t(mode)], head_stride, stage, micro_steps);
+        return format("%s, %zu ranks, %zu x %zu, %s, stride %zu, stage %d, groups of %zu, %zu micro-steps", task_name(task),
+                      world, world / sp, sp, modes[size_t(mode)], head_stride, stage, group, micro_steps);
     }
 };
 
@@ -33,6 +34,23 @@ inline std::vector<RankCase> rank_cases(size_t world) {
                         cases.push_back(
                             {world, sp, mode, mode == SpMode::gather ? 1 + size_t(stage) % 3 : 6, stage, micro_steps});
     }
+    return cases;
+}
+
+// Every group of several ranks that is smaller than the world, at every stage that divides, with one micro-step and three.
+inline std::vector<RankCase> group_cases(size_t world) {
+    std::vector<RankCase> cases;
+    for (size_t group = 2; group < world; group++)
+        for (int stage : {1, 2, 3})
+            for (size_t micro_steps : {1, 3})
+                if (world % group == 0)
+                    cases.push_back({.world = world,
+                                     .sp = stage == 2 ? group : 1,
+                                     .mode = SpMode::ring,
+                                     .head_stride = 6,
+                                     .stage = stage,
+                                     .micro_steps = micro_steps,
+                                     .group = group});
     return cases;
 }
 
@@ -129,12 +147,12 @@ void rank_step(
     ModelLimits limits;
     limits.row_tokens = 704, limits.positions = 128, limits.recompute = c.stage % 2 ? Recompute::layer : Recompute::none;
     limits.ranks.world = c.world, limits.ranks.rank = size_t(comm.rank), limits.ranks.sp = c.sp, limits.ranks.sp_mode = c.mode;
-    limits.ranks.head_stride = c.head_stride, limits.ranks.zero_stage = c.stage;
+    limits.ranks.head_stride = c.head_stride, limits.ranks.zero_stage = c.stage, limits.ranks.zero_group = c.group;
     limits.ranks.flops = 1e8, limits.ranks.bandwidth = 1e6;  // rows of this size get other layouts than contiguous
     limits.neftune_alpha = 5;
     limits.ranks.bucket_bytes = 4096;  // at stage 2 the head's gradient is made in parts
     change(limits);
-    Mesh mesh(comm, int(c.sp));
+    Mesh mesh(comm, int(c.sp), int(c.group));
     const std::unique_ptr<Decoder<Dev>> own_model = make_model(dev, config, limits);
     Decoder<Dev> &model = *own_model;
     model.allocate(mesh, false, true);

@@ -67,7 +67,8 @@ struct Kept {
         return kept;
     }
     OptimizerState state(size_t count) {
-        OptimizerState out{{}, count, &memory};
+        const bool everything = ranges == std::vector<Range>{{0, count}};
+        OptimizerState out{{}, count, everything ? 1 : SIZE_MAX, &memory};
         size_t at = 0;
         for (const auto &[global, n] : ranges) {
             out.parts.push_back(

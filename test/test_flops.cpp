@@ -207,7 +207,12 @@ TEST(Prediction, OpsHideMessages) {
     const auto &units = planned.parts().trained.units;
     const double embedding = double(units[0].end), layer = double(units[1].end - units[1].begin);
     const double want = 7.0 / 8 * (2 + 4) * (embedding + layer) / 1e9;
-    EXPECT_NEAR(p.seconds({1e9, 1e9, 1e9, fast, 1e9, fast, fast}).messages, want, 1e-4 * want);
+    const GpuRates slow{1e9, 1e9, 1e9, fast, 1e9, fast, fast};
+    EXPECT_NEAR(p.seconds(slow).messages, want, 1e-4 * want);
+    const Predicted ring(8, 8, 0);  // its keys and values are hidden by attention
+    const double sums = 7.0 / 8 * 2 * 4 * (embedding + layer) / 1e9;
+    EXPECT_GT(ring.mean(&Payload::kv), 0);
+    EXPECT_NEAR(ring.seconds(slow).messages, sums, 1e-4 * sums);
 }
 
 // Activations leave while a layer is computed forward and come back while one is computed backward. Moments go both ways at the same time.

@@ -304,6 +304,9 @@ TEST(Options, ValuesAreChecked) {
     for (const char *n : {"0", "-1", "010", "many", "9999999999", ""})
         expect_error(sft + "--micro_batch_size=" + n, "not a whole number above 0");
     expect_error(dpo + "--max_len 100 --row_tokens 99", "the longest sample would not fit");
+    expect_error(sft + "--zero_stage 0 --zero_group 2",
+                 "--zero_group 2: nothing is divided at --zero_stage 0\n  fix: --zero_stage 0 alone");
+    expect_error(sft + "--zero_group 1", "--zero_group 1: nothing is divided in a group of one rank");
     expect_error(dpo + "--ref_mode offload", "--ref_mode is \"offload\"\n  fix: one of precompute,resident");
     expect_error(dpo + "--nll_loss_coef -1", "--nll_loss_coef is -1.0 but must be 0 or more");
     expect_error(dpo + "--truncation split", "fix: one of drop,keep");

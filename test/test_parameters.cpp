@@ -151,7 +151,7 @@ template <class X> static void expect_saved_as_loaded(const Parameters &t, const
             on_ranks<X>(ranks, stage, [&](auto &zero, Comm &comm, Memory &memory) {
                 load_parameters(zero, HfWeights(t.dir), 11, memory);
                 std::vector<float> buffer(zero.sharding.largest);
-                save_parameters(zero, comm, to, dtype, memory, [&](size_t) { return buffer.data(); });
+                save_parameters(zero, Mesh(comm, 1), to, dtype, memory, [&](size_t) { return buffer.data(); });
             });
             const SafetensorsFile saved(to + "/model.safetensors");
             const auto values = [&](const char *name) {

@@ -44,6 +44,14 @@ TEST_P(Matrix, EqualsOneRank) {
     }
 }
 
+TEST_P(Matrix, GroupsEqualOneRank) {
+    size_t number = 0;
+    for (const RankCase &c : group_cases(GetParam())) {
+        const RankModel model = RankModel(number++ % rank_models);
+        check_rank_result(c.name(), on_threads<CpuF32>(c, model), one_rank(make_device<CpuF32>(2), model));
+    }
+}
+
 TEST_P(Matrix, Bf16LossIsNear) {
     const double want = one_rank(make_device<CpuBf16>(2), tied).loss;
     for (const RankCase &c : rank_cases(GetParam()))
@@ -75,7 +83,9 @@ TEST(Ranks, AdaptersEqualOneRanks) {
 }
 
 TEST(Ranks, RunsGiveTheSameBits) {
-    for (const RankCase &c : {RankCase{6, 3, SpMode::ring, 6, 2, 3}, RankCase{4, 2, SpMode::gather, 2, 1, 1}}) {
+    RankCase groups{6, 1, SpMode::ring, 6, 3, 3};
+    groups.group = 2;
+    for (const RankCase &c : {RankCase{6, 3, SpMode::ring, 6, 2, 3}, RankCase{4, 2, SpMode::gather, 2, 1, 1}, groups}) {
         const RankResult a = on_threads<CpuF32>(c, untied), b = on_threads<CpuF32>(c, untied);
         expect_same_bits(c.name(), a, b);
     }
@@ -143,6 +153,7 @@ TEST(Ranks, Bf16GradientsHaveTheSameBitsAtStages2And3) {
     for (const RankCase &of : {RankCase{3, 1, SpMode::ring, 6, 2, 3}, RankCase{4, 2, SpMode::gather, 2, 2, 2, 24, DPO}})
         for (RankModel model : {untied, tied, gpt2}) {
             RankCase c = of;
+            if (model == tied) c.group = c.world == 4 ? 2 : 0;
             const auto run = [&](int stage, bool late, Recompute recompute, size_t tile) {
                 c.stage = stage;
                 return on_threads<CpuBf16>(c, model, late, [&](ModelLimits &limits) {
@@ -233,10 +244,12 @@ TEST(Ranks, ThePlanOfOffloading) {
 // Sums and gathers that end at the last moment, while dead arrays are NaN: nothing uses their memory before, or reads it too early.
 TEST(Ranks, MessagesMayBeLate) {
     for (RankModel model : {untied, tied, gpt2})
-        for (int stage : {1, 2, 3}) {
-            const RankCase c{3, 1, SpMode::ring, 6, stage, 2};
-            expect_same_bits(c.name(), on_threads<CpuF32>(c, model, true), on_threads<CpuF32>(c, model));
-        }
+        for (int stage : {1, 2, 3})
+            for (size_t group : {0, 2}) {
+                RankCase c{group ? 4u : 3u, 1, SpMode::ring, 6, stage, 2};
+                c.group = group;
+                expect_same_bits(c.name(), on_threads<CpuF32>(c, model, true), on_threads<CpuF32>(c, model));
+            }
 }
 
 // Also where a buffer begins with the sums of earlier micro-steps, and where other ranks send while this one looks.
@@ -278,6 +291,7 @@ struct Sending {
         limits.row_tokens = S(), limits.positions = document ? document : S(), limits.recompute = recompute;
         Ranks &r = limits.ranks;
         r.world = c.world, r.sp = c.sp, r.sp_mode = c.mode, r.head_stride = c.head_stride, r.zero_stage = c.stage;
+        r.zero_group = c.group;
         r.flops = layout == Layout::zigzag ? 1 : 1e30, r.bandwidth = layout == Layout::zigzag ? 1e30 : 1;
         return limits;
     }
@@ -295,7 +309,7 @@ template <class Dev> Payload sent_by_all(const Sending &s) {
     std::vector<Payload> sent(c.world);
     run_threads(int(c.world), {.check = true}, [&](Comm &comm) {
         const ContextPtr ctx = make_context();
-        Mesh mesh(comm, int(c.sp));
+        Mesh mesh(comm, int(c.sp), int(c.group));
         ModelLimits own = limits;
         own.ranks.rank = size_t(comm.rank);
         Llama<Dev> model(Dev{1, ctx.get()}, config, own);
@@ -408,6 +422,16 @@ TEST(Ranks, ZeroSendsWhatZeroHSays) {
                 expect_formulas<CpuF32>(s);
                 expect_formulas<CpuBf16>(s);
             }
+}
+
+// In groups of ranks, with replicas.
+TEST(Ranks, GroupsSendWhatIsPredicted) {
+    for (const RankCase &c : group_cases(6))
+        for (RankModel model : {untied, tied}) {
+            const Sending s{c, Layout::contiguous, model, Recompute::none, 70};
+            SCOPED_TRACE(s.name());
+            expect_predicted<CpuBf16>(s, sent_by_all<CpuBf16>(s));
+        }
 }
 
 // Several documents and windows, which save hops.

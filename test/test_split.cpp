@@ -9,6 +9,7 @@
 
 #include "../llmc/parallel/mesh.h"
 #include "check.h"
+#include "prepared.h"
 
 static const double infinity = std::numeric_limits<double>::infinity();
 static const LayerKind full_layers[] = {{0, 32}}, mixed_layers[] = {{0, 3}, {7, 5}};
@@ -36,16 +37,29 @@ TEST(Mesh, RanksOfARingAreNeighbours) {
 TEST(Mesh, NamesTheSizesThatDivide) {
     SelfComm one;
     EXPECT_EQ(Mesh(one, 1).ring->size, 1);
-    for (int size : {0, -1, 5, 24}) {
-        try {
-            run_threads(12, {}, [&](Comm &world) { return Mesh(world, size).dp; });
-            ADD_FAILURE() << size;
-        } catch (const Error &e) {
-            EXPECT_NE(std::string(e.what()).find(format("--ring_attn_size %d does not divide 12 ranks", size)), std::string::npos)
-                << e.what();
-            EXPECT_NE(std::string(e.what()).find("fix: one of 1, 2, 3, 4, 6, 12"), std::string::npos) << e.what();
-        }
-    }
+    const auto expect = [](const char *flag, int size, int ring, int group) {
+        const std::string said = error_of([&] { run_threads(12, {}, [&](Comm &world) { return Mesh(world, ring, group).dp; }); });
+        expect_contains(said, {format("--%s %d does not divide 12 ranks", flag, size), "fix: one of 1, 2, 3, 4, 6, 12"});
+    };
+    for (int size : {0, -1, 5, 24}) expect("ring_attn_size", size, size, 0);
+    for (int size : {-1, 5, 24}) expect("zero_group", size, 1, size);
+}
+
+// Six ranks in groups of two: 0 1 | 2 3 | 4 5. The replicas of rank 3 are 1, 3 and 5.
+TEST(Mesh, GroupsAreNeighboursAndReplicasTheSameRanksOfOthers) {
+    run_threads(6, {}, [](Comm &world) {
+        const Mesh mesh(world, 1, 2);
+        EXPECT_EQ(mesh.shards.group.size, 2);
+        EXPECT_EQ(mesh.shards.group.rank, world.rank % 2);
+        EXPECT_EQ(mesh.shards.replicas->size, 3);
+        EXPECT_EQ(mesh.shards.replicas->rank, world.rank / 2);
+        EXPECT_EQ(mesh.shards.rank(), size_t(world.rank));
+        EXPECT_EQ(mesh.shards.group.gather(world.rank), (std::vector{world.rank / 2 * 2, world.rank / 2 * 2 + 1}));
+        const Mesh one(world, 1, 6);
+        EXPECT_EQ(&one.shards.group, &world);
+        EXPECT_EQ(one.shards.replicas, nullptr);
+        return 0;
+    });
 }
 
 TEST(Mesh, SaysThatARingSpansHosts) {

@@ -124,7 +124,7 @@ void backward(Zero<Cpu<X>> &zero, Comm &comm, Memory &memory, std::vector<float>
         float *const to = zero.buffers() ? buffers[b % 2].data() : zero.grads + s.buckets[b].begin;
         if (zero.buffers()) zero.start(comm, memory, b, to);
         add_gradients(c, comm.rank, step, micro, s.buckets[b], to);
-        if (s.stage >= 2 || micro + 1 == c.micro_steps) zero.reduce(comm, b, to);
+        if (s.stage >= 2 || micro + 1 == c.micro_steps) zero.reduce(comm, b, to, micro + 1 == c.micro_steps);
         else if (zero.buffers()) zero.keep(comm, b, to);
     }
     if (zero.buffers()) zero.finish(comm);
@@ -328,7 +328,7 @@ TEST(Zero, ABucketMayBeReducedMoreThanOnce) {
         for (int use : {1, 10}) {
             zero.start(comm, memory, 0, buffer.data());
             for (size_t i = 0; i < 50; i++) buffer[i] += float(use * (comm.rank + 1));
-            zero.reduce(comm, 0, buffer.data());
+            zero.reduce(comm, 0, buffer.data(), use == 10);
         }
         for (const ShardRun &s : zero.sharding.shard_runs())
             for (size_t i = 0; i < s.count; i++) EXPECT_EQ(std::get<float *>(zero.grads_at(s))[i], 11 * (1 + 2 + 3));

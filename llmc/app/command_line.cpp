@@ -671,6 +671,9 @@ static void check_together(const std::string &program, const Options &o, Task ta
         die("--rank, --world_size and --rendezvous belong together\n  fix: --rank 0 --world_size 2 --rendezvous HOST:29500, say");
     if (o.offload.empty() && !o.offload_dir.empty())
         die("--offload_dir is where --offload puts arrays, and nothing is offloaded\n  fix: --offload activations, say");
+    if (o.zero_group && (o.zero_group == 1 || o.zero_stage == 0))
+        die("--zero_group %zu: nothing is divided %s\n  fix: --zero_stage 0 alone, or a stage from 1 on with a larger group",
+            o.zero_group, o.zero_stage == 0 ? "at --zero_stage 0" : "in a group of one rank");
     if (o.fit && !o.plan) die("--fit belongs to --plan\n  fix: --plan --fit");
     if (task != GENERATE && !o.prompt.empty() && !o.sample_every)
         die("--prompt belongs to --sample_every\n  fix: --sample_every 100, say, or leave it out");

@@ -1,5 +1,8 @@
 #include "plan.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "../core/common.h"
 #include "../core/gpu.h"
 #include "../model/lora.h"
@@ -27,11 +30,16 @@ static std::optional<StepSeconds> predicted_step(const Run &run, Model &model, c
     return predict_step(model, run.config, limits, *rates, micro_steps);
 }
 
-// Says how long a step of train_batch_size samples takes, if all are as long as they may be.
-static void print_seconds(const Run &run, Model &model, const ModelLimits &limits) {
+// Returns the rows of a ring in a step of train_batch_size samples, if all are as long as they may be.
+static size_t micro_steps_of(const Run &run) {
     const Options &o = run.options;
     const size_t all = o.train_batch_tokens ? o.train_batch_tokens : o.train_batch_size * documents_of_sample(run) * o.max_len;
-    const size_t rings = run.ranks.dp(), micro_steps = ceil_div(ceil_div(all, o.row_tokens), rings);
+    return ceil_div(ceil_div(all, o.row_tokens), run.ranks.dp());
+}
+
+static void print_seconds(const Run &run, Model &model, const ModelLimits &limits) {
+    const Options &o = run.options;
+    const size_t micro_steps = micro_steps_of(run), rings = run.ranks.dp();
     const auto s = predicted_step(run, model, limits, micro_steps);
     if (!s) return;
     const size_t rows = micro_steps * rings;
@@ -39,6 +47,38 @@ static void print_seconds(const Run &run, Model &model, const ModelLimits &limit
            rows, rows > 1 ? "s" : "", o.row_tokens, o.max_len, double(rows * o.row_tokens) / s->all());
     printf("  products %.4g s, attention %.4g s, other ops %.4g s, waiting for messages %.4g s, for copies %.4g s\n", s->products,
            s->attention, s->other, s->messages, s->copies);
+}
+
+// Prints the flags with which a step is predicted to take least, of those with which it fits. What is within 2 % of that counts as equal, and the least of the
+// host's memory is taken, since how much of it there is is not known.
+static void print_fastest(const Run &asked, ModelLimits limits, size_t memory) {
+    if (!gpu_rates(asked.options.gpu)) return;
+    struct Choice {
+        std::string flags;
+        double seconds;
+        size_t bytes, of_host;
+    };
+    std::vector<Choice> choices;
+    Run run = asked;
+    for (int stage : run.ranks.world > 1 ? std::vector{1, 2, 3} : std::vector{run.ranks.zero_stage})
+        for (const Names &offload : {Names(), Names({"optimizer"}), Names({"activations"}), Names({"activations", "optimizer"})})
+            for (auto [name, level] : recompute_levels) {
+                run.options.offload = offload, limits.ranks.zero_stage = stage;
+                const auto model = plan_model(run, name, limits, memory);
+                const size_t needs = rank_bytes(run, *model, limits);
+                const auto s = predicted_step(run, *model, limits, micro_steps_of(run));
+                if (!s || needs > memory) continue;
+                std::string flags = format("--recompute %s", name);
+                if (run.ranks.world > 1) flags += format(" --zero_stage %d", stage);
+                for (size_t i = 0; i < offload.size(); i++) flags += (i ? "," : " --offload ") + offload[i];
+                choices.push_back({flags, s->all(), needs, model->plan().store_bytes()});
+            }
+    if (choices.empty()) return;
+    const double least = std::ranges::min_element(choices, {}, &Choice::seconds)->seconds;
+    std::erase_if(choices, [&](const Choice &c) { return c.seconds > 1.02 * least; });
+    const Choice &best = *std::ranges::min_element(choices, {}, &Choice::of_host);
+    printf("fastest that fits, by prediction: %s (%.4g s, %s%s for each rank)\n", best.flags.c_str(), best.seconds,
+           human_bytes(best.bytes).c_str(), best.of_host ? (" and of the host " + human_bytes(best.of_host)).c_str() : "");
 }
 
 int print_plan(const Run &run, const std::optional<Continuation> &continuation) {
@@ -69,7 +109,7 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
                                                     : "on " + o.gpu;
     printf("%s: %s of %s usable %s\n", bytes <= room.usable ? "fits" : "does not fit", human_bytes(bytes).c_str(),
            human_bytes(room.usable).c_str(), where.c_str());
-    if (run.task & TRAINING) print_seconds(run, *model, limits);
+    if (run.task & TRAINING) print_seconds(run, *model, limits), print_fastest(run, limits, memory);
 
     const std::string ring = run.ranks.sp > 1 ? format(", a row of %zu ranks", run.ranks.sp) : "";
     if (const size_t longest = longest_sample(run, o.recompute, limits, memory, run.config.max_positions)) {

@@ -71,7 +71,10 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
     agree(comm, [&] {
         const Options &o = run.options;
         const size_t planned = std::max({o.ranks, o.world_size, size_t(comm.size)});
-        const size_t world = o.fit ? 1 : o.plan ? planned : size_t(comm.size), demo = world % 2 ? 1 : 2;
+        const size_t world = o.fit    ? std::max<size_t>(1, o.zero_group)
+                             : o.plan ? planned
+                                      : size_t(comm.size),
+                     demo = world % 2 ? 1 : 2;
         open_model_config(run);
         if (parsed.default_max_len) run.options.max_len = std::min(o.max_len, run.config.max_positions);
         run.ranks = ranks_of(run, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
@@ -85,7 +88,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
         if (!run.model_dir.empty()) expect_same_file(run, run.model_dir + "/" + file, true);
     const auto processes = comm.gather(format("%s %d", host_name().c_str(), int(getpid())));
     run.in_process = size_t(std::count(processes.begin(), processes.end(), processes[size_t(comm.rank)]));
-    run.mesh = std::make_shared<Mesh>(comm, int(run.ranks.sp));
+    run.mesh = std::make_shared<Mesh>(comm, int(run.ranks.sp), int(run.ranks.zero_group));
     if (comm.size > 1) run.say("%s", mesh_line(run.ranks).c_str());
     if (const std::string note = ring_across_hosts(comm.gather(host_name()), int(run.ranks.sp)); !note.empty())
         run.say("note: %s", note.c_str());

@@ -81,12 +81,12 @@ template <class Dev> class Decoder : public Model {
     void load_adapters(const HfWeights &weights, uint64_t seed) override { load_parameters(zero, weights, seed, memory()); }
     void randomise(std::optional<uint64_t> key) override { key_ = linears_.dropout_key = key; }
     void initialise(uint64_t seed) override {
-        initialise_parameters(frozen, mesh_->all, seed, config.initializer_range, memory());
-        initialise_parameters(zero, mesh_->all, seed, config.initializer_range, memory());
+        initialise_parameters(frozen, mesh_->shards, seed, config.initializer_range, memory());
+        initialise_parameters(zero, mesh_->shards, seed, config.initializer_range, memory());
     }
     void save(const std::string &dir, const std::string &export_dtype) override {
         save_parameters(
-            zero, mesh_->all, dir, export_dtype, memory(), [&](size_t b) { return bucket_buffer(b); },
+            zero, *mesh_, dir, export_dtype, memory(), [&](size_t b) { return bucket_buffer(b); },
             adapts() ? adapter_files : model_files);
     }
     void zero_gradients(uint64_t key = 0) override {
@@ -97,7 +97,7 @@ template <class Dev> class Decoder : public Model {
     }
     double gradient_norm() override {
         begin_op(clock.between_rows(GRAD_NORM));
-        return zero.gradient_norm(mesh_->all, memory());
+        return zero.gradient_norm(mesh_->shards, memory());
     }
     std::string nonfinite_gradient() override { return ::nonfinite_gradient(zero, mesh_->all); }
     void detect_anomaly() override { looks_ = true; }
@@ -105,13 +105,13 @@ template <class Dev> class Decoder : public Model {
     std::string store_name() const override { return store_ ? store_->name() : ""; }
     void update(const AdamW &adamw) override {
         begin_op(clock.between_rows(ADAMW));
-        optimizer.update(zero, mesh_->all, adamw);
+        optimizer.update(zero, mesh_->shards, adamw);
     }
     OptimizerState optimizer_state() override { return optimizer.state(zero, memory()); }
-    void optimizer_state_loaded() override { zero.gather(mesh_->all); }
-    void gather_parameters() override { zero.ready(mesh_->all, 0, zero.sharding.elements); }
+    void optimizer_state_loaded() override { zero.gather(mesh_->shards); }
+    void gather_parameters() override { zero.ready(mesh_->shards, 0, zero.sharding.elements); }
     void copy_parameters_to(Model &other) override {
-        copy_parameters(zero, mesh_->all, dynamic_cast<Decoder &>(other).zero, [&](size_t b) { return bucket_buffer(b); });
+        copy_parameters(zero, mesh_->shards.group, dynamic_cast<Decoder &>(other).zero, [&](size_t b) { return bucket_buffer(b); });
     }
     Payload take_sent() override { return std::exchange(zero.sent, {}); }
     double model_flops(const Row &row) const override { return ops.model_flops(config, row); }
@@ -183,7 +183,7 @@ template <class Dev> class Decoder : public Model {
     // Waits until the unit's weights have arrived from all ranks, and writes out those that are quantised.
     void ready(size_t unit, Pass pass = Pass::forward) {
         if (zero.sharding.parts > 1) begin_comm_op(pass, PARAM_GATHER);
-        zero.ready(mesh_->all, units[unit].begin, units[unit].end);
+        zero.ready(mesh_->shards, units[unit].begin, units[unit].end);
         const size_t n = row.T ? quantised_.weights(unit) : 0;
         if (n == 0) return;
         if (profiler_) profiler_->begin(pass, ops.number(DEQUANTISE), 0, n);
@@ -294,7 +294,7 @@ template <class Dev> class Decoder : public Model {
     void fetch(size_t unit, Pass pass = Pass::forward, bool as_head = false) {
         if (zero.sharding.stage < 3) return;
         begin_comm_op(pass, PARAM_GATHER);
-        zero.fetch(mesh_->all, units[unit].begin, units[unit].end, as_head ? weights_of.head : weights_of.unit[unit]);
+        zero.fetch(mesh_->shards, units[unit].begin, units[unit].end, as_head ? weights_of.head : weights_of.unit[unit]);
     }
     enum Stretch { FORWARD, RECOMPUTE, BACKWARD };  // of a layer
     template <class F> void recorded(size_t l, Stretch stretch, const F &work);
@@ -706,11 +706,11 @@ template <class Dev> template <class F> void Decoder<Dev>::sum_gradients(size_t 
     for (size_t b = s.bucket_of(units[unit].begin); b < s.buckets.size() && s.buckets[b].global < units[unit].end; b++) {
         const Bucket &bucket = s.buckets[b];
         const auto begin_sum = [&] { begin_comm_op(Pass::backward, GRAD_SUM, bucket.count); };
-        if (zero.buffers()) begin_sum(), zero.start(mesh_->all, memory(), b, buffer);
+        if (zero.buffers()) begin_sum(), zero.start(mesh_->shards, memory(), b, buffer);
         if (row.T) add(bucket.global - units[unit].begin, bucket.count);
         if (s.stage >= 2 || (last_ && complete))
-            begin_sum(), zero.reduce(mesh_->all, b, zero.buffers() ? buffer : zero.grads + bucket.begin);
-        else if (zero.buffers()) begin_sum(), zero.keep(mesh_->all, b, buffer);
+            begin_sum(), zero.reduce(mesh_->shards, b, zero.buffers() ? buffer : zero.grads + bucket.begin, last_ && complete);
+        else if (zero.buffers()) begin_sum(), zero.keep(mesh_->shards, b, buffer);
     }
 }
 
@@ -751,7 +751,7 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     }
     if (!adapts()) input_backward();
     accumulate_ = true;
-    if (zero.buffers()) zero.finish(mesh_->all);
+    if (zero.buffers()) zero.finish(mesh_->shards);
 }
 
 template <class Dev> void Decoder<Dev>::attention_backward(size_t l, const AttentionActs<X> &a) {

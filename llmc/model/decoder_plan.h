@@ -7,11 +7,12 @@
 inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits) {
     const Ranks &r = limits.ranks;
     const bool train = limits.mode == Mode::train;
-    if (!train || !(limits.bf16_gradients || (r.zero_stage >= 2 && r.world > 1)))
+    if (!train || !(limits.bf16_gradients || (r.zero_stage >= 2 && r.group() > 1)))
         for (Unit &unit : units) unit.row_elements = 0;
     if (!train && r.zero_stage < 3) return Sharding(units, 0, 1, 0, 0);
     const bool in_blocks = limits.moments == Moments::blockwise;
-    return Sharding(units, r.zero_stage, int(r.world), int(r.rank), r.bucket_bytes, in_blocks ? Blockwise::size : 8);
+    return Sharding(units, r.zero_stage, int(r.group()), int(r.rank % r.group()), r.bucket_bytes,
+                    in_blocks ? Blockwise::size : 8);
 }
 
 // Frozen weights lie on every rank, and adapters are too small for stage 3 to pay.

@@ -79,7 +79,8 @@ template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weig
 }
 
 // GPT-2's projections into the residual stream begin smaller, divided by the square root of their number (Radford et al., 2019, section 2.3).
-template <class Dev> void initialise_parameters(Zero<Dev> &zero, Comm &comm, uint64_t seed, double deviation, Memory &memory) {
+template <class Dev>
+void initialise_parameters(Zero<Dev> &zero, const ShardRanks &ranks, uint64_t seed, double deviation, Memory &memory) {
     const auto residuals = std::ranges::count(zero.table, Tensor::residual, &Tensor::init);
     for (const TensorRun &s : zero.sharding.tensor_runs(zero.table))
         in_parts(s.count, [&](size_t first, size_t n) {
@@ -91,15 +92,15 @@ template <class Dev> void initialise_parameters(Zero<Dev> &zero, Comm &comm, uin
                 write(memory, zero.params + s.flat + first,
                       std::vector<typename Dev::X>(values.begin(), values.end()));  // frozen
         });
-    zero.gather(comm);
+    zero.gather(ranks);
 }
 
 // Returns the weights of bucket b, in the type of the computation: at stage 3 gathered into `buffer`, which has room for the bucket with its padding.
-template <class Dev> const typename Dev::X *whole_bucket(const Zero<Dev> &zero, Comm &comm, size_t b, float *buffer) {
+template <class Dev> const typename Dev::X *whole_bucket(const Zero<Dev> &zero, Comm &group, size_t b, float *buffer) {
     const Bucket &bucket = zero.sharding.buckets[b];
     if (zero.sharding.stage < 3) return zero.params + bucket.begin;
     auto *const all = reinterpret_cast<typename Dev::X *>(buffer);
-    comm.all_gather({zero.params + bucket.shard, bucket.part}, {all, zero.sharding.parts * bucket.part});
+    group.all_gather({zero.params + bucket.shard, bucket.part}, {all, zero.sharding.parts * bucket.part});
     return all;
 }
 
@@ -114,29 +115,30 @@ template <class Dev, class F> void for_parts_of_bucket(const Zero<Dev> &zero, si
 }
 
 // Copies all weights to those of a model that no ranks share, in the type of the computation.
-template <class Dev, class F> void copy_parameters(Zero<Dev> &zero, Comm &comm, Zero<Dev> &to, F buffer) {
-    zero.ready(comm, 0, zero.sharding.elements);
+template <class Dev, class F> void copy_parameters(Zero<Dev> &zero, Comm &group, Zero<Dev> &to, F buffer) {
+    zero.ready(group, 0, zero.sharding.elements);
     for (size_t b = 0; b < zero.sharding.buckets.size(); b++) {
-        const auto *weights = whole_bucket(zero, comm, b, buffer(b));
+        const auto *weights = whole_bucket(zero, group, b, buffer(b));
         for_parts_of_bucket(zero, b, [&](size_t tensor, size_t first, size_t n, size_t at) {
-            comm.memory.copy(to.params + to.table[tensor].offset + first, weights + at, n * sizeof(*weights));
+            group.memory.copy(to.params + to.table[tensor].offset + first, weights + at, n * sizeof(*weights));
         });
     }
-    comm.memory.finish();
+    group.memory.finish();
 }
 
 // Rank 0 writes the model, or its adapters, bucket by bucket, so that no second copy of it exists. The float weights of a model that computes in bf16, and at stage 3 all
 // weights, are gathered into buffer(b), which has room for bucket b with its padding. If rank 0 fails, all ranks throw its error.
 template <class Dev, class F>
-void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const std::string &export_dtype, Memory &memory,
+void save_parameters(Zero<Dev> &zero, const Mesh &mesh, const std::string &dir, const std::string &export_dtype, Memory &memory,
                      F buffer, const WeightFiles &files = model_files) {
     const Sharding &sharding = zero.sharding;
+    Comm &group = mesh.shards.group;
     const bool from_halves = zero.lower && export_dtype == "F32";
-    zero.ready(comm, 0, sharding.elements);
+    zero.ready(mesh.shards, 0, sharding.elements);
     std::unique_ptr<HfWriter> writer;
     std::exception_ptr error;  // rank 0 keeps it, since the other ranks go on gathering
     const auto on_rank_0 = [&](auto f) {
-        if (comm.rank != 0 || error) return;
+        if (mesh.all.rank != 0 || error) return;
         try {
             f();
         } catch (...) {
@@ -154,13 +156,13 @@ void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const 
     });
     for (size_t b = 0; b < sharding.buckets.size(); b++) {
         const Bucket &bucket = sharding.buckets[b];
-        const auto *weights = from_halves ? nullptr : whole_bucket(zero, comm, b, buffer(b));
+        const auto *weights = from_halves ? nullptr : whole_bucket(zero, group, b, buffer(b));
         if (from_halves) {
             const size_t own = sharding.own * bucket.part;
             const auto halves = zero.params_at({bucket.global + own, bucket.begin + own, bucket.shard, bucket.part});
             in_parts(bucket.part,
                      [&](size_t first, size_t n) { write(memory, buffer(b) + own + first, read(memory, halves + first, n)); });
-            if (sharding.parts > 1) comm.all_gather({buffer(b) + own, bucket.part}, {buffer(b), sharding.parts * bucket.part});
+            if (sharding.parts > 1) group.all_gather({buffer(b) + own, bucket.part}, {buffer(b), sharding.parts * bucket.part});
         }
         for_parts_of_bucket(zero, b, [&](size_t tensor, size_t, size_t n, size_t at) {
             const Tensor &t = zero.table[tensor];
@@ -178,7 +180,7 @@ void save_parameters(Zero<Dev> &zero, Comm &comm, const std::string &dir, const 
     }
     on_rank_0([&] { writer->finish(); });
     writer.reset();  // removes an unfinished file
-    agree(comm, [&] {
+    agree(mesh.all, [&] {
         if (error) std::rethrow_exception(error);
     });
 }

@@ -27,11 +27,14 @@ class Messages {
           ranks_(limits.ranks),
           split_(split_row(config, limits.ranks, parts.layout.element, row_of(limits))) {}
 
-    size_t gather(size_t unit) const { return (parts_.sharding.parts - 1) * padded(unit) * parts_.layout.element; }
+    size_t gather(size_t unit) const { return groups() * (parts_.sharding.parts - 1) * padded(unit) * parts_.layout.element; }
     size_t sum(size_t unit) const {
         const Unit &u = parts_.trained.units[unit];
         if (parts_.sharding.stage == 0) return 2 * (ranks_.world - 1) * (u.end - u.begin) * sizeof(float);
-        return (parts_.sharding.parts - 1) * padded(unit) * sizeof(float);
+        return groups() * (parts_.sharding.parts - 1) * padded(unit) * sizeof(float);
+    }
+    size_t sum_of_replicas(size_t unit) const {
+        return parts_.sharding.stage == 0 ? 0 : 2 * (groups() - 1) * padded(unit) * sizeof(float);
     }
     size_t gather_all() const {
         size_t bytes = 0;
@@ -70,6 +73,7 @@ class Messages {
     size_t local_T() const { return split_.local_T(); }
 
   private:
+    size_t groups() const { return ranks_.world / parts_.sharding.parts; }
     size_t padded(size_t unit) const {
         const Unit &u = parts_.trained.units[unit];
         return u.begin == u.end ? 0 : parts_.sharding.padded_count(u.begin, u.end);
@@ -88,9 +92,10 @@ class Messages {
     const SequenceSplit split_;
 };
 
-// Bytes a second of a rank in a collective of all. Every GPU of a host has a link to other hosts, and all of them carry a share of the host's messages.
-double rate_of_all(const Ranks &r, const GpuRates &rates) {
-    return r.world <= gpus_of_host ? rates.link : std::min(rates.link, double(gpus_of_host) * rates.network);
+// Bytes a second of a rank in a collective of so many neighbours. Every GPU of a host has a link to other hosts, and all of them carry a share of the
+// host's messages.
+double rate_of_neighbours(size_t ranks, const GpuRates &rates) {
+    return ranks <= gpus_of_host ? rates.link : std::min(rates.link, double(gpus_of_host) * rates.network);
 }
 
 // In a ring across hosts all ranks wait for the hop between two hosts. Otherwise a rank sends the same to each of the others.
@@ -131,12 +136,12 @@ class Prediction {
         forward_ = sum_.products + sum_.attention + sum_.other;
         row_op(Pass::forward, FINAL_NORM), head(), row_op(Pass::backward, FINAL_NORM);
         for (size_t l = L; l-- > 0;) {  // a layer's gradients are summed while the one before it is computed
-            const double of_head = head_unit || every ? reduce(head_unit) : 0;  // else it is the embedding, and summed as such
-            const double sum = l + 1 < L ? reduce(2 + l) : reduce(norm) + of_head;
+            const double of_head = head_unit ? reduce(head_unit, last) : every ? reduce(0, false) : 0;  // 0: it is the embedding
+            const double sum = l + 1 < L ? reduce(2 + l, last) : reduce(norm, last) + of_head;
             backward(l, (sums ? sum : 0) + (l > 0 && l + 1 < L ? gather(l) : 0));
         }
         row_op(Pass::backward, EMBED);
-        if (sums) sum_.messages += reduce(1) + reduce(0) + (positions ? reduce(positions) : 0);
+        if (sums) sum_.messages += reduce(1, last) + reduce(0, last) + (positions ? reduce(positions, last) : 0);
         return sum_;
     }
 
@@ -170,9 +175,16 @@ class Prediction {
             row_op(Pass::forward, HEAD);
     }
 
-    double seconds_of(size_t bytes_of_all) const { return double(bytes_of_all) / double(r_.world) / rate_of_all(r_, rates_); }
+    double seconds_of(size_t bytes_of_all) const {
+        const size_t ranks = parts_.sharding.stage ? parts_.sharding.parts : r_.world;
+        return double(bytes_of_all) / double(r_.world) / rate_of_neighbours(ranks, rates_);
+    }
     double gather(size_t unit) const { return stage3_ ? seconds_of(messages_.gather(unit)) : 0; }
-    double reduce(size_t unit) const { return seconds_of(messages_.sum(unit)); }
+    double reduce(size_t unit, bool last) const {  // groups are on different hosts, if there are several
+        const double rate = r_.world <= gpus_of_host ? rates_.link : std::min(rates_.link, rates_.network);
+        const double of_replicas = double(messages_.sum_of_replicas(unit)) / double(r_.world) / rate;
+        return seconds_of(messages_.sum(unit)) + (last ? of_replicas : 0);
+    }
 
     // What attention of a layer waits for, of so many bytes that its ring sends meanwhile. Under ulysses nothing is computed meanwhile, and the first heads
     // of gather are waited for.
@@ -237,6 +249,7 @@ Payload predict_messages(const StepParts &parts, const ModelConfig &config, cons
         sent.kv += micro_steps * rings * (of.kv(l, false) + of.kv(l, true)), sent.dkv += micro_steps * rings * of.dkv(l);
     for (size_t unit = 0; unit < units; unit++) sent.grads += of.sum(unit);
     if (sharding.stage >= 2) sent.grads = micro_steps * (sent.grads + (head == 0 ? of.sum(0) : 0));  // as head, and as embedding
+    for (size_t unit = 0; unit < units; unit++) sent.grads += of.sum_of_replicas(unit);
     sent.params = of.gather_all();
     if (sharding.stage < 3) return sent;
     if (head == 0) sent.params += of.gather(0);

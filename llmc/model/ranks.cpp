@@ -48,7 +48,8 @@ std::string mesh_line(const Ranks &r) {
     static const char *const modes[] = {"ring", "gather", "ulysses"};
     std::string line = format("%zu ranks: %zu x data, %zu x sequence", r.world, r.dp(), r.sp);
     if (r.sp > 1) line += format(" (%s)", modes[size_t(r.sp_mode)]);
-    return line + format(", ZeRO stage %d", r.zero_stage);
+    line += format(", ZeRO stage %d", r.zero_stage);
+    return r.group() < r.world ? line + format(" in groups of %zu", r.group()) : line;
 }
 
 std::string pieces_table(const SequenceSplit &split) {

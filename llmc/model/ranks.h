@@ -12,10 +12,12 @@ struct Ranks {
     SpMode sp_mode = SpMode::ring;
     size_t head_stride = 1;  // gather: the number of KV heads at a time
     int zero_stage = 0;
+    size_t zero_group = 0;                  // ranks among which ZeRO divides; 0: all
     size_t bucket_bytes = size_t(1) << 30;  // at stage 2: the gradients of an embedding or head that are computed at a time
     double flops = 1e14, bandwidth = 5e10;  // for AttentionCost: constants, by which a layout is chosen
 
     size_t dp() const { return world / sp; }
+    size_t group() const { return zero_group ? zero_group : world; }
     size_t sp_rank() const { return rank % sp; }
 };
 

@@ -4,26 +4,37 @@
 
 #include "../core/common.h"
 
-void check_ring_size(int sp, int world) {
-    if (sp > 0 && world % sp == 0) return;
+void check_divides(const char *flag, int size, int world) {
+    if (size > 0 && world % size == 0) return;
     std::string sizes;
-    for (int size = 1; size <= world; size++)
-        if (world % size == 0) sizes += format("%s%d", size > 1 ? ", " : "", size);
-    die("--ring_attn_size %d does not divide %d ranks\n  fix: one of %s", sp, world, sizes.c_str());
+    for (int n = 1; n <= world; n++)
+        if (world % n == 0) sizes += format("%s%d", n > 1 ? ", " : "", n);
+    die("--%s %d does not divide %d ranks\n  fix: one of %s", flag, size, world, sizes.c_str());
 }
 
-static int checked(Comm &world, int sp) {
-    agree(world, [&] { check_ring_size(sp, world.size); });
-    return sp;
+static int checked(Comm &world, const char *flag, int size) {
+    agree(world, [&] { check_divides(flag, size, world.size); });
+    return size;
 }
 
-Mesh::Mesh(Comm &world, int ring_attn_size)
+// Returns the ranks of this rank's group, or its replicas; nothing if the world is one group.
+static std::unique_ptr<Comm> split_groups(Comm &world, int group, bool replicas) {
+    if (group == 0 || checked(world, "zero_group", group) == world.size) return nullptr;
+    return world.split(replicas ? world.rank % group : world.rank / group, world.rank);
+}
+
+Mesh::Mesh(Comm &world, int ring_attn_size, int zero_group)
     : all(world),
-      ring(world.split(world.rank / checked(world, ring_attn_size), world.rank)),
+      ring(world.split(world.rank / checked(world, "ring_attn_size", ring_attn_size), world.rank)),
+      group(split_groups(world, zero_group, false)),
+      replicas(split_groups(world, zero_group, true)),
+      shards(group ? *group : world, replicas.get()),
       dp(world.size / ring_attn_size),
       sp(ring_attn_size),
       dp_rank(world.rank / sp),
       sp_rank(world.rank % sp) {}
+
+double Mesh::seconds() const { return all.seconds + ring->seconds + (group ? group->seconds + replicas->seconds : 0); }
 
 std::string host_name() {
     char name[256] = "";

@@ -3,23 +3,41 @@
 //   rank = dp_rank * sp + sp_rank
 //
 // so that neighbours in a ring are neighbours in the world, which launchers put on one host. Data depend on dp_rank alone.
+//
+// The optimizer's shards (zero.h) are divided among the ranks of a group, which are consecutive, too. There may be several groups, with replicas of each
+// other's shards: hybrid sharding (Zhao et al., "PyTorch FSDP", 2023, arXiv:2304.11277, section 3.2.2).
 #pragma once
 #include <memory>
 
 #include "comm.h"
 
-struct Mesh {
-    Comm &all;                         // the world, among which gradients are summed and optimizer shards divided
-    const std::unique_ptr<Comm> ring;  // the ranks that share this rank's rows
-    const int dp, sp, dp_rank, sp_rank;
+// The ranks among which shards are divided, and gradients are summed.
+struct ShardRanks {
+    Comm &group;     // together they have each parameter once
+    Comm *replicas;  // the ranks that have the same part in other groups, in the order of groups; null: there is one group
 
-    // ring_attn_size is sp. Every rank calls it.
-    Mesh(Comm &world, int ring_attn_size);
+    ShardRanks(Comm &group, Comm *replicas = nullptr) : group(group), replicas(replicas) {}
 
-    double seconds() const { return all.seconds + ring->seconds; }  // the time that this rank has spent in both
+    size_t rank() const {
+        return size_t(group.rank) + (replicas ? size_t(replicas->rank) * size_t(group.size) : 0);
+    }  // in the world
 };
 
-void check_ring_size(int sp, int world);  // dies unless sp divides world
+struct Mesh {
+    Comm &all;                                    // the world
+    const std::unique_ptr<Comm> ring;             // the ranks that share this rank's rows
+    const std::unique_ptr<Comm> group, replicas;  // those of `shards`; null: the world is one group
+    const ShardRanks shards;
+    const int dp, sp, dp_rank, sp_rank;
+
+    // ring_attn_size is sp; zero_group is the number of ranks of a group, 0: all. Every rank calls it.
+    Mesh(Comm &world, int ring_attn_size, int zero_group = 0);
+
+    double seconds() const;  // the time that this rank has spent in all of them
+};
+
+// Dies unless the flag's value divides the number of ranks.
+void check_divides(const char *flag, int size, int world);
 
 std::string host_name();
 

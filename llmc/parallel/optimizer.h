@@ -22,9 +22,9 @@ struct OptimizerPart {
 };
 
 struct OptimizerState {
-    std::vector<OptimizerPart>
-        parts;     // of this rank: either all ranks together have each element once, or each rank has them all
-    size_t count;  // elements of the model
+    std::vector<OptimizerPart> parts;  // of this rank
+    size_t count;                      // elements of the model
+    size_t writers;                    // the first so many ranks of the world have each element once, and write files
     Memory *memory;
     // Of moments that are offloaded one piece is in `memory` at a time: come() precedes whatever reads or writes a part, and leave() follows what has
     // written to it.
@@ -54,9 +54,9 @@ template <class Dev> class Optimizer {
 
     // Updates the parameters of the shard from their summed gradients; the table says which of them decay. Those that other ranks update are
     // gathered after it: zero.ready() waits for them.
-    void update(Zero<Dev> &zero, Comm &comm, const AdamW &adamw) {
-        zero.ready(comm, 0, zero.sharding.elements);  // the last step's gathers, if no forward pass has waited for them
-        size_t came = 0, left = 0;                    // the pieces before these have begun to come, and to leave
+    void update(Zero<Dev> &zero, const ShardRanks &ranks, const AdamW &adamw) {
+        zero.ready(ranks, 0, zero.sharding.elements);  // the last step's gathers, if no forward pass has waited for them
+        size_t came = 0, left = 0;                     // the pieces before these have begun to come, and to leave
         const auto reach = [&](size_t piece) {
             for (; left < piece; left++) leave(left, left % windows);
             for (; came < std::min(piece + 2, pieces_); came++) {
@@ -75,12 +75,12 @@ template <class Dev> class Optimizer {
         });
         for (; left < came; left++) leave(left, left % windows);
         for (size_t piece = came - std::min(came, windows); piece < came; piece++) wait(piece);  // other arrays need the windows
-        zero.gather(comm);
+        zero.gather(ranks);
     }
 
     // This rank's part, for checkpoints.
     OptimizerState state(Zero<Dev> &zero, Memory &memory) {
-        OptimizerState state{{}, zero.sharding.elements, &memory};
+        OptimizerState state{{}, zero.sharding.elements, zero.sharding.parts, &memory};
         const auto any = [](auto *moment) {
             if constexpr (std::is_same_v<decltype(moment), float *>) return Floats<float>{moment};
             else return moment;

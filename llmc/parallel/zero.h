@@ -14,6 +14,10 @@
 //   guests: gathered units, two layers at a time. Each unit is gathered once for the forward pass, layers but the last two once more for the
 //   backward pass; an embedding that is also the head is gathered twice (decoder.h).
 //
+// With groups of ranks (mesh.h) a shard is one of as many as a group has ranks, W is their number, and every group sends what the table says, but for
+// stage 0. In the last micro-step ranks that have the same part in the R groups sum its gradients, too: (R - 1) * 2 * 4 * padded elements more, by all
+// together.
+//
 // Gradients may be stored in bf16 (../ops/gradients.h), in 2 bytes in place of 4 and with buffers at every stage. What is computed and sent are floats: a
 // buffer begins with the sum so far, a pass adds to it, ranks sum it where they would in float, and the sum is rounded stochastically. So a gradient is
 // rounded once a micro-step, and twice if its embedding is tied, on any number of ranks.
@@ -28,20 +32,22 @@
 #include "../ops/gradients.h"
 #include "../ops/reduce.h"
 #include "comm.h"
+#include "mesh.h"
 #include "sharding.h"
 
 // The parameters of a rank and their gradients. A step consists of these calls, the same on all ranks:
 //
 //     zero_gradients(memory, true), after which every backward pass adds to grads; or with false, if the first one overwrites the products
-//     without buffers: after the last one reduce(comm, b, grads + buckets[b].begin) for all b
-//     with buffers:    in every backward pass, for all b: start(comm, memory, b, buffer), add to the buffer, reduce(comm, b, buffer); at its end finish(comm)
-//                      stages 0, 1: reduce() in the last pass alone, and keep(comm, b, buffer) in the others
-//     gradient_norm(comm, memory); then Optimizer::update (optimizer.h), which calls ready() and gather()
-//     before parameters are read: ready(comm, their first element, the one behind their last); at stage 3 a fetch() of them some time before
+//     without buffers: after the last one reduce(ranks, b, grads + buckets[b].begin, true) for all b
+//     with buffers:    in every backward pass, for all b: start(ranks, memory, b, buffer), add to the buffer, reduce(ranks, b, buffer, last); at its end
+//                      finish(ranks). `last`: it is the bucket's last one in this step
+//                      stages 0, 1: reduce() in the last pass alone, and keep(ranks, b, buffer) in the others
+//     gradient_norm(ranks, memory); then Optimizer::update (optimizer.h), which calls ready() and gather()
+//     before parameters are read: ready(ranks, their first element, the one behind their last); at stage 3 a fetch() of them some time before
 //
 // After reduce() the memory of a bucket must not be touched until the next reduce() or finish(), because its sum may still be under way:
 // on GPUs it runs beside the backward pass. Buffers are therefore two, in turn. A bucket that has one may be started and reduced several
-// times in a pass, as a tied embedding is: first as head, then as embedding. The communicator must outlive this object.
+// times in a pass, as a tied embedding is: first as head, then as embedding. The communicators must outlive this object.
 template <class Dev> struct Zero {
     using X = typename Dev::X;
 
@@ -88,46 +94,44 @@ template <class Dev> struct Zero {
 
     // Prepares the buffer (parts * part), to which gradients are then added. It begins with the sum so far that this rank has, so that the sum over ranks
     // includes it: from stage 2 on with that of the rank's part, and the other parts are 0.
-    void start(Comm &comm, Memory &memory, size_t b, float *buffer) {
-        if (sum_.bucket == b || sum_.from == buffer) finish(comm);
+    void start(const ShardRanks &ranks, Memory &memory, size_t b, float *buffer) {
+        if (sum_.bucket == b || sum_.from == buffer) finish(ranks);
         const Bucket &bucket = sharding.buckets[b];
         const bool part = sharding.stage >= 2;
         if (part) memory.fill(buffer, 0, sharding.parts * bucket.part * sizeof(float));
         const size_t n = (part ? 1 : sharding.parts) * bucket.part, at = part ? bucket.shard : bucket.begin;
         float *const own = buffer + (part ? sharding.own * bucket.part : 0);
         if (rounds) widen_gradients(dev, own, rounded_grads + at, n);
-        else comm.memory.copy(own, grads + at, n * sizeof(float));
+        else ranks.group.memory.copy(own, grads + at, n * sizeof(float));
     }
 
     // Stores a buffer whose gradients ranks will sum in a later pass, at stages 0 and 1. Ranks round their own sums by random bits of their own.
-    void keep(Comm &comm, size_t b, const float *buffer) {
+    void keep(const ShardRanks &ranks, size_t b, const float *buffer) {
         const Bucket &bucket = sharding.buckets[b];
         round_gradients(dev, rounded_grads + bucket.begin, buffer, sharding.parts * bucket.part,
-                        {rounding_key, Purpose::gradients, uint32_t(comm.rank) + 1}, bucket.global);
+                        {rounding_key, Purpose::gradients, uint32_t(ranks.rank()) + 1}, bucket.global);
     }
 
     // Sums bucket b's gradients over ranks; from stage 1 on each rank gets only its part.     bucket_grads (parts * part), padding 0
-    void reduce(Comm &comm, size_t b, float *bucket_grads) {
+    void reduce(const ShardRanks &ranks, size_t b, float *bucket_grads, bool last) {
         const Bucket &bucket = sharding.buckets[b];
-        const size_t part = bucket.part, world = size_t(comm.size), rank = size_t(comm.rank);
-        if (sharding.stage == 0) {  // a rank sends the others' parts, and then the sum of its own part to all
-            const size_t own = bucket.count * (rank + 1) / world - bucket.count * rank / world;
-            sent.grads += world > 1 ? (bucket.count + (world - 2) * own) * sizeof(float) : 0;
-        } else {
-            sent.grads += (world - 1) * part * sizeof(float);
-        }
+        const size_t part = bucket.part;
         float *const sum = sharding.stage >= 2 && !rounds ? grads + bucket.shard : bucket_grads + sharding.own * part;
-        finish(comm);
-        sum_ = {b, bucket_grads, rounding_key, comm.start([&] {
-                    if (sharding.stage == 0) comm.all_reduce_sum({bucket_grads, bucket.count});
-                    else comm.reduce_scatter_sum({bucket_grads, sharding.parts * part}, {sum, part});
-                })};
+        finish(ranks);
+        sum_ = {b, bucket_grads, rounding_key};
+        if (sharding.stage == 0) return all_reduce(sum_.request, ranks.group, {bucket_grads, bucket.count});
+        sent.grads += (sharding.parts - 1) * part * sizeof(float);
+        begin(sum_.request, ranks.group, [&] {
+            ranks.group.reduce_scatter_sum({bucket_grads, sharding.parts * part}, {sum, part});
+        });
+        if (ranks.replicas && last) all_reduce(sum_.of_replicas, *ranks.replicas, {sum, part});
     }
 
     // Waits for the last sum, and stores it if it is still in its buffer. With buffers it comes after the last bucket of a pass, because the next pass uses
     // that bucket's buffer for other arrays.
-    void finish(Comm &comm) {
-        comm.wait(std::move(sum_.request));
+    void finish(const ShardRanks &ranks) {
+        ranks.group.wait(std::move(sum_.request));
+        if (ranks.replicas) ranks.replicas->wait(std::move(sum_.of_replicas));
         if (!rounds || !sum_.from) return;
         const Bucket &bucket = sharding.buckets[sum_.bucket];
         const size_t own = sharding.own * bucket.part, at = sharding.stage >= 2 ? bucket.shard : bucket.begin + own;
@@ -138,39 +142,40 @@ template <class Dev> struct Zero {
 
     // Returns the norm of all summed gradients, with the same bits on every rank. Squares are summed by bucket and then by rank, so that
     // worlds differ only by float64's rounding.
-    double gradient_norm(Comm &comm, Memory &memory) {
-        finish(comm);
+    double gradient_norm(const ShardRanks &ranks, Memory &memory) {
+        finish(ranks);
         memory.fill(norm_scratch, 0, sizeof(double));
         for (const ShardRun &s : shard_runs_)
             std::visit([&](const auto *g) { add_squared_norm(dev, norm_scratch, norm_scratch + 1, g, s.count); }, grads_at(s));
         const double sum = read(memory, norm_scratch, 1)[0];
-        return std::sqrt(sharding.parts == 1 ? sum : comm.sum(sum));
+        return std::sqrt(sharding.parts == 1 ? sum : ranks.group.sum(sum));
     }
 
     // Stage 3: starts to gather parameters [begin, end) of the table, which are a unit, to `to` (padded_count(begin, end)). Until ready() neither `to` nor
     // this rank's part of them may be touched.
-    void fetch(Comm &comm, size_t begin, size_t end, X *to) {
+    void fetch(const ShardRanks &ranks, size_t begin, size_t end, X *to) {
         gathers_.resize(sharding.buckets.size());
         for (size_t b = sharding.bucket_of(begin); b <= sharding.bucket_of(end - 1); b++) {
             const Bucket &bucket = sharding.buckets[b];
-            start_gather(comm, b, params + bucket.shard, to + (bucket.begin - sharding.flat(begin)));
+            start_gather(ranks.group, b, params + bucket.shard, to + (bucket.begin - sharding.flat(begin)));
         }
     }
 
     // Waits until elements [begin, end) of the table have arrived from all ranks.
-    void ready(Comm &comm, size_t begin, size_t end) {
+    void ready(const ShardRanks &ranks, size_t begin, size_t end) {
         if (gathers_.empty() || begin == end) return;
-        for (size_t b = sharding.bucket_of(begin); b <= sharding.bucket_of(end - 1); b++) comm.wait(std::move(gathers_[b]));
+        for (size_t b = sharding.bucket_of(begin); b <= sharding.bucket_of(end - 1); b++)
+            ranks.group.wait(std::move(gathers_[b]));
     }
 
     // Starts to gather the parameters of all shards, which have just been updated or loaded, on all ranks, bucket by bucket: on GPUs while the next
     // forward pass begins. ready() waits for them.
-    void gather(Comm &comm) {
+    void gather(const ShardRanks &ranks) {
         if (sharding.parts == 1 || sharding.stage == 3) return;
         gathers_.resize(sharding.buckets.size());
         for (size_t b = 0; b < sharding.buckets.size(); b++) {
             X *const all = params + sharding.buckets[b].begin;
-            start_gather(comm, b, all + sharding.own * sharding.buckets[b].part, all);
+            start_gather(ranks.group, b, all + sharding.own * sharding.buckets[b].part, all);
         }
     }
 
@@ -188,11 +193,21 @@ template <class Dev> struct Zero {
     }
 
   private:
+    // Each rank sends the others' parts of the slice, and then the sum of its own part to all.
+    void all_reduce(Request &request, Comm &comm, Slice slice) {
+        const size_t size = size_t(comm.size), rank = size_t(comm.rank);
+        const size_t own = slice.count * (rank + 1) / size - slice.count * rank / size;
+        sent.grads += size > 1 ? (slice.count + (size - 2) * own) * sizeof(float) : 0;
+        begin(request, comm, [&] { comm.all_reduce_sum(slice); });
+    }
     void start_gather(Comm &comm, size_t b, X *own, X *all) {  // own: (part), all: (parts * part)
         const size_t part = sharding.buckets[b].part;
         sent.params += (sharding.parts - 1) * part * sizeof(X);
-        Request gather = comm.start([&] { comm.all_gather({own, part}, {all, sharding.parts * part}); });
-        std::swap(gathers_[b], gather);  // nvcc takes an assignment for a request that is dropped
+        begin(gathers_[b], comm, [&] { comm.all_gather({own, part}, {all, sharding.parts * part}); });
+    }
+    static void begin(Request &request, Comm &comm, const std::function<void()> &f) {
+        Request begun = comm.start(f);
+        std::swap(request, begun);  // nvcc takes an assignment for a request that is dropped
     }
 
     const std::vector<ShardRun> shard_runs_;
@@ -200,7 +215,7 @@ template <class Dev> struct Zero {
         size_t bucket = 0;
         const float *from = nullptr;
         uint64_t key = 0;  // rounding_key
-        Request request = {};
+        Request request = {}, of_replicas = {};
     } sum_;                         // the last sum, which may still be under way
     std::vector<Request> gathers_;  // (buckets) the gathers of parameters that may be under way
 };

@@ -187,15 +187,11 @@ static json write_shard(const std::string &dir, const std::string &name, const O
 }
 
 void save_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state) {
-    int64_t own = 0;
-    for (const OptimizerPart &part : state.parts) own += int64_t(part.count);
-    const bool all_have_all = comm.all(own == int64_t(state.count));
-    const int writers = all_have_all ? 1 : comm.size;
-
+    const size_t writers = std::min(state.writers, size_t(comm.size));
     json entry;
     agree(comm, [&] {
-        if (comm.rank < writers && own > 0)
-            entry = write_shard(dir, format("optimizer-%05d-of-%05d.safetensors", comm.rank, writers), state);
+        if (size_t(comm.rank) < writers && !state.parts.empty())
+            entry = write_shard(dir, format("optimizer-%05d-of-%05zu.safetensors", comm.rank, writers), state);
     });
     const auto entries = comm.gather(entry.dump());
     agree(comm, [&] {

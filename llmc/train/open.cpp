@@ -89,12 +89,13 @@ void open_config(Run &run, const std::string &dir) {
 // `sp` of them in a ring.
 Ranks ranks_of(const Run &run, size_t world, size_t sp) {
     const Options &o = run.options;
-    check_ring_size(int(sp), int(world));
+    check_divides("ring_attn_size", int(sp), int(world));
+    if (o.zero_group) check_divides("zero_group", int(o.zero_group), int(world));
     Ranks r;
     r.world = world, r.rank = size_t(run.comm.rank), r.sp = sp;
     r.sp_mode = o.sp_mode == "ring" ? SpMode::ring : o.sp_mode == "gather" ? SpMode::gather : SpMode::ulysses;
     r.head_stride = o.ring_attn_head_stride ? o.ring_attn_head_stride : run.config.KV;
-    r.zero_stage = int(o.zero_stage);
+    r.zero_stage = int(o.zero_stage), r.zero_group = o.zero_group;
     r.flops = o.attention_tflops * 1e12, r.bandwidth = o.link_gb_s * 1e9;
     check_sp_mode(r.sp_mode, r.sp, run.config.H, run.config.KV, r.head_stride);
     return r;

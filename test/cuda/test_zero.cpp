@@ -53,7 +53,7 @@ template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stag
                 float *const to = zero.buffers() ? buffers[b % 2] : zero.grads + buckets[b].begin;
                 if (zero.buffers()) zero.start(comm, *memory, b, to);
                 add_samples(comm, *memory, buckets[b], to);
-                if (last || (stage >= 2 && ranks > 1)) zero.reduce(comm, b, to);
+                if (last || (stage >= 2 && ranks > 1)) zero.reduce(comm, b, to, last);
                 else if (zero.buffers()) zero.keep(comm, b, to);
             }
         const double norm = zero.gradient_norm(comm, *memory);

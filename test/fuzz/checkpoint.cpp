@@ -11,7 +11,7 @@ static OptimizerPart part(size_t first, size_t count) {
     const auto of = [&](size_t tensor) { return Floats<float>{values[tensor] + first}; };
     return {first, count, of(0), of(1), of(2)};
 }
-static const OptimizerState state{{part(0, 2), part(2, 3)}, 5, &memory};
+static const OptimizerState state{{part(0, 2), part(2, 3)}, 5, 1, &memory};
 
 extern "C" int LLVMFuzzerInitialize(int *, char ***) {
     save_optimizer(comm, fuzz_directory(), state);

@@ -136,6 +136,26 @@ def test_the_seconds_of_a_step_are_predicted():
     assert [len(line) for line in seconds] == [3, 3] and all(line == sorted(line) for line in seconds), text
 
 
+def test_the_fastest_choice_fits_and_no_other_is_faster():
+    options = {"gpu": "rtx4090", "preset": "qwen2.5-3b", "ranks": 4, "ring_attn_size": 4, "max_len": 32768, "train_batch_size": 1}
+
+    def seconds(text):
+        return float(re.search(PREDICTED, text, re.M)[1])
+
+    flags, least, needs = re.search(r"^fastest that fits, by prediction: (.*) \(([\d.]+) s, ([\d.]+) GiB.* for each rank\)$", plan(**options), re.M).groups()
+    chosen = plan(*flags.split(), **options)
+    assert "\nfits: " in chosen and seconds(chosen) == float(least) and f"fits: {needs} GiB" in chosen
+    fitting = 0
+    for stage in (1, 2, 3):
+        for recompute in ("none", "cheap", "layer"):
+            for offload in ({}, {"offload": "optimizer"}, {"offload": "activations"}, {"offload": "activations,optimizer"}):
+                text = plan(zero_stage=stage, recompute=recompute, **offload, **options)
+                fitting += "\nfits: " in text
+                assert "\nfits: " not in text or 1.021 * seconds(text) > float(least), (stage, recompute, offload)
+    assert 0 < fitting < 30
+    assert "fastest" not in plan(**{**options, "gpu": 24}) and "fastest" not in plan(**{**options, "max_len": 16777216})
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("data") / "data.safetensors", random_documents(600))

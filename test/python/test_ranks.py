@@ -80,6 +80,7 @@ SPLITS = {
     "4: 2 x 2, gather": (4, {"ring_attn_size": 2, "ring_attn_head_stride": 1, "zero_stage": 2}),
     "4: 1 x 4, ulysses": (4, {"ring_attn_size": 4, "sp_mode": "ulysses", "zero_stage": 1}),
     "6: 2 x 3, ring": (6, {"ring_attn_size": 3, "zero_stage": 2, "recompute": "layer"}),
+    "6: 3 x 2, groups of 3": (6, {"ring_attn_size": 2, "zero_stage": 3, "zero_group": 3}),
     "8: 8 x 1, rings without a row": (8, {"zero_stage": 2, "row_tokens": 2048}),
 }
 
@@ -173,6 +174,27 @@ def test_resuming_on_any_number_of_ranks(data, tmp_path):
         log = run / "log.jsonl"
         log.write_text("".join(line for line in log.read_text().splitlines(True) if json.loads(line).get("step", 0) > 4))
         assert compare_logs(run, straight) == 6
+
+
+def test_groups_write_and_read_the_checkpoints_of_others(data, tmp_path):
+    """In bf16, with moments that are rounded: a run that goes on with the same groups has the same bits."""
+    groups = {"dtype": "bf16", "ranks": 4, "zero_stage": 3, "zero_group": 2, "save_steps": 4, "max_steps": 6}
+    straight = tmp_path / "straight"
+    trained(sft(data, straight, **groups))
+    assert [file["name"] for file in json.loads((straight / "step_4" / "optimizer.json").read_text())["files"]] == [
+        "optimizer-00000-of-00002.safetensors", "optimizer-00001-of-00002.safetensors"]
+    for name, options in {"again": {}, "all": {"zero_group": 0, "zero_stage": 2}, "one": {"ranks": 1, "zero_group": 0}}.items():
+        run = shutil.copytree(straight, tmp_path / name)
+        trained(sft(data, run, **{**groups, **options, "resume": run / "step_4"}))
+        if name == "again":
+            assert stable(log_lines(run)) == stable(log_lines(straight)) and weights(run) == weights(straight)
+        else:
+            got, want = (log_lines(of)[-1] for of in (run, straight))
+            assert got["step"] == want["step"] and math.isclose(got["loss"], want["loss"], rel_tol=1e-2)
+    shutil.rmtree(straight / "step_4")
+    run = tmp_path / "to"
+    trained(sft(data, run, **{**groups, "zero_group": 0, "zero_stage": 1}))
+    trained(sft(data, run, **{**groups, "resume": run / "step_4"}))
 
 
 def test_resuming_bf16_gives_the_same_bits(data, tmp_path):
@@ -342,6 +364,7 @@ def test_signals_end_processes_in_good_order(data, tmp_path):
     (2, {"ring_attn_size": 2, "ring_attn_head_stride": 3}, ["--ring_attn_head_stride 3 does not divide the model's 2 KV heads"]),
     (2, {"ring_attn_size": 2, "ring_attn_head_stride": 1, "sp_mode": "ring"}, ["--ring_attn_head_stride is for --sp_mode gather"]),
     (2, {"zero_stage": 5}, ["--zero_stage", "0, 1, 2 or 3"]),
+    (4, {"zero_group": 3}, ["--zero_group 3 does not divide 4 ranks", "1, 2, 4"]),
     (2, {"comm_timeout": 0}, ["--comm_timeout", "above 0"]),
     (1, {"rank": 0}, ["--rank, --world_size and --rendezvous belong together"]),
 ])
