@@ -111,7 +111,8 @@ template <class Dev> class Decoder : public Model {
     void optimizer_state_loaded() override { zero.gather(mesh_->shards); }
     void gather_parameters() override { zero.ready(mesh_->shards, 0, zero.sharding.elements); }
     void copy_parameters_to(Model &other) override {
-        copy_parameters(zero, mesh_->shards.group, dynamic_cast<Decoder &>(other).zero, [&](size_t b) { return bucket_buffer(b); });
+        copy_parameters(zero, mesh_->shards.group, dynamic_cast<Decoder &>(other).zero,
+                        [&](size_t b) { return bucket_buffer(b); });
     }
     Payload take_sent() override { return std::exchange(zero.sent, {}); }
     double model_flops(const Row &row) const override { return ops.model_flops(config, row); }
