@@ -275,9 +275,9 @@ template <class Dev> class Decoder : public Model {
     bool is_noisy() const { return key_ && limits.neftune_alpha > 0 && linears_.adapters_are_on; }  // the reference is not
     void load_weights(std::span<const float> of_all, float entropy_weight);
     HeadLoss head_loss() const { return {row.predictors, row.targets, row.weights, row.entropy_weight, limits.temperature}; }
-    // Before a pass of generation: at stage 3 of ZeRO it needs all ranks, and those that have finished make it without a row until all have.
     // Between steps: room for bucket b with its padding.
     float *bucket_buffer(size_t b) { return zero.buffers() ? *grads_of.largest : zero.grads + zero.sharding.buckets[b].begin; }
+    // Before a pass of generation: at stage 3 of ZeRO it needs all ranks, and those that have finished make it without a row until all have.
     bool all_finished(bool finished) { return zero.sharding.stage < 3 || mesh_->all.all(finished); }
     void load_first_keys(std::span<const int32_t> doc_begin);
     void forward();
@@ -522,7 +522,8 @@ template <class Dev> void Decoder<Dev>::forward() {
 template <class Dev> template <class F> void Decoder<Dev>::recorded(size_t l, Stretch stretch, const F &work) {
     const bool only_launches = limits.ranks.sp == 1 && !profiler_ && !poison_ && !looks_ && config.lora.dropout == 0;
     if (!graphs_ || !only_launches || row.cached != row.training || !linears_.adapters_are_on) return work();
-    graphs_->run({l, stretch, row.T, accumulate_}, work);
+    Graphs::Stretch key{l, stretch, row.T, accumulate_};
+    graphs_->run(key, work);
 }
 
 // What layer l has kept begins to leave, and what the layer before it has kept has left, so that the next layer may write there.
