@@ -123,7 +123,7 @@ TEST(CudaRanks, EqualOneRankOverGpus) {
 }
 
 // Rows of two lengths in several micro-steps: what a recorded launch depends on changes from row to row.
-TEST(CudaRanks, GraphsChangeNoBit) {
+TEST(CudaGraphs, ChangeNoBit) {
     const std::vector<Row> rows = {rank_rows(1, 3)[0], rank_rows(1, 3)[0], rank_rows(1, 6)[0]};
     ASSERT_NE(rows[1].T, rows[2].T);
     const auto losses_and_norms = [&](bool graphs) {
