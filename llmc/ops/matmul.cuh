@@ -13,7 +13,6 @@
 #include <cublasLt.h>
 
 #include "../core/memory.cuh"
-#include "../core/timeline.cuh"
 #include "algorithm_choices.h"
 #endif
 
@@ -179,7 +178,7 @@ struct CudaContext {
         cublasLtDestroy(handle);
     }
 
-    // try_one(plan) computes the product by plan.algorithm and returns its seconds.
+    // try_one(plan) computes the product by plan.algorithm and returns its time.
     template <class TryOne> MatmulPlan &plan(const MatmulShape &shape, const void *bias, const TryOne &try_one) {
         if (const auto found = plans.find(shape); found != plans.end()) return *found->second;
         if (plans.size() >= most_plans) plans.clear();
@@ -200,8 +199,8 @@ struct CudaContext {
             for (size_t i = 0; i < plan.candidates.size() && !shape.accumulate; i++) {
                 plan.use(plan.candidates[i]);
                 try_one(plan);  // whose first product loads its kernel
-                const double seconds = std::min({try_one(plan), try_one(plan), try_one(plan)});
-                if (seconds < least) least = seconds, fastest = plan.candidates[i];
+                const double time = std::min({try_one(plan), try_one(plan), try_one(plan)});
+                if (time < least) least = time, fastest = plan.candidates[i];
             }
             kept = &choices->keep(name, fastest);
         }
@@ -243,11 +242,16 @@ void cublas_product(Cuda<X> dev, Out *D, const X *A, const X *B, const X *bias, 
                      "a product");
     };
     const auto try_one = [&](const MatmulPlan &plan) {
-        CudaTimeline timeline(dev.stream);
-        timeline.mark("a trial of an algorithm");
+        cudaEvent_t begin, end;
+        float milliseconds = 0;
+        for (cudaEvent_t *event : {&begin, &end}) cuda_check(cudaEventCreateWithFlags(event, cudaEventDefault), "no event");
+        cuda_check(cudaEventRecord(begin, dev.stream), "timing an algorithm");
         multiply(plan);
-        timeline.mark(nullptr);
-        return timeline.take()[0];
+        cuda_check(cudaEventRecord(end, dev.stream), "timing an algorithm");
+        cuda_check(cudaEventSynchronize(end), "timing an algorithm");
+        cuda_check(cudaEventElapsedTime(&milliseconds, begin, end), "timing an algorithm");
+        for (cudaEvent_t event : {begin, end}) cudaEventDestroy(event);
+        return double(milliseconds);
     };
     MatmulPlan &plan = dev.ctx->plan({cuda_type<X>, cuda_type<Out>, a_op, b_op, m, n, k, a_ld, b_ld, d_ld, bias != nullptr,
                                       accumulate, matmul_aligned<X>({D, A, B, bias})},
