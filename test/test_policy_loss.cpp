@@ -293,6 +293,17 @@ TEST(PolicyLoss, CorrectionsOfStaleAnswers) {
     EXPECT_EQ(ppo.sums.weights + ppo.sums.cut + ppo.sums.stale, 0);
 }
 
+// The answer's first token is as likely as when it was sampled, and its second far likelier.
+TEST(PolicyLoss, AnswersAreMaskedByTheirMean) {
+    const Numbers now = {-1, -1}, sampled = {-1, -6}, a = {1, 1};
+    Numbers d(2);
+    const PolicySums sums =
+        policy_loss(with([](auto &o) { o.correction = "seq-mask-tis"; }), {now, now, {}, a, sampled}, {2, 1, 2}, d);
+    EXPECT_EQ(sums.cut, 2);
+    EXPECT_EQ(sums.weights, 0);
+    EXPECT_EQ(d, Numbers(2, 0));
+}
+
 TEST(PolicyLoss, CorrectionsOfImpossibleAnswersStayFinite) {
     const Numbers far = {-1000, -0.1}, near = {-0.1, -0.1}, a = {1, 1};
     for (const char *name : {"tis", "icepop", "seq-mask-tis"})
