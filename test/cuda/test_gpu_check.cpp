@@ -19,7 +19,7 @@ TYPED_TEST(GpuCheck, OpsAgreeWithTheCpu) {
     EXPECT_EQ(compare_ops(run_ops(dev), cpu_op_results(rounded ? "bf16" : "f32"), rounded, "this GPU"), 44u);
 }
 
-TEST(GpuCheckCompares, EachArrayToItsLargestValue) {
+TEST(CudaCheckCompares, EachArrayToItsLargestValue) {
     const OpResults want = {{"one", "out", {1, -8, 0}}, {"one", "dx", {0, 0}}, {"two", "out", {0.5f}}};
     const auto with = [&](size_t array, size_t i, float value) {
         OpResults got = want;
