@@ -3,7 +3,7 @@
 //   ./few_tokens [threads]
 //
 // The products are those of SmolLM2-135M in bf16, 269 MB of weights, which come from memory as in a model. The limit of a step is the larger of two
-// times: of reading the weights at the rate at which all threads sum up 512 MiB, prefetched, and of the FLOPs at the rate of a large product.
+// times: of reading the weights at the rate at which all threads sum up 512 MiB, and of the FLOPs at the rate of a large product.
 #include <array>
 
 #include "bench.h"
@@ -12,18 +12,11 @@ static constexpr size_t L = 30, C = 576, F = 1536, QKV = 960, V = 49152;
 static constexpr std::array<std::pair<size_t, size_t>, 4> layer = {{{C, QKV}, {C, C}, {C, 2 * F}, {F, C}}};  // (IC, OC)
 
 static double read_rate(int threads) {
-    constexpr size_t line = 64 / sizeof(float), ahead = (64 << 10) / sizeof(float);
     const std::vector<float> from((512 << 20) / sizeof(float), 1.0f);
     double sum = 0;
     const double time = fastest(5, {[&] {
-#pragma omp parallel for num_threads(threads) reduction(+ : sum)
-                                    for (size_t i = 0; i < from.size(); i += line) {
-                                        __builtin_prefetch(from.data() + i + ahead, 0, 2);
-                                        float of_line = 0;
-#pragma omp simd reduction(+ : of_line)
-                                        for (size_t j = 0; j < line; j++) of_line += from[i + j];
-                                        sum += double(of_line);
-                                    }
+#pragma omp parallel for simd num_threads(threads) reduction(+ : sum)
+                                    for (size_t i = 0; i < from.size(); i++) sum += double(from[i]);
                                 }})[0];
     if (sum < 0) puts("");  // so that the sum is needed
     return double(from.size() * sizeof(float)) / time;
