@@ -140,6 +140,10 @@ TEST_F(TokenizerTest, RefusesMalformedFiles) {
     expect_refusal_of(R"({"decoder": {"type": "Replace", "content": " ", "pattern": "x"}})", {"decoder.pattern"});
     expect_refusal_of(R"({"decoder": {"type": "Strip", "content": " ", "start": -1, "stop": 0}})", {"decoder.start", "-1"});
     expect_refusal_of(R"({"decoder": {"type": "Strip", "content": " ", "start": 1, "stop": 1}})", {"Strip", "is not known"});
+    json doubles = json::parse(R"({"type": "Sequence", "decoders": []})");
+    for (int i = 0; i < 20; i++)
+        doubles["decoders"].push_back(json::parse(R"({"type": "Replace", "pattern": {"String": "l"}, "content": "ll"})"));
+    expect_refusal_of(json({{"decoder", doubles}}).dump().c_str(), {"65536 bytes", "id 1", "fix"});
     expect_refusal_of(R"({"model": {"vocab": null}})", {"model.vocab"});
     expect_refusal_of(R"({"model": {"vocab": [["a", -1.5]]}})", {"model.vocab", "byte-pair encoding"});
     expect_refusal_of(R"({"model": {"vocab": {"H": -1}}})", {"\"H\"", "-1"});

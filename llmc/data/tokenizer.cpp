@@ -3,8 +3,8 @@
 #include <array>
 #include <charconv>
 #include <filesystem>
-#include <map>
 #include <utility>
+#include <vector>
 
 #include "../core/common.h"
 #include "../core/json.h"
@@ -27,6 +27,7 @@ struct Decoder {
 };
 
 constexpr size_t max_vocabulary = size_t(1) << 24;  // an id beyond this is a broken file, not a vocabulary
+constexpr size_t max_token_bytes = 1 << 16;  // so is a longer token, which a chain of replacements can make of one character
 
 }  // namespace
 
@@ -111,8 +112,10 @@ static std::string decode_byte_level(const std::string &text) {
     return bytes;
 }
 
+// Stops where the text has become too long to be a token.
 static std::string replace_all(std::string text, const std::string &from, const std::string &to) {
-    for (size_t at = 0; !from.empty() && (at = text.find(from, at)) != std::string::npos; at += to.size())
+    for (size_t at = 0; !from.empty() && text.size() <= max_token_bytes && (at = text.find(from, at)) != std::string::npos;
+         at += to.size())
         text.replace(at, from.size(), to);
     return text;
 }
@@ -136,15 +139,21 @@ Tokenizer::Tokenizer(const std::string &path) : path_(path) {
     Decoder decoder;
     read_decoder(decoder, tokenizer.value("decoder", json()), path);
     strip_ = decoder.strip;
-    tokens_.resize(vocabulary.rbegin()->first + 1);
-    for (const auto &[id, entry] : vocabulary) tokens_[id] = {decode_token(decoder, entry.text), true, entry.special};
+    for (const auto &[id, entry] : vocabulary) {
+        const Token token = {decode_token(decoder, entry.text), entry.special};
+        if (token.bytes.size() > max_token_bytes)
+            die("%s: decoder makes more than %zu bytes of the token with id %zu\n  fix: the tokenizer.json of the model itself",
+                path.c_str(), max_token_bytes, id);
+        tokens_[int32_t(id)] = token;
+    }
 }
 
 const Tokenizer::Token &Tokenizer::token(int32_t id) const {
-    if (id < 0 || size_t(id) >= tokens_.size() || !tokens_[size_t(id)].known)
+    const auto found = tokens_.find(id);
+    if (found == tokens_.end())
         die("%s: there is no token with id %d; the vocabulary has ids below %zu\n  fix: the tokenizer.json of the model itself",
-            path_.c_str(), id, tokens_.size());
-    return tokens_[size_t(id)];
+            path_.c_str(), id, size());
+    return found->second;
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {

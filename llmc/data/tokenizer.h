@@ -7,15 +7,15 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
-#include <vector>
 
 class Tokenizer {
   public:
     explicit Tokenizer(const std::string &path);
 
-    size_t size() const { return tokens_.size(); }  // largest id + 1
+    size_t size() const { return size_t(tokens_.rbegin()->first) + 1; }  // largest id + 1
 
     // Returns the bytes of the ids. If the last character is incomplete, it stays incomplete. Special tokens are <s>, <|im_end|> and the like.
     std::string decode(std::span<const int32_t> ids, bool skip_special = true) const;
@@ -24,13 +24,14 @@ class Tokenizer {
   private:
     struct Token {
         std::string bytes;
-        bool known = false, special = false;
+        bool special = false;
     };
     const Token &token(int32_t id) const;
 
     std::string path_;
-    std::vector<Token> tokens_;  // by id
-    size_t strip_ = 0;           // spaces to take from the start of a text
+    std::map<int32_t, Token>
+        tokens_;        // by id; not a vector, which one large id in a broken file would make hundreds of megabytes long
+    size_t strip_ = 0;  // spaces to take from the start of a text
 };
 
 // Returns a special token of the tokenizer in `dir`, such as "eos_token", by its tokenizer_config.json; empty if it has none.
