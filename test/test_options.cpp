@@ -276,7 +276,8 @@ TEST(Options, MistakesAreNamed) {
     expect_error(sft + "--max_len 1e3", "is not a whole number");
     expect_error(sft + "--max_steps=", "--max_steps \"\" is not a whole number");
     expect_error(sft + "--weight_decay=", "is not a number");
-    expect_error(sft + "--save_steps=", "is not a whole number");
+    expect_error(sft + "--save_steps=", "is not a number of steps, or a share of all below 1");
+    expect_error(sft + "--save_steps inf", "is not a number of steps");
     expect_error(sft + "--learning_rate fast", "is not a number");
     expect_error(sft + "--learning_rate nan", "is not a number");
     expect_error(sft + "--learning_rate inf", "is not a number");
@@ -294,7 +295,10 @@ TEST(Options, ValuesAreChecked) {
     expect_error(sft + "--max_len 100 --row_tokens 99", "the longest sample would not fit");
     expect_error(sft + "--train_batch_size 0", "--train_batch_size is 0 but must be at least 1");
     expect_error(sft + "--train_batch_size 4 --train_batch_tokens 4", "were both given");
-    expect_error(sft + "--save_steps 0", "--save_steps is 0");
+    expect_error(sft + "--save_steps 0",
+                 "--save_steps is 0 but must be -1 (never), a whole number, or a share of all steps below 1");
+    expect_error(sft + "--eval_steps 1.5", "--eval_steps is 1.5 but must be -1 (after each epoch)");
+    expect_error(sft + "--logging_steps -1", "--logging_steps is -1 but must be a whole number");
     expect_error(sft + "--eval_fraction 1", "--eval_fraction is 1.0");
     expect_error(sft + "--eval_data E --eval_fraction 0.5", "were both given");
     expect_error(sft + "--truncation split", "fix: one of drop,keep");
@@ -451,12 +455,9 @@ TEST(Options, CommandLinesOfTrlRun) {
     EXPECT_EQ(said.find("OpenRLHF"), said.npos);
 
     EXPECT_EQ(options(sft + "--packing --per_device_train_batch_size 2 --max_length 512").train_batch_tokens, 1024u);
-    EXPECT_EQ(options(sft + "--max_steps 50 --warmup_steps 5").lr_warmup_ratio, 0.1);
-    EXPECT_EQ(options(sft + "--warmup_steps 0.2").lr_warmup_ratio, 0.2);
-    EXPECT_EQ(options(sft + "--max_steps 45 --save_steps 0.1 --eval_steps 0.5").save_steps, 5);
-    EXPECT_EQ(options(sft + "--max_steps 45 --save_steps 0.1 --eval_steps 0.5").eval_steps, 23);
-    expect_error(sft + "--warmup_steps 5", "--warmup_steps 5 needs the number of all steps\n  fix: --lr_warmup_ratio");
-    expect_error(sft + "--save_steps 0.1", "--save_steps 0.1 is a share of all steps");
+    EXPECT_EQ(options(sft + "--warmup_steps 5").lr_warmup_steps, 5);
+    EXPECT_EQ(options(sft + "--warmup_steps 0.2").lr_warmup_steps, 0.2);
+    EXPECT_EQ(notes(sft + "--warmup_steps 0 --max_grad_norm 1").find("lr_warmup_ratio"), std::string::npos);
     for (const char *name : {"generation_batch_size", "steps_per_generation", "epsilon_high"})
         expect_error(sft + "--" + name + " 4", (std::string("--") + name + " belongs to grpo").c_str());
     const std::string demo = "sft --model data/demo/model --dataset_name D --output_dir O ";
@@ -525,16 +526,16 @@ TEST(Options, ACommandIsTranslated) {
 // The fix of all problems is one edit: they come together, with the command in our names. Values that must not be taken over are not.
 TEST(Options, AllProblemsComeInOneMessage) {
     const std::string said =
-        message(words("sft --base_model M --dataset_name D;x --output_dir O --num_train_epochs 3 --warmup_steps 100 "
+        message(words("sft --base_model M --dataset_name D;x --output_dir O --num_train_epochs 3 --warmup_steps 2.5 "
                       "--use_dora --learning_rate x --dtype bfloat16 --max_grad_norm -1 --eos_token E --frobnicate"));
     EXPECT_TRUE(said.starts_with("6 problems:\n--use_dora has no meaning here\n  fix: there are")) << said;
-    for (const char *part :
-         {"--learning_rate \"x\" is not a number",
-          "--eos_token \"E\": whether it is the tokenizer's cannot be told before M is here", "unknown flag --frobnicate",
-          "--max_norm is -1.0 but must be 0", "--warmup_steps 100 needs the number of all steps"})
+    for (const char *part : {"--learning_rate \"x\" is not a number",
+                             "--eos_token \"E\": whether it is the tokenizer's cannot be told before M is here",
+                             "unknown flag --frobnicate", "--max_norm is -1.0 but must be 0",
+                             "--lr_warmup_steps is 2.5 but must be -1 (as lr_warmup_ratio says), 0, a whole number"})
         EXPECT_NE(said.find(part), said.npos) << part << "\n" << said;
-    EXPECT_TRUE(
-        said.ends_with("\n  ./train_llama sft --model M --data 'D;x' --output_dir O --max_epochs 3 --dtype bf16 --max_norm -1"))
+    EXPECT_TRUE(said.ends_with(
+        "\n  ./train_llama sft --model M --data 'D;x' --output_dir O --max_epochs 3 --lr_warmup_steps 2.5 --dtype bf16 --max_norm -1"))
         << said;
     EXPECT_EQ(message(words(sft + "--max_len 12x")), "--max_len \"12x\" is not a whole number, 0 or more");
     expect_error("sft", "3 problems:\nsft needs --model DIR");

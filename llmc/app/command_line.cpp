@@ -36,6 +36,7 @@ static const char *wanted(bool) { return "true or false"; }
 static const char *wanted(size_t) { return "a whole number, 0 or more"; }
 static const char *wanted(int64_t) { return "a whole number"; }
 static const char *wanted(double) { return "a number"; }
+static const char *wanted(const Steps &) { return "a number of steps, or a share of all below 1"; }
 static const char *wanted(const Betas &) { return "two numbers such as 0.9,0.95"; }
 static const char *wanted(const Names &) { return "names with commas between"; }
 static const char *wanted(const Numbers &) { return "numbers with commas between"; }
@@ -144,7 +145,6 @@ struct Parser {
     unsigned common = TRL | AXOLOTL;              // those of them to whom all names belong
     size_t rows_of = 0;                           // OpenRLHF's micro_batch_size
     std::map<std::string, std::string> together;  // values of names that count together, by the first name of their line
-    std::map<std::string, double> shares;         // flags that count steps and were given a share of all, below 1
     FlagValues translated;                        // what was understood
     std::map<std::string, std::pair<Texts *, std::string>> texts;  // by flag: the field, and where its texts come from
     CLI::App app;
@@ -185,7 +185,8 @@ struct Parser {
             option->default_str(field ? "true" : "false")->check(true_or_false, "")->type_name("BOOL");
         if constexpr (!std::is_same_v<T, std::string>) option->check(not_empty, "");
         if constexpr (std::is_unsigned_v<T> && !std::is_same_v<T, bool>) option->check(decimal, "");
-        if constexpr (std::is_same_v<T, double> || std::is_same_v<T, Betas> || std::is_same_v<T, Numbers>)
+        if constexpr (std::is_same_v<T, double> || std::is_same_v<T, Steps> || std::is_same_v<T, Betas> ||
+                      std::is_same_v<T, Numbers>)
             option->check(finite, "");
         if constexpr (is_list<T>) option->delimiter(',');
         if constexpr (std::is_same_v<T, Betas>) option->type_name("FLOAT,FLOAT");
@@ -260,14 +261,8 @@ struct Parser {
                 values = {v.ours};
             }
         if (flag.boolean && (values[0] == "True" || values[0] == "False")) values[0][0] = char(tolower(values[0][0]));
-        if (values.size() == 1 && std::string(flag.wanted).starts_with("a whole number")) {
-            if (values[0].ends_with(".0")) values[0].resize(values[0].size() - 2);  // num_train_epochs 3.0
-            const double share = values[0].find('.') == std::string::npos ? 0 : strtod(values[0].c_str(), nullptr);
-            if (contains("save_steps,eval_steps,logging_steps", flag.name) && share > 0 && share < 1) {
-                shares[flag.name] = share;
-                return;
-            }
-        }
+        if (values.size() == 1 && std::string(flag.wanted).starts_with("a whole number") && values[0].ends_with(".0"))
+            values[0].resize(values[0].size() - 2);  // num_train_epochs 3.0
         const auto has_gap = [](const std::string &v) {
             return v.starts_with(',') || v.ends_with(',') || v.find(",,") != v.npos;
         };
@@ -454,22 +449,6 @@ struct Parser {
         }
         if (has("eval.split")) append_to("eval_data", options.eval_data, "[" + together["eval.split"] + "]");
         combine_batch(problems);
-        if (has("warmup_steps")) {
-            const double steps = strtod(together["warmup_steps"].c_str(), nullptr);
-            if (steps < 1) set("lr_warmup_ratio", together["warmup_steps"], "--warmup_steps");
-            else if (options.max_steps)
-                set("lr_warmup_ratio", format("%.12g", steps / double(options.max_steps)), "--warmup_steps");
-            else
-                problems.push_back(
-                    format("--warmup_steps %s needs the number of all steps\n  fix: --lr_warmup_ratio SHARE, or --max_steps, too",
-                           together["warmup_steps"].c_str()));
-        }
-        for (const auto &[flag, share] : shares)
-            if (options.max_steps) set(flag, std::to_string(size_t(std::ceil(share * double(options.max_steps)))), "--" + flag);
-            else
-                problems.push_back(format(
-                    "--%s %g is a share of all steps, whose number is not known yet\n  fix: --%s N, optimizer steps, or --max_steps, too",
-                    flag.c_str(), share, flag.c_str()));
     }
 
     // Names of rewards, which no flag of ours takes up in another task.
@@ -537,6 +516,7 @@ struct Parser {
         std::string line;
         for (const Difference &d : differences)
             if (d.whose == whose && (d.tasks & task) && !given.count(d.flag) &&
+                !(options.lr_warmup_steps >= 0 && !strcmp(d.flag, "lr_warmup_ratio")) &&
                 !(options.lora_rank == 0 && std::string(d.flag).starts_with("lora_")) &&
                 !(rows_of && !strcmp(d.flag, "row_tokens")))
                 line += (line.empty() ? "" : ", ") + format("%s %s (%s)", d.flag, ours[d.flag].dump().c_str(), d.theirs);
@@ -558,6 +538,7 @@ static void check_values(const Options &o, Task task, Problems &problems) {
             problems.push_back(format("--%s is \"%s\"\n  fix: one of %s", flag, value.c_str(), choices));
     };
     const auto share = [](double x) { return x >= 0 && x <= 1; };
+    const auto steps = [](double x) { return (x > 0 && x < 1) || (x >= 1 && x == std::floor(x) && x < 0x1p53); };
     one_of(o.add_bos, "add_bos", "auto,never,always");
     one_of(o.truncation, "truncation", task == PRETRAIN ? "split,drop,keep" : "drop,keep");
     one_of(o.lr_scheduler, "lr_scheduler", "cosine_with_min_lr,cosine,linear,constant_with_warmup,warmup_stable_decay,constant");
@@ -595,6 +576,8 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     must(o.critic_learning_rate > 0, "critic_learning_rate", "above 0");
     must(o.value_clip >= 0, "value_clip", "0 (no bound) or more");
     must(share(o.lr_warmup_ratio), "lr_warmup_ratio", "between 0 and 1");
+    must(o.lr_warmup_steps == -1 || o.lr_warmup_steps == 0 || steps(o.lr_warmup_steps), "lr_warmup_steps",
+         "-1 (as lr_warmup_ratio says), 0, a whole number, or a share of all steps below 1");
     for (const std::string &name : o.report_to) one_of(name, "report_to", "tensorboard,wandb,trackio,none");
     must(share(o.min_lr_ratio), "min_lr_ratio", "between 0 and 1");
     must(share(o.lr_decay_ratio), "lr_decay_ratio", "between 0 and 1");
@@ -611,9 +594,10 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     must(o.attention_tflops >= 0, "attention_tflops", "0 (by device) or more");
     must(o.link_gb_s >= 0, "link_gb_s", "0 (by device) or more");
     must(o.comm_timeout > 0, "comm_timeout", "above 0");
-    must(o.save_steps == -1 || o.save_steps > 0, "save_steps", "-1 (never) or at least 1");
-    must(o.eval_steps == -1 || o.eval_steps > 0, "eval_steps", "-1 (after each epoch) or at least 1");
-    must(o.logging_steps > 0, "logging_steps", "at least 1");
+    must(o.save_steps == -1 || steps(o.save_steps), "save_steps", "-1 (never), a whole number, or a share of all steps below 1");
+    must(o.eval_steps == -1 || steps(o.eval_steps), "eval_steps",
+         "-1 (after each epoch), a whole number, or a share of all steps below 1");
+    must(steps(o.logging_steps), "logging_steps", "a whole number, or a share of all steps below 1");
     must(o.max_num > 0, "max_num", "at least 1");
     must(o.eval_fraction >= 0 && o.eval_fraction < 1, "eval_fraction", "at least 0 and less than 1");
     must(o.nll_loss_coef >= 0, "nll_loss_coef", "0 or more");

@@ -37,6 +37,11 @@ Options default_options(Task task) {
     return o;
 }
 
+void to_json(nlohmann::ordered_json &json, const Steps &steps) {
+    if (steps.value == std::floor(steps.value)) json = int64_t(steps.value);
+    else json = steps.value;
+}
+
 nlohmann::ordered_json to_json(const Options &options, Task task) {
     nlohmann::ordered_json json = nlohmann::ordered_json::object();
 #define OPT(type, name, value, tasks, aliases, help) \

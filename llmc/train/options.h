@@ -1,6 +1,7 @@
 // What a run is asked for. The flags themselves, one line each, are in options.def; ../app/command_line.h reads them.
 #pragma once
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -33,6 +34,15 @@ using Numbers = std::vector<double>;
 struct Texts : std::vector<std::string> {  // any: with commas, too
     using vector::vector;
 };
+
+// A number of optimizer steps, or, below 1, a share of all steps of the run, as transformers has it. What -1 means, the flag says.
+struct Steps {
+    double value;
+    Steps(double v = 0) : value(v) {}
+    operator double() const { return value; }
+    size_t of(size_t all) const { return value <= 0 ? 0 : size_t(value < 1 ? std::ceil(value * double(all)) : value); }
+};
+void to_json(nlohmann::ordered_json &, const Steps &);  // 50, not 50.0
 
 struct Options {
 #define OPT(type, name, value, tasks, aliases, help) type name = value;

@@ -10,7 +10,7 @@
 struct Schedule {
     std::string type;  // "constant" | "constant_with_warmup" | "linear" | "cosine" | "cosine_with_min_lr" | "warmup_stable_decay"
     double learning_rate;  // the peak
-    double warmup_ratio;   // share of all steps in which the rate rises linearly from 0; "constant" has none
+    size_t warmup;         // steps in which the rate rises linearly from 0; "constant" has none
     double min_lr_ratio;   // cosine_with_min_lr, warmup_stable_decay: the last rate, as a share of the peak
     size_t steps;          // the number of steps of the whole training
     double decay_ratio;    // warmup_stable_decay: share of all steps, the last ones, in which the rate falls
@@ -18,23 +18,23 @@ struct Schedule {
 
 // The rate stays at its peak and falls at the end, so that a run can be made longer from a checkpoint before its fall (Hu et al., "MiniCPM", 2024,
 // arXiv:2404.06395). Returns a share of the peak.
-inline double warmup_stable_decay(const Schedule &schedule, size_t step, size_t warmup) {
+inline double warmup_stable_decay(const Schedule &schedule, size_t step) {
     const size_t decay = size_t(std::ceil(double(schedule.steps) * schedule.decay_ratio));
     const size_t falls_from = schedule.steps - std::min(schedule.steps, decay);
     double share = 1;
-    if (step < warmup) share = double(step) / double(warmup);
+    if (step < schedule.warmup) share = double(step) / double(schedule.warmup);
     else if (step >= schedule.steps) share = 0;
     else if (step > falls_from) share = 0.5 * (1 + std::cos(M_PI * (double(step - falls_from) / double(decay))));
     return share * (1 - schedule.min_lr_ratio) + schedule.min_lr_ratio;
 }
 
-inline size_t warmup_steps(const Schedule &schedule) { return size_t(std::ceil(double(schedule.steps) * schedule.warmup_ratio)); }
+inline size_t warmup_steps(double ratio, size_t steps) { return size_t(std::ceil(double(steps) * ratio)); }
 
 // The rate of the update number `step`, counted from 0: with a warmup the first update has rate 0, as in transformers.
 inline double learning_rate_at(const Schedule &schedule, size_t step) {
-    const size_t warmup = warmup_steps(schedule);
+    const size_t warmup = schedule.warmup;
     if (schedule.type == "constant") return schedule.learning_rate;
-    if (schedule.type == "warmup_stable_decay") return schedule.learning_rate * warmup_stable_decay(schedule, step, warmup);
+    if (schedule.type == "warmup_stable_decay") return schedule.learning_rate * warmup_stable_decay(schedule, step);
     if (step < warmup) return schedule.learning_rate * (double(step) / double(warmup));
     if (schedule.type == "constant_with_warmup") return schedule.learning_rate;
 

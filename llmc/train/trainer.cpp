@@ -90,6 +90,7 @@ class Trainer {
     std::list<Reporter> reporters_;   // of its log
     std::string export_dtype_, resume_from_;
     std::string data_fingerprint_;  // hash of the file that is open; its name may meanwhile belong to another file
+    size_t save_every_ = 0, eval_every_ = 0, log_every_ = 1;  // steps; 0: never, and after each epoch
     size_t steps_ = 0, step_ = 0, skips_in_a_row_ = 0;
     size_t frozen_ = 0;          // updates that leave the model as it is
     size_t worse_in_a_row_ = 0;  // evaluations since the best
@@ -145,6 +146,7 @@ ModelLimits Trainer::open_all_data(const std::string &path, const std::string &e
     options.shuffle = o_.shuffle;
     loader_ = std::make_unique<DataLoader>(*data_, options);
     steps_ = o_.max_steps ? o_.max_steps : steps_of(drawing);
+    save_every_ = o_.save_steps.of(steps_), eval_every_ = o_.eval_steps.of(steps_), log_every_ = o_.logging_steps.of(steps_);
 
     ModelLimits limits = limits_for(run_, Mode::train, *data_);
     if (eval_data_) {
@@ -232,8 +234,7 @@ void Trainer::start_or_resume() {
         if (!run_.speaks()) return;
         remove_checkpoints_beyond(o_.output_dir, step_);
         find_best();
-        if (o_.save_steps > 0)
-            prune_checkpoints(o_.output_dir, o_.max_num);  // a crash may have prevented this after the last save
+        if (save_every_) prune_checkpoints(o_.output_dir, o_.max_num);  // a crash may have prevented this after the last save
         const std::string log = o_.log.empty() ? o_.output_dir + "/log.jsonl" : o_.log;
         const bool same_log = !resume_from_.empty() && fs::exists(log);
         logger_ = std::make_unique<Logger>(log, same_log, step_);
@@ -317,7 +318,7 @@ void Trainer::try_saving() {
             for (const Tensor &t : model_->tensors())
                 if (!weights.find(t.name)) die("%s was written without %s", dir.c_str(), t.name.c_str());
         });
-        if (o_.save_steps <= 0) return;
+        if (!save_every_) return;
         save_states(dir);
         verify_optimizer(run_.comm, dir, model_->optimizer_state());
         objective_->verify_state(dir);
@@ -423,9 +424,9 @@ Measured Trainer::gradients_of(const Step &batch) {
 // Returns the learning rate of a model that the first `frozen` updates leave as it is, as a share of its peak.
 double Trainer::schedule(size_t frozen) const {
     if (step_ - totals_.skipped < frozen) return 0;
-    return learning_rate_at(
-        {o_.lr_scheduler, 1, o_.lr_warmup_ratio, o_.min_lr_ratio, steps_ - std::min(frozen, steps_), o_.lr_decay_ratio},
-        step_ - frozen);
+    const size_t all = steps_ - std::min(frozen, steps_);
+    const size_t warmup = o_.lr_warmup_steps >= 0 ? o_.lr_warmup_steps.of(all) : warmup_steps(o_.lr_warmup_ratio, all);
+    return learning_rate_at({o_.lr_scheduler, 1, warmup, o_.min_lr_ratio, all, o_.lr_decay_ratio}, step_ - frozen);
 }
 
 void Trainer::update(const Step &batch, const Measured &measured, double norm, double lr) {
@@ -559,16 +560,15 @@ int Trainer::train() {
         for (size_t i = 0; i < batches.size() && step_ < steps_; i++) {
             if (step_ == first) describe_split(batches[i]);
             const ordered_json line = optimizer_step(batches[i]);
-            if (logger_ && (step_ % o_.logging_steps == 0 || step_ == steps_))
-                logger_->write(line), logger_->show_step(line, steps_);
+            if (logger_ && (step_ % log_every_ == 0 || step_ == steps_)) logger_->write(line), logger_->show_step(line, steps_);
         }
         const auto passed = [&](size_t every) { return step_ / every > before / every; };  // a multiple of it
         const size_t epoch = loader_->train_samples().size(), earlier = std::exchange(drawn, loader_->cursor());
         const bool epoch_ends = drawn / epoch > earlier / epoch;
-        if (step_ == steps_ || (o_.eval_steps > 0 ? passed(size_t(o_.eval_steps)) : epoch_ends)) evaluate_now();
+        if (step_ == steps_ || (eval_every_ ? passed(eval_every_) : epoch_ends)) evaluate_now();
         if (continuation_ && (step_ == steps_ || passed(o_.sample_every))) show_sample();
         const int stop = int(run_.comm.max(received_signal));
-        if (stop || (o_.save_steps > 0 && passed(size_t(o_.save_steps)))) save_checkpoint();
+        if (stop || (save_every_ && passed(save_every_))) save_checkpoint();
         if (stop) {
             if (logger_)
                 logger_->say("stopped by signal %s after step %zu; saved %s\n  go on: the same command with --resume auto",

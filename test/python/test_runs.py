@@ -424,6 +424,22 @@ def test_logging_steps_and_another_log_file(data, tmp_path):
     assert [json.loads(line).get("step") for line in log.read_text().splitlines()] == [None, 2, 4, 5, None]
 
 
+def test_steps_as_a_share_of_a_run_of_unknown_length(data, tmp_path):
+    """A share of all steps is rounded up, as in transformers, and is the number of steps that it stands for."""
+    options = {"data": data, "eval_data": data, "max_epochs": 3, "train_batch_size": 4, "max_num": 99}
+    train(tmp_path / "shares", save_steps=0.3, eval_steps=0.4, logging_steps=0.15, lr_warmup_steps=0.25, **options)
+    steps = summary(tmp_path / "shares")["steps"]
+    counts = {name: math.ceil(share * steps) for name, share in
+              {"save_steps": 0.3, "eval_steps": 0.4, "logging_steps": 0.15, "lr_warmup_steps": 0.25}.items()}
+    assert len(set(counts.values())) > 2, steps
+    train(tmp_path / "numbers", **counts, **options)
+    seen = [[{key: line[key] for key in ("step", "lr", "loss", "eval_loss") if key in line} for line in log_lines(tmp_path / name)]
+            for name in ("shares", "numbers")]
+    assert seen[0] == seen[1]
+    assert sorted(path.name for path in (tmp_path / "shares").glob("step_*")) == sorted(path.name for path in (tmp_path / "numbers").glob("step_*"))
+    assert (tmp_path / "shares" / f"step_{counts['save_steps']}").exists()
+
+
 # ---- what must not change a result ------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
