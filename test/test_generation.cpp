@@ -49,7 +49,8 @@ std::vector<Completion> run(const std::vector<Prompt> &prompts, const Setting &s
                                       .samples = s.samples,
                                       .vocabulary = config.V,
                                       .eos = s.eos,
-                                      .stop = {bytes(), s.stop}};
+                                      .stop = {bytes(), s.stop},
+                                      .logps = true};
     GenerationRoom room(prompts, settings, s.sequences);
     if (s.pages) room.pages = s.pages;
     ModelLimits limits;
@@ -71,6 +72,24 @@ void expect_same(const std::vector<Completion> &got, const std::vector<Completio
         EXPECT_EQ(got[i].tokens, want[i].tokens) << "completion " << i;
         EXPECT_EQ(got[i].ended, want[i].ended) << "completion " << i;
     }
+}
+
+// A preempted sequence is computed again as a row, whose products sum in another order than those of decoding. Its logits may differ by rounding,
+// and a draw that lies just where two ids meet may then fall on the other side. That is one draw in a hundred thousand or fewer.
+void expect_same_but_for_rounding(const std::vector<Completion> &got, const std::vector<Completion> &want) {
+    ASSERT_EQ(got.size(), want.size());
+    size_t parted = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        const auto &a = got[i].tokens, &b = want[i].tokens;
+        const size_t same = size_t(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+        for (size_t k = 0; k < same; k++)
+            EXPECT_NEAR(got[i].logp[k], want[i].logp[k], 1e-5) << "completion " << i << ", token " << k;
+        if (same == a.size() && same == b.size()) continue;
+        parted++;
+        ASSERT_LT(same, std::min(a.size(), b.size())) << "completion " << i;
+        EXPECT_EQ(std::abs(a[same] - b[same]), 1) << "completion " << i << ", token " << same;
+    }
+    EXPECT_LE(parted, 1u);
 }
 
 // The logits of a sequence's last token, computed with the whole sequence in one row.
@@ -132,7 +151,7 @@ TEST(Generation, DoesNotDependOnTheCache) {
     const auto prompts = some_prompts(20);
     for (size_t samples : {1, 4}) {
         const auto want = run(prompts, {.samples = samples});
-        for (size_t pages : {2, 3, 4, 9}) expect_same(run(prompts, {.pages = pages, .samples = samples}), want);
+        for (size_t pages : {2, 3, 4, 9}) expect_same_but_for_rounding(run(prompts, {.pages = pages, .samples = samples}), want);
     }
 }
 
