@@ -78,7 +78,9 @@ def figures(entries, key):
 def step_time(run):
     """Returns the seconds and the tokens of all steps, and whether every step was logged. A step without a line counts as the next one."""
     seconds, tokens, exact = 0, 0, True
-    before = max(0, run.steps[0]["step"] - run.about.get("options", {}).get("logging_steps", 1))
+    every = run.about.get("options", {}).get("logging_steps", 1)
+    every = every if every >= 1 else math.ceil(every * run.steps[-1]["step"])  # a share of all steps
+    before = max(0, run.steps[0]["step"] - every)
     for entry in run.steps:
         number, before = entry["step"] - before, entry["step"]
         exact &= number == 1
