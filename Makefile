@@ -97,9 +97,13 @@ EMULATED_HALF := $(BUILD)/emulated/llmc/core/gpu_query.o $(EMULATED_COMM)
 FUZZERS := $(if $(CLANG),$(patsubst test/%.cpp,build/%,$(wildcard test/fuzz/*.cpp)))
 LADDERS := $(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/timing.cu,$(wildcard dev/cuda/*.cu)))
 
-# Of the tests that take longest every fourth, from the second on, with PART=2/4. CI takes another part for each commit.
+# Of the tests that take longest every fourth, from the second on, with PART=2/4; of the checks that are built in another way only some, with
+# CHECKS=races. CI takes another part, and other checks, for each commit.
 PART := 1/1
 part  = $(foreach i,$(shell seq $(subst /, ,$(PART)) $(words $(1))),$(word $(i),$(1)))
+ALL_CHECKS := races sanitizers mutants fuzzers
+CHECKS     := $(ALL_CHECKS)
+check       = $(if $(filter $1,$(CHECKS)),$2)
 
 # Rising; of the last there is PTX, too, which the driver compiles for later GPUs.
 GPU_ARCHS ?= 80 90 100
@@ -139,7 +143,7 @@ $(call needs_python,test-all,$(PACKAGES))
 $(call needs,build-mutants test-mutants,$(PYTHON) --version,python3,make deps)
 $(call needs,format test-all,command -v clang-format,clang-format,make deps)
 $(call needs,tidy,command -v clang-tidy,clang-tidy,make deps)
-$(call needs,test-all,test '$(CLANG)',clang++,make deps)
+$(call check,fuzzers,$(call needs,test-all,test '$(CLANG)',clang++,make deps))
 $(call needs,compare,test -x .venv-compare/bin/pip || python3 -c 'import ensurepip',python3 with its module venv,make deps)
 $(call needs,compare,test -z '$(LLMC_SOURCE)' || test -e '$(LLMC_SOURCE)/train_gpt2.c',train_gpt2.c in LLMC_SOURCE=$(LLMC_SOURCE),name a checkout of karpathy/llm.c or unset it)
 $(call needs,ptxas test-gpu count,test '$(NVCC)',nvcc,install the CUDA toolkit)
@@ -147,6 +151,10 @@ $(call needs,test-gpu,nvidia-smi --list-gpus,a GPU and NVIDIA's driver,make test
 ifneq ($(HAVE_COMPILER),)  # else the libraries are looked for first, and then make reads this file again
 $(call needs,test-all build-mutants test-mutants test-gpu test-ptx count,test 1 = '$(HAVE_GTEST)',GoogleTest,make deps (or install it; then make probe))
 $(call needs,test-all %_emu,test 1 = '$(HAVE_BOOST_CONTEXT)',Boost.Context,make deps (or install it; then make probe))
+endif
+
+ifneq ($(filter-out $(ALL_CHECKS),$(CHECKS)),)
+$(call refuse,test-all,to know which checks: CHECKS="$(CHECKS)",CHECKS="$(ALL_CHECKS)" or some of them)
 endif
 
 # ---- the rules --------------------------------------------------------------------------------------------------------------------
@@ -352,11 +360,12 @@ TEST_PTX_LADDERS := $(if $(CUDA),$(PTX_LADDERS))
 endif
 ifeq ($(HAVE_GTEST)$(HAVE_BOOST_CONTEXT),11)
 TEST_CUDA     := $(BUILD)/test/test_cuda
-TEST_CUDA_ALL := $(TEST_CUDA) build/race/test/test_cuda build/san/test/test_cuda
-TEST_LADDERS  := $(foreach build,build build/race build/san,$(patsubst %,$(build)/dev/cuda/%,$(call part,$(LADDERS))))
+TEST_BUILDS   := build $(call check,races,build/race) $(call check,sanitizers,build/san)
+TEST_CUDA_ALL := $(TEST_BUILDS:%=%/test/test_cuda)
+TEST_LADDERS  := $(foreach build,$(TEST_BUILDS),$(patsubst %,$(build)/dev/cuda/%,$(call part,$(LADDERS))))
 endif
 TEST_MUTANTS  := $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
-TEST_FUZZERS  := $(call part,$(FUZZERS))
+TEST_FUZZERS  := $(call check,fuzzers,$(call part,$(FUZZERS)))
 
 ifneq ($(filter test test-all,$(MAKECMDGOALS)),)
 LACKING     := $(call lacking,$(PACKAGES))
@@ -367,7 +376,8 @@ MISSING  = $(if $(TEST_LLMC),,C++ tests (no GoogleTest: make deps);) \
            $(if $(TEST_CUDA),,CUDA kernels on the CPU (no $(if $(TEST_LLMC),Boost.Context,GoogleTest): make deps);) \
            $(if $(LACKING),Python tests ($(PYTHON) has no $(LACKING): make deps);) \
            $(if $(filter 1,$(HAVE_MPI)),,ranks over MPI (no MPI: make deps);) \
-           $(if $(CUDA),,kernels as nvcc compiles them (no nvcc: the CUDA toolkit);)
+           $(if $(CUDA),,kernels as nvcc compiles them (no nvcc: the CUDA toolkit);) \
+           $(if $(filter test-all,$(MAKECMDGOALS)),$(foreach check,$(filter-out $(CHECKS),$(ALL_CHECKS)),$(check) (not in CHECKS);))
 LEFT_OUT = $(patsubst .,,$(subst ;.,,$(strip $(MISSING)).))
 RUN_TESTS = $(PYTHON) scripts/run_tests.py --build $(BUILD) --left_out "$(LEFT_OUT)" --cpp $(TEST_LLMC) --python $(TEST_PYTHON)
 
@@ -379,9 +389,9 @@ test: left-out $(PROGRAMS) $(TEST_LLMC) $(TEST_CUDA) $(TEST_PTX) $(TEST_PROCESSE
 
 test-all: left-out $(PROGRAMS) $(if $(TEST_CUDA),$(TRAINERS:%=%_emu)) $(TEST_LLMC) $(TEST_PROCESSES) $(TEST_PTX) $(TEST_PTX_LADDERS) $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(GPU_LOGS:.ptxas=.o) $(TEST_FUZZERS)
 test-all:                                    ## slow tests, dev/cuda, mutants, sanitizers, fuzzers and the format, too
-	@$(MAKE) --no-print-directory build-mutants
-	@$(if $(TEST_CUDA),$(MAKE) --no-print-directory SAN=1 $(filter build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)))
-	@$(RUN_TESTS) --all --part $(PART) --cuda $(TEST_CUDA_ALL) --ladders $(TEST_LADDERS) --ptxas $(GPU_LOGS) --fuzzers $(TEST_FUZZERS) --ptx $(TEST_PTX) --ptx_ladders $(TEST_PTX_LADDERS) --nvcc '$(NVCC)' --ptx_tests='$(if $(filter 1/1,$(PART)),$(PTX_TESTS_RUN),$(PTX_TESTS_FAST))'
+	@$(call check,mutants,$(MAKE) --no-print-directory build-mutants)
+	@$(if $(filter build/san/%,$(TEST_CUDA_ALL)),$(MAKE) --no-print-directory SAN=1 $(filter build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)))
+	@$(RUN_TESTS) --all --part $(PART) --mutants $(call check,mutants,$(TEST_MUTANTS)) --cuda $(TEST_CUDA_ALL) --ladders $(TEST_LADDERS) --ptxas $(GPU_LOGS) --fuzzers $(TEST_FUZZERS) --ptx $(TEST_PTX) --ptx_ladders $(TEST_PTX_LADDERS) --nvcc '$(NVCC)' --ptx_tests='$(if $(filter 1/1,$(PART)),$(PTX_TESTS_RUN),$(PTX_TESTS_FAST))'
 
 build-mutants:
 	@$(PYTHON) scripts/mutants.py --make build/mutants/tree

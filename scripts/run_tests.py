@@ -147,9 +147,10 @@ def suites(args):
         jobs.setdefault("PTX workshop", []).append((counted, [program]))
     if args.ptx_ladders:
         jobs["PTX counts"] = [(counted, [sys.executable, "scripts/gpu_counts.py", "--nvcc", args.nvcc, "--check", *args.ptx_ladders])]
-    if args.all:
-        jobs["AMX in software"] = shards("build/mutants/test/test_llmc", AMX, args.part, LLMC_AMX="1")
+    if args.mutants:
+        jobs["AMX in software"] = shards(args.mutants[0], AMX, args.part, LLMC_AMX="1")
         jobs["mutants"] = [(counted, [sys.executable, "scripts/mutants.py", "--part", piece]) for piece in pieces(args.part)]
+    if args.all:
         jobs["fuzzers"] = [(counted, [sys.executable, "scripts/fuzz.py", fuzzer]) for fuzzer in args.fuzzers]
         jobs["ptxas"] = [(counted, [sys.executable, "scripts/ptxas.py", *args.ptxas])] if args.ptxas else []
         jobs["format"] = [(checked, ["make", "--no-print-directory", "format"])]
@@ -174,6 +175,7 @@ def main():
     parser.add_argument("--cuda", nargs="*", default=[], help="the tests of CUDA kernels on the CPU, in one or several builds")
     parser.add_argument("--ptxas", nargs="*", default=[], help="with --all: what nvcc said of the kernels")
     parser.add_argument("--fuzzers", nargs="*", default=[], help="with --all")
+    parser.add_argument("--mutants", nargs="*", default=[], help="the C++ tests, and those of CUDA kernels, with known bugs to switch on")
     parser.add_argument("--ladders", nargs="*", default=[], help="programs of dev/cuda, in one or several builds")
     parser.add_argument("--ptx", nargs="*", default=[], help="the PTX interpreter's tests, and those of kernels that it runs")
     parser.add_argument("--ptx_tests", default="*", help="which of them")

@@ -51,6 +51,7 @@ def expect_refusal(result, target, what, fix):
     ("test-all", "HAVE_GTEST=0", "GoogleTest", "make deps"),
     ("test-all", "HAVE_BOOST_CONTEXT=0", "Boost.Context", "make deps"),
     ("test-all", "CLANG=", "clang++", "make deps"),
+    ("test-all", "CHECKS=race fuzzers", 'to know which checks: CHECKS="race fuzzers"', 'CHECKS="races sanitizers mutants fuzzers" or some of them'),
     ("test-ptx", "HAVE_GTEST=0", "GoogleTest", "make deps"),
     ("train_llama_emu", "HAVE_BOOST_CONTEXT=0", "Boost.Context", "make deps"),
     ("compare", "LLMC_SOURCE=/nowhere", "train_gpt2.c in LLMC_SOURCE=/nowhere", "name a checkout of karpathy/llm.c"),
