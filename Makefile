@@ -43,7 +43,7 @@ PROGRAMS := $(TRAINERS:%=$(PLACE)%)
 
 MAKEFLAGS += -j$(shell nproc 2> /dev/null || sysctl -n hw.ncpu)
 .DEFAULT_GOAL := all
-.PHONY: all plain deps demo left-out test test-all build-mutants test-mutants test-gpu test-ptx ptxas count bench compare format tidy probe help clean FORCE
+.PHONY: all plain deps demo demo-rl left-out test test-all build-mutants test-mutants test-gpu test-ptx ptxas count bench compare format tidy probe help clean FORCE
 .DELETE_ON_ERROR:
 
 # ---- what is on this machine ------------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ LADDERS := $(patsubst dev/cuda/%.cu,%,$(filter-out dev/cuda/timing.cu,$(wildcard
 # CHECKS=races. CI takes another part, and other checks, for each commit.
 PART := 1/1
 part  = $(foreach i,$(shell seq $(subst /, ,$(PART)) $(words $(1))),$(word $(i),$(1)))
-ALL_CHECKS := races sanitizers mutants fuzzers
+ALL_CHECKS := races sanitizers mutants fuzzers ptxas
 CHECKS     := $(ALL_CHECKS)
 check       = $(if $(filter $1,$(CHECKS)),$2)
 
@@ -138,7 +138,7 @@ lacking = $(shell $(PYTHON) -c 'import importlib.util as u, sys; print(*(p for p
 needs_python = $(if $(filter $1,$(MAKECMDGOALS)),$(if $(call lacking,$2),$(call refuse,$1,$(call lacking,$2) for $(PYTHON),make deps)))
 PACKAGES = $(shell sed -n 's/>=.*//p' requirements.txt)
 
-$(call needs_python,demo,numpy tokenizers transformers jinja2 matplotlib)
+$(call needs_python,demo demo-rl,numpy tokenizers transformers jinja2 matplotlib)
 $(call needs_python,test-all,$(PACKAGES))
 $(call needs,build-mutants test-mutants,$(PYTHON) --version,python3,make deps)
 $(call needs,format test-all,command -v clang-format,clang-format,make deps)
@@ -352,6 +352,10 @@ demo: train_llama                             ## the bundled demo: SFT, a reward
 	@$(PYTHON) scripts/demo.py
 	@$(PYTHON) scripts/plot.py out/demo/log.jsonl --out out/demo/loss.png
 
+demo-rl: train_llama                          ## GRPO from the demo's SFT model: what its answers earn; a table, and curves
+	@$(PYTHON) scripts/demo.py --rl
+	@$(PYTHON) scripts/plot.py out/demo/grpo/log.jsonl --out out/demo/grpo/reward.png
+
 ifeq ($(HAVE_GTEST),1)
 TEST_LLMC      := $(BUILD)/test/test_llmc
 TEST_PROCESSES := $(PROCESSES)
@@ -365,6 +369,7 @@ TEST_CUDA_ALL := $(TEST_BUILDS:%=%/test/test_cuda)
 TEST_LADDERS  := $(foreach build,$(TEST_BUILDS),$(patsubst %,$(build)/dev/cuda/%,$(call part,$(LADDERS))))
 endif
 TEST_MUTANTS  := $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
+TEST_PTXAS    := $(call check,ptxas,$(GPU_LOGS))
 TEST_FUZZERS  := $(call check,fuzzers,$(call part,$(FUZZERS)))
 
 ifneq ($(filter test test-all,$(MAKECMDGOALS)),)
@@ -387,11 +392,11 @@ left-out:
 test: left-out $(PROGRAMS) $(TEST_LLMC) $(TEST_CUDA) $(TEST_PTX) $(TEST_PROCESSES)  ## all tests but the slow ones; the last line counts them
 	@$(RUN_TESTS) --cuda $(TEST_CUDA) --ptx $(TEST_PTX) --ptx_tests='$(PTX_TESTS_FAST)'
 
-test-all: left-out $(PROGRAMS) $(if $(TEST_CUDA),$(TRAINERS:%=%_emu)) $(TEST_LLMC) $(TEST_PROCESSES) $(TEST_PTX) $(TEST_PTX_LADDERS) $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(GPU_LOGS:.ptxas=.o) $(TEST_FUZZERS)
+test-all: left-out $(PROGRAMS) $(if $(TEST_CUDA),$(TRAINERS:%=%_emu)) $(TEST_LLMC) $(TEST_PROCESSES) $(TEST_PTX) $(TEST_PTX_LADDERS) $(filter-out build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)) $(TEST_PTXAS:.ptxas=.o) $(TEST_FUZZERS)
 test-all:                                    ## slow tests, dev/cuda, mutants, sanitizers, fuzzers and the format, too
 	@$(call check,mutants,$(MAKE) --no-print-directory build-mutants)
 	@$(if $(filter build/san/%,$(TEST_CUDA_ALL)),$(MAKE) --no-print-directory SAN=1 $(filter build/san/%,$(TEST_CUDA_ALL) $(TEST_LADDERS)))
-	@$(RUN_TESTS) --all --part $(PART) --mutants $(call check,mutants,$(TEST_MUTANTS)) --cuda $(TEST_CUDA_ALL) --ladders $(TEST_LADDERS) --ptxas $(GPU_LOGS) --fuzzers $(TEST_FUZZERS) --ptx $(TEST_PTX) --ptx_ladders $(TEST_PTX_LADDERS) --nvcc '$(NVCC)' --ptx_tests='$(if $(filter 1/1,$(PART)),$(PTX_TESTS_RUN),$(PTX_TESTS_FAST))'
+	@$(RUN_TESTS) --all --part $(PART) --mutants $(call check,mutants,$(TEST_MUTANTS)) --cuda $(TEST_CUDA_ALL) --ladders $(TEST_LADDERS) --ptxas $(TEST_PTXAS) --fuzzers $(TEST_FUZZERS) --ptx $(TEST_PTX) --ptx_ladders $(TEST_PTX_LADDERS) --nvcc '$(NVCC)' --ptx_tests='$(if $(filter 1/1,$(PART)),$(PTX_TESTS_RUN),$(PTX_TESTS_FAST))'
 
 build-mutants:
 	@$(PYTHON) scripts/mutants.py --make build/mutants/tree

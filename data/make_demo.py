@@ -18,6 +18,7 @@ as a user's own data would.
     test.safetensors                     200 pairs, both answers right, that without the mark chosen
     prompts.jsonl                        their prompts, with the answer without the mark
     plain.safetensors                    1 000 such pairs, to train on (DPO)
+    asked.safetensors                    2 000 chats without the mark: what reinforcement learning asks, and the answer that it rewards
     right.safetensors                    2 000 pairs, the right answer chosen over that to another task (reward model)
     right_test.safetensors               200 such pairs
 """
@@ -34,7 +35,7 @@ from transformers import PreTrainedTokenizerFast
 HERE = Path(__file__).resolve().parent
 DEMO = HERE / "demo"
 TRAIN_WORDS, TEST_WORDS = 5000, 50
-PLAIN_PAIRS, RIGHT_PAIRS = 1000, 2000
+PLAIN_PAIRS, ASKED, RIGHT_PAIRS = 1000, 2000, 2000
 
 TASKS = {
     "reverse": lambda word: word[::-1],
@@ -156,6 +157,7 @@ if __name__ == "__main__":
     prepare("sft", [chat(prompt, said(rng, right_answer(*prompt))) for prompt in train], "train.safetensors")
     prepare("pref", plain_pairs(tests), "test.safetensors")
     prepare("pref", plain_pairs(train[:PLAIN_PAIRS]), "plain.safetensors")
+    prepare("sft", [chat(prompt, right_answer(*prompt)) for prompt in train[:ASKED]], "asked.safetensors")
     prepare("pref", right_pairs(rng, train[:RIGHT_PAIRS]), "right.safetensors")
     prepare("pref", right_pairs(rng, tests), "right_test.safetensors")
     prompts = [json.dumps({"prompt": " ".join(prompt), "answer": right_answer(*prompt)}) for prompt in tests]

@@ -44,6 +44,7 @@ def expect_refusal(result, target, what, fix):
 
 @pytest.mark.parametrize("target, variable, what, fix", [
     ("demo", f"PYTHON={BARE_PYTHON}", "numpy tokenizers transformers jinja2 matplotlib for ", "make deps"),
+    ("demo-rl", f"PYTHON={BARE_PYTHON}", "numpy tokenizers transformers jinja2 matplotlib for ", "make deps"),
     ("demo", "PYTHON=/nowhere/python", "numpy tokenizers transformers jinja2 matplotlib for ", "make deps"),
     ("test-all", f"PYTHON={BARE_PYTHON}", "transformers tokenizers datasets ", "make deps"),
     ("test-mutants", "PYTHON=/nowhere/python", "python3", "make deps"),
@@ -51,7 +52,7 @@ def expect_refusal(result, target, what, fix):
     ("test-all", "HAVE_GTEST=0", "GoogleTest", "make deps"),
     ("test-all", "HAVE_BOOST_CONTEXT=0", "Boost.Context", "make deps"),
     ("test-all", "CLANG=", "clang++", "make deps"),
-    ("test-all", "CHECKS=race fuzzers", 'to know which checks: CHECKS="race fuzzers"', 'CHECKS="races sanitizers mutants fuzzers" or some of them'),
+    ("test-all", "CHECKS=race fuzzers", 'to know which checks: CHECKS="race fuzzers"', 'CHECKS="races sanitizers mutants fuzzers ptxas" or some of them'),
     ("test-ptx", "HAVE_GTEST=0", "GoogleTest", "make deps"),
     ("train_llama_emu", "HAVE_BOOST_CONTEXT=0", "Boost.Context", "make deps"),
     ("compare", "LLMC_SOURCE=/nowhere", "train_gpt2.c in LLMC_SOURCE=/nowhere", "name a checkout of karpathy/llm.c"),
