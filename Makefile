@@ -429,6 +429,7 @@ compare: $(PROGRAMS) $(BUILD)/dev/bench/few_tokens .venv-compare/installed.sh ou
 	    .venv-compare/bin/python scripts/compare.py --model $$model --out docs/benchmarks.md || exit 1; done
 	@.venv-compare/bin/python scripts/compare_trl.py out/smollm2 --out docs/benchmarks.md
 	@.venv-compare/bin/python scripts/compare_generate.py --out docs/benchmarks.md
+	@.venv-compare/bin/python scripts/compare_grpo.py --out docs/benchmarks.md
 
 out/smollm2/model/tokenizer.json: | .venv-compare/installed.sh  # the last file that it writes
 	@.venv-compare/bin/python scripts/smollm2.py out/smollm2

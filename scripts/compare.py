@@ -245,6 +245,10 @@ def expect_same_loss(theirs, ours):
         sys.exit(f"the first losses differ: theirs {theirs['loss']:.6f}, ours {ours['loss']:.6f}")
 
 
+def first_losses(theirs, ours):
+    return f"{theirs[0][0]['loss']:.4f} / {ours[0][0]['loss']:.4f}"
+
+
 def memory(rounds):
     return max(step["peak_mem"] for steps in rounds for step in steps) / 2**30
 
@@ -286,7 +290,7 @@ def compare(name, dtype):
     for side, theirs in rounds.items():
         expect_same_loss(theirs[0][0], ours[0][0])
         rows.append(table_row(task, DTYPES[dtype] if side == "transformers" else dtype, side, best(theirs), best(ours), memory(theirs), memory(ours),
-                              share, theirs[0][0]["loss"], ours[0][0]["loss"]))
+                              f"{share} %", first_losses(theirs, ours)))
     return rows
 
 
@@ -309,10 +313,10 @@ COLUMNS = ["training", "dtype", "peer", "date", "peer tokens/s", "ours tokens/s"
            "of the product's rate", "first loss of each"]
 
 
-def table_row(task, dtype, peer, theirs, ours, their_memory, our_memory, share, their_loss, our_loss):
+def table_row(task, dtype, peer, theirs, ours, their_memory, our_memory, share, first):
     version = f"{peer} {importlib.metadata.version(peer)}" if peer != "llm.c" else peer
     return (f"| {task} | {dtype} | {version} | {datetime.date.today()} | {theirs:.0f} | {ours:.0f} | **{ours / theirs:.2f}** | {their_memory:.2f} "
-            f"| {our_memory:.2f} | **{our_memory / their_memory:.2f}** | {share} % | {their_loss:.4f} / {our_loss:.4f} |")
+            f"| {our_memory:.2f} | **{our_memory / their_memory:.2f}** | {share} | {first} |")
 
 
 def merge_rows(text, rows):

@@ -14,8 +14,6 @@ The limit is the larger of two times: of reading all weights once for each token
 products' FLOPs at the rate of a large product (dev/bench/few_tokens.cpp measures both). It leaves out attention, sampling and the prompts.
 """
 import argparse
-import datetime
-import importlib.metadata
 import json
 import os
 import random
@@ -122,10 +120,8 @@ def row(batch, folder, memory_rate, product_rate):
     peer.close()
     fastest = [min(step["step_s"] for step in steps) for steps in (theirs, ours)]
     limit = NEW * max(2 * parameters() / memory_rate, 2 * parameters() * batch / product_rate)
-    gib = [compare.memory([steps]) for steps in (theirs, ours)]
-    return (f"| smollm2-135m, generate, {batch} x ({PROMPT} + {NEW}) | bf16 | transformers {importlib.metadata.version('transformers')} "
-            f"| {datetime.date.today()} | {batch * NEW / fastest[0]:.0f} | {batch * NEW / fastest[1]:.0f} | **{fastest[0] / fastest[1]:.2f}** "
-            f"| {gib[0]:.2f} | {gib[1]:.2f} | **{gib[1] / gib[0]:.2f}** | {limit / fastest[1]:.0%} of the limit | sampled |")
+    return compare.table_row(f"smollm2-135m, generate, {batch} x ({PROMPT} + {NEW})", "bf16", "transformers", *(batch * NEW / s for s in fastest),
+                             compare.memory([theirs]), compare.memory([ours]), f"{limit / fastest[1]:.0%} of the limit", "sampled")
 
 
 def main():

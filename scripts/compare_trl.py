@@ -210,7 +210,7 @@ def compare_kind(kind, start, model, file, folder):
         return sum(step["tokens"] for step in rounds[0][WARM_UP:]) / seconds
 
     return compare.table_row(f"smollm2-135m, {KINDS[kind]}", "bf16", "trl", speed(theirs), speed(ours), compare.memory(theirs), compare.memory(ours),
-                             share, theirs[0][0]["loss"], ours[0][0]["loss"])
+                             f"{share} %", compare.first_losses(theirs, ours))
 
 
 def compare_all(directory, kinds):

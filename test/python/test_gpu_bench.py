@@ -94,11 +94,11 @@ def test_both_sides_train_the_same_model():
 
 def test_a_table_for_each_cpu(monkeypatch):
     monkeypatch.setattr(compare.importlib.metadata, "version", lambda package: "1.0")
-    rows = [compare.table_row(task, "bf16", "transformers", 100, speed, 2, 1, 80, 3, 3) for task, speed in (("a", 150), ("b", 160))]
+    rows = [compare.table_row(task, "bf16", "transformers", 100, speed, 2, 1, "80 %", "3.0000 / 3.0000") for task, speed in (("a", 150), ("b", 160))]
     monkeypatch.setattr(compare, "describe_cpu", lambda: "one")
     text = compare.merge_rows("# Benchmarks\n\n## another\n\nwords\n", rows)
     assert text.index("## another") < text.index("## one") and text.count("| training | dtype |") == 1
-    again = compare.merge_rows(text, [compare.table_row("b", "bf16", "transformers", 100, 170, 2, 1, 80, 3, 3)])
+    again = compare.merge_rows(text, [compare.table_row("b", "bf16", "transformers", 100, 170, 2, 1, "80 %", "3.0000 / 3.0000")])
     assert "**1.50**" in again and "**1.70**" in again and "**1.60**" not in again and again.count("\n| b |") == 1
     monkeypatch.setattr(compare, "describe_cpu", lambda: "third")
     assert compare.merge_rows(again, rows).count("| training | dtype |") == 2
