@@ -16,11 +16,11 @@ import json
 import random
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import compare
 import compare_generate
+import compare_trl
 from compare import ROOT
 
 ROUNDS, WARM_UP, COUNTED = 2, 1, 1
@@ -42,32 +42,11 @@ def worker(dtype, model_dir):
     import transformers
     import trl
 
-    answers, sys.stdout = sys.stdout, sys.stderr  # so that the answers have nothing that libraries print
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
-    judge = {}
+    answers, judge = compare_trl.quiet_libraries(), {}
     exec(REWARD, judge)
     model = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     tokenizer.eos_token = tokenizer.pad_token = tokenizer.convert_ids_to_tokens(len(tokenizer) - 1)  # TRL wants one; min_new_tokens forbids it
-
-    class OnDemand(transformers.TrainerCallback):
-        def wait(self, control):
-            control.should_training_stop = not sys.stdin.readline()
-            self.begin = time.perf_counter()
-
-        def on_train_begin(self, args, state, control, **_):
-            print("ready", file=answers, flush=True)
-            self.wait(control)
-
-        def on_log(self, args, state, control, logs, **_):
-            if "loss" not in logs:  # this is the last line, which sums up the training
-                return
-            step = dict(step_s=time.perf_counter() - self.begin, reward=logs["reward"], length=logs["completions/mean_length"],
-                        peak_mem=compare.peak_memory())
-            print(json.dumps(step), file=answers, flush=True)
-            self.wait(control)
 
     def reward(prompts, completions, **_):
         return judge["reward"](prompts, completions, None)
@@ -80,9 +59,7 @@ def worker(dtype, model_dir):
                               activation_checkpointing=False, num_train_epochs=1000, beta=0.0, learning_rate=RATE, lr_scheduler_type="constant",
                               weight_decay=compare.WEIGHT_DECAY, adam_beta1=compare.BETAS[0], adam_beta2=compare.BETAS[1], max_grad_norm=compare.MAX_NORM)
         trainer = trl.GRPOTrainer(model, reward, args, train_dataset=datasets.Dataset.from_dict(dict(prompt=make_prompts())), processing_class=tokenizer)
-        trainer.add_callback(OnDemand)
-        trainer.remove_callback(transformers.PrinterCallback)
-        trainer.train()
+        compare_trl.train_on_demand(trainer, answers, lambda logs: dict(reward=logs["reward"], length=logs["completions/mean_length"]))
 
 
 # ---- train_llama: short runs of the program ------------------------------------------------------------------------------------------------

@@ -118,18 +118,23 @@ def make_trainer(kind, start, reference, file, count, options):
     return trainer
 
 
-def trl_worker(kind, start, reference, file, count):
+def quiet_libraries():
+    """Keeps standard output for the answers, which it returns, so that they have nothing that libraries print."""
     import datasets
     import transformers
 
-    answers, sys.stdout = sys.stdout, sys.stderr  # so that the answers have nothing that libraries print
+    answers, sys.stdout = sys.stdout, sys.stderr
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     datasets.disable_progress_bars()
+    return answers
+
+
+def train_on_demand(trainer, answers, figures):
+    """Does a step for each line of standard input, and answers with its time, memory and what `figures` takes from TRL's log of it."""
+    import transformers
 
     class OnDemand(transformers.TrainerCallback):
-        tokens = 0
-
         def wait(self, control):
             control.should_training_stop = not sys.stdin.readline()
             self.begin = time.perf_counter()
@@ -141,11 +146,22 @@ def trl_worker(kind, start, reference, file, count):
         def on_log(self, args, state, control, logs, **_):
             if "loss" not in logs:  # this is the last line, which sums up the training
                 return
-            step = dict(step_s=time.perf_counter() - self.begin, loss=logs["loss"], tokens=logs["num_tokens"] - self.tokens,
-                        sweep_s=getattr(trainer, "sweep_s", 0), peak_mem=compare.peak_memory())
-            self.tokens = logs["num_tokens"]
+            step = dict(step_s=time.perf_counter() - self.begin, peak_mem=compare.peak_memory(), **figures(logs))
             print(json.dumps(step), file=answers, flush=True)
             self.wait(control)
+
+    trainer.add_callback(OnDemand)
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train()
+
+
+def trl_worker(kind, start, reference, file, count):
+    answers, seen = quiet_libraries(), 0
+
+    def figures(logs):
+        nonlocal seen
+        before, seen = seen, logs["num_tokens"]
+        return dict(loss=logs["loss"], tokens=seen - before, sweep_s=getattr(trainer, "sweep_s", 0))
 
     with tempfile.TemporaryDirectory() as folder:
         options = dict(output_dir=folder, report_to="none", use_cpu=True, bf16=False, disable_tqdm=True, save_strategy="no", logging_steps=1,
@@ -154,9 +170,7 @@ def trl_worker(kind, start, reference, file, count):
                        learning_rate=rate(kind), lr_scheduler_type="constant", weight_decay=compare.WEIGHT_DECAY, adam_beta1=compare.BETAS[0],
                        adam_beta2=compare.BETAS[1], max_grad_norm=compare.MAX_NORM)
         trainer = make_trainer(kind, start, reference, file, count, options)
-        trainer.add_callback(OnDemand)
-        trainer.remove_callback(transformers.PrinterCallback)
-        trainer.train()
+        train_on_demand(trainer, answers, figures)
 
 
 # ---- train_llama: short runs of the program ------------------------------------------------------------------------------------------------
