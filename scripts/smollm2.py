@@ -11,6 +11,8 @@ writes DIR/model                SmolLM2-135M-Instruct (Apache-2.0), dequantised 
        DIR/pairs.jsonl          a pair for each of chats.jsonl, {"prompt": [...], "chosen": [...], "rejected": [...]} a line: chosen is
                                 the answer that the conversation ends with, rejected one that another of them ends with, drawn with the seed
        DIR/pairs_heldout.jsonl  the same of heldout.jsonl
+       DIR/questions.jsonl      all conversations, {"prompt": [...], "completion": [...]} a line: what comes before the last answer, and that answer
+       DIR/questions_heldout.jsonl  those of 100 prompts, drawn with the seed, which do not stand in questions.jsonl
        DIR/prompts.jsonl        three questions to generate answers to
 scripts/smollm2.sh goes on from there.
 """
@@ -64,6 +66,14 @@ def pairs(conversations):
         yield {"prompt": chat["messages"][:-1], "chosen": [chosen], "rejected": [rejected]}
 
 
+def questions(conversations):
+    """(those of other prompts, those of the prompts that are held out)"""
+    records = [{"prompt": chat["messages"][:-1], "completion": chat["messages"][-1:]} for chat in chats(conversations)]
+    prompts = sorted({json.dumps(record["prompt"]) for record in records})
+    held_out = set(random.Random(SEED).sample(prompts, HELD_OUT))
+    return [[record for record in records if (json.dumps(record["prompt"]) in held_out) == held] for held in (False, True)]
+
+
 def write_jsonl(path, records):
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
     path.write_text("".join(lines))
@@ -82,6 +92,8 @@ def main():
     write_jsonl(out / "chats.jsonl", chats(rest))
     write_jsonl(out / "pairs_heldout.jsonl", pairs(held_out))
     write_jsonl(out / "pairs.jsonl", pairs(rest))
+    for name, records in zip(("questions", "questions_heldout"), questions(conversations)):
+        write_jsonl(out / f"{name}.jsonl", records)
     write_jsonl(out / "prompts.jsonl", chats([[prompt] for prompt in PROMPTS]))
     convert_model(out / "model")
     print(f"{out}/model: SmolLM2-135M-Instruct")

@@ -161,10 +161,12 @@ template <class X> class DecodeSplit {
     void load(Rows &words, const DecodeBlock<X> &block, const X *next, size_t head, size_t i) const {
         const size_t d = i * lanes * parts, n = columns(i), row = 2 * KV_ * D_, at = head * D_ + d;
         if (n == lanes * parts && block.sees_all()) {
+            // The next block comes to the second cache meanwhile, in the order in which it lies in memory: CPUs then read ahead by themselves.
+            const X *from = block.rows + at, *ahead = next + lanes * at;
 #pragma GCC unroll 16
-            for (size_t r = 0; r < lanes; r++) {
-                words[r] = *reinterpret_cast<const simd::Floats *>(block.rows + r * row + at);
-                __builtin_prefetch(next + r * row + at);
+            for (size_t r = 0; r < lanes; r++, from += row, ahead += lanes * parts) {
+                words[r] = *reinterpret_cast<const simd::Floats *>(from);
+                __builtin_prefetch(ahead, 0, 2);
             }
         } else {
             for (size_t r = 0; r < lanes; r++) {

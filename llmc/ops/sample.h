@@ -103,7 +103,8 @@ HOST_DEVICE inline uint32_t rank_of(float logit) {
     const float x = logit + 0.0f;  // -0 and 0 are equal
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
-    return !(x == x) ? UINT32_MAX : bits >> 31 ? bits : 0x7fffffff - bits;
+    const uint32_t rank = bits >> 31 ? bits : 0x7fffffff - bits;
+    return !(x == x) ? UINT32_MAX : rank;
 }
 
 // Which tokens of a row are kept: those up to the last one in the order of their logits, and with enough mass.
@@ -112,8 +113,8 @@ struct Kept {
     int32_t least = 0;
     uint32_t last_rank = UINT32_MAX, last_id = UINT32_MAX;
 
-    HOST_DEVICE bool has(uint32_t rank, uint32_t id) const {  // without branches, so that loops are vectors
-        return (rank < last_rank) | ((rank == last_rank) & (id <= last_id));
+    HOST_DEVICE bool has(uint32_t rank, uint32_t id) const {  // one comparison, without branches, so that loops are vectors
+        return (uint64_t(rank) << 32 | id) <= (uint64_t(last_rank) << 32 | last_id);
     }
     HOST_DEVICE uint32_t mass(float logit, uint32_t id) const {
         const int32_t m = mass_of((logit - max) * scale);
@@ -133,10 +134,11 @@ class Row {
         const Kept kept = kept_;
         uint64_t mass = 0;
         for (size_t b = 0; b < below_.size(); b++) {
+            const uint32_t first = uint32_t(b * block), n = uint32_t(std::min(logits_.size() - first, block));
+            const float *logits = &logits_[first];
             uint64_t sum = 0;
 #pragma omp simd reduction(+ : sum)
-            for (size_t v = b * block; v < std::min(logits_.size(), (b + 1) * block); v++)
-                sum += kept.mass(logits_[v], uint32_t(v));
+            for (uint32_t i = 0; i < n; i++) sum += kept.mass(logits[i], first + i);
             below_[b] = mass += sum;
         }
     }
