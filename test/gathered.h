@@ -1,15 +1,24 @@
-// The parameters of all ranks, from stage 3 of ZeRO, too, where each rank has its part alone.
+// The parameters of all ranks, also where each rank has its part alone, or where they lie in a store.
 #pragma once
 #include "../llmc/parallel/zero.h"
 
-// What a model gathers before it reads each unit's parameters; empty before stage 3.
+// What a model brings before it reads each unit's parameters; empty if it brings nothing.
 template <class Dev>
 std::vector<std::vector<typename Dev::X>> gather_units(Zero<Dev> &zero, Comm &comm, const std::vector<Unit> &units) {
-    std::vector<std::vector<typename Dev::X>> out;
-    if (zero.sharding.stage < 3) return out;
-    for (const Unit &u : units) {
-        zero.fetch(comm, u.begin, u.end, out.emplace_back(zero.sharding.padded_count(u.begin, u.end)).data());
-        zero.ready(comm, u.begin, u.end);
+    using X = typename Dev::X;
+    std::vector<std::vector<X>> out;
+    HostMemory memory;
+    for (size_t u = 0; zero.guests() && u < units.size(); u++) {
+        const auto [begin, end, row] = units[u];
+        const size_t own_count = zero.sharding.unit_begins[u + 1] - zero.sharding.unit_begins[u];
+        const size_t bytes = round_up(own_count * sizeof(X), store_alignment);
+        X *const own = zero.pieces.any() ? reinterpret_cast<X *>(memory.allocate(bytes)) : nullptr;
+        if (own) zero.pieces.bring(u, own), zero.pieces.wait(u);
+        if (zero.sharding.divided) {
+            zero.fetch(comm, begin, end, out.emplace_back(zero.sharding.padded_count(begin, end)).data(), own);
+            zero.ready(comm, begin, end);
+        } else out.emplace_back(own, own + own_count);
+        if (own) memory.release(reinterpret_cast<std::byte *>(own), bytes);
     }
     return out;
 }
@@ -24,4 +33,15 @@ std::vector<float> params_of(Zero<Dev> &zero, const std::vector<std::vector<type
         out.insert(out.end(), from, from + (units[u].end - units[u].begin));
     }
     return out;
+}
+
+// Writes this rank's parameters, as floats, by global offsets.
+template <class Dev> void read_own_floats(Zero<Dev> &zero, std::vector<float> &out) {
+    for (size_t b = 0; b < zero.sharding.buckets.size(); b++)
+        zero.read_part(b, [&](auto floats, size_t first, size_t n) {
+            const Bucket &bucket = zero.sharding.buckets[b];
+            for (size_t i = 0; i < n; i++)  // without padding
+                if (const size_t at = zero.sharding.own * bucket.part + first + i; at < bucket.count)
+                    out[bucket.global + at] = floats.load(i);
+        });
 }

@@ -215,7 +215,8 @@ TEST(Prediction, OpsHideMessages) {
     EXPECT_NEAR(ring.seconds(slow).messages, sums, 1e-4 * sums);
 }
 
-// Activations leave while a layer is computed forward and come back while one is computed backward. Moments go both ways at the same time.
+// Activations leave while a layer is computed forward and come back while one is computed backward. Moments go both ways at the same time, and so do weights
+// in the update. Of this model, whose embedding is its head, that unit comes twice in a pass, and a layer but the last two comes once more backward.
 TEST(Prediction, CopiesOverRates) {
     Predicted p(1, 1, 0);
     p.limits.offload.activations = true;
@@ -226,6 +227,14 @@ TEST(Prediction, CopiesOverRates) {
     const double moments = double(p.model().plan().store_bytes());
     EXPECT_GT(moments, 8.0 * double(parameter_count(p.config)));
     EXPECT_NEAR(p.seconds({fast, fast, fast, fast, fast, fast, 1}, 3).copies, moments, 1e-6 * moments);
+    p.limits.offload = {.weights = true};
+    auto planned = p.model();
+    const auto &units = planned.parts().trained.units;
+    const double embedding = double(units[0].end), layer = double(units[1].end - units[1].begin), L = double(p.config.L);
+    const double weights = double(parameter_count(p.config)), pass = 2 * (weights + embedding + (L - 2) * layer);
+    const double updated = double(planned.plan().store_bytes());
+    EXPECT_GT(updated, 4 * weights);
+    EXPECT_NEAR(p.seconds({fast, fast, fast, fast, fast, fast, 1}, 3).copies, 3 * pass + updated, 1e-6 * weights);
 }
 
 TEST(Prediction, RatesOfNamedGpus) {

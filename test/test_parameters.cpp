@@ -68,25 +68,26 @@ struct Loaded {
     std::vector<float> params, master;  // by global offsets
 };
 
-// fill(zero, comm, memory) on every rank; they must agree.
-template <class X, class Fill> static Loaded on_ranks(int ranks, int stage, Fill fill) {
+// fill(zero, comm, memory) on every rank; they must agree. `away`: the parameters lie in a store.
+template <class X, class Fill> static Loaded on_ranks(int ranks, int stage, bool away, Fill fill) {
     Loaded out{{}, std::vector<float>(12 * C)};
     std::mutex mutex;  // of `out`
     run_threads(ranks, {.check = true}, [&](Comm &comm) {
-        Zero<Cpu<X>> zero({1}, Sharding(units, stage, ranks, comm.rank, 100), table);
+        Zero<Cpu<X>> zero({1}, Sharding(units, stage, ranks, comm.rank, 100, 8, away), table, false, away);
         HostMemory memory;
         Plan plan;
         zero.plan(plan, true);
         zero.plan_scratch(plan);
         plan.place(true);
         const Arena arena(plan, memory);
+        std::unique_ptr<Store> store;
+        if (away) store = make_disk_store(testing::TempDir(), plan.store_bytes(), 60), zero.pieces.use(*store, memory);
         fill(zero, comm, memory);
         arena.check_guards();
 
         const auto gathered = gather_units(zero, comm, units);
         std::lock_guard lock(mutex);
-        for (const ShardRun &s : zero.sharding.shard_runs())
-            for (size_t i = 0; i < s.count; i++) out.master[s.global + i] = zero.params_at(s).load(i);
+        read_own_floats(zero, out.master);
         const std::vector<float> params = params_of(zero, gathered, units);
         if (out.params.empty()) out.params = params;
         EXPECT_EQ(out.params, params) << "of rank " << comm.rank;
@@ -95,13 +96,13 @@ template <class X, class Fill> static Loaded on_ranks(int ranks, int stage, Fill
     return out;
 }
 
-template <class X> static Loaded loaded(const std::string &dir, int ranks, int stage, uint64_t seed) {
-    return on_ranks<X>(ranks, stage,
+template <class X> static Loaded loaded(const std::string &dir, int ranks, int stage, uint64_t seed, bool away = false) {
+    return on_ranks<X>(ranks, stage, away,
                        [&](auto &zero, Comm &, Memory &memory) { load_parameters(zero, HfWeights(dir), seed, memory); });
 }
 
 template <class X> static Loaded initialised(uint64_t seed) {
-    return on_ranks<X>(1, 0, [&](auto &zero, Comm &comm, Memory &memory) {
+    return on_ranks<X>(1, 0, false, [&](auto &zero, Comm &comm, Memory &memory) {
         initialise_parameters(zero, comm, seed, 0.5, memory);
         zero.ready(comm, 0, zero.sharding.elements);
     });
@@ -117,12 +118,13 @@ template <class X> static void expect_head_from_seed(const Parameters &t) {
     std::vector<float> rounded(want.size());
     for (size_t i = 0; i < want.size(); i++) rounded[i] = float(X(want[i]));
     for (int ranks : {1, 2, 3})
-        for (int stage : {0, 1, 2, 3}) {
-            SCOPED_TRACE(format("%d ranks, stage %d", ranks, stage));
-            const Loaded got = loaded<X>(t.dir, ranks, stage, 11);
-            EXPECT_EQ(got.params, rounded);
-            EXPECT_EQ(got.master, start<X>(want));
-        }
+        for (int stage : {0, 1, 2, 3})
+            for (bool away : {false, true}) {
+                SCOPED_TRACE(format("%d ranks, stage %d, in a store: %d", ranks, stage, away));
+                const Loaded got = loaded<X>(t.dir, ranks, stage, 11, away);
+                EXPECT_EQ(got.params, rounded);
+                EXPECT_EQ(got.master, start<X>(want));
+            }
     EXPECT_NE(loaded<X>(t.dir, 1, 0, 12).master, want) << "of another seed";
 }
 
@@ -145,27 +147,29 @@ template <class X> static void expect_saved_as_loaded(const Parameters &t, const
         for (float &f : values) f = dtype == std::string("BF16") ? float(bf16(f)) : f;
         return values;
     };
+    const auto expect_saved = [&](int ranks, int stage, bool away) {
+        SCOPED_TRACE(format("%zu bytes to %s, %d ranks, stage %d, in a store: %d", sizeof(X), dtype, ranks, stage, away));
+        on_ranks<X>(ranks, stage, away, [&](auto &zero, Comm &comm, Memory &memory) {
+            load_parameters(zero, HfWeights(t.dir), 11, memory);
+            std::vector<float> buffer(zero.sharding.largest);
+            save_parameters(zero, Mesh(comm, 1), to, dtype, memory, [&](size_t) { return buffer.data(); });
+        });
+        const SafetensorsFile saved(to + "/model.safetensors");
+        const auto values = [&](const char *name) {
+            std::vector<float> out(elements(saved.at(name).shape));
+            saved.read(name, out.data());
+            return out;
+        };
+        EXPECT_EQ(saved.at("conv").dtype, dtype);
+        EXPECT_EQ(saved.at("conv").shape, Shape({C / 2, 6}));
+        EXPECT_EQ(values("embed"), saved_as(start<X>(t.embed)));
+        EXPECT_EQ(values("score.weight"), saved_as(t.score));
+        EXPECT_EQ(values("norm"), saved_as(t.norm));
+        EXPECT_EQ(values("conv"), saved_as(start<X>(t.turned)));
+    };
     for (int ranks : {1, 2, 3})
-        for (int stage : {0, 1, 2, 3}) {
-            SCOPED_TRACE(format("%zu bytes to %s, %d ranks, stage %d", sizeof(X), dtype, ranks, stage));
-            on_ranks<X>(ranks, stage, [&](auto &zero, Comm &comm, Memory &memory) {
-                load_parameters(zero, HfWeights(t.dir), 11, memory);
-                std::vector<float> buffer(zero.sharding.largest);
-                save_parameters(zero, Mesh(comm, 1), to, dtype, memory, [&](size_t) { return buffer.data(); });
-            });
-            const SafetensorsFile saved(to + "/model.safetensors");
-            const auto values = [&](const char *name) {
-                std::vector<float> out(elements(saved.at(name).shape));
-                saved.read(name, out.data());
-                return out;
-            };
-            EXPECT_EQ(saved.at("conv").dtype, dtype);
-            EXPECT_EQ(saved.at("conv").shape, Shape({C / 2, 6}));
-            EXPECT_EQ(values("embed"), saved_as(start<X>(t.embed)));
-            EXPECT_EQ(values("score.weight"), saved_as(t.score));
-            EXPECT_EQ(values("norm"), saved_as(t.norm));
-            EXPECT_EQ(values("conv"), saved_as(start<X>(t.turned)));
-        }
+        for (int stage : {0, 1, 2, 3})
+            for (bool away : {false, true}) expect_saved(ranks, stage, away);
 }
 
 TEST_F(Parameters, GoOutAsTheyCameIn) {

@@ -185,9 +185,9 @@ TEST(Ranks, Bf16GradientsOfSeveralMicroStepsAreNear) {
     }
 }
 
-// Wherever activations and moments lie between the ops that need them, and however many elements of the moments are in memory at a time.
+// Wherever activations, moments and weights lie between the ops that need them, and however many elements of the latter two are a piece.
 TEST(Ranks, OffloadingChangesNoBit) {
-    for (uint32_t number = 0; number < 36; number++) {
+    for (uint32_t number = 0; number < 49; number++) {
         auto pick = [&, draw = uint64_t(0)](auto... options) mutable {
             const std::vector all = {options...};
             return all[Random{4, Purpose::test, number}.block(draw++)[0] % all.size()];
@@ -200,12 +200,19 @@ TEST(Ranks, OffloadingChangesNoBit) {
         const Recompute recompute = pick(Recompute::none, Recompute::cheap, Recompute::layer);
         const Moments moments = pick(Moments::f32, Moments::bf16, Moments::blockwise);
         const size_t tile = pick(0u, 1u), piece = pick(1u, 10000u, 1u << 30);
-        const bool half = pick(0, 1), late = pick(0, 1) && c.stage == 3;
-        const Offload offload{
-            .activations = number % 3 != 1, .optimizer = number % 3 != 0, .dir = testing::TempDir(), .piece = piece};
+        const bool half = pick(0, 1), rounds = pick(0, 1);
+        if (pick(0, 1) && c.stage > 0 && c.world > 2 && c.world % 2 == 0) c.group = 2;
+        const bool late = pick(0, 1) && c.micro_steps > 1;  // each rank has a row after an update, and waits for what is gathered
+        const uint32_t what = number % 7 + 1;
+        const Offload offload{.activations = (what & 1) > 0,
+                              .optimizer = (what & 2) > 0,
+                              .weights = (what & 4) > 0,
+                              .dir = testing::TempDir(),
+                              .piece = piece};
         const auto run = [&](bool offloaded) {
             const auto change = [&](ModelLimits &limits) {
                 limits.recompute = recompute, limits.tile_tokens = tile, limits.moments = moments;
+                limits.bf16_gradients = rounds;
                 if (offloaded) limits.offload = offload;
             };
             return half ? on_threads<CpuBf16>(c, model, late && offloaded, change)
@@ -235,6 +242,10 @@ TEST(Ranks, ThePlanOfOffloading) {
     const auto [bytes, stored] = plan({.activations = true});
     EXPECT_EQ(stored, (model.L - 1) * kept);
     EXPECT_LE(bytes, all - (model.L - 3) * kept + 40 * page);  // the last layer's, and of two others one leaves or comes
+    const auto [of_layers, weights] = plan({.weights = true, .piece = 4096});
+    const size_t layer = (parameter_count(model) - 2 * model.V * model.C - model.C) / model.L * sizeof(float);
+    EXPECT_GE(weights, 4 * parameter_count(model));
+    EXPECT_LE(of_layers, all - (model.L - 2) * layer + 3 * 4096 * sizeof(float) + 40 * page);  // two layers, and windows
     const auto [in_pieces, moments] = plan({.optimizer = true, .piece = 4096});
     const size_t shard = size_t(parameter_count(model)), windows = 6 * 4096 * sizeof(float);
     EXPECT_GE(moments, 8 * shard);
@@ -273,6 +284,7 @@ struct Sending {
     RankModel of;
     Recompute recompute;
     size_t document = 0, window = 0;  // or documents of so many tokens, and the second layer with a window
+    bool away = false;                // weights lie in a store
 
     size_t S() const { return row_multiple * c.sp; }
     ModelConfig model() const {
@@ -292,10 +304,11 @@ struct Sending {
         Ranks &r = limits.ranks;
         r.world = c.world, r.sp = c.sp, r.sp_mode = c.mode, r.head_stride = c.head_stride, r.zero_stage = c.stage;
         r.zero_group = c.group;
+        limits.offload = {.weights = away, .dir = testing::TempDir()};
         r.flops = layout == Layout::zigzag ? 1 : 1e30, r.bandwidth = layout == Layout::zigzag ? 1e30 : 1;
         return limits;
     }
-    std::string name() const { return c.name() + ", " + name_of(layout) + (of == tied ? ", tied" : ""); }
+    std::string name() const { return c.name() + ", " + name_of(layout) + (of == tied ? ", tied" : "") + (away ? ", away" : ""); }
 };
 
 template <class Dev> Payload sent_by_all(const Sending &s) {
@@ -369,10 +382,11 @@ size_t grads_by_formula(const ModelConfig &m, const RankCase &c) {
     if (c.stage == 1) return (W - 1) * 4 * n.padded;
     return (W - 1) * 4 * c.micro_steps * (n.padded + (m.tied ? n.embedding : 0));  // a tied embedding is summed as head, too
 }
-size_t params_by_formula(const ModelConfig &m, const RankCase &c, size_t x) {
+size_t params_by_formula(const ModelConfig &m, const Sending &s, size_t x) {
+    const RankCase &c = s.c;
     const Elements n(m, c.world);
     if (c.stage == 0) return 0;
-    return (c.world - 1) * x * (c.stage == 3 ? c.micro_steps * n.gathered : n.padded);
+    return (c.world - 1) * x * (c.stage == 3 || s.away ? c.micro_steps * n.gathered : n.padded);
 }
 
 template <class Dev> void expect_predicted(const Sending &s, const Payload &sent) {
@@ -396,7 +410,7 @@ template <class Dev> void expect_formulas(const Sending &s) {
     EXPECT_EQ(sent.kv, layers_of_rows * kv_by_formula(m, s, x));
     EXPECT_EQ(sent.dkv, layers_of_rows * dkv_by_formula(m, s));
     EXPECT_EQ(sent.grads, grads_by_formula(m, s.c));
-    EXPECT_EQ(sent.params, params_by_formula(m, s.c, x));
+    EXPECT_EQ(sent.params, params_by_formula(m, s, x));
 }
 
 }  // namespace
@@ -421,6 +435,9 @@ TEST(Ranks, ZeroSendsWhatZeroHSays) {
                     {world, 1, SpMode::ring, 12, stage, 1 + size_t(model)}, Layout::contiguous, model, Recompute::none};
                 expect_formulas<CpuF32>(s);
                 expect_formulas<CpuBf16>(s);
+                Sending away = s;
+                away.away = true;
+                expect_formulas<CpuBf16>(away);
             }
 }
 

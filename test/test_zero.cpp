@@ -45,6 +45,7 @@ struct Case {
     Moments moments = Moments::f32;
     bool rounds = false;  // gradients are stored in bf16
     float unit = 1;       // of exact gradients: 257 of them have more bits than a bf16
+    bool away = false;    // parameters lie in a store, and moments do
 };
 
 // What the samples of a step add to the gradient, (steps, samples, count). Not exact: of one sign in all, so that sums do not cancel.
@@ -139,17 +140,23 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
         LateComm late_comm(threads);
         Comm &comm = late ? static_cast<Comm &>(late_comm) : threads;
         const size_t aligned = c.moments == Moments::blockwise ? Blockwise::size : 8;
-        Zero<Cpu<X>> zero({1}, Sharding(fake.units, c.stage, c.ranks, comm.rank, bucket_bytes, aligned), fake.table, c.rounds);
+        Zero<Cpu<X>> zero({1}, Sharding(fake.units, c.stage, c.ranks, comm.rank, bucket_bytes, aligned, c.away), fake.table,
+                          c.rounds, c.away);
         HostMemory memory;
         Plan plan;
         Optimizer<Cpu<X>> optimizer;
-        optimizer.plan(plan, zero, c.moments);
+        optimizer.plan(plan, zero, c.moments, c.away);
         plan.place(true);
         Arena arena(plan, memory);
+        std::unique_ptr<Store> store;
+        if (c.away) {
+            store = make_disk_store(testing::TempDir(), plan.store_bytes(), 60);
+            zero.pieces.use(*store, memory), optimizer.use(*store, memory);
+        }
 
-        const auto shard_runs = zero.sharding.shard_runs();
-        for (const ShardRun &s : shard_runs)
+        zero.set_runs([&](const ShardRun &s) {
             for (size_t i = 0; i < s.count; i++) zero.params_at(s).store(i, initial(s.global + i));
+        });
         zero.gather(comm);
         zero.ready(comm, 0, zero.sharding.elements);
         copied = 0;
@@ -169,16 +176,16 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
         const auto gathered = gather_units(zero, comm, fake.units);
         std::lock_guard lock(mutex);
         out.copied += copied_in_steps;
-        for (const ShardRun &s : shard_runs) {
-            for (size_t i = 0; i < s.count; i++) out.master[s.global + i] = zero.params_at(s).load(i);
+        read_own_floats(zero, out.master);
+        for (const ShardRun &s : zero.sharding.shard_runs())
             std::visit([&](const auto *grads) { std::copy_n(grads, s.count, &out.grads[s.global]); }, zero.grads_at(s));
-        }
         const auto copy_moment = [&](const OptimizerPart &part, const AnyFloats &moment, std::vector<float> &to) {
             const auto values = std::visit([&](auto m) { return read_floats(memory, m, part.count); }, moment);
             std::copy(values.begin(), values.end(), &to[part.global]);
         };
-        for (const OptimizerPart &part : optimizer.state(zero, memory).parts)
-            copy_moment(part, part.m, out.m), copy_moment(part, part.v, out.v);
+        const OptimizerState state = optimizer.state(zero, memory);
+        for (const OptimizerPart &part : state.parts)
+            state.come(part), copy_moment(part, part.m, out.m), copy_moment(part, part.v, out.v);
         const std::vector<float> params = params_of(zero, gathered, fake.units);
         if (out.norms.empty()) out.params = params, out.norms = norms;
         EXPECT_EQ(out.params, params) << "of rank " << comm.rank;
@@ -220,6 +227,21 @@ template <class X> void expect_one_ranks_bits(const Case &c, bool late = false) 
 TEST_P(ZeroRuns, ExactSumsGiveTheBitsOfOneRank) {
     expect_one_ranks_bits<float>(make_case(true));
     expect_one_ranks_bits<bf16>(make_case(true));
+}
+
+TEST_P(ZeroRuns, AStoreGivesTheBitsOfMemory) {
+    for (Moments moments : {Moments::f32, Moments::bf16, Moments::blockwise}) {
+        Case c = make_case(true);
+        c.moments = moments;
+        const State want = sharded_run<bf16>(c);
+        c.away = true;
+        const State got = sharded_run<bf16>(c, true);
+        EXPECT_EQ(got.norms, want.norms);
+        EXPECT_EQ(got.master, want.master);
+        EXPECT_EQ(got.params, want.params);
+        EXPECT_EQ(got.m, want.m);
+        EXPECT_EQ(got.v, want.v);
+    }
 }
 
 TEST_P(ZeroRuns, RandomRoundingOfMomentsGivesTheBitsOfOneRank) {

@@ -551,7 +551,7 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     if (!o.load_in.empty()) one_of(o.load_in, "load_in", "4bit,8bit");
     one_of(o.moments, "moments", "f32,bf16,8bit");
     one_of(o.grad_dtype, "grad_dtype", "f32,bf16");
-    for (const std::string &name : o.offload) one_of(name, "offload", "activations,optimizer");
+    for (const std::string &name : o.offload) one_of(name, "offload", "activations,optimizer,weights");
     must(o.lora_rank <= 65536, "lora_rank", "at most 65536");
     must(o.lora_alpha > 0, "lora_alpha", "above 0");
     must(o.lora_dropout >= 0 && o.lora_dropout < 1, "lora_dropout", "at least 0 and less than 1");
@@ -655,6 +655,9 @@ static void check_together(const std::string &program, const Options &o, Task ta
         die("--rank, --world_size and --rendezvous belong together\n  fix: --rank 0 --world_size 2 --rendezvous HOST:29500, say");
     if (o.offload.empty() && !o.offload_dir.empty())
         die("--offload_dir is where --offload puts arrays, and nothing is offloaded\n  fix: --offload activations, say");
+    if (std::ranges::count(o.offload, "weights") && !o.load_in.empty())
+        die("--offload weights: the matrices that --load_in %s makes small stay in memory\n  fix: leave weights out of --offload, or leave --load_in out",
+            o.load_in.c_str());
     if (o.zero_group && (o.zero_group == 1 || o.zero_stage == 0))
         die("--zero_group %zu: nothing is divided %s\n  fix: --zero_stage 0 alone, or a stage from 1 on with a larger group",
             o.zero_group, o.zero_stage == 0 ? "at --zero_stage 0" : "in a group of one rank");

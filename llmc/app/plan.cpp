@@ -49,6 +49,16 @@ static void print_seconds(const Run &run, Model &model, const ModelLimits &limit
            s->attention, s->other, s->messages, s->copies);
 }
 
+// Returns all values of --offload that the run may have.
+static std::vector<Names> offloads_of(const Run &run) {
+    Names names = {"activations", "optimizer"};
+    if (!run.config.weight_bits) names.push_back("weights");
+    std::vector<Names> all = {{}};
+    for (const std::string &name : names)
+        for (size_t i = 0, n = all.size(); i < n; i++) all.push_back(all[i]), all.back().push_back(name);
+    return all;
+}
+
 // Prints the flags with which a step is predicted to take least, of those with which it fits. What is within 2 % of that counts as equal, and the least of the
 // host's memory is taken, since how much of it there is is not known.
 static void print_fastest(const Run &asked, ModelLimits limits, size_t memory) {
@@ -61,7 +71,7 @@ static void print_fastest(const Run &asked, ModelLimits limits, size_t memory) {
     std::vector<Choice> choices;
     Run run = asked;
     for (int stage : run.ranks.world > 1 ? std::vector{1, 2, 3} : std::vector{run.ranks.zero_stage})
-        for (const Names &offload : {Names(), Names({"optimizer"}), Names({"activations"}), Names({"activations", "optimizer"})})
+        for (const Names &offload : offloads_of(run))
             for (auto [name, level] : recompute_levels) {
                 run.options.offload = offload, limits.ranks.zero_stage = stage;
                 const auto model = plan_model(run, name, limits, memory);
@@ -71,7 +81,7 @@ static void print_fastest(const Run &asked, ModelLimits limits, size_t memory) {
                 std::string flags = format("--recompute %s", name);
                 if (run.ranks.world > 1) flags += format(" --zero_stage %d", stage);
                 for (size_t i = 0; i < offload.size(); i++) flags += (i ? "," : " --offload ") + offload[i];
-                choices.push_back({flags, s->all(), needs, model->plan().store_bytes()});
+                choices.push_back({flags, s->all(), needs, rank_store_bytes(run, *model, limits)});
             }
     if (choices.empty()) return;
     const double least = std::ranges::min_element(choices, {}, &Choice::seconds)->seconds;
@@ -99,8 +109,13 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
     printf("%zu parameters; rows of %zu tokens, samples of up to %zu; recompute %s\n\n%s\n", parameter_count(run.config),
            o.row_tokens, o.max_len, recompute_levels[size_t(limits.recompute)].first, model->plan().table().c_str());
     const auto line = [](const std::string &what, size_t n) { printf("%-78s %12s\n", what.c_str(), human_bytes(n).c_str()); };
-    printf("%s", model->plan().store_table(o.offload_dir.empty() ? "in the host's memory" : "on disk").c_str());
-    for (const Beside &other : run.beside) line(other.what, bytes_beside(run, other, limits));
+    const char *const place = o.offload_dir.empty() ? "in the host's memory" : "on disk";
+    printf("%s", model->plan().store_table(place).c_str());
+    for (const Beside &other : run.beside) {
+        const auto beside = model_beside(run, other, limits);
+        line(other.what, beside->plan().bytes());
+        if (const size_t stored = beside->plan().store_bytes()) line(format("%s, %s", other.what, place), stored);
+    }
     if (ranks > 1) line(format("%zu ranks, which share the memory of this machine", ranks), ranks * of_rank);
     if (room.process) line("the process itself, with what its libraries generate", room.process);
     if (room.reserve) line("kept free: kernels are loaded when they first run, NCCL's buffers at the first call", room.reserve);

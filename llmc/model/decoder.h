@@ -9,8 +9,8 @@
 // The ranks of a ring share each row: a rank computes T / sp of its tokens, and only attention needs the others (../parallel/ring.h). The
 // gradients of a unit are summed over all ranks as soon as the backward pass has computed them (../parallel/zero.h). One rank is a ring of one.
 //
-// ready(unit) comes before the unit's weights are read. At stage 3 of ZeRO they are guests: fetch(unit) begins to gather them, some time before, into an
-// array that the plan holds for as long as they are read. Every rank takes part in that, also one that has no row.
+// ready(unit) comes before the unit's weights are read. They may be guests (guests.h): fetch(unit) begins to bring them, some time before, into an array
+// that the plan holds for as long as they are read. Where ranks gather them, every rank takes part in that, also one that has no row.
 //
 // With adapters (lora.h) `zero` and the optimizer have the adapters alone, and the model's own weights lie in `frozen`, without gradients or moments. The
 // matrices of its layers may be stored in 4 or 8 bits; then ready(unit) writes them out (quantised_layers.h).
@@ -37,6 +37,7 @@
 #include "../parallel/split.h"
 #include "clock.h"
 #include "config.h"
+#include "guests.h"
 #include "linear_layers.h"
 #include "model.h"
 #include "parameters.h"
@@ -181,10 +182,12 @@ template <class Dev> class Decoder : public Model {
             row.T, [&](size_t first, size_t n) { of_tile_ = n, f(first, n); }, tile);
         of_tile_ = 0;
     }
-    // Waits until the unit's weights have arrived from all ranks, and writes out those that are quantised.
+    // Waits until the unit's weights have arrived, from all ranks or from the store, and writes out those that are quantised.
     void ready(size_t unit, Pass pass = Pass::forward) {
         if (zero.sharding.parts > 1) begin_comm_op(pass, PARAM_GATHER);
         zero.ready(mesh_->shards, units[unit].begin, units[unit].end);
+        if (profiler_ && guests_.away()) profiler_->begin(pass, ops.number(COPY), 0);
+        guests_.wait(unit);
         const size_t n = row.T ? quantised_.weights(unit) : 0;
         if (n == 0) return;
         if (profiler_) profiler_->begin(pass, ops.number(DEQUANTISE), 0, n);
@@ -268,7 +271,6 @@ template <class Dev> class Decoder : public Model {
     void plan_row();
     void plan_head();
     void plan_buckets();
-    void plan_guests();
     void load_row(const Row &row);
     void load_part(const Row &row);
     void load_documents(const Row &whole);
@@ -277,8 +279,8 @@ template <class Dev> class Decoder : public Model {
     HeadLoss head_loss() const { return {row.predictors, row.targets, row.weights, row.entropy_weight, limits.temperature}; }
     // Between steps: room for bucket b with its padding.
     float *bucket_buffer(size_t b) { return zero.buffers() ? *grads_of.largest : zero.grads + zero.sharding.buckets[b].begin; }
-    // Before a pass of generation: at stage 3 of ZeRO it needs all ranks, and those that have finished make it without a row until all have.
-    bool all_finished(bool finished) { return zero.sharding.stage < 3 || mesh_->all.all(finished); }
+    // Before a pass of generation: where weights are gathered it needs all ranks, and those that have finished make it without a row until all have.
+    bool all_finished(bool finished) { return !guests_.divided() || mesh_->all.all(finished); }
     void load_first_keys(std::span<const int32_t> doc_begin);
     void forward();
     void gradients(bool last);
@@ -290,12 +292,14 @@ template <class Dev> class Decoder : public Model {
     AttentionShape attention_shape(size_t T) const { return {T, config.H, config.KV, config.D, 1 / std::sqrt(float(config.D))}; }
     AttentionInputs<X> attention_inputs(size_t l, const AttentionActs<X> &a);
     // Whether a layer's weights are here only from ready() until those of the next take their place.
-    bool has_guests() const { return zero.sharding.stage == 3 || config.weight_bits > 0; }
-    // At stage 3, begins to gather the unit's weights into weights_of.
-    void fetch(size_t unit, Pass pass = Pass::forward, bool as_head = false) {
-        if (zero.sharding.stage < 3) return;
-        begin_comm_op(pass, PARAM_GATHER);
-        zero.fetch(mesh_->shards, units[unit].begin, units[unit].end, as_head ? weights_of.head : weights_of.unit[unit]);
+    bool has_guests() const { return guests_.any() || config.weight_bits > 0; }
+    // Whether this rank takes part in a pass: where weights are gathered also without a row.
+    bool joins() const { return row.T > 0 || guests_.divided(); }
+    void fetch(size_t guest, Pass pass = Pass::forward) {
+        if (!guests_.any() || !joins()) return;
+        if (!guests_.away()) begin_comm_op(pass, PARAM_GATHER);
+        else if (profiler_) profiler_->begin(pass, ops.number(COPY), 0);
+        guests_.fetch(mesh_->shards, guest, pass == Pass::backward);
     }
     enum Stretch { FORWARD, RECOMPUTE, BACKWARD };  // of a layer
     template <class F> void recorded(size_t l, Stretch stretch, const F &work);
@@ -317,7 +321,8 @@ template <class Dev> class Decoder : public Model {
     Zero<Dev> zero;
     const Table frozen_;  // base_, if it is not trained; else empty
     QuantisedLayers<Dev> quantised_;
-    Zero<Dev> frozen;  // what is frozen and not quantised; only `params` is used
+    Zero<Dev> frozen;  // what is frozen and not quantised; only its parameters are used
+    Guests<Dev> guests_;
     LinearLayers<Dev> linears_;
     Optimizer<Dev> optimizer;
     Mesh *mesh_ = nullptr;
@@ -359,13 +364,6 @@ template <class Dev> class Decoder : public Model {
         float *head;      // of the head, also where the head is tied to the embedding
         float **largest;  // a buffer with room for any bucket
     } grads_of;
-
-    // At stage 3 of ZeRO: the arrays into which a unit's weights are gathered. Layers take two in turn: the next layer's weights arrive while this one
-    // computes.
-    struct {
-        std::vector<X *> unit;
-        X *head;  // of the head, also where the head is tied to the embedding
-    } weights_of;
 };
 
 // Must be called before allocate(), while there is free memory in which the device's peaks can be measured.
@@ -384,7 +382,9 @@ template <class Dev> StepParts Decoder<Dev>::parts() const {
     if (zero.sharding.stage >= 2) layout.cleared = layout.parameters;
     else
         for (const Tensor &t : zero.table) layout.cleared += t.product && !zero.buffers() ? 0 : t.count;
-    return {ops, layout, trained_, zero.sharding, quantised_.weights(1)};
+    std::vector<size_t> copied;
+    for (size_t unit = 0; unit < units.size(); unit++) copied.push_back(guests_.bytes(unit));
+    return {ops, layout, trained_, zero.sharding, quantised_.weights(1), copied};
 }
 
 template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool poison) {
@@ -395,27 +395,29 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
     if (plan_.store_bytes()) {
         store_ = make_store(dev, limits.offload.dir, plan_.store_bytes(), limits.offload.patience);
         optimizer.use(*store_, memory());
+        zero.pieces.use(*store_, memory()), frozen.pieces.use(*store_, memory());
     }
     if (limits.graphs) graphs_ = make_graphs(dev);
-    const Sharding &s = zero.sharding;
-    const Locate<X> params = [&](size_t unit, size_t offset) {
-        return s.stage == 3 ? weights_of.unit[unit] + (offset - units[unit].begin) : zero.params + s.flat(offset);
+    const auto weight = [this](const Zero<Dev> &of, size_t unit, size_t offset) {
+        return of.guests() ? guests_.find(unit, offset) : of.params + of.sharding.flat(offset);
     };
+    const Locate<X> params = [&](size_t unit, size_t offset) { return weight(zero, unit, offset); };
     const Locate<float> grads = [&](size_t unit, size_t offset) {
-        return zero.buffers() ? grads_of.unit[unit] + (offset - units[unit].begin) : zero.grads + s.flat(offset);
+        return zero.buffers() ? grads_of.unit[unit] + (offset - units[unit].begin) : zero.grads + zero.sharding.flat(offset);
     };
     if (!config.freezes()) {
         point_weights(params, trains() ? &grads : nullptr);
         if (trains() && zero.buffers()) head_dw = grads_of.head;
-        if (s.stage == 3) head_w = weights_of.head;
+        if (guests_.any()) head_w = guests_.head_weights();
         return;
     }
     const Locate<X> base = [&](size_t unit, size_t offset) {
         X *written_out = quantised_.find(unit, offset);
-        return written_out ? written_out : frozen.params + frozen.sharding.flat(quantised_.others.offsets.at(offset));
+        return written_out ? written_out : weight(frozen, unit, quantised_.others.offsets.at(offset));
     };
     const Locate<float> none = nowhere<float>();
     point_weights(base, trains() ? &none : nullptr);
+    if (guests_.any()) head_w = guests_.head_weights();
     lora_table(config, base_, linears_.adapters, &head_w, params);
     if (trains()) lora_table(config, base_, linears_.gradients, &head_dw, grads);
     linears_.documents = row.documents, linears_.positions = row.doc_pos;
@@ -492,10 +494,10 @@ template <class Dev> void Decoder<Dev>::load_first_keys(std::span<const int32_t>
     write(memory(), row.first_key_window, first_key);
 }
 
-// At stage 3 a rank without a row sends its part of the weights, too. A gather begins when the layer before it begins.
+// A guest begins to come when the layer before it begins.
 template <class Dev> void Decoder<Dev>::forward() {
     const size_t L = config.L, norm = units.size() - 1;
-    if (row.T == 0 && zero.sharding.stage < 3) return;
+    if (!joins()) return;
     acts.x = x_of.forward;
     fetch(0);
     if (positions_unit) fetch(positions_unit);
@@ -508,7 +510,7 @@ template <class Dev> void Decoder<Dev>::forward() {
     for (size_t l = 0; l < L; l++) {
         ready(1 + l);
         if (l + 1 < L) fetch(2 + l);
-        else fetch(norm), fetch(head_unit, Pass::forward, true);
+        else fetch(norm), fetch(guests_.head);
         if (row.T) recorded(l, FORWARD, [&] { attention_half(l, Pass::forward), feed_forward_half(l, Pass::forward); });
         if (row.T && row.cached == row.training) leave(l);
     }

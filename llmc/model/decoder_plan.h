@@ -3,7 +3,7 @@
 #include "decoder.h"
 
 // Makes each unit a bucket of ZeRO. Only where gradients have buffers a large embedding or head is divided into several, so that its gradients never exist
-// at the same time. What is not trained is divided at stage 3 only.
+// at the same time. A model that is not trained is divided at stage 3 only.
 inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits) {
     const Ranks &r = limits.ranks;
     const bool train = limits.mode == Mode::train;
@@ -11,14 +11,19 @@ inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits)
         for (Unit &unit : units) unit.row_elements = 0;
     if (!train && r.zero_stage < 3) return Sharding(units, 0, 1, 0, 0);
     const bool in_blocks = limits.moments == Moments::blockwise;
-    return Sharding(units, r.zero_stage, int(r.group()), int(r.rank % r.group()), r.bucket_bytes,
-                    in_blocks ? Blockwise::size : 8);
+    return Sharding(units, r.zero_stage, int(r.group()), int(r.rank % r.group()), r.bucket_bytes, in_blocks ? Blockwise::size : 8,
+                    limits.offload.weights);
 }
 
-// Frozen weights lie on every rank, and adapters are too small for stage 3 to pay.
-inline ModelLimits at_most_stage_2(ModelLimits limits, Mode mode) {
-    limits.mode = mode, limits.ranks.zero_stage = std::min(limits.ranks.zero_stage, 2);
+// Frozen weights are not divided, and adapters are too small for that to pay.
+inline ModelLimits undivided(ModelLimits limits, Mode mode) {
+    limits.mode = mode, limits.ranks.zero_stage = std::min(limits.ranks.zero_stage, 2), limits.offload.weights = false;
     return limits;
+}
+
+// The size of the pieces in which a model's own weights lie in a store; 0: they do not. A model that only generates reads all of them for each token.
+inline size_t weights_piece(const ModelLimits &limits) {
+    return limits.offload.weights && limits.mode != Mode::generate ? limits.offload.piece : 0;
 }
 
 // The table of what is trained: everything, or adapters. Where the base is frozen and there are no adapters, nothing but a reward model's head is left.
@@ -44,14 +49,15 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
       base_(table),
       trained_(trained_table(config, table)),
       head_unit(table.head),
-      zero(dev, sharding_for(trained_.units, config.freezes() ? at_most_stage_2(limits, limits.mode) : limits), trained_.tensors,
-           limits.bf16_gradients),
+      zero(dev, sharding_for(trained_.units, config.freezes() ? undivided(limits, limits.mode) : limits), trained_.tensors,
+           limits.bf16_gradients, config.freezes() ? 0 : weights_piece(limits)),
       frozen_(config.freezes() ? table : Table()),
       quantised_(dev, this->config, frozen_),
-      frozen(dev, sharding_for(quantised_.others.table.units, at_most_stage_2(limits, Mode::evaluate)),
-             quantised_.others.table.tensors),
+      frozen(dev, sharding_for(quantised_.others.table.units, undivided(limits, Mode::evaluate)), quantised_.others.table.tensors,
+             false, weights_piece(limits)),
+      guests_(config.freezes() ? frozen : zero, config.freezes() ? quantised_.others.table : trained_),
       linears_(dev, this->config) {
-    if (config.freezes()) plan_.add(&frozen.params, "frozen params", {frozen.sharding.count});
+    if (config.freezes()) frozen.plan(plan_, false, "frozen params");
     if (config.weight_bits) quantised_.plan(plan_);
     travellers_.resize(config.L);
     if (trains())
@@ -65,7 +71,7 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
         quantised_.plan_layer(plan_, clock.forward(0, 0),
                               trains() ? clock.layer_backward_ends(0) : clock.layer_ends(config.L - 1));
     if (trains() && zero.buffers()) plan_buckets();
-    if (zero.sharding.stage == 3) plan_guests();
+    guests_.plan(plan_, clock, trains());
 }
 
 template <class Dev> void Decoder<Dev>::plan_row() {
@@ -150,25 +156,6 @@ template <class Dev> void Decoder<Dev>::plan_buckets() {
     if (positions_unit)
         add(&grads_of.unit[positions_unit], "bucket.positions", positions_unit, embed, clock.between_rows(GRAD_NORM));
     add(&grads_of.unit[0], "bucket.embedding", 0, embed, clock.between_rows(GRAD_NORM));
-}
-
-// The arrays of weights that are gathered are alive from the moment at which the gather may begin.
-template <class Dev> void Decoder<Dev>::plan_guests() {
-    const size_t L = config.L, norm = units.size() - 1, begin = clock.embed(), last_layer = clock.forward(L - 1, 0);
-    const auto add = [&](X **array, const std::string &name, size_t unit, size_t first, size_t last) {
-        plan_.add(array, "weights." + name, {zero.sharding.padded_count(units[unit].begin, units[unit].end)}, first, last);
-        plan_.guest();
-    };
-    weights_of.unit.resize(units.size());
-    add(&weights_of.unit[0], "embedding", 0, begin, begin);
-    if (positions_unit) add(&weights_of.unit[positions_unit], "positions", positions_unit, begin, begin);
-    for (size_t l = 0; l < L; l++)  // all layers are of one size
-        if (l >= 2) plan_.alias(&weights_of.unit[1 + l], &weights_of.unit[1 + l % 2]);
-        else
-            add(&weights_of.unit[1 + l], format("layers.%zu", l), 1 + l, begin,
-                trains() ? clock.layer_backward_ends(0) : clock.layer_ends(L - 1));
-    add(&weights_of.unit[norm], "norm", norm, last_layer, trains() ? clock.final_norm_backward() : clock.final_norm());
-    add(&weights_of.head, "head", head_unit, last_layer, clock.head());
 }
 
 // Plans arrays of layer l, one a call:

@@ -37,11 +37,10 @@ enum class Mode { train, evaluate, generate };
 struct Offload {
     bool activations = false;  // what layers keep for the backward pass
     bool optimizer = false;    // AdamW's moments
+    bool weights = false;      // those that are trained, or the frozen ones if adapters are trained
     std::string dir = "";      // --offload_dir
     double patience = 600;     // seconds
     size_t piece = offload_piece;
-
-    bool any() const { return activations || optimizer; }
 };
 
 struct ModelLimits {
@@ -96,8 +95,9 @@ struct StepParts {
     const OpList &ops;
     Work layout;  // in which the sizes of a row are still 0
     const Table &trained;
-    const Sharding &sharding;  // of what is trained
-    size_t quantised;          // elements of a layer that are written out before they are read
+    const Sharding &sharding;    // of what is trained
+    size_t quantised;            // elements of a layer that are written out before they are read
+    std::vector<size_t> copied;  // bytes of each unit that come from a store before they are read
 };
 
 class Model {
@@ -131,7 +131,7 @@ class Model {
     virtual void save(const std::string &dir, const std::string &export_dtype) = 0;
     // Runs the forward pass. Returns a value for each predictor of the row, the nll of its target; of a reward model (ModelConfig::reward) a score for
     // each, so of a row of at_ends() one for each document. All ranks of a ring get the same. Adds to the sums that take_sums() returns. Rings may
-    // process different numbers of rows, but at stage 3 of ZeRO those that have fewer pass rows without tokens in the end.
+    // process different numbers of rows, but where weights are divided those that have fewer pass rows without tokens in the end.
     virtual std::vector<double> evaluate(const Row &) = 0;
     // The same by the base of adapters alone: the reference of dpo and grpo. Adds to no sums.
     virtual std::vector<double> evaluate_base(const Row &) = 0;
@@ -164,7 +164,7 @@ class Model {
     virtual void next_logits(const Row &row, const CacheStep &step) = 0;
     virtual std::vector<float> logits() = 0;
     virtual DrawnTokens draw(const DrawRequest &request) = 0;
-    // All ranks of a model in training call it when they have generated. It returns when all have: at stage 3 of ZeRO the others need this rank's weights.
+    // All ranks of a model in training call it when they have generated. It returns when all have: where weights are divided the others need this rank's.
     virtual void finish_generation() = 0;
     virtual void copy_cache_page(size_t to, size_t from) = 0;
 };

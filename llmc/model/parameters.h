@@ -52,55 +52,58 @@ void load_part(const HfWeights &weights, const Tensor &t, size_t first, size_t n
     write(memory, to, std::vector<P>(values.begin(), values.end()));
 }
 
-// Every rank reads all weights by itself, at stage 3 of ZeRO those of its shard, and to train in bf16 it reads those of its shard as floats, too.
+// Every rank reads all weights by itself, if they are guests (zero.h) those of its shard, and to train in bf16 it reads those of its shard as floats, too.
 template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weights, uint64_t seed, Memory &memory) {
     using X = typename Dev::X;
     const auto load = [&](const Tensor &t, size_t first, size_t n, auto *to, Memory &where) {
         load_part(weights, t, first, n, seed, to, where);
     };
-    const auto runs = zero.sharding.tensor_runs(zero.table);
-    if (zero.sharding.stage < 3)
+    if (!zero.guests())
         for (const Tensor &t : zero.table) load(t, 0, t.count, zero.params + t.offset, memory);
-    else if (!zero.lower)
-        for (const TensorRun &s : runs) load(zero.table[s.tensor], s.first, s.count, zero.params_at(s).rounded, memory);
-    if (!zero.lower) return;
+    if (!zero.guests() && !zero.halves()) return;
     HostMemory host;
-    for (const TensorRun &s : runs) {
+    zero.set_runs([&](const TensorRun &s) {
+        const Tensor &t = zero.table[s.tensor];
+        if (!zero.halves()) return load(t, s.first, s.count, zero.params_at(s).rounded, memory);
         const auto load_floats = [&](size_t first, size_t n) {
             std::vector<float> values(n);
-            load(zero.table[s.tensor], s.first + first, n, values.data(), host);
+            load(t, s.first + first, n, values.data(), host);
             for (float &f : values)  // ties go to even here, as on the other ranks and in transformers: from one float below
                 if (float(X(f)) != float(Floats<X>::round(f))) f = std::nextafter(f, 0.0f);
             write(memory, zero.params_at(s) + first, values);
         };
-        if (zero.table[s.tensor].transposed) load_floats(0, s.count);
+        if (t.transposed) load_floats(0, s.count);
         else in_parts(s.count, load_floats);
-    }
+    });
 }
 
 // GPT-2's projections into the residual stream begin smaller, divided by the square root of their number (Radford et al., 2019, section 2.3).
 template <class Dev>
 void initialise_parameters(Zero<Dev> &zero, const ShardRanks &ranks, uint64_t seed, double deviation, Memory &memory) {
     const auto residuals = std::ranges::count(zero.table, Tensor::residual, &Tensor::init);
-    for (const TensorRun &s : zero.sharding.tensor_runs(zero.table))
+    zero.set_runs([&](const TensorRun &s) {
         in_parts(s.count, [&](size_t first, size_t n) {
             const Tensor &t = zero.table[s.tensor];
             const double own = t.init == Tensor::residual ? deviation / std::sqrt(double(residuals)) : deviation;
             const auto values = initial_values(t, s.first + first, n, seed, own);
             if (zero.trained()) write(memory, zero.params_at(s) + first, values);
             else
-                write(memory, zero.params + s.flat + first,
+                write(memory, zero.params_at(s).rounded + first,
                       std::vector<typename Dev::X>(values.begin(), values.end()));  // frozen
         });
+    });
     zero.gather(ranks);
 }
 
-// Returns the weights of bucket b, in the type of the computation: at stage 3 gathered into `buffer`, which has room for the bucket with its padding.
-template <class Dev> const typename Dev::X *whole_bucket(const Zero<Dev> &zero, Comm &group, size_t b, float *buffer) {
+// Returns the weights of bucket b, in the type of the computation: guests in `buffer`, which has room for the bucket with its padding.
+template <class Dev> const typename Dev::X *whole_bucket(Zero<Dev> &zero, Comm &group, size_t b, float *buffer) {
+    using X = typename Dev::X;
     const Bucket &bucket = zero.sharding.buckets[b];
-    if (zero.sharding.stage < 3) return zero.params + bucket.begin;
-    auto *const all = reinterpret_cast<typename Dev::X *>(buffer);
-    group.all_gather({zero.params + bucket.shard, bucket.part}, {all, zero.sharding.parts * bucket.part});
+    if (!zero.guests()) return zero.params + bucket.begin;
+    X *const all = reinterpret_cast<X *>(buffer), *const own = all + zero.sharding.own * bucket.part;
+    zero.read_part(b,
+                   [&](Floats<X> part, size_t first, size_t n) { group.memory.copy(own + first, part.rounded, n * sizeof(X)); });
+    if (zero.sharding.divided) group.all_gather({own, bucket.part}, {all, zero.sharding.parts * bucket.part});
     return all;
 }
 
@@ -126,14 +129,14 @@ template <class Dev, class F> void copy_parameters(Zero<Dev> &zero, Comm &group,
     group.memory.finish();
 }
 
-// Rank 0 writes the model, or its adapters, bucket by bucket, so that no second copy of it exists. The float weights of a model that computes in bf16, and at stage 3 all
-// weights, are gathered into buffer(b), which has room for bucket b with its padding. If rank 0 fails, all ranks throw its error.
+// Rank 0 writes the model, or its adapters, bucket by bucket, so that no second copy of it exists. The float weights of a model that computes in bf16, and guests, are
+// gathered into buffer(b), which has room for bucket b with its padding. If rank 0 fails, all ranks throw its error.
 template <class Dev, class F>
 void save_parameters(Zero<Dev> &zero, const Mesh &mesh, const std::string &dir, const std::string &export_dtype, Memory &memory,
                      F buffer, const WeightFiles &files = model_files) {
     const Sharding &sharding = zero.sharding;
     Comm &group = mesh.shards.group;
-    const bool from_halves = zero.lower && export_dtype == "F32";
+    const bool from_halves = zero.halves() && export_dtype == "F32";
     zero.ready(mesh.shards, 0, sharding.elements);
     std::unique_ptr<HfWriter> writer;
     std::exception_ptr error;  // rank 0 keeps it, since the other ranks go on gathering
@@ -158,11 +161,12 @@ void save_parameters(Zero<Dev> &zero, const Mesh &mesh, const std::string &dir, 
         const Bucket &bucket = sharding.buckets[b];
         const auto *weights = from_halves ? nullptr : whole_bucket(zero, group, b, buffer(b));
         if (from_halves) {
-            const size_t own = sharding.own * bucket.part;
-            const auto halves = zero.params_at({bucket.global + own, bucket.begin + own, bucket.shard, bucket.part});
-            in_parts(bucket.part,
-                     [&](size_t first, size_t n) { write(memory, buffer(b) + own + first, read(memory, halves + first, n)); });
-            if (sharding.parts > 1) group.all_gather({buffer(b) + own, bucket.part}, {buffer(b), sharding.parts * bucket.part});
+            float *const own = buffer(b) + sharding.own * bucket.part;
+            zero.read_part(b, [&](const auto &halves, size_t begin, size_t count) {
+                in_parts(count,
+                         [&](size_t first, size_t n) { write(memory, own + begin + first, read(memory, halves + first, n)); });
+            });
+            if (sharding.parts > 1) group.all_gather({own, bucket.part}, {buffer(b), sharding.parts * bucket.part});
         }
         for_parts_of_bucket(zero, b, [&](size_t tensor, size_t, size_t n, size_t at) {
             const Tensor &t = zero.table[tensor];

@@ -116,9 +116,9 @@ class Prediction {
           rates_(rates),
           messages_(parts_, config, limits),
           work_(parts_.layout),
-          stage3_(parts_.sharding.stage == 3),
+          divided_(parts_.sharding.divided),
           kept_(config.L > 1 ? double(model.plan().store_bytes("act.")) / double(config.L - 1) / rates.host : 0),
-          moments_(double(model.plan().store_bytes("adamw ")) / rates.host) {
+          updated_(double(model.plan().store_bytes("adamw ") + model.plan().store_bytes("params")) / rates.host) {
         work_.T = work_.N = messages_.local_T();
         for (size_t l = 0; l < config.L; l++) work_.scores.push_back(messages_.scores(l));
     }
@@ -129,16 +129,21 @@ class Prediction {
         const bool every = parts_.sharding.stage >= 2, sums = last || every;
         const size_t L = c_.L, norm = parts_.trained.units.size() - 1, positions = parts_.trained.positions;
         const size_t head_unit = parts_.trained.head;
-        if (stage3_) sum_.messages += gather(0) + (positions ? gather(positions) : 0);
+        if (divided_) sum_.messages += gather(0) + (positions ? gather(positions) : 0);
+        sum_.copies += copy(0) + (positions ? copy(positions) : 0);
         const double embedding = row_op(Pass::forward, EMBED);
         sum_.messages += std::max(0.0, gather(1) - embedding);
-        for (size_t l = 0; l < L; l++) forward(l, l + 1 < L ? gather(2 + l) : gather(norm) + gather(head_unit));
+        sum_.copies += std::max(0.0, copy(1) - embedding);
+        for (size_t l = 0; l < L; l++)
+            if (l + 1 < L) forward(l, gather(2 + l), std::max(kept_, copy(2 + l)));  // one leaves while the other one comes
+            else forward(l, gather(norm) + gather(head_unit), copy(norm) + copy(head_unit));
         forward_ = sum_.products + sum_.attention + sum_.other;
         row_op(Pass::forward, FINAL_NORM), head(), row_op(Pass::backward, FINAL_NORM);
         for (size_t l = L; l-- > 0;) {  // a layer's gradients are summed while the one before it is computed
             const double of_head = head_unit ? reduce(head_unit, last) : every ? reduce(0, false) : 0;  // 0: it is the embedding
             const double sum = l + 1 < L ? reduce(2 + l, last) : reduce(norm, last) + of_head;
-            backward(l, (sums ? sum : 0) + (l > 0 && l + 1 < L ? gather(l) : 0));
+            const bool fetches = l > 0 && l + 1 < L;
+            backward(l, (sums ? sum : 0) + (fetches ? gather(l) : 0), (l > 0 ? kept_ : 0) + (fetches ? copy(l) : 0));
         }
         row_op(Pass::backward, EMBED);
         if (sums) sum_.messages += reduce(1, last) + reduce(0, last) + (positions ? reduce(positions, last) : 0);
@@ -150,8 +155,8 @@ class Prediction {
         sum_ = {};
         row_op(Pass::step, ZERO_GRAD), row_op(Pass::step, GRAD_NORM);
         const double adamw = row_op(Pass::step, ADAMW);
-        sum_.copies += std::max(0.0, moments_ - adamw);  // both ways at the same time
-        if (!stage3_) sum_.messages += std::max(seconds_of(messages_.gather(0)), seconds_of(messages_.gather_all()) - forward_);
+        sum_.copies += std::max(0.0, updated_ - adamw);  // both ways at the same time
+        if (!divided_) sum_.messages += std::max(seconds_of(messages_.gather(0)), seconds_of(messages_.gather_all()) - forward_);
         return sum_;
     }
 
@@ -179,7 +184,8 @@ class Prediction {
         const size_t ranks = parts_.sharding.stage ? parts_.sharding.parts : r_.world;
         return double(bytes_of_all) / double(r_.world) / rate_of_neighbours(ranks, rates_);
     }
-    double gather(size_t unit) const { return stage3_ ? seconds_of(messages_.gather(unit)) : 0; }
+    double gather(size_t unit) const { return divided_ ? seconds_of(messages_.gather(unit)) : 0; }
+    double copy(size_t unit) const { return double(parts_.copied[unit]) / rates_.host; }
     double reduce(size_t unit, bool last) const {  // groups are on different hosts, if there are several
         const double rate = r_.world <= gpus_of_host ? rates_.link : std::min(rates_.link, rates_.network);
         const double of_replicas = double(messages_.sum_of_replicas(unit)) / double(r_.world) / rate;
@@ -204,20 +210,20 @@ class Prediction {
         sum_.copies += std::max(0.0, copies - ops - messages);
     }
 
-    void forward(size_t l, double gathers) {
+    void forward(size_t l, double gathers, double copies) {
         const StepSeconds before = sum_;
         dequantise();
         for (size_t op = 0; op < ops_.layer.size(); op++) add(Pass::forward, op, l);
-        wait(before, double(messages_.kv(l, false)), gathers, l + 1 < c_.L ? kept_ : 0);
+        wait(before, double(messages_.kv(l, false)), gathers, copies);
     }
-    void backward(size_t l, double others) {
+    void backward(size_t l, double others, double copies) {
         const StepSeconds before = sum_;
         dequantise();
         for (size_t op = 0; op < ops_.layer.size(); op++) {
             if (work_.recompute >= ops_.layer[op].from) add(Pass::recompute, op, l);
             add(Pass::backward, op, l);
         }
-        wait(before, double(messages_.kv(l, true) + messages_.dkv(l)), others, l > 0 ? kept_ : 0);
+        wait(before, double(messages_.kv(l, true) + messages_.dkv(l)), others, copies);
     }
     void dequantise() {
         Work of_layer = work_;
@@ -232,8 +238,8 @@ class Prediction {
     const GpuRates &rates_;
     const Messages messages_;
     Work work_;
-    const bool stage3_;
-    const double kept_, moments_;  // seconds of a copy: of what a layer keeps, of all moments
+    const bool divided_;
+    const double kept_, updated_;  // seconds of a copy: of what a layer keeps, of the moments and weights that lie in a store
     double forward_ = 0;           // of the ops of a forward pass
     StepSeconds sum_;
 };
@@ -251,7 +257,7 @@ Payload predict_messages(const StepParts &parts, const ModelConfig &config, cons
     if (sharding.stage >= 2) sent.grads = micro_steps * (sent.grads + (head == 0 ? of.sum(0) : 0));  // as head, and as embedding
     for (size_t unit = 0; unit < units; unit++) sent.grads += of.sum_of_replicas(unit);
     sent.params = of.gather_all();
-    if (sharding.stage < 3) return sent;
+    if (!sharding.divided) return sent;
     if (head == 0) sent.params += of.gather(0);
     for (size_t l = 0; l + 2 < L; l++) sent.params += of.gather(1 + l);  // once more, backward
     sent.params *= micro_steps;

@@ -3,15 +3,17 @@
 #include <algorithm>
 #include <numeric>
 
-Sharding::Sharding(const std::vector<Unit> &units, int stage, int world, int rank, size_t bucket_bytes, size_t aligned)
+Sharding::Sharding(const std::vector<Unit> &units, int stage, int world, int rank, size_t bucket_bytes, size_t aligned, bool away)
     : stage(world == 1 ? 0 : stage),
       parts(this->stage ? size_t(world) : 1),
       own(this->stage ? size_t(rank) : 0),
-      aligned(aligned) {
+      aligned(aligned),
+      divided(this->stage == 3 || (this->stage > 0 && away)) {
     size_t end = 0;
     for (const Unit &unit : units) {
         if (unit.begin != end) die("a unit begins at element %zu, but the one before it ends at %zu", unit.begin, end);
         end = unit.end;
+        unit_begins.push_back(shard_count);
         size_t most = unit.end - unit.begin;
         count = round_up(count, unit_aligned);
         if (unit.row_elements) {  // only the unit's last bucket has padding, so that tensors stay contiguous
@@ -27,6 +29,7 @@ Sharding::Sharding(const std::vector<Unit> &units, int stage, int world, int ran
         }
     }
     elements = end;
+    unit_begins.push_back(shard_count);
 }
 
 size_t Sharding::bucket_of(size_t global) const {

@@ -42,15 +42,18 @@ struct Sharding {
     const int stage;
     const size_t parts, own;  // own: number of this rank's part
     const size_t aligned;     // the size of a part is a multiple of this: 16 bytes of bf16, or a block of moments in 8 bits
+    const bool divided;  // a rank has its parts of the parameters alone, and those of a unit are gathered before they are read
     std::vector<Bucket> buckets;
-    size_t elements = 0;     // of the table
-    size_t count = 0;        // elements of the flat arrays, padding included
-    size_t shard_count = 0;  // elements of a shard, padding included
-    size_t largest = 0;      // elements of the largest bucket, padding included
+    size_t elements = 0;              // of the table
+    size_t count = 0;                 // elements of the flat arrays, padding included
+    size_t shard_count = 0;           // elements of a shard, padding included
+    size_t largest = 0;               // elements of the largest bucket, padding included
+    std::vector<size_t> unit_begins;  // (units + 1) where the units begin in a shard, and its end
 
     // The units follow each other from 0 on. A bucket of rows has at most `bucket_bytes` of float gradients, or the fewest rows that
-    // are a multiple of multiple() if those are more.
-    Sharding(const std::vector<Unit> &units, int stage, int world, int rank, size_t bucket_bytes, size_t aligned = 8);
+    // are a multiple of multiple() if those are more. `away`: the parameters lie in a store (pieces.h), and are then divided at stages 1 and 2, too.
+    Sharding(const std::vector<Unit> &units, int stage, int world, int rank, size_t bucket_bytes, size_t aligned = 8,
+             bool away = false);
 
     size_t multiple() const { return parts * aligned; }   // every part of a bucket is a multiple of this from the bucket's begin
     size_t bucket_of(size_t global) const;                // the number of the bucket that has this element

@@ -12,7 +12,9 @@
 //
 //   x: bytes of X     o: 10, in f32 8, since there are no lower halves (floats.h); 4 less with moments in bf16, 6 in 8 bits     buffers: two, of consecutive buckets
 //   guests: gathered units, two layers at a time. Each unit is gathered once for the forward pass, layers but the last two once more for the
-//   backward pass; an embedding that is also the head is gathered twice (decoder.h).
+//   backward pass; an embedding that is also the head is gathered twice (../model/guests.h).
+//
+// Parameters may lie in a store (--offload weights, pieces.h). From stage 1 on they are then divided, and sent, as at stage 3.
 //
 // With groups of ranks (mesh.h) a shard is one of as many as a group has ranks, W is their number, and every group sends what the table says, but for
 // stage 0. In the last micro-step ranks that have the same part in the R groups sum its gradients, too: (R - 1) * 2 * 4 * padded elements more, by all
@@ -33,6 +35,7 @@
 #include "../ops/reduce.h"
 #include "comm.h"
 #include "mesh.h"
+#include "pieces.h"
 #include "sharding.h"
 
 // The parameters of a rank and their gradients. A step consists of these calls, the same on all ranks:
@@ -43,7 +46,7 @@
 //                      finish(ranks). `last`: it is the bucket's last one in this step
 //                      stages 0, 1: reduce() in the last pass alone, and keep(ranks, b, buffer) in the others
 //     gradient_norm(ranks, memory); then Optimizer::update (optimizer.h), which calls ready() and gather()
-//     before parameters are read: ready(ranks, their first element, the one behind their last); at stage 3 a fetch() of them some time before
+//     before parameters are read: ready(ranks, their first element, the one behind their last); if they are divided a fetch() of them some time before
 //
 // After reduce() the memory of a bucket must not be touched until the next reduce() or finish(), because its sum may still be under way:
 // on GPUs it runs beside the backward pass. Buffers are therefore two, in turn. A bucket that has one may be started and reduced several
@@ -53,8 +56,9 @@ template <class Dev> struct Zero {
 
     Dev dev;
     const Sharding sharding;
+    ShardPieces pieces;               // of `params` and `lower`, if these lie in a store
     const std::vector<Tensor> table;  // with the offsets of the flat arrays
-    X *params = nullptr;              // (count), whose padding stays 0; stage 3: (shard_count)
+    X *params = nullptr;              // (count), whose padding stays 0; divided: (shard_count)
     const bool rounds;                // gradients are stored in bf16
     float *grads = nullptr;           // stages 0 and 1: (count), from stage 2 on: (shard_count)
     bf16 *rounded_grads = nullptr;    // the same in bf16, in place of grads
@@ -63,20 +67,35 @@ template <class Dev> struct Zero {
     double *norm_scratch = nullptr;   // a sum, and squared_norm_scratch
     Payload sent;                     // bytes sent; only its members grads and params are used
 
-    // table: offsets without padding
-    Zero(Dev dev, const Sharding &sharding, const std::vector<Tensor> &table, bool rounds = false)
-        : dev(dev), sharding(sharding), table(sharding.padded(table)), rounds(rounds), shard_runs_(sharding.shard_runs()) {}
+    // table: offsets without padding     piece: the parameters lie in a store, in pieces of so many elements; 0: they do not
+    Zero(Dev dev, const Sharding &sharding, const std::vector<Tensor> &table, bool rounds = false, size_t piece = 0)
+        : dev(dev),
+          sharding(sharding),
+          pieces(sharding, piece),
+          table(sharding.padded(table)),
+          rounds(rounds),
+          shard_runs_(sharding.shard_runs()) {}
 
     bool buffers() const { return rounds || sharding.stage >= 2; }  // gradients are computed in buffers
     bool trained() const { return grads || rounded_grads; }
+    bool halves() const { return trained() && Floats<X>::halves; }  // the parameters are floats in two halves
+    bool guests() const {
+        return sharding.divided || pieces.any();
+    }  // parameters are brought to other arrays before they are read
 
-    void plan(Plan &plan, bool training) {
-        plan.add(&params, "params", {sharding.stage == 3 ? sharding.shard_count : sharding.count});
-        if (!training) return;
-        const size_t n = sharding.stage >= 2 ? sharding.shard_count : sharding.count;
-        if (rounds) plan.add(&rounded_grads, "gradients", {n});
-        else plan.add(&grads, "gradients", {n});
-        if constexpr (Floats<X>::halves) plan.add(&lower, "params, lower halves", {sharding.shard_count});
+    void plan(Plan &plan, bool training, const std::string &name = "params") {
+        const auto add = [&](auto **array, const std::string &of, size_t n) {
+            if (pieces.any()) pieces.add(plan, array, of);
+            else plan.add(array, of, {n});
+        };
+        add(&params, name, sharding.divided ? sharding.shard_count : sharding.count);
+        if (training) {
+            const size_t n = sharding.stage >= 2 ? sharding.shard_count : sharding.count;
+            if (rounds) plan.add(&rounded_grads, "gradients", {n});
+            else plan.add(&grads, "gradients", {n});
+            if constexpr (Floats<X>::halves) add(&lower, name + ", lower halves", sharding.shard_count);
+        }
+        pieces.plan_windows(plan);
     }
     void plan_scratch(Plan &plan) {
         plan.add(&norm_scratch, "gradient norm scratch", {1 + squared_norm_scratch(sharding.largest / sharding.parts)});
@@ -151,13 +170,15 @@ template <class Dev> struct Zero {
         return std::sqrt(sharding.parts == 1 ? sum : ranks.group.sum(sum));
     }
 
-    // Stage 3: starts to gather parameters [begin, end) of the table, which are a unit, to `to` (padded_count(begin, end)). Until ready() neither `to` nor
-    // this rank's part of them may be touched.
-    void fetch(const ShardRanks &ranks, size_t begin, size_t end, X *to) {
+    // Divided: starts to gather parameters [begin, end) of the table, which are a unit, to `to` (padded_count(begin, end)). Until ready() neither `to` nor
+    // this rank's part of them may be touched, which is at `own` if it has come from a store, and else in `params`.
+    void fetch(const ShardRanks &ranks, size_t begin, size_t end, X *to, X *own = nullptr) {
         gathers_.resize(sharding.buckets.size());
-        for (size_t b = sharding.bucket_of(begin); b <= sharding.bucket_of(end - 1); b++) {
+        const size_t first = sharding.bucket_of(begin), shard = sharding.buckets[first].shard;
+        for (size_t b = first; b <= sharding.bucket_of(end - 1); b++) {
             const Bucket &bucket = sharding.buckets[b];
-            start_gather(ranks.group, b, params + bucket.shard, to + (bucket.begin - sharding.flat(begin)));
+            start_gather(ranks.group, b, (own ? own : params + shard) + (bucket.shard - shard),
+                         to + (bucket.begin - sharding.flat(begin)));
         }
     }
 
@@ -171,7 +192,7 @@ template <class Dev> struct Zero {
     // Starts to gather the parameters of all shards, which have just been updated or loaded, on all ranks, bucket by bucket: on GPUs while the next
     // forward pass begins. ready() waits for them.
     void gather(const ShardRanks &ranks) {
-        if (sharding.parts == 1 || sharding.stage == 3) return;
+        if (sharding.parts == 1 || sharding.divided) return;
         gathers_.resize(sharding.buckets.size());
         for (size_t b = 0; b < sharding.buckets.size(); b++) {
             X *const all = params + sharding.buckets[b].begin;
@@ -179,14 +200,34 @@ template <class Dev> struct Zero {
         }
     }
 
-    // The addresses of a run's parameters and gradients.
+    // The addresses of a run's parameters and gradients. Of parameters that lie in a store the run is in the piece that is here.
     Floats<X> params_at(const ShardRun &s) {
-        return {params + (sharding.stage == 3 ? s.shard : s.flat), Floats<X>::halves ? lower + s.shard : nullptr};
+        const size_t at = s.shard - pieces.begin();
+        return {params + (guests() ? at : s.flat), lower ? lower + at : nullptr};
     }
     std::variant<float *, bf16 *> grads_at(const ShardRun &s) {
         const size_t at = sharding.stage >= 2 ? s.shard : s.flat;
         if (rounds) return rounded_grads + at;
         return grads + at;
+    }
+    // Calls f(run) for the runs of tensors that this rank has, for f to set their parameters.
+    template <class F> void set_runs(F f) {
+        for (const TensorRun &r : sharding.tensor_runs(table))
+            pieces.in_pieces(r.shard, r.count, [&](size_t piece, size_t first, size_t n) {
+                pieces.open(piece);
+                f(TensorRun{{r.global + first, r.flat + first, r.shard + first, n}, r.tensor, r.first + first});
+                pieces.keep();
+            });
+    }
+    // Calls f(parameters, first, n) for elements [first, first + n) of this rank's part of bucket b, until they are all of it, padding included.
+    template <class F> void read_part(size_t b, F f) {
+        const Bucket &bucket = sharding.buckets[b];
+        const size_t part = sharding.own * bucket.part;
+        pieces.in_pieces(bucket.shard, bucket.part, [&](size_t piece, size_t first, size_t n) {
+            pieces.open(piece);
+            const size_t at = part + first;
+            f(params_at({bucket.global + at, bucket.begin + at, bucket.shard + first, n}), first, n);
+        });
     }
     double squared_norm_at(const ShardRun &s) {
         return std::visit([&](const auto *g) { return squared_norm(dev, norm_scratch, g, s.count); }, grads_at(s));

@@ -12,7 +12,11 @@ size_t usable_memory(const Run &run, const Memory &memory) {
 
 static Offload offload_of(const Options &o) {
     const auto has = [&](const char *name) { return std::ranges::count(o.offload, name) > 0; };
-    return {.activations = has("activations"), .optimizer = has("optimizer"), .dir = o.offload_dir, .patience = o.comm_timeout};
+    return {.activations = has("activations"),
+            .optimizer = has("optimizer"),
+            .weights = has("weights"),
+            .dir = o.offload_dir,
+            .patience = o.comm_timeout};
 }
 
 ModelLimits limits_beside(ModelLimits limits, Mode mode) {
@@ -22,15 +26,21 @@ ModelLimits limits_beside(ModelLimits limits, Mode mode) {
     return limits;
 }
 
-size_t bytes_beside(const Run &run, const Beside &other, const ModelLimits &limits) {
-    const auto model = run.make_model(other.config, limits_beside(limits, other.mode));
+std::unique_ptr<Model> model_beside(const Run &run, const Beside &other, const ModelLimits &limits) {
+    auto model = run.make_model(other.config, limits_beside(limits, other.mode));
     model->plan().place(run.options.guard);
-    return model->plan().bytes();
+    return model;
 }
 
 size_t rank_bytes(const Run &run, Model &model, const ModelLimits &limits) {
     size_t bytes = model.plan().bytes();
-    for (const Beside &other : run.beside) bytes += bytes_beside(run, other, limits);
+    for (const Beside &other : run.beside) bytes += model_beside(run, other, limits)->plan().bytes();
+    return bytes;
+}
+
+size_t rank_store_bytes(const Run &run, Model &model, const ModelLimits &limits) {
+    size_t bytes = model.plan().store_bytes();
+    for (const Beside &other : run.beside) bytes += model_beside(run, other, limits)->plan().store_bytes();
     return bytes;
 }
 

@@ -15,9 +15,12 @@ size_t usable_memory(const Run &run, const Memory &memory);
 // Returns the limits of a model beside one with these limits, without room for the cache of generation. One that generates has no ranks.
 ModelLimits limits_beside(ModelLimits limits, Mode mode = Mode::train);
 
-// Returns the bytes that a model beside the run's own needs, and those that a rank with this model needs: its plan's, and those of run.beside.
-size_t bytes_beside(const Run &run, const Beside &other, const ModelLimits &limits);
+// Returns a model beside the run's own, whose plan is placed.
+std::unique_ptr<Model> model_beside(const Run &run, const Beside &other, const ModelLimits &limits);
+
+// Return the bytes that a rank with this model needs, in memory and in stores: those of its plan, and those of run.beside.
 size_t rank_bytes(const Run &run, Model &model, const ModelLimits &limits);
+size_t rank_store_bytes(const Run &run, Model &model, const ModelLimits &limits);
 
 // Returns a model whose plan is placed. --recompute auto takes the first level whose plan fits into `memory` bytes, or else the last.
 std::unique_ptr<Model> plan_model(const Run &run, const std::string &recompute, ModelLimits &limits, size_t memory);

@@ -150,20 +150,24 @@ TEST(CudaGraphs, ChangeNoBit) {
 
 // Copies run beside the ops, in any order that events allow.
 TEST(CudaRanks, OffloadingChangesNoBit) {
-    const RankCase c{1, 1, SpMode::ring, 6, 1, 2, few_documents};
-    for (const Recompute recompute : {Recompute::none, Recompute::layer}) {
+    const auto expect_same_bits = [](const RankCase &c, RankModel model, Recompute recompute, const Offload &offload) {
         const auto run = [&](const Offload &offload) {
-            return on_device<CudaF32>(c, untied, Gpus::one,
+            return on_device<CudaF32>(c, model, Gpus::one,
                                       [&](ModelLimits &limits) { limits.recompute = recompute, limits.offload = offload; });
         };
         const RankResult want = run({});
         for_each_order_of_streams<CudaF32>([&](CudaF32) {
-            const RankResult got = run({.activations = true, .optimizer = true, .piece = 1});
+            const RankResult got = run(offload);
             EXPECT_EQ(got.loss, want.loss);
             EXPECT_EQ(got.next_loss, want.next_loss);
             EXPECT_EQ(got.gradient, want.gradient);
         });
-    }
+    };
+    const RankCase one{1, 1, SpMode::ring, 6, 1, 2, few_documents}, two{2, 1, SpMode::ring, 6, 3, 2, few_documents};
+    expect_same_bits(one, untied, Recompute::none, {.activations = true, .optimizer = true, .piece = 1});
+    expect_same_bits(one, untied, Recompute::layer, {.activations = true, .optimizer = true, .weights = true, .piece = 1});
+    expect_same_bits(one, adapted, Recompute::none, {.weights = true, .piece = 1});
+    expect_same_bits(two, tied, Recompute::layer, {.weights = true, .piece = 1});
 }
 
 TEST(CudaRanks, Bf16IsNear) {

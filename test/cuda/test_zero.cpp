@@ -62,7 +62,7 @@ template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stag
     zero.ready(comm, 0, zero.sharding.elements);
     std::vector<float> out;
     for (const Bucket &b : buckets) {
-        const bool guest = stage == 3 && ranks > 1;
+        const bool guest = zero.guests();
         if (guest) zero.fetch(comm, b.global, b.global + b.count, gathered), zero.ready(comm, b.global, b.global + b.count);
         for (auto p : read(*memory, guest ? gathered : zero.params + b.begin, b.count)) out.push_back(float(p));
     }

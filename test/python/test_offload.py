@@ -1,4 +1,4 @@
-"""Runs whose activations and moments lie on a disk between the ops that need them: the same bits, and one message for whatever a disk can do."""
+"""Runs whose activations, moments and weights lie on a disk between the ops that need them: the same bits, and one message for whatever a disk can do."""
 
 import json
 import os
@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 from test_faults import OPTIONS, disk, ends_with_one_message, preloaded, start, steps_logged, wait_for  # noqa: F401: a fixture
+from test_grpo import prompts  # noqa: F401: a fixture
+from test_lora import PAIRS
 from test_runs import ENVIRONMENT, GOLDEN, call, command, log_lines, random_documents, refused, refused_training, stable, train, weights, write_data
+from test_sampling import SAMPLING, samples, with_tokenizer
 
-BOTH = "activations,optimizer"
+ALL = "activations,optimizer,weights"
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +32,18 @@ def place(tmp_path):
     assert list(path.iterdir()) == []  # whatever has happened
 
 
+def lines_of(run):
+    """Without times, and without the bytes of weights that ranks send: those that lie in stores are gathered in parts."""
+    varying = ("sent_params", "generation_s", "generation_tok_s")
+    return [{key: value for key, value in line.items() if key not in varying} for line in stable(log_lines(run))]
+
+
 def same_training(run, straight):
     assert weights(run) == weights(straight)
-    assert stable(log_lines(run)) == stable(log_lines(straight))
+    assert lines_of(run) == lines_of(straight)
 
 
-@pytest.mark.parametrize("what", ["activations", "optimizer", BOTH])
+@pytest.mark.parametrize("what", ["activations", "optimizer", "weights", ALL])
 @pytest.mark.parametrize("more", [{"recompute": "layer"}, {"recompute": "none", "ranks": 2, "zero_stage": 2, "dtype": "bf16"},
                                   {"recompute": "cheap", "grad_dtype": "bf16", "neftune_noise_alpha": 5}])
 def test_the_bits_are_those_of_a_run_in_memory(what, more, data, place, tmp_path):
@@ -50,15 +59,54 @@ def test_the_bits_are_those_of_a_run_in_memory(what, more, data, place, tmp_path
 def test_adapters_beside_a_quantised_base(data, place, tmp_path):
     options = {**OPTIONS, "data": data, "max_steps": 4, "lora_rank": 4, "lora_dropout": 0.1, "load_in": "4bit", "grad_dtype": "bf16", "ranks": 2}
     train(tmp_path / "straight", **options)
-    train(tmp_path / "run", offload=BOTH, offload_dir=place, **options)
+    train(tmp_path / "run", offload="activations,optimizer", offload_dir=place, **options)
     assert (tmp_path / "run/adapter_model.safetensors").read_bytes() == (tmp_path / "straight/adapter_model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("more", [{}, {"ranks": 3, "zero_stage": 2, "dtype": "bf16"}])
+def test_adapters_beside_a_base_that_is_not_there(more, data, place, tmp_path):
+    options = {**OPTIONS, "data": data, "max_steps": 4, "lora_rank": 4, "lora_dropout": 0.1, "eval_data": data, "eval_steps": 2, **more}
+    train(tmp_path / "straight", **options)
+    train(tmp_path / "run", offload=ALL, offload_dir=place, **options)
+    assert (tmp_path / "run/adapter_model.safetensors").read_bytes() == (tmp_path / "straight/adapter_model.safetensors").read_bytes()
+    assert lines_of(tmp_path / "run") == lines_of(tmp_path / "straight")
+
+
+ANSWERS = {"rollout_batch_size": 6, "n": 32, "max_new_tokens": 1, "max_len": 67, "train_batch_size": 64}
+TASKS = {  # with references, critics and answers: whatever else reads weights
+    "dpo": {**PAIRS, "ref_mode": "resident", "ranks": 2, "zero_stage": 3},
+    "rm": {**PAIRS, "ranks": 3, "zero_stage": 1},
+    "grpo": {**ANSWERS, "kl_coef": 0.1, "ranks": 2, "zero_stage": 2},
+    "grpo ahead": {**ANSWERS, "async_steps": 1, "ranks": 2, "dtype": "bf16"},
+    "ppo": {**ANSWERS, "ranks": 2, "zero_stage": 3},
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task(name, data, prompts, place, tmp_path):  # noqa: F811
+    options = {"data": prompts if name.split()[0] in ("grpo", "ppo") else data, "max_steps": 4, "task": name.split()[0], **TASKS[name]}
+    train(tmp_path / "straight", **options)
+    train(tmp_path / "run", offload="weights", offload_dir=place, **options)
+    [saved] = (tmp_path / "straight").glob("*model.safetensors")
+    assert (tmp_path / "run" / saved.name).read_bytes() == saved.read_bytes()
+    assert lines_of(tmp_path / "run") == lines_of(tmp_path / "straight")
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_samples_of_a_model_in_training(stage, data, place, tmp_path):
+    (tmp_path / "model").mkdir()
+    options = {"data": data, "model": with_tokenizer(tmp_path / "model"), "max_steps": 4, "ranks": 2, "zero_stage": stage, **SAMPLING}
+    train(tmp_path / "straight", **options)
+    train(tmp_path / "run", offload="weights", offload_dir=place, **options)
+    same_training(tmp_path / "run", tmp_path / "straight")
+    assert samples(tmp_path / "run") == samples(tmp_path / "straight") != {}
 
 
 @pytest.mark.parametrize("moments", ["f32", "8bit"])
 def test_a_checkpoint_is_that_of_a_run_in_memory(moments, data, place, tmp_path):
     """Either kind of run goes on from the other's."""
     options = {**OPTIONS, "data": data, "max_steps": 9, "moments": moments, "save_steps": 3}
-    offload = {"offload": BOTH, "offload_dir": place}
+    offload = {"offload": ALL, "offload_dir": place}
     train(tmp_path / "straight", **options)
     train(tmp_path / "run", **options, **offload)
     same_training(tmp_path / "run", tmp_path / "straight")
@@ -68,7 +116,7 @@ def test_a_checkpoint_is_that_of_a_run_in_memory(moments, data, place, tmp_path)
 
 
 def test_killed_at_random_moments(data, place, tmp_path):
-    options = {**OPTIONS, "data": data, "max_steps": 40, "save_steps": 1, "max_num": 2, "offload": BOTH, "offload_dir": place}
+    options = {**OPTIONS, "data": data, "max_steps": 40, "save_steps": 1, "max_num": 2, "offload": ALL, "offload_dir": place}
     begin = time.monotonic()
     train(tmp_path / "straight", **options)
     whole, rng, kills = time.monotonic() - begin, random.Random(1), 0
@@ -91,15 +139,16 @@ def test_a_disk_without_room(data, disk, tmp_path):  # noqa: F811
     path, mount = disk
     assert mount("remount,size=64k")
     output = tmp_path / "out"
-    ends_with_one_message(start(output, data=data, offload=BOTH, offload_dir=path), f"{path}: there is no room for the ",
+    ends_with_one_message(start(output, data=data, offload=ALL, offload_dir=path), f"{path}: there is no room for the ",
                           "that --offload needs: No space left on device", "--offload_dir on a larger disk")
     assert not list(output.glob("step_*")) and list(path.iterdir()) == []
 
 
-def test_a_file_that_somebody_changes(data, place, tmp_path):
+@pytest.mark.parametrize("what", ["optimizer", "weights"])
+def test_a_file_that_somebody_changes(what, data, place, tmp_path):
     """It has no name, but the system lets root reach it."""
     output = tmp_path / "out"
-    process = start(output, data=data, max_epochs=100000, offload="optimizer", offload_dir=place)
+    process = start(output, data=data, max_epochs=100000, offload=what, offload_dir=place)
     wait_for(lambda: steps_logged(output / "log.jsonl") > 3, process)
     found = [link for link in Path(f"/proc/{process.pid}/fd").iterdir() if str(link.readlink()).startswith(str(place))]
     assert len(found) == 1
@@ -141,7 +190,7 @@ extern "C" ssize_t pread(int file, void *to, size_t bytes, off_t at) {
 @pytest.mark.parametrize("where", ["open", "read"])
 def test_a_directory_that_does_not_answer(where, data, place, tmp_path):
     environment = {**preloaded(tmp_path, HANGS), "HANGS": where}
-    words = command("sft", output_dir=tmp_path / "out", data=data, comm_timeout=2, offload=BOTH, offload_dir=place, recompute="layer",
+    words = command("sft", output_dir=tmp_path / "out", data=data, comm_timeout=2, offload=ALL, offload_dir=place, recompute="layer",
                     **OPTIONS)
     begin = time.monotonic()
     result = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=60)
@@ -173,46 +222,77 @@ def memory():
         group.rmdir()
 
 
-@pytest.mark.slow
-def test_a_model_of_one_and_a_half_times_the_memory(data, memory, place, tmp_path):
-    """Its parameters, gradients and moments are that large. What is left in memory without the moments is three quarters of it."""
+def large_model(directory):
+    """A model of 113 million parameters, without weights."""
     shape = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 12,
              "head_dim": 64}
-    config = {**json.loads((GOLDEN / "llama3/config.json").read_text()), **shape}
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/config.json").write_text(json.dumps(config))
-    options = {"model": tmp_path / "model", "data": data, "max_steps": 3, "dtype": "f32", **OPTIONS}
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({**json.loads((GOLDEN / "llama3/config.json").read_text()), **shape}))
+    return directory
+
+
+def limited(procs, output, **options):
+    return subprocess.run(command("sft", output_dir=output, **options), capture_output=True, text=True, env=ENVIRONMENT, timeout=300,
+                          preexec_fn=lambda: procs.write_text(str(os.getpid())))
+
+
+@pytest.mark.slow
+def test_a_model_of_one_and_a_half_times_the_memory(data, memory, place, tmp_path):
+    """Its parameters, gradients and moments are that large. What is left in memory without moments and weights is its gradients, three eighths of it."""
+    options = {"model": large_model(tmp_path / "model"), "data": data, "max_steps": 3, "dtype": "f32", **OPTIONS}
     straight, run = tmp_path / "straight", tmp_path / "run"
     train(straight, **options)
     parameters = log_lines(straight)[0]["model"]["parameters"]
     procs = memory(int(16 * parameters / 1.5))
-
-    def limited(output, **more):
-        return subprocess.run(command("sft", output_dir=output, **options, **more), capture_output=True, text=True, env=ENVIRONMENT, timeout=300,
-                              preexec_fn=lambda: procs.write_text(str(os.getpid())))
-
-    assert limited(tmp_path / "killed").returncode == -signal.SIGKILL
-    result = limited(run, offload=BOTH, offload_dir=place)
+    assert limited(procs, tmp_path / "killed", **options).returncode == -signal.SIGKILL
+    result = limited(procs, run, offload=ALL, offload_dir=place, **options)
     assert result.returncode == 0, result.stdout + result.stderr
     same_training(run, straight)
     speeds = [sum(line["tok_s"] for line in log_lines(path)[1:]) / 3 for path in (straight, run)]
     print(f"\n  {parameters} parameters in {16 * parameters / 1.5 / 2**20:.0f} MiB: {speeds[1]:.0f} tokens/s, in memory {speeds[0]:.0f}")
 
 
+@pytest.mark.slow
+def test_adapters_of_a_model_that_is_larger_than_the_memory(data, memory, place, tmp_path):
+    model = tmp_path / "trained"
+    train(model, model=large_model(tmp_path / "model"), data=data, max_steps=1, dtype="f32", **OPTIONS)
+    options = {"model": model, "data": data, "max_steps": 3, "dtype": "f32", "lora_rank": 4, **OPTIONS}
+    straight, run = tmp_path / "straight", tmp_path / "run"
+    train(straight, **options)
+    size = (model / "model.safetensors").stat().st_size
+    procs = memory(int(0.9 * size))
+    assert limited(procs, tmp_path / "killed", **options).returncode == -signal.SIGKILL
+    result = limited(procs, run, offload="weights", offload_dir=place, **options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert (run / "adapter_model.safetensors").read_bytes() == (straight / "adapter_model.safetensors").read_bytes()
+    peak = re.search(r"peak memory .*", result.stdout)[0]
+    print(f"\n  {size / 2**20:.0f} MiB of weights in {0.9 * size / 2**20:.0f} MiB: {peak}")
+
+
 def test_what_is_refused(data, tmp_path):
     refused_training(data, tmp_path / "out", "--offload on a CPU needs a disk", "--offload_dir DIR", offload="activations")
-    refused_training(data, tmp_path / "out", '--offload is "weight"', "one of activations,optimizer", offload="weight", offload_dir=tmp_path)
+    refused_training(data, tmp_path / "out", '--offload is "weight"', "one of activations,optimizer,weights", offload="weight", offload_dir=tmp_path)
+    refused_training(data, tmp_path / "out", "the matrices that --load_in 4bit makes small stay in memory", "leave weights out of --offload",
+                     offload=ALL, offload_dir=tmp_path, load_in="4bit", lora_rank=4)
     refused_training(data, tmp_path / "out", "nothing is offloaded", "--offload activations", offload_dir=tmp_path)
     refused_training(data, tmp_path / "out", f"{tmp_path}/none: cannot create a file for --offload: No such file or directory",
-                     offload=BOTH, offload_dir=tmp_path / "none")
-    refused(command("sft", "--plan", gpu="h100", preset="llama3.2-1b", model=None, device=None, threads=None, offload=BOTH,
+                     offload=ALL, offload_dir=tmp_path / "none")
+    refused(command("sft", "--plan", gpu="h100", preset="llama3.2-1b", model=None, device=None, threads=None, offload=ALL,
                     offload_dir=tmp_path), "what is offloaded from a GPU lies in the host's memory", "leave --offload_dir out")
 
 
 def test_the_plan_shows_what_leaves(tmp_path):
     words = {"model": None, "preset": "llama3.1-8b", "max_len": 131072, "dtype": "bf16", "recompute": "layer", "gpu": "h100",
              "device": None, "threads": None}
-    plan = call(command("sft", "--plan", offload=BOTH, **words)).stdout
+    plan = call(command("sft", "--plan", offload=ALL, **words)).stdout
     assert re.search(r"act\.\*\.x +31 in the host's memory +31\.00 GiB", plan), plan
     assert re.search(r"act\.\*\.att +31 in the host's memory +31\.00 GiB", plan)
+    assert re.search(r"params +\d+ in the host's memory +14\.96 GiB", plan)
     assert re.search(r"in all in the host's memory +1\d\d\.\d\d GiB", plan)
+
+
+def test_the_plan_counts_a_reference_that_leaves():
+    words = {"model": None, "preset": "qwen2.5-0.5b", "max_len": 1024, "gpu": "h100", "device": None, "threads": None, "ref_mode": "resident"}
+    plan = call(command("dpo", "--plan", offload="weights", **words)).stdout
+    assert re.search(r"^the reference model, beside it +[\d.]+ [GM]iB$", plan, re.M), plan
+    assert re.search(r"^the reference model, beside it, in the host's memory +942\.\d MiB$", plan, re.M)

@@ -1,5 +1,6 @@
 """--plan for ranks and its table --fit, and what a run on ranks says of its plan."""
 
+import itertools
 import json
 import re
 
@@ -148,11 +149,12 @@ def test_the_fastest_choice_fits_and_no_other_is_faster():
     fitting = 0
     for stage in (1, 2, 3):
         for recompute in ("none", "cheap", "layer"):
-            for offload in ({}, {"offload": "optimizer"}, {"offload": "activations"}, {"offload": "activations,optimizer"}):
+            for names in itertools.chain.from_iterable(itertools.combinations(("activations", "optimizer", "weights"), n) for n in range(4)):
+                offload = {"offload": ",".join(names)} if names else {}
                 text = plan(zero_stage=stage, recompute=recompute, **offload, **options)
                 fitting += "\nfits: " in text
                 assert "\nfits: " not in text or 1.021 * seconds(text) > float(least), (stage, recompute, offload)
-    assert 0 < fitting < 30
+    assert 0 < fitting < 60
     assert "fastest" not in plan(**{**options, "gpu": 24}) and "fastest" not in plan(**{**options, "max_len": 16777216})
 
 
