@@ -125,7 +125,7 @@ struct RankResult {
 };
 
 // So that B is not 0, and A has a gradient.
-template <class Dev> void fill_adapters(Decoder<Dev> &model, Comm &comm) {
+template <class Dev> void fill_adapters(Decoder<Dev> &model, const ShardRanks &ranks) {
     auto &zero = model.parameters();
     for (const TensorRun &s : zero.sharding.tensor_runs(zero.table)) {
         const Tensor &t = zero.table[s.tensor];
@@ -135,7 +135,7 @@ template <class Dev> void fill_adapters(Decoder<Dev> &model, Comm &comm) {
         for (size_t i = 0; i < s.count; i++) values[i] = float(0.1 * random.normal(s.first + i));
         write(model.memory(), zero.params_at(s), values);
     }
-    zero.gather(comm);
+    zero.gather(ranks);
 }
 
 // One step of one rank; every rank writes its part of the result, which ranks that are threads share. change(limits) may change what changes no bit.
@@ -158,7 +158,7 @@ void rank_step(
     model.allocate(mesh, false, true);
     model.initialise(1);
     model.randomise(7);
-    if (config.lora.rank) fill_adapters(model, comm);
+    if (config.lora.rank) fill_adapters(model, mesh.shards);
     if (c.looks) model.detect_anomaly();
 
     const size_t dp = c.world / c.sp, row_count = std::max<size_t>(1, dp * c.micro_steps - (dp > 1));  // one group lacks a row

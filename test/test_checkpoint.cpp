@@ -180,6 +180,61 @@ TEST_F(Checkpoint, EveryWorldReadsWhatAnyWroteBitForBit) {
     }
 }
 
+// Muon's elements are written without v, and read without it, by any ranks.
+TEST_F(Checkpoint, ElementsMayHaveNoV) {
+    const size_t count = (size_t(1) << 20) + 3000, begin = 700,
+                 end = begin + (size_t(1) << 20) + 77;  // Muon's: more than a block
+    const auto state = [&](Kept &kept, bool muon) {
+        OptimizerState out = kept.state(count);
+        for (OptimizerPart &part : out.parts) part.has_v = !muon || part.global + part.count <= begin || part.global >= end;
+        return out;
+    };
+    const auto divided = [&](Cuts cuts) {  // where Muon's elements begin and end
+        for (auto &ranges : cuts) {
+            std::vector<Range> out;
+            for (const auto &[global, n] : ranges) {
+                std::vector<size_t> borders = {global, global + n};
+                for (size_t border : {begin, end})
+                    if (global < border && border < global + n) borders.insert(borders.end() - 1, border);
+                for (size_t i = 0; i + 1 < borders.size(); i++) out.emplace_back(borders[i], borders[i + 1] - borders[i]);
+            }
+            ranges = out;
+        }
+        return cuts;
+    };
+    const auto save_divided = [&](const std::string &to, const Cuts &cuts, bool muon) {
+        fs::create_directory(to);
+        run(cuts.size(), [&](Comm &comm) {
+            Kept kept = Kept::filled(cuts[size_t(comm.rank)]);
+            save_optimizer(comm, to, state(kept, muon)), verify_optimizer(comm, to, state(kept, muon));
+        });
+    };
+    const auto bytes_in = [](const std::string &path) {
+        size_t bytes = 0;
+        for (const auto &file : fs::directory_iterator(path))
+            bytes += file.path().extension() == ".safetensors" ? file.file_size() : 0;
+        return double(bytes);
+    };
+    const auto one = divided({{{0, count}}}), three = divided(uneven(count, 3, 0));
+    const std::string by_one = dir + "/one", by_three = dir + "/three", all = dir + "/all";
+    save_divided(by_one, one, true), save_divided(by_three, three, true), save_divided(all, one, false);
+    EXPECT_NEAR(bytes_in(all) - bytes_in(by_one), 4 * double(end - begin), 64);
+    for (const std::string &from : {by_one, by_three, all})
+        for (const Cuts &cuts : {one, three, divided(uneven(count, 2, 1))})
+            run(cuts.size(), [&](Comm &comm) {
+                Kept kept(cuts[size_t(comm.rank)]);
+                const OptimizerState to = state(kept, true);
+                load_optimizer(comm, from, to);
+                size_t without_v = 0;
+                for (const OptimizerPart &part : to.parts) without_v += part.has_v ? 0 : part.count;
+                EXPECT_EQ(kept.wrong(), without_v);
+            });
+    Kept kept(one[0]);
+    expect_contains(
+        error_of([&] { load_optimizer(self, by_one, state(kept, false)); }),
+        {"optimizer-00000-of-00001.safetensors: has no tensor \"v\" of elements [700, 1049276) of the model\n  fix: "});
+}
+
 TEST_F(Checkpoint, EachRankWritesItsFile) {
     save(dir, uneven(1000, 3, 0), 1000);
     EXPECT_EQ(names(), std::set<std::string>({"optimizer.json", "optimizer-00000-of-00003.safetensors",

@@ -289,6 +289,14 @@ TEST(Options, MistakesAreNamed) {
 }
 
 TEST(Options, ValuesAreChecked) {
+    expect_error(sft + "--optimizer sgd", "--optimizer is \"sgd\"\n  fix: one of adamw,muon");
+    expect_error(sft + "--optimizer muon --moments 8bit",
+                 "--moments 8bit is for AdamW: Muon's one moment is stored in f32 or bf16\n  fix: --moments bf16, or");
+    expect_error(
+        sft + "--optimizer muon --offload activations,optimizer",
+        "--offload optimizer is for AdamW: Muon's update needs whole matrices\n  fix: leave optimizer out of --offload, or --optimizer adamw");
+    expect_error(sft + "--optimizer muon --offload weights", "--offload weights is for AdamW");
+    EXPECT_EQ(options(sft + "--optimizer muon --moments bf16 --offload activations").optimizer, "muon");
     expect_error(sft + "--learning_rate 0", "--learning_rate is 0.0 but must be above 0");
     expect_error(sft + "--adam_betas 0.9,1", "--adam_betas is [0.9,1.0] but must be");
     expect_error(sft + "--max_len 1", "--max_len is 1 but must be at least 2");
@@ -447,7 +455,7 @@ TEST(Options, CommandLinesOfTrlRun) {
     EXPECT_EQ(o.report_to, (Names{"wandb", "tensorboard"}));
     const std::string said = notes(line);
     for (const char *part :
-         {"--optim: the optimizer is AdamW", "--gradient_checkpointing: --recompute layer",
+         {"--optim: --optimizer adamw", "--gradient_checkpointing: --recompute layer",
           "a step: 2 samples of a device * 8 accumulated * 2 ranks = --train_batch_size 32",
           "defaults that differ from TRL's (in brackets): lr_warmup_ratio 0.03 (0), truncation \"drop\" (cut on the right",
           "in the names of this program: ./train_llama sft --model M --data D --output_dir O --max_epochs 3 --ranks 4"})
@@ -472,6 +480,15 @@ TEST(Options, CommandLinesOfTrlRun) {
     EXPECT_EQ(options(sft + "--accelerate_config zero2").zero_stage, 2u);
     EXPECT_EQ(options(sft + "--num_processes 4").ranks, 4u);
     EXPECT_EQ(options(sft + "--optim adamw_bnb_8bit").moments, "8bit");
+    EXPECT_EQ(options(sft + "--optimizer paged_adamw_8bit").moments, "8bit");
+    EXPECT_EQ(options(sft + "--optim muon --muon.momentum 0.95 --muon.nesterov").optimizer, "muon");
+    EXPECT_EQ(options(sft + "--optim adamw").optimizer, "adamw");
+    expect_error(sft + "--optim sgd", "--optimizer is \"sgd\"\n  fix: one of adamw,muon");
+    EXPECT_NE(notes(sft + "--optim muon --muon.lr 0.02").find("--muon.lr: --learning_rate is for both optimizers"),
+              std::string::npos);
+    expect_error(sft + "--optim muon --muon.momentum 0.9",
+                 "--muon.momentum \"0.9\" has no meaning here\n  fix: Muon has a momentum of 0.95");
+    expect_error(sft + "--optim muon --muon.no_nesterov", "has no meaning here\n  fix: Muon has a momentum of 0.95, Nesterov's");
     EXPECT_EQ(options("grpo --model M --data D --output_dir O --loss_type dr_grpo").loss_aggregation, "constant");
     EXPECT_EQ(parse(words("reward --model M --data D --output_dir O")).task, RM);
 }

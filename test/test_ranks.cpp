@@ -224,6 +224,42 @@ TEST(Ranks, OffloadingChangesNoBit) {
     }
 }
 
+// Whatever part of a matrix a rank has, with replicas, too. (A tied embedding's gradient is summed once at stage 1, and twice from stage 2 on. At stage 0
+// squares of the norm are summed in another order.)
+TEST(Ranks, MuonGivesTheSameBitsAtEveryStage) {
+    for (RankModel model : {untied, tied, gpt2, adapted})
+        for (size_t group : {0, 2}) {
+            RankCase c{group ? 4u : 3u, 1, SpMode::ring, 6, 1, 1};
+            c.group = group;
+            const auto run = [&](int stage, bool half) {
+                c.stage = stage;
+                const auto change = [](ModelLimits &limits) { limits.muon = true; };
+                const bool late = stage == 3 && model != adapted;
+                return half ? on_threads<CpuBf16>(c, model, late, change) : on_threads<CpuF32>(c, model, late, change);
+            };
+            const bool is_tied = model == tied || model == gpt2;
+            for (bool half : {false, true}) {
+                const RankResult want = run(2, half);
+                for (int stage : {1, 3})
+                    if (stage == 3 || !is_tied)
+                        expect_same_bits(format("%s, model %d", c.name().c_str(), int(model)), run(stage, half), want);
+                EXPECT_GT(want.norm, 0);
+            }
+        }
+}
+
+// Sums in another order make other roundings, which the iteration makes larger where a gradient hardly points.
+TEST(Ranks, MuonIsNearOneRank) {
+    const auto muon = [](ModelLimits &limits) { limits.muon = true; };
+    for (RankModel model : {untied, tied, gpt2, adapted}) {
+        const RankResult want = on_threads<CpuF32>({1, 1, SpMode::ring, 6, 0, 1}, model, false, muon),
+                         adamw = one_rank(make_device<CpuF32>(2), model);
+        EXPECT_NE(want.next_loss, adamw.next_loss);
+        for (const RankCase &c : {RankCase{3, 1, SpMode::ring, 6, 2, 3}, RankCase{4, 2, SpMode::gather, 2, 1, 2}})
+            check_rank_result(c.name(), on_threads<CpuF32>(c, model, false, muon), want);
+    }
+}
+
 // What one layer keeps is here at a time, and what another one keeps leaves or comes; the moments are here a piece at a time.
 TEST(Ranks, ThePlanOfOffloading) {
     ModelConfig model = rank_model(untied);
@@ -285,6 +321,7 @@ struct Sending {
     Recompute recompute;
     size_t document = 0, window = 0;  // or documents of so many tokens, and the second layer with a window
     bool away = false;                // weights lie in a store
+    bool muon = false;
 
     size_t S() const { return row_multiple * c.sp; }
     ModelConfig model() const {
@@ -301,6 +338,7 @@ struct Sending {
     ModelLimits limits() const {
         ModelLimits limits;
         limits.row_tokens = S(), limits.positions = document ? document : S(), limits.recompute = recompute;
+        limits.muon = muon;
         Ranks &r = limits.ranks;
         r.world = c.world, r.sp = c.sp, r.sp_mode = c.mode, r.head_stride = c.head_stride, r.zero_stage = c.stage;
         r.zero_group = c.group;
@@ -364,13 +402,15 @@ size_t dkv_by_formula(const ModelConfig &m, const Sending &s) {
 struct Elements {
     size_t all = 0, padded = 0, embedding = 0;  // embedding: padded
     size_t gathered = 0;                        // in a micro-step of stage 3
+    size_t layers = 0;                          // padded
     Elements(const ModelConfig &m, size_t W) {
         const size_t Q = m.H * m.D, K = m.KV * m.D, biases = m.qkv_bias ? Q + 2 * K : 0;
         const size_t layer = (Q + 2 * K) * m.C + m.C * Q + 3 * m.F * m.C + biases + 2 * m.D + 2 * m.C;
         const auto pad = [&](size_t n) { return (n + 8 * W - 1) / (8 * W) * (8 * W); };
         all = m.V * m.C * (m.tied ? 1 : 2) + m.L * layer + m.C;
         embedding = pad(m.V * m.C);
-        padded = embedding * (m.tied ? 1 : 2) + m.L * pad(layer) + pad(m.C);
+        layers = m.L * pad(layer);
+        padded = embedding * (m.tied ? 1 : 2) + layers + pad(m.C);
         gathered = 2 * embedding + (m.L + m.L - 2) * pad(layer) + pad(m.C);
     }
 };
@@ -386,7 +426,7 @@ size_t params_by_formula(const ModelConfig &m, const Sending &s, size_t x) {
     const RankCase &c = s.c;
     const Elements n(m, c.world);
     if (c.stage == 0) return 0;
-    return (c.world - 1) * x * (c.stage == 3 || s.away ? c.micro_steps * n.gathered : n.padded);
+    return (c.world - 1) * x * ((c.stage == 3 || s.away ? c.micro_steps * n.gathered : n.padded) + (s.muon ? n.layers : 0));
 }
 
 template <class Dev> void expect_predicted(const Sending &s, const Payload &sent) {
@@ -431,12 +471,12 @@ TEST(Ranks, ZeroSendsWhatZeroHSays) {
     for (size_t world : {2, 3, 4})
         for (int stage : {0, 1, 2, 3})
             for (RankModel model : {untied, tied}) {
-                const Sending s{
-                    {world, 1, SpMode::ring, 12, stage, 1 + size_t(model)}, Layout::contiguous, model, Recompute::none};
+                Sending s{{world, 1, SpMode::ring, 12, stage, 1 + size_t(model)}, Layout::contiguous, model, Recompute::none};
+                s.muon = (stage + int(model)) % 2;
                 expect_formulas<CpuF32>(s);
                 expect_formulas<CpuBf16>(s);
                 Sending away = s;
-                away.away = true;
+                away.away = true, away.muon = false;
                 expect_formulas<CpuBf16>(away);
             }
 }
@@ -445,7 +485,8 @@ TEST(Ranks, ZeroSendsWhatZeroHSays) {
 TEST(Ranks, GroupsSendWhatIsPredicted) {
     for (const RankCase &c : group_cases(6))
         for (RankModel model : {untied, tied}) {
-            const Sending s{c, Layout::contiguous, model, Recompute::none, 70};
+            Sending s{c, Layout::contiguous, model, Recompute::none, 70};
+            s.muon = model == tied;
             SCOPED_TRACE(s.name());
             expect_predicted<CpuBf16>(s, sent_by_all<CpuBf16>(s));
         }

@@ -11,7 +11,8 @@ static constexpr size_t steps = 3, samples = 24;  // 24: so many gradients are s
 static constexpr size_t row = 5, bucket_bytes = 4 * 400;
 static constexpr double max_norm = 1;
 
-// An embedding that is too large for a bucket, layers in which norms lie between and behind matrices, a bucket of one element.
+// An embedding that is too large for a bucket, layers in which norms lie between and behind matrices, a bucket of one element. What decays in a layer is a
+// matrix of these shapes, for Muon.
 struct Fake {
     std::vector<Tensor> table;
     std::vector<Unit> units;
@@ -30,7 +31,17 @@ struct Fake {
     void add(const std::vector<std::pair<size_t, bool>> &tensors, size_t row = 0) {
         const size_t begin = count;
         for (const auto &[n, decay] : tensors) {
-            table.push_back({format("tensor.%zu", table.size()), {n}, Tensor::normal, decay, count, n});
+            const size_t rows = n == 1000 ? 25 : n == 129 ? 43 : n == 5 ? 5 : 1;
+            const bool of_layer = decay && row == 0;
+            table.push_back({format("tensor.%zu", table.size()),
+                             {rows, n / rows},
+                             Tensor::normal,
+                             decay,
+                             count,
+                             n,
+                             false,
+                             of_layer,
+                             of_layer});
             count += n;
         }
         units.push_back({begin, count, row});
@@ -46,6 +57,7 @@ struct Case {
     bool rounds = false;  // gradients are stored in bf16
     float unit = 1;       // of exact gradients: 257 of them have more bits than a bf16
     bool away = false;    // parameters lie in a store, and moments do
+    bool muon = false;
 };
 
 // What the samples of a step add to the gradient, (steps, samples, count). Not exact: of one sign in all, so that sums do not cancel.
@@ -140,12 +152,13 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
         LateComm late_comm(threads);
         Comm &comm = late ? static_cast<Comm &>(late_comm) : threads;
         const size_t aligned = c.moments == Moments::blockwise ? Blockwise::size : 8;
-        Zero<Cpu<X>> zero({1}, Sharding(fake.units, c.stage, c.ranks, comm.rank, bucket_bytes, aligned, c.away), fake.table,
-                          c.rounds, c.away);
+        const ContextPtr context = make_context();
+        Zero<Cpu<X>> zero({1, context.get()}, Sharding(fake.units, c.stage, c.ranks, comm.rank, bucket_bytes, aligned, c.away),
+                          fake.table, c.rounds, c.away);
         HostMemory memory;
         Plan plan;
         Optimizer<Cpu<X>> optimizer;
-        optimizer.plan(plan, zero, c.moments, c.away);
+        optimizer.plan(plan, zero, c.moments, c.away, 0, c.muon);
         plan.place(true);
         Arena arena(plan, memory);
         std::unique_ptr<Store> store;
@@ -184,8 +197,10 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
             std::copy(values.begin(), values.end(), &to[part.global]);
         };
         const OptimizerState state = optimizer.state(zero, memory);
-        for (const OptimizerPart &part : state.parts)
-            state.come(part), copy_moment(part, part.m, out.m), copy_moment(part, part.v, out.v);
+        for (const OptimizerPart &part : state.parts) {
+            state.come(part), copy_moment(part, part.m, out.m);
+            if (part.has_v) copy_moment(part, part.v, out.v);
+        }
         const std::vector<float> params = params_of(zero, gathered, fake.units);
         if (out.norms.empty()) out.params = params, out.norms = norms;
         EXPECT_EQ(out.params, params) << "of rank " << comm.rank;
@@ -199,6 +214,17 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
 template <class X> size_t bytes_copied(const Case &c) {
     const Sharding s(fake.units, c.stage, c.ranks, 0, bucket_bytes);
     const size_t W = size_t(c.ranks), x = sizeof(X), padded = s.parts * s.shard_count;  // what lies before a unit is not sent
+    if (c.muon && s.stage) {
+        Case adamw = c;
+        adamw.muon = false;
+        size_t of_layers = 0;
+        for (const Bucket &b : s.buckets)
+            if (std::ranges::any_of(fake.table, [&](const Tensor &t) {
+                    return t.of_layer && b.global <= t.offset && t.offset < b.global + b.count;
+                }))
+                of_layers += s.parts * b.part;
+        return bytes_copied<X>(adamw) + (W - 1) * x * of_layers;
+    }
     if (s.stage == 0) return (W - 1) * 2 * 4 * fake.count + 2 * 4 * fake.count;
     if (s.stage == 1) return (W - 1) * (4 + x) * padded + 2 * 4 * padded;
     if (s.stage == 3) return (W - 1) * 4 * c.micro_steps * padded + (2 + 1) * 4 * c.micro_steps * padded;  // the model gathers
@@ -269,6 +295,29 @@ TEST_P(ZeroRuns, MomentsInBlocksGiveTheBitsOfOneRank) {
             ASSERT_NEAR(got.master[i], floats.master[i], steps * 2e-2) << i;
         }
     EXPECT_NE(got.m, floats.m);
+}
+
+// A matrix lies on one rank or on all of them, and is orthogonalised from the same numbers. What is not a layer's is AdamW's, and a layer's matrix has no v.
+TEST_P(ZeroRuns, MuonGivesTheBitsOfOneRank) {
+    const auto expect = [&]<class X>(X, Moments moments, bool late) {
+        Case c = make_case(true), one{1, 0, c.micro_steps, true};
+        c.moments = one.moments = moments, c.muon = one.muon = true;
+        const State got = sharded_run<X>(c, late), want = sharded_run<X>(one);
+        one.muon = false;
+        const State adamw = sharded_run<X>(one);
+        EXPECT_EQ(got.master, want.master);
+        EXPECT_EQ(got.params, want.params);
+        EXPECT_EQ(got.m, want.m);
+        EXPECT_EQ(got.v, want.v);
+        EXPECT_EQ(got.copied, steps * bytes_copied<X>(c));
+        for (const Tensor &t : fake.table)
+            for (size_t i = t.offset; i < t.offset + t.count; i++) {
+                ASSERT_EQ(got.master[i] == adamw.master[i], !t.of_layer) << t.name;
+                ASSERT_EQ(got.v[i] == 0, t.of_layer) << t.name;
+            }
+    };
+    expect(float(), Moments::f32, false);
+    expect(bf16(), Moments::bf16, true);
 }
 
 // Stored in bf16, gradients of few bits are exact. Sums of more bits are rounded once in a step of one micro-step, by bits that do not depend on the ranks.
@@ -370,7 +419,7 @@ TEST(Zero, EveryElementIsInOneShard) {
             const auto table = Sharding(fake.units, stage, world, 0, bucket_bytes).padded(fake.table);
             for (int rank = 0; rank < world; rank++) {
                 const Sharding s(fake.units, stage, world, rank, bucket_bytes);
-                size_t end = 0, in_decay_runs = 0, shard = 0;  // of the buckets so far
+                size_t end = 0, in_update_runs = 0, shard = 0;  // of the buckets so far
                 for (const Bucket &b : s.buckets) {
                     const bool first = std::ranges::count(fake.units, b.global, &Unit::begin);  // of its unit
                     EXPECT_EQ(b.begin, first ? round_up(end, Sharding::unit_aligned) : end);
@@ -382,8 +431,8 @@ TEST(Zero, EveryElementIsInOneShard) {
                 EXPECT_EQ(s.shard_count, shard);
                 for (const ShardRun &run : s.shard_runs())
                     for (size_t i = 0; i < run.count; i++) owners[run.global + i]++;
-                for (const DecayRun &run : s.decay_runs(table)) {
-                    in_decay_runs += run.count;
+                for (const UpdateRun &run : s.update_runs(table)) {
+                    in_update_runs += run.count;
                     for (const Tensor &t : table)
                         if (t.offset < run.flat + run.count && run.flat < t.offset + t.count) {
                             EXPECT_EQ(run.decay, t.decay) << t.name;
@@ -391,7 +440,7 @@ TEST(Zero, EveryElementIsInOneShard) {
                 }
                 size_t in_shard_runs = 0;
                 for (const ShardRun &run : s.shard_runs()) in_shard_runs += run.count;
-                EXPECT_EQ(in_decay_runs, in_shard_runs);
+                EXPECT_EQ(in_update_runs, in_shard_runs);
             }
             EXPECT_EQ(owners, std::vector<int>(fake.count, stage ? 1 : world)) << "stage " << stage << ", " << world << " ranks";
         }
@@ -464,6 +513,25 @@ template <class X> void expect_planned_bytes(bool rounds) {
         EXPECT_EQ(plan.sum(), want + scratch) << "stage " << stage;
         EXPECT_NEAR(double(plan.state_bytes()), double(want), 5 * double(Plan::alignment)) << "stage " << stage;
     }
+}
+
+// Muon has one moment of a layer's matrix, and arrays for a bucket and a matrix while it updates.
+TEST(Zero, PlannedBytesOfMuon) {
+    const Sharding s(fake.units, 1, 4, 1, bucket_bytes);
+    Zero<CpuBf16> zero({1}, s, fake.table);
+    size_t matrices = 0;
+    for (const TensorRun &r : s.tensor_runs(zero.table)) matrices += zero.table[r.tensor].of_layer ? r.count : 0;
+    const auto plan_of = [&](bool muon) {
+        Optimizer<CpuBf16> optimizer;
+        Plan plan;
+        optimizer.plan(plan, zero, Moments::f32, 0, 0, muon);
+        return plan;
+    };
+    const Plan adamw = plan_of(false), muon = plan_of(true);
+    EXPECT_GT(matrices, 250u);
+    EXPECT_NEAR(double(adamw.state_bytes() - muon.state_bytes()), 4 * double(matrices), double(Plan::alignment));
+    const size_t bucket = 4 * s.buckets[s.bucket_of(fake.table[6].offset)].part, side = 25, norm = 8;
+    EXPECT_EQ(muon.sum() + 4 * matrices - adamw.sum(), 2 * bucket + 2 * 1000 + (2 + 2 + 4) * side * side + norm);
 }
 
 TEST(Zero, PlannedBytesAreThoseOfTheTable) {

@@ -306,9 +306,10 @@ struct Parser {
 
     void set(const Setting &s) {
         const Flag *flag = find_flag(s.name);
-        if (flag && (flag->tasks & task)) return set(*flag, s);
         std::string name = s.name, value = s.values.empty() ? "true" : s.values[0];
         const ForeignName *f = find_foreign(name, value);
+        const bool stands_for_others = f && f->answer == Answer::SETS && *f->values;  // optimizer adamw_8bit
+        if (flag && (flag->tasks & task) && !stands_for_others) return set(*flag, s);
         if (!f && name.starts_with("no_") && value == "true") f = find_foreign(name.substr(3), value = "false");
         if (!f && flag) return set(*flag, s);
         const bool off = contains("false,False,none,None,null", value) && !(f && contains(f->values, value));
@@ -549,6 +550,7 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     one_of(o.recompute, "recompute", "auto,none,cheap,layer");
     one_of(o.ref_mode, "ref_mode", "precompute,resident");
     if (!o.load_in.empty()) one_of(o.load_in, "load_in", "4bit,8bit");
+    one_of(o.optimizer, "optimizer", "adamw,muon");
     one_of(o.moments, "moments", "f32,bf16,8bit");
     one_of(o.grad_dtype, "grad_dtype", "f32,bf16");
     for (const std::string &name : o.offload) one_of(name, "offload", "activations,optimizer,weights");
@@ -658,6 +660,12 @@ static void check_together(const std::string &program, const Options &o, Task ta
     if (std::ranges::count(o.offload, "weights") && !o.load_in.empty())
         die("--offload weights: the matrices that --load_in %s makes small stay in memory\n  fix: leave weights out of --offload, or leave --load_in out",
             o.load_in.c_str());
+    if (o.optimizer == "muon" && o.moments == "8bit")
+        die("--moments 8bit is for AdamW: Muon's one moment is stored in f32 or bf16\n  fix: --moments bf16, or --optimizer adamw");
+    for (const std::string &name : o.offload)
+        if (o.optimizer == "muon" && name != "activations")
+            die("--offload %s is for AdamW: Muon's update needs whole matrices\n  fix: leave %s out of --offload, or --optimizer adamw",
+                name.c_str(), name.c_str());
     if (o.zero_group && (o.zero_group == 1 || o.zero_stage == 0))
         die("--zero_group %zu: nothing is divided %s\n  fix: --zero_stage 0 alone, or a stage from 1 on with a larger group",
             o.zero_group, o.zero_stage == 0 ? "at --zero_stage 0" : "in a group of one rank");

@@ -22,6 +22,7 @@
 #include "../ops/layout.h"
 #include "../ops/loss.h"
 #include "../ops/matmul.h"
+#include "../ops/muon.h"
 #include "../ops/noise.h"
 #include "../ops/qk_norm_rope.h"
 #include "../ops/quantise.h"
@@ -333,6 +334,21 @@ template <class Dev> void run_updates(OpRun<Dev> &r) {
                  {0.01, 0.9, 0.999, 1e-8, 0.1, 1, 1}, n);
     r.keep("adamw_update, 8 bits", "params", blockwise_params, n);
     r.keep("adamw_update, 8 bits", "scales of m", m8.scales, m8.blocks());
+    const AdamW settings{.lr = 0.01, .beta1 = 0, .beta2 = 0, .eps = 0, .weight_decay = 0.1, .grad_scale = 1, .step = 1};
+    X *const u = r.template room<X>(n), *const moved = r.numbers(n);
+    muon_momentum(r.dev, u, m, grads, settings, n);
+    r.keep("muon_momentum", "m", m, n);
+    r.keep("muon_momentum", "u", u, n);
+    const size_t k = 16;  // much less than C, so that the iteration makes no rounding much larger
+    const OrthogonaliseRoom<X> room{r.template room<X>(k * C), r.template room<X>(k * k), r.template room<X>(k * k),
+                                    r.template room<float>(k * k), r.template room<double>(1)};
+    for (const bool wide : {true, false}) {
+        X *const matrix = r.numbers(k * C);
+        orthogonalise(r.dev, matrix, room, wide ? k : C, wide ? C : k);
+        r.keep("orthogonalise", wide ? "x" : "x, tall", matrix, k * C);
+    }
+    muon_update(r.dev, Floats<X>{moved, r.template room<int16_t>(n)}, u, settings, muon_size(T, C), n);
+    r.keep("muon_update", "params", moved, n);
     const float norm = float(squared_norm(r.dev, r.template room<double>(squared_norm_scratch(n)), grads, n));
     r.results.push_back({"squared_norm", "sum", {norm}});
     copy_rows(r.dev, p, C, r.numbers(n), C, T / 2, C / 2);

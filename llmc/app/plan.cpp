@@ -51,8 +51,10 @@ static void print_seconds(const Run &run, Model &model, const ModelLimits &limit
 
 // Returns all values of --offload that the run may have.
 static std::vector<Names> offloads_of(const Run &run) {
-    Names names = {"activations", "optimizer"};
-    if (!run.config.weight_bits) names.push_back("weights");
+    const bool muon = run.options.optimizer == "muon";
+    Names names = {"activations"};
+    if (!muon) names.push_back("optimizer");
+    if (!muon && !run.config.weight_bits) names.push_back("weights");
     std::vector<Names> all = {{}};
     for (const std::string &name : names)
         for (size_t i = 0, n = all.size(); i < n; i++) all.push_back(all[i]), all.back().push_back(name);

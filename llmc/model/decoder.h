@@ -379,6 +379,9 @@ template <class Dev> StepParts Decoder<Dev>::parts() const {
     layout.element = sizeof(X), layout.gradient = zero.rounds ? sizeof(bf16) : sizeof(float);
     layout.moment = bytes_of_moment[size_t(limits.moments)], layout.recompute = limits.recompute;
     for (const ShardRun &s : zero.sharding.shard_runs()) layout.parameters += s.count;
+    for (const TensorRun &s : zero.sharding.tensor_runs(zero.table))
+        if (const Tensor &t = zero.table[s.tensor]; limits.muon && t.of_layer)
+            layout.without_v += s.count, layout.muon_flops += orthogonalise_flops(t.shape[0], t.shape[1]);
     if (zero.sharding.stage >= 2) layout.cleared = layout.parameters;
     else
         for (const Tensor &t : zero.table) layout.cleared += t.product && !zero.buffers() ? 0 : t.count;

@@ -62,7 +62,7 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
     travellers_.resize(config.L);
     if (trains())
         optimizer.plan(plan_, zero, limits.moments, limits.offload.optimizer ? limits.offload.piece : 0,
-                       clock.between_rows(ADAMW));
+                       clock.between_rows(ADAMW), limits.muon);
     else zero.plan(plan_, false), plan_.end_state();
     plan_row();
     if (adapts()) linears_.plan(plan_, T_max, trains());

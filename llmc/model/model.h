@@ -49,7 +49,8 @@ struct ModelLimits {
     size_t positions = 2048;   // longest document, for the rope table
     Recompute recompute = Recompute::none;
     size_t tile_tokens = 0;          // Decoder::tile
-    Moments moments = Moments::f32;  // of AdamW
+    bool muon = false;               // Muon updates the matrices of layers, and AdamW the rest
+    Moments moments = Moments::f32;  // of the optimizer
     bool bf16_gradients = false;     // as they are stored between micro-steps (../parallel/zero.h)
     Offload offload;
     bool graphs = false;  // launches of a layer that repeat are recorded and replayed (../core/graphs.h)

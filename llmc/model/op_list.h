@@ -28,10 +28,12 @@ struct Work {
     std::vector<double> scores;  // (L) the scores (query, key) that each layer's mask lets through
     size_t element = 4;          // bytes of a weight or an activation
     size_t gradient = 4;         // bytes of a parameter's gradient between micro-steps
-    size_t moment = 4;           // bytes of one of AdamW's moments
+    size_t moment = 4;           // bytes of one of the optimizer's moments
     size_t bucket = 0;           // the parameters of the bucket that an op works on; 0: it works on all
     Recompute recompute = Recompute::none;
     size_t parameters = 0, cleared = 0;  // of this rank: those that it updates, and those whose gradients it clears before a step
+    size_t without_v = 0;                // of those that it updates: Muon's, which have one moment
+    double muon_flops = 0;               // of the products of Muon's update on this rank
 };
 
 // The number of (query, key) scores of a document of n tokens under the causal mask, where a query sees the last `window` keys (0: all).
@@ -102,7 +104,7 @@ inline CostOf residual_norm(size_t C) {
 // The ops around the layers, and of a step, and the messages among ranks. Their numbers follow those of the layer's ops.
 enum RowOp : size_t { EMBED, FINAL_NORM, HEAD, COPY, ZERO_GRAD, GRAD_NORM, ADAMW, GRAD_SUM, PARAM_GATHER, DEQUANTISE, ROW_OPS };
 constexpr const char *row_op_names[ROW_OPS] = {"embedding",     "final norm", "head, loss",   "copies",        "zero gradients",
-                                               "gradient norm", "adamw",      "gradient sum", "gather params", "dequantise"};
+                                               "gradient norm", "optimizer",  "gradient sum", "gather params", "dequantise"};
 
 struct LayerOp {
     const char *name;
@@ -164,8 +166,9 @@ struct OpList {
             }
             case ZERO_GRAD: return {0, double(w.gradient * w.cleared)};
             case GRAD_NORM: return {0, double(w.gradient * w.parameters)};
-            case ADAMW:  // reads gradient, weight and both moments; writes all but the gradient
-                return {0, double(8 + w.gradient + 4 * w.moment) * double(w.parameters)};
+            case ADAMW:  // reads gradient, weight and moments; writes all but the gradient
+                return {w.muon_flops,
+                        double((8 + w.gradient + 4 * w.moment) * w.parameters) - double(2 * w.moment * w.without_v)};
             case GRAD_SUM: return {0, 4 * double(w.bucket)};
             case DEQUANTISE: return {0, (double(c.weight_bits) / 8 + s) * double(w.bucket)};  // of a layer's weights
             case COPY:

@@ -25,6 +25,7 @@ class Messages {
         : parts_(parts),
           config_(config),
           ranks_(limits.ranks),
+          muon_(limits.muon),
           split_(split_row(config, limits.ranks, parts.layout.element, row_of(limits))) {}
 
     size_t gather(size_t unit) const { return groups() * (parts_.sharding.parts - 1) * padded(unit) * parts_.layout.element; }
@@ -39,6 +40,15 @@ class Messages {
     size_t gather_all() const {
         size_t bytes = 0;
         for (size_t unit = 0; unit < parts_.trained.units.size(); unit++) bytes += gather(unit);
+        return bytes;
+    }
+    size_t momenta() const {  // what Muon gathers of the units that have matrices of layers
+        size_t bytes = 0;
+        for (size_t unit = 0; muon_ && unit < parts_.trained.units.size(); unit++) {
+            const Unit &u = parts_.trained.units[unit];
+            const auto is_its = [&](const Tensor &t) { return t.of_layer && u.begin <= t.offset && t.offset < u.end; };
+            if (std::ranges::any_of(parts_.trained.tensors, is_its)) bytes += gather(unit);
+        }
         return bytes;
     }
     size_t kv(size_t l, bool backward) const {
@@ -89,6 +99,7 @@ class Messages {
     const StepParts &parts_;
     const ModelConfig &config_;
     const Ranks &ranks_;
+    const bool muon_;
     const SequenceSplit split_;
 };
 
@@ -156,6 +167,7 @@ class Prediction {
         row_op(Pass::step, ZERO_GRAD), row_op(Pass::step, GRAD_NORM);
         const double adamw = row_op(Pass::step, ADAMW);
         sum_.copies += std::max(0.0, updated_ - adamw);  // both ways at the same time
+        sum_.messages += seconds_of(messages_.momenta());
         if (!divided_) sum_.messages += std::max(seconds_of(messages_.gather(0)), seconds_of(messages_.gather_all()) - forward_);
         return sum_;
     }
@@ -257,10 +269,12 @@ Payload predict_messages(const StepParts &parts, const ModelConfig &config, cons
     if (sharding.stage >= 2) sent.grads = micro_steps * (sent.grads + (head == 0 ? of.sum(0) : 0));  // as head, and as embedding
     for (size_t unit = 0; unit < units; unit++) sent.grads += of.sum_of_replicas(unit);
     sent.params = of.gather_all();
-    if (!sharding.divided) return sent;
-    if (head == 0) sent.params += of.gather(0);
-    for (size_t l = 0; l + 2 < L; l++) sent.params += of.gather(1 + l);  // once more, backward
-    sent.params *= micro_steps;
+    if (sharding.divided) {
+        if (head == 0) sent.params += of.gather(0);
+        for (size_t l = 0; l + 2 < L; l++) sent.params += of.gather(1 + l);  // once more, backward
+        sent.params *= micro_steps;
+    }
+    sent.params += of.momenta();
     return sent;
 }
 

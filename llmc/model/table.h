@@ -65,7 +65,7 @@ template <class S> class TableBuilder {
         const size_t unit = table.units.size() - 1;
         const bool product =
             decay && table.units[unit].row_elements == 0 && unit != table.positions;  // the matrix of a linear layer
-        table.tensors.push_back({prefix + name, std::move(shape), init, decay, offset_, count, transposed, product});
+        table.tensors.push_back({prefix + name, std::move(shape), init, decay, offset_, count, transposed, product, product});
         table.units.back().end = offset_ += count;
     }
     // Adds the head: the embedding itself if they are tied, one row in a reward model.

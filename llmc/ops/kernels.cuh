@@ -16,6 +16,7 @@
 #include "layout.cuh"
 #include "loss.cuh"
 #include "matmul.cuh"
+#include "muon.cuh"
 #include "noise.cuh"
 #include "qk_norm_rope.cuh"
 #include "reduce.cuh"

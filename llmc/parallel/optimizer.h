@@ -1,10 +1,13 @@
-// The optimizer of a rank's shard: AdamW, its two moments and how they are stored, its update, and what a checkpoint keeps of it.
+// The optimizer of a rank's shard: its moments and how they are stored, its update, and what a checkpoint keeps of it. It is AdamW, or Muon (muon.h) for
+// the matrices of layers and AdamW for the rest. Muon has one moment, m.
 #pragma once
 #include <functional>
+#include <optional>
 #include <variant>
 #include <vector>
 
 #include "../ops/adamw.h"
+#include "muon.h"
 #include "pieces.h"
 #include "zero.h"
 
@@ -17,6 +20,7 @@ struct OptimizerPart {
     size_t global, count;    // elements [global, global + count)
     AnyFloats master, m, v;  // (count), in `memory`; master holds the parameters
     size_t piece = 0;        // of what lies in a store
+    bool has_v = true;       // AdamW updates these elements
 };
 
 struct OptimizerState {
@@ -32,14 +36,20 @@ struct OptimizerState {
 template <class Dev> class Optimizer {
   public:
     // Plans all that training keeps: the parameters and their gradients, too. If `piece` is not 0 the moments lie in a store, in pieces of so many
-    // elements, and at the time `update` some of them are in memory.
-    void plan(Plan &plan, Zero<Dev> &zero, Moments moments = Moments::f32, size_t piece = 0, size_t update = 0) {
+    // elements, and at the time `update` some of them are in memory. Neither they nor the parameters lie in a store with Muon, and its moments have not 8 bits.
+    void plan(Plan &plan, Zero<Dev> &zero, Moments moments = Moments::f32, size_t piece = 0, size_t update = 0,
+              bool muon = false) {
+        const size_t n = zero.sharding.shard_count;
         moments_ = moments;
+        if (muon) muon_.emplace();
         pieces_ = ShardPieces(zero.sharding, piece);
         zero.plan(plan, true);
-        plan_moment(plan, zero, m_, "adamw m");
-        plan_moment(plan, zero, v_, "adamw v");
+        size_t without_v = 0;
+        for (const UpdateRun &r : zero.sharding.update_runs(zero.table)) without_v += is_muons(r) ? r.count : 0;
+        plan_moment(plan, zero, m_, muon ? "muon m" : "adamw m", n);
+        plan_moment(plan, zero, v_, "adamw v", n - without_v);
         plan.end_state();
+        if (muon) muon_->plan(plan, zero, update);
         pieces_.plan_windows(plan, update, update);
         zero.plan_scratch(plan);
     }
@@ -51,7 +61,8 @@ template <class Dev> class Optimizer {
     void update(Zero<Dev> &zero, const ShardRanks &ranks, const AdamW &adamw) {
         zero.ready(ranks, 0, zero.sharding.elements);  // the last step's gathers, if no forward pass has waited for them
         const auto reach = [&](size_t piece) { zero.pieces.reach(piece), pieces_.reach(piece); };
-        for_runs(zero, reach, [&](const DecayRun &r, auto m, auto v) {
+        for_runs(zero, reach, [&](const UpdateRun &r, auto m, auto v) {
+            if (is_muons(r)) return;
             AdamW a = adamw;
             if (!r.decay) a.weight_decay = 0;
             a.first = r.global;
@@ -59,6 +70,8 @@ template <class Dev> class Optimizer {
                        zero.grads_at(r));
         });
         zero.pieces.finish(), pieces_.finish();
+        if (muon_ && moments_ == Moments::f32) muon_->update(zero, ranks, adamw, m_.floats);
+        else if (muon_) muon_->update(zero, ranks, adamw, m_.rounded);
         zero.gather(ranks);
     }
 
@@ -70,12 +83,14 @@ template <class Dev> class Optimizer {
             else return moment;
         };
         size_t piece = 0;
-        const auto add = [&](const DecayRun &r, size_t first, size_t n, auto m, auto v) {
-            if (n) state.parts.push_back({r.global + first, n, zero.params_at(r) + first, m + first, v + first, piece});
+        const auto add = [&](const UpdateRun &r, size_t first, size_t n, auto m, auto v) {
+            if (n)
+                state.parts.push_back(
+                    {r.global + first, n, zero.params_at(r) + first, m + first, v + first, piece, !is_muons(r)});
         };
         for_runs(
             zero, [&](size_t p) { piece = p, zero.pieces.point_at(p), pieces_.point_at(p); },
-            [&](const DecayRun &r, auto m, auto v) {
+            [&](const UpdateRun &r, auto m, auto v) {
                 if constexpr (std::is_same_v<decltype(m), Blockwise>) {  // parts end where blocks end
                     const size_t head = std::min(r.count, (Blockwise::size - m.skip) % Blockwise::size);
                     add(r, 0, head, m, v), add(r, head, r.count - head, m, v);
@@ -91,24 +106,26 @@ template <class Dev> class Optimizer {
 
   private:
     struct Moment {               // arrays that are not used are null
-        float *floats = nullptr;  // (shard_count), or of the piece that is here, as the next two
+        float *floats = nullptr;  // (shard_count, of v without Muon's elements), or of the piece that is here, as the next two
         bf16 *rounded = nullptr;
         uint8_t *codes = nullptr;
         float *scales = nullptr;  // with codes: (blocks) of one run after the other
         float *others = nullptr;  // with codes: the moments of runs without decay, one after the other
     } m_, v_;
 
-    void plan_moment(Plan &plan, Zero<Dev> &zero, Moment &moment, const std::string &name) {
+    bool is_muons(const UpdateRun &r) const { return muon_ && r.of_layer; }
+
+    void plan_moment(Plan &plan, Zero<Dev> &zero, Moment &moment, const std::string &name, size_t count) {
         const auto add = [&](auto **array, const std::string &of) {
             if (pieces_.any()) pieces_.add(plan, array, of);
-            else plan.add(array, of, {zero.sharding.shard_count});
+            else plan.add(array, of, {count});
         };
         if (moments_ == Moments::f32) add(&moment.floats, name);
         else if (moments_ == Moments::bf16) add(&moment.rounded, name);
         else add(&moment.codes, name + ", 8 bits");
         if (moments_ != Moments::blockwise) return;
         size_t blocks = 0, others = 0;
-        for (const DecayRun &r : zero.sharding.decay_runs(zero.table)) {
+        for (const UpdateRun &r : zero.sharding.update_runs(zero.table)) {
             if (r.decay) blocks += ceil_div(r.shard % Blockwise::size + r.count, Blockwise::size);
             else others += r.count;
         }
@@ -117,30 +134,33 @@ template <class Dev> class Optimizer {
     }
 
     // The run's moment; `block` is the number of its first block.
-    Blockwise in_blocks(const Moment &moment, const DecayRun &r, size_t block, bool negative) const {
+    Blockwise in_blocks(const Moment &moment, const UpdateRun &r, size_t block, bool negative) const {
         return {moment.codes + (r.shard - pieces_.begin()), moment.scales + block, r.shard % Blockwise::size, r.count, negative};
     }
 
-    // Calls f(run, m, v) for all runs, with the moments as they are stored. In 8 bits those of norms and biases, which do not decay, are floats. Where
+    // Calls f(run, m, v) for all runs, with the moments as they are stored; Muon's runs have no v. In 8 bits those of norms and biases, which do not decay, are floats. Where
     // moments or parameters lie in a store, runs end where pieces end, and open(piece) precedes those of a piece.
     template <class Open, class F> void for_runs(Zero<Dev> &zero, Open open, F f) {
         const ShardPieces &pieces = pieces_.any() ? pieces_ : zero.pieces;
-        size_t block = 0, others = 0;
-        for (const DecayRun &whole : zero.sharding.decay_runs(zero.table))
+        size_t block = 0, others = 0, without_v = 0;
+        for (const UpdateRun &whole : zero.sharding.update_runs(zero.table)) {
             pieces.in_pieces(whole.shard, whole.count, [&](size_t piece, size_t first, size_t n) {
-                const DecayRun r{{whole.global + first, whole.flat + first, whole.shard + first, n}, whole.decay};
+                const UpdateRun r{{whole.global + first, whole.flat + first, whole.shard + first, n}, whole.decay, whole.of_layer};
                 open(piece);
                 const size_t at = r.shard - pieces_.begin();
-                if (moments_ == Moments::f32) f(r, m_.floats + at, v_.floats + at);
-                else if (moments_ == Moments::bf16) f(r, m_.rounded + at, v_.rounded + at);
+                if (moments_ == Moments::f32) f(r, m_.floats + at, v_.floats + (at - without_v));
+                else if (moments_ == Moments::bf16) f(r, m_.rounded + at, v_.rounded + (at - without_v));
                 else if (r.decay) {
                     const Blockwise m = in_blocks(m_, r, block, true), v = in_blocks(v_, r, block, false);
                     f(r, m, v);
                     block += m.blocks();
                 } else f(r, m_.others + others, v_.others + others), others += n;
             });
+            if (is_muons(whole)) without_v += whole.count;
+        }
     }
 
+    std::optional<Muon<Dev>> muon_;
     Moments moments_ = Moments::f32;
     ShardPieces pieces_;  // of the moments, if they lie in a store
 };

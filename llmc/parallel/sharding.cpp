@@ -79,14 +79,14 @@ std::vector<TensorRun> Sharding::tensor_runs(const std::vector<Tensor> &padded_t
     return out;
 }
 
-std::vector<DecayRun> Sharding::decay_runs(const std::vector<Tensor> &padded_table) const {
-    std::vector<DecayRun> out;
+std::vector<UpdateRun> Sharding::update_runs(const std::vector<Tensor> &padded_table) const {
+    std::vector<UpdateRun> out;
     for (const TensorRun &s : tensor_runs(padded_table)) {
-        const bool decay = padded_table[s.tensor].decay;
-        const bool goes_on = !out.empty() && out.back().decay == decay && out.back().flat + out.back().count == s.flat &&
-                             out.back().shard + out.back().count == s.shard;
+        const bool decay = padded_table[s.tensor].decay, of_layer = padded_table[s.tensor].of_layer;
+        const bool goes_on = !out.empty() && out.back().decay == decay && out.back().of_layer == of_layer &&
+                             out.back().flat + out.back().count == s.flat && out.back().shard + out.back().count == s.shard;
         if (goes_on) out.back().count += s.count;
-        else out.push_back({s, decay});
+        else out.push_back({s, decay, of_layer});
     }
     return out;
 }

@@ -27,8 +27,8 @@ struct ShardRun {
     size_t global, flat, shard, count;  // positions of its first element, as in Bucket; elements
 };
 
-struct DecayRun : ShardRun {
-    bool decay;
+struct UpdateRun : ShardRun {
+    bool decay, of_layer;  // as Tensor has them
 };
 
 struct TensorRun : ShardRun {
@@ -62,5 +62,5 @@ struct Sharding {
     std::vector<Tensor> padded(std::vector<Tensor> table) const;  // changes offsets to those of the flat arrays
     std::vector<ShardRun> shard_runs() const;                     // one run per bucket of which this rank has elements
     std::vector<TensorRun> tensor_runs(const std::vector<Tensor> &padded_table) const;  // divided at the borders of tensors
-    std::vector<DecayRun> decay_runs(const std::vector<Tensor> &padded_table) const;  // divided where weight decay begins or ends
+    std::vector<UpdateRun> update_runs(const std::vector<Tensor> &padded_table) const;  // divided where the update is another one
 };

@@ -3,10 +3,12 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <numeric>
 #include <optional>
 
 #include "../core/common.h"
@@ -135,6 +137,9 @@ static constexpr struct {
     const char *name;
     AnyFloats OptimizerPart::*data;
 } tensors[] = {{"master", &OptimizerPart::master}, {"m", &OptimizerPart::m}, {"v", &OptimizerPart::v}};
+static constexpr size_t v_tensor = 2;
+
+static bool has(const OptimizerPart &part, size_t tensor) { return tensor != v_tensor || part.has_v; }
 
 static AnyFloats behind(const AnyFloats &floats, size_t n) {
     return std::visit([&](auto f) -> AnyFloats { return f + n; }, floats);
@@ -159,30 +164,33 @@ static std::string header_checksum(const InputFile &file, size_t bytes) {
 static json write_shard(const std::string &dir, const std::string &name, const OptimizerState &state) {
     const std::string path = dir + "/" + name;
     json parts;
-    size_t n = 0;
-    for (const OptimizerPart &part : state.parts) {
-        parts.push_back({{"global", part.global}, {"count", part.count}});
-        n += part.count;
-    }
+    for (const OptimizerPart &part : state.parts) parts.push_back({{"global", part.global}, {"count", part.count}});
     std::vector<TensorSpec> specs;
-    for (const auto &tensor : tensors) specs.push_back({tensor.name, {n}, "F32"});
+    size_t data = 0;  // bytes
+    for (size_t t = 0; t < std::size(tensors); t++) {
+        size_t n = 0;
+        for (const OptimizerPart &part : state.parts) n += has(part, t) ? part.count : 0;
+        if (n) specs.push_back({tensors[t].name, {n}, "F32"});
+        data += n * sizeof(float);
+    }
     SafetensorsWriter writer(path, specs);
     HostMemory host;
-    for (const auto &tensor : tensors)
+    for (size_t t = 0; t < std::size(tensors); t++)
         for (size_t p = 0; p < state.parts.size(); p++) {
             const OptimizerPart &part = state.parts[p];
-            json &checksums = parts[p][tensor.name] = json::array();
+            if (!has(part, t)) continue;
+            json &checksums = parts[p][tensors[t].name] = json::array();
             const auto write_block = [&](size_t first, size_t n) {
                 state.come(part);
-                const auto block = read(*state.memory, behind(part.*tensor.data, first), n);
+                const auto block = read(*state.memory, behind(part.*tensors[t].data, first), n);
                 checksums.push_back(checksum(block));
-                writer.write_part(tensor.name, block.data(), n, host);
+                writer.write_part(tensors[t].name, block.data(), n, host);
             };
             in_parts(part.count, write_block, block_elements);
         }
     writer.finish();
     const InputFile file(path);
-    const size_t header = file.size() - std::size(tensors) * n * sizeof(float);
+    const size_t header = file.size() - data;
     return {{"name", name}, {"bytes", file.size()}, {"header", header_checksum(file, header)}, {"parts", parts}};
 }
 
@@ -207,15 +215,18 @@ void save_optimizer(Comm &comm, const std::string &dir, const OptimizerState &st
 
 namespace {
 
+using OfTensors = std::array<size_t, std::size(tensors)>;
+
 struct StoredPart {
     size_t global, count;
-    size_t begin;                                            // index of its first element in the tensors of its file
-    std::vector<std::string> checksums[std::size(tensors)];  // of its blocks
+    OfTensors begin;                                         // index of its first element in each tensor of its file
+    std::vector<std::string> checksums[std::size(tensors)];  // of its blocks; none: the file has no such tensor of the part
 };
 
 struct Shard {
     std::string name, header;
-    size_t bytes, count = 0;  // count: of all parts
+    size_t bytes;
+    OfTensors count = {};  // of all parts
     std::vector<StoredPart> parts;
 };
 
@@ -237,12 +248,13 @@ static const json &list_of(const Fields &fields, const char *name) {
     return *value;
 }
 
-static StoredPart parse_part(const Fields &fields, size_t begin, size_t elements) {
+static StoredPart parse_part(const Fields &fields, const OfTensors &begin, size_t elements) {
     StoredPart part{fields.size("global"), fields.size("count"), begin, {}};
     if (part.global > elements) fields.refuse("global", format("is beyond the %zu elements", elements));
     if (part.count > elements - part.global) fields.refuse("count", format("reaches beyond the %zu elements", elements));
     for (size_t t = 0; t < std::size(tensors); t++) {
         const char *name = tensors[t].name;
+        if (t == v_tensor && !fields.find(name)) continue;
         const size_t blocks = ceil_div(part.count, block_elements);
         const json &checksums = list_of(fields, name);
         if (checksums.size() != blocks) fields.refuse(name, format("has %zu checksums instead of %zu", checksums.size(), blocks));
@@ -255,12 +267,13 @@ static StoredPart parse_part(const Fields &fields, size_t begin, size_t elements
 }
 
 static Shard parse_shard(const Fields &fields, const std::string &where, const std::string &prefix, size_t elements) {
-    Shard shard{fields.text("name"), fields.text("header"), fields.size("bytes"), 0, {}};
+    Shard shard{fields.text("name"), fields.text("header"), fields.size("bytes"), {}, {}};
     if (shard.name.find('/') != std::string::npos) fields.refuse("name", "is not the name of a file beside it");
     for (const json &entry : list_of(fields, "parts")) {
         const Fields part(entry, where, format("%sparts[%zu].", prefix.c_str(), shard.parts.size()));
-        shard.parts.push_back(parse_part(part, shard.count, elements));
-        shard.count += shard.parts.back().count;
+        const StoredPart &stored = shard.parts.emplace_back(parse_part(part, shard.count, elements));
+        for (size_t t = 0; t < std::size(tensors); t++)
+            if (!stored.checksums[t].empty()) shard.count[t] += stored.count;
     }
     return shard;
 }
@@ -303,7 +316,7 @@ static void check_shard(const std::string &path, const Shard &shard, const std::
     const size_t bytes = fs::file_size(path, error);
     if (error) die("%s: %s, but %s names it%s", path.c_str(), error.message().c_str(), manifest.c_str(), fix.c_str());
     if (bytes != shard.bytes) die("%s: has %zu bytes, but %zu were written%s", path.c_str(), bytes, shard.bytes, fix.c_str());
-    const size_t data = std::size(tensors) * shard.count * sizeof(float);
+    const size_t data = std::accumulate(shard.count.begin(), shard.count.end(), size_t(0)) * sizeof(float);
     if (data > bytes || header_checksum(InputFile(path), bytes - data) != shard.header)
         die("%s: is damaged: its header is not what was written%s", path.c_str(), fix.c_str());
 }
@@ -315,8 +328,8 @@ static std::vector<OptimizerPart> kept_of(const OptimizerState &state, size_t be
         const size_t from = std::max(part.global, begin), to = std::min(part.global + part.count, end),
                      skipped = from - part.global;
         if (from < to)
-            out.push_back(
-                {from, to - from, behind(part.master, skipped), behind(part.m, skipped), behind(part.v, skipped), part.piece});
+            out.push_back({from, to - from, behind(part.master, skipped), behind(part.m, skipped), behind(part.v, skipped),
+                           part.piece, part.has_v});
     }
     return out;
 }
@@ -331,10 +344,14 @@ static void visit_part(const SafetensorsFile &file, const StoredPart &part, cons
         const auto &tensor = tensors[t];
         const auto visit_block = [&](size_t first, size_t n) {
             const size_t begin = part.global + first;
-            const auto kept = kept_of(state, begin, begin + n);
+            auto kept = kept_of(state, begin, begin + n);
+            std::erase_if(kept, [&](const OptimizerPart &k) { return !has(k, t); });
             if (kept.empty()) return;
+            if (part.checksums[t].empty())
+                die("%s: has no tensor \"%s\" of elements [%zu, %zu) of the model%s", file.path().c_str(), tensor.name, begin,
+                    begin + n, fix.c_str());
             block.resize(n);
-            file.read_part(tensor.name, part.begin + first, n, block.data());
+            file.read_part(tensor.name, part.begin[t] + first, n, block.data());
             if (checksum(block) != part.checksums[t][first / block_elements])
                 die("%s: tensor \"%s\" is damaged: elements [%zu, %zu) of the model are not what was written%s",
                     file.path().c_str(), tensor.name, begin, begin + n, fix.c_str());
@@ -351,7 +368,8 @@ static void visit_shard(const std::string &dir, const Shard &shard, const Optimi
     const std::string fix = other_checkpoint(dir);
     check_shard(dir + "/" + shard.name, shard, manifest_path(dir), fix);
     const SafetensorsFile file(dir + "/" + shard.name);
-    for (const auto &tensor : tensors) file.expect_shape(tensor.name, {shard.count});
+    for (size_t t = 0; t < std::size(tensors); t++)
+        if (shard.count[t]) file.expect_shape(tensors[t].name, {shard.count[t]});
     for (const StoredPart &part : shard.parts) visit_part(file, part, state, visit, fix);
 }
 

@@ -27,7 +27,7 @@ std::string other_checkpoint(const std::string &dir);
 
 // All ranks call these functions, and an error of one is an error of all.
 //
-// optimizer-00003-of-00008.safetensors   rank 3's parts one after the other: "master" (the parameters), "m", "v" (its elements), all F32.
+// optimizer-00003-of-00008.safetensors   rank 3's parts one after the other: "master" (the parameters), "m", "v" (its elements, without Muon's), all F32.
 //                                        Of ranks that have the same parts the first ones write: where every rank has the whole, rank 0.
 // optimizer.json                         {"version": 1, "elements", "files": [{"name", "bytes", "header", "parts": [{"global", "count",
 //                                        "master": [...], "m": [...], "v": [...]}]}]}: of the file's header, and of each 2^20 elements

@@ -51,6 +51,7 @@ std::unique_ptr<Model> plan_model(const Run &run, const std::string &recompute, 
         const std::string &moments = run.options.moments;
         limits.recompute = level;
         limits.moments = moments == "bf16" ? Moments::bf16 : moments == "8bit" ? Moments::blockwise : Moments::f32;
+        limits.muon = run.options.optimizer == "muon";
         limits.bf16_gradients = run.options.grad_dtype == "bf16";
         limits.tile_tokens = run.options.tile_tokens;
         limits.offload = offload_of(run.options);

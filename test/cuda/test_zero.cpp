@@ -3,18 +3,22 @@
 
 #include "../../llmc/ops/adamw.cuh"
 #include "../../llmc/ops/gradients.cuh"
+#include "../../llmc/ops/muon.cuh"
 #include "../../llmc/ops/reduce.cuh"
 #include "gpu_ranks.cuh"
+#include "matmul_context.cuh"
 
-static const std::vector<size_t> sizes = {37, 100, 503, 20};  // the odd ones are norms
-static const std::vector<Unit> units = {{0, 137}, {137, 660}};
+static const std::vector<std::vector<size_t>> shapes = {{5, 7}, {100}, {101, 5}, {20}};
+static const std::vector<Unit> units = {{0, 135}, {135, 660}};
 static constexpr int samples = 6;  // of small integers, whose sums have no roundings
 
 static std::vector<Tensor> zero_table() {
     std::vector<Tensor> table;
     size_t offset = 0;
-    for (size_t n : sizes) {
-        table.push_back({format("tensor.%zu", table.size()), {n}, Tensor::normal, table.size() % 2 == 0, offset, n});
+    for (const auto &shape : shapes) {
+        const bool matrix = shape.size() == 2;  // else it is a norm
+        const size_t n = shape[0] * (matrix ? shape[1] : 1);
+        table.push_back({format("tensor.%zu", table.size()), shape, Tensor::normal, matrix, offset, n, false, matrix, matrix});
         offset += n;
     }
     return table;
@@ -29,14 +33,16 @@ static void add_samples(const Comm &comm, Memory &memory, const Bucket &b, float
 }
 
 // This rank's parameters after two steps of two passes.
-template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stage, bool rounds) {
+template <class Dev> std::vector<float> train_rank(Dev given, Comm &comm, int stage, bool rounds, bool muon) {
     const int ranks = comm.size;
+    MatmulContext context;
+    const Dev dev = context.device(given);
     const auto memory = make_memory(dev);
     Zero<Dev> zero(dev, Sharding(units, stage, ranks, comm.rank, 0), zero_table(), rounds);
     float *buffers[2] = {};
     Plan plan;
     Optimizer<Dev> optimizer;
-    optimizer.plan(plan, zero);
+    optimizer.plan(plan, zero, Moments::f32, 0, 0, muon);
     for (float *&buffer : buffers) plan.add(&buffer, "bucket", {zero.sharding.largest});
     typename Dev::X *gathered;
     plan.add(&gathered, "gathered", {zero.sharding.padded_count(0, zero.sharding.elements)});
@@ -70,11 +76,12 @@ template <class Dev> std::vector<float> train_rank(Dev dev, Comm &comm, int stag
 }
 
 // Of rank 0.
-template <class Dev> std::vector<float> train(Dev dev, int ranks, int stage, Gpus gpus = Gpus::one, bool rounds = false) {
+template <class Dev>
+std::vector<float> train(Dev dev, int ranks, int stage, Gpus gpus = Gpus::one, bool rounds = false, bool muon = false) {
     std::vector<float> out;
     run_threads(ranks, {.check = true}, [&](Comm &host) {
         with_gpu(gpus, host, dev, [&](Dev dev, Comm &comm) {
-            const auto params = train_rank(dev, comm, stage, rounds);
+            const auto params = train_rank(dev, comm, stage, rounds, muon);
             if (comm.rank == 0) out = params;
         });
         return 0;
@@ -92,6 +99,9 @@ TYPED_TEST(ZeroOnCuda, GivesTheBitsOfOneRank) {
         for (int stage : {0, 1, 2, 3}) EXPECT_EQ(train(dev, 3, stage), want) << "stage " << stage;
         for (int stage : {0, 1, 2, 3})  // sums of few bits, which bf16 has
             EXPECT_EQ(train(dev, 3, stage, Gpus::one, true), want) << "in bf16, stage " << stage;
+        const auto muon = train(dev, 1, 0, Gpus::one, false, true);
+        EXPECT_NE(muon, want);
+        for (int stage : {0, 1, 2, 3}) EXPECT_EQ(train(dev, 3, stage, Gpus::one, false, true), muon) << "Muon, stage " << stage;
     });
 }
 

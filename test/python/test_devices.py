@@ -105,7 +105,7 @@ def test_ranks_that_share_a_device_train_as_one(data, tmp_path):
 @needs_emulator
 def test_a_gpu_is_checked_at_its_first_start(data, tmp_path, monkeypatch):
     monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(tmp_path / "cache"))
-    line = "GPU check: 44 ops agree with the CPU ("
+    line = "GPU check: 47 ops agree with the CPU ("
 
     def says(name, **options):
         return line in emulated_run(tmp_path / name, data=data, max_steps=1, **options)

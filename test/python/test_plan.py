@@ -39,6 +39,18 @@ def test_the_plan_of_a_rank():
     refused(command("sft", "--plan", **QWEN, ranks=4, ring_attn_size=4, sp_mode="ulysses"), "14 query heads cannot be dealt to 4 ranks")
 
 
+def test_muon_has_one_moment_of_the_layers_matrices():
+    adamw, muon = (plan(gpu="h100", dtype="bf16", max_len=8192, optimizer=name) for name in ("adamw", "muon"))
+    C, F, K, L = 896, 4864, 128, 24
+    matrices = L * (2 * C * C + 2 * K * C + 3 * F * C)
+    assert size(muon, "muon m") == size(adamw, "adamw m")
+    assert abs(size(adamw, "adamw v") - size(muon, "adamw v") - 4 * matrices) < 0.02 * UNITS["GiB"]
+    assert abs(size(adamw, "weights,") - size(muon, "weights,") - 4 * matrices) < 0.02 * UNITS["GiB"]
+    assert size(muon, "muon bucket") < 1.01 * 2 * matrices / L + 2 * UNITS["MiB"]
+    seconds = [float(re.search(PREDICTED, text, re.M)[1]) for text in (adamw, muon)]
+    assert seconds[0] < seconds[1] < 1.2 * seconds[0]  # for the products of the iteration
+
+
 def needed(text):
     return float(re.search(r"^(?:fits|does not fit): ([\d.]+) GiB", text, re.M)[1]) * UNITS["GiB"]
 

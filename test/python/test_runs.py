@@ -161,6 +161,7 @@ RESUMED = {  # 23 samples: 6 steps of 4 make an epoch, the checkpoint of step 4 
     "bf16": {"dtype": "bf16"},
     "moments": {"dtype": "bf16", "moments": "bf16"},
     "8bit": {"moments": "8bit"},
+    "muon": {"dtype": "bf16", "optimizer": "muon", "moments": "bf16", "weight_decay": 0.1},
     "grad_dtype": {"dtype": "bf16", "grad_dtype": "bf16", "moments": "bf16", "row_tokens": 64},
     "eval_fraction": {"eval_fraction": 0.2, "eval_steps": 2},
     "train_batch_tokens": {"train_batch_size": None, "train_batch_tokens": 150},
@@ -189,8 +190,9 @@ def test_resuming_gives_the_same_bits(name, data, tmp_path):
     assert stable(log_lines(stopped)) == stable(log_lines(straight))
 
 
-def test_stages_2_and_3_give_the_same_bits_and_resume_each_other(data, tmp_path):
-    options = {"data": data, "max_steps": 4, "save_steps": 2, "ranks": 3, "row_tokens": 64, "recompute": "layer"}
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_stages_2_and_3_give_the_same_bits_and_resume_each_other(optimizer, data, tmp_path):
+    options = {"data": data, "max_steps": 4, "save_steps": 2, "ranks": 3, "row_tokens": 64, "recompute": "layer", "optimizer": optimizer}
     for stage in (2, 3):
         train(tmp_path / str(stage), "--check_comm", "--poison", zero_stage=stage, **options)
     want = weights(tmp_path / "2")
@@ -243,7 +245,7 @@ def test_resuming_into_another_directory(data, tmp_path):
 
 
 REFUSED = [("seed", {"seed": 7}), ("train_batch_size", {"train_batch_size": 5}), ("dtype", {"dtype": "bf16"}),
-           ("shuffle", {"shuffle": "false"}), ("eval_fraction", {"eval_fraction": 0.3}), ("max_samples", {"max_samples": 9}),
+           ("optimizer", {"optimizer": "muon"}), ("shuffle", {"shuffle": "false"}), ("eval_fraction", {"eval_fraction": 0.3}), ("max_samples", {"max_samples": 9}),
            ("train_batch_size", {"train_batch_size": None, "train_batch_tokens": 100})]
 
 

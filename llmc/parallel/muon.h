@@ -1,0 +1,70 @@
+// Muon's update of the matrices of layers (../ops/muon.h) where ranks have parts of them: "Distributed Muon" of Liu et al. (2025, arXiv:2502.16982). A rank
+// computes the momentum of its part of a bucket, all gather the bucket, and each orthogonalises the matrices of which it updates a part. So shards are
+// those of AdamW, every number is computed from the same ones on any number of ranks, and of 7 matrices a layer 8 ranks have about two each. What is
+// gathered is of type X, and in every step (parts - 1) * x * padded elements of layers more than zero.h says.
+#pragma once
+#include "../ops/muon.h"
+#include "zero.h"
+
+template <class Dev> class Muon {
+  public:
+    using X = typename Dev::X;
+
+    // Plans arrays that are alive at the time `update` alone.
+    void plan(Plan &plan, const Zero<Dev> &zero, size_t update) {
+        size_t bucket = 0, matrix = 0, side = 0;
+        for (const Bucket &b : zero.sharding.buckets)
+            if (has_matrices(zero, b)) bucket = std::max(bucket, zero.sharding.parts * b.part);
+        for (const Tensor &t : zero.table)
+            if (t.of_layer) matrix = std::max(matrix, t.count), side = std::max(side, std::min(t.shape[0], t.shape[1]));
+        plan.add(&momenta_, "muon bucket", {bucket}, update, update);
+        plan.add(&room_.x, "muon matrix", {matrix}, update, update);
+        plan.add(&room_.gram, "muon gram", {side, side}, update, update);
+        plan.add(&room_.polynomial, "muon polynomial", {side, side}, update, update);
+        plan.add(&room_.product, "muon product", {side, side}, update, update);
+        plan.add(&room_.norm, "muon norm", {squared_norm_scratch(matrix)}, update, update);
+    }
+
+    // m: (shard_count) the momentum, float or bf16
+    template <class M> void update(Zero<Dev> &zero, const ShardRanks &ranks, const AdamW &settings, M *m) {
+        const auto runs = zero.sharding.tensor_runs(zero.table);
+        for (const Bucket &b : zero.sharding.buckets)
+            if (has_matrices(zero, b)) update_bucket(zero, ranks, settings, m, b, runs);
+    }
+
+  private:
+    static bool has_matrices(const Zero<Dev> &zero, const Bucket &b) {
+        return std::ranges::any_of(zero.table, [&](const Tensor &t) { return t.of_layer && in(b, t.offset); });
+    }
+    static bool in(const Bucket &b, size_t flat) { return b.begin <= flat && flat < b.begin + b.count; }
+
+    template <class M>
+    void update_bucket(Zero<Dev> &zero, const ShardRanks &ranks, AdamW settings, M *m, const Bucket &b,
+                       const std::vector<TensorRun> &runs) {
+        const Sharding &s = zero.sharding;
+        const auto for_matrices = [&](auto f) {  // of which this rank has a part
+            for (const TensorRun &r : runs)
+                if (zero.table[r.tensor].of_layer && in(b, r.flat)) f(r, zero.table[r.tensor]);
+        };
+        for_matrices([&](const TensorRun &r, const Tensor &) {
+            settings.first = r.global;
+            std::visit(
+                [&](const auto *grads) {
+                    muon_momentum(zero.dev, momenta_ + (r.flat - b.begin), m + r.shard, grads, settings, r.count);
+                },
+                zero.grads_at(r));
+        });
+        if (s.parts > 1) {
+            zero.sent.params += (s.parts - 1) * b.part * sizeof(X);
+            ranks.group.all_gather({momenta_ + s.own * b.part, b.part}, {momenta_, s.parts * b.part});
+        }
+        for_matrices([&](const TensorRun &r, const Tensor &t) {
+            X *const matrix = momenta_ + (t.offset - b.begin);
+            orthogonalise(zero.dev, matrix, room_, t.shape[0], t.shape[1]);
+            muon_update(zero.dev, zero.params_at(r), matrix + r.first, settings, muon_size(t.shape[0], t.shape[1]), r.count);
+        });
+    }
+
+    X *momenta_ = nullptr;  // of a bucket
+    OrthogonaliseRoom<X> room_ = {};
+};

@@ -1,0 +1,165 @@
+#include "../../llmc/ops/muon.h"
+
+#include "../reference_adamw.h"
+#include "../reference_muon.h"
+#include "device.h"
+#ifdef CUDA_HALF
+#include "../../llmc/ops/muon.cuh"
+#include "../cuda/matmul_context.cuh"
+#endif
+
+static AdamW muon_setting(size_t first = 0) {
+    return {.lr = 0.1,
+            .beta1 = 0,
+            .beta2 = 0,
+            .eps = 0,
+            .weight_decay = 0.2,
+            .grad_scale = 0.25,
+            .step = 3,
+            .seed = 7,
+            .first = first};
+}
+
+template <class Dev> struct MuonOps : testing::Test {};
+TYPED_TEST_SUITE(MuonOps, Devices);
+
+// Of float numbers near 1 and gradients near 0.25 after scaling: four roundings of each.
+TYPED_TEST(MuonOps, MomentumEqualsReference) {
+    using X = typename TypeParam::X;
+    for (const size_t n : {size_t(1003), size_t(1100)}) {  // without vectors and with
+        const auto start = random_values<float>(n, 1), grads = random_values<float>(n, 2);
+        const auto rounded = random_values<bf16>(n, 2);
+        const auto expect = [&]<class G>(const std::vector<G> &gradients) {
+            std::vector<double> want_m(n), want_u(n);
+            for (size_t i = 0; i < n; i++) {
+                const double g = 0.25 * double(float(gradients[i]));
+                want_m[i] = 0.95 * start[i] + 0.05 * g, want_u[i] = 0.95 * want_m[i] + 0.05 * g;
+            }
+            SameBits same;
+            for_each_order<TypeParam>([&](TypeParam dev) {
+                Array<float> m(start);
+                Array<G> d_grads(gradients);
+                Array<X> u(n);
+                muon_momentum(dev, u.data(), m.data(), d_grads.data(), muon_setting(), n);
+                const double allowed = 4 * 0x1p-24 * largest(start);
+                expect_close("m", m.values(), want_m, allowed);
+                expect_close("u", u.values(), want_u, 2 * allowed + unit_roundoff<X> * largest(want_u));
+                same(m.values(), u.values());
+            });
+        };
+        expect(grads), expect(rounded);
+    }
+}
+
+// A momentum in bf16 is right on average, and its bits depend on the seed, the step and the element's number alone.
+TYPED_TEST(MuonOps, Bf16MomentumIsRightOnAverage) {
+    using X = typename TypeParam::X;
+    const size_t n = 20000, parts = 4;
+    const float m = 0.77f, g = 0.4f;  // of every element: what differs between them is the rounding
+    const auto run = [&](TypeParam dev, size_t parts) {
+        Array<bf16> momentum(std::vector<bf16>(n, bf16(m)));
+        Array<float> grads(std::vector<float>(n, 4 * g));
+        Array<X> u(n);
+        for (size_t part = 0; part < parts; part++) {
+            const size_t begin = n * part / parts, end = n * (part + 1) / parts;
+            muon_momentum(dev, u.data() + begin, momentum.data() + begin, grads.data() + begin, muon_setting(7 + begin),
+                          end - begin);
+        }
+        return widen(momentum.values());
+    };
+    const auto whole = run(any_device<TypeParam>(), 1);
+    const double want = 0.95 * double(float(bf16(m))) + 0.05 * double(g);
+    double sum = 0;
+    for (double e : whole) sum += e;
+    expect_close("mean of m", std::vector<double>{sum / double(n)}, std::vector<double>{want},
+                 5 * want * 0x1p-8 / std::sqrt(double(n)));
+    for_each_order<TypeParam>([&](TypeParam dev) { EXPECT_EQ(run(dev, parts), whole); });
+}
+
+TYPED_TEST(MuonOps, UpdateEqualsReference) {
+    using X = typename TypeParam::X;
+    for (const size_t n : {size_t(1003), size_t(1100)}) {
+        const auto start = random_values<X>(n, 1), x = random_values<X>(n, 2);
+        std::vector<double> want(n);
+        for (size_t i = 0; i < n; i++) want[i] = 0.98 * double(float(start[i])) - 0.1 * 0.2 * 8 * double(float(x[i]));
+        SameBits same;
+        for_each_order<TypeParam>([&](TypeParam dev) {
+            FloatsArray<X> params(std::vector<float>(start.begin(), start.end()));
+            Array<X> d_x(x);
+            muon_update(dev, params.where(), d_x.data(), muon_setting(), muon_size(12, 64), n);
+            expect_close("params", params.values(), want, 4 * 0x1p-24 * largest(want));
+            expect_nearest(params.rounded.values(), params.values());
+            same(params.values());
+        });
+    }
+}
+
+TYPED_TEST(MuonOps, ScaleAndShift) {
+    using X = typename TypeParam::X;
+    for (const auto &[rows, columns] : {std::pair<size_t, size_t>{17, 17}, {20, 20}, {3, 7}}) {
+        const size_t R = rows, C = columns;
+        const auto x = random_values<float>(R * C, 1);
+        const auto in_x = random_values<X>(R * C, 1);
+        const float shift = R == C ? 3 : 0;
+        const auto expect = [&]<class In>(const std::vector<In> &from) {
+            std::vector<double> want(R * C);
+            for (size_t i = 0; i < R * C; i++) want[i] = -2 * double(float(from[i])) + (i / C == i % C ? double(shift) : 0);
+            for_each_order<TypeParam>([&](TypeParam dev) {
+                Array<X> out(R * C);
+                Array<In> d_x(from);
+                scale_and_shift(dev, out.data(), d_x.data(), -2, shift, R * C, C);
+                expect_close("out", out.values(), want, unit_roundoff<X> * largest(want));
+            });
+        };
+        expect(x), expect(in_x);
+    }
+}
+
+// The op may err as much as a plain loop with the same roundings does for the worst of ten matrices, or twice as much, since sums in another order have other
+// ones.
+TYPED_TEST(MuonOps, OrthogonaliseEqualsReference) {
+    using X = typename TypeParam::X;
+    MatmulContext context;
+    for (const auto &[rows, columns] :
+         {std::pair<size_t, size_t>{40, 160}, {160, 40}, {48, 48}, {1, 7}, {7, 1}, {2, 3}, {2100, 3}, {3, 2100}}) {
+        const size_t R = rows, C = columns, k = std::min(R, C);
+        std::vector<X> start;
+        std::vector<double> exact;
+        double share = 0;
+        for (uint32_t stream = 1; stream <= 10; stream++) {
+            start = random_values<X>(R * C, stream, 1e-3);
+            exact = orthogonalise_reference<double, double>(widen(start), R, C);
+            share = std::max(share, distance(orthogonalise_reference<X, float>(widen(start), R, C), exact) / norm_of(exact));
+        }
+        const double allowed = 2 * share * norm_of(exact);
+        SameBits same;
+        for_each_order<TypeParam>([&](TypeParam dev) {
+            Array<X> x(start), other(R * C), gram(k * k), polynomial(k * k);
+            Array<float> product(k * k);
+            Array<double> norm(squared_norm_scratch(R * C));
+            orthogonalise(context.device(dev), x.data(),
+                          {other.data(), gram.data(), polynomial.data(), product.data(), norm.data()}, R, C);
+            const auto got = widen(x.values());
+            printf("  %4zu x %-4zu %-30s %.2g of %.2g allowed\n", R, C, "relative error", distance(got, exact) / norm_of(exact),
+                   allowed / norm_of(exact));
+            EXPECT_LE(distance(got, exact), allowed);
+            EXPECT_LE(allowed, 0.25 * norm_of(exact));  // a matrix that is wrong is as far away as it is large
+            same(got);
+        });
+    }
+}
+
+// As that of an adapter's first matrix in the first step.
+TYPED_TEST(MuonOps, AMatrixOfZerosStaysOne) {
+    using X = typename TypeParam::X;
+    MatmulContext context;
+    for_each_order<TypeParam>([&](TypeParam dev) {
+        const std::vector<X> zeros(6, X(0.0f));
+        Array<X> x(zeros), other(6), gram(4), polynomial(4);
+        Array<float> product(4);
+        Array<double> norm(1);
+        orthogonalise(context.device(dev), x.data(), {other.data(), gram.data(), polynomial.data(), product.data(), norm.data()},
+                      2, 3);
+        EXPECT_EQ(widen(x.values()), widen(zeros));
+    });
+}
