@@ -41,19 +41,19 @@ answer "$dir/dpo"
 
 on_questions() {  # TASK MODEL FLAGS
     ./train_llama "$1" --model "$2" --data "$dir/questions.jsonl" --n 8 --max_new_tokens 32 --rollout_batch_size 8 --train_batch_size 64 \
-        --temperature 1 --learning_rate 1e-5 --lr_scheduler constant --max_steps 60 --dtype bf16 --output_dir "$dir/$1" --overwrite "${@:3}"
+        --temperature 1 --lr_scheduler constant --max_steps 60 --dtype bf16 --output_dir "$dir/$1" --overwrite "${@:3}"
 }
 answer_heldout() {  # MODEL FILE
     ./train_llama generate --model "$1" --prompts "$dir/questions_heldout.jsonl" --max_new_tokens 32 --dtype bf16 > "$2"
 }
 echo "== GRPO"
-on_questions grpo "$dir/model" --reward scripts/word_f1.py
+on_questions grpo "$dir/model" --reward scripts/word_f1.py --stop_properly_coef 0 --learning_rate 2e-5  # an answer that does not end earns nothing
 for model in model grpo; do
     answer_heldout "$dir/$model" "$dir/said_$model.jsonl"
     echo "$model: mean word F1 of answers to unseen prompts $(python3 scripts/word_f1.py "$dir/questions_heldout.jsonl" "$dir/said_$model.jsonl")"
 done
 echo "== PPO"
-on_questions ppo "$dir/tuned" --reward "$dir/rm" --critic_model "$dir/rm" --kl_coef 0.05
+on_questions ppo "$dir/tuned" --reward "$dir/rm" --critic_model "$dir/rm" --kl_coef 0.05 --learning_rate 5e-6
 for model in tuned ppo; do answer_heldout "$dir/$model" "$dir/said_$model.jsonl"; done
 python3 - "$dir" << 'EOF'
 import json
