@@ -61,17 +61,16 @@ static std::vector<Names> offloads_of(const Run &run) {
     return all;
 }
 
-// Prints the flags with which a step is predicted to take least, of those with which it fits. What is within 2 % of that counts as equal, and the least of the
-// host's memory is taken, since how much of it there is is not known.
-static void print_fastest(const Run &asked, ModelLimits limits, size_t memory) {
-    if (!gpu_rates(asked.options.gpu)) return;
-    struct Choice {
-        std::string flags;
-        double seconds;
-        size_t bytes, of_host;
-    };
+// Flags with which the run fits, the predicted seconds of a step with them, and what each rank then needs.
+struct Choice {
+    std::string flags;
+    double seconds;
+    size_t bytes, of_host;
+};
+
+// Returns all levels of recomputation, ZeRO stages and values of --offload that fit. None of them changes a bit.
+static std::vector<Choice> choices_of(Run run, ModelLimits limits, size_t memory) {
     std::vector<Choice> choices;
-    Run run = asked;
     for (int stage : run.ranks.world > 1 ? std::vector{1, 2, 3} : std::vector{run.ranks.zero_stage})
         for (const Names &offload : offloads_of(run))
             for (auto [name, level] : recompute_levels) {
@@ -85,12 +84,28 @@ static void print_fastest(const Run &asked, ModelLimits limits, size_t memory) {
                 for (size_t i = 0; i < offload.size(); i++) flags += (i ? "," : " --offload ") + offload[i];
                 choices.push_back({flags, s->all(), needs, rank_store_bytes(run, *model, limits)});
             }
+    return choices;
+}
+
+// Prints the flags with which a step is predicted to take least, of those with which it fits. What is within 2 % of that counts as equal, and the least of the
+// host's memory is taken, since how much of it there is is not known. Gradients in bf16 round the results, so they come into question only where nothing fits
+// without them.
+static void print_fastest(const Run &asked, const ModelLimits &limits, size_t memory) {
+    if (!gpu_rates(asked.options.gpu)) return;
+    std::vector<Choice> choices = choices_of(asked, limits, memory);
+    const bool rounds = choices.empty();
+    if (rounds) {
+        Run run = asked;
+        run.options.grad_dtype = "bf16";
+        choices = choices_of(run, limits, memory);
+    }
     if (choices.empty()) return;
     const double least = std::ranges::min_element(choices, {}, &Choice::seconds)->seconds;
     std::erase_if(choices, [&](const Choice &c) { return c.seconds > 1.02 * least; });
     const Choice &best = *std::ranges::min_element(choices, {}, &Choice::of_host);
-    printf("fastest that fits, by prediction: %s (%.4g s, %s%s for each rank)\n", best.flags.c_str(), best.seconds,
-           human_bytes(best.bytes).c_str(), best.of_host ? (" and of the host " + human_bytes(best.of_host)).c_str() : "");
+    printf("fastest that fits, by prediction: %s%s (%.4g s, %s%s for each rank)\n", best.flags.c_str(),
+           rounds ? " --grad_dtype bf16" : "", best.seconds, human_bytes(best.bytes).c_str(),
+           best.of_host ? (" and of the host " + human_bytes(best.of_host)).c_str() : "");
 }
 
 int print_plan(const Run &run, const std::optional<Continuation> &continuation) {

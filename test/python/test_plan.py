@@ -157,6 +157,7 @@ def test_the_fastest_choice_fits_and_no_other_is_faster():
 
     flags, least, needs = re.search(r"^fastest that fits, by prediction: (.*) \(([\d.]+) s, ([\d.]+) GiB.* for each rank\)$", plan(**options), re.M).groups()
     chosen = plan(*flags.split(), **options)
+    assert "grad_dtype" not in flags  # gradients of fewer bits are the last resort
     assert "\nfits: " in chosen and seconds(chosen) == float(least) and f"fits: {needs} GiB" in chosen
     fitting = 0
     for stage in (1, 2, 3):
@@ -168,6 +169,13 @@ def test_the_fastest_choice_fits_and_no_other_is_faster():
                 assert "\nfits: " not in text or 1.021 * seconds(text) > float(least), (stage, recompute, offload)
     assert 0 < fitting < 60
     assert "fastest" not in plan(**{**options, "gpu": 24}) and "fastest" not in plan(**{**options, "max_len": 16777216})
+
+
+def test_rounded_gradients_are_chosen_only_where_nothing_else_fits():
+    options = {"gpu": "rtx4090", "preset": "llama3.1-8b", "max_len": 16384, "train_batch_size": 1}
+    flags = re.search(r"^fastest that fits, by prediction: (.*) \(", plan(**options), re.M)[1]
+    assert flags.endswith(" --grad_dtype bf16") and "\nfits: " in plan(*flags.split(), **options)
+    assert "\nfits: " not in plan(*flags.split()[:-2], **options)
 
 
 @pytest.fixture(scope="module")
