@@ -1,6 +1,7 @@
 #include "file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -95,6 +96,17 @@ void sync_directory(const std::string &dir) {
     const int error = fsync(fd) == 0 || errno == EINVAL ? 0 : errno;  // EINVAL: this file system cannot sync directories
     close(fd);
     if (error) die("%s: cannot sync: %s%s", dir.c_str(), strerror(error), other_place);
+}
+
+DirectoryLock::DirectoryLock(const std::string &dir) : fd_(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+    if (fd_ >= 0 && flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        close(fd_);
+        die("%s: another run is writing there\n  fix: wait until it ends, or another --output_dir", dir.c_str());
+    }
+}
+
+DirectoryLock::~DirectoryLock() {
+    if (fd_ >= 0) close(fd_);
 }
 
 std::string program_file(const std::string &path) {

@@ -41,6 +41,18 @@ class OutputFile {
     int fd_;
 };
 
+// Keeps a directory for one user: while this object lives, no other one of the directory can be made in any process of this machine. A process that ends in
+// whatever way gives it free. File systems without locks have none.
+class DirectoryLock {
+  public:
+    explicit DirectoryLock(const std::string &dir);  // dies if the directory is locked
+    ~DirectoryLock();
+    DirectoryLock(const DirectoryLock &) = delete;
+
+  private:
+    int fd_;
+};
+
 void write_file(const std::string &path, const std::string &text);
 void copy_file(const std::string &from, const std::string &to);
 void sync_directory(const std::string &dir);  // makes renames and removals in it survive a power cut

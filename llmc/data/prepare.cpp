@@ -72,6 +72,9 @@ std::string prepare(const TokenMeaning &meaning, const std::string &kind, const 
         path.find_first_of(",*") == path.npos && !fs::exists(path))
         die("no such file: %s\n  fix: --data FILE, prepared (.safetensors) or raw (.jsonl, .csv, .parquet, .bin)", path.c_str());
     if (path.ends_with(".safetensors")) return path;
+    if (const std::string script = program_file("data/prepare.py"); !fs::exists(script))
+        die("%s is raw data, and %s, which prepares it, does not exist\n  fix: leave the program in the tree that it was built in, and call it there or by a link",
+            path.empty() ? "the prompt" : path.c_str(), script.c_str());
     std::vector<std::string> arguments = vocabulary_flags(meaning, kind, path);
     arguments.insert(arguments.begin(), kind);
     if (!path.empty()) arguments.insert(arguments.end(), {"--input", path});

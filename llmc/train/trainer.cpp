@@ -89,7 +89,8 @@ class Trainer {
     std::unique_ptr<Logger> logger_;  // only on the rank that prints
     std::list<Reporter> reporters_;   // of its log
     std::string export_dtype_, resume_from_;
-    std::string data_fingerprint_;  // hash of the file that is open; its name may meanwhile belong to another file
+    std::optional<DirectoryLock> in_use_;  // of the output directory, on the rank that writes there
+    std::string data_fingerprint_;         // hash of the file that is open; its name may meanwhile belong to another file
     size_t save_every_ = 0, eval_every_ = 0, log_every_ = 1;  // steps; 0: never, and after each epoch
     size_t steps_ = 0, step_ = 0, skips_in_a_row_ = 0;
     size_t frozen_ = 0;          // updates that leave the model as it is
@@ -186,6 +187,7 @@ void Trainer::check_output_dir() {
     fs::create_directories(dir, error);
     if (error)
         die("cannot create --output_dir %s: %s\n  fix: a directory that can be written to", dir.c_str(), error.message().c_str());
+    in_use_.emplace(dir);
 }
 
 // ---- state ----------------------------------------------------------------------------------------------------------------------------

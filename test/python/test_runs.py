@@ -1,5 +1,6 @@
 """Whole runs of train_llama on the tiny models of test/golden: resuming, stopping, logging, and every way to call it wrong."""
 
+import fcntl
 import json
 import math
 import os
@@ -347,6 +348,13 @@ def test_a_directory_in_use_is_refused(data, tmp_path):
     model = shutil.copytree(GOLDEN / "qwen3", tmp_path / "model")
     refused_training(data, model, "already holds a run or a model", model=model)
 
+    other_run = os.open(run, os.O_RDONLY)
+    fcntl.flock(other_run, fcntl.LOCK_EX)
+    for flag in ("--overwrite", "--resume=auto"):
+        refused_training(data, run, str(run), "another run is writing there", words=[flag])
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+    os.close(other_run)
+
     train(run, "--overwrite", data=data, max_steps=1, seed=7)
     assert checkpoints(run) == [] and not (run / "latest").exists()
     assert [line.get("step") for line in log_lines(run)][:2] == [None, 1]
@@ -517,6 +525,13 @@ def test_random_weights_depend_on_the_seed_alone(data, tmp_path):
     for name, seed in [("a", 1), ("b", 1), ("c", 2)]:
         train(tmp_path / name, data=data, model=blank, max_steps=1, seed=seed, lr_warmup_ratio=1)  # the first rate is 0
     assert weights(tmp_path / "a") == weights(tmp_path / "b") != weights(tmp_path / "c")
+
+
+def test_raw_data_needs_the_tree(tmp_path):
+    program, questions = shutil.copy(PROGRAM, tmp_path / "train_llama"), tmp_path / "questions.jsonl"
+    questions.write_text('{"prompt": "1 + 1 =", "completion": " 2"}\n')
+    refused([program, *command("sft", data=questions, model=ROOT / "data/demo/model", output_dir=tmp_path / "out")[1:]], "questions.jsonl is raw data",
+            f"{tmp_path}/data/prepare.py, which prepares it, does not exist")
 
 
 def prepare_works():
