@@ -50,7 +50,7 @@ echo "== GRPO"
 on_questions grpo "$dir/model" --reward scripts/word_f1.py --stop_properly_coef 0 --learning_rate 2e-5  # an answer that does not end earns nothing
 for model in model grpo; do
     answer_heldout "$dir/$model" "$dir/said_$model.jsonl"
-    echo "$model: mean word F1 of answers to unseen prompts $(python3 scripts/word_f1.py "$dir/questions_heldout.jsonl" "$dir/said_$model.jsonl")"
+    echo "$model, answers to unseen prompts: $(python3 scripts/word_f1.py "$dir/questions_heldout.jsonl" "$dir/said_$model.jsonl")"
 done
 echo "== PPO"
 on_questions ppo "$dir/tuned" --reward "$dir/rm" --critic_model "$dir/rm" --kl_coef 0.05 --learning_rate 5e-6

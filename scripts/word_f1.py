@@ -2,7 +2,9 @@
 arXiv:1606.05250), 1 if both have the same words, 0 if they share none. Case, punctuation and articles do not count.
 
     ./train_llama grpo ... --reward scripts/word_f1.py
-    ./train_llama generate ... > said.jsonl && python3 scripts/word_f1.py questions.jsonl said.jsonl       prints the mean
+    ./train_llama generate ... > said.jsonl && python3 scripts/word_f1.py questions.jsonl said.jsonl
+
+The second line prints the mean, of all answers, of those that end by themselves while the others count 0, and the share of these.
 """
 import json
 import re
@@ -27,4 +29,6 @@ def reward(prompts, answers, labels):
 if __name__ == "__main__":
     asked, said = ([json.loads(line) for line in Path(path).read_text().splitlines() if line.startswith("{")] for path in sys.argv[1:3])
     scores = [f1(a["completion"], q["completion"][-1]["content"]) for q, a in zip(asked, said, strict=True)]
-    print(f"{sum(scores) / len(scores):.3f}")
+    ended = [a["finish_reason"] == "stop" for a in said]
+    whole = sum(score for score, end in zip(scores, ended) if end)
+    print(f"word F1 {sum(scores) / len(scores):.3f}, {whole / len(scores):.3f} where answers that do not end count 0; {sum(ended) / len(ended):.1%} end")
