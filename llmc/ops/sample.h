@@ -113,8 +113,8 @@ struct Kept {
     int32_t least = 0;
     uint32_t last_rank = UINT32_MAX, last_id = UINT32_MAX;
 
-    HOST_DEVICE bool has(uint32_t rank, uint32_t id) const {  // one comparison, without branches, so that loops are vectors
-        return (uint64_t(rank) << 32 | id) <= (uint64_t(last_rank) << 32 | last_id);
+    HOST_DEVICE bool has(uint32_t rank, uint32_t id) const {  // without branches, so that loops are vectors
+        return rank < uint64_t(last_rank) + (id <= last_id);
     }
     HOST_DEVICE uint32_t mass(float logit, uint32_t id) const {
         const int32_t m = mass_of((logit - max) * scale);

@@ -296,17 +296,21 @@ def killed(data, tmp_path, ranks, kills):
     straight = tmp_path / "straight"
     trained(sft(data, straight, ranks=ranks, **LONG))
     runs = [tmp_path / str(number) for number in range(kills)]
-    saved, moments = [], {}
+    saved, killed_at = [], {}
     for together in range(0, kills, 3):
         started = [(run, start(processes(ranks, sft(data, run, **LONG)))) for run in runs[together:together + 3]]
+        alive = {run: (process, rng.randrange(-1, 12)) for run, process in started}  # -1: before MPI has started
+        while alive:
+            for run, (process, moment) in list(alive.items()):
+                assert process.poll() is None, process.communicate()
+                if steps_logged(run) >= moment and len(ranks_of(run)) == ranks:
+                    time.sleep(rng.uniform(0, 0.1))
+                    os.kill(rng.choice(ranks_of(run)), signal.SIGKILL)
+                    killed_at[run] = time.monotonic()
+                    del alive[run]
+            time.sleep(0.01)
         for run, process in started:
-            moment = rng.randrange(-1, 12)  # -1: before MPI has started
-            wait_for(lambda: steps_logged(run) >= moment and len(ranks_of(run)) == ranks, process)  # noqa: B023
-            time.sleep(rng.uniform(0, 0.1))
-            os.kill(rng.choice(ranks_of(run)), signal.SIGKILL)
-            moments[run] = time.monotonic()
-        for run, process in started:
-            code, said, error = ended(process, run, moments[run], within=30)
+            code, said, error = ended(process, run, killed_at[run], within=30)
             assert code != 0, said + error
             saved.append(max(checkpoints_or_none(run), default=0))
             trained(sft(data, run, ranks=ranks, resume="auto", **LONG))
