@@ -26,9 +26,17 @@ def reward(prompts, answers, labels):
     return [f1(answer, label) for answer, label in zip(answers, labels)]
 
 
-if __name__ == "__main__":
-    asked, said = ([json.loads(line) for line in Path(path).read_text().splitlines() if line.startswith("{")] for path in sys.argv[1:3])
-    scores = [f1(a["completion"], q["completion"][-1]["content"]) for q, a in zip(asked, said, strict=True)]
+def main():
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    asked, said = ([json.loads(line) for line in Path(path).read_text().splitlines() if line.startswith("{")] for path in sys.argv[1:])
+    if len(asked) != len(said) or not said:
+        sys.exit(f"{sys.argv[2]} has {len(said)} answers to the {len(asked)} questions of {sys.argv[1]}\n  fix: one answer to each, in their order")
+    scores = [f1(a["completion"], q["completion"][-1]["content"]) for q, a in zip(asked, said)]
     ended = [a["finish_reason"] == "stop" for a in said]
     whole = sum(score for score, end in zip(scores, ended) if end)
     print(f"word F1 {sum(scores) / len(scores):.3f}, {whole / len(scores):.3f} where answers that do not end count 0; {sum(ended) / len(ended):.1%} end")
+
+
+if __name__ == "__main__":
+    main()

@@ -52,9 +52,9 @@ template <class Dev> class Guests {
     Zero<Dev> &of_;
     const Table &table_;
     std::vector<size_t> next_;  // (guests) the one that is read after it in the forward pass
-    std::vector<X *> here_,
-        own_;               // (guests) its weights, and this rank's part of them; the same array where they are not divided
-    size_t coming_ = none;  // the guest of which this rank's part has begun to come, to be gathered next
+    std::vector<X *> here_;     // (guests) its weights
+    std::vector<X *> own_;      // (guests) this rank's part of them: the same array where they are not divided
+    size_t coming_ = none;      // the guest of which this rank's part has begun to come, to be gathered next
 };
 
 template <class Dev>

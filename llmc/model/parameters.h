@@ -129,8 +129,8 @@ template <class Dev, class F> void copy_parameters(Zero<Dev> &zero, Comm &group,
     group.memory.finish();
 }
 
-// Rank 0 writes the model, or its adapters, bucket by bucket, so that no second copy of it exists. The float weights of a model that computes in bf16, and guests, are
-// gathered into buffer(b), which has room for bucket b with its padding. If rank 0 fails, all ranks throw its error.
+// Rank 0 writes the model, or its adapters, bucket by bucket, so that no second copy of it exists. The float weights of a model that computes in bf16, and
+// guests, are gathered into buffer(b), which has room for bucket b with its padding. If rank 0 fails, all ranks throw its error.
 template <class Dev, class F>
 void save_parameters(Zero<Dev> &zero, const Mesh &mesh, const std::string &dir, const std::string &export_dtype, Memory &memory,
                      F buffer, const WeightFiles &files = model_files) {

@@ -63,9 +63,8 @@ template <class S> class TableBuilder {
         size_t count = 1;
         for (size_t n : shape) count *= n;
         const size_t unit = table.units.size() - 1;
-        const bool product =
-            decay && table.units[unit].row_elements == 0 && unit != table.positions;  // the matrix of a linear layer
-        table.tensors.push_back({prefix + name, std::move(shape), init, decay, offset_, count, transposed, product, product});
+        const bool matrix = decay && table.units[unit].row_elements == 0 && unit != table.positions;  // of a layer
+        table.tensors.push_back({prefix + name, std::move(shape), init, decay, offset_, count, transposed, matrix, matrix});
         table.units.back().end = offset_ += count;
     }
     // Adds the head: the embedding itself if they are tied, one row in a reward model.

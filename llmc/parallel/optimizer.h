@@ -138,8 +138,8 @@ template <class Dev> class Optimizer {
         return {moment.codes + (r.shard - pieces_.begin()), moment.scales + block, r.shard % Blockwise::size, r.count, negative};
     }
 
-    // Calls f(run, m, v) for all runs, with the moments as they are stored; Muon's runs have no v. In 8 bits those of norms and biases, which do not decay, are floats. Where
-    // moments or parameters lie in a store, runs end where pieces end, and open(piece) precedes those of a piece.
+    // Calls f(run, m, v) for all runs, with the moments as they are stored; Muon's runs have no v. In 8 bits those of norms and biases, which do not decay,
+    // are floats. Where moments or parameters lie in a store, runs end where pieces end, and open(piece) precedes those of a piece.
     template <class Open, class F> void for_runs(Zero<Dev> &zero, Open open, F f) {
         const ShardPieces &pieces = pieces_.any() ? pieces_ : zero.pieces;
         size_t block = 0, others = 0, without_v = 0;
