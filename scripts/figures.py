@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the figures of docs/ that show how attention works, on one rank and in a ring.
+"""Draws the figures of docs/ that show how attention works, on one rank and in a ring, and what the plan says of memory and time.
 
     scripts/figures.py [DIRECTORY]
 
@@ -12,8 +12,17 @@ walks over the keys of one block of queries at head width 64.
 
 ring.png: how keys and values hop around a ring of four ranks for two rows, and which hops are not made. The script deals the pieces as
 llmc/parallel/split.h does, and lets them travel as its KeyTravel does.
+
+timeline.png: what is computed, sent, copied and in memory when, by ./train_llama --plan --timeline.
+
+longest_sample.png: the longest sample of Qwen3-8B on 1 to 64 H100 that share it, and the seconds of a step of it, by ./train_llama --plan --fit,
+beside those that TRL has published.
 """
+import json
+import re
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import matplotlib
@@ -284,9 +293,109 @@ def ring():
     return figure
 
 
+# ---- the plan -----------------------------------------------------------------------------------------------------------------------
+
+def plan(*flags):
+    """Returns what ./train_llama --plan prints."""
+    root = Path(__file__).resolve().parent.parent
+    return subprocess.run([root / "train_llama", "--plan", *flags], stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+STEP = "--preset llama3.1-8b --gpu h100 --dtype bf16 --ranks 8 --zero_stage 3 --max_len 8192 --recompute layer --offload activations"
+KINDS = {"weights": "weights of two layers, gathered", "act": "activations", "bucket": "gradients of two layers, to be summed"}  # arrays in the plan
+LANES = {"ops": "computed", "messages": "sent between GPUs", "copies out": "copied to the host", "copies in": "copied from the host"}
+
+
+def predicted_events():
+    with tempfile.TemporaryDirectory() as folder:
+        plan(*STEP.split(), "--timeline", f"{folder}/step.json")
+        return json.loads(Path(folder, "step.json").read_text())["traceEvents"]
+
+
+def draw_lanes(axis, events, begin, end):
+    """Draws who is busy in [begin, end), in milliseconds."""
+    colours = {"weights": "#d9822b", "gradients": "#8a4fa3", "activations": "#3b8f5a", "moments": "#555555", "keys": "#c44e52"}
+    names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+    for event in events:
+        first, length = event.get("ts", 0) / 1e3, event.get("dur", 0) / 1e3
+        if event["ph"] != "X" or first + length < begin or first > end:
+            continue
+        what = event["name"]
+        axis.barh(event["tid"], length, 0.8, left=first, color=colours.get(what.split()[0], "#7aa6d1"), edgecolor="white", linewidth=0.6)
+        layer = re.search(r"layer (\d+)", what)
+        text = layer[1] if layer else what.split(",")[0] if event["tid"] == 0 else ""
+        if length > 0.007 * (end - begin):
+            middle = (max(first, begin) + min(first + length, end)) / 2
+            axis.text(middle, event["tid"], text, ha="center", va="center", fontsize=6.5, color="white", clip_on=True)
+    axis.set(xlim=(begin, end), ylim=(len(names) - 0.4, -0.6), yticks=list(names), yticklabels=[LANES[name] for name in names.values()], xlabel="ms")
+    axis.legend(handles=[Patch(color=colour, label=what) for what, colour in colours.items() if what in ("weights", "gradients", "activations")],
+                loc="lower right", ncols=3, fontsize=8)
+
+
+def draw_memory(axis, events):
+    counters = [e for e in events if e["ph"] == "C"]
+    end = max(e["ts"] + e["dur"] for e in events if e["ph"] == "X")
+    times = [e["ts"] / 1e3 for e in counters] + [end / 1e3]
+    others = [sum(n for kind, n in e["args"].items() if kind not in ("always", *KINDS)) for e in counters]
+    stacks = [[e["args"].get(kind, 0) for e in counters] for kind in KINDS] + [others]
+    stacks = np.array([[*stack, stack[-1]] for stack in stacks]) / 2**30
+    axis.stackplot(times, stacks, step="post", labels=[*KINDS.values(), "buffers"], colors=["#d9822b", "#3b8f5a", "#8a4fa3", "#bbbbbb"])
+    always = max(e["args"]["always"] for e in counters) / 2**30
+    axis.set(xlim=(0, times[-1]), ylim=(0, 1.35 * stacks.sum(axis=0).max()), xlabel="ms", ylabel="GiB")
+    axis.set_title(f"In the memory of one GPU, beside the {always:.1f} GiB of its eighth of weights, gradients and moments", fontsize=10)
+    axis.legend(loc="upper right", ncols=4, fontsize=8)
+
+
+def timeline():
+    events = predicted_events()
+    head = next(e for e in events if e["ph"] == "X" and e["name"] == "head")
+    layers = {e["name"]: e for e in events if e["ph"] == "X" and e["tid"] == 0}
+    begin, end = layers["layer 28"]["ts"] / 1e3, layers["layer 29, backward"]["ts"] / 1e3
+    figure, axes = plt.subplots(2, 1, figsize=(14, 6.5), layout="constrained")
+    draw_memory(axes[0], events)
+    axes[0].axvspan(begin, end, color="black", alpha=0.12, linewidth=0)
+    figure.suptitle("Predicted: a step of Llama 3.1 8B on 8 H100, one row of 8192 tokens on each, ZeRO stage 3, activations recomputed and offloaded",
+                    fontsize=11)
+    draw_lanes(axes[1], events, begin, end)
+    axes[1].set_title("Who is busy around the head, the shaded time: numbers are layers", fontsize=10)
+    assert begin < head["ts"] / 1e3 < end
+    return figure
+
+
+TRL = {8: (1048576, 380), 16: (2097152, 696), 32: (4194304, 1346)}  # H100: tokens and seconds of Qwen3-8B, pull requests 6845 and 6846
+
+
+def fitting(flags):
+    """Yields ranks, tokens and seconds of the longest sample at --recompute layer."""
+    text = plan(*"--fit --preset qwen3-8b --gpu h100 --dtype bf16 --zero_stage 3 --recompute layer --ranks 64".split(), *flags.split())
+    for line in re.findall(r"^ +\d+ .*", text, re.M):
+        if found := re.search(r"^ +(\d+) .* (\d+)[* ] +([\d.]+) s *$", line):
+            yield int(found[1]), int(found[2]), float(found[3])
+
+
+def longest_sample():
+    figure, axes = plt.subplots(1, 2, figsize=(14, 5), layout="constrained")
+    for flags, label in (("", "all in the GPUs' memory"), ("--offload activations", "--offload activations"),
+                         ("--offload activations,optimizer,weights", "--offload activations,optimizer,weights")):
+        ranks, tokens, seconds = np.array(list(fitting(flags))).T
+        axes[0].plot(ranks, tokens, marker="o", label=label)
+        axes[1].plot(tokens, seconds, marker="o", label=label)
+    axes[0].plot(list(TRL), [tokens for tokens, _ in TRL.values()], "k*", markersize=11, label="TRL 1.13, measured, activations offloaded")
+    axes[1].plot(*zip(*TRL.values()), "k*", markersize=11, label="TRL 1.13, measured, on 8, 16 and 32")
+    sizes = [1, 2, 4, 8, 16, 32, 64]
+    axes[0].set(xscale="log", yscale="log", xticks=sizes, xticklabels=sizes, xlabel="H100 that share the sample", ylabel="tokens of the longest sample",
+                title="Qwen3-8B, ZeRO stage 3, --recompute layer: planned")
+    axes[1].set(xscale="log", yscale="log", xlabel="tokens of the longest sample", ylabel="seconds of a step",
+                title="Predicted, on as many H100 as the sample needs")
+    for axis in axes:
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=9)
+    return figure
+
+
 def main():
     docs = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent / "docs"
-    for draw_figure in attention_rows, attention_tile, ring:
+    for draw_figure in attention_rows, attention_tile, ring, timeline, longest_sample:
         out = docs / f"{draw_figure.__name__}.png"
         draw_figure().savefig(out, dpi=100)
         print(out)

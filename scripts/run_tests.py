@@ -4,8 +4,8 @@
     scripts/run_tests.py ... --all              the slow ones, too (C++ suites named Slow..., pytest's mark `slow`), mutants, fuzzers and format
 
 As many programs run at a time as there are cores, so a large suite is cut into as many jobs. In front of the last line stand the tests
-that took longest, and of each suite what passed and how long its jobs worked. One that crashes, does not start or runs nothing counts
-as a failure.
+that took longest, of each suite what passed and how long its jobs worked, and the tests that failed. One that crashes, does not start or
+runs nothing counts as a failure.
 """
 
 import argparse
@@ -33,10 +33,11 @@ class Result:
     output: str = ""
     seconds: float = 0
     tests: list = field(default_factory=list)  # (seconds, name)
+    failures: list = field(default_factory=list)  # names
 
     def __add__(self, other):
         return Result(self.passed + other.passed, self.failed + other.failed, self.output + other.output,
-                      self.seconds + other.seconds, self.tests + other.tests)
+                      self.seconds + other.seconds, self.tests + other.tests, self.failures + other.failures)
 
 
 def run(command, environment={}):
@@ -64,19 +65,22 @@ def googletest(binary, tests, piece, environment):
             result.passed += "OK" in end[1]
             result.failed += "FAILED" in end[1]
             result.tests.append((int(end[3]) / 1000, f"{binary.removeprefix('build/')} {end[2].rstrip(',')}"))
-            result.output += line if "FAILED" in end[1] else ""
+            if "FAILED" in end[1]:
+                result.output += line
+                result.failures.append(result.tests[-1][1])
             current = None
         elif line.strip() and not line.startswith(("[", "Running main()", "Note: ")):
             result.output += line
     if code != 0 and (current or result.failed == 0):
-        result.output += f"FAILED: {binary} ended with code {code}" + (f" in {current}\n" if current else "\n")
+        result.failures.append(f"{binary} ended with code {code}" + (f" in {current}" if current else ""))
+        result.output += f"FAILED: {result.failures[-1]}\n"
         result.failed += 1
     return result
 
 
 def pytest(file, build, all_tests):
     if not importlib.util.find_spec("pytest"):
-        return Result(0, 1, "FAILED: no pytest for " + sys.executable + "\n  fix: make deps\n")
+        return Result(0, 1, f"FAILED: no pytest for {sys.executable}\n  fix: make deps\n", failures=[file])
     report = os.path.join(build, os.path.basename(file) + ".xml")
     if os.path.exists(report):
         os.remove(report)
@@ -84,13 +88,17 @@ def pytest(file, build, all_tests):
                "-p", "no:cacheprovider"]
     code, output = run(command + ([] if all_tests else ["-m", "not slow"]))
     if not os.path.exists(report):
-        return Result(0, 1, f"{output}FAILED: pytest ended with code {code}\n")
+        return Result(0, 1, f"{output}FAILED: pytest ended with code {code}\n", failures=[file])
     suite = ET.parse(report).getroot().find("testsuite")
     tests, failures, errors, skipped = (int(suite.get(k)) for k in ("tests", "failures", "errors", "skipped"))
     failed = failures + errors
     failed += code not in (0, 5) and failed == 0  # 5: all of this file are slow
-    times = [(float(case.get("time")), f"{os.path.basename(file)} {case.get('name')}") for case in suite.iter("testcase")]
-    return Result(tests - failures - errors - skipped, failed, output, tests=times)
+    times, reasons = [], []
+    for case in suite.iter("testcase"):
+        name = f"{os.path.basename(file)} {case.get('name')}"
+        times.append((float(case.get("time")), name))
+        reasons += [f"{name}: {reason.get('message', '').partition(chr(10))[0][:200]}" for reason in case if reason.tag in ("failure", "error")]
+    return Result(tests - failures - errors - skipped, failed, output, tests=times, failures=reasons or [file] * failed)
 
 
 def counted(command):
@@ -100,13 +108,13 @@ def counted(command):
     last = re.search(r"(\d+) passed, (\d+) failed\s*$", output)
     passed, failed = (int(last[1]), int(last[2])) if last else (0, 1)
     name = " ".join(command).removeprefix(sys.executable).strip().removeprefix("build/")
-    return Result(passed, failed, output, tests=[(time.monotonic() - began, name)])
+    return Result(passed, failed, output, tests=[(time.monotonic() - began, name)], failures=[f"{failed} of {name}"] if failed else [])
 
 
 def checked(command):
     """A program whose exit code says all: one test."""
     code, output = run(command)
-    return Result(int(code == 0), int(code != 0), output)
+    return Result(int(code == 0), int(code != 0), output, failures=[" ".join(command)] if code else [])
 
 
 def of_build(binary):
@@ -196,7 +204,7 @@ def main():
                 results[name] += job.result()
             if results[name].passed + results[name].failed == 0:
                 print(f"FAILED: the {name} suite ran nothing")
-                results[name].failed = 1
+                results[name] += Result(failed=1, failures=[f"the {name} suite ran nothing"])
     total = sum(results.values(), Result())
     print("==== the slowest")
     for seconds, name in sorted(total.tests, reverse=True)[:10]:
@@ -207,6 +215,8 @@ def main():
         total.failed = 1
     if args.left_out:
         print(f"left out: {args.left_out}")
+    for name in total.failures:
+        print(f"failed: {name}")
     print(f"{total.passed} passed, {total.failed} failed")
     return total.failed > 0
 

@@ -37,12 +37,12 @@ TEST(Mesh, RanksOfARingAreNeighbours) {
 TEST(Mesh, NamesTheSizesThatDivide) {
     SelfComm one;
     EXPECT_EQ(Mesh(one, 1).ring->size, 1);
-    const auto expect = [](const char *flag, int size, int ring, int group) {
+    const auto expect = [](const char *flag, int size, int ring, int group, const char *sizes) {
         const std::string said = error_of([&] { run_threads(12, {}, [&](Comm &world) { return Mesh(world, ring, group).dp; }); });
-        expect_contains(said, {format("--%s %d does not divide 12 ranks", flag, size), "fix: one of 1, 2, 3, 4, 6, 12"});
+        expect_contains(said, {format("--%s %d does not divide 12 ranks", flag, size), std::string("fix: one of ") + sizes});
     };
-    for (int size : {0, -1, 5, 24}) expect("ring_attn_size", size, size, 0);
-    for (int size : {-1, 5, 24}) expect("zero_group", size, 1, size);
+    for (int size : {0, -1, 5, 24}) expect("ring_attn_size", size, size, 0, "1, 2, 3, 4, 6, 12");
+    for (int size : {-1, 5, 24}) expect("zero_group", size, 1, size, "2, 3, 4, 6, 12");
 }
 
 // Six ranks in groups of two: 0 1 | 2 3 | 4 5. The replicas of rank 3 are 1, 3 and 5.

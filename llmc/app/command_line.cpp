@@ -670,6 +670,8 @@ static void check_together(const std::string &program, const Options &o, Task ta
         die("--zero_group %zu: nothing is divided %s\n  fix: --zero_stage 0 alone, or a stage from 1 on with a larger group",
             o.zero_group, o.zero_stage == 0 ? "at --zero_stage 0" : "in a group of one rank");
     if (o.fit && !o.plan) die("--fit belongs to --plan\n  fix: --plan --fit");
+    if (!o.timeline.empty() && (!o.plan || o.fit))
+        die("--timeline belongs to --plan without --fit\n  fix: --plan --timeline %s", o.timeline.c_str());
     if (task != GENERATE && !o.prompt.empty() && !o.sample_every)
         die("--prompt belongs to --sample_every\n  fix: --sample_every 100, say, or leave it out");
     if (!o.load_in.empty() && task & TRAINING && o.lora_rank == 0 && o.adapter.empty())

@@ -1,10 +1,12 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <map>
 #include <vector>
 
 #include "../core/common.h"
 #include "../core/gpu.h"
+#include "../core/json.h"
 #include "../model/lora.h"
 #include "../model/prediction.h"
 #include "../train/fit.h"
@@ -30,11 +32,51 @@ static std::optional<StepSeconds> predicted_step(const Run &run, Model &model, c
     return predict_step(model, run.config, limits, *rates, micro_steps);
 }
 
+static std::string seconds(double s) { return format(s < 1000 ? "%.4g s" : "%.0f s", s); }
+
 // Returns the rows of a ring in a step of train_batch_size samples, if all are as long as they may be.
 static size_t micro_steps_of(const Run &run) {
     const Options &o = run.options;
     const size_t all = o.train_batch_tokens ? o.train_batch_tokens : o.train_batch_size * documents_of_sample(run) * o.max_len;
     return ceil_div(ceil_div(all, o.row_tokens), run.ranks.dp());
+}
+
+// Returns the bytes that are alive at the moment of [first, last] at which most are: of arrays that live always, and of the others by kind, "act" of
+// "act.3.qkv", say.
+static std::map<std::string, size_t> most_alive(const Plan &plan, size_t first, size_t last) {
+    std::map<std::string, size_t> most;
+    for (size_t now = first, most_bytes = 0; now <= last; now++) {
+        std::map<std::string, size_t> alive;
+        size_t bytes = 0;
+        for (const Segment &s : plan.segments())
+            if (s.first <= now && now <= s.last)
+                alive[s.last == Plan::always ? "always" : s.name.substr(0, s.name.find('.'))] += s.bytes, bytes += s.bytes;
+        if (bytes >= most_bytes) most = std::move(alive), most_bytes = bytes;
+    }
+    return most;
+}
+
+// For --timeline: writes when a rank computes, sends and copies in a step of one row, and what is alive meanwhile, in the Trace Event Format of Chrome.
+static void write_timeline(const Run &run, Model &model, const ModelLimits &limits) {
+    const Options &o = run.options;
+    const auto rates = gpu_rates(o.gpu);
+    if (!predicted_step(run, model, limits, 1))
+        die("--timeline: there is no prediction%s\n  fix: --gpu h100 (or another one whose rates are known), --dtype bf16, and a task that does not write answers",
+            rates ? "" : format(" for --gpu '%s'", o.gpu.c_str()).c_str());
+    const char *const lanes[Interval::lanes] = {"ops", "messages", "copies out", "copies in"};
+    nlohmann::json events = nlohmann::json::array();
+    for (int lane = 0; lane < Interval::lanes; lane++)
+        events.push_back({{"ph", "M"}, {"pid", 0}, {"tid", lane}, {"name", "thread_name"}, {"args", {{"name", lanes[lane]}}}});
+    for (const Interval &i : predict_timeline(model, run.config, limits, *rates)) {
+        const double begin = 1e6 * i.begin;  // us
+        events.push_back(
+            {{"ph", "X"}, {"pid", 0}, {"tid", int(i.lane)}, {"name", i.what}, {"ts", begin}, {"dur", 1e6 * i.seconds}});
+        if (i.lane == Interval::ops)
+            events.push_back(
+                {{"ph", "C"}, {"pid", 0}, {"name", "bytes"}, {"ts", begin}, {"args", most_alive(model.plan(), i.first, i.last)}});
+    }
+    write_json(o.timeline, {{"traceEvents", events}, {"displayTimeUnit", "ms"}});
+    printf("the predicted time line is in %s\n", o.timeline.c_str());
 }
 
 static void print_seconds(const Run &run, Model &model, const ModelLimits &limits) {
@@ -43,10 +85,10 @@ static void print_seconds(const Run &run, Model &model, const ModelLimits &limit
     const auto s = predicted_step(run, model, limits, micro_steps);
     if (!s) return;
     const size_t rows = micro_steps * rings;
-    printf("predicted, not measured: %.4g s for a step of %zu row%s of %zu tokens, documents of %zu; %.0f tokens/s\n", s->all(),
-           rows, rows > 1 ? "s" : "", o.row_tokens, o.max_len, double(rows * o.row_tokens) / s->all());
-    printf("  products %.4g s, attention %.4g s, other ops %.4g s, waiting for messages %.4g s, for copies %.4g s\n", s->products,
-           s->attention, s->other, s->messages, s->copies);
+    printf("predicted, not measured: %s for a step of %zu row%s of %zu tokens, documents of %zu; %.0f tokens/s\n",
+           seconds(s->all()).c_str(), rows, rows > 1 ? "s" : "", o.row_tokens, o.max_len, double(rows * o.row_tokens) / s->all());
+    printf("  products %s, attention %s, other ops %s, waiting for messages %s, for copies %s\n", seconds(s->products).c_str(),
+           seconds(s->attention).c_str(), seconds(s->other).c_str(), seconds(s->messages).c_str(), seconds(s->copies).c_str());
 }
 
 // Returns all values of --offload that the run may have.
@@ -103,8 +145,8 @@ static void print_fastest(const Run &asked, const ModelLimits &limits, size_t me
     const double least = std::ranges::min_element(choices, {}, &Choice::seconds)->seconds;
     std::erase_if(choices, [&](const Choice &c) { return c.seconds > 1.02 * least; });
     const Choice &best = *std::ranges::min_element(choices, {}, &Choice::of_host);
-    printf("fastest that fits, by prediction: %s%s (%.4g s, %s%s for each rank)\n", best.flags.c_str(),
-           rounds ? " --grad_dtype bf16" : "", best.seconds, human_bytes(best.bytes).c_str(),
+    printf("fastest that fits, by prediction: %s%s (%s, %s%s for each rank)\n", best.flags.c_str(),
+           rounds ? " --grad_dtype bf16" : "", seconds(best.seconds).c_str(), human_bytes(best.bytes).c_str(),
            best.of_host ? (" and of the host " + human_bytes(best.of_host)).c_str() : "");
 }
 
@@ -142,6 +184,7 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
     printf("%s: %s of %s usable %s\n", bytes <= room.usable ? "fits" : "does not fit", human_bytes(bytes).c_str(),
            human_bytes(room.usable).c_str(), where.c_str());
     if (run.task & TRAINING) print_seconds(run, *model, limits), print_fastest(run, limits, memory);
+    if (!o.timeline.empty()) write_timeline(run, *model, limits);
 
     const std::string ring = run.ranks.sp > 1 ? format(", a row of %zu ranks", run.ranks.sp) : "";
     if (const size_t longest = longest_sample(run, o.recompute, limits, memory, run.config.max_positions)) {
@@ -159,15 +202,15 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
 // Returns "1573888* 310.2 s ", say: the longest sample, a star if the model has not so many positions, and the seconds of a step of it alone.
 static std::string cell(const Run &run, const char *recompute, ModelLimits limits, size_t memory) {
     const size_t longest = longest_sample(run, recompute, limits, memory, INT32_MAX);
-    std::string seconds;
+    std::string time;
     if (longest) {
         limits.row_tokens = round_up(documents_of_sample(run) * longest, row_multiple), limits.positions = longest;
         const auto model = plan_model(run, recompute, limits, memory);
-        if (const auto s = predicted_step(run, *model, limits, 1)) seconds = format("%.4g s", s->all());
+        if (const auto s = predicted_step(run, *model, limits, 1)) time = seconds(s->all());
     }
     const std::string tokens =
         format("%12s%c", longest ? std::to_string(longest).c_str() : "none", longest > run.config.max_positions ? '*' : ' ');
-    return gpu_rates(run.options.gpu) ? tokens + format("%9s", seconds.c_str()) : tokens;
+    return gpu_rates(run.options.gpu) ? tokens + format("%9s", time.c_str()) : tokens;
 }
 
 // For --plan --fit: shows how long a sample may be on more ranks, if a row holds one sample and all ranks share it.

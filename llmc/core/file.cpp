@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 #include <vector>
 
 #include "common.h"
@@ -99,9 +101,13 @@ void sync_directory(const std::string &dir) {
 }
 
 DirectoryLock::DirectoryLock(const std::string &dir) : fd_(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
-    if (fd_ >= 0 && flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        close(fd_);
-        die("%s: another run is writing there\n  fix: wait until it ends, or another --output_dir", dir.c_str());
+    if (fd_ < 0) return;
+    for (const auto since = std::chrono::steady_clock::now(); flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;) {
+        if (std::chrono::steady_clock::now() - since > patience) {
+            close(fd_);
+            die("%s: another run is writing there\n  fix: wait until it ends, or another --output_dir", dir.c_str());
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
 }
 

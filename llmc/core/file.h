@@ -1,6 +1,7 @@
 // Files that are read at an offset, or written so that a crash never leaves half a file under the final name. Every failure ends in die()
 // with the path and the system's reason.
 #pragma once
+#include <chrono>
 #include <cstddef>
 #include <string>
 
@@ -45,11 +46,14 @@ class OutputFile {
 // whatever way gives it free. File systems without locks have none.
 class DirectoryLock {
   public:
-    explicit DirectoryLock(const std::string &dir);  // dies if the directory is locked
+    explicit DirectoryLock(const std::string &dir);  // dies if the directory stays locked
     ~DirectoryLock();
     DirectoryLock(const DirectoryLock &) = delete;
 
   private:
+    static constexpr std::chrono::seconds patience{
+        5};  // a run that was killed keeps its lock until the system has taken back its memory
+
     int fd_;
 };
 

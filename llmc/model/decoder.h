@@ -387,7 +387,7 @@ template <class Dev> StepParts Decoder<Dev>::parts() const {
         for (const Tensor &t : zero.table) layout.cleared += t.product && !zero.buffers() ? 0 : t.count;
     std::vector<size_t> copied;
     for (size_t unit = 0; unit < units.size(); unit++) copied.push_back(guests_.bytes(unit));
-    return {ops, layout, trained_, zero.sharding, quantised_.weights(1), copied};
+    return {ops, layout, trained_, zero.sharding, clock, quantised_.weights(1), copied};
 }
 
 template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool poison) {

@@ -119,9 +119,12 @@ double rate_of_ring(const Ranks &r, const GpuRates &rates) {
 // Adds up what happens in a step, in its order.
 class Prediction {
   public:
-    Prediction(Model &model, const ModelConfig &config, const ModelLimits &limits, const GpuRates &rates)
+    // intervals: receives what is where when, if it is not null
+    Prediction(Model &model, const ModelConfig &config, const ModelLimits &limits, const GpuRates &rates,
+               std::vector<Interval> *intervals = nullptr)
         : parts_(model.parts()),
           ops_(parts_.ops),
+          clock_(parts_.clock),
           c_(config),
           r_(limits.ranks),
           rates_(rates),
@@ -129,7 +132,8 @@ class Prediction {
           work_(parts_.layout),
           divided_(parts_.sharding.divided),
           kept_(config.L > 1 ? double(model.plan().store_bytes("act.")) / double(config.L - 1) / rates.host : 0),
-          updated_(double(model.plan().store_bytes("adamw ") + model.plan().store_bytes("params")) / rates.host) {
+          updated_(double(model.plan().store_bytes("adamw ") + model.plan().store_bytes("params")) / rates.host),
+          intervals_(intervals) {
         work_.T = work_.N = messages_.local_T();
         for (size_t l = 0; l < config.L; l++) work_.scores.push_back(messages_.scores(l));
     }
@@ -140,39 +144,75 @@ class Prediction {
         const bool every = parts_.sharding.stage >= 2, sums = last || every;
         const size_t L = c_.L, norm = parts_.trained.units.size() - 1, positions = parts_.trained.positions;
         const size_t head_unit = parts_.trained.head;
-        if (divided_) sum_.messages += gather(0) + (positions ? gather(positions) : 0);
-        sum_.copies += copy(0) + (positions ? copy(positions) : 0);
-        const double embedding = row_op(Pass::forward, EMBED);
-        sum_.messages += std::max(0.0, gather(1) - embedding);
-        sum_.copies += std::max(0.0, copy(1) - embedding);
-        for (size_t l = 0; l < L; l++)
-            if (l + 1 < L) forward(l, gather(2 + l), std::max(kept_, copy(2 + l)));  // one leaves while the other one comes
-            else forward(l, gather(norm) + gather(head_unit), copy(norm) + copy(head_unit));
-        forward_ = sum_.products + sum_.attention + sum_.other;
-        row_op(Pass::forward, FINAL_NORM), head(), row_op(Pass::backward, FINAL_NORM);
-        for (size_t l = L; l-- > 0;) {  // a layer's gradients are summed while the one before it is computed
-            const double of_head = head_unit ? reduce(head_unit, last) : every ? reduce(0, false) : 0;  // 0: it is the embedding
-            const double sum = l + 1 < L ? reduce(2 + l, last) : reduce(norm, last) + of_head;
-            const bool fetches = l > 0 && l + 1 < L;
-            backward(l, (sums ? sum : 0) + (fetches ? gather(l) : 0), (l > 0 ? kept_ : 0) + (fetches ? copy(l) : 0));
+        std::vector<Beside> first = weights(0);
+        if (positions) append(first, weights(positions));
+        alone(first);
+        stretch("embedding", clock_.embed(), clock_.embed(), 0, weights(1), [&] { row_op(Pass::forward, EMBED); });
+        for (size_t l = 0; l < L; l++) {
+            std::vector<Beside> beside = weights(l + 1 < L ? 2 + l : norm);
+            if (l + 1 == L) append(beside, weights(head_unit));
+            if (l > 0) beside.push_back({Interval::out, "activations of ", l, kept_});
+            forward(l, beside);
         }
-        row_op(Pass::backward, EMBED);
-        if (sums) sum_.messages += reduce(1, last) + reduce(0, last) + (positions ? reduce(positions, last) : 0);
+        forward_ = sum_.products + sum_.attention + sum_.other;
+        stretch("head", clock_.final_norm(), clock_.final_norm_backward(), 0, {},
+                [&] { row_op(Pass::forward, FINAL_NORM), head(), row_op(Pass::backward, FINAL_NORM); });
+        for (size_t l = L; l-- > 0;) {  // a layer's gradients are summed while the one before it is computed
+            std::vector<Beside> beside;
+            if (sums) beside = {gradients(l + 1 < L ? 2 + l : norm, last)};
+            if (sums && l + 1 == L && head_unit) beside.push_back(gradients(head_unit, last));
+            if (every && l + 1 == L && !head_unit) beside.push_back(gradients(0, false));  // it is the embedding
+            if (l > 0 && l + 1 < L) append(beside, weights(l));
+            if (l > 0) beside.push_back({Interval::in, "activations of ", l, kept_});
+            backward(l, beside);
+        }
+        stretch("embedding, backward", clock_.embed_backward(), clock_.embed_backward(), 0, {},
+                [&] { row_op(Pass::backward, EMBED); });
+        std::vector<Beside> rest;
+        if (sums) rest = {gradients(1, last), gradients(0, last)};
+        if (sums && positions) rest.push_back(gradients(positions, last));
+        alone(rest);
         return sum_;
     }
 
     // What follows the passes. Parameters that others have updated arrive while the next forward pass begins.
     StepSeconds update() {
-        sum_ = {};
-        row_op(Pass::step, ZERO_GRAD), row_op(Pass::step, GRAD_NORM);
-        const double adamw = row_op(Pass::step, ADAMW);
-        sum_.copies += std::max(0.0, updated_ - adamw);  // both ways at the same time
-        sum_.messages += seconds_of(messages_.momenta());
-        if (!divided_) sum_.messages += std::max(seconds_of(messages_.gather(0)), seconds_of(messages_.gather_all()) - forward_);
+        before_ += sum_.all(), sum_ = {};
+        const auto norm = clock_.between_rows(GRAD_NORM), adamw = clock_.between_rows(ADAMW);
+        stretch("gradient norm", norm, norm, 0, {}, [&] { row_op(Pass::step, ZERO_GRAD), row_op(Pass::step, GRAD_NORM); });
+        const Beside in{Interval::in, "moments and weights", whole, updated_}, out{Interval::out, in.what, whole, updated_};
+        stretch("optimizer", adamw, adamw, 0, {in, out}, [&] { row_op(Pass::step, ADAMW); });
+        double messages = seconds_of(messages_.momenta());
+        if (!divided_) messages += std::max(seconds_of(messages_.gather(0)), seconds_of(messages_.gather_all()) - forward_);
+        alone({{Interval::messages, "weights", whole, messages}});
         return sum_;
     }
 
   private:
+    static constexpr size_t whole = SIZE_MAX;
+    struct Beside {  // what is on its way while ops run
+        Interval::Lane lane;
+        const char *what;
+        size_t unit;  // whole: of all
+        double seconds;
+    };
+    static void append(std::vector<Beside> &to, const std::vector<Beside> &more) {
+        to.insert(to.end(), more.begin(), more.end());
+    }
+    std::vector<Beside> weights(size_t unit) const {
+        return {{Interval::messages, "weights of ", unit, gather(unit)}, {Interval::in, "weights of ", unit, copy(unit)}};
+    }
+    Beside gradients(size_t unit, bool last) const { return {Interval::messages, "gradients of ", unit, reduce(unit, last)}; }
+    std::string name_of(const Beside &b) const {
+        const Table &table = parts_.trained;
+        if (b.unit == whole) return b.what;
+        if (b.unit > 0 && b.unit <= c_.L) return format("%slayer %zu", b.what, b.unit - 1);
+        return std::string(b.what) + (b.unit == 0                 ? "the embedding"
+                                      : b.unit == table.positions ? "the positions"
+                                      : b.unit == table.head      ? "the head"
+                                                                  : "the final norm");
+    }
+
     // Returns the seconds of an op, which is as long as the slower of its FLOPs and its bytes takes.
     double add(Pass pass, size_t op, size_t l = 0) {
         const Cost cost = ops_.cost(c_, work_, pass, op, l);
@@ -212,30 +252,50 @@ class Prediction {
         return first + std::max(0.0, seconds - first - attention);
     }
 
-    // Adds what the ops of a layer, which are those since `before`, wait for: bytes that a ring sends, and seconds of other messages and of copies.
-    void wait(const StepSeconds &before, double ring_bytes, double others, double copies) {
-        const double attention = sum_.attention - before.attention;
-        const double ops = sum_.products + sum_.attention + sum_.other - before.products - before.attention - before.other;
-        const double ring = ring_bytes / double(r_.sp) / rate_of_ring(r_, rates_);
-        const double messages = std::max({0.0, waits(ring, attention), ring + others - ops});
+    // Adds ops, and what they wait for: bytes that a ring sends, and what is on its way beside them.
+    template <class F>
+    void stretch(const std::string &what, size_t first, size_t last, size_t ring_bytes, const std::vector<Beside> &beside,
+                 F add_ops) {
+        const StepSeconds before = sum_;
+        add_ops();
+        const double begin = before_ + before.all(), ops = sum_.all() - before.all();
+        record(Interval::ops, what, begin, ops, first, last);
+        double busy[Interval::lanes] = {};
+        for (const Beside &b : beside) record(b.lane, name_of(b), begin + busy[b.lane], b.seconds), busy[b.lane] += b.seconds;
+        const double ring = double(ring_bytes) / double(r_.sp) / rate_of_ring(r_, rates_);
+        record(Interval::messages, "keys and values", begin + busy[Interval::messages], ring);
+        const double waiting = waits(ring, sum_.attention - before.attention);
+        const double messages = std::max({0.0, waiting, ring + busy[Interval::messages] - ops});
         sum_.messages += messages;
-        sum_.copies += std::max(0.0, copies - ops - messages);
+        sum_.copies += std::max(0.0, std::max(busy[Interval::out], busy[Interval::in]) - ops - messages);
+    }
+    // Adds what all ops wait for, one after the other.
+    void alone(const std::vector<Beside> &waited_for) {
+        for (const Beside &b : waited_for) {
+            record(b.lane, name_of(b), before_ + sum_.all(), b.seconds);
+            (b.lane == Interval::messages ? sum_.messages : sum_.copies) += b.seconds;
+        }
+    }
+    void record(Interval::Lane lane, const std::string &what, double begin, double seconds, size_t first = 0, size_t last = 0) {
+        if (intervals_ && seconds > 0) intervals_->push_back({lane, what, begin, seconds, first, last});
     }
 
-    void forward(size_t l, double gathers, double copies) {
-        const StepSeconds before = sum_;
-        dequantise();
-        for (size_t op = 0; op < ops_.layer.size(); op++) add(Pass::forward, op, l);
-        wait(before, double(messages_.kv(l, false)), gathers, copies);
+    void forward(size_t l, const std::vector<Beside> &beside) {
+        stretch(format("layer %zu", l), clock_.forward(l, 0), clock_.layer_ends(l), messages_.kv(l, false), beside, [&] {
+            dequantise();
+            for (size_t op = 0; op < ops_.layer.size(); op++) add(Pass::forward, op, l);
+        });
     }
-    void backward(size_t l, double others, double copies) {
-        const StepSeconds before = sum_;
-        dequantise();
-        for (size_t op = 0; op < ops_.layer.size(); op++) {
-            if (work_.recompute >= ops_.layer[op].from) add(Pass::recompute, op, l);
-            add(Pass::backward, op, l);
-        }
-        wait(before, double(messages_.kv(l, true) + messages_.dkv(l)), others, copies);
+    void backward(size_t l, const std::vector<Beside> &beside) {
+        const size_t sent = messages_.kv(l, true) + messages_.dkv(l);
+        stretch(format("layer %zu, backward", l), clock_.layer_backward_begins(l), clock_.layer_backward_ends(l), sent, beside,
+                [&] {
+                    dequantise();
+                    for (size_t op = 0; op < ops_.layer.size(); op++) {
+                        if (work_.recompute >= ops_.layer[op].from) add(Pass::recompute, op, l);
+                        add(Pass::backward, op, l);
+                    }
+                });
     }
     void dequantise() {
         Work of_layer = work_;
@@ -245,6 +305,7 @@ class Prediction {
 
     const StepParts parts_;
     const OpList &ops_;
+    const Clock &clock_;
     const ModelConfig &c_;
     const Ranks &r_;
     const GpuRates &rates_;
@@ -254,6 +315,8 @@ class Prediction {
     const double kept_, updated_;  // seconds of a copy: of what a layer keeps, of the moments and weights that lie in a store
     double forward_ = 0;           // of the ops of a forward pass
     StepSeconds sum_;
+    double before_ = 0;  // the seconds before those of sum_
+    std::vector<Interval> *const intervals_;
 };
 
 }  // namespace
@@ -282,7 +345,16 @@ StepSeconds predict_step(Model &model, const ModelConfig &config, const ModelLim
                          size_t micro_steps) {
     Prediction prediction(model, config, limits, rates);
     StepSeconds sum;
-    for (size_t i = 1; i < micro_steps; i++) sum += prediction.pass(false);
+    const StepSeconds row = prediction.pass(false);
+    for (size_t i = 1; i < micro_steps; i++) sum += row;
     sum += prediction.pass(true);
     return sum += prediction.update();
+}
+
+std::vector<Interval> predict_timeline(Model &model, const ModelConfig &config, const ModelLimits &limits,
+                                       const GpuRates &rates) {
+    std::vector<Interval> intervals;
+    Prediction prediction(model, config, limits, rates, &intervals);
+    prediction.pass(true), prediction.update();
+    return intervals;
 }

@@ -21,6 +21,16 @@ struct StepSeconds {
     }
 };
 
+// A stretch of the step's last row on a GPU's time line: of the ops of a layer, or of what is on its way beside them.
+struct Interval {
+    enum Lane { ops, messages, out, in, lanes } lane;  // out, in: copies to the store and from there
+    std::string what;
+    double begin, seconds;
+    size_t first = 0, last = 0;  // ops: between which moments of the memory plan they are
+};
+
 // Where ranks are GPUs of hosts of 8, and each message begins as early as the decoder (decoder.h) begins it. The model needs no memory, but its plan counts.
 StepSeconds predict_step(Model &model, const ModelConfig &config, const ModelLimits &limits, const GpuRates &rates,
                          size_t micro_steps);
+// Returns what predict_step() of one micro-step adds up, in the order of its beginnings on each lane.
+std::vector<Interval> predict_timeline(Model &model, const ModelConfig &config, const ModelLimits &limits, const GpuRates &rates);

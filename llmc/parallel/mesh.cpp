@@ -4,22 +4,22 @@
 
 #include "../core/common.h"
 
-void check_divides(const char *flag, int size, int world) {
+void check_divides(const char *flag, int size, int world, int least) {
     if (size > 0 && world % size == 0) return;
     std::string sizes;
-    for (int n = 1; n <= world; n++)
-        if (world % n == 0) sizes += format("%s%d", n > 1 ? ", " : "", n);
+    for (int n = least; n <= world; n++)
+        if (world % n == 0) sizes += format("%s%d", n > least ? ", " : "", n);
     die("--%s %d does not divide %d ranks\n  fix: one of %s", flag, size, world, sizes.c_str());
 }
 
-static int checked(Comm &world, const char *flag, int size) {
-    agree(world, [&] { check_divides(flag, size, world.size); });
+static int checked(Comm &world, const char *flag, int size, int least = 1) {
+    agree(world, [&] { check_divides(flag, size, world.size, least); });
     return size;
 }
 
 // Returns the ranks of this rank's group, or its replicas; nothing if the world is one group.
 static std::unique_ptr<Comm> split_groups(Comm &world, int group, bool replicas) {
-    if (group == 0 || checked(world, "zero_group", group) == world.size) return nullptr;
+    if (group == 0 || checked(world, "zero_group", group, 2) == world.size) return nullptr;
     return world.split(replicas ? world.rank % group : world.rank / group, world.rank);
 }
 

@@ -36,8 +36,8 @@ struct Mesh {
     double seconds() const;  // the time that this rank has spent in all of them
 };
 
-// Dies unless the flag's value divides the number of ranks.
-void check_divides(const char *flag, int size, int world);
+// Dies unless the flag's value divides the number of ranks. The values that do, from the least sensible one on, are in the message.
+void check_divides(const char *flag, int size, int world, int least = 1);
 
 std::string host_name();
 

@@ -90,7 +90,7 @@ void open_config(Run &run, const std::string &dir) {
 Ranks ranks_of(const Run &run, size_t world, size_t sp) {
     const Options &o = run.options;
     check_divides("ring_attn_size", int(sp), int(world));
-    if (o.zero_group) check_divides("zero_group", int(o.zero_group), int(world));
+    if (o.zero_group) check_divides("zero_group", int(o.zero_group), int(world), 2);
     Ranks r;
     r.world = world, r.rank = size_t(run.comm.rank), r.sp = sp;
     r.sp_mode = o.sp_mode == "ring" ? SpMode::ring : o.sp_mode == "gather" ? SpMode::gather : SpMode::ulysses;

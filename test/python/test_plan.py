@@ -149,6 +149,41 @@ def test_the_seconds_of_a_step_are_predicted():
     assert [len(line) for line in seconds] == [3, 3] and all(line == sorted(line) for line in seconds), text
 
 
+def test_the_timeline_shows_what_is_where_when(tmp_path):
+    file = tmp_path / "step.json"
+    options = {"gpu": "h100", "ranks": 8, "ring_attn_size": 8, "zero_stage": 3, "max_len": 32768, "train_batch_size": 1, "recompute": "layer",
+               "offload": "activations,optimizer"}
+    text = plan(timeline=file, **options)
+    events = json.loads(file.read_text())["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+    lanes = {name: [e for e in events if e["ph"] == "X" and names[e["tid"]] == name] for name in names.values()}
+    assert list(lanes) == ["ops", "messages", "copies out", "copies in"]
+    for name, lane in lanes.items():
+        assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in zip(lane, lane[1:])), name
+    end = max(e["ts"] + e["dur"] for lane in lanes.values() for e in lane)
+    assert abs(end / 1e6 - float(re.search(PREDICTED, text, re.M)[1])) < 1e-3 * end / 1e6
+    begins, arrives = ({e["name"]: e["ts"] + late * e["dur"] for e in lane} for late, lane in enumerate((lanes["ops"], lanes["messages"])))
+    for layer in range(24):
+        assert arrives[f"weights of layer {layer}"] <= begins[f"layer {layer}"] + 1e-3 or layer < 22  # those before come once more, backward
+        assert arrives[f"gradients of layer {layer}"] > begins[f"layer {layer}, backward"]
+    leaves = [e["name"] for e in lanes["copies out"]]
+    assert leaves == [f"activations of layer {layer}" for layer in range(23)] + ["moments and weights"]
+    assert [e["name"] for e in lanes["copies in"]] == leaves[-2::-1] + leaves[-1:]
+    alive = [e["args"] for e in events if e["ph"] == "C"]
+    assert len(alive) == len(lanes["ops"]) and {"always", "act", "weights"} <= set(alive[3])
+    most = max(sum(kinds.values()) for kinds in alive)
+    assert 0.9 * size(text, "placed:") < most <= size(text, "placed:") + 0.01 * UNITS["GiB"]
+
+
+def test_a_timeline_needs_a_prediction(tmp_path):
+    file = tmp_path / "step.json"
+    refused(command("sft", "--plan", "--fit", **QWEN, timeline=file), "--timeline belongs to --plan without --fit")
+    for unknown in ({"gpu": 80}, {"gpu": "h100", "dtype": "f32"}, {}):
+        refused(command("sft", "--plan", **QWEN, timeline=file, **unknown), "--timeline: there is no prediction", "--gpu h100")
+    refused(command("sft", "--plan", **QWEN, timeline=tmp_path / "none" / "f.json", gpu="h100"), "none/f.json")
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_fastest_choice_fits_and_no_other_is_faster():
     options = {"gpu": "rtx4090", "preset": "qwen2.5-3b", "ranks": 4, "ring_attn_size": 4, "max_len": 32768, "train_batch_size": 1}
 

@@ -312,6 +312,7 @@ def killed(data, tmp_path, ranks, kills):
         for run, process in started:
             code, said, error = ended(process, run, killed_at[run], within=30)
             assert code != 0, said + error
+        for run, _ in started:  # after all have ended: the time that these take is not theirs
             saved.append(max(checkpoints_or_none(run), default=0))
             trained(sft(data, run, ranks=ranks, resume="auto", **LONG))
             assert stable(log_lines(run)) == stable(log_lines(straight))
@@ -368,7 +369,7 @@ def test_signals_end_processes_in_good_order(data, tmp_path):
     (2, {"ring_attn_size": 2, "ring_attn_head_stride": 3}, ["--ring_attn_head_stride 3 does not divide the model's 2 KV heads"]),
     (2, {"ring_attn_size": 2, "ring_attn_head_stride": 1, "sp_mode": "ring"}, ["--ring_attn_head_stride is for --sp_mode gather"]),
     (2, {"zero_stage": 5}, ["--zero_stage", "0, 1, 2 or 3"]),
-    (4, {"zero_group": 3}, ["--zero_group 3 does not divide 4 ranks", "1, 2, 4"]),
+    (4, {"zero_group": 3}, ["--zero_group 3 does not divide 4 ranks", "one of 2, 4"]),
     (2, {"comm_timeout": 0}, ["--comm_timeout", "above 0"]),
     (1, {"rank": 0}, ["--rank, --world_size and --rendezvous belong together"]),
 ])

@@ -353,9 +353,12 @@ def test_a_directory_in_use_is_refused(data, tmp_path):
     for flag in ("--overwrite", "--resume=auto"):
         refused_training(data, run, str(run), "another run is writing there", words=[flag])
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+    words = command("sft", "--overwrite", output_dir=run, data=data, max_steps=1, seed=7)
+    patient = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    time.sleep(1)
+    assert patient.poll() is None  # the other one may have been killed, and not have ended yet
     os.close(other_run)
-
-    train(run, "--overwrite", data=data, max_steps=1, seed=7)
+    assert patient.communicate(timeout=60)[1] == "" and patient.returncode == 0
     assert checkpoints(run) == [] and not (run / "latest").exists()
     assert [line.get("step") for line in log_lines(run)][:2] == [None, 1]
 
