@@ -1,11 +1,11 @@
-// A communicator whose collectives are made as late as those of a GPU may be.
+// A communicator whose started collectives are made as late as they may be, when they are waited for: whoever does not wait, or touches their
+// slices before, gets other results.
 #pragma once
-#include "../llmc/parallel/comm.h"
+#include "wrapped_comm.h"
 
-// What was started is done at the last moment, as it may be on a GPU.
-class LateComm final : public Comm {
+class LateComm final : public WrappedComm {
   public:
-    explicit LateComm(Comm &comm) : Comm(comm.rank, comm.size), comm_(comm) { memory = comm.memory; }
+    using WrappedComm::WrappedComm;
     Request start(const std::function<void()> &f) override {
         late_ = true;
         f();
@@ -15,24 +15,15 @@ class LateComm final : public Comm {
 
   protected:
     void do_all_reduce_sum(Slice data) override {
-        make([=, this] { comm_.all_reduce_sum(data); });
+        make([=, this] { WrappedComm::do_all_reduce_sum(data); });
     }
     void do_reduce_scatter_sum(Slice send, Slice recv) override {
-        make([=, this] { comm_.reduce_scatter_sum(send, recv); });
+        make([=, this] { WrappedComm::do_reduce_scatter_sum(send, recv); });
     }
     void do_all_gather(Slice send, Slice recv) override {
-        make([=, this] { comm_.all_gather(send, recv); });
+        make([=, this] { WrappedComm::do_all_gather(send, recv); });
     }
-    void do_all_to_all(Slice, Slice) override { die("not needed here"); }
-    void do_broadcast(Slice, int) override { die("not needed here"); }
-    Request do_exchange(Slice, int, Slice, int) override { die("not needed here"); }
     void do_wait(uint64_t id) override { calls_[id - 1](); }
-    void withdraw(uint64_t) noexcept override {}
-    std::unique_ptr<Comm> do_split(int color, int key) override { return comm_.split(color, key); }
-    void gather_host(const void *own, size_t bytes, void *all) override {
-        const std::string text(static_cast<const char *>(own), bytes);
-        for (const std::string &t : comm_.gather(text)) memcpy(all, t.data(), bytes), all = static_cast<char *>(all) + bytes;
-    }
 
   private:
     void make(const std::function<void()> &call) {
@@ -40,7 +31,6 @@ class LateComm final : public Comm {
         else call();
     }
 
-    Comm &comm_;
     bool late_ = false;
     std::vector<std::function<void()>> calls_;  // one of each start()
 };

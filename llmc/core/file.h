@@ -51,8 +51,8 @@ class DirectoryLock {
     DirectoryLock(const DirectoryLock &) = delete;
 
   private:
-    static constexpr std::chrono::seconds patience{
-        5};  // a run that was killed keeps its lock until the system has taken back its memory
+    // A run that was killed keeps its lock until the system has taken back its memory.
+    static constexpr std::chrono::seconds patience{5};
 
     int fd_;
 };
