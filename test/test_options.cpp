@@ -337,6 +337,8 @@ TEST(Options, ValuesAreChecked) {
     for (const char *flag : {"--min_p 0", "--rollout.top_p 1.0", "--top_k -1", "--repetition_penalty 1.0"})
         EXPECT_NE(notes(grpo + flag), "") << flag;
     expect_error("sft --data D --output_dir O", "sft needs --model DIR");
+    for (const std::string task : {"grpo", "ppo"})  // which have no --preset
+        expect_error(task + " --data D --output_dir O", task + " needs --model DIR\n");
     expect_error("sft --model M --output_dir O", "sft needs --data FILE");
     expect_error("sft --model M --data D", "sft needs --output_dir DIR");
     expect_error("eval --data D", "eval needs --model DIR");

@@ -679,7 +679,8 @@ static void check_together(const std::string &program, const Options &o, Task ta
             "--load_in %s freezes the matrices of the layers, and without adapters nothing would be trained\n  fix: --lora_rank 16, say, or leave --load_in out",
             o.load_in.c_str()));
     if (task == DEMO) return;  // the demo brings its own model and data
-    if (task & TRAINING) need(o.model.empty() && o.preset.empty(), "--model DIR, or --preset NAME to start from random weights");
+    if (task & TRAINING & ~RL)
+        need(o.model.empty() && o.preset.empty(), "--model DIR, or --preset NAME to start from random weights");
     else need(o.model.empty(), "--model DIR");
     if (task == MERGE) need(o.adapter.empty(), "--adapter DIR"), need(o.output_dir.empty(), "--output_dir DIR");
     if (o.plan || task == MERGE) return;
