@@ -32,7 +32,7 @@ echo "== reward model, before"
 on_pairs rm --max_steps 1  # of the warm-up, whose first rate is 0: only the head is new
 evaluate "$dir/rm" pairs_heldout.jsonl
 echo "== reward model, training"
-on_pairs rm --max_samples 640 --learning_rate 2e-5
+on_pairs rm --max_samples 960 --learning_rate 1e-4
 echo "== reward model, after"
 evaluate "$dir/rm" pairs_heldout.jsonl
 echo "== DPO"
@@ -53,7 +53,7 @@ for model in model grpo; do
     echo "$model, answers to unseen prompts: $(python3 scripts/word_f1.py "$dir/questions_heldout.jsonl" "$dir/said_$model.jsonl")"
 done
 echo "== PPO"
-on_questions ppo "$dir/tuned" --reward "$dir/rm" --critic_model "$dir/rm" --kl_coef 0.05 --learning_rate 5e-6
+on_questions ppo "$dir/tuned" --reward "$dir/rm" --critic_model "$dir/rm" --kl_coef 0.02 --learning_rate 2e-5
 for model in tuned ppo; do answer_heldout "$dir/$model" "$dir/said_$model.jsonl"; done
 python3 - "$dir" << 'EOF'
 import json
