@@ -4,7 +4,8 @@
 //   ./gathers
 //
 // Two ranks are threads, and the link is simulated: the bytes are there at once, but a gather counts as under way until the bytes that the rank receives
-// could have come at the link's rate, one gather after the other. (Threads have no such link: their cores copy, and can do nothing else meanwhile.)
+// could have come at the link's rate, one gather after the other. Sums of gradients take no time, but wait for the gathers that were started before, as on
+// NCCL's stream. (Threads have no such link: their cores copy, and can do nothing else meanwhile.)
 #define LLMC_NO_MAIN
 #include "../../train_llama.cu"
 

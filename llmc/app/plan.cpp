@@ -62,7 +62,9 @@ static void write_timeline(const Run &run, Model &model, const ModelLimits &limi
     const auto rates = gpu_rates(o.gpu);
     if (!predicted_step(run, model, limits, 1))
         die("--timeline: there is no prediction%s\n  fix: --gpu h100 (or another one whose rates are known), --dtype bf16, and a task that does not write answers",
-            rates ? "" : format(" for --gpu '%s'", o.gpu.c_str()).c_str());
+            rates           ? ""
+            : o.gpu.empty() ? " without --gpu"
+                            : format(" for --gpu %s", o.gpu.c_str()).c_str());
     const char *const lanes[Interval::lanes] = {"ops", "messages", "copies out", "copies in"};
     nlohmann::json events = nlohmann::json::array();
     for (int lane = 0; lane < Interval::lanes; lane++)

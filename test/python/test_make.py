@@ -124,7 +124,7 @@ def copied(folder, *files):
         shutil.copy(ROOT / file, folder / file)
 
 
-def stub(path, text):
+def stand_in(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("#!/bin/sh\n" + text)
     path.chmod(0o755)
@@ -133,8 +133,8 @@ def stub(path, text):
 def test_what_is_compared_with_has_fixed_versions(tmp_path):
     """The installer with a pip that only notes its arguments; a second time it has nothing to do."""
     copied(tmp_path, "scripts/install_compare.sh")
-    stub(tmp_path / "bin/python3", 'mkdir -p .venv-compare/bin; cp bin/pip .venv-compare/bin\n')
-    stub(tmp_path / "bin/pip", 'printf "%s\\n" "$@" >> noted\n')
+    stand_in(tmp_path / "bin/python3", 'mkdir -p .venv-compare/bin; cp bin/pip .venv-compare/bin\n')
+    stand_in(tmp_path / "bin/pip", 'printf "%s\\n" "$@" >> noted\n')
     for _ in range(2):
         environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
         subprocess.run(["bash", tmp_path / "scripts/install_compare.sh"], env=environment, check=True, capture_output=True)
@@ -155,8 +155,8 @@ def test_versions_stand_in_one_place():
 @pytest.mark.parametrize("script, interpreter", [("scripts/smollm2.sh", "bash"), ("scripts/qlora.sh", "bash"), ("scripts/demo.py", sys.executable)])
 def test_a_script_looks_first_for_what_it_needs_last(script, interpreter, tmp_path):
     copied(tmp_path, script, "scripts/smollm2_data.sh", "data/prepare.py")
-    stub(tmp_path / "train_llama", "echo started")
-    stub(tmp_path / ".venv/bin/python3", f'exec {BARE_PYTHON} "$@"\n')
+    stand_in(tmp_path / "train_llama", "echo started")
+    stand_in(tmp_path / ".venv/bin/python3", f'exec {BARE_PYTHON} "$@"\n')
     result = subprocess.run([interpreter, tmp_path / script], capture_output=True, text=True)
     assert result.returncode == 1 and result.stdout == ""
     assert result.stderr == ("prepare.py: Python has no numpy, tokenizers, transformers, jinja2\n"
@@ -179,8 +179,8 @@ def test_make_prints_one_short_line_for_a_file_of_flags(tmp_path):
     ("-m", "z80", ["-march=z80"]),  # a name that nobody knows is the user's mistake, which the compiler reports
 ])
 def test_a_compiler_gets_the_flags_for_the_cpu_that_it_knows(unknown, cpu, flags, tmp_path):
-    stub(tmp_path / "c++", f'case "$*" in *" {unknown}"*) exit 1 ;; esac\necho stub\n')
-    (tmp_path / "probe.mk").write_text(f"PROBED_COMPILER := {tmp_path}/c++: stub\nHAVE_COMPILER := 1\n")
+    stand_in(tmp_path / "c++", f'case "$*" in *" {unknown}"*) exit 1 ;; esac\necho stand_in\n')
+    (tmp_path / "probe.mk").write_text(f"PROBED_COMPILER := {tmp_path}/c++: stand_in\nHAVE_COMPILER := 1\n")
     made = tmp_path / "flags"
     code, _, errors = make(f"CXX={tmp_path}/c++", f"CPU={cpu}", f"BUILD={tmp_path}", f"PROBE={tmp_path}/probe.mk", made)
     assert (code, errors) == (0, "")
@@ -192,10 +192,10 @@ def test_make_prints_one_short_line_for_each_file(tmp_path):
     copied(tmp_path, "Makefile")
     for name in ("llmc", "dev", "scripts", "train_gpt2.cu", "train_llama.cu"):
         (tmp_path / name).symlink_to(ROOT / name)
-    stub(tmp_path / "stub", '[ "$1" != --version ] || { echo stub; exit; }\nwhile [ $# != 0 ]; do [ "$1" != -o ] || : > "$2"; shift; done\n')
+    stand_in(tmp_path / "stand_in", '[ "$1" != --version ] || { echo stand_in; exit; }\nwhile [ $# != 0 ]; do [ "$1" != -o ] || : > "$2"; shift; done\n')
     (tmp_path / "build").mkdir()
-    (tmp_path / "build/probe.mk").write_text("PROBED_COMPILER := ./stub: stub\nHAVE_COMPILER := 1\n")
-    code, out, error = make("CXX=./stub", "NVCC=", cwd=tmp_path)
+    (tmp_path / "build/probe.mk").write_text("PROBED_COMPILER := ./stand_in: stand_in\nHAVE_COMPILER := 1\n")
+    code, out, error = make("CXX=./stand_in", "NVCC=", cwd=tmp_path)
     lines = out.splitlines()
     assert code == 0 and len(set(lines)) == len(lines) == 1 + 2 + 8 + 2, out + error
     assert [line for line in lines if not re.fullmatch(r"(flags|compile|link) +[\w/.*]+", line)] == []

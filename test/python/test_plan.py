@@ -178,8 +178,8 @@ def test_the_timeline_shows_what_is_where_when(tmp_path):
 def test_a_timeline_needs_a_prediction(tmp_path):
     file = tmp_path / "step.json"
     refused(command("sft", "--plan", "--fit", **QWEN, timeline=file), "--timeline belongs to --plan without --fit")
-    for unknown in ({"gpu": 80}, {"gpu": "h100", "dtype": "f32"}, {}):
-        refused(command("sft", "--plan", **QWEN, timeline=file, **unknown), "--timeline: there is no prediction", "--gpu h100")
+    for unknown, why in (({"gpu": 80}, " for --gpu 80\n"), ({"gpu": "h100", "dtype": "f32"}, "--dtype bf16"), ({}, " without --gpu\n")):
+        refused(command("sft", "--plan", **QWEN, timeline=file, **unknown), "--timeline: there is no prediction", why, "--gpu h100")
     refused(command("sft", "--plan", **QWEN, timeline=tmp_path / "none" / "f.json", gpu="h100"), "none/f.json")
     assert not list(tmp_path.iterdir())
 
