@@ -5,19 +5,24 @@
     scripts/serve_rm.py --model out/rm --host 0.0.0.0 --port 80  for other machines
 
 A request is POST /get_reward with {"query": [text, ...]}, prompts with their answers and their special tokens; the answer is {"rewards": [number, ...]}, or
-{"error": text} with status 400. One process of train_llama holds the model and answers one request after the other. --normalize makes of a score
-(score - mean) / std, which the evaluation of the model's training has found. All other flags are those of train_llama eval.
+{"error": text}: with status 400 if the request is wrong, 503 if the model has died, which ends the server, too. One process of train_llama holds the model and
+answers one request after the other; up to 500 clients may be connected, and more wait. --normalize makes of a score (score - mean) / std, which the evaluation
+of the model's training has found. All other flags are those of train_llama eval. Nothing is encrypted, and whoever reaches the port may ask.
 """
 
 import argparse
 import contextlib
 import json
+import logging
+import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import time
+from http import HTTPStatus
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "data"))
@@ -25,6 +30,18 @@ sys.path.insert(0, str(ROOT / "data"))
 from encode_worker import encode  # noqa: E402
 from errors import DataError  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
+
+MOST_BYTES = 64 << 20  # of a request
+LIMITS = {"connection_limit": 500, "channel_timeout": 30, "cleanup_interval": 5, "max_request_body_size": MOST_BYTES, "channel_request_lookahead": 1}
+
+
+class ModelEnded(Exception):
+    def __str__(self):
+        return "train_llama has ended\n  fix: what it said on the server's standard error"
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
 
 
 class Scorer:
@@ -37,54 +54,98 @@ class Scorer:
             raise DataError(f'--normalize: config.json of {model} has no "mean" and "std"', "train it with an evaluation, which finds them")
         self.mean, self.std = (config["mean"], config["std"]) if normalize else (0, 1)
         self.turn = threading.Lock()
-        self.process = subprocess.Popen([ROOT / "train_llama", "eval", "--model", model, "--data", "-", *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen([ROOT / "train_llama", "eval", "--model", model, "--data", "-", *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        text=True, start_new_session=True)  # a session of its own: Ctrl-C is for the server
         self.ask([[0]])  # it has loaded the model when it answers
 
-    def ask(self, ids):
+    def ask(self, ids, gone=lambda: False):
         line = ""
-        with self.turn, contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps({"ids": ids}) + "\n")
-            self.process.stdin.flush()
-            line = self.process.stdout.readline()
-        if not line:
-            raise DataError("train_llama has ended", "what it said above")
+        with self.turn:
+            if gone():
+                raise ClientGone
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.write(json.dumps({"ids": ids}) + "\n")
+                self.process.stdin.flush()
+                line = self.process.stdout.readline()
+        if not line.endswith("\n"):
+            raise ModelEnded
         answer = json.loads(line)
         if "error" in answer:
             raise DataError(answer["error"], "shorter texts, or a larger --row_tokens")
         return answer["scores"]
 
-    def __call__(self, texts):
-        return [(score - self.mean) / self.std for score in self.ask(encode(self.tokenizer, texts))]
+    def __call__(self, texts, gone):
+        scores = self.ask(encode(self.tokenizer, texts), gone)
+        if None in scores:  # a NaN in JSON
+            raise DataError(f"the score of text {scores.index(None)} is no number", "a model that was trained to its end")
+        return [(score - self.mean) / self.std for score in scores]
 
 
-def handler(scorer):
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"  # connections stay open
+def texts_of(body):
+    texts = json.loads(body)["query"]
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise TypeError
+    "".join(texts).encode()  # half of a surrogate pair is no text
+    return texts
 
-        def do_POST(self):
-            try:
-                request = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
-                texts = request["query"]
-                if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-                    raise TypeError
-                self.answer(200, {"rewards": scorer(texts)})
-            except DataError as error:
-                self.answer(400, {"error": str(error)})
-            except (ValueError, KeyError, TypeError):
-                self.answer(400, {"error": 'a request is {"query": [text, ...]}'})
 
-        def answer(self, status, body):
-            body = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+def answer(scorer, request):
+    """The status and the content of the answer to a request of WSGI."""
+    if request["PATH_INFO"] != "/get_reward":
+        return 404, {"error": f"there is no {request['PATH_INFO']}\n  fix: /get_reward"}
+    if request["REQUEST_METHOD"] != "POST":
+        return 405, {"error": f"{request['REQUEST_METHOD']} is no request for rewards\n  fix: POST"}
+    try:
+        texts = texts_of(request["wsgi.input"].read())
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return 400, {"error": 'a request is {"query": [text, ...]}'}
+    try:
+        return 200, {"rewards": scorer(texts, request["waitress.client_disconnected"])}
+    except ModelEnded as error:
+        return 503, {"error": str(error)}
+    except (DataError, ClientGone) as error:
+        return 400, {"error": str(error)}
 
-        def log_message(self, *_):
-            pass  # a line for each request says nothing
 
-    return Handler
+def application(scorer):
+    def respond(request, start_response):
+        status, content = answer(scorer, request)
+        body = json.dumps(content).encode()
+        allow = [("Allow", "POST")] if status == 405 else []
+        start_response(f"{status} {HTTPStatus(status).phrase}", [("Content-Type", "application/json"), ("Content-Length", str(len(body))), *allow])
+        return [body]
+
+    return respond
+
+
+def end_with(process):
+    """Ends the server after the model, as SIGTERM does, when all who waited have got their 503."""
+    process.wait()
+    time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def serve(options, flags):
+    try:
+        import waitress
+    except ImportError:
+        sys.exit(f"serve_rm.py: there is no waitress, the HTTP server, for {sys.executable}\n  fix: make deps")
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # that requests wait for their turn is no news
+    try:
+        listener = socket.create_server((options.host, options.port), family=socket.AF_INET6 if ":" in options.host else socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        sys.exit(f"serve_rm.py: cannot listen at {options.host}, port {options.port}: {error}\n  fix: an address of this machine, and a --port that is free")
+    try:
+        scorer = Scorer(options.model, flags, options.normalize)
+    except (DataError, ModelEnded, OSError) as error:
+        sys.exit(f"serve_rm.py: {error}")
+    server = waitress.create_server(application(scorer), sockets=[listener], asyncore_use_poll=True, **LIMITS)
+    threading.Thread(target=end_with, args=[scorer.process], daemon=True).start()
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    print(f"{options.model} at http://{host}:{listener.getsockname()[1]}/get_reward", flush=True)
+    server.run()
+    if scorer.process.poll() is not None:
+        sys.exit(f"serve_rm.py: {ModelEnded()}")
 
 
 def main():
@@ -93,20 +154,9 @@ def main():
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=5000, help="0: any that is free")
     parser.add_argument("--normalize", action="store_true")
-    options, flags = parser.parse_known_args()
-    try:
-        scorer = Scorer(options.model, flags, options.normalize)
-        server = ThreadingHTTPServer((options.host, options.port), handler(scorer))
-    except (DataError, OSError) as error:
-        sys.exit(f"serve_rm.py: {error}")
-    print(f"{options.model} at http://{options.host}:{server.server_port}/get_reward", flush=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        scorer.process.stdin.close()  # ends it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does; the model ends when its standard input does
+    with contextlib.suppress(KeyboardInterrupt):
+        serve(*parser.parse_known_args())
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
 """What judges the answers of grpo: functions in Python, servers, reward models, and several of them. What each of them can do wrong ends in one message."""
 
+import contextlib
 import json
 import os
+import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
@@ -322,36 +327,154 @@ def test_a_model_with_nan_is_named(policy, tmp_path):
 
 # ---- scripts/serve_rm.py ----------------------------------------------------------------------------------------------------------
 
-@pytest.fixture
-def served(policy, tmp_path):
-    """A reward model, and the address at which it is served."""
-    model = head(tmp_path / "rm", policy)
-    process = subprocess.Popen([sys.executable, ROOT / "scripts" / "serve_rm.py", "--model", model, "--port", "0", "--threads", "1", "--row_tokens", "256"],
-                               stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
-    yield model, process.stdout.readline().split()[-1]
-    process.terminate()
-    process.wait(10)
+SERVE = [sys.executable, ROOT / "scripts" / "serve_rm.py", "--port", "0"]
 
 
-def test_a_served_model_is_the_model(served, policy, tmp_path):
-    model, address = served
-    one, two = (judge_by(tmp_path / name, policy, reward) for name, reward in (("model", model), ("server", address)))
+@contextlib.contextmanager
+def serving(model):
+    """The server of a reward model, and its address."""
+    process = subprocess.Popen([*SERVE, "--model", model, "--threads", "1", "--row_tokens", "256"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    try:
+        yield process, process.stdout.readline().split()[-1]
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def reward_model(policy, tmp_path_factory):
+    return head(tmp_path_factory.mktemp("rm") / "rm", policy)
+
+
+@pytest.fixture(scope="module")
+def served(reward_model):
+    with serving(reward_model) as (_, address):
+        yield address
+
+
+def answered(address, body, method="POST", **headers):
+    """Status and JSON of the answer."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, body, headers, method=method), timeout=60) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def ask(address, *texts):
+    return answered(address, json.dumps({"query": texts}).encode())
+
+
+def together(clients, call_of):
+    """What call_of(number) gives for each of so many clients at the same moment."""
+    barrier = threading.Barrier(clients)
+
+    def client(number):
+        barrier.wait()
+        return call_of(number)
+
+    with ThreadPoolExecutor(clients) as pool:
+        return list(pool.map(client, range(clients)))
+
+
+def test_a_served_model_is_the_model(served, reward_model, policy, tmp_path):
+    one, two = (judge_by(tmp_path / name, policy, reward) for name, reward in (("model", reward_model), ("server", served)))
     assert [a["reward"] for a in two] == pytest.approx([a["reward"] for a in one], abs=1e-5)
 
 
+def test_200_clients_at_once_get_their_rewards(served):
+    texts = [f"{number} is a number" for number in range(200)]
+    status, want = ask(served, *texts)
+    assert status == 200 and len(set(want["rewards"])) > 100
+    for number, (status, got) in enumerate(together(200, lambda number: ask(served, texts[number]))):
+        assert status == 200 and got["rewards"] == pytest.approx([want["rewards"][number]], abs=1e-5)
+
+
 @pytest.mark.parametrize("body, parts", [
-    ("hello", ['a request is {"query"']),
-    ('{"query": "text"}', ['a request is {"query"']),
-    (json.dumps({"query": ["a" * 300]}), ["sequence 0", "300 tokens", "1 to 256"]),
+    (b"hello", ['a request is {"query"']),
+    (b"", ['a request is {"query"']),
+    (b"\xff\xfe", ['a request is {"query"']),
+    (b"[" * 100_000, ['a request is {"query"']),
+    (b"[1]", ['a request is {"query"']),
+    (b'{"queries": []}', ['a request is {"query"']),
+    (b'{"query": "text"}', ['a request is {"query"']),
+    (b'{"query": ["a", null]}', ['a request is {"query"']),
+    (b'{"query": ["\\ud800"]}', ['a request is {"query"']),
+    (b'{"query": ["a", ""]}', ["sequence 1", "0 tokens", "1 to 256"]),
+    (json.dumps({"query": ["a" * 300]}).encode(), ["sequence 0", "300 tokens", "1 to 256"]),
 ])
 def test_bad_requests_are_answered(body, parts, served):
-    request = urllib.request.Request(served[1], body.encode())
-    with pytest.raises(urllib.error.HTTPError) as error:
-        urllib.request.urlopen(request)
-    message = json.loads(error.value.read())["error"]
-    assert error.value.code == 400 and all(part in message for part in parts), message
+    status, answer = answered(served, body)
+    assert status == 400 and all(part in answer["error"] for part in parts), answer
+    assert ask(served, "a")[0] == 200 and ask(served) == (200, {"rewards": []})
+
+
+def test_other_paths_and_methods_are_refused(served):
+    assert answered(served.replace("get_reward", "score"), b"{}") == (404, {"error": "there is no /score\n  fix: /get_reward"})
+    assert answered(served, None, "GET") == (405, {"error": "GET is no request for rewards\n  fix: POST"})
+
+
+@pytest.mark.parametrize("head, status", [
+    (b"Content-Length: 1000000000", 413),
+    (b"Content-Length: -1", 400),
+    (b"Content-Length: 1e3", 400),
+    (b"Transfer-Encoding: gzip", 501),
+    (b"X: " + b"x" * 300_000, 431),
+])
+def test_what_is_no_bounded_request_is_refused_at_its_head(head, status, served):
+    with raw(served) as connection:
+        connection.sendall(b"POST /get_reward HTTP/1.1\r\n" + head + b"\r\n\r\n")
+        assert connection.recv(100).split()[1] == str(status).encode()
+
+
+def raw(address):
+    return socket.create_connection((urllib.parse.urlsplit(address).hostname, urllib.parse.urlsplit(address).port), timeout=30)
+
+
+def test_chunks_are_read_and_slow_clients_do_not_hold_up_the_others(served):
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(raw(served)) for _ in range(200)]
+        for number, connection in enumerate(slow):
+            connection.sendall(b"POST /get_reward HTTP/1.1\r\nContent-Length: 16\r\n\r\n{"[:number])
+        assert ask(served, "a")[0] == 200
+        slow[-1].sendall(b'"query": ["b"]}')
+        assert slow[-1].recv(100).startswith(b"HTTP/1.1 200 ")
+    with raw(served) as connection:
+        connection.sendall(b'POST /get_reward HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"que\r\nb\r\nry": ["b"]}\r\n0\r\n\r\n')
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+def child_of(process):
+    return int(next(path for path in pathlib.Path(f"/proc/{process.pid}/task").glob("*/children") if path.read_text()).read_text())
+
+
+def test_when_the_model_dies_all_who_wait_are_told_and_the_server_ends(reward_model):
+    with serving(reward_model) as (process, address):
+        model = child_of(process)
+        os.kill(model, signal.SIGSTOP)
+        threading.Timer(1, os.kill, [model, signal.SIGKILL]).start()
+        for status, answer in together(20, lambda number: ask(address, "a")):
+            assert status == 503 and "train_llama has ended\n  fix: " in answer["error"]
+        _, error = process.communicate(timeout=20)
+        assert process.returncode == 1 and error.count("serve_rm.py: train_llama has ended\n  fix: ") == 1 and "Traceback" not in error, error
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_server_and_its_model(number, reward_model):
+    with serving(reward_model) as (process, address):
+        model = child_of(process)
+        process.send_signal(number)
+        assert process.communicate(timeout=20) == ("", "") and process.returncode == 0
+        while pathlib.Path(f"/proc/{model}/stat").exists():
+            time.sleep(0.01)
 
 
 def test_only_a_reward_model_is_served(policy):
-    result = subprocess.run([sys.executable, ROOT / "scripts" / "serve_rm.py", "--model", policy, "--port", "0"], capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    result = subprocess.run([*SERVE, "--model", policy], capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
     assert result.returncode == 1 and "takes a reward model" in result.stderr and "serve_rm.py: train_llama has ended" in result.stderr
+
+
+@pytest.mark.parametrize("flags", [["--host", "192.0.2.1"], ["--port", "70000"], ["--host", "no.such.host.invalid"]])
+def test_a_place_that_cannot_be_listened_at_is_named(flags, reward_model):
+    result = subprocess.run([*SERVE, "--model", reward_model, *flags], capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    assert result.returncode == 1 and result.stderr.startswith("serve_rm.py: cannot listen at ") and result.stderr.count("fix: ") == 1, result.stderr
