@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from errors import DataError
+from limits import BeyondLimit, Limits, checked_length
 
 SENTINEL = "Sentinel7f3a9c51"  # stands in for a message's content; no template cuts or changes a plain word
 
@@ -33,6 +34,7 @@ class ChatTemplate:
         self.hf = hf_tokenizer
         self.special_tokens = hf_tokenizer.special_tokens_map
         self.usual_turn = lru_cache(maxsize=64)(self._usual_turn)
+        self.limits = Limits()
 
     def prompt(self, messages, variables):
         return self._render_or_refuse(without_none(messages), variables, generation_prompt=True)
@@ -63,10 +65,13 @@ class ChatTemplate:
         template = self._template(variables)
         variables = {**self.special_tokens, **variables}
         try:
-            texts, marks = render_jinja_template([messages], chat_template=template, **how, **variables)
+            with self.limits:
+                texts, marks = render_jinja_template([messages], chat_template=template, **how, **variables)
+            return checked_length(texts[0]), marks[0] if marks else []
+        except BeyondLimit as limit:
+            raise DataError(f"the chat template {limit}", "mend it, or take another template with --tokenizer_chat_template FILE") from None
         except Exception as error:  # a template is a program and can fail with anything
             raise Unrenderable(f"{error}") from None
-        return texts[0], marks[0] if marks else []
 
     def _render_or_refuse(self, messages, variables, generation_prompt=False):
         for message in messages:

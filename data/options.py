@@ -61,7 +61,7 @@ def probabilities(text):
 def template_variables(text):
     try:
         variables = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         variables = None
     if not isinstance(variables, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is no JSON object: '{{\"enable_thinking\": false}}'")
@@ -76,8 +76,11 @@ def template_text(text):
         if "{" not in text:
             raise argparse.ArgumentTypeError(f"{text!r} is neither a template nor a file")
         return text
-    with open(text, encoding="utf-8") as file:
-        return file.read()
+    try:
+        with open(text, encoding="utf-8") as file:
+            return file.read()
+    except UnicodeDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text}: is no text in UTF-8: {error}") from None
 
 
 def input_template(text):

@@ -7,6 +7,7 @@ end-of-turn token, the completion, or the whole text. The first token of a docum
 import itertools
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import time
@@ -66,6 +67,7 @@ class Recipe:
                             "--add_bos auto, or set it in tokenizer_config.json")
 
     def lot(self, records):
+        self.template.limits.renew()
         samples = [self._in_record(record, lambda: self._drafted(record)) for record in records]
         all_drafts = [draft for drafts, _ in samples for draft in drafts]
         texts = [draft.text for draft in all_drafts if draft.ids is None]
@@ -89,6 +91,8 @@ class Recipe:
             return work()
         except DataError as error:
             raise DataError(f"{record.where()}: {error.what}", error.fix) from None
+        except RecursionError:
+            raise DataError(f"{record.where()}: its JSON is nested too deeply", "leave out what is not used of it") from None
 
     def _drafted(self, record):
         """Returns the drafts of a record, two if it is a pair, and the margin of the pair."""
@@ -247,16 +251,23 @@ def prepared_lots(recipe, records, processes):
     pending = deque()
     try:
         for lot in itertools.chain(first, waiting):
-            pending.append(pool.submit(work, lot))
+            pending.append((pool.submit(work, lot), lot))
             if len(pending) > 2 * len(first):
-                yield pending.popleft().result()
+                yield result_of(*pending.popleft(), recipe)
         while pending:
-            yield pending.popleft().result()
+            yield result_of(*pending.popleft(), recipe)
     except BrokenProcessPool:
         raise DataError("a worker process was killed, probably for want of memory",
                         "free memory, or fewer cores: taskset -c 0-3") from None
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def result_of(future, lot, recipe):
+    try:
+        return future.result()
+    except RecursionError:  # a record is nested too deeply to be sent to a worker
+        return recipe.lot(lot)
 
 
 class Progress:
@@ -388,6 +399,14 @@ def length_row(name, lengths):
 # ---- the command line
 
 
+def check_utf8(options):
+    """Refuses what is in another encoding: Python makes halves of surrogate pairs of such bytes, which no file of ours can hold."""
+    for value in vars(options).values():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and re.search("[\ud800-\udfff]", text):
+                raise DataError(f"{text!r} is not UTF-8", "write it in UTF-8, or rename the file")
+
+
 def check_together(options):
     if not options.input and not options.prompt:
         raise DataError("there is nothing to prepare", "--input FILE, or --prompt TEXT for the task prompts")
@@ -414,6 +433,7 @@ def main(arguments):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs the `finally` blocks, so that no file is left behind
     try:
         options = build_parser(__doc__).parse_args([snake_case(argument) for argument in arguments])
+        check_utf8(options)
         check_together(options)
         prepare(options.task, options, len(os.sched_getaffinity(0)))
     except DataError as error:

@@ -149,7 +149,7 @@ def read_json(path):
     try:
         with open_bytes(path) as file:
             records = json.loads(file.read())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: broken JSON: {error}", "a .json file holds one list of objects") from None
     for record in records:
         yield None, record, os.path.getsize(path) // len(records)
