@@ -1,7 +1,7 @@
 #!/bin/bash
 # What the project needs on a Debian or Ubuntu machine: packages for building, and .venv with requirements.txt for data preparation and
-# tests. Says what it is about to install, installs only what is missing; without root it prints the command instead. Then copies
-# headers and sources to build/deps (3 MB), with which the project can be built on a machine that has a compiler but no network:
+# tests. Says what it is about to install, installs only what is missing; without root it prints the command instead, and fails before
+# it has changed anything. Then copies headers and sources to build/deps (3 MB), with which the project can be built on a machine that has a compiler but no network:
 #   tar czf train_llama.tar.gz $(git ls-files) build/deps
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,9 +17,10 @@ if [ ${#missing[@]} = 0 ]; then
 else
     install="apt-get install -y --no-install-recommends ${missing[*]}"
     if ! command -v apt-get > /dev/null; then
-        echo "This is no Debian machine. Install what corresponds to: ${missing[*]}"
+        echo "This is no Debian machine: packages are not checked. Needed is what corresponds to: ${missing[*]}"
     elif [ "$(id -u)" != 0 ]; then
-        echo "Not root, so please run:  sudo apt-get update && sudo $install"
+        printf 'make deps: packages are missing, and only root may install them\n  fix: sudo apt-get update && sudo %s\n' "$install" >&2
+        exit 1
     else
         echo "Installing: ${missing[*]}"
         apt-get update -qq

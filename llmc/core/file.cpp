@@ -74,6 +74,17 @@ void OutputFile::commit() {
     sync_directory(parent.empty() ? "." : parent.string());
 }
 
+void expect_new_directory(const std::string &dir) {
+    std::error_code error;
+    std::filesystem::create_directories(dir, error);
+    std::filesystem::directory_iterator entries;
+    if (!error) entries = std::filesystem::directory_iterator(dir, error);
+    if (error) die("cannot create --output_dir %s: %s%s", dir.c_str(), error.message().c_str(), other_place);
+    if (entries != end(entries))
+        die("--output_dir %s is not empty: it holds %s\n  fix: a directory that is new or empty", dir.c_str(),
+            entries->path().filename().c_str());
+}
+
 void write_file(const std::string &path, const std::string &text) {
     OutputFile file(path);
     file.write(text.data(), text.size());

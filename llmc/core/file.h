@@ -57,6 +57,9 @@ class DirectoryLock {
     int fd_;
 };
 
+// Makes a directory that may exist but must be empty: dies, and names what is there, if it is not.
+void expect_new_directory(const std::string &dir);
+
 void write_file(const std::string &path, const std::string &text);
 void copy_file(const std::string &from, const std::string &to);
 void sync_directory(const std::string &dir);  // makes renames and removals in it survive a power cut

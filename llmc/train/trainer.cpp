@@ -176,17 +176,17 @@ void Trainer::check_output_dir() {
             die("--resume %s: no such checkpoint\n  fix: auto, never, or a step_N directory", resume_from_.c_str());
     }
     std::error_code error;
+    const auto is_run = [&] {
+        for (const char *name : {"/log.jsonl", "/config.json", "/adapter_config.json"})
+            if (fs::exists(dir + name)) return true;
+        return !latest_checkpoint(dir).empty();
+    };
+    if (!is_run()) expect_new_directory(dir);
     const bool goes_on =
         o_.resume == "auto" || (!resume_from_.empty() && fs::equivalent(fs::path(resume_from_) / "..", dir, error));
-    if (!goes_on && !o_.overwrite)
-        for (const std::string &file :
-             {dir + "/log.jsonl", dir + "/config.json", dir + "/adapter_config.json", latest_checkpoint(dir)})
-            if (fs::exists(file))
-                die("%s already holds a run or a model\n  fix: --resume auto to go on, --overwrite to replace it, or another --output_dir",
-                    dir.c_str());
-    fs::create_directories(dir, error);
-    if (error)
-        die("cannot create --output_dir %s: %s\n  fix: a directory that can be written to", dir.c_str(), error.message().c_str());
+    if (!goes_on && !o_.overwrite && is_run())
+        die("%s already holds a run or a model\n  fix: --resume auto to go on, --overwrite to replace it, or another --output_dir",
+            dir.c_str());
     in_use_.emplace(dir);
 }
 

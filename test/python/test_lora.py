@@ -237,8 +237,10 @@ def test_wrong_calls(data, tmp_path, options, part):
 def test_wrong_merges(trained, tmp_path):
     refused(command("merge", output_dir=tmp_path, threads=None, device=None), "merge needs --adapter DIR")
     model = shutil.copytree(MODEL, tmp_path / "model")
-    refused(command("merge", "--overwrite", model=model, adapter=trained, output_dir=model, threads=None, device=None), "is the model itself")
-    refused(command("merge", adapter=trained, output_dir=model, threads=None, device=None), "already holds a model")
+    for words in ([], ["--overwrite"]):
+        refused(command("merge", *words, model=model, adapter=trained, output_dir=model, threads=None, device=None), "is not empty", "it holds")
+        refused(command("merge", *words, adapter=trained, output_dir=f"{tmp_path}/", threads=None, device=None), "is not empty", "it holds model")
+    assert (model / "config.json").read_bytes() == (MODEL / "config.json").read_bytes()
     refused(command("merge", adapter=GOLDEN / "lora_mistral", output_dir=tmp_path / "out", threads=None, device=None), "so it belongs to another model than")
 
 

@@ -363,6 +363,15 @@ def test_a_directory_in_use_is_refused(data, tmp_path):
     assert [line.get("step") for line in log_lines(run)][:2] == [None, 1]
 
 
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "step_7.tmp/notes.txt", "notes.txt"])
+def test_a_directory_of_the_user_s_is_left_alone(name, data, tmp_path):
+    (tmp_path / "a" / name).parent.mkdir(parents=True)
+    (tmp_path / "a" / name).write_text("mine")
+    for words in ([], ["--overwrite"], ["--resume=auto"]):
+        refused_training(data, tmp_path / "a", "is not empty", f"it holds {name.split('/')[0]}", words=words)
+    assert (tmp_path / "a" / name).read_text() == "mine"
+
+
 def test_the_log(data, tmp_path):
     train(tmp_path / "a", data=data, max_epochs=2, eval_data=data)
     first, *lines = log_lines(tmp_path / "a")
