@@ -1,0 +1,207 @@
+#!/usr/bin/env python3
+"""Prepares chats with every chat template of TRL, and compares what is trained with TRL's own marks. The table stands in docs/data.md.
+
+    scripts/check_templates.py [--trl DIR] [--write]      DIR: TRL, installed or unpacked (default: that of .venv-compare); any folder of .jinja files
+
+TRL keeps many templates twice: as the model's maker wrote it, and as NAME_training.jinja with {% generation %} marks around what is trained.
+data/prepare.py finds by itself what is trained in the first, and goes by the marks in the second, so the two tell on each other. Each message
+of the chats has a word of its own; whatever the twin says, the trained text must hold the assistant's words and no others.
+"""
+import argparse
+import glob
+import re
+import sys
+import tempfile
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "data"))
+
+import prepare  # noqa: E402
+from errors import DataError  # noqa: E402
+from records import Record  # noqa: E402
+from tokenizer import Tokenizer  # noqa: E402
+
+PAGE = ROOT / "docs" / "data.md"
+BEGIN, END = "<!-- made by scripts/check_templates.py --write -->\n", "<!-- end -->\n"
+# What looks like a special token: <|im_end|>, <turn|>, <｜User｜>, <s>, <end_of_turn>, [INST].
+SPECIAL = re.compile(r"<\|[\w ]+\|?>|<[\w ]+\|>|<｜[^｜]+｜>|</?s>|<(?:start|end)_of_\w+>|\[/?[A-Z_]{3,}\]")
+BOS, EOS = "<bos>", "<eos>"
+EMPTY = re.compile(r"\s*(<think>\s*</think>\s*)?")
+
+
+def user(number):
+    return {"role": "user", "content": f"question{number}"}
+
+
+def assistant(number, **more):
+    return {"role": "assistant", "content": f"answer{number}", **more}
+
+
+def parts(message):
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+SYSTEM = {"role": "system", "content": "rule0"}
+TOOL = {"type": "function", "function": {"name": "look", "description": "It looks.", "parameters": {
+    "type": "object", "properties": {"place": {"type": "string", "description": "Where."}}, "required": ["place"]}}}
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"id": "call00001", "type": "function", "function": {
+    "name": "look", "arguments": {"place": "answer1"}}}]}
+RESULT = {"role": "tool", "tool_call_id": "call00001", "name": "look", "content": "result2"}
+TURNS = [user(0), assistant(1), user(2), assistant(3)]
+REASONED = [user(0), assistant(1, reasoning_content="answer4"), user(2), assistant(3, reasoning_content="answer5")]
+CHATS = {
+    "one turn": {"messages": TURNS[:2]},
+    "turns": {"messages": TURNS},
+    "system": {"messages": [SYSTEM, *TURNS]},
+    "tools": {"messages": [user(0), CALL, RESULT, assistant(3)], "tools": [TOOL]},
+    "reasoning": {"messages": REASONED},
+    "thinking off": {"messages": TURNS, "chat_template_kwargs": {"enable_thinking": False}},
+    "thinking on": {"messages": REASONED, "chat_template_kwargs": {"enable_thinking": True}},
+    "parts": {"messages": [parts(message) for message in TURNS]},
+}
+
+
+class Outcome(NamedTuple):
+    """What became of a chat: its tokens as text and which are trained, or why it was refused."""
+
+    tokens: list = []
+    mask: list = []
+    prompt: str = ""  # what asks for the first answer
+    refusal: str = ""
+
+    def trained(self, value=1):
+        return "".join(token if target == value else "\0" for token, target in zip(self.tokens, self.mask))
+
+
+def save_tokenizer(folder, templates):
+    """A byte-level BPE without merges, with all that looks like a special token in the templates."""
+    from tokenizers import Tokenizer as Backend, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Backend(models.BPE(vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(sorted({BOS, EOS, *(found for text in templates for found in SPECIAL.findall(text))}))
+    PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=BOS, eos_token=EOS).save_pretrained(folder)
+
+
+class Preparer:
+    """data/prepare.py with one template."""
+
+    def __init__(self, folder, template):
+        options = prepare.build_parser().parse_args(["sft", "--input", "-", "--tokenizer", folder, "--out", "-", "--max_len", "1000000"])
+        self.tokenizer = Tokenizer(folder, template)
+        self.recipe = prepare.Recipe("sft", options, self.tokenizer)
+
+    def outcome(self, fields):
+        try:
+            lot = self.recipe.lot([Record("the chat", 1, None, fields, 0)])
+        except DataError as error:
+            return Outcome(refusal=re.sub(r" \(roles: .*\)$", "", error.what.removeprefix("record 1 of the chat: ")))
+        if not len(lot.tokens):
+            return Outcome(refusal="nothing of it is trained")
+        question = next(message for message in fields["messages"] if message["role"] == "user")
+        prompt = self.recipe.template.prompt([question], {"tools": None, **fields.get("chat_template_kwargs", {})})
+        return Outcome([self.tokenizer.hf.decode([i]) for i in lot.tokens], lot.mask.tolist(), prompt)
+
+
+def words(fields):
+    """The words that the assistant says, and those of the others."""
+    found = set(re.findall(r"(?:rule|question|answer|result)\d", str(fields)))
+    return {word for word in found if word.startswith("answer")}, {word for word in found if not word.startswith("answer")}
+
+
+def faults(outcome, fields):
+    """Sentences about words that are trained and should not be, or the other way round. A template may leave reasoning out."""
+    own, others = words(fields)
+    yield from (f"`{word}`, which is not the assistant's, is trained" for word in sorted(others) if word in outcome.trained())
+    yield from (f"`{word}` of the assistant's is not trained" for word in sorted(own) if word in outcome.trained(0))
+    contents = {word for word in own if word in "answer1 answer3"}
+    yield from (f"`{word}` of the assistant's is lost" for word in sorted(contents) if word not in "".join(outcome.tokens))
+    if "'type': 'text'" in "".join(outcome.tokens):
+        yield "a list of parts is written as Python prints it"
+
+
+def differences(outcome, twin):
+    """Yields (whether the twin trains them, text, whether an answer follows) of runs of tokens that one of the two trains alone."""
+    runs = [(masks, "".join(token for token, *_ in run))
+            for masks, run in groupby(zip(outcome.tokens, outcome.mask, twin.mask), key=lambda triple: triple[1:])]
+    for (masks, text), (following, _) in zip(runs, [*runs[1:], ((0, 0), "")]):
+        if masks[0] != masks[1]:
+            yield bool(masks[1]), text, following == (1, 1)
+
+
+def is_convention(outcome, marked, text, leads):
+    return marked and (leads and text in outcome.prompt or EMPTY.fullmatch(text) is not None)
+
+
+def verdict(outcome, twin, fields):
+    """A sign of SIGNS, or a sentence."""
+    if outcome.refusal:
+        return f"refused: {outcome.refusal}"
+    wrong = list(faults(outcome, fields))
+    if wrong:
+        return "; ".join(wrong)
+    if twin is None or twin.refusal or twin.tokens != outcome.tokens:
+        return "✓"
+    found = list(differences(outcome, twin))
+    unusual = [(marked, text) for marked, text, leads in found if not is_convention(outcome, marked, text, leads)]
+    if not unusual:
+        return "~" if found else "="
+    return "; ".join(f"{'only the marks train' if marked else 'the marks do not train'} `{text!r}`" for marked, text in dict.fromkeys(unusual))
+
+
+SIGNS = {
+    "=": "the marks train the same tokens",
+    "~": "the marks train, too, what the generation prompt holds (`<|im_start|>assistant`), an empty think block, or the line break after the turn",
+    "✓": "there are no marks for this text, and the assistant's words are trained and no others",
+}
+
+
+def check(plain, marked=None):
+    """Returns {chat: verdict} for a template, with its twin's text if it has one."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_tokenizer(folder, [text for text in (plain, marked) if text])
+        preparer, twin = Preparer(folder, plain), marked and Preparer(folder, marked)
+        return {name: verdict(preparer.outcome(fields), twin.outcome(fields) if twin else None, fields) for name, fields in CHATS.items()}
+
+
+def table(templates):
+    """A table in Markdown of {name: text}, in which NAME_training is the twin of NAME, and the sentences that its numbers stand for."""
+    rows, notes = [], {}
+    plain = [name for name in templates if not name.endswith("_training")]
+    for name in plain:
+        verdicts = check(templates[name], templates.get(f"{name}_training")).values()
+        cells = [v if v in SIGNS else str(notes.setdefault(v, len(notes) + 1)) for v in verdicts]
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    lines = [f"| template | {' | '.join(CHATS)} |", "|---" * (1 + len(CHATS)) + "|", *rows, ""]
+    lines += [*(f"- {sign} {meaning}" for sign, meaning in SIGNS.items()), ""]
+    lines += [f"{number}. {note}" for note, number in notes.items()]
+    return "\n".join([*lines, ""])
+
+
+def find_templates(folder):
+    paths = sorted(Path(folder).rglob("*.jinja"), key=lambda path: path.stem)
+    if not paths:
+        sys.exit(f"{folder}: holds no template (*.jinja)\n  fix: --trl with the directory of TRL, or scripts/install_compare.sh")
+    return {path.stem: path.read_text(encoding="utf-8") for path in paths}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trl", default=next(iter(glob.glob(str(ROOT / ".venv-compare/lib/*/site-packages/trl"))), ".venv-compare"))
+    parser.add_argument("--write", action="store_true", help="into docs/data.md")
+    options = parser.parse_args()
+    text = table(find_templates(options.trl))
+    if not options.write:
+        print(text)
+        return
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    PAGE.write_text(before + BEGIN + text + END + rest.split(END)[1], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
