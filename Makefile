@@ -370,7 +370,7 @@ TEST_LADDERS  := $(foreach build,$(TEST_BUILDS),$(patsubst %,$(build)/dev/cuda/%
 endif
 TEST_MUTANTS  := $(patsubst %,build/mutants/test/%,test_llmc $(notdir $(TEST_CUDA)))
 TEST_PTXAS    := $(call check,ptxas,$(GPU_LOGS))
-TEST_FUZZERS  := $(call check,fuzzers,$(call part,$(FUZZERS)))
+TEST_FUZZERS  := $(call check,fuzzers,$(call part,$(FUZZERS) $(wildcard test/fuzz/*.py)))
 
 ifneq ($(filter test test-all,$(MAKECMDGOALS)),)
 LACKING     := $(call lacking,$(PACKAGES))

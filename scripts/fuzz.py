@@ -1,10 +1,10 @@
 """Runs the fuzzers (test/fuzz) and ends with one line, "N passed, M failed".
 
-    scripts/fuzz.py build/fuzz/config [more] [--seconds 60]      from the repository root, as `make test-all` does
+    scripts/fuzz.py build/fuzz/config test/fuzz/chats.py [more] [--seconds 60]      from the repository root, as `make test-all` does
 
-Each fuzzer begins with valid files and mutates them. Two run at a time, always from the same seed, so that a verdict can be repeated. An input
-that makes the program crash, hang, or ask for more than 16 MiB at once (inputs have at most 64 KiB) is kept as build/fuzz/crash-..., and
-`build/fuzz/NAME FILE` repeats the failure.
+Those of the parsers in C++ are libFuzzer's: each begins with valid files and mutates them. One in Python makes records and templates. Two run at a time, always from the same seed, so that a verdict can be repeated. An input
+that makes a parser crash, hang, or ask for more than 16 MiB at once (inputs have at most 64 KiB) is kept as build/fuzz/crash-..., and
+`build/fuzz/NAME FILE` repeats the failure; the fuzzer in Python says how to repeat its own.
 """
 import argparse
 import glob
@@ -42,9 +42,12 @@ def make_corpus(name, folder):
 def fuzz(program, seconds):
     """Returns whether the fuzzer found nothing, and in words what it did."""
     name = os.path.basename(program)
-    make_corpus(name, program + ".corpus")
-    command = [program, program + ".corpus", f"-max_total_time={seconds}", f"-artifact_prefix={os.path.dirname(program)}/",
-               "-seed=1", "-print_final_stats=1", "-verbosity=1", *LIMITS]
+    if program.endswith(".py"):
+        command = [sys.executable, program, f"--seconds={seconds}"]
+    else:
+        make_corpus(name, program + ".corpus")
+        command = [program, program + ".corpus", f"-max_total_time={seconds}", f"-artifact_prefix={os.path.dirname(program)}/",
+                   "-seed=1", "-print_final_stats=1", "-verbosity=1", *LIMITS]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     runs = re.search(r"stat::number_of_executed_units: (\d+)", result.stdout)
     count = int(runs[1]) if runs else 0

@@ -1,0 +1,289 @@
+#!/usr/bin/env python3
+"""A fuzzer for data/prepare.py: records of every form, mutated, and chat templates that are put together from what published ones do.
+
+    test/fuzz/chats.py [--seconds 60] [--only N]      from the repository root; --only repeats a template and its records
+
+Each record must be refused with a message that says how to mend it, or become tokens of which exactly the right ones are trained. Every text
+in a record has a word of its own, so that is seen from the words: a trained message's is in the trained text, and no other is. Of a chat in the
+usual form the tokens are also compared with what transformers renders.
+"""
+import argparse
+import copy
+import itertools
+import json
+import random
+import re
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "data"), str(ROOT / "scripts")]
+
+import prepare  # noqa: E402
+from check_templates import save_tokenizer  # noqa: E402
+from errors import DataError  # noqa: E402
+from records import Record  # noqa: E402
+from tokenizer import Tokenizer  # noqa: E402
+
+RECORDS = 20  # of each template
+WORD = re.compile(r"word\d+x")
+
+
+# ---- templates
+
+
+def random_template(pick):
+    """A chat template. Its choices are those in which published templates differ."""
+    before, after = pick([("<|im_start|>ROLE\n", "<|im_end|>\n"), ("<|im_start|>ROLE\n", "<|im_end|>"), ("<|im_start|>ROLE\n", "<|im_end|>\n\n"),
+                          ("<|header|>ROLE<|/header|>\n\n", "<|eot|>"), ("### ROLE:\n", "\n\n"), ("ROLE: ", "\n"), ("[ROLE] ", " [/ROLE] "),
+                          ("<|ROLE|>", "<|end|><|im_end|>\n"), ("ROLE: ", "</s>\n"), ("", "<|im_end|>"), (" ", " </s>")])
+    role = pick(["m['role']", "m['role']", "m['role'] | upper", "('model' if m['role'] == 'assistant' else m['role'])"])
+    content = pick(["c", "c", "c | trim", "c.strip()", "c | string", "c.rstrip()", "' ' + c + ' '"])
+    head, tail = ("{{ '" + part.replace("\n", "\\n").replace("ROLE", "' + r + '") + "' }}" for part in (before, after))
+    answer = "{{ " + content + " }}"
+    if pick([0, 0, 1]):  # earlier turns lose their reasoning
+        answer = "{% if not loop.last %}{% set c = c.split('</think>')[-1].lstrip('\\n') %}{% endif %}" + answer
+    if pick([0, 1]):
+        shown = "{{ '<think>\\n' + m['reasoning_content'] + '\\n</think>\\n\\n' }}"
+        answer = ("{% if m['reasoning_content']" + pick(["", " and loop.last"]) + " %}" + shown + "{% endif %}") + answer
+    if pick([0, 1]):
+        arguments = pick(["t['function']['arguments'] | tojson", "t['function']['arguments'] | string", "t | tojson"])
+        answer += "{% for t in m['tool_calls'] or [] %}{{ '<tool_call>' + (" + arguments + ") + '</tool_call>' }}{% endfor %}"
+    ends = pick([tail, tail, tail, "{{ eos_token }}", tail + "{{ eos_token }}", "{% if loop.last %}{{ eos_token }}{% else %}" + tail + "{% endif %}"])
+    marked = pick([0, 0, 0, 1])
+    turn = head + ("{% generation %}" if marked else "") + answer + (ends + "{% endgeneration %}" if marked else ends)
+    other = head + pick(["", "", "{% if m['role'] == 'tool' %}{{ 'RESULT ' }}{% endif %}"]) + "{{ " + content + " }}" + tail
+    if pick([0, 0, 0, 1]):  # something marks the last user's message
+        other = "{% if loop.index0 >= messages | length - 2 %}{{ '#' }}{% endif %}" + other
+    parts = pick(["{% set c = m['content'] or '' %}", "{% set c = m['content'] %}",
+                  "{% if m['content'] is string %}{% set c = m['content'] %}{% else %}{% set c = m['content'] | map(attribute='text') | join %}{% endif %}",
+                  "{% set c = m['content'][0]['text'] %}"])
+    refusal = pick(["", "", "{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}",
+                    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}"])
+    start = pick(["", "", "{{ bos_token }}", "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}{% endif %}"])
+    tools = pick(["", "{% if tools %}{{ 'TOOLS ' + (tools | tojson) + '\\n' }}{% endif %}"])
+    loop = ("{% for m in messages %}" + refusal + parts + "{% set r = " + role + " %}{% if m['role'] == 'assistant' %}" + turn +
+            "{% else %}" + other + "{% endif %}{% endfor %}")
+    end = pick(["", "", "", "{{ eos_token }}"])
+    asking = "{% set r = " + role.replace("m['role']", "'assistant'") + " %}" + head
+    asking += pick(["", "", "", "{{ '<think>\\n' }}", "{{ '<think>\\n\\n</think>\\n\\n' }}"])
+    return start + tools + loop + pick(["{% if add_generation_prompt %}" + asking + "{% else %}" + end + "{% endif %}"] * 4 + [end])
+
+
+# ---- records
+
+
+class Writer:
+    """Writes records, and keeps which of its words are trained and which are not."""
+
+    def __init__(self, rng):
+        self.rng = rng
+        self.pick = rng.choice
+        self.count = itertools.count()
+
+    def text(self):
+        word = f"a word{next(self.count)}x"  # the first token of a text is never trained
+        odd = self.pick(["", "", "", " ", "\n", "é", "😀", "\r\n", "\u2028", "<", "{{", "{% if %}", "'", '"', "\\", "\0", "<|im_end|>", "</s>", "\n\n"])
+        return self.pick([word, f"{word} {odd}", f"{odd}{word}", f"{odd}{word}{odd}", f"say {word} again"])
+
+    def message(self, role):
+        message = {"role": role, "content": self.text()}
+        if role == "assistant" and self.rng.random() < 0.15:
+            message["reasoning_content"] = self.text()
+        if role == "assistant" and self.rng.random() < 0.1:
+            message["content"] = f"<think>\n{self.text()}\n</think>\n\n{message['content']}"
+        if self.rng.random() < 0.1:
+            message["content"] = [{"type": "text", "text": message["content"]} for _ in range(self.pick([1, 1, 2]))]
+        if self.rng.random() < 0.1:
+            name = self.pick(["train", "training", "weight"])
+            message[name] = self.pick([0, 1]) if name == "weight" else self.pick([True, False])
+        return message
+
+    def call(self):
+        arguments = {"place": self.text(), "unit": None}
+        function = {"name": "look", "arguments": self.pick([arguments, json.dumps(arguments)])}
+        return {"role": "assistant", "content": self.pick(["", self.text()]), "tool_calls": [{"type": "function", "function": function}]}
+
+    def chat(self, tools=True):
+        messages = [self.message("system")] if self.rng.random() < 0.3 else []
+        for _ in range(self.pick([1, 1, 2, 3])):
+            messages.append(self.message("user"))
+            if tools and self.rng.random() < 0.2:
+                messages += [self.call(), self.message("tool")]
+            messages.append(self.message("assistant"))
+        return messages
+
+    def tools(self):
+        return [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"place": {"type": "string"}}}}}]
+
+    def record(self):
+        """(task, record)"""
+        chat = self.chat()
+        kind = self.pick(["messages"] * 4 + ["conversations", "completion", "strings", "alpaca", "text", "ids", "pair", "prompts", "pair of strings"])
+        if kind == "messages":
+            return "sft", {"messages": chat} | self.pick([{}, {"tools": self.tools()}, {"tools": json.dumps(self.tools())}, {"system": self.text()},
+                                                          {"chat_template_kwargs": {"enable_thinking": False}}])
+        if kind == "conversations":
+            names = {"user": "human", "assistant": "gpt"}
+            return "sft", {"conversations": [{"from": names.get(m["role"], m["role"]), "value": m["content"]} for m in self.chat(tools=False)]}
+        if kind == "completion":
+            return "sft", {"prompt": chat[:-1], "completion": chat[-1:]}
+        if kind == "strings":
+            return "sft", {"prompt": self.text(), "completion": self.text()}
+        if kind == "alpaca":
+            return "sft", {"instruction": self.text(), "input": self.pick(["", self.text()]), "output": self.text()}
+        if kind == "text":
+            return self.pick(["sft", "pretrain"]), {"text": self.text()}
+        if kind == "ids":
+            ids = [self.rng.randrange(200) for _ in range(5)]
+            return "sft", {"input_ids": ids, "labels": [self.pick([-100, i]) for i in ids]}
+        if kind == "pair":
+            return "pref", {"prompt": chat[:-1], "chosen": [self.message("assistant")], "rejected": [self.message("assistant")], "margin": 1.5}
+        if kind == "pair of strings":
+            return "pref", {"prompt": self.text(), "chosen": self.text(), "rejected": self.text()}
+        return "prompts", self.pick([{"prompt": self.text()}, {"prompt": chat[:-1]}, {"messages": chat[:-1]}])
+
+
+ODD = [None, "", " ", 0, 1, -1, 1.5, float("nan"), 10 ** 30, True, [], {}, [[]], [None], "null", "[]", "{}", "a\ud83d", "assistant", "user", "Assistant", "asistant",
+       "gpt", "function_call", "observation", "critic", [{"type": "image"}], [{"type": "text"}], [{"type": "text", "text": None}],
+       {"type": "text", "text": "hello"}, {"role": "user", "content": "Hi"}]
+KEYS = ["role", "content", "from", "value", "messages", "tools", "tool_calls", "function", "arguments", "name", "text", "system", "train", "weight", "prompt",
+        "completion", "chosen", "rejected", "input_ids", "labels", "reasoning_content", "images", "margin", "chat_template_kwargs", "unheard_of"]
+
+
+def nodes(value, path=()):
+    """Paths of everything in a record."""
+    if path:
+        yield path
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from nodes(inner, (*path, key))
+
+
+def mutate(record, rng):
+    """Changes one thing in a record."""
+    if not record:
+        return
+    *way, last = rng.choice(list(nodes(record)))
+    holder = record
+    for key in way:
+        holder = holder[key]
+    change = rng.randrange(7)
+    if change == 0:
+        holder[last] = copy.deepcopy(rng.choice(ODD))
+    elif change == 1:
+        del holder[last]
+    elif change == 2 and isinstance(holder, list):
+        holder.insert(rng.randrange(len(holder) + 1), copy.deepcopy(rng.choice([*ODD, *holder])))
+    elif change == 3 and isinstance(holder, dict):
+        holder[rng.choice(KEYS)] = holder.pop(last)
+    elif change == 4 and isinstance(holder, dict):
+        holder[rng.choice(KEYS)] = copy.deepcopy(rng.choice(ODD))
+    elif change == 5:
+        holder[last] = json.dumps(holder[last])
+    elif change == 6:
+        holder[last] = [holder[last]]
+
+
+# ---- what must be so
+
+
+def trained_words(task, record):
+    """({words that must be trained}, {words that must not be}) as the record says, for records that were not mutated."""
+    wanted, unwanted = set(), set()
+
+    def say(value, is_trained):
+        (wanted if is_trained else unwanted).update(WORD.findall(json.dumps(value)))
+
+    def say_messages(messages, is_trained):
+        for message in messages:
+            flags = [bool(message[name]) for name in ("train", "training", "weight") if name in message]
+            role = message.get("role") or message["from"]
+            said = {key: value for key, value in message.items() if key != "reasoning_content"}
+            if isinstance(said.get("content"), str):
+                said["content"] = said["content"].split("</think>")[-1]
+            say(said, flags[0] if flags and task == "sft" else is_trained and role in ("assistant", "gpt"))
+
+    for name, value in record.items():
+        if name == "system" or name in ("prompt", "instruction", "input") and isinstance(value, str):
+            say(value, False)
+        elif name == "prompt" or task == "prompts":
+            say_messages(value, False)
+        elif name in ("messages", "conversations", "completion") and isinstance(value, list):
+            say_messages(value, True)
+        elif name in ("completion", "output", "chosen", "rejected", "text"):
+            say(value, True)
+    return wanted, unwanted
+
+
+def check(task, record, mutated, recipe, template):
+    """Returns None, or what is wrong. A refusal is right; whether it was necessary is a matter for other tests."""
+    try:
+        lot = recipe.lot([Record("fuzz", 1, None, record, 100)])
+    except DataError as error:
+        return None if error.what and error.fix and str(error).count("\n  fix: ") == 1 else f"no fix: {error}"
+    decode = recipe.tokenizer.hf.decode
+    trained, text, begin = "", "", 0
+    for length in lot.lengths:
+        ids, mask = lot.tokens[begin:begin + length], lot.mask[begin:begin + length]
+        begin += length
+        if mask[0]:
+            return "the first token is trained"
+        text += decode(ids)
+        trained += "\n".join(decode([i for i, _ in run]) for is_trained, run in itertools.groupby(zip(ids, mask), lambda pair: pair[1]) if is_trained)
+    drafts, _ = recipe._drafted(Record("fuzz", 1, None, record, 100))
+    rendered = "".join(draft.text or "" for draft in drafts)
+    if len(lot.lengths) == len(drafts) and drafts[0].is_chat and text != rendered:
+        return f"the tokens are of another text: {text!r}, not {rendered!r}"
+    if mutated or not len(lot.lengths):
+        return None
+    wanted, unwanted = trained_words(task, record)
+    if task == "prompts":
+        return None if not trained else "a prompt is trained"
+    for word in wanted:
+        if word not in trained:
+            return f"{word} is not trained" if word in text else f"{word} is lost"
+    for word in unwanted:
+        if word in trained:
+            return f"{word} is trained"
+    return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--only", type=int)
+    options = parser.parse_args()
+    end, runs = time.monotonic() + options.seconds, 0
+    with tempfile.TemporaryDirectory() as folder:
+        save_tokenizer(folder, ["<|im_start|><|im_end|><|eot|><|end|><|header|><s></s>"])
+        tokenizer = Tokenizer(folder)
+        for number in itertools.count() if options.only is None else [options.only]:
+            if time.monotonic() > end:
+                break
+            rng = random.Random(number)
+            template = random_template(rng.choice)
+            tokenizer.hf.chat_template = template
+            recipes = {task: prepare.Recipe(task, prepare.build_parser().parse_args(
+                [task, "--input", "-", "--tokenizer", folder, "--out", "-"]), tokenizer) for task in ("sft", "pref", "pretrain", "prompts")}
+            for _ in range(RECORDS):
+                task, record = Writer(rng).record()
+                mutations = rng.choice([0, 0, 1, 1, 2, 4])
+                for _ in range(mutations):
+                    mutate(record, rng)
+                try:
+                    wrong = check(task, record, mutations > 0, recipes[task], template)
+                except Exception:
+                    wrong = traceback.format_exc()
+                runs += 1
+                if wrong:
+                    print(f"{task}\n{template}\n{json.dumps(record)}\nFAILED: {wrong}\nrepeat with --only {number}\n0 passed, 1 failed")
+                    return 1
+    print(f"stat::number_of_executed_units: {runs}\n1 passed, 0 failed")  # as libFuzzer counts
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
