@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 import re
 from bisect import bisect_left
 from functools import lru_cache
@@ -9,8 +10,15 @@ from typing import NamedTuple
 
 from errors import DataError
 from limits import BeyondLimit, Limits, checked_length
+from messages import REASONING
 
 SENTINEL = "Sentinel7f3a9c51"  # stands in for a message's content; no template cuts or changes a plain word
+WORD = re.compile(r"Word(\d+)([a-z]+)7f3a9c51")  # stands in for a text of a message with a number: content, reasoning, call, tools
+EXAMPLE_CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": {SENTINEL: "x"}}}
+EXAMPLE_TOOL = {"type": "function", "function": {"name": "Word0tools7f3a9c51", "description": "Word0tools7f3a9c51", "parameters": {
+    "type": "object", "properties": {"Word0tools7f3a9c51": {"type": "string", "description": "Word0tools7f3a9c51"}}}}}
+# What a message may hold beside its content. A template that names it may show it.
+OTHER_CONTENTS = {"image", "images", "image_url", "audio", "audios", "video", "videos", "files", "attachments", "documents", "refusal", "tools"}
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")  # that templates of published models know
 
@@ -27,26 +35,60 @@ class Unrenderable(Exception):
     """The template refuses these messages."""
 
 
+class Form(NamedTuple):
+    """What a template wants of messages."""
+
+    parts: bool  # contents as lists of parts
+    reasoning: str  # the name of what the assistant thinks
+
+
+class CallForm(NamedTuple):
+    """What a template wants of messages that call tools."""
+
+    content: dict  # where there is none
+    is_wrapped: bool  # a call as {"type": "function", "function": ...}, where the record has the inner object alone
+    is_text: bool  # arguments as JSON text
+
+
+CALL_FORMS = [CallForm(content, is_wrapped, is_text) for is_text in (False, True) for is_wrapped in (False, True)
+              for content in ({"content": ""}, {}, {"content": None})]
+
+
 class ChatTemplate:
-    """Renders messages. `variables` are the template's other inputs: "tools" (a list, or None) and any further ones."""
+    """Renders messages. `variables` are the template's other inputs: "tools" (a list, or None) and any further ones.
+
+    What a template wants and shows is found by rendering short chats with a sentinel in each text, once for each kind of chat. `kind`, JSON, is
+    that: the variables, among them an empty list for any tools, and, for what is shown, an outline of the messages."""
 
     def __init__(self, hf_tokenizer):
         self.hf = hf_tokenizer
         self.special_tokens = hf_tokenizer.special_tokens_map
+        special = [token.content for token in hf_tokenizer.added_tokens_decoder.values() if token.special]
+        self.special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)")
+        self.form = lru_cache(maxsize=64)(self._form)
+        self.call_form = lru_cache(maxsize=64)(self._call_form)
         self.usual_turn = lru_cache(maxsize=64)(self._usual_turn)
+        self.missing = lru_cache(maxsize=1024)(self._missing)
         self.limits = Limits()
 
     def prompt(self, messages, variables):
-        return self._render_or_refuse(without_none(messages), variables, generation_prompt=True)
+        """Returns the text that asks for an answer, and of how many messages the template leaves out the reasoning because turns follow."""
+        text = self._render_or_refuse(messages, variables, generation_prompt=True)
+        lost, left_out = self._lost(messages, variables, text)
+        refuse_lost(lost, messages)
+        return text, left_out
 
     def conversation(self, messages, trained, variables):
-        """The whole chat as text and the spans of the messages with the indices `trained`."""
-        messages = without_none(messages)
+        """Returns the whole chat as text, the spans of the messages with the indices `trained`, and the number that prompt() returns."""
         text = self._render_or_refuse(messages, variables)
+        lost, left_out = self._lost(messages, variables, text)
+        refuse_lost([word for word in lost if "content" not in word], messages)
         marks = self._marks(messages, variables) if has_generation_marks(self._template(variables)) else {}
-        usual_turn = self.usual_turn(json.dumps({**variables, "tools": [] if variables["tools"] else None}, default=str))
-        turns = Turns(lambda part, prompt: self._render(part, variables, prompt), messages, text, usual_turn)
-        return text, [marks[i] if i in marks else turns.span(i) for i in trained]
+        turns = Turns(lambda part, prompt: self._render(part, variables, prompt), messages, text, self.usual_turn(kind_of(variables)),
+                      self.special)
+        spans = [marks[i] if i in marks else turns.span(i) for i in trained]
+        refuse_lost(lost, messages)
+        return text, spans, left_out
 
     def _template(self, variables):
         try:
@@ -59,6 +101,9 @@ class ChatTemplate:
         return self._rendered(messages, variables, add_generation_prompt=generation_prompt)[0]
 
     def _rendered(self, messages, variables, **how):
+        return self._rendered_as_given(self._formed(messages, variables), variables, **how)
+
+    def _rendered_as_given(self, messages, variables, **how):
         """Returns text and generation marks, as apply_chat_template does, without the checks that it makes in each call."""
         from transformers.utils.chat_template_utils import render_jinja_template  # imported here, because that takes a second
 
@@ -83,6 +128,92 @@ class ChatTemplate:
             raise DataError(f"the chat template refuses its messages: {error} (roles: {roles})",
                             "mend the record, or take another template with --tokenizer_chat_template FILE") from None
 
+    # ---- what the template wants
+
+    def _formed(self, messages, variables):
+        """Returns the messages in the form that the template wants."""
+        form = self.form(kind_of(variables))
+        if not form.parts and not any("tool_calls" in message or REASONING[0] in message for message in messages):
+            return messages
+        return [self._formed_message(message, form, variables) for message in messages]
+
+    def _formed_message(self, message, form, variables):
+        if REASONING[0] in message:
+            message = {form.reasoning if key == REASONING[0] else key: value for key, value in message.items()}
+        if "tool_calls" in message:
+            call_form = self.call_form(kind_of(variables), "function" not in message["tool_calls"][0], bool(message.get("content")))
+            message = with_calls(message, call_form)
+        return in_parts(message) if form.parts else message
+
+    def _form(self, kind):
+        variables, question = json.loads(kind), {"role": "user", "content": "Hi"}
+
+        def shows(*messages):
+            try:
+                return SENTINEL in self._rendered_as_given(messages, variables)[0]
+            except Unrenderable:
+                return False
+
+        answer = {"role": "assistant", "content": SENTINEL}
+        parts = not shows(question, answer) and shows(in_parts(question), in_parts(answer))
+        thinking = [{"role": "assistant", "content": "Hi"}, {"role": "assistant", "content": "", "tool_calls": [EXAMPLE_CALL]}]
+        if parts:
+            question, thinking = in_parts(question), map(in_parts, thinking)
+        names = (name for message in thinking for name in REASONING if shows(question, {**message, name: SENTINEL}))
+        return Form(parts, next(names, REASONING[0]))
+
+    def _call_form(self, kind, is_flat, has_content):
+        """Returns the first form of a message with tool calls of which the template shows the arguments."""
+        call = EXAMPLE_CALL["function"] if is_flat else EXAMPLE_CALL
+        chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [call], **({"content": "Hi"} if has_content else {})}]
+        for form in CALL_FORMS:
+            try:
+                messages = [with_calls(message, form) if "tool_calls" in message else message for message in chat]
+                messages = [in_parts(message) for message in messages] if self.form(kind).parts else messages
+                text = self._rendered_as_given(messages, json.loads(kind))[0]
+            except Unrenderable:
+                continue
+            if SENTINEL in text and f"'{SENTINEL}'" not in text:  # not as Python writes an object
+                return form
+        return CALL_FORMS[0]
+
+    # ---- what the template shows
+
+    def _lost(self, messages, variables, text):
+        """Returns the words, of the messages' outline, of what leaves no trace in the text, and the number of messages whose reasoning is left
+        out because turns follow."""
+        outlined, said = outline(messages)
+        missing = self.missing(kind_of({**variables, "messages": outlined}))
+        if missing is None:  # the template refuses the outline; then only the texts themselves can tell
+            missing = [word for word, words in said.items() if words.strip() not in text and json.dumps(words)[1:-1] not in text], 0
+        template = self._template(variables)
+        others = [f"Word{i}{name.replace('_', '')}7f3a9c51" for i, message in enumerate(messages) for name in message.keys() & OTHER_CONTENTS
+                  if message[name] and name not in template]
+        return [*missing[0], *others], missing[1]
+
+    def _missing(self, kind):
+        """Returns the words of an outline that are missing in its text, but for those of reasoning that are missing only because turns follow,
+        and the number of these. Returns None if the template refuses the outline."""
+        variables = json.loads(kind)
+        messages = variables.pop("messages")
+        if variables["tools"] is not None:
+            variables["tools"] = [EXAMPLE_TOOL]
+        try:
+            text = self._render(messages, variables)
+            words = [match[0] for match in WORD.finditer(json.dumps([variables["tools"], messages]))]
+            lost, left_out = [], 0
+            for word in dict.fromkeys(words):
+                i, what = WORD.fullmatch(word).groups()
+                if word in text:
+                    continue
+                if what == "reasoning" and word in self._render(messages[:int(i) + 1], variables):
+                    left_out += 1
+                else:
+                    lost.append(word)
+        except Unrenderable:
+            return None
+        return lost, left_out
+
     def _marks(self, messages, variables):
         """Returns {index: span} of the assistant messages, for a template that marks what the assistant writes by {% generation %}."""
         _, marks = self._rendered(messages, variables, return_assistant_tokens_mask=True)
@@ -92,10 +223,10 @@ class ChatTemplate:
                             "put the content and the end of turn of each assistant message, and nothing else, into one mark")
         return {i: Span(start, end, end) for i, (start, end) in zip(assistant, marks)}
 
-    def _usual_turn(self, variables):
+    def _usual_turn(self, kind):
         """Returns what stands before and after the content of an answer, found with one short chat: the generation prompt and the end of
-        turn. Returns None if the template puts anything else there. `variables` is JSON, in which an empty list stands for any tools."""
-        question, variables = [{"role": "user", "content": "Hi"}], json.loads(variables)
+        turn. Returns None if the template puts anything else there."""
+        question, variables = [{"role": "user", "content": "Hi"}], json.loads(kind)
         try:
             asked, prompt = (self._render(question, variables, generation_prompt) for generation_prompt in (False, True))
             answered = self._render([*question, {"role": "assistant", "content": SENTINEL}], variables)
@@ -120,30 +251,111 @@ def refuse_misspelled(role, template):
                         f"write {near[0]!r}; the known roles are {', '.join(ROLES)}, and those that the template names")
 
 
-def without_none(messages):
-    """Removes keys whose value is None. Templates treat such a key as present, and tables fill in null for keys that only other records have."""
-    return [{key: value for key, value in message.items() if value is not None} for message in messages]
+json_text = json.JSONEncoder(default=str).encode
+
+
+def kind_of(variables):
+    return json_text(variables if variables["tools"] is None else {**variables, "tools": []})
+
+
+def outline(messages):
+    """Returns the messages with a word in place of each text, without what no template decides by, and {word: text}."""
+    outlined, said = [], {}
+
+    def word(i, what, text):
+        if not text or text.isspace():
+            return text
+        said[f"Word{i}{what}7f3a9c51"] = text
+        return f"Word{i}{what}7f3a9c51"
+
+    for i, message in enumerate(messages):
+        content = message.get("content")
+        if content is not None and "</think>" in content:
+            before, _, after = content.partition("</think>")
+            thought = before.rpartition("<think>")[2]
+            content = f"<think>\n{word(i, 'reasoning', thought)}\n</think>\n\n{word(i, 'content', after)}"
+        elif content is not None:
+            content = word(i, "content", content)
+        entry = {"role": message["role"], "content": content}
+        if len(message) > 2:
+            entry |= {key: message[key] for key in ("name", "tool_call_id") if key in message}
+            if REASONING[0] in message:
+                entry[REASONING[0]] = word(i, "reasoning", message[REASONING[0]])
+            if "tool_calls" in message:
+                entry["tool_calls"] = [outlined_call(call, word(i, "call" + "s" * n, call.get("function", call)["name"]))
+                                       for n, call in enumerate(message["tool_calls"])]
+        if content is None:
+            del entry["content"]
+        outlined.append(entry)
+    return outlined, said
+
+
+def outlined_call(call, word):
+    """A call with a word in place of its arguments, or, if it has none, of its name."""
+    function = call.get("function", call)
+    key = "arguments" if "arguments" in function else "parameters"
+    given = function.get(key)
+    replaced = {key: word if isinstance(given, str) else {word: "x"}} if given else {"name": word}
+    return {**call, "function": {**function, **replaced}} if "function" in call else {**function, **replaced}
+
+
+def in_parts(message):
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def with_calls(message, form):
+    calls = []
+    for call in message["tool_calls"]:
+        function = call.get("function", call)
+        if form.is_text:
+            function = {key: json.dumps(value, ensure_ascii=False) if key in ("arguments", "parameters") and not isinstance(value, str) else value
+                        for key, value in function.items()}
+        calls.append({**call, "function": function} if "function" in call else {"type": "function", "function": function} if form.is_wrapped else function)
+    message = {**message, "tool_calls": calls}
+    if not message.get("content"):
+        message.pop("content", None)
+        message |= form.content
+    return message
+
+
+def refuse_lost(lost, messages):
+    """Refuses what a message, or the record, has and the template does not show."""
+    if not lost:
+        return
+    number, what = WORD.fullmatch(lost[0]).groups()
+    message, what = messages[int(number)], re.sub("^calls*$", "tool calls", what)
+    if what == "tools":
+        raise DataError("has tools, of which the chat template shows nothing",
+                         "leave 'tools' out, or take a template for tools: --tokenizer_chat_template FILE")
+    fix = "leave it out, or take a template that shows it: --tokenizer_chat_template FILE"
+    if what == "content" and message["role"] not in ROLES:
+        fix = f"write one of the roles {', '.join(ROLES)}, {fix}"
+    of = "of a message that calls tools" if what == "content" and "tool_calls" in message else "of a message"
+    raise DataError(f"has {what} {of} of the role {message['role']!r}, of which the chat template shows nothing", fix)
 
 
 class Turns:
     """Finds in a rendered chat the text of a trained message. It knows the template only by render(messages, generation_prompt) and
-    usual_turn.
+    usual_turn; `special` is a pattern of the special tokens.
 
-    There are three ways, tried in this order. 1. Mostly a turn is the message's content, unchanged, between the two parts of usual_turn.
+    There are four ways, tried in this order. 1. Mostly a turn is the message's content, unchanged, between the two parts of usual_turn.
     2. Otherwise the chat is rendered up to this turn. If that text begins the text of the whole chat, the turn lies between the generation
     prompt and the end of the shorter text. 3. Templates that rewrite earlier turns (some drop the reasoning) break this. Then the whole
     chat is rendered with a sentinel in place of the content, and the turn is where the two texts differ. In the ways 2 and 3 a sentinel also
-    tells what follows the content within the turn."""
+    tells what follows the content within the turn. 4. A call of a tool may end another way than a content, or may not be replaced by one; then
+    the turn is what the rendering up to this turn has more than the one before."""
 
-    def __init__(self, render, messages, text, usual_turn):
+    def __init__(self, render, messages, text, usual_turn, special):
         self.render = render
         self.messages = messages
         self.text = text
         self.usual_turn = usual_turn
+        self.special = special
         self.rendered = {(len(messages), False): text}
 
     def span(self, i):
-        span = self._plain_span(i) or self._span_in_prefix(i) or self._span_in_whole(i)
+        span = self._plain_span(i) or self._span_in_prefix(i) or self._span_in_whole(i) or self._span_of_turn(i)
         if span is None:
             role = self.messages[i]["role"]
             raise DataError(f"messages[{i}], the {role}'s, cannot be found in the rendered chat: the template rewrites it",
@@ -176,9 +388,27 @@ class Turns:
         start, content_end = self._start(i, before), len(self.text) - len(rest)
         if start is None or content_end < start:
             return None
+        return Span(start, content_end, content_end + len(self._end_of_turn(i, rest)))
+
+    def _span_of_turn(self, i):
+        """For a message whose content alone says nothing, as a call of a tool, in a chat whose earlier renderings begin the whole one."""
+        before, turn = self._prefix(i), self._prefix(i + 1)
+        if "tool_calls" not in self.messages[i] or before is None or turn is None or not self.text.startswith(turn) or not turn.startswith(before):
+            return None
+        start = self._start(i, before)
+        ends = [match.start() for match in self.special.finditer(turn, start) if not turn[match.end():].strip()]
+        return Span(start, ends[0] if ends else len(turn.rstrip()), len(turn))
+
+    def _end_of_turn(self, i, rest):
+        """Returns with how much of the text that follows a content the turn ends: with what would follow if the chat ended there."""
+        if i == len(self.messages) - 1:
+            return rest
         _, after = self._around_sentinel(i, ())
-        turn_rest = after if after is not None and rest.startswith(after) else rest
-        return Span(start, content_end, content_end + len(turn_rest))
+        if after is None:
+            after = self.usual_turn[1] if self.usual_turn else ""
+        shared = len(os.path.commonprefix([rest, after]))
+        cut = (match.start() for text in (rest, after) for match in self.special.finditer(text) if match.start() < shared < match.end())
+        return rest[:min(cut, default=shared)]
 
     def _start(self, i, before_content):
         """Returns where the turn begins: after the generation prompt. If the template has none, or another one, the turn begins at the content

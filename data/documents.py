@@ -7,10 +7,10 @@ import numpy as np
 
 from chat import Span
 from errors import DataError
-from fields import field, has, integers, seen, string
-from messages import as_messages, checked_messages, messages_of, system_message, template_variables, trained_messages
-from records import json_kind
+from fields import a_kind, field, has, integers, parsed, seen, string
+from messages import SYSTEM, as_messages, checked_messages, is_chat, system_message, template_variables, trained_messages
 
+CHATS = ("messages", "conversations", "conversation")  # names of the field with a chat
 SFT_FORMATS = ("messages; conversations; prompt and completion; instruction, input and output; text; input_ids and labels; "
                "or the fields named by --input_key and --output_key")
 PREF_FORMATS = ("chosen and rejected, both strings or both lists of messages, with their prompt in prompt or at the beginning of "
@@ -30,23 +30,76 @@ class Draft(NamedTuple):
     is_chat: bool = False  # a template has rendered the text; to other texts BOS and EOS may be added
     ids: Optional[np.ndarray] = None
     mask: Optional[np.ndarray] = None
+    read: tuple = ()  # names of the fields that are in it, though perhaps not word by word
+    left_out: int = 0  # messages whose reasoning the template leaves out because turns follow
+
+
+# Fields that hold a part of a prompt or of an answer where a record has them. One of which the document has nothing is refused. Fields of other
+# names are taken for notes about the record.
+PROMPTS = {"prompt", "question", "query", "problem"}
+MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
+WATCHED = {*PROMPTS, *CHATS, *SYSTEM, *MEDIA, "instruction", "input", "context", "history", "context_messages", "system_message", "documents",
+           "tools", "functions", "reasoning", "reasoning_content", "thinking"}
+
+
+def refuse_unseen(fields, drafts, named=()):
+    """Refuses a record with a field that belongs to the prompt or the answer, and that is not in the drafts. `named` are the fields that flags
+    name: with them, others of the same meaning do not count."""
+    known = {name for draft in drafts for name in (*draft.read, *named)} | (PROMPTS if named else set())
+    suspects = [name for name in fields if name in WATCHED and name not in known and fields[name]]
+    if not suspects or not all(draft.text for draft in drafts):
+        return
+    whole = one_line(" ".join(draft.text for draft in drafts))
+    asked = one_line(" ".join(draft.text[:draft.spans[-1].start] if draft.spans else draft.text for draft in drafts))
+    for name in suspects:
+        place = whole if name in CHATS else asked
+        if name in MEDIA:
+            raise DataError(f"has {name!r}, and only text is trained on", f"leave {name!r} out, and the record too if its text is about them")
+        if not all(one_line(text) in place for text in texts_in(parsed(fields[name]))):
+            raise DataError(f"has a field {name!r} that is in no part of what would be trained; it has {seen(fields)}",
+                            f"put {name!r} into the prompt or the messages, or leave it out; the fields of prompts and answers are named by "
+                            "--input_key and --output_key, or --prompt_key, --chosen_key and --rejected_key")
+
+
+def one_line(text):
+    return " ".join(text.split())
+
+
+def texts_in(value):
+    """Yields the texts of a field, of messages without their roles."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for part in value:
+            yield from texts_in(parsed(part))
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            if key not in ("role", "from", "type"):
+                yield from texts_in(part)
 
 
 def sft_draft(fields, options, template):
-    if options.input_key:
-        return keyed_draft(fields, options, template)
-    if has(fields, "messages") or has(fields, "conversations"):
-        return chat_draft(messages_of(fields), 0, fields, options, template)
+    draft = keyed_draft(fields, options, template) if options.input_key else formed_draft(fields, options, template)
+    refuse_unseen(fields, [draft], [name for name in (options.input_key, options.output_key) if name])
+    return draft
+
+
+def formed_draft(fields, options, template):
+    """Returns the draft of a record whose fields tell its form."""
+    refuse_judged(fields)
+    name = chat_field(fields)
+    if name:
+        return chat_draft(checked_messages(fields[name], name), 0, (name,), fields, options, template)
     if has(fields, "prompt") and has(fields, "completion"):
         prompt, completion = fields["prompt"], fields["completion"]
-        if isinstance(prompt, str) and isinstance(completion, str):
+        if is_text(prompt) and is_text(completion):
             refuse_system(fields)
             return completion_draft(prompt, completion)
-        prompt, completion = checked_messages(prompt, "prompt"), checked_messages(completion, "completion")
-        return chat_draft(prompt + completion, len(prompt), fields, options, template)
+        prompt, completion = as_messages(prompt, "user", "prompt"), as_messages(completion, "assistant", "completion")
+        return chat_draft(prompt + completion, len(prompt), ("prompt",), fields, options, template)
     if has(fields, "instruction") and has(fields, "output"):
         return instruction_draft(fields, options, template)
-    if has(fields, "text"):
+    if has(fields, "text") and not has(fields, "role"):
         return Draft(string(fields, "text"))
     if has(fields, "input_ids") and has(fields, "labels"):
         return ids_draft(fields)
@@ -55,21 +108,28 @@ def sft_draft(fields, options, template):
 
 def pref_drafts(fields, options, template):
     """Returns the drafts of the chosen and of the rejected answer. Drafts without spans are texts whose prompt is what both begin with."""
-    chosen, rejected = answer_of(fields, options.chosen_key), answer_of(fields, options.rejected_key)
-    if isinstance(chosen, str) != isinstance(rejected, str):
-        raise DataError(f"{options.chosen_key!r} is a {json_kind(chosen)} and {options.rejected_key!r} a {json_kind(rejected)}",
+    keys = options.chosen_key, options.rejected_key
+    chosen, rejected = (answer_of(fields, key) for key in keys)
+    if is_text(chosen) != is_text(rejected):
+        raise DataError(f"{keys[0]!r} is {a_kind(chosen)} and {keys[1]!r} {a_kind(rejected)}",
                         "write both answers as strings, or both as lists of messages")
     prompt = field(fields, options.prompt_key, "--prompt_key") if options.prompt_key else fields.get("prompt")
-    if options.apply_chat_template or not all(isinstance(part, str) for part in (chosen, "" if prompt is None else prompt)):
-        return [final_answer_draft(with_prompt(prompt, fields[name], name, options), fields, options, template)
-                for name in (options.chosen_key, options.rejected_key)]
-    if not options.prompt_key:
-        refuse_system(fields)
-    if prompt is None:
-        return [Draft(chosen), Draft(rejected)]
-    if options.input_template:
-        prompt = options.input_template.replace("{}", prompt, 1)
-    return [completion_draft(prompt, text if text.strip() else "") for text in (chosen, rejected)]
+    name = options.prompt_key or "prompt"
+    if prompt is None and (is_text(chosen) or isinstance(parsed(chosen), dict)) and chat_field(fields):
+        name = chat_field(fields)  # LLaMA-Factory's form
+        prompt = fields[name]
+    if options.apply_chat_template or not all(is_text(part) for part in (chosen, "" if prompt is None else prompt)):
+        drafts = [final_answer_draft(with_prompt(prompt, name, fields[key], key), (name, *keys), fields, options, template) for key in keys]
+    else:
+        if not options.prompt_key:
+            refuse_system(fields)
+        if prompt is None:
+            drafts = [Draft(chosen), Draft(rejected)]
+        else:
+            before = options.input_template.replace("{}", prompt, 1) if options.input_template else prompt
+            drafts = [completion_draft(before, text if text.strip() else "") for text in (chosen, rejected)]
+    refuse_unseen(fields, drafts, [options.prompt_key] if options.prompt_key else [])
+    return drafts
 
 
 def pretrain_draft(fields, options, template):
@@ -83,35 +143,60 @@ def pretrain_draft(fields, options, template):
 
 
 def prompts_draft(fields, options, template):
-    if has(fields, "messages") or isinstance(fields.get("prompt"), list):
-        name = "messages" if has(fields, "messages") else "prompt"
-        messages = checked_messages(fields[name], name)
-        if not options.chat_template:
-            raise DataError("holds messages, and there is no chat template to render them with",
-                            "give `prompt` strings, or a template: --tokenizer_chat_template FILE without --no_chat_template")
-        if messages[-1]["role"] == "assistant":
-            raise DataError("its last message is the assistant's, so there is nothing to answer",
-                            "end it with the user's message")
-    elif not has(fields, "prompt"):
+    name = chat_field(fields) or "prompt"
+    if name == "prompt" and not has(fields, name):
         raise missing(fields, PROMPT_FORMATS)
-    elif options.chat_template:
-        messages = [{"role": "user", "content": string(fields, "prompt")}]
-    else:
+    if is_text(fields[name]) and not options.chat_template:
         refuse_system(fields)
-        return Draft(string(fields, "prompt"), [])
+        draft = Draft(string(fields, name), [], read=(name,))
+    elif not options.chat_template:
+        raise DataError("holds messages, and there is no chat template to render them with",
+                        "give `prompt` strings, or a template: --tokenizer_chat_template FILE without --no_chat_template")
+    else:
+        draft = asked_draft(as_messages(fields[name], "user", name), name, fields, options, template)
+    refuse_unseen(fields, [draft])
+    return draft
+
+
+def rl_draft(fields, options, template):
+    """Returns a prompt with the right answer as what is trained, as sft_draft does, or a prompt alone."""
+    name = options.input_key or chat_field(fields) or "prompt"
+    if not has(fields, name) or has(fields, options.output_key or "completion"):
+        return sft_draft(fields, options, template)
+    prompt = fields[name]
+    if is_text(prompt) and not options.apply_chat_template:
+        if options.input_key:
+            prompt = options.input_template.replace("{}", prompt, 1)
+        draft = Draft(prompt, [], read=(name,))
+    else:
+        messages = as_messages(prompt, "user", name)
+        if messages[-1]["role"] == "assistant":
+            return sft_draft(fields, options, template)
+        draft = asked_draft(messages, name, fields, options, template)
+    refuse_unseen(fields, [draft], [name] if options.input_key else [])
+    return draft
+
+
+def asked_draft(messages, name, fields, options, template):
+    """Returns a chat that asks for an answer."""
+    if messages[-1]["role"] == "assistant":
+        raise DataError("its last message is the assistant's, so there is nothing to answer",
+                        "end it with the user's message")
     messages = system_message(fields, messages) + messages
-    return Draft(template.prompt(messages, template_variables(fields, options)), [], is_chat=True)
+    text, left_out = template.prompt(messages, template_variables(fields, options))
+    return Draft(text, [], is_chat=True, read=(name, "tools", "functions"), left_out=left_out)
 
 
 def keyed_draft(fields, options, template):
     """Reads the fields that --input_key and --output_key name, as OpenRLHF does. Without an output_key the last message is the answer."""
     prompt = field(fields, options.input_key)
     answer = field(fields, options.output_key) if options.output_key else None
-    if isinstance(prompt, str) and not options.apply_chat_template:
+    if is_text(prompt) and not options.apply_chat_template:
         if answer is None:
             raise DataError(f"there is no answer to the prompt in {options.input_key!r}",
                             "--output_key FIELD, or --apply_chat_template for a list of messages")
-        return completion_draft(options.input_template.replace("{}", prompt, 1), string(fields, options.output_key))
+        draft = completion_draft(options.input_template.replace("{}", prompt, 1), string(fields, options.output_key))
+        return draft._replace(read=("system",))
     if answer is None:
         messages = checked_messages(prompt, options.input_key)
         first_trained = len(messages) - 1
@@ -119,54 +204,78 @@ def keyed_draft(fields, options, template):
         prompt = as_messages(prompt, "user", options.input_key)
         messages = prompt + as_messages(answer, "assistant", options.output_key)
         first_trained = len(prompt)
-    return chat_draft(messages, 0 if options.multiturn else first_trained, fields, options, template)
+    return chat_draft(messages, 0 if options.multiturn else first_trained, (), fields, options, template)
 
 
 def instruction_draft(fields, options, template):
-    """Alpaca's instruction, input (which may be empty) and output: a chat if the tokenizer has a template, else as --input_template says."""
+    """Alpaca's instruction, input (which may be empty) and output, and LLaMA-Factory's history of [question, answer]: a chat if the tokenizer
+    has a template, else as --input_template says."""
     context = fields.get("input")
     prompt = string(fields, "instruction") + (f"\n\n{string(fields, 'input')}" if context not in (None, "") else "")
     if not options.chat_template:
         refuse_system(fields)
         return completion_draft(options.input_template.replace("{}", prompt, 1), string(fields, "output"))
-    messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": string(fields, "output")}]
-    return chat_draft(messages, 0, fields, options, template)
+    turns = parsed(fields.get("history")) or []
+    if not isinstance(turns, list) or not all(isinstance(turn, list) and list(map(type, turn)) == [str, str] for turn in turns):
+        raise DataError("has a 'history' that is no list of questions with their answers", 'write it as [["question", "answer"], ...]')
+    messages = [message for asked, said in (*turns, (prompt, string(fields, "output")))
+                for message in ({"role": "user", "content": asked}, {"role": "assistant", "content": said})]
+    return chat_draft(messages, 0, ("instruction", "input", "history"), fields, options, template)
 
 
-def with_prompt(prompt, value, name, options):
+def with_prompt(prompt, prompt_name, value, name):
     """Returns the messages of a chat that ends with an answer. If they do not begin with the assistant's, the prompt string is among them."""
     messages = as_messages(value, "assistant", name)
-    if prompt is None and isinstance(value, str):
+    if prompt is None and is_text(value):
         raise DataError(f"{name!r} is a string without a prompt, which makes no chat",
                         "name the prompt with --prompt_key, or leave --apply_chat_template out")
-    if isinstance(prompt, str) and messages[0]["role"] != "assistant":
+    if prompt is not None and is_text(prompt) and messages[0]["role"] != "assistant":
         prompt = None
     if prompt is not None:
-        messages = as_messages(prompt, "user", options.prompt_key or "prompt") + messages
+        asked = as_messages(prompt, "user", prompt_name)
+        messages = messages if messages[:len(asked)] == asked else asked + messages
     if messages[-1]["role"] != "assistant":
         raise DataError(f"{name!r} ends with a message of the role {messages[-1]['role']}, not the assistant's",
                         f"end {name!r} with the answer")
     return messages
 
 
-def final_answer_draft(messages, fields, options, template):
+def final_answer_draft(messages, read, fields, options, template):
     """Returns a chat of which only the last message is trained, or an empty text if that message is empty."""
-    content = messages[-1].get("content")
-    if isinstance(content, str) and not content.strip() and not has(messages[-1], "tool_calls"):
+    if not (messages[-1].get("content") or "").strip() and not has(messages[-1], "tool_calls"):
         return Draft("", [])
-    return rendered_draft(messages, [len(messages) - 1], fields, options, template)
+    return rendered_draft(messages, [len(messages) - 1], read, fields, options, template)
 
 
-def chat_draft(messages, first_trained, fields, options, template):
+def chat_draft(messages, first_trained, read, fields, options, template):
     """Returns a chat whose assistant messages from number first_trained on are trained, unless flags of messages say otherwise."""
-    return rendered_draft(messages, trained_messages(messages, first_trained), fields, options, template)
+    return rendered_draft(messages, trained_messages(messages, first_trained), read, fields, options, template)
 
 
-def rendered_draft(messages, trained, fields, options, template):
+def rendered_draft(messages, trained, read, fields, options, template):
     system = system_message(fields, messages)
     trained = [i + len(system) for i in trained]
-    text, spans = template.conversation(system + messages, trained, template_variables(fields, options))
-    return Draft(text, spans, is_chat=True)
+    text, spans, left_out = template.conversation(system + messages, trained, template_variables(fields, options))
+    return Draft(text, spans, is_chat=True, read=(*read, "tools", "functions"), left_out=left_out)
+
+
+def chat_field(fields):
+    return next((name for name in CHATS if has(fields, name)), None)
+
+
+def is_text(value):
+    """Whether a field is a plain string, and no JSON text of messages."""
+    return isinstance(value, str) and not is_chat(value)
+
+
+def refuse_judged(fields):
+    """Refuses records of losses that we do not have: answers that are judged alone (KTO), or step by step."""
+    if isinstance(fields.get("label", fields.get("kto_tag")), bool) and (chat_field(fields) or has(fields, "completion")):
+        raise DataError("is one answer with a judgement, which is a label true or false: unpaired data, as for KTO",
+                        "make pairs of chosen and rejected for the task pref; or keep the good answers, without the label")
+    if isinstance(fields.get("completions"), list) and has(fields, "labels"):
+        raise DataError("is an answer in steps with a label for each, as for a process reward model, which is not trained here",
+                        "join the steps of the good answers into 'completion'")
 
 
 def refuse_system(fields):
@@ -221,7 +330,9 @@ def margin_of(fields):
 def missing(fields, accepted):
     if has(fields, "chosen") and has(fields, "rejected"):
         return DataError("is a pair of answers, chosen and rejected", "prepare it with the task pref")
+    if has(fields, "text") and has(fields, "role"):
+        return DataError("is one message of a conversation, with a role and a text of its own", "join the messages of each conversation into 'messages'")
     return DataError(f"has fields {seen(fields)}, none of which can be used", f"accepted are: {accepted}")
 
 
-DRAFTS = {"sft": sft_draft, "pref": pref_drafts, "pretrain": pretrain_draft, "prompts": prompts_draft}
+DRAFTS = {"sft": sft_draft, "rl": rl_draft, "pref": pref_drafts, "pretrain": pretrain_draft, "prompts": prompts_draft}

@@ -8,6 +8,24 @@ from errors import DataError
 from records import json_kind
 
 
+def a_kind(value):
+    kind = json_kind(value)
+    return f"{'an' if kind == 'object' else 'a'} {kind}"
+
+
+def parsed(value):
+    """Returns what a text that holds JSON of a list or an object holds, even if it was written as JSON twice, and any other value unchanged."""
+    while isinstance(value, str) and value.lstrip()[:1] in ("[", "{", '"'):
+        try:
+            inner = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+        if isinstance(inner, str) and not isinstance(parsed(inner), (list, dict)):
+            return value
+        value = inner
+    return value
+
+
 def has(fields, name):
     return fields.get(name) is not None
 
@@ -25,7 +43,7 @@ def field(fields, name, flags="--input_key and --output_key"):
 def string(fields, name):
     value = field(fields, name)
     if not isinstance(value, str):
-        raise DataError(f"{name!r} is a {json_kind(value)}, not a string", f"write {name!r} as a string")
+        raise DataError(f"{name!r} is {a_kind(value)}, not a string", f"write {name!r} as a string")
     return value
 
 
@@ -41,7 +59,7 @@ def integers(fields, name):
 
 def json_field(fields, name, kind, fix):
     """Returns a field that is a list or a dict, or JSON text of one, as in a cell of CSV; empty if the record has none."""
-    value = fields.get(name)
+    value = parsed(fields.get(name))
     if isinstance(value, str) and value.strip():
         try:
             value = json.loads(value)

@@ -1,45 +1,132 @@
-"""The messages of a chat, and the other fields about it: which messages are trained, the system message, the template's variables."""
+"""Normalises what a record says in messages, so that a chat template is given one form whatever the record's is: a list of {role, content}
+with text contents, tool calls with their arguments as objects, reasoning under one name, and tools as transformers describes them."""
+
+import json
 
 from errors import DataError
-from fields import has, json_field, seen
-from records import json_kind
+from fields import a_kind, has, json_field, parsed, seen
 
-SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+# ShareGPT's names of the roles, those of data made from it, and OpenAssistant's.
+ALIASES = {"human": "user", "prompter": "user", "observation": "tool", "tool_response": "tool", "function_response": "tool", "function": "tool",
+           **dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "bot", "ai", "model"), "assistant")}
+CALLING = ("function_call", "tool_call")  # roles whose text is the call itself
+REASONING = ("reasoning_content", "reasoning", "thinking")  # names of one thing; the first is the one that is kept
+TEXT_PARTS = (None, "text", "input_text", "output_text")
+SYSTEM = ("system", "system_prompt")
 TRAIN_FLAGS = ("train", "training", "weight")  # Axolotl's two names, and OpenAI's and ShareGPT's
 # Names that a rendering sets by itself, and parameters of transformers' render_jinja_template.
 RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "conversations", "chat_template", "continue_final_message",
                       "return_assistant_tokens_mask")
 
 
-def messages_of(fields):
-    """`messages` of {role, content}, or ShareGPT's `conversations` of {from, value}."""
-    if has(fields, "messages"):
-        return checked_messages(fields["messages"], "messages")
-    turns = fields["conversations"]
-    if isinstance(turns, list) and all(isinstance(turn, dict) and "from" in turn and "value" in turn for turn in turns):
-        turns = [{"role": SHAREGPT_ROLES.get(turn["from"], turn["from"]), "content": turn["value"],
-                  **{name: turn[name] for name in TRAIN_FLAGS if name in turn}} for turn in turns]
-    return checked_messages(turns, "conversations")
+def is_chat(value):
+    """Whether a field holds messages: a list of them, or one, as such or as JSON text."""
+    value = parsed(value)
+    first = parsed(value[0]) if isinstance(value, list) and value else value
+    return isinstance(first, dict) and ("role" in first or "from" in first)
 
 
 def as_messages(value, role, name):
-    if isinstance(value, str):
+    """The messages in a field, whose text, if it has nothing else, is one of the given role."""
+    if isinstance(value, str) and not is_chat(value):
         return [{"role": role, "content": value}]
+    value = parsed(value)
     return checked_messages([value] if isinstance(value, dict) else value, name)
 
 
 def checked_messages(value, name):
+    value = parsed(value)
     fix = f'write {name!r} as [{{"role": "user", "content": "..."}}, ...]'
     if not isinstance(value, list) or not value:
-        raise DataError(f"{name!r} is {'an empty list' if value == [] else f'a {json_kind(value)}'}, not a list of messages", fix)
-    for i, message in enumerate(value):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            found = seen(message) if isinstance(message, dict) else f"a {json_kind(message)}"
-            raise DataError(f"{name}[{i}] is no message with a role; it has {found}", fix)
-        if not has(message, "content") and not has(message, "tool_calls"):
-            raise DataError(f"{name}[{i}] has no content; it has {seen(message)}", fix)
-        check_train_flags(message, f"{name}[{i}]")
-    return value
+        raise DataError(f"{name!r} is {'an empty list' if value == [] else a_kind(value)}, not a list of messages", fix)
+    messages, turns = [], [parsed(turn) for turn in value]
+    for i, turn in enumerate(turns):
+        where = f"{name}[{i}]"
+        message = checked_message(turn, where, fix)
+        check_train_flags(message, where)
+        if messages and is_call(turn) and is_call(turns[i - 1]):  # several calls at once
+            messages[-1] = {**messages[-1], "tool_calls": messages[-1]["tool_calls"] + message["tool_calls"]}
+        else:
+            messages.append(message)
+    return messages
+
+
+def is_call(turn):
+    return isinstance(turn, dict) and turn.get("role", turn.get("from")) in CALLING
+
+
+def checked_message(turn, where, fix):
+    """Returns a message as templates expect it, without keys whose value is null: templates treat such a key as present."""
+    role = turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
+    if not isinstance(role, str):
+        raise DataError(f"{where} is no message with a role; it has {seen(turn) if isinstance(turn, dict) else a_kind(turn)}", fix)
+    message = {key: value for key, value in turn.items() if value is not None and key not in ("from", "value")}
+    message["role"] = ALIASES.get(role.lower(), role)
+    if "content" not in message and has(turn, "value"):
+        message["content"] = turn["value"]
+    if role in CALLING:
+        message |= {"role": "assistant", "tool_calls": tool_calls(message.pop("content", None), where)}
+    elif not isinstance(message.get("content", ""), str):
+        message |= text_of(message["content"], message["role"], where)
+    if "function_call" in message:  # OpenAI's name of one call
+        message["tool_calls"] = [message.pop("function_call")]
+    if "tool_calls" in message:
+        message["tool_calls"] = tool_calls(message["tool_calls"], where)
+        if not message["tool_calls"]:
+            del message["tool_calls"]
+    if "content" not in message and "tool_calls" not in message:
+        null = "; its content is null" if "content" in turn or "value" in turn else f"; it has {seen(turn)}"
+        raise DataError(f"{where} has no content{null}", fix)
+    return with_one_reasoning(message, where) if any(name in message for name in REASONING) else message
+
+
+def text_of(content, role, where):
+    """Returns the content, and any reasoning, of a message whose content is a list of parts, or what a tool returned."""
+    parts = content if isinstance(content, list) else [content]
+    is_parts = all(isinstance(part, str) or isinstance(part, dict) and ("type" in part or "text" in part) for part in parts)
+    if role == "tool" and not (is_parts and parts):
+        return {"content": json.dumps(content, ensure_ascii=False)}
+    if not is_parts:
+        raise DataError(f"{where} has a content that is {a_kind(content)}, not a string", "write it as a string, or as a list of text parts")
+    texts, reasoning = [], []
+    for part in parts:
+        part = {"text": part} if isinstance(part, str) else part
+        kind, value = part.get("type"), part.get("text")
+        if kind in ("thinking", "reasoning"):
+            value = part.get(kind, value)
+            reasoning.append(value if isinstance(value, str) else text_of(value, role, where)["content"])
+        elif kind in TEXT_PARTS and isinstance(value, str):
+            texts.append(value)
+        else:
+            raise DataError(f"{where} has a part of the type {kind!r}{'' if kind not in TEXT_PARTS else ' that has no text'}",
+                            'only text is trained on: {"type": "text", "text": "..."}')
+    return {"content": "".join(texts), **({REASONING[0]: "".join(reasoning)} if reasoning else {})}
+
+
+def with_one_reasoning(message, where):
+    given = {name: message[name] for name in REASONING if name in message}
+    texts = {value for value in given.values() if isinstance(value, str)}
+    if len(texts) != 1 or not all(isinstance(value, str) for value in given.values()):
+        raise DataError(f"{where} has {' and '.join(given)}, which {'differ' if len(texts) > 1 else 'is no string'}",
+                        f"write what the assistant thinks as the string {REASONING[0]!r}")
+    return {**{key: value for key, value in message.items() if key not in REASONING}, REASONING[0]: texts.pop()}
+
+
+def tool_calls(value, where):
+    """Calls as objects, with their arguments as objects, from whatever of it is JSON text."""
+    fix = 'write a call as {"type": "function", "function": {"name": "...", "arguments": {...}}}'
+    value = parsed(value)
+    calls = []
+    for call in value if isinstance(value, list) else [value]:
+        call = parsed(call)
+        function = parsed(call.get("function", call)) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise DataError(f"{where} calls a tool by {a_kind(call)}{' without a name' if isinstance(call, dict) else ''}", fix)
+        key = "arguments" if "arguments" in function or "parameters" not in function else "parameters"
+        if key in function:
+            function = {**function, key: {} if function[key] in ("", None) else parsed(function[key])}
+        calls.append({**call, "function": function} if "function" in call else function)
+    return calls
 
 
 def check_train_flags(message, where):
@@ -64,31 +151,50 @@ def trained_messages(messages, first_trained):
 
 
 def system_message(fields, messages):
-    """Returns [the message in the field `system`], or [] without that field, for chats, pairs and prompts alike."""
-    if fields.get("system") in (None, ""):
+    """Returns [the message in the field `system`, or OpenOrca's `system_prompt`], or [] without it, for chats, pairs and prompts alike."""
+    name = next((name for name in SYSTEM if fields.get(name) not in (None, "")), None)
+    has_own = any(message["role"] == "system" for message in messages)
+    if name is None or has_own and name != "system":
         return []
-    system = fields["system"]
+    system = fields[name]
     if not isinstance(system, str):
-        raise DataError(f"'system' is a {json_kind(system)}, not a string", "write 'system' as a string")
-    if any(message["role"] == "system" for message in messages):
+        raise DataError(f"{name!r} is {a_kind(system)}, not a string", f"write {name!r} as a string")
+    if has_own:
         raise DataError("has a field 'system' and a system message", "leave one of them out")
     return [{"role": "system", "content": system}]
 
 
 def template_variables(fields, options):
     """Returns the template's inputs beside the messages: `tools`, and the variables of the flag and of the record, which win."""
-    tools = json_field(fields, "tools", list, "write 'tools' as a list of objects, or as JSON text of one")
-    for i, tool in enumerate(tools):
-        if not isinstance(tool, dict):
-            raise DataError(f"tools[{i}] is a {json_kind(tool)}, not an object", 'write a tool as {"type": "function", ...}')
+    tools = tools_of(fields, "tools") or tools_of(fields, "functions")
     fix = 'write \'chat_template_kwargs\' as an object: {"enable_thinking": false}'
     own = json_field(fields, "chat_template_kwargs", dict, fix)
-    own = {name: value for name, value in own.items() if value is not None}  # a table fills in null for keys that only other records have
+    own = {name: value for name, value in own.items() if value is not None}
     reserved = reserved_variable(own)
     if reserved:
         raise DataError(f"'chat_template_kwargs' sets {reserved!r}, which is no variable of its own",
                         f"leave {reserved!r} out there")
     return {"tools": tools or None, **options.chat_template_kwargs, **own}
+
+
+def tools_of(fields, name):
+    """Tools as {"type": "function", "function": {...}}, from whatever of it is JSON text."""
+    if fields.get(name) is None:
+        return []
+    tools = []
+    for i, tool in enumerate(json_field(fields, name, list, f"write {name!r} as a list of objects, or as JSON text of one")):
+        tool = parsed(tool)
+        if not isinstance(tool, dict):
+            raise DataError(f"{name}[{i}] is {a_kind(tool)}, not an object", 'write a tool as {"type": "function", ...}')
+        if "name" in tool and "function" not in tool and tool.get("type", "function") == "function":
+            tool = {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+        if "function" in tool:
+            function = parsed(tool["function"])
+            if isinstance(function, dict) and isinstance(function.get("parameters"), str):
+                function = {**function, "parameters": parsed(function["parameters"])}
+            tool = {**tool, "function": function}
+        tools.append(tool)
+    return tools
 
 
 def reserved_variable(variables):

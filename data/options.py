@@ -134,16 +134,7 @@ def add_template(parser):
                         help="chat template in place of the tokenizer's own")
 
 
-def build_parser(description=None):
-    parser = Parser(prog="prepare.py", description=description, allow_abbrev=False)
-    tasks = parser.add_subparsers(dest="task", required=True, metavar="|".join(DRAFTS), parser_class=Parser)
-    # Values of options for which a task has no flag.
-    parser.set_defaults(prompt=None, tokenizer_chat_template=None, input_key=None, append_eos=False, max_len=None,
-                        truncation=None, chat_template=True, chat_template_kwargs={}, show=0, to_bin=None,
-                        eos_token_id=None, vocab_size=None)
-
-    sft = tasks.add_parser("sft", help="chats, or prompts with completions", allow_abbrev=False,
-                           description=f"Fields: {SFT_FORMATS}. {CHAT_FIELDS}.")
+def add_sft(sft):
     add_common(sft)
     add_length(sft, "drop", ["drop", "keep"])
     add_template(sft)
@@ -156,6 +147,18 @@ def build_parser(description=None):
                      help="make messages of the strings in --input_key and --output_key")
     sft.add_argument("--multiturn", default=False, **FLAG,
                      help="with --input_key: train every assistant message, not only the answer")
+
+
+def build_parser(description=None):
+    parser = Parser(prog="prepare.py", description=description, allow_abbrev=False)
+    tasks = parser.add_subparsers(dest="task", required=True, metavar="|".join(DRAFTS), parser_class=Parser)
+    # Values of options for which a task has no flag.
+    parser.set_defaults(prompt=None, tokenizer_chat_template=None, input_key=None, append_eos=False, max_len=None,
+                        truncation=None, chat_template=True, chat_template_kwargs={}, show=0, to_bin=None,
+                        eos_token_id=None, vocab_size=None)
+
+    for task, what in (("sft", "chats, or prompts with completions"), ("rl", "prompts for answers of the model's own, with or without the right one")):
+        add_sft(tasks.add_parser(task, help=what, allow_abbrev=False, description=f"Fields: {SFT_FORMATS}. {CHAT_FIELDS}."))
 
     pref = tasks.add_parser("pref", help="pairs of a better and a worse answer", allow_abbrev=False,
                             description=f"Fields: {PREF_FORMATS}. {CHAT_FIELDS}.")

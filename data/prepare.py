@@ -55,7 +55,7 @@ class Recipe:
 
     def __init__(self, task, options, tokenizer):
         self.draft = DRAFTS[task]
-        self.has_targets = task != "prompts"
+        self.has_targets = task not in ("prompts", "rl")
         self.is_pref = task == "pref"
         self.options = options
         self.tokenizer = tokenizer
@@ -76,7 +76,10 @@ class Recipe:
         documents, margins = [], []
         for record, (drafts, margin) in zip(records, samples):
             parts = [self._in_record(record, lambda: self._tokens(draft, encodings, counts)) for draft in drafts]
-            fitted = self._fitted_pair(drafts, parts, counts) if self.is_pref else self._fitted(*parts[0], counts)
+            needs_target = self.has_targets or bool(drafts[0].spans)
+            fitted = self._fitted_pair(drafts, parts, counts) if self.is_pref else self._fitted(*parts[0], needs_target, counts)
+            counts["left out"] += sum(draft.left_out for draft in drafts)
+            counts["unanswered"] += not needs_target
             documents += fitted
             margins += [margin] if self.is_pref and fitted else []
         margins = np.array(margins, np.float32)
@@ -130,16 +133,16 @@ class Recipe:
                 counts["straddling"] += straddles
                 counts["open turns"] += draft.is_chat and not ends_turn
         if not draft.is_chat and len(ids):
-            ids, mask = self._with_bos_and_eos(ids, mask)
-        if not self.has_targets and not len(ids):
+            ids, mask = self._with_bos_and_eos(ids, mask, ends=draft.spans != [])
+        if draft.spans == [] and not self.has_targets and not len(ids):
             raise DataError("the prompt is empty", "leave it out, or write one")
         return ids, mask
 
-    def _with_bos_and_eos(self, ids, mask):
+    def _with_bos_and_eos(self, ids, mask, ends):
         bos, eos = self.tokenizer.bos, self.tokenizer.eos
         if self.adds_bos and ids[0] != bos:
             ids, mask = np.insert(ids, 0, bos), np.insert(mask, 0, 0)
-        if self.appends_eos:
+        if self.appends_eos and ends:
             if eos is None:
                 raise DataError("cannot be ended: the tokenizer has no eos_token",
                                 "--append_eos false, or set it in tokenizer_config.json")
@@ -147,8 +150,8 @@ class Recipe:
                 ids, mask = np.append(ids, np.int32(eos)), np.append(mask, np.uint8(1))
         return ids, mask
 
-    def _fitted(self, ids, mask, counts):
-        """Returns the document as samples of at most max_len tokens, or an empty list if it has no target."""
+    def _fitted(self, ids, mask, needs_target, counts):
+        """Returns the document as samples of at most max_len tokens, or an empty list if it has no target and needs one."""
         if not len(ids):
             counts["empty"] += 1
             return []
@@ -165,7 +168,7 @@ class Recipe:
                 pieces = [(ids[:limit], mask[:limit])]
         for _, piece_mask in pieces:
             piece_mask[0] = 0
-        if self.has_targets:
+        if needs_target:
             pieces = [piece for piece in pieces if piece[1].any()]
             counts["no target"] += not pieces
         if len(ids) > limit and self.options.truncation == "split":
@@ -381,6 +384,11 @@ def table(task, options, counts, lengths, targets):
         rows += [length_row("length", lengths)]
     if 0 < counts["no margin"] < pairs:
         rows += [("without a margin", f"{counts['no margin']:,}", "which is 0")]
+    if counts["unanswered"] and task == "rl":
+        rows += [("without an answer", f"{counts['unanswered']:,}", "prompts alone, for rewards that need no label")]
+    if counts["left out"]:
+        note = "messages whose reasoning the template leaves out, because turns follow"
+        rows += [("reasoning left out", f"{counts['left out']:,}", note)]
     if counts["straddling"]:
         note = "answers whose first token also holds the end of the prompt: not a target"
         rows += [("merged starts", f"{counts['straddling']:,}", note)]

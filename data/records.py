@@ -13,7 +13,7 @@ import numpy as np
 
 from errors import DataError
 from shards import read_shard
-from sources import COMPRESSED, cached_snapshot, check, files_of, hub_records, is_saved, saved_records, source_of
+from sources import COMPRESSED, cached_snapshot, check, files_of, hub_records, is_saved, saved_records, source_of, unpadded
 
 
 class Record(NamedTuple):
@@ -195,4 +195,4 @@ def read_parquet(path):
     size = parquet_size(path) // max(1, file.metadata.num_rows)
     for batch in file.iter_batches(batch_size=500):
         for record in batch.to_pylist():
-            yield None, record, size
+            yield None, unpadded(record), size

@@ -88,6 +88,18 @@ def chosen_split(source, splits):
     return split
 
 
+def unpadded(value, feature=None):
+    """Returns a value of a table without the keys that are null: a table gives each object all keys that any of its kind has. `feature` is what
+    the library datasets knows about the value; one that holds JSON has no such keys."""
+    if isinstance(value, dict) and type(feature).__name__ != "Json":
+        kinds = feature if isinstance(feature, dict) else {}
+        return {key: unpadded(part, kinds.get(key)) for key, part in value.items() if part is not None}
+    if isinstance(value, list) and type(feature).__name__ != "Json":
+        kind = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
+        return [unpadded(part, kind) for part in value]
+    return value
+
+
 def saved_records(source):
     """Yields the records of a directory that save_to_disk has written, from its memory-mapped files."""
     import datasets
@@ -101,7 +113,7 @@ def saved_records(source):
     elif source.split and str(data.split) != source.split:
         raise DataError(f"{source.text}: has no split {source.split!r}; it is one data set", f"--input {source.name}")
     for record in data:
-        yield None, record, len(str(record))
+        yield None, unpadded(record, data.features), len(str(record))
 
 
 def cached_snapshot(source):
@@ -121,9 +133,10 @@ def hub_records(source):
 
     try:
         # Without a network datasets has what it once converted, which lies in files that it maps into memory.
-        for record in datasets.load_dataset(source.name, source.subset, data_dir=source.directory, split=source.split or "train",
-                                            streaming=not datasets.config.HF_HUB_OFFLINE):
-            yield None, record, len(str(record))
+        data = datasets.load_dataset(source.name, source.subset, data_dir=source.directory, split=source.split or "train",
+                                     streaming=not datasets.config.HF_HUB_OFFLINE)
+        for record in data:
+            yield None, unpadded(record, getattr(data, "features", None)), len(str(record))
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"{source.text}: there is no such file, and neither the hub nor its cache has that data set: {error}",
                         f"check the name; or, where there is a network: hf download --repo-type dataset {source.name} --local-dir DIR, "

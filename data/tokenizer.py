@@ -50,7 +50,7 @@ class Ids:
     """Takes the place of a tokenizer if all data are ids already."""
 
     hash, bos, adds_bos = "", None, False
-    hf = SimpleNamespace(chat_template=None, special_tokens_map={})
+    hf = SimpleNamespace(chat_template=None, special_tokens_map={}, added_tokens_decoder={})
 
     def __init__(self, vocab_size, eos):
         self.vocab_size, self.eos = vocab_size, eos
