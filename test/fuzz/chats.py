@@ -4,8 +4,8 @@
     test/fuzz/chats.py [--seconds 60] [--only N]      from the repository root; --only repeats a template and its records
 
 Each record must be refused with a message that says how to mend it, or become tokens of which exactly the right ones are trained. Every text
-in a record has a word of its own, so that is seen from the words: a trained message's is in the trained text, and no other is. Of a chat in the
-usual form the tokens are also compared with what transformers renders.
+in a record has a word of its own, so that is seen from the words: a trained message's is in the trained text, another's in the text, and none
+that a message holds is lost. Templates may leave out reasoning alone.
 """
 import argparse
 import copy
@@ -61,7 +61,7 @@ def random_template(pick):
     parts = pick(["{% set c = m['content'] or '' %}", "{% set c = m['content'] %}",
                   "{% if m['content'] is string %}{% set c = m['content'] %}{% else %}{% set c = m['content'] | map(attribute='text') | join %}{% endif %}",
                   "{% set c = m['content'][0]['text'] %}"])
-    refusal = pick(["", "", "{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}",
+    refusal = pick(["", "", "", "{% if m['role'] not in ['user', 'assistant'] %}{% continue %}{% endif %}", "{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}",
                     "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}"])
     start = pick(["", "", "{{ bos_token }}", "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}{% endif %}"])
     tools = pick(["", "{% if tools %}{{ 'TOOLS ' + (tools | tojson) + '\\n' }}{% endif %}"])
@@ -218,6 +218,21 @@ def trained_words(task, record):
     return wanted, unwanted
 
 
+def words_of_messages(record):
+    """The same of a record that was mutated, so far as it is sure: of messages without flags whose role is a usual one and whose content is a string."""
+    wanted, unwanted = set(), set()
+    chat = record.get("conversations") if record.get("messages") is None else record["messages"]
+    for message in chat if isinstance(chat, list) else []:
+        if isinstance(message, dict) and not {"train", "training", "weight"} & set(message):
+            sharegpt = "role" not in message
+            role, content = (message.get(name) for name in (("from", "value") if sharegpt else ("role", "content")))
+            own, others = ("gpt", ("human", "system", "tool")) if sharegpt else ("assistant", ("user", "system", "tool"))
+            if isinstance(content, str) and role in (own, *others):
+                (wanted if role == own else unwanted).update(WORD.findall(content.split("</think>")[-1]))
+    said = WORD.findall(json.dumps(record))
+    return tuple({word for word in words if said.count(word) == 1} for words in (wanted, unwanted))
+
+
 def check(task, record, mutated, recipe, template):
     """Returns None, or what is wrong. A refusal is right; whether it was necessary is a matter for other tests."""
     try:
@@ -237,17 +252,17 @@ def check(task, record, mutated, recipe, template):
     rendered = "".join(draft.text or "" for draft in drafts)
     if len(lot.lengths) == len(drafts) and drafts[0].is_chat and text != rendered:
         return f"the tokens are of another text: {text!r}, not {rendered!r}"
-    if mutated or not len(lot.lengths):
+    if not len(lot.lengths) or mutated and task != "sft":
         return None
-    wanted, unwanted = trained_words(task, record)
-    if task == "prompts":
-        return None if not trained else "a prompt is trained"
+    if task == "prompts" and trained:
+        return "a prompt is trained"
+    wanted, unwanted = words_of_messages(record) if mutated else trained_words(task, record)
     for word in wanted:
         if word not in trained:
             return f"{word} is not trained" if word in text else f"{word} is lost"
     for word in unwanted:
-        if word in trained:
-            return f"{word} is trained"
+        if word in trained or word not in text:
+            return f"{word} is {'trained' if word in trained else 'lost'}"
     return None
 
 
