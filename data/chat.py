@@ -225,15 +225,17 @@ class ChatTemplate:
 
     def _usual_turn(self, kind):
         """Returns what stands before and after the content of an answer, found with one short chat: the generation prompt and the end of
-        turn. Returns None if the template puts anything else there."""
+        turn. The first is "" if there is none, and the second None if an answer does not stand between them."""
         question, variables = [{"role": "user", "content": "Hi"}], json.loads(kind)
         try:
             asked, prompt = (self._render(question, variables, generation_prompt) for generation_prompt in (False, True))
             answered = self._render([*question, {"role": "assistant", "content": SENTINEL}], variables)
         except Unrenderable:
-            return None
-        plain = prompt != asked and prompt.startswith(asked) and answered.startswith(prompt + SENTINEL)
-        return (prompt[len(asked):], answered[len(prompt + SENTINEL):]) if plain else None
+            return "", None
+        if not prompt.startswith(asked):
+            return "", None
+        plain = prompt != asked and answered.startswith(prompt + SENTINEL)
+        return prompt[len(asked):], answered[len(prompt + SENTINEL):] if plain else None
 
 
 @lru_cache
@@ -331,20 +333,20 @@ def refuse_lost(lost, messages):
     fix = "leave it out, or take a template that shows it: --tokenizer_chat_template FILE"
     if what == "content" and message["role"] not in ROLES:
         fix = f"write one of the roles {', '.join(ROLES)}, {fix}"
-    of = "of a message that calls tools" if what == "content" and "tool_calls" in message else "of a message"
-    raise DataError(f"has {what} {of} of the role {message['role']!r}, of which the chat template shows nothing", fix)
+    beside = " beside tool calls" if what == "content" and "tool_calls" in message else ""
+    raise DataError(f"has {what}{beside} in a message of the role {message['role']!r}, of which the chat template shows nothing", fix)
 
 
 class Turns:
     """Finds in a rendered chat the text of a trained message. It knows the template only by render(messages, generation_prompt) and
     usual_turn; `special` is a pattern of the special tokens.
 
-    There are four ways, tried in this order. 1. Mostly a turn is the message's content, unchanged, between the two parts of usual_turn.
+    There are four ways. 1. Mostly a turn is the message's content, unchanged, between the two parts of usual_turn.
     2. Otherwise the chat is rendered up to this turn. If that text begins the text of the whole chat, the turn lies between the generation
     prompt and the end of the shorter text. 3. Templates that rewrite earlier turns (some drop the reasoning) break this. Then the whole
     chat is rendered with a sentinel in place of the content, and the turn is where the two texts differ. In the ways 2 and 3 a sentinel also
-    tells what follows the content within the turn. 4. A call of a tool may end another way than a content, or may not be replaced by one; then
-    the turn is what the rendering up to this turn has more than the one before."""
+    tells what follows the content within the turn. 4. Before the third: a call of a tool may end in another way than a content, and reasoning may
+    replace a part of the generation prompt; then the turn is what the rendering up to it adds to the generation prompt, as far as that is there."""
 
     def __init__(self, render, messages, text, usual_turn, special):
         self.render = render
@@ -355,7 +357,7 @@ class Turns:
         self.rendered = {(len(messages), False): text}
 
     def span(self, i):
-        span = self._plain_span(i) or self._span_in_prefix(i) or self._span_in_whole(i) or self._span_of_turn(i)
+        span = self._plain_span(i) or self._span_in_prefix(i) or self._span_of_turn(i) or self._span_in_whole(i)
         if span is None:
             role = self.messages[i]["role"]
             raise DataError(f"messages[{i}], the {role}'s, cannot be found in the rendered chat: the template rewrites it",
@@ -364,9 +366,9 @@ class Turns:
 
     def _plain_span(self, i):
         content, end_of_turn = self.messages[i].get("content"), self._prefix(i + 1)
-        if self.messages[i]["role"] != "assistant" or not isinstance(content, str) or None in (self.usual_turn, end_of_turn):
-            return None
         header, after = self.usual_turn
+        if self.messages[i]["role"] != "assistant" or not isinstance(content, str) or None in (after, end_of_turn):
+            return None
         if not end_of_turn.endswith(header + content + after) or not self.text.startswith(end_of_turn):
             return None
         content_end = len(end_of_turn) - len(after)
@@ -391,24 +393,31 @@ class Turns:
         return Span(start, content_end, content_end + len(self._end_of_turn(i, rest)))
 
     def _span_of_turn(self, i):
-        """For a message whose content alone says nothing, as a call of a tool, in a chat whose earlier renderings begin the whole one."""
-        before, turn = self._prefix(i), self._prefix(i + 1)
-        if "tool_calls" not in self.messages[i] or before is None or turn is None or not self.text.startswith(turn) or not turn.startswith(before):
+        """For a message that says more than its content, in a chat whose earlier renderings begin the whole one."""
+        before, turn, prompt = self._prefix(i), self._prefix(i + 1), self._generation_prompt(i)
+        says_more = "tool_calls" in self.messages[i] or REASONING[0] in self.messages[i]
+        if not says_more or before is None or turn is None or not self.text.startswith(turn) or not turn.startswith(before):
             return None
-        start = self._start(i, before)
-        ends = [match.start() for match in self.special.finditer(turn, start) if not turn[match.end():].strip()]
-        return Span(start, ends[0] if ends else len(turn.rstrip()), len(turn))
+        start = len(before) + len(self._shared(turn[len(before):], prompt[len(before):] if prompt and prompt.startswith(before) else ""))
+        ends = [match.start() for match in self.special.finditer(turn, start) if not self.special.sub("", turn[match.start():]).strip()]
+        return Span(start, ends[0] if ends else max(start, len(turn.rstrip())), len(turn))
 
     def _end_of_turn(self, i, rest):
-        """Returns with how much of the text that follows a content the turn ends: with what would follow if the chat ended there."""
+        """Returns with how much of the text that follows a content the turn ends: with what would follow if the chat ended there, or if it went
+        on with a generation prompt."""
         if i == len(self.messages) - 1:
             return rest
+        header, usual_end = self.usual_turn
         _, after = self._around_sentinel(i, ())
-        if after is None:
-            after = self.usual_turn[1] if self.usual_turn else ""
-        shared = len(os.path.commonprefix([rest, after]))
-        cut = (match.start() for text in (rest, after) for match in self.special.finditer(text) if match.start() < shared < match.end())
-        return rest[:min(cut, default=shared)]
+        _, asked = self._around_sentinel(i, (), generation_prompt=True)
+        ends = [after or usual_end or "", asked.removesuffix(header) if header and asked else ""]
+        return max((self._shared(rest, end) for end in ends), key=len)
+
+    def _shared(self, text, other):
+        """Returns what both begin with, up to a special token that they do not share whole."""
+        shared = len(os.path.commonprefix([text, other]))
+        cut = (match.start() for part in (text, other) for match in self.special.finditer(part) if match.start() < shared < match.end())
+        return text[:min(cut, default=shared)]
 
     def _start(self, i, before_content):
         """Returns where the turn begins: after the generation prompt. If the template has none, or another one, the turn begins at the content
@@ -429,10 +438,10 @@ class Turns:
             self.rendered[key] = self._try(self.messages[:count], generation_prompt) if count else None
         return self.rendered[key]
 
-    def _around_sentinel(self, i, rest):
+    def _around_sentinel(self, i, rest, generation_prompt=False):
         """Returns the text before and after the content of message i if `rest` follows it, or (None, None) if the content gets lost."""
         message = self.messages[i] if self.messages[i]["role"] != "assistant" else {"role": "assistant"}
-        text = self._try([*self.messages[:i], {**message, "content": SENTINEL}, *rest], False) or ""
+        text = self._try([*self.messages[:i], {**message, "content": SENTINEL}, *rest], generation_prompt) or ""
         return tuple(text.split(SENTINEL)) if text.count(SENTINEL) == 1 else (None, None)
 
     def _try(self, messages, generation_prompt):
@@ -443,7 +452,7 @@ class Turns:
 
 
 def mark_targets(mask, span, ids, offsets, special):
-    """Sets mask to 1 for the tokens of a span: those that lie wholly inside it, and its end-of-turn token.
+    """Sets mask to 1 for the tokens of a span: those that lie wholly inside it, and its end-of-turn token, or tokens.
 
     offsets has the first character and the end of each token; if several tokens are bytes of one character, each has the whole character. A
     special token may swallow the white space after it, so only its beginning decides whether it is inside. Returns two booleans: whether a
@@ -456,6 +465,9 @@ def mark_targets(mask, span, ids, offsets, special):
     while end < len(ids) and offsets[end][0] < span.limit and not special[ids[end]]:
         end += 1
     is_ended = end < len(ids) and offsets[end][0] < span.limit
-    mask[first:end + 1 if is_ended else stop] = 1
+    last = end  # of several end-of-turn tokens, which stand side by side
+    while is_ended and last + 1 < len(ids) and special[ids[last + 1]] and offsets[last][1] == offsets[last + 1][0] < span.limit:
+        last += 1
+    mask[first:last + 1 if is_ended else stop] = 1
     straddles = first > 0 and offsets[first - 1][1] > span.start
     return straddles, is_ended or stop > first and bool(special[ids[stop - 1]])

@@ -103,8 +103,7 @@ class Preparer:
             return Outcome(refusal=re.sub(r" \(roles: .*\)$", "", error.what.removeprefix("record 1 of the chat: ")))
         if not len(lot.tokens):
             return Outcome(refusal="nothing of it is trained")
-        question = next(message for message in fields["messages"] if message["role"] == "user")
-        prompt, _ = self.recipe.template.prompt([question], {"tools": None, **fields.get("chat_template_kwargs", {})})
+        prompt, _ = self.recipe.template.prompt([user(0)], {"tools": None, **fields.get("chat_template_kwargs", {})})
         return Outcome([self.tokenizer.hf.decode([i]) for i in lot.tokens], lot.mask.tolist(), prompt)
 
 
