@@ -279,7 +279,7 @@ def outline(messages):
         elif content is not None:
             content = word(i, "content", content)
         entry = {"role": message["role"], "content": content}
-        if len(message) > 2:
+        if message.keys() - {"role", "content"}:
             entry |= {key: message[key] for key in ("name", "tool_call_id") if key in message}
             if REASONING[0] in message:
                 entry[REASONING[0]] = word(i, "reasoning", message[REASONING[0]])
