@@ -4,12 +4,14 @@ A shard is a stream in which the end-of-text token stands before each document. 
 as text gets BOS and EOS; there is none where the shard begins or ends within a document. When documents are written, two end-of-text tokens
 in a row become one again."""
 
+import contextlib
 import glob
 import os
 
 import numpy as np
 
 from errors import DataError
+from whole_file import whole_file
 
 MAGIC, VERSION, HEADER = 20240520, 1, 256
 SHARD_TOKENS = 10**8  # tokens of a shard that is written, as in llm.c's scripts
@@ -59,28 +61,19 @@ def check_prefix(prefix, tokenizer):
 
 
 def write_shards(prefix, tokens, lengths, end_of_text):
-    """Writes PREFIX_000000.bin and on, each complete or not at all, and returns their number. tokens (N) uint16 are documents of these lengths."""
+    """Writes PREFIX_000000.bin and on, all of them or none, and returns their number. tokens (N) uint16 are documents of these lengths."""
     starts = np.cumsum(lengths)[:-1]
     again = starts[(tokens[starts] == end_of_text) & (tokens[starts - 1] == end_of_text)]  # the second of two end-of-text tokens in a row
     firsts = np.arange(0, len(tokens) - len(again), SHARD_TOKENS)  # the first token of each shard, counted without `again`
     begins = firsts + np.searchsorted(again - np.arange(len(again)), firsts, "right")
     paths = [f"{prefix}_{i:06}.bin" for i in range(len(begins))]
-    try:
+    with contextlib.ExitStack() as files:  # which get their names together, when all are written
         for path, begin, end in zip(paths, begins, [*begins[1:], len(tokens)]):
-            write_shard(f"{path}.tmp", np.delete(tokens[begin:end], again[(again >= begin) & (again < end)] - begin))
-        for path in paths:
-            os.replace(f"{path}.tmp", path)
-    finally:
-        for path in paths:
-            if os.path.exists(f"{path}.tmp"):
-                os.remove(f"{path}.tmp")
+            write_shard(files.enter_context(whole_file(path)), np.delete(tokens[begin:end], again[(again >= begin) & (again < end)] - begin))
     return len(paths)
 
 
-def write_shard(path, tokens):
+def write_shard(file, tokens):
     header = np.zeros(HEADER, "<i4")
     header[:3] = MAGIC, VERSION, len(tokens)
-    with open(path, "wb") as file:
-        file.write(header.tobytes() + tokens.astype("<u2").tobytes())
-        file.flush()
-        os.fsync(file.fileno())
+    file.write(header.tobytes() + tokens.astype("<u2").tobytes())

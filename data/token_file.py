@@ -6,7 +6,7 @@
     margin      F32 (pairs)           only of kind pref, and if any record has one; 0 where a record has none. Documents 2i and
                                       2i+1 are the chosen and the rejected one of pair i
 
-The metadata, all strings, are those that TokenFile.write() is given."""
+The metadata, all strings, are those that TokenFile.write() is given, and the checksums, which llmc/data/tokens.h explains."""
 
 import json
 import os
@@ -14,10 +14,13 @@ import shutil
 import tempfile
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from errors import DataError
+from whole_file import whole_file
 
 DTYPES = {"U16": np.dtype("<u2"), "I32": np.dtype("<i4"), "U8": np.dtype("u1"), "I64": np.dtype("<i8"), "F32": np.dtype("<f4")}
+LEAST_BLOCK, MOST_BLOCKS = 1 << 19, 4096  # tokens of a block with a checksum, and blocks of a file, so that its header stays small
 
 
 class TokenFile:
@@ -60,23 +63,32 @@ class TokenFile:
             arrays.append(("margin", "F32", np.nan_to_num(margins)))
         tensors = [(name, dtype, len(array)) for name, dtype, array in arrays]
         tensors += [("tokens", self.dtype, count), ("loss_mask", "U8", count)]
-        temporary = f"{self.path}.tmp"
-        try:
-            with open(temporary, "wb") as file:
-                file.write(header(tensors, metadata))
-                for _, _, array in arrays:
-                    file.write(array.tobytes())
-                for part in (self.tokens, self.mask):
-                    part.seek(0)
-                    shutil.copyfileobj(part, file, 1 << 20)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
-        except BaseException:
-            if os.path.exists(temporary):
-                os.remove(temporary)
-            raise
-        sync_directory(self.directory)
+        with whole_file(self.path) as file:
+            file.write(header(tensors, {**metadata, "checksums": self._checksums(arrays, offsets)}))
+            for _, _, array in arrays:
+                file.write(array.tobytes())
+            for part in (self.tokens, self.mask):
+                part.seek(0)
+                shutil.copyfileobj(part, file, 1 << 20)
+
+    def _checksums(self, arrays, offsets):
+        least = LEAST_BLOCK
+        while offsets[-1] > least * MOST_BLOCKS:
+            least *= 2
+        checksum = 0
+        for _, _, array in arrays:
+            checksum = xxh3_64_intdigest(array.tobytes(), checksum)
+        words = [str(least), f"{checksum:016x}"]
+        begin = 0
+        self.tokens.seek(0)
+        self.mask.seek(0)
+        while begin < offsets[-1]:
+            end = offsets[min(np.searchsorted(offsets, begin + least), len(offsets) - 1)]
+            tokens = np.frombuffer(self.tokens.read((end - begin) * DTYPES[self.dtype].itemsize), DTYPES[self.dtype])
+            checksum = xxh3_64_intdigest(self.mask.read(end - begin), xxh3_64_intdigest(tokens.astype(DTYPES["I32"]).tobytes()))
+            words.append(f"{checksum:016x}")
+            begin = end
+        return " ".join(words)
 
     def close(self):
         self.tokens.close()
@@ -93,12 +105,3 @@ def header(tensors, metadata):
     text = json.dumps(entries, ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def sync_directory(path):
-    """Writes the directory to the disk, so that the new name survives a power cut."""
-    directory = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -191,6 +191,7 @@ def make_llmc(folder, shape, batch, T, model):
 
     sys.path.insert(0, str(ROOT / "data"))
     from shards import write_shard
+    from whole_file import whole_file
 
     tokens = folder / "dev/data/tinyshakespeare"
     tokens.mkdir(parents=True)
@@ -202,7 +203,8 @@ def make_llmc(folder, shape, batch, T, model):
     row = random_tokens(shape["vocab_size"], T)
     steps = max(WARM_UP + COUNTED, 5)  # the evaluation at the start reads 5 batches
     for split in "train", "val":
-        write_shard(tokens / f"tiny_shakespeare_{split}.bin", np.append(np.tile(row, steps * batch), row[0]))
+        with whole_file(tokens / f"tiny_shakespeare_{split}.bin") as file:
+            write_shard(file, np.append(np.tile(row, steps * batch), row[0]))
 
     weights = load_file(model / "model.safetensors")
     padding = -shape["vocab_size"] % 128

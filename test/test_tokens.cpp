@@ -1,7 +1,9 @@
 // Prepared data: what is read from a right file, and the message for every kind of wrong one.
 #include <cmath>
 #include <functional>
+#include <set>
 
+#include "../llmc/core/hash.h"
 #include "../llmc/data/tokens.h"
 #include "prepared.h"
 
@@ -125,6 +127,59 @@ TEST(PreparedData, AChangeOfTheOpenFileIsNoticed) {
     renamed.write("something else");
     std::filesystem::rename(renamed.path, file.path);
     EXPECT_EQ(data.document(2).tokens, (std::vector<int32_t>{1, 2, 3, 4}));
+}
+
+// The file of data/prepare.py: 3 documents with checksums, of blocks of at least 4 tokens.
+static Prepared with_checksums() {
+    Prepared p = three_documents();
+    const auto checksum = [&](size_t begin, size_t end) {
+        const uint64_t tokens = hash_number(&p.tokens[begin], (end - begin) * sizeof(int32_t));
+        return (unsigned long long)(hash_number(&p.mask[begin], end - begin, tokens));
+    };
+    const uint64_t offsets = hash_number(p.offsets.data(), p.offsets.size() * sizeof(int64_t));
+    p.metadata["checksums"] = format("4 %016llx %016llx %016llx", (unsigned long long)(offsets), checksum(0, 4), checksum(4, 8));
+    return p;
+}
+
+TEST(PreparedData, DamageIsNoticed) {
+    const auto refused = [](auto damage) {
+        Prepared p = with_checksums();
+        damage(p);
+        TemporaryFile file("damaged.safetensors");
+        file.write(p.bytes());
+        return error_of([&] { PreparedData(file.path, 100, ""); });
+    };
+    EXPECT_EQ(refused([](Prepared &) {}), "no error");
+    expect_contains(refused([](Prepared &p) { p.tokens[1] ^= 1; }),
+                    {"documents 0 to 1 are damaged", "\n  fix: copy the file again"});
+    expect_contains(refused([](Prepared &p) { p.mask[6] = 1; }), {"documents 2 to 2 are damaged", "(tokens)", "(loss_mask)"});
+    expect_contains(refused([](Prepared &p) { p.tokens[7] = 30000; }), {"documents 2 to 2 are damaged"});
+    expect_contains(refused([](Prepared &p) { p.offsets[1] = 2; }), {"doc_offsets or margin is damaged"});
+    expect_contains(refused([](Prepared &p) { p.add({5}, {0}); }), {"doc_offsets or margin is damaged"});
+    for (const char *text : {"", "4", "0 1 2 3", "4 x", "4 1 2 3 -"})
+        expect_contains(refused([&](Prepared &p) { p.metadata["checksums"] = text; }), {"damaged", "\n  fix: "});
+    expect_contains(refused([&](Prepared &p) { p.metadata["checksums"] += " 1"; }), {"has 3 blocks, and its documents are 2"});
+}
+
+TEST(PreparedData, FingerprintIsOfAllContents) {
+    const auto fingerprint = [](Prepared p) {
+        TemporaryFile file("fingerprint.safetensors");
+        file.write(p.bytes());
+        return PreparedData(file.path, 100, "").fingerprint();
+    };
+    const std::string whole = fingerprint(three_documents());
+    EXPECT_EQ(fingerprint(with_checksums()), whole);  // a file of an older version has the same contents
+    std::set<std::string> all = {whole};
+    const auto add = [&](auto change) {
+        Prepared p = three_documents();
+        change(p);
+        all.insert(fingerprint(p));
+    };
+    add([](Prepared &p) { p.tokens[1] = 7; });
+    add([](Prepared &p) { p.mask[6] = 1; });
+    add([](Prepared &p) { p.offsets[1] = 2, p.mask[2] = 0; });
+    add([](Prepared &p) { p.mask[2] = 0; });
+    EXPECT_EQ(all.size(), 5u);
 }
 
 TEST(PreparedData, RefusesBrokenOffsets) {

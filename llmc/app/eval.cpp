@@ -109,10 +109,9 @@ int evaluate(Run &run) {
     if (o.data == "-") return answer_requests(run);
     const Task like = run.config.reward ? RM : token_shards(o.data) ? PRETRAIN : SFT;  // raw data is prepared as for that task
     const std::string path = prepared_file(run, like, o.data, prepare_flags(o, like));
-    std::unique_ptr<PreparedData> data;
+    const auto data = open_data(run, path);
     ModelLimits limits;
     agree(run.comm, [&] {
-        data = open_data(run, path);
         limits = limits_for(run, Mode::evaluate, *data);
         if (run.config.reward && !data->pairs() && o.scores.empty())
             die("%s is a reward model, and %s holds no pairs to rank\n  fix: --scores FILE, for the score of each document",

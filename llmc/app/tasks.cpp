@@ -84,8 +84,8 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
     if (run.options.plan && run.options.sample_every) continuation.emplace(run);
     if (run.options.plan && !run.speaks()) return 0;
     if (run.options.plan) return run.options.fit ? print_fit(run) : print_plan(run, continuation);
-    for (const char *file : {"config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json"})
-        if (!run.model_dir.empty()) expect_same_file(run, run.model_dir + "/" + file, true);
+    if (const std::string &dir = run.model_dir; !dir.empty())
+        expect_same_files(run, {dir + "/config.json", dir + "/tokenizer.json"});
     const auto processes = comm.gather(format("%s %d", host_name().c_str(), int(getpid())));
     run.in_process = size_t(std::count(processes.begin(), processes.end(), processes[size_t(comm.rank)]));
     run.mesh = std::make_shared<Mesh>(comm, int(run.ranks.sp), int(run.ranks.zero_group));

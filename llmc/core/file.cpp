@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <thread>
 #include <vector>
@@ -141,9 +142,21 @@ std::string cache_file(const std::string &name) {
 }
 
 std::string fingerprint(const InputFile &file) {
-    const size_t part = std::min<size_t>(file.size(), 1 << 20);
-    std::string bytes(2 * part, '\0');
-    file.read(bytes.data(), part, 0);
-    file.read(bytes.data() + part, part, file.size() - part);
-    return format("%zu-%s", file.size(), hash_of(bytes).c_str());
+    constexpr size_t part = size_t(4) << 20;
+    const size_t parts = (file.size() + part - 1) / part;
+    std::vector<uint64_t> hashes(parts);
+    std::exception_ptr error;
+#pragma omp parallel for schedule(dynamic)
+    for (size_t i = 0; i < parts; i++) {
+        try {
+            std::vector<char> bytes(std::min(part, file.size() - i * part));
+            file.read(bytes.data(), bytes.size(), i * part);
+            hashes[i] = hash_number(bytes.data(), bytes.size());
+        } catch (const Error &) {  // no exception may leave a parallel loop
+#pragma omp critical
+            error = std::current_exception();
+        }
+    }
+    if (error) std::rethrow_exception(error);
+    return format("%zu-%s", file.size(), hash_of(hashes.data(), parts * sizeof(uint64_t)).c_str());
 }

@@ -67,5 +67,5 @@ void sync_directory(const std::string &dir);  // makes renames and removals in i
 std::string program_file(const std::string &path);  // a file of the project, relative to the executable
 std::string cache_file(const std::string &name);    // the path of a file of the user's cache, whose directory exists
 
-// Returns a file's size and a hash of its first and last MiB: cheap, and enough to notice a different file.
+// Returns a file's size and a hash of all its bytes, which are read once, by all threads.
 std::string fingerprint(const InputFile &file);

@@ -19,11 +19,12 @@ class Samples {
     virtual ~Samples() = default;
 
     virtual size_t documents() const = 0;
-    virtual size_t length(size_t i) const = 0;      // tokens of document i
-    virtual size_t targets(size_t i) const = 0;     // of them
-    virtual Document document(size_t i) const = 0;  // several threads may call it
-    virtual const InputFile &file() const = 0;      // where they come from
-    virtual bool pairs() const { return false; }    // a sample is two documents
+    virtual size_t length(size_t i) const = 0;                                 // tokens of document i
+    virtual size_t targets(size_t i) const = 0;                                // of them
+    virtual Document document(size_t i) const = 0;                             // several threads may call it
+    virtual const InputFile &file() const = 0;                                 // where they come from
+    virtual std::string fingerprint() const { return ::fingerprint(file()); }  // of all that is in them
+    virtual bool pairs() const { return false; }                               // a sample is two documents
     virtual bool has_margins() const { return false; }
     virtual float margin(size_t /*sample*/) const { return 0; }  // of a pair: by how much its chosen answer is better
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
+#include <sstream>
 
 #include "../core/common.h"
 #include "../core/hash.h"
@@ -12,36 +14,46 @@ PreparedData::PreparedData(const std::string &path, size_t vocab, const std::str
     check_metadata(tokenizer_hash);
     pairs_ = kind() == "pref";
     read_arrays();
+    read_checksums();
     check_offsets();
     check_documents(vocab);
 }
 
 static size_t size_of(const SafetensorsFile &file, const char *name) { return elements(file.at(name).shape); }
 
-Document PreparedData::read_document(size_t i) const {
-    const size_t begin = size_t(offsets_[i]), n = length(i);
-    Document document{{}, file_.array_part<uint8_t>("loss_mask", begin, n)};
+Document PreparedData::read_tokens(size_t begin, size_t n) const {
+    Document out{{}, file_.array_part<uint8_t>("loss_mask", begin, n)};
     if (file_.at("tokens").dtype == "I32") {
-        document.tokens = file_.array_part<int32_t>("tokens", begin, n);
+        out.tokens = file_.array_part<int32_t>("tokens", begin, n);
     } else {
         const auto narrow = file_.array_part<uint16_t>("tokens", begin, n);
-        document.tokens.assign(narrow.begin(), narrow.end());
+        out.tokens.assign(narrow.begin(), narrow.end());
     }
-    return document;
+    return out;
 }
 
-static uint64_t checksum(const Document &document) {
-    const uint64_t tokens = hash_number(document.tokens.data(), document.tokens.size() * sizeof(int32_t));
-    return hash_number(document.mask.data(), document.mask.size(), tokens);
+// The checksum of a document, or of several that are consecutive.
+static uint64_t checksum(std::span<const int32_t> tokens, std::span<const uint8_t> mask) {
+    return hash_number(mask.data(), mask.size(), hash_number(tokens.data(), tokens.size_bytes()));
 }
 
 Document PreparedData::document(size_t i) const {
     Document document = read_document(i);
-    if (checksum(document) != checksums_[i])
+    if (checksum(document.tokens, document.mask) != checksums_[i])
         die("%s: document %zu has changed since the run began\n  fix: put the file back as it was and --resume auto; write changed data "
             "to another file",
             path().c_str(), i);
     return document;
+}
+
+uint64_t PreparedData::checksum_of_arrays() const {
+    const uint64_t offsets = hash_number(offsets_.data(), offsets_.size() * sizeof(int64_t));
+    return margins_.empty() ? offsets : hash_number(margins_.data(), margins_.size() * sizeof(float), offsets);
+}
+
+std::string PreparedData::fingerprint() const {
+    const uint64_t all = hash_number(checksums_.data(), checksums_.size() * sizeof(uint64_t), checksum_of_arrays());
+    return format("%zu-%016llx", size_t(offsets_.back()), (unsigned long long)(all));
 }
 
 void PreparedData::check_metadata(const std::string &tokenizer_hash) const {
@@ -92,29 +104,60 @@ void PreparedData::check_offsets() const {
             documents() - 1, (long long)(offsets_.back()), tokens, prepare_again);
 }
 
-// Reads each document once, ids and mask together. If one is bad, refuse_document finds out afterwards what is wrong with the first.
+void PreparedData::read_checksums() {
+    const auto text = metadata().find("checksums");
+    if (text == metadata().end()) return;
+    std::istringstream in(text->second);
+    in >> block_tokens_ >> std::hex;
+    for (uint64_t checksum; in >> checksum;) stored_.push_back(checksum);
+    if (stored_.empty() || !in.eof() || block_tokens_ == 0)
+        die("%s: its metadata \"checksums\" is damaged\n  fix: copy the file again, or %s", path().c_str(), prepare_again);
+    if (stored_[0] != checksum_of_arrays())
+        die("%s: doc_offsets or margin is damaged: its checksum is another than when the file was written\n  fix: copy the file again, or %s",
+            path().c_str(), prepare_again);
+}
+
+PreparedData::Blocks PreparedData::blocks() const {
+    Blocks out = {0};
+    for (size_t i = 0; i < documents(); i++)
+        if (size_t(offsets_[i + 1] - offsets_[out.back()]) >= block_tokens_ || i + 1 == documents()) out.push_back(i + 1);
+    return out;
+}
+
+// Reads each block once, ids and mask together. If one is bad, what is wrong with the first is found out afterwards.
 void PreparedData::check_documents(size_t vocab) {
+    const Blocks first = blocks();
+    const size_t count = first.size() - 1;
+    if (!stored_.empty() && stored_.size() != 1 + count)
+        die("%s: its metadata \"checksums\" has %zu blocks, and its documents are %zu\n  fix: copy the file again, or %s",
+            path().c_str(), stored_.size() - 1, count, prepare_again);
     targets_.resize(documents()), checksums_.resize(documents());
-    size_t total = 0, first_bad = documents();
-#pragma omp parallel for schedule(dynamic, 16) reduction(+ : total) reduction(min : first_bad)
-    for (size_t i = 0; i < documents(); i++) {
+    size_t total = 0, first_bad = documents(), first_damaged = count;
+#pragma omp parallel for schedule(dynamic) reduction(+ : total) reduction(min : first_bad, first_damaged)
+    for (size_t b = 0; b < count; b++) {
         try {
-            const Document document = read_document(i);
-            const auto &[ids, mask] = document;
-            size_t targets = 0;
-            bool bad = mask[0] != 0;
-            for (size_t t = 0; t < ids.size(); t++) {
-                bad |= uint32_t(ids[t]) >= vocab || mask[t] > 1;  // a negative id is a large one
-                targets += mask[t];
+            const size_t begin = size_t(offsets_[first[b]]);
+            const auto [all_ids, all_masks] = read_tokens(begin, size_t(offsets_[first[b + 1]]) - begin);
+            if (!stored_.empty() && checksum(all_ids, all_masks) != stored_[1 + b]) first_damaged = std::min(first_damaged, b);
+            for (size_t i = first[b]; i < first[b + 1]; i++) {
+                const std::span ids(&all_ids[size_t(offsets_[i]) - begin], length(i));
+                const std::span mask(&all_masks[size_t(offsets_[i]) - begin], length(i));
+                size_t targets = 0;
+                bool bad = mask[0] != 0;
+                for (size_t t = 0; t < ids.size(); t++) {
+                    bad |= uint32_t(ids[t]) >= vocab || mask[t] > 1;  // a negative id is a large one
+                    targets += mask[t];
+                }
+                if (bad) first_bad = std::min(first_bad, i);
+                targets_[i] = targets;
+                checksums_[i] = checksum(ids, mask);
+                total += targets;
             }
-            if (bad) first_bad = std::min(first_bad, i);
-            targets_[i] = targets;
-            checksums_[i] = checksum(document);
-            total += targets;
         } catch (const Error &) {  // no exception may leave a parallel loop
-            first_bad = std::min(first_bad, i);
+            first_bad = std::min(first_bad, first[b]);
         }
     }
+    if (first_damaged < count) refuse_block(first[first_damaged], first[first_damaged + 1]);
     if (first_bad < documents()) refuse_document(first_bad, vocab);
     if (total == 0 && kind() != "prompts")
         die("%s: none of its %zu tokens is a target, so there is nothing to learn\n"
@@ -124,6 +167,19 @@ void PreparedData::check_documents(size_t vocab) {
         if (targets_[i] == 0)
             die("%s: the %s answer of pair %zu has no token that is a target\n  fix: %s", path().c_str(),
                 i % 2 ? "rejected" : "chosen", i / 2, prepare_again);
+}
+
+// Of documents [first, last), whose checksum is another than when they were written.
+void PreparedData::refuse_block(size_t first, size_t last) const {
+    const auto bytes = [&](const char *name) {
+        const TensorInfo &info = file_.at(name);
+        const size_t each = dtype_bytes(info.dtype);
+        return format("%zu to %zu (%s)", info.begin + size_t(offsets_[first]) * each,
+                      info.begin + size_t(offsets_[last]) * each - 1, name);
+    };
+    die("%s: documents %zu to %zu are damaged, or were changed after the file was written: the checksum of its bytes %s and %s is another\n"
+        "  fix: copy the file again, or %s",
+        path().c_str(), first, last - 1, bytes("tokens").c_str(), bytes("loss_mask").c_str(), prepare_again);
 }
 
 void PreparedData::refuse_document(size_t i, size_t vocab) const {

@@ -11,6 +11,12 @@
 // Metadata, all strings: kind ("pretrain", "sft", "pref", or "prompts" without targets), vocab_size of the tokenizer, tokenizer_hash
 // (tokenizer.h; empty if there was none), and further entries that data/prepare.py adds for information.
 //
+// The entry checksums, which a file may lack, tells damage and edits: numbers with spaces between them, the first of them decimal, the others of 16
+// hex digits. A checksum is XXH3 with 64 bits (../core/hash.h), whose seed is the checksum of the bytes before:
+//   LEAST     a block of documents is as few consecutive ones as have at least so many tokens; the last block has the rest
+//   ARRAYS    checksum of doc_offsets, and then of margin, if there is one
+//   BLOCK...  checksum of each block: of its tokens, as I32, and then of its loss_mask
+//
 // In data of kind pref, documents form pairs: document 2i is the prompt of pair i with the chosen answer, and 2i+1 the prompt with the rejected
 // one; targets are the tokens of the answers. An optional array margin (pairs) F32 says by how much the chosen answer is better.
 #pragma once
@@ -33,6 +39,7 @@ class PreparedData final : public Samples {
     size_t targets(size_t i) const override { return targets_[i]; }
     Document document(size_t i) const override;  // dies if it changed since the check
     const InputFile &file() const override { return file_.file(); }
+    std::string fingerprint() const override;  // of the arrays, whatever the metadata
     bool pairs() const override { return pairs_; }
     bool has_margins() const override { return !margins_.empty(); }
     float margin(size_t s) const override { return has_margins() ? margins_[s] : 0; }
@@ -40,11 +47,18 @@ class PreparedData final : public Samples {
     const Metadata &metadata() const { return file_.metadata(); }
 
   private:
-    Document read_document(size_t i) const;
+    using Blocks = std::vector<size_t>;  // the first document of each block, and the number of all documents
+
+    Document read_tokens(size_t begin, size_t n) const;
+    Document read_document(size_t i) const { return read_tokens(size_t(offsets_[i]), length(i)); }
     void read_arrays();
+    void read_checksums();
+    uint64_t checksum_of_arrays() const;
+    Blocks blocks() const;
     void check_metadata(const std::string &tokenizer_hash) const;
     void check_offsets() const;
-    void check_documents(size_t vocab);  // and counts their targets
+    void check_documents(size_t vocab);  // and their blocks; counts their targets
+    [[noreturn]] void refuse_block(size_t first, size_t last) const;
     [[noreturn]] void refuse_document(size_t i, size_t vocab) const;
 
     SafetensorsFile file_;
@@ -52,5 +66,7 @@ class PreparedData final : public Samples {
     std::vector<float> margins_;       // (pairs) or empty
     std::vector<size_t> targets_;      // (documents)
     std::vector<uint64_t> checksums_;  // (documents)
+    size_t block_tokens_ = size_t(1) << 19;
+    std::vector<uint64_t> stored_;  // (1 + blocks) checksums of the arrays and of the blocks, or empty
     bool pairs_ = false;
 };

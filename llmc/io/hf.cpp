@@ -102,6 +102,12 @@ static bool is_buffer(const std::string &name) {
     return name.ends_with("rotary_emb.inv_freq") || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
 }
 
+std::vector<std::string> HfWeights::paths() const {
+    std::vector<std::string> out;
+    for (const auto &[name, file] : files_) out.push_back(file.path());
+    return out;
+}
+
 std::vector<TensorSpec> HfWeights::tensors() const {
     std::vector<TensorSpec> out;
     for (const auto &[name, file] : where_)

@@ -20,6 +20,7 @@ class HfWeights {
     static bool present(const std::string &dir);  // false if there is only config.json: training then starts from random weights
     explicit HfWeights(const std::string &dir, const WeightFiles &files = model_files);
 
+    std::vector<std::string> paths() const;                 // of the files
     std::vector<TensorSpec> tensors() const;                // all of them, without buffers, as they are stored
     const TensorInfo *find(const std::string &name) const;  // null where there is none
     // Reads a tensor into dst, which lies in `memory`, as X, float or bf16. Dies at a NaN or an infinity.

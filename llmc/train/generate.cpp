@@ -32,8 +32,7 @@ std::vector<Ids> read_prompts(const Run &run) {
     const Options &o = run.options;
     const std::vector<std::string> text = {"--prompt=" + o.prompt};  // one word: a prompt may begin with a dash
     const std::string prepared = prepared_file(run, GENERATE, o.prompts, o.prompts.empty() ? text : std::vector<std::string>{});
-    std::unique_ptr<PreparedData> data;
-    agree(run.comm, [&] { data = open_data(run, prepared); });
+    const auto data = open_data(run, prepared);
     if (o.prompts.empty() && run.speaks()) std::filesystem::remove(prepared);  // it will not be needed again
     std::vector<Ids> prompts;
     for (size_t i = 0; i < data->documents(); i++) prompts.push_back(data->document(i).tokens);

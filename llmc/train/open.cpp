@@ -1,5 +1,7 @@
 #include "open.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
@@ -17,16 +19,29 @@
 
 namespace fs = std::filesystem;
 
-// Every rank reads its own host's file. Either all ranks have the same file, or none has one.
-void expect_same_file(const Run &run, const std::string &path, bool optional) {
-    std::string own;
-    agree(run.comm, [&] { own = optional && !fs::exists(path) ? "" : fingerprint(InputFile(path)); });
+// `own` is what a rank has seen of the file, the same for the same contents.
+static void expect_same(const Run &run, const std::string &path, const std::string &own) {
     const auto all = run.comm.gather(own);
     agree(run.comm, [&] {
         for (size_t r = 1; r < all.size(); r++)
             if (all[r] != all[0])
                 die("%s is not the same file for rank 0 and for rank %zu\n  fix: the same files on all hosts", path.c_str(), r);
     });
+}
+
+void expect_same_files(const Run &run, const std::vector<std::string> &paths) {
+    if (run.comm.size == 1) return;
+    const std::string process = format("%s %d", host_name().c_str(), int(getpid()));
+    const auto processes = run.comm.gather(process);
+    const size_t first = size_t(std::find(processes.begin(), processes.end(), process) - processes.begin());
+    for (const std::string &path : paths) {
+        std::string own;
+        agree(run.comm, [&] {
+            if (first == size_t(run.comm.rank)) own = fs::exists(path) ? fingerprint(InputFile(path)) : "none";
+        });
+        const auto all = run.comm.gather(own);
+        expect_same(run, path, all[first]);
+    }
 }
 
 // Returns what `work` returns on the ranks that are `chosen`, and nothing on the others, which are told that it goes on: it may take longer than
@@ -47,9 +62,7 @@ std::string prepared_file(const Run &run, Task task, const std::string &path, co
     const std::string kind = task == PRETRAIN ? "pretrain" : task == GENERATE ? "prompts" : task & PAIRS ? "pref" : "sft";
     const TokenMeaning meaning{run.model_dir, run.tokenizer_hash, run.config.V, run.config.eos};
     std::string out = while_others_wait(run, run.speaks(), [&] { return prepare(meaning, kind, path, extra); });
-    out = run.comm.gather(out)[0];
-    expect_same_file(run, out, false);
-    return out;
+    return run.comm.gather(out)[0];
 }
 
 void find_model(const Run &run, std::string &name) {
@@ -112,19 +125,27 @@ void expect_positions(const Run &run, const Samples &data) {
 }
 
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path) {
-    auto data = std::make_unique<PreparedData>(path, run.config.V, run.tokenizer_hash);
-    if ((run.task & (PRETRAIN | SFT | PAIRS | RL)) && data->pairs() != ((run.task & PAIRS) != 0))
-        die("%s is of kind %s, but %s trains on %s\n  fix: %s", path.c_str(), data->kind().c_str(), task_name(run.task),
-            run.task & PAIRS ? "pairs" : "single documents",
-            run.task & PAIRS ? "prepare pairs with data/prepare.py pref" : "the task dpo or rm, or other data");
-    expect_positions(run, *data);
+    std::unique_ptr<PreparedData> data;
+    agree(run.comm, [&] {
+        data = std::make_unique<PreparedData>(path, run.config.V, run.tokenizer_hash);
+        if ((run.task & (PRETRAIN | SFT | PAIRS | RL)) && data->pairs() != ((run.task & PAIRS) != 0))
+            die("%s is of kind %s, but %s trains on %s\n  fix: %s", path.c_str(), data->kind().c_str(), task_name(run.task),
+                run.task & PAIRS ? "pairs" : "single documents",
+                run.task & PAIRS ? "prepare pairs with data/prepare.py pref" : "the task dpo or rm, or other data");
+        expect_positions(run, *data);
+    });
+    expect_same(run, path, data->fingerprint());
     return data;
 }
 
 std::unique_ptr<Samples> open_samples(const Run &run, const std::string &path) {
     if (run.options.rollouts.empty()) return open_data(run, path);
-    auto rollouts = std::make_unique<Rollouts>(path, run.config.V);
-    expect_positions(run, *rollouts);
+    expect_same_files(run, {path});
+    std::unique_ptr<Rollouts> rollouts;
+    agree(run.comm, [&] {
+        rollouts = std::make_unique<Rollouts>(path, run.config.V);
+        expect_positions(run, *rollouts);
+    });
     return rollouts;
 }
 
@@ -216,10 +237,23 @@ static void load_weights(const Run &run, Model &model) {
     if (adapter) load_adapter(run, model, *adapter);
 }
 
+// Returns the files that load_weights() reads.
+static std::vector<std::string> files_of_weights(const Run &run) {
+    std::vector<std::string> files;
+    agree(run.comm, [&] {
+        files = HfWeights(run.model_dir).paths();
+        if (run.config.lora.rank && !run.options.adapter.empty())
+            for (const std::string &path : HfWeights(run.options.adapter, adapter_files).paths()) files.push_back(path);
+    });
+    return files;
+}
+
 std::unique_ptr<Model> open_model(const Run &run, ModelLimits limits) {
     if (limits.mode != Mode::generate) limits.ranks = run.ranks;
     const bool trained = !run.model_dir.empty() && HfWeights::present(run.model_dir);
     const size_t memory = available_memory(run);
+    expect_same(run, run.model_dir, trained ? "has weights" : "has none");
+    if (trained) expect_same_files(run, files_of_weights(run));
     std::unique_ptr<Model> model;
     agree(run.comm, [&] {
         if (!trained && run.config.lora.rank)

@@ -9,7 +9,8 @@
 
 // Returns a prepared file for `path` (../data/prepare.h). One rank runs prepare.py, with `extra` as further arguments.
 std::string prepared_file(const Run &run, Task task, const std::string &path, const std::vector<std::string> &extra = {});
-void expect_same_file(const Run &run, const std::string &path, bool optional);  // dies if hosts have different files of that name
+// Dies if a file is not the same for all ranks, or if only some have it. One rank of each process reads the files, whole.
+void expect_same_files(const Run &run, const std::vector<std::string> &paths);
 
 // Turns the name of a model on the hub into the directory that one rank of each host fetches it to (../data/hub.h); other names stay as they are.
 void find_model(const Run &run, std::string &name);
@@ -22,7 +23,7 @@ Ranks ranks_of(const Run &run, size_t world,
                size_t sp);  // as the flags say, with `sp` of them in a ring; dies if the heads of run.config do not suit them
 void expect_positions(const Run &run,
                       const Samples &data);  // dies if a document has more tokens than run.config has positions
-std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path);
+std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path);  // dies if it is not the same for all ranks
 std::unique_ptr<Samples> open_samples(const Run &run,
                                       const std::string &path);  // what the task trains on: such data, or rollouts
 size_t rows_capacity(const Samples &data, size_t row_tokens);    // T of the largest row that this data can fill

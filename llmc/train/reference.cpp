@@ -72,17 +72,6 @@ std::vector<double> Reference::logps(const Samples &data, const Row &row) {
 
 // ---- --ref_mode precompute ----------------------------------------------------------------------------------------------------------
 
-static uint64_t hash_of_file(const InputFile &file) {
-    uint64_t hash = 0;
-    std::vector<std::byte> part;
-    in_parts(file.size(), [&](size_t first, size_t n) {
-        part.resize(n);
-        file.read(part.data(), n, first);
-        hash = hash_number(part.data(), n, hash);
-    });
-    return hash;
-}
-
 // Returns everything that the numbers depend on, as text. max_len and the template have already shaped the data.
 std::string Reference::side_file(const Samples &data, size_t pairs) const {
     std::set<std::string> files = {run_.model_dir + "/config.json"};
@@ -90,9 +79,9 @@ std::string Reference::side_file(const Samples &data, size_t pairs) const {
         if (entry.path().extension() == ".safetensors") files.insert(entry.path().string());
     if (run_.config.lora.rank)  // of --adapter
         for (const char *name : {"/adapter_config.json", "/adapter_model.safetensors"}) files.insert(run_.options.adapter + name);
-    std::string key = format("reference 2 %s%s %zu %zu", run_.options.dtype.c_str(), run_.options.load_in.c_str(), pairs,
-                             size_t(hash_of_file(data.file())));
-    for (const std::string &file : files) key += format(" %zu", size_t(hash_of_file(InputFile(file))));
+    std::string key = format("reference 3 %s%s %zu %s", run_.options.dtype.c_str(), run_.options.load_in.c_str(), pairs,
+                             data.fingerprint().c_str());
+    for (const std::string &file : files) key += format(" %s", fingerprint(InputFile(file)).c_str());
     return cache_file(format("reference-%s.safetensors", hash_of(key).c_str()));
 }
 

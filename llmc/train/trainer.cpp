@@ -51,7 +51,7 @@ class Trainer {
   private:
     size_t steps_of(const Drawing &drawing) const;
     void check_output_dir();
-    ModelLimits open_all_data(const std::string &path, const std::string &eval_path);
+    ModelLimits draw_from_data();
     void start_or_resume();
     void restore_state(const std::string &dir);
     TrainerState state() const;
@@ -111,15 +111,15 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     Options eval = o_;
     eval.dataset_probs.clear();  // they belong to the training data
     const auto prepared = [&](const std::string &path, const Options &o) {
-        if (o_.rollouts.empty()) return prepared_file(run, run.task, path, prepare_flags(o, run.task));
-        expect_same_file(run, path, false);
-        return path;
+        return o_.rollouts.empty() ? prepared_file(run, run.task, path, prepare_flags(o, run.task)) : path;
     };
     const std::string path = run.task == DEMO ? program_file("data/demo/train.safetensors")
                                               : prepared(o_.rollouts.empty() ? o_.data : o_.rollouts, o_);
     const std::string eval_path = o_.eval_data.empty() ? "" : prepared(o_.eval_data, eval);
     ModelLimits limits;
-    agree(run.comm, [&] { limits = open_all_data(path, eval_path); });
+    data_ = open_samples(run, path);
+    if (!eval_path.empty()) eval_data_ = open_samples(run, eval_path);
+    agree(run.comm, [&] { limits = draw_from_data(); });
     if (o_.sample_every) continuation_.emplace(run), continuation_->use(limits);
     agree(run.comm, [&] {
         objective_->make_room(*data_, limits);
@@ -136,10 +136,8 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
 }
 
 // Returns the limits that the model must have room for.
-ModelLimits Trainer::open_all_data(const std::string &path, const std::string &eval_path) {
-    data_ = open_samples(run_, path);
-    data_fingerprint_ = fingerprint(data_->file());
-    if (!eval_path.empty()) eval_data_ = open_samples(run_, eval_path);
+ModelLimits Trainer::draw_from_data() {
+    data_fingerprint_ = data_->fingerprint();
     LoaderOptions options;
     const Drawing drawing = objective_->drawing(o_);
     options.batch_size = drawing.batch_size, options.batch_tokens = drawing.batch_tokens, options.row_tokens = o_.row_tokens;

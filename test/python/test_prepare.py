@@ -299,6 +299,7 @@ def test_file(bench):
     arrays, metadata = documents.arrays, documents.metadata
     assert (arrays["tokens"].dtype, arrays["loss_mask"].dtype, arrays["doc_offsets"].dtype) == (np.uint16, np.uint8, np.int64)
     assert len(arrays["tokens"]) == len(arrays["loss_mask"]) == arrays["doc_offsets"][-1]
+    assert metadata.pop("checksums").startswith("524288 ")
     assert metadata == {"kind": "sft", "vocab_size": str(len(documents.hf)), "tokenizer_hash": Tokenizer(tokenizer).hash,
                         "max_len": "999", "template_hash": fnv1a(CHATML), "source": "in.jsonl", "version": "1"}
     assert [name for name in os.listdir(bench.path) if name.startswith("out")] == ["out.safetensors"]

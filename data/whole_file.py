@@ -1,0 +1,40 @@
+"""Files that are written whole or not at all, by any number of processes at once."""
+
+import contextlib
+import os
+
+
+@contextlib.contextmanager
+def whole_file(path):
+    """Opens a file for writing. At the end of the block it gets its name, from an older file that may have it; no error may have left the block.
+
+    Until then the file has no name, so that a process that is killed leaves nothing behind. Where a file system has no such files, it has a
+    name that no other process takes."""
+    directory = os.path.dirname(os.path.abspath(path))
+    temporary = os.path.join(directory, f".{os.urandom(8).hex()}.tmp")
+    try:
+        descriptor = os.open(directory, os.O_TMPFILE | os.O_WRONLY, 0o666)
+    except OSError:
+        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+            if not os.path.exists(temporary):  # src_dir_fd, which an absolute path does not need, makes os.link follow the link of /proc
+                os.link(f"/proc/self/fd/{descriptor}", temporary, src_dir_fd=descriptor, follow_symlinks=True)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        raise
+    sync_directory(directory)
+
+
+def sync_directory(path):
+    """Writes the directory to the disk, so that the new name survives a power cut."""
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
