@@ -202,8 +202,8 @@ def trained_words(task, record):
             flags = [bool(message[name]) for name in ("train", "training", "weight") if name in message]
             role = message.get("role") or message["from"]
             said = {key: value for key, value in message.items() if key != "reasoning_content"}
-            if isinstance(said.get("content"), str):
-                said["content"] = said["content"].split("</think>")[-1]
+            for name in {"content", "value"} & said.keys():
+                said[name] = (said[name] if isinstance(said[name], str) else "".join(part["text"] for part in said[name])).split("</think>")[-1]
             say(said, flags[0] if flags and task == "sft" else is_trained and role in ("assistant", "gpt"))
 
     for name, value in record.items():
@@ -211,7 +211,7 @@ def trained_words(task, record):
             say(value, False)
         elif name == "prompt" or task == "prompts":
             say_messages(value, False)
-        elif name in ("messages", "conversations", "completion") and isinstance(value, list):
+        elif name in ("messages", "conversations", "completion", "chosen", "rejected") and isinstance(value, list):
             say_messages(value, True)
         elif name in ("completion", "output", "chosen", "rejected", "text"):
             say(value, True)
@@ -224,7 +224,7 @@ def words_of_messages(record):
     chat = record.get("conversations") if record.get("messages") is None else record["messages"]
     for message in chat if isinstance(chat, list) else []:
         if isinstance(message, dict) and not {"train", "training", "weight"} & set(message):
-            sharegpt = "role" not in message
+            sharegpt = not {"role", "content"} & set(message)
             role, content = (message.get(name) for name in (("from", "value") if sharegpt else ("role", "content")))
             own, others = ("gpt", ("human", "system", "tool")) if sharegpt else ("assistant", ("user", "system", "tool"))
             if isinstance(content, str) and role in (own, *others):
