@@ -13,12 +13,13 @@ from limits import BeyondLimit, Limits, checked_length
 from messages import REASONING
 
 SENTINEL = "Sentinel7f3a9c51"  # stands in for a message's content; no template cuts or changes a plain word
-WORD = re.compile(r"Word(\d+)([a-z]+)7f3a9c51")  # stands in for a text of a message with a number: content, reasoning, call, tools
+WORD = re.compile(r"Word(\d+)([a-z_]+)7f3a9c51")  # stands in for a text of a message with a number: content, reasoning, call, tools
 EXAMPLE_CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": {SENTINEL: "x"}}}
 EXAMPLE_TOOL = {"type": "function", "function": {"name": "Word0tools7f3a9c51", "description": "Word0tools7f3a9c51", "parameters": {
     "type": "object", "properties": {"Word0tools7f3a9c51": {"type": "string", "description": "Word0tools7f3a9c51"}}}}}
 # What a message may hold beside its content. A template that names it may show it.
-OTHER_CONTENTS = {"image", "images", "image_url", "audio", "audios", "video", "videos", "files", "attachments", "documents", "refusal", "tools"}
+OTHER_CONTENTS = {"image", "images", "image_url", "audio", "audios", "video", "videos", "files", "attachments", "documents", "refusal", "tools",
+                  "functions", "function_calls"}
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")  # that templates of published models know
 
@@ -187,7 +188,7 @@ class ChatTemplate:
         if missing is None:  # the template refuses the outline; then only the texts themselves can tell
             missing = [word for word, words in said.items() if words.strip() not in text and json.dumps(words)[1:-1] not in text], 0
         template = self._template(variables)
-        others = [f"Word{i}{name.replace('_', '')}7f3a9c51" for i, message in enumerate(messages) for name in message.keys() & OTHER_CONTENTS
+        others = [f"Word{i}{name}7f3a9c51" for i, message in enumerate(messages) for name in message.keys() & OTHER_CONTENTS
                   if message[name] and name not in template]
         return [*missing[0], *others], missing[1]
 
@@ -206,7 +207,7 @@ class ChatTemplate:
                 i, what = WORD.fullmatch(word).groups()
                 if word in text:
                     continue
-                if what == "reasoning" and word in self._render(messages[:int(i) + 1], variables):
+                if what in ("reasoning", "thought") and word in self._render(messages[:int(i) + 1], variables):
                     left_out += 1
                 else:
                     lost.append(word)
@@ -273,9 +274,9 @@ def outline(messages):
     for i, message in enumerate(messages):
         content = message.get("content")
         if content is not None and "</think>" in content:
-            before, _, after = content.partition("</think>")
-            thought = before.rpartition("<think>")[2]
-            content = f"<think>\n{word(i, 'reasoning', thought)}\n</think>\n\n{word(i, 'content', after)}"
+            before, _, after = content.rpartition("</think>")
+            thought = before.replace("<think>", "")
+            content = f"<think>\n{word(i, 'thought', thought)}\n</think>\n\n{word(i, 'content', after)}"
         elif content is not None:
             content = word(i, "content", content)
         entry = {"role": message["role"], "content": content}
@@ -326,7 +327,7 @@ def refuse_lost(lost, messages):
     if not lost:
         return
     number, what = WORD.fullmatch(lost[0]).groups()
-    message, what = messages[int(number)], re.sub("^calls*$", "tool calls", what)
+    message, what = messages[int(number)], "reasoning" if what == "thought" else re.sub("^calls*$", "tool calls", what)
     if what == "tools":
         raise DataError("has tools, of which the chat template shows nothing",
                          "leave 'tools' out, or take a template for tools: --tokenizer_chat_template FILE")

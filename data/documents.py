@@ -16,7 +16,7 @@ SFT_FORMATS = ("messages; conversations; prompt and completion; instruction, inp
 PREF_FORMATS = ("chosen and rejected, both strings or both lists of messages, with their prompt in prompt or at the beginning of "
                 "both, or the fields named by --prompt_key, --chosen_key and --rejected_key; margin, a number")
 PRETRAIN_FORMATS = "text; input_ids; or the field named by --input_key"
-PROMPT_FORMATS = "prompt; messages"
+PROMPT_FORMATS = "prompt; messages; conversations"
 OPENRLHF_TEMPLATE = "User: {}\nAssistant: "
 CHAT_FIELDS = ("A chat can have tools, system and chat_template_kwargs beside its messages; train, training or weight of a "
                "message says whether it is trained")
@@ -115,9 +115,10 @@ def pref_drafts(fields, options, template):
                         "write both answers as strings, or both as lists of messages")
     prompt = field(fields, options.prompt_key, "--prompt_key") if options.prompt_key else fields.get("prompt")
     name = options.prompt_key or "prompt"
-    if prompt is None and (is_text(chosen) or isinstance(parsed(chosen), dict)) and chat_field(fields):
-        name = chat_field(fields)  # LLaMA-Factory's form
-        prompt = fields[name]
+    if prompt is None and chat_field(fields) and as_messages(chosen, "assistant", keys[0])[0]["role"] == "assistant":
+        name = chat_field(fields)  # the form of LLaMA-Factory and Axolotl
+        prompt = checked_messages(fields[name], name)
+        prompt = None if prompt[-1]["role"] == "assistant" else prompt
     if options.apply_chat_template or not all(is_text(part) for part in (chosen, "" if prompt is None else prompt)):
         drafts = [final_answer_draft(with_prompt(prompt, name, fields[key], key), (name, *keys), fields, options, template) for key in keys]
     else:

@@ -20,17 +20,17 @@ RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "conversatio
 
 
 def is_chat(value):
-    """Whether a field holds messages: a list of them, or one, as such or as JSON text."""
-    value = parsed(value)
-    first = parsed(value[0]) if isinstance(value, list) and value else value
-    return isinstance(first, dict) and ("role" in first or "from" in first)
+    """Whether a field holds messages: a list of them, also as JSON text, or one."""
+    messages = parsed(value) if not isinstance(value, dict) else [value]
+    return isinstance(messages, list) and bool(messages) and all(
+        isinstance(turn, dict) and bool(turn.keys() & {"role", "from"}) and bool(turn.keys() & {"content", "value", "tool_calls"})
+        for turn in map(parsed, messages))
 
 
 def as_messages(value, role, name):
     """The messages in a field, whose text, if it has nothing else, is one of the given role."""
     if isinstance(value, str) and not is_chat(value):
         return [{"role": role, "content": value}]
-    value = parsed(value)
     return checked_messages([value] if isinstance(value, dict) else value, name)
 
 
@@ -74,7 +74,7 @@ def checked_message(turn, where, fix):
         message["tool_calls"] = tool_calls(message["tool_calls"], where)
         if not message["tool_calls"]:
             del message["tool_calls"]
-    if "content" not in message and "tool_calls" not in message:
+    if "content" not in message and "tool_calls" not in message and "function_calls" not in message:
         null = "; its content is null" if "content" in turn or "value" in turn else f"; it has {seen(turn)}"
         raise DataError(f"{where} has no content{null}", fix)
     return with_one_reasoning(message, where) if any(name in message for name in REASONING) else message

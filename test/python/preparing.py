@@ -36,6 +36,18 @@ LLAMA2 = ("{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token + '[I
           "{% else %}{{ ' ' + m['content'].strip() + ' ' + eos_token }}{% endif %}{% endfor %}")
 # As one of Mistral's: something stands before the last user message only, so that no earlier rendering begins the whole one.
 LAST_MARKED = LLAMA2.replace("{{ bos_token + ", "{% if loop.last or loop.index == loop.length - 1 %}{{ '#' }}{% endif %}{{ ")
+# Headlines of Alpaca in plain text, and one end of text behind the whole chat.
+HEADLINES = ("{% for m in messages %}{% if m['role'] == 'user' %}{{ '### Instruction:\n' + m['content'] + '\n\n' }}{% else %}"
+             "{{ '### Response:\n' + m['content'] }}{% if loop.last %}{{ eos_token }}{% else %}{{ '\n\n' }}{% endif %}{% endif %}{% endfor %}"
+             "{% if add_generation_prompt %}{{ '### Response:\n' }}{% endif %}")
+# As Qwen3: tools before the chat, calls after the content, reasoning in the last turn alone, and no roles but these.
+CALLING = ("{% if tools %}{{ '# Tools ' + (tools | tojson) + '\n' }}{% endif %}"
+           "{% set last = namespace(user=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor %}"
+           "{% for m in messages %}{% if m.role in ['system', 'user', 'tool'] %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+           "{% elif m.role == 'assistant' %}{{ '<|im_start|>assistant\n' }}"
+           "{% if m.reasoning_content and loop.index0 > last.user %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}{{ m.content }}"
+           "{% for call in m.tool_calls or [] %}{{ '<call>' + (call.function | tojson) }}{% endfor %}{{ '<|im_end|>\n' }}{% endif %}{% endfor %}"
+           "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 # No special token ends a turn.
 PLAIN = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
 

@@ -290,6 +290,83 @@ def test_prompts(bench):
     assert bench.run("prompts", adding, None, "--prompt", "Why?").texts() == ["<s>Why?"]  # without a template plain text
 
 
+@pytest.mark.parametrize("record", [{"prompt": "Why?"}, {"prompt": [CHAT[1] | {"content": "Why?"}], "solution": "1"},
+                                    {"messages": json.dumps([CHAT[1] | {"content": "Why?"}])}])
+def test_prompts_for_answers_of_the_models_own(bench, record):
+    """The task rl keeps prompts without an answer, and says how many; where there is one, the record is what it is for sft."""
+    answered = [{"prompt": "Q", "completion": "A"}, {"messages": CHAT}]
+    documents = bench.run("rl", bench.tokenizer(CHATML, merges=[]), [record, *answered])
+    assert documents.trained() == [[], ["A<|endoftext|>"], *BOTH_TURNS] and bench.row("without an answer") == 1
+    asked = "Why?" if isinstance(record.get("prompt"), str) else "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+    assert documents.texts()[0] == asked and documents.metadata["kind"] == "rl"
+    keyed = bench.run("rl", bench.tokenizer(CHATML, merges=[]), [{"q": "Why?"}, {"q": "Why?", "a": "So"}], "--input_key", "q", "--output_key", "a")
+    assert keyed.texts() == ["User: Why?\nAssistant: ", "User: Why?\nAssistant: So<|endoftext|>"]
+    keyed = bench.run("rl", bench.tokenizer(CHATML, merges=[]), [{"q": "Why?"}], "--input_key", "q", "--apply_chat_template")
+    assert keyed.texts() == ["<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"]
+    # A longer one is cut or dropped as ever; an answer that is cut off leaves no prompt behind.
+    assert bench.run("rl", bench.tokenizer(CHATML, merges=[]), [{"prompt": "QQQQQQ", "completion": "A"}, {"prompt": "Q"}], "--max_len", "4",
+                     "--truncation", "keep").texts() == ["Q"]
+
+
+# ---- fields that would not be read
+
+DOLLY = {"instruction": "Name a river.", "context": "Peru is a country.", "response": "The Maranon."}
+ORCA = {"system_prompt": "Be terse.", "question": "Name a river.", "response": "The Maranon."}
+
+
+def test_prompts_beside_the_named_fields(bench):
+    tokenizer = bench.tokenizer(CHATML, merges=[])
+    for record, keys, name in ((DOLLY, ("instruction", "response"), "context"), (ORCA, ("question", "response"), "system_prompt"),
+                               ({"instruction": "Add.", "input": "1 2", "output": "3"}, ("instruction", "output"), "input"),
+                               ({"instruction": "Add.", "input": "1 2", "output": "3"}, ("input", "output"), "instruction"),
+                               ({"q": "Q", "a": "A", "tools": [{"name": "look"}]}, ("q", "a"), "tools"),
+                               ({"q": "Q", "a": "A", "reasoning": "hm"}, ("q", "a"), "reasoning")):
+        error = bench.refused("sft", tokenizer, [record], "--input_key", keys[0], "--output_key", keys[1])
+        assert f"record 1 (line 1) of in.jsonl: has a field {name!r} that is in no part of what would be trained; it has " in error
+    # A system prompt is one, in a chat; of two names of the prompt the one that is named counts.
+    keys = ["--input_key", "question", "--output_key", "response", "--apply_chat_template"]
+    documents = bench.run("sft", tokenizer, [ORCA | {"prompt": "x", "id": "7", "answer": "y", "source": "z"}], *keys)
+    assert documents.texts() == ["<|im_start|>system\nBe terse.<|im_end|>\n<|im_start|>user\nName a river.<|im_end|>\n"
+                                 "<|im_start|>assistant\nThe Maranon.<|im_end|>\n"]
+
+
+@pytest.mark.parametrize("record, message", [
+    ({"text": "A", "question": "Q"}, "has a field 'question'"), ({"prompt": "Q", "completion": "A", "context": "C"}, "has a field 'context'"),
+    ({"prompt": "Q", "completion": "A", "reasoning_content": "hm"}, "has a field 'reasoning_content'"),
+    ({"messages": CHAT, "context": "C"}, "has a field 'context'"), ({"messages": CHAT, "documents": [{"text": "D"}]}, "has a field 'documents'"),
+    ({"messages": CHAT, "conversations": [{"from": "human", "value": "Else"}]}, "has a field 'conversations'"),
+    ({"prompt": "Q", "completion": "A", "label": False}, "is one answer with a judgement"), ({"messages": CHAT, "kto_tag": True}, "is one answer with a"),
+    ({"prompt": "Q", "completions": ["a", "b"], "labels": [True, False]}, "is an answer in steps with a label for each"),
+    ({"text": "Hello?", "role": "prompter", "parent_id": None}, "is one message of a conversation, with a role and a text of its own"),
+    ({"instruction": "Q", "output": "A", "history": ["x"]}, "has a 'history' that is no list of questions with their answers")])
+def test_records_of_which_a_part_would_not_be_read(bench, record, message):
+    error = bench.refused("sft", bench.tokenizer(CHATML), [{"messages": CHAT}, record])
+    assert error.startswith(f"record 2 (line 2) of in.jsonl: {message}")
+
+
+def test_notes_and_copies_beside_a_chat_are_no_part_of_it(bench):
+    notes = {"prompt": "Hi", "prompt_id": "x", "problem": "And?", "solution": "Bye", "answer": "8", "source": "s", "category": "c", "score": 1.5,
+             "instruction": " Hi ", "system_prompt": "Be short.", "text": "elsewhere", "messages": None, "label": "x", "history": []}
+    assert bench.run("sft", bench.tokenizer(CHATML), [{"conversations": CHAT} | notes]).trained() == BOTH_TURNS
+
+
+def test_history_of_alpaca(bench):
+    record = {"instruction": "And?", "input": "", "output": "Bye", "history": [["Hi", "Hello there"]], "system": "Be short."}
+    error = bench.refused("sft", bench.tokenizer(), [record | {"system": ""}])  # without a template
+    assert "has a field 'history'" in error
+    assert bench.run("sft", bench.tokenizer(CHATML), [record]).trained() == BOTH_TURNS
+
+
+def test_json_text_of_messages(bench):
+    records = [{"messages": json.dumps(CHAT)}, {"conversations": json.dumps([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}])},
+               {"prompt": json.dumps(CHAT[:4]), "completion": json.dumps(CHAT[4:])}, {"messages": [json.dumps(message) for message in CHAT]}]
+    documents = bench.run("sft", bench.tokenizer(CHATML), records)
+    assert documents.trained() == [*BOTH_TURNS, ["Hello<|im_end|>"], ["Bye<|im_end|>"], *BOTH_TURNS]
+    # Other JSON is text, and stays as it is.
+    objects = {"prompt": '{"role": "admin"}', "completion": "[1, 2]"}
+    assert bench.run("sft", bench.tokenizer(CHATML, merges=[]), [objects]).texts() == ['{"role": "admin"}[1, 2]<|endoftext|>']
+
+
 # ---- the file
 
 

@@ -4,7 +4,7 @@ import csv
 import json
 
 import pytest
-from preparing import BOTH_TURNS, CHAT, CHATML, CHATML_MARKED, CHATML_STRIPPED, LLAMA2, THINKING, bench  # noqa: F401
+from preparing import BOTH_TURNS, CALLING, CHAT, CHATML, CHATML_MARKED, CHATML_STRIPPED, HEADLINES, LLAMA2, THINKING, bench  # noqa: F401
 
 QUESTION = [{"role": "user", "content": "Hi"}]
 ANSWER = [{"role": "assistant", "content": "Hello"}]
@@ -211,3 +211,194 @@ def test_a_role_of_ones_own_is_no_mistake(bench):
     for role, template in (("narrator", CHATML), ("tools", guided)):
         documents = bench.run("sft", bench.tokenizer(template), [{"messages": [*QUESTION, {"role": role, "content": "x"}, *ANSWER]}])
         assert f"<|im_start|>{role}\nx" in documents.texts()[0]
+
+
+# Names of ShareGPT and of data made from it, in a chat of two turns.
+@pytest.mark.parametrize("user, assistant", [("human", "gpt"), ("user", "assistant"), ("prompter", "bot"), ("Human", "chatgpt"), ("human", "bard"),
+                                             ("human", "bing"), ("human", "model"), ("user", "ai")])
+@pytest.mark.parametrize("names", [("from", "value"), ("role", "content")])
+def test_names_of_the_same_two_roles(bench, user, assistant, names):
+    turns = [dict(zip(names, (role, text))) for role, text in zip((user, assistant) * 2, ("Hi", "Hello there", "And?", "Bye"))]
+    field = "messages" if names[0] == "role" else "conversations"
+    documents = bench.run("sft", bench.tokenizer(CALLING), [{field: turns}])
+    assert documents.trained() == BOTH_TURNS and documents.texts()[0].startswith("<|im_start|>user\nHi<|im_end|>\n")
+
+
+# ---- where a turn ends
+
+
+def test_a_turn_that_no_token_ends_is_trained_alone(bench):
+    """Two templates whose turns end in plain text; what is trained is not what follows up to the next special token."""
+    documents = bench.run("sft", bench.tokenizer(HEADLINES, merges=[]), [{"messages": CHAT[1:]}])
+    assert documents.trained() == [["Hello there", "Bye<|endoftext|>"]] and bench.row("open turns") == 1
+    closed = HEADLINES.replace("'### Instruction", "'<s>### Instruction")  # a special token begins the next turn
+    documents = bench.run("sft", bench.tokenizer(closed, merges=[]), [{"messages": CHAT[1:]}])
+    assert documents.trained() == [["Hello there", "Bye<|endoftext|>"]] and bench.row("open turns") == 1
+
+
+def test_turns_that_end_otherwise_than_the_last(bench):
+    """As gpt-oss: <|im_end|>, but <|endoftext|> where the chat ends with the answer. And as Cohere: two tokens end a turn."""
+    other = CHATML.replace("+ '<|im_end|>\\n'", "+ (eos_token if m['role'] == 'assistant' and loop.last and not add_generation_prompt else '<|im_end|>')")
+    assert bench.run("sft", bench.tokenizer(other), [{"messages": CHAT}]).trained() == [["Hello there<|im_end|>", "Bye<|endoftext|>"]]
+    two = CHATML.replace("<|im_end|>\\n", "<|endoftext|><|im_end|>\\n<s>")
+    documents = bench.run("sft", bench.tokenizer(two), [{"messages": CHAT}])
+    assert documents.trained() == [["Hello there<|endoftext|><|im_end|>", "Bye<|endoftext|><|im_end|>"]]
+
+
+# ---- tools, reasoning, parts: in whatever form
+
+LOOK = {"name": "look", "arguments": {"place": "Rome", "day": None}}
+RESULT = {"role": "tool", "content": "sunny"}
+CALLED = '<call>{"name": "look", "arguments": {"place": "Rome", "day": null}}<|im_end|>'
+
+
+def called(**call):
+    return [*QUESTION, {"role": "assistant", **call}, RESULT, *ANSWER]
+
+
+@pytest.mark.parametrize("messages", [
+    called(tool_calls=[{"type": "function", "function": LOOK}]),
+    called(content=None, tool_calls=[{"function": LOOK}]),
+    called(content="", tool_calls=json.dumps([{"function": LOOK}])),
+    called(tool_calls=[{"type": "function", "function": LOOK | {"arguments": json.dumps(LOOK["arguments"])}}]),
+    called(tool_calls=[{"type": "function", "function": json.dumps(LOOK | {"arguments": json.dumps(json.dumps(LOOK["arguments"]))})}]),
+    called(tool_calls={"function": LOOK}), called(function_call=LOOK), called(tool_calls=[LOOK]),
+    [*QUESTION, {"from": "function_call", "value": json.dumps(LOOK)}, {"from": "observation", "value": "sunny"}, *ANSWER],
+    [*QUESTION, {"role": "tool_call", "content": json.dumps([LOOK])}, {"role": "tool_response", "content": "sunny"}, *ANSWER],
+    json.dumps(called(tool_calls=[{"function": LOOK}]))])
+def test_calls_of_tools_in_every_form(bench, messages):
+    documents = bench.run("sft", bench.tokenizer(CALLING, merges=[]), [{"messages": messages}])
+    assert documents.trained() == [[CALLED, "Hello<|im_end|>"]] and "tool\nsunny<|im_end|>" in documents.texts()[0]
+
+
+def test_calls_one_after_the_other_are_one_message(bench):
+    calls = [{"from": "function_call", "value": json.dumps({"name": name, "arguments": {}})} for name in ("a", "b")]
+    documents = bench.run("sft", bench.tokenizer(CALLING, merges=[]), [{"conversations": [{"from": "human", "value": "Hi"}, *calls]}])
+    assert documents.trained() == [['<call>{"name": "a", "arguments": {}}<call>{"name": "b", "arguments": {}}<|im_end|>']]
+
+
+def test_arguments_as_a_template_wants_them(bench):
+    """As DeepSeek's: a call only where the content is null, and with arguments that are JSON text already."""
+    strings = ("{% for m in messages %}{% if m.content is not none %}{{ '<|im_start|>' + m.role + m.content + '<|im_end|>' }}{% else %}"
+               "{{ '<|im_start|>call ' + m.tool_calls[0].function.name + ':' + m.tool_calls[0].function.arguments + '<|im_end|>' }}{% endif %}{% endfor %}")
+    printing = strings.replace("':' + m.tool_calls[0].function.arguments + '", "':' ~ m.tool_calls[0].function.arguments ~ '")  # would be Python's {'place'
+    for template in (strings, printing):
+        documents = bench.run("sft", bench.tokenizer(template, merges=[]), [{"messages": called(tool_calls=[{"function": LOOK}])}])
+        assert 'call look:{"place": "Rome", "day": null}<|im_end|>' in documents.texts()[0]
+
+
+@pytest.mark.parametrize("tools", [TOOLS, [TOOLS[0]["function"]], json.dumps(TOOLS), [json.dumps(TOOLS[0])],
+                                   [{"type": "function", "function": json.dumps(TOOLS[0]["function"])}]])
+@pytest.mark.parametrize("field", ["tools", "functions"])
+def test_tools_in_every_form(bench, tools, field):
+    documents = bench.run("prompts", bench.tokenizer(CALLING, merges=[]), [{"messages": QUESTION, field: tools}])
+    assert documents.texts()[0].startswith('# Tools [{"type": "function", "function": {"name": "look"}}]\n<|im_start|>user')
+
+
+def test_schemas_of_parameters_in_json_text(bench):
+    tools = [{"type": "function", "function": {"name": "look", "parameters": json.dumps({"type": "object"})}}]
+    documents = bench.run("prompts", bench.tokenizer(CALLING, merges=[]), [{"messages": QUESTION, "tools": tools}])
+    assert '"parameters": {"type": "object"}' in documents.texts()[0]
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("read", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_under_every_name(bench, name, read):
+    """Earlier reasoning is left out by the template, and counted."""
+    messages = [*QUESTION, ANSWER[0] | {name: "hm"}, *QUESTION, ANSWER[0] | {name: "so"}]
+    template = CALLING.replace("reasoning_content", read)
+    documents = bench.run("sft", bench.tokenizer(template), [{"messages": messages}])
+    assert documents.trained() == [["Hello<|im_end|>", "<think>so</think>Hello<|im_end|>"]] and bench.row("reasoning left out") == 1
+    pair = {"prompt": messages[:3], "chosen": [messages[3]], "rejected": [{"role": "assistant", "content": "No"}]}
+    assert bench.run("pref", bench.tokenizer(template), [pair]).trained() == [["<think>so</think>Hello<|im_end|>"], ["No<|im_end|>"]]
+    assert bench.row("reasoning left out") == 2
+
+
+def test_reasoning_in_place_of_a_part_of_the_generation_prompt(bench):
+    """As Qwen3.5 without thinking: the prompt has an empty block, where the answer has its reasoning."""
+    silent = CALLING.replace("'<think>' +", "'<think>' + '\\n' +").replace("assistant\\n' }}{% endif", "assistant\\n<think>\\n</think>' }}{% endif")
+    documents = bench.run("sft", bench.tokenizer(silent, merges=[]), [{"messages": [*QUESTION, ANSWER[0] | {"reasoning_content": "so"}]}])
+    assert documents.trained() == [["<think>\nso</think>Hello<|im_end|>"]]
+
+
+@pytest.mark.parametrize("content", [[{"type": "text", "text": "Hello"}], [{"text": "Hel"}, "lo"], [{"type": "output_text", "text": "Hello", "image": None}],
+                                     {"type": "text", "text": "Hello"}])
+def test_contents_in_parts(bench, content):
+    takes_parts = CHATML.replace("m['content']", "(m['content'] | map(attribute='text') | join(''))")
+    for template in (CHATML, CALLING, CHATML_MARKED, takes_parts):
+        for names in (("role", "content"), ("from", "value")):
+            turns = [dict(zip(names, turn)) for turn in (("user", [{"type": "text", "text": "Hi"}]), ("assistant", content))]
+            assert bench.run("sft", bench.tokenizer(template), [{"messages": turns}]).trained() == [["Hello<|im_end|>"]]
+
+
+def test_what_a_tool_returns_may_be_an_object(bench):
+    documents = bench.run("sft", bench.tokenizer(CALLING), [{"messages": [*QUESTION, {"role": "tool", "content": {"é": [1]}}, *ANSWER]}])
+    assert '<|im_start|>tool\n{"é": [1]}<|im_end|>' in documents.texts()[0]
+
+
+def test_what_a_table_fills_in_is_not_there(bench):
+    """The same tokens from JSON lines and from tables, which give every object the keys of all; and a null of JSON stays."""
+    import datasets
+    import pyarrow
+    import pyarrow.parquet
+
+    def record(name, **arguments):
+        properties = {key: {"type": "string"} for key in arguments}
+        return {"messages": called(content="Let me see.", tool_calls=[{"type": "function", "function": {"name": name, "arguments": arguments}}]),
+                "tools": [{"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}]}
+
+    records = [record("look", place="Rome"), record("add", x="1", y="2")]
+    tokenizer = bench.tokenizer(CALLING, merges=[])
+    expected = bench.run("sft", tokenizer, records).texts()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), bench.path / "in.parquet")
+    datasets.Dataset.from_list(records).save_to_disk(bench.path / "saved")
+    for source in ("in.parquet", "saved"):
+        assert bench.run("sft", tokenizer, str(bench.path / source)).texts() == expected
+    assert "null" not in "".join(expected)
+    assert '{"x": null}' in bench.run("sft", tokenizer, [record("add", x=None)]).texts()[0]
+
+
+# ---- nothing vanishes
+
+SAID = {"messages": QUESTION + ANSWER}
+
+
+@pytest.mark.parametrize("template, record, lost", [
+    (CALLING, {"messages": [*QUESTION, {"role": "critic", "content": "x"}, *ANSWER]}, "has content in a message of the role 'critic', of which the chat"),
+    (CALLING, {"messages": [*QUESTION, {"role": "developer", "content": "Hi"}, *ANSWER]}, "has content in a message of the role 'developer'"),
+    (HEADLINES.replace("{% else %}", "{% elif m['role'] == 'assistant' %}", 1), {"messages": CHAT}, "has content in a message of the role 'system'"),
+    (CHATML, {"messages": [*QUESTION, ANSWER[0] | {"reasoning_content": "hm"}]}, "has reasoning in a message of the role 'assistant'"),
+    (CHATML, {"messages": [*QUESTION, ANSWER[0] | {"thinking": "hm"}, *QUESTION, *ANSWER]}, "has reasoning in a message"),
+    (THINKING.replace("{% if loop.last %}", "{% if false %}"), {"messages": [*QUESTION, {"role": "assistant", "content": "<think>hm</think>Hello"}]},
+     "has reasoning in a message"),
+    (CHATML, {"messages": called(content="Let me see.", tool_calls=[{"function": LOOK}])}, "has tool calls in a message of the role 'assistant'"),
+    (CALLING.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]"), {"messages": called(tool_calls=[{"function": LOOK}] * 2)}, "has tool calls in"),
+    (CALLING.replace("{{ m.content }}", "{{ m.content if not m.tool_calls }}"), {"messages": called(content="Now", tool_calls=[{"function": LOOK}])},
+     "has content beside tool calls in a message of the role 'assistant'"),
+    (CHATML, SAID | {"tools": TOOLS}, "has tools, of which the chat template shows nothing\n  fix: leave 'tools' out, or take a template for tools"),
+    (CHATML, {"messages": [QUESTION[0] | {"images": ["a.png"]}, *ANSWER]}, "has images in a message of the role 'user'"),
+    (CHATML, {"messages": [*QUESTION, ANSWER[0] | {"function_calls": "look()"}]}, "has function_calls in a message of the role 'assistant'"),
+    (CHATML, {"messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Hi"}]}, *ANSWER]},
+     "messages[0] has a part of the type 'image'\n  fix: only text"),
+    (CHATML, {"messages": [{"role": "user", "content": [{"type": "text"}]}, *ANSWER]}, "messages[0] has a part of the type 'text' that has no text"),
+    (CHATML, {"messages": [{"role": "user", "content": 5}, *ANSWER]}, "messages[0] has a content that is a number, not a string"),
+    (CHATML, {"messages": [{"role": "user", "content": {"a": "b"}}, *ANSWER]}, "messages[0] has a content that is an object, not a string"),
+    (CHATML, {"messages": [{"role": "user", "content": None}, *ANSWER]}, "messages[0] has no content; its content is null"),
+    (CHATML, {"messages": 5}, "'messages' is a number, not a list of messages"),
+    (CHATML, {"conversations": [{"from": ["human"], "value": "Hi"}]}, "conversations[0] is no message with a role"),
+    (CALLING, {"messages": [*QUESTION, ANSWER[0] | {"reasoning": "a", "thinking": "b"}]}, "messages[1] has reasoning and thinking, which differ"),
+    (CALLING, {"messages": called(tool_calls=[{"function": {"arguments": {}}}])}, "messages[1] calls a tool by an object without a name"),
+    (CALLING, {"conversations": [{"from": "human", "value": "Hi"}, {"from": "function_call", "value": "look at Rome"}]},
+     "conversations[1] calls a tool by a string"),
+    (CHATML, SAID | {"images": ["a.png"]}, "has 'images', and only text is trained on")])
+@pytest.mark.parametrize("task", ["sft", "rl"])
+def test_what_no_template_shows_is_refused(bench, template, record, lost, task):
+    good = {"messages": [*QUESTION, *ANSWER]}
+    error = bench.refused(task, bench.tokenizer(template), [good, record])
+    assert error.startswith("record 2 (line 2) of in.jsonl: " + lost), error
+
+
+def test_short_texts_are_not_found_in_others(bench):
+    """What is shown is told by words of our own in place of the texts, not by the texts, which may stand elsewhere."""
+    error = bench.refused("sft", bench.tokenizer(CALLING), [{"messages": [*QUESTION, {"role": "critic", "content": "Hello"}, *ANSWER]}])
+    assert "has content in a message of the role 'critic'" in error

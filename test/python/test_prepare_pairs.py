@@ -1,13 +1,14 @@
 """data/prepare.py pref: documents 2i and 2i+1 are the chosen and the rejected one of pair i."""
 
 import csv
+import json
 import os
 import re
 
 import numpy as np
 import pytest
 from preparing import (  # noqa: F401
-    CHAT, CHATML, CHATML_MARKED, CHATML_WITHOUT_PROMPT, LLAMA2, PLAIN, THINKING, Documents, bench,
+    CALLING, CHAT, CHATML, CHATML_MARKED, CHATML_WITHOUT_PROMPT, LLAMA2, PLAIN, THINKING, Documents, bench,
     chain, make_tokenizer, prepare)
 
 QUESTION = [{"role": "user", "content": "Why?"}]
@@ -285,3 +286,26 @@ def test_pairs_are_not_for_other_tasks(bench):
     assert "has no {}" in bench.refused("pref", bench.tokenizer(CHATML), chats, "--input_template", "User:")
     named = bench.run("sft", bench.tokenizer(CHATML), chats, "--input_key", "chosen", "--apply_chat_template")
     assert named.trained() == [["a<|im_end|>"]]
+
+
+@pytest.mark.parametrize("record", [
+    {"prompt": json.dumps(QUESTION), "chosen": json.dumps([said("So")]), "rejected": json.dumps([said("No")])},
+    {"conversations": [{"from": "human", "value": "Why?"}], "chosen": {"from": "gpt", "value": "So"}, "rejected": {"from": "gpt", "value": "No"}},
+    {"messages": QUESTION, "chosen": [said("So")], "rejected": [said("No")]},
+    {"prompt": QUESTION, "chosen": [*QUESTION, said("So")], "rejected": [*QUESTION, said("No")]},  # not asked twice
+    {"chosen": [*QUESTION, said("So")], "rejected": [*QUESTION, said("No")], "messages": [*QUESTION, said("So")], "question": "Why?"}])
+def test_prompts_of_pairs_in_other_forms(bench, record):
+    assert bench.run("pref", bench.tokenizer(CHATML), [record]).texts() == [ASKED + "So<|im_end|>", ASKED + "No<|im_end|>"]
+
+
+@pytest.mark.parametrize("name", ["question", "instruction", "input", "query", "problem", "context", "history", "system_prompt"])
+@pytest.mark.parametrize("answers", [("So", "No"), ([said("So")], [said("No")])])
+def test_a_prompt_that_would_not_be_read_is_refused(bench, name, answers):
+    pair = dict(zip(("chosen", "rejected"), answers))
+    error = bench.refused("pref", bench.tokenizer(CALLING if name != "system_prompt" else LLAMA2), [pair | {name: [["Why?", "x"]]}])
+    assert f"record 1 (line 1) of in.jsonl: has a field {name!r} that is in no part of what would be trained" in error or "'system_prompt' is a list" in error
+    # It may be named, or be empty, or stand in the answers, too.
+    if name not in ("history", "system_prompt"):
+        documents = bench.run("pref", bench.tokenizer(CHATML), [pair | {name: "Why?"}], "--prompt_key", name, "--apply_chat_template")
+        assert documents.texts() == [ASKED + "So<|im_end|>", ASKED + "No<|im_end|>"]
+    assert len(bench.run("pref", bench.tokenizer(CHATML), [{"chosen": "Why? So", "rejected": "Why? No", name: absent} for absent in ("", None)]).ids) == 4
