@@ -41,10 +41,10 @@
 #include "linear_layers.h"
 #include "model.h"
 #include "parameters.h"
-#include "profile.h"
 #include "quantised_layers.h"
 #include "ranks.h"
 #include "table.h"
+#include "trace.h"
 
 // The arrays of a layer's attention.
 template <class X> struct AttentionActs {
@@ -70,7 +70,7 @@ template <class Dev> class Decoder : public Model {
         return *memory_;
     }
     void profile() override;
-    Profiler *profiler() override { return profiler_.get(); }
+    Profiler *profiler() override { return trace_.profiler(); }
     void allocate(Mesh &mesh, bool guards, bool poison) override;
     const std::vector<Tensor> &tensors() const override { return zero.table; }
     const std::vector<Tensor> &frozen_tensors() const override { return frozen_.tensors; }
@@ -101,8 +101,8 @@ template <class Dev> class Decoder : public Model {
         return zero.gradient_norm(mesh_->shards, memory());
     }
     std::string nonfinite_gradient() override { return ::nonfinite_gradient(zero, mesh_->all); }
-    void detect_anomaly() override { looks_ = true; }
-    Anomaly anomaly() override { return anomaly_; }
+    void detect_anomaly() override { trace_.detect_anomaly(); }
+    Anomaly anomaly() override { return trace_.anomaly(); }
     std::string store_name() const override { return store_ ? store_->name() : ""; }
     void update(const AdamW &adamw) override {
         begin_op(clock.between_rows(ADAMW));
@@ -166,9 +166,7 @@ template <class Dev> class Decoder : public Model {
 
     void begin_op(const Moment &now, size_t bucket = 0) {  // is called at the start of each op
         matmul_use_scratch(dev, acts.matmul);  // another model on this device may have used its own, and freed it since
-        if (looks_) look(now);
-        if (poison_) arena_->poison_dead(now.time);
-        if (profiler_) profiler_->begin(now.pass, now.op, now.layer, bucket, of_tile_);
+        trace_.begin(now, bucket);
     }
     // Begins an op of a half of layer l. Returns false if the op must not run: in Pass::recompute, if its results were kept.
     bool runs(size_t op, size_t l, Pass pass) {
@@ -179,18 +177,18 @@ template <class Dev> class Decoder : public Model {
     // Calls f(first, n) for each tile of the row's tokens, one after the other. The hidden arrays of the feed-forward hold one tile: (tile, F).
     template <class F> void for_tiles(F f) {
         in_parts(
-            row.T, [&](size_t first, size_t n) { of_tile_ = n, f(first, n); }, tile);
-        of_tile_ = 0;
+            row.T, [&](size_t first, size_t n) { trace_.tile = n, f(first, n); }, tile);
+        trace_.tile = 0;
     }
     // Waits until the unit's weights have arrived, from all ranks or from the store, and writes out those that are quantised.
     void ready(size_t unit, Pass pass = Pass::forward) {
         if (zero.sharding.parts > 1) begin_comm_op(pass, PARAM_GATHER);
         zero.ready(mesh_->shards, units[unit].begin, units[unit].end);
-        if (profiler_ && guests_.away()) profiler_->begin(pass, ops.number(COPY), 0);
+        if (guests_.away()) trace_.begin_transfer(pass, COPY);
         guests_.wait(unit);
         const size_t n = row.T ? quantised_.weights(unit) : 0;
         if (n == 0) return;
-        if (profiler_) profiler_->begin(pass, ops.number(DEQUANTISE), 0, n);
+        trace_.begin_transfer(pass, DEQUANTISE, 0, n);
         quantised_.ready(unit);
     }
     void attention_forward(size_t l, const AttentionActs<X> &a);
@@ -298,20 +296,18 @@ template <class Dev> class Decoder : public Model {
     void fetch(size_t guest, Pass pass = Pass::forward) {
         if (!guests_.any() || !joins()) return;
         if (!guests_.away()) begin_comm_op(pass, PARAM_GATHER);
-        else if (profiler_) profiler_->begin(pass, ops.number(COPY), 0);
+        else trace_.begin_transfer(pass, COPY);
         guests_.fetch(mesh_->shards, guest, pass == Pass::backward);
     }
     enum Stretch { FORWARD, RECOMPUTE, BACKWARD };  // of a layer
     template <class F> void recorded(size_t l, Stretch stretch, const F &work);
     template <class F> void sum_gradients(size_t unit, float *buffer, bool complete, F add);
     float *buffer_of(size_t unit) const { return zero.buffers() ? grads_of.unit[unit] : nullptr; }
-    void look(const Moment &now);
     void leave(size_t l);
     void come(size_t l);
     void wait_for_copies(size_t l, Pass pass);
-    void begin_comm_op(Pass pass, RowOp op,
-                       size_t bucket = 0) {  // a sum or gather among ranks. It lies between two ops and changes no lifetime
-        if (profiler_ && (mesh_->all.size > 1 || zero.rounds)) profiler_->begin(pass, ops.number(op), 0, bucket);
+    void begin_comm_op(Pass pass, RowOp op, size_t bucket = 0) {  // a sum or gather among ranks
+        if (mesh_->all.size > 1 || zero.rounds) trace_.begin_transfer(pass, op, 0, bucket);
     }
 
     const Table base_;     // of the trainer
@@ -329,16 +325,11 @@ template <class Dev> class Decoder : public Model {
     std::unique_ptr<Memory> memory_;
     std::unique_ptr<Arena> arena_;  // lies in memory_
     std::unique_ptr<Store> store_;  // copies from the arena and to it
-    std::unique_ptr<Profiler> profiler_;
-    std::unique_ptr<Graphs> graphs_;      // null: every launch is a call
-    SelfComm alone_;                      // this rank, which generates by itself
-    size_t of_tile_ = 0;                  // the tokens of the tile that for_tiles() computes now
-    bool poison_ = false, last_ = false;  // last_: this is the step's last micro-step
-    bool accumulate_ = true;  // false: the next backward pass overwrites the gradients of products instead of adding to them
-    bool looks_ = false;      // --detect_anomaly
-    std::optional<Moment> looked_;  // the op that runs now
-    size_t ops_ = 0;                // the number of ops whose outputs --detect_anomaly has examined
-    Anomaly anomaly_;
+    Trace trace_{ops};
+    std::unique_ptr<Graphs> graphs_;  // null: every launch is a call
+    SelfComm alone_;                  // this rank, which generates by itself
+    bool last_ = false;               // this is the step's last micro-step
+    bool accumulate_ = true;       // false: the next backward pass overwrites the gradients of products instead of adding to them
     std::optional<uint64_t> key_;  // of dropout and noise; without one there is neither
     size_t targets_ = 0;           // the number of targets since the last take_sums()
     uint64_t rounding_key_ = 0;    // of this step
@@ -370,7 +361,7 @@ template <class Dev> class Decoder : public Model {
 template <class Dev> void Decoder<Dev>::profile() {
     auto timeline = make_timeline(dev);
     const Peaks peaks = measure_peaks(dev, memory(), *timeline);
-    profiler_ = std::make_unique<Profiler>(std::move(timeline), peaks, ops, config, parts().layout);
+    trace_.profile(std::make_unique<Profiler>(std::move(timeline), peaks, ops, config, parts().layout));
 }
 
 template <class Dev> StepParts Decoder<Dev>::parts() const {
@@ -392,9 +383,9 @@ template <class Dev> StepParts Decoder<Dev>::parts() const {
 
 template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool poison) {
     mesh_ = &mesh;
-    poison_ = poison;
     plan_.place(guards);
     arena_ = std::make_unique<Arena>(plan_, memory());
+    trace_.watch(*arena_, poison);
     if (plan_.store_bytes()) {
         store_ = make_store(dev, limits.offload.dir, plan_.store_bytes(), limits.offload.patience);
         optimizer.use(*store_, memory());
@@ -427,19 +418,6 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
     if (config.reward && trains() && zero.buffers()) head_dw = grads_of.head;
 }
 
-// For --detect_anomaly: examines the arrays that the op before this one has written.
-template <class Dev> void Decoder<Dev>::look(const Moment &now) {
-    if (looked_ && looked_->pass != Pass::step && anomaly_.what.empty()) {
-        ops_++;
-        const auto [time, pass, op, layer] = *looked_;
-        const std::string of_layer = ops.of_layer(op) ? format("layer %zu, ", layer) : "";
-        if (const std::string found = arena_->nonfinite(time, layer); !found.empty())
-            anomaly_ = {ops_, format("%s, %s%s: %s", pass_names[size_t(pass)], of_layer.c_str(), ops.name(op), found.c_str())};
-    }
-    if (!looked_ || looked_->time != now.time) arena_->clear_new(now.time);
-    looked_ = now;
-}
-
 // ---- forward --------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev> void Decoder<Dev>::load_row(const Row &r) {
@@ -463,7 +441,7 @@ template <class Dev> void Decoder<Dev>::load_weights(std::span<const float> of_a
 // Takes this rank's part of a whole row.
 template <class Dev> void Decoder<Dev>::load_part(const Row &r) {
     const Row whole = pad_row(r, limits.ranks.sp);
-    if (profiler_) profiler_->begin_row(whole, limits.ranks.sp);
+    trace_.begin_row(whole, limits.ranks.sp);
     row.split = split_row(config, limits.ranks, sizeof(X), whole);
     load_row(local_row(whole, *row.split, limits.ranks.sp_rank()));
     row.numbers = local_predictors(whole, *row.split, limits.ranks.sp_rank());
@@ -525,7 +503,7 @@ template <class Dev> void Decoder<Dev>::forward() {
 // Launches a part of a layer's work, by replaying its recording if there is one. A recording lacks what the host does between launches: messages of a
 // ring, marks of time, dead arrays to fill or examine; and a key of dropout is an argument of its launches.
 template <class Dev> template <class F> void Decoder<Dev>::recorded(size_t l, Stretch stretch, const F &work) {
-    const bool only_launches = limits.ranks.sp == 1 && !profiler_ && !poison_ && !looks_ && config.lora.dropout == 0;
+    const bool only_launches = limits.ranks.sp == 1 && !trace_.is_on() && config.lora.dropout == 0;
     if (!graphs_ || !only_launches || row.cached != row.training || !linears_.adapters_are_on) return work();
     Graphs::Stretch key{l, stretch, row.T, accumulate_};
     graphs_->run(key, work);
@@ -546,7 +524,7 @@ template <class Dev> void Decoder<Dev>::come(size_t l) {
 }
 
 template <class Dev> void Decoder<Dev>::wait_for_copies(size_t l, Pass pass) {
-    if (profiler_ && !travellers_[l].empty()) profiler_->begin(pass, ops.number(COPY), l);
+    if (!travellers_[l].empty()) trace_.begin_transfer(pass, COPY, l);
     for (const Traveller &t : travellers_[l]) store_->wait(t.place);
 }
 

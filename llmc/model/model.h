@@ -17,6 +17,7 @@
 #include "op_list.h"
 #include "ranks.h"
 #include "table.h"
+#include "trace.h"
 
 // Sums over target tokens; divided by `targets` they are means. nll and entropy are in nats.
 struct LossSums {
@@ -24,12 +25,6 @@ struct LossSums {
     LossSums &operator+=(const LossSums &o) {
         return nll += o.nll, entropy += o.entropy, correct += o.correct, targets += o.targets, *this;
     }
-};
-
-// The first value that is not finite: the number of ops before it, and a text that names the op, the array and the element.
-struct Anomaly {
-    size_t ops = SIZE_MAX;
-    std::string what;
 };
 
 enum class Mode { train, evaluate, generate };
