@@ -8,7 +8,7 @@ std::vector<std::vector<typename Dev::X>> gather_units(Zero<Dev> &zero, Comm &co
     using X = typename Dev::X;
     std::vector<std::vector<X>> out;
     HostMemory memory;
-    for (size_t u = 0; zero.guests() && u < units.size(); u++) {
+    for (size_t u = 0; zero.prefetched() && u < units.size(); u++) {
         const auto [begin, end, row] = units[u];
         const size_t own_count = zero.sharding.unit_begins[u + 1] - zero.sharding.unit_begins[u];
         const size_t bytes = round_up(own_count * sizeof(X), store_alignment);

@@ -7,13 +7,9 @@
 //                    its attention: the half once more, which recomputes what was not kept, and its backward function; then input_backward
 //
 // The ranks of a ring share each row: a rank computes T / sp of its tokens, and only attention needs the others (../parallel/ring.h). The
-// gradients of a unit are summed over all ranks as soon as the backward pass has computed them (../parallel/zero.h). One rank is a ring of one.
+// gradients of a unit are summed over all ranks as soon as the backward pass has computed them. One rank is a ring of one.
 //
-// ready(unit) comes before the unit's weights are read. They may be guests (guests.h): fetch(unit) begins to bring them, some time before, into an array
-// that the plan holds for as long as they are read. Where ranks gather them, every rank takes part in that, also one that has no row.
-//
-// With adapters (lora.h) `zero` and the optimizer have the adapters alone, and the model's own weights lie in `frozen`, without gradients or moments. The
-// matrices of its layers may be stored in 4 or 8 bits; then ready(unit) writes them out (quantised_layers.h).
+// weights.h has the weights, wherever they lie, and trace.h what watches the ops.
 #pragma once
 #include <cmath>
 #include <optional>
@@ -32,19 +28,16 @@
 #include "../ops/sample.h"
 #include "../ops/score.h"
 #include "../parallel/mesh.h"
-#include "../parallel/optimizer.h"
 #include "../parallel/ring.h"
 #include "../parallel/split.h"
 #include "clock.h"
 #include "config.h"
-#include "guests.h"
 #include "linear_layers.h"
 #include "model.h"
-#include "parameters.h"
-#include "quantised_layers.h"
 #include "ranks.h"
 #include "table.h"
 #include "trace.h"
+#include "weights.h"
 
 // The arrays of a layer's attention.
 template <class X> struct AttentionActs {
@@ -72,50 +65,36 @@ template <class Dev> class Decoder : public Model {
     void profile() override;
     Profiler *profiler() override { return trace_.profiler(); }
     void allocate(Mesh &mesh, bool guards, bool poison) override;
-    const std::vector<Tensor> &tensors() const override { return zero.table; }
-    const std::vector<Tensor> &frozen_tensors() const override { return frozen_.tensors; }
-    void load(const HfWeights &weights, uint64_t seed) override {
-        load_parameters(frozen, weights, seed, memory());
-        load_parameters(zero, weights, seed, memory());
-        if (config.weight_bits) quantised_.load(weights, memory());
+    const std::vector<Tensor> &tensors() const override { return weights_.trained.table; }
+    const std::vector<Tensor> &frozen_tensors() const override { return weights_.frozen_table.tensors; }
+    void load(const HfWeights &files, uint64_t seed) override { weights_.load(files, seed); }
+    void load_adapters(const HfWeights &files, uint64_t seed) override {
+        load_parameters(weights_.trained, files, seed, memory());
     }
-    void load_adapters(const HfWeights &weights, uint64_t seed) override { load_parameters(zero, weights, seed, memory()); }
     void randomise(std::optional<uint64_t> key) override { key_ = linears_.dropout_key = key; }
-    void initialise(uint64_t seed) override {
-        initialise_parameters(frozen, mesh_->shards, seed, config.initializer_range, memory());
-        initialise_parameters(zero, mesh_->shards, seed, config.initializer_range, memory());
-    }
-    void save(const std::string &dir, const std::string &export_dtype) override {
-        save_parameters(
-            zero, *mesh_, dir, export_dtype, memory(), [&](size_t b) { return bucket_buffer(b); },
-            adapts() ? adapter_files : model_files);
-    }
+    void initialise(uint64_t seed) override { weights_.initialise(seed); }
+    void save(const std::string &dir, const std::string &export_dtype) override { weights_.save(dir, export_dtype); }
     void zero_gradients(uint64_t key = 0) override {
         begin_op(clock.between_rows(ZERO_GRAD));
-        rounding_key_ = key, micro_step_ = 0;
-        accumulate_ = zero.buffers();  // a buffer begins with the sum so far
-        zero.zero_gradients(memory(), accumulate_);
+        weights_.begin_step(key);
     }
     double gradient_norm() override {
         begin_op(clock.between_rows(GRAD_NORM));
-        return zero.gradient_norm(mesh_->shards, memory());
+        return weights_.trained.gradient_norm(mesh_->shards, memory());
     }
-    std::string nonfinite_gradient() override { return ::nonfinite_gradient(zero, mesh_->all); }
+    std::string nonfinite_gradient() override { return ::nonfinite_gradient(weights_.trained, mesh_->all); }
     void detect_anomaly() override { trace_.detect_anomaly(); }
     Anomaly anomaly() override { return trace_.anomaly(); }
     std::string store_name() const override { return store_ ? store_->name() : ""; }
     void update(const AdamW &adamw) override {
         begin_op(clock.between_rows(ADAMW));
-        optimizer.update(zero, mesh_->shards, adamw);
+        weights_.optimizer.update(weights_.trained, mesh_->shards, adamw);
     }
-    OptimizerState optimizer_state() override { return optimizer.state(zero, memory()); }
-    void optimizer_state_loaded() override { zero.gather(mesh_->shards); }
-    void gather_parameters() override { zero.ready(mesh_->shards, 0, zero.sharding.elements); }
-    void copy_parameters_to(Model &other) override {
-        copy_parameters(zero, mesh_->shards.group, dynamic_cast<Decoder &>(other).zero,
-                        [&](size_t b) { return bucket_buffer(b); });
-    }
-    Payload take_sent() override { return std::exchange(zero.sent, {}); }
+    OptimizerState optimizer_state() override { return weights_.optimizer.state(weights_.trained, memory()); }
+    void optimizer_state_loaded() override { weights_.trained.gather(mesh_->shards); }
+    void gather_parameters() override { weights_.trained.ready(mesh_->shards, 0, weights_.trained.sharding.elements); }
+    void copy_parameters_to(Model &other) override { weights_.copy_to(dynamic_cast<Decoder &>(other).weights_); }
+    Payload take_sent() override { return std::exchange(weights_.trained.sent, {}); }
     double model_flops(const Row &row) const override { return ops.model_flops(config, row); }
 
     std::vector<double> evaluate(const Row &row) override;
@@ -128,7 +107,7 @@ template <class Dev> class Decoder : public Model {
     DrawnTokens draw(const DrawRequest &request) override;
     void finish_generation() override;
     void copy_cache_page(size_t to, size_t from) override;
-    Zero<Dev> &parameters() { return zero; }
+    Zero<Dev> &parameters() { return weights_.trained; }
 
   protected:
     using X = typename Dev::X;
@@ -180,17 +159,6 @@ template <class Dev> class Decoder : public Model {
             row.T, [&](size_t first, size_t n) { trace_.tile = n, f(first, n); }, tile);
         trace_.tile = 0;
     }
-    // Waits until the unit's weights have arrived, from all ranks or from the store, and writes out those that are quantised.
-    void ready(size_t unit, Pass pass = Pass::forward) {
-        if (zero.sharding.parts > 1) begin_comm_op(pass, PARAM_GATHER);
-        zero.ready(mesh_->shards, units[unit].begin, units[unit].end);
-        if (guests_.away()) trace_.begin_transfer(pass, COPY);
-        guests_.wait(unit);
-        const size_t n = row.T ? quantised_.weights(unit) : 0;
-        if (n == 0) return;
-        trace_.begin_transfer(pass, DEQUANTISE, 0, n);
-        quantised_.ready(unit);
-    }
     void attention_forward(size_t l, const AttentionActs<X> &a);
     void attention_backward(size_t l, const AttentionActs<X> &a);
     void linear_forward(size_t l, LinearShape m, X *out, const X *x, const X *w, const X *bias, size_t t, size_t n) {
@@ -198,11 +166,9 @@ template <class Dev> class Decoder : public Model {
     }
     void linear_backward(size_t l, LinearShape m, X *dx, float *dw, float *dbias, const X *dout, const X *x, const X *w, size_t t,
                          size_t n) {
-        linears_.backward(l, m, dx, dw, dbias, dout, x, w, t, n, accumulate_);
+        linears_.backward(l, m, dx, dw, dbias, dout, x, w, t, n, weights_.accumulates());
     }
-    template <class F> void sum_gradients(size_t unit, bool complete, F add) {
-        sum_gradients(unit, buffer_of(unit), complete, add);
-    }
+    template <class F> void sum_gradients(size_t unit, bool complete, F add) { weights_.sum_gradients(unit, complete, add); }
 
     Dev dev;
     const ModelConfig config;
@@ -268,17 +234,14 @@ template <class Dev> class Decoder : public Model {
   private:
     void plan_row();
     void plan_head();
-    void plan_buckets();
     void load_row(const Row &row);
     void load_part(const Row &row);
     void load_documents(const Row &whole);
     bool is_noisy() const { return key_ && limits.neftune_alpha > 0 && linears_.adapters_are_on; }  // the reference is not
     void load_weights(std::span<const float> of_all, float entropy_weight);
     HeadLoss head_loss() const { return {row.predictors, row.targets, row.weights, row.entropy_weight, limits.temperature}; }
-    // Between steps: room for bucket b with its padding.
-    float *bucket_buffer(size_t b) { return zero.buffers() ? *grads_of.largest : zero.grads + zero.sharding.buckets[b].begin; }
-    // Before a pass of generation: where weights are gathered it needs all ranks, and those that have finished make it without a row until all have.
-    bool all_finished(bool finished) { return !guests_.divided() || mesh_->all.all(finished); }
+    // With ZeRO-3 every rank must join each forward pass; ranks that finished generating join with an empty row until all are done.
+    bool all_finished(bool finished) { return !weights_.prefetched.divided() || mesh_->all.all(finished); }
     void load_first_keys(std::span<const int32_t> doc_begin);
     void forward();
     void gradients(bool last);
@@ -289,51 +252,23 @@ template <class Dev> class Decoder : public Model {
     RingAttention ring(size_t l);
     AttentionShape attention_shape(size_t T) const { return {T, config.H, config.KV, config.D, 1 / std::sqrt(float(config.D))}; }
     AttentionInputs<X> attention_inputs(size_t l, const AttentionActs<X> &a);
-    // Whether a layer's weights are here only from ready() until those of the next take their place.
-    bool has_guests() const { return guests_.any() || config.weight_bits > 0; }
-    // Whether this rank takes part in a pass: where weights are gathered also without a row.
-    bool joins() const { return row.T > 0 || guests_.divided(); }
-    void fetch(size_t guest, Pass pass = Pass::forward) {
-        if (!guests_.any() || !joins()) return;
-        if (!guests_.away()) begin_comm_op(pass, PARAM_GATHER);
-        else trace_.begin_transfer(pass, COPY);
-        guests_.fetch(mesh_->shards, guest, pass == Pass::backward);
-    }
     enum Stretch { FORWARD, RECOMPUTE, BACKWARD };  // of a layer
     template <class F> void recorded(size_t l, Stretch stretch, const F &work);
-    template <class F> void sum_gradients(size_t unit, float *buffer, bool complete, F add);
-    float *buffer_of(size_t unit) const { return zero.buffers() ? grads_of.unit[unit] : nullptr; }
     void leave(size_t l);
     void come(size_t l);
     void wait_for_copies(size_t l, Pass pass);
-    void begin_comm_op(Pass pass, RowOp op, size_t bucket = 0) {  // a sum or gather among ranks
-        if (mesh_->all.size > 1 || zero.rounds) trace_.begin_transfer(pass, op, 0, bucket);
-    }
 
-    const Table base_;     // of the trainer
-    const Table trained_;  // base_, or the table of its adapters
-    const std::vector<Unit> &units = trained_.units;
-    const size_t head_unit;
-    Zero<Dev> zero;
-    const Table frozen_;  // base_, if it is not trained; else empty
-    QuantisedLayers<Dev> quantised_;
-    Zero<Dev> frozen;  // what is frozen and not quantised; only its parameters are used
-    Guests<Dev> guests_;
+    Trace trace_{ops};
+    Weights<Dev> weights_;
     LinearLayers<Dev> linears_;
-    Optimizer<Dev> optimizer;
     Mesh *mesh_ = nullptr;
     std::unique_ptr<Memory> memory_;
-    std::unique_ptr<Arena> arena_;  // lies in memory_
-    std::unique_ptr<Store> store_;  // copies from the arena and to it
-    Trace trace_{ops};
+    std::unique_ptr<Arena> arena_;    // lies in memory_
+    std::unique_ptr<Store> store_;    // copies from the arena and to it
     std::unique_ptr<Graphs> graphs_;  // null: every launch is a call
     SelfComm alone_;                  // this rank, which generates by itself
-    bool last_ = false;               // this is the step's last micro-step
-    bool accumulate_ = true;       // false: the next backward pass overwrites the gradients of products instead of adding to them
-    std::optional<uint64_t> key_;  // of dropout and noise; without one there is neither
-    size_t targets_ = 0;           // the number of targets since the last take_sums()
-    uint64_t rounding_key_ = 0;    // of this step
-    size_t micro_step_ = 0;        // the number of passes of this step so far
+    std::optional<uint64_t> key_;     // of dropout and noise; without one there is neither
+    size_t targets_ = 0;              // the number of targets since the last take_sums()
 
     // The residual stream in the forward and in the backward pass: the same arrays, if they do not leave between the two.
     struct {
@@ -347,14 +282,6 @@ template <class Dev> class Decoder : public Model {
     };
     size_t bytes_now(const Traveller &t) const { return round_up(t.bytes / T_max * row.T, store_alignment); }
     std::vector<std::vector<Traveller>> travellers_;  // of each layer
-
-    // From stage 2 of ZeRO on, and where gradients are stored in bf16: the buffers in which they are computed before they are summed over ranks and stored.
-    // A unit's buffer has room for its largest bucket.
-    struct {
-        std::vector<float *> unit;
-        float *head;      // of the head, also where the head is tied to the embedding
-        float **largest;  // a buffer with room for any bucket
-    } grads_of;
 };
 
 // Must be called before allocate(), while there is free memory in which the device's peaks can be measured.
@@ -365,6 +292,7 @@ template <class Dev> void Decoder<Dev>::profile() {
 }
 
 template <class Dev> StepParts Decoder<Dev>::parts() const {
+    const Zero<Dev> &zero = weights_.trained;
     Work layout{};
     constexpr size_t bytes_of_moment[] = {sizeof(float), sizeof(bf16), sizeof(uint8_t)};
     layout.element = sizeof(X), layout.gradient = zero.rounds ? sizeof(bf16) : sizeof(float);
@@ -377,8 +305,8 @@ template <class Dev> StepParts Decoder<Dev>::parts() const {
     else
         for (const Tensor &t : zero.table) layout.cleared += t.product && !zero.buffers() ? 0 : t.count;
     std::vector<size_t> copied;
-    for (size_t unit = 0; unit < units.size(); unit++) copied.push_back(guests_.bytes(unit));
-    return {ops, layout, trained_, zero.sharding, clock, quantised_.weights(1), copied};
+    for (size_t unit = 0; unit < weights_.units.size(); unit++) copied.push_back(weights_.prefetched.bytes(unit));
+    return {ops, layout, weights_.table, zero.sharding, clock, weights_.quantised.weights(1), copied};
 }
 
 template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool poison) {
@@ -386,36 +314,19 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
     plan_.place(guards);
     arena_ = std::make_unique<Arena>(plan_, memory());
     trace_.watch(*arena_, poison);
-    if (plan_.store_bytes()) {
-        store_ = make_store(dev, limits.offload.dir, plan_.store_bytes(), limits.offload.patience);
-        optimizer.use(*store_, memory());
-        zero.pieces.use(*store_, memory()), frozen.pieces.use(*store_, memory());
-    }
+    if (plan_.store_bytes()) store_ = make_store(dev, limits.offload.dir, plan_.store_bytes(), limits.offload.patience);
+    weights_.use(mesh, memory(), store_.get());
     if (limits.graphs) graphs_ = make_graphs(dev);
-    const auto weight = [this](const Zero<Dev> &of, size_t unit, size_t offset) {
-        return of.guests() ? guests_.find(unit, offset) : of.params + of.sharding.flat(offset);
-    };
-    const Locate<X> params = [&](size_t unit, size_t offset) { return weight(zero, unit, offset); };
-    const Locate<float> grads = [&](size_t unit, size_t offset) {
-        return zero.buffers() ? grads_of.unit[unit] + (offset - units[unit].begin) : zero.grads + zero.sharding.flat(offset);
-    };
-    if (!config.freezes()) {
-        point_weights(params, trains() ? &grads : nullptr);
-        if (trains() && zero.buffers()) head_dw = grads_of.head;
-        if (guests_.any()) head_w = guests_.head_weights();
-        return;
+    const Locate<float> gradients = weights_.gradients(), none = nowhere<float>();
+    if (config.freezes()) point_weights(weights_.frozen_weights(), trains() ? &none : nullptr);
+    else point_weights(weights_.trained_weights(), trains() ? &gradients : nullptr);
+    if (weights_.prefetched.any()) head_w = weights_.prefetched.head_weights();
+    if (config.freezes()) {
+        lora_table(config, weights_.frozen_table, linears_.adapters, &head_w, weights_.trained_weights());
+        if (trains()) lora_table(config, weights_.frozen_table, linears_.gradients, &head_dw, gradients);
+        linears_.documents = row.documents, linears_.positions = row.doc_pos;
     }
-    const Locate<X> base = [&](size_t unit, size_t offset) {
-        X *written_out = quantised_.find(unit, offset);
-        return written_out ? written_out : weight(frozen, unit, quantised_.others.offsets.at(offset));
-    };
-    const Locate<float> none = nowhere<float>();
-    point_weights(base, trains() ? &none : nullptr);
-    if (guests_.any()) head_w = guests_.head_weights();
-    lora_table(config, base_, linears_.adapters, &head_w, params);
-    if (trains()) lora_table(config, base_, linears_.gradients, &head_dw, grads);
-    linears_.documents = row.documents, linears_.positions = row.doc_pos;
-    if (config.reward && trains() && zero.buffers()) head_dw = grads_of.head;
+    if (trains() && head_dw && weights_.trained.buffers()) head_dw = weights_.head_buffer;
 }
 
 // ---- forward --------------------------------------------------------------------------------------------------------------------------
@@ -475,29 +386,30 @@ template <class Dev> void Decoder<Dev>::load_first_keys(std::span<const int32_t>
     write(memory(), row.first_key_window, first_key);
 }
 
-// A guest begins to come when the layer before it begins.
+// A unit's weights are fetched when the layer before it begins.
 template <class Dev> void Decoder<Dev>::forward() {
-    const size_t L = config.L, norm = units.size() - 1;
-    if (!joins()) return;
+    const size_t L = config.L, norm = weights_.units.size() - 1;
+    const Pass pass = Pass::forward;
+    if (!weights_.begin_forward(row.T > 0)) return;
     acts.x = x_of.forward;
-    fetch(0);
-    if (positions_unit) fetch(positions_unit);
-    fetch(1);
-    ready(0);
-    if (positions_unit) ready(positions_unit);
+    weights_.fetch(0, pass);
+    if (positions_unit) weights_.fetch(positions_unit, pass);
+    weights_.fetch(1, pass);
+    weights_.ready(0, pass);
+    if (positions_unit) weights_.ready(positions_unit, pass);
     if (row.T) input_forward();
     if (row.T && !row.cached && is_noisy())
         noise_forward(dev, acts.x[0], {*key_, row.magnitudes, row.documents, row.doc_pos}, row.T, config.C);
     for (size_t l = 0; l < L; l++) {
-        ready(1 + l);
-        if (l + 1 < L) fetch(2 + l);
-        else fetch(norm), fetch(guests_.head);
-        if (row.T) recorded(l, FORWARD, [&] { attention_half(l, Pass::forward), feed_forward_half(l, Pass::forward); });
+        weights_.ready(1 + l, pass);
+        if (l + 1 < L) weights_.fetch(2 + l, pass);
+        else weights_.fetch(norm, pass), weights_.fetch(weights_.prefetched.head, pass);
+        if (row.T) recorded(l, FORWARD, [&] { attention_half(l, pass), feed_forward_half(l, pass); });
         if (row.T && row.cached == row.training) leave(l);
     }
-    ready(norm);
+    weights_.ready(norm, pass);
     if (row.T) final_norm_forward();
-    ready(head_unit);
+    weights_.ready(weights_.table.head, pass);
 }
 
 // Launches a part of a layer's work, by replaying its recording if there is one. A recording lacks what the host does between launches: messages of a
@@ -505,7 +417,7 @@ template <class Dev> void Decoder<Dev>::forward() {
 template <class Dev> template <class F> void Decoder<Dev>::recorded(size_t l, Stretch stretch, const F &work) {
     const bool only_launches = limits.ranks.sp == 1 && !trace_.is_on() && config.lora.dropout == 0;
     if (!graphs_ || !only_launches || row.cached != row.training || !linears_.adapters_are_on) return work();
-    Graphs::Stretch key{l, stretch, row.T, accumulate_};
+    Graphs::Stretch key{l, stretch, row.T, weights_.accumulates()};
     graphs_->run(key, work);
 }
 
@@ -531,8 +443,8 @@ template <class Dev> void Decoder<Dev>::wait_for_copies(size_t l, Pass pass) {
 // ring() describes a layer's attention over the ring, and attention_inputs() the arrays that it reads.
 template <class Dev> RingAttention Decoder<Dev>::ring(size_t l) {
     const Ranks &r = limits.ranks;
-    if (row.cached) return {alone_, SpMode::ring, 1, *row.split, row.split->travel[kind_of(config, l)], zero.sent};
-    return {*mesh_->ring, r.sp_mode, r.head_stride, *row.split, row.split->travel[kind_of(config, l)], zero.sent};
+    if (row.cached) return {alone_, SpMode::ring, 1, *row.split, row.split->travel[kind_of(config, l)], weights_.trained.sent};
+    return {*mesh_->ring, r.sp_mode, r.head_stride, *row.split, row.split->travel[kind_of(config, l)], weights_.trained.sent};
 }
 template <class Dev> AttentionInputs<typename Dev::X> Decoder<Dev>::attention_inputs(size_t l, const AttentionActs<X> &a) {
     const size_t H = config.H, KV = config.KV, D = config.D, stride = (H + 2 * KV) * D;
@@ -559,7 +471,8 @@ template <class Dev> void Decoder<Dev>::head(X *dx, float *dhead) {
     const size_t T = row.T, C = config.C, N = row.N;
     begin_op(config.reward && dx ? clock.head_weight() : clock.head(dx != nullptr));
     if (!config.reward)
-        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w, head_loss(), T, C, config.V, N, accumulate_);
+        lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w, head_loss(), T, C, config.V, N,
+                weights_.accumulates());
     else if (dx) score_backward(dev, dx, dhead, acts.normf, head_w, row.predictors, row.weights, T, C, N);
     else score_forward(dev, acts.scores, acts.normf, head_w, row.predictors, C, N);
 }
@@ -679,34 +592,15 @@ template <class Dev> void Decoder<Dev>::backward(std::span<const float> weights,
     gradients(last);
 }
 
-// Calls add(first, n), which adds to the gradients of elements [first, first + n) of a unit, and then sums these over ranks: from stage 2 on in
-// every micro-step, otherwise in the last one. `complete` says that no other call of this pass adds to them. A rank without a row takes part in the sum
-// all the same, because the ranks that have a row wait for it.
-template <class Dev> template <class F> void Decoder<Dev>::sum_gradients(size_t unit, float *buffer, bool complete, F add) {
-    const Sharding &s = zero.sharding;
-    if (units[unit].begin == units[unit].end) {  // the unit is frozen, and has no gradients to sum
-        if (row.T) add(0, 0);
-        return;
-    }
-    for (size_t b = s.bucket_of(units[unit].begin); b < s.buckets.size() && s.buckets[b].global < units[unit].end; b++) {
-        const Bucket &bucket = s.buckets[b];
-        const auto begin_sum = [&] { begin_comm_op(Pass::backward, GRAD_SUM, bucket.count); };
-        if (zero.buffers()) begin_sum(), zero.start(mesh_->shards, memory(), b, buffer);
-        if (row.T) add(bucket.global - units[unit].begin, bucket.count);
-        if (s.stage >= 2 || (last_ && complete))
-            begin_sum(), zero.reduce(mesh_->shards, b, zero.buffers() ? buffer : zero.grads + bucket.begin, last_ && complete);
-        else if (zero.buffers()) begin_sum(), zero.keep(mesh_->shards, b, buffer);
-    }
-}
-
 // Where the head's gradient is computed in several buckets, the logits are recomputed for each of them.
 template <class Dev> void Decoder<Dev>::head_backward() {
     const size_t C = config.C, V = config.V;
-    const bool tied = head_unit == 0;
     if (!head_dw) return row.T ? head(acts.dx, nullptr) : void();
-    const bool in_parts = zero.sharding.bucket_of(units[head_unit].begin) != zero.sharding.bucket_of(units[head_unit].end - 1);
+    const Unit &unit = weights_.units[weights_.table.head];
+    const Sharding &s = weights_.trained.sharding;
+    const bool in_parts = s.bucket_of(unit.begin) != s.bucket_of(unit.end - 1);
     if (in_parts && row.T) head(acts.dx, nullptr);
-    sum_gradients(head_unit, grads_of.head, !tied, [&](size_t first, size_t n) {
+    weights_.sum_head_gradients([&](size_t first, size_t n) {
         if (!in_parts) return head(acts.dx, head_dw);
         begin_op(clock.head_weight(), n);
         lm_head_weight(dev, head_dw, acts.head, acts.normf, head_w, head_loss(), acts.stats, C, V, row.N, first / C, n / C);
@@ -714,17 +608,14 @@ template <class Dev> void Decoder<Dev>::head_backward() {
 }
 
 template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
-    last_ = last_micro_step;
-    if (!accumulate_ && (row.T == 0 || row.N == 0))
-        zero.zero_gradients(memory(), accumulate_ = true);  // no product will overwrite them
-    const Random keys{rounding_key_, Purpose::gradients, 0};
-    zero.rounding_key = keys.bits(2 * micro_step_);
+    const Pass pass = Pass::backward;
+    const size_t L = config.L;
+    weights_.begin_backward(row.T > 0, row.T > 0 && row.N > 0, last_micro_step);
     head_backward();
-    zero.rounding_key = keys.bits(2 * micro_step_++ + 1);  // a tied embedding is rounded once more
-    sum_gradients(units.size() - 1, true, [&](size_t, size_t) { final_norm_backward(); });
-    for (size_t l = config.L; l-- > 0;) {
-        if (has_guests() && l + 1 < config.L) ready(1 + l, Pass::backward);  // the last layer's weights are still here
-        if (l > 0 && l + 1 < config.L) fetch(l, Pass::backward);  // of layer l - 1. The last two layers' weights are still here
+    sum_gradients(weights_.units.size() - 1, true, [&](size_t, size_t) { final_norm_backward(); });
+    for (size_t l = L; l-- > 0;) {  // the last two layers' weights are still here
+        if (weights_.in_shared_arrays() && l + 1 < L) weights_.ready(1 + l, pass);
+        if (l > 0 && l + 1 < L) weights_.fetch(l, pass);  // of layer l - 1
         if (row.T) come(l), recorded(l, RECOMPUTE, [&] { feed_forward_half(l, Pass::recompute); });
         sum_gradients(1 + l, true, [&](size_t, size_t) {
             recorded(l, BACKWARD, [&] {
@@ -735,8 +626,7 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
         });
     }
     if (!adapts()) input_backward();
-    accumulate_ = true;
-    if (zero.buffers()) zero.finish(mesh_->shards);
+    weights_.end_backward();
 }
 
 template <class Dev> void Decoder<Dev>::attention_backward(size_t l, const AttentionActs<X> &a) {

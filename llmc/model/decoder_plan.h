@@ -2,38 +2,6 @@
 #pragma once
 #include "decoder.h"
 
-// Makes each unit a bucket of ZeRO. Only where gradients have buffers a large embedding or head is divided into several, so that its gradients never exist
-// at the same time. A model that is not trained is divided at stage 3 only.
-inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits) {
-    const Ranks &r = limits.ranks;
-    const bool train = limits.mode == Mode::train;
-    if (!train || !(limits.bf16_gradients || (r.zero_stage >= 2 && r.group() > 1)))
-        for (Unit &unit : units) unit.row_elements = 0;
-    if (!train && r.zero_stage < 3) return Sharding(units, 0, 1, 0, 0);
-    const bool in_blocks = limits.moments == Moments::blockwise;
-    return Sharding(units, r.zero_stage, int(r.group()), int(r.rank % r.group()), r.bucket_bytes, in_blocks ? Blockwise::size : 8,
-                    limits.offload.weights);
-}
-
-// Frozen weights are not divided, and adapters are too small for that to pay.
-inline ModelLimits undivided(ModelLimits limits, Mode mode) {
-    limits.mode = mode, limits.ranks.zero_stage = std::min(limits.ranks.zero_stage, 2), limits.offload.weights = false;
-    return limits;
-}
-
-// The size of the pieces in which a model's own weights lie in a store; 0: they do not. A model that only generates reads all of them for each token.
-inline size_t weights_piece(const ModelLimits &limits) {
-    return limits.offload.weights && limits.mode != Mode::generate ? limits.offload.piece : 0;
-}
-
-// The table of what is trained: everything, or adapters. Where the base is frozen and there are no adapters, nothing but a reward model's head is left.
-inline Table trained_table(const ModelConfig &config, const Table &base) {
-    if (!config.freezes()) return base;
-    Adapters<float> none;
-    float *head;
-    return lora_table(config, base, none, &head, nowhere<float>());
-}
-
 template <class Dev>
 Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &limits, const Table &table, OpList ops)
     : dev(dev),
@@ -46,32 +14,14 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
                : std::min(T_max, round_up(std::max<size_t>(limits.tile_tokens, 1), matmul_run(dev)))),
       clock{config.L, this->ops.layer.size(), this->ops.attention, tile < T_max ? this->ops.hidden : this->ops.layer.size()},
       positions_unit(table.positions),
-      base_(table),
-      trained_(trained_table(config, table)),
-      head_unit(table.head),
-      zero(dev, sharding_for(trained_.units, config.freezes() ? undivided(limits, limits.mode) : limits), trained_.tensors,
-           limits.bf16_gradients, config.freezes() ? 0 : weights_piece(limits)),
-      frozen_(config.freezes() ? table : Table()),
-      quantised_(dev, this->config, frozen_),
-      frozen(dev, sharding_for(quantised_.others.table.units, undivided(limits, Mode::evaluate)), quantised_.others.table.tensors,
-             false, weights_piece(limits)),
-      guests_(config.freezes() ? frozen : zero, config.freezes() ? quantised_.others.table : trained_),
+      weights_(dev, this->config, this->limits, table, trace_),
       linears_(dev, this->config) {
-    if (config.freezes()) frozen.plan(plan_, false, "frozen params");
-    if (config.weight_bits) quantised_.plan(plan_);
     travellers_.resize(config.L);
-    if (trains())
-        optimizer.plan(plan_, zero, limits.moments, limits.offload.optimizer ? limits.offload.piece : 0,
-                       clock.between_rows(ADAMW), limits.muon);
-    else zero.plan(plan_, false), plan_.end_state();
+    weights_.plan_state(plan_, clock);
     plan_row();
     if (adapts()) linears_.plan(plan_, T_max, trains());
     plan_head();
-    if (config.weight_bits)
-        quantised_.plan_layer(plan_, clock.forward(0, 0),
-                              trains() ? clock.layer_backward_ends(0) : clock.layer_ends(config.L - 1));
-    if (trains() && zero.buffers()) plan_buckets();
-    guests_.plan(plan_, clock, trains());
+    weights_.plan_buffers(plan_, clock, this->ops.hidden);
 }
 
 template <class Dev> void Decoder<Dev>::plan_row() {
@@ -132,30 +82,6 @@ template <class Dev> void Decoder<Dev>::plan_head() {
     plan_.add(&acts.stats.max, "stats.max", {T}, head, row_ends);
     plan_.add(&acts.stats.sum, "stats.sum", {T}, head, row_ends);
     plan_.add(&acts.sums, "stats.sums", {3});
-}
-
-template <class Dev> void Decoder<Dev>::plan_buckets() {
-    const Sharding &s = zero.sharding;
-    const auto add = [&](float **buffer, const std::string &name, size_t unit, size_t first, size_t last) {
-        size_t room = 0;
-        for (const Bucket &b : s.buckets)
-            if (units[unit].begin <= b.global && b.global < units[unit].end) room = std::max(room, s.parts * b.part);
-        plan_.add(buffer, name, {room}, first, last);
-        plan_.guest();
-        if (room == s.largest) grads_of.largest = buffer;
-    };
-    // A buffer is alive until the next one is reduced, because until then the sum of its gradients may still be under way; the last one
-    // until gradients() ends, which waits for it. That of a layer is filled with the sum so far before the layer's hidden arrays are recomputed.
-    const size_t L = config.L, head = clock.head(), norm = clock.final_norm_backward(), embed = clock.embed_backward();
-    grads_of.unit.resize(units.size());
-    add(&grads_of.head, "bucket.head", head_unit, head, norm);
-    add(&grads_of.unit.back(), "bucket.norm", units.size() - 1, norm, clock.layer_backward_ends(L - 1));
-    for (size_t l = 0; l < L; l++)
-        add(&grads_of.unit[1 + l], format("bucket.layer.%zu", l), 1 + l, clock.recompute(l, ops.hidden),
-            l ? clock.layer_backward_ends(l - 1) : embed);
-    if (positions_unit)
-        add(&grads_of.unit[positions_unit], "bucket.positions", positions_unit, embed, clock.between_rows(GRAD_NORM));
-    add(&grads_of.unit[0], "bucket.embedding", 0, embed, clock.between_rows(GRAD_NORM));
 }
 
 // Plans arrays of layer l, one a call:

@@ -52,15 +52,15 @@ void load_part(const HfWeights &weights, const Tensor &t, size_t first, size_t n
     write(memory, to, std::vector<P>(values.begin(), values.end()));
 }
 
-// Every rank reads all weights by itself, if they are guests (zero.h) those of its shard, and to train in bf16 it reads those of its shard as floats, too.
+// Every rank reads all weights by itself, if they are prefetched (zero.h) those of its shard, and to train in bf16 it reads those of its shard as floats, too.
 template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weights, uint64_t seed, Memory &memory) {
     using X = typename Dev::X;
     const auto load = [&](const Tensor &t, size_t first, size_t n, auto *to, Memory &where) {
         load_part(weights, t, first, n, seed, to, where);
     };
-    if (!zero.guests())
+    if (!zero.prefetched())
         for (const Tensor &t : zero.table) load(t, 0, t.count, zero.params + t.offset, memory);
-    if (!zero.guests() && !zero.halves()) return;
+    if (!zero.prefetched() && !zero.halves()) return;
     HostMemory host;
     zero.set_runs([&](const TensorRun &s) {
         const Tensor &t = zero.table[s.tensor];
@@ -95,11 +95,11 @@ void initialise_parameters(Zero<Dev> &zero, const ShardRanks &ranks, uint64_t se
     zero.gather(ranks);
 }
 
-// Returns the weights of bucket b, in the type of the computation: guests in `buffer`, which has room for the bucket with its padding.
+// Returns the weights of bucket b, in the type of the computation: prefetched ones in `buffer`, which has room for the bucket with its padding.
 template <class Dev> const typename Dev::X *whole_bucket(Zero<Dev> &zero, Comm &group, size_t b, float *buffer) {
     using X = typename Dev::X;
     const Bucket &bucket = zero.sharding.buckets[b];
-    if (!zero.guests()) return zero.params + bucket.begin;
+    if (!zero.prefetched()) return zero.params + bucket.begin;
     X *const all = reinterpret_cast<X *>(buffer), *const own = all + zero.sharding.own * bucket.part;
     zero.read_part(b,
                    [&](Floats<X> part, size_t first, size_t n) { group.memory.copy(own + first, part.rounded, n * sizeof(X)); });
@@ -130,7 +130,7 @@ template <class Dev, class F> void copy_parameters(Zero<Dev> &zero, Comm &group,
 }
 
 // Rank 0 writes the model, or its adapters, bucket by bucket, so that no second copy of it exists. The float weights of a model that computes in bf16, and
-// guests, are gathered into buffer(b), which has room for bucket b with its padding. If rank 0 fails, all ranks throw its error.
+// prefetched ones, are gathered into buffer(b), which has room for bucket b with its padding. If rank 0 fails, all ranks throw its error.
 template <class Dev, class F>
 void save_parameters(Zero<Dev> &zero, const Mesh &mesh, const std::string &dir, const std::string &export_dtype, Memory &memory,
                      F buffer, const WeightFiles &files = model_files) {

@@ -24,6 +24,8 @@ template <class Dev> class QuantisedLayers {
 
     const TablePart matrices, others;
 
+    bool any() const { return bits_ > 0; }
+
     void plan(Plan &plan) {
         size_t codes = 0, magnitudes = 0, scales = 0;
         for (const Tensor &t : matrices.table.tensors) {
@@ -68,7 +70,7 @@ template <class Dev> class QuantisedLayers {
     }
 
     size_t weights(size_t unit) const {  // how many of the unit are quantised
-        if (bits_ == 0) return 0;
+        if (!any()) return 0;
         return matrices.table.units[unit].end - matrices.table.units[unit].begin;
     }
 

@@ -12,7 +12,7 @@
 //
 //   x: bytes of X     o: 10, in f32 8, since there are no lower halves (floats.h); 4 less with moments in bf16, 6 in 8 bits     buffers: two, of consecutive buckets
 //   guests: gathered units, two layers at a time. Each unit is gathered once for the forward pass, layers but the last two once more for the
-//   backward pass; an embedding that is also the head is gathered twice (../model/guests.h).
+//   backward pass; an embedding that is also the head is gathered twice (../model/prefetched_units.h).
 //
 // Parameters may lie in a store (--offload weights, pieces.h). From stage 1 on they are then divided, and sent, as at stage 3.
 //
@@ -79,9 +79,8 @@ template <class Dev> struct Zero {
     bool buffers() const { return rounds || sharding.stage >= 2; }  // gradients are computed in buffers
     bool trained() const { return grads || rounded_grads; }
     bool halves() const { return trained() && Floats<X>::halves; }  // the parameters are floats in two halves
-    bool guests() const {
-        return sharding.divided || pieces.any();
-    }  // parameters are brought to other arrays before they are read
+    // Whether parameters are brought to other arrays before they are read (../model/prefetched_units.h).
+    bool prefetched() const { return sharding.divided || pieces.any(); }
 
     void plan(Plan &plan, bool training, const std::string &name = "params") {
         const auto add = [&](auto **array, const std::string &of, size_t n) {
@@ -203,7 +202,7 @@ template <class Dev> struct Zero {
     // The addresses of a run's parameters and gradients. Of parameters that lie in a store the run is in the piece that is here.
     Floats<X> params_at(const ShardRun &s) {
         const size_t at = s.shard - pieces.begin();
-        return {params + (guests() ? at : s.flat), lower ? lower + at : nullptr};
+        return {params + (prefetched() ? at : s.flat), lower ? lower + at : nullptr};
     }
     std::variant<float *, bf16 *> grads_at(const ShardRun &s) {
         const size_t at = sharding.stage >= 2 ? s.shard : s.flat;

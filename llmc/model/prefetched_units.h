@@ -1,0 +1,107 @@
+// Units whose weights are brought to other arrays before they are read: where they are divided among ranks, as at stage 3 of ZeRO (../parallel/zero.h), and
+// where they lie in a store (--offload weights, ../parallel/pieces.h). Each unit has an array for the time in which its weights are read, and layers take
+// two such arrays in turn, so that the next layer's weights arrive while this one computes.
+//
+// Weights that are both divided and in a store are brought in two steps: a rank reads its part of a unit from the store into an array of its own, while the
+// unit before it is gathered, and then all gather the parts in the unit's array. Where weights are divided all ranks make the same calls, whether they
+// have a row or not.
+#pragma once
+#include "../core/arena.h"
+#include "../parallel/zero.h"
+#include "clock.h"
+#include "table.h"
+
+template <class Dev> class PrefetchedUnits {
+  public:
+    using X = typename Dev::X;
+
+    // of: the parameters, with the units of `table`, which outlives this object
+    PrefetchedUnits(Zero<Dev> &of, const Table &table);
+
+    // The number of the head among what is fetched; the others have those of their units. A tied embedding is fetched twice in a pass.
+    const size_t head;
+
+    bool any() const { return of_.prefetched(); }
+    bool divided() const { return of_.sharding.divided; }
+    bool stored() const { return of_.pieces.any(); }  // in a store
+    size_t bytes(size_t unit) const;                  // that each rank reads from the store
+
+    // Plans the arrays. They are alive from the moment at which the first copy or gather may begin.
+    void plan(Plan &plan, const Clock &clock, bool trains);
+    // Returns the address of an element of the table, in this unit, while the unit is ready.
+    X *find(size_t unit, size_t offset) const {
+        return here_[unit > 0 && unit == table_.head ? head : unit] + (offset - table_.units[unit].begin);
+    }
+    X *head_weights() const { return here_[head]; }
+
+    // Begins to bring a unit, in the order in which a pass reads them: the embedding, learned positions, layers from the first to the last, the final norm,
+    // the head; and backward layers from the last to the first.
+    void fetch(const ShardRanks &ranks, size_t unit, bool backward);
+    // Waits until a unit has been read from the store. Where it is then gathered, Zero::ready() waits for it.
+    void wait(size_t unit) {
+        if (stored() && !divided()) of_.pieces.wait(unit);
+    }
+
+  private:
+    const Unit &unit_of(size_t unit) const { return table_.units[number_of(unit)]; }
+    size_t number_of(size_t unit) const { return unit == head ? table_.head : unit; }
+    void bring(size_t unit) { of_.pieces.bring(number_of(unit), own_[unit]); }
+
+    static constexpr size_t none = SIZE_MAX;
+
+    Zero<Dev> &of_;
+    const Table &table_;
+    std::vector<size_t> next_;  // (head + 1) the unit that the forward pass reads after it
+    std::vector<X *> here_;     // (head + 1) its weights
+    std::vector<X *> own_;      // (head + 1) this rank's part of them: the same array where they are not divided
+    size_t coming_ = none;      // the unit whose local part is being read, to be gathered next
+};
+
+template <class Dev>
+PrefetchedUnits<Dev>::PrefetchedUnits(Zero<Dev> &of, const Table &table)
+    : head(table.units.size()), of_(of), table_(table), next_(head + 1, none), here_(head + 1), own_(head + 1) {
+    std::vector<size_t> order = {0};
+    if (table.positions) order.push_back(table.positions);
+    for (size_t unit = 1; unit < head - 1; unit++)
+        if (unit != table.positions && unit != table.head) order.push_back(unit);
+    order.push_back(head - 1), order.push_back(head);
+    for (size_t i = 0; i + 1 < order.size(); i++) next_[order[i]] = order[i + 1];
+}
+
+template <class Dev> size_t PrefetchedUnits<Dev>::bytes(size_t unit) const {
+    if (!stored()) return 0;
+    const std::vector<size_t> &begins = of_.sharding.unit_begins;
+    return (begins[unit + 1] - begins[unit]) * sizeof(X);
+}
+
+template <class Dev> void PrefetchedUnits<Dev>::plan(Plan &plan, const Clock &clock, bool trains) {
+    if (!any()) return;
+    const size_t L = clock.L, norm = head - 1, begin = clock.embed(), last_layer = clock.forward(L - 1, 0);
+    const auto add = [&](size_t unit, const std::string &name, size_t first, size_t last) {
+        const Unit &u = unit_of(unit);
+        plan.add(&here_[unit], "weights." + name, {of_.sharding.padded_count(u.begin, u.end)}, first, last);
+        plan.guest();
+        if (stored() && !divided()) plan.travels(), plan.alias(&own_[unit], &here_[unit]);
+        if (!stored() || !divided()) return;
+        plan.add(&own_[unit], "weights." + name + ", own part", {bytes(number_of(unit)) / sizeof(X)}, first, last);
+        plan.guest(), plan.travels();
+    };
+    add(0, "embedding", begin, begin);
+    if (table_.positions) add(table_.positions, "positions", begin, begin);
+    for (size_t l = 0; l < L; l++)  // all layers are of one size
+        if (l >= 2) plan.alias(&here_[1 + l], &here_[1 + l % 2]), plan.alias(&own_[1 + l], &own_[1 + l % 2]);
+        else add(1 + l, format("layers.%zu", l), begin, trains ? clock.layer_backward_ends(0) : clock.layer_ends(L - 1));
+    add(norm, "norm", begin, trains ? clock.final_norm_backward() : clock.final_norm());
+    add(head, "head", last_layer, clock.head());
+}
+
+template <class Dev> void PrefetchedUnits<Dev>::fetch(const ShardRanks &ranks, size_t unit, bool backward) {
+    if (stored() && coming_ != unit) bring(unit);
+    if (!divided()) return;
+    const Unit &u = unit_of(unit);
+    if (stored()) of_.pieces.wait(number_of(unit));
+    of_.fetch(ranks, u.begin, u.end, here_[unit], own_[unit]);
+    if (!stored()) return;
+    coming_ = !backward ? next_[unit] : unit > 1 ? unit - 1 : none;
+    if (coming_ != none) bring(coming_);
+}

@@ -1,0 +1,289 @@
+// The weights of a model and their gradients, wherever they lie: whole on every rank, divided among ranks (../parallel/zero.h), in a store (--offload), in 4
+// or 8 bits (quantised_layers.h), frozen under adapters (lora.h). A step uses them by unit, a layer for example:
+//
+//     fetch(unit)            some time before: begins to bring weights that are not where they are read (prefetched_units.h)
+//     ready(unit)            before its weights are read: waits for them, and writes out those that are quantised
+//     sum_gradients(unit)    when the backward pass computes its gradients: adds them to the sum so far, and sums it over ranks
+//
+// All ranks make these calls in the same order. Where ranks gather weights or sum gradients, those without a row do so, too.
+//
+// With adapters, `trained` and the optimizer have the adapters alone, and the model's own weights are frozen: without gradients or moments.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "../core/arena.h"
+#include "../parallel/optimizer.h"
+#include "lora.h"
+#include "model.h"
+#include "parameters.h"
+#include "prefetched_units.h"
+#include "quantised_layers.h"
+#include "trace.h"
+
+// Makes each unit a bucket of ZeRO. Only where gradients have buffers a large embedding or head is divided into several, so that its gradients never exist
+// at the same time. A model that is not trained is divided at stage 3 only.
+inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits) {
+    const Ranks &r = limits.ranks;
+    const bool train = limits.mode == Mode::train;
+    if (!train || !(limits.bf16_gradients || (r.zero_stage >= 2 && r.group() > 1)))
+        for (Unit &unit : units) unit.row_elements = 0;
+    if (!train && r.zero_stage < 3) return Sharding(units, 0, 1, 0, 0);
+    const bool in_blocks = limits.moments == Moments::blockwise;
+    return Sharding(units, r.zero_stage, int(r.group()), int(r.rank % r.group()), r.bucket_bytes, in_blocks ? Blockwise::size : 8,
+                    limits.offload.weights);
+}
+
+// Frozen weights are not divided, and adapters are too small for that to pay.
+inline ModelLimits undivided(ModelLimits limits, Mode mode) {
+    limits.mode = mode, limits.ranks.zero_stage = std::min(limits.ranks.zero_stage, 2), limits.offload.weights = false;
+    return limits;
+}
+
+// The size of the pieces in which a model's own weights lie in a store; 0: they do not. A model that only generates reads all of them for each token.
+inline size_t weights_piece(const ModelLimits &limits) {
+    return limits.offload.weights && limits.mode != Mode::generate ? limits.offload.piece : 0;
+}
+
+// The table of what is trained: everything, or adapters. Where the base is frozen and there are no adapters, nothing but a reward model's head is left.
+inline Table trained_table(const ModelConfig &config, const Table &base) {
+    if (!config.freezes()) return base;
+    Adapters<float> none;
+    float *head;
+    return lora_table(config, base, none, &head, nowhere<float>());
+}
+
+template <class Dev> class Weights {
+  public:
+    using X = typename Dev::X;
+
+    // table: the trainer's. All but the device outlive this object.
+    Weights(Dev dev, const ModelConfig &config, const ModelLimits &limits, const Table &table, Trace &trace);
+
+    const Table table;         // of what is trained: all tensors, or adapters
+    const Table frozen_table;  // the trainer's, if the model is frozen; else empty
+    const std::vector<Unit> &units = table.units;
+    Zero<Dev> trained;  // in whose order `table` is
+    QuantisedLayers<Dev> quantised;
+    Zero<Dev> frozen;                 // what is frozen and not quantised; only its parameters are used
+    PrefetchedUnits<Dev> prefetched;  // of the model's own weights
+    Optimizer<Dev> optimizer;
+    float *head_buffer = nullptr;  // buffer of the head's gradients, also where the head is tied to the embedding
+
+    void plan_state(Plan &plan, const Clock &clock);
+    void plan_buffers(Plan &plan, const Clock &clock, size_t hidden);
+    void use(Mesh &mesh, Memory &memory, Store *store);  // after the arrays have their addresses
+
+    // The addresses of weights and gradients by their places in the tables.
+    Locate<X> trained_weights();
+    Locate<X> frozen_weights();
+    Locate<float> gradients();
+
+    void load(const HfWeights &files, uint64_t seed);
+    void initialise(uint64_t seed);
+    void save(const std::string &dir, const std::string &export_dtype);
+    void copy_to(Weights &other) {
+        copy_parameters(trained, mesh_->shards.group, other.trained, [&](size_t b) { return room_for(b); });
+    }
+
+    // ---- of a step ----------------------------------------------------------------------------------------------------------------
+
+    void begin_step(uint64_t key);  // Model::zero_gradients
+    // Returns whether this rank takes part in a forward pass: with a row, and where weights are gathered also without one.
+    bool begin_forward(bool has_row) {
+        has_row_ = has_row;
+        return has_row || prefetched.divided();
+    }
+    void begin_backward(bool has_row, bool has_targets, bool last_micro_step);
+    void end_backward();
+    // False: the next gradients overwrite those of products. True: they are added.
+    bool accumulates() const { return accumulates_; }
+    // Whether layers share the arrays of their weights, so that the next ready() overwrites this layer's.
+    bool in_shared_arrays() const { return prefetched.any() || quantised.any(); }
+
+    void fetch(size_t unit, Pass pass);
+    void ready(size_t unit, Pass pass);
+    template <class F> void sum_gradients(size_t unit, bool complete, F add) {
+        sum(unit, trained.buffers() ? buffers_[unit] : nullptr, complete, add);
+    }
+    template <class F> void sum_head_gradients(F add);
+
+  private:
+    template <class F> void sum(size_t unit, float *buffer, bool complete, F add);
+    void begin_message(Pass pass, RowOp op, size_t bucket = 0) {
+        if (mesh_->all.size > 1 || trained.rounds) trace_.begin_transfer(pass, op, 0, bucket);
+    }
+    // Between steps: room for bucket b with its padding.
+    float *room_for(size_t b) { return trained.buffers() ? *largest_ : trained.grads + trained.sharding.buckets[b].begin; }
+    X *address(const Zero<Dev> &of, size_t unit, size_t offset) const {
+        return of.prefetched() ? prefetched.find(unit, offset) : of.params + of.sharding.flat(offset);
+    }
+    Random rounding_keys() const { return {step_key_, Purpose::gradients, 0}; }
+
+    const ModelConfig &config_;
+    const ModelLimits &limits_;
+    Trace &trace_;
+    Mesh *mesh_ = nullptr;
+    Memory *memory_ = nullptr;
+    // From stage 2 of ZeRO on, and where gradients are stored in bf16: the buffers in which they are computed before they are summed over ranks and stored.
+    // A unit's buffer has room for its largest bucket.
+    std::vector<float *> buffers_;  // (units)
+    float **largest_;               // a buffer with room for any bucket
+    bool has_row_ = false, last_micro_step_ = false, accumulates_ = true;
+    uint64_t step_key_ = 0;  // of the random bits that round gradients
+    size_t micro_step_ = 0;  // the number of backward passes of this step so far
+};
+
+template <class Dev>
+Weights<Dev>::Weights(Dev dev, const ModelConfig &config, const ModelLimits &limits, const Table &base, Trace &trace)
+    : table(trained_table(config, base)),
+      frozen_table(config.freezes() ? base : Table()),
+      trained(dev, sharding_for(table.units, config.freezes() ? undivided(limits, limits.mode) : limits), table.tensors,
+              limits.bf16_gradients, config.freezes() ? 0 : weights_piece(limits)),
+      quantised(dev, config, frozen_table),
+      frozen(dev, sharding_for(quantised.others.table.units, undivided(limits, Mode::evaluate)), quantised.others.table.tensors,
+             false, weights_piece(limits)),
+      prefetched(config.freezes() ? frozen : trained, config.freezes() ? quantised.others.table : table),
+      config_(config),
+      limits_(limits),
+      trace_(trace) {}
+
+template <class Dev> void Weights<Dev>::plan_state(Plan &plan, const Clock &clock) {
+    if (config_.freezes()) frozen.plan(plan, false, "frozen params");
+    if (quantised.any()) quantised.plan(plan);
+    if (limits_.mode == Mode::train)
+        optimizer.plan(plan, trained, limits_.moments, limits_.offload.optimizer ? limits_.offload.piece : 0,
+                       clock.between_rows(ADAMW), limits_.muon);
+    else trained.plan(plan, false), plan.end_state();
+}
+
+template <class Dev> void Weights<Dev>::plan_buffers(Plan &plan, const Clock &clock, size_t hidden) {
+    const bool trains = limits_.mode == Mode::train;
+    const size_t L = config_.L;
+    if (quantised.any())
+        quantised.plan_layer(plan, clock.forward(0, 0), trains ? clock.layer_backward_ends(0) : clock.layer_ends(L - 1));
+    const auto add = [&](float **buffer, const std::string &name, size_t unit, size_t first, size_t last) {
+        size_t room = 0;
+        for (const Bucket &b : trained.sharding.buckets)
+            if (units[unit].begin <= b.global && b.global < units[unit].end)
+                room = std::max(room, trained.sharding.parts * b.part);
+        plan.add(buffer, "bucket." + name, {room}, first, last);
+        plan.guest();
+        if (room == trained.sharding.largest) largest_ = buffer;
+    };
+    if (trains && trained.buffers()) {
+        // A buffer is alive until the next one is reduced, because until then the sum of its gradients may still be under way; the last one
+        // until end_backward(), which waits for it. That of a layer is filled with the sum so far before the layer's hidden arrays are recomputed.
+        const size_t head = clock.head(), norm = clock.final_norm_backward(), embed = clock.embed_backward();
+        buffers_.resize(units.size());
+        add(&head_buffer, "head", table.head, head, norm);
+        if (table.head) plan.alias(&buffers_[table.head], &head_buffer);
+        add(&buffers_.back(), "norm", units.size() - 1, norm, clock.layer_backward_ends(L - 1));
+        for (size_t l = 0; l < L; l++)
+            add(&buffers_[1 + l], format("layer.%zu", l), 1 + l, clock.recompute(l, hidden),
+                l ? clock.layer_backward_ends(l - 1) : embed);
+        if (table.positions) add(&buffers_[table.positions], "positions", table.positions, embed, clock.between_rows(GRAD_NORM));
+        add(&buffers_[0], "embedding", 0, embed, clock.between_rows(GRAD_NORM));
+    }
+    prefetched.plan(plan, clock, trains);
+}
+
+template <class Dev> void Weights<Dev>::use(Mesh &mesh, Memory &memory, Store *store) {
+    mesh_ = &mesh, memory_ = &memory;
+    if (store) optimizer.use(*store, memory), trained.pieces.use(*store, memory), frozen.pieces.use(*store, memory);
+}
+
+template <class Dev> Locate<typename Dev::X> Weights<Dev>::trained_weights() {
+    return [this](size_t unit, size_t offset) { return address(trained, unit, offset); };
+}
+template <class Dev> Locate<typename Dev::X> Weights<Dev>::frozen_weights() {
+    return [this](size_t unit, size_t offset) {
+        X *const written_out = quantised.find(unit, offset);
+        return written_out ? written_out : address(frozen, unit, quantised.others.offsets.at(offset));
+    };
+}
+template <class Dev> Locate<float> Weights<Dev>::gradients() {
+    return [this](size_t unit, size_t offset) {
+        return trained.buffers() ? buffers_[unit] + (offset - units[unit].begin) : trained.grads + trained.sharding.flat(offset);
+    };
+}
+
+template <class Dev> void Weights<Dev>::load(const HfWeights &files, uint64_t seed) {
+    load_parameters(frozen, files, seed, *memory_);
+    load_parameters(trained, files, seed, *memory_);
+    if (quantised.any()) quantised.load(files, *memory_);
+}
+template <class Dev> void Weights<Dev>::initialise(uint64_t seed) {
+    for (Zero<Dev> *zero : {&frozen, &trained})
+        initialise_parameters(*zero, mesh_->shards, seed, config_.initializer_range, *memory_);
+}
+template <class Dev> void Weights<Dev>::save(const std::string &dir, const std::string &export_dtype) {
+    save_parameters(
+        trained, *mesh_, dir, export_dtype, *memory_, [&](size_t b) { return room_for(b); },
+        config_.lora.rank ? adapter_files : model_files);
+}
+
+// ---- of a step ------------------------------------------------------------------------------------------------------------------------
+
+template <class Dev> void Weights<Dev>::begin_step(uint64_t key) {
+    step_key_ = key, micro_step_ = 0;
+    accumulates_ = trained.buffers();  // a buffer begins with the sum so far
+    trained.zero_gradients(*memory_, accumulates_);
+}
+
+template <class Dev> void Weights<Dev>::begin_backward(bool has_row, bool has_targets, bool last_micro_step) {
+    has_row_ = has_row, last_micro_step_ = last_micro_step;
+    if (!accumulates_ && !has_targets) trained.zero_gradients(*memory_, accumulates_ = true);  // no product will overwrite them
+    trained.rounding_key = rounding_keys().bits(2 * micro_step_ + 1);
+}
+
+template <class Dev> void Weights<Dev>::end_backward() {
+    accumulates_ = true, micro_step_++;
+    if (trained.buffers()) trained.finish(mesh_->shards);
+}
+
+template <class Dev> void Weights<Dev>::fetch(size_t unit, Pass pass) {
+    if (!prefetched.any() || !(has_row_ || prefetched.divided())) return;
+    if (!prefetched.stored()) begin_message(pass, PARAM_GATHER);
+    else trace_.begin_transfer(pass, COPY);
+    prefetched.fetch(mesh_->shards, unit, pass == Pass::backward);
+}
+
+template <class Dev> void Weights<Dev>::ready(size_t unit, Pass pass) {
+    if (trained.sharding.parts > 1) begin_message(pass, PARAM_GATHER);
+    trained.ready(mesh_->shards, units[unit].begin, units[unit].end);
+    if (prefetched.stored()) trace_.begin_transfer(pass, COPY);
+    prefetched.wait(unit);
+    const size_t n = has_row_ ? quantised.weights(unit) : 0;
+    if (n == 0) return;
+    trace_.begin_transfer(pass, DEQUANTISE, 0, n);
+    quantised.ready(unit);
+}
+
+// A tied embedding's gradients are rounded twice in a pass, as head and as embedding, and with different bits.
+template <class Dev> template <class F> void Weights<Dev>::sum_head_gradients(F add) {
+    trained.rounding_key = rounding_keys().bits(2 * micro_step_);
+    sum(table.head, head_buffer, table.head != 0, add);
+    trained.rounding_key = rounding_keys().bits(2 * micro_step_ + 1);
+}
+
+// Calls add(first, n), which adds to the gradients of elements [first, first + n) of a unit, and then sums these over ranks: from stage 2 on
+// in every micro-step, otherwise in the last one. `complete` says that no other call of this pass adds to them. A rank without a row takes part in the sum
+// all the same, because the ranks that have a row wait for it.
+template <class Dev> template <class F> void Weights<Dev>::sum(size_t unit, float *buffer, bool complete, F add) {
+    const Sharding &s = trained.sharding;
+    if (units[unit].begin == units[unit].end) {  // the unit is frozen, and has no gradients to sum
+        if (has_row_) add(0, 0);
+        return;
+    }
+    const bool last = last_micro_step_ && complete;
+    for (size_t b = s.bucket_of(units[unit].begin); b < s.buckets.size() && s.buckets[b].global < units[unit].end; b++) {
+        const Bucket &bucket = s.buckets[b];
+        const auto begin_sum = [&] { begin_message(Pass::backward, GRAD_SUM, bucket.count); };
+        if (trained.buffers()) begin_sum(), trained.start(mesh_->shards, *memory_, b, buffer);
+        if (has_row_) add(bucket.global - units[unit].begin, bucket.count);
+        if (s.stage >= 2 || last)
+            begin_sum(), trained.reduce(mesh_->shards, b, trained.buffers() ? buffer : trained.grads + bucket.begin, last);
+        else if (trained.buffers()) begin_sum(), trained.keep(mesh_->shards, b, buffer);
+    }
+}
