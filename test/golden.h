@@ -122,8 +122,8 @@ template <class Dev> void expect_logits_of_last_tokens(Dev dev, const Golden &g)
     std::vector<std::vector<int32_t>> documents;
     for (size_t i : g.expected["logits_documents"].get<std::vector<size_t>>()) documents.push_back(g.documents[i]);
     const Row row = make_row(documents);
-    t.model->next_logits(row, {true, std::vector<int32_t>(row.T, -1), {}, {}});
-    const std::vector<float> logits = t.model->logits();
+    t.model->generator().next_logits(row, {true, std::vector<int32_t>(row.T, -1), {}, {}});
+    const std::vector<float> logits = t.model->generator().logits();
     double worst = 0, largest = 0;
     for (size_t i = 0, rows = 0; i < documents.size(); i++) {
         rows += documents[i].size();

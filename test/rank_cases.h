@@ -159,7 +159,7 @@ void rank_step(
     model.initialise(1);
     model.randomise(7);
     if (config.lora.rank) fill_adapters(model, mesh.shards);
-    if (c.looks) model.detect_anomaly();
+    if (c.looks) model.trace().detect_anomaly();
 
     const size_t dp = c.world / c.sp, row_count = std::max<size_t>(1, dp * c.micro_steps - (dp > 1));  // one group lacks a row
     const auto rows = rank_rows(row_count, c.documents);
@@ -192,7 +192,7 @@ void rank_step(
         return sums.nll / sums.targets;
     };
     const double first = loss(), norm = model.gradient_norm();
-    EXPECT_EQ(model.anomaly().what, "");
+    EXPECT_EQ(model.trace().anomaly().what, "");
     Payload sent;
     for (const Payload &p : comm.gather(model.take_sent()))
         sent.kv += p.kv, sent.dkv += p.dkv, sent.grads += p.grads, sent.params += p.params;

@@ -112,7 +112,8 @@ class PlannedModel final : public Model {
     Memory &memory() override { return card_; }
     std::string store_name() const override { return ""; }
     void profile() override {}
-    Profiler *profiler() override { return nullptr; }
+    Trace &trace() override { throw std::logic_error("no trace"); }
+    Generator &generator() override { throw std::logic_error("no generator"); }
     void allocate(Mesh &, bool, bool) override { throw std::logic_error("allocated"); }
     Arena &arena() override { throw std::logic_error("no arena"); }
     const std::vector<Tensor> &tensors() const override { throw std::logic_error("no tensors"); }
@@ -135,15 +136,8 @@ class PlannedModel final : public Model {
     void optimizer_state_loaded() override {}
     void gather_parameters() override {}
     void copy_parameters_to(Model &) override {}
-    void finish_generation() override {}
-    void detect_anomaly() override {}
-    Anomaly anomaly() override { return {}; }
     Payload take_sent() override { return {}; }
     double model_flops(const Row &) const override { return 0; }
-    void next_logits(const Row &, const CacheStep &) override {}
-    std::vector<float> logits() override { return {}; }
-    DrawnTokens draw(const DrawRequest &) override { return {}; }
-    void copy_cache_page(size_t, size_t) override {}
 };
 
 std::string refusal(size_t parameters, size_t longest, const std::string &recompute, const Ranks &ranks = {}, Task task = SFT,

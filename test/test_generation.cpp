@@ -62,7 +62,7 @@ std::vector<Completion> run(const std::vector<Prompt> &prompts, const Setting &s
     Mesh mesh(comm, 1);
     model->allocate(mesh, true, false);
     model->load(HfWeights(directory), 1);
-    const auto out = generate(*model, room, prompts, settings);
+    const auto out = generate(model->generator(), room, prompts, settings);
     model->arena().check_guards();
     return out;
 }
@@ -88,8 +88,8 @@ std::vector<float> logits_of(const std::vector<int32_t> &tokens) {
     model->allocate(mesh, false, false);
     model->load(HfWeights(directory), 1);
     const Row row = make_row({tokens});
-    model->next_logits(row, {true, std::vector<int32_t>(row.T, -1), {}, {}});
-    return model->logits();
+    model->generator().next_logits(row, {true, std::vector<int32_t>(row.T, -1), {}, {}});
+    return model->generator().logits();
 }
 
 // Of the softmax of all logits that of the ids below this one.

@@ -67,8 +67,8 @@ TEST_P(Goldens, LogitsThroughTheCache) {
             }
             row.tokens.resize(row.T), row.doc_pos.resize(row.T), step.slots.resize(row.T);
         }
-        t.model->next_logits(row, step);
-        const std::vector<float> logits = t.model->logits();
+        t.model->generator().next_logits(row, step);
+        const std::vector<float> logits = t.model->generator().logits();
         for (size_t j = 0; j < next.size(); j++)
             for (size_t v = 0; v < V; v++) {
                 const float want = g.logits[(first_row[members[j]] + done + n - 1) * V + v];
@@ -150,11 +150,11 @@ template <class Dev> void expect_tiles_change_no_bit(Dev dev, const Golden &g) {
         const auto model = make_model(dev, g.config, limits);
         model->allocate(mesh, guards, poison);
         model->load(HfWeights(g.dir), 0);
-        if (examined) model->detect_anomaly();
+        if (examined) model->trace().detect_anomaly();
         model->zero_gradients();
         for (size_t i = 0; i < 2; i++) model->accumulate(row, 1e-3f, i == 1);
         model->arena().check_guards();
-        EXPECT_EQ(model->anomaly().what, "");
+        EXPECT_EQ(model->trace().anomaly().what, "");
         const Zero<Dev> &zero = model->parameters();
         return std::pair(model->take_sums().nll, std::vector<float>(zero.grads, zero.grads + zero.sharding.count));
     };

@@ -9,7 +9,7 @@
 // The ranks of a ring share each row: a rank computes T / sp of its tokens, and only attention needs the others (../parallel/ring.h). The
 // gradients of a unit are summed over all ranks as soon as the backward pass has computed them. One rank is a ring of one.
 //
-// weights.h has the weights, wherever they lie, and trace.h what watches the ops.
+// weights.h has the weights, wherever they lie, trace.h what watches the ops, and generator.h the passes that generate.
 #pragma once
 #include <cmath>
 #include <optional>
@@ -19,19 +19,17 @@
 #include "../core/memory.h"
 #include "../data/dataloader.h"
 #include "../ops/attention.h"
-#include "../ops/attention_decode.h"
 #include "../ops/embedding.h"
-#include "../ops/layout.h"
 #include "../ops/loss.h"
 #include "../ops/matmul.h"
 #include "../ops/noise.h"
-#include "../ops/sample.h"
 #include "../ops/score.h"
 #include "../parallel/mesh.h"
 #include "../parallel/ring.h"
 #include "../parallel/split.h"
 #include "clock.h"
 #include "config.h"
+#include "generator.h"
 #include "linear_layers.h"
 #include "model.h"
 #include "ranks.h"
@@ -63,7 +61,8 @@ template <class Dev> class Decoder : public Model {
         return *memory_;
     }
     void profile() override;
-    Profiler *profiler() override { return trace_.profiler(); }
+    Trace &trace() override { return trace_; }
+    Generator &generator() override { return generator_; }
     void allocate(Mesh &mesh, bool guards, bool poison) override;
     const std::vector<Tensor> &tensors() const override { return weights_.trained.table; }
     const std::vector<Tensor> &frozen_tensors() const override { return weights_.frozen_table.tensors; }
@@ -83,8 +82,6 @@ template <class Dev> class Decoder : public Model {
         return weights_.trained.gradient_norm(mesh_->shards, memory());
     }
     std::string nonfinite_gradient() override { return ::nonfinite_gradient(weights_.trained, mesh_->all); }
-    void detect_anomaly() override { trace_.detect_anomaly(); }
-    Anomaly anomaly() override { return trace_.anomaly(); }
     std::string store_name() const override { return store_ ? store_->name() : ""; }
     void update(const AdamW &adamw) override {
         begin_op(clock.between_rows(ADAMW));
@@ -102,11 +99,6 @@ template <class Dev> class Decoder : public Model {
     void backward(std::span<const float> weights, float entropy_weight, bool last) override;
     void accumulate(const Row &row, float weight, bool last) override;
     LossSums take_sums() override;
-    void next_logits(const Row &row, const CacheStep &step) override;
-    std::vector<float> logits() override;
-    DrawnTokens draw(const DrawRequest &request) override;
-    void finish_generation() override;
-    void copy_cache_page(size_t to, size_t from) override;
     Zero<Dev> &parameters() { return weights_.trained; }
 
   protected:
@@ -194,44 +186,27 @@ template <class Dev> class Decoder : public Model {
         int32_t *doc_pos;    // (T) position in the document
         int32_t *documents;  // (T) number of the document in its file, with dropout or noise
         float *magnitudes;   // (T) of the noise
-        int32_t *
-            first_key;  // (sp*T) the first key that each position of the whole row sees; of tokens that see the cache (sequences)
+        int32_t *first_key;  // (sp*T) the first key that each position of the whole row sees; of generated tokens (sequences)
         int32_t *first_key_window;  // (sp*T) the same in layers with a sliding window
         int32_t *predictors;        // (N) the positions whose logits predict the targets
         int32_t *targets;           // (N)
         float *weights;             // (N) dL/dnll, of a reward model dL/dscore
         float entropy_weight;       // dL/dentropy of each predictor
-        enum {
-            training,
-            prompting,
-            decoding
-        } cached;          // whether next_logits() fills the cache from prompts, or reads it for new tokens
-        int32_t *slots;    // (T) CacheStep
-        int32_t *table;    // (sequences, sequence_pages)
-        int32_t *length;   // (sequences)
-        size_t sequences;  // of next_logits()
-        int32_t *first_draw, *first_occurred, *occurred;  // (sequences + 1), (sequences + 1), (limits.occurred)   DrawRequest
-        uint64_t *random;                                 // (draws)
     } row;
 
     struct {
         std::vector<X *> x;  // (L+1) x (T, C)   residual stream: the input of each layer, then of the final norm; of this pass
-        std::vector<X *> cache;  // (L) x (pages * cache_page, 2*KV*D)   generate: the keys and values of all tokens so far
-        X *normf;                // (T, C)
-        X *dx;                   // (T, C)           gradient of the residual stream
-        std::byte *head;         // lm_head_scratch
-        HeadStats stats;         // (N) each
-        float *scores;           // (N)              reward model
-        double *sums;            // (3)              sums over the rows since the last take_sums()
-        std::byte *matmul;       // matmul_scratch
-        X *last;                 // (sequences, C)   generate
-        float *logits;           // (sequences, logits_ld)   generate
-        int32_t *drawn;          // (draws)          generate
-        float *drawn_logps;      // (draws)
-        float *decode;           // attention_decode_scratch
+        X *normf;            // (T, C)
+        X *dx;               // (T, C)           gradient of the residual stream
+        std::byte *head;     // lm_head_scratch
+        HeadStats stats;     // (N) each
+        float *scores;       // (N)              reward model
+        double *sums;        // (3)              sums over the rows since the last take_sums()
+        std::byte *matmul;   // matmul_scratch
     } acts;
 
   private:
+    friend class CachedGenerator<Dev>;
     void plan_row();
     void plan_head();
     void load_row(const Row &row);
@@ -240,8 +215,6 @@ template <class Dev> class Decoder : public Model {
     bool is_noisy() const { return key_ && limits.neftune_alpha > 0 && linears_.adapters_are_on; }  // the reference is not
     void load_weights(std::span<const float> of_all, float entropy_weight);
     HeadLoss head_loss() const { return {row.predictors, row.targets, row.weights, row.entropy_weight, limits.temperature}; }
-    // With ZeRO-3 every rank must join each forward pass; ranks that finished generating join with an empty row until all are done.
-    bool all_finished(bool finished) { return !weights_.prefetched.divided() || mesh_->all.all(finished); }
     void load_first_keys(std::span<const int32_t> doc_begin);
     void forward();
     void gradients(bool last);
@@ -261,6 +234,7 @@ template <class Dev> class Decoder : public Model {
     Trace trace_{ops};
     Weights<Dev> weights_;
     LinearLayers<Dev> linears_;
+    CachedGenerator<Dev> generator_{*this};
     Mesh *mesh_ = nullptr;
     std::unique_ptr<Memory> memory_;
     std::unique_ptr<Arena> arena_;    // lies in memory_
@@ -333,7 +307,7 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
 
 template <class Dev> void Decoder<Dev>::load_row(const Row &r) {
     begin_op(clock.between_rows(COPY));
-    row.cached = row.training;
+    generator_.stop();
     row.T = r.T, row.N = r.predictors.size();
     write(memory(), row.tokens, r.tokens);
     write(memory(), row.doc_pos, r.doc_pos);
@@ -398,14 +372,14 @@ template <class Dev> void Decoder<Dev>::forward() {
     weights_.ready(0, pass);
     if (positions_unit) weights_.ready(positions_unit, pass);
     if (row.T) input_forward();
-    if (row.T && !row.cached && is_noisy())
+    if (row.T && !generator_.runs() && is_noisy())
         noise_forward(dev, acts.x[0], {*key_, row.magnitudes, row.documents, row.doc_pos}, row.T, config.C);
     for (size_t l = 0; l < L; l++) {
         weights_.ready(1 + l, pass);
         if (l + 1 < L) weights_.fetch(2 + l, pass);
         else weights_.fetch(norm, pass), weights_.fetch(weights_.prefetched.head, pass);
         if (row.T) recorded(l, FORWARD, [&] { attention_half(l, pass), feed_forward_half(l, pass); });
-        if (row.T && row.cached == row.training) leave(l);
+        if (row.T && !generator_.runs()) leave(l);
     }
     weights_.ready(norm, pass);
     if (row.T) final_norm_forward();
@@ -416,7 +390,7 @@ template <class Dev> void Decoder<Dev>::forward() {
 // ring, marks of time, dead arrays to fill or examine; and a key of dropout is an argument of its launches.
 template <class Dev> template <class F> void Decoder<Dev>::recorded(size_t l, Stretch stretch, const F &work) {
     const bool only_launches = limits.ranks.sp == 1 && !trace_.is_on() && config.lora.dropout == 0;
-    if (!graphs_ || !only_launches || row.cached != row.training || !linears_.adapters_are_on) return work();
+    if (!graphs_ || !only_launches || generator_.runs() || !linears_.adapters_are_on) return work();
     Graphs::Stretch key{l, stretch, row.T, weights_.accumulates()};
     graphs_->run(key, work);
 }
@@ -443,7 +417,8 @@ template <class Dev> void Decoder<Dev>::wait_for_copies(size_t l, Pass pass) {
 // ring() describes a layer's attention over the ring, and attention_inputs() the arrays that it reads.
 template <class Dev> RingAttention Decoder<Dev>::ring(size_t l) {
     const Ranks &r = limits.ranks;
-    if (row.cached) return {alone_, SpMode::ring, 1, *row.split, row.split->travel[kind_of(config, l)], weights_.trained.sent};
+    if (generator_.runs())
+        return {alone_, SpMode::ring, 1, *row.split, row.split->travel[kind_of(config, l)], weights_.trained.sent};
     return {*mesh_->ring, r.sp_mode, r.head_stride, *row.split, row.split->travel[kind_of(config, l)], weights_.trained.sent};
 }
 template <class Dev> AttentionInputs<typename Dev::X> Decoder<Dev>::attention_inputs(size_t l, const AttentionActs<X> &a) {
@@ -457,11 +432,7 @@ template <class Dev> AttentionInputs<typename Dev::X> Decoder<Dev>::attention_in
 
 template <class Dev> void Decoder<Dev>::attention_forward(size_t l, const AttentionActs<X> &a) {
     const AttentionInputs<X> in = attention_inputs(l, a);
-    const auto [T, H, KV, D, scale] = in.shape;
-    if (row.cached) cache_store(dev, acts.cache[l], in.k, in.v, row.slots, T, KV, D);
-    if (row.cached == row.decoding)
-        return attention_decode(dev, a.att, acts.decode, in.q, acts.cache[l], row.table, in.first_key, row.length, T,
-                                limits.sequence_pages, H, KV, D, scale);
+    if (generator_.runs() && generator_.attention(l, a.att, in)) return;
     RingAttention ranks = ring(l);
     ring_attention_forward(dev, ranks, a.att, a.out32, a.lse, in, a.ring);
 }
@@ -515,66 +486,6 @@ template <class Dev> LossSums Decoder<Dev>::take_sums() {
     const auto sums = read(memory(), acts.sums, 3);
     memory().fill(acts.sums, 0, 3 * sizeof(double));
     return {sums[0], sums[1], sums[2], double(std::exchange(targets_, 0))};
-}
-
-template <class Dev> void Decoder<Dev>::next_logits(const Row &r, const CacheStep &step) {
-    const size_t C = config.C, V = config.V, documents = r.doc_offsets.size() - 1;
-    all_finished(false);
-    load_row(r);
-    row.cached = step.prompts ? row.prompting : row.decoding;
-    row.sequences = documents;
-    write(memory(), row.slots, step.slots);
-    const X *last = acts.normf;
-    if (step.prompts) {
-        row.split = split_row(config, {}, sizeof(X), r);
-        load_first_keys(r.doc_begin);
-        std::vector<int32_t> ends(documents);
-        for (size_t i = 0; i < documents; i++) ends[i] = int32_t(r.doc_offsets[i + 1]) - 1;
-        write(memory(), row.predictors, ends);
-        last = acts.last;
-    } else {
-        const int32_t window = int32_t(*std::max_element(config.window.begin(), config.window.end()));
-        std::vector<int32_t> first_key(documents);
-        write(memory(), row.first_key, first_key);
-        for (size_t i = 0; i < documents; i++) first_key[i] = std::max(0, step.length[i] - window);
-        write(memory(), row.first_key_window, first_key);
-        write(memory(), row.table, step.table);
-        write(memory(), row.length, step.length);
-    }
-    forward();
-    begin_op(clock.head(false));
-    if (step.prompts) embedding_forward(dev, acts.last, acts.normf, row.predictors, documents, C);  // gathers the last rows
-    matmul_forward(dev, acts.logits, last, head_w, (const X *)nullptr, documents, C, V, logits_ld(dev, V));
-}
-
-template <class Dev> std::vector<float> Decoder<Dev>::logits() {
-    const size_t V = config.V, ld = logits_ld(dev, V);
-    auto out = read(memory(), acts.logits, row.sequences * ld);
-    for (size_t i = 1; i < row.sequences; i++) std::copy_n(out.data() + i * ld, V, out.data() + i * V);  // without padding
-    return out;
-}
-
-template <class Dev> DrawnTokens Decoder<Dev>::draw(const DrawRequest &r) {
-    write(memory(), row.first_draw, r.first);
-    write(memory(), row.random, r.random);
-    const bool penalises = !r.occurred.empty();
-    if (penalises) write(memory(), row.first_occurred, r.first_occurred), write(memory(), row.occurred, r.occurred);
-    sample(dev, acts.drawn, r.logps ? acts.drawn_logps : nullptr, acts.logits,
-           {row.first_draw, row.random, row.first_occurred, penalises ? row.occurred : nullptr}, r.sampling, r.vocabulary,
-           row.sequences, config.V, logits_ld(dev, config.V));
-    const size_t n = r.random.size();
-    return {read(memory(), acts.drawn, n), r.logps ? read(memory(), acts.drawn_logps, n) : std::vector<float>()};
-}
-
-template <class Dev> void Decoder<Dev>::finish_generation() {
-    row.T = 0;
-    while (!all_finished(true)) forward();
-}
-
-template <class Dev> void Decoder<Dev>::copy_cache_page(size_t to, size_t from) {
-    const size_t width = 2 * config.KV * config.D;
-    for (X *cache : acts.cache)
-        copy_rows(dev, cache + to * cache_page * width, width, cache + from * cache_page * width, width, cache_page, width);
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------------------------

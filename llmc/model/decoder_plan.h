@@ -47,25 +47,7 @@ template <class Dev> void Decoder<Dev>::plan_row() {
     }
     plan_.add(&acts.normf, "act.normf", {T, C}, clock.final_norm(), clock.head());
     if (trains()) plan_.add(&acts.dx, "dx", {T, C}, clock.head(), clock.embed_backward());
-    acts.cache.resize(c.L);
-    if (limits.cache_pages == 0) return;
-    const size_t n = limits.sequences, pages = limits.sequence_pages;
-    for (size_t l = 0; l < c.L; l++)
-        plan_.add(&acts.cache[l], format("cache.%zu", l), {limits.cache_pages * cache_page, 2 * c.KV * c.D});
-    plan_.add(&row.slots, "row.slots", {T});
-    plan_.add(&row.table, "row.table", {n, pages});
-    plan_.add(&row.length, "row.length", {n});
-    plan_.add(&acts.decode, "decode scratch", {attention_decode_scratch(dev, n, pages, c.H, c.D)},
-              clock.forward(0, ops.attention), clock.forward(c.L - 1, ops.attention));
-    plan_.add(&acts.last, "last rows", {n, C}, clock.head(), clock.head());
-    plan_.add(&acts.logits, "logits", {n, logits_ld(dev, c.V)}, clock.head(), clock.head());
-    plan_.add(&row.first_draw, "row.first_draw", {n + 1});
-    plan_.add(&row.random, "row.random", {limits.draws});
-    plan_.add(&acts.drawn, "drawn tokens", {limits.draws});
-    plan_.add(&acts.drawn_logps, "drawn log-probabilities", {limits.draws});
-    if (limits.occurred == 0) return;
-    plan_.add(&row.first_occurred, "row.first_occurred", {n + 1});
-    plan_.add(&row.occurred, "row.occurred", {limits.occurred});
+    generator_.plan(plan_);
 }
 
 template <class Dev> void Decoder<Dev>::plan_head() {

@@ -98,15 +98,29 @@ struct StepParts {
     std::vector<size_t> copied;  // bytes of each unit that come from a store before they are read
 };
 
+// Continues sequences. This rank alone calls it, but for finish(); during training, after Model::gather_parameters().
+class Generator {
+  public:
+    virtual ~Generator() = default;
+    // Computes the logits of each document's last token. logits() returns them, (documents, V), or draw() draws tokens from them, once.
+    virtual void next_logits(const Row &row, const CacheStep &step) = 0;
+    virtual std::vector<float> logits() = 0;
+    virtual DrawnTokens draw(const DrawRequest &request) = 0;
+    virtual void copy_cache_page(size_t to, size_t from) = 0;
+    // All ranks of a model in training call it when they have generated. It returns when all have: where weights are divided the others need this rank's.
+    virtual void finish() = 0;
+};
+
 class Model {
   public:
     virtual ~Model() = default;
     std::shared_ptr<void> device_state;  // what the model's device uses between calls, and other models may share
 
-    virtual Plan &plan() = 0;                // allocate() places it, or a caller that only wants to show it
-    virtual StepParts parts() const = 0;     // they live as long as the model
-    virtual void profile() = 0;              // measures the steps from now on; is called before allocate()
-    virtual class Profiler *profiler() = 0;  // null unless profile() was called
+    virtual Plan &plan() = 0;             // allocate() places it, or a caller that only wants to show it
+    virtual StepParts parts() const = 0;  // they live as long as the model
+    virtual void profile() = 0;           // measures the steps from now on; is called before allocate()
+    virtual Trace &trace() = 0;           // what watches its ops
+    virtual Generator &generator() = 0;   // for limits with a cache
     // `mesh` is that of limits.ranks and lives as long as the model. guards, poison: debugging aids of arena.h
     virtual void allocate(Mesh &mesh, bool guards, bool poison) = 0;
     virtual Arena &arena() = 0;
@@ -144,8 +158,6 @@ class Model {
     virtual void accumulate(const Row &, float weight, bool last) = 0;
     virtual double gradient_norm() = 0;
     virtual std::string nonfinite_gradient() = 0;  // name of the first tensor whose gradient is not finite
-    virtual void detect_anomaly() = 0;             // examines from now on what each op has written, which is slow
-    virtual Anomaly anomaly() = 0;                 // the first one that this rank found
     virtual void update(const AdamW &) = 0;        // updates all parameters; the table says which of them decay
     virtual void optimizer_state_loaded() = 0;     // gathers the parameters that other ranks have loaded
     virtual void gather_parameters() = 0;          // waits for the parameters that update() and optimizer_state_loaded() gather
@@ -156,13 +168,4 @@ class Model {
     virtual LossSums take_sums() = 0;                   // sums over this rank's targets since the last call; waits for the device
     virtual Payload take_sent() = 0;                    // bytes that this rank has sent since the last call
     virtual double model_flops(const Row &) const = 0;  // of a row in a training step: OpList::model_flops
-
-    // Generation: this rank alone calls these; during training, after gather_parameters(). next_logits() computes the logits of each document's last
-    // token. logits() returns them, (documents, V), or draw() draws tokens from them, once.
-    virtual void next_logits(const Row &row, const CacheStep &step) = 0;
-    virtual std::vector<float> logits() = 0;
-    virtual DrawnTokens draw(const DrawRequest &request) = 0;
-    // All ranks of a model in training call it when they have generated. It returns when all have: where weights are divided the others need this rank's.
-    virtual void finish_generation() = 0;
-    virtual void copy_cache_page(size_t to, size_t from) = 0;
 };

@@ -8,10 +8,10 @@
 //   1       x        4                o / W      last micro-step        (W - 1) * (4 + x) * padded elements
 //   2       x        4 / W + buffers  o / W      every micro-step       (W - 1) * (4 * micro-steps + x) * padded elements
 //   3       x / W    as stage 2       o / W      every micro-step       (W - 1) * micro-steps * (4 * padded elements + x * gathered ones)
-//           + guests
+//           + prefetched units
 //
 //   x: bytes of X     o: 10, in f32 8, since there are no lower halves (floats.h); 4 less with moments in bf16, 6 in 8 bits     buffers: two, of consecutive buckets
-//   guests: gathered units, two layers at a time. Each unit is gathered once for the forward pass, layers but the last two once more for the
+//   prefetched units: gathered, two layers at a time. Each unit is gathered once for the forward pass, layers but the last two once more for the
 //   backward pass; an embedding that is also the head is gathered twice (../model/prefetched_units.h).
 //
 // Parameters may lie in a store (--offload weights, pieces.h). From stage 1 on they are then divided, and sent, as at stage 3.

@@ -73,8 +73,8 @@ std::vector<Completion> continue_all(const Run &run, const std::vector<Ids> &pro
             fprintf(stderr, "  %zu of %zu completions, %.0f tokens/s\n", finished, own.size() * settings.samples,
                     double(tokens) / std::chrono::duration<double>(now - began).count());
     };
-    const auto completions =
-        share_completions(run.comm, generate(*model, room, own, settings, progress), prompts.size(), settings.samples);
+    const auto completions = share_completions(run.comm, generate(model->generator(), room, own, settings, progress),
+                                               prompts.size(), settings.samples);
     size_t tokens = 0;
     for (const Completion &c : completions) tokens += c.tokens.size();
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
@@ -186,7 +186,7 @@ void Continuation::use(ModelLimits &limits) const {
 std::string Continuation::text(Model &model, size_t step) const {
     model.gather_parameters();
     std::vector<Completion> own;
-    if (run_.comm.rank == 0) own = generate(model, room_, prompt_, settings(step));
-    model.finish_generation();
+    if (run_.comm.rank == 0) own = generate(model.generator(), room_, prompt_, settings(step));
+    model.generator().finish();
     return text_of(share_completions(run_.comm, own, 1, 1)[0], *tokenizer_, settings(step).stop);
 }

@@ -58,8 +58,8 @@ struct Waiting {
 
 class Engine {
   public:
-    Engine(Model &model, const GenerationRoom &room, std::span<const Prompt> prompts, const GenerationSettings &settings)
-        : model_(model), room_(room), prompts_(prompts), settings_(settings), pages_(room.pages) {
+    Engine(Generator &generator, const GenerationRoom &room, std::span<const Prompt> prompts, const GenerationSettings &settings)
+        : generator_(generator), room_(room), prompts_(prompts), settings_(settings), pages_(room.pages) {
         for (size_t i = 0; i < prompts.size(); i++) waiting_.push_back({i, 0, settings.samples, prompts[i].tokens});
         completions_.resize(prompts.size() * settings.samples);
     }
@@ -103,7 +103,7 @@ class Engine {
         CacheStep step{true, std::vector<int32_t>(packed.T, -1), {}, {}};
         for (size_t i = 0; i < row.size(); i++)
             for (size_t t = 0; t < documents[i].size(); t++) step.slots[packed.doc_offsets[i] + t] = slot(row[i]->pages, t);
-        model_.next_logits(packed, step);
+        generator_.next_logits(packed, step);
         DrawRequest request = no_draws();
         for (const Waiting *w : row) {
             for (size_t sample = w->next; sample < w->samples; sample++) add_draw(request, w->prompt, sample, w->tokens.size());
@@ -134,7 +134,7 @@ class Engine {
                 for (size_t i = 0; i + partial < w.pages.size(); i++) s.pages.push_back(pages_.share(w.pages[i]));
                 if (partial) {
                     s.pages.push_back(pages_.take());
-                    model_.copy_cache_page(size_t(s.pages.back()), size_t(w.pages.back()));
+                    generator_.copy_cache_page(size_t(s.pages.back()), size_t(w.pages.back()));
                 }
             }
             w.next++;
@@ -161,7 +161,7 @@ class Engine {
     }
 
     std::vector<Drawn> draw(const DrawRequest &request) {
-        const DrawnTokens drawn = model_.draw(request);
+        const DrawnTokens drawn = generator_.draw(request);
         std::vector<Drawn> out;
         for (size_t i = 0; i < drawn.tokens.size(); i++)
             out.push_back({drawn.tokens[i], settings_.logps ? double(drawn.logps[i]) : 0});
@@ -226,7 +226,7 @@ class Engine {
             step.length.push_back(int32_t(position + 1));
         }
         row.doc_offsets.push_back(B);
-        model_.next_logits(row, step);
+        generator_.next_logits(row, step);
         DrawRequest request = no_draws();
         for (const Sequence &s : running_) add_draw(request, s.prompt, s.sample, s.tokens.size()), end_row(request, s.tokens);
         const std::vector<Drawn> drawn = draw(request);
@@ -236,7 +236,7 @@ class Engine {
         running_ = std::move(still);
     }
 
-    Model &model_;
+    Generator &generator_;
     const GenerationRoom &room_;
     std::span<const Prompt> prompts_;
     const GenerationSettings &settings_;
@@ -277,9 +277,9 @@ std::string text_of(const Completion &completion, const Tokenizer &tokenizer, co
     return stop.before(tokenizer.decode(completion.answer()));
 }
 
-std::vector<Completion> generate(Model &model, const GenerationRoom &room, std::span<const Prompt> prompts,
+std::vector<Completion> generate(Generator &generator, const GenerationRoom &room, std::span<const Prompt> prompts,
                                  const GenerationSettings &settings, const std::function<void(size_t, size_t)> &progress) {
-    return Engine(model, room, prompts, settings).run(progress);
+    return Engine(generator, room, prompts, settings).run(progress);
 }
 
 std::vector<Prompt> own_prompts(Comm &comm, std::span<const std::vector<int32_t>> prompts, uint32_t first) {

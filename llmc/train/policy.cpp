@@ -204,8 +204,8 @@ std::vector<Completion> Policy::answer(Model &model, const Questions &asked, siz
                                        const GenerationSettings &settings) const {
     model.gather_parameters();
     const std::vector<Prompt> own = own_prompts(run_.comm, asked.prompts, uint32_t(first));
-    const auto completions = generate(model, room_, own, settings);
-    model.finish_generation();
+    const auto completions = generate(model.generator(), room_, own, settings);
+    model.generator().finish();
     return share_completions(run_.comm, completions, asked.prompts.size(), settings.samples);
 }
 
@@ -236,7 +236,7 @@ Policy::Asked Policy::ask(const Step &drawn) const {
     if (!writer_) return out;
     out.own = std::async(std::launch::async, [this, own = own_prompts(run_.comm, out.questions.prompts, uint32_t(drawn.begin))] {
         writer_->memory().use_on_this_thread();
-        return generate(*writer_, room_, own, generation_);
+        return generate(writer_->generator(), room_, own, generation_);
     });
     return out;
 }

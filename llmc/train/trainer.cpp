@@ -458,10 +458,10 @@ void Trainer::update(const Step &batch, const Measured &measured, double norm, d
 
 // Computes the step once more, examines the output of each op, and ends the run with the first value that is not finite.
 void Trainer::explain(const Step &batch) {
-    model_->detect_anomaly();
+    model_->trace().detect_anomaly();
     gradients_of(batch);
     model_->gradient_norm();  // waits for the sums over ranks
-    const Anomaly own = model_->anomaly();
+    const Anomaly own = model_->trace().anomaly();
     const auto ops = run_.comm.gather(own.ops);
     const auto what = run_.comm.gather(own.what);
     const std::string tensor = model_->nonfinite_gradient();
@@ -480,7 +480,7 @@ ordered_json Trainer::optimizer_step(const Step &batch) {
     const auto now = [] { return std::chrono::steady_clock::now(); };
     const auto start = now();
     const double comm_before = run_.mesh->seconds();
-    Profiler *profiler = model_->profiler();
+    Profiler *profiler = model_->trace().profiler();
     if (profiler) profiler->begin_step();
     model_->take_sent();  // drops the bytes sent in an evaluation
     const double lr = o_.learning_rate * schedule(frozen_);
@@ -607,7 +607,7 @@ void Trainer::write_summary() {
 void Trainer::finish() {
     save_model(o_.output_dir);
     if (!logger_) return;
-    if (const Profiler *profiler = model_->profiler()) logger_->say("%s", profiler->table().c_str());
+    if (const Profiler *profiler = model_->trace().profiler()) logger_->say("%s", profiler->table().c_str());
     write_summary();
     for (Reporter &reporter : reporters_)
         if (!reporter.finish()) logger_->say("note: the log was not handed on; scripts/report.py does it from the file");

@@ -68,9 +68,9 @@ template <class Dev> std::vector<float> train_rank(Dev given, Comm &comm, int st
     zero.ready(comm, 0, zero.sharding.elements);
     std::vector<float> out;
     for (const Bucket &b : buckets) {
-        const bool guest = zero.prefetched();
-        if (guest) zero.fetch(comm, b.global, b.global + b.count, gathered), zero.ready(comm, b.global, b.global + b.count);
-        for (auto p : read(*memory, guest ? gathered : zero.params + b.begin, b.count)) out.push_back(float(p));
+        const bool prefetched = zero.prefetched();
+        if (prefetched) zero.fetch(comm, b.global, b.global + b.count, gathered), zero.ready(comm, b.global, b.global + b.count);
+        for (auto p : read(*memory, prefetched ? gathered : zero.params + b.begin, b.count)) out.push_back(float(p));
     }
     return out;
 }
