@@ -133,16 +133,17 @@ class ChatTemplate:
 
     def _formed(self, messages, variables):
         """Returns the messages in the form that the template wants."""
-        form = self.form(kind_of(variables))
+        kind = kind_of(variables)
+        form = self.form(kind)
         if not form.parts and not any("tool_calls" in message or REASONING[0] in message for message in messages):
             return messages
-        return [self._formed_message(message, form, variables) for message in messages]
+        return [self._formed_message(message, form, kind) for message in messages]
 
-    def _formed_message(self, message, form, variables):
+    def _formed_message(self, message, form, kind):
         if REASONING[0] in message:
             message = {form.reasoning if key == REASONING[0] else key: value for key, value in message.items()}
         if "tool_calls" in message:
-            call_form = self.call_form(kind_of(variables), "function" not in message["tool_calls"][0], bool(message.get("content")))
+            call_form = self.call_form(kind, "function" not in message["tool_calls"][0], bool(message.get("content")))
             message = with_calls(message, call_form)
         return in_parts(message) if form.parts else message
 
@@ -258,6 +259,8 @@ json_text = json.JSONEncoder(default=str).encode
 
 
 def kind_of(variables):
+    if len(variables) == 1:  # mostly; this is asked in each rendering
+        return '{"tools": null}' if variables["tools"] is None else '{"tools": []}'
     return json_text(variables if variables["tools"] is None else {**variables, "tools": []})
 
 
