@@ -23,7 +23,7 @@ if missing:
 
 import numpy as np
 
-from chat import ChatTemplate, mark_targets
+from chat import SENTINEL, ChatTemplate, mark_targets
 from documents import DRAFTS, margin_of
 from errors import DataError
 from options import build_parser, snake_case
@@ -46,6 +46,7 @@ class Lot(NamedTuple):
     mask: np.ndarray
     lengths: np.ndarray
     margins: np.ndarray  # one for each pair, NaN if it has none
+    ends: set  # the special tokens that ended trained turns
     counts: Counter
     size: int  # bytes of the records in their source
 
@@ -73,9 +74,10 @@ class Recipe:
         texts = [draft.text for draft in all_drafts if draft.ids is None]
         encodings = iter(self.tokenizer.encode(texts, with_offsets=any(draft.spans for draft in all_drafts)))
         counts = Counter(read=len(records))
-        documents, margins = [], []
+        documents, margins, ends = [], [], set()
         for record, (drafts, margin) in zip(records, samples):
             parts = [self._in_record(record, lambda: self._tokens(draft, encodings, counts)) for draft in drafts]
+            ends.update(*(trained_ends(ids, mask, self.tokenizer.special) for ids, mask in parts))
             needs_target = self.has_targets or bool(drafts[0].spans)
             fitted = self._fitted_pair(drafts, parts, counts) if self.is_pref else self._fitted(*parts[0], needs_target, counts)
             counts["left out"] += sum(draft.left_out for draft in drafts)
@@ -86,7 +88,7 @@ class Recipe:
         counts["no margin"] = int(np.isnan(margins).sum())
         ids, masks = zip(*documents) if documents else ((), ())
         return Lot(np.concatenate([np.empty(0, np.int32), *ids]), np.concatenate([np.empty(0, np.uint8), *masks]),
-                   np.array([len(i) for i in ids], np.int64), margins, counts, sum(record.size for record in records))
+                   np.array([len(i) for i in ids], np.int64), margins, ends, counts, sum(record.size for record in records))
 
     @staticmethod
     def _in_record(record, work):
@@ -123,6 +125,7 @@ class Recipe:
                 raise DataError(f"input_ids[{t}] is {draft.ids[t]}, outside the vocabulary of {self.tokenizer.vocab_size}",
                                 "take the tokenizer, or the model, that these ids were made for")
             return draft.ids.astype(np.int32), draft.mask
+        counts["chats"] += draft.is_chat
         encoding = next(encodings)
         ids = np.array(encoding.ids, np.int32)
         mask = np.full(len(ids), draft.spans is None, np.uint8)
@@ -198,6 +201,26 @@ class Recipe:
             return cut
         counts[reason] += 1
         return []
+
+
+def trained_ends(ids, mask, special):
+    """Returns the special tokens that end a run of targets: where they stand, a model that has learned this document stops."""
+    is_last = mask.astype(bool)
+    is_last[:-1] &= mask[1:] == 0
+    ends = ids[is_last]
+    return ends[special[ends]].tolist()
+
+
+def usual_end(recipe):
+    """Returns the special token, in a list, that ends an answer by the chat template. Data without answers cannot show it."""
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": SENTINEL}]
+    try:
+        text, *_ = recipe.template.conversation(chat, [], {"tools": None, **recipe.options.chat_template_kwargs})
+    except DataError:
+        return []
+    after = recipe.tokenizer.encode([text.rpartition(SENTINEL)[2]], with_offsets=False)[0].ids
+    runs = itertools.groupby(after, lambda i: recipe.tokenizer.special[i])
+    return next((list(run)[-1:] for is_special, run in runs if is_special), [])
 
 
 def are_equal(document, other):
@@ -312,12 +335,13 @@ def prepare(task, options, processes):
     typed = (Record("--prompt", i, None, {"prompt": text}, len(text)) for i, text in enumerate(options.prompt or [], 1))
     records = itertools.chain(typed, read_records(names, tokenizer.eos, options.dataset_probs, options.seed, options.max_samples))
     progress = Progress(None if options.dataset_probs or options.max_samples else total_size(names))
-    counts, targets, first = Counter(), 0, []
+    counts, ends, targets, first = Counter(), set(), 0, []
     file = TokenFile(options.out, tokenizer.vocab_size)
     try:
         for lot in prepared_lots(recipe, records, processes):
             file.append(lot.tokens, lot.mask, lot.lengths, lot.margins)
             counts += lot.counts
+            ends |= lot.ends
             targets += int(lot.mask.sum())
             first += first_documents(lot, (2 if task == "pref" else 1) * options.show - len(first))
             progress.add(lot)
@@ -328,7 +352,9 @@ def prepare(task, options, processes):
             raise DataError(f"no record is left:\n{summary}", "a longer --max_len, or records with something to learn")
         if options.to_bin:
             summary += f"\n  {'token shards':<32}{write_shards(options.to_bin, file.all_tokens(), lengths, tokenizer.eos):>16,}"
-        file.write(metadata(task, options, tokenizer))
+        if counts["chats"] and not ends:
+            ends.update(usual_end(recipe))
+        file.write(metadata(task, options, tokenizer, ends, counts["chats"]))
     finally:
         progress.end()
         file.close()
@@ -352,11 +378,17 @@ def show(task, options, tokenizer, documents):
         print(f"\n---- {name}: {len(ids):,} tokens, {mask.sum():,} trained\n{shown(tokenizer.encoder, ids, mask, color)}")
 
 
-def metadata(task, options, tokenizer):
+def metadata(task, options, tokenizer, ends, has_chats):
+    """A model that is trained on the file is saved with its `end_of_turn` and `chat_template`."""
     template = tokenizer.hf.chat_template
-    return {"kind": task, "vocab_size": str(tokenizer.vocab_size), "tokenizer_hash": tokenizer.hash,
-            "max_len": str(options.max_len or 0), "template_hash": fnv1a(str(template)) if template else "",
-            "source": source(options, name=os.path.basename), "version": FORMAT_VERSION}
+    out = {"kind": task, "vocab_size": str(tokenizer.vocab_size), "tokenizer_hash": tokenizer.hash,
+           "max_len": str(options.max_len or 0), "template_hash": fnv1a(str(template)) if template else "",
+           "source": source(options, name=os.path.basename), "version": FORMAT_VERSION}
+    if ends:
+        out["end_of_turn"] = ",".join(map(str, sorted(ends)))
+    if has_chats:
+        out["chat_template"] = template if isinstance(template, str) else template.get("default", "")
+    return out
 
 
 def source(options, name=str):

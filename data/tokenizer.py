@@ -54,6 +54,7 @@ class Ids:
 
     def __init__(self, vocab_size, eos):
         self.vocab_size, self.eos = vocab_size, eos
+        self.special = np.arange(vocab_size) == eos
 
     def encode(self, texts, with_offsets):
         return []

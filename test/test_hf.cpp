@@ -577,3 +577,69 @@ TEST_F(Hf, Gpt2WithAndWithoutPrefix) {
         EXPECT_EQ(weights.find("model.wte.weight"), nullptr);
     }
 }
+
+// ---- what a saved model says of its answers
+
+TEST_F(Hf, GenerationConfigHasTheNewEndFirst) {
+    const auto written = [&](const char *config, const char *generation, const std::vector<int32_t> &ends) {
+        put("config.json", with(tiny(), config).dump());
+        fs::remove(dir + "/generation_config.json");
+        if (*generation) put("generation_config.json", generation);
+        std::vector<std::string> notes;
+        ModelConfig read = read_config(dir, notes);
+        add_eos(read, ends);
+        fs::create_directory(dir + "/out");
+        fs::remove(dir + "/out/generation_config.json");
+        write_generation_config(dir + "/out", read);
+        return fs::exists(dir + "/out/generation_config.json") ? read_json(dir + "/out/generation_config.json") : json();
+    };
+    EXPECT_EQ(written("{}", "", {}), json());
+    EXPECT_EQ(written("{}", "", {5}), json::parse(R"({"eos_token_id": 5})"));
+    EXPECT_EQ(written(R"({"eos_token_id": 7, "bos_token_id": null, "pad_token_id": 7})", "", {5, 7}),
+              json::parse(R"({"eos_token_id": [5, 7], "pad_token_id": 7})"));
+    EXPECT_EQ(written(R"({"eos_token_id": 7, "pad_token_id": 7})", R"({"eos_token_id": [8, 7], "top_k": 3})", {5, 7}),
+              json::parse(R"({"eos_token_id": [5, 8, 7], "top_k": 3})"));
+    EXPECT_EQ(written(R"({"eos_token_id": 7})", R"({"top_k": 3})", {5}), json::parse(R"({"eos_token_id": [5, 7], "top_k": 3})"));
+}
+
+TEST_F(Hf, AnotherTemplateTakesThePlaceOfAllItsFiles) {
+    const auto copied = [&](const char *file, const char *field, const std::string &trained) {
+        const std::string to = dir + "/out";
+        for (const char *name : {"out", "chat_template.jinja"}) fs::remove_all(dir + "/" + name);
+        fs::create_directories(to), fs::create_directories(dir + "/additional_chat_templates");
+        put("tokenizer.json", "{}"), put("additional_chat_templates/rag.jinja", "rag");
+        put("tokenizer_config.json", field);
+        if (*file) put("chat_template.jinja", file);
+        copy_tokenizer(dir, to, trained);
+        std::ifstream in(to + "/chat_template.jinja");
+        const std::string text{std::istreambuf_iterator<char>(in), {}};
+        return json{text, read_json(to + "/tokenizer_config.json").value("chat_template", json()),
+                    fs::exists(to + "/additional_chat_templates/rag.jinja")};
+    };
+    const char *named = R"({"chat_template": [{"name": "rag", "template": "b"}, {"name": "default", "template": "a"}]})";
+    EXPECT_EQ(copied("a", "{}", "a"), json({"a", nullptr, true}));
+    EXPECT_EQ(copied("a", "{}", ""), json({"a", nullptr, true}));
+    EXPECT_EQ(copied("", R"({"chat_template": "a"})", "a"), json({"", "a", true}));
+    EXPECT_EQ(copied("", named, "a"), json({"", json::parse(named)["chat_template"], true}));
+    EXPECT_EQ(copied("a", R"({"chat_template": "b"})", "a"), json({"a", "a", false})) << "they disagreed";
+    EXPECT_EQ(copied("a", "{}", "c"), json({"c", "c", false}));
+    EXPECT_EQ(copied("", named, "c"), json({"c", "c", false}));
+    EXPECT_EQ(copied("", "{}", "c"), json({"c", "c", false}));
+}
+
+TEST_F(Hf, BuffersAreCompared) {
+    const auto check = [&](const std::string &name, const Shape &shape, const std::vector<float> &values) {
+        HfWriter writer(dir, {{name, shape, "F32"}});
+        writer.write(name, values.data(), values.size(), memory);
+        writer.finish();
+        HfWeights(dir).expect_buffers({{1, 0.5f}, {1, 0.25f}});
+    };
+    check("model.rotary_emb.inv_freq", {2}, {1, 0.5f}), check("model.rotary_emb.inv_freq", {2}, {1.002f, 0.25f});
+    check("h.0.attn.bias", {1, 1, 2, 2}, {1, 0, 1, 1}), check("h.0.attn.masked_bias", {}, {-1e4f});
+    for (const auto &values : {std::vector<float>{1, 0.3f}, {1, 0.5f, 0.2f}})
+        expect_error([&] { check("model.rotary_emb.inv_freq", {values.size()}, values); }, dir,
+                     "has other frequencies than config.json");
+    for (const auto &values : {std::vector<float>{1, 1, 1, 1}, {1, 0, 0, 1}})
+        expect_error([&] { check("h.0.attn.bias", {1, 1, 2, 2}, values); }, dir, "is not the causal mask");
+    expect_error([&] { check("h.0.attn.bias", {4}, {1, 0, 1, 1}); }, dir, "is not the causal mask");
+}

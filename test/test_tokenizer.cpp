@@ -89,6 +89,30 @@ TEST_F(TokenizerTest, SentencePiece) {
     EXPECT_EQ(decode(t, {9}), "<0xZZ>");
 }
 
+// A run of bytes that is not UTF-8 as a whole is one U+FFFD a byte, also where a special token stands between its bytes.
+TEST_F(TokenizerTest, RunsOfBytes) {
+    const std::string unknown = "\uFFFD";
+    const Tokenizer t = make(sentencepiece());
+    EXPECT_EQ(decode(t, {5, 6, 5}), unknown + unknown + unknown);
+    EXPECT_EQ(decode(t, {7, 6, 8, 7}), unknown + unknown + "\xC3\xA9\n");
+    EXPECT_EQ(decode(t, {5, 1, 6}), "\xC3\xA9");
+    EXPECT_EQ(decode(t, {5, 1, 6}, false), unknown + "<s>" + unknown);
+    EXPECT_TRUE(t.is_byte(6) && !t.is_byte(8) && !t.is_byte(9));
+}
+
+TEST_F(TokenizerTest, Metaspace) {
+    const auto text = [&](const char *decoder) {
+        json tokenizer = sentencepiece();
+        tokenizer["decoder"] = json::parse(decoder);
+        return decode(make(tokenizer), {4, 2, 4, 5});
+    };
+    EXPECT_EQ(text(R"({"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"})"), "b Hello  b<0xC3>");
+    EXPECT_EQ(text(R"({"type": "Metaspace", "replacement": "\u2581", "add_prefix_space": true})"), "b Hello  b<0xC3>");
+    EXPECT_EQ(text(R"({"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never"})"), "  b Hello  b<0xC3>");
+    EXPECT_EQ(text(R"({"type": "Metaspace", "replacement": "l", "prepend_scheme": "first"})"),
+              "\u2581\u2581b\u2581He  o\u2581\u2581b<0xC3>");
+}
+
 TEST_F(TokenizerTest, RefusesIdsWithoutToken) {
     json gap = byte_level();
     gap["model"]["vocab"].erase("Ń");

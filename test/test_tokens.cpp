@@ -211,6 +211,23 @@ TEST(PreparedData, RefusesOtherVocabularies) {
     EXPECT_EQ(refusal([](Prepared &p) { p.metadata["tokenizer_hash"] = ""; }), "no error");  // ids that needed none
 }
 
+TEST(PreparedData, ChatFormat) {
+    Prepared p = three_documents();
+    TemporaryFile file("chats.safetensors");
+    const auto format = [&] {
+        file.write(p.bytes());
+        return PreparedData(file.path, 100, "").chat_format();
+    };
+    EXPECT_TRUE(format().end_of_turn.empty() && format().chat_template.empty());
+    p.metadata["end_of_turn"] = "7,99", p.metadata["chat_template"] = "{{ messages }}";
+    EXPECT_EQ(format().end_of_turn, (std::vector<int32_t>{7, 99}));
+    EXPECT_EQ(format().chat_template, "{{ messages }}");
+    for (const char *wrong : {"100", "-1", "7,", ",7", "7 8", "7,x", "99999999999"}) {
+        p.metadata["end_of_turn"] = wrong;
+        expect_contains(error_of(format), {"end_of_turn", wrong, "\n  fix: "});
+    }
+}
+
 TEST(PreparedData, RefusesOtherFiles) {
     expect_contains(refusal([](Prepared &p) { p.metadata.erase("kind"); }), {"no prepared data", "kind"});
     expect_contains(refusal([](Prepared &p) { p.metadata.erase("vocab_size"); }), {"no prepared data", "vocab_size"});

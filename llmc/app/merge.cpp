@@ -65,6 +65,8 @@ int merge(Run &run) {
     if (!run.speaks()) return 0;
     expect_new_directory(o.output_dir);
     const HfWeights weights(run.model_dir), adapter(o.adapter, adapter_files);
+    const auto model = run.make_model(config, {});
+    expect_known_tensors(run, *model, weights), expect_known_tensors(run, *model, weights, adapter);
     const auto products = read_products(run, adapter);
     const auto quantised = quantised_names(config);
     const bool head =
@@ -107,8 +109,9 @@ int merge(Run &run) {
             whole ? rows : std::max<size_t>(1, (size_t(1) << 22) / columns));
     }
     writer.finish();
-    copy_tokenizer(run.model_dir, dir);
-    write_config(dir, config, type);  // last: without it a directory is no model
+    ModelConfig merged = config;
+    merged.lora = {};
+    write_companions(run, merged, dir, type);
     run.say("saved %s: %zu weights of %s with the adapter %s added", o.output_dir.c_str(), products.size(), run.model_dir.c_str(),
             o.adapter.c_str());
     return 0;

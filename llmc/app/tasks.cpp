@@ -3,10 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "../core/common.h"
 #include "../core/file.h"
+#include "../data/tokenizer.h"
 #include "../model/lora.h"
 #include "../train/continuation.h"
 #include "../train/objective.h"
@@ -14,7 +16,7 @@
 #include "../train/reward.h"
 #include "plan.h"
 
-// Reads the configuration of --adapter, which may make a language model a reward model.
+// Reads the configuration of --adapter, which may make a language model a reward model, and what it says of answers: their end and the chat template.
 static void open_adapter(Run &run) {
     const std::string &dir = run.options.adapter;
     bool reward = false;
@@ -23,6 +25,9 @@ static void open_adapter(Run &run) {
         die("--adapter %s belongs to a reward model, which has no head for %s\n  fix: an adapter of a language model; or the task rm or eval",
             dir.c_str(), task_name(run.task));
     if (reward && !run.config.reward) make_reward(run.config);
+    read_generation_config(run.config, dir);
+    const std::string tokenizer = dir + "/tokenizer.json";
+    if (std::filesystem::exists(tokenizer) && tokenizer_hash(tokenizer) == run.tokenizer_hash) run.tokenizer_dir = dir;
 }
 
 // Returns the configuration to train or to use.

@@ -14,6 +14,12 @@ struct Document {
     std::vector<uint8_t> mask;  // (tokens) mask[t] = 1: token t is a target, predicted from those before it. mask[0] = 0
 };
 
+// How the chats of data are written: what a model learns of its answers beside their tokens, and must be used with.
+struct ChatFormat {
+    std::vector<int32_t> end_of_turn = {};  // the special tokens that end an answer
+    std::string chat_template = {};         // rendered the chats; empty if there is none
+};
+
 class Samples {
   public:
     virtual ~Samples() = default;
@@ -24,7 +30,8 @@ class Samples {
     virtual Document document(size_t i) const = 0;                             // several threads may call it
     virtual const InputFile &file() const = 0;                                 // where they come from
     virtual std::string fingerprint() const { return ::fingerprint(file()); }  // of all that is in them
-    virtual bool pairs() const { return false; }                               // a sample is two documents
+    virtual ChatFormat chat_format() const { return {}; }
+    virtual bool pairs() const { return false; }  // a sample is two documents
     virtual bool has_margins() const { return false; }
     virtual float margin(size_t /*sample*/) const { return 0; }  // of a pair: by how much its chosen answer is better
 

@@ -1,5 +1,6 @@
 #include "tokenizer.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <filesystem>
@@ -18,13 +19,6 @@ struct Entry {
     bool special = false;
 };
 using Vocabulary = std::map<size_t, Entry>;  // by id
-
-// The settings of the "decoder" section that the two kinds of byte-pair encoding use.
-struct Decoder {
-    bool byte_level = false, byte_fallback = false;
-    std::vector<std::pair<std::string, std::string>> replace;
-    size_t strip = 0;
-};
 
 constexpr size_t max_vocabulary = size_t(1) << 24;  // an id beyond this is a broken file, not a vocabulary
 constexpr size_t max_token_bytes = 1 << 16;  // so is a longer token, which a chain of replacements can make of one character
@@ -62,24 +56,32 @@ static Vocabulary read_vocabulary(const json &tokenizer, const std::string &path
 
 // ---- decoders
 
-static void read_decoder(Decoder &decoder, const json &section, const std::string &path) {
+// Reads the section "decoder", in the order in which its parts work.
+static void read_decoder(std::vector<Decoder> &decoders, const json &section, const std::string &path) {
     const Fields fields(section, path, "decoder.");
     const std::string type = fields.text("type");
+    using enum Decoder::Kind;
     if (type == "Sequence") {
         const json *parts = fields.find("decoders");
         if (!parts || !parts->is_array()) fields.refuse("decoders", "must be a list");
-        for (const json &part : *parts) read_decoder(decoder, part, path);
+        for (const json &part : *parts) read_decoder(decoders, part, path);
     } else if (type == "ByteLevel") {
-        decoder.byte_level = true;
+        decoders.push_back({byte_level});
     } else if (type == "ByteFallback") {
-        decoder.byte_fallback = true;
+        decoders.push_back({byte_fallback});
+    } else if (type == "Fuse") {
+        decoders.push_back({fuse});
     } else if (type == "Replace") {
-        decoder.replace.emplace_back(fields.object("pattern").text("String"), fields.text("content"));
+        decoders.push_back({replace, fields.object("pattern").text("String"), fields.text("content")});
+    } else if (type == "Metaspace") {
+        const char *usual = fields.boolean("add_prefix_space", true) ? "always" : "never";
+        decoders.push_back(
+            {metaspace, fields.text("replacement", "\u2581"), fields.text("prepend_scheme", usual) == "never" ? " " : ""});
     } else if (type == "Strip" && section.value("content", json()) == " " && section.value("stop", json()) == 0) {
-        decoder.strip = fields.count("start");
-    } else if (type != "Fuse") {  // Fuse joins the decoded tokens, which happens here anyway
-        die("%s: decoder %s is not known; ByteLevel is, and the sequence of Replace, ByteFallback, Fuse and Strip that "
-            "SentencePiece's tokenizers have",
+        decoders.push_back({strip, "", "", fields.count("start")});
+    } else {
+        die("%s: decoder %s is not known\n  fix: a model whose tokenizer is a byte-pair encoding, whose decoder is ByteLevel, Metaspace, or a Sequence of "
+            "Replace, ByteFallback, Fuse and Strip",
             path.c_str(), section.dump().c_str());
     }
 }
@@ -112,40 +114,90 @@ static std::string decode_byte_level(const std::string &text) {
     return bytes;
 }
 
-// Stops where the text has become too long to be a token.
+// Stops where the text has grown by more than a token may have.
 static std::string replace_all(std::string text, const std::string &from, const std::string &to) {
-    for (size_t at = 0; !from.empty() && text.size() <= max_token_bytes && (at = text.find(from, at)) != std::string::npos;
-         at += to.size())
+    const size_t most = text.size() + max_token_bytes;
+    for (size_t at = 0; !from.empty() && text.size() <= most && (at = text.find(from, at)) != std::string::npos; at += to.size())
         text.replace(at, from.size(), to);
     return text;
 }
 
-static std::string decode_token(const Decoder &decoder, const std::string &text) {
-    if (decoder.byte_level) return decode_byte_level(text);
-    if (decoder.byte_fallback && text.size() == 6 && text.starts_with("<0x") && text.ends_with('>')) {
-        uint8_t byte = 0;
-        if (std::from_chars(&text[3], &text[5], byte, 16).ptr == &text[5]) return {char(byte)};
+// Returns the byte that a token of the form <0xNN> stands for, or -1.
+static int byte_of(const std::string &token) {
+    uint8_t byte = 0;
+    const bool is_byte = token.size() == 6 && token.starts_with("<0x") && token.ends_with('>') &&
+                         std::from_chars(&token[3], &token[5], byte, 16).ptr == &token[5];
+    return is_byte ? byte : -1;
+}
+
+static bool is_utf8(const std::string &bytes) {
+    try {
+        json(bytes).dump();
+    } catch (const json::type_error &) {
+        return false;
     }
-    std::string bytes = text;
-    for (const auto &[from, to] : decoder.replace) bytes = replace_all(bytes, from, to);
-    return bytes;
+    return true;
+}
+
+// Joins the bytes of each run of byte tokens. If a run is not UTF-8, each of its bytes becomes U+FFFD, also those that are characters by themselves.
+static std::vector<std::string> join_bytes(const std::vector<std::string> &tokens) {
+    std::vector<std::string> out;
+    std::string run;
+    const auto end_run = [&] {
+        if (run.empty()) return;
+        if (is_utf8(run)) out.push_back(run);
+        else out.insert(out.end(), run.size(), "\uFFFD");
+        run.clear();
+    };
+    for (const std::string &token : tokens) {
+        const int byte = byte_of(token);
+        if (byte >= 0) run.push_back(char(byte));
+        else end_run(), out.push_back(token);
+    }
+    end_run();
+    return out;
+}
+
+static std::string joined(const std::vector<std::string> &parts) {
+    std::string text;
+    for (const std::string &part : parts) text += part;
+    return text;
+}
+
+static void decode_by(const Decoder &decoder, std::vector<std::string> &tokens) {
+    switch (decoder.kind) {
+        case Decoder::byte_level:
+            for (std::string &token : tokens) token = decode_byte_level(token);
+            return;
+        case Decoder::byte_fallback: tokens = join_bytes(tokens); return;
+        case Decoder::fuse: tokens = {joined(tokens)}; return;
+        case Decoder::replace:
+            for (std::string &token : tokens) token = replace_all(token, decoder.from, decoder.to);
+            return;
+        case Decoder::metaspace:  // a text begins without the space that was put in front of it
+            for (std::string &token : tokens) token = replace_all(token, decoder.from, &token == &tokens[0] ? decoder.to : " ");
+            return;
+        case Decoder::strip:
+            for (std::string &token : tokens) token.erase(0, std::min(decoder.most, token.find_first_not_of(' ')));
+            return;
+    }
 }
 
 // ---- Tokenizer
 
 Tokenizer::Tokenizer(const std::string &path) : path_(path) {
     const json tokenizer = read_json(path);
-    const Vocabulary vocabulary = read_vocabulary(tokenizer, path);
-    Decoder decoder;
-    read_decoder(decoder, tokenizer.value("decoder", json()), path);
-    strip_ = decoder.strip;
-    for (const auto &[id, entry] : vocabulary) {
-        const Token token = {decode_token(decoder, entry.text), entry.special};
-        if (token.bytes.size() > max_token_bytes)
+    read_decoder(decoders_, tokenizer.value("decoder", json()), path);
+    for (const auto &[id, entry] : read_vocabulary(tokenizer, path)) {
+        tokens_[int32_t(id)] = {entry.text, entry.special};
+        if (decode(std::vector{int32_t(id)}, false).size() > max_token_bytes)
             die("%s: decoder makes more than %zu bytes of the token with id %zu\n  fix: the tokenizer.json of the model itself",
                 path.c_str(), max_token_bytes, id);
-        tokens_[int32_t(id)] = token;
     }
+}
+
+bool Tokenizer::is_byte(int32_t id) const {
+    return byte_of(token(id).text) >= 0 && std::ranges::count(decoders_, Decoder::byte_fallback, &Decoder::kind) > 0;
 }
 
 const Tokenizer::Token &Tokenizer::token(int32_t id) const {
@@ -157,12 +209,11 @@ const Tokenizer::Token &Tokenizer::token(int32_t id) const {
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
-    std::string text;
+    std::vector<std::string> tokens;
     for (int32_t id : ids)
-        if (const Token &t = token(id); !(t.special && skip_special)) text += t.bytes;
-    size_t spaces = 0;
-    while (spaces < strip_ && spaces < text.size() && text[spaces] == ' ') spaces++;
-    return text.substr(spaces);
+        if (const Token &t = token(id); !(t.special && skip_special)) tokens.push_back(t.text);
+    for (const Decoder &decoder : decoders_) decode_by(decoder, tokens);
+    return joined(tokens);
 }
 
 // ---- hash

@@ -1,15 +1,22 @@
 // A Hugging Face tokenizer.json is read here for two purposes: to turn ids into text, and to tell whether data and model use the same
 // tokens. data/prepare.py turns text into ids.
 //
-// Two kinds of byte-pair encoding are recognised by the section "decoder": byte-level (GPT-2, Llama 3, Qwen, SmolLM2), where each
-// character of a token stands for one byte, and SentencePiece's (Llama 2, Mistral), where U+2581 stands for a space and <0xNN>
-// for a byte.
+// A text is decoded as the package tokenizers does, by the section "decoder": that of byte-level encodings (GPT-2, Llama 3, Qwen, SmolLM2), where each
+// character of a token stands for one byte, or those of SentencePiece's (Llama 2, Mistral), where U+2581 stands for a space and <0xNN> for a byte.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <span>
 #include <string>
+#include <vector>
+
+// A part of the section "decoder". It works on the tokens of a text, and the next part on what it makes of them.
+struct Decoder {
+    enum Kind { byte_level, byte_fallback, fuse, replace, metaspace, strip } kind;
+    std::string from = {}, to = {};  // replace, metaspace: of the first token
+    size_t most = 0;                 // strip: spaces at the beginning
+};
 
 class Tokenizer {
   public:
@@ -17,21 +24,22 @@ class Tokenizer {
 
     size_t size() const { return size_t(tokens_.rbegin()->first) + 1; }  // largest id + 1
 
-    // Returns the bytes of the ids. If the last character is incomplete, it stays incomplete. Special tokens are <s>, <|im_end|> and the like.
+    // Returns the text of the ids. A character of a byte-level encoding that is incomplete stays incomplete bytes. Special tokens are <s>, <|im_end|> and the like.
     std::string decode(std::span<const int32_t> ids, bool skip_special = true) const;
     bool is_special(int32_t id) const { return token(id).special; }
+    bool is_byte(int32_t id) const;  // one that is decoded together with the bytes beside it
 
   private:
     struct Token {
-        std::string bytes;
+        std::string text;
         bool special = false;
     };
     const Token &token(int32_t id) const;
 
     std::string path_;
     std::map<int32_t, Token>
-        tokens_;        // by id; not a vector, which one large id in a broken file would make hundreds of megabytes long
-    size_t strip_ = 0;  // spaces to take from the start of a text
+        tokens_;  // by id; not a vector, which one large id in a broken file would make hundreds of megabytes long
+    std::vector<Decoder> decoders_;
 };
 
 // Returns a special token of the tokenizer in `dir`, such as "eos_token", by its tokenizer_config.json; empty if it has none.

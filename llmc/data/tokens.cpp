@@ -1,6 +1,7 @@
 #include "tokens.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <span>
 #include <sstream>
@@ -12,6 +13,7 @@ constexpr const char *prepare_again = "prepare it again with data/prepare.py";
 
 PreparedData::PreparedData(const std::string &path, size_t vocab, const std::string &tokenizer_hash) : file_(path) {
     check_metadata(tokenizer_hash);
+    read_chat_format(vocab);
     pairs_ = kind() == "pref";
     read_arrays();
     read_checksums();
@@ -68,6 +70,21 @@ void PreparedData::check_metadata(const std::string &tokenizer_hash) const {
         die("%s: was made with another tokenizer than the model's (tokenizer_hash %s, the model's is %s)\n"
             "  fix: %s and the model's directory as --tokenizer",
             path().c_str(), hash->second.c_str(), tokenizer_hash.c_str(), prepare_again);
+}
+
+void PreparedData::read_chat_format(size_t vocab) {
+    const auto text = [&](const char *key) { return metadata().contains(key) ? metadata().at(key) : ""; };
+    chat_format_.chat_template = text("chat_template");
+    const std::string ends = text("end_of_turn");
+    for (const char *at = ends.data(), *const end = at + ends.size(); !ends.empty() && at <= end;) {
+        int32_t id = -1;
+        const auto [next, error] = std::from_chars(at, end, id);
+        if (error != std::errc() || id < 0 || size_t(id) >= vocab || (next < end && *next != ','))
+            die("%s: its end_of_turn is \"%s\", and not ids of the model's %zu tokens with commas between\n  fix: %s",
+                path().c_str(), ends.c_str(), vocab, prepare_again);
+        chat_format_.end_of_turn.push_back(id);
+        at = next + 1;
+    }
 }
 
 void PreparedData::read_arrays() {

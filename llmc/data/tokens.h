@@ -9,7 +9,8 @@
 //   loss_mask[t] = 1 says that token t is a target, predicted from the tokens before it; so it is 0 for a document's first token;
 //   document i holds the tokens doc_offsets[i] .. doc_offsets[i+1]-1.
 // Metadata, all strings: kind ("pretrain", "sft", "pref", or "prompts" without targets), vocab_size of the tokenizer, tokenizer_hash
-// (tokenizer.h; empty if there was none), and further entries that data/prepare.py adds for information.
+// (tokenizer.h; empty if there was none), and optionally end_of_turn (ids with commas between) and chat_template (ChatFormat in samples.h), and further
+// entries that data/prepare.py adds for information.
 //
 // The entry checksums, which a file may lack, tells damage and edits: numbers with spaces between them, the first of them decimal, the others of 16
 // hex digits. A checksum is XXH3 with 64 bits (../core/hash.h), whose seed is the checksum of the bytes before:
@@ -40,6 +41,7 @@ class PreparedData final : public Samples {
     Document document(size_t i) const override;  // dies if it changed since the check
     const InputFile &file() const override { return file_.file(); }
     std::string fingerprint() const override;  // of the arrays, whatever the metadata
+    ChatFormat chat_format() const override { return chat_format_; }
     bool pairs() const override { return pairs_; }
     bool has_margins() const override { return !margins_.empty(); }
     float margin(size_t s) const override { return has_margins() ? margins_[s] : 0; }
@@ -56,12 +58,14 @@ class PreparedData final : public Samples {
     uint64_t checksum_of_arrays() const;
     Blocks blocks() const;
     void check_metadata(const std::string &tokenizer_hash) const;
+    void read_chat_format(size_t vocab);
     void check_offsets() const;
     void check_documents(size_t vocab);  // and their blocks; counts their targets
     [[noreturn]] void refuse_block(size_t first, size_t last) const;
     [[noreturn]] void refuse_document(size_t i, size_t vocab) const;
 
     SafetensorsFile file_;
+    ChatFormat chat_format_;
     std::vector<int64_t> offsets_;     // (documents + 1)
     std::vector<float> margins_;       // (pairs) or empty
     std::vector<size_t> targets_;      // (documents)

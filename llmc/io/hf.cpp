@@ -115,14 +115,77 @@ std::vector<TensorSpec> HfWeights::tensors() const {
     return out;
 }
 
+static std::string fix_for_unknown(const std::string &name, bool of_adapter) {
+    const auto has = [&](const char *part) { return name.find(part) != name.npos; };
+    if (has("_orig_mod.") || name.starts_with("module."))
+        return "save the model itself, and not what torch.compile or DDP made of it";
+    if (has("_scale") || has("absmax") || has("quant_") || has("qweight"))
+        return "weights that are not quantised: F32, F16 or BF16";
+    if (of_adapter) return "merge the adapter with PEFT (merge_and_unload), or train another";
+    if (name.starts_with("score."))
+        return "a config.json whose architectures name a reward model (ForSequenceClassification), or a language model";
+    return "the config.json that belongs to these weights, or a model that transformers has saved";
+}
+
 void HfWeights::expect_only(const std::vector<std::string> &known) const {
     std::set<std::string> names;  // in the file
     for (const std::string &name : known)
         if (const auto it = entry_of(name); it != where_.end()) names.insert(it->first);
     for (const auto &[name, file] : where_)
         if (!names.contains(name) && !is_buffer(name))
-            die("%s: tensor \"%s\" %s is not part of the model that %sconfig.json describes", file->path().c_str(), name.c_str(),
-                shape_text(file->at(name).shape).c_str(), *kind_.prefix ? "adapter_" : "");
+            die("%s: tensor \"%s\" %s is not part of the model that %sconfig.json describes\n  fix: %s", file->path().c_str(),
+                name.c_str(), shape_text(file->at(name).shape).c_str(), *kind_.prefix ? "adapter_" : "",
+                fix_for_unknown(name, *kind_.prefix).c_str());
+}
+
+bool HfWeights::same(const std::string &name, const HfWeights &other, const std::string &its_name) const {
+    const Shape shape = find(name)->shape;
+    if (other.find(its_name)->shape != shape) return false;
+    bool equal = true;
+    HostMemory host;
+    in_parts(elements(shape), [&](size_t first, size_t n) {
+        std::vector<float> a(n), b(n);
+        if (!equal) return;
+        read_part(name, shape, first, n, a.data(), host), other.read_part(its_name, shape, first, n, b.data(), host);
+        equal = a == b;
+    });
+    return equal;
+}
+
+// (1, 1, n, n), of any type: not 0 where a query sees a key, which is not later.
+bool HfWeights::is_causal_mask(const std::string &name) const {
+    const SafetensorsFile &file = *where_.at(name);
+    const TensorInfo &info = file.at(name);
+    const size_t n = info.shape.empty() ? 0 : info.shape.back(), bytes = dtype_bytes(info.dtype);
+    if (info.shape != Shape{1, 1, n, n}) return false;
+    std::vector<char> row(n * bytes);
+    for (size_t q = 0; q < n; q++) {
+        file.file().read(row.data(), row.size(), info.begin + q * row.size());
+        for (size_t k = 0; k < n; k++) {
+            const auto begin = row.begin() + ptrdiff_t(k * bytes);
+            if (std::any_of(begin, begin + ptrdiff_t(bytes), [](char byte) { return byte != 0; }) != (k <= q)) return false;
+        }
+    }
+    return true;
+}
+
+void HfWeights::expect_buffers(const std::vector<std::vector<float>> &frequencies) const {
+    HostMemory host;
+    for (const auto &[name, file] : where_) {
+        if (name.ends_with(".attn.bias") && !is_causal_mask(name))
+            die("%s: %s %s is not the causal mask that attention has\n  fix: a model that was saved by transformers without it",
+                file->path().c_str(), name.c_str(), shape_text(file->at(name).shape).c_str());
+        if (!name.ends_with("rotary_emb.inv_freq")) continue;
+        const Shape shape = file->at(name).shape;
+        std::vector<float> stored(elements(shape));
+        file->read(name, stored.data());
+        const auto near = [&](const std::vector<float> &f) {  // but for rounding to 16 bits
+            return std::ranges::equal(stored, f, [](float a, float b) { return std::abs(a - b) <= 0.01f * b + 1e-7f; });
+        };
+        if (std::ranges::none_of(frequencies, near))
+            die("%s: %s has other frequencies than config.json gives by rope_theta and rope scaling\n  fix: the config.json that belongs to these weights; or, if it is right, a model that was saved by transformers without this tensor",
+                file->path().c_str(), name.c_str());
+    }
 }
 
 HfWriter::HfWriter(const std::string &dir, std::vector<TensorSpec> specs, const WeightFiles &files, size_t shard_bytes)
@@ -195,10 +258,50 @@ void HfWriter::remove_others() const {
     sync_directory(dir_);
 }
 
-void copy_tokenizer(const std::string &from_dir, const std::string &to_dir) {
+// transformers reads chat_template.jinja and the further templates of additional_chat_templates, and without them the field of tokenizer_config.json, a text or
+// a list of named ones. Its older versions know the field alone, and llama.cpp prefers it. chat_template.json is an older name of the first.
+static const char *const tokenizer_config = "/tokenizer_config.json", *const template_file = "/chat_template.jinja",
+                         *const template_json = "/chat_template.json", *const more_templates = "/additional_chat_templates";
+
+// Returns whether each of these files that a directory has says that this is the template of its chats.
+static bool has_template(const std::string &dir, const std::string &wanted) {
+    std::vector<json> found;
+    if (exists(dir + template_file)) {
+        const InputFile file(dir + template_file);
+        std::string text(file.size(), '\0');
+        file.read(text.data(), text.size(), 0);
+        found.push_back(text);
+    }
+    for (const char *name : {tokenizer_config, template_json}) {
+        const json source = exists(dir + name) ? read_json(dir + name) : json();
+        const json field = source.is_object() ? source.value("chat_template", json()) : json();
+        if (!field.is_array() && !field.is_null()) found.push_back(field);
+        for (const json &named : field.is_array() ? field : json::array())
+            if (named.is_object() && named.value("name", json()) == "default") found.push_back(named.value("template", json()));
+    }
+    return !found.empty() && std::ranges::all_of(found, [&](const json &text) { return text == wanted; });
+}
+
+void copy_tokenizer(const std::string &from_dir, const std::string &to_dir, const std::string &chat_template) {
+    const auto copy = [&](const std::string &name) {
+        if (exists(from_dir + name)) copy_file(from_dir + name, to_dir + name);
+    };
     std::error_code error;
-    if (fs::equivalent(from_dir, to_dir, error)) return;
-    for (const char *name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-                             "tokenizer.model", "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"})
-        if (exists(from_dir + "/" + name)) copy_file(from_dir + "/" + name, to_dir + "/" + name);
+    if (!fs::equivalent(from_dir, to_dir, error)) {
+        for (const char *name : {"/tokenizer.json", tokenizer_config, "/special_tokens_map.json", "/added_tokens.json",
+                                 "/tokenizer.model", "/vocab.json", "/merges.txt"})
+            copy(name);
+        if (chat_template.empty() || has_template(from_dir, chat_template)) {
+            copy(template_file), copy(template_json);
+            if (exists(from_dir + more_templates)) fs::create_directory(to_dir + more_templates, error);
+            for (const auto &entry : fs::directory_iterator(from_dir + more_templates, error))
+                copy(std::string(more_templates) + "/" + entry.path().filename().string());
+        }
+    }
+    if (chat_template.empty() || !exists(to_dir + "/tokenizer.json") || has_template(to_dir, chat_template)) return;
+    write_file(to_dir + template_file, chat_template);
+    if (!exists(to_dir + tokenizer_config)) return;
+    json config = read_json(to_dir + tokenizer_config);
+    config["chat_template"] = chat_template;
+    write_json(to_dir + tokenizer_config, config);
 }

@@ -29,6 +29,10 @@ class HfWeights {
     template <class X>
     void read_part(const std::string &name, const Shape &shape, size_t first, size_t count, X *dst, Memory &memory) const;
     void expect_only(const std::vector<std::string> &known) const;  // dies if there is another tensor, buffers excepted
+    // Dies if a buffer says something else than what is computed: rotary frequencies that are not near one of `frequencies`, or a mask that is not causal.
+    void expect_buffers(const std::vector<std::vector<float>> &frequencies) const;
+    bool same(const std::string &name, const HfWeights &other,
+              const std::string &its_name) const;  // in shape and values; both have it
 
   private:
     using FileOfTensor = std::map<std::string, const SafetensorsFile *>;
@@ -36,6 +40,7 @@ class HfWeights {
     void open_single(const std::string &path);
     void open_shards(const std::string &dir);
     FileOfTensor::const_iterator entry_of(const std::string &name) const;
+    bool is_causal_mask(const std::string &name) const;
 
     const WeightFiles kind_;
     std::string listing_;                           // the index, or the only file
@@ -67,5 +72,6 @@ class HfWriter {
     std::unique_ptr<SafetensorsWriter> file_;
 };
 
-// Copies the files of tokenizer, chat template and generation settings that exist.
-void copy_tokenizer(const std::string &from_dir, const std::string &to_dir);
+// Copies the files of tokenizer and chat template that exist. If a `chat_template` is given that is not the one of all these files, the copy has it in
+// their place.
+void copy_tokenizer(const std::string &from_dir, const std::string &to_dir, const std::string &chat_template = "");

@@ -331,13 +331,23 @@ ModelConfig read_config(const std::string &dir, std::vector<std::string> &notes)
     if (!fs::exists(dir + "/.", unreadable))
         die("%s is not a directory\n  fix: give one with config.json; `hf download NAME --local-dir DIR` fetches one",
             dir.c_str());
-    const std::string file = dir + "/config.json", generation = dir + "/generation_config.json";
+    const std::string file = dir + "/config.json";
     ModelConfig config = parse_config(read_json(file), file, notes);
-    if (fs::exists(generation, unreadable)) {
-        const json source = read_json(generation);
-        read_token_ids(config, Fields(source, generation));
-    }
+    read_generation_config(config, dir);
     return config;
+}
+
+void read_generation_config(ModelConfig &config, const std::string &dir) {
+    const std::string file = dir + "/generation_config.json";
+    std::error_code unreadable;
+    if (!fs::exists(file, unreadable)) return;
+    config.generation = read_json(file);
+    read_token_ids(config, Fields(config.generation, file));
+}
+
+void add_eos(ModelConfig &config, const std::vector<int32_t> &ids) {
+    for (int32_t id : ids)
+        if (std::ranges::find(config.eos, id) == config.eos.end()) config.eos.push_back(id);
 }
 
 // ---- export -------------------------------------------------------------------------------------------------------------------
@@ -376,4 +386,16 @@ void write_config(const std::string &dir, const ModelConfig &config, const std::
         source["architectures"] = json::array({architecture(config) + (config.gpt2() ? "LMHeadModel" : "ForCausalLM")});
     if (config.reward) write_pad_token(source, config.eos);
     write_json(dir + "/config.json", source);
+}
+
+void write_generation_config(const std::string &dir, const ModelConfig &config) {
+    json out = config.generation;
+    for (const char *name : {"bos_token_id", "pad_token_id"})
+        if (const json id = config.source.value(name, json()); config.generation.is_null() && !id.is_null()) out[name] = id;
+    const bool has_eos = out.is_object() && out.contains("eos_token_id");
+    const std::vector<int32_t> known = Fields(has_eos ? out : config.source, dir).ids("eos_token_id");
+    std::vector<int32_t> eos = config.eos;
+    std::ranges::stable_partition(eos, [&](int32_t id) { return std::ranges::find(known, id) == known.end(); });
+    if (!eos.empty()) out["eos_token_id"] = eos.size() == 1 ? json(eos[0]) : json(eos);
+    if (!out.is_null()) write_json(dir + "/generation_config.json", out);
 }

@@ -34,8 +34,9 @@ struct ModelConfig {
     std::vector<int32_t> eos;  // from generation_config.json, else config.json
     int32_t bos;               // -1 if none
     LoraConfig lora;
-    int weight_bits = 0;    // 4 or 8: the layers' matrices are frozen, and stored in so many bits (quantised_layers.h)
-    nlohmann::json source;  // config.json as it was read; export writes it again, with the fields that training changes
+    int weight_bits = 0;  // 4 or 8: the layers' matrices are frozen, and stored in so many bits (quantised_layers.h)
+    // config.json and generation_config.json (null if there is none) as they were read; export writes them again, with the fields that training changes
+    nlohmann::json source, generation;
 
     bool freezes() const { return lora.rank > 0 || weight_bits > 0; }  // the model's own weights are not trained
     // GPT-2 has layernorms with bias in place of rmsnorms, learned positions in place of rotation, and a feed-forward part of two matrices,
@@ -49,9 +50,16 @@ ModelConfig read_config(const std::string &dir, std::vector<std::string> &notes)
 ModelConfig parse_config(const nlohmann::json &source, const std::string &where, std::vector<std::string> &notes);
 ModelConfig preset(const std::string &name);  // a published configuration; an unknown name is answered with the list
 std::vector<std::string> preset_names();
-size_t parameter_count(const ModelConfig &config);  // tied weights once
-void make_reward(ModelConfig &config);              // makes a language model's config that of a reward model on the same backbone
+void read_generation_config(ModelConfig &config,
+                            const std::string &dir);  // of a model or an adapter; changes nothing if `dir` has none
+void add_eos(ModelConfig &config, const std::vector<int32_t> &ids);  // those that are not among config.eos yet
+size_t parameter_count(const ModelConfig &config);                   // tied weights once
+void make_reward(ModelConfig &config);  // makes a language model's config that of a reward model on the same backbone
 
 // Writes config.json, in which `dtype` ("F32" or "BF16") is the type of the weights. A reward model's pad_token_id becomes null if it also ends
 // texts.
 void write_config(const std::string &dir, const ModelConfig &config, const std::string &dtype);
+
+// Writes generation_config.json, in which eos_token_id has all of config.eos: readers stop at these tokens, and not at those of config.json. Tokens that the
+// model's files did not have come first. Other fields stay as the model's file has them.
+void write_generation_config(const std::string &dir, const ModelConfig &config);

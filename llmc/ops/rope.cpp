@@ -52,7 +52,7 @@ SEPARATE_ROUNDINGS static void scale_yarn(std::vector<float> &inv_freq, const st
 
 // The power is rounded to float from double. torch's float pow is one unit in the last place away from that for about one channel
 // in 150, which no table can follow, since its bits depend on the processor.
-static std::vector<float> inverse_frequencies(const RopeConfig &config, size_t D) {
+std::vector<float> inverse_frequencies(const RopeConfig &config, size_t D) {
     std::vector<float> power(D / 2), inv_freq(D / 2);
     for (size_t i = 0; i < D / 2; i++) {
         power[i] = float(std::pow(double(float(config.theta)), double(float(2 * i) / float(D))));

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "../core/device.h"
 
@@ -30,6 +31,8 @@ struct RopeConfig {
     double mscale_all_dim = 0;         // yarn, 0 = not given
     bool truncate = true;              // yarn: the limits of the ramp are whole channels
 };
+
+std::vector<float> inverse_frequencies(const RopeConfig &config, size_t D);  // (D/2)
 
 // table (positions, D/2, 2) = cos, sin of float(position) * inv_freq[i], times the attention factor. Frequencies and angles
 // are float and rounded where transformers rounds them: at position 100000 an angle's last bit is 0.008 radians.

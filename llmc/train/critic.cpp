@@ -104,8 +104,7 @@ void Critic::save(const std::string &dir, const std::string &export_dtype) {
     model_->save(own, export_dtype);
     agree(run_.comm, [&] {
         if (!run_.speaks()) return;
-        write_config(own, run_.config, export_dtype);
-        copy_tokenizer(run_.model_dir, own);
+        write_companions(run_, run_.config, own, export_dtype);
         sync_directory(own);
     });
 }

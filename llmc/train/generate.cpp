@@ -27,16 +27,16 @@ GenerationSettings settings_of(const Run &run, const Tokenizer &tokenizer) {
             .stop = {tokenizer, o.stop}};
 }
 
-// Returns the prompts of --prompts, or the one of --prompt, as tokens.
-std::vector<Ids> read_prompts(const Run &run) {
+// Opens the prompts of --prompts, or the one of --prompt, which are rendered as the data that is trained on.
+std::unique_ptr<PreparedData> open_prompts(const Run &run) {
     const Options &o = run.options;
-    const std::vector<std::string> text = {"--prompt=" + o.prompt};  // one word: a prompt may begin with a dash
-    const std::string prepared = prepared_file(run, GENERATE, o.prompts, o.prompts.empty() ? text : std::vector<std::string>{});
-    const auto data = open_data(run, prepared);
+    std::vector<std::string> extra;
+    if (o.prompts.empty()) extra.push_back("--prompt=" + o.prompt);  // one word: a prompt may begin with a dash
+    if (!run.chat.chat_template.empty()) extra.push_back("--tokenizer_chat_template=" + run.chat.chat_template);
+    const std::string prepared = prepared_file(run, GENERATE, o.prompts, extra);
+    auto data = open_data(run, prepared);
     if (o.prompts.empty() && run.speaks()) std::filesystem::remove(prepared);  // it will not be needed again
-    std::vector<Ids> prompts;
-    for (size_t i = 0; i < data->documents(); i++) prompts.push_back(data->document(i).tokens);
-    return prompts;
+    return data;
 }
 
 // Continues the prompts with the model of run.model_dir, which is opened for it.
@@ -87,7 +87,10 @@ std::vector<Completion> continue_all(const Run &run, const std::vector<Ids> &pro
 
 int generate(Run &run) {
     const Options &o = run.options;
-    const std::vector<Ids> prompts = read_prompts(run);
+    const auto data = open_prompts(run);
+    std::vector<Ids> prompts;
+    for (size_t i = 0; i < data->documents(); i++) prompts.push_back(data->document(i).tokens);
+    add_eos(run.config, data->chat_format().end_of_turn);
     const Tokenizer tokenizer(run.model_dir + "/tokenizer.json");
     const GenerationSettings settings = settings_of(run, tokenizer);
     const auto completions = continue_all(run, prompts, settings);
@@ -157,7 +160,7 @@ Continuation::Continuation(const Run &run) : run_(run) {
                 model.c_str());
         tokenizer_.emplace(run.model_dir + "/tokenizer.json");
     });
-    const Ids prompt = !o.prompt.empty() ? read_prompts(run)[0] : Ids{c.bos >= 0 ? c.bos : c.eos[0]};
+    const Ids prompt = !o.prompt.empty() ? open_prompts(run)->document(0).tokens : Ids{c.bos >= 0 ? c.bos : c.eos[0]};
     prompt_ = {{prompt, 0}};
     room_ = GenerationRoom(prompt_, settings(0), 1);
     agree(run.comm, [&] {

@@ -42,6 +42,11 @@ class Objective {
     // may compute something with a model whose rows are as long as `limits` says.
     virtual void use(const Samples &, size_t /*samples*/, const ModelLimits &) {}
 
+    // The tokens of a step that the loss learns from. A step without any is no update: skip() takes the place of the calls below, and returns what the
+    // log says of its samples.
+    virtual size_t targets(const Step &step) const { return step.target_tokens; }
+    virtual Measured skip(const Step &) { return {}; }
+
     // A step begins, whose gradients are zero. Each rank then passes its rows. key: that of Model::zero_gradients, for a model that is trained beside.
     virtual void begin(const Step &step, uint64_t key) = 0;
     // Runs forward, loss and backward. The row has no tokens if this rank's ring has none in this micro-step.

@@ -60,7 +60,7 @@ static std::string while_others_wait(const Run &run, bool chosen, const std::fun
 
 std::string prepared_file(const Run &run, Task task, const std::string &path, const std::vector<std::string> &extra) {
     const std::string kind = task == PRETRAIN ? "pretrain" : task == GENERATE ? "prompts" : task & PAIRS ? "pref" : "sft";
-    const TokenMeaning meaning{run.model_dir, run.tokenizer_hash, run.config.V, run.config.eos};
+    const TokenMeaning meaning{run.tokenizer_dir, run.tokenizer_hash, run.config.V, run.config.eos};
     std::string out = while_others_wait(run, run.speaks(), [&] { return prepare(meaning, kind, path, extra); });
     return run.comm.gather(out)[0];
 }
@@ -88,10 +88,29 @@ void set_weight_bits(Run &run) {
     run.config.weight_bits = bits == "4bit" ? 4 : bits == "8bit" ? 8 : 0;
 }
 
+static const char *embedding_of(const ModelConfig &config) {
+    return config.gpt2() ? "transformer.wte.weight" : "model.embed_tokens.weight";
+}
+static const char *const head_name = "lm_head.weight";
+
+// A file with a head that is not the embedding is of a model that is not tied, whatever its config.json says. transformers 5 decides so, too.
+static void untie(ModelConfig &config, const std::string &dir, std::vector<std::string> &notes) {
+    if (!config.tied || (!fs::exists(dir + "/" + model_files.single) && !fs::exists(dir + "/" + model_files.index))) return;
+    const HfWeights weights(dir);
+    const char *embedding = embedding_of(config);
+    if (!weights.find(head_name) || !weights.find(embedding) || weights.same(head_name, weights, embedding)) return;
+    config.tied = false;
+    config.source["tie_word_embeddings"] = false;
+    notes.push_back(
+        format("%s has a %s that is not its embedding: the two are not tied, though config.json says so, as in transformers 5",
+               dir.c_str(), head_name));
+}
+
 void open_config(Run &run, const std::string &dir) {
     std::vector<std::string> notes;
-    run.model_dir = dir;
+    run.model_dir = run.tokenizer_dir = dir;
     run.config = read_config(dir, notes);
+    untie(run.config, dir, notes);
     set_weight_bits(run);
     expect_own_family(run, dir);
     for (const std::string &note : notes) run.say("note: %s", note.c_str());
@@ -207,24 +226,42 @@ void expect_adapter_tensor(const Run &run, const HfWeights &adapter, const std::
         run.model_dir.c_str());
 }
 
-static void load_adapter(const Run &run, Model &model, const HfWeights &adapter) {
+void expect_known_tensors(const Run &run, const Model &model, const HfWeights &weights) {
+    const ModelConfig &c = run.config;
+    std::vector<std::string> names;
+    for (const Tensor &t : c.freezes() ? model.frozen_tensors() : model.tensors()) names.push_back(t.name);
+    if (c.tied || c.reward) names.push_back(head_name);  // is the embedding, or not used by a reward model
+    weights.expect_only(names);
+    if (c.reward && weights.find(head_name))
+        run.say("note: %s of %s is left out: a reward model has none", head_name, run.model_dir.c_str());
+    if (c.gpt2()) return weights.expect_buffers({});
+    RopeConfig unscaled;
+    unscaled.theta = c.rope.theta;
+    weights.expect_buffers({inverse_frequencies(c.rope, c.D), inverse_frequencies(unscaled, c.D)});
+}
+
+// PEFT saves the embedding and the head beside adapters, too, if it is told so or has seen them resized.
+void expect_known_tensors(const Run &run, const Model &model, const HfWeights &weights, const HfWeights &adapter) {
     std::vector<std::string> names;
     for (const Tensor &t : model.tensors()) {
         names.push_back(t.name);
         if (t.init != Tensor::score || adapter.find(t.name)) expect_adapter_tensor(run, adapter, t.name, t.shape);
     }
+    const std::string embedding = embedding_of(run.config);
+    for (const std::string &name : {embedding, std::string(head_name)}) {
+        names.push_back(name);
+        const std::string own = weights.find(name) ? name : embedding;
+        if (adapter.find(name) && weights.find(own) && !adapter.same(name, weights, own))
+            die("--adapter %s: its tensor %s is not that of %s, whose adapters alone are read\n  fix: merge the adapter with PEFT (merge_and_unload)",
+                run.options.adapter.c_str(), name.c_str(), run.model_dir.c_str());
+    }
     adapter.expect_only(names);
-    model.load_adapters(adapter, run.options.seed);
 }
 
 static void load_weights(const Run &run, Model &model) {
     const HfWeights weights(run.model_dir);
     const bool adapts = run.config.lora.rank > 0;
-    std::vector<std::string> names;
-    for (const Tensor &t : run.config.freezes() ? model.frozen_tensors() : model.tensors()) names.push_back(t.name);
-    if (run.config.tied || run.config.reward)
-        names.push_back("lm_head.weight");  // is stored twice, or not used by a reward model
-    weights.expect_only(names);
+    expect_known_tensors(run, model, weights);
     std::unique_ptr<HfWeights> adapter;
     if (adapts && !run.options.adapter.empty()) adapter = std::make_unique<HfWeights>(run.options.adapter, adapter_files);
     const bool has_head = weights.find("score.weight") || (adapter && adapter->find("score.weight"));
@@ -234,7 +271,9 @@ static void load_weights(const Run &run, Model &model) {
         run.say("the reward head starts from random values: %s has none", run.model_dir.c_str());
     }
     model.load(weights, run.options.seed);
-    if (adapter) load_adapter(run, model, *adapter);
+    if (!adapter) return;
+    expect_known_tensors(run, model, weights, *adapter);
+    model.load_adapters(*adapter, run.options.seed);
 }
 
 // Returns the files that load_weights() reads.

@@ -17,8 +17,13 @@ void find_model(const Run &run, std::string &name);
 void expect_own_family(const Run &run, const std::string &name);  // dies if run.config is for another program
 void expect_adapter_tensor(const Run &run, const class HfWeights &adapter, const std::string &name,
                            const std::vector<size_t> &shape);  // of --adapter; dies if it belongs to another model
-void set_weight_bits(Run &run);                                // of run.config, as --load_in says
-void open_config(Run &run, const std::string &dir);            // of the model in `dir`, with its tokenizer's hash
+
+// Dies if the directory of run.config, or that of --adapter, has a tensor that is not read and says something else than what is computed.
+void expect_known_tensors(const Run &run, const Model &model, const HfWeights &weights);
+void expect_known_tensors(const Run &run, const Model &model, const HfWeights &weights, const HfWeights &adapter);
+
+void set_weight_bits(Run &run);                      // of run.config, as --load_in says
+void open_config(Run &run, const std::string &dir);  // of the model in `dir`, with its tokenizer's hash
 Ranks ranks_of(const Run &run, size_t world,
                size_t sp);  // as the flags say, with `sp` of them in a ring; dies if the heads of run.config do not suit them
 void expect_positions(const Run &run,

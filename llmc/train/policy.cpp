@@ -111,6 +111,7 @@ static std::vector<size_t> all_samples(const Samples &data) {
 
 void Policy::make_room(const Samples &data, ModelLimits &limits) {
     if (!samples_) return;
+    generation_.eos = run_.config.eos;  // with the end of turn of the prompts' template
     const Options &o = run_.options;
     for (const auto &prompt : questions(data, all_samples(data)).prompts) {
         if (prompt.size() + o.max_new_tokens > o.row_tokens)
@@ -356,17 +357,36 @@ Policy::Answers Policy::means_of(std::span<const size_t> samples) const {
     return a;
 }
 
+size_t Policy::targets_of(const Samples &data, std::span<const size_t> samples) const {
+    const Rollouts &rollouts = *prepared_.at(&data).rollouts;
+    size_t tokens = 0;
+    for (size_t s : samples)
+        if (!masked(rollouts[s])) tokens += data.sample_targets(s);
+    return tokens;
+}
+
+ordered_json Policy::metrics_of_answers(const std::string &prefix) const {
+    return {{prefix + "reward", answers_.reward},
+            {prefix + "reward_std", answers_.reward_std},
+            {prefix + "response_length", answers_.length},
+            {prefix + "response_length_max", answers_.longest},
+            {prefix + "truncated", answers_.truncated}};
+}
+
 void Policy::start(const Samples &data, std::span<const size_t> samples) {
     now_ = &prepared_.at(&data);
     answers_ = means_of(samples);
-    size_ = {0, double(samples.size()), double(run_.options.max_new_tokens)};
+    size_ = {double(targets_of(data, samples)), double(samples.size()), double(run_.options.max_new_tokens)};
     double tokens = 0;
-    for (size_t s : samples) {
-        tokens += double(data.sample_targets(s));
-        if (!masked((*now_->rollouts)[s])) size_.tokens += double(data.sample_targets(s));
-    }
-    size_.tokens = std::max(1.0, size_.tokens);  // all may be masked
+    for (size_t s : samples) tokens += double(data.sample_targets(s));
     if (critic_) critic_->begin(now_->critic, tokens);
+}
+
+Measured Policy::skip(const Step &step) {
+    start(*step.data, step.samples);
+    Measured out{NAN, metrics_of_answers("")};
+    out.metrics.update(std::exchange(news_, ordered_json::object()));
+    return out;
 }
 
 void Policy::begin(const Step &step, uint64_t key) {
@@ -408,19 +428,15 @@ void Policy::update(const AdamW &adamw, double rate) {
 Measured Policy::measured(Model &model, const std::string &prefix) {
     const LossSums tokens = over_ranks(run_.comm, model.take_sums());
     const PolicySums sums = over_ranks(run_.comm, std::exchange(sums_, {}));
-    const double n = std::max(1.0, sums.tokens), entropy = tokens.entropy / tokens.targets;
+    const double n = sums.tokens, entropy = tokens.entropy / tokens.targets;
     Measured out;
     out.loss = sums.policy_loss + sums.kl_loss - run_.options.entropy_coef * entropy;
     out.metrics = {{prefix + "policy_loss", sums.policy_loss},
-                   {prefix + "reward", answers_.reward},
-                   {prefix + "reward_std", answers_.reward_std},
                    {prefix + "kl", sums.kl / n},
                    {prefix + "ppo_kl", sums.moved / n},
                    {prefix + "clip_ratio", sums.clipped / n},
-                   {prefix + "entropy", entropy},
-                   {prefix + "response_length", answers_.length},
-                   {prefix + "response_length_max", answers_.longest},
-                   {prefix + "truncated", answers_.truncated}};
+                   {prefix + "entropy", entropy}};
+    out.metrics.update(metrics_of_answers(prefix));
     if (!loss_.correction.empty())
         out.metrics.update({{prefix + "sampler_kl", sums.stale / n},
                             {prefix + "is_weight", sums.weights / n},
@@ -454,6 +470,8 @@ Measured Policy::evaluate(Model &model, const Samples &data, std::span<const siz
         metrics.update(means_of_parts("eval_reward/", worth.parts));
         return {-mean, metrics, format("eval reward %.4f of %zu greedy answers", mean, answers.size())};
     }
+    if (targets_of(data, samples) == 0)
+        return {NAN, ordered_json::object(), "nothing to evaluate, every answer was cut off, and --mask_truncated leaves it out"};
     start(data, samples);
     for (const auto &own : own_rows(run_.config, run_.ranks, data, pack_samples(data, samples, run_.options.row_tokens))) {
         const Row row = make_row(data, own);

@@ -32,6 +32,8 @@ class Policy final : public Objective {
     void make_room(const Samples &data, ModelLimits &limits) override;
     void use(const Samples &data, size_t samples, const ModelLimits &limits) override;
     std::vector<Step> draw(Model &model, DataLoader &loader, size_t left) override;
+    size_t targets(const Step &step) const override { return targets_of(*step.data, step.samples); }
+    Measured skip(const Step &step) override;
     void begin(const Step &step, uint64_t key) override;
     void accumulate(Model &model, const Row &row, bool last) override;
     Measured take(Model &model) override;
@@ -93,6 +95,8 @@ class Policy final : public Objective {
     void prepare(const Rollouts &rollouts, Model *policy, Model *reference, bool base);
     double adapted_kl_coef_after(const Prepared &p) const;
     Answers means_of(std::span<const size_t> samples) const;
+    size_t targets_of(const Samples &data, std::span<const size_t> samples) const;  // without those of masked answers
+    nlohmann::ordered_json metrics_of_answers(const std::string &prefix) const;
     bool masked(const Rollout &r) const { return run_.options.mask_truncated && r.truncated; }  // it teaches the policy nothing
     void start(const Samples &data, std::span<const size_t> samples);
     std::vector<float> add(const Row &row, std::span<const double> nll);

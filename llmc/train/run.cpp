@@ -1,6 +1,8 @@
 #include "run.h"
 
 #include "../core/common.h"
+#include "../io/hf.h"
+#include "../model/lora.h"
 
 void Run::say(const char *text, ...) const {
     if (!speaks()) return;
@@ -9,4 +11,11 @@ void Run::say(const char *text, ...) const {
     printf("%s\n", vformat(text, args).c_str());
     va_end(args);
     fflush(stdout);
+}
+
+void write_companions(const Run &run, const ModelConfig &config, const std::string &dir, const std::string &dtype) {
+    if (!run.tokenizer_dir.empty()) copy_tokenizer(run.tokenizer_dir, dir, run.chat.chat_template);
+    if (!config.reward) write_generation_config(dir, config);
+    if (config.lora.rank) write_lora(dir, config, run.model_dir);  // last: without it a directory is no model
+    else write_config(dir, config, dtype);
 }

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "../data/samples.h"
 #include "../model/model.h"
 #include "../parallel/comm.h"
 #include "options.h"
@@ -25,8 +26,10 @@ struct Run {
     Comm &comm;
     size_t sharing;  // those, this one included, that take their memory from the same pool
     ModelFactory make_model;
-    std::string model_dir = {};  // empty with --preset
+    std::string model_dir = {};      // empty with --preset
+    std::string tokenizer_dir = {};  // the same, or that of --adapter if it has the tokenizer, too
     ModelConfig config = {};
+    ChatFormat chat = {};             // of the data that is trained on
     bool new_head = false;            // a reward model whose head starts from random values if model_dir has none
     std::string tokenizer_hash = {};  // the hash of model_dir's tokenizer; empty if there is none
     Ranks ranks = {};
@@ -43,6 +46,10 @@ template <class Sums> Sums over_ranks(Comm &comm, const Sums &own) {
     for (const Sums &of_rank : comm.gather(own)) all += of_rank;
     return all;
 }
+
+// Writes what a model's directory has beside its weights: config.json or adapter_config.json, generation_config.json, tokenizer and chat template.
+void write_companions(const Run &run, const ModelConfig &config, const std::string &dir, const std::string &dtype);  // run.cpp
+
 int train(Run &run);                                                                           // trainer.cpp
 int generate(Run &run);                                                                        // generate.cpp
 double exact_match(Run &run, const std::string &model_dir, const Samples &data, size_t show);  // generate.cpp: for the demo

@@ -137,6 +137,8 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
 
 // Returns the limits that the model must have room for.
 ModelLimits Trainer::draw_from_data() {
+    run_.chat = data_->chat_format();
+    add_eos(run_.config, run_.chat.end_of_turn);
     data_fingerprint_ = data_->fingerprint();
     LoaderOptions options;
     const Drawing drawing = objective_->drawing(o_);
@@ -296,9 +298,7 @@ void Trainer::save_model(const std::string &dir) {
         if (!run_.speaks()) return;
         ModelConfig config = run_.config;
         objective_->describe(config);
-        if (config.lora.rank) write_lora(dir, config, run_.model_dir);
-        else write_config(dir, config, export_dtype_);
-        if (!run_.model_dir.empty()) copy_tokenizer(run_.model_dir, dir);
+        write_companions(run_, config, dir, export_dtype_);
     });
     objective_->save(dir, export_dtype_);
 }
@@ -408,7 +408,7 @@ void Trainer::add_reports(ordered_json &line, const Report &own, double seconds)
 
 // Computes loss and gradients of a step.
 Measured Trainer::gradients_of(const Step &batch) {
-    if (batch.target_tokens == 0) return {};  // there is nothing to learn, and the loss would be 0 / 0
+    if (batch.target_tokens == 0) return objective_->skip(batch);  // there is nothing to learn, and the loss would be 0 / 0
     const uint64_t key = Random{o_.seed, Purpose::gradients, 0}.bits(step_);
     model_->zero_gradients(key);
     model_->randomise(Random{o_.seed, Purpose::dropout, 0}.bits(step_));
@@ -446,8 +446,9 @@ void Trainer::update(const Step &batch, const Measured &measured, double norm, d
     if (!finite && o_.detect_anomaly) explain(batch);
     totals_.skipped++;
     if (logger_)
-        logger_->say("step %zu skipped: %s", step_ + 1,
-                     finite ? "no token of its samples is a target" : "its loss or gradient is not finite");
+        logger_->say(
+            "step %zu skipped: %s", step_ + 1,
+            finite ? "nothing of its samples is learned from, no token is a target" : "its loss or gradient is not finite");
     if (finite || ++skips_in_a_row_ < max_skips_in_a_row) return;
     const std::string tensor = model_->nonfinite_gradient();
     agree(run_.comm, [&] {
@@ -556,8 +557,9 @@ int Trainer::train() {
     size_t drawn = loader_->cursor();  // samples, when the last step was made
     for (const size_t first = step_; step_ < steps_;) {
         const size_t before = step_;
-        const auto batches = objective_->draw(*model_, *loader_, steps_ - step_);
+        auto batches = objective_->draw(*model_, *loader_, steps_ - step_);
         for (size_t i = 0; i < batches.size() && step_ < steps_; i++) {
+            batches[i].target_tokens = objective_->targets(batches[i]);
             if (step_ == first) describe_split(batches[i]);
             const ordered_json line = optimizer_step(batches[i]);
             if (logger_ && (step_ % log_every_ == 0 || step_ == steps_)) logger_->write(line), logger_->show_step(line, steps_);

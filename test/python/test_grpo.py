@@ -114,6 +114,24 @@ def test_learns_what_was_rewarded(file, tmp_path):
     assert lines[-1]["clip_ratio"] > lines[0]["clip_ratio"]
 
 
+@pytest.mark.parametrize("mesh", ["one", "both"])
+def test_a_step_whose_answers_are_all_masked_is_no_update(mesh, tmp_path):
+    lines = rollouts()
+    for line in lines[4:8]:
+        line["truncated"] = True
+    lines[1]["truncated"] = True
+    options = {"max_steps": 2, "save_steps": 1, "train_batch_size": 4, "shuffle": "false", "mask_truncated": "true", "weight_decay": 0.1, **MESHES[mesh]}
+    said = run(tmp_path / "run", write(tmp_path / "rollouts.jsonl", lines), **options)
+    first, second = log_lines(tmp_path / "run")[1:3]
+    assert weights(tmp_path / "run/step_1") == weights(tmp_path / "run/step_2") != weights(GOLDEN / "qwen3")
+    assert (first["skipped"], second["skipped"], second["loss"], second["truncated"]) == (0, 1, None, 1)
+    assert first["target_tokens"] == second["target_tokens"] == sum(len(line["completion_ids"]) for line in lines[:4] if not line.get("truncated"))
+    assert "step 2 skipped: nothing of its samples is learned from" in said
+    cut = write(tmp_path / "cut.jsonl", [{**line, "truncated": True} for line in lines])
+    assert "nothing to evaluate, every answer was cut off" in run(tmp_path / "evaluated", tmp_path / "rollouts.jsonl", eval_data=cut, **options)
+    assert not (tmp_path / "evaluated/best").exists()
+
+
 def test_resuming_gives_the_same_bits(file, tmp_path):
     options = {"max_steps": 7, "train_batch_size": 4, "learning_rate": 1e-3, "eval_data": file}
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"

@@ -370,6 +370,34 @@ def test_json_text_of_messages(bench):
 # ---- the file
 
 
+ENDS = [("sft", CHATML, [{"messages": CHAT}], [], ["<|im_end|>"]),
+        ("sft", CHATML_MARKED, [{"messages": CHAT}], [], ["<|im_end|>"]),
+        ("sft", LLAMA2.replace("bos_token + ", ""), [{"messages": CHAT[1:]}], [], ["<|endoftext|>"]),
+        ("sft", PLAIN, [{"messages": CHAT}], [], []),
+        ("sft", None, [{"prompt": "a", "completion": "b"}], [], ["<|endoftext|>"]),
+        ("sft", None, [{"input_ids": [1, 2, 268, 3], "labels": [-100, 2, 268, -100]}], [], ["<|im_end|>"]),
+        ("pref", CHATML, [{"prompt": "a", "chosen": CHAT[1:3], "rejected": CHAT[3:]}], [], ["<|im_end|>"]),
+        ("pretrain", CHATML, [{"text": "a<|im_end|>b"}], [], ["<|endoftext|>"]),
+        ("pretrain", None, [{"text": "ab"}], ["--append_eos", "false"], []),
+        ("prompts", CHATML, [{"prompt": "a"}], [], ["<|im_end|>"]),
+        ("prompts", CHATML, [{"prompt": "a"}], ["--no_chat_template"], []),
+        ("prompts", STRICT.replace("'assistant'", "'model'"), [{"prompt": "a"}], [], [])]
+
+
+@pytest.mark.parametrize("task, template, records, flags, ends", ENDS)
+def test_what_ends_a_turn_is_noted(bench, task, template, records, flags, ends):
+    documents = bench.run(task, bench.tokenizer(template), records, *flags)
+    noted = documents.metadata.get("end_of_turn")
+    assert [documents.hf.convert_ids_to_tokens(int(i)) for i in (noted.split(",") if noted else [])] == ends
+    chats = template is not None and task != "pretrain" and not flags
+    assert documents.metadata.get("chat_template") == (template if chats else None)
+
+
+def test_the_template_that_was_given_is_noted(bench):
+    documents = bench.run("sft", bench.tokenizer(PLAIN), [{"messages": CHAT}], "--tokenizer_chat_template", CHATML)
+    assert documents.metadata["chat_template"] == CHATML
+
+
 def test_file(bench):
     tokenizer = bench.tokenizer(CHATML)
     documents = bench.run("sft", tokenizer, [{"messages": CHAT}, {"text": "odd"}], "--max_len", "999")
@@ -378,7 +406,8 @@ def test_file(bench):
     assert len(arrays["tokens"]) == len(arrays["loss_mask"]) == arrays["doc_offsets"][-1]
     assert metadata.pop("checksums").startswith("524288 ")
     assert metadata == {"kind": "sft", "vocab_size": str(len(documents.hf)), "tokenizer_hash": Tokenizer(tokenizer).hash,
-                        "max_len": "999", "template_hash": fnv1a(CHATML), "source": "in.jsonl", "version": "1"}
+                        "max_len": "999", "template_hash": fnv1a(CHATML), "source": "in.jsonl", "version": "1",
+                        "end_of_turn": "266,268", "chat_template": CHATML}  # EOS ends the text
     assert [name for name in os.listdir(bench.path) if name.startswith("out")] == ["out.safetensors"]
     data = (bench.path / "out.safetensors").read_bytes()
     assert int.from_bytes(data[:8], "little") % 8 == 0 and list(arrays)[0] == "doc_offsets"  # so that 8-byte integers are aligned

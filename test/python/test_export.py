@@ -1,0 +1,181 @@
+"""What a saved model says of its answers: the tokens that end them, and the chat template. Both come from the data that was trained on."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from preparing import CHATML, DATA, PLAIN, make_tokenizer
+from test_runs import DEMO, ROOT, call, command, first_step, python_for_data, write_data  # noqa: F401
+
+EOS, START, END = 266, 267, 268  # <|endoftext|>, <|im_start|>, <|im_end|>
+OTHER = CHATML.replace("<|im_start|>' + m['role']", "<s>' + m['role']").replace("<|im_start|>", "<s>")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_base(tmp_path_factory.mktemp("models") / "base", CHATML)
+
+
+def make_base(path, template):
+    """A model whose files say that <|endoftext|> ends a text. It has no weights, so that training begins with random ones."""
+    make_tokenizer(path, template)
+    config = json.loads((DEMO / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "vocab_size": 272, "eos_token_id": EOS, "bos_token_id": None}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "chats.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]}) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(base, chats, tmp_path_factory, python_for_data):  # noqa: F811
+    return train(tmp_path_factory.mktemp("trained") / "out", model=base, data=chats, max_epochs=60)
+
+
+def train(output, task="sft", **options):
+    options = {"max_len": 64, "learning_rate": 1e-2, "lr_scheduler": "constant", "output_dir": output, **options}
+    result = call(command(task, **options))
+    assert result.returncode == 0, result.stderr
+    return output
+
+
+def answer(**options):
+    """To "Hi": its text, and whether it ended by itself."""
+    prompts = options["prompts"] = options["output"].with_suffix(".jsonl")
+    prompts.write_text('{"prompt": "Hi"}\n')
+    del options["output"]
+    result = call(command("generate", max_new_tokens=12, **options))
+    assert result.returncode == 0, result.stderr
+    line = json.loads(result.stdout)
+    return line["prompt"], line["completion"], line["finish_reason"]
+
+
+def generation(directory):
+    return json.loads((directory / "generation_config.json").read_text())
+
+
+def templates(directory):
+    """Of the three places that readers look at."""
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    file = directory / "chat_template.jinja"
+    return file.read_text() if file.exists() else None, config.get("chat_template")
+
+
+def test_a_model_stops_where_its_answers_did(trained, tmp_path):
+    assert generation(trained) == {"eos_token_id": [END, EOS]}
+    assert json.loads((trained / "config.json").read_text())["eos_token_id"] == EOS
+    assert answer(model=trained, output=tmp_path / "a") == ("user\nHi\nassistant\n", "Yes.", "stop")
+
+
+def test_other_fields_of_generation_stay(base, chats, tmp_path):
+    for number, (given, expected) in enumerate([({"temperature": 0.6, "eos_token_id": EOS}, [END, EOS]), ({"eos_token_id": [EOS, END, 7]}, [EOS, END, 7]),
+                                                ({"top_k": 3}, [END, EOS])]):
+        model = shutil.copytree(base, tmp_path / f"model{number}")
+        (model / "generation_config.json").write_text(json.dumps(given))
+        out = train(tmp_path / f"out{number}", model=model, data=chats, max_steps=1)
+        assert generation(out) == {**given, "eos_token_id": expected}
+
+
+@pytest.mark.parametrize("template", [None, PLAIN, CHATML])
+def test_the_template_that_was_trained_is_saved(template, chats, tmp_path):
+    model = make_base(tmp_path / "model", template)
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates" / "rag.jinja").write_text("rag")
+    (tmp_path / "t.jinja").write_text(CHATML)
+    out = train(tmp_path / "out", model=model, data=chats, max_epochs=60, tokenizer_chat_template=tmp_path / "t.jinja", save_steps=60, eval_data=chats)
+    for directory in (out, out / "step_60", out / "best"):
+        assert set(templates(directory)) - {None} == {CHATML}
+        assert (directory / "additional_chat_templates").exists() == (template == CHATML)
+        assert generation(directory)["eos_token_id"] == [END, EOS]
+    assert answer(model=out, output=tmp_path / "a") == ("user\nHi\nassistant\n", "Yes.", "stop")
+
+
+def test_named_templates_and_prepared_data(base, chats, tmp_path):
+    model = shutil.copytree(base, tmp_path / "model")
+    (model / "chat_template.jinja").unlink()
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    config["chat_template"] = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": PLAIN}]
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    out = train(tmp_path / "own", model=model, data=chats, max_steps=1)
+    assert templates(out) == (None, config["chat_template"])
+    prepared = tmp_path / "chats.safetensors"
+    call(["python3", str(DATA / "prepare.py"), "sft", "--input", str(chats), "--tokenizer", str(base), "--out", str(prepared)])
+    out = train(tmp_path / "prepared", model=model, data=prepared, max_steps=1)
+    assert templates(out) == (CHATML, CHATML) and generation(out)["eos_token_id"] == [END, EOS]
+    write_data(prepared, [([1, 2], [0, 1])], vocab=270)
+    out = train(tmp_path / "without", model=model, data=prepared, max_steps=1)
+    assert templates(out) == (None, config["chat_template"]) and generation(out) == {"eos_token_id": EOS}
+
+
+def test_an_adapter_has_both(trained, chats, tmp_path):
+    (tmp_path / "t.jinja").write_text(OTHER.replace("<|im_end|>", "<|im_start|>"))
+    out = train(tmp_path / "out", model=trained, data=chats, max_epochs=60, lora_rank=8, tokenizer_chat_template=tmp_path / "t.jinja")
+    assert generation(out)["eos_token_id"] == [START, END, EOS]
+    said = answer(model=trained, adapter=out, output=tmp_path / "a")
+    assert said == ("user\nHi\nassistant\n", "Yes.", "stop")
+    result = call(command("merge", model=trained, adapter=out, output_dir=tmp_path / "merged", threads=None, device=None))
+    assert result.returncode == 0, result.stderr
+    assert templates(tmp_path / "merged") == templates(out) and generation(tmp_path / "merged") == generation(out)
+    assert answer(model=tmp_path / "merged", output=tmp_path / "b") == said
+    assert answer(model=trained, output=tmp_path / "c")[2] == "stop"
+
+
+def test_a_base_model_s_own_answers_end(trained, base, tmp_path):
+    """As A11: the model's files do not tell the end of a turn, but the template of the prompts does."""
+    model = shutil.copytree(trained, tmp_path / "model")
+    (model / "generation_config.json").unlink()
+    assert answer(model=model, output=tmp_path / "a")[1:] == ("Yes.", "stop")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]}) + "\n")
+    out = train(tmp_path / "out", task="grpo", model=model, data=prompts, max_new_tokens=12, max_steps=1, n=2, rollout_batch_size=1, train_batch_size=2,
+                reward="exact_match", learning_rate=1e-5, temperature=0.5)
+    assert first_step(out)["truncated"] < 1 and first_step(out)["reward"] > 0
+    assert generation(out)["eos_token_id"] == [END, EOS]
+
+
+# ---- other programs
+
+OPEN = """
+import sys, warnings
+warnings.simplefilter("error")
+import logging
+from transformers import AutoTokenizer, GenerationConfig, __version__
+from transformers.utils import logging as transformers_logging
+said = []
+transformers_logging.disable_default_handler()
+handler = logging.Handler()
+handler.emit = lambda record: said.append(record.getMessage())
+transformers_logging.add_handler(handler)
+directory, has_torch = sys.argv[1], sys.argv[2] == "torch"
+tokenizer = AutoTokenizer.from_pretrained(directory)
+text = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True)
+assert text == "<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n", text
+assert GenerationConfig.from_pretrained(directory).eos_token_id == [268, 266]
+if has_torch:
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    asked = tokenizer(text, return_tensors="pt", add_special_tokens=False)
+    ids = model.generate(asked["input_ids"], attention_mask=asked["attention_mask"], max_new_tokens=12, do_sample=False, pad_token_id=266)[0].tolist()
+    assert ids[-1] == 268 and tokenizer.decode(ids, skip_special_tokens=True).endswith("Yes."), ids
+assert not said, said
+print(__version__)
+"""
+PYTHONS = [sys.executable, str(ROOT / ".venv-compare/bin/python"), *filter(None, os.environ.get("TRANSFORMERS_PYTHONS", "").split(":"))]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_transformers_opens_it(python, trained):
+    """In this Python without torch, in that of `make compare`, and in others that the environment names: one with transformers 4, say."""
+    has_torch = python != sys.executable
+    if has_torch and (not Path(python).exists() or subprocess.run([python, "-c", "import torch, transformers"], capture_output=True).returncode):
+        pytest.skip(f"{python} has no torch and transformers")
+    result = subprocess.run([python, "-c", OPEN, trained, "torch" if has_torch else ""], capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,103 @@
+"""Tensors of a model's or an adapter's files that are not read: they say the same as what is computed, or the model is another one, or it is refused."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from test_lora import eval_loss
+from test_runs import GOLDEN, call, command, read_tensors, refused, train, write_tensors
+
+LORA = GOLDEN / "lora_qwen3"
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+FREQUENCIES = 1e6 ** -(np.arange(8, dtype=np.float32) / 8)
+
+
+def model_with(directory, model="qwen3", file="model.safetensors", **changes):
+    """A copy of a golden directory in which functions of all its tensors make further ones."""
+    shutil.copytree(GOLDEN / model, directory)
+    tensors = read_tensors(directory / file)
+    for name, make in changes.items():
+        tensors[name] = np.ascontiguousarray(make(tensors), np.float32)
+    write_tensors(directory / file, tensors)
+    return directory
+
+
+def data_of(model="qwen3"):
+    return GOLDEN / model / "golden.safetensors"
+
+
+def test_a_head_that_is_the_embedding_is_nothing_new(tmp_path):
+    model = model_with(tmp_path / "model", **{HEAD: lambda t: t[EMBEDDING]})
+    assert eval_loss(data=data_of(), model=model, max_len=128) == eval_loss(data=data_of(), max_len=128)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen2"])
+def test_another_head_unties_the_model(name, tmp_path):
+    """As in transformers 5, and as if config.json said so."""
+    head = {HEAD: lambda t: t[EMBEDDING][::-1]}
+    model, untied = model_with(tmp_path / "model", name, **head), model_with(tmp_path / "untied", name, **head)
+    config = json.loads((untied / "config.json").read_text())
+    (untied / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    assert eval_loss(data=data_of(name), model=model, max_len=128) == eval_loss(data=data_of(name), model=untied, max_len=128)
+    assert f"note: {model} has a lm_head.weight that is not its embedding: " in train(tmp_path / "out", data=data_of(name), model=model, max_steps=1, max_len=128)
+    train(tmp_path / "same", data=data_of(name), model=untied, max_steps=1, max_len=128)
+    assert (tmp_path / "out/model.safetensors").read_bytes() == (tmp_path / "same/model.safetensors").read_bytes()
+    assert json.loads((tmp_path / "out/config.json").read_text())["tie_word_embeddings"] is False
+    totals = [re.findall(r"^embedding.*|^head.*", call(command("sft", "--plan", model=directory, max_len=64)).stdout, re.M) for directory in (model, untied)]
+    assert totals[0] == totals[1]
+
+
+def test_merging_keeps_an_untied_head(tmp_path):
+    model = model_with(tmp_path / "model", **{HEAD: lambda t: t[EMBEDDING][::-1]})
+    result = call(command("merge", model=model, adapter=LORA, output_dir=tmp_path / "merged", threads=None, device=None))
+    assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "merged/config.json").read_text())["tie_word_embeddings"] is False
+    assert (read_tensors(tmp_path / "merged/model.safetensors")[HEAD] == read_tensors(model / "model.safetensors")[HEAD]).all()
+
+
+@pytest.mark.parametrize("name, value, part", [
+    ("model.rotary_emb.inv_freq", FREQUENCIES, None),
+    ("model.layers.1.self_attn.rotary_emb.inv_freq", FREQUENCIES * 1.003, None),  # bf16
+    ("model.layers.1.self_attn.rotary_emb.inv_freq", 1e4 ** -(np.arange(8) / 8), "has other frequencies than config.json gives"),
+    ("model.rotary_emb.inv_freq", FREQUENCIES[:4], "has other frequencies than config.json gives"),
+    ("model.layers.2.mlp.up_proj.weight", [1], "the config.json that belongs to these weights"),  # of a layer for speculative decoding, say
+    ("_orig_mod.model.norm.weight", [1], "not what torch.compile or DDP made of it"),
+    ("module.model.norm.weight", [1], "not what torch.compile or DDP made of it"),
+    ("model.layers.0.mlp.up_proj.weight_scale", [1], "weights that are not quantised"),
+    ("score.weight", np.ones((1, 32)), "whose architectures name a reward model"),
+])
+def test_other_tensors_of_a_model(name, value, part, tmp_path):
+    model = model_with(tmp_path / "model", **{name: lambda _: value})
+    if part is None:
+        assert eval_loss(data=data_of(), model=model, max_len=128) == eval_loss(data=data_of(), max_len=128)
+    else:
+        refused(command("eval", data=data_of(), model=model, max_len=64), name, part)
+        refused(command("merge", model=model, adapter=LORA, output_dir=tmp_path / "merged", threads=None, device=None), name, part)
+
+
+def test_a_reward_model_has_no_language_model_s_head(tmp_path):
+    model = model_with(tmp_path / "model", **{HEAD: lambda t: t[EMBEDDING][::-1]})
+    said = train(tmp_path / "rm", task="rm", model=model, data=GOLDEN / "pairs.safetensors", max_steps=1, row_tokens=128)
+    assert f"note: lm_head.weight of {model} is left out: a reward model has none" in said
+
+
+@pytest.mark.parametrize("name, change, part", [
+    (EMBEDDING, lambda e: e, None),
+    (HEAD, lambda e: e, None),
+    (EMBEDDING, lambda e: e + 1, "is not that of"),
+    (HEAD, lambda e: np.concatenate([e, e]), "is not that of"),
+    ("model.layers.0.self_attn.q_proj.lora_magnitude_vector.weight", lambda e: e[0], "is not part of the model that adapter_config.json describes"),
+    ("model.layers.0.self_attn.q_norm.lora_A.weight", lambda e: e, "is not part of the model that adapter_config.json describes"),
+])
+def test_other_tensors_of_an_adapter(name, change, part, tmp_path):
+    embedding = read_tensors(GOLDEN / "qwen3/model.safetensors")[EMBEDDING]
+    adapter = model_with(tmp_path / "adapter", "lora_qwen3", "adapter_model.safetensors", **{f"base_model.model.{name}": lambda _: change(embedding)})
+    merge = command("merge", adapter=adapter, output_dir=tmp_path / "merged", threads=None, device=None)
+    if part is None:
+        assert eval_loss(data=data_of(), adapter=adapter, max_len=128) == eval_loss(data=data_of(), adapter=LORA, max_len=128)
+        assert call(merge).returncode == 0
+    else:
+        refused(command("eval", data=data_of(), adapter=adapter, max_len=64), name, part)
+        refused(merge, name, part)
