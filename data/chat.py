@@ -361,7 +361,7 @@ class Turns:
         self.rendered = {(len(messages), False): text}
 
     def span(self, i):
-        span = self._plain_span(i) or self._span_in_prefix(i) or self._span_of_turn(i) or self._span_in_whole(i)
+        span = self._plain_span(i) or self._span_in_prefix(i) or self._span_of_turn(i) or self._span_of_call(i) or self._span_in_whole(i)
         if span is None:
             role = self.messages[i]["role"]
             raise DataError(f"messages[{i}], the {role}'s, cannot be found in the rendered chat: the template rewrites it",
@@ -403,8 +403,29 @@ class Turns:
         if not says_more or before is None or turn is None or not self.text.startswith(turn) or not turn.startswith(before):
             return None
         start = len(before) + len(self._shared(turn[len(before):], prompt[len(before):] if prompt and prompt.startswith(before) else ""))
-        ends = [match.start() for match in self.special.finditer(turn, start) if not self.special.sub("", turn[match.start():]).strip()]
-        return Span(start, ends[0] if ends else max(start, len(turn.rstrip())), len(turn))
+        return self._ended_span(start, len(turn))
+
+    def _span_of_call(self, i):
+        """For a call of a tool in a chat whose earlier renderings do not begin the whole one: the turn begins where the one before ends, and its
+        end is found with a sentinel in place of the called name."""
+        if i == 0 or "tool_calls" not in self.messages[i]:
+            return None
+        call, *others = self.messages[i]["tool_calls"]
+        named = {**call, "function": {**call["function"], "name": SENTINEL}} if "function" in call else {**call, "name": SENTINEL}
+        message = {**self.messages[i], "tool_calls": [named, *others]}
+        ends = [(self._try([*self.messages[:i], message, *following], False) or "").partition(SENTINEL)[2] for following in (self.messages[i + 1:], ())]
+        _, rest = self._around_sentinel(i - 1, self.messages[i:])
+        if rest is None or not all(ends) or not self.text.endswith(ends[0]) or not self.text.endswith(rest):
+            return None
+        start = len(self.text) - len(rest) + len(self._end_of_turn(i - 1, rest))
+        start += len(self.usual_turn[0]) if self.text.startswith(self.usual_turn[0], start) else 0
+        return self._ended_span(start, len(self.text) - len(ends[0]) + len(self._shared(*ends)))
+
+    def _ended_span(self, start, end):
+        """Returns the span of a turn between two places of the text; special tokens at its end end it."""
+        turn = self.text[start:end]
+        ends = [match.start() for match in self.special.finditer(turn) if not self.special.sub("", turn[match.start():]).strip()]
+        return Span(start, start + (ends[0] if ends else len(turn.rstrip())), end)
 
     def _end_of_turn(self, i, rest):
         """Returns with how much of the text that follows a content the turn ends: with what would follow if the chat ended there, or if it went

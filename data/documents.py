@@ -213,15 +213,16 @@ def instruction_draft(fields, options, template):
     has a template, else as --input_template says."""
     context = fields.get("input")
     prompt = string(fields, "instruction") + (f"\n\n{string(fields, 'input')}" if context not in (None, "") else "")
+    copies = tuple(name for name in PROMPTS if isinstance(fields.get(name), str) and fields["instruction"] in fields[name])  # in a template's words
     if not options.chat_template:
         refuse_system(fields)
-        return completion_draft(options.input_template.replace("{}", prompt, 1), string(fields, "output"))
+        return completion_draft(options.input_template.replace("{}", prompt, 1), string(fields, "output"))._replace(read=copies)
     turns = parsed(fields.get("history")) or []
     if not isinstance(turns, list) or not all(isinstance(turn, list) and list(map(type, turn)) == [str, str] for turn in turns):
         raise DataError("has a 'history' that is no list of questions with their answers", 'write it as [["question", "answer"], ...]')
     messages = [message for asked, said in (*turns, (prompt, string(fields, "output")))
                 for message in ({"role": "user", "content": asked}, {"role": "assistant", "content": said})]
-    return chat_draft(messages, 0, ("instruction", "input", "history"), fields, options, template)
+    return chat_draft(messages, 0, ("instruction", "input", "history", *copies), fields, options, template)
 
 
 def with_prompt(prompt, prompt_name, value, name):
@@ -282,7 +283,8 @@ def refuse_judged(fields):
 def refuse_system(fields):
     if fields.get("system"):
         raise DataError("has a field 'system', and strings that no chat template is applied to",
-                        "write them as messages, or put what is in 'system' into the prompt")
+                        "write them as messages, or have them made of strings: --apply_chat_template, with the fields named; or put what is in "
+                        "'system' into the prompt")
 
 
 def completion_draft(prompt, completion):
@@ -333,6 +335,9 @@ def missing(fields, accepted):
         return DataError("is a pair of answers, chosen and rejected", "prepare it with the task pref")
     if has(fields, "text") and has(fields, "role"):
         return DataError("is one message of a conversation, with a role and a text of its own", "join the messages of each conversation into 'messages'")
+    if has(fields, "prompt"):
+        return DataError(f"has a prompt and no answer; it has {seen(fields)}",
+                         "name both with --input_key and --output_key; prompts alone are for grpo, ppo and generate (prepare.py rl, prompts)")
     return DataError(f"has fields {seen(fields)}, none of which can be used", f"accepted are: {accepted}")
 
 

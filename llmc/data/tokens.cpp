@@ -62,8 +62,8 @@ void PreparedData::check_metadata(const std::string &tokenizer_hash) const {
     for (const char *key : {"kind", "vocab_size"})
         if (!metadata().contains(key))
             die("%s: this is no prepared data: its metadata has no \"%s\"\n  fix: %s", path().c_str(), key, prepare_again);
-    if (kind() != "pretrain" && kind() != "sft" && kind() != "pref" && kind() != "prompts")
-        die("%s: kind of data \"%s\" is not known; \"pretrain\", \"sft\", \"pref\" and \"prompts\" are\n  fix: %s",
+    if (kind() != "pretrain" && kind() != "sft" && kind() != "pref" && kind() != "rl" && kind() != "prompts")
+        die("%s: kind of data \"%s\" is not known; \"pretrain\", \"sft\", \"pref\", \"rl\" and \"prompts\" are\n  fix: %s",
             path().c_str(), kind().c_str(), prepare_again);
     const auto hash = metadata().find("tokenizer_hash");
     if (hash != metadata().end() && !hash->second.empty() && !tokenizer_hash.empty() && hash->second != tokenizer_hash)
@@ -176,7 +176,7 @@ void PreparedData::check_documents(size_t vocab) {
     }
     if (first_damaged < count) refuse_block(first[first_damaged], first[first_damaged + 1]);
     if (first_bad < documents()) refuse_document(first_bad, vocab);
-    if (total == 0 && kind() != "prompts")
+    if (total == 0 && kind() != "prompts" && kind() != "rl")
         die("%s: none of its %zu tokens is a target, so there is nothing to learn\n"
             "  fix: %s and see what it says about targets",
             path().c_str(), total_tokens(), prepare_again);

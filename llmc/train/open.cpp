@@ -59,7 +59,11 @@ static std::string while_others_wait(const Run &run, bool chosen, const std::fun
 }
 
 std::string prepared_file(const Run &run, Task task, const std::string &path, const std::vector<std::string> &extra) {
-    const std::string kind = task == PRETRAIN ? "pretrain" : task == GENERATE ? "prompts" : task & PAIRS ? "pref" : "sft";
+    const std::string kind = task == PRETRAIN   ? "pretrain"
+                             : task == GENERATE ? "prompts"
+                             : task & PAIRS     ? "pref"
+                             : task & RL        ? "rl"
+                                                : "sft";
     const TokenMeaning meaning{run.tokenizer_dir, run.tokenizer_hash, run.config.V, run.config.eos};
     std::string out = while_others_wait(run, run.speaks(), [&] { return prepare(meaning, kind, path, extra); });
     return run.comm.gather(out)[0];
@@ -173,7 +177,7 @@ size_t rows_capacity(const Samples &data, size_t row_tokens) {
 }
 
 ModelLimits limits_for(const Run &run, Mode mode, const Samples &data) {
-    if (data.total_targets() == 0 && !run.config.reward)
+    if (data.total_targets() == 0 && !run.config.reward && !(run.task & RL))
         die("%s holds prompts, and nothing in it is a target\n  fix: prepare it again with data/prepare.py %s",
             data.path().c_str(), run.task == PRETRAIN ? "pretrain" : "sft");
     size_t longest = 0;

@@ -113,7 +113,13 @@ void Policy::make_room(const Samples &data, ModelLimits &limits) {
     if (!samples_) return;
     generation_.eos = run_.config.eos;  // with the end of turn of the prompts' template
     const Options &o = run_.options;
-    for (const auto &prompt : questions(data, all_samples(data)).prompts) {
+    const Questions asked = questions(data, all_samples(data));
+    const bool compares = std::ranges::find(o.reward, "exact_match") != o.reward.end();
+    for (size_t i = 0; i < asked.prompts.size(); i++) {
+        const auto &prompt = asked.prompts[i];
+        if (compares && asked.responses[i].empty())
+            die("prompt %zu of %s has no right answer, which --reward exact_match compares with\n  fix: --input_key and --output_key, which name the prompt and the answer, or another --reward",
+                i + 1, data.path().c_str());
         if (prompt.size() + o.max_new_tokens > o.row_tokens)
             die("a prompt of %s has %zu tokens and --max_new_tokens %zu may follow, but a row holds %zu\n  fix: --row_tokens %zu, or a smaller --max_new_tokens",
                 data.path().c_str(), prompt.size(), o.max_new_tokens, o.row_tokens, prompt.size() + o.max_new_tokens);

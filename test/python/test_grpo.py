@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import test_runs
 from test_runs import GOLDEN, ROOT, call, command, first_step, log_lines, refused, stable, weights, write_data
-from test_sampling import with_tokenizer
+from test_sampling import DEMO, with_tokenizer
 
 POLICY = json.loads((GOLDEN / "policy.json").read_text())
 MESHES = {"one": {}, "data": {"ranks": 3, "zero_stage": 3}, "ring": {"ranks": 2, "ring_attn_size": 2},
@@ -543,3 +543,16 @@ def test_stop_strings_end_answers(tmp_path):
     assert line["clip_ratio"] == 0 and abs(line["ppo_kl"]) < 1e-6
     refused(words(tmp_path / "none", None, "--stop", "a", rollouts=None, data=data), "--stop reads text", "no tokenizer.json")
     refused(words(tmp_path / "none", None, "--repetition_penalty", "1.1", rollouts=None, data=data), "the distribution that is trained")
+
+
+def test_prompts_without_a_right_answer(tmp_path):
+    """They are enough for a reward that needs no label; exact_match names the first."""
+    data = write(tmp_path / "prompts.jsonl", [{"prompt": "one two"}, {"prompt": "three"}, {"prompt": "four", "completion": " five"}])
+    reward = tmp_path / "reward.py"
+    reward.write_text("def reward(prompts, answers, labels):\n"
+                      "    assert {label.strip() for label in labels} <= {'', 'five'}, labels\n"
+                      "    return [len(a) for a in answers]\n")
+    options = {"model": DEMO, "rollouts": None, "data": data, "max_new_tokens": 9, "rollout_batch_size": 3}
+    result = call(words(tmp_path / "run", None, reward=reward, **options))
+    assert result.returncode == 0 and "without an answer                              2" in result.stderr
+    refused(words(tmp_path / "none", None, **options), "prompt 1 of", "has no right answer, which --reward exact_match compares with")

@@ -338,6 +338,7 @@ def test_prompts_beside_the_named_fields(bench):
     ({"prompt": "Q", "completion": "A", "label": False}, "is one answer with a judgement"), ({"messages": CHAT, "kto_tag": True}, "is one answer with a"),
     ({"prompt": "Q", "completions": ["a", "b"], "labels": [True, False]}, "is an answer in steps with a label for each"),
     ({"text": "Hello?", "role": "prompter", "parent_id": None}, "is one message of a conversation, with a role and a text of its own"),
+    ({"prompt": "Q", "solution": "A"}, "has a prompt and no answer; it has prompt, solution\n  fix: name both with --input_key and --output_key"),
     ({"instruction": "Q", "output": "A", "history": ["x"]}, "has a 'history' that is no list of questions with their answers")])
 def test_records_of_which_a_part_would_not_be_read(bench, record, message):
     error = bench.refused("sft", bench.tokenizer(CHATML), [{"messages": CHAT}, record])
@@ -351,8 +352,11 @@ def test_notes_and_copies_beside_a_chat_are_no_part_of_it(bench):
 
 
 def test_history_of_alpaca(bench):
+    copied = {"instruction": "Add.", "input": "1", "output": "2", "prompt": "### Instruction:\nAdd.\n### Input:\n1\n### Output:\n2"}
+    assert len(bench.run("sft", bench.tokenizer(CHATML), [copied]).ids) == 1  # a copy in other words
+    (bench.path / "out.safetensors").unlink()
     record = {"instruction": "And?", "input": "", "output": "Bye", "history": [["Hi", "Hello there"]], "system": "Be short."}
-    error = bench.refused("sft", bench.tokenizer(), [record | {"system": ""}])  # without a template
+    error = bench.refused("sft", make_tokenizer(bench.path / "plain"), [record | {"system": ""}])  # without a template
     assert "has a field 'history'" in error
     assert bench.run("sft", bench.tokenizer(CHATML), [record]).trained() == BOTH_TURNS
 

@@ -271,6 +271,20 @@ def test_calls_of_tools_in_every_form(bench, messages):
     assert documents.trained() == [[CALLED, "Hello<|im_end|>"]] and "tool\nsunny<|im_end|>" in documents.texts()[0]
 
 
+def test_calls_where_earlier_renderings_are_of_no_use(bench):
+    """As Mistral's: tools before the last user's message alone, turns that must alternate but for calls, and no generation prompt."""
+    template = ("{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}{% set turn = namespace(n=0) %}{% for m in messages %}"
+                "{% if m.tool_calls %}{{ '<call>' + (m.tool_calls[0].function | tojson) + eos_token }}{% elif m.role == 'tool' %}{{ '<result>' + m.content + '<s>' }}"
+                "{% else %}{% if (m.role == 'user') != (turn.n % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}{% set turn.n = turn.n + 1 %}"
+                "{% if m.role == 'user' %}{% if tools and m == asked[-1] %}{{ tools | tojson }}{% endif %}{{ '[Q]' + m.content + '[/Q]' }}"
+                "{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endif %}{% endfor %}")
+    turns = [called(tool_calls=[{"function": LOOK}]), called(content="", tool_calls=[{"function": LOOK | {"name": "find"}}])]
+    turns[1][0] = {"role": "user", "content": "And?"}
+    documents = bench.run("sft", bench.tokenizer(template, merges=[]), [{"messages": [*turns[0], *turns[1]], "tools": TOOLS}])
+    calls = [CALLED.replace("<|im_end|>", "<|endoftext|>"), CALLED.replace("look", "find").replace("<|im_end|>", "<|endoftext|>")]
+    assert documents.trained() == [[calls[0], " Hello<|endoftext|>", calls[1], " Hello<|endoftext|>"]]
+
+
 def test_calls_one_after_the_other_are_one_message(bench):
     calls = [{"from": "function_call", "value": json.dumps({"name": name, "arguments": {}})} for name in ("a", "b")]
     documents = bench.run("sft", bench.tokenizer(CALLING, merges=[]), [{"conversations": [{"from": "human", "value": "Hi"}, *calls]}])
