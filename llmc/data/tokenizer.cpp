@@ -57,10 +57,10 @@ static Vocabulary read_vocabulary(const json &tokenizer, const std::string &path
 // ---- decoders
 
 // Reads the section "decoder", in the order in which its parts work.
-static void read_decoder(std::vector<Decoder> &decoders, const json &section, const std::string &path) {
+static void read_decoder(std::vector<TokenDecoder> &decoders, const json &section, const std::string &path) {
     const Fields fields(section, path, "decoder.");
     const std::string type = fields.text("type");
-    using enum Decoder::Kind;
+    using enum TokenDecoder::Kind;
     if (type == "Sequence") {
         const json *parts = fields.find("decoders");
         if (!parts || !parts->is_array()) fields.refuse("decoders", "must be a list");
@@ -164,20 +164,20 @@ static std::string joined(const std::vector<std::string> &parts) {
     return text;
 }
 
-static void decode_by(const Decoder &decoder, std::vector<std::string> &tokens) {
+static void decode_by(const TokenDecoder &decoder, std::vector<std::string> &tokens) {
     switch (decoder.kind) {
-        case Decoder::byte_level:
+        case TokenDecoder::byte_level:
             for (std::string &token : tokens) token = decode_byte_level(token);
             return;
-        case Decoder::byte_fallback: tokens = join_bytes(tokens); return;
-        case Decoder::fuse: tokens = {joined(tokens)}; return;
-        case Decoder::replace:
+        case TokenDecoder::byte_fallback: tokens = join_bytes(tokens); return;
+        case TokenDecoder::fuse: tokens = {joined(tokens)}; return;
+        case TokenDecoder::replace:
             for (std::string &token : tokens) token = replace_all(token, decoder.from, decoder.to);
             return;
-        case Decoder::metaspace:  // a text begins without the space that was put in front of it
+        case TokenDecoder::metaspace:  // a text begins without the space that was put in front of it
             for (std::string &token : tokens) token = replace_all(token, decoder.from, &token == &tokens[0] ? decoder.to : " ");
             return;
-        case Decoder::strip:
+        case TokenDecoder::strip:
             for (std::string &token : tokens) token.erase(0, std::min(decoder.most, token.find_first_not_of(' ')));
             return;
     }
@@ -197,7 +197,7 @@ Tokenizer::Tokenizer(const std::string &path) : path_(path) {
 }
 
 bool Tokenizer::is_byte(int32_t id) const {
-    return byte_of(token(id).text) >= 0 && std::ranges::count(decoders_, Decoder::byte_fallback, &Decoder::kind) > 0;
+    return byte_of(token(id).text) >= 0 && std::ranges::count(decoders_, TokenDecoder::byte_fallback, &TokenDecoder::kind) > 0;
 }
 
 const Tokenizer::Token &Tokenizer::token(int32_t id) const {
@@ -212,7 +212,7 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
     std::vector<std::string> tokens;
     for (int32_t id : ids)
         if (const Token &t = token(id); !(t.special && skip_special)) tokens.push_back(t.text);
-    for (const Decoder &decoder : decoders_) decode_by(decoder, tokens);
+    for (const TokenDecoder &decoder : decoders_) decode_by(decoder, tokens);
     return joined(tokens);
 }
 

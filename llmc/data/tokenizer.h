@@ -12,7 +12,7 @@
 #include <vector>
 
 // A part of the section "decoder". It works on the tokens of a text, and the next part on what it makes of them.
-struct Decoder {
+struct TokenDecoder {
     enum Kind { byte_level, byte_fallback, fuse, replace, metaspace, strip } kind;
     std::string from = {}, to = {};  // replace, metaspace: of the first token
     size_t most = 0;                 // strip: spaces at the beginning
@@ -39,7 +39,7 @@ class Tokenizer {
     std::string path_;
     std::map<int32_t, Token>
         tokens_;  // by id; not a vector, which one large id in a broken file would make hundreds of megabytes long
-    std::vector<Decoder> decoders_;
+    std::vector<TokenDecoder> decoders_;
 };
 
 // Returns a special token of the tokenizer in `dir`, such as "eos_token", by its tokenizer_config.json; empty if it has none.
