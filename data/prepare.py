@@ -27,6 +27,7 @@ from chat import SENTINEL, ChatTemplate, mark_targets
 from documents import DRAFTS, margin_of
 from errors import DataError
 from options import build_parser, snake_case
+from program import run
 from records import Record, check_inputs, read_records, total_size
 from shards import check_prefix, write_shards
 from show import LEGEND, shown
@@ -489,4 +490,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run(lambda: main(sys.argv[1:]))

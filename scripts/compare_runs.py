@@ -9,6 +9,9 @@ import math
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data"))
+from program import run  # noqa: E402
+
 OF_THE_MACHINE = {"tok_s", "step_s", "mfu", "peak_mem", "peak_mem_min", "compute_s", "comm_s", "optimizer_s",
                   "sent_kv", "sent_dkv", "sent_grads", "sent_params"}  # or of its ranks
 
@@ -60,4 +63,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

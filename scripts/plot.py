@@ -15,6 +15,9 @@ import math
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data"))
+from program import run  # noqa: E402
+
 PANELS = [("loss", "loss", 1), ("lr", "learning rate", 1), ("grad_norm", "gradient norm, before clipping", 1),
           ("tok_s", "tokens per second", 1)]
 POLICY_PANELS = [("reward", "reward", 1), ("response_length", "tokens of an answer", 1), ("kl", "KL divergence from the reference, nats a token", 1),
@@ -177,4 +180,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -29,6 +29,9 @@ from typing import NamedTuple
 import plot
 from plot import PlotError
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data"))
+from program import run  # noqa: E402
+
 # keys of a step that get no panel of their own: they are counters, or are drawn in another panel
 WITHOUT_PANEL = {"step", "epoch", "samples", "tokens", "target_tokens", "step_s", "skipped", "peak_mem_min",
                  *(key for _, _, keys in plot.RANK_PANELS for key in keys)}
@@ -324,4 +327,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

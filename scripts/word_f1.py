@@ -12,6 +12,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data"))
+from program import run  # noqa: E402
+
 
 def words(text):
     return Counter(word for word in re.findall(r"\w+", text.lower()) if word not in ("a", "an", "the"))
@@ -39,4 +42,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

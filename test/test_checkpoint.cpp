@@ -16,6 +16,8 @@
 #include "../llmc/core/rng.h"
 #include "../llmc/parallel/comm.h"
 #include "../llmc/train/checkpoint.h"
+#include "../llmc/train/output.h"
+#include "../llmc/train/trainer_state.h"
 #include "check.h"
 #include "prepared.h"
 
@@ -38,7 +40,7 @@ struct Checkpoint : testing::Test {
     }
     void make(const std::vector<const char *> &directories) const {
         for (const char *name : directories)
-            write_file((fs::create_directories(dir + "/" + name), dir + "/" + name + "/file"), "x");
+            write_file((fs::create_directories(dir + "/" + name), dir + "/" + name + "/trainer_state.json"), "x");
     }
 };
 
@@ -448,19 +450,19 @@ TEST_F(Checkpoint, ADirectoryAppearsWhole) {
     run(3, [&](Comm &comm) {
         write_directory(comm, dir + "/step_2", [&](const std::string &to) {
             EXPECT_NE(to, dir + "/step_2");
-            EXPECT_FALSE(fs::exists(to + "/file"));
-            EXPECT_TRUE(fs::exists(dir + "/step_2/file"));  // still the old one
+            EXPECT_FALSE(fs::exists(to + "/trainer_state.json"));
+            EXPECT_TRUE(fs::exists(dir + "/step_2/trainer_state.json"));  // still the old one
             write_file(to + format("/new_%d", comm.rank), "y");
         });
         for (int r = 0; r < 3; r++) EXPECT_TRUE(fs::exists(dir + format("/step_2/new_%d", r)));
     });
     EXPECT_EQ(names(), std::set<std::string>({"step_2"}));
-    EXPECT_FALSE(fs::exists(dir + "/step_2/file"));
+    EXPECT_FALSE(fs::exists(dir + "/step_2/trainer_state.json"));
 }
 
 TEST_F(Checkpoint, NothingRemainsAfterAnError) {
     make({"step_1"});
-    const auto half = [&](const std::string &to) { write_file(to + "/half", "y"), die("the disk is full"); };
+    const auto half = [&](const std::string &to) { write_file(to + "/config.json", "y"), die("the disk is full"); };
     EXPECT_EQ(error_of([&] { write_directory(self, dir + "/step_1", half); }), "the disk is full");
     const std::string agreed = error_of([&] {
         run(3, [&](Comm &comm) {
@@ -476,7 +478,7 @@ TEST_F(Checkpoint, NothingRemainsAfterAnError) {
     });
     EXPECT_EQ(alone, "rank 2: the disk is full");
     EXPECT_EQ(names(), std::set<std::string>({"step_1"}));
-    EXPECT_TRUE(fs::exists(dir + "/step_1/file"));  // untouched
+    EXPECT_TRUE(fs::exists(dir + "/step_1/trainer_state.json"));  // untouched
     expect_contains(error_of([&] { write_directory(self, "/dev/null/step_1", [](const std::string &) {}); }),
                     {"/dev/null/step_1"});
 }
@@ -486,7 +488,8 @@ TEST_F(Checkpoint, ADirectoryLosesItsNameBeforeItsFiles) {
     make({"step_1", "step_1.tmp"});
     const std::string path = dir + "/step_1";
     std::vector<std::string> files;
-    for (int i = 0; i < 3000; i++) std::ofstream(files.emplace_back(path + format("/file_%d", i))) << "x";
+    for (int i = 0; i < 3000; i++)
+        std::ofstream(files.emplace_back(path + format("/optimizer-%d-of-3000.safetensors", i))) << "x";
     std::atomic<bool> looking = false, torn = false, done = false;
     std::thread other([&] {
         for (size_t i = 0; !done; i = (i + 1) % files.size(), looking = true)
@@ -507,28 +510,132 @@ TEST_F(Checkpoint, TheLatestIsTheOneWithTheMostSteps) {
     EXPECT_EQ(latest_checkpoint(dir), "");
     EXPECT_EQ(latest_checkpoint(dir + "/absent"), "");
     make({"step_11.tmp", "step_trial", "step_012"});
+    fs::create_directory(dir + "/step_12");
     EXPECT_EQ(latest_checkpoint(dir), "");
     make({"step_9", "step_10"});
     EXPECT_EQ(latest_checkpoint(dir), dir + "/step_10");  // though a crash came before `latest` was written
 }
 
-TEST_F(Checkpoint, PruningKeepsTheNewestAndWhatIsNotOurs) {
-    make({"step_2", "step_10", "step_9", "step_100", "step_11.tmp", "step_trial", "step_trial.tmp", "best.tmp", "step_5_notes",
-          "step_", "step_-3", "step_007", "other"});
-    write_file(dir + "/step_1", "a file");
-    prune_checkpoints(dir, 2);
+// ---- the output directory ---------------------------------------------------------------------------------------------------------------
+
+TEST_F(Checkpoint, ADirectoryOfTheUsersIsRefused) {
+    for (const char *name : {"notes.txt", "model-00001-of-00002.safetensors", ".git", "run_files.txt"}) {
+        write_file(dir + "/" + name, "mine");
+        expect_contains(error_of([&] { OutputDirectory output(dir + "/"); }),
+                        {"is not empty", "it holds " + std::string(name), "fix: "});
+        EXPECT_EQ(names(), std::set<std::string>({name}));
+        fs::remove(dir + "/" + name);
+    }
+    for (const char *name : {".DS_Store", ".nfs0001"}) write_file(dir + "/" + name, "");  // systems put them into directories
+    fs::create_directory(dir + "/lost+found");
+    EXPECT_FALSE(OutputDirectory(dir).holds_run());
+}
+
+TEST_F(Checkpoint, OnlyWhatIsListedGoes) {
+    OutputDirectory output(dir);
+    output.claim({"config.json", "step_3/", "best/"});
+    make({"step_3", "step_3.tmp", "best", "step_4", "step_3/mine"});
+    for (const char *name : {"config.json", "model.safetensors", "step_3/notes.txt", "step_3/config.json", "step_3.tmp/plot.png"})
+        write_file(dir + "/" + name, "x");
+    EXPECT_TRUE(output.holds_run());
+    output.remove_leftovers();
+    EXPECT_TRUE(fs::exists(dir + "/step_3/plot.png"));
+    output.clear();
+    EXPECT_FALSE(output.holds_run());
+    EXPECT_EQ(names(), std::set<std::string>({"model.safetensors", "step_3", "step_4", "run_files.json"}));
+    for (const char *name :
+         {"step_3/notes.txt", "step_3/plot.png", "step_3/mine/trainer_state.json", "step_4/trainer_state.json"})
+        EXPECT_TRUE(fs::exists(dir + "/" + name)) << name;
+    EXPECT_FALSE(fs::exists(dir + "/step_3/config.json"));
+    write_directory(self, dir + "/step_3", [](const std::string &to) { write_file(to + "/config.json", "y"); });
+    EXPECT_TRUE(fs::exists(dir + "/step_3/notes.txt") && fs::exists(dir + "/step_3/config.json"));
+    for (const char *name : {"model.safetensors", "step_4/"})
+        expect_contains(error_of([&] { output.claim({name}); }), {"no run wrote it", "fix: move it away"});
+}
+
+TEST_F(Checkpoint, TwoRunsDoNotShareADirectory) {
+    OutputDirectory output(dir);
+    fs::create_directory_symlink(dir, dir + "_link");
+    expect_contains(error_of([&] { OutputDirectory other(dir + "_link/."); }), {"another run is writing there"});
+    fs::remove(dir + "_link");
+}
+
+TEST_F(Checkpoint, AListThatLeadsElsewhereIsRefused) {
+    for (const char *name : {"../x", "/etc/x", "..", "./", "a/b/", ""}) {
+        write_json(dir + "/run_files.json", {{"written", {name}}});
+        expect_contains(error_of([&] { OutputDirectory output(dir); }), {"run_files.json", "which is no name in that directory"});
+    }
+}
+
+// As a run of an earlier version left it, which kept no list.
+TEST_F(Checkpoint, AnEarlierRunIsKnown) {
+    write_file(dir + "/log.jsonl", "{\"task\": \"sft\", \"options\": {}}\n{\"step\": 1}\n");
+    make({"step_1", "step_2.tmp", "step_3_notes"});
+    write_file(dir + "/model-00001-of-00002.safetensors", "mine");
+    OutputDirectory output(dir);
+    EXPECT_TRUE(output.holds_run());
+    output.clear();
+    EXPECT_EQ(names(), std::set<std::string>({"step_3_notes", "model-00001-of-00002.safetensors", "run_files.json"}));
+}
+
+TEST_F(Checkpoint, APublishedModelReplacesTheOneBefore) {
+    OutputDirectory output(dir);
+    output.claim({"config.json", "model-00001-of-00001.safetensors", "log.jsonl", "new_model/"});
+    make({"new_model/critic"});
+    for (const char *name : {"config.json", "model-00001-of-00001.safetensors", "log.jsonl", "notes.txt"})
+        write_file(dir + "/" + name, "old");
+    for (const char *name : {"config.json", "model.safetensors"}) write_file(dir + "/new_model/" + name, "new");
+    output.publish_model();
     EXPECT_EQ(names(),
-              std::set<std::string>({"step_10", "step_100", "step_5_notes", "step_", "step_-3", "step_007", "other", "step_1"}));
-    prune_checkpoints(dir, 2);
-    EXPECT_EQ(names().size(), 8u);
+              std::set<std::string>({"config.json", "model.safetensors", "critic", "log.jsonl", "notes.txt", "run_files.json"}));
+    EXPECT_EQ(fs::file_size(dir + "/config.json"), 3u);
+    EXPECT_FALSE(fs::exists(dir + "/new_model"));
+}
+
+TEST_F(Checkpoint, PruningKeepsTheNewestAndWhatIsNotOurs) {
+    OutputDirectory output(dir);
+    output.claim({"step_2/", "step_10/", "step_9/", "step_100/"});
+    make({"step_2", "step_10", "step_9", "step_100", "step_1", "step_5_notes", "step_", "step_-3", "step_007", "other"});
+    output.prune_checkpoints(2);
+    const auto left = names();
+    EXPECT_EQ(left, std::set<std::string>({"step_10", "step_100", "step_1", "step_5_notes", "step_", "step_-3", "step_007",
+                                           "other", "run_files.json"}));
+    output.prune_checkpoints(2);
+    EXPECT_EQ(names(), left);
 }
 
 TEST_F(Checkpoint, WhatLiesBeyondAResumedStepGoes) {
-    make({"step_2", "step_4", "step_6", "other"});
-    set_latest(dir, 6);
-    remove_checkpoints_beyond(dir, 4);
-    EXPECT_EQ(names(), std::set<std::string>({"step_2", "step_4", "other", "latest"}));
-    EXPECT_EQ(latest_checkpoint(dir), dir + "/step_4");
-    remove_checkpoints_beyond(dir, 0);
-    EXPECT_EQ(names(), std::set<std::string>({"other"}));
+    OutputDirectory output(dir);
+    output.claim({"step_2/", "step_4/", "step_6/", "latest"});
+    make({"step_2", "step_4", "step_6", "step_9", "other"});
+    output.set_latest(6);
+    EXPECT_EQ(output.checkpoints_beyond(4, 8), std::vector<std::string>({"step_6/"}));
+    expect_contains(error_of([&] { output.expect_free(output.checkpoints_beyond(4)); }),
+                    {"step_9 is there, and no run wrote it"});
+    output.remove_checkpoints_beyond(4);
+    EXPECT_EQ(names(), std::set<std::string>({"step_2", "step_4", "step_9", "other", "latest", "run_files.json"}));
+    output.remove_checkpoints_beyond(0);
+    EXPECT_EQ(names(), std::set<std::string>({"step_9", "other", "run_files.json"}));
+}
+
+TEST_F(Checkpoint, NumbersThatNoRunReachesAreRefused) {
+    TrainerState state = {
+        .step = 3, .cursor = 12, .steps = 8, .skips_in_a_row = 0, .worse_in_a_row = 0, .totals = {}, .spikes = {}};
+    state.options = nlohmann::ordered_json::object();
+    write_trainer_state(dir, state);
+    const auto read = [&] { return read_trainer_state(dir, state, [](const std::string &) {}); };
+    EXPECT_EQ(read().step, 3u);
+    const std::string path = dir + "/trainer_state.json";
+    const auto right = read_checked_json(path, "");
+    for (const char *field : {"step", "cursor", "steps", "samples", "skipped", "skips_in_a_row", "restarts", "seconds"})
+        for (const char *value : {"9223372036854775808", "18446744073709551615", "-1", "null", "\"3\"", "1e300"}) {
+            nlohmann::json wrong = right;
+            wrong[field] = nlohmann::json::parse(value);
+            write_checked_json(path, wrong);
+            expect_contains(error_of([&] { read(); }), {path, field, "fix: "});
+        }
+    nlohmann::json beyond = right;
+    beyond["step"] = 9;
+    write_checked_json(path, beyond);
+    expect_contains(error_of([&] { read(); }), {path, "\"step\" is 9 of 8 steps", "fix: "});
 }

@@ -42,7 +42,7 @@ static void report_rewards(const Run &run, const Samples &data, std::span<const 
     printf("loss %.6f  accuracy %.4f  margin %.4f  reward %.4f +- %.4f  over %zu pairs\n", totals.loss,
            totals.right / totals.pairs, line["eval_margin"].get<double>(), totals.reward_mean(), totals.reward_std(),
            samples.size());
-    if (!run.options.log.empty()) Logger(run.options.log, true, Plan::always).write(line);
+    if (!run.options.log.empty()) Logger(run.options.log, true, Logger::other_run).write(line);
 }
 
 static void report_loss(const Run &run, const LossSums &sums, size_t documents, size_t tokens, double seconds) {
@@ -51,7 +51,7 @@ static void report_loss(const Run &run, const LossSums &sums, size_t documents, 
         "loss %.6f  perplexity %.4f  entropy %.4f  accuracy %.4f  over %.0f target tokens of %zu tokens in %zu documents, %.0f tok/s\n",
         loss, std::exp(loss), sums.entropy / n, sums.correct / n, n, tokens, documents, double(tokens) / seconds);
     if (!run.options.log.empty())
-        Logger(run.options.log, true, Plan::always)
+        Logger(run.options.log, true, Logger::other_run)
             .write({{"eval_loss", loss},
                     {"eval_perplexity", std::exp(loss)},
                     {"eval_entropy", sums.entropy / n},

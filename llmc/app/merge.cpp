@@ -3,12 +3,12 @@
 #include <set>
 
 #include "../core/common.h"
-#include "../core/file.h"
 #include "../io/hf.h"
 #include "../model/lora.h"
 #include "../model/parameters.h"
 #include "../ops/quantise.h"
 #include "../train/open.h"
+#include "../train/output.h"
 #include "tasks.h"
 
 namespace {
@@ -63,7 +63,10 @@ int merge(Run &run) {
     const Options &o = run.options;
     const ModelConfig &config = run.config;
     if (!run.speaks()) return 0;
-    expect_new_directory(o.output_dir);
+    OutputDirectory output(o.output_dir);
+    for (const auto &[flag, path] : inputs_of(run)) output.refuse_input(flag, path);
+    if (!o.overwrite && output.holds_run())
+        die("%s already holds a run or a model\n  fix: --overwrite to replace it, or another --output_dir", o.output_dir.c_str());
     const HfWeights weights(run.model_dir), adapter(o.adapter, adapter_files);
     const auto model = run.make_model(config, {});
     expect_known_tensors(run, *model, weights), expect_known_tensors(run, *model, weights, adapter);
@@ -81,37 +84,44 @@ int merge(Run &run) {
         specs.push_back(spec);
     }
     if (head) specs.push_back({"score.weight", {1, config.C}, type});
-    const std::string &dir = o.output_dir;
-    const DirectoryLock in_use(dir);
-    HfWriter writer(dir, specs);
-    HostMemory host;
-    for (const TensorSpec &spec : specs) {
-        const HfWeights &from = head && spec.name == "score.weight" ? adapter : weights;
-        // GPT-2's files hold matrices as (in, out), and in those of GPT-2 itself names begin with what follows "transformer."
-        const std::string name = config.gpt2() && spec.name.starts_with("h.") ? "transformer." + spec.name : spec.name;
-        const auto product = products.find(name);
-        const size_t columns = spec.shape.empty() ? 1 : elements(spec.shape) / spec.shape[0],
-                     rows = spec.shape.empty() ? 1 : spec.shape[0];
-        const bool rounds = quantised.contains(name), adds = product != products.end();
-        const bool turns = config.gpt2() && (rounds || adds), whole = rounds || turns;  // blocks do not end with rows
-        const size_t OC = turns ? columns : rows, IC = turns ? rows : columns;
-        in_parts(
-            rows,
-            [&](size_t first, size_t n) {
-                std::vector<float> values(n * columns);
-                from.read_part(spec.name, spec.shape, first * columns, values.size(), values.data(), host);
-                if (turns) values = transposed(values, IC, OC, 0, values.size());
-                if (rounds) values = values_of(config.weight_bits, quantise(config.weight_bits, values, IC), OC, IC);
-                if (adds) product->second.add(values.data(), first, turns ? OC : n);
-                if (turns) values = transposed(values, OC, IC, 0, values.size());
-                writer.write(spec.name, values.data(), values.size(), host);
-            },
-            whole ? rows : std::max<size_t>(1, (size_t(1) << 22) / columns));
-    }
-    writer.finish();
-    ModelConfig merged = config;
-    merged.lora = {};
-    write_companions(run, merged, dir, type);
+    output.remove_leftovers();
+    output.claim({std::string(model_name) + "/"});
+    SelfComm alone;
+    write_directory(alone, o.output_dir + "/" + model_name, [&](const std::string &dir) {
+        HfWriter writer(dir, specs);
+        HostMemory host;
+        for (const TensorSpec &spec : specs) {
+            const HfWeights &from = head && spec.name == "score.weight" ? adapter : weights;
+            // GPT-2's files hold matrices as (in, out), and in those of GPT-2 itself names begin with what follows "transformer."
+            const std::string name = config.gpt2() && spec.name.starts_with("h.") ? "transformer." + spec.name : spec.name;
+            const auto product = products.find(name);
+            const size_t columns = spec.shape.empty() ? 1 : elements(spec.shape) / spec.shape[0],
+                         rows = spec.shape.empty() ? 1 : spec.shape[0];
+            const bool rounds = quantised.contains(name), adds = product != products.end();
+            const bool turns = config.gpt2() && (rounds || adds), whole = rounds || turns;  // blocks do not end with rows
+            const size_t OC = turns ? columns : rows, IC = turns ? rows : columns;
+            in_parts(
+                rows,
+                [&](size_t first, size_t n) {
+                    std::vector<float> values(n * columns);
+                    from.read_part(spec.name, spec.shape, first * columns, values.size(), values.data(), host);
+                    if (turns) values = transposed(values, IC, OC, 0, values.size());
+                    if (rounds) values = values_of(config.weight_bits, quantise(config.weight_bits, values, IC), OC, IC);
+                    if (adds) product->second.add(values.data(), first, turns ? OC : n);
+                    if (turns) values = transposed(values, OC, IC, 0, values.size());
+                    writer.write(spec.name, values.data(), values.size(), host);
+                },
+                whole ? rows : std::max<size_t>(1, (size_t(1) << 22) / columns));
+        }
+        writer.finish();
+        ModelConfig merged = config;
+        merged.lora = {};
+        write_companions(run, merged, dir, type);
+    });
+    const auto names = output.model_in(model_name);
+    output.expect_free(names);
+    output.clear(std::string(model_name) + "/");
+    output.publish_model();
     run.say("saved %s: %zu weights of %s with the adapter %s added", o.output_dir.c_str(), products.size(), run.model_dir.c_str(),
             o.adapter.c_str());
     return 0;

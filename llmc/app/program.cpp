@@ -1,9 +1,14 @@
 #include "program.h"
 
+#include <fcntl.h>
 #include <omp.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 
 #include "../core/common.h"
@@ -108,9 +113,23 @@ static int run_all_ranks(const Program &program, const std::vector<std::string> 
     return run(comm, true);
 }
 
+// A standard stream that the caller has closed gets a place holder, from which nothing can be read and to which nothing can be written: otherwise the
+// next file that is opened would take its number, and what is printed. What is printed to a pipe without a reader is an error, and not the end.
+static void expect_streams() {
+    for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+        if (fcntl(fd, F_GETFD) < 0) open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);  // takes the least free number
+    signal(SIGPIPE, SIG_IGN);
+}
+
 int run_program(const Program &program, const std::vector<std::string> &arguments) {
+    expect_streams();
     try {
-        return run_all_ranks(program, arguments);
+        const int code = run_all_ranks(program, arguments);
+        const bool lost = ferror(stdout);  // errno is then that of a later call
+        if (fflush(stdout) != 0 || lost)
+            die("what it printed did not all reach its file or pipe%s%s\n  fix: free space there, and a reader that stays to the end",
+                lost ? "" : ": ", lost ? "" : strerror(errno));
+        return code;
     } catch (const std::exception &error) {
         fflush(stdout);
         fprintf(stderr, "%s: %s\n", program.name, error.what());

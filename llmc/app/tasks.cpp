@@ -13,6 +13,7 @@
 #include "../train/continuation.h"
 #include "../train/objective.h"
 #include "../train/open.h"
+#include "../train/output.h"
 #include "../train/reward.h"
 #include "plan.h"
 
@@ -81,6 +82,7 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
                                       : size_t(comm.size),
                      demo = world % 2 ? 1 : 2;
         open_model_config(run);
+        if (run.speaks()) check_results(run);
         if (parsed.default_max_len) run.options.max_len = std::min(o.max_len, run.config.max_positions);
         run.ranks = ranks_of(run, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
     });

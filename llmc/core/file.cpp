@@ -42,15 +42,31 @@ void InputFile::read(void *dst, size_t bytes, size_t offset) const {
     }
 }
 
-OutputFile::OutputFile(const std::string &path)
-    : path_(path), temporary_(path + ".tmp"), fd_(open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+// Returns the file that a chain of symbolic links leads to, which may not exist yet.
+static std::filesystem::path target_of(std::filesystem::path path) {
+    std::error_code error;
+    for (int i = 0; i < 40 && std::filesystem::is_symlink(path, error); i++)
+        path = path.parent_path() / std::filesystem::read_symlink(path, error);
+    return path;
+}
+
+OutputFile::OutputFile(const std::string &path) : path_(path) {
+    std::error_code error;
+    const auto kind = std::filesystem::status(path, error).type();
+    if (kind == std::filesystem::file_type::directory)
+        die("%s: is a directory\n  fix: the path of a file, which may be new", path.c_str());
+    const bool stream =
+        path.starts_with("/dev/") || (std::filesystem::exists(path, error) && kind != std::filesystem::file_type::regular);
+    if (!stream) path_ = target_of(path);
+    temporary_ = stream ? path_ : path_ + ".tmp";
+    fd_ = open(temporary_.c_str(), O_WRONLY | O_CLOEXEC | (stream ? O_APPEND : O_CREAT | O_TRUNC), 0666);
     if (fd_ < 0) fail("create");
 }
 
 OutputFile::~OutputFile() {
     if (fd_ < 0) return;
     close(fd_);
-    unlink(temporary_.c_str());
+    if (temporary_ != path_) unlink(temporary_.c_str());
 }
 
 void OutputFile::fail(const char *action) const {
@@ -67,23 +83,14 @@ void OutputFile::write(const void *data, size_t bytes) {
 }
 
 void OutputFile::commit() {
-    if (fsync(fd_) != 0) fail("sync");
-    if (rename(temporary_.c_str(), path_.c_str()) != 0) fail("rename");
+    const bool stream = temporary_ == path_;
+    if (fsync(fd_) != 0 && !(stream && errno == EINVAL)) fail("sync");
+    if (!stream && rename(temporary_.c_str(), path_.c_str()) != 0) fail("rename");
     close(fd_);
     fd_ = -1;
+    if (stream) return;
     const auto parent = std::filesystem::path(path_).parent_path();
     sync_directory(parent.empty() ? "." : parent.string());
-}
-
-void expect_new_directory(const std::string &dir) {
-    std::error_code error;
-    std::filesystem::create_directories(dir, error);
-    std::filesystem::directory_iterator entries;
-    if (!error) entries = std::filesystem::directory_iterator(dir, error);
-    if (error) die("cannot create --output_dir %s: %s%s", dir.c_str(), error.message().c_str(), other_place);
-    if (entries != end(entries))
-        die("--output_dir %s is not empty: it holds %s\n  fix: a directory that is new or empty", dir.c_str(),
-            entries->path().filename().c_str());
 }
 
 void write_file(const std::string &path, const std::string &text) {

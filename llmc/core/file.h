@@ -24,7 +24,8 @@ class InputFile {
     size_t size_;
 };
 
-// The file is written as PATH.tmp. commit() syncs it, gives it its name and syncs the directory. Without commit() the destructor removes it.
+// The file is written as PATH.tmp. commit() syncs it, gives it its name and syncs the directory. Without commit() the destructor removes it. If PATH is a
+// symbolic link the file that it leads to is written. A device or a pipe gets the bytes as they come.
 class OutputFile {
   public:
     explicit OutputFile(const std::string &path);
@@ -56,9 +57,6 @@ class DirectoryLock {
 
     int fd_;
 };
-
-// Makes a directory that may exist but must be empty: dies, and names what is there, if it is not.
-void expect_new_directory(const std::string &dir);
 
 void write_file(const std::string &path, const std::string &text);
 void copy_file(const std::string &from, const std::string &to);

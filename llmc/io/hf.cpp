@@ -226,7 +226,6 @@ void HfWriter::finish() {
     file_->finish();
     if (shard_ + 1 < shards_.size()) die("%s: %s was not written", dir_.c_str(), file_name(shard_ + 1).c_str());
     if (shards_.size() > 1) write_index();
-    if (*kind_.index) remove_others();
 }
 
 void HfWriter::write_index() const {
@@ -240,22 +239,17 @@ void HfWriter::write_index() const {
     write_json(dir_ + "/" + index_name, {{"metadata", {{"total_size", total}}}, {"weight_map", map}});
 }
 
-// Readers prefer model.safetensors to an index, so a file that an earlier save left would hide the new shards.
-void HfWriter::remove_others() const {
-    std::set<std::string> ours;
-    for (size_t s = 0; s < shards_.size(); s++) ours.insert(file_name(s));
-    if (shards_.size() > 1) ours.insert(index_name);
-    std::vector<fs::path> others;
-    std::error_code error;
-    for (const auto &entry : fs::directory_iterator(dir_, error)) {
-        const std::string name = entry.path().filename().string();
-        const bool weights =
-            name == single_name || name == index_name || (name.starts_with("model-") && name.ends_with(".safetensors"));
-        if (weights && !ours.contains(name)) others.push_back(entry.path());
-    }
-    for (const fs::path &path : others)
-        if (!fs::remove(path, error)) die("%s: cannot remove: %s", path.c_str(), error.message().c_str());
-    sync_directory(dir_);
+// What copy_tokenizer copies, apart from chat templates.
+static constexpr const char *tokenizer_files[] = {"/tokenizer.json",    "/tokenizer_config.json", "/special_tokens_map.json",
+                                                  "/added_tokens.json", "/tokenizer.model",       "/vocab.json",
+                                                  "/merges.txt"};
+
+bool is_model_file(const std::string &name) {
+    for (const char *other : {"config.json", "generation_config.json", model_files.single, model_files.index,
+                              "adapter_config.json", adapter_files.single, "chat_template.json"})
+        if (name == other) return true;
+    const bool shard = name.starts_with("model-") && name.ends_with(".safetensors");
+    return shard || name.ends_with(".jinja") || std::ranges::count(tokenizer_files, "/" + name);
 }
 
 // transformers reads chat_template.jinja and the further templates of additional_chat_templates, and without them the field of tokenizer_config.json, a text or
@@ -288,9 +282,7 @@ void copy_tokenizer(const std::string &from_dir, const std::string &to_dir, cons
     };
     std::error_code error;
     if (!fs::equivalent(from_dir, to_dir, error)) {
-        for (const char *name : {"/tokenizer.json", tokenizer_config, "/special_tokens_map.json", "/added_tokens.json",
-                                 "/tokenizer.model", "/vocab.json", "/merges.txt"})
-            copy(name);
+        for (const char *name : tokenizer_files) copy(name);
         if (chat_template.empty() || has_template(from_dir, chat_template)) {
             copy(template_file), copy(template_json);
             if (exists(from_dir + more_templates)) fs::create_directory(to_dir + more_templates, error);

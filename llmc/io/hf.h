@@ -48,8 +48,7 @@ class HfWeights {
     FileOfTensor where_;                            // by tensor
 };
 
-// Writes weights in the order of `specs`, in shards if they exceed `shard_bytes`, and then removes the weights that were there before. Those of
-// adapters lie in one file, and leave other files alone.
+// Writes weights in the order of `specs`, in shards if they exceed `shard_bytes`. Those of adapters lie in one file.
 class HfWriter {
   public:
     HfWriter(const std::string &dir, std::vector<TensorSpec> specs, const WeightFiles &files = model_files,
@@ -63,7 +62,6 @@ class HfWriter {
     void open_shard();
     std::string file_name(size_t shard) const;
     void write_index() const;
-    void remove_others() const;
 
     std::string dir_;
     const WeightFiles kind_;
@@ -71,6 +69,9 @@ class HfWriter {
     size_t shard_ = 0;  // the open one
     std::unique_ptr<SafetensorsWriter> file_;
 };
+
+// Whether saved models and adapters have files of this name: configuration, weights, or what copy_tokenizer copies.
+bool is_model_file(const std::string &name);
 
 // Copies the files of tokenizer and chat template that exist. If a `chat_template` is given that is not the one of all these files, the copy has it in
 // their place.

@@ -1,11 +1,8 @@
 #include "checkpoint.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <numeric>
@@ -20,58 +17,6 @@
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-// ---- directories ----------------------------------------------------------------------------------------------------------------------
-
-// Gives `from` the name `to`. If `to` exists the two are exchanged, so that a complete directory has the name at every moment.
-static void rename_directory(const std::string &from, const std::string &to) {
-    try {
-        if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) {
-            fs::remove_all(from);
-        } else {  // nothing there yet, or a file system that cannot exchange
-            fs::remove_all(to);
-            fs::rename(from, to);
-        }
-    } catch (const fs::filesystem_error &e) {
-        die("cannot write %s: %s%s", to.c_str(), e.code().message().c_str(), other_place);
-    }
-    sync_directory(fs::path(to).parent_path());
-}
-
-void write_directory(Comm &comm, const std::string &path, const std::function<void(const std::string &)> &fill) {
-    const std::string temporary = path + ".tmp";
-    const auto on_rank_0 = [&](const std::function<void()> &f) { agree(comm, [&] { comm.rank == 0 ? f() : void(); }); };
-    const auto remove = [&] {
-        std::error_code ignored;
-        fs::remove_all(temporary, ignored);
-    };
-    try {
-        on_rank_0([&] {
-            std::error_code error;
-            remove();
-            fs::create_directories(temporary, error);
-            if (error) die("cannot create %s: %s%s", temporary.c_str(), error.message().c_str(), other_place);
-        });
-        fill(temporary);
-        agree(comm, [&] { sync_directory(temporary); });  // its files were synced when they were closed
-        on_rank_0([&] { rename_directory(temporary, path); });
-    } catch (const AgreedError &) {
-        on_rank_0(remove);  // no rank returns before the directory is removed
-        throw;
-    } catch (...) {
-        if (comm.rank == 0) remove();
-        throw;
-    }
-}
-
-void remove_directory(const std::string &path) {
-    std::error_code error;
-    if (!fs::exists(path)) return;
-    fs::remove_all(path + ".tmp", error);
-    if (!error) fs::rename(path, path + ".tmp", error);
-    if (!error) fs::remove_all(path + ".tmp", error);
-    if (error) die("cannot remove %s: %s\n  fix: let this run write there", path.c_str(), error.message().c_str());
-}
 
 // ---- checked files --------------------------------------------------------------------------------------------------------------------
 
@@ -101,8 +46,7 @@ json read_checked_json(const std::string &path, const std::string &fix) {
     return value;
 }
 
-// Returns the step that a checkpoint's name tells: 12 for "step_12", and nothing for other names.
-static std::optional<size_t> step_of(const std::string &name) {
+std::optional<size_t> step_of(const std::string &name) {
     size_t step;
     if (!name.starts_with("step_")) return {};
     const auto parsed = std::from_chars(name.data() + 5, name.data() + name.size(), step);
@@ -110,11 +54,15 @@ static std::optional<size_t> step_of(const std::string &name) {
     return step;
 }
 
-static std::vector<size_t> checkpoint_steps(const std::string &output_dir) {  // rising
+std::vector<size_t> checkpoint_steps(const std::string &output_dir) {
     std::vector<size_t> steps;
     std::error_code absent;
     for (const auto &entry : fs::directory_iterator(output_dir, absent))
-        if (const auto step = step_of(entry.path().filename()); step && entry.is_directory()) steps.push_back(*step);
+        for (const char *file : {"trainer_state.json", "optimizer.json"})
+            if (const auto step = step_of(entry.path().filename()); step && fs::exists(entry.path() / file, absent)) {
+                steps.push_back(*step);
+                break;
+            }
     std::sort(steps.begin(), steps.end());
     return steps;
 }
@@ -403,33 +351,7 @@ std::string checkpoint_path(const std::string &output_dir, size_t step) {
     return format("%s/step_%zu", output_dir.c_str(), step);
 }
 
-static void remove_leftovers(const std::string &output_dir) {
-    std::vector<fs::path> leftovers;
-    for (const auto &entry : fs::directory_iterator(output_dir)) {
-        const fs::path name = entry.path().filename();
-        if (name.stem() == trial_name || name == "best.tmp" || (name.extension() == ".tmp" && step_of(name.stem())))
-            leftovers.push_back(entry.path());
-    }
-    for (const fs::path &path : leftovers) fs::remove_all(path);
-}
-
 std::string latest_checkpoint(const std::string &output_dir) {
     const auto steps = checkpoint_steps(output_dir);
     return steps.empty() ? "" : checkpoint_path(output_dir, steps.back());
-}
-
-void set_latest(const std::string &output_dir, size_t step) { write_file(output_dir + "/latest", format("step_%zu\n", step)); }
-
-void prune_checkpoints(const std::string &output_dir, size_t max_num) {
-    remove_leftovers(output_dir);
-    const auto steps = checkpoint_steps(output_dir);
-    for (size_t i = 0; i + max_num < steps.size(); i++) remove_directory(checkpoint_path(output_dir, steps[i]));
-}
-
-void remove_checkpoints_beyond(const std::string &output_dir, size_t step) {
-    remove_leftovers(output_dir);
-    for (size_t later : checkpoint_steps(output_dir))
-        if (later > step) remove_directory(checkpoint_path(output_dir, later));
-    if (fs::is_directory(checkpoint_path(output_dir, step))) set_latest(output_dir, step);
-    else fs::remove(output_dir + "/latest");
 }

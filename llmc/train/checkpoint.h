@@ -1,22 +1,19 @@
 // Checkpoints: OUTPUT_DIR/step_N/ holds the model as a Hugging Face directory, the optimizer's state by global element offsets, and
-// trainer_state.json. A checkpoint is written as step_N.tmp, synced and renamed, so whatever is called step_N is complete. The
-// file `latest` names the newest checkpoint, for people and scripts.
+// trainer_state.json. A checkpoint is written as step_N.tmp, synced and renamed, and renamed again before it is removed:
+// whatever is called step_N is complete, unless it holds the user's files alone (output.h).
 //
 // All ranks write, and any number of ranks can read: each rank writes its part of the optimizer into a file of its own, and optimizer.json says
 // which elements each file holds. So OUTPUT_DIR must be a directory that all ranks see.
 #pragma once
 #include <cstddef>
-#include <functional>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "../parallel/optimizer.h"
 
 struct Comm;
-
-// Writes a temporary directory, to which rank 0 then gives its name. All ranks call fill(dir), which may call comm and must end in an error on
-// all ranks (agree) or on none. After an error nothing remains on the disk.
-void write_directory(Comm &comm, const std::string &path, const std::function<void(const std::string &)> &fill);
 
 // The file is JSON with one more field, "checksum", that of its content. Reading refuses content that has changed; `fix` ends the message.
 void write_checked_json(const std::string &path, nlohmann::json value);
@@ -41,13 +38,7 @@ void verify_optimizer(Comm &comm, const std::string &dir, const OptimizerState &
 
 inline constexpr const char *trial_name = "step_trial";  // a run writes and reads this checkpoint before its first step
 std::string checkpoint_path(const std::string &output_dir, size_t step);
-std::string latest_checkpoint(const std::string &output_dir);  // empty if there is none
-void set_latest(const std::string &output_dir, size_t step);
-
-// Removes a directory that a run wrote. It is renamed first, so that a crash leaves no half of it under its name.
-void remove_directory(const std::string &path);
-
-// Both also remove temporary directories that a crash left behind.
-void prune_checkpoints(const std::string &output_dir, size_t max_num);  // removes the oldest
-// Removes checkpoints of later steps, which a resumed run writes anew; `latest` becomes `step`.
-void remove_checkpoints_beyond(const std::string &output_dir, size_t step);
+std::optional<size_t> step_of(
+    const std::string &name);  // that a checkpoint's name tells: 12 for "step_12", and nothing for other names
+std::vector<size_t> checkpoint_steps(const std::string &output_dir);  // rising; of directories with files of a checkpoint
+std::string latest_checkpoint(const std::string &output_dir);         // empty if there is none

@@ -24,7 +24,7 @@ static void drop_lines_beyond(const std::string &path, size_t step) {
 }
 
 Logger::Logger(const std::string &path, bool resume, size_t resumed_step) : path_(path), terminal_(isatty(STDOUT_FILENO)) {
-    if (resume && std::filesystem::exists(path)) drop_lines_beyond(path, resumed_step);
+    if (resume && resumed_step != other_run && std::filesystem::is_regular_file(path)) drop_lines_beyond(path, resumed_step);
     file_ = fopen(path.c_str(), resume ? "a" : "w");
     if (!file_) die("cannot write the log %s: %s\n  fix: --log FILE", path.c_str(), strerror(errno));
 }

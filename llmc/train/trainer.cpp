@@ -22,6 +22,7 @@
 #include "logger.h"
 #include "objective.h"
 #include "open.h"
+#include "output.h"
 #include "reporter.h"
 #include "schedule.h"
 #include "trainer_state.h"
@@ -58,8 +59,10 @@ class Trainer {
     void describe_run();
     void describe_split(const Step &batch) const;
     void try_saving();
+    void claim_names();
     void save_model(const std::string &dir);
     void save_states(const std::string &dir);
+    void write_own_directory(const std::string &name, const std::function<void(const std::string &)> &fill);
     void save_checkpoint();
     ordered_json mfu(const Step &batch, double seconds) const;
     struct Report;
@@ -89,8 +92,8 @@ class Trainer {
     std::unique_ptr<Logger> logger_;  // only on the rank that prints
     std::list<Reporter> reporters_;   // of its log
     std::string export_dtype_, resume_from_;
-    std::optional<DirectoryLock> in_use_;  // of the output directory, on the rank that writes there
-    std::string data_fingerprint_;         // hash of the file that is open; its name may meanwhile belong to another file
+    std::optional<OutputDirectory> output_;  // on the rank that speaks
+    std::string data_fingerprint_;           // hash of the file that is open; its name may meanwhile belong to another file
     size_t save_every_ = 0, eval_every_ = 0, log_every_ = 1;  // steps; 0: never, and after each epoch
     size_t steps_ = 0, step_ = 0, skips_in_a_row_ = 0;
     size_t frozen_ = 0;          // updates that leave the model as it is
@@ -166,28 +169,22 @@ size_t Trainer::steps_of(const Drawing &drawing) const {
            (samples / drawing.batch_size * objective_->steps(drawing.batch_size) + (rest ? objective_->steps(rest) : 0));
 }
 
+// The directory is locked before anything in it is looked at: a run that ends may still be saving its last checkpoint there.
 void Trainer::check_output_dir() {
     const std::string &dir = o_.output_dir;
-    if (fs::exists(dir) && !fs::is_directory(dir))
-        die("--output_dir %s is a file\n  fix: a directory, which may be new", dir.c_str());
+    output_.emplace(dir);
+    for (const auto &[flag, path] : inputs_of(run_)) output_->refuse_input(flag, path);
     if (o_.resume != "never") {
         resume_from_ = o_.resume == "auto" ? latest_checkpoint(dir) : o_.resume;
         if (!resume_from_.empty() && !fs::exists(resume_from_ + "/trainer_state.json"))
             die("--resume %s: no such checkpoint\n  fix: auto, never, or a step_N directory", resume_from_.c_str());
     }
     std::error_code error;
-    const auto is_run = [&] {
-        for (const char *name : {"/log.jsonl", "/config.json", "/adapter_config.json"})
-            if (fs::exists(dir + name)) return true;
-        return !latest_checkpoint(dir).empty();
-    };
-    if (!is_run()) expect_new_directory(dir);
     const bool goes_on =
         o_.resume == "auto" || (!resume_from_.empty() && fs::equivalent(fs::path(resume_from_) / "..", dir, error));
-    if (!goes_on && !o_.overwrite && is_run())
+    if (!goes_on && !o_.overwrite && output_->holds_run())
         die("%s already holds a run or a model\n  fix: --resume auto to go on, --overwrite to replace it, or another --output_dir",
             dir.c_str());
-    in_use_.emplace(dir);
 }
 
 // ---- state ----------------------------------------------------------------------------------------------------------------------------
@@ -231,12 +228,13 @@ void Trainer::start_or_resume() {
         objective_->load_state(resume_from_);
         run_.say("resumed from %s at step %zu", resume_from_.c_str(), step_);
     }
+    agree(run_.comm, [&] { output_ ? output_->remove_leftovers() : void(); });
     try_saving();
     agree(run_.comm, [&] {
         if (!run_.speaks()) return;
-        remove_checkpoints_beyond(o_.output_dir, step_);
+        output_->remove_checkpoints_beyond(step_);
         find_best();
-        if (save_every_) prune_checkpoints(o_.output_dir, o_.max_num);  // a crash may have prevented this after the last save
+        if (save_every_) output_->prune_checkpoints(o_.max_num);  // a crash may have prevented this after the last save
         const std::string log = o_.log.empty() ? o_.output_dir + "/log.jsonl" : o_.log;
         const bool same_log = !resume_from_.empty() && fs::exists(log);
         logger_ = std::make_unique<Logger>(log, same_log, step_);
@@ -303,6 +301,12 @@ void Trainer::save_model(const std::string &dir) {
     objective_->save(dir, export_dtype_);
 }
 
+// Writes a directory of the run in the output directory.
+void Trainer::write_own_directory(const std::string &name, const std::function<void(const std::string &)> &fill) {
+    agree(run_.comm, [&] { output_ ? output_->claim({name + "/"}) : void(); });
+    write_directory(run_.comm, o_.output_dir + "/" + name, fill);
+}
+
 void Trainer::save_states(const std::string &dir) {
     save_optimizer(run_.comm, dir, model_->optimizer_state());
     objective_->save_state(dir);
@@ -310,8 +314,7 @@ void Trainer::save_states(const std::string &dir) {
 
 // Writes everything that the run will save before its first step, and reads it back, so that a long run does not fail at its first save.
 void Trainer::try_saving() {
-    const std::string trial = o_.output_dir + "/" + trial_name;
-    write_directory(run_.comm, trial, [&](const std::string &dir) {
+    write_own_directory(trial_name, [&](const std::string &dir) {
         save_model(dir);
         agree(run_.comm, [&] {
             const HfWeights weights(dir, run_.config.lora.rank ? adapter_files : model_files);
@@ -323,13 +326,26 @@ void Trainer::try_saving() {
         verify_optimizer(run_.comm, dir, model_->optimizer_state());
         objective_->verify_state(dir);
     });
-    agree(run_.comm, [&] {
-        if (run_.speaks()) remove_directory(trial);
-    });
+    agree(run_.comm, [&] { output_ ? claim_names() : void(); });
+}
+
+// Lists what the run will write, beside its checkpoints. Only then does --overwrite remove the earlier run.
+void Trainer::claim_names() {
+    std::vector<std::string> names = output_->model_in(trial_name);
+    names.insert(names.end(), {"latest", std::string(model_name) + "/"});
+    if (o_.log.empty()) names.push_back("log.jsonl");
+    if (eval_data_ || !loader_->eval_samples().empty()) names.push_back("best/");
+    if (o_.save_rollouts) names.push_back("rollouts/");
+    if (std::ranges::count(o_.report_to, "tensorboard")) names.push_back("tensorboard/");
+    output_->remove(std::string(trial_name) + "/");
+    output_->expect_free(names);
+    output_->expect_free(output_->checkpoints_beyond(step_, steps_));
+    if (o_.overwrite) output_->clear();
+    output_->claim(names);
 }
 
 void Trainer::save_checkpoint() {
-    write_directory(run_.comm, checkpoint_path(o_.output_dir, step_), [&](const std::string &dir) {
+    write_own_directory(format("step_%zu", step_), [&](const std::string &dir) {
         save_model(dir);
         save_states(dir);
         agree(run_.comm, [&] {
@@ -340,8 +356,8 @@ void Trainer::save_checkpoint() {
     });
     agree(run_.comm, [&] {
         if (!run_.speaks()) return;
-        set_latest(o_.output_dir, step_);
-        prune_checkpoints(o_.output_dir, o_.max_num);
+        output_->set_latest(step_);
+        output_->prune_checkpoints(o_.max_num);
     });
 }
 
@@ -352,7 +368,7 @@ void Trainer::find_best() {
         const auto saved = read_checked_json(file, "\n  fix: move that directory away; the best of what follows will be kept");
         if (saved.value("step", size_t(0)) <= step_) best_ = {saved.value("step", size_t(0)), saved.value("eval_loss", 0.0)};
     }
-    if (best_.step == 0) remove_directory(best_path());
+    if (best_.step == 0) output_->remove("best/");
 }
 
 void Trainer::keep_best(double loss) {
@@ -360,7 +376,7 @@ void Trainer::keep_best(double loss) {
     if (!std::isfinite(loss) || (best_.step && loss >= best_.loss)) return;
     worse_in_a_row_ = 0;
     best_ = {step_, loss};
-    write_directory(run_.comm, best_path(), [&](const std::string &dir) {
+    write_own_directory("best", [&](const std::string &dir) {
         save_model(dir);
         agree(run_.comm, [&] {
             if (run_.speaks()) write_checked_json(dir + "/evaluation.json", {{"step", step_}, {"eval_loss", loss}});
@@ -553,6 +569,8 @@ int Trainer::train() {
     action.sa_handler = remember_signal;
     action.sa_flags = SA_RESTART;
     for (int number : {SIGINT, SIGTERM, SIGUSR1}) sigaction(number, &action, nullptr);
+    if (struct sigaction before; sigaction(SIGHUP, nullptr, &before) == 0 && before.sa_handler != SIG_IGN)  // as nohup sets it
+        sigaction(SIGHUP, &action, nullptr);
 
     size_t drawn = loader_->cursor();  // samples, when the last step was made
     for (const size_t first = step_; step_ < steps_;) {
@@ -607,7 +625,8 @@ void Trainer::write_summary() {
 }
 
 void Trainer::finish() {
-    save_model(o_.output_dir);
+    write_own_directory(model_name, [&](const std::string &dir) { save_model(dir); });
+    agree(run_.comm, [&] { output_ ? output_->publish_model() : void(); });
     if (!logger_) return;
     if (const Profiler *profiler = model_->trace().profiler()) logger_->say("%s", profiler->table().c_str());
     write_summary();

@@ -1,6 +1,7 @@
 #include "trainer_state.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "../core/common.h"
 #include "checkpoint.h"
@@ -43,7 +44,9 @@ void write_trainer_state(const std::string &dir, const TrainerState &state) {
     write_checked_json(dir + file_name, to_json(state));
 }
 
-// Checks that every field of `now` exists and has its type. The options may be others.
+static constexpr double most = double(uint64_t(1) << 53);  // no run counts further
+
+// Checks that every field of `now` exists, has its type, and a value that a run can reach. The options may be others.
 static void check_fields(const json &saved, json now, const std::string &where, const std::string &fix) {
     now["options"] = json::object();
     const json fields = now.flatten();
@@ -51,7 +54,15 @@ static void check_fields(const json &saved, json now, const std::string &where, 
         const json::json_pointer field(name);
         if (!saved.contains(field) || saved[field].type() != (name == "/options" ? json::value_t::object : value.type()))
             die("%s: \"%s\" is missing or of another kind%s", where.c_str(), name.c_str() + 1, fix.c_str());
+        const json &found = saved[field];
+        const bool may_be_negative = name == "/losses/mean";
+        if (found.is_number() && !(std::abs(found.get<double>()) <= most && (may_be_negative || found.get<double>() >= 0)))
+            die("%s: \"%s\" is %s, which no run reaches%s", where.c_str(), name.c_str() + 1, found.dump().c_str(), fix.c_str());
     }
+    for (const char *part : {"step", "skips_in_a_row", "skipped"})
+        if (const auto &whole = saved[part == std::string("step") ? "steps" : "step"]; saved[part] > whole)
+            die("%s: \"%s\" is %s of %s steps%s", where.c_str(), part, saved[part].dump().c_str(), whole.dump().c_str(),
+                fix.c_str());
 }
 
 TrainerState read_trainer_state(const std::string &dir, const TrainerState &now_state,

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_runs import (ENVIRONMENT, OPTIMIZER, ROOT, call, checkpoints, command, log_lines, random_documents, refused, stable, summary, train,
+from test_runs import (ENVIRONMENT, OPTIMIZER, ROOT, call, checkpoints, command, log_lines, random_documents, read_tensors, refused, stable, summary, train,
                        weights, write_data)
 
 OPTIONS = {"max_len": 64, "train_batch_size": 4, "learning_rate": 1e-3}
@@ -113,6 +113,99 @@ def test_killed_again_and_again(kills, data, tmp_path):
     assert inside >= kills // 4
     train(run, resume="auto", **OPTIONS, **options)
     finished()
+
+
+@pytest.mark.parametrize("flags", [{"task": "merge", "threads": None, "device": None}, {"task": "sft", "max_steps": 4, "save_steps": 1, "max_num": 2},
+                                   {"task": "sft", "max_steps": 4, "save_steps": 1, "lora_rank": 4}], ids=["merge", "save", "adapter"])
+def test_a_kill_costs_no_file_of_the_user_s_and_leaves_no_half_model(flags, data, tmp_path):
+    """With --overwrite, again and again into a directory where the user has files, too."""
+    out, rng = tmp_path / "out", random.Random(2)
+    if flags["task"] == "merge":
+        train(tmp_path / "adapter", data=data, max_steps=1, lora_rank=4)
+        flags = {**flags, "adapter": tmp_path / "adapter"}
+    else:
+        flags = {**OPTIONS, **flags, "data": data}
+    words = command(flags.pop("task"), "--overwrite", output_dir=out, **flags)
+    begin = time.monotonic()
+    assert call(words).returncode == 0
+    whole = time.monotonic() - begin
+    config, weights_file = ("adapter_config.json", "adapter_model.safetensors") if "lora_rank" in flags else ("config.json", "model.safetensors")
+    mine = {out / name: os.urandom(8) for name in ("notes.txt", "model-00001-of-00003.safetensors", "step_2/notes.txt", "sub/config.json")}
+    for path, content in mine.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    for _ in range(8):
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+        try:
+            process.wait(rng.uniform(0, whole))
+        except subprocess.TimeoutExpired:
+            process.kill()
+        assert process.communicate()[1] == "" and process.returncode in (0, -signal.SIGKILL)
+        for found in [*out.glob(config), *out.glob(f"step_*[0-9]/{config}")]:
+            assert read_tensors(found.parent / weights_file)
+    assert call(words).returncode == 0
+    assert read_tensors(out / weights_file) and json.loads((out / config).read_text())
+    assert {path: path.read_bytes() for path in mine} == mine
+
+
+def test_two_starts_at_once_are_one_run(data, tmp_path):
+    for i in range(4):
+        both = [start(tmp_path / str(i), data=data, max_steps=400) for _ in range(2)]
+        errors = [process.communicate(timeout=120)[1] for process in both]
+        assert sorted(process.returncode for process in both) == [0, 1], errors
+        assert any(part in "".join(errors) for part in ("another run is writing there", "already holds a run")), errors
+
+
+def test_a_restart_while_the_run_still_saves_goes_on_from_there(data, tmp_path):
+    straight, run = tmp_path / "straight", tmp_path / "run"
+    options = {"data": data, "max_steps": 400}
+    train(straight, **OPTIONS, **options)
+    for _ in range(3):
+        process = start(run, resume="auto", **options)
+        done = steps_logged(run / "log.jsonl")
+        wait_for(lambda: steps_logged(run / "log.jsonl") > done + 2, process)  # noqa: B023
+        process.terminate()
+        again = start(run, resume="auto", **options)
+        assert process.wait(60) == 128 + signal.SIGTERM
+        stopped = saved_steps(run)[-1]
+        wait_for(lambda: steps_logged(run / "log.jsonl") > stopped + 2, again)  # noqa: B023
+        again.terminate()
+        said = again.communicate(timeout=60)[0]
+        assert f"resumed from {run}/step_{stopped} at step {stopped}" in said, said
+        process.communicate()
+    train(run, **OPTIONS, **options, resume="auto")
+    same_run(run, straight)
+
+
+# ---- output that does not arrive -----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("how", ["full", "closed", "no reader"])
+@pytest.mark.parametrize("what", ["help", "plan", "eval", "prepare"])
+def test_what_is_printed_arrives_or_the_exit_code_is_1(what, how, data):
+    words = {"help": [str(ROOT / "train_llama"), "sft", "--help"], "plan": command("sft", "--plan", threads=None),
+             "eval": command("eval", data=data, max_len=64),
+             "prepare": [sys.executable, str(ROOT / "data/prepare.py"), "--help"]}[what]
+    line = {"full": '"$@" > /dev/full', "closed": '"$@" >&-', "no reader": '"$@" | true; exit ${PIPESTATUS[0]}'}[how]
+    result = call(["bash", "-c", line, "bash", *words])
+    if how == "no reader" and result.returncode == 0:
+        return  # it was quicker
+    assert result.returncode == 1 and result.stderr.count("did not all reach its file or pipe") == result.stderr.count("fix: ") == 1, result.stderr
+
+
+def test_a_result_takes_no_other_file_s_place(data, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    before = data.read_bytes()
+    for flag in ("scores", "log"):
+        refused(command("eval", data=data, max_len=64, **{flag: data}), f"--{flag}", "is what --data reads")
+    refused(command("eval", data=data, max_len=64, scores=tmp_path / "notes.txt"), "exists, and what is in it no run wrote")
+    refused(command("eval", data=data, max_len=64, scores=tmp_path), "is a directory")
+    refused(command("eval", data=data, max_len=64, scores="/dev/full"), "/dev/full", "No space left")
+    refused(command("sft", data=data, max_len=64, output_dir=tmp_path / "a", log=tmp_path / "notes.txt"), "exists, and what is in it no run wrote")
+    (tmp_path / "link").symlink_to(tmp_path / "scores")
+    for _ in range(2):  # the second time the file that the link leads to is replaced
+        assert call(command("eval", data=data, max_len=64, scores=tmp_path / "link")).returncode == 0
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "scores").read_text().startswith('{"document":0')
+    assert data.read_bytes() == before and (tmp_path / "notes.txt").read_text() == "mine" and not (tmp_path / "a").exists()
 
 
 # ---- disks ------------------------------------------------------------------------------------------------------------------------

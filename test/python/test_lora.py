@@ -238,8 +238,9 @@ def test_wrong_merges(trained, tmp_path):
     refused(command("merge", output_dir=tmp_path, threads=None, device=None), "merge needs --adapter DIR")
     model = shutil.copytree(MODEL, tmp_path / "model")
     for words in ([], ["--overwrite"]):
-        refused(command("merge", *words, model=model, adapter=trained, output_dir=model, threads=None, device=None), "is not empty", "it holds")
-        refused(command("merge", *words, adapter=trained, output_dir=f"{tmp_path}/", threads=None, device=None), "is not empty", "it holds model")
+        for output in (model, tmp_path, f"{tmp_path}/", model / ".."):
+            refused(command("merge", *words, model=model, adapter=trained, output_dir=output, threads=None, device=None), "is not empty", "it holds")
+        refused(command("merge", *words, model=model, adapter=trained, output_dir=trained, threads=None, device=None), "is the directory of --adapter itself")
     assert (model / "config.json").read_bytes() == (MODEL / "config.json").read_bytes()
     refused(command("merge", adapter=GOLDEN / "lora_mistral", output_dir=tmp_path / "out", threads=None, device=None), "so it belongs to another model than")
 

@@ -293,12 +293,12 @@ def test_a_damaged_checkpoint_is_refused(damage, parts, data, tmp_path):
 # ---- stopping ------------------------------------------------------------------------------------------------------------------
 
 def test_signals_end_a_run_in_good_order(data, tmp_path):
-    """SIGINT, SIGTERM and SIGUSR1, one after the other, in what is then one run."""
+    """SIGINT, SIGTERM, SIGUSR1 and SIGHUP, one after the other, in what is then one run."""
     steps = 400
     straight, run = tmp_path / "straight", tmp_path / "run"
     options = {"data": data, "max_steps": steps, "max_len": 64, "train_batch_size": 8, "learning_rate": 1e-3}
     train(straight, **options)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         done = len(log_lines(run)) if run.exists() else 0
         words = command("sft", output_dir=run, resume="auto", **options)
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -321,11 +321,31 @@ def test_signals_end_a_run_in_good_order(data, tmp_path):
 def test_leftovers_of_a_crash_go_and_nothing_else(data, tmp_path):
     run = tmp_path / "a"
     train(run, data=data, max_steps=2, save_steps=1)
-    for name in ("step_2.tmp", "step_trial", "step_trial.tmp", "best.tmp", "step_by_step", "step_5_notes"):
+    for name in ("step_2.tmp", "step_by_step", "step_5_notes", "step_7.tmp"):
         (run / name).mkdir()
-        (run / name / "file").write_text("x")
+        (run / name / "config.json").write_text("x")
+    (run / "step_2.tmp" / "notes.txt").write_text("mine")
     train(run, data=data, max_steps=3, save_steps=1, resume="auto")
-    assert sorted(p.name for p in run.iterdir() if p.is_dir()) == ["step_1", "step_2", "step_3", "step_5_notes", "step_by_step"]
+    assert sorted(p.name for p in run.iterdir() if p.is_dir()) == ["step_1", "step_2", "step_3", "step_5_notes", "step_7.tmp", "step_by_step"]
+    assert (run / "step_2" / "notes.txt").read_text() == "mine" and (run / "step_2" / "trainer_state.json").exists()
+
+
+def test_overwrite_removes_what_runs_wrote_and_nothing_else(data, tmp_path):
+    run = tmp_path / "a"
+    train(run, data=data, max_steps=3, save_steps=1)
+    written = {p for p in run.rglob("*") if p.is_file()}
+    mine = {run / name: os.urandom(8) for name in ("notes.txt", "model-00001-of-00002.safetensors", "step_2/plot.png", "step_2/old/config.json", "step_9/config.json")}
+    for path, content in mine.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    train(run, "--overwrite", data=data, max_steps=1)
+    kept = {run / name for name in ("config.json", "generation_config.json", "model.safetensors", "log.jsonl", "run_files.json")}
+    assert {p for p in run.rglob("*") if p.is_file()} & written == kept
+    train(run, "--overwrite", data=data, max_steps=2, save_steps=1)  # beside what is left of step_2
+    assert {path: path.read_bytes() for path in mine} == mine and (run / "step_2" / "trainer_state.json").exists()
+    (run / "tokenizer.json").write_text("mine")
+    refused_training(data, run, "step_9", "no run wrote it", "move it away", words=["--overwrite"], max_steps=9)
+    assert weights(run) and {path: path.read_bytes() for path in mine} == mine
 
 
 # ---- the output directory and the log ---------------------------------------------------------------------------------------------
@@ -346,7 +366,7 @@ def test_a_directory_in_use_is_refused(data, tmp_path):
     refused_training(tmp_path / "absent.safetensors", run, "absent.safetensors", words=["--overwrite"])  # a mistake costs nothing
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
     model = shutil.copytree(GOLDEN / "qwen3", tmp_path / "model")
-    refused_training(data, model, "already holds a run or a model", model=model)
+    refused_training(data, model, "is not empty", model=model)
 
     other_run = os.open(run, os.O_RDONLY)
     fcntl.flock(other_run, fcntl.LOCK_EX)

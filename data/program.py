@@ -1,0 +1,43 @@
+"""How the programs in Python end: what they print has to arrive."""
+import os
+import sys
+
+LOST = "what was printed did not all reach its file or pipe\n  fix: free space there, and a reader that stays to the end"
+
+
+class Watched:
+    """A stream that remembers that it lost something; argparse drops such errors."""
+
+    def __init__(self, stream):
+        self.stream, self.lost = stream, False
+
+    def write(self, text):
+        try:
+            return self.stream.write(text)
+        except OSError:
+            self.lost = True
+            raise
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+
+def run(main):
+    """Exits with what main() returns, or with 1 and a message if what was printed did not all reach its file or pipe."""
+    if sys.stdout is None:  # the caller has closed it
+        sys.exit(LOST)
+    sys.stdout = Watched(sys.stdout)
+    try:
+        code = main()
+    except SystemExit as end:
+        code = end.code
+    except OSError as error:
+        code = LOST if error.filename is None else f"{error.filename}: {error.strerror}\n  fix: free space and permission to read and write"
+    try:
+        sys.stdout.flush()
+    except OSError:
+        sys.stdout.lost = True
+    if sys.stdout.lost:
+        code = code or LOST
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at the end
+    sys.exit(code)
