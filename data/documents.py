@@ -46,6 +46,7 @@ def refuse_unseen(fields, drafts, named=()):
     """Refuses a record with a field that belongs to the prompt or the answer, and that is not in the drafts. `named` are the fields that flags
     name: with them, others of the same meaning do not count."""
     known = {name for draft in drafts for name in (*draft.read, *named)} | (PROMPTS if named else set())
+    known |= {"context"} if "context_messages" in known else set()  # OpenRLHF's prompts have both: a text, and its messages
     suspects = [name for name in fields if name in WATCHED and name not in known and fields[name]]
     if not suspects or not all(draft.text for draft in drafts):
         return

@@ -303,6 +303,9 @@ def test_prompts_for_answers_of_the_models_own(bench, record):
     assert keyed.texts() == ["User: Why?\nAssistant: ", "User: Why?\nAssistant: So<|endoftext|>"]
     keyed = bench.run("rl", bench.tokenizer(CHATML, merges=[]), [{"q": "Why?"}], "--input_key", "q", "--apply_chat_template")
     assert keyed.texts() == ["<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"]
+    openrlhf = {"dataset": "d", "context": "c", "context_messages": [CHAT[1] | {"content": "Why?"}], "id": "1"}
+    keyed = bench.run("rl", bench.tokenizer(CHATML, merges=[]), [openrlhf], "--input_key", "context_messages", "--apply_chat_template")
+    assert keyed.texts() == ["<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"]
     # A longer one is cut or dropped as ever; an answer that is cut off leaves no prompt behind.
     assert bench.run("rl", bench.tokenizer(CHATML, merges=[]), [{"prompt": "QQQQQQ", "completion": "A"}, {"prompt": "Q"}], "--max_len", "4",
                      "--truncation", "keep").texts() == ["Q"]
