@@ -23,12 +23,14 @@ static GpuQuery query_driver() {
     return query;
 }
 
+static bool finds_gpu(const Program &program, const Options &o, std::string &note) {
+    return use_gpu(o.device, program.query_gpus ? program.query_gpus() : query_driver(), note);
+}
+
 // Decides whether to compute on a GPU, and fills in the options that depend on it. --plan --gpu needs no GPU, but the sizes that kernels need.
 static bool choose_device(const Program &program, Options &o, bool speaks) {
     std::string note;
-    const bool gpu = program.cuda_models && o.plan && !o.gpu.empty()
-                         ? o.device != "cpu"
-                         : use_gpu(o.device, program.query_gpus ? program.query_gpus() : query_driver(), note);
+    const bool gpu = program.cuda_models && o.plan && !o.gpu.empty() ? o.device != "cpu" : finds_gpu(program, o, note);
     if (!note.empty() && speaks) printf("note: %s\n", note.c_str());
     if (o.attention_tflops == 0) o.attention_tflops = gpu ? 400 : 0.05;
     if (o.link_gb_s == 0) o.link_gb_s = gpu ? 50 : 5;
@@ -74,6 +76,15 @@ static int run_rank(const Program &program, Parsed parsed, Comm &host, bool thre
     return run_task(program.name, parsed, gpu_comm ? *gpu_comm : host, threads || !gpu ? here : 1, make_model);
 }
 
+// Ranks that are started by hand move their data by NCCL, from GPU to GPU.
+static int run_by_hand(const Program &program, const Options &o, const std::function<int(Comm &)> &run) {
+    if (std::string note; !finds_gpu(program, o, note))
+        die("--rendezvous is for ranks with a GPU each, and this one would compute on a CPU%s\n  fix: for ranks on CPUs scripts/launch.sh -np %zu "
+            "./%s ... (MPI), or --ranks %zu (threads of one process)",
+            note.empty() ? "" : (" (" + note + ")").c_str(), o.world_size, program.name, o.world_size);
+    return run_sockets({o.rank, int64_t(o.world_size), o.rendezvous}, {.timeout = o.comm_timeout}, run);
+}
+
 static int run_all_ranks(const Program &program, const std::vector<std::string> &arguments) {
     Parsed parsed;
     const auto parse_arguments = [&] { parsed = parse(program.name, arguments, program.bundled); };
@@ -106,8 +117,7 @@ static int run_all_ranks(const Program &program, const std::vector<std::string> 
     const Options &o = parsed.options;
     const CommOptions options = {.timeout = o.comm_timeout};
     const bool alone = o.plan || !parsed.help.empty();
-    if (!o.rendezvous.empty() && !alone)
-        return run_sockets({int(o.rank), int(o.world_size), o.rendezvous}, options, [&](Comm &comm) { return run(comm, false); });
+    if (!o.rendezvous.empty() && !alone) return run_by_hand(program, o, [&](Comm &comm) { return run(comm, false); });
     if (o.ranks > 1 && !alone) return run_threads(int(o.ranks), options, [&](Comm &comm) { return run(comm, true); });
     SelfComm comm;
     return run(comm, true);

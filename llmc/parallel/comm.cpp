@@ -151,7 +151,7 @@ Request Comm::exchange(Slice send, int to, Slice recv, int from, Where at) {
     require(!recv.count || (from >= 0 && from < size), "`from` is one of the ranks", s, at);
     require(!send.count || !recv.count || send.type == recv.type, "both slices have one type", s, at);
     stamp(s, at);
-    return send.count || recv.count ? do_exchange(send, to, recv, from) : Request();
+    return do_exchange(send, to, recv, from);
 }
 
 void Comm::wait(Request request, Where at) {
@@ -178,6 +178,24 @@ std::unique_ptr<Comm> Comm::split(int color, int key, Where at) {
     out->memory = memory;
     out->check = check;
     return out;
+}
+
+Comm::Part Comm::part_of(int color, int key, int &next_tag) {
+    struct Choice {
+        int color, key, tag;
+    };
+    const Choice own{color, key, next_tag};
+    std::vector<Choice> all(static_cast<size_t>(size));
+    gather_host(&own, sizeof(own), all.data());
+    Part part{{}, 0, 0};
+    for (int r = 0; r < size; r++) {
+        part.tag = std::max(part.tag, all[size_t(r)].tag);
+        if (all[size_t(r)].color == color) part.ranks.push_back(r);
+    }
+    next_tag = part.tag + 1;
+    std::ranges::stable_sort(part.ranks, {}, [&](int r) { return all[size_t(r)].key; });
+    part.rank = int(std::ranges::find(part.ranks, rank) - part.ranks.begin());
+    return part;
 }
 
 void Comm::gather_bytes(const char *call, const void *own, size_t bytes, void *all, const Where &at) {

@@ -182,6 +182,14 @@ struct Comm {
     virtual void enter(const Stamp &) {}  // tells a watchdog what this rank is doing
     void complete(Request &request);      // calls do_wait if the request is under way
 
+    // What a split makes of this rank: ranks of this communicator, in the order of the new one. The tag is one that none of them has used: tags
+    // of a rank rise, beginning at next_tag.
+    struct Part {
+        std::vector<int> ranks;
+        int rank, tag;
+    };
+    Part part_of(int color, int key, int &next_tag);
+
   private:
     void stamp(Stamp stamp, const Where &at);
     void gather_bytes(const char *call, const void *own, size_t bytes, void *all, const Where &at);

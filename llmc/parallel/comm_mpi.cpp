@@ -18,15 +18,20 @@ int run_mpi(const CommOptions &, const std::function<int(Comm &)> &) {
 #include <mpi.h>
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <map>
 #include <mutex>
+#include <numeric>
+#include <thread>
 
+#include "point_to_point.h"
 #include "processes.h"
 
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 static constexpr size_t piece_bytes = size_t(1) << 28;  // the largest MPI message, since its count is an int
-static constexpr Seconds shortest_sleep(5e-6), longest_sleep(2e-3);
+static constexpr Seconds shortest_sleep(5e-6), longest_sleep(2e-3), watchdog_period(0.1), answers_within(5);
 
 static void check_mpi(int code) {
     if (code == MPI_SUCCESS) return;
@@ -38,17 +43,23 @@ static void check_mpi(int code) {
 
 namespace {
 
-// Every MPI call holds the mutex `mpi`, and no call lasts long. So MPI sees one thread at a time, though the watchdog has a thread of its own.
-class MpiLine final : public Line {
+// Carries the messages among the watchdogs of all ranks, apart from those of the communicators. Every MPI call holds the mutex `mpi`, and no
+// call lasts long. So MPI sees one thread at a time, though the watchdog has a thread of its own.
+class MpiLine {
   public:
+    enum Kind { ask, tell };  // asks what a rank is doing; tells it
+    struct Word {
+        int kind, from;
+        std::string text;
+    };
     explicit MpiLine(std::mutex &mpi) : mpi_(mpi) { check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm_)); }
 
-    void send(int kind, int to, const std::string &text) override {
+    void send(int kind, int to, const std::string &text) {
         std::lock_guard lock(mpi_);
         MPI_Send(text.data(), int(text.size()), MPI_BYTE, to, kind, comm_);
     }
 
-    bool receive(Word &word) override {
+    bool receive(Word &word) {
         std::lock_guard lock(mpi_);
         MPI_Status status;
         int there = 0, length = 0;
@@ -60,7 +71,8 @@ class MpiLine final : public Line {
         return true;
     }
 
-    [[noreturn]] void end_everywhere(const std::string &message) override {
+    // Prints the message and ends this process, which ends the run on all ranks. Any thread may call it.
+    [[noreturn]] void end_everywhere(const std::string &message) {
         say_last(message);  // does not wait for the other thread
         MPI_Abort(MPI_COMM_WORLD, 1);
         abort();
@@ -70,6 +82,85 @@ class MpiLine final : public Line {
     std::mutex &mpi_;
     MPI_Comm comm_;
 };
+
+// A thread that answers what this rank is doing when another asks, and asks all if this one has waited too long; then the run ends.
+// So the ranks' last calls are known even if one of them never comes back from its own work.
+class Watchdog {
+  public:
+    Watchdog(MpiLine &line, int rank, int ranks, double timeout);
+    ~Watchdog();
+    void enter(const Stamp &stamp);
+    void waits(bool waits);
+
+  private:
+    std::string state();
+    void watch();
+
+    MpiLine &line_;
+    const int rank_, ranks_;
+    const double timeout_;
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    Stamp state_;
+    bool waits_ = false, stop_ = false;
+    Clock::time_point since_;
+    std::thread thread_;
+};
+
+Watchdog::Watchdog(MpiLine &line, int rank, int ranks, double timeout)
+    : line_(line), rank_(rank), ranks_(ranks), timeout_(timeout) {
+    thread_ = std::thread([this] { watch(); });
+}
+
+Watchdog::~Watchdog() {
+    {
+        std::lock_guard lock(mutex_);
+        stop_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+}
+
+void Watchdog::enter(const Stamp &stamp) {
+    std::lock_guard lock(mutex_);
+    state_ = stamp;
+}
+
+void Watchdog::waits(bool waits) {
+    std::lock_guard lock(mutex_);
+    waits_ = waits, since_ = Clock::now();
+}
+
+std::string Watchdog::state() {
+    std::lock_guard lock(mutex_);
+    return describe_rank(state_, waits_);
+}
+
+// Of several ranks that have waited too long, the lowest reports.
+void Watchdog::watch() {
+    std::vector<std::string> states(static_cast<size_t>(ranks_));  // empty if the rank has not answered
+    bool asked = false, lower_asks = false;
+    Clock::time_point asked_at;
+    std::unique_lock lock(mutex_);
+    while (!wake_.wait_for(lock, watchdog_period, [&] { return stop_; })) {
+        const bool too_long = waits_ && Clock::now() - since_ > Seconds(timeout_);
+        lock.unlock();
+        for (MpiLine::Word word; line_.receive(word);) {
+            if (word.kind == MpiLine::tell) states[size_t(word.from)] = word.text;
+            else line_.send(MpiLine::tell, word.from, state()), lower_asks = lower_asks || word.from < rank_;
+        }
+        if (too_long && !asked && !lower_asks) {
+            asked = true, asked_at = Clock::now();
+            for (int r = 0; r < ranks_; r++)
+                if (r == rank_) states[size_t(r)] = state();
+                else line_.send(MpiLine::ask, r, "");
+        }
+        const bool all_answered = std::count(states.begin(), states.end(), "") == 0;
+        if (asked && !lower_asks && (all_answered || Clock::now() - asked_at > answers_within))
+            line_.end_everywhere(hung_message(rank_, timeout_, states));
+        lock.lock();
+    }
+}
 
 class MpiTransport final : public Transport {
   public:
@@ -160,6 +251,10 @@ int run_mpi(const CommOptions &options, const std::function<int(Comm &)> &f) {
         line.end_everywhere("this MPI allows calls from one thread only\n  fix: one with MPI_THREAD_SERIALIZED");
     Watchdog watchdog(line, rank, ranks, options.timeout);
     MpiTransport transport(mpi, watchdog);
-    return run_process(transport, line, rank, ranks, options, f);
+    std::vector<int> members(static_cast<size_t>(ranks));
+    std::iota(members.begin(), members.end(), 0);
+    PointToPointComm comm(transport, members, rank, 0);
+    comm.check = options.check;
+    return run_process(comm, f, [&](const std::string &message) { line.end_everywhere(message); });
 }
 #endif

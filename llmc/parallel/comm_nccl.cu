@@ -7,6 +7,7 @@
 #include "mesh.h"
 
 #ifdef LLMC_EMULATE
+#include "../../dev/cuda/emulated_processes.h"
 #define LLMC_NCCL  // the emulator's
 void select_gpu(Comm &) {}
 #else
@@ -211,11 +212,11 @@ class NcclComm final : public Comm {
                   [=](void *to, const void *from, size_t bytes) {
                       cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, compute), "a copy");
                   }};
-        ncclUniqueId id;
+        ncclUniqueId id = {};
         agree(host, [&] {
             if (rank == 0) nccl_check("ncclGetUniqueId", ncclGetUniqueId(&id), nullptr);
         });
-        host.broadcast(Slice(reinterpret_cast<uint8_t *>(&id), sizeof(id)), 0);
+        id = host.gather(id)[0];
         queue_->add(format("rank %d: ncclCommInitRank", rank),
                     [&](cudaStream_t) { call("ncclCommInitRank", ncclCommInitRank(&comm_, size, id, rank)); });
         queue_->join(comm_);
@@ -276,6 +277,7 @@ class NcclComm final : public Comm {
         });
     }
     Request do_exchange(Slice send, int to, Slice recv, int from) override {
+        if (!send.count && !recv.count) return {};
         return {this, queue([&](cudaStream_t stream) {
                     group([&] {
                         if (send.count) send_to(to, send, stream);
@@ -342,7 +344,8 @@ class NcclComm final : public Comm {
 std::unique_ptr<Comm> make_gpu_comm(Comm &host, cudaStream_t compute, double timeout) {
 #ifdef LLMC_EMULATE  // its NCCL joins threads
     const auto processes = host.gather(getpid());
-    if (std::any_of(processes.begin(), processes.end(), [](pid_t p) { return p != getpid(); })) return host.split(0, host.rank);
+    if (std::any_of(processes.begin(), processes.end(), [](pid_t p) { return p != getpid(); }))
+        return std::make_unique<EmulatedProcesses>(host);
 #endif
     auto comm = std::make_unique<NcclComm>(host, compute, std::make_shared<NcclQueue>(compute, timeout));
     comm->check = host.check;

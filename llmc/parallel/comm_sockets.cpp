@@ -2,282 +2,297 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <deque>
-#include <list>
+#include <chrono>
+#include <condition_variable>
 #include <map>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <thread>
 
+#include "point_to_point.h"
 #include "processes.h"
 
 using Clock = std::chrono::steady_clock;
-static constexpr std::chrono::seconds patience(5);  // how long to wait for a process that does not take a few bytes
+static constexpr std::chrono::milliseconds look_period(100);
+static constexpr std::chrono::seconds patience(5);        // how long to wait for a process that does not take a few bytes
+static constexpr size_t longest_text = size_t(64) << 20;  // bytes that one rank may bring to an agreement
 
 namespace {
 
-// ---- watchdogs ------------------------------------------------------------------------------------------------------------------------
-
-// If a connection closes without a message, the process at its other end has died, which the lowest remaining rank reports. So a process
-// that ends in any other way sends a message to all others first.
-class SocketLine final : public Line {
-  public:
-    SocketLine(int rank, const std::vector<Socket> &peers) : rank_(rank), peers_(peers), there_(peers.size()) {
-        for (size_t r = 0; r < peers.size(); r++) there_[r] = bool(peers[r]);
-    }
-
-    // Ends the run together with all ranks. No connection is closed before all ranks know that the run has ended.
-    ~SocketLine() override {
-        for (int r = 0; r < int(peers_.size()); r++) send(bye, r, "");
-        Word word;
-        for (int r = 0; r < int(peers_.size()); r++)
-            while (there_[size_t(r)] && read(r, word) && word.kind != bye) {}
-    }
-
-    void send(int kind, int to, const std::string &text) override {
-        const Header header{kind, int(text.size())};
-        std::string frame(reinterpret_cast<const char *>(&header), sizeof(header));
-        frame += text;
-        if (peers_[size_t(to)]) peers_[size_t(to)].send_all(frame.data(), frame.size(), Clock::now() + patience);
-    }
-
-    bool receive(Word &word) override {
-        std::vector<pollfd> fds;
-        for (size_t r = 0; r < peers_.size(); r++) fds.push_back({there_[r] ? peers_[r].fd() : -1, POLLIN, 0});
-        poll(fds.data(), fds.size(), 0);
-        for (int r = 0; r < int(peers_.size()); r++) {
-            if (!fds[size_t(r)].revents) continue;
-            if (!read(r, word)) lost(r);
-            else if (word.kind == end) end_everywhere("");
-            else if (word.kind == bye) there_[size_t(r)] = false;
-            else return true;
-        }
-        return false;
-    }
-
-    [[noreturn]] void end_everywhere(const std::string &message) override {
-        ending_.lock();  // is never unlocked: if two threads come here, one ends the process
-        say_last(message);
-        for (int r = 0; r < int(peers_.size()); r++) send(end, r, "");
-        std::_Exit(1);
-    }
-
-  private:
-    enum { end = tell + 1, bye };  // end: the run fails; bye: this rank has reached the run's end
-    struct Header {
-        int kind, length;
-    };
-
-    bool read(int from, Word &word) {
-        Header header;
-        const Socket &s = peers_[size_t(from)];
-        const auto deadline = Clock::now() + patience;
-        if (!s.receive_all(&header, sizeof(header), deadline)) return false;
-        word = {header.kind, from, std::string(size_t(header.length), '\0')};
-        return s.receive_all(word.text.data(), word.text.size(), deadline);
-    }
-
-    void lost(int rank) {
-        there_[size_t(rank)] = false;
-        if (std::find(there_.begin(), there_.begin() + rank_, true) == there_.begin() + rank_)
-            end_everywhere(format(
-                "rank %d is gone: its process was killed or crashed, or its connection broke\n  fix: see what it said, and "
-                "what the system's log says on its machine",
-                rank));
-    }
-
-    const int rank_;
-    const std::vector<Socket> &peers_;
-    std::vector<bool> there_;  // used by the watchdog's thread alone
-    std::mutex ending_;
+// Every message begins with a frame, and `bytes` bytes follow.
+struct Frame {
+    enum Kind : uint32_t {
+        gather,  // to rank 0: what this rank brings to an agreement; from it: what all have brought, in the order of ranks
+        fail,    // to rank 0: this rank's process ends, and so must the run
+        bye,     // to rank 0: this rank has come to the run's end
+        end      // from rank 0: the run fails
+    } kind;
+    // The communicator: its tag and its first rank's number in the run, its size, and this rank's place in it.
+    int32_t tag, first, size, place;
+    uint64_t bytes;
+    Stamp stamp;  // the call that it is for
 };
 
-// ---- messages -------------------------------------------------------------------------------------------------------------------------
-
-// Moves messages in wait(), in both directions at once, and in post() as far as possible without waiting. The bytes of a rank stay in its
-// socket until a receive from that rank is waited for. A message of another tag that precedes the one waited for is kept in memory.
-class SocketsTransport final : public Transport {
+// Rank 0's thread, which collects what the ranks of a communicator bring to an agreement and gives all of it to each. It knows who waits, for how
+// long, and whose process has died, and ends the run then.
+class Switchboard {
   public:
-    SocketsTransport(Watchdog &watchdog, int rank, const std::vector<Socket> &sockets)
-        : watchdog_(watchdog), rank_(rank), peers_(sockets.size()) {
-        for (size_t r = 0; r < sockets.size(); r++) peers_[r].fd = sockets[r].fd();
+    // sockets[r] is the connection to rank r, rank 0 included.
+    Switchboard(std::vector<Socket> sockets, double timeout) : timeout_(timeout), peers_(sockets.size()) {
+        for (size_t r = 0; r < sockets.size(); r++) peers_[r].socket = std::move(sockets[r]);
+        thread_ = std::thread([this] { serve(); });
     }
-
-    uint64_t post(int tag, const void *send, size_t send_bytes, int to, void *recv, size_t recv_bytes, int from,
-                  const SliceMemory &) override {
-        halves_[++last_id_] = (send_bytes != 0) + (recv_bytes != 0);
-        if (recv_bytes) {
-            Peer &peer = peers_[size_t(from)];
-            peer.receives.push_back({last_id_, tag, static_cast<std::byte *>(recv), recv_bytes});
-            if (auto &kept = peer.kept[tag]; !kept.empty()) {
-                deliver(peer, std::prev(peer.receives.end()), kept.front());
-                kept.pop_front();
-            }
-        }
-        const auto data = static_cast<const std::byte *>(send);
-        if (send_bytes && to == rank_) {
-            message_has_come(peers_[size_t(to)], tag, {data, data + send_bytes});
-            halves_.at(last_id_)--;
-        } else if (send_bytes) {
-            Peer &peer = peers_[size_t(to)];
-            peer.sends.push_back({last_id_, {tag, send_bytes}, data, 0});
-            if (peer.sends.size() == 1) write(peer);
-        }
-        return last_id_;
-    }
-
-    void wait(uint64_t id) override {
-        const int &halves = halves_.at(id);
-        if (halves) {
-            watchdog_.waits(true);
-            while (halves) move_something();
-            watchdog_.waits(false);
-        }
-        halves_.erase(id);
-    }
-
-    // If the run goes on, no message of such a request is half moved: all ranks have agreed on the error, in messages that came after it over
-    // the same connections, which keep the order. Any other error ends the run.
-    void withdraw(uint64_t id) noexcept override {
-        const auto is_its = [&](const auto &half) { return half.id == id; };
-        for (Peer &peer : peers_) std::erase_if(peer.sends, is_its), std::erase_if(peer.receives, is_its);
-        halves_.erase(id);
-    }
-
-    void enter(const Stamp &stamp) override { watchdog_.enter(stamp); }
+    ~Switchboard() { thread_.join(); }  // when all ranks have come to the run's end
 
   private:
-    struct Header {
-        int64_t tag;
-        uint64_t bytes;
-    };
-    struct Send {
-        uint64_t id;
-        Header header;
-        const std::byte *data;
-        size_t done;  // bytes moved, of which the header's come first
-    };
-    struct Receive {
-        uint64_t id;
-        int64_t tag;
-        std::byte *data;
-        size_t bytes;
-    };
     struct Peer {
-        int fd = -1;
-        bool closed = false;  // the watchdogs will end the run
-        std::list<Send> sends;
-        std::list<Receive> receives;                                 // in the order in which they were posted
-        std::map<int64_t, std::deque<std::vector<std::byte>>> kept;  // by tag: messages that came before their receive was posted
-        // The message that is arriving: its header, the number of bytes so far (the header's come first), and where the others go.
-        Header header = {};
-        size_t got = 0;
-        std::byte *into = nullptr;
-        bool in_place = false;  // to the first receive of its tag, else to the buffer
-        std::vector<std::byte> buffer;
+        Socket socket;
+        Frame frame;  // the message that is arriving,
+        std::string text;
+        size_t got = 0;  // and how many of its bytes have come
+        Stamp last;      // its last agreement
+        bool waits = false, over = false;
     };
-    using ReceiveIterator = std::list<Receive>::iterator;
+    struct Agreement {
+        Stamp stamp;
+        uint64_t bytes;
+        std::vector<int> ranks;  // by place: who has come, or -1
+        std::string all;
+        Clock::time_point since;  // when the first came
+    };
 
-    // Sleeps until some posted message can move, and moves it.
-    void move_something() {
-        std::vector<pollfd> fds;
-        for (const Peer &p : peers_) {
-            const int events = (p.receives.empty() ? 0 : POLLIN) | (p.sends.empty() ? 0 : POLLOUT);
-            fds.push_back({events && !p.closed ? p.fd : -1, short(events), 0});
-        }
-        poll(fds.data(), fds.size(), -1);  // without a limit: the watchdog ends a wait that takes too long
-        for (size_t r = 0; r < peers_.size(); r++) {
-            if (fds[r].revents & ~POLLIN) write(peers_[r]);
-            if (fds[r].revents & ~POLLOUT) read(peers_[r]);
-        }
-    }
-
-    void write(Peer &peer) {
-        while (!peer.sends.empty()) {
-            Send &s = peer.sends.front();
-            const size_t head = sizeof(Header) - std::min(sizeof(Header), s.done), body = s.done + head - sizeof(Header);
-            iovec rest[] = {{reinterpret_cast<std::byte *>(&s.header + 1) - head, head},
-                            {const_cast<std::byte *>(s.data) + body, s.header.bytes - body}};
-            msghdr message = {};
-            message.msg_iov = rest, message.msg_iovlen = 2;
-            const ssize_t n = sendmsg(peer.fd, &message, MSG_NOSIGNAL);
-            if (n < 0) {
-                peer.closed = !can_go_on();
-                return;
-            }
-            s.done += size_t(n);
-            if (s.done < sizeof(Header) + s.header.bytes) continue;
-            halves_.at(s.id)--;
-            peer.sends.pop_front();
+    void serve() {
+        while (std::ranges::any_of(peers_, [](const Peer &p) { return !p.over; })) {
+            std::vector<pollfd> fds;
+            for (const Peer &p : peers_) fds.push_back({p.over ? -1 : p.socket.fd(), POLLIN, 0});
+            poll(fds.data(), fds.size(), int(look_period.count()));
+            for (size_t r = 0; r < peers_.size(); r++)
+                if (fds[r].revents) read(int(r));
+            for (const auto &[id, agreement] : agreements_)
+                if (Clock::now() - agreement.since > std::chrono::duration<double>(timeout_)) hung(agreement);
         }
     }
 
     // Reads at most one message, as far as it has arrived.
-    void read(Peer &peer) {
+    void read(int rank) {
+        Peer &p = peers_[size_t(rank)];
         do {
-            const bool head = peer.got < sizeof(Header);
-            std::byte *const begin = head ? reinterpret_cast<std::byte *>(&peer.header) : peer.into;
-            const size_t done = head ? peer.got : peer.got - sizeof(Header), all = head ? sizeof(Header) : peer.header.bytes;
-            const ssize_t n = recv(peer.fd, begin + done, all - done, 0);
-            if (n <= 0) {
-                peer.closed = n == 0 || !can_go_on();
-                return;
+            const bool head = p.got < sizeof(Frame);
+            char *const to = head ? reinterpret_cast<char *>(&p.frame) + p.got : p.text.data() + p.got - sizeof(Frame);
+            const size_t all = sizeof(Frame) + (head ? 0 : p.frame.bytes);
+            const ssize_t n = recv(p.socket.fd(), to, all - p.got, 0);
+            if (n < 0 && can_go_on()) return;
+            if (n <= 0) lost(rank);
+            p.got += size_t(n);
+            if (p.got == sizeof(Frame)) {
+                check(rank, p.frame);
+                p.text.resize(p.frame.bytes);
             }
-            peer.got += size_t(n);
-            if (peer.got == sizeof(Header)) header_has_come(peer);
-        } while (peer.got < sizeof(Header) + peer.header.bytes);
-        if (peer.in_place) received(peer, receive_of(peer, peer.header.tag));
-        else message_has_come(peer, peer.header.tag, std::move(peer.buffer));
-        peer.got = 0, peer.buffer = {};
+        } while (p.got < sizeof(Frame) + p.frame.bytes);
+        p.got = 0;
+        if (p.frame.kind == Frame::fail) end_all("");
+        if (p.frame.kind == Frame::bye) p.over = true;
+        else bring(rank, p);
     }
 
-    void header_has_come(Peer &peer) {
-        const ReceiveIterator r = receive_of(peer, peer.header.tag);
-        peer.in_place = r != peer.receives.end();
-        if (peer.in_place) require_size(peer, *r, peer.header.bytes);
-        else peer.buffer.resize(peer.header.bytes);
-        peer.into = peer.in_place ? r->data : peer.buffer.data();
+    // A frame that no rank sends must not reach beyond any array.
+    void check(int rank, Frame &f) {
+        f.stamp.call[sizeof(f.stamp.call) - 1] = f.stamp.file[sizeof(f.stamp.file) - 1] = 0;
+        if (f.kind > Frame::bye || f.bytes > longest_text || f.size < 1 || size_t(f.size) > peers_.size() || f.place < 0 ||
+            f.place >= f.size || f.stamp.type > SliceType::u8)
+            end_all(format("rank %d has sent what no rank sends\n  fix: the same program on all machines", rank));
     }
 
-    void message_has_come(Peer &peer, int64_t tag, std::vector<std::byte> message) {
-        const ReceiveIterator r = receive_of(peer, tag);  // it may have been posted since the header came
-        if (r != peer.receives.end()) deliver(peer, r, message);
-        else peer.kept[tag].push_back(std::move(message));
+    void bring(int rank, Peer &p) {
+        const Frame &f = p.frame;
+        Agreement &a = agreements_[{f.tag, f.first}];
+        if (a.ranks.empty())
+            a = {f.stamp, f.bytes, std::vector<int>(size_t(f.size), -1), std::string(f.bytes * uint64_t(f.size), '\0'),
+                 Clock::now()};
+        if (a.bytes != f.bytes || a.ranks.size() != size_t(f.size) || a.ranks[size_t(f.place)] >= 0)
+            end_all(format("rank %d is at %s while another is at %s\n  fix: --check_comm compares the ranks' calls", rank,
+                           f.stamp.text().c_str(), a.stamp.text().c_str()));
+        a.ranks[size_t(f.place)] = rank;
+        a.all.replace(size_t(f.place) * f.bytes, f.bytes, p.text);
+        p.last = f.stamp, p.waits = true;
+        if (std::ranges::count(a.ranks, -1)) return;
+        Frame answer = f;
+        answer.bytes = a.all.size();
+        for (int r : a.ranks) {
+            peers_[size_t(r)].waits = false;
+            if (!send(r, answer, a.all, std::chrono::duration<double>(timeout_))) lost(r);
+        }
+        agreements_.erase({f.tag, f.first});
     }
 
-    void deliver(Peer &peer, ReceiveIterator to, const std::vector<std::byte> &message) {
-        require_size(peer, *to, message.size());
-        memcpy(to->data, message.data(), message.size());
-        received(peer, to);
+    bool send(int rank, const Frame &frame, const std::string &text, std::chrono::duration<double> within) {
+        std::string message(reinterpret_cast<const char *>(&frame), sizeof(frame));
+        message += text;
+        return peers_[size_t(rank)].socket.send_all(message.data(), message.size(),
+                                                    Clock::now() + std::chrono::duration_cast<Clock::duration>(within));
     }
 
-    void received(Peer &peer, ReceiveIterator r) {
-        halves_.at(r->id)--;
-        peer.receives.erase(r);
+    [[noreturn]] void lost(int rank) {
+        end_all(format(
+            "rank %d is gone: its process was killed or crashed, or its connection broke\n  fix: see what it said, and what the system's "
+            "log says on its machine",
+            rank));
     }
 
-    void require_size(const Peer &peer, const Receive &r, size_t bytes) {
-        if (bytes != r.bytes) die("rank %d sent %zu bytes where %zu were expected", int(&peer - peers_.data()), bytes, r.bytes);
+    [[noreturn]] void hung(const Agreement &a) {
+        std::vector<std::string> states;
+        for (const Peer &p : peers_) states.push_back(describe_rank(p.last, p.waits));
+        end_all(hung_message(*std::ranges::find_if(a.ranks, [](int r) { return r >= 0; }), timeout_, states));
     }
 
-    static ReceiveIterator receive_of(Peer &peer, int64_t tag) {
-        return std::find_if(peer.receives.begin(), peer.receives.end(), [&](const Receive &r) { return r.tag == tag; });
+    [[noreturn]] void end_all(const std::string &message) {
+        say_last(message);
+        Frame frame = {};
+        frame.kind = Frame::end;
+        for (size_t r = 1; r < peers_.size(); r++)  // this process ends by itself, and not before the others know
+            if (!peers_[r].over) send(int(r), frame, "", patience);
+        std::_Exit(1);
     }
 
-    Watchdog &watchdog_;
-    const int rank_;
-    std::vector<Peer> peers_;  // by rank; messages of this rank to itself are only kept or delivered
-    uint64_t last_id_ = 0;
-    std::map<uint64_t, int> halves_;  // for each request the number of halves under way
+    const double timeout_;
+    std::vector<Peer> peers_;
+    std::map<std::pair<int, int>, Agreement> agreements_;  // by tag and first rank
+    std::thread thread_;
+};
+
+// A rank's connection to the switchboard. A thread looks whether the run has failed while this rank is not in a call.
+class SwitchboardLine {
+  public:
+    explicit SwitchboardLine(const Socket &socket) : socket_(socket) {
+        thread_ = std::thread([this] { look(); });
+    }
+    ~SwitchboardLine() {
+        {
+            std::lock_guard lock(mutex_);
+            stop_ = true;
+        }
+        wake_.notify_one();
+        thread_.join();
+        send(Frame::bye);
+    }
+
+    void gather(Frame frame, const void *own, size_t bytes, void *all) {
+        if (bytes > longest_text)
+            die("%s brings %zu bytes to an agreement, which may have %zu", frame.stamp.text().c_str(), bytes, longest_text);
+        std::lock_guard lock(mutex_);
+        frame.kind = Frame::gather, frame.bytes = bytes;
+        std::string message(reinterpret_cast<const char *>(&frame), sizeof(frame));
+        message.append(static_cast<const char *>(own), bytes);
+        Frame answer;
+        const bool came = socket_.send_all(message.data(), message.size(), Clock::time_point::max()) &&
+                          socket_.receive_all(&answer, sizeof(answer), Clock::time_point::max());
+        if (!came || answer.kind != Frame::gather) failed(came);
+        if (answer.bytes != bytes * size_t(frame.size))
+            die("rank 0 answers %s by %zu bytes", frame.stamp.text().c_str(), size_t(answer.bytes));
+        if (!socket_.receive_all(all, answer.bytes, Clock::time_point::max())) failed(false);
+    }
+
+    // Prints the message and ends this process, which ends the run on all ranks.
+    [[noreturn]] void end_everywhere(const std::string &message) {
+        say_last(message);
+        std::lock_guard lock(mutex_);
+        send(Frame::fail);
+        char byte;
+        const auto deadline = Clock::now() + patience;
+        while (socket_.receive_all(&byte, 1, deadline)) {}  // until rank 0 has closed: it knows
+        std::_Exit(1);
+    }
+
+    int next_tag = 1;  // Comm::part_of
+
+  private:
+    void send(Frame::Kind kind) {
+        Frame frame = {};
+        frame.kind = kind, frame.size = 1;
+        socket_.send_all(&frame, sizeof(frame), Clock::now() + patience);
+    }
+
+    void look() {
+        std::unique_lock lock(mutex_);
+        while (!wake_.wait_for(lock, look_period, [&] { return stop_; })) {
+            char byte;
+            const ssize_t n = recv(socket_.fd(), &byte, 1, MSG_PEEK);  // only the run's end comes unasked
+            if (n >= 0 || !can_go_on()) failed(n > 0);
+        }
+    }
+
+    [[noreturn]] void failed(bool said) {
+        say_last(
+            said ? ""
+                 : "rank 0 is gone: its process was killed or crashed, or the connection to it broke\n  fix: see what it said");
+        std::_Exit(1);
+    }
+
+    const Socket &socket_;
+    std::mutex mutex_;  // is held during a call
+    std::condition_variable wake_;
+    bool stop_ = false;
+    std::thread thread_;
+};
+
+class SocketsComm final : public Comm {
+  public:
+    // members[r]: rank r's number in the whole run.
+    SocketsComm(SwitchboardLine &line, std::vector<int> members, int rank, int tag)
+        : Comm(rank, int(members.size())), line_(line), members_(std::move(members)), tag_(tag) {}
+
+  protected:
+    void do_all_reduce_sum(Slice) override { refuse(); }
+    void do_reduce_scatter_sum(Slice, Slice) override { refuse(); }
+    void do_all_gather(Slice, Slice) override { refuse(); }
+    void do_all_to_all(Slice, Slice) override { refuse(); }
+    void do_broadcast(Slice, int) override { refuse(); }
+    Request do_exchange(Slice, int, Slice, int) override { refuse(); }
+    void do_wait(uint64_t) override { refuse(); }
+    void withdraw(uint64_t) noexcept override {}
+    std::unique_ptr<Comm> do_split(int color, int key) override {
+        const Part part = part_of(color, key, line_.next_tag);
+        std::vector<int> members;
+        for (int r : part.ranks) members.push_back(members_[size_t(r)]);
+        return std::make_unique<SocketsComm>(line_, members, part.rank, part.tag);
+    }
+    void gather_host(const void *own, size_t bytes, void *all) override {
+        line_.gather({Frame::gather, tag_, members_[0], size, rank, bytes, now_}, own, bytes, all);
+    }
+    void enter(const Stamp &stamp) override { now_ = stamp; }
+
+  private:
+    [[noreturn]] void refuse() { die("%s: no slices go over sockets", now_.text().c_str()); }
+
+    SwitchboardLine &line_;
+    const std::vector<int> members_;
+    const int tag_;
+    Stamp now_;
 };
 
 }  // namespace
 
 int run_sockets(const Rendezvous &rendezvous, const CommOptions &options, const std::function<int(Comm &)> &f) {
-    const Connections connections = connect_all(rendezvous, options.timeout);
-    SocketLine line(rendezvous.rank, connections.control);
-    Watchdog watchdog(line, rendezvous.rank, rendezvous.world, options.timeout);
-    SocketsTransport transport(watchdog, rendezvous.rank, connections.data);
-    return run_process(transport, line, rendezvous.rank, rendezvous.world, options, f);
+    std::vector<Socket> sockets = meet(rendezvous, options.timeout);
+    std::optional<Switchboard> switchboard;
+    Socket own;
+    if (rendezvous.rank == 0) {
+        int ends[2];
+        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends))
+            die("no pair of sockets: %s", strerror(errno));
+        own = Socket(ends[0]), sockets[0] = Socket(ends[1]);
+        switchboard.emplace(std::move(sockets), options.timeout);
+    } else {
+        own = std::move(sockets[0]);
+    }
+    SwitchboardLine line(own);
+    std::vector<int> members(static_cast<size_t>(rendezvous.world));
+    std::iota(members.begin(), members.end(), 0);
+    SocketsComm comm(line, members, int(rendezvous.rank), 0);
+    comm.check = options.check;
+    return run_process(comm, f, [&](const std::string &message) { line.end_everywhere(message); });
 }

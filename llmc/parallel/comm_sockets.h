@@ -1,4 +1,5 @@
-// Ranks that are processes, each started by hand, on one machine or several: TCP and nothing else. Slices lie in host memory.
+// Agreement among ranks that are processes, each started by hand: TCP through rank 0. Slices go from GPU to GPU by NCCL (comm_nccl.h), whose id
+// is agreed on here; this communicator refuses them.
 #pragma once
 #include "comm.h"
 #include "rendezvous.h"

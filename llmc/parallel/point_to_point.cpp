@@ -1,7 +1,6 @@
 #include "point_to_point.h"
 
 #include <algorithm>
-#include <numeric>
 
 static const SliceMemory host_memory;
 static constexpr size_t scratch_bytes = size_t(4) << 20;  // the most memory for parts that are summed at a time
@@ -134,27 +133,11 @@ void PointToPointComm::do_broadcast(Slice data, int root) {
 
 // ---- communicators --------------------------------------------------------------------------------------------------------------------
 
-// The new communicator's messages carry a tag that none of its ranks has used: one larger than any tag of this communicator's ranks.
 std::unique_ptr<Comm> PointToPointComm::do_split(int color, int key) {
-    struct Choice {
-        int color, key, tag;
-    };
-    const Choice own{color, key, transport_.next_tag};
-    std::vector<Choice> all(members_.size());
-    gather_host(&own, sizeof(own), all.data());
-
-    int tag = 0;
-    std::vector<int> group;  // ranks of this communicator
-    for (size_t r = 0; r < all.size(); r++) {
-        tag = std::max(tag, all[r].tag);
-        if (all[r].color == color) group.push_back(int(r));
-    }
-    transport_.next_tag = tag + 1;
-    std::stable_sort(group.begin(), group.end(), [&](int a, int b) { return all[size_t(a)].key < all[size_t(b)].key; });
+    const Part part = part_of(color, key, transport_.next_tag);
     std::vector<int> members;
-    for (int r : group) members.push_back(members_[size_t(r)]);
-    const int new_rank = int(std::find(group.begin(), group.end(), rank) - group.begin());
-    return std::make_unique<PointToPointComm>(transport_, members, new_rank, tag);
+    for (int r : part.ranks) members.push_back(members_[size_t(r)]);
+    return std::make_unique<PointToPointComm>(transport_, members, part.rank, part.tag);
 }
 
 // ---- the watchdog's words -------------------------------------------------------------------------------------------------------------

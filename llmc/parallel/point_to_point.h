@@ -1,6 +1,6 @@
 // A communicator built from point-to-point messages: in each of them a rank sends bytes to one rank while it receives from another. A transport
-// moves the bytes: between threads (comm_threads.cpp) or processes (comm_mpi.cpp, comm_sockets.cpp). The sums are computed here, so that they
-// do not depend on the transport.
+// moves the bytes: between threads (comm_threads.cpp) or processes (comm_mpi.cpp). The sums are computed here, so that they do not depend on the
+// transport.
 #pragma once
 #include "comm.h"
 
@@ -19,7 +19,7 @@ class Transport {
     virtual void withdraw(uint64_t id) noexcept = 0;
     virtual void enter(const Stamp &stamp) = 0;  // records the call of this rank, which the others report if it hangs
 
-    int next_tag = 1;  // larger than the tags of this rank's communicators
+    int next_tag = 1;  // Comm::part_of
 };
 
 class PointToPointComm final : public Comm {

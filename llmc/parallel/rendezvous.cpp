@@ -4,6 +4,7 @@
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -11,16 +12,18 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <list>
 #include <memory>
 #include <thread>
 
 #include "../core/common.h"
+#include "../core/hmac.h"
 
 using Clock = std::chrono::steady_clock;
 using Time = Socket::Time;
-static constexpr double longest_search = 60, longest_attempt = 5, longest_answer = 10;  // seconds
+static constexpr double longest_search = 60, longest_attempt = 5, longest_answer = 10, longest_proof = 5;  // seconds
+static constexpr size_t most_strangers = 256, shortest_secret = 16;
+static constexpr int most_ranks = 1 << 16;
 static constexpr std::chrono::milliseconds between_attempts(100);
 
 static Time in_seconds(double seconds) {
@@ -45,8 +48,9 @@ bool Socket::send_all(const void *data, size_t bytes, Time deadline) const {
     for (size_t done = 0; done < bytes;) {
         const ssize_t n = ::send(fd_, static_cast<const std::byte *>(data) + done, bytes - done, MSG_NOSIGNAL);
         if (n >= 0) done += size_t(n);
-        else if (!can_go_on() || Clock::now() > deadline) return false;
-        else sleep_until({{fd_, POLLOUT, 0}}, deadline);
+        else if (!can_go_on()) return false;
+        if (done < bytes && Clock::now() > deadline) return false;
+        if (n < 0) sleep_until({{fd_, POLLOUT, 0}}, deadline);
     }
     return true;
 }
@@ -55,8 +59,9 @@ bool Socket::receive_all(void *data, size_t bytes, Time deadline) const {
     for (size_t done = 0; done < bytes;) {
         const ssize_t n = recv(fd_, static_cast<std::byte *>(data) + done, bytes - done, 0);
         if (n > 0) done += size_t(n);
-        else if (n == 0 || !can_go_on() || Clock::now() > deadline) return false;
-        else sleep_until({{fd_, POLLIN, 0}}, deadline);
+        else if (n == 0 || !can_go_on()) return false;
+        if (done < bytes && Clock::now() > deadline) return false;
+        if (n < 0) sleep_until({{fd_, POLLIN, 0}}, deadline);
     }
     return true;
 }
@@ -97,6 +102,26 @@ static AddressList resolve(const Address &at) {
         die("there is no host \"%s\": %s\n  fix: --rendezvous with a name that this machine knows, or with an address",
             at.host.c_str(), code == EAI_SYSTEM ? strerror(errno) : gai_strerror(code));
     return {found, &freeaddrinfo};
+}
+
+// Whether an address is one of the machine itself, which no other reaches.
+static bool is_loopback(const addrinfo &a) {
+    if (a.ai_family == AF_INET) return ntohl(reinterpret_cast<const sockaddr_in *>(a.ai_addr)->sin_addr.s_addr) >> 24 == 127;
+    return a.ai_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6 *>(a.ai_addr)->sin6_addr);
+}
+
+static std::string secret_for(const Address &at) {
+    const char *given = getenv("LLMC_RENDEZVOUS_SECRET");
+    const std::string secret = given ? given : "";
+    const AddressList addresses = resolve(at);
+    bool open = false;
+    for (const addrinfo *a = addresses.get(); a; a = a->ai_next) open = open || !is_loopback(*a);
+    if (secret.empty() ? open : secret.size() < shortest_secret)
+        die("%s\n  fix: the same LLMC_RENDEZVOUS_SECRET in the environment of all ranks, of at least %zu characters, as `openssl rand -hex 16` gives",
+            secret.empty() ? format("other machines reach %s, and no secret keeps them out", at.text().c_str()).c_str()
+                           : "LLMC_RENDEZVOUS_SECRET is so short that it can be guessed",
+            shortest_secret);
+    return secret;
 }
 
 // Returns the address of one end of a connection; the function, getsockname or getpeername, chooses the end.
@@ -164,104 +189,148 @@ static Socket connect_to(const Address &at, Time deadline, int &error) {
 
 namespace {
 
-enum Role : uint32_t { control, data, welcome, taken };  // the last two: rank 0's answers
-
-struct Greeting {  // the first message over a connection
+// Rank 0 says hello, the other one proves that it knows the secret, and rank 0 proves the same with its answer. A proof is of random bytes of
+// both sides, so that none can be used again; the secret itself is never sent. All have a fixed size, and no padding.
+using Nonce = std::array<uint8_t, 32>;
+struct Hello {
     char magic[8];
     uint32_t version;
+    Nonce nonce;
+};
+struct Application {
     int32_t rank, world;
-    Role role;
-    int32_t port;  // sent to rank 0: the port where this rank listens
+    Nonce nonce;
+    Digest proof;
 };
-static constexpr char magic[9] = "llmcrank";
-static constexpr uint32_t version = 1;
-
-struct ListenAddress {  // where a rank listens
-    char host[64];
-    int32_t port;
+enum Verdict : uint32_t { welcome, taken, unfit };
+struct Answer {
+    Verdict verdict;
+    int32_t world;  // rank 0's
+    Digest proof;
 };
+constexpr char magic[9] = "llmcrank";
+constexpr uint32_t version = 2;
 
-Greeting greeting(const Rendezvous &me, Role role, int port = 0) {
-    Greeting g = {{}, version, me.rank, me.world, role, port};
-    memcpy(g.magic, magic, sizeof(g.magic));
-    return g;
+Nonce new_nonce() {
+    Nonce nonce;
+    if (getrandom(nonce.data(), nonce.size(), 0) != ssize_t(nonce.size())) die("no random bytes: %s", strerror(errno));
+    return nonce;
 }
 
-bool is_closed(const Socket &s) {
+Hello new_hello() {
+    Hello h = {{}, version, new_nonce()};
+    memcpy(h.magic, magic, sizeof(h.magic));
+    return h;
+}
+
+std::string text_of(const Nonce &nonce) { return {nonce.begin(), nonce.end()}; }
+
+Digest proof_of(const std::string &secret, const Hello &h, const Application &a) {
+    return hmac_sha256(secret, format("rank %d of %d", a.rank, a.world) + text_of(h.nonce) + text_of(a.nonce));
+}
+
+Digest proof_of(const std::string &secret, const Hello &h, const Application &a, const Answer &answer) {
+    return hmac_sha256(secret,
+                       format("answer %d of %d", int(answer.verdict), answer.world) + text_of(h.nonce) + text_of(a.nonce));
+}
+
+bool is_open(const Socket &s) {
     char byte;
-    return recv(s.fd(), &byte, 1, MSG_PEEK) == 0;
+    const ssize_t n = s ? recv(s.fd(), &byte, 1, MSG_PEEK) : 0;
+    return n > 0 || (n < 0 && can_go_on());
 }
 
-// Accepts connections as long as `wanted` is true, and hands over those that begin with a rank's greeting. All others are closed.
-void accept_ranks(const Socket &listener, Time deadline, const std::function<bool()> &wanted,
-                  const std::function<void(Socket, const Greeting &)> &come) {
+// Rank 0's side: whoever has connected and has not yet proved anything.
+class Doorkeeper {
+  public:
+    Doorkeeper(const Rendezvous &me, const Address &at, const std::string &secret)
+        : world_(int(me.world)), secret_(secret), listener_(listen_at(at)), ranks_(size_t(me.world)) {}
+
+    // Returns the connections to all ranks, or those that have come until the deadline.
+    std::vector<Socket> wait(Time deadline) {
+        while (!all_there() && Clock::now() < deadline) {
+            std::vector<pollfd> fds = {{listener_.fd(), POLLIN, 0}};
+            for (const Stranger &s : strangers_) fds.push_back({s.socket.fd(), POLLIN, 0});
+            sleep_until(fds, strangers_.empty() ? deadline : std::min(deadline, strangers_.front().until));
+            for (auto s = strangers_.begin(); s != strangers_.end();) {
+                const auto now = s++;
+                if (!goes_on(*now)) strangers_.erase(now);
+            }
+            accept_one();
+        }
+        return std::move(ranks_);
+    }
+
+    int without_secret() const { return without_secret_; }
+
+  private:
     struct Stranger {
         Socket socket;
-        Greeting greeting = {};
+        Time until;
+        Hello hello = new_hello();
+        Application application = {};
         size_t got = 0;
     };
-    std::list<Stranger> strangers;
-    while (wanted() && Clock::now() < deadline) {
-        std::vector<pollfd> fds = {{listener.fd(), POLLIN, 0}};
-        for (const Stranger &s : strangers) fds.push_back({s.socket.fd(), POLLIN, 0});
-        sleep_until(fds, deadline);
-        if (Socket s(accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)); s) {
-            send_at_once(s);
-            strangers.push_back({std::move(s)});
-        } else if (!can_go_on() && errno != ECONNABORTED)
-            die("cannot accept a connection: %s\n  fix: ulimit -n", strerror(errno));
-        for (auto next = strangers.begin(); next != strangers.end();) {
-            const auto s = next++;
-            const ssize_t n = recv(s->socket.fd(), reinterpret_cast<char *>(&s->greeting) + s->got, sizeof(Greeting) - s->got, 0);
-            if (n < 0 && can_go_on()) continue;
-            if (n > 0) s->got += size_t(n);
-            if (n > 0 && memcmp(s->greeting.magic, magic, std::min(s->got, sizeof(s->greeting.magic))) == 0) {
-                if (s->got < sizeof(Greeting)) continue;
-                come(std::move(s->socket), s->greeting);
-            }
-            strangers.erase(s);
-        }
+
+    bool all_there() {
+        for (Socket &s : ranks_)
+            if (!is_open(s)) s = Socket();  // that process has ended, and is perhaps started again
+        return std::count_if(ranks_.begin(), ranks_.end(), [](const Socket &s) { return bool(s); }) == world_ - 1;
     }
+
+    // However many strangers come, there is a place for the next one: the oldest goes.
+    void accept_one() {
+        Socket s(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+        const bool no_place = !s && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM);
+        if (no_place && strangers_.empty()) die("cannot accept a connection: %s\n  fix: ulimit -n", strerror(errno));
+        if (no_place || strangers_.size() >= most_strangers + ranks_.size()) strangers_.pop_front();
+        if (!s) return;
+        send_at_once(s);
+        Stranger &stranger = strangers_.emplace_back(Stranger{std::move(s), in_seconds(longest_proof)});
+        if (!stranger.socket.send_all(&stranger.hello, sizeof(Hello), Clock::now())) strangers_.pop_back();
+    }
+
+    // Reads what has come. Returns false when there is nothing more to wait for.
+    bool goes_on(Stranger &s) {
+        const ssize_t n = recv(s.socket.fd(), reinterpret_cast<char *>(&s.application) + s.got, sizeof(Application) - s.got, 0);
+        if (n < 0 && can_go_on()) return Clock::now() < s.until;
+        if (n <= 0) return false;
+        s.got += size_t(n);
+        if (s.got < sizeof(Application)) return Clock::now() < s.until;
+        const Application &a = s.application;
+        if (!same_digest(a.proof, proof_of(secret_, s.hello, a))) return without_secret_++, false;
+        const bool fits = a.world == world_ && a.rank > 0 && a.rank < world_;
+        Answer answer = {!fits ? unfit : is_open(ranks_[size_t(a.rank)]) ? taken : welcome, world_, {}};
+        answer.proof = proof_of(secret_, s.hello, a, answer);
+        const bool said = s.socket.send_all(&answer, sizeof(answer), Clock::now());
+        if (said && answer.verdict == welcome) ranks_[size_t(a.rank)] = std::move(s.socket);
+        return false;
+    }
+
+    const int world_;
+    const std::string secret_;
+    const Socket listener_;
+    std::vector<Socket> ranks_;
+    std::list<Stranger> strangers_;  // the oldest first
+    int without_secret_ = 0;         // how many sent a proof that was none
+};
+
+std::vector<Socket> gather(const Rendezvous &me, const Address &at, const std::string &secret, double timeout) {
+    Doorkeeper door(me, at, secret);
+    std::vector<Socket> ranks = door.wait(in_seconds(timeout));
+    std::string missing;
+    for (size_t r = 1; r < ranks.size(); r++)
+        if (!ranks[r]) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+    if (!missing.empty())
+        die("of %d ranks these have not come to %s within %g s: %s%s\n  fix: start them, all with the same --rendezvous",
+            int(me.world), me.address.c_str(), timeout, missing.c_str(),
+            door.without_secret() ? format(" (%d times somebody came with another secret)", door.without_secret()).c_str() : "");
+    for (const Socket &s : ranks)
+        if (s) s.send_all("!", 1, in_seconds(longest_answer));
+    return ranks;
 }
 
-bool fits(const Rendezvous &me, const Greeting &g) {
-    return g.version == version && g.world == me.world && g.rank > me.rank && g.rank < me.world;
-}
-
-std::string missing(const Rendezvous &me, const std::vector<Socket> &ranks) {  // the missing ranks after this one, "2, 3"
-    std::string text;
-    for (int r = me.rank + 1; r < me.world; r++)
-        if (!ranks[size_t(r)]) text += (text.empty() ? "" : ", ") + std::to_string(r);
-    return text;
-}
-
-// Rank 0: waits for all others, and tells each where all of them listen.
-void gather(const Rendezvous &me, const Socket &listener, double timeout, Connections &c) {
-    std::vector<ListenAddress> addresses(static_cast<size_t>(me.world));
-    const auto wanted = [&] {
-        for (Socket &s : c.control)
-            if (s && is_closed(s)) s = Socket();  // that process has ended, and was perhaps started again
-        return !missing(me, c.control).empty();
-    };
-    accept_ranks(listener, in_seconds(timeout), wanted, [&](Socket s, const Greeting &g) {
-        const bool good = fits(me, g), twice = good && c.control[size_t(g.rank)] && !is_closed(c.control[size_t(g.rank)]);
-        const Greeting answer = greeting(me, twice ? taken : welcome);
-        if (!s.send_all(&answer, sizeof(answer), in_seconds(longest_answer)) || !good || twice)
-            return;  // the other rank sees the reason by itself
-        ListenAddress &listens = addresses[size_t(g.rank)];
-        snprintf(listens.host, sizeof(listens.host), "%s", address_of(s, getpeername).host.c_str());
-        listens.port = g.port;
-        c.control[size_t(g.rank)] = std::move(s);
-    });
-    if (wanted())
-        die("of %d ranks these have not come to %s within %g s: %s\n  fix: start them, all with the same --rendezvous", me.world,
-            me.address.c_str(), timeout, missing(me, c.control).c_str());
-    for (int r = 1; r < me.world; r++)
-        c.control[size_t(r)].send_all(addresses.data(), addresses.size() * sizeof(ListenAddress), in_seconds(longest_answer));
-}
-
-// Another rank: tells rank 0 where it listens itself, and learns where the others do.
-std::vector<ListenAddress> join(const Rendezvous &me, const Address &address, double timeout, Connections &c, Socket &listener) {
+Socket join(const Rendezvous &me, const Address &address, const std::string &secret, double timeout) {
     const double search = std::min(timeout, longest_search);
     const char *const at = me.address.c_str();
     int error = 0;
@@ -270,70 +339,45 @@ std::vector<ListenAddress> join(const Rendezvous &me, const Address &address, do
         die("nobody answers at %s, where rank 0 should be, for %g s: %s\n  fix: start rank 0 there, with the same --rendezvous; if it runs, a "
             "firewall is in between",
             at, search, strerror(error));
-    listener = listen_at({address_of(s, getsockname).host, "0"});
-
-    Greeting mine = greeting(me, control, std::stoi(address_of(listener, getsockname).port)), answer = {};
-    if (!s.send_all(&mine, sizeof(mine), in_seconds(longest_answer)) ||
-        !s.receive_all(&answer, sizeof(answer), in_seconds(std::min(timeout, longest_answer))) ||
-        memcmp(answer.magic, magic, sizeof(answer.magic)) != 0)
+    Hello hello;
+    const Time deadline = in_seconds(std::min(timeout, longest_answer));
+    if (!s.receive_all(&hello, sizeof(hello), deadline) || memcmp(hello.magic, magic, sizeof(hello.magic)) != 0)
         die("something answers at %s, but not as rank 0 does\n  fix: another port in --rendezvous, for all ranks, if another program has this one",
             at);
-    if (answer.version != version) die("rank 0 at %s is another version of this program\n  fix: the same on all machines", at);
+    if (hello.version != version) die("rank 0 at %s is another version of this program\n  fix: the same on all machines", at);
+
+    Application mine = {int32_t(me.rank), int32_t(me.world), new_nonce(), {}};
+    mine.proof = proof_of(secret, hello, mine);
+    Answer answer;
+    if (!s.send_all(&mine, sizeof(mine), deadline) || !s.receive_all(&answer, sizeof(answer), deadline) ||
+        !same_digest(answer.proof, proof_of(secret, hello, mine, answer)))
+        die("rank 0 at %s does not know this rank's secret\n  fix: the same LLMC_RENDEZVOUS_SECRET in the environment of all ranks",
+            at);
     if (answer.world != me.world)
-        die("rank %d has --world_size %d, but rank 0 at %s has %d\n  fix: the same --world_size for all ranks", me.rank, me.world,
-            at, answer.world);
-    if (answer.role == taken)
-        die("another process is rank %d at %s already\n  fix: a --rank of its own for each process, from 0 to %d", me.rank, at,
-            me.world - 1);
+        die("rank %d has --world_size %d, but rank 0 at %s has %d\n  fix: the same --world_size for all ranks", int(me.rank),
+            int(me.world), at, answer.world);
+    if (answer.verdict != welcome)
+        die("another process is rank %d at %s already\n  fix: a --rank of its own for each process, from 0 to %d", int(me.rank),
+            at, int(me.world) - 1);
 
-    std::vector<ListenAddress> addresses(static_cast<size_t>(me.world));
-    if (!s.receive_all(addresses.data(), addresses.size() * sizeof(ListenAddress), in_seconds(timeout + longest_search)))
+    char begin;
+    if (!s.receive_all(&begin, 1, in_seconds(timeout + longest_search)))
         die("rank 0 at %s has ended before all ranks had come\n  fix: see what it says", at);
-    c.control[0] = std::move(s);
-    return addresses;
-}
-
-Socket call(const Rendezvous &me, int rank, const Address &address, Role role, double seconds) {
-    int error = 0;
-    Socket s = connect_to(address, in_seconds(seconds), error);
-    const Greeting mine = greeting(me, role);
-    if (s && !s.send_all(&mine, sizeof(mine), in_seconds(seconds))) error = errno;
-    if (error)
-        die("rank %d does not reach rank %d at %s: %s\n  fix: in --rendezvous an address by which all machines reach each other, and all ports "
-            "open between them",
-            me.rank, rank, address.text().c_str(), strerror(error));
     return s;
 }
 
 }  // namespace
 
-Connections connect_all(const Rendezvous &me, double timeout) {
-    if (me.world < 1) die("--world_size %d\n  fix: the number of processes, at least 1", me.world);
+std::vector<Socket> meet(const Rendezvous &me, double timeout) {
+    if (me.world < 1 || me.world > most_ranks)
+        die("--world_size %lld\n  fix: the number of processes, from 1 to %d", static_cast<long long>(me.world), most_ranks);
     if (me.rank < 0 || me.rank >= me.world)
-        die("--rank %d is not a rank of --world_size %d\n  fix: from 0 to %d", me.rank, me.world, me.world - 1);
+        die("--rank %lld is not a rank of --world_size %d\n  fix: from 0 to %d", static_cast<long long>(me.rank), int(me.world),
+            int(me.world) - 1);
     const Address address = parse_address(me.address);
-    Connections c;
-    c.data.resize(size_t(me.world)), c.control.resize(size_t(me.world));
-    Socket listener;
-    std::vector<ListenAddress> addresses;
-    if (me.rank == 0) gather(me, listener = listen_at(address), timeout, c);
-    else addresses = join(me, address, timeout, c, listener);
-
-    const double seconds = std::min(timeout, longest_search);
-    for (int r = 0; r < me.rank; r++) {
-        const ListenAddress &p = addresses[size_t(r)];
-        const Address there = r == 0 ? address : Address{p.host, std::to_string(p.port)};
-        c.data[size_t(r)] = call(me, r, there, data, seconds);
-        if (r > 0) c.control[size_t(r)] = call(me, r, there, control, seconds);
-    }
-    const auto wanted = [&] { return !missing(me, c.data).empty() || !missing(me, c.control).empty(); };
-    accept_ranks(listener, in_seconds(seconds), wanted, [&](Socket s, const Greeting &g) {
-        if (!fits(me, g)) return;
-        Socket &connection = (g.role == data ? c.data : c.control)[size_t(g.rank)];
-        if (!connection) connection = std::move(s);
-    });
-    if (wanted())
-        die("these ranks have not connected to rank %d within %g s: %s\n  fix: see what they say", me.rank, seconds,
-            missing(me, c.data).c_str());
-    return c;
+    const std::string secret = secret_for(address);
+    if (me.rank == 0) return gather(me, address, secret, timeout);
+    std::vector<Socket> out;
+    out.push_back(join(me, address, secret, timeout));
+    return out;
 }

@@ -1,13 +1,14 @@
-// How processes that were started by hand find each other: rank 0 listens at an address that all know, the others tell it where they
-// listen themselves, and then all pairs connect.
+// How processes that were started by hand find each other: rank 0 listens at an address that all know, the others connect, and both sides prove
+// that they know one secret before anything else is said. Whoever does not is closed and disturbs nobody; docs/ranks.md says what this protects.
 #pragma once
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
 struct Rendezvous {
-    int rank, world;
+    int64_t rank, world;
     std::string address;  // HOST:PORT of rank 0; an IPv6 address in brackets
 };
 
@@ -23,7 +24,7 @@ class Socket {  // is open as long as the object lives, never blocks, and is not
     int fd() const { return fd_; }
     explicit operator bool() const { return fd_ >= 0; }
 
-    // Move all bytes, or return false if the other side has closed or has moved no byte until the deadline.
+    // Move all bytes, or return false if the other side has closed or not all have moved until the deadline.
     using Time = std::chrono::steady_clock::time_point;
     bool send_all(const void *data, size_t bytes, Time deadline) const;
     bool receive_all(void *data, size_t bytes, Time deadline) const;
@@ -34,9 +35,7 @@ class Socket {  // is open as long as the object lives, never blocks, and is not
 
 bool can_go_on();  // says whether the last call on a socket failed only because it would have had to wait
 
-struct Connections {  // [r] is the connection to rank r; there is none to this rank itself
-    std::vector<Socket> data, control;
-};
-
-// Returns when this rank is connected to all others. It looks for rank 0 for at most a minute, and waits `timeout` seconds for the others.
-Connections connect_all(const Rendezvous &rendezvous, double timeout);
+// Returns when all ranks have come: to rank 0 the connections to all others, [r] to rank r, and to another rank the connection to rank 0, [0]. A rank
+// looks for rank 0 for at most a minute, and waits `timeout` seconds for the others. Nobody listens any more when it returns.
+// The secret is LLMC_RENDEZVOUS_SECRET of the environment; only an address of this machine alone (127.0.0.1) can do without one.
+std::vector<Socket> meet(const Rendezvous &rendezvous, double timeout);

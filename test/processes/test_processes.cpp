@@ -3,6 +3,7 @@
 //   build/test/processes/test_processes WHAT RANK RANKS HOST:PORT [TIMEOUT]     one of the ranks
 #include <unistd.h>
 
+#include "../../dev/cuda/emulated_processes.h"
 #include "../../llmc/parallel/comm_mpi.h"
 #include "../../llmc/parallel/comm_sockets.h"
 #include "../comm_checks.h"
@@ -65,7 +66,11 @@ int main(int argc, char **argv) {
         if (started_by_mpirun()) return run_mpi(options, f);
         if (argc < 5) die("not started by mpirun");
         if (argc > 5) options.timeout = atof(argv[5]);
-        return run_sockets({atoi(argv[2]), atoi(argv[3]), argv[4]}, options, f);
+        return run_sockets({atoll(argv[2]), atoll(argv[3]), argv[4]}, options, [&](Comm &host) {
+            if (what != "calls" && what != "idle") return f(host);
+            EmulatedProcesses slices(host);
+            return f(slices);
+        });
     } catch (const std::exception &error) {
         fprintf(stderr, "%s\n", error.what());
         return 1;

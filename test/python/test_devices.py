@@ -6,6 +6,8 @@ import shutil
 
 import numpy as np
 import pytest
+from test_processes import free_address
+from test_ranks import start
 from test_runs import ENVIRONMENT, FAMILIES, GOLDEN, ROOT, call, checkpoints, command, data, log_lines, random_documents, refused, stable, train, weights, write_data  # noqa: F401
 
 EMULATED = ROOT / "train_llama_emu"
@@ -100,6 +102,29 @@ def test_ranks_that_share_a_device_train_as_one(data, tmp_path):
     for a, b in zip(one, two):
         for key in set(a) & {"loss", "grad_norm", "eval_loss"}:
             assert b[key] == pytest.approx(a[key], rel=1e-5)
+
+
+@needs_emulator
+def test_ranks_started_by_hand_train_as_threads(data, tmp_path):
+    """Over sockets they agree; the emulator moves what NCCL would."""
+    options = {"device": "cuda", "dtype": "f32", "data": data, "max_len": 64, "train_batch_size": 4, "learning_rate": 1e-3, "max_steps": 3, "ring_attn_size": 2,
+               "zero_stage": 2, "world_size": 2, "rendezvous": free_address()}
+    ranks = [start([str(EMULATED), *command("sft", output_dir=tmp_path / "by_hand", rank=rank, **options)[1:]]) for rank in (1, 0)]
+    for rank in ranks:
+        said, error = rank.communicate(timeout=120)
+        assert rank.returncode == 0 and error == "", said + error
+    emulated_run(tmp_path / "threads", data=data, ranks=2, ring_attn_size=2, zero_stage=2)
+    assert stable(log_lines(tmp_path / "by_hand")) == stable(log_lines(tmp_path / "threads"))
+    assert weights(tmp_path / "by_hand") == weights(tmp_path / "threads")
+
+
+@without_gpu
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_on_cpus_ranks_are_not_started_by_hand(device, data, tmp_path):
+    for rank in (0, 1):
+        words = command("sft", data=data, output_dir=tmp_path / "out", max_len=64, device=device, rank=rank, world_size=2, rendezvous=free_address())
+        refused(words, "--rendezvous is for ranks with a GPU each", "\n  fix: for ranks on CPUs scripts/launch.sh -np 2 ./train_llama ", "--ranks 2")
+    assert not (tmp_path / "out").exists()
 
 
 @needs_emulator

@@ -1,11 +1,13 @@
 """Ranks that are processes: over MPI through scripts/launch.sh, or started by hand. And launch.sh itself, with a stand-in for mpirun."""
 
 import contextlib
+import hmac
 import os
 import pathlib
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -34,9 +36,10 @@ def free_address(host="127.0.0.1"):
         return f"[{host}]:{s.getsockname()[1]}" if ":" in host else f"{host}:{s.getsockname()[1]}"
 
 
-def start(what, rank, world, address, *timeout):
+def start(what, rank, world, address, *timeout, secret=""):
     command = [PROGRAM, what, rank, world, address, *timeout]
-    return subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = os.environ | {"LLMC_RENDEZVOUS_SECRET": secret}
+    return subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def ends(processes, timeout=60):
@@ -100,6 +103,17 @@ def test_a_hung_run_ends_with_every_ranks_last_call(ranks):
         assert f"  rank {rank}: {state} barrier test/processes/test_processes.cpp:" in err
 
 
+@pytest.mark.slow
+def test_a_slice_of_more_than_2_gib():
+    code, out, err = over_mpi(2, "large")
+    assert code == 0 and "2 ranks: large done" in out, err
+
+
+def test_an_error_agreed_on_during_an_exchange():
+    code, out, err = over_mpi(4, "agree_late")
+    assert code == 1 and err.count("no such file\n") == 1
+
+
 def test_without_mpirun_mpi_is_left_alone():
     result = subprocess.run([PROGRAM], capture_output=True, text=True)
     assert result.returncode == 1 and result.stderr == "not started by mpirun\n"
@@ -128,26 +142,16 @@ def test_ranks_may_come_in_any_order():
     assert code == 0 and "3 ranks: agreement done" in out, err
 
 
-@pytest.mark.slow
-def test_a_slice_of_more_than_2_gib():
-    code, out, err = by_hand(2, "large")
-    assert code == 0 and "2 ranks: large done" in out, err
-
-
-def test_an_error_agreed_on_during_an_exchange():
-    code, out, err = by_hand(4, "agree_late")
-    assert code == 1 and err == "no such file\n"
-
-
-@pytest.mark.parametrize("what, rank", [("kill", 3), ("kill_first", 0)])
-def test_the_rank_that_was_killed_is_named_once(what, rank):
+@pytest.mark.parametrize("what, rank, times", [("kill", 3, 1), ("kill_first", 0, 3)])
+def test_the_rank_that_was_killed_is_named(what, rank, times):
+    """By rank 0, or by all others if it was rank 0 itself."""
     begin = time.monotonic()
     address = free_address()
     results = ends([start(what, r, 4, address) for r in range(4)])
     assert time.monotonic() - begin < 30
     assert sorted(code for code, _, _ in results) == [-signal.SIGKILL, 1, 1, 1]
     _, _, err = all_of(results)
-    assert err.startswith(f"rank {rank} is gone") and err.count(" is gone") == 1 and err.count("fix: ") == 1, err
+    assert err.startswith(f"rank {rank} is gone") and err.count(" is gone") == err.count("fix: ") == times, err
 
 
 def test_a_process_that_does_not_answer_is_not_waited_for():
@@ -159,13 +163,13 @@ def test_a_process_that_does_not_answer_is_not_waited_for():
         processes[1].kill()
         processes[1].communicate()
     assert (first, third, other) == (1, 1, "")
-    assert "  rank 0: in barrier" in err and "  rank 1: no answer" in err and "  rank 2: in barrier" in err, err
+    assert "  rank 0: in barrier" in err and "  rank 1: back from barrier" in err and "  rank 2: in barrier" in err, err
 
 
-def one(rank, world, address, *timeout):
+def one(rank, world, address, *timeout, secret=""):
     """A rank that fails on the way to the others: its only message."""
     begin = time.monotonic()
-    ((code, out, err),) = ends([start("agreement", rank, world, address, *timeout)])
+    ((code, out, err),) = ends([start("agreement", rank, world, address, *timeout, secret=secret)])
     assert code == 1 and out == "" and time.monotonic() - begin < 30
     assert err.count("\n  fix: ") == 1, err
     return err
@@ -180,7 +184,8 @@ def test_an_address_that_is_none(address):
 
 
 @pytest.mark.parametrize(
-    "rank, world, said", [(2, 2, "--rank 2 is not a rank of --world_size 2"), (-1, 2, "--rank -1 is not"), (0, 0, "--world_size 0")]
+    "rank, world, said", [(2, 2, "--rank 2 is not a rank of --world_size 2"), (-1, 2, "--rank -1 is not"), (2**32, 2, "--rank 4294967296 is not"),
+                          (0, 0, "--world_size 0"), (0, 2**32 + 2, "--world_size 4294967298")]
 )
 def test_a_rank_outside_the_world(rank, world, said):
     assert said in one(rank, world, free_address())
@@ -191,7 +196,7 @@ def test_an_unknown_host():
 
 
 def test_a_host_that_is_another_machine():
-    assert "cannot listen at 192.0.2.1:29500: Cannot assign requested address" in one(0, 2, "192.0.2.1:29500")
+    assert "cannot listen at 192.0.2.1:29500: Cannot assign requested address" in one(0, 2, "192.0.2.1:29500", secret=SECRET)
 
 
 def test_nobody_answers():
@@ -242,6 +247,12 @@ def test_something_else_answers(answer):
         assert f"something answers at {address}, but not as rank 0 does" in one(1, 2, address, 3)
 
 
+# ---- strangers --------------------------------------------------------------------------------------------------------------------------
+
+SECRET, OTHER = "0123456789abcdef", "0123456789abcdee"
+HELLO, APPLICATION, FRAME = 8 + 4 + 32, 4 + 4 + 32 + 32, 32 + 128  # bytes
+
+
 def connected(address):
     while True:
         with contextlib.suppress(ConnectionRefusedError):
@@ -250,18 +261,160 @@ def connected(address):
         time.sleep(0.05)
 
 
-def test_strangers_do_not_disturb():
-    address = free_address()
-    first = start("agreement", 0, 2, address)
-    strangers = [connected(address) for _ in range(4)]
-    strangers[0].sendall(b"GET / HTTP/1.0\r\n\r\n")
-    strangers[1].sendall(b"llmc")
-    strangers[2].sendall(b"llmcrank" + b"\xff" * 1000)
-    assert strangers[0].recv(100) == b""  # dropped, while the others may still say what they want
-    code, out, err = all_of(ends([first, start("agreement", 1, 2, address)]))
+def hello(connection):
+    said = connection.recv(HELLO, socket.MSG_WAITALL)
+    assert said.startswith(b"llmcrank")
+    return said
+
+
+def is_closed(connection):
+    """When all that was said has been read."""
+    connection.settimeout(20)
+    with contextlib.suppress(ConnectionResetError):
+        while connection.recv(4096):
+            pass
+    return True
+
+
+def application(secret, said, rank, world):
+    nonce = os.urandom(32)
+    proof = hmac.digest(secret.encode(), b"rank %d of %d" % (rank, world) + said[-32:] + nonce, "sha256")
+    return struct.pack("=ii", rank, world) + nonce + proof
+
+
+def finds_the_run_whole(first, address, secret=SECRET):
+    """Rank 0 waits for rank 1 alone, which comes now."""
+    code, out, err = all_of(ends([first, start("agreement", 1, 2, address, secret=secret)]))
     assert code == 0 and "2 ranks: agreement done" in out, err
-    for stranger in strangers:
-        stranger.close()
+
+
+STRANGERS = {
+    "silent": lambda said: b"",
+    "half an application": lambda said: application(SECRET, said, 1, 2)[:-1],
+    "HTTP": lambda said: b"GET / HTTP/1.0\r\n\r\n" * 10,
+    "its hello again": lambda said: said * 2,
+    "ones": lambda said: b"\xff" * 100_000,
+    "no secret": lambda said: application("", said, 1, 2),
+    "another secret": lambda said: application(OTHER, said, 1, 2),
+    "a secret that only begins like it": lambda said: application(SECRET[:-1], said, 1, 2),
+    "a proof of another rank": lambda said: struct.pack("=ii", 1, 2) + application(SECRET, said, 0, 2)[8:],
+    "a proof for another hello": lambda said: application(SECRET, os.urandom(HELLO), 1, 2),
+    "rank 0": lambda said: application(SECRET, said, 0, 2),
+    "rank -1": lambda said: application(SECRET, said, -1, 2),
+    "rank 2": lambda said: application(SECRET, said, 2, 2),
+    "a larger world": lambda said: application(SECRET, said, 1, 2**31 - 1),
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_a_stranger_is_closed_and_does_not_disturb(name):
+    address = free_address()
+    first = start("agreement", 0, 2, address, secret=SECRET)
+    with connected(address) as stranger:
+        stranger.sendall(STRANGERS[name](hello(stranger)))
+        if name in ("rank 0", "rank -1", "rank 2", "a larger world"):
+            assert len(stranger.recv(40, socket.MSG_WAITALL)) == 40  # those who know the secret get an answer
+        assert is_closed(stranger)
+        finds_the_run_whole(first, address)
+
+
+def test_hundreds_of_strangers_and_a_slow_one_do_not_stop_the_start():
+    address = free_address()
+    first = start("agreement", 0, 2, address, secret=SECRET)
+    with contextlib.ExitStack() as stack:
+        slow = stack.enter_context(connected(address))
+        crowd = [stack.enter_context(connected(address)) for _ in range(600)]
+        for number, stranger in enumerate(crowd):
+            with contextlib.suppress(OSError):
+                stranger.sendall(b"x" * (number % APPLICATION))
+        finds_the_run_whole(first, address)
+        assert is_closed(slow) and is_closed(crowd[0]) and is_closed(crowd[-1])
+
+
+def test_few_open_files_do_not_stop_the_start():
+    address = free_address()
+    command = f"ulimit -n 32; exec {PROGRAM} agreement 0 2 {address}"
+    first = subprocess.Popen(["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"LLMC_RENDEZVOUS_SECRET": SECRET})
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(connected(address))
+        finds_the_run_whole(first, address)
+
+
+@pytest.mark.parametrize("frame", [b"\xff" * FRAME, struct.pack("=Iiiii4xQ", 0, 0, 0, 2, 1, 2**34) + bytes(128), struct.pack("=Iiiii4xQ", 0, 0, 0, 2, 2**30, 4) + bytes(128)])
+def test_a_frame_that_no_rank_sends_ends_the_run(frame):
+    """No length is believed, even of a process that knows the secret."""
+    address = free_address()
+    first = start("agreement", 0, 2, address, secret=SECRET)
+    with connected(address) as false:
+        false.sendall(application(SECRET, hello(false), 1, 2))
+        assert false.recv(41, socket.MSG_WAITALL)[-1:] == b"!"  # an answer, and the start
+        false.sendall(frame)
+        ((code, out, err),) = ends([first])
+    assert (code, out) == (1, "") and err.startswith("rank 1 has sent what no rank sends\n  fix: "), err
+
+
+def test_a_flood_of_strangers_does_not_stop_the_start():
+    address = free_address()
+    first, over = start("agreement", 0, 2, address, secret=SECRET), threading.Event()
+
+    def flood():
+        host, port = address.rsplit(":", 1)
+        while not over.is_set():
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port))) as stranger:
+                stranger.sendall(b"x" * APPLICATION)
+
+    connected(address).close()
+    crowd = [threading.Thread(target=flood) for _ in range(4)]
+    for thread in crowd:
+        thread.start()
+    try:
+        finds_the_run_whole(first, address)
+    finally:
+        over.set()
+        for thread in crowd:
+            thread.join()
+
+
+def test_nobody_listens_after_the_start():
+    address = free_address()
+    ranks = [start("kill_first" if rank else "hang", rank, 2, address, secret=SECRET) for rank in (0, 1)]
+    time.sleep(1)
+    try:
+        host, port = address.rsplit(":", 1)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)))
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+
+
+def test_ranks_with_other_secrets_are_turned_away_by_name():
+    address = free_address()
+    first = start("agreement", 0, 2, address, 4, secret=SECRET)
+    for secret in ["", OTHER]:
+        assert f"rank 0 at {address} does not know this rank's secret\n  fix: the same LLMC_RENDEZVOUS_SECRET" in one(1, 2, address, secret=secret)
+    ((code, _, err),) = ends([first])
+    assert code == 1 and "(2 times somebody came with another secret)" in err
+
+
+@pytest.mark.parametrize("secret, said", [("", "no secret keeps them out"), ("short", "so short that it can be guessed")])
+def test_an_address_that_others_reach_takes_a_good_secret(secret, said):
+    for rank in (0, 1):
+        err = one(rank, 2, "192.0.2.1:29500", secret=secret)
+        assert said in err and "fix: the same LLMC_RENDEZVOUS_SECRET" in err
+
+
+@pytest.mark.parametrize("answer", [b"\0" * 40, b"\xff" * 40, b"x" * 39, b""])
+def test_a_false_rank_0_is_not_believed(answer):
+    def serve(connection):
+        connection.sendall(b"llmcrank" + struct.pack("=I", 2) + os.urandom(32))
+        connection.recv(APPLICATION, socket.MSG_WAITALL)
+        connection.sendall(answer)
+
+    with listener(serve) as address:
+        assert f"rank 0 at {address} does not know this rank's secret" in one(1, 2, address, 3, secret=SECRET)
 
 
 def test_wrong_ranks_are_turned_away_and_the_run_goes_on():

@@ -1,0 +1,10 @@
+// Proofs that their author knows a secret: HMAC-SHA-256 (RFC 2104, FIPS 180-4), which tells nothing of the secret to whoever reads it.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+using Digest = std::array<uint8_t, 32>;
+Digest sha256(std::string_view data);
+Digest hmac_sha256(std::string_view secret, std::string_view message);
+bool same_digest(const Digest &a, const Digest &b);  // takes the same time wherever the two differ
