@@ -1,6 +1,8 @@
 // The emulator's streams, events, copies and NCCL: streams.h.
 #include "simt.h"
 
+#include <unistd.h>
+
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include "../../llmc/parallel/point_to_point.h"
+#include "emulated_processes.h"
 
 namespace CUDA_BACKEND {
 namespace simt {
@@ -418,5 +421,11 @@ ncclResult_t ncclGroupEnd() {
         return group.receive.empty() && std::all_of(sent.begin(), sent.end(), [](const auto &m) { return m->taken; });
     });
     return ncclSuccess;
+}
+
+std::unique_ptr<Comm> join_processes(Comm &host) {
+    const auto all = host.gather(getpid());
+    if (std::ranges::all_of(all, [](pid_t p) { return p == getpid(); })) return nullptr;
+    return std::make_unique<EmulatedProcesses>(host);
 }
 }  // namespace CUDA_BACKEND

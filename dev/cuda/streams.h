@@ -18,6 +18,8 @@
 
 #include "../../llmc/core/device.h"
 
+struct Comm;
+
 inline namespace CUDA_BACKEND {
 namespace simt {
 struct Queue;  // the work of a stream that has not been done
@@ -131,4 +133,5 @@ ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t n, ncclDataT
 ncclResult_t ncclAllGather(const void *send, void *recv, size_t n, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclBroadcast(const void *send, void *recv, size_t n, ncclDataType_t type, int root, ncclComm_t comm,
                            cudaStream_t stream);
+std::unique_ptr<Comm> join_processes(Comm &host);  // in place of NCCL: emulated_processes.h; null if the ranks are threads
 }  // namespace CUDA_BACKEND

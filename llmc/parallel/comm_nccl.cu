@@ -7,7 +7,6 @@
 #include "mesh.h"
 
 #ifdef LLMC_EMULATE
-#include "../../dev/cuda/emulated_processes.h"
 #define LLMC_NCCL  // the emulator's
 void select_gpu(Comm &) {}
 #else
@@ -343,9 +342,7 @@ class NcclComm final : public Comm {
 
 std::unique_ptr<Comm> make_gpu_comm(Comm &host, cudaStream_t compute, double timeout) {
 #ifdef LLMC_EMULATE  // its NCCL joins threads
-    const auto processes = host.gather(getpid());
-    if (std::any_of(processes.begin(), processes.end(), [](pid_t p) { return p != getpid(); }))
-        return std::make_unique<EmulatedProcesses>(host);
+    if (auto processes = join_processes(host)) return processes;
 #endif
     auto comm = std::make_unique<NcclComm>(host, compute, std::make_shared<NcclQueue>(compute, timeout));
     comm->check = host.check;

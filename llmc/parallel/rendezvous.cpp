@@ -337,7 +337,7 @@ Socket join(const Rendezvous &me, const Address &address, const std::string &sec
     Socket s = connect_to(address, in_seconds(search), error);
     if (!s)
         die("nobody answers at %s, where rank 0 should be, for %g s: %s\n  fix: start rank 0 there, with the same --rendezvous; if it runs, a "
-            "firewall is in between",
+            "firewall is in between, or its machine takes that name for an address of its own (127.0.1.1 in /etc/hosts)",
             at, search, strerror(error));
     Hello hello;
     const Time deadline = in_seconds(std::min(timeout, longest_answer));
