@@ -283,7 +283,7 @@ class Doorkeeper {
         Socket s(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
         const bool no_place = !s && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM);
         if (no_place && strangers_.empty()) die("cannot accept a connection: %s\n  fix: ulimit -n", strerror(errno));
-        if (no_place || strangers_.size() >= most_strangers + ranks_.size()) strangers_.pop_front();
+        if (no_place || (s && strangers_.size() >= most_strangers + ranks_.size())) strangers_.pop_front();
         if (!s) return;
         send_at_once(s);
         Stranger &stranger = strangers_.emplace_back(Stranger{std::move(s), in_seconds(longest_proof)});
