@@ -187,8 +187,9 @@ static void decode_by(const TokenDecoder &decoder, std::vector<std::string> &tok
 
 Tokenizer::Tokenizer(const std::string &path) : path_(path) {
     const json tokenizer = read_json(path);
+    const Vocabulary vocabulary = read_vocabulary(tokenizer, path);
     read_decoder(decoders_, tokenizer.value("decoder", json()), path);
-    for (const auto &[id, entry] : read_vocabulary(tokenizer, path)) {
+    for (const auto &[id, entry] : vocabulary) {
         tokens_[int32_t(id)] = {entry.text, entry.special};
         if (decode(std::vector{int32_t(id)}, false).size() > max_token_bytes)
             die("%s: decoder makes more than %zu bytes of the token with id %zu\n  fix: the tokenizer.json of the model itself",
