@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from errors import DataError
 from limits import BeyondLimit, Limits, checked_length
-from messages import REASONING
+from messages import REASONING, TRAIN_FLAGS
 
 SENTINEL = "Sentinel7f3a9c51"  # stands in for a message's content; no template cuts or changes a plain word
 WORD = re.compile(r"Word(\d+)([a-z_]+)7f3a9c51")  # stands in for a text of a message with a number: content, reasoning, call, tools
@@ -20,6 +20,7 @@ EXAMPLE_TOOL = {"type": "function", "function": {"name": "Word0tools7f3a9c51", "
 # What a message may hold beside its content. A template that names it may show it.
 OTHER_CONTENTS = {"image", "images", "image_url", "audio", "audios", "video", "videos", "files", "attachments", "documents", "refusal", "tools",
                   "functions", "function_calls"}
+READ_KEYS = {"role", "content", "tool_calls", "tool_call_id", REASONING[0], *TRAIN_FLAGS, *OTHER_CONTENTS}  # others are counted
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")  # that templates of published models know
 
@@ -70,17 +71,19 @@ class ChatTemplate:
         self.call_form = lru_cache(maxsize=64)(self._call_form)
         self.usual_turn = lru_cache(maxsize=64)(self._usual_turn)
         self.missing = lru_cache(maxsize=1024)(self._missing)
+        self.refuse_disguised = lru_cache(maxsize=64)(self._refuse_disguised)
         self.limits = Limits()
 
     def prompt(self, messages, variables):
-        """Returns the text that asks for an answer, and of how many messages the template leaves out the reasoning because turns follow."""
+        """Returns the text that asks for an answer, and what the template leaves out: "reasoning" for each message whose reasoning it does not
+        show because turns follow, and the name of each further key of a message that it does not read."""
         text = self._render_or_refuse(messages, variables, generation_prompt=True)
         lost, left_out = self._lost(messages, variables, text)
         refuse_lost(lost, messages)
         return text, left_out
 
     def conversation(self, messages, trained, variables):
-        """Returns the whole chat as text, the spans of the messages with the indices `trained`, and the number that prompt() returns."""
+        """Returns the whole chat as text, the spans of the messages with the indices `trained`, and what prompt() returns as left out."""
         text = self._render_or_refuse(messages, variables)
         lost, left_out = self._lost(messages, variables, text)
         refuse_lost([word for word in lost if "content" not in word], messages)
@@ -182,16 +185,18 @@ class ChatTemplate:
     # ---- what the template shows
 
     def _lost(self, messages, variables, text):
-        """Returns the words, of the messages' outline, of what leaves no trace in the text, and the number of messages whose reasoning is left
-        out because turns follow."""
+        """Returns the words, of the messages' outline, of what leaves no trace in the text, and what is left out, as prompt() does."""
         outlined, said = outline(messages)
         missing = self.missing(kind_of({**variables, "messages": outlined}))
         if missing is None:  # the template refuses the outline; then only the texts themselves can tell
             missing = [word for word, words in said.items() if words.strip() not in text and json.dumps(words)[1:-1] not in text], 0
         template = self._template(variables)
+        for message in messages:
+            self.refuse_disguised(message["role"], kind_of(variables))
+        unread = [key for message in messages if len(message) > 2 for key in message.keys() - READ_KEYS if message[key] and not names(template, key)]
         others = [f"Word{i}{name}7f3a9c51" for i, message in enumerate(messages) for name in message.keys() & OTHER_CONTENTS
                   if message[name] and name not in template]
-        return [*missing[0], *others], missing[1]
+        return [*missing[0], *others], ["reasoning"] * missing[1] + unread
 
     def _missing(self, kind):
         """Returns the words of an outline that are missing in its text, but for those of reasoning that are missing only because turns follow,
@@ -216,6 +221,24 @@ class ChatTemplate:
             return None
         return lost, left_out
 
+    def _refuse_disguised(self, role, kind):
+        """Refuses a role whose message the template shows as the assistant's, or one of another name that it shows as the user's."""
+        variables, question = json.loads(kind), {"role": "user", "content": "Hi"}
+
+        def shown(role):
+            for chat in ([{"role": role, "content": SENTINEL}, question], [question, {"role": role, "content": SENTINEL}]):
+                try:
+                    yield self._render(chat, variables)
+                except Unrenderable:
+                    yield role
+
+        if role in ("user", "assistant") or list(shown("user")) == list(shown("assistant")):
+            return
+        for other in ("assistant",) if role in ROLES else ("assistant", "user"):
+            if any(text == taken and SENTINEL in text for text, taken in zip(shown(role), shown(other))):
+                raise DataError(f"has a message of the role {role!r}, which the chat template shows as the {other}'s",
+                                f"write the role that it is, or take a template for {role!r}: --tokenizer_chat_template FILE")
+
     def _marks(self, messages, variables):
         """Returns {index: span} of the assistant messages, for a template that marks what the assistant writes by {% generation %}."""
         _, marks = self._rendered(messages, variables, return_assistant_tokens_mask=True)
@@ -238,6 +261,11 @@ class ChatTemplate:
             return "", None
         plain = prompt != asked and answered.startswith(prompt + SENTINEL)
         return prompt[len(asked):], answered[len(prompt + SENTINEL):] if plain else None
+
+
+@lru_cache
+def names(template, key):
+    return re.search(rf"\b{re.escape(key)}\b", template) is not None
 
 
 @lru_cache

@@ -1,13 +1,14 @@
 """Turns the fields of a record into a document, or the two of a pair, ready to be tokenised. The formats of records are known here, and
 what is trained in each."""
 
+import os
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from chat import Span
 from errors import DataError
-from fields import a_kind, field, has, integers, parsed, seen, string
+from fields import a_kind, field, given, has, integers, parsed, seen, string
 from messages import SYSTEM, as_messages, checked_messages, is_chat, system_message, template_variables, trained_messages
 
 CHATS = ("messages", "conversations", "conversation")  # names of the field with a chat
@@ -30,24 +31,23 @@ class Draft(NamedTuple):
     is_chat: bool = False  # a template has rendered the text; to other texts BOS and EOS may be added
     ids: Optional[np.ndarray] = None
     mask: Optional[np.ndarray] = None
-    read: tuple = ()  # names of the fields that are in it, though perhaps not word by word
-    left_out: int = 0  # messages whose reasoning the template leaves out because turns follow
+    left_out: Any = ()  # what the template leaves out of messages, once for each of them
 
 
 # Fields that hold a part of a prompt or of an answer where a record has them. One of which the document has nothing is refused. Fields of other
-# names are taken for notes about the record.
+# names are taken for notes about the record, and counted.
 PROMPTS = {"prompt", "question", "query", "problem"}
 MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
 WATCHED = {*PROMPTS, *CHATS, *SYSTEM, *MEDIA, "instruction", "input", "context", "history", "context_messages", "system_message", "documents",
            "tools", "functions", "reasoning", "reasoning_content", "thinking"}
 
 
-def refuse_unseen(fields, drafts, named=()):
-    """Refuses a record with a field that belongs to the prompt or the answer, and that is not in the drafts. `named` are the fields that flags
-    name: with them, others of the same meaning do not count."""
-    known = {name for draft in drafts for name in (*draft.read, *named)} | (PROMPTS if named else set())
-    known |= {"context"} if "context_messages" in known else set()  # OpenRLHF's prompts have both: a text, and its messages
-    suspects = [name for name in fields if name in WATCHED and name not in known and fields[name]]
+def refuse_unseen(fields, drafts, is_named=False):
+    """Refuses a record with a field that belongs to the prompt or the answer, and that is not in the drafts. As in OpenRLHF,
+    others of the same meaning do not count with flags that name the fields."""
+    if "context_messages" in fields.used:
+        fields.used.add("context")  # OpenRLHF's prompts have both: a text, and its messages
+    suspects = [name for name in fields.unused() if name in WATCHED and not (is_named and name in (*PROMPTS, "system"))]
     if not suspects or not all(draft.text for draft in drafts):
         return
     whole = one_line(" ".join(draft.text for draft in drafts))
@@ -60,6 +60,15 @@ def refuse_unseen(fields, drafts, named=()):
             raise DataError(f"has a field {name!r} that is in no part of what would be trained; it has {seen(fields)}",
                             f"put {name!r} into the prompt or the messages, or leave it out; the fields of prompts and answers are named by "
                             "--input_key and --output_key, or --prompt_key, --chosen_key and --rejected_key")
+
+
+def refuse_unknown_prompt(fields, chosen, rejected):
+    """Answers without a prompt of their own begin with it. A field that is longer than what both begin with may be the prompt instead."""
+    shared = os.path.commonprefix([chosen, rejected])
+    longer = [name for name in fields.unused() if name != "margin" and isinstance(fields.get(name), str) and len(fields.get(name)) > len(shared)]
+    for name in longer:
+        raise DataError(f"is a pair whose prompt is not known: both answers begin with {shared[:40]!r} only, and there is {name!r}; it has {seen(fields)}",
+                        f"--prompt_key {name}; or put the prompt into 'prompt', or leave {name!r} out")
 
 
 def one_line(text):
@@ -81,7 +90,7 @@ def texts_in(value):
 
 def sft_draft(fields, options, template):
     draft = keyed_draft(fields, options, template) if options.input_key else formed_draft(fields, options, template)
-    refuse_unseen(fields, [draft], [name for name in (options.input_key, options.output_key) if name])
+    refuse_unseen(fields, [draft], bool(options.input_key))
     return draft
 
 
@@ -90,14 +99,14 @@ def formed_draft(fields, options, template):
     refuse_judged(fields)
     name = chat_field(fields)
     if name:
-        return chat_draft(checked_messages(fields[name], name), 0, (name,), fields, options, template)
+        return chat_draft(checked_messages(fields[name], name), 0, fields, options, template)
     if has(fields, "prompt") and has(fields, "completion"):
         prompt, completion = fields["prompt"], fields["completion"]
         if is_text(prompt) and is_text(completion):
             refuse_system(fields)
             return completion_draft(prompt, completion)
         prompt, completion = as_messages(prompt, "user", "prompt"), as_messages(completion, "assistant", "completion")
-        return chat_draft(prompt + completion, len(prompt), ("prompt",), fields, options, template)
+        return chat_draft(prompt + completion, len(prompt), fields, options, template)
     if has(fields, "instruction") and has(fields, "output"):
         return instruction_draft(fields, options, template)
     if has(fields, "text") and not has(fields, "role"):
@@ -114,23 +123,24 @@ def pref_drafts(fields, options, template):
     if is_text(chosen) != is_text(rejected):
         raise DataError(f"{keys[0]!r} is {a_kind(chosen)} and {keys[1]!r} {a_kind(rejected)}",
                         "write both answers as strings, or both as lists of messages")
-    prompt = field(fields, options.prompt_key, "--prompt_key") if options.prompt_key else fields.get("prompt")
+    prompt = field(fields, options.prompt_key, "--prompt_key") if options.prompt_key else given(fields, "prompt")
     name = options.prompt_key or "prompt"
     if prompt is None and chat_field(fields) and as_messages(chosen, "assistant", keys[0])[0]["role"] == "assistant":
         name = chat_field(fields)  # the form of LLaMA-Factory and Axolotl
         prompt = checked_messages(fields[name], name)
         prompt = None if prompt[-1]["role"] == "assistant" else prompt
     if options.apply_chat_template or not all(is_text(part) for part in (chosen, "" if prompt is None else prompt)):
-        drafts = [final_answer_draft(with_prompt(prompt, name, fields[key], key), (name, *keys), fields, options, template) for key in keys]
+        drafts = [final_answer_draft(with_prompt(prompt, name, fields[key], key), fields, options, template) for key in keys]
     else:
         if not options.prompt_key:
             refuse_system(fields)
         if prompt is None:
+            refuse_unknown_prompt(fields, chosen, rejected)
             drafts = [Draft(chosen), Draft(rejected)]
         else:
             before = options.input_template.replace("{}", prompt, 1) if options.input_template else prompt
             drafts = [completion_draft(before, text if text.strip() else "") for text in (chosen, rejected)]
-    refuse_unseen(fields, drafts, [options.prompt_key] if options.prompt_key else [])
+    refuse_unseen(fields, drafts, bool(options.prompt_key))
     return drafts
 
 
@@ -150,12 +160,12 @@ def prompts_draft(fields, options, template):
         raise missing(fields, PROMPT_FORMATS)
     if is_text(fields[name]) and not options.chat_template:
         refuse_system(fields)
-        draft = Draft(string(fields, name), [], read=(name,))
+        draft = Draft(string(fields, name), [])
     elif not options.chat_template:
         raise DataError("holds messages, and there is no chat template to render them with",
                         "give `prompt` strings, or a template: --tokenizer_chat_template FILE without --no_chat_template")
     else:
-        draft = asked_draft(as_messages(fields[name], "user", name), name, fields, options, template)
+        draft = asked_draft(as_messages(fields[name], "user", name), fields, options, template)
     refuse_unseen(fields, [draft])
     return draft
 
@@ -169,24 +179,24 @@ def rl_draft(fields, options, template):
     if is_text(prompt) and not options.apply_chat_template:
         if options.input_key:
             prompt = options.input_template.replace("{}", prompt, 1)
-        draft = Draft(prompt, [], read=(name,))
+        draft = Draft(prompt, [])
     else:
         messages = as_messages(prompt, "user", name)
         if messages[-1]["role"] == "assistant":
             return sft_draft(fields, options, template)
-        draft = asked_draft(messages, name, fields, options, template)
-    refuse_unseen(fields, [draft], [name] if options.input_key else [])
+        draft = asked_draft(messages, fields, options, template)
+    refuse_unseen(fields, [draft], bool(options.input_key))
     return draft
 
 
-def asked_draft(messages, name, fields, options, template):
+def asked_draft(messages, fields, options, template):
     """Returns a chat that asks for an answer."""
     if messages[-1]["role"] == "assistant":
         raise DataError("its last message is the assistant's, so there is nothing to answer",
                         "end it with the user's message")
     messages = system_message(fields, messages) + messages
     text, left_out = template.prompt(messages, template_variables(fields, options))
-    return Draft(text, [], is_chat=True, read=(name, "tools", "functions"), left_out=left_out)
+    return Draft(text, [], is_chat=True, left_out=left_out)
 
 
 def keyed_draft(fields, options, template):
@@ -197,8 +207,7 @@ def keyed_draft(fields, options, template):
         if answer is None:
             raise DataError(f"there is no answer to the prompt in {options.input_key!r}",
                             "--output_key FIELD, or --apply_chat_template for a list of messages")
-        draft = completion_draft(options.input_template.replace("{}", prompt, 1), string(fields, options.output_key))
-        return draft._replace(read=("system",))
+        return completion_draft(options.input_template.replace("{}", prompt, 1), string(fields, options.output_key))
     if answer is None:
         messages = checked_messages(prompt, options.input_key)
         first_trained = len(messages) - 1
@@ -206,24 +215,24 @@ def keyed_draft(fields, options, template):
         prompt = as_messages(prompt, "user", options.input_key)
         messages = prompt + as_messages(answer, "assistant", options.output_key)
         first_trained = len(prompt)
-    return chat_draft(messages, 0 if options.multiturn else first_trained, (), fields, options, template)
+    return chat_draft(messages, 0 if options.multiturn else first_trained, fields, options, template)
 
 
 def instruction_draft(fields, options, template):
     """Alpaca's instruction, input (which may be empty) and output, and LLaMA-Factory's history of [question, answer]: a chat if the tokenizer
     has a template, else as --input_template says."""
-    context = fields.get("input")
+    context = given(fields, "input")
     prompt = string(fields, "instruction") + (f"\n\n{string(fields, 'input')}" if context not in (None, "") else "")
-    copies = tuple(name for name in PROMPTS if isinstance(fields.get(name), str) and fields["instruction"] in fields[name])  # in a template's words
+    fields.used.update(name for name in PROMPTS if isinstance(fields.get(name), str) and fields["instruction"] in fields[name])  # in a template's words
     if not options.chat_template:
         refuse_system(fields)
-        return completion_draft(options.input_template.replace("{}", prompt, 1), string(fields, "output"))._replace(read=copies)
-    turns = parsed(fields.get("history")) or []
+        return completion_draft(options.input_template.replace("{}", prompt, 1), string(fields, "output"))
+    turns = parsed(given(fields, "history")) or []
     if not isinstance(turns, list) or not all(isinstance(turn, list) and list(map(type, turn)) == [str, str] for turn in turns):
         raise DataError("has a 'history' that is no list of questions with their answers", 'write it as [["question", "answer"], ...]')
     messages = [message for asked, said in (*turns, (prompt, string(fields, "output")))
                 for message in ({"role": "user", "content": asked}, {"role": "assistant", "content": said})]
-    return chat_draft(messages, 0, ("instruction", "input", "history", *copies), fields, options, template)
+    return chat_draft(messages, 0, fields, options, template)
 
 
 def with_prompt(prompt, prompt_name, value, name):
@@ -243,23 +252,23 @@ def with_prompt(prompt, prompt_name, value, name):
     return messages
 
 
-def final_answer_draft(messages, read, fields, options, template):
+def final_answer_draft(messages, fields, options, template):
     """Returns a chat of which only the last message is trained, or an empty text if that message is empty."""
     if not (messages[-1].get("content") or "").strip() and not has(messages[-1], "tool_calls"):
         return Draft("", [])
-    return rendered_draft(messages, [len(messages) - 1], read, fields, options, template)
+    return rendered_draft(messages, [len(messages) - 1], fields, options, template)
 
 
-def chat_draft(messages, first_trained, read, fields, options, template):
+def chat_draft(messages, first_trained, fields, options, template):
     """Returns a chat whose assistant messages from number first_trained on are trained, unless flags of messages say otherwise."""
-    return rendered_draft(messages, trained_messages(messages, first_trained), read, fields, options, template)
+    return rendered_draft(messages, trained_messages(messages, first_trained), fields, options, template)
 
 
-def rendered_draft(messages, trained, read, fields, options, template):
+def rendered_draft(messages, trained, fields, options, template):
     system = system_message(fields, messages)
     trained = [i + len(system) for i in trained]
     text, spans, left_out = template.conversation(system + messages, trained, template_variables(fields, options))
-    return Draft(text, spans, is_chat=True, read=(*read, "tools", "functions"), left_out=left_out)
+    return Draft(text, spans, is_chat=True, left_out=left_out)
 
 
 def chat_field(fields):
@@ -319,7 +328,7 @@ def answer_of(fields, name):
 
 def margin_of(fields):
     """Returns by how much the chosen answer is better, or NaN if the record does not say. A cell of CSV is a string, and may be empty."""
-    value = fields.get("margin")
+    value = given(fields, "margin")
     if value is None or value == "":
         return np.nan
     try:

@@ -30,6 +30,11 @@ def has(fields, name):
     return fields.get(name) is not None
 
 
+def given(fields, name):
+    """Returns a field that a record may lack, and None if it does."""
+    return fields[name] if has(fields, name) else None
+
+
 def seen(fields):
     return ", ".join(fields) if fields else "none"
 
@@ -59,7 +64,7 @@ def integers(fields, name):
 
 def json_field(fields, name, kind, fix):
     """Returns a field that is a list or a dict, or JSON text of one, as in a cell of CSV; empty if the record has none."""
-    value = parsed(fields.get(name))
+    value = parsed(given(fields, name))
     if isinstance(value, str) and value.strip():
         try:
             value = json.loads(value)

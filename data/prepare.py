@@ -71,17 +71,18 @@ class Recipe:
     def lot(self, records):
         self.template.limits.renew()
         samples = [self._in_record(record, lambda: self._drafted(record)) for record in records]
-        all_drafts = [draft for drafts, _ in samples for draft in drafts]
+        all_drafts = [draft for drafts, *_ in samples for draft in drafts]
         texts = [draft.text for draft in all_drafts if draft.ids is None]
         encodings = iter(self.tokenizer.encode(texts, with_offsets=any(draft.spans for draft in all_drafts)))
         counts = Counter(read=len(records))
         documents, margins, ends = [], [], set()
-        for record, (drafts, margin) in zip(records, samples):
+        for record, (drafts, margin, unused) in zip(records, samples):
             parts = [self._in_record(record, lambda: self._tokens(draft, encodings, counts)) for draft in drafts]
             ends.update(*(trained_ends(ids, mask, self.tokenizer.special) for ids, mask in parts))
             needs_target = self.has_targets or bool(drafts[0].spans)
             fitted = self._fitted_pair(drafts, parts, counts) if self.is_pref else self._fitted(*parts[0], needs_target, counts)
-            counts["left out"] += sum(draft.left_out for draft in drafts)
+            counts.update(("left out", name) for draft in drafts for name in draft.left_out)
+            counts.update(("unused", name) for name in unused)
             counts["unanswered"] += not needs_target
             documents += fitted
             margins += [margin] if self.is_pref and fitted else []
@@ -101,7 +102,7 @@ class Recipe:
             raise DataError(f"{record.where()}: its JSON is nested too deeply", "leave out what is not used of it") from None
 
     def _drafted(self, record):
-        """Returns the drafts of a record, two if it is a pair, and the margin of the pair."""
+        """Returns the drafts of a record, two if it is a pair, the margin of the pair, and the names of the fields that are in none of this."""
         fields = record.fields()
         drafts = self.draft(fields, self.options, self.template)
         drafts = [draft._replace(text=self._ended(draft.text)) for draft in drafts] if self.is_pref else [drafts]
@@ -111,7 +112,8 @@ class Recipe:
             except UnicodeEncodeError as error:
                 half = draft.text[error.start]
                 raise DataError(f"its text has half of a surrogate pair: {half!r}", "write the whole character") from None
-        return drafts, margin_of(fields) if self.is_pref else None
+        margin = margin_of(fields) if self.is_pref else None
+        return drafts, margin, fields.unused()
 
     def _ended(self, text):
         """Removes white space after a special token that ends the text, because a reward is read at the last token of a document."""
@@ -419,9 +421,11 @@ def table(task, options, counts, lengths, targets):
         rows += [("without a margin", f"{counts['no margin']:,}", "which is 0")]
     if counts["unanswered"] and task == "rl":
         rows += [("without an answer", f"{counts['unanswered']:,}", "prompts alone, for rewards that need no label")]
-    if counts["left out"]:
+    if counts["left out", "reasoning"]:
         note = "messages whose reasoning the template leaves out, because turns follow"
-        rows += [("reasoning left out", f"{counts['left out']:,}", note)]
+        rows += [("reasoning left out", f"{counts['left out', 'reasoning']:,}", note)]
+    rows += named_row("keys of messages not read", "left out", counts, "by the template")
+    rows += named_row("fields not used", "unused", counts)
     if counts["straddling"]:
         note = "answers whose first token also holds the end of the prompt: not a target"
         rows += [("merged starts", f"{counts['straddling']:,}", note)]
@@ -430,6 +434,13 @@ def table(task, options, counts, lengths, targets):
         rows += [("open turns", f"{counts['open turns']:,}", note)]
     lines = [f"  {name:<32}{value:>16}  {note}".rstrip() for name, value, note in rows]
     return "\n".join([f"{task}: {source(options)} -> {options.out}", *lines])
+
+
+def named_row(title, what, counts, note=""):
+    """A row for the names that are counted as (what, name), the most frequent ones first."""
+    found = [(key[1], count) for key, count in counts.most_common() if isinstance(key, tuple) and key[0] == what and key[1] != "reasoning"]
+    listed = [f"{name} ({count:,})" for name, count in found[:8]] + ["..."] * (len(found) > 8)
+    return [(title, f"{len(found):,}", f"{', '.join(listed)} {note}".strip())] if found else []
 
 
 def length_row(name, lengths):

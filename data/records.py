@@ -16,6 +16,21 @@ from shards import read_shard
 from sources import COMPRESSED, cached_snapshot, check, files_of, hub_records, is_saved, saved_records, source_of, unpadded
 
 
+class Fields(dict):
+    """The fields of a record. It notes which of them were used, so that none is left out without being counted."""
+
+    def __init__(self, fields):
+        super().__init__(fields)
+        self.used = set()
+
+    def __getitem__(self, name):
+        self.used.add(name)
+        return super().__getitem__(name)
+
+    def unused(self):
+        return [name for name, value in self.items() if name not in self.used and value not in (None, "", [], {})]
+
+
 class Record(NamedTuple):
     source: str
     number: int  # from 1
@@ -37,7 +52,7 @@ class Record(NamedTuple):
                 raise DataError(f"broken JSON: {error}", "one whole JSON object a line, in UTF-8") from None
         if not isinstance(value, dict):
             raise DataError(f"is a JSON {json_kind(value)}, not an object", 'write a record as an object: {"messages": [...]}')
-        return value
+        return Fields(value)
 
 
 def json_kind(value):

@@ -416,3 +416,28 @@ def test_short_texts_are_not_found_in_others(bench):
     """What is shown is told by words of our own in place of the texts, not by the texts, which may stand elsewhere."""
     error = bench.refused("sft", bench.tokenizer(CALLING), [{"messages": [*QUESTION, {"role": "critic", "content": "Hello"}, *ANSWER]}])
     assert "has content in a message of the role 'critic'" in error
+
+
+def test_what_is_not_used_is_counted(bench):
+    """Fields that are notes about a record, and keys of messages that the template does not name."""
+    asked = {"role": "user", "content": "Hi", "mood": "glad"}
+    bench.run("sft", bench.tokenizer(CHATML), [{"messages": [asked, *ANSWER], "source": "web", "id": i, "note": ""} for i in range(3)])
+    assert bench.row("fields not used") == 2 and "source (3), id (3)" in bench.printed
+    assert bench.row("keys of messages not read") == 1 and "mood (3) by the template" in bench.printed
+    bench.run("sft", bench.tokenizer(CHATML.replace("m['content']", "m['content'] + m['mood'] | default('')")), [{"messages": CHAT}])
+    assert "not used" not in bench.printed and "not read" not in bench.printed
+
+
+@pytest.mark.parametrize("role, other", [("system", "assistant"), ("critic", "assistant"), ("critic", "user")])
+def test_a_role_that_is_shown_as_another(bench, role, other):
+    """A template whose last branch takes every role that it does not know."""
+    first, last = ("user", "assistant") if other == "assistant" else ("assistant", "user")
+    template = f"{{% for m in messages %}}{{% if m['role'] == '{first}' %}}{first}: {{% else %}}{last}: {{% endif %}}{{{{ m['content'] }}}}{{% endfor %}}"
+    error = bench.refused("sft", bench.tokenizer(template), [{"messages": [{"role": role, "content": "Well"}, *QUESTION, *ANSWER]}])
+    assert f"a message of the role '{role}', which the chat template shows as the {other}'s\n  fix: " in error
+
+
+def test_a_call_without_a_content_is_not_lost(bench):
+    call = {"role": "assistant", "tool_calls": [{"name": "look", "arguments": {"at": "it"}}]}
+    error = bench.refused("sft", bench.tokenizer(CHATML), [{"messages": [*QUESTION, call, *QUESTION, *ANSWER]}])
+    assert "has tool calls in a message of the role 'assistant', of which the chat template shows nothing\n  fix: " in error

@@ -167,6 +167,7 @@ def test_openrlhf_keys_of_pairs(bench):
     chats = [{"good": CHAT, "bad": [*CHAT[:4], said("No")]}]
     documents = bench.run("pref", tokenizer, chats, *keys[2:], "--apply_chat_template")
     assert documents.trained() == [["Bye<|im_end|>"], ["No<|im_end|>"]]
+    chats = [{"good": CHAT[1:], "bad": [*CHAT[1:4], said("No")]}]  # this template has no system message
     documents = bench.run("pref", tokenizer, chats, *keys[2:], "--tokenizer_chat_template", LLAMA2.replace("bos_token + ", ""))
     assert documents.trained() == [[" Bye <|endoftext|>"], [" No <|endoftext|>"]]
 
@@ -309,3 +310,10 @@ def test_a_prompt_that_would_not_be_read_is_refused(bench, name, answers):
         documents = bench.run("pref", bench.tokenizer(CHATML), [pair | {name: "Why?"}], "--prompt_key", name, "--apply_chat_template")
         assert documents.texts() == [ASKED + "So<|im_end|>", ASKED + "No<|im_end|>"]
     assert len(bench.run("pref", bench.tokenizer(CHATML), [{"chosen": "Why? So", "rejected": "Why? No", name: absent} for absent in ("", None)]).ids) == 4
+
+
+def test_a_field_that_may_be_the_prompt(bench):
+    """Answers that begin with their prompt share it; a text longer than what they share is not left out as if it were a note."""
+    error = bench.refused("pref", bench.tokenizer(CHATML), [{"post": "Why?", "chosen": "So", "rejected": "Sometimes"}])
+    assert "a pair whose prompt is not known: both answers begin with 'So' only, and there is 'post'" in error and "fix: --prompt_key post;" in error
+    assert len(bench.run("pref", bench.tokenizer(CHATML), [{"chosen": "Why? So", "rejected": "Why? No", "id": "a7"}]).ids) == 2
