@@ -230,12 +230,13 @@ class ChatTemplate:
                 try:
                     yield self._render(chat, variables)
                 except Unrenderable:
-                    yield role
+                    yield None
 
         if role in ("user", "assistant") or list(shown("user")) == list(shown("assistant")):
             return
         for other in ("assistant",) if role in ROLES else ("assistant", "user"):
-            if any(text == taken and SENTINEL in text for text, taken in zip(shown(role), shown(other))):
+            pairs = [(text, taken) for text, taken in zip(shown(role), shown(other)) if text is not None and SENTINEL in text]
+            if pairs and all(text == taken for text, taken in pairs):
                 raise DataError(f"has a message of the role {role!r}, which the chat template shows as the {other}'s",
                                 f"write the role that it is, or take a template for {role!r}: --tokenizer_chat_template FILE")
 
