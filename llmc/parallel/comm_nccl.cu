@@ -215,7 +215,9 @@ class NcclComm final : public Comm {
         agree(host, [&] {
             if (rank == 0) nccl_check("ncclGetUniqueId", ncclGetUniqueId(&id), nullptr);
         });
-        id = host.gather(id)[0];
+        // As text: nvcc 13.0 does not compile a vector of this struct, which has no name of its own.
+        const auto ids = host.gather(std::string(reinterpret_cast<const char *>(&id), sizeof(id)));
+        memcpy(&id, ids[0].data(), sizeof(id));
         queue_->add(format("rank %d: ncclCommInitRank", rank),
                     [&](cudaStream_t) { call("ncclCommInitRank", ncclCommInitRank(&comm_, size, id, rank)); });
         queue_->join(comm_);
