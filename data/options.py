@@ -1,13 +1,14 @@
 """The command line of prepare.py."""
 
 import argparse
-import glob
 import json
 import os
+import re
 
 from documents import (CHAT_FIELDS, DRAFTS, OPENRLHF_TEMPLATE, PREF_FORMATS, PRETRAIN_FORMATS, PROMPT_FORMATS, SFT_FORMATS)
 from errors import DataError
 from messages import reserved_variable
+from sources import files_for
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,11 +29,7 @@ def comma_list(text):
 
 def inputs(text):
     """Returns the names of a comma list, each with * replaced by the files that it stands for."""
-    found = [(name, sorted(glob.glob(name)) if "*" in name else [name]) for name in comma_list(text)]
-    for name, files in found:
-        if not files:
-            raise DataError(f"{name}: there is no such file", "give --input an existing file, several with commas between them")
-    return [file for _, files in found for file in files]
+    return [file for name in comma_list(text) for file in files_for(name)]
 
 
 def whole_number(least, why):
@@ -92,11 +89,25 @@ def input_template(text):
 FLAG = {"type": boolean, "nargs": "?", "const": True, "metavar": "BOOL"}  # --flag, --flag true, --flag false
 
 
+TRAINERS_INPUTS = ("--data", "--eval_data", "--prompts")
+
+
+def trainers_names(message, arguments):
+    """Returns a message in the words of a command that was given: the trainer calls an input as its user did, and has no --tokenizer."""
+    names = [argument.partition("=")[0] for argument in map(snake_case, arguments)]
+    called = next((name for name in names if name in TRAINERS_INPUTS), None)
+    if called is None:
+        return message
+    for ours, theirs in (("--input", called), ("--tokenizer", "--model"), ("--out", "XDG_CACHE_HOME")):
+        message = re.sub(rf"{ours}\b", theirs, message)
+    return message
+
+
 def add_common(parser, needs_input=True, takes_ids=False):
-    parser.add_argument("--input", metavar="FILE[,FILE]", required=needs_input, type=inputs,
+    parser.add_argument("--input", *TRAINERS_INPUTS, dest="input", metavar="FILE[,FILE]", required=needs_input, type=inputs,
                         help="JSON lines, JSON, CSV (also as .gz or .zst), parquet, token shards of llm.c (by extension; .bin), a directory of "
-                             "them or of save_to_disk, or a hub data set OWNER/NAME, with :SUBSET, @DIRECTORY and [SPLIT]; "
-                             "* in a name stands for any characters")
+                             "them or of save_to_disk, or a hub data set OWNER/NAME, with :SUBSET, @DIRECTORY and [SPLIT], which may be a "
+                             "slice, as in [train[:10%%]]; * in a name stands for any characters. The other names are those of the trainer")
     parser.add_argument("--dataset_probs", metavar="P,P,...", type=probabilities,
                         help="draw each record from one of the inputs with these probabilities, which add up to 1, until all "
                              "have been read once; smaller ones are repeated (default: one input after the other)")
@@ -108,7 +119,10 @@ def add_common(parser, needs_input=True, takes_ids=False):
         vocabulary.add_argument("--eos_token_id", metavar="N", type=natural,
                                 help="in place of a tokenizer, with --vocab_size, for token shards: the id that stands between texts")
         parser.add_argument("--vocab_size", metavar="N", type=count, help="with --eos_token_id: ids are less than this")
-    parser.add_argument("--out", metavar="F.safetensors", required=True, help="the file to write")
+    parser.add_argument("--out", metavar="F.safetensors", help="the file to write")
+    parser.add_argument("--key", metavar="KEY", nargs="?", const="",
+                        help="print a hash of all that preparation would read, which the trainer keeps the result under, and stop; with KEY: "
+                             "write nothing if the hash is another one when all is read")
     parser.add_argument("--add_bos", choices=["auto", "always", "never"], default="auto",
                         help="begin what is no chat with the BOS token; auto: as the tokenizer does by itself (default auto)")
 

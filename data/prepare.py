@@ -4,6 +4,7 @@
 A text is rendered once and tokenised once. A token is a target if it lies wholly inside a trained span: an assistant message and its
 end-of-turn token, the completion, or the whole text. The first token of a document is never a target: no token precedes it."""
 
+import argparse
 import itertools
 import multiprocessing
 import os
@@ -17,20 +18,22 @@ from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
 from typing import NamedTuple
 
-missing = [name for name in ("numpy", "tokenizers", "transformers", "jinja2") if find_spec(name) is None]
+missing = [name for name in ("numpy", "tokenizers", "transformers", "jinja2", "xxhash") if find_spec(name) is None]
 if missing:
     sys.exit(f"prepare.py: Python has no {', '.join(missing)}\n  fix: make deps (or: pip install -r requirements.txt)")
 
 import numpy as np
 
+from cache_key import cache_key
 from chat import SENTINEL, ChatTemplate, mark_targets
 from documents import DRAFTS, margin_of
 from errors import DataError
-from options import build_parser, snake_case
+from options import build_parser, snake_case, trainers_names
 from program import run
 from records import Record, check_inputs, read_records, total_size
 from shards import check_prefix, write_shards
 from show import LEGEND, shown
+from sources import source_of
 from token_file import TokenFile
 from tokenizer import Ids, Tokenizer, fnv1a
 
@@ -327,6 +330,7 @@ class Progress:
 
 
 def prepare(task, options, processes):
+    given = argparse.Namespace(**vars(options))
     names = options.input or []
     check_inputs(names)
     tokenizer = (Ids(options.vocab_size, options.eos_token_id) if options.vocab_size else
@@ -357,6 +361,8 @@ def prepare(task, options, processes):
             summary += f"\n  {'token shards':<32}{write_shards(options.to_bin, file.all_tokens(), lengths, tokenizer.eos):>16,}"
         if counts["chats"] and not ends:
             ends.update(usual_end(recipe))
+        if options.key and options.key != cache_key(given):
+            raise DataError("what was to be prepared was changed while it was read", "start again when nothing writes to the data or the tokenizer")
         file.write(metadata(task, options, tokenizer, ends, counts["chats"]))
     finally:
         progress.end()
@@ -462,6 +468,8 @@ def check_utf8(options):
 def check_together(options):
     if not options.input and not options.prompt:
         raise DataError("there is nothing to prepare", "--input FILE, or --prompt TEXT for the task prompts")
+    if options.out is None and options.key != "":
+        raise DataError("there is no place to write to", "--out F.safetensors")
     if options.dataset_probs and len(options.dataset_probs) != len(options.input or []):
         raise DataError(f"--dataset_probs has {len(options.dataset_probs)} probabilities for {len(options.input or [])} inputs",
                         "give one for each file of --input")
@@ -472,7 +480,7 @@ def check_together(options):
 
 
 def check_ids(options):
-    text = [name for name in options.input if not name.endswith(".bin")]
+    text = [name for name in options.input if not source_of(name).name.endswith(".bin")]
     if text or options.show:
         raise DataError(f"{text[0] if text else '--show'}: takes a tokenizer; only token shards (.bin) hold ids",
                         "--tokenizer DIR in place of --eos_token_id and --vocab_size")
@@ -487,9 +495,13 @@ def main(arguments):
         options = build_parser(__doc__).parse_args([snake_case(argument) for argument in arguments])
         check_utf8(options)
         check_together(options)
-        prepare(options.task, options, len(os.sched_getaffinity(0)))
+        if options.key == "":
+            check_inputs(options.input or [])
+            print(cache_key(options))
+        else:
+            prepare(options.task, options, len(os.sched_getaffinity(0)))
     except DataError as error:
-        print(error, file=sys.stderr)
+        print(trainers_names(str(error), arguments), file=sys.stderr)
         return 1
     except OSError as error:
         where = error.filename or "input or output"

@@ -13,7 +13,7 @@ import numpy as np
 
 from errors import DataError
 from shards import read_shard
-from sources import COMPRESSED, cached_snapshot, check, files_of, hub_records, is_saved, saved_records, source_of, unpadded
+from sources import COMPRESSED, check, hub_records, slices_of, source_of, splits_of, unpadded
 
 
 class Fields(dict):
@@ -81,28 +81,40 @@ def read_records(names, end_of_text, probs=None, seed=0, max_samples=None):
 
 def read_input(name, end_of_text):
     empty = True
-    for path, records in itertools.groupby(read_source(source_of(name), end_of_text), key=lambda record: record[0]):
-        for number, (_, line, raw, size) in enumerate(records, 1):
-            empty = False
-            yield Record(path, number, line, raw, size)
+    for record in read_source(source_of(name), end_of_text):
+        empty = False
+        yield record
     if empty:
         raise DataError(f"{name}: holds no records", "give --input a file with records")
 
 
 def read_source(source, end_of_text):
-    """Yields (where it lies, line, record, size)."""
-    if os.path.isfile(source.name):
-        files = [source.name]
-    elif os.path.isdir(source.name):
-        files = None if is_saved(source.name) else files_of(source)
-    else:
-        snapshot = cached_snapshot(source)
-        files = files_of(source, snapshot) if snapshot else None
-    if files is None:
-        records = saved_records(source) if os.path.isdir(source.name) else hub_records(source)
-        yield from ((source.text, *record) for record in records)
-    for file in files or []:
-        yield from ((file, *record) for record in read_file(file, end_of_text))
+    splits = splits_of(source)
+    if splits is None:
+        yield from numbered(source.text, hub_records(source))
+        return
+
+    def length_of(split):
+        return sum(count_records(file, end_of_text) for file in split) if isinstance(split, list) else len(split)
+
+    for name, begin, end in slices_of(source, splits, length_of):
+        yield from itertools.islice(read_split(source, splits[name], end_of_text), begin, end)
+
+
+def read_split(source, split, end_of_text):
+    if not isinstance(split, list):
+        yield from numbered(source.text, ((None, unpadded(record, split.features), len(str(record))) for record in split))
+        return
+    for file in split:
+        yield from numbered(file, read_file(file, end_of_text))
+
+
+def numbered(source, records):
+    return (Record(source, number, line, raw, size) for number, (line, raw, size) in enumerate(records, 1))
+
+
+def count_records(path, end_of_text):
+    return open_parquet(path).metadata.num_rows if path.endswith(".parquet") else sum(1 for _ in read_file(path, end_of_text))
 
 
 def read_file(path, end_of_text):

@@ -1,13 +1,15 @@
 """What --input names: a file, a directory, or a data set of the Hugging Face hub, with a subset, a directory and a split.
 
-    NAME[:SUBSET][@DIRECTORY][\\[SPLIT\\]]      squad:plain[validation], chats@2024, saved/chats[test]
+    NAME[:SUBSET][@DIRECTORY][\\[SPLIT\\]]      squad:plain[validation], chats@2024, saved/chats[test], chats.jsonl[train[:10%]+train[-5:]]
 
 The files of a directory, and of a data set that lies in the hub's cache, are found as the library datasets finds them, by their names or by the
-table in README.md, and are then read as if they had been named one by one."""
+table in README.md, and are then read as if they had been named one by one. A split is written as for datasets, too; a file is one, called train."""
 
+import contextlib
 import glob
 import os
 import re
+import sys
 from typing import NamedTuple, Optional
 
 from errors import DataError
@@ -31,8 +33,19 @@ class Source(NamedTuple):
 def source_of(text):
     if os.path.exists(text):
         return Source(text, text)
-    parts = re.fullmatch(r"(.*?)(?::([\w.-]+))?(?:@([^@\[\]:]+))?(?:\[([^\[\]]+)\])?", text)
+    parts = re.fullmatch(r"(.*?)(?::([\w.-]+))?(?:@([^@\[\]:]+))?(?:\[(.*)\])?", text, re.DOTALL)
     return Source(text, *parts.groups())
+
+
+def files_for(text):
+    """Returns the names that a name with * stands for, each with its split."""
+    if "*" not in text or os.path.exists(text):
+        return [text]
+    pattern = re.fullmatch(r"(.*?)((?:\[[^*]*\])?)", text, re.DOTALL)
+    files = sorted(glob.glob(text)) or [file + pattern[2] for file in sorted(glob.glob(pattern[1]))]
+    if not files:
+        raise DataError(f"{text}: there is no such file", "give --input an existing file, several with commas between them")
+    return files
 
 
 def is_saved(path):
@@ -44,32 +57,49 @@ def check(source):
     """Refuses, before any work is done, what could not be opened."""
     if source.is_hub():
         return
-    if os.path.isdir(source.name):
-        if not is_saved(source.name):
-            files_of(source)
-        return
+    if not os.path.isdir(source.name):
+        check_file(source)
+    split_names(source, splits_of(source))
+
+
+def check_file(source):
     if not os.path.isfile(source.name):
         raise DataError(f"{source.name}: there is no such file", "give --input an existing file, several with commas between them")
-    if source.subset or source.directory or source.split:
-        raise DataError(f"{source.text}: {source.name} is one file, which has no subset, directory or split", f"--input {source.name}")
+    if source.subset not in (None, "default") or source.directory:
+        raise DataError(f"{source.text}: {source.name} is one file, which has no subset or directory", f"--input {source.name}")
     if not source.name.endswith(EXTENSIONS + COMPRESSED):
-        raise DataError(f"{source.name}: unknown kind of file", f"convert it to one of {' '.join(EXTENSIONS)}")
+        prepared = source.name.endswith(".safetensors")
+        raise DataError(f"{source.text}: is prepared data, which has no splits" if prepared else f"{source.name}: unknown kind of file",
+                        "--max_samples N" if prepared else f"convert it to one of {' '.join(EXTENSIONS)}")
     if os.path.getsize(source.name) == 0:
         raise DataError(f"{source.name}: the file is empty", "give --input a file with records")
 
 
-def files_of(source, root=None):
-    """Returns the files of a directory's subset and split."""
+def splits_of(source):
+    """Returns {split: its files, or a data set of datasets}, or None if only the hub has the data set."""
+    if os.path.isfile(source.name):
+        return {"train": [source.name]}
+    if os.path.isdir(source.name):
+        return saved_splits(source) if is_saved(source.name) else splits_of_directory(source, source.name)
+    snapshot = cached_snapshot(source)
+    return splits_of_directory(source, snapshot) if snapshot else None
+
+
+def splits_of_directory(source, root):
     import datasets
 
-    root = root or source.name
     try:
         config = datasets.load_dataset_builder(root, source.subset, data_dir=source.directory).config
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"{source.text}: holds no data set: {error}",
                         f"a directory with files of the kinds {' '.join(EXTENSIONS[:-1])}, or one written by save_to_disk") from None
     splits = {str(split): [str(file) for file in files] for split, files in (config.data_files or {}).items()}
-    files = splits[chosen_split(source, splits)]
+    for name in split_names(source, splits):
+        check_files(splits[name])
+    return splits
+
+
+def check_files(files):
     for file in files:
         if not file.endswith(EXTENSIONS + COMPRESSED):
             raise DataError(f"{file}: unknown kind of file", f"convert it to one of {' '.join(EXTENSIONS)}")
@@ -77,15 +107,6 @@ def files_of(source, root=None):
             pattern = f"{glob.escape(file[:-len(os.path.basename(file))] + os.path.basename(file)[:part.start()])}-*-of-{part[2]}.*"
             if len(glob.glob(pattern)) != int(part[2]):
                 raise DataError(f"{file}: is one of {int(part[2])} files, of which {len(glob.glob(pattern))} are there", "download the data set again")
-    return files
-
-
-def chosen_split(source, splits):
-    split = source.split or ("train" if "train" in splits or len(splits) != 1 else next(iter(splits)))
-    if split not in splits:
-        raise DataError(f"{source.text}: has no split {split!r}; it has {', '.join(splits) or 'none'}",
-                        f"--input {source.name}[SPLIT], with one of them")
-    return split
 
 
 def unpadded(value, feature=None):
@@ -100,20 +121,47 @@ def unpadded(value, feature=None):
     return value
 
 
-def saved_records(source):
-    """Yields the records of a directory that save_to_disk has written, from its memory-mapped files."""
+def saved_splits(source):
+    """Returns what save_to_disk has written: data sets that are mapped into memory."""
     import datasets
 
     try:
         data = datasets.load_from_disk(source.name)
     except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"{source.name}: is no directory that save_to_disk has written whole: {error}", "write it again") from None
-    if isinstance(data, datasets.DatasetDict):
-        data = data[chosen_split(source, data)]
-    elif source.split and str(data.split) != source.split:
-        raise DataError(f"{source.text}: has no split {source.split!r}; it is one data set", f"--input {source.name}")
-    for record in data:
-        yield None, unpadded(record, data.features), len(str(record))
+    return dict(data) if isinstance(data, datasets.DatasetDict) else {str(data.split or "train"): data}
+
+
+def split_names(source, splits):
+    """Returns the splits that a source names, each once; without a name it is train, or the only one."""
+    if source.split is None:
+        names = ["train" if "train" in splits or len(splits) != 1 else next(iter(splits))]
+    else:
+        names = list(dict.fromkeys(re.match(r"\s*(.*?)\s*(?:[\[(]|$)", part, re.DOTALL)[1] for part in source.split.split("+")))
+    for name in names:
+        if name not in splits:
+            raise DataError(f"{source.text}: has no split {name!r}; it has {', '.join(splits) or 'none'}",
+                            f"--input {source.name}[SPLIT], with one of them")
+    return names
+
+
+def slices_of(source, splits, length_of):
+    """Returns what a source names of its splits, in order: [(split, its first record, the one after the last or None)].
+
+    length_of counts the records of a split, which is asked for only where a slice is counted from the end or in percent."""
+    names = split_names(source, splits)
+    if source.split is None or source.split in splits:
+        return [(names[0], 0, None)]
+    from datasets import ReadInstruction
+
+    try:
+        spec = source.split.replace(" ", "")
+        lengths = {name: length_of(splits[name]) if re.search("[%-]", spec) else sys.maxsize for name in names}
+        slices = ReadInstruction.from_spec(spec).to_absolute(lengths)
+    except (ValueError, AssertionError) as error:
+        raise DataError(f"{source.text}: {source.split!r} names no records: {error}",
+                        f"--input '{source.name}[{names[0]}[:100]]', or [10:20], [:10%], [-5:] in its place, with + between several") from None
+    return [(part.splitname, part.from_, part.to) for part in slices]
 
 
 def cached_snapshot(source):
@@ -131,12 +179,28 @@ def hub_records(source):
     """Yields the records of a hub data set, as they arrive."""
     import datasets
 
-    try:
-        # Without a network datasets has what it once converted, which lies in files that it maps into memory.
-        data = datasets.load_dataset(source.name, source.subset, data_dir=source.directory, split=source.split or "train",
-                                     streaming=not datasets.config.HF_HUB_OFFLINE)
+    # Without a network datasets has what it once converted, which lies in files that it maps into memory. A stream has no slices.
+    streams = not datasets.config.HF_HUB_OFFLINE and not re.search(r"[\[+]", source.split or "train")
+    with hub_errors(source):
+        data = datasets.load_dataset(source.name, source.subset, data_dir=source.directory, split=source.split or "train", streaming=streams)
         for record in data:
             yield None, unpadded(record, getattr(data, "features", None)), len(str(record))
+
+
+def hub_version(source):
+    """Returns the commit that hub_records() would read now."""
+    import datasets
+
+    with hub_errors(source):
+        return datasets.load_dataset_builder(source.name, source.subset, data_dir=source.directory).hash
+
+
+@contextlib.contextmanager
+def hub_errors(source):
+    import datasets
+
+    try:
+        yield
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"{source.text}: there is no such file, and neither the hub nor its cache has that data set: {error}",
                         f"check the name; or, where there is a network: hf download --repo-type dataset {source.name} --local-dir DIR, "

@@ -10,6 +10,8 @@ import numpy as np
 from errors import DataError
 from hub import is_hub_name, snapshot
 
+MOST_IDS = 1 << 24  # an id beyond this is a broken file, not a vocabulary
+
 
 class Tokenizer:
     """The functions of a fast tokenizer that preparation needs. It reads tokenizer.json unchanged, so that ids mean what the hash says."""
@@ -21,7 +23,7 @@ class Tokenizer:
         self.hash = tokenizer_hash(entries)
         self.vocab_size = max(entries) + 1  # the largest id + 1
         self.hf = load_fast_tokenizer(directory)
-        if max(self.hf.get_vocab().values()) >= self.vocab_size:
+        if not {*self.hf.get_vocab().values(), *self.hf.all_special_ids} <= entries.keys():
             raise DataError(f"{directory}: tokenizer_config.json adds tokens that tokenizer.json does not have",
                             "load it with transformers' AutoTokenizer and save it again with save_pretrained")
         if chat_template is not None:
@@ -75,8 +77,12 @@ def read_vocabulary(directory):
         by_id = {i: token for token, i in vocab.items()} if isinstance(vocab, dict) else {i: v[0] for i, v in enumerate(vocab)}
         entries = {i: (token, False) for i, token in by_id.items()}
         entries.update({added["id"]: (added["content"], added["special"]) for added in tokenizer["added_tokens"]})
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: is no tokenizer: {error!r}", "copy the file from the model again") from None
+        for i, (token, special) in entries.items():
+            if type(i) is not int or not 0 <= i < MOST_IDS or not isinstance(token, str) or not isinstance(special, bool):
+                raise TypeError(f"the token {token!r} has the id {i!r}, and is special: {special!r}")
+            token.encode()
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path}: is no tokenizer: {type(error).__name__}: {error}", "copy the file from the model again") from None
     if not entries:
         raise DataError(f"{path}: has an empty vocabulary", "copy the file from the model again")
     return entries
@@ -103,6 +109,8 @@ def load_fast_tokenizer(directory):
 
     try:
         return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
-    except Exception as error:  # a broken file can raise any exception
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a broken file can raise any exception, also tokenizers' panics, which are no Exception
         raise DataError(f"{directory}: transformers cannot load the tokenizer: {error}",
                         "copy its files from the model again") from None

@@ -475,6 +475,8 @@ TEST(Options, CommandLinesOfTrlRun) {
     expect_error(demo + "--bos_token <s>",
                  "--bos_token is \"<s>\", but that of the tokenizer in data/demo/model is \"\"\n  fix: leave it out");
     expect_error(sft + "--bf16 3", "--bf16 \"3\" is no value of that flag\n  fix: true or false");
+    EXPECT_EQ(options("sft --model M --output_dir O --data a.jsonl,b.parquet --dataset_split train[:2]").data,
+              "a.jsonl[train[:2]],b.parquet[train[:2]]");
     EXPECT_EQ(options("dpo --model M --output_dir O --dataset_name a/b --dataset_config c --dataset_train_split d").data,
               "a/b:c[d]");
     EXPECT_EQ(options(sft + "--model_revision v2").model, "M@v2");

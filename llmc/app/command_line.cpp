@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -369,14 +368,10 @@ struct Parser {
         return count;
     }
 
-    // Appends `text` to each of the names in a list with commas that are no files.
+    // Appends `text` to each of the names in a list with commas.
     void append_to(const std::string &flag, const std::string &names, const std::string &text) {
         std::string all;
-        for (const std::string &name : split(names)) {
-            const std::string extension = std::filesystem::path(name).extension();
-            const bool file = contains(".jsonl,.json,.csv,.parquet,.bin,.gz,.zst,.safetensors", extension);
-            all += (all.empty() ? "" : ",") + name + (file ? "" : text);
-        }
+        for (const std::string &name : split(names)) all += (all.empty() ? "" : ",") + name + text;
         if (!all.empty()) set(flag, all, "--" + flag);
     }
 

@@ -108,7 +108,7 @@ int evaluate(Run &run) {
     const Options &o = run.options;
     if (o.data == "-") return answer_requests(run);
     const Task like = run.config.reward ? RM : token_shards(o.data) ? PRETRAIN : SFT;  // raw data is prepared as for that task
-    const std::string path = prepared_file(run, like, o.data, prepare_flags(o, like));
+    const std::string path = prepared_file(run, like, "data", o.data, prepare_flags(o, like));
     const auto data = open_data(run, path);
     ModelLimits limits;
     agree(run.comm, [&] {

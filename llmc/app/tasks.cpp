@@ -51,7 +51,8 @@ static void open_model_config(Run &run) {
 // Ranks that were started with different flags would wait for each other, or worse.
 static void check_same_options(const Run &run) {
     const auto own = to_json(run.options, run.task);
-    const auto all = run.comm.gather(std::string(task_name(run.task)) + " " + own.dump());
+    const std::string text = own.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // a path need not be UTF-8
+    const auto all = run.comm.gather(std::string(task_name(run.task)) + " " + text);
     agree(run.comm, [&] {
         for (size_t r = 1; r < all.size(); r++) {
             if (all[r] == all[0]) continue;

@@ -138,14 +138,36 @@ std::string program_file(const std::string &path) {
     return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / path).string();
 }
 
-std::string cache_file(const std::string &name) {
+// Without a home it lies in /tmp, where others write, too: what they may have put there is not read.
+static std::string cache_directory() {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    const std::string dir = cache && *cache ? std::string(cache) + "/train_llama"
-                                            : std::string(home && *home ? home : "/tmp") + "/.cache/train_llama";
+    if (cache && *cache) return std::string(cache) + "/train_llama";
+    if (home && *home) return std::string(home) + "/.cache/train_llama";
+    const std::string dir = format("/tmp/train_llama-%u", unsigned(getuid()));
+    struct stat info;
+    mkdir(dir.c_str(), 0700);
+    if (lstat(dir.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != getuid() || info.st_mode & 0077)
+        die("there is no HOME for the cache, and %s is no directory of this user alone\n  fix: set HOME or XDG_CACHE_HOME",
+            dir.c_str());
+    return dir;
+}
+
+std::string cache_file(const std::string &name) {
+    const std::string dir = cache_directory();
     std::error_code error;
     std::filesystem::create_directories(dir, error);
     if (error) die("cannot create the cache %s: %s\n  fix: set XDG_CACHE_HOME", dir.c_str(), error.message().c_str());
     return dir + "/" + name;
+}
+
+std::string own_cache_file(const std::string &name) {
+    const std::string suffix = ".safetensors";
+    std::string path = cache_file(name + "-XXXXXX" + suffix);
+    const int fd = mkstemps(path.data(), int(suffix.size()));
+    if (fd < 0)
+        die("%s: cannot create: %s\n  fix: set XDG_CACHE_HOME to a place that can be written to", path.c_str(), strerror(errno));
+    close(fd);
+    return path;
 }
 
 std::string fingerprint(const InputFile &file) {

@@ -1,16 +1,13 @@
 #include "prepare.h"
 
-#include <glob.h>
-
 #include <algorithm>
 #include <filesystem>
-#include <set>
 #include <sstream>
 
 #include "../core/common.h"
 #include "../core/file.h"
-#include "../core/hash.h"
 #include "python.h"
+#include "tokens.h"
 
 namespace fs = std::filesystem;
 
@@ -23,35 +20,9 @@ static std::vector<std::string> names_in(const std::string &list) {
 
 bool token_shards(const std::string &list) {
     const auto names = names_in(list);
-    return !names.empty() &&
-           std::all_of(names.begin(), names.end(), [](const std::string &name) { return name.ends_with(".bin"); });
-}
-
-// Returns everything that the prepared file depends on, as text.
-static std::string preparation_key(const std::string &path, const std::vector<std::string> &arguments,
-                                   const std::string &tokenizer_hash) {
-    std::string key = tokenizer_hash;
-    for (const std::string &a : arguments) key += "\n" + a;
-    std::error_code none;
-    std::set<std::string> files;
-    for (const auto &entry : fs::directory_iterator(program_file("data")))
-        if (entry.path().extension() == ".py") files.insert(entry.path());
-    for (std::string name : names_in(path)) {
-        if (!fs::exists(name, none))
-            name.resize(std::min(name.size(), name.find_first_of(":@[")));  // a directory's subset or split
-        if (fs::is_directory(name, none))
-            for (const auto &entry : fs::recursive_directory_iterator(name))
-                if (entry.is_regular_file()) files.insert(entry.path());
-        if (fs::is_regular_file(name, none)) files.insert(name);
-        glob_t found{};
-        if (glob(name.c_str(), 0, nullptr, &found) == 0) files.insert(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-        globfree(&found);
-    }
-    for (const std::string &file : files)
-        if (fs::is_regular_file(file, none))
-            key += format("\n%s %zu %lld", fs::canonical(file).c_str(), size_t(fs::file_size(file, none)),
-                          (long long)fs::last_write_time(file).time_since_epoch().count());
-    return key;
+    return !names.empty() && std::all_of(names.begin(), names.end(), [](const std::string &name) {
+        return name.substr(0, name.find('[')).ends_with(".bin");
+    });
 }
 
 // Returns what gives ids their meaning: a tokenizer, or two numbers for shards, which already hold ids.
@@ -64,25 +35,49 @@ static std::vector<std::string> vocabulary_flags(const TokenMeaning &v, const st
         path.empty() ? "the prompt" : path.c_str(), v.model_dir.empty() ? "a --preset" : v.model_dir.c_str());
 }
 
-std::string prepare(const TokenMeaning &meaning, const std::string &kind, const std::string &path,
+// A file of the cache may be damaged, or cut off where a disk was full.
+static bool is_whole(const std::string &path) {
+    try {
+        PreparedData(path, SIZE_MAX, "");
+    } catch (const Error &) {
+        return false;
+    }
+    return true;
+}
+
+std::string prepare(const TokenMeaning &meaning, const std::string &kind, const std::string &flag, const std::string &path,
                     const std::vector<std::string> &extra) {
     const std::string extension = fs::path(path).extension();  // without one it may be a hub name, OWNER/NAME
     if ((extension == ".jsonl" || extension == ".json" || extension == ".csv" || extension == ".parquet" ||
          extension == ".bin") &&
         path.find_first_of(",*") == path.npos && !fs::exists(path))
-        die("no such file: %s\n  fix: --data FILE, prepared (.safetensors) or raw (.jsonl, .csv, .parquet, .bin)", path.c_str());
+        die("no such file: %s\n  fix: --%s FILE, prepared (.safetensors) or raw (.jsonl, .csv, .parquet, .bin)", path.c_str(),
+            flag.c_str());
     if (path.ends_with(".safetensors")) return path;
     if (const std::string script = program_file("data/prepare.py"); !fs::exists(script))
         die("%s is raw data, and %s, which prepares it, does not exist\n  fix: leave the program in the tree that it was built in, and call it there or by a link",
             path.empty() ? "the prompt" : path.c_str(), script.c_str());
     std::vector<std::string> arguments = vocabulary_flags(meaning, kind, path);
     arguments.insert(arguments.begin(), kind);
-    if (!path.empty()) arguments.insert(arguments.end(), {"--input", path});
+    if (!path.empty()) arguments.insert(arguments.end(), {"--" + flag, path});
     arguments.insert(arguments.end(), extra.begin(), extra.end());
-    const std::string key = preparation_key(path, arguments, meaning.tokenizer_hash);
-    const std::string out = cache_file(format("%s.safetensors", hash_of(key).c_str()));
-    if (fs::exists(out)) return out;
-    arguments.insert(arguments.end(), {"--out", out});
-    run_python("raw data (unlike a prepared .safetensors file)", "data/prepare.py", arguments, true);
+    const auto run = [&](const std::vector<std::string> &more, bool shows) {
+        std::vector<std::string> all = arguments;
+        all.insert(all.end(), more.begin(), more.end());
+        return run_python("raw data (unlike a prepared .safetensors file)", "data/prepare.py", all, shows);
+    };
+    if (path.empty()) {  // what was typed is not kept
+        const std::string own = own_cache_file("prompt");
+        try {
+            run({"--out", own}, true);
+        } catch (const Error &) {
+            fs::remove(own);
+            throw;
+        }
+        return own;
+    }
+    const std::string key = run({"--key"}, false).substr(0, 32);
+    const std::string out = cache_file(key + ".safetensors");
+    if (!fs::exists(out) || !is_whole(out)) run({"--key", key, "--out", out}, true);
     return out;
 }

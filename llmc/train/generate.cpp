@@ -33,7 +33,7 @@ std::unique_ptr<PreparedData> open_prompts(const Run &run) {
     std::vector<std::string> extra;
     if (o.prompts.empty()) extra.push_back("--prompt=" + o.prompt);  // one word: a prompt may begin with a dash
     if (!run.chat.chat_template.empty()) extra.push_back("--tokenizer_chat_template=" + run.chat.chat_template);
-    const std::string prepared = prepared_file(run, GENERATE, o.prompts, extra);
+    const std::string prepared = prepared_file(run, GENERATE, "prompts", o.prompts, extra);
     auto data = open_data(run, prepared);
     if (o.prompts.empty() && run.speaks()) std::filesystem::remove(prepared);  // it will not be needed again
     return data;

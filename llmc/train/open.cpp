@@ -58,14 +58,15 @@ static std::string while_others_wait(const Run &run, bool chosen, const std::fun
     return out;
 }
 
-std::string prepared_file(const Run &run, Task task, const std::string &path, const std::vector<std::string> &extra) {
+std::string prepared_file(const Run &run, Task task, const std::string &flag, const std::string &path,
+                          const std::vector<std::string> &extra) {
     const std::string kind = task == PRETRAIN   ? "pretrain"
                              : task == GENERATE ? "prompts"
                              : task & PAIRS     ? "pref"
                              : task & RL        ? "rl"
                                                 : "sft";
     const TokenMeaning meaning{run.tokenizer_dir, run.tokenizer_hash, run.config.V, run.config.eos};
-    std::string out = while_others_wait(run, run.speaks(), [&] { return prepare(meaning, kind, path, extra); });
+    std::string out = while_others_wait(run, run.speaks(), [&] { return prepare(meaning, kind, flag, path, extra); });
     return run.comm.gather(out)[0];
 }
 

@@ -7,8 +7,9 @@
 #include "../data/tokens.h"
 #include "run.h"
 
-// Returns a prepared file for `path` (../data/prepare.h). One rank runs prepare.py, with `extra` as further arguments.
-std::string prepared_file(const Run &run, Task task, const std::string &path, const std::vector<std::string> &extra = {});
+// Returns a prepared file for `path`, which the user gave as --FLAG (../data/prepare.h). One rank runs prepare.py, with `extra` as further arguments.
+std::string prepared_file(const Run &run, Task task, const std::string &flag, const std::string &path,
+                          const std::vector<std::string> &extra);
 // Dies if a file is not the same for all ranks, or if only some have it. One rank of each process reads the files, whole.
 void expect_same_files(const Run &run, const std::vector<std::string> &paths);
 

@@ -113,12 +113,12 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     resume_from_ = run.comm.gather(resume_from_)[0];
     Options eval = o_;
     eval.dataset_probs.clear();  // they belong to the training data
-    const auto prepared = [&](const std::string &path, const Options &o) {
-        return o_.rollouts.empty() ? prepared_file(run, run.task, path, prepare_flags(o, run.task)) : path;
+    const auto prepared = [&](const char *flag, const std::string &path, const Options &o) {
+        return o_.rollouts.empty() ? prepared_file(run, run.task, flag, path, prepare_flags(o, run.task)) : path;
     };
     const std::string path = run.task == DEMO ? program_file("data/demo/train.safetensors")
-                                              : prepared(o_.rollouts.empty() ? o_.data : o_.rollouts, o_);
-    const std::string eval_path = o_.eval_data.empty() ? "" : prepared(o_.eval_data, eval);
+                                              : prepared("data", o_.rollouts.empty() ? o_.data : o_.rollouts, o_);
+    const std::string eval_path = o_.eval_data.empty() ? "" : prepared("eval_data", o_.eval_data, eval);
     ModelLimits limits;
     data_ = open_samples(run, path);
     if (!eval_path.empty()) eval_data_ = open_samples(run, eval_path);

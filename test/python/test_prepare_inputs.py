@@ -1,6 +1,8 @@
 """data/prepare.py: several inputs drawn with probabilities, the first records of each, and printed documents."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -282,3 +284,40 @@ def test_wrong_inputs_without_a_tokenizer(bench, name, flags, message):
 def test_prefix_that_cannot_be_written(bench):
     assert "its directory does not exist" in bench.refused("pretrain", bench.tokenizer(merges=[]), [{"text": "Hello"}], "--to_bin",
                                                            str(bench.path / "none" / "new"))
+
+
+# ---- broken tokenizers
+
+
+def changed(**fields):
+    """What changes a tokenizer.json."""
+    return lambda text: json.dumps({**json.loads(text), **fields}).encode()
+
+
+def vocabulary(vocab):
+    return lambda text: json.dumps({**json.loads(text), "model": {**json.loads(text)["model"], "vocab": vocab}}).encode()
+
+
+def added(**fields):
+    plain = {"id": 256, "content": "<x>", "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return changed(added_tokens=[{**plain, **fields}])
+
+
+BROKEN = [lambda text: b"", lambda text: b"\0" * 9, lambda text: text.encode("utf-16"), lambda text: b'{"model": "\xff"}', lambda text: text[:-9].encode(),
+          lambda text: b"[" * 100000 + b"]" * 100000, lambda text: b"5", lambda text: b"[1]", lambda text: b"{}"]
+
+
+@pytest.mark.parametrize("name, break_it", [
+    *[("tokenizer.json", break_it) for break_it in BROKEN], *[("tokenizer_config.json", break_it) for break_it in BROKEN[:-1]],
+    *[("special_tokens_map.json", break_it) for break_it in BROKEN[:6]], ("special_tokens_map.json", lambda _: b'{"eos_token": {"a": 1}}'),
+    *[("tokenizer.json", changed(**{name: value})) for name in ("model", "added_tokens") for value in (None, 5, "x", [1], {"a": 1})],
+    *[("tokenizer.json", vocabulary(value)) for value in (None, 5, "x", {}, [], [1], {"a": "b"}, {"a": -1}, {"a": 1.5}, {"a": True}, {"a": 1 << 40})],
+    *[("tokenizer.json", added(**field)) for field in ({"id": None}, {"id": "x"}, {"id": -1}, {"id": 1 << 30}, {"special": "x"}, {"content": 5},
+                                                       {"content": "\ud800"})],
+])
+def test_a_broken_tokenizer_ends_in_one_message(bench, name, break_it):
+    path = shutil.copytree(DATA / "demo" / "model", bench.path / "tokenizer")
+    text = (path / name).read_text() if (path / name).exists() else "{}" * 9
+    (path / name).write_bytes(break_it(text))
+    message = bench.refused("sft", path, [{"text": "a"}])
+    assert "tokenizer" in message and len(message) < 1000

@@ -110,6 +110,26 @@ def test_every_layout_gives_the_tokens_of_its_plain_twin(bench, twin):
         assert (documents.ids, documents.masks) == expected, name
 
 
+@pytest.mark.parametrize("split", ["train", "train[:2]", "train[2:]", "train[1:3]", "train[-2:]", "train[:-4]", "train[:50%]", "train[-34%:]",
+                                   "train[10%:90%]", "train[:2]+train[5:]", "train[:99]", "train[-99:2]"])
+def test_slices_of_a_split_are_those_of_datasets(bench, twin, split):
+    import datasets
+
+    tokenizer, (ids, masks) = twin
+    layouts(bench.path)
+    (bench.path / "plain.jsonl").write_bytes(lines(CHATS))
+    datasets.Dataset.from_dict({"i": list(range(6))}).to_json(bench.path / "numbers.jsonl")
+    expected = datasets.load_dataset("json", data_files=str(bench.path / "numbers.jsonl"), split=split, cache_dir=str(bench.path / "cache"))["i"]
+    for name in ("plain.jsonl", "sharegpt.parquet", "shards", "parquets", "splits", "saved", "plain.js*"):
+        documents = bench.run("sft", tokenizer, f"{bench.path / name}[{split}]")
+        assert documents.ids == [ids[i] for i in expected], name
+
+
+def test_a_record_of_a_slice_has_its_own_number(bench):
+    bench.jsonl(*CHATS[:3], {"messages": 1}, name="bad.jsonl")
+    assert "record 4 (line 4) of bad.jsonl" in bench.refused("sft", bench.tokenizer(CHATML), f"{bench.path}/bad.jsonl[train[3:]]")
+
+
 def prepared(bench, tokenizer, source, **environment):
     """Code, message and documents of a process of its own, which reads the environment when it starts."""
     out = bench.path / "own.safetensors"
@@ -146,7 +166,9 @@ def test_wrong_layouts(bench, twin):
     (bench.path / "nothing").mkdir()
     (bench.path / "cut.jsonl.gz").write_bytes(gzip.compress(lines(CHATS * 1000))[:100])
     for name, expected in {"nothing": "nothing: holds no data set", "splits[dev]": "has no split 'dev'; it has train, test",
-                           "parquets[dev]": "has no split 'dev'", "alpaca.jsonl[test]": "alpaca.jsonl is one file, which has no subset",
+                           "parquets[dev]": "has no split 'dev'", "alpaca.jsonl[test]": "alpaca.jsonl[test]: has no split 'test'; it has train\n  fix: --input alpaca.jsonl[SPLIT]",
+                           "alpaca.jsonl:sub": "alpaca.jsonl is one file, which has no subset", "alpaca.jsonl[train[:x]]": "names no records",
+                           "alpaca.jsonl[train[2:2]]": "holds no records", "splits[train[:2]+dev]": "has no split 'dev'",
                            "cut.jsonl.gz": "cut.jsonl.gz: broken compression"}.items():
         assert expected in bench.refused("sft", tokenizer, str(bench.path / name)), name
 

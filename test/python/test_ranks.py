@@ -395,6 +395,17 @@ def test_more_ranks_than_samples(tmp_path):
     assert compare_logs(tmp_path / "eight", tmp_path / "one") == 3
 
 
+def shard(model, directory, change):
+    """Writes a copy of a model in one shard with an index, in which the lowest bit of a weight is set or not."""
+    directory.mkdir()
+    shutil.copy(model / "config.json", directory)
+    weights = bytearray((model / "model.safetensors").read_bytes())
+    weights[len(weights) // 2 // 4 * 4] = weights[len(weights) // 2 // 4 * 4] & 254 | change
+    (directory / "model-00001-of-00001.safetensors").write_bytes(weights)
+    names = set(json.loads(weights[8:8 + int.from_bytes(weights[:8], "little")])) - {"__metadata__"}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}))
+
+
 @pytest.fixture(scope="module")
 def wrong(data, tmp_path_factory):
     """Wrong starts of two processes. Most of their time is mpirun's waiting, so they run together."""
@@ -402,13 +413,20 @@ def wrong(data, tmp_path_factory):
     shutil.copy(data, here / "data.safetensors")
     for seed, directory in enumerate((here, there)):
         write_data(directory / "same_name.safetensors", random_documents(40, seed))
-    run = {name: here / name for name in ("path", "another", "flags", "task", "check", "ranks", "full")}
+        # One id, or one byte of a shard, is another in the middle of a few MB.
+        documents = random_documents(20000, longest=128)
+        documents[10000][0][-1] = 5 + seed
+        write_data(directory / "middle.safetensors", documents)
+        shard(GOLDEN / "qwen3", directory / "model", seed)
+    run = {name: here / name for name in ("path", "another", "middle", "weights", "flags", "task", "check", "ranks", "full")}
     full = ["bash", "-c", 'ulimit -f "$0"; exec "$@"']
     saves = sft(ROOT / "data/demo/train.safetensors", run["full"], model=DEMO, max_steps=1, save_steps=1, max_len=2048, max_samples=4)
     pretraining = [word if word != "sft" else "pretrain" for word in sft(data, run["task"])]
     starts = {
         "path": different((here, sft("data.safetensors", run["path"])), (there, sft("data.safetensors", run["path"]))),
         "another": different(*[(directory, sft("same_name.safetensors", run["another"])) for directory in (here, there)]),
+        "middle": different(*[(directory, sft("middle.safetensors", run["middle"], max_len=128)) for directory in (here, there)]),
+        "weights": different(*[(directory, sft(data, run["weights"], model="model")) for directory in (here, there)]),
         "flags": different((here, sft(data, run["flags"])), (here, sft(data, run["flags"], seed=7))),
         "task": different((here, sft(data, run["task"])), (here, pretraining)),
         "check": different((here, sft(data, run["check"])), (here, sft(data, run["check"], "--check_comm"))),
@@ -424,6 +442,8 @@ def wrong(data, tmp_path_factory):
 @pytest.mark.parametrize("name, parts", [
     ("path", ["rank 1: data.safetensors: cannot open: No such file", "fix: the path"]),
     ("another", ["same_name.safetensors is not the same file for rank 0 and for rank 1", "fix: the same files on all hosts"]),
+    ("middle", ["middle.safetensors is not the same file for rank 0 and for rank 1", "fix: the same files on all hosts"]),
+    ("weights", ["model/model-00001-of-00001.safetensors is not the same file for rank 0 and for rank 1", "fix: the same files on all hosts"]),
     ("flags", ["rank 0 was started with --seed 42, rank 1 with 7", "fix: the same command for every rank"]),
     ("task", ["rank 0 was started", "fix: the same command for every rank"]),
     ("check", ["rank 0 was started with --check_comm false, rank 1 with true", "fix: the same command for every rank"]),

@@ -1,0 +1,272 @@
+"""The cache of prepared data: its key is a hash of all that preparation reads, and of nothing else; many runs fill it at once."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from preparing import CHAT, CHATML, DATA, PLAIN, bench, prepare, read_safetensors  # noqa: F401
+from test_runs import DEMO, ENVIRONMENT, call, command, python_for_data, random_documents, refused, refused_training, train, write_data  # noqa: F401
+
+
+class Keys:
+    """A data file, a tokenizer and a template file, and the keys for them."""
+
+    def __init__(self, bench):
+        self.bench = bench
+        self.data = Path(bench.jsonl({"messages": CHAT}))
+        self.tokenizer = Path(bench.tokenizer(CHATML))
+        self.template = bench.path / "plain.jinja"
+        self.template.write_text(PLAIN)
+
+    def key(self, *flags, data=None, tokenizer=None, task="sft"):
+        arguments = ["--data", str(data or self.data), "--tokenizer", str(tokenizer or self.tokenizer), *flags, "--key"]
+        assert prepare.main([task, *arguments]) == 0
+        return self.bench.capsys.readouterr().out
+
+
+@pytest.fixture
+def keys(bench):
+    return Keys(bench)
+
+
+def edit(path, old, new):
+    """Changes a file in place, and leaves its size and its times as they were, as an attentive eye would not notice."""
+    text, times = path.read_text(encoding="utf-8"), os.stat(path)
+    assert old in text and len(old.encode()) == len(new.encode())
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def change_json(path, change):
+    value = json.loads(path.read_text(encoding="utf-8"))
+    change(value)
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def test_every_byte_that_is_read_changes_the_key(keys):
+    tokenizer = keys.tokenizer
+
+    def of_tokenizer(**fields):
+        change_json(tokenizer / "tokenizer.json", lambda value: value.update(fields))
+
+    changes = {
+        "data": lambda: edit(keys.data, "Hello", "Hallo"),
+        "chat_template.jinja": lambda: edit(tokenizer / "chat_template.jinja", "im_start", "im_stArt"),
+        "an additional template": lambda: ((tokenizer / "additional_chat_templates").mkdir(),
+                                           (tokenizer / "additional_chat_templates" / "tool_use.jinja").write_text(PLAIN)),
+        "eos_token": lambda: edit(tokenizer / "tokenizer_config.json", '"<|endoftext|>"', '"<|im_start|>" '),
+        "special_tokens_map.json": lambda: (tokenizer / "special_tokens_map.json").write_text('{"bos_token": "<s>"}'),
+        "added_tokens.json": lambda: (tokenizer / "added_tokens.json").write_text("{}"),
+        "normalizer": lambda: of_tokenizer(normalizer={"type": "Lowercase"}),
+        "post_processor": lambda: of_tokenizer(post_processor=None),
+        "added tokens": lambda: edit(tokenizer / "tokenizer.json", '"rstrip": false', '"rstrip": true '),
+        "config.json": lambda: (tokenizer / "config.json").write_text('{"model_type": "mistral"}'),
+        "template file": lambda: edit(keys.template, "m['role']", "m[\"role\"]"),
+    }
+    seen = {keys.key("--tokenizer_chat_template", str(keys.template))}
+    for name, change in changes.items():
+        change()
+        key = keys.key("--tokenizer_chat_template", str(keys.template))
+        assert key not in seen, name
+        seen.add(key)
+    flags = [(), ("--max_len", "99"), ("--truncation", "keep"), ("--append_eos", "false"), ("--chat_template_kwargs", '{"a": 1}'),
+             ("--add_bos", "never"), ("--max_samples", "1"), ("--dataset_probs", "1"), ("--dataset_probs", "1", "--seed", "7")]
+    of_flags = [keys.key(*words) for words in flags] + [keys.key(data=f"{keys.data}[train[:1]]"), keys.key(task="pretrain")]
+    assert len(set(of_flags)) == len(of_flags)
+
+
+def test_the_libraries_and_the_code_change_the_key(keys, monkeypatch):
+    import cache_key
+
+    seen = {keys.key()}
+    for library in cache_key.LIBRARIES:
+        with monkeypatch.context() as patch:
+            patch.setattr(cache_key, "version", lambda name: "9" if name == library else "1")
+            seen.add(keys.key())
+    monkeypatch.setattr(cache_key, "hash_of", lambda path: path[-6:] if path.endswith("chat.py") else cache_key.xxh3_128(Path(path).read_bytes()).hexdigest())
+    seen.add(keys.key())
+    assert len(seen) == 2 + len(cache_key.LIBRARIES)
+
+
+def test_nothing_else_changes_the_key(keys, monkeypatch):
+    key = keys.key()
+    (keys.bench.path / "elsewhere").mkdir()
+    moved = shutil.copy(keys.data, keys.bench.path / "elsewhere" / "in.jsonl")
+    copied = shutil.copytree(keys.tokenizer, keys.bench.path / "elsewhere" / "model")
+    for name in ("model.safetensors", "generation_config.json", "README.md", "training_args.bin"):
+        (copied / name).write_text("other")
+    os.utime(moved, (1, 1))
+    assert keys.key(data=moved, tokenizer=copied) == key
+    assert keys.key("--seed", "7", "--max_len", "2048", "--max-len=2048", "--show", "2") == key
+    monkeypatch.chdir(keys.bench.path)
+    assert keys.key(data="in.jsonl", tokenizer="tokenizer") == key
+
+
+def test_of_a_directory_the_files_of_its_split_are_read(keys):
+    for split, words in (("train", "Hello there"), ("test", "Bye")):
+        (keys.bench.path / "set").mkdir(exist_ok=True)
+        (keys.bench.path / "set" / f"{split}.jsonl").write_text(json.dumps({"prompt": "Q", "completion": words}) + "\n")
+    keys.data = keys.bench.path / "set"
+    key, of_test = keys.key(), keys.key(data=f"{keys.data}[test]")
+    assert of_test != key
+    edit(keys.data / "test.jsonl", "Bye", "bye")
+    assert keys.key() == key and keys.key(data=f"{keys.data}[test]") != of_test
+    edit(keys.data / "train.jsonl", "there", "There")
+    assert keys.key() != key
+
+    import datasets
+    datasets.Dataset.from_list([{"text": "one"}]).save_to_disk(keys.bench.path / "saved")
+    key = keys.key(data=keys.bench.path / "saved")
+    arrow, = (keys.bench.path / "saved").glob("*.arrow")
+    arrow.write_bytes(arrow.read_bytes().replace(b"one", b"two"))
+    assert keys.key(data=keys.bench.path / "saved") != key
+
+
+def test_data_that_changes_while_it_is_read_is_not_kept(keys, monkeypatch):
+    key = keys.key().strip()
+    edit(keys.data, "Hello", "Hallo")
+    message = keys.bench.refused("sft", keys.tokenizer, str(keys.data), "--key", key)
+    assert message == ("what was to be prepared was changed while it was read\n"
+                       "  fix: start again when nothing writes to the data or the tokenizer\n")
+    assert keys.bench.call("sft", keys.tokenizer, str(keys.data), "--key", keys.key().strip())[0] == 0
+
+
+def test_messages_name_what_was_given(keys):
+    for flag in ("--data", "--eval_data", "--prompts", "--input"):
+        assert prepare.main(["sft", flag, "absent.jsonl", "--tokenizer", str(keys.tokenizer), "--key"]) == 1
+        assert keys.bench.capsys.readouterr().err == (
+            f"absent.jsonl: there is no such file\n  fix: give {flag} an existing file, several with commas between them\n")
+    assert prepare.main(["sft", "--data", str(keys.data), "--tokenizer", "absent", "--out", str(keys.bench.path / "out")]) == 1
+    assert "fix: give --model the directory" in keys.bench.capsys.readouterr().err
+
+
+def test_many_processes_prepare_the_same_data_at_once(keys):
+    out = keys.bench.path / "out.safetensors"
+    words = [sys.executable, DATA / "prepare.py", "sft", "--input", keys.data, "--tokenizer", keys.tokenizer, "--out", out]
+    for _ in range(2):
+        started = [subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+        assert [(process.communicate()[1], process.returncode) for process in started] == [("", 0)] * len(started)
+        assert len(read_safetensors(out)[0]["tokens"]) == 77
+        assert [name for name in os.listdir(keys.bench.path) if name.startswith((".", "out"))] == ["out.safetensors"]
+
+
+def test_a_whole_file_or_none(tmp_path, monkeypatch):
+    from whole_file import whole_file
+
+    path, older = tmp_path / "file", "older"
+    for unnamed in (True, False):  # with and without files that have no name
+        if not unnamed:
+            monkeypatch.setattr(os, "O_TMPFILE", 0)
+        path.write_text(older)
+        with pytest.raises(KeyError), whole_file(path) as file:
+            file.write(b"half")
+            raise KeyError
+        assert path.read_text() == older and os.listdir(tmp_path) == ["file"]
+        with whole_file(path) as file, whole_file(path) as other:
+            file.write(b"one")
+            other.write(b"two")
+        assert path.read_bytes() == b"one" and os.listdir(tmp_path) == ["file"]
+        assert os.stat(path).st_mode & 0o777 == 0o666 & ~int(os.popen("umask").read(), 8)
+
+
+# ---- the program
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch, python_for_data):
+    """The directory of a cache of its own, and records for it."""
+    monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"prompt": f"{i}?", "completion": f"{i}!"}) + "\n" for i in range(6)))
+    return tmp_path / "cache" / "train_llama"
+
+
+def trained(output, source, **options):
+    """Trains on raw data, and returns the samples of an epoch."""
+    words = command("sft", **{"model": DEMO, "data": source, "output_dir": output, "max_epochs": 1, "train_batch_size": 2, **options})
+    result = subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return json.loads((output / "log.jsonl").read_text().splitlines()[-1])["summary"]["samples"]
+
+
+def test_a_damaged_file_of_the_cache_is_prepared_again(cache, tmp_path):
+    assert trained(tmp_path / "a", tmp_path / "in.jsonl") == 6
+    file, = cache.glob("*.safetensors")
+    right = file.read_bytes()
+    for wrong in (right[:-9] + bytes([right[-9] ^ 2]) + right[-8:], right[:len(right) // 2], b"", right[:-20] + bytes(20)):
+        file.write_bytes(wrong)
+        assert trained(tmp_path / "a", tmp_path / "in.jsonl", overwrite="true") == 6
+        assert file.read_bytes() == right
+    before = os.stat(file).st_ino
+    assert trained(tmp_path / "a", tmp_path / "in.jsonl", overwrite="true", learning_rate=1e-5, seed=3) == 6
+    assert os.stat(file).st_ino == before and list(cache.glob("*.safetensors")) == [file]
+
+
+def test_slices_in_the_words_of_others(cache, tmp_path):
+    source, yaml = tmp_path / "in.jsonl", tmp_path / "ax.yaml"
+    assert trained(tmp_path / "trl", source, dataset_train_split="train[:2]") == 2
+    assert trained(tmp_path / "openrlhf", source, dataset_split="train[:1]+train[-50%:]") == 4
+    for entry in ({"path": str(source)}, {"path": "json", "data_files": [str(source)]}):
+        yaml.write_text(json.dumps({"base_model": str(DEMO), "datasets": [{**entry, "split": "train[4:]", "type": "alpaca"}]}))
+        assert trained(tmp_path / "axolotl", None, model=None, config=yaml, overwrite="true") == 2
+    prepared = next(cache.glob("*.safetensors"))
+    for given, options, message in (
+            (source, {"dataset_train_split": "test"}, f"{source}[test]: has no split 'test'; it has train\n  fix: --data {source}[SPLIT]"),
+            (source, {"dataset_config": "fr"}, f"{source} is one file, which has no subset"),
+            (prepared, {"dataset_train_split": "train[:2]"}, "is prepared data, which has no splits\n  fix: --max_samples N"),
+            (prepared, {"eval_data": "absent.jsonl[train[:2]]"}, "there is no such file\n  fix: give --eval_data an existing file")):
+        refused_training(given, tmp_path / "none", message, model=DEMO, **options)
+
+
+def test_many_runs_prepare_at_once(cache, tmp_path):
+    trained(tmp_path / "model", tmp_path / "in.jsonl", max_steps=1)
+    words = command("generate", model=tmp_path / "model", prompts=tmp_path / "p.jsonl", max_new_tokens=1)
+    (tmp_path / "p.jsonl").write_text('{"prompt": "sort: 3 1 2"}\n')
+    typed = command("generate", model=tmp_path / "model", prompt="sort: 3 1 2", max_new_tokens=1)
+    started = [subprocess.Popen(each, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) for each in [words, typed] * 3]
+    assert [process.communicate()[1] for process in started if process.wait()] == []
+    refused(command("generate", model=tmp_path / "model", prompt=b"\xff".decode(errors="surrogateescape")), "is not UTF-8\n  fix: write it in UTF-8")
+    assert len(list(cache.iterdir())) == 2  # the training data and the prompts; what was typed is not kept
+
+
+def test_a_cache_that_cannot_be(cache, tmp_path, monkeypatch):
+    words = command("sft", model=DEMO, data=tmp_path / "in.jsonl", output_dir=tmp_path / "a")
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", "/proc/self"):
+        monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(place))
+        assert re.fullmatch(rf"train_llama: cannot create the cache {place}/train_llama: .*\n  fix: set XDG_CACHE_HOME\n", call(words).stderr)
+    monkeypatch.delitem(ENVIRONMENT, "XDG_CACHE_HOME")
+    monkeypatch.delitem(ENVIRONMENT, "HOME")
+    own = Path(f"/tmp/train_llama-{os.getuid()}")
+    existed = own.exists()
+    trained(tmp_path / "b", tmp_path / "in.jsonl")
+    assert os.stat(own).st_mode & 0o777 == 0o700 and list(own.glob("*.safetensors"))
+    if not existed:
+        shutil.rmtree(own)
+        own.symlink_to(tmp_path)
+        assert f"there is no HOME for the cache, and {own} is no directory of this user alone\n  fix: set HOME or XDG" in call(words).stderr
+        own.unlink()
+
+
+def test_data_whose_middle_has_changed_is_not_resumed(tmp_path):
+    """4 MB of it: neither its size nor its beginning and end tell."""
+    documents = random_documents(20000, longest=128)
+    path = write_data(tmp_path / "data.safetensors", documents)
+    options = {"data": path, "max_len": 128, "max_steps": 2}
+    train(tmp_path / "a", save_steps=1, **options)
+    damaged = bytearray(path.read_bytes())
+    assert len(damaged) > 3 << 20
+    damaged[len(damaged) // 3] ^= 1
+    path.write_bytes(damaged)
+    refused_training(path, tmp_path / "a", "are damaged, or were changed after the file was written: the checksum of its bytes",
+                     "fix: copy the file again", resume="auto", max_steps=3, train_batch_size=4, max_len=128)
+    ids, mask = documents[10000]
+    documents[10000] = (np.where(ids == ids[0], 5 + (ids[0] == 5), ids), mask)
+    changed = write_data(tmp_path / "data.safetensors", documents)
+    assert changed.stat().st_size == len(damaged)
+    refused_training(path, tmp_path / "a", "was made with data", "fix: the same data", resume="auto", max_steps=3, train_batch_size=4, max_len=128)
