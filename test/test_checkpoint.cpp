@@ -619,8 +619,8 @@ TEST_F(Checkpoint, WhatLiesBeyondAResumedStepGoes) {
 }
 
 TEST_F(Checkpoint, NumbersThatNoRunReachesAreRefused) {
-    TrainerState state = {
-        .step = 3, .cursor = 12, .steps = 8, .skips_in_a_row = 0, .worse_in_a_row = 0, .totals = {}, .spikes = {}};
+    TrainerState state{};
+    state.step = 3, state.cursor = 12, state.steps = 8;
     state.options = nlohmann::ordered_json::object();
     write_trainer_state(dir, state);
     const auto read = [&] { return read_trainer_state(dir, state, [](const std::string &) {}); };

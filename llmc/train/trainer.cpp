@@ -462,9 +462,8 @@ void Trainer::update(const Step &batch, const Measured &measured, double norm, d
     if (!finite && o_.detect_anomaly) explain(batch);
     totals_.skipped++;
     if (logger_)
-        logger_->say(
-            "step %zu skipped: %s", step_ + 1,
-            finite ? "nothing of its samples is learned from, no token is a target" : "its loss or gradient is not finite");
+        logger_->say("step %zu skipped: %s", step_ + 1,
+                     finite ? "no token of its samples is learned from" : "its loss or gradient is not finite");
     if (finite || ++skips_in_a_row_ < max_skips_in_a_row) return;
     const std::string tensor = model_->nonfinite_gradient();
     agree(run_.comm, [&] {

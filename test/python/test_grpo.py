@@ -126,7 +126,7 @@ def test_a_step_whose_answers_are_all_masked_is_no_update(mesh, tmp_path):
     assert weights(tmp_path / "run/step_1") == weights(tmp_path / "run/step_2") != weights(GOLDEN / "qwen3")
     assert (first["skipped"], second["skipped"], second["loss"], second["truncated"]) == (0, 1, None, 1)
     assert first["target_tokens"] == second["target_tokens"] == sum(len(line["completion_ids"]) for line in lines[:4] if not line.get("truncated"))
-    assert "step 2 skipped: nothing of its samples is learned from" in said
+    assert "step 2 skipped: no token of its samples is learned from" in said
     cut = write(tmp_path / "cut.jsonl", [{**line, "truncated": True} for line in lines])
     assert "nothing to evaluate, every answer was cut off" in run(tmp_path / "evaluated", tmp_path / "rollouts.jsonl", eval_data=cut, **options)
     assert not (tmp_path / "evaluated/best").exists()
