@@ -26,8 +26,8 @@ from tokenizer import Tokenizer  # noqa: E402
 
 PAGE = ROOT / "docs" / "data.md"
 BEGIN, END = "<!-- made by scripts/check_templates.py --write -->\n", "<!-- end -->\n"
-# What looks like a special token: <|im_end|>, <turn|>, <｜User｜>, <s>, <end_of_turn>, [INST].
-SPECIAL = re.compile(r"<\|[\w ]+\|?>|<[\w ]+\|>|<｜[^｜]+｜>|</?s>|<(?:start|end)_of_\w+>|\[/?[A-Z_]{3,}\]")
+# What looks like a special token: <|im_end|>, <turn|>, [|user|], <｜User｜>, <s>, <end_of_turn>, [INST].
+SPECIAL = re.compile(r"<\|[\w /]+\|?>|\[\|\w+\|\]|<[\w ]+\|>|<｜[^｜]+｜>|</?s>|<(?:start|end)_of_\w+>|\[/?[A-Z_]{3,}\]")
 BOS, EOS = "<bos>", "<eos>"
 EMPTY = re.compile(r"\s*(<think>\s*</think>\s*)?")
 
@@ -70,6 +70,7 @@ class Outcome(NamedTuple):
     tokens: list = []
     mask: list = []
     prompt: str = ""  # what asks for the first answer
+    open_turns: int = 0  # answers after which no special token is trained
     refusal: str = ""
 
     def trained(self, value=1):
@@ -104,7 +105,7 @@ class Preparer:
         if not len(lot.tokens):
             return Outcome(refusal="nothing of it is trained")
         prompt, _ = self.recipe.template.prompt([user(0)], {"tools": None, **fields.get("chat_template_kwargs", {})})
-        return Outcome([self.tokenizer.hf.decode([i]) for i in lot.tokens], lot.mask.tolist(), prompt)
+        return Outcome([self.tokenizer.hf.decode([i]) for i in lot.tokens], lot.mask.tolist(), prompt, lot.counts["open turns"])
 
 
 def words(fields):
@@ -138,18 +139,19 @@ def is_convention(outcome, marked, text, leads):
 
 
 def verdict(outcome, twin, fields):
-    """A sign of SIGNS, or a sentence."""
+    """Signs of SIGNS, or a sentence."""
     if outcome.refusal:
         return f"refused: {outcome.refusal}"
     wrong = list(faults(outcome, fields))
     if wrong:
         return "; ".join(wrong)
+    end = "°" if outcome.open_turns else ""
     if twin is None or twin.refusal or twin.tokens != outcome.tokens:
-        return "✓"
+        return "✓" + end
     found = list(differences(outcome, twin))
     unusual = [(marked, text) for marked, text, leads in found if not is_convention(outcome, marked, text, leads)]
     if not unusual:
-        return "~" if found else "="
+        return ("~" if found else "=") + end
     return "; ".join(f"{'only the marks train' if marked else 'the marks do not train'} `{text!r}`" for marked, text in dict.fromkeys(unusual))
 
 
@@ -157,6 +159,7 @@ SIGNS = {
     "=": "the marks train the same tokens",
     "~": "the marks train, too, what the generation prompt holds (`<|im_start|>assistant`), an empty think block, or the line break after the turn",
     "✓": "there are no marks for this text, and the assistant's words are trained and no others",
+    "°": "no special token ends the turn, so stopping is not learnt; preparing says so (GLM ends a turn by beginning the user's, `<|user|>`)",
 }
 
 
@@ -174,7 +177,7 @@ def table(templates):
     plain = [name for name in templates if not name.endswith("_training")]
     for name in plain:
         verdicts = check(templates[name], templates.get(f"{name}_training")).values()
-        cells = [v if v in SIGNS else str(notes.setdefault(v, len(notes) + 1)) for v in verdicts]
+        cells = [v if v[0] in SIGNS else str(notes.setdefault(v, len(notes) + 1)) for v in verdicts]
         rows.append(f"| {name} | {' | '.join(cells)} |")
     lines = [f"| template | {' | '.join(CHATS)} |", "|---" * (1 + len(CHATS)) + "|", *rows, ""]
     lines += [*(f"- {sign} {meaning}" for sign, meaning in SIGNS.items()), ""]

@@ -395,7 +395,7 @@ void write_generation_config(const std::string &dir, const ModelConfig &config) 
     const bool has_eos = out.is_object() && out.contains("eos_token_id");
     const std::vector<int32_t> known = Fields(has_eos ? out : config.source, dir).ids("eos_token_id");
     std::vector<int32_t> eos = config.eos;
-    std::ranges::stable_partition(eos, [&](int32_t id) { return std::ranges::find(known, id) == known.end(); });
+    std::stable_partition(eos.begin(), eos.end(), [&](int32_t id) { return std::ranges::find(known, id) == known.end(); });
     if (!eos.empty()) out["eos_token_id"] = eos.size() == 1 ? json(eos[0]) : json(eos);
     if (!out.is_null()) write_json(dir + "/generation_config.json", out);
 }
