@@ -248,7 +248,7 @@ def check(task, record, mutated, recipe, template):
             return "the first token is trained"
         text += decode(ids)
         trained += "\n".join(decode([i for i, _ in run]) for is_trained, run in itertools.groupby(zip(ids, mask), lambda pair: pair[1]) if is_trained)
-    drafts, _ = recipe._drafted(Record("fuzz", 1, None, record, 100))
+    drafts, *_ = recipe._drafted(Record("fuzz", 1, None, record, 100))
     rendered = "".join(draft.text or "" for draft in drafts)
     if len(lot.lengths) == len(drafts) and drafts[0].is_chat and text != rendered:
         return f"the tokens are of another text: {text!r}, not {rendered!r}"
