@@ -62,8 +62,9 @@ def checked_message(turn, where, fix):
         raise DataError(f"{where} is no message with a role; it has {seen(turn) if isinstance(turn, dict) else a_kind(turn)}", fix)
     message = {key: value for key, value in turn.items() if value is not None and key not in ("from", "value")}
     message["role"] = ALIASES.get(role.lower(), role)
-    if "content" not in message and has(turn, "value"):
-        message["content"] = turn["value"]
+    if has(turn, "value"):
+        if message.setdefault("content", turn["value"]) != turn["value"]:
+            raise DataError(f"{where} has a content and another value", "leave one of them out")
     if role in CALLING:
         message |= {"role": "assistant", "tool_calls": tool_calls(message.pop("content", None), where)}
     elif not isinstance(message.get("content", ""), str):

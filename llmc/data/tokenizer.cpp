@@ -115,11 +115,15 @@ static std::string decode_byte_level(const std::string &text) {
 }
 
 // Stops where the text has grown by more than a token may have.
-static std::string replace_all(std::string text, const std::string &from, const std::string &to) {
-    const size_t most = text.size() + max_token_bytes;
-    for (size_t at = 0; !from.empty() && text.size() <= most && (at = text.find(from, at)) != std::string::npos; at += to.size())
-        text.replace(at, from.size(), to);
-    return text;
+static std::string replace_all(const std::string &text, const std::string &from, const std::string &to) {
+    if (from.empty()) return text;
+    std::string out;
+    size_t done = 0;  // bytes of text
+    for (size_t at; out.size() <= done + max_token_bytes && (at = text.find(from, done)) != std::string::npos;
+         done = at + from.size())
+        out.append(text, done, at - done).append(to);
+    out.append(text, done);
+    return out;
 }
 
 // Returns the byte that a token of the form <0xNN> stands for, or -1.

@@ -309,7 +309,8 @@ def test_models_of_the_other_program(program, options, message, flags, data, tmp
     ({"vocab_size": 97}, 'model.safetensors: tensor "transformer.wte.weight" has shape (96, 32), but (97, 32) is needed\n'),
     ({"n_layer": 3}, 'model.safetensors: has no tensor "transformer.h.2.attn.c_attn.weight", which config.json asks for\n'),
     ({"n_layer": 1},
-     'model.safetensors: tensor "transformer.h.1.attn.c_attn.bias" (96) is not part of the model that config.json describes\n'),
+     'model.safetensors: tensor "transformer.h.1.attn.c_attn.bias" (96) is not part of the model that config.json describes\n'
+     "  fix: the config.json that belongs to these weights, or a model that transformers has saved\n"),
     ({"tie_word_embeddings": False}, 'model.safetensors: has no tensor "lm_head.weight", which config.json asks for\n'),
     ({"scale_attn_by_inverse_layer_idx": True},
      "config.json: scale_attn_by_inverse_layer_idx asks for another attention scale, which we do not have\n"),
@@ -356,7 +357,7 @@ def test_documents_that_do_not_fit(task, tmp_path):
     ("pretrain", "a.bin,in.jsonl", {}, None),
     ("sft", "a.bin", {}, None),
     ("pretrain", "a.bin", {"eos_token_id": None}, None),
-    ("pretrain", "b*.bin", {}, "b*.bin: there is no such file\n  fix: give --input an existing file, several with commas between them\n"),
+    ("pretrain", "b*.bin", {}, "b*.bin: there is no such file\n  fix: give --data an existing file, several with commas between them\n"),
     ("pretrain", "a.bin", {}, "record 1 of a.bin: input_ids[1] is 260, outside the vocabulary of 260\n"
      "  fix: take the tokenizer, or the model, that these ids were made for\n"),
 ])

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
 from test_runs import GOLDEN, call, command, first_step, log_lines, random_documents, read_tensors, refused, stable, train, write_data
 
@@ -120,7 +121,8 @@ def test_dpo_from_an_adapter_compares_with_that_adapter(trained, tmp_path):
 
 
 def test_grpo_with_a_divergence_from_the_base(tmp_path):
-    prompts = write_data(tmp_path / "prompts.safetensors", random_documents(8, longest=12))
+    answered = [(np.append(ids, [7]), np.append(0 * ids, [1])) for ids, _ in random_documents(8, longest=12)]
+    prompts = write_data(tmp_path / "prompts.safetensors", answered)
     options = dict(data=prompts, max_len=64, rollout_batch_size=4, train_batch_size=8, n=2, max_new_tokens=4, max_steps=2, kl_coef=0.1, **LORA)
     train(tmp_path / "grpo", task="grpo", **options)
     assert first_step(tmp_path / "grpo")["kl"] == pytest.approx(0, abs=1e-6)
@@ -196,7 +198,8 @@ def test_rewards_by_a_quantised_model(tmp_path):
     train(tmp_path / "rm", task="rm", max_steps=6, load_in="4bit", **PAIRS, **LORA)
     assert losses(tmp_path / "rm")[-1] < losses(tmp_path / "rm")[0]
     call(command("merge", adapter=tmp_path / "rm", output_dir=tmp_path / "model", load_in="4bit", threads=None, device=None))
-    prompts = write_data(tmp_path / "prompts.safetensors", random_documents(8, longest=12))
+    answered = [(np.append(ids, [7]), np.append(0 * ids, [1])) for ids, _ in random_documents(8, longest=12)]
+    prompts = write_data(tmp_path / "prompts.safetensors", answered)
     options = dict(data=prompts, max_len=64, rollout_batch_size=4, train_batch_size=8, n=2, max_new_tokens=4, max_steps=2, reward=tmp_path / "model", **LORA)
     for load_in in ("4bit", None):
         train(tmp_path / f"grpo_{load_in}", task="grpo", load_in=load_in, **options)

@@ -159,7 +159,7 @@ def test_a_script_looks_first_for_what_it_needs_last(script, interpreter, tmp_pa
     stand_in(tmp_path / ".venv/bin/python3", f'exec {BARE_PYTHON} "$@"\n')
     result = subprocess.run([interpreter, tmp_path / script], capture_output=True, text=True)
     assert result.returncode == 1 and result.stdout == ""
-    assert result.stderr == ("prepare.py: Python has no numpy, tokenizers, transformers, jinja2\n"
+    assert result.stderr == ("prepare.py: Python has no numpy, tokenizers, transformers, jinja2, xxhash\n"
                              "  fix: make deps (or: pip install -r requirements.txt)\n")
 
 

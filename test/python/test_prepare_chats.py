@@ -441,3 +441,10 @@ def test_a_call_without_a_content_is_not_lost(bench):
     call = {"role": "assistant", "tool_calls": [{"name": "look", "arguments": {"at": "it"}}]}
     error = bench.refused("sft", bench.tokenizer(CHATML), [{"messages": [*QUESTION, call, *QUESTION, *ANSWER]}])
     assert "has tool calls in a message of the role 'assistant', of which the chat template shows nothing\n  fix: " in error
+
+
+def test_two_names_of_a_content(bench):
+    turn = {"from": "gpt", "value": "Hello", "content": "Hello"}
+    error = bench.refused("sft", bench.tokenizer(CHATML), [{"conversations": [*QUESTION, turn | {"content": "Bye"}]}])
+    assert "conversations[1] has a content and another value\n  fix: leave one of them out" in error
+    assert bench.run("sft", bench.tokenizer(CHATML), [{"conversations": [*QUESTION, turn]}]).trained() == [["Hello<|im_end|>"]]
