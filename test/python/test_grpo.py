@@ -447,14 +447,6 @@ def test_nothing_is_learnt_from_answers_that_were_cut_off(prompts, tmp_path):
     assert log_lines(tmp_path / "all")[1]["grad_norm"] != lines[0]["grad_norm"]
 
 
-def test_a_step_of_answers_that_were_all_cut_off_teaches_nothing(file, tmp_path):
-    write(file, [{**rollout, "truncated": True} for rollout in rollouts()])
-    run(tmp_path / "run", file, mask_truncated="true")
-    line = first_step(tmp_path / "run")
-    assert line["grad_norm"] == 0 and line["policy_loss"] == 0 and line["ppo_kl"] == 0
-    assert line["truncated"] == pytest.approx(1)
-
-
 def test_only_prompts_that_teach_are_kept(prompts, tmp_path):
     """With 128 answers of one token, some prompts have a right one among them and others have none."""
     sample(tmp_path / "run", prompts, max_steps=3, n=128, rollout_batch_size=3, max_new_tokens=1, dynamic_filtering="true", save_rollouts="true",
