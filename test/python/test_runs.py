@@ -301,7 +301,8 @@ def test_signals_end_a_run_in_good_order(data, tmp_path):
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         done = len(log_lines(run)) if run.exists() else 0
         words = command("sft", output_dir=run, resume="auto", **options)
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        # The pipe holds about 50 lines of steps, so that a run cannot end before it has got its signal.
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pipesize=4096)
         log = run / "log.jsonl"
         while process.poll() is None and (not log.exists() or log.read_bytes().count(b"\n") < done + 3):
             time.sleep(0.001)
