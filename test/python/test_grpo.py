@@ -530,8 +530,9 @@ def test_stop_strings_end_answers(tmp_path):
     refused(words(tmp_path / "none", None, "--repetition_penalty", "1.1", rollouts=None, data=data), "the distribution that is trained")
 
 
-def test_prompts_without_a_right_answer(tmp_path):
+def test_prompts_without_a_right_answer(tmp_path, monkeypatch):
     """They are enough for a reward that needs no label; exact_match names the first."""
+    monkeypatch.setitem(test_runs.ENVIRONMENT, "XDG_CACHE_HOME", str(tmp_path))  # else the data may be there already, and no table is printed
     data = write(tmp_path / "prompts.jsonl", [{"prompt": "one two"}, {"prompt": "three"}, {"prompt": "four", "completion": " five"}])
     reward = tmp_path / "reward.py"
     reward.write_text("def reward(prompts, answers, labels):\n"
