@@ -413,7 +413,11 @@ void check_results(const Run &run) {
                                                                            {"log", o.log, appends ? "" : "{\"task\":"}};
     std::error_code error;
     for (const auto &[flag, path, beginning] : results) {
-        if (path.empty() || !fs::exists(path, error)) continue;
+        if (path.empty()) continue;
+        if (path != o.log && fs::exists(path + ".tmp", error))
+            die("--%s %s is written as %s.tmp first, which is there already\n  fix: move that away, or another file", flag,
+                path.c_str(), path.c_str());
+        if (!fs::exists(path, error)) continue;
         if (fs::is_directory(path, error)) die("--%s %s is a directory\n  fix: a file, which may be new", flag, path.c_str());
         if (!fs::is_regular_file(path, error)) continue;
         for (const auto &[input, from] : inputs_of(run)) {

@@ -201,6 +201,8 @@ def test_a_result_takes_no_other_file_s_place(data, tmp_path):
     refused(command("eval", data=data, max_len=64, scores=tmp_path), "is a directory")
     refused(command("eval", data=data, max_len=64, scores="/dev/full"), "/dev/full", "No space left")
     refused(command("sft", data=data, max_len=64, output_dir=tmp_path / "a", log=tmp_path / "notes.txt"), "exists, and what is in it no run wrote")
+    (tmp_path / "new.tmp").write_text("mine")
+    refused(command("eval", data=data, max_len=64, scores=tmp_path / "new"), "new.tmp first, which is there already", "move that away")
     (tmp_path / "link").symlink_to(tmp_path / "scores")
     for _ in range(2):  # the second time the file that the link leads to is replaced
         assert call(command("eval", data=data, max_len=64, scores=tmp_path / "link")).returncode == 0
