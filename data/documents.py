@@ -47,7 +47,7 @@ def refuse_unseen(fields, drafts, is_named=False):
     others of the same meaning do not count with flags that name the fields."""
     if "context_messages" in fields.used:
         fields.used.add("context")  # OpenRLHF's prompts have both: a text, and its messages
-    suspects = [name for name in fields.unused() if name in WATCHED and not (is_named and name in (*PROMPTS, "instruction", "input", "system"))]
+    suspects = [name for name in fields.unused() if name in WATCHED and not (is_named and name in (*PROMPTS, "system"))]
     if not suspects or not all(draft.text for draft in drafts):
         return
     whole = one_line(" ".join(draft.text for draft in drafts))

@@ -18,7 +18,8 @@ MODELS = ("meta-llama/Meta-Llama-3-8B", "OpenRLHF/Llama-3-8b-sft-mixture", "mist
 COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
 CHATS = [{"messages": [{"role": "user", "content": f"reverse {word}"}, {"role": "assistant", "content": word[::-1]}]} for word in ("tami", "lo", "pa")]
 DATA = {
-    "Open-Orca/OpenOrca": [{"question": f"reverse {word}", "response": word[::-1], "input": "x", "output": "y"} for word in ("tami", "lo", "pa")],
+    "Open-Orca/OpenOrca": [{"question": f"reverse {word}", "response": word[::-1], "input": f"reverse {word}", "output": word[::-1]}
+                           for word in ("tami", "lo", "pa")],
     "OpenRLHF/preference_dataset_mixture2_and_safe_pku": [
         {"chosen": chat["messages"], "rejected": chat["messages"][:1] + [{"role": "assistant", "content": "no"}]} for chat in CHATS],
     "trl-lib/Capybara": CHATS,
