@@ -5,10 +5,10 @@
 #   scripts/gpu_check.sh [--quick] [--out DIR] [SECTION...]          out/gpu_check, all sections
 #
 #   build        the trainers, the kernels' tests and the workshop, for this GPU alone
-#   tests        every op against float64, whole models against transformers; runs twice, which must give the same bits; GPU against CPU;
-#                ranks that share a GPU, and over NCCL ranks that have one each
-#   ladders      every version of every op in dev/cuda, checked and timed; with --quick the shipped ones alone
+#   tests        every op against float64, whole models against transformers; ranks that share a GPU, and over NCCL ranks that have one each
+#   runs         short training runs: the same bits twice, GPU against CPU, several ranks against one, train_gpt2
 #   sanitizer    compute-sanitizer on the tests of ops: memcheck, racecheck, synccheck
+#   ladders      every version of every op in dev/cuda, checked and timed; with --quick the shipped ones alone
 #   ops, attention, training                                         what scripts/gpu_bench.py measures; `bench` is all three
 #
 # The script needs the CUDA toolkit with cuBLAS, g++ and python3 with numpy, and for comparisons PyTorch and transformers. It needs no network: if
@@ -19,7 +19,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 
 out=out/gpu_check quick='' sections=()
-all=(build tests ladders sanitizer ops attention training)
+all=(build tests runs sanitizer ladders ops attention training)
 while [ $# -gt 0 ]; do
     case $1 in
         --quick) quick=--quick ;;
@@ -85,6 +85,27 @@ check() {
     return $code
 }
 
+# check_sharded NAME SECONDS COMMAND...: runs the tests of one GoogleTest program as several processes at once, since most of their time is the
+# CPU's float64 references. Their outputs are in DIR/NAME.*.log, and DIR/NAME.log says which failed.
+check_sharded() {
+    local name=$1 limit=$2
+    shift 2
+    shards=$shards prefix="$out/$name" check "$name" "$limit" bash -c '
+        for ((i = 0; i < shards; i++)); do
+            OMP_NUM_THREADS=2 GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i "$@" > "$prefix.$i.log" 2>&1 &
+            processes[i]=$!
+        done
+        failed=0
+        for ((i = 0; i < shards; i++)); do
+            code=0; wait "${processes[i]}" || code=$?
+            [ $code = 0 ] || { failed=1; echo "process $i ended with $code: $prefix.$i.log"; }
+        done
+        grep -ahE "FAILED  \]|========= (Error|Invalid|.* Error:|Race|Warning|Uninit)" "$prefix".*.log | sort | uniq -c | head -n 12
+        cat "$prefix".*.log | grep -aoE "PASSED  \] [0-9]+" | awk "{ n += \$3 } END { print n + 0, \"[  PASSED  ]\" }"
+        exit $failed' sharded "$@"
+}
+shards=$(( $(nproc) > 2 ? $(nproc) / 2 : 1 ))
+
 test_cuda=build/gpu_$arch/test/test_cuda
 programs=()
 for file in dev/cuda/*.cu; do [ "$file" = dev/cuda/timing.cu ] || programs+=("build/${file%.cu}"); done
@@ -105,10 +126,12 @@ run() {
 same() { check "$1" 30 python3 scripts/compare_runs.py "$out/$2" "$out/$3" "${@:4}"; }
 
 tests() {
-    check ops 300 "./$test_cuda" --gtest_filter='-*Goldens*:*GpuComm*:*OverGpus*'  # ranks that share a GPU, too
-    check models 200 "./$test_cuda" --gtest_filter='*Goldens*'
+    check_sharded ops 300 "./$test_cuda" --gtest_filter='-*Goldens*:*GpuComm*:*OverGpus*'  # ranks that share a GPU, too
+    check_sharded models 200 "./$test_cuda" --gtest_filter='*Goldens*'
     nccl
+}
 
+runs() {
     local steps=200 golden=test/golden/qwen2
     [ -z "$quick" ] || steps=20
     for time in 1 2; do
@@ -117,6 +140,7 @@ tests() {
     done
     for name in demo-bf16 demo-f32 golden; do same twice-$name $name-1 $name-2; done
 
+    check tasks 300 python3 scripts/same_bits.py --gpu  # each task, recomputation, offload, adapters, rings
     run profile demo --device cuda --max_steps 5 --profile
 
     # Compares the first steps on both devices. Sums in another order make differences that grow with the steps.
@@ -193,10 +217,10 @@ sanitizer() {
     # racecheck leaves out cuBLASLt's own kernels, and all tools leave out NCCL's.
     local ops='-*Slow*:*Goldens*:*CudaRanks*:*GpuComm*:*OverGpus*' kernels='-*Slow*:*Goldens*:*CudaRanks*:*GpuComm*:*OverGpus*:*Matmul*:Head*'
     [ -z "$quick" ] || ops='Rope*:RmsNorm*:Attention*' kernels=$ops
-    check memcheck 280 "$tool" --tool memcheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter="$ops"
-    check memcheck-model 100 "$tool" --tool memcheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter='Families/Goldens*qwen3'
-    check racecheck 150 "$tool" --tool racecheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter="$kernels"
-    check synccheck 60 "$tool" --tool synccheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter="$kernels"
+    check_sharded memcheck 280 "$tool" --tool memcheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter="$ops"
+    check_sharded memcheck-model 100 "$tool" --tool memcheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter='Families/Goldens*qwen3'
+    check_sharded racecheck 150 "$tool" --tool racecheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter="$kernels"
+    check_sharded synccheck 60 "$tool" --tool synccheck --report-api-errors no --error-exitcode 1 "./$test_cuda" --gtest_filter="$kernels"
 }
 
 for section in "${sections[@]}"; do

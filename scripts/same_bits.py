@@ -3,6 +3,7 @@
 
     .venv/bin/python scripts/same_bits.py OTHER_CHECKOUT             short runs of every kind: losses, gradient norms, weights, optimizer
     .venv/bin/python scripts/same_bits.py OTHER_CHECKOUT --plans     plans over a grid of flags: bytes, and the largest change
+    .venv/bin/python scripts/same_bits.py --gpu                      the runs on this GPU: the same bits twice, and the CPU's first loss
 
 train_llama and train_gpt2 are built in both. --only PART: the cases whose names contain it.
 """
@@ -91,15 +92,17 @@ def tensors_hash(path):
     return hashlib.sha256(json.dumps(header, sort_keys=True).encode() + raw[8 + length:]).hexdigest()
 
 
-def results(root, run, inputs):
+def results(root, run, inputs, device="cpu"):
     """{what: value} of a run: its losses and gradient norms to the last digit, and the hash of each file of tensors."""
     words = run.format(**inputs).split()
-    common = ["--device", "cpu", "--threads", "1"]
+    common = ["--device", device, "--threads", "1"]
     if "--max_len" not in words and "--model" in words:
         common += ["--max_len", "64"]
     if "--train_batch_size" not in words and "sft" in words:
         common += ["--train_batch_size", "4"]
     with tempfile.TemporaryDirectory() as out:
+        if device == "cuda" and "--offload_dir" in words:  # runs at the same time
+            words[words.index("--offload_dir") + 1] = out
         call(root, [*words, *common, "--learning_rate", "1e-3", "--max_steps", "4", "--logging_steps", "1", "--save_steps", "3",
                     "--eval_steps", "1000000", "--output_dir", f"{out}/run"])
         lines = [json.loads(line) for line in Path(out, "run/log.jsonl").read_text().splitlines()]
@@ -117,6 +120,39 @@ def compare_runs(other, part):
             different += bool(differs)
             print(f"{name:32} {'differ: ' + ', '.join(differs[:4]) if differs else f'{len(new)} results, the same bits'}", flush=True)
     return different
+
+
+def compare_devices(part):
+    """Two runs on the GPU give the same bits; their first loss is the CPU's as far as the types' roundings allow. Answers that a model
+    samples may differ by device."""
+    failed = 0
+
+    def on(device, run):
+        try:
+            return results(ROOT, run, inputs, device)
+        except SystemExit as error:
+            return str(error)
+
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(8) as pool:
+        inputs = write_inputs(Path(folder))
+        runs = {name: run for name, run in RUNS.items() if part in name}
+        started = {name: [pool.submit(on, device, run) for device in ("cuda", "cuda", "cpu")] for name, run in runs.items()}
+        for name, run in runs.items():
+            first, second, cpu = (future.result() for future in started[name])
+            errors = [result for result in (first, second, cpu) if isinstance(result, str)]
+            if errors:
+                verdict = f"FAILED: {errors[0]}"
+            else:
+                differs = [what for what in {**first, **second} if first.get(what) != second.get(what)]
+                apart = abs(first["step 1, loss"] - cpu["step 1, loss"]) / max(abs(cpu["step 1, loss"]), 1e-2)
+                allowed = 2e-2 if "bf16" in run else 1e-4
+                verdict = f"FAILED: runs differ: {', '.join(differs[:4])}" if differs else f"{len(first)} results, the same bits"
+                if "own answers" not in name and "ahead" not in name:
+                    verdict = "FAILED: " * (not apart <= allowed) + f"{verdict}; first loss {apart:.1e} from the CPU's, {allowed:.0e} allowed"
+            failed += "FAILED" in verdict
+            print(f"{name:32} {verdict}", flush=True)
+    print(f"{len(runs) - failed} passed, {failed} failed")
+    return failed
 
 
 def grid():
@@ -157,12 +193,17 @@ def compare_plans(other, part):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("other", type=Path)
+    parser.add_argument("other", type=Path, nargs="?", default=ROOT)
     parser.add_argument("--plans", action="store_true")
+    parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--only", default="")
     args = parser.parse_args()
+    if (args.other == ROOT) != args.gpu:
+        parser.error("name another checkout, or --gpu")
     if not all((root / program).exists() for root in (args.other, ROOT) for program in ("train_llama", "train_gpt2")):
         sys.exit("scripts/same_bits.py: train_llama and train_gpt2 are not built in both\n  fix: git worktree add ../old COMMIT && make -C ../old")
+    if args.gpu:
+        sys.exit(compare_devices(args.only) > 0)
     sys.exit((compare_plans if args.plans else compare_runs)(args.other.resolve(), args.only) > 0)
 
 
