@@ -98,8 +98,10 @@ class ChatTemplate:
         try:
             return self.hf.get_chat_template(tools=variables["tools"])
         except ValueError:
-            raise DataError("holds a chat, and the tokenizer has no chat template",
-                            "take the tokenizer of an instruct model, or give --tokenizer_chat_template FILE") from None
+            named = self.hf.chat_template or {}
+            has, take = ((f"several chat templates ({', '.join(named)}), of which none is the default", "choose one of them") if named
+                         else ("no chat template", "take the tokenizer of an instruct model"))
+            raise DataError(f"holds a chat, and the tokenizer has {has}", f"{take}, or give --tokenizer_chat_template FILE") from None
 
     def _render(self, messages, variables, generation_prompt=False):
         return self._rendered(messages, variables, add_generation_prompt=generation_prompt)[0]

@@ -36,6 +36,7 @@ from show import LEGEND, shown
 from sources import source_of
 from token_file import TokenFile
 from tokenizer import Ids, Tokenizer, fnv1a
+from whole_file import refuse_other_file
 
 FORMAT_VERSION = "1"
 
@@ -499,6 +500,8 @@ def main(arguments):
             check_inputs(options.input or [])
             print(cache_key(options))
         else:
+            if not options.key:  # a file of the cache may be damaged
+                refuse_other_file("--out", options.out, b'{"__metadata__": {"kind": ')
             prepare(options.task, options, len(os.sched_getaffinity(0)))
     except DataError as error:
         print(trainers_names(str(error), arguments), file=sys.stderr)

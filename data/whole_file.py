@@ -3,14 +3,30 @@
 import contextlib
 import os
 
+from errors import DataError
+
+
+def refuse_other_file(flag, path, mark):
+    """Refuses to replace a file that is no earlier result, which has the mark in its first bytes."""
+    if os.path.isfile(path) and os.path.getsize(path):
+        with open(path, "rb") as file:
+            if mark not in file.read(200):
+                raise DataError(f"{flag} {path} exists, and is no earlier result, which might be replaced", "another file, or move this one away")
+
 
 @contextlib.contextmanager
 def whole_file(path):
     """Opens a file for writing. At the end of the block it gets its name, from an older file that may have it; no error may have left the block.
 
     Until then the file has no name, so that a process that is killed leaves nothing behind. Where a file system has no such files, it has a
-    name that no other process takes."""
-    directory = os.path.dirname(os.path.abspath(path))
+    name that no other process takes. If the path is a symbolic link the file that it leads to is written. A device or a pipe gets the bytes as they
+    come."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "wb") as file:
+            yield file
+        return
+    path = os.path.realpath(path)
+    directory = os.path.dirname(path)
     temporary = os.path.join(directory, f".{os.urandom(8).hex()}.tmp")
     try:
         descriptor = os.open(directory, os.O_TMPFILE | os.O_WRONLY, 0o666)

@@ -16,7 +16,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data"))
+from errors import DataError  # noqa: E402
 from program import run  # noqa: E402
+from whole_file import refuse_other_file, whole_file  # noqa: E402
 
 PANELS = [("loss", "loss", 1), ("lr", "learning rate", 1), ("grad_norm", "gradient norm, before clipping", 1),
           ("tok_s", "tokens per second", 1)]
@@ -160,7 +162,9 @@ def draw(logs, out):
     policies = all("reward" in steps[0] for steps, _ in logs.values())
     figure = figure_of(logs, POLICY_PANELS if policies else PANELS)
     try:
-        figure.savefig(out, dpi=110, format="png")
+        refuse_other_file("--out", out, b"Matplotlib")
+        with whole_file(out) as file:
+            figure.savefig(file, dpi=110, format="png")
     except OSError as error:
         raise PlotError(f"cannot write {out}: {error.strerror}\n  fix: --out FILE.png") from None
 
@@ -172,7 +176,7 @@ def main():
     args = parser.parse_args()
     try:
         draw({path: read_log(path) for path in args.log}, args.out)
-    except PlotError as error:
+    except (PlotError, DataError) as error:
         print(f"plot.py: {error}", file=sys.stderr)
         return 1
     print(args.out)

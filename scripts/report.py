@@ -30,7 +30,11 @@ import plot
 from plot import PlotError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data"))
+from errors import DataError  # noqa: E402
 from program import run  # noqa: E402
+from whole_file import refuse_other_file, whole_file  # noqa: E402
+
+GENERATOR = '<meta name="generator" content="report.py of train_llama">'
 
 # keys of a step that get no panel of their own: they are counters, or are drawn in another panel
 WITHOUT_PANEL = {"step", "epoch", "samples", "tokens", "target_tokens", "step_s", "skipped", "peak_mem_min",
@@ -183,6 +187,7 @@ def page(runs):
 <html lang="en">
 <head>
 <meta charset="utf-8">
+{GENERATOR}
 <meta name="viewport" content="width=device-width">
 <title>{html.escape(", ".join(names))}</title>
 <style>
@@ -211,7 +216,9 @@ svg {{ width: 100%; height: auto; }}
 def write_page(runs, out):
     text = page(runs)
     try:
-        Path(out).write_text(text, encoding="utf-8")
+        refuse_other_file("--html", out, GENERATOR.encode())
+        with whole_file(out) as file:
+            file.write(text.encode())
     except OSError as error:
         raise PlotError(f"cannot write {out}: {error.strerror}\n  fix: --html FILE.html") from None
 
@@ -318,7 +325,7 @@ def main():
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # train_llama ends it so
     try:
         report(parser.parse_args())
-    except PlotError as error:
+    except (PlotError, DataError) as error:
         print(f"report.py: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -84,8 +84,7 @@ def pytest(file, build, all_tests):
     report = os.path.join(build, os.path.basename(file) + ".xml")
     if os.path.exists(report):
         os.remove(report)
-    command = [sys.executable, "-m", "pytest", "-q", file, "--junitxml", report, "-o", "markers=slow: left out of make test",
-               "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", file, "--junitxml", report, "-p", "no:cacheprovider"]
     code, output = run(command + ([] if all_tests else ["-m", "not slow"]))
     if not os.path.exists(report):
         return Result(0, 1, f"{output}FAILED: pytest ended with code {code}\n", failures=[file])

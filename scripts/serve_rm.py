@@ -131,6 +131,8 @@ def serve(options, flags):
     except ImportError:
         sys.exit(f"serve_rm.py: there is no waitress, the HTTP server, for {sys.executable}\n  fix: make deps")
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # that requests wait for their turn is no news
+    if not os.path.isdir(options.model):
+        sys.exit(f"serve_rm.py: --model {options.model}: there is no such directory\n  fix: the --output_dir of a trained reward model")
     try:
         listener = socket.create_server((options.host, options.port), family=socket.AF_INET6 if ":" in options.host else socket.AF_INET)
     except (OSError, OverflowError) as error:

@@ -423,7 +423,7 @@ TEST_F(Checkpoint, WrongManifests) {
 }
 
 TEST_F(Checkpoint, OneRanksDiskIsFull) {
-    for (const char *file : {"optimizer-00001-of-00003.safetensors.tmp", "optimizer.json.tmp"}) {
+    for (const char *file : {"optimizer-00001-of-00003.safetensors", "optimizer.json"}) {
         std::vector<std::string> errors(3);
         const Cuts cuts = uneven(1000, 3, 0);
         run(3, [&](Comm &comm) {

@@ -46,4 +46,4 @@ static std::string memory_of(const std::string &key) {
 bool gpu_check_is_due(const std::string &option, const std::string &key) {
     return option == "always" || (option == "once" && !std::filesystem::exists(memory_of(key)));
 }
-void remember_gpu_check(const std::string &key) { std::filesystem::rename(own_cache_file("gpu_check"), memory_of(key)); }
+void remember_gpu_check(const std::string &key) { write_file(memory_of(key), ""); }

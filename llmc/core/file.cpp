@@ -55,11 +55,13 @@ OutputFile::OutputFile(const std::string &path) : path_(path) {
     const auto kind = std::filesystem::status(path, error).type();
     if (kind == std::filesystem::file_type::directory)
         die("%s: is a directory\n  fix: the path of a file, which may be new", path.c_str());
-    const bool stream =
-        path.starts_with("/dev/") || (std::filesystem::exists(path, error) && kind != std::filesystem::file_type::regular);
+    const bool device = path.starts_with("/dev/") && !path.starts_with("/dev/shm/");  // /dev/stdout may be a regular file
+    const bool stream = device || (std::filesystem::exists(path, error) && kind != std::filesystem::file_type::regular);
     if (!stream) path_ = target_of(path);
     temporary_ = stream ? path_ : path_ + ".tmp";
-    fd_ = open(temporary_.c_str(), O_WRONLY | O_CLOEXEC | (stream ? O_APPEND : O_CREAT | O_TRUNC), 0666);
+    const int flags = O_WRONLY | O_CLOEXEC | (stream ? O_APPEND : O_CREAT | O_EXCL);
+    for (int i = 1; (fd_ = open(temporary_.c_str(), flags, 0666)) < 0 && errno == EEXIST; i++)
+        temporary_ = format("%s.%d.tmp", path_.c_str(), i);
     if (fd_ < 0) fail("create");
 }
 
@@ -158,16 +160,6 @@ std::string cache_file(const std::string &name) {
     std::filesystem::create_directories(dir, error);
     if (error) die("cannot create the cache %s: %s\n  fix: set XDG_CACHE_HOME", dir.c_str(), error.message().c_str());
     return dir + "/" + name;
-}
-
-std::string own_cache_file(const std::string &name) {
-    const std::string suffix = ".safetensors";
-    std::string path = cache_file(name + "-XXXXXX" + suffix);
-    const int fd = mkstemps(path.data(), int(suffix.size()));
-    if (fd < 0)
-        die("%s: cannot create: %s\n  fix: set XDG_CACHE_HOME to a place that can be written to", path.c_str(), strerror(errno));
-    close(fd);
-    return path;
 }
 
 std::string fingerprint(const InputFile &file) {

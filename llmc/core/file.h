@@ -24,7 +24,7 @@ class InputFile {
     size_t size_;
 };
 
-// The file is written as PATH.tmp. commit() syncs it, gives it its name and syncs the directory. Without commit() the destructor removes it. If PATH is a
+// The file is written as PATH.tmp, or, where such a file exists, as PATH.1.tmp and so on. commit() syncs it, gives it its name and syncs the directory. Without commit() the destructor removes it. If PATH is a
 // symbolic link the file that it leads to is written. A device or a pipe gets the bytes as they come.
 class OutputFile {
   public:
@@ -64,9 +64,6 @@ void sync_directory(const std::string &dir);  // makes renames and removals in i
 
 std::string program_file(const std::string &path);  // a file of the project, relative to the executable
 std::string cache_file(const std::string &name);    // the path of a file of the user's cache, whose directory exists
-// Returns the path of a new, empty file NAME-XXXXXX.safetensors of the cache, which no other process has. What several runs may write at once is written
-// there, and then renamed.
-std::string own_cache_file(const std::string &name);
 
 // Returns a file's size and a hash of all its bytes, which are read once, by all threads.
 std::string fingerprint(const InputFile &file);

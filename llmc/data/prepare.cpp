@@ -1,6 +1,10 @@
 #include "prepare.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <sstream>
 
@@ -45,6 +49,17 @@ static bool is_whole(const std::string &path) {
     return true;
 }
 
+// Returns the path of a new, empty file of the cache.
+static std::string own_cache_file() {
+    const std::string suffix = ".safetensors";
+    std::string path = cache_file("prompt-XXXXXX" + suffix);
+    const int fd = mkstemps(path.data(), int(suffix.size()));
+    if (fd < 0)
+        die("%s: cannot create: %s\n  fix: set XDG_CACHE_HOME to a place that can be written to", path.c_str(), strerror(errno));
+    close(fd);
+    return path;
+}
+
 std::string prepare(const TokenMeaning &meaning, const std::string &kind, const std::string &flag, const std::string &path,
                     const std::vector<std::string> &extra) {
     const std::string extension = fs::path(path).extension();  // without one it may be a hub name, OWNER/NAME
@@ -67,7 +82,7 @@ std::string prepare(const TokenMeaning &meaning, const std::string &kind, const 
         return run_python("raw data (unlike a prepared .safetensors file)", "data/prepare.py", all, shows);
     };
     if (path.empty()) {  // what was typed is not kept
-        const std::string own = own_cache_file("prompt");
+        const std::string own = own_cache_file();
         try {
             run({"--out", own}, true);
         } catch (const Error &) {

@@ -315,14 +315,17 @@ void OutputDirectory::clear(const std::string &but) {
 }
 
 void OutputDirectory::remove_leftovers() {
+    std::error_code error;
     for (const std::string &name : std::vector(names_.begin(), names_.end())) {
         const std::string path = path_of(without_slash(name));
-        std::error_code error;
         if (name == std::string(model_name) + "/" || name == std::string(trial_name) + "/") remove_directory(path);
         else if (name.ends_with("/")) remove_leftover(path);
         else fs::remove(path + temporary_suffix, error);
+        for (const fs::path &file : written_in(path))
+            if (file.extension() == temporary_suffix) fs::remove(file, error);
         forget(name);
     }
+    fs::remove(path_of(list_name) + temporary_suffix, error);
     if (!names_.empty() || fs::exists(path_of(list_name))) write_list();
 }
 
@@ -413,11 +416,7 @@ void check_results(const Run &run) {
                                                                            {"log", o.log, appends ? "" : "{\"task\":"}};
     std::error_code error;
     for (const auto &[flag, path, beginning] : results) {
-        if (path.empty()) continue;
-        if (path != o.log && fs::exists(path + ".tmp", error))
-            die("--%s %s is written as %s.tmp first, which is there already\n  fix: move that away, or another file", flag,
-                path.c_str(), path.c_str());
-        if (!fs::exists(path, error)) continue;
+        if (path.empty() || !fs::exists(path, error)) continue;
         if (fs::is_directory(path, error)) die("--%s %s is a directory\n  fix: a file, which may be new", flag, path.c_str());
         if (!fs::is_regular_file(path, error)) continue;
         for (const auto &[input, from] : inputs_of(run)) {

@@ -89,13 +89,11 @@ static const char *const side_array = "logps";
 
 static void write_side_file(const std::string &path, const std::vector<double> &values, size_t pairs) {
     std::vector<float> floats(values.begin(), values.begin() + ptrdiff_t(2 * pairs));
-    const std::string own = own_cache_file("reference");
     HostMemory host;
-    SafetensorsWriter writer(own, {{side_array, {pairs, 2}, "F32"}},
+    SafetensorsWriter writer(path, {{side_array, {pairs, 2}, "F32"}},
                              {{"kind", "log-probabilities of pairs by a reference model"}});
     writer.write(side_array, floats.data(), host);
     writer.finish();
-    fs::rename(own, path);
 }
 
 // Returns nothing if there is no such file, or if it is damaged; it is then written again.

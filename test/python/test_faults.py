@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -201,12 +202,15 @@ def test_a_result_takes_no_other_file_s_place(data, tmp_path):
     refused(command("eval", data=data, max_len=64, scores=tmp_path), "is a directory")
     refused(command("eval", data=data, max_len=64, scores="/dev/full"), "/dev/full", "No space left")
     refused(command("sft", data=data, max_len=64, output_dir=tmp_path / "a", log=tmp_path / "notes.txt"), "exists, and what is in it no run wrote")
-    (tmp_path / "new.tmp").write_text("mine")
-    refused(command("eval", data=data, max_len=64, scores=tmp_path / "new"), "new.tmp first, which is there already", "move that away")
     (tmp_path / "link").symlink_to(tmp_path / "scores")
+    (tmp_path / "scores.tmp").write_text("mine")
     for _ in range(2):  # the second time the file that the link leads to is replaced
         assert call(command("eval", data=data, max_len=64, scores=tmp_path / "link")).returncode == 0
     assert (tmp_path / "link").is_symlink() and (tmp_path / "scores").read_text().startswith('{"document":0')
+    assert (tmp_path / "scores.tmp").read_text() == "mine"
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:  # files there are no devices
+        assert call(command("eval", data=data, max_len=64, scores=f"{memory}/scores")).returncode == 0
+        assert Path(memory, "scores").read_bytes() == (tmp_path / "scores").read_bytes()
     assert data.read_bytes() == before and (tmp_path / "notes.txt").read_text() == "mine" and not (tmp_path / "a").exists()
 
 

@@ -105,6 +105,7 @@ def test_refusals(tmp_path):
     assert str(tmp_path) in refused(tmp_path)  # a directory
     good = write_log(tmp_path, [RUN, step(1)], "good.jsonl")
     assert "cannot write" in refused(good, "--out", tmp_path / "no" / "such" / "folder.png")
+    assert "exists, and is no earlier result" in refused(good, "--out", good)
 
 
 def test_policies_have_panels_of_their_own(tmp_path):
@@ -114,4 +115,5 @@ def test_policies_have_panels_of_their_own(tmp_path):
     assert [axis.get_title(loc="left") for axis in figure.axes[:3]] == [title for _, title, _ in plot.POLICY_PANELS[:3]]
     reward, evaluated = figure.axes[0].lines
     assert list(reward.get_ydata()) == [0.2, 0.4, 0.6, 0.8, 1.0] and list(evaluated.get_ydata()) == [0.9]
-    assert run(log, "--out", tmp_path / "policy.png").returncode == 0
+    for _ in range(2):  # the second time the picture is replaced
+        assert run(log, "--out", tmp_path / "policy.png").returncode == 0

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -567,19 +568,42 @@ def test_bad_flags(bench):
 
 
 def test_refusal_leaves_an_older_file_alone_and_has_no_traceback(bench):
-    (bench.path / "out.safetensors").write_text("old")
     source = bench.jsonl({"messages": CHAT}, "{")
     command = [sys.executable, str(DATA / "prepare.py"), "sft", "--input", source, "--tokenizer", bench.tokenizer(CHATML),
                "--out", str(bench.path / "out.safetensors")]
+    bench.run("sft", command[6], bench.jsonl({"messages": CHAT[1:3]}, name="old.jsonl"))
+    old = (bench.path / "out.safetensors").read_bytes()
     result = subprocess.run(command, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith(f"record 2 (line 2) of {source}: broken JSON") and len(result.stderr.splitlines()) == 2
-    assert (bench.path / "out.safetensors").read_text() == "old" and len(os.listdir(bench.path)) == 3
+    assert (bench.path / "out.safetensors").read_bytes() == old and len(os.listdir(bench.path)) == 4
 
     bench.jsonl({"messages": CHAT})
     result = subprocess.run(command, capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "") and "target tokens" in result.stdout
     assert Documents(bench.path / "out.safetensors", str(bench.path / "tokenizer")).trained() == BOTH_TURNS
+
+
+@pytest.mark.parametrize("content", ["mine", '{"messages": []}\n', '\x40\0\0\0\0\0\0\0{"__metadata__": {"format": "pt"}}'])
+def test_a_file_of_the_user_s_is_not_replaced(bench, content):
+    tokenizer, source, other = bench.tokenizer(CHATML), bench.jsonl({"messages": CHAT}), bench.path / "other"
+    other.write_text(content)
+    arguments = ["sft", "--tokenizer", tokenizer, "--input", source, "--out"]
+    for out in (str(other), source):  # the second one is its own input
+        before = Path(out).read_bytes()
+        assert prepare.main([*arguments, out]) == 1 and f"--out {out} exists, and is no earlier result" in bench.capsys.readouterr().err
+        assert Path(out).read_bytes() == before
+
+
+def test_links_and_devices_stay(bench):
+    arguments = ["sft", "--tokenizer", bench.tokenizer(CHATML), "--input", bench.jsonl({"messages": CHAT}), "--out"]
+    link, pipe = bench.path / "link", bench.path / "pipe"
+    link.symlink_to("target")
+    assert prepare.main([*arguments, str(link)]) == 0 and link.is_symlink() and (bench.path / "target").is_file()
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
+        assert prepare.main([*arguments, str(pipe)]) == 0 and pipe.is_fifo()
+        assert reader.communicate()[0] == link.read_bytes()
 
 
 def test_out_in_no_directory(bench):

@@ -235,6 +235,7 @@ def test_refusals(tmp_path):
     assert "no steps" in refused(empty, "--tensorboard", tmp_path / "tb")
     assert "no steps" in refused(good, write_log(tmp_path / "begun", [ABOUT]))
     assert "cannot write" in refused(good, "--html", tmp_path / "no" / "such" / "folder.html")
+    assert "exists, and is no earlier result" in refused(good, "--html", good)
     assert "the same name: good, good" in refused(good, good)
     assert "--follow is for" in refused(good, "--follow")
     assert "--follow is for one log" in refused(good, empty, "--tensorboard", tmp_path / "tb", "--follow")

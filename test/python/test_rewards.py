@@ -472,6 +472,8 @@ def test_a_signal_ends_the_server_and_its_model(number, reward_model):
 def test_only_a_reward_model_is_served(policy):
     result = subprocess.run([*SERVE, "--model", policy], capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
     assert result.returncode == 1 and "takes a reward model" in result.stderr and "serve_rm.py: train_llama has ended" in result.stderr
+    result = subprocess.run([*SERVE, "--model", "none"], capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    assert result.returncode == 1 and result.stderr.startswith("serve_rm.py: --model none: there is no such directory\n  fix: "), result.stderr
 
 
 @pytest.mark.parametrize("flags", [["--host", "192.0.2.1"], ["--port", "70000"], ["--host", "no.such.host.invalid"]])
