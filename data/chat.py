@@ -507,12 +507,20 @@ class Turns:
             return None
 
 
-def mark_targets(mask, span, ids, offsets, special):
+def ending(ids, first, stop, tokenizer):
+    """Returns the special token that ends ids[first:stop], white space after it aside, or None."""
+    while stop > first and tokenizer.is_blank(ids[stop - 1]):
+        stop -= 1
+    return int(ids[stop - 1]) if stop > first and tokenizer.special[ids[stop - 1]] else None
+
+
+def mark_targets(mask, span, ids, offsets, tokenizer):
     """Sets mask to 1 for the tokens of a span: those that lie wholly inside it, and its end-of-turn token, or tokens.
 
     offsets has the first character and the end of each token; if several tokens are bytes of one character, each has the whole character. A
     special token may swallow the white space after it, so only its beginning decides whether it is inside. Returns two booleans: whether a
     token straddles the start of the span, so that its first characters are not trained, and whether a special token ends the span."""
+    special = tokenizer.special
     first = bisect_left(offsets, (span.start,))
     stop = bisect_left(offsets, (span.content_end,), first)
     while stop > first and offsets[stop - 1][1] > span.content_end:
@@ -526,4 +534,4 @@ def mark_targets(mask, span, ids, offsets, special):
         last += 1
     mask[first:last + 1 if is_ended else stop] = 1
     straddles = first > 0 and offsets[first - 1][1] > span.start
-    return straddles, is_ended or stop > first and bool(special[ids[stop - 1]])
+    return straddles, is_ended or ending(ids, first, stop, tokenizer) is not None

@@ -25,7 +25,7 @@ if missing:
 import numpy as np
 
 from cache_key import cache_key
-from chat import SENTINEL, ChatTemplate, mark_targets
+from chat import SENTINEL, ChatTemplate, ending, mark_targets
 from documents import DRAFTS, margin_of
 from errors import DataError
 from options import build_parser, snake_case, trainers_names
@@ -82,7 +82,7 @@ class Recipe:
         documents, margins, ends = [], [], set()
         for record, (drafts, margin, unused) in zip(records, samples):
             parts = [self._in_record(record, lambda: self._tokens(draft, encodings, counts)) for draft in drafts]
-            ends.update(*(trained_ends(ids, mask, self.tokenizer.special) for ids, mask in parts))
+            ends.update(*(trained_ends(ids, mask, self.tokenizer) for ids, mask in parts))
             needs_target = self.has_targets or bool(drafts[0].spans)
             fitted = self._fitted_pair(drafts, parts, counts) if self.is_pref else self._fitted(*parts[0], needs_target, counts)
             counts.update(("left out", name) for draft in drafts for name in draft.left_out)
@@ -139,7 +139,7 @@ class Recipe:
         if draft.spans:
             offsets = encoding.offsets  # read once: each access makes a new list
             for span in draft.spans:
-                straddles, ends_turn = mark_targets(mask, span, ids, offsets, self.tokenizer.special)
+                straddles, ends_turn = mark_targets(mask, span, ids, offsets, self.tokenizer)
                 counts["straddling"] += straddles
                 counts["open turns"] += draft.is_chat and not ends_turn
         if not draft.is_chat and len(ids):
@@ -210,12 +210,10 @@ class Recipe:
         return []
 
 
-def trained_ends(ids, mask, special):
+def trained_ends(ids, mask, tokenizer):
     """Returns the special tokens that end a run of targets: where they stand, a model that has learned this document stops."""
-    is_last = mask.astype(bool)
-    is_last[:-1] &= mask[1:] == 0
-    ends = ids[is_last]
-    return ends[special[ends]].tolist()
+    borders = np.flatnonzero(np.diff(mask, prepend=np.uint8(0), append=np.uint8(0)))
+    return {ending(ids, first, stop, tokenizer) for first, stop in borders.reshape(-1, 2)} - {None}
 
 
 def usual_end(recipe):

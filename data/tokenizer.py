@@ -3,6 +3,7 @@ a model."""
 
 import json
 import os
+from functools import lru_cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,6 +33,7 @@ class Tokenizer:
         self.eos = self.hf.eos_token_id
         self.special = np.zeros(self.vocab_size, bool)
         self.special[[i for i, (_, special) in entries.items() if special] + self.hf.all_special_ids] = True
+        self.is_blank = lru_cache(maxsize=None)(lambda i: self.hf.decode([i]).isspace())
         self.special_texts = tuple(entries[i][0] for i in np.flatnonzero(self.special))
 
         self.encoder = self.hf.backend_tokenizer
@@ -57,6 +59,9 @@ class Ids:
     def __init__(self, vocab_size, eos):
         self.vocab_size, self.eos = vocab_size, eos
         self.special = np.arange(vocab_size) == eos
+
+    def is_blank(self, i):
+        return False
 
     def encode(self, texts, with_offsets):
         return []

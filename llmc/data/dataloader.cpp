@@ -96,7 +96,7 @@ static void check_lengths(const Samples &data, std::span<const size_t> samples, 
     const size_t length = data.sample_length(*longest);
     die("%s: %s %zu has %zu tokens%s, the most of any, but a row holds %zu\n  fix: --row_tokens %zu, or prepare the data again with "
         "--max_len %zu and --truncation",
-        data.path().c_str(), data.pairs() ? "pair" : "document", *longest, length, data.pairs() ? " in its two answers" : "",
+        data.name().c_str(), data.pairs() ? "pair" : "document", *longest, length, data.pairs() ? " in its two answers" : "",
         row_tokens, length, data.pairs() ? row_tokens / 2 : row_tokens);
 }
 
@@ -136,7 +136,7 @@ DataLoader::DataLoader(const Samples &data, const LoaderOptions &options) : data
         const size_t held_out = std::max<size_t>(1, size_t(std::llround(options.eval_fraction * double(used))));
         if (held_out >= used)
             die("%s: eval_fraction %g of %zu samples leaves none to train on\n  fix: a smaller --eval_fraction, or --eval_data",
-                data.path().c_str(), options.eval_fraction, used);
+                data.name().c_str(), options.eval_fraction, used);
         const auto drawn = shuffled(train_, Random{options.seed, Purpose::holdout, 0});
         eval_.assign(drawn.begin(), drawn.begin() + ptrdiff_t(held_out));
         train_.assign(drawn.begin() + ptrdiff_t(held_out), drawn.end());

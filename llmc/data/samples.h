@@ -35,6 +35,8 @@ class Samples {
     virtual bool has_margins() const { return false; }
     virtual float margin(size_t /*sample*/) const { return 0; }  // of a pair: by how much its chosen answer is better
 
+    virtual std::string name() const { return path(); }  // for messages
+
     const std::string &path() const { return file().path(); }
     size_t size() const { return documents() / per_sample(); }
     size_t first(size_t s) const { return s * per_sample(); }  // sample s is documents first(s) up to, but without, first(s + 1)

@@ -58,6 +58,11 @@ std::string PreparedData::fingerprint() const {
     return format("%zu-%016llx", size_t(offsets_.back()), (unsigned long long)(all));
 }
 
+std::string PreparedData::name() const {
+    const auto source = metadata().find("source");
+    return source == metadata().end() ? path() : source->second + " (prepared: " + path() + ")";
+}
+
 void PreparedData::check_metadata(const std::string &tokenizer_hash) const {
     for (const char *key : {"kind", "vocab_size"})
         if (!metadata().contains(key))

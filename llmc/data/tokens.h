@@ -45,6 +45,7 @@ class PreparedData final : public Samples {
     bool pairs() const override { return pairs_; }
     bool has_margins() const override { return !margins_.empty(); }
     float margin(size_t s) const override { return has_margins() ? margins_[s] : 0; }
+    std::string name() const override;  // of what it was prepared from, too
     const std::string &kind() const { return metadata().at("kind"); }
     const Metadata &metadata() const { return file_.metadata(); }
 

@@ -143,7 +143,7 @@ void expect_positions(const Run &run, const Samples &data) {
     for (size_t i = 0; i < data.documents(); i++)
         if (data.length(i) > most)
             die("document %zu of %s has %zu tokens but %s of %s is %zu\n  fix: prepare with --max_len %zu%s", i,
-                data.path().c_str(), data.length(i), run.config.positions_name(),
+                data.name().c_str(), data.length(i), run.config.positions_name(),
                 (run.model_dir.empty() ? run.options.preset : run.model_dir).c_str(), most, most,
                 run.config.gpt2() ? "" : ", or rope scaling in config.json");
 }
@@ -180,7 +180,7 @@ size_t rows_capacity(const Samples &data, size_t row_tokens) {
 ModelLimits limits_for(const Run &run, Mode mode, const Samples &data) {
     if (data.total_targets() == 0 && !run.config.reward && !(run.task & RL))
         die("%s holds prompts, and nothing in it is a target\n  fix: prepare it again with data/prepare.py %s",
-            data.path().c_str(), run.task == PRETRAIN ? "pretrain" : "sft");
+            data.name().c_str(), run.task == PRETRAIN ? "pretrain" : "sft");
     size_t longest = 0;
     for (size_t i = 0; i < data.documents(); i++) longest = std::max(longest, data.length(i));
     ModelLimits limits;

@@ -53,7 +53,7 @@ void Pairs::use(const Samples &data, size_t pairs, const ModelLimits &limits) {
     agree(run_.comm, [&] {
         if (run_.task == RM && run_.options.margin_loss_enable && !data.has_margins())
             die("--margin_loss_enable needs margins, but the pairs of %s have none\n  fix: leave it out, or prepare records with a field \"margin\"",
-                data.path().c_str());
+                data.name().c_str());
     });
     if (!preference_ || !preference_->needs_reference() || reference_is_base(run_)) return;
     if (!reference_) reference_ = std::make_unique<Reference>(run_, limits);

@@ -119,10 +119,10 @@ void Policy::make_room(const Samples &data, ModelLimits &limits) {
         const auto &prompt = asked.prompts[i];
         if (compares && asked.responses[i].empty())
             die("prompt %zu of %s has no right answer, which --reward exact_match compares with\n  fix: --input_key and --output_key, which name the prompt and the answer, or another --reward",
-                i + 1, data.path().c_str());
+                i + 1, data.name().c_str());
         if (prompt.size() + o.max_new_tokens > o.row_tokens)
             die("a prompt of %s has %zu tokens and --max_new_tokens %zu may follow, but a row holds %zu\n  fix: --row_tokens %zu, or a smaller --max_new_tokens",
-                data.path().c_str(), prompt.size(), o.max_new_tokens, o.row_tokens, prompt.size() + o.max_new_tokens);
+                data.name().c_str(), prompt.size(), o.max_new_tokens, o.row_tokens, prompt.size() + o.max_new_tokens);
         known_.push_back({prompt, 0});
     }
     room_ = GenerationRoom(known_, generation_, o.max_sequences);

@@ -139,7 +139,7 @@ std::vector<double> Reference::precompute(const Samples &data, size_t pairs) con
         for (size_t i = 0; i < 2 * pairs; i++)
             if (!std::isfinite(values[i]))
                 die("log p of document %zu of %s by the reference %s is not finite\n  fix: look for NaN in its weights", i,
-                    data.path().c_str(), run_.model_dir.c_str());
+                    data.name().c_str(), run_.model_dir.c_str());
         if (run_.speaks()) write_side_file(path, values, pairs);
     });
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

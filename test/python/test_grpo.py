@@ -541,4 +541,4 @@ def test_prompts_without_a_right_answer(tmp_path, monkeypatch):
     options = {"model": DEMO, "rollouts": None, "data": data, "max_new_tokens": 9, "rollout_batch_size": 3}
     result = call(words(tmp_path / "run", None, reward=reward, **options))
     assert result.returncode == 0 and "without an answer                              2" in result.stderr
-    refused(words(tmp_path / "none", None, **options), "prompt 1 of", "has no right answer, which --reward exact_match compares with")
+    refused(words(tmp_path / "none", None, **options), "prompt 1 of prompts.jsonl (prepared: ", "has no right answer, which --reward exact_match compares with")

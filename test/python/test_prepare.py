@@ -380,6 +380,8 @@ def test_json_text_of_messages(bench):
 
 ENDS = [("sft", CHATML, [{"messages": CHAT}], [], ["<|im_end|>"]),
         ("sft", CHATML_MARKED, [{"messages": CHAT}], [], ["<|im_end|>"]),
+        ("sft", CHATML_MARKED.replace("'<|im_end|>' }}{% endgeneration %}{{ '\\n' }}", "'<|im_end|>\\n' }}{% endgeneration %}"), [{"messages": CHAT}], [],
+         ["<|im_end|>"]),
         ("sft", LLAMA2.replace("bos_token + ", ""), [{"messages": CHAT[1:]}], [], ["<|endoftext|>"]),
         ("sft", PLAIN, [{"messages": CHAT}], [], []),
         ("sft", None, [{"prompt": "a", "completion": "b"}], [], ["<|endoftext|>"]),
@@ -397,6 +399,7 @@ def test_what_ends_a_turn_is_noted(bench, task, template, records, flags, ends):
     documents = bench.run(task, bench.tokenizer(template), records, *flags)
     noted = documents.metadata.get("end_of_turn")
     assert [documents.hf.convert_ids_to_tokens(int(i)) for i in (noted.split(",") if noted else [])] == ends
+    assert ("open turns" in bench.printed) == (template == PLAIN)
     chats = template is not None and task != "pretrain" and not flags
     assert documents.metadata.get("chat_template") == (template if chats else None)
 
