@@ -390,6 +390,7 @@ class Turns:
         self.usual_turn = usual_turn
         self.special = special
         self.rendered = {(len(messages), False): text}
+        self.around = {}
 
     def span(self, i):
         span = self._plain_span(i) or self._span_in_prefix(i) or self._span_of_turn(i) or self._span_of_call(i) or self._span_in_whole(i)
@@ -410,13 +411,14 @@ class Turns:
         return Span(content_end - len(content), content_end, len(end_of_turn))
 
     def _span_in_prefix(self, i):
-        before, after = self._around_sentinel(i, ())
-        start, end_of_turn = self._start(i, before), self._prefix(i + 1)
-        if None in (start, after, end_of_turn):
+        end_of_turn = self._prefix(i + 1)
+        if end_of_turn is None or not self.text.startswith(end_of_turn):
             return None
-        content_end = len(end_of_turn) - len(after)
-        found = self.text.startswith(end_of_turn) and end_of_turn.endswith(after) and content_end >= start
-        return Span(start, content_end, len(end_of_turn)) if found else None
+        before, after = self._around_sentinel(i, ())
+        start = self._start(i, before)
+        if None in (start, after) or not end_of_turn.endswith(after) or len(end_of_turn) - len(after) < start:
+            return None
+        return Span(start, len(end_of_turn) - len(after), len(end_of_turn))
 
     def _span_in_whole(self, i):
         before, rest = self._around_sentinel(i, self.messages[i + 1:])
@@ -429,9 +431,11 @@ class Turns:
 
     def _span_of_turn(self, i):
         """For a message that says more than its content, in a chat whose earlier renderings begin the whole one."""
-        before, turn, prompt = self._prefix(i), self._prefix(i + 1), self._generation_prompt(i)
-        says_more = "tool_calls" in self.messages[i] or REASONING[0] in self.messages[i]
-        if not says_more or before is None or turn is None or not self.text.startswith(turn) or not turn.startswith(before):
+        turn, says_more = self._prefix(i + 1), "tool_calls" in self.messages[i] or REASONING[0] in self.messages[i]
+        if not says_more or turn is None or not self.text.startswith(turn):
+            return None
+        before, prompt = self._prefix(i), self._generation_prompt(i)
+        if before is None or not turn.startswith(before):
             return None
         start = len(before) + len(self._shared(turn[len(before):], prompt[len(before):] if prompt and prompt.startswith(before) else ""))
         return self._ended_span(start, len(turn))
@@ -478,8 +482,8 @@ class Turns:
     def _start(self, i, before_content):
         """Returns where the turn begins: after the generation prompt. If the template has none, or another one, the turn begins at the content
         and the spaces before it, which most tokenizers put into the first word's token."""
-        prompt = self._generation_prompt(i)
-        if prompt is not None and self.text.startswith(prompt) and prompt != self._prefix(i):
+        prompt, header = self._generation_prompt(i), self.usual_turn[0]
+        if prompt is not None and self.text.startswith(prompt) and (header and prompt.endswith(header) or prompt != self._prefix(i)):
             return len(prompt)
         return len(before_content.rstrip(" ")) if before_content is not None and self.text.startswith(before_content) else None
 
@@ -495,10 +499,14 @@ class Turns:
         return self.rendered[key]
 
     def _around_sentinel(self, i, rest, generation_prompt=False):
-        """Returns the text before and after the content of message i if `rest` follows it, or (None, None) if the content gets lost."""
-        message = self.messages[i] if self.messages[i]["role"] != "assistant" else {"role": "assistant"}
-        text = self._try([*self.messages[:i], {**message, "content": SENTINEL}, *rest], generation_prompt) or ""
-        return tuple(text.split(SENTINEL)) if text.count(SENTINEL) == 1 else (None, None)
+        """Returns the text before and after the content of message i if `rest` follows it, or (None, None) if the content gets lost. `rest` is
+        empty, or all the messages that follow."""
+        key = i, len(rest), generation_prompt
+        if key not in self.around:
+            message = self.messages[i] if self.messages[i]["role"] != "assistant" else {"role": "assistant"}
+            text = self._try([*self.messages[:i], {**message, "content": SENTINEL}, *rest], generation_prompt) or ""
+            self.around[key] = tuple(text.split(SENTINEL)) if text.count(SENTINEL) == 1 else (None, None)
+        return self.around[key]
 
     def _try(self, messages, generation_prompt):
         try:

@@ -276,6 +276,11 @@ static bool has_template(const std::string &dir, const std::string &wanted) {
     return !found.empty() && std::ranges::all_of(found, [&](const json &text) { return text == wanted; });
 }
 
+void copy_vocabulary(const std::string &from_dir, const std::string &to_dir) {
+    for (const char *name : {"/tokenizer.model", "/vocab.json", "/merges.txt"})
+        if (exists(from_dir + name) && !exists(to_dir + name)) copy_file(from_dir + name, to_dir + name);
+}
+
 void copy_tokenizer(const std::string &from_dir, const std::string &to_dir, const std::string &chat_template) {
     const auto copy = [&](const std::string &name) {
         if (exists(from_dir + name)) copy_file(from_dir + name, to_dir + name);

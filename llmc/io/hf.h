@@ -76,3 +76,6 @@ bool is_model_file(const std::string &name);
 // Copies the files of tokenizer and chat template that exist. If a `chat_template` is given that is not the one of all these files, the copy has it in
 // their place.
 void copy_tokenizer(const std::string &from_dir, const std::string &to_dir, const std::string &chat_template = "");
+
+// Copies older forms of a vocabulary that exist, and are not there yet: other programs read them, and adapters come without them.
+void copy_vocabulary(const std::string &from_dir, const std::string &to_dir);

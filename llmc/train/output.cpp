@@ -234,6 +234,11 @@ void OutputDirectory::write_list() const { write_json(path_of(list_name), {{"wri
 
 static std::string without_slash(const std::string &name) { return name.ends_with("/") ? name.substr(0, name.size() - 1) : name; }
 
+// What a run that was killed has begun to save, and nobody can use.
+static bool is_unfinished(const std::string &name) {
+    return without_slash(name) == model_name || without_slash(name) == trial_name;
+}
+
 OutputDirectory::~OutputDirectory() {
     std::error_code error;
     for (const std::string &name : std::vector(names_.begin(), names_.end())) forget(name);
@@ -244,6 +249,7 @@ bool OutputDirectory::holds_run() const {
     std::error_code error;
     for (const std::string &name : names_) {
         const std::string path = path_of(without_slash(name));
+        if (is_unfinished(name)) continue;
         if (!name.ends_with("/") ? fs::exists(path, error)
                                  : !written_in(path).empty() || !written_in(path + temporary_suffix).empty())
             return true;
@@ -318,7 +324,7 @@ void OutputDirectory::remove_leftovers() {
     std::error_code error;
     for (const std::string &name : std::vector(names_.begin(), names_.end())) {
         const std::string path = path_of(without_slash(name));
-        if (name == std::string(model_name) + "/" || name == std::string(trial_name) + "/") remove_directory(path);
+        if (is_unfinished(name)) remove_directory(path);
         else if (name.ends_with("/")) remove_leftover(path);
         else fs::remove(path + temporary_suffix, error);
         for (const fs::path &file : written_in(path))

@@ -36,7 +36,7 @@ class OutputDirectory {
     ~OutputDirectory();  // a run that has left nothing leaves no list
     OutputDirectory(const OutputDirectory &) = delete;
 
-    bool holds_run() const;
+    bool holds_run() const;  // more than what a run had begun to save when it was killed
     void refuse_input(const char *flag,
                       const std::string &path) const;  // dies if it is the directory, or a part of the run there
 

@@ -14,7 +14,10 @@ void Run::say(const char *text, ...) const {
 }
 
 void write_companions(const Run &run, const ModelConfig &config, const std::string &dir, const std::string &dtype) {
-    if (!run.tokenizer_dir.empty()) copy_tokenizer(run.tokenizer_dir, dir, run.chat.chat_template);
+    if (!run.tokenizer_dir.empty()) {
+        copy_tokenizer(run.tokenizer_dir, dir, run.chat.chat_template);
+        copy_vocabulary(run.model_dir, dir);
+    }
     if (!config.reward) write_generation_config(dir, config);
     if (config.lora.rank) write_lora(dir, config, run.model_dir);  // last: without it a directory is no model
     else write_config(dir, config, dtype);

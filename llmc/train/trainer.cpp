@@ -176,6 +176,9 @@ void Trainer::check_output_dir() {
     for (const auto &[flag, path] : inputs_of(run_)) output_->refuse_input(flag, path);
     if (o_.resume != "never") {
         resume_from_ = o_.resume == "auto" ? latest_checkpoint(dir) : o_.resume;
+        if (fs::exists(resume_from_ + "/optimizer.json") && !fs::exists(resume_from_ + "/trainer_state.json"))
+            die("%s: has no trainer_state.json, so it is no whole checkpoint%s", resume_from_.c_str(),
+                other_checkpoint(resume_from_).c_str());
         if (!resume_from_.empty() && !fs::exists(resume_from_ + "/trainer_state.json"))
             die("--resume %s: no such checkpoint\n  fix: auto, never, or a step_N directory", resume_from_.c_str());
     }

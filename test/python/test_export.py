@@ -123,8 +123,10 @@ def test_an_adapter_has_both(trained, chats, tmp_path):
     assert generation(out)["eos_token_id"] == [START, END, EOS]
     said = answer(model=trained, adapter=out, output=tmp_path / "a")
     assert said == ("user\nHi\nassistant\n", "Yes.", "stop")
-    result = call(command("merge", model=trained, adapter=out, output_dir=tmp_path / "merged", threads=None, device=None))
-    assert result.returncode == 0, result.stderr
+    model = shutil.copytree(trained, tmp_path / "model")
+    (model / "vocab.json").write_text("{}")  # adapters come without such a file
+    result = call(command("merge", model=model, adapter=out, output_dir=tmp_path / "merged", threads=None, device=None))
+    assert result.returncode == 0 and (tmp_path / "merged" / "vocab.json").exists(), result.stderr
     assert templates(tmp_path / "merged") == templates(out) and generation(tmp_path / "merged") == generation(out)
     assert answer(model=tmp_path / "merged", output=tmp_path / "b") == said
     assert answer(model=trained, output=tmp_path / "c")[2] == "stop"

@@ -248,6 +248,16 @@ def test_wrong_merges(trained, tmp_path):
     refused(command("merge", adapter=GOLDEN / "lora_mistral", output_dir=tmp_path / "out", threads=None, device=None), "so it belongs to another model than")
 
 
+def test_a_merge_that_was_killed_begins_again(trained, tmp_path):
+    out = tmp_path / "out"
+    (out / "new_model").mkdir(parents=True)
+    (out / "new_model" / "config.json").write_text("{")
+    (out / "run_files.json").write_text('{"written": ["new_model/"]}')
+    for expected in (0, 1):  # the second time it finds a model
+        assert call(command("merge", adapter=trained, output_dir=out, threads=None, device=None)).returncode == expected
+    assert not (out / "new_model").exists() and json.loads((out / "config.json").read_text())
+
+
 def test_another_rank_is_no_resumed_run(data, tmp_path):
     train(tmp_path / "run", data=data, max_steps=2, save_steps=1, **LORA)
     refused(command("sft", data=data, output_dir=tmp_path / "run", max_len=64, train_batch_size=4, max_steps=3, resume="auto", lora_rank=2), "was made with --lora_rank 4")

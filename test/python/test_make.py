@@ -72,6 +72,20 @@ def test_a_gpu_is_needed_before_kernels_are_compiled_for_it(bare_path):
     expect_refusal(make("test-gpu", "NVCC=nvcc", PATH=bare_path), "test-gpu", "a GPU and NVIDIA's driver", "make test")
 
 
+def test_packages_that_are_missing_without_root(tmp_path):
+    """Nothing is begun that cannot be finished."""
+    stubs, tree = tmp_path / "bin", tmp_path / "tree"
+    (tree / "scripts").mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "install_deps.sh", tree / "scripts")
+    stubs.mkdir()
+    for name, does in (("dpkg-query", "exit 1"), ("apt-get", "touch called"), ("id", "echo 1000")):
+        (stubs / name).write_text(f"#!/bin/sh\n{does}\n")
+        (stubs / name).chmod(0o755)
+    result = subprocess.run(["bash", tree / "scripts" / "install_deps.sh"], env={"PATH": f"{stubs}:{os.environ['PATH']}"}, capture_output=True, text=True)
+    assert result.returncode == 1 and "\n  fix: sudo apt-get update && sudo apt-get install" in result.stderr, result.stderr
+    assert os.listdir(tree) == ["scripts"]
+
+
 def test_the_environment_to_compare_in_can_be_made(bare_path):
     if (ROOT / ".venv-compare/bin/pip").exists():
         pytest.skip("it is there")

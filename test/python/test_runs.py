@@ -272,7 +272,7 @@ def test_a_changed_run_is_not_resumed(data, tmp_path):
 
 
 @pytest.mark.parametrize("damage, parts", [
-    (lambda c: (c / "trainer_state.json").unlink(), ["no such checkpoint"]),
+    (lambda c: (c / "trainer_state.json").unlink(), ["step_2: has no trainer_state.json, so it is no whole checkpoint", "fix: --overwrite"]),
     (lambda c: (c / "trainer_state.json").write_text("{"), ["trainer_state.json"]),
     (lambda c: (c / "trainer_state.json").write_text('{"step": 2}'), ["trainer_state.json", "is damaged"]),
     (lambda c: (c / OPTIMIZER).write_bytes((c / OPTIMIZER).read_bytes()[:-1]), [OPTIMIZER, "bytes, but"]),
