@@ -119,7 +119,7 @@ def add_common(parser, needs_input=True, takes_ids=False):
         vocabulary.add_argument("--eos_token_id", metavar="N", type=natural,
                                 help="in place of a tokenizer, with --vocab_size, for token shards: the id that stands between texts")
         parser.add_argument("--vocab_size", metavar="N", type=count, help="with --eos_token_id: ids are less than this")
-    parser.add_argument("--out", metavar="F.safetensors", help="the file to write")
+    parser.add_argument("--out", metavar="F.safetensors", help="the file to write, in place of an earlier one that was prepared, and of no other")
     parser.add_argument("--key", metavar="KEY", nargs="?", const="",
                         help="print a hash of all that preparation would read, which the trainer keeps the result under, and stop; with KEY: "
                              "write nothing if the hash is another one when all is read")
