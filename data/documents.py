@@ -2,6 +2,7 @@
 what is trained in each."""
 
 import os
+import re
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -19,6 +20,15 @@ PREF_FORMATS = ("chosen and rejected, both strings or both lists of messages, wi
 PRETRAIN_FORMATS = "text; input_ids; or the field named by --input_key"
 PROMPT_FORMATS = "prompt; messages; conversations"
 OPENRLHF_TEMPLATE = "User: {}\nAssistant: "
+# Alpaca's prompt: what stands before an instruction with and without an input, and in which form; the forms are those of Axolotl's types.
+PREFACES = {True: "Below is an instruction that describes a task, paired with an input that provides further context. Write a response that appropriately "
+                  "completes the request.",
+            False: "Below is an instruction that describes a task. Write a response that appropriately completes the request."}
+ALPACA = {
+    "alpaca": "{preface}\n\n### Instruction:\n{instruction}\n\n[### Input:\n{input}\n\n]### Response:\n",
+    "alpaca:chat": "SYSTEM: {preface}\nUSER: {instruction}\n[{input}\n]ASSISTANT:",
+    "alpaca:chatml": "<|im_start|>system\n{preface}<|im_end|>\n<|im_start|>user\n{instruction}[\n{input}]<|im_end|>\n<|im_start|>assistant\n",
+}
 CHAT_FIELDS = ("A chat can have tools, system and chat_template_kwargs beside its messages; train, training or weight of a "
                "message says whether it is trained")
 
@@ -138,7 +148,7 @@ def pref_drafts(fields, options, template):
             refuse_unknown_prompt(fields, chosen, rejected)
             drafts = [Draft(chosen), Draft(rejected)]
         else:
-            before = options.input_template.replace("{}", prompt, 1) if options.input_template else prompt
+            before = framed(prompt, options) if options.input_template else prompt
             drafts = [completion_draft(before, text if text.strip() else "") for text in (chosen, rejected)]
     refuse_unseen(fields, drafts, bool(options.prompt_key))
     return drafts
@@ -178,7 +188,7 @@ def rl_draft(fields, options, template):
     prompt = fields[name]
     if is_text(prompt) and not options.apply_chat_template:
         if options.input_key:
-            prompt = options.input_template.replace("{}", prompt, 1)
+            prompt = framed(prompt, options)
         draft = Draft(prompt, [])
     else:
         messages = as_messages(prompt, "user", name)
@@ -207,7 +217,7 @@ def keyed_draft(fields, options, template):
         if answer is None:
             raise DataError(f"there is no answer to the prompt in {options.input_key!r}",
                             "--output_key FIELD, or --apply_chat_template for a list of messages")
-        return completion_draft(options.input_template.replace("{}", prompt, 1), string(fields, options.output_key))
+        return completion_draft(framed(prompt, options), string(fields, options.output_key))
     if answer is None:
         messages = checked_messages(prompt, options.input_key)
         first_trained = len(messages) - 1
@@ -224,15 +234,30 @@ def instruction_draft(fields, options, template):
     context = given(fields, "input")
     prompt = string(fields, "instruction") + (f"\n\n{string(fields, 'input')}" if context not in (None, "") else "")
     fields.used.update(name for name in PROMPTS if isinstance(fields.get(name), str) and fields["instruction"] in fields[name])  # in a template's words
-    if not options.chat_template:
+    if options.input_template in ALPACA:
+        prompt = alpaca_prompt(options.input_template, fields["instruction"], context or "")
+        return completion_draft(prompt, string(fields, "output"))
+    if options.input_template or not options.chat_template:
         refuse_system(fields)
-        return completion_draft(options.input_template.replace("{}", prompt, 1), string(fields, "output"))
+        return completion_draft(framed(prompt, options), string(fields, "output"))
     turns = parsed(given(fields, "history")) or []
     if not isinstance(turns, list) or not all(isinstance(turn, list) and list(map(type, turn)) == [str, str] for turn in turns):
         raise DataError("has a 'history' that is no list of questions with their answers", 'write it as [["question", "answer"], ...]')
     messages = [message for asked, said in (*turns, (prompt, string(fields, "output")))
                 for message in ({"role": "user", "content": asked}, {"role": "assistant", "content": said})]
     return chat_draft(messages, 0, fields, options, template)
+
+
+def framed(prompt, options):
+    """Returns a prompt string within --input_template."""
+    template = options.input_template or OPENRLHF_TEMPLATE
+    return alpaca_prompt(template, prompt, "") if template in ALPACA else template.replace("{}", prompt, 1)
+
+
+def alpaca_prompt(form, instruction, context):
+    text, optional, rest = re.split(r"[\[\]]", ALPACA[form])
+    text = text + (optional if context else "") + rest
+    return re.sub(r"{(\w+)}", lambda name: {"preface": PREFACES[bool(context)], "instruction": instruction, "input": context}[name[1]], text)
 
 
 def with_prompt(prompt, prompt_name, value, name):

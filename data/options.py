@@ -4,8 +4,9 @@ import argparse
 import json
 import os
 import re
+from pathlib import Path
 
-from documents import (CHAT_FIELDS, DRAFTS, OPENRLHF_TEMPLATE, PREF_FORMATS, PRETRAIN_FORMATS, PROMPT_FORMATS, SFT_FORMATS)
+from documents import (ALPACA, CHAT_FIELDS, DRAFTS, OPENRLHF_TEMPLATE, PREF_FORMATS, PRETRAIN_FORMATS, PROMPT_FORMATS, SFT_FORMATS)
 from errors import DataError
 from messages import reserved_variable
 from sources import files_for
@@ -67,11 +68,17 @@ def template_variables(text):
     return variables
 
 
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+
+
 def template_text(text):
-    """Returns a Jinja template, given as text or as the file that holds it."""
+    """Returns a Jinja template, given as text, as the file that holds it, or by the name of one of ours."""
+    if (TEMPLATES / f"{text}.jinja").is_file():
+        text = str(TEMPLATES / f"{text}.jinja")
     if not os.path.isfile(text):
         if "{" not in text:
-            raise argparse.ArgumentTypeError(f"{text!r} is neither a template nor a file")
+            names = ", ".join(sorted(path.stem for path in TEMPLATES.iterdir()))
+            raise argparse.ArgumentTypeError(f"{text!r} is neither a template nor a file, nor one of {names}")
         return text
     try:
         with open(text, encoding="utf-8") as file:
@@ -81,8 +88,8 @@ def template_text(text):
 
 
 def input_template(text):
-    if "{}" not in text:
-        raise argparse.ArgumentTypeError(f"{text!r} has no {{}} for the prompt")
+    if "{}" not in text and text not in ALPACA:
+        raise argparse.ArgumentTypeError(f"{text!r} has no {{}} for the prompt, and is none of {', '.join(ALPACA)}")
     return text
 
 
@@ -144,8 +151,8 @@ def add_show(parser):
 def add_template(parser):
     parser.add_argument("--chat_template_kwargs", type=template_variables, default={}, metavar="JSON",
                         help="variables for the chat template, an object; those in a record's chat_template_kwargs win")
-    parser.add_argument("--tokenizer_chat_template", type=template_text, metavar="FILE|TEXT",
-                        help="chat template in place of the tokenizer's own")
+    parser.add_argument("--tokenizer_chat_template", type=template_text, metavar="FILE|TEXT|NAME",
+                        help="chat template in place of the tokenizer's own: chatml, llama3, phi_3, or another")
 
 
 def add_sft(sft):
@@ -155,8 +162,9 @@ def add_sft(sft):
     add_show(sft)
     sft.add_argument("--input_key", metavar="FIELD", help="the prompt: a string, or a list of messages")
     sft.add_argument("--output_key", metavar="FIELD", help="the answer: a string, a message or a list of messages")
-    sft.add_argument("--input_template", metavar="TEXT", type=input_template, default=OPENRLHF_TEMPLATE,
-                     help=f"around the prompt string where no chat template is applied (default {OPENRLHF_TEMPLATE!r})")
+    sft.add_argument("--input_template", metavar="TEXT", type=input_template,
+                     help=f"around the prompt string where no chat template is applied (default {OPENRLHF_TEMPLATE!r}), or alpaca for Alpaca's text; "
+                          "instruction, input and output are then no chat")
     sft.add_argument("--apply_chat_template", default=False, **FLAG,
                      help="make messages of the strings in --input_key and --output_key")
     sft.add_argument("--multiturn", default=False, **FLAG,

@@ -4,16 +4,19 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
 #include "../core/common.h"
+#include "../core/file.h"
 #include "../data/hub.h"
-#include "../data/tokenizer.h"
+#include "../data/python.h"
+#include "../model/config.h"
 #include "../train/advantages.h"
 #include "../train/preference.h"
-#include "foreign.h"
 #include "settings.h"
 
 using nlohmann::ordered_json;
@@ -25,7 +28,6 @@ static constexpr Task tasks[] = {DEMO, PRETRAIN, SFT, DPO, RM, GRPO, PPO, EVAL, 
 struct Flag {
     const char *name;
     unsigned tasks;
-    std::vector<std::string> aliases;
     const char *wanted;  // what a value must be
     bool boolean, list;
 };
@@ -49,14 +51,11 @@ static std::vector<std::string> split(const std::string &names) {
 
 static const std::vector<Flag> &flags() {
     static const std::vector<Flag> all = {
-#define OPT(type, name, value, tasks, aliases, help) \
-    {#name, tasks, split(aliases), wanted(type{}), std::is_same_v<type, bool>, is_list<type>},
+#define OPT(type, name, value, tasks, help) {#name, tasks, wanted(type{}), std::is_same_v<type, bool>, is_list<type>},
 #include "../train/options.def"
     };
     return all;
 }
-
-static std::vector<std::string> split_at(const std::string &text, char c) { return CLI::detail::split(text, c); }
 
 static bool contains(const std::string &names, const std::string &name) {
     const auto all = split(names);
@@ -65,70 +64,18 @@ static bool contains(const std::string &names, const std::string &name) {
 
 static const Flag *find_flag(const std::string &name) {
     for (const Flag &f : flags())
-        if (name == f.name || std::find(f.aliases.begin(), f.aliases.end(), name) != f.aliases.end()) return &f;
+        if (name == f.name) return &f;
     return nullptr;
 }
 
-// ---- unknown flags ---------------------------------------------------------------------------------------------------------------
-
-// Returns the Levenshtein distance: how many insertions, deletions and replacements turn a into b.
-static size_t edit_distance(const std::string &a, const std::string &b) {
-    std::vector<size_t> row(b.size() + 1);
-    for (size_t j = 0; j <= b.size(); j++) row[j] = j;
-    for (size_t i = 1; i <= a.size(); i++) {
-        size_t diagonal = row[0];
-        row[0] = i;
-        for (size_t j = 1; j <= b.size(); j++) {
-            const size_t above = row[j];
-            row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
-            diagonal = above;
-        }
-    }
-    return row[b.size()];
-}
-
-static std::string task_words(unsigned mask) {
-    std::string out;
+static std::vector<std::string> names_of(unsigned mask) {
+    std::vector<std::string> names;
     for (Task t : tasks)
-        if (mask & t) out += (out.empty() ? "" : ", ") + std::string(task_name(t));
-    return out;
+        if (mask & t) names.push_back(task_name(t));
+    return names;
 }
 
-// Returns how alike two names are, from 0 to 1: the share of their words (max, len) that the other name has, too, though it may be misspelled.
-// Letters of a whole name would say that eos_token means row_tokens, and ds_type dtype.
-static double likeness(const std::string &a, const std::string &b) {
-    const auto words = CLI::detail::split(a, '_');
-    auto others = CLI::detail::split(b, '_');
-    const size_t count = words.size() + others.size();
-    size_t shared = 0;
-    for (const std::string &word : words) {
-        const auto same = std::find_if(others.begin(), others.end(), [&](const std::string &other) {
-            const size_t letters = std::max(word.size(), other.size());
-            return edit_distance(word, other) <= (letters < 4 ? 0 : (letters + 1) / 3);
-        });
-        if (same == others.end()) continue;
-        others.erase(same);
-        shared += 2;
-    }
-    return double(shared) / double(count);
-}
-
-[[noreturn]] static void die_unknown(const Setting &s, const std::string &program, Task task) {
-    const std::string last = s.name.substr(s.name.rfind('.') + 1);
-    std::string best;
-    double most = 0.79;  // two of two words, or of two and three
-    for (const Flag &f : flags()) {
-        if (!(f.tasks & task)) continue;
-        std::vector<std::string> names = f.aliases;
-        names.push_back(f.name);
-        for (const std::string &name : names)
-            if (const double x = likeness(last, name); x > most) most = x, best = f.name;
-    }
-    if (best.empty())
-        die("unknown flag %s\n  fix: ./%s %s --help lists the flags of %s", s.where.c_str(), program.c_str(), task_name(task),
-            task_name(task));
-    die("unknown flag %s\n  fix: did you mean --%s?", s.where.c_str(), best.c_str());
-}
+static std::string task_words(unsigned mask) { return CLI::detail::join(names_of(mask), ", "); }
 
 // ---- from settings to Options ----------------------------------------------------------------------------------------------------
 
@@ -138,13 +85,8 @@ struct Parser {
     std::string program;
     Task task;
     Options options;
-    std::vector<std::string> notes;
-    std::set<std::string> given;                  // the flags that were set, by our names
-    unsigned spoken = 0;                          // whose names were used
-    unsigned common = TRL | AXOLOTL;              // those of them to whom all names belong
-    size_t rows_of = 0;                           // OpenRLHF's micro_batch_size
-    std::map<std::string, std::string> together;  // values of names that count together, by the first name of their line
-    FlagValues translated;                        // what was understood
+    std::set<std::string> given;                                   // the flags that were set
+    std::vector<std::pair<std::string, std::string>> understood;   // these flags with their values
     std::map<std::string, std::pair<Texts *, std::string>> texts;  // by flag: the field, and where its texts come from
     CLI::App app;
 
@@ -152,8 +94,8 @@ struct Parser {
         : program(name), task(t), options(default_options(t)), app(about(t), name + " " + task_name(t)) {
         app.get_formatter()->column_width(44);
         app.set_help_flag();  // removes CLI11's, which also has -h
-#define OPT(type, name, value, tasks, aliases, help) \
-    if (task & (tasks)) add("--" #name, options.name, help, aliases);
+#define OPT(type, name, value, tasks, help) \
+    if (task & (tasks)) add("--" #name, options.name, help);
 #include "../train/options.def"
     }
 
@@ -174,11 +116,10 @@ struct Parser {
         return "";
     }
 
-    template <class T> void add(const char *name, T &field, std::string help, const std::string &aliases) {
+    template <class T> void add(const char *name, T &field, std::string help) {
         for (const auto &[word, names] :
              {std::pair("{losses}", preference_names()), std::pair("{estimators}", estimator_names())})
             if (const size_t at = help.find(word); at != help.npos) help.replace(at, strlen(word), names);
-        if (!aliases.empty()) help += " [" + aliases + "]";
         CLI::Option *option = app.add_option(name, field, help)->capture_default_str();
         if constexpr (std::is_same_v<T, bool>)
             option->default_str(field ? "true" : "false")->check(true_or_false, "")->type_name("BOOL");
@@ -205,11 +146,6 @@ struct Parser {
         return text.find_first_not_of("0123456789") == text.npos && (text.size() == 1 || text[0] != '0') ? "" : "not decimal";
     }
 
-    void translate(const std::string &name, const std::string &value) {
-        std::erase_if(translated, [&](const auto &earlier) { return earlier.first == name; });
-        translated.emplace_back(name, value);
-    }
-
     static std::string quoted(const std::string &value) {  // for a shell
         if (!value.empty() && value.find_first_of(" \t\n\"'\\$`*?[]{}()<>|&;#~!") == value.npos) return value;
         std::string out = "'";
@@ -220,29 +156,12 @@ struct Parser {
     // Returns a command line with our names of everything that was understood.
     std::string command() const {
         std::string line = "./" + program + " " + task_name(task);
-        for (const auto &[name, value] : translated) line += " --" + name + " " + quoted(value);
+        for (const auto &[name, value] : understood) line += " --" + name + " " + quoted(value);
         return line;
     }
 
-    std::string command_of(const std::string &whose) const {
-        for (const auto &[name, mask] : {std::pair("openrlhf", OPENRLHF), std::pair("trl", TRL), std::pair("axolotl", AXOLOTL)})
-            if (whose == name) {
-                FlagValues flags = translated;
-                if (mask != AXOLOTL)
-                    for (auto &flag : flags) flag.second = quoted(flag.second);
-                return command_as(mask, task, flags, world());
-            }
-        die("--as \"%s\" is unknown\n  fix: trl, openrlhf or axolotl", whose.c_str());
-    }
-
-    // The ranks of the run, as far as they are known before it starts.
-    size_t world() const {
-        for (const char *name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
-            if (const char *value = getenv(name)) return std::max<size_t>(1, strtoul(value, nullptr, 10));
-        return std::max({options.ranks, options.world_size, size_t(1)});
-    }
-
-    void set(const Flag &flag, const Setting &s) {
+    void set(const Setting &s) {
+        const Flag &flag = *find_flag(s.name);
         if (!(flag.tasks & task))
             die("%s belongs to %s, not to %s\n  fix: leave it out, or start with another task", s.where.c_str(),
                 task_words(flag.tasks).c_str(), task_name(task));
@@ -253,15 +172,7 @@ struct Parser {
         if (values.size() > 1 && !flag.list)
             die("%s has more than one value: \"%s\" and \"%s\"\n  fix: quotes around a value with spaces, commas between several files",
                 s.where.c_str(), values[0].c_str(), values[1].c_str());
-        for (const ForeignValue &v : foreign_values)
-            if (flag.name == std::string(v.flag) && values == std::vector<std::string>{v.theirs}) {
-                if (!*v.ours) return;
-                notes.push_back(s.where + " " + v.theirs + format(": --%s %s", v.flag, v.ours));
-                values = {v.ours};
-            }
         if (flag.boolean && (values[0] == "True" || values[0] == "False")) values[0][0] = char(tolower(values[0][0]));
-        if (values.size() == 1 && std::string(flag.wanted).starts_with("a whole number") && values[0].ends_with(".0"))
-            values[0].resize(values[0].size() - 2);  // num_train_epochs 3.0
         const auto has_gap = [](const std::string &v) {
             return v.starts_with(',') || v.ends_with(',') || v.find(",,") != v.npos;
         };
@@ -276,11 +187,9 @@ struct Parser {
             options = before;  // half of a value would be a second mistake
             die("%s \"%s\" is not %s", s.where.c_str(), CLI::detail::join(values, " ").c_str(), flag.wanted);
         }
-        translate(flag.name, CLI::detail::join(values, ","));
+        std::erase_if(understood, [&](const auto &earlier) { return earlier.first == flag.name; });
+        understood.emplace_back(flag.name, CLI::detail::join(values, ","));
         given.insert(flag.name);
-        if (flag.name == std::string("row_tokens")) together.erase("micro_batch_size");  // the later one wins
-        if (contains("pretrain,save_path,l2,max_ckpt_num,eval_dataset", s.name) || s.name.find('.') != s.name.npos)
-            spoken |= OPENRLHF;
     }
 
     // CLI11 would split "[a,b]". Texts of the command line take the place of those in --config, and are added to each other.
@@ -288,209 +197,23 @@ struct Parser {
         auto &[field, from] = texts[flag.name];
         if (from != where) {
             field->clear();
-            std::erase_if(translated, [&](const auto &earlier) { return earlier.first == flag.name; });
+            std::erase_if(understood, [&](const auto &earlier) { return earlier.first == flag.name; });
         }
         from = where;
         for (const std::string &value : values) {
             if (value.empty()) die("%s \"\" is not %s", where.c_str(), flag.wanted);
             field->push_back(value);
-            translated.emplace_back(flag.name, value);
+            understood.emplace_back(flag.name, value);
         }
         given.insert(flag.name);
     }
 
-    void set(const std::string &flag, const std::string &value, const std::string &where) {
-        set(*find_flag(flag), {flag, {value}, where});
-    }
-
-    void set(const Setting &s) {
-        const Flag *flag = find_flag(s.name);
-        std::string name = s.name, value = s.values.empty() ? "true" : s.values[0];
-        const ForeignName *f = find_foreign(name, value);
-        const bool stands_for_others = f && f->answer == Answer::SETS && *f->values;  // optimizer adamw_8bit
-        if (flag && (flag->tasks & task) && !stands_for_others) return set(*flag, s);
-        if (!f && name.starts_with("no_") && value == "true") f = find_foreign(name.substr(3), value = "false");
-        if (!f && flag) return set(*flag, s);
-        const bool off = contains("false,False,none,None,null", value) && !(f && contains(f->values, value));
-        if (!f && off && find_foreign(name, "true")) return;
-        if (!f && find_foreign(name, "true"))
-            die("%s \"%s\" is no value of that flag\n  fix: true or false, or leave it out", s.where.c_str(), value.c_str());
-        if (!f) die_unknown(s, program, task);
-        if (f->whose == OPENRLHF || !(f->whose & OPENRLHF)) spoken |= f->whose;
-        else if (s.name.find('.') != s.name.npos) spoken |= OPENRLHF;  // "ds.zpg"
-        if (f->whose & (TRL | AXOLOTL)) common &= f->whose;
-        switch (f->answer) {
-            case Answer::IS: {
-                const auto names = split(f->text);
-                const auto own = std::ranges::find_if(names, [&](const std::string &n) { return find_flag(n)->tasks & task; });
-                const std::string &ours = own == names.end() ? names[0] : *own;
-                if (ours == "kl_coef") together["beta"] = value;
-                return set(*find_flag(ours), {ours, s.values, s.where});
-            }
-            case Answer::PART: return set_part(*f, value, s.where);
-            case Answer::TOGETHER:
-                if (off) return;
-                together[name_in(*f)] = value;
-                if (name_in(*f) == "micro_batch_size" &&
-                    (strtoul(value.c_str(), nullptr, 10) == 0 || !decimal(value).empty() || value.size() > 9))
-                    die("%s \"%s\" is not a whole number above 0", s.where.c_str(), value.c_str());
-                return;
-            case Answer::NOTE: return notes.push_back(s.where + ": " + f->text);
-            case Answer::NO:
-                if (off) return;
-                die("%s%s has no meaning here\n  fix: %s", s.where.c_str(), value == "true" ? "" : (" \"" + value + "\"").c_str(),
-                    f->text);
-            case Answer::SETS: {
-                if (off) return;
-                const auto words = split_at(f->text, ' ');
-                notes.push_back(s.where + ": --" + f->text);
-                set(words[0], words[1], s.where);
-            }
-        }
-    }
-
-    static std::string name_in(const ForeignName &f) { return split(f.names)[0]; }
-
-    void set_part(const ForeignName &f, const std::string &value, const std::string &where) {
-        const auto words = split_at(f.text, ' ');
-        std::vector<std::string> values;
-        for (double x : options.adam_betas) values.push_back(ordered_json(x).dump());
-        values[size_t(words[1][0] - '0')] = value;
-        set(*find_flag(words[0]), {words[0], values, where});
-    }
-
-    size_t count_of(const std::string &name, size_t otherwise) const {
-        const auto found = together.find(name);
-        if (found == together.end()) return otherwise;
-        const size_t count = strtoul(found->second.c_str(), nullptr, 10);
-        if (count == 0 || !decimal(found->second).empty())
-            die("--%s \"%s\" is not a whole number above 0", name.c_str(), found->second.c_str());
-        return count;
-    }
-
-    // Appends `text` to each of the names in a list with commas.
-    void append_to(const std::string &flag, const std::string &names, const std::string &text) {
-        std::string all;
-        for (const std::string &name : split(names)) all += (all.empty() ? "" : ",") + name + text;
-        if (!all.empty()) set(flag, all, "--" + flag);
-    }
-
-    // The samples of a step, and with rewards the prompts of a batch of answers.
-    void combine_batch(Problems &problems) {
-        const auto has = [&](const char *name) { return together.count(name) > 0; };
-        if (has("micro_batch_size") && !has("gradient_accumulation_steps")) {
-            spoken |= OPENRLHF;
-            rows_of = count_of("micro_batch_size", 1);
-            return;
-        }
-        const bool samples_answers = task & RL && (has("generation_batch_size") || has("steps_per_generation"));
-        if (!samples_answers && !has("per_device_train_batch_size") && !has("gradient_accumulation_steps")) return;
-        const size_t samples = has("micro_batch_size") ? count_of("micro_batch_size", 1)
-                                                       : count_of("per_device_train_batch_size", common == AXOLOTL ? 1 : 8);
-        const size_t steps = count_of("gradient_accumulation_steps", 1),
-                     ranks = std::max<size_t>(1, world() / std::max<size_t>(1, options.ring_attn_size));
-        const size_t batch = samples * steps * ranks;
-        const bool packs = has("packing") && !(task & RL);
-        if (packs) set("train_batch_tokens", std::to_string(batch * options.max_len), "packing");
-        else set("train_batch_size", std::to_string(batch), "per_device_train_batch_size");
-        notes.push_back(format("a step: %zu samples of a device * %zu accumulated * %zu ranks%s = --%s %zu", samples, steps,
-                               ranks, packs ? " * max_len" : "", packs ? "train_batch_tokens" : "train_batch_size",
-                               packs ? batch * options.max_len : batch));
-        if (task != GRPO || given.count("rollout_batch_size")) return;
-        const size_t answers = count_of("generation_batch_size", samples * ranks * count_of("steps_per_generation", steps));
-        if (answers % options.n) {
-            problems.push_back(format(
-                "a batch of %zu answers (generation_batch_size, or per_device_train_batch_size * ranks * steps_per_generation) is no multiple of num_generations, %zu\n"
-                "  fix: --rollout_batch_size N, prompts, and --n N, answers to each",
-                answers, options.n));
-            return;
-        }
-        set("rollout_batch_size", std::to_string(answers / options.n), "generation_batch_size");
-        notes.push_back(format("a batch of answers: %zu / %zu to a prompt = --rollout_batch_size %zu", answers, options.n,
-                               options.rollout_batch_size));
-    }
-
-    // Their programs have a directory where none is given.
-    void default_directory() {
-        for (const auto &[mask, name, directory] :
-             {std::tuple(OPENRLHF, "OpenRLHF", "./ckpt"), std::tuple(TRL, "TRL", "trainer_output"),
-              std::tuple(AXOLOTL, "Axolotl", "./model-out")})
-            if ((spoken & mask) && ((common & mask) || mask == OPENRLHF) && options.output_dir.empty()) {
-                set("output_dir", directory, "--output_dir");
-                notes.push_back(format("output_dir is %s, as in %s", directory, name));
-            }
-    }
-
-    // Computes flags from the names that count together, in foreign.def.
-    void combine(Problems &problems) {
-        const auto has = [&](const char *name) { return together.count(name) > 0; };
-        if (has("num_processes")) {
-            if (world() == 1 && options.ranks == 1) set("ranks", together["num_processes"], "--num_processes");
-            else notes.push_back("num_processes: the ranks are started already");
-        }
-        if (has("use_peft") && options.lora_rank == 0) set("lora_rank", "16", "--use_peft");
-        if (has("beta") && options.kl_coef > 0) set("kl_use_loss", "true", "--beta");
-        if (has("epsilon_high") && task & RL)
-            set("eps_clip_low_high", ordered_json(options.eps_clip).dump() + "," + together["epsilon_high"], "--epsilon_high");
-        if (has("algo.advantage.is_correction_enable")) {
-            const std::string &type = together["algo.advantage.is_correction_type"];
-            set("is_correction", type.empty() ? "tis" : type, "--algo.advantage.is_correction_enable");
-        }
-        if (has("model_revision")) append_to("model", options.model, "@" + together["model_revision"]);
-        if (has("dataset_config")) append_to("data", options.data, ":" + together["dataset_config"]);
-        if (has("dataset_train_split")) append_to("data", options.data, "[" + together["dataset_train_split"] + "]");
-        if (task == DPO && spoken & OPENRLHF && is_hub_name(options.eval_data) && !has("eval.split")) {
-            together["eval.split"] = "test";
-            notes.push_back("eval.dataset is read from its split test, as in OpenRLHF");
-        }
-        if (has("eval.split")) append_to("eval_data", options.eval_data, "[" + together["eval.split"] + "]");
-        combine_batch(problems);
-    }
-
-    // Names of rewards, which no flag of ours takes up in another task.
-    void refuse_rewards(Problems &problems) {
-        for (const char *name : {"generation_batch_size", "steps_per_generation", "epsilon_high"})
-            if (!(task & RL) && together.count(name))
-                problems.push_back(format("--%s belongs to %s, not to %s\n  fix: leave it out, or start with another task", name,
-                                          task_words(RL).c_str(), task_name(task)));
-    }
-
-    // Special tokens that a run is given must be the tokenizer's own.
-    void expect_own_tokens(Problems &problems) {
-        for (const char *name : {"bos_token", "eos_token", "unk_token"}) {
-            if (!together.count(name)) continue;
-            const std::string &theirs = together[name], dir = fetched_model(options.model);
-            const std::string own = dir.empty() ? "" : special_token(dir, name);
-            if (own == theirs) notes.push_back(format("%s %s is the tokenizer's own", name, theirs.c_str()));
-            else if (dir.empty())
-                problems.push_back(
-                    format("--%s \"%s\": whether it is the tokenizer's cannot be told before %s is here\n  fix: leave it out",
-                           name, theirs.c_str(), options.model.c_str()));
-            else
-                problems.push_back(
-                    format("--%s is \"%s\", but that of the tokenizer in %s is \"%s\"\n"
-                           "  fix: leave it out, or change tokenizer_config.json there",
-                           name, theirs.c_str(), options.model.c_str(), own.c_str()));
-        }
-    }
-
     // Sets options that follow from several flags together.
-    void finish(Problems &problems) {
-        combine(problems);
-        refuse_rewards(problems);
-        expect_own_tokens(problems);
-        if ((task & TRAINING) && !options.plan) default_directory();
+    void finish(std::vector<std::string> &notes) {
         const size_t documents = task & PAIRS ? 2 : 1;  // of a sample
-        if (options.row_tokens && !rows_of && !given.count("max_len"))
+        if (options.row_tokens && !given.count("max_len"))
             options.max_len = std::clamp<size_t>(options.row_tokens / documents, 2, options.max_len);
-        const size_t sample = documents * options.max_len;
-        if (rows_of) {
-            if (__builtin_mul_overflow(rows_of, sample, &options.row_tokens)) die("--micro_batch_size %zu is too large", rows_of);
-            notes.push_back(format("micro_batch_size %zu: a row holds %zu * %smax_len = %zu tokens", rows_of, rows_of,
-                                   task & PAIRS ? "2 * " : "", options.row_tokens));
-            translate("row_tokens", std::to_string(options.row_tokens));
-        }
-        if (options.row_tokens == 0) options.row_tokens = sample;
+        if (options.row_tokens == 0) options.row_tokens = documents * options.max_len;
         if (options.ring_attn_head_stride && options.sp_mode != "gather") {
             if (given.count("sp_mode"))
                 die("--ring_attn_head_stride is for --sp_mode gather, not %s\n  fix: leave one of them out",
@@ -501,22 +224,6 @@ struct Parser {
         if (options.train_batch_tokens && !given.count("train_batch_size")) options.train_batch_size = 0;
         if (task == DEMO && !given.count("output_dir") && options.resume == "never")
             options.overwrite = true;  // it only ever replaces the demo's own run
-        if (spoken & OPENRLHF) list_differences(OPENRLHF, "OpenRLHF's");
-        if (spoken & TRL && common == TRL) list_differences(TRL, "TRL's");
-        if (spoken & AXOLOTL && common == AXOLOTL) list_differences(AXOLOTL, "Axolotl's");
-        if (spoken & ~OPENRLHF) notes.push_back("in the names of this program: " + command());
-    }
-
-    void list_differences(Whose whose, const char *name) {
-        const ordered_json ours = to_json(options, task);
-        std::string line;
-        for (const Difference &d : differences)
-            if (d.whose == whose && (d.tasks & task) && !given.count(d.flag) &&
-                !(options.lr_warmup_steps >= 0 && !strcmp(d.flag, "lr_warmup_ratio")) &&
-                !(options.lora_rank == 0 && std::string(d.flag).starts_with("lora_")) &&
-                !(rows_of && !strcmp(d.flag, "row_tokens")))
-                line += (line.empty() ? "" : ", ") + format("%s %s (%s)", d.flag, ours[d.flag].dump().c_str(), d.theirs);
-        if (!line.empty()) notes.push_back(format("defaults that differ from %s (in brackets): %s", name, line.c_str()));
     }
 };
 
@@ -688,22 +395,87 @@ static void check_together(const std::string &program, const Options &o, Task ta
 
 // ---- the interface ---------------------------------------------------------------------------------------------------------------
 
-static Task task_of(const std::vector<std::string> &arguments) {
-    if (arguments.empty() || arguments[0].starts_with("-")) {
-        const bool plan = std::find(arguments.begin(), arguments.end(), "--plan") != arguments.end();
-        return plan ? SFT : DEMO;  // the plan is the same for all training
-    }
+// What a command line asks for.
+struct CommandLine {
+    Task task = SFT;
+    std::vector<Setting> settings;
+    std::vector<std::string> notes, problems;
+    bool convert = false;
+    std::string as;    // whose names are asked for, if any
+    bool ours = true;  // no other trainer's names were used
+};
+
+// The ranks of the run, as far as they are known before it starts.
+static size_t world() {
+    for (const char *name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
+        if (const char *value = getenv(name)) return std::max<size_t>(1, strtoul(value, nullptr, 10));
+    return 1;
+}
+
+static bool is_asked(const std::vector<std::string> &words, const char *flag) {
+    return std::find(words.begin(), words.end(), flag) != words.end();
+}
+
+static Task task_called(const std::string &name) {
     for (Task t : tasks)
-        if (arguments[0] == task_name(t)) return t;
-    if (arguments[0] == "reward") return RM;  // TRL's name
-    if (arguments[0] == "rloo") die("there is no task \"rloo\"\n  fix: grpo, with --advantage_estimator rloo");
-    if (arguments[0] == "kto")
-        die("there is no task \"kto\": answers that are good or bad by themselves are not learnt from\n  fix: dpo, with pairs of a better and a worse answer");
-    die("there is no task \"%s\"\n  fix: one of %s", arguments[0].c_str(), task_words(ALL_TASKS | MERGE).c_str());
+        if (name == task_name(t)) return t;
+    return DEMO;
+}
+
+// Returns the task of words in this program's own names; without a name it is the demo, whose plan is the same for all training.
+static std::optional<Task> own_task(const std::vector<std::string> &words) {
+    if (words.empty() || words[0].starts_with("-")) return is_asked(words, "--plan") ? SFT : DEMO;
+    const Task task = task_called(words[0]);
+    return task == DEMO && words[0] != task_name(DEMO) ? std::nullopt : std::optional(task);
+}
+
+static ordered_json run_port(const ordered_json &question, const std::string &why) {
+    const char *script = "scripts/port/main.py";
+    if (!std::filesystem::exists(program_file(script)))
+        die("%s, and %s, which knows the names of other trainers, does not exist\n  fix: leave the program in the tree that it was built in, and call it there or by a link",
+            why.c_str(), program_file(script).c_str());
+    return ordered_json::parse(run_python(why + ": to look among those of other trainers", script, {question.dump()}));
+}
+
+// Asks scripts/port what words mean that are not all this program's own.
+static CommandLine ask_port(const std::string &program, const std::vector<std::string> &words, const std::string &stranger) {
+    ordered_json question = {
+        {"program", program}, {"words", words}, {"ranks", world()}, {"converts", is_asked(words, "--convert")}};
+    question["tasks"] = names_of(ALL_TASKS | MERGE);
+    for (Task t : tasks) question["defaults"][task_name(t)] = to_json(default_options(t), t);
+    for (const Flag &f : flags())
+        question["flags"][f.name] = {{"tasks", names_of(f.tasks)},
+                                     {"boolean", f.boolean},
+                                     {"whole", std::string(f.wanted).starts_with("a whole number")},
+                                     {"wanted", f.wanted}};
+    const ordered_json answer = run_port(question, stranger);
+    CommandLine request;
+    request.ours = !answer["foreign"];
+    request.task = task_called(answer["task"]);
+    request.notes = answer["notes"], request.problems = answer["problems"];
+    for (const ordered_json &s : answer["settings"]) request.settings.push_back({s["name"], s["values"], s["where"]});
+    return request;
+}
+
+static CommandLine read_request(const std::string &program, const std::vector<std::string> &words) {
+    const std::optional<Task> task = own_task(words);
+    std::string stranger;  // the first that is not this program's own
+    CommandLine request;
+    request.task = task.value_or(SFT);
+    const auto is_own = [](const std::string &name) { return name == "convert" || name == "as" || find_flag(name); };
+    if (!task) stranger = "there is no task \"" + words[0] + "\"";
+    else request.settings = read_settings(words, !words.empty() && !words[0].starts_with("-"), is_own, stranger);
+    if (!stranger.empty()) request = ask_port(program, words, stranger);
+    for (const Setting &s : request.settings) {
+        if (s.name == "convert") request.convert = true;
+        if (s.name == "as") request.as = CLI::detail::join(s.values);
+    }
+    std::erase_if(request.settings, [](const Setting &s) { return s.name == "convert" || s.name == "as"; });
+    return request;
 }
 
 // Calls the functions in turn, with a list that they add problems to or with an error that they end with, and ends with one message of all.
-template <class... F> static void collect(const Parser &parser, Problems problems, F &&...functions) {
+template <class... F> static void collect(const Parser &parser, bool ours, Problems problems, F &&...functions) {
     const auto call = [&](auto &function) {
         try {
             function(problems);
@@ -713,50 +485,69 @@ template <class... F> static void collect(const Parser &parser, Problems problem
     };
     (call(functions), ...);
     if (problems.empty()) return;
-    if (problems.size() == 1 && !parser.spoken) die("%s", problems[0].c_str());
+    if (problems.size() == 1 && ours) die("%s", problems[0].c_str());
     std::string all = problems.size() == 1 ? "" : format("%zu problems:\n", problems.size());
     for (const std::string &problem : problems) all += problem + "\n";
     die("%sWhat was understood, in the names of this program:\n  %s", all.c_str(), parser.command().c_str());
 }
 
+// The model is looked at where it is at hand: what a command is converted for should run.
+static void check_model(const Options &o, Task task, Problems &) {
+    if (!(task & TRAINING)) return;
+    if (const std::string dir = fetched_model(o.model); !dir.empty()) {
+        std::vector<std::string> notes;
+        read_config(dir, notes);
+    }
+}
+
+// Returns what --convert and --as print: the command, and the notes as comments of a shell.
+static std::string converted(const CommandLine &request, const Parser &parser) {
+    std::string text = parser.command() + "\n";
+    if (!request.as.empty()) {
+        const size_t ranks = std::max({world(), parser.options.ranks, parser.options.world_size});
+        text = run_port({{"as", request.as}, {"task", task_name(parser.task)}, {"settings", parser.understood}, {"ranks", ranks}},
+                        "--as")
+                   .get<std::string>();
+    }
+    for (const std::string &note : request.notes) text += "# " + note + "\n";
+    return text;
+}
+
 Parsed parse(const std::string &program, const std::vector<std::string> &given, const std::vector<std::string> &bundled) {
-    const bool asks = std::find(given.begin(), given.end(), "--help") != given.end() ||
-                      std::find(given.begin(), given.end(), "-h") != given.end();
-    const bool brings = !asks && !bundled.empty() && task_of(given) == DEMO;
-    std::vector<std::string> arguments = brings ? bundled : given;
-    if (brings) arguments.insert(arguments.end(), given.begin(), given.end());
-    if (brings && given.empty()) arguments.push_back("--overwrite");  // only ever its own
-    const Task task = task_of(arguments);
-    const bool named = !arguments.empty() && !arguments[0].starts_with("-");
-    Parser parser(program, task);
+    const bool asks = is_asked(given, "--help") || is_asked(given, "-h");
+    const bool brings = !asks && !bundled.empty() && own_task(given) == DEMO;
+    std::vector<std::string> words = brings ? bundled : given;
+    if (brings) words.insert(words.end(), given.begin(), given.end());
+    if (brings && given.empty()) words.push_back("--overwrite");  // only ever its own
     if (asks) {
+        const Task task = own_task(words).value_or(DEMO);
+        Parser parser(program, task);
         std::string config;
         parser.app.add_option(
             "--config", config,
-            "JSON or YAML file with any of these flags, or with those of TRL, accelerate or Axolotl; the command line wins");
+            "JSON or YAML file with any of these flags, or with those of TRL, accelerate, OpenRLHF, Axolotl, LLaMA-Factory or ms-swift; the command line wins");
         bool convert = false;
-        parser.app.add_flag("--convert", convert, "print the command in the names of this program, and stop");
+        parser.app.add_flag("--convert", convert, "print the command in the names of this program, with what changes, and stop");
         parser.app.add_option("--as", config, "trl | openrlhf | axolotl: print the command in their names, and stop");
         return {task, parser.options, true, {}, parser.app.help()};
     }
-    Problems problems;
-    std::string as;  // whose names are asked for, if any
-    for (const Setting &s : read_settings(arguments, named)) try {
-            if (s.name == "as") as = CLI::detail::join(s.values);
-            else if (s.name == "convert") as = as.empty() ? program : as;
-            else parser.set(s);
+    CommandLine request = read_request(program, words);
+    Parser parser(program, request.task);
+    for (const Setting &s : request.settings) try {
+            parser.set(s);
         } catch (const Error &e) {
-            problems.push_back(e.what());
+            request.problems.push_back(e.what());
         }
+    const bool converts = request.convert || !request.as.empty();
     collect(
-        parser, problems, [&](Problems &all) { parser.finish(all); },
-        [&](Problems &all) { check_values(parser.options, task, all); },
-        [&](Problems &all) { check_together(program, parser.options, task, all); });
-    if (brings) {
-        std::string command = "./" + program;
-        for (const std::string &word : arguments) command += " " + word;
-        parser.notes.push_back("without a task this is " + command);
-    }
-    const std::string converted = as.empty() ? "" : (as == program ? parser.command() : parser.command_of(as)) + "\n";
-    return {task, parser.options, !parser.given.count("max_len"), parser.notes, converted};
+        parser, request.ours, request.problems, [&](Problems &) { parser.finish(request.notes); },
+        [&](Problems &all) { check_values(parser.options, request.task, all); },
+        [&](Problems &all) { check_together(program, parser.options, request.task, all); },
+        [&](Problems &all) {
+            if (converts) check_model(parser.options, request.task, all);
+        });
+    if (brings) request.notes.push_back("without a task this is ./" + program + " " + CLI::detail::join(words, " "));
+    if (!request.ours && !converts) request.notes.push_back("in the names of this program: " + parser.command());
+    return {request.task, parser.options, !parser.given.count("max_len"), request.notes,
+            converts ? converted(request, parser) : ""};
 }

@@ -44,7 +44,7 @@ void to_json(nlohmann::ordered_json &json, const Steps &steps) {
 
 nlohmann::ordered_json to_json(const Options &options, Task task) {
     nlohmann::ordered_json json = nlohmann::ordered_json::object();
-#define OPT(type, name, value, tasks, aliases, help) \
+#define OPT(type, name, value, tasks, help) \
     if (task & (tasks)) json[#name] = options.name;
 #include "options.def"
     return json;
@@ -65,7 +65,7 @@ std::vector<std::string> prepare_flags(const Options &options, Task task) {
         if (const std::string value = to_text(json[name]); !value.empty())
             out.insert(out.end(), {std::string("--") + name, value});
     };
-#define OPT(type, name, value, tasks, aliases, help) \
+#define OPT(type, name, value, tasks, help) \
     if (((tasks)&PREPARE) && ((tasks)&task)) add(#name);
 #include "options.def"
     return out;

@@ -45,7 +45,7 @@ struct Steps {
 void to_json(nlohmann::ordered_json &, const Steps &);  // 50, not 50.0
 
 struct Options {
-#define OPT(type, name, value, tasks, aliases, help) type name = value;
+#define OPT(type, name, value, tasks, help) type name = value;
 #include "options.def"
 };
 

@@ -1,0 +1,1 @@
+"""Command lines and files of other trainers in the names of this program. Each peer has a module with its table; docs/porting.md is made from them."""

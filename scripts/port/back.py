@@ -1,0 +1,60 @@
+"""The way back: the same run as a command of TRL or OpenRLHF, or as YAML of Axolotl."""
+
+import shlex
+
+from .axolotl import AXOLOTL
+from .openrlhf import OPENRLHF
+from .reading import PortError
+from .trl import TRL
+
+PEERS = {"trl": TRL, "openrlhf": OPENRLHF, "axolotl": AXOLOTL}
+VALUES = {("dtype", "bf16"): "bfloat16", ("dtype", "f32"): "float32", ("max_steps", "0"): "-1", ("truncation", "keep"): "keep_start"}
+SAID = {"lora_rank": "lora_r", "lora_targets": "lora_target_modules", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}  # of Together
+
+
+def name_of(peer, flag, value):
+    """Returns their name and value for a flag of ours, or None."""
+    for rows in (peer.rows, *(base.rows for base in peer.bases)):
+        for row in rows:
+            if row.kind == "same" and flag in row.text.split(","):
+                dotted = [name for name in row.names if "." in name] if peer is OPENRLHF else []
+                return (dotted or row.names)[0], VALUES.get((flag, value), value)
+            if row.kind == "sets" and row.values and row.text == f"{flag} {value}":
+                return row.names[0], row.values[0]
+    return (SAID[flag], value) if flag in SAID and peer is not OPENRLHF else None
+
+
+def program_of(peer, task):
+    name = "sft" if task == "pretrain" else task
+    if peer is OPENRLHF:
+        return "python3 -m openrlhf.cli.train_ppo_ray" if task in ("grpo", "ppo") else f"deepspeed --module openrlhf.cli.train_{name}"
+    return f"trl {'reward' if task == 'rm' else name}"
+
+
+def command_as(run):
+    """Returns the command for {"as", "task", "settings": [[flag, value], ...], "ranks"}. It ends with comments: the flags without an equivalent there."""
+    if run["as"] not in PEERS:
+        raise PortError(f'--as "{run["as"]}" is unknown\n  fix: trl, openrlhf or axolotl')
+    peer, world = PEERS[run["as"]], run["ranks"]
+    theirs, missing, flags = [], [], dict(run["settings"])
+    batch = int(flags["train_batch_size"]) if "train_batch_size" in flags and peer is not OPENRLHF else 0
+    for flag, value in run["settings"]:
+        found = name_of(peer, flag, value)
+        if found:
+            theirs.append(found)
+        elif flag == "ranks" and peer is TRL:
+            theirs.append(("num_processes", value))
+        elif not (batch and flag == "train_batch_size"):
+            missing.append(f"# has no equivalent there: --{flag} {value}")
+    if batch:
+        ring = int(flags.get("ring_attn_size", 1))
+        samples = batch * ring // world  # of a step on one rank
+        theirs += [("per_device_train_batch_size" if peer is TRL else "micro_batch_size", "1"), ("gradient_accumulation_steps", str(samples))]
+        if samples * world != batch * ring:
+            missing.append(f"# a step of {batch} samples cannot be shared by {world // ring} ranks there")
+    if peer is AXOLOTL:
+        first = {"dpo": [("rl", "dpo")], "rm": [("reward_model", "true")]}.get(run["task"], [])
+        text = "\n".join(f"datasets:\n  - path: {value}" if name == "datasets" else f"{name}: {value}" for name, value in first + theirs)
+    else:
+        text = " ".join([program_of(peer, run["task"]), *(f"--{name} {shlex.quote(value)}" for name, value in theirs)])
+    return "\n".join([text, *missing]) + "\n"

@@ -1,0 +1,33 @@
+#!/usr/bin/env python3
+"""Answers the program, which starts it with one argument, a JSON object:
+
+    {"program": "train_llama", "words": [...], "tasks": [...], "flags": {NAME: {"tasks": [...], "boolean": ..., "whole": ..., "wanted": ...}}, "defaults": {TASK: {NAME: VALUE}},
+     "ranks": N, "converts": BOOL}
+
+The answer is a JSON object, too: {"task": ..., "settings": [{"name": ..., "values": [...], "where": ...}], "notes": [...], "problems": [...]}. With "as" and
+"settings" in place of words it is the same run as a command of that peer."""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from port import back, peers, reading, translate  # noqa: E402
+
+
+def main(text):
+    own = json.loads(text)
+    try:
+        if "as" in own:
+            print(json.dumps(back.command_as(own)))
+        else:
+            print(json.dumps(translate.answer(own, own["words"], peers.PEERS, peers.launched, peers.HELPERS)))
+    except reading.PortError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

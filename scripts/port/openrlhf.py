@@ -1,0 +1,260 @@
+"""OpenRLHF 0.11, and names of 0.6 and 0.9."""
+
+from .table import Note, Peer, Refused, Same, Sets, Together
+
+ROWS = [
+    # names of the same thing
+    Same("model", "actor.model_name_or_path, model_name_or_path, model.model_name_or_path, pretrain"),
+    Same("data", "data.dataset, dataset, data.prompt_dataset, prompt_data"),
+    Same("output_dir", "ckpt.output_dir, save_path"),
+    Same("input_key", "data.input_key"),
+    Same("output_key", "data.output_key"),
+    Same("input_template", "data.input_template"),
+    Same("apply_chat_template", "data.apply_chat_template"),
+    Same("multiturn", "data.multiturn"),
+    Same("tokenizer_chat_template", "data.tokenizer_chat_template"),
+    Same("prompt_key", "data.prompt_key"),
+    Same("chosen_key", "data.chosen_key"),
+    Same("rejected_key", "data.rejected_key"),
+    Same("dataset_probs", "data.dataset_probs"),
+    Same("train_batch_size", "train.batch_size"),
+    Same("max_len", "data.max_len"),
+    Same("max_epochs", "train.max_epochs"),
+    Same("max_samples", "data.max_samples"),
+    Same("seed", "train.seed"),
+    Same("learning_rate", "adam.lr, actor.adam.lr, actor_learning_rate"),
+    Same("lr_scheduler", "actor.lr_scheduler"),
+    Same("lr_warmup_ratio", "actor.lr_warmup_ratio"),
+    Same("min_lr_ratio", "actor.min_lr_ratio"),
+    Same("adam_betas", "adam.betas, actor.adam.betas"),
+    Same("adam_eps", "adam.eps, actor.adam.eps"),
+    Same("weight_decay", "adam.weight_decay, l2, actor.adam.weight_decay"),
+    Same("max_norm", "actor.max_norm"),
+    Same("lora_rank", "ds.lora.rank, lora.rank"),
+    Same("lora_alpha", "ds.lora.alpha, lora.alpha"),
+    Same("lora_dropout", "ds.lora.dropout, lora.dropout"),
+    Same("lora_targets", "ds.lora.target_modules, lora.target_modules, target_modules"),
+    Same("loss_type", "model.loss_type, loss"),
+    Same("beta", "model.beta"),
+    Same("label_smoothing", "model.label_smoothing"),
+    Same("nll_loss_coef", "model.nll_loss_coef"),
+    Same("ref_model", "ref.model_name_or_path, ref_pretrain"),
+    Same("margin_loss_enable", "model.margin_loss_enable, margin_loss"),
+    Same("reward", "reward.remote_url, reward.model_name_or_path, remote_rm_url, reward_pretrain"),
+    Same("normalize_reward", "reward.normalize_enable"),
+    Same("overlong_buffer_len", "reward.overlong_buffer_len"),
+    Same("overlong_penalty_factor", "reward.overlong_penalty_factor"),
+    Same("stop_properly_coef", "reward.stop_properly_penalty_coef, stop_properly_penalty_coef"),
+    Same("dynamic_filtering", "algo.dynamic_filtering_enable"),
+    Same("dynamic_filtering_range", "algo.dynamic_filtering_range"),
+    Same("rollout_batch_size", "rollout.batch_size"),
+    Same("num_episodes", "train.num_episodes"),
+    Same("advantage_estimator", "algo.advantage.estimator"),
+    Same("gamma", "algo.advantage.gamma"),
+    Same("no_std_norm", "algo.advantage.no_std_norm, no_advantage_std_norm"),
+    Same("reward_clip_range", "reward.clip_range"),
+    Same("kl_coef", "algo.kl.init_coef, init_kl_coef"),
+    Same("kl_use_loss", "algo.kl.use_loss, use_kl_loss"),
+    Same("kl_target", "algo.kl.target"),
+    Same("kl_horizon", "algo.kl.horizon"),
+    Same("kl_estimator", "algo.kl.estimator"),
+    Same("policy_loss_type", "actor.policy_loss_type"),
+    Same("eps_clip", "actor.eps_clip"),
+    Same("eps_clip_low_high", "actor.eps_clip_low_high"),
+    Same("dual_clip", "actor.dual_clip"),
+    Same("is_correction_range", "algo.advantage.is_correction_threshold, vllm_is_truncated_threshold"),
+    Same("entropy_coef", "actor.entropy_coef"),
+    Same("critic_model", "critic.model_name_or_path, critic_pretrain"),
+    Same("critic_learning_rate", "critic.adam.lr"),
+    Same("gae_lambda", "algo.advantage.lambd, lambd"),
+    Same("value_clip", "critic.value_clip"),
+    Same("freezing_steps", "critic.freezing_steps"),
+    Same("ring_attn_size", "ds.ring_attn_size"),
+    Same("ring_attn_head_stride", "ds.ring_attn_head_stride, ring_head_stride"),
+    Same("zero_stage", "ds.zero_stage"),
+    Same("save_steps", "ckpt.save_steps"),
+    Same("max_num", "ckpt.max_num, max_ckpt_num"),
+    Same("eval_data", "eval.dataset, eval_dataset"),
+    Same("eval_steps", "eval.steps"),
+    Same("report_project", "logger.wandb.project, wandb.project, wandb_project"),
+    Same("logging_steps", "logger.logging_steps"),
+    Same("n", "rollout.n_samples_per_prompt, n_samples_per_prompt"),
+    Same("max_new_tokens", "rollout.max_new_tokens"),
+    Same("temperature", "rollout.temperature"),
+    # model and data
+    Note("a data set is read from its train split", "dataset_split, train_split, data.prompt_split, prompt_split", "train"),
+    Together("split", "the split, in brackets: --data OWNER/NAME[SPLIT]", "dataset_split, train_split, data.prompt_split, prompt_split"),
+    Note("a data set is read from its train split", "eval.split, eval_split", "train"),
+    Together("eval_split", "the split, in brackets: --eval_data OWNER/NAME[SPLIT]", "eval.split, eval_split"),
+    Note("samples are tokenised once, by data/prepare.py, and kept", "disable_fast_tokenizer"),
+    Refused("ModelScope is not read; give a local directory", "use_ms"),
+    # what a step is
+    Together("micro_batch_size", "N is --row_tokens N * max_len, for pairs twice that",
+      "micro_batch_size, train.micro_batch_size, micro_train_batch_size"),
+    Note("samples are always packed into rows of --row_tokens, and see only themselves", "packing_samples, use_dynamic_batch, dynamic_batch_enable"),
+    # optimizer
+    Sets("optimizer adamw", "optim", "adam"),
+    Note("it is Muon's momentum", "muon.momentum", "0.95, .95"),
+    Note("it is the number of Muon's iterations", "muon.ns_steps", "5"),
+    Note("Muon's momentum is Nesterov's", "muon.nesterov", "true"),
+    Note("--learning_rate is for both optimizers: Muon's updates are as large as AdamW's (docs/muon.md)", "muon.lr"),
+    Refused("Muon has a momentum of 0.95, Nesterov's, and 5 iterations; leave it out",
+      "muon.momentum, muon.ns_steps, muon.nesterov, muon.no_nesterov"),
+    Note("there are no mixtures of experts", "aux_loss_coef", "0, 0.0"),
+    Refused("there are no mixtures of experts; leave it out", "aux_loss_coef"),
+    Note("there are no mixtures of experts", "experts_implementation"),
+    # preferences and reward models
+    Sets("loss_type ipo_sum", "model.ipo_enable, ipo_enable, ipo", "true"),
+    Note("--ref_mode precompute needs no reference in memory while training", "ref.offload, ref_offload"),
+    Note("rewards and losses are always computed in float or double", "compute_fp32_loss_enable, compute_fp32_loss"),
+    Note("rewards and losses are always computed in float or double", "cast_lm_head_to_fp32"),
+    Note("the head of a reward model is score.weight", "value_head_prefix", "score"),
+    Note("the head of a reward model is score.weight", "value_prefix_head", "score"),
+    Refused("the head of a reward model is score.weight; leave it out", "value_head_prefix"),
+    Refused("the head of a reward model is score.weight; leave it out", "value_prefix_head"),
+    # reinforcement learning
+    Note("all tokens are sampled", "top_p, rollout.top_p", "1, 1.0"),
+    Refused("answers are sampled from the distribution that is trained, all tokens at --temperature; generate and --sample_every have it",
+      "top_p, rollout.top_p"),
+    Same("output_key", "data.label_key, label_key"),
+    Same("dataset_probs", "data.prompt_probs, prompt_data_probs"),
+    Note("rows are filled by tokens (--row_tokens), and --max_sequences are answered at a time",
+      "rollout.micro_batch_size, micro_rollout_batch_size, rollout.max_tokens_per_gpu, train.max_tokens_per_gpu, train_max_tokens_per_gpu, "
+      "rollout_max_tokens_per_gpu, max_tokens_per_gpu, rollout.vllm_generate_batch_size, vllm_generate_batch_size"),
+    Note("evaluation answers each prompt once, greedily", "eval.temperature, eval_temperature, eval.n_samples_per_prompt, eval_n_samples_per_prompt"),
+    Together("corrects", "with is_correction_type, which is tis by default: --is_correction TYPE",
+      "algo.advantage.is_correction_enable, enable_vllm_is_correction, vllm_enable_is_correction"),
+    Together("correction", "where is_correction_enable is given: --is_correction TYPE", "algo.advantage.is_correction_type, vllm_is_correction_type"),
+    Note("every rank has a share of all models, and --ranks or mpirun says how many ranks there are",
+      "num_nodes, num_gpus_per_node, actor_num_nodes, actor_num_gpus_per_node, ref_num_nodes, ref_num_gpus_per_node, reward_num_nodes, "
+      "reward_num_gpus_per_node, critic_num_nodes, critic_num_gpus_per_node, colocate_all, colocate_all_models, colocate_actor_ref, "
+      "colocate_critic_reward, enable_sleep, ds.enable_sleep, deepspeed_enable_sleep, vllm_enable_sleep, vllm_num_engines, "
+      "vllm_sync_backend, vllm_sync_with_ray"),
+    Sets("async_steps 1", "train.async_enable, async_enable, async_train", "true"),
+    Note("with --async_steps 1 one batch of answers is written while one is trained on", "train.async_queue_size, async_queue_size"),
+    Note("a batch of answers is written by the same weights from its beginning to its end",
+      "train.partial_rollout_enable, partial_rollout_enable, partial_rollout"),
+    Note("a reward model stays in memory, and --plan counts it", "reward.offload, ref_reward_offload"),
+    Refused("no average of the weights is kept; leave it out", "train.enable_ema, enable_ema"),
+    Note("no average of the weights is kept", "train.ema_beta, ema_beta"),
+    Note("output_dir/best has the model whose evaluation was the best, of a policy that with the greatest reward",
+      "ckpt.best_metric_key, best_metric_key"),
+    Refused("an answer is one turn: --reward FILE.py judges it", "train.agent_func_path, agent_func_path"),
+    Note("the critic has the policy's, and its own --critic_learning_rate",
+      "critic.adam.betas, critic.adam.eps, critic.adam.weight_decay, critic.lr_scheduler, critic.lr_warmup_ratio, critic.min_lr_ratio, "
+      "critic.max_norm, critic.optim"),
+    Note("every saved model has its critic beside it, in the directory critic", "critic.save_value_network, save_value_network"),
+    Note("--recompute holds for both models", "critic.gradient_checkpointing_enable"),
+    # LoRA and quantisation
+    Sets("load_in 4bit", "load_in_4bit, ds.load_in_4bit"),
+    # how it is computed
+    Sets("recompute layer", "actor.gradient_checkpointing_enable, model.gradient_checkpointing_enable, gradient_checkpointing_enable", "true"),
+    Note("--recompute decides what is computed again", "gradient_checkpointing_reentrant, gradient_checkpointing_use_reentrant"),
+    Note("--recompute decides what is computed again", "recompute_layer_types"),
+    Sets("dtype bf16", "ds.param_dtype, param_dtype", "bf16"),
+    Refused("--dtype bf16 or f32: there is no fp16", "param_dtype"),
+    Sets("grad_dtype bf16", "ds.grad_accum_dtype, grad_accum_dtype", "bf16"),
+    Note("gradients of parameters are stored in float, or with --grad_dtype bf16 in bf16", "grad_accum_dtype"),
+    Note("attention is this program's own: exact, blocked, on packed rows", "attn_implementation, flash_attn"),
+    Note("it belongs to PyTorch; nothing here needs it", "zpg, overlap_comm, deepcompile"),
+    Note("it belongs to PyTorch; nothing here needs it",
+      "disable_trace_cache, liger_rope, liger_rms_norm, liger_glu_activation, liger_layer_norm, liger_fused_linear_cross_entropy, "
+      "cut_cross_entropy"),
+    Note("only --offload offloads: activations, optimizer, weights, or several of them; --plan says what fits", "adam_offload"),
+    Note("only --offload offloads: activations, optimizer, weights, or several of them; --plan says what fits",
+      "fsdp_offload_params, offload_optimizer_device, offload_param_device"),
+    Note("runs are deterministic anyway", "full_determinism_enable"),
+    Refused("models of text alone are trained", "image_key, max_images_per_prompt, freeze_visual_encoder"),
+    # ranks
+    Note("there is no tensor parallelism", "tensor_parallel_size, ds_tensor_parallel_size", "1"),
+    Refused("there is no tensor parallelism: --ring_attn_size shares sequences, --zero_stage the optimizer",
+      "tensor_parallel_size, ds_tensor_parallel_size"),
+    # checkpoints, evaluation, log
+    Sets("resume auto", "ckpt.load_enable, load_enable, load_checkpoint", "true"),
+    Note("metrics go to --log, one JSON object a line; --report_to tensorboard|wandb|trackio hands them on as training goes",
+      "tensorboard_dir, use_tensorboard, use_wandb, wandb_org, wandb_group, wandb_run_name"),
+    Note("metrics go to --log, one JSON object a line; --report_to tensorboard|wandb|trackio hands them on as training goes",
+      "wandb.key, wandb.org, wandb.group, wandb.run_name"),
+    Note("checkpoints are written to output_dir/step_N", "ckpt.path, ckpt_path"),
+    Note("--max_num limits the checkpoints kept", "max_mem, max_ckpt_mem"),
+    Note("every checkpoint holds the model as a Hugging Face directory", "save_hf, save_hf_ckpt"),
+    Note("every checkpoint holds the optimizer, too; --save_steps -1 writes none", "disable_ds, disable_ds_ckpt"),
+    Note("every checkpoint can be resumed by any number of ranks", "use_universal_ckpt, use_ds_universal_ckpt"),
+    Together("pretrain_mode", "the task pretrain, which trains on all tokens", "model.pretrain_mode_enable, pretrain_mode_enable, pretrain_mode"),
+    # older names
+    Same("learning_rate", "lr"),
+    Same("output_dir", "out"),
+    Same("train_batch_size", "batch_size"),
+    Together("prompt_max_len", "--max_len, and with generate_max_len --row_tokens", "prompt_max_len"),
+    Together("generate_max_len", "--max_new_tokens, and with prompt_max_len --row_tokens", "generate_max_len"),
+    Same("dynamic_filtering_range", "dynamic_filtering_reward_range"),
+    Same("freezing_steps", "freezing_actor_steps"),
+    Same("entropy_coef", "entropy_loss_coef"),
+    Note("answers are sampled by this program, from the weights that it trains",
+      "vllm.enable_prefix_caching, enable_prefix_caching, vllm.enforce_eager, enforce_eager, vllm.gpu_memory_utilization, vllm_gpu_memory_utilization, "
+      "vllm.tensor_parallel_size, vllm_tensor_parallel_size, vllm.num_engines"),
+    Note("it belongs to PyTorch; nothing here needs it", "torch_compile, use_liger_kernel, actor_init_on_gpu, perf"),
+    Note("samples are tokenised once, by data/prepare.py, and kept", "dataloader_num_workers"),
+    Note("runs are deterministic anyway", "full_determinism"),
+    Note("MPI tells each rank its number", "local_rank"),
+    Note("there is no pretraining data beside rewards", "ptx_coef"),
+    Refused("no loss of pretraining is added to that of rewards; leave it out", "pretrain_data, pretrain_data_probs, pretrain_split"),
+    Sets("recompute layer", "gradient_checkpointing", "true"),
+    Sets("dtype bf16", "bf16", "true"),
+]
+
+
+def defaults(task):
+    if task in ("sft", "pretrain"):
+        return {"train.max_epochs": "2", "adam.lr": "5e-6"}
+    if task in ("dpo", "rm"):
+        return {"adam.lr": "1e-5" if task == "dpo" else "9e-6"}
+    return {"adam.lr": "1e-6", "rollout.n_samples_per_prompt": "1", "algo.kl.init_coef": "0.01", "algo.kl.estimator": "k1"}
+
+
+def task_of(given, task):
+    """Pretraining is a mode of train_sft, and the estimator says whether train_ppo_ray has a critic."""
+    for name in ("model.pretrain_mode_enable", "pretrain_mode_enable", "pretrain_mode"):
+        if name in given and given[name].value.lower() == "true":
+            return "pretrain", given[name].where
+    estimator = given.get("algo.advantage.estimator") or given.get("advantage_estimator")
+    return estimator and ("ppo" if estimator.value == "gae" else "grpo", f"{estimator.where} {estimator.value}")
+
+
+def complete(t):
+    pairs, length = 2 if t.task in ("dpo", "rm") else 1, t.number("max_len", 512 if t.task in ("dpo", "rm") else 2048)
+    if t.task in ("grpo", "ppo"):
+        complete_rewards(t, length)
+    elif t.has("micro_batch_size") and "row_tokens" not in t.given:
+        rows = t.count("micro_batch_size", 1)
+        t.set("row_tokens", str(rows * pairs * length), t.together["micro_batch_size"].where)
+        t.note(t.together["micro_batch_size"].where, f"a row holds {rows} * {'2 * ' if pairs == 2 else ''}max_len = {rows * pairs * length} tokens")
+    if t.task in ("sft", "pretrain") and "input_key" not in t.given:
+        t.set("input_key", "input", "data.input_key (OpenRLHF's default)", by_default=True)
+    if t.has("corrects"):
+        t.set("is_correction", t.get("correction", "tis"), t.together["corrects"].where)
+    if t.task == "dpo" and t.flag("eval_data") and "/" in t.flag("eval_data") and not t.has("eval_split"):
+        t.set("eval_data", ",".join(f"{name}[test]" for name in t.flag("eval_data").split(",")), t.flags["eval_data"].where)
+        t.note("", "eval.dataset is read from its split test, as in OpenRLHF")
+    if t.task in ("sft", "dpo", "rm") and "truncation" not in t.flags:
+        t.note("", "samples longer than max_len are left out, and counted; OpenRLHF cuts them and makes the last token EOS (--truncation keep cuts)")
+    if t.task == "rm" and "eval_data" not in t.flags and "eval_fraction" not in t.flags:
+        t.note("", "without eval.dataset OpenRLHF evaluates on 1 % of the training pairs: --eval_fraction 0.01 holds them out")
+
+
+def complete_rewards(t, length):
+    """The longest answer: generate_max_len of older versions, or what max_len leaves beside the prompt."""
+    if t.has("generate_max_len") or t.has("prompt_max_len"):
+        prompt, answer = t.count("prompt_max_len", 1024), t.count("generate_max_len", 1024)
+        t.set("max_len", str(prompt), "prompt_max_len")
+        t.set("max_new_tokens", str(answer), "generate_max_len")
+        t.set("row_tokens", str(prompt + answer), "prompt_max_len and generate_max_len")
+        return
+    if "max_new_tokens" not in t.flags:
+        t.set("max_new_tokens", str(length), "rollout.max_new_tokens (OpenRLHF's default)", by_default=True)
+        t.note("", f"answers may have {length} tokens; in OpenRLHF prompt and answer together have max_len")
+    if "row_tokens" not in t.given:
+        t.set("row_tokens", str(length + t.number("max_new_tokens", length)), "data.max_len")
+
+
+OPENRLHF = Peer("OpenRLHF", "0.11", ROWS, defaults, task_of, complete, "./ckpt")

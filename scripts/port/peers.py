@@ -1,0 +1,47 @@
+"""All peers, and the words that start their programs."""
+
+import re
+
+from .accelerate import ACCELERATE
+from .axolotl import AXOLOTL
+from .llama_factory import LLAMA_FACTORY
+from .openrlhf import OPENRLHF
+from .reading import PortError, Setting
+from .swift import SWIFT
+from .trainer import TRAINER
+from .trl import TRL
+
+PEERS = (TRL, OPENRLHF, AXOLOTL, LLAMA_FACTORY, SWIFT)  # of equals the first is taken
+HELPERS = (TRAINER, ACCELERATE)
+
+# The tasks of OpenRLHF's and TRL's scripts, with settings that come with them.
+TASKS = {"sft": ("sft",), "dpo": ("dpo",), "rm": ("rm",), "reward": ("rm",), "reward_modeling": ("rm",), "grpo": ("grpo",), "ppo": ("ppo",),
+         "gspo": ("grpo", "importance_sampling_level", "sequence"), "orpo": ("dpo", "loss_type", "orpo"), "pt": ("pretrain",)}
+INSTEAD = {"rloo": "grpo, with --advantage_estimator rloo", "kto": "dpo, with pairs of a better and a worse answer: answers that are good or bad by themselves are "
+           "not learnt from", "bco": "dpo, with --loss_type bco_pair", "cpo": "dpo, with --loss_type simpo,sft --loss_weights 1,ALPHA",
+           "online_dpo": "grpo, with --reward", "prm": "rm, with one reward for each answer", "ppo_tldr": "ppo", "process_reward": "rm"}
+
+
+def launched(words):
+    """Returns the peer, the task, and settings that the words before the flags say: deepspeed --module openrlhf.cli.train_sft, trl sft, axolotl train."""
+    line = " ".join(words)
+    for pattern, peer in ((r"\bopenrlhf[./]cli[./]train_(\w+)", OPENRLHF), (r"\btrain_(\w+)(?:\.py)?$", OPENRLHF), (r"\btrl (\w+)", TRL), (r"\btrl\.scripts\.(\w+)", TRL),
+                          (r"\btrl/scripts/(\w+)\.py", TRL), (r"\bexamples/scripts/(?:\w+/)?(\w+)\.py", TRL), (r"\bswift (sft|pt|rlhf)\b", SWIFT),
+                          (r"\baxolotl(?:\.cli)?[. ](train)\b", AXOLOTL), (r"\bllamafactory-cli (train)\b", LLAMA_FACTORY)):
+        found = re.search(pattern, line)
+        if not found:
+            continue
+        name = found[1].removesuffix("_ray") if peer is OPENRLHF else found[1]
+        if name in ("train", "rlhf"):
+            return peer, None, []
+        return (peer, *task_called(name, line))
+    if len(words) == 1 and words[0] in {*TASKS, *INSTEAD}:
+        return (TRL if words[0] != "pt" else SWIFT, *task_called(words[0], line))
+    raise PortError(f'there is no task "{words[0]}"\n  fix: pretrain, sft, dpo, rm, grpo, ppo, eval, generate or merge; or a command of {", ".join(p.name for p in PEERS)}')
+
+
+def task_called(name, line):
+    if name in TASKS:
+        task, *setting = TASKS[name]
+        return task, [Setting(setting[0], [setting[1]], line)] if setting else []
+    raise PortError(f'there is no task "{name}"\n  fix: {INSTEAD.get(name, "pretrain, sft, dpo, rm, grpo or ppo")}')

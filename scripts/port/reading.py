@@ -1,0 +1,162 @@
+"""Reads what a user gave: words of a command line, and the files that they name, as settings in order of rising precedence."""
+
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+SCRIPTS = re.compile(r"(.*/)?(trl/scripts|examples/scripts|openrlhf/cli)/.*\.py|(openrlhf\.cli|trl\.scripts)\.\w+")
+LAUNCHERS = ("accelerate", "python", "python3", "torchrun", "deepspeed", "ray")
+
+
+class PortError(Exception):
+    """What ends the translation: a message with its fix."""
+
+
+class Setting(NamedTuple):
+    name: str  # with `_`, without dashes; a key within others has their names in front: "trl.beta"
+    values: list
+    where: str  # as the user wrote it: "--max-len" or "max-len in run.json"
+
+    @property
+    def value(self):
+        return "true" if not self.values else self.values[0] if len(self.values) == 1 else ",".join(self.values)
+
+
+def to_text(value):
+    if isinstance(value, str):
+        return value
+    return ",".join(map(to_text, value)) if isinstance(value, list) else json.dumps(value, default=str)
+
+
+def without_empty(value):
+    """Keys without a value, or with an empty one, stand for defaults."""
+    if isinstance(value, dict):
+        return {str(key): inner for key, inner in ((key, without_empty(inner)) for key, inner in value.items()) if inner not in (None, {}, [])}
+    return [without_empty(inner) for inner in value] if isinstance(value, list) else value
+
+
+def read_words(words):
+    """Returns the words that start a program, and the settings of the rest and of their files."""
+    if "--" in words:  # ray job submit ... -- python3 -m ...
+        words = words[words.index("--") + 1:]
+    launch, given, files = [], [], []
+    launched = bool(words) and words[0] in LAUNCHERS
+
+    def takes(word):
+        return not word.startswith("--") and not (launched and (SCRIPTS.fullmatch(word) or word == "-m"))
+
+    words = list(words)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--") or word == "--module":
+            if re.search(r"\.ya?ml$", word):
+                files.append(word)
+            elif given and not launched:
+                raise PortError(f'unexpected argument "{word}"\n  fix: flags are --name value; put quotes around a value with spaces')
+            elif word not in ("-m", "-i", "--module"):
+                launch.append(word)
+            continue
+        name, equals, value = word.partition("=")
+        values = [value] if equals else []
+        while not equals and words and takes(words[0]):
+            values.append(words.pop(0))
+        name = name[2:].replace("-", "_")
+        if name in ("config", "config_file"):
+            if len(values) != 1:
+                raise PortError(f"--{name} needs one file")
+            files.append(values[0])
+        elif len(values) == 1 and re.match(r"\s*\{\s*[\"}]", values[0]) and name != "chat_template_kwargs" and is_object(values[0]):
+            given += read_object(json.loads(values[0]), name + ".", word)  # --lr_scheduler_kwargs '{"min_lr_rate": 0.1}'
+        else:
+            given.append(Setting(name, values, word.partition("=")[0]))
+    return launch, [setting for file in files for setting in read_file(file)] + given
+
+
+def is_object(text):
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def read_file(path):
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text in UTF-8"
+        raise PortError(f"cannot read {path}: {why}\n  fix: --config takes a JSON or YAML file with flags, such as {{\"max_len\": 4096}}") from None
+    value = read_yaml(text, path) if re.search(r"\.ya?ml$", path) else read_json(text, path)
+    if not isinstance(value, dict):
+        raise PortError(f"{path} holds no keys with values\n  fix: write the flags as {{\"max_len\": 4096, ...}}, or in YAML as max_len: 4096")
+    return read_object(without_empty(value), "", path)
+
+
+def read_json(text, path):
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise PortError(f"{path} is not valid JSON: {error}\n  fix: mend it there, or write it as YAML") from None
+
+
+def read_yaml(text, path):
+    try:
+        import yaml
+    except ImportError:
+        raise PortError(f"{path} is YAML, and Python has no yaml\n  fix: make deps (or: pip install pyyaml), or write it as JSON") from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1} of " if mark else ""
+        raise PortError(f"{where}{path}: broken YAML: {getattr(error, 'problem', None) or error}\n"
+                        "  fix: the same indentation for keys of one level, with spaces, and a space after each colon") from None
+
+
+def read_object(value, prefix, where):
+    settings = []
+    for key, inner in value.items():
+        name, place = (prefix + key).replace("-", "_"), f"{prefix}{key} {'of' if where.startswith('--') else 'in'} {where}"
+        if isinstance(inner, dict):
+            settings += read_object(inner, name + ".", where)  # {"adam": {"lr": 1e-5}} is adam.lr
+        elif isinstance(inner, list) and any(isinstance(entry, dict) for entry in inner):
+            settings += read_datasets(inner, name, place) if all(isinstance(entry, dict) and "path" in entry for entry in inner) else \
+                [Setting(name, [json.dumps(inner)], place)]
+        else:
+            settings.append(Setting(name, [to_text(v) for v in inner] if isinstance(inner, list) else [to_text(inner)], place))
+    return settings
+
+
+def read_datasets(entries, key, where):
+    """A list of data sets as TRL and Axolotl write it, [{path, name, split, ...}], becomes the names that --data takes. The other keys of an entry
+    are settings of their own. The path may be a kind of file, or a directory, whose files data_files names."""
+    names, others = [], []
+    for number, entry in enumerate(entries, 1):
+        entry = dict(entry)
+        place = where if len(entries) == 1 else f"{where} ({number})"
+        path, subset, split, files = (entry.pop(name, None) for name in ("path", "name", "split", "data_files"))
+        if not isinstance(path, str):
+            raise PortError(f"the path of {place} is {json.dumps(path, default=str)}, not a name\n  fix: path: OWNER/NAME, or a file")
+        if isinstance(files, dict):
+            files = files.get(split or "train", list(files.values()))
+        files = [files] if isinstance(files, str) else files or []
+        if not all(isinstance(file, str) for file in files):
+            raise PortError(f"data_files of {place} are no names of files\n  fix: data_files: FILE, or a list of them")
+        if path in ("json", "csv", "parquet", "text"):
+            if not files:
+                raise PortError(f'{place} is of the kind "{path}", without data_files\n  fix: data_files: FILE, or path: FILE.jsonl')
+            paths, split = files, None if split == "train" else split
+        elif files and Path(path).is_dir():
+            paths = [str(Path(path) / file) for file in files]
+        else:
+            paths = [path]
+            if files:
+                others.append(Setting("datasets.data_files", files, f"data_files of {place}"))
+        names += [f"{one}{f':{to_text(subset)}' if subset else ''}{f'[{to_text(split)}]' if split else ''}" for one in paths]
+        for other, value in entry.items():
+            if isinstance(value, dict):  # message_property_mappings: {role: from, content: value}
+                others += [Setting(f"datasets.{other}.{inner}", [to_text(text)], f"{other}.{inner} of {place}") for inner, text in value.items()]
+            else:
+                others.append(Setting(f"datasets.{other}", [to_text(v) for v in value] if isinstance(value, list) else [to_text(value)],
+                                      f"{other} of {place}"))
+    return [Setting(key, [",".join(names)], where), *others]

@@ -1,0 +1,114 @@
+"""ms-swift 4.5."""
+
+import math
+import re
+
+from .table import Note, Peer, Refused, Same, Sets, Together
+from .trainer import TRAINER
+from .trainer import complete as complete_trainer
+from .trl import set_rewards
+
+ROWS = [
+    # model and data
+    Together("dataset", "names of ModelScope, or with use_hf of the hub, and files: --data; #N is the slice [train[:N]]", "dataset"),
+    Together("val_dataset", "as dataset: --eval_data", "val_dataset"),
+    Same("eval_fraction", "split_dataset_ratio"),
+    Same("max_len", "max_length"),
+    Same("tokenizer_chat_template", "chat_template"),
+    Sets("truncation drop", "truncation_strategy", "delete"),
+    Sets("truncation keep", "truncation_strategy", "right"),
+    Sets("truncation split", "truncation_strategy", "split"),
+    Refused("--truncation drop or keep, which cuts on the right", "truncation_strategy"),
+    Note("the tokenizer's template is used", "template"),
+    Note("data sets are read from the Hugging Face hub", "use_hf"),
+    Note("no record of a name is made up: write records about the model's name into the data", "model_name, model_author"),
+    Note("samples are tokenised once, by data/prepare.py, and kept", "load_from_cache_file, dataset_num_proc, dataset_shuffle, data_seed, lazy_tokenize, strict, "
+      "streaming, shuffle_buffer_size"),
+    Note("config.json says what the model is", "model_type, task_type, num_labels, problem_type"),
+    Note("the assistant's messages are trained", "loss_scale", "default"),
+    Refused("the fields of a record say what is a target (docs/data.md); leave it out", "loss_scale"),
+    Refused("write it into the records: a field system, or a system message", "system"),
+    Refused("write the records in one of the forms of docs/data.md", "columns, remove_unused_columns"),
+    Refused("models of text alone are trained", "freeze_vit, freeze_aligner, freeze_llm, max_pixels"),
+    Refused("the tokenizer is that of --model: change its files", "new_special_tokens"),
+    # the method
+    Together("rlhf_type", "the task: dpo, rm, grpo, and for orpo and simpo --loss_type", "rlhf_type"),
+    Together("tuner_type", "lora, which is the default there, or full", "tuner_type, train_type, sft_type"),
+    Together("lora_r", "with tuner_type lora: --lora_rank", "lora_rank"),
+    Together("lora_alpha", "with tuner_type lora: --lora_alpha", "lora_alpha"),
+    Together("lora_dropout", "with tuner_type lora: --lora_dropout", "lora_dropout"),
+    Together("lora_targets", "with tuner_type lora: --lora_targets", "target_modules"),
+    Same("adapter", "adapters"),
+    Sets("load_in 4bit", "quant_bits", "4"),
+    Sets("load_in 8bit", "quant_bits", "8"),
+    Note("4 bits are NF4", "quant_method, bnb_4bit_compute_dtype, bnb_4bit_quant_type, bnb_4bit_use_double_quant", "bnb, bfloat16, nf4, true"),
+    Refused("frozen weights are stored in 4 or 8 bits (--load_in)", "quant_method, quant_bits"),
+    Refused("there are LoRA and rsLoRA of whole linear layers (docs/lora.md); leave it out", "modules_to_save, use_dora, lorap_lr_ratio, target_regex, init_weights, "
+      "freeze_parameters, trainable_parameters, freeze_parameters_ratio"),
+    Refused("--optimizer adamw or muon, over all weights; leave it out", "use_galore, lisa_activated_layers"),
+    Together("packs", "samples are always packed and see only themselves; it makes the samples of a step rows of max_len tokens: --train_batch_tokens", "packing"),
+    Note("samples are always packed into rows of --row_tokens, and see only themselves", "padding_free"),
+    Refused("--loss_type sigmoid,sft --loss_weights 1,ALPHA", "rpo_alpha"),
+    Same("dtype", "torch_dtype"),
+    Same("ring_attn_size", "sequence_parallel_size"),
+    Note("attention is this program's own: exact, blocked, on packed rows", "attn_impl"),
+    Note("answers are sampled by this program, from the weights that it trains", "use_vllm, vllm_mode, vllm_gpu_memory_utilization, vllm_max_model_len, "
+      "vllm_tensor_parallel_size, vllm_server_host, vllm_server_port, vllm_enable_lora, sleep_level, offload_optimizer, offload_model, move_model_batches, "
+      "log_completions"),
+    Same("mask_truncated", "overlong_filter"),
+    Together("reward_funcs", "--reward, a directory or FILE.py; functions of theirs are refused", "reward_funcs"),
+    Refused("--reward FILE.py, with reward(prompts, answers, labels)", "external_plugins, multi_turn_scheduler, max_turns"),
+    Same("reward", "reward_model"),
+    Note("every checkpoint holds the model as a Hugging Face directory", "save_safetensors, create_checkpoint_symlink, add_version"),
+]
+
+TASKS = {"dpo": "dpo", "orpo": "dpo", "simpo": "dpo", "rm": "rm", "grpo": "grpo"}
+
+
+def task_of(given, task):
+    kind = given.get("rlhf_type")
+    if kind and kind.value in TASKS:
+        return TASKS[kind.value], f'{kind.where} "{kind.value}"'
+    return None
+
+
+def defaults(task):
+    out = {"num_train_epochs": "3", "per_device_train_batch_size": "1", "lr_scheduler_type": "cosine", "warmup_ratio": "0", "weight_decay": "0.1"}
+    return out | ({"num_generations": "8", "max_completion_length": "512", "temperature": "0.9", "beta": "0.04"} if task == "grpo" else {})
+
+
+def complete(t):
+    complete_trainer(t)
+    kind = t.get("tuner_type", "lora")
+    if kind in ("lora", "qlora"):
+        t.lora("8", "32", "0.05", "all-linear")
+        if not t.has("tuner_type"):
+            t.note("", "ms-swift trains adapters unless tuner_type says full")
+    elif kind != "full":
+        t.refuse(f'{t.together["tuner_type"].where} "{kind}" has no meaning here\n  fix: lora or full')
+    if "learning_rate" not in t.given:
+        t.set("learning_rate", "1e-4" if kind != "full" else "1e-5", "learning_rate (ms-swift's default)", by_default=True)
+    if "max_len" not in t.flags:
+        t.note("", "without max_length ms-swift takes samples as long as the model has positions; here --max_len is 2048, and for pairs 512")
+    if t.has("rlhf_type"):
+        rlhf, where = t.get("rlhf_type"), t.together["rlhf_type"].where
+        if rlhf not in TASKS:
+            t.refuse(f'{where} "{rlhf}" has no meaning here\n  fix: dpo, orpo, simpo, rm or grpo')
+        elif rlhf in ("orpo", "simpo"):
+            t.set("loss_type", rlhf, where)
+    for key, flag in (("dataset", "data"), ("val_dataset", "eval_data")):
+        if t.has(key):
+            names = [re.sub(r"#(\d+)$", r"[train[:\1]]", name) for name in t.together[key].values]
+            t.set(flag, ",".join(names), t.together[key].where)
+            if any("/" in name for name in names):
+                t.note(t.together[key].where, "names are those of the Hugging Face hub here, and without use_hf of ModelScope there; #N is N records by chance there, "
+                       "and the first N here")
+    if t.has("reward_funcs"):
+        set_rewards(t)
+    samples = t.count("device_batch", 1)
+    accumulated = t.count("accumulated", 1 if t.task == "grpo" else max(1, math.ceil(16 / samples / t.ranks())))
+    t.step(samples, accumulated, t.has("packs"))
+    t.answers(samples, accumulated)
+
+
+SWIFT = Peer("ms-swift", "4.5", ROWS, defaults, task_of, complete, "output", (TRAINER,))

@@ -1,0 +1,386 @@
+"""Turns what a user of a peer gave into this program's task and flags, with notes of what they mean and the problems that stop a run."""
+
+import json
+import math
+import os
+import re
+from pathlib import Path
+
+from .reading import PortError, Setting, read_words
+from .table import NESTED, OFF, find
+
+TRAINING = ("pretrain", "sft", "dpo", "rm", "grpo", "ppo")
+RL = ("grpo", "ppo")
+PAIRS = ("dpo", "rm")
+LINEAR = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+
+
+class Translation:
+    """What was understood so far. `own` describes this program: its name, and for each flag its tasks and whether it is boolean or a list."""
+
+    def __init__(self, own, peer, task, settings, others):
+        self.own, self.peer, self.task, self.others = own, peer, task, others
+        self.flags, self.together, self.notes, self.problems = {}, {}, {}, []  # flags: name -> Setting
+        self.by_default, self.given = set(), set()  # flags that only defaults have set; flags that were given
+        self.settings = settings
+        self.foreign = peer is not None  # names of another trainer were used
+
+    # ---- for the modules of the peers
+
+    def has(self, key):
+        return key in self.together
+
+    def get(self, key, otherwise=None):
+        return self.together[key].value if key in self.together else otherwise
+
+    def flag(self, name, otherwise=None):
+        return self.flags[name].value if name in self.flags else otherwise
+
+    def set(self, flag, value, where, by_default=False):
+        """Sets a flag of ours. A flag that the user gave in our names is not overruled by what follows from others."""
+        values = [value] if isinstance(value, str) else value
+        if by_default and (flag in self.given or same_values(values, self.own["defaults"][self.task].get(flag))):
+            return
+        self.flags.pop(flag, None)  # so that the order is that of the last words
+        self.flags[flag] = Setting(flag, values, where)
+        (self.by_default.add if by_default else self.given.add)(flag)
+        if not by_default:
+            self.by_default.discard(flag)
+
+    def note(self, where, text):
+        self.notes.setdefault(text, [])
+        if where and where not in self.notes[text]:
+            self.notes[text].append(where)
+
+    def refuse(self, text):
+        if text not in self.problems:
+            self.problems.append(text)
+
+    def count(self, key, otherwise):
+        text = self.get(key)
+        if text is None:
+            return otherwise
+        text = text[:-2] if text.endswith(".0") else text
+        if not re.fullmatch(r"[1-9]\d{0,8}", text):
+            raise PortError(f'{self.together[key].where} "{text}" is not a whole number above 0\n  fix: a whole number, such as 8')
+        return int(text)
+
+    def number(self, flag, otherwise):
+        try:
+            return int(float(self.flag(flag, otherwise)))
+        except ValueError:
+            return otherwise  # the program names the value
+
+    def ranks(self):
+        """The ranks of the run, as far as they are known before it starts, that do not share a sequence."""
+        ranks = max(self.own["ranks"], self.number("ranks", 1), self.number("world_size", 1))
+        return max(1, ranks // max(1, self.number("ring_attn_size", 1)))
+
+    # ---- one setting
+
+    def find(self, name, value):
+        """The row of the peer, or for a name that is no flag of ours of another one; the most of the name counts."""
+        own = [row for peer in (self.peer, *self.peer.bases) for row in peer.rows] if self.peer else []
+        if name in self.own["flags"] or name.split(".")[0] in NESTED and name.rpartition(".")[2] in self.own["flags"]:
+            name = name if name in self.own["flags"] else name.rpartition(".")[2]
+            return next((row for row in own if name in row.names and row.holds_for(value)), None)
+        return find(own + [row for peer in self.others for row in peer.rows], name, value)
+
+    def take(self, setting, by_default=False):
+        name, value = setting.name, setting.value
+        row = self.find(name, value)
+        flag = name.rpartition(".")[2] if name.split(".")[0] in NESTED else name
+        if row is None and flag in self.own["flags"]:
+            return self.take_own(setting._replace(name=flag), by_default)
+        if row is None and name.startswith("no_") and value == "true":
+            return self.take(Setting(name[3:], ["false"], setting.where), by_default)
+        off = value.lower() in OFF and not (row and value.lower() in (v.lower() for v in row.values))
+        if row is None:
+            if self.find(name, "true"):
+                if not off:
+                    self.refuse(f'{setting.where} "{value}" is no value of that flag\n  fix: true or false, or leave it out')
+                return None
+            return self.refuse(f"unknown flag {setting.where}\n  fix: {self.hint(name)}")
+        return self.answer(row, setting, off, by_default)
+
+    def answer(self, row, setting, off, by_default):
+        value = setting.value
+        self.foreign = True
+        if row.kind == "same":
+            flags = row.text.split(",")
+            flag = next((flag for flag in flags if self.task in self.own["flags"][flag]["tasks"]), flags[0])
+            if by_default and self.task not in self.own["flags"][flag]["tasks"]:
+                return
+            if flag == "kl_coef" and "beta" in flags:
+                self.together["kl_coef"] = setting
+            self.take_own(Setting(flag, setting.values, setting.where), by_default)
+        elif row.kind == "part":
+            flag, part = row.text.split()
+            values = list(self.flags[flag].values) if flag in self.flags else ["0.9", "0.95"]
+            values = values if len(values) == 2 else values[0].split(",")
+            values[int(part)] = value
+            self.set(flag, values, setting.where, by_default)
+        elif row.kind == "together":
+            if not off and not (by_default and row.key in self.together):
+                self.together[row.key] = setting
+        elif row.kind == "note":
+            if not by_default:
+                self.note(setting.where, row.text)
+        elif off:
+            return
+        elif row.kind == "sets":
+            flag, ours = row.text.split(" ", 1)
+            if not by_default:
+                self.note(setting.where, f"--{row.text}")
+            self.take_own(Setting(flag, [ours], setting.where), by_default)
+        else:
+            shown = "" if value == "true" or row.holder else f' "{value}"'
+            where = setting.where.replace(setting.name, row.holder) if row.holder else setting.where
+            self.refuse(f"{where}{shown} has no meaning here\n  fix: {row.text}")
+
+    VALUES = {("dtype", "bfloat16"): "bf16", ("dtype", "float32"): "f32", ("max_steps", "-1"): None, ("truncation", "truncate"): "keep",
+              ("tf32", "auto"): "false", ("device", "cuda:0"): "cuda", ("dual_clip", "none"): None}
+
+    def take_own(self, setting, by_default=False):
+        flag, values = setting.name, list(setting.values)
+        if len(values) == 1 and (flag, values[0].lower()) in self.VALUES:
+            ours = self.VALUES[flag, values[0].lower()]
+            if ours is None:
+                return
+            self.note(f"{setting.where} {values[0]}", f"--{flag} {ours}")
+            values = [ours]
+        about = self.own["flags"][flag]
+        if about["boolean"] and values and values[0] in ("True", "False"):
+            values[0] = values[0].lower()
+        if about["whole"] and len(values) == 1 and values[0].endswith(".0"):
+            values[0] = values[0][:-2]  # num_train_epochs 3.0
+        if len(values) == 1 and values[0] in ("None", "none", "null") and not about["boolean"] and about["wanted"] != "text":
+            return  # stands for the default
+        self.set(flag, values or ["true"] * about["boolean"], setting.where, by_default)
+
+    def hint(self, name):
+        """The flag that was meant: of which two of two words, or of two and three, are those of the name, though they may be misspelled. Letters of
+        a whole name would say that eos_token means row_tokens, and ds_type dtype."""
+        last = name.rpartition(".")[2]
+        names = [flag for flag, about in self.own["flags"].items() if self.task in about["tasks"]]
+        alike, best = max(((likeness(last, flag), flag) for flag in names), key=lambda pair: pair[0], default=(0, ""))
+        return f"did you mean --{best}?" if alike > 0.79 else f"./{self.own['program']} {self.task} --help lists the flags of {self.task}"
+
+    # ---- all of them
+
+    def run(self):
+        if self.peer and self.peer.defaults and self.task in TRAINING:
+            defaults = [Setting(name, value.split(), f"{name} ({self.peer.name}'s default)") for name, value in self.peer.defaults(self.task).items()]
+            self.guarded(*(lambda d=d: self.take(d, by_default=True) for d in defaults))
+        self.guarded(*(lambda s=s: self.take(s) for s in self.settings))
+        if self.peer and self.peer.complete:
+            self.guarded(lambda: self.peer.complete(self))
+        self.guarded(self.name_data, self.refuse_rewards, self.expect_own_tokens)
+        if self.peer and self.peer.directory and self.task in TRAINING and "output_dir" not in self.flags and self.flag("plan") != "true":
+            self.set("output_dir", self.peer.directory, "--output_dir")
+            self.note("", f"output_dir is {self.peer.directory}, as in {self.peer.name}")
+        taken = [f"{flag} {self.flag(flag)}" for flag in self.flags if flag in self.by_default]
+        if taken:
+            self.note("", f"{self.peer.name}'s defaults, which differ from those of this program: {', '.join(taken)}")
+
+    def guarded(self, *calls):
+        for call in calls:
+            try:
+                call()
+            except PortError as error:
+                self.refuse(str(error))
+
+    def name_data(self):
+        """The revision of the model, the subset and the split of the data, which their names have at the end here."""
+        for key, flag, form in (("revision", "model", "@%s"), ("subset", "data", ":%s"), ("split", "data", "[%s]"), ("eval_split", "eval_data", "[%s]")):
+            if self.has(key) and self.flag(flag):
+                names = [name + form % self.get(key) for name in self.flag(flag).split(",")]
+                self.set(flag, ",".join(names), self.flags[flag].where)
+        if self.has("processes"):
+            if self.own["ranks"] == 1 and "ranks" not in self.flags:
+                self.set("ranks", self.get("processes"), self.together["processes"].where)
+            else:
+                self.note(self.together["processes"].where, "the ranks are started already")
+
+    def refuse_rewards(self):
+        """Names of rewards, which no flag of ours takes up in another task."""
+        for key in ("generation_batch_size", "steps_per_generation", "epsilon_high"):
+            if self.task not in RL and self.has(key):
+                self.refuse(f"{self.together[key].where} belongs to {', '.join(RL)}, not to {self.task}\n  fix: leave it out, or start with another task")
+
+    def expect_own_tokens(self):
+        """Special tokens that a run is given must be the tokenizer's own."""
+        model = self.flag("model", "")
+        folder = fetched(model)
+        for key in ("bos_token", "eos_token", "unk_token"):
+            if not self.has(key):
+                continue
+            theirs, where = self.get(key), self.together[key].where
+            own = special_token(folder, key) if folder else None
+            if folder and own == theirs:
+                self.note(where, f"{theirs} is the tokenizer's own")
+            elif folder:
+                self.refuse(f'{where} is "{theirs}", but that of the tokenizer in {model} is "{own}"\n'
+                            "  fix: leave it out, or change tokenizer_config.json there")
+            elif self.own["converts"]:
+                self.note(where, f"it must be the tokenizer's own, which is seen where {model or 'the model'} is")
+            else:
+                self.refuse(f'{where} "{theirs}": whether it is the tokenizer\'s cannot be told before {model or "the model"} is here\n  fix: leave it out')
+
+    def step(self, samples, accumulated, packs):
+        """Sets the samples of a step: those of a device, times what is accumulated, times the ranks."""
+        if {"train_batch_size", "train_batch_tokens"} & self.given:
+            return
+        ranks = self.ranks()
+        batch = samples * accumulated * ranks
+        length = self.number("max_len", 2048)
+        packs = packs and self.task not in RL + PAIRS
+        flag, value = ("train_batch_tokens", batch * length) if packs else ("train_batch_size", batch)
+        self.set(flag, str(value), "the samples of a step")
+        self.note("", f"a step: {samples} samples of a device * {accumulated} accumulated * {ranks} ranks{f' * {length} tokens, packed,' if packs else ''}"
+                  f" = --{flag} {value}")
+
+    def answers(self, samples, accumulated):
+        """Sets the prompts of a batch of answers, which TRL counts in answers."""
+        if self.task != "grpo" or "rollout_batch_size" in self.given:
+            return
+        n, ranks = self.number("n", 8), self.ranks()
+        answers = self.count("generation_batch_size", samples * ranks * self.count("steps_per_generation", accumulated))
+        if answers % n:
+            return self.refuse(f"a batch of {answers} answers (generation_batch_size, or per_device_train_batch_size * ranks * steps_per_generation) is no "
+                               f"multiple of num_generations, {n}\n  fix: --rollout_batch_size N, prompts, and --n N, answers to each")
+        self.set("rollout_batch_size", str(answers // n), "generation_batch_size")
+        self.note("", f"a batch of answers: {answers} / {n} to a prompt = --rollout_batch_size {answers // n}")
+
+    def policy(self):
+        """What TRL and those who build on it have of rewards."""
+        if self.task not in RL:
+            return
+        if self.has("kl_coef") and self.flag("kl_coef") and float(self.flag("kl_coef")) > 0:
+            self.set("kl_use_loss", "true", self.together["kl_coef"].where)
+        if self.has("epsilon_high"):
+            self.set("eps_clip_low_high", [self.flag("eps_clip", "0.2"), self.get("epsilon_high")], self.together["epsilon_high"].where)
+
+    def lora(self, rank, alpha=None, dropout=None, targets=None):
+        """Sets the flags of an adapter, from the keys lora_r, lora_alpha, lora_dropout, lora_targets, where they are not given, from the arguments."""
+        rank = self.get("lora_r", self.flag("lora_rank", rank))
+        for flag, key, otherwise in (("lora_rank", "lora_r", rank), ("lora_alpha", "lora_alpha", alpha), ("lora_dropout", "lora_dropout", dropout),
+                                     ("lora_targets", "lora_targets", targets)):
+            where = self.together[key].where if self.has(key) else f"{flag} ({self.peer.name}'s default)"
+            values = self.together[key].values if self.has(key) else None if otherwise is None else [otherwise]
+            if values and flag not in self.given:
+                self.set(flag, linear_names(values, where) if flag == "lora_targets" else values, where, by_default=not self.has(key))
+
+    def scheduler(self):
+        """A least rate that is given as a number becomes a share of the peak."""
+        if self.has("min_lr"):
+            rate = float(self.flag("learning_rate", "nan"))
+            self.set("min_lr_ratio", f"{float(self.get('min_lr')) / rate:g}", self.together["min_lr"].where)
+
+
+def same_values(texts, ours):
+    """Whether texts say the value of a flag that the program has by default."""
+    def plain(value):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            return value
+    ours = ours if isinstance(ours, list) else [json.dumps(ours) if isinstance(ours, bool) else ours]
+    return [plain(text) for text in texts] == [plain(value) for value in ours]
+
+
+def linear_names(values, where):
+    """Names of linear layers as PEFT takes them: the last part of a name, or a regular expression of whole names that is the same in every layer."""
+    values = [value for text in values for value in text.split(",")] if not any(re.search(r"[\\|(\[*]", v) for v in values) else [",".join(values)]
+    if len(values) == 1 and values[0] in ("all-linear", "all"):
+        return ["all-linear"]
+    if len(values) == 1 and re.search(r"[\\|(\[*]", values[0]):
+        try:
+            found = [[name for name in LINEAR if re.fullmatch(values[0], f"model.layers.{layer}.{name}")] for layer in (0, 1, 11)]
+        except re.error:
+            found = [[]]
+        if not found[0] or any(one != found[0] for one in found):
+            raise PortError(f'{where} "{values[0]}" is a regular expression that does not name the same layers everywhere in a model of text\n'
+                            "  fix: --lora_targets with names such as q_proj,v_proj")
+        values = found[0]
+    return list(dict.fromkeys(value.rpartition(".")[2] for value in values))
+
+
+def likeness(a, b):
+    """How alike two names are, from 0 to 1: the share of their words (max, len) that the other name has, too, though it may be misspelled."""
+    words, others = a.split("_"), b.split("_")
+    count, shared = len(words) + len(others), 0
+    for word in words:
+        same = next((other for other in others if edits(word, other) <= (0 if max(len(word), len(other)) < 4 else (max(len(word), len(other)) + 1) // 3)), None)
+        if same is not None:
+            others.remove(same)
+            shared += 2
+    return shared / count
+
+
+def edits(a, b):
+    """The Levenshtein distance: how many insertions, deletions and replacements turn a into b."""
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        diagonal, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (x != y))
+    return row[-1]
+
+
+def fetched(model):
+    """Returns the directory of a model if it is on this machine, else None. Asks nobody."""
+    if not model or Path(model).is_dir():
+        return Path(model) if model else None
+    name, _, revision = model.partition("@")
+    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface")
+    root = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}"
+    ref = root / "refs" / (revision or "main")
+    folder = root / "snapshots" / (ref.read_text().strip() if ref.is_file() else revision or "main")
+    return folder if folder.is_dir() else None
+
+
+def special_token(folder, name):
+    try:
+        token = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get(name)
+    except (OSError, ValueError, AttributeError):
+        return ""
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else ""
+
+
+# ---- whose it is, and which task ------------------------------------------------------------------------------------------------------
+
+
+def peer_of(settings, peers):
+    """The peer that knows the most of the names by itself; the first of equals. None if nobody knows one."""
+    best = max(peers, key=lambda peer: sum(peer.knows(s.name) for s in settings))
+    return best if any(best.knows(s.name) for s in settings) else None
+
+
+def answer(own, words, peers, launches, helpers):
+    """Returns the answer to the program as a dictionary. `launches` says what words before the flags start; `helpers` are tables without defaults."""
+    launch, settings = read_words(words)
+    peer, task, launched, prefix = None, None, None, []
+    if launch and launch[0] in own["tasks"]:
+        task, launch = launch[0], launch[1:]
+    if launch:
+        peer, launched, prefix = launches(launch)
+        if task and launched and task != launched:
+            raise PortError(f"{' '.join(launch)} is the task {launched}, not {task}\n  fix: leave {task} out")
+    meta = [s for s in settings if s.name in ("convert", "as")]
+    settings = prefix + [s for s in settings if s.name not in ("convert", "as")]
+    peer = peer or peer_of(settings, peers)
+    wish = peer.task_of({s.name: s for s in settings}, task or launched) if peer and peer.task_of else None
+    problems = []
+    if wish and task in TRAINING and wish[0] != task:
+        problems.append(f"{wish[1]} asks for the task {wish[0]}, not {task}\n  fix: start with {wish[0]}, or leave {wish[1]} out")
+    task = task or (wish and wish[0]) or launched
+    if not task:
+        raise PortError(f"the task is not named\n  fix: one of {', '.join(own['tasks'])} in front of the flags")
+    translation = Translation(own, peer, task, settings, [p for p in (*peers, *helpers) if p is not peer])
+    translation.problems = problems
+    translation.run()
+    notes = [f"{', '.join(re.sub(r' (in|of) [^ ]+$', '', name) for name in names)}: {text}" if names else text for text, names in translation.notes.items()]
+    return {"task": task, "settings": [s._asdict() for s in [*translation.flags.values(), *meta]], "notes": notes, "problems": translation.problems,
+            "foreign": translation.foreign}

@@ -1,0 +1,207 @@
+"""TRL 1.16."""
+
+from .table import Note, Peer, Refused, Same, Sets, Together
+from .trainer import TRAINER
+from .trainer import complete as complete_trainer
+
+ROWS = [
+    # model and data
+    Same("model", "model_name_or_path"),
+    Note("the main revision is read", "model_revision", "main"),
+    Together("revision", "the revision, after an @: --model OWNER/NAME@REVISION", "model_revision"),
+    Same("data", "dataset_name"),
+    Together("subset", "the subset, after a colon: --data OWNER/NAME:SUBSET", "dataset_config"),
+    Note("a data set is read from its train split", "dataset_train_split", "train"),
+    Together("split", "the split, in brackets: --data OWNER/NAME[SPLIT]", "dataset_train_split"),
+    Note("the field text is read", "dataset_text_field", "text"),
+    Refused("--input_key FIELD, with the task pretrain", "dataset_text_field"),
+    Same("tokenizer_chat_template", "chat_template_path"),
+    Note("the assistant's messages, or the completion, are trained", "assistant_only_loss, completion_only_loss", "true"),
+    Same("max_len", "max_length"),
+    Same("max_len", "max_seq_length, cutoff_len"),
+    Refused("--max_len bounds prompt and answer together; leave it out", "max_prompt_length"),
+    Sets("truncation keep", "truncation_mode", "keep_start"),
+    Refused("--truncation keep cuts on the right; drop leaves long samples out", "truncation_mode"),
+    Same("max_samples", "max_train_samples"),
+    Same("shuffle", "shuffle_dataset"),
+    Note("samples are tokenised once, by data/prepare.py, and kept", "dataset_num_proc, dataset_kwargs, dataset_streaming"),
+    Note("rows have no padding", "pad_token"),
+    Together("eos_token", "see bos_token", "eos_token"),
+    Note("no code of a model's directory is run", "trust_remote_code"),
+    Refused("change config.json in the directory of --model", "model_init_kwargs"),
+    Note("all memory is planned before the start (--plan)", "ignore_bias_buffers"),
+    # what a step is
+    Together("packs", "samples are always packed and see only themselves; it makes the samples of a step rows of max_len tokens: --train_batch_tokens",
+      "packing"),
+    Note("rows are packed by best fit: no document is cut at the end of a row, and none sees another", "packing_strategy"),
+    Note("samples are always packed into rows of --row_tokens, and see only themselves", "padding_free, eval_packing, pad_to_multiple_of"),
+    # optimizer
+    Note("the loss is the mean over the targets of a step, and logits exist for a part of the tokens at a time", "loss_type", "nll, chunked_nll"),
+    Refused("sft has the plain loss of the targets; leave it out", "loss_type", "dft"),
+    Note("there is no dropout", "disable_dropout"),
+    Note("there are no mixtures of experts", "router_aux_loss_coef"),
+    # preferences and reward models
+    Same("beta,kl_coef", "beta"),
+    Sets("loss_aggregation token_mean", "loss_type", "dapo, bnpo"),
+    Sets("loss_aggregation sequence_mean", "loss_type", "grpo"),
+    Sets("loss_aggregation constant", "loss_type", "dr_grpo"),
+    Sets("policy_loss_type cispo", "loss_type", "cispo"),
+    Refused("--policy_loss_type ppo, gspo or cispo", "loss_type", "sapo, luspo, vespo"),
+    Sets("loss_type ipo_mean", "loss_type", "ipo"),
+    Same("loss_type", "loss_type"),
+    Same("loss_weights", "loss_weights"),
+    Same("label_smoothing", "label_smoothing"),
+    Refused("--loss_type simpo needs no reference", "reference_free"),
+    Sets("ref_mode precompute", "precompute_ref_log_probs", "true"),
+    Note("the reference is computed once, before training, on packed rows", "precompute_ref_batch_size"),
+    Same("ref_model", "ref_model_name_or_path, ref_model_path"),
+    Note("it is the one of DPO", "f_divergence_type", "reverse_kl"),
+    Note("it is the one of discopop", "discopop_tau", "0.05"),
+    Refused("there is no such variant of DPO here; leave it out",
+      "sync_ref_model, ref_model_mixup_alpha, ref_model_sync_steps, f_divergence_type, f_alpha_divergence_coef, ld_alpha, use_weighting, "
+      "discopop_tau"),
+    # reinforcement learning
+    Same("n", "num_generations"),
+    Same("max_new_tokens", "max_completion_length"),
+    Same("temperature", "temperature"),
+    Same("max_epochs", "num_iterations"),
+    Together("generation_batch_size", "divided by num_generations: --rollout_batch_size, which counts prompts", "generation_batch_size"),
+    Together("steps_per_generation", "times per_device_train_batch_size and the ranks it is generation_batch_size", "steps_per_generation"),
+    Same("eps_clip", "epsilon"),
+    Together("epsilon_high", "beside epsilon: --eps_clip_low_high EPSILON,EPSILON_HIGH", "epsilon_high"),
+    Same("dual_clip", "delta"),
+    Note("a ratio for each token is the default", "importance_sampling_level", "token"),
+    Sets("policy_loss_type gspo", "importance_sampling_level", "sequence"),
+    Sets("advantage_estimator group_norm", "scale_rewards", "group, true"),
+    Sets("advantage_estimator dr_grpo", "scale_rewards", "none, false"),
+    Refused("--advantage_estimator reinforce_baseline divides by the deviation of the batch, that of all its tokens", "scale_rewards", "batch"),
+    Same("reward", "reward_model_name_or_path"),
+    Same("mask_truncated", "mask_truncated_completions"),
+    Same("entropy_coef", "entropy_coef"),
+    Note("all tokens are trained", "top_entropy_quantile", "1, 1.0"),
+    Note("all tokens are sampled", "top_k", "0, -1"),
+    Note("all tokens are sampled", "min_p", "0, 0.0"),
+    Note("all tokens are sampled", "top_p", "1, 1.0"),
+    Note("there is none", "repetition_penalty", "1, 1.0"),
+    Refused("answers are sampled from the distribution that is trained, all tokens at --temperature; generate and --sample_every have it",
+      "top_k, top_p, min_p, repetition_penalty"),
+    Same("stop", "stop_strings, generation_kwargs.stop_strings, generation_kwargs.stop"),
+    Note("answers are sampled by this program, from the weights that it trains",
+      "use_vllm, vllm_mode, vllm_model_impl, vllm_enable_sleep_mode, vllm_server_base_url, vllm_server_host, vllm_server_port, "
+      "vllm_server_timeout, vllm_group_port, vllm_gpu_memory_utilization, vllm_max_model_length, vllm_tensor_parallel_size, "
+      "ds3_gather_for_generation, cache_implementation, use_transformers_continuous_batching, transformers_continuous_batching_config, "
+      "use_transformers_paged, num_generations_eval, num_completions_to_print, log_completions, log_multimodal, log_unique_prompts, "
+      "log_completions_hub_repo"),
+    Note("answers are sampled by this program, from the weights that it trains", "vllm.tensor_parallel_size"),
+    Note("sampling and training have the same numbers; what stale answers need has --is_correction: token_truncate is tis, token_mask icepop",
+      "vllm_importance_sampling_correction, vllm_importance_sampling_mode, vllm_importance_sampling_clip_max, "
+      "vllm_importance_sampling_clip_min, vllm_importance_sampling_cap"),
+    Refused("grpo has no such variant (docs/rl.md); leave it out",
+      "generation_kwargs, vllm_structured_outputs_regex, multi_objective_aggregation, sapo_temperature_neg, sapo_temperature_pos, "
+      "vespo_k_pos, vespo_lambda_pos, vespo_k_neg, vespo_lambda_neg, use_adaptive_entropy, entropy_coef_min, entropy_coef_max, "
+      "entropy_coef_delta, entropy_target, top_entropy_quantile, max_tool_calling_iterations, off_policy_mask_threshold, "
+      "use_bias_correction_kl"),
+    Refused("grpo has no such variant (docs/rl.md); leave it out", "environment_factory"),
+    Same("gae_lambda", "lam"),
+    Same("value_clip", "cliprange_value"),
+    Same("eps_clip", "cliprange"),
+    Same("max_epochs", "num_ppo_epochs"),
+    Same("max_new_tokens", "response_length"),
+    Same("model", "sft_model_path"),
+    Same("reward", "reward_model_path"),
+    Note("--train_batch_size says how many answers an update has", "num_mini_batches", "1"),
+    Refused("--train_batch_size says how many answers an update has", "num_mini_batches"),
+    Refused("--num_episodes N, passes over the prompts, or --max_steps N", "total_episodes"),
+    Refused("--stop_properly_coef says what an answer without an end loses", "missing_eos_penalty"),
+    Note("answers are sampled --max_sequences at a time", "local_rollout_forward_batch_size, num_sample_generations"),
+    Refused("--advantage_estimator says what is whitened; leave it out", "whiten_rewards"),
+    Refused("--critic_learning_rate: the critic is a model of its own", "vf_coef"),
+    # LoRA and quantisation
+    Together("use_peft", "--lora_rank, 16 if lora_r does not say another", "use_peft"),
+    Note("the task says what the adapter is for", "lora_task_type", "CAUSAL_LM, SEQ_CLS"),
+    Note("the head of a reward model is always trained beside its adapters", "lora_modules_to_save", "score"),
+    Refused("there are LoRA and rsLoRA of whole linear layers (docs/lora.md); leave it out",
+      "lora_target_parameters, lora_modules_to_save, lora_task_type, use_dora"),
+    Sets("load_in 4bit", "load_in_4bit"),
+    Sets("load_in 8bit", "load_in_8bit"),
+    Note("4 bits are NF4", "bnb_4bit_quant_type", "nf4"),
+    Note("the scales of 4 bits are quantised, too", "use_bnb_nested_quant", "true"),
+    Note("4 bits are stored two in a byte", "bnb_4bit_quant_storage"),
+    Refused("weights are stored in f32 or bf16 (--dtype), and frozen ones also in 4 or 8 bits (--load_in); leave it out",
+      "bnb_4bit_quant_type, use_bnb_nested_quant"),
+    # how it is computed
+    Same("dtype", "dtype"),
+    Same("dtype", "torch_dtype"),
+    Note("attention is this program's own: exact, blocked, on packed rows", "attn_implementation"),
+    Note("only --offload offloads: activations, optimizer, weights, or several of them; --plan says what fits", "activation_offloading"),
+    # ranks
+    Note("one rank is the default", "accelerate_config", "single_gpu"),
+    Sets("zero_stage 0", "accelerate_config", "multi_gpu"),
+    Sets("zero_stage 1", "accelerate_config", "zero1"),
+    Sets("zero_stage 2", "accelerate_config", "zero2"),
+    Sets("zero_stage 3", "accelerate_config", "zero3, fsdp1, fsdp2"),
+    Refused("--config FILE.yaml reads accelerate's file", "accelerate_config"),
+    Refused("--config FILE.yaml reads accelerate's file; or --zero_stage and --ring_attn_size", "parallelism_config"),
+    Together("lora_r", "with use_peft: --lora_rank", "lora_r"),
+    Together("lora_alpha", "with use_peft: --lora_alpha", "lora_alpha"),
+    Together("lora_dropout", "with use_peft: --lora_dropout", "lora_dropout"),
+    Together("lora_targets", "with use_peft: --lora_targets", "lora_target_modules"),
+    Together("test_split", "with an eval_strategy: --eval_data DATASET[SPLIT]", "dataset_test_split"),
+    Together("reward_funcs", "--reward, a directory or FILE.py; TRL's own functions are refused", "reward_funcs"),
+    Refused("rewards are those of --reward; leave it out", "multi_turn, tools"),
+]
+
+LEARNING_RATES = {"sft": "2e-5", "pretrain": "2e-5", "dpo": "1e-6", "rm": "1e-4", "grpo": "1e-6", "ppo": "5e-5"}
+
+
+def defaults(task):
+    out = {"learning_rate": LEARNING_RATES[task], "num_train_epochs": "3", "per_device_train_batch_size": "8", "lr_scheduler_type": "linear",
+           "warmup_ratio": "0", "adam_beta2": "0.999"}
+    if task in ("sft", "pretrain", "dpo", "rm"):
+        out |= {"max_length": "1024", "truncation_mode": "keep_start"}
+    if task == "grpo":
+        out |= {"num_generations": "8", "max_completion_length": "512", "loss_type": "dapo", "scale_rewards": "group"}
+    if task == "ppo":
+        out |= {"response_length": "53", "num_ppo_epochs": "4", "beta": "0.05", "cliprange_value": "0.2", "lam": "0.95"}
+    return out
+
+
+def complete(t):
+    complete_trainer(t)
+    if t.has("use_peft"):
+        t.lora("16", "32", "0.05", targets_of(t))
+    else:
+        for key in ("lora_r", "lora_targets"):
+            if t.has(key):
+                t.note(t.together[key].where, "without use_peft all weights are trained, as in TRL")
+    asked = next((s.value for s in t.settings if s.name in ("eval_strategy", "evaluation_strategy")), "no")
+    if asked != "no" and "eval_data" not in t.flags and t.flag("data"):
+        split = t.get("test_split", "test")
+        t.set("eval_data", ",".join(f"{name}:{t.get('subset')}[{split}]" if t.has("subset") else f"{name}[{split}]" for name in t.flag("data").split(",")),
+              "dataset_test_split")
+        t.note("", f"evaluation is on the split {split} of the data, as in TRL; leave eval_strategy out if there is none")
+    if t.has("reward_funcs"):
+        set_rewards(t)
+    samples, accumulated = t.count("device_batch", 8), t.count("accumulated", 1)
+    t.step(samples, accumulated, t.has("packs"))
+    t.answers(samples, accumulated)
+    if t.task == "sft" and not any(s.name in ("assistant_only_loss", "completion_only_loss") and s.value.lower() == "true" for s in t.settings):
+        t.note("", "in chats TRL trains on all tokens unless assistant_only_loss is set; here the assistant's messages are trained")
+
+
+def targets_of(t):
+    t.note("", "PEFT's default targets depend on the architecture; --lora_targets q_proj,v_proj is that of Llama, Mistral and Qwen"
+           ) if not t.has("lora_targets") and t.own["program"] != "train_gpt2" else None
+    return "c_attn" if t.own["program"] == "train_gpt2" else "q_proj,v_proj"
+
+
+def set_rewards(t):
+    where, values = t.together["reward_funcs"].where, [v for value in t.together["reward_funcs"].values for v in value.split(",")]
+    named = [v for v in values if "/" not in v and not v.endswith(".py")]
+    if named:
+        t.refuse(f'{where} "{named[0]}" is a function, which is not read here\n  fix: --reward FILE.py, with reward(prompts, answers, labels)')
+    else:
+        t.set("reward", values, where)
+
+
+TRL = Peer("TRL", "1.16", ROWS, defaults, None, complete, "trainer_output", (TRAINER,))

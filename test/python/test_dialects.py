@@ -1,0 +1,327 @@
+"""Command lines and files of other trainers, as tables: what they become with --convert, what they ask for that is refused, and what is said."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from test_runs import DEMO, ENVIRONMENT, GOLDEN, PROGRAM, ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from port import page, peers, table  # noqa: E402
+
+TRL = "--model_name_or_path M --dataset_name D --output_dir O"
+OPENRLHF = "--model.model_name_or_path M --data.dataset D --ckpt.output_dir O"
+AXOLOTL = {"base_model": "M", "datasets": [{"path": "a/b", "type": "alpaca"}], "output_dir": "O", "learning_rate": 2e-5}
+FACTORY = {"model_name_or_path": "Qwen/Qwen3-4B", "stage": "sft", "template": "qwen3", "dataset": "d.jsonl", "output_dir": "O"}
+
+
+def call(words, tmp_path, config=None, program=PROGRAM, **environment):
+    words = shlex.split(words) if isinstance(words, str) else words
+    if config is not None:
+        (tmp_path / "c.yml").write_text(json.dumps(config))
+        words = [*words, "--config", "c.yml"]
+    return subprocess.run([program, *words], cwd=tmp_path, env=ENVIRONMENT | environment, capture_output=True, text=True, timeout=60)
+
+
+def converted(words, tmp_path, config=None, **environment):
+    """The task, the flags with their values, and the notes of a command."""
+    result = call([*shlex.split(words), "--convert"], tmp_path, config, **environment)
+    assert result.returncode == 0 and result.stderr == "", result.stderr
+    command, *notes = result.stdout.splitlines()
+    _, task, *rest = shlex.split(command)
+    return task, dict(zip([word[2:] for word in rest[::2]], rest[1::2], strict=True)), "\n".join(notes)
+
+
+def refused(words, tmp_path, config=None):
+    result = call([*shlex.split(words), "--convert"], tmp_path, config)
+    assert result.returncode == 1 and result.stdout == "", result.stdout
+    return result.stderr
+
+
+# ---- which task ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words, task", [
+    (f"reward {TRL}", "rm"), (f"trl sft {TRL}", "sft"), (f"trl reward {TRL}", "rm"), (f"python -m trl.scripts.dpo {TRL}", "dpo"),
+    (f"accelerate launch --num_processes 1 trl/scripts/grpo.py {TRL}", "grpo"), (f"python examples/scripts/reward_modeling.py {TRL}", "rm"),
+    (f"deepspeed --module openrlhf.cli.train_sft {OPENRLHF}", "sft"), (f"openrlhf.cli.train_rm {OPENRLHF}", "rm"),
+    (f"ray job submit --address=a -- python3 -m openrlhf.cli.train_ppo_ray {OPENRLHF}", "ppo"),
+    (f"openrlhf.cli.train_ppo_ray {OPENRLHF} --algo.advantage.estimator group_norm", "grpo"),
+    (f"openrlhf.cli.train_sft {OPENRLHF} --model.pretrain_mode_enable", "pretrain"),
+    ("swift pt --model M --dataset a/b --output_dir O", "pretrain"), ("swift rlhf --rlhf_type dpo --model M --dataset a/b --output_dir O", "dpo"),
+])
+def test_words_that_start_their_programs(tmp_path, words, task):
+    assert converted(words, tmp_path)[0] == task
+
+
+@pytest.mark.parametrize("more, task", [
+    ({}, "sft"), ({"rl": "dpo", "datasets": [{"path": "a/b"}]}, "dpo"), ({"rl": "ipo", "datasets": [{"path": "a/b"}]}, "dpo"),
+    ({"reward_model": True, "datasets": [{"path": "a/b", "type": "bradley_terry.chat_template"}]}, "rm"),
+    ({"datasets": None, "pretraining_dataset": [{"path": "a/b", "type": "pretrain"}]}, "pretrain"),
+    ({"datasets": [{"path": "a/b", "type": "completion", "field": "content"}]}, "pretrain"),
+])
+def test_axolotl_says_the_task(tmp_path, more, task):
+    assert converted("axolotl train c.yml", tmp_path, AXOLOTL | more)[0] == task
+    assert converted("", tmp_path, AXOLOTL | more)[0] == task  # the file alone
+    other = "rm" if task == "dpo" else "dpo"
+    if more:
+        assert f"asks for the task {task}, not {other}\n  fix: start with {task}" in refused(other, tmp_path, AXOLOTL | more) or task == "pretrain" and "field" in str(more)
+
+
+def test_llama_factory_says_the_task(tmp_path):
+    for stage, task in (("pt", "pretrain"), ("sft", "sft"), ("dpo", "dpo"), ("rm", "rm")):
+        assert converted("llamafactory-cli train", tmp_path, FACTORY | {"stage": stage})[0] == task
+    assert "\"kto\" has no meaning here" in refused("", tmp_path, FACTORY | {"stage": "kto"})
+    assert "is a name in LLaMA-Factory's data/dataset_info.json, which is not here" in refused("", tmp_path, FACTORY | {"dataset": "identity"})
+
+
+@pytest.mark.parametrize("words, fix", [("rloo", "grpo, with --advantage_estimator rloo"), ("trl kto", "dpo, with pairs of a better and a worse answer"),
+                                        ("trl cpo", "dpo, with --loss_type simpo,sft"), ("stf", "pretrain, sft, dpo, rm, grpo")])
+def test_tasks_that_are_not_here(tmp_path, words, fix):
+    result = call(f"{words} --beta 1", tmp_path)
+    assert result.returncode == 1 and re.match(rf"train_llama: there is no task \"{words.split()[-1]}\"\n  fix: {re.escape(fix)}", result.stderr), result.stderr
+
+
+# ---- what names become --------------------------------------------------------------------------------------------------------------
+
+SAME = [  # (words, flags that they become)
+    (f"sft {TRL} --num_train_epochs 2.0 --warmup_ratio 0.1 --learning_rate 2.0e-4", {"max_epochs": "2", "lr_warmup_ratio": "0.1", "learning_rate": "2.0e-4"}),
+    (f"sft {TRL} --adam_beta2 0.99 --adam_epsilon 1e-6 --max_grad_norm 0.5", {"adam_betas": "0.9,0.99", "adam_eps": "1e-6", "max_norm": "0.5"}),
+    (f"sft {TRL} --ranks 4 --sp_size 2 --per_device_train_batch_size 2 --gradient_accumulation_steps 8", {"train_batch_size": "32", "ring_attn_size": "2"}),
+    (f"sft {TRL} --packing --per_device_train_batch_size 2 --max_length 512", {"train_batch_tokens": "1024"}),
+    (f"sft {TRL} --packing", {"train_batch_tokens": "8192", "max_len": "1024"}),
+    (f"sft {TRL} --train_batch_size 32 --per_device_train_batch_size 2", {"train_batch_size": "32"}),
+    (f"sft {TRL} --use_peft", {"lora_rank": "16", "lora_alpha": "32", "lora_dropout": "0.05", "lora_targets": "q_proj,v_proj"}),
+    (f"sft {TRL} --use_peft --lora_r 4 --lora_target_modules all-linear", {"lora_rank": "4", "lora_targets": "all-linear"}),
+    (f"sft {TRL} --lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs '{{\"min_lr_rate\": 0.2}}'", {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": "0.2"}),
+    (f"sft {TRL} --learning_rate 1e-4 --lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs '{{\"min_lr\": 1e-5}}'", {"min_lr_ratio": "0.1"}),
+    (f"sft {TRL} --optim adamw_bnb_8bit --bf16 True --gradient_checkpointing", {"moments": "8bit", "dtype": "bf16", "recompute": "layer"}),
+    (f"sft {TRL} --accelerate_config zero2 --num_processes 4", {"zero_stage": "2", "ranks": "4"}),
+    (f"sft {TRL} --deepspeed ds_z3_config.json", {"zero_stage": "3"}),
+    (f"sft {TRL} --dataset_config c --dataset_train_split d --model_revision v2", {"data": "D:c[d]", "model": "M@v2"}),
+    (f"sft {TRL} --eval_strategy steps --eval_steps 50", {"eval_data": "D[test]", "eval_steps": "50"}),
+    (f"sft {TRL} --max_steps -1 --torch_dtype bfloat16", {"dtype": "bf16"}),
+    (f"dpo {TRL} --loss_type ipo --beta 0.2 --no_remove_unused_columns", {"loss_type": "ipo_mean", "beta": "0.2"}),
+    (f"grpo {TRL} --beta 0.04 --epsilon 3e-4 --epsilon_high 4e-4 --num_generations 4 --loss_type dr_grpo",
+     {"kl_coef": "0.04", "kl_use_loss": "true", "eps_clip_low_high": "3e-4,4e-4", "n": "4", "loss_aggregation": "constant", "rollout_batch_size": "2",
+      "max_new_tokens": "512"}),
+    (f"sft {OPENRLHF} --train.micro_batch_size 2 --data.max_len 100", {"row_tokens": "200"}),
+    (f"dpo {OPENRLHF} --train.micro_batch_size 2 --data.max_len 100 --model.ipo_enable", {"row_tokens": "400", "loss_type": "ipo_sum", "learning_rate": "1e-5"}),
+    (f"sft {OPENRLHF} --ds.ring_attn_size 2 --ring_head_stride 1", {"ring_attn_size": "2", "ring_attn_head_stride": "1"}),
+    ("sft --pretrain M --dataset D --save_path O --train_batch_size 8 --l2 0.1 --bf16 --flash_attn", {"model": "M", "weight_decay": "0.1", "dtype": "bf16"}),
+    (f"dpo {OPENRLHF} --eval.dataset a/b", {"eval_data": "a/b[test]"}),
+    (f"openrlhf.cli.train_ppo_ray {OPENRLHF}", {"n": None, "kl_coef": "0.01", "kl_estimator": "k1", "max_new_tokens": "2048", "row_tokens": "4096"}),
+    ("openrlhf.cli.train_ppo_ray --pretrain M --prompt_data D --save_path O --prompt_max_len 512 --generate_max_len 256 --actor_learning_rate 5e-7 "
+     "--advantage_estimator reinforce --enforce_eager --dynamic_filtering_reward_range 0.1 0.9",
+     {"max_len": "512", "max_new_tokens": "256", "row_tokens": "768", "learning_rate": "5e-7", "n": "1", "dynamic_filtering_range": "0.1,0.9"}),
+    ("swift sft --model M --dataset 'a/b#500' --output_dir O --tuner_type full", {"data": "a/b[train[:500]]", "learning_rate": "1e-5", "weight_decay": "0.1",
+                                                                                  "train_batch_size": "16", "lora_rank": None}),
+    ("swift sft --model M --dataset a/b --output_dir O", {"lora_rank": "8", "lora_alpha": "32", "learning_rate": "1e-4"}),
+]
+
+
+@pytest.mark.parametrize("words, flags", SAME)
+def test_names_become_flags(tmp_path, words, flags):
+    _, found, _ = converted(words, tmp_path)
+    assert {flag: found.get(flag) for flag in flags} == flags
+
+
+FILES = [  # what a file of Axolotl has beside AXOLOTL, and the flags that it becomes
+    ({}, {"input_template": "alpaca", "lr_scheduler": "cosine", "max_len": "512", "adam_betas": "0.9,0.999", "train_batch_size": "1", "output_dir": "O"}),
+    ({"cosine_min_lr_ratio": 0.1}, {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": "0.1"}),
+    ({"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True}, {"lora_rank": "8", "lora_alpha": "16", "lora_targets": "all-linear"}),
+    ({"adapter": "qlora", "lora_r": 8, "lora_alpha": 16, "lora_target_modules": ["self_attn.q_proj", "mlp.up_proj"]},
+     {"load_in": "4bit", "lora_targets": "q_proj,up_proj"}),
+    ({"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_modules": r"model.layers.[\d]+.(mlp|self_attn).(up|q)_proj"}, {"lora_targets": "q_proj,up_proj"}),
+    ({"lora_r": 8}, {"lora_rank": None}),
+    ({"sample_packing": True, "micro_batch_size": 2, "gradient_accumulation_steps": 4, "sequence_len": 1024}, {"train_batch_tokens": "8192"}),
+    ({"val_set_size": 0.05, "evals_per_epoch": 4, "num_epochs": 2}, {"eval_fraction": "0.05", "eval_steps": "0.125"}),
+    ({"special_tokens": {"pad_token": "<pad>", "eos_token": "</s>"}}, {"model": "M"}),
+    ({"rl": "orpo", "orpo_alpha": 0.3, "datasets": [{"path": "a/b", "type": "chat_template.argilla"}]}, {"loss_type": "orpo", "beta": "0.3"}),
+    ({"rl": "dpo", "datasets": [{"path": "a/b", "type": "llama3.intel"}]},
+     {"tokenizer_chat_template": "llama3", "prompt_key": "question", "apply_chat_template": "true"}),
+    ({"chat_template": "llama3", "datasets": [{"path": "a/b", "type": "chat_template", "field_messages": "talk"}]},
+     {"tokenizer_chat_template": "llama3", "input_key": "talk", "multiturn": "true"}),
+    ({"chat_template": "qwen3", "base_model": "Qwen/Qwen3-8B", "datasets": [{"path": "a/b", "type": "chat_template"}]}, {"tokenizer_chat_template": None}),
+    ({"datasets": [{"path": "a/b", "type": {"field_instruction": "q", "field_output": "a", "format": "[INST] {instruction} [/INST]"}}]},
+     {"input_key": "q", "output_key": "a", "input_template": "[INST] {} [/INST]"}),
+    ({"datasets": [{"path": "json", "data_files": {"train": "x.jsonl"}, "type": "alpaca"}, {"path": "c/d", "name": "e", "split": "train[:1%]", "type": "alpaca"}]},
+     {"data": "x.jsonl,c/d:e[train[:1%]]"}),
+    ({"datasets": [{"path": "a/b", "type": "completion", "field": "content"}]}, {"input_key": "content", "input_template": None}),
+    ({"rl": "grpo", "datasets": [{"path": "a/b"}], "micro_batch_size": 8, "trl": {"num_generations": 4, "max_completion_length": 64, "beta": 0.01}},
+     {"n": "4", "max_new_tokens": "64", "kl_coef": "0.01", "rollout_batch_size": "2"}),
+    ({"fsdp_config": {"reshard_after_forward": True, "fsdp_version": 2}, "context_parallel_size": 2, "ring_attn_func": "varlen_llama3"},
+     {"zero_stage": "3", "ring_attn_size": "2", "sp_mode": "gather"}),
+]
+
+
+@pytest.mark.parametrize("more, flags", FILES)
+def test_files_of_axolotl_become_flags(tmp_path, more, flags):
+    _, found, _ = converted("", tmp_path, AXOLOTL | more)
+    assert {flag: found.get(flag) for flag in flags} == flags
+
+
+def test_a_file_of_llama_factory(tmp_path):
+    info = {"chats": {"file_name": "c.json", "formatting": "sharegpt", "columns": {"messages": "talk"}}, "seen": {"file_name": "s.json", "columns": {"images": "i"}}}
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(info))
+    _, found, notes = converted("", tmp_path, FACTORY | {"dataset": "chats"})
+    assert found == {"learning_rate": "5e-5", "max_epochs": "3", "lr_scheduler": "linear", "lr_warmup_ratio": "0", "adam_betas": "0.9,0.999", "truncation": "keep",
+                     "model": "Qwen/Qwen3-4B", "output_dir": "O", "lora_rank": "8", "input_key": "talk", "data": "data/c.json", "train_batch_size": "8"}, found
+    assert "LLaMA-Factory trains adapters unless finetuning_type says full" in notes
+    assert "holds pictures or sounds" in refused("", tmp_path, FACTORY | {"dataset": "seen"})
+
+
+# ---- what is refused, and said ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more, message", [
+    ({"adapter": "lora"}, '"lora" needs lora_r, which has no default in Axolotl\n  fix: --lora_rank 16'),
+    ({"datasets": [{"path": ["a/b"]}]}, 'the path of datasets in c.yml is ["a/b"], not a name'),
+    ({"datasets": [{"path": "a/b", "type": "pygmalion"}]}, '"pygmalion" is no form of records that is read'),
+    ({"chat_template": "gemma3"}, '"gemma3" is a template that is not here'),
+    ({"val_set_size": 2000}, '"2000" is a number of samples\n  fix: --eval_fraction'),
+    ({"rl": "kto"}, '"kto" has no meaning here\n  fix: there are the tasks dpo'),
+    ({"lr_scheduler": "polynomial"}, '--lr_scheduler is "polynomial"\n  fix: one of'),
+    ({"lora_target_modules": r"model.layers.[13].mlp.up_proj", "adapter": "lora", "lora_r": 8, "lora_alpha": 8}, "is a regular expression that does not name the same"),
+    ({"train_on_inputs": True}, "train_on_inputs in c.yml has no meaning here"),
+    ({"qat": {"weight_dtype": "int4", "group_size": 8}}, "qat in c.yml has no meaning here"),
+    ({"datasets": [{"path": "a/b", "field_instruction": "x"}, {"path": "c/d", "field_instruction": "y"}]}, "field_instruction differs between data sets: x, y"),
+    ({"plugins": ["axolotl.integrations.diffusion.DiffusionPlugin"]}, "DiffusionPlugin\" has no meaning here"),
+])
+def test_what_axolotl_has_and_is_not_here(tmp_path, more, message):
+    assert message in refused("", tmp_path, AXOLOTL | more)
+
+
+@pytest.mark.parametrize("words, message", [
+    (f"sft {TRL} --use_dora", "--use_dora has no meaning here\n  fix: there are LoRA and rsLoRA"),
+    (f"sft {TRL} --bf16 3", '--bf16 "3" is no value of that flag\n  fix: true or false'),
+    (f"sft {TRL} --per_device_train_batch_size 0", '--per_device_train_batch_size "0" is not a whole number above 0'),
+    (f"sft {TRL} --epsilon_high 4", "--epsilon_high belongs to grpo, ppo, not to sft"),
+    (f"grpo {TRL} --num_generations 7", "is no multiple of num_generations, 7\n  fix: --rollout_batch_size N"),
+    (f"grpo {TRL} --reward_funcs accuracy_reward", '"accuracy_reward" is a function, which is not read here\n  fix: --reward FILE.py'),
+    (f"grpo {TRL} --top_p 0.9", "answers are sampled from the distribution that is trained"),
+    (f"sft {OPENRLHF} --ds.tensor_parallel_size 2", "fix: there is no tensor parallelism: --ring_attn_size shares sequences"),
+    (f"sft {OPENRLHF} --ds.param_dtype fp16", '--ds.param_dtype "fp16" has no meaning here\n  fix: --dtype bf16 or f32'),
+    (f"sft {OPENRLHF} --critic.model_name_or_path C", "belongs to ppo, not to sft"),  # is not the model
+    ("sft --model M --data D --output_dir O --max_lenn 4", "unknown flag --max_lenn\n  fix: did you mean --max_len?"),
+    ("sft --model M --data D --output_dir O --save_step 4", "did you mean --save_steps?"),
+    ("sft --model M --data D --output_dir O --ds_type 1", "lists the flags of sft"),
+    ("sft --model M stray", '--model has more than one value: "M" and "stray"'),
+    ("sft --config missing.yml", "cannot read missing.yml: No such file"),
+])
+def test_words_that_are_refused(tmp_path, words, message):
+    assert message in refused(words, tmp_path)
+
+
+def test_all_problems_come_in_one_message(tmp_path):
+    """With the command in our names. Values that must not be taken over are not."""
+    said = call("sft --base_model M --dataset_name 'D;x' --output_dir O --warmup_steps 2.5 --use_dora --learning_rate x --max_grad_norm -1 --frobnicate", tmp_path).stderr
+    assert said.startswith("train_llama: 5 problems:\n"), said
+    for part in ("--use_dora has no meaning here\n", '--learning_rate "x" is not a number\n', "unknown flag --frobnicate\n", "--max_norm is -1.0 but must be 0",
+                 "--lr_warmup_steps is 2.5 but must be -1"):
+        assert part in said
+    assert re.search(r"\nWhat was understood, in the names of this program:\n  \./train_llama sft .*--data 'D;x' --output_dir O .*--max_norm -1", said)
+
+
+def test_what_changes_is_said(tmp_path):
+    notes = converted(f"sft {TRL} --packing_strategy wrapped --push_to_hub --eos_token E", tmp_path)[2]
+    for part in ("--packing_strategy: rows are packed by best fit", "--push_to_hub: no model is uploaded", "--eos_token: it must be the tokenizer's own",
+                 "in chats TRL trains on all tokens unless assistant_only_loss is set", "TRL's defaults, which differ from those of this program: learning_rate 2e-5, "
+                 "max_epochs 3, lr_scheduler linear, lr_warmup_ratio 0, adam_betas 0.9,0.999, max_len 1024, truncation keep"):
+        assert part in notes, part
+    notes = converted(f"sft {TRL} --learning_rate 1e-5 --num_train_epochs 1 --lr_scheduler_type cosine --warmup_ratio 0.1 --adam_beta2 0.95 --max_length 64 "
+                      "--assistant_only_loss --truncation_mode keep_start", tmp_path)[2]
+    assert "defaults" not in notes and "trains on all tokens" not in notes
+    assert "at most 100 of them" in converted("", tmp_path, AXOLOTL)[2]
+    assert "OpenRLHF cuts them" in converted(f"sft {OPENRLHF}", tmp_path)[2]
+
+
+def test_special_tokens_must_be_the_tokenizer_s(tmp_path):
+    line = f"sft --model {DEMO} --dataset_name D --output_dir O --eos_token"
+    assert "<|end|> is the tokenizer's own" in converted(f"{line} '<|end|>'", tmp_path)[2]
+    assert f'--eos_token is "</s>", but that of the tokenizer in {DEMO} is "<|end|>"' in refused(f"{line} </s>", tmp_path)
+    assert '"E": whether it is the tokenizer\'s cannot be told before M is here' in call(f"sft {TRL} --eos_token E", tmp_path).stderr
+
+
+def test_the_model_is_looked_at_where_it_is_at_hand(tmp_path):
+    (tmp_path / "gemma").mkdir()
+    (tmp_path / "gemma" / "config.json").write_text(json.dumps({"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}))
+    assert "gemma2" in refused("", tmp_path, AXOLOTL | {"base_model": "gemma"})
+
+
+def test_own_flags_need_no_python(tmp_path):
+    """The program alone, without scripts beside it and without Python."""
+    program = tmp_path / "train_llama"
+    program.write_bytes((ROOT / "train_llama").read_bytes())
+    program.chmod(0o755)
+    line = ["sft", "--model", "M", "--data", "D", "--output_dir", "O"]
+    assert call([*line, "--convert"], tmp_path, program=program, PATH="").stdout == "./train_llama sft --model M --data D --output_dir O\n"
+    said = call([*line, "--warmup_ratio", "0.1"], tmp_path, program=program, PATH="").stderr
+    assert "--warmup_ratio is no flag of this program, and " in said and "\n  fix: leave the program in the tree" in said
+
+
+# ---- the way back, files, tables ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words, text", [
+    ("sft --model M --data D --output_dir O --train_batch_size 32 --dtype bf16 --recompute layer --ranks 2 --poison --as trl",
+     "trl sft --model_name_or_path M --dataset_name D --output_dir O --dtype bfloat16 --gradient_checkpointing true --num_processes 2 "
+     "--per_device_train_batch_size 1 --gradient_accumulation_steps 16\n# has no equivalent there: --poison true\n"),
+    ("dpo --model M --data D --output_dir O --beta 0.2 --train_batch_size 4 --as axolotl",
+     "rl: dpo\nbase_model: M\ndatasets:\n  - path: D\noutput_dir: O\nrl_beta: 0.2\nmicro_batch_size: 1\ngradient_accumulation_steps: 4\n"),
+    ("rm --model M --data D --output_dir O --max_len 64 --as openrlhf",
+     "deepspeed --module openrlhf.cli.train_rm --actor.model_name_or_path M --data.dataset D --ckpt.output_dir O --data.max_len 64\n"),
+])
+def test_the_way_back(tmp_path, words, text):
+    assert call(words, tmp_path).stdout == text
+    assert "--as \"nemo\" is unknown\n  fix: trl, openrlhf or axolotl" in call(words.rpartition(" ")[0] + " nemo", tmp_path).stderr
+
+
+def test_files_of_accelerate(tmp_path):
+    config = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_activation_checkpointing": True, "fsdp_reshard_after_forward": True, "fsdp_version": 2},
+              "mixed_precision": "bf16", "num_machines": 1, "num_processes": 2, "parallelism_config": {"parallelism_config_cp_size": 2}}
+    _, found, notes = converted(f"sft {TRL}", tmp_path, config)
+    assert (found["ranks"], found["ring_attn_size"], found["zero_stage"], found["recompute"], found["dtype"]) == ("2", "2", "3", "layer", "bf16")
+    assert "TRL's defaults" in notes and "OpenRLHF" not in notes
+    said = refused(f"sft {TRL}", tmp_path, {"num_machines": 2, "mixed_precision": "fp16"})
+    assert said.startswith('train_llama: 2 problems:\nnum_machines in c.yml "2" has no meaning here\n  fix: --rank R')
+
+
+def test_a_broken_file_names_the_line(tmp_path):
+    (tmp_path / "wrong.yaml").write_text("base_model: M\nlearning_rate: 1e-5\n  num_epochs: 2\n")
+    said = call("sft --config wrong.yaml", tmp_path).stderr
+    assert said.startswith("train_llama: line 3, column 13 of wrong.yaml: broken YAML: mapping values are not allowed here\n  fix: ")
+
+
+def test_the_pages_have_the_tables():
+    assert page.text_of(page.PAGE.read_text()) == page.PAGE.read_text()
+
+
+def test_rows_are_sound():
+    """A row is reached, and what it sets is a flag of ours."""
+    flags = set(re.findall(r"^OPT\([\w:]+, (\w+),", (ROOT / "llmc/train/options.def").read_text(), re.M))
+    for peer in (*peers.PEERS, *peers.HELPERS):
+        seen = set()
+        for row in peer.rows:
+            if row.kind in ("same", "sets", "part"):
+                assert {word.split()[0] for word in row.text.split(",") if row.kind == "same"} <= flags and row.text.split(",")[0].split()[0] in flags, row
+            for name in row.names:
+                keys = {(name, value.lower()) for value in row.values} or {(name, None)}
+                assert not keys & seen and (name, None) not in seen, (peer.name, name)
+                seen |= keys
+
+
+def test_every_name_of_trl_and_axolotl_is_known():
+    schemas = json.loads((GOLDEN / "foreign_names.json").read_text())
+    flags = set(re.findall(r"^OPT\([\w:]+, (\w+),", (ROOT / "llmc/train/options.def").read_text(), re.M))
+    # Those that hold others, which are looked up by themselves, and what describes the machine.
+    holders = {"trl", "special_tokens", "n_gpu", "n_node", "compute_capability", "torch_version"}
+    every = [row for peer in (*peers.PEERS, *peers.HELPERS) for row in peer.rows]
+    for whose in ("TRL", "Axolotl"):
+        assert {name for name in schemas[whose] if not any(table.find(every, name, value) for value in ("x", "true", "token"))} - flags - holders == set()
+    for peer, version in (("TRL", "1.16"), ("Axolotl", "0.18")):
+        assert next(p.version for p in peers.PEERS if p.name == peer) == version == ".".join(schemas["versions"][peer].split(".")[:2])
