@@ -13,7 +13,8 @@ from fields import a_kind, field, given, has, integers, parsed, seen, string
 from messages import SYSTEM, as_messages, checked_messages, is_chat, system_message, template_variables, trained_messages
 
 CHATS = ("messages", "conversations", "conversation")  # names of the field with a chat
-SFT_FORMATS = ("messages; conversations; prompt and completion; instruction, input and output; text; input_ids and labels; "
+SFT_FORMATS = ("messages; conversations; prompt and completion; instruction, input and output; question, query or problem, and answer, response or "
+               "solution; text; input_ids and labels; "
                "or the fields named by --input_key and --output_key")
 PREF_FORMATS = ("chosen and rejected, both strings or both lists of messages, with their prompt in prompt or at the beginning of "
                 "both, or the fields named by --prompt_key, --chosen_key and --rejected_key; margin, a number")
@@ -47,6 +48,7 @@ class Draft(NamedTuple):
 # Fields that hold a part of a prompt or of an answer where a record has them. One of which the document has nothing is refused. Fields of other
 # names are taken for notes about the record, and counted.
 PROMPTS = {"prompt", "question", "query", "problem"}
+ANSWERS = ("answer", "response", "solution", "output")
 MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
 WATCHED = {*PROMPTS, *CHATS, *SYSTEM, *MEDIA, "instruction", "input", "context", "history", "context_messages", "system_message", "documents",
            "tools", "functions", "reasoning", "reasoning_content", "thinking"}
@@ -123,6 +125,10 @@ def formed_draft(fields, options, template):
         return Draft(string(fields, "text"))
     if has(fields, "input_ids") and has(fields, "labels"):
         return ids_draft(fields)
+    asked = [name for name in (*sorted(PROMPTS), "instruction", "input") if has(fields, name)]
+    said = [name for name in ANSWERS if has(fields, name)]
+    if len(asked) == len(said) == 1:  # gsm8k, dolly, OpenOrca and their like
+        return named_draft(fields, asked[0], said[0], options, template)
     raise missing(fields, SFT_FORMATS)
 
 
@@ -186,7 +192,7 @@ def rl_draft(fields, options, template):
     if not has(fields, name) or has(fields, options.output_key or "completion"):
         return sft_draft(fields, options, template)
     prompt = fields[name]
-    if is_text(prompt) and not options.apply_chat_template:
+    if is_text(prompt) and not (makes_chats(options) if options.input_key else options.apply_chat_template):
         if options.input_key:
             prompt = framed(prompt, options)
         draft = Draft(prompt, [])
@@ -209,21 +215,30 @@ def asked_draft(messages, fields, options, template):
     return Draft(text, [], is_chat=True, left_out=left_out)
 
 
+def makes_chats(options):
+    """Whether prompts and answers that are strings become turns of a chat: where the tokenizer has a template, unless a text around them is given."""
+    return options.apply_chat_template or options.chat_template and not options.input_template
+
+
 def keyed_draft(fields, options, template):
     """Reads the fields that --input_key and --output_key name, as OpenRLHF does. Without an output_key the last message is the answer."""
-    prompt = field(fields, options.input_key)
-    answer = field(fields, options.output_key) if options.output_key else None
-    if is_text(prompt) and not options.apply_chat_template:
-        if answer is None:
-            raise DataError(f"there is no answer to the prompt in {options.input_key!r}",
-                            "--output_key FIELD, or --apply_chat_template for a list of messages")
-        return completion_draft(framed(prompt, options), string(fields, options.output_key))
+    return named_draft(fields, options.input_key, options.output_key, options, template)
+
+
+def named_draft(fields, input_key, output_key, options, template):
+    prompt = field(fields, input_key)
+    answer = field(fields, output_key) if output_key else None
+    if is_text(prompt) and answer is None and not options.apply_chat_template:
+        raise DataError(f"there is no answer to the prompt in {input_key!r}",
+                        "--output_key FIELD, or --apply_chat_template for a list of messages")
+    if is_text(prompt) and not makes_chats(options):
+        return completion_draft(framed(prompt, options), string(fields, output_key))
     if answer is None:
-        messages = checked_messages(prompt, options.input_key)
+        messages = checked_messages(prompt, input_key)
         first_trained = len(messages) - 1
     else:
-        prompt = as_messages(prompt, "user", options.input_key)
-        messages = prompt + as_messages(answer, "assistant", options.output_key)
+        prompt = as_messages(prompt, "user", input_key)
+        messages = prompt + as_messages(answer, "assistant", output_key)
         first_trained = len(prompt)
     return chat_draft(messages, 0 if options.multiturn else first_trained, fields, options, template)
 

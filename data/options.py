@@ -88,9 +88,9 @@ def template_text(text):
 
 
 def input_template(text):
-    if "{}" not in text and text not in ALPACA:
-        raise argparse.ArgumentTypeError(f"{text!r} has no {{}} for the prompt, and is none of {', '.join(ALPACA)}")
-    return text
+    if "{}" not in text and text not in (*ALPACA, "openrlhf"):
+        raise argparse.ArgumentTypeError(f"{text!r} has no {{}} for the prompt, and is none of {', '.join(ALPACA)}, openrlhf")
+    return OPENRLHF_TEMPLATE if text == "openrlhf" else text
 
 
 FLAG = {"type": boolean, "nargs": "?", "const": True, "metavar": "BOOL"}  # --flag, --flag true, --flag false
@@ -163,10 +163,11 @@ def add_sft(sft):
     sft.add_argument("--input_key", metavar="FIELD", help="the prompt: a string, or a list of messages")
     sft.add_argument("--output_key", metavar="FIELD", help="the answer: a string, a message or a list of messages")
     sft.add_argument("--input_template", metavar="TEXT", type=input_template,
-                     help=f"around the prompt string where no chat template is applied (default {OPENRLHF_TEMPLATE!r}), or alpaca for Alpaca's text; "
-                          "instruction, input and output are then no chat")
+                     help=f"around the prompt string, which is then no chat: text with {{}} for the prompt, openrlhf for {OPENRLHF_TEMPLATE!r}, "
+                          "which is the default for a tokenizer without a chat template, or alpaca for Alpaca's text")
     sft.add_argument("--apply_chat_template", default=False, **FLAG,
-                     help="make messages of the strings in --input_key and --output_key")
+                     help="make messages of the strings in --input_key and --output_key, which a tokenizer with a chat template does unless "
+                          "--input_template is given")
     sft.add_argument("--multiturn", default=False, **FLAG,
                      help="with --input_key: train every assistant message, not only the answer")
 

@@ -231,6 +231,8 @@ def complete(t):
         t.note(t.together["micro_batch_size"].where, f"a row holds {rows} * {'2 * ' if pairs == 2 else ''}max_len = {rows * pairs * length} tokens")
     if t.task in ("sft", "pretrain") and "input_key" not in t.given:
         t.set("input_key", "input", "data.input_key (OpenRLHF's default)", by_default=True)
+    if t.task in ("sft", "grpo", "ppo") and t.flag("apply_chat_template", "false") != "true":  # no chat is made of strings
+        t.set("input_template", "openrlhf" if t.task == "sft" else "{}", "data.input_template (OpenRLHF's default)", by_default=True)
     if t.has("corrects"):
         t.set("is_correction", t.get("correction", "tis"), t.together["corrects"].where)
     if t.task == "dpo" and t.flag("eval_data") and "/" in t.flag("eval_data") and not t.has("eval_split"):

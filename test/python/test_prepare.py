@@ -222,16 +222,18 @@ def test_ids_and_labels(bench):
 
 
 def test_openrlhf_keys(bench):
-    tokenizer = bench.tokenizer(CHATML, merges=[])
     strings = [{"question": "Why {x}?", "response": "So"}]
+    assert bench.run("sft", bench.tokenizer(merges=[]), strings).texts() == ["User: Why {x}?\nAssistant: So<|endoftext|>"]  # there is no template
+    tokenizer = bench.tokenizer(CHATML, merges=[])
     keys = ["--input_key", "question", "--output_key", "response"]
-    documents = bench.run("sft", tokenizer, strings, *keys)
+    documents = bench.run("sft", tokenizer, strings, *keys, "--input_template", "openrlhf")
     assert documents.texts() == ["User: Why {x}?\nAssistant: So<|endoftext|>"]
     assert documents.trained() == [["So<|endoftext|>"]]
     assert bench.run("sft", tokenizer, strings, *keys, "--input_template", "{}=").texts() == ["Why {x}?=So<|endoftext|>"]
-    documents = bench.run("sft", tokenizer, strings, *keys, "--apply_chat_template")
-    assert documents.texts() == ["<|im_start|>user\nWhy {x}?<|im_end|>\n<|im_start|>assistant\nSo<|im_end|>\n"]
-    assert documents.trained() == [["So<|im_end|>"]]
+    for how in ([*keys, "--apply_chat_template"], keys, []):  # where there is a template strings are turns, and these names are known
+        documents = bench.run("sft", tokenizer, strings, *how)
+        assert documents.texts() == ["<|im_start|>user\nWhy {x}?<|im_end|>\n<|im_start|>assistant\nSo<|im_end|>\n"]
+        assert documents.trained() == [["So<|im_end|>"]]
 
     chat = [{"chat": CHAT}]
     documents = bench.run("sft", tokenizer, chat, "--input_key", "chat", "--apply-chat-template", "true")
@@ -300,7 +302,8 @@ def test_prompts_for_answers_of_the_models_own(bench, record):
     assert documents.trained() == [[], ["A<|endoftext|>"], *BOTH_TURNS] and bench.row("without an answer") == 1
     asked = "Why?" if isinstance(record.get("prompt"), str) else "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
     assert documents.texts()[0] == asked and documents.metadata["kind"] == "rl"
-    keyed = bench.run("rl", bench.tokenizer(CHATML, merges=[]), [{"q": "Why?"}, {"q": "Why?", "a": "So"}], "--input_key", "q", "--output_key", "a")
+    keyed = bench.run("rl", bench.tokenizer(CHATML, merges=[]), [{"q": "Why?"}, {"q": "Why?", "a": "So"}], "--input_key", "q", "--output_key", "a",
+                      "--input_template", "openrlhf")
     assert keyed.texts() == ["User: Why?\nAssistant: ", "User: Why?\nAssistant: So<|endoftext|>"]
     keyed = bench.run("rl", bench.tokenizer(CHATML, merges=[]), [{"q": "Why?"}], "--input_key", "q", "--apply_chat_template")
     assert keyed.texts() == ["<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"]
@@ -325,13 +328,37 @@ def test_prompts_beside_the_named_fields(bench):
                                ({"instruction": "Add.", "input": "1 2", "output": "3"}, ("input", "output"), "instruction"),
                                ({"q": "Q", "a": "A", "tools": [{"name": "look"}]}, ("q", "a"), "tools"),
                                ({"q": "Q", "a": "A", "reasoning": "hm"}, ("q", "a"), "reasoning")):
-        error = bench.refused("sft", tokenizer, [record], "--input_key", keys[0], "--output_key", keys[1])
+        error = bench.refused("sft", tokenizer, [record], "--input_key", keys[0], "--output_key", keys[1], "--input_template", "openrlhf")
         assert f"record 1 (line 1) of in.jsonl: has a field {name!r} that is in no part of what would be trained; it has " in error
     # A system prompt is one, in a chat; of two names of the prompt the one that is named counts.
     keys = ["--input_key", "question", "--output_key", "response", "--apply_chat_template"]
     documents = bench.run("sft", tokenizer, [ORCA | {"prompt": "x", "id": "7", "answer": "y", "source": "z"}], *keys)
     assert documents.texts() == ["<|im_start|>system\nBe terse.<|im_end|>\n<|im_start|>user\nName a river.<|im_end|>\n"
                                  "<|im_start|>assistant\nThe Maranon.<|im_end|>\n"]
+
+
+ALPACA = {"instruction": "Add.", "input": "1 2", "output": "3"}
+BELOW = "Below is an instruction that describes a task"
+REQUEST = "Write a response that appropriately completes the request.\n\n### Instruction:\nAdd.\n\n"
+
+
+@pytest.mark.parametrize("form, context, text", [
+    ("alpaca", "1 2", f"{BELOW}, paired with an input that provides further context. {REQUEST}### Input:\n1 2\n\n### Response:\n"),
+    ("alpaca", "", f"{BELOW}. {REQUEST}### Response:\n"), ("<{}>", "1 2", "<Add.\n\n1 2>"),
+])
+def test_a_text_around_an_instruction_makes_no_chat(bench, form, context, text):
+    documents = bench.run("sft", bench.tokenizer(CHATML, merges=[]), [ALPACA | {"input": context}], "--input_template", form)
+    assert documents.texts() == [f"{text}3<|endoftext|>"] and documents.trained() == [["3<|endoftext|>"]]
+
+
+@pytest.mark.parametrize("name, text", [
+    ("chatml", "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes<|im_end|>\n"), ("phi_3", "<|user|>\nHi<|end|>\n<|assistant|>\nYes<|end|>\n"),
+    ("llama3", "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nYes<|eot_id|>"),
+])
+def test_templates_by_name(bench, name, text):
+    records = [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]}]
+    assert "neither a template nor a file, nor one of chatml, llama3, phi_3" in bench.refused("sft", bench.tokenizer(), records, "--tokenizer_chat_template", "x")
+    assert bench.run("sft", bench.tokenizer(), records, "--tokenizer_chat_template", name).texts() == [text]
 
 
 @pytest.mark.parametrize("record, message", [
@@ -342,7 +369,7 @@ def test_prompts_beside_the_named_fields(bench):
     ({"prompt": "Q", "completion": "A", "label": False}, "is one answer with a judgement"), ({"messages": CHAT, "kto_tag": True}, "is one answer with a"),
     ({"prompt": "Q", "completions": ["a", "b"], "labels": [True, False]}, "is an answer in steps with a label for each"),
     ({"text": "Hello?", "role": "prompter", "parent_id": None}, "is one message of a conversation, with a role and a text of its own"),
-    ({"prompt": "Q", "solution": "A"}, "has a prompt and no answer; it has prompt, solution\n  fix: name both with --input_key and --output_key"),
+    ({"prompt": "Q", "solution": "A", "answer": "B"}, "has a prompt and no answer; it has prompt, solution, answer\n  fix: name both with --input_key and --output_key"),
     ({"instruction": "Q", "output": "A", "history": ["x"]}, "has a 'history' that is no list of questions with their answers")])
 def test_records_of_which_a_part_would_not_be_read(bench, record, message):
     error = bench.refused("sft", bench.tokenizer(CHATML), [{"messages": CHAT}, record])

@@ -106,7 +106,7 @@ def test_system_field(bench):
     documents = bench.run("sft", tokenizer, strings, *keys, "--apply_chat_template")
     assert documents.trained() == [["Hello<|im_end|>"]] and documents.texts()[0].startswith(expected)
     # As in OpenRLHF only the fields that flags name count where no template is applied.
-    assert bench.run("sft", tokenizer, strings, *keys).texts() == ["User: Hi\nAssistant: Hello<|endoftext|>"]
+    assert bench.run("sft", tokenizer, strings, *keys, "--input_template", "openrlhf").texts() == ["User: Hi\nAssistant: Hello<|endoftext|>"]
 
 
 @pytest.mark.parametrize("task, record, expected", [
