@@ -146,9 +146,9 @@ def test_resuming_gives_the_same_bits(file, tmp_path):
 
 def test_openrlhf_names(file, tmp_path):
     """Flags of train_ppo_ray give the same step as ours."""
-    run(tmp_path / "ours", file, advantage_estimator="reinforce", eps_clip_low_high="0.1,0.3", dual_clip=3, entropy_coef=0.01)
+    run(tmp_path / "ours", file, advantage_estimator="reinforce", eps_clip_low_high="0.1,0.3", dual_clip=3, entropy_coef=0.01, row_tokens=134)
     theirs = ["--actor.model_name_or_path", GOLDEN / "qwen3", "--algo.advantage.estimator", "reinforce", "--actor.eps_clip_low_high", "0.1", "0.3",
-              "--actor.dual_clip", "3", "--actor.entropy_coef", "0.01"]
+              "--actor.dual_clip", "3", "--actor.entropy_coef", "0.01", "--algo.kl.init_coef", "0"]
     theirs += ["--actor.num_gpus_per_node", "8", "--train.colocate_all", "--vllm.num_engines", "4", "--rollout.micro_batch_size", "16", "--rollout.top_p", "1"]
     run(tmp_path / "theirs", file, *map(str, theirs), model=None)
     assert stable(log_lines(tmp_path / "ours")) == stable(log_lines(tmp_path / "theirs"))
@@ -157,7 +157,8 @@ def test_openrlhf_names(file, tmp_path):
 def test_trl_names(file, tmp_path):
     """Names of GRPOConfig give the same step as ours."""
     run(tmp_path / "ours", file, advantage_estimator="dr_grpo", eps_clip_low_high="0.1,0.3", dual_clip=3, mask_truncated="true", kl_coef=0.04,
-        kl_use_loss="true", ref_model=GOLDEN / POLICY["models"]["qwen3"]["reference"])
+        kl_use_loss="true", adam_betas="0.9,0.999", lr_scheduler="linear", lr_warmup_ratio=0, num_episodes=3, train_batch_size=8,
+        rollout_batch_size=1, ref_model=GOLDEN / POLICY["models"]["qwen3"]["reference"])
     theirs = ["--model_name_or_path", GOLDEN / "qwen3", "--scale_rewards", "none", "--epsilon", "0.1", "--epsilon_high", "0.3", "--delta", "3",
               "--mask_truncated_completions", "--beta", "0.04", "--ref_model_path", GOLDEN / POLICY["models"]["qwen3"]["reference"]]
     run(tmp_path / "theirs", file, *map(str, theirs), model=None)

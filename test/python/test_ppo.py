@@ -134,10 +134,11 @@ def test_resuming_gives_the_same_bits(file, critic, tmp_path):
 
 def test_openrlhf_names(file, critic, tmp_path):
     """Flags of train_ppo_ray give the same step as ours."""
-    run(tmp_path / "ours", file, critic_model=critic, critic_learning_rate=1e-3, gae_lambda=0.9, value_clip=0.1, freezing_steps=1, max_norm=0)
+    run(tmp_path / "ours", file, critic_model=critic, critic_learning_rate=1e-3, gae_lambda=0.9, value_clip=0.1, freezing_steps=1, max_norm=0,
+        row_tokens=134)
     theirs = ["--actor.model_name_or_path", GOLDEN / "qwen3", "--critic.model_name_or_path", critic, "--critic.adam.lr", "1e-3",
               "--algo.advantage.estimator", "gae", "--algo.advantage.lambd", "0.9", "--critic.value_clip", "0.1", "--critic.freezing_steps", "1",
-              "--actor.max_norm", "0"]
+              "--actor.max_norm", "0", "--algo.kl.init_coef", "0"]
     run(tmp_path / "theirs", file, *map(str, theirs), model=None)
     assert stable(log_lines(tmp_path / "ours")) == stable(log_lines(tmp_path / "theirs"))
 
