@@ -35,7 +35,8 @@ def peer_of(checkout):
 def lines_in(text):
     """Yields the command lines of a script, or of a page or a comment that quotes one, with their continuations."""
     for name, words in re.findall(r"^(\w+)=\(\n(.*?)^\)", text, re.M | re.S):  # arrays of bash
-        text = text.replace(f'"${{{name}[@]}}"', " ".join(line.split(" #")[0].strip() for line in words.splitlines()))
+        values = " ".join(line.split(" #")[0].strip() for line in words.splitlines() if not line.strip().startswith("#"))
+        text = re.sub(rf'"?\$\{{{name}\[@\]\}}"?', lambda _, values=values: values, text)
     text = re.sub(r"\\+[ \t]*\n[ \t#>]*", " ", text)
     for line in text.splitlines():
         yield line.strip(" \t#>`$\"'")

@@ -245,7 +245,9 @@ def complete(t):
 
 
 def complete_rewards(t, length):
-    """The longest answer: generate_max_len of older versions, or what max_len leaves beside the prompt."""
+    """The longest answer: generate_max_len of older versions, or what max_len leaves beside the prompt. Only gae has a critic."""
+    for flag in [flag for flag in t.flags if t.task == "grpo" and t.own["flags"][flag]["tasks"] == ["ppo"]]:
+        t.note(t.flags.pop(flag).where, "only the estimator gae has a critic")
     if t.has("generate_max_len") or t.has("prompt_max_len"):
         prompt, answer = t.count("prompt_max_len", 1024), t.count("generate_max_len", 1024)
         t.set("max_len", str(prompt), "prompt_max_len")

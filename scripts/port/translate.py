@@ -381,6 +381,7 @@ def answer(own, words, peers, launches, helpers):
     translation = Translation(own, peer, task, settings, [p for p in (*peers, *helpers) if p is not peer])
     translation.problems = problems
     translation.run()
-    notes = [f"{', '.join(re.sub(r' (in|of) [^ ]+$', '', name) for name in names)}: {text}" if names else text for text, names in translation.notes.items()]
+    notes = [": ".join([*([", ".join(dict.fromkeys(re.sub(r" in [^ ]+( \(\d+\))?$", "", name) for name in names))] if names else []), text])
+             for text, names in translation.notes.items()]
     return {"task": task, "settings": [s._asdict() for s in [*translation.flags.values(), *meta]], "notes": notes, "problems": translation.problems,
             "foreign": translation.foreign}

@@ -117,6 +117,7 @@ SAME = [  # (words, flags that they become)
     ("openrlhf.cli.train_ppo_ray --pretrain M --prompt_data D --save_path O --prompt_max_len 512 --generate_max_len 256 --actor_learning_rate 5e-7 "
      "--advantage_estimator reinforce --enforce_eager --dynamic_filtering_reward_range 0.1 0.9",
      {"max_len": "512", "max_new_tokens": "256", "row_tokens": "768", "learning_rate": "5e-7", "n": "1", "dynamic_filtering_range": "0.1,0.9"}),
+    (f"openrlhf.cli.train_ppo_ray {OPENRLHF} --algo.advantage.estimator rloo --critic.adam.lr 9e-6", {"critic_learning_rate": None, "learning_rate": None}),
     ("swift sft --model M --dataset 'a/b#500' --output_dir O --tuner_type full", {"data": "a/b[train[:500]]", "learning_rate": "1e-5", "weight_decay": "0.1",
                                                                                   "train_batch_size": "16", "lora_rank": None}),
     ("swift sft --model M --dataset a/b --output_dir O", {"lora_rank": "8", "lora_alpha": "32", "learning_rate": "1e-4"}),
