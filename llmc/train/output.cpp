@@ -157,6 +157,9 @@ static const std::string &made(const std::string &path) {
     std::error_code error;
     if (fs::exists(path, error) && !fs::is_directory(path, error))
         die("--output_dir %s is a file\n  fix: a directory, which may be new", path.c_str());
+    if (fs::is_symlink(path, error) && !fs::exists(path, error))
+        die("--output_dir %s is a link to %s, where nothing is\n  fix: make that directory, or another --output_dir",
+            path.c_str(), fs::read_symlink(path, error).c_str());
     fs::create_directories(path, error);
     if (error && !fs::is_directory(path))
         die("cannot create --output_dir %s: %s\n  fix: a directory that can be written to", path.c_str(),

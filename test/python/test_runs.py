@@ -701,6 +701,8 @@ def test_an_output_directory_that_is_a_file(data, tmp_path):
     refused_training(data, tmp_path / "a", "is a file")
     refused_training(data, tmp_path / "a" / "b", "cannot create")
     assert (tmp_path / "a").read_text() == "x"
+    (tmp_path / "link").symlink_to("nowhere")
+    refused_training(data, tmp_path / "link", "is a link to nowhere, where nothing is")
 
 
 def test_nan_in_the_weights(data, tmp_path):
