@@ -6,7 +6,7 @@
 #   ONEDNN=0, OPENBLAS=0, MPI=0, NCCL=0    do without that library, though it is there
 #   CXX=clang++-16                 with that compiler; scripts/compilers.sh tests all compilers that it finds
 #   CPU=znver4                     for that CPU (a name of the compiler's -march) instead of this one; for all: make plain
-#   GPU_ARCHS=90                   kernels for that compute capability alone (9.0) instead of all
+#   GPU_ARCHS="80 90"              kernels for these compute capabilities (8.0 and 9.0) instead of those of this machine's GPUs
 #   STRICT=0                       warnings of nvcc are no errors: for versions of it and of g++ that were not tried
 #   AMX=software                   functions in place of the matrix unit's instructions (llmc/ops/amx.h), to test that route anywhere, in build/amx
 #   SAN=1                          with the address and undefined-behaviour sanitizers, in build/san
@@ -105,17 +105,24 @@ ALL_CHECKS := races sanitizers mutants fuzzers ptxas
 CHECKS     := $(ALL_CHECKS)
 check       = $(if $(filter $1,$(CHECKS)),$2)
 
-# Rising; of the last there is PTX, too, which the driver compiles for later GPUs.
-GPU_ARCHS ?= 80 90 100
 NVCC      := $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2> /dev/null))
+# The programs are compiled for the GPUs of this machine, and for the CPU alone where there is none; what checks kernels compiles them for three
+# architectures. Of the last there is PTX, too, which the driver compiles for later GPUs.
+KNOWN_ARCHS := $(patsubst compute_%,%,$(if $(NVCC),$(shell $(NVCC) --list-gpu-arch 2> /dev/null)))
+ALL_ARCHS := $(filter 80 90 100,$(KNOWN_ARCHS))
+ifeq ($(origin GPU_ARCHS),undefined)
+GPU_ARCHS := $(sort $(filter $(KNOWN_ARCHS),$(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null))))
+endif
+ARCHS     := $(or $(GPU_ARCHS),$(ALL_ARCHS))
 NVCCFLAGS := -std=c++20 -O3 -diag-suppress 1675 -Xcompiler -fopenmp,-Wall,-Wextra,-Wno-unused-parameter,-Wno-unknown-pragmas \
              $(if $(filter 0,$(STRICT)),,-Werror all-warnings -Xcompiler -Werror) \
-             $(foreach arch,$(GPU_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) -DLLMC_GPU_ARCHS='"$(GPU_ARCHS)"' \
-             $(foreach arch,$(lastword $(GPU_ARCHS)),-gencode arch=compute_$(arch),code=compute_$(arch)) $(CARRIED:%=-isystem %/include)
-GPU       := build/gpu$(subst $(eval) ,,$(GPU_ARCHS:%=_%))
+             $(foreach arch,$(ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) -DLLMC_GPU_ARCHS='"$(ARCHS)"' \
+             $(foreach arch,$(lastword $(ARCHS)),-gencode arch=compute_$(arch),code=compute_$(arch)) $(CARRIED:%=-isystem %/include)
+GPU       := build/gpu$(subst $(eval) ,,$(ARCHS:%=_%))
 GPU_COMM  := $(GPU)/llmc/parallel/comm_nccl.o
 GPU_HALF  := $(GPU)/llmc/core/gpu_query.o $(GPU_COMM)
-CUDA      := $(and $(filter build build/plain,$(BUILD)),$(filter 1,$(HAVE_CUDA)),$(NVCC))
+HAVE_NVCC := $(and $(filter build build/plain,$(BUILD)),$(filter 1,$(HAVE_CUDA)),$(NVCC))
+CUDA      := $(and $(HAVE_NVCC),$(GPU_ARCHS))
 CUDA_LIB  := $(firstword $(realpath $(dir $(NVCC))../lib64 $(dir $(NVCC))../lib))
 CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcudart_static -lcublasLt -ldl -lrt -lpthread
 ifeq ($(HAVE_NCCL)$(filter 0,$(NCCL)),1)
@@ -160,9 +167,10 @@ endif
 # ---- the rules --------------------------------------------------------------------------------------------------------------------
 
 # A trainer is one file, compiled twice: by g++ for main and the CPU, and by nvcc for CUDA; where there is no nvcc only the first.
+FOR_CPU  := $(if $(HAVE_NVCC), for the CPU alone: no GPU is here that nvcc knows; GPU_ARCHS=90 compiles for 9.0, for the CPU alone)
 OF_CPU   := $(if $(CUDA),$(BUILD)/with_cuda/%.o $(GPU)/%.o $(GPU_HALF),$(BUILD)/%.o)
 $(PROGRAMS): $(PLACE)%: $(OF_CPU) $(LIBRARY)
-	@echo 'link    $@'
+	@echo 'link    $@$(if $(CUDA),,$(FOR_CPU))'
 	@rm -f $@.plain  # of older sources
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(CUDA),$(CUDA_LIBS) $(NCCL_LIBS)) -o $@
 
@@ -213,7 +221,7 @@ GPU_LOGS    := $(if $(NVCC),$(TRAINERS:%=$(GPU)/%.ptxas) $(call part,$(GPU_TESTS
 define compile_for_gpu
 $(GPU)/%.o: %$(1) $(GPU)/flags
 	@mkdir -p $$(@D)
-	@echo 'compile $$< for sm $(GPU_ARCHS)'
+	@echo 'compile $$< for sm $(ARCHS)'
 	@$$(NVCC) $$(NVCCFLAGS) -Xptxas -v -MMD -MP -x cu -c $$< -o $$@ 2> $$(@:.o=.ptxas) || { cat $$(@:.o=.ptxas); exit 1; }
 endef
 $(foreach type,.cpp .cu,$(eval $(call compile_for_gpu,$(type))))
@@ -359,8 +367,8 @@ demo-rl: train_llama                          ## GRPO from the demo's SFT model:
 ifeq ($(HAVE_GTEST),1)
 TEST_LLMC      := $(BUILD)/test/test_llmc
 TEST_PROCESSES := $(PROCESSES)
-TEST_PTX       := $(BUILD)/test/test_ptx $(if $(CUDA),$(BUILD)/ptx/test_cuda)
-TEST_PTX_LADDERS := $(if $(CUDA),$(PTX_LADDERS))
+TEST_PTX       := $(BUILD)/test/test_ptx $(if $(HAVE_NVCC),$(BUILD)/ptx/test_cuda)
+TEST_PTX_LADDERS := $(if $(HAVE_NVCC),$(PTX_LADDERS))
 endif
 ifeq ($(HAVE_GTEST)$(HAVE_BOOST_CONTEXT),11)
 TEST_CUDA     := $(BUILD)/test/test_cuda
@@ -381,7 +389,7 @@ MISSING  = $(if $(TEST_LLMC),,C++ tests (no GoogleTest: make deps);) \
            $(if $(TEST_CUDA),,CUDA kernels on the CPU (no $(if $(TEST_LLMC),Boost.Context,GoogleTest): make deps);) \
            $(if $(LACKING),Python tests ($(PYTHON) has no $(LACKING): make deps);) \
            $(if $(filter 1,$(HAVE_MPI)),,ranks over MPI (no MPI: make deps);) \
-           $(if $(CUDA),,kernels as nvcc compiles them (no nvcc: the CUDA toolkit);) \
+           $(if $(HAVE_NVCC),,kernels as nvcc compiles them (no nvcc: the CUDA toolkit);) \
            $(if $(filter test-all,$(MAKECMDGOALS)),$(foreach check,$(filter-out $(CHECKS),$(ALL_CHECKS)),$(check) (not in CHECKS);))
 LEFT_OUT = $(patsubst .,,$(subst ;.,,$(strip $(MISSING)).))
 RUN_TESTS = $(PYTHON) scripts/run_tests.py --build $(BUILD) --left_out "$(LEFT_OUT)" --cpp $(TEST_LLMC) --python $(TEST_PYTHON)
@@ -413,11 +421,11 @@ count: $(PTX_LADDERS)                         ## what the shipped kernels do, co
 
 test-ptx: $(TEST_PTX) $(TEST_PTX_LADDERS)                       ## nvcc's PTX of the kernels, interpreted on the CPU: dev/cuda/README.md
 	@$(BUILD)/test/test_ptx --gtest_brief=1
-	@$(if $(CUDA),OMP_WAIT_POLICY=passive $(BUILD)/ptx/test_cuda --gtest_brief=1 --gtest_filter='$(PTX_TESTS_RUN)',echo '$(NO_PTX)')
+	@$(if $(HAVE_NVCC),OMP_WAIT_POLICY=passive $(BUILD)/ptx/test_cuda --gtest_brief=1 --gtest_filter='$(PTX_TESTS_RUN)',echo '$(NO_PTX)')
 	@for l in $(TEST_PTX_LADDERS); do ./$$l || exit 1; done
 	@$(if $(TEST_PTX_LADDERS),$(PYTHON) scripts/gpu_counts.py --nvcc $(NVCC) --check $(PTX_LADDERS))
 
-ptxas: $(GPU_OBJECTS) $(TEST_CUDA)           ## compile the kernels for GPU_ARCHS (80 90 100): registers, none spilled
+ptxas: $(GPU_OBJECTS) $(TEST_CUDA)           ## compile the kernels for GPU_ARCHS, or 80 90 100: registers, none spilled
 	@$(if $(TEST_CUDA),$(TEST_CUDA) --gtest_filter='AttentionShapes*' --gtest_brief=1)
 	@$(PYTHON) scripts/ptxas.py $(GPU_LOGS)
 

@@ -212,4 +212,16 @@ def test_make_prints_one_short_line_for_each_file(tmp_path):
     code, out, error = make("CXX=./stand_in", "NVCC=", cwd=tmp_path)
     lines = out.splitlines()
     assert code == 0 and len(set(lines)) == len(lines) == 1 + 2 + 8 + 2, out + error
-    assert [line for line in lines if not re.fullmatch(r"(flags|compile|link) +[\w/.*]+", line)] == []
+    assert [line for line in lines if not re.fullmatch(r"(flags|compile|link) +[\w/.*]+( for the CPU alone)?", line)] == []
+
+
+def test_programs_are_compiled_for_the_gpus_of_the_machine(tmp_path):
+    """Each architecture once, if nvcc knows it; without a GPU for the CPU alone."""
+    stand_in(tmp_path / "nvcc", "echo compute_80 compute_90")
+    (tmp_path / "show.mk").write_text("show:\n\t@echo '$(GPU_ARCHS), $(ARCHS), $(CUDA)'\n")
+    show = ["-s", "-f", "Makefile", "-f", tmp_path / "show.mk", f"NVCC={tmp_path}/nvcc", f"PROBE={tmp_path}/probe.mk", "show"]
+    (tmp_path / "probe.mk").write_text("PROBED_COMPILER := $(COMPILER)\nHAVE_COMPILER := 1\nHAVE_CUDA := 1\n")
+    for gpus, shown in (("9.0\\n8.0\\n9.0\\n12.1", "80 90, 80 90, 80 90"), ("", ", 80 90,"), ("NVIDIA-SMI has failed", ", 80 90,")):
+        stand_in(tmp_path / "nvidia-smi", f"printf '{gpus}'")
+        assert make(*show, PATH=f"{tmp_path}:{os.environ['PATH']}")[1].strip() == shown
+    assert make(*show, "GPU_ARCHS=90", PATH=f"{tmp_path}:{os.environ['PATH']}")[1].strip() == "90, 90, 90"
