@@ -147,7 +147,7 @@ void classifier3(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, 
 
 // ---- version 4: 16 bytes per load, 1024 threads --------------------------------------------------------------------------------
 //
-// With about as many rows as SMs it is the threads of one block that must keep an SM's loads under way. The second reading of a row should
+// The threads of one block keep an SM's loads under way, even if there are only as many rows as SMs. The second reading of a row should
 // come from L2 where the rows under way fit it.
 
 template <class X>
@@ -190,7 +190,8 @@ void classifier4(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, 
 //
 // Version 4 is limited by arithmetic. The maximum of a vector comes first, and sums are scaled only when the maximum of a thread rises, which is
 // seldom: one exp for each logit in place of two. The limit is the memory's bandwidth again. In bf16 gradients overwrite the front of their
-// row of logits, so that chunks of the head have more rows; the row's threads then wait for each other at each step.
+// row of logits, so that chunks of the head have more rows; the row's threads then wait for each other at each step. Blocks have 256 threads,
+// so that eight rows share an SM and do not wait at the same time.
 
 template <class X>
 void classifier5(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, const int32_t *targets, const float *weights,
@@ -286,7 +287,7 @@ template <class X> struct Classifier {
 
 static const Ladder<Classifier, float, bf16> ladder(
     {.name = "classifier",
-     .sizes = {{"n", "rows", 128, 264}, {"V", "vocabulary", 128256, 8192}},
+     .sizes = {{"n", "rows", 1024, 264}, {"V", "vocabulary", 128256, 8192}},
      .checked = {{1, 4}, {7, 52}, {5, 136}, {3, 1036}, {2, 4100}},  // multiples of a vector
      .ideas = {"a thread per row, three passes", "a block per row, three passes", "online softmax, two passes",
                "16 bytes per load, 1024 threads", "shipped: one exp for each logit, gradients over logits"}});

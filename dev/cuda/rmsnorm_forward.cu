@@ -117,11 +117,44 @@ void rmsnorm_forward4(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, 
            Grid{ceil_div(T, row_warps)}, row_warps * 32, 0, out, rstd, x, w, T, C, eps);
 }
 
-// ---- version 5: llmc/ops/rmsnorm.cuh -------------------------------------------------------------------------------------------
+// ---- version 5: the row waits in shared memory ---------------------------------------------------------------------------------
 //
-// The row waits in shared memory for its rstd, so that x is read once, wherever the cache has put it meanwhile. A lane finds
-// there what it wrote itself: still no barrier. Every byte once; what limits it is the memory's bandwidth. The same kernel adds
-// the residual.
+// x is read once, wherever the cache has put it meanwhile. A lane finds in shared memory what it wrote itself: still no barrier. But
+// the rows of a block's warps fill the shared memory: 48 KB for 6 rows of 4096, and four such blocks are an SM's.
+
+template <class X, int N>
+__global__ void rmsnorm_forward_kernel5(X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
+    const size_t warp = threadIdx.x / 32, t = blockIdx.x * size_t(blockDim.x / 32) + warp, lane = threadIdx.x % 32;
+    if (t >= T) return;
+    X *row = &shared_mem<X>() + warp * C;
+    float squares = 0;
+    for (size_t c = lane * N; c < C; c += 32 * N) {
+        const auto v = Vec<X, N>::load(x + t * C + c);
+        v.store(row + c);
+        for (int i = 0; i < N; i++) squares += float(v[i]) * float(v[i]);
+    }
+    const float r = rsqrtf(warp_sum(squares) / float(C) + eps);
+    for (size_t c = lane * N; c < C; c += 32 * N) {
+        auto v = Vec<X, N>::load(row + c);
+        const auto weight = Vec<X, N>::load(w + c);
+        for (int i = 0; i < N; i++) v[i] = float(v[i]) * r * float(weight[i]);
+        v.store(out + t * C + c);
+    }
+    if (lane == 0) rstd[t] = r;
+}
+
+template <class X>
+void rmsnorm_forward5(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
+    constexpr int N = Vec<X>::size;
+    const size_t warps = std::clamp<size_t>((48 << 10) / (C * sizeof(X)), 1, 8);
+    launch(dev, fit_vectors<N>(C, out, x, w) ? rmsnorm_forward_kernel5<X, N> : rmsnorm_forward_kernel5<X, 1>,
+           Grid{ceil_div(T, warps)}, unsigned(warps * 32), warps * C * sizeof(X), out, rstd, x, w, T, C, eps);
+}
+
+// ---- version 6: llmc/ops/rmsnorm.cuh -------------------------------------------------------------------------------------------
+//
+// Several warps share a row, so that each lane has about two vectors of it. The row's bytes are all under way at once, a block holds
+// one row in place of six, and eight blocks fit an SM. The price is a barrier. The same kernel adds the residual.
 
 template <class X> struct RmsnormForward {
     static constexpr double eps = 0.125;  // large enough to show where it is forgotten
@@ -140,8 +173,8 @@ template <class X> struct RmsnormForward {
           out(T * C),
           rstd(T) {}
 
-    static constexpr void (*versions[5])(Cuda<X>, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) = {
-        rmsnorm_forward1, rmsnorm_forward2, rmsnorm_forward3, rmsnorm_forward4, rmsnorm_forward};
+    static constexpr void (*versions[6])(Cuda<X>, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) = {
+        rmsnorm_forward1, rmsnorm_forward2, rmsnorm_forward3, rmsnorm_forward4, rmsnorm_forward5, rmsnorm_forward};
 
     void run(Cuda<X> dev, size_t version) {
         versions[version - 1](dev, out.data(), rstd.data(), d_x.data(), d_w.data(), T, C, float(eps));
@@ -162,5 +195,5 @@ static const Ladder<RmsnormForward, float, bf16> ladder(
      .sizes = {{"T", "tokens", 8192, 256}, {"C", "channels", 4096, 4096}},
      .checked = {{1, 8}, {7, 77}, {130, 24}, {5, 1032}},
      .ideas = {"a thread per row", "a block per row, a tree of sums in shared memory", "a warp per row, sums by shuffles",
-               "16 bytes per load", "shipped: the row waits in shared memory, x is read once"}});
+               "16 bytes per load", "the row waits in shared memory, x is read once", "shipped: several warps per row"}});
 }  // namespace CUDA_BACKEND::workshop

@@ -283,28 +283,47 @@ void matmul_product_dw(Cuda<X> dev, float *dw, const X *dout, const X *x, size_t
 
 // ---- the gradient of the bias -----------------------------------------------------------------------------------------------------
 
-constexpr unsigned matmul_bias_columns = 32, matmul_bias_rows = 32;
+constexpr unsigned matmul_bias_warps = 32, matmul_bias_vectors = 2;
 
-struct MatmulBiasShared {
-    float sum[matmul_bias_rows][matmul_bias_columns];
-};
+template <int N> struct MatmulBiasShared { float sum[matmul_bias_warps][matmul_bias_vectors][N]; };
 
-// A block sums 32 columns: thread (r, c) takes rows r, r + 32, ..., then the first row of threads adds up the 32 sums in order.
-// Memory bound: reads T * OC * sizeof(X) bytes.
-template <class X>
-__global__ void __launch_bounds__(matmul_bias_rows *matmul_bias_columns)
-    matmul_bias_backward_kernel1(float *dbias, const X *dout, size_t T, size_t OC, size_t ld) {
-    MatmulBiasShared &s = shared_mem<MatmulBiasShared>();
-    const unsigned c = threadIdx.x % matmul_bias_columns, r = threadIdx.x / matmul_bias_columns;
-    const size_t o = blockIdx.x * size_t(matmul_bias_columns) + c;
-    float sum = 0;
-    for (size_t t = r; t < T && o < OC; t += matmul_bias_rows) sum += float(dout[t * ld + o]);
-    s.sum[r][c] = sum;
+// A block sums two vectors of columns, 32 bytes of each row, which is what memory delivers: so there are blocks for all of a GPU, though there
+// are few columns. Neighbouring lanes take the two, and 512 rows at a time. Moves T * OC * sizeof(X) bytes.
+template <class X, int N>
+__global__ void __launch_bounds__(matmul_bias_warps * 32)
+    matmul_bias_backward_kernel2(float *dbias, const X *dout, size_t T, size_t OC, size_t ld) {
+    auto &s = shared_mem<MatmulBiasShared<N>>();
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, vector = lane % matmul_bias_vectors;
+    const size_t o = (blockIdx.x * size_t(matmul_bias_vectors) + vector) * N;
+    float sum[N] = {};
+    if (o < OC)
+#pragma unroll 4
+        for (size_t t = threadIdx.x / matmul_bias_vectors; t < T; t += blockDim.x / matmul_bias_vectors) {
+            const auto d = Vec<X, N>::load(dout + t * ld + o);
+            for (int i = 0; i < N; i++) sum[i] += float(d[i]);
+        }
+    for (float &v : sum)
+        for (unsigned distance = matmul_bias_vectors; distance < 32; distance *= 2) v += __shfl_xor_sync(all_lanes, v, distance);
+    if (lane < matmul_bias_vectors)
+        for (int i = 0; i < N; i++) s.sum[warp][vector][i] = sum[i];
     __syncthreads();
-    if (r > 0 || o >= OC) return;
-    sum = 0;
-    for (unsigned i = 0; i < matmul_bias_rows; i++) sum += s.sum[i][c];
-    dbias[o] += sum;
+    if (threadIdx.x >= matmul_bias_vectors * N) return;
+    const size_t column = blockIdx.x * size_t(matmul_bias_vectors * N) + threadIdx.x;
+    if (column >= OC) return;
+    float total = 0;
+    for (auto &of_warp : s.sum) total += of_warp[threadIdx.x / N][threadIdx.x % N];
+    dbias[column] += total;
+}
+
+template <class X> void matmul_bias_backward(Cuda<X> dev, float *dbias, const X *dout, size_t T, size_t OC, size_t ld) {
+    constexpr int wide = Vec<X>::size;
+    const auto run = [&](auto kernel, int N, size_t shared) {
+        launch(dev, kernel, Grid{ceil_div(OC, size_t(matmul_bias_vectors) * N)}, matmul_bias_warps * 32, shared, dbias, dout, T,
+               OC, ld);
+    };
+    if (OC % wide == 0 && fit_vectors<wide>(ld, dout))
+        run(matmul_bias_backward_kernel2<X, wide>, wide, sizeof(MatmulBiasShared<wide>));
+    else run(matmul_bias_backward_kernel2<X, 1>, 1, sizeof(MatmulBiasShared<1>));
 }
 
 // ---- launchers ----------------------------------------------------------------------------------------------------------------------
@@ -335,9 +354,7 @@ void matmul_backward_weight(Cuda<X> dev, float *dw, float *dbias, const X *dout,
         T,
         [&](size_t t, size_t n) {
             matmul_product_dw(dev, dw, dout + t * ld, x + t * IC, n, IC, OC, accumulate || t > 0, ld);
-            if (dbias)
-                launch(dev, matmul_bias_backward_kernel1<X>, Grid{ceil_div(OC, matmul_bias_columns)},
-                       matmul_bias_rows * matmul_bias_columns, sizeof(MatmulBiasShared), dbias, dout + t * ld, n, OC, ld);
+            if (dbias) matmul_bias_backward(dev, dbias, dout + t * ld, n, OC, ld);
         },
         matmul_run(dev));
 }

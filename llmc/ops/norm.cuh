@@ -1,5 +1,7 @@
 // The parts that rmsnorm, layernorm and the norm of queries and keys share on CUDA; norm.h is for the CPU.
 #pragma once
+#include <bit>
+
 #include "norm.h"
 #include "warp.cuh"
 
@@ -41,6 +43,46 @@ inline size_t norm_warps(size_t shared_bytes, size_t bytes_per_warp) {
     return std::clamp<size_t>(shared_bytes / bytes_per_warp, 1, 8);
 }
 
+// ---- one row, by a group of warps ---------------------------------------------------------------------------------------------
+
+// Neighbouring warps of a block share a row, as many as leave each lane about `vectors` vectors of it. A block has several groups.
+struct NormGroups {
+    static constexpr unsigned most = 16;  // warps of a block
+    unsigned warps, groups;               // of a group, of a block
+
+    NormGroups(size_t C, int N, size_t vectors)
+        : warps(unsigned(std::clamp<size_t>(std::bit_ceil(ceil_div(C, 32 * vectors * size_t(N))), 1, most))),
+          groups(std::max(1u, 8 / warps)) {}
+    unsigned threads() const { return groups * warps * 32; }
+};
+
+struct NormShared {
+    float parts[2][NormGroups::most];
+};  // the rows lie behind it in shared memory
+
+template <class T> __device__ T *norm_rows() { return reinterpret_cast<T *>(&shared_mem<NormShared>() + 1); }
+
+class NormGroup {
+    unsigned warps, turn = 0;
+
+  public:
+    unsigned index, lane, lanes;  // of the group in its block, of the thread in its group, of a group
+
+    __device__ explicit NormGroup(unsigned warps)
+        : warps(warps), index(threadIdx.x / 32 / warps), lane(threadIdx.x % (32 * warps)), lanes(32 * warps) {}
+
+    // Returns the sum over the lanes of the group, in an order that depends on their number alone. All threads of the block call it equally
+    // often. Two places in shared memory take turns, so that one barrier suffices: whoever writes to one has passed the other's barrier.
+    __device__ float sum(float v) {
+        v = warp_sum(v);
+        if (warps == 1) return v;
+        float *parts = shared_mem<NormShared>().parts[turn++ % 2];
+        if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = v;
+        __syncthreads();
+        return warp_sum(threadIdx.x % 32 < warps ? parts[index * warps + threadIdx.x % 32] : 0.0f);
+    }
+};
+
 // ---- gradients of the weights: summed over the rows of a warp, the warps of a block, the blocks -------------------------------
 
 constexpr size_t norm_blocks = 256;  // the largest number of blocks: two for every SM, and few parts to sum
@@ -78,7 +120,7 @@ template <int warps> __global__ void norm_add_runs_kernel2(float *dw, const floa
 }
 
 template <class X> void norm_add_runs(Cuda<X> dev, float *dw, const float *parts, size_t runs, size_t C) {
-    constexpr int warps = 8;
+    constexpr int warps = 32;
     launch(dev, norm_add_runs_kernel2<warps>, Grid{ceil_div(C, 32)}, warps * 32, sizeof(NormColumns<warps>), dw, parts, runs, C);
 }
 }  // namespace CUDA_BACKEND

@@ -7,20 +7,6 @@ inline namespace CUDA_BACKEND {
 
 // ---- one row, by one warp -----------------------------------------------------------------------------------------------------
 
-// Computes the norm of x, or of x + y rounded to X, which is also written to `sum`. y and sum may be null.
-template <class X, int N>
-__device__ float rmsnorm_warp(X *out, X *sum, const X *x, const X *y, const X *w, X *row, size_t C, float eps) {  // returns rstd
-    const float squares = norm_read<X, N>(row, sum, x, y, C, [](float v) { return v * v; });
-    const float rstd = rsqrtf(squares / float(C) + eps);
-    for (size_t c = threadIdx.x % 32 * N; c < C; c += 32 * N) {
-        auto v = Vec<X, N>::load(row + c);
-        const auto weight = Vec<X, N>::load(w + c);
-        for (int i = 0; i < N; i++) v[i] = float(v[i]) * rstd * float(weight[i]);
-        v.store(out + c);
-    }
-    return rstd;
-}
-
 // Computes dx of one row, and dw[c] += dout * xh, where dw is this warp's own, in shared memory. Data that are read a second time come from
 // the cache.
 template <class X, int N>
@@ -51,25 +37,45 @@ __device__ void rmsnorm_backward_warp(X *dx, float *dw, const X *dresidual, cons
 
 template <class X> size_t rmsnorm_scratch(Cuda<X>, size_t C) { return norm_blocks * C; }
 
-// One warp computes a token. The kernel moves 2 T C elements, or 4 T C with the sum.
+// A group of warps computes a token: the norm of x, or of x + y rounded to X, which is also written to `sum`. y and sum may be null. The row waits
+// in shared memory for its rstd, where a lane reads only what it wrote itself. The kernel moves 2 T C elements, or 4 T C with the sum.
 template <class X, int N>
-__global__ void rmsnorm_forward_kernel5(X *out, X *sum, float *rstd, const X *x, const X *y, const X *w, size_t T, size_t C,
-                                        float eps) {
-    const size_t warp = threadIdx.x / 32, t = blockIdx.x * size_t(blockDim.x / 32) + warp;
+__global__ void rmsnorm_forward_kernel6(X *out, X *sum, float *rstd, const X *x, const X *y, const X *w, size_t T, size_t C,
+                                        float eps, unsigned warps) {
+    NormGroup group(warps);
+    const size_t t = blockIdx.x * size_t(blockDim.x / group.lanes) + group.index, at = t * C;
+    X *row = norm_rows<X>() + group.index * C;
+    float squares = 0;
+    for (size_t c = group.lane * N; t < T && c < C; c += group.lanes * N) {
+        auto v = Vec<X, N>::load(x + at + c);
+        if (y) {
+            const auto other = Vec<X, N>::load(y + at + c);
+            for (int i = 0; i < N; i++) v[i] = float(v[i]) + float(other[i]);
+        }
+        if (sum) v.store(sum + at + c);
+        v.store(row + c);
+        for (int i = 0; i < N; i++) squares += float(v[i]) * float(v[i]);
+    }
+    const float r = rsqrtf(group.sum(squares) / float(C) + eps);
     if (t >= T) return;
-    X *row = &shared_mem<X>() + warp * C;
-    const float r =
-        rmsnorm_warp<X, N>(out + t * C, sum ? sum + t * C : nullptr, x + t * C, y ? y + t * C : nullptr, w, row, C, eps);
-    if (threadIdx.x % 32 == 0) rstd[t] = r;
+    for (size_t c = group.lane * N; c < C; c += group.lanes * N) {
+        auto v = Vec<X, N>::load(row + c);
+        const auto weight = Vec<X, N>::load(w + c);
+        for (int i = 0; i < N; i++) v[i] = float(v[i]) * r * float(weight[i]);
+        v.store(out + at + c);
+    }
+    if (group.lane == 0) rstd[t] = r;
 }
 
 template <class X>
 void residual_rmsnorm_forward(Cuda<X> dev, X *sum, X *out, float *rstd, const X *x, const X *y, const X *w, size_t T, size_t C,
                               float eps) {
     constexpr int N = Vec<X>::size;
-    const size_t warps = norm_warps(48 << 10, C * sizeof(X));
-    launch(dev, fit_vectors<N>(C, sum, out, x, y, w) ? rmsnorm_forward_kernel5<X, N> : rmsnorm_forward_kernel5<X, 1>,
-           Grid{ceil_div(T, warps)}, unsigned(warps * 32), warps * C * sizeof(X), out, sum, rstd, x, y, w, T, C, eps);
+    const bool wide = fit_vectors<N>(C, sum, out, x, y, w);
+    const NormGroups groups(C, wide ? N : 1, 4);
+    launch(dev, wide ? rmsnorm_forward_kernel6<X, N> : rmsnorm_forward_kernel6<X, 1>, Grid{ceil_div(T, groups.groups)},
+           groups.threads(), sizeof(NormShared) + groups.groups * C * sizeof(X), out, sum, rstd, x, y, w, T, C, eps,
+           groups.warps);
 }
 
 template <class X> void rmsnorm_forward(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, size_t T, size_t C, float eps) {
@@ -78,7 +84,55 @@ template <class X> void rmsnorm_forward(Cuda<X> dev, X *out, float *rstd, const 
     residual_rmsnorm_forward(dev, no_sum, out, rstd, x, no_y, w, T, C, eps);
 }
 
-// A block has a run of tokens, of which each warp computes every warps-th. The kernel moves 4 T C elements (x, dout, dresidual, dx).
+// A block has a run of tokens, of which each group of warps computes every groups-th. What a lane has of a row, at most V vectors, stays in
+// registers, and so does its share of dw, since its columns are the same in each row. The kernel moves 4 T C elements (x, dout, dresidual, dx).
+template <class X, int N, int V>
+__global__ void rmsnorm_backward_kernel6(X *dx, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
+                                         const float *rstd, size_t T, size_t C, unsigned warps) {
+    NormGroup group(warps);
+    const unsigned groups = blockDim.x / group.lanes;
+    const size_t begin = T * blockIdx.x / gridDim.x, end = T * (blockIdx.x + 1) / gridDim.x;
+    const auto column = [&](int k) { return (size_t(k) * group.lanes + group.lane) * N; };
+    Vec<X, N> weight[V];
+    Vec<float, N> dw[V] = {};
+#pragma unroll
+    for (int k = 0; k < V; k++)
+        if (column(k) < C) weight[k] = Vec<X, N>::load(w + column(k));
+    for (size_t t0 = begin; t0 < end; t0 += groups) {
+        const size_t t = t0 + group.index;
+        Vec<X, N> d[V], v[V], residual[V] = {};
+        float dot = 0;
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            const size_t c = column(k), at = t * C + c;
+            if (t >= end || c >= C) continue;
+            d[k] = Vec<X, N>::load(dout + at), v[k] = Vec<X, N>::load(x + at);
+            if (dresidual) residual[k] = Vec<X, N>::load(dresidual + at);
+            for (int i = 0; i < N; i++) dot += float(d[k][i]) * float(weight[k][i]) * float(v[k][i]);
+        }
+        dot = group.sum(dot);
+        if (t >= end) continue;
+        const float r = rstd[t], mean = dot * r / float(C);
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            if (column(k) >= C) continue;
+            Vec<X, N> gradient;
+            for (int i = 0; i < N; i++) {
+                const float xh = float(v[k][i]) * r, g = float(d[k][i]) * float(weight[k][i]);
+                dw[k][i] += float(d[k][i]) * xh;
+                gradient[i] = r * (g - xh * mean) + float(residual[k][i]);
+            }
+            gradient.store(dx + t * C + column(k));
+        }
+    }
+    float *sums = norm_rows<float>();  // (groups, C)
+#pragma unroll
+    for (int k = 0; k < V; k++)
+        if (column(k) < C) dw[k].store(sums + group.index * C + column(k));
+    norm_sum_parts(scratch + blockIdx.x * C, sums, groups, C);
+}
+
+// The same for rows that registers cannot hold, or vectors cannot read: a warp has rows of its own, and its sums of dw in shared memory.
 template <class X, int N>
 __global__ void rmsnorm_backward_kernel5(X *dx, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
                                          const float *rstd, size_t T, size_t C) {
@@ -93,12 +147,25 @@ __global__ void rmsnorm_backward_kernel5(X *dx, float *scratch, const X *dresidu
 }
 
 template <class X>
-void rmsnorm_backward(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
-                      const float *rstd, size_t T, size_t C) {
+void rmsnorm_backward_any(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x,
+                          const X *w, const float *rstd, size_t T, size_t C) {
     constexpr int N = Vec<X>::size;
     const size_t warps = norm_warps(96 << 10, C * sizeof(float)), blocks = std::min(norm_blocks, ceil_div(T, warps));
     launch(dev, fit_vectors<N>(C, dx, dresidual, dout, x, w) ? rmsnorm_backward_kernel5<X, N> : rmsnorm_backward_kernel5<X, 1>,
            Grid{blocks}, unsigned(warps * 32), warps * C * sizeof(float), dx, scratch, dresidual, dout, x, w, rstd, T, C);
+    if (dw) norm_add_runs(dev, dw, scratch, blocks, C);
+}
+
+template <class X>
+void rmsnorm_backward(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *dresidual, const X *dout, const X *x, const X *w,
+                      const float *rstd, size_t T, size_t C) {
+    constexpr int N = Vec<X>::size, V = 2;
+    if (!fit_vectors<N>(C, dx, dresidual, dout, x, w) || C > size_t(NormGroups::most * 32 * N * V))
+        return rmsnorm_backward_any(dev, dx, dw, scratch, dresidual, dout, x, w, rstd, T, C);
+    const NormGroups groups(C, N, V);
+    const size_t blocks = std::min(norm_blocks, ceil_div(T, groups.groups));
+    launch(dev, rmsnorm_backward_kernel6<X, N, V>, Grid{blocks}, groups.threads(),
+           sizeof(NormShared) + groups.groups * C * sizeof(float), dx, scratch, dresidual, dout, x, w, rstd, T, C, groups.warps);
     if (dw) norm_add_runs(dev, dw, scratch, blocks, C);
 }
 }  // namespace CUDA_BACKEND
