@@ -3,8 +3,6 @@
 
     scripts/gpu_bench.py [--out docs/benchmarks.md] [--quick] [ops] [attention] [training]      (all three, if none is named)
 
-No figure in the tree comes from it: this was never run on a GPU.
-
 The script needs what `make train_llama` and `make -C dev/cuda` build. All sections but `ops` need PyTorch, and `training` needs transformers, too.
 
 ops        The shipped version of each op, at the shape of its ladder in dev/cuda: checked, then timed. A rate of bytes is a share of what a

@@ -1,6 +1,5 @@
 #!/bin/bash
 # Builds the programs for this machine's GPU, checks everything that only a GPU can show, and measures. Whoever has a GPU runs it once.
-# No figure in the tree comes from it: this was never run on a GPU.
 #
 #   scripts/gpu_check.sh [--quick] [--out DIR] [SECTION...]          out/gpu_check, all sections
 #

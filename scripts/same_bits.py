@@ -101,8 +101,9 @@ def results(root, run, inputs, device="cpu"):
     if "--train_batch_size" not in words and "sft" in words:
         common += ["--train_batch_size", "4"]
     with tempfile.TemporaryDirectory() as out:
-        if device == "cuda" and "--offload_dir" in words:  # runs at the same time
-            words[words.index("--offload_dir") + 1] = out
+        if device == "cuda" and "--offload_dir" in words:  # a GPU offloads to the host's memory alone
+            at = words.index("--offload_dir")
+            del words[at:at + 2]
         call(root, [*words, *common, "--learning_rate", "1e-3", "--max_steps", "4", "--logging_steps", "1", "--save_steps", "3",
                     "--eval_steps", "1000000", "--output_dir", f"{out}/run"])
         lines = [json.loads(line) for line in Path(out, "run/log.jsonl").read_text().splitlines()]
@@ -128,6 +129,8 @@ def compare_devices(part):
     failed = 0
 
     def on(device, run):
+        if "--dtype" not in run:
+            run += " --dtype f32"
         try:
             return results(ROOT, run, inputs, device)
         except SystemExit as error:

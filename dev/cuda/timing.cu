@@ -54,8 +54,9 @@ struct ThisGpu : Gpu {
 
     Seconds time(const std::function<void()> &run) const override {
         using std::chrono::steady_clock;
-        constexpr size_t warm_up = 3, runs = 31;
+        constexpr size_t warm_up = 3, runs = 31, least_runs = 3;
         constexpr auto until_clocks_are_up = std::chrono::milliseconds(50);  // of a GPU that was idle
+        constexpr auto long_enough = std::chrono::seconds(1);                // for the first versions of a ladder
         DeviceArray<uint4> other(large / sizeof(uint4));
         Stopwatch stopwatch;
         const auto cold = [&] {
@@ -63,16 +64,17 @@ struct ThisGpu : Gpu {
             return stopwatch(run);
         };
         const auto start = steady_clock::now();
-        for (size_t i = 0; i < warm_up || steady_clock::now() - start < until_clocks_are_up; i++) cold();
+        const auto elapsed = [&] { return steady_clock::now() - start; };
+        for (size_t i = 0; (i < warm_up && elapsed() < long_enough) || elapsed() < until_clocks_are_up; i++) cold();
         std::vector<double> seconds;
-        while (seconds.size() < runs) seconds.push_back(cold());
+        while (seconds.size() < runs && (seconds.size() < least_runs || elapsed() < long_enough)) seconds.push_back(cold());
         std::sort(seconds.begin(), seconds.end());
 
         // The one run that `ncu --profile-from-start off` sees.
         must(cudaProfilerStart(), "the profiler's start");
         run();
         must(cudaProfilerStop(), "the profiler's end");
-        return {seconds[runs / 2], seconds[0]};
+        return {seconds[seconds.size() / 2], seconds[0]};
     }
 
     double copied_per_second() const override {

@@ -56,9 +56,11 @@ template <class T> class DeviceArray {
         if (n == 0) return;
         check(cudaMalloc(&p, n * sizeof(T)));
         check(cudaMemsetAsync(p, 0xff, n * sizeof(T)));
+        check(cudaDeviceSynchronize());  // before streams that do not block touch it
     }
     explicit DeviceArray(const std::vector<T> &v) : DeviceArray(v.size()) {
         check(cudaMemcpy(p, v.data(), n * sizeof(T), cudaMemcpyHostToDevice));
+        check(cudaDeviceSynchronize());  // cudaMemcpy returns when it has read v
     }
     DeviceArray(const DeviceArray &) = delete;
     DeviceArray &operator=(const DeviceArray &) = delete;
