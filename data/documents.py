@@ -119,8 +119,9 @@ def formed_draft(fields, options, template):
             return completion_draft(prompt, completion)
         prompt, completion = as_messages(prompt, "user", "prompt"), as_messages(completion, "assistant", "completion")
         return chat_draft(prompt + completion, len(prompt), fields, options, template)
-    if has(fields, "instruction") and has(fields, "output"):
-        return instruction_draft(fields, options, template)
+    for context, answer in (("input", "output"), ("context", "response")):  # Alpaca's names, and Dolly's
+        if has(fields, "instruction") and has(fields, answer):
+            return instruction_draft(fields, context, answer, options, template)
     if has(fields, "text") and not has(fields, "role"):
         return Draft(string(fields, "text"))
     if has(fields, "input_ids") and has(fields, "labels"):
@@ -134,7 +135,7 @@ def formed_draft(fields, options, template):
 
 def pref_drafts(fields, options, template):
     """Returns the drafts of the chosen and of the rejected answer. Drafts without spans are texts whose prompt is what both begin with."""
-    keys = options.chosen_key, options.rejected_key
+    keys = [key if has(fields, key) or not has(fields, f"{key}_response") else f"{key}_response" for key in (options.chosen_key, options.rejected_key)]
     chosen, rejected = (answer_of(fields, key) for key in keys)
     if is_text(chosen) != is_text(rejected):
         raise DataError(f"{keys[0]!r} is {a_kind(chosen)} and {keys[1]!r} {a_kind(rejected)}",
@@ -145,7 +146,10 @@ def pref_drafts(fields, options, template):
         name = chat_field(fields)  # the form of LLaMA-Factory and Axolotl
         prompt = checked_messages(fields[name], name)
         prompt = None if prompt[-1]["role"] == "assistant" else prompt
-    if options.apply_chat_template or not all(is_text(part) for part in (chosen, "" if prompt is None else prompt)):
+    found = None if prompt is not None else prompt_of_pair(fields, keys)
+    if found:
+        name, prompt = found, fields[found]
+    if options.apply_chat_template or found and makes_chats(options) or not all(is_text(part) for part in (chosen, "" if prompt is None else prompt)):
         drafts = [final_answer_draft(with_prompt(prompt, name, fields[key], key), fields, options, template) for key in keys]
     else:
         if not options.prompt_key:
@@ -158,6 +162,15 @@ def pref_drafts(fields, options, template):
             drafts = [completion_draft(before, text if text.strip() else "") for text in (chosen, rejected)]
     refuse_unseen(fields, drafts, bool(options.prompt_key))
     return drafts
+
+
+def prompt_of_pair(fields, keys):
+    """Returns the one field with the name of a prompt that is a string, if the answers do not begin with it; None if there is none, or several."""
+    names = [name for name in ("question", "instruction", "query", "input") if isinstance(fields.get(name), str) and fields.get(name).strip()]
+    starts = [fields[key] if is_text(fields[key]) else as_messages(fields[key], "assistant", key)[0] for key in keys]
+    if len(names) != 1 or any(fields.get(names[0]) in start if isinstance(start, str) else start["role"] != "assistant" for start in starts):
+        return None
+    return names[0]
 
 
 def pretrain_draft(fields, options, template):
@@ -243,22 +256,22 @@ def named_draft(fields, input_key, output_key, options, template):
     return chat_draft(messages, 0 if options.multiturn else first_trained, fields, options, template)
 
 
-def instruction_draft(fields, options, template):
+def instruction_draft(fields, context_key, answer_key, options, template):
     """Alpaca's instruction, input (which may be empty) and output, and LLaMA-Factory's history of [question, answer]: a chat if the tokenizer
     has a template, else as --input_template says."""
-    context = given(fields, "input")
-    prompt = string(fields, "instruction") + (f"\n\n{string(fields, 'input')}" if context not in (None, "") else "")
+    context = given(fields, context_key)
+    prompt = string(fields, "instruction") + (f"\n\n{string(fields, context_key)}" if context not in (None, "") else "")
     fields.used.update(name for name in PROMPTS if isinstance(fields.get(name), str) and fields["instruction"] in fields[name])  # in a template's words
     if options.input_template in ALPACA:
         prompt = alpaca_prompt(options.input_template, fields["instruction"], context or "")
-        return completion_draft(prompt, string(fields, "output"))
+        return completion_draft(prompt, string(fields, answer_key))
     if options.input_template or not options.chat_template:
         refuse_system(fields)
-        return completion_draft(framed(prompt, options), string(fields, "output"))
+        return completion_draft(framed(prompt, options), string(fields, answer_key))
     turns = parsed(given(fields, "history")) or []
     if not isinstance(turns, list) or not all(isinstance(turn, list) and list(map(type, turn)) == [str, str] for turn in turns):
         raise DataError("has a 'history' that is no list of questions with their answers", 'write it as [["question", "answer"], ...]')
-    messages = [message for asked, said in (*turns, (prompt, string(fields, "output")))
+    messages = [message for asked, said in (*turns, (prompt, string(fields, answer_key)))
                 for message in ({"role": "user", "content": asked}, {"role": "assistant", "content": said})]
     return chat_draft(messages, 0, fields, options, template)
 

@@ -351,6 +351,11 @@ def test_a_text_around_an_instruction_makes_no_chat(bench, form, context, text):
     assert documents.texts() == [f"{text}3<|endoftext|>"] and documents.trained() == [["3<|endoftext|>"]]
 
 
+def test_names_of_dolly(bench):
+    documents = bench.run("sft", bench.tokenizer(CHATML, merges=[]), [DOLLY])
+    assert documents.texts() == ["<|im_start|>user\nName a river.\n\nPeru is a country.<|im_end|>\n<|im_start|>assistant\nThe Maranon.<|im_end|>\n"]
+
+
 @pytest.mark.parametrize("name, text", [
     ("chatml", "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes<|im_end|>\n"), ("phi_3", "<|user|>\nHi<|end|>\n<|assistant|>\nYes<|end|>\n"),
     ("llama3", "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nYes<|eot_id|>"),

@@ -317,3 +317,21 @@ def test_a_field_that_may_be_the_prompt(bench):
     error = bench.refused("pref", bench.tokenizer(CHATML), [{"post": "Why?", "chosen": "So", "rejected": "Sometimes"}])
     assert "a pair whose prompt is not known: both answers begin with 'So' only, and there is 'post'" in error and "fix: --prompt_key post;" in error
     assert len(bench.run("pref", bench.tokenizer(CHATML), [{"chosen": "Why? So", "rejected": "Why? No", "id": "a7"}]).ids) == 2
+
+
+@pytest.mark.parametrize("record", [
+    {"question": "Why?", "chosen": "So", "rejected": "No"}, {"instruction": "Why?", "chosen_response": "So", "rejected_response": "No", "chosen_rating": 5},
+    {"system": "", "question": "Why?", "chosen": [{"role": "assistant", "content": "So"}], "rejected": [{"role": "assistant", "content": "No"}]},
+])
+def test_a_prompt_under_another_name(bench, record):
+    """It is one if both answers lack it, and is a chat where there is a template; two of these names are not guessed at."""
+    asked = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+    assert bench.refused("pref", bench.tokenizer(CHATML, merges=[]), [record | {"query": "Or?"}])
+    documents = bench.run("pref", bench.tokenizer(CHATML, merges=[]), [record])
+    assert documents.texts() == [f"{asked}So<|im_end|>", f"{asked}No<|im_end|>"]
+
+
+def test_a_system_prompt_of_a_pair_of_strings(bench):
+    record = {"system": "Be terse.", "question": "Why?", "chosen": "So", "rejected": "No"}
+    before = "<|im_start|>system\nBe terse.<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+    assert bench.run("pref", bench.tokenizer(CHATML, merges=[]), [record]).texts() == [f"{before}So<|im_end|>", f"{before}No<|im_end|>"]
