@@ -156,9 +156,14 @@ struct CudaContext {
     const cublasComputeType_t compute;  // of floats
     cublasLtHandle_t handle = nullptr;
     void *workspace = nullptr;
-    // Asking for an algorithm takes longer than launching it. So all answers are kept, up to a limit, which is for shapes that never repeat.
+    // Asking for an algorithm takes longer than launching it. So answers are kept, up to a limit, for which that of least recent use makes room.
+    struct Kept {
+        std::unique_ptr<MatmulPlan> plan;
+        size_t last_use;
+    };
     static constexpr size_t most_plans = 512;
-    std::map<MatmulShape, std::unique_ptr<MatmulPlan>> plans;
+    std::map<MatmulShape, Kept> plans;
+    size_t uses = 0;
     std::unique_ptr<AlgorithmChoices> choices;  // with --autotune
 
     CudaContext(cublasComputeType_t compute, bool autotune) : compute(compute) {
@@ -180,11 +185,17 @@ struct CudaContext {
 
     // try_one(plan) computes the product by plan.algorithm and returns its time.
     template <class TryOne> MatmulPlan &plan(const MatmulShape &shape, const void *bias, const TryOne &try_one) {
-        if (const auto found = plans.find(shape); found != plans.end()) return *found->second;
-        if (plans.size() >= most_plans) plans.clear();
+        uses++;
+        if (const auto found = plans.find(shape); found != plans.end()) {
+            found->second.last_use = uses;
+            return *found->second.plan;
+        }
+        if (plans.size() >= most_plans)
+            plans.erase(std::min_element(plans.begin(), plans.end(),
+                                         [](auto &a, auto &b) { return a.second.last_use < b.second.last_use; }));
         auto plan = std::make_unique<MatmulPlan>(handle, compute, shape, choices ? MatmulPlan::most_candidates : 1, bias);
         if (choices) choose(*plan, shape, try_one);
-        return *plans.emplace(shape, std::move(plan)).first->second;
+        return *plans.emplace(shape, Kept{std::move(plan), uses}).first->second.plan;
     }
 
   private:

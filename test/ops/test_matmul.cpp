@@ -200,3 +200,22 @@ TYPED_TEST(Matmul, ShapesThatNeverRepeat) {
                 ASSERT_EQ(float(out.values()[T * OC - 1]), float(IC));
             }
 }
+
+#ifdef __CUDACC__
+// A product that comes again and again keeps its plan, however many others come once.
+TYPED_TEST(Matmul, PlansInUseAreKept) {
+    using X = typename TypeParam::X;
+    const auto dev = this->context.device(any_device<TypeParam>());
+    Array<X> ones(std::vector<X>(64, X(1.0f))), out(64 * 64);
+    const auto multiply = [&](size_t T, size_t OC) {
+        matmul_forward(dev, out.data(), ones.data(), ones.data(), nullptr, T, 1, OC);
+    };
+    multiply(1, 1);
+    const auto *plan = dev.ctx->plans.begin()->second.plan.get();
+    for (size_t T = 2; T <= 13; T++)
+        for (size_t OC = 1; OC <= 50; OC++) multiply(T, OC), multiply(1, 1);
+    EXPECT_EQ(dev.ctx->plans.size(), dev.ctx->most_plans);
+    EXPECT_TRUE(
+        std::any_of(dev.ctx->plans.begin(), dev.ctx->plans.end(), [&](auto &kept) { return kept.second.plan.get() == plan; }));
+}
+#endif
