@@ -103,7 +103,7 @@ template <class Dev> class Gpt2 final : public Decoder<Dev> {
     using Base = Decoder<Dev>;
     using X = typename Dev::X;
     using Base::begin_op, Base::trains;
-    using Base::dev, Base::config, Base::T_max, Base::clock, Base::limits, Base::plan_, Base::row, Base::acts;
+    using Base::dev, Base::config, Base::T_max, Base::limits, Base::plan_, Base::row, Base::acts;
 
   public:
     enum Op : size_t { LN1, QKV, ATTENTION, PROJ, LN2, UP, ACT, DOWN };  // of a layer, in the order of the forward pass
@@ -123,12 +123,14 @@ template <class Dev> class Gpt2 final : public Decoder<Dev> {
     void feed_forward_half_backward(size_t l) override;
     void attention_half_backward(size_t l) override;
     void input_backward() override;
+    void find_lifetimes() override { Base::template rehearse<::Gpt2>(); }
 
     Gpt2Weights<X> w;
     Gpt2Weights<float> dw;
-    std::vector<Gpt2Acts<X>> first, later;  // (L) of the forward and of the backward pass; kept arrays are the same in both
-    float *meanf, *rstdf;                   // (T)
-    float *norm_scratch;                    // layernorm_scratch
+    std::vector<Gpt2Acts<X>> fwd,
+        bwd;               // (L) a layer's arrays in the forward and in the backward pass; kept ones are the same in both
+    float *meanf, *rstdf;  // (T)
+    float *norm_scratch;   // layernorm_scratch
 };
 
 template <class Dev> OpList Gpt2<Dev>::op_list(const ModelConfig &c) {
@@ -146,42 +148,39 @@ template <class Dev> OpList Gpt2<Dev>::op_list(const ModelConfig &c) {
     ops[ACT]       = {"activation", cheap,   cost::elements(2 * F, 3 * F)};
     ops[DOWN]      = {"down",       never,   cost::linear(c, Linear::down, F, C, C)};  // and the residual stream
     // clang-format on
-    return {.layer = ops, .attention = ATTENTION, .reads_input = LN2, .hidden = UP, .embeddings = 2};
+    return {.layer = ops, .attention = ATTENTION, .embeddings = 2};
 }
 
 template <class Dev>
 Gpt2<Dev>::Gpt2(Dev dev, const ModelConfig &config, const ModelLimits &limits)
-    : Base(dev, config, limits, gpt2_table(config), op_list(config)), first(config.L), later(config.L) {
+    : Base(dev, config, limits, gpt2_table(config), op_list(config)), fwd(config.L), bwd(config.L) {
     for (size_t l = 0; l < config.L; l++) plan_layer(l);
-    const size_t norm = clock.final_norm(), norm_read = trains() ? clock.final_norm_backward() : clock.final_norm();
-    plan_.add(&meanf, "act.meanf", {T_max}, norm, norm_read);
-    plan_.add(&rstdf, "act.rstdf", {T_max}, norm, norm_read);
-    if (trains())
-        plan_.add(&norm_scratch, "norm scratch", {layernorm_scratch(dev, config.C)}, clock.final_norm_backward(),
-                  clock.backward(0, LN1));
+    plan_.transient(&meanf, "act.meanf", {T_max});
+    plan_.transient(&rstdf, "act.rstdf", {T_max});
+    if (trains()) plan_.transient(&norm_scratch, "norm scratch", {layernorm_scratch(dev, config.C)});
 }
 
 template <class Dev> void Gpt2<Dev>::plan_layer(size_t l) {
     const size_t T = T_max, tile = this->tile, C = config.C, F = config.F, H = config.H;
     using A = Gpt2Acts<X>;
-    const auto array = Base::layer_arrays(l, first[l], later[l]);
+    const auto array = Base::layer_arrays(l, fwd[l], bwd[l]);
     using enum Recompute;
     // clang-format off
-    //     name      member      shape       written    consumed   last grad  recomputed
-    array("ln1",   &A::ln1,   {T, C},     LN1,       QKV,       LN1,       cheap);
-    array("mean1", &A::mean1, {T},        LN1,       QKV,       LN1,       never);
-    array("rstd1", &A::rstd1, {T},        LN1,       QKV,       LN1,       never);
-    array("qkv",   &A::qkv,   {T, 3 * C}, QKV,       ATTENTION, QKV,       layer);
-    array("att",   &A::att,   {T, C},     ATTENTION, PROJ,      ATTENTION, never);
-    array("lse",   &A::lse,   {H, T},     ATTENTION, ATTENTION, ATTENTION, never);
-    array("mid",   &A::mid,   {T, C},     LN2,       DOWN,      LN2,       layer);
-    array("ln2",   &A::ln2,   {T, C},     PROJ,      UP,        LN2,       cheap);
-    array("mean2", &A::mean2, {T},        LN2,       LN2,       LN2,       never);
-    array("rstd2", &A::rstd2, {T},        LN2,       LN2,       LN2,       never);
-    array("fc",    &A::fc,    {tile, F},    UP,        ACT,       UP,        layer);
-    array("act",   &A::act,   {tile, F},    ACT,       DOWN,      ACT,       cheap);
+    //    name     member     shape       recomputed
+    array("ln1",   &A::ln1,   {T, C},     cheap);
+    array("mean1", &A::mean1, {T},        never);
+    array("rstd1", &A::rstd1, {T},        never);
+    array("qkv",   &A::qkv,   {T, 3 * C}, layer);
+    array("att",   &A::att,   {T, C},     never);
+    array("lse",   &A::lse,   {H, T},     never);
+    array("mid",   &A::mid,   {T, C},     layer);
+    array("ln2",   &A::ln2,   {T, C},     cheap);
+    array("mean2", &A::mean2, {T},        never);
+    array("rstd2", &A::rstd2, {T},        never);
+    array("fc",    &A::fc,    {tile, F},  layer);
+    array("act",   &A::act,   {tile, F},  cheap);
     // clang-format on
-    Base::plan_attention(l, first[l], later[l]);
+    Base::plan_attention(l, fwd[l], bwd[l]);
 }
 
 template <class Dev> void Gpt2<Dev>::point_weights(const Locate<X> &params, const Locate<float> *grads) {
@@ -194,7 +193,7 @@ template <class Dev> void Gpt2<Dev>::point_weights(const Locate<X> &params, cons
 
 // x = embed[token] + positions[position in the document]
 template <class Dev> void Gpt2<Dev>::input_forward() {
-    begin_op(clock.embed());
+    begin_op(Pass::forward, EMBED);
     embedding_forward(dev, acts.x[0], w.embed, row.tokens, w.positions, row.doc_pos, row.T, config.C);
 }
 
@@ -203,7 +202,7 @@ template <class Dev> void Gpt2<Dev>::input_forward() {
 template <class Dev> void Gpt2<Dev>::attention_half(size_t l, Pass pass) {
     const size_t T = row.T, C = config.C;
     const Gpt2Layer<X> &y = w.layer[l];
-    const Gpt2Acts<X> &a = pass == Pass::recompute ? later[l] : first[l];
+    const Gpt2Acts<X> &a = pass == Pass::recompute ? bwd[l] : fwd[l];
     const X *x = acts.x[l];  // (T, C)
     const float eps = config.eps;
     const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
@@ -218,7 +217,7 @@ template <class Dev> void Gpt2<Dev>::feed_forward_half(size_t l, Pass pass) {
     const bool recompute = pass == Pass::recompute, mid_is_kept = limits.recompute < Recompute::layer;
     const size_t T = row.T, C = config.C, F = config.F;
     const Gpt2Layer<X> &y = w.layer[l];
-    const Gpt2Acts<X> &a = recompute ? later[l] : first[l];
+    const Gpt2Acts<X> &a = recompute ? bwd[l] : fwd[l];
     const X *x = acts.x[l];  // (T, C)
     const float eps = config.eps;
     const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
@@ -233,7 +232,7 @@ template <class Dev> void Gpt2<Dev>::feed_forward_half(size_t l, Pass pass) {
     Base::for_tiles([&](size_t t, size_t n) {
         hidden_forward(l, pass, t, n);
         X *next = acts.x[l + 1] + t * C;  // (n, C)
-        begin_op(clock.forward(l, DOWN));
+        begin_op(Pass::forward, DOWN, l);
         Base::linear_forward(l, {Linear::down, F, C}, next, a.act, y.fc_proj, y.fc_proj_bias, t, n);
         residual_forward(dev, next, next, a.mid + t * C, n * C);
     });
@@ -243,7 +242,7 @@ template <class Dev> void Gpt2<Dev>::feed_forward_half(size_t l, Pass pass) {
 template <class Dev> void Gpt2<Dev>::hidden_forward(size_t l, Pass pass, size_t t, size_t n) {
     const size_t C = config.C, F = config.F;
     const Gpt2Layer<X> &y = w.layer[l];
-    const Gpt2Acts<X> &a = pass == Pass::recompute ? later[l] : first[l];
+    const Gpt2Acts<X> &a = pass == Pass::recompute ? bwd[l] : fwd[l];
     if (Base::runs(UP, l, pass)) Base::linear_forward(l, {Linear::gate_up, C, F}, a.fc, a.ln2 + t * C, y.fc, y.fc_bias, t, n);
     if (!Base::runs(ACT, l, pass)) return;
     if (config.gelu == Gelu::tanh) gelu_forward<Gelu::tanh>(dev, a.act, a.fc, n * F);
@@ -251,14 +250,14 @@ template <class Dev> void Gpt2<Dev>::hidden_forward(size_t l, Pass pass, size_t 
 }
 
 template <class Dev> void Gpt2<Dev>::final_norm_forward() {
-    begin_op(clock.final_norm());
+    begin_op(Pass::forward, FINAL_NORM);
     layernorm_forward(dev, acts.normf, meanf, rstdf, acts.x[config.L], w.norm, w.norm_bias, row.T, config.C, config.eps);
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev> void Gpt2<Dev>::final_norm_backward() {
-    begin_op(clock.final_norm_backward());
+    begin_op(Pass::backward, FINAL_NORM);
     layernorm_backward(dev, acts.dx, dw.norm, dw.norm_bias, norm_scratch, (const X *)nullptr, acts.dx, acts.x[config.L], w.norm,
                        meanf, rstdf, row.T, config.C);
 }
@@ -269,24 +268,24 @@ template <class Dev> void Gpt2<Dev>::feed_forward_half_backward(size_t l) {
     const size_t T = row.T, C = config.C, F = config.F;
     const Gpt2Layer<X> &y = w.layer[l];
     const Gpt2Layer<float> &dy = dw.layer[l];
-    const Gpt2Acts<X> &a = later[l];
+    const Gpt2Acts<X> &a = bwd[l];
     X *dx = acts.dx;  // (T, C)
 
     X *dln2 = a.ln2;  // (T, C)
     Base::for_tiles([&](size_t t, size_t n) {
         hidden_forward(l, Pass::recompute, t, n);
         const X *dnext = dx + t * C;  // (n, C)
-        begin_op(clock.backward(l, DOWN));
+        begin_op(Pass::backward, DOWN, l);
         X *dact = a.act;  // (n, F)
         Base::linear_backward(l, {Linear::down, F, C}, dact, dy.fc_proj, dy.fc_proj_bias, dnext, a.act, y.fc_proj, t, n);
-        begin_op(clock.backward(l, ACT));
+        begin_op(Pass::backward, ACT, l);
         X *dfc = a.fc;  // (n, F)
         if (config.gelu == Gelu::tanh) gelu_backward<Gelu::tanh>(dev, dfc, dact, a.fc, n * F);
         else gelu_backward<Gelu::erf>(dev, dfc, dact, a.fc, n * F);
-        begin_op(clock.backward(l, UP));
+        begin_op(Pass::backward, UP, l);
         Base::linear_backward(l, {Linear::gate_up, C, F}, dln2 + t * C, dy.fc, dy.fc_bias, dfc, a.ln2 + t * C, y.fc, t, n);
     });
-    begin_op(clock.backward(l, LN2));
+    begin_op(Pass::backward, LN2, l);
     layernorm_backward(dev, dx, dy.ln2, dy.ln2_bias, norm_scratch, dx, dln2, a.mid, y.ln2, a.mean2, a.rstd2, T, C);
 }
 
@@ -294,20 +293,20 @@ template <class Dev> void Gpt2<Dev>::attention_half_backward(size_t l) {
     const size_t T = row.T, C = config.C;
     const Gpt2Layer<X> &y = w.layer[l];
     const Gpt2Layer<float> &dy = dw.layer[l];
-    const Gpt2Acts<X> &a = later[l];
+    const Gpt2Acts<X> &a = bwd[l];
     X *dx = acts.dx;  // (T, C)
 
-    begin_op(clock.backward(l, PROJ));
+    begin_op(Pass::backward, PROJ, l);
     Base::linear_backward(l, {Linear::o, C, C}, a.datt, dy.proj, dy.proj_bias, dx, a.att, y.proj, 0, T);
-    begin_op(clock.backward(l, ATTENTION));
+    begin_op(Pass::backward, ATTENTION, l);
     Base::attention_backward(l, a);
-    begin_op(clock.backward(l, QKV));
+    begin_op(Pass::backward, QKV, l);
     X *dqkv = a.qkv;                             // (T, 3*C)
     const bool ends = l == 0 && Base::adapts();  // nothing in front of the first adapters is trained
     X *dln1 = ends ? nullptr : a.ln1;            // (T, C)
     Base::linear_backward(l, {Linear::qkv, C, 3 * C}, dln1, dy.qkv, dy.qkv_bias, dqkv, a.ln1, y.qkv, 0, T);
     if (ends) return;
-    begin_op(clock.backward(l, LN1));
+    begin_op(Pass::backward, LN1, l);
     layernorm_backward(dev, dx, dy.ln1, dy.ln1_bias, norm_scratch, dx, dln1, acts.x[l], y.ln1, a.mean1, a.rstd1, T, C);
 }
 
@@ -315,11 +314,11 @@ template <class Dev> void Gpt2<Dev>::attention_half_backward(size_t l) {
 template <class Dev> void Gpt2<Dev>::input_backward() {
     const size_t T = row.T, C = config.C;
     Base::sum_gradients(Base::positions_unit, true, [&](size_t, size_t) {
-        begin_op(clock.embed_backward());
+        begin_op(Pass::backward, EMBED);
         embedding_backward(dev, dw.positions, acts.dx, row.doc_pos, T, C, 0, config.max_positions);
     });
     Base::sum_gradients(0, true, [&](size_t from, size_t n) {
-        begin_op(clock.embed_backward());
+        begin_op(Pass::backward, EMBED);
         embedding_backward(dev, dw.embed, acts.dx, row.tokens, T, C, from / C, n / C);
     });
 }

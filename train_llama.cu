@@ -119,7 +119,7 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     using Base = Decoder<Dev>;
     using X = typename Dev::X;
     using Base::begin_op, Base::trains;
-    using Base::dev, Base::config, Base::limits, Base::T_max, Base::clock, Base::plan_, Base::row, Base::acts;
+    using Base::dev, Base::config, Base::limits, Base::T_max, Base::plan_, Base::row, Base::acts;
 
   public:
     enum Op : size_t { LN1, QKV, ROPE, ATTENTION, PROJ, LN2, UP, ACT, DOWN };  // of a layer, in the order of the forward pass
@@ -139,11 +139,12 @@ template <class Dev> class Llama final : public Decoder<Dev> {
     void feed_forward_half_backward(size_t l) override;
     void attention_half_backward(size_t l) override;
     void input_backward() override;
+    void find_lifetimes() override { Base::template rehearse<::Llama>(); }
 
     LlamaWeights<X> w;
     LlamaWeights<float> dw;
-    std::vector<LlamaActs<X>> first,
-        later;            // (L) of the forward and of the backward pass; kept arrays are the same in both
+    std::vector<LlamaActs<X>> fwd,
+        bwd;              // (L) a layer's arrays in the forward and in the backward pass; kept ones are the same in both
     float *rstdf;         // (T)
     float *norm_scratch;  // rmsnorm_scratch
     float *rope;          // (positions, D/2, 2)
@@ -166,17 +167,15 @@ template <class Dev> OpList Llama<Dev>::op_list(const ModelConfig &c) {
     ops[ACT]       = {"activation", cheap,   cost::elements(3 * F, 5 * F)};
     ops[DOWN]      = {"down",       never,   cost::linear(c, Linear::down, F, C, C)};  // and the residual stream
     // clang-format on
-    return {.layer = ops, .attention = ATTENTION, .reads_input = LN2, .hidden = UP};
+    return {.layer = ops, .attention = ATTENTION};
 }
 
 template <class Dev>
 Llama<Dev>::Llama(Dev dev, const ModelConfig &config, const ModelLimits &limits)
-    : Base(dev, config, limits, llama_table(config), op_list(config)), first(config.L), later(config.L) {
+    : Base(dev, config, limits, llama_table(config), op_list(config)), fwd(config.L), bwd(config.L) {
     for (size_t l = 0; l < config.L; l++) plan_layer(l);
-    plan_.add(&rstdf, "act.rstdf", {T_max}, clock.final_norm(), trains() ? clock.final_norm_backward() : clock.final_norm());
-    if (trains())
-        plan_.add(&norm_scratch, "norm scratch", {rmsnorm_scratch(dev, std::max(config.C, 2 * config.D))},
-                  clock.final_norm_backward(), clock.backward(0, LN1));
+    plan_.transient(&rstdf, "act.rstdf", {T_max});
+    if (trains()) plan_.transient(&norm_scratch, "norm scratch", {rmsnorm_scratch(dev, std::max(config.C, 2 * config.D))});
     plan_.add(&rope, "rope table", {limits.positions, config.D / 2, 2});
 }
 
@@ -184,30 +183,31 @@ template <class Dev> void Llama<Dev>::plan_layer(size_t l) {
     const ModelConfig &c = config;
     const size_t T = T_max, tile = this->tile, C = c.C, F = c.F, Q = c.H * c.D, K = c.KV * c.D;
     using A = LlamaActs<X>;
-    const auto array = Base::layer_arrays(l, first[l], later[l]);
+    const auto array = Base::layer_arrays(l, fwd[l], bwd[l]);
     using enum Recompute;
     // clang-format off
-    //     name        member       shape               written    consumed   last grad  recomputed
-    array("ln1",     &A::ln1,     {T, C},             LN1,       QKV,       LN1,       cheap);
-    array("rstd1",   &A::rstd1,   {T},                LN1,       QKV,       LN1,       never);
-    array("qkv",     &A::qkv,     {T, Q + 2 * K},     QKV,       ATTENTION, QKV,       layer);
-    array("qk_raw",  &A::qk_raw,  {c.qk_norm * T, Q + K},       ROPE, ROPE, ROPE,      layer);
-    array("qk_rstd", &A::qk_rstd, {c.qk_norm * T, c.H + c.KV},  ROPE, ROPE, ROPE,      never);
-    array("att",     &A::att,     {T, Q},             ATTENTION, PROJ,      ATTENTION, never);
-    array("lse",     &A::lse,     {c.H, T},           ATTENTION, ATTENTION, ATTENTION, never);
-    array("mid",     &A::mid,     {T, C},             LN2,       DOWN,      LN2,       layer);
-    array("ln2",     &A::ln2,     {T, C},             PROJ,      UP,        LN2,       cheap);
-    array("rstd2",   &A::rstd2,   {T},                LN2,       LN2,       LN2,       never);
-    array("gate_up", &A::gate_up, {tile, 2 * F},        UP,        ACT,       UP,        layer);
-    array("act",     &A::act,     {tile, F},          ACT,       DOWN,      ACT,       cheap);
+    //    name       member       shape                        recomputed
+    array("ln1",     &A::ln1,     {T, C},                      cheap);
+    array("rstd1",   &A::rstd1,   {T},                         never);
+    array("qkv",     &A::qkv,     {T, Q + 2 * K},              layer);
+    array("qk_raw",  &A::qk_raw,  {c.qk_norm * T, Q + K},      layer);
+    array("qk_rstd", &A::qk_rstd, {c.qk_norm * T, c.H + c.KV}, never);
+    array("att",     &A::att,     {T, Q},                      never);
+    array("lse",     &A::lse,     {c.H, T},                    never);
+    array("mid",     &A::mid,     {T, C},                      layer);
+    array("ln2",     &A::ln2,     {T, C},                      cheap);
+    array("rstd2",   &A::rstd2,   {T},                         never);
+    array("gate_up", &A::gate_up, {tile, 2 * F},               layer);
+    array("act",     &A::act,     {tile, F},                   cheap);
     // clang-format on
-    Base::plan_attention(l, first[l], later[l]);
+    Base::plan_attention(l, fwd[l], bwd[l]);
 }
 
 template <class Dev> void Llama<Dev>::point_weights(const Locate<X> &params, const Locate<float> *grads) {
     llama_table(config, w, params);
     if (grads) llama_table(config, dw, *grads);
     this->head_w = w.head, this->head_dw = dw.head;
+    if (is_rehearsal<Dev>) return;
     std::vector<float> angles(limits.positions * config.D);
     rope_table(angles.data(), config.rope, limits.positions, config.D);
     write(this->memory(), rope, angles);
@@ -216,7 +216,7 @@ template <class Dev> void Llama<Dev>::point_weights(const Locate<X> &params, con
 // ---- forward --------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev> void Llama<Dev>::input_forward() {
-    begin_op(clock.embed());
+    begin_op(Pass::forward, EMBED);
     embedding_forward(dev, acts.x[0], w.embed, row.tokens, row.T, config.C);
 }
 
@@ -225,7 +225,7 @@ template <class Dev> void Llama<Dev>::input_forward() {
 template <class Dev> void Llama<Dev>::attention_half(size_t l, Pass pass) {
     const size_t T = row.T, C = config.C, H = config.H, KV = config.KV, D = config.D;
     const LlamaLayer<X> &y = w.layer[l];
-    const LlamaActs<X> &a = pass == Pass::recompute ? later[l] : first[l];
+    const LlamaActs<X> &a = pass == Pass::recompute ? bwd[l] : fwd[l];
     const X *x = acts.x[l];  // (T, C)
     const float eps = config.eps;
     const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
@@ -242,7 +242,7 @@ template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, Pass pass) {
     const bool recompute = pass == Pass::recompute, mid_is_kept = limits.recompute < Recompute::layer;
     const size_t T = row.T, C = config.C, H = config.H, D = config.D, F = config.F;
     const LlamaLayer<X> &y = w.layer[l];
-    const LlamaActs<X> &a = recompute ? later[l] : first[l];
+    const LlamaActs<X> &a = recompute ? bwd[l] : fwd[l];
     const X *x = acts.x[l];  // (T, C)
     const float eps = config.eps;
     const auto runs = [&](Op op) { return Base::runs(op, l, pass); };
@@ -258,7 +258,7 @@ template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, Pass pass) {
     Base::for_tiles([&](size_t t, size_t n) {
         hidden_forward(l, pass, t, n);
         X *next = acts.x[l + 1] + t * C;  // (n, C)
-        begin_op(clock.forward(l, DOWN));
+        begin_op(Pass::forward, DOWN, l);
         Base::linear_forward(l, {Linear::down, F, C}, next, a.act, y.down, y.down_bias, t, n);
         residual_forward(dev, next, next, a.mid + t * C, n * C);
     });
@@ -268,21 +268,21 @@ template <class Dev> void Llama<Dev>::feed_forward_half(size_t l, Pass pass) {
 template <class Dev> void Llama<Dev>::hidden_forward(size_t l, Pass pass, size_t t, size_t n) {
     const size_t C = config.C, F = config.F;
     const LlamaLayer<X> &y = w.layer[l];
-    const LlamaActs<X> &a = pass == Pass::recompute ? later[l] : first[l];
+    const LlamaActs<X> &a = pass == Pass::recompute ? bwd[l] : fwd[l];
     if (Base::runs(UP, l, pass))
         Base::linear_forward(l, {Linear::gate_up, C, 2 * F}, a.gate_up, a.ln2 + t * C, y.gate_up, y.gate_up_bias, t, n);
     if (Base::runs(ACT, l, pass)) swiglu_forward(dev, a.act, a.gate_up, n, F);
 }
 
 template <class Dev> void Llama<Dev>::final_norm_forward() {
-    begin_op(clock.final_norm());
+    begin_op(Pass::forward, FINAL_NORM);
     rmsnorm_forward(dev, acts.normf, rstdf, acts.x[config.L], w.norm, row.T, config.C, config.eps);
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------------------------
 
 template <class Dev> void Llama<Dev>::final_norm_backward() {
-    begin_op(clock.final_norm_backward());
+    begin_op(Pass::backward, FINAL_NORM);
     rmsnorm_backward(dev, acts.dx, dw.norm, norm_scratch, (const X *)nullptr, acts.dx, acts.x[config.L], w.norm, rstdf, row.T,
                      config.C);
 }
@@ -293,24 +293,24 @@ template <class Dev> void Llama<Dev>::feed_forward_half_backward(size_t l) {
     const size_t T = row.T, C = config.C, F = config.F;
     const LlamaLayer<X> &y = w.layer[l];
     const LlamaLayer<float> &dy = dw.layer[l];
-    const LlamaActs<X> &a = later[l];
+    const LlamaActs<X> &a = bwd[l];
     X *dx = acts.dx;  // (T, C)
 
     X *dln2 = a.ln2;
     Base::for_tiles([&](size_t t, size_t n) {
         hidden_forward(l, Pass::recompute, t, n);
         const X *dnext = dx + t * C;  // (n, C)
-        begin_op(clock.backward(l, DOWN));
+        begin_op(Pass::backward, DOWN, l);
         X *dact = a.act;
         Base::linear_backward(l, {Linear::down, F, C}, dact, dy.down, dy.down_bias, dnext, a.act, y.down, t, n);
-        begin_op(clock.backward(l, ACT));
+        begin_op(Pass::backward, ACT, l);
         X *dgate_up = a.gate_up;
         swiglu_backward(dev, dgate_up, dact, a.gate_up, n, F);
-        begin_op(clock.backward(l, UP));
+        begin_op(Pass::backward, UP, l);
         Base::linear_backward(l, {Linear::gate_up, C, 2 * F}, dln2 + t * C, dy.gate_up, dy.gate_up_bias, dgate_up, a.ln2 + t * C,
                               y.gate_up, t, n);
     });
-    begin_op(clock.backward(l, LN2));
+    begin_op(Pass::backward, LN2, l);
     rmsnorm_backward(dev, dx, dy.ln2, norm_scratch, dx, dln2, a.mid, y.ln2, a.rstd2, T, C);
 }
 
@@ -318,29 +318,29 @@ template <class Dev> void Llama<Dev>::attention_half_backward(size_t l) {
     const size_t T = row.T, C = config.C, H = config.H, KV = config.KV, D = config.D, stride = (H + 2 * KV) * D;
     const LlamaLayer<X> &y = w.layer[l];
     const LlamaLayer<float> &dy = dw.layer[l];
-    const LlamaActs<X> &a = later[l];
+    const LlamaActs<X> &a = bwd[l];
     X *dx = acts.dx;  // (T, C)
 
-    begin_op(clock.backward(l, PROJ));
+    begin_op(Pass::backward, PROJ, l);
     Base::linear_backward(l, {Linear::o, H * D, C}, a.datt, dy.o, dy.o_bias, dx, a.att, y.o, 0, T);
-    begin_op(clock.backward(l, ATTENTION));
+    begin_op(Pass::backward, ATTENTION, l);
     Base::attention_backward(l, a);
     X *dqkv = a.qkv;
-    begin_op(clock.backward(l, ROPE));
+    begin_op(Pass::backward, ROPE, l);
     qk_norm_rope_backward(dev, dqkv, dy.q_norm, dy.k_norm, norm_scratch, a.qk_raw, y.q_norm, y.k_norm, a.qk_rstd, rope,
                           row.doc_pos, T, H, KV, D);
-    begin_op(clock.backward(l, QKV));
+    begin_op(Pass::backward, QKV, l);
     const bool ends = l == 0 && Base::adapts();  // nothing in front of the first adapters is trained
     X *dln1 = ends ? nullptr : a.ln1;
     Base::linear_backward(l, {Linear::qkv, C, stride}, dln1, dy.qkv, dy.qkv_bias, dqkv, a.ln1, y.qkv, 0, T);
     if (ends) return;
-    begin_op(clock.backward(l, LN1));
+    begin_op(Pass::backward, LN1, l);
     rmsnorm_backward(dev, dx, dy.ln1, norm_scratch, dx, dln1, acts.x[l], y.ln1, a.rstd1, T, C);
 }
 
 template <class Dev> void Llama<Dev>::input_backward() {
     Base::sum_gradients(0, true, [&](size_t first, size_t n) {
-        begin_op(clock.embed_backward());
+        begin_op(Pass::backward, EMBED);
         embedding_backward(dev, dw.embed, acts.dx, row.tokens, row.T, config.C, first / config.C, n / config.C);
     });
 }

@@ -236,9 +236,9 @@ TEST(Arena, ValuesThatAreNotFiniteAreFoundWhereAnOpMayHaveWrittenThem) {
     half[1] = bf16(0.0f), free[size_t(1) << 20] = 0;
     EXPECT_EQ(arena.nonfinite(4, 0), "");
     EXPECT_EQ(arena.nonfinite(5, 0), "element 0 of act.0.later");
-    arena.clear_new(4);
+    arena.clear_new(3, 4);
     EXPECT_TRUE(std::isnan(later[0]));
-    arena.clear_new(5);
+    arena.clear_new(4, 5);
     EXPECT_EQ(later[0], 0);
     EXPECT_EQ(x[2], 1);
     EXPECT_EQ(arena.nonfinite(5, 0), "");

@@ -27,7 +27,7 @@ template <class X> std::vector<double> updated(const nlohmann::json &golden) {
     Zero<Cpu<X>> zero(make_device<Cpu<X>>(2), Sharding({{0, count}}, 0, 1, 0, 0), table);
     Optimizer<Cpu<X>> optimizer;
     Plan plan;
-    optimizer.plan(plan, zero, Moments::f32, 0, 0, true);
+    optimizer.plan(plan, zero, Moments::f32, 0, true);
     plan.place();
     const Arena arena(plan, memory);
     const auto params = zero.params_at({0, 0, 0, count});

@@ -21,7 +21,7 @@ struct Pieces {
 
     Pieces() {
         pieces.add(plan, &floats, "floats"), pieces.add(plan, &bytes, "bytes");
-        pieces.plan_windows(plan);
+        pieces.plan_windows(plan, false);
         plan.place(true);
         arena = std::make_unique<Arena>(plan, memory);
         store = make_disk_store(testing::TempDir(), plan.store_bytes(), 60);

@@ -585,3 +585,22 @@ TEST(RankPlans, Stage3HoldsAPartOfTheWeightsAndTwoLayers) {
         EXPECT_NEAR(double(bytes_of(plan, {"weights.head"})), embedding, 0.01 * embedding);
     }
 }
+
+// What no op of its rehearsal touches lives always (../llmc/core/rehearsal.h). The row is shorter than a multiple of the ring, and yet each rank has all of the
+// ops.
+TEST(RankPlans, EveryArrayIsTouchedByAnOp) {
+    const Offload everything{.activations = true, .optimizer = true, .weights = true, .piece = 4096};
+    for (const auto &[model, task] : {std::pair{untied, SFT}, {untied, RM}, {adapted, SFT}, {gpt2, SFT}})
+        for (const SpMode mode : {SpMode::ring, SpMode::gather, SpMode::ulysses})
+            for (const Offload &offload : {Offload{}, everything})
+                for (size_t rank = 0; rank < 2; rank++) {
+                    ModelLimits limits;
+                    limits.row_tokens = limits.positions = row_multiple, limits.recompute = Recompute::layer;
+                    limits.offload = offload;
+                    limits.ranks = {.world = 2, .rank = rank, .sp = 2, .sp_mode = mode, .zero_stage = 3};
+                    const auto planned = make_model(make_device<CpuF32>(1), rank_model(model, task), limits);
+                    for (const Segment &s : planned->plan().segments())
+                        EXPECT_FALSE(s.transient && s.last == Plan::always)
+                            << s.name << " of model " << model << ", rank " << rank << ", mode " << int(mode);
+                }
+}

@@ -158,7 +158,7 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
         HostMemory memory;
         Plan plan;
         Optimizer<Cpu<X>> optimizer;
-        optimizer.plan(plan, zero, c.moments, c.away, 0, c.muon);
+        optimizer.plan(plan, zero, c.moments, c.away, c.muon);
         plan.place(true);
         Arena arena(plan, memory);
         std::unique_ptr<Store> store;
@@ -524,7 +524,7 @@ TEST(Zero, PlannedBytesOfMuon) {
     const auto plan_of = [&](bool muon) {
         Optimizer<CpuBf16> optimizer;
         Plan plan;
-        optimizer.plan(plan, zero, Moments::f32, 0, 0, muon);
+        optimizer.plan(plan, zero, Moments::f32, 0, muon);
         return plan;
     };
     const Plan adamw = plan_of(false), muon = plan_of(true);

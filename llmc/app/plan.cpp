@@ -69,13 +69,18 @@ static void write_timeline(const Run &run, Model &model, const ModelLimits &limi
     nlohmann::json events = nlohmann::json::array();
     for (int lane = 0; lane < Interval::lanes; lane++)
         events.push_back({{"ph", "M"}, {"pid", 0}, {"tid", lane}, {"name", "thread_name"}, {"args", {{"name", lanes[lane]}}}});
+    const std::map<OpKey, size_t> &times = model.trace().times();
     for (const Interval &i : predict_timeline(model, run.config, limits, *rates)) {
         const double begin = 1e6 * i.begin;  // us
         events.push_back(
             {{"ph", "X"}, {"pid", 0}, {"tid", int(i.lane)}, {"name", i.what}, {"ts", begin}, {"dur", 1e6 * i.seconds}});
-        if (i.lane == Interval::ops)
-            events.push_back(
-                {{"ph", "C"}, {"pid", 0}, {"name", "bytes"}, {"ts", begin}, {"args", most_alive(model.plan(), i.first, i.last)}});
+        const auto first = times.find(i.first), last = times.find(i.last);
+        if (i.lane == Interval::ops && first != times.end() && last != times.end())
+            events.push_back({{"ph", "C"},
+                              {"pid", 0},
+                              {"name", "bytes"},
+                              {"ts", begin},
+                              {"args", most_alive(model.plan(), first->second, last->second)}});
     }
     write_json(o.timeline, {{"traceEvents", events}, {"displayTimeUnit", "ms"}});
     printf("the predicted time line is in %s\n", o.timeline.c_str());

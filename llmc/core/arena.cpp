@@ -20,7 +20,7 @@ void Plan::add(void **pointer, std::string name, const char *dtype, size_t eleme
         *pointer = nullptr;
         return;
     }
-    segments_.push_back({std::move(name), dtype, std::move(shape), bytes, first, last, pointer, 0, false, alignment});
+    segments_.push_back({std::move(name), dtype, std::move(shape), bytes, first, last, pointer, 0, alignment});
 }
 
 void Plan::travels() {
@@ -47,17 +47,18 @@ void Plan::place(bool guards) {
     for (size_t i : order) {
         Segment &s = segments_[i];
         const size_t room = round_up(s.bytes + (guards ? guard_bytes : 0), alignment);
-        size_t at = 0;
+        size_t at = guards ? round_up(bytes_, s.alignment) : 0;  // with guards `placed` stays empty
         for (const Placed &p : placed) {
-            if (!guards && (p.last < s.first || s.last < p.first)) continue;  // the two are never alive together
-            if (at + room <= p.begin) break;                                  // the gap before p is large enough
+            if (p.last < s.first || s.last < p.first) continue;  // the two are never alive together
+            if (at + room <= p.begin) break;                     // the gap before p is large enough
             at = std::max(at, round_up(p.end, s.alignment));
         }
         s.offset = at;
+        bytes_ = std::max(bytes_, at + room);
+        if (guards) continue;
         const auto behind =
             std::upper_bound(placed.begin(), placed.end(), at, [](size_t x, const Placed &p) { return x < p.begin; });
         placed.insert(behind, {at, at + room, s.first, s.last});
-        bytes_ = std::max(bytes_, at + room);
     }
 }
 
@@ -150,9 +151,9 @@ void Arena::check_guards() const {
     }
 }
 
-void Arena::clear_new(size_t now) {
+void Arena::clear_new(size_t before, size_t now) {
     for (const Segment &s : plan_.segments())
-        if (s.first == now && s.last != Plan::always && !s.guest) memory_.fill(base_ + s.offset, 0, s.bytes);
+        if (before < s.first && s.first <= now && s.last != Plan::always && !s.guest) memory_.fill(base_ + s.offset, 0, s.bytes);
 }
 
 // Index of the first element that is not finite; `count` if all are.

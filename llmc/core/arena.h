@@ -1,11 +1,13 @@
-// The memory of a run: planned, printed, allocated once. Every array that lives longer than one op is declared with the time it
-// lives, counted in ops of a step. Arrays whose lives do not overlap may share bytes.
+// The memory of a run: planned, printed, allocated once. Every array that lives longer than one op is declared. A rehearsal of the step (rehearsal.h) finds
+// when those live that are transient, counted in ops of a step, and arrays whose lives do not overlap may share bytes.
 //
 //     Plan plan;
-//     plan.add(&acts.ln1, "act.0.ln1", {T, C}, first_op, last_op);     // the pointer is set when the arena is made
+//     plan.transient(&acts.ln1, "act.0.ln1", {T, C});                  // the pointer is set when the arena is made
+//     plan.live(0, first_op, last_op, false);
 //     plan.place();                                                    // offsets; plan.bytes() is what one allocation must hold
 //     Arena arena(plan, memory);
 #pragma once
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -16,6 +18,11 @@
 #include "memory.h"
 #include "store.h"
 
+struct OpKey {  // an op of a step, by the numbers of its pass, of the op in the pass, and of the layer
+    size_t pass, op, layer;
+    auto operator<=>(const OpKey &) const = default;
+};
+
 struct Segment {
     std::string name;  // "act.12.qkv": the numbers are layers, and the printed table sums over them
     const char *dtype;
@@ -24,8 +31,9 @@ struct Segment {
     size_t first, last;  // alive in all ops of [first, last]
     void **pointer;
     size_t offset;  // from the start of the arena, set by place()
-    bool guest;     // Plan::guest
     size_t alignment;
+    bool transient = false;  // Plan::transient
+    bool guest = false;  // its values come from elsewhere, before the first op of its life: those of other ranks, or a sum so far
 };
 
 class Plan {
@@ -39,13 +47,20 @@ class Plan {
         add(reinterpret_cast<void **>(pointer), std::move(name), dtype, sizeof(T), std::move(shape), first, last);
     }
 
+    // Adds an array that lives only while ops of a step need it, which live() tells. Until then it lives always.
+    template <class T> void transient(T **pointer, std::string name, std::vector<size_t> shape) {
+        const size_t before = segments_.size();
+        add(pointer, std::move(name), std::move(shape));
+        if (segments_.size() > before) segments_.back().transient = true;
+    }
+    void live(size_t i, size_t first, size_t last, bool guest) {
+        segments_[i].first = first, segments_[i].last = last, segments_[i].guest = guest;
+    }
+
     // A second name for an array that was added.
     template <class T> void alias(T **pointer, T **added) {
         aliases_.push_back({reinterpret_cast<void **>(pointer), reinterpret_cast<void **>(added)});
     }
-
-    // Says that the array that was added last has its values from elsewhere before the first op of its life: those of other ranks, or a sum so far.
-    void guest() { segments_.back().guest = true; }
 
     // Says that the array that was added last leaves for a store or comes from one.
     void travels();
@@ -96,11 +111,11 @@ class Arena {
     void check_guards() const;     // --guard: dies if bytes behind an array were written, and names it
     void poison_dead(size_t now);  // --poison: fills with NaN all bytes of no segment alive at `now` (not with guards)
 
-    // --detect_anomaly. Before its first op a segment holds bytes of other arrays; clear_new sets those that begin at `now` to 0. After that,
+    // --detect_anomaly. Before its first op a segment holds bytes of other arrays; clear_new sets those to 0 that begin after `before` and up to `now`. After that,
     // nonfinite names the first element that is not finite, or returns an empty string. It searches the segments alive at `now` that an op
     // of `layer` may have written: those of this layer and of the next, and those of no layer. It leaves out the state and arrays of integers.
     // Both leave out guests, whose values may still be under way.
-    void clear_new(size_t now);
+    void clear_new(size_t before, size_t now);
     std::string nonfinite(size_t now, size_t layer) const;
 
   private:

@@ -4,6 +4,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 #include <vector>
 
 #include "memory.h"
@@ -61,6 +62,8 @@ struct Blockwise {
     size_t skip, count;
     bool negative;     // whether numbers may be negative
     size_t first = 0;  // the element with which a part of the array begins: what follows + below
+
+    auto pointers() const { return std::tuple(codes, scales); }  // rehearsal.h
 
     HOST_DEVICE size_t blocks() const { return (skip + count + size - 1) / size; }
     Blockwise operator+(size_t n) const {

@@ -6,6 +6,7 @@
 // bit for bit, also infinities and floats that are rounded to infinity. A NaN comes back as 0x7fc00000.
 #pragma once
 #include <cstddef>
+#include <tuple>
 
 #include "dtype.h"
 
@@ -15,6 +16,8 @@ template <class X> struct Floats {
 
     X *rounded;
     int16_t *lower = nullptr;
+
+    auto pointers() const { return std::tuple(rounded, lower); }  // rehearsal.h
 
     HOST_DEVICE Floats operator+(size_t n) const { return {rounded + n, halves ? lower + n : nullptr}; }
 

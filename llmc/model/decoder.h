@@ -25,10 +25,10 @@
 #include "../ops/noise.h"
 #include "../ops/score.h"
 #include "../parallel/mesh.h"
+#include "../parallel/rehearsal_comm.h"
 #include "../parallel/ring.h"
-#include "../parallel/split.h"
-#include "clock.h"
 #include "config.h"
+#include "device_row.h"
 #include "generator.h"
 #include "linear_layers.h"
 #include "model.h"
@@ -53,7 +53,10 @@ template <class X> struct AttentionActs {
 template <class Dev> class Decoder : public Model {
   public:
     ~Decoder() override { matmul_use_scratch(dev, nullptr); }
-    Plan &plan() override { return plan_; }
+    Plan &plan() override {
+        if (trace_.times().empty()) find_lifetimes();
+        return plan_;
+    }
     StepParts parts() const override;
     Arena &arena() override { return *arena_; }
     Memory &memory() override {  // is made when it is first used, because a plan needs no device
@@ -74,17 +77,17 @@ template <class Dev> class Decoder : public Model {
     void initialise(uint64_t seed) override { weights_.initialise(seed); }
     void save(const std::string &dir, const std::string &export_dtype) override { weights_.save(dir, export_dtype); }
     void zero_gradients(uint64_t key = 0) override {
-        begin_op(clock.between_rows(ZERO_GRAD));
+        begin_op(Pass::step, ZERO_GRAD);
         weights_.begin_step(key);
     }
     double gradient_norm() override {
-        begin_op(clock.between_rows(GRAD_NORM));
+        begin_op(Pass::step, GRAD_NORM);
         return weights_.trained.gradient_norm(mesh_->shards, memory());
     }
     std::string nonfinite_gradient() override { return ::nonfinite_gradient(weights_.trained, mesh_->all); }
     std::string store_name() const override { return store_ ? store_->name() : ""; }
     void update(const AdamW &adamw) override {
-        begin_op(clock.between_rows(ADAMW));
+        begin_op(Pass::step, ADAMW);
         weights_.optimizer.update(weights_.trained, mesh_->shards, adamw);
     }
     OptimizerState optimizer_state() override { return weights_.optimizer.state(weights_.trained, memory()); }
@@ -121,6 +124,7 @@ template <class Dev> class Decoder : public Model {
     // They replace acts.dx, the gradient of acts.x[l+1], by that of the residual stream after attention, and that by the gradient of acts.x[l].
     virtual void feed_forward_half_backward(size_t l) = 0;
     virtual void attention_half_backward(size_t l) = 0;
+    virtual void find_lifetimes() = 0;  // calls rehearse<the model>(), which needs the class of the trainer
     virtual void input_backward() = 0;  // calls sum_gradients itself, since only the trainer knows which units its input has
 
     // ---- what it plans with -----------------------------------------------------------------------------------------------------------
@@ -128,21 +132,22 @@ template <class Dev> class Decoder : public Model {
     bool trains() const { return limits.mode == Mode::train; }
     bool adapts() const { return config.lora.rank > 0; }
     template <class Acts> auto layer_arrays(size_t l, Acts &forward, Acts &backward);
-    template <class T>
-    void plan_kept(size_t l, T **forward, T **backward, const std::string &name, std::vector<size_t> shape, size_t written,
-                   size_t read);
+    template <class T> void plan_kept(size_t l, T **forward, T **backward, const std::string &name, std::vector<size_t> shape);
+    template <template <class> class M> void rehearse();
     void plan_attention(size_t l, AttentionActs<X> &forward, AttentionActs<X> &backward);
 
     // ---- what it computes with --------------------------------------------------------------------------------------------------------
 
-    void begin_op(const Moment &now, size_t bucket = 0) {  // is called at the start of each op
+    // An op of layer l begins, or one of the others. bucket: Work::bucket
+    void begin_op(Pass pass, size_t op, size_t l, size_t bucket = 0) {
         matmul_use_scratch(dev, acts.matmul);  // another model on this device may have used its own, and freed it since
-        trace_.begin(now, bucket);
+        trace_.begin(pass, op, l, bucket);
     }
+    void begin_op(Pass pass, RowOp op, size_t bucket = 0) { begin_op(pass, ops.number(op), 0, bucket); }
     // Begins an op of a half of layer l. Returns false if the op must not run: in Pass::recompute, if its results were kept.
     bool runs(size_t op, size_t l, Pass pass) {
         if (pass == Pass::recompute && limits.recompute < ops.layer[op].from) return false;
-        begin_op(pass == Pass::recompute ? clock.recompute(l, op) : clock.forward(l, op));
+        begin_op(pass, op, l);
         return true;
     }
     // Calls f(first, n) for each tile of the row's tokens, one after the other. The hidden arrays of the feed-forward hold one tile: (tile, F).
@@ -170,29 +175,12 @@ template <class Dev> class Decoder : public Model {
     // The tokens for which the hidden arrays of the feed-forward exist at a time. Where they are not kept for the backward pass, that is
     // limits.tile_tokens, rounded up to a multiple of matmul_run so that no bit depends on it, and by default one run.
     const size_t tile;
-    const Clock clock;
     const size_t positions_unit;  // of the table
     Plan plan_;
     X *head_w = nullptr;       // (V, C); of a reward model (1, C)
     float *head_dw = nullptr;  // its gradient
 
-    // This rank's part of the packed row, on the device.
-    struct {
-        size_t T, N;
-        std::vector<size_t> numbers;  // (N) of each predictor among those of the whole row, on the host
-        size_t predictors_of_all;     // of the whole row
-        std::optional<SequenceSplit> split;
-        int32_t *tokens;     // (T)
-        int32_t *doc_pos;    // (T) position in the document
-        int32_t *documents;  // (T) number of the document in its file, with dropout or noise
-        float *magnitudes;   // (T) of the noise
-        int32_t *first_key;  // (sp*T) the first key that each position of the whole row sees; of generated tokens (sequences)
-        int32_t *first_key_window;  // (sp*T) the same in layers with a sliding window
-        int32_t *predictors;        // (N) the positions whose logits predict the targets
-        int32_t *targets;           // (N)
-        float *weights;             // (N) dL/dnll, of a reward model dL/dscore
-        float entropy_weight;       // dL/dentropy of each predictor
-    } row;
+    DeviceRow row{config, limits};
 
     struct {
         std::vector<X *> x;  // (L+1) x (T, C)   residual stream: the input of each layer, then of the final norm; of this pass
@@ -209,13 +197,10 @@ template <class Dev> class Decoder : public Model {
     friend class CachedGenerator<Dev>;
     void plan_row();
     void plan_head();
-    void load_row(const Row &row);
+    void begin_pass();
     void load_part(const Row &row);
-    void load_documents(const Row &whole);
     bool is_noisy() const { return key_ && limits.neftune_alpha > 0 && linears_.adapters_are_on; }  // the reference is not
-    void load_weights(std::span<const float> of_all, float entropy_weight);
     HeadLoss head_loss() const { return {row.predictors, row.targets, row.weights, row.entropy_weight, limits.temperature}; }
-    void load_first_keys(std::span<const int32_t> doc_begin);
     void forward();
     void gradients(bool last);
     void head(X *dx, float *dhead);
@@ -227,8 +212,8 @@ template <class Dev> class Decoder : public Model {
     AttentionInputs<X> attention_inputs(size_t l, const AttentionActs<X> &a);
     enum Stretch { FORWARD, RECOMPUTE, BACKWARD };  // of a layer
     template <class F> void recorded(size_t l, Stretch stretch, const F &work);
-    void leave(size_t l);
-    void come(size_t l);
+    void offload(size_t l);
+    void prefetch(size_t l);
     void wait_for_copies(size_t l, Pass pass);
 
     Trace trace_{ops};
@@ -244,18 +229,18 @@ template <class Dev> class Decoder : public Model {
     std::optional<uint64_t> key_;     // of dropout and noise; without one there is neither
     size_t targets_ = 0;              // the number of targets since the last take_sums()
 
-    // The residual stream in the forward and in the backward pass: the same arrays, if they do not leave between the two.
+    // The residual stream in the forward and in the backward pass: the same arrays, if they are not offloaded between the two.
     struct {
         std::vector<X *> forward, backward;
     } x_of;
 
-    // An array that leaves after its layer's forward pass, and comes back before the layer's backward pass, to another one.
-    struct Traveller {
+    // An array that is copied to the store after its layer's forward pass, and back before the layer's backward pass, to another one.
+    struct OffloadedArray {
         size_t place, bytes;  // bytes: of T_max tokens
         void **forward, **backward;
     };
-    size_t bytes_now(const Traveller &t) const { return round_up(t.bytes / T_max * row.T, store_alignment); }
-    std::vector<std::vector<Traveller>> travellers_;  // of each layer
+    size_t bytes_now(const OffloadedArray &t) const { return round_up(t.bytes / T_max * row.T, store_alignment); }
+    std::vector<std::vector<OffloadedArray>> offloaded_;  // of each layer
 };
 
 // Must be called before allocate(), while there is free memory in which the device's peaks can be measured.
@@ -280,12 +265,12 @@ template <class Dev> StepParts Decoder<Dev>::parts() const {
         for (const Tensor &t : zero.table) layout.cleared += t.product && !zero.buffers() ? 0 : t.count;
     std::vector<size_t> copied;
     for (size_t unit = 0; unit < weights_.units.size(); unit++) copied.push_back(weights_.prefetched.bytes(unit));
-    return {ops, layout, weights_.table, zero.sharding, clock, weights_.quantised.weights(1), copied};
+    return {ops, layout, weights_.table, zero.sharding, weights_.quantised.weights(1), copied};
 }
 
 template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool poison) {
     mesh_ = &mesh;
-    plan_.place(guards);
+    plan().place(guards);
     arena_ = std::make_unique<Arena>(plan_, memory());
     trace_.watch(*arena_, poison);
     if (plan_.store_bytes()) store_ = make_store(dev, limits.offload.dir, plan_.store_bytes(), limits.offload.patience);
@@ -305,59 +290,18 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
 
 // ---- forward --------------------------------------------------------------------------------------------------------------------------
 
-template <class Dev> void Decoder<Dev>::load_row(const Row &r) {
-    begin_op(clock.between_rows(COPY));
+template <class Dev> void Decoder<Dev>::begin_pass() {  // before its row is loaded
+    trace_.begin_pass();
+    begin_op(Pass::step, COPY);
     generator_.stop();
-    row.T = r.T, row.N = r.predictors.size();
-    write(memory(), row.tokens, r.tokens);
-    write(memory(), row.doc_pos, r.doc_pos);
-    write(memory(), row.predictors, r.predictors);
-    write(memory(), row.targets, r.targets);
 }
 
-// Writes this rank's part of the derivatives to the device.
-template <class Dev> void Decoder<Dev>::load_weights(std::span<const float> of_all, float entropy_weight) {
-    std::vector<float> weights(row.N);
-    for (size_t n = 0; n < row.N; n++) weights[n] = of_all[row.numbers[n]];
-    write(memory(), row.weights, weights);
-    row.entropy_weight = entropy_weight;
-}
-
-// Takes this rank's part of a whole row.
 template <class Dev> void Decoder<Dev>::load_part(const Row &r) {
     const Row whole = pad_row(r, limits.ranks.sp);
     trace_.begin_row(whole, limits.ranks.sp);
-    row.split = split_row(config, limits.ranks, sizeof(X), whole);
-    load_row(local_row(whole, *row.split, limits.ranks.sp_rank()));
-    row.numbers = local_predictors(whole, *row.split, limits.ranks.sp_rank());
-    row.predictors_of_all = whole.predictors.size();
-    load_first_keys(whole.doc_begin);
-    if (linears_.drops() || is_noisy()) load_documents(whole);
-}
-
-// Writes to the device of which document each token is, for dropout and noise, and the magnitude of its noise.
-template <class Dev> void Decoder<Dev>::load_documents(const Row &whole) {
-    std::vector<int32_t> of_all(whole.T, -1), own;  // -1: of padding
-    std::vector<float> magnitude_of_all(whole.T, 0), magnitudes;
-    for (size_t i = 0; i < whole.documents.size(); i++) {
-        const ptrdiff_t begin = ptrdiff_t(whole.doc_offsets[i]), end = ptrdiff_t(whole.doc_offsets[i + 1]);
-        const double magnitude = double(limits.neftune_alpha) / std::sqrt(double(end - begin) * double(config.C));
-        std::fill(of_all.begin() + begin, of_all.begin() + end, int32_t(whole.documents[i]));
-        std::fill(magnitude_of_all.begin() + begin, magnitude_of_all.begin() + end, float(magnitude));
-    }
-    for (size_t p : row.split->positions(limits.ranks.sp_rank()))
-        own.push_back(of_all[p]), magnitudes.push_back(magnitude_of_all[p]);
-    write(memory(), row.documents, own);
-    if (is_noisy()) write(memory(), row.magnitudes, magnitudes);
-}
-
-// Computes the first visible key of each position, without and with the sliding window. doc_begin[p] is the first position of p's document.
-template <class Dev> void Decoder<Dev>::load_first_keys(std::span<const int32_t> doc_begin) {
-    const int32_t window = int32_t(*std::max_element(config.window.begin(), config.window.end()));
-    std::vector<int32_t> first_key(doc_begin.begin(), doc_begin.end());
-    write(memory(), row.first_key, first_key);
-    for (size_t p = 0; p < first_key.size(); p++) first_key[p] = std::max(first_key[p], int32_t(p) - window + 1);
-    write(memory(), row.first_key_window, first_key);
+    begin_pass();
+    row.load_part(whole, sizeof(X), memory());
+    if (linears_.drops() || is_noisy()) row.load_documents(whole, is_noisy(), memory());
 }
 
 // A unit's weights are fetched when the layer before it begins.
@@ -373,13 +317,13 @@ template <class Dev> void Decoder<Dev>::forward() {
     if (positions_unit) weights_.ready(positions_unit, pass);
     if (row.T) input_forward();
     if (row.T && !generator_.runs() && is_noisy())
-        noise_forward(dev, acts.x[0], {*key_, row.magnitudes, row.documents, row.doc_pos}, row.T, config.C);
+        noise_forward(dev, acts.x[0], TokenNoise{*key_, row.magnitudes, row.documents, row.doc_pos}, row.T, config.C);
     for (size_t l = 0; l < L; l++) {
         weights_.ready(1 + l, pass);
         if (l + 1 < L) weights_.fetch(2 + l, pass);
         else weights_.fetch(norm, pass), weights_.fetch(weights_.prefetched.head, pass);
         if (row.T) recorded(l, FORWARD, [&] { attention_half(l, pass), feed_forward_half(l, pass); });
-        if (row.T && !generator_.runs()) leave(l);
+        if (row.T && !generator_.runs()) offload(l);
     }
     weights_.ready(norm, pass);
     if (row.T) final_norm_forward();
@@ -395,23 +339,25 @@ template <class Dev> template <class F> void Decoder<Dev>::recorded(size_t l, St
     graphs_->run(key, work);
 }
 
-// What layer l has kept begins to leave, and what the layer before it has kept has left, so that the next layer may write there.
-template <class Dev> void Decoder<Dev>::leave(size_t l) {
+// Starts offloading what layer l keeps, and waits for the layer before it, whose arrays the next layer may overwrite.
+template <class Dev> void Decoder<Dev>::offload(size_t l) {
+    trace_.pause();
     if (l > 0) wait_for_copies(l - 1, Pass::forward);
-    for (const Traveller &t : travellers_[l]) store_->leave(t.place, *t.forward, bytes_now(t));
+    for (const OffloadedArray &t : offloaded_[l]) store_->leave(t.place, *t.forward, bytes_now(t));
 }
 
-// What layer l has kept is back, and what the layer before it has kept begins to come.
-template <class Dev> void Decoder<Dev>::come(size_t l) {
+// Waits for what layer l keeps, and starts reading what the layer before it keeps.
+template <class Dev> void Decoder<Dev>::prefetch(size_t l) {
+    trace_.pause();
     wait_for_copies(l, Pass::backward);
     acts.x[l] = x_of.backward[l];
     if (l == 0) return;
-    for (const Traveller &t : travellers_[l - 1]) store_->come(t.place, *t.backward, bytes_now(t));
+    for (const OffloadedArray &t : offloaded_[l - 1]) store_->come(t.place, *t.backward, bytes_now(t));
 }
 
 template <class Dev> void Decoder<Dev>::wait_for_copies(size_t l, Pass pass) {
-    if (!travellers_[l].empty()) trace_.begin_transfer(pass, COPY, l);
-    for (const Traveller &t : travellers_[l]) store_->wait(t.place);
+    if (!offloaded_[l].empty()) trace_.begin_transfer(pass, COPY, l);
+    for (const OffloadedArray &t : offloaded_[l]) store_->wait(t.place);
 }
 
 // ring() describes a layer's attention over the ring, and attention_inputs() the arrays that it reads.
@@ -434,13 +380,14 @@ template <class Dev> void Decoder<Dev>::attention_forward(size_t l, const Attent
     const AttentionInputs<X> in = attention_inputs(l, a);
     if (generator_.runs() && generator_.attention(l, a.att, in)) return;
     RingAttention ranks = ring(l);
+    if constexpr (is_rehearsal<Dev>) dev.note(a.out32, a.ring.values, a.ring.floats);  // which ranks use them depends on the row
     ring_attention_forward(dev, ranks, a.att, a.out32, a.lse, in, a.ring);
 }
 
 // Computes the loss; with `dx` also the gradient of the final norm's output, and with `dhead` that of the head's weights.
 template <class Dev> void Decoder<Dev>::head(X *dx, float *dhead) {
     const size_t T = row.T, C = config.C, N = row.N;
-    begin_op(config.reward && dx ? clock.head_weight() : clock.head(dx != nullptr));
+    begin_op(!dx ? Pass::forward : config.reward ? Pass::backward : Pass::both, HEAD);
     if (!config.reward)
         lm_head(dev, acts.stats, dx, dhead, acts.head, acts.normf, head_w, head_loss(), T, C, config.V, N,
                 weights_.accumulates());
@@ -468,7 +415,7 @@ template <class Dev> std::vector<double> Decoder<Dev>::values_of(const Row &r) {
     if (r.T == 0) return {};
     head(nullptr, nullptr);
     const auto of_predictors = read(memory(), config.reward ? acts.scores : acts.stats.nll, row.N);
-    std::vector<double> values(row.predictors_of_all);
+    std::vector<double> values(row.predictors_of_whole);
     for (size_t n = 0; n < row.N; n++) values[row.numbers[n]] = of_predictors[n];
     return mesh_->ring->sum(values);
 }
@@ -482,7 +429,7 @@ template <class Dev> std::vector<double> Decoder<Dev>::evaluate_base(const Row &
 
 template <class Dev> LossSums Decoder<Dev>::take_sums() {
     if (config.reward) return {};
-    begin_op(clock.between_rows(COPY));
+    begin_op(Pass::step, COPY);
     const auto sums = read(memory(), acts.sums, 3);
     memory().fill(acts.sums, 0, 3 * sizeof(double));
     return {sums[0], sums[1], sums[2], double(std::exchange(targets_, 0))};
@@ -492,14 +439,14 @@ template <class Dev> LossSums Decoder<Dev>::take_sums() {
 
 template <class Dev> void Decoder<Dev>::accumulate(const Row &r, float weight, bool last) {
     row.T = 0;
-    if (r.T) load_part(r), load_weights(std::vector<float>(row.predictors_of_all, weight), 0);
+    if (r.T) load_part(r), row.load_weights(std::vector<float>(row.predictors_of_whole, weight), 0, memory());
     forward();
     gradients(last);
     if (r.T) add_sums();
 }
 
 template <class Dev> void Decoder<Dev>::backward(std::span<const float> weights, float entropy_weight, bool last) {
-    if (row.T) load_weights(weights, entropy_weight);
+    if (row.T) row.load_weights(weights, entropy_weight, memory());
     gradients(last);
 }
 
@@ -513,7 +460,7 @@ template <class Dev> void Decoder<Dev>::head_backward() {
     if (in_parts && row.T) head(acts.dx, nullptr);
     weights_.sum_head_gradients([&](size_t first, size_t n) {
         if (!in_parts) return head(acts.dx, head_dw);
-        begin_op(clock.head_weight(), n);
+        begin_op(Pass::backward, HEAD, n);
         lm_head_weight(dev, head_dw, acts.head, acts.normf, head_w, head_loss(), acts.stats, C, V, row.N, first / C, n / C);
     });
 }
@@ -527,7 +474,7 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
     for (size_t l = L; l-- > 0;) {  // the last two layers' weights are still here
         if (weights_.in_shared_arrays() && l + 1 < L) weights_.ready(1 + l, pass);
         if (l > 0 && l + 1 < L) weights_.fetch(l, pass);  // of layer l - 1
-        if (row.T) come(l), recorded(l, RECOMPUTE, [&] { feed_forward_half(l, Pass::recompute); });
+        if (row.T) prefetch(l), recorded(l, RECOMPUTE, [&] { feed_forward_half(l, Pass::recompute); });
         sum_gradients(1 + l, true, [&](size_t, size_t) {
             recorded(l, BACKWARD, [&] {
                 feed_forward_half_backward(l);
@@ -542,6 +489,7 @@ template <class Dev> void Decoder<Dev>::gradients(bool last_micro_step) {
 
 template <class Dev> void Decoder<Dev>::attention_backward(size_t l, const AttentionActs<X> &a) {
     RingAttention ranks = ring(l);
+    if constexpr (is_rehearsal<Dev>) dev.note(a.ring.values, a.ring.floats);
     ring_attention_backward(dev, ranks, a.qkv, a.grads, a.delta, reinterpret_cast<float *>(a.scratch), attention_inputs(l, a),
                             a.att, a.datt, a.lse, a.ring);
 }

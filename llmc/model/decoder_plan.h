@@ -12,96 +12,74 @@ Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &lim
       tile(trains() && limits.recompute < Recompute::layer
                ? T_max
                : std::min(T_max, round_up(std::max<size_t>(limits.tile_tokens, 1), matmul_run(dev)))),
-      clock{config.L, this->ops.layer.size(), this->ops.attention, tile < T_max ? this->ops.hidden : this->ops.layer.size()},
       positions_unit(table.positions),
       weights_(dev, this->config, this->limits, table, trace_),
       linears_(dev, this->config) {
-    travellers_.resize(config.L);
-    weights_.plan_state(plan_, clock);
+    offloaded_.resize(config.L);
+    if constexpr (is_rehearsal<Dev>) trace_.rehearse(*dev.log);
+    weights_.plan_state(plan_);
     plan_row();
     if (adapts()) linears_.plan(plan_, T_max, trains());
     plan_head();
-    weights_.plan_buffers(plan_, clock, this->ops.hidden);
+    weights_.plan_buffers(plan_);
 }
 
 template <class Dev> void Decoder<Dev>::plan_row() {
     const ModelConfig &c = config;
-    const size_t T = T_max, C = c.C, positions = std::max(T * limits.ranks.sp, limits.sequences);
-    plan_.add(&row.tokens, "row.tokens", {T});
-    plan_.add(&row.doc_pos, "row.doc_pos", {T});
-    plan_.add(&row.first_key, "row.first_key", {positions});
-    plan_.add(&row.first_key_window, "row.first_key_window", {positions});
-    plan_.add(&row.predictors, "row.predictors", {T});
-    plan_.add(&row.targets, "row.targets", {T});
-    plan_.add(&row.weights, "row.weights", {T});
-    if (trains() && (config.lora.dropout > 0 || limits.neftune_alpha > 0)) plan_.add(&row.documents, "row.document", {T});
-    if (trains() && limits.neftune_alpha > 0) plan_.add(&row.magnitudes, "row.noise", {T});
+    const size_t T = T_max, C = c.C;
+    row.plan(plan_, T);
     plan_.add(&acts.matmul, "matmul workspace", {matmul_scratch(dev)});
 
     x_of.forward.resize(c.L + 1), x_of.backward.resize(c.L + 1);
-    for (size_t l = 0; l <= c.L; l++) {
-        const size_t written = l == 0 ? clock.embed() : clock.layer_ends(l - 1);
-        const size_t read = l < c.L ? (trains() ? clock.layer_backward_ends(l) : clock.forward(l, ops.reads_input))
-                                    : (trains() ? clock.final_norm_backward() : clock.final_norm());
-        plan_kept(l, &x_of.forward[l], &x_of.backward[l], format("act.%zu.x", l), {T, C}, written, read);
-    }
-    plan_.add(&acts.normf, "act.normf", {T, C}, clock.final_norm(), clock.head());
-    if (trains()) plan_.add(&acts.dx, "dx", {T, C}, clock.head(), clock.embed_backward());
+    for (size_t l = 0; l <= c.L; l++) plan_kept(l, &x_of.forward[l], &x_of.backward[l], format("act.%zu.x", l), {T, C});
+    plan_.transient(&acts.normf, "act.normf", {T, C});
+    if (trains()) plan_.transient(&acts.dx, "dx", {T, C});
     generator_.plan(plan_);
 }
 
 template <class Dev> void Decoder<Dev>::plan_head() {
     if (limits.mode == Mode::generate) return;
-    const size_t T = T_max, head = clock.head(), row_ends = clock.between_rows(COPY);
+    const size_t T = T_max;
     if (config.reward) {
-        plan_.add(&acts.scores, "scores", {T}, head, row_ends);
+        plan_.transient(&acts.scores, "scores", {T});
         return;
     }
-    plan_.add(&acts.head, "head chunk", {lm_head_scratch(dev, T, config.C, config.V)}, head, head);
-    plan_.add(&acts.stats.nll, "stats.nll", {T}, head, row_ends);
-    plan_.add(&acts.stats.entropy, "stats.entropy", {T}, head, row_ends);
-    plan_.add(&acts.stats.correct, "stats.correct", {T}, head, row_ends);
-    plan_.add(&acts.stats.max, "stats.max", {T}, head, row_ends);
-    plan_.add(&acts.stats.sum, "stats.sum", {T}, head, row_ends);
+    plan_.transient(&acts.head, "head chunk", {lm_head_scratch(dev, T, config.C, config.V)});
+    plan_.transient(&acts.stats.nll, "stats.nll", {T});
+    plan_.transient(&acts.stats.entropy, "stats.entropy", {T});
+    plan_.transient(&acts.stats.correct, "stats.correct", {T});
+    plan_.transient(&acts.stats.max, "stats.max", {T});
+    plan_.transient(&acts.stats.sum, "stats.sum", {T});
     plan_.add(&acts.sums, "stats.sums", {3});
 }
 
 // Plans arrays of layer l, one a call:
-//   array(name, &Acts::member, shape, written, consumed, last gradient, recomputed from)
-// The last argument is the level of recomputation from which on the array is not kept. A kept array lives from the op that writes it to the last op of the backward pass that reads it. Otherwise there are two arrays: the
-// forward pass's, which dies when the next op or two have consumed it, and the one into which the backward pass recomputes it.
+//   array(name, &Acts::member, shape, recomputed from)
+// The last argument is the level of recomputation from which on the array is not kept for the backward pass. There are then two arrays: the forward
+// pass's, and the one into which the backward pass recomputes it.
 template <class Dev> template <class Acts> auto Decoder<Dev>::layer_arrays(size_t l, Acts &f, Acts &b) {
-    return [this, l, &f, &b](const char *name, auto member, std::vector<size_t> shape, size_t written, size_t consumed,
-                             size_t last_gradient, Recompute from) {
+    return [this, l, &f, &b](const char *name, auto member, std::vector<size_t> shape, Recompute from) {
         const std::string full = format("act.%zu.%s", l, name);
-        const bool train = trains(), kept = limits.recompute < from;
-        if (!train || !kept) plan_.add(&(f.*member), full, shape, clock.forward(l, written), clock.forward(l, consumed));
-        if (train && !kept)
-            plan_.add(&(b.*member), full + " recomputed", shape, clock.recompute(l, written), clock.backward(l, last_gradient));
-        if (train && kept)
-            plan_kept(l, &(f.*member), &(b.*member), full, shape, clock.forward(l, written), clock.backward(l, last_gradient));
+        if (trains() && limits.recompute < from) return plan_kept(l, &(f.*member), &(b.*member), full, shape);
+        plan_.transient(&(f.*member), full, shape);
+        if (trains()) plan_.transient(&(b.*member), full + " recomputed", shape);
     };
 }
 
-// Plans an array of layer l that is alive from the forward to the backward pass. Where activations are offloaded there are two: one is alive until it has
-// left, that is until the next layer's forward pass ends, and the other from the beginning of the next layer's backward pass on. The backward pass begins
-// with the last layer, whose arrays therefore stay.
+// Plans an array of layer l that is alive from the forward to the backward pass. Where activations are offloaded there are two, of which the second is read
+// from the store. The backward pass begins with the last layer, whose arrays therefore stay.
 template <class Dev>
 template <class T>
-void Decoder<Dev>::plan_kept(size_t l, T **forward, T **backward, const std::string &name, std::vector<size_t> shape,
-                             size_t written, size_t read) {
+void Decoder<Dev>::plan_kept(size_t l, T **forward, T **backward, const std::string &name, std::vector<size_t> shape) {
     size_t bytes = sizeof(T);
     for (size_t n : shape) bytes *= n;
-    if (!trains() || !limits.offload.activations || l + 1 >= config.L || bytes == 0) {
-        plan_.add(forward, name, shape, written, read);
-        return plan_.alias(backward, forward);
-    }
-    travellers_[l].push_back(
-        {plan_.add_place(name, bytes), bytes, reinterpret_cast<void **>(forward), reinterpret_cast<void **>(backward)});
-    plan_.add(forward, name, shape, written, clock.layer_ends(l + 1));
+    plan_.transient(forward, name, shape);
+    if (!trains() || !limits.offload.activations || l + 1 >= config.L || bytes == 0) return plan_.alias(backward, forward);
     plan_.travels();
-    plan_.add(backward, name + " again", shape, clock.layer_backward_begins(l + 1), read);
-    plan_.travels(), plan_.guest();
+    offloaded_[l].push_back(
+        {plan_.add_place(name, bytes), bytes, reinterpret_cast<void **>(forward), reinterpret_cast<void **>(backward)});
+    plan_.transient(backward, name + " again", shape);
+    plan_.travels();
 }
 
 // Plans the arrays that attention needs only while it runs.
@@ -109,22 +87,76 @@ template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X
     const ModelConfig &c = config;
     const Ranks &r = limits.ranks;
     const size_t T = T_max, Q = c.H * c.D, K = c.KV * c.D;
-    auto transient = [&](const char *name, auto pointer, std::vector<size_t> shape, size_t first, size_t last) {
-        plan_.add(pointer, format("act.%zu.%s", l, name), std::move(shape), first, last);
+    const auto array = [&](const char *name, auto pointer, std::vector<size_t> shape) {
+        plan_.transient(pointer, format("act.%zu.%s", l, name), std::move(shape));
     };
-    const size_t forward = clock.forward(l, ops.attention), backward = clock.backward(l, ops.attention);
     const auto sizes = [&](bool backward) {
         return ring_attention_buffers(r.sp_mode, r.sp, r.head_stride, attention_shape(T), backward);
     };
-    transient("out32", &f.out32, {ring_attention_floats(dev, r.sp_mode, r.sp, attention_shape(T))}, forward, forward);
-    transient("ring", &f.ring.values, {sizes(false).values}, forward, forward);
+    array("out32", &f.out32, {ring_attention_floats(dev, r.sp_mode, r.sp, attention_shape(T))});
+    array("ring", &f.ring.values, {sizes(false).values});
     if (!trains()) return;
-    transient("ring backward", &b.ring.values, {sizes(true).values}, backward, backward);
-    transient("ring gradients", &b.ring.floats, {sizes(true).floats}, backward, backward);
-    transient("datt", &b.datt, {T, Q}, clock.backward(l, ops.attention + 1), backward);
-    transient("dq32", &b.grads.dq32, {T, Q}, backward, backward);
-    transient("dk32", &b.grads.dk32, {T, K}, backward, backward);
-    transient("dv32", &b.grads.dv32, {T, K}, backward, backward);
-    transient("delta", &b.delta, {c.H, T}, backward, backward);
-    transient("scratch", &b.scratch, {attention_scratch(dev) * sizeof(float)}, backward, backward);
+    array("ring backward", &b.ring.values, {sizes(true).values});
+    array("ring gradients", &b.ring.floats, {sizes(true).floats});
+    array("datt", &b.datt, {T, Q});
+    array("dq32", &b.grads.dq32, {T, Q});
+    const size_t of_layer = r.sp > 1 && r.sp_mode == SpMode::gather ? 0 : T;  // gather sums them in its buffers
+    array("dk32", &b.grads.dk32, {of_layer, K});
+    array("dv32", &b.grads.dv32, {of_layer, K});
+    array("delta", &b.delta, {c.H, T});
+    array("scratch", &b.scratch, {attention_scratch(dev) * sizeof(float)});
+}
+
+// Calls a model in every way in which the tasks do. An op that is not called here has no time, and an array that none of them touches lives always.
+// The row is the longest, and has a target at each of its tokens, so that every rank of a ring has all ops.
+inline void rehearse_calls(Model &model, const ModelConfig &c, const ModelLimits &limits) {
+    const size_t T = limits.row_tokens, n = limits.sequences;
+    std::vector<std::vector<int32_t>> documents;
+    std::vector<std::vector<uint8_t>> masks;
+    in_parts(
+        T, [&](size_t, size_t n) { documents.emplace_back(n, 1), masks.emplace_back(n, 1); },
+        c.gpt2() ? std::min(T, c.max_positions) : T);
+    const Row longest = make_row(documents, masks), row = c.reward ? at_ends(longest) : longest;
+    const bool trains = limits.mode == Mode::train;
+    if (trains) model.randomise(1), model.zero_gradients();
+    if (limits.mode != Mode::generate) model.evaluate(row);
+    if (trains) {
+        model.backward(std::vector<float>(row.predictors.size(), 1.0f), 0.1f, false);
+        model.accumulate(row, 1, true), model.gradient_norm(), model.update(AdamW{});
+    }
+    if (limits.mode != Mode::generate) model.take_sums();
+    if (limits.cache_pages == 0) return;
+    const size_t length = std::max(T / n, row_multiple) / row_multiple * row_multiple, sequences = std::min(n, T / length);
+    const Row prompts = make_row(std::vector(sequences, std::vector<int32_t>(length, 1)));
+    model.generator().next_logits(prompts, {true, std::vector<int32_t>(prompts.T, -1), {}, {}});
+    Row tokens = prompts;
+    tokens.T = sequences, tokens.tokens.resize(sequences), tokens.doc_pos.resize(sequences);
+    model.generator().next_logits(
+        tokens, {false, std::vector<int32_t>(sequences), std::vector<int32_t>(sequences * limits.sequence_pages),
+                 std::vector<int32_t>(sequences, int32_t(length) + 1)});
+}
+
+// Finds the lifetimes of transient arrays, and the times of the ops, by a rehearsal of M. They depend on the row's length only in so far as it
+// is more than one tile; a rehearsal's tiles have row_multiple tokens.
+template <class Dev> template <template <class> class M> void Decoder<Dev>::rehearse() {
+    if constexpr (!is_rehearsal<Dev>) {
+        const Ranks &r = limits.ranks;
+        Touches log;
+        RehearsalComm world(log, int(r.rank), int(r.world), {int(r.sp), int(r.group()), int(r.world / r.group())});
+        Mesh mesh(world, int(r.sp), int(r.zero_group));
+        ModelLimits few = limits;
+        few.row_tokens = (tile < T_max ? 2 : 1) * row_multiple * r.sp, few.tile_tokens = row_multiple;
+        M<Rehearsal<Dev>> model({dev, &log}, config, few);
+        model.allocate(mesh, true, false);
+        log.watch(model.plan());
+        rehearse_calls(model, config, few);
+        log.finish();
+        const auto &segments = plan_.segments();
+        if (!std::ranges::equal(segments, model.plan().segments(), {}, &Segment::name, &Segment::name))
+            die("the rehearsed model plans other arrays than the model itself");
+        for (size_t i = 0; i < segments.size(); i++)
+            if (const Touches::Lifetime &l = log.lifetimes()[i]; segments[i].transient && l.touched())
+                plan_.live(i, l.first, l.last, l.in_pause);
+        trace_.use_times(log.times());
+    }
 }

@@ -56,19 +56,17 @@ template <class Dev> class CachedGenerator final : public Generator {
 template <class Dev> void CachedGenerator<Dev>::plan(Plan &plan) {
     const ModelConfig &c = decoder_.config;
     const ModelLimits &limits = decoder_.limits;
-    const Clock &clock = decoder_.clock;
     if (limits.cache_pages == 0) return;
-    const size_t n = limits.sequences, pages = limits.sequence_pages, attention = decoder_.ops.attention, head = clock.head();
+    const size_t n = limits.sequences, pages = limits.sequence_pages;
     cache_.resize(c.L);
     for (size_t l = 0; l < c.L; l++)
         plan.add(&cache_[l], format("cache.%zu", l), {limits.cache_pages * cache_page, 2 * c.KV * c.D});
     plan.add(&slots_, "row.slots", {decoder_.T_max});
     plan.add(&table_, "row.table", {n, pages});
     plan.add(&length_, "row.length", {n});
-    plan.add(&scratch_, "decode scratch", {attention_decode_scratch(decoder_.dev, n, pages, c.H, c.D)},
-             clock.forward(0, attention), clock.forward(c.L - 1, attention));
-    plan.add(&last_, "last rows", {n, c.C}, head, head);
-    plan.add(&logits_, "logits", {n, logits_ld(decoder_.dev, c.V)}, head, head);
+    plan.transient(&scratch_, "decode scratch", {attention_decode_scratch(decoder_.dev, n, pages, c.H, c.D)});
+    plan.transient(&last_, "last rows", {n, c.C});
+    plan.transient(&logits_, "logits", {n, logits_ld(decoder_.dev, c.V)});
     plan.add(&first_draw_, "row.first_draw", {n + 1});
     plan.add(&random_, "row.random", {limits.draws});
     plan.add(&drawn_, "drawn tokens", {limits.draws});
@@ -80,17 +78,18 @@ template <class Dev> void CachedGenerator<Dev>::plan(Plan &plan) {
 
 template <class Dev> void CachedGenerator<Dev>::next_logits(const Row &r, const CacheStep &step) {
     Memory &memory = decoder_.memory();
-    auto &row = decoder_.row;
+    DeviceRow &row = decoder_.row;
     const ModelConfig &config = decoder_.config;
     sequences_ = r.doc_offsets.size() - 1;
     all_finished(false);
-    decoder_.load_row(r);
+    decoder_.begin_pass();
+    row.load(r, memory);
     pass_ = step.prompts ? prompts : tokens;
     write(memory, slots_, step.slots);
     const X *last = decoder_.acts.normf;
     if (step.prompts) {
         row.split = split_row(config, {}, sizeof(X), r);
-        decoder_.load_first_keys(r.doc_begin);
+        row.load_first_keys(r.doc_begin, memory);
         std::vector<int32_t> ends(sequences_);
         for (size_t i = 0; i < sequences_; i++) ends[i] = int32_t(r.doc_offsets[i + 1]) - 1;
         write(memory, row.predictors, ends);
@@ -105,7 +104,7 @@ template <class Dev> void CachedGenerator<Dev>::next_logits(const Row &r, const 
         write(memory, length_, step.length);
     }
     decoder_.forward();
-    decoder_.begin_op(decoder_.clock.head(false));
+    decoder_.begin_op(Pass::forward, HEAD);
     if (step.prompts) embedding_forward(decoder_.dev, last_, decoder_.acts.normf, row.predictors, sequences_, config.C);
     matmul_forward(decoder_.dev, logits_, last, decoder_.head_w, (const X *)nullptr, sequences_, config.C, config.V,
                    logits_ld(decoder_.dev, config.V));
@@ -135,7 +134,7 @@ template <class Dev> DrawnTokens CachedGenerator<Dev>::draw(const DrawRequest &r
     write(memory, random_, r.random);
     if (penalises) write(memory, first_occurred_, r.first_occurred), write(memory, occurred_, r.occurred);
     sample(decoder_.dev, drawn_, r.logps ? drawn_logps_ : nullptr, logits_,
-           {first_draw_, random_, first_occurred_, penalises ? occurred_ : nullptr}, r.sampling, r.vocabulary, sequences_, V,
+           Draws{first_draw_, random_, first_occurred_, penalises ? occurred_ : nullptr}, r.sampling, r.vocabulary, sequences_, V,
            logits_ld(decoder_.dev, V));
     return {read(memory, drawn_, n), r.logps ? read(memory, drawn_logps_, n) : std::vector<float>()};
 }

@@ -13,7 +13,6 @@
 #include "../ops/sample.h"
 #include "../parallel/mesh.h"
 #include "../parallel/optimizer.h"
-#include "clock.h"
 #include "op_list.h"
 #include "ranks.h"
 #include "table.h"
@@ -93,7 +92,6 @@ struct StepParts {
     Work layout;  // in which the sizes of a row are still 0
     const Table &trained;
     const Sharding &sharding;    // of what is trained
-    Clock clock;                 // of the memory plan
     size_t quantised;            // elements of a layer that are written out before they are read
     std::vector<size_t> copied;  // bytes of each unit that come from a store before they are read
 };

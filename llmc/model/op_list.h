@@ -1,5 +1,5 @@
 // The ops of a training step: what they are called, what they cost, and from which level of recomputation on the backward pass computes them once
-// more. A model lists the ops of its layers; those around the layers are the same for all models. The times in the plan (clock.h), recomputation,
+// more. A model lists the ops of its layers; those around the layers are the same for all models. Recomputation,
 // --profile and MFU follow from this list.
 #pragma once
 #include <functional>
@@ -115,10 +115,7 @@ struct LayerOp {
 struct OpList {
     std::vector<LayerOp> layer;  // in the order of the forward pass, which the backward pass reverses
     size_t attention;            // the number of the op that is attention
-    size_t reads_input;          // the number of the last op of the forward pass that reads the layer's input
-    size_t
-        hidden;  // the number of the first op of the feed-forward's hidden arrays; it and those after it run in tiles of tokens
-    size_t embeddings = 1;  // tables whose rows are summed to the input of the first layer
+    size_t embeddings = 1;       // tables whose rows are summed to the input of the first layer
 
     size_t number(RowOp op) const { return layer.size() + op; }
     size_t size() const { return layer.size() + ROW_OPS; }

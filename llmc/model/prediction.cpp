@@ -124,7 +124,6 @@ class Prediction {
                std::vector<Interval> *intervals = nullptr)
         : parts_(model.parts()),
           ops_(parts_.ops),
-          clock_(parts_.clock),
           c_(config),
           r_(limits.ranks),
           rates_(rates),
@@ -147,7 +146,8 @@ class Prediction {
         std::vector<Beside> first = weights(0);
         if (positions) append(first, weights(positions));
         alone(first);
-        stretch("embedding", clock_.embed(), clock_.embed(), 0, weights(1), [&] { row_op(Pass::forward, EMBED); });
+        stretch("embedding", key(Pass::forward, EMBED), key(Pass::forward, EMBED), 0, weights(1),
+                [&] { row_op(Pass::forward, EMBED); });
         for (size_t l = 0; l < L; l++) {
             std::vector<Beside> beside = weights(l + 1 < L ? 2 + l : norm);
             if (l + 1 == L) append(beside, weights(head_unit));
@@ -155,7 +155,7 @@ class Prediction {
             forward(l, beside);
         }
         forward_ = sum_.products + sum_.attention + sum_.other;
-        stretch("head", clock_.final_norm(), clock_.final_norm_backward(), 0, {},
+        stretch("head", key(Pass::forward, FINAL_NORM), key(Pass::backward, FINAL_NORM), 0, {},
                 [&] { row_op(Pass::forward, FINAL_NORM), head(), row_op(Pass::backward, FINAL_NORM); });
         for (size_t l = L; l-- > 0;) {  // a layer's gradients are summed while the one before it is computed
             std::vector<Beside> beside;
@@ -166,7 +166,7 @@ class Prediction {
             if (l > 0) beside.push_back({Interval::in, "activations of ", l, kept_});
             backward(l, beside);
         }
-        stretch("embedding, backward", clock_.embed_backward(), clock_.embed_backward(), 0, {},
+        stretch("embedding, backward", key(Pass::backward, EMBED), key(Pass::backward, EMBED), 0, {},
                 [&] { row_op(Pass::backward, EMBED); });
         std::vector<Beside> rest;
         if (sums) rest = {gradients(1, last), gradients(0, last)};
@@ -178,7 +178,7 @@ class Prediction {
     // What follows the passes. Parameters that others have updated arrive while the next forward pass begins.
     StepSeconds update() {
         before_ += sum_.all(), sum_ = {};
-        const auto norm = clock_.between_rows(GRAD_NORM), adamw = clock_.between_rows(ADAMW);
+        const OpKey norm = key(Pass::step, GRAD_NORM), adamw = key(Pass::step, ADAMW);
         stretch("gradient norm", norm, norm, 0, {}, [&] { row_op(Pass::step, ZERO_GRAD), row_op(Pass::step, GRAD_NORM); });
         const Beside in{Interval::in, "moments and weights", whole, updated_}, out{Interval::out, in.what, whole, updated_};
         stretch("optimizer", adamw, adamw, 0, {in, out}, [&] { row_op(Pass::step, ADAMW); });
@@ -222,6 +222,7 @@ class Prediction {
         (flops < bytes ? sum_.other : attention ? sum_.attention : sum_.products) += std::max(flops, bytes);
         return std::max(flops, bytes);
     }
+    OpKey key(Pass pass, RowOp op) const { return {size_t(pass), ops_.number(op), 0}; }
     double row_op(Pass pass, RowOp op) { return add(pass, ops_.number(op)); }
 
     // Where the head's gradient is computed in parts, the logits are computed once more.
@@ -254,7 +255,7 @@ class Prediction {
 
     // Adds ops, and what they wait for: bytes that a ring sends, and what is on its way beside them.
     template <class F>
-    void stretch(const std::string &what, size_t first, size_t last, size_t ring_bytes, const std::vector<Beside> &beside,
+    void stretch(const std::string &what, OpKey first, OpKey last, size_t ring_bytes, const std::vector<Beside> &beside,
                  F add_ops) {
         const StepSeconds before = sum_;
         add_ops();
@@ -276,20 +277,21 @@ class Prediction {
             (b.lane == Interval::messages ? sum_.messages : sum_.copies) += b.seconds;
         }
     }
-    void record(Interval::Lane lane, const std::string &what, double begin, double seconds, size_t first = 0, size_t last = 0) {
+    void record(Interval::Lane lane, const std::string &what, double begin, double seconds, OpKey first = {}, OpKey last = {}) {
         if (intervals_ && seconds > 0) intervals_->push_back({lane, what, begin, seconds, first, last});
     }
 
     void forward(size_t l, const std::vector<Beside> &beside) {
-        stretch(format("layer %zu", l), clock_.forward(l, 0), clock_.layer_ends(l), messages_.kv(l, false), beside, [&] {
-            dequantise();
-            for (size_t op = 0; op < ops_.layer.size(); op++) add(Pass::forward, op, l);
-        });
+        stretch(format("layer %zu", l), OpKey{size_t(Pass::forward), 0, l},
+                OpKey{size_t(Pass::forward), ops_.layer.size() - 1, l}, messages_.kv(l, false), beside, [&] {
+                    dequantise();
+                    for (size_t op = 0; op < ops_.layer.size(); op++) add(Pass::forward, op, l);
+                });
     }
     void backward(size_t l, const std::vector<Beside> &beside) {
         const size_t sent = messages_.kv(l, true) + messages_.dkv(l);
-        stretch(format("layer %zu, backward", l), clock_.layer_backward_begins(l), clock_.layer_backward_ends(l), sent, beside,
-                [&] {
+        stretch(format("layer %zu, backward", l), OpKey{size_t(Pass::backward), ops_.layer.size() - 1, l},
+                OpKey{size_t(Pass::backward), ops_.attention, l}, sent, beside, [&] {
                     dequantise();
                     for (size_t op = 0; op < ops_.layer.size(); op++) {
                         if (work_.recompute >= ops_.layer[op].from) add(Pass::recompute, op, l);
@@ -305,7 +307,6 @@ class Prediction {
 
     const StepParts parts_;
     const OpList &ops_;
-    const Clock &clock_;
     const ModelConfig &c_;
     const Ranks &r_;
     const GpuRates &rates_;

@@ -26,7 +26,7 @@ struct Interval {
     enum Lane { ops, messages, out, in, lanes } lane;  // out, in: copies to the store and from there
     std::string what;
     double begin, seconds;
-    size_t first = 0, last = 0;  // ops: between which moments of the memory plan they are
+    OpKey first = {}, last = {};  // ops: the first and the last
 };
 
 // Where ranks are GPUs of hosts of 8, and each message begins as early as the decoder (decoder.h) begins it. The model needs no memory, but its plan counts.

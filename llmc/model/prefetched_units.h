@@ -8,7 +8,6 @@
 #pragma once
 #include "../core/arena.h"
 #include "../parallel/zero.h"
-#include "clock.h"
 #include "table.h"
 
 template <class Dev> class PrefetchedUnits {
@@ -16,7 +15,7 @@ template <class Dev> class PrefetchedUnits {
     using X = typename Dev::X;
 
     // of: the parameters, with the units of `table`, which outlives this object
-    PrefetchedUnits(Zero<Dev> &of, const Table &table);
+    PrefetchedUnits(Zero<Dev> &of, const Table &table, size_t layers);
 
     // The number of the head among what is fetched; the others have those of their units. A tied embedding is fetched twice in a pass.
     const size_t head;
@@ -26,8 +25,7 @@ template <class Dev> class PrefetchedUnits {
     bool stored() const { return of_.pieces.any(); }  // in a store
     size_t bytes(size_t unit) const;                  // that each rank reads from the store
 
-    // Plans the arrays. They are alive from the moment at which the first copy or gather may begin.
-    void plan(Plan &plan, const Clock &clock, bool trains);
+    void plan(Plan &plan);
     // Returns the address of an element of the table, in this unit, while the unit is ready.
     X *find(size_t unit, size_t offset) const {
         return here_[unit > 0 && unit == table_.head ? head : unit] + (offset - table_.units[unit].begin);
@@ -51,6 +49,7 @@ template <class Dev> class PrefetchedUnits {
 
     Zero<Dev> &of_;
     const Table &table_;
+    const size_t layers_;
     std::vector<size_t> next_;  // (head + 1) the unit that the forward pass reads after it
     std::vector<X *> here_;     // (head + 1) its weights
     std::vector<X *> own_;      // (head + 1) this rank's part of them: the same array where they are not divided
@@ -58,8 +57,8 @@ template <class Dev> class PrefetchedUnits {
 };
 
 template <class Dev>
-PrefetchedUnits<Dev>::PrefetchedUnits(Zero<Dev> &of, const Table &table)
-    : head(table.units.size()), of_(of), table_(table), next_(head + 1, none), here_(head + 1), own_(head + 1) {
+PrefetchedUnits<Dev>::PrefetchedUnits(Zero<Dev> &of, const Table &table, size_t layers)
+    : head(table.units.size()), of_(of), table_(table), layers_(layers), next_(head + 1, none), here_(head + 1), own_(head + 1) {
     std::vector<size_t> order = {0};
     if (table.positions) order.push_back(table.positions);
     for (size_t unit = 1; unit < head - 1; unit++)
@@ -74,25 +73,23 @@ template <class Dev> size_t PrefetchedUnits<Dev>::bytes(size_t unit) const {
     return (begins[unit + 1] - begins[unit]) * sizeof(X);
 }
 
-template <class Dev> void PrefetchedUnits<Dev>::plan(Plan &plan, const Clock &clock, bool trains) {
+template <class Dev> void PrefetchedUnits<Dev>::plan(Plan &plan) {
     if (!any()) return;
-    const size_t L = clock.L, norm = head - 1, begin = clock.embed(), last_layer = clock.forward(L - 1, 0);
-    const auto add = [&](size_t unit, const std::string &name, size_t first, size_t last) {
+    const auto add = [&](size_t unit, const std::string &name) {
         const Unit &u = unit_of(unit);
-        plan.add(&here_[unit], "weights." + name, {of_.sharding.padded_count(u.begin, u.end)}, first, last);
-        plan.guest();
+        plan.transient(&here_[unit], "weights." + name, {of_.sharding.padded_count(u.begin, u.end)});
         if (stored() && !divided()) plan.travels(), plan.alias(&own_[unit], &here_[unit]);
         if (!stored() || !divided()) return;
-        plan.add(&own_[unit], "weights." + name + ", own part", {bytes(number_of(unit)) / sizeof(X)}, first, last);
-        plan.guest(), plan.travels();
+        plan.transient(&own_[unit], "weights." + name + ", own part", {bytes(number_of(unit)) / sizeof(X)});
+        plan.travels();
     };
-    add(0, "embedding", begin, begin);
-    if (table_.positions) add(table_.positions, "positions", begin, begin);
-    for (size_t l = 0; l < L; l++)  // all layers are of one size
+    add(0, "embedding");
+    if (table_.positions) add(table_.positions, "positions");
+    for (size_t l = 0; l < layers_; l++)  // all layers are of one size
         if (l >= 2) plan.alias(&here_[1 + l], &here_[1 + l % 2]), plan.alias(&own_[1 + l], &own_[1 + l % 2]);
-        else add(1 + l, format("layers.%zu", l), begin, trains ? clock.layer_backward_ends(0) : clock.layer_ends(L - 1));
-    add(norm, "norm", begin, trains ? clock.final_norm_backward() : clock.final_norm());
-    add(head, "head", last_layer, clock.head());
+        else add(1 + l, format("layers.%zu", l));
+    add(head - 1, "norm");
+    add(head, "head");
 }
 
 template <class Dev> void PrefetchedUnits<Dev>::fetch(const ShardRanks &ranks, size_t unit, bool backward) {

@@ -37,12 +37,10 @@ template <class Dev> class QuantisedLayers {
         plan.add(&scales_, "weights, scales", {scales});
         plan.add(&fractions_, "fractions of scales", {Fractions::count});
     }
-    // [first, last]: the ops from the first that reads a layer's weights to the last.
-    void plan_layer(Plan &plan, size_t first, size_t last) {
+    void plan_layer(Plan &plan) {
         size_t largest = 0;
         for (size_t unit = 0; unit < matrices.table.units.size(); unit++) largest = std::max(largest, weights(unit));
-        plan.add(&layer_, "weights of a layer", {largest}, first, last);
-        plan.guest();
+        plan.transient(&layer_, "weights of a layer", {largest});
     }
 
     // The address of a tensor by its offset in the base's table, while its layer is ready; null if it is not quantised.
@@ -51,18 +49,26 @@ template <class Dev> class QuantisedLayers {
         return found == matrices.offsets.end() ? nullptr : layer_ + (found->second - matrices.table.units[unit].begin);
     }
 
+    // Points at each tensor's codes. Is called when the arrays have their addresses.
+    void point() {
+        size_t codes = 0, magnitudes = 0, scales = 0;
+        for (const Tensor &t : matrices.table.tensors) {
+            const QuantisedSizes s = sizes_of(t);
+            quantised_.push_back(
+                {bits_, t.shape[0], t.shape[1], codes_ + codes, magnitudes_ + magnitudes, scales_ + scales, fractions_});
+            codes += room(s.codes), magnitudes += s.magnitudes, scales += s.scales;
+        }
+    }
+
     void load(const HfWeights &weights, Memory &memory) {
         const float *const of = fractions(true).of;
         write(memory, fractions_, std::vector<float>(of, of + Fractions::count));
         size_t codes = 0, magnitudes = 0, scales = 0;
-        quantised_.clear();
         for (const Tensor &t : matrices.table.tensors) {
             std::vector<X> w(t.count);
             HostMemory host;
             load_part(weights, t, 0, t.count, 0, w.data(), host);
             const QuantisedArrays q = quantise(bits_, w, t.shape[1]);
-            quantised_.push_back(
-                {bits_, t.shape[0], t.shape[1], codes_ + codes, magnitudes_ + magnitudes, scales_ + scales, fractions_});
             write(memory, codes_ + codes, q.codes), write(memory, magnitudes_ + magnitudes, q.magnitudes),
                 write(memory, scales_ + scales, q.scales);
             codes += room(q.codes.size()), magnitudes += q.magnitudes.size(), scales += q.scales.size();

@@ -1,12 +1,14 @@
 // What watches the ops of a step: --profile measures them, --detect_anomaly examines what each of them has written, --poison fills the arrays with NaN
-// that are dead when it begins. A decoder tells when each op begins, and when the messages and copies between two ops do.
+// that are dead when it begins, and a rehearsal (../core/rehearsal.h) notes it. A decoder tells when each op begins, and when the messages and copies between
+// two ops do.
 #pragma once
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "../core/arena.h"
-#include "clock.h"
+#include "../core/rehearsal.h"
 #include "profile.h"
 
 // The first value that is not finite: the number of ops before it, and a text that names the op, the array and the element.
@@ -19,6 +21,9 @@ class Trace {
   public:
     explicit Trace(const OpList &ops) : ops_(ops) {}
 
+    void rehearse(Touches &log) { log_ = &log; }
+    void use_times(const std::map<OpKey, size_t> &times) { times_ = times; }  // those of a rehearsal
+    const std::map<OpKey, size_t> &times() const { return times_; }
     void watch(Arena &arena, bool poison) { arena_ = &arena, poison_ = poison; }
     void profile(std::unique_ptr<Profiler> profiler) { profiler_ = std::move(profiler); }
     void detect_anomaly() { examines_ = true; }
@@ -29,26 +34,38 @@ class Trace {
     void begin_row(const Row &whole, size_t sp) {
         if (profiler_) profiler_->begin_row(whole, sp);
     }
-    void begin(const Moment &now, size_t bucket = 0) {  // bucket: Work::bucket
-        if (examines_) examine(now);
-        if (poison_) arena_->poison_dead(now.time);
-        if (profiler_) profiler_->begin(now.pass, now.op, now.layer, bucket, tile);
+    void begin_pass() {
+        if (log_) log_->begin_row();
     }
-    // Messages and copies lie between two ops, and so does the writing out of quantised weights. They change no lifetime.
+    void begin(Pass pass, size_t op, size_t layer, size_t bucket = 0) {  // bucket: Work::bucket
+        const OpKey key{size_t(pass), op, layer};
+        if (log_) log_->begin(key, pass != Pass::step);
+        if (examines_) examine(key);
+        if (poison_) arena_->poison_dead(time_of(key));
+        if (profiler_) profiler_->begin(pass, op, layer, bucket, tile);
+    }
+    // Messages and copies lie between two ops, and so does the writing out of quantised weights.
+    void pause() {
+        if (log_) log_->pause();
+    }
     void begin_transfer(Pass pass, RowOp op, size_t layer = 0, size_t bucket = 0) {
+        pause();
         if (profiler_) profiler_->begin(pass, ops_.number(op), layer, bucket);
     }
 
     size_t tile = 0;  // how many tokens the ops that begin work on; 0: on all of the row
 
   private:
-    void examine(const Moment &now);
+    void examine(const OpKey &now);
+    size_t time_of(const OpKey &op) const;
 
     const OpList &ops_;
     Arena *arena_ = nullptr;
     std::unique_ptr<Profiler> profiler_;
     bool poison_ = false, examines_ = false;
-    std::optional<Moment> running_;  // the op that runs now, if it is to be examined
-    size_t examined_ = 0;            // the number of ops so far
+    Touches *log_ = nullptr;
+    std::map<OpKey, size_t> times_;
+    std::optional<OpKey> running_;  // the op that runs now, if it is to be examined
+    size_t examined_ = 0;           // the number of ops so far
     Anomaly anomaly_;
 };

@@ -70,8 +70,8 @@ template <class Dev> class Weights {
     Optimizer<Dev> optimizer;
     float *head_buffer = nullptr;  // buffer of the head's gradients, also where the head is tied to the embedding
 
-    void plan_state(Plan &plan, const Clock &clock);
-    void plan_buffers(Plan &plan, const Clock &clock, size_t hidden);
+    void plan_state(Plan &plan);
+    void plan_buffers(Plan &plan);
     void use(Mesh &mesh, Memory &memory, Store *store);  // after the arrays have their addresses
 
     // The addresses of weights and gradients by their places in the tables.
@@ -143,53 +143,44 @@ Weights<Dev>::Weights(Dev dev, const ModelConfig &config, const ModelLimits &lim
       quantised(dev, config, frozen_table),
       frozen(dev, sharding_for(quantised.others.table.units, undivided(limits, Mode::evaluate)), quantised.others.table.tensors,
              false, weights_piece(limits)),
-      prefetched(config.freezes() ? frozen : trained, config.freezes() ? quantised.others.table : table),
+      prefetched(config.freezes() ? frozen : trained, config.freezes() ? quantised.others.table : table, config.L),
       config_(config),
       limits_(limits),
       trace_(trace) {}
 
-template <class Dev> void Weights<Dev>::plan_state(Plan &plan, const Clock &clock) {
+template <class Dev> void Weights<Dev>::plan_state(Plan &plan) {
     if (config_.freezes()) frozen.plan(plan, false, "frozen params");
     if (quantised.any()) quantised.plan(plan);
     if (limits_.mode == Mode::train)
-        optimizer.plan(plan, trained, limits_.moments, limits_.offload.optimizer ? limits_.offload.piece : 0,
-                       clock.between_rows(ADAMW), limits_.muon);
+        optimizer.plan(plan, trained, limits_.moments, limits_.offload.optimizer ? limits_.offload.piece : 0, limits_.muon);
     else trained.plan(plan, false), plan.end_state();
 }
 
-template <class Dev> void Weights<Dev>::plan_buffers(Plan &plan, const Clock &clock, size_t hidden) {
-    const bool trains = limits_.mode == Mode::train;
-    const size_t L = config_.L;
-    if (quantised.any())
-        quantised.plan_layer(plan, clock.forward(0, 0), trains ? clock.layer_backward_ends(0) : clock.layer_ends(L - 1));
-    const auto add = [&](float **buffer, const std::string &name, size_t unit, size_t first, size_t last) {
+template <class Dev> void Weights<Dev>::plan_buffers(Plan &plan) {
+    if (quantised.any()) quantised.plan_layer(plan);
+    const auto add = [&](float **buffer, const std::string &name, size_t unit) {
         size_t room = 0;
         for (const Bucket &b : trained.sharding.buckets)
             if (units[unit].begin <= b.global && b.global < units[unit].end)
                 room = std::max(room, trained.sharding.parts * b.part);
-        plan.add(buffer, "bucket." + name, {room}, first, last);
-        plan.guest();
+        plan.transient(buffer, "bucket." + name, {room});
         if (room == trained.sharding.largest) largest_ = buffer;
     };
-    if (trains && trained.buffers()) {
-        // A buffer is alive until the next one is reduced, because until then the sum of its gradients may still be under way; the last one
-        // until end_backward(), which waits for it. That of a layer is filled with the sum so far before the layer's hidden arrays are recomputed.
-        const size_t head = clock.head(), norm = clock.final_norm_backward(), embed = clock.embed_backward();
+    if (limits_.mode == Mode::train && trained.buffers()) {
         buffers_.resize(units.size());
-        add(&head_buffer, "head", table.head, head, norm);
+        add(&head_buffer, "head", table.head);
         if (table.head) plan.alias(&buffers_[table.head], &head_buffer);
-        add(&buffers_.back(), "norm", units.size() - 1, norm, clock.layer_backward_ends(L - 1));
-        for (size_t l = 0; l < L; l++)
-            add(&buffers_[1 + l], format("layer.%zu", l), 1 + l, clock.recompute(l, hidden),
-                l ? clock.layer_backward_ends(l - 1) : embed);
-        if (table.positions) add(&buffers_[table.positions], "positions", table.positions, embed, clock.between_rows(GRAD_NORM));
-        add(&buffers_[0], "embedding", 0, embed, clock.between_rows(GRAD_NORM));
+        add(&buffers_.back(), "norm", units.size() - 1);
+        for (size_t l = 0; l < config_.L; l++) add(&buffers_[1 + l], format("layer.%zu", l), 1 + l);
+        if (table.positions) add(&buffers_[table.positions], "positions", table.positions);
+        add(&buffers_[0], "embedding", 0);
     }
-    prefetched.plan(plan, clock, trains);
+    prefetched.plan(plan);
 }
 
 template <class Dev> void Weights<Dev>::use(Mesh &mesh, Memory &memory, Store *store) {
     mesh_ = &mesh, memory_ = &memory;
+    quantised.point();
     if (store) optimizer.use(*store, memory), trained.pieces.use(*store, memory), frozen.pieces.use(*store, memory);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
 
 #include "../core/common.h"
 #include "../core/dtype.h"
@@ -19,6 +20,8 @@ struct Pieces {  // the pieces that one rank holds, sorted by begin
 template <class X> struct Heads {  // element (t, h, d) is data[t * stride + h * D + d]
     X *data;
     size_t stride;
+
+    auto pointers() const { return std::tuple(data); }  // ../core/rehearsal.h
 };
 
 // T rows of queries in H heads; keys and values in KV heads; D elements a head. A score is scale * q . k.
@@ -34,6 +37,8 @@ template <class X> struct AttentionInputs {
     Heads<const X> q, k, v;    // (T, H, D), (rows, KV, D) twice
     const int32_t *first_key;  // by global position
     AttentionShape shape;
+
+    auto pointers() const { return std::tuple(q.data, k.data, v.data, first_key); }  // ../core/rehearsal.h
 };
 
 // The sums to which the parts of a backward pass add.
@@ -41,6 +46,8 @@ struct AttentionGrads {
     float *dq32;  // (T, H, D)
     float *dk32;  // (rows, KV, D)
     float *dv32;  // (rows, KV, D)
+
+    auto pointers() const { return std::tuple(dq32, dk32, dv32); }  // ../core/rehearsal.h
 };
 
 namespace attention {

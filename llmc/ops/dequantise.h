@@ -12,6 +12,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
 
 #include "../core/blockwise.h"
 #include "../core/common.h"
@@ -49,6 +50,8 @@ struct Quantised {
     const uint8_t *magnitudes;  // 4 bits: (blocks)
     const float *scales;        // 4 bits: (1 + groups), the first of which is the mean; 8 bits: (rows)
     const float *fractions;     // (256) those of both signs
+
+    auto pointers() const { return std::tuple(codes, magnitudes, scales, fractions); }  // ../core/rehearsal.h
 
     HOST_DEVICE size_t count() const { return rows * columns; }
 };

@@ -11,6 +11,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
 
 #include "../core/device.h"
 #include "../core/rng.h"
@@ -20,6 +21,8 @@ struct DropoutMask {
     uint32_t threshold = 0;  // 2^32 times the share that is dropped
     uint64_t seed = 0;
     const int32_t *documents = nullptr, *positions = nullptr;  // (T) of the tokens
+
+    auto pointers() const { return std::tuple(documents, positions); }  // ../core/rehearsal.h
 
     static constexpr size_t group = 4;  // channels of a block
     HOST_DEVICE Counter words(size_t t, size_t c) const {

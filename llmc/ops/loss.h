@@ -26,6 +26,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "../core/common.h"
 #include "matmul.h"
@@ -33,6 +34,8 @@
 
 struct HeadStats {
     float *nll, *entropy, *correct, *max, *sum;  // (N) each
+
+    auto pointers() const { return std::tuple(nll, entropy, correct, max, sum); }  // ../core/rehearsal.h
 
     HeadStats from(size_t n) const { return {nll + n, entropy + n, correct + n, max + n, sum + n}; }
 };
@@ -43,6 +46,8 @@ struct HeadLoss {
     const float *weights;                 // (N) dL/dnll
     float entropy_weight = 0;             // dL/dentropy, the same for all tokens
     float temperature = 1;                // by which logits are divided
+
+    auto pointers() const { return std::tuple(predictors, targets, weights); }  // ../core/rehearsal.h
 
     HeadLoss from(size_t n) const {
         return {predictors + n, targets + n, weights ? weights + n : nullptr, entropy_weight, temperature};

@@ -10,6 +10,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
 
 #include "../core/device.h"
 #include "../core/rng.h"
@@ -18,6 +19,8 @@ struct TokenNoise {
     uint64_t seed = 0;
     const float *magnitudes = nullptr;                         // (T)
     const int32_t *documents = nullptr, *positions = nullptr;  // (T) of the tokens
+
+    auto pointers() const { return std::tuple(magnitudes, documents, positions); }  // ../core/rehearsal.h
 
     static constexpr size_t group = 4;  // channels of a block
     HOST_DEVICE Counter words(size_t t, size_t c) const {

@@ -22,6 +22,7 @@
 #include <cmath>
 #include <limits>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "../core/common.h"
@@ -40,6 +41,8 @@ struct Draws {
     const int32_t *first;                      // (rows + 1) row r has the draws first[r] to first[r + 1]
     const uint64_t *random;                    // (draws) uniform numbers
     const int32_t *first_occurred, *occurred;  // (rows + 1); ids, none twice in a row. Null without a penalty
+
+    auto pointers() const { return std::tuple(first, random, first_occurred, occurred); }  // ../core/rehearsal.h
 };
 
 namespace sampling {

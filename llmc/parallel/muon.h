@@ -10,19 +10,18 @@ template <class Dev> class Muon {
   public:
     using X = typename Dev::X;
 
-    // Plans arrays that are alive at the time `update` alone.
-    void plan(Plan &plan, const Zero<Dev> &zero, size_t update) {
+    void plan(Plan &plan, const Zero<Dev> &zero) {
         size_t bucket = 0, matrix = 0, side = 0;
         for (const Bucket &b : zero.sharding.buckets)
             if (has_matrices(zero, b)) bucket = std::max(bucket, zero.sharding.parts * b.part);
         for (const Tensor &t : zero.table)
             if (t.of_layer) matrix = std::max(matrix, t.count), side = std::max(side, std::min(t.shape[0], t.shape[1]));
-        plan.add(&momenta_, "muon bucket", {bucket}, update, update);
-        plan.add(&room_.x, "muon matrix", {matrix}, update, update);
-        plan.add(&room_.gram, "muon gram", {side, side}, update, update);
-        plan.add(&room_.polynomial, "muon polynomial", {side, side}, update, update);
-        plan.add(&room_.product, "muon product", {side, side}, update, update);
-        plan.add(&room_.norm, "muon norm", {squared_norm_scratch(matrix)}, update, update);
+        plan.transient(&momenta_, "muon bucket", {bucket});
+        plan.transient(&room_.x, "muon matrix", {matrix});
+        plan.transient(&room_.gram, "muon gram", {side, side});
+        plan.transient(&room_.polynomial, "muon polynomial", {side, side});
+        plan.transient(&room_.product, "muon product", {side, side});
+        plan.transient(&room_.norm, "muon norm", {squared_norm_scratch(matrix)});
     }
 
     // m: (shard_count) the momentum, float or bf16

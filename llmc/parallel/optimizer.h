@@ -36,9 +36,8 @@ struct OptimizerState {
 template <class Dev> class Optimizer {
   public:
     // Plans all that training keeps: the parameters and their gradients, too. If `piece` is not 0 the moments lie in a store, in pieces of so many
-    // elements, and at the time `update` some of them are in memory. Neither they nor the parameters lie in a store with Muon, and its moments have not 8 bits.
-    void plan(Plan &plan, Zero<Dev> &zero, Moments moments = Moments::f32, size_t piece = 0, size_t update = 0,
-              bool muon = false) {
+    // elements, and some of them are in memory while update() runs. Neither they nor the parameters lie in a store with Muon, and its moments have not 8 bits.
+    void plan(Plan &plan, Zero<Dev> &zero, Moments moments = Moments::f32, size_t piece = 0, bool muon = false) {
         const size_t n = zero.sharding.shard_count;
         moments_ = moments;
         if (muon) muon_.emplace();
@@ -49,8 +48,8 @@ template <class Dev> class Optimizer {
         plan_moment(plan, zero, m_, muon ? "muon m" : "adamw m", n);
         plan_moment(plan, zero, v_, "adamw v", n - without_v);
         plan.end_state();
-        if (muon) muon_->plan(plan, zero, update);
-        pieces_.plan_windows(plan, update, update);
+        if (muon) muon_->plan(plan, zero);
+        pieces_.plan_windows(plan, true);
         zero.plan_scratch(plan);
     }
 

@@ -49,11 +49,15 @@ class ShardPieces {
         arrays_.push_back({name, sizeof(T), array});
         for (const Piece &p : pieces_) arrays_.back().places.push_back(plan.add_place(name, p.count * sizeof(T)));
     }
-    // Plans the windows of all arrays. They are used in ops [first, last].
-    void plan_windows(Plan &plan, size_t first = 0, size_t last = Plan::always) {
+    // Plans the windows of all arrays.
+    void plan_windows(Plan &plan, bool transient) {
         for (Array &a : arrays_)
-            for (std::byte *&window : a.windows)
-                plan.add(&window, a.name + ", window", {largest_ * a.element}, first, last), plan.travels();
+            for (size_t i = 0; i < std::min(windows, pieces_.size()); i++) {
+                const auto window = &a.windows[i];
+                if (transient) plan.transient(window, a.name + ", window", {largest_ * a.element});
+                else plan.add(window, a.name + ", window", {largest_ * a.element});
+                plan.travels();
+            }
     }
     void use(Store &store, Memory &memory) { store_ = &store, memory_ = &memory; }
 

@@ -94,7 +94,7 @@ template <class Dev> struct Zero {
             else plan.add(&grads, "gradients", {n});
             if constexpr (Floats<X>::halves) add(&lower, name + ", lower halves", sharding.shard_count);
         }
-        pieces.plan_windows(plan);
+        pieces.plan_windows(plan, false);
     }
     void plan_scratch(Plan &plan) {
         plan.add(&norm_scratch, "gradient norm scratch", {1 + squared_norm_scratch(sharding.largest / sharding.parts)});
@@ -127,7 +127,7 @@ template <class Dev> struct Zero {
     void keep(const ShardRanks &ranks, size_t b, const float *buffer) {
         const Bucket &bucket = sharding.buckets[b];
         round_gradients(dev, rounded_grads + bucket.begin, buffer, sharding.parts * bucket.part,
-                        {rounding_key, Purpose::gradients, uint32_t(ranks.rank()) + 1}, bucket.global);
+                        Random{rounding_key, Purpose::gradients, uint32_t(ranks.rank()) + 1}, bucket.global);
     }
 
     // Sums bucket b's gradients over ranks; from stage 1 on each rank gets only its part.     bucket_grads (parts * part), padding 0
@@ -153,7 +153,7 @@ template <class Dev> struct Zero {
         if (!rounds || !sum_.from) return;
         const Bucket &bucket = sharding.buckets[sum_.bucket];
         const size_t own = sharding.own * bucket.part, at = sharding.stage >= 2 ? bucket.shard : bucket.begin + own;
-        round_gradients(dev, rounded_grads + at, sum_.from + own, bucket.part, {sum_.key, Purpose::gradients, 0},
+        round_gradients(dev, rounded_grads + at, sum_.from + own, bucket.part, Random{sum_.key, Purpose::gradients, 0},
                         bucket.global + own);
         sum_.from = nullptr;
     }

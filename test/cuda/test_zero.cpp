@@ -42,7 +42,7 @@ template <class Dev> std::vector<float> train_rank(Dev given, Comm &comm, int st
     float *buffers[2] = {};
     Plan plan;
     Optimizer<Dev> optimizer;
-    optimizer.plan(plan, zero, Moments::f32, 0, 0, muon);
+    optimizer.plan(plan, zero, Moments::f32, 0, muon);
     for (float *&buffer : buffers) plan.add(&buffer, "bucket", {zero.sharding.largest});
     typename Dev::X *gathered;
     plan.add(&gathered, "gathered", {zero.sharding.padded_count(0, zero.sharding.elements)});

@@ -1,0 +1,166 @@
+// A device that computes nothing: a model on it runs its step on made-up addresses, and notes which arrays each op is given. From its first to its last touch
+// an array is alive, which is what a memory plan needs to know.
+//
+//     Rehearsal<CpuF32> dev{cpu, &log}          log: Touches
+//     model.allocate(mesh, true, false)         guards: no two arrays share bytes, so that an address belongs to one array
+//     log.watch(model.plan())
+//     model.accumulate(row, 1, true)
+//     log.finish()                              lifetimes, and the times of the ops
+//
+// What touches arrays beside ops are Memory and Store, which have their stand-ins here, and Comm (../parallel/rehearsal_comm.h).
+#pragma once
+#include <cstring>
+#include <map>
+#include <memory>
+#include <span>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "arena.h"
+#include "graphs.h"
+#include "memory.h"
+#include "store.h"
+#include "timeline.h"
+
+// Which arrays are touched when. Time is counted in ops. An op has the time of its first occurrence, so that all passes share their times. What is copied
+// or sent between two ops (pause) has times of its own behind the first of the two. A return to an earlier op is a loop, as over the tiles of a row:
+// whatever is alive in it is alive from its beginning to its end. But for loops time never goes back within a pass, and so arrays whose lifetimes are
+// disjoint may share bytes.
+class Touches {
+  public:
+    static constexpr uintptr_t base = uintptr_t(1) << 46;  // of the made-up addresses
+    struct Lifetime {
+        size_t first = SIZE_MAX, last = 0;
+        bool in_pause = false;  // its first touch lies between two ops
+        bool touched() const { return first != SIZE_MAX; }
+    };
+
+    void watch(const Plan &plan);
+    void begin_row();                     // the next op begins a pass: that it comes again is no loop
+    void begin(OpKey op, bool in_order);  // in_order: a return to it is a loop
+    void pause();                         // until the next op
+    void touch(const void *address) { touch(std::span(&address, 1)); }
+    void touch(std::span<const void *const> addresses);  // of one call
+    void finish();
+
+    const std::vector<Lifetime> &lifetimes() const { return lifetimes_; }  // of plan.segments()
+    const std::map<OpKey, size_t> &times() const { return times_; }
+
+  private:
+    static constexpr size_t none = SIZE_MAX, calls = 1 << 16;  // calls: the times of a pause
+    struct Range {
+        uintptr_t begin, end;
+        size_t segment;
+    };
+    std::vector<Range> ranges_;  // sorted
+    std::vector<Lifetime> lifetimes_;
+    std::map<OpKey, size_t> times_;
+    std::vector<std::pair<size_t, size_t>> loops_;
+    size_t now_ = none;
+};
+
+template <class T> constexpr bool has_no_pointers = std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_null_pointer_v<T>;
+template <> inline constexpr bool has_no_pointers<struct AttentionShape> = true;
+template <> inline constexpr bool has_no_pointers<struct Pieces> = true;
+template <> inline constexpr bool has_no_pointers<struct AdamW> = true;
+template <> inline constexpr bool has_no_pointers<struct Random> = true;
+template <> inline constexpr bool has_no_pointers<struct Sampling> = true;
+
+template <class Dev> struct Rehearsal {
+    using X = typename Dev::X;
+    Dev real;  // is asked for sizes
+    Touches *log;
+
+    template <class... A> void note(const A &...arguments) const {
+        std::vector<const void *> addresses;
+        (add(addresses, arguments), ...);
+        log->touch(addresses);
+    }
+
+  private:
+    template <class T> static void add(std::vector<const void *> &addresses, const T &argument) {
+        if constexpr (std::is_pointer_v<T>) addresses.push_back(argument);
+        else if constexpr (requires { argument.pointers(); })
+            std::apply([&](auto... p) { (addresses.push_back(p), ...); }, argument.pointers());
+        else static_assert(has_no_pointers<T>, "a struct with pointers says which: pointers()");
+    }
+};
+
+template <class Dev> constexpr bool is_rehearsal = false;
+template <class Dev> constexpr bool is_rehearsal<Rehearsal<Dev>> = true;
+
+enum class Gelu;
+template <Gelu kind, class D, class... A> void gelu_forward(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }
+template <Gelu kind, class D, class... A> void gelu_backward(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }
+template <class D, class G> double squared_norm(const Rehearsal<D> &dev, double *scratch, const G *x, size_t) {
+    return dev.note(scratch, x), 0;
+}
+template <class D> constexpr size_t matmul_run(const Rehearsal<D> &) { return 1; }  // tiles may be of any length
+
+class RehearsalMemory final : public Memory {
+  public:
+    explicit RehearsalMemory(Touches &log) : log_(log) {}
+    std::string device() const override { return "rehearsal"; }
+    size_t available() const override { return SIZE_MAX; }
+    size_t process() const override { return 0; }
+    size_t peak() const override { return 0; }
+    std::byte *allocate(size_t) override { return reinterpret_cast<std::byte *>(Touches::base); }
+    void release(std::byte *, size_t) override {}
+    void fill(void *to, uint8_t, size_t) override { log_.touch(to); }
+    void write(void *to, const void *, size_t) override { log_.touch(to); }
+    void read(void *host, const void *from, size_t bytes) override { log_.touch(from), memset(host, 0, bytes); }
+
+  private:
+    Touches &log_;
+};
+
+class RehearsalStore final : public Store {  // a copy touches its array when it begins, and when it is waited for
+  public:
+    explicit RehearsalStore(Touches &log) : log_(log) {}
+    std::string name() const override { return "rehearsal"; }
+    void leave(size_t place, const void *from, size_t) override { log_.touch(arrays_[place] = from); }
+    void come(size_t place, void *to, size_t) override { log_.touch(arrays_[place] = to); }
+    void wait(size_t place) override { log_.touch(std::exchange(arrays_[place], nullptr)); }
+
+  private:
+    Touches &log_;
+    std::map<size_t, const void *> arrays_;  // by their places, of copies under way
+};
+
+template <class D> std::unique_ptr<Memory> make_memory(const Rehearsal<D> &dev) {
+    return std::make_unique<RehearsalMemory>(*dev.log);
+}
+template <class D> std::unique_ptr<Store> make_store(const Rehearsal<D> &dev, const std::string &, size_t, double) {
+    return std::make_unique<RehearsalStore>(*dev.log);
+}
+template <class D> std::unique_ptr<Graphs> make_graphs(const Rehearsal<D> &) { return nullptr; }
+template <class D> std::unique_ptr<Timeline> make_timeline(const Rehearsal<D> &) { return std::make_unique<HostTimeline>(); }
+
+// Of the other ops one word each, and one a size that is asked of the real device. An op that is missing here does not compile.
+#define REHEARSED(op) \
+    template <class D, class... A> void op(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }
+#define ASKED(size) \
+    template <class D, class... A> constexpr auto size(const Rehearsal<D> &dev, const A &...a) { return size(dev.real, a...); }
+// clang-format off
+REHEARSED(embedding_forward) REHEARSED(embedding_backward) REHEARSED(noise_forward)
+REHEARSED(rmsnorm_forward) REHEARSED(residual_rmsnorm_forward) REHEARSED(rmsnorm_backward)
+REHEARSED(layernorm_forward) REHEARSED(residual_layernorm_forward) REHEARSED(layernorm_backward)
+REHEARSED(matmul_use_scratch) REHEARSED(matmul_forward) REHEARSED(matmul_backward_input) REHEARSED(matmul_backward_weight)
+REHEARSED(qk_norm_rope_forward) REHEARSED(qk_norm_rope_backward)
+REHEARSED(attention_begin) REHEARSED(attention_forward_part) REHEARSED(attention_end)
+REHEARSED(attention_backward_begin) REHEARSED(attention_backward_part) REHEARSED(attention_backward_end)
+REHEARSED(cache_store) REHEARSED(attention_decode) REHEARSED(sample)
+REHEARSED(swiglu_forward) REHEARSED(swiglu_backward) REHEARSED(residual_forward)
+REHEARSED(gather_rows) REHEARSED(scatter_rows) REHEARSED(fused_classifier) REHEARSED(range_classifier) REHEARSED(head_sums)
+REHEARSED(score_forward) REHEARSED(score_backward)
+REHEARSED(copy_rows) REHEARSED(add_rows) REHEARSED(clear_floats) REHEARSED(round_floats)
+REHEARSED(widen_gradients) REHEARSED(round_gradients) REHEARSED(add_squared_norm)
+REHEARSED(dropout_forward) REHEARSED(dropout_backward) REHEARSED(dequantise)
+REHEARSED(adamw_update) REHEARSED(muon_momentum) REHEARSED(muon_update) REHEARSED(scale_and_shift)
+ASKED(matmul_scratch) ASKED(rmsnorm_scratch) ASKED(layernorm_scratch) ASKED(attention_scratch)
+ASKED(attention_decode_scratch) ASKED(logits_ld) ASKED(dlogits_ld) ASKED(lm_head_bytes) ASKED(lm_head_least_rows) ASKED(dlogits_room)
+// clang-format on
+#undef REHEARSED
+#undef ASKED

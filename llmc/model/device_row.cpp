@@ -1,0 +1,65 @@
+#include "device_row.h"
+
+#include <algorithm>
+#include <cmath>
+
+void DeviceRow::plan(Plan &plan, size_t T_max) {
+    const bool trains = limits_.mode == Mode::train;
+    const size_t positions = std::max(T_max * limits_.ranks.sp, limits_.sequences);
+    plan.add(&tokens, "row.tokens", {T_max});
+    plan.add(&doc_pos, "row.doc_pos", {T_max});
+    plan.add(&first_key, "row.first_key", {positions});
+    plan.add(&first_key_window, "row.first_key_window", {positions});
+    plan.add(&predictors, "row.predictors", {T_max});
+    plan.add(&targets, "row.targets", {T_max});
+    plan.add(&weights, "row.weights", {T_max});
+    if (trains && (config_.lora.dropout > 0 || limits_.neftune_alpha > 0)) plan.add(&documents, "row.document", {T_max});
+    if (trains && limits_.neftune_alpha > 0) plan.add(&magnitudes, "row.noise", {T_max});
+}
+
+void DeviceRow::load(const Row &row, Memory &memory) {
+    T = row.T, N = row.predictors.size();
+    write(memory, tokens, row.tokens);
+    write(memory, doc_pos, row.doc_pos);
+    write(memory, predictors, row.predictors);
+    write(memory, targets, row.targets);
+}
+
+void DeviceRow::load_part(const Row &whole, size_t element, Memory &memory) {
+    const size_t rank = limits_.ranks.sp_rank();
+    split = split_row(config_, limits_.ranks, element, whole);
+    load(local_row(whole, *split, rank), memory);
+    numbers = local_predictors(whole, *split, rank);
+    predictors_of_whole = whole.predictors.size();
+    load_first_keys(whole.doc_begin, memory);
+}
+
+void DeviceRow::load_documents(const Row &whole, bool noise, Memory &memory) {
+    std::vector<int32_t> of_whole(whole.T, -1), own;  // -1: of padding
+    std::vector<float> magnitude_of_whole(whole.T, 0), own_magnitudes;
+    for (size_t i = 0; i < whole.documents.size(); i++) {
+        const ptrdiff_t begin = ptrdiff_t(whole.doc_offsets[i]), end = ptrdiff_t(whole.doc_offsets[i + 1]);
+        const double magnitude = double(limits_.neftune_alpha) / std::sqrt(double(end - begin) * double(config_.C));
+        std::fill(of_whole.begin() + begin, of_whole.begin() + end, int32_t(whole.documents[i]));
+        std::fill(magnitude_of_whole.begin() + begin, magnitude_of_whole.begin() + end, float(magnitude));
+    }
+    for (size_t p : split->positions(limits_.ranks.sp_rank()))
+        own.push_back(of_whole[p]), own_magnitudes.push_back(magnitude_of_whole[p]);
+    write(memory, documents, own);
+    if (noise) write(memory, magnitudes, own_magnitudes);
+}
+
+void DeviceRow::load_first_keys(std::span<const int32_t> doc_begin, Memory &memory) {
+    const int32_t window = int32_t(*std::max_element(config_.window.begin(), config_.window.end()));
+    std::vector<int32_t> first(doc_begin.begin(), doc_begin.end());
+    write(memory, first_key, first);
+    for (size_t p = 0; p < first.size(); p++) first[p] = std::max(first[p], int32_t(p) - window + 1);
+    write(memory, first_key_window, first);
+}
+
+void DeviceRow::load_weights(std::span<const float> of_whole, float entropy, Memory &memory) {
+    std::vector<float> own(N);
+    for (size_t n = 0; n < N; n++) own[n] = of_whole[numbers[n]];
+    write(memory, weights, own);
+    entropy_weight = entropy;
+}

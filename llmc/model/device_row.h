@@ -1,0 +1,46 @@
+// This rank's part of a packed row, on the device.
+#pragma once
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "../core/arena.h"
+#include "../core/memory.h"
+#include "../data/dataloader.h"
+#include "../parallel/split.h"
+#include "config.h"
+#include "model.h"
+
+struct DeviceRow {
+    DeviceRow(const ModelConfig &config, const ModelLimits &limits) : config_(config), limits_(limits) {}
+
+    size_t T = 0, N = 0;
+    std::vector<size_t> numbers;     // (N) of each predictor among those of the whole row, on the host
+    size_t predictors_of_whole = 0;  // of the whole row
+    std::optional<SequenceSplit> split;
+    int32_t *tokens;            // (T)
+    int32_t *doc_pos;           // (T) position in the document
+    int32_t *documents;         // (T) number of the document in its file, with dropout or noise
+    float *magnitudes;          // (T) of the noise
+    int32_t *first_key;         // (sp*T) the first key that each position of the whole row sees; of generated tokens (sequences)
+    int32_t *first_key_window;  // (sp*T) the same in layers with a sliding window
+    int32_t *predictors;        // (N) the positions whose logits predict the targets
+    int32_t *targets;           // (N)
+    float *weights;             // (N) dL/dnll, of a reward model dL/dscore
+    float entropy_weight;       // dL/dentropy of each predictor
+
+    void plan(Plan &plan, size_t T_max);
+    void load(const Row &row, Memory &memory);  // the row as it is
+    // Takes this rank's part of a row, which is padded (pad_row). element: bytes of X
+    void load_part(const Row &whole, size_t element, Memory &memory);
+    // Computes the first visible key of each position, without and with the sliding window. doc_begin[p] is the first position of p's document.
+    void load_first_keys(std::span<const int32_t> doc_begin, Memory &memory);
+    // Of which document each token is, for dropout and noise, and the magnitude of its noise.
+    void load_documents(const Row &whole, bool noise, Memory &memory);
+    // This rank's part of the derivatives.
+    void load_weights(std::span<const float> of_whole, float entropy_weight, Memory &memory);
+
+  private:
+    const ModelConfig &config_;
+    const ModelLimits &limits_;
+};
