@@ -64,7 +64,7 @@ def read_words(words):
         name = name[2:].replace("-", "_")
         if name in ("config", "config_file"):
             if len(values) != 1:
-                raise PortError(f"--{name} needs one file")
+                raise PortError(f"--{name} needs one file\n  fix: --{name} FILE.yaml")
             files.append(values[0])
         elif len(values) == 1 and re.match(r"\s*\{\s*[\"}]", values[0]) and name != "chat_template_kwargs" and is_object(values[0]):
             given += read_object(json.loads(values[0]), name + ".", word)  # --lr_scheduler_kwargs '{"min_lr_rate": 0.1}'
@@ -120,8 +120,8 @@ def read_object(value, prefix, where):
         if isinstance(inner, dict):
             settings += read_object(inner, name + ".", where)  # {"adam": {"lr": 1e-5}} is adam.lr
         elif isinstance(inner, list) and any(isinstance(entry, dict) for entry in inner):
-            settings += read_datasets(inner, name, place) if all(isinstance(entry, dict) and "path" in entry for entry in inner) else \
-                [Setting(name, [json.dumps(inner)], place)]
+            is_data = all(isinstance(entry, dict) and ("path" in entry or "dataset" in name) for entry in inner)
+            settings += read_datasets(inner, name, place) if is_data else [Setting(name, [json.dumps(inner)], place)]
         else:
             settings.append(Setting(name, [to_text(v) for v in inner] if isinstance(inner, list) else [to_text(inner)], place))
     return settings
@@ -140,7 +140,7 @@ def read_datasets(entries, key, where):
         if isinstance(files, dict):
             files = files.get(split or "train", list(files.values()))
         files = [files] if isinstance(files, str) else files or []
-        if not all(isinstance(file, str) for file in files):
+        if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
             raise PortError(f"data_files of {place} are no names of files\n  fix: data_files: FILE, or a list of them")
         if path in ("json", "csv", "parquet", "text"):
             if not files:

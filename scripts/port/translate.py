@@ -68,7 +68,7 @@ class Translation:
     def number(self, flag, otherwise):
         try:
             return int(float(self.flag(flag, otherwise)))
-        except ValueError:
+        except (ValueError, OverflowError):
             return otherwise  # the program names the value
 
     def ranks(self):
@@ -154,6 +154,8 @@ class Translation:
             values[0] = values[0].lower()
         if about["whole"] and len(values) == 1 and values[0].endswith(".0"):
             values[0] = values[0][:-2]  # num_train_epochs 3.0
+        if flag in ("data", "eval_data") and len(values) > 1:
+            values = [",".join(values)]
         if len(values) == 1 and values[0] in ("None", "none", "null") and not about["boolean"] and about["wanted"] != "text":
             return  # stands for the default
         self.set(flag, values or ["true"] * about["boolean"], setting.where, by_default)
@@ -189,6 +191,8 @@ class Translation:
                 call()
             except PortError as error:
                 self.refuse(str(error))
+            except ValueError as error:  # of a number that is none
+                self.refuse(f"{error}\n  fix: a number in its place")
 
     def name_data(self):
         """The revision of the model, the subset and the split of the data, which their names have at the end here."""
@@ -244,7 +248,7 @@ class Translation:
         """Sets the prompts of a batch of answers, which TRL counts in answers."""
         if self.task != "grpo" or "rollout_batch_size" in self.given:
             return
-        n, ranks = self.number("n", 8), self.ranks()
+        n, ranks = max(1, self.number("n", 8)), self.ranks()
         answers = self.count("generation_batch_size", samples * ranks * self.count("steps_per_generation", accumulated))
         if answers % n:
             return self.refuse(f"a batch of {answers} answers (generation_batch_size, or per_device_train_batch_size * ranks * steps_per_generation) is no "

@@ -218,6 +218,14 @@ def test_words_that_are_refused(tmp_path, words, message):
     assert message in refused(words, tmp_path)
 
 
+@pytest.mark.parametrize("more", [
+    {"datasets": [{"path": "a/b", "data_files": 1}]}, {"datasets": [{"path": None}]}, {"sequence_len": "1e400"}, {"val_set_size": "x"}, {"num_epochs": "x", "evals_per_epoch": 2,
+     "val_set_size": 0.1}, {"micro_batch_size": 1.5}, {"cosine_min_lr_ratio": [1, 2]}, {"trl": {"beta": "x"}, "rl": "grpo"}, {"lr_scheduler_kwargs": {"min_lr": "x"}}])
+def test_bad_values_end_in_a_message(tmp_path, more):
+    said = refused("", tmp_path, AXOLOTL | more)
+    assert "Traceback" not in said and ("\n  fix: " in said or " is not a " in said)
+
+
 def test_all_problems_come_in_one_message(tmp_path):
     """With the command in our names. Values that must not be taken over are not."""
     said = call("sft --base_model M --dataset_name 'D;x' --output_dir O --warmup_steps 2.5 --use_dora --learning_rate x --max_grad_norm -1 --frobnicate", tmp_path).stderr
