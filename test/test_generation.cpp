@@ -52,7 +52,7 @@ std::vector<Completion> run(const std::vector<Prompt> &prompts, const Setting &s
                                       .eos = s.eos,
                                       .stop = {bytes(), s.stop},
                                       .logps = true};
-    GenerationRoom room(prompts, settings, s.sequences);
+    GenerationLimits room(prompts, settings, s.sequences);
     if (s.pages) room.pages = s.pages;
     ModelLimits limits;
     limits.mode = Mode::generate, limits.row_tokens = row_multiple, limits.positions = row_multiple;

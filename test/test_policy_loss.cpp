@@ -19,8 +19,8 @@ const Answers logp_ref = {{-0.9, -1.0}, {-0.4, -1.9, -1.0}, {-1.0}, {-1.3, -0.5}
 
 const Answers logp_smp = {{-0.72, -1.17}, {-0.52, -1.95, -3.3}, {-0.88}, {-1.1, -0.42}, {0.0}, {-1.52, -0.57, -0.31}};
 
-static std::vector<Judged> batch() {
-    std::vector<Judged> out;
+static std::vector<ScoredRollout> batch() {
+    std::vector<ScoredRollout> out;
     for (size_t i = 0; i < rewards.size(); i++) out.push_back({int64_t(i / 3), rewards[i], logp_old[i], logp_ref[i]});
     return out;
 }
@@ -89,10 +89,10 @@ TEST(Advantages, ReturnsAreDiscountedWithoutABaseline) {
     AdvantageOptions o = estimator("reinforce");
     o.gamma = 0.5, o.no_std_norm = true;
     const Numbers two = {-1, -1, -1};
-    const auto got = advantages(o, std::vector<Judged>{{0, 4, two, {}}}).advantages;
+    const auto got = advantages(o, std::vector<ScoredRollout>{{0, 4, two, {}}}).advantages;
     expect_answers("0.5", got, {{1 - 7.0 / 3, 2 - 7.0 / 3, 4 - 7.0 / 3}}, 1e-15);
     o.estimator = "dr_grpo";  // groups are not discounted
-    expect_answers("groups", advantages(o, std::vector<Judged>{{0, 4, two, {}}, {0, 0, two, {}}}).advantages,
+    expect_answers("groups", advantages(o, std::vector<ScoredRollout>{{0, 4, two, {}}, {0, 0, two, {}}}).advantages,
                    {{2, 2, 2}, {-2, -2, -2}}, 1e-15);
 }
 
@@ -100,7 +100,8 @@ TEST(Advantages, AreClippedAfterTheBaseline) {
     AdvantageOptions o = estimator("dr_grpo");
     o.reward_clip = {-1, 2};
     const Numbers one = {-1};
-    expect_answers("clipped", advantages(o, std::vector<Judged>{{7, 100, one, {}}, {7, 90, one, {}}}).advantages, {{2}, {-1}}, 0);
+    expect_answers("clipped", advantages(o, std::vector<ScoredRollout>{{7, 100, one, {}}, {7, 90, one, {}}}).advantages,
+                   {{2}, {-1}}, 0);
 }
 
 TEST(Advantages, AGroupOfEqualRewardsTeachesNothing) {
@@ -108,13 +109,13 @@ TEST(Advantages, AGroupOfEqualRewardsTeachesNothing) {
     for (const char *name : {"reinforce_baseline", "rloo", "group_norm", "dr_grpo"})
         for (double reward = 0.01; reward < 1; reward += 0.01)
             for (size_t n = 3; n <= 16; n++)
-                for (const auto &a : advantages(estimator(name), std::vector<Judged>(n, {0, reward, one, {}})).advantages)
+                for (const auto &a : advantages(estimator(name), std::vector<ScoredRollout>(n, {0, reward, one, {}})).advantages)
                     EXPECT_EQ(a[0], 0.0);
 }
 
 TEST(Advantages, OneSuccessAmongEight) {
     const Numbers one = {-1};
-    std::vector<Judged> eight(8, {0, 0, one, {}});
+    std::vector<ScoredRollout> eight(8, {0, 0, one, {}});
     eight[3].reward = 1;
     const auto got = advantages(estimator("group_norm"), eight).advantages;
     EXPECT_NEAR(got[3][0], 2.474874, 6e-7);
@@ -127,7 +128,7 @@ TEST(Advantages, ExpectedGradients) {
         double sum = 0;
         const Numbers one = {-1};
         for (size_t outcome = 0; outcome < size_t(1) << n; outcome++) {
-            std::vector<Judged> group;
+            std::vector<ScoredRollout> group;
             double probability = 1;
             for (size_t i = 0; i < n; i++) {
                 const bool a = outcome >> i & 1;
@@ -150,7 +151,7 @@ TEST(Advantages, ExpectedGradients) {
 
 TEST(Advantages, RefusesWhatHasNoBaseline) {
     const Numbers one = {-1};
-    const std::vector<Judged> batch = {{4, 1, one, {}}, {5, 1, one, {}}, {5, 0, one, {}}};
+    const std::vector<ScoredRollout> batch = {{4, 1, one, {}}, {5, 1, one, {}}, {5, 0, one, {}}};
     expect_contains(error_of([&] { advantages(estimator("group_norm"), batch); }), {"group 4", "one rollout", "reinforce"});
     EXPECT_EQ(advantages(estimator("reinforce"), batch).advantages.size(), 3u);
     expect_contains(error_of([&] { check_options(estimator("grpo")); }), {"grpo", "group_norm", "rloo"});
@@ -160,7 +161,7 @@ TEST(Advantages, RefusesWhatHasNoBaseline) {
 const Answers values_old = {{0.6, 0.8}, {0.3, 0.2, 0.1}, {0.2}, {0.1, 0.0}, {0.3}, {0.4, 0.7, 0.9}};
 const Answers values = {{0.5, 1.1}, {0.35, -0.1, 0.15}, {0.5}, {0.1, 0.1}, {0.05}, {0.45, 1.0, 0.8}};
 
-static std::vector<Judged> valued_batch() {
+static std::vector<ScoredRollout> valued_batch() {
     auto out = batch();
     for (size_t i = 0; i < out.size(); i++) out[i].values = values_old[i];
     return out;
@@ -201,7 +202,7 @@ TEST(Advantages, OfACriticWithDiscount) {
     o.gamma = 0.5, o.gae_lambda = 0.5, o.no_std_norm = true;
     // delta = 0.5 V_(t+1) - V_t, and 2 - V of the last token; A = delta + A_(t+1) / 4
     const Answers returns = {{0.5 - 0.375 + 0.5 / 4, 0.25 + 0.5, 2}};
-    expect_answers("returns", advantages(o, std::vector<Judged>{{0, 2, three, {}, v}}).returns, returns, 1e-15);
+    expect_answers("returns", advantages(o, std::vector<ScoredRollout>{{0, 2, three, {}, v}}).returns, returns, 1e-15);
 }
 
 // Then the returns are those of reinforce, whatever the critic says.

@@ -9,7 +9,7 @@
 #include "program.h"
 
 // Each rank checks its own GPU, before any model is there; one rank says so.
-template <class X> void check_gpu(Cuda<X> dev, const Options &options, bool speaks) {
+template <class X> void check_gpu(Cuda<X> dev, const Options &options, bool is_main_rank) {
     int driver = 0, number = 0;
     char place[32];
     cuda_check(cudaDriverGetVersion(&driver), "the driver does not tell its version");
@@ -22,7 +22,7 @@ template <class X> void check_gpu(Cuda<X> dev, const Options &options, bool spea
     const auto begin = std::chrono::steady_clock::now();
     const size_t ops = compare_ops(run_ops(dev), cpu_op_results(options.dtype), options.tf32 || sizeof(X) == 2, device);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    if (speaks) printf("GPU check: %zu ops agree with the CPU (%.1f s)\n", ops, seconds);
+    if (is_main_rank) printf("GPU check: %zu ops agree with the CPU (%.1f s)\n", ops, seconds);
     if (options.gpu_check == "once") remember_gpu_check(key);
 }
 

@@ -132,9 +132,9 @@ int evaluate(Run &run) {
         for (double value : values)
             if (!std::isfinite(value))
                 die("the loss of %s on %s is not finite\n  fix: look for NaN in the weights", o.model.c_str(), o.data.c_str());
-        if (run.speaks() && !o.scores.empty()) write_scores(run, *data, samples, values);
+        if (run.is_main_rank() && !o.scores.empty()) write_scores(run, *data, samples, values);
     });
-    if (!run.speaks()) return 0;
+    if (!run.is_main_rank()) return 0;
     size_t tokens = 0;
     for (size_t s : samples) tokens += data->sample_length(s);
     if (!run.config.reward) report_loss(run, sums, data->first(samples.size()), tokens, seconds);

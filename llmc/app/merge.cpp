@@ -62,7 +62,7 @@ std::set<std::string> quantised_names(const ModelConfig &config) {
 int merge(Run &run) {
     const Options &o = run.options;
     const ModelConfig &config = run.config;
-    if (!run.speaks()) return 0;
+    if (!run.is_main_rank()) return 0;
     OutputDirectory output(o.output_dir);
     for (const auto &[flag, path] : inputs_of(run)) output.refuse_input(flag, path);
     if (!o.overwrite && output.holds_run())

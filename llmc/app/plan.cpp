@@ -177,10 +177,10 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
     const auto line = [](const std::string &what, size_t n) { printf("%-78s %12s\n", what.c_str(), human_bytes(n).c_str()); };
     const char *const place = o.offload_dir.empty() ? "in the host's memory" : "on disk";
     printf("%s", model->plan().store_table(place).c_str());
-    for (const Beside &other : run.beside) {
-        const auto beside = model_beside(run, other, limits);
-        line(other.what, beside->plan().bytes());
-        if (const size_t stored = beside->plan().store_bytes()) line(format("%s, %s", other.what, place), stored);
+    for (const CoResidentModel &other : run.co_residents) {
+        const auto resident = co_resident_model(run, other, limits);
+        line(other.what, resident->plan().bytes());
+        if (const size_t stored = resident->plan().store_bytes()) line(format("%s, %s", other.what, place), stored);
     }
     if (ranks > 1) line(format("%zu ranks, which share the memory of this machine", ranks), ranks * of_rank);
     if (room.process) line("the process itself, with what its libraries generate", room.process);
@@ -202,7 +202,7 @@ int print_plan(const Run &run, const std::optional<Continuation> &continuation) 
     limits.row_tokens = limits.positions = row_multiple;
     const auto least = plan_model(run, o.recompute, limits, memory);
     printf("longest sample that fits: none; parameters and optimizer%s alone need %s\n",
-           run.beside.empty() ? "" : ", with the models beside,", human_bytes(rank_bytes(run, *least, limits)).c_str());
+           run.co_residents.empty() ? "" : ", with the models beside,", human_bytes(rank_bytes(run, *least, limits)).c_str());
     return 0;
 }
 

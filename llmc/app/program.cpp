@@ -28,17 +28,18 @@ static bool finds_gpu(const Program &program, const Options &o, std::string &not
 }
 
 // Decides whether to compute on a GPU, and fills in the options that depend on it. --plan --gpu needs no GPU, but the sizes that kernels need.
-static bool choose_device(const Program &program, Options &o, bool speaks) {
+static bool choose_device(const Program &program, Options &o, bool is_main_rank) {
     std::string note;
     const bool gpu = program.cuda_models && o.plan && !o.gpu.empty() ? o.device != "cpu" : finds_gpu(program, o, note);
-    if (!note.empty() && speaks) printf("note: %s\n", note.c_str());
+    if (!note.empty() && is_main_rank) printf("note: %s\n", note.c_str());
     if (o.attention_tflops == 0) o.attention_tflops = gpu ? 400 : 0.05;
     if (o.link_gb_s == 0) o.link_gb_s = gpu ? 50 : 5;
     if (o.dtype == "auto") o.dtype = gpu || !o.gpu.empty() ? "bf16" : "f32";  // on GPUs bf16 is the default
-    if (o.tf32 && (!gpu || o.dtype != "f32") && speaks)
+    if (o.tf32 && (!gpu || o.dtype != "f32") && is_main_rank)
         printf("note: --tf32 is for float products on a GPU, and there are none in this run\n");
-    if (o.autotune && !gpu && speaks) printf("note: --autotune is for products on a GPU, and there are none in this run\n");
-    if (o.cuda_graphs && !gpu && speaks) printf("note: --cuda_graphs is for launches on a GPU, and there are none in this run\n");
+    if (o.autotune && !gpu && is_main_rank) printf("note: --autotune is for products on a GPU, and there are none in this run\n");
+    if (o.cuda_graphs && !gpu && is_main_rank)
+        printf("note: --cuda_graphs is for launches on a GPU, and there are none in this run\n");
     const bool for_gpu = gpu || !o.gpu.empty();
     if (!o.offload.empty() && !for_gpu && o.offload_dir.empty())
         die("--offload on a CPU needs a disk for what leaves the memory\n  fix: --offload_dir DIR, on a local disk");
@@ -50,10 +51,10 @@ static bool choose_device(const Program &program, Options &o, bool speaks) {
 
 // Runs one rank. `threads` says that all ranks are threads of this process.
 static int run_rank(const Program &program, Parsed parsed, Comm &host, bool threads) {
-    const bool speaks = host.rank == 0;
+    const bool is_main_rank = host.rank == 0;
     Options &o = parsed.options;
     for (const std::string &note : parsed.notes)
-        if (speaks) printf("note: %s\n", note.c_str());
+        if (is_main_rank) printf("note: %s\n", note.c_str());
     const auto hosts = host.gather(host_name());
     const size_t here = size_t(std::count(hosts.begin(), hosts.end(), hosts[size_t(host.rank)]));  // ranks on this machine
     if (o.threads == 0)
@@ -61,7 +62,7 @@ static int run_rank(const Program &program, Parsed parsed, Comm &host, bool thre
             getenv("OMP_NUM_THREADS") ? size_t(omp_get_max_threads()) : std::max<size_t>(1, size_t(omp_get_num_procs()) / here);
     omp_set_num_threads(int(o.threads));  // for parallel regions without num_threads
     bool gpu = false;
-    agree(host, [&] { gpu = choose_device(program, o, speaks); });
+    agree(host, [&] { gpu = choose_device(program, o, is_main_rank); });
     const auto gpus = host.gather(int(gpu));
     agree(host, [&] {
         for (size_t r = 0; r < gpus.size(); r++)

@@ -83,14 +83,14 @@ int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t shari
                                       : size_t(comm.size),
                      demo = world % 2 ? 1 : 2;
         open_model_config(run);
-        if (run.speaks()) check_results(run);
+        if (run.is_main_rank()) check_results(run);
         if (parsed.default_max_len) run.options.max_len = std::min(o.max_len, run.config.max_positions);
         run.ranks = ranks_of(run, world, o.fit ? 1 : o.ring_attn_size ? o.ring_attn_size : demo);
     });
-    if (run.options.plan) agree(comm, [&] { run.beside = make_objective(run)->beside(); });
+    if (run.options.plan) agree(comm, [&] { run.co_residents = make_objective(run)->co_residents(); });
     std::optional<Continuation> continuation;
     if (run.options.plan && run.options.sample_every) continuation.emplace(run);
-    if (run.options.plan && !run.speaks()) return 0;
+    if (run.options.plan && !run.is_main_rank()) return 0;
     if (run.options.plan) return run.options.fit ? print_fit(run) : print_plan(run, continuation);
     if (const std::string &dir = run.model_dir; !dir.empty())
         expect_same_files(run, {dir + "/config.json", dir + "/tokenizer.json"});

@@ -143,32 +143,32 @@ class Prediction {
         const bool every = parts_.sharding.stage >= 2, sums = last || every;
         const size_t L = c_.L, norm = parts_.trained.units.size() - 1, positions = parts_.trained.positions;
         const size_t head_unit = parts_.trained.head;
-        std::vector<Beside> first = weights(0);
+        std::vector<Transfer> first = weights(0);
         if (positions) append(first, weights(positions));
         alone(first);
         stretch("embedding", key(Pass::forward, EMBED), key(Pass::forward, EMBED), 0, weights(1),
                 [&] { row_op(Pass::forward, EMBED); });
         for (size_t l = 0; l < L; l++) {
-            std::vector<Beside> beside = weights(l + 1 < L ? 2 + l : norm);
-            if (l + 1 == L) append(beside, weights(head_unit));
-            if (l > 0) beside.push_back({Interval::out, "activations of ", l, kept_});
-            forward(l, beside);
+            std::vector<Transfer> transfers = weights(l + 1 < L ? 2 + l : norm);
+            if (l + 1 == L) append(transfers, weights(head_unit));
+            if (l > 0) transfers.push_back({Interval::out, "activations of ", l, kept_});
+            forward(l, transfers);
         }
         forward_ = sum_.products + sum_.attention + sum_.other;
         stretch("head", key(Pass::forward, FINAL_NORM), key(Pass::backward, FINAL_NORM), 0, {},
                 [&] { row_op(Pass::forward, FINAL_NORM), head(), row_op(Pass::backward, FINAL_NORM); });
         for (size_t l = L; l-- > 0;) {  // a layer's gradients are summed while the one before it is computed
-            std::vector<Beside> beside;
-            if (sums) beside = {gradients(l + 1 < L ? 2 + l : norm, last)};
-            if (sums && l + 1 == L && head_unit) beside.push_back(gradients(head_unit, last));
-            if (every && l + 1 == L && !head_unit) beside.push_back(gradients(0, false));  // it is the embedding
-            if (l > 0 && l + 1 < L) append(beside, weights(l));
-            if (l > 0) beside.push_back({Interval::in, "activations of ", l, kept_});
-            backward(l, beside);
+            std::vector<Transfer> transfers;
+            if (sums) transfers = {gradients(l + 1 < L ? 2 + l : norm, last)};
+            if (sums && l + 1 == L && head_unit) transfers.push_back(gradients(head_unit, last));
+            if (every && l + 1 == L && !head_unit) transfers.push_back(gradients(0, false));  // it is the embedding
+            if (l > 0 && l + 1 < L) append(transfers, weights(l));
+            if (l > 0) transfers.push_back({Interval::in, "activations of ", l, kept_});
+            backward(l, transfers);
         }
         stretch("embedding, backward", key(Pass::backward, EMBED), key(Pass::backward, EMBED), 0, {},
                 [&] { row_op(Pass::backward, EMBED); });
-        std::vector<Beside> rest;
+        std::vector<Transfer> rest;
         if (sums) rest = {gradients(1, last), gradients(0, last)};
         if (sums && positions) rest.push_back(gradients(positions, last));
         alone(rest);
@@ -180,7 +180,7 @@ class Prediction {
         before_ += sum_.all(), sum_ = {};
         const OpKey norm = key(Pass::step, GRAD_NORM), adamw = key(Pass::step, ADAMW);
         stretch("gradient norm", norm, norm, 0, {}, [&] { row_op(Pass::step, ZERO_GRAD), row_op(Pass::step, GRAD_NORM); });
-        const Beside in{Interval::in, "moments and weights", whole, updated_}, out{Interval::out, in.what, whole, updated_};
+        const Transfer in{Interval::in, "moments and weights", whole, updated_}, out{Interval::out, in.what, whole, updated_};
         stretch("optimizer", adamw, adamw, 0, {in, out}, [&] { row_op(Pass::step, ADAMW); });
         double messages = seconds_of(messages_.momenta());
         if (!divided_) messages += std::max(seconds_of(messages_.gather(0)), seconds_of(messages_.gather_all()) - forward_);
@@ -190,20 +190,20 @@ class Prediction {
 
   private:
     static constexpr size_t whole = SIZE_MAX;
-    struct Beside {  // what is on its way while ops run
+    struct Transfer {  // what is on its way while ops run
         Interval::Lane lane;
         const char *what;
         size_t unit;  // whole: of all
         double seconds;
     };
-    static void append(std::vector<Beside> &to, const std::vector<Beside> &more) {
+    static void append(std::vector<Transfer> &to, const std::vector<Transfer> &more) {
         to.insert(to.end(), more.begin(), more.end());
     }
-    std::vector<Beside> weights(size_t unit) const {
+    std::vector<Transfer> weights(size_t unit) const {
         return {{Interval::messages, "weights of ", unit, gather(unit)}, {Interval::in, "weights of ", unit, copy(unit)}};
     }
-    Beside gradients(size_t unit, bool last) const { return {Interval::messages, "gradients of ", unit, reduce(unit, last)}; }
-    std::string name_of(const Beside &b) const {
+    Transfer gradients(size_t unit, bool last) const { return {Interval::messages, "gradients of ", unit, reduce(unit, last)}; }
+    std::string name_of(const Transfer &b) const {
         const Table &table = parts_.trained;
         if (b.unit == whole) return b.what;
         if (b.unit > 0 && b.unit <= c_.L) return format("%slayer %zu", b.what, b.unit - 1);
@@ -255,14 +255,15 @@ class Prediction {
 
     // Adds ops, and what they wait for: bytes that a ring sends, and what is on its way beside them.
     template <class F>
-    void stretch(const std::string &what, OpKey first, OpKey last, size_t ring_bytes, const std::vector<Beside> &beside,
+    void stretch(const std::string &what, OpKey first, OpKey last, size_t ring_bytes, const std::vector<Transfer> &transfers,
                  F add_ops) {
         const StepSeconds before = sum_;
         add_ops();
         const double begin = before_ + before.all(), ops = sum_.all() - before.all();
         record(Interval::ops, what, begin, ops, first, last);
         double busy[Interval::lanes] = {};
-        for (const Beside &b : beside) record(b.lane, name_of(b), begin + busy[b.lane], b.seconds), busy[b.lane] += b.seconds;
+        for (const Transfer &b : transfers)
+            record(b.lane, name_of(b), begin + busy[b.lane], b.seconds), busy[b.lane] += b.seconds;
         const double ring = double(ring_bytes) / double(r_.sp) / rate_of_ring(r_, rates_);
         record(Interval::messages, "keys and values", begin + busy[Interval::messages], ring);
         const double waiting = waits(ring, sum_.attention - before.attention);
@@ -271,8 +272,8 @@ class Prediction {
         sum_.copies += std::max(0.0, std::max(busy[Interval::out], busy[Interval::in]) - ops - messages);
     }
     // Adds what all ops wait for, one after the other.
-    void alone(const std::vector<Beside> &waited_for) {
-        for (const Beside &b : waited_for) {
+    void alone(const std::vector<Transfer> &waited_for) {
+        for (const Transfer &b : waited_for) {
             record(b.lane, name_of(b), before_ + sum_.all(), b.seconds);
             (b.lane == Interval::messages ? sum_.messages : sum_.copies) += b.seconds;
         }
@@ -281,17 +282,17 @@ class Prediction {
         if (intervals_ && seconds > 0) intervals_->push_back({lane, what, begin, seconds, first, last});
     }
 
-    void forward(size_t l, const std::vector<Beside> &beside) {
+    void forward(size_t l, const std::vector<Transfer> &transfers) {
         stretch(format("layer %zu", l), OpKey{size_t(Pass::forward), 0, l},
-                OpKey{size_t(Pass::forward), ops_.layer.size() - 1, l}, messages_.kv(l, false), beside, [&] {
+                OpKey{size_t(Pass::forward), ops_.layer.size() - 1, l}, messages_.kv(l, false), transfers, [&] {
                     dequantise();
                     for (size_t op = 0; op < ops_.layer.size(); op++) add(Pass::forward, op, l);
                 });
     }
-    void backward(size_t l, const std::vector<Beside> &beside) {
+    void backward(size_t l, const std::vector<Transfer> &transfers) {
         const size_t sent = messages_.kv(l, true) + messages_.dkv(l);
         stretch(format("layer %zu, backward", l), OpKey{size_t(Pass::backward), ops_.layer.size() - 1, l},
-                OpKey{size_t(Pass::backward), ops_.attention, l}, sent, beside, [&] {
+                OpKey{size_t(Pass::backward), ops_.attention, l}, sent, transfers, [&] {
                     dequantise();
                     for (size_t op = 0; op < ops_.layer.size(); op++) {
                         if (work_.recompute >= ops_.layer[op].from) add(Pass::recompute, op, l);

@@ -52,21 +52,21 @@ struct Group {
     }
 };
 
-std::vector<double> shaped_rewards(Baseline baseline, std::span<const Judged> batch) {
+std::vector<double> shaped_rewards(Baseline baseline, std::span<const ScoredRollout> batch) {
     std::vector<double> shaped;
     if (baseline == Baseline::none) {
-        for (const Judged &j : batch) shaped.push_back(j.reward);
+        for (const ScoredRollout &j : batch) shaped.push_back(j.reward);
         return shaped;
     }
     std::map<int64_t, Group> groups;
-    for (const Judged &j : batch) groups[j.group].rewards.push_back(j.reward);
+    for (const ScoredRollout &j : batch) groups[j.group].rewards.push_back(j.reward);
     for (auto &[number, group] : groups) {
         if (group.rewards.size() == 1)
             die("group %lld has one rollout, which has no others to be compared with\n  fix: at least two answers to each prompt, or --advantage_estimator reinforce",
                 (long long)(number));
         group.summarise();
     }
-    for (const Judged &j : batch) shaped.push_back(groups[j.group].shaped(baseline, j.reward));
+    for (const ScoredRollout &j : batch) shaped.push_back(groups[j.group].shaped(baseline, j.reward));
     return shaped;
 }
 
@@ -113,14 +113,14 @@ void check_options(const AdvantageOptions &o) {
         die("--reward_clip_range %g,%g is empty\n  fix: the smaller number first", o.reward_clip[0], o.reward_clip[1]);
 }
 
-Estimated advantages(const AdvantageOptions &o, std::span<const Judged> batch) {
+Estimated advantages(const AdvantageOptions &o, std::span<const ScoredRollout> batch) {
     const Estimator &estimator = find_estimator(o.estimator);
     const bool critic = estimator.name == with_critic;
     const double gamma = estimator.baseline == Baseline::none ? o.gamma : 1, lambda = critic ? o.gae_lambda : 1;
     const std::vector<double> shaped = shaped_rewards(estimator.baseline, batch);
     Estimated out;
     for (size_t i = 0; i < batch.size(); i++) {
-        const Judged &j = batch[i];
+        const ScoredRollout &j = batch[i];
         std::vector<double> own(j.logp.size()), returns(j.logp.size());
         double reward = std::clamp(shaped[i], o.reward_clip[0], o.reward_clip[1]), later = 0, later_value = 0;
         for (size_t t = own.size(); t-- > 0; reward = 0) {

@@ -36,7 +36,7 @@ struct AdvantageOptions {
     std::string kl = "k1";
 };
 
-struct Judged {
+struct ScoredRollout {
     int64_t group;
     double reward;
     std::span<const double> logp, reference_logp;  // of the answer's tokens; the reference's may be empty if kl_coef is 0
@@ -53,7 +53,7 @@ std::string estimator_names();                 // those without a critic: "reinf
 void check_options(const AdvantageOptions &);  // dies if a name is unknown or a number has no meaning
 
 // Dies if a group of one rollout has no baseline.
-Estimated advantages(const AdvantageOptions &options, std::span<const Judged> batch);
+Estimated advantages(const AdvantageOptions &options, std::span<const ScoredRollout> batch);
 
 // An estimate, from one sample, of the KL divergence of the policy from the reference; d = log p - log p_ref. And its derivative with respect to d.
 struct KlEstimate {

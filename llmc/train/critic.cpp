@@ -35,8 +35,8 @@ Critic::Critic(const Run &run, const ModelLimits &limits, size_t longest) : run_
                 longest, run_.config.positions_name(), run_.model_dir.c_str(), run_.config.max_positions);
     });
     Run with_policy = run_;  // what is kept for the backward pass must leave room for the policy
-    with_policy.beside = {{"the policy", run.config, Mode::train}};
-    model_ = open_model(with_policy, limits_beside(limits));
+    with_policy.co_residents = {{"the policy", run.config, Mode::train}};
+    model_ = open_model(with_policy, co_resident_limits(limits));
 }
 
 std::vector<std::vector<double>> Critic::values(const Samples &rollouts) {
@@ -99,11 +99,11 @@ static std::string directory_in(const std::string &dir) { return dir + "/critic"
 void Critic::save(const std::string &dir, const std::string &export_dtype) {
     const std::string own = directory_in(dir);
     agree(run_.comm, [&] {
-        if (run_.speaks()) std::filesystem::create_directories(own);
+        if (run_.is_main_rank()) std::filesystem::create_directories(own);
     });
     model_->save(own, export_dtype);
     agree(run_.comm, [&] {
-        if (!run_.speaks()) return;
+        if (!run_.is_main_rank()) return;
         write_companions(run_, run_.config, own, export_dtype);
         sync_directory(own);
     });

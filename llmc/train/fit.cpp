@@ -19,28 +19,28 @@ static Offload offload_of(const Options &o) {
             .patience = o.comm_timeout};
 }
 
-ModelLimits limits_beside(ModelLimits limits, Mode mode) {
+ModelLimits co_resident_limits(ModelLimits limits, Mode mode) {
     limits.mode = mode;
     if (mode == Mode::generate) limits.ranks = {};
     limits.cache_pages = limits.sequences = limits.sequence_pages = 0;
     return limits;
 }
 
-std::unique_ptr<Model> model_beside(const Run &run, const Beside &other, const ModelLimits &limits) {
-    auto model = run.make_model(other.config, limits_beside(limits, other.mode));
+std::unique_ptr<Model> co_resident_model(const Run &run, const CoResidentModel &other, const ModelLimits &limits) {
+    auto model = run.make_model(other.config, co_resident_limits(limits, other.mode));
     model->plan().place(run.options.guard);
     return model;
 }
 
 size_t rank_bytes(const Run &run, Model &model, const ModelLimits &limits) {
     size_t bytes = model.plan().bytes();
-    for (const Beside &other : run.beside) bytes += model_beside(run, other, limits)->plan().bytes();
+    for (const CoResidentModel &other : run.co_residents) bytes += co_resident_model(run, other, limits)->plan().bytes();
     return bytes;
 }
 
 size_t rank_store_bytes(const Run &run, Model &model, const ModelLimits &limits) {
     size_t bytes = model.plan().store_bytes();
-    for (const Beside &other : run.beside) bytes += model_beside(run, other, limits)->plan().store_bytes();
+    for (const CoResidentModel &other : run.co_residents) bytes += co_resident_model(run, other, limits)->plan().store_bytes();
     return bytes;
 }
 

@@ -13,12 +13,12 @@ inline constexpr std::pair<const char *, Recompute> recompute_levels[] = {
 size_t usable_memory(const Run &run, const Memory &memory);
 
 // Returns the limits of a model beside one with these limits, without room for the cache of generation. One that generates has no ranks.
-ModelLimits limits_beside(ModelLimits limits, Mode mode = Mode::train);
+ModelLimits co_resident_limits(ModelLimits limits, Mode mode = Mode::train);
 
 // Returns a model beside the run's own, whose plan is placed.
-std::unique_ptr<Model> model_beside(const Run &run, const Beside &other, const ModelLimits &limits);
+std::unique_ptr<Model> co_resident_model(const Run &run, const CoResidentModel &other, const ModelLimits &limits);
 
-// Return the bytes that a rank with this model needs, in memory and in stores: those of its plan, and those of run.beside.
+// Return the bytes that a rank with this model needs, in memory and in stores: those of its plan, and those of run.co_residents.
 size_t rank_bytes(const Run &run, Model &model, const ModelLimits &limits);
 size_t rank_store_bytes(const Run &run, Model &model, const ModelLimits &limits);
 

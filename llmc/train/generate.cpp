@@ -35,7 +35,7 @@ std::unique_ptr<PreparedData> open_prompts(const Run &run) {
     if (!run.chat.chat_template.empty()) extra.push_back("--tokenizer_chat_template=" + run.chat.chat_template);
     const std::string prepared = prepared_file(run, GENERATE, "prompts", o.prompts, extra);
     auto data = open_data(run, prepared);
-    if (o.prompts.empty() && run.speaks()) std::filesystem::remove(prepared);  // it will not be needed again
+    if (o.prompts.empty() && run.is_main_rank()) std::filesystem::remove(prepared);  // it will not be needed again
     return data;
 }
 
@@ -52,7 +52,7 @@ std::vector<Completion> continue_all(const Run &run, const std::vector<Ids> &pro
         run.say("note: a prompt and its continuation may reach %zu tokens, max_position_embeddings is %zu",
                 longest + settings.max_new_tokens, most);
     const std::vector<Prompt> own = own_prompts(run.comm, prompts);
-    GenerationRoom room(own, settings, run.options.max_sequences);
+    GenerationLimits room(own, settings, run.options.max_sequences);
     const auto limits = [&] {
         ModelLimits limits;
         limits.mode = Mode::generate, limits.row_tokens = limits.positions = row_multiple;
@@ -69,7 +69,7 @@ std::vector<Completion> continue_all(const Run &run, const std::vector<Ids> &pro
         const auto now = std::chrono::steady_clock::now();
         if (now - told < std::chrono::seconds(10)) return;
         told = now;
-        if (run.speaks())
+        if (run.is_main_rank())
             fprintf(stderr, "  %zu of %zu completions, %.0f tokens/s\n", finished, own.size() * settings.samples,
                     double(tokens) / std::chrono::duration<double>(now - began).count());
     };
@@ -78,7 +78,7 @@ std::vector<Completion> continue_all(const Run &run, const std::vector<Ids> &pro
     size_t tokens = 0;
     for (const Completion &c : completions) tokens += c.tokens.size();
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-    if (run.speaks() && !run.options.prompts.empty())
+    if (run.is_main_rank() && !run.options.prompts.empty())
         fprintf(stderr, "%zu tokens in %.2f s, %.0f tokens/s\n", tokens, seconds, double(tokens) / seconds);
     return completions;
 }
@@ -94,7 +94,7 @@ int generate(Run &run) {
     const Tokenizer tokenizer(run.model_dir + "/tokenizer.json");
     const GenerationSettings settings = settings_of(run, tokenizer);
     const auto completions = continue_all(run, prompts, settings);
-    if (!run.speaks()) return 0;
+    if (!run.is_main_rank()) return 0;
     for (size_t i = 0; i < completions.size(); i++) {
         const std::string completion = text_of(completions[i], tokenizer, settings.stop);
         if (o.prompts.empty()) {
@@ -162,7 +162,7 @@ Continuation::Continuation(const Run &run) : run_(run) {
     });
     const Ids prompt = !o.prompt.empty() ? open_prompts(run)->document(0).tokens : Ids{c.bos >= 0 ? c.bos : c.eos[0]};
     prompt_ = {{prompt, 0}};
-    room_ = GenerationRoom(prompt_, settings(0), 1);
+    room_ = GenerationLimits(prompt_, settings(0), 1);
     agree(run.comm, [&] {
         if (prompt.size() + o.max_new_tokens > c.max_positions)
             die("the prompt has %zu tokens and --max_new_tokens %zu may follow, but %s has %zu positions\n  fix: a smaller --max_new_tokens%s",

@@ -58,7 +58,8 @@ struct Waiting {
 
 class Engine {
   public:
-    Engine(Generator &generator, const GenerationRoom &room, std::span<const Prompt> prompts, const GenerationSettings &settings)
+    Engine(Generator &generator, const GenerationLimits &room, std::span<const Prompt> prompts,
+           const GenerationSettings &settings)
         : generator_(generator), room_(room), prompts_(prompts), settings_(settings), pages_(room.pages) {
         for (size_t i = 0; i < prompts.size(); i++) waiting_.push_back({i, 0, settings.samples, prompts[i].tokens});
         completions_.resize(prompts.size() * settings.samples);
@@ -237,7 +238,7 @@ class Engine {
     }
 
     Generator &generator_;
-    const GenerationRoom &room_;
+    const GenerationLimits &room_;
     std::span<const Prompt> prompts_;
     const GenerationSettings &settings_;
     Pages pages_;
@@ -249,7 +250,7 @@ class Engine {
 
 }  // namespace
 
-GenerationRoom::GenerationRoom(std::span<const Prompt> prompts, const GenerationSettings &s, size_t most)
+GenerationLimits::GenerationLimits(std::span<const Prompt> prompts, const GenerationSettings &s, size_t most)
     : sequences(std::max<size_t>(1, std::min(most, prompts.size() * s.samples))),
       longest_prompt(1),
       prompt_tokens(0),
@@ -261,12 +262,12 @@ GenerationRoom::GenerationRoom(std::span<const Prompt> prompts, const Generation
     occurred = s.sampling.repetition_penalty == 1 ? 0 : sequences * longest;
 }
 
-size_t GenerationRoom::row_tokens() const {
+size_t GenerationLimits::row_tokens() const {
     const bool preempts = pages < sequences * sequence_pages;
     return round_up(std::max(preempts ? longest : longest_prompt, std::min<size_t>(prompt_tokens, 2048)), row_multiple);
 }
 
-void GenerationRoom::use(ModelLimits &limits) const {
+void GenerationLimits::use(ModelLimits &limits) const {
     limits.cache_pages = pages, limits.sequences = sequences, limits.sequence_pages = sequence_pages;
     limits.draws = draws, limits.occurred = occurred;
     limits.row_tokens = std::max({limits.row_tokens, row_tokens(), round_up(sequences, row_multiple)});
@@ -277,7 +278,7 @@ std::string text_of(const Completion &completion, const Tokenizer &tokenizer, co
     return stop.before(tokenizer.decode(completion.answer()));
 }
 
-std::vector<Completion> generate(Generator &generator, const GenerationRoom &room, std::span<const Prompt> prompts,
+std::vector<Completion> generate(Generator &generator, const GenerationLimits &room, std::span<const Prompt> prompts,
                                  const GenerationSettings &settings, const std::function<void(size_t, size_t)> &progress) {
     return Engine(generator, room, prompts, settings).run(progress);
 }

@@ -46,20 +46,20 @@ struct GenerationSettings {
 
 // The sizes that generation needs of a model. `pages` begins as what all sequences that run together need at most, and may be made less, but no less
 // than `sequence_pages`.
-struct GenerationRoom {
+struct GenerationLimits {
     size_t sequences, sequence_pages, pages;        // sequences that run together; pages of the longest, and of the cache
     size_t longest_prompt, longest, prompt_tokens;  // tokens of the longest prompt, of the longest sequence, and of all prompts
     size_t draws, occurred;                         // ModelLimits
 
-    GenerationRoom() = default;
-    GenerationRoom(std::span<const Prompt> prompts, const GenerationSettings &settings, size_t most_sequences);
+    GenerationLimits() = default;
+    GenerationLimits(std::span<const Prompt> prompts, const GenerationSettings &settings, size_t most_sequences);
     size_t row_tokens() const;  // of the longest row: prompts, or a sequence that is computed again
     void use(ModelLimits &limits) const;
 };
 
 // Continues the prompts. Returns the completions of prompt 0, of prompt 1, ..., each `samples` in number. `progress` is told of each that is finished, and
 // how many tokens were generated so far. The generator is that of a model with the limits of `room`.
-std::vector<Completion> generate(Generator &generator, const GenerationRoom &room, std::span<const Prompt> prompts,
+std::vector<Completion> generate(Generator &generator, const GenerationLimits &room, std::span<const Prompt> prompts,
                                  const GenerationSettings &settings,
                                  const std::function<void(size_t finished, size_t tokens)> &progress = nullptr);
 

@@ -29,12 +29,12 @@ class Objective {
     virtual ~Objective() = default;
 
     // The models that stay in memory beside the trained one.
-    virtual std::vector<Beside> beside() const { return {}; }
+    virtual std::vector<CoResidentModel> co_residents() const { return {}; }
     // How samples are drawn from the data, and the number of optimizer steps that drawing so many of them leads to.
     virtual Drawing drawing(const Options &o) const { return {o.train_batch_size, o.train_batch_tokens, o.max_epochs}; }
     virtual size_t steps(size_t /*samples*/) const { return 1; }
     // Makes room for what draw() needs of the trained model.
-    virtual void make_room(const Samples &, ModelLimits &) {}
+    virtual void reserve(const Samples &, ModelLimits &) {}
     // Draws from the data, and returns the optimizer steps that this leads to; an objective may make other samples of those drawn first. `left`: the steps
     // that the run still has.
     virtual std::vector<Step> draw(Model &, DataLoader &loader, size_t /*left*/) { return {loader.next()}; }

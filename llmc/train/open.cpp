@@ -66,7 +66,7 @@ std::string prepared_file(const Run &run, Task task, const std::string &flag, co
                              : task & RL        ? "rl"
                                                 : "sft";
     const TokenMeaning meaning{run.tokenizer_dir, run.tokenizer_hash, run.config.V, run.config.eos};
-    std::string out = while_others_wait(run, run.speaks(), [&] { return prepare(meaning, kind, flag, path, extra); });
+    std::string out = while_others_wait(run, run.is_main_rank(), [&] { return prepare(meaning, kind, flag, path, extra); });
     return run.comm.gather(out)[0];
 }
 

@@ -43,7 +43,7 @@ Pairs::Pairs(const Run &run) : run_(run) {
         run.say("note: this loss needs no reference; --ref_model %s is not read", o.ref_model.c_str());
 }
 
-std::vector<Beside> Pairs::beside() const {
+std::vector<CoResidentModel> Pairs::co_residents() const {
     if (!preference_ || !preference_->needs_reference() || run_.options.ref_mode != "resident" || reference_is_base(run_))
         return {};
     return {{"the reference model, beside it", reference_run(run_).config, Mode::evaluate}};

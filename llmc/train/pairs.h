@@ -30,7 +30,7 @@ class Pairs final : public Objective {
   public:
     explicit Pairs(const Run &run);
 
-    std::vector<Beside> beside() const override;
+    std::vector<CoResidentModel> co_residents() const override;
     void use(const Samples &data, size_t pairs, const ModelLimits &limits) override;
     void begin(const Step &step, uint64_t) override;
     void accumulate(Model &model, const Row &row, bool last) override;

@@ -68,8 +68,8 @@ Policy::Policy(const Run &run) : run_(run), samples_(run.options.rollouts.empty(
 
 // ---- before a step ------------------------------------------------------------------------------------------------------------------
 
-std::vector<Beside> Policy::beside() const {
-    std::vector<Beside> out;
+std::vector<CoResidentModel> Policy::co_residents() const {
+    std::vector<CoResidentModel> out;
     if (samples_ && run_.options.kl_coef > 0 && !reference_is_base(run_))
         out.push_back({"the reference model, beside it", reference_run(run_).config, Mode::evaluate});
     for (const auto &reward : rewards_)
@@ -109,7 +109,7 @@ static std::vector<size_t> all_samples(const Samples &data) {
     return samples;
 }
 
-void Policy::make_room(const Samples &data, ModelLimits &limits) {
+void Policy::reserve(const Samples &data, ModelLimits &limits) {
     if (!samples_) return;
     generation_.eos = run_.config.eos;  // with the end of turn of the prompts' template
     const Options &o = run_.options;
@@ -125,7 +125,7 @@ void Policy::make_room(const Samples &data, ModelLimits &limits) {
                 data.name().c_str(), prompt.size(), o.max_new_tokens, o.row_tokens, prompt.size() + o.max_new_tokens);
         known_.push_back({prompt, 0});
     }
-    room_ = GenerationRoom(known_, generation_, o.max_sequences);
+    room_ = GenerationLimits(known_, generation_, o.max_sequences);
     const bool evaluates = !o.eval_data.empty() || o.eval_fraction > 0;
     if (!o.async_steps || evaluates) room_.use(limits);  // the policy answers itself
     limits.row_tokens = std::max(limits.row_tokens, round_up(o.row_tokens, row_multiple));
@@ -176,7 +176,7 @@ void Policy::prepare(const Rollouts &rollouts, Model *policy, Model *reference, 
     }
     if (reference) p.reference_logps = logps(base ? run_ : *reference_run_, *reference, rollouts, base);
     if (critic_) p.critic.values = critic_->values(rollouts);
-    std::vector<Judged> batch;
+    std::vector<ScoredRollout> batch;
     for (size_t i = 0; i < rollouts.size(); i++) {
         const Rollout &r = rollouts[i];
         p.rewards.push_back(shaped_reward(shaping_, r.reward, r.completion.size(), r.truncated));
@@ -220,9 +220,9 @@ static double mean_of(std::span<const double> values) {
     return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
 }
 
-Policy::Worth Policy::worth_of(const Questions &asked, std::span<const Completion> answers) const {
+Policy::Rewards Policy::rewards_of(const Questions &asked, std::span<const Completion> answers) const {
     const Numbers &weights = run_.options.reward_weights;
-    Worth out{std::vector<double>(answers.size()), {}};
+    Rewards out{std::vector<double>(answers.size()), {}};
     for (const auto &reward : rewards_) {
         const double weight = weights.empty() ? 1 : weights[out.parts.size()];
         out.parts.push_back((*reward)(asked, answers));
@@ -238,8 +238,8 @@ ordered_json Policy::means_of_parts(const std::string &prefix, const std::vector
     return out;
 }
 
-Policy::Asked Policy::ask(const Step &drawn) const {
-    Asked out{drawn.begin, questions(*drawn.data, drawn.samples)};
+Policy::PendingBatch Policy::ask(const Step &drawn) const {
+    PendingBatch out{drawn.begin, questions(*drawn.data, drawn.samples)};
     if (!writer_) return out;
     out.own = std::async(std::launch::async, [this, own = own_prompts(run_.comm, out.questions.prompts, uint32_t(drawn.begin))] {
         writer_->memory().use_on_this_thread();
@@ -249,7 +249,7 @@ Policy::Asked Policy::ask(const Step &drawn) const {
 }
 
 // The model is null if the one beside answers.
-std::vector<Completion> Policy::answers_to(Model *model, Asked &asked) const {
+std::vector<Completion> Policy::answers_to(Model *model, PendingBatch &asked) const {
     if (model) return answer(*model, asked.questions, asked.begin, generation_);
     std::vector<Completion> own;
     agree(run_.comm, [&] { own = asked.own.get(); });
@@ -257,7 +257,7 @@ std::vector<Completion> Policy::answers_to(Model *model, Asked &asked) const {
 }
 
 // Keeps the answers to all prompts, or to those whose answers have a mean reward within the range.
-void Policy::keep(const Asked &asked, std::span<const Completion> answers, std::span<const double> rewards,
+void Policy::keep(const PendingBatch &asked, std::span<const Completion> answers, std::span<const double> rewards,
                   std::vector<Rollout> &rollouts) const {
     const Options &o = run_.options;
     const auto [low, high] = o.dynamic_filtering_range;
@@ -273,7 +273,7 @@ void Policy::keep(const Asked &asked, std::span<const Completion> answers, std::
 
 // Collects answers, and judges them, until there are enough: with dynamic filtering several draws may be needed. The model is null if the one beside
 // answers, which may have begun with the `first`.
-Policy::Batch Policy::collect(Model *model, DataLoader &loader, std::optional<Asked> first) const {
+Policy::Batch Policy::collect(Model *model, DataLoader &loader, std::optional<PendingBatch> first) const {
     const Options &o = run_.options;
     Batch batch{};
     size_t prompts = 0;
@@ -287,9 +287,9 @@ Policy::Batch Policy::collect(Model *model, DataLoader &loader, std::optional<As
                 batch.rollouts.size() / o.n, prompts, o.rollout_batch_size, o.dynamic_filtering_range[0],
                 o.dynamic_filtering_range[1]);
         const auto began = std::chrono::steady_clock::now();
-        Asked asked = first ? *std::exchange(first, std::nullopt) : ask(loader.next());
+        PendingBatch asked = first ? *std::exchange(first, std::nullopt) : ask(loader.next());
         const auto answers = answers_to(model, asked);
-        const Worth worth = worth_of(asked.questions, answers);
+        const Rewards worth = rewards_of(asked.questions, answers);
         keep(asked, answers, worth.rewards, batch.rollouts);
         parts.resize(worth.parts.size());
         for (size_t r = 0; r < parts.size(); r++) parts[r].insert(parts[r].end(), worth.parts[r].begin(), worth.parts[r].end());
@@ -332,7 +332,7 @@ std::vector<Step> Policy::draw(Model &model, DataLoader &loader, size_t left) {
     if (next_) batch = *std::exchange(next_, std::nullopt);
     else batch = collect(&model, loader, {}), batch.written_at = steps_;
     if (writer_ && steps(batch.rollouts.size() / o.n) < left) write_ahead(model, loader);
-    written_at_ = batch.written_at, news_ = std::move(batch.news);
+    written_at_ = batch.written_at, pending_log_ = std::move(batch.news);
     prepared_.erase(rollouts_.get());
     rollouts_ = std::make_unique<Rollouts>(std::move(batch.rollouts), loader.data().file());
     (o.kl_use_loss ? loss_.kl_coef : advantage_.kl_coef) = next_kl_coef_;
@@ -391,7 +391,7 @@ void Policy::start(const Samples &data, std::span<const size_t> samples) {
 Measured Policy::skip(const Step &step) {
     start(*step.data, step.samples);
     Measured out{NAN, metrics_of_answers("")};
-    out.metrics.update(std::exchange(news_, ordered_json::object()));
+    out.metrics.update(std::exchange(pending_log_, ordered_json::object()));
     return out;
 }
 
@@ -451,7 +451,7 @@ Measured Policy::measured(Model &model, const std::string &prefix) {
     if (!now_->reference_logps.empty()) out.metrics[prefix + "kl_loss"] = sums.kl_loss;
     else out.metrics.erase(prefix + "kl");
     if (critic_) out.metrics.update(critic_->take(prefix));
-    out.metrics.update(std::exchange(news_, ordered_json::object()));
+    out.metrics.update(std::exchange(pending_log_, ordered_json::object()));
     out.text = format("eval loss %.4f  reward %.4f", out.loss, answers_.reward);
     return out;
 }
@@ -470,7 +470,7 @@ Measured Policy::evaluate(Model &model, const Samples &data, std::span<const siz
         greedy.sampling.temperature = 0, greedy.samples = 1, greedy.logps = false;
         const Questions asked = questions(data, samples);
         const auto answers = answer(model, asked, 0, greedy);
-        const Worth worth = worth_of(asked, answers);
+        const Rewards worth = rewards_of(asked, answers);
         const double mean = mean_of(worth.rewards);
         ordered_json metrics = {{"eval_reward", mean}};
         metrics.update(means_of_parts("eval_reward/", worth.parts));
@@ -501,7 +501,7 @@ void Policy::save_state(const std::string &dir) {
     if (critic_) critic_->save_optimizer(dir);
     finish_writing();
     agree(run_.comm, [&] {
-        if (!run_.speaks()) return;
+        if (!run_.is_main_rank()) return;
         nlohmann::json state = {{"next_kl_coef", next_kl_coef_}};
         if (next_) {
             write_rollouts(answers_file(dir), next_->rollouts);

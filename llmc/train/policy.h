@@ -26,10 +26,10 @@ class Policy final : public Objective {
   public:
     explicit Policy(const Run &run);
 
-    std::vector<Beside> beside() const override;
+    std::vector<CoResidentModel> co_residents() const override;
     Drawing drawing(const Options &o) const override;
     size_t steps(size_t samples) const override;
-    void make_room(const Samples &data, ModelLimits &limits) override;
+    void reserve(const Samples &data, ModelLimits &limits) override;
     void use(const Samples &data, size_t samples, const ModelLimits &limits) override;
     std::vector<Step> draw(Model &model, DataLoader &loader, size_t left) override;
     size_t targets(const Step &step) const override { return targets_of(*step.data, step.samples); }
@@ -61,13 +61,13 @@ class Policy final : public Objective {
         double reward = 0, reward_std = 0, length = 0, longest = 0, truncated = 0;
     };
     // What answers are worth: their weighted rewards, and those of each of --reward.
-    struct Worth {
+    struct Rewards {
         std::vector<double> rewards;
         std::vector<std::vector<double>> parts;
     };
 
     // Prompts, and this rank's answers, if the model beside writes them.
-    struct Asked {
+    struct PendingBatch {
         size_t begin;  // prompts that were drawn before
         Questions questions;
         std::future<std::vector<Completion>> own = {};
@@ -82,12 +82,12 @@ class Policy final : public Objective {
 
     Questions questions(const Samples &data, std::span<const size_t> samples) const;
     std::vector<Completion> answer(Model &model, const Questions &asked, size_t first, const GenerationSettings &settings) const;
-    Worth worth_of(const Questions &asked, std::span<const Completion> answers) const;
-    Asked ask(const Step &drawn) const;
-    std::vector<Completion> answers_to(Model *model, Asked &asked) const;
-    void keep(const Asked &asked, std::span<const Completion> answers, std::span<const double> rewards,
+    Rewards rewards_of(const Questions &asked, std::span<const Completion> answers) const;
+    PendingBatch ask(const Step &drawn) const;
+    std::vector<Completion> answers_to(Model *model, PendingBatch &asked) const;
+    void keep(const PendingBatch &asked, std::span<const Completion> answers, std::span<const double> rewards,
               std::vector<Rollout> &rollouts) const;
-    Batch collect(Model *model, DataLoader &loader, std::optional<Asked> first) const;
+    Batch collect(Model *model, DataLoader &loader, std::optional<PendingBatch> first) const;
     nlohmann::ordered_json means_of_parts(const std::string &prefix, const std::vector<std::vector<double>> &parts) const;
     void write_ahead(Model &model, DataLoader &loader);
     void finish_writing();
@@ -113,15 +113,15 @@ class Policy final : public Objective {
     bool opened_ = false;                           // they have their models
     GenerationSettings generation_{};
     std::vector<Prompt> known_;  // those that there must be room for
-    GenerationRoom room_{};
+    GenerationLimits room_{};
     std::optional<Run> reference_run_;
     std::unique_ptr<Model> reference_;
-    std::unique_ptr<Critic> critic_;  // null unless ppo
-    std::unique_ptr<Model> writer_;   // --async_steps: has the weights of the policy when it began to write
-    DataLoader *loader_ = nullptr;    // of the prompts that it answers
-    std::optional<Asked> under_way_;  // what it answers
-    std::optional<Batch> next_;       // or what it has answered
-    int64_t steps_ = 0;               // of this run of the program
+    std::unique_ptr<Critic> critic_;         // null unless ppo
+    std::unique_ptr<Model> writer_;          // --async_steps: has the weights of the policy when it began to write
+    DataLoader *loader_ = nullptr;           // of the prompts that it answers
+    std::optional<PendingBatch> under_way_;  // what it answers
+    std::optional<Batch> next_;              // or what it has answered
+    int64_t steps_ = 0;                      // of this run of the program
     int64_t writer_at_ = 0, written_at_ = 0,
             staleness_ = 0;               // steps before its weights, and before those that wrote this iteration's answers
     std::unique_ptr<Rollouts> rollouts_;  // of this iteration
@@ -129,6 +129,6 @@ class Policy final : public Objective {
     const Prepared *now_ = nullptr;  // the rollouts of the step or evaluation that goes on
     PolicyStep size_{};
     Answers answers_;
-    PolicySums sums_;                                                 // over this rank's rollouts
-    nlohmann::ordered_json news_ = nlohmann::ordered_json::object();  // Batch
+    PolicySums sums_;                                                        // over this rank's rollouts
+    nlohmann::ordered_json pending_log_ = nlohmann::ordered_json::object();  // Batch
 };

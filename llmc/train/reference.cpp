@@ -46,7 +46,7 @@ Run reference_run(const Run &run) {
 }
 
 std::unique_ptr<Model> open_reference(const Run &reference, const ModelLimits &limits) {
-    return open_model(reference, limits_beside(limits, Mode::evaluate));
+    return open_model(reference, co_resident_limits(limits, Mode::evaluate));
 }
 
 Reference::Reference(const Run &run, const ModelLimits &limits) : run_(reference_run(run)), limits_(limits) {
@@ -115,7 +115,7 @@ std::vector<double> Reference::precompute(const Samples &data, size_t pairs) con
     bool known = false;
     std::vector<double> values(2 * data.size());
     agree(run_.comm, [&] {
-        if (!run_.speaks()) return;
+        if (!run_.is_main_rank()) return;
         path = side_file(data, pairs);
         const auto floats = read_side_file(path, pairs);
         known = !floats.empty();
@@ -140,7 +140,7 @@ std::vector<double> Reference::precompute(const Samples &data, size_t pairs) con
             if (!std::isfinite(values[i]))
                 die("log p of document %zu of %s by the reference %s is not finite\n  fix: look for NaN in its weights", i,
                     data.name().c_str(), run_.model_dir.c_str());
-        if (run_.speaks()) write_side_file(path, values, pairs);
+        if (run_.is_main_rank()) write_side_file(path, values, pairs);
     });
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     run_.say("reference: %zu pairs in %.1f s, kept in %s", pairs, seconds, path.c_str());

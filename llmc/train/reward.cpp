@@ -112,7 +112,7 @@ class ByModel final : public Reward {
     std::optional<ModelConfig> resident() const override { return run_.config; }
 
     void open(const ModelLimits &of_policy) override {
-        ModelLimits limits = limits_beside(of_policy, Mode::evaluate);
+        ModelLimits limits = co_resident_limits(of_policy, Mode::evaluate);
         limits.positions = std::min(limits.row_tokens, run_.config.max_positions);
         limits_ = limits;
         model_ = open_model(run_, limits);

@@ -5,7 +5,7 @@
 #include "../model/lora.h"
 
 void Run::say(const char *text, ...) const {
-    if (!speaks()) return;
+    if (!is_main_rank()) return;
     va_list args;
     va_start(args, text);
     printf("%s\n", vformat(text, args).c_str());

@@ -13,7 +13,7 @@
 using ModelFactory = std::function<std::unique_ptr<Model>(const ModelConfig &, const ModelLimits &)>;
 
 // A model that is in memory beside the trained one.
-struct Beside {
+struct CoResidentModel {
     const char *what;  // for people
     ModelConfig config;
     Mode mode;
@@ -35,9 +35,9 @@ struct Run {
     Ranks ranks = {};
     size_t in_process = 1;  // the number of ranks, this one included, that are threads of this process
     std::shared_ptr<Mesh> mesh = nullptr;
-    std::vector<Beside> beside = {};  // models that need memory, too, and have none yet
+    std::vector<CoResidentModel> co_residents = {};  // models that need memory, too, and have none yet
 
-    bool speaks() const { return comm.rank == 0; }  // is true of one rank, which prints and writes the files
+    bool is_main_rank() const { return comm.rank == 0; }  // is true of one rank, which prints and writes the files
     __attribute__((format(printf, 2, 3))) void say(const char *text, ...) const;  // a line on standard output
 };
 

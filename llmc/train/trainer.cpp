@@ -92,7 +92,7 @@ class Trainer {
     std::unique_ptr<Logger> logger_;  // only on the rank that prints
     std::list<Reporter> reporters_;   // of its log
     std::string export_dtype_, resume_from_;
-    std::optional<OutputDirectory> output_;  // on the rank that speaks
+    std::optional<OutputDirectory> output_;  // on the main rank
     std::string data_fingerprint_;           // hash of the file that is open; its name may meanwhile belong to another file
     size_t save_every_ = 0, eval_every_ = 0, log_every_ = 1;  // steps; 0: never, and after each epoch
     size_t steps_ = 0, step_ = 0, skips_in_a_row_ = 0;
@@ -108,7 +108,7 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     agree(run.comm, [&] {
         objective_ = make_objective(run);
         frozen_ = objective_->frozen_steps();
-        if (run.speaks()) check_output_dir();
+        if (run.is_main_rank()) check_output_dir();
     });
     resume_from_ = run.comm.gather(resume_from_)[0];
     Options eval = o_;
@@ -125,8 +125,8 @@ Trainer::Trainer(Run &run) : run_(run), o_(run.options) {
     agree(run.comm, [&] { limits = draw_from_data(); });
     if (o_.sample_every) continuation_.emplace(run), continuation_->use(limits);
     agree(run.comm, [&] {
-        objective_->make_room(*data_, limits);
-        if (eval_data_) objective_->make_room(*eval_data_, limits);
+        objective_->reserve(*data_, limits);
+        if (eval_data_) objective_->reserve(*eval_data_, limits);
     });
     objective_->use(*data_, loader_->used(), limits);
     if (eval_data_) objective_->use(*eval_data_, eval_data_->size(), limits);
@@ -234,7 +234,7 @@ void Trainer::start_or_resume() {
     agree(run_.comm, [&] { output_ ? output_->remove_leftovers() : void(); });
     try_saving();
     agree(run_.comm, [&] {
-        if (!run_.speaks()) return;
+        if (!run_.is_main_rank()) return;
         output_->remove_checkpoints_beyond(step_);
         find_best();
         if (save_every_) output_->prune_checkpoints(o_.max_num);  // a crash may have prevented this after the last save
@@ -286,7 +286,7 @@ void Trainer::describe_run() {
 
 // Prints how the ranks of a ring share the first row of a step.
 void Trainer::describe_split(const Step &batch) const {
-    if (run_.ranks.sp == 1 || !run_.speaks()) return;
+    if (run_.ranks.sp == 1 || !run_.is_main_rank()) return;
     const Row row = pad_row(make_row(*batch.data, batch.rows[0]), run_.ranks.sp);
     run_.say("%s", pieces_table(split_row(run_.config, run_.ranks, o_.dtype == "bf16" ? 2 : 4, row)).c_str());
 }
@@ -296,7 +296,7 @@ void Trainer::describe_split(const Step &batch) const {
 void Trainer::save_model(const std::string &dir) {
     model_->save(dir, export_dtype_);
     agree(run_.comm, [&] {
-        if (!run_.speaks()) return;
+        if (!run_.is_main_rank()) return;
         ModelConfig config = run_.config;
         objective_->describe(config);
         write_companions(run_, config, dir, export_dtype_);
@@ -352,13 +352,13 @@ void Trainer::save_checkpoint() {
         save_model(dir);
         save_states(dir);
         agree(run_.comm, [&] {
-            if (!run_.speaks()) return;
+            if (!run_.is_main_rank()) return;
             logger_->sync();  // no checkpoint outlives the lines of the steps that led to it
             write_trainer_state(dir, state());
         });
     });
     agree(run_.comm, [&] {
-        if (!run_.speaks()) return;
+        if (!run_.is_main_rank()) return;
         output_->set_latest(step_);
         output_->prune_checkpoints(o_.max_num);
     });
@@ -382,7 +382,7 @@ void Trainer::keep_best(double loss) {
     write_own_directory("best", [&](const std::string &dir) {
         save_model(dir);
         agree(run_.comm, [&] {
-            if (run_.speaks()) write_checked_json(dir + "/evaluation.json", {{"step", step_}, {"eval_loss", loss}});
+            if (run_.is_main_rank()) write_checked_json(dir + "/evaluation.json", {{"step", step_}, {"eval_loss", loss}});
         });
     });
 }
