@@ -159,7 +159,7 @@ REHEARSED(copy_rows) REHEARSED(add_rows) REHEARSED(clear_floats) REHEARSED(round
 REHEARSED(widen_gradients) REHEARSED(round_gradients) REHEARSED(add_squared_norm)
 REHEARSED(dropout_forward) REHEARSED(dropout_backward) REHEARSED(dequantise)
 REHEARSED(adamw_update) REHEARSED(muon_momentum) REHEARSED(muon_update) REHEARSED(scale_and_shift)
-ASKED(matmul_scratch) ASKED(rmsnorm_scratch) ASKED(layernorm_scratch) ASKED(attention_scratch)
+ASKED(matmul_scratch) ASKED(rmsnorm_scratch) ASKED(layernorm_scratch) ASKED(attention_scratch) ASKED(attention_floats)
 ASKED(attention_decode_scratch) ASKED(logits_ld) ASKED(dlogits_ld) ASKED(lm_head_bytes) ASKED(lm_head_least_rows) ASKED(dlogits_room)
 // clang-format on
 #undef REHEARSED

@@ -117,6 +117,8 @@ template <class X> void attention_end(Cuda<X> dev, X *out, const float *out32, c
     round_floats(dev, out, out32, shape.T * shape.H * shape.D);
 }
 
+inline size_t attention_floats(CudaF32, const AttentionShape &shape) { return shape.T * shape.H * shape.D; }
+
 // Without floats between the tiles and the result.
 inline size_t attention_floats(CudaBf16, const AttentionShape &) { return 0; }
 inline void attention_forward(CudaBf16 dev, bf16 *out, float *, float *lse, const AttentionInputs<bf16> &in, Pieces pieces) {

@@ -435,7 +435,7 @@ template <class X> void attention_backward_end(Cpu<X> dev, X *dqkv, AttentionGra
 
 // ---- all rows at once, of any device --------------------------------------------------------------------------------------------------
 
-template <class Dev> size_t attention_floats(Dev, const AttentionShape &shape) { return shape.T * shape.H * shape.D; }
+template <class X> size_t attention_floats(Cpu<X>, const AttentionShape &shape) { return shape.T * shape.H * shape.D; }
 
 template <class Dev, class X = typename Dev::X>
 void attention_forward(Dev dev, X *out, float *out32, float *lse, const AttentionInputs<X> &in, Pieces pieces) {
