@@ -210,9 +210,11 @@ def test_a_damaged_file_of_the_cache_is_prepared_again(cache, tmp_path):
 def test_slices_in_the_words_of_others(cache, tmp_path):
     source, yaml = tmp_path / "in.jsonl", tmp_path / "ax.yaml"
     assert trained(tmp_path / "trl", source, dataset_train_split="train[:2]") == 2
-    assert trained(tmp_path / "openrlhf", source, dataset_split="train[:1]+train[-50%:]") == 4
+    fields = {"input_key": "prompt", "output_key": "completion"}
+    assert trained(tmp_path / "openrlhf", source, dataset_split="train[:1]+train[-50%:]", **fields) == 4
+    columns = {"field_instruction": "prompt", "field_output": "completion", "format": "{instruction}"}
     for entry in ({"path": str(source)}, {"path": "json", "data_files": [str(source)]}):
-        yaml.write_text(json.dumps({"base_model": str(DEMO), "datasets": [{**entry, "split": "train[4:]", "type": "alpaca"}]}))
+        yaml.write_text(json.dumps({"base_model": str(DEMO), "datasets": [{**entry, "split": "train[4:]", "type": columns}]}))
         assert trained(tmp_path / "axolotl", None, model=None, config=yaml, overwrite="true") == 2
     prepared = next(cache.glob("*.safetensors"))
     for given, options, message in (

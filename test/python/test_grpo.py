@@ -528,7 +528,7 @@ def test_stop_strings_end_answers(tmp_path):
     line = first_step(tmp_path / "stop")
     assert line["clip_ratio"] == 0 and abs(line["ppo_kl"]) < 1e-6
     refused(words(tmp_path / "none", None, "--stop", "a", rollouts=None, data=data), "--stop reads text", "no tokenizer.json")
-    refused(words(tmp_path / "none", None, "--repetition_penalty", "1.1", rollouts=None, data=data), "the distribution that is trained")
+    refused(words(tmp_path / "none", None, "--repetition_penalty", "1.1", rollouts=None, data=data), "belongs to pretrain, sft, generate, not to grpo")
 
 
 def test_prompts_without_a_right_answer(tmp_path, monkeypatch):
