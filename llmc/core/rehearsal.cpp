@@ -40,7 +40,7 @@ void Touches::touch(std::span<const void *const> addresses) {
 // Closes the loops, and numbers the times from 0 on.
 void Touches::finish() {
     std::ranges::sort(loops_);
-    loops_.erase(std::ranges::unique(loops_).begin(), loops_.end());  // once for all tiles
+    loops_.erase(std::unique(loops_.begin(), loops_.end()), loops_.end());  // once for all tiles
     for (bool grows = true; grows;) {
         grows = false;
         for (auto [begin, end] : loops_)
@@ -54,7 +54,7 @@ void Touches::finish() {
     for (const Lifetime &l : lifetimes_)
         if (l.touched()) all.push_back(l.first), all.push_back(l.last);
     std::ranges::sort(all);
-    all.erase(std::ranges::unique(all).begin(), all.end());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
     const auto number = [&](size_t time) { return size_t(std::ranges::lower_bound(all, time) - all.begin()); };
     for (auto &[op, time] : times_) time = number(time);
     for (Lifetime &l : lifetimes_)
