@@ -87,11 +87,12 @@ endif
 
 LIBRARY := $(patsubst llmc/%/,$(BUILD)/llmc/%.o,$(wildcard llmc/*/))
 TESTS   := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/*.cpp test/ops/*.cpp))
+CPU_MODELS := $(BUILD)/test/models.o
 PROCESSES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard test/processes/*.cpp))
 BENCHES := $(patsubst %.cpp,$(BUILD)/%,$(wildcard dev/bench/*.cpp))
 CUDA_TESTS := $(wildcard test/cuda/*.cpp test/ops/*.cpp)
 EMULATED_COMM := $(BUILD)/emulated/llmc/parallel/comm_nccl.o
-EMULATOR := $(BUILD)/dev/cuda/simt.o $(BUILD)/dev/cuda/streams.o
+EMULATOR := $(BUILD)/dev/emulator/simt.o $(BUILD)/dev/emulator/streams.o
 EMULATED := $(EMULATOR) $(EMULATED_COMM) $(CUDA_TESTS:%.cpp=$(BUILD)/emulated/%.o)
 EMULATED_HALF := $(BUILD)/emulated/llmc/core/gpu_query.o $(EMULATED_COMM)
 FUZZERS := $(if $(CLANG),$(patsubst test/%.cpp,build/%,$(wildcard test/fuzz/*.cpp)))
@@ -183,25 +184,25 @@ $(BUILD)/test/test_llmc: $(TESTS) $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
 
-$(PROCESSES): $(BUILD)/%: $(BUILD)/%.o $(LIBRARY)
+$(PROCESSES): $(BUILD)/%: $(BUILD)/%.o $(CPU_MODELS) $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lpthread -o $@
 
-# Kernels on the CPU: dev/cuda/simt.h. In the race build only the kernels' files call the race detector, at every load and store.
-EMULATE  := -DLLMC_EMULATE -include $(TREE)dev/cuda/simt.h -Wno-unknown-pragmas -g1 -fno-optimize-sibling-calls  # so that messages name lines
+# Kernels on the CPU: dev/emulator/simt.h. In the race build only the kernels' files call the race detector, at every load and store.
+EMULATE  := -DLLMC_EMULATE -include $(TREE)dev/emulator/simt.h -Wno-unknown-pragmas -g1 -fno-optimize-sibling-calls  # so that messages name lines
 RACE     := $(EMULATOR) $(EMULATED_COMM) $(CUDA_TESTS:%.cpp=build/race/%.o)
 
-$(BUILD)/test/test_cuda: $(EMULATED) $(LIBRARY)
+$(BUILD)/test/test_cuda: $(EMULATED) $(CPU_MODELS) $(LIBRARY)
 	@echo 'link    $@'
 	@mkdir -p $(@D)
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
 
-build/race/test/test_cuda: $(RACE) $(LIBRARY)
+build/race/test/test_cuda: $(RACE) $(CPU_MODELS) $(LIBRARY)
 	@echo 'link    $@'
 	@mkdir -p $(@D)
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
 
-WORKSHOP := $(patsubst %,$(BUILD)/dev/cuda/%.o,simt streams common ptx/ladder $(LADDERS))
+WORKSHOP := $(EMULATOR) $(BUILD)/dev/emulator/ptx/ladder.o $(patsubst %,$(BUILD)/dev/cuda/%.o,common $(LADDERS))
 $(EMULATED) $(EMULATED_HALF) $(TRAINERS:%=$(BUILD)/emulated/%.o) $(WORKSHOP): private EMULATE_FLAGS := $(EMULATE)
 $(TRAINERS:%=$(BUILD)/with_cuda/%.o): private EMULATE_FLAGS := -DLLMC_CUDA
 
@@ -228,14 +229,14 @@ $(foreach type,.cpp .cu,$(eval $(call compile_for_gpu,$(type))))
 
 # The library stands first: nvcc's host compiler makes functions of the CPU for any CPU, with other layouts of tiles, and of two that have one
 # name the linker keeps the first.
-$(GPU)/test/test_cuda: $(LIBRARY) $(GPU_TESTS) $(GPU_COMM)
+$(GPU)/test/test_cuda: $(LIBRARY) $(CPU_MODELS) $(GPU_TESTS) $(GPU_COMM)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(CUDA_LIBS) $(NCCL_LIBS) -lgtest_main -lgtest -lpthread -o $@
 
-# The kernels' tests as nvcc compiles them, with their PTX, which dev/cuda/ptx interprets on the CPU in place of libcudart and cuBLASLt.
+# The kernels' tests as nvcc compiles them, with their PTX, which dev/emulator/ptx interprets on the CPU in place of libcudart and cuBLASLt.
 # -O1 is for the host's half and saves time; the PTX is the same with -O3.
-PTX_INTERPRETER := $(patsubst %.cpp,$(BUILD)/%.o,$(filter-out %/runtime.cpp %/cublaslt.cpp %/report.cpp %/ladder.cpp,$(wildcard dev/cuda/ptx/*.cpp)))
-PTX_RUNTIME     := $(patsubst %,$(BUILD)/dev/cuda/ptx/%.o,runtime cublaslt report)
+PTX_INTERPRETER := $(patsubst %.cpp,$(BUILD)/%.o,$(filter-out %/runtime.cpp %/cublaslt.cpp %/report.cpp %/ladder.cpp,$(wildcard dev/emulator/ptx/*.cpp)))
+PTX_RUNTIME     := $(patsubst %,$(BUILD)/dev/emulator/ptx/%.o,runtime cublaslt report)
 PTX_TESTS       := $(patsubst %.cpp,$(BUILD)/ptx/%.o,$(CUDA_TESTS) $(wildcard test/ptx/kernels/*.cpp)) $(BUILD)/ptx/llmc/parallel/comm_nccl.o
 PTX_TEXTS       := $(TRAINERS:%=$(BUILD)/ptx/%.ptx)
 PTX_NVCCFLAGS   := -std=c++20 -O1 -diag-suppress 1675 -Xcompiler -fopenmp $(CARRIED:%=-isystem %/include)
@@ -253,7 +254,7 @@ $(BUILD)/test/test_ptx: $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/ptx/*.cpp)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
 
-$(BUILD)/ptx/test_cuda: $(LIBRARY) $(PTX_TESTS) $(PTX_RUNTIME) $(PTX_INTERPRETER) | $(PTX_TEXTS)
+$(BUILD)/ptx/test_cuda: $(LIBRARY) $(CPU_MODELS) $(PTX_TESTS) $(PTX_RUNTIME) $(PTX_INTERPRETER) | $(PTX_TEXTS)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
 
@@ -267,7 +268,7 @@ endef
 $(foreach type,.cpp .cu,$(eval $(call compile_for_ptx,$(type))))
 
 # The workshop, too: a program that checks its versions in the interpreter, and counts what they do.
-$(PTX_LADDERS): $(BUILD)/ptx/dev/cuda/%: $(BUILD)/ptx/dev/cuda/%.o $(BUILD)/dev/cuda/common.o $(BUILD)/dev/cuda/ptx/ladder.o $(PTX_RUNTIME) $(PTX_INTERPRETER) $(LIBRARY)
+$(PTX_LADDERS): $(BUILD)/ptx/dev/cuda/%: $(BUILD)/ptx/dev/cuda/%.o $(BUILD)/dev/cuda/common.o $(BUILD)/dev/emulator/ptx/ladder.o $(PTX_RUNTIME) $(PTX_INTERPRETER) $(LIBRARY)
 	@echo 'link    $@'
 	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lpthread -o $@
 
@@ -445,7 +446,7 @@ out/smollm2/model/tokenizer.json: | .venv-compare/installed.sh  # the last file 
 .venv-compare/installed.sh: scripts/install_compare.sh
 	@bash $<
 
-SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh llmc/*/*.cu test/*.h test/*.cpp test/ops/* test/cuda/* test/processes/* test/fuzz/*.h test/fuzz/*.cpp dev/*/*.h dev/*/*.cpp dev/*/*.cu dev/cuda/ptx/* test/ptx/*.cpp test/ptx/kernels/*)
+SOURCES := $(wildcard *.cu llmc/*/*.h llmc/*/*.cpp llmc/*/*.cuh llmc/*/*.cu test/*.h test/*.cpp test/ops/* test/cuda/* test/processes/* test/fuzz/*.h test/fuzz/*.cpp dev/*/*.h dev/*/*.cpp dev/*/*.cu dev/emulator/ptx/* test/ptx/*.cpp test/ptx/kernels/*)
 format:                                      ## check the layout of the C++ files; FIX=1 mends it
 	@clang-format $(if $(FIX),-i,--dry-run -Werror --ferror-limit=1) $(SOURCES) || { echo 'fix: make format FIX=1'; exit 1; }
 

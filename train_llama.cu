@@ -348,12 +348,13 @@ template <class Dev> void Llama<Dev>::input_backward() {
 // ---- main -----------------------------------------------------------------------------------------------------------------------------
 
 // This file is compiled once by g++, for main and the CPU, and once by nvcc, for CUDA (or by g++ again, with the emulator in place of the
-// GPU: dev/cuda/README.md). Both halves are linked into one program.
+// GPU: dev/emulator/README.md). Both halves are linked into one program.
 #ifndef LLMC_NO_MAIN  // tests include this file and bring their own
 #ifdef CUDA_HALF
 #include "llmc/app/cuda_models.cuh"  // defines: make_cuda_models
-ModelFactory cuda_models(const Options &options, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm) {
-    return make_cuda_models<Llama>(options, host, own_gpu, gpu_comm);
+ModelFactory cuda_models(const Options &options, const ModelFactory &cpu, Comm &host, bool own_gpu,
+                         std::unique_ptr<Comm> &gpu_comm) {
+    return make_cuda_models<Llama>(options, cpu, host, own_gpu, gpu_comm);
 }
 #else
 int main(int argc, char **argv) { return run_program<Llama>("train_llama", argc, argv); }

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 TABLE = "test/mutants.txt"
-SOURCES = ["*.cu", "llmc/*/*", "test/*.h", "test/*.cpp", "test/ops/*", "test/cuda/*", "dev/cuda/*.h", "dev/cuda/*.cuh", "dev/cuda/*.cpp"]
+SOURCES = ["*.cu", "llmc/*/*", "test/*.h", "test/*.cpp", "test/ops/*", "test/cuda/*", "dev/cuda/*.h", "dev/cuda/*.cuh", "dev/cuda/*.cpp", "dev/emulator/*.h", "dev/emulator/*.cpp"]
 TESTS = "build/mutants/test/"
 
 

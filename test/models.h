@@ -1,16 +1,31 @@
-// Both trainers' models in one program, and the one that a configuration asks for. For test programs that have defined LLMC_NO_MAIN.
+// The models of both trainers, for test programs. The trainers are compiled once for each program, in models.cpp.
 #pragma once
-#include "../train_gpt2.cu"
-#include "../train_llama.cu"
+#include "../llmc/model/decoder.h"
+#include "../llmc/train/run.h"
+#include "check.h"
 #ifdef CUDA_HALF
 #include "../llmc/ops/kernels.cuh"
 #endif
 
-template <class Dev> std::unique_ptr<Decoder<Dev>> make_model(Dev dev, const ModelConfig &config, const ModelLimits &limits) {
-    if (config.gpt2()) return std::make_unique<Gpt2<Dev>>(dev, config, limits);
-    return std::make_unique<Llama<Dev>>(dev, config, limits);
+// Makes the model that the configuration asks for. Dev: CpuF32, CpuBf16; in programs with kernels also CudaF32 and CudaBf16.
+template <class Dev> std::unique_ptr<Decoder<Dev>> make_model(Dev dev, const ModelConfig &config, const ModelLimits &limits);
+
+template <class Dev> ModelFactory models_on(Dev dev) {
+    return [dev](const ModelConfig &config, const ModelLimits &limits) { return make_model(dev, config, limits); };
+}
+template <class X> ModelFactory cpu_models() {
+    if constexpr (sizeof(X) == 2) return models_on(make_device<CpuBf16>());
+    else return models_on(make_device<CpuF32>());
 }
 
-inline Table table_of(const ModelConfig &config) { return config.gpt2() ? gpt2_table(config) : llama_table(config); }
+Table table_of(const ModelConfig &config);
+OpList op_list_of(const ModelConfig &config);
 
 inline const char *program_of(const std::string &golden) { return golden.starts_with("gpt2") ? "train_gpt2" : "train_llama"; }
+
+extern template class Decoder<CpuF32>;
+extern template class Decoder<CpuBf16>;
+#ifdef CUDA_HALF
+extern template class Decoder<CudaF32>;
+extern template class Decoder<CudaBf16>;
+#endif

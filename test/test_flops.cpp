@@ -1,5 +1,7 @@
 // What ops cost, model FLOPs, a GPU's peak, and the table of --profile, against numbers worked out by hand.
-#define LLMC_NO_MAIN
+#define LLMC_NO_MAIN  // for the numbers of its ops
+#include "../train_llama.cu"
+//
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -22,11 +24,11 @@ ModelConfig tiny() {
 }
 
 using L = Llama<CpuF32>;
-const size_t layer_ops = L::op_list(tiny()).layer.size();  // the number of the first op around the layers
+const size_t layer_ops = op_list_of(tiny()).layer.size();  // the number of the first op around the layers
 
-double model_flops(const ModelConfig &c, const Row &row) { return L::op_list(c).model_flops(c, row); }
+double model_flops(const ModelConfig &c, const Row &row) { return op_list_of(c).model_flops(c, row); }
 Cost op_cost(const ModelConfig &c, const Work &w, Pass pass, size_t op, size_t l) {
-    return L::op_list(c).cost(c, w, pass, op, l);
+    return op_list_of(c).cost(c, w, pass, op, l);
 }
 Cost op_cost(const ModelConfig &c, const Work &w, Pass pass, RowOp op) { return op_cost(c, w, pass, layer_ops + op, 0); }
 
@@ -90,7 +92,7 @@ TEST(Flops, SixForAParameterAndToken) {
         const double attention = 12 * double(c.L) * (100 * 101 / 2) * double(c.H * c.D);
         EXPECT_EQ(model_flops(c, row), 6.0 * double(T * (parameter_count(c) - norms - lookup)) + attention) << name;
         Work w{};
-        const Table table = llama_table(c);
+        const Table table = table_of(c);
         for (const Tensor &t : table.tensors) w.parameters += t.count, w.cleared += t.product ? 0 : t.count;
         EXPECT_EQ(w.parameters, parameter_count(c)) << name;
         EXPECT_EQ(op_cost(c, w, Pass::step, ZERO_GRAD).bytes, 4.0 * double(norms + lookup)) << name;
@@ -103,8 +105,8 @@ TEST(Flops, OpsByHand) {
     w.parameters = 1000;
     const auto expect = [&](Pass pass, size_t op, size_t l, double flops, double bytes) {
         const Cost cost = op_cost(c, w, pass, op, l);
-        EXPECT_EQ(cost.flops, flops) << L::op_list(c).name(op) << " " << pass_names[size_t(pass)];
-        EXPECT_EQ(cost.bytes, bytes) << L::op_list(c).name(op) << " " << pass_names[size_t(pass)];
+        EXPECT_EQ(cost.flops, flops) << op_list_of(c).name(op) << " " << pass_names[size_t(pass)];
+        EXPECT_EQ(cost.bytes, bytes) << op_list_of(c).name(op) << " " << pass_names[size_t(pass)];
     };
     expect(Pass::forward, L::QKV, 0, 2 * 64 * 4 * 8, 4 * (64 * 4 + 4 * 8 + 64 * 8));
     expect(Pass::backward, L::QKV, 0, 4 * 64 * 4 * 8, 4 * (64 * 4 + 4 * 8 + 64 * 8 + 64 * 4) + 2 * 4 * (4 * 8));
@@ -149,14 +151,14 @@ struct Predicted {
         limits.row_tokens = limits.positions = tokens;
         limits.ranks.world = world, limits.ranks.sp = sp, limits.ranks.zero_stage = stage;
     }
-    Llama<CpuBf16> model() const { return {make_device<CpuBf16>(1), config, limits}; }
+    std::unique_ptr<Model> model() const { return make_model(make_device<CpuBf16>(1), config, limits); }
     StepSeconds seconds(const GpuRates &rates, size_t micro_steps = 1) const {
         auto planned = model();
-        return predict_step(planned, config, limits, rates, micro_steps);
+        return predict_step(*planned, config, limits, rates, micro_steps);
     }
     double mean(size_t Payload::*kind, size_t micro_steps = 1) const {  // bytes of a rank
         const auto planned = model();
-        return double(predict_messages(planned.parts(), config, limits, micro_steps).*kind) / double(limits.ranks.world);
+        return double(predict_messages(planned->parts(), config, limits, micro_steps).*kind) / double(limits.ranks.world);
     }
 };
 
@@ -204,7 +206,7 @@ TEST(Prediction, MessagesOverRates) {
 TEST(Prediction, OpsHideMessages) {
     const Predicted p(8, 1, 3);
     const auto planned = p.model();
-    const auto &units = planned.parts().trained.units;
+    const auto &units = planned->parts().trained.units;
     const double embedding = double(units[0].end), layer = double(units[1].end - units[1].begin);
     const double want = 7.0 / 8 * (2 + 4) * (embedding + layer) / 1e9;
     const GpuRates slow{1e9, 1e9, 1e9, fast, 1e9, fast, fast};
@@ -220,19 +222,19 @@ TEST(Prediction, OpsHideMessages) {
 TEST(Prediction, CopiesOverRates) {
     Predicted p(1, 1, 0);
     p.limits.offload.activations = true;
-    const double kept = double(p.model().plan().store_bytes());
+    const double kept = double(p.model()->plan().store_bytes());
     EXPECT_NEAR(p.seconds({fast, fast, fast, fast, fast, fast, 1}, 3).copies, 3 * 2 * kept, 1e-6 * kept);
     EXPECT_EQ(p.seconds({1, 1, 1, 1, fast, fast, 1e12}).copies, 0);
     p.limits.offload = {.optimizer = true};
-    const double moments = double(p.model().plan().store_bytes());
+    const double moments = double(p.model()->plan().store_bytes());
     EXPECT_GT(moments, 8.0 * double(parameter_count(p.config)));
     EXPECT_NEAR(p.seconds({fast, fast, fast, fast, fast, fast, 1}, 3).copies, moments, 1e-6 * moments);
     p.limits.offload = {.weights = true};
     auto planned = p.model();
-    const auto &units = planned.parts().trained.units;
+    const auto &units = planned->parts().trained.units;
     const double embedding = double(units[0].end), layer = double(units[1].end - units[1].begin), L = double(p.config.L);
     const double weights = double(parameter_count(p.config)), pass = 2 * (weights + embedding + (L - 2) * layer);
-    const double updated = double(planned.plan().store_bytes());
+    const double updated = double(planned->plan().store_bytes());
     EXPECT_GT(updated, 4 * weights);
     EXPECT_NEAR(p.seconds({fast, fast, fast, fast, fast, fast, 1}, 3).copies, 3 * pass + updated, 1e-6 * weights);
 }
@@ -274,7 +276,7 @@ TEST(Profiler, TableByHand) {
     std::vector<std::string> names;
     auto owned = std::make_unique<ScriptedTimeline>(&names);
     ScriptedTimeline *timeline = owned.get();
-    Profiler profiler(std::move(owned), Peaks{1e6, 1e6}, L::op_list(tiny()), tiny(), Work{});
+    Profiler profiler(std::move(owned), Peaks{1e6, 1e6}, op_list_of(tiny()), tiny(), Work{});
     EXPECT_EQ(profiler.table(), "profile: no step was measured");
 
     const auto step = [&](std::vector<double> seconds) {
@@ -311,7 +313,7 @@ TEST(Profiler, OneStepIsBetterThanNone) {
     std::vector<std::string> names;
     auto timeline = std::make_unique<ScriptedTimeline>(&names);
     timeline->seconds = {0.25};
-    Profiler profiler(std::move(timeline), Peaks{1e6, 1e6}, L::op_list(tiny()), tiny(), Work{});
+    Profiler profiler(std::move(timeline), Peaks{1e6, 1e6}, op_list_of(tiny()), tiny(), Work{});
     profiler.begin_step();
     profiler.end_step();  // without a target nothing runs
     EXPECT_EQ(profiler.table(), "profile: no step was measured");

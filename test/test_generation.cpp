@@ -1,5 +1,4 @@
 // The generation engine: what it says depends on weights, prompts and seed alone, not on how many sequences run together, nor on the cache.
-#define LLMC_NO_MAIN
 #include "../llmc/train/generation.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,4 @@
 // The whole model on the CPU against transformers: golden.h.
-#define LLMC_NO_MAIN
 #include "models.h"
 
 #include <filesystem>

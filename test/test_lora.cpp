@@ -1,5 +1,4 @@
 // Adapters: the adapted model against PEFT (golden.h, golden/make_lora.py), what is frozen, files, and what is refused.
-#define LLMC_NO_MAIN
 #include "models.h"
 
 #include <filesystem>

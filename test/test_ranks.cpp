@@ -1,5 +1,4 @@
 // The matrix of splits, ranks being threads: rank_cases.h. What they send, and what they hold, by the formulas of ring.h and zero.h.
-#define LLMC_NO_MAIN
 #include "../llmc/model/prediction.h"
 #include "late_comm.h"
 #include "models.h"
@@ -363,7 +362,8 @@ template <class Dev> Payload sent_by_all(const Sending &s) {
         Mesh mesh(comm, int(c.sp), int(c.group));
         ModelLimits own = limits;
         own.ranks.rank = size_t(comm.rank);
-        Llama<Dev> model(Dev{1, ctx.get()}, config, own);
+        const auto made = make_model(Dev{1, ctx.get()}, config, own);
+        Model &model = *made;
         model.allocate(mesh, false, false);
         model.initialise(1);
         model.take_sent();
@@ -432,8 +432,8 @@ size_t params_by_formula(const ModelConfig &m, const Sending &s, size_t x) {
 template <class Dev> void expect_predicted(const Sending &s, const Payload &sent) {
     const ModelConfig m = s.model();
     const ModelLimits limits = s.limits();
-    const Llama<Dev> model(make_device<Dev>(1), m, limits);
-    const Payload predicted = predict_messages(model.parts(), m, limits, s.c.micro_steps);
+    const auto model = make_model(make_device<Dev>(1), m, limits);
+    const Payload predicted = predict_messages(model->parts(), m, limits, s.c.micro_steps);
     EXPECT_EQ(sent.kv, predicted.kv);
     EXPECT_EQ(sent.dkv, predicted.dkv);
     EXPECT_EQ(sent.grads, predicted.grads);
@@ -513,9 +513,9 @@ template <class Dev> Plan plan_of(const std::string &name, size_t world, size_t 
     limits.tile_tokens = tile;
     limits.row_tokens = limits.positions = tokens, limits.recompute = Recompute::layer;
     limits.ranks.world = world, limits.ranks.sp = sp, limits.ranks.zero_stage = stage;
-    Llama<Dev> model(make_device<Dev>(1), preset(name), limits);
-    model.plan().place();
-    return model.plan();
+    const auto model = make_model(make_device<Dev>(1), preset(name), limits);
+    model->plan().place();
+    return model->plan();
 }
 
 size_t bytes_of(const Plan &plan, const std::vector<std::string> &names) {

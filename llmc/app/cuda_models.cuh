@@ -1,6 +1,7 @@
 // The GPU's half of a trainer: makes its models on CUDA. Contract: cuda_models of program.h.
 #pragma once
 #include <chrono>
+#include <set>
 
 #include "../ops/kernels.cuh"
 #include "../parallel/comm_nccl.h"
@@ -8,22 +9,14 @@
 #include "gpu_check.h"
 #include "program.h"
 
-// Each rank checks its own GPU, before any model is there; one rank says so.
-template <class X> void check_gpu(Cuda<X> dev, const Options &options, bool is_main_rank) {
+// What a check of this GPU, with this driver, is remembered by.
+inline std::string name_of_gpu(Memory &memory) {
     int driver = 0, number = 0;
     char place[32];
     cuda_check(cudaDriverGetVersion(&driver), "the driver does not tell its version");
     cuda_check(cudaGetDevice(&number), "no current GPU");
     cuda_check(cudaDeviceGetPCIBusId(place, sizeof place, number), "the GPU does not tell its place");
-    const std::string device = make_memory(dev)->device();
-    const std::string key = format("%s at %s of %s, driver for CUDA %d, %s%s", device.c_str(), place, host_name().c_str(), driver,
-                                   options.dtype.c_str(), options.tf32 ? ", TF32" : "");
-    if (!gpu_check_is_due(options.gpu_check, key)) return;
-    const auto begin = std::chrono::steady_clock::now();
-    const size_t ops = compare_ops(run_ops(dev), cpu_op_results(options.dtype), options.tf32 || sizeof(X) == 2, device);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    if (is_main_rank) printf("GPU check: %zu ops agree with the CPU (%.1f s)\n", ops, seconds);
-    if (options.gpu_check == "once") remember_gpu_check(key);
+    return format("%s at %s of %s, driver for CUDA %d", memory.device().c_str(), place, host_name().c_str(), driver);
 }
 
 struct CudaHalf {
@@ -33,21 +26,18 @@ struct CudaHalf {
     explicit CudaHalf(const Options &options) : ctx(make_cuda_context(int(options.threads), options.tf32, options.autotune)) {}
 };
 
+// Each rank checks its own GPU, once for each kind of model that it makes; one rank says so.
 template <template <class> class M>
-ModelFactory make_cuda_models(const Options &options, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm) {
+ModelFactory make_cuda_models(const Options &options, const ModelFactory &cpu, Comm &host, bool own_gpu,
+                              std::unique_ptr<Comm> &gpu_comm) {
     std::shared_ptr<CudaHalf> half;  // is made late, because a plan needs no GPU
     if (!options.plan) {
         if (own_gpu) select_gpu(host);
         half = std::make_shared<CudaHalf>(options);
-        const auto check = [&](auto dev) {
-            dev.stream = half->stream, dev.ctx = half->ctx.get();
-            agree(host, [&] { check_gpu(dev, options, host.rank == 0); });
-        };
-        options.dtype == "bf16" ? check(CudaBf16()) : check(CudaF32());
         if (own_gpu) gpu_comm = make_gpu_comm(host, half->stream, options.comm_timeout);
         else host.memory = device_slices(half->stream);
     }
-    return [half, options](const ModelConfig &config, const ModelLimits &limits) {
+    const ModelFactory make = [half, options](const ModelConfig &config, const ModelLimits &limits) {
         const auto own = half && limits.concurrent ? std::make_shared<CudaHalf>(options) : half;
         const auto model_on = [&](auto dev) -> std::unique_ptr<Model> {
             if (own) dev.stream = own->stream, dev.ctx = own->ctx.get();
@@ -57,4 +47,18 @@ ModelFactory make_cuda_models(const Options &options, Comm &host, bool own_gpu, 
         model->device_state = own;
         return model;
     };
+    const ModelFactory check = [make, cpu, options, main = host.rank == 0, checked = std::make_shared<std::set<std::string>>()](
+                                   const ModelConfig &config, const ModelLimits &limits) {
+        auto model = make(config, limits);
+        const std::string key =
+            name_of_gpu(model->memory()) + ", " + options.dtype + (options.tf32 ? ", TF32, " : ", ") + kernels_of(config, limits);
+        if (limits.concurrent || !checked->insert(key).second || !gpu_check_is_due(options.gpu_check, key)) return model;
+        const auto begin = std::chrono::steady_clock::now();
+        const size_t ops = check_gpu(make, cpu, config, limits, options.tf32 || options.dtype == "bf16");
+        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+        if (main) printf("GPU check: %zu ops of a step agree with the CPU (%.1f s)\n", ops, seconds);
+        if (options.gpu_check == "once") remember_gpu_check(key);
+        return model;
+    };
+    return half ? check : make;
 }

@@ -1,40 +1,137 @@
 #include "gpu_check.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "../core/common.h"
 #include "../core/file.h"
 #include "../core/hash.h"
+#include "../model/every_call.h"
 
-OpResults cpu_op_results(const std::string &dtype) {
-    const ContextPtr context = make_context();
-    return dtype == "bf16" ? run_ops(CpuBf16{1, context.get()}) : run_ops(CpuF32{1, context.get()});
+// The sizes of the tiny model. What kernels are compiled for stays: the head size, the queries of a key/value head, the kinds of layers.
+static ModelConfig tiny_config(ModelConfig c) {
+    const size_t group = c.H / c.KV;
+    c.V = 211, c.L = std::min<size_t>(c.L, 2), c.KV = group == 1 ? 4 : 2, c.H = c.KV * group, c.F = 192;
+    c.C = c.gpt2() ? c.H * c.D : 128;
+    c.window.resize(c.L);
+    for (size_t &window : c.window) window = std::min<size_t>(window, 24);
+    return c;
+}
+static ModelLimits tiny_limits(ModelLimits l) {
+    l.row_tokens = l.positions = l.tile_tokens = 2 * row_multiple;
+    l.ranks = {}, l.offload = {}, l.graphs = false, l.concurrent = false;
+    if (l.cache_pages) l.sequences = 2, l.sequence_pages = 2, l.cache_pages = 4, l.draws = 2;
+    return l;
 }
 
-size_t compare_ops(const OpResults &gpu, const OpResults &cpu, bool rounded, const std::string &device) {
-    const double share = rounded ? 0x1p-6 : 0x1p-14;  // four roundings of a bf16; float sums of some hundred terms
-    std::set<std::string> ops;
-    if (gpu.size() != cpu.size()) die("the check of the GPU has %zu arrays, and %zu on the CPU", gpu.size(), cpu.size());
-    for (size_t n = 0; n < cpu.size(); n++) {
-        const std::vector<float> &got = gpu[n].values, &want = cpu[n].values;
-        double largest = 0, error = 0;
-        size_t worst = 0;
-        for (float x : want) largest = std::max(largest, std::fabs(double(x)));
-        for (size_t i = 0; i < want.size(); i++) {
-            const double difference = std::fabs(double(got[i]) - double(want[i]));
-            if (!(difference <= error)) error = difference, worst = i;
-            if (std::isnan(difference)) break;
-        }
-        if (!(error <= share * largest))
-            die("GPU check: %s on %s does not agree with the CPU: %s[%zu] is %.6g and should be %.6g, give or take %.2g\n"
+namespace {
+using Bytes = std::vector<std::byte>;
+using Arrays = std::map<std::string, Bytes>;
+struct OpResult {
+    OpKey op;
+    Arrays written;  // by name; of those that a later op reads
+};
+
+struct TinyModel {
+    std::unique_ptr<Model> model;
+    SelfComm comm{};
+    Mesh mesh{comm, 1, 0};
+
+    // Calls see(op, the arrays that a later op reads) after each op. Returns what make_every_call() returns.
+    template <class F>
+    std::map<std::string, std::vector<double>> run(const ModelConfig &config, const ModelLimits &limits, F see) {
+        model->allocate(mesh, false, false);
+        model->initialise(1);
+        const auto inspect = [&](const OpKey &op) {
+            const size_t now = model->trace().times().at(op);
+            std::vector<const Segment *> results;
+            for (const Segment &s : model->plan().segments())
+                if (s.first <= now && now < s.last && !s.guest && !s.name.ends_with("scratch")) results.push_back(&s);
+            see(op, results);
+        };
+        model->trace().inspect(inspect);
+        const size_t T = limits.row_tokens, first = T / 3;  // two documents, in which tokens come more than once
+        std::vector<std::vector<int32_t>> documents(2);
+        for (size_t t = 0; t < T; t++) documents[t < first ? 0 : 1].push_back(int32_t(t * t % 131));
+        auto values = make_every_call(*model, documents, config, limits);
+        model->trace().end_inspection();
+        return values;
+    }
+    Bytes bytes_of(const Segment &s) { return read(model->memory(), static_cast<const std::byte *>(*s.pointer), s.bytes); }
+};
+
+template <class X> std::string difference(const X *got, const X *want, size_t n, double share) {
+    double largest = 0;
+    for (size_t i = 0; i < n; i++) largest = std::max(largest, std::fabs(double(want[i])));
+    for (size_t i = 0; i < n; i++)
+        if (!(std::fabs(double(got[i]) - double(want[i])) <= share * largest))
+            return format("[%zu] is %.6g and should be %.6g, give or take %.2g", i, double(got[i]), double(want[i]),
+                          share * largest);
+    return "";
+}
+constexpr double rounded_share = 0x1p-6, float_share = 0x1p-14;  // four roundings of a bf16; float sums of some hundred terms
+
+// Of floats alone: whole numbers come from the host, and codes and lower halves may differ by one where the floats that they encode agree.
+std::string difference(const std::string &dtype, const Bytes &got, const Bytes &want, double share) {
+    const auto as = [&]<class X>(X, double share) {
+        return difference(reinterpret_cast<const X *>(got.data()), reinterpret_cast<const X *>(want.data()),
+                          want.size() / sizeof(X), share);
+    };
+    return dtype == dtype_name<float> ? as(0.0f, share) : dtype == dtype_name<bf16> ? as(bf16(), rounded_share) : "";
+}
+}  // namespace
+
+size_t check_gpu(const ModelFactory &gpu, const ModelFactory &cpu, const ModelConfig &config, const ModelLimits &limits,
+                 bool rounded) {
+    const ModelConfig c = tiny_config(config);
+    const ModelLimits l = tiny_limits(limits);
+    std::vector<OpResult> results;
+    Arrays now;
+    TinyModel on_cpu{cpu(c, l)}, on_gpu{gpu(c, l)};
+    const auto want_values = on_cpu.run(c, l, [&](const OpKey &op, const std::vector<const Segment *> &arrays) {
+        results.push_back({op, {}});
+        for (const Segment *s : arrays)
+            if (Bytes bytes = on_cpu.bytes_of(*s); now[s->name] != bytes)
+                results.back().written[s->name] = now[s->name] = std::move(bytes);
+    });
+
+    const double share = rounded ? rounded_share : float_share;
+    const auto expect_none = [&](const std::string &what, const std::string &array, const std::string &difference) {
+        if (!difference.empty())
+            die("GPU check: %s on %s does not agree with the CPU: %s%s\n"
                 "  fix: do not train on this GPU with this program. Build again (make clean; make), try another driver, or --device cpu; "
                 "scripts/gpu_check.sh finds out more",
-                cpu[n].op, device.c_str(), cpu[n].array, worst, double(got[worst]), double(want[worst]), share * largest);
-        ops.insert(cpu[n].op);
-    }
+                what.c_str(), on_gpu.model->memory().device().c_str(), array.c_str(), difference.c_str());
+    };
+    size_t done = 0;
+    now.clear();
+    const auto values = on_gpu.run(c, l, [&](const OpKey &op, const std::vector<const Segment *> &arrays) {
+        if (done == results.size() || results[done].op != op) die("the check of the GPU runs other ops there than on the CPU");
+        for (auto &[name, bytes] : results[done++].written) now[name] = std::move(bytes);
+        for (const Segment *s : arrays) {
+            const auto want = now.find(s->name);
+            if (want == now.end() || want->second.size() != s->bytes) continue;  // scratch, whose size depends on the device
+            expect_none(on_gpu.model->trace().describe(op), s->name,
+                        difference(s->dtype, on_gpu.bytes_of(*s), want->second, share));
+            write(on_gpu.model->memory(), static_cast<std::byte *>(*s->pointer), want->second);
+        }
+    });
+    for (const auto &[what, want] : want_values)
+        expect_none(what, what, difference(values.at(what).data(), want.data(), want.size(), share));
+    std::set<std::pair<size_t, size_t>> ops;
+    for (const OpResult &r : results) ops.insert({r.op.pass, r.op.op});
     return ops.size();
+}
+
+std::string kernels_of(const ModelConfig &c, const ModelLimits &l) {
+    return format(
+        "%s, heads of %zu, %zu queries a key/value head, %d bits, adapters %d, reward %d, mode %d, cache %d, muon %d, moments %d, bf16 gradients %d",
+        c.family.c_str(), c.D, c.H / c.KV, c.weight_bits, c.lora.rank > 0, c.reward, int(l.mode), l.cache_pages > 0, l.muon,
+        int(l.moments), l.bf16_gradients);
 }
 
 // An empty file of the cache, named by all that could change a result.

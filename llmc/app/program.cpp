@@ -72,7 +72,7 @@ static int run_rank(const Program &program, Parsed parsed, Comm &host, bool thre
     });
     ModelFactory make_model;  // owns the stream that gpu_comm uses, so it must be destroyed after it
     std::unique_ptr<Comm> gpu_comm;
-    if (gpu) make_model = program.cuda_models(o, host, !threads && host.size > 1, gpu_comm);
+    if (gpu) make_model = program.cuda_models(o, program.cpu_models(o), host, !threads && host.size > 1, gpu_comm);
     else make_model = program.cpu_models(o);
     return run_task(program.name, parsed, gpu_comm ? *gpu_comm : host, threads || !gpu ? here : 1, make_model);
 }

@@ -14,7 +14,8 @@ struct Program {
     ModelFactory (*cpu_models)(const Options &);
     // Null in a program without kernels. With `own_gpu` each rank takes a GPU of its host, and `gpu_comm` becomes the communicator between
     // the GPUs' memories. Otherwise ranks are threads that share a GPU, and `host` moves data that lie in its memory.
-    ModelFactory (*cuda_models)(const Options &, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm);
+    ModelFactory (*cuda_models)(const Options &, const ModelFactory &cpu, Comm &host, bool own_gpu,
+                                std::unique_ptr<Comm> &gpu_comm);
     GpuQuery (*query_gpus)();
     std::vector<std::string> bundled;  // the arguments of a run without a task; empty: the demo
 };
@@ -24,7 +25,8 @@ int run_program(const Program &program,
 
 // ---- for a trainer's file -------------------------------------------------------------------------------------------------------------
 
-ModelFactory cuda_models(const Options &, Comm &host, bool own_gpu, std::unique_ptr<Comm> &gpu_comm);  // in its CUDA half
+ModelFactory cuda_models(const Options &, const ModelFactory &cpu, Comm &host, bool own_gpu,
+                         std::unique_ptr<Comm> &gpu_comm);  // in its CUDA half
 
 template <template <class> class M> ModelFactory make_cpu_models(const Options &options) {
     const int threads = int(options.threads);

@@ -24,7 +24,7 @@ template <class Storage> struct Cpu {
 using CpuF32 = Cpu<float>;
 using CpuBf16 = Cpu<bf16>;
 
-// nvcc compiles the kernels for the GPU, and g++ compiles them with -DLLMC_EMULATE for the emulator dev/cuda/simt.h. Code that both compilers
+// nvcc compiles the kernels for the GPU, and g++ compiles them with -DLLMC_EMULATE for the emulator dev/emulator/simt.h. Code that both compilers
 // see stands in this inline namespace, so that the two instances of one .cuh can be linked into one binary.
 #ifdef LLMC_EMULATE
 #define CUDA_BACKEND emulated

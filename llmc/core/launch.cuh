@@ -1,5 +1,5 @@
 // launch(): the only place with <<<>>>. With -DLLMC_EMULATE the same kernels run on the CPU: an emulator, which the compiler includes in front
-// of the file, then brings its own launch() and shared_mem() (dev/cuda/simt.h).
+// of the file, then brings its own launch() and shared_mem() (dev/emulator/simt.h).
 //
 //     struct Tile { float x[64], y[64]; };
 //     template <class X> __global__ void op_kernel(X *out, size_t n) { Tile &tile = shared_mem<Tile>(); ... }

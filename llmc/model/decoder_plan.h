@@ -1,6 +1,7 @@
 // What the decoder plans: its state, and the arrays of a step with the ops from which to which they are alive. Part of decoder.h, which includes it.
 #pragma once
 #include "decoder.h"
+#include "every_call.h"
 
 template <class Dev>
 Decoder<Dev>::Decoder(Dev dev, const ModelConfig &config, const ModelLimits &limits, const Table &table, OpList ops)
@@ -107,35 +108,6 @@ template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X
     array("scratch", &b.scratch, {attention_scratch(dev) * sizeof(float)});
 }
 
-// Calls a model in every way in which the tasks do. An op that is not called here has no time, and an array that none of them touches lives always.
-// The row is the longest, and has a target at each of its tokens, so that every rank of a ring has all ops.
-inline void rehearse_calls(Model &model, const ModelConfig &c, const ModelLimits &limits) {
-    const size_t T = limits.row_tokens, n = limits.sequences;
-    std::vector<std::vector<int32_t>> documents;
-    std::vector<std::vector<uint8_t>> masks;
-    in_parts(
-        T, [&](size_t, size_t n) { documents.emplace_back(n, 1), masks.emplace_back(n, 1); },
-        c.gpt2() ? std::min(T, c.max_positions) : T);
-    const Row longest = make_row(documents, masks), row = c.reward ? at_ends(longest) : longest;
-    const bool trains = limits.mode == Mode::train;
-    if (trains) model.randomise(1), model.zero_gradients();
-    if (limits.mode != Mode::generate) model.evaluate(row);
-    if (trains) {
-        model.backward(std::vector<float>(row.predictors.size(), 1.0f), 0.1f, false);
-        model.accumulate(row, 1, true), model.gradient_norm(), model.update(AdamW{});
-    }
-    if (limits.mode != Mode::generate) model.take_sums();
-    if (limits.cache_pages == 0) return;
-    const size_t length = std::max(T / n, row_multiple) / row_multiple * row_multiple, sequences = std::min(n, T / length);
-    const Row prompts = make_row(std::vector(sequences, std::vector<int32_t>(length, 1)));
-    model.generator().next_logits(prompts, {true, std::vector<int32_t>(prompts.T, -1), {}, {}});
-    Row tokens = prompts;
-    tokens.T = sequences, tokens.tokens.resize(sequences), tokens.doc_pos.resize(sequences);
-    model.generator().next_logits(
-        tokens, {false, std::vector<int32_t>(sequences), std::vector<int32_t>(sequences * limits.sequence_pages),
-                 std::vector<int32_t>(sequences, int32_t(length) + 1)});
-}
-
 // Finds the lifetimes of transient arrays, and the times of the ops, by a rehearsal of M. They depend on the row's length only in so far as it
 // is more than one tile; a rehearsal's tiles have row_multiple tokens.
 template <class Dev> template <template <class> class M> void Decoder<Dev>::rehearse() {
@@ -149,7 +121,12 @@ template <class Dev> template <template <class> class M> void Decoder<Dev>::rehe
         M<Rehearsal<Dev>> model({dev, &log}, config, few);
         model.allocate(mesh, true, false);
         log.watch(model.plan());
-        rehearse_calls(model, config, few);
+        // The longest row, with a target at each of its tokens, so that every rank of a ring has all ops.
+        const size_t document = config.gpt2() ? std::min(few.row_tokens, config.max_positions) : few.row_tokens;
+        std::vector<std::vector<int32_t>> documents;
+        in_parts(
+            few.row_tokens, [&](size_t, size_t n) { documents.emplace_back(n, 1); }, document);
+        make_every_call(model, documents, config, few);
         log.finish();
         const auto &segments = plan_.segments();
         if (!std::ranges::equal(segments, model.plan().segments(), {}, &Segment::name, &Segment::name))

@@ -123,6 +123,7 @@ template <class Dev> std::vector<float> CachedGenerator<Dev>::logits() {
     const size_t V = decoder_.config.V, ld = logits_ld(decoder_.dev, V);
     auto out = read(decoder_.memory(), logits_, sequences_ * ld);
     for (size_t i = 1; i < sequences_; i++) std::copy_n(out.data() + i * ld, V, out.data() + i * V);  // without padding
+    out.resize(sequences_ * V);
     return out;
 }
 

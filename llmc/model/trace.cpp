@@ -4,20 +4,32 @@
 
 size_t Trace::time_of(const OpKey &op) const {
     const auto found = times_.find(op);
-    if (found == times_.end()) die("%s, %s: an op that no rehearsal has seen", pass_names[op.pass], ops_.name(op.op));
+    if (found == times_.end()) die("%s: an op that no rehearsal has seen", describe(op).c_str());
     return found->second;
 }
 
-// Examines the arrays that the op before this one has written.
-void Trace::examine(const OpKey &now) {
-    if (running_ && Pass(running_->pass) != Pass::step && anomaly_.what.empty()) {
-        examined_++;
-        const auto [pass, op, layer] = *running_;
-        const std::string of_layer = ops_.of_layer(op) ? format("layer %zu, ", layer) : "";
-        if (const std::string found = arena_->nonfinite(time_of(*running_), layer); !found.empty())
-            anomaly_ = {examined_, format("%s, %s%s: %s", pass_names[pass], of_layer.c_str(), ops_.name(op), found.c_str())};
-    }
-    // Not every pass has all ops, so that an array may begin at one which this pass leaves out; and the next tile finds what the tiles before it have written.
-    if (running_) arena_->clear_new(time_of(*running_), time_of(now));
+std::string Trace::describe(const OpKey &op) const {
+    const std::string pass = pass_names[op.pass], layer = ops_.of_layer(op.op) ? format("layer %zu, ", op.layer) : "";
+    return (pass.empty() ? "" : pass + ", ") + layer + ops_.name(op.op);
+}
+
+void Trace::inspect_running() {
+    if (running_) inspect_(*running_);
+    running_.reset();
+}
+
+// Clears the arrays whose lives begin after the op before, and up to this one. Some passes leave out ops, so those may be more than this op's; the next
+// tile of a row finds what earlier tiles wrote.
+void Trace::begin_inspected(const OpKey &now) {
+    const std::optional<OpKey> before = running_;
+    inspect_running();
+    if (before) arena_->clear_new(time_of(*before), time_of(now));
     running_ = now;
+}
+
+void Trace::find_anomaly(const OpKey &op) {
+    if (Pass(op.pass) == Pass::step || !anomaly_.what.empty()) return;
+    searched_++;
+    if (const std::string found = arena_->nonfinite(time_of(op), op.layer); !found.empty())
+        anomaly_ = {searched_, describe(op) + ": " + found};
 }

@@ -1,7 +1,8 @@
-// What watches the ops of a step: --profile measures them, --detect_anomaly examines what each of them has written, --poison fills the arrays with NaN
-// that are dead when it begins, and a rehearsal (../core/rehearsal.h) notes it. A decoder tells when each op begins, and when the messages and copies between
-// two ops do.
+// What watches the ops of a step: --profile measures them, --detect_anomaly searches what each of them wrote, the check of a GPU (../app/gpu_check.h)
+// compares it, --poison fills dead arrays with NaN when an op begins, and a rehearsal (../core/rehearsal.h) notes the op. A decoder reports when each op
+// begins, and when the messages and copies between two ops do.
 #pragma once
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,10 +27,17 @@ class Trace {
     const std::map<OpKey, size_t> &times() const { return times_; }
     void watch(Arena &arena, bool poison) { arena_ = &arena, poison_ = poison; }
     void profile(std::unique_ptr<Profiler> profiler) { profiler_ = std::move(profiler); }
-    void detect_anomaly() { examines_ = true; }
+    // Calls f after each op, while every array that a later op reads still has its values. Arrays are zeroed when their life begins, so that an element that
+    // no op writes is 0.
+    void inspect(std::function<void(const OpKey &)> f) { inspect_ = std::move(f); }
+    void end_inspection() { inspect_running(), inspect_ = nullptr; }  // after the last op
+    void detect_anomaly() {
+        inspect([this](const OpKey &op) { find_anomaly(op); });
+    }
+    std::string describe(const OpKey &op) const;  // "backward, layer 3, attention"
     Profiler *profiler() const { return profiler_.get(); }
     const Anomaly &anomaly() const { return anomaly_; }
-    bool is_on() const { return profiler_ || poison_ || examines_; }
+    bool is_on() const { return profiler_ || poison_ || inspect_; }
 
     void begin_row(const Row &whole, size_t sp) {
         if (profiler_) profiler_->begin_row(whole, sp);
@@ -40,7 +48,7 @@ class Trace {
     void begin(Pass pass, size_t op, size_t layer, size_t bucket = 0) {  // bucket: Work::bucket
         const OpKey key{size_t(pass), op, layer};
         if (log_) log_->begin(key, pass != Pass::step);
-        if (examines_) examine(key);
+        if (inspect_) begin_inspected(key);
         if (poison_) arena_->poison_dead(time_of(key));
         if (profiler_) profiler_->begin(pass, op, layer, bucket, tile);
     }
@@ -56,16 +64,19 @@ class Trace {
     size_t tile = 0;  // how many tokens the ops that begin work on; 0: on all of the row
 
   private:
-    void examine(const OpKey &now);
+    void inspect_running();
+    void begin_inspected(const OpKey &now);
+    void find_anomaly(const OpKey &op);
     size_t time_of(const OpKey &op) const;
 
     const OpList &ops_;
     Arena *arena_ = nullptr;
     std::unique_ptr<Profiler> profiler_;
-    bool poison_ = false, examines_ = false;
+    bool poison_ = false;
+    std::function<void(const OpKey &)> inspect_;
     Touches *log_ = nullptr;
     std::map<OpKey, size_t> times_;
-    std::optional<OpKey> running_;  // the op that runs now, if it is to be examined
-    size_t examined_ = 0;           // the number of ops so far
+    std::optional<OpKey> running_;  // the op to inspect when the next one begins
+    size_t searched_ = 0;           // the number of ops so far
     Anomaly anomaly_;
 };

@@ -1,4 +1,4 @@
-// The PTX instructions our kernels use. Each has a twin of the same name and signature in the emulator (dev/cuda/simt.h).
+// The PTX instructions our kernels use. Each has a twin of the same name and signature in the emulator (dev/emulator/simt.h).
 // Layouts and semantics: PTX ISA 8.0, "Warp Level Matrix Instructions" and "Data Movement: cp.async".
 //
 // mma_m16n8k16(d, a, b): d += A B for A (16, 16) and B (16, 8) in bf16, d (16, 8) in float. With g = lane / 4 and t = lane % 4 a lane holds

@@ -20,5 +20,5 @@ void select_gpu(Comm &host);
 
 // Returns a communicator of the ranks of `host`, which serves for agreement and must outlive it; split() splits `host`, too. Slices lie in the
 // memory of this thread's current GPU; `compute` is a stream of it. In a program built without NCCL all ranks die with one message. The
-// emulator has an NCCL for ranks that are threads, and dev/cuda/emulated_processes.h for processes.
+// emulator has an NCCL for ranks that are threads, and dev/emulator/emulated_processes.h for processes.
 std::unique_ptr<Comm> make_gpu_comm(Comm &host, cudaStream_t compute, double timeout);

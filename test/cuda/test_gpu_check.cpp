@@ -1,40 +1,69 @@
 // The check of a GPU before the first step. What a broken kernel makes it say: test/ptx/kernels/test_gpu_check.cpp.
 #include "../../llmc/app/gpu_check.h"
 
-#include "../../llmc/ops/kernels.cuh"
+#include "../models.h"
 #include "matmul_context.cuh"
 
-template <class Dev> struct GpuCheck : testing::Test {};
-TYPED_TEST_SUITE(GpuCheck, CudaDevices);
+namespace {
+ModelConfig with_adapters(ModelConfig config) {
+    config.lora.rank = 8, config.lora.dropout = 0.1, config.lora.targets = {"q_proj", "down_proj"};
+    return config;
+}
+}  // namespace
 
-TYPED_TEST(GpuCheck, OpsAgreeWithTheCpu) {
-    const auto context = make_cuda_context(1);
-    TypeParam dev = {};
-    dev.ctx = context.get();
+template <class Dev> struct GpuCheck : testing::Test {
+    const std::unique_ptr<CudaContext> context = make_cuda_context(1);
 #ifdef LLMC_EMULATE
     CUstream_st stream{0};
-    dev.stream = &stream;
 #endif
-    constexpr bool rounded = sizeof(typename TypeParam::X) == 2;
-    EXPECT_EQ(compare_ops(run_ops(dev), cpu_op_results(rounded ? "bf16" : "f32"), rounded, "this GPU"), 47u);
+    size_t agreeing(const ModelConfig &config, const ModelLimits &limits) {
+        Dev dev = {};
+        dev.ctx = context.get();
+#ifdef LLMC_EMULATE
+        dev.stream = &stream;
+#endif
+        using X = typename Dev::X;
+        return check_gpu(models_on(dev), cpu_models<X>(), config, limits, sizeof(X) == 2);
+    }
+};
+TYPED_TEST_SUITE(GpuCheck, CudaDevices);
+
+TYPED_TEST(GpuCheck, OpsOfEachKindOfModelAgreeWithTheCpu) {
+    ModelLimits trains, generates, compact, muon;
+    generates.mode = Mode::generate, generates.cache_pages = 1;
+    compact.moments = Moments::blockwise, compact.bf16_gradients = true, compact.recompute = Recompute::layer;
+    muon.muon = true;
+    EXPECT_EQ(this->agreeing(preset("qwen3-0.6b"), trains), 28u);
+    EXPECT_EQ(this->agreeing(preset("d12"), trains), 26u);
+    EXPECT_EQ(this->agreeing(preset("smollm2-135m"), compact), 35u);
+    EXPECT_EQ(this->agreeing(preset("smollm2-135m"), muon), 28u);
+    EXPECT_EQ(this->agreeing(preset("qwen2.5-0.5b"), generates), 13u);
+    ModelConfig config = with_adapters(preset("phi3-mini-4k"));
+    config.weight_bits = 4;
+    make_reward(config);
+    EXPECT_EQ(this->agreeing(config, trains), 27u);
 }
 
-TEST(CudaCheckCompares, EachArrayToItsLargestValue) {
-    const OpResults want = {{"one", "out", {1, -8, 0}}, {"one", "dx", {0, 0}}, {"two", "out", {0.5f}}};
-    const auto with = [&](size_t array, size_t i, float value) {
-        OpResults got = want;
-        got[array].values[i] = value;
+// A model that computes something else in place of a broken kernel.
+TEST(CudaCheckNames, TheOpAndTheArray) {
+    const auto message_if = [](auto change) -> std::string {
+        const ModelFactory right = cpu_models<float>(),
+                           wrong = [&](ModelConfig c, const ModelLimits &l) { return change(c), right(c, l); };
         try {
-            return std::to_string(compare_ops(got, want, true, "a GPU")) + " ops";
+            return std::to_string(check_gpu(wrong, right, preset("qwen3-0.6b"), {}, false)) + " ops";
         } catch (const Error &error) {
-            return std::string(error.what()).substr(0, std::string(error.what()).find('\n'));
+            const std::string text = error.what();
+            EXPECT_NE(text.find("\n  fix: do not train on this GPU"), text.npos);
+            return text.substr(11, text.find('[') - 11);
         }
     };
-    EXPECT_EQ(with(0, 0, 1.1f), "2 ops");
-    EXPECT_EQ(with(0, 2, 0.2f),
-              "GPU check: one on a GPU does not agree with the CPU: out[2] is 0.2 and should be 0, give or take 0.12");
-    EXPECT_EQ(with(1, 1, 1e-9f),
-              "GPU check: one on a GPU does not agree with the CPU: dx[1] is 1e-09 and should be 0, give or take 0");
-    EXPECT_EQ(with(2, 0, NAN),
-              "GPU check: two on a GPU does not agree with the CPU: out[0] is nan and should be 0.5, give or take 0.0078");
+    EXPECT_EQ(message_if([](ModelConfig &) {}), "28 ops");
+    EXPECT_EQ(message_if([](ModelConfig &c) { c.eps = 1e-3f; }),
+              "forward, layer 0, norm 1 on cpu does not agree with the CPU: act.0.ln1");
+    EXPECT_EQ(message_if([](ModelConfig &c) { c.eps = NAN; }),
+              "forward, layer 0, norm 1 on cpu does not agree with the CPU: act.0.ln1");
+    EXPECT_EQ(message_if([](ModelConfig &c) { c.rope.theta *= 2; }),
+              "zero gradients on cpu does not agree with the CPU: rope table");
+    EXPECT_EQ(message_if([](ModelConfig &c) { c.window[1] = 1; }),
+              "forward, layer 1, attention on cpu does not agree with the CPU: act.1.att");
 }

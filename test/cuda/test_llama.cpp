@@ -1,6 +1,5 @@
 // The whole model through the kernels, in the emulator or on a GPU: against transformers (../golden.h), and on many ranks against one
 // (../rank_cases.h); the ranks are threads that share the device.
-#define LLMC_NO_MAIN
 #include "../models.h"
 
 #include "../golden.h"

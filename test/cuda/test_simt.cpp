@@ -1,4 +1,4 @@
-// The emulator itself (dev/cuda/simt.h): that it does what the documentation says, and that it notices what a kernel must not do.
+// The emulator itself (dev/emulator/simt.h): that it does what the documentation says, and that it notices what a kernel must not do.
 // What a GPU can do as well is tested there, too, when nvcc compiles this file.
 #include "../../llmc/ops/ptx.cuh"
 #include "../../llmc/ops/warp.cuh"

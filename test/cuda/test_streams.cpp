@@ -1,4 +1,4 @@
-// Two streams that hand arrays to each other, right and with events missing: the emulator's orders of streams (dev/cuda/streams.h) must notice.
+// Two streams that hand arrays to each other, right and with events missing: the emulator's orders of streams (dev/emulator/streams.h) must notice.
 #include <numeric>
 
 #include "check.cuh"

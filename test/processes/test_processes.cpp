@@ -3,7 +3,7 @@
 //   build/test/processes/test_processes WHAT RANK RANKS HOST:PORT [TIMEOUT]     one of the ranks
 #include <unistd.h>
 
-#include "../../dev/cuda/emulated_processes.h"
+#include "../../dev/emulator/emulated_processes.h"
 #include "../../llmc/parallel/comm_mpi.h"
 #include "../../llmc/parallel/comm_sockets.h"
 #include "../comm_checks.h"

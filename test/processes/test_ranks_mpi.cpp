@@ -1,5 +1,4 @@
 // The matrix of splits, ranks being processes: scripts/launch.sh -np 4 build/test/processes/test_ranks_mpi; test/python/test_processes.py runs it.
-#define LLMC_NO_MAIN
 #include "../../llmc/parallel/comm_mpi.h"
 #include "../models.h"
 

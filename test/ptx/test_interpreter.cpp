@@ -4,7 +4,7 @@
 #include <bit>
 #include <cmath>
 
-#include "../../dev/cuda/ptx/prediction.h"
+#include "../../dev/emulator/ptx/prediction.h"
 #include "../../llmc/core/dtype.h"
 
 namespace {

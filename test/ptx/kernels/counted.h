@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "../../../dev/cuda/ptx/runtime.h"
+#include "../../../dev/emulator/ptx/runtime.h"
 
 // The one launch of a kernel with a grid that no other test has.
 template <class F> ptx::Launches counted(const std::string &kernel, std::array<unsigned, 3> grid, F run) {

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <set>
 
-#include "../../../dev/cuda/ptx/report.h"
+#include "../../../dev/emulator/ptx/report.h"
 
 namespace {
 

@@ -1,11 +1,11 @@
-// What the wrapper of cuBLASLt asks for. The stand-in (dev/cuda/ptx/cublaslt.cpp) checks the library's rules at every product of every test; here
+// What the wrapper of cuBLASLt asks for. The stand-in (dev/emulator/ptx/cublaslt.cpp) checks the library's rules at every product of every test; here
 // are the products whose shapes and addresses are awkward.
 #include <cublasLt.h>
 #include <unistd.h>
 
 #include <filesystem>
 
-#include "../../../dev/cuda/ptx/runtime.h"
+#include "../../../dev/emulator/ptx/runtime.h"
 #include "../../../llmc/core/file.h"
 #include "../../../llmc/ops/loss.cuh"
 #include "../../cuda/matmul_context.cuh"

@@ -1,9 +1,8 @@
 // The check before the first step, on kernels that are broken in their PTX: it names the op.
 #include "../../../llmc/app/gpu_check.h"
 
-#include "../../../dev/cuda/ptx/runtime.h"
-#include "../../../llmc/ops/kernels.cuh"
-#include "../../cuda/check.cuh"
+#include "../../../dev/emulator/ptx/runtime.h"
+#include "../../models.h"
 
 namespace {
 std::string message_if(const std::string &kernel, const std::string &from, const std::string &to) {
@@ -16,7 +15,7 @@ std::string message_if(const std::string &kernel, const std::string &from, const
     EXPECT_GT(edited.edited, 0u) << kernel << " has no " << from;
     const auto context = make_cuda_context(1);
     try {
-        compare_ops(run_ops(CudaF32{nullptr, context.get()}), cpu_op_results("f32"), false, "this GPU");
+        check_gpu(models_on(CudaF32{nullptr, context.get()}), cpu_models<float>(), preset("qwen2.5-0.5b"), {}, false);
     } catch (const Error &error) {
         return error.what();
     }
@@ -26,7 +25,8 @@ std::string message_if(const std::string &kernel, const std::string &from, const
 
 TEST(PtxGpuCheck, ABrokenKernelIsNamed) {
     const std::string swiglu = message_if("_ZN3gpu22swiglu_forward_kernel4IfLi4E", "mul.f32", "add.f32");
-    EXPECT_EQ(swiglu.substr(0, 65), "GPU check: swiglu_forward on this GPU does not agree with the CPU");
+    EXPECT_EQ(swiglu.substr(0, swiglu.find('[')),
+              "GPU check: forward, layer 0, activation on the PTX interpreter does not agree with the CPU: act.0.act");
     EXPECT_NE(swiglu.find("\n  fix: do not train on this GPU with this program."), swiglu.npos);
     printf("  %s\n", swiglu.c_str());
 }

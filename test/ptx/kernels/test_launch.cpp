@@ -1,5 +1,5 @@
 // What launch() tells the driver of a kernel.
-#include "../../../dev/cuda/ptx/runtime.h"
+#include "../../../dev/emulator/ptx/runtime.h"
 #include "../../../llmc/ops/attention.cuh"
 #include "../../cuda/check.cuh"
 #include "../../reference_attention.h"

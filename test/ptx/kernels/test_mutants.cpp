@@ -1,7 +1,7 @@
 // Bugs that only nvcc's output can have, made in the PTX of attention: each must be noticed, as a wrong result or by the interpreter.
 #include <gtest/gtest-spi.h>
 
-#include "../../../dev/cuda/ptx/runtime.h"
+#include "../../../dev/emulator/ptx/runtime.h"
 #include "../../../llmc/ops/attention.cuh"
 #include "../../cuda/check.cuh"
 #include "../../reference_attention.h"

@@ -1,8 +1,7 @@
 // Two models share a device and its context, as a policy and its reference do, and one of them goes.
-#define LLMC_NO_MAIN
 #include "../../models.h"
 
-#include "../../../dev/cuda/ptx/runtime.h"
+#include "../../../dev/emulator/ptx/runtime.h"
 #include "../../golden.h"
 
 // The stand-in of cuBLASLt dies if a product's workspace is not allocated.

@@ -2,7 +2,7 @@
 #include <filesystem>
 #include <set>
 
-#include "../common.h"
+#include "../../cuda/common.h"
 #include "report.h"
 
 namespace ptx {

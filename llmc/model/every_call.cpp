@@ -1,0 +1,48 @@
+#include "every_call.h"
+
+#include <algorithm>
+
+#include "../ops/attention_decode.h"
+
+static std::vector<double> generate(Model &model, const std::vector<int32_t> &text, const ModelLimits &limits) {
+    const size_t T = limits.row_tokens, n = limits.sequences, pages = limits.sequence_pages;
+    const size_t length = std::max(T / n, row_multiple) / row_multiple * row_multiple, sequences = std::min(n, T / length);
+    std::vector<std::vector<int32_t>> prompts(sequences);
+    CacheStep step{true, {}, {}, {}},
+        next{false, {}, std::vector<int32_t>(sequences * pages), std::vector<int32_t>(sequences, int32_t(length) + 1)};
+    for (size_t i = 0; i < sequences; i++) {
+        const size_t first_slot = i * pages * cache_page;
+        for (size_t t = 0; t < length; t++)
+            prompts[i].push_back(text[i * length + t]), step.slots.push_back(int32_t(first_slot + t));
+        next.slots.push_back(int32_t(first_slot + length));
+        for (size_t page = 0; page < pages; page++) next.table[i * pages + page] = int32_t(i * pages + page);
+    }
+    Row row = make_row(prompts);
+    step.slots.resize(row.T, -1);
+    model.generator().next_logits(row, step);
+    row.T = sequences, row.tokens.resize(sequences), row.doc_pos.assign(sequences, int32_t(length));
+    model.generator().next_logits(row, next);
+    const std::vector<float> logits = model.generator().logits();
+    return {logits.begin(), logits.end()};
+}
+
+std::map<std::string, std::vector<double>> make_every_call(Model &model, const std::vector<std::vector<int32_t>> &documents,
+                                                           const ModelConfig &config, const ModelLimits &limits) {
+    std::map<std::string, std::vector<double>> values;
+    std::vector<std::vector<uint8_t>> masks;
+    std::vector<int32_t> text;
+    for (const auto &d : documents) masks.emplace_back(d.size(), 1), text.insert(text.end(), d.begin(), d.end());
+    const Row whole = make_row(documents, masks), row = config.reward ? at_ends(whole) : whole;
+    const bool trains = limits.mode == Mode::train;
+    if (trains) model.randomise(1), model.zero_gradients();
+    if (limits.mode != Mode::generate) values["losses"] = model.evaluate(row);
+    if (trains) {
+        model.backward(std::vector<float>(row.predictors.size(), 1.0f), 0.1f, false);
+        model.accumulate(row, 1, true), values["gradient norm"] = {model.gradient_norm()};
+        model.update(
+            AdamW{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .grad_scale = 1, .step = 1});
+    }
+    if (limits.mode != Mode::generate) model.take_sums();
+    if (limits.cache_pages) values["logits"] = generate(model, text, limits);
+    return values;
+}
