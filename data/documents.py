@@ -1,6 +1,7 @@
 """Turns the fields of a record into a document, or the two of a pair, ready to be tokenised. The formats of records are known here, and
 what is trained in each."""
 
+import json
 import os
 import re
 from typing import Any, NamedTuple, Optional
@@ -20,6 +21,8 @@ PREF_FORMATS = ("chosen and rejected, both strings or both lists of messages, wi
                 "both, or the fields named by --prompt_key, --chosen_key and --rejected_key; margin, a number")
 PRETRAIN_FORMATS = "text; input_ids; or the field named by --input_key"
 PROMPT_FORMATS = "prompt; messages; conversations"
+RL_FORMATS = ("messages; conversations; prompt, question, query, problem, instruction or context_messages; and, if there is a right answer, "
+              "ground_truth, answer, solution, label, completion or reward_model.ground_truth; or the fields named by --input_key and --output_key")
 OPENRLHF_TEMPLATE = "User: {}\nAssistant: "
 # Alpaca's prompt: what stands before an instruction with and without an input, and in which form; the forms are those of Axolotl's types.
 PREFACES = {True: "Below is an instruction that describes a task, paired with an input that provides further context. Write a response that appropriately "
@@ -50,6 +53,17 @@ class Draft(NamedTuple):
 PROMPTS = {"prompt", "question", "query", "problem"}
 ANSWERS = ("answer", "response", "solution", "output")
 MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
+QUESTIONS = ("prompt", "context_messages", "question", "query", "problem")  # the prompt of reinforcement learning, the first that is there
+LABELS = ("ground_truth", "answer", "final_answer", "solution", "label", "target", "response", "output", "answers")  # and its right answer
+# Two answers and which of them is better: the names of the prompt, the answers and the judgement, and the judgements for the first and the second.
+# Others, and a zero where a sign decides, are draws.
+SIGN = "below zero", "above zero"
+JUDGED = (("prompt", "response_0", "response_1", "better_response_id", ("0", "1")),  # PKU-SafeRLHF
+          ("context", "response1", "response2", "overall_preference", SIGN),  # HelpSteer3
+          ("prompt", "response_1", "response_2", "preference_strength", SIGN),  # HelpSteer2's preferences
+          (None, "conversation_a", "conversation_b", "winner", ("model_a", "model_b")),  # Chatbot Arena
+          ("history", "human_ref_A", "human_ref_B", "labels", ("1", "0")),  # SHP
+          ("question", "response_j", "response_k", None, ()))  # StackExchange's pairs, the better one first
 WATCHED = {*PROMPTS, *CHATS, *SYSTEM, *MEDIA, "instruction", "input", "context", "history", "context_messages", "system_message", "documents",
            "tools", "functions", "reasoning", "reasoning_content", "thinking"}
 
@@ -108,13 +122,13 @@ def sft_draft(fields, options, template):
 
 def formed_draft(fields, options, template):
     """Returns the draft of a record whose fields tell its form."""
-    refuse_judged(fields)
+    refuse_other_losses(fields)
     name = chat_field(fields)
     if name:
         return chat_draft(checked_messages(fields[name], name), 0, fields, options, template)
     if has(fields, "prompt") and has(fields, "completion"):
         prompt, completion = fields["prompt"], fields["completion"]
-        if is_text(prompt) and is_text(completion):
+        if is_text(prompt) and is_text(completion) and not options.apply_chat_template:
             refuse_system(fields)
             return completion_draft(prompt, completion)
         prompt, completion = as_messages(prompt, "user", "prompt"), as_messages(completion, "assistant", "completion")
@@ -122,20 +136,29 @@ def formed_draft(fields, options, template):
     for context, answer in (("input", "output"), ("context", "response")):  # Alpaca's names, and Dolly's
         if has(fields, "instruction") and has(fields, answer):
             return instruction_draft(fields, context, answer, options, template)
-    if has(fields, "text") and not has(fields, "role"):
+    if has(fields, "text"):
         return Draft(string(fields, "text"))
     if has(fields, "input_ids") and has(fields, "labels"):
         return ids_draft(fields)
     asked = [name for name in (*sorted(PROMPTS), "instruction", "input") if has(fields, name)]
     said = [name for name in ANSWERS if has(fields, name)]
+    if len(asked) == 1 and has(fields, "answers") and has(fields, "tools"):  # xlam: the answers are calls
+        turns = [{"role": "user", "content": string(fields, asked[0])}, {"role": "function_call", "content": fields["answers"]}]
+        return chat_draft(checked_messages(turns, "answers"), 0, fields, options, template)
     if len(asked) == len(said) == 1:  # gsm8k, dolly, OpenOrca and their like
         return named_draft(fields, asked[0], said[0], options, template)
     raise missing(fields, SFT_FORMATS)
 
 
 def pref_drafts(fields, options, template):
-    """Returns the drafts of the chosen and of the rejected answer. Drafts without spans are texts whose prompt is what both begin with."""
+    """Returns the drafts of the chosen and of the rejected answer, or none if neither is better. Drafts without spans are texts whose prompt is
+    what both begin with."""
+    refuse_other_losses(fields)
     keys = [key if has(fields, key) or not has(fields, f"{key}_response") else f"{key}_response" for key in (options.chosen_key, options.rejected_key)]
+    found, judged = judged_pair(fields) if not has(fields, keys[0]) else (None, keys)
+    if judged is None:
+        return []
+    keys = judged or keys
     chosen, rejected = (answer_of(fields, key) for key in keys)
     if is_text(chosen) != is_text(rejected):
         raise DataError(f"{keys[0]!r} is {a_kind(chosen)} and {keys[1]!r} {a_kind(rejected)}",
@@ -146,7 +169,7 @@ def pref_drafts(fields, options, template):
         name = chat_field(fields)  # the form of LLaMA-Factory and Axolotl
         prompt = checked_messages(fields[name], name)
         prompt = None if prompt[-1]["role"] == "assistant" else prompt
-    found = None if prompt is not None else prompt_of_pair(fields, keys)
+    found = found or (None if prompt is not None else prompt_of_pair(fields, keys))
     if found:
         name, prompt = found, fields[found]
     if options.apply_chat_template or found and makes_chats(options) or not all(is_text(part) for part in (chosen, "" if prompt is None else prompt)):
@@ -162,6 +185,23 @@ def pref_drafts(fields, options, template):
             drafts = [completion_draft(before, text if text.strip() else "") for text in (chosen, rejected)]
     refuse_unseen(fields, drafts, bool(options.prompt_key))
     return drafts
+
+
+def judged_pair(fields):
+    """Returns the name of the prompt, and those of the better and the worse answer: [] if a record has no two answers of known names, None if neither
+    is better."""
+    for prompt, first, second, name, better in JUDGED:
+        if has(fields, first) and has(fields, second) and (name is None or has(fields, name)):
+            if name is None:
+                return prompt, [first, second]
+            judgement = str(fields[name]).strip()
+            if better == SIGN:
+                number = float(judgement) if re.fullmatch(r"[+-]?\d+(\.\d+)?", judgement) else 0
+                judgement = better[number > 0] if number else ""
+            if judgement not in better:
+                return prompt, None
+            return prompt, [first, second] if judgement == better[0] else [second, first]
+    return None, []
 
 
 def prompt_of_pair(fields, keys):
@@ -200,22 +240,39 @@ def prompts_draft(fields, options, template):
 
 
 def rl_draft(fields, options, template):
-    """Returns a prompt with the right answer as what is trained, as sft_draft does, or a prompt alone."""
-    name = options.input_key or chat_field(fields) or "prompt"
-    if not has(fields, name) or has(fields, options.output_key or "completion"):
+    """Returns a prompt with the right answer as what is trained, or a prompt alone. Of a chat the last message is the answer."""
+    refuse_other_losses(fields)
+    name = options.input_key or chat_field(fields) or next((name for name in QUESTIONS if has(fields, name)), None)
+    if name is None or not has(fields, name) or has(fields, options.output_key or "completion"):
+        if has(fields, "text"):
+            raise missing(fields, RL_FORMATS)
         return sft_draft(fields, options, template)
-    prompt = fields[name]
-    if is_text(prompt) and not (makes_chats(options) if options.input_key else options.apply_chat_template):
-        if options.input_key:
-            prompt = framed(prompt, options)
-        draft = Draft(prompt, [])
+    prompt, answer = fields[name], None if options.input_key else right_answer(fields)
+    if is_text(prompt) and not makes_chats(options):
+        before = framed(prompt, options) if options.input_template or name not in ("prompt", "context_messages") else prompt
+        draft = Draft(before, []) if answer is None else completion_draft(before, answer)
     else:
         messages = as_messages(prompt, "user", name)
-        if messages[-1]["role"] == "assistant":
-            return sft_draft(fields, options, template)
-        draft = asked_draft(messages, fields, options, template)
+        if answer is not None and messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": answer})
+        ends = messages[-1]["role"] == "assistant"
+        draft = rendered_draft(messages, [len(messages) - 1], fields, options, template) if ends else asked_draft(messages, fields, options, template)
     refuse_unseen(fields, [draft], bool(options.input_key))
     return draft
+
+
+def right_answer(fields):
+    """Returns the text of the first field with the name of a right answer, or verl's, which is in an object; None without one, and for a chat that
+    ends with its answer."""
+    judge = parsed(fields.get("reward_model"))
+    answer = judge.get("ground_truth") if isinstance(judge, dict) else None
+    name = "reward_model" if answer is not None else next((name for name in LABELS if has(fields, name)), None)
+    chat = chat_field(fields)
+    if name is None or chat and checked_messages(fields.get(chat), chat)[-1]["role"] == "assistant":
+        return None
+    value = fields[name] if answer is None else answer
+    fields.used.add(name)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def asked_draft(messages, fields, options, template):
@@ -333,14 +390,18 @@ def is_text(value):
     return isinstance(value, str) and not is_chat(value)
 
 
-def refuse_judged(fields):
+def refuse_other_losses(fields):
     """Refuses records of losses that we do not have: answers that are judged alone (KTO), or step by step."""
-    if isinstance(fields.get("label", fields.get("kto_tag")), bool) and (chat_field(fields) or has(fields, "completion")):
+    label = fields.get("label", fields.get("kto_tag"))
+    judgements = ("true", "false", "0", "1") if has(fields, "completion") else ("true", "false") if chat_field(fields) else ()
+    if str(label).lower() in judgements:
         raise DataError("is one answer with a judgement, which is a label true or false: unpaired data, as for KTO",
                         "make pairs of chosen and rejected for the task pref; or keep the good answers, without the label")
     if isinstance(fields.get("completions"), list) and has(fields, "labels"):
         raise DataError("is an answer in steps with a label for each, as for a process reward model, which is not trained here",
                         "join the steps of the good answers into 'completion'")
+    if has(fields, "text") and has(fields, "role"):
+        raise DataError("is one message of a conversation, with a role and a text of its own", "join the messages of each conversation into 'messages'")
 
 
 def refuse_system(fields):
@@ -396,8 +457,6 @@ def margin_of(fields):
 def missing(fields, accepted):
     if has(fields, "chosen") and has(fields, "rejected"):
         return DataError("is a pair of answers, chosen and rejected", "prepare it with the task pref")
-    if has(fields, "text") and has(fields, "role"):
-        return DataError("is one message of a conversation, with a role and a text of its own", "join the messages of each conversation into 'messages'")
     if has(fields, "prompt"):
         return DataError(f"has a prompt and no answer; it has {seen(fields)}",
                          "name both with --input_key and --output_key; prompts alone are for grpo, ppo and generate (prepare.py rl, prompts)")

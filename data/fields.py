@@ -1,6 +1,8 @@
 """Access to the fields of a record. A field that is missing or of the wrong kind is refused."""
 
+import ast
 import json
+import re
 
 import numpy as np
 
@@ -14,12 +16,18 @@ def a_kind(value):
 
 
 def parsed(value):
-    """Returns what a text that holds JSON of a list or an object holds, even if it was written as JSON twice, and any other value unchanged."""
+    """Returns what a text that holds JSON of a list or an object holds, even if it was written as JSON twice, and any other value unchanged. A table's
+    writer that knows no JSON puts Python's notation into a cell, without commas if the list was an array."""
     while isinstance(value, str) and value.lstrip()[:1] in ("[", "{", '"'):
         try:
             inner = json.loads(value)
         except (ValueError, RecursionError):
-            return value
+            if not re.match(r"\s*\[?\s*{\s*'", value):
+                return value
+            try:
+                return ast.literal_eval(re.sub(r"}\n *{", "}, {", value.strip()))
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                return value
         if isinstance(inner, str) and not isinstance(parsed(inner), (list, dict)):
             return value
         value = inner

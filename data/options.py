@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from documents import (ALPACA, CHAT_FIELDS, DRAFTS, OPENRLHF_TEMPLATE, PREF_FORMATS, PRETRAIN_FORMATS, PROMPT_FORMATS, SFT_FORMATS)
+from documents import (ALPACA, CHAT_FIELDS, DRAFTS, OPENRLHF_TEMPLATE, PREF_FORMATS, PRETRAIN_FORMATS, PROMPT_FORMATS, RL_FORMATS, SFT_FORMATS)
 from errors import DataError
 from messages import reserved_variable
 from sources import files_for
@@ -166,8 +166,8 @@ def add_sft(sft):
                      help=f"around the prompt string, which is then no chat: text with {{}} for the prompt, openrlhf for {OPENRLHF_TEMPLATE!r}, "
                           "which is the default for a tokenizer without a chat template, or alpaca for Alpaca's text")
     sft.add_argument("--apply_chat_template", default=False, **FLAG,
-                     help="make messages of the strings in --input_key and --output_key, which a tokenizer with a chat template does unless "
-                          "--input_template is given")
+                     help="make messages of the strings of a prompt and an answer, which a tokenizer with a chat template does unless "
+                          "--input_template is given, or they are prompt and completion")
     sft.add_argument("--multiturn", default=False, **FLAG,
                      help="with --input_key: train every assistant message, not only the answer")
 
@@ -176,12 +176,13 @@ def build_parser(description=None):
     parser = Parser(prog="prepare.py", description=description, allow_abbrev=False)
     tasks = parser.add_subparsers(dest="task", required=True, metavar="|".join(DRAFTS), parser_class=Parser)
     # Values of options for which a task has no flag.
-    parser.set_defaults(prompt=None, tokenizer_chat_template=None, input_key=None, append_eos=False, max_len=None,
+    parser.set_defaults(prompt=None, tokenizer_chat_template=None, input_key=None, input_template=None, append_eos=False, max_len=None,
                         truncation=None, chat_template=True, chat_template_kwargs={}, show=0, to_bin=None,
                         eos_token_id=None, vocab_size=None)
 
-    for task, what in (("sft", "chats, or prompts with completions"), ("rl", "prompts for answers of the model's own, with or without the right one")):
-        add_sft(tasks.add_parser(task, help=what, allow_abbrev=False, description=f"Fields: {SFT_FORMATS}. {CHAT_FIELDS}."))
+    for task, what, forms in (("sft", "chats, or prompts with completions", SFT_FORMATS),
+                              ("rl", "prompts for answers of the model's own, with or without the right one", RL_FORMATS)):
+        add_sft(tasks.add_parser(task, help=what, allow_abbrev=False, description=f"Fields: {forms}. {CHAT_FIELDS}."))
 
     pref = tasks.add_parser("pref", help="pairs of a better and a worse answer", allow_abbrev=False,
                             description=f"Fields: {PREF_FORMATS}. {CHAT_FIELDS}.")

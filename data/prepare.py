@@ -68,6 +68,7 @@ class Recipe:
         self.template = ChatTemplate(tokenizer.hf)
         self.adds_bos = {"auto": tokenizer.adds_bos, "always": True, "never": False}[options.add_bos]
         self.appends_eos = options.append_eos
+        self.warns_of_plain = options.chat_template and not options.input_template and task not in ("pretrain", "prompts")
         if options.add_bos == "always" and tokenizer.bos is None:
             raise DataError(f"--add_bos always: {options.tokenizer or 'the vocabulary'} has no bos_token",
                             "--add_bos auto, or set it in tokenizer_config.json")
@@ -87,6 +88,7 @@ class Recipe:
             fitted = self._fitted_pair(drafts, parts, counts) if self.is_pref else self._fitted(*parts[0], needs_target, counts)
             counts.update(("left out", name) for draft in drafts for name in draft.left_out)
             counts.update(("unused", name) for name in unused)
+            counts["plain"] += self.warns_of_plain and not any(draft.is_chat or draft.ids is not None for draft in drafts) and bool(drafts)
             counts["unanswered"] += not needs_target
             documents += fitted
             margins += [margin] if self.is_pref and fitted else []
@@ -188,6 +190,9 @@ class Recipe:
 
     def _fitted_pair(self, drafts, documents, counts):
         """Returns the chosen and the rejected document, of at most max_len tokens each, or an empty list if the pair is dropped."""
+        if not drafts:
+            counts["no better one"] += 1
+            return []
         if drafts[0].spans is None:
             unmark_shared_tokens(*documents)
         for _, mask in documents:
@@ -411,7 +416,7 @@ def source(options, name=str):
 def table(task, options, counts, lengths, targets):
     tokens = int(lengths.sum())
     reasons = {"too long": f"longer than {options.max_len} tokens", "no target": "without a target token", "empty": "empty",
-               "empty answer": "an answer is empty", "equal answers": "answers are equal",
+               "empty answer": "an answer is empty", "equal answers": "answers are equal", "no better one": "neither answer is better",
                "cut to nothing": "truncated to nothing"}
     dropped = {text: counts[key] for key, text in reasons.items() if counts[key]}
     rows = [("records read", f"{counts['read']:,}", ""), ("dropped", f"{sum(dropped.values()):,}", "")]
@@ -436,6 +441,8 @@ def table(task, options, counts, lengths, targets):
         rows += [("reasoning left out", f"{counts['left out', 'reasoning']:,}", note)]
     rows += named_row("keys of messages not read", "left out", counts, "by the template")
     rows += named_row("fields not used", "unused", counts)
+    if counts["plain"]:
+        rows += [("without the chat template", f"{counts['plain']:,}", "strings stay as they are; --apply_chat_template makes chats of prompts and answers")]
     if counts["straddling"]:
         note = "answers whose first token also holds the end of the prompt: not a target"
         rows += [("merged starts", f"{counts['straddling']:,}", note)]

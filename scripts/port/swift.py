@@ -78,7 +78,7 @@ def defaults(task):
 
 
 def complete(t):
-    complete_trainer(t)
+    complete_trainer(t, keeps_strings=False)
     kind = t.get("tuner_type", "lora")
     if kind in ("lora", "qlora"):
         t.lora("8", "32", "0.05", "all-linear")

@@ -112,7 +112,7 @@ def stage_of(value):
         return found and found[1]
 
 
-def complete(t):
+def complete(t, keeps_strings=True):
     """What all of them compute from several names: the schedule, the stage of ZeRO, and what rewards have."""
     t.scheduler()
     if t.has("deepspeed"):
@@ -122,7 +122,7 @@ def complete(t):
         else:
             t.note(where, f"--zero_stage {stage}")
             t.set("zero_stage", stage, where)
-    t.policy()
+    t.policy(keeps_strings)
 
 
 TRAINER = Peer("transformers", "5.24", ROWS)

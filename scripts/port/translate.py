@@ -256,10 +256,12 @@ class Translation:
         self.set("rollout_batch_size", str(answers // n), "generation_batch_size")
         self.note("", f"a batch of answers: {answers} / {n} to a prompt = --rollout_batch_size {answers // n}")
 
-    def policy(self):
-        """What TRL and those who build on it have of rewards."""
+    def policy(self, keeps_strings):
+        """What TRL and those who build on it have of rewards, and whether prompts that are strings stay as they are, as in TRL."""
         if self.task not in RL:
             return
+        if keeps_strings and self.flag("apply_chat_template", "false") != "true":
+            self.set("input_template", "{}", "prompts that are strings (TRL)", by_default=True)
         if self.has("kl_coef") and self.flag("kl_coef") and float(self.flag("kl_coef")) > 0:
             self.set("kl_use_loss", "true", self.together["kl_coef"].where)
         if self.has("epsilon_high"):

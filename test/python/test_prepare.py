@@ -293,15 +293,21 @@ def test_prompts(bench):
     assert bench.run("prompts", adding, None, "--prompt", "Why?").texts() == ["<s>Why?"]  # without a template plain text
 
 
-@pytest.mark.parametrize("record", [{"prompt": "Why?"}, {"prompt": [CHAT[1] | {"content": "Why?"}], "solution": "1"},
+@pytest.mark.parametrize("record", [{"prompt": "Why?"}, {"prompt": [CHAT[1] | {"content": "Why?"}]},
                                     {"messages": json.dumps([CHAT[1] | {"content": "Why?"}])}])
 def test_prompts_for_answers_of_the_models_own(bench, record):
-    """The task rl keeps prompts without an answer, and says how many; where there is one, the record is what it is for sft."""
+    """The task rl keeps prompts without an answer, and says how many; of a chat the last message is the answer."""
     answered = [{"prompt": "Q", "completion": "A"}, {"messages": CHAT}]
-    documents = bench.run("rl", bench.tokenizer(CHATML, merges=[]), [record, *answered])
-    assert documents.trained() == [[], ["A<|endoftext|>"], *BOTH_TURNS] and bench.row("without an answer") == 1
-    asked = "Why?" if isinstance(record.get("prompt"), str) else "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
-    assert documents.texts()[0] == asked and documents.metadata["kind"] == "rl"
+    tokenizer = bench.tokenizer(CHATML, merges=[])
+    documents = bench.run("rl", tokenizer, [record, *answered])
+    assert documents.trained() == [[], ["A<|endoftext|>"], BOTH_TURNS[0][1:]] and bench.row("without an answer") == 1
+    assert documents.texts()[0] == "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n" and documents.metadata["kind"] == "rl"
+    for label, text in (("So", "So"), (8, "8"), (["a", "b"], '["a", "b"]')):
+        answers = [record | {"answer": label, "solution": "because"}, record | {"reward_model": {"ground_truth": label, "style": "rule"}}]
+        assert bench.run("rl", tokenizer, answers).trained() == [[f"{text}<|im_end|>"]] * 2
+        assert "solution (1)" in bench.printed
+    if record["prompt" if "prompt" in record else "messages"] == "Why?":
+        assert bench.run("rl", tokenizer, [record], "--input_template", "{}").texts() == ["Why?"]
     keyed = bench.run("rl", bench.tokenizer(CHATML, merges=[]), [{"q": "Why?"}, {"q": "Why?", "a": "So"}], "--input_key", "q", "--output_key", "a",
                       "--input_template", "openrlhf")
     assert keyed.texts() == ["User: Why?\nAssistant: ", "User: Why?\nAssistant: So<|endoftext|>"]
@@ -312,7 +318,7 @@ def test_prompts_for_answers_of_the_models_own(bench, record):
     assert keyed.texts() == ["<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"]
     # A longer one is cut or dropped as ever; an answer that is cut off leaves no prompt behind.
     assert bench.run("rl", bench.tokenizer(CHATML, merges=[]), [{"prompt": "QQQQQQ", "completion": "A"}, {"prompt": "Q"}], "--max_len", "4",
-                     "--truncation", "keep").texts() == ["Q"]
+                     "--truncation", "keep", "--input_template", "{}").texts() == ["Q"]
 
 
 # ---- fields that would not be read
