@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 CORES = len(os.sched_getaffinity(0))
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # a thread that waits must not keep another job from working
 SLOW = "Slow*:*/Slow*"
+CHECKS = ["races", "sanitizers", "mutants", "fuzzers", "ptxas"]
 AMX = "Attention*:Matmul*:Head*:Families*:Ring*:Ranks*:Amx*"  # what multiplies bf16
 
 
@@ -164,6 +165,23 @@ def suites(args):
     return {name: functions for name, functions in jobs.items() if functions}
 
 
+def unavailable(args):
+    """Returns what is not tested, and why. Python tests are left out where a package is missing, but not with --all."""
+    packages = re.findall(r"^(\w+)>=", open("requirements.txt").read(), re.M)
+    missing = [package for package in packages if not importlib.util.find_spec(package)]
+    left_out = []
+    if missing and not args.all:
+        args.python = None
+        left_out.append(f"Python tests ({sys.executable} has no {', '.join(missing)}: make deps)")
+    if args.no_mpi:
+        left_out.append("ranks over MPI (no MPI: make deps)")
+    if args.all and not args.nvcc:
+        left_out.append("kernels as nvcc compiles them (no nvcc: the CUDA toolkit)")
+    if args.all:
+        left_out += [f"{check} (not in CHECKS)" for check in CHECKS if check not in args.checks]
+    return left_out
+
+
 def timed(function, *arguments):
     began = time.monotonic()
     result = function(*arguments)
@@ -174,7 +192,7 @@ def timed(function, *arguments):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", required=True, help="the folder for reports")
-    parser.add_argument("--left_out", default="", help="what is not tested and why, to be said in front of the last line")
+    parser.add_argument("--no_mpi", action="store_true", help="the programs have no MPI")
     parser.add_argument("--cpp", nargs="?", help="the C++ tests")
     parser.add_argument("--python", nargs="?", help="the folder of the Python tests")
     parser.add_argument("--all", action="store_true")
@@ -188,10 +206,14 @@ def main():
     parser.add_argument("--ptx_tests", default="*", help="which of them")
     parser.add_argument("--ptx_ladders", nargs="*", default=[], help="programs of dev/cuda that interpret their PTX")
     parser.add_argument("--nvcc", help="that compiled them")
+    parser.add_argument("--checks", nargs="*", default=[], help=f"with --all: which of {' '.join(CHECKS)}")
     args = parser.parse_args()
 
     note = "" if args.part == "1/1" else f"part {args.part} alone of slow tests in C++ and PTX, races, sanitizers, CUDA workshop, AMX, mutants, fuzzers and ptxas"
     print("====", note or "all suites" if args.all else "all but the slow tests", flush=True)
+    left_out = unavailable(args)
+    if left_out:
+        print(f"left out: {'; '.join(left_out)}", flush=True)
     results = {}
     with ThreadPoolExecutor(CORES) as pool:
         running = {name: [pool.submit(timed, *job) for job in jobs] for name, jobs in suites(args).items()}
@@ -212,8 +234,8 @@ def main():
     if not results:
         print("FAILED: there was no suite to run")
         total.failed = 1
-    if args.left_out:
-        print(f"left out: {args.left_out}")
+    if left_out:
+        print(f"left out: {'; '.join(left_out)}")
     for name in total.failures:
         print(f"failed: {name}")
     print(f"{total.passed} passed, {total.failed} failed")

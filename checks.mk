@@ -1,0 +1,169 @@
+# The builds that check: races, GPUs, the PTX interpreter, sanitizers, mutants, fuzzers; and make test-all, which runs them. Included by the Makefile.
+
+.PHONY: test-all build-mutants test-mutants test-gpu test-ptx ptxas count
+
+# CHECKS: which of these test-all makes. PART=2/4: of the tests that take longest every fourth, from the second on. CI takes other ones for each commit.
+ALL_CHECKS := races sanitizers mutants fuzzers ptxas
+CHECKS     := $(ALL_CHECKS)
+PART       := 1/1
+check       = $(if $(filter $1,$(CHECKS)),$2)
+part        = $(foreach i,$(shell seq $(subst /, ,$(PART)) $(words $(1))),$(word $(i),$(1)))
+CLANG      := $(shell command -v clang++ 2> /dev/null)
+
+$(call needs,test-all,test -z '$(filter-out $(ALL_CHECKS),$(CHECKS))',to know which checks: CHECKS="$(CHECKS)",CHECKS="$(ALL_CHECKS)" or some of them)
+$(call check,fuzzers,$(call needs,test-all,test '$(CLANG)',clang++,make deps))
+$(call needs,ptxas test-gpu count,test '$(NVCC)',nvcc,install the CUDA toolkit)
+$(call needs,test-gpu,nvidia-smi --list-gpus,a GPU and NVIDIA's driver,make test runs the kernels on the CPU)
+
+# ---- races: only the kernels' files call the race detector, at every load and store -----------------------------------------------------
+
+define compile_for_races
+build/race/%.o: %$(1) $(BUILD)/flags
+	@mkdir -p $$(@D)
+	@echo 'compile $$< for races'
+	@$$(CXX) $$(CXXFLAGS) $$(EMULATE) -O2 -fsanitize=thread -MMD -MP -x c++ -c $$< -o $$@
+endef
+$(foreach type,.cpp .cu,$(eval $(call compile_for_races,$(type))))
+
+build/race/test/test_cuda: $(EMULATOR) $(EMULATED_COMM) $(CUDA_TESTS:%.cpp=build/race/%.o) $(CPU_MODELS) $(LIBRARY)
+	@echo 'link    $@'
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest_main -lgtest -lpthread -o $@
+
+$(LADDERS:%=build/race/dev/cuda/%): %: %.o build/dev/cuda/common.o $(EMULATOR) $(LIBRARY)
+	@echo 'link    $@'
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest -lpthread -o $@
+
+# ---- GPUs -------------------------------------------------------------------------------------------------------------------------
+
+GPU_TESTS   := $(CUDA_TESTS:%.cpp=$(GPU)/%.o)
+GPU_OBJECTS := $(TRAINERS:%=$(GPU)/%.o) $(GPU_HALF) $(GPU_TESTS) $(patsubst %,$(GPU)/dev/cuda/%.o,timing $(LADDERS))
+GPU_LOGS    := $(TRAINERS:%=$(GPU)/%.ptxas) $(call part,$(GPU_TESTS:.o=.ptxas))  # of what ships; the workshop's first versions may be worse
+
+# The library comes first: nvcc's host compiler compiles functions of the CPU for any CPU, with other tile layouts, and of two functions with one name the
+# linker keeps the first.
+$(GPU)/test/test_cuda: $(LIBRARY) $(CPU_MODELS) $(GPU_TESTS) $(lastword $(GPU_HALF))
+	@echo 'link    $@'
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(CUDA_LIBS) $(NCCL_LIBS) -lgtest_main -lgtest -lpthread -o $@
+
+test-gpu: $(GPU)/test/test_cuda              ## the kernels' tests on this machine's GPU, of GPU_ARCHS=90, say
+	./$<
+
+ptxas: $(GPU_OBJECTS) $(BUILD)/test/test_cuda  ## compile the kernels for GPU_ARCHS, or 80 90 100: registers, none spilled
+	@$(BUILD)/test/test_cuda --gtest_filter='AttentionShapes*' --gtest_brief=1
+	@$(PYTHON) scripts/ptxas.py $(GPU_LOGS)
+
+# ---- the PTX interpreter (dev/emulator/README.md) -----------------------------------------------------------------------------------
+
+# The kernels' tests as nvcc compiles them, with their PTX, which the interpreter executes on the CPU in place of libcudart and cuBLASLt. -O1 is for the
+# host's half and saves time; the PTX is the same with -O3.
+PTX_INTERPRETER := $(patsubst %.cpp,$(BUILD)/%.o,$(filter-out %/runtime.cpp %/cublaslt.cpp %/report.cpp %/ladder.cpp,$(wildcard dev/emulator/ptx/*.cpp)))
+PTX_RUNTIME     := $(patsubst %,$(BUILD)/dev/emulator/ptx/%.o,runtime cublaslt report)
+PTX_LADDER      := $(BUILD)/dev/emulator/ptx/ladder.o
+PTX_TESTS       := $(patsubst %.cpp,$(BUILD)/ptx/%.o,$(CUDA_TESTS) $(wildcard test/ptx/kernels/*.cpp)) $(BUILD)/ptx/llmc/parallel/comm_nccl.o
+PTX_TEXTS       := $(TRAINERS:%=$(BUILD)/ptx/%.ptx)
+PTX_LADDERS     := $(LADDERS:%=$(BUILD)/ptx/dev/cuda/%)
+PTX_NVCCFLAGS   := -std=c++20 -O1 -diag-suppress 1675 -Xcompiler -fopenmp $(CARRIED:%=-isystem %/include)
+# The slow suites are left out: they launch the same kernels. Launches that are interpreted at once cannot be recorded.
+PTX_TESTS_RUN   := -*Slow*:CudaGraphs*
+PTX_TESTS_FAST  := $(PTX_TESTS_RUN):CudaRanks*:CudaPairs*
+# ptxas reports the registers of the ladders; nothing runs its machine code.
+PTX_CODE        := compute_90
+$(PTX_LADDERS:=.o): private PTX_CODE := [compute_90,sm_90]
+$(PTX_RUNTIME): private FLAGS_OF_FILE := -I$(dir $(NVCC))../include
+$(PTX_LADDER): private FLAGS_OF_FILE := $(EMULATE)
+
+define compile_for_ptx
+$(BUILD)/ptx/%.o: %$(1) $(BUILD)/flags
+	@mkdir -p $$(@D)
+	@echo 'compile $$< with its PTX'
+	@$$(NVCC) $$(PTX_NVCCFLAGS) -gencode 'arch=compute_90,code=$$(PTX_CODE)' -Xptxas -v --no-compress -MMD -MP -x cu -c $$< -o $$@ \
+	    2> $$(@:.o=.ptxas) || { cat $$(@:.o=.ptxas); exit 1; }
+endef
+$(foreach type,.cpp .cu,$(eval $(call compile_for_ptx,$(type))))
+
+$(BUILD)/ptx/%.ptx: %.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo 'compile $< to PTX'
+	@$(NVCC) $(PTX_NVCCFLAGS) -arch=sm_90 -MMD -MP -x cu -ptx $< -o $@
+
+$(BUILD)/test/test_ptx: $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard test/ptx/*.cpp)) $(PTX_INTERPRETER)
+	@echo 'link    $@'
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
+
+$(BUILD)/ptx/test_cuda: $(LIBRARY) $(CPU_MODELS) $(PTX_TESTS) $(PTX_RUNTIME) $(PTX_INTERPRETER) | $(PTX_TEXTS)
+	@echo 'link    $@'
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest_main -lgtest -lpthread -o $@
+
+# The workshop, too: a program checks its versions in the interpreter, and counts what they do.
+$(PTX_LADDERS): %: %.o $(BUILD)/dev/cuda/common.o $(PTX_LADDER) $(PTX_RUNTIME) $(PTX_INTERPRETER) $(LIBRARY)
+	@echo 'link    $@'
+	@$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lpthread -o $@
+
+TEST_PTX         := $(BUILD)/test/test_ptx $(if $(HAVE_NVCC),$(BUILD)/ptx/test_cuda)
+TEST_PTX_LADDERS := $(if $(HAVE_NVCC),$(PTX_LADDERS))
+test-ptx: $(TEST_PTX) $(TEST_PTX_LADDERS)    ## nvcc's PTX of the kernels, interpreted on the CPU: dev/emulator/README.md
+	@$(BUILD)/test/test_ptx --gtest_brief=1
+	@$(if $(HAVE_NVCC),OMP_WAIT_POLICY=passive $(BUILD)/ptx/test_cuda --gtest_brief=1 --gtest_filter='$(PTX_TESTS_RUN)',echo 'no nvcc: the tests of the kernels as PTX are left out')
+	@for l in $(TEST_PTX_LADDERS); do ./$$l || exit 1; done
+	@$(if $(TEST_PTX_LADDERS),$(PYTHON) scripts/gpu_counts.py --nvcc $(NVCC) --check $(PTX_LADDERS))
+
+count: $(PTX_LADDERS)                        ## what the shipped kernels do, counted on the CPU: docs/gpu_counts.md
+	@$(PYTHON) scripts/gpu_counts.py --nvcc $(NVCC) $(PTX_LADDERS)
+
+# ---- mutants and fuzzers ------------------------------------------------------------------------------------------------------------
+
+TEST_MUTANTS := $(patsubst %,build/mutants/test/%,test_llmc test_cuda)
+build-mutants:
+	@$(PYTHON) scripts/mutants.py --make build/mutants/tree
+	@$(MAKE) --no-print-directory MUTANTS=1 $(TEST_MUTANTS)
+
+test-mutants: build-mutants                  ## build known bugs in and require that a test fails
+	@$(PYTHON) scripts/mutants.py
+
+# The parsers of a user's files, for libFuzzer, which comes with clang; single-threaded, so without OpenMP.
+FUZZERS    := $(if $(CLANG),$(patsubst test/%.cpp,build/%,$(wildcard test/fuzz/*.cpp)))
+FUZZ_FLAGS := -std=c++20 -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined -Wno-unknown-pragmas \
+              -Wno-unknown-warning-option -idirafter $(shell $(CXX) -print-file-name=include)
+PARSERS    := $(patsubst %.cpp,build/fuzz/%.o,$(wildcard llmc/core/*.cpp llmc/io/*.cpp llmc/data/*.cpp) llmc/parallel/comm.cpp \
+                $(addprefix llmc/model/,config.cpp presets.cpp) $(addprefix llmc/train/,checkpoint.cpp trainer_state.cpp))
+$(FUZZERS): build/fuzz/%: build/fuzz/test/fuzz/%.o $(PARSERS)
+	@echo 'link    $@'
+	@$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer $^ -o $@
+
+build/fuzz/%.o: %.cpp Makefile
+	@mkdir -p $(@D)
+	@echo 'compile $< for the fuzzers'
+	@$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@
+
+# ---- all --------------------------------------------------------------------------------------------------------------------------
+
+TEST_BUILDS  := build $(call check,races,build/race) $(call check,sanitizers,build/san)
+TEST_CUDA    := $(TEST_BUILDS:%=%/test/test_cuda)
+TEST_LADDERS := $(foreach build,$(TEST_BUILDS),$(patsubst %,$(build)/dev/cuda/%,$(call part,$(LADDERS))))
+TEST_SAN     := $(filter build/san/%,$(TEST_CUDA) $(TEST_LADDERS))
+TEST_PTXAS   := $(if $(NVCC),$(call check,ptxas,$(GPU_LOGS)))
+TEST_FUZZERS := $(call check,fuzzers,$(call part,$(FUZZERS) $(wildcard test/fuzz/*.py)))
+test-all: $(PROGRAMS) $(TRAINERS:%=%_emu) $(BUILD)/test/test_llmc $(PROCESSES) $(TEST_PTX) $(TEST_PTX_LADDERS) $(filter-out $(TEST_SAN),$(TEST_CUDA) $(TEST_LADDERS)) $(TEST_PTXAS:.ptxas=.o) $(filter-out %.py,$(TEST_FUZZERS))
+test-all:                                    ## slow tests, dev/cuda, PTX, races, sanitizers, mutants, fuzzers and the format, too
+	@$(call check,mutants,$(MAKE) --no-print-directory build-mutants)
+	@$(if $(TEST_SAN),$(MAKE) --no-print-directory SAN=1 $(TEST_SAN))
+	@$(RUN_TESTS) --all --part $(PART) --checks $(CHECKS) --nvcc '$(HAVE_NVCC)' --mutants $(call check,mutants,$(TEST_MUTANTS)) --cuda $(TEST_CUDA) \
+	    --ladders $(TEST_LADDERS) --ptxas $(TEST_PTXAS) --fuzzers $(TEST_FUZZERS) --ptx $(TEST_PTX) --ptx_ladders $(TEST_PTX_LADDERS) \
+	    --ptx_tests='$(if $(filter 1/1,$(PART)),$(PTX_TESTS_RUN),$(PTX_TESTS_FAST))'
+
+# ---- other trainers, beside this one ----------------------------------------------------------------------------------------------------
+
+$(call needs,compare,test -x .venv-compare/bin/pip || python3 -c 'import ensurepip',python3 with its module venv,make deps)
+$(call needs,compare,test -z '$(LLMC_SOURCE)' || test -e '$(LLMC_SOURCE)/train_gpt2.c',train_gpt2.c in LLMC_SOURCE=$(LLMC_SOURCE),name a checkout of karpathy/llm.c or unset it)
+compare: $(PROGRAMS) $(BUILD)/dev/bench/few_tokens .venv-compare/installed.sh out/smollm2/model/tokenizer.json  ## the same training steps, and generation, here and in Hugging Face transformers and TRL
+	@for model in smollm2-135m qwen2.5-0.5b gpt2 gpt2-short; do \
+	    .venv-compare/bin/python scripts/compare.py --model $$model --out docs/benchmarks.md || exit 1; done
+	@.venv-compare/bin/python scripts/compare_trl.py out/smollm2 --out docs/benchmarks.md
+	@.venv-compare/bin/python scripts/compare_generate.py --out docs/benchmarks.md
+	@.venv-compare/bin/python scripts/compare_grpo.py --out docs/benchmarks.md
+
+out/smollm2/model/tokenizer.json: | .venv-compare/installed.sh  # the last file that it writes
+	@.venv-compare/bin/python scripts/smollm2.py out/smollm2
+
+.venv-compare/installed.sh: scripts/install_compare.sh
+	@bash $<
