@@ -12,7 +12,7 @@ struct RankCase {
     size_t micro_steps;
     size_t documents = 24;  // of the step
     Task task = SFT;        // the loss: of tokens, or in dpo and rm a function of what the model says of each document
-    bool looks = false;     // --detect_anomaly
+    bool looks = false;     // --debug
     size_t group = 0;       // --zero_group
 
     std::string name() const {

@@ -55,7 +55,7 @@ class RingBench {
             offsets.push_back(offsets.back() + length);
         }
         const LayerKind kinds[] = {{0, 1}};
-        const AttentionCost cost{model.H, model.KV, model.D, sizeof(X), 5e10, 5e9};  // --attention_tflops and --link_gb_s of CPUs
+        const AttentionCost cost{model.H, model.KV, model.D, sizeof(X), 5e10, 5e9};  // as ranks_of() has them for CPUs
         split_ = mode == SpMode::ulysses ? split_sequence(Layout::contiguous, offsets, offsets.back(), ranks, kinds, cost)
                                          : choose_split(offsets, offsets.back(), ranks, kinds, cost);
         const auto buffers = ring_attention_buffers(mode, ranks, head_stride, model.shape(split_.local_T()), true);

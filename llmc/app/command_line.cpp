@@ -17,6 +17,7 @@
 #include "../model/config.h"
 #include "../train/advantages.h"
 #include "../train/preference.h"
+#include "help.h"
 #include "settings.h"
 
 using nlohmann::ordered_json;
@@ -90,48 +91,22 @@ struct Parser {
     std::map<std::string, std::pair<Texts *, std::string>> texts;  // by flag: the field, and where its texts come from
     CLI::App app;
 
-    Parser(const std::string &name, Task t)
-        : program(name), task(t), options(default_options(t)), app(about(t), name + " " + task_name(t)) {
-        app.get_formatter()->column_width(44);
-        app.set_help_flag();  // removes CLI11's, which also has -h
+    Parser(const std::string &name, Task t) : program(name), task(t), options(default_options(t)) {
+        app.set_help_flag();  // removes CLI11's
 #define OPT(type, name, value, tasks, help) \
-    if (task & (tasks)) add("--" #name, options.name, help);
+    if (task & (tasks)) add("--" #name, options.name);
 #include "../train/options.def"
     }
 
-    static std::string about(Task t) {
-        switch (t) {
-            case DEMO:
-                return "The bundled demo: trains a small model on bundled text.\nTasks, each with its own --help: pretrain, sft, dpo, rm, grpo, ppo, eval, generate, merge.";
-            case PRETRAIN: return "Train on all tokens of plain text.";
-            case SFT: return "Supervised fine-tuning: train on the responses of chats or of prompts with completions.";
-            case DPO: return "Train on pairs of a better and a worse answer: DPO and its kin.";
-            case RM: return "Train a reward model on pairs of a better and a worse answer.";
-            case GRPO: return "Learn from rewards of sampled answers: GRPO and its kin.";
-            case PPO: return "Learn from rewards of sampled answers, beside a critic that learns to foresee them.";
-            case EVAL: return "Loss, accuracy and entropy of a model on a data file.";
-            case GENERATE: return "Continue prompts.";
-            case MERGE: return "Add an adapter to the weights of its model.";
-        }
-        return "";
-    }
-
-    template <class T> void add(const char *name, T &field, std::string help) {
-        for (const auto &[word, names] :
-             {std::pair("{losses}", preference_names()), std::pair("{estimators}", estimator_names())})
-            if (const size_t at = help.find(word); at != help.npos) help.replace(at, strlen(word), names);
-        CLI::Option *option = app.add_option(name, field, help)->capture_default_str();
-        if constexpr (std::is_same_v<T, bool>)
-            option->default_str(field ? "true" : "false")->check(true_or_false, "")->type_name("BOOL");
+    template <class T> void add(const char *name, T &field) {
+        CLI::Option *option = app.add_option(name, field);
+        if constexpr (std::is_same_v<T, bool>) option->check(true_or_false, "");
         if constexpr (!std::is_same_v<T, std::string>) option->check(not_empty, "");
         if constexpr (std::is_unsigned_v<T> && !std::is_same_v<T, bool>) option->check(decimal, "");
         if constexpr (std::is_same_v<T, double> || std::is_same_v<T, Steps> || std::is_same_v<T, Betas> ||
                       std::is_same_v<T, Numbers>)
             option->check(finite, "");
         if constexpr (is_list<T>) option->delimiter(',');
-        if constexpr (std::is_same_v<T, Betas>) option->type_name("FLOAT,FLOAT");
-        if constexpr (std::is_same_v<T, Numbers>) option->type_name("FLOAT")->default_str(CLI::detail::join(field));
-        if constexpr (std::is_same_v<T, Names>) option->type_name("NAME")->default_str(CLI::detail::join(field));
         if constexpr (std::is_same_v<T, Texts>) texts[name + 2] = {&field, ""};
     }
 
@@ -295,8 +270,6 @@ static void check_values(const Options &o, Task task, Problems &problems) {
     must(o.ranks > 0 && o.ranks <= 4096, "ranks", "between 1 and 4096");
     must(o.ring_attn_size > 0 || task == DEMO, "ring_attn_size", "at least 1");
     must(o.zero_stage <= 3, "zero_stage", "0, 1, 2 or 3");
-    must(o.attention_tflops >= 0, "attention_tflops", "0 (by device) or more");
-    must(o.link_gb_s >= 0, "link_gb_s", "0 (by device) or more");
     must(o.comm_timeout > 0, "comm_timeout", "above 0");
     must(o.save_steps == -1 || steps(o.save_steps), "save_steps", "-1 (never), a whole number, or a share of all steps below 1");
     must(o.eval_steps == -1 || steps(o.eval_steps), "eval_steps",
@@ -336,8 +309,7 @@ static void check_together(const std::string &program, const Options &o, Task ta
     both(o.overwrite && o.resume != "never", "overwrite", "resume", "one discards the earlier run, the other goes on with it");
     both(o.lora_rank > 0 && !o.adapter.empty(), "lora_rank", "adapter", "an adapter has its rank");
     both(o.lora_rank > 0 && !o.preset.empty() && !o.plan, "lora_rank", "preset", "adapters of random weights learn nothing");
-    both(o.guard && o.poison, "guard", "poison", "with guards no array shares memory, so none is ever dead");
-    both(o.profile && o.poison, "profile", "poison", "the time of filling dead arrays would count for the ops");
+    both(o.profile && o.debug, "profile", "debug", "the time of the checks would count for the ops");
     both(!o.prompt.empty() && !o.prompts.empty(), "prompt", "prompts", "they have one source");
     both(!o.data.empty() && !o.rollouts.empty(), "data", "rollouts", "answers are sampled, or given");
     both(o.dynamic_filtering && !o.rollouts.empty(), "dynamic_filtering", "rollouts", "answers that are given are not replaced");
@@ -521,15 +493,7 @@ Parsed parse(const std::string &program, const std::vector<std::string> &given, 
     if (brings && given.empty()) words.push_back("--overwrite");  // only ever its own
     if (asks) {
         const Task task = own_task(words).value_or(DEMO);
-        Parser parser(program, task);
-        std::string config;
-        parser.app.add_option(
-            "--config", config,
-            "JSON or YAML file with any of these flags, or with those of TRL, accelerate, OpenRLHF, Axolotl, LLaMA-Factory or ms-swift; the command line wins");
-        bool convert = false;
-        parser.app.add_flag("--convert", convert, "print the command in the names of this program, with what changes, and stop");
-        parser.app.add_option("--as", config, "trl | openrlhf | axolotl: print the command in their names, and stop");
-        return {task, parser.options, true, {}, parser.app.help()};
+        return {task, default_options(task), true, {}, help(program, task, is_asked(words, "all"))};
     }
     CommandLine request = read_request(program, words);
     Parser parser(program, request.task);

@@ -32,8 +32,7 @@ static bool choose_device(const Program &program, Options &o, bool is_main_rank)
     std::string note;
     const bool gpu = program.cuda_models && o.plan && !o.gpu.empty() ? o.device != "cpu" : finds_gpu(program, o, note);
     if (!note.empty() && is_main_rank) printf("note: %s\n", note.c_str());
-    if (o.attention_tflops == 0) o.attention_tflops = gpu ? 400 : 0.05;
-    if (o.link_gb_s == 0) o.link_gb_s = gpu ? 50 : 5;
+    o.device = gpu ? "cuda" : "cpu";
     if (o.dtype == "auto") o.dtype = gpu || !o.gpu.empty() ? "bf16" : "f32";  // on GPUs bf16 is the default
     if (o.tf32 && (!gpu || o.dtype != "f32") && is_main_rank)
         printf("note: --tf32 is for float products on a GPU, and there are none in this run\n");

@@ -71,7 +71,7 @@ static void check_same_options(const Run &run) {
 int run_task(const char *program, const Parsed &parsed, Comm &comm, size_t sharing, const ModelFactory &make_model) {
     Run run{program, parsed.task, parsed.options, comm, sharing, make_model};
     check_same_options(run);
-    comm.check = run.options.check_comm;
+    comm.check = run.options.debug;
     for (std::string *name : {&run.options.model, &run.options.ref_model, &run.options.critic_model}) find_model(run, *name);
     for (std::string &name : run.options.reward)
         if (is_model_reward(name)) find_model(run, name);

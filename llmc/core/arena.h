@@ -33,7 +33,7 @@ struct Segment {
     size_t offset;  // from the start of the arena, set by place()
     size_t alignment;
     bool transient = false;  // Plan::transient
-    bool guest = false;  // its values come from elsewhere, before the first op of its life: those of other ranks, or a sum so far
+    bool guest = false;  // filled from outside before its first op: by other ranks, or with a running sum
 };
 
 class Plan {
@@ -65,7 +65,7 @@ class Plan {
     // Says that the array that was added last leaves for a store or comes from one.
     void travels();
 
-    // Plans a place in a store, of so many bytes, and returns its number there. The name is that of the array that leaves for it.
+    // Plans `bytes` of a store for the offloaded array `name`, and returns their index.
     size_t add_place(std::string name, size_t bytes);
 
     // Says that the arrays added so far are the model's state: weights, gradients, optimizer. Later ones are activations and buffers.
@@ -108,12 +108,12 @@ class Arena {
     Arena(const Arena &) = delete;
     Arena &operator=(const Arena &) = delete;
 
-    void check_guards() const;     // --guard: dies if bytes behind an array were written, and names it
-    void poison_dead(size_t now);  // --poison: fills with NaN all bytes of no segment alive at `now` (not with guards)
+    void check_guards() const;     // Dies if bytes behind an array were written, and names it
+    void poison_dead(size_t now);  // --debug: fills with NaN all bytes of no segment alive at `now` (not with guards)
 
-    // --detect_anomaly. Before its first op a segment holds bytes of other arrays; clear_new sets those to 0 that begin after `before` and up to `now`. After that,
+    // --debug. Before its first op a segment holds bytes of other arrays; clear_new sets those to 0 that begin after `before` and up to `now`. After that,
     // nonfinite names the first element that is not finite, or returns an empty string. It searches the segments alive at `now` that an op
-    // of `layer` may have written: those of this layer and of the next, and those of no layer. It leaves out the state and arrays of integers.
+    // of `layer` may have written: arrays of this layer, of the next one, and of no layer. State and integer arrays are skipped.
     // Both leave out guests, whose values may still be under way.
     void clear_new(size_t before, size_t now);
     std::string nonfinite(size_t now, size_t layer) const;

@@ -1,5 +1,5 @@
-// What watches the ops of a step: --profile measures them, --detect_anomaly searches what each of them wrote, the check of a GPU (../app/gpu_check.h)
-// compares it, --poison fills dead arrays with NaN when an op begins, and a rehearsal (../core/rehearsal.h) notes the op. A decoder reports when each op
+// What watches the ops of a step: --profile measures them, --debug fills dead arrays with NaN when an op begins and searches its output, the check of a
+// GPU (../app/gpu_check.h) compares it, and a rehearsal (../core/rehearsal.h) notes the op. A decoder reports when each op
 // begins, and when the messages and copies between two ops do.
 #pragma once
 #include <functional>

@@ -107,7 +107,7 @@ struct AgreedError : Error {
 struct Comm {
     const int rank, size;
     SliceMemory memory;  // set it before the first slice; split() passes it on
-    bool check = false;  // --check_comm: compare every call among the ranks before it is made; split() passes it on
+    bool check = false;  // --debug: compare every call among the ranks before it is made; split() passes it on
     double seconds = 0;  // the time that this rank has spent in calls with slices and waiting for them
 
     Comm(int rank, int size) : rank(rank), size(size) {}
@@ -200,7 +200,7 @@ struct Comm {
 void agree(Comm &comm, const std::function<void()> &f, Where at = Where::current());
 
 struct CommOptions {
-    bool check = false;    // turns on Comm::check for all calls; --check_comm does so after the ranks have compared their flags
+    bool check = false;    // turns on Comm::check for all calls; --debug does so after the ranks have compared their flags
     double timeout = 600;  // --comm_timeout: seconds that a rank may wait for the others
 };
 

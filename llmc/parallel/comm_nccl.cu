@@ -159,7 +159,7 @@ class NcclQueue {
         }
         if (late)
             die("%s is not done after --comm_timeout %g seconds: another rank has not come so far\n  fix: a larger --comm_timeout "
-                "if a rank is only slow; --check_comm compares the ranks' calls",
+                "if a rank is only slow; --debug compares the ranks' calls",
                 late->what.c_str(), timeout_);
     }
 

@@ -114,7 +114,7 @@ class Switchboard {
             a = {f.stamp, f.bytes, std::vector<int>(size_t(f.size), -1), std::string(f.bytes * uint64_t(f.size), '\0'),
                  Clock::now()};
         if (a.bytes != f.bytes || a.ranks.size() != size_t(f.size) || a.ranks[size_t(f.place)] >= 0)
-            end_all(format("rank %d is at %s while another is at %s\n  fix: --check_comm compares the ranks' calls", rank,
+            end_all(format("rank %d is at %s while another is at %s\n  fix: --debug compares the ranks' calls", rank,
                            f.stamp.text().c_str(), a.stamp.text().c_str()));
         a.ranks[size_t(f.place)] = rank;
         a.all.replace(size_t(f.place) * f.bytes, f.bytes, p.text);

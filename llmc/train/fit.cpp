@@ -28,7 +28,7 @@ ModelLimits co_resident_limits(ModelLimits limits, Mode mode) {
 
 std::unique_ptr<Model> co_resident_model(const Run &run, const CoResidentModel &other, const ModelLimits &limits) {
     auto model = run.make_model(other.config, co_resident_limits(limits, other.mode));
-    model->plan().place(run.options.guard);
+    model->plan().place();
     return model;
 }
 
@@ -56,7 +56,7 @@ std::unique_ptr<Model> plan_model(const Run &run, const std::string &recompute, 
         limits.tile_tokens = run.options.tile_tokens;
         limits.offload = offload_of(run.options);
         model = run.make_model(run.config, limits);
-        model->plan().place(run.options.guard);
+        model->plan().place();
         if (rank_bytes(run, *model, limits) <= memory || limits.mode != Mode::train) break;
     }
     return model;

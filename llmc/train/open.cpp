@@ -10,6 +10,7 @@
 
 #include "../core/common.h"
 #include "../core/file.h"
+#include "../core/gpu.h"
 #include "../data/hub.h"
 #include "../data/prepare.h"
 #include "../data/tokenizer.h"
@@ -133,7 +134,10 @@ Ranks ranks_of(const Run &run, size_t world, size_t sp) {
     r.sp_mode = o.sp_mode == "ring" ? SpMode::ring : o.sp_mode == "gather" ? SpMode::gather : SpMode::ulysses;
     r.head_stride = o.ring_attn_head_stride ? o.ring_attn_head_stride : run.config.KV;
     r.zero_stage = int(o.zero_stage), r.zero_group = o.zero_group;
-    r.flops = o.attention_tflops * 1e12, r.bandwidth = o.link_gb_s * 1e9;
+    // Constants, so that runs stay reproducible: measured rates would choose other layouts, which sum in another order.
+    const bool gpu = o.device == "cuda";
+    r.flops = gpu ? 4e14 : 5e10, r.bandwidth = gpu ? 5e10 : 5e9;
+    if (const auto rates = o.gpu.empty() ? std::nullopt : gpu_rates(o.gpu)) r.flops = rates->attention, r.bandwidth = rates->link;
     check_sp_mode(r.sp_mode, r.sp, run.config.H, run.config.KV, r.head_stride);
     return r;
 }
@@ -309,7 +313,7 @@ std::unique_ptr<Model> open_model(const Run &run, ModelLimits limits) {
         model = plan_model(run, run.options.recompute, limits, memory / 20 * 19);
         if (model->plan().bytes() > memory) does_not_fit(run, limits, *model, memory);
         if (run.options.profile) model->profile();
-        model->allocate(*run.mesh, run.options.guard, run.options.poison);
+        model->allocate(*run.mesh, false, run.options.debug);
         if (trained) load_weights(run, *model);
     });
     if (!trained) model->initialise(run.options.seed);

@@ -24,7 +24,8 @@ constexpr unsigned PAIRS = DPO | RM;  // tasks whose samples are pairs of docume
 constexpr unsigned RL = GRPO | PPO;   // tasks that learn from rewards of answers
 constexpr unsigned TRAINING = DEMO | PRETRAIN | SFT | PAIRS | RL;
 constexpr unsigned ALL_TASKS = TRAINING | EVAL | GENERATE;
-constexpr unsigned PREPARE = 1u << 31;  // not a task: says that the flag is handed on to data/prepare.py
+constexpr unsigned PREPARE = 1u << 31;  // not a task: the flag is passed on to data/prepare.py
+constexpr unsigned COMMON = 1u << 30;   // not a task: the flag is in --help, not in `--help all` alone
 
 const char *task_name(Task);  // "sft"
 

@@ -462,7 +462,7 @@ void Trainer::update(const Step &batch, const Measured &measured, double norm, d
         skips_in_a_row_ = 0;
         return;
     }
-    if (!finite && o_.detect_anomaly) explain(batch);
+    if (!finite && o_.debug) explain(batch);
     totals_.skipped++;
     if (logger_)
         logger_->say("step %zu skipped: %s", step_ + 1,
@@ -470,7 +470,7 @@ void Trainer::update(const Step &batch, const Measured &measured, double norm, d
     if (finite || ++skips_in_a_row_ < max_skips_in_a_row) return;
     const std::string tensor = model_->nonfinite_gradient();
     agree(run_.comm, [&] {
-        die("%zu steps in a row had a loss or gradient that is not finite; first in %s\n  fix: a smaller --learning_rate; --detect_anomaly names the op where it begins",
+        die("%zu steps in a row had a loss or gradient that is not finite; first in %s\n  fix: a smaller --learning_rate; --debug names the op where it begins",
             skips_in_a_row_, tensor.empty() ? "the loss" : tensor.c_str());
     });
 }

@@ -12,7 +12,7 @@ ROWS = [
     Refused("--dtype bf16 or f32: there is no fp16", "mixed_precision, fp16_full_eval"),
     Note("sums, norms and losses are in float, weights in --dtype", "bf16_full_eval, downcast_bf16, float32_matmul_precision"),
     Sets("device cpu", "use_cpu, no_cuda", "true"),
-    Refused("--detect_anomaly finds the first value that is not finite, --check_comm calls of ranks that differ", "debug"),
+    Refused("--debug finds the first value that is not finite, and calls of ranks that differ", "debug"),
     # ranks
     Together("processes", "--ranks N, or mpirun -np N in front of the program", "num_processes, nproc_per_node"),
     Note("all ranks are on this machine", "num_machines, nnodes", "1"),

@@ -58,7 +58,7 @@ ROWS = [
       "ddp_static_graph"),
     Note("runs are deterministic anyway", "full_determinism"),
     Sets("device cpu", "use_cpu, no_cuda", "true"),
-    Refused("--detect_anomaly finds the first value that is not finite, --check_comm calls of ranks that differ", "debug"),
+    Refused("--debug finds the first value that is not finite, and calls of ranks that differ", "debug"),
     # ranks
     Sets("zero_stage 2", "fsdp", "shard_grad_op, shard_grad_op auto_wrap"),
     Sets("zero_stage 3", "fsdp"),

@@ -277,9 +277,9 @@ def test_own_flags_need_no_python(tmp_path):
 
 
 @pytest.mark.parametrize("words, text", [
-    ("sft --model M --data D --output_dir O --train_batch_size 32 --dtype bf16 --recompute layer --ranks 2 --poison --as trl",
+    ("sft --model M --data D --output_dir O --train_batch_size 32 --dtype bf16 --recompute layer --ranks 2 --debug --as trl",
      "trl sft --model_name_or_path M --dataset_name D --output_dir O --dtype bfloat16 --gradient_checkpointing true --num_processes 2 "
-     "--per_device_train_batch_size 1 --gradient_accumulation_steps 16\n# has no equivalent there: --poison true\n"),
+     "--per_device_train_batch_size 1 --gradient_accumulation_steps 16\n# has no equivalent there: --debug true\n"),
     ("dpo --model M --data D --output_dir O --beta 0.2 --train_batch_size 4 --as axolotl",
      "rl: dpo\nbase_model: M\ndatasets:\n  - path: D\noutput_dir: O\nrl_beta: 0.2\nmicro_batch_size: 1\ngradient_accumulation_steps: 4\n"),
     ("rm --model M --data D --output_dir O --max_len 64 --as openrlhf",

@@ -152,7 +152,7 @@ def test_resuming_gives_the_same_bits(options, data, tmp_path):
 def test_recompute_guards_and_poison_give_the_same_bits(dtype, data, tmp_path):
     options = {"data": data, "max_steps": 3, "dtype": dtype}
     train(tmp_path / "none", recompute="none", **options)
-    for level, *flags in [("cheap",), ("layer", "--guard"), ("none", "--poison"), ("cheap", "--poison"), ("layer", "--poison")]:
+    for level, *flags in [("cheap",), ("none", "--debug"), ("layer", "--debug")]:
         train(tmp_path / "other", "sft", "--overwrite", *flags, recompute=level, **options)
         assert weights(tmp_path / "other") == weights(tmp_path / "none"), (level, flags)
 
@@ -173,7 +173,7 @@ def one_rank(data, tmp_path_factory):
     ("gpt2", 4, {"ring_attn_size": 4, "sp_mode": "ulysses"}),
 ], ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else None)
 def test_ranks_train_as_one(name, ranks, options, data, one_rank, tmp_path):
-    train(tmp_path / "run", "sft", "--check_comm", model=GOLDEN / name, data=data, eval_data=data, ranks=ranks, zero_stage=2, **options)
+    train(tmp_path / "run", "sft", "--debug", model=GOLDEN / name, data=data, eval_data=data, ranks=ranks, zero_stage=2, **options)
     assert compare_logs(tmp_path / "run", one_rank[name]) == 12  # 10 steps, evaluations after the epochs' ends and the last
     got, want = (read_tensors(run / "model.safetensors") for run in (tmp_path / "run", one_rank[name]))
     for tensor in want:

@@ -296,7 +296,7 @@ def test_every_split_trains_as_one_rank(name, many, one_rank, tmp_path, monkeypa
     ranks, options = SPLITS[name]
     for task in TASKS:
         own = {key: value for key, value in options.items() if task == "dpo" or key != "ref_mode"}
-        said = run(task, tmp_path / task, "--check_comm", ranks=ranks, data=many, max_steps=3, learning_rate=1e-3, **TASKS[task], **own)
+        said = run(task, tmp_path / task, "--debug", ranks=ranks, data=many, max_steps=3, learning_rate=1e-3, **TASKS[task], **own)
         assert said.count("parameters, ") == said.count("saved ") == 1
         compare(tmp_path / task, one_rank[task], task)
 

@@ -76,5 +76,5 @@ def test_what_goes_among_ranks(stage, sums, data, tmp_path):
 
 
 def test_what_cannot_be_profiled(data, tmp_path):
-    refused_training(data, tmp_path / "a", "--profile", "--poison", words=["--profile", "--poison"])
+    refused_training(data, tmp_path / "a", "--profile", "--debug", words=["--profile", "--debug"])
     refused(command("eval", "--profile", data=data), "--profile", "not to eval")

@@ -95,7 +95,7 @@ def one_rank(data, tmp_path_factory):
 @pytest.mark.parametrize("name", SPLITS)
 def test_every_split_trains_as_one_rank(name, data, one_rank, tmp_path):
     ranks, options = SPLITS[name]
-    said = trained(sft(data, tmp_path / "run", "--check_comm", ranks=ranks, eval_data=data, **options))
+    said = trained(sft(data, tmp_path / "run", "--debug", ranks=ranks, eval_data=data, **options))
     assert said.count(f"{ranks} ranks: ") == 1
     assert compare_logs(tmp_path / "run", one_rank) == 12  # 10 steps, evaluations after the epochs' ends and the last
     assert log_lines(tmp_path / "run")[0]["world"] == ranks
@@ -429,7 +429,7 @@ def wrong(data, tmp_path_factory):
         "weights": different(*[(directory, sft(data, run["weights"], model="model")) for directory in (here, there)]),
         "flags": different((here, sft(data, run["flags"])), (here, sft(data, run["flags"], seed=7))),
         "task": different((here, sft(data, run["task"])), (here, pretraining)),
-        "check": different((here, sft(data, run["check"])), (here, sft(data, run["check"], "--check_comm"))),
+        "check": different((here, sft(data, run["check"])), (here, sft(data, run["check"], "--debug"))),
         "ranks": processes(2, sft(data, run["ranks"], ranks=4)),
         "full": different((here, saves), (here, [*full, "8192", *saves])),  # KiB: MPI itself takes 4, a shard 11 MiB
     }
@@ -446,7 +446,7 @@ def wrong(data, tmp_path_factory):
     ("weights", ["model/model-00001-of-00001.safetensors is not the same file for rank 0 and for rank 1", "fix: the same files on all hosts"]),
     ("flags", ["rank 0 was started with --seed 42, rank 1 with 7", "fix: the same command for every rank"]),
     ("task", ["rank 0 was started", "fix: the same command for every rank"]),
-    ("check", ["rank 0 was started with --check_comm false, rank 1 with true", "fix: the same command for every rank"]),
+    ("check", ["rank 0 was started with --debug false, rank 1 with true", "fix: the same command for every rank"]),
     ("ranks", ["--ranks 4 makes ranks of threads, but mpirun has started 2 processes", "fix: one of the two"]),
     ("full", ["cannot write: File too large", "fix: a place with enough free space"]),
 ])

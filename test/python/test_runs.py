@@ -195,7 +195,7 @@ def test_resuming_gives_the_same_bits(name, data, tmp_path):
 def test_stages_2_and_3_give_the_same_bits_and_resume_each_other(optimizer, data, tmp_path):
     options = {"data": data, "max_steps": 4, "save_steps": 2, "ranks": 3, "row_tokens": 64, "recompute": "layer", "optimizer": optimizer}
     for stage in (2, 3):
-        train(tmp_path / str(stage), "--check_comm", "--poison", zero_stage=stage, **options)
+        train(tmp_path / str(stage), "--debug", zero_stage=stage, **options)
     want = weights(tmp_path / "2")
     assert weights(tmp_path / "3") == want
     for stage in (2, 3):
@@ -509,7 +509,7 @@ def test_how_a_step_is_executed_does_not_matter(name, change, many, tmp_path):
 def test_recompute_guards_and_poison_give_the_same_bits(dtype, data, tmp_path):
     options = {"data": data, "max_steps": 3, "dtype": dtype}
     train(tmp_path / "none", recompute="none", **options)
-    for level, *flags in [("cheap",), ("layer",), ("layer", "--guard"), ("none", "--poison"), ("cheap", "--poison"), ("layer", "--poison")]:
+    for level, *flags in [("cheap",), ("layer",), ("none", "--debug"), ("layer", "--debug")]:
         train(tmp_path / "other", "--overwrite", *flags, recompute=level, **options)
         assert weights(tmp_path / "other") == weights(tmp_path / "none"), (level, flags)
 
@@ -732,18 +732,18 @@ def test_gradients_that_overflow(data, tmp_path):
 @pytest.mark.parametrize("options", [{}, {"dtype": "bf16"}, {"recompute": "layer"}, {"ranks": 2, "ring_attn_size": 2}, {"ranks": 2, "zero_stage": 2},
                                      {"ranks": 2, "zero_stage": 3}],
                          ids=lambda options: " ".join(map(str, options.values())))
-def test_detect_anomaly_names_the_first_op(tensor, first, options, data, tmp_path):
+def test_debug_names_the_first_op(tensor, first, options, data, tmp_path):
     def change(w):
         w *= np.float32(3e38) / np.abs(w).max()
     changed = model_with(tmp_path, f"model.{tensor}.weight", change)
-    result = refused_training(data, tmp_path / "a", "step 1 has a value that is not finite", model=changed, max_steps=9, detect_anomaly="true", **options)
+    result = refused_training(data, tmp_path / "a", "step 1 has a value that is not finite", model=changed, max_steps=9, debug="true", **options)
     assert re.search(first, result.stderr), result.stderr
 
 
-def test_detect_anomaly_changes_nothing_else(data, tmp_path):
+def test_debug_changes_nothing_else(data, tmp_path):
     options = {"data": data, "max_steps": 3, "recompute": "cheap"}
     train(tmp_path / "a", **options)
-    train(tmp_path / "b", "--detect_anomaly", **options)
+    train(tmp_path / "b", "--debug", **options)
     assert weights(tmp_path / "a") == weights(tmp_path / "b")
 
 

@@ -50,11 +50,11 @@ def test_samples_stand_in_the_log_and_are_shown(data, model, tmp_path):
 
 
 @pytest.mark.parametrize("flags,options", [
-    ((), {}), ((), {"dtype": "bf16"}), ((), {"recompute": "layer"}), (("--poison",), {}), (("--guard",), {}), (("--profile",), {}),
+    ((), {}), ((), {"dtype": "bf16"}), ((), {"recompute": "layer"}), (("--debug",), {}), (("--profile",), {}),
     ((), {"eval_fraction": 0.2, "eval_steps": 2}), ((), {"ranks": 2, "zero_stage": 0}), ((), {"ranks": 2, "zero_stage": 1}),
     ((), {"ranks": 2, "zero_stage": 2}), ((), {"ranks": 2, "zero_stage": 3}), ((), {"ranks": 2, "ring_attn_size": 2}),
     ((), {"ranks": 3, "zero_stage": 2, "dtype": "bf16"}),
-    (("--check_comm",), {"ranks": 2})])
+    (("--debug",), {"ranks": 2})])
 def test_sampling_changes_no_bit_of_the_training(flags, options, data, model, tmp_path):
     options = {"data": data, "model": model, "max_steps": 5, **options}
     train(tmp_path / "with", *flags, **SAMPLING, **options)

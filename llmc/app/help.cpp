@@ -1,0 +1,68 @@
+#include "help.h"
+
+#include <nlohmann/json.hpp>
+
+#include "../core/common.h"
+#include "../train/advantages.h"
+#include "../train/preference.h"
+
+static constexpr size_t column = 32, width = 110;  // where texts begin, and the longest line
+static constexpr size_t one_screen = 40;           // a task with at most this number of flags needs no selection
+
+static const char *about(Task task) {
+    switch (task) {
+        case DEMO:
+            return "The bundled demo trains a small model on bundled text.\n"
+                   "Tasks, each with its own --help: pretrain, sft, dpo, rm, grpo, ppo, eval, generate, merge.";
+        case PRETRAIN: return "Train on all tokens of plain text.";
+        case SFT: return "Supervised fine-tuning: train on the responses of chats or of prompts with completions.";
+        case DPO: return "Train on pairs of a better and a worse answer: DPO and related losses.";
+        case RM: return "Train a reward model on pairs of a better and a worse answer.";
+        case GRPO: return "Learn from rewards of sampled answers: GRPO and related estimators.";
+        case PPO: return "Learn from rewards of sampled answers with a critic.";
+        case EVAL: return "Compute loss, accuracy and entropy of a model on a data file.";
+        case GENERATE: return "Continue prompts.";
+        case MERGE: return "Add an adapter to the weights of its model.";
+    }
+    return "";
+}
+
+// Returns "  --name default" and the text beside it, in as many lines as it needs.
+static std::string entry(const std::string &name, const std::string &text) {
+    std::string out = "  --" + name;
+    size_t at = out.size();  // the column of the last line
+    if (at + 1 > column) out += '\n', at = 0;
+    out.append(column - at, ' '), at = column;
+    for (size_t begin = 0; begin < text.size();) {
+        const size_t end = std::min(text.find(' ', begin), text.size());
+        if (at > column && at + 1 + end - begin > width) out += '\n' + std::string(column, ' '), at = column;
+        if (at > column) out += ' ', at++;
+        out += text.substr(begin, end - begin), at += end - begin, begin = end + 1;
+    }
+    return out + '\n';
+}
+
+std::string help(const std::string &program, Task task, bool all) {
+    const auto defaults = to_json(default_options(task), task);
+    all |= defaults.size() <= one_screen;
+    const std::string name = program + (task == DEMO ? "" : std::string(" ") + task_name(task));
+    std::string out = std::string(about(task)) + "\nusage: ./" + name + " [--flag value]...\n", subject;
+    const auto add = [&](const char *flag, unsigned tasks, std::string text) {
+        if (!(tasks & task) || (!all && !(tasks & COMMON))) return;
+        for (const auto &[word, names] : {std::pair{"{losses}", preference_names()}, {"{estimators}", estimator_names()}})
+            if (const size_t at = text.find(word); at != text.npos) text.replace(at, strlen(word), names);
+        const std::string value = to_text(defaults[flag]);
+        out += subject +
+               entry(flag + (value.empty() || value == "false" ? "" : " " + value), all ? text : text.substr(0, text.find("; ")));
+        subject.clear();
+    };
+#define SUBJECT(text) subject = "\n" text "\n";
+#define OPT(type, name, value, tasks, text) add(#name, tasks, text);
+#include "../train/options.def"
+    out += "\n" + entry("config FILE",
+                        "flags in JSON or YAML, also those of TRL, accelerate, OpenRLHF, Axolotl, LLaMA-Factory or ms-swift; "
+                        "the command line takes precedence");
+    if (!all) return out + entry("help all", format("all %zu flags", defaults.size()));
+    out += entry("convert", "print the command in this program's own names, with notes on differences, and exit");
+    return out + entry("as NAME", "print the command in the names of trl, openrlhf or axolotl, and exit");
+}
