@@ -1,15 +1,36 @@
 #!/bin/bash
-# What the project needs on a Debian or Ubuntu machine: packages for building, and .venv with requirements.txt for data preparation and
-# tests. Says what it is about to install, installs only what is missing; without root it prints the command instead, and fails before
-# it has changed anything. Then copies headers and sources to build/deps (3 MB), with which the project can be built on a machine that has a compiler but no network:
+# Installs the project's packages on Debian or Ubuntu, and .venv with requirements.txt for data preparation and tests. It lists the missing
+# packages and installs no others; without root it prints the command instead, and fails before changing anything. Then it copies headers
+# and sources to build/deps (3 MB), from which a machine with a compiler but no network can build the project:
 #   tar czf train_llama.tar.gz $(git ls-files) build/deps
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-packages=(g++ make libcli11-dev nlohmann-json3-dev libxxhash-dev libdnnl-dev libopenblas-dev libgtest-dev libboost-context-dev libopenmpi-dev openmpi-bin clang clang-format clang-tidy python3 python3-venv)
+# Each package with its purpose.
+packages=(
+    "g++                 compiles the programs"
+    "make                runs the Makefile"
+    "libcli11-dev        parses the command line (needed to build)"
+    "nlohmann-json3-dev  reads and writes JSON (needed to build)"
+    "libxxhash-dev       checksums (needed to build)"
+    "libdnnl-dev         oneDNN: fast matrix products on the CPU, also in bf16"
+    "libopenblas-dev     fast matrix products in float, without oneDNN"
+    "libopenmpi-dev      ranks that are processes: the library"
+    "openmpi-bin         ranks that are processes: mpirun"
+    "libgtest-dev        GoogleTest, for the C++ tests"
+    "libboost-context-dev  the emulator that runs CUDA kernels on the CPU"
+    "clang               a second compiler, with the fuzzers of make test-all"
+    "clang-format        make format"
+    "clang-tidy          make tidy"
+    "python3             data preparation, plots and tests"
+    "python3-venv        creates .venv for its packages"
+)
 missing=()
+purposes=
 for p in "${packages[@]}"; do
-    [ "$(dpkg-query -W -f '${db:Status-Status}' "$p" 2> /dev/null || true)" = installed ] || missing+=("$p")
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "${p%% *}" 2> /dev/null || true)" = installed ] && continue
+    missing+=("${p%% *}")
+    purposes+="    $p"$'\n'
 done
 
 if [ ${#missing[@]} = 0 ]; then
@@ -17,12 +38,12 @@ if [ ${#missing[@]} = 0 ]; then
 else
     install="apt-get install -y --no-install-recommends ${missing[*]}"
     if ! command -v apt-get > /dev/null; then
-        echo "This is no Debian machine: packages are not checked. Needed is what corresponds to: ${missing[*]}"
+        printf 'This is not Debian or Ubuntu, so packages are not checked. Their equivalents are needed:\n%s' "$purposes"
     elif [ "$(id -u)" != 0 ]; then
-        printf 'make deps: packages are missing, and only root may install them\n  fix: sudo apt-get update && sudo %s\n' "$install" >&2
+        printf 'make deps: packages are missing, and only root may install them\n%s  fix: sudo apt-get update && sudo %s\n' "$purposes" "$install" >&2
         exit 1
     else
-        echo "Installing: ${missing[*]}"
+        printf 'Installing:\n%s' "$purposes"
         apt-get update -qq
         DEBIAN_FRONTEND=noninteractive $install > /dev/null
     fi
