@@ -1,4 +1,4 @@
-"""For pip: see pyproject.toml. The package holds the programs that make builds, and what they look for beside themselves."""
+"""For pip: see pyproject.toml. The package holds the programs built by make, and the files that they need next to them."""
 
 import shutil
 import subprocess

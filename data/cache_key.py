@@ -19,7 +19,7 @@ from sources import hub_version, source_of, split_names, splits_of
 LIBRARIES = ("tokenizers", "transformers", "jinja2", "datasets", "pyarrow", "numpy")
 # The files that transformers may read of a tokenizer's directory. What config.json says of the model decides about a repair of Mistral's tokenizers.
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "additional_chat_templates/*", "config.json")
-UNREAD = ("key", "out", "show", "color", "input", "tokenizer")  # options that change nothing, and those whose files are read in their place
+UNREAD = ("key", "out", "show", "color", "input", "tokenizer")  # options without an effect on the result, and options whose files are hashed instead
 
 
 def cache_key(options):

@@ -12,8 +12,8 @@ from errors import DataError
 from limits import BeyondLimit, Limits, checked_length
 from messages import REASONING, TRAIN_FLAGS
 
-SENTINEL = "Sentinel7f3a9c51"  # stands in for a message's content; no template cuts or changes a plain word
-WORD = re.compile(r"Word(\d+)([a-z_]+)7f3a9c51")  # stands in for a text of a message with a number: content, reasoning, call, tools
+SENTINEL = "Sentinel7f3a9c51"  # placeholder for a message's content; no template cuts or changes a plain word
+WORD = re.compile(r"Word(\d+)([a-z_]+)7f3a9c51")  # placeholder for a message's numbered text: content, reasoning, call, tools
 EXAMPLE_CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": {SENTINEL: "x"}}}
 EXAMPLE_TOOL = {"type": "function", "function": {"name": "Word0tools7f3a9c51", "description": "Word0tools7f3a9c51", "parameters": {
     "type": "object", "properties": {"Word0tools7f3a9c51": {"type": "string", "description": "Word0tools7f3a9c51"}}}}}
@@ -41,7 +41,7 @@ class Form(NamedTuple):
     """What a template wants of messages."""
 
     parts: bool  # contents as lists of parts
-    reasoning: str  # the name of what the assistant thinks
+    reasoning: str  # the template's name for reasoning content
 
 
 class CallForm(NamedTuple):
@@ -134,7 +134,7 @@ class ChatTemplate:
             raise DataError(f"the chat template refuses its messages: {error} (roles: {roles})",
                             "mend the record, or take another template with --tokenizer_chat_template FILE") from None
 
-    # ---- what the template wants
+    # ---- the template's inputs
 
     def _formed(self, messages, variables):
         """Returns the messages in the form that the template wants."""
@@ -184,7 +184,7 @@ class ChatTemplate:
                 return form
         return CALL_FORMS[0]
 
-    # ---- what the template shows
+    # ---- the template's output
 
     def _lost(self, messages, variables, text):
         """Returns the words, of the messages' outline, of what leaves no trace in the text, and what is left out, as prompt() does."""
@@ -243,7 +243,7 @@ class ChatTemplate:
                                 f"write the role that it is, or take a template for {role!r}: --tokenizer_chat_template FILE")
 
     def _marks(self, messages, variables):
-        """Returns {index: span} of the assistant messages, for a template that marks what the assistant writes by {% generation %}."""
+        """Returns {index: span} of the assistant messages, for a template that marks them by {% generation %}."""
         _, marks = self._rendered(messages, variables, return_assistant_tokens_mask=True)
         assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if len(marks) != len(assistant):
@@ -252,8 +252,8 @@ class ChatTemplate:
         return {i: Span(start, end, end) for i, (start, end) in zip(assistant, marks)}
 
     def _usual_turn(self, kind):
-        """Returns what stands before and after the content of an answer, found with one short chat: the generation prompt and the end of
-        turn. The first is "" if there is none, and the second None if an answer does not stand between them."""
+        """Returns the texts before and after the content of an answer, found with one short chat: the generation prompt and the end of
+        turn. The generation prompt is "" if there is none; the end of turn is None if the answer is not between the two."""
         question, variables = [{"role": "user", "content": "Hi"}], json.loads(kind)
         try:
             asked, prompt = (self._render(question, variables, generation_prompt) for generation_prompt in (False, True))
@@ -278,7 +278,7 @@ def has_generation_marks(template):
 
 @lru_cache
 def refuse_misspelled(role, template):
-    """Many templates render any role, so an "asistant" would be taken for somebody who is not trained. Other names that are not known
+    """Many templates render any role, so an "asistant" would silently not be trained. Other unknown names
     are the template's business."""
     near = difflib.get_close_matches(role.lower(), ROLES, 1, 0.8)
     if near and role not in ROLES and not re.search(f"""['"]{re.escape(role)}['"]""", template):
@@ -357,7 +357,7 @@ def with_calls(message, form):
 
 
 def refuse_lost(lost, messages):
-    """Refuses what a message, or the record, has and the template does not show."""
+    """Refuses parts of a message, or of the record, that the template does not render."""
     if not lost:
         return
     number, what = WORD.fullmatch(lost[0]).groups()
@@ -523,7 +523,7 @@ def ending(ids, first, stop, tokenizer):
 
 
 def mark_targets(mask, span, ids, offsets, tokenizer):
-    """Sets mask to 1 for the tokens of a span: those that lie wholly inside it, and its end-of-turn token, or tokens.
+    """Sets mask to 1 for the tokens of a span: tokens that are wholly inside it, and its end-of-turn tokens.
 
     offsets has the first character and the end of each token; if several tokens are bytes of one character, each has the whole character. A
     special token may swallow the white space after it, so only its beginning decides whether it is inside. Returns two booleans: whether a

@@ -1,5 +1,5 @@
-"""Turns the fields of a record into a document, or the two of a pair, ready to be tokenised. The formats of records are known here, and
-what is trained in each."""
+"""Turns the fields of a record into one document, or two for a pair, ready to be tokenised. This file knows the record formats and the
+trained parts of each."""
 
 import json
 import os
@@ -24,7 +24,7 @@ PROMPT_FORMATS = "prompt; messages; conversations"
 RL_FORMATS = ("messages; conversations; prompt, question, query, problem, instruction or context_messages; and, if there is a right answer, "
               "ground_truth, answer, solution, label, completion or reward_model.ground_truth; or the fields named by --input_key and --output_key")
 OPENRLHF_TEMPLATE = "User: {}\nAssistant: "
-# Alpaca's prompt: what stands before an instruction with and without an input, and in which form; the forms are those of Axolotl's types.
+# Alpaca's prompts, with and without an input; their forms are Axolotl's types.
 PREFACES = {True: "Below is an instruction that describes a task, paired with an input that provides further context. Write a response that appropriately "
                   "completes the request.",
             False: "Below is an instruction that describes a task. Write a response that appropriately completes the request."}
@@ -45,7 +45,7 @@ class Draft(NamedTuple):
     is_chat: bool = False  # a template has rendered the text; to other texts BOS and EOS may be added
     ids: Optional[np.ndarray] = None
     mask: Optional[np.ndarray] = None
-    left_out: Any = ()  # what the template leaves out of messages, once for each of them
+    left_out: Any = ()  # parts of messages that the template omits, one entry each
 
 
 # Fields that hold a part of a prompt or of an answer where a record has them. One of which the document has nothing is refused. Fields of other
@@ -240,7 +240,7 @@ def prompts_draft(fields, options, template):
 
 
 def rl_draft(fields, options, template):
-    """Returns a prompt with the right answer as what is trained, or a prompt alone. Of a chat the last message is the answer."""
+    """Returns a prompt and the correct answer as the trained text, or a prompt alone. The answer of a chat is its last message."""
     refuse_other_losses(fields)
     name = options.input_key or chat_field(fields) or next((name for name in QUESTIONS if has(fields, name)), None)
     if name is None or not has(fields, name) or has(fields, options.output_key or "completion"):
@@ -417,7 +417,7 @@ def completion_draft(prompt, completion):
 
 
 def ids_draft(fields):
-    """A label stands beside its token, as in transformers: it is -100, or the same id. Without labels every token is trained."""
+    """Labels are aligned with tokens, as in transformers: a label is -100, or the token's id. Without labels every token is trained."""
     ids = integers(fields, "input_ids")
     if not has(fields, "labels"):
         return Draft(ids=ids, mask=np.ones(len(ids), np.uint8))

@@ -16,8 +16,8 @@ def a_kind(value):
 
 
 def parsed(value):
-    """Returns what a text that holds JSON of a list or an object holds, even if it was written as JSON twice, and any other value unchanged. A table's
-    writer that knows no JSON puts Python's notation into a cell, without commas if the list was an array."""
+    """Parses a text that is the JSON of a list or an object, even if it was encoded twice; returns any other value unchanged. Writers of tables
+    without JSON put Python's notation into a cell, without commas if the list was an array."""
     while isinstance(value, str) and value.lstrip()[:1] in ("[", "{", '"'):
         try:
             inner = json.loads(value)

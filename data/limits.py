@@ -4,7 +4,7 @@ import resource
 import signal
 
 SECONDS = 10  # for one rendering; the usual ones take less than a thousandth of one
-MEMORY = 1 << 30  # bytes that one rendering may take beyond those of the process
+MEMORY = 1 << 30  # bytes that one rendering may allocate
 CHARACTERS = 1 << 26  # of the rendered text; to tokenise one takes about 70 bytes
 
 
@@ -21,14 +21,14 @@ class Limits:
         self.renew()
 
     def renew(self):
-        """Measures the process, from time to time, because its memory grows with what it has prepared."""
+        """Measures the process now and then, because its memory grows with the prepared data."""
         with open("/proc/self/statm", encoding="ascii") as file:
             limit = int(file.read().split()[0]) * resource.getpagesize() + MEMORY
         self.lowered = (limit, self.usual[1]) if self.usual[0] == resource.RLIM_INFINITY else self.usual
 
     def __enter__(self):
         resource.setrlimit(resource.RLIMIT_AS, self.lowered)
-        signal.setitimer(signal.ITIMER_REAL, SECONDS, 1)  # again after a second, as Python drops what is raised in a destructor
+        signal.setitimer(signal.ITIMER_REAL, SECONDS, 1)  # again after a second, as Python drops exceptions raised in a destructor
 
     def __exit__(self, kind, error, traceback):
         resource.setrlimit(resource.RLIMIT_AS, self.usual)

@@ -83,7 +83,7 @@ def make_word(rng):
 
 
 def make_prompts(rng):
-    """(task, word) to train on, and those of the tests."""
+    """(task, word) pairs for training, and for the tests."""
     words = set()
     while len(words) < TRAIN_WORDS + TEST_WORDS:
         word = make_word(rng)

@@ -2,7 +2,7 @@
 """Makes the data that train_gpt2 trains on without arguments, from data/text/persuasion.jsonl: a tokenizer, a configuration and prepared data.
 
 The text is Jane Austen's novel Persuasion (1817), a chapter on each line; data/text/README.md tells where it comes from and that it is in the
-public domain. It is divided into passages: each has as many whole paragraphs as fit into the positions of the model between two end-of-text
+public domain. It is divided into passages: each has the whole paragraphs that fit the model's positions between two end-of-text
 tokens. data/prepare.py cuts a longer paragraph. The last twentieth of the passages is for validation.
 
     python3 data/make_text.py            writes data/text/model (config and tokenizer) and

@@ -1,4 +1,4 @@
-"""Normalises what a record says in messages, so that a chat template is given one form whatever the record's is: a list of {role, content}
+"""Normalises a record's messages, so that every chat template gets the same form: a list of {role, content}
 with text contents, tool calls with their arguments as objects, reasoning under one name, and tools as transformers describes them."""
 
 import json
@@ -6,15 +6,15 @@ import json
 from errors import DataError
 from fields import a_kind, has, json_field, parsed, seen
 
-# ShareGPT's names of the roles, those of data made from it, and OpenAssistant's.
+# Role names of ShareGPT and data sets derived from it, and of OpenAssistant.
 ALIASES = {"human": "user", "prompter": "user", "observation": "tool", "tool_response": "tool", "function_response": "tool", "function": "tool",
            **dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "bot", "ai", "model"), "assistant")}
 CALLING = ("function_call", "tool_call")  # roles whose text is the call itself
-REASONING = ("reasoning_content", "reasoning", "thinking")  # names of one thing; the first is the one that is kept
+REASONING = ("reasoning_content", "reasoning", "thinking")  # synonyms; the first one is used internally
 TEXT_PARTS = (None, "text", "input_text", "output_text")
 SYSTEM = ("system", "system_prompt")
 TRAIN_FLAGS = ("train", "training", "weight")  # Axolotl's two names, and OpenAI's and ShareGPT's
-# Names that a rendering sets by itself, and parameters of transformers' render_jinja_template.
+# Names set by a rendering, and parameters of transformers' render_jinja_template.
 RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "conversations", "chat_template", "continue_final_message",
                       "return_assistant_tokens_mask")
 
@@ -82,7 +82,7 @@ def checked_message(turn, where, fix):
 
 
 def text_of(content, role, where):
-    """Returns the content, and any reasoning, of a message whose content is a list of parts, or what a tool returned."""
+    """Returns the content, and any reasoning, of a message whose content is a list of parts or a tool's result."""
     parts = content if isinstance(content, list) else [content]
     is_parts = all(isinstance(part, str) or isinstance(part, dict) and ("type" in part or "text" in part) for part in parts)
     if role == "tool" and not (is_parts and parts):
@@ -166,7 +166,7 @@ def system_message(fields, messages):
 
 
 def template_variables(fields, options):
-    """Returns the template's inputs beside the messages: `tools`, and the variables of the flag and of the record, which win."""
+    """Returns the template's inputs besides the messages: `tools`, and the variables of the flag and of the record, which take precedence."""
     tools = tools_of(fields, "tools") or tools_of(fields, "functions")
     fix = 'write \'chat_template_kwargs\' as an object: {"enable_thinking": false}'
     own = json_field(fields, "chat_template_kwargs", dict, fix)

@@ -469,7 +469,7 @@ def length_row(name, lengths):
 
 
 def check_utf8(options):
-    """Refuses what is in another encoding: Python makes halves of surrogate pairs of such bytes, which no file of ours can hold."""
+    """Refuses text in another encoding: Python decodes such bytes to lone surrogates, which cannot be written as UTF-8."""
     for value in vars(options).values():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and re.search("[\ud800-\udfff]", text):

@@ -1,4 +1,4 @@
-"""How the programs in Python end: what they print has to arrive."""
+"""Exit of the Python programs: all output must reach its destination."""
 import os
 import sys
 
@@ -23,7 +23,7 @@ class Watched:
 
 
 def run(main):
-    """Exits with what main() returns, or with 1 and a message if what was printed did not all reach its file or pipe."""
+    """Exits with main()'s result, or with 1 and a message if the output did not all reach its file or pipe."""
     if sys.stdout is None:  # the caller has closed it
         sys.exit(LOST)
     sys.stdout = Watched(sys.stdout)

@@ -137,7 +137,7 @@ def open_bytes(path):
 
 def interleaved(inputs, probs, seed):
     """Draws each record from one of the inputs, with its probability, until every input has been read to its end. An input that ends earlier
-    begins again. The order is that of datasets.interleave_datasets(..., stopping_strategy="all_exhausted")."""
+    begins again. The order equals datasets.interleave_datasets(..., stopping_strategy="all_exhausted")."""
     random = np.random.default_rng(seed)
     streams = [open_input() for open_input in inputs]
     ahead = [next(stream) for stream in streams]

@@ -1,6 +1,6 @@
 """Reads and writes the token shards of llm.c and its data tools: a header of 256 int32 (magic, version, tokens), then the tokens as uint16.
 
-A shard is a stream in which the end-of-text token stands before each document. When it is read, each document gets that token at both ends,
+A shard is a stream with an end-of-text token before each document. When it is read, each document gets that token at both ends,
 as text gets BOS and EOS; there is none where the shard begins or ends within a document. When documents are written, two end-of-text tokens
 in a row become one again."""
 

@@ -2,8 +2,8 @@
 
     NAME[:SUBSET][@DIRECTORY][\\[SPLIT\\]]      squad:plain[validation], chats@2024, saved/chats[test], chats.jsonl[train[:10%]+train[-5:]]
 
-The files of a directory, and of a data set that lies in the hub's cache, are found as the library datasets finds them, by their names or by the
-table in README.md, and are then read as if they had been named one by one. A split is written as for datasets, too; a file is one, called train."""
+The files of a directory, and of a data set in the hub's cache, are found as by the library datasets, by their names or by the
+table in README.md, and are then read as if they had been named one by one. Splits use the syntax of datasets; a single file is a split named train."""
 
 import contextlib
 import glob
@@ -146,7 +146,7 @@ def split_names(source, splits):
 
 
 def slices_of(source, splits, length_of):
-    """Returns what a source names of its splits, in order: [(split, its first record, the one after the last or None)].
+    """Parses the splits that a source names, in order: [(split, begin, end or None)], in records.
 
     length_of counts the records of a split, which is asked for only where a slice is counted from the end or in percent."""
     names = split_names(source, splits)
@@ -179,7 +179,7 @@ def hub_records(source):
     """Yields the records of a hub data set, as they arrive."""
     import datasets
 
-    # Without a network datasets has what it once converted, which lies in files that it maps into memory. A stream has no slices.
+    # Without a network, datasets uses its earlier conversions in memory-mapped files. A stream has no slices.
     streams = not datasets.config.HF_HUB_OFFLINE and not re.search(r"[\[+]", source.split or "train")
     with hub_errors(source):
         data = datasets.load_dataset(source.name, source.subset, data_dir=source.directory, split=source.split or "train", streaming=streams)

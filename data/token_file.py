@@ -6,7 +6,7 @@
     margin      F32 (pairs)           only of kind pref, and if any record has one; 0 where a record has none. Documents 2i and
                                       2i+1 are the chosen and the rejected one of pair i
 
-The metadata, all strings, are those that TokenFile.write() is given, and the checksums, which llmc/data/tokens.h explains."""
+The metadata, all strings, are the arguments of TokenFile.write() and the checksums (llmc/data/tokens.h)."""
 
 import json
 import os

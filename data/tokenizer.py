@@ -15,7 +15,7 @@ MOST_IDS = 1 << 24  # an id beyond this is a broken file, not a vocabulary
 
 
 class Tokenizer:
-    """The functions of a fast tokenizer that preparation needs. It reads tokenizer.json unchanged, so that ids mean what the hash says."""
+    """The functions of a fast tokenizer that preparation needs. It reads tokenizer.json unchanged, so that the ids match its hash."""
 
     def __init__(self, directory, chat_template=None):
         if is_hub_name(directory):

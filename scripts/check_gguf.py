@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Converts a saved model with llama.cpp's convert_hf_to_gguf.py, and compares what the GGUF has with the directory: tensors, chat template, ends of turn.
+"""Converts a saved model with llama.cpp's convert_hf_to_gguf.py, and compares the GGUF with the directory: tensors, chat template, ends of turn.
 
     scripts/check_gguf.py out/mine ~/llama.cpp [--python PYTHON]
 
@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Names by which llama.cpp (src/llama-vocab.cpp) knows ends of turn beside the eos_token.
+# End-of-turn tokens that llama.cpp (src/llama-vocab.cpp) recognises by name, besides the eos_token.
 KNOWN_ENDS = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>",
               "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<｜end▁of▁sentence｜>"}
 COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # tensors that the converter makes from config.json

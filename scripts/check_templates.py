@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Prepares chats with every chat template of TRL, and compares what is trained with TRL's own marks. The table stands in docs/data.md.
+"""Prepares chats with every chat template of TRL, and compares the trained text with TRL's own marks. The table is in docs/data.md.
 
-    scripts/check_templates.py [--trl DIR] [--write]      DIR: TRL, installed or unpacked (default: that of .venv-compare); any folder of .jinja files
+    scripts/check_templates.py [--trl DIR] [--write]      DIR: TRL, installed or unpacked (default: .venv-compare); any folder of .jinja files
 
-TRL keeps many templates twice: as the model's maker wrote it, and as NAME_training.jinja with {% generation %} marks around what is trained.
-data/prepare.py finds by itself what is trained in the first, and goes by the marks in the second, so the two tell on each other. Each message
+TRL has two versions of many templates: the original, and NAME_training.jinja with {% generation %} marks around the trained text.
+data/prepare.py infers the trained text of the original, and follows the marks of the other, so the versions check each other. Each message
 of the chats has a word of its own; whatever the twin says, the trained text must hold the assistant's words and no others.
 """
 import argparse
@@ -109,7 +109,7 @@ class Preparer:
 
 
 def words(fields):
-    """The words that the assistant says, and those of the others."""
+    """The assistant's words, and the words of all others."""
     found = set(re.findall(r"(?:rule|question|answer|result)\d", str(fields)))
     return {word for word in found if word.startswith("answer")}, {word for word in found if not word.startswith("answer")}
 
@@ -126,7 +126,7 @@ def faults(outcome, fields):
 
 
 def differences(outcome, twin):
-    """Yields (whether the twin trains them, text, whether an answer follows) of runs of tokens that one of the two trains alone."""
+    """Yields (whether the twin trains them, text, whether an answer follows) for runs of tokens that only one version trains."""
     runs = [(masks, "".join(token for token, *_ in run))
             for masks, run in groupby(zip(outcome.tokens, outcome.mask, twin.mask), key=lambda triple: triple[1:])]
     for (masks, text), (following, _) in zip(runs, [*runs[1:], ((0, 0), "")]):

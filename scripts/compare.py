@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times the same training step in Hugging Face transformers and in train_llama or train_gpt2, in one run, the two in turn.
+"""Times the same training step in Hugging Face transformers and in train_llama or train_gpt2, alternately in one run.
 
     scripts/install_compare.sh
     .venv-compare/bin/python scripts/compare.py [--model NAME] [--dtype f32|bf16|moments|autocast] [--out docs/benchmarks.md]
@@ -10,7 +10,7 @@ first losses must agree, and both have all cores. In each of three rounds each s
 other is idle; the fastest step is reported. Memory is the peak resident size of the process (VmHWM), libraries included.
 
 One thing differs: with bf16, transformers keeps AdamW's moments and the only copy of the weights in bfloat16. Our programs keep moments and
-gradients in float, and the lower halves of the weights, so that the weights are floats, too. With autocast, transformers keeps everything in
+gradients in float, and the lower halves of the weights, so the weights are also floats. With autocast, transformers keeps everything in
 float and multiplies in bfloat16, while our programs do the same as with bf16. All of this concerns CPUs; scripts/gpu_bench.py compares GPUs,
 with the functions below.
 
@@ -256,7 +256,7 @@ def memory(rounds):
 
 
 def product_share(log):
-    """The last words of --profile: what a step does per second, as a percentage of the rate of a large matrix product in the same run."""
+    """The last figure of --profile: FLOP/s of a step as a percentage of a large matrix product in the same run."""
     return int(re.search(r"(\d+)% of the product's rate", log)[1])
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times generation in Hugging Face transformers and in train_llama, in one run, the two in turn.
+"""Times generation in Hugging Face transformers and in train_llama, alternately in one run.
 
     scripts/install_compare.sh && make build/dev/bench/few_tokens
     .venv-compare/bin/python scripts/compare_generate.py [--out docs/benchmarks.md]
@@ -64,7 +64,7 @@ def worker(batch, folder):
 # ---- our side ------------------------------------------------------------------------------------------------------------------------
 
 def write_tokenizer(folder):
-    """A token for each byte, and as many more as the model knows."""
+    """One token per byte, padded to the model's vocabulary."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times steps of GRPO in TRL and in train_llama, in one run, the two in turn.
+"""Times steps of GRPO in TRL and in train_llama, alternately in one run.
 
     .venv-compare/bin/python scripts/compare_grpo.py [--dtype bf16] [--out docs/benchmarks.md]
 

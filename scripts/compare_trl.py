@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times the same training in TRL and in train_llama, in one run, the two in turn.
+"""Times the same training in TRL and in train_llama, alternately in one run.
 
     .venv-compare/bin/python scripts/compare_trl.py DIR [--only NAME] [--out docs/benchmarks.md]
 
@@ -9,7 +9,7 @@ are packed into rows of 2048 tokens.
 
     sft                         on chats of 512 tokens at most
     sft, LoRA                   the same by adapters of rank 16 of all linear layers, in TRL by PEFT
-    sft, packed                 TRL packs, too, into rows of 2048 tokens; a step has the same 32 chats, in whatever order
+    sft, packed                 TRL also packs into rows of 2048 tokens; a step has the same 32 chats, in any order
     dpo, reference in memory    TRL keeps the reference and computes it in every step; train_llama's sweep before training is not counted
     dpo, reference in advance   both sweep over the pairs before training; the sweep's time for the pairs of the timed steps is added
     rm                          a reward model

@@ -95,7 +95,7 @@ def main():
     args, flags = parser.parse_known_args()
     if not (ROOT / "train_llama").exists():
         sys.exit("scripts/demo.py: ./train_llama is not built\n  fix: make")
-    python = ROOT / ".venv/bin/python3"  # prepares the prompts in the end; what it lacks it says now
+    python = ROOT / ".venv/bin/python3"  # needed for the prompts later; missing packages are reported now
     if subprocess.run([python if python.exists() else "python3", ROOT / "data/prepare.py", "--help"], stdout=subprocess.DEVNULL).returncode:
         sys.exit(1)
     rows = (reinforcement if args.rl else preferences)(flags)

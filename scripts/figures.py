@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Draws the figures of docs/ that show how attention works, on one rank and in a ring, and what the plan says of memory and time.
+"""Draws the figures of docs/ that show how attention works, on one rank and in a ring, and the plan's memory and time.
 
     scripts/figures.py [DIRECTORY]
 
 attention_rows.png: a packed row, the keys each query sees, and which tiles of scores attention computes. Blocks and tiles are cut as
 forward_span() of llmc/ops/attention.h cuts them: blocks of 96 queries, and for each the keys from the first that its first query sees,
-192 at a time. Of a tile, strips of 6 queries are computed, each from the first key that one of them sees to the last, in whole vectors.
+192 at a time. A tile is computed in strips of 6 queries, each from the first key that one of them sees to the last, in whole vectors.
 
 attention_tile.png: who holds what in one mma.m16n8k16 (llmc/ops/ptx.cuh), and how attention_forward_kernel5 (attention_forward.cuh)
 walks over the keys of one block of queries at head width 64.
@@ -13,10 +13,10 @@ walks over the keys of one block of queries at head width 64.
 ring.png: how keys and values hop around a ring of four ranks for two rows, and which hops are not made. The script deals the pieces as
 llmc/parallel/split.h does, and lets them travel as its KeyTravel does.
 
-timeline.png: what is computed, sent, copied and in memory when, by ./train_llama --plan --timeline.
+timeline.png: predicted computation, communication, copies and memory over time, by ./train_llama --plan --timeline.
 
 longest_sample.png: the longest sample of Qwen3-8B on 1 to 64 H100 that share it, and the seconds of a step of it, by ./train_llama --plan --fit,
-beside those that TRL has published.
+next to TRL's published figures.
 """
 import json
 import re
@@ -313,7 +313,7 @@ def predicted_events():
 
 
 def draw_lanes(axis, events, begin, end):
-    """Draws who is busy in [begin, end), in milliseconds."""
+    """Draws the busy engines in [begin, end), in milliseconds."""
     colours = {"weights": "#d9822b", "gradients": "#8a4fa3", "activations": "#3b8f5a", "moments": "#555555", "keys": "#c44e52"}
     names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
     for event in events:

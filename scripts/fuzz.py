@@ -40,7 +40,7 @@ def make_corpus(name, folder):
 
 
 def fuzz(program, seconds):
-    """Returns whether the fuzzer found nothing, and in words what it did."""
+    """Returns whether the fuzzer found nothing, and a summary of its run."""
     name, kind = os.path.basename(program), os.path.splitext(program)[1]
     if kind == ".py":
         command = [sys.executable, program, f"--seconds={seconds}"]

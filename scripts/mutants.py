@@ -84,7 +84,7 @@ def mutated(path, source, mutants):
 
 
 def make_tree(tree):
-    """Leaves alone what would not change, so that make does, too."""
+    """Rewrites only changed files, so that make rebuilds nothing else."""
     mutants = read_table()
     paths = [path for pattern in SOURCES for path in pathlib.Path(".").glob(pattern) if path.is_file()]
     for mutant in mutants:

@@ -6,7 +6,7 @@ from rewards: reward, length of answers, divergence from the reference, and entr
     scripts/plot.py out/a/log.jsonl out/b/log.jsonl       several runs, to compare
 
 If a curve has hundreds of points, they are drawn faintly, and over them a running mean over a fiftieth of the points. A run on several ranks
-has two more panels, both stacked: where the time of a step goes, and what the ranks send each other.
+has two more panels, both stacked: the time of a step by phase, and the bytes sent between ranks.
 """
 import argparse
 import itertools
@@ -54,7 +54,7 @@ def entries_of(lines):
 
 
 def read_log(path):
-    """Returns the lines of the steps and those of the evaluations."""
+    """Returns the lines of steps and the lines of evaluations."""
     steps, evaluations = [], []
     for entry in entries_of(read_lines(path)):
         if isinstance(entry.get("step"), int) and "sample" not in entry:

@@ -1,6 +1,6 @@
 #!/bin/bash
 # probe.sh FILE: finds out by compiling and linking a few lines what this machine has, prints a table, and writes FILE for make.
-# What the system lacks is looked for in build/deps, too, which `make deps` fills on a machine that has it (install_deps.sh).
+# Libraries missing from the system are also searched in build/deps, which `make deps` fills (install_deps.sh).
 set -u
 deps=build/deps
 out=$1

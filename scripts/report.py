@@ -7,7 +7,7 @@
     scripts/report.py out/a/log.jsonl --wandb PROJECT --follow       WANDB_MODE=offline keeps it on this machine
     scripts/report.py out/a/log.jsonl --trackio PROJECT --follow     then: trackio show
 
-They get every number under its name in the log; `make deps` does not install them. train_llama --report_to starts this script by itself. --follow keeps reading until the run has
+They get every number under its name in the log; `make deps` does not install them. train_llama --report_to starts this script. --follow keeps reading until the run has
 ended (its log then has a summary), or until Ctrl-C. A resumed run continues the same curves; if it repeats steps, their first values stay. You
 may write TensorBoard's files again: the newest file counts.
 """
@@ -144,7 +144,7 @@ def heading(run):
 
 
 def table(names, rows):
-    """Makes a table. names are those of the columns, which a single column does not need; rows are {name: one text for each column}."""
+    """Makes a table. names: headings of the columns, unused for a single column; rows: {name: one text for each column}."""
     head = "<tr><th></th>" + "".join(f"<th>{html.escape(name)}</th>" for name in names) + "</tr>\n" if len(names) > 1 else ""
     body = [f"<tr><th>{html.escape(row)}</th>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
             for row, cells in rows.items()]

@@ -3,7 +3,7 @@
     scripts/run_tests.py --build build --cpp build/test/test_llmc --python test/python     from the repository root, as `make test` does
     scripts/run_tests.py ... --all              the slow ones, too (C++ suites named Slow..., pytest's mark `slow`), mutants, fuzzers and format
 
-As many programs run at a time as there are cores, so a large suite is cut into as many jobs. In front of the last line stand the tests
+One program per core runs at a time, so a large suite is cut into one job per core. Before the last line come the tests
 that took longest, of each suite what passed and how long its jobs worked, and the tests that failed. One that crashes, does not start or
 runs nothing counts as a failure.
 """
@@ -52,7 +52,7 @@ def run(command, environment={}):
 
 
 def googletest(binary, tests, piece, environment):
-    """Keeps what the tests print, but not the frame around every test."""
+    """Keeps the tests' own output without googletest's lines around every test."""
     number, count = map(int, piece.split("/"))
     shard = {"GTEST_SHARD_INDEX": str(number - 1), "GTEST_TOTAL_SHARDS": str(count)}
     code, output = run([binary, f"--gtest_filter={tests}"], environment | shard)
@@ -123,7 +123,7 @@ def of_build(binary):
 
 
 def pieces(part):
-    """A part of a list that takes every so many-th test, "2/4", in as many pieces as there are cores: "2/8" and "6/8"."""
+    """Splits a part of the tests, "2/4" (every fourth, from the second on), into one piece per core: "2/8" and "6/8"."""
     number, parts = map(int, part.split("/"))
     return [f"{number + parts * core}/{parts * CORES}" for core in range(CORES)]
 
@@ -133,14 +133,14 @@ def shards(binary, tests, part="1/1", **environment):
 
 
 def unless_slow(binary, args):
-    """With --all the slow tests, too, but of these the part alone."""
+    """All tests but the slow ones; with --all also the given part of the slow ones."""
     return shards(binary, "-" + SLOW) + (shards(binary, SLOW, args.part) if args.all else [])
 
 
 def suites(args):
     """Of each suite the jobs, which are functions."""
     jobs = {}
-    jobs["PTX"] = [(googletest, binary, args.ptx_tests, "1/1", {}) for binary in args.ptx]  # whole, as it sums up what has run
+    jobs["PTX"] = [(googletest, binary, args.ptx_tests, "1/1", {}) for binary in args.ptx]  # in one piece, as its last test sums up the coverage
     if args.python:
         files = sorted(glob.glob(args.python + "/test_*.py"), key=os.path.getsize, reverse=True)
         jobs["Python"] = [(pytest, file, args.build, args.all) for file in files]

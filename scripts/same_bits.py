@@ -84,7 +84,7 @@ def call(root, words):
 
 
 def tensors_hash(path):
-    """Of names, shapes and values; what else a file's header says may differ."""
+    """Hashes names, shapes and values; other parts of a file's header may differ."""
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8:8 + length])

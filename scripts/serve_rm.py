@@ -5,7 +5,7 @@
     scripts/serve_rm.py --model out/rm --host 0.0.0.0 --port 80  for other machines
 
 A request is POST /get_reward with {"query": [text, ...]}, prompts with their answers and their special tokens; the answer is {"rewards": [number, ...]}, or
-{"error": text}: with status 400 if the request is wrong, 503 if the model has died, which ends the server, too. One process of train_llama holds the model and
+{"error": text}: with status 400 if the request is wrong, 503 if the model has died, which also ends the server. One process of train_llama holds the model and
 answers one request after the other; up to 500 clients may be connected, and more wait. --normalize makes of a score (score - mean) / std, which the evaluation
 of the model's training has found. All other flags are those of train_llama eval. Nothing is encrypted, and whoever reaches the port may ask.
 """
@@ -45,7 +45,7 @@ class ClientGone(Exception):
 
 
 class Scorer:
-    """train_llama with the model, and what it takes to ask it."""
+    """A train_llama process with the model, and its pipes."""
 
     def __init__(self, model, flags, normalize):
         self.tokenizer = Tokenizer(model)

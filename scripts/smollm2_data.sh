@@ -5,7 +5,7 @@ if [ ! -x ./train_llama ]; then
 fi
 python=.venv/bin/python3
 [ -x $python ] || python=python3
-$python data/prepare.py --help > /dev/null  # prepares the chats in the end; what it lacks it says now
+$python data/prepare.py --help > /dev/null  # needed for the chats later; missing packages are reported now
 if [ ! -e "$dir/model/tokenizer.json" ]; then  # the last file to be written
     bash scripts/install_compare.sh
     .venv-compare/bin/python scripts/smollm2.py "$dir"

@@ -4,7 +4,7 @@ arXiv:1606.05250), 1 if both have the same words, 0 if they share none. Case, pu
     ./train_llama grpo ... --reward scripts/word_f1.py
     ./train_llama generate ... > said.jsonl && python3 scripts/word_f1.py questions.jsonl said.jsonl
 
-The second line prints the mean, of all answers, of those that end by themselves while the others count 0, and the share of these.
+The second line prints the mean over all answers, the mean with unfinished answers counted as 0, and the share of finished answers.
 """
 import json
 import re

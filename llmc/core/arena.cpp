@@ -49,7 +49,7 @@ void Plan::place(bool guards) {
         const size_t room = round_up(s.bytes + (guards ? guard_bytes : 0), alignment);
         size_t at = guards ? round_up(bytes_, s.alignment) : 0;  // with guards `placed` stays empty
         for (const Placed &p : placed) {
-            if (p.last < s.first || s.last < p.first) continue;  // the two are never alive together
+            if (p.last < s.first || s.last < p.first) continue;  // their lifetimes do not overlap
             if (at + room <= p.begin) break;                     // the gap before p is large enough
             at = std::max(at, round_up(p.end, s.alignment));
         }

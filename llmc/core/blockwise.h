@@ -54,7 +54,7 @@ HOST_DEVICE inline uint8_t code_of(const float *fractions, float scale, float x)
     return nearest_fraction(fractions, scale > 0 ? x / scale : 0.0f);
 }
 
-// An array in blocks, on a device. Its element i is in block (skip + i) / size: borders of blocks need not be those of the array.
+// A blockwise array on a device. Element i is in block (skip + i) / size: the array may begin and end inside a block.
 struct Blockwise {
     static constexpr size_t size = 256;
     uint8_t *codes;  // (count)

@@ -5,7 +5,7 @@
 
 #include "dtype.h"
 
-// Where arrays begin: at multiples of this many bytes, whatever the plan of a run. So cuBLASLt, which chooses an algorithm by alignment, too,
+// Alignment of all arrays in bytes, whatever the plan of a run. So cuBLASLt, whose choice of algorithm depends on alignment,
 // takes the same for every plan, and the fastest.
 constexpr size_t array_alignment = 256;
 

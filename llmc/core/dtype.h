@@ -34,8 +34,8 @@ struct bf16 {
     }
 };
 
-// One of the two bf16 around f, the upper one with the probability with which it is nearer: right on average (stochastic rounding).
-// `random` has 16 random bits. A NaN stays one, and an infinity, too.
+// Stochastic rounding: returns the bf16 above or below f, with probabilities that make f the expected value.
+// `random` has 16 random bits. NaN and infinities are kept.
 HOST_DEVICE inline bf16 round_stochastically(float f, uint32_t random) {
     uint32_t u;
     memcpy(&u, &f, 4);

@@ -140,7 +140,7 @@ std::string program_file(const std::string &path) {
     return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / path).string();
 }
 
-// Without a home it lies in /tmp, where others write, too: what they may have put there is not read.
+// Without a home directory the cache is in /tmp, where other users can write; files of other owners are not read.
 static std::string cache_directory() {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     if (cache && *cache) return std::string(cache) + "/train_llama";

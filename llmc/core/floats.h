@@ -1,7 +1,7 @@
 // A parameter is read by the model as X and updated by AdamW as a float; both together take the 4 bytes of a float.
 //
 // With X = bf16 the float is stored in two halves: the nearest bf16, and the difference of the float to it, in units of the float's last bit,
-// as a signed 16-bit number. The difference is what rounding took away, or, if negative, what it added. Ties are rounded away from zero:
+// as a signed 16-bit number. The difference is the rounding error of the bf16. Ties are rounded away from zero:
 // with ties to even the difference would range from -0x8000 to 0x8000, which is one value more than 16 bits have. Every float comes back
 // bit for bit, also infinities and floats that are rounded to infinity. A NaN comes back as 0x7fc00000.
 #pragma once

@@ -92,7 +92,7 @@ double gpu_peak(const std::string &device, const std::string &dtype) {
     return 0;
 }
 
-// The peak of bf16 products and the rate of the memory are the data sheets'. Links are those of NVLink 3 and 4, else of the card's PCIe 4 or 5.
+// Peaks of bf16 products and memory bandwidths are from the data sheets. Links are NVLink 3 or 4, else the card's PCIe 4 or 5.
 struct KnownGpu {
     const char *name;
     double gib, tflops, memory, link, host, network;  // the last four in GB/s; network: a GPU's share of its host's

@@ -31,8 +31,8 @@ int pick_gpu(const std::vector<std::string> &hosts, const std::vector<std::strin
 // peak is unknown: for another name, and for f32, which does not run on tensor cores.
 double gpu_peak(const std::string &device, const std::string &dtype);
 
-// Returns the usable memory of a GPU in bytes. `name` is that of --gpu: "h100", or a number of GiB. What driver, libraries and page
-// granularity take is subtracted.
+// Returns the usable memory of a GPU in bytes. `name` is that of --gpu: "h100", or a number of GiB. The overhead of driver, libraries
+// and page granularity is subtracted.
 size_t gpu_memory(const std::string &name);
 
 // What a GPU is assumed to do in a second, for predictions alone. None of the rates was measured by us (docs/memory.md says where they come from).

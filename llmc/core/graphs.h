@@ -9,7 +9,7 @@
 
 class Graphs {
   public:
-    // All that the launches of a stretch depend on. What else changes between rows, like tokens and first visible keys, lies in device memory.
+    // Key of a recorded sequence of launches: every value they depend on. Other data of a row, such as tokens and first visible keys, is in device memory.
     struct Stretch {
         size_t layer;
         int pass;         // a number for each function of a layer
@@ -20,8 +20,8 @@ class Graphs {
 
     virtual ~Graphs() = default;
 
-    // Calls `work`, which only launches, the first time a stretch comes: that loads kernels and chooses algorithms. The second time what it launches is
-    // recorded, and from then on replayed without a call of `work`.
+    // Calls `work`, which only launches kernels, when a stretch first occurs: this call loads kernels and chooses algorithms. The second call is
+    // recorded, and from then on its launches are replayed without calling `work`.
     virtual void run(const Stretch &stretch, const std::function<void()> &work) = 0;
 };
 

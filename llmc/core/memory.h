@@ -19,7 +19,7 @@ class Memory {
     virtual size_t available() const = 0;    // bytes that an allocation may still take
     virtual size_t reserve(bool /*exchanges*/) const {
         return 0;
-    }                                    // bytes of it to keep free for what is loaded later; exchanges: with other ranks
+    }                                    // bytes to keep free for libraries that are loaded later; exchanges: with other ranks
     virtual size_t process() const = 0;  // bytes that this process holds without the arena, and that libraries will take
     virtual size_t peak() const = 0;     // the most bytes that the process has held so far
 

@@ -1,5 +1,5 @@
 // A device that computes nothing: a model on it runs its step on made-up addresses, and notes which arrays each op is given. From its first to its last touch
-// an array is alive, which is what a memory plan needs to know.
+// an array is alive, the input of a memory plan.
 //
 //     Rehearsal<CpuF32> dev{cpu, &log}          log: Touches
 //     model.allocate(mesh, true, false)         guards: no two arrays share bytes, so that an address belongs to one array
@@ -25,7 +25,7 @@
 #include "timeline.h"
 
 // Which arrays are touched when. Time is counted in ops. An op has the time of its first occurrence, so that all passes share their times. What is copied
-// or sent between two ops (pause) has times of its own behind the first of the two. A return to an earlier op is a loop, as over the tiles of a row:
+// or sent between two ops (pause) has times of its own after the first op. A return to an earlier op is a loop, as over the tiles of a row:
 // whatever is alive in it is alive from its beginning to its end. But for loops time never goes back within a pass, and so arrays whose lifetimes are
 // disjoint may share bytes.
 class Touches {
@@ -33,7 +33,7 @@ class Touches {
     static constexpr uintptr_t base = uintptr_t(1) << 46;  // of the made-up addresses
     struct Lifetime {
         size_t first = SIZE_MAX, last = 0;
-        bool in_pause = false;  // its first touch lies between two ops
+        bool in_pause = false;  // first touched between two ops
         bool touched() const { return first != SIZE_MAX; }
     };
 
@@ -138,7 +138,7 @@ template <class D> std::unique_ptr<Store> make_store(const Rehearsal<D> &dev, co
 template <class D> std::unique_ptr<Graphs> make_graphs(const Rehearsal<D> &) { return nullptr; }
 template <class D> std::unique_ptr<Timeline> make_timeline(const Rehearsal<D> &) { return std::make_unique<HostTimeline>(); }
 
-// Of the other ops one word each, and one a size that is asked of the real device. An op that is missing here does not compile.
+// One line for each other op; scratch sizes are queried from the real device. An op that is missing here does not compile.
 #define REHEARSED(op) \
     template <class D, class... A> void op(const Rehearsal<D> &dev, const A &...a) { dev.note(a...); }
 #define ASKED(size) \

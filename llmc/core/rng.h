@@ -19,7 +19,7 @@ enum class Purpose : uint32_t {
     noise = 9
 };
 
-struct Counter {  // of Philox, and what it makes of it: 128 random bits. std::array cannot be used in kernels
+struct Counter {  // input and output of Philox: 128 bits. std::array cannot be used in kernels
     uint32_t word[4];
 
     HOST_DEVICE uint32_t operator[](int i) const { return word[i]; }

@@ -1,6 +1,6 @@
-// Where arrays lie while no op needs them (--offload): outside of the arena, in a file if the ops run on a CPU, in pinned memory of the host if
-// they run on a GPU. Copies run beside the ops. The plan gives each array its place here (Plan::add_place), and each array of the arena from which one
-// leaves, or into which one comes, a lifetime that ends or begins with the copy.
+// The store of offloaded arrays (--offload) while no op needs them: a file if the ops run on a CPU, pinned host memory if they run on a GPU.
+// Copies overlap with the ops. The plan assigns each offloaded array a place in the store (Plan::add_place); the lifetime of its buffer in the
+// arena ends with the copy out, or begins with the copy back.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -8,7 +8,7 @@
 
 #include "device.h"
 
-// Places in a store, and arrays that leave or come, begin at multiples of so many bytes, and a copy moves a multiple of them: direct I/O asks for it.
+// Alignment in bytes of offloaded arrays, of their offsets in a store, and of the size of copies, as required by direct I/O.
 constexpr size_t store_alignment = 4096;
 
 class Store {

@@ -42,9 +42,9 @@ std::vector<std::vector<size_t>> pack_samples(const Samples &data, std::span<con
 
 struct LoaderOptions {
     size_t batch_size = 128;  // samples of a step
-    size_t batch_tokens = 0;  // unless 0, in place of batch_size: as many samples as fit into so many tokens, at least one
+    size_t batch_tokens = 0;  // unless 0, replaces batch_size: samples fill this token budget; a batch has at least one
     size_t row_tokens = 2048;
-    size_t max_samples = 0;    // only the first so many samples of the file are used; 0: all
+    size_t max_samples = 0;    // only the first max_samples samples of the file are used; 0: all
     double eval_fraction = 0;  // share of the samples held out for evaluation, drawn before shuffling
     uint64_t seed = 42;
     bool shuffle = true;

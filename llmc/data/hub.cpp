@@ -35,7 +35,7 @@ static fs::path cache() {
     return dir.starts_with("~") ? variable("HOME") + dir.substr(1) : dir;
 }
 
-// Returns whether the directory has what a run reads. Other programs may have fetched the tokenizer alone.
+// Returns whether the directory has all files of a run. Other programs may have fetched the tokenizer alone.
 static bool is_whole(const fs::path &dir, bool weights) {
     const fs::path index = dir / "model.safetensors.index.json";
     if (!fs::exists(dir / "config.json")) return false;

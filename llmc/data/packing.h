@@ -8,6 +8,6 @@
 #include <span>
 #include <vector>
 
-// Returns rows of at most `capacity` tokens; an entry is an index into `lengths`. The result depends on the lengths and their order alone:
-// equal lengths are taken in order of index, and of equally full rows the one that was opened first.
+// Returns rows of at most `capacity` tokens; an entry is an index into `lengths`. The result depends on the lengths and their order alone.
+// Ties between equal lengths are broken by index, ties between equally full rows by the order of opening.
 std::vector<std::vector<size_t>> pack_best_fit(std::span<const size_t> lengths, size_t capacity);

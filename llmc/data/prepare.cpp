@@ -81,7 +81,7 @@ std::string prepare(const TokenMeaning &meaning, const std::string &kind, const 
         all.insert(all.end(), more.begin(), more.end());
         return run_python("raw data (unlike a prepared .safetensors file)", "data/prepare.py", all, shows);
     };
-    if (path.empty()) {  // what was typed is not kept
+    if (path.empty()) {  // typed prompts are not cached
         const std::string own = own_cache_file();
         try {
             run({"--out", own}, true);

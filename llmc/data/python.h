@@ -5,8 +5,8 @@
 
 std::string python_program();  // the project's own Python if `make deps` made one, else whatever python3 is
 
-// Runs a script of the project, such as "data/prepare.py", with arguments, and returns what it wrote to its standard output; with `shows` that
-// is for people, and goes to our standard error at once. Dies with what it wrote to its standard error if it fails, and where there is no Python
+// Runs a script of the project, such as "data/prepare.py", with arguments, and returns its standard output; with `shows` the
+// output is for people, and is written to our standard error at once. If it fails, dies with its standard error; where there is no Python, dies
 // with a message that names `purpose`, which needs it.
 std::string run_python(const std::string &purpose, const std::string &script, const std::vector<std::string> &arguments,
                        bool shows = false);

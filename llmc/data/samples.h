@@ -14,7 +14,7 @@ struct Document {
     std::vector<uint8_t> mask;  // (tokens) mask[t] = 1: token t is a target, predicted from those before it. mask[0] = 0
 };
 
-// How the chats of data are written: what a model learns of its answers beside their tokens, and must be used with.
+// The chat format of a data set: the template and the end-of-turn tokens that a model trained on it must be used with.
 struct ChatFormat {
     std::vector<int32_t> end_of_turn = {};  // the special tokens that end an answer
     std::string chat_template = {};         // rendered the chats; empty if there is none

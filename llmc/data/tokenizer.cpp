@@ -143,7 +143,7 @@ static bool is_utf8(const std::string &bytes) {
     return true;
 }
 
-// Joins the bytes of each run of byte tokens. If a run is not UTF-8, each of its bytes becomes U+FFFD, also those that are characters by themselves.
+// Joins the bytes of each run of byte tokens. If a run is not UTF-8, each of its bytes becomes U+FFFD, even bytes that are valid characters.
 static std::vector<std::string> join_bytes(const std::vector<std::string> &tokens) {
     std::vector<std::string> out;
     std::string run;

@@ -1,8 +1,8 @@
 // A Hugging Face tokenizer.json is read here for two purposes: to turn ids into text, and to tell whether data and model use the same
 // tokens. data/prepare.py turns text into ids.
 //
-// A text is decoded as the package tokenizers does, by the section "decoder": that of byte-level encodings (GPT-2, Llama 3, Qwen, SmolLM2), where each
-// character of a token stands for one byte, or those of SentencePiece's (Llama 2, Mistral), where U+2581 stands for a space and <0xNN> for a byte.
+// A text is decoded as the package tokenizers does, by the section "decoder": the one of byte-level encodings (GPT-2, Llama 3, Qwen, SmolLM2), where each
+// character of a token stands for one byte, or the one of SentencePiece (Llama 2, Mistral), where U+2581 stands for a space and <0xNN> for a byte.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-// A part of the section "decoder". It works on the tokens of a text, and the next part on what it makes of them.
+// A step of the section "decoder". It transforms the tokens of a text; the next step transforms its output.
 struct TokenDecoder {
     enum Kind { byte_level, byte_fallback, fuse, replace, metaspace, strip } kind;
     std::string from = {}, to = {};  // replace, metaspace: of the first token
@@ -27,7 +27,7 @@ class Tokenizer {
     // Returns the text of the ids. A character of a byte-level encoding that is incomplete stays incomplete bytes. Special tokens are <s>, <|im_end|> and the like.
     std::string decode(std::span<const int32_t> ids, bool skip_special = true) const;
     bool is_special(int32_t id) const { return token(id).special; }
-    bool is_byte(int32_t id) const;  // one that is decoded together with the bytes beside it
+    bool is_byte(int32_t id) const;  // decoded together with its neighbouring byte tokens
 
   private:
     struct Token {
@@ -45,6 +45,6 @@ class Tokenizer {
 // Returns a special token of the tokenizer in `dir`, such as "eos_token", by its tokenizer_config.json; empty if it has none.
 std::string special_token(const std::string &dir, const char *name);
 
-// Returns FNV-1a (64 bit, 16 hex digits) of "id\ttoken\tspecial\n" for every id in increasing order. Added tokens replace those of the
+// Returns FNV-1a (64 bit, 16 hex digits) of "id\ttoken\tspecial\n" for every id in increasing order. Added tokens replace tokens of the
 // vocabulary; `special` is 1 or 0. Two files have the same hash if every id means the same in both, however they are laid out.
 std::string tokenizer_hash(const std::string &path);

@@ -146,7 +146,7 @@ PreparedData::Blocks PreparedData::blocks() const {
     return out;
 }
 
-// Reads each block once, ids and mask together. If one is bad, what is wrong with the first is found out afterwards.
+// Reads each block once, ids and mask together. If a block is bad, the error of the first one is determined afterwards.
 void PreparedData::check_documents(size_t vocab) {
     const Blocks first = blocks();
     const size_t count = first.size() - 1;
@@ -183,7 +183,7 @@ void PreparedData::check_documents(size_t vocab) {
     if (first_bad < documents()) refuse_document(first_bad, vocab);
     if (total == 0 && kind() != "prompts" && kind() != "rl")
         die("%s: none of its %zu tokens is a target, so there is nothing to learn\n"
-            "  fix: %s and see what it says about targets",
+            "  fix: %s and read its line on targets",
             path().c_str(), total_tokens(), prepare_again);
     for (size_t i = 0; pairs() && i < documents(); i++)
         if (targets_[i] == 0)

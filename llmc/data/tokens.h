@@ -14,7 +14,7 @@
 //
 // The entry checksums, which a file may lack, tells damage and edits: numbers with spaces between them, the first of them decimal, the others of 16
 // hex digits. A checksum is XXH3 with 64 bits (../core/hash.h), whose seed is the checksum of the bytes before:
-//   LEAST     a block of documents is as few consecutive ones as have at least so many tokens; the last block has the rest
+//   LEAST     a block is the shortest run of documents with at least this many tokens; the last block has the rest
 //   ARRAYS    checksum of doc_offsets, and then of margin, if there is one
 //   BLOCK...  checksum of each block: of its tokens, as I32, and then of its loss_mask
 //
@@ -45,7 +45,7 @@ class PreparedData final : public Samples {
     bool pairs() const override { return pairs_; }
     bool has_margins() const override { return !margins_.empty(); }
     float margin(size_t s) const override { return has_margins() ? margins_[s] : 0; }
-    std::string name() const override;  // of what it was prepared from, too
+    std::string name() const override;  // includes its source
     const std::string &kind() const { return metadata().at("kind"); }
     const Metadata &metadata() const { return file_.metadata(); }
 

@@ -44,7 +44,7 @@ void HfWeights::open_shards(const std::string &dir) {
     const json index = read_json(listing_);
     for (const auto &[name, value] : Fields(index, listing_).object("weight_map").source().items()) {
         if (!value.is_string() || value.get<std::string>().find('/') != std::string::npos)
-            die("%s: weight_map \"%s\" is not the name of a file beside it", listing_.c_str(), name.c_str());
+            die("%s: weight_map \"%s\" is not the name of a file in its directory", listing_.c_str(), name.c_str());
         const std::string shard = value.get<std::string>(), path = dir + "/" + shard;
         if (!files_.contains(shard) && !exists(path))
             die("%s is missing, but %s names it\n  fix: fetch the model again", path.c_str(), listing_.c_str());

@@ -23,13 +23,13 @@ class HfWeights {
     std::vector<std::string> paths() const;                 // of the files
     std::vector<TensorSpec> tensors() const;                // all of them, without buffers, as they are stored
     const TensorInfo *find(const std::string &name) const;  // null where there is none
-    // Reads a tensor into dst, which lies in `memory`, as X, float or bf16. Dies at a NaN or an infinity.
+    // Reads a tensor into dst in `memory`, as X (float or bf16). Dies at a NaN or an infinity.
     template <class X> void read(const std::string &name, const Shape &shape, X *dst, Memory &memory) const;
     // The same for elements [first, first + count) of the tensor in row-major order.
     template <class X>
     void read_part(const std::string &name, const Shape &shape, size_t first, size_t count, X *dst, Memory &memory) const;
     void expect_only(const std::vector<std::string> &known) const;  // dies if there is another tensor, buffers excepted
-    // Dies if a buffer says something else than what is computed: rotary frequencies that are not near one of `frequencies`, or a mask that is not causal.
+    // Dies if a saved buffer contradicts the model: rotary frequencies that are not near one of `frequencies`, or a mask that is not causal.
     void expect_buffers(const std::vector<std::vector<float>> &frequencies) const;
     bool same(const std::string &name, const HfWeights &other,
               const std::string &its_name) const;  // in shape and values; both have it
@@ -48,7 +48,7 @@ class HfWeights {
     FileOfTensor where_;                            // by tensor
 };
 
-// Writes weights in the order of `specs`, in shards if they exceed `shard_bytes`. Those of adapters lie in one file.
+// Writes weights in the order of `specs`, in shards if they exceed `shard_bytes`. Adapters are saved in one file.
 class HfWriter {
   public:
     HfWriter(const std::string &dir, std::vector<TensorSpec> specs, const WeightFiles &files = model_files,

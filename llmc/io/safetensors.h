@@ -13,7 +13,7 @@
 #include "../core/file.h"
 #include "../core/memory.h"
 
-static_assert(std::endian::native == std::endian::little, "tensors are read and written as they lie in memory");
+static_assert(std::endian::native == std::endian::little, "tensors are read and written in the byte order of memory");
 
 using Shape = std::vector<size_t>;
 using Metadata = std::map<std::string, std::string>;
@@ -59,7 +59,7 @@ class SafetensorsFile {
     template <class X> void read(const std::string &name, X *dst) const;
     template <class X> void read_part(const std::string &name, size_t first, size_t count, X *dst) const;
 
-    // Returns the elements as they are stored. Dies unless the dtype is that of T.
+    // Returns the stored elements. Dies unless their dtype is T.
     template <class T> std::vector<T> array(const std::string &name) const {
         return array_part<T>(name, 0, elements(at(name).shape));
     }
@@ -85,7 +85,7 @@ class SafetensorsWriter {
   public:
     SafetensorsWriter(const std::string &path, std::vector<TensorSpec> specs, const Metadata &metadata = {{"format", "pt"}});
 
-    // Writes a tensor from `data`, which lies in `memory`. float and bf16 are rounded to the declared F32 or BF16; any other T must be the
+    // Writes a tensor from `data` in `memory`. float and bf16 are rounded to the declared F32 or BF16; any other T must be the
     // declared dtype.
     template <class T> void write(const std::string &name, const T *data, Memory &memory);
     // Writes the next `count` elements of a tensor.

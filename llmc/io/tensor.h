@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-// One tensor of the Hugging Face files, and where it lies in the flat arrays of parameters, gradients and moments.
+// One tensor of the Hugging Face files, and its position in the flat arrays of parameters, gradients and moments.
 struct Tensor {
     // residual: GPT-2's projections into the residual stream; score: the head of a reward model, whose shape is (1, C); lora_a, lora_b: the two
     // matrices of an adapter

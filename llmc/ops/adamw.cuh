@@ -4,7 +4,7 @@
 #include "warp.cuh"
 
 inline namespace CUDA_BACKEND {
-// A thread updates four parameters. The kernel moves 28 bytes per parameter, in bf16 too, 8 less if the moments are bf16, and 2 less if
+// A thread updates four parameters. The kernel moves 28 bytes per parameter (also in bf16), 8 less if the moments are bf16, and 2 less if
 // the gradients are.
 template <class X, class M, class G, int N>
 __global__ void adamw_kernel4(Floats<X> params, M *m, M *v, const G *grads, AdamWFactors f, size_t n) {

@@ -24,7 +24,7 @@ template <class T> __global__ void fill_kernel(T *x, T value, size_t n) {
 // As many neighbouring lanes compute a row of delta as a head of at most `width` elements has vectors, rounded up to a power of two.
 template <class X, int width> constexpr unsigned delta_lanes = std::min(32u, std::bit_ceil(unsigned(width / Vec<X>::size)));
 
-// Computes delta, of which a row is that of a query and a head. 32 bits count the rows, because a GPU divides those much faster than 64.
+// Computes delta, one row per query and head. Rows are counted in 32 bits, which a GPU divides much faster than 64.
 template <class X, int width>
 __global__ void delta_kernel2(float *delta, const X *out, const X *dout, unsigned T, unsigned H, size_t D) {
     constexpr unsigned lanes = delta_lanes<X, width>;

@@ -29,7 +29,7 @@
 //
 // No (T, T) array exists: tiles of scores live in cache, with a running maximum and sum per query (Milakov and Gimelshein, 2018,
 // arXiv:1805.02867; Dao et al., "FlashAttention", 2022, arXiv:2205.14135). Keys that no query of a block sees are skipped.
-// A tile of keys, once loaded, is multiplied with several blocks of queries, each in all heads that share the key head. Of a tile of scores
+// A tile of keys, once loaded, is multiplied with several blocks of queries, each in all heads that share the key head. From a tile of scores
 // little more is computed than the mask leaves: strips of 6 queries, each from the first key that one of them sees to the last.
 #pragma once
 #include <omp.h>
@@ -174,7 +174,7 @@ void forward_tile(ForwardTiles<Products> &t, ForwardBlock<Products> &block, cons
     }
 }
 
-// Merges the results of this part, for n queries of a head, into those of earlier parts. Rows of out are `stride` apart.
+// Merges the results of this part, for n queries of a head, into the results of earlier parts. Rows of out are `stride` apart.
 template <class Products>
 void merge(float *out, size_t stride, float *lse, const ForwardBlock<Products> &block, size_t n, size_t D) {
     for (size_t j = 0; j < n; j++) {

@@ -50,7 +50,7 @@ template <int D_> struct BackwardQueriesShape {
 };
 
 // Computes dQ. A block has one tile of queries of one head and walks over the keys that they see. It adds to rows of floats. Where this part is the
-// whole, it writes rows of bf16, which may be those of Q: only this block reads them, and at its beginning.
+// whole, it writes rows of bf16. They may overwrite Q: only this block reads those rows, at its beginning.
 template <int width, class Out>
 __global__ void __launch_bounds__(BackwardQueriesShape<width>::threads)
     attention_backward_queries_kernel4(Heads<Out> dq_rows, AttentionInputs<bf16> in, const float *delta, const float *lse,
@@ -162,7 +162,7 @@ template <int m> struct Keys {
 };
 
 // Where one part is the whole, the query heads of a group are split among blocks, so that models with few KV heads have blocks for all
-// multiprocessors. Split s of dK and dV, (T, KV, D) floats each, lies in grads.dk32 and dv32 if s is 0, and else in dq32, which nobody uses then.
+// multiprocessors. Split 0 of dK and dV, (T, KV, D) floats each, is stored in grads.dk32 and dv32, later splits in dq32, which is unused then.
 // So group / 2 fit. The number depends on the shape alone, so that all GPUs sum in one order.
 inline size_t keys_splits(const AttentionShape &shape, size_t key_blocks) {
     constexpr size_t enough_blocks =

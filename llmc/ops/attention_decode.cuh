@@ -16,7 +16,7 @@ constexpr unsigned decode_warps = 4, decode_threads = decode_warps * 32, decode_
 
 inline unsigned decode_lanes(size_t D) { return unsigned(std::bit_ceil(D / decode_channels)); }
 
-// The softmax of some keys, and what it makes of one channel of their values. Maxima are of scores in units of log 2.
+// The softmax over some keys, and its weighted sum of one channel of the values. Maxima are in units of log 2.
 struct Softmax {
     float max, sum, out;
 };
@@ -58,7 +58,7 @@ template <class X> struct DecodeHead {
             for (int c = 0; c < Channels::size; c++) out[c] += weight * float(v[i][c]);
         }
     }
-    // Adds what the lane `distance` away holds, as that one adds this one's.
+    // Butterfly step of a sum: two lanes `distance` apart add each other's value.
     __device__ void add_lane(unsigned distance) {
         const auto other = [&](float x) { return __shfl_xor_sync(all_lanes, x, distance); };
         shrink(fmaxf(max, other(max)));
@@ -75,7 +75,7 @@ template <class X> struct DecodeHead {
     }
 };
 
-// A block has one split of one sequence, for up to `heads` query heads of one key head, which share the reading of K and V. A key lies in
+// A block has one split of one sequence, for up to `heads` query heads of one key head, which share the loads of K and V. A key is spread over
 // `lanes` neighbouring lanes, a power of two, 8 channels each. They take several keys at once, so that many loads are under way.
 template <class X, int heads>
 __global__ void __launch_bounds__(decode_threads)

@@ -40,7 +40,7 @@ void cache_store(Cpu<X> dev, X *cache, Heads<const X> k, Heads<const X> v, const
 
 namespace attention {
 
-// A sequence's keys are split, and the splits are summed side by side and then joined in order, so that few sequences, too, keep many
+// A sequence's keys are split; the splits are summed in parallel and then merged in order, so that even few sequences keep many
 // cores busy. The first one begins where the first page does that is seen. Splits of a long sequence are longer, so that scratch is small.
 constexpr int split_keys = 4 * cache_page, most_splits = 32;
 
@@ -161,7 +161,7 @@ template <class X> class DecodeSplit {
     void load(Rows &words, const DecodeBlock<X> &block, const X *next, size_t head, size_t i) const {
         const size_t d = i * lanes * parts, n = columns(i), row = 2 * KV_ * D_, at = head * D_ + d;
         if (n == lanes * parts && block.sees_all()) {
-            // The next block comes to the second cache meanwhile, in the order in which it lies in memory: CPUs then read ahead by themselves.
+            // Meanwhile the next block is prefetched to the L2 cache in memory order, which also triggers the CPU's own prefetcher.
             const X *from = block.rows + at, *ahead = next + lanes * at;
 #pragma GCC unroll 16
             for (size_t r = 0; r < lanes; r++, from += row, ahead += lanes * parts) {

@@ -71,7 +71,7 @@ __device__ inline int first_unseeing(const int32_t *first_key, TileRows keys, co
 // ---- tiles in shared memory
 
 // A tile of rows of D bf16 in shared memory. The 16-byte chunks of a row change places, so that
-// the eight rows of one column that ldmatrix reads at once lie in eight different groups of four banks: chunk c of row r stands at
+// the eight rows of a column that ldmatrix reads at once are in eight different groups of four banks: chunk c of row r is stored at
 // c ^ (r % 8), or, if a row is an odd number of half lines of 128 bytes, at c ^ (r / 2 % 4).
 template <int rows, int D> struct Tile {
     static constexpr int group = D % 64 == 0 ? 8 : 4;  // the number of chunks that change places with each other
@@ -163,7 +163,7 @@ template <int m, int K> __device__ void round_to_operand(uint32_t (&a)[m][K / 16
 
 // ---- the mask
 
-// The 16*m queries of one warp, rows row0 ... of the block's. `first_key` is that of the block, in shared memory.
+// The 16*m queries of one warp, from row0 of the block on. `first_key` is the block's array in shared memory.
 template <int m> struct Queries {
     const int *first_key;
     int row0, begin, end;  // row0 of the block; positions [begin, end), none if end <= begin

@@ -32,7 +32,7 @@ struct AttentionShape {
     HOST_DEVICE unsigned group() const { return unsigned(H) / unsigned(KV); }
 };
 
-// What both passes read. There are as many rows of keys and values as the caller has, often T.
+// Inputs of both passes. The number of rows of keys and values is the caller's, often T.
 template <class X> struct AttentionInputs {
     Heads<const X> q, k, v;    // (T, H, D), (rows, KV, D) twice
     const int32_t *first_key;  // by global position

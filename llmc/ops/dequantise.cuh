@@ -10,7 +10,7 @@ struct Nf4Values {
     float of[16];
 };
 
-// A thread writes N weights: one, or 8 of one block, whose codes are one load. The 16 values lie in shared memory, where the lanes of a warp that read the
+// A thread writes N weights: one, or 8 of one block, whose codes are one load. The 16 values are in shared memory, where the lanes of a warp that read the
 // same one share the read, and no two of the 16 share a bank.
 template <class X, int N> __global__ void dequantise_nf4_kernel3(X *out, Quantised q) {
     auto &values = shared_mem<Nf4Values>().of;

@@ -49,7 +49,7 @@ struct Quantised {
         *codes;  // 4 bits: (ceil(count() / 2)), the earlier weight in the upper half of a byte; 8 bits: (count()) int8_t
     const uint8_t *magnitudes;  // 4 bits: (blocks)
     const float *scales;        // 4 bits: (1 + groups), the first of which is the mean; 8 bits: (rows)
-    const float *fractions;     // (256) those of both signs
+    const float *fractions;     // (256) of both signs
 
     auto pointers() const { return std::tuple(codes, magnitudes, scales, fractions); }  // ../core/rehearsal.h
 

@@ -39,7 +39,7 @@ template <class X> void scatter_rows(Cuda<X> dev, X *out, const X *x, const int3
 template <class X> constexpr size_t lm_head_bytes(Cuda<X>) { return size_t(256) << 20; }
 template <class X> constexpr size_t lm_head_least_rows(Cuda<X>) { return 1024; }
 
-// GPT-2 has 50257 tokens. Rows of so many logits would begin at addresses that are aligned to 2 bytes in bf16, for which libraries have only
+// GPT-2 has 50257 tokens. Rows of 50257 logits in bf16 would be aligned to 2 bytes only, for which libraries have only
 // slow products or none, and which vectors cannot read. With 64 elements more or less they are aligned to 128 bytes, or 256 in float.
 template <class X> constexpr size_t logits_ld(Cuda<X>, size_t V) { return round_up(V, 64); }
 

@@ -14,7 +14,7 @@
 //
 //   x, dx (T, C), w (V, C) X     dw (V, C), of a range (count, C), float
 //   stats: nll, entropy (nats), correct, max, sum, (N) float each; they include rows of weight 0
-//   dx is overwritten and 0 in rows without a target. If dx is null, only the forward pass runs; dw and loss.weights may then be null, too.
+//   dx is overwritten and 0 in rows without a target. If dx is null, only the forward pass runs; dw and loss.weights may then also be null.
 //   scratch: lm_head_scratch(dev, N, C, V) bytes, aligned to array_alignment on GPUs, for both functions. Nothing may alias.
 //   Logits and softmax are float; dlogit is rounded to X before its products. A NaN among the logits of a row makes its nll NaN.
 //
@@ -56,22 +56,22 @@ struct HeadLoss {
 
 template <class X> constexpr size_t lm_head_bytes(Cpu<X>) { return size_t(128) << 20; }
 
-// Returns the elements from one row of V logits to the next. On GPUs, rows begin at aligned addresses; what lies between them is padding.
+// Returns the elements from one row of V logits to the next. On GPUs, rows are padded to aligned addresses.
 template <class X> constexpr size_t logits_ld(Cpu<X>, size_t V) { return V; }
 
-// The rows of a chunk at least, if there are so many predictors: on GPUs more than the bytes above may hold.
+// The smallest number of rows in a chunk, if there are enough predictors: on GPUs it may exceed the bytes above.
 template <class X> constexpr size_t lm_head_least_rows(Cpu<X>) { return 1; }
 
 // Returns the elements from one row of gradients to the next, for rows of logits that are ld apart.
 template <class X> constexpr size_t dlogits_ld(Cpu<X>, size_t ld) { return ld; }
 
-// Returns the rows of a chunk: as many as its bytes of float logits hold, rounded down to a multiple of 64 if that is not 0.
+// Returns the rows of a chunk: the number whose float logits fit its bytes, rounded down to a multiple of 64 if that is not 0.
 template <class Dev> constexpr size_t lm_head_chunk(Dev dev, size_t V) {
     const size_t rows = lm_head_bytes(dev) / (logits_ld(dev, V) * sizeof(float));
     return std::max(rows >= 64 ? rows / 64 * 64 : rows, lm_head_least_rows(dev));
 }
 
-// The last chunk, too, has a multiple of 64 rows (padded with zeros), so that the products have few different shapes.
+// The last chunk is padded with zeros to a multiple of 64 rows, so that the products have few different shapes.
 template <class Dev> constexpr size_t lm_head_rows(Dev dev, size_t n, size_t V) {
     return std::min(lm_head_chunk(dev, V), round_up(n, 64));
 }
@@ -138,7 +138,7 @@ template <class X, class Row> void for_each_row(Cpu<X> dev, size_t n, Row row) {
 }
 
 // Computes the statistics of rows 0 to n of a chunk and, unless dlogits is null, the gradients of their logits, which are 0 in rows n to `padded`.
-// A row of V logits, or of gradients, begins ld elements behind the one before it; gradients are 0 in the padding.
+// Rows of V logits, or of gradients, are ld elements apart; gradients are 0 in the padding.
 template <class X>
 void fused_classifier(Cpu<X> dev, HeadStats stats, X *dlogits, float *logits, HeadLoss loss, size_t n, size_t padded, size_t V,
                       size_t ld) {
@@ -199,7 +199,7 @@ template <class Dev> size_t lm_head_scratch(Dev dev, size_t N, size_t C, size_t 
     return lm_head_chunk_bytes(dev, lm_head_rows(dev, N, V), C, V);
 }
 
-// Returns the rows of a chunk whose rows have `count` logits: as many as fit the scratch for V logits.
+// Returns the number of rows of `count` logits that fit the scratch of a chunk with V logits.
 template <class Dev> size_t lm_head_range_rows(Dev dev, size_t N, size_t C, size_t V, size_t count) {
     const size_t bytes = lm_head_scratch(dev, N, C, V);
     size_t rows = lm_head_rows(dev, N, V), more = round_up(rows + 1, 64);

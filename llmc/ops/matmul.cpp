@@ -53,7 +53,7 @@ struct Tiles {
     }
 };
 
-// ---- what is kept between calls ---------------------------------------------------------------------------------------------
+// ---- cached state -------------------------------------------------------------------------------------------------------------
 
 #ifdef LLMC_ONEDNN
 using dnnl::memory;
@@ -84,7 +84,7 @@ static dnnl::matmul::primitive_desc describe(const dnnl::engine &engine, const d
 
 struct Context {
     // The memory that matmul_use_scratch gave. `own` replaces it for callers that give none, as tests, and for products that need more:
-    // oneDNN says what a product needs only when the product has been made.
+    // oneDNN reports a product's scratch size only after creating the product.
     std::span<char> planned;
     struct Free {
         void operator()(char *p) const { free(p); }
@@ -156,7 +156,7 @@ const Product &Context::product(const Shape &s) {
     return products.emplace(s, std::move(p)).first->second;
 }
 
-// Long sums over tokens, such as A^T B in a weight's gradient, are divided, too. Otherwise each T would need products of its own.
+// Long sums over tokens, such as A^T B in a weight's gradient, are also divided. Otherwise each T would need products of its own.
 template <class X, class Out>
 static void onednn_gemm(Cpu<X> dev, Out *C, size_t ld, Matrix<X> A, Matrix<X> B, const X *bias, size_t M, size_t N, size_t K,
                         bool accumulate) {

@@ -18,7 +18,7 @@
 
 inline namespace CUDA_BACKEND {
 
-// ---- what is kept between calls -------------------------------------------------------------------------------------------------
+// ---- cached state -----------------------------------------------------------------------------------------------------------------
 
 #ifdef LLMC_EMULATE
 
@@ -71,7 +71,7 @@ struct MatmulShape {
 constexpr size_t matmul_workspace = 32 << 20;  // NVIDIA recommends this for Hopper
 
 // Returns what cuBLASLt is told of the alignment of pointers in bytes. The bits of a product depend on the algorithm, and that on this figure.
-// So there are only three of them: 256 for whole arrays, 16 for parts of them that vectors can still read, and else that of an element.
+// So there are only three alignments: 256 for whole arrays, 16 for parts that vectors can still read, and the element size for all others.
 template <class X> uint32_t matmul_aligned(std::initializer_list<const void *> pointers) {
     uintptr_t bits = 0;
     for (const void *p : pointers) bits |= uintptr_t(p);
@@ -156,7 +156,7 @@ struct CudaContext {
     const cublasComputeType_t compute;  // of floats
     cublasLtHandle_t handle = nullptr;
     void *workspace = nullptr;
-    // Asking for an algorithm takes longer than launching it. So answers are kept, up to a limit, for which that of least recent use makes room.
+    // Asking for an algorithm takes longer than launching it. So answers are cached; beyond a limit the least recently used one is dropped.
     struct Kept {
         std::unique_ptr<MatmulPlan> plan;
         size_t last_use;
@@ -200,7 +200,7 @@ struct CudaContext {
 
   private:
     // Trials write D, so only products that do not add to it can be tried in place; the first row of a step has those. One that adds to D and
-    // comes before takes cuBLASLt's first candidate. That is kept, too, because the next run must choose the same.
+    // appears earlier uses cuBLASLt's first candidate. This choice is also saved, because the next run must make the same one.
     template <class TryOne> void choose(MatmulPlan &plan, const MatmulShape &shape, const TryOne &try_one) const {
         const std::string name = product_name(shape);
         const AlgorithmChoices::Algorithm *kept = choices->find(name);
@@ -299,7 +299,7 @@ constexpr unsigned matmul_bias_warps = 32, matmul_bias_vectors = 2;
 template <int N> struct MatmulBiasShared { float sum[matmul_bias_warps][matmul_bias_vectors][N]; };
 
 // A block sums two vectors of columns, 32 bytes of each row, which is what memory delivers: so there are blocks for all of a GPU, though there
-// are few columns. Neighbouring lanes take the two, and 512 rows at a time. Moves T * OC * sizeof(X) bytes.
+// are few columns. Neighbouring lanes take one column each, and 512 rows at a time. Moves T * OC * sizeof(X) bytes.
 template <class X, int N>
 __global__ void __launch_bounds__(matmul_bias_warps * 32)
     matmul_bias_backward_kernel2(float *dbias, const X *dout, size_t T, size_t OC, size_t ld) {

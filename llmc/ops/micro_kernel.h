@@ -3,7 +3,7 @@
 //
 //   product(columns, c, a, b, K, add)    c (6, columns) = or += a (6, K) b (K, columns)    c float; a, b words, K of them along the sum
 //
-// columns is a multiple of 16, and `panel` at most. Rows of b and c are aligned to vectors; a may lie in any way.
+// columns is a multiple of 16, and `panel` at most. Rows of b and c are aligned to vectors; a has any strides.
 #pragma once
 #include <bit>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // Muon (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon), which moves a matrix by its momentum made orthogonal: all its singular values
 // become about 1. As torch.optim.Muon computes it, with the size of an update and the weight decay of Liu et al., "Muon is scalable for LLM
-// training" (2025, arXiv:2502.16982). Its momentum and its update are ops of single elements; what lies between needs a whole matrix:
+// training" (2025, arXiv:2502.16982). Momentum and update are elementwise ops; the step between them needs a whole matrix:
 //
 //   muon_momentum(dev, u, m, grads, a, n)                 with g = grad_scale * grads
 //       m = 0.95 * m + 0.05 * g          u = 0.95 * m + 0.05 * g, where Nesterov's momentum looks ahead
@@ -17,7 +17,7 @@
 //
 // |x| is the Frobenius norm, at least 1e-7. The five polynomials take singular values from 0.002 on to between 0.68 and 1.21, and smaller ones to at most
 // 485 times as much. A matrix of more rows than columns is multiplied from the other side, by polynomials of x^T x. Products have sums in float, but their
-// factors are X: in bf16 the result is that of bf16, as torch's is for any type.
+// factors are X: in bf16 the result is rounded to bf16, as torch does for any type.
 #pragma once
 #include "adamw.h"
 #include "matmul.h"
@@ -36,7 +36,7 @@ constexpr double orthogonalise_flops(size_t R, size_t C) {
     return muon_iterations * (4 * k * k * n + 2 * k * k * k);
 }
 
-// What orthogonalise needs for matrices of at most so many elements, whose shorter side k is at most so long.
+// Scratch of orthogonalise for matrices with at most `elements` elements and a shorter side of at most k.
 template <class X> struct OrthogonaliseRoom {
     X *x;                  // (elements)
     X *gram, *polynomial;  // (k, k)

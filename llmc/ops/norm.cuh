@@ -45,7 +45,7 @@ inline size_t norm_warps(size_t shared_bytes, size_t bytes_per_warp) {
 
 // ---- one row, by a group of warps ---------------------------------------------------------------------------------------------
 
-// Neighbouring warps of a block share a row, as many as leave each lane about `vectors` vectors of it. A block has several groups.
+// A group of neighbouring warps shares a row, so that each lane has about `vectors` vectors of it. A block has several groups.
 struct NormGroups {
     static constexpr unsigned most = 16;  // warps of a block
     unsigned warps, groups;               // of a group, of a block
@@ -58,7 +58,7 @@ struct NormGroups {
 
 struct NormShared {
     float parts[2][NormGroups::most];
-};  // the rows lie behind it in shared memory
+};  // the rows follow it in shared memory
 
 template <class T> __device__ T *norm_rows() { return reinterpret_cast<T *>(&shared_mem<NormShared>() + 1); }
 

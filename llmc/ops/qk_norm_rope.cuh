@@ -1,8 +1,8 @@
 // qk_norm_rope on CUDA: norm and rotation in one kernel, so that a head is read once. Contract and formulas: qk_norm_rope.h.
 //
-// A head lies in the registers of `lanes` neighbouring lanes, a power of two. Each lane has four channels c, c + 1, ... of the head's first
+// A head is held in the registers of `lanes` neighbouring lanes, a power of two. Each lane has four channels c, c + 1, ... of the head's first
 // half, and the four of the second half that rotate with them. If D / 8 is no power of two, the last lanes have none. A block has either
-// query heads or key heads, so that its threads need one weight, which stays in registers, too. Arrays of heads begin at multiples of 16 bytes.
+// query heads or key heads, so that its threads need one weight, which also stays in registers. Arrays of heads begin at multiples of 16 bytes.
 #pragma once
 #include <bit>
 

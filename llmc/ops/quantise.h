@@ -1,4 +1,4 @@
-// Quantises weights while they are loaded, on the host. The formats stand in dequantise.h.
+// Quantises weights on the host while they are loaded. dequantise.h defines the formats.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -74,7 +74,7 @@ template <class X> void quantise_rows(QuantisedArrays &q, const std::vector<X> &
         for (size_t i = r * columns; i < (r + 1) * columns; i++) scale = std::max(scale, std::abs(float(w[i])) / 127);
         for (size_t i = r * columns; i < (r + 1) * columns; i++) {
             const float code = scale > 0 ? std::nearbyint(float(w[i]) / scale) : 0;
-            q.codes[i] = uint8_t(int8_t(std::clamp(code, -127.0f, 127.0f)));  // beside the least floats a scale is inexact
+            q.codes[i] = uint8_t(int8_t(std::clamp(code, -127.0f, 127.0f)));  // the scale of denormal weights is inexact
         }
     }
 }

@@ -38,7 +38,7 @@ __device__ void rmsnorm_backward_warp(X *dx, float *dw, const X *dresidual, cons
 template <class X> size_t rmsnorm_scratch(Cuda<X>, size_t C) { return norm_blocks * C; }
 
 // A group of warps computes a token: the norm of x, or of x + y rounded to X, which is also written to `sum`. y and sum may be null. The row waits
-// in shared memory for its rstd, where a lane reads only what it wrote itself. The kernel moves 2 T C elements, or 4 T C with the sum.
+// in shared memory for its rstd, where a lane reads only its own stores. The kernel moves 2 T C elements, or 4 T C with the sum.
 template <class X, int N>
 __global__ void rmsnorm_forward_kernel6(X *out, X *sum, float *rstd, const X *x, const X *y, const X *w, size_t T, size_t C,
                                         float eps, unsigned warps) {

@@ -13,7 +13,7 @@
 //   out may alias x, sum may alias x or y, dx may alias dout or dresidual.
 //
 // Everything between reading and writing an element is float. (Hugging Face rounds x * rstd to the storage type before it
-// multiplies by w: in bf16 the two differ by one rounding.) Sums are taken in an order that depends on the sizes alone,
+// multiplies by w: in bf16 the results differ by one rounding.) Sums are taken in an order that depends on the sizes alone,
 // never on threads.
 #pragma once
 #include <algorithm>

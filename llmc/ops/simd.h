@@ -23,12 +23,12 @@ constexpr size_t lanes = 8;
 typedef float Vector __attribute__((vector_size(lanes * sizeof(float))));
 typedef uint32_t Bits __attribute__((vector_size(lanes * sizeof(float))));
 
-// The vector at p, which is aligned to it, whatever the type of what is stored there.
+// Loads the vector at p, which is aligned to it, from elements of any type.
 typedef Vector Stored __attribute__((may_alias));
 inline Vector load_vector(const void *p) { return *static_cast<const Stored *>(p); }
 inline void store_vector(void *p, Vector v) { *static_cast<Stored *>(p) = v; }
 
-// Calls body<V>(i) until all n elements are covered. A call covers as many elements from i on as V holds: a Vector or, at the end, a float.
+// Calls body<V>(i) until all n elements are covered. A call covers the elements of one V from i on: a Vector or, at the end, a float.
 template <class Body> void for_each(size_t n, Body body) {
     size_t i = 0;
     for (; i + lanes <= n; i += lanes) body.template operator()<Vector>(i);
@@ -119,7 +119,7 @@ inline simd::Vector rough_exp(simd::Vector x) {
 
 namespace simd {
 
-// Permutes the lanes of one vector, or chooses from those of two: lane l of the result is lane from(l) of (a, b).
+// Permutes the lanes of one vector, or selects lanes from two: lane l of the result is lane from(l) of (a, b).
 template <class From, size_t... l> inline Vector choose(Vector a, Vector b, From from, std::index_sequence<l...>) {
     return Vector{(from(l) < lanes ? a : b)[from(l) % lanes]...};
 }

@@ -1,4 +1,4 @@
-"""What `pip install .` installs: the programs with their data tools beside them, which run with the Python that they were installed for."""
+"""The package of `pip install .`: the programs and their data tools, which run with the Python of the installation."""
 
 import os
 import sys

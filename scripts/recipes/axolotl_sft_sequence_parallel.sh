@@ -1,7 +1,7 @@
 #!/bin/bash
 # Axolotl's SFT with `sequence_parallel_degree: 4`: Llama 3 8B Instruct, rows of 8192 tokens, each shared by four GPUs.
 #   --ring_attn_size 4         sequence_parallel_degree (context_parallel_size)
-#   --sp_mode gather           what heads_k_stride means there; without the two, keys and values hop around the ring: the same numbers
+#   --sp_mode gather           the meaning of heads_k_stride; without both flags, keys and values hop around the ring, with the same numbers
 #   --train_batch_tokens       micro_batch_size 1 x gradient_accumulation_steps 1 x GPUs / degree rows of sequence_len; a step here does
 #                              not shrink when the degree grows
 #   --lr_scheduler, --adam_betas: the defaults there. For --learning_rate there is none: choose

@@ -1,7 +1,7 @@
 #!/bin/bash
-# OpenRLHF's train_dpo with RingAttention: documents of up to 8192 tokens, a pair shared by two GPUs. Its own flags run here, too; these
+# OpenRLHF's train_dpo with RingAttention: documents of up to 8192 tokens, a pair shared by two GPUs. Its own flags also run here; these
 # are the names of this program.
-#   --sp_mode gather     what ring_attn_head_stride means there; without the two, keys and values hop around the ring: the same numbers
+#   --sp_mode gather     the meaning of ring_attn_head_stride; without both flags, keys and values hop around the ring, with the same numbers
 #   --truncation keep    cuts documents that are too long, as there, but puts no EOS at the cut; the default leaves their pairs out
 #   --resume auto        ckpt.load_enable
 # The reference is asked once, before training (--ref_mode resident: with each step, as there). Not needed, as these are the defaults:

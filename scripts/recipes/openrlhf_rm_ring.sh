@@ -1,9 +1,9 @@
 #!/bin/bash
-# OpenRLHF's train_rm with RingAttention: documents of up to 8192 tokens, a pair shared by two GPUs. Its own flags run here, too; these
+# OpenRLHF's train_rm with RingAttention: documents of up to 8192 tokens, a pair shared by two GPUs. Its own flags also run here; these
 # are the names of this program.
-#   --sp_mode gather     what ring_attn_head_stride means there; without the two, keys and values hop around the ring: the same numbers
+#   --sp_mode gather     the meaning of ring_attn_head_stride; without both flags, keys and values hop around the ring, with the same numbers
 #   --truncation keep    cuts documents that are too long, as there, but puts no EOS at the cut; the default leaves their pairs out
-#   --eval_fraction 0.01 happens by itself there, with pairs that are trained on, too; here they are held out
+#   --eval_fraction 0.01 the default there, with pairs that are also trained on; here they are held out
 #   --resume auto        ckpt.load_enable
 # Not needed, as these are the defaults: micro_batch_size 1 (a row holds one pair), max_epochs 1, packing_samples, apply_chat_template
 # (messages are always a chat), attn_implementation, param_dtype (bf16 on a GPU), gradient_checkpointing_enable (--recompute auto),

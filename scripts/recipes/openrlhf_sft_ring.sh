@@ -1,8 +1,8 @@
 #!/bin/bash
-# OpenRLHF's train_sft with RingAttention: Llama 3 8B on OpenOrca, a sample shared by two GPUs. Its own flags run here, too; these are
+# OpenRLHF's train_sft with RingAttention: Llama 3 8B on OpenOrca, a sample shared by two GPUs. Its own flags also run here; these are
 # the names of this program.
-#   --row_tokens 16384   micro_batch_size 8: as many samples of max_len in a packed row
-#   --sp_mode gather     what ring_attn_head_stride means there; without the two, keys and values hop around the ring: the same numbers
+#   --row_tokens 16384   micro_batch_size 8: a packed row holds 8 samples of max_len
+#   --sp_mode gather     the meaning of ring_attn_head_stride; without both flags, keys and values hop around the ring, with the same numbers
 #   --truncation keep    cuts samples that are too long, as there, but puts no EOS at the cut; the default leaves them out
 #   --max_samples        the first of the data set, which is prepared as a whole
 # Not needed, as these are the defaults: max_epochs 1, input_template, packing_samples, attn_implementation, param_dtype (bf16 on a GPU),

@@ -4,7 +4,7 @@
 # rank by hand, with --rank R --world_size 16 --rendezvous 10.0.0.1:29500, and one LLMC_RENDEZVOUS_SECRET: docs/ranks.md.)
 #   HOSTS                   main_process_ip, num_machines, machine_rank
 #   --train_batch_size 128  per_device_train_batch_size 8, the default there, on 16 GPUs
-# The other flags are those of trl_sft_multi_gpu.sh.
+# The other flags are the same as in trl_sft_multi_gpu.sh.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

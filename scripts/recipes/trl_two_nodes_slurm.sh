@@ -1,8 +1,8 @@
 #!/bin/bash
 # TRL's SFT by slurm: a job with `srun accelerate launch --config_file multi_node.yaml` on two nodes with 8 GPUs. Here the job is
-# scripts/slurm.sbatch, with a rank for each GPU; it saves before its time is over, and resumes by itself.
+# scripts/slurm.sbatch, with a rank for each GPU; it saves before its time limit and resumes automatically.
 #   --save_steps 500  where it resumes if a node fails; the default there
-# The other flags are those of trl_two_nodes.sh.
+# The other flags are the same as in trl_two_nodes.sh.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
