@@ -6,7 +6,7 @@
 #include "../train/advantages.h"
 #include "../train/preference.h"
 
-static constexpr size_t column = 32, width = 110;  // where texts begin, and the longest line
+static constexpr size_t column = 36, width = 120;  // where texts begin, and the longest line
 static constexpr size_t one_screen = 40;           // a task with at most this number of flags needs no selection
 
 static const char *about(Task task) {

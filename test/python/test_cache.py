@@ -146,16 +146,6 @@ def test_messages_name_what_was_given(keys):
     assert "fix: give --model the directory" in keys.bench.capsys.readouterr().err
 
 
-def test_many_processes_prepare_the_same_data_at_once(keys):
-    out = keys.bench.path / "out.safetensors"
-    words = [sys.executable, DATA / "prepare.py", "sft", "--input", keys.data, "--tokenizer", keys.tokenizer, "--out", out]
-    for _ in range(2):
-        started = [subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(4)]
-        assert [(process.communicate()[1], process.returncode) for process in started] == [("", 0)] * len(started)
-        assert len(read_safetensors(out)[0]["tokens"]) == 77
-        assert [name for name in os.listdir(keys.bench.path) if name.startswith((".", "out"))] == ["out.safetensors"]
-
-
 def test_a_whole_file_or_none(tmp_path, monkeypatch):
     from whole_file import whole_file
 

@@ -37,12 +37,3 @@ def test_words_tell_what_is_trained():
         "`question0`, which is not the assistant's, is trained", "`answer1` of the assistant's is not trained"]
     lost = check_templates.Outcome(["question0"], [0])
     assert list(check_templates.faults(lost, check_templates.CHATS["one turn"])) == ["`answer1` of the assistant's is lost"]
-
-
-def test_table_and_page(tmp_path):
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "a.jinja").write_text(CHATML)
-    (tmp_path / "deep" / "a_training.jinja").write_text(TWIN)
-    text = check_templates.table(check_templates.find_templates(tmp_path))
-    assert "| a | = | = | = | " in text and text.count("\n| a") == 1 and "\n1. " in text
-    assert check_templates.BEGIN in check_templates.PAGE.read_text() and check_templates.END in check_templates.PAGE.read_text()

@@ -122,40 +122,7 @@ def test_weights_come_back_as_they_were(name, dtype, export, ranks, data, tmp_pa
     assert (tmp_path / "a" / generation).read_bytes() == (GOLDEN / name / generation).read_bytes()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_trained_model_reads_back(name, data, tmp_path):
-    train(tmp_path / "a", model=GOLDEN / name, data=data, eval_data=data)
-    first, *_, last = (line for line in log_lines(tmp_path / "a") if "step" in line)
-    assert last["eval_loss"] < first["loss"]
-    assert evaluate(tmp_path / "a", data, tmp_path, max_len=64)["eval_loss"] == last["eval_loss"]
-    got, want = stored(tmp_path / "a" / "model.safetensors"), named_by_transformers(stored(GOLDEN / name / "model.safetensors"))
-    assert {tensor: shape for tensor, (_, shape, _) in got.items()} == {tensor: shape for tensor, (_, shape, _) in want.items()}
-    assert config_of(tmp_path / "a") == {**config_of(GOLDEN / name), "dtype": "float32"}
-
-
 # ---- the same training ----------------------------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("options", [{}, {"dtype": "bf16"}, {"model": GOLDEN / "gpt2_erf", "recompute": "layer"},
-                                     {"ranks": 4, "ring_attn_size": 2, "zero_stage": 2}],
-                         ids=lambda options: " ".join(str(value).split("/")[-1] for value in options.values()) or "f32")
-def test_resuming_gives_the_same_bits(options, data, tmp_path):
-    train(tmp_path / "straight", data=data, **options)
-    train(tmp_path / "parts", data=data, save_steps=4, **options)
-    assert checkpoints(tmp_path / "parts") == [4, 8]
-    said = train(tmp_path / "parts", data=data, save_steps=4, resume=tmp_path / "parts" / "step_4", **options)
-    assert "at step 4" in said
-    assert stable(log_lines(tmp_path / "parts")) == stable(log_lines(tmp_path / "straight"))
-    assert weights(tmp_path / "parts") == weights(tmp_path / "straight")
-
-
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_recompute_guards_and_poison_give_the_same_bits(dtype, data, tmp_path):
-    options = {"data": data, "max_steps": 3, "dtype": dtype}
-    train(tmp_path / "none", recompute="none", **options)
-    for level, *flags in [("cheap",), ("none", "--debug"), ("layer", "--debug")]:
-        train(tmp_path / "other", "sft", "--overwrite", *flags, recompute=level, **options)
-        assert weights(tmp_path / "other") == weights(tmp_path / "none"), (level, flags)
-
 
 @pytest.fixture(scope="module")
 def one_rank(data, tmp_path_factory):
@@ -372,11 +339,6 @@ def test_raw_data_for_a_model_without_a_tokenizer(text_model, bench, task, names
     expect_refusal(command(task, model=model, data=data, output_dir=tmp_path / "run"), f"train_gpt2: {message}", tmp_path)
 
 
-def test_a_fit_beyond_the_positions_is_marked():
-    result = call(command("sft", "--plan", "--fit", gpu=24))
-    assert result.returncode == 0 and result.stdout.endswith("* more than the model's n_positions, 128\n"), result.stdout
-
-
 # ---- adapters -------------------------------------------------------------------------------------------------------------------------
 
 def test_adapters(data, tmp_path):
@@ -398,10 +360,3 @@ def test_adapters(data, tmp_path):
     assert json.loads((one / "adapter_config.json").read_text())["fan_in_fan_out"] is True
     refusal = call(command("sft", data=data, output_dir=tmp_path / "no", lora_rank=4, lora_targets="q_proj")).stderr
     assert refusal.startswith("train_gpt2: ") and refusal.endswith("has no linear layer of that name in its layers\n  fix: all-linear, c_attn, c_proj, c_fc\n")
-
-
-def test_the_merged_golden_has_peft_s_loss(tmp_path):
-    call(command("merge", adapter=GOLDEN / "lora_gpt2", output_dir=tmp_path / "merged", export_dtype="f32", threads=None, device=None))
-    want = json.loads((GOLDEN / "lora_gpt2" / "golden.json").read_text())["merged"]
-    got = evaluate(tmp_path / "merged", GOLDEN / "gpt2" / "golden.safetensors", tmp_path, max_len=128)["eval_loss"]
-    assert abs(got - want) < 1e-5 * want

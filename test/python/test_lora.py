@@ -59,13 +59,6 @@ def test_a_merged_model_is_the_adapted_one(data, trained, tmp_path):
         f"{part}.weight" for part in ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]}
 
 
-def test_the_merged_golden_has_peft_s_loss(tmp_path):
-    for name, base in (("lora_llama3", "llama3"), ("lora_phi3", "phi3")):
-        call(command("merge", model=GOLDEN / base, adapter=GOLDEN / name, output_dir=tmp_path / name, export_dtype="f32", threads=None, device=None))
-        want = json.loads((GOLDEN / name / "golden.json").read_text())["merged"]
-        assert abs(eval_loss(model=tmp_path / name, data=GOLDEN / base / "golden.safetensors", max_len=128) - want) < 1e-5 * want
-
-
 @pytest.mark.parametrize("dropout", [0, 0.3])
 def test_a_resumed_run_has_the_same_bits(data, tmp_path, dropout):
     options = {"data": data, "max_steps": 8, "lora_dropout": dropout, **LORA}
@@ -120,14 +113,6 @@ def test_dpo_from_an_adapter_compares_with_that_adapter(trained, tmp_path):
     assert first_step(tmp_path / "dpo")["rewards/margins"] == 0
 
 
-def test_grpo_with_a_divergence_from_the_base(tmp_path):
-    answered = [(np.append(ids, [7]), np.append(0 * ids, [1])) for ids, _ in random_documents(8, longest=12)]
-    prompts = write_data(tmp_path / "prompts.safetensors", answered)
-    options = dict(data=prompts, max_len=64, rollout_batch_size=4, train_batch_size=8, n=2, max_new_tokens=4, max_steps=2, kl_coef=0.1, **LORA)
-    train(tmp_path / "grpo", task="grpo", **options)
-    assert first_step(tmp_path / "grpo")["kl"] == pytest.approx(0, abs=1e-6)
-
-
 def test_a_reward_model_keeps_its_head(tmp_path):
     train(tmp_path / "rm", task="rm", max_steps=6, **PAIRS, **LORA)
     assert losses(tmp_path / "rm")[-1] < losses(tmp_path / "rm")[0]
@@ -175,23 +160,6 @@ def test_ranks_share_a_quantised_base(data, tmp_path, more):
     train(tmp_path / "one", **options)
     train(tmp_path / "more", **options, **more)
     assert losses(tmp_path / "more") == pytest.approx(losses(tmp_path / "one"), rel=2e-5)
-
-
-def test_a_resumed_run_has_the_same_bits_beside_a_quantised_base(data, tmp_path):
-    options = dict(data=data, save_steps=2, load_in="8bit", **LORA)
-    train(tmp_path / "whole", max_steps=4, **options)
-    train(tmp_path / "run", max_steps=2, **options)
-    train(tmp_path / "run", max_steps=4, resume="auto", **options)
-    assert adapter_of(tmp_path / "run") == adapter_of(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("mode", ["precompute", "resident"])
-def test_a_reference_is_quantised_as_the_model_is(tmp_path, mode):
-    options = dict(task="dpo", max_steps=3, load_in="4bit", **PAIRS, **LORA)
-    train(tmp_path / "own", **options)
-    train(tmp_path / "second", ref_model=MODEL, ref_mode=mode, **options)
-    assert first_step(tmp_path / "own")["rewards/margins"] == 0
-    assert losses(tmp_path / "own") == pytest.approx(losses(tmp_path / "second"), rel=1e-6)
 
 
 def test_rewards_by_a_quantised_model(tmp_path):
@@ -256,8 +224,3 @@ def test_a_merge_that_was_killed_begins_again(trained, tmp_path):
     for expected in (0, 1):  # the second time it finds a model
         assert call(command("merge", adapter=trained, output_dir=out, threads=None, device=None)).returncode == expected
     assert not (out / "new_model").exists() and json.loads((out / "config.json").read_text())
-
-
-def test_another_rank_is_no_resumed_run(data, tmp_path):
-    train(tmp_path / "run", data=data, max_steps=2, save_steps=1, **LORA)
-    refused(command("sft", data=data, output_dir=tmp_path / "run", max_len=64, train_batch_size=4, max_steps=3, resume="auto", lora_rank=2), "was made with --lora_rank 4")

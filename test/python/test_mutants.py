@@ -57,17 +57,7 @@ def test_expressions_statements_and_what_stands_in_front_of_them(tmp_path, right
     assert expected in mutated(tmp_path, (right, wrong))
 
 
-def test_several_in_one_file(tmp_path):
-    source = mutated(tmp_path, ("i < 3", "i < 2"), ("i + 1", "i"))
-    assert "(mutant(7) ? (i < 2) : (i < 3))" in source and "(mutant(8) ? (i) : (i + 1))" in source
-
-
 def test_a_text_that_no_longer_fits_is_named(tmp_path):
     refused(lambda: mutated(tmp_path, ("i + 2", "i")), "mutant 7 ", "f.h has this text 0 times", "i + 2")
     refused(lambda: mutated(tmp_path, ("i", "j")), "mutant 7 ", "f.h has this text ")
     refused(lambda: mutated(tmp_path, ("i + 1", "i"), ("x[i] = i + 1;", ";")), "mutants 8 and 7 ", "f.h")
-
-
-def test_an_entry_that_is_no_mutant_is_named(tmp_path):
-    for wrong in (entry("a", "b", "7 | f.h | F*"), entry("a", "b", "seven | f.h | F* | a bug"), "7 | f.h | F* | a bug\n- a"):
-        refused(lambda: table(tmp_path / "mutants.txt", wrong), "mutants.txt: ", wrong.split("\n")[0])

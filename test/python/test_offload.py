@@ -92,16 +92,6 @@ def test_every_task(name, data, prompts, place, tmp_path):  # noqa: F811
     assert lines_of(tmp_path / "run") == lines_of(tmp_path / "straight")
 
 
-@pytest.mark.parametrize("stage", [0, 1])
-def test_samples_of_a_model_in_training(stage, data, place, tmp_path):
-    (tmp_path / "model").mkdir()
-    options = {"data": data, "model": with_tokenizer(tmp_path / "model"), "max_steps": 4, "ranks": 2, "zero_stage": stage, **SAMPLING}
-    train(tmp_path / "straight", **options)
-    train(tmp_path / "run", offload="weights", offload_dir=place, **options)
-    same_training(tmp_path / "run", tmp_path / "straight")
-    assert samples(tmp_path / "run") == samples(tmp_path / "straight") != {}
-
-
 @pytest.mark.parametrize("moments", ["f32", "8bit"])
 def test_a_checkpoint_is_that_of_a_run_in_memory(moments, data, place, tmp_path):
     """Either kind of run goes on from the other's."""
@@ -289,10 +279,3 @@ def test_the_plan_shows_what_leaves(tmp_path):
     assert re.search(r"act\.\*\.att +31 in the host's memory +31\.00 GiB", plan)
     assert re.search(r"params +\d+ in the host's memory +14\.96 GiB", plan)
     assert re.search(r"in all in the host's memory +1\d\d\.\d\d GiB", plan)
-
-
-def test_the_plan_counts_a_reference_that_leaves():
-    words = {"model": None, "preset": "qwen2.5-0.5b", "max_len": 1024, "gpu": "h100", "device": None, "threads": None, "ref_mode": "resident"}
-    plan = call(command("dpo", "--plan", offload="weights", **words)).stdout
-    assert re.search(r"^the reference model, beside it +[\d.]+ [GM]iB$", plan, re.M), plan
-    assert re.search(r"^the reference model, beside it, in the host's memory +942\.\d MiB$", plan, re.M)

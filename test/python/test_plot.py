@@ -39,18 +39,6 @@ def test_steps_and_evaluations_are_told_apart(tmp_path):
     assert plot.series(evaluations, "eval_loss") == ([2], [2.5])
 
 
-def test_null_is_a_gap(tmp_path):
-    steps, _ = plot.read_log(write_log(tmp_path, [RUN, step(1), step(2, loss=None)]))
-    values = plot.series(steps, "loss")[1]
-    assert values[0] == 4 and math.isnan(values[1])
-
-
-def test_running_mean():
-    assert plot.running_mean([0, 3, 6, 0, 3], 3) == [1.5, 3, 3, 3, 1.5]
-    assert plot.running_mean([1, math.nan, 3], 3) == [1, 2, 3]
-    assert plot.running_mean([5], 3) == [5]
-
-
 @pytest.mark.parametrize("steps", [1, 3, 400])
 def test_draws_a_png(tmp_path, steps):
     logs = [write_log(tmp_path / name, [RUN, *map(step, range(1, steps + 1)), {"step": steps, "eval_loss": 1.0}]) for name in ("a", "b")]
@@ -59,36 +47,6 @@ def test_draws_a_png(tmp_path, steps):
     assert done.returncode == 0, done.stderr
     header = out.read_bytes()[:24]
     assert header.startswith(b"\x89PNG") and min(struct.unpack(">II", header[16:])) > 500
-
-
-RANKS = {"compute_s": 3.0, "comm_s": 1.0, "optimizer_s": 0.5, "sent_kv": 2e6, "sent_dkv": 4e6, "sent_grads": 8e6, "sent_params": 0}
-
-
-def test_layers_lie_on_each_other():
-    _, scale, keys = plot.RANK_PANELS[0]
-    steps = [step(10, **RANKS), step(20, **{**RANKS, "comm_s": None})]
-    edges, stack = plot.layers(steps, scale, keys)
-    assert edges == [9.5, 15, 20.5]
-    assert stack == [([0, 0], [3, 3]), ([3, 3], [4, 3]), ([4, 3], [4.5, 3.5])]
-    _, scale, keys = plot.RANK_PANELS[1]
-    assert plot.layers(steps[:1], scale, keys) == ([9.5, 10.5], [([0], [2]), ([2], [6]), ([6], [14]), ([14], [14])])
-
-
-def test_panels_of_runs_on_ranks(tmp_path):
-    heights = []
-    for runs in ([{}], [RANKS], [{}, RANKS, RANKS]):
-        logs = [write_log(tmp_path / str(i), [RUN, step(1, **more), step(2, **more)]) for i, more in enumerate(runs)]
-        out = tmp_path / "out.png"
-        done = run(*logs, "--out", out)
-        assert done.returncode == 0, done.stderr
-        heights.append(struct.unpack(">II", out.read_bytes()[16:24])[1])
-    assert heights[0] < heights[1] < heights[2]
-
-
-def test_names_of_runs():
-    assert plot.name_of("out/demo/log.jsonl") == "demo"
-    assert plot.name_of("first.jsonl") == "first"
-    assert plot.name_of("log.jsonl") == "log"
 
 
 def refused(*arguments):

@@ -113,36 +113,6 @@ def test_the_critic_is_saved_as_a_reward_model(file, critic, tmp_path):
     assert all("score" in json.loads(line) for line in scores.read_text().splitlines())
 
 
-def test_evaluation_names_the_critic_too(file, critic, tmp_path):
-    run(tmp_path / "run", file, critic_model=critic, eval_data=file, eval_steps=3)
-    line = [line for line in log_lines(tmp_path / "run") if "eval_loss" in line][-1]
-    assert line["eval_value_loss"] > 0 and math.isfinite(line["eval_explained_variance"])
-
-
-def test_resuming_gives_the_same_bits(file, critic, tmp_path):
-    options = {"max_steps": 7, "max_epochs": 9, "train_batch_size": 4, "learning_rate": 1e-3, "critic_learning_rate": 1e-2, "critic_model": critic,
-               "freezing_steps": 2, "gae_lambda": 0.9}
-    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    run(straight, file, **options)
-    run(stopped, file, save_steps=3, **options)
-    run(stopped, file, save_steps=3, resume=stopped / "step_3", **options)
-    assert weights(straight) == weights(stopped)
-    assert weights(straight / "critic") == weights(stopped / "critic")
-    assert stable(log_lines(straight))[-1] == stable(log_lines(stopped))[-1]
-    assert sorted(path.name for path in (stopped / "step_6" / "critic").glob("optimizer*")) == ["optimizer-00000-of-00001.safetensors", "optimizer.json"]
-
-
-def test_openrlhf_names(file, critic, tmp_path):
-    """Flags of train_ppo_ray give the same step as ours."""
-    run(tmp_path / "ours", file, critic_model=critic, critic_learning_rate=1e-3, gae_lambda=0.9, value_clip=0.1, freezing_steps=1, max_norm=0,
-        row_tokens=134)
-    theirs = ["--actor.model_name_or_path", GOLDEN / "qwen3", "--critic.model_name_or_path", critic, "--critic.adam.lr", "1e-3",
-              "--algo.advantage.estimator", "gae", "--algo.advantage.lambd", "0.9", "--critic.value_clip", "0.1", "--critic.freezing_steps", "1",
-              "--actor.max_norm", "0", "--algo.kl.init_coef", "0"]
-    run(tmp_path / "theirs", file, *map(str, theirs), model=None)
-    assert stable(log_lines(tmp_path / "ours")) == stable(log_lines(tmp_path / "theirs"))
-
-
 def test_the_plan_has_a_line_for_the_critic():
     result = call(command("ppo", "--plan", model=GOLDEN / "qwen3", max_len=67))
     assert result.returncode == 0, result.stderr
@@ -199,16 +169,6 @@ def test_the_coefficient_of_the_divergence_adapts(prompts, tmp_path):  # noqa: F
     assert lines[2]["kl_loss"] / lines[2]["kl"] == pytest.approx(lines[2]["kl_coef"])
 
 
-def test_resuming_goes_on_with_the_coefficient(prompts, tmp_path):  # noqa: F811
-    options = {"kl_coef": 0.1, "max_steps": 4, "kl_horizon": 120, "kl_target": 1e-3, "train_batch_size": 24}
-    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    sample(straight, prompts, **options)
-    sample(stopped, prompts, save_steps=2, **options)
-    sample(stopped, prompts, save_steps=2, resume=stopped / "step_2", **options)
-    assert [line["kl_coef"] for line in log_lines(straight)[1:]] == [line["kl_coef"] for line in log_lines(stopped)[1:]]
-    assert weights(straight) == weights(stopped)
-
-
 # ---- wrong inputs -----------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("options, parts", [
@@ -226,17 +186,6 @@ def test_resuming_goes_on_with_the_coefficient(prompts, tmp_path):  # noqa: F811
 ])
 def test_wrong_flags_are_named(options, parts, file, tmp_path):
     refused(words(tmp_path / "run", file, **options), *parts)
-
-
-def test_a_critic_without_weights_is_named(file, critic, tmp_path):
-    hollow = shutil.copytree(critic, tmp_path / "hollow", ignore=shutil.ignore_patterns("*.safetensors*"))
-    refused(words(tmp_path / "run", file, critic_model=hollow), "--critic_model", "hollow", "has no weights")
-
-
-def test_grpo_has_no_critic(file, tmp_path):
-    options = {"model": GOLDEN / "qwen3", "rollouts": file, "output_dir": tmp_path / "run", "max_len": 67}
-    refused(command("grpo", **options, critic_model=GOLDEN / "qwen3"), "--critic_model belongs to ppo, not to grpo")
-    refused(command("grpo", **options, advantage_estimator="gae"), "--advantage_estimator gae", "the task ppo")
 
 
 def test_a_damaged_critic_is_named(file, tmp_path):

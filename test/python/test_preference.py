@@ -229,11 +229,6 @@ def test_the_side_file_is_used_again(cache, tmp_path):
     assert set(cache.glob("reference-*")) == known
 
 
-def test_pairs_to_evaluate_on_have_a_side_file_too(tmp_path):
-    other = write_pairs(tmp_path / "pairs.safetensors", random_pairs(5))
-    assert run("dpo", tmp_path / "run", eval_data=other, **golden_model("llama2")).count("reference: ") == 2
-
-
 # ---- what must not change a result ------------------------------------------------------------------------------------------------
 
 MANY = 24  # pairs, of 1343 tokens, at most 85 in one
@@ -340,21 +335,6 @@ def test_the_order_of_pairs_does_not_matter(task, many, one_rank, tmp_path):
         compare(tmp_path / "seed", one_rank[task], task)
 
 
-def test_label_smoothing_is_a_chance_that_the_answers_change_places(tmp_path):
-    """cDPO's loss is (1 - e) times the loss of the pairs as they are, plus e times that of the pairs the other way round."""
-    documents = golden_pairs()
-    swapped = write_pairs(tmp_path / "swapped.safetensors", [documents[i ^ 1] for i in range(len(documents))])
-    lines = {(name, e): step("dpo", tmp_path / "run", data=data, label_smoothing=e, **golden_model("llama2"))
-             for name, data in (("right", PAIRS), ("wrong", swapped)) for e in (0, 0.2)}
-    right, wrong = lines["right", 0], lines["wrong", 0]
-    assert right["loss"] != wrong["loss"]
-    near(lines["right", 0.2]["loss"], 0.8 * right["loss"] + 0.2 * wrong["loss"])
-    near(lines["wrong", 0.2]["loss"], 0.8 * wrong["loss"] + 0.2 * right["loss"])
-    assert abs(right["rewards/margins"] + wrong["rewards/margins"]) <= 1e-6 * abs(right["logps/chosen"])
-    near(right["rewards/accuracies"], 1 - wrong["rewards/accuracies"], 1e-12)
-    near(right["rewards/chosen"], wrong["rewards/rejected"], 1e-4)
-
-
 # ---- resuming, evaluating ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("task, change", [("dpo", {}), ("dpo", {"ref_mode": "resident", "dtype": "bf16"}), ("rm", {}), ("rm", {"ranks": 4})])
@@ -383,13 +363,6 @@ def test_evaluations_say_what_steps_say(tmp_path):
         assert set(evaluation) == {"step", *(f"eval_{key}" for key in named)}
         for key in named:
             near(evaluation[f"eval_{key}"], line[key], 1e-12)
-
-
-def test_evaluating_on_a_share_of_the_pairs(many, tmp_path):
-    run("dpo", tmp_path / "run", data=many, eval_fraction=0.25, train_batch_size=6, max_steps=3, learning_rate=1e-3, **golden_model("qwen3"))
-    first, *lines = log_lines(tmp_path / "run")
-    assert first["data"]["samples"] == 18 and lines[2]["samples"] == 18
-    assert [line["step"] for line in lines if "eval_loss" in line] == [3]  # where the epoch ends
 
 
 # ---- scores -----------------------------------------------------------------------------------------------------------------------
@@ -462,16 +435,6 @@ def test_a_reward_model_goes_on_as_one(many, tmp_path):
     assert abs(first_step(tmp_path / "second")["rewards/chosen"] - np.mean(rewards[0::2])) <= 1e-6
 
 
-def test_training_moves_rewards_the_right_way(many, tmp_path):
-    for task, options in (("dpo", {"model": GOLDEN / "qwen3"}), ("rm", {"model": GOLDEN / "qwen3"})):
-        run(task, tmp_path / task, data=many, max_epochs=6, max_steps=None, train_batch_size=8, learning_rate=2e-3, eval_data=many, **options)
-        evaluations = [line for line in log_lines(tmp_path / task) if "eval_loss" in line]
-        accuracy, margin = {"dpo": ("eval_rewards/accuracies", "eval_rewards/margins"), "rm": ("eval_accuracy", "eval_margin")}[task]
-        assert len(evaluations) == 6
-        assert evaluations[-1]["eval_loss"] < evaluations[0]["eval_loss"] < 0.75
-        assert evaluations[-1][accuracy] > 0.9 and evaluations[-1][margin] > 0, evaluations[-1]
-
-
 # ---- wrong input ------------------------------------------------------------------------------------------------------------------
 
 LLAMA2 = {"model": GOLDEN / "llama2"}
@@ -521,15 +484,6 @@ def test_margins_that_the_pairs_lack(tmp_path):
             "pairs.safetensors")
 
 
-def test_a_run_of_another_task_is_not_resumed(many, tmp_path):
-    call(words("sft", tmp_path / "run", data=write_data(tmp_path / "data.safetensors", random_documents(6)), save_steps=1, **LLAMA2))
-    assert (tmp_path / "run" / "step_1").exists()
-    refused(words("rm", tmp_path / "run", data=many, resume="auto", **LLAMA2), "was made with task sft, this run has rm")
-    run("dpo", tmp_path / "dpo", data=many, save_steps=1, **LLAMA2)
-    for name, change in (("beta", {"beta": 0.2}), ("loss_type", {"loss_type": "hinge"}), ("loss_weights", {"loss_weights": 2})):
-        refused(words("dpo", tmp_path / "dpo", data=many, resume="auto", **LLAMA2, **change), f"was made with --{name} ")
-
-
 def test_a_reward_model_is_no_language_model(rewarding, tmp_path):
     data = write_data(tmp_path / "data.safetensors", random_documents(6))
     refused(words("sft", tmp_path / "run", model=rewarding, data=data), "is a reward model", "no head for sft")
@@ -574,8 +528,3 @@ def test_a_reference_with_fewer_positions(tmp_path):
     (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 60}))
     for mode in ("precompute", "resident"):
         refused(words("dpo", tmp_path / "run", ref_model=model, ref_mode=mode, **LLAMA2), "document ", f"of {model} is 60", "--max_len 60")
-
-
-def test_a_reference_that_no_loss_needs(tmp_path):
-    said = run("dpo", tmp_path / "run", loss_type="simpo", ref_model=GOLDEN / "llama31", **LLAMA2)
-    assert "--ref_model" in said and "is not read" in said

@@ -117,13 +117,6 @@ def test_sharegpt_conversations(bench):
     assert documents.trained() == [["Hello<|im_end|>"]]
 
 
-def test_given_template_replaces_the_tokenizers(bench):
-    (bench.path / "chat.jinja").write_text(CHATML)
-    for given in (CHATML, str(bench.path / "chat.jinja")):
-        documents = bench.run("sft", bench.tokenizer(PLAIN), [{"messages": CHAT}], "--tokenizer_chat_template", given)
-        assert documents.trained() == BOTH_TURNS
-
-
 @pytest.mark.parametrize("template", [CHATML, CHATML_MARKED])
 def test_prompt_and_completion_messages_train_the_completion_only(bench, template):
     documents = bench.run("sft", bench.tokenizer(template), [{"prompt": CHAT[:4], "completion": CHAT[4:]}])
@@ -355,11 +348,6 @@ REQUEST = "Write a response that appropriately completes the request.\n\n### Ins
 def test_a_text_around_an_instruction_makes_no_chat(bench, form, context, text):
     documents = bench.run("sft", bench.tokenizer(CHATML, merges=[]), [ALPACA | {"input": context}], "--input_template", form)
     assert documents.texts() == [f"{text}3<|endoftext|>"] and documents.trained() == [["3<|endoftext|>"]]
-
-
-def test_names_of_dolly(bench):
-    documents = bench.run("sft", bench.tokenizer(CHATML, merges=[]), [DOLLY])
-    assert documents.texts() == ["<|im_start|>user\nName a river.\n\nPeru is a country.<|im_end|>\n<|im_start|>assistant\nThe Maranon.<|im_end|>\n"]
 
 
 @pytest.mark.parametrize("name, text", [
@@ -645,9 +633,3 @@ def test_links_and_devices_stay(bench):
     with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
         assert prepare.main([*arguments, str(pipe)]) == 0 and pipe.is_fifo()
         assert reader.communicate()[0] == link.read_bytes()
-
-
-def test_out_in_no_directory(bench):
-    arguments = ["sft", "--input", bench.jsonl({"messages": CHAT}), "--tokenizer", bench.tokenizer(CHATML), "--out"]
-    assert prepare.main([*arguments, str(bench.path / "none" / "f")]) == 1
-    assert "its directory does not exist" in bench.capsys.readouterr().err

@@ -38,16 +38,6 @@ def test_draws_are_those_of_datasets(bench, counts, probs):
     assert drawn(bench, source) == [f"{name}{i}" for name, count in zip("abc", counts) for i in range(count)]
 
 
-def test_draws_do_not_depend_on_the_number_of_processes(bench):
-    arguments = ["sft", "--input", inputs(bench, 2500, 30), "--tokenizer", bench.tokenizer(), "--dataset_probs", "0.7,0.3",
-                 "--out", str(bench.path / "out.safetensors")]
-    results = []
-    for processes in (1, 3):
-        prepare.prepare("sft", prepare.build_parser().parse_args(arguments), processes)
-        results.append((bench.path / "out.safetensors").read_bytes())
-    assert results[0] == results[1]
-
-
 def test_first_records_of_each_input(bench):
     source = inputs(bench, 40, 2, 9)
     assert drawn(bench, source, "--max_samples", "3") == ["a0", "a1", "a2", "b0", "b1", "c0", "c1", "c2"]
@@ -92,13 +82,6 @@ def test_trained_runs_between_marks(bench):
         "<|im_start|>user↵\nHi<|im_end|>↵\n<|im_start|>assistant↵\n⟦Hello there<|im_end|>⟧↵\n\n")
     assert printed(bench, "sft", tokenizer, records) == ""
     assert printed(bench, "sft", tokenizer, records, "--show", "9").count("---- document") == 3
-
-
-def test_colours(bench):
-    arguments = ["sft", bench.tokenizer(CHATML), [{"messages": CHAT[1:3]}], "--show", "1", "--color"]
-    text = printed(bench, *arguments, "always")
-    assert "\033[2m<|im_start|>user↵\nHi<|im_end|>↵\n<|im_start|>assistant↵\n\033[0m\033[32mHello there<|im_end|>\033[0m" in text
-    assert "⟦" not in text and "\033" not in printed(bench, *arguments, "never")
 
 
 def test_characters_split_over_tokens_and_control_characters(bench):
@@ -201,12 +184,6 @@ def test_token_shards_written_back(bench, monkeypatch, size):
     (bench.path / "out.safetensors").unlink()
     message = bench.refused("pretrain", bench.tokenizer(merges=[]), shard(bench, stream), "--to_bin", prefix)
     assert "there is" in message and "new_000000.bin" in message
-
-
-def test_text_as_token_shards(bench):
-    documents = bench.run("pretrain", bench.tokenizer(merges=[]), [{"text": "ab"}, {"text": "c"}], "--to_bin", str(bench.path / "new"))
-    tokens = np.fromfile(bench.path / "new_000000.bin", "<u2")[512:]
-    assert documents.decode(tokens) == "ab<|endoftext|>c<|endoftext|>"
 
 
 @pytest.mark.parametrize("make, parts", [

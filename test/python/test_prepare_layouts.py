@@ -173,12 +173,6 @@ def test_wrong_layouts(bench, twin):
         assert expected in bench.refused("sft", tokenizer, str(bench.path / name)), name
 
 
-def test_alpaca_without_a_template(bench):
-    documents = bench.run("sft", bench.tokenizer(merges=[]), ALPACA[:2])
-    assert documents.texts()[0].startswith("User: Say 0\n\naloud\nAssistant: 0!")
-    assert [runs[0].removesuffix("<|endoftext|>") for runs in documents.trained()] == ["0!", "1!"]
-
-
 def test_memory_does_not_grow_with_the_data(bench):
     """The reader and its workers, one after the other: the most that a process ever held, for some data and for five times as much."""
     tokenizer = bench.tokenizer(CHATML)

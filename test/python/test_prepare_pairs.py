@@ -231,23 +231,6 @@ def test_truncated_pairs(bench):
     assert [bench.row(name) for name in ("longer than 4 tokens", "pairs kept")] == [4, 1]
 
 
-def test_pairs_do_not_depend_on_the_number_of_processes(bench):
-    tokenizer = bench.tokenizer(CHATML)
-    pairs = [{"prompt": f"{i}?", "chosen": [said(f"Hello {i} " * (i % 7))], "rejected": [said("No")]} for i in range(2500)]
-    source = bench.jsonl(*pairs[:2001], *[pair | {"margin": i} for i, pair in enumerate(pairs[2001:], 2001)])
-    out = str(bench.path / "out.safetensors")
-    arguments = ["pref", "--input", source, "--tokenizer", tokenizer, "--out", out, "--max_len", "80"]
-    results = []
-    for processes in (1, 3):
-        prepare.prepare("pref", prepare.build_parser().parse_args(arguments), processes)
-        results.append((bench.path / "out.safetensors").read_bytes())
-    assert results[0] == results[1]
-    documents = Documents(bench.path / "out.safetensors", tokenizer)
-    margin, kept = documents.arrays["margin"], [text for text in documents.texts() if "Hello" in text]
-    assert len(margin) * 2 == len(documents.ids) and 1500 < len(margin) == len(kept) < 2500
-    assert margin.tolist() == [i if i > 2000 else 0 for i in (int(re.search(r"(\d+)\?", text).group(1)) for text in kept)]
-
-
 @pytest.mark.parametrize("flags, record, expected", [
     ([], {"chosen": "a"}, "has no field 'rejected', so it is no pair of answers; it has chosen\n  fix: name the fields with --"),
     ([], {"messages": CHAT}, "has no field 'chosen', so it is no pair of answers; it has messages"),

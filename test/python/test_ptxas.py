@@ -27,15 +27,6 @@ ptxas info    : Function properties for _ZN9attention3gpu31attention_backward_ke
 ptxas info    : Used 255 registers, used 1 barriers, 328 bytes cumulative stack size, 1268 bytes cmem[0], 16 bytes cmem[2]
 ptxas info    : Compile time = 134.393 ms
 """
-STACK = """\
-ptxas info    : Compiling entry function '_ZN9attention3gpu25attention_forward_kernel1IfEEvPfS2_5HeadsIKT_ES6_S6_PKi6PiecesS9_mjjmf' for 'sm_100'
-ptxas info    : Function properties for _ZN9attention3gpu25attention_forward_kernel1IfEEvPfS2_5HeadsIKT_ES6_S6_PKi6PiecesS9_mjjmf
-    64 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Used 60 registers, used 1 barriers, 64 bytes cumulative stack size
-ptxas info    : Compile time = 125.273 ms
-"""
-
-
 def run(folder, *texts):
     logs = [folder / f"{i}.ptxas" for i in range(len(texts))]
     for log, text in zip(logs, texts):
@@ -59,16 +50,3 @@ def test_spills(tmp_path):
     assert lines[3] == ("FAILED: attention::attention_backward_keys_kernel2<256> for sm_80: 328 bytes of stack, "
                         "516 of spilled registers stored, 556 loaded")
     assert lines[-1] == "1 passed, 1 failed"
-
-
-def test_stack_frame_without_spills(tmp_path):
-    code, lines = run(tmp_path, CLEAN + STACK)
-    assert code == 1
-    assert "FAILED: attention::attention_forward_kernel1<float> for sm_100: 64 bytes of stack" in "\n".join(lines)
-    assert lines[-1] == "1 passed, 1 failed"
-
-
-def test_nothing_to_read(tmp_path):
-    code, lines = run(tmp_path, "")
-    assert code == 1
-    assert lines[-1] == "0 passed, 1 failed"

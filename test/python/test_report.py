@@ -46,10 +46,6 @@ def run(*arguments):
     return subprocess.run([sys.executable, SCRIPTS / "report.py", *map(str, arguments)], capture_output=True, text=True)
 
 
-def page_of(*logs):
-    return report.page([report.read_run(log) for log in logs])
-
-
 def rows_of(page):
     """{first cell: the others}, in order."""
     rows = re.findall(r"<tr><th>(.*?)</th>(.*?)</tr>", page.replace("\u202f", " "))
@@ -82,50 +78,6 @@ def test_numbers_of_the_page(tmp_path):
         assert text in page
 
 
-def test_several_logs_have_a_column_each(tmp_path):
-    other = {**ABOUT, "options": {"seed": 42, "learning_rate": 2e-4, "beta": 0.1}, "steps": 9}
-    logs = write_log(tmp_path / "a", [ABOUT, step(1)]), write_log(tmp_path / "b", [other, step(1), step(2), evaluation(2, 3.0)])
-    page = page_of(*logs)
-    rows = rows_of(page)
-    assert rows[""] == ["a", "b"]
-    assert rows["steps"] == ["1 of 4", "2 of 9"] and rows["best evaluation"] == ["none", "loss 3 at step 2"]
-    options = list(rows)[list(rows).index("loss spikes") + 1:]
-    assert options == ["learning_rate", "logging_steps", "eval_data", "beta", "seed"]  # what differs comes first
-    assert rows["learning_rate"] == ["0.0001", "0.0002"] and rows["beta"] == ["–", "0.1"] and rows["seed"] == ["42", "42"]
-    assert page.count("<svg") == 1 and ">a</text>" in page and ">b, evaluation</text>" in page
-
-
-def test_steps_that_are_not_logged_count_as_the_next_that_is(tmp_path):
-    about = {**ABOUT, "options": {"logging_steps": 10}}
-    first = write_log(tmp_path / "a", [about, step(10), step(20), step(23, step_s=5.0, tok_s=40.0)])
-    assert report.step_time(report.read_run(first)) == (10 * 2 + 10 * 2 + 3 * 5, 10 * 200 + 10 * 200 + 3 * 200, False)
-    assert rows_of(page_of(first))["time of the steps, h:mm:ss"] == ["about 0:00:55"]
-    new_log = write_log(tmp_path / "b", [ABOUT, step(101), step(102)])  # of a run resumed at step 100, whose first log is gone
-    assert report.step_time(report.read_run(new_log)) == (4, 400, True)
-
-
-def test_spikes():
-    losses = [1 + 0.1 * (-1)**n for n in range(120)]  # deviation 0.1
-    losses[80], losses[100] = 1.5, 1.9  # 1.5 lies 5 deviations above the mean
-    steps = [step(n + 1, loss=loss) for n, loss in enumerate(losses)]
-    assert report.spikes(steps) == [(101, 1.9)]
-    assert report.spikes([*steps[:90], step(91, loss=None), *steps[91:]]) == [(101, 1.9)]
-    assert report.spikes(steps[81:]) == []  # 20 losses are needed before it
-
-
-def test_curves(tmp_path):
-    pairs = {"rewards/margins": 0.5, "rewards/accuracies": 0.75}
-    evaluated = evaluation(2, 1.0, **{"eval_rewards/margins": 0.4})
-    runs = [report.read_run(write_log(tmp_path / name, [ABOUT, step(1, **more), step(2, **more), evaluated]))
-            for name, more in (("sft", {"entropy": 2.0}), ("dpo", pairs))]
-    assert [key for key, _, _ in report.panels_of(runs)] == ["loss", "lr", "grad_norm", "tok_s", "peak_mem", "entropy", *pairs]
-    with_mfu = runs[0]._replace(steps=[step(1), step(2, mfu=0.4)])
-    assert [key for key, _, _ in report.panels_of([with_mfu])][5:] == ["mfu"]
-    svg = report.curves(runs)
-    for title in ("loss", "learning rate", "peak memory (GiB)", "entropy", "rewards/margins"):
-        assert f">{title}</text>" in svg
-
-
 def test_the_page_stands_alone(tmp_path):
     page = page_of(write_log(tmp_path / "a<b>&_$c$", [ABOUT, step(1), step(2)]))
     assert set(re.findall(r"https?://[^\"<> ]*", page)) <= {"http://www.w3.org/1999/xlink", "http://www.w3.org/2000/svg"}  # names, not links
@@ -133,11 +85,6 @@ def test_the_page_stands_alone(tmp_path):
         assert outside not in page
     assert "<h1>a&lt;b&gt;&amp;_$c$</h1>" in page and ">a&lt;b&gt;&amp;_$c$</text>" in page
     assert "color-scheme: light dark" in page and "currentColor" in page and report.INK not in page
-
-
-def test_a_log_without_a_description(tmp_path):
-    page = page_of(write_log(tmp_path, [step(1), step(2)]))
-    assert "does not begin with a description" in page and rows_of(page)["steps"] == ["2 of –"]
 
 
 # ---- TensorBoard and W&B --------------------------------------------------------------------------------------------------------------
@@ -168,23 +115,6 @@ def test_follow_through_a_crash_and_a_resume(tmp_path, no_waiting):
     assert next(entries, "ended") == "ended"
 
 
-def test_what_ends_a_run(tmp_path, no_waiting):
-    whole = [step(n) for n in (1, 2, 3, 4)]
-    ended = write_log(tmp_path, [ABOUT, *whole, {"summary": {"steps": 4}}])
-    assert list(report.entries_as_they_come(ended, follow=True)) == whole
-    unfinished = write_log(tmp_path, [ABOUT, *whole[:2]])
-    assert list(report.entries_as_they_come(unfinished, follow=False)) == whole[:2]
-
-
-def test_another_run_in_the_same_log(tmp_path, no_waiting):
-    log = write_log(tmp_path, [ABOUT, step(1)])
-    entries = report.entries_as_they_come(log, follow=True)
-    assert next(entries) == step(1)
-    write_log(tmp_path, [{**ABOUT, "task": "rm"}, step(1), step(2)])
-    with pytest.raises(PlotError, match="another run\n  fix:"):
-        next(entries)
-
-
 def test_tensorboard_reads_it(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     log = write_log(tmp_path / "a", [ABOUT, step(1), step(2, loss=None), evaluation(2, 1.5), step(3)])
@@ -206,16 +136,6 @@ def test_a_tracker_is_given_every_number(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, SimpleNamespace(init=lambda **of_run: calls.append(of_run) or fake, Error=OSError))
     report.write_tracker(package, "project", "a", ABOUT, [{"step": 1, "loss": 2.0, "mfu": None}, {"step": 1, "eval_loss": 3.0}])
     assert calls == [{"project": "project", "name": "a", "config": ABOUT}, (1, {"loss": 2.0}), (1, {"eval_loss": 3.0}), "finish"]
-
-
-@pytest.mark.parametrize("package, write", [("tensorboard", lambda: report.write_tensorboard("nowhere", [])),
-                                            ("wandb", lambda: report.write_tracker("wandb", "project", "a", {}, [])),
-                                            ("trackio", lambda: report.write_tracker("trackio", "project", "a", {}, []))])
-def test_a_missing_package(monkeypatch, package, write):
-    for name in [package, *(name for name in sys.modules if name.startswith(package + "."))]:
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(PlotError, match=f"^--{package} needs the package {package}.*\n  fix: .* -m pip install {package}$"):
-        write()
 
 
 # ---- refusals -------------------------------------------------------------------------------------------------------------------------
