@@ -7,7 +7,7 @@
 #include "../train/preference.h"
 
 static constexpr size_t column = 36, width = 120;  // where texts begin, and the longest line
-static constexpr size_t one_screen = 40;           // a task with at most this number of flags needs no selection
+static constexpr size_t one_screen = 40;           // a task with at most this number of flags shows them all
 
 static const char *about(Task task) {
     switch (task) {
@@ -44,11 +44,11 @@ static std::string entry(const std::string &name, const std::string &text) {
 
 std::string help(const std::string &program, Task task, bool all) {
     const auto defaults = to_json(default_options(task), task);
-    all |= defaults.size() <= one_screen;
+    const bool every_flag = all || defaults.size() <= one_screen;
     const std::string name = program + (task == DEMO ? "" : std::string(" ") + task_name(task));
     std::string out = std::string(about(task)) + "\nusage: ./" + name + " [--flag value]...\n", subject;
     const auto add = [&](const char *flag, unsigned tasks, std::string text) {
-        if (!(tasks & task) || (!all && !(tasks & COMMON))) return;
+        if (!(tasks & task) || (!every_flag && !(tasks & COMMON))) return;
         for (const auto &[word, names] : {std::pair{"{losses}", preference_names()}, {"{estimators}", estimator_names()}})
             if (const size_t at = text.find(word); at != text.npos) text.replace(at, strlen(word), names);
         const std::string value = to_text(defaults[flag]);
