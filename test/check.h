@@ -21,11 +21,11 @@ template <class Dev> Dev make_device(int threads = 2) {  // one context per type
 // Largest relative error of rounding to nearest: 2^-p with p significant bits.
 template <class X> constexpr double unit_roundoff = sizeof(X) == 2 ? 0x1p-8 : 0x1p-24;
 
-// n values of mean + deviation * N(0,1), rounded to X: what the op sees and what the reference sees are then the same numbers.
+// n values of mean + deviation * N(0,1), rounded to X, so that op and reference get the same numbers.
 template <class X> std::vector<X> random_values(size_t n, uint32_t stream, double deviation = 1, double mean = 0) {
     const Random random{1, Purpose::test, stream};
     std::vector<X> out(n);
-#pragma omp parallel for if (n > 1 << 20)  // what is timed may be large
+#pragma omp parallel for if (n > 1 << 20)  // timed arrays may be large
     for (size_t i = 0; i < n; i++) out[i] = X(float(mean + deviation * random.normal(i)));
     return out;
 }
@@ -90,7 +90,7 @@ void expect_close(const char *what, const std::vector<A> &got, const std::vector
     EXPECT_LE(worst, allowed) << what;
 }
 
-// The same bits for each number and order of threads, and wherever else a test says so: what comes first is kept, the rest compared with it.
+// Expects the same bits for each number and order of threads, and in other cases named by a test: compares all later results with the first.
 class SameBits {
     std::vector<unsigned char> first_;
 

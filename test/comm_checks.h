@@ -1,6 +1,6 @@
 // What every communicator must do, whoever its ranks are: test_comm.cpp runs it with threads,
 // processes/test_processes.cpp with processes.
-// Every rank knows what all ranks send, so each checks what it received by itself, to the bit.
+// Every rank knows the data of all ranks, so each rank checks its received data, to the bit.
 #pragma once
 #include <sys/resource.h>
 
@@ -94,7 +94,7 @@ inline void every_type(Comm &c) {
     every_call<uint8_t>(c);
 }
 
-// Parts larger than what is summed at a time (4 MiB for all ranks), the last piece of them odd.
+// Parts larger than one piece of the sum (4 MiB for all ranks), with an odd last piece.
 inline void large_sums(Comm &c) { sums<float>(c, (size_t(1) << 20) / size_t(c.size) + 1001); }
 
 inline void agreement(Comm &c) {

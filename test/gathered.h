@@ -1,4 +1,4 @@
-// The parameters of all ranks, also where each rank has its part alone, or where they lie in a store.
+// The parameters of all ranks, also where each rank has only its part, or where they are in a store.
 #pragma once
 #include "../llmc/parallel/zero.h"
 

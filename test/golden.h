@@ -21,7 +21,7 @@ constexpr const char *golden_adapters[] = {"lora_llama3", "lora_qwen2", "lora_qw
 
 struct Golden {
     ModelConfig config;
-    std::string own, dir;  // what is expected; the model, which is another directory than that of its adapter
+    std::string own, dir;  // the golden values; the model, whose directory is not its adapter's
     nlohmann::json expected;
     std::vector<std::vector<int32_t>> documents;
     std::vector<std::vector<uint8_t>> masks;
@@ -187,7 +187,7 @@ template <class Dev> void expect_losses(Dev dev, const Golden &g, const std::vec
 }
 
 // The mean loss of ten thousand targets, so that it is not the luck of a few, and how far single documents are off. The float64
-// model has the rounded weights, too.
+// model also has the rounded weights.
 template <class Dev> void expect_bf16_as_good_as_transformers(Dev dev, const Golden &g) {
     const auto &theirs = g.expected["bf16"];
     const std::vector<double> exact = theirs["losses"];
@@ -237,7 +237,7 @@ template <class Dev> void expect_bf16_gradient_as_good_as_transformers(Dev dev, 
 
 // ---- pairs of answers -----------------------------------------------------------------------------------------------------------------
 
-// dpo or rm on the golden pairs, as the trainer does it. dpo's reference is another model than the one that is trained.
+// dpo or rm on the golden pairs, as the trainer does it. dpo's reference is not the trained model.
 template <class Dev> struct GoldenPairs {
     nlohmann::json expected;
     SelfComm comm;
@@ -290,7 +290,7 @@ template <class Dev> struct GoldenPairs {
         EXPECT_EQ(pairs.evaluate(*model, *data, samples).loss, totals.loss);
         return totals;
     }
-    // Of the gradient of all parameters together; its error, if it has nothing to do with the signs, is that of the sums.
+    // Norm of the gradient of all parameters; its error, if independent of the signs, is the error of the sums.
     void expect_loss(const std::string &name, const PairTotals &totals, const nlohmann::json &want) {
         expect_near_relative((name + ", loss").c_str(), totals.loss, want["loss"], 1e-5);
         const double norm = want["grad_norm"];

@@ -51,7 +51,7 @@ inline AdamWError adamw_error(size_t steps) {
     return {n * u * (2 * 5 + 16 * 1e-2 * std::sqrt(n)), 4 * n * u * 5, 4 * n * u * 25 * 1e-3 * n};
 }
 
-// What the model sees of its parameters: the nearest that X has, and of two the one that is farther from zero.
+// The model's view of its parameters: the nearest X; of two equally near, the one farther from zero.
 template <class X> void expect_nearest(const std::vector<X> &rounded, const std::vector<float> &params) {
     for (size_t i = 0; i < params.size(); i++) {
         const uint32_t u = std::bit_cast<uint32_t>(params[i]);

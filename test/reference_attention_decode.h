@@ -16,7 +16,7 @@ struct DecodeShape {
     float scale() const { return float(1 / std::sqrt(double(D))); }
 };
 
-// Sequences do not lie in order in the cache, and neither do the pages of one. Where no key of a page is seen, the table names a page
+// Sequences are not in order in the cache, and neither are the pages of one sequence. Where no key of a page is seen, the table names a page
 // that nobody owns.
 template <class X> struct DecodeInputs {
     size_t cache_rows;

@@ -36,7 +36,7 @@ inline LayerNormRows layernorm_reference(const std::vector<double> &x, const std
 template <class X> double layernorm_error(const LayerNormRows &want) {
     return want.out_roundings * unit_roundoff<float> + unit_roundoff<X> * largest(want.out);
 }
-// The mean of the rounded sums is rounded, too; what the shift adds is a part of xh, in units of 1 / rstd. rstd is off as xh is.
+// The mean of the rounded sums is also rounded; the effect of the shift is a part of xh, in units of 1 / rstd. rstd is off as xh is.
 inline double layernorm_mean_error(const LayerNormRows &want) {
     double error = 0;
     for (const double rstd : want.rstd) error = std::max(error, want.xh_roundings / rstd * unit_roundoff<float>);

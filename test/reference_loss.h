@@ -64,7 +64,7 @@ inline HeadResult head_reference(const std::vector<double> &x, const std::vector
     return out;
 }
 
-// A row of tokens with targets, what the head made of it, and the check of that.
+// A row of tokens with targets, the head's results for it, and their check.
 template <class X> struct HeadCase {
     size_t T, C, V, N;
     std::vector<X> x, w, dx;

@@ -1,4 +1,4 @@
-// qk_norm_rope in float64: the reference of rmsnorm on each head and that of rope on the rows. And how far float may be from it.
+// qk_norm_rope in float64: the references of rmsnorm on each head and of rope on the rows, with the bound of float's error.
 #pragma once
 #include "../llmc/ops/rope.h"
 #include "reference_rmsnorm.h"

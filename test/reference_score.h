@@ -35,14 +35,14 @@ inline std::vector<double> absolute(std::vector<double> v) {
 }
 
 // A float sum is off by at most as many roundings as it has terms, of the sum of the terms' absolute values; 8 more are for the
-// products and what is of second order. dx: one product, rounded to float and to X.
+// products and the second-order terms. dx: one product, rounded to float and to X.
 inline double score_error(const std::vector<double> &x, const std::vector<double> &w, const std::vector<int32_t> &rows) {
     return double(w.size() + 8) * unit_roundoff<float> * largest(score_reference(absolute(x), absolute(w), rows));
 }
 template <class X> double score_dx_error(const std::vector<double> &want) {
     return (2 * unit_roundoff<float> + unit_roundoff<X>)*largest(want);
 }
-// Of a dw that was `before` everywhere and has been added to `passes` times.
+// Checks a dw that was `before` everywhere and was added to `passes` times.
 inline double score_dw_error(const std::vector<double> &dscores, const std::vector<double> &x, const std::vector<double> &w,
                              const std::vector<int32_t> &rows, double before, size_t passes) {
     const double terms = largest(score_backward_reference(absolute(dscores), absolute(x), w, rows).dw);

@@ -29,7 +29,7 @@ template <class X> double swiglu_error(const std::vector<double> &want) {
     return (8 * unit_roundoff<float> + unit_roundoff<X>)*largest(want);
 }
 
-// 1 + g (1 - s) may cancel: its error is that of g (1 - s), which is smaller than the largest |g|
+// 1 + g (1 - s) may cancel: its error is the error of g (1 - s), which is smaller than the largest |g|
 template <class X>
 double swiglu_backward_error(const std::vector<double> &want, const std::vector<double> &dout, const std::vector<double> &gate_up,
                              size_t T, size_t F) {

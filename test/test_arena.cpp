@@ -1,4 +1,4 @@
-// The memory plan: arrays that live together never share a byte, and what the debugging aids promise.
+// The memory plan: arrays with overlapping lifetimes share no byte; and the debugging aids.
 #include <gtest/gtest.h>
 
 #include <cmath>

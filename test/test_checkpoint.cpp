@@ -1,5 +1,5 @@
 // Checkpoints: a directory is there whole or not at all, the optimizer's state comes back bit for bit in any world or with a message, and
-// only what is ours is removed.
+// only our own files are removed.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -86,7 +86,7 @@ struct Kept {
     }
 
   private:
-    template <class F> void each(F f) {  // f(element, what it should be)
+    template <class F> void each(F f) {  // f(element, expected value)
         for (size_t t = 0; t < 3; t++) {
             size_t at = 0;
             for (const auto &[global, n] : ranges) {

@@ -297,7 +297,7 @@ TEST(Row, FromDocumentsInMemory) {
     EXPECT_TRUE(prompt.predictors.empty());
 }
 
-// A pair is one sample: its documents lie in one row, the chosen one first, and a row holds as many pairs as fit by the sum of both.
+// A pair is one sample: its documents are in one row, the chosen one first, and a row holds the pairs whose summed lengths fit.
 TEST(Pairs, StayInOneRow) {
     Prepared p;
     p.metadata["kind"] = "pref";

@@ -1,4 +1,4 @@
-// Which device a run takes, and what it says when there is none or when the plan is larger than it: with made-up answers of the driver.
+// A run's choice of device, and its messages without a device or with a plan that exceeds it: with made-up answers of the driver.
 #include "../llmc/core/gpu.h"
 
 #include <gtest/gtest.h>

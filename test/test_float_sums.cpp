@@ -49,7 +49,7 @@ TEST(FloatSums, WhatTensorCoresLoseIsAllowed) {
     printf("  %.2g of what is allowed\n", most);
 }
 
-// Terms of one sign, each of which loses almost an ulp of the sum: what is allowed for rounding to nearest is too little.
+// Terms of one sign, each of which loses almost an ulp of the sum: the bound for rounding to nearest is too small.
 TEST(FloatSums, TruncationIsWorseThanRounding) {
     const size_t n = 4096;
     std::vector<double> terms(n, 0x1.fffffep-13);  // products of bf16 have up to 16 bits, and sums of them more

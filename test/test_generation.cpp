@@ -1,4 +1,4 @@
-// The generation engine: what it says depends on weights, prompts and seed alone, not on how many sequences run together, nor on the cache.
+// The generation engine: its answers depend on weights, prompts and seed alone, not on how many sequences run together, nor on the cache.
 #include "../llmc/train/generation.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ std::vector<Prompt> some_prompts(size_t count) {
 }
 
 struct Setting {
-    size_t sequences = 64, pages = 0;  // 0: as many as all need
+    size_t sequences = 64, pages = 0;  // 0: enough for all
     size_t samples = 1, max_new_tokens = 30;
     Sampling sampling = {.temperature = 1};
     int threads = 2;
@@ -91,7 +91,7 @@ std::vector<float> logits_of(const std::vector<int32_t> &tokens) {
     return model->generator().logits();
 }
 
-// Of the softmax of all logits that of the ids below this one.
+// Softmax of all logits, summed over the ids below this one.
 double mass_below(const std::vector<float> &logits, size_t id) {
     double below = 0, all = 0;
     for (size_t v = 0; v < logits.size(); v++)
@@ -99,7 +99,7 @@ double mass_below(const std::vector<float> &logits, size_t id) {
     return below / all;
 }
 
-// A preempted sequence is computed again as a row, whose products sum in another order than those of decoding. Its logits may differ by rounding,
+// A preempted sequence is computed again as a row, whose products sum in another order than in decoding. Its logits may differ by rounding,
 // and a draw that lies where two ids meet, within rounding, may then fall on the other side: once in a run, at most.
 void expect_same_but_for_rounding(const std::vector<Completion> &got, const std::vector<Completion> &want,
                                   const std::vector<Prompt> &prompts, const Setting &s) {

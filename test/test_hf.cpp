@@ -1,4 +1,4 @@
-// config.json in all the spellings that are about, what it may not ask for, and directories of weights.
+// config.json in all published spellings, unsupported requests in it, and directories of weights.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -435,7 +435,7 @@ TEST_F(Hf, ConfigIsWrittenAsItWasRead) {
     EXPECT_EQ(written(tiny_gpt2(), "F32")["architectures"][0], "GPT2LMHeadModel");
 }
 
-// As transformers writes it; no pad_token_id that a text ends with. What else a trainer puts into the source is written, too.
+// As transformers writes it; no pad_token_id that a text ends with. Other fields that trainers add to the source are also written.
 TEST_F(Hf, RewardConfigIsWrittenForTransformers) {
     const char *labels = R"({"torch_dtype": "float32", "architectures": ["Qwen2ForSequenceClassification"], "mean": 0.5,
                              "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "tie_word_embeddings": false})";
@@ -577,7 +577,7 @@ TEST_F(Hf, Gpt2WithAndWithoutPrefix) {
     }
 }
 
-// ---- what a saved model says of its answers
+// ---- end of answers in a saved model
 
 TEST_F(Hf, GenerationConfigHasTheNewEndFirst) {
     const auto written = [&](const char *config, const char *generation, const std::vector<int32_t> &ends) {

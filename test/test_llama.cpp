@@ -81,7 +81,7 @@ TEST_P(Goldens, LogitsThroughTheCache) {
     EXPECT_LE(worst, allowed);
 }
 
-// How a step's samples are packed into rows, and in which order, changes nothing but the order of sums.
+// How a step's samples are packed into rows, and in which order, changes only the order of sums.
 TEST_P(Goldens, PackingDoesNotMatter) {
     const Golden g(GetParam());
     Trained<CpuF32> t = trained(g);
@@ -196,7 +196,7 @@ TEST_P(Goldens, DocumentsDoNotLeak) {
 
 INSTANTIATE_TEST_SUITE_P(Families, Goldens, testing::ValuesIn(golden_families), family_name);
 
-// What a sweep keeps of the reference, and what the next run reads, is what the model says, as floats.
+// A sweep's cached values of the reference, read by the next run, equal the model's, as floats.
 TEST(Reference, PrecomputedEqualsResident) {
     GoldenPairs<CpuF32> t(make_device<CpuF32>(), "qwen3", DPO);
     const std::string cache = testing::TempDir() + "llmc_reference_" + std::to_string(getpid());

@@ -1,4 +1,4 @@
-// The log file: what a resumed run keeps of it.
+// The log file: the lines that a resumed run keeps.
 #include <gtest/gtest.h>
 
 #include <cmath>

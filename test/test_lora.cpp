@@ -1,4 +1,4 @@
-// Adapters: the adapted model against PEFT (golden.h, golden/make_lora.py), what is frozen, files, and what is refused.
+// Adapters: the adapted model against PEFT (golden.h, golden/make_lora.py), frozen weights, files, and refusals.
 #include "models.h"
 
 #include <filesystem>
@@ -63,7 +63,7 @@ TEST_P(AdapterGoldens, RecomputeThreadsGuardsAndPoisonGiveTheSameBits) {
     }
 }
 
-// Dropout changes the loss, by the step; packing documents into other rows changes nothing but the order of sums.
+// Dropout changes the loss, by the step; packing documents into other rows changes only the order of sums.
 TEST_P(AdapterGoldens, DropoutBelongsToTokens) {
     Golden dropping = g;
     dropping.config.lora.dropout = 0.3;
@@ -216,7 +216,7 @@ TEST(Adapters, RewardModelEqualsPeft) {
     }
 }
 
-// ---- what is refused ------------------------------------------------------------------------------------------------------------------
+// ---- refusals -------------------------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -287,7 +287,7 @@ TEST(Adapters, ScaleIsAlphaOverRankOrItsRoot) {
 
 // ---- a quantised base -----------------------------------------------------------------------------------------------------------------
 
-// Writes the model in `from` with the matrices of its layers as they are after they were stored in so many bits.
+// Writes the model in `from` with the matrices of its layers rounded by storage in `bits` bits.
 static void write_quantised_values(const std::string &from, const std::string &to, const ModelConfig &config, int bits) {
     std::filesystem::create_directories(to);
     const HfWeights weights(from);

@@ -49,7 +49,7 @@ template <class X> std::vector<double> updated(const nlohmann::json &golden) {
 
 }  // namespace
 
-// With float parameters what is compared is their rounding, twice a step; float's roundings in the iteration are 2^-16 of bf16's. In bf16 the updates may
+// With float parameters the comparison allows their rounding, twice a step; float's roundings in the iteration are 2^-16 of bf16's. In bf16 the updates may
 // err as much as torch's own, or half as much again.
 TEST(MuonGolden, EqualsTorch) {
     const auto golden = read_json("test/golden/muon.json");

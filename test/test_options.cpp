@@ -1,4 +1,4 @@
-// The command line: every flag is in --help, in the run log and in --config; what a user can get wrong is refused with a message.
+// The command line: every flag is in --help, in the run log and in --config; every user error is refused with a message.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -68,7 +68,7 @@ struct Loaded {
     std::vector<float> params, master;  // by global offsets
 };
 
-// fill(zero, comm, memory) on every rank; they must agree. `away`: the parameters lie in a store.
+// fill(zero, comm, memory) on every rank; they must agree. `away`: the parameters are in a store.
 template <class X, class Fill> static Loaded on_ranks(int ranks, int stage, bool away, Fill fill) {
     Loaded out{{}, std::vector<float>(12 * C)};
     std::mutex mutex;  // of `out`
@@ -108,7 +108,7 @@ template <class X> static Loaded initialised(uint64_t seed) {
     });
 }
 
-// The file's tensors and, for the head, what a model begins with that has no file; for any number of ranks.
+// The file's tensors and, for the head, the initial values of a model without files; for any number of ranks.
 template <class X> static void expect_head_from_seed(const Parameters &t) {
     const std::vector<float> want_score = initialised<X>(11).master;
     std::vector<float> want = t.embed;
@@ -192,7 +192,7 @@ TEST_F(Parameters, AnyOtherTensorMustBeThere) {
 
 // The estimates from n values are off by 1 / sqrt(2 n) of themselves: five times that.
 
-// Of two layers: four projections into the residual stream.
+// Two layers have four projections into the residual stream.
 TEST(Initial, DeviationOfResiduals) {
     const size_t n = 4096;
     std::vector<Tensor> tensors = {{"embed", {64, 64}, Tensor::normal, true, 0, n}};

@@ -1,4 +1,4 @@
-// Arrays of a shard that lie in a file, in pieces.
+// Arrays of a shard that are stored in a file, in pieces.
 #include "../llmc/parallel/pieces.h"
 
 #include "check.h"
@@ -56,11 +56,11 @@ TEST(ShardPieces, AreCutAtTheBordersOfUnits) {
     EXPECT_EQ(begins, std::vector<size_t>({0, 104, 4200, 8296, 12392, 16488, 20008}));
 }
 
-// A pass through the shard adds to all elements, and another one to those of some pieces; between the two one piece is changed alone.
+// A pass through the shard adds to all elements, and another one to the elements of some pieces; in between, one piece is changed alone.
 TEST(ShardPieces, ComeBackAsTheyLeft) {
     Pieces p;
     std::vector<float> want(count);
-    EXPECT_EQ(p.brought(), want) << "what has never left is 0";
+    EXPECT_EQ(p.brought(), want) << "never stored pieces are 0";
     const auto pass = [&](size_t first, size_t step, float add) {
         p.each([&](size_t number, size_t begin, size_t n) {
             if (number < first || (number - first) % step) return;

@@ -205,7 +205,7 @@ TEST(Advantages, OfACriticWithDiscount) {
     expect_answers("returns", advantages(o, std::vector<ScoredRollout>{{0, 2, three, {}, v}}).returns, returns, 1e-15);
 }
 
-// Then the returns are those of reinforce, whatever the critic says.
+// Then the returns equal reinforce's, whatever the critic's values.
 TEST(Advantages, OfACriticWithoutBootstrapping) {
     AdvantageOptions reinforce = gae(1);
     reinforce.estimator = "reinforce";
@@ -273,7 +273,7 @@ TEST(PolicyLoss, EqualsKnownValues) {
     EXPECT_NEAR(ppo.sums.moved / ppo.sums.tokens, -0.1225, 1e-12);
 }
 
-// Of the third token of the second answer w is exp(1.7) = 5.47, of the fifth answer exp(-0.8) = 0.449.
+// w is exp(1.7) = 5.47 for the third token of the second answer, and exp(-0.8) = 0.449 for the fifth answer.
 TEST(PolicyLoss, CorrectionsOfStaleAnswers) {
     const auto expect = [](const char *name, double value, double third_of_second, double fifth, double cut, double weights) {
         const LossResult got = loss(with([&](auto &o) { o.correction = name; }));

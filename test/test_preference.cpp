@@ -116,7 +116,7 @@ TEST(Preference, SmoothingIsTheChanceOfAWrongLabel) {
     EXPECT_GT(value("sigmoid", swapped, {.beta = 0.3, .label_smoothing = 0.2}), a);
 }
 
-// Two pairs of a step; what each adds to the loss of all, and the derivatives of the sum.
+// Two pairs of a step: each one's term of the loss, and the derivatives of the sum.
 TEST(Preference, SeveralLossesWithWeights) {
     const PreferenceLoss loss({"sigmoid", "sft", "hinge"}, {1, 0.2, 3}, {.beta = 0.1}, 0.7);
     const PairSums pairs[] = {{-12, -15, -13, -14.5, 5, 7}, {-20, -9, -15, -11, 12, 3}};

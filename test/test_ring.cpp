@@ -1,4 +1,4 @@
-// ring.h: ranks are threads, each with its share of the rows. Whatever the mode and the layout, results are those of one rank.
+// ring.h: ranks are threads, each with its share of the rows. Results equal one rank's in every mode and layout.
 #include "../llmc/parallel/ring.h"
 
 #include <map>
@@ -29,7 +29,7 @@ static std::vector<RingCase> ring_cases(const AttentionCase &a) {
     return cases;
 }
 
-// With the float64 reference, both results are within the same derived bound of it, so within twice that of one another.
+// With the float64 reference, both results are within the same derived bound of it, so within twice the bound of one another.
 TYPED_TEST(Ring, EqualsOneRank) {
     using Test = Ring<TypeParam>;
     const std::map<std::string, AttentionCase> shapes = {

@@ -64,7 +64,7 @@ TEST(Random, StreamOfIsFnv1a) {  // test vectors of the FNV reference
     EXPECT_EQ(stream_of("foobar"), 0xbf9cf968u);
 }
 
-// Round to nearest, ties to even, by its definition: of the two neighbours the nearer one, of two equally near the one with
+// Round to nearest, ties to even, by its definition: the nearer neighbour, or of two equally near ones the one with
 // an even last bit; beyond the largest value the next would be 2^128, whose name is infinity. The lower half of a float
 // matters only by how it compares with one half, so these six stand for all 65536; the upper half takes every value.
 TEST(Bf16, RoundsEveryFloatByTheDefinition) {

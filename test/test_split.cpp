@@ -69,7 +69,7 @@ TEST(Mesh, SaysThatARingSpansHosts) {
               "ranks 2 to 3 share their sequences between the hosts a and b: keys and values cross the network");
 }
 
-// ---- what the split says, against every query and key
+// ---- the split's statements, against every query and key
 
 struct Documents {
     std::vector<size_t> offsets;

@@ -35,7 +35,7 @@ struct Directory {
     }
 };
 
-struct Array {  // aligned as those of an arena
+struct Array {  // aligned as in an arena
     size_t bytes;
     std::unique_ptr<std::byte[], decltype(&free)> data;
     explicit Array(size_t bytes) : bytes(bytes), data(static_cast<std::byte *>(aligned_alloc(store_alignment, bytes)), &free) {

@@ -89,7 +89,7 @@ TEST_F(TokenizerTest, SentencePiece) {
     EXPECT_EQ(decode(t, {9}), "<0xZZ>");
 }
 
-// A run of bytes that is not UTF-8 as a whole is one U+FFFD a byte, also where a special token stands between its bytes.
+// A run of bytes that is not UTF-8 as a whole is one U+FFFD a byte, also with a special token between its bytes.
 TEST_F(TokenizerTest, RunsOfBytes) {
     const std::string unknown = "\uFFFD";
     const Tokenizer t = make(sentencepiece());

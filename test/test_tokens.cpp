@@ -1,4 +1,4 @@
-// Prepared data: what is read from a right file, and the message for every kind of wrong one.
+// Prepared data: reading a correct file, and the message for every kind of bad file.
 #include <cmath>
 #include <functional>
 #include <set>

@@ -18,7 +18,7 @@ struct Watched {
     bool broken = false;
     std::vector<uint64_t> released;
 
-    // Call n lies between events 2n and 2n + 1.
+    // Call n is between events 2n and 2n + 1.
     void queue(uint64_t id, bool returned = true) {
         watched.calls.push_back({id, "call", int(2 * id), int(2 * id + 1), returned, {}});
     }
@@ -66,7 +66,7 @@ TEST(WatchedCalls, EveryCallHasItsOwnClock) {
 TEST(WatchedCalls, ACallThatHasNotReturnedIsWatched) {
     Watched w;
     w.queue(1, false);
-    w.come = 3;  // what lies behind it on the stream says nothing, since `done` is not yet there
+    w.come = 3;  // later events on the stream mean nothing while `done` is missing
     EXPECT_EQ(w.late(0), 0u);
     EXPECT_EQ(w.late(601), 1u);
     w.watched.calls.front().queued = true;

@@ -1,8 +1,8 @@
 #!/bin/bash
 # test/two_hosts.sh [PROGRAM]
-# Trains three steps of the demo on two hosts, which share every sequence, and compares the losses with those of one rank. The hosts are network
+# Trains three steps of the demo on two hosts, which share every sequence, and compares the losses with one rank's. The hosts are network
 # namespaces of this machine with a cable (veth) between them, names of their own and nothing else in common but the disk; so MPI must start
-# the second rank there and send over TCP what a ring sends. Exit code 77: skipped, as namespaces are not allowed or Open MPI is missing.
+# the second rank there and exchange the ring's messages over TCP. Exit code 77: skipped, as namespaces are not allowed or Open MPI is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 program=${1:-./train_llama}

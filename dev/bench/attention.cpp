@@ -1,4 +1,4 @@
-// How fast attention is on this CPU, as a share of what a plain float matmul reaches in the same run.
+// Speed of attention on this CPU, as a share of a plain float matmul in the same run.
 //
 //   ./attention [threads]
 //
@@ -99,7 +99,7 @@ int main(int argc, char **argv) {
     printf("2048 and 7 x 50, packed   %8.1f  %8.1f\n", t[2] * 1e3, t[3] * 1e3);
     printf("2048 and 7 x 50, padded   %8.1f  %8.1f\n", t[4] * 1e3, t[5] * 1e3);
 
-    // Chats of 1 to 2000 tokens, and documents all of one length that makes as many pairs of query and key: what ragged ends cost.
+    // Chats of 1 to 2000 tokens, and documents of one length with the same number of query-key pairs: the cost of ragged ends.
     std::vector<size_t> chats;
     for (size_t i = 0; i < 16; i++) chats.push_back(1 + i * 797 % 2000);
     AttentionBench<CpuF32> ragged(plain.dev, chats, 9, 3, 64);

@@ -1,9 +1,9 @@
-// How fast one step of decoding reads the cache of keys and values on this CPU, as a share of what a copy moves in the same run.
+// Speed at which a decoding step reads the KV cache on this CPU, as a share of a copy in the same run.
 //
 //   ./attention_decode [threads]
 //
-// GB/s count each key and value once. A copy counts what it reads and what it writes, but also loads the lines that it will overwrite, three
-// transfers for two: hence shares of up to 1.5. Heads are those of SmolLM2-135M. A run goes over the caches of several layers, 512 MiB in
+// GB/s count each key and value once. A copy counts its reads and writes, but also loads the lines that it will overwrite, three
+// transfers for two: hence shares of up to 1.5. Heads are taken from SmolLM2-135M. A run goes over the caches of several layers, 512 MiB in
 // all, so that they come from memory as in a model.
 #include "../../llmc/ops/attention_decode.h"
 

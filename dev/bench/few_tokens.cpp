@@ -2,7 +2,7 @@
 //
 //   ./few_tokens [threads]
 //
-// The products are those of SmolLM2-135M in bf16, 269 MB of weights, which come from memory as in a model. The limit of a step is the larger of two
+// The products of SmolLM2-135M in bf16, with 269 MB of weights, which are loaded from memory as in a model. The limit of a step is the larger of two
 // times: of reading the weights at the rate at which all threads sum up 512 MiB, and of the FLOPs at the rate of a large product.
 #include <array>
 

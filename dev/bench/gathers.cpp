@@ -93,7 +93,7 @@ int main() {
     heading("weights that are gathered", 2);
     ModelConfig config = preset("smollm2-135m");
     config.L = 16, config.window.resize(config.L);
-    config.V = 16384;                             // so that the embedding is to a layer what it is in Llama 3.1 8B
+    config.V = 16384;                             // the ratio of embedding to layer is the same as in Llama 3.1 8B
     const std::vector<int32_t> document(512, 5);  // token 5, 512 times
     const Row row = make_row({document}, {std::vector<uint8_t>(document.size(), 1)});
     const Table table = llama_table(config);

@@ -3,7 +3,7 @@
 //
 //   ./packing [threads]
 //
-// A step is what the trainer does: gradients cleared, forward, backward, gradient norm, AdamW. Padding follows a sample as tokens
+// A step is the trainer's: gradients cleared, forward, backward, gradient norm, AdamW. Padding follows a sample as tokens
 // without a target, so that losses agree; the head skips them in both, which a padded trainer would not.
 #define LLMC_NO_MAIN
 #include "../../train_llama.cu"

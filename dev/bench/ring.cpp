@@ -1,8 +1,8 @@
-// What it costs to spread attention over ranks: one rank with all threads against as many ranks of one thread each, on the same cores.
+// Cost of spreading attention over ranks: one rank with all threads against ranks of one thread each, on the same cores.
 //
 //   ./ring [threads]
 //
-// Ranks are threads. `rate` is the time of the one rank over that of the many: 1 if nothing is lost to copies, to messages and to ranks
+// Ranks are threads. `rate` is the time of the single rank divided by the time of the many: 1 if nothing is lost to copies, to messages and to ranks
 // that wait for others. Each pass is the best of several rounds; every round times all lines of a table in turn, so that other work on
 // the machine slows them alike.
 #include "../../llmc/parallel/ring.h"

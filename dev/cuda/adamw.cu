@@ -1,6 +1,6 @@
 // adamw_update: m, v and params from grads, element by element                                       Contract: llmc/ops/adamw.h
 //
-// Timed with 2^24 parameters in bf16. Elementwise: grads, m, v, params in, m, v, params out: 28 bytes a parameter, in bf16 too,
+// Timed with 2^24 parameters in bf16. Elementwise: grads, m, v, params in, m, v, params out: 28 bytes a parameter, also in bf16,
 // where a parameter is 2 bytes and the lower half of its float 2 more. No access has anything to do with another one, so this
 // ladder is about not moving, and not computing, what need not be.
 #include "../../llmc/ops/adamw.cuh"
@@ -61,7 +61,7 @@ template <class X> void adamw_update2(Cuda<X> dev, Floats<X> params, float *m, f
     launch(dev, adamw_kernel2<X>, Grid{ceil_div(n, 256)}, 256, 0, params, m, v, grads, a, n);
 }
 
-// ---- version 3: what is the same for all is computed once ----------------------------------------------------------------------
+// ---- version 3: common factors are computed once -------------------------------------------------------------------------------
 //
 // The host turns the settings into eight float factors (AdamWFactors), in double where it matters: 1 - 0.999f is off by 1e-5. A
 // square root and two divisions are left. Loads are of 4 bytes.
@@ -86,7 +86,7 @@ template <class X> void adamw_update3(Cuda<X> dev, Floats<X> params, float *m, f
 // Four parameters a thread, 16 bytes per load. The memory's bandwidth is the limit.
 
 template <class X> struct AdamWUpdate {
-    static constexpr size_t step = 3;  // the one that is run, from the state after those before
+    static constexpr size_t step = 3;  // the step that runs, from the state after the earlier ones
     size_t n;
     std::vector<float> grads;
     AdamWState state;

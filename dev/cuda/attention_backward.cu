@@ -156,7 +156,7 @@ void attention_backward_part4(CudaBf16 dev, AttentionGrads grads, const Backward
 // ---- version 5: one part is the whole ------------------------------------------------------------------------------------------
 //
 // As in attention_forward 6, gradients are written once and not added to. And blocks of version 4 walk over all query heads of a group: with 2 KV
-// heads and 8192 tokens there are 256 of them, fewer than an H100 runs at a time, so that the longest is what the others wait for. Here the heads of a group
+// heads and 8192 tokens there are 256 of them, fewer than an H100 runs at a time, so that all others wait for the longest. Here the heads of a group
 // are split among blocks until there are 1024, whose sums another kernel adds up in a fixed order.
 
 template <class X> struct AttentionBackward : AttentionRow {

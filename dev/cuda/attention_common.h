@@ -1,4 +1,4 @@
-// What the two ladders of attention share: a packed row of ragged documents, dealt to ranks, and how the simple versions read it.
+// Shared by the ladders of attention: a packed row of ragged documents, dealt to ranks, and its accessors for the simple versions.
 #pragma once
 #include "../../llmc/ops/attention.cuh"
 #include "../../test/reference_attention.h"
@@ -19,7 +19,7 @@ struct Part : AttentionInputs<bf16> {
     __device__ const bf16 *value(size_t row, size_t h) const { return v.data + row * v.stride + h / shape.group() * shape.D; }
 };
 
-// f(local row) for what the pieces hold of the positions [begin, end), in order
+// f(local row) for the positions [begin, end) in the pieces, in order
 template <class F> __device__ void for_each_row(const Pieces &pieces, int begin, int end, F f) {
     Tiles tiles{pieces, begin, end, 1 << 20};
     for (TileRows tile = tiles.front(); !tile.empty(); tile = tiles.after(tile))
@@ -50,7 +50,7 @@ struct WarpRow {
         for (int c = 0; c < columns; c++) sum += x[c] * other.x[c];
         return warp_sum(sum);
     }
-    __device__ void add(float factor, const WarpRow &other, float keep = 1) {  // to what is kept of this row
+    __device__ void add(float factor, const WarpRow &other, float keep = 1) {  // to `keep` times this row
         for (int c = 0; c < columns; c++) x[c] = x[c] * keep + factor * other.x[c];
     }
     template <class F> __device__ void for_each(size_t D, F f) const {  // f(column, value)
@@ -141,7 +141,7 @@ struct AttentionRow {
         return sum;
     }
 
-    // Rows of n values, by global position and as they lie on the device.
+    // Rows of n values, by global position and in device order.
     template <class V> std::vector<V> to_ranks(const std::vector<V> &rows, size_t n) const {
         std::vector<V> out(rows.size());
         for (size_t t = 0; t < T; t++) std::copy_n(&rows[global[t] * n], n, &out[t * n]);

@@ -1,16 +1,16 @@
-// Attention of one new token of each sequence to the tokens before it, whose keys and values lie in the pages of a cache. Contract and formulas:
+// Attention of one new token of each sequence to the tokens before it, whose keys and values are stored in the pages of a cache. Contract and formulas:
 // llmc/ops/attention_decode.h
 //
 // 8 sequences of up to 8192 tokens, 32 query heads, 8 key heads, D 128 in bf16 for timing. A key and its value are 4 D bytes and make 4 D FLOP
 // for each query head of their group: 4 FLOP a byte here, so that reading the cache once, 151 MB, is all that counts. It takes many loads
-// under way at the same time, from all over the GPU; what the versions differ in is how many, and how often K and V are read.
+// under way at the same time, from all over the GPU; the versions differ in their number, and in how often K and V are read.
 //
 //   version                            K and V are read    warps at work           limited by
 //   1 a warp per query head            4 times             256                     one key after the other, of a sequence of 8192
 //   2 a block per query head           4 times, from L2    1024                    the same, a quarter of it
 //   3 a block per key head             once                256                     64 blocks, half of the GPU; the longest sequence
-//   4 a block per 256 keys             once                as many as there fit    instructions: two exponentials, five shuffles a score
-//   5 shipped: 16 bytes a lane         once                as many as there fit    memory
+//   4 a block per 256 keys             once                all that fit            instructions: two exponentials, five shuffles a score
+//   5 shipped: 16 bytes a lane         once                all that fit            memory
 #include "../../llmc/ops/attention_decode.cuh"
 
 #include "../../test/reference_attention_decode.h"
@@ -68,7 +68,7 @@ void attention_decode1(CudaBf16 dev, bf16 *out, const Decode &in) {
 
 // ---- version 2: a block per query head -----------------------------------------------------------------------------------------
 //
-// Four warps take every fourth key each. What they have is joined through shared memory, in order: the largest maximum counts, and what was
+// Four warps take every fourth key each. Their results are merged through shared memory, in order: the largest maximum counts, and what was
 // summed under a smaller one shrinks (join_channel, of the shipped kernel).
 
 __device__ void put_warp(float *sums, float *out, const WarpHead &head,
@@ -104,7 +104,7 @@ void attention_decode2(CudaBf16 dev, bf16 *out, const Decode &in) {
 constexpr int most_heads = 8;
 constexpr size_t group_shared(size_t D) { return most_heads * decode_warps * (D + 2) * sizeof(float); }
 
-// Query heads h0 ... of key head kv over the keys from begin to end: calls done(head, d, what they make of its channel d).
+// Query heads h0 ... of key head kv over the keys from begin to end: calls done(head, d, output of channel d).
 template <class F> __device__ void sum_group(const Decode &in, size_t b, size_t kv, int begin, int end, F done) {
     const size_t group = in.H / in.KV;
     float *sums = &shared_mem<float>(), *outs = sums + most_heads * decode_warps * 2;  // (heads, warps, 2), (heads, warps, D)
@@ -139,7 +139,7 @@ void attention_decode3(CudaBf16 dev, bf16 *out, const Decode &in) {
 
 // ---- version 4: a block per split of the keys ----------------------------------------------------------------------------------
 //
-// Each block has 256 of the keys (more where a sequence has more than 8192), and writes what it has to scratch: 2 % of what it has read.
+// Each block has 256 of the keys (more where a sequence has more than 8192), and writes its result to scratch: 2 % of the bytes read.
 // A second kernel joins a sequence's splits, in order: where they lie depends on the sequence alone, so its result does not change with
 // the batch that it is in. Memory is busy now. But a warp still takes one key at a time, 2 bytes a lane and load, ends each score with
 // five shuffles, and shrinks its sums for every key.

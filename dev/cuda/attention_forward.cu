@@ -4,7 +4,7 @@
 //
 // One document of 4096 tokens, 32 query heads, 8 key heads, D 128 for timing. FLOP are counted as 4 D for each visible pair of
 // query and key and each head, so half of T^2 for one document: 137 GFLOP. Q, K, V and the float result are 117 MB: 1200 FLOP a
-// byte, limited by arithmetic if each is read about once. No version writes scores to memory; what they differ in is who shares the
+// byte, limited by arithmetic if each is read about once. No version writes scores to memory; the versions differ in who shares the
 // reading of K and V.
 //
 //   version                          K and V are   FLOP per byte   limited by
@@ -59,7 +59,7 @@ void attention_forward_part1(CudaBf16 dev, float *out32, float *lse, const Part 
 
 // ---- version 2: a warp per query and head --------------------------------------------------------------------------------------
 //
-// One pass, by the online softmax: what was summed under an old maximum shrinks when a larger score comes. The row of the sum lies
+// One pass, by the online softmax: the sum under an old maximum is rescaled at a larger score. The row of the sum is held
 // in the registers of 32 lanes, which also read K and V 32 neighbours at a time. A dot product ends in a sum over the warp.
 
 constexpr int warps = 4;

@@ -11,7 +11,7 @@
 
 namespace CUDA_BACKEND::workshop {
 
-// exp(logit - max), and what it adds to the sums that the statistics need.
+// exp(logit - max), and its terms in the sums of the statistics.
 struct SoftmaxSums {
     float sum = 0, dot = 0;  // of e and e (logit - max)
     __device__ void add(float shifted) {
@@ -147,7 +147,7 @@ void classifier3(Cuda<X> dev, HeadStats stats, X *dlogits, const float *logits, 
 
 // ---- version 4: 16 bytes per load, 1024 threads --------------------------------------------------------------------------------
 //
-// The threads of one block keep an SM's loads under way, even if there are only as many rows as SMs. The second reading of a row should
+// The threads of one block keep an SM's loads under way, even if there is only one row per SM. The second reading of a row should
 // come from L2 where the rows under way fit it.
 
 template <class X>

@@ -53,9 +53,9 @@ static std::optional<Arguments> parse(int argc, char **argv, const AnyLadder &la
     CLI::App app(about_program(about), about.name);
     app.add_option("version", version, format("1 to %zu, all, or shipped: the last", about.ideas.size()))->capture_default_str();
     app.add_option("--shape", shape, shapes);
-    if (the_interpreter) app.add_flag("--count", out.count, "what each launch did, and the time that GPUs would take at least");
+    if (the_interpreter) app.add_flag("--count", out.count, "count the work of each launch, and predict its least time on GPUs");
     else app.add_flag("--emu", out.emulate, "check in the emulator, no timings");
-    app.add_flag("--csv", out.csv, "a table to be read by programs; what is passed and failed goes to stderr");
+    app.add_flag("--csv", out.csv, "print a table for programs; verdicts go to stderr");
     try {
         app.parse(argc, argv);
     } catch (const CLI::CallForHelp &) {

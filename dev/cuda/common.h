@@ -8,7 +8,7 @@
 //         static constexpr void (*versions[3])(Cuda<X>, X *out, const X *x, size_t n) = {op1, op2, op_forward};
 //         void run(Cuda<X> dev, size_t version) { versions[version - 1](dev, out.data(), x.data(), n); }
 //         void check(Check &check) const;                          // check("out", out.values(), reference, allowed), each output
-//         Work work() const;                                       // what no version can avoid
+//         Work work() const;                                       // the least work of any version
 //         bool runs(size_t version) const;                         // optional: false where it is not for this type or these sizes
 //     };
 //     static const Ladder<Op, float, bf16> ladder({.name = "op", .sizes = {{"T", "tokens", 8192, 512}}, .checked = {{1}, {7}},
@@ -16,9 +16,9 @@
 //     }
 //
 // Each version is checked in each type at each of the shapes `checked`, on an Op of its own; in the emulator with three orders of
-// threads, which must give the same bits. An Op of the last type, with the shape in `sizes`, is what a GPU is timed with: there
+// threads, which must give the same bits. An Op of the last type, with the shape in `sizes`, is timed on a GPU: there
 // run() is called many times: it may accumulate, and use up its inputs as long as their values do not change the time. The PTX
-// interpreter counts what such an Op does at a smaller shape, which `sizes` gives, too.
+// interpreter counts the work of such an Op at a smaller shape, also given by `sizes`.
 #pragma once
 #include <functional>
 #include <map>
@@ -30,7 +30,7 @@
 
 #include "../../test/cuda/check.cuh"
 
-// ---- what a ladder says and does -----------------------------------------------------------------------------------------------
+// ---- description and run of a ladder-------------------------------------------------------------------------------------------
 
 using Sizes = std::vector<size_t>;
 
@@ -46,14 +46,14 @@ struct Description {
     std::vector<const char *> ideas;  // a line for each version
 };
 
-// One of the two. Bytes: all inputs read once and all outputs written once, so that rates compare as times do; the rate is shown
-// as a share of a copy's. FLOP: the rate is shown as a share of what a large bf16 product reaches. Both are measured in the same
+// Either bytes or FLOP. Bytes: all inputs read once and all outputs written once, so that rates compare as times do; the rate is shown
+// as a share of a copy's. FLOP: the rate is shown as a share of a large bf16 product's. Both are measured in the same
 // run.
 struct Work {
     double bytes = 0, flops = 0;
 };
 
-// What a version made against what it should have made, and against what it made in the first order of threads.
+// Compares a version's output with the reference, and with its own output in the first order of threads.
 class Check {
     std::map<std::string, SameBits> bits_;
 
@@ -107,7 +107,7 @@ struct Interpreter {  // ptx/ladder.cpp, in programs that run nvcc's PTX on the 
     virtual ~Interpreter() = default;
     virtual std::vector<std::string> not_run() const = 0;  // kernels of this program that no launch has run so far
     virtual size_t kernels() const = 0;                    // of this program
-    virtual void count(const std::string &what, const std::function<void()> &run, bool csv) const = 0;  // prints what it did
+    virtual void count(const std::string &what, const std::function<void()> &run, bool csv) const = 0;  // prints its counts
 };
 
 // Set before main(), by the ladder, timing.cu and ptx/ladder.cpp; null where they are not part of the program.

@@ -26,8 +26,8 @@ template <class X> void dequantise1(Cuda<X> dev, X *out, const float *values, Qu
 
 // ---- version 2: a thread 8 weights ---------------------------------------------------------------------------------------------
 //
-// Eight weights of a block, or of a row, share a load of codes, a magnitude, and in bf16 a store of 16 bytes. What stands between this version and the
-// memory's bandwidth are the loads of values, as many as weights: lanes that read other elements of one table make wavefronts of their own.
+// Eight weights of a block, or of a row, share a load of codes, a magnitude, and in bf16 a store of 16 bytes. This version is kept from the
+// memory's bandwidth by its loads of values, one per weight: lanes that read different elements of a table make wavefronts of their own.
 
 template <class X> __global__ void dequantise_kernel2(X *out, const float *values, Quantised q) {
     constexpr int N = 8;
@@ -53,7 +53,7 @@ template <class X> void dequantise2(Cuda<X> dev, X *out, const float *values, Qu
 
 // ---- version 3: llmc/ops/dequantise.cuh ----------------------------------------------------------------------------------------
 //
-// The 16 values lie in 16 banks of shared memory, so that the lanes of a warp read any of them at once; the memory's bandwidth is the limit. The grid
+// The 16 values are in 16 banks of shared memory, so that the lanes of a warp read any of them at once; the memory's bandwidth is the limit. The grid
 // has the rows of 8 bits, which need no division.
 
 template <class X> void dequantise3(Cuda<X> dev, X *out, const float *, Quantised q) { dequantise(dev, out, q); }

@@ -11,7 +11,7 @@ namespace CUDA_BACKEND::workshop {
 // ---- version 1: the formula ----------------------------------------------------------------------------------------------------
 //
 // tanhf has two branches, a polynomial for small arguments and an exp for others: a warp whose lanes disagree takes both. And where
-// x is negative, 1 + tanh cancels: what is left is off by a rounding of 1, however small it is.
+// x is negative, 1 + tanh cancels: the difference is off by a rounding of 1, however small it is.
 
 template <class X> __global__ void gelu_backward_kernel1(X *dx, const X *dout, const X *x, size_t n) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;

@@ -67,8 +67,8 @@ void layernorm_backward1(Cuda<X> dev, X *dx, float *dw, float *dbias, float *, c
 
 // ---- version 2: everything in one kernel ---------------------------------------------------------------------------------------
 //
-// A warp that has a row at hand for dx adds its share of dw and dbias to sums of its own in shared memory, 2 C floats a warp: half
-// as many warps fit as in rmsnorm_backward. x and dout come from memory once and a second time from cache. Loads are of 2 bytes.
+// A warp that has loaded a row for dx adds its share of dw and dbias to sums of its own in shared memory, 2 C floats a warp: half
+// the warps of rmsnorm_backward fit. x and dout are loaded from memory once and a second time from cache. Loads are of 2 bytes.
 
 template <class X>
 __global__ void layernorm_backward_kernel2(X *dx, float *dw_parts, float *dbias_parts, const X *dresidual, const X *dout,
@@ -100,7 +100,7 @@ void layernorm_backward2(Cuda<X> dev, X *dx, float *dw, float *dbias, float *scr
 
 // ---- version 3: llmc/ops/layernorm.cuh -----------------------------------------------------------------------------------------
 //
-// The same with 16-byte loads and stores, of the sums in shared memory, too. The memory's bandwidth is the limit.
+// The same with 16-byte loads and stores, also of the sums in shared memory. The memory's bandwidth is the limit.
 
 template <class X> struct LayernormBackward {
     static constexpr double eps = 0.125;

@@ -74,7 +74,7 @@ void layernorm_forward2(Cuda<X> dev, X *out, float *mean, float *rstd, const X *
 
 // ---- version 3: Welford's running mean -----------------------------------------------------------------------------------------
 //
-// One reading without the difference: each lane keeps count, mean and sum of squared differences of what it has seen, and lanes are
+// One reading without the difference: each lane keeps count, mean and sum of squared differences of its elements, and lanes are
 // merged by the formula of Chan, Golub and LeVeque (1983). The price is a division for each element, which depends on the one
 // before: latency, not bandwidth, is the limit. And still two readings with the one for the output.
 
@@ -97,7 +97,7 @@ __global__ void layernorm_forward_kernel3(X *out, float *mean, float *rstd, cons
     if (t >= T) return;
     Moments row;
     for (size_t c = lane; c < C; c += 32) row.merge({1, x[t * C + c], 0});
-    for (unsigned distance = 16; distance > 0; distance /= 2)  // lane 0 has them all in the end
+    for (unsigned distance = 16; distance > 0; distance /= 2)  // lane 0 gets the total
         row.merge({__shfl_down_sync(all_lanes, row.n, distance), __shfl_down_sync(all_lanes, row.mean, distance),
                    __shfl_down_sync(all_lanes, row.squares, distance)});
     const float m = __shfl_sync(all_lanes, row.mean, 0), variance = __shfl_sync(all_lanes, row.squares, 0) / float(C);
@@ -114,7 +114,7 @@ void layernorm_forward3(Cuda<X> dev, X *out, float *mean, float *rstd, const X *
 // ---- version 4: llmc/ops/layernorm.cuh -----------------------------------------------------------------------------------------
 //
 // Version 1 again, but the row waits in shared memory: one reading from memory, with 16 bytes per load, and two from where a lane
-// finds what it wrote itself. Two passes there cost less than Welford's divisions, and the second one also finds what the first
+// reads only its own stores. Two passes there cost less than Welford's divisions, and the second one also finds what the first
 // one's sum lost of the mean. The same kernel adds the residual. The memory's bandwidth is the limit.
 
 template <class X> struct LayernormForward {

@@ -1,7 +1,7 @@
 // The forward pass of the linear layer in bf16: out[t,o] = sum_i x[t,i] w[o,i], contract in llmc/ops/matmul.h (here without bias).
 //
 // T = IC = OC = 4096 for timing: 2 T IC OC = 137 GFLOP, and 2 (T IC + OC IC + T OC) = 101 MB to read and write once, that is 1365
-// FLOP a byte: whoever reads each value about once is limited by arithmetic. Versions 2 and 3 read fewer times, 4 multiplies
+// FLOP a byte: a kernel that reads each value about once is limited by arithmetic. Versions 2 and 3 read fewer times, 4 multiplies
 // faster, 5 does both at once.
 //
 // A tile of R x C outputs reads (R + C) IC values, for 2 R C IC FLOP. All tiles together read 2 T IC OC (1/R + 1/C) bytes from L2:
@@ -15,7 +15,7 @@
 //   5 mma.sync and cp.async        128 x 128       64            1/32 byte                 shared memory, and mma.sync itself
 //   6 cuBLAS, 7 shipped: cuBLASLt  the library's choice
 //
-// What a library still does better: wgmma and TMA, larger tiles, and an order of blocks in which those that run at once share rows
+// A library is still better by wgmma and TMA, larger tiles, and an order in which concurrent blocks share rows
 // of x and w in L2. Arbitrary T and OC; IC is a multiple of 8 for versions 3 to 5, which read 16 bytes at a time.
 #include "../../llmc/ops/attention_tile.cuh"
 #include "../../test/cuda/matmul_context.cuh"
@@ -47,7 +47,7 @@ void matmul_forward1(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
 //
 // Still a thread per output, but the 1024 of a block fetch 32 x 32 of x and of w together, a warp 32 neighbours of one row, and
 // then all read them 32 times. Every multiply and add still waits for two loads, now from shared memory: of x one value for the
-// whole warp, of w a column, 33 floats from row to row, so that its 32 values lie in 32 banks.
+// whole warp (a broadcast), and a column of w, whose rows are 33 floats apart, so that its 32 values are in 32 banks.
 
 struct SquareTiles {
     float x[32][33], w[32][33];
@@ -75,11 +75,11 @@ void matmul_forward2(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
 
 // ---- version 3: an 8 x 8 tile per thread ---------------------------------------------------------------------------------------
 //
-// 16 values in registers make 64 products, so a load from shared memory is used 8 times. The slabs stand in it transposed, so that
+// 16 values in registers make 64 products, so a load from shared memory is used 8 times. The slabs are stored transposed, so that
 // four neighbours come with one 16-byte load, and 8 threads read 128 bytes at a stretch: all banks once. Written, a warp fills 32
 // neighbours.
 
-constexpr int block_rows = 128;  // of x, and as many of w: versions 3 to 5 make 128 x 128 outputs a block
+constexpr int block_rows = 128;  // of x, and the same number of w: versions 3 to 5 make 128 x 128 outputs a block
 
 // 8 values of a row of a matrix (rows, IC), zeros outside of it
 __device__ Vec<bf16> read_8(const bf16 *from, size_t row, size_t rows, size_t k, size_t IC) {
@@ -144,7 +144,7 @@ void matmul_forward3(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
 //
 // Four warps own 64 x 64 outputs each, 128 accumulators a lane. Per 16 values of depth a warp reads 4 KiB by 8 ldmatrix and makes
 // 32 products of 16 x 8 x 16. ldmatrix reads eight chunks of 16 bytes at once, of eight rows: were rows of 64 bytes simply one
-// after the other, four of the eight chunks would lie in the same banks. A Tile swaps the chunks of a row by r / 2 % 4
+// after the other, four of the eight chunks would be in the same banks. A Tile swaps the chunks of a row by r / 2 % 4
 // (llmc/ops/attention_tile.cuh), which puts them into eight different groups of four banks at no cost in memory; so do the 16-byte
 // writes.
 
@@ -226,7 +226,7 @@ void matmul_forward4(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
 // ---- version 5: mma.sync and cp.async ------------------------------------------------------------------------------------------
 //
 // Four pairs of slabs, 64 KiB: while one is multiplied, the next three are on their way, from memory to shared memory past the
-// registers. One barrier a slab does: who passes it knows that the slab has landed for all, and that all are done with the one
+// registers. One barrier per slab is enough: after it the slab has landed for all threads, and all are done with the one
 // before, whose place the next to be fetched takes. At the end that memory turns the outputs, of which a lane has two neighbours,
 // into rows of 16-byte chunks.
 //
@@ -290,7 +290,7 @@ void matmul_forward5(CudaBf16 dev, bf16 *out, const bf16 *x, const bf16 *w, size
 // ---- version 6: cuBLAS, version 7: shipped -------------------------------------------------------------------------------------
 //
 // A library picks tiles, stages and the order of blocks for the shape. llmc takes cuBLASLt, which adds the bias in its epilogue,
-// accumulates gradients in place and lets one forbid sums in no fixed order; plain cuBLAS stands here to see whether that costs
+// accumulates gradients in place and lets one forbid sums in no fixed order; plain cuBLAS is here to measure the cost of that
 // anything. The emulator has no library of NVIDIA's: there the CPU's matmul stands for both.
 
 #ifdef LLMC_EMULATE

@@ -34,7 +34,7 @@ inline double fetch(Cuda<float> dev, const double *from) {  // waits for the str
 // ---- version 1: one block ------------------------------------------------------------------------------------------------------
 //
 // Each thread takes every 512th element, and the 512 sums meet in a tree. Neighbours read neighbours, and yet only one SM works:
-// what it can have under way is all that is under way.
+// so only one SM's loads are in flight.
 
 __global__ void squared_norm_kernel1(double *out, const float *x, size_t n) {
     double sum = 0;

@@ -1,15 +1,15 @@
-// out of one layer's attention over a row that lies on P ranks, forward                         Contract: llmc/parallel/ring.h, mode ring
+// out of one layer's attention over a row split over P ranks, forward                         Contract: llmc/parallel/ring.h, mode ring
 //
 // What overlaps with what, when K and V go around a ring. The ranks are virtual: they share one device, on which each has arrays of its
 // own, and a hop is a copy from a rank's array to its neighbour's. All compute on one stream, with the shipped kernels. So the
 // schedules are real, but a copy takes from the same memory that the kernels use: between devices there is more to gain.
 //
 // Timed with 16384 tokens in 8 documents of growing lengths, 4 ranks, 32 query heads, 8 key heads, D 128. FLOP are counted as for
-// attention_forward: those that no version can avoid. T tokens, b bytes of an element; R row-hops (KeyTravel in llmc/parallel/split.h).
+// attention_forward: the least bytes of any version. T tokens, b bytes of an element; R row-hops (KeyTravel in llmc/parallel/split.h).
 //
 //   version                                   bytes copied            with one link a rank it would take
 //   1 compute, then exchange                  2*KV*D*b * T*(P-1)      computing + copying
-//   2 the next block on a second stream       2*KV*D*b * T*(P-1)      of each hop the longer of the two
+//   2 the next block on a second stream       2*KV*D*b * T*(P-1)      the longer one of each hop
 //   3 only what a rank ahead needs            2*KV*D*b * R            the same of fewer bytes; and no kernels that see nothing
 //   4 shipped: the calls of a communicator    2*KV*D*b * R            the same, where the communicator works by events (NCCL)
 #include "../../llmc/ops/layout.cuh"
@@ -33,7 +33,7 @@ class Event {
     cudaEvent_t event_ = nullptr;
 };
 
-// A packed row dealt to ranks, zigzag; arrays hold what the ranks have, one after the other.
+// A packed row dealt to ranks, zigzag; arrays hold the ranks' parts, one after the other.
 struct RingRow {
     AttentionCase problem;
     size_t ranks, T, H, KV, D, row, width;  // T of a rank; row of qkv, width of a row of [k | v]
@@ -70,7 +70,7 @@ struct RingRow {
     bf16 *block(size_t rank, size_t hop) { return blocks.data() + (2 * rank + hop % 2) * T * width; }
     Heads<const bf16> view(size_t rank, size_t head) { return {qkv.data() + rank * T * row + head * D, row}; }
 
-    // Block 0 of each rank: its rows of [k | v], those that travel farthest first.
+    // Block 0 of each rank: its rows of [k | v]; rows that travel farthest come first.
     void pack(CudaBf16 dev, const KeyTravel &travel) {
         for (size_t r = 0; r < ranks; r++)
             for (const KeyTravel::Stop &stop : travel.block(r)) {
@@ -130,7 +130,7 @@ struct RingRow {
 
 // ---- version 1: compute, then exchange -----------------------------------------------------------------------------------------
 //
-// One stream does one after the other. A rank needs two blocks all the same, as it receives one while it sends another.
+// One stream does one after the other. A rank still needs two blocks, as it receives one while it sends another.
 
 void ring_exchange1(CudaBf16 dev, RingRow &x) {
     x.begin(dev);

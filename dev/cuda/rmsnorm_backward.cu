@@ -1,7 +1,7 @@
 // rmsnorm_backward: with g = dout * w and xh = x * rstd                                           Contract: llmc/ops/rmsnorm.h
 //     dx[t,c] = dresidual[t,c] + rstd[t] * (g - xh * mean_c(g * xh))          dw[c] += sum_t dout[t,c] * xh[t,c]
 //
-// Timed with T 8192, C 4096 in bf16. dx sums over a row and dw over a column, so one of the two runs against the grain of any way
+// Timed with T 8192, C 4096 in bf16. dx sums over a row and dw over a column, so one of the sums runs against the grain of any way
 // to cut up the work. Moved at least: x, dout, dresidual in and dx out, 4 T C elements. Float atomics would sum dw in another
 // order each time.
 #include "../../llmc/ops/rmsnorm.cuh"
@@ -10,7 +10,7 @@
 
 namespace CUDA_BACKEND::workshop {
 
-// Element i = (t, c) of dx, where mean is that of its row.
+// Element i = (t, c) of dx, where mean is the mean of its row.
 template <class X>
 __device__ float dx_element(const X *dresidual, const X *dout, const X *x, const X *w, float rstd, float mean, size_t i,
                             size_t c) {
@@ -122,7 +122,7 @@ void rmsnorm_backward3(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *d
 
 // ---- version 4: dx and dw in one kernel ----------------------------------------------------------------------------------------
 //
-// A warp that has a row at hand for dx adds its share of dw to sums of its own, in shared memory: C floats a warp, so that warps
+// A warp that has loaded a row for dx adds its share of dw to sums of its own, in shared memory: C floats a warp, so that warps
 // need no barrier until the end. A block takes a run of rows and leaves one partial sum per column. x and dout come from memory
 // once and a second time from cache: 4 T C elements, and the partial sums.
 
@@ -156,7 +156,7 @@ void rmsnorm_backward4(Cuda<X> dev, X *dx, float *dw, float *scratch, const X *d
 
 // ---- version 5: 16 bytes per load ----------------------------------------------------------------------------------------------
 //
-// The same with 16-byte loads and stores, of the sums in shared memory, too. But these sums, C floats a warp, leave an SM 12 warps. It
+// The same with 16-byte loads and stores, also of the sums in shared memory. But these sums, C floats a warp, leave an SM 12 warps. It
 // is shipped for rows of more than 8192 elements: rmsnorm_backward_any in llmc/ops/rmsnorm.cuh.
 //
 // ---- version 6: llmc/ops/rmsnorm.cuh -------------------------------------------------------------------------------------------

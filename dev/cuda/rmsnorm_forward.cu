@@ -88,7 +88,7 @@ void rmsnorm_forward3(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, 
 // ---- version 4: 16 bytes per load ----------------------------------------------------------------------------------------------
 //
 // 2 bytes a lane make 64 of a warp's load, half a line, and one instruction for each. With Vec a lane loads 16 bytes, a warp 512:
-// an eighth of the instructions for the same bytes, so eight times as many are under way. Rows that are not a multiple of 16
+// an eighth of the instructions for the same bytes, so eight times the loads are in flight. Rows that are not a multiple of 16
 // bytes, or do not begin at one, take N = 1.
 
 template <class X, int N>
@@ -119,7 +119,7 @@ void rmsnorm_forward4(Cuda<X> dev, X *out, float *rstd, const X *x, const X *w, 
 
 // ---- version 5: the row waits in shared memory ---------------------------------------------------------------------------------
 //
-// x is read once, wherever the cache has put it meanwhile. A lane finds in shared memory what it wrote itself: still no barrier. But
+// Lanes keep the row in shared memory until rstd is known; x is read once, whatever the cache evicts. A lane reads only its own stores: still no barrier. But
 // the rows of a block's warps fill the shared memory: 48 KB for 6 rows of 4096, and four such blocks are an SM's.
 
 template <class X, int N>

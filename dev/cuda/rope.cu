@@ -2,7 +2,7 @@
 //     (x[i], x[i + D/2])  <-  (x[i] * cos - x[i + D/2] * sin,  x[i + D/2] * cos + x[i] * sin)            Contract: llmc/ops/rope.h
 //
 // Timed with T 8192, H 32, KV 8, D 128 in bf16. In place, so 2 T (H + KV) D elements are moved; the table is read by all heads of
-// a token and should come from cache. With hardly anything to compute, what is left to get wrong is the arithmetic of addresses.
+// a token and should come from cache. With hardly anything to compute, the arithmetic of addresses decides.
 #include "../../llmc/ops/rope.cuh"
 #include "../../test/reference_rope.h"
 #include "common.h"
@@ -17,7 +17,7 @@ template <class X> __device__ void turn_pair(X *first, X *second, const float *c
 
 // ---- version 1: a thread per token ---------------------------------------------------------------------------------------------
 //
-// The loops of the CPU. Neighbouring threads are a row of heads apart: every element of a warp's load lies in a line of its own.
+// The loops of the CPU. Neighbouring threads are a row of heads apart: every element of a warp's load is in a line of its own.
 
 template <class X>
 __global__ void rope_kernel1(X *qkv, const float *table, const int32_t *doc_pos, size_t T, size_t heads, size_t D,
@@ -38,7 +38,7 @@ void rope1(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size
 
 // ---- version 2: a thread per pair ----------------------------------------------------------------------------------------------
 //
-// Neighbouring threads turn neighbouring pairs, in as many threads as there are pairs. Now token, head and pair must be found
+// Neighbouring threads turn neighbouring pairs, one thread per pair. Now token, head and pair must be found
 // from one number by 64-bit divisions, which no GPU has an instruction for: the kernel has 232 instructions for sm_90, version 3
 // has 88 with its loop. Instructions limit it, not bytes.
 
@@ -80,7 +80,7 @@ void rope3(Cuda<X> dev, X *qkv, const float *table, const int32_t *doc_pos, size
 
 // ---- version 4: llmc/ops/rope.cuh ----------------------------------------------------------------------------------------------
 //
-// A thread turns as many neighbouring pairs as 16 bytes hold of their first halves: one division and four wide loads for 8 pairs
+// A thread turns the neighbouring pairs whose first halves fill 16 bytes: one division and four wide loads for 8 pairs
 // in bf16 (two of X, and the table's in pieces of 16 bytes). The memory's bandwidth is the limit.
 
 template <class X> struct Rope {

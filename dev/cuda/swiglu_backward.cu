@@ -38,7 +38,7 @@ template <class X> void swiglu_backward1(Cuda<X> dev, X *dgate_up, const X *dout
 
 // ---- version 2: both in one ----------------------------------------------------------------------------------------------------
 //
-// 5 T F elements, and in place, as a thread has read what it overwrites. A 64-bit division for each thread.
+// 5 T F elements, and in place, as a thread overwrites only elements that it has read. A 64-bit division for each thread.
 
 template <class X> __global__ void swiglu_backward_kernel2(X *dgate_up, const X *dout, const X *gate_up, size_t T, size_t F) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x, gate = i / F * 2 * F + i % F;

@@ -46,7 +46,7 @@ template <class X> void swiglu_forward2(Cuda<X> dev, X *out, float *, const X *g
 
 // ---- version 3: the grid has rows ----------------------------------------------------------------------------------------------
 //
-// The block's number is the row: no division. Loads are of 2 bytes, 64 a warp, and an SM can only have so many loads under way.
+// The block's number is the row: no division. Loads are of 2 bytes, 64 a warp, and the number of loads in flight per SM is limited.
 
 template <class X> __global__ void swiglu_forward_kernel3(X *out, const X *gate_up, size_t F) {
     const size_t t = blockIdx.x, f = blockIdx.y * size_t(blockDim.x) + threadIdx.x;

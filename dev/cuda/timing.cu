@@ -1,4 +1,4 @@
-// Timings of the workshop on a GPU, and the two rates that others are a share of. Only nvcc compiles this file.
+// Timings of the workshop on a GPU, and the copy and product rates that all others are compared with. Only nvcc compiles this file.
 #include <cuda_profiler_api.h>
 
 #include <chrono>

@@ -1,5 +1,5 @@
 // Slices among ranks of the emulator that are processes, which its NCCL does not join: everything is sent to all, as a text of the host's
-// communicator. Device memory is the host's there, and what a stream was given has been done.
+// communicator. Device memory is the host's there, and work given to a stream is done at once.
 #pragma once
 #include <deque>
 

@@ -65,7 +65,7 @@ struct Thread : ThreadInfo {
     void *fake_stack;
 };
 
-struct Arrival {  // what a lane that waits in a warp operation asked for
+struct Arrival {  // the warp operation that a waiting lane asked for
     const char *name;
     unsigned mask;
     Place place;
@@ -85,7 +85,7 @@ struct Barrier {
     Thread *waiting;            // a list
     int arrived_of[max_warps];  // the rest is the race detector's: threads of each warp
     unsigned waiting_warps;     //
-    uint32_t clock[max_warps];  // what has happened before all that arrived
+    uint32_t clock[max_warps];  // joined clock of the arrived threads
 };
 
 struct Touch {           // the last write, or read by one warp, of two bytes
@@ -177,7 +177,7 @@ Frames frames(const void *pc) {
 
 std::string base_name(const std::string &path) { return path.substr(path.rfind('/') + 1); }
 
-// "warp.cuh:17 < rmsnorm.cuh:20": a line and those that inlined it, without the emulator's own.
+// "warp.cuh:17 < rmsnorm.cuh:20": a line and the lines that inlined it, without the emulator's own.
 std::string where(Place place) {
     std::string out;
     const auto call = reinterpret_cast<const void *>(uintptr_t(place.pc) - 1);  // pc is where it returns to
@@ -282,7 +282,7 @@ void set_ready(Warp &warp, unsigned set) {
     if (warp.ready) block->ready_warps |= 1u << warp.number;
 }
 
-// Leaves this thread, whose state says what it waits for, and runs another one: of the same warp if it can be.
+// Suspends this thread, whose state has its reason, and runs another one: of the same warp if possible.
 void run_another(Warp *warp) {
     if (!warp || !warp->ready) {
         if (!block->ready_warps) return switch_to(&block->host);  // all have returned, or none can go on
@@ -331,7 +331,7 @@ void thread_main(transfer_t from) {
 // warp w does now. Only barriers pass clocks on. A warp's own time advances at barriers and at __syncwarp, so lanes of one warp race
 // if they touch the same two bytes (of device memory that is accessed by single bytes: the same byte) at the same time of their warp. (A
 // __syncwarp of some lanes counts for the whole warp.)
-// Of device memory only the last reader is known, not that of every warp: another order of threads finds what this misses. Between blocks
+// For device memory only the last reader is recorded, not one per warp: another order of threads finds the missed races. Between blocks
 // nothing is ordered: none may touch what another one of the same launch writes.
 
 bool detecting = false;  // set by __tsan_init, which files built with -fsanitize=thread call before main
@@ -352,7 +352,7 @@ Touch read_again(const Touch &before, const void *pc) {
     return now;
 }
 
-// Ends in a message if nothing orders what the current thread does now, and what was done then.
+// Ends in a message if the current access and the earlier one are not ordered.
 void check_order(const Touch &then, const char *memory, size_t offset, bool write, const char *done, const void *pc) {
     const Touch now = touch(pc);
     const bool concurrent =
@@ -502,7 +502,7 @@ void prepare(Block &b, Launch &launch) {  // once per launch and CPU thread
     b.threads_count = int(launch.threads);
     b.warps_count = int(ceil_div(launch.threads, 32));
     b.shared_bytes = launch.shared;
-    void *memory;  // exactly so many bytes, so that AddressSanitizer knows its end
+    void *memory;  // of the exact size, so that AddressSanitizer knows its end
     if (posix_memalign(&memory, 1024, std::max<size_t>(launch.shared, 1)))
         die("no memory for %zu bytes of shared memory", launch.shared);
     b.shared = static_cast<unsigned char *>(memory);
@@ -788,7 +788,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes) {
         const auto at = std::find_if(all_buffers.begin(), all_buffers.end(), [&](const Buffer &b) { return b.begin > begin; });
         const size_t pairs = bytes / 2 + 1;
         auto *cells =
-            static_cast<Buffer::Cell *>(calloc(2 * pairs + 1, sizeof(Buffer::Cell)));  // what is not touched takes no memory
+            static_cast<Buffer::Cell *>(calloc(2 * pairs + 1, sizeof(Buffer::Cell)));  // untouched pages take no memory
         if (!cells) return cudaErrorMemoryAllocation;
         all_buffers.insert(at, {begin, begin + bytes, cells, cells + pairs, reinterpret_cast<bool *>(cells + 2 * pairs)});
     }

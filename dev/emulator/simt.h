@@ -11,7 +11,7 @@
 // Built with -fsanitize=address, a report names the line of an access out of bounds. Kernel files built with -fsanitize=thread, but
 // linked without it, call the race detector in simt.cpp at every load and store.
 //
-// Streams run in the order of the calls, or beside each other, in a random order that events allow: streams.h.
+// Streams run in the order of the calls, or interleaved, in a random order that events allow: streams.h.
 //
 // Not emulated: wgmma, TMA, clusters, textures, float atomics, __activemask, kernels launched by kernels.
 #pragma once
@@ -35,7 +35,7 @@
 #define __launch_bounds__(...)
 #define __align__(bytes) alignas(bytes)
 #define __shared__ static_assert(false, "use shared_mem<T>()");
-#define SIMT_INLINE inline __attribute__((always_inline))  // so that the return address lies in the kernel, for messages
+#define SIMT_INLINE inline __attribute__((always_inline))  // so that the return address is in the kernel, for messages
 #define SIMT_AT std::source_location at = std::source_location::current()
 
 inline namespace CUDA_BACKEND {

@@ -30,7 +30,7 @@ namespace {
 struct Scheduler {
     std::mutex lock;  // guards all members, and is held while work runs
     std::condition_variable changed;
-    std::vector<Queue *> queues;  // those in front go on first
+    std::vector<Queue *> queues;  // front ones run first
     bool random = false;          // for the streams that are created from now on
     std::minstd_rand chance;
     std::string failure;  // of the first work that threw
@@ -137,7 +137,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 
 cudaError_t cudaDeviceSynchronize() { return scheduler().run_all(), cudaSuccess; }
 
-// Destructors call it: also those of a rank that fails, whose work other ranks would wait for in vain.
+// Called by destructors, also on a failing rank, for whose work other ranks would wait in vain.
 static void finish() {
     Scheduler &s = scheduler();
     if (std::uncaught_exceptions()) {
@@ -265,7 +265,7 @@ cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t strea
 
 namespace {
 
-struct Part {  // what a rank brings to a collective
+struct Part {  // a rank's contribution to a collective
     const char *call;
     const void *send;
     void *recv;
@@ -398,7 +398,7 @@ ncclResult_t ncclRecv(void *data, size_t n, ncclDataType_t type, int from, ncclC
     return group.comm = comm, group.stream = stream, ncclSuccess;
 }
 
-// A group is done when its messages have come and those that it sends were taken.
+// A group is done when its messages were received and its own were taken.
 ncclResult_t ncclGroupEnd() {
     if (!group.comm) return ncclSuccess;
     std::vector<std::shared_ptr<Message>> sent;

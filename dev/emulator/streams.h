@@ -65,7 +65,7 @@ enum cudaMemcpyKind {
 };
 constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2;
 
-cudaError_t cudaMalloc(void **p, size_t bytes);  // exactly so many bytes, NaN
+cudaError_t cudaMalloc(void **p, size_t bytes);  // of the exact size, filled with NaN
 cudaError_t cudaFree(void *p);                   // waits as cudaDeviceSynchronize does
 cudaError_t cudaMallocHost(std::byte **p, size_t bytes);
 cudaError_t cudaFreeHost(void *p);
@@ -81,7 +81,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaDeviceSynchronize();  // waits for the streams of this thread, and for others if they do not wait for it
 
 struct CUevent_st {
-    std::shared_ptr<simt::Event> last = {};  // what it was recorded for last; null: never
+    std::shared_ptr<simt::Event> last = {};  // the last recording; null: never recorded
 };
 using cudaEvent_t = CUevent_st *;
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned);
@@ -122,7 +122,7 @@ inline ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
 inline ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t *state) { return *state = ncclSuccess; }
 inline const char *ncclGetLastError(ncclComm_t) { return ""; }
 inline const char *ncclGetErrorString(ncclResult_t) { return "no error"; }
-ncclResult_t ncclGroupStart();  // of ncclSend and ncclRecv, which stand in groups only
+ncclResult_t ncclGroupStart();  // of ncclSend and ncclRecv, which are only allowed in groups
 ncclResult_t ncclGroupEnd();
 ncclResult_t ncclSend(const void *data, size_t n, ncclDataType_t type, int to, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclRecv(void *data, size_t n, ncclDataType_t type, int from, ncclComm_t comm, cudaStream_t stream);

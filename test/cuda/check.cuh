@@ -31,7 +31,7 @@ template <class Dev, class Body> void for_each_order(Body body) {
 #endif
 }
 
-// For what has several streams: runs the body in several orders of streams; on a GPU once.
+// For code with several streams: runs the body in several orders of streams; on a GPU once.
 template <class Dev, class Body> void for_each_order_of_streams(Body body) {
 #ifdef LLMC_EMULATE
     for (unsigned seed = 2; seed < 8; seed++) in_random_order<Dev>(seed, body);

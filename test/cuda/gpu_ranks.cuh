@@ -17,7 +17,7 @@ inline int ranks_with_gpus() {
     return std::min(count, 3);
 }
 
-// Calls f(dev, comm). Slices lie in the memory of dev's GPU; where each rank has one, dev has a stream of its own.
+// Calls f(dev, comm). Slices are in the memory of dev's GPU; where each rank has one, dev has a stream of its own.
 template <class Dev, class F> void with_gpu(Gpus gpus, Comm &host, Dev dev, F f) {
     if (gpus == Gpus::one) {
         host.memory = device_slices(dev.stream);

@@ -104,12 +104,12 @@ void equals_one_rank(size_t world) {
 TEST(CudaRanks, EqualOneRank) { equals_one_rank(3); }
 TEST(SlowCudaRanks, EqualOneRank) {
 #ifdef CHECKED_BUILD
-    GTEST_SKIP() << "minutes in this build, and the kernels are those of the world of 3";
+    GTEST_SKIP() << "minutes in this build, with the same kernels as the world of 3";
 #endif
     equals_one_rank(4);
 }
 
-// Everything that travels beside the computation: keys and values of a ring, their gradients, sums of gradients, updated parameters.
+// All transfers that overlap with the computation: keys and values of a ring, their gradients, sums of gradients, updated parameters.
 TEST(CudaRanks, EqualOneRankOverGpus) {
     const size_t ranks = size_t(ranks_with_gpus());
     if (ranks < 2) GTEST_SKIP() << "2 GPUs are needed, and NCCL";
@@ -121,7 +121,7 @@ TEST(CudaRanks, EqualOneRankOverGpus) {
             [&](CudaF32) { check_rank_result(c.name(), on_device<CudaF32>(c, untied, Gpus::each), want); });
 }
 
-// Rows of two lengths in several micro-steps: what a recorded launch depends on changes from row to row.
+// Rows of two lengths in several micro-steps: the key of a recorded launch changes from row to row.
 TEST(CudaGraphs, ChangeNoBit) {
     const std::vector<Row> rows = {rank_rows(1, 3)[0], rank_rows(1, 3)[0], rank_rows(1, 6)[0]};
     ASSERT_NE(rows[1].T, rows[2].T);
@@ -147,7 +147,7 @@ TEST(CudaGraphs, ChangeNoBit) {
     EXPECT_EQ(losses_and_norms(true), losses_and_norms(false));
 }
 
-// Copies run beside the ops, in any order that events allow.
+// Copies overlap with the ops, in any order that events allow.
 TEST(CudaRanks, OffloadingChangesNoBit) {
     const auto expect_same_bits = [](const RankCase &c, RankModel model, Recompute recompute, const Offload &offload) {
         const auto run = [&](const Offload &offload) {

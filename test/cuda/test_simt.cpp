@@ -1,5 +1,5 @@
-// The emulator itself (dev/emulator/simt.h): that it does what the documentation says, and that it notices what a kernel must not do.
-// What a GPU can do as well is tested there, too, when nvcc compiles this file.
+// The emulator itself (dev/emulator/simt.h): it follows the documentation, and it notices forbidden actions of a kernel.
+// When nvcc compiles this file, the GPU is tested in the same way.
 #include "../../llmc/ops/ptx.cuh"
 #include "../../llmc/ops/warp.cuh"
 #include "check.cuh"

@@ -36,7 +36,7 @@ WORD = re.compile(r"word\d+x")
 
 
 def random_template(pick):
-    """A chat template. Its choices are those in which published templates differ."""
+    """A chat template, with random choices among the differences of published templates."""
     before, after = pick([("<|im_start|>ROLE\n", "<|im_end|>\n"), ("<|im_start|>ROLE\n", "<|im_end|>"), ("<|im_start|>ROLE\n", "<|im_end|>\n\n"),
                           ("<|header|>ROLE<|/header|>\n\n", "<|eot|>"), ("### ROLE:\n", "\n\n"), ("ROLE: ", "\n"), ("[ROLE] ", " [/ROLE] "),
                           ("<|ROLE|>", "<|end|><|im_end|>\n"), ("ROLE: ", "</s>\n"), ("", "<|im_end|>"), (" ", " </s>")])
@@ -234,7 +234,7 @@ def words_of_messages(record):
 
 
 def check(task, record, mutated, recipe, template):
-    """Returns None, or what is wrong. A refusal is right; whether it was necessary is a matter for other tests."""
+    """Returns None, or the error. A refusal is right; other tests check whether it was necessary."""
     try:
         lot = recipe.lot([Record("fuzz", 1, None, record, 100)])
     except DataError as error:

@@ -1,4 +1,4 @@
-// A model's config.json, and what is derived from it.
+// A model's config.json, and the values derived from it.
 #include "../../llmc/model/config.h"
 
 #include "fuzz.h"

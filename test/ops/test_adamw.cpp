@@ -200,7 +200,7 @@ TYPED_TEST(AdamWUpdate, MomentsInBlocks) {
         }
 }
 
-// Gradients in bf16 are taken as the floats that they are: every kind of moments becomes what it becomes of those floats, but for a fused multiply-add in
+// Gradients in bf16 are used as their exact float values: every kind of moments gets the same result as with those floats, but for a fused multiply-add in
 // one of two kernels, which may make the next bf16 of a moment, or the next fraction, the nearest.
 TYPED_TEST(AdamWUpdate, Bf16Gradients) {
     using X = typename TypeParam::X;

@@ -96,9 +96,9 @@ TYPED_TEST(Attention, AnySplitOverRanksEqualsTheWhole) {
         this->check("zigzag over 3", a, deal(a.T(), 3, 6, true));
         this->check("16 pieces on each of 2", a, deal(a.T(), 2, 32, false));
     }
-    for (size_t D : {64, 96, 128, 136, 256})  // kernels of parts have the same widths as those of the whole
+    for (size_t D : {64, 96, 128, 136, 256})  // kernels of parts have the same widths as kernels of the whole
         this->check(format("over 2, D %zu", D).c_str(), {{25, 40}, 0, 2, 1, D}, deal(65, 2, 2, false));
-#ifndef CUDA_HALF  // these, too, take long in the emulator
+#ifndef CUDA_HALF  // these also take long in the emulator
     const auto check_once = [](const char *what, const AttentionCase &a, const std::vector<Pieces> &ranks) {
         const typename TestFixture::Inputs in(a);
         check_attention(what, a, in, TestFixture::run(a, in, ranks));
@@ -172,7 +172,7 @@ TYPED_TEST(Attention, UnseenBlocksAreSkipped) {
 }
 
 #ifdef CUDA_HALF
-// ldmatrix reads 16 bytes of each of eight rows at once: no two of them may lie in the same banks, which repeat every 128 bytes.
+// ldmatrix reads 16 bytes of each of eight rows at once: no two of them may be in the same banks, which repeat every 128 bytes.
 template <int D> static void expect_no_bank_conflicts() {
     static attention::Tile<16, D> tile;
     for (int r0 = 0; r0 < 16; r0 += 8)

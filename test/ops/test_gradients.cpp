@@ -30,7 +30,7 @@ TYPED_TEST(Gradients, WideningIsExact) {
     }
 }
 
-// Every number becomes one of its two neighbours; what is a bf16 stays as it is.
+// Every number becomes one of its two neighbours; exact bf16 values do not change.
 TYPED_TEST(Gradients, RoundsToANeighbour) {
     for (const size_t n : {1, 1003, 4096})
         for (const size_t first : {0, 5, 800}) {
@@ -89,7 +89,7 @@ TYPED_TEST(Gradients, SumsOfSmallStepsGrow) {
     EXPECT_NEAR(mean, 1 + steps * double(step), 5 * 0x1p-7 * std::sqrt(double(steps) * p * (1 - p) / double(n)));
 }
 
-// The bits depend on the element's number and the key alone, and those of elements that share a block of Philox not on each other.
+// The bits depend on the element's number and the key alone; elements that share a block of Philox are independent.
 TYPED_TEST(Gradients, BitsBelongToTheElement) {
     const size_t n = 4099, first = 77;
     const auto x = random_values<float>(n, 1);

@@ -1,4 +1,4 @@
-// Copies whose rows do not fit vectors, and those that do: what they move is exact on every device.
+// Copies whose rows do or do not fit vectors: they are exact on every device.
 #include "../../llmc/ops/layout.h"
 
 #include "device.h"

@@ -52,7 +52,7 @@ TYPED_TEST(MuonOps, MomentumEqualsReference) {
 }
 
 // A momentum in bf16 is right on average, and its bits depend on the seed, the step and the element's number alone. Parts of 5000 elements have
-// vectors, and those of 6667 have none.
+// vectors, and rows of 6667 have none.
 TYPED_TEST(MuonOps, Bf16MomentumIsRightOnAverage) {
     using X = typename TypeParam::X;
     const size_t n = 20000;
@@ -155,7 +155,7 @@ TYPED_TEST(MuonOps, OrthogonaliseEqualsReference) {
     }
 }
 
-// As that of an adapter's first matrix in the first step.
+// As the momentum of an adapter's first matrix in the first step.
 TYPED_TEST(MuonOps, AMatrixOfZerosStaysOne) {
     using X = typename TypeParam::X;
     MatmulContext context;

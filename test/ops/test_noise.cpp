@@ -33,7 +33,7 @@ TYPED_TEST(Noise, EqualsReference) {
     }
 }
 
-// Its mean is 0 and its variance that of [-1, 1], 1/3. That of a token does not depend on its row.
+// Its mean is 0 and its variance 1/3, as uniform in [-1, 1]. A token's noise does not depend on its row.
 TYPED_TEST(Noise, IsUniformAndBelongsToTheToken) {
     using X = typename TypeParam::X;
     const size_t T = 300, C = 64;

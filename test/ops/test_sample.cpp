@@ -37,7 +37,7 @@ template <class T> std::vector<T> joined(const std::vector<std::vector<T>> &list
     return out;
 }
 
-// Rows lie in the array with a gap of 3 NaN behind each.
+// Rows are followed by a gap of 3 NaN.
 template <template <class> class A = Array, class Dev>
 Tokens draw(Dev dev, const Rows &in, const Sampling &s, bool logps = false) {
     const size_t rows = in.random.size(), ld = in.V + 3;
@@ -117,7 +117,7 @@ TYPED_TEST(Sample, EachFilterKeepsWhatItsDefinitionSays) {
     expect({.temperature = 1, .top_k = 2}, {0, 0.4, 0, 0.3});
     expect({.temperature = 1, .top_k = 9}, {0.1, 0.4, 0.2, 0.3});
     expect({.temperature = 1, .top_p = 0.39}, {0, 1, 0, 0});      // at least one
-    expect({.temperature = 1, .top_p = 0.41}, {0, 0.4, 0, 0.3});  // the one that crosses the border belongs to them
+    expect({.temperature = 1, .top_p = 0.41}, {0, 0.4, 0, 0.3});  // the token that crosses the border is included
     expect({.temperature = 1, .top_p = 0.85}, {0, 0.4, 0.2, 0.3});
     expect({.temperature = 1, .top_k = 3, .top_p = 0.7}, {0, 0.4, 0, 0.3});  // top_p of what top_k left
     expect({.temperature = 1, .top_k = 1, .top_p = 1e-9}, {0, 1, 0, 0});
@@ -194,7 +194,7 @@ TYPED_TEST(Sample, AlwaysGivesAToken) {
 }
 
 #ifndef CUDA_HALF
-// Pearson's statistic of counts of so many draws; tokens with probability 0 must not occur.
+// Pearson's statistic of the counts of `draws` draws; tokens with probability 0 must not occur.
 static double chi_squared(const std::vector<size_t> &counts, const std::vector<double> &want, size_t draws) {
     double out = 0;
     for (size_t i = 0; i < want.size(); i++) {

@@ -1,4 +1,4 @@
-// The PTX interpreter on kernels written by hand: what instructions compute, and that it notices what a GPU would do wrong in silence.
+// The PTX interpreter on kernels written by hand: results of instructions, and errors on which a GPU would be silent.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -9,7 +9,7 @@
 
 namespace {
 
-// A function, as nvcc writes those that it does not inline: declared, called, and defined at the end.
+// A function that nvcc did not inline: declared, called, and defined at the end.
 constexpr const char *declaration = ".func (.param .b32 func_retval0) twice (.param .b32 twice_param_0);";
 constexpr const char *definition = R"(
     .func (.param .b32 func_retval0) twice(.param .b32 twice_param_0)
@@ -124,7 +124,7 @@ TEST(PtxArithmetic, FloatsAndTheirRoundings) {
     EXPECT_EQ(word("cvt.rzi.s32.f32 %r20, " + hex(1e20f) + ";"), 0x7fff'ffffu);
 }
 
-// Wrong by what the manual allows at most, and not exact; powers of integers are.
+// Wrong by at most the manual's bound, and not exact; powers of integers are.
 TEST(PtxArithmetic, ApproximateFunctions) {
     double worst_exp2 = 0, worst_rsqrt = 0;
     for (float x = 0.1f; x < 9; x += 0.37f) {
@@ -227,7 +227,7 @@ TEST(PtxWarp, Mma) {
         return single("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f20,%f21,%f22,%f23}, " + cut + ", {" + hex(c) + "," +
                       hex(c) + "," + hex(c) + "," + hex(c) + "};");
     };
-    EXPECT_EQ(sum(-1), -1);  // the term lies below what is kept
+    EXPECT_EQ(sum(-1), -1);  // the term is below the kept bits
     expect_error("setp.lt.u32 %p1, %r0, 16;\n@%p1 mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1,%f2,%f3,%f4}, " +
                      zeros + ", {0,0}, {%f1,%f2,%f3,%f4};",
                  "only the lanes 0xffff are here");
@@ -397,7 +397,7 @@ TEST(PtxCounts, WavefrontsOfSharedMemory) {
     EXPECT_EQ(run(strided(128) + four).counts.total().least_wavefronts, 4u);
 }
 
-// What a block has read before comes from L1, and what the launch has touched before from L2.
+// Repeated reads of a block hit L1, and data touched earlier by the launch hits L2.
 TEST(PtxCounts, TrafficOfL2AndMemory) {
     const std::string load = "ld.global.u32 %r5, [%rd2];\n", store = "st.global.u32 [%rd2], %r5;\n";
     const auto traffic = [](const std::string &body, unsigned blocks) { return run(body, 32, blocks).counts.traffic; };
@@ -410,7 +410,7 @@ TEST(PtxCounts, TrafficOfL2AndMemory) {
     EXPECT_EQ(traffic(load + store + store, 1).l2, 3 * 128u);
 }
 
-// A block that does nothing but `n` float additions for each of its warps, as the model's units see it.
+// A block with only `n` float additions for each of its warps, in the model's units.
 TEST(PtxPrediction, TheBusiestUnitOfTheBusiestMultiprocessor) {
     const ptx::Gpu &gpu = ptx::gpus[0];
     const auto demand = [](double fp32, double special) {

@@ -34,7 +34,7 @@ THINKING = ("{% for m in messages %}{% set c = m['content'] %}{{ '<|im_start|>' 
 # As Llama 2: no header, and a space before and after the answer.
 LLAMA2 = ("{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + m['content'].strip() + ' [/INST]' }}"
           "{% else %}{{ ' ' + m['content'].strip() + ' ' + eos_token }}{% endif %}{% endfor %}")
-# As one of Mistral's: something stands before the last user message only, so that no earlier rendering begins the whole one.
+# As one of Mistral's: a mark precedes only the last user message, so that no earlier rendering is a prefix of the whole one.
 LAST_MARKED = LLAMA2.replace("{{ bos_token + ", "{% if loop.last or loop.index == loop.length - 1 %}{{ '#' }}{% endif %}{{ ")
 # Headlines of Alpaca in plain text, and one end of text behind the whole chat.
 HEADLINES = ("{% for m in messages %}{% if m['role'] == 'user' %}{{ '### Instruction:\n' + m['content'] + '\n\n' }}{% else %}"

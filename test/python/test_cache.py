@@ -223,7 +223,7 @@ def test_many_runs_prepare_at_once(cache, tmp_path):
     started = [subprocess.Popen(each, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) for each in [words, typed] * 3]
     assert [process.communicate()[1] for process in started if process.wait()] == []
     refused(command("generate", model=tmp_path / "model", prompt=b"\xff".decode(errors="surrogateescape")), "is not UTF-8\n  fix: write it in UTF-8")
-    assert len(list(cache.iterdir())) == 2  # the training data and the prompts; what was typed is not kept
+    assert len(list(cache.iterdir())) == 2  # the training data and the prompts; typed prompts are not cached
 
 
 def test_a_cache_that_cannot_be(cache, tmp_path, monkeypatch):

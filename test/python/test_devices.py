@@ -1,4 +1,4 @@
-"""Whole runs on the GPU's half of the program: what it says where there is no GPU, and what it computes in the emulator."""
+"""Whole runs on the GPU's half of the program: its messages without a GPU, and its results in the emulator."""
 
 import json
 import os

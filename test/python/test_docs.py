@@ -1,4 +1,4 @@
-"""The pages: links between them, and what they say about files and flags of this repository."""
+"""The pages: links between them, and their names of files and flags of this repository."""
 import re
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def name_of(page):
 
 
 def without_code(text):
-    """Blocks that are indented or fenced, and what stands between backticks, hold no links and no headings."""
+    """Indented or fenced blocks, and code between backticks, hold no links and no headings."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
     return re.sub(r"`[^`\n]*`", lambda code: re.sub(r"[\[\]()#]", "", code[0]), re.sub(r"^    .*$", "", text, flags=re.M))
 

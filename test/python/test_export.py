@@ -50,7 +50,7 @@ def train(output, task="sft", **options):
 
 
 def answer(**options):
-    """To "Hi": its text, and whether it ended by itself."""
+    """The answer to "Hi": its text, and whether it ended at a stop token."""
     prompts = options["prompts"] = options["output"].with_suffix(".jsonl")
     prompts.write_text('{"prompt": "Hi"}\n')
     del options["output"]

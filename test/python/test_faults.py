@@ -1,5 +1,5 @@
 """Runs that survive: killed, on a disk that fills or may no longer be written to, with bits that flip, data that changes and a clock that
-jumps. What was saved stays saved, and a fault ends in one message, or the run goes on and its result is what it would have been."""
+jumps. Saved files stay intact, and a fault ends in one message, or the run goes on with the same result."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def steps_logged(log):
 
 
 def saved_steps(run):
-    """Besides which there may be what a crash has left."""
+    """Ignores leftovers of a crash."""
     return sorted(int(path.name[5:]) for path in run.glob("step_*") if path.name[5:].isdigit())
 
 
@@ -103,7 +103,7 @@ def test_killed_again_and_again(kills, data, tmp_path):
         assert process.returncode == -signal.SIGKILL, error
         landed.append(max(saved_steps(run), default=0))
         inside += (run / f"step_{landed[-1] + 1}.tmp").exists()
-        assert landed[-1] >= before  # what was saved stays
+        assert landed[-1] >= before  # saved steps stay
         if landed[-1]:
             assert json.loads((run / f"step_{landed[-1]}" / "trainer_state.json").read_text())["step"] == landed[-1]
         if (run / "latest").exists():
@@ -422,7 +422,7 @@ extern "C" int fsync(int fd) {
 
 
 def test_no_checkpoint_outlives_the_log_of_its_steps(data, tmp_path):
-    """A power cut leaves what was synced. Before a checkpoint is complete, the lines of its steps are; at the end all lines are."""
+    """A power cut leaves only synced data. Before a checkpoint is complete, the lines of its steps are; at the end all lines are."""
     environment = {**preloaded(tmp_path, SYNC_SHIM), "SYNCED": str(tmp_path / "synced")}
     words = command("sft", output_dir=tmp_path / "run", **{**OPTIONS, "data": data, "max_steps": 4, "save_steps": 2})
     result = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120)
@@ -443,7 +443,7 @@ def test_no_checkpoint_outlives_the_log_of_its_steps(data, tmp_path):
 
 
 def test_a_program_of_another_cpu(tmp_path):
-    """Compiled for what only some servers have; where this is one of them, it runs, elsewhere what `make plain` puts beside it."""
+    """Compiled for instructions of some servers only; on other CPUs the program of `make plain` runs instead."""
     if not shutil.which("g++"):
         pytest.skip("no g++")
     (tmp_path / "main.cpp").write_text("int main() { return 0; }\n")

@@ -47,7 +47,7 @@ def config_of(directory):
 # ---- without a task -------------------------------------------------------------------------------------------------------------------
 
 def test_the_bundled_run(tmp_path):
-    """It says what it is, and its flags are the first, so that those that are given win."""
+    """It prints its command; its own flags come first, so that given flags take precedence."""
     result = call([str(PROGRAM), "--max_steps", "3", "--eval_steps", "2", "--sample_every", "2", "--max_new_tokens", "5",
                    "--output_dir", str(tmp_path / "run")])
     assert result.returncode == 0, result.stderr
@@ -168,7 +168,7 @@ def test_the_kernels_train_as_the_cpu_does(name, task, tmp_path):
 # ---- raw data and text ----------------------------------------------------------------------------------------------------------------
 
 def of_bytes(directory):
-    """A model of bytes with random weights: 256 of them, and END first of what else there is."""
+    """A model of bytes with random weights: ids 0 to 255 are bytes, and END is the next id."""
     directory.mkdir(exist_ok=True)
     sizes = {"vocab_size": 260, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
     (directory / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes, "bos_token_id": END, "eos_token_id": END}))
@@ -222,7 +222,7 @@ def test_token_shards_are_data(text_model, bench, tmp_path):  # noqa: F811
     assert stable(log_lines(tmp_path / "shard")) == stable(log_lines(tmp_path / "same"))
     assert weights(tmp_path / "shard") == weights(tmp_path / "same")
 
-    # Without a tokenizer the two numbers of config.json are enough.
+    # Without a tokenizer, two numbers of config.json are enough.
     options["model"] = of_bytes(tmp_path / "bare")
     prepared(command("pretrain", data=tmp_path / "*.bin", output_dir=tmp_path / "bare_shard", **options))
     assert weights(tmp_path / "bare_shard") == weights(tmp_path / "same")

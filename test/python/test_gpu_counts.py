@@ -1,4 +1,4 @@
-"""scripts/gpu_counts.py: what counts as worse, on a program that prints what a ladder's --count --csv does."""
+"""scripts/gpu_counts.py: regressions of counts, on a program that prints the output of a ladder's --count --csv."""
 
 import subprocess
 import sys

@@ -46,7 +46,7 @@ def test_every_task_trains_with_bf16_gradients(name, data, tmp_path):
     floats, rounded = run(tmp_path / "f32"), run(tmp_path / "bf16", grad_dtype="bf16")
     assert rounded["loss"] == floats["loss"]
     for norm in ["grad_norm"] + ["critic_grad_norm"] * (task == "ppo"):
-        # Each of the roundings is off by less than 2^-7 of what is rounded; no part of these sums is larger than three times the whole.
+        # Each rounding is off by less than 2^-7 of its value; no part of these sums is larger than three times the whole.
         assert rounded[norm] != floats[norm] and abs(rounded[norm] / floats[norm] - 1) < 3 * 3 * 2**-7, norm
     want = weights(tmp_path / "bf16"), stable(log_lines(tmp_path / "bf16"))
     assert want[0] != weights(tmp_path / "f32")

@@ -1,5 +1,5 @@
 """Whole runs of grpo. On given rollouts: what torch says of the same ones, whatever the mesh. On answers of its own: they are on policy, no mesh and no cache
-changes them, and what is rewarded becomes likelier. Resuming, and every way to call it wrong. Rewards are tested in test_rewards.py."""
+changes them, and rewarded answers become likelier. Resuming, and every way to call it wrong. Rewards are tested in test_rewards.py."""
 
 import ast
 import json
@@ -192,7 +192,7 @@ def sample(output, prompts, *flags, **options):
 
 
 def test_answers_are_on_policy(prompts, tmp_path):
-    """The log-probabilities that sampling kept are those of the training pass."""
+    """The log-probabilities recorded in sampling equal the training pass's."""
     for number, options in enumerate([{}, {"temperature": 0.7, "max_sequences": 3}, {"model": GOLDEN / "phi3"}, {"ranks": 2, "ring_attn_size": 2}]):
         sample(tmp_path / str(number), prompts, **options)
         for line in log_lines(tmp_path / str(number))[1:]:
@@ -364,7 +364,7 @@ def test_saved_answers_are_answers_to_learn_from(prompts, tmp_path):
 
 
 def test_lengths_shape_rewards(prompts, tmp_path):
-    """No answer is right, so what is logged is what the length takes."""
+    """No answer is right, so the logged reward is the length penalty."""
     rewards = []
     for number, options in enumerate([{}, {"stop_properly_coef": -0.5}, {"overlong_buffer_len": 9}]):
         sample(tmp_path / str(number), prompts, save_rollouts="true", max_steps=1, **options)
@@ -377,7 +377,7 @@ def test_lengths_shape_rewards(prompts, tmp_path):
 
 
 def test_nothing_is_learnt_from_answers_that_were_cut_off(prompts, tmp_path):
-    """On policy, the loss is minus the mean advantage over the tokens of all other answers. The rewards of those that were cut off count in it."""
+    """On policy, the loss is minus the mean advantage over the tokens of all other answers. The rewards of answers that were cut off count in it."""
     sample(tmp_path / "run", prompts, save_rollouts="true", max_steps=1)
     answers = [json.loads(line) for line in (tmp_path / "run" / "rollouts" / "00000000.jsonl").read_text().splitlines()]
     for index, answer in enumerate(answers):

@@ -135,7 +135,7 @@ def test_a_server_that_fails_is_one_message(home, hub, tmp_path, status, body):
 
 
 def test_a_data_set_is_fetched(home, hub, tmp_path):
-    """The samples are those of a file with the same records, and its split can be chosen."""
+    """The samples equal a file's with the same records, and its split can be chosen."""
     hub.files["someone/chats"] = {"train.jsonl": (home / "chats.jsonl").read_bytes(), "test.jsonl": (home / "chats.jsonl").read_bytes().splitlines(True)[0]}
     cache = {"HF_DATASETS_CACHE": str(tmp_path / "datasets")}
     words = ("sft", "--model", "tiny", "--max_steps", "1", "--device", "cpu", "--overwrite", "--output_dir", "out", "--data")

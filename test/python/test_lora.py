@@ -185,7 +185,7 @@ def test_the_plan_of_a_quantised_model(bits, bytes_each):
     assert len(lines) >= 2 and size / LAYERS_OF_8B == pytest.approx(bytes_each, rel=0.01)
 
 
-# ---- what is refused ----------------------------------------------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options, part", [

@@ -29,7 +29,7 @@ def probed():
 
 @pytest.fixture
 def bare_path(tmp_path):
-    """A PATH with what the Makefile itself calls, and nothing else."""
+    """A PATH with only the programs that the Makefile itself calls."""
     for name in ("sh", "bash", "g++", "head", "nproc", "sed", "seq"):
         (tmp_path / name).symlink_to(shutil.which(name))
     return str(tmp_path)

@@ -1,4 +1,4 @@
-"""scripts/mutants.py: known bugs in a copy of the sources, and what it says of one that no longer fits."""
+"""scripts/mutants.py: known bugs in a copy of the sources, and its message on a bug that no longer fits."""
 
 import sys
 from pathlib import Path

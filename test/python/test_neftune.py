@@ -1,4 +1,4 @@
-"""Noise on embeddings (--neftune_noise_alpha): what a step computes with it, and of what it is a function."""
+"""Noise on embeddings (--neftune_noise_alpha): the loss of a step with it, and the noise's arguments."""
 
 import json
 import math

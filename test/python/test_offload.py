@@ -1,4 +1,4 @@
-"""Runs whose activations, moments and weights lie on a disk between the ops that need them: the same bits, and one message for whatever a disk can do."""
+"""Runs that offload activations, moments and weights to a disk: the same bits, and one message for each fault of a disk."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def place(tmp_path):
 
 
 def lines_of(run):
-    """Without times, and without the bytes of weights that ranks send: those that lie in stores are gathered in parts."""
+    """Log lines without times, and without the bytes of sent weights: offloaded weights are gathered in parts."""
     varying = ("sent_params", "generation_s", "generation_tok_s")
     return [{key: value for key, value in line.items() if key not in varying} for line in stable(log_lines(run))]
 

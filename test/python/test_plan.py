@@ -1,4 +1,4 @@
-"""--plan for ranks and its table --fit, and what a run on ranks says of its plan."""
+"""--plan for ranks, its table --fit, and a run's report on its plan."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""scripts/plot.py: what it reads from a log, that it draws, and its refusals."""
+"""scripts/plot.py: reading a log, drawing, and refusals."""
 
 import json
 import math

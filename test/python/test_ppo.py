@@ -1,5 +1,5 @@
 """Whole runs of ppo: on given rollouts what torch says of several steps of both models, whatever the mesh; on answers of its own, the critic foresees rewards
-and what is rewarded becomes likelier. Resuming, and every way to call it wrong."""
+and rewarded answers become likelier. Resuming, and every way to call it wrong."""
 
 import json
 import math
@@ -100,7 +100,7 @@ def test_all_weights_of_the_critic_of_adapters_are_trained(file, critic, tmp_pat
 
 
 def test_the_critic_is_saved_as_a_reward_model(file, critic, tmp_path):
-    """A second run begins with what the first one ended with."""
+    """A second run begins with the first one's critic."""
     options = {"critic_learning_rate": 1e-3, "lr_scheduler": "constant", "max_epochs": 9}
     run(tmp_path / "one", file, critic_model=critic, **options)
     run(tmp_path / "longer", file, critic_model=critic, max_steps=4, **options)

@@ -188,7 +188,7 @@ def test_a_policy_that_is_its_reference(tmp_path):
         assert line["rewards/margins"] == line["rewards/chosen"] == line["rewards/rejected"] == 0
         near(line["loss"], math.log(2), 1e-15)
         line = step("dpo", tmp_path / "run", model=GOLDEN / model, row_tokens=600)
-        line = step("dpo", tmp_path / "run", model=GOLDEN / model, row_tokens=134)  # reads what the line before has swept
+        line = step("dpo", tmp_path / "run", model=GOLDEN / model, row_tokens=134)  # reads the side file of the line before
         allowed = 1e-6 * -0.1 * (line["logps/chosen"] + line["logps/rejected"])
         print(f"\n  {model}: margin {abs(line['rewards/margins']):.1e} of {allowed:.1e} allowed", end="")
         assert abs(line["rewards/margins"]) <= allowed
@@ -395,7 +395,7 @@ def test_scores_of_a_reward_model(options, tmp_path):
 
 @pytest.mark.parametrize("name, dtype", [("llama2", "f32"), ("smollm2", "bf16")])
 def test_the_reward_model_that_was_trained(name, dtype, many, tmp_path):
-    """What eval reads is what the run had at its end, and config.json has what transformers needs to read it, too."""
+    """eval gives the run's last values, and transformers can also read the directory."""
     run("rm", tmp_path / "run", data=many, model=GOLDEN / name, eval_data=PAIRS, dtype=dtype, max_steps=4, train_batch_size=6, learning_rate=1e-3)
     evaluation = log_lines(tmp_path / "run")[-1]
     line, scores = evaluate(tmp_path / "run", tmp_path, dtype=dtype, row_tokens=2 * 67)  # the run's rows: others would change last bits

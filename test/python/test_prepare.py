@@ -1,4 +1,4 @@
-"""data/prepare.py: what is trained, told by decoding the trained tokens; the files it reads and writes; its refusals."""
+"""data/prepare.py: the trained text, by decoding the trained tokens; the files it reads and writes; its refusals."""
 
 import csv
 import json
@@ -65,7 +65,7 @@ def test_answer_that_starts_with_a_newline(bench):
     documents = bench.run("sft", bench.tokenizer(CHATML, merges=chain("Hello")), [{"messages": chat}])
     assert documents.trained() == [["\nyes<|im_end|>"]]
     assert "merged starts" not in bench.printed
-    # Where both line breaks are one token it belongs to the header too, and is no target; the table says so.
+    # Where both line breaks are one token it also belongs to the header, and is no target; the table counts it.
     documents = bench.run("sft", bench.tokenizer(CHATML, merges=chain("ĊĊ")), [{"messages": chat}])
     assert documents.trained() == [["yes<|im_end|>"]]
     assert bench.row("merged starts") == 1
@@ -144,7 +144,7 @@ def test_token_over_the_border_is_no_target(bench):
         {"prompt": "Q\n", "completion": "\nHello"}, {"prompt": "Q ", "completion": "He"}])
     assert documents.trained() == [["<|endoftext|>"], [" Hello<|endoftext|>"], ["Hello<|endoftext|>"], ["<|endoftext|>"]]
     assert bench.row("merged starts") == 3
-    # Bytes of one character in a token with what comes before it.
+    # Bytes of one character in a token with earlier text.
     documents = bench.run("sft", bench.tokenizer(merges=[("Q", "ð")]), [{"prompt": "Q", "completion": "😀!"}])
     assert len(documents.ids[0]) == 6 and documents.masks[0] == [0, 1, 1, 1, 1, 1]
 

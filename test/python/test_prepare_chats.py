@@ -1,4 +1,4 @@
-"""data/prepare.py: what a record says beside its messages: who is trained, tools, system, the template's variables."""
+"""data/prepare.py: other fields of a record with messages: trained turns, tools, system, the template's variables."""
 
 import csv
 import json
@@ -149,7 +149,7 @@ def test_tools_and_variables_reach_the_template(bench):
 
 
 def test_variables_change_where_the_answer_begins(bench):
-    """As Qwen3's enable_thinking: the generation prompt, and with it what is trained, depends on a variable."""
+    """As Qwen3's enable_thinking: the generation prompt, and with it the trained text, depends on a variable."""
     quick = CHATML.replace("assistant\\n' }}{% endif", "assistant\\n' }}{% if quick %}{{ '<think></think>' }}{% endif %}{% endif")
     chat = {"messages": [*QUESTION, {"role": "assistant", "content": "<think></think>Hello"}]}
     documents = bench.run("sft", bench.tokenizer(quick), [chat, chat | {"chat_template_kwargs": {"quick": True}}])
@@ -229,7 +229,7 @@ def test_names_of_the_same_two_roles(bench, user, assistant, names):
 
 
 def test_a_turn_that_no_token_ends_is_trained_alone(bench):
-    """Two templates whose turns end in plain text; what is trained is not what follows up to the next special token."""
+    """Two templates whose turns end in plain text; the trained text does not extend to the next special token."""
     documents = bench.run("sft", bench.tokenizer(HEADLINES, merges=[]), [{"messages": CHAT[1:]}])
     assert documents.trained() == [["Hello there", "Bye<|endoftext|>"]] and bench.row("open turns") == 1
     closed = HEADLINES.replace("'### Instruction", "'<s>### Instruction")  # a special token begins the next turn

@@ -14,7 +14,7 @@ from preparing import CHAT, CHATML, DATA, bench, prepare, read_safetensors  # no
 
 
 def inputs(bench, *counts):
-    """Files a.jsonl, b.jsonl, ... with so many records: a0, a1, ..."""
+    """Files a.jsonl, b.jsonl, ... with counts[i] records each: a0, a1, ..."""
     return ",".join(bench.jsonl(*[{"text": f"{name}{i}"} for i in range(count)], name=f"{name}.jsonl")
                     for name, count in zip("abc", counts))
 
@@ -113,7 +113,7 @@ def test_both_answers_of_a_pair_and_pieces_of_a_text(bench):
 
 
 def test_shown_text_is_the_documents(bench):
-    """Without marks it is what decoding the whole gives, for byte-level tokens and those of sentencepiece."""
+    """Without marks it equals the decoded whole, for byte-level and for sentencepiece tokens."""
     from show import pieces
     from tokenizers import Tokenizer as Backend, decoders, models, normalizers
 
@@ -144,7 +144,7 @@ def shard(bench, tokens, name="a.bin", magic=20240520, version=1, count=None):
 
 
 def without_tokenizer(bench, source, *flags):
-    """Status and message of pretrain; no flags are those that are right."""
+    """Status and message of pretrain; without flags, with correct ones."""
     out = str(bench.path / "out.safetensors")
     return (prepare.main(["pretrain", "--input", source, "--out", out, *(flags or ("--eos_token_id", str(END), "--vocab_size", "260"))]),
             bench.capsys.readouterr().err.replace(str(bench.path) + "/", ""))

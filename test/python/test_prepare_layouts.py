@@ -14,7 +14,7 @@ CHATS = [{"messages": [{"role": "user", "content": f"Say {i}" + ("" if i % 2 els
          for i in range(6)]
 SHAREGPT = [{"conversations": [{"from": {"user": "human", "assistant": "gpt"}[m["role"]], "value": m["content"]} for m in chat["messages"]]}
             for chat in CHATS]
-OTHERS = [{"messages": CHAT}]  # what is not to be read
+OTHERS = [{"messages": CHAT}]  # must not be read
 
 
 def lines(records):
@@ -181,7 +181,7 @@ def test_memory_does_not_grow_with_the_data(bench):
 
     def peak(copies):
         write(bench.path / "many.jsonl.gz", records * copies)
-        # Its own peak is that of /proc: rusage would begin with the peak of the process that started it.
+        # Its own peak is read from /proc: rusage would begin with the peak of the process that started it.
         script = ("import re, resource, sys; sys.path.insert(0, sys.argv[1]); import prepare; code = prepare.main(sys.argv[2:]);"
                   "own = int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]);"
                   "print(max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)); sys.exit(code)")
@@ -190,6 +190,6 @@ def test_memory_does_not_grow_with_the_data(bench):
         result = subprocess.run(command, capture_output=True, text=True, check=True)
         return int(result.stdout.split()[-1]) << 10
 
-    few, many = peak(2000), peak(10000)  # both fill what is on its way between the processes
+    few, many = peak(2000), peak(10000)  # both fill the queues between the processes
     print(f"peaks: {few >> 20} and {many >> 20} MiB")
     assert many - few < len(lines(records)) * 8000 / 2  # in memory, text and tokens would be several times that

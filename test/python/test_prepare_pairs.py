@@ -73,7 +73,7 @@ def test_chat_pair_without_end_of_turn_stays_as_rendered(bench):
     documents = bench.run("pref", bench.tokenizer(PLAIN, merges=[]), [record])
     assert documents.texts() == ["user: Why?\nassistant: So\n", "user: Why?\nassistant: No\n"]
     assert documents.trained() == [[" So"], [" No"]] and bench.row("open turns") == 2
-    # What stands after the end of turn and is no white space stays, too.
+    # Text after the end of turn stays unless it is white space.
     documents = bench.run("pref", bench.tokenizer(CHATML + ".{{ '\\n' }}"), [record])
     assert documents.texts()[0] == ASKED + "So<|im_end|>\n.\n"
     documents = bench.run("pref", bench.tokenizer(CHATML + "{{ eos_token + '\\n' }}"), [record])
@@ -288,7 +288,7 @@ def test_a_prompt_that_would_not_be_read_is_refused(bench, name, answers):
     pair = dict(zip(("chosen", "rejected"), answers))
     error = bench.refused("pref", bench.tokenizer(CALLING if name != "system_prompt" else LLAMA2), [pair | {name: [["Why?", "x"]]}])
     assert f"record 1 (line 1) of in.jsonl: has a field {name!r} that is in no part of what would be trained" in error or "'system_prompt' is a list" in error
-    # It may be named, or be empty, or stand in the answers, too.
+    # It may be named, or be empty, or also be part of the answers.
     if name not in ("history", "system_prompt"):
         documents = bench.run("pref", bench.tokenizer(CHATML), [pair | {name: "Why?"}], "--prompt_key", name, "--apply_chat_template")
         assert documents.texts() == [ASKED + "So<|im_end|>", ASKED + "No<|im_end|>"]

@@ -1,4 +1,4 @@
-"""--profile: the table that a run ends with, and what it must not change."""
+"""--profile: the table at the end of a run, which must not change the run."""
 
 import json
 import math
@@ -67,7 +67,7 @@ def test_evaluations_are_not_counted(data, tmp_path):
     assert sum("eval_loss" in line for line in log_lines(tmp_path / "a")) == 2
 
 
-@pytest.mark.parametrize("stage, sums", [(1, 4), (2, 10)])  # the embedding, which is the head, too; 2 layers; the final norm
+@pytest.mark.parametrize("stage, sums", [(1, 4), (2, 10)])  # the embedding, which is also the head; 2 layers; the final norm
 def test_what_goes_among_ranks(stage, sums, data, tmp_path):
     options = {"data": data, "max_steps": 2, "train_batch_size": 23, "row_tokens": 2048, "ranks": 2, "ring_attn_size": 2, "zero_stage": stage}
     ops, _, _ = read_table(train(tmp_path / "a", "--profile", **options))

@@ -241,7 +241,7 @@ def start(words):
 
 
 def of_run(output):
-    """The processes of a run, rank or launcher: those with its directory among their arguments."""
+    """The processes of a run, ranks and launcher, which have its directory among their arguments."""
     found = {}
     for path in os.listdir("/proc"):
         if path.isdigit():
@@ -270,7 +270,7 @@ def wait_for(what, process):
 
 
 def ended(process, output, since, within):
-    """Exit code, standard output and standard error of a run that ends in so many seconds, and of which nothing is left."""
+    """Exit code, standard output and standard error of a run that ends within `seconds` and leaves no process."""
     said, error = process.communicate(timeout=within + 30)
     while of_run(output) and time.monotonic() - since < within:  # a rank that was killed may be dying still when mpirun has ended
         time.sleep(0.01)

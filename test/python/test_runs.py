@@ -72,7 +72,7 @@ def command(task, *flags, model=GOLDEN / "qwen3", **options):
 
 
 def call(words, **more):
-    """Its output as text; what is generated need not be UTF-8."""
+    """Its output as text; generated text need not be UTF-8."""
     return subprocess.run(words, capture_output=True, text=True, errors="replace", env=ENVIRONMENT, timeout=120, **more)
 
 
@@ -157,7 +157,7 @@ def model_with(tmp_path, name, change, model="qwen3"):
 
 # ---- resuming ---------------------------------------------------------------------------------------------------------------------
 
-RESUMED = {  # 23 samples: 6 steps of 4 make an epoch, the checkpoint of step 4 lies in the first one and the end in the second
+RESUMED = {  # 23 samples: 6 steps of 4 make an epoch, the checkpoint of step 4 is in the first one and the end in the second
     "f32": {},
     "bf16": {"dtype": "bf16"},
     "moments": {"dtype": "bf16", "moments": "bf16"},
@@ -226,7 +226,7 @@ def test_resuming_into_another_directory(data, tmp_path):
     train(tmp_path / "a", save_steps=2, **options)
     train(tmp_path / "b", resume=tmp_path / "a" / "step_2", **options)
     assert weights(tmp_path / "a") == weights(tmp_path / "b")
-    assert [line.get("step") for line in log_lines(tmp_path / "b")][:3] == [None, 3, 4]  # it, too, says first what it is
+    assert [line.get("step") for line in log_lines(tmp_path / "b")][:3] == [None, 3, 4]  # its log also begins with the description
     refused_training(data, tmp_path / "b", "already holds a run", resume=tmp_path / "a" / "step_2", train_batch_size=4)
 
 
@@ -278,7 +278,7 @@ def test_a_damaged_checkpoint_is_refused(damage, parts, data, tmp_path):
 # ---- stopping ------------------------------------------------------------------------------------------------------------------
 
 def test_signals_end_a_run_in_good_order(data, tmp_path):
-    """SIGINT, SIGTERM, SIGUSR1 and SIGHUP, one after the other, in what is then one run."""
+    """SIGINT, SIGTERM, SIGUSR1 and SIGHUP, one after the other, in one resumed run."""
     steps = 400
     straight, run = tmp_path / "straight", tmp_path / "run"
     options = {"data": data, "max_steps": steps, "max_len": 64, "train_batch_size": 8, "learning_rate": 1e-3}
@@ -327,7 +327,7 @@ def test_overwrite_removes_what_runs_wrote_and_nothing_else(data, tmp_path):
     train(run, "--overwrite", data=data, max_steps=1)
     kept = {run / name for name in ("config.json", "generation_config.json", "model.safetensors", "log.jsonl", "run_files.json")}
     assert {p for p in run.rglob("*") if p.is_file()} & written == kept
-    train(run, "--overwrite", data=data, max_steps=2, save_steps=1)  # beside what is left of step_2
+    train(run, "--overwrite", data=data, max_steps=2, save_steps=1)  # next to the leftovers of step_2
     assert {path: path.read_bytes() for path in mine} == mine and (run / "step_2" / "trainer_state.json").exists()
     (run / "tokenizer.json").write_text("mine")
     refused_training(data, run, "step_9", "no run wrote it", "move it away", words=["--overwrite"], max_steps=9)
@@ -700,7 +700,7 @@ def test_a_step_without_targets_is_skipped(tmp_path):
     lines = [line for line in log_lines(tmp_path / "a") if "loss" in line]
     assert [line["skipped"] for line in lines] == [0, 1, 1, 2]
     assert [line["loss"] is None for line in lines] == [False, True, False, True]
-    # and what the others do is what they do without it: AdamW's count of steps, too
+    # The other steps, AdamW's step count included, are the same as without it.
     train(tmp_path / "b", data=write_data(tmp_path / "without.safetensors", [documents[0], documents[2]]), **options)
     assert weights(tmp_path / "a") == weights(tmp_path / "b")
 

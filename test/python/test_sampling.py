@@ -1,4 +1,4 @@
-"""--sample_every: what the model writes while it is trained, which must not change the training."""
+"""--sample_every: samples of the model in training, which must not change the training."""
 
 import json
 import shutil

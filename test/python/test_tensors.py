@@ -1,4 +1,4 @@
-"""Tensors of a model's or an adapter's files that are not read: they say the same as what is computed, or the model is another one, or it is refused."""
+"""Unread tensors of a model's or an adapter's files: they equal the computed values, or untie the model, or are refused."""
 
 import json
 import re

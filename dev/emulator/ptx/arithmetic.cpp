@@ -22,7 +22,7 @@ template <Rounding rounding> float fma_directed(float x, float y, float z) {
     return nearest;
 }
 
-// An approximate instruction may be wrong by a relative error, and here it is, by half of what the manual allows: up or down, as a
+// Approximate instructions have a relative error, here half of the manual's bound: up or down, as a
 // mix of the argument's bits says. What is exact on a GPU is so here.
 float approximate(float x, double exact, double error) {
     if (!std::isfinite(exact) || exact == 0) return float(exact);
@@ -70,7 +70,7 @@ template <class T> void add_floats(Forms &forms, const std::string &type) {
     forms["rcp.rn." + type] = form<T, T>(Pipe::special, [](T a) { return 1 / a; });
     forms["sqrt.rn." + type] = form<T, T>(Pipe::special, [](T a) { return std::sqrt(a); });
     const auto test = [&](const std::string &name, Form f) { forms["setp." + name + "." + type] = f; };
-    // where one of the two is NaN: false, and with `u` true
+    // if either is NaN: false, and with `u` true
     test("ltu", comparison<T>(pipe, [](T a, T b) { return !(a >= b); }));
     test("leu", comparison<T>(pipe, [](T a, T b) { return !(a > b); }));
     test("gtu", comparison<T>(pipe, [](T a, T b) { return !(a <= b); }));
@@ -145,7 +145,7 @@ template <class T> void add_comparisons(Forms &forms, const std::string &type) {
     test("ge", comparison<T>(pipe, [](T a, T b) { return a >= b; }));
 }
 
-// Bits, and what only moves them; names are those of the types of that size.
+// Bit operations and moves, named after the types of their size.
 template <class U> void add_bits(Forms &forms, const std::vector<std::string> &types) {
     for (const std::string &type : types) {
         forms["mov." + type] = form<U, U>(Pipe::move, [](U a) { return a; });

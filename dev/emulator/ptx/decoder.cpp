@@ -84,7 +84,7 @@ void Decoder::body(size_t begin) {
     }
 }
 
-// "(result), name, (parameters)". The manual, "Function declarations": what is passed lies in .param variables of the caller.
+// "(result), name, (parameters)". The manual, "Function declarations": arguments are .param variables of the caller.
 void Decoder::call(const Texts &arguments) {
     const auto inside = [](const std::string &list) { return split(list.substr(1, list.size() - 2), ','); };
     const std::string &name = arguments.at(1);
@@ -192,7 +192,7 @@ void Decoder::compute(Instruction &i, const std::string &name, const Texts &argu
     if (i.pipe == Pipe::shared && i.bytes) kernel_.cell_bytes = std::min<int>(kernel_.cell_bytes, i.bytes * i.vector);
 }
 
-// The operands one by one: lists opened, addresses without their brackets and offsets, and without what is part of the instruction.
+// The operands one by one: lists opened, addresses without their brackets and offsets, and without parts of the instruction.
 Decoder::Texts Decoder::operand_texts(const std::string &name, const Texts &arguments, Instruction &i) const {
     Texts operands;
     int addresses = 0;
@@ -214,7 +214,7 @@ Decoder::Texts Decoder::operand_texts(const std::string &name, const Texts &argu
     return operands;
 }
 
-// Some names stand for several forms: halves of registers, registers wider than what is loaded.
+// Some names stand for several forms: halves of registers, registers wider than the loaded value.
 std::string Decoder::form_name(const std::string &name, const Texts &arguments) const {
     if (name.rfind("mov", 0) == 0 && arguments.at(0)[0] == '{') return name + " unpack";
     if (name.rfind("mov", 0) == 0 && arguments.at(1)[0] == '{') return name + " pack";
@@ -230,7 +230,7 @@ std::string Decoder::form_name(const std::string &name, const Texts &arguments) 
 // ---- operands ---------------------------------------------------------------------------------------------------------------------
 
 int Decoder::slot(const std::string &s, int width) {
-    if (s == "_") return sink_ < 0 ? sink_ = new_slot(8) : sink_;  // what nobody reads
+    if (s == "_") return sink_ < 0 ? sink_ = new_slot(8) : sink_;  // never read
     if (s[0] == '%') return register_slot(s, width);
     if (s[0] == '0' && (s[1] == 'f' || s[1] == 'd')) return constant(std::stoull(s.substr(2), nullptr, 16), s[1] == 'f' ? 4 : 8);
     if (isdigit(s[0]) || s[0] == '-') {

@@ -31,7 +31,7 @@ std::array<Count, pipes> Counts::by_pipe(const Kernel &kernel) const {
     return sums;
 }
 
-// Of what nvcc writes as a move nothing is left: the machine code renames registers, and reads parameters as operands.
+// nvcc's moves cost nothing: the machine code renames registers, and reads parameters as operands.
 Demand Counts::demand(const Kernel &kernel) const {
     static constexpr Unit unit_of[pipes] = {Unit::issue,   Unit::integer, Unit::fp32,  Unit::fp64,  Unit::special, Unit::tensor,
                                             Unit::convert, Unit::issue,   Unit::issue, Unit::issue, Unit::issue,   Unit::issue};
@@ -72,7 +72,7 @@ namespace {
 
 // ---- a warp -----------------------------------------------------------------------------------------------------------------------
 
-// The lanes that branch and those that do not take their ways one after the other, up to the instruction where both join.
+// The taken and the fall-through path run one after the other, up to the instruction where both join.
 void branch(Warp &w, const Instruction &i, uint32_t taken) {
     Path &path = w.paths.back();
     if (taken == path.mask) path.at = i.target;
@@ -106,7 +106,7 @@ void join(Clock &clock, const Clock &other) {
     for (size_t n = 0; n < clock.size(); n++) clock[n] = std::max(clock[n], other[n]);
 }
 
-// The warp arrives, and waits unless it says not to. The last to arrive wakes those that wait.
+// The warp arrives, and waits unless it is bar.arrive. The last arrival wakes the waiting warps.
 void arrive(Warp &w, const Instruction &i) {
     Block &block = *w.block;
     if (w.active != w.live) w.fail(std::countr_zero(w.active), format("a barrier for the lanes %#x of %#x", w.active, w.live));

@@ -1,4 +1,4 @@
-// Where the two ways of a branch meet again: the nearest post-dominator. (Cooper, Harvey, Kennedy: "A Simple, Fast Dominance Algorithm".)
+// Where the paths of a branch join again: the nearest post-dominator. (Cooper, Harvey, Kennedy: "A Simple, Fast Dominance Algorithm".)
 #include <utility>
 
 #include "kernel.h"
@@ -21,7 +21,7 @@ Edges successors(const std::vector<Instruction> &code) {  // code.size() is the 
     return after;
 }
 
-// All from which the end can be reached, each behind those that it was reached through: the order of a depth-first walk back from the end.
+// All from which the end can be reached, in the order of a depth-first walk back from the end.
 std::vector<int> walk_back(const Edges &after) {
     Edges before(after.size());
     for (size_t n = 0; n < after.size(); n++)

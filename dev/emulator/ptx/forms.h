@@ -6,7 +6,7 @@
 
 namespace ptx {
 
-// d = f(a, b, ...) in every lane. Lanes that are not active compute, too, of whatever is there, and their results are dropped.
+// d = f(a, b, ...) in every lane. Inactive lanes also compute, on arbitrary values, and their results are dropped.
 template <class F, class D, class... S> void lanewise(Warp &w, const Instruction &i) {
     alignas(64) D result[lanes];
     [&]<size_t... n>(std::index_sequence<n...>) {

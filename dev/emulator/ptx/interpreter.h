@@ -1,5 +1,5 @@
 // Runs the PTX that nvcc makes on the CPU: block after block, its warps in lockstep, and checks every access to memory. An error, of the
-// kernel or of what the interpreter cannot do, ends the launch with a message that names the kernel, the line of the PTX, block and thread.
+// kernel, or an unsupported instruction, ends the launch with a message that names the kernel, the line of the PTX, block and thread.
 //
 //     ptx::Module module = ptx::Module::read("rope.ptx");
 //     ptx::DeviceMemory memory;   memory.add(x, bytes);
@@ -45,7 +45,7 @@ struct Count {
     void operator+=(const Count &other);
 };
 
-// What a multiprocessor does beside each other. A block asks so many warp instructions of each unit, and of the last one wavefronts: 128 bytes
+// Units of a multiprocessor that work in parallel. A block's work is counted in warp instructions per unit, for the last one in wavefronts: 128 bytes
 // that go between registers and shared memory or L1. `issue` is the sum of all instructions.
 enum class Unit : uint8_t { issue, integer, fp32, fp64, special, convert, tensor, shared };
 constexpr size_t units = 8;

@@ -15,7 +15,7 @@ constexpr int lanes = 32;
 constexpr int slot_bytes = 4 * lanes;  // a register of 8 bytes has two slots; a predicate is a uint32_t, a bit per lane
 constexpr int most_operands = 16;      // mma has 14
 
-// No address of the host lies in these windows: shared memory of the block (its start is never 0, as on a GPU), and the parameters.
+// No host address is in these windows: shared memory of the block (its start is never 0, as on a GPU), and the parameters.
 constexpr uint64_t shared_window = uint64_t(1) << 60, param_window = uint64_t(1) << 61;
 constexpr uint32_t shared_base = 1024, max_shared = 227 * 1024;  // of a block on sm_90
 
@@ -42,7 +42,7 @@ struct Instruction {
     uint8_t machine = 1;            // instructions that the machine code has for it
     bool guard_negated = false;
     int guard = -1;                    // the predicate's slot
-    int operands[most_operands] = {};  // slots: first what is written, then what is read
+    int operands[most_operands] = {};  // slots: first the outputs, then the inputs
     int64_t offsets[2] = {};           // of the first and the second address
     int target = -1, join = -1;        // of a branch: where it goes to, and where both ways meet again
     int line = 0;                      // in the module's text

@@ -1,4 +1,4 @@
-// What a program of the workshop that interprets its PTX can say: common.h. ptxas's report of the program lies beside it.
+// The counts of a workshop program that interprets its PTX (common.h). ptxas's report is a file in the program's directory.
 #include <filesystem>
 #include <set>
 

@@ -29,7 +29,7 @@ std::string describe(const Warp &w, uint64_t address) {
 }
 
 uint8_t *global_place(Warp &w, int lane, uint64_t address, uint32_t bytes) {
-    DeviceMemory::Allocation &last = w.block->running->last;  // most accesses lie where the one before did
+    DeviceMemory::Allocation &last = w.block->running->last;  // most accesses are in the same allocation as the one before
     if (!last.holds(address, bytes)) last = w.block->running->memory->at_or_before(address);
     if (!last.holds(address, bytes)) w.fail(lane, format("%u bytes at ", bytes) + describe(w, address));
     if (address % bytes) w.fail(lane, describe(w, address) + format(" is not aligned to %u", bytes));
@@ -45,7 +45,7 @@ uint8_t *param_place(Warp &w, int lane, uint64_t address, uint32_t bytes) {
     return const_cast<uint8_t *>(parameters.data()) + at;
 }
 
-// Whether an access goes through L1, which holds what the block has read; what is written goes through it to L2.
+// Whether an access goes through L1, which holds the block's reads; writes go through it to L2.
 enum class Way { read, read_past_l1, write };
 
 void count_traffic(Warp &w, uint64_t sector, Way way) {
@@ -85,7 +85,7 @@ uint8_t *noted_shared_place(Warp &w, int lane, uint32_t address, uint32_t bytes,
     return place;
 }
 
-// The host's addresses of what the active lanes access, checked, noted and counted. Returns them by lane.
+// Returns by lane the host addresses of the active lanes' accesses, after checking, recording and counting them.
 template <Space space, bool writes> void places(Warp &w, const Instruction &i, int slot, uint8_t **at) {
     using Address = std::conditional_t<space == Space::shared, uint32_t, uint64_t>;
     const uint32_t bytes = uint32_t(i.bytes) * i.vector;
@@ -158,7 +158,7 @@ template <class M, class R> void add_moves(Forms &forms, const std::string &type
         };
         add("", load<Space::generic>, store<Space::generic>, 8, Pipe::global);
         add(".global", load<Space::global>, store<Space::global>, 8, Pipe::global);
-        add(".global.nc", load<Space::global>, nullptr, 8, Pipe::global);  // through the cache of what no one writes
+        add(".global.nc", load<Space::global>, nullptr, 8, Pipe::global);  // through the read-only cache
         add(".shared", load<Space::shared>, store<Space::shared>, 4, Pipe::shared);
         add(".param", load<Space::param>, nullptr, 8, Pipe::move);
     }
@@ -204,7 +204,7 @@ template <class T, class F> void add_atomic(Forms &forms, const std::string &nam
 
 // ---- cp.async, ldmatrix -----------------------------------------------------------------------------------------------------------
 
-// [shared], [global], bytes; of the source only so many bytes are read, and the rest is zeros. It has not landed before its wait.
+// [shared], [global], size, bytes read of the source; the rest is zeros. The copy does not land before its wait.
 void copy_async(Warp &w, const Instruction &i) {
     const uint32_t *to = w.values<uint32_t>(i.operands[0]), *read = w.values<uint32_t>(i.operands[2]);
     alignas(64) uint64_t from[lanes];
@@ -230,7 +230,7 @@ void commit_copies(Warp &w, const Instruction &) {
     Warp::each_lane(w.active, [&](int l) { w.committed[l]++; });
 }
 void wait_for_copies(Warp &w,
-                     const Instruction &i) {  // until at most so many of the groups that were committed last are on their way
+                     const Instruction &i) {  // until at most this number of the most recent groups is in flight
     std::erase_if(w.copies, [&](const Copy &copy) {
         const bool lands = w.active >> copy.lane & 1 && int64_t(copy.group) < int64_t(w.committed[copy.lane]) - i.offsets[0];
         if (lands) {

@@ -6,7 +6,7 @@
 namespace ptx {
 
 // Data sheets and the CUDA Programming Guide, "Arithmetic Instructions"; docs/gpu_model.md says which figure is from where. Tensor: an mma does
-// 4096 FLOP. On H100 mma.sync reaches about 62 % of what the data sheet gives for wgmma.
+// 4096 FLOP. On H100 mma.sync reaches about 62 % of the data sheet's rate for wgmma.
 const std::array<Gpu, 3> gpus = {{
     // name, multiprocessors, clock, DRAM, L2, {issue, integer, FP32, FP64, special, convert, tensor, shared}, warps, blocks, shared memory
     {"H100", 132, 1.755e9, 3.35e12, 5.5e12, {4, 2, 4, 2, 0.5, 2, 0.62, 1}, 64, 32, 228 * 1024},

@@ -1,10 +1,10 @@
-// From what a launch counted to the time that a GPU would take at least. The model, its sources and its limits: docs/gpu_model.md.
+// From the counts of a launch to its least time on a GPU. The model, its sources and its limits: docs/gpu_model.md.
 #pragma once
 #include "interpreter.h"
 
 namespace ptx {
 
-// A GPU as the model knows it; rates are those of one multiprocessor and cycle unless they say otherwise.
+// A GPU as the model knows it; rates are per multiprocessor and cycle unless they say otherwise.
 struct Gpu {
     const char *name;
     int multiprocessors;
@@ -29,6 +29,6 @@ struct MachineCode {
 };
 std::map<std::string, MachineCode> read_ptxas(const std::string &path);  // by mangled name; empty if there is no such file
 
-// How many warps of a multiprocessor's can be there at a time, of those that it has room for.
+// Occupancy: resident warps of a multiprocessor, as a share of its limit.
 double occupancy(const Launch &launch, int registers, const Gpu &gpu);
 }  // namespace ptx

@@ -5,7 +5,7 @@
 
 namespace ptx {
 
-// Prints a table of launches, with figures of one launch each, the mean of those that were alike. `what` is the first column.
+// Prints a table of launches, with figures of one launch each, the mean over equal launches. `what` is the first column.
 void print_counts_header(bool csv);
 void print_counts(const std::string &what, const std::vector<Launches> &all, const std::map<std::string, MachineCode> &code,
                   bool csv);

@@ -151,7 +151,7 @@ EditedPtx::~EditedPtx() {
 
 using ptx::state;
 
-// ---- what the code that nvcc generates calls --------------------------------------------------------------------------------------
+// ---- functions called by nvcc's generated code ------------------------------------------------------------------------------------
 
 extern "C" {
 void **__cudaRegisterFatBinary(void *wrapper) {

@@ -25,9 +25,9 @@ struct Launches {
 std::vector<Launches> launched();
 void forget_launches();
 std::vector<std::string> program_kernels();  // mangled: of all that is linked
-extern bool counting;                        // of memory, too; at the start whether the environment has PTX_COUNT
+extern bool counting;                        // also counts memory; initially set by PTX_COUNT in the environment
 
-// What a product asked of cuBLASLt. Its rules are checked at every product; a broken one ends the program's call with what it was.
+// A product asked of cuBLASLt. The library's rules are checked at every product; a violation ends the call with the rule.
 struct Product {
     size_t m, n, k, a_ld, b_ld, d_ld;
     size_t in_bytes, out_bytes;  // of an element
@@ -37,7 +37,7 @@ struct Product {
 };
 extern std::vector<Product> products;  // in order; a test clears it
 extern int heuristics;                 // how often cuBLASLt was asked for an algorithm
-extern int heuristic_state;            // what it answers: a cublasStatus_t
+extern int heuristic_state;            // the heuristic's answer: a cublasStatus_t
 extern int candidates,
     fastest;  // how many algorithms it has, and which of them takes no second in the time of events; the others take one
 extern double seconds;  // that products have taken so

@@ -1,4 +1,4 @@
-// Checks of shared memory: sizes, alignment, what nobody wrote, copies that have not landed, races; and how many wavefronts an access takes.
+// Checks of shared memory: sizes, alignment, uninitialised reads, copies that have not landed, races; and the wavefronts of an access.
 #pragma once
 #include "warp.h"
 

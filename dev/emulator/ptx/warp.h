@@ -64,7 +64,7 @@ using Clock = std::vector<uint32_t>;
 
 struct Barrier {
     int arrived = 0, expected = 0;  // threads
-    Clock clock;                    // of those that have arrived, joined
+    Clock clock;                    // joined clocks of the arrived warps
 };
 
 // Which sectors of device memory a launch has touched.

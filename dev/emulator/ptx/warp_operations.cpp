@@ -6,7 +6,7 @@
 namespace ptx {
 namespace {
 
-// Every lane that is here must name just these lanes; what it says of lanes that a small block does not have is ignored.
+// Every active lane must name exactly the active lanes; bits of lanes missing from a small block are ignored.
 void need_mask(Warp &w, const uint32_t *masks) {
     Warp::each_lane(w.active, [&](int l) {
         if ((masks[l] & w.exist) != w.active)

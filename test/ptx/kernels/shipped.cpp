@@ -1,4 +1,4 @@
-// What the interpreter knows of the trainers' PTX, whose files lie beside this program, and what the tests have run of it.
+// The kernels in the trainers' PTX files, which are in this program's directory, and the share of them that the tests ran.
 #include <gtest/gtest.h>
 
 #include <filesystem>

@@ -28,13 +28,13 @@ TEST(PtxCounts, AttentionMultipliesWhatTheMaskLeaves) {
     const auto launch =
         counted("attention_forward_kernel5<64, bf16>", {2, 5, 1}, [&] { run_attention<DeviceArray>(CudaBf16{}, a, in); });
     EXPECT_EQ(executed(launch, ptx::Pipe::tensor), a.H * 20 * 2 * (32 * 64 * 64) / (16 * 8 * 16));
-    // Tiles are swizzled, so that the rows of ldmatrix lie in different banks.
+    // Tiles are swizzled, so that the rows of ldmatrix are in different banks.
     const ptx::Count shared = launch.by_pipe[size_t(ptx::Pipe::shared)];
     printf("  attention_forward: %zu wavefronts, %zu at least\n", size_t(shared.wavefronts), size_t(shared.least_wavefronts));
     EXPECT_LT(double(shared.wavefronts), 1.1 * double(shared.least_wavefronts));
 }
 
-// The four query heads of a group share what is read of the cache. Queries, the table and the parts that are written are little beside it.
+// The four query heads of a group share their reads of the cache. Queries, the table and the written parts are small in comparison.
 TEST(PtxCounts, AttentionDecodeReadsTheCacheOnce) {
     const DecodeShape s{{0, 0, 0}, {256, 256, 256}, 8, 2, 64};
     const DecodeInputs<bf16> in(s);

@@ -51,7 +51,7 @@ template <class F> std::string error_of(F f) {
 
 }  // namespace
 
-// Tensor cores read and write 16 bytes at a time: with GPT-2's odd vocabulary, too, no row may begin elsewhere. (C is a multiple of 8 in every model.)
+// Tensor cores read and write 16 bytes at a time: even with GPT-2's odd vocabulary every row must be aligned. (C is a multiple of 8 in every model.)
 TYPED_TEST(PtxHead, RowsOfAnOddVocabularyAreAligned) {
     for (size_t V : {51, 257, 50257 % 1024}) {
         this->run(37, 24, V);
@@ -96,7 +96,7 @@ TEST(PtxCublas, AnAnswerWithoutSuccessIsNoAlgorithm) {
     EXPECT_EQ(said, "cuBLASLt has no algorithm for a product of (8, 8) and (8, 8) aligned to 256 bytes: not supported");
 }
 
-// With --autotune. The cache lies in a directory of the test's own.
+// With --autotune. The cache is in a directory of the test's own.
 struct PtxAutotune : testing::Test {
     const std::string cache = testing::TempDir() + format("autotune-%d", int(getpid()));
     const std::vector<bf16> ones = std::vector<bf16>(8 * 8, bf16(1));
@@ -176,6 +176,6 @@ TEST(PtxCublas, NoProductUsesAWorkspaceThatIsNotThere) {
         matmul_use_scratch(dev, scratch.data());
         EXPECT_EQ(error_of(multiply), "");
     }
-    EXPECT_EQ(error_of(multiply), "cuBLASLt's rule: the workspace is allocated");  // the stand-in sees what a GPU would not
+    EXPECT_EQ(error_of(multiply), "cuBLASLt's rule: the workspace is allocated");  // the replacement notices an error that a GPU would not
     ptx::products.clear();
 }

@@ -9,7 +9,7 @@ const std::array<unsigned, 3> grid = {1, 2, 1};
 
 // Version 3, whose tiles are neither swizzled nor padded. For each k a warp makes four loads of 16 bytes a lane, each answered to a quarter of the
 // warp at a time, so in 4 wavefronts. Two of them are of x: its lanes want two places, 8 words, for which one would do; two are of w, 64 words,
-// for which two would do. Of each slab a warp writes 8 rows of x and of w, 32 neighbours at a time.
+// for which two would do. For each slab a warp writes 8 rows of x and of w, 32 neighbours at a time.
 TEST(PtxCounts, MatmulReadsItsUnswizzledTilesByQuarters) {
     gpu::workshop::MatmulForward<bf16> op({T, IC, OC});
     const auto launch = counted("matmul_forward_kernel3", grid, [&] { op.run({}, 3); });
@@ -18,7 +18,7 @@ TEST(PtxCounts, MatmulReadsItsUnswizzledTilesByQuarters) {
     EXPECT_EQ(launch.total().wavefronts - launch.total().least_wavefronts, of_slab * 16 * (2 * 3 + 2 * 2));
 }
 
-// Version 5, whose rows of 16 bytes are swizzled: no two of what ldmatrix or cp.async touches at a time lie in the same bank.
+// Version 5, whose rows of 16 bytes are swizzled: rows that ldmatrix or cp.async touches at a time are in different banks.
 TEST(PtxCounts, MatmulHasNoConflictsInSwizzledTiles) {
     gpu::workshop::MatmulForward<bf16> op({T, IC, OC});
     const auto launch = counted("matmul_forward_kernel5", grid, [&] { op.run({}, 5); });

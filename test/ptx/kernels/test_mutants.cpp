@@ -48,7 +48,7 @@ bool each_line(std::string &text, const std::string &what, const Change &change)
     return true;
 }
 
-// Of the lines of one kernel that hold `what` the one in the middle becomes what `change` makes of it. Returns the line's number, 0 for none.
+// Applies `change` to the middle one of a kernel's lines that contain `what`. Returns the line's number, 0 for none.
 size_t one_line(std::string &text, const std::string &kernel, const std::string &what, const Change &change) {
     Lines lines = lines_of(text);
     size_t begin = 0;

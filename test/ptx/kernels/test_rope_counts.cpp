@@ -8,7 +8,7 @@ namespace {
 const size_t T = 96, H = 2, KV = 1, D = 64, pairs = (H + KV) * D / 2;
 }
 
-// A thread per token: what the lanes of a warp access lies rows apart, in 32 sectors; only the positions are neighbours, 128 bytes.
+// A thread per token: the lanes of a warp access elements that are rows apart, in 32 sectors; only the positions are neighbours, 128 bytes.
 TEST(PtxCounts, RopeOfAThreadPerTokenTouchesASectorPerLane) {
     gpu::workshop::Rope<bf16> op({T, H, KV, D});
     const auto launch = counted("rope_kernel1<bf16>", {2, 1, 1}, [&] { op.run({}, 1); });
