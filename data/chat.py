@@ -59,8 +59,8 @@ CALL_FORMS = [CallForm(content, is_wrapped, is_text) for is_text in (False, True
 class ChatTemplate:
     """Renders messages. `variables` are the template's other inputs: "tools" (a list, or None) and any further ones.
 
-    What a template wants and shows is found by rendering short chats with a sentinel in each text, once for each kind of chat. `kind`, JSON, is
-    that: the variables, among them an empty list for any tools, and, for what is shown, an outline of the messages."""
+    A template's inputs and the messages it shows are found by rendering short chats with a sentinel in each text, once for each kind of chat. `kind` is
+    JSON: the variables, among them an empty list for any tools, and, to find the shown messages, an outline of them."""
 
     def __init__(self, hf_tokenizer):
         self.hf = hf_tokenizer
@@ -75,8 +75,8 @@ class ChatTemplate:
         self.limits = Limits()
 
     def prompt(self, messages, variables):
-        """Returns the text that asks for an answer, and what the template leaves out: "reasoning" for each message whose reasoning it does not
-        show because turns follow, and the name of each further key of a message that it does not read."""
+        """Returns the text that asks for an answer, and a list of omissions: "reasoning" for each message whose reasoning the template
+        hides because turns follow, and the name of each other key of a message that it does not read."""
         text = self._render_or_refuse(messages, variables, generation_prompt=True)
         lost, left_out = self._lost(messages, variables, text)
         refuse_lost(lost, messages)
@@ -187,7 +187,7 @@ class ChatTemplate:
     # ---- the template's output
 
     def _lost(self, messages, variables, text):
-        """Returns the words, of the messages' outline, of what leaves no trace in the text, and what is left out, as prompt() does."""
+        """Returns the outline's words of texts that the template does not show, and the omissions, as prompt() does."""
         outlined, said = outline(messages)
         missing = self.missing(kind_of({**variables, "messages": outlined}))
         if missing is None:  # the template refuses the outline; then only the texts themselves can tell
@@ -201,8 +201,8 @@ class ChatTemplate:
         return [*missing[0], *others], ["reasoning"] * missing[1] + unread
 
     def _missing(self, kind):
-        """Returns the words of an outline that are missing in its text, but for those of reasoning that are missing only because turns follow,
-        and the number of these. Returns None if the template refuses the outline."""
+        """Returns the words of an outline that are missing in its text, without reasoning that is missing only because turns follow,
+        and the number of such reasoning words. Returns None if the template refuses the outline."""
         variables = json.loads(kind)
         messages = variables.pop("messages")
         if variables["tools"] is not None:
@@ -296,7 +296,7 @@ def kind_of(variables):
 
 
 def outline(messages):
-    """Returns the messages with a word in place of each text, without what no template decides by, and {word: text}."""
+    """Returns the messages with a word in place of each text, without parts that no template branches on, and {word: text}."""
     outlined, said = [], {}
 
     def word(i, what, text):
@@ -376,12 +376,12 @@ class Turns:
     """Finds in a rendered chat the text of a trained message. It knows the template only by render(messages, generation_prompt) and
     usual_turn; `special` is a pattern of the special tokens.
 
-    There are four ways. 1. Mostly a turn is the message's content, unchanged, between the two parts of usual_turn.
-    2. Otherwise the chat is rendered up to this turn. If that text begins the text of the whole chat, the turn lies between the generation
+    There are four ways. 1. Usually a turn is the message's content, unchanged, between both parts of usual_turn.
+    2. Otherwise the chat is rendered up to this turn. If this text is a prefix of the whole chat's, the turn is between the generation
     prompt and the end of the shorter text. 3. Templates that rewrite earlier turns (some drop the reasoning) break this. Then the whole
-    chat is rendered with a sentinel in place of the content, and the turn is where the two texts differ. In the ways 2 and 3 a sentinel also
-    tells what follows the content within the turn. 4. Before the third: a call of a tool may end in another way than a content, and reasoning may
-    replace a part of the generation prompt; then the turn is what the rendering up to it adds to the generation prompt, as far as that is there."""
+    chat is rendered with a sentinel in place of the content, and the turn is where both texts differ. In the ways 2 and 3 a sentinel also
+    reveals text after the content within the turn. 4. Before the third: a tool call may end differently from a content, and reasoning may
+    replace a part of the generation prompt; then the turn is the part of the rendering after the common prefix with the generation prompt."""
 
     def __init__(self, render, messages, text, usual_turn, special):
         self.render = render
@@ -441,7 +441,7 @@ class Turns:
         return self._ended_span(start, len(turn))
 
     def _span_of_call(self, i):
-        """For a call of a tool in a chat whose earlier renderings do not begin the whole one: the turn begins where the one before ends, and its
+        """For a tool call in a chat whose earlier renderings are not prefixes of the whole: the turn begins where the previous one ends, and its
         end is found with a sentinel in place of the called name."""
         if i == 0 or "tool_calls" not in self.messages[i]:
             return None

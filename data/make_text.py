@@ -8,7 +8,7 @@ tokens. data/prepare.py cuts a longer paragraph. The last twentieth of the passa
     python3 data/make_text.py            writes data/text/model (config and tokenizer) and
 
     train.safetensors                    passages of at most 256 tokens
-    val.safetensors                      those of the end of the book
+    val.safetensors                      passages of the end of the book
 """
 import json
 import subprocess

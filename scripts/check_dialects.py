@@ -3,7 +3,7 @@
 
     scripts/check_dialects.py CHECKOUT... [--show N] [--list FILE]
 
-A checkout is that of OpenRLHF, TRL, Axolotl, LLaMA-Factory or ms-swift; files of Axolotl and LLaMA-Factory lie in its folder examples, command lines in its
+A checkout of OpenRLHF, TRL, Axolotl, LLaMA-Factory or ms-swift; files of Axolotl and LLaMA-Factory are in its folder examples, command lines in its
 scripts and pages. --show prints N answers, drawn by a seed, whole; --list writes all of them to a file."""
 
 import argparse

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Measures this machine's GPU: ops, attention beside PyTorch's, training beside transformers', each as a table in Markdown.
+"""Measures this machine's GPU: ops, attention compared with PyTorch's, training compared with transformers', each as a table in Markdown.
 
     scripts/gpu_bench.py [--out docs/benchmarks.md] [--quick] [ops] [attention] [training]      (all three, if none is named)
 
-The script needs what `make train_llama` and `make -C dev/cuda` build. All sections but `ops` need PyTorch, and `training` also needs transformers.
+The script needs the programs of `make train_llama` and `make -C dev/cuda`. All sections but `ops` need PyTorch, and `training` also needs transformers.
 
-ops        The shipped version of each op, at the shape of its ladder in dev/cuda: checked, then timed. A rate of bytes is a share of what a
-           large copy reaches, a rate of FLOP of what an 8192^3 bf16 product reaches, all on the same GPU in the same minute.
+ops        The shipped version of each op, at the shape of its ladder in dev/cuda: checked, then timed. Rates of bytes are shares of a
+           large copy's rate, rates of FLOP of an 8192^3 bf16 product's, all on the same GPU in the same minute.
 attention  The middle part of attention, causal, in bf16, 16 query and 4 key heads, beside scaled_dot_product_attention with the cuDNN and
            the flash backend. A dense row is one document; a packed one is eight of growing lengths. FLOP are 4 D for each visible pair
            of query and key and each head, 2.5 times that backward, whatever a kernel does besides. PyTorch's packed rows are
            varlen_attn under "flash" where PyTorch has it; else, and under "cuDNN", one dense call for each document of more than one token.
 training   A step (forward, backward, clipping, AdamW) of Qwen2.5 shapes with random weights on random tokens. transformers: float weights,
            bf16 autocast, torch.compile, SDPA, fused AdamW; a batch of rows. train_llama: the same rows packed. One after the other, each
-           alone on the GPU; the median step after those that warm up. Memory: used memory of the GPU, driver and caches included; in
+           alone on the GPU; the median step after the warm-up. Memory: used memory of the GPU, driver and caches included; in
            brackets what PyTorch's tensors took at most.
 
 Times of ops and attention: CUDA events around the calls, the median of 31 after 3 and 50 ms to warm up, 512 MB read before each so that L2

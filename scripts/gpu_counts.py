@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 PAGE = "docs/gpu_counts.md"
-# Beside the shape that a ladder counts by itself: attention of Qwen2.5-0.5B and of Llama-3-8B, half a head group of it; weights in 8 bits.
+# In addition to each ladder's own shape: attention of Qwen2.5-0.5B and of Llama-3-8B, half a head group of it; weights in 8 bits.
 SHAPES = {
     "attention_forward": ["2048x1x1x2048x14x2x64", "2048x2x1x2048x14x2x64"],
     "attention_backward": ["1024x1x1x1024x14x2x64"],

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Fills .venv-compare, in which `make compare` runs PyTorch, transformers and TRL, and scripts/smollm2.sh converts a pretrained model: 6 GB.
-# The versions stand here alone, and every one is fixed: transformers 5.23 reads no GGUF file without accelerate, which older ones did.
+# All versions are fixed, and only here: transformers 5.23 reads no GGUF file without accelerate, unlike older ones.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -3,7 +3,7 @@
     scripts/mutants.py --make build/mutants/tree     a copy of the sources that holds all of them, each behind a switch (test/mutant.h)
     scripts/mutants.py [NUMBER...] [--part 1/4]      after `make test-mutants` has compiled it; from the repository root
 
-Bugs in files for GPUs (.cuh, .cu), and those that a suite of Cuda must notice, are for test_cuda; where it was not built (no boost.context), they are left out.
+Bugs in files for GPUs (.cuh, .cu), and bugs that a suite of Cuda must notice, are for test_cuda; where it was not built (no boost.context), they are left out.
 
 Ends with "N passed, M failed", where a mutant that no test notices has failed.
 """
@@ -100,7 +100,7 @@ def make_tree(tree):
 
 
 def run(binary, tests, number=0):
-    """"green", "red", or "nothing": what the filtered tests say with this mutant switched on."""
+    """"green", "red", or "nothing": the verdict of the filtered tests with this mutant switched on."""
     *settings, filter = tests.split()
     environment = {**os.environ, "LLMC_MUTANT": str(number), "OMP_WAIT_POLICY": "passive", **dict(s.split("=") for s in settings)}
     try:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the log of train_llama: loss (and evaluation loss), learning rate, gradient norm and tokens per second over the steps. Of a policy that learns
+"""Draws the log of train_llama: loss (and evaluation loss), learning rate, gradient norm and tokens per second over the steps. For a policy that learns
 from rewards: reward, length of answers, divergence from the reference, and entropy.
 
     scripts/plot.py out/demo/log.jsonl --out loss.png

@@ -6,8 +6,8 @@
 
 A request is POST /get_reward with {"query": [text, ...]}, prompts with their answers and their special tokens; the answer is {"rewards": [number, ...]}, or
 {"error": text}: with status 400 if the request is wrong, 503 if the model has died, which also ends the server. One process of train_llama holds the model and
-answers one request after the other; up to 500 clients may be connected, and more wait. --normalize makes of a score (score - mean) / std, which the evaluation
-of the model's training has found. All other flags are those of train_llama eval. Nothing is encrypted, and whoever reaches the port may ask.
+answers one request after the other; up to 500 clients may be connected, and more wait. --normalize returns (score - mean) / std, with the figures of the
+evaluation in the model's training. All other flags are passed on to train_llama eval. Nothing is encrypted, and any client that reaches the port may ask.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 # A pretrained model learns from chats: SmolLM2-135M-Instruct on the English conversations of chatterbot-corpus (scripts/smollm2.py says
 # where both come from). Prints the loss on 100 held-out chats and the answers to three questions, before and after. Then what came out
 # learns from pairs, right answers and those to other questions: to tell them apart as a reward model, and to prefer the right ones by DPO.
-# At last from its own answers: the pretrained model by GRPO, to say what the corpus says (scripts/word_f1.py judges that), and the one that was
+# Finally from its own answers: the pretrained model by GRPO, to answer as the corpus does (judged by scripts/word_f1.py), and the model
 # trained on chats by PPO, to please the reward model. Both are measured on prompts that they have not answered before.
 #
 #     make && scripts/smollm2.sh [DIR]       DIR is out/smollm2 by default; an hour on two cores, and 12 GB of disk

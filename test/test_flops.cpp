@@ -64,24 +64,6 @@ TEST(Flops, ModelFlopsByHand) {
     EXPECT_EQ(model_flops(tiny(), make_row({{1, 2, 3}, {4}})), 7344) << "targets do not matter";
 }
 
-TEST(Flops, AHeadWithOneRowIsCountedOnceForADocument) {
-    ModelConfig reward = tiny();
-    reward.reward = true;
-    Row row = tiny_row();
-    row.predictors = {2, 3};  // the last of each document
-    EXPECT_EQ(model_flops(reward, row), 7344 - 6 * 4 * 10 * 4 + 6 * 2 * 4);
-    Work w{64, 2, {700, 500}};
-    w.bucket = 4;
-    const auto expect = [&](Pass pass, double flops, double bytes) {
-        const Cost cost = op_cost(reward, w, pass, HEAD);
-        EXPECT_EQ(cost.flops, flops) << pass_names[size_t(pass)];
-        EXPECT_EQ(cost.bytes, bytes) << pass_names[size_t(pass)];
-    };
-    expect(Pass::forward, 2 * 2 * 4, 4 * (2 * 4 + 4));
-    expect(Pass::backward, 4 * 2 * 4, 4 * (2 * 4 + 4 + 64 * 4) + 2 * 4 * 4);
-    expect(Pass::both, 6 * 2 * 4, 4 * (2 * 4 + 4 + 64 * 4) + 2 * 4 * 4);
-}
-
 // 6 for each parameter and token: all but norms and, where it is not the head as well, the embedding.
 TEST(Flops, SixForAParameterAndToken) {
     const size_t T = 100;
@@ -97,34 +79,6 @@ TEST(Flops, SixForAParameterAndToken) {
         EXPECT_EQ(w.parameters, parameter_count(c)) << name;
         EXPECT_EQ(op_cost(c, w, Pass::step, ZERO_GRAD).bytes, 4.0 * double(norms + lookup)) << name;
     }
-}
-
-TEST(Flops, OpsByHand) {
-    const ModelConfig c = tiny();
-    Work w{64, 3, {700, 500}};
-    w.parameters = 1000;
-    const auto expect = [&](Pass pass, size_t op, size_t l, double flops, double bytes) {
-        const Cost cost = op_cost(c, w, pass, op, l);
-        EXPECT_EQ(cost.flops, flops) << op_list_of(c).name(op) << " " << pass_names[size_t(pass)];
-        EXPECT_EQ(cost.bytes, bytes) << op_list_of(c).name(op) << " " << pass_names[size_t(pass)];
-    };
-    expect(Pass::forward, L::QKV, 0, 2 * 64 * 4 * 8, 4 * (64 * 4 + 4 * 8 + 64 * 8));
-    expect(Pass::backward, L::QKV, 0, 4 * 64 * 4 * 8, 4 * (64 * 4 + 4 * 8 + 64 * 8 + 64 * 4) + 2 * 4 * (4 * 8));
-    expect(Pass::forward, L::ATTENTION, 0, 4 * 700 * 4, 4 * 64 * (8 + 4));
-    expect(Pass::backward, L::ATTENTION, 1, 10 * 500 * 4, 4 * 64 * (8 + 4 + 4 + 8));
-    expect(Pass::both, layer_ops + HEAD, 0, 6 * 3 * 4 * 10, 4 * (3 * 4 + 10 * 4 + 64 * 4) + 2 * 4 * (10 * 4));
-    expect(Pass::forward, layer_ops + HEAD, 0, 2 * 3 * 4 * 10, 4 * (3 * 4 + 10 * 4));
-    expect(Pass::recompute, L::LN2, 0, 0, 4 * 64 * 4 * 2);
-    expect(Pass::step, layer_ops + ADAMW, 0, 0, 28.0 * 1000);
-    w.bucket = 2 * 4;  // two rows of the head
-    expect(Pass::backward, layer_ops + HEAD, 0, 4 * 3 * 4 * 2, 4 * (3 * 4 + 2 * 4) + 2 * 4 * (2 * 4));
-    expect(Pass::backward, layer_ops + GRAD_SUM, 0, 0, 4 * 2 * 4);
-    w.element = 2, w.recompute = Recompute::layer;
-    expect(Pass::recompute, L::LN2, 0, 0, 2 * 64 * 4 * 4);
-    w.moment = 2;
-    expect(Pass::step, layer_ops + ADAMW, 0, 0, 20.0 * 1000);
-    for (size_t op : {L::QKV, L::PROJ, L::UP, L::DOWN})
-        EXPECT_EQ(op_cost(c, w, Pass::backward, op, 0).flops, 2 * op_cost(c, w, Pass::forward, op, 0).flops);
 }
 
 TEST(Gpu, PeakByTheDriversName) {
@@ -239,15 +193,6 @@ TEST(Prediction, CopiesOverRates) {
     EXPECT_NEAR(p.seconds({fast, fast, fast, fast, fast, fast, 1}, 3).copies, 3 * pass + updated, 1e-6 * weights);
 }
 
-TEST(Prediction, RatesOfNamedGpus) {
-    const auto h100 = gpu_rates("h100");
-    ASSERT_TRUE(h100);
-    EXPECT_DOUBLE_EQ(h100->products, 0.66 * gpu_peak("NVIDIA H100 80GB HBM3", "bf16"));
-    EXPECT_LT(h100->attention_backward, h100->attention);
-    EXPECT_LT(h100->network, h100->link);
-    for (const char *unknown : {"80", "", "b200", "tpu"}) EXPECT_FALSE(gpu_rates(unknown)) << unknown;
-}
-
 // ---- the table ------------------------------------------------------------------------------------------------------------------------
 
 namespace {
@@ -307,20 +252,6 @@ TEST(Profiler, TableByHand) {
     is("all", {"4.0", "16.000", "100.0%", "0.000", "0.0", "77%"});
     EXPECT_TRUE(table.starts_with("profile of 2 steps;"));
     EXPECT_NE(table.find(" 7.344e-09 model TFLOP"), table.npos);
-}
-
-TEST(Profiler, OneStepIsBetterThanNone) {
-    std::vector<std::string> names;
-    auto timeline = std::make_unique<ScriptedTimeline>(&names);
-    timeline->seconds = {0.25};
-    Profiler profiler(std::move(timeline), Peaks{1e6, 1e6}, op_list_of(tiny()), tiny(), Work{});
-    profiler.begin_step();
-    profiler.end_step();  // without a target nothing runs
-    EXPECT_EQ(profiler.table(), "profile: no step was measured");
-    profiler.begin_step();
-    profiler.begin(Pass::step, layer_ops + COPY, 0);
-    profiler.end_step();
-    EXPECT_EQ(words_after(profiler.table(), "copies"), (std::vector<std::string>{"1.0", "250.000", "100.0%"}));
 }
 
 TEST(Profiler, MeasuresTimeInOrder) {

@@ -73,8 +73,8 @@ TEST(Preference, EqualsTrl) {
                              tokens["chosen"][i],          tokens["rejected"][i]};
             const PairLoss got = pair_loss(preference_formula(name), o, p);
             loss += got.loss / double(pairs);
-            // TRL computes in float. Up to 6 roundings of u, v, their difference and its product with beta are as many of u and v;
-            // 16 are of what the formula does with that, in terms of at most 1 + |loss|, and 10 of the sum over pairs.
+            // TRL computes in float. Up to 6 roundings of u, v, their difference and its product with beta count as roundings of u and v;
+            // 16 more are in the formula, in terms of at most 1 + |loss|, and 10 in the sum over pairs.
             const double u = p.chosen - p.reference_chosen, v = p.rejected - p.reference_rejected;
             const double inputs = std::abs(got.d_chosen * u) + std::abs(got.d_rejected * v), terms = 1 + std::abs(got.loss);
             allowed += unit_roundoff<float> * (6 * inputs + 26 * terms) / double(pairs);

@@ -1,5 +1,5 @@
-// The devices that a trainer can be instantiated for. A device value is the first argument of every op. The value carries what the op needs
-// to run; its type says where the arrays lie and how weights and activations are stored.
+// The devices that a trainer can be instantiated for. A device value is the first argument of every op. The value carries the op's resources
+// to run; its type determines the memory of the arrays and the storage type of weights and activations.
 #pragma once
 #include <memory>
 
@@ -25,7 +25,7 @@ using CpuF32 = Cpu<float>;
 using CpuBf16 = Cpu<bf16>;
 
 // nvcc compiles the kernels for the GPU, and g++ compiles them with -DLLMC_EMULATE for the emulator dev/emulator/simt.h. Code that both compilers
-// see stands in this inline namespace, so that the two instances of one .cuh can be linked into one binary.
+// see is in this inline namespace, so that the two instances of one .cuh can be linked into one binary.
 #ifdef LLMC_EMULATE
 #define CUDA_BACKEND emulated
 #else

@@ -3,7 +3,7 @@
 //
 // The file may change during a run of several weeks. If another file is renamed over it, the run keeps reading the old one, which is open. If
 // it is overwritten or cut off in place, the run notices: it reads a document into memory (a mapping of a file that was cut off would end the
-// program by SIGBUS) and compares the checksum of this copy with that of the checked document, so that no later change can slip in.
+// program by SIGBUS) and compares its checksum with the checked document's, so that no later change can slip in.
 //
 // One safetensors file:  tokens (N) U16 or I32     loss_mask (N) U8     doc_offsets (documents + 1) I64
 //   loss_mask[t] = 1 says that token t is a target, predicted from the tokens before it; so it is 0 for a document's first token;

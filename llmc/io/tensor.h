@@ -6,7 +6,7 @@
 
 // One tensor of the Hugging Face files, and its position in the flat arrays of parameters, gradients and moments.
 struct Tensor {
-    // residual: GPT-2's projections into the residual stream; score: the head of a reward model, whose shape is (1, C); lora_a, lora_b: the two
+    // residual: GPT-2's projections into the residual stream; score: the head of a reward model, whose shape is (1, C); lora_a, lora_b: both
     // matrices of an adapter
     enum Init { normal, residual, ones, zeros, score, lora_a, lora_b };
     std::string name;
