@@ -118,41 +118,41 @@ def add_common(parser, needs_input=True, takes_ids=False):
     parser.add_argument("--dataset_probs", metavar="P,P,...", type=probabilities,
                         help="draw each record from one of the inputs with these probabilities, which add up to 1, until all "
                              "have been read once; smaller ones are repeated (default: one input after the other)")
-    parser.add_argument("--seed", metavar="N", type=natural, default=42, help="of --dataset_probs (default 42)")
-    parser.add_argument("--max_samples", metavar="N", type=count, help="take the first N records of each input (default all)")
+    parser.add_argument("--seed", metavar="N", type=natural, default=42, help="seed of --dataset_probs (default 42)")
+    parser.add_argument("--max_samples", metavar="N", type=count, help="use only the first N records of each input (default all)")
     vocabulary = parser.add_mutually_exclusive_group(required=True)
     vocabulary.add_argument("--tokenizer", metavar="DIR", help="Hugging Face directory with tokenizer.json, or OWNER/NAME[@REVISION] of the hub")
     if takes_ids:
         vocabulary.add_argument("--eos_token_id", metavar="N", type=natural,
-                                help="in place of a tokenizer, with --vocab_size, for token shards: the id that stands between texts")
-        parser.add_argument("--vocab_size", metavar="N", type=count, help="with --eos_token_id: ids are less than this")
-    parser.add_argument("--out", metavar="F.safetensors", help="the file to write, in place of an earlier one that was prepared, and of no other")
+                                help="for token shards, with --vocab_size instead of a tokenizer: id of the end-of-text token between texts")
+        parser.add_argument("--vocab_size", metavar="N", type=count, help="with --eos_token_id: size of the vocabulary")
+    parser.add_argument("--out", metavar="F.safetensors", help="output file; it may replace an earlier prepared file, but no other file")
     parser.add_argument("--key", metavar="KEY", nargs="?", const="",
                         help="print a hash of all that preparation would read, which the trainer keeps the result under, and stop; with KEY: "
                              "write nothing if the hash is another one when all is read")
     parser.add_argument("--add_bos", choices=["auto", "always", "never"], default="auto",
-                        help="begin what is no chat with the BOS token; auto: as the tokenizer does by itself (default auto)")
+                        help="BOS token before plain text; auto: as the tokenizer's default (default auto)")
 
 
 def add_length(parser, default, choices):
     parser.add_argument("--max_len", type=length, default=2048, metavar="N", help="longest document in tokens (default 2048)")
-    parser.add_argument("--truncation", choices=choices, default=default, help=f"what to do with longer ones (default {default})")
+    parser.add_argument("--truncation", choices=choices, default=default, help=f"treatment of longer documents (default {default})")
     parser.add_argument("--append_eos", default=True, **FLAG,
-                        help="end what is no chat with the EOS token, unless it has it; it is a target (default true)")
+                        help="add the EOS token, which is a target, to plain text that lacks it (default true)")
 
 
 def add_show(parser):
     parser.add_argument("--show", metavar="N", type=count, default=0,
-                        help="print the first N documents or pairs, with what is trained in green, or between marks")
+                        help="print the first N documents or pairs, with the trained text in green or between marks")
     parser.add_argument("--color", choices=["auto", "always", "never"], default="auto",
-                        help="colours in --show; auto: on a terminal (default auto)")
+                        help="use colours in --show; auto: on a terminal (default auto)")
 
 
 def add_template(parser):
     parser.add_argument("--chat_template_kwargs", type=template_variables, default={}, metavar="JSON",
-                        help="variables for the chat template, an object; those in a record's chat_template_kwargs win")
+                        help="variables for the chat template, a JSON object; a record's chat_template_kwargs take precedence")
     parser.add_argument("--tokenizer_chat_template", type=template_text, metavar="FILE|TEXT|NAME",
-                        help="chat template in place of the tokenizer's own: chatml, llama3, phi_3, or another")
+                        help="chat template that replaces the tokenizer's: a file, Jinja text, or chatml, llama3 or phi_3")
 
 
 def add_sft(sft):
@@ -160,8 +160,8 @@ def add_sft(sft):
     add_length(sft, "drop", ["drop", "keep"])
     add_template(sft)
     add_show(sft)
-    sft.add_argument("--input_key", metavar="FIELD", help="the prompt: a string, or a list of messages")
-    sft.add_argument("--output_key", metavar="FIELD", help="the answer: a string, a message or a list of messages")
+    sft.add_argument("--input_key", metavar="FIELD", help="field of the prompt: a string, or a list of messages")
+    sft.add_argument("--output_key", metavar="FIELD", help="field of the answer: a string, a message or a list of messages")
     sft.add_argument("--input_template", metavar="TEXT", type=input_template,
                      help=f"around the prompt string, which is then no chat: text with {{}} for the prompt, openrlhf for {OPENRLHF_TEMPLATE!r}, "
                           "which is the default for a tokenizer without a chat template, or alpaca for Alpaca's text")
@@ -169,7 +169,7 @@ def add_sft(sft):
                      help="make messages of the strings of a prompt and an answer, which a tokenizer with a chat template does unless "
                           "--input_template is given, or they are prompt and completion")
     sft.add_argument("--multiturn", default=False, **FLAG,
-                     help="with --input_key: train every assistant message, not only the answer")
+                     help="with --input_key: train on every assistant message, not only on the answer")
 
 
 def build_parser(description=None):
@@ -191,19 +191,19 @@ def build_parser(description=None):
     add_template(pref)
     add_show(pref)
     pref.add_argument("--prompt_key", metavar="FIELD",
-                      help="the prompt: a string, or a list of messages (default prompt, where there is one)")
-    pref.add_argument("--chosen_key", metavar="FIELD", default="chosen", help="the better answer (default chosen)")
-    pref.add_argument("--rejected_key", metavar="FIELD", default="rejected", help="the worse answer (default rejected)")
+                      help="field of the prompt: a string, or a list of messages (default prompt, if present)")
+    pref.add_argument("--chosen_key", metavar="FIELD", default="chosen", help="field of the better answer (default chosen)")
+    pref.add_argument("--rejected_key", metavar="FIELD", default="rejected", help="field of the worse answer (default rejected)")
     pref.add_argument("--input_template", metavar="TEXT", type=input_template,
-                      help="around the prompt string where no chat template is applied (default nothing)")
-    pref.add_argument("--apply_chat_template", default=False, **FLAG, help="make messages of prompt and answers that are strings")
+                      help="text around the prompt string where no chat template is applied (default nothing)")
+    pref.add_argument("--apply_chat_template", default=False, **FLAG, help="turn prompt and answers that are strings into messages")
 
     pretrain = tasks.add_parser("pretrain", help="plain text", allow_abbrev=False, description=f"Fields: {PRETRAIN_FORMATS}.")
     add_common(pretrain, takes_ids=True)
     add_length(pretrain, "split", ["split", "drop", "keep"])
     add_show(pretrain)
-    pretrain.add_argument("--input_key", metavar="FIELD", help="the text")
-    pretrain.add_argument("--to_bin", metavar="PREFIX", help="write the tokens as shards of llm.c, too: PREFIX_000000.bin, ...")
+    pretrain.add_argument("--input_key", metavar="FIELD", help="field of the text")
+    pretrain.add_argument("--to_bin", metavar="PREFIX", help="also write the tokens as shards of llm.c: PREFIX_000000.bin, ...")
 
     prompts = tasks.add_parser("prompts", help="prompts to generate from", allow_abbrev=False,
                                description=f"Fields: {PROMPT_FORMATS}. {CHAT_FIELDS}.")
@@ -211,7 +211,7 @@ def build_parser(description=None):
     add_template(prompts)
     prompts.add_argument("--prompt", action="append", metavar="TEXT", help="a prompt; can be given several times")
     prompts.add_argument("--no_chat_template", dest="chat_template", action="store_false",
-                         help="take prompts as plain text; without it the tokenizer's chat template makes user messages of them")
+                         help="treat prompts as plain text instead of rendering them as user messages by the tokenizer's chat template")
     return parser
 
 
