@@ -127,7 +127,7 @@ TEST(Options, EveryFlagIsInHelpAndInTheLog) {
     count += bool((tasks)&task);
 #include "../llmc/train/options.def"
         EXPECT_EQ(json.size(), count);
-        EXPECT_LE(std::count(common.begin(), common.end(), '\n'), 60) << common;
+        EXPECT_LE(std::count(common.begin(), common.end(), '\n'), 54) << common;
         EXPECT_LE(count, 123) << task_name(task);
     }
     EXPECT_NE(parse({"--help"}).help.find("pretrain, sft, dpo, rm, grpo, ppo, eval, generate, merge"), std::string::npos);

@@ -1,5 +1,6 @@
 #include "help.h"
 
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "../core/common.h"
@@ -7,7 +8,7 @@
 #include "../train/preference.h"
 
 static constexpr size_t column = 36, width = 120;  // where texts begin, and the longest line
-static constexpr size_t one_screen = 40;           // a task with at most this number of flags shows them all
+static constexpr size_t one_screen = 35;           // a task with at most this number of flags shows them all
 
 static const char *about(Task task) {
     switch (task) {
@@ -46,7 +47,7 @@ std::string help(const std::string &program, Task task, bool all) {
     const auto defaults = to_json(default_options(task), task);
     const bool every_flag = all || defaults.size() <= one_screen;
     const std::string name = program + (task == DEMO ? "" : std::string(" ") + task_name(task));
-    std::string out = std::string(about(task)) + "\nusage: ./" + name + " [--flag value]...\n", subject;
+    std::string out = std::string(about(task)) + "\nusage: ./" + name + " [--flag value]...\n\n", subject;
     const auto add = [&](const char *flag, unsigned tasks, std::string text) {
         if (!(tasks & task) || (!every_flag && !(tasks & COMMON))) return;
         for (const auto &[word, names] : {std::pair{"{losses}", preference_names()}, {"{estimators}", estimator_names()}})
@@ -56,7 +57,7 @@ std::string help(const std::string &program, Task task, bool all) {
                entry(flag + (value.empty() || value == "false" ? "" : " " + value), all ? text : text.substr(0, text.find("; ")));
         subject.clear();
     };
-#define SUBJECT(text) subject = "\n" text "\n";
+#define SUBJECT(text) subject = text "\n";
 #define OPT(type, name, value, tasks, text) add(#name, tasks, text);
 #include "../train/options.def"
     out += "\n" + entry("config FILE",
