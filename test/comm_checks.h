@@ -152,7 +152,7 @@ inline void large_exchange(Comm &c) {
     expect_bits("exchange", down.data(), values<int32_t>(next, count).data(), count);
 }
 
-// Calls of two communicators, each in order but not one after the other: one rank of a pair begins what the other begins after a sum.
+// Calls of two communicators, each in order but not one after the other: one rank of a pair begins a call that the other one begins after a sum.
 inline void calls_overtake(Comm &c) {
     constexpr size_t count = 300001;
     const auto pair = c.split(c.rank / 2, c.rank);

@@ -1,4 +1,4 @@
-// The whole model against transformers: tiny random models of every family, made by golden/make.py in float64, and what a model of any
+// The whole model against transformers: tiny random models of every family, made by golden/make.py in float64, and checks for a model of any
 // device must say of them; and of pairs of answers, by golden/make_preference.py. For test programs that have included models.h.
 #pragma once
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// One model, one step, on many ranks: loss and gradients must be those of one rank, whatever the split. For test programs that have included
+// One model, one step, on many ranks: loss and gradients must equal one rank's, whatever the split. For test programs that have included
 // models.h; their ranks are threads or processes.
 #pragma once
 #include "../llmc/train/options.h"
@@ -11,7 +11,7 @@ struct RankCase {
     int stage;
     size_t micro_steps;
     size_t documents = 24;  // of the step
-    Task task = SFT;        // the loss: of tokens, or in dpo and rm a function of what the model says of each document
+    Task task = SFT;        // the loss: of tokens, or in dpo and rm a function of each document's value
     bool looks = false;     // --debug
     size_t group = 0;       // --zero_group
 
@@ -82,7 +82,7 @@ inline ModelConfig rank_gpt2() {
     return c;
 }
 
-// Grouped query heads, a sliding window, norms of queries and keys, biases; the head is the embedding or not, or that of a reward model.
+// Grouped query heads, a sliding window, norms of queries and keys, biases; the head is the embedding, a matrix of its own, or a reward model's.
 inline ModelConfig rank_model(RankModel model, Task task = SFT) {
     if (model == gpt2) return rank_gpt2();
     ModelConfig c{};

@@ -1,4 +1,4 @@
-// float64 references of the linear layer's products, and what a float product may be off: as float_sums.h says for K + 1 terms, and then the sum is
+// float64 references of the linear layer's products, and the bound of a float product's error: as in float_sums.h for K + 1 terms, and then the sum is
 // rounded once to the type of the output.
 #pragma once
 #include "check.h"

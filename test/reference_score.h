@@ -34,7 +34,7 @@ inline std::vector<double> absolute(std::vector<double> v) {
     return v;
 }
 
-// A float sum is off by at most as many roundings as it has terms, of the sum of the terms' absolute values; 8 more are for the
+// A float sum of n terms is off by at most n roundings of the sum of the terms' absolute values; 8 more are for the
 // products and the second-order terms. dx: one product, rounded to float and to X.
 inline double score_error(const std::vector<double> &x, const std::vector<double> &w, const std::vector<int32_t> &rows) {
     return double(w.size() + 8) * unit_roundoff<float> * largest(score_reference(absolute(x), absolute(w), rows));

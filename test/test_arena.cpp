@@ -115,13 +115,6 @@ TEST(Arena, LayersShareTheirTransients) {
     EXPECT_EQ(p.plan.bytes(), layers * 512 + 12800 + 1280);
 }
 
-TEST(Arena, AllAliveAtOnceLieOneBehindTheOther) {
-    Planned p;
-    for (size_t bytes : {400, 256, 1, 700}) p.add("a", bytes, 0, 5);
-    p.plan.place();
-    EXPECT_EQ(p.plan.bytes(), 512u + 256 + 256 + 768);
-}
-
 TEST(Arena, PointersAliasesAndMissingArrays) {
     Plan plan;
     float *a, *second_name = nullptr;
@@ -244,17 +237,3 @@ TEST(Arena, ValuesThatAreNotFiniteAreFoundWhereAnOpMayHaveWrittenThem) {
     EXPECT_EQ(arena.nonfinite(5, 0), "");
 }
 
-TEST(Arena, TheTableSumsLayers) {
-    Plan plan;
-    float *x[3], *y;
-    for (size_t l = 0; l < 3; l++) plan.add(&x[l], format("act.%zu.x", l), {256, 4}, l, l);
-    plan.add(&y, "params", {1024});
-    plan.place();
-    const std::string table = plan.table();
-    EXPECT_NE(table.find("act.*.x                          3 f32   256 x 4                       4.0 KiB     12.0 KiB"),
-              std::string::npos)
-        << table;
-    EXPECT_NE(table.find("8.0 KiB\n", table.find("placed")), std::string::npos) << table;
-    EXPECT_EQ(human_bytes(size_t(3) << 29), "1.50 GiB");
-    EXPECT_GT(HostMemory().peak(), size_t(1) << 20);
-}

@@ -46,7 +46,7 @@ struct Loader : testing::Test {
         for (const auto &samples : step.rows) rows.push_back(make_row(*data, samples));
         return rows;
     }
-    std::vector<size_t> epoch_samples(DataLoader &loader, size_t epoch) {  // the loader stands at its first step
+    std::vector<size_t> epoch_samples(DataLoader &loader, size_t epoch) {  // the loader is at its first step
         std::vector<size_t> samples;
         for (size_t end = (epoch + 1) * loader.train_samples().size(); loader.cursor() < end;) {
             const Step step = loader.next();

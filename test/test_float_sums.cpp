@@ -46,7 +46,7 @@ TEST(FloatSums, WhatTensorCoresLoseIsAllowed) {
                 most = std::max(most, relative_error(terms) / truncated_sum_error(n));
             }
         }
-    printf("  %.2g of what is allowed\n", most);
+    printf("  %.2g of the bound\n", most);
 }
 
 // Terms of one sign, each of which loses almost an ulp of the sum: the bound for rounding to nearest is too small.

@@ -37,13 +37,6 @@ TEST(Logger, WithoutALastNewlineAWholeLineIsKept) {
     EXPECT_EQ(text_of(file.path), "{\"step\":1}\n{\"step\":2}\n");
 }
 
-TEST(Logger, ForeignLinesDoNotHurt) {
-    const TemporaryFile file("log.jsonl");
-    file.write("12\n\n{\"step\":\"three\"}\n[1]\n{\"step\":9}\n{\"step\":1}\n");
-    Logger(file.path, true, 1).write({{"step", 2}});
-    EXPECT_EQ(text_of(file.path), "{\"step\":1}\n{\"step\":2}\n");
-}
-
 TEST(Logger, ANewRunStartsANewFile) {
     const TemporaryFile file("log.jsonl");
     file.write(earlier);

@@ -12,7 +12,7 @@ std::vector<double> joined(const nlohmann::json &matrices, const char *name) {
     return out;
 }
 
-// Of all matrices, which are one layer, after the golden's steps.
+// All matrices, which are one layer, after the golden's steps.
 template <class X> std::vector<double> updated(const nlohmann::json &golden) {
     std::vector<Tensor> table;
     size_t count = 0, steps = 0;

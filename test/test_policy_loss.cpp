@@ -113,15 +113,6 @@ TEST(Advantages, AGroupOfEqualRewardsTeachesNothing) {
                     EXPECT_EQ(a[0], 0.0);
 }
 
-TEST(Advantages, OneSuccessAmongEight) {
-    const Numbers one = {-1};
-    std::vector<ScoredRollout> eight(8, {0, 0, one, {}});
-    eight[3].reward = 1;
-    const auto got = advantages(estimator("group_norm"), eight).advantages;
-    EXPECT_NEAR(got[3][0], 2.474874, 6e-7);
-    EXPECT_NEAR(got[0][0], -0.353553, 6e-7);
-}
-
 // Sampling one token of two, of which a (with probability p) has reward 1: the expected gradient with respect to the logit of a.
 TEST(Advantages, ExpectedGradients) {
     const auto expected = [](const char *name, size_t n, double p) {
@@ -203,14 +194,6 @@ TEST(Advantages, OfACriticWithDiscount) {
     // delta = 0.5 V_(t+1) - V_t, and 2 - V of the last token; A = delta + A_(t+1) / 4
     const Answers returns = {{0.5 - 0.375 + 0.5 / 4, 0.25 + 0.5, 2}};
     expect_answers("returns", advantages(o, std::vector<ScoredRollout>{{0, 2, three, {}, v}}).returns, returns, 1e-15);
-}
-
-// Then the returns equal reinforce's, whatever the critic's values.
-TEST(Advantages, OfACriticWithoutBootstrapping) {
-    AdvantageOptions reinforce = gae(1);
-    reinforce.estimator = "reinforce";
-    const Estimated one = advantages(gae(1), valued_batch()), other = advantages(reinforce, batch());
-    expect_answers("returns", one.returns, other.returns, 1e-15);
 }
 
 TEST(Advantages, TheCoefficientOfTheDivergenceAdapts) {

@@ -243,17 +243,6 @@ TEST(Split, ShortDocumentsStayWhereTheyAre) {
     }
 }
 
-// The time of one document on two ranks, by hand. Contiguous: the second rank does 3/4 of the work and gets one block.
-TEST(Split, EstimateByHand) {
-    const LayerKind one[] = {{0, 1}};
-    const AttentionCost unit{1, 1, 1, 4, 4, 8};  // a pair takes 1 forward and 2.5 backward, a row of K and V 1, of dK and dV 1
-    // rank 1, T = 16: own 36 scores while 8 rows come, then 64 scores, then the gradients of 8 rows leave
-    const auto split = split_sequence(Layout::contiguous, std::vector<size_t>{0}, 16, 2, one, unit);
-    EXPECT_EQ(split.seconds, 36 + 64 + 2.5 * 36 + 2.5 * 64 + 8);
-    const AttentionCost slow{1, 1, 1, 4, 4, 8.0 / 100};  // the rows take 800
-    EXPECT_EQ(split_sequence(Layout::contiguous, std::vector<size_t>{0}, 16, 2, one, slow).seconds, 800 + 64 + 800 + 160 + 800);
-}
-
 // ---- rows
 
 static Row two_documents() {
@@ -320,10 +309,3 @@ TEST(Split, RowsAreDealtLongestFirst) {
     EXPECT_EQ(deal_rows(std::vector<double>{2, 2, 2, 2}, 1), (Dealt{{0, 1, 2, 3}}));
 }
 
-TEST(Split, CostOfARow) {
-    const Row row = two_documents();
-    double scores = 0;  // of 3 layers without and 5 with a window of 7
-    for (size_t length : {100, 1, 150, 37, 32})
-        for (size_t q = 0; q < length; q++) scores += 3.0 * double(q + 1) + 5.0 * double(std::min<size_t>(q + 1, 7));
-    EXPECT_EQ(row_cost(row, mixed_layers, 4, 16, 1e6), 320e6 + 14 * 64 * scores);
-}

@@ -50,7 +50,7 @@ struct Array {  // aligned as in an arena
 
 }  // namespace
 
-// More arrays than places, in a random order of leaving and coming, of sizes around that of a block.
+// More arrays than places, copied out and back in a random order, of sizes around a block's.
 TEST(Store, WhatLeavesComesBack) {
     const Directory dir;
     const size_t block = size_t(8) << 20,

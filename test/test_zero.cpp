@@ -515,25 +515,6 @@ template <class X> void expect_planned_bytes(bool rounds) {
     }
 }
 
-// Muon has one moment of a layer's matrix, and arrays for a bucket and a matrix while it updates.
-TEST(Zero, PlannedBytesOfMuon) {
-    const Sharding s(fake.units, 1, 4, 1, bucket_bytes);
-    Zero<CpuBf16> zero({1}, s, fake.table);
-    size_t matrices = 0;
-    for (const TensorRun &r : s.tensor_runs(zero.table)) matrices += zero.table[r.tensor].of_layer ? r.count : 0;
-    const auto plan_of = [&](bool muon) {
-        Optimizer<CpuBf16> optimizer;
-        Plan plan;
-        optimizer.plan(plan, zero, Moments::f32, 0, muon);
-        return plan;
-    };
-    const Plan adamw = plan_of(false), muon = plan_of(true);
-    EXPECT_GT(matrices, 250u);
-    EXPECT_NEAR(double(adamw.state_bytes() - muon.state_bytes()), 4 * double(matrices), double(Plan::alignment));
-    const size_t bucket = 4 * s.buckets[s.bucket_of(fake.table[6].offset)].part, side = 25, norm = 8;
-    EXPECT_EQ(muon.sum() + 4 * matrices - adamw.sum(), 2 * bucket + 2 * 1000 + (2 + 2 + 4) * side * side + norm);
-}
-
 TEST(Zero, PlannedBytesAreThoseOfTheTable) {
     for (bool rounds : {false, true}) expect_planned_bytes<float>(rounds), expect_planned_bytes<bf16>(rounds);
 }

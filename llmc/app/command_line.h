@@ -2,7 +2,7 @@
 //
 //     train_llama | train_gpt2 pretrain|sft|dpo|rm|eval|generate [--flag value | --flag=value]...        no task: the demo, with --plan sft
 //
-// `-` and `_` in a flag's name are the same. A boolean is --flag, --flag true or --flag false. --config FILE, JSON or YAML, holds flags, too;
+// `-` and `_` in a flag's name are equivalent. A boolean is --flag, --flag true or --flag false. --config FILE, JSON or YAML, also holds flags;
 // the command line wins. The names of OpenRLHF, TRL, accelerate and Axolotl are understood (foreign.def). A flag that the task does not have, a misspelled one and a value out of range end the run with a message.
 #pragma once
 #include <string>
@@ -15,7 +15,7 @@ struct Parsed {
     Options options;               // checked; defaults of the task filled in, row_tokens never 0
     bool default_max_len = false;  // --max_len was not given, so that it is to be no more than the model has positions
     std::vector<std::string>
-        notes;         // lines to show at the start: what a flag of another trainer means here, which defaults differ
+        notes;         // lines to show at the start: the meaning of another trainer's flag, and differing defaults
     std::string help;  // unless empty, --help or --convert was given: print this text and exit with code 0
 };
 

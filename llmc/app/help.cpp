@@ -28,7 +28,7 @@ static const char *about(Task task) {
     return "";
 }
 
-// Returns "  --name default" and the text beside it, in as many lines as it needs.
+// Returns "  --name default" with its text in a second column, wrapped to the width.
 static std::string entry(const std::string &name, const std::string &text) {
     std::string out = "  --" + name;
     size_t at = out.size();  // the column of the last line

@@ -92,7 +92,7 @@ int merge(Run &run) {
         HostMemory host;
         for (const TensorSpec &spec : specs) {
             const HfWeights &from = head && spec.name == "score.weight" ? adapter : weights;
-            // GPT-2's files hold matrices as (in, out), and in those of GPT-2 itself names begin with what follows "transformer."
+            // GPT-2's files hold matrices as (in, out), and OpenAI's own files omit the prefix "transformer." of names.
             const std::string name = config.gpt2() && spec.name.starts_with("h.") ? "transformer." + spec.name : spec.name;
             const auto product = products.find(name);
             const size_t columns = spec.shape.empty() ? 1 : elements(spec.shape) / spec.shape[0],

@@ -1,4 +1,4 @@
-// For --plan: prints what a run would need, without making it. Both functions return the exit code.
+// For --plan: prints the needs of a run without starting it. Both functions return the exit code.
 #pragma once
 #include <optional>
 

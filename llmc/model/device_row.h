@@ -15,7 +15,7 @@ struct DeviceRow {
     DeviceRow(const ModelConfig &config, const ModelLimits &limits) : config_(config), limits_(limits) {}
 
     size_t T = 0, N = 0;
-    std::vector<size_t> numbers;     // (N) of each predictor among those of the whole row, on the host
+    std::vector<size_t> numbers;     // (N) index of each predictor in the whole row's, on the host
     size_t predictors_of_whole = 0;  // of the whole row
     std::optional<SequenceSplit> split;
     int32_t *tokens;            // (T)
@@ -35,7 +35,7 @@ struct DeviceRow {
     void load_part(const Row &whole, size_t element, Memory &memory);
     // Computes the first visible key of each position, without and with the sliding window. doc_begin[p] is the first position of p's document.
     void load_first_keys(std::span<const int32_t> doc_begin, Memory &memory);
-    // Of which document each token is, for dropout and noise, and the magnitude of its noise.
+    // Each token's document, for dropout and noise, and the magnitude of its noise.
     void load_documents(const Row &whole, bool noise, Memory &memory);
     // This rank's part of the derivatives.
     void load_weights(std::span<const float> of_whole, float entropy_weight, Memory &memory);

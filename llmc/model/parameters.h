@@ -12,7 +12,7 @@
 
 // Returns the initial values of elements [first, first + n) of a tensor, a function of seed and tensor name alone. The weights of norms are 1,
 // biases are 0, and matrices are drawn from a normal distribution around 0 with this deviation. The head of a reward model has the deviation
-// 1 / (C + 1), as in OpenRLHF, so that rewards begin near 0. Of an adapter, A is uniform within +-1 / sqrt(its columns) and B is 0, as in PEFT, so
+// 1 / (C + 1), as in OpenRLHF, so that rewards begin near 0. In an adapter, A is uniform within +-1 / sqrt(its columns) and B is 0, as in PEFT, so
 // that the adapted model begins as its base.
 inline std::vector<float> initial_values(const Tensor &t, size_t first, size_t n, uint64_t seed, double deviation) {
     const Random random{seed, Purpose::init, stream_of(t.name)};
@@ -52,7 +52,7 @@ void load_part(const HfWeights &weights, const Tensor &t, size_t first, size_t n
     write(memory, to, std::vector<P>(values.begin(), values.end()));
 }
 
-// Every rank reads all weights by itself, if they are prefetched (zero.h) those of its shard, and to train in bf16 it reads those of its shard as floats, too.
+// Every rank reads all weights, or only its shard if they are prefetched (zero.h); to train in bf16 it also reads its shard as floats.
 template <class Dev> void load_parameters(Zero<Dev> &zero, const HfWeights &weights, uint64_t seed, Memory &memory) {
     using X = typename Dev::X;
     const auto load = [&](const Tensor &t, size_t first, size_t n, auto *to, Memory &where) {
@@ -117,7 +117,7 @@ template <class Dev, class F> void for_parts_of_bucket(const Zero<Dev> &zero, si
     }
 }
 
-// Copies all weights to those of a model that no ranks share, in the type of the computation.
+// Copies all weights to a model that no ranks share, in the type of the computation.
 template <class Dev, class F> void copy_parameters(Zero<Dev> &zero, Comm &group, Zero<Dev> &to, F buffer) {
     zero.ready(group, 0, zero.sharding.elements);
     for (size_t b = 0; b < zero.sharding.buckets.size(); b++) {

@@ -1,4 +1,4 @@
-// For --profile: measures the time of each op of a training step and compares it with what the device can do.
+// For --profile: measures the time of each op of a training step and compares it with the device's peak.
 #pragma once
 #include <array>
 #include <chrono>
@@ -32,7 +32,7 @@ class Profiler {
     void begin_step();
     void begin_row(const Row &row,
                    size_t sp);  // the next ops belong to this row, of which each of sp ranks computes an equal share
-    // An op of the step begins, for so many tokens of the row; 0: for all. Outside of a step, in an evaluation, it is not recorded. For bucket see Work.
+    // An op of the step begins, for `tokens` tokens of the row; 0: for all. Outside of a step, in an evaluation, it is not recorded. For bucket see Work.
     void begin(Pass pass, size_t op, size_t layer, size_t bucket = 0, size_t tokens = 0);
     void end_step();            // waits for the device
     std::string table() const;  // the result as a table for people

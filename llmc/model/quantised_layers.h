@@ -1,8 +1,8 @@
 // The matrices of a frozen model's layers in 4 or 8 bits (../ops/dequantise.h). They are quantised while they are loaded, one tensor at a time, so that the
-// float model never lies in memory, and stay so. Each tensor of the model's files is quantised by itself, also where several are one matrix in memory.
+// float model is never in memory as a whole, and stay quantised. Each tensor of the model's files is quantised separately, even where several form one matrix.
 //
 // Before a layer's weights are read, ready() writes them out as X, to an array that all layers share: once for the forward pass, and once for the backward
-// pass with what it recomputes. So all products are those of a model that has these values.
+// pass with its recomputation. So all products equal those of a model with these values.
 #pragma once
 #include "../core/arena.h"
 #include "../io/hf.h"

@@ -50,7 +50,7 @@ std::string Stamp::text() const {
     return line ? what + format(" %s:%u", file, line) : what;
 }
 
-// Whether two ranks make the same call. An exchange's slices are not compared here, because they match those of other ranks.
+// Whether two ranks make the same call. An exchange's slices are not compared here, because they match other ranks' slices.
 static bool same_call(const Stamp &a, const Stamp &b) {
     Stamp c = b;
     if (!strcmp(a.call, "exchange")) c.type = a.type, c.count = a.count, c.received = a.received, c.to = a.to, c.from = a.from;

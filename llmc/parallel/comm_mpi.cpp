@@ -43,11 +43,11 @@ static void check_mpi(int code) {
 
 namespace {
 
-// Carries the messages among the watchdogs of all ranks, apart from those of the communicators. Every MPI call holds the mutex `mpi`, and no
+// Carries the messages among the watchdogs of all ranks, separately from the communicators' messages. Every MPI call holds the mutex `mpi`, and no
 // call lasts long. So MPI sees one thread at a time, though the watchdog has a thread of its own.
 class MpiLine {
   public:
-    enum Kind { ask, tell };  // asks what a rank is doing; tells it
+    enum Kind { ask, tell };  // asks for a rank's current call; answers
     struct Word {
         int kind, from;
         std::string text;

@@ -1,4 +1,4 @@
-// Ranks that are processes which mpirun started. Slices lie in host memory.
+// Ranks that are processes started by mpirun. Slices are in host memory.
 #pragma once
 #include "comm.h"
 

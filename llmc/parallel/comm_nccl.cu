@@ -131,7 +131,7 @@ class NcclQueue {
     }
     void release(const Call &call) { idle_.insert(idle_.end(), {call.begins, call.done}); }
 
-    // Whether the device has come to the event. Errors of earlier kernels appear here, too; all later calls would wait in vain.
+    // Whether the device has reached the event. Errors of earlier kernels also appear here; all later calls would wait in vain.
     static bool reached(cudaEvent_t event) {
         const cudaError_t state = cudaEventQuery(event);
         if (state != cudaErrorNotReady) cuda_check_kernels(state);

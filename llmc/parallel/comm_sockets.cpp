@@ -37,7 +37,7 @@ struct Frame {
     Stamp stamp;  // the call that it is for
 };
 
-// Rank 0's thread, which collects what the ranks of a communicator bring to an agreement and gives all of it to each. It knows who waits, for how
+// Rank 0's thread, which collects the ranks' contributions to an agreement and sends all of them to each rank. It knows the waiting ranks, for how
 // long, and whose process has died, and ends the run then.
 class Switchboard {
   public:
@@ -60,7 +60,7 @@ class Switchboard {
     struct Agreement {
         Stamp stamp;
         uint64_t bytes;
-        std::vector<int> ranks;  // by place: who has come, or -1
+        std::vector<int> ranks;  // by place: the arrived rank, or -1
         std::string all;
         Clock::time_point since;  // when the first came
     };
@@ -153,7 +153,7 @@ class Switchboard {
         say_last(message);
         Frame frame = {};
         frame.kind = Frame::end;
-        for (size_t r = 1; r < peers_.size(); r++)  // this process ends by itself, and not before the others know
+        for (size_t r = 1; r < peers_.size(); r++)  // this process ends after all others know
             if (!peers_[r].over) send(int(r), frame, "", patience);
         std::_Exit(1);
     }

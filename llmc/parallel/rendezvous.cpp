@@ -240,13 +240,13 @@ bool is_open(const Socket &s) {
     return n > 0 || (n < 0 && can_go_on());
 }
 
-// Rank 0's side: whoever has connected and has not yet proved anything.
+// Rank 0's side: connections that have not proved the secret yet.
 class Doorkeeper {
   public:
     Doorkeeper(const Rendezvous &me, const Address &at, const std::string &secret)
         : world_(int(me.world)), secret_(secret), listener_(listen_at(at)), ranks_(size_t(me.world)) {}
 
-    // Returns the connections to all ranks, or those that have come until the deadline.
+    // Returns the connections to all ranks, or the ones made before the deadline.
     std::vector<Socket> wait(Time deadline) {
         while (!all_there() && Clock::now() < deadline) {
             std::vector<pollfd> fds = {{listener_.fd(), POLLIN, 0}};
@@ -290,7 +290,7 @@ class Doorkeeper {
         if (!stranger.socket.send_all(&stranger.hello, sizeof(Hello), Clock::now())) strangers_.pop_back();
     }
 
-    // Reads what has come. Returns false when there is nothing more to wait for.
+    // Reads arrived bytes. Returns false when no more are expected.
     bool goes_on(Stranger &s) {
         const ssize_t n = recv(s.socket.fd(), reinterpret_cast<char *>(&s.application) + s.got, sizeof(Application) - s.got, 0);
         if (n < 0 && can_go_on()) return Clock::now() < s.until;

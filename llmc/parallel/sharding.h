@@ -1,6 +1,6 @@
 // How the flat arrays of parameters, gradients and optimizer state are divided among ranks: into buckets, which are summed and gathered one by one,
 // and each bucket into one part per rank. The parts that a rank updates are its shard. Parts are of equal size; padding at the end of a bucket
-// fills up the last one. There is more of it before a unit, whose matrices are thus as well aligned as arrays are, in bf16, too.
+// fills up the last one. There is more of it before a unit, whose matrices are thus aligned like arrays, also in bf16.
 #pragma once
 #include <vector>
 
@@ -18,7 +18,7 @@ struct Bucket {
     size_t begin;   // the same element in the flat arrays
     size_t count;   // elements, without padding
     size_t part;    // elements of a rank's part, padding included
-    size_t shard;   // where a rank's part lies in the arrays of its shard
+    size_t shard;   // offset of a rank's part in the arrays of its shard
 };
 
 // A run of this rank's parameters that is contiguous in every array that holds them: the table, the flat arrays and the shard. It
@@ -42,7 +42,7 @@ struct Sharding {
     const int stage;
     const size_t parts, own;  // own: number of this rank's part
     const size_t aligned;     // the size of a part is a multiple of this: 16 bytes of bf16, or a block of moments in 8 bits
-    const bool divided;  // a rank has its parts of the parameters alone, and those of a unit are gathered before they are read
+    const bool divided;  // a rank has only its parts of the parameters, and a unit's parameters are gathered before they are read
     std::vector<Bucket> buckets;
     size_t elements = 0;              // of the table
     size_t count = 0;                 // elements of the flat arrays, padding included
@@ -51,7 +51,7 @@ struct Sharding {
     std::vector<size_t> unit_begins;  // (units + 1) where the units begin in a shard, and its end
 
     // The units follow each other from 0 on. A bucket of rows has at most `bucket_bytes` of float gradients, or the fewest rows that
-    // are a multiple of multiple() if those are more. `away`: the parameters lie in a store (pieces.h), and are then divided at stages 1 and 2, too.
+    // are a multiple of multiple() if those are more. `away`: the parameters are in a store (pieces.h), and are then also divided at stages 1 and 2.
     Sharding(const std::vector<Unit> &units, int stage, int world, int rank, size_t bucket_bytes, size_t aligned = 8,
              bool away = false);
 
@@ -59,7 +59,7 @@ struct Sharding {
     size_t bucket_of(size_t global) const;                // the number of the bucket that has this element
     size_t flat(size_t global) const;                     // the position of this element in the flat arrays
     size_t padded_count(size_t begin, size_t end) const;  // elements of the buckets of [begin, end), padding included
-    std::vector<Tensor> padded(std::vector<Tensor> table) const;  // changes offsets to those of the flat arrays
+    std::vector<Tensor> padded(std::vector<Tensor> table) const;  // changes offsets to offsets in the flat arrays
     std::vector<ShardRun> shard_runs() const;                     // one run per bucket of which this rank has elements
     std::vector<TensorRun> tensor_runs(const std::vector<Tensor> &padded_table) const;  // divided at the borders of tensors
     std::vector<UpdateRun> update_runs(const std::vector<Tensor> &padded_table) const;  // divided where the update is another one

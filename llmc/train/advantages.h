@@ -1,4 +1,4 @@
-// Advantages: by how much an answer, or a token of it, is better than what the policy would have done otherwise.
+// Advantages: how much better an answer, or a token of it, is than the policy's average.
 //
 //   R_i   reward of rollout i, one of n of its group (the same prompt)      mean, s   over the group; s is the unbiased deviation
 //   q_t   -kl_coef k(log p_t - log p_ref,t), if the KL divergence is part of the reward; k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d, within +-10
@@ -43,10 +43,10 @@ struct ScoredRollout {
     std::span<const double> values = {};           // the critic's, of each token; only for gae
 };
 
-// Of each token of each rollout.
+// For each token of each rollout.
 struct Estimated {
     std::vector<std::vector<double>> advantages;
-    std::vector<std::vector<double>> returns;  // G, of gae A + V: before whitening, what the critic learns
+    std::vector<std::vector<double>> returns;  // G, for gae A + V: before whitening, the critic's targets
 };
 
 std::string estimator_names();                 // those without a critic: "reinforce, reinforce_baseline, ..."
@@ -61,6 +61,6 @@ struct KlEstimate {
 };
 KlEstimate kl_estimate(const std::string &name, double d);  // k1, k2 or k3: Schulman, "Approximating KL divergence", 2020
 
-// Returns the coefficient of the divergence after a batch of so many answers, whose divergence was `kl`:
+// Returns the coefficient of the divergence after a batch of `answers` answers with the divergence `kl`:
 //   coef (1 + clip(kl / target - 1, -0.2, 0.2) answers / horizon)        Ziegler et al., 2019, arXiv:1909.08593, section 2.2
 double adapted_kl_coef(double coef, double kl, double target, double answers, double horizon);

@@ -15,7 +15,7 @@
 
 struct Comm;
 
-// The file is JSON with one more field, "checksum", that of its content. Reading refuses content that has changed; `fix` ends the message.
+// The file is JSON with one more field, "checksum", the checksum of its content. Reading refuses content that has changed; `fix` ends the message.
 void write_checked_json(const std::string &path, nlohmann::json value);
 nlohmann::json read_checked_json(const std::string &path, const std::string &fix);
 

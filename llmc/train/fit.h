@@ -9,16 +9,16 @@
 inline constexpr std::pair<const char *, Recompute> recompute_levels[] = {
     {"none", Recompute::none}, {"cheap", Recompute::cheap}, {"layer", Recompute::layer}};
 
-// Returns the bytes that plans of this machine's ranks may take: what is free, but for the reserve.
+// Returns the bytes available to the plans of this machine's ranks: free memory minus the reserve.
 size_t usable_memory(const Run &run, const Memory &memory);
 
 // Returns the limits of a model beside one with these limits, without room for the cache of generation. One that generates has no ranks.
 ModelLimits co_resident_limits(ModelLimits limits, Mode mode = Mode::train);
 
-// Returns a model beside the run's own, whose plan is placed.
+// Returns a co-resident model with a placed plan.
 std::unique_ptr<Model> co_resident_model(const Run &run, const CoResidentModel &other, const ModelLimits &limits);
 
-// Return the bytes that a rank with this model needs, in memory and in stores: those of its plan, and those of run.co_residents.
+// Return the bytes that a rank with this model needs, in memory and in stores: its plan and the plans of run.co_residents.
 size_t rank_bytes(const Run &run, Model &model, const ModelLimits &limits);
 size_t rank_store_bytes(const Run &run, Model &model, const ModelLimits &limits);
 

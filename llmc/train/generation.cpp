@@ -51,7 +51,7 @@ struct Drawn {
 struct Waiting {
     size_t prompt, next, samples;
     std::vector<int32_t> tokens;
-    std::vector<double> logp = {};    // of those that were generated
+    std::vector<double> logp = {};    // of the generated tokens
     std::vector<int32_t> pages = {};  // of its tokens, once they are computed
     std::deque<Drawn> drawn = {};     // then also the next token of sample `next`, ..., samples - 1
 };
@@ -146,7 +146,7 @@ class Engine {
 
     DrawRequest no_draws() const { return {settings_.sampling, settings_.vocabulary, settings_.logps}; }
 
-    // Asks for the next token of a sample that has so many tokens, its prompt's included.
+    // Asks for the next token of a sample with `tokens` tokens, its prompt included.
     void add_draw(DrawRequest &request, size_t prompt, size_t sample, size_t tokens) const {
         const Prompt &p = prompts_[prompt];
         const uint32_t stream = uint32_t(p.number * settings_.samples + sample);

@@ -1,6 +1,6 @@
 // The generation engine: continues many prompts with one model. Decoding computes one token of every running sequence in one pass, because a pass
 // reads all weights, however many sequences share it. A sequence that ends makes room for the next prompt at once (continuous batching; Yu et al.,
-// "Orca", 2022), and keys and values lie in pages (attention_decode.h), so that no sequence reserves room for its longest end.
+// "Orca", 2022), and keys and values are stored in pages (attention_decode.h), so that no sequence reserves room for its longest end.
 //
 // A prompt is computed once: its samples share its full pages, and each has a copy of the last, partial one. If the cache is full, the sequence that was
 // admitted last gives its pages back, and is computed anew from its tokens later (preemption).
@@ -58,7 +58,7 @@ struct GenerationLimits {
 };
 
 // Continues the prompts. Returns the completions of prompt 0, of prompt 1, ..., each `samples` in number. `progress` is told of each that is finished, and
-// how many tokens were generated so far. The generator is that of a model with the limits of `room`.
+// how many tokens were generated so far. The generator belongs to a model with the limits of `room`.
 std::vector<Completion> generate(Generator &generator, const GenerationLimits &room, std::span<const Prompt> prompts,
                                  const GenerationSettings &settings,
                                  const std::function<void(size_t finished, size_t tokens)> &progress = nullptr);
@@ -66,7 +66,7 @@ std::vector<Completion> generate(Generator &generator, const GenerationLimits &r
 // The text of an answer: up to a stop string, and without the special token that ended it.
 std::string text_of(const Completion &completion, const Tokenizer &tokenizer, const StopStrings &stop);
 
-// Where ranks continue prompts together: those that this rank continues, every so many-th of all, each with its place as its number from `first` on;
+// Where ranks continue prompts together: this rank's prompts, dealt round-robin, each numbered by its place from `first` on;
 // and then the completions of all, which every rank gets, of prompt 0, of prompt 1, ...
 std::vector<Prompt> own_prompts(Comm &comm, std::span<const std::vector<int32_t>> prompts, uint32_t first = 0);
 std::vector<Completion> share_completions(Comm &comm, std::span<const Completion> own, size_t prompts, size_t samples);

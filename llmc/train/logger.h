@@ -14,7 +14,7 @@ class Logger {
     Logger(const Logger &) = delete;
 
     void write(const nlohmann::ordered_json &line);
-    void sync();                                                            // what was written survives a power cut
+    void sync();                                                            // written lines survive a power cut
     void show_step(const nlohmann::ordered_json &line, size_t steps);       // shows a progress bar and the time left
     __attribute__((format(printf, 2, 3))) void say(const char *text, ...);  // prints a line that is not part of the log
 

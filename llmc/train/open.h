@@ -1,4 +1,4 @@
-// Opens what a run needs: data, configurations, models. All ranks call these functions together, and an error of one is an error of all.
+// Opens the inputs of a run: data, configurations, models. All ranks call these functions together, and an error of one is an error of all.
 #pragma once
 #include <memory>
 #include <string>
@@ -19,7 +19,7 @@ void expect_own_family(const Run &run, const std::string &name);  // dies if run
 void expect_adapter_tensor(const Run &run, const class HfWeights &adapter, const std::string &name,
                            const std::vector<size_t> &shape);  // of --adapter; dies if it belongs to another model
 
-// Dies if the directory of run.config, or that of --adapter, has a tensor that is not read and says something else than what is computed.
+// Dies if the directory of run.config, or of --adapter, has an unread tensor that contradicts the computed values.
 void expect_known_tensors(const Run &run, const Model &model, const HfWeights &weights);
 void expect_known_tensors(const Run &run, const Model &model, const HfWeights &weights, const HfWeights &adapter);
 
@@ -31,7 +31,7 @@ void expect_positions(const Run &run,
                       const Samples &data);  // dies if a document has more tokens than run.config has positions
 std::unique_ptr<PreparedData> open_data(const Run &run, const std::string &path);  // dies if it is not the same for all ranks
 std::unique_ptr<Samples> open_samples(const Run &run,
-                                      const std::string &path);  // what the task trains on: such data, or rollouts
+                                      const std::string &path);  // the training data of the task: such data, or rollouts
 size_t rows_capacity(const Samples &data, size_t row_tokens);    // T of the largest row that this data can fill
 ModelLimits limits_for(const Run &run, Mode mode, const Samples &data);
 size_t available_memory(

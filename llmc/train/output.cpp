@@ -76,10 +76,10 @@ static void remove_written(const std::string &dir) {
     std::vector<fs::path> directories = {dir};
     for (fs::recursive_directory_iterator it(dir, error), end; !error && it != end; it.increment(error))
         if (fs::is_directory(it->symlink_status())) directories.push_back(it->path());
-    for (size_t i = directories.size(); i-- > 0;) fs::remove(directories[i], error);  // those that are empty
+    for (size_t i = directories.size(); i-- > 0;) fs::remove(directories[i], error);  // empty ones only
 }
 
-// Moves what the user has put into a directory that runs write.
+// Moves the user's files in a directory that runs write.
 static void move_rest(const std::string &from, const std::string &to) {
     std::error_code error;
     if (!fs::exists(to)) fs::rename(from, to, error);
@@ -105,7 +105,7 @@ void remove_directory(const std::string &path) {
     remove_leftover(path);
 }
 
-// Gives `from` the name `to`. If `to` exists the two are exchanged, so that a complete directory has the name at every moment.
+// Gives `from` the name `to`. If `to` exists, both are exchanged, so that a complete directory has the name at every moment.
 static void rename_directory(const std::string &from, const std::string &to) {
     try {
         if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) {
@@ -203,7 +203,7 @@ void OutputDirectory::read_list() {
     }
 }
 
-// Lists what a run of an earlier version wrote, which kept no list.
+// Lists the files of a run of an earlier version, which kept no list.
 void OutputDirectory::adopt_earlier_run() {
     std::string first, line, last;
     for (std::ifstream log(path_of("log.jsonl")); std::getline(log, line); last = line)
@@ -279,7 +279,7 @@ void OutputDirectory::expect_free(const std::vector<std::string> &names) const {
             const fs::file_status status = fs::symlink_status(file);
             const bool beside =
                 directory && fs::is_directory(status) && !file.ends_with(temporary_suffix) && written_in(file).empty();
-            if (!has(name) && fs::exists(status) && !beside)  // `beside`: a run can write beside what is in it
+            if (!has(name) && fs::exists(status) && !beside)  // `beside`: a run can write next to its contents
                 die("%s is there, and no run wrote it; this run writes a %s of that name\n  fix: move it away, or another --output_dir",
                     file.c_str(), directory ? "directory" : "file");
         }
@@ -293,7 +293,7 @@ void OutputDirectory::claim(const std::vector<std::string> &names) {
     if (names_.size() > before) write_list();
 }
 
-// A name whose directory still holds something of the user's stays listed, so that a run may write beside it again.
+// A name whose directory still holds files of the user stays listed, so that a run may write there again.
 void OutputDirectory::forget(const std::string &name) {
     for (const std::string &file : {without_slash(name), without_slash(name) + temporary_suffix})
         if (fs::exists(fs::symlink_status(path_of(file)))) return;

@@ -1,4 +1,4 @@
-// The directory that a run writes to, in which there may be files of its user's. Nothing is replaced or removed there but what a run has written.
+// The directory that a run writes to, in which there may be files of the user. Only files that a run wrote are replaced or removed there.
 //
 // OUTPUT_DIR/run_files.json   {"written": ["config.json", ..., "step_7/", ...]}: files by their names, and directories, in which those files are of
 //                             runs that have a name which runs give. A name is listed before it is written. Nothing that is called "X.tmp"
@@ -36,7 +36,7 @@ class OutputDirectory {
     ~OutputDirectory();  // a run that has left nothing leaves no list
     OutputDirectory(const OutputDirectory &) = delete;
 
-    bool holds_run() const;  // more than what a run had begun to save when it was killed
+    bool holds_run() const;  // more than the unfinished save of a killed run
     void refuse_input(const char *flag,
                       const std::string &path) const;  // dies if it is the directory, or a part of the run there
 
@@ -47,7 +47,7 @@ class OutputDirectory {
     void remove(const std::string &name);     // what runs wrote under a name that may be listed
     void clear(const std::string &but = "");  // everything that runs wrote, `but` excepted
     void remove_leftovers();                  // of runs that were killed
-    void publish_model();                     // moves the files of new_model/ here, in place of those of an earlier model
+    void publish_model();                     // moves the files of new_model/ here, replacing an earlier model's
     std::vector<std::string> model_in(const std::string &directory) const;  // the names of such files
 
     void set_latest(size_t step);
@@ -69,5 +69,5 @@ class OutputDirectory {
     std::set<std::string> names_;
 };
 
-std::vector<std::pair<const char *, std::string>> inputs_of(const Run &run);  // flags and paths of what it reads
-void check_results(const Run &run);  // dies if a file that a flag names would take the place of an input, or of what no run wrote
+std::vector<std::pair<const char *, std::string>> inputs_of(const Run &run);  // flags and paths of the run's inputs
+void check_results(const Run &run);  // dies if a file that a flag names would replace an input, or a file that no run wrote

@@ -16,8 +16,8 @@
 //   constant        the sum over all tokens, by the number of answers times the longest that was allowed (Dr. GRPO)
 // plus kl_coef times the mean over all tokens of k2 or k3 (advantages.h) of log p - log p_ref.
 //
-// Answers may have been sampled by older weights than those that the first step on them begins with. Then p_old is that of these weights, so that the
-// ratio only bounds what the steps change (Hilton et al., "Batch size-invariance for policy optimization", 2021, arXiv:2110.00641), and a token's term is
+// Answers may have been sampled by older weights than the weights of the first step on them. Then p_old is computed by the latter, so that the
+// ratio only bounds the change by the steps (Hilton et al., "Batch size-invariance for policy optimization", 2021, arXiv:2110.00641), and a token's term is
 // multiplied by a constant that makes up for the other weights. With w_t = exp(log p_old,t - log p_smp,t), p_smp by the weights that sampled, it is for
 //   tis             w_t clamped to [c, d]                                Yao et al., "Your efficient RL framework secretly brings you off-policy RL
 //                                                                        training", 2025; Espeholt et al. (IMPALA), 2018, arXiv:1802.01561

@@ -1,5 +1,5 @@
-// Preference losses: functions of one pair's log-probabilities, or of its rewards, and their derivatives. The backward pass needs only the two
-// derivatives of a pair: they become the weights of its answers' tokens.
+// Preference losses: functions of one pair's log-probabilities, or of its rewards, and their derivatives. The backward pass needs only dL/dc and
+// dL/dr of a pair: they become the weights of its answers' tokens.
 //
 //   c, r    log p(chosen | prompt), log p(rejected | prompt): sums over the answers' tokens; c0, r0 the same of the reference model
 //   u, v    c - c0, r - r0           x = beta (u - v)           s(x) = 1 / (1 + exp(-x))
@@ -61,7 +61,7 @@ struct StepSize {
 //   nll    the mean over the pairs of -c/n, as OpenRLHF's nll_loss_coef (Llama 3.1, 2024, arXiv:2407.21783, section 4.1.4)
 class PreferenceLoss {
   public:
-    // There are as many `weights` as types, or none, which means 1 each. Dies if a type is unknown or an option has an illegal value.
+    // There is one weight per type, or none, which means 1 each. Dies if a type is unknown or an option has an illegal value.
     PreferenceLoss(const std::vector<std::string> &types, const std::vector<double> &weights, const PairLossOptions &options,
                    double nll);
 

@@ -2,7 +2,7 @@
 //
 //   --ref_mode precompute   runs one forward sweep before training and then frees the model. Two floats for each pair stay in memory and in a cache
 //                           file, named by a hash of the data, the model and the dtype, which the next run reads
-//   --ref_mode resident     keeps a second model beside the trained one and evaluates it row by row; the same rows give the same bits
+//   --ref_mode resident     keeps a second model in memory and evaluates it row by row; the same rows give the same bits
 //
 // If adapters are trained from the beginning, the reference is the trained model without them, and there is neither a sweep nor a second model.
 #pragma once
@@ -15,7 +15,7 @@
 bool reference_is_base(const Run &run);
 
 // Returns a run like this one for another model that reads the same tokens, of directory `dir`, or for the run's own if that is empty. Dies if their
-// tokenizers differ; `flag` is the one that names the directory.
+// tokenizers differ; `flag` is the flag that names the directory.
 Run run_beside(const Run &run, const std::string &dir, const char *flag);
 
 Run reference_run(const Run &run);  // for the language model of --ref_model

@@ -3,7 +3,7 @@
 //   exact_match           1 if an answer is the record's response token by token, else 0
 //   FILE.py               a Python function of the user's, in a process of its own (data/reward_worker.py)
 //   http://... https://   a server that speaks OpenRLHF's protocol, which the same process asks
-//   DIRECTORY             a reward model, which stays in memory beside the policy. The score is read at the last token of prompt and answer. If the model
+//   DIRECTORY             a reward model, which stays in memory with the policy. The score is read at the last token of prompt and answer. If the model
 //                         has another tokenizer, their text is encoded anew (data/encode_worker.py)
 #pragma once
 #include <memory>

@@ -12,7 +12,7 @@
 // Makes a model for the device and dtype that the options ask for. Its memory is planned, but not yet allocated.
 using ModelFactory = std::function<std::unique_ptr<Model>(const ModelConfig &, const ModelLimits &)>;
 
-// A model that is in memory beside the trained one.
+// A model in memory in addition to the trained one.
 struct CoResidentModel {
     const char *what;  // for people
     ModelConfig config;
@@ -24,10 +24,10 @@ struct Run {
     Task task;
     Options options;
     Comm &comm;
-    size_t sharing;  // those, this one included, that take their memory from the same pool
+    size_t sharing;  // number of ranks sharing this memory pool, including this one
     ModelFactory make_model;
     std::string model_dir = {};      // empty with --preset
-    std::string tokenizer_dir = {};  // the same, or that of --adapter if it has the tokenizer, too
+    std::string tokenizer_dir = {};  // the same, or the directory of --adapter if that also has the tokenizer
     ModelConfig config = {};
     ChatFormat chat = {};             // of the data that is trained on
     bool new_head = false;            // a reward model whose head starts from random values if model_dir has none
@@ -35,7 +35,7 @@ struct Run {
     Ranks ranks = {};
     size_t in_process = 1;  // the number of ranks, this one included, that are threads of this process
     std::shared_ptr<Mesh> mesh = nullptr;
-    std::vector<CoResidentModel> co_residents = {};  // models that need memory, too, and have none yet
+    std::vector<CoResidentModel> co_residents = {};  // further models that will need memory
 
     bool is_main_rank() const { return comm.rank == 0; }  // is true of one rank, which prints and writes the files
     __attribute__((format(printf, 2, 3))) void say(const char *text, ...) const;  // a line on standard output
@@ -47,7 +47,7 @@ template <class Sums> Sums over_ranks(Comm &comm, const Sums &own) {
     return all;
 }
 
-// Writes what a model's directory has beside its weights: config.json or adapter_config.json, generation_config.json, tokenizer and chat template.
+// Writes a model directory's other files: config.json or adapter_config.json, generation_config.json, tokenizer and chat template.
 void write_companions(const Run &run, const ModelConfig &config, const std::string &dir, const std::string &dtype);  // run.cpp
 
 int train(Run &run);                                                                           // trainer.cpp

@@ -1,4 +1,4 @@
-// Learning-rate schedules, equal step by step to those of transformers.get_scheduler.
+// Learning-rate schedules, equal step by step to transformers.get_scheduler.
 #pragma once
 #include <algorithm>
 #include <cmath>

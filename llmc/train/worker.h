@@ -9,7 +9,7 @@
 
 class Worker {
   public:
-    // Messages begin with `name`: the user's file or server that the script asks, or what the script does. A request may take `timeout` seconds.
+    // Messages begin with `name`: the user's file or server that the script asks, or the script's purpose. A request may take `timeout` seconds.
     Worker(std::string name, std::string script, std::vector<std::string> arguments, double timeout);
     Worker(const Worker &) = delete;
     ~Worker() { stop(); }

@@ -1,4 +1,4 @@
-// The three products of a linear layer against float64. In the emulator they are the CPU's, so that only what is around them and the kernel of
+// The three products of a linear layer against float64. In the emulator they are the CPU's, so that only their callers and the kernel of
 // the bias's gradient are new; on a GPU they are cuBLASLt's.
 #include "../../llmc/ops/matmul.h"
 

@@ -1,4 +1,4 @@
-"""The text of ids equals that of the package tokenizers, whatever the section "decoder" is. `generate` shows the text of its prompts, which are ids here."""
+"""The text of ids equals the package tokenizers', for every section "decoder". `generate` shows the text of its prompts, which are ids here."""
 
 import json
 import shutil

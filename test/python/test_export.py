@@ -177,7 +177,7 @@ PYTHONS = [sys.executable, str(ROOT / ".venv-compare/bin/python"), *filter(None,
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_transformers_opens_it(python, trained):
-    """In this Python without torch, in that of `make compare`, and in others that the environment names: one with transformers 4, say."""
+    """In this Python without torch, in the Python of `make compare`, and in others named by the environment, such as one with transformers 4."""
     has_torch = python != sys.executable
     if has_torch and (not Path(python).exists() or subprocess.run([python, "-c", "import torch, transformers"], capture_output=True).returncode):
         pytest.skip(f"{python} has no torch and transformers")

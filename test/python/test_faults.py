@@ -66,7 +66,7 @@ def same_run(run, straight):
 
 @pytest.mark.parametrize("kills", [12, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_again_and_again(kills, data, tmp_path):
-    """Wherever SIGKILL strikes, in a step, in a save or while starting: what is there can be resumed, and ends in the same bits."""
+    """Wherever SIGKILL strikes, in a step, in a save or while starting: the run can be resumed, and ends in the same bits."""
     steps = 40
     straight, run = tmp_path / "straight", tmp_path / "run"
     options = {"data": data, "max_steps": steps, "save_steps": 1, "max_num": 2, "eval_data": data, "eval_steps": 2}
@@ -119,7 +119,7 @@ def test_killed_again_and_again(kills, data, tmp_path):
 @pytest.mark.parametrize("flags", [{"task": "merge", "threads": None, "device": None}, {"task": "sft", "max_steps": 4, "save_steps": 1, "max_num": 2},
                                    {"task": "sft", "max_steps": 4, "save_steps": 1, "lora_rank": 4}], ids=["merge", "save", "adapter"])
 def test_a_kill_costs_no_file_of_the_user_s_and_leaves_no_half_model(flags, data, tmp_path):
-    """With --overwrite, again and again into a directory where the user has files, too."""
+    """With --overwrite, again and again into a directory that also has files of the user."""
     out, rng = tmp_path / "out", random.Random(2)
     if flags["task"] == "merge":
         train(tmp_path / "adapter", data=data, max_steps=1, lora_rank=4)
@@ -381,7 +381,7 @@ def test_data_that_changes_in_a_run(change, ranks, message, data, tmp_path):
         refused(command("sft", output_dir=run, resume="auto", **options), "was made with data")
     shutil.copy(data, own)
     if not message:
-        options["resume"] = run / "step_300"  # which knows the data by what it was
+        options["resume"] = run / "step_300"  # which recorded the old data
     train(run, **{"resume": "auto", **options})
     same_run(run, straight)
 

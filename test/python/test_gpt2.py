@@ -342,7 +342,7 @@ def test_raw_data_for_a_model_without_a_tokenizer(text_model, bench, task, names
 # ---- adapters -------------------------------------------------------------------------------------------------------------------------
 
 def test_adapters(data, tmp_path):
-    """On ranks as on one. Merged they are the adapted model, also in files that name tensors as GPT-2's own do, and beside a quantised base."""
+    """On ranks as on one. Merged they are the adapted model, also in files with GPT-2's own tensor names, and with a quantised base."""
     shorter = shutil.copytree(GOLDEN / "gpt2", tmp_path / "shorter")
     write_tensors(shorter / "model.safetensors",
                   {name.removeprefix("transformer."): value for name, value in read_tensors(shorter / "model.safetensors").items()})

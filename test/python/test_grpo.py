@@ -391,7 +391,7 @@ def test_nothing_is_learnt_from_answers_that_were_cut_off(prompts, tmp_path):
     options = {"data": None, "max_steps": 1, "advantage_estimator": "dr_grpo", "train_batch_size": 24,
                "mask_truncated": "true"}
     lines = []
-    for number, shift in enumerate((0, 1)):  # whatever the log-probabilities of those that were cut off
+    for number, shift in enumerate((0, 1)):  # with any log-probabilities of the answers that were cut off
         for answer in answers:
             answer["logprobs"] = [logp - shift * answer["truncated"] for logp in answer["logprobs"]]
         sample(tmp_path / str(number), None, rollouts=write(tmp_path / "given.jsonl", answers), **options)
@@ -442,7 +442,7 @@ def test_wrong_sampling_is_named(options, parts, prompts, tmp_path):
 
 
 def test_stop_strings_end_answers(tmp_path):
-    """The answers to a prompt are those without stop strings, cut; what is left of them is on policy; the reward sees the text before."""
+    """Answers equal the ones without stop strings, cut; the rest is on policy; the reward sees the text before the stop string."""
     model = with_tokenizer(tmp_path)
     random = np.random.default_rng(5)
     documents = [(np.append(random.integers(4, 90, 5), [7]), np.array([0] * 5 + [1])) for _ in range(6)]

@@ -23,7 +23,7 @@ def make(*words, cwd=ROOT, **environment):
 
 @pytest.fixture(scope="module", autouse=True)
 def probed():
-    """Makes build/probe.mk, if need be, whose table would stand in front of what the tests look at."""
+    """Makes build/probe.mk, if need be, as its table would precede the output under test."""
     make("build/flags")
 
 

@@ -329,7 +329,7 @@ def test_prompts_beside_the_named_fields(bench):
                                ({"q": "Q", "a": "A", "reasoning": "hm"}, ("q", "a"), "reasoning")):
         error = bench.refused("sft", tokenizer, [record], "--input_key", keys[0], "--output_key", keys[1], "--input_template", "openrlhf")
         assert f"record 1 (line 1) of in.jsonl: has a field {name!r} that is in no part of what would be trained; it has " in error
-    # A system prompt is one, in a chat; of two names of the prompt the one that is named counts.
+    # A system prompt is one, in a chat; if the prompt has several names, the named field counts.
     keys = ["--input_key", "question", "--output_key", "response", "--apply_chat_template"]
     documents = bench.run("sft", tokenizer, [ORCA | {"prompt": "x", "id": "7", "answer": "y", "source": "z"}], *keys)
     assert documents.texts() == ["<|im_start|>system\nBe terse.<|im_end|>\n<|im_start|>user\nName a river.<|im_end|>\n"

@@ -18,7 +18,7 @@ def flagged(**flags):
     return [message | flags.get(f"m{i}", {}) for i, message in enumerate(CHAT)]
 
 
-# ---- who is trained
+# ---- trained turns
 
 
 @pytest.mark.parametrize("template", [CHATML, CHATML_MARKED, CHATML_STRIPPED])

@@ -296,7 +296,7 @@ def test_a_prompt_that_would_not_be_read_is_refused(bench, name, answers):
 
 
 def test_a_field_that_may_be_the_prompt(bench):
-    """Answers that begin with their prompt share it; a text longer than what they share is not left out as if it were a note."""
+    """Answers that begin with their prompt share it; a text longer than their common beginning is not left out as a note."""
     error = bench.refused("pref", bench.tokenizer(CHATML), [{"post": "Why?", "chosen": "So", "rejected": "Sometimes"}])
     assert "a pair whose prompt is not known: both answers begin with 'So' only, and there is 'post'" in error and "fix: --prompt_key post;" in error
     assert len(bench.run("pref", bench.tokenizer(CHATML), [{"chosen": "Why? So", "rejected": "Why? No", "id": "a7"}]).ids) == 2

@@ -1,4 +1,4 @@
-"""scripts/recipes, and the command lines of OpenRLHF that they are counterparts of: the parser takes their flags, and a plan shows what they
+"""scripts/recipes, and the corresponding command lines of OpenRLHF: the parser takes their flags, and a plan shows what they
 mean. Nothing is trained."""
 
 import json
@@ -16,7 +16,7 @@ MODELS = {  # model_type, vocabulary, C, F, layers, query heads, key/value heads
 }
 FIELDS = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
           "num_key_value_heads", "head_dim", "max_position_embeddings")
-WANT = {  # recipe: its model, and what a plan says of ranks; then row_tokens and max_len
+WANT = {  # recipe: its model, the plan's line on ranks; then row_tokens and max_len
     "openrlhf_sft_ring": ("llama3-8b", "8 ranks: 4 x data, 2 x sequence (gather), ZeRO stage 2", 16384, 2048),
     "openrlhf_dpo_ring": ("llama3-8b", "8 ranks: 4 x data, 2 x sequence (gather), ZeRO stage 3", 16384, 8192),
     "openrlhf_rm_ring": ("llama3-8b", "8 ranks: 4 x data, 2 x sequence (gather), ZeRO stage 3", 16384, 8192),
@@ -44,7 +44,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def launchers(tmp_path_factory):
-    """An mpirun and an sbatch that start the program once, for a plan of as many ranks as they were told."""
+    """An mpirun and an sbatch that start the program once, for a plan with their number of ranks."""
     directory = tmp_path_factory.mktemp("launchers")
     (directory / "mpirun").write_text("""#!/bin/bash
 if [ "$1" = --version ]; then echo 'mpirun (Open MPI) 4.1.4'; exit; fi

@@ -62,7 +62,7 @@ def test_rewards_by_a_function(tmp_path):
 
 
 def test_openrlhf_reward_func(tmp_path):
-    """It also gets special tokens: here the one that ends an answer."""
+    """It also gets special tokens, here the end of an answer."""
     text = ("def reward_func(queries, prompts, labels):\n    assert all(q.startswith(p) and p.endswith('<|assistant|>') for q, p in zip(queries, prompts))\n"
             "    return {'rewards': [len(q.removesuffix('<|end|>')) - len(p) for q, p in zip(queries, prompts)]}\n")
     judge(tmp_path / "theirs", reward_file(tmp_path, text))
