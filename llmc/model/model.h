@@ -9,7 +9,6 @@
 
 #include "../core/arena.h"
 #include "../data/dataloader.h"
-#include "../ops/attention.h"
 #include "../ops/sample.h"
 #include "../parallel/mesh.h"
 #include "../parallel/optimizer.h"
