@@ -45,7 +45,7 @@ else
     else
         printf 'Installing:\n%s' "$purposes"
         apt-get update -qq
-        DEBIAN_FRONTEND=noninteractive $install > /dev/null
+        DEBIAN_FRONTEND=noninteractive $install -o Dpkg::Use-Pty=0 > /dev/null
     fi
 fi
 
