@@ -5,12 +5,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from preparing import CHAT, CHATML, DATA, PLAIN, bench, prepare, read_safetensors  # noqa: F401
+from preparing import CHAT, CHATML, PLAIN, bench, prepare  # noqa: F401
 from test_runs import DEMO, ENVIRONMENT, call, command, python_for_data, random_documents, refused, refused_training, train, write_data  # noqa: F401
 
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_runs import (ENVIRONMENT, OPTIMIZER, ROOT, call, checkpoints, command, log_lines, random_documents, read_tensors, refused, stable, summary, train,
+from test_runs import (ENVIRONMENT, OPTIMIZER, ROOT, call, checkpoints, command, log_lines, random_documents, read_tensors, refused, stable, train,
                        weights, write_data)
 
 OPTIONS = {"max_len": 64, "train_batch_size": 4, "learning_rate": 1e-3}
@@ -388,6 +388,37 @@ def test_data_that_changes_in_a_run(change, ranks, message, data, tmp_path):
 
 # ---- a clock that jumps -----------------------------------------------------------------------------------------------------------
 
+SHIM = """
+#include <dlfcn.h>
+#include <sys/time.h>
+#include <time.h>
+
+static time_t shift() {  // hours back, years ahead
+    static int calls;
+    static const time_t shifts[] = {0, -5 * 3600, 20 * 365 * 86400L};
+    return shifts[__atomic_fetch_add(&calls, 1, __ATOMIC_RELAXED) % 3];
+}
+
+extern "C" int clock_gettime(clockid_t id, struct timespec *t) noexcept {
+    static const auto real = reinterpret_cast<int (*)(clockid_t, struct timespec *)>(dlsym(RTLD_NEXT, "clock_gettime"));
+    const int code = real(id, t);
+    if (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE) t->tv_sec += shift();
+    return code;
+}
+extern "C" time_t time(time_t *out) noexcept {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return out ? *out = t.tv_sec : t.tv_sec;
+}
+extern "C" int gettimeofday(struct timeval *out, void *) noexcept {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    out->tv_sec = t.tv_sec, out->tv_usec = t.tv_nsec / 1000;
+    return 0;
+}
+"""
+
+
 def preloaded(directory, source):
     """The environment of programs whose calls of the system go to these functions."""
     if not shutil.which("g++"):
@@ -398,6 +429,30 @@ def preloaded(directory, source):
 
 
 # ---- power cuts -----------------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def jumping_clock(tmp_path_factory):
+    environment = preloaded(tmp_path_factory.mktemp("clock"), SHIM)
+    times = subprocess.run([sys.executable, "-c", "import time; print(*[time.time() for _ in range(3)])"], env=environment,
+                           capture_output=True, text=True, check=True).stdout.split()
+    assert max(map(float, times)) - min(map(float, times)) > 1e8  # it does jump
+    return environment
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_clock_that_jumps(ranks, data, jumping_clock, tmp_path):
+    straight, run = tmp_path / "straight", tmp_path / "run"
+    options = {**OPTIONS, "data": data, "max_steps": 20, "save_steps": 5, "ranks": ranks}
+    train(straight, **options)
+    begin = time.monotonic()
+    result = subprocess.run(command("sft", output_dir=run, **options), capture_output=True, text=True, env=jumping_clock, timeout=120)
+    seconds = time.monotonic() - begin
+    assert result.returncode == 0 and result.stderr == "", result.stderr
+    same_run(run, straight)
+    steps = [line["step_s"] for line in log_lines(run) if "step_s" in line]
+    assert min(steps) > 0 and sum(steps) <= summary(run)["hours"] * 3600 <= seconds
+    assert "h " not in "".join(line.split("tok/s")[1] for line in result.stdout.splitlines() if line.startswith("step "))  # left
+
 
 # Notes each file that is synced, and its size.
 SYNC_SHIM = r"""

@@ -11,7 +11,7 @@ from preparing import bench, read_safetensors  # noqa: F401
 from test_devices import expect_as_the_cpu
 from test_prepare_inputs import END, shard
 from test_ranks import compare_logs, trained
-from test_runs import (ENVIRONMENT, GOLDEN, ROOT, call, checkpoints, expect_as_transformers, log_lines,
+from test_runs import (ENVIRONMENT, GOLDEN, ROOT, call, expect_as_transformers, log_lines,
                        python_for_data, random_documents, read_tensors, stable, weights, write_data, write_tensors)  # noqa: F401
 
 PROGRAM = ROOT / "train_gpt2"

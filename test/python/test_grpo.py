@@ -417,6 +417,16 @@ def test_only_prompts_that_teach_are_kept(prompts, tmp_path):
         assert len(groups) >= 3 and all(0 < np.mean(group) < 1 and len(group) == 128 for group in groups.values())
 
 
+def test_resuming_filtered_answers_gives_the_same_bits(prompts, tmp_path):
+    options = {"max_steps": 4, "n": 128, "rollout_batch_size": 3, "max_new_tokens": 1, "dynamic_filtering": "true",
+               "train_batch_size": 2000, "num_episodes": 20}
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    sample(straight, prompts, **options)
+    sample(stopped, prompts, save_steps=1, **options)
+    sample(stopped, prompts, save_steps=1, resume=stopped / "step_2", **options)
+    assert weights(straight) == weights(stopped)
+
+
 @pytest.mark.parametrize("options, parts", [
     ({"dynamic_filtering": "true", "n": 4, "dynamic_filtering_range": "2,3", "rollout_batch_size": 6}, ["--dynamic_filtering", "kept 0 of 60 prompts", "2 or less"]),
     ({"dynamic_filtering": "true", "n": 1}, ["--dynamic_filtering", "--n is 1"]),

@@ -162,6 +162,15 @@ def test_ranks_share_a_quantised_base(data, tmp_path, more):
     assert losses(tmp_path / "more") == pytest.approx(losses(tmp_path / "one"), rel=2e-5)
 
 
+@pytest.mark.parametrize("mode", ["precompute", "resident"])
+def test_a_reference_is_quantised_as_the_model_is(tmp_path, mode):
+    options = dict(task="dpo", max_steps=3, load_in="4bit", **PAIRS, **LORA)
+    train(tmp_path / "own", **options)
+    train(tmp_path / "second", ref_model=MODEL, ref_mode=mode, **options)
+    assert first_step(tmp_path / "own")["rewards/margins"] == 0
+    assert losses(tmp_path / "own") == pytest.approx(losses(tmp_path / "second"), rel=1e-6)
+
+
 def test_rewards_by_a_quantised_model(tmp_path):
     train(tmp_path / "rm", task="rm", max_steps=6, load_in="4bit", **PAIRS, **LORA)
     assert losses(tmp_path / "rm")[-1] < losses(tmp_path / "rm")[0]
@@ -224,3 +233,8 @@ def test_a_merge_that_was_killed_begins_again(trained, tmp_path):
     for expected in (0, 1):  # the second time it finds a model
         assert call(command("merge", adapter=trained, output_dir=out, threads=None, device=None)).returncode == expected
     assert not (out / "new_model").exists() and json.loads((out / "config.json").read_text())
+
+
+def test_another_rank_is_no_resumed_run(data, tmp_path):
+    train(tmp_path / "run", data=data, max_steps=2, save_steps=1, **LORA)
+    refused(command("sft", data=data, output_dir=tmp_path / "run", max_len=64, train_batch_size=4, max_steps=3, resume="auto", lora_rank=2), "was made with --lora_rank 4")

@@ -86,6 +86,13 @@ def test_evaluation_has_none(data, tmp_path):
     assert of["plain"]["loss"] != pytest.approx(of["noisy"]["loss"], rel=1e-3)
 
 
+@pytest.mark.parametrize("more", [{}, {"ref_mode": "resident"}, {"lora_rank": 4}], ids=["precompute", "resident", "adapters"])
+def test_the_reference_of_dpo_has_none(tmp_path, more):
+    options = {"data": GOLDEN / "pairs.safetensors", "max_len": 64, "row_tokens": 128, "train_batch_size": 10, "max_steps": 1, "neftune_noise_alpha": ALPHA}
+    train(tmp_path / "dpo", task="dpo", **options, **more)
+    assert abs(first_step(tmp_path / "dpo")["rewards/chosen"]) > 1e-4  # the policy alone has noise
+
+
 def test_wrong_values(data, tmp_path):
     options = {"data": data, "output_dir": tmp_path / "out", "max_len": 64}
     refused(command("sft", neftune_noise_alpha=-1, **options), "--neftune_noise_alpha is -1.0 but must be 0 (no noise) or more")

@@ -14,7 +14,6 @@ from test_faults import OPTIONS, disk, ends_with_one_message, preloaded, start, 
 from test_grpo import prompts  # noqa: F401: a fixture
 from test_lora import PAIRS
 from test_runs import ENVIRONMENT, GOLDEN, call, command, log_lines, random_documents, refused, refused_training, stable, train, weights, write_data
-from test_sampling import SAMPLING, samples, with_tokenizer
 
 ALL = "activations,optimizer,weights"
 

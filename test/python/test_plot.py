@@ -1,7 +1,6 @@
 """scripts/plot.py: reading a log, drawing, and refusals."""
 
 import json
-import math
 import struct
 import subprocess
 import sys

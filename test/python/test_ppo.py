@@ -2,13 +2,11 @@
 and rewarded answers become likelier. Resuming, and every way to call it wrong."""
 
 import json
-import math
-import shutil
 
 import pytest
 from test_grpo import MESHES, POLICY, near, prompts, rollouts, use_program, write  # noqa: F401, prompts is a fixture
 from test_preference import reward_model
-from test_runs import DEMO, GOLDEN, call, command, first_step, log_lines, refused, stable, weights
+from test_runs import DEMO, GOLDEN, call, command, first_step, log_lines, refused, weights
 
 MODELS = POLICY["models"]
 
@@ -170,6 +168,16 @@ def test_the_coefficient_of_the_divergence_adapts(prompts, tmp_path):  # noqa: F
 
 
 # ---- wrong inputs -----------------------------------------------------------------------------------------------------------------
+
+def test_resuming_goes_on_with_the_coefficient(prompts, tmp_path):  # noqa: F811
+    options = {"kl_coef": 0.1, "max_steps": 4, "kl_horizon": 120, "kl_target": 1e-3, "train_batch_size": 24}
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    sample(straight, prompts, **options)
+    sample(stopped, prompts, save_steps=2, **options)
+    sample(stopped, prompts, save_steps=2, resume=stopped / "step_2", **options)
+    assert [line["kl_coef"] for line in log_lines(straight)[1:]] == [line["kl_coef"] for line in log_lines(stopped)[1:]]
+    assert weights(straight) == weights(stopped)
+
 
 @pytest.mark.parametrize("options, parts", [
     ({"critic_model": DEMO}, ["--critic_model", "vocabulary", "fix: "]),

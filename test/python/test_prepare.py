@@ -633,3 +633,9 @@ def test_links_and_devices_stay(bench):
     with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
         assert prepare.main([*arguments, str(pipe)]) == 0 and pipe.is_fifo()
         assert reader.communicate()[0] == link.read_bytes()
+
+
+def test_out_in_no_directory(bench):
+    arguments = ["sft", "--input", bench.jsonl({"messages": CHAT}), "--tokenizer", bench.tokenizer(CHATML), "--out"]
+    assert prepare.main([*arguments, str(bench.path / "none" / "f")]) == 1
+    assert "its directory does not exist" in bench.capsys.readouterr().err

@@ -38,6 +38,16 @@ def test_draws_are_those_of_datasets(bench, counts, probs):
     assert drawn(bench, source) == [f"{name}{i}" for name, count in zip("abc", counts) for i in range(count)]
 
 
+def test_draws_do_not_depend_on_the_number_of_processes(bench):
+    arguments = ["sft", "--input", inputs(bench, 2500, 30), "--tokenizer", bench.tokenizer(), "--dataset_probs", "0.7,0.3",
+                 "--out", str(bench.path / "out.safetensors")]
+    results = []
+    for processes in (1, 3):
+        prepare.prepare("sft", prepare.build_parser().parse_args(arguments), processes)
+        results.append((bench.path / "out.safetensors").read_bytes())
+    assert results[0] == results[1]
+
+
 def test_first_records_of_each_input(bench):
     source = inputs(bench, 40, 2, 9)
     assert drawn(bench, source, "--max_samples", "3") == ["a0", "a1", "a2", "b0", "b1", "c0", "c1", "c2"]

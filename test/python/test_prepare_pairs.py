@@ -3,12 +3,11 @@
 import csv
 import json
 import os
-import re
 
 import numpy as np
 import pytest
 from preparing import (  # noqa: F401
-    CALLING, CHAT, CHATML, CHATML_MARKED, CHATML_WITHOUT_PROMPT, LLAMA2, PLAIN, THINKING, Documents, bench,
+    CALLING, CHAT, CHATML, CHATML_MARKED, CHATML_WITHOUT_PROMPT, LLAMA2, PLAIN, THINKING, bench,
     chain, make_tokenizer, prepare)
 
 QUESTION = [{"role": "user", "content": "Why?"}]

@@ -15,7 +15,6 @@ sys.path.insert(0, str(SCRIPTS))
 
 import report  # noqa: E402
 import test_runs  # noqa: E402
-from plot import PlotError  # noqa: E402
 
 ABOUT = {"task": "sft", "options": {"seed": 42, "learning_rate": 1e-4, "logging_steps": 1, "eval_data": "more.jsonl"},
          "device": "cpu", "threads": 2, "world": 4, "dp": 2, "sp": 2, "model": {"family": "llama", "parameters": 1673664, "dir": "a/model"},
@@ -44,6 +43,10 @@ def write_log(folder, lines):
 
 def run(*arguments):
     return subprocess.run([sys.executable, SCRIPTS / "report.py", *map(str, arguments)], capture_output=True, text=True)
+
+
+def page_of(*logs):
+    return report.page([report.read_run(log) for log in logs])
 
 
 def rows_of(page):
