@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-// An error that a user can cause or mend. It is thrown and never printed on the spot: main() prints it once and exits with code 1, and
+// An error that a user can cause or fix. It is thrown and never printed on the spot: main() prints it once and exits with code 1, and
 // ranks that are threads survive it. The text says the cause, and often has a second line "  fix: ...".
 struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;

@@ -82,7 +82,7 @@ std::string model_directory(const std::string &name, bool weights) {
     const std::string elsewhere = format("where there is a network: hf download %s%s --local-dir DIR, and give DIR",
                                          model.c_str(), at == name.npos ? "" : (" --revision " + revision).c_str());
     if (is_offline())
-        die("%s: there is no such directory, the cache %s does not have all of that model, and HF_HUB_OFFLINE forbids to ask the hub\n"
+        die("%s: there is no such directory, the cache %s does not have all of that model, and HF_HUB_OFFLINE forbids asking the hub\n"
             "  fix: unset HF_HUB_OFFLINE; or, %s",
             name.c_str(), cache().c_str(), elsewhere.c_str());
     run_python(name + ", which is to be fetched from the hub,", "data/hub.py", {model, revision}, true);

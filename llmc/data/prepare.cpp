@@ -70,7 +70,7 @@ std::string prepare(const TokenMeaning &meaning, const std::string &kind, const 
             flag.c_str());
     if (path.ends_with(".safetensors")) return path;
     if (const std::string script = program_file("data/prepare.py"); !fs::exists(script))
-        die("%s is raw data, and %s, which prepares it, does not exist\n  fix: leave the program in the tree that it was built in, and call it there or by a link",
+        die("%s is raw data, and %s, which prepares it, does not exist\n  fix: run the program from the source tree in which it was built, or through a link to it",
             path.empty() ? "the prompt" : path.c_str(), script.c_str());
     std::vector<std::string> arguments = vocabulary_flags(meaning, kind, path);
     arguments.insert(arguments.begin(), kind);

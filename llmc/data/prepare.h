@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-// What gives the ids of tokens their meaning.
+// The vocabulary of token ids.
 struct TokenMeaning {
     std::string model_dir;       // the directory with the tokenizer; empty with --preset
     std::string tokenizer_hash;  // empty if there is no tokenizer

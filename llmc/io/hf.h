@@ -77,5 +77,5 @@ bool is_model_file(const std::string &name);
 // their place.
 void copy_tokenizer(const std::string &from_dir, const std::string &to_dir, const std::string &chat_template = "");
 
-// Copies older forms of a vocabulary that exist, and are not there yet: other programs read them, and adapters come without them.
+// Copies missing older forms of a vocabulary: other programs read them, and adapters have none.
 void copy_vocabulary(const std::string &from_dir, const std::string &to_dir);

@@ -151,7 +151,7 @@ void fused_classifier(Cpu<X> dev, HeadStats stats, X *dlogits, float *logits, He
     if (dlogits) std::fill(dlogits + n * ld, dlogits + padded * ld, X(0.0f));
 }
 
-// Computes the gradients of logits [first, first + count) of the vocabulary from known statistics. A row has `count` of them.
+// Computes the gradients of logits [first, first + count) of the vocabulary from known statistics. A row has `count` logits.
 template <class X>
 void range_classifier(Cpu<X> dev, X *dlogits, float *logits, HeadLoss loss, HeadStats stats, size_t n, size_t padded,
                       size_t first, size_t count, size_t ld) {

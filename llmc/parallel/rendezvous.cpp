@@ -342,7 +342,7 @@ Socket join(const Rendezvous &me, const Address &address, const std::string &sec
     Hello hello;
     const Time deadline = in_seconds(std::min(timeout, longest_answer));
     if (!s.receive_all(&hello, sizeof(hello), deadline) || memcmp(hello.magic, magic, sizeof(hello.magic)) != 0)
-        die("something answers at %s, but not as rank 0 does\n  fix: another port in --rendezvous, for all ranks, if another program has this one",
+        die("another program answers at %s, not rank 0\n  fix: another port in --rendezvous, for all ranks",
             at);
     if (hello.version != version) die("rank 0 at %s is another version of this program\n  fix: the same on all machines", at);
 
@@ -362,7 +362,7 @@ Socket join(const Rendezvous &me, const Address &address, const std::string &sec
 
     char begin;
     if (!s.receive_all(&begin, 1, in_seconds(timeout + longest_search)))
-        die("rank 0 at %s has ended before all ranks had come\n  fix: see what it says", at);
+        die("rank 0 at %s ended before all ranks had connected\n  fix: see its error message", at);
     return s;
 }
 

@@ -72,7 +72,7 @@ static void remove_written(const std::string &dir) {
     std::ranges::stable_partition(files, [](const fs::path &file) { return makes_whole(file.filename()); });
     for (const fs::path &file : files)
         if (!fs::remove(file, error) && error)
-            die("cannot remove %s: %s\n  fix: let this run write there", file.c_str(), error.message().c_str());
+            die("cannot remove %s: %s\n  fix: give this run permission to write there", file.c_str(), error.message().c_str());
     std::vector<fs::path> directories = {dir};
     for (fs::recursive_directory_iterator it(dir, error), end; !error && it != end; it.increment(error))
         if (fs::is_directory(it->symlink_status())) directories.push_back(it->path());
@@ -101,7 +101,7 @@ void remove_directory(const std::string &path) {
     remove_leftover(path);
     if (!fs::exists(fs::symlink_status(path))) return;
     fs::rename(path, path + temporary_suffix, error);
-    if (error) die("cannot remove %s: %s\n  fix: let this run write there", path.c_str(), error.message().c_str());
+    if (error) die("cannot remove %s: %s\n  fix: give this run permission to write there", path.c_str(), error.message().c_str());
     remove_leftover(path);
 }
 
@@ -307,7 +307,7 @@ void OutputDirectory::remove(const std::string &name) {
         for (const std::string &file : {path_of(name), path_of(name) + temporary_suffix}) {
             std::error_code error;
             if (!fs::remove(file, error) && error)
-                die("cannot remove %s: %s\n  fix: let this run write there", file.c_str(), error.message().c_str());
+                die("cannot remove %s: %s\n  fix: give this run permission to write there", file.c_str(), error.message().c_str());
         }
     forget(name);
     write_list();

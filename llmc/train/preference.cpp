@@ -94,7 +94,7 @@ const PreferenceFormula &preference_formula(const std::string &name) {
         if (name == f.name) return f;
     const std::string fix = "fix: one of " + preference_names();
     if (name == "aot" || name == "aot_unpaired")
-        die("--loss_type %s sorts the pairs of a micro-batch, so its value depends on how a step is split\n  %s", name.c_str(),
+        die("--loss_type %s sorts the pairs of a micro-batch, so its value depends on the split of a step\n  %s", name.c_str(),
             fix.c_str());
     die("there is no --loss_type \"%s\"\n  %s", name.c_str(), fix.c_str());
 }

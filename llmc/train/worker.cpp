@@ -80,7 +80,7 @@ json Worker::ask(const json &request, const char *wanted, size_t n) {
         stop();
         reply.clear();
         if (attempt == 1)
-            die("the process of %s ended without an answer, twice\n  fix: look above for what it said; run: python3 %s %s",
+            die("the process of %s ended without an answer, twice\n  fix: see its messages above; run: python3 %s %s",
                 name_.c_str(), script_.c_str(), arguments_[0].c_str());
     }
     const json answer = json::parse(reply, nullptr, false);

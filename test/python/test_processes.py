@@ -203,7 +203,7 @@ def test_not_all_ranks_come():
     address = free_address()
     (code, _, err), (code_2, _, err_2) = ends([start("agreement", rank, 4, address, 2) for rank in [0, 2]])
     assert code == 1 and f"of 4 ranks these have not come to {address} within 2 s: 1, 3\n  fix: " in err
-    assert code_2 == 1 and f"rank 0 at {address} has ended before all ranks had come\n  fix: " in err_2
+    assert code_2 == 1 and f"rank 0 at {address} ended before all ranks had connected\n  fix: " in err_2
 
 
 @contextlib.contextmanager
@@ -239,7 +239,7 @@ def test_a_port_in_use():
 )
 def test_something_else_answers(answer):
     with listener(answer) as address:
-        assert f"something answers at {address}, but not as rank 0 does" in one(1, 2, address, 3)
+        assert f"another program answers at {address}, not rank 0" in one(1, 2, address, 3)
 
 
 # ---- strangers --------------------------------------------------------------------------------------------------------------------------
