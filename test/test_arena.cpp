@@ -236,4 +236,3 @@ TEST(Arena, ValuesThatAreNotFiniteAreFoundWhereAnOpMayHaveWrittenThem) {
     EXPECT_EQ(x[2], 1);
     EXPECT_EQ(arena.nonfinite(5, 0), "");
 }
-

@@ -253,4 +253,3 @@ TEST(Profiler, TableByHand) {
     EXPECT_TRUE(table.starts_with("profile of 2 steps;"));
     EXPECT_NE(table.find(" 7.344e-09 model TFLOP"), table.npos);
 }
-

@@ -308,4 +308,3 @@ TEST(Split, RowsAreDealtLongestFirst) {
     EXPECT_EQ(deal_rows({}, 2), (Dealt{{}, {}}));
     EXPECT_EQ(deal_rows(std::vector<double>{2, 2, 2, 2}, 1), (Dealt{{0, 1, 2, 3}}));
 }
-

@@ -787,8 +787,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes) {
         const uintptr_t begin = uintptr_t(*p);
         const auto at = std::find_if(all_buffers.begin(), all_buffers.end(), [&](const Buffer &b) { return b.begin > begin; });
         const size_t pairs = bytes / 2 + 1;
-        auto *cells =
-            static_cast<Buffer::Cell *>(calloc(2 * pairs + 1, sizeof(Buffer::Cell)));  // untouched pages take no memory
+        auto *cells = static_cast<Buffer::Cell *>(calloc(2 * pairs + 1, sizeof(Buffer::Cell)));  // untouched pages take no memory
         if (!cells) return cudaErrorMemoryAllocation;
         all_buffers.insert(at, {begin, begin + bytes, cells, cells + pairs, reinterpret_cast<bool *>(cells + 2 * pairs)});
     }

@@ -12,11 +12,10 @@
 
 struct Parsed {
     Task task;
-    Options options;               // checked; defaults of the task filled in, row_tokens never 0
-    bool default_max_len = false;  // --max_len was not given, so that it is to be no more than the model has positions
-    std::vector<std::string>
-        notes;         // lines to show at the start: the meaning of another trainer's flag, and differing defaults
-    std::string help;  // unless empty, --help or --convert was given: print this text and exit with code 0
+    Options options;                 // checked; defaults of the task filled in, row_tokens never 0
+    bool default_max_len = false;    // --max_len was not given, so that it is to be no more than the model has positions
+    std::vector<std::string> notes;  // lines to show at the start: the meaning of another trainer's flag, and differing defaults
+    std::string help;                // unless empty, --help or --convert was given: print this text and exit with code 0
 };
 
 // Parses argv without the program's name; dies on a user's error. `bundled` are the arguments of a run without a task, to which the given ones are

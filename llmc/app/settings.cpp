@@ -26,7 +26,8 @@ static void read_config(std::vector<Setting> &out, const std::string &file, std:
     try {
         json = ordered_json::parse(in);
     } catch (const ordered_json::parse_error &e) {
-        die("%s is not valid JSON: %s\n  fix: correct the file; a JSON object such as {\"max_len\": 4096}", file.c_str(), e.what());
+        die("%s is not valid JSON: %s\n  fix: correct the file; a JSON object such as {\"max_len\": 4096}", file.c_str(),
+            e.what());
     }
     if (!json.is_object()) die("%s is not a JSON object\n  fix: write the flags as {\"max_len\": 4096, ...}", file.c_str());
     for (const auto &[key, value] : json.items()) {

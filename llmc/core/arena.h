@@ -33,7 +33,7 @@ struct Segment {
     size_t offset;  // from the start of the arena, set by place()
     size_t alignment;
     bool transient = false;  // Plan::transient
-    bool guest = false;  // filled from outside before its first op: by other ranks, or with a running sum
+    bool guest = false;      // filled from outside before its first op: by other ranks, or with a running sum
 };
 
 class Plan {

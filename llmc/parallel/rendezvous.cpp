@@ -342,8 +342,7 @@ Socket join(const Rendezvous &me, const Address &address, const std::string &sec
     Hello hello;
     const Time deadline = in_seconds(std::min(timeout, longest_answer));
     if (!s.receive_all(&hello, sizeof(hello), deadline) || memcmp(hello.magic, magic, sizeof(hello.magic)) != 0)
-        die("another program answers at %s, not rank 0\n  fix: another port in --rendezvous, for all ranks",
-            at);
+        die("another program answers at %s, not rank 0\n  fix: another port in --rendezvous, for all ranks", at);
     if (hello.version != version) die("rank 0 at %s is another version of this program\n  fix: the same on all machines", at);
 
     Application mine = {int32_t(me.rank), int32_t(me.world), new_nonce(), {}};

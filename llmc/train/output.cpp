@@ -307,7 +307,8 @@ void OutputDirectory::remove(const std::string &name) {
         for (const std::string &file : {path_of(name), path_of(name) + temporary_suffix}) {
             std::error_code error;
             if (!fs::remove(file, error) && error)
-                die("cannot remove %s: %s\n  fix: give this run permission to write there", file.c_str(), error.message().c_str());
+                die("cannot remove %s: %s\n  fix: give this run permission to write there", file.c_str(),
+                    error.message().c_str());
         }
     forget(name);
     write_list();

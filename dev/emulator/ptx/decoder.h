@@ -40,8 +40,7 @@ class Decoder {
     const std::string &text_;
     Kernel &kernel_;
     int line_ = 1, sink_ = -1;
-    std::map<std::string, std::string>
-        types_;  // of registers: by "%rd" if .reg declares them by number, or by the whole name
+    std::map<std::string, std::string> types_;  // of registers: by "%rd" if .reg declares them by number, or by the whole name
     std::map<std::string, int> registers_, specials_, labels_;
     std::map<std::pair<uint64_t, int>, int> constants_;
     std::vector<std::pair<size_t, std::string>> branches_;    // to labels that may not have come yet

@@ -176,6 +176,7 @@ TEST(PtxCublas, NoProductUsesAWorkspaceThatIsNotThere) {
         matmul_use_scratch(dev, scratch.data());
         EXPECT_EQ(error_of(multiply), "");
     }
-    EXPECT_EQ(error_of(multiply), "cuBLASLt's rule: the workspace is allocated");  // the replacement notices an error that a GPU would not
+    EXPECT_EQ(error_of(multiply),
+              "cuBLASLt's rule: the workspace is allocated");  // the replacement notices an error that a GPU would not
     ptx::products.clear();
 }
