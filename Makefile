@@ -90,8 +90,8 @@ GPU         := build/gpu$(subst $(eval) ,,$(ARCHS:%=_%))
 CUDA_LIB    := $(firstword $(realpath $(dir $(NVCC))../lib64 $(dir $(NVCC))../lib))
 CUDA_LIBS   := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcudart_static -lcublasLt -ldl -lrt -lpthread
 ifeq ($(HAVE_NCCL)$(filter 0,$(NCCL)),1)
-NVCCFLAGS   += -DLLMC_NCCL
-NCCL_LIBS   := -lnccl
+NVCCFLAGS   += -DLLMC_NCCL $(NCCL_HEADERS)
+NCCL_LIBS   := $(NCCL_LIBRARIES)
 endif
 
 # $(call needs,TARGETS,a shell command that succeeds if it is there,its name,how to get it): ends make before anything is built

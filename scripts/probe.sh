@@ -63,8 +63,18 @@ then
         echo "MPI_HEADERS :=${mpi_headers// -I/ -isystem }"$'\n'"MPI_LIBRARIES :=$mpi_libraries" >> "$work/probe.mk"
     cuda=$(dirname "$(command -v "${NVCC:-nvcc}" || echo /usr/local/cuda/bin/nvcc)")/..
     cuda_paths="-I$cuda/include -L$cuda/lib64 -L$cuda/lib"
+    # NCCL is the system's, or pip's (nvidia-nccl-cu13), of which the library has no name without its version.
+    nccl_source='#include <nccl.h>\nint main() { return ncclCommFinalize(nullptr) == ncclSuccess; }'
+    nccl_headers='' nccl_libraries=-lnccl
+    printf '%b\n' "$nccl_source" > "$work/probe.cpp"
+    links "$cuda_paths $nccl_libraries" || for python in .venv/bin/python python3; do
+        found=$($python -c 'import importlib.util as u; print(u.find_spec("nvidia.nccl").submodule_search_locations[0])' 2> /dev/null) || continue
+        nccl_headers="-isystem $found/include" nccl_libraries="$found/lib/libnccl.so.2 -Wl,-rpath,$found/lib"
+        break
+    done
     try CUDA '#include <cublasLt.h>\nint main() { cublasLtHandle_t handle; return cublasLtCreate(&handle) == 0; }' "$cuda_paths -lcublasLt -lcudart_static -ldl -lrt -lpthread" 'no GPUs; the CUDA toolkit with cuBLAS' &&
-        try NCCL '#include <nccl.h>\nint main() { return ncclCommFinalize(nullptr) == ncclSuccess; }' "$cuda_paths -lnccl" 'a GPU for one process only; packages libnccl2 libnccl-dev of NVIDIA'
+        try NCCL "$nccl_source" "$cuda_paths $nccl_headers $nccl_libraries" 'a GPU for one process only; .venv/bin/pip install nvidia-nccl-cu13, or NVIDIA'"'"'s packages libnccl2 libnccl-dev' &&
+        echo "NCCL_HEADERS := $nccl_headers"$'\n'"NCCL_LIBRARIES := $nccl_libraries" >> "$work/probe.mk"
     echo "  Matrices are multiplied by $matmul, unless ONEDNN=0 or OPENBLAS=0 says otherwise."
 else
     needed=1

@@ -121,10 +121,12 @@ RandomStreams::~RandomStreams() {
 
 // ---- streams and events -------------------------------------------------------------------------------------------------------------
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, cudaSuccess; }
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) { return *priority = stream->priority, cudaSuccess; }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int priority) {
     Scheduler &s = scheduler();
     const std::lock_guard guard(s.lock);
-    *stream = new CUstream_st{0, new Queue{.random = s.random}};
+    *stream = new CUstream_st{.queue = new Queue{.random = s.random}, .priority = priority};
     s.queues.push_back((*stream)->queue);
     return cudaSuccess;
 }
@@ -351,8 +353,15 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int 
 }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) { return delete comm, ncclSuccess; }
 
+static void expect_urgent(cudaStream_t stream) {
+    if (stream->priority == 0)
+        die("NCCL's kernels are launched on a stream of normal priority, where they wait behind the blocks of products\n"
+            "  fix: CudaStream(StreamPriority::urgent)");
+}
+
 // The last rank that comes does the work of all.
 static ncclResult_t collective(ncclComm_t comm, cudaStream_t stream, Part part) {
+    expect_urgent(stream);
     enqueue_until(stream, [clique = comm->clique, number = ++comm->calls, rank = size_t(comm->rank), part] {
         Collective &all = clique->collectives[number];
         all.parts.resize(size_t(clique->ranks));
@@ -401,6 +410,7 @@ ncclResult_t ncclRecv(void *data, size_t n, ncclDataType_t type, int from, ncclC
 // A group is done when its messages were received and its own were taken.
 ncclResult_t ncclGroupEnd() {
     if (!group.comm) return ncclSuccess;
+    expect_urgent(group.stream);
     std::vector<std::shared_ptr<Message>> sent;
     enqueue_until(group.stream, [clique = group.comm->clique, rank = group.comm->rank, group = group, sent]() mutable {
         if (sent.empty())

@@ -50,6 +50,7 @@ struct CUstream_st {
     unsigned order = 0;                              // of the threads of its kernels: simt.h
     emulated::simt::Queue *queue = nullptr;          // null: work is done when it is put in
     emulated::simt::Recording *recording = nullptr;  // takes the work instead
+    int priority = 0;
 };
 
 inline namespace CUDA_BACKEND {
@@ -75,7 +76,9 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
 cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t = nullptr);
 template <class T> cudaError_t cudaMalloc(T **p, size_t bytes) { return cudaMalloc(reinterpret_cast<void **>(p), bytes); }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned);
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int priority);  // takes no effect: streams run in any order
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaDeviceSynchronize();  // waits for the streams of this thread, and for others if they do not wait for it

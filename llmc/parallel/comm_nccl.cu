@@ -32,8 +32,8 @@ void select_gpu(Comm &host) {
 #ifndef LLMC_NCCL
 std::unique_ptr<Comm> make_gpu_comm(Comm &host, cudaStream_t, double) {
     agree(host, [&] {
-        die("%d ranks with a GPU each, but this program was built without NCCL\n  fix: make again where there is NCCL (packages libnccl2 "
-            "libnccl-dev of NVIDIA), or --device cpu",
+        die("%d ranks with a GPU each, but this program was built without NCCL\n  fix: .venv/bin/pip install nvidia-nccl-cu13 (or NVIDIA's packages "
+            "libnccl2 libnccl-dev) and make again, or --device cpu",
             host.size);
     });
     return nullptr;
@@ -175,7 +175,7 @@ class NcclQueue {
 
     const cudaStream_t compute_;
     const double timeout_;
-    CudaStream stream_;
+    CudaStream stream_{StreamPriority::urgent};
     cudaEvent_t ready_;
     int device_ = 0;
     std::mutex mutex_;  // guards all members below

@@ -126,3 +126,13 @@ def test_programs_are_compiled_for_the_gpus_of_the_machine(tmp_path):
         stand_in(tmp_path / "nvidia-smi", f"printf '{gpus}'")
         assert make(*show, PATH=f"{tmp_path}:{os.environ['PATH']}")[1].strip() == shown
     assert make(*show, "GPU_ARCHS=90", PATH=f"{tmp_path}:{os.environ['PATH']}")[1].strip() == "90, 90, 90"
+
+
+def test_nccl_of_pip_is_found_where_the_system_has_none(tmp_path):
+    stand_in(tmp_path / "bin/c++", 'case "$*" in *" -lnccl"*) exit 1 ;; esac\n')
+    stand_in(tmp_path / "bin/python3", "echo /site/nvidia/nccl\n")
+    environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CXX": "c++", "CXXFLAGS": "", "COMPILER": "c++: stand_in", "NVCC": ""}
+    subprocess.run(["bash", ROOT / "scripts/probe.sh", tmp_path / "probe.mk"], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    probed = (tmp_path / "probe.mk").read_text()
+    assert "HAVE_NCCL := 1\nNCCL_HEADERS := -isystem /site/nvidia/nccl/include\n" in probed, probed
+    assert "NCCL_LIBRARIES := /site/nvidia/nccl/lib/libnccl.so.2 -Wl,-rpath,/site/nvidia/nccl/lib\n" in probed

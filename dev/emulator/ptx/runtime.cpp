@@ -238,10 +238,12 @@ cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t) {
 
 // A stream has nothing to remember, as all calls have ended when they return; an event is the time when it was recorded.
 using Time = std::chrono::steady_clock::time_point;
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
-    return *stream = reinterpret_cast<cudaStream_t>(new char), cudaSuccess;
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, cudaSuccess; }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int priority) {
+    return *stream = reinterpret_cast<cudaStream_t>(new int(priority)), cudaSuccess;
 }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete reinterpret_cast<char *>(stream), cudaSuccess; }
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) { return *priority = *reinterpret_cast<int *>(stream), cudaSuccess; }
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete reinterpret_cast<int *>(stream), cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
