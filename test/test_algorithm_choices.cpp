@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "../llmc/core/common.h"
+#include "../llmc/core/file.h"
 #include "../llmc/ops/algorithm_choices.h"
 
 namespace {
@@ -33,6 +34,13 @@ TEST_F(Choices, TheFirstRankDecides) {
     EXPECT_EQ(second.keep("a product", other), one);
     EXPECT_EQ(second.keep("another product", other), other);
     EXPECT_EQ(*AlgorithmChoices("a GPU").find("a product"), one);
+}
+
+TEST_F(Choices, NeedACacheThatCanBeWritten) {
+    EXPECT_TRUE(cache_is_writable());
+    write_file(cache + "/file", "");
+    setenv("XDG_CACHE_HOME", (cache + "/file").c_str(), 1);
+    EXPECT_FALSE(cache_is_writable());
 }
 
 TEST_F(Choices, ADamagedLineIsNamed) {

@@ -36,7 +36,11 @@ static bool choose_device(const Program &program, Options &o, bool is_main_rank)
     if (o.dtype == "auto") o.dtype = gpu || !o.gpu.empty() ? "bf16" : "f32";  // on GPUs bf16 is the default
     if (o.tf32 && (!gpu || o.dtype != "f32") && is_main_rank)
         printf("note: --tf32 is for float products on a GPU, and there are none in this run\n");
-    if (o.autotune && !gpu && is_main_rank) printf("note: --autotune is for products on a GPU, and there are none in this run\n");
+    if (o.autotune && gpu && !o.plan && !cache_is_writable()) {
+        o.autotune = false;  // the choices would be others in the next run, and with them the bits
+        if (is_main_rank)
+            printf("note: products are not tuned, because the cache cannot be written (XDG_CACHE_HOME, or ~/.cache)\n");
+    }
     if (o.cuda_graphs && !gpu && is_main_rank)
         printf("note: --cuda_graphs is for launches on a GPU, and there are none in this run\n");
     const bool for_gpu = gpu || !o.gpu.empty();

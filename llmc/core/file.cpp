@@ -154,6 +154,12 @@ static std::string cache_directory() {
     return dir;
 }
 
+bool cache_is_writable() {
+    std::error_code error;
+    std::filesystem::create_directories(cache_directory(), error);
+    return !error && access(cache_directory().c_str(), W_OK | X_OK) == 0;
+}
+
 std::string cache_file(const std::string &name) {
     const std::string dir = cache_directory();
     std::error_code error;

@@ -64,6 +64,7 @@ void sync_directory(const std::string &dir);  // makes renames and removals in i
 
 std::string program_file(const std::string &path);  // a file of the project, relative to the executable
 std::string cache_file(const std::string &name);    // the path of a file of the user's cache, whose directory exists
+bool cache_is_writable();
 
 // Returns a file's size and a hash of all its bytes, which are read once, by all threads.
 std::string fingerprint(const InputFile &file);

@@ -28,7 +28,9 @@ class CudaStream {
     explicit CudaStream(StreamPriority priority = StreamPriority::normal) {
         int least = 0, greatest = 0;
         cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "no priorities of streams");
-        cuda_check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority == StreamPriority::urgent ? greatest : least), "no stream");
+        cuda_check(
+            cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority == StreamPriority::urgent ? greatest : least),
+            "no stream");
     }
     ~CudaStream() { cudaStreamDestroy(stream_); }
     CudaStream(const CudaStream &) = delete;

@@ -242,7 +242,9 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int priority) {
     return *stream = reinterpret_cast<cudaStream_t>(new int(priority)), cudaSuccess;
 }
-cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) { return *priority = *reinterpret_cast<int *>(stream), cudaSuccess; }
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
+    return *priority = *reinterpret_cast<int *>(stream), cudaSuccess;
+}
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete reinterpret_cast<int *>(stream), cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
