@@ -280,7 +280,7 @@ template <class Dev> struct GoldenPairs {
     // The gradient and the totals of a step of all pairs.
     PairTotals step() {
         Pairs pairs(run);
-        pairs.use(*data, data->size(), limits);
+        pairs.open(limits, *data, data->size(), nullptr);
         model->zero_gradients();
         const auto rows = pack_samples(*data, samples, run.options.row_tokens);
         pairs.begin(

@@ -199,7 +199,7 @@ TEST(Adapters, RewardModelEqualsPeft) {
     const std::vector<double> rewards = document_values(run, *model, *data, samples), want = golden["rewards"];
     for (size_t i = 0; i < want.size(); i++) EXPECT_NEAR(rewards[i], want[i], 1e-4);
     Pairs pairs(run);
-    pairs.use(*data, data->size(), limits);
+    pairs.open(limits, *data, data->size(), nullptr);
     model->zero_gradients();
     const auto rows = pack_samples(*data, samples, run.options.row_tokens);
     pairs.begin({.data = data.get(), .begin = 0, .epoch = 0, .samples = samples, .rows = rows, .tokens = 0, .target_tokens = 0},

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "../core/common.h"
 #include "../core/file.h"
@@ -92,9 +91,7 @@ static int answer_requests(Run &run) {
         nlohmann::json answer;
         try {
             const Sequences sequences = sequences_of(line, std::min(o.row_tokens, limits.positions), run.config.V);
-            std::vector<size_t> samples(sequences.size());
-            std::iota(samples.begin(), samples.end(), size_t(0));
-            answer["scores"] = document_values(run, *model, sequences, samples);
+            answer["scores"] = document_values(run, *model, sequences, first_samples(sequences.size()));
         } catch (const Error &error) {
             answer["error"] = error.what();
         }
@@ -118,8 +115,7 @@ int evaluate(Run &run) {
                 o.model.c_str(), o.data.c_str());
     });
     const auto model = open_model(run, limits);
-    std::vector<size_t> samples(o.max_samples ? std::min(o.max_samples, data->size()) : data->size());
-    for (size_t i = 0; i < samples.size(); i++) samples[i] = i;
+    const std::vector<size_t> samples = first_samples(o.max_samples ? std::min(o.max_samples, data->size()) : data->size());
 
     const auto start = std::chrono::steady_clock::now();
     const auto values = document_values(run, *model, *data, samples);

@@ -118,19 +118,13 @@ static std::vector<size_t> shuffled(std::vector<size_t> v, Random random) {  // 
     return v;
 }
 
-static std::vector<size_t> first_numbers(size_t n) {
-    std::vector<size_t> v(n);
-    std::iota(v.begin(), v.end(), size_t(0));
-    return v;
-}
-
 DataLoader::DataLoader(const Samples &data, const LoaderOptions &options) : data_(data), options_(options) {
     if (options.batch_size == 0 && options.batch_tokens == 0)
         die("an optimizer step needs samples\n  fix: --train_batch_size of at least 1");
     if (!(options.eval_fraction >= 0 && options.eval_fraction < 1))
         die("eval_fraction is %g but must be at least 0 and less than 1\n  fix: --eval_fraction 0.05", options.eval_fraction);
     const size_t used = options.max_samples ? std::min(options.max_samples, data.size()) : data.size();
-    train_ = first_numbers(used);
+    train_ = first_samples(used);
     check_lengths(data, train_, options.row_tokens);  // now, and not only when the sample is drawn
     if (options.eval_fraction > 0) {
         const size_t held_out = std::max<size_t>(1, size_t(std::llround(options.eval_fraction * double(used))));

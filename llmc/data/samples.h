@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,13 @@ class Samples {
         return n;
     }
 };
+
+// Returns the numbers of the first n samples: 0, 1, ..., n - 1.
+inline std::vector<size_t> first_samples(size_t n) {
+    std::vector<size_t> numbers(n);
+    std::iota(numbers.begin(), numbers.end(), size_t(0));
+    return numbers;
+}
 
 // Sequences that are evaluated whole: none of their tokens is a target.
 class Sequences final : public Samples {

@@ -41,12 +41,10 @@ Critic::Critic(const Run &run, const ModelLimits &limits, size_t longest) : run_
 
 std::vector<std::vector<double>> Critic::values(const Samples &rollouts) {
     agree(run_.comm, [&] { expect_positions(run_, rollouts); });
-    std::vector<size_t> all(rollouts.size());
-    for (size_t i = 0; i < all.size(); i++) all[i] = i;
-    return target_values(run_, *model_, rollouts, all);
+    return target_values(run_, *model_, rollouts, first_samples(rollouts.size()));
 }
 
-void Critic::begin(const Targets &targets, double tokens) { targets_ = &targets, tokens_ = tokens; }
+void Critic::begin(const Batch &batch, double tokens) { batch_ = &batch, tokens_ = tokens; }
 
 // Adds a row's tokens to the sums, and returns the derivatives of the loss with respect to their values.
 std::vector<float> Critic::add(const Row &row) {
@@ -55,8 +53,8 @@ std::vector<float> Critic::add(const Row &row) {
     ValueSums sums;
     size_t first = 0;
     for (size_t i : row.documents) {
-        const size_t count = values.empty() ? 0 : targets_->returns[i].size();
-        const ValueTokens tokens{std::span(values).subspan(first, count), targets_->values[i], targets_->returns[i]};
+        const size_t count = values.empty() ? 0 : batch_->returns[i].size();
+        const ValueTokens tokens{std::span(values).subspan(first, count), batch_->values[i], batch_->returns[i]};
         sums += value_loss(run_.options.value_clip, tokens, tokens_, std::span(d_values).subspan(first, count));
         first += count;
     }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "batch.h"
 #include "policy_loss.h"
 #include "run.h"
 
@@ -14,18 +15,13 @@ Run critic_run(const Run &run);
 
 class Critic {
   public:
-    // Of each token of each rollout. The values are those that the critic gave before it learnt from any of these rollouts.
-    struct Targets {
-        std::vector<std::vector<double>> values, returns;
-    };
-
     // Opens the model, for rows that suit `limits` with documents of up to `longest` tokens. All ranks make all calls together.
     Critic(const Run &run, const ModelLimits &limits, size_t longest);
 
     std::vector<std::vector<double>> values(const Samples &rollouts);  // [i] = the values of the tokens of rollout i
 
-    // A step of so many tokens begins, or an evaluation. The targets must outlive it.
-    void begin(const Targets &targets, double tokens);
+    // Begins a step or an evaluation on so many tokens of a batch, which must outlive it.
+    void begin(const Batch &batch, double tokens);
     void zero_gradients(uint64_t key) { model_->zero_gradients(key); }
     void evaluate(const Row &row);
     void accumulate(const Row &row, bool last);  // forward, loss and backward
@@ -44,7 +40,7 @@ class Critic {
 
     const Run run_;
     std::unique_ptr<Model> model_;
-    const Targets *targets_ = nullptr;
+    const Batch *batch_ = nullptr;
     double tokens_ = 0, norm_ = 0;
     ValueSums sums_;  // over this rank's rollouts
 };

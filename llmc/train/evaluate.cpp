@@ -22,24 +22,21 @@ std::vector<double> evaluate_documents(const ModelConfig &config, Model &model, 
     return config.reward ? model.evaluate(at_ends(row)) : document_sums(row, model.evaluate(row));
 }
 
-// Calls f with each row that this rank's ring takes of these samples. All rings call it equally often, some of them with an empty row, because at stage 3
-// of ZeRO a pass of the model needs all ranks.
-template <class F> static void for_own_rows(const Run &run, const Samples &data, std::span<const size_t> samples, F f) {
-    const auto rows = own_rows(run.config, run.ranks, data, pack_samples(data, samples, run.options.row_tokens));
+// Calls f with each row that this rank's ring takes of these samples, and tells how far it has come.
+template <class F> static void for_rows_of(const Run &run, const Samples &data, std::span<const size_t> samples, F f) {
     auto told = std::chrono::steady_clock::now();
-    for (size_t r = 0; r < rows.size(); r++) {
-        const auto &own = rows[r];
+    for_own_rows(run, data, pack_samples(data, samples, run.options.row_tokens), [&](const Row &row, size_t i, size_t count) {
         if (const auto now = std::chrono::steady_clock::now(); now - told > std::chrono::seconds(10)) {
-            run.say("  %zu of %zu rows", r, rows.size());
+            run.say("  %zu of %zu rows", i, count);
             told = now;
         }
-        f(make_row(data, own));
-    }
+        f(row);
+    });
 }
 
 std::vector<double> document_values(const Run &run, Model &model, const Samples &data, std::span<const size_t> samples) {
     std::vector<double> all(data.documents());
-    for_own_rows(run, data, samples, [&](const Row &row) {
+    for_rows_of(run, data, samples, [&](const Row &row) {
         const auto values = evaluate_documents(run.config, model, row);
         for (size_t i = 0; run.mesh->sp_rank == 0 && i < values.size(); i++) all[row.documents[i]] = values[i];
     });
@@ -53,7 +50,7 @@ std::vector<std::vector<double>> target_values(const Run &run, Model &model, con
     for (size_t i = 1; i < next.size(); i++) next[i] = next[i - 1] + data.targets(i - 1);
     std::vector<double> all(data.total_targets());
     const std::vector<size_t> first = next;
-    for_own_rows(run, data, samples, [&](const Row &row) {
+    for_rows_of(run, data, samples, [&](const Row &row) {
         const auto values = base ? model.evaluate_base(row) : model.evaluate(row);
         for (size_t n = 0; run.mesh->sp_rank == 0 && n < values.size(); n++)
             all[next[row.documents[size_t(row.target_documents[n])]]++] = values[n];

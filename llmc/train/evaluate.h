@@ -18,4 +18,11 @@ std::vector<double> document_values(const Run &run, Model &model, const Samples 
 std::vector<std::vector<double>> target_values(const Run &run, Model &model, const Samples &data, std::span<const size_t> samples,
                                                bool base = false);
 
+// Calls f(row, i, count) for each of the `count` rows that this rank's ring takes of a step. All rings take equally many, some of them an empty row,
+// because at stage 3 of ZeRO a pass of the model needs all ranks.
+template <class F> void for_own_rows(const Run &run, const Samples &data, const std::vector<std::vector<size_t>> &rows, F f) {
+    const auto own = own_rows(run.config, run.ranks, data, rows);
+    for (size_t i = 0; i < own.size(); i++) f(make_row(data, own[i]), i, own.size());
+}
+
 void share(Comm &comm, std::vector<double> &values);  // replaces each element by its sum over ranks; the vector may be long

@@ -38,9 +38,9 @@ class Objective {
     // Draws from the data, and returns the optimizer steps that this leads to; an objective may make other samples of those drawn first. `left`: the steps
     // that the run still has.
     virtual std::vector<Step> draw(Model &, DataLoader &loader, size_t /*left*/) { return {loader.next()}; }
-    // Announces the first `samples` of data that the calls below will get. It is called before the trained model takes its memory, and
-    // may compute something with a model whose rows are as long as `limits` says.
-    virtual void use(const Samples &, size_t /*samples*/, const ModelLimits &) {}
+    // Announces the first `samples` of the data that steps draw from, and the data of evaluations if that is other data. It is called before the
+    // trained model takes its memory, and may compute something with a model whose rows are as long as `limits` says.
+    virtual void open(const ModelLimits &, const Samples & /*data*/, size_t /*samples*/, const Samples * /*eval_data*/) {}
 
     // The tokens of a step that the loss learns from. A step without any is no update: skip() takes the place of the calls below, and returns what the
     // log says of its samples.

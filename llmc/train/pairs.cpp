@@ -49,15 +49,21 @@ std::vector<CoResidentModel> Pairs::co_residents() const {
     return {{"the reference model, beside it", reference_run(run_).config, Mode::evaluate}};
 }
 
-void Pairs::use(const Samples &data, size_t pairs, const ModelLimits &limits) {
-    agree(run_.comm, [&] {
-        if (run_.task == RM && run_.options.margin_loss_enable && !data.has_margins())
+void Pairs::open(const ModelLimits &limits, const Samples &data, size_t pairs, const Samples *eval_data) {
+    const auto expect_margins = [&](const Samples &samples) {
+        if (!samples.has_margins())
             die("--margin_loss_enable needs margins, but the pairs of %s have none\n  fix: leave it out, or prepare records with a field \"margin\"",
-                data.name().c_str());
-    });
+                samples.name().c_str());
+    };
+    if (run_.task == RM && run_.options.margin_loss_enable)
+        agree(run_.comm, [&] {
+            expect_margins(data);
+            if (eval_data) expect_margins(*eval_data);
+        });
     if (!preference_ || !preference_->needs_reference() || reference_is_base(run_)) return;
-    if (!reference_) reference_ = std::make_unique<Reference>(run_, limits);
+    reference_ = std::make_unique<Reference>(run_, limits);
     reference_->use(data, pairs);
+    if (eval_data) reference_->use(*eval_data, eval_data->size());
 }
 
 // The rewards of a reward model, or the log-probabilities of a language model, become a loss.
@@ -124,11 +130,10 @@ Measured Pairs::take(Model &model) {
 
 Measured Pairs::evaluate(Model &model, const Samples &data, std::span<const size_t> samples) {
     data_ = &data, size_ = step_size(data, samples);
-    for (const auto &own : own_rows(run_.config, run_.ranks, data, pack_samples(data, samples, run_.options.row_tokens))) {
-        const Row row = make_row(data, own);
+    for_own_rows(run_, data, pack_samples(data, samples, run_.options.row_tokens), [&](const Row &row, size_t, size_t) {
         const auto reference = reference_of(model, row);
         add(row, evaluate_documents(run_.config, model, row), reference);
-    }
+    });
     const LossSums sums = over_ranks(run_.comm, model.take_sums());
     const PairTotals totals = evaluated_ = take_totals();
     Measured out;

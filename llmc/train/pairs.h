@@ -31,7 +31,7 @@ class Pairs final : public Objective {
     explicit Pairs(const Run &run);
 
     std::vector<CoResidentModel> co_residents() const override;
-    void use(const Samples &data, size_t pairs, const ModelLimits &limits) override;
+    void open(const ModelLimits &limits, const Samples &data, size_t pairs, const Samples *eval_data) override;
     void begin(const Step &step, uint64_t) override;
     void accumulate(Model &model, const Row &row, bool last) override;
     Measured take(Model &model) override;

@@ -134,9 +134,7 @@ class ByModel final : public Reward {
                         tokens.size(), run_.model_dir.c_str(), most);
         });
         const Sequences sequences(std::move(all));
-        std::vector<size_t> samples(sequences.size());
-        for (size_t i = 0; i < samples.size(); i++) samples[i] = i;
-        auto out = document_values(run_, *model_, sequences, samples);
+        auto out = document_values(run_, *model_, sequences, first_samples(sequences.size()));
         agree(run_.comm, [&] {
             for (double &score : out) {
                 if (!std::isfinite(score))

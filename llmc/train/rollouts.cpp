@@ -39,7 +39,8 @@ static Rollout read_rollout(const Fields &fields, size_t vocab) {
     return r;
 }
 
-Rollouts::Rollouts(const std::string &path, size_t vocab) : own_file_(std::make_unique<InputFile>(path)), file_(own_file_.get()) {
+Rollouts::Rollouts(const std::string &path, size_t vocab) : own_file_(std::make_shared<InputFile>(path)), file_(own_file_.get()) {
+    std::vector<Rollout> all;
     std::ifstream in(path);
     std::string line;
     for (size_t number = 1; std::getline(in, line); number++) {
@@ -47,12 +48,13 @@ Rollouts::Rollouts(const std::string &path, size_t vocab) : own_file_(std::make_
         const std::string where = format("%s, line %zu", path.c_str(), number);
         try {
             const nlohmann::json record = parse_json(line, where);
-            all_.push_back(read_rollout(Fields(record, where), vocab));
+            all.push_back(read_rollout(Fields(record, where), vocab));
         } catch (const Error &error) {
             die("%s\n  fix: rollouts of this model, with the fields that docs/rl.md lists", error.what());
         }
     }
-    if (all_.empty()) die("%s holds no rollouts\n  fix: one JSON object a line (docs/rl.md)", path.c_str());
+    if (all.empty()) die("%s holds no rollouts\n  fix: one JSON object a line (docs/rl.md)", path.c_str());
+    all_ = std::make_shared<std::vector<Rollout>>(std::move(all));
 }
 
 void write_rollouts(const std::string &path, const std::vector<Rollout> &rollouts) {
@@ -68,7 +70,7 @@ void write_rollouts(const std::string &path, const std::vector<Rollout> &rollout
 }
 
 Document Rollouts::document(size_t i) const {
-    const Rollout &r = all_[i];
+    const Rollout &r = (*this)[i];
     Document document{r.prompt, std::vector<uint8_t>(r.prompt.size(), 0)};
     document.tokens.insert(document.tokens.end(), r.completion.begin(), r.completion.end());
     document.mask.resize(document.tokens.size(), 1);

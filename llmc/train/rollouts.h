@@ -25,23 +25,26 @@ struct Rollout {
 // Writes a file that the first constructor of Rollouts reads. A crash leaves all of it or nothing.
 void write_rollouts(const std::string &path, const std::vector<Rollout> &rollouts);
 
+// Copies share the rollouts, which never change.
 class Rollouts final : public Samples {
   public:
+    Rollouts() = default;  // none
     // Reads a file. Dies at the first line that a model of `vocab` tokens cannot learn from.
     Rollouts(const std::string &path, size_t vocab);
     // Those that were sampled for prompts of a file, which must outlive them.
-    Rollouts(std::vector<Rollout> all, const InputFile &prompts) : file_(&prompts), all_(std::move(all)) {}
+    Rollouts(std::vector<Rollout> all, const InputFile &prompts)
+        : file_(&prompts), all_(std::make_shared<std::vector<Rollout>>(std::move(all))) {}
 
-    size_t documents() const override { return all_.size(); }
-    size_t length(size_t i) const override { return all_[i].prompt.size() + all_[i].completion.size(); }
-    size_t targets(size_t i) const override { return all_[i].completion.size(); }
+    size_t documents() const override { return all_->size(); }
+    size_t length(size_t i) const override { return (*all_)[i].prompt.size() + (*all_)[i].completion.size(); }
+    size_t targets(size_t i) const override { return (*all_)[i].completion.size(); }
     Document document(size_t i) const override;
     const InputFile &file() const override { return *file_; }
-    const Rollout &operator[](size_t i) const { return all_[i]; }
-    const std::vector<Rollout> &all() const { return all_; }
+    const Rollout &operator[](size_t i) const { return (*all_)[i]; }
+    const std::vector<Rollout> &all() const { return *all_; }
 
   private:
-    std::unique_ptr<InputFile> own_file_;
-    const InputFile *file_;
-    std::vector<Rollout> all_;
+    std::shared_ptr<const InputFile> own_file_;
+    const InputFile *file_ = nullptr;
+    std::shared_ptr<const std::vector<Rollout>> all_ = std::make_shared<std::vector<Rollout>>();
 };

@@ -86,16 +86,11 @@ TrainerState read_trainer_state(const std::string &dir, const TrainerState &now_
                         value.dump().c_str()));
     }
     const json &losses = saved["losses"];
-    return {.step = saved["step"],
-            .cursor = saved["cursor"],
-            .steps = saved["steps"],
-            .skips_in_a_row = saved["skips_in_a_row"],
-            .worse_in_a_row = saved["worse_in_a_row"],
-            .totals = {saved["samples"], saved["tokens"], saved["target_tokens"], saved["skipped"], saved["restarts"],
-                       saved["step_seconds"], saved["seconds"]},
-            .spikes = {losses["seen"], losses["spikes"], losses["mean"], losses["variance"]},
-            .task = saved["task"],
-            .data = saved["data"],
-            .data_fingerprint = saved["data_fingerprint"],
-            .options = options};
+    TrainerState state = now_state;
+    state.step = saved["step"], state.cursor = saved["cursor"];
+    state.skips_in_a_row = saved["skips_in_a_row"], state.worse_in_a_row = saved["worse_in_a_row"];
+    state.totals = {saved["samples"],  saved["tokens"],       saved["target_tokens"], saved["skipped"],
+                    saved["restarts"], saved["step_seconds"], saved["seconds"]};
+    state.spikes = {losses["seen"], losses["spikes"], losses["mean"], losses["variance"]};
+    return state;
 }

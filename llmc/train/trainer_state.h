@@ -11,6 +11,12 @@ struct Totals {
     double step_seconds = 0, seconds = 0;  // the time of steps; the time of everything before the last restart
 };
 
+// The model with the smallest evaluation loss so far. It is saved in best/, with these numbers beside it.
+struct Best {
+    size_t step = 0;  // 0: there is none
+    double loss = 0;
+};
+
 struct TrainerState {
     size_t step, cursor;  // cursor: see DataLoader
     size_t steps;         // the number of steps of the whole run
@@ -24,7 +30,7 @@ struct TrainerState {
 
 void write_trainer_state(const std::string &dir, const TrainerState &state);
 
-// Reads the state of the checkpoint `dir`. Dies if the file is damaged, or belongs to a run that `now` cannot continue. Calls note(line) for
-// each option that differs and may.
+// Returns `now` with the progress that the checkpoint `dir` has kept. Dies if its file is damaged, or belongs to a run that `now` cannot continue.
+// Calls note(line) for each option that differs and may.
 TrainerState read_trainer_state(const std::string &dir, const TrainerState &now,
                                 const std::function<void(const std::string &)> &note);

@@ -1,0 +1,260 @@
+#include "rollout_source.h"
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <numeric>
+
+#include "../core/common.h"
+#include "../core/json.h"
+#include "checkpoint.h"
+#include "open.h"
+
+using nlohmann::ordered_json;
+
+RolloutSource::RolloutSource(const Run &run) : run_(run), o_(run.options) {
+    generation_ = {.max_new_tokens = o_.max_new_tokens,
+                   .sampling = {.temperature = o_.temperature},
+                   .seed = o_.seed,
+                   .samples = o_.n,
+                   .vocabulary = run.config.V,
+                   .eos = run.config.eos,
+                   .logps = true};
+    const std::string tokenizer = run.model_dir + "/tokenizer.json";
+    if (std::filesystem::exists(tokenizer)) tokenizer_.emplace(tokenizer);
+    if (!tokenizer_ && !o_.stop.empty())
+        die("--stop reads text, but %s has no tokenizer.json\n  fix: a model with its tokenizer", run.model_dir.c_str());
+    if (tokenizer_)
+        generation_.vocabulary = std::min(run.config.V, tokenizer_->size()), generation_.stop = {*tokenizer_, o_.stop};
+    for (const std::string &name : o_.reward) rewards_.push_back(find_reward(run, name, tokenizer_ ? &*tokenizer_ : nullptr));
+}
+
+std::vector<CoResidentModel> RolloutSource::co_residents() const {
+    std::vector<CoResidentModel> out;
+    for (const auto &reward : rewards_)
+        if (const auto model = reward->resident()) out.push_back({"a reward model, beside it", *model, Mode::evaluate});
+    if (o_.async_steps)
+        out.push_back({"a copy of the policy, beside it, which writes the next answers", run_.config, Mode::generate});
+    return out;
+}
+
+size_t RolloutSource::updates(size_t prompts) const { return o_.max_epochs * ceil_div(prompts * o_.n, o_.train_batch_size); }
+
+// The response is the right answer, without the tokens that end a turn.
+Questions RolloutSource::read_questions(const Samples &prompts, std::span<const size_t> samples) const {
+    Questions out;
+    const auto is_end = [&](int32_t id) { return std::ranges::find(generation_.eos, id) != generation_.eos.end(); };
+    for (size_t s : samples) {
+        const auto [ids, mask] = prompts.document(s);
+        const auto first = std::ranges::find(mask, 1) - mask.begin();
+        auto last = std::find(mask.begin() + first, mask.end(), 0) - mask.begin();
+        while (last > first && is_end(ids[size_t(last) - 1])) last--;
+        out.prompts.emplace_back(ids.begin(), ids.begin() + first);
+        out.responses.emplace_back(ids.begin() + first, ids.begin() + last);
+    }
+    return out;
+}
+
+void RolloutSource::reserve(const Samples &prompts, ModelLimits &limits) {
+    generation_.eos = run_.config.eos;  // with the end of turn of the prompts' template
+    const Questions asked = read_questions(prompts, first_samples(prompts.size()));
+    const bool compares = std::ranges::find(o_.reward, "exact_match") != o_.reward.end();
+    for (size_t i = 0; i < asked.prompts.size(); i++) {
+        const auto &prompt = asked.prompts[i];
+        if (compares && asked.responses[i].empty())
+            die("prompt %zu of %s has no right answer, which --reward exact_match compares with\n  fix: --input_key and --output_key, which name the prompt and the answer, or another --reward",
+                i + 1, prompts.name().c_str());
+        if (prompt.size() + o_.max_new_tokens > o_.row_tokens)
+            die("a prompt of %s has %zu tokens and --max_new_tokens %zu may follow, but a row holds %zu\n  fix: --row_tokens %zu, or a smaller --max_new_tokens",
+                prompts.name().c_str(), prompt.size(), o_.max_new_tokens, o_.row_tokens, prompt.size() + o_.max_new_tokens);
+        known_.push_back({prompt, 0});
+    }
+    room_ = GenerationLimits(known_, generation_, o_.max_sequences);
+    const bool evaluates = !o_.eval_data.empty() || o_.eval_fraction > 0;
+    if (!o_.async_steps || evaluates) room_.use(limits);  // the policy answers itself
+    limits.row_tokens = std::max(limits.row_tokens, round_up(o_.row_tokens, row_multiple));
+    limits.positions = std::max(limits.positions, room_.longest);
+}
+
+void RolloutSource::open(const ModelLimits &limits) {
+    for (const auto &reward : rewards_) reward->open(limits);
+    if (!o_.async_steps) return;
+    ModelLimits writer;
+    writer.mode = Mode::generate, writer.concurrent = true;
+    writer.row_tokens = writer.positions = row_multiple;
+    room_.use(writer);
+    Run run = run_;
+    run.options.profile = false;
+    writer_ = open_model(run, writer);
+}
+
+// ---- answers ------------------------------------------------------------------------------------------------------------------------
+
+// `first` is the number of the first prompt: the key of its random numbers.
+std::vector<Completion> RolloutSource::answer(Model &policy, const Questions &asked, size_t first,
+                                              const GenerationSettings &settings) const {
+    policy.gather_parameters();
+    const std::vector<Prompt> own = own_prompts(run_.comm, asked.prompts, uint32_t(first));
+    const auto completions = generate(policy.generator(), room_, own, settings);
+    policy.generator().finish();
+    return share_completions(run_.comm, completions, asked.prompts.size(), settings.samples);
+}
+
+RolloutSource::PendingBatch RolloutSource::ask(const Step &drawn) const {
+    PendingBatch out{drawn.begin, read_questions(*drawn.data, drawn.samples)};
+    if (!writer_) return out;
+    const auto write = [this, own = own_prompts(run_.comm, out.questions.prompts, uint32_t(drawn.begin))] {
+        writer_->memory().use_on_this_thread();
+        return generate(writer_->generator(), room_, own, generation_);
+    };
+    out.completions = std::async(std::launch::async, write);
+    return out;
+}
+
+// Returns the answers to all prompts. The policy is null if the writer answers them.
+std::vector<Completion> RolloutSource::await(Model *policy, PendingBatch &asked) const {
+    if (policy) return answer(*policy, asked.questions, asked.begin, generation_);
+    std::vector<Completion> own;
+    agree(run_.comm, [&] { own = asked.completions.get(); });
+    return share_completions(run_.comm, own, asked.questions.prompts.size(), generation_.samples);
+}
+
+// ---- rewards ------------------------------------------------------------------------------------------------------------------------
+
+static double mean_of(std::span<const double> values) {
+    return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
+}
+
+RolloutSource::Rewards RolloutSource::judge(const Questions &asked, std::span<const Completion> answers) const {
+    const Numbers &weights = o_.reward_weights;
+    Rewards out{std::vector<double>(answers.size()), {}};
+    for (const auto &reward : rewards_) {
+        const double weight = weights.empty() ? 1 : weights[out.parts.size()];
+        out.parts.push_back((*reward)(asked, answers));
+        for (size_t i = 0; i < answers.size(); i++) out.rewards[i] += weight * out.parts.back()[i];
+    }
+    return out;
+}
+
+// For the log, where several rewards make one.
+ordered_json RolloutSource::means_of_parts(const std::string &prefix, const std::vector<std::vector<double>> &parts) const {
+    ordered_json out = ordered_json::object();
+    for (size_t r = 0; parts.size() > 1 && r < parts.size(); r++) out[prefix + o_.reward[r]] = mean_of(parts[r]);
+    return out;
+}
+
+// Keeps the answers to all prompts, or to those whose answers have a mean reward within the range.
+void RolloutSource::keep(const PendingBatch &asked, std::span<const Completion> answers, std::span<const double> rewards,
+                         std::vector<Rollout> &rollouts) const {
+    const auto [low, high] = o_.dynamic_filtering_range;
+    const auto &prompts = asked.questions.prompts;
+    for (size_t p = 0; p < prompts.size(); p++) {
+        const double mean = mean_of(rewards.subspan(p * o_.n, o_.n));
+        if (o_.dynamic_filtering && !(low < mean && mean < high)) continue;
+        for (size_t i = p * o_.n; i < (p + 1) * o_.n; i++)
+            rollouts.push_back(
+                {prompts[p], answers[i].tokens, answers[i].logp, rewards[i], int64_t(asked.begin + p), !answers[i].ended});
+    }
+}
+
+Measured RolloutSource::evaluate(Model &policy, const Samples &prompts, std::span<const size_t> samples) const {
+    GenerationSettings greedy = generation_;
+    greedy.sampling.temperature = 0, greedy.samples = 1, greedy.logps = false;
+    const Questions asked = read_questions(prompts, samples);
+    const auto answers = answer(policy, asked, 0, greedy);
+    const Rewards judged = judge(asked, answers);
+    const double mean = mean_of(judged.rewards);
+    ordered_json metrics = {{"eval_reward", mean}};
+    metrics.update(means_of_parts("eval_reward/", judged.parts));
+    return {-mean, metrics, format("eval reward %.4f of %zu greedy answers", mean, answers.size())};
+}
+
+// ---- batches ------------------------------------------------------------------------------------------------------------------------
+
+// Draws prompts, has them answered and judges the answers, until there are enough: with dynamic filtering several draws may be needed. The policy is
+// null if the writer answers, which may have begun with the `first`.
+Batch RolloutSource::collect(Model *policy, DataLoader &prompts, std::optional<PendingBatch> first) const {
+    Batch batch;
+    std::vector<Rollout> rollouts;
+    size_t asked_prompts = 0;
+    double tokens = 0, seconds = 0;
+    std::vector<std::vector<double>> parts;  // each of --reward, of all answers
+    constexpr size_t most = 10;
+    for (size_t times = 0; times == 0 || (o_.dynamic_filtering && rollouts.size() < o_.rollout_batch_size * o_.n); times++) {
+        if (times == most)
+            die("--dynamic_filtering has kept %zu of %zu prompts, and a step needs --rollout_batch_size %zu: the answers to the others have a mean reward of %g or less, or of %g or more\n"
+                "  fix: prompts that are neither too easy nor too hard, more answers to each (--n), another reward, or no filtering",
+                rollouts.size() / o_.n, asked_prompts, o_.rollout_batch_size, o_.dynamic_filtering_range[0],
+                o_.dynamic_filtering_range[1]);
+        const auto began = std::chrono::steady_clock::now();
+        PendingBatch asked = first ? *std::exchange(first, std::nullopt) : ask(prompts.next());
+        const auto answers = await(policy, asked);
+        const Rewards judged = judge(asked.questions, answers);
+        keep(asked, answers, judged.rewards, rollouts);
+        parts.resize(judged.parts.size());
+        for (size_t r = 0; r < parts.size(); r++) parts[r].insert(parts[r].end(), judged.parts[r].begin(), judged.parts[r].end());
+        for (const Completion &a : answers) tokens += double(a.tokens.size());
+        seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+        asked_prompts += asked.questions.prompts.size(), batch.begin = asked.begin;
+    }
+    batch.log = {{"generation_s", seconds}, {"generation_tok_s", tokens / seconds}};
+    batch.log.update(means_of_parts("reward/", parts));
+    if (o_.dynamic_filtering) batch.log["filtered"] = 1 - double(rollouts.size() / o_.n) / double(asked_prompts);
+    if (o_.save_rollouts)
+        agree(run_.comm, [&] {
+            if (!run_.is_main_rank()) return;
+            std::filesystem::create_directories(o_.output_dir + "/rollouts");
+            write_rollouts(format("%s/rollouts/%08zu.jsonl", o_.output_dir.c_str(), batch.begin), rollouts);
+        });
+    batch.rollouts = Rollouts(std::move(rollouts), prompts.data().file());
+    return batch;
+}
+
+// The writer begins to answer the next prompts, with the weights that the policy has now.
+void RolloutSource::write_ahead(Model &policy, DataLoader &prompts, int64_t updates) {
+    policy.copy_parameters_to(*writer_);
+    prompts_ = &prompts, writer_at_ = updates;
+    under_way_ = ask(prompts.next());
+}
+
+// Waits for the writer, if it is at work.
+void RolloutSource::finish_writing() {
+    if (!under_way_) return;
+    next_ = collect(nullptr, *prompts_, std::exchange(under_way_, std::nullopt));
+    next_->written_at = writer_at_;
+}
+
+Batch RolloutSource::next(Model &policy, DataLoader &prompts, int64_t updates, size_t left) {
+    if (writer_ && !under_way_ && !next_) write_ahead(policy, prompts, updates);
+    finish_writing();
+    Batch batch;
+    if (next_) batch = *std::exchange(next_, std::nullopt);
+    else batch = collect(&policy, prompts, {}), batch.written_at = updates;
+    if (writer_ && this->updates(batch.rollouts.size() / o_.n) < left) write_ahead(policy, prompts, updates);
+    return batch;
+}
+
+// ---- files --------------------------------------------------------------------------------------------------------------------------
+
+static std::string answers_file(const std::string &dir) { return dir + "/next_answers.jsonl"; }
+
+void RolloutSource::save(const std::string &dir, int64_t updates, nlohmann::json &state) const {
+    if (!next_) return;
+    write_rollouts(answers_file(dir), next_->rollouts.all());
+    state["next_answers"] = {{"file", fingerprint(InputFile(answers_file(dir)))},
+                             {"begin", next_->begin},
+                             {"age", updates - next_->written_at},
+                             {"news", next_->log}};
+}
+
+void RolloutSource::load(const std::string &dir, const nlohmann::json &state) {
+    if (!state.contains("next_answers")) return;
+    const nlohmann::json &next = state["next_answers"];
+    const std::string file = answers_file(dir);
+    if (!std::filesystem::exists(file) || next["file"] != fingerprint(InputFile(file)))
+        die("%s is damaged%s", file.c_str(), other_checkpoint(dir).c_str());
+    next_ = {.rollouts = Rollouts(file, run_.config.V),
+             .begin = next["begin"],
+             .written_at = -next["age"].get<int64_t>(),
+             .log = next["news"]};
+}

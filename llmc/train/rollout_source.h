@@ -1,0 +1,72 @@
+// Where the rollouts of an iteration come from: prompts are drawn, the engine (generation.h) answers each n times and keeps the log-probability
+// of every token, and answers get rewards (reward.h).
+//
+// With --async_steps 1 a copy of the policy, the writer, answers the prompts of the next iteration meanwhile, on a thread that never communicates:
+// ranks share its answers in the next call of next() or finish_writing().
+#pragma once
+#include <future>
+
+#include "../data/tokenizer.h"
+#include "batch.h"
+#include "generation.h"
+#include "objective.h"
+#include "reward.h"
+
+// All ranks make all calls together.
+class RolloutSource {
+  public:
+    explicit RolloutSource(const Run &run);
+
+    std::vector<CoResidentModel> co_residents() const;          // reward models and the writer
+    size_t updates(size_t prompts) const;                       // of the policy, to which the answers to so many prompts lead
+    void reserve(const Samples &prompts, ModelLimits &limits);  // makes room in the policy for answers to these prompts
+    void open(const ModelLimits &limits);                       // opens these models, after reserve()
+    size_t longest() const { return room_.longest; }            // tokens of the longest prompt with its answer
+
+    // Returns the answers to the next prompts. updates: of the policy so far; left: those that the run still has.
+    Batch next(Model &policy, DataLoader &prompts, int64_t updates, size_t left);
+    Measured evaluate(Model &policy, const Samples &prompts,
+                      std::span<const size_t> samples) const;  // the reward of greedy answers
+
+    // A checkpoint keeps the answers that the writer has begun. It keeps no weights of the writer: their answers are finished instead.
+    void finish_writing();
+    void save(const std::string &dir, int64_t updates, nlohmann::json &state) const;  // on one rank, after finish_writing()
+    void load(const std::string &dir, const nlohmann::json &state);                   // before any update
+
+  private:
+    // The weighted rewards of answers, and those of each of --reward.
+    struct Rewards {
+        std::vector<double> rewards;
+        std::vector<std::vector<double>> parts;
+    };
+    // Prompts, and the future answers of this rank if the writer answers them.
+    struct PendingBatch {
+        size_t begin;  // prompts that were drawn before
+        Questions questions;
+        std::future<std::vector<Completion>> completions = {};
+    };
+
+    Questions read_questions(const Samples &prompts, std::span<const size_t> samples) const;
+    std::vector<Completion> answer(Model &policy, const Questions &asked, size_t first, const GenerationSettings &settings) const;
+    Rewards judge(const Questions &asked, std::span<const Completion> answers) const;
+    nlohmann::ordered_json means_of_parts(const std::string &prefix, const std::vector<std::vector<double>> &parts) const;
+    PendingBatch ask(const Step &drawn) const;
+    std::vector<Completion> await(Model *policy, PendingBatch &asked) const;
+    void keep(const PendingBatch &asked, std::span<const Completion> answers, std::span<const double> rewards,
+              std::vector<Rollout> &rollouts) const;
+    Batch collect(Model *policy, DataLoader &prompts, std::optional<PendingBatch> first) const;
+    void write_ahead(Model &policy, DataLoader &prompts, int64_t updates);
+
+    const Run &run_;
+    const Options &o_;
+    std::optional<Tokenizer> tokenizer_;
+    GenerationSettings generation_;
+    std::vector<std::unique_ptr<Reward>> rewards_;  // of --reward
+    std::vector<Prompt> known_;                     // the prompts that there must be room for
+    GenerationLimits room_{};
+    std::unique_ptr<Model> writer_;          // --async_steps
+    DataLoader *prompts_ = nullptr;          // that the writer answers
+    int64_t writer_at_ = 0;                  // updates of the policy before the writer took its weights
+    std::optional<PendingBatch> under_way_;  // what the writer answers
+    std::optional<Batch> next_;              // or has answered
+};
