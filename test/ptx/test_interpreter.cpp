@@ -165,6 +165,17 @@ TEST(PtxFlow, LoopOfAnotherLengthInEachLane) {
     for (uint32_t lane = 1; lane < 32; lane++) EXPECT_EQ(got.y[lane], lane);
 }
 
+// Inline assembly with a loop comes twice: each copy has its own scope, and the same label.
+TEST(PtxFlow, LabelsBelongToTheirScope) {
+    EXPECT_EQ(word("mov.u32 %r20, 0;\n"
+                   "{ .reg .pred %again;  WAIT: add.s32 %r20, %r20, 1;  setp.lt.u32 %again, %r20, 3;  @%again bra WAIT; }\n"
+                   "{ .reg .pred %again;  WAIT: add.s32 %r20, %r20, 10;  setp.lt.u32 %again, %r20, 20;  @%again bra WAIT; }\n"
+                   "{ bra BEHIND;  add.s32 %r20, %r20, 100; }\nBEHIND: add.s32 %r20, %r20, 1000;"),
+              1023u);
+    expect_error("{ INSIDE: mov.u32 %r20, 0; }\nbra INSIDE;", "there is no label INSIDE");
+    expect_error("TWICE: mov.u32 %r20, 0;\nTWICE: mov.u32 %r20, 1;", "two labels TWICE in one scope");
+}
+
 TEST(PtxFlow, WhatItDoesNotKnowEndsIt) {
     expect_error("add.s32 %r5, %r0, 1;\nfrobnicate.b32 %r5, %r5;", "unknown instruction frobnicate.b32");
     expect_error("add.s32 %r5, %rd0, 1;", "%rd0 has 64 bits, not 32");

@@ -54,7 +54,8 @@ void Decoder::fail(const std::string &what) const {
 
 void Decoder::kernel(size_t begin) {
     body(begin);
-    resolve_branches();
+    const std::vector<int> join = joins(kernel_.code);
+    for (size_t n = 0; n < join.size(); n++) kernel_.code[n].join = join[n];
 }
 
 // Statements end with ';', labels with ':'; a bracket where a statement could start opens or closes a scope.
@@ -70,11 +71,13 @@ void Decoder::body(size_t begin) {
         } else if (fresh && c == '{') {
             scopes_.emplace_back();
         } else if (fresh && c == '}') {
-            scopes_.pop_back();
+            close_scope();
             if (scopes_.size() == scopes_around) break;
         } else if (c == ':' || c == ';') {
-            if (c == ':') labels_[strip(now) + suffix_] = int(kernel_.code.size());
-            else if (!fresh) statement(strip(now));
+            if (c == ':') {
+                if (!scopes_.back().labels.emplace(strip(now), int(kernel_.code.size())).second)
+                    fail("two labels " + strip(now) + " in one scope");
+            } else if (!fresh) statement(strip(now));
             now.clear();
         } else {
             now += c;
@@ -99,17 +102,19 @@ void Decoder::call(const Texts &arguments) {
     passed_["func_retval0"] = passed_.at(result);
     suffix_ = format("@%d", ++calls_);
     body(text_.find('{', at));
-    labels_["return" + suffix_] = int(kernel_.code.size());
+    scopes_.back().labels["return" + suffix_] = int(kernel_.code.size());
     std::tie(suffix_, line_, passed_) = around;
 }
 
-void Decoder::resolve_branches() {
-    for (const auto &[at, label] : branches_) {
-        if (!labels_.count(label)) fail("there is no label " + label);
-        kernel_.code[at].target = labels_[label];
+// A branch goes to the label in the innermost scope around it that has one.
+void Decoder::close_scope() {
+    const Scope closed = std::move(scopes_.back());
+    scopes_.pop_back();
+    for (const auto &[at, label] : closed.branches) {
+        if (const auto found = closed.labels.find(label); found != closed.labels.end()) kernel_.code[at].target = found->second;
+        else if (!scopes_.empty()) scopes_.back().branches.emplace_back(at, label);
+        else line_ = kernel_.code[at].line, fail("there is no label " + label);
     }
-    const std::vector<int> join = joins(kernel_.code);
-    for (size_t n = 0; n < join.size(); n++) kernel_.code[n].join = join[n];
 }
 
 void Decoder::statement(const std::string &s) {
@@ -133,7 +138,7 @@ void Decoder::declare(const std::string &s) {
     for (const std::string &name : split(names, ',')) {
         const size_t count = name.find('<');
         std::string known = name.substr(0, count);
-        if (count == std::string::npos) known = scopes_.back()[name] = name + format("#%d", ++scopes_seen_);
+        if (count == std::string::npos) known = scopes_.back().registers[name] = name + format("#%d", ++scopes_seen_);
         types_[known + suffix_] = type.substr(1);
     }
 }
@@ -168,13 +173,13 @@ void Decoder::instruction(const std::string &s) {
 void Decoder::control(Instruction &i, const std::string &name, const Texts &arguments) {
     if (name.rfind("bra", 0) == 0) {
         i.control = Control::branch;
-        branches_.emplace_back(kernel_.code.size(), arguments.at(0) + suffix_);
+        scopes_.back().branches.emplace_back(kernel_.code.size(), arguments.at(0));
     } else if (name.rfind("bar", 0) == 0) {
         i.control = name == "bar.sync" ? Control::barrier : Control::arrival;
         for (const std::string &a : arguments) i.operands[i.reads++] = slot(a, 4);
     } else if (!suffix_.empty()) {
         i.control = Control::branch;
-        branches_.emplace_back(kernel_.code.size(), "return" + suffix_);
+        scopes_.back().branches.emplace_back(kernel_.code.size(), "return" + suffix_);
     } else i.control = Control::leave;
 }
 
@@ -275,7 +280,7 @@ int Decoder::new_slot(int width) {
 
 std::string Decoder::in_scope(const std::string &name) const {
     for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); scope++)
-        if (const auto found = scope->find(name); found != scope->end()) return found->second;
+        if (const auto found = scope->registers.find(name); found != scope->registers.end()) return found->second;
     return name;
 }
 

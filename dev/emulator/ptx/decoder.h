@@ -25,7 +25,7 @@ class Decoder {
     void control(Instruction &i, const std::string &name, const Texts &arguments);
     void compute(Instruction &i, const std::string &name, const Texts &arguments);
     void call(const Texts &arguments);
-    void resolve_branches();
+    void close_scope();
 
     Texts operand_texts(const std::string &name, const Texts &arguments, Instruction &i) const;
     std::string form_name(const std::string &name, const Texts &arguments) const;
@@ -41,10 +41,15 @@ class Decoder {
     Kernel &kernel_;
     int line_ = 1, sink_ = -1;
     std::map<std::string, std::string> types_;  // of registers: by "%rd" if .reg declares them by number, or by the whole name
-    std::map<std::string, int> registers_, specials_, labels_;
+    std::map<std::string, int> registers_, specials_;
     std::map<std::pair<uint64_t, int>, int> constants_;
-    std::vector<std::pair<size_t, std::string>> branches_;    // to labels that may not have come yet
-    std::vector<std::map<std::string, std::string>> scopes_;  // { } renames the registers that it declares
+    // A pair of brackets { }. Its registers and labels are known inside alone, and hide those of the same name outside.
+    struct Scope {
+        std::map<std::string, std::string> registers;          // their unique names
+        std::map<std::string, int> labels;                     // the instructions that they stand in front of
+        std::vector<std::pair<size_t, std::string>> branches;  // instructions, and labels that may follow
+    };
+    std::vector<Scope> scopes_;
     int scopes_seen_ = 0;
     // A function is decoded where it is called. Its registers and labels get a suffix there, so that they have nobody else's names, and its
     // parameters and result are the caller's slots.
