@@ -82,8 +82,8 @@ constexpr size_t MiB = size_t(1) << 20;
 
 class SmallCard final : public Memory {  // 1 GiB
   public:
-    size_t alone = 0, among_ranks = 0;  // kept free
-    size_t reserve(bool exchanges) const override { return exchanges ? among_ranks : alone; }
+    size_t alone = 0, a_communicator = 0;  // kept free
+    size_t reserve(size_t communicators) const override { return alone + communicators * a_communicator; }
     std::string device() const override { return "a card of 1 GiB"; }
     size_t available() const override { return 1024 * MiB; }
     size_t process() const override { return 0; }
@@ -177,12 +177,16 @@ TEST(Devices, APlanLargerThanTheCardSaysWhatToChangeAndByHowMuch) {
 // Kernels that the driver loads when they first run, and the buffers of communication among ranks.
 TEST(Devices, APlanLeavesRoomForWhatIsLoadedLater) {
     SmallCard card;
-    card.alone = 100 * MiB, card.among_ranks = 500 * MiB;
-    Ranks two;
-    two.world = 2;
+    card.alone = 100 * MiB, card.a_communicator = 400 * MiB;
+    Ranks two, rings;
+    two.world = 2, rings.world = 4, rings.sp = 2;
     expect_contains(refusal(950 * MiB, 1000, "layer", {}, SFT, card), {"only 924.0 MiB of memory are free"});
     expect_contains(refusal(10 * MiB, 1000, "layer", two, SFT, card),
                     {"the plan needs 1.01 GiB but only 524.0 MiB of memory are free"});
+    expect_contains(refusal(10 * MiB, 1000, "layer", rings, SFT, card), {"only 124.0 MiB of memory are free"});
+    rings.zero_group = 2;
+    EXPECT_EQ(rings.communicators(), 4u);  // the world, the ring, the group, its replicas
+    EXPECT_EQ(Ranks().communicators(), 0u);
     card.alone = 2048 * MiB;  // more than there is
     expect_contains(refusal(10 * MiB, 1000, "layer", {}, SFT, card), {"only 0.0 KiB of memory are free"});
 }

@@ -21,7 +21,7 @@ struct Room {
         const auto model = here ? run.make_model(run.config, {}) : nullptr;
         usable = here ? usable_memory(run, model->memory()) : gpu_memory(run.options.gpu);
         process = here ? model->memory().process() : 0;
-        reserve = here ? model->memory().reserve(run.ranks.world > 1) : 0;
+        reserve = here ? model->memory().reserve(run.ranks.communicators()) : 0;
     }
 };
 

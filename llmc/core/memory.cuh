@@ -73,10 +73,12 @@ class CudaMemory final : public Memory {
         cuda_check(cudaMemGetInfo(&free, &total), "the GPU does not tell its memory");
         return free;
     }
-    // The driver loads a kernel when it is first launched, cuBLASLt's kernels are up to some MiB each, and NCCL takes its buffers at the first call:
-    // by its defaults 9.4 MiB a channel (4 for messages, the rest for its two protocols of low latency), 32 channels, a ring and two
-    // connections of a tree. These are estimates, never measured.
-    size_t reserve(bool exchanges) const override { return (size_t(256) << 20) + (exchanges ? size_t(1) << 30 : 0); }
+    // The driver loads a kernel when it is first launched, cuBLASLt's kernels are up to some MiB each, and each of NCCL's communicators takes its buffers at
+    // the first call: by its defaults 9.4 MiB a channel (4 for messages, the rest for its two protocols of low latency) and 32 channels. The world's, which
+    // sums, has a ring and two connections of a tree; another one has half of that. These are estimates, never measured.
+    size_t reserve(size_t communicators) const override {
+        return (size_t(256) << 20) + (communicators ? (communicators + 1) * (size_t(512) << 20) : 0);
+    }
     size_t process() const override { return used(); }
     size_t peak() const override { return used(); }  // nothing is allocated and freed on the way
 

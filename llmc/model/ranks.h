@@ -19,6 +19,9 @@ struct Ranks {
     size_t dp() const { return world / sp; }
     size_t group() const { return zero_group ? zero_group : world; }
     size_t sp_rank() const { return rank % sp; }
+    size_t communicators() const {
+        return world == 1 ? 0 : 1 + (sp > 1) + (group() < world ? 2 : 0);
+    }  // of more than one rank: mesh.h
 };
 
 // The kinds of layers that a model has: all that see whole documents, and all with its window.

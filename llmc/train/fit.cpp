@@ -7,7 +7,7 @@
 
 size_t usable_memory(const Run &run, const Memory &memory) {
     const size_t free = memory.available();
-    return free - std::min(free, memory.reserve(run.ranks.world > 1));
+    return free - std::min(free, memory.reserve(run.ranks.communicators()));
 }
 
 static Offload offload_of(const Options &o) {
