@@ -59,7 +59,7 @@ static void report_loss(const Run &run, const LossSums &sums, size_t documents, 
                     {"eval_tokens", tokens}});
 }
 
-// The sequences {"ids": [[id, ...], ...]} of a request to a model that takes so many tokens.
+// The sequences {"ids": [[id, ...], ...]} of a request to a model with this limit of tokens.
 static Sequences sequences_of(const std::string &line, size_t most, size_t vocabulary) {
     std::vector<std::vector<int32_t>> all;
     const nlohmann::json request = parse_json(line, "the request");

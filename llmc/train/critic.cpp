@@ -34,7 +34,7 @@ Critic::Critic(const Run &run, const ModelLimits &limits, size_t longest) : run_
             die("an answer may end at token %zu, but %s of the critic %s is %zu\n  fix: a smaller --max_new_tokens, or another --critic_model",
                 longest, run_.config.positions_name(), run_.model_dir.c_str(), run_.config.max_positions);
     });
-    Run with_policy = run_;  // what is kept for the backward pass must leave room for the policy
+    Run with_policy = run_;  // activations must leave room for the policy
     with_policy.co_residents = {{"the policy", run.config, Mode::train}};
     model_ = open_model(with_policy, co_resident_limits(limits));
 }

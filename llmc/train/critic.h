@@ -1,4 +1,4 @@
-// The critic of ppo: a second model beside the policy, which learns to say of each token of an answer what return is to be expected when all before it
+// The critic of ppo: a second model in memory, which learns the expected return at each token of an answer when all tokens before it
 // is known. It is a reward model whose head reads every predictor of a row instead of the end of each document, has an optimizer of its own, and is trained
 // on the same rows and by the same ranks as the policy. All of its weights are trained, also where the policy has adapters.
 #pragma once
@@ -9,7 +9,7 @@
 #include "policy_loss.h"
 #include "run.h"
 
-// Returns a run like this one for the model of --critic_model, by default for that of --model with a new head. Dies if its tokenizer differs from the
+// Returns a run like this one for the model of --critic_model, by default for --model with a new head. Dies if its tokenizer differs from the
 // policy's.
 Run critic_run(const Run &run);
 
@@ -20,7 +20,7 @@ class Critic {
 
     std::vector<std::vector<double>> values(const Samples &rollouts);  // [i] = the values of the tokens of rollout i
 
-    // Begins a step or an evaluation on so many tokens of a batch, which must outlive it.
+    // Begins a step or an evaluation on a number of tokens of a batch, which must outlive it.
     void begin(const Batch &batch, double tokens);
     void zero_gradients(uint64_t key) { model_->zero_gradients(key); }
     void evaluate(const Row &row);

@@ -5,7 +5,7 @@
 
 #include "run.h"
 
-// Returns the sum of each document's values, which are those of the row's predictors.
+// Returns the sum of each document's values, given one per predictor of the row.
 std::vector<double> document_sums(const Row &row, std::span<const double> values);
 
 // Evaluates a row. Returns a value for each of its documents: the sum of its targets' nll, or its score by a reward model.

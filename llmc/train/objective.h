@@ -10,7 +10,7 @@
 
 #include "run.h"
 
-// A loss, and what else the log says of the same samples.
+// A loss, and further figures of the log for the same samples.
 struct Measured {
     double loss = NAN;                                                  // NAN if no token was a target
     nlohmann::ordered_json metrics = nlohmann::ordered_json::object();  // for the log; empty if no token was a target
@@ -28,9 +28,9 @@ class Objective {
   public:
     virtual ~Objective() = default;
 
-    // The models that stay in memory beside the trained one.
+    // Models in memory in addition to the trained one.
     virtual std::vector<CoResidentModel> co_residents() const { return {}; }
-    // How samples are drawn from the data, and the number of optimizer steps that drawing so many of them leads to.
+    // How samples are drawn from the data, and the resulting number of optimizer steps.
     virtual Drawing drawing(const Options &o) const { return {o.train_batch_size, o.train_batch_tokens, o.max_epochs}; }
     virtual size_t steps(size_t /*samples*/) const { return 1; }
     // Makes room for what draw() needs of the trained model.
@@ -42,12 +42,12 @@ class Objective {
     // trained model takes its memory, and may compute something with a model whose rows are as long as `limits` says.
     virtual void open(const ModelLimits &, const Samples & /*data*/, size_t /*samples*/, const Samples * /*eval_data*/) {}
 
-    // The tokens of a step that the loss learns from. A step without any is no update: skip() takes the place of the calls below, and returns what the
+    // The tokens of a step that the loss learns from. A step without any is no update: skip() replaces the calls below, and returns the
     // log says of its samples.
     virtual size_t targets(const Step &step) const { return step.target_tokens; }
     virtual Measured skip(const Step &) { return {}; }
 
-    // A step begins, whose gradients are zero. Each rank then passes its rows. key: that of Model::zero_gradients, for a model that is trained beside.
+    // A step begins, whose gradients are zero. Each rank then passes its rows. key: as in Model::zero_gradients, for a second trained model.
     virtual void begin(const Step &step, uint64_t key) = 0;
     // Runs forward, loss and backward. The row has no tokens if this rank's ring has none in this micro-step.
     virtual void accumulate(Model &model, const Row &row, bool last) = 0;
@@ -60,10 +60,10 @@ class Objective {
     // Names of metrics begin with "eval_".
     virtual Measured evaluate(Model &model, const Samples &data, std::span<const size_t> samples) = 0;
 
-    // Adds to the config.json of a saved model what the last evaluation found.
+    // Adds the last evaluation's figures to the config.json of a saved model.
     virtual void describe(ModelConfig &) const {}
 
-    // Write, compare and read what it adds to the directory of a saved model, and to that of a checkpoint.
+    // Write, compare and read the objective's own files in the directory of a saved model or a checkpoint.
     virtual void save(const std::string & /*dir*/, const std::string & /*export_dtype*/) {}
     virtual void save_state(const std::string & /*dir*/) {}
     virtual void verify_state(const std::string & /*dir*/) {}

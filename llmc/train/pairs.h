@@ -1,7 +1,7 @@
 // The tasks dpo and rm: computes the loss of a step, its derivatives and the log's figures from the values of a pair's documents.
 //
 // Both are one algorithm. A row holds whole pairs. The model's forward pass gives one value for each document: the sum of its answer's nll,
-// or its reward. From the two values of a pair the host computes its share of the loss and the derivatives of the loss with respect to both,
+// or its reward. From both values of a pair the host computes its share of the loss and the derivatives of the loss with respect to both,
 // from which the backward pass starts. No result depends on how the pairs of a step are dealt to rows and ranks.
 #pragma once
 #include <memory>

@@ -1,4 +1,4 @@
-// The tasks grpo and ppo: a policy learns from answers of its own and their rewards; with ppo, beside a critic (critic.h). An iteration:
+// The tasks grpo and ppo: a policy learns from answers of its own and their rewards; with ppo, together with a critic (critic.h). An iteration:
 //
 //   draw()       a batch of rollouts is sampled (rollout_source.h) and prepared: the reference and the critic, if there are any, evaluate it, and
 //                rewards become advantages (advantages.h), over all ranks. With --rollouts a file has the only batch, which open() prepares
@@ -46,7 +46,7 @@ class Policy final : public Objective {
     Measured take_sums(Model &model, const Batch &batch, const std::string &prefix);
     AnswerMeans means(const Batch &batch, std::span<const size_t> samples) const;
     nlohmann::ordered_json answer_metrics(const std::string &prefix) const;
-    size_t targets_in(const Batch &batch, std::span<const size_t> samples) const;               // without those of masked answers
+    size_t targets_in(const Batch &batch, std::span<const size_t> samples) const;               // without masked answers
     bool masked(const Rollout &r) const { return run_.options.mask_truncated && r.truncated; }  // it teaches the policy nothing
 
     const Run &run_;

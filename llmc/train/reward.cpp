@@ -19,7 +19,7 @@ bool is_model_reward(const std::string &name) { return name != "exact_match" && 
 
 namespace {
 
-// Of an answer that a stop string ended, the text before that is compared.
+// If a stop string ended the answer, the text before it is compared.
 class ExactMatch final : public Reward {
   public:
     ExactMatch(const Run &run, const Tokenizer *tokenizer) : tokenizer_(tokenizer) {

@@ -32,9 +32,9 @@ RolloutSource::RolloutSource(const Run &run) : run_(run), o_(run.options) {
 std::vector<CoResidentModel> RolloutSource::co_residents() const {
     std::vector<CoResidentModel> out;
     for (const auto &reward : rewards_)
-        if (const auto model = reward->resident()) out.push_back({"a reward model, beside it", *model, Mode::evaluate});
+        if (const auto model = reward->resident()) out.push_back({"a reward model", *model, Mode::evaluate});
     if (o_.async_steps)
-        out.push_back({"a copy of the policy, beside it, which writes the next answers", run_.config, Mode::generate});
+        out.push_back({"a copy of the policy, which samples the next answers", run_.config, Mode::generate});
     return out;
 }
 
@@ -143,7 +143,7 @@ ordered_json RolloutSource::means_of_parts(const std::string &prefix, const std:
     return out;
 }
 
-// Keeps the answers to all prompts, or to those whose answers have a mean reward within the range.
+// Keeps the answers to all prompts, or only to prompts whose mean reward is within the range.
 void RolloutSource::keep(const PendingBatch &asked, std::span<const Completion> answers, std::span<const double> rewards,
                          std::vector<Rollout> &rollouts) const {
     const auto [low, high] = o_.dynamic_filtering_range;

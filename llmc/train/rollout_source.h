@@ -18,12 +18,12 @@ class RolloutSource {
     explicit RolloutSource(const Run &run);
 
     std::vector<CoResidentModel> co_residents() const;          // reward models and the writer
-    size_t updates(size_t prompts) const;                       // of the policy, to which the answers to so many prompts lead
+    size_t updates(size_t prompts) const;                       // of the policy, from the answers to this number of prompts
     void reserve(const Samples &prompts, ModelLimits &limits);  // makes room in the policy for answers to these prompts
     void open(const ModelLimits &limits);                       // opens these models, after reserve()
     size_t longest() const { return room_.longest; }            // tokens of the longest prompt with its answer
 
-    // Returns the answers to the next prompts. updates: of the policy so far; left: those that the run still has.
+    // Returns the answers to the next prompts. updates: of the policy so far; left: updates that remain in the run.
     Batch next(Model &policy, DataLoader &prompts, int64_t updates, size_t left);
     Measured evaluate(Model &policy, const Samples &prompts,
                       std::span<const size_t> samples) const;  // the reward of greedy answers
@@ -34,7 +34,7 @@ class RolloutSource {
     void load(const std::string &dir, const nlohmann::json &state);                   // before any update
 
   private:
-    // The weighted rewards of answers, and those of each of --reward.
+    // The weighted rewards of answers, and the rewards of each of --reward.
     struct Rewards {
         std::vector<double> rewards;
         std::vector<std::vector<double>> parts;
@@ -67,6 +67,6 @@ class RolloutSource {
     std::unique_ptr<Model> writer_;          // --async_steps
     DataLoader *prompts_ = nullptr;          // that the writer answers
     int64_t writer_at_ = 0;                  // updates of the policy before the writer took its weights
-    std::optional<PendingBatch> under_way_;  // what the writer answers
+    std::optional<PendingBatch> under_way_;  // the writer's task
     std::optional<Batch> next_;              // or has answered
 };

@@ -1,4 +1,4 @@
-// Rollouts: answers that a policy has sampled, with what is needed to learn from them. They are the samples of a step of reinforcement learning,
+// Rollouts: answers sampled by a policy, with the data needed to learn from them. They are the samples of a step of reinforcement learning,
 // each a document whose targets are the tokens of its answer.
 //
 // In a file, one JSON object a line:

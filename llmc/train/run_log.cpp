@@ -100,7 +100,7 @@ ordered_json RunLog::mfu(const Step &step, double seconds) const {
     return flops / (seconds * peak_ * run_.comm.size);
 }
 
-// Combines the reports of all ranks. Bytes are summed. Times are those of the slowest rank, which waits least for the others.
+// Combines the reports of all ranks. Bytes are summed. Times are taken from the slowest rank, which waits least for the others.
 void RunLog::add_reports(ordered_json &line, const StepReport &own) const {
     const auto all = run_.comm.gather(own);
     Payload sent;

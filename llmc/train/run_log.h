@@ -53,8 +53,8 @@ class RunLog {
     void write(const nlohmann::ordered_json &line);
     void show_step(const nlohmann::ordered_json &line);                     // for people
     __attribute__((format(printf, 2, 3))) void say(const char *text, ...);  // prints a line that is not part of the log
-    void sync();                                                            // what was written survives a power cut
-    // Writes the last line, waits until the log is handed on, and prints what the run has come to.
+    void sync();                                                            // written lines survive a power cut
+    // Writes the last line, waits until trackers have the log, and prints the run's summary.
     void finish(const TrainerState &state, const Best &best, const std::string &best_path);
 
   private:

@@ -83,7 +83,7 @@ void Saves::try_saving() {
     });
 }
 
-// Lists what the run will write, beside its checkpoints.
+// Lists the run's files other than checkpoints.
 void Saves::claim_names(size_t step) {
     std::vector<std::string> names = output_->model_in(trial_name);
     names.insert(names.end(), {"latest", std::string(model_name) + "/"});
@@ -120,7 +120,7 @@ void Saves::save_checkpoint(TrainerState state, RunLog &log) {
 
 std::string Saves::best_path() const { return o_.output_dir + "/best"; }
 
-// Reads best/ when the run begins. Deletes it if it belongs to another run, or to later steps than the one that is resumed.
+// Reads best/ when the run begins. Deletes it if it belongs to another run, or to steps after the resumed one.
 void Saves::find_best(size_t step) {
     const std::string file = best_path() + "/evaluation.json";
     if (!training_.resume_from.empty() && fs::exists(file)) {

@@ -1,4 +1,4 @@
-// The training loop: steps and updates, evaluation, signals. What it opens first is in training.h, what it saves in saves.h, what it says in run_log.h.
+// The training loop: steps and updates, evaluation, signals. training.h opens its inputs, saves.h its outputs, and run_log.h writes its log.
 #include <signal.h>
 
 #include <cmath>

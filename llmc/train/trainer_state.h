@@ -11,7 +11,7 @@ struct Totals {
     double step_seconds = 0, seconds = 0;  // the time of steps; the time of everything before the last restart
 };
 
-// The model with the smallest evaluation loss so far. It is saved in best/, with these numbers beside it.
+// The model with the smallest evaluation loss so far. It is saved in best/, together with these numbers.
 struct Best {
     size_t step = 0;  // 0: there is none
     double loss = 0;
