@@ -46,7 +46,7 @@ Pairs::Pairs(const Run &run) : run_(run) {
 std::vector<CoResidentModel> Pairs::co_residents() const {
     if (!preference_ || !preference_->needs_reference() || run_.options.ref_mode != "resident" || reference_is_base(run_))
         return {};
-    return {{"the reference model", reference_run(run_).config, Mode::evaluate}};
+    return {{"the reference model, resident", reference_run(run_).config, Mode::evaluate}};
 }
 
 void Pairs::open(const ModelLimits &limits, const Samples &data, size_t pairs, const Samples *eval_data) {

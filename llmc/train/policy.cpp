@@ -24,10 +24,10 @@ Policy::Policy(const Run &run) : run_(run), options_(policy_options(run.options,
 std::vector<CoResidentModel> Policy::co_residents() const {
     std::vector<CoResidentModel> out;
     if (source_ && run_.options.kl_coef > 0 && !reference_is_base(run_))
-        out.push_back({"the reference model, beside it", reference_run(run_).config, Mode::evaluate});
+        out.push_back({"the reference model, resident", reference_run(run_).config, Mode::evaluate});
     if (source_)
         for (const CoResidentModel &model : source_->co_residents()) out.push_back(model);
-    if (run_.task == PPO) out.push_back({"the critic, beside it, which is trained, too", critic_run(run_).config, Mode::train});
+    if (run_.task == PPO) out.push_back({"the critic, resident and trained", critic_run(run_).config, Mode::train});
     return out;
 }
 

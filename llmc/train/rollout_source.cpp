@@ -32,9 +32,9 @@ RolloutSource::RolloutSource(const Run &run) : run_(run), o_(run.options) {
 std::vector<CoResidentModel> RolloutSource::co_residents() const {
     std::vector<CoResidentModel> out;
     for (const auto &reward : rewards_)
-        if (const auto model = reward->resident()) out.push_back({"a reward model", *model, Mode::evaluate});
+        if (const auto model = reward->resident()) out.push_back({"a reward model, resident", *model, Mode::evaluate});
     if (o_.async_steps)
-        out.push_back({"a copy of the policy, which samples the next answers", run_.config, Mode::generate});
+        out.push_back({"a copy of the policy, resident, which samples the next answers", run_.config, Mode::generate});
     return out;
 }
 

@@ -50,13 +50,13 @@ def longest_sample(text):
 def test_a_resident_reference_counts(tmp_path):
     options = {"task": "dpo", "gpu": 12, "dtype": "bf16", "recompute": "layer", "max_len": 1024}
     precomputed, resident = plan(**options), plan(ref_mode="resident", **options)
-    beside = size(resident, "the reference model, beside it")
+    beside = size(resident, "the reference model, resident")
     parameters = int(re.search(r"^(\d+) parameters; rows of 2048 tokens, samples of up to 1024;", resident, re.M)[1])
     assert 2 * parameters < beside < 2.5 * parameters and "the reference model" not in precomputed
     assert size(precomputed, "placed:") == size(resident, "placed:")
     assert abs(needed(resident) - needed(precomputed) - beside) < 0.02 * UNITS["GiB"]
     for loss, counts in (("simpo", False), ("simpo,hinge", True), ("sft", False)):
-        assert ("the reference model, beside it" in plan(ref_mode="resident", loss_type=loss, **options)) == counts
+        assert ("the reference model, resident" in plan(ref_mode="resident", loss_type=loss, **options)) == counts
 
     longest = longest_sample(resident)
     assert longest < longest_sample(precomputed) < 32768
@@ -67,7 +67,7 @@ def test_a_resident_reference_counts(tmp_path):
 
     smaller = {"vocab_size": 151936, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **smaller}))
-    assert size(plan(ref_mode="resident", ref_model=tmp_path, **options), "the reference model, beside it") < beside / 2
+    assert size(plan(ref_mode="resident", ref_model=tmp_path, **options), "the reference model, resident") < beside / 2
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **smaller, "vocab_size": 96}))
     words = command("dpo", "--plan", **QWEN, ref_mode="resident", ref_model=tmp_path)
     refused(words, f"--ref_model {tmp_path} has another vocabulary")

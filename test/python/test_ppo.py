@@ -114,7 +114,7 @@ def test_the_critic_is_saved_as_a_reward_model(file, critic, tmp_path):
 def test_the_plan_has_a_line_for_the_critic():
     result = call(command("ppo", "--plan", model=GOLDEN / "qwen3", max_len=67))
     assert result.returncode == 0, result.stderr
-    assert "the critic, beside it, which is trained, too" in result.stdout
+    assert "the critic, resident and trained" in result.stdout
     assert "reference" in call(command("ppo", "--plan", model=GOLDEN / "qwen3", max_len=67, kl_coef=0.1, data="x")).stdout
 
 

@@ -456,7 +456,7 @@ def test_a_plan_is_for_the_ranks_that_mpirun_started():
     words = command("dpo", "--plan", ring_attn_size=2, ref_mode="resident")
     result = call(processes(2, words))
     assert result.returncode == 0 and result.stdout.count("2 ranks: 1 x data, 2 x sequence (ring), ZeRO stage 1;") == 1
-    assert result.stdout.count("the reference model, beside it") == 1
+    assert result.stdout.count("the reference model, resident") == 1
     assert "4 ranks: 2 x data, 2 x sequence" in call(processes(2, [*words, "--ranks", "4"])).stdout
     result = call(processes(2, [*words, "--loss_type", "sigmod"]))
     assert result.returncode != 0 and result.stderr.count('train_llama: there is no --loss_type "sigmod"') == 1

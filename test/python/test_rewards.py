@@ -303,8 +303,8 @@ def test_the_plan_counts_reward_models(policy, tmp_path):
     model = head(tmp_path / "rm", policy)
     one, two = (call(command("grpo", "--plan", model=policy, reward=reward, **more)).stdout
                 for reward, more in ((model, {}), (f"{model},{model}", {"kl_coef": 0.1})))
-    assert one.count("a reward model, beside it") == 1 and two.count("a reward model, beside it") == 2
-    assert "the reference model, beside it" in two and "the reference model" not in one
+    assert one.count("a reward model, resident") == 1 and two.count("a reward model, resident") == 2
+    assert "the reference model, resident" in two and "the reference model" not in one
 
 
 @pytest.mark.parametrize("change, options, parts", [
