@@ -116,8 +116,8 @@ def add_common(parser, needs_input=True, takes_ids=False):
                              "them or of save_to_disk, or a hub data set OWNER/NAME, with :SUBSET, @DIRECTORY and [SPLIT], which may be a "
                              "slice, as in [train[:10%%]]; * in a name stands for any characters. The other names are those of the trainer")
     parser.add_argument("--dataset_probs", metavar="P,P,...", type=probabilities,
-                        help="draw each record from one of the inputs with these probabilities, which add up to 1, until all "
-                             "have been read once; smaller ones are repeated (default: one input after the other)")
+                        help="sampling probabilities of the inputs, which add up to 1; records are drawn until all "
+                             "were read once, and smaller inputs are repeated (default: one input after the other)")
     parser.add_argument("--seed", metavar="N", type=natural, default=42, help="seed of --dataset_probs (default 42)")
     parser.add_argument("--max_samples", metavar="N", type=count, help="use only the first N records of each input (default all)")
     vocabulary = parser.add_mutually_exclusive_group(required=True)
@@ -128,8 +128,8 @@ def add_common(parser, needs_input=True, takes_ids=False):
         parser.add_argument("--vocab_size", metavar="N", type=count, help="with --eos_token_id: size of the vocabulary")
     parser.add_argument("--out", metavar="F.safetensors", help="output file; it may replace an earlier prepared file, but no other file")
     parser.add_argument("--key", metavar="KEY", nargs="?", const="",
-                        help="print a hash of all that preparation would read, which the trainer keeps the result under, and stop; with KEY: "
-                             "write nothing if the hash is another one when all is read")
+                        help="print the hash of all inputs, the key of the trainer's cache, and exit; with KEY: "
+                             "write nothing if the inputs' hash has changed by the end")
     parser.add_argument("--add_bos", choices=["auto", "always", "never"], default="auto",
                         help="BOS token before plain text; auto: as the tokenizer's default (default auto)")
 
@@ -163,11 +163,11 @@ def add_sft(sft):
     sft.add_argument("--input_key", metavar="FIELD", help="field of the prompt: a string, or a list of messages")
     sft.add_argument("--output_key", metavar="FIELD", help="field of the answer: a string, a message or a list of messages")
     sft.add_argument("--input_template", metavar="TEXT", type=input_template,
-                     help=f"around the prompt string, which is then no chat: text with {{}} for the prompt, openrlhf for {OPENRLHF_TEMPLATE!r}, "
-                          "which is the default for a tokenizer without a chat template, or alpaca for Alpaca's text")
+                     help=f"text around a plain prompt, instead of a chat template, with {{}} for the prompt; openrlhf is {OPENRLHF_TEMPLATE!r}, "
+                          "the default for a tokenizer without a chat template, and alpaca is Alpaca's text")
     sft.add_argument("--apply_chat_template", default=False, **FLAG,
-                     help="make messages of the strings of a prompt and an answer, which a tokenizer with a chat template does unless "
-                          "--input_template is given, or they are prompt and completion")
+                     help="render plain prompts and answers as chat turns, the default with a chat template unless "
+                          "--input_template is given, or the fields are prompt and completion")
     sft.add_argument("--multiturn", default=False, **FLAG,
                      help="with --input_key: train on every assistant message, not only on the answer")
 
