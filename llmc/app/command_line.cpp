@@ -29,7 +29,7 @@ static constexpr Task tasks[] = {DEMO, PRETRAIN, SFT, DPO, RM, GRPO, PPO, EVAL, 
 struct Flag {
     const char *name;
     unsigned tasks;
-    const char *wanted;  // what a value must be
+    const char *wanted;  // the valid values, in words
     bool boolean, list;
 };
 
@@ -111,7 +111,7 @@ struct Parser {
     }
 
     // These checks find values that CLI11 lets through: "" (as 0), "yes", "nan", "-5" and "010" (as 8) for an unsigned number. They return
-    // what is wrong.
+    // the error.
     static std::string not_empty(const std::string &text) { return text.empty() ? "empty" : ""; }
     static std::string true_or_false(const std::string &text) { return text == "true" || text == "false" ? "" : "neither"; }
     static std::string finite(const std::string &text) {
@@ -167,7 +167,7 @@ struct Parser {
         given.insert(flag.name);
     }
 
-    // CLI11 would split "[a,b]". Texts of the command line take the place of those in --config, and are added to each other.
+    // CLI11 would split "[a,b]". Texts of the command line replace the texts in --config, and are added to each other.
     void add_texts(const Flag &flag, const std::vector<std::string> &values, const std::string &where) {
         auto &[field, from] = texts[flag.name];
         if (from != where) {
@@ -463,7 +463,7 @@ template <class... F> static void collect(const Parser &parser, bool ours, Probl
     die("%sWhat was understood, in the names of this program:\n  %s", all.c_str(), parser.command().c_str());
 }
 
-// The model is looked at where it is at hand: what a command is converted for should run.
+// Checks the model if it is already here, so that a converted command will run.
 static void check_model(const Options &o, Task task, Problems &) {
     if (!(task & TRAINING)) return;
     if (const std::string dir = fetched_model(o.model); !dir.empty()) {

@@ -33,7 +33,7 @@ using Bytes = std::vector<std::byte>;
 using Arrays = std::map<std::string, Bytes>;
 struct OpResult {
     OpKey op;
-    Arrays written;  // by name; of those that a later op reads
+    Arrays written;  // by name, if a later op reads it
 };
 
 struct TinyModel {

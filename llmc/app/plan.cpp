@@ -56,7 +56,7 @@ static std::map<std::string, size_t> most_alive(const Plan &plan, size_t first, 
     return most;
 }
 
-// For --timeline: writes when a rank computes, sends and copies in a step of one row, and what is alive meanwhile, in the Trace Event Format of Chrome.
+// For --timeline: writes when a rank computes, sends and copies in a step of one row, and the live arrays, in the Trace Event Format of Chrome.
 static void write_timeline(const Run &run, Model &model, const ModelLimits &limits) {
     const Options &o = run.options;
     const auto rates = gpu_rates(o.gpu);
@@ -110,7 +110,7 @@ static std::vector<Names> offloads_of(const Run &run) {
     return all;
 }
 
-// Flags with which the run fits, the predicted seconds of a step with them, and what each rank then needs.
+// Flags with which the run fits, the predicted seconds of a step with them, and the needs of each rank.
 struct Choice {
     std::string flags;
     double seconds;

@@ -128,7 +128,7 @@ static int run_all_ranks(const Program &program, const std::vector<std::string> 
 }
 
 // A standard stream that the caller has closed gets a place holder, from which nothing can be read and to which nothing can be written: otherwise the
-// next file that is opened would take its number, and what is printed. What is printed to a pipe without a reader is an error, and not the end.
+// next file that is opened would take its number, and the output would go there. Writing to a pipe without a reader is an error, but does not kill the process.
 static void expect_streams() {
     for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
         if (fcntl(fd, F_GETFD) < 0) open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);  // takes the least free number
@@ -139,7 +139,7 @@ int run_program(const Program &program, const std::vector<std::string> &argument
     expect_streams();
     try {
         const int code = run_all_ranks(program, arguments);
-        const bool lost = ferror(stdout);  // errno is then that of a later call
+        const bool lost = ferror(stdout);  // errno then belongs to a later call
         if (fflush(stdout) != 0 || lost)
             die("what it printed did not all reach its file or pipe%s%s\n  fix: free space there, and a reader that stays to the end",
                 lost ? "" : ": ", lost ? "" : strerror(errno));

@@ -17,7 +17,7 @@
 #include "../train/reward.h"
 #include "plan.h"
 
-// Reads the configuration of --adapter, which may make a language model a reward model, and what it says of answers: their end and the chat template.
+// Reads the configuration of --adapter, which may make a language model a reward model, and its description of answers: end tokens and chat template.
 static void open_adapter(Run &run) {
     const std::string &dir = run.options.adapter;
     bool reward = false;

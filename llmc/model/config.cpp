@@ -216,7 +216,7 @@ static void check_sizes(const ModelConfig &c, const Fields &fields) {
 
 static const std::string reward_class = "ForSequenceClassification";  // of transformers, with one label
 
-// Returns whether the model is a reward model. The number of labels is that of id2label if it is given, else num_labels, else two, as in
+// Returns whether the model is a reward model. The number of labels is the size of id2label if given, else num_labels, else two, as in
 // transformers.
 static bool read_reward(const Fields &fields) {
     const json *classes = fields.find("architectures");

@@ -34,7 +34,7 @@ struct ModelConfig {
     std::vector<int32_t> eos;  // from generation_config.json, else config.json
     int32_t bos;               // -1 if none
     LoraConfig lora;
-    int weight_bits = 0;  // 4 or 8: the layers' matrices are frozen, and stored in so many bits (quantised_layers.h)
+    int weight_bits = 0;  // 4 or 8: the layers' matrices are frozen, and stored with this number of bits (quantised_layers.h)
     // config.json and generation_config.json (null if there is none) as they were read; export writes them again, with the fields that training changes
     nlohmann::json source, generation;
 
@@ -60,6 +60,6 @@ void make_reward(ModelConfig &config);  // makes a language model's config that 
 // texts.
 void write_config(const std::string &dir, const ModelConfig &config, const std::string &dtype);
 
-// Writes generation_config.json, in which eos_token_id has all of config.eos: readers stop at these tokens, and not at those of config.json. Tokens that the
+// Writes generation_config.json, in which eos_token_id has all of config.eos: readers stop at these tokens, not at config.json's. Tokens that the
 // model's files did not have come first. Other fields stay as the model's file has them.
 void write_generation_config(const std::string &dir, const ModelConfig &config);

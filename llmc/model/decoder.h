@@ -120,7 +120,7 @@ template <class Dev> class Decoder : public Model {
     virtual void attention_half(size_t l, Pass pass) = 0;
     virtual void feed_forward_half(size_t l, Pass pass) = 0;
     virtual void final_norm_forward() = 0;   // computes acts.normf from acts.x[L]
-    virtual void final_norm_backward() = 0;  // replaces acts.dx, the gradient of acts.normf, by that of acts.x[L]
+    virtual void final_norm_backward() = 0;  // replaces acts.dx, the gradient of acts.normf, by the gradient of acts.x[L]
     // They replace acts.dx, the gradient of acts.x[l+1], by that of the residual stream after attention, and that by the gradient of acts.x[l].
     virtual void feed_forward_half_backward(size_t l) = 0;
     virtual void attention_half_backward(size_t l) = 0;
@@ -330,7 +330,7 @@ template <class Dev> void Decoder<Dev>::forward() {
     weights_.ready(weights_.table.head, pass);
 }
 
-// Launches a part of a layer's work, by replaying its recording if there is one. A recording lacks what the host does between launches: messages of a
+// Launches a part of a layer's work, by replaying its recording if there is one. A recording lacks the host's actions between launches: messages of a
 // ring, marks of time, dead arrays to fill or examine; and a key of dropout is an argument of its launches.
 template <class Dev> template <class F> void Decoder<Dev>::recorded(size_t l, Stretch stretch, const F &work) {
     const bool only_launches = limits.ranks.sp == 1 && !trace_.is_on() && config.lora.dropout == 0;
@@ -384,7 +384,7 @@ template <class Dev> void Decoder<Dev>::attention_forward(size_t l, const Attent
     ring_attention_forward(dev, ranks, a.att, a.out32, a.lse, in, a.ring);
 }
 
-// Computes the loss; with `dx` also the gradient of the final norm's output, and with `dhead` that of the head's weights.
+// Computes the loss; with `dx` also the gradient of the final norm's output, and with `dhead` the gradient of the head's weights.
 template <class Dev> void Decoder<Dev>::head(X *dx, float *dhead) {
     const size_t T = row.T, C = config.C, N = row.N;
     begin_op(!dx ? Pass::forward : config.reward ? Pass::backward : Pass::both, HEAD);

@@ -75,7 +75,7 @@ template <class Dev> DropoutMask LinearLayers<Dev>::mask_of(size_t l, const Line
             positions + t};
 }
 
-// Calls f(module, number of the adapter among those of the matrix, number in the layer) for each adapter of a matrix.
+// Calls f(module, index among the matrix's adapters, index in the layer) for each adapter of a matrix.
 template <class Dev> template <class F> void LinearLayers<Dev>::for_adapters(Linear matrix, F f) const {
     size_t number = 0;
     for (size_t i = 0; adapters_are_on && i < modules.size(); i++)

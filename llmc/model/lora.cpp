@@ -38,7 +38,7 @@ std::vector<LinearModule> linear_modules(const ModelConfig &c) {
 
 static std::string short_name(const LinearModule &m) { return std::string(m.name).substr(std::string(m.name).find('.') + 1); }
 
-// A target is the name of a module, with or without what is in front of it; all-linear is all of them.
+// A target is the name of a module, with or without its prefix; all-linear is all of them.
 static bool is_target(const LinearModule &m, const std::string &target) {
     return target == "all-linear" || target == m.name || target == short_name(m);
 }

@@ -1,5 +1,5 @@
 // Adapters of linear layers (LoRA): which modules of a layer may have them, their tensors, their costs, and PEFT's adapter_config.json. docs/lora.md
-// derives what the decoder computes with them.
+// derives the decoder's description of them.
 //
 //   y = x W^T + scale * drop(x) A^T B^T        W (OC, IC) frozen     A (rank, IC), B (OC, rank) trained
 #pragma once
@@ -11,12 +11,12 @@
 #include "op_list.h"
 #include "table.h"
 
-// The matrices of a layer that adapters may belong to, as they lie in memory. GPT-2's feed-forward has no gate: its gate_up is up alone.
+// The matrices of a layer that adapters may belong to, as stored in memory. GPT-2's feed-forward has no gate: its gate_up is up alone.
 enum class Linear { qkv, o, gate_up, down };
 
 // A linear layer of the Hugging Face model: rows [first, first + OC) of such a matrix.
 struct LinearModule {
-    const char *name;  // "self_attn.q_proj"; layer_name() stands in front of it
+    const char *name;  // "self_attn.q_proj"; layer_name() is its prefix
     Linear matrix;
     size_t first, OC, IC;
 };

@@ -31,7 +31,7 @@ enum class Mode { train, evaluate, generate };
 struct Offload {
     bool activations = false;  // what layers keep for the backward pass
     bool optimizer = false;    // AdamW's moments
-    bool weights = false;      // those that are trained, or the frozen ones if adapters are trained
+    bool weights = false;      // the trained ones, or the frozen base if adapters are trained
     std::string dir = "";      // --offload_dir
     double patience = 600;     // seconds
     size_t piece = offload_piece;
@@ -121,13 +121,13 @@ class Model {
     // `mesh` is that of limits.ranks and lives as long as the model. guards, poison: debugging aids of arena.h
     virtual void allocate(Mesh &mesh, bool guards, bool poison) = 0;
     virtual Arena &arena() = 0;
-    virtual Memory &memory() = 0;                                   // the memory that the arena lies in
+    virtual Memory &memory() = 0;                                   // the memory of the arena
     virtual std::string store_name() const = 0;                     // where offloaded arrays lie; empty if there are none
-    virtual const std::vector<Tensor> &tensors() const = 0;         // those that are trained, or were: all of them, or adapters
+    virtual const std::vector<Tensor> &tensors() const = 0;         // the trained tensors: all of them, or adapters
     virtual const std::vector<Tensor> &frozen_tensors() const = 0;  // the model's own, if it freezes them; else none
 
-    // Loads every tensor of the table; each rank reads by itself what it needs. The seed initialises the head of a reward model whose file is
-    // that of a language model.
+    // Loads every tensor of the table; each rank reads its own part. The seed initialises the head of a reward model whose file has
+    // a language model.
     virtual void load(const class HfWeights &, uint64_t seed) = 0;
     // Loads adapters, which load() has given initial values.
     virtual void load_adapters(const HfWeights &, uint64_t seed) = 0;
@@ -140,14 +140,14 @@ class Model {
     virtual void save(const std::string &dir, const std::string &export_dtype) = 0;
     // Runs the forward pass. Returns a value for each predictor of the row, the nll of its target; of a reward model (ModelConfig::reward) a score for
     // each, so of a row of at_ends() one for each document. All ranks of a ring get the same. Adds to the sums that take_sums() returns. Rings may
-    // process different numbers of rows, but where weights are divided those that have fewer pass rows without tokens in the end.
+    // process different numbers of rows, but with sharded weights, ranks with fewer rows pass empty rows at the end.
     virtual std::vector<double> evaluate(const Row &) = 0;
     // The same by the base of adapters alone: the reference of dpo and grpo. Adds to no sums.
     virtual std::vector<double> evaluate_base(const Row &) = 0;
     // Begins a step. Gradients in bf16 are rounded by random bits that are a function of the key, the micro-step and the parameter's number.
     virtual void zero_gradients(uint64_t key = 0) = 0;
     // Runs the backward pass of the row that evaluate() was given last. weights[i] is the derivative of the loss with respect to value i, and
-    // entropy_weight that with respect to the entropy of each predictor's distribution. Gradients are added to those of earlier rows. A row without
+    // entropy_weight the derivative with respect to the entropy of each predictor's distribution. Gradients are added to those of earlier rows. A row without
     // tokens means that this ring has none in this micro-step. In the `last` micro-step of a step the gradients are summed over ranks, unless that
     // was done before.
     virtual void backward(std::span<const float> weights, float entropy_weight, bool last) = 0;

@@ -1,4 +1,4 @@
-// The ops of a training step: what they are called, what they cost, and from which level of recomputation on the backward pass computes them once
+// The ops of a training step: their names, their costs, and from which level of recomputation on the backward pass computes them once
 // more. A model lists the ops of its layers; those around the layers are the same for all models. Recomputation,
 // --profile and MFU follow from this list.
 #pragma once
@@ -70,7 +70,7 @@ struct Cost {
 using CostOf = std::function<Cost(const Work &, Pass, size_t layer)>;
 
 namespace cost {
-// A product of T rows with an (IC, OC) matrix; `more` elements a token are read or written beside it in the forward pass.
+// A product of T rows with an (IC, OC) matrix; `more` further elements per token are read or written in the forward pass.
 inline CostOf product(size_t IC, size_t OC, size_t more = 0) {
     return [=, IC = double(IC), OC = double(OC), more = double(more)](const Work &w, Pass pass, size_t) -> Cost {
         const double T = double(w.T), s = double(w.element);
@@ -78,7 +78,7 @@ inline CostOf product(size_t IC, size_t OC, size_t more = 0) {
         return {2 * T * IC * OC, s * (T * IC + IC * OC + T * OC + more * T)};
     };
 }
-// An op without products that moves so many elements a token.
+// An op without products that moves `elements` elements per token.
 inline CostOf elements(size_t forward, size_t backward) {
     return [=](const Work &w, Pass pass, size_t) -> Cost {
         return {0, double(w.element * w.T * (pass == Pass::backward ? backward : forward))};
@@ -130,8 +130,8 @@ struct OpList {
     // arXiv:2204.02311, appendix B): 6 for each token and parameter of a matrix that is multiplied, that is 2 forward and 4 backward, and
     // 12*scores*H*D for each layer's attention. The lookup in the embedding is not counted. The head is, for every token, though rows
     // without a target are left out here: a property of model and data, so that trainers can be compared. That of a reward model is counted
-    // once for a document. Nor does it count what is computed again, or padding. Unlike in PaLM, scores are only those that the causal mask,
-    // the documents and the window let through. Of a frozen matrix there are 2 backward, and adapters count with what they compute again.
+    // once for a document. Recomputation and padding do not count. Unlike in PaLM, scores count only if the causal mask,
+    // the documents and the window let them through. A frozen matrix has 2 backward, and adapters include their recomputation.
     double model_flops(const ModelConfig &c, const Row &row) const {
         Work w = work_of(c, row, false);
         if (!c.reward) w.N = w.T;

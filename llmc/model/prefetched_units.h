@@ -1,5 +1,5 @@
 // Units whose weights are brought to other arrays before they are read: where they are divided among ranks, as at stage 3 of ZeRO (../parallel/zero.h), and
-// where they lie in a store (--offload weights, ../parallel/pieces.h). Each unit has an array for the time in which its weights are read, and layers take
+// where they are in a store (--offload weights, ../parallel/pieces.h). Each unit has an array for the time in which its weights are read, and layers take
 // two such arrays in turn, so that the next layer's weights arrive while this one computes.
 //
 // Weights that are both divided and in a store are brought in two steps: a rank reads its part of a unit from the store into an array of its own, while the

@@ -15,7 +15,7 @@ struct Table {
     std::vector<Tensor> tensors;
     std::vector<Unit> units;  // the embedding, each layer, learned positions (if any), the head (if not tied), the final norm
     size_t positions = 0;     // the unit of learned positions; 0: the model has none
-    size_t head = 0;          // the unit of the head; that of the embedding if they are tied
+    size_t head = 0;          // the unit of the head; the embedding's if they are tied
 };
 
 // Some of a table's tensors, in the same units and without gaps.

@@ -23,7 +23,7 @@ class Trace {
     explicit Trace(const OpList &ops) : ops_(ops) {}
 
     void rehearse(Touches &log) { log_ = &log; }
-    void use_times(const std::map<OpKey, size_t> &times) { times_ = times; }  // those of a rehearsal
+    void use_times(const std::map<OpKey, size_t> &times) { times_ = times; }  // from a rehearsal
     const std::map<OpKey, size_t> &times() const { return times_; }
     void watch(Arena &arena, bool poison) { arena_ = &arena, poison_ = poison; }
     void profile(std::unique_ptr<Profiler> profiler) { profiler_ = std::move(profiler); }

@@ -40,12 +40,12 @@ inline ModelLimits undivided(ModelLimits limits, Mode mode) {
     return limits;
 }
 
-// The size of the pieces in which a model's own weights lie in a store; 0: they do not. A model that only generates reads all of them for each token.
+// The size of the pieces in which a model's own weights are stored; 0: not offloaded. A model that only generates reads all of them for each token.
 inline size_t weights_piece(const ModelLimits &limits) {
     return limits.offload.weights && limits.mode != Mode::generate ? limits.offload.piece : 0;
 }
 
-// The table of what is trained: everything, or adapters. Where the base is frozen and there are no adapters, nothing but a reward model's head is left.
+// The table of trained tensors: everything, or adapters. With a frozen base and no adapters, only a reward model's head is left.
 inline Table trained_table(const ModelConfig &config, const Table &base) {
     if (!config.freezes()) return base;
     Adapters<float> none;
@@ -60,12 +60,12 @@ template <class Dev> class Weights {
     // table: the trainer's. All but the device outlive this object.
     Weights(Dev dev, const ModelConfig &config, const ModelLimits &limits, const Table &table, Trace &trace);
 
-    const Table table;         // of what is trained: all tensors, or adapters
+    const Table table;         // trained tensors: all, or adapters
     const Table frozen_table;  // the trainer's, if the model is frozen; else empty
     const std::vector<Unit> &units = table.units;
     Zero<Dev> trained;  // in whose order `table` is
     QuantisedLayers<Dev> quantised;
-    Zero<Dev> frozen;                 // what is frozen and not quantised; only its parameters are used
+    Zero<Dev> frozen;                 // frozen tensors that are not quantised; only its parameters are used
     PrefetchedUnits<Dev> prefetched;  // of the model's own weights
     Optimizer<Dev> optimizer;
     float *head_buffer = nullptr;  // buffer of the head's gradients, also where the head is tied to the embedding

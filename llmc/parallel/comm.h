@@ -47,7 +47,7 @@ struct Slice {
     Slice part(size_t first, size_t n) const;  // elements [first, first + n)
 };
 
-// The memory that slices lie in. By default it is the host's. For a GPU `finish` waits for the stream, and `copy` copies on it.
+// The memory of slices, by default the host's. For a GPU `finish` waits for the stream, and `copy` copies on it.
 struct SliceMemory {
     std::function<void()> finish = [] {};  // returns when everything queued so far is done
     std::function<void(void *to, const void *from, size_t bytes)> copy = [](void *to, const void *from, size_t bytes) {
@@ -86,7 +86,7 @@ class [[nodiscard]] Request {
     uint64_t id = 0;
 };
 
-// Describes what a rank is doing: its call, and the line of the source that makes it.
+// Describes a rank's current call and the source line that makes it.
 struct Stamp {
     char call[24] = "", file[72] = "";
     uint32_t line = 0;
@@ -133,12 +133,12 @@ struct Comm {
     void broadcast(Slice data, int root, Where at = Where::current());
 
     // Sends to one rank while receiving from another. Neither half exists alone, so that no order of calls can deadlock. Every rank calls
-    // it; an empty slice ({}) stands for a half that does not take place, and is then empty on the other rank, too. Before wait(), `send`
+    // it; an empty slice ({}) stands for a half that does not take place, and is then also empty on the other rank. Before wait(), `send`
     // must not change and `recv` must not be read. Several may be under way and be waited for in any order, with other calls between them.
     Request exchange(Slice send, int to, Slice recv, int from, Where at = Where::current());
     void wait(Request request, Where at = Where::current());
 
-    // Starts the collectives that f calls. Until wait() their slices must be left alone, as those of an exchange. On GPUs they run beside
+    // Starts the collectives that f calls. Until wait() their slices must be left alone, as in an exchange. On GPUs they overlap with
     // the computation; elsewhere they have ended when start() returns.
     virtual Request start(const std::function<void()> &f) { return f(), Request(); }
 

@@ -1,4 +1,4 @@
-// Ranks that are processes (or threads) with a GPU each: slices lie in its memory and go from GPU to GPU by NCCL.
+// Ranks that are processes (or threads) with a GPU each: slices are in its memory and go from GPU to GPU by NCCL.
 //
 // No call waits on the host. Its work is queued on a stream that all communicators of the rank share. The work begins when the compute stream
 // has finished everything queued before. The compute stream waits for it in turn: at wait() after exchange() and start(), at once after
@@ -18,7 +18,7 @@
 // Makes a GPU the current one of this thread, so that ranks of a host take one each (core/gpu.h). All die with one message if there are too few.
 void select_gpu(Comm &host);
 
-// Returns a communicator of the ranks of `host`, which serves for agreement and must outlive it; split() splits `host`, too. Slices lie in the
+// Returns a communicator of the ranks of `host`, which serves for agreement and must outlive it; split() also splits `host`. Slices are in the
 // memory of this thread's current GPU; `compute` is a stream of it. In a program built without NCCL all ranks die with one message. The
 // emulator has an NCCL for ranks that are threads, and dev/emulator/emulated_processes.h for processes.
 std::unique_ptr<Comm> make_gpu_comm(Comm &host, cudaStream_t compute, double timeout);

@@ -4,7 +4,7 @@
 //
 // so that neighbours in a ring are neighbours in the world, which launchers put on one host. Data depend on dp_rank alone.
 //
-// The optimizer's shards (zero.h) are divided among the ranks of a group, which are consecutive, too. There may be several groups, with replicas of each
+// The optimizer's shards (zero.h) are divided among the ranks of a group, which are also consecutive. There may be several groups, with replicas of each
 // other's shards: hybrid sharding (Zhao et al., "PyTorch FSDP", 2023, arXiv:2304.11277, section 3.2.2).
 #pragma once
 #include <memory>
@@ -26,7 +26,7 @@ struct ShardRanks {
 struct Mesh {
     Comm &all;                                    // the world
     const std::unique_ptr<Comm> ring;             // the ranks that share this rank's rows
-    const std::unique_ptr<Comm> group, replicas;  // those of `shards`; null: the world is one group
+    const std::unique_ptr<Comm> group, replicas;  // of `shards`; null: the world is one group
     const ShardRanks shards;
     const int dp, sp, dp_rank, sp_rank;
 

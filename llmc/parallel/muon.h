@@ -1,6 +1,6 @@
 // Muon's update of the matrices of layers (../ops/muon.h) where ranks have parts of them: "Distributed Muon" of Liu et al. (2025, arXiv:2502.16982). A rank
 // computes the momentum of its part of a bucket, all gather the bucket, and each orthogonalises the matrices of which it updates a part. So shards are
-// those of AdamW, every number is computed from the same ones on any number of ranks, and of 7 matrices a layer 8 ranks have about two each. What is
+// AdamW's, every number is computed from the same ones on any number of ranks, and of 7 matrices a layer 8 ranks have about two each. What is
 // gathered is of type X, and in every step (parts - 1) * x * padded elements of layers more than zero.h says.
 #pragma once
 #include "../ops/muon.h"

@@ -1,4 +1,4 @@
-// The optimizer of a rank's shard: its moments and how they are stored, its update, and what a checkpoint keeps of it. It is AdamW, or Muon (muon.h) for
+// The optimizer of a rank's shard: its moments and their storage, its update, and its part of a checkpoint. It is AdamW, or Muon (muon.h) for
 // the matrices of layers and AdamW for the rest. Muon has one moment, m.
 #pragma once
 #include <functional>
@@ -19,7 +19,7 @@ using AnyFloats = std::variant<Floats<float>, Floats<bf16>, bf16 *, Blockwise>;
 struct OptimizerPart {
     size_t global, count;    // elements [global, global + count)
     AnyFloats master, m, v;  // (count), in `memory`; master holds the parameters
-    size_t piece = 0;        // of what lies in a store
+    size_t piece = 0;        // of offloaded arrays
     bool has_v = true;       // AdamW updates these elements
 };
 
@@ -35,8 +35,8 @@ struct OptimizerState {
 
 template <class Dev> class Optimizer {
   public:
-    // Plans all that training keeps: the parameters and their gradients, too. If `piece` is not 0 the moments lie in a store, in pieces of so many
-    // elements, and some of them are in memory while update() runs. Neither they nor the parameters lie in a store with Muon, and its moments have not 8 bits.
+    // Plans all persistent arrays of training, including parameters and gradients. If `piece` is not 0, the moments are in a store, in pieces of this many
+    // elements, some of which are in memory while update() runs. With Muon, neither moments nor parameters are offloaded, and moments are not in 8 bits.
     void plan(Plan &plan, Zero<Dev> &zero, Moments moments = Moments::f32, size_t piece = 0, bool muon = false) {
         const size_t n = zero.sharding.shard_count;
         moments_ = moments;
@@ -137,8 +137,8 @@ template <class Dev> class Optimizer {
         return {moment.codes + (r.shard - pieces_.begin()), moment.scales + block, r.shard % Blockwise::size, r.count, negative};
     }
 
-    // Calls f(run, m, v) for all runs, with the moments as they are stored; Muon's runs have no v. In 8 bits those of norms and biases, which do not decay,
-    // are floats. Where moments or parameters lie in a store, runs end where pieces end, and open(piece) precedes those of a piece.
+    // Calls f(run, m, v) for all runs, with the moments as they are stored; Muon's runs have no v. In 8 bits the moments of norms and biases, which do not decay,
+    // are floats. With offloaded moments or parameters, runs end at the ends of pieces, and open(piece) precedes a piece's runs.
     template <class Open, class F> void for_runs(Zero<Dev> &zero, Open open, F f) {
         const ShardPieces &pieces = pieces_.any() ? pieces_ : zero.pieces;
         size_t block = 0, others = 0, without_v = 0;
@@ -162,5 +162,5 @@ template <class Dev> class Optimizer {
 
     std::optional<Muon<Dev>> muon_;
     Moments moments_ = Moments::f32;
-    ShardPieces pieces_;  // of the moments, if they lie in a store
+    ShardPieces pieces_;  // of the moments, if offloaded
 };

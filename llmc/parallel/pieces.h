@@ -21,13 +21,13 @@
 #include "../core/store.h"
 #include "sharding.h"
 
-// Pieces have so many elements, or fewer at the end of a unit.
+// Pieces have this many elements, or fewer at the end of a unit.
 constexpr size_t offload_piece = size_t(4) << 20;
 
 class ShardPieces {
   public:
-    ShardPieces() = default;  // nothing lies in a store
-    // Cuts a shard at the borders of units and into pieces of `most` elements, rounded up so that they may travel. 0: nothing lies in a store.
+    ShardPieces() = default;  // nothing is offloaded
+    // Cuts a shard at the borders of units and into pieces of `most` elements, rounded up to whole pages. 0: nothing is offloaded.
     ShardPieces(const Sharding &sharding, size_t most) {
         if (most == 0) return;
         const std::vector<size_t> &units = sharding.unit_begins;
@@ -64,7 +64,7 @@ class ShardPieces {
     bool any() const { return !pieces_.empty(); }
     size_t begin() const { return begin_; }
 
-    // Calls f(piece, first, n) for the parts of elements [begin, begin + count) of the shard that lie in one piece each: those from begin + first on.
+    // Calls f(piece, first, n) for the parts of elements [begin, begin + count) of the shard in one piece each, from begin + first on.
     template <class F> void in_pieces(size_t begin, size_t count, F f) const {
         if (!any()) return f(0, 0, count);
         auto p = std::upper_bound(pieces_.begin(), pieces_.end(), begin, [](size_t x, const Piece &p) { return x < p.begin; });

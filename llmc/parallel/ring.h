@@ -1,10 +1,10 @@
 // Attention of one layer over the ranks of a ring: calls the parts of attention.h, and sends keys, values and gradients between them. Every
-// rank holds the rows that SequenceSplit gives it, of q, k, v, out and their gradients. Results are those of one rank. There are three ways:
+// rank holds the rows that SequenceSplit gives it, of q, k, v, out and their gradients. Results equal one rank's. There are three ways:
 //
 //   ring      KV blocks hop from rank to rank; the next block is in flight while this one is computed with. A piece of a block travels only
 //             to the last rank that needs it. Its gradients follow, each rank on the way adding its own in float, then go to the owner
 //             (Liu, Zaharia, Abbeel, "Ring attention with blockwise transformers", 2023, arXiv:2310.01889).
-//   gather    K and V of head_stride KV heads at a time come from all ranks whose keys this rank sees, while those of the next heads are in
+//   gather    K and V of head_stride KV heads at a time come from all ranks whose keys this rank sees, while the next heads' are in
 //             flight; their gradients are reduced and scattered in float.
 //   ulysses   an all-to-all gives each rank the whole row for H / ranks heads (Jacobs et al., "DeepSpeed Ulysses", 2023,
 //             arXiv:2309.14509). A KV head is copied to each rank that has query heads of it. The layout must be contiguous.
@@ -24,7 +24,7 @@
 //   ring_attention_forward (dev, ring, out, out32, lse, in, buffers)
 //   ring_attention_backward(dev, ring, dqkv, grads, delta, scratch, in, out, dout, lse, buffers)
 //
-//   Arguments are those of attention.h, with T = ring.split.local_T() rows of queries, keys and values. dqkv may be the array that q, k
+//   Arguments are the same as in attention.h, with T = ring.split.local_T() rows of queries, keys and values. dqkv may be the array that q, k
 //   and v are views of. first_key is of the whole row.
 //   lse is for the backward pass alone (under ulysses it is (h, P*T)). scratch: attention_scratch(dev) floats.
 //   One rank makes exactly the calls of attention.h, and needs no buffers.
@@ -102,7 +102,7 @@ inline RingBufferSizes ring_attention_buffers(SpMode mode, size_t ranks, size_t 
     return {2 * (q + 2 * m) + (backward ? 2 * q : q), backward ? 2 * H * T + 2 * (q + 2 * m) : 0};
 }
 
-// Returns the elements of out32: those of the result where parts are merged, and else what attention_forward needs.
+// Returns the elements of out32: the result's if parts are merged, else the scratch of attention_forward.
 template <class Dev> size_t ring_attention_floats(Dev dev, SpMode mode, size_t ranks, const AttentionShape &shape) {
     const bool merges = ranks > 1 && mode != SpMode::ulysses;
     return merges ? shape.T * shape.H * shape.D : attention_floats(dev, shape);
@@ -230,7 +230,7 @@ void ring_backward(Dev dev, RingAttention &a, X *dqkv, AttentionGrads grads, flo
 // ---- gather
 
 // Calls f(first KV head, blocks) for each group of g KV heads. blocks (ranks, T, 2*g*D) holds rows of [k | v] of every rank whose keys this
-// rank sees. Meanwhile those of the next group are on their way.
+// rank sees. Meanwhile the next group's are in flight.
 template <class Dev, class X, class F> void each_group(Dev dev, RingAttention &a, X *buffer, const AttentionInputs<X> &in, F f) {
     const size_t T = in.shape.T, D = in.shape.D, g = a.head_stride, groups = in.shape.KV / g, block = T * 2 * g * D;
     const auto start = [&](size_t group) {
@@ -396,7 +396,7 @@ void ulysses_backward(Dev dev, RingAttention &a, X *dqkv, AttentionGrads grads, 
     attention_backward_part(dev, AttentionGrads{l_dq, l_dk, l_dv}, scratch, ulysses_inputs<X>(a, own, in, heads), l_delta, lse,
                             l_dout, all, all);
 
-    // Home: rows of rank r lie together, so nothing needs packing. A KV head's gradients come from each rank that had a copy of it.
+    // Home: rows of rank r are contiguous, so nothing needs packing. A KV head's gradients come from each rank that had a copy of it.
     const auto home = [&](float *sum, size_t width, const float *part, size_t n, auto head_of) {
         a.all_to_all(&Payload::dkv, Slice(part, all_T * n * D), Slice(came, all_T * n * D));
         for (size_t r = 0; r < a.ranks(); r++)

@@ -1,6 +1,6 @@
 // ZeRO, stages 0 to 3 (Rajbhandari et al., 2020, arXiv:1910.02054): ranks that see different data train one model. Gradients are
 // summed over them, never averaged: every loss is divided by the targets of all ranks. From stage 1 on each rank updates a part of the
-// parameters, and keeps only that part's optimizer state. At stage 3 it has no other parameters either: those of a unit are gathered before they are read.
+// parameters, and keeps only that part's optimizer state. At stage 3 it also keeps only its own parameters: a unit's are gathered before they are read.
 //
 //   stage   bytes of a parameter on each of W ranks                     sent in a step, by all ranks together
 //           params   gradients        m, v, lower halves
@@ -14,9 +14,9 @@
 //   prefetched units: gathered, two layers at a time. Each unit is gathered once for the forward pass, layers but the last two once more for the
 //   backward pass; an embedding that is also the head is gathered twice (../model/prefetched_units.h).
 //
-// Parameters may lie in a store (--offload weights, pieces.h). From stage 1 on they are then divided, and sent, as at stage 3.
+// Parameters may be offloaded to a store (--offload weights, pieces.h). From stage 1 on they are then divided, and sent, as at stage 3.
 //
-// With groups of ranks (mesh.h) a shard is one of as many as a group has ranks, W is their number, and every group sends what the table says, but for
+// With groups of ranks (mesh.h) there is one shard per rank of a group, W is their number, and every group sends what the table says, but for
 // stage 0. In the last micro-step ranks that have the same part in the R groups sum its gradients, too: (R - 1) * 2 * 4 * padded elements more, by all
 // together.
 //
@@ -49,14 +49,14 @@
 //     before parameters are read: ready(ranks, their first element, the one behind their last); if they are divided a fetch() of them some time before
 //
 // After reduce() the memory of a bucket must not be touched until the next reduce() or finish(), because its sum may still be under way:
-// on GPUs it runs beside the backward pass. Buffers are therefore two, in turn. A bucket that has one may be started and reduced several
+// on GPUs it overlaps with the backward pass. So two buffers alternate. A bucket that has one may be started and reduced several
 // times in a pass, as a tied embedding is: first as head, then as embedding. The communicators must outlive this object.
 template <class Dev> struct Zero {
     using X = typename Dev::X;
 
     Dev dev;
     const Sharding sharding;
-    ShardPieces pieces;               // of `params` and `lower`, if these lie in a store
+    ShardPieces pieces;               // of `params` and `lower`, if offloaded
     const std::vector<Tensor> table;  // with the offsets of the flat arrays
     X *params = nullptr;              // (count), whose padding stays 0; divided: (shard_count)
     const bool rounds;                // gradients are stored in bf16
@@ -67,7 +67,7 @@ template <class Dev> struct Zero {
     double *norm_scratch = nullptr;   // a sum, and squared_norm_scratch
     Payload sent;                     // bytes sent; only its members grads and params are used
 
-    // table: offsets without padding     piece: the parameters lie in a store, in pieces of so many elements; 0: they do not
+    // table: offsets without padding     piece: elements per piece of offloaded parameters; 0: not offloaded
     Zero(Dev dev, const Sharding &sharding, const std::vector<Tensor> &table, bool rounds = false, size_t piece = 0)
         : dev(dev),
           sharding(sharding),
@@ -199,7 +199,7 @@ template <class Dev> struct Zero {
         }
     }
 
-    // The addresses of a run's parameters and gradients. Of parameters that lie in a store the run is in the piece that is here.
+    // The addresses of a run's parameters and gradients. With offloaded parameters, the run is in the current piece.
     Floats<X> params_at(const ShardRun &s) {
         const size_t at = s.shard - pieces.begin();
         return {params + (prefetched() ? at : s.flat), lower ? lower + at : nullptr};

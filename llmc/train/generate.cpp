@@ -27,7 +27,7 @@ GenerationSettings settings_of(const Run &run, const Tokenizer &tokenizer) {
             .stop = {tokenizer, o.stop}};
 }
 
-// Opens the prompts of --prompts, or the one of --prompt, which are rendered as the data that is trained on.
+// Opens the prompts of --prompts, or the one of --prompt, rendered like training data.
 std::unique_ptr<PreparedData> open_prompts(const Run &run) {
     const Options &o = run.options;
     std::vector<std::string> extra;
@@ -177,7 +177,7 @@ GenerationSettings Continuation::settings(size_t step) const {
     return s;
 }
 
-// In a ring, too, one rank alone computes it, though its arrays have room for its part of a row only.
+// Even in a ring, one rank alone computes it, though its arrays only have room for its part of a row.
 void Continuation::use(ModelLimits &limits) const {
     ModelLimits own = limits;
     room_.use(own);
