@@ -302,8 +302,7 @@ static void check_together(const std::string &program, const Options &o, Task ta
             problems.push_back(format("%s needs %s\n  fix: ./%s %s --help shows its flags", task_name(task), what,
                                       program.c_str(), task_name(task)));
     };
-    both(o.train_batch_size > 0 && o.train_batch_tokens > 0, "train_batch_size", "train_batch_tokens",
-         "each says what a step is");
+    both(o.train_batch_size > 0 && o.train_batch_tokens > 0, "train_batch_size", "train_batch_tokens", "each defines a step");
     both(!o.model.empty() && !o.preset.empty(), "model", "preset", "a preset starts from random weights");
     both(!o.eval_data.empty() && o.eval_fraction > 0, "eval_data", "eval_fraction", "evaluation has one source");
     both(o.overwrite && o.resume != "never", "overwrite", "resume", "one discards the earlier run, the other goes on with it");
@@ -317,8 +316,8 @@ static void check_together(const std::string &program, const Options &o, Task ta
          "the coefficient adapts after each batch of answers, and these are one");
     both(o.async_steps && !o.rollouts.empty(), "async_steps", "rollouts", "answers that are given are not written");
     both(!o.is_correction.empty() && !o.rollouts.empty(), "is_correction", "rollouts",
-         "the policy that wrote given answers is the one that their ratios are taken to");
-    both(o.save_rollouts && !o.rollouts.empty(), "save_rollouts", "rollouts", "they lie in a file already");
+         "ratios of given answers refer to the policy that sampled them");
+    both(o.save_rollouts && !o.rollouts.empty(), "save_rollouts", "rollouts", "they are in a file already");
     if (o.dynamic_filtering && o.n < 2)
         die("--dynamic_filtering compares the answers to a prompt, but --n is %zu\n  fix: --n 8, say", o.n);
     if (!o.reward_weights.empty() && o.reward_weights.size() != o.reward.size())

@@ -78,7 +78,7 @@ inline CostOf product(size_t IC, size_t OC, size_t more = 0) {
         return {2 * T * IC * OC, s * (T * IC + IC * OC + T * OC + more * T)};
     };
 }
-// An op without products that moves `elements` elements per token.
+// An op without products that moves this many elements per token.
 inline CostOf elements(size_t forward, size_t backward) {
     return [=](const Work &w, Pass pass, size_t) -> Cost {
         return {0, double(w.element * w.T * (pass == Pass::backward ? backward : forward))};

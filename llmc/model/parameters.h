@@ -107,7 +107,7 @@ template <class Dev> const typename Dev::X *whole_bucket(Zero<Dev> &zero, Comm &
     return all;
 }
 
-// Calls f(tensor, first, n, at) for each part of a tensor that lies in bucket b: its elements [first, first + n) are the bucket's from `at` on.
+// Calls f(tensor, first, n, at) for each part of a tensor in bucket b: its elements [first, first + n) are the bucket's from `at` on.
 template <class Dev, class F> void for_parts_of_bucket(const Zero<Dev> &zero, size_t b, F f) {
     const Bucket &bucket = zero.sharding.buckets[b];
     for (size_t i = 0; i < zero.table.size(); i++) {

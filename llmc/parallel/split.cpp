@@ -156,7 +156,7 @@ double estimate_seconds(const KeyTravel &travel, size_t ranks, const AttentionCo
     for (size_t rank = 0; rank < ranks; rank++) {
         double seconds = 0;
         // Step h computes with the block that has made h hops. Meanwhile the next block arrives, and the gradients of the block
-        // before, which has as many rows as had arrived, leave for the next rank or for their owner.
+        // before, which has the number of arrived rows, go to the next rank or to their owner.
         const auto source = [&](size_t h) { return (rank + ranks - h) % ranks; };
         const auto rows = [&](size_t h) { return h >= 1 && h <= travel.max_hops() ? double(travel.rows(source(h), h)) : 0.0; };
         for (size_t h = 0; h <= travel.max_hops() + 1; h++) {

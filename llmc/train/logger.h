@@ -6,7 +6,7 @@
 
 class Logger {
   public:
-    // Appends to `path`. Lines with a step beyond `resumed_step` belong to a future that never happened and are dropped, and so is what a crash or
+    // Appends to `path`. Lines with a step beyond `resumed_step` belong to a future that never happened and are dropped, and so is text that a crash or
     // the end of a run that now goes on has left. Nothing is dropped where `resumed_step` is `other_run`.
     static constexpr size_t other_run = size_t(-1);
     Logger(const std::string &path, bool resume, size_t resumed_step);

@@ -20,7 +20,7 @@ inline void check_options(const ShapingOptions &o) {
             o.longest);
     if (!(o.overlong_factor >= 0)) die("--overlong_penalty_factor %g must be 0 or more\n  fix: 1, by default", o.overlong_factor);
     if (!(o.stop_coef <= 1))
-        die("--stop_properly_coef %g must be at most 1\n  fix: the share of its reward that an answer keeps which does not end by itself, or a negative reward",
+        die("--stop_properly_coef %g must be at most 1\n  fix: the factor on the reward of an answer that was cut off, or a negative reward",
             o.stop_coef);
 }
 
