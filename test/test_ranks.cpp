@@ -1,4 +1,4 @@
-// The matrix of splits, ranks being threads: rank_cases.h. What they send, and what they hold, by the formulas of ring.h and zero.h.
+// The matrix of splits, on ranks that are threads: rank_cases.h. Bytes sent and held, by the formulas of ring.h and zero.h.
 #include "../llmc/model/prediction.h"
 #include "late_comm.h"
 #include "models.h"
@@ -120,8 +120,8 @@ TEST(Ranks, Stage3GivesTheBitsOfStage2) {
     }
 }
 
-// Gradients that are stored in bf16 are those in float, each rounded once, by less than 2^-7 of itself. (Those of a tied embedding, as gpt2's, are rounded as
-// the head's, too, which may be larger than the sum.)
+// Gradients stored in bf16 are the float gradients, each rounded once, by less than 2^-7 of itself. (A tied embedding's, as in gpt2, are also rounded as
+// the head's, which may be larger than the sum.)
 TEST(Ranks, Bf16GradientsAreRoundedOnce) {
     const auto in_bf16 = [](ModelLimits &limits) { limits.bf16_gradients = true; };
     for (RankModel model : {untied, gpt2, adapted}) {
@@ -184,7 +184,7 @@ TEST(Ranks, Bf16GradientsOfSeveralMicroStepsAreNear) {
     }
 }
 
-// Wherever activations, moments and weights lie between the ops that need them, and however many elements of the latter two are a piece.
+// Wherever activations, moments and weights are stored between the ops that need them, and for any size of pieces.
 TEST(Ranks, OffloadingChangesNoBit) {
     for (uint32_t number = 0; number < 49; number++) {
         auto pick = [&, draw = uint64_t(0)](auto... options) mutable {
@@ -308,7 +308,7 @@ TEST(Ranks, LookingForAnomaliesChangesNoBit) {
     }
 }
 
-// ---- what they send -------------------------------------------------------------------------------------------------------------------
+// ---- bytes sent ------------------------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -318,8 +318,8 @@ struct Sending {
     Layout layout;  // which of them the ranks are made to choose
     RankModel of;
     Recompute recompute;
-    size_t document = 0, window = 0;  // or documents of so many tokens, and the second layer with a window
-    bool away = false;                // weights lie in a store
+    size_t document = 0, window = 0;  // or documents of this length, and the second layer with a window
+    bool away = false;                // weights are offloaded
     bool muon = false;
 
     size_t S() const { return row_multiple * c.sp; }
@@ -504,7 +504,7 @@ TEST(Ranks, ThePredictionOfMessagesIsWhatRanksCount) {
         }
 }
 
-// ---- what they hold -------------------------------------------------------------------------------------------------------------------
+// ---- bytes held ------------------------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -538,7 +538,7 @@ TEST(RankPlans, ActivationsAreSharedByTheRing) {
     EXPECT_NEAR(8 * bf16, 1, 0.15);
 }
 
-// With `recompute layer` a layer's working set is that of attention, since its feed-forward runs in tiles, and before queries, keys and values are
+// With `recompute layer` a layer's working set is attention's, since its feed-forward runs in tiles, and before queries, keys and values are
 // recomputed. Attention's backward pass needs per token: ln1, datt and dx in X, q, k, v in X, and their float gradients; out32 is the forward pass's.
 TEST(RankPlans, TheFeedForwardNeedsNoMoreThanATile) {
     const ModelConfig c = preset("llama3-8b");
@@ -568,7 +568,7 @@ TEST(RankPlans, Stage2HoldsAPartOfGradientsAndOptimizer) {
     }
 }
 
-// Stage 3: a part of the weights, too, and whole only those that are read now or next.
+// Stage 3: also only a part of the weights; only the current and the next layer's are whole.
 TEST(RankPlans, Stage3HoldsAPartOfTheWeightsAndTwoLayers) {
     const Plan one = plan_of<CpuBf16>("qwen2.5-0.5b", 1, 1, 3, 2048);
     const ModelConfig c = preset("qwen2.5-0.5b");

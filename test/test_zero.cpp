@@ -7,11 +7,11 @@
 #include "gathered.h"
 #include "late_comm.h"
 
-static constexpr size_t steps = 3, samples = 24;  // 24: so many gradients are summed in a step, shared by ranks and micro-steps
+static constexpr size_t steps = 3, samples = 24;  // 24 gradients are summed in a step, over ranks and micro-steps
 static constexpr size_t row = 5, bucket_bytes = 4 * 400;
 static constexpr double max_norm = 1;
 
-// An embedding that is too large for a bucket, layers in which norms lie between and behind matrices, a bucket of one element. What decays in a layer is a
+// An embedding that is too large for a bucket, layers with norms between and behind matrices, a bucket of one element. What decays in a layer is a
 // matrix of these shapes, for Muon.
 struct Fake {
     std::vector<Tensor> table;
@@ -56,7 +56,7 @@ struct Case {
     Moments moments = Moments::f32;
     bool rounds = false;  // gradients are stored in bf16
     float unit = 1;       // of exact gradients: 257 of them have more bits than a bf16
-    bool away = false;    // parameters lie in a store, and moments do
+    bool away = false;    // parameters are in a store, and so are moments
     bool muon = false;
 };
 
@@ -213,7 +213,7 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
 // Bytes that move in a step, as zero.h says, and what communicators copy besides: to sum, a rank copies its own part in and out.
 template <class X> size_t bytes_copied(const Case &c) {
     const Sharding s(fake.units, c.stage, c.ranks, 0, bucket_bytes);
-    const size_t W = size_t(c.ranks), x = sizeof(X), padded = s.parts * s.shard_count;  // what lies before a unit is not sent
+    const size_t W = size_t(c.ranks), x = sizeof(X), padded = s.parts * s.shard_count;  // padding before a unit is not sent
     if (c.muon && s.stage) {
         Case adamw = c;
         adamw.muon = false;
@@ -277,8 +277,8 @@ TEST_P(ZeroRuns, RandomRoundingOfMomentsGivesTheBitsOfOneRank) {
     expect_one_ranks_bits<bf16>(c);
 }
 
-// No block of moments in 8 bits depends on the ranks. Its numbers are those of the float moments but for half a step between fractions, at most 1/57 of
-// a number that is not tiny beside the largest of its block.
+// No block of moments in 8 bits depends on the ranks. Its numbers equal the float moments' but for half a step between fractions, at most 1/57 of
+// a number that is not tiny compared with the largest of its block.
 TEST_P(ZeroRuns, MomentsInBlocksGiveTheBitsOfOneRank) {
     Case c = make_case(true), one{1, 0, c.micro_steps, true};
     c.moments = one.moments = Moments::blockwise;
@@ -297,7 +297,7 @@ TEST_P(ZeroRuns, MomentsInBlocksGiveTheBitsOfOneRank) {
     EXPECT_NE(got.m, floats.m);
 }
 
-// A matrix lies on one rank or on all of them, and is orthogonalised from the same numbers. What is not a layer's is AdamW's, and a layer's matrix has no v.
+// A matrix is on one rank or on all of them, and is orthogonalised from the same numbers. What is not a layer's is AdamW's, and a layer's matrix has no v.
 TEST_P(ZeroRuns, MuonGivesTheBitsOfOneRank) {
     const auto expect = [&]<class X>(X, Moments moments, bool late) {
         Case c = make_case(true), one{1, 0, c.micro_steps, true};
@@ -410,7 +410,7 @@ TEST(Zero, ABucketMayBeReducedMoreThanOnce) {
     });
 }
 
-// ---- who has what ---------------------------------------------------------------------------------------------------------------------
+// ---- ownership ------------------------------------------------------------------------------------------------------------------------
 
 TEST(Zero, EveryElementIsInOneShard) {
     for (int stage : {0, 1, 2, 3})
