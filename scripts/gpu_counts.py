@@ -48,7 +48,7 @@ def rows_of(program):
 def page(rows, version):
     text = f"""# What the shipped kernels do
 
-After this page you can tell what a launch of each shipped kernel executes and moves, and how long a GPU takes for it by the model.
+After this page you can look up the instructions and bytes of each shipped kernel's launch, and its predicted time on a GPU.
 
 `make count` wrote it, with nvcc {version}: the PTX interpreter ran the last version of each ladder, in bf16 where there is one. **No time was measured**:
 times are predictions by the model of [gpu_model.md](gpu_model.md), each with the unit that it is the time of; [a GPU took longer](gpu_model.md#beside-a-gpu). Registers, spilled bytes and

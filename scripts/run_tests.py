@@ -166,7 +166,7 @@ def suites(args):
 
 
 def unavailable(args):
-    """Returns what is not tested, and why. Python tests are left out where a package is missing, but not with --all."""
+    """Returns the omitted tests, with reasons. Python tests are left out where a package is missing, but not with --all."""
     packages = re.findall(r"^(\w+)>=", open("requirements.txt").read(), re.M)
     missing = [package for package in packages if not importlib.util.find_spec(package)]
     left_out = []

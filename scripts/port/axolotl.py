@@ -48,7 +48,7 @@ ROWS = [
     Note("all memory is planned before the start (--plan)",
       "low_cpu_mem_usage, device_map, max_memory, gpu_memory_limit, experimental_skip_move_to_device, cpu_ram_efficient_loading, "
       "sync_module_states"),
-    # what a step is
+    # training steps
     Together("device_batch", "times gradient_accumulation_steps, times the ranks that do not share a sequence: --train_batch_size, or with sample_packing --train_batch_tokens",
       "micro_batch_size"),
     Together("packs", "samples are always packed and see only themselves; it makes the samples of a step rows of max_len tokens: --train_batch_tokens",
@@ -262,7 +262,7 @@ ROWS = [
       "use_glm_dsa_kernels"),
 ]
 
-# Types of data sets, and what they are here: a template, then the field of the prompt where the type names it.
+# Types of data sets, with our equivalents: a template, then the field of the prompt where the type names it.
 ALPACA = {"alpaca": "alpaca", "alpaca:instruct": "alpaca", "alpaca:chat": "alpaca:chat", "alpaca:chatml": "alpaca:chatml",
           "alpaca_chat.load": "alpaca:chat", "alpaca_instruct.load": "alpaca"}
 CHATS = ("chat_template", "chat_template.default", "sharegpt", "bradley_terry.chat_template", "chat_template.argilla", "chat_template.argilla_chat",

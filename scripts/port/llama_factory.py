@@ -147,7 +147,7 @@ def complete(t):
 
 
 def find_data(t, key, flag):
-    """Names of data sets stand in dataset_info.json. Their files, and the names of their fields, are those of --data."""
+    """Data sets are named in dataset_info.json, which gives the files of --data and their field names."""
     where, folder = t.together[key].where, Path(t.get("dataset_dir", "data"))
     try:
         known = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))

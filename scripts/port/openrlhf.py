@@ -88,7 +88,7 @@ ROWS = [
     Together("eval_split", "the split, in brackets: --eval_data OWNER/NAME[SPLIT]", "eval.split, eval_split"),
     Note("samples are tokenised once, by data/prepare.py, and kept", "disable_fast_tokenizer"),
     Refused("ModelScope is not read; give a local directory", "use_ms"),
-    # what a step is
+    # training steps
     Together("micro_batch_size", "N is --row_tokens N * max_len, for pairs twice that",
       "micro_batch_size, train.micro_batch_size, micro_train_batch_size"),
     Note("samples are always packed into rows of --row_tokens, and see only themselves", "packing_samples, use_dynamic_batch, dynamic_batch_enable"),
@@ -245,7 +245,7 @@ def complete(t):
 
 
 def complete_rewards(t, length):
-    """The longest answer: generate_max_len of older versions, or what max_len leaves beside the prompt. Only gae has a critic."""
+    """The longest answer: generate_max_len of older versions, or max_len minus the prompt. Only gae has a critic."""
     for flag in [flag for flag in t.flags if t.task == "grpo" and t.own["flags"][flag]["tasks"] == ["ppo"]]:
         t.note(t.flags.pop(flag).where, "only the estimator gae has a critic")
     if t.has("generate_max_len") or t.has("prompt_max_len"):

@@ -1,4 +1,4 @@
-"""Reads what a user gave: words of a command line, and the files that they name, as settings in order of rising precedence."""
+"""Reads a user's words of a command line, and the files that they name, as settings in order of rising precedence."""
 
 import json
 import re

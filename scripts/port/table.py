@@ -35,7 +35,7 @@ class Peer(NamedTuple):
     version: str
     rows: list
     defaults: object = None  # of a task: their names with their values, where they differ from ours
-    task_of: object = None  # (what is given) -> the task that it asks for, and what says so, or None
+    task_of: object = None  # (given flags) -> the requested task and its source, or None
     complete: object = None  # (translation): computes flags from several names
     directory: str = ""  # where their output goes unless it is said
     bases: tuple = ()  # tables that hold for the peer, too

@@ -1,7 +1,7 @@
 """Chat templates that peers call by a name. Those of a family of models are their tokenizer's own; a few are here, in data/templates."""
 
 OURS = ("chatml", "llama3", "phi_3")  # the files of data/templates
-OWN = {  # their names, and what the name of a model has whose tokenizer brings the template
+OWN = {  # their names, and a part of the names of models whose tokenizer has the template
     "qwen": ("qwen",), "qwen_25": ("qwen2", "qwen-2"), "qwen25": ("qwen2",), "qwen2_5": ("qwen2",), "qwen3": ("qwen3",), "qwen3_nothink": ("qwen3",),
     "qwen2": ("qwen2",), "llama2": ("llama-2",), "mistral": ("mistral",), "mistral_v1": ("mistral",), "mistral_v2v3": ("mistral",),
     "mistral_v3_tekken": ("mistral",), "mistral_v7_tekken": ("mistral",), "phi": ("phi-3",), "phi_35": ("phi-3.5",), "phi_4": ("phi-4",), "phi4": ("phi-4",)}

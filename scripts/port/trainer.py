@@ -18,7 +18,7 @@ ROWS = [
       "data_seed, ignore_data_skip"),
     Refused("all records are used once an epoch; leave it out", "dataloader_drop_last"),
     Note("all memory is planned before the start (--plan)", "use_cache"),
-    # what a step is
+    # training steps
     Together("device_batch", "times gradient_accumulation_steps, times the ranks that do not share a sequence: --train_batch_size, or with packing --train_batch_tokens",
       "per_device_train_batch_size"),
     Together("accumulated", "see per_device_train_batch_size; rows and ranks follow from the step", "gradient_accumulation_steps"),

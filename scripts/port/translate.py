@@ -1,4 +1,4 @@
-"""Turns what a user of a peer gave into this program's task and flags, with notes of what they mean and the problems that stop a run."""
+"""Translates flags of another trainer into this program's task and flags, with notes on their meaning and the problems that stop a run."""
 
 import json
 import math
@@ -41,7 +41,7 @@ class Translation:
         values = [value] if isinstance(value, str) else value
         if by_default and (flag in self.given or same_values(values, self.own["defaults"][self.task].get(flag))):
             return
-        self.flags.pop(flag, None)  # so that the order is that of the last words
+        self.flags.pop(flag, None)  # so that the order follows the last words
         self.flags[flag] = Setting(flag, values, where)
         (self.by_default.add if by_default else self.given.add)(flag)
         if not by_default:
@@ -232,7 +232,7 @@ class Translation:
                 self.refuse(f'{where} "{theirs}": whether it is the tokenizer\'s cannot be told before {model or "the model"} is here\n  fix: leave it out')
 
     def step(self, samples, accumulated, packs):
-        """Sets the samples of a step: those of a device, times what is accumulated, times the ranks."""
+        """Sets the samples of a step: a device's, times accumulation steps, times ranks."""
         if {"train_batch_size", "train_batch_tokens"} & self.given:
             return
         ranks = self.ranks()
@@ -313,7 +313,7 @@ def linear_names(values, where):
 
 
 def likeness(a, b):
-    """How alike two names are, from 0 to 1: the share of their words (max, len) that the other name has, too, though it may be misspelled."""
+    """How alike two names are, from 0 to 1: the share of their words (max, len) that the other name also has, perhaps misspelled."""
     words, others = a.split("_"), b.split("_")
     count, shared = len(words) + len(others), 0
     for word in words:
@@ -359,7 +359,7 @@ def special_token(folder, name):
 
 
 def peer_of(settings, peers):
-    """The peer that knows the most of the names by itself; the first of equals. None if nobody knows one."""
+    """The peer that knows most of the names; ties go to the first. None if no peer knows one."""
     best = max(peers, key=lambda peer: sum(peer.knows(s.name) for s in settings))
     return best if any(best.knows(s.name) for s in settings) else None
 

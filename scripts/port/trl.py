@@ -30,7 +30,7 @@ ROWS = [
     Note("no code of a model's directory is run", "trust_remote_code"),
     Refused("change config.json in the directory of --model", "model_init_kwargs"),
     Note("all memory is planned before the start (--plan)", "ignore_bias_buffers"),
-    # what a step is
+    # training steps
     Together("packs", "samples are always packed and see only themselves; it makes the samples of a step rows of max_len tokens: --train_batch_tokens",
       "packing"),
     Note("rows are packed by best fit: no document is cut at the end of a row, and none sees another", "packing_strategy"),

@@ -1,4 +1,4 @@
-"""Command lines and files of other trainers, as tables: what they become with --convert, what they ask for that is refused, and what is said."""
+"""Command lines and files of other trainers, as tables: their conversion by --convert, refusals, and notes."""
 
 import json
 import re
@@ -130,7 +130,7 @@ def test_names_become_flags(tmp_path, words, flags):
     assert {flag: found.get(flag) for flag in flags} == flags
 
 
-FILES = [  # what a file of Axolotl has beside AXOLOTL, and the flags that it becomes
+FILES = [  # lines of a file of Axolotl in addition to AXOLOTL, and the resulting flags
     ({}, {"input_template": "alpaca", "lr_scheduler": "cosine", "max_len": "512", "adam_betas": "0.9,0.999", "train_batch_size": "1", "output_dir": "O"}),
     ({"cosine_min_lr_ratio": 0.1}, {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": "0.1"}),
     ({"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True}, {"lora_rank": "8", "lora_alpha": "16", "lora_targets": "all-linear"}),
@@ -263,7 +263,7 @@ def test_the_model_is_looked_at_where_it_is_at_hand(tmp_path):
 
 
 def test_own_flags_need_no_python(tmp_path):
-    """The program alone, without scripts beside it and without Python."""
+    """The program alone, without its scripts and without Python."""
     program = tmp_path / "train_llama"
     program.write_bytes((ROOT / "train_llama").read_bytes())
     program.chmod(0o755)
@@ -311,7 +311,7 @@ def test_the_pages_have_the_tables():
 
 
 def test_rows_are_sound():
-    """A row is reached, and what it sets is a flag of ours."""
+    """Every row is reached, and sets a flag of ours."""
     flags = set(re.findall(r"^OPT\([\w:]+, (\w+),", (ROOT / "llmc/train/options.def").read_text(), re.M))
     for peer in (*peers.PEERS, *peers.HELPERS):
         seen = set()
