@@ -66,8 +66,9 @@ enum RankModel {
     tied,
     gpt2,
     rank_models,
-    adapted
-};  // untied, tied: of Llama's kind; adapted: adapters of untied, with dropout
+    adapted,
+    norm_after
+};  // untied, tied: of Llama's kind; adapted: adapters of untied, with dropout; norm_after: untied with OLMo 2's norms
 
 // So that each meets every stage with every number of micro-steps.
 inline RankModel rank_model_of(size_t number) { return RankModel((number + number / rank_models) % rank_models); }
@@ -92,6 +93,7 @@ inline ModelConfig rank_model(RankModel model, Task task = SFT) {
     c.rope.theta = 10000;
     c.initializer_range = 0.2;
     if (task == RM) c.reward = true, c.tied = false;
+    c.norm_after = c.wide_qk_norm = model == norm_after;
     if (model == adapted) c.lora = {.rank = 3, .alpha = 4.5, .dropout = 0.25, .targets = {"all-linear"}};
     return c;
 }

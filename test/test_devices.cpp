@@ -108,7 +108,7 @@ class PlannedModel final : public Model {
                   {limits.row_tokens / limits.ranks.sp, size_t(limits.recompute == Recompute::layer ? 32 : 64) << 10});
     }
     Plan &plan() override { return plan_; }
-    StepParts parts() const override { throw std::logic_error("no parts"); }
+    RehearsedSteps rehearse_steps(size_t) override { throw std::logic_error("no steps"); }
     Memory &memory() override { return card_; }
     std::string store_name() const override { return ""; }
     void profile() override {}

@@ -48,8 +48,10 @@ template <class F> static void expect_error(F &&f, const std::string &where, con
 static void expect_same(const ModelConfig &a, const ModelConfig &b) {
     EXPECT_EQ(std::tie(a.family, a.V, a.C, a.L, a.H, a.KV, a.D, a.F, a.max_positions, a.eps),
               std::tie(b.family, b.V, b.C, b.L, b.H, b.KV, b.D, b.F, b.max_positions, b.eps));
-    EXPECT_EQ(std::tie(a.tied, a.qkv_bias, a.o_bias, a.mlp_bias, a.qk_norm, a.window, a.initializer_range, a.eos, a.bos),
-              std::tie(b.tied, b.qkv_bias, b.o_bias, b.mlp_bias, b.qk_norm, b.window, b.initializer_range, b.eos, b.bos));
+    EXPECT_EQ(std::tie(a.tied, a.qkv_bias, a.o_bias, a.mlp_bias, a.qk_norm, a.norm_after, a.wide_qk_norm, a.window,
+                       a.initializer_range, a.eos, a.bos),
+              std::tie(b.tied, b.qkv_bias, b.o_bias, b.mlp_bias, b.qk_norm, b.norm_after, b.wide_qk_norm, b.window,
+                       b.initializer_range, b.eos, b.bos));
     EXPECT_EQ(std::tie(a.reward, a.gelu), std::tie(b.reward, b.gelu));
     const RopeConfig &r = a.rope, &s = b.rope;
     EXPECT_EQ(std::tie(r.type, r.theta, r.factor, r.low_freq_factor, r.high_freq_factor, r.original_max_position),
@@ -153,7 +155,7 @@ TEST(Config, HeadsAndHeadSize) {
     EXPECT_EQ(parse(with(tiny(), R"({"head_dim": 24})")).D, 24u);
     EXPECT_EQ(parse(without(tiny("qwen3"), "head_dim")).D, 128u);
     EXPECT_EQ(parse(without(tiny(), "num_key_value_heads")).KV, 4u);
-    for (const char *family : {"llama", "mistral", "qwen2", "qwen3", "phi3"})
+    for (const char *family : {"llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2"})
         EXPECT_EQ(parse(with(tiny(family), R"({"num_key_value_heads": null})")).KV, 4u);
 }
 
@@ -165,6 +167,8 @@ TEST(Config, Biases) {
     EXPECT_EQ(flags(parse(tiny("qwen3"))), std::vector<bool>({0, 0, 0, 1}));
     EXPECT_EQ(flags(parse(with(tiny("qwen3"), all))), std::vector<bool>({1, 1, 0, 1}));
     EXPECT_EQ(flags(parse(tiny("mistral"))), std::vector<bool>({0, 0, 0, 0}));
+    EXPECT_EQ(flags(parse(with(tiny("olmo2"), all))), std::vector<bool>({1, 1, 0, 1}));
+    EXPECT_TRUE(parse(tiny("olmo2")).norm_after && !parse(tiny("qwen3")).norm_after);
 }
 
 TEST(Config, Windows) {
@@ -237,7 +241,8 @@ TEST(Config, Refusals) {
     const auto refused = [](const char *more, const char *words) {
         expect_error([&] { parse(with(tiny(), more)); }, "config.json: ", words);
     };
-    refused(R"({"model_type": "gemma3"})", "model_type is \"gemma3\", but we have llama, mistral, qwen2, qwen3, phi3, gpt2");
+    refused(R"({"model_type": "gemma3"})",
+            "model_type is \"gemma3\", but we have llama, mistral, qwen2, qwen3, phi3, olmo2, gpt2");
     refused(R"({"model_type": 3})", "model_type is 3");
     refused(R"({"model_type": null})", "model_type is missing");
     for (const char *field :
@@ -371,6 +376,8 @@ TEST(Presets, HaveThePublishedNumberOfParameters) {
                                                      {"smollm2-360m", 361821120},
                                                      {"smollm2-1.7b", 1711376384},
                                                      {"phi3-mini-4k", 3821079552},
+                                                     {"olmo2-1b", 1484916736},
+                                                     {"olmo2-7b", 7298617344},
                                                      {"d12", 124439808},
                                                      {"d24", 354823168},
                                                      {"d36", 774030080},

@@ -81,6 +81,11 @@ TEST(Ranks, AdaptersEqualOneRanks) {
     }
 }
 
+TEST(Ranks, NormsBehindALayersHalvesEqualOneRanks) {
+    const RankResult want = one_rank(make_device<CpuF32>(2), norm_after);
+    for (const RankCase &c : some_rank_cases(4)) check_rank_result(c.name(), on_threads<CpuF32>(c, norm_after), want);
+}
+
 TEST(Ranks, RunsGiveTheSameBits) {
     RankCase groups{6, 1, SpMode::ring, 6, 3, 3};
     groups.group = 2;
@@ -195,7 +200,7 @@ TEST(Ranks, OffloadingChangesNoBit) {
         c.sp = pick(1u, 1u, 2u, 3u), c.world = c.sp * pick(1u, 2u), c.micro_steps = pick(1u, 2u, 3u), c.stage = pick(0, 1, 2, 3);
         c.mode = pick(SpMode::ring, SpMode::gather, SpMode::ulysses), c.head_stride = pick(1u, 2u, 6u);
         c.task = pick(SFT, SFT, DPO, RM);
-        const RankModel model = c.task == RM ? untied : pick(untied, tied, gpt2, adapted);
+        const RankModel model = c.task == RM ? untied : pick(untied, tied, gpt2, adapted, norm_after);
         const Recompute recompute = pick(Recompute::none, Recompute::cheap, Recompute::layer);
         const Moments moments = pick(Moments::f32, Moments::bf16, Moments::blockwise);
         const size_t tile = pick(0u, 1u), piece = pick(1u, 10000u, 1u << 30);
@@ -226,7 +231,7 @@ TEST(Ranks, OffloadingChangesNoBit) {
 // Whatever part of a matrix a rank has, with replicas, too. (A tied embedding's gradient is summed once at stage 1, and twice from stage 2 on. At stage 0
 // squares of the norm are summed in another order.)
 TEST(Ranks, MuonGivesTheSameBitsAtEveryStage) {
-    for (RankModel model : {untied, tied, gpt2, adapted})
+    for (RankModel model : {untied, tied, gpt2, adapted, norm_after})
         for (size_t group : {0, 2}) {
             RankCase c{group ? 4u : 3u, 1, SpMode::ring, 6, 1, 1};
             c.group = group;
@@ -250,7 +255,7 @@ TEST(Ranks, MuonGivesTheSameBitsAtEveryStage) {
 // Sums in another order make other roundings, which the iteration makes larger where a gradient hardly points.
 TEST(Ranks, MuonIsNearOneRank) {
     const auto muon = [](ModelLimits &limits) { limits.muon = true; };
-    for (RankModel model : {untied, tied, gpt2, adapted}) {
+    for (RankModel model : {untied, tied, gpt2, adapted, norm_after}) {
         const RankResult want = on_threads<CpuF32>({1, 1, SpMode::ring, 6, 0, 1}, model, false, muon),
                          adamw = one_rank(make_device<CpuF32>(2), model);
         EXPECT_NE(want.next_loss, adamw.next_loss);
@@ -433,7 +438,7 @@ template <class Dev> void expect_predicted(const Sending &s, const Payload &sent
     const ModelConfig m = s.model();
     const ModelLimits limits = s.limits();
     const auto model = make_model(make_device<Dev>(1), m, limits);
-    const Payload predicted = predict_messages(model->parts(), m, limits, s.c.micro_steps);
+    const Payload predicted = predict_messages(*model, m, limits, s.c.micro_steps);
     EXPECT_EQ(sent.kv, predicted.kv);
     EXPECT_EQ(sent.dkv, predicted.dkv);
     EXPECT_EQ(sent.grads, predicted.grads);
@@ -590,7 +595,7 @@ TEST(RankPlans, Stage3HoldsAPartOfTheWeightsAndTwoLayers) {
 // ops.
 TEST(RankPlans, EveryArrayIsTouchedByAnOp) {
     const Offload everything{.activations = true, .optimizer = true, .weights = true, .piece = 4096};
-    for (const auto &[model, task] : {std::pair{untied, SFT}, {untied, RM}, {adapted, SFT}, {gpt2, SFT}})
+    for (const auto &[model, task] : {std::pair{untied, SFT}, {untied, RM}, {adapted, SFT}, {gpt2, SFT}, {norm_after, SFT}})
         for (const SpMode mode : {SpMode::ring, SpMode::gather, SpMode::ulysses})
             for (const Offload &offload : {Offload{}, everything})
                 for (size_t rank = 0; rank < 2; rank++) {

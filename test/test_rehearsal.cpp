@@ -62,7 +62,7 @@ TEST(Rehearsal, WhatIsAliveInALoopIsAliveThroughout) {
 
 TEST(Rehearsal, CallsBetweenTwoOpsHaveTimesOfTheirOwn) {
     Rehearsed r;
-    r.op(0), r.log.pause(), r.log.touch(r.a), r.log.touch(r.b);
+    r.op(0), r.log.pause({}), r.log.touch(r.a), r.log.touch(r.b);
     r.op(1);
     r.log.finish();
     EXPECT_TRUE(r.may_share());
@@ -86,7 +86,7 @@ TEST(Rehearsal, AMessageTouchesItsArraysUntilItHasArrived) {
 TEST(Rehearsal, ACopyTouchesItsArrayUntilItHasEnded) {
     Rehearsed r;
     RehearsalStore store(r.log);
-    r.op(0), store.leave(0, r.a, 256);
+    r.op(0), store.offload(0, r.a, 256);
     r.op(1), r.log.touch(r.b);
     r.op(2), store.wait(0);
     r.log.finish();

@@ -65,9 +65,9 @@ TEST(Store, WhatLeavesComesBack) {
         const size_t i = random.below(round, std::size(sizes));
         Array out(sizes[i]), in(sizes[i]);
         out.fill(round);
-        store->leave(places[i], out.data.get(), out.bytes);
+        store->offload(places[i], out.data.get(), out.bytes);
         if (random.below(100 + round, 2)) store->wait(places[i]), Array(out.bytes).fill(1);
-        store->come(places[i], in.data.get(), in.bytes);
+        store->prefetch(places[i], in.data.get(), in.bytes);
         store->wait(places[i]);
         EXPECT_TRUE(in == out) << sizes[i];
     }
@@ -99,13 +99,13 @@ TEST(Store, DamageIsFound) {
     const auto store = make_disk_store(dir.path, size_t(16) << 20, patience);
     Array out(size_t(12) << 20), in(out.bytes);
     out.fill(3);
-    store->leave(0, out.data.get(), out.bytes), store->wait(0);
+    store->offload(0, out.data.get(), out.bytes), store->wait(0);
     {
         std::fstream file(dir.open_file(), std::ios::in | std::ios::out | std::ios::binary);
         file.seekp((size_t(9) << 20) + 17).put('x').flush();
         ASSERT_TRUE(file.good());
     }
-    store->come(0, in.data.get(), in.bytes);
+    store->prefetch(0, in.data.get(), in.bytes);
     expect_contains(error_of([&] { store->wait(0); }),
                     {dir.path + ": an offloaded array has come back with other bytes than had left, in the block at byte 8388608",
                      "fix: --offload_dir on another disk"});
@@ -115,9 +115,9 @@ TEST(Store, AFileThatWasCutOffIsFound) {
     const Directory dir;
     const auto store = make_disk_store(dir.path, size_t(16) << 20, patience);
     Array out(size_t(12) << 20), in(out.bytes);
-    store->leave(0, out.data.get(), out.bytes), store->wait(0);
+    store->offload(0, out.data.get(), out.bytes), store->wait(0);
     fs::resize_file(dir.open_file(), size_t(4) << 20);
-    store->come(0, in.data.get(), in.bytes);
+    store->prefetch(0, in.data.get(), in.bytes);
     expect_contains(error_of([&] { store->wait(0); }), {dir.path + ": cannot read the offloaded arrays: the file was cut off"});
 }
 

@@ -135,10 +135,9 @@ void backward(Zero<Cpu<X>> &zero, Comm &comm, Memory &memory, std::vector<float>
     zero.rounding_key = step * 10 + micro;
     for (size_t b = s.buckets.size(); b-- > 0;) {
         float *const to = zero.buffers() ? buffers[b % 2].data() : zero.grads + s.buckets[b].begin;
-        if (zero.buffers()) zero.start(comm, memory, b, to);
+        zero.start(comm, memory, b, to);
         add_gradients(c, comm.rank, step, micro, s.buckets[b], to);
-        if (s.stage >= 2 || micro + 1 == c.micro_steps) zero.reduce(comm, b, to, micro + 1 == c.micro_steps);
-        else if (zero.buffers()) zero.keep(comm, b, to);
+        zero.reduce(comm, b, to, micro + 1 == c.micro_steps);
     }
     if (zero.buffers()) zero.finish(comm);
 }
@@ -198,7 +197,7 @@ template <class X> State sharded_run(const Case &c, bool late = false) {
         };
         const OptimizerState state = optimizer.state(zero, memory);
         for (const OptimizerPart &part : state.parts) {
-            state.come(part), copy_moment(part, part.m, out.m);
+            state.open(part), copy_moment(part, part.m, out.m);
             if (part.has_v) copy_moment(part, part.v, out.v);
         }
         const std::vector<float> params = params_of(zero, gathered, fake.units);

@@ -73,7 +73,7 @@ static void write_timeline(const Run &run, Model &model, const ModelLimits &limi
     for (const Interval &i : predict_timeline(model, run.config, limits, *rates)) {
         const double begin = 1e6 * i.begin;  // us
         events.push_back(
-            {{"ph", "X"}, {"pid", 0}, {"tid", int(i.lane)}, {"name", i.what}, {"ts", begin}, {"dur", 1e6 * i.seconds}});
+            {{"ph", "X"}, {"pid", 0}, {"tid", int(i.lane)}, {"name", i.what}, {"ts", begin}, {"dur", 1e6 * (i.end - i.begin)}});
         const auto first = times.find(i.first), last = times.find(i.last);
         if (i.lane == Interval::ops && first != times.end() && last != times.end())
             events.push_back({{"ph", "C"},

@@ -82,7 +82,8 @@ class Plan {
     size_t store_bytes(const std::string &prefix) const;  // of the places whose names begin so
     bool guards() const { return guards_; }
     const std::vector<Segment> &segments() const { return segments_; }
-    std::string table() const;  // one line per array, layers summed
+    const std::vector<std::pair<std::string, size_t>> &places() const { return places_; }  // names and bytes
+    std::string table() const;                                                             // one line per array, layers summed
     std::string store_table(
         const char *where) const;  // the same of the places in the store, which is there; empty if there are none
 
@@ -93,7 +94,7 @@ class Plan {
 
     std::vector<Segment> segments_;
     std::vector<std::pair<void **, void **>> aliases_;
-    std::vector<std::pair<std::string, size_t>> places_;  // names and bytes
+    std::vector<std::pair<std::string, size_t>> places_;
     size_t store_bytes_ = 0;
     size_t bytes_ = 0, state_ = 0;  // state_: how many of the segments are the model's state
     bool guards_ = false;

@@ -8,19 +8,42 @@ void Touches::watch(const Plan &plan) {
     for (size_t i = 0; i < segments.size(); i++)
         ranges_.push_back({base + segments[i].offset, base + segments[i].offset + segments[i].bytes, i});
     std::ranges::sort(ranges_, {}, &Range::begin);
+    for (size_t begin = 0; const auto &[name, bytes] : plan.places()) places_.push_back(std::exchange(begin, begin + bytes));
 }
 
-void Touches::begin_row() { now_ = none; }
+void Touches::begin_row() {
+    now_ = none;
+    events_.push_back({.kind = Event::row});
+}
 
-void Touches::begin(OpKey op, bool in_order) {
+void Touches::begin(OpKey op, bool in_order, size_t bucket) {
+    op_ = op;
+    events_.push_back({.kind = Event::op, .key = op, .amount = bucket});
     const auto [at, is_new] = times_.insert({op, calls * times_.size()});
     if (in_order && now_ != none && at->second < now_ / calls * calls)
         loops_.push_back({at->second, now_ / calls * calls + calls - 1});
     now_ = at->second;
 }
 
-void Touches::pause() {
+void Touches::pause(OpKey transfer, size_t bucket) {
+    op_ = transfer;
+    events_.push_back({.kind = Event::pause, .key = transfer, .amount = bucket});
     if (now_ != none) now_++;
+}
+
+size_t Touches::start(Event event) {
+    event.key = op_, event.id = ++transfers_;
+    events_.push_back(event);
+    return transfers_;
+}
+
+size_t Touches::start_message(size_t bytes, size_t ranks, size_t distance) {
+    return start({.kind = Event::start, .amount = bytes, .ranks = ranks, .distance = distance});
+}
+
+size_t Touches::start_copy(Event::Lane lane, size_t place) {
+    return start(
+        {.kind = Event::start, .lane = lane, .amount = size_t(std::ranges::lower_bound(places_, place) - places_.begin())});
 }
 
 void Touches::touch(std::span<const void *const> addresses) {

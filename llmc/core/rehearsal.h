@@ -1,11 +1,12 @@
-// A device that computes nothing: a model on it runs its step on made-up addresses, and notes which arrays each op is given. From its first to its last touch
-// an array is alive, the input of a memory plan.
+// A device that computes nothing: a model on it runs its step on made-up addresses, and notes which arrays each op is given. An
+// array is alive from its first touch to its last one, which is what a memory plan needs to know; and the events of the step, in
+// their order, are what a prediction of its time needs.
 //
 //     Rehearsal<CpuF32> dev{cpu, &log}          log: Touches
 //     model.allocate(mesh, true, false)         guards: no two arrays share bytes, so that an address belongs to one array
 //     log.watch(model.plan())
 //     model.accumulate(row, 1, true)
-//     log.finish()                              lifetimes, and the times of the ops
+//     log.finish()                              lifetimes, the times of the ops, and events
 //
 // What touches arrays beside ops are Memory and Store, which have their stand-ins here, and Comm (../parallel/rehearsal_comm.h).
 #pragma once
@@ -24,10 +25,20 @@
 #include "store.h"
 #include "timeline.h"
 
-// Which arrays are touched when. Time is counted in ops. An op has the time of its first occurrence, so that all passes share their times. What is copied
-// or sent between two ops (pause) has times of its own after the first op. A return to an earlier op is a loop, as over the tiles of a row:
-// whatever is alive in it is alive from its beginning to its end. But for loops time never goes back within a pass, and so arrays whose lifetimes are
-// disjoint may share bytes.
+// Which arrays are touched when. Time is counted in ops. An op has the time of its first occurrence, so that all passes share
+// their times. What is copied or sent between two ops (pause) has times of its own after the first op. A return to an earlier op
+// is a loop, as over the tiles of a row: whatever is alive in it is alive from its beginning to its end. But for loops time never
+// goes back within a pass, and so arrays whose lifetimes are disjoint may share bytes.
+struct Event {
+    enum Kind { row, op, pause, start, wait } kind;  // pause: between two ops, for a transfer     start, wait: of a transfer
+    enum Lane { messages, out, in, lanes } lane = messages;  // out, in: copies to the store and from there
+    OpKey key = {};                                          // of a transfer: the op or pause in which it starts
+    size_t amount =
+        0;  // op, pause: Work::bucket     messages: bytes that all ranks of the communicator send     copies: the place's number
+    size_t id = 0;                   // of a transfer
+    size_t ranks = 1, distance = 1;  // messages: the size of the communicator, and how far apart its ranks are in the world
+};
+
 class Touches {
   public:
     static constexpr uintptr_t base = uintptr_t(1) << 46;  // of the made-up addresses
@@ -38,17 +49,23 @@ class Touches {
     };
 
     void watch(const Plan &plan);
-    void begin_row();                     // the next op begins a pass: that it comes again is no loop
-    void begin(OpKey op, bool in_order);  // in_order: a return to it is a loop
-    void pause();                         // until the next op
+    void begin_row();                                        // the next op begins a pass: that it comes again is no loop
+    void begin(OpKey op, bool in_order, size_t bucket = 0);  // in_order: a return to it is a loop
+    void pause(OpKey transfer, size_t bucket = 0);           // until the next op
+    size_t start_message(size_t bytes, size_t ranks, size_t distance);  // these return the transfer's id
+    size_t start_copy(Event::Lane lane, size_t place);
+    void wait(size_t id) { events_.push_back({.kind = Event::wait, .id = id}); }
     void touch(const void *address) { touch(std::span(&address, 1)); }
     void touch(std::span<const void *const> addresses);  // of one call
     void finish();
 
     const std::vector<Lifetime> &lifetimes() const { return lifetimes_; }  // of plan.segments()
     const std::map<OpKey, size_t> &times() const { return times_; }
+    const std::vector<Event> &events() const { return events_; }
 
   private:
+    size_t start(Event event);
+
     static constexpr size_t none = SIZE_MAX, calls = 1 << 16;  // calls: the times of a pause
     struct Range {
         uintptr_t begin, end;
@@ -59,6 +76,10 @@ class Touches {
     std::map<OpKey, size_t> times_;
     std::vector<std::pair<size_t, size_t>> loops_;
     size_t now_ = none;
+    std::vector<Event> events_;
+    OpKey op_ = {};               // the op or pause that runs now
+    std::vector<size_t> places_;  // where the places of the store begin, sorted
+    size_t transfers_ = 0;        // the number of them so far
 };
 
 template <class T> constexpr bool has_no_pointers = std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_null_pointer_v<T>;
@@ -120,13 +141,25 @@ class RehearsalStore final : public Store {  // a copy touches its array when it
   public:
     explicit RehearsalStore(Touches &log) : log_(log) {}
     std::string name() const override { return "rehearsal"; }
-    void leave(size_t place, const void *from, size_t) override { log_.touch(arrays_[place] = from); }
-    void come(size_t place, void *to, size_t) override { log_.touch(arrays_[place] = to); }
-    void wait(size_t place) override { log_.touch(std::exchange(arrays_[place], nullptr)); }
+    void offload(size_t place, const void *from, size_t) override { start(Event::out, place, from); }
+    void prefetch(size_t place, void *to, size_t) override { start(Event::in, place, to); }
+    void wait(size_t place) override {
+        const auto [array, id] = std::exchange(copies_[place], {});
+        log_.wait(id), log_.touch(array);
+    }
 
   private:
+    struct Copy {
+        const void *array = nullptr;
+        size_t id = 0;
+    };
+    void start(Event::Lane lane, size_t place, const void *array) {
+        copies_[place] = {array, log_.start_copy(lane, place)};
+        log_.touch(array);
+    }
+
     Touches &log_;
-    std::map<size_t, const void *> arrays_;  // by their places, of copies under way
+    std::map<size_t, Copy> copies_;  // under way, by their places
 };
 
 template <class D> std::unique_ptr<Memory> make_memory(const Rehearsal<D> &dev) {

@@ -152,10 +152,10 @@ class DiskStore final : public Store {
         return format("a file in %s%s", file_->dir.c_str(),
                       file_->direct ? "" : ", through the page cache (its file system has no direct I/O)");
     }
-    void leave(size_t place, const void *from, size_t bytes) override {
+    void offload(size_t place, const void *from, size_t bytes) override {
         last_[place] = submit([=, &file = *file_] { file.write(place, static_cast<const std::byte *>(from), bytes); });
     }
-    void come(size_t place, void *to, size_t bytes) override {
+    void prefetch(size_t place, void *to, size_t bytes) override {
         last_[place] = submit([=, &file = *file_] { file.read(place, static_cast<std::byte *>(to), bytes); });
     }
     void wait(size_t place) override {

@@ -24,8 +24,8 @@ class PinnedStore final : public Store {
     PinnedStore &operator=(const PinnedStore &) = delete;
 
     std::string name() const override { return "pinned memory of the host"; }
-    void leave(size_t place, const void *from, size_t bytes) override { copy(place, out_, bytes_ + place, from, bytes); }
-    void come(size_t place, void *to, size_t bytes) override { copy(place, in_, to, bytes_ + place, bytes); }
+    void offload(size_t place, const void *from, size_t bytes) override { copy(place, out_, bytes_ + place, from, bytes); }
+    void prefetch(size_t place, void *to, size_t bytes) override { copy(place, in_, to, bytes_ + place, bytes); }
     void wait(size_t place) override {
         const auto copied = copied_.find(place);
         if (copied != copied_.end()) cuda_check(cudaStreamWaitEvent(ops_, copied->second), "waiting for an offloaded array");

@@ -17,9 +17,9 @@ class Store {
 
     virtual std::string name() const = 0;  // for people: "a file in /scratch"
     // Begins to copy an array to its place, as the ops before this call have left it. Until wait() nothing may write to the array.
-    virtual void leave(size_t place, const void *from, size_t bytes) = 0;
+    virtual void offload(size_t place, const void *from, size_t bytes) = 0;
     // Begins to copy the same bytes back, into memory that the ops before this call have used. Until wait() nothing may use the array.
-    virtual void come(size_t place, void *to, size_t bytes) = 0;
+    virtual void prefetch(size_t place, void *to, size_t bytes) = 0;
     // The ops after this call run when the last copy from or to the place has ended.
     virtual void wait(size_t place) = 0;
 };

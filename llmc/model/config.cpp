@@ -32,6 +32,7 @@ static const Family families[] = {
     {"qwen2", "Qwen2", 32, 0, 32768, 1e-6},
     {"qwen3", "Qwen3", 32, 128, 32768, 1e-6},
     {"phi3", "Phi3", 0, 0, 4096, 1e-5},
+    {"olmo2", "Olmo2", 0, 0, 2048, 1e-5},
     {"gpt2", "GPT2", 0, 0, 1024, 1e-5},
 };
 // clang-format on
@@ -188,8 +189,8 @@ static std::vector<size_t> read_windows(const Fields &fields, const std::string 
 template <class Number> static Number parameters(const ModelConfig &c) {  // with Number = double it cannot overflow
     const Number V = Number(c.V), C = Number(c.C), L = Number(c.L), F = Number(c.F), D = Number(c.D);
     const Number q = Number(c.H) * D, kv = Number(c.KV) * D;
-    const Number attention =
-        2 * q * C + 2 * kv * C + Number(c.qkv_bias) * (q + 2 * kv) + Number(c.o_bias) * C + Number(c.qk_norm) * 2 * D;
+    const Number qk_norm = !c.qk_norm ? 0 : c.wide_qk_norm ? q + kv : 2 * D;
+    const Number attention = 2 * q * C + 2 * kv * C + Number(c.qkv_bias) * (q + 2 * kv) + Number(c.o_bias) * C + qk_norm;
     const Number into_mlp = c.gpt2() ? 1 : 2;  // matrices
     const Number mlp = (into_mlp + 1) * C * F + Number(c.mlp_bias) * (into_mlp * F + C);
     const Number norm = c.gpt2() ? 2 * C : C, positions = c.gpt2() ? Number(c.max_positions) * C : 0;
@@ -241,7 +242,7 @@ static void read_token_ids(ModelConfig &config, const Fields &fields) {
 }
 
 static void read_llama(ModelConfig &c, const Fields &fields, const Family &family) {
-    const bool llama = c.family == "llama", qwen2 = c.family == "qwen2", qwen3 = c.family == "qwen3";
+    const bool llama = c.family == "llama", qwen2 = c.family == "qwen2", qwen3 = c.family == "qwen3", olmo2 = c.family == "olmo2";
     const std::string act = fields.text("hidden_act", "silu");
     if (act != "silu") fields.refuse("hidden_act", "is \"" + act + "\", but we have silu");
     c.V = fields.count("vocab_size");
@@ -258,10 +259,11 @@ static void read_llama(ModelConfig &c, const Fields &fields, const Family &famil
     c.max_positions = fields.count("max_position_embeddings", family.positions);
     c.eps = float(fields.number("rms_norm_eps", family.eps));
     c.tied = fields.boolean("tie_word_embeddings", false);
-    c.o_bias = (llama || qwen3) && fields.boolean("attention_bias", false);
+    c.o_bias = (llama || qwen3 || olmo2) && fields.boolean("attention_bias", false);
     c.qkv_bias = c.o_bias || qwen2;
     c.mlp_bias = llama && fields.boolean("mlp_bias", false);
-    c.qk_norm = qwen3;
+    c.qk_norm = qwen3 || olmo2;
+    c.norm_after = c.wide_qk_norm = olmo2;
     c.fused = c.family == "phi3";
     c.rope = read_rope(fields, c.max_positions);
 }

@@ -20,11 +20,13 @@ struct LoraConfig {
 };
 
 struct ModelConfig {
-    std::string family;           // "llama" | "mistral" | "qwen2" | "qwen3" | "phi3" | "gpt2"   (model_type)
+    std::string family;           // "llama" | "mistral" | "qwen2" | "qwen3" | "phi3" | "olmo2" | "gpt2"   (model_type)
     size_t V, C, L, H, KV, D, F;  // vocabulary, hidden, layers, heads, key/value heads, head size, ffn
     size_t max_positions;         // max_position_embeddings; in GPT-2, the rows of its table of positions
     float eps;
     bool tied, qkv_bias, o_bias, mlp_bias, qk_norm;
+    bool norm_after;             // attention and the feed-forward have their norms behind them, and not before (OLMo 2)
+    bool wide_qk_norm;           // with qk_norm: all of a token's query heads are normed as one vector, and so are its key heads
     bool fused;                  // in files, q, k and v are one tensor, and gate and up another
     bool reward;                 // the head is score.weight (1, C) and not lm_head.weight (V, C); then tied is false
     std::vector<size_t> window;  // (L) how many keys a query of the layer sees, its own included; 0: all

@@ -1,15 +1,18 @@
-// The base class of every model: a decoder-only transformer on packed rows. It holds what no architecture changes: the row and its parts on
-// ranks, attention, the loss, the sums of gradients, the optimizer. A trainer adds its parameter table and the arrays and ops of its
-// layers (train_gpt2.cu, train_llama.cu). This class calls the trainer's functions in the order of a step:
+// The base class of every model: a decoder-only transformer on packed rows. It holds what no architecture changes: the row and
+// its parts on ranks, attention, the loss, the sums of gradients, the optimizer. A trainer adds the tensors, arrays and ops of
+// its layers (train_gpt2.cu, train_llama.cu). This class calls the trainer's functions in the order of a step, and nothing else
+// says this order: lifetimes of arrays, the profile and predicted times follow from running it (../core/rehearsal.h).
 //
-//     forward()      input_forward, attention_half and feed_forward_half of each layer, final_norm_forward, and this class's head
-//     gradients()    this class's head, final_norm_backward; for each layer, from the last to the first, and first for its feed-forward and then for
-//                    its attention: the half once more, which recomputes what was not kept, and its backward function; then input_backward
+//     forward()      input_forward; attention_half and feed_forward_half of each layer; final_norm_forward; head, which is this class's
+//     gradients()    head, final_norm_backward; for the feed-forward of each layer, from the last to the first, and then for its attention: the half's forward
+//                    function once more, for what was not kept, and its backward function; input_backward
 //
-// The ranks of a ring share each row: a rank computes T / sp of its tokens, and only attention needs the others (../parallel/ring.h). The
-// gradients of a unit are summed over all ranks as soon as the backward pass has computed them. One rank is a ring of one.
+// The ranks of a ring share each row: a rank computes T / sp of its tokens, and only attention needs the others
+// (../parallel/ring.h). The gradients of a unit are summed over all ranks as soon as the backward pass has computed them. One
+// rank is a ring of one.
 //
-// weights.h has the weights, wherever they lie, trace.h what watches the ops, and generator.h the passes that generate.
+// weights.h makes weights readable wherever they are stored, trace.h has the tools that watch ops, and generator.h the passes
+// that generate.
 #pragma once
 #include <cmath>
 #include <optional>
@@ -57,7 +60,7 @@ template <class Dev> class Decoder : public Model {
         if (trace_.times().empty()) find_lifetimes();
         return plan_;
     }
-    StepParts parts() const override;
+    RehearsedSteps rehearse_steps(size_t micro_steps) override;
     Arena &arena() override { return *arena_; }
     Memory &memory() override {  // is made when it is first used, because a plan needs no device
         if (!memory_) memory_ = make_memory(dev);
@@ -106,34 +109,36 @@ template <class Dev> class Decoder : public Model {
 
   protected:
     using X = typename Dev::X;
+    using Calls = std::function<void(Model &, const ModelLimits &)>;  // of a model that is rehearsed
 
     Decoder(Dev dev, const ModelConfig &config, const ModelLimits &limits, const Table &table, OpList ops);
 
     // ---- what a trainer adds ----------------------------------------------------------------------------------------------------------
 
-    // Points the trainer's weights at their arrays, and their gradients, too, if the model is trained (else `grads` is null). It sets
-    // head_w and head_dw.
-    virtual void point_weights(const Locate<X> &params, const Locate<float> *grads) = 0;
+    // Points the trainer's weights and their gradients at their arrays. The gradients of weights that are not trained become
+    // null.
+    virtual void point_weights(TensorList<X> &params, TensorList<float> &grads) = 0;
     virtual void input_forward() = 0;  // computes acts.x[0] from row.tokens
-    // Layer l computes acts.x[l+1] from acts.x[l]: its first half up to attention's output, its second half the output projection and the feed-forward
-    // (see runs() and for_tiles()).
+    // Layer l computes acts.x[l+1] from acts.x[l]: its first half up to attention's output, its second half the output projection
+    // and the feed-forward (see runs() and for_tiles()).
     virtual void attention_half(size_t l, Pass pass) = 0;
     virtual void feed_forward_half(size_t l, Pass pass) = 0;
     virtual void final_norm_forward() = 0;   // computes acts.normf from acts.x[L]
     virtual void final_norm_backward() = 0;  // replaces acts.dx, the gradient of acts.normf, by the gradient of acts.x[L]
-    // They replace acts.dx, the gradient of acts.x[l+1], by that of the residual stream after attention, and that by the gradient of acts.x[l].
+    // They replace acts.dx, the gradient of acts.x[l+1], by that of the residual stream after attention, and that by the gradient
+    // of acts.x[l].
     virtual void feed_forward_half_backward(size_t l) = 0;
     virtual void attention_half_backward(size_t l) = 0;
-    virtual void find_lifetimes() = 0;  // calls rehearse<the model>(), which needs the class of the trainer
+    virtual void rehearse(Touches &log, const Calls &calls) = 0;  // is rehearse_as<the trainer's class>(log, calls)
     virtual void input_backward() = 0;  // calls sum_gradients itself, since only the trainer knows which units its input has
 
     // ---- what it plans with -----------------------------------------------------------------------------------------------------------
 
     bool trains() const { return limits.mode == Mode::train; }
     bool adapts() const { return config.lora.rank > 0; }
-    template <class Acts> auto layer_arrays(size_t l, Acts &forward, Acts &backward);
+    auto layer_arrays(size_t l);
     template <class T> void plan_kept(size_t l, T **forward, T **backward, const std::string &name, std::vector<size_t> shape);
-    template <template <class> class M> void rehearse();
+    template <template <class> class M> void rehearse_as(Touches &log, const Calls &calls);
     void plan_attention(size_t l, AttentionActs<X> &forward, AttentionActs<X> &backward);
 
     // ---- what it computes with --------------------------------------------------------------------------------------------------------
@@ -150,7 +155,8 @@ template <class Dev> class Decoder : public Model {
         begin_op(pass, op, l);
         return true;
     }
-    // Calls f(first, n) for each tile of the row's tokens, one after the other. The hidden arrays of the feed-forward hold one tile: (tile, F).
+    // Calls f(first, n) for each tile of the row's tokens, one after the other. The hidden arrays of the feed-forward hold one
+    // tile: (tile, F).
     template <class F> void for_tiles(F f) {
         in_parts(
             row.T, [&](size_t first, size_t n) { trace_.tile = n, f(first, n); }, tile);
@@ -158,12 +164,13 @@ template <class Dev> class Decoder : public Model {
     }
     void attention_forward(size_t l, const AttentionActs<X> &a);
     void attention_backward(size_t l, const AttentionActs<X> &a);
-    void linear_forward(size_t l, LinearShape m, X *out, const X *x, const X *w, const X *bias, size_t t, size_t n) {
-        linears_.forward(l, m, out, x, w, bias, t, n);
+    // A linear layer with its adapters, for tokens [t, t + n) of the row, to which the pointers belong.
+    void linear_forward(size_t l, Linear matrix, X *out, const X *x, LinearWeights<X> w, size_t t, size_t n) {
+        linears_.forward(l, matrix, out, x, w, t, n);
     }
-    void linear_backward(size_t l, LinearShape m, X *dx, float *dw, float *dbias, const X *dout, const X *x, const X *w, size_t t,
-                         size_t n) {
-        linears_.backward(l, m, dx, dw, dbias, dout, x, w, t, n, weights_.accumulates());
+    void linear_backward(size_t l, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x, LinearWeights<X> w,
+                         size_t t, size_t n) {
+        linears_.backward(l, matrix, dx, dw, dout, x, w, t, n, weights_.accumulates());
     }
     template <class F> void sum_gradients(size_t unit, bool complete, F add) { weights_.sum_gradients(unit, complete, add); }
 
@@ -172,8 +179,8 @@ template <class Dev> class Decoder : public Model {
     const ModelLimits limits;
     const size_t T_max;  // tokens of this rank's part of the longest row
     const OpList ops;
-    // The tokens for which the hidden arrays of the feed-forward exist at a time. Where they are not kept for the backward pass, that is
-    // limits.tile_tokens, rounded up to a multiple of matmul_run so that no bit depends on it, and by default one run.
+    // The tokens for which the hidden arrays of the feed-forward exist at a time. Where they are not kept for the backward pass,
+    // that is limits.tile_tokens, rounded up to a multiple of matmul_run so that no bit depends on it, and by default one run.
     const size_t tile;
     const size_t positions_unit;  // of the table
     Plan plan_;
@@ -197,6 +204,8 @@ template <class Dev> class Decoder : public Model {
     friend class CachedGenerator<Dev>;
     void plan_row();
     void plan_head();
+    void find_lifetimes();
+    Work layout() const;
     void begin_pass();
     void load_part(const Row &row);
     bool is_noisy() const { return key_ && limits.neftune_alpha > 0 && linears_.adapters_are_on; }  // the reference is not
@@ -222,7 +231,7 @@ template <class Dev> class Decoder : public Model {
     CachedGenerator<Dev> generator_{*this};
     Mesh *mesh_ = nullptr;
     std::unique_ptr<Memory> memory_;
-    std::unique_ptr<Arena> arena_;    // lies in memory_
+    std::unique_ptr<Arena> arena_;    // in memory_
     std::unique_ptr<Store> store_;    // copies from the arena and to it
     std::unique_ptr<Graphs> graphs_;  // null: every launch is a call
     SelfComm alone_;                  // this rank, which generates by itself
@@ -232,9 +241,10 @@ template <class Dev> class Decoder : public Model {
     // The residual stream in the forward and in the backward pass: the same arrays, if they are not offloaded between the two.
     struct {
         std::vector<X *> forward, backward;
-    } x_of;
+    } residual_;
 
-    // An array that is copied to the store after its layer's forward pass, and back before the layer's backward pass, to another one.
+    // An array that is copied to the store after its layer's forward pass, and back before the layer's backward pass, to another
+    // one.
     struct OffloadedArray {
         size_t place, bytes;  // bytes: of T_max tokens
         void **forward, **backward;
@@ -247,15 +257,16 @@ template <class Dev> class Decoder : public Model {
 template <class Dev> void Decoder<Dev>::profile() {
     auto timeline = make_timeline(dev);
     const Peaks peaks = measure_peaks(dev, memory(), *timeline);
-    trace_.profile(std::make_unique<Profiler>(std::move(timeline), peaks, ops, config, parts().layout));
+    trace_.profile(std::make_unique<Profiler>(std::move(timeline), peaks, ops, config, layout()));
 }
 
-template <class Dev> StepParts Decoder<Dev>::parts() const {
+template <class Dev> Work Decoder<Dev>::layout() const {
     const Zero<Dev> &zero = weights_.trained;
     Work layout{};
     constexpr size_t bytes_of_moment[] = {sizeof(float), sizeof(bf16), sizeof(uint8_t)};
     layout.element = sizeof(X), layout.gradient = zero.rounds ? sizeof(bf16) : sizeof(float);
     layout.moment = bytes_of_moment[size_t(limits.moments)], layout.recompute = limits.recompute;
+    layout.head_in_buckets = weights_.head_in_buckets();
     for (const ShardRun &s : zero.sharding.shard_runs()) layout.parameters += s.count;
     for (const TensorRun &s : zero.sharding.tensor_runs(zero.table))
         if (const Tensor &t = zero.table[s.tensor]; limits.muon && t.of_layer)
@@ -263,9 +274,7 @@ template <class Dev> StepParts Decoder<Dev>::parts() const {
     if (zero.sharding.stage >= 2) layout.cleared = layout.parameters;
     else
         for (const Tensor &t : zero.table) layout.cleared += t.product && !zero.buffers() ? 0 : t.count;
-    std::vector<size_t> copied;
-    for (size_t unit = 0; unit < weights_.units.size(); unit++) copied.push_back(weights_.prefetched.bytes(unit));
-    return {ops, layout, weights_.table, zero.sharding, weights_.quantised.weights(1), copied};
+    return layout;
 }
 
 template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool poison) {
@@ -276,15 +285,18 @@ template <class Dev> void Decoder<Dev>::allocate(Mesh &mesh, bool guards, bool p
     if (plan_.store_bytes()) store_ = make_store(dev, limits.offload.dir, plan_.store_bytes(), limits.offload.patience);
     weights_.use(mesh, memory(), store_.get());
     if (limits.graphs) graphs_ = make_graphs(dev);
-    const Locate<float> gradients = weights_.gradients(), none = nowhere<float>();
-    if (config.freezes()) point_weights(weights_.frozen_weights(), trains() ? &none : nullptr);
-    else point_weights(weights_.trained_weights(), trains() ? &gradients : nullptr);
-    if (weights_.prefetched.any()) head_w = weights_.prefetched.head_weights();
+    TensorList<X> params = weights_.trained_weights(), frozen = weights_.frozen_weights();
+    TensorList<float> grads = trains() ? weights_.gradients() : TensorList<float>(), none;
+    if (config.freezes()) point_weights(frozen, none);
+    else point_weights(params, grads);
+    head_w = weights_.prefetched.any() ? weights_.prefetched.head_weights() : config.freezes() ? frozen.head : params.head;
     if (config.freezes()) {
-        lora_table(config, weights_.frozen_table, linears_.adapters, &head_w, weights_.trained_weights());
-        if (trains()) lora_table(config, weights_.frozen_table, linears_.gradients, &head_dw, gradients);
+        lora_table(config, weights_.frozen_table, linears_.adapters, params);
+        lora_table(config, weights_.frozen_table, linears_.gradients, grads);
+        if (params.head) head_w = params.head;
         linears_.documents = row.documents, linears_.positions = row.doc_pos;
     }
+    head_dw = grads.head;
     if (trains() && head_dw && weights_.trained.buffers()) head_dw = weights_.head_buffer;
 }
 
@@ -309,7 +321,7 @@ template <class Dev> void Decoder<Dev>::forward() {
     const size_t L = config.L, norm = weights_.units.size() - 1;
     const Pass pass = Pass::forward;
     if (!weights_.begin_forward(row.T > 0)) return;
-    acts.x = x_of.forward;
+    acts.x = residual_.forward;
     weights_.fetch(0, pass);
     if (positions_unit) weights_.fetch(positions_unit, pass);
     weights_.fetch(1, pass);
@@ -330,8 +342,9 @@ template <class Dev> void Decoder<Dev>::forward() {
     weights_.ready(weights_.table.head, pass);
 }
 
-// Launches a part of a layer's work, by replaying its recording if there is one. A recording lacks the host's actions between launches: messages of a
-// ring, marks of time, dead arrays to fill or examine; and a key of dropout is an argument of its launches.
+// Launches a part of a layer's work, by replaying its recording if there is one. A recording lacks the host's actions between
+// launches: messages of a ring, marks of time, dead arrays to fill or examine; and a key of dropout is an argument of its
+// launches.
 template <class Dev> template <class F> void Decoder<Dev>::recorded(size_t l, Stretch stretch, const F &work) {
     const bool only_launches = limits.ranks.sp == 1 && !trace_.is_on() && config.lora.dropout == 0;
     if (!graphs_ || !only_launches || generator_.runs() || !linears_.adapters_are_on) return work();
@@ -341,18 +354,18 @@ template <class Dev> template <class F> void Decoder<Dev>::recorded(size_t l, St
 
 // Starts offloading what layer l keeps, and waits for the layer before it, whose arrays the next layer may overwrite.
 template <class Dev> void Decoder<Dev>::offload(size_t l) {
-    trace_.pause();
     if (l > 0) wait_for_copies(l - 1, Pass::forward);
-    for (const OffloadedArray &t : offloaded_[l]) store_->leave(t.place, *t.forward, bytes_now(t));
+    trace_.pause(Pass::forward, COPY, l);
+    for (const OffloadedArray &t : offloaded_[l]) store_->offload(t.place, *t.forward, bytes_now(t));
 }
 
 // Waits for what layer l keeps, and starts reading what the layer before it keeps.
 template <class Dev> void Decoder<Dev>::prefetch(size_t l) {
-    trace_.pause();
     wait_for_copies(l, Pass::backward);
-    acts.x[l] = x_of.backward[l];
+    acts.x[l] = residual_.backward[l];
     if (l == 0) return;
-    for (const OffloadedArray &t : offloaded_[l - 1]) store_->come(t.place, *t.backward, bytes_now(t));
+    trace_.pause(Pass::backward, COPY, l - 1);
+    for (const OffloadedArray &t : offloaded_[l - 1]) store_->prefetch(t.place, *t.backward, bytes_now(t));
 }
 
 template <class Dev> void Decoder<Dev>::wait_for_copies(size_t l, Pass pass) {
@@ -454,12 +467,10 @@ template <class Dev> void Decoder<Dev>::backward(std::span<const float> weights,
 template <class Dev> void Decoder<Dev>::head_backward() {
     const size_t C = config.C, V = config.V;
     if (!head_dw) return row.T ? head(acts.dx, nullptr) : void();
-    const Unit &unit = weights_.units[weights_.table.head];
-    const Sharding &s = weights_.trained.sharding;
-    const bool in_parts = s.bucket_of(unit.begin) != s.bucket_of(unit.end - 1);
-    if (in_parts && row.T) head(acts.dx, nullptr);
+    const bool in_buckets = weights_.head_in_buckets();
+    if (in_buckets && row.T) head(acts.dx, nullptr);
     weights_.sum_head_gradients([&](size_t first, size_t n) {
-        if (!in_parts) return head(acts.dx, head_dw);
+        if (!in_buckets) return head(acts.dx, head_dw);
         begin_op(Pass::backward, HEAD, n);
         lm_head_weight(dev, head_dw, acts.head, acts.normf, head_w, head_loss(), acts.stats, C, V, row.N, first / C, n / C);
     });

@@ -1,4 +1,5 @@
-// What the decoder plans: its state, and the arrays of a step with the ops from which to which they are alive. Part of decoder.h, which includes it.
+// What the decoder plans: its state, and the arrays of a step with the ops from which to which they are alive. Part of decoder.h,
+// which includes it.
 #pragma once
 #include "decoder.h"
 #include "every_call.h"
@@ -31,8 +32,8 @@ template <class Dev> void Decoder<Dev>::plan_row() {
     row.plan(plan_, T);
     plan_.add(&acts.matmul, "matmul workspace", {matmul_scratch(dev)});
 
-    x_of.forward.resize(c.L + 1), x_of.backward.resize(c.L + 1);
-    for (size_t l = 0; l <= c.L; l++) plan_kept(l, &x_of.forward[l], &x_of.backward[l], format("act.%zu.x", l), {T, C});
+    residual_.forward.resize(c.L + 1), residual_.backward.resize(c.L + 1);
+    for (size_t l = 0; l <= c.L; l++) plan_kept(l, &residual_.forward[l], &residual_.backward[l], format("act.%zu.x", l), {T, C});
     plan_.transient(&acts.normf, "act.normf", {T, C});
     if (trains()) plan_.transient(&acts.dx, "dx", {T, C});
     generator_.plan(plan_);
@@ -55,20 +56,20 @@ template <class Dev> void Decoder<Dev>::plan_head() {
 }
 
 // Plans arrays of layer l, one a call:
-//   array(name, &Acts::member, shape, recomputed from)
-// The last argument is the level of recomputation from which on the array is not kept for the backward pass. There are then two arrays: the forward
-// pass's, and the one into which the backward pass recomputes it.
-template <class Dev> template <class Acts> auto Decoder<Dev>::layer_arrays(size_t l, Acts &f, Acts &b) {
-    return [this, l, &f, &b](const char *name, auto member, std::vector<size_t> shape, Recompute from) {
+//   array(name, pointer of the forward pass, pointer of the backward pass, shape, recomputed from)
+// The last argument is the level of recomputation from which on the array is not kept for the backward pass. There are then two
+// arrays: the forward pass's, and the one into which the backward pass recomputes it.
+template <class Dev> auto Decoder<Dev>::layer_arrays(size_t l) {
+    return [this, l](const char *name, auto *&forward, auto *&backward, std::vector<size_t> shape, Recompute from) {
         const std::string full = format("act.%zu.%s", l, name);
-        if (trains() && limits.recompute < from) return plan_kept(l, &(f.*member), &(b.*member), full, shape);
-        plan_.transient(&(f.*member), full, shape);
-        if (trains()) plan_.transient(&(b.*member), full + " recomputed", shape);
+        if (trains() && limits.recompute < from) return plan_kept(l, &forward, &backward, full, shape);
+        plan_.transient(&forward, full, shape);
+        if (trains()) plan_.transient(&backward, full + " recomputed", shape);
     };
 }
 
-// Plans an array of layer l that is alive from the forward to the backward pass. Where activations are offloaded there are two, of which the second is read
-// from the store. The backward pass begins with the last layer, whose arrays therefore stay.
+// Plans an array of layer l that is alive from the forward to the backward pass. Where activations are offloaded there are two,
+// of which the second is read from the store. The backward pass begins with the last layer, whose arrays therefore stay.
 template <class Dev>
 template <class T>
 void Decoder<Dev>::plan_kept(size_t l, T **forward, T **backward, const std::string &name, std::vector<size_t> shape) {
@@ -108,32 +109,52 @@ template <class Dev> void Decoder<Dev>::plan_attention(size_t l, AttentionActs<X
     array("scratch", &b.scratch, {attention_scratch(dev) * sizeof(float)});
 }
 
-// Finds the lifetimes of transient arrays, and the times of the ops, by a rehearsal of M. They depend on the row's length only in so far as it
-// is more than one tile; a rehearsal's tiles have row_multiple tokens.
-template <class Dev> template <template <class> class M> void Decoder<Dev>::rehearse() {
+// The documents of the longest row. They fill it, so that every rank of a ring has all ops.
+inline std::vector<std::vector<int32_t>> longest_row(const ModelConfig &config, const ModelLimits &limits) {
+    const size_t T = limits.row_tokens;
+    std::vector<std::vector<int32_t>> documents;
+    in_parts(
+        T, [&](size_t, size_t n) { documents.emplace_back(n, 1); }, config.gpt2() ? std::min(T, config.max_positions) : T);
+    return documents;
+}
+
+// Calls a model M on a rehearsing device. A rehearsal depends on the row's length only in so far as it is more than one tile; its
+// tiles have row_multiple tokens.
+template <class Dev> template <template <class> class M> void Decoder<Dev>::rehearse_as(Touches &log, const Calls &calls) {
     if constexpr (!is_rehearsal<Dev>) {
         const Ranks &r = limits.ranks;
-        Touches log;
-        RehearsalComm world(log, int(r.rank), int(r.world), {int(r.sp), int(r.group()), int(r.world / r.group())});
+        const int group = int(r.group());
+        RehearsalComm world(log, int(r.rank), int(r.world), {{int(r.sp), 1}, {group, 1}, {int(r.world) / group, group}});
         Mesh mesh(world, int(r.sp), int(r.zero_group));
         ModelLimits few = limits;
         few.row_tokens = (tile < T_max ? 2 : 1) * row_multiple * r.sp, few.tile_tokens = row_multiple;
         M<Rehearsal<Dev>> model({dev, &log}, config, few);
         model.allocate(mesh, true, false);
         log.watch(model.plan());
-        // The longest row, with a target at each of its tokens, so that every rank of a ring has all ops.
-        const size_t document = config.gpt2() ? std::min(few.row_tokens, config.max_positions) : few.row_tokens;
-        std::vector<std::vector<int32_t>> documents;
-        in_parts(
-            few.row_tokens, [&](size_t, size_t n) { documents.emplace_back(n, 1); }, document);
-        make_every_call(model, documents, config, few);
-        log.finish();
-        const auto &segments = plan_.segments();
-        if (!std::ranges::equal(segments, model.plan().segments(), {}, &Segment::name, &Segment::name))
+        if (!std::ranges::equal(plan_.segments(), model.plan().segments(), {}, &Segment::name, &Segment::name))
             die("the rehearsed model plans other arrays than the model itself");
-        for (size_t i = 0; i < segments.size(); i++)
-            if (const Touches::Lifetime &l = log.lifetimes()[i]; segments[i].transient && l.touched())
-                plan_.live(i, l.first, l.last, l.in_pause);
-        trace_.use_times(log.times());
+        calls(model, few);
+        log.finish();
     }
+}
+
+// Finds the lifetimes of transient arrays, and the times of the ops.
+template <class Dev> void Decoder<Dev>::find_lifetimes() {
+    Touches log;
+    rehearse(log, [&](Model &model, const ModelLimits &few) { make_every_call(model, longest_row(config, few), config, few); });
+    const auto &lifetimes = log.lifetimes();
+    for (size_t i = 0; i < lifetimes.size(); i++)
+        if (const Touches::Lifetime &l = lifetimes[i]; plan_.segments()[i].transient && l.touched())
+            plan_.live(i, l.first, l.last, l.in_pause);
+    trace_.use_times(log.times());
+}
+
+template <class Dev> RehearsedSteps Decoder<Dev>::rehearse_steps(size_t micro_steps) {
+    Touches log;
+    rehearse(log,
+             [&](Model &model, const ModelLimits &few) { make_two_steps(model, longest_row(config, few), config, micro_steps); });
+    std::vector<Event> events = log.events();
+    for (Event &e : events)  // the number of a place becomes its bytes, of all tokens
+        if (e.kind == Event::start && e.lane != Event::messages) e.amount = plan_.places()[e.amount].second;
+    return {ops, layout(), weights_.table, std::move(events)};
 }

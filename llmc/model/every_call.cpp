@@ -26,13 +26,30 @@ static std::vector<double> generate(Model &model, const std::vector<int32_t> &te
     return {logits.begin(), logits.end()};
 }
 
+// Every token after the first of a document is a target.
+static Row row_of(const std::vector<std::vector<int32_t>> &documents, const ModelConfig &config) {
+    std::vector<std::vector<uint8_t>> masks;
+    for (const auto &d : documents) masks.emplace_back(d.size(), 1);
+    const Row row = make_row(documents, masks);
+    return config.reward ? at_ends(row) : row;
+}
+
+void make_two_steps(Model &model, const std::vector<std::vector<int32_t>> &documents, const ModelConfig &config,
+                    size_t micro_steps) {
+    const Row row = row_of(documents, config);
+    for (int step = 0; step < 2; step++) {
+        model.zero_gradients();
+        for (size_t i = 1; i <= micro_steps; i++) model.accumulate(row, 1, i == micro_steps);
+        model.gradient_norm(), model.update(AdamW{});
+    }
+}
+
 std::map<std::string, std::vector<double>> make_every_call(Model &model, const std::vector<std::vector<int32_t>> &documents,
                                                            const ModelConfig &config, const ModelLimits &limits) {
     std::map<std::string, std::vector<double>> values;
-    std::vector<std::vector<uint8_t>> masks;
     std::vector<int32_t> text;
-    for (const auto &d : documents) masks.emplace_back(d.size(), 1), text.insert(text.end(), d.begin(), d.end());
-    const Row whole = make_row(documents, masks), row = config.reward ? at_ends(whole) : whole;
+    for (const auto &d : documents) text.insert(text.end(), d.begin(), d.end());
+    const Row row = row_of(documents, config);
     const bool trains = limits.mode == Mode::train;
     if (trains) model.randomise(1), model.zero_gradients();
     if (limits.mode != Mode::generate) values["losses"] = model.evaluate(row);

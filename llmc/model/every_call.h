@@ -12,3 +12,7 @@
 // each. The cache pages of sequence i begin at page i * limits.sequence_pages. Returns the values that the host gets, by what they are.
 std::map<std::string, std::vector<double>> make_every_call(Model &model, const std::vector<std::vector<int32_t>> &documents,
                                                            const ModelConfig &config, const ModelLimits &limits);
+
+// Trains for two steps of so many equal rows. The second begins with what the first has left under way.
+void make_two_steps(Model &model, const std::vector<std::vector<int32_t>> &documents, const ModelConfig &config,
+                    size_t micro_steps);

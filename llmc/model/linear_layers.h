@@ -13,22 +13,20 @@
 #include "../ops/matmul.h"
 #include "lora.h"
 
-struct LinearShape {
-    Linear matrix;
-    size_t IC, OC;
-};
-
 template <class Dev> class LinearLayers {
   public:
     using X = typename Dev::X;
 
-    LinearLayers(Dev dev, const ModelConfig &config) : dev(dev), config(config), modules(adapted_modules(config)) {}
+    LinearLayers(Dev dev, const ModelConfig &config) : dev(dev), config(config), modules(adapted_modules(config)) {
+        for (Linear matrix : {Linear::qkv, Linear::o, Linear::gate_up, Linear::down})
+            shapes[size_t(matrix)] = linear_shape(config, matrix);
+    }
     void plan(Plan &plan, size_t T, bool trains);
-    void forward(size_t l, LinearShape m, X *out, const X *x, const X *w, const X *bias, size_t t, size_t n);
-    // Computes the gradients of what is trained, and the input's, which may overwrite the input; dx may be null, and so may dw. `accumulate`: they are
-    // added to those of earlier rows.
-    void backward(size_t l, LinearShape m, X *dx, float *dw, float *dbias, const X *dout, const X *x, const X *w, size_t t,
-                  size_t n, bool accumulate);
+    void forward(size_t l, Linear matrix, X *out, const X *x, LinearWeights<X> w, size_t t, size_t n);
+    // Computes the gradients of what is trained, and the input's, which may overwrite the input; dx may be null, and so may dw's pointers. `accumulate`: they
+    // are added to those of earlier rows.
+    void backward(size_t l, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x, LinearWeights<X> w,
+                  size_t t, size_t n, bool accumulate);
     bool drops() const { return adapters_are_on && dropout_key && config.lora.dropout > 0; }
 
     Adapters<X> adapters;
@@ -46,7 +44,8 @@ template <class Dev> class LinearLayers {
     const Dev dev;
     const ModelConfig &config;
     const std::vector<LinearModule> modules;  // that have adapters
-    X *dropped;                               // (matmul_run, the widest input)            with dropout: the input of an adapter
+    LinearShape shapes[4];
+    X *dropped;     // (matmul_run, the widest input)            with dropout: the input of an adapter
     X *low, *dlow;  // (matmul_run, rank), (.., 3 * rank)        x A^T, and the gradients of those of a matrix
 };
 
@@ -93,16 +92,17 @@ template <class Dev> const typename Dev::X *LinearLayers<Dev>::adapter_input(siz
 }
 
 template <class Dev>
-void LinearLayers<Dev>::forward(size_t l, LinearShape m, X *out, const X *x, const X *w, const X *bias, size_t t, size_t n) {
-    matmul_forward(dev, out, x, w, bias, n, m.IC, m.OC);
+void LinearLayers<Dev>::forward(size_t l, Linear matrix, X *out, const X *x, LinearWeights<X> w, size_t t, size_t n) {
+    const auto [IC, OC] = shapes[size_t(matrix)];
+    matmul_forward(dev, out, x, w.weight, w.bias, n, IC, OC);
     if (modules.empty()) return;
     in_parts(
         n,
-        [&](size_t first, size_t part) {
-            for_adapters(m.matrix, [&](const LinearModule &module, size_t, size_t i) {
-                adapter_input(l, i, x + first * m.IC, t + first, part);
-                matmul_forward(dev, out + first * m.OC + module.first, low, adapters[l][i].b, (const X *)nullptr, part,
-                               config.lora.rank, module.OC, m.OC, true);
+        [&, IC = IC, OC = OC](size_t first, size_t part) {
+            for_adapters(matrix, [&](const LinearModule &module, size_t, size_t i) {
+                adapter_input(l, i, x + first * IC, t + first, part);
+                matmul_forward(dev, out + first * OC + module.first, low, adapters[l][i].b, (const X *)nullptr, part,
+                               config.lora.rank, module.OC, OC, true);
             });
         },
         matmul_run(dev));
@@ -110,35 +110,36 @@ void LinearLayers<Dev>::forward(size_t l, LinearShape m, X *out, const X *x, con
 
 // With u = scale * drop(x) A^T and d = dout B:   dB += dout^T u    dA += scale * d^T drop(x)    dx = dout W + scale * drop(d A)
 template <class Dev>
-void LinearLayers<Dev>::backward(size_t l, LinearShape m, X *dx, float *dw, float *dbias, const X *dout, const X *x, const X *w,
-                                 size_t t, size_t n, bool accumulate) {
-    if (dw) matmul_backward_weight(dev, dw, dbias, dout, x, n, m.IC, m.OC, accumulate || t > 0);
+void LinearLayers<Dev>::backward(size_t l, Linear matrix, X *dx, LinearWeights<float> dw, const X *dout, const X *x,
+                                 LinearWeights<X> w, size_t t, size_t n, bool accumulate) {
+    const auto [IC, OC] = shapes[size_t(matrix)];
+    if (dw.weight) matmul_backward_weight(dev, dw.weight, dw.bias, dout, x, n, IC, OC, accumulate || t > 0);
     const size_t r = config.lora.rank;
     in_parts(
         n,
-        [&](size_t first, size_t part) {
-            const X *dout_part = dout + first * m.OC;
-            X *dx_part = dx + first * m.IC;
+        [&, IC = IC, OC = OC](size_t first, size_t part) {
+            const X *dout_part = dout + first * OC;
+            X *dx_part = dx + first * IC;
             const bool add = accumulate || t + first > 0;
-            for_adapters(m.matrix, [&](const LinearModule &module, size_t number, size_t i) {
+            for_adapters(matrix, [&](const LinearModule &module, size_t number, size_t i) {
                 const Adapter<X> &adapter = adapters[l][i];
                 const Adapter<float> &d = gradients[l][i];
                 const DropoutMask mask = mask_of(l, module, t + first);
-                const X *input = adapter_input(l, i, x + first * m.IC, t + first, part), *dblock = dout_part + module.first;
+                const X *input = adapter_input(l, i, x + first * IC, t + first, part), *dblock = dout_part + module.first;
                 X *dlow_i = dlow + number * part * r;
-                matmul_backward_weight(dev, d.b, nullptr, dblock, low, part, r, module.OC, add, m.OC);
-                matmul_backward_input(dev, dlow_i, dblock, adapter.b, part, r, module.OC, m.OC);
+                matmul_backward_weight(dev, d.b, nullptr, dblock, low, part, r, module.OC, add, OC);
+                matmul_backward_input(dev, dlow_i, dblock, adapter.b, part, r, module.OC, OC);
                 if (!mask.threshold && mask.scale != 1) dropout_forward(dev, dlow_i, dlow_i, mask, part, r);
                 matmul_backward_weight(dev, d.a, nullptr, dlow_i, input, part, module.IC, r, add);
             });
             if (!dx) return;
-            matmul_backward_input(dev, dx_part, dout_part, w, part, m.IC, m.OC);
-            for_adapters(m.matrix, [&](const LinearModule &module, size_t number, size_t i) {
+            matmul_backward_input(dev, dx_part, dout_part, w.weight, part, IC, OC);
+            for_adapters(matrix, [&](const LinearModule &module, size_t number, size_t i) {
                 const DropoutMask mask = mask_of(l, module, t + first);
                 const X *a = adapters[l][i].a, *dlow_i = dlow + number * part * r;
-                if (!mask.threshold) return matmul_backward_input(dev, dx_part, dlow_i, a, part, m.IC, r, 0, true);
-                matmul_backward_input(dev, dropped, dlow_i, a, part, m.IC, r);
-                dropout_backward(dev, dx_part, dropped, mask, part, m.IC);
+                if (!mask.threshold) return matmul_backward_input(dev, dx_part, dlow_i, a, part, IC, r, 0, true);
+                matmul_backward_input(dev, dropped, dlow_i, a, part, IC, r);
+                dropout_backward(dev, dx_part, dropped, mask, part, IC);
             });
         },
         matmul_run(dev));

@@ -36,6 +36,13 @@ std::vector<LinearModule> linear_modules(const ModelConfig &c) {
             {"mlp.down_proj", down, 0, C, F}};
 }
 
+LinearShape linear_shape(const ModelConfig &c, Linear matrix) {
+    LinearShape shape{};
+    for (const LinearModule &m : linear_modules(c))
+        if (m.matrix == matrix) shape = {m.IC, m.first + m.OC};
+    return shape;
+}
+
 static std::string short_name(const LinearModule &m) { return std::string(m.name).substr(std::string(m.name).find('.') + 1); }
 
 // A target is the name of a module, with or without its prefix; all-linear is all of them.
@@ -191,7 +198,8 @@ void write_lora(const std::string &dir, const ModelConfig &config, const std::st
 
 // ---- costs ----------------------------------------------------------------------------------------------------------------------------
 
-CostOf cost::linear(const ModelConfig &c, Linear matrix, size_t IC, size_t OC, size_t more) {
+CostOf cost::linear(const ModelConfig &c, Linear matrix, size_t more) {
+    const auto [IC, OC] = linear_shape(c, matrix);
     const CostOf product = cost::product(IC, OC, more);
     if (c.lora.rank == 0) return product;
     double in = 0, out = 0, adapters = 0;  // elements that each token has in, and out of, the adapters of this matrix

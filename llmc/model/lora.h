@@ -20,8 +20,12 @@ struct LinearModule {
     Linear matrix;
     size_t first, OC, IC;
 };
+struct LinearShape {
+    size_t IC, OC;
+};
 std::string layer_name(const ModelConfig &config, size_t l);  // "model.layers.3."
 std::vector<LinearModule> linear_modules(const ModelConfig &config);
+LinearShape linear_shape(const ModelConfig &config, Linear matrix);
 std::vector<LinearModule> adapted_modules(const ModelConfig &config);  // those that config.lora.targets names
 size_t trained_parameters(const ModelConfig &config);                  // of the adapters, and of a reward model's head
 void check_lora(const ModelConfig &config, const std::string &dir);    // dies if the model in `dir` cannot have such adapters
@@ -32,33 +36,32 @@ void write_lora(const std::string &dir, const ModelConfig &config, const std::st
 
 // ---- tensors --------------------------------------------------------------------------------------------------------------------------
 
+template <class S> struct LinearWeights {
+    S *weight, *bias;  // (OC, IC), (OC) or null
+};
 template <class S> struct Adapter {
     S *a, *b;  // (rank, IC), (OC, rank)
 };
 template <class S> using Adapters = std::vector<std::vector<Adapter<S>>>;  // (L)(adapted modules)
 
-// The table of what is trained. It has the units of the base's table; those without a trained tensor are empty. `head` is set if a reward model's
-// is trained. Nothing is set in an empty model, which has no adapters: its base is trained.
-template <class S>
-Table lora_table(const ModelConfig &c, const Table &base, Adapters<S> &adapters, S **head, const Locate<S> &locate) {
+// Lists what is trained. The table has the units of the base's table; those without a trained tensor are empty. The head is set if a reward model's is
+// trained. An empty model has no adapters: its base is trained.
+template <class S> Table lora_table(const ModelConfig &c, const Table &base, Adapters<S> &adapters, TensorList<S> &t) {
     const size_t r = c.lora.rank;
     const auto modules = adapted_modules(c);
-    TableBuilder<S> t(locate);
     t.table.positions = base.positions, t.table.head = base.head;
     adapters.assign(c.L, {});
     for (size_t u = 0; u < base.units.size(); u++) {
-        const bool is_head = c.reward && u == base.head;
-        t.begin_unit(is_head ? c.C : 0);
-        if (is_head) t.add(true, "score.weight", head, {1, c.C}, Tensor::score, true);
-        if (u == 0 || u > c.L) continue;
+        const bool is_head = c.reward && u == base.head, is_layer = u > 0 && u <= c.L;
+        t.begin_unit(is_layer ? layer_name(c, u - 1) : "", is_head ? c.C : 0);
+        if (is_head) t.add(true, "score.weight", &t.head, {1, c.C}, Tensor::score, true);
+        if (!is_layer) continue;
         for (const LinearModule &m : modules) {
             Adapter<S> adapter;
-            t.prefix = layer_name(c, u - 1) + m.name + ".";
-            t.add(true, "lora_A.weight", &adapter.a, {r, m.IC}, Tensor::lora_a, true);
-            t.add(true, "lora_B.weight", &adapter.b, {m.OC, r}, Tensor::lora_b, true);
+            t.add(true, format("%s.lora_A.weight", m.name).c_str(), &adapter.a, {r, m.IC}, Tensor::lora_a, true);
+            t.add(true, format("%s.lora_B.weight", m.name).c_str(), &adapter.b, {m.OC, r}, Tensor::lora_b, true);
             adapters[u - 1].push_back(adapter);
         }
-        t.prefix = "";
     }
     return t.table;
 }
@@ -68,5 +71,5 @@ Table lora_table(const ModelConfig &c, const Table &base, Adapters<S> &adapters,
 namespace cost {
 // A product with a layer's matrix and its adapters, or the product alone if there are none. The gradient of a frozen matrix is not computed. The
 // backward pass computes x A^T once more, and then four small products.
-CostOf linear(const ModelConfig &c, Linear matrix, size_t IC, size_t OC, size_t more = 0);
+CostOf linear(const ModelConfig &c, Linear matrix, size_t more = 0);
 }  // namespace cost

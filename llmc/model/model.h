@@ -27,7 +27,7 @@ struct LossSums {
 
 enum class Mode { train, evaluate, generate };
 
-// What lies in a store (../core/store.h) while no op needs it.
+// What is kept in a store (../core/store.h) while no op needs it.
 struct Offload {
     bool activations = false;  // what layers keep for the backward pass
     bool optimizer = false;    // AdamW's moments
@@ -56,8 +56,7 @@ struct ModelLimits {
     size_t sequence_pages = 0;  // the most pages of a sequence
     size_t draws = 0;           // the most tokens of a call of draw()
     size_t occurred = 0;        // the most tokens of all its documents together, where those that occurred are penalised
-    bool concurrent =
-        false;  // it computes on a thread of its own while another model does on the rank's: with half of the CPU's threads
+    bool concurrent = false;    // runs concurrently with another model, using half of the CPU's threads
     Ranks ranks;
 };
 
@@ -85,14 +84,12 @@ struct DrawnTokens {
     std::vector<float> logps;
 };
 
-// What a prediction of a step needs of a model (prediction.h).
-struct StepParts {
+// Two steps as a rehearsal has noted them (prediction.h), and what their ops cost.
+struct RehearsedSteps {
     const OpList &ops;
     Work layout;  // in which the sizes of a row are still 0
     const Table &trained;
-    const Sharding &sharding;    // of what is trained
-    size_t quantised;            // elements of a layer that are written out before they are read
-    std::vector<size_t> copied;  // bytes of each unit that come from a store before they are read
+    std::vector<Event> events;
 };
 
 // Continues sequences. This rank alone calls it, but for finish(); during training, after Model::gather_parameters().
@@ -113,11 +110,11 @@ class Model {
     virtual ~Model() = default;
     std::shared_ptr<void> device_state;  // what the model's device uses between calls, and other models may share
 
-    virtual Plan &plan() = 0;             // allocate() places it, or a caller that only wants to show it
-    virtual StepParts parts() const = 0;  // they live as long as the model
-    virtual void profile() = 0;           // measures the steps from now on; is called before allocate()
-    virtual Trace &trace() = 0;           // what watches its ops
-    virtual Generator &generator() = 0;   // for limits with a cache
+    virtual Plan &plan() = 0;  // allocate() places it, or a caller that only wants to show it
+    virtual RehearsedSteps rehearse_steps(size_t micro_steps) = 0;  // of so many rows each; the result refers to the model
+    virtual void profile() = 0;                                     // measures the steps from now on; is called before allocate()
+    virtual Trace &trace() = 0;                                     // what watches its ops
+    virtual Generator &generator() = 0;                             // for limits with a cache
     // `mesh` is that of limits.ranks and lives as long as the model. guards, poison: debugging aids of arena.h
     virtual void allocate(Mesh &mesh, bool guards, bool poison) = 0;
     virtual Arena &arena() = 0;

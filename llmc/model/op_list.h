@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../data/dataloader.h"
+#include "../ops/attention_types.h"
 #include "config.h"
 
 enum class Pass : size_t { forward, both, recompute, backward, step };  // both: loss and gradients of the head, which are one op
@@ -24,12 +25,13 @@ enum class Recompute {
 
 // The sizes of a row, and the properties of the model's layout that costs depend on.
 struct Work {
-    size_t T, N;                 // tokens, predictors
-    std::vector<double> scores;  // (L) the scores (query, key) that each layer's mask lets through
-    size_t element = 4;          // bytes of a weight or an activation
-    size_t gradient = 4;         // bytes of a parameter's gradient between micro-steps
-    size_t moment = 4;           // bytes of one of the optimizer's moments
-    size_t bucket = 0;           // the parameters of the bucket that an op works on; 0: it works on all
+    size_t T, N;                   // tokens, predictors
+    std::vector<double> scores;    // (L) the scores (query, key) that each layer's mask lets through
+    size_t element = 4;            // bytes of a weight or an activation
+    size_t gradient = 4;           // bytes of a parameter's gradient between micro-steps
+    size_t moment = 4;             // bytes of one of the optimizer's moments
+    size_t bucket = 0;             // the parameters of the bucket that an op works on; 0: it works on all
+    bool head_in_buckets = false;  // the head's gradient is computed apart from the loss, in several buckets
     Recompute recompute = Recompute::none;
     size_t parameters = 0, cleared = 0;  // of this rank: those that it updates, and those whose gradients it clears before a step
     size_t without_v = 0;                // of those that it updates: Muon's, which have one moment
@@ -56,14 +58,13 @@ inline Work work_of(const ModelConfig &c, const Row &row, bool padding) {
 // The cost of an op.
 //
 //   flops: multiplications and additions of matrix products alone: T rows through an (IC, OC) matrix take 2*T*IC*OC forward, twice that
-//   backward, for the gradients of input and weight. Attention: 4*scores*H*D forward (scores, weighted values); 10 backward, which
-//   recomputes the scores, as is usual where their (T, T) matrix is never stored. The head is multiplied in the rows with a target only, that
+//   backward, for the gradients of input and weight; attention's are in ../ops/attention_types.h. The head is multiplied in the rows with a target only, that
 //   of a reward model in the last row of each document.
 //
 //   bytes: every input is read once and every output written once, which is the least that any implementation must move. Vectors (norm weights,
 //   biases, rstd, lse, positions) are left out, intermediate arrays (the head's logits, float sums of attention) as well. Gradients of
 //   weights are float and added to: 8 bytes an element. Gradients that are summed over ranks count once. COPY, which goes between
-//   host and device, and PARAM_GATHER, which waits for the parameters that other ranks have updated, are left at 0.
+//   host and device, and FETCH_PARAMS, which waits for parameters of other ranks or of a store, are left at 0.
 struct Cost {
     double flops, bytes;
 };
@@ -88,8 +89,8 @@ inline CostOf elements(size_t forward, size_t backward) {
 inline CostOf attention(size_t Q, size_t K) {
     return [Q = double(Q), K = double(K)](const Work &w, Pass pass, size_t l) -> Cost {
         const double T = double(w.T), s = double(w.element);
-        if (pass == Pass::backward) return {10 * w.scores[l] * Q, s * T * (4 * Q + 4 * K)};
-        return {4 * w.scores[l] * Q, s * T * (2 * Q + 2 * K)};
+        if (pass == Pass::backward) return {attention_backward_flops * w.scores[l] * Q, s * T * (4 * Q + 4 * K)};
+        return {attention_flops * w.scores[l] * Q, s * T * (2 * Q + 2 * K)};
     };
 }
 // A residual sum and the norm of it. Where the sum is kept, recomputation reads it and computes the norm alone.
@@ -102,9 +103,9 @@ inline CostOf residual_norm(size_t C) {
 }  // namespace cost
 
 // The ops around the layers, and of a step, and the messages among ranks. Their numbers follow those of the layer's ops.
-enum RowOp : size_t { EMBED, FINAL_NORM, HEAD, COPY, ZERO_GRAD, GRAD_NORM, ADAMW, GRAD_SUM, PARAM_GATHER, DEQUANTISE, ROW_OPS };
-constexpr const char *row_op_names[ROW_OPS] = {"embedding",     "final norm", "head, loss",   "copies",        "zero gradients",
-                                               "gradient norm", "optimizer",  "gradient sum", "gather params", "dequantise"};
+enum RowOp : size_t { EMBED, FINAL_NORM, HEAD, COPY, ZERO_GRAD, GRAD_NORM, ADAMW, GRAD_SUM, FETCH_PARAMS, DEQUANTISE, ROW_OPS };
+constexpr const char *row_op_names[ROW_OPS] = {"embedding",     "final norm", "head, loss",   "copies",       "zero gradients",
+                                               "gradient norm", "optimizer",  "gradient sum", "fetch params", "dequantise"};
 
 struct LayerOp {
     const char *name;
@@ -158,7 +159,7 @@ struct OpList {
                 const double bucket = double(w.bucket);
                 if (backward && !c.reward)
                     return {4 * N * bucket, s * (N * C + bucket) + 8 * bucket};  // the rows of its bucket alone
-                if (frozen_head(c)) return {4 * N * C * R, s * (N * C + R * C + T * C)};
+                if (frozen_head(c) || (!backward && w.head_in_buckets)) return {4 * N * C * R, s * (N * C + R * C + T * C)};
                 return {(backward ? 4 : 6) * N * C * R, s * (N * C + R * C + T * C) + 8 * R * C};
             }
             case ZERO_GRAD: return {0, double(w.gradient * w.cleared)};
@@ -169,7 +170,7 @@ struct OpList {
             case GRAD_SUM: return {0, 4 * double(w.bucket)};
             case DEQUANTISE: return {0, (double(c.weight_bits) / 8 + s) * double(w.bucket)};  // of a layer's weights
             case COPY:
-            case PARAM_GATHER:
+            case FETCH_PARAMS:
             case ROW_OPS: break;
         }
         return {0, 0};

@@ -1,6 +1,8 @@
 #include "prediction.h"
 
 #include <algorithm>
+#include <deque>
+#include <set>
 
 #include "../core/common.h"
 #include "../parallel/ring.h"
@@ -18,47 +20,24 @@ Row row_of(const ModelLimits &limits) {
     return row;
 }
 
-// The bytes that all ranks together send for a unit, or the ranks of one ring for a layer of one row.
-class Messages {
+// What depends on the row: the scores of a layer's attention, and the bytes of keys and values that the ranks of a ring send for
+// them together.
+class RingWork {
   public:
-    Messages(const StepParts &parts, const ModelConfig &config, const ModelLimits &limits)
-        : parts_(parts),
-          config_(config),
+    RingWork(const ModelConfig &config, const ModelLimits &limits, size_t element)
+        : config_(config),
           ranks_(limits.ranks),
-          muon_(limits.muon),
-          split_(split_row(config, limits.ranks, parts.layout.element, row_of(limits))) {}
+          element_(element),
+          split_(split_row(config, limits.ranks, element, row_of(limits))) {}
 
-    size_t gather(size_t unit) const { return groups() * (parts_.sharding.parts - 1) * padded(unit) * parts_.layout.element; }
-    size_t sum(size_t unit) const {
-        const Unit &u = parts_.trained.units[unit];
-        if (parts_.sharding.stage == 0) return 2 * (ranks_.world - 1) * (u.end - u.begin) * sizeof(float);
-        return groups() * (parts_.sharding.parts - 1) * padded(unit) * sizeof(float);
-    }
-    size_t sum_of_replicas(size_t unit) const {
-        return parts_.sharding.stage == 0 ? 0 : 2 * (groups() - 1) * padded(unit) * sizeof(float);
-    }
-    size_t gather_all() const {
-        size_t bytes = 0;
-        for (size_t unit = 0; unit < parts_.trained.units.size(); unit++) bytes += gather(unit);
-        return bytes;
-    }
-    size_t momenta() const {  // what Muon gathers of the units that have matrices of layers
-        size_t bytes = 0;
-        for (size_t unit = 0; muon_ && unit < parts_.trained.units.size(); unit++) {
-            const Unit &u = parts_.trained.units[unit];
-            const auto is_its = [&](const Tensor &t) { return t.of_layer && u.begin <= t.offset && t.offset < u.end; };
-            if (std::ranges::any_of(parts_.trained.tensors, is_its)) bytes += gather(unit);
-        }
-        return bytes;
-    }
     size_t kv(size_t l, bool backward) const {
-        const size_t P = ranks_.sp, width = 2 * config_.KV * config_.D * parts_.layout.element;
+        const size_t P = ranks_.sp, width = 2 * config_.KV * config_.D * element_;
         if (P == 1) return 0;
         if (ranks_.sp_mode == SpMode::ring) return width * travel(l).row_hops();
         if (ranks_.sp_mode == SpMode::gather) return width * (split_.T / P) * pairs(l);
         const ring::UlyssesHeads heads(P, config_.H, config_.KV);
         const size_t delta = backward ? heads.h * sizeof(float) : 0;
-        return ((2 * heads.h + 2 * heads.m) * config_.D * parts_.layout.element + delta) * split_.T * (P - 1);
+        return ((2 * heads.h + 2 * heads.m) * config_.D * element_ + delta) * split_.T * (P - 1);
     }
     size_t dkv(size_t l) const {
         const size_t P = ranks_.sp, width = 2 * config_.KV * config_.D * sizeof(float);
@@ -83,11 +62,6 @@ class Messages {
     size_t local_T() const { return split_.local_T(); }
 
   private:
-    size_t groups() const { return ranks_.world / parts_.sharding.parts; }
-    size_t padded(size_t unit) const {
-        const Unit &u = parts_.trained.units[unit];
-        return u.begin == u.end ? 0 : parts_.sharding.padded_count(u.begin, u.end);
-    }
     const KeyTravel &travel(size_t l) const { return split_.travel[kind_of(config_, l)]; }
     size_t pairs(size_t l) const {  // of a rank and another one whose keys it sees
         size_t n = 0;
@@ -96,17 +70,17 @@ class Messages {
         return n;
     }
 
-    const StepParts &parts_;
     const ModelConfig &config_;
     const Ranks &ranks_;
-    const bool muon_;
+    const size_t element_;
     const SequenceSplit split_;
 };
 
-// Bytes a second of a rank in a collective of so many neighbours. Every GPU of a host has a link to other hosts, and all of them carry a share of the
-// host's messages.
-double rate_of_neighbours(size_t ranks, const GpuRates &rates) {
-    return ranks <= gpus_of_host ? rates.link : std::min(rates.link, double(gpus_of_host) * rates.network);
+// Bytes a second of a rank in a collective. Every GPU of a host has a link to other hosts, and neighbours that span hosts all
+// carry a share of the host's messages.
+double rate_of(const Event &message, const GpuRates &rates) {
+    if (message.ranks * message.distance <= gpus_of_host) return rates.link;
+    return std::min(rates.link, (message.distance == 1 ? double(gpus_of_host) : 1) * rates.network);
 }
 
 // In a ring across hosts all ranks wait for the hop between two hosts. Otherwise a rank sends the same to each of the others.
@@ -116,247 +90,192 @@ double rate_of_ring(const Ranks &r, const GpuRates &rates) {
     return std::min(rates.link, rates.network * double(r.sp - 1) / double(r.sp - gpus_of_host));
 }
 
-// Adds up what happens in a step, in its order.
-class Prediction {
+// Goes through the events of two steps, and adds up the second.
+class Simulation {
   public:
-    // intervals: receives what is where when, if it is not null
-    Prediction(Model &model, const ModelConfig &config, const ModelLimits &limits, const GpuRates &rates,
-               std::vector<Interval> *intervals = nullptr)
-        : parts_(model.parts()),
-          ops_(parts_.ops),
+    Simulation(Model &model, const ModelConfig &config, const ModelLimits &limits, const GpuRates &rates, size_t micro_steps)
+        : steps_(model.rehearse_steps(micro_steps)),
+          ops_(steps_.ops),
           c_(config),
           r_(limits.ranks),
           rates_(rates),
-          messages_(parts_, config, limits),
-          work_(parts_.layout),
-          divided_(parts_.sharding.divided),
-          kept_(config.L > 1 ? double(model.plan().store_bytes("act.")) / double(config.L - 1) / rates.host : 0),
-          updated_(double(model.plan().store_bytes("adamw ") + model.plan().store_bytes("params")) / rates.host),
-          intervals_(intervals) {
-        work_.T = work_.N = messages_.local_T();
-        for (size_t l = 0; l < config.L; l++) work_.scores.push_back(messages_.scores(l));
+          ring_(config, limits, steps_.layout.element),
+          work_(steps_.layout) {
+        work_.T = work_.N = ring_.local_T();
+        for (size_t l = 0; l < config.L; l++) work_.scores.push_back(ring_.scores(l));
+        for (const Event &e : steps_.events) handle(e);
+        end_op();
+        for (int lane = 0; lane < Event::lanes; lane++) advance(lane, now_);
     }
 
-    // Forward and backward of one row. At the end of the last one gradients are summed at every stage.
-    StepSeconds pass(bool last) {
-        sum_ = {};
-        const bool every = parts_.sharding.stage >= 2, sums = last || every;
-        const size_t L = c_.L, norm = parts_.trained.units.size() - 1, positions = parts_.trained.positions;
-        const size_t head_unit = parts_.trained.head;
-        std::vector<Transfer> first = weights(0);
-        if (positions) append(first, weights(positions));
-        alone(first);
-        stretch("embedding", key(Pass::forward, EMBED), key(Pass::forward, EMBED), 0, weights(1),
-                [&] { row_op(Pass::forward, EMBED); });
-        for (size_t l = 0; l < L; l++) {
-            std::vector<Transfer> transfers = weights(l + 1 < L ? 2 + l : norm);
-            if (l + 1 == L) append(transfers, weights(head_unit));
-            if (l > 0) transfers.push_back({Interval::out, "activations of ", l, kept_});
-            forward(l, transfers);
-        }
-        forward_ = sum_.products + sum_.attention + sum_.other;
-        stretch("head", key(Pass::forward, FINAL_NORM), key(Pass::backward, FINAL_NORM), 0, {},
-                [&] { row_op(Pass::forward, FINAL_NORM), head(), row_op(Pass::backward, FINAL_NORM); });
-        for (size_t l = L; l-- > 0;) {  // a layer's gradients are summed while the one before it is computed
-            std::vector<Transfer> transfers;
-            if (sums) transfers = {gradients(l + 1 < L ? 2 + l : norm, last)};
-            if (sums && l + 1 == L && head_unit) transfers.push_back(gradients(head_unit, last));
-            if (every && l + 1 == L && !head_unit) transfers.push_back(gradients(0, false));  // it is the embedding
-            if (l > 0 && l + 1 < L) append(transfers, weights(l));
-            if (l > 0) transfers.push_back({Interval::in, "activations of ", l, kept_});
-            backward(l, transfers);
-        }
-        stretch("embedding, backward", key(Pass::backward, EMBED), key(Pass::backward, EMBED), 0, {},
-                [&] { row_op(Pass::backward, EMBED); });
-        std::vector<Transfer> rest;
-        if (sums) rest = {gradients(1, last), gradients(0, last)};
-        if (sums && positions) rest.push_back(gradients(positions, last));
-        alone(rest);
-        return sum_;
-    }
-
-    // What follows the passes. Parameters that others have updated arrive while the next forward pass begins.
-    StepSeconds update() {
-        before_ += sum_.all(), sum_ = {};
-        const OpKey norm = key(Pass::step, GRAD_NORM), adamw = key(Pass::step, ADAMW);
-        stretch("gradient norm", norm, norm, 0, {}, [&] { row_op(Pass::step, ZERO_GRAD), row_op(Pass::step, GRAD_NORM); });
-        const Transfer in{Interval::in, "moments and weights", whole, updated_}, out{Interval::out, in.what, whole, updated_};
-        stretch("optimizer", adamw, adamw, 0, {in, out}, [&] { row_op(Pass::step, ADAMW); });
-        double messages = seconds_of(messages_.momenta());
-        if (!divided_) messages += std::max(seconds_of(messages_.gather(0)), seconds_of(messages_.gather_all()) - forward_);
-        alone({{Interval::messages, "weights", whole, messages}});
-        return sum_;
-    }
+    StepSeconds sum;
+    std::vector<Interval> intervals;
 
   private:
-    static constexpr size_t whole = SIZE_MAX;
-    struct Transfer {  // what is on its way while ops run
-        Interval::Lane lane;
-        const char *what;
-        size_t unit;  // whole: of all
-        double seconds;
+    struct Transfer {
+        size_t id;
+        std::string what;
+        double left;  // seconds
     };
-    static void append(std::vector<Transfer> &to, const std::vector<Transfer> &more) {
-        to.insert(to.end(), more.begin(), more.end());
-    }
-    std::vector<Transfer> weights(size_t unit) const {
-        return {{Interval::messages, "weights of ", unit, gather(unit)}, {Interval::in, "weights of ", unit, copy(unit)}};
-    }
-    Transfer gradients(size_t unit, bool last) const { return {Interval::messages, "gradients of ", unit, reduce(unit, last)}; }
-    std::string name_of(const Transfer &b) const {
-        const Table &table = parts_.trained;
-        if (b.unit == whole) return b.what;
-        if (b.unit > 0 && b.unit <= c_.L) return format("%slayer %zu", b.what, b.unit - 1);
-        return std::string(b.what) + (b.unit == 0                 ? "the embedding"
-                                      : b.unit == table.positions ? "the positions"
-                                      : b.unit == table.head      ? "the head"
-                                                                  : "the final norm");
+    struct Lane {  // transfers, one after the other
+        double now = 0;
+        std::deque<Transfer> queue;
+    };
+
+    void handle(const Event &e) {
+        if (e.kind == Event::row) seen_.clear();
+        else if (e.kind == Event::op) begin_op(e);
+        else if (e.kind == Event::pause) end_op(), dequantise(e);
+        else if (e.kind == Event::start) start(e);
+        else wait(e.id);
     }
 
-    // Returns the seconds of an op, which is as long as the slower of its FLOPs and its bytes takes.
-    double add(Pass pass, size_t op, size_t l = 0) {
-        const Cost cost = ops_.cost(c_, work_, pass, op, l);
-        const bool attention = op == ops_.attention;
-        const double rate = !attention ? rates_.products : pass == Pass::backward ? rates_.attention_backward : rates_.attention;
-        const double flops = cost.flops / rate, bytes = cost.bytes / rates_.memory;
-        (flops < bytes ? sum_.other : attention ? sum_.attention : sum_.products) += std::max(flops, bytes);
-        return std::max(flops, bytes);
+    // An op takes as long as the slower of its FLOPs and its bytes. The tiles of a row are one op.
+    void begin_op(const Event &e) {
+        end_op();
+        if (e.key.op == ops_.number(ZERO_GRAD)) begin_step();
+        if (!seen_.insert(e.key).second && e.amount == 0) return;
+        Work work = work_;
+        work.bucket = e.amount;
+        const bool attention = e.key.op == ops_.attention, backward = Pass(e.key.pass) == Pass::backward;
+        const Cost cost = ops_.cost(c_, work, Pass(e.key.pass), e.key.op, e.key.layer);
+        const double flops = cost.flops / (!attention ? rates_.products
+                                           : backward ? rates_.attention_backward
+                                                      : rates_.attention);
+        const double bytes = cost.bytes / rates_.memory, seconds = std::max(flops, bytes);
+        (flops < bytes ? sum.other : attention ? sum.attention : sum.products) += seconds;
+        op_end_ = now_ + seconds;
+        if (attention) send_keys(e.key.layer, backward, seconds);
+        if (op_end_ > now_) record({Interval::ops, stretch_of(e.key), now_, op_end_, e.key, e.key});
     }
-    OpKey key(Pass pass, RowOp op) const { return {size_t(pass), ops_.number(op), 0}; }
-    double row_op(Pass pass, RowOp op) { return add(pass, ops_.number(op)); }
+    void end_op() { now_ = std::max(now_, op_end_); }
+    void dequantise(const Event &e) {
+        if (e.key.op != ops_.number(DEQUANTISE)) return;
+        Work work = work_;
+        work.bucket = e.amount;
+        const double seconds = ops_.cost(c_, work, Pass::forward, e.key.op, 0).bytes / rates_.memory;
+        sum.other += seconds, now_ += seconds;
+    }
+    void begin_step() {
+        for (int lane = 0; lane < Event::lanes; lane++) advance(lane, now_);
+        seen_.clear(), intervals.clear();
+        sum = {}, step_begin_ = now_;
+    }
 
-    // Where the head's gradient is computed in parts, the logits are computed once more.
-    void head() {
-        row_op(Pass::both, HEAD);
-        const Unit &u = parts_.trained.units[parts_.trained.head];
-        if (u.begin < u.end && parts_.sharding.bucket_of(u.begin) != parts_.sharding.bucket_of(u.end - 1))
-            row_op(Pass::forward, HEAD);
-    }
-
-    double seconds_of(size_t bytes_of_all) const {
-        const size_t ranks = parts_.sharding.stage ? parts_.sharding.parts : r_.world;
-        return double(bytes_of_all) / double(r_.world) / rate_of_neighbours(ranks, rates_);
-    }
-    double gather(size_t unit) const { return divided_ ? seconds_of(messages_.gather(unit)) : 0; }
-    double copy(size_t unit) const { return double(parts_.copied[unit]) / rates_.host; }
-    double reduce(size_t unit, bool last) const {  // groups are on different hosts, if there are several
-        const double rate = r_.world <= gpus_of_host ? rates_.link : std::min(rates_.link, rates_.network);
-        const double of_replicas = double(messages_.sum_of_replicas(unit)) / double(r_.world) / rate;
-        return seconds_of(messages_.sum(unit)) + (last ? of_replicas : 0);
-    }
-
-    // What attention of a layer waits for, of so many bytes that its ring sends meanwhile. Under ulysses nothing is computed meanwhile, and the first heads
-    // of gather are waited for.
-    double waits(double seconds, double attention) const {
-        if (r_.sp_mode == SpMode::ulysses) return seconds;
+    // The ring's messages go before others. What attention waits for is what takes longer than itself; under ulysses nothing is
+    // computed meanwhile, and the first heads of gather are waited for.
+    void send_keys(size_t l, bool backward, double attention) {
+        const size_t bytes = ring_.kv(l, backward) + (backward ? ring_.dkv(l) : 0);
+        if (bytes == 0) return;
+        const double seconds = double(bytes) / double(r_.sp) / rate_of_ring(r_, rates_);
         const double first = r_.sp_mode == SpMode::gather ? seconds * double(r_.head_stride) / double(c_.KV) : 0;
-        return first + std::max(0.0, seconds - first - attention);
+        const double waits = r_.sp_mode == SpMode::ulysses ? seconds : first + std::max(0.0, seconds - first - attention);
+        advance(Event::messages, now_);
+        lanes_[Event::messages].queue.push_front({0, "keys and values", seconds});
+        sum.messages += waits, op_end_ += waits;
     }
 
-    // Adds ops, and what they wait for: bytes that a ring sends, and what is on its way beside them.
-    template <class F>
-    void stretch(const std::string &what, OpKey first, OpKey last, size_t ring_bytes, const std::vector<Transfer> &transfers,
-                 F add_ops) {
-        const StepSeconds before = sum_;
-        add_ops();
-        const double begin = before_ + before.all(), ops = sum_.all() - before.all();
-        record(Interval::ops, what, begin, ops, first, last);
-        double busy[Interval::lanes] = {};
-        for (const Transfer &b : transfers)
-            record(b.lane, name_of(b), begin + busy[b.lane], b.seconds), busy[b.lane] += b.seconds;
-        const double ring = double(ring_bytes) / double(r_.sp) / rate_of_ring(r_, rates_);
-        record(Interval::messages, "keys and values", begin + busy[Interval::messages], ring);
-        const double waiting = waits(ring, sum_.attention - before.attention);
-        const double messages = std::max({0.0, waiting, ring + busy[Interval::messages] - ops});
-        sum_.messages += messages;
-        sum_.copies += std::max(0.0, std::max(busy[Interval::out], busy[Interval::in]) - ops - messages);
+    // A message sends what the ops before it have written. Copies run beside the op that starts them, which uses other pieces.
+    void start(const Event &e) {
+        if (e.key.op == ops_.attention) return;  // of a ring
+        if (e.lane == Event::messages) end_op();
+        advance(e.lane, now_);
+        const double bytes = double(e.amount);
+        const double seconds = e.lane == Event::messages ? bytes / double(e.ranks) / rate_of(e, rates_) : bytes / rates_.host;
+        lanes_[e.lane].queue.push_back({e.id, name_of(e), seconds});
     }
-    // Adds what all ops wait for, one after the other.
-    void alone(const std::vector<Transfer> &waited_for) {
-        for (const Transfer &b : waited_for) {
-            record(b.lane, name_of(b), before_ + sum_.all(), b.seconds);
-            (b.lane == Interval::messages ? sum_.messages : sum_.copies) += b.seconds;
+    void wait(size_t id) {
+        for (int lane = 0; lane < Event::lanes; lane++) {
+            std::deque<Transfer> &queue = lanes_[lane].queue;
+            if (std::ranges::find(queue, id, &Transfer::id) == queue.end()) continue;
+            for (bool done = false; !done;) done = queue.front().id == id, finish_first(lane);
+            const double busy = std::max(now_, op_end_);
+            now_ = std::max(now_, lanes_[lane].now);
+            (lane == Event::messages ? sum.messages : sum.copies) += std::max(0.0, now_ - busy);
         }
     }
-    void record(Interval::Lane lane, const std::string &what, double begin, double seconds, OpKey first = {}, OpKey last = {}) {
-        if (intervals_ && seconds > 0) intervals_->push_back({lane, what, begin, seconds, first, last});
+    void finish_first(int lane) { advance(lane, lanes_[lane].now + lanes_[lane].queue.front().left, true); }
+    // Lets a lane run until this time, or until its first transfer has ended.
+    void advance(int lane, double until, bool first = false) {
+        Lane &l = lanes_[lane];
+        while (!l.queue.empty() && (first || l.now < until)) {
+            Transfer &t = l.queue.front();
+            const double seconds = first ? t.left : std::min(t.left, until - l.now);
+            if (seconds > 0) record({Interval::Lane(Interval::messages + lane), t.what, l.now, l.now + seconds});
+            l.now += seconds, t.left -= seconds;
+            if (t.left <= 0) l.queue.pop_front();
+            if (first) return;
+        }
+        l.now = std::max(l.now, until);
     }
 
-    void forward(size_t l, const std::vector<Transfer> &transfers) {
-        stretch(format("layer %zu", l), OpKey{size_t(Pass::forward), 0, l},
-                OpKey{size_t(Pass::forward), ops_.layer.size() - 1, l}, messages_.kv(l, false), transfers, [&] {
-                    dequantise();
-                    for (size_t op = 0; op < ops_.layer.size(); op++) add(Pass::forward, op, l);
-                });
+    void record(Interval i) {
+        i.begin = std::max(0.0, i.begin - step_begin_), i.end -= step_begin_;
+        const auto last = std::find_if(intervals.rbegin(), intervals.rend(), [&](const Interval &o) { return o.lane == i.lane; });
+        if (last != intervals.rend() && last->what == i.what) last->end = i.end, last->last = i.last;
+        else intervals.push_back(std::move(i));
     }
-    void backward(size_t l, const std::vector<Transfer> &transfers) {
-        const size_t sent = messages_.kv(l, true) + messages_.dkv(l);
-        stretch(format("layer %zu, backward", l), OpKey{size_t(Pass::backward), ops_.layer.size() - 1, l},
-                OpKey{size_t(Pass::backward), ops_.attention, l}, sent, transfers, [&] {
-                    dequantise();
-                    for (size_t op = 0; op < ops_.layer.size(); op++) {
-                        if (work_.recompute >= ops_.layer[op].from) add(Pass::recompute, op, l);
-                        add(Pass::backward, op, l);
-                    }
-                });
+    std::string stretch_of(const OpKey &op) const {
+        const bool forward = Pass(op.pass) == Pass::forward;
+        if (ops_.of_layer(op.op)) return format(forward ? "layer %zu" : "layer %zu, backward", op.layer);
+        const RowOp row_op = RowOp(op.op - ops_.layer.size());
+        if (row_op == FINAL_NORM || row_op == HEAD) return "head";
+        return std::string(ops_.name(op.op)) + (row_op == EMBED && !forward ? ", backward" : "");
     }
-    void dequantise() {
-        Work of_layer = work_;
-        of_layer.bucket = parts_.quantised;
-        sum_.other += ops_.cost(c_, of_layer, Pass::forward, ops_.number(DEQUANTISE), 0).bytes / rates_.memory;
+    std::string name_of(const Event &e) const {
+        const size_t unit = e.key.layer;
+        if (e.key.op == ops_.number(COPY)) return format("activations of layer %zu", unit);
+        if (e.key.op == ops_.number(ADAMW)) return e.lane == Event::messages ? "weights" : "moments and weights";
+        const std::string what = e.key.op == ops_.number(GRAD_SUM) ? "gradients of " : "weights of ";
+        if (unit > 0 && unit <= c_.L) return what + format("layer %zu", unit - 1);
+        return what + (unit == 0                                 ? "the embedding"
+                       : unit == steps_.trained.positions        ? "the positions"
+                       : unit == steps_.trained.units.size() - 1 ? "the final norm"
+                                                                 : "the head");
     }
 
-    const StepParts parts_;
+    const RehearsedSteps steps_;
     const OpList &ops_;
     const ModelConfig &c_;
     const Ranks &r_;
     const GpuRates &rates_;
-    const Messages messages_;
+    const RingWork ring_;
     Work work_;
-    const bool divided_;
-    const double kept_, updated_;  // seconds of a copy: of what a layer keeps, of the moments and weights that lie in a store
-    double forward_ = 0;           // of the ops of a forward pass
-    StepSeconds sum_;
-    double before_ = 0;  // the seconds before those of sum_
-    std::vector<Interval> *const intervals_;
+    double now_ = 0, op_end_ = 0, step_begin_ = 0;
+    std::set<OpKey> seen_;  // the ops of this row so far
+    Lane lanes_[Event::lanes];
 };
 
 }  // namespace
 
-Payload predict_messages(const StepParts &parts, const ModelConfig &config, const ModelLimits &limits, size_t micro_steps) {
-    const Messages of(parts, config, limits);
-    const Sharding &sharding = parts.sharding;
-    const size_t L = config.L, units = parts.trained.units.size(), rings = limits.ranks.dp(), head = parts.trained.head;
+Payload predict_messages(Model &model, const ModelConfig &config, const ModelLimits &limits, size_t micro_steps) {
+    const RehearsedSteps steps = model.rehearse_steps(micro_steps);
+    const RingWork ring(config, limits, steps.layout.element);
+    const size_t layers = micro_steps * limits.ranks.dp();
     Payload sent;
-    for (size_t l = 0; l < L; l++)
-        sent.kv += micro_steps * rings * (of.kv(l, false) + of.kv(l, true)), sent.dkv += micro_steps * rings * of.dkv(l);
-    for (size_t unit = 0; unit < units; unit++) sent.grads += of.sum(unit);
-    if (sharding.stage >= 2) sent.grads = micro_steps * (sent.grads + (head == 0 ? of.sum(0) : 0));  // as head, and as embedding
-    for (size_t unit = 0; unit < units; unit++) sent.grads += of.sum_of_replicas(unit);
-    sent.params = of.gather_all();
-    if (sharding.divided) {
-        if (head == 0) sent.params += of.gather(0);
-        for (size_t l = 0; l + 2 < L; l++) sent.params += of.gather(1 + l);  // once more, backward
-        sent.params *= micro_steps;
+    for (size_t l = 0; l < config.L; l++)
+        sent.kv += layers * (ring.kv(l, false) + ring.kv(l, true)), sent.dkv += layers * ring.dkv(l);
+    for (const Event &e : steps.events) {
+        if (e.kind == Event::op && e.key.op == steps.ops.number(ZERO_GRAD)) sent.grads = sent.params = 0;  // of the step before
+        if (e.kind != Event::start || e.lane != Event::messages || e.key.op == steps.ops.attention) continue;
+        (e.key.op == steps.ops.number(GRAD_SUM) ? sent.grads : sent.params) += e.amount * (limits.ranks.world / e.ranks);
     }
-    sent.params += of.momenta();
     return sent;
 }
 
+// Micro-steps between the first and the last are all alike.
 StepSeconds predict_step(Model &model, const ModelConfig &config, const ModelLimits &limits, const GpuRates &rates,
                          size_t micro_steps) {
-    Prediction prediction(model, config, limits, rates);
-    StepSeconds sum;
-    const StepSeconds row = prediction.pass(false);
-    for (size_t i = 1; i < micro_steps; i++) sum += row;
-    sum += prediction.pass(true);
-    return sum += prediction.update();
+    const auto seconds = [&](size_t n) { return Simulation(model, config, limits, rates, n).sum; };
+    const StepSeconds few = seconds(std::min<size_t>(micro_steps, 3));
+    StepSeconds sum = few;
+    if (micro_steps > 3) sum.extend(few, seconds(2), double(micro_steps - 3));
+    return sum;
 }
 
 std::vector<Interval> predict_timeline(Model &model, const ModelConfig &config, const ModelLimits &limits,
                                        const GpuRates &rates) {
-    std::vector<Interval> intervals;
-    Prediction prediction(model, config, limits, rates, &intervals);
-    prediction.pass(true), prediction.update();
+    std::vector<Interval> intervals = Simulation(model, config, limits, rates, 1).intervals;
+    std::ranges::stable_sort(intervals, {}, &Interval::lane);
     return intervals;
 }

@@ -20,10 +20,10 @@ template <class Dev> class PrefetchedUnits {
     // The number of the head among what is fetched; the others have those of their units. A tied embedding is fetched twice in a pass.
     const size_t head;
 
-    bool any() const { return of_.prefetched(); }
-    bool divided() const { return of_.sharding.divided; }
-    bool stored() const { return of_.pieces.any(); }  // in a store
-    size_t bytes(size_t unit) const;                  // that each rank reads from the store
+    bool any() const { return zero_.prefetched(); }
+    bool divided() const { return zero_.sharding.divided; }
+    bool stored() const { return zero_.pieces.any(); }  // in a store
+    size_t bytes(size_t unit) const;                    // that each rank reads from the store
 
     void plan(Plan &plan);
     // Returns the address of an element of the table, in this unit, while the unit is ready.
@@ -37,17 +37,17 @@ template <class Dev> class PrefetchedUnits {
     void fetch(const ShardRanks &ranks, size_t unit, bool backward);
     // Waits until a unit has been read from the store. Where it is then gathered, Zero::ready() waits for it.
     void wait(size_t unit) {
-        if (stored() && !divided()) of_.pieces.wait(unit);
+        if (stored() && !divided()) zero_.pieces.wait(unit);
     }
 
   private:
     const Unit &unit_of(size_t unit) const { return table_.units[number_of(unit)]; }
     size_t number_of(size_t unit) const { return unit == head ? table_.head : unit; }
-    void bring(size_t unit) { of_.pieces.bring(number_of(unit), own_[unit]); }
+    void bring(size_t unit) { zero_.pieces.bring(number_of(unit), own_[unit]); }
 
     static constexpr size_t none = SIZE_MAX;
 
-    Zero<Dev> &of_;
+    Zero<Dev> &zero_;
     const Table &table_;
     const size_t layers_;
     std::vector<size_t> next_;  // (head + 1) the unit that the forward pass reads after it
@@ -58,7 +58,13 @@ template <class Dev> class PrefetchedUnits {
 
 template <class Dev>
 PrefetchedUnits<Dev>::PrefetchedUnits(Zero<Dev> &of, const Table &table, size_t layers)
-    : head(table.units.size()), of_(of), table_(table), layers_(layers), next_(head + 1, none), here_(head + 1), own_(head + 1) {
+    : head(table.units.size()),
+      zero_(of),
+      table_(table),
+      layers_(layers),
+      next_(head + 1, none),
+      here_(head + 1),
+      own_(head + 1) {
     std::vector<size_t> order = {0};
     if (table.positions) order.push_back(table.positions);
     for (size_t unit = 1; unit < head - 1; unit++)
@@ -69,7 +75,7 @@ PrefetchedUnits<Dev>::PrefetchedUnits(Zero<Dev> &of, const Table &table, size_t 
 
 template <class Dev> size_t PrefetchedUnits<Dev>::bytes(size_t unit) const {
     if (!stored()) return 0;
-    const std::vector<size_t> &begins = of_.sharding.unit_begins;
+    const std::vector<size_t> &begins = zero_.sharding.unit_begins;
     return (begins[unit + 1] - begins[unit]) * sizeof(X);
 }
 
@@ -77,7 +83,7 @@ template <class Dev> void PrefetchedUnits<Dev>::plan(Plan &plan) {
     if (!any()) return;
     const auto add = [&](size_t unit, const std::string &name) {
         const Unit &u = unit_of(unit);
-        plan.transient(&here_[unit], "weights." + name, {of_.sharding.padded_count(u.begin, u.end)});
+        plan.transient(&here_[unit], "weights." + name, {zero_.sharding.padded_count(u.begin, u.end)});
         if (stored() && !divided()) plan.travels(), plan.alias(&own_[unit], &here_[unit]);
         if (!stored() || !divided()) return;
         plan.transient(&own_[unit], "weights." + name + ", own part", {bytes(number_of(unit)) / sizeof(X)});
@@ -96,8 +102,8 @@ template <class Dev> void PrefetchedUnits<Dev>::fetch(const ShardRanks &ranks, s
     if (stored() && coming_ != unit) bring(unit);
     if (!divided()) return;
     const Unit &u = unit_of(unit);
-    if (stored()) of_.pieces.wait(number_of(unit));
-    of_.fetch(ranks, u.begin, u.end, here_[unit], own_[unit]);
+    if (stored()) zero_.pieces.wait(number_of(unit));
+    zero_.fetch(ranks, u.begin, u.end, here_[unit], own_[unit]);
     if (!stored()) return;
     coming_ = !backward ? next_[unit] : unit > 1 ? unit - 1 : none;
     if (coming_ != none) bring(coming_);

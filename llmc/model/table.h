@@ -1,7 +1,6 @@
-// The parameter table of a model: each tensor of its Hugging Face files, and where it lies in the flat arrays of parameters, gradients
-// and moments. A trainer lists its tensors once, in a function of this form; everything else walks the table:
-//
-//     Table table(const ModelConfig &, Weights<S> &, Locate<S>)        S: the storage type for weights, float for their gradients
+// The parameter table of a model: each tensor of its Hugging Face files, and where it lies in the flat arrays of parameters,
+// gradients and moments. A trainer lists its tensors once, in a function that fills a TensorList; everything else walks the
+// table.
 #pragma once
 #include <functional>
 #include <map>
@@ -39,51 +38,51 @@ struct TablePart {
     }
 };
 
-template <class S>
-using Locate =
-    std::function<S *(size_t unit, size_t offset)>;  // the address of element `offset` of the table, which is in this unit
-
-// Builds a table. Tensors are added in the order in which they lie in memory. A tensor without a member appends rows to the matrix before it.
-template <class S> class TableBuilder {
+// Lists the tensors of a model in the order in which they lie in memory, and points a struct's members at them. S: the storage
+// type for weights, float for their gradients.
+template <class S> class TensorList {
   public:
-    explicit TableBuilder(Locate<S> locate) : locate_(std::move(locate)) {}
+    using Addresses = std::function<S *(size_t unit, size_t offset)>;  // of element `offset` of the table, which is in this unit
 
-    std::string prefix;  // is put in front of the names that follow
+    TensorList() : addresses_([](size_t, size_t) { return nullptr; }) {}  // before the arrays exist
+    explicit TensorList(Addresses addresses) : addresses_(std::move(addresses)) {}
+
     Table table;
+    S *head = nullptr;  // (V, C); of a reward model (1, C)
 
-    size_t begin_unit(size_t row_elements = 0) {
+    // Begins a unit; the names of its tensors begin with `prefix`.
+    size_t begin_unit(std::string prefix = "", size_t row_elements = 0) {
+        prefix_ = std::move(prefix);
         table.units.push_back({offset_, offset_, row_elements});
         return table.units.size() - 1;
     }
-    // Adds a tensor. If it does not exist in this model, its member becomes null. For `transposed` see Tensor.
+    // Adds a tensor. If it does not exist in this model, its member becomes null. One without a member appends rows to the matrix
+    // before it. For `transposed` see Tensor.
     void add(bool exists, const char *name, S **member, std::vector<size_t> shape, Tensor::Init init, bool decay,
              bool transposed = false) {
-        if (member) *member = exists ? locate_(table.units.size() - 1, offset_) : nullptr;
+        if (member) *member = exists ? addresses_(table.units.size() - 1, offset_) : nullptr;
         if (!exists) return;
         size_t count = 1;
         for (size_t n : shape) count *= n;
         const size_t unit = table.units.size() - 1;
         const bool matrix = decay && table.units[unit].row_elements == 0 && unit != table.positions;  // of a layer
-        table.tensors.push_back({prefix + name, std::move(shape), init, decay, offset_, count, transposed, matrix, matrix});
+        table.tensors.push_back({prefix_ + name, std::move(shape), init, decay, offset_, count, transposed, matrix, matrix});
         table.units.back().end = offset_ += count;
     }
     // Adds the head: the embedding itself if they are tied, one row in a reward model.
-    void add_head(const ModelConfig &c, S **head, S *embed) {
+    void add_head(const ModelConfig &c, S *embed) {
+        head = embed;
         if (c.tied) {
-            *head = embed;
             table.tensors.front().product = true;  // the head's product comes first; the embedding's gradient is added to it
             return;
         }
-        table.head = begin_unit(c.C);
-        if (c.reward) add(true, "score.weight", head, {1, c.C}, Tensor::score, true);
-        else add(true, "lm_head.weight", head, {c.V, c.C}, Tensor::normal, true), table.tensors.back().product = true;
+        table.head = begin_unit("", c.C);
+        if (c.reward) add(true, "score.weight", &head, {1, c.C}, Tensor::score, true);
+        else add(true, "lm_head.weight", &head, {c.V, c.C}, Tensor::normal, true), table.tensors.back().product = true;
     }
 
   private:
-    Locate<S> locate_;
+    Addresses addresses_;
+    std::string prefix_;
     size_t offset_ = 0;
 };
-
-template <class S> Locate<S> nowhere() {  // is used where the arrays do not exist yet: every address is null
-    return [](size_t, size_t) { return nullptr; };
-}

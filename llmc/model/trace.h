@@ -47,17 +47,17 @@ class Trace {
     }
     void begin(Pass pass, size_t op, size_t layer, size_t bucket = 0) {  // bucket: Work::bucket
         const OpKey key{size_t(pass), op, layer};
-        if (log_) log_->begin(key, pass != Pass::step);
+        if (log_) log_->begin(key, pass != Pass::step, bucket);
         if (inspect_) begin_inspected(key);
         if (poison_) arena_->poison_dead(time_of(key));
         if (profiler_) profiler_->begin(pass, op, layer, bucket, tile);
     }
-    // Messages and copies lie between two ops, and so does the writing out of quantised weights.
-    void pause() {
-        if (log_) log_->pause();
+    // A message, a copy, or the writing out of quantised weights, which lie between two ops. `layer` is the unit if it is one of weights or gradients.
+    void pause(Pass pass, RowOp op, size_t layer = 0, size_t bucket = 0) {
+        if (log_) log_->pause({size_t(pass), ops_.number(op), layer}, bucket);
     }
     void begin_transfer(Pass pass, RowOp op, size_t layer = 0, size_t bucket = 0) {
-        pause();
+        pause(pass, op, layer, bucket);
         if (profiler_) profiler_->begin(pass, ops_.number(op), layer, bucket);
     }
 

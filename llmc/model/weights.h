@@ -1,13 +1,15 @@
-// The weights of a model and their gradients, wherever they lie: whole on every rank, divided among ranks (../parallel/zero.h), in a store (--offload), in 4
-// or 8 bits (quantised_layers.h), frozen under adapters (lora.h). A step uses them by unit, a layer for example:
+// The weights of a model and their gradients, wherever they are stored: whole on every rank, divided among ranks
+// (../parallel/zero.h), in a store (--offload), in 4 or 8 bits (quantised_layers.h), frozen under adapters (lora.h). A step uses
+// them by unit, a layer for example:
 //
-//     fetch(unit)            some time before: begins to bring weights that are not where they are read (prefetched_units.h)
-//     ready(unit)            before its weights are read: waits for them, and writes out those that are quantised
-//     sum_gradients(unit)    when the backward pass computes its gradients: adds them to the sum so far, and sums it over ranks
+//     fetch(unit)            called early: begins to copy or gather the unit's weights, if they are not where they are read (prefetched_units.h)
+//     ready(unit)            called before its weights are read: waits for them, and dequantises them
+//     sum_gradients(unit)    called when the backward pass computes its gradients: adds them to the sum so far, and sums it over ranks
 //
 // All ranks make these calls in the same order. Where ranks gather weights or sum gradients, those without a row do so, too.
 //
-// With adapters, `trained` and the optimizer have the adapters alone, and the model's own weights are frozen: without gradients or moments.
+// With adapters, `trained` and the optimizer have the adapters alone, and the model's own weights are frozen: without gradients
+// or moments.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -21,8 +23,8 @@
 #include "quantised_layers.h"
 #include "trace.h"
 
-// Makes each unit a bucket of ZeRO. Only where gradients have buffers a large embedding or head is divided into several, so that its gradients never exist
-// at the same time. A model that is not trained is divided at stage 3 only.
+// Makes each unit a bucket of ZeRO. Only where gradients have buffers a large embedding or head is divided into several, so that
+// its gradients never exist at the same time. A model that is not trained is divided at stage 3 only.
 inline Sharding sharding_for(std::vector<Unit> units, const ModelLimits &limits) {
     const Ranks &r = limits.ranks;
     const bool train = limits.mode == Mode::train;
@@ -40,7 +42,8 @@ inline ModelLimits undivided(ModelLimits limits, Mode mode) {
     return limits;
 }
 
-// The size of the pieces in which a model's own weights are stored; 0: not offloaded. A model that only generates reads all of them for each token.
+// The size of the pieces in which a model's own weights are stored; 0: not offloaded. A model that only generates reads all of
+// them for each token.
 inline size_t weights_piece(const ModelLimits &limits) {
     return limits.offload.weights && limits.mode != Mode::generate ? limits.offload.piece : 0;
 }
@@ -49,8 +52,8 @@ inline size_t weights_piece(const ModelLimits &limits) {
 inline Table trained_table(const ModelConfig &config, const Table &base) {
     if (!config.freezes()) return base;
     Adapters<float> none;
-    float *head;
-    return lora_table(config, base, none, &head, nowhere<float>());
+    TensorList<float> list;
+    return lora_table(config, base, none, list);
 }
 
 template <class Dev> class Weights {
@@ -74,10 +77,10 @@ template <class Dev> class Weights {
     void plan_buffers(Plan &plan);
     void use(Mesh &mesh, Memory &memory, Store *store);  // after the arrays have their addresses
 
-    // The addresses of weights and gradients by their places in the tables.
-    Locate<X> trained_weights();
-    Locate<X> frozen_weights();
-    Locate<float> gradients();
+    // Lists that point at weights and gradients.
+    TensorList<X> trained_weights();
+    TensorList<X> frozen_weights();
+    TensorList<float> gradients();
 
     void load(const HfWeights &files, uint64_t seed);
     void initialise(uint64_t seed);
@@ -98,6 +101,12 @@ template <class Dev> class Weights {
     void end_backward();
     // False: the next gradients overwrite those of products. True: they are added.
     bool accumulates() const { return accumulates_; }
+    // Whether the head's gradient is computed in several buckets.
+    bool head_in_buckets() const {
+        const Unit &head = units[table.head];
+        const Sharding &s = trained.sharding;
+        return head.begin < head.end && s.bucket_of(head.begin) != s.bucket_of(head.end - 1);
+    }
     // Whether layers share the arrays of their weights, so that the next ready() overwrites this layer's.
     bool in_shared_arrays() const { return prefetched.any() || quantised.any(); }
 
@@ -110,8 +119,8 @@ template <class Dev> class Weights {
 
   private:
     template <class F> void sum(size_t unit, float *buffer, bool complete, F add);
-    void begin_message(Pass pass, RowOp op, size_t bucket = 0) {
-        if (mesh_->all.size > 1 || trained.rounds) trace_.begin_transfer(pass, op, 0, bucket);
+    void begin_message(Pass pass, RowOp op, size_t unit, size_t bucket = 0) {
+        if (mesh_->all.size > 1 || trained.rounds) trace_.begin_transfer(pass, op, unit, bucket);
     }
     // Between steps: room for bucket b with its padding.
     float *room_for(size_t b) { return trained.buffers() ? *largest_ : trained.grads + trained.sharding.buckets[b].begin; }
@@ -125,8 +134,8 @@ template <class Dev> class Weights {
     Trace &trace_;
     Mesh *mesh_ = nullptr;
     Memory *memory_ = nullptr;
-    // From stage 2 of ZeRO on, and where gradients are stored in bf16: the buffers in which they are computed before they are summed over ranks and stored.
-    // A unit's buffer has room for its largest bucket.
+    // From stage 2 of ZeRO on, and where gradients are stored in bf16: the buffers in which they are computed before they are
+    // summed over ranks and stored. A unit's buffer has room for its largest bucket.
     std::vector<float *> buffers_;  // (units)
     float **largest_;               // a buffer with room for any bucket
     bool has_row_ = false, last_micro_step_ = false, accumulates_ = true;
@@ -184,19 +193,19 @@ template <class Dev> void Weights<Dev>::use(Mesh &mesh, Memory &memory, Store *s
     if (store) optimizer.use(*store, memory), trained.pieces.use(*store, memory), frozen.pieces.use(*store, memory);
 }
 
-template <class Dev> Locate<typename Dev::X> Weights<Dev>::trained_weights() {
-    return [this](size_t unit, size_t offset) { return address(trained, unit, offset); };
+template <class Dev> TensorList<typename Dev::X> Weights<Dev>::trained_weights() {
+    return TensorList<X>([this](size_t unit, size_t offset) { return address(trained, unit, offset); });
 }
-template <class Dev> Locate<typename Dev::X> Weights<Dev>::frozen_weights() {
-    return [this](size_t unit, size_t offset) {
+template <class Dev> TensorList<typename Dev::X> Weights<Dev>::frozen_weights() {
+    return TensorList<X>([this](size_t unit, size_t offset) {
         X *const written_out = quantised.find(unit, offset);
         return written_out ? written_out : address(frozen, unit, quantised.others.offsets.at(offset));
-    };
+    });
 }
-template <class Dev> Locate<float> Weights<Dev>::gradients() {
-    return [this](size_t unit, size_t offset) {
+template <class Dev> TensorList<float> Weights<Dev>::gradients() {
+    return TensorList<float>([this](size_t unit, size_t offset) {
         return trained.buffers() ? buffers_[unit] + (offset - units[unit].begin) : trained.grads + trained.sharding.flat(offset);
-    };
+    });
 }
 
 template <class Dev> void Weights<Dev>::load(const HfWeights &files, uint64_t seed) {
@@ -235,19 +244,19 @@ template <class Dev> void Weights<Dev>::end_backward() {
 
 template <class Dev> void Weights<Dev>::fetch(size_t unit, Pass pass) {
     if (!prefetched.any() || !(has_row_ || prefetched.divided())) return;
-    if (!prefetched.stored()) begin_message(pass, PARAM_GATHER);
-    else trace_.begin_transfer(pass, COPY);
+    if (prefetched.stored()) trace_.begin_transfer(pass, FETCH_PARAMS, unit);
+    else begin_message(pass, FETCH_PARAMS, unit);
     prefetched.fetch(mesh_->shards, unit, pass == Pass::backward);
 }
 
 template <class Dev> void Weights<Dev>::ready(size_t unit, Pass pass) {
-    if (trained.sharding.parts > 1) begin_message(pass, PARAM_GATHER);
+    if (trained.sharding.parts > 1) begin_message(pass, FETCH_PARAMS, unit);
     trained.ready(mesh_->shards, units[unit].begin, units[unit].end);
-    if (prefetched.stored()) trace_.begin_transfer(pass, COPY);
+    if (prefetched.stored()) trace_.begin_transfer(pass, FETCH_PARAMS, unit);
     prefetched.wait(unit);
     const size_t n = has_row_ ? quantised.weights(unit) : 0;
     if (n == 0) return;
-    trace_.begin_transfer(pass, DEQUANTISE, 0, n);
+    trace_.begin_transfer(pass, DEQUANTISE, unit, n);
     quantised.ready(unit);
 }
 
@@ -258,9 +267,9 @@ template <class Dev> template <class F> void Weights<Dev>::sum_head_gradients(F 
     trained.rounding_key = rounding_keys().bits(2 * micro_step_ + 1);
 }
 
-// Calls add(first, n), which adds to the gradients of elements [first, first + n) of a unit, and then sums these over ranks: from stage 2 on
-// in every micro-step, otherwise in the last one. `complete` says that no other call of this pass adds to them. A rank without a row takes part in the sum
-// all the same, because the ranks that have a row wait for it.
+// Calls add(first, n), which adds to the gradients of elements [first, first + n) of a unit, and then sums these over ranks: from
+// stage 2 on in every micro-step, otherwise in the last one. `complete` says that no other call of this pass adds to them. A rank
+// without a row takes part in the sum all the same, because the ranks that have a row wait for it.
 template <class Dev> template <class F> void Weights<Dev>::sum(size_t unit, float *buffer, bool complete, F add) {
     const Sharding &s = trained.sharding;
     if (units[unit].begin == units[unit].end) {  // the unit is frozen, and has no gradients to sum
@@ -270,11 +279,9 @@ template <class Dev> template <class F> void Weights<Dev>::sum(size_t unit, floa
     const bool last = last_micro_step_ && complete;
     for (size_t b = s.bucket_of(units[unit].begin); b < s.buckets.size() && s.buckets[b].global < units[unit].end; b++) {
         const Bucket &bucket = s.buckets[b];
-        const auto begin_sum = [&] { begin_message(Pass::backward, GRAD_SUM, bucket.count); };
+        const auto begin_sum = [&] { begin_message(Pass::backward, GRAD_SUM, unit, bucket.count); };
         if (trained.buffers()) begin_sum(), trained.start(mesh_->shards, *memory_, b, buffer);
         if (has_row_) add(bucket.global - units[unit].begin, bucket.count);
-        if (s.stage >= 2 || last)
-            begin_sum(), trained.reduce(mesh_->shards, b, trained.buffers() ? buffer : trained.grads + bucket.begin, last);
-        else if (trained.buffers()) begin_sum(), trained.keep(mesh_->shards, b, buffer);
+        if (trained.buffers() || last) begin_sum(), trained.reduce(mesh_->shards, b, buffer, last);
     }
 }

@@ -24,6 +24,10 @@ template <class X> struct Heads {  // element (t, h, d) is data[t * stride + h *
     auto pointers() const { return std::tuple(data); }  // ../core/rehearsal.h
 };
 
+// Floating-point operations of a score (query, key) and a channel of its head: two products forward, of scores and of weighted values; and five backward, which
+// recomputes the scores, as is usual where their (T, T) matrix is never stored.
+constexpr double attention_flops = 4, attention_backward_flops = 10;
+
 // T rows of queries in H heads; keys and values in KV heads; D elements a head. A score is scale * q . k.
 struct AttentionShape {
     size_t T, H, KV, D;

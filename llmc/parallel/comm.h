@@ -55,12 +55,6 @@ struct SliceMemory {
     };  // each of `from` and `to` lies in this memory or the host's. The copy is done on return, or (comm_nccl.h) in the stream's order
 };
 
-// Bytes that a rank has sent: activations for attention (K and V; under ulysses Q, out and dout, too), gradients of these, gradients of
-// parameters, updated parameters.
-struct Payload {
-    size_t kv = 0, dkv = 0, grads = 0, params = 0;
-};
-
 struct Comm;
 #ifdef __cpp_consteval
 using Where = std::source_location;

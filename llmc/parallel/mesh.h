@@ -11,6 +11,12 @@
 
 #include "comm.h"
 
+// Bytes that a rank has sent: activations for attention (K and V; under ulysses Q, out and dout, too), gradients of these, gradients of
+// parameters, updated parameters.
+struct Payload {
+    size_t kv = 0, dkv = 0, grads = 0, params = 0;
+};
+
 // The ranks among which shards are divided, and gradients are summed.
 struct ShardRanks {
     Comm &group;     // together they have each parameter once

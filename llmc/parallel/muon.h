@@ -17,11 +17,11 @@ template <class Dev> class Muon {
         for (const Tensor &t : zero.table)
             if (t.of_layer) matrix = std::max(matrix, t.count), side = std::max(side, std::min(t.shape[0], t.shape[1]));
         plan.transient(&momenta_, "muon bucket", {bucket});
-        plan.transient(&room_.x, "muon matrix", {matrix});
-        plan.transient(&room_.gram, "muon gram", {side, side});
-        plan.transient(&room_.polynomial, "muon polynomial", {side, side});
-        plan.transient(&room_.product, "muon product", {side, side});
-        plan.transient(&room_.norm, "muon norm", {squared_norm_scratch(matrix)});
+        plan.transient(&buffers_.x, "muon matrix", {matrix});
+        plan.transient(&buffers_.gram, "muon gram", {side, side});
+        plan.transient(&buffers_.polynomial, "muon polynomial", {side, side});
+        plan.transient(&buffers_.product, "muon product", {side, side});
+        plan.transient(&buffers_.norm, "muon norm", {squared_norm_scratch(matrix)});
     }
 
     // m: (shard_count) the momentum, float or bf16
@@ -59,11 +59,11 @@ template <class Dev> class Muon {
         }
         for_matrices([&](const TensorRun &r, const Tensor &t) {
             X *const matrix = momenta_ + (t.offset - b.begin);
-            orthogonalise(zero.dev, matrix, room_, t.shape[0], t.shape[1]);
+            orthogonalise(zero.dev, matrix, buffers_, t.shape[0], t.shape[1]);
             muon_update(zero.dev, zero.params_at(r), matrix + r.first, settings, muon_size(t.shape[0], t.shape[1]), r.count);
         });
     }
 
     X *momenta_ = nullptr;  // of a bucket
-    OrthogonaliseRoom<X> room_ = {};
+    OrthogonaliseRoom<X> buffers_ = {};
 };

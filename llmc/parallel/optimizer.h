@@ -28,9 +28,9 @@ struct OptimizerState {
     size_t count;                      // elements of the model
     size_t writers;                    // the first so many ranks of the world have each element once, and write files
     Memory *memory;
-    // Of what lies in a store (pieces.h) one piece is in `memory` at a time: come() precedes whatever reads or writes a part, and leave() follows what
+    // Of what lies in a store (pieces.h) one piece is in `memory` at a time: open() precedes whatever reads or writes a part, and keep() follows what
     // has written to it.
-    std::function<void(const OptimizerPart &)> come = [](const OptimizerPart &) {}, leave = come;
+    std::function<void(const OptimizerPart &)> open = [](const OptimizerPart &) {}, keep = open;
 };
 
 template <class Dev> class Optimizer {
@@ -98,8 +98,8 @@ template <class Dev> class Optimizer {
                 }
             });
         zero.pieces.close(), pieces_.close();
-        state.come = [this, &zero](const OptimizerPart &part) { zero.pieces.open(part.piece), pieces_.open(part.piece); };
-        state.leave = [this, &zero](const OptimizerPart &) { zero.pieces.keep(), pieces_.keep(); };
+        state.open = [this, &zero](const OptimizerPart &part) { zero.pieces.open(part.piece), pieces_.open(part.piece); };
+        state.keep = [this, &zero](const OptimizerPart &) { zero.pieces.keep(), pieces_.keep(); };
         return state;
     }
 

@@ -1,12 +1,12 @@
-// Arrays of a rank's shard that lie in a store while no op needs them (--offload): AdamW's moments, the parameters. They are cut into pieces, and each
-// piece of each array has a place in the store. Pieces come into memory in one of three ways:
+// Arrays of a rank's shard that are kept in a store while no op needs them (--offload): AdamW's moments, the parameters. They are cut into pieces, and each
+// piece of each array has a place in the store. Pieces are read into memory in one of three ways:
 //
-//   reach(piece), finish()      for a pass through the shard, as the optimizer's: into three windows in turn. One piece is used, while the next one comes
-//                               and the one before it leaves
+//   reach(piece), finish()      for a pass through the shard, as the optimizer's: into three windows in turn. One piece is used, while the next one is
+//                               read and the one before it is written
 //   open(piece), keep()         into one window, in any order, to load and to save
 //   bring(unit, to), wait(unit) all pieces of a unit (sharding.h), to an array outside of the windows. That is for the array that was added first
 //
-// After reach() and open() the arrays are those of one piece, which has the elements of the shard from begin() on. A piece that has never left is 0.
+// After reach() and open() the arrays are those of one piece, which has the elements of the shard from begin() on. A piece that was never offloaded is 0.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -74,33 +74,34 @@ class ShardPieces {
         }
     }
 
-    // Pieces that are skipped come and leave, too. A pass may end before the last piece.
+    // Pieces that are skipped are read and written, too. A pass may end before the last piece.
     void reach(size_t piece) {
         if (!any()) return;
         for (; reached_ <= piece; reached_++) {
-            if (reached_ > 0) leave(reached_ - 1, (reached_ - 1) % windows);
-            for (; came_ < std::min(reached_ + 2, pieces_.size()); came_++) {
-                if (came_ >= windows) wait_for(came_ - windows);
-                come(came_, came_ % windows);
+            if (reached_ > 0) offload(reached_ - 1, (reached_ - 1) % windows);
+            for (; prefetched_ < std::min(reached_ + 2, pieces_.size()); prefetched_++) {
+                if (prefetched_ >= windows) wait_for(prefetched_ - windows);
+                prefetch(prefetched_, prefetched_ % windows);
             }
         }
         wait_for(piece);
         point_at(piece, piece % windows);
     }
     void finish() {
-        if (reached_ > 0) leave(reached_ - 1, (reached_ - 1) % windows);
-        for (size_t p = came_ - std::min(came_, windows); p < came_; p++) wait_for(p);  // other arrays may need the windows
-        reached_ = came_ = 0;
+        if (reached_ > 0) offload(reached_ - 1, (reached_ - 1) % windows);
+        for (size_t p = prefetched_ - std::min(prefetched_, windows); p < prefetched_; p++)
+            wait_for(p);  // other arrays may need the windows
+        reached_ = prefetched_ = 0;
         close();
     }
 
     void open(size_t piece) {
         if (!any()) return;
-        if (open_ != piece) come(piece, 0), wait_for(piece), open_ = piece;
+        if (open_ != piece) prefetch(piece, 0), wait_for(piece), open_ = piece;
         point_at(piece);
     }
     void keep() {
-        if (any()) leave(open_, 0), wait_for(open_);
+        if (any()) offload(open_, 0), wait_for(open_);
     }
     // The windows may have been used by other arrays since the last open().
     void close() { open_ = none; }
@@ -115,7 +116,7 @@ class ShardPieces {
         const Array &a = arrays_.front();
         const size_t begin = pieces_[of_unit_[unit]].begin;
         for (size_t p = of_unit_[unit]; p < of_unit_[unit + 1]; p++)
-            come(a, p, static_cast<std::byte *>(to) + (pieces_[p].begin - begin) * a.element);
+            prefetch(a, p, static_cast<std::byte *>(to) + (pieces_[p].begin - begin) * a.element);
     }
     void wait(size_t unit) {
         for (size_t p = of_unit_[unit]; p < of_unit_[unit + 1]; p++) store_->wait(arrays_.front().places[p]);
@@ -136,17 +137,17 @@ class ShardPieces {
     };
 
     size_t bytes_of(const Array &a, size_t piece) const { return round_up(pieces_[piece].count * a.element, store_alignment); }
-    void come(const Array &a, size_t piece, void *to) {
-        if (has_left_.contains(piece)) store_->come(a.places[piece], to, bytes_of(a, piece));
+    void prefetch(const Array &a, size_t piece, void *to) {
+        if (offloaded_.contains(piece)) store_->prefetch(a.places[piece], to, bytes_of(a, piece));
         else memory_->fill(to, 0, bytes_of(a, piece));
     }
     // These begin to copy a piece of all arrays, and wait for the copies.
-    void come(size_t piece, size_t window) {
-        for (const Array &a : arrays_) come(a, piece, a.windows[window]);
+    void prefetch(size_t piece, size_t window) {
+        for (const Array &a : arrays_) prefetch(a, piece, a.windows[window]);
     }
-    void leave(size_t piece, size_t window) {
-        for (const Array &a : arrays_) store_->leave(a.places[piece], a.windows[window], bytes_of(a, piece));
-        has_left_.insert(piece);
+    void offload(size_t piece, size_t window) {
+        for (const Array &a : arrays_) store_->offload(a.places[piece], a.windows[window], bytes_of(a, piece));
+        offloaded_.insert(piece);
     }
     void wait_for(size_t piece) {
         for (const Array &a : arrays_) store_->wait(a.places[piece]);
@@ -156,9 +157,9 @@ class ShardPieces {
     std::vector<size_t> of_unit_;  // (units + 1) the first piece of each
     size_t largest_ = 0;           // elements of a piece
     std::deque<Array> arrays_;     // whose members a plan points at
-    std::set<size_t> has_left_;    // pieces
+    std::set<size_t> offloaded_;   // pieces
     size_t begin_ = 0;
-    size_t reached_ = 0, came_ = 0;  // of a pass: pieces before these have been reached, and have begun to come
+    size_t reached_ = 0, prefetched_ = 0;  // of a pass: pieces before these have been reached, and are being read
     size_t open_ = none;
     Store *store_ = nullptr;
     Memory *memory_ = nullptr;

@@ -9,49 +9,66 @@
 
 class RehearsalComm final : public Comm {
   public:
-    // splits: the sizes of the communicators that a mesh asks for, in its order
-    RehearsalComm(Touches &log, int rank, int size, std::vector<int> splits = {})
-        : Comm(rank, size), log_(log), splits_(std::move(splits)) {
+    struct Split {
+        int size, distance;  // of the new communicator, and of its ranks in the world
+    };
+    // splits: the communicators that a mesh asks for, in its order
+    RehearsalComm(Touches &log, int rank, int size, std::vector<Split> splits = {}, int distance = 1)
+        : Comm(rank, size), log_(log), splits_(std::move(splits)), distance_(distance) {
         memory.copy = [&log](void *to, const void *from, size_t) { log.touch(std::vector<const void *>{to, from}); };
     }
     Request start(const std::function<void()> &f) override { return under_way(f); }
 
   protected:
-    void do_all_reduce_sum(Slice data) override { touch({data}); }
-    void do_reduce_scatter_sum(Slice send, Slice recv) override { touch({send, recv}); }
-    void do_all_gather(Slice send, Slice recv) override { touch({send, recv}); }
-    void do_all_to_all(Slice send, Slice recv) override { touch({send, recv}); }
-    void do_broadcast(Slice data, int) override { touch({data}); }
-    Request do_exchange(Slice send, int, Slice recv, int) override {
-        return under_way([&] { touch({send, recv}); });
+    void do_all_reduce_sum(Slice data) override { send(2 * data.bytes(), {data}); }
+    void do_reduce_scatter_sum(Slice from, Slice to) override { send(from.bytes(), {from, to}); }
+    void do_all_gather(Slice from, Slice to) override { send(to.bytes(), {from, to}); }
+    void do_all_to_all(Slice from, Slice to) override { send(from.bytes(), {from, to}); }
+    void do_broadcast(Slice data, int) override { send(data.bytes(), {data}); }
+    Request do_exchange(Slice from, int, Slice to, int) override {
+        return under_way([&] { send(from.bytes(), {from, to}); });
     }
-    void do_wait(uint64_t id) override { log_.touch(waiting_.extract(id).mapped()); }
+    void do_wait(uint64_t id) override {
+        const Message message = waiting_.extract(id).mapped();
+        for (size_t transfer : message.transfers) log_.wait(transfer);
+        log_.touch(message.arrays);
+    }
     void withdraw(uint64_t id) noexcept override { waiting_.erase(id); }
     std::unique_ptr<Comm> do_split(int, int) override {
-        const int n = splits_.front();
+        const auto [n, distance] = splits_.front();
         splits_.erase(splits_.begin());
-        return std::make_unique<RehearsalComm>(log_, rank % n, n);
+        return std::make_unique<RehearsalComm>(log_, rank / distance % n, n, std::vector<Split>(), distance);
     }
     void gather_host(const void *own, size_t bytes, void *all) override {  // all ranks say the same
         for (int r = 0; r < size; r++) memcpy(static_cast<char *>(all) + size_t(r) * bytes, own, bytes);
     }
 
   private:
+    struct Message {
+        std::vector<size_t> transfers;
+        std::vector<const void *> arrays;
+    };
     Request under_way(const std::function<void()> &f) {
         waiting_[now_ = ++last_] = {};
         f();
         return {this, std::exchange(now_, 0)};
     }
-    void touch(const std::vector<Slice> &slices) {
-        std::vector<const void *> addresses;
+    // Each rank but one adds so many bytes to what the ranks together send.
+    void send(size_t bytes, const std::vector<Slice> &slices) {
+        if (size == 1) return;
+        Message message = {{log_.start_message(size_t(size - 1) * bytes, size_t(size), size_t(distance_))}, {}};
         for (const Slice &s : slices)
-            if (s.count && size > 1) addresses.push_back(s.data);
-        log_.touch(addresses);
-        if (now_) waiting_[now_].insert(waiting_[now_].end(), addresses.begin(), addresses.end());
+            if (s.count) message.arrays.push_back(s.data);
+        log_.touch(message.arrays);
+        if (now_ == 0) return log_.wait(message.transfers[0]);
+        Message &all = waiting_[now_];
+        all.transfers.push_back(message.transfers[0]);
+        all.arrays.insert(all.arrays.end(), message.arrays.begin(), message.arrays.end());
     }
 
     Touches &log_;
-    std::vector<int> splits_;
-    std::map<uint64_t, std::vector<const void *>> waiting_;  // the arrays of calls under way
+    std::vector<Split> splits_;
+    const int distance_;
+    std::map<uint64_t, Message> waiting_;  // calls under way
     uint64_t last_ = 0, now_ = 0;
 };

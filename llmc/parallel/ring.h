@@ -36,6 +36,7 @@
 #include "../ops/attention.h"
 #include "../ops/layout.h"
 #include "comm.h"
+#include "mesh.h"
 #include "split.h"
 
 // What a layer's attention over the ring depends on.

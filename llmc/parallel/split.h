@@ -37,8 +37,8 @@ struct AttentionCost {
     size_t H, KV, D, element;  // element: bytes of an element of K and V
     double flops, bandwidth;   // per second: of one rank; bytes of one link in each direction. Both may be infinite
 
-    double forward(double scores) const { return scores * 4.0 * double(H * D) / flops; }    // q.k and p.v
-    double backward(double scores) const { return scores * 10.0 * double(H * D) / flops; }  // five products in place of two
+    double forward(double scores) const { return scores * attention_flops * double(H * D) / flops; }
+    double backward(double scores) const { return scores * attention_backward_flops * double(H * D) / flops; }
     double kv(double rows) const { return rows * 2.0 * double(KV * D * element) / bandwidth; }
     double dkv(double rows) const { return rows * 2.0 * double(KV * D * sizeof(float)) / bandwidth; }
 };

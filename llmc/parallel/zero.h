@@ -41,10 +41,8 @@
 // The parameters of a rank and their gradients. A step consists of these calls, the same on all ranks:
 //
 //     zero_gradients(memory, true), after which every backward pass adds to grads; or with false, if the first one overwrites the products
-//     without buffers: after the last one reduce(ranks, b, grads + buckets[b].begin, true) for all b
-//     with buffers:    in every backward pass, for all b: start(ranks, memory, b, buffer), add to the buffer, reduce(ranks, b, buffer, last); at its end
-//                      finish(ranks). `last`: it is the bucket's last one in this step
-//                      stages 0, 1: reduce() in the last pass alone, and keep(ranks, b, buffer) in the others
+//     in every backward pass, for all b: start(ranks, memory, b, buffer), add to the buffer, or to grads if there are no buffers, and
+//     reduce(ranks, b, buffer, last); at its end, with buffers, finish(ranks). `last`: nothing more is added to the bucket in this step
 //     gradient_norm(ranks, memory); then Optimizer::update (optimizer.h), which calls ready() and gather()
 //     before parameters are read: ready(ranks, their first element, the one behind their last); if they are divided a fetch() of them some time before
 //
@@ -113,6 +111,7 @@ template <class Dev> struct Zero {
     // Prepares the buffer (parts * part), to which gradients are then added. It begins with the sum so far that this rank has, so that the sum over ranks
     // includes it: from stage 2 on with that of the rank's part, and the other parts are 0.
     void start(const ShardRanks &ranks, Memory &memory, size_t b, float *buffer) {
+        if (!buffers()) return;
         if (sum_.bucket == b || sum_.from == buffer) finish(ranks);
         const Bucket &bucket = sharding.buckets[b];
         const bool part = sharding.stage >= 2;
@@ -123,17 +122,18 @@ template <class Dev> struct Zero {
         else ranks.group.memory.copy(own, grads + at, n * sizeof(float));
     }
 
-    // Stores a buffer whose gradients ranks will sum in a later pass, at stages 0 and 1. Ranks round their own sums by random bits of their own.
-    void keep(const ShardRanks &ranks, size_t b, const float *buffer) {
-        const Bucket &bucket = sharding.buckets[b];
-        round_gradients(dev, rounded_grads + bucket.begin, buffer, sharding.parts * bucket.part,
-                        Random{rounding_key, Purpose::gradients, uint32_t(ranks.rank()) + 1}, bucket.global);
-    }
-
-    // Sums bucket b's gradients over ranks; from stage 1 on each rank gets only its part.     bucket_grads (parts * part), padding 0
-    void reduce(const ShardRanks &ranks, size_t b, float *bucket_grads, bool last) {
+    // Sums bucket b's gradients over ranks: from stage 2 on in every pass, else in the last one. From stage 1 on each rank gets only its part. Before the sum
+    // a buffer's gradients in bf16 are a rank's own, rounded by random bits of its own.     buffer (parts * part), padding 0
+    void reduce(const ShardRanks &ranks, size_t b, float *buffer, bool last) {
         const Bucket &bucket = sharding.buckets[b];
         const size_t part = bucket.part;
+        float *const bucket_grads = buffers() ? buffer : grads + bucket.begin;
+        if (sharding.stage < 2 && !last) {
+            if (rounds)
+                round_gradients(dev, rounded_grads + bucket.begin, buffer, sharding.parts * part,
+                                Random{rounding_key, Purpose::gradients, uint32_t(ranks.rank()) + 1}, bucket.global);
+            return;
+        }
         float *const sum = sharding.stage >= 2 && !rounds ? grads + bucket.shard : bucket_grads + sharding.own * part;
         finish(ranks);
         sum_ = {b, bucket_grads, rounding_key};

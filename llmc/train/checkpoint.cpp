@@ -129,7 +129,7 @@ static json write_shard(const std::string &dir, const std::string &name, const O
             if (!has(part, t)) continue;
             json &checksums = parts[p][tensors[t].name] = json::array();
             const auto write_block = [&](size_t first, size_t n) {
-                state.come(part);
+                state.open(part);
                 const auto block = read(*state.memory, behind(part.*tensors[t].data, first), n);
                 checksums.push_back(checksum(block));
                 writer.write_part(tensors[t].name, block.data(), n, host);
@@ -330,15 +330,15 @@ static void visit_optimizer(Comm &comm, const std::string &dir, const OptimizerS
 
 void load_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state) {
     visit_optimizer(comm, dir, state, [&](const RestoredRun &p) {
-        state.come(p.part);
+        state.open(p.part);
         std::visit([&](auto kept) { write(*state.memory, kept, std::vector(p.stored, p.stored + p.count)); }, p.kept);
-        state.leave(p.part);
+        state.keep(p.part);
     });
 }
 
 void verify_optimizer(Comm &comm, const std::string &dir, const OptimizerState &state) {
     visit_optimizer(comm, dir, state, [&](const RestoredRun &p) {
-        state.come(p.part);
+        state.open(p.part);
         if (memcmp(p.stored, read(*state.memory, p.kept, p.count).data(), p.count * sizeof(float)) != 0)
             die("%s was written but reads back differently (tensor \"%s\", near element %zu)\n  fix: another disk; this one loses data",
                 p.path.c_str(), p.tensor, p.global);

@@ -13,13 +13,13 @@ TEST(CudaStore, CopiesKeepTheOrderOfOps) {
             for (size_t round = 0; round < 4; round++) {
                 for (size_t p = 0; p < places; p++) {
                     memory.fill(out + p * bytes, byte(round, p), bytes);
-                    store->leave(p * bytes, out + p * bytes, bytes);
+                    store->offload(p * bytes, out + p * bytes, bytes);
                 }
                 for (size_t p = 0; p < places; p++) {
                     store->wait(p * bytes);
                     memory.fill(out + p * bytes, 0xEE, bytes);  // its last bytes have left
                 }
-                for (size_t p = places; p-- > 0;) store->come(p * bytes, in + p * bytes, bytes);
+                for (size_t p = places; p-- > 0;) store->prefetch(p * bytes, in + p * bytes, bytes);
                 for (size_t p = places; p-- > 0;) {
                     store->wait(p * bytes);
                     const auto got = read(memory, in + p * bytes, bytes);

@@ -57,10 +57,9 @@ template <class Dev> std::vector<float> train_rank(Dev given, Comm &comm, int st
         for (bool last : {false, true})
             for (size_t b = 0; b < buckets.size(); b++) {
                 float *const to = zero.buffers() ? buffers[b % 2] : zero.grads + buckets[b].begin;
-                if (zero.buffers()) zero.start(comm, *memory, b, to);
+                zero.start(comm, *memory, b, to);
                 add_samples(comm, *memory, buckets[b], to);
-                if (last || (stage >= 2 && ranks > 1)) zero.reduce(comm, b, to, last);
-                else if (zero.buffers()) zero.keep(comm, b, to);
+                zero.reduce(comm, b, to, last);
             }
         const double norm = zero.gradient_norm(comm, *memory);
         optimizer.update(zero, comm, {1e-2, 0.9, 0.999, 1e-8, 0.1, 1 / norm, step});

@@ -86,6 +86,8 @@ MODELS = {
                           pad_token_id=None, eos_token_id=2, **rope(1e4)), dict(dtype=torch.bfloat16)),
     "smollm2": ("llama", dict(hidden_size=72, num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True,
                               **rope(1e5)), dict(dtype=torch.bfloat16)),
+    "olmo2": ("olmo2", dict(head_dim=16, pad_token_id=None, eos_token_id=2, **rope(5e5)),  # queries are wider than the residual stream: each norm shows its width
+              dict(dtype=torch.bfloat16)),
     "gpt2": ("gpt2", {}, {}),
     "gpt2_erf": ("gpt2", dict(activation_function="gelu", n_inner=48, n_positions=104, tie_word_embeddings=False),
                  dict(dtype=torch.bfloat16, like_the_hubs=True)),

@@ -31,6 +31,7 @@ CASES = {  # name: base, LoRA's settings
     "qwen3": ("qwen3", dict(r=8, lora_alpha=16, use_rslora=True, target_modules=["q_proj", "v_proj"])),
     "mistral": ("mistral", dict(r=3, lora_alpha=6, target_modules=["k_proj", "o_proj", "gate_proj", "down_proj"])),
     "phi3": ("phi3", dict(r=2, lora_alpha=3, target_modules="all-linear")),
+    "olmo2": ("olmo2", dict(r=3, lora_alpha=4, target_modules="all-linear")),
     "gpt2": ("gpt2", dict(r=3, lora_alpha=5, target_modules="all-linear", fan_in_fan_out=True)),
 }
 REWARD = ("qwen2", dict(r=4, lora_alpha=8, target_modules="all-linear", modules_to_save=["score"]))

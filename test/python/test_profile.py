@@ -72,7 +72,7 @@ def test_what_goes_among_ranks(stage, sums, data, tmp_path):
     options = {"data": data, "max_steps": 2, "train_batch_size": 23, "row_tokens": 2048, "ranks": 2, "ring_attn_size": 2, "zero_stage": stage}
     ops, _, _ = read_table(train(tmp_path / "a", "--profile", **options))
     assert ops["gradient sum", "backward"][0] == sums  # at stage 2 its buffer is made ready before, too
-    assert ops["gather params", "forward"][0] == 5  # 2 layers, the final norm, the embedding as itself and as head
+    assert ops["fetch params", "forward"][0] == 5  # 2 layers, the final norm, the embedding as itself and as head
 
 
 def test_what_cannot_be_profiled(data, tmp_path):
